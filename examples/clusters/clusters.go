@@ -102,16 +102,20 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	}
 	client, clientErr := kubernetes.NewForConfig(cluster.RESTConfig)
 	var loop *controllers.Loop[cache.ObjectName]
-	enqueue := func(obj any) { loop.Enqueue(cache.MetaObjectToName(obj.(metav1.Object))) }
 	cluster.LoopOptions.Beside = func(ctx context.Context) error {
-		namespaces, err := cluster.Follow(ctx, informers.Need{Resource: informers.Namespaces, ClusterScoped: true,
-			When: func(o metav1.Object) bool { return o.GetLabels()[label] != secret.Name }}, nil,
-			cache.ResourceEventHandlerFuncs{AddFunc: enqueue, UpdateFunc: func(_, obj any) { enqueue(obj) }})
-		if err == nil {
-			<-ctx.Done()
-			namespaces.Stop()
+		namespaces, err := informers.Follow[metav1.Object](ctx, cluster, informers.Need{Resource: informers.Namespaces, ClusterScoped: true,
+			When: func(o metav1.Object) bool { return o.GetLabels()[label] != secret.Name }})
+		if err != nil {
+			return err
 		}
-		return err
+		defer namespaces.Stop()
+		namespaces.AddHandler(func(_, namespace metav1.Object, _ bool) {
+			if namespace != nil {
+				loop.Enqueue(cache.MetaObjectToName(namespace))
+			}
+		})
+		<-ctx.Done()
+		return nil
 	}
 	loop, err = controllers.NewLoop(cluster.LoopOptions, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // it may not answer

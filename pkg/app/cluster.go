@@ -73,8 +73,8 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		return fail(err)
 	}
 	opened := &controllers.Cluster{
+		Cache:      cache.For(controller),
 		RESTConfig: writes,
-		Follow:     cache.For(controller).Follow,
 		LoopOptions: controllers.Options{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: elsewhereDrain},
 		Close: sync.OnceFunc(func() {

@@ -138,11 +138,11 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"a watch without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchMapped[metav1.Object, cache.ObjectName](informers.For[metav1.Object](h, informers.Deployments), nil))
 			return err
-		}, "one: watch: the function that maps events to keys is nil"},
+		}, "one: watch: a function that maps or chooses events is nil"},
 		"a filter without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.Filter[metav1.Object](controllers.WatchSelf(informers.For[metav1.Object](h, informers.Deployments)), nil))
+			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchSelf(informers.For[metav1.Object](h, informers.Deployments), nil))
 			return err
-		}, "one: watch: the function of Filter is nil"},
+		}, "one: watch: a function that maps or chooses events is nil"},
 		"a watch without an informer": {nil, nil, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchSelf[metav1.Object](nil))
 			return err

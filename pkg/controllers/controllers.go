@@ -5,7 +5,7 @@
 //
 // An [Entry] describes a controller to the manager: its flags, what it needs in the cache, what it may do,
 // and New, which builds the [Controller]. New gets the [Host]: the cache, clients with fenced writes,
-// server-side [Host.Apply], resources that come and go (Host.Follow), and other clusters ([Cluster]).
+// server-side [Host.Apply], and other clusters ([Cluster]).
 //
 // Most controllers are a [Loop] around a reconcile function. A [Watch] maps the events of an informer to the
 // keys that are to be reconciled:

@@ -35,7 +35,7 @@ type Entry struct {
 	// Needs returns what the shared cache must keep for the controller. It is called after the
 	// flags have been parsed.
 	Needs func(Settings) ([]informers.Need, error)
-	// Follows says that the controller follows resources at run time, with Host.Follow: the cache is
+	// Follows says that the controller follows resources at run time, with informers.Follow: the cache is
 	// allowed to list and watch whatever Permissions let be watched.
 	Follows bool
 	// Permissions returns the RBAC rules that the controller needs, and no more. It is called after

@@ -59,7 +59,7 @@ func NewLoop[K comparable](
 	}
 	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]time.Time{}}
 	if opts.Cluster != "" && len(watches) > 0 {
-		return nil, fmt.Errorf("loop %s: the loop of a cluster has no watches, use Cluster.Follow and Enqueue", opts)
+		return nil, fmt.Errorf("loop %s: the loop of a cluster has no watches, use informers.Follow and Enqueue", opts)
 	}
 	opts.Metrics.add(opts, func() time.Duration {
 		_, running := l.Status().LongestRunning(opts.Clock.Now())
@@ -169,6 +169,7 @@ func (l *Loop[K]) run(told context.Context) error {
 	select {
 	case <-ctx.Done():
 	case failed = <-beside:
+		beside = nil // it has said how it ended
 	}
 	stop()
 	l.setPhase(PhaseDraining)
@@ -182,7 +183,7 @@ func (l *Loop[K]) run(told context.Context) error {
 		}).Stop()
 	}
 	workers.Wait()
-	if beside != nil && failed == nil {
+	if beside != nil {
 		failed = <-beside
 	}
 	if failed != nil && told.Err() != nil {

@@ -63,18 +63,15 @@ func (m *mapper[K]) replay(obj metav1.Object) {
 	}
 }
 
-// enqueue adds the keys of a change to the lane. If the mapping panics or fails, the change is counted and
-// logged, and its object waits for its next event. The caller holds mu.
+// enqueue adds the keys of a change to the lane. If the mapping panics, that is counted and logged, and the
+// object waits for its next event. The caller holds mu.
 func (m *mapper[K]) enqueue(c change, in lane) {
 	var keys []K
-	stack, err := informers.Contain(func() (err error) {
-		keys, err = m.watch.keys(c)
-		return err
-	})
-	if err != nil {
+	stack, err := informers.Contain(func() error { keys = m.watch.keys(c); return nil })
+	if stack != nil {
 		object := c.object().String()
 		m.logger.Error(err, "Cannot map an event to keys", "object", object, "stack", string(stack))
-		m.loop.failed(object, fmt.Errorf("event mapping: %w", err), stack != nil)
+		m.loop.failed(object, fmt.Errorf("event mapping: %w", err), true)
 		return
 	}
 	for _, key := range keys {

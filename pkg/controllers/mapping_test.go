@@ -6,7 +6,6 @@ package controllers
 import (
 	"bytes"
 	"context"
-	"errors"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -79,24 +78,6 @@ func TestMappingPanicWaitsForTheNextEvent(t *testing.T) {
 		change("bad", "3")
 		if got := reconciled[len(reconciled)-1]; got != "bad" {
 			t.Errorf("the next event was not mapped: %v", reconciled)
-		}
-		h.stop()
-		if err := <-h.stopped; err != nil {
-			t.Error(err)
-		}
-	})
-}
-
-func TestFilterOfAnotherTypeIsAnError(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, reconciling{
-			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
-				return 0, errors.New("not to be called")
-			},
-		}, "a")
-		h.runWith(t, Filter(WatchSelf(h.informer), func(Event[*corev1.Secret]) bool { return true }))
-		if got := h.loop.Status(); got.Panics != 0 || got.Errors != 1 || !strings.Contains(got.LastError.Text, "*v1.ConfigMap, not a *v1.Secret") {
-			t.Errorf("status = %+v", got)
 		}
 		h.stop()
 		if err := <-h.stopped; err != nil {

@@ -27,7 +27,7 @@ type Options struct {
 	Name string
 	// Cluster is set for a loop that works in another cluster, see Cluster.LoopOptions. It is a label of the
 	// metrics. Such a loop has no watches, and its queue no metrics, since both would stay when the cluster
-	// goes: what Cluster.Follow shows is added by Enqueue.
+	// goes: the handlers of what it follows call Enqueue.
 	Cluster string
 	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
 	// at once.

@@ -151,10 +151,7 @@ func TestWatchOwner(t *testing.T) {
 		"an object without a namespace, and so": {change{new: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", OwnerReferences: mine.OwnerReferences}}}, []string{"a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			keys, err := WatchOwner[metav1.Object](nil, widget).keys(tc.event)
-			if err != nil {
-				t.Fatal(err)
-			}
+			keys := WatchOwner[metav1.Object](nil, widget).keys(tc.event)
 			var got []string
 			for _, key := range keys {
 				got = append(got, key.String())
@@ -179,10 +176,7 @@ func TestWatchClusterOwner(t *testing.T) {
 		"one of an owner of another kind": {change{new: owned("example.com/v1", "Gadget", "a", true)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			keys, err := WatchClusterOwner[metav1.Object](nil, team).keys(tc.event)
-			if err != nil {
-				t.Fatal(err)
-			}
+			keys := WatchClusterOwner[metav1.Object](nil, team).keys(tc.event)
 			if diff := cmp.Diff(tc.want, keys); diff != "" {
 				t.Errorf("keys (-want +got):\n%s", diff)
 			}
@@ -199,7 +193,7 @@ func (forgetful) KeepsOwnerReferences() bool { return false }
 
 func TestClusterLoopHasNoWatches(t *testing.T) {
 	_, err := NewLoop(Options{Name: "x", Cluster: "far", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchSelf(forgetful{}))
-	if want := "loop x/far: the loop of a cluster has no watches, use Cluster.Follow and Enqueue"; err == nil || err.Error() != want {
+	if want := "loop x/far: the loop of a cluster has no watches, use informers.Follow and Enqueue"; err == nil || err.Error() != want {
 		t.Errorf("NewLoop returned %v", err)
 	}
 }
@@ -211,7 +205,7 @@ func TestWatchOwnerNeedsTheOwnersCache(t *testing.T) {
 	}
 }
 
-func TestFilter(t *testing.T) {
+func TestGenerationChanged(t *testing.T) {
 	with := func(generation int64, status int32) *appsv1.Deployment {
 		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web", Generation: generation}, Status: appsv1.DeploymentStatus{Replicas: status}}
 	}
@@ -228,20 +222,13 @@ func TestFilter(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for what, watch := range map[string]Watch[cache.ObjectName]{
-				"with the Go type":   Filter(WatchSelf[metav1.Object](nil), GenerationChanged[*appsv1.Deployment]),
-				"with the interface": Filter(WatchSelf[metav1.Object](nil), GenerationChanged[metav1.Object]),
+				"with the Go type":   WatchSelf[*appsv1.Deployment](nil, GenerationChanged),
+				"with the interface": WatchSelf[metav1.Object](nil, GenerationChanged),
 			} {
-				keys, err := watch.keys(tc.event)
-				if err != nil || (len(keys) == 1) != tc.kept {
-					t.Errorf("%s: keys %v, error %v; want it kept: %v", what, keys, err, tc.kept)
+				if keys := watch.keys(tc.event); (len(keys) == 1) != tc.kept {
+					t.Errorf("%s: keys %v; want it kept: %v", what, keys, tc.kept)
 				}
 			}
 		})
 	}
-	t.Run("of another type is an error", func(t *testing.T) {
-		_, err := Filter(WatchSelf[metav1.Object](nil), GenerationChanged[*corev1.Pod]).keys(change{new: with(1, 0)})
-		if want := "watched object is a *v1.Deployment, not a *v1.Pod"; err == nil || err.Error() != want {
-			t.Errorf("the error is %v, want %q", err, want)
-		}
-	})
 }

@@ -5,7 +5,6 @@ package controllers
 
 import (
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 
@@ -18,8 +17,8 @@ import (
 
 // Watch is an informer and the mapping from its events to keys.
 type Watch[K comparable] struct {
-	informer source
-	keys     func(change) ([]K, error)
+	informer untyped
+	keys     func(change) []K
 	// byOwner is set if keys reads owner references.
 	byOwner bool
 	// replayed is set if the objects in the cache are mapped too, when Run begins.
@@ -33,8 +32,8 @@ type change struct {
 	old, new metav1.Object
 }
 
-// source is an informer of objects of any type.
-type source interface {
+// untyped is an informer whose objects have lost their type.
+type untyped interface {
 	handle(func(change))
 	list() []metav1.Object
 	get(cache.ObjectName) (metav1.Object, bool)
@@ -42,20 +41,20 @@ type source interface {
 	KeepsOwnerReferences() bool
 }
 
-// sourceOf returns nil for no informer.
-func sourceOf[T metav1.Object](informer informers.Informer[T]) source {
+// withoutType returns nil for no informer.
+func withoutType[T metav1.Object](informer informers.Informer[T]) untyped {
 	if informer == nil {
 		return nil
 	}
-	return typed[T]{informer}
+	return erased[T]{informer}
 }
 
-// typed implements source.
-type typed[T metav1.Object] struct{ informers.Informer[T] }
+// erased implements untyped.
+type erased[T metav1.Object] struct{ informers.Informer[T] }
 
 // handle leaves out what was there before the informer had synced: that is in the cache when Run begins,
 // which waits for it.
-func (t typed[T]) handle(f func(change)) {
+func (t erased[T]) handle(f func(change)) {
 	t.AddHandler(func(old, current T, initial bool) {
 		var c change
 		if !isNil(old) {
@@ -70,59 +69,65 @@ func (t typed[T]) handle(f func(change)) {
 	})
 }
 
-func (t typed[T]) list() []metav1.Object {
-	typed := t.List(metav1.NamespaceAll, nil)
-	list := make([]metav1.Object, len(typed))
-	for i := range typed {
-		list[i] = typed[i]
+func (t erased[T]) list() []metav1.Object {
+	objects := t.List(metav1.NamespaceAll, nil)
+	list := make([]metav1.Object, len(objects))
+	for i := range objects {
+		list[i] = objects[i]
 	}
 	return list
 }
 
-func (t typed[T]) get(name cache.ObjectName) (metav1.Object, bool) { return t.Get(name) }
+func (t erased[T]) get(name cache.ObjectName) (metav1.Object, bool) { return t.Get(name) }
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion, and
-// Old then the last known state. After a relist, and at a resync, each object
-// in the cache comes as an update, in most cases with the resourceVersion of Old.
+// Old then the last known state. After a relist, and at a resync, each object in the cache comes as an update,
+// in most cases with the resourceVersion of Old.
 type Event[T any] struct {
 	Old, New T
 }
 
 // WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
-// are in the cache.
-func WatchSelf[T metav1.Object](informer informers.Informer[T]) Watch[cache.ObjectName] {
-	return Watch[cache.ObjectName]{
-		informer: sourceOf(informer),
-		replayed: true,
-		keys:     func(c change) ([]cache.ObjectName, error) { return []cache.ObjectName{c.object()}, nil },
-	}
+// are in the cache. only is as for [WatchMapped].
+func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Event[T]) bool) Watch[cache.ObjectName] {
+	return WatchMapped(informer, func(e Event[T]) []cache.ObjectName {
+		if isNil(e.New) {
+			return []cache.ObjectName{cache.MetaObjectToName(e.Old)}
+		}
+		return []cache.ObjectName{cache.MetaObjectToName(e.New)}
+	}, only...)
 }
 
 // WatchMapped returns a watch that maps events of objects of type T to keys. When Run begins, it maps
-// each object in the cache as an addition. It calls keys for one event at a time, in the order of an
-// object's events. keys must not block and must not change the objects, which belong to the cache. If
-// keys panics, that is counted and logged, and the object waits for its next event, the next resync or the
+// each object in the cache as an addition. It leaves out events for which a function of only returns false,
+// such as [GenerationChanged]. It calls these functions for one event at a time, in the order of an
+// object's events. They must not block and must not change the objects, which belong to the cache. If
+// one panics, that is counted and logged, and the object waits for its next event, the next resync or the
 // next leader.
-func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K) Watch[K] {
-	w := WatchChanges(informer, keys)
+func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
+	w := WatchChanges(informer, keys, only...)
 	w.replayed = true
 	return w
 }
 
 // WatchChanges is WatchMapped, except that it maps nothing but changes from the beginning of Run on.
 // It is for objects on which others depend: the reconcile of each other object sees earlier changes.
-func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K) Watch[K] {
-	if keys == nil {
-		return Watch[K]{mistake: errors.New("the function that maps events to keys is nil")}
+func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
+	if keys == nil || slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return keep == nil }) {
+		return Watch[K]{mistake: errors.New("a function that maps or chooses events is nil")}
 	}
 	return Watch[K]{
-		informer: sourceOf(informer),
-		keys: func(c change) ([]K, error) {
-			event, err := eventOf[T](c)
-			if err != nil {
-				return nil, err
+		informer: withoutType(informer),
+		keys: func(c change) []K {
+			var event Event[T]
+			event.Old, _ = c.old.(T) // nil becomes the zero T
+			event.New, _ = c.new.(T)
+			for _, keep := range only {
+				if !keep(event) {
+					return nil
+				}
 			}
-			return keys(event), nil
+			return keys(event)
 		},
 	}
 }
@@ -162,26 +167,9 @@ func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.Gr
 	return w
 }
 
-// Filter returns the watch without the events for which keep returns false. It is called as the
-// mapping of [WatchMapped] is, and before it. For a deletion, it sees the last state known.
-func Filter[T metav1.Object, K comparable](watch Watch[K], keep func(Event[T]) bool) Watch[K] {
-	if keep == nil {
-		watch.mistake = errors.New("the function of Filter is nil")
-	}
-	keys := watch.keys
-	watch.keys = func(c change) ([]K, error) {
-		event, err := eventOf[T](c)
-		if err != nil || !keep(event) {
-			return nil, err
-		}
-		return keys(c)
-	}
-	return watch
-}
-
-// GenerationChanged is for [Filter]. It leaves out updates that change nothing but the metadata or the
-// status of an object, such as the controller's own writes to it, and resyncs. It keeps all events of
-// objects that have no generation, as of ConfigMaps and in the reduced form.
+// GenerationChanged is for [WatchSelf] and [WatchMapped]. It leaves out updates that change nothing but the
+// metadata or the status of an object, such as the controller's own writes to it, and resyncs. It keeps all
+// events of objects that have no generation, as of ConfigMaps and in the reduced form.
 func GenerationChanged[T metav1.Object](e Event[T]) bool {
 	before, after := e.Old, e.New
 	if isNil(before) || isNil(after) {
@@ -198,22 +186,6 @@ func GenerationChanged[T metav1.Object](e Event[T]) bool {
 func isNil[T metav1.Object](obj T) bool {
 	v := reflect.ValueOf(obj)
 	return !v.IsValid() || v.IsNil()
-}
-
-// eventOf returns the change with its types. It is an error if a [Filter] has another type than its watch.
-func eventOf[T metav1.Object](c change) (event Event[T], err error) {
-	var ok bool
-	if c.old != nil {
-		if event.Old, ok = c.old.(T); !ok {
-			return event, fmt.Errorf("watched object is a %T, not a %s", c.old, reflect.TypeFor[T]())
-		}
-	}
-	if c.new != nil {
-		if event.New, ok = c.new.(T); !ok {
-			return event, fmt.Errorf("watched object is a %T, not a %s", c.new, reflect.TypeFor[T]())
-		}
-	}
-	return event, nil
 }
 
 // register adds the handler of the watch to its informer.

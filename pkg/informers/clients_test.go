@@ -146,7 +146,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		followed, err := other.Follow(t.Context(), Need{For: "names", Resource: Secrets}, nil, cache.ResourceEventHandlerFuncs{})
+		followed, err := Follow[*Object](t.Context(), other.For("names"), Need{Resource: Secrets})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +176,8 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 
 func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"))}
-	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"})
+	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"},
+		Need{For: "there", Resource: Secrets, Namespace: "there"})
 	for controller, want := range map[string]string{
 		"reload": "selector=metadata.name=a,type!=helm.sh/release.v1 labels=",
 		"some":   "selector=metadata.name=a,type=y labels=app=x",
@@ -185,6 +186,9 @@ func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
 		if asked := server.secrets.requests[len(server.secrets.requests)-1]; err != nil || got != "101" || !strings.HasSuffix(asked, want) {
 			t.Errorf("%s: version %q, error %v, asked %s", controller, got, err, asked)
 		}
+	}
+	if got, err := f.For("there").LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); got != "" || err != nil {
+		t.Errorf("version %q, error %v in a namespace that the need does not choose", got, err)
 	}
 	if _, err := f.For("other").LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil {
 		t.Error("it was asked for by another controller's need")

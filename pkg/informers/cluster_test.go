@@ -260,13 +260,13 @@ func newTestCache(t *testing.T, c *cluster, needs ...Need) *ClusterCache {
 // there in another version either.
 func newTestCacheWith(t *testing.T, cfg Config, sources func(*plan, string) (source, error), needs ...Need) *ClusterCache {
 	t.Helper()
-	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, panicked: func(string) {}, caches: &Caches{}}
+	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, sourceFor: sources, panicked: func(string) {}, caches: &Caches{}}
 	plans, err := newPlans(needs, scheme.Scheme)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range plans {
-		i, err := f.newInformer(p, sources)
+		i, err := f.newInformer(p)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -25,6 +25,7 @@ type ClusterCache struct {
 	cfg       Config
 	clock     clock.WithTickerAndDelayedExecution
 	clients   Clients
+	sourceFor func(p *plan, namespace string) (source, error)
 	panicked  func(controller string)
 	informers []*informer // of the declared needs
 	caches    *Caches
@@ -33,7 +34,7 @@ type ClusterCache struct {
 	run      context.Context    // nil until started
 	stop     context.CancelFunc // ends run
 	stopped  bool
-	followed []*Following
+	followed []*informer
 	wg       sync.WaitGroup
 }
 
@@ -41,13 +42,13 @@ type ClusterCache struct {
 // of the named controller. New returns an error if the needs cannot be met.
 func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
 	panicked func(controller string)) (*ClusterCache, error) {
-	f := &ClusterCache{cfg: cfg, clock: clk, clients: clients, panicked: panicked, caches: c}
+	f := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, panicked: panicked, caches: c}
 	plans, err := newPlans(needs, clients.scheme)
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range plans {
-		i, err := f.newInformer(p, clients.sourceFor)
+		i, err := f.newInformer(p)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", strings.Join(p.controllers(), ", "), err)
 		}
@@ -57,7 +58,7 @@ func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTi
 }
 
 // newInformer returns an informer with a feed for each namespace that is read.
-func (f *ClusterCache) newInformer(p *plan, sourceFor func(*plan, string) (source, error)) (*informer, error) {
+func (f *ClusterCache) newInformer(p *plan) (*informer, error) {
 	i := newInformer(p, f.panicked)
 	namespaces := f.cfg.Namespaces
 	switch {
@@ -69,7 +70,7 @@ func (f *ClusterCache) newInformer(p *plan, sourceFor func(*plan, string) (sourc
 		namespaces = []string{p.namespace}
 	}
 	for _, namespace := range namespaces {
-		src, err := sourceFor(p, namespace)
+		src, err := f.sourceFor(p, namespace)
 		if err != nil {
 			return nil, err
 		}
@@ -143,11 +144,7 @@ func (f *ClusterCache) Start(ctx context.Context) {
 func (f *ClusterCache) all() []*informer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all := slices.Clone(f.informers)
-	for _, w := range f.followed {
-		all = append(all, w.informer)
-	}
-	return all
+	return slices.Concat(f.informers, f.followed)
 }
 
 // Shutdown stops the informers, removes their metrics and returns when they make no more requests. A
@@ -161,11 +158,11 @@ func (f *ClusterCache) Shutdown() {
 	f.stopped = true
 	followed := slices.Clone(f.followed)
 	f.mu.Unlock()
-	for _, w := range followed { // whoever asked for them has not given them back
-		w.Stop()
+	for _, i := range followed { // whoever asked for them has not given them back
+		f.unfollow(i)
 	}
 	for _, i := range f.informers {
-		i.stopListeners()
+		i.stopped.Store(true)
 	}
 	f.wg.Wait()
 	f.caches.remove(f)

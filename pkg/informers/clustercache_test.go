@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-var reloadNeed = Need{For: "reload", Resource: Secrets, FieldSelector: NotHelm, Annotations: []string{"match"}, Digest: digestSHA1, History: true}
+var reloadNeed = Need{For: "reload", Resource: Secrets, FieldSelector: NotHelm, Annotations: []string{"match"}, Digest: DigestOf(digestSHA1), History: true}
 
 func named(name, value string) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Data: map[string][]byte{"value": []byte(value)}}
@@ -167,7 +167,7 @@ func TestListWithoutStreamsIsPaged(t *testing.T) {
 func TestWatchServesAllControllers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
-		f := newTestCache(t, c, reloadNeed, Need{For: "other", Resource: Secrets, FieldSelector: NotHelm, Digest: digestHMAC}, Need{For: "third", Resource: Secrets, FieldSelector: NotHelm})
+		f := newTestCache(t, c, reloadNeed, Need{For: "other", Resource: Secrets, FieldSelector: NotHelm, Digest: DigestOf(digestHMAC)}, Need{For: "third", Resource: Secrets, FieldSelector: NotHelm})
 		startSynced(t, f)
 		defer f.Shutdown()
 		if diff := cmp.Diff([]string{"watch"}, verbs(c)); diff != "" {

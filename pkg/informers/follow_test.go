@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -41,15 +40,16 @@ func (h *told) add(format string, args ...any) {
 	h.lines = append(h.lines, fmt.Sprintf(format, args...))
 }
 
-func (h *told) OnAdd(obj any, _ bool) {
-	m := obj.(metav1.Object)
-	h.add("+%s=%s", m.GetName(), m.GetAnnotations()["ttl"])
+func (h *told) handle(old, current *Object, _ bool) {
+	switch {
+	case current == nil:
+		h.add("-%s", old.GetName())
+	case old == nil:
+		h.add("+%s=%s", current.GetName(), current.GetAnnotations()["ttl"])
+	default:
+		h.add("~%s=%s", current.GetName(), current.GetAnnotations()["ttl"])
+	}
 }
-func (h *told) OnUpdate(_, obj any) {
-	m := obj.(metav1.Object)
-	h.add("~%s=%s", m.GetName(), m.GetAnnotations()["ttl"])
-}
-func (h *told) OnDelete(obj any) { h.add("-%s", obj.(metav1.Object).GetName()) }
 
 // want compares what the handler was told since the last time, sorted: a list names its objects in no order.
 func (h *told) want(t *testing.T, want ...string) {
@@ -66,13 +66,15 @@ func (h *told) want(t *testing.T, want ...string) {
 }
 
 // followSecrets follows the Secrets of a cluster.
-func followSecrets(t *testing.T, f *ClusterCache, c *cluster, need Need, lists chan struct{}, h cache.ResourceEventHandler) *Following {
+func followSecrets(t *testing.T, f *ClusterCache, c *cluster, need Need, lists chan struct{}, handler func(old, current *Object, initial bool)) *Following[*Object] {
 	t.Helper()
-	need.Resource = Secrets
-	w, err := f.follow(t.Context(), need, c.source, lists, h)
+	f.sourceFor = c.source
+	need.Resource, need.Lists = Secrets, lists
+	w, err := Follow[*Object](t.Context(), f.For(need.For), need)
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.AddHandler(handler)
 	return w
 }
 
@@ -84,7 +86,7 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 				c.noStreams = noStreams
 				f, h := newTestCache(t, c), &told{}
 				defer f.Shutdown()
-				w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h)
+				w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h.handle)
 				h.want(t, "+a=1h", "+b=1h")
 				if s := w.Status(); !s.Synced || s.Objects != 2 {
 					t.Errorf("status %+v", s)
@@ -107,7 +109,7 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 				if o, ok := w.Get(cache.NewObjectName("shop", "c")); !ok || len(o.GetAnnotations()) != 1 {
 					t.Errorf("kept %v", o)
 				}
-				if all := slices.Collect(w.All()); len(all) != 1 || all[0].GetName() != "c" {
+				if all := w.List("", nil); len(all) != 1 || all[0].GetName() != "c" {
 					t.Errorf("has %v", all)
 				}
 
@@ -129,10 +131,10 @@ func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f, h := newTestCache(t, c), &told{}
 		defer f.Shutdown()
-		need := Need{For: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: func(o runtime.Object) []byte {
-			return []byte(o.(metav1.Object).GetResourceVersion())
-		}}
-		w := followSecrets(t, f, c, need, nil, h)
+		need := Need{For: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: DigestOf(func(o metav1.Object) []byte {
+			return []byte(o.GetResourceVersion())
+		})}
+		w := followSecrets(t, f, c, need, nil, h.handle)
 		h.want(t, "+a=")
 		if o, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(o.Digest("sync")) != "101" {
 			t.Errorf("kept %v", o)
@@ -149,27 +151,51 @@ func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
 	})
 }
 
-func TestWhatIsFollowedIsNotKeptWhole(t *testing.T) {
-	f := newTestCache(t, newCluster())
-	for _, form := range []Form{Typed, Unstructured} {
-		need := Need{For: "sync", Resource: Secrets, Form: form, Content: true, Namespace: "shop"}
-		if _, err := f.follow(t.Context(), need, newCluster().source, nil, &told{}); err == nil || !strings.Contains(err.Error(), "Reduced") {
-			t.Errorf("%s: error %v", form, err)
+func TestFollowReturnsTheTypeOfTheNeed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTestCache(t, newCluster(named("a", "1")))
+		defer f.Shutdown()
+		need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
+		w, err := Follow[*corev1.Secret](t.Context(), f.For("sync"), need)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
+		<-w.Synced()
+		if s, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(s.Data["value"]) != "1" {
+			t.Errorf("kept %v", s)
+		}
+		if _, err := Follow[*corev1.ConfigMap](t.Context(), f.For("sync"), need); err == nil || !strings.Contains(err.Error(), "asks for secrets as *v1.ConfigMap") {
+			t.Errorf("error %v for another type", err)
+		}
+		if len(f.followed) != 1 {
+			t.Errorf("%d are followed", len(f.followed))
+		}
+	})
+}
+
+func TestHandlerThatComesAfterStopIsNotCalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, h := newTestCache(t, newCluster()), &told{}
+		defer f.Shutdown()
+		w := followSecrets(t, f, newCluster(expiring("a", "1h")), ttlNeed, nil, h.handle)
+		h.want(t, "+a=1h")
+		w.Stop()
+		w.AddHandler(h.handle)
+		h.want(t)
+	})
 }
 
 func TestFollowMayBeStoppedByItsHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
 		f, calls := newTestCache(t, c), 0
-		var w *Following
+		var w *Following[*Object]
 		ready := make(chan struct{})
-		w = followSecrets(t, f, c, ttlNeed, nil, cache.ResourceEventHandlerFuncs{AddFunc: func(any) {
+		w = followSecrets(t, f, c, ttlNeed, nil, func(_, _ *Object, _ bool) {
 			<-ready
 			calls++
 			w.Stop()
-		}})
+		})
 		close(ready)
 		c.put(expiring("c", "1h"))
 		pass(time.Minute)
@@ -195,7 +221,7 @@ func TestFollowReportsAbsentAndForbidden(t *testing.T) {
 				defer f.Shutdown()
 				need := ttlNeed
 				need.Optional = true
-				w := followSecrets(t, f, c, need, nil, h)
+				w := followSecrets(t, f, c, need, nil, h.handle)
 				w.informer.feeds[0].exists = func(context.Context) error { return notFound }
 				h.want(t, "+a=1h")
 				c.failWith(func(string) error { return tc.failure })
@@ -218,7 +244,7 @@ func TestFollowBacksOff(t *testing.T) {
 		c.failWith(func(string) error { return apierrors.NewForbidden(Secrets.GroupResource(), "", nil) })
 		f, h := newTestCache(t, c), &told{}
 		defer f.Shutdown()
-		w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h)
+		w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h.handle)
 		pass(time.Hour)
 		if n := c.count(); n > 30 || n < 8 { // a stream and a list each
 			t.Errorf("%d requests in an hour", n)
@@ -238,7 +264,7 @@ func TestFollowOfAnotherClusterBacksOffLess(t *testing.T) {
 		c.failWith(func(string) error { return apierrors.NewServiceUnavailable("away") })
 		f, h := newTestCacheWith(t, Config{Cluster: "c1"}, c.source), &told{}
 		defer f.Shutdown()
-		followSecrets(t, f, c, ttlNeed, nil, h)
+		followSecrets(t, f, c, ttlNeed, nil, h.handle)
 		pass(time.Hour)
 		c.failWith(nil)
 		pass(time.Minute)
@@ -254,9 +280,9 @@ func TestFollowListsWaitForEachOther(t *testing.T) {
 		f, h := newTestCache(t, slow), &told{}
 		defer f.Shutdown()
 		lists := make(chan struct{}, 1)
-		followSecrets(t, f, slow, ttlNeed, lists, &told{})
+		followSecrets(t, f, slow, ttlNeed, lists, (&told{}).handle)
 		synctest.Wait()
-		followSecrets(t, f, quick, ttlNeed, lists, h)
+		followSecrets(t, f, quick, ttlNeed, lists, h.handle)
 		pass(listPatience - time.Second)
 		h.want(t)
 		pass(2 * time.Second)
@@ -271,12 +297,12 @@ func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
 		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
 		f, h := newTestCache(t, c), &told{}
 		defer f.Shutdown()
-		followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), cache.ResourceEventHandlerFuncs{AddFunc: func(obj any) {
-			if obj.(metav1.Object).GetName() == "a" {
+		followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), func(old, current *Object, initial bool) {
+			if current.GetName() == "a" {
 				panic("a")
 			}
-			h.OnAdd(obj, false)
-		}})
+			h.handle(old, current, initial)
+		})
 		h.want(t, "+b=1h")
 	})
 }

@@ -95,15 +95,17 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 	f, _ := newClusterCache(t, clientsOf(t, startServer(t, "types")))
 	debug.FreeOSMemory()
 	before := resident(t)
-	var all []*Following
+	var all []*Following[*Object]
 	h, lists := &told{}, make(chan struct{}, 2)
 	for i := range servedTypes {
 		need := ttlNeed
 		need.Resource = schema.GroupVersionResource{Group: fmt.Sprintf("g%d.example.com", i%30), Version: "v1", Resource: fmt.Sprintf("resources%d", i)}
-		w, err := f.Follow(t.Context(), need, lists, h)
+		need.Lists = lists
+		w, err := Follow[*Object](t.Context(), f.For("ttl"), need)
 		if err != nil {
 			t.Fatal(err)
 		}
+		w.AddHandler(h.handle)
 		all = append(all, w)
 	}
 	peak := 0

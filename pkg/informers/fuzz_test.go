@@ -29,7 +29,7 @@ func FuzzReduce(f *testing.F) {
 		}
 		f.Add(b.Bytes())
 	}
-	need := Need{For: "reload", Resource: Secrets, Annotations: []string{"match", "other"}, Digest: digestSHA1,
+	need := Need{For: "reload", Resource: Secrets, Annotations: []string{"match", "other"}, Digest: DigestOf(digestSHA1),
 		Fields: Labels | OwnerReferences | CreationTimestamp}
 	small, whole := newReducer(mustPlan(f, need)), newReducer(mustPlan(f, Need{For: "a", Resource: Deployments, Form: Typed}))
 	small.panics.count = func(string) { f.Error("a panic was contained") }

@@ -4,8 +4,10 @@
 package informers
 
 import (
+	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,7 +25,9 @@ type informer struct {
 
 	mu        sync.Mutex // held from a change until it is told, so that listeners hear of changes in order
 	listeners []*listener
-	synced    chan struct{} // closed when it has synced
+	synced    chan struct{}      // closed when it has synced
+	stopped   atomic.Bool        // listeners are not called any more
+	cancel    context.CancelFunc // ends the feeds of a followed resource
 }
 
 func newInformer(p *plan, count func(controller string)) *informer {
@@ -202,7 +206,6 @@ type listener struct {
 	mu      sync.Mutex
 	events  []event
 	running bool
-	stopped bool
 }
 
 // tell queues an event for all listeners. The caller holds mu.
@@ -215,6 +218,9 @@ func (i *informer) tell(e event) {
 // listen adds a listener, which is told of the objects that are there as additions.
 func (i *informer) listen(controller string, call func(event)) {
 	l := &listener{call: func(e event) {
+		if i.stopped.Load() {
+			return
+		}
 		o := e.new
 		if o == nil {
 			o = e.old
@@ -235,9 +241,6 @@ func (i *informer) listen(controller string, call func(event)) {
 func (l *listener) add(e event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.stopped {
-		return
-	}
 	l.events = append(l.events, e)
 	if !l.running {
 		l.running = true
@@ -258,32 +261,7 @@ func (l *listener) run() {
 		}
 		l.mu.Unlock()
 		for _, e := range events {
-			if l.isStopped() {
-				break
-			}
 			l.call(e)
 		}
 	}
-}
-
-func (i *informer) stopListeners() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	for _, l := range i.listeners {
-		l.stop()
-	}
-}
-
-func (l *listener) isStopped() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.stopped
-}
-
-// stop drops what the function has not been called with. It does not wait for a call that has begun,
-// which may be the caller's.
-func (l *listener) stop() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.stopped, l.events = true, nil
 }

@@ -59,11 +59,11 @@ func TestObjectKnowsWhenItsDigestChanged(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			i := newInformer(mustPlan(t, Need{For: "a", Resource: Secrets, History: true, Digest: func(o runtime.Object) []byte {
-				return o.(*corev1.Secret).Data["value"]
-			}}, Need{For: "b", Resource: Secrets, Digest: func(o runtime.Object) []byte {
-				return []byte(o.(*corev1.Secret).ResourceVersion) // always another one
-			}}), func(string) {})
+			i := newInformer(mustPlan(t, Need{For: "a", Resource: Secrets, History: true, Digest: DigestOf(func(s *corev1.Secret) []byte {
+				return s.Data["value"]
+			})}, Need{For: "b", Resource: Secrets, Digest: DigestOf(func(s *corev1.Secret) []byte {
+				return []byte(s.ResourceVersion) // always another one
+			})}), func(string) {})
 			f := &feed{informer: i, state: newState("secrets", clock.RealClock{}), clock: clock.RealClock{}}
 			i.feeds = []*feed{f}
 			for _, s := range steps {
@@ -78,6 +78,47 @@ func TestObjectKnowsWhenItsDigestChanged(t *testing.T) {
 				if err != nil || o.FirstVersion() != s.first || o.ChangedVersion() != s.changed || (o.CreatedVersion() != "") != s.created {
 					t.Errorf("version %s came at %q, was created at %q, changed at %q: want %+v", s.version, o.FirstVersion(), o.CreatedVersion(), o.ChangedVersion(), s)
 				}
+			}
+		})
+	}
+}
+
+func TestCreatedVersionIsUnknownOfWhatMayHaveBegunToBeChosen(t *testing.T) {
+	db := func(version string, annotations map[string]string) *corev1.Secret {
+		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: "a", ResourceVersion: version, Annotations: annotations}}
+	}
+	annotated := func(m metav1.Object) bool { return len(m.GetAnnotations()) > 0 }
+	for name, tc := range map[string]struct {
+		need   Need
+		before *corev1.Secret // an earlier state
+		want   string
+	}{
+		"all":                             {Need{}, nil, "7"},
+		"all but Helm's":                  {Need{FieldSelector: NotHelm}, nil, "7"},
+		"of one namespace":                {Need{Namespace: "shop"}, nil, "7"},
+		"by labels":                       {Need{LabelSelector: "app=x"}, nil, ""},
+		"by fields":                       {Need{FieldSelector: "metadata.name=db"}, nil, ""},
+		"by When":                         {Need{When: annotated}, nil, "7"},
+		"by When, only after it was made": {Need{When: annotated}, db("5", nil), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			need := tc.need
+			need.For, need.Resource = "a", Secrets
+			i := newInformer(mustPlan(t, need), func(string) {})
+			f := &feed{informer: i, state: newState("secrets", clock.RealClock{}), clock: clock.RealClock{}}
+			i.feeds = []*feed{f}
+			put := f.Add
+			if tc.before != nil {
+				if err := f.Add(tc.before); err != nil {
+					t.Fatal(err)
+				}
+				put = f.Update
+			}
+			if err := put(db("7", map[string]string{"k": "v"})); err != nil {
+				t.Fatal(err)
+			}
+			if got := i.get("shop/db").CreatedVersion(); got != tc.want {
+				t.Errorf("created at %q, want %q", got, tc.want)
 			}
 		})
 	}
@@ -329,7 +370,7 @@ func TestNamespacesExcludeNeedsOfTheCluster(t *testing.T) {
 		"is not in --namespaces": {For: "nodes", Resource: Secrets, Namespace: "b"},
 	} {
 		f := &ClusterCache{cfg: Config{Namespaces: []string{"a"}}, clock: clock.RealClock{}}
-		if _, err := f.newInformer(mustPlan(t, need), newCluster().source); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := f.newInformer(mustPlan(t, need)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
@@ -347,7 +388,7 @@ func (r *refusal) check(obj any) {
 func TestPanicOfAFunctionIsContained(t *testing.T) {
 	for name, of := range map[string]func(*refusal) (Need, func(*ClusterCache)){
 		"a digest": func(r *refusal) (Need, func(*ClusterCache)) {
-			return Need{Digest: func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) }}, nil
+			return Need{Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })}, nil
 		},
 		"a When": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{Fields: Labels, When: func(obj metav1.Object) bool { r.check(obj); return true }}, nil
@@ -458,7 +499,7 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &refusal{mended: true}
 		c := newCluster(named("bad", "1"))
-		f := newTestCache(t, c, Need{For: "bad", Resource: Secrets, Digest: func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) }})
+		f := newTestCache(t, c, Need{For: "bad", Resource: Secrets, Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })})
 		startSynced(t, f)
 		defer f.Shutdown()
 		synctest.Wait()

@@ -94,15 +94,14 @@ type Need struct {
 	// API server's answer is decoded as, like Digest: the whole metadata, and more if the need reads more. A
 	// need with When has an informer of its own.
 	When func(metav1.Object) bool
-	// Digest returns a few bytes that summarise an object, such as a hash of a Secret's data or the
-	// names that a pod template refers to. In the Reduced form, nothing else of the content is kept. nil
-	// means no digest. It is called with the Go type if the scheme has one, otherwise with an
-	// *unstructured.Unstructured; in the form Metadata with any metav1.Object. It must be pure and must
-	// not keep any part of its argument.
-	Digest func(runtime.Object) []byte
+	// Digest, if set, summarises the objects. In the Reduced form, nothing else of the content is kept.
+	Digest Digest
 	// History says that the controller needs to know when this digest changed, see
 	// Object.ChangedVersion.
 	History bool
+	// Lists, if set, limits how many resources are listed at once of those that are followed with it, see
+	// [Follow]: each list holds a place in the channel.
+	Lists chan struct{}
 	// Optional says that the resource may be missing. If the server does not have it in any version, it
 	// counts as empty and synced.
 	Optional bool
@@ -127,7 +126,7 @@ func (n *Need) validate() error {
 		return fmt.Errorf("field selector: %w", fieldErr)
 	case n.ClusterScoped && n.Namespace != "":
 		return errors.New("ClusterScoped and Namespace must not both be set")
-	case n.Resource.Version == "" && (n.whole() || n.Form == Reduced && n.Digest != nil):
+	case n.Resource.Version == "" && (n.whole() || n.Form == Reduced && n.Digest.exists()):
 		return errors.New("Resource.Version must be set in the forms Typed and Unstructured, and with a Digest")
 	case sensitive && !n.Content:
 		return errors.New("the data of ConfigMaps and Secrets are cached only if the need says Content: true; read them live, or take a digest")
@@ -135,7 +134,7 @@ func (n *Need) validate() error {
 		return errors.New("the data of all ConfigMaps or Secrets are not cached; the need must have a selector or a namespace")
 	case n.Content && !sensitive:
 		return errors.New("only ConfigMaps and Secrets in the form Typed or Unstructured have Content")
-	case n.History && n.Digest == nil:
+	case n.History && !n.Digest.exists():
 		return errors.New("the need has History, but no Digest")
 	case slices.Contains(n.Annotations, corev1.LastAppliedConfigAnnotation):
 		return errors.New(corev1.LastAppliedConfigAnnotation + " is never cached: that of a Secret holds its data")
@@ -151,7 +150,7 @@ func (n *Need) reads(scheme *runtime.Scheme) Form {
 	switch {
 	case n.whole():
 		return n.Form
-	case n.Form == Metadata || n.Digest == nil:
+	case n.Form == Metadata || !n.Digest.exists():
 		return Metadata
 	case scheme.IsVersionRegistered(n.Resource.GroupVersion()):
 		return Typed
@@ -189,6 +188,9 @@ func newPlans(needs []Need, scheme *runtime.Scheme) ([]*plan, error) {
 		}) {
 			err = errors.New("declared twice")
 		}
+		if err == nil && n.Digest.exists() {
+			err = n.Digest.fits(&n, scheme)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", n.For, resourceName(n.Resource), err)
 		}
@@ -221,8 +223,8 @@ func (p *plan) add(n Need, reads Form) {
 	p.reads = max(p.reads, reads)
 	p.whole = p.whole || n.whole()
 	p.clusterScoped = p.clusterScoped || n.ClusterScoped
-	if n.Digest != nil {
-		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest, history: n.History})
+	if n.Digest.exists() {
+		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest.sum, history: n.History})
 	}
 }
 

@@ -43,10 +43,18 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 		"the data of all Secrets but Helm's": {[]Need{{For: "a", Resource: Secrets, Form: Typed, Content: true, FieldSelector: NotHelm}}, "must have a selector"},
 		"last-applied":                       {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
 		"typed form without a version":       {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "Resource.Version must be set"},
-		"digest without a version":           {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: digestSHA1}}, "Resource.Version must be set"},
+		"digest without a version":           {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: DigestOf(digestSHA1)}}, "Resource.Version must be set"},
 		"unstructured Secrets":               {[]Need{{For: "a", Resource: Secrets, Form: Unstructured}}, "Content: true"},
 		"the same controller twice":          {[]Need{{For: "a", Resource: Secrets}, {For: "a", Resource: Secrets}}, "twice"},
-		"the typed form of an unknown type":  {[]Need{{For: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
+		"a digest of another type": {[]Need{{For: "a", Resource: Secrets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}},
+			"its Digest takes *v1.ConfigMap, but these are of the kind Secret"},
+		"a digest of a type of another version": {[]Need{{For: "a", Resource: Secrets, Digest: DigestOf(func(*appsv1.Deployment) []byte { return nil })}},
+			"its Digest takes *v1.Deployment, but that is a type of apps/v1, not of v1"},
+		"a digest of a Go type that the scheme lacks": {[]Need{{For: "a", Resource: widgets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}},
+			"its Digest takes *v1.ConfigMap, but the objects are *unstructured.Unstructured"},
+		"a digest of metadata as a whole object": {[]Need{{For: "a", Resource: Secrets, Form: Metadata, Digest: DigestOf(func(*corev1.Secret) []byte { return nil })}},
+			"must be metav1.Object"},
+		"the typed form of an unknown type": {[]Need{{For: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -60,14 +68,14 @@ func TestNeedsThatCannotBeMet(t *testing.T) {
 
 // TestNeedsShareAnInformer checks that they do only if none changes what another gets.
 func TestNeedsShareAnInformer(t *testing.T) {
-	digested := Need{For: "c", Resource: Deployments, Digest: digestSHA1, History: true}
+	digested := Need{For: "c", Resource: Deployments, Digest: DigestOf(digestSHA1), History: true}
 	with := func(n Need, of string, change func(*Need)) Need { n.For = of; change(&n); return n }
 	cases := map[string]struct {
 		needs []Need
 		want  []string // plans
 	}{
 		"metadata suffices":                         {[]Need{{For: "a", Resource: Secrets}}, []string{"a: metadata "}},
-		"a digest of metadata needs no content":     {[]Need{{For: "a", Resource: Secrets, Form: Metadata, Digest: digestSHA1}}, []string{"a: metadata "}},
+		"a digest of metadata needs no content":     {[]Need{{For: "a", Resource: Secrets, Form: Metadata, Digest: DigestOf(digestSHA1)}}, []string{"a: metadata "}},
 		"one digest needs the content":              {[]Need{{For: "a", Resource: Secrets, FieldSelector: NotHelm}, reloadNeed}, []string{"a reload: content digest " + NotHelm}},
 		"Helm's releases are left out for one only": {[]Need{reloadNeed, {For: "b", Resource: Secrets}}, []string{"reload: content digest " + NotHelm, "b: metadata "}},
 		"the whole object beside a digest":          {[]Need{digested, {For: "b", Resource: Deployments, Form: Typed}}, []string{"c b: typed "}},
@@ -75,7 +83,7 @@ func TestNeedsShareAnInformer(t *testing.T) {
 			[]string{"c e: content digest ", "d: content digest "}},
 		"typed and unstructured": {[]Need{{For: "a", Resource: Deployments, Form: Unstructured}, digested, {For: "b", Resource: Deployments, Form: Typed}, {For: "m", Resource: Deployments}},
 			[]string{"a m: unstructured ", "c b: typed "}},
-		"a digest of a custom resource and the whole": {[]Need{{For: "a", Resource: rollouts, Form: Unstructured}, {For: "b", Resource: rollouts, Digest: digestSHA1}},
+		"a digest of a custom resource and the whole": {[]Need{{For: "a", Resource: rollouts, Form: Unstructured}, {For: "b", Resource: rollouts, Digest: DigestOf(digestSHA1)}},
 			[]string{"a b: unstructured "}},
 		"optional for one, required by another": {[]Need{{For: "a", Resource: Jobs, Optional: true}, {For: "b", Resource: Jobs}}, []string{"a: metadata ", "b: metadata "}},
 		"two versions": {[]Need{{For: "a", Resource: rollouts}, {For: "c", Resource: rollouts.GroupResource().WithVersion("v2")}},
@@ -150,7 +158,7 @@ func TestDigestIsAllThatIsKept(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			p := mustPlan(t, Need{For: "a", Resource: tc.resource, Annotations: []string{"auto"}, Digest: replicas})
+			p := mustPlan(t, Need{For: "a", Resource: tc.resource, Annotations: []string{"auto"}, Digest: DigestOf(replicas)})
 			e := reduced(t, p, tc.in)
 			if string(e.Digest("a")) != "3" || len(e.GetAnnotations()) != 1 || e.GetAnnotations()["auto"] != "true" {
 				t.Errorf("digest %q, annotations %v", e.Digest("a"), e.GetAnnotations())
@@ -162,9 +170,9 @@ func TestDigestIsAllThatIsKept(t *testing.T) {
 // TestTypedObjectIsTrimmed checks that a whole object loses managedFields and last-applied, and
 // that the rest is kept once.
 func TestTypedObjectIsTrimmed(t *testing.T) {
-	p := mustPlan(t, Need{For: "a", Resource: Namespaces, Form: Typed}, Need{For: "b", Resource: Namespaces, Digest: func(o apiruntime.Object) []byte {
-		return []byte(o.(*corev1.Namespace).Name)
-	}})
+	p := mustPlan(t, Need{For: "a", Resource: Namespaces, Form: Typed}, Need{For: "b", Resource: Namespaces, Digest: DigestOf(func(namespace *corev1.Namespace) []byte {
+		return []byte(namespace.Name)
+	})})
 	o := reduced(t, p, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Finalizers: []string{"f"}, Generation: 3, ManagedFields: []metav1.ManagedFieldsEntry{{}},
 		Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "k": "v"}, Labels: map[string]string{"l": "1"}}})
 	want := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Finalizers: []string{"f"}, Generation: 3, Annotations: map[string]string{"k": "v"}, Labels: map[string]string{"l": "1"}}}

@@ -100,8 +100,8 @@ func newReducer(p *plan) *reducer {
 // default goal RSS is about twice the live heap.
 func TestObjectOfASecretTakesAtMost350Bytes(t *testing.T) {
 	p := mustPlan(t,
-		Need{For: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: digestSHA1},
-		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: digestHMAC})
+		Need{For: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: DigestOf(digestSHA1)},
+		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: DigestOf(digestHMAC)})
 	const n = 50_000
 	before := liveHeap()
 	i := newInformer(p, func(string) {})
@@ -178,14 +178,14 @@ func TestObject(t *testing.T) {
 			want:   map[string]any{"name": "n", "deleted": deleted.Unix()},
 		},
 		"keeps one digest for each need that declares one": {
-			needs: []Need{{For: "a", Resource: Secrets, Digest: digestSHA1}, {For: "none", Resource: Secrets},
-				{For: "b", Resource: Secrets, Digest: digestHMAC}},
+			needs: []Need{{For: "a", Resource: Secrets, Digest: DigestOf(digestSHA1)}, {For: "none", Resource: Secrets},
+				{For: "b", Resource: Secrets, Digest: DigestOf(digestHMAC)}},
 			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Data: map[string][]byte{"value": []byte("v")}},
 			want:   map[string]any{"name": "n", "digest a": "7a38d8cbd20d9932ba948efaa364bb62651d5ad4", "digest b": "4c94485e0c21ae6c41ce1dfe7b6bfaceea5ab68e40a2476f50208e526f506080"[:32]},
 		},
 		"keeps a digest of more than 127 bytes and an empty one": {
-			needs: []Need{{For: "a", Resource: Secrets, Digest: func(apiruntime.Object) []byte { return bytes.Repeat([]byte{7}, 300) }},
-				{For: "b", Resource: Secrets, Digest: func(apiruntime.Object) []byte { return nil }}},
+			needs: []Need{{For: "a", Resource: Secrets, Digest: DigestOf(func(apiruntime.Object) []byte { return bytes.Repeat([]byte{7}, 300) })},
+				{For: "b", Resource: Secrets, Digest: DigestOf(func(apiruntime.Object) []byte { return nil })}},
 			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db"}},
 			want:   map[string]any{"namespace": "shop", "name": "db", "digest a": fmt.Sprintf("%x", bytes.Repeat([]byte{7}, 300))},
 		},
@@ -251,8 +251,8 @@ func TestObjectRefusesChanges(t *testing.T) {
 
 func BenchmarkTransformSecret(b *testing.B) {
 	p := mustPlan(b,
-		Need{For: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: digestSHA1},
-		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: digestHMAC})
+		Need{For: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: DigestOf(digestSHA1)},
+		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: DigestOf(digestHMAC)})
 	for _, size := range []int{0, 1024, 4096} {
 		b.Run(fmt.Sprintf("%d bytes", size), func(b *testing.B) {
 			r := newReducer(p)

@@ -5,6 +5,7 @@ package informers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"time"
@@ -56,7 +57,7 @@ func (f *ClusterCache) For(controller string) Cache { return Cache{f, controller
 func (c Cache) cache() Cache { return c }
 
 // LiveVersion returns the resourceVersion that an object of a resource which the entry declares has in the
-// API server now, or "" if there is none or the need's selectors leave it out; Need.When is not asked. A
+// API server now, or "" if there is none or the need does not choose it; Need.When is not asked. A
 // controller calls it when it suspects that the cache is behind.
 func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
 	i := c.cluster.informerFor(c.controller, resource.GroupResource())
@@ -64,6 +65,9 @@ func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionReso
 		return "", fmt.Errorf("version of %s %s: %s does not need the resource", resourceName(resource), name, c.controller)
 	}
 	p := i.plan
+	if p.namespace != "" && p.namespace != name.Namespace {
+		return "", nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()
 	selector := "metadata.name=" + name.Name
@@ -85,13 +89,6 @@ func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionReso
 
 // liveTimeout is a little longer than kube-apiserver's default --request-timeout.
 const liveTimeout = 70 * time.Second
-
-// Follow shows a handler the objects of a resource that was not known at the start, while the
-// controller runs; see [ClusterCache.Follow].
-func (c Cache) Follow(ctx context.Context, need Need, lists chan struct{}, handler cache.ResourceEventHandler) (*Following, error) {
-	need.For = c.controller
-	return c.cluster.Follow(ctx, need, lists, handler)
-}
 
 // Mistake is what [For], and a function of the host that cannot return an error, panics with. The host
 // returns it as the error of the controller's entry.
@@ -218,30 +215,40 @@ func (n *Need) fits(asked schema.GroupVersionResource, t reflect.Type, scheme *r
 		return fmt.Errorf("asks for version %q of %s, but needs version %q", asked.Version, name, n.Resource.Version)
 	case form == Unstructured:
 		return nil
-	case t.Kind() != reflect.Pointer:
-		return fmt.Errorf("asks for %s as %s, which is no pointer to a Go type", name, t)
+	}
+	if err := isTypeOf(t, n.Resource, scheme); err != nil {
+		return fmt.Errorf("asks for %s as %s, %w", name, t, err)
+	}
+	return nil
+}
+
+// isTypeOf returns an error if t is not a pointer to the Go type of the resource. The error continues a
+// sentence that ends with t.
+func isTypeOf(t reflect.Type, resource schema.GroupVersionResource, scheme *runtime.Scheme) error {
+	if t.Kind() != reflect.Pointer {
+		return errors.New("which is no pointer to a Go type")
 	}
 	object, ok := reflect.New(t.Elem()).Interface().(runtime.Object)
 	if !ok {
-		return fmt.Errorf("asks for %s as %s, which is no runtime.Object", name, t)
+		return errors.New("which is no runtime.Object")
 	}
 	kinds, _, err := scheme.ObjectKinds(object)
 	if err != nil {
-		return fmt.Errorf("asks for %s as %s, which AddToScheme has not added to the scheme", name, t)
+		return errors.New("which AddToScheme has not added to the scheme")
 	}
 	for _, kind := range kinds {
 		list := kind.GroupVersion().WithKind(kind.Kind + "List")
 		switch {
-		case kind.GroupVersion() != n.Resource.GroupVersion():
+		case kind.GroupVersion() != resource.GroupVersion():
 		case !scheme.Recognizes(list):
-			return fmt.Errorf("asks for %s as %s, but AddToScheme has not added %s to the scheme", name, t, list.Kind)
-		case OtherKind(scheme, kind, n.Resource) != "":
-			return fmt.Errorf("asks for %s as %s, but these are of the kind %s", name, t, OtherKind(scheme, kind, n.Resource))
+			return fmt.Errorf("but AddToScheme has not added %s to the scheme", list.Kind)
+		case OtherKind(scheme, kind, resource) != "":
+			return fmt.Errorf("but these are of the kind %s", OtherKind(scheme, kind, resource))
 		default:
 			return nil
 		}
 	}
-	return fmt.Errorf("asks for %s as %s, but that is a type of %s, not of %s", name, t, kinds[0].GroupVersion(), n.Resource.GroupVersion())
+	return fmt.Errorf("but that is a type of %s, not of %s", kinds[0].GroupVersion(), resource.GroupVersion())
 }
 
 // OtherKind returns the kind of the resource if it is not kind, otherwise "". A scheme does not hold

@@ -87,13 +87,13 @@ func TestFormsOfAllResources(t *testing.T) {
 		}{
 			"Services with their content":         {informers.Need{Resource: core.WithResource("services"), Form: informers.Typed}, false, listed[*corev1.Service], "*v1.Service"},
 			"Nodes with their content":            {informers.Need{Resource: core.WithResource("nodes"), Form: informers.Typed, ClusterScoped: true}, false, listed[*corev1.Node], "*v1.Node"},
-			"PersistentVolumes by a digest":       {informers.Need{Resource: core.WithResource("persistentvolumes"), Digest: typeOf}, false, listed[*informers.Object], "*v1.PersistentVolume"},
-			"Ingresses by a digest":               {informers.Need{Resource: networking.WithResource("ingresses"), Digest: typeOf}, false, listed[*informers.Object], "*v1.Ingress"},
+			"PersistentVolumes by a digest":       {informers.Need{Resource: core.WithResource("persistentvolumes"), Digest: informers.DigestOf(typeOf)}, false, listed[*informers.Object], "*v1.PersistentVolume"},
+			"Ingresses by a digest":               {informers.Need{Resource: networking.WithResource("ingresses"), Digest: informers.DigestOf(typeOf)}, false, listed[*informers.Object], "*v1.Ingress"},
 			"Ingresses as metadata":               {informers.Need{Resource: networking.WithResource("ingresses")}, false, listed[*informers.Object], ""},
 			"a custom resource typed":             {informers.Need{Resource: sprockets, Form: informers.Typed}, true, listed[*Sprocket], "*informers.Sprocket"},
-			"a custom resource by a typed digest": {informers.Need{Resource: sprockets, Digest: typeOf}, true, listed[*informers.Object], "*informers.Sprocket"},
+			"a custom resource by a typed digest": {informers.Need{Resource: sprockets, Digest: informers.DigestOf(typeOf)}, true, listed[*informers.Object], "*informers.Sprocket"},
 			"a custom resource unstructured":      {informers.Need{Resource: sprockets, Form: informers.Unstructured}, false, listed[*unstructured.Unstructured], "*unstructured.Unstructured"},
-			"a custom resource by a digest":       {informers.Need{Resource: sprockets, Digest: typeOf}, false, listed[*informers.Object], "*unstructured.Unstructured"},
+			"a custom resource by a digest":       {informers.Need{Resource: sprockets, Digest: informers.DigestOf(typeOf)}, false, listed[*informers.Object], "*unstructured.Unstructured"},
 			"a custom resource as metadata":       {informers.Need{Resource: sprockets}, true, listed[*informers.Object], ""},
 		} {
 			t.Run(name+" in "+contentType, func(t *testing.T) {

@@ -145,8 +145,8 @@ func described(obj metav1.Object) string {
 // sourceNeeds returns needs of ConfigMaps, Secrets and Deployments, by a controller called test.
 func sourceNeeds() []informers.Need {
 	return []informers.Need{
-		{For: "test", Resource: informers.Secrets, FieldSelector: informers.NotHelm, Digest: digest},
-		{For: "test", Resource: informers.ConfigMaps, Digest: digest},
+		{For: "test", Resource: informers.Secrets, FieldSelector: informers.NotHelm, Digest: informers.DigestOf(digest)},
+		{For: "test", Resource: informers.ConfigMaps, Digest: informers.DigestOf(digest)},
 		{For: "test", Resource: informers.Deployments, Form: informers.Typed},
 	}
 }

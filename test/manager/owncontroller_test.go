@@ -69,7 +69,7 @@ func paintersEntry(p *painter) controllers.Entry {
 			h.Handle(http.HandlerFunc(p.serve))
 			h.LoopOptions.MaxBackoff = 2 * time.Second
 			p.Loop, err = controllers.NewLoop(h.LoopOptions, p.reconcile,
-				controllers.Filter(controllers.WatchSelf(p.gadgets), controllers.GenerationChanged[*Gadget]),
+				controllers.WatchSelf(p.gadgets, controllers.GenerationChanged),
 				controllers.WatchOwner(informers.For[metav1.Object](h, informers.ConfigMaps), gadgets.GroupVersion().WithKind("Gadget").GroupKind()))
 			return p, err
 		},

@@ -51,7 +51,7 @@ func Entry() controllers.Entry {
 			return []informers.Need{
 				{Resource: v1.Widgets, Form: informers.Typed},
 				{Resource: informers.Deployments, Form: informers.Typed},
-				{Resource: informers.ConfigMaps, Fields: informers.OwnerReferences, Digest: digest},
+				{Resource: informers.ConfigMaps, Fields: informers.OwnerReferences, Digest: informers.DigestOf(digest)},
 			}, nil
 		},
 		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
@@ -102,8 +102,8 @@ func (c *controller) settingsChanged(e controllers.Event[*informers.Object]) (ke
 }
 
 // digest returns what the cache keeps of the data of a ConfigMap, a hash.
-func digest(obj runtime.Object) []byte {
-	data, _ := json.Marshal(obj.(*corev1.ConfigMap).Data) // strings never fail
+func digest(configMap *corev1.ConfigMap) []byte {
+	data, _ := json.Marshal(configMap.Data) // strings never fail
 	sum := sha256.Sum256(data)
 	return sum[:8]
 }

@@ -62,6 +62,8 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/again"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/originals"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -137,7 +139,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	defer wg.Wait()
 	if c.cfg.Compat {
 		wg.Go(func() {
-			controllers.WarnOfOriginals(ctx, c.client, c.cfg.Scope, "", "stakater/reloader") // its manifests agree on no label
+			originals.Warn(ctx, c.client, c.cfg.Scope, "", "stakater/reloader") // its manifests agree on no label
 		})
 	}
 	err := c.loop.Run(ctx)
@@ -181,7 +183,7 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 		c.memory.update(key, w.UID, c.clock.Now(), func(e *entry) { e.written = "" })
 	}
 	var after time.Duration // a pause may end then, also if the workload cannot be read
-	return controllers.DecideAgain(outdated, func(first, last bool) (_ time.Duration, err error) {
+	return again.Decide(outdated, func(first, last bool) (_ time.Duration, err error) {
 		if !first {
 			klog.FromContext(ctx).V(4).Info("Workload has changed, reading it live")
 			live, err := k.get(ctx, key.ObjectName)

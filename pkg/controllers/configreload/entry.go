@@ -70,17 +70,17 @@ func needs(cfg Config) ([]informers.Need, error) {
 		switch resource {
 		case informers.ConfigMaps, informers.Secrets:
 			need.Annotations = SourceAnnotations(cfg)
-			need.Digest, need.History = digest, true
+			need.Digest, need.History = informers.DigestOf(digest), true
 			if resource == informers.Secrets {
 				need.FieldSelector = informers.NotHelm
 			}
 		case PodStatusesResource:
-			need.Digest, need.History, need.Optional = digest, true, true
+			need.Digest, need.History, need.Optional = informers.DigestOf(digest), true, true
 		case informers.Namespaces:
 			need.Fields, need.ClusterScoped = informers.Labels, true
 		default:
 			need.Annotations = WorkloadAnnotations(cfg)
-			need.Digest, need.History = WorkloadDigest(cfg), true
+			need.Digest, need.History = informers.DigestOf(WorkloadDigest(cfg)), true
 			need.Optional = resource == RolloutsResource
 		}
 		needs = append(needs, need)

@@ -14,7 +14,6 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -30,10 +29,10 @@ var (
 
 // needs are digests: of a request its state and a hash of its node, of a Node its names and addresses.
 func needs(seed maphash.Seed) []informers.Need {
-	digestRequest := func(obj runtime.Object) []byte { return digestRequest(seed, obj) }
+	digestRequest := func(csr *certificatesv1.CertificateSigningRequest) []byte { return digestRequest(seed, csr) }
 	return []informers.Need{
-		{Resource: Requests, ClusterScoped: true, FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName, Digest: digestRequest},
-		{Resource: Nodes, ClusterScoped: true, Digest: digestNode},
+		{Resource: Requests, ClusterScoped: true, FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName, Digest: informers.DigestOf(digestRequest)},
+		{Resource: Nodes, ClusterScoped: true, Digest: informers.DigestOf(digestNode)},
 	}
 }
 
@@ -56,8 +55,7 @@ func (h hash) bucket(s state) string { return string([]byte{byte(s), byte(h % 16
 
 // digestRequest returns the state, the hash of the node, 0 if the sender is no kubelet, and when the request
 // was approved, in seconds.
-func digestRequest(seed maphash.Seed, obj runtime.Object) []byte {
-	csr := obj.(*certificatesv1.CertificateSigningRequest)
+func digestRequest(seed maphash.Seed, csr *certificatesv1.CertificateSigningRequest) []byte {
 	s, at, node := pending, int64(0), uint64(0)
 	if policy.Decided(csr) {
 		s = denied
@@ -93,8 +91,7 @@ func requestOf(o *informers.Object) request {
 }
 
 // digestNode returns whether the Node is one of the control plane, and its names and addresses.
-func digestNode(obj runtime.Object) []byte {
-	node := obj.(*corev1.Node)
+func digestNode(node *corev1.Node) []byte {
 	label := "-"
 	if policy.IsControlPlane(node) {
 		label = "+"

@@ -42,6 +42,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/notices"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -69,7 +70,7 @@ type Controller struct {
 	clock    clock.WithTicker
 	metrics  *domainMetrics
 	memory   *memory
-	notices  *controllers.Notices
+	notices  *notices.Memory
 	seed     maphash.Seed // of the digests of requests
 	loop     *controllers.Loop[key]
 
@@ -91,7 +92,7 @@ func New(cfg Config, seed maphash.Seed, requests, nodes informers.Informer[*info
 	}
 	c := &Controller{
 		cfg: cfg, seed: seed, requests: requests, nodes: nodes, client: client, events: events, clock: loop.Clock,
-		memory: newMemory(), notices: controllers.NewNotices(maxForbidden),
+		memory: newMemory(), notices: notices.New(maxForbidden),
 	}
 	c.metrics = newDomainMetrics(reg, c.memory)
 	c.addIndexes()

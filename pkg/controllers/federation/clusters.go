@@ -125,7 +125,7 @@ func NewClusters(cfg Config, i informersOf, h controllers.Host, loop controllers
 		tokens: i.secrets, secrets: h.Client.CoreV1(), events: h.Events, clock: loop.Clock, members: map[string]*probedCluster{}}
 	loop.Workers, loop.DrainTimeout = probesAtOnce, drain
 	// Not the status, which the loop writes itself.
-	changes := controllers.Filter(controllers.WatchSelf(c.objects), controllers.GenerationChanged[*unstructured.Unstructured])
+	changes := controllers.WatchSelf(c.objects, controllers.GenerationChanged)
 	// The settings are read at each use; the watch makes the loop wait until they are in the cache.
 	known := controllers.WatchChanges(c.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName { return nil })
 	var err error

@@ -152,7 +152,7 @@ func (c *controller) all(of func(*federatedType) bool) (keys []key) {
 	}
 	c.mu.Unlock()
 	for _, t := range some {
-		for object := range t.following.All() {
+		for _, object := range t.following.List(metav1.NamespaceAll, nil) {
 			keys = append(keys, key{t.Name, cache.MetaObjectToName(object)})
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
@@ -45,7 +44,7 @@ func (c *Config) needs() []informers.Need {
 		n.Namespace, n.Form = c.Namespace, informers.Unstructured
 		return n
 	}
-	versions := func(o runtime.Object) []byte { return policy.SummarizePropagated(o.(*unstructured.Unstructured)) }
+	versions := informers.DigestOf(policy.SummarizePropagated)
 	return []informers.Need{
 		whole(informers.Need{Resource: KubeFedClusters}), whole(informers.Need{Resource: KubeFedConfigs}),
 		whole(informers.Need{Resource: FederatedTypeConfigs}),

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -100,26 +98,19 @@ func (c *controller) followType(ctx context.Context, t *federatedType) (err erro
 	resource := schema.GroupVersionResource{Group: t.Federated.Group, Version: t.Federated.Version, Resource: t.Federated.PluralName}
 	t.client = c.host.Dynamic.Resource(resource)
 	need := informers.Need{
-		For: Name, Resource: resource, ClusterScoped: !t.Federated.Namespaced(),
+		Resource: resource, ClusterScoped: !t.Federated.Namespaced(),
 		Annotations: []string{policy.OrphanAnnotation, policy.DeleteOptionAnnotation}, MaxAnnotation: 4096,
-		Digest: func(o runtime.Object) []byte { return policy.Summarize(o.(*unstructured.Unstructured)) },
+		Digest: informers.DigestOf(policy.Summarize),
 	}
 	// The handler waits until the type is in the map, so that what it enqueues is found.
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t.following, err = c.host.Follow(ctx, need, nil, cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { c.changed(t, nil, object.(*informers.Object)) },
-		UpdateFunc: func(old, object any) { c.changed(t, old.(*informers.Object), object.(*informers.Object)) },
-		DeleteFunc: func(object any) {
-			if object, ok := object.(*informers.Object); ok {
-				c.changed(t, object, nil)
-			}
-		},
-	})
-	if err == nil {
-		c.followed[t.Name] = t
+	if t.following, err = informers.Follow[*informers.Object](ctx, c.host, need); err != nil {
+		return err
 	}
-	return err
+	t.following.AddHandler(func(old, object *informers.Object, _ bool) { c.changed(t, old, object) })
+	c.followed[t.Name] = t
+	return nil
 }
 
 // changed enqueues what depends on a federated object.
@@ -173,7 +164,7 @@ func digestOf(o *informers.Object) policy.Digest {
 // typeWatch is the watch of a type in a cluster, and what it has found out. Only the goroutine of follow
 // changes it, under the mu of the controller.
 type typeWatch struct {
-	following *informers.Following
+	following *informers.Following[*informers.Object]
 	of        *federatedType
 	policy.ServingState
 	at time.Time
@@ -244,32 +235,24 @@ func (m *readyMember) syncWatches(ctx context.Context) (waits bool) {
 // startWatch starts the watch of a type in the cluster.
 func (m *readyMember) startWatch(ctx context.Context, s *typeWatch, now time.Time) {
 	t := s.of
-	enqueue := func(object any) {
-		if object, ok := object.(metav1.Object); ok {
-			m.loop.Enqueue(t.keyOf(cache.MetaObjectToName(object)))
-		}
-	}
-	following, err := m.cluster.Follow(ctx, informers.Need{
-		For: Name, Resource: schema.GroupVersionResource{Group: t.Target.Group, Resource: t.Target.PluralName}, ClusterScoped: !t.Target.Namespaced(),
-		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true,
-		Digest: func(o runtime.Object) []byte { return policy.SummarizeMember(o.(metav1.Object)) },
-	}, m.c.lists, cache.ResourceEventHandlerDetailedFuncs{
-		AddFunc: func(object any, initial bool) {
-			if !initial {
-				enqueue(object)
-			}
-		},
-		UpdateFunc: func(old, object any) {
-			if old.(metav1.Object).GetResourceVersion() != object.(metav1.Object).GetResourceVersion() {
-				enqueue(object)
-			}
-		},
-		DeleteFunc: enqueue,
+	following, err := informers.Follow[*informers.Object](ctx, m.cluster, informers.Need{
+		Resource: schema.GroupVersionResource{Group: t.Target.Group, Resource: t.Target.PluralName}, ClusterScoped: !t.Target.Namespaced(),
+		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true, Lists: m.c.lists,
+		Digest: informers.DigestOf(policy.SummarizeMember),
 	})
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot watch a type in the cluster", "cluster", m.name, "type", t.Name, "err", err)
 		return
 	}
+	following.AddHandler(func(old, object *informers.Object, initial bool) {
+		switch {
+		case object == nil:
+			object = old
+		case old == nil && initial, old != nil && old.GetResourceVersion() == object.GetResourceVersion():
+			return
+		}
+		m.loop.Enqueue(t.keyOf(cache.MetaObjectToName(object)))
+	})
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()
 	if !m.running.Load() {
@@ -283,7 +266,7 @@ func (m *readyMember) startWatch(ctx context.Context, s *typeWatch, now time.Tim
 // enqueueType enqueues all objects of a type when the state of its watch in the cluster has changed, as
 // after the first complete list.
 func (m *readyMember) enqueueType(s *typeWatch) {
-	for object := range s.following.All() {
+	for _, object := range s.following.List(metav1.NamespaceAll, nil) {
 		k := s.of.keyOf(cache.MetaObjectToName(object))
 		if _, exists := s.of.following.Get(k.ObjectName); !exists {
 			m.loop.Enqueue(k)

@@ -317,7 +317,7 @@ func (m *readyMember) countRemovals() removalCount {
 	}
 	n := removalCount{epoch: epoch, at: now}
 	for _, s := range m.snapshot() {
-		for object := range s.following.All() {
+		for _, object := range s.following.List("", nil) {
 			n.managed++
 			v, runs := m.c.viewOf(s.of.keyOf(cache.MetaObjectToName(object)))
 			if !runs || v.object == nil || v.deleting || v.keepUnwanted || v.err != nil || v.wanted(m.name) || object.GetDeletionTimestamp() != nil {

@@ -54,15 +54,15 @@ func NewTypes(namespace string, objects, configs informers.Informer[*unstructure
 	var err error
 	t.Loop, err = controllers.NewLoop(loop, t.reconcile,
 		// One type may need another type, or be the federated type of another, so each change concerns all.
-		controllers.Filter(controllers.WatchMapped(objects, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
+		controllers.WatchMapped(objects, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			if e.New == nil {
 				return append(t.all(), cache.MetaObjectToName(e.Old))
 			}
 			return t.all()
-		}), controllers.GenerationChanged[*unstructured.Unstructured]),
-		controllers.Filter(controllers.WatchChanges(configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
+		}, controllers.GenerationChanged),
+		controllers.WatchChanges(configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			return t.all()
-		}), controllers.GenerationChanged[*unstructured.Unstructured]),
+		}, controllers.GenerationChanged),
 		controllers.WatchChanges(definitions, func(e controllers.Event[metav1.Object]) []cache.ObjectName {
 			if e.Old != nil && e.New != nil {
 				return nil // only its existence matters

@@ -21,7 +21,7 @@ type federatedType struct {
 	// runs is set if the type is propagated. FederatedNamespaces are followed even if they are not, since they
 	// place other objects.
 	runs      bool
-	following *informers.Following
+	following *informers.Following[*informers.Object]
 	client    dynamic.NamespaceableResourceInterface
 }
 

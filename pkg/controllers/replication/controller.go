@@ -45,6 +45,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/again"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/originals"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -120,7 +122,7 @@ func (c *Controller) Run(ctx context.Context) error {
 				"flag", "--"+flagPrefix+"push-namespaces")
 		}
 		wg.Go(func() {
-			controllers.WarnOfOriginals(ctx, c.client, c.cfg.Scope, originalsSelector, "emberstack/kubernetes-reflector", "mittwald/kubernetes-replicator")
+			originals.Warn(ctx, c.client, c.cfg.Scope, originalsSelector, "emberstack/kubernetes-reflector", "mittwald/kubernetes-replicator")
 		})
 	}
 	return c.loop.Run(ctx)
@@ -160,7 +162,7 @@ func (c *Controller) reconcileTarget(ctx context.Context, key policy.Key, now ti
 		return 0, err
 	}
 	outdated := func(err error) bool { return errors.Is(err, errOutdated) }
-	return controllers.DecideAgain(outdated, func(first, _ bool) (time.Duration, error) {
+	return again.Decide(outdated, func(first, _ bool) (time.Duration, error) {
 		return c.act(ctx, key, p.Source, first)
 	})
 }

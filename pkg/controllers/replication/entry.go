@@ -64,7 +64,7 @@ func (c Config) with(s controllers.Settings) Config {
 
 func (c *Config) needs(digester *policy.Digester) (needs []informers.Need) {
 	for _, kind := range c.CopiedKinds() {
-		need := informers.Need{Resource: ResourceOf(kind), Digest: digester.Digest}
+		need := informers.Need{Resource: ResourceOf(kind), Digest: informers.DigestOf(digester.Digest)}
 		if kind == policy.Secret {
 			need.FieldSelector = informers.NotHelm
 		}

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/time/rate"
 	"k8s.io/component-base/metrics"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/notices"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
@@ -35,7 +35,7 @@ const (
 type memory struct {
 	metrics *domainMetrics
 	marks   *rate.Limiter
-	notices *controllers.Notices // of events
+	notices *notices.Memory // of events
 	mu      sync.Mutex
 	targets map[policy.Key]*entry
 	sources map[policy.Key]int // small, since anybody may have many of them
@@ -62,7 +62,7 @@ type event struct {
 }
 
 func newMemory(m *domainMetrics) *memory {
-	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, marksPerSecond), notices: controllers.NewNotices(eventInterval)}
+	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, marksPerSecond), notices: notices.New(eventInterval)}
 	all.clear()
 	return all
 }

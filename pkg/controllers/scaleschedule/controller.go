@@ -43,6 +43,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/notices"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/originals"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -71,7 +73,7 @@ type Controller struct {
 	metrics    *domainMetrics
 	memory     *memory
 	// once has the notices that owners get once, failing the notices that are repeated.
-	once, failing *controllers.Notices
+	once, failing *notices.Memory
 	loop          *controllers.Loop[key]
 
 	mu             sync.Mutex
@@ -95,7 +97,7 @@ func New(cfg Config, watched []*kind, namespaces informers.Informer[*informers.O
 	}
 	c := &Controller{
 		cfg: cfg, rules: cfg.rules(), kinds: watched, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
-		clock: loop.Clock, memory: newMemory(), once: controllers.NewNotices(math.MaxInt64), failing: controllers.NewNotices(tellAgain),
+		clock: loop.Clock, memory: newMemory(), once: notices.New(math.MaxInt64), failing: notices.New(tellAgain),
 	}
 	c.metrics = newDomainMetrics(reg, c)
 	loop.Workers, loop.MaxBackoff = cfg.ConcurrentSyncs, maxBackoff
@@ -105,9 +107,9 @@ func New(cfg Config, watched []*kind, namespaces informers.Informer[*informers.O
 	}
 	if namespaces != nil {
 		c.namespaces = &kind{Kind: "Namespace", plural: "namespaces", resource: informers.Namespaces, informer: namespaces}
-		watches = append(watches, controllers.Filter(controllers.WatchChanges(namespaces, func(e controllers.Event[*informers.Object]) []key {
+		watches = append(watches, controllers.WatchChanges(namespaces, func(e controllers.Event[*informers.Object]) []key {
 			return []key{{c.namespaces, cache.MetaObjectToName(newest(e))}}
-		}), digestChanged))
+		}, digestChanged))
 	}
 	c.loop, err = controllers.NewLoop(loop, c.reconcile, watches...)
 	return c, err
@@ -177,7 +179,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if c.cfg.Compat {
 		// Their manifests agree on no label.
 		wg.Go(func() {
-			controllers.WarnOfOriginals(ctx, c.client, c.cfg.Scope, "", "kube-downscaler", "gokubedownscaler")
+			originals.Warn(ctx, c.client, c.cfg.Scope, "", "kube-downscaler", "gokubedownscaler")
 		})
 	}
 	return c.loop.Run(ctx)

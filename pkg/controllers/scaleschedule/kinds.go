@@ -53,10 +53,10 @@ func (c *Config) scales(k *kind) bool { return slices.Contains(c.Kinds, k.plural
 func (c *Config) needs() (needs []informers.Need) {
 	rules := c.rules()
 	for _, k := range c.watched() {
-		needs = append(needs, informers.Need{Resource: k.resource, Digest: rules.Digest, Optional: k.optional})
+		needs = append(needs, informers.Need{Resource: k.resource, Digest: informers.DigestOf(rules.Digest), Optional: k.optional})
 	}
 	if len(c.Scope) == 0 {
-		needs = append(needs, informers.Need{Resource: informers.Namespaces, Form: informers.Metadata, Digest: rules.DigestNamespace, ClusterScoped: true})
+		needs = append(needs, informers.Need{Resource: informers.Namespaces, Form: informers.Metadata, Digest: informers.DigestOf(rules.DigestNamespace), ClusterScoped: true})
 	}
 	return needs
 }

@@ -55,6 +55,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/notices"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/originals"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 )
@@ -80,7 +82,7 @@ type Controller struct {
 	breaker, ruleBreaker *policy.Breaker
 	// onceNotices are what owners are told once, repeatedNotices what they are told again, faultNotices the
 	// log lines about rules.
-	onceNotices, repeatedNotices, faultNotices *controllers.Notices
+	onceNotices, repeatedNotices, faultNotices *notices.Memory
 	loop                                       *controllers.Loop[key]
 
 	mu     sync.Mutex
@@ -103,7 +105,7 @@ func New(cfg Config, set *rules.Set, follow Follow, client kubernetes.Interface,
 		cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
 		breaker:     &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
 		ruleBreaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
-		onceNotices: controllers.NewNotices(math.MaxInt64), repeatedNotices: controllers.NewNotices(tellAgain), faultNotices: controllers.NewNotices(time.Minute),
+		onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain), faultNotices: notices.New(time.Minute),
 		kinds: map[schema.GroupResource]*kind{}, faults: map[string]RuleFault{},
 	}
 	c.metrics = newDomainMetrics(reg, c)
@@ -119,7 +121,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	if len(c.cfg.Compat) > 0 {
 		// Their manifests agree on no label.
 		wg.Go(func() {
-			controllers.WarnOfOriginals(ctx, c.client, c.cfg.Scope, "", "k8s-ttl-controller", "kube-janitor")
+			originals.Warn(ctx, c.client, c.cfg.Scope, "", "k8s-ttl-controller", "kube-janitor")
 		})
 	}
 	return c.loop.Run(ctx)

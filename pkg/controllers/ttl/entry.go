@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
@@ -54,8 +54,14 @@ func Entry() controllers.Entry {
 					return nil, fmt.Errorf("--"+flagPrefix+"rules: %w", err)
 				}
 			}
-			follow := func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (*informers.Following, error) {
-				return h.Follow(ctx, need, lists, handler)
+			follow := func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
+				need.Lists = lists
+				following, err := informers.Follow[metav1.Object](ctx, h, need)
+				if err != nil {
+					return nil, err
+				}
+				following.AddHandler(handler)
+				return following, nil
 			}
 			return New(*cfg, set, follow, h.Client, h.RESTConfig, h.Events, h.LoopOptions, h.Metrics)
 		},
@@ -78,12 +84,12 @@ func (c Config) with(s controllers.Settings) *Config {
 // need returns what is kept of a type.
 func need(options policy.Options, t policy.Type, r *ruled) informers.Need {
 	n := informers.Need{
-		For: Name, Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, When: options.Annotated,
+		Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, When: options.Annotated,
 		Annotations: append(options.Keys(), corev1.MirrorPodAnnotationKey), MaxAnnotation: policy.MaxValue,
 		Fields: informers.OwnerReferences | informers.CreationTimestamp,
 	}
 	if r != nil {
-		n.When, n.Digest, n.Fields = r.mayExpire, r.digest, 0
+		n.When, n.Digest, n.Fields = r.mayExpire, informers.DigestOf(r.digest), 0
 		if !r.Whole {
 			n.Form = informers.Metadata
 		}

@@ -48,7 +48,7 @@ func newEntry(obj metav1.Object, now time.Time) *entry {
 type kind struct {
 	policy.Type
 	ruled     *ruled // nil without rules
-	following *informers.Following
+	following *informers.Following[metav1.Object]
 
 	mu          sync.Mutex
 	records     map[cache.ObjectName]*entry

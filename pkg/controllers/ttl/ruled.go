@@ -9,7 +9,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
@@ -43,8 +42,7 @@ func (r *ruled) verdict(obj metav1.Object) (rules.Verdict, error) {
 // digest is what the cache keeps of an object: the verdict of the rules or, of an annotated object, when it
 // was created. It is called when the object changes. The cache would keep a field of the metadata as several
 // hundred bytes.
-func (r *ruled) digest(obj runtime.Object) []byte {
-	o := obj.(metav1.Object)
+func (r *ruled) digest(o metav1.Object) []byte {
 	if created := o.GetCreationTimestamp(); r.options.Annotated(o) && !created.IsZero() {
 		return binary.BigEndian.AppendUint64(nil, uint64(created.Unix()))
 	}

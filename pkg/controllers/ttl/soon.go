@@ -57,7 +57,7 @@ func (c *Controller) lookAhead() {
 	kinds := slices.Collect(maps.Values(c.kinds))
 	c.mu.Unlock()
 	for _, k := range kinds {
-		for obj := range k.following.All() {
+		for _, obj := range k.following.List(metav1.NamespaceAll, nil) {
 			name, now := cache.MetaObjectToName(obj), c.clock.Now()
 			if d := c.decide(key{k, name}, withDate(obj), verdictOf(obj), now); soon(&d, now) && k.find(name, now) {
 				c.loop.Enqueue(key{k, name})

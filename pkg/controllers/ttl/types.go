@@ -39,7 +39,7 @@ var definitions = []schema.GroupVersionResource{
 
 // Follow shows handler the objects that the need chooses, reduced to what it names, until Stop. handler may
 // keep them.
-type Follow func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (*informers.Following, error)
+type Follow func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error)
 
 // discover returns the types that can be followed and whose objects can be deleted, in one version each.
 // down are the groups that did not answer. If there are no types either, no group has answered.
@@ -87,7 +87,7 @@ func (c *Controller) followTypes(ctx context.Context) error {
 // follower follows types during one run.
 type follower struct {
 	*Controller
-	definitions []*informers.Following
+	definitions []*informers.Following[metav1.Object]
 	problems    string // as last logged
 }
 
@@ -115,9 +115,8 @@ func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
 		}
 	}
 	for _, resource := range definitions {
-		following, err := f.follow(ctx, informers.Need{Resource: resource, ClusterScoped: true, Form: informers.Metadata}, cache.ResourceEventHandlerFuncs{
-			AddFunc: func(any) { look() }, UpdateFunc: func(_, _ any) { look() }, DeleteFunc: func(any) { look() },
-		})
+		following, err := f.follow(ctx, informers.Need{Resource: resource, ClusterScoped: true, Form: informers.Metadata},
+			func(_, _ metav1.Object, _ bool) { look() })
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot watch definitions of types", "resource", resource.GroupResource())
 			continue
@@ -143,7 +142,7 @@ func (f *follower) look(ctx context.Context) time.Duration {
 	if err != nil {
 		return retryDiscovery
 	}
-	if len(f.definitions) < len(definitions) || slices.ContainsFunc(f.definitions, func(d *informers.Following) bool {
+	if len(f.definitions) < len(definitions) || slices.ContainsFunc(f.definitions, func(d *informers.Following[metav1.Object]) bool {
 		s := d.Status()
 		return !s.Synced || s.Problem != ""
 	}) {
@@ -195,10 +194,8 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 // begin follows a type.
 func (f *follower) begin(ctx context.Context, t policy.Type) (_ *kind, err error) {
 	k := &kind{Type: t, ruled: f.ruledBy(t), records: map[cache.ObjectName]*entry{}, expiring: map[uint8]int{}}
-	k.following, err = f.follow(ctx, need(f.options, t, k.ruled), cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { f.changed(ctx, k, nil, obj.(metav1.Object)) },
-		UpdateFunc: func(old, obj any) { f.changed(ctx, k, old.(metav1.Object), obj.(metav1.Object)) },
-		DeleteFunc: func(old any) { f.changed(ctx, k, old.(metav1.Object), nil) },
+	k.following, err = f.follow(ctx, need(f.options, t, k.ruled), func(old, current metav1.Object, _ bool) {
+		f.changed(ctx, k, old, current)
 	})
 	return k, err
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"testing"
 	"time"
 
@@ -67,15 +68,15 @@ func nothing(t *testing.T) Follow {
 		t.Fatal(err)
 	}
 	t.Cleanup(all.Shutdown)
-	return func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (*informers.Following, error) {
-		return all.For(Name).Follow(ctx, need, nil, handler)
+	return func(ctx context.Context, need informers.Need, _ func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
+		return informers.Follow[metav1.Object](ctx, all.For(Name), need)
 	}
 }
 
 func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 	followed := map[string]schema.GroupVersionResource{}
 	unfollowable, nothing := "", nothing(t)
-	follow := func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (*informers.Following, error) {
+	follow := func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
 		if need.Resource.Resource == unfollowable {
 			return nil, errors.New("cannot be followed")
 		}
@@ -118,7 +119,7 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 	}
 	var followed []informers.Need
 	nothing := nothing(t)
-	follow := func(ctx context.Context, need informers.Need, handler cache.ResourceEventHandler) (*informers.Following, error) {
+	follow := func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
 		followed = append(followed, need)
 		return nothing(ctx, need, handler)
 	}
@@ -128,14 +129,14 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 	preferred.Version = "v2"
 	f.apply(t.Context(), []policy.Type{preferred}, nil)
 	f.apply(t.Context(), []policy.Type{preferred}, nil)
-	if len(followed) != 1 || followed[0].Resource != widgets.GroupVersionResource || followed[0].Digest == nil {
+	if len(followed) != 1 || followed[0].Resource != widgets.GroupVersionResource || reflect.ValueOf(followed[0].Digest).IsZero() {
 		t.Errorf("followed are %v", followed)
 	}
 }
 
 // An object that goes while the cache is looked through gets no record, since no event would remove it.
 func TestWhatIsGoneIsNotRecorded(t *testing.T) {
-	following, err := nothing(t)(t.Context(), informers.Need{Resource: pods.GroupVersionResource, Form: informers.Metadata}, cache.ResourceEventHandlerFuncs{})
+	following, err := nothing(t)(t.Context(), informers.Need{Resource: pods.GroupVersionResource, Form: informers.Metadata}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

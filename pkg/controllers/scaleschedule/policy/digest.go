@@ -21,8 +21,8 @@ import (
 )
 
 // DigestNamespace returns what the cache keeps of a Namespace.
-func (r *Rules) DigestNamespace(obj runtime.Object) []byte {
-	o := Object{Values: valuesOf(obj.(metav1.Object).GetAnnotations(), r.Compat)}
+func (r *Rules) DigestNamespace(obj metav1.Object) []byte {
+	o := Object{Values: valuesOf(obj.GetAnnotations(), r.Compat)}
 	return o.Encode()
 }
 

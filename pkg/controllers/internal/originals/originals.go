@@ -1,7 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controllers
+// Package originals looks for the operators that a controller replaces.
+package originals
 
 import (
 	"context"
@@ -23,10 +24,10 @@ func runsOne(d *appsv1.Deployment, images ...string) bool {
 	})
 }
 
-// WarnOfOriginals logs the Deployments that a label selector selects and that run one of the images, in
+// Warn logs the Deployments that a label selector selects and that run one of the images, in
 // the namespaces of scope, or in all namespaces if scope is empty. A controller that replaces another
 // operator calls it, since an operator that still runs does the same work a second time.
-func WarnOfOriginals(ctx context.Context, client kubernetes.Interface, scope []string, selector string, images ...string) {
+func Warn(ctx context.Context, client kubernetes.Interface, scope []string, selector string, images ...string) {
 	logger := klog.FromContext(ctx)
 	if len(scope) == 0 {
 		scope = []string{metav1.NamespaceAll}
