@@ -90,6 +90,7 @@ func (f *feed) run(ctx context.Context) {
 			switch {
 			case inner.Err() != nil:
 			case err != nil:
+				f.refused(inner, err)
 				f.state.logFailure(ctx, err)
 			case !watched:
 				f.state.watchEnded()
@@ -160,9 +161,12 @@ func (f *feed) endStream() {
 // stalled makes the feed list in pages.
 func (f *feed) stalled() {
 	f.mu.Lock()
-	f.paged = true
+	streams := f.stream != nil // else the list has just ended
+	f.paged = f.paged || streams
 	f.mu.Unlock()
-	f.relist()
+	if streams {
+		f.relist()
+	}
 }
 
 // List implements cache.ListerWatcher.
@@ -194,16 +198,23 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 		return nil, err
 	}
 	f.state.failed("list", err)
+	return nil, err
+}
+
+// refused notes what a list or a watch has failed with. If that says that an optional resource does not
+// exist, and discovery confirms it, the cache is emptied. run calls refused, and not ListWithContext, since
+// client-go does not wait for a list whose ctx has ended: a late answer would empty what a newer list has
+// filled.
+func (f *feed) refused(ctx context.Context, err error) {
 	if apierrors.IsNotFound(err) && f.informer.plan.optional {
 		listed, _ := f.state.filled()
 		gone := f.exists(ctx)
-		if apierrors.IsNotFound(gone) || gone == nil && !listed {
-			err = errors.Join(err, f.informer.replace(f, nil))
+		if ctx.Err() == nil && (apierrors.IsNotFound(gone) || gone == nil && !listed) {
+			_ = f.informer.replace(f, nil) // never fails without objects
 			f.state.markAbsent(apierrors.IsNotFound(gone))
 		}
 	}
 	f.informer.checkSynced()
-	return nil, err
 }
 
 func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
