@@ -16,9 +16,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 )
 
-// newIdentity returns the identity of this process in the election.
-func newIdentity() (string, error) {
-	pod := os.Getenv("POD_NAME")
+// newIdentity returns the identity of this process in the election. pod is the name of its Pod; empty if that
+// is not known.
+func newIdentity(pod string) (string, error) {
 	if pod == "" { // in a Pod, the host name is its name, unless hostNetwork or hostname is set
 		var err error
 		if pod, err = os.Hostname(); err != nil {

@@ -105,7 +105,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 		}
 	}()
 	p.events = events
-	identity, err := newIdentity()
+	identity, err := newIdentity(o.Settings().Pod.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -418,6 +418,25 @@ func TestBeside(t *testing.T) {
 	}
 }
 
+// TestRunThatIsToldToEndAtOnceEnds has a Beside that ends while Run notices that it is to end.
+func TestRunThatIsToldToEndAtOnceEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := NewLoop(Options{
+			Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()), Beside: func(context.Context) error { return nil },
+		}, func(context.Context, string) (time.Duration, error) { return 0, nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 2000 {
+			if err := l.Run(ctx); err != nil {
+				t.Fatalf("Run returned %v", err)
+			}
+		}
+	})
+}
+
 // TestLoopEndsWithBeside checks that the queue is not worked off then.
 func TestLoopEndsWithBeside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
