@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -177,6 +178,19 @@ func TestHostRunsSeveralEntries(t *testing.T) {
 }
 
 // TestHostAsStandby has a controller of every replica, whose writes only the leader may do.
+func TestEventsAreOfTheirOwnEntry(t *testing.T) {
+	tells := func(_ context.Context, h controllers.Host) error {
+		h.Events.Event(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a"}}, corev1.EventTypeNormal, "Seen", "by "+h.LoopOptions.Name)
+		return nil
+	}
+	synctest.Test(t, func(t *testing.T) {
+		h := controllertest.Setup{Entries: []controllers.Entry{doing("copy", tells), doing("re-copy", tells)}}.NewHost(t, asking("a"))
+		got := h.Events()
+		slices.Sort(got)
+		expect(t, "Events", got, []string{"copy: Normal Seen shop/a: by copy", "re-copy: Normal Seen shop/a: by re-copy"})
+	})
+}
+
 func TestHostAsStandby(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var refused atomic.Int32
@@ -419,7 +433,7 @@ func TestFilterLosesNothingByOthersNeeds(t *testing.T) {
 							seen = d.GetAnnotations()["a"]
 						}
 						return 0, nil
-					}, controllers.Filter(controllers.WatchSelf(deployments), controllers.GenerationChanged[metav1.Object]))
+					}, controllers.WatchSelf(deployments, controllers.GenerationChanged))
 				},
 			}
 		}

@@ -150,13 +150,13 @@ func ruleOf(r apiserver.Request) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{Verbs: []string{r.Verb}, APIGroups: []string{r.Resource.Group}, Resources: []string{resourceOf(r)}, ResourceNames: []string{r.Name}}
 }
 
-// lacks fails the test because of a rule that is missing, once for each.
+// lacks fails the test because of a rule that is missing, once for each rule and controller.
 func (h *Host) lacks(r apiserver.Request, who string) {
 	rule := ruleOf(r)
 	missing := fmt.Sprintf("{APIGroups: %#v, Resources: %#v, Verbs: %#v}", rule.APIGroups, rule.Resources, rule.Verbs)
 	h.mu.Lock()
-	reported := h.missing[missing]
-	h.missing[missing] = true
+	reported := h.missing[who+missing]
+	h.missing[who+missing] = true
 	h.mu.Unlock()
 	if reported {
 		return

@@ -22,6 +22,9 @@ import (
 
 const leaseName = "test"
 
+// buildPrefix begins the names of builds, which are unique in a process. No - follows in them.
+const buildPrefix = "test-"
+
 // replica is a running manager.
 type replica struct {
 	h           *Host
@@ -38,8 +41,7 @@ func (h *Host) start() *replica {
 	for _, e := range h.setup.Entries {
 		entries = append(entries, r.observed(e))
 	}
-	// Names of builds are unique in a process.
-	o, err := app.NewOptions(app.With(entries...), app.WithoutBuiltIns(), app.Named("test-"+rand.String(10)))
+	o, err := app.NewOptions(app.With(entries...), app.WithoutBuiltIns(), app.Named(buildPrefix+rand.String(10)))
 	if err != nil {
 		h.t.Fatal(err)
 	}

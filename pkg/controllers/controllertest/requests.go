@@ -140,11 +140,10 @@ func (h *Host) Events() []string {
 	slices.SortStableFunc(events, func(a, b *corev1.Event) int { return strings.Compare(string(a.UID), string(b.UID)) })
 	texts := make([]string, 0, len(events))
 	for _, e := range events {
-		for _, entry := range h.setup.Entries {
-			if strings.HasSuffix(e.Source.Component, "-"+entry.Name) {
-				texts = append(texts, h.attributed(entry.Name, fmt.Sprintf("%s %s %s: %s",
-					e.Type, e.Reason, path.Join(e.InvolvedObject.Namespace, e.InvolvedObject.Name), e.Message)))
-			}
+		_, name, _ := strings.Cut(strings.TrimPrefix(e.Source.Component, buildPrefix), "-")
+		if h.entry(name) != nil { // else it is the manager's own
+			texts = append(texts, h.attributed(name, fmt.Sprintf("%s %s %s: %s",
+				e.Type, e.Reason, path.Join(e.InvolvedObject.Namespace, e.InvolvedObject.Name), e.Message)))
 		}
 	}
 	return texts
