@@ -22,7 +22,7 @@ PLATFORMS ?= linux/amd64 linux/arm64
 # The platforms of a release: nodes, for the image too, and where people work, for `kubectl quartermaster`.
 RELEASED  := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 VULNDB    ?= https://vuln.go.dev
-# The modules below the main one, and those of them that have packages: the others pin versions of programs.
+# MODULES are all modules but the main one. PACKAGED leaves out the modules that only pin versions, of programs and CRDs.
 MODULES    = $(patsubst %/go.mod,%,$(shell git ls-files '*/go.mod'))
 PACKAGED   = $(filter-out hack/controlplane hack/crds hack/tools,$(MODULES))
 
@@ -94,7 +94,7 @@ test-integration: controlplane ## The part of test on a real kube-apiserver, etc
 	    $$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/)
 
 .PHONY: test-chart
-test-chart: controlplane ## The Helm chart, with Helm's own module: what it renders, and installing it.
+test-chart: controlplane ## The Helm chart, with Helm's own module: what it renders, and whether it can be installed.
 	cd hack/chart && $(INTEGRATION) -count=1 ./...
 
 .PHONY: test-e2e
@@ -113,7 +113,7 @@ test-election: ## 2,000 simulated elections, and mutants of the elector.
 	SEEDS=2000 MUTANTS=quick go test -timeout 20m -parallel 2 ./pkg/election
 
 .PHONY: test-long
-test-long: test-race test-chart test-election ## These three, the race detector on a control plane, long tests, faults. Before a release.
+test-long: test-race test-chart test-election ## test-race, test-chart and test-election, the race detector on a control plane, long tests, faults. Before a release.
 	go test -run '^TestLong' ./pkg/...
 	@# ./test/servers plays one of its ten rounds, which would take an hour. ./test/faults has short leases, so it runs alone, with a new seed each time.
 	RACE=1 ROUNDS=1 $(INTEGRATION) -p 4 $$(go list ./test/... | grep -v /faults | sort -r)

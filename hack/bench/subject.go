@@ -40,7 +40,7 @@ type subject struct {
 	name  string
 	lease string
 	args  []string
-	// binary is another one of controller-runtime's than the default.
+	// binary is the program of controller-runtime that runs in place of the default.
 	binary string
 	start  func(b *bench, ctx context.Context, s subject, slot string, args []string) (*process, error)
 	// timings renders the flags of leader election.

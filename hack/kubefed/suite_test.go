@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubefed runs KubeFed's tests with KubeFed's own flags. test/kubefed gives it a federation.
+// Package kubefed runs KubeFed's tests with KubeFed's own flags. test/federation runs it on a federation.
 package kubefed
 
 import (

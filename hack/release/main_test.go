@@ -72,15 +72,15 @@ func TestReleaseRefusedWritesNothing(t *testing.T) {
 		then    string // a script
 		wantErr string
 	}{
-		"a file was changed":              {"v1.2.0", "echo >>CHANGELOG.md", "M CHANGELOG.md"},
-		"a file is new":                   {"v1.2.0", "echo >new", "?? new"},
-		"the version is that of another":  {"v1.2.0", "git tag v1.2.0 && git commit -q --allow-empty -m more", "the tag v1.2.0 is on another commit"},
-		"as well with an annotated tag":   {"v1.2.0", "git tag -m x v1.2.0 && git commit -q --allow-empty -m more", "the tag v1.2.0 is on another commit"},
-		"no notes":                        {"v1.3.0", "", "no section"},
-		"it is not a repository":          {"v1.2.0", "rm -r .git", "not a git repository"},
-		"none of these, without a tag":    {"v1.2.0", "", "make --no-print-directory VERSION=v1.2.0 chart"},
-		"none of these, with a tag":       {"v1.2.0", "git tag v1.2.0", "make --no-print-directory"},
-		"none of these, an annotated tag": {"v1.2.0", "git tag -m x v1.2.0", "make --no-print-directory"},
+		"a file was changed":                               {"v1.2.0", "echo >>CHANGELOG.md", "M CHANGELOG.md"},
+		"a file is new":                                    {"v1.2.0", "echo >new", "?? new"},
+		"the version's tag is on another commit":           {"v1.2.0", "git tag v1.2.0 && git commit -q --allow-empty -m more", "the tag v1.2.0 is on another commit"},
+		"the version's annotated tag is on another commit": {"v1.2.0", "git tag -m x v1.2.0 && git commit -q --allow-empty -m more", "the tag v1.2.0 is on another commit"},
+		"no notes":                                       {"v1.3.0", "", "no section"},
+		"the folder is no repository":                    {"v1.2.0", "rm -r .git", "not a git repository"},
+		"a version without a tag":                        {"v1.2.0", "", "make --no-print-directory VERSION=v1.2.0 chart"},
+		"a version with a tag on this commit":            {"v1.2.0", "git tag v1.2.0", "make --no-print-directory"},
+		"a version with an annotated tag on this commit": {"v1.2.0", "git tag -m x v1.2.0", "make --no-print-directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Chdir(t.TempDir())

@@ -346,9 +346,9 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 		took time.Duration
 		want error
 	}{
-		"when they have drained":   {func(ctx context.Context) error { <-ctx.Done(); <-time.After(3 * time.Second); return nil }, 3 * time.Second, nil},
-		"when they have failed to": {func(ctx context.Context) error { <-ctx.Done(); return errors.New("no") }, 0, election.ErrUnfinished},
-		"when they do not":         {stuck, 20 * time.Second, election.ErrUnfinished},
+		"a controller that drains":                      {func(ctx context.Context) error { <-ctx.Done(); <-time.After(3 * time.Second); return nil }, 3 * time.Second, nil},
+		"a controller that returns an error at its end": {func(ctx context.Context) error { <-ctx.Done(); return errors.New("no") }, 0, election.ErrUnfinished},
+		"a controller that does not drain in time":      {stuck, 20 * time.Second, election.ErrUnfinished},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

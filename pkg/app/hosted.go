@@ -116,7 +116,7 @@ func (h *hosted) contained(handler http.Handler) http.Handler {
 				panic(panicked) // net/http's own way to end a response
 			default:
 				h.metrics.Panicked(h.name)
-				klog.FromContext(r.Context()).Error(errors.New("panic in a controller's HTTP handler"), "Request failed",
+				klog.FromContext(r.Context()).Error(errors.New("panic in a controller's HTTP handler"), "HTTP handler of a controller panicked",
 					"controller", h.name, "type", fmt.Sprintf("%T", panicked), "stack", string(debug.Stack()))
 				http.Error(w, "the controller's handler panicked", http.StatusInternalServerError)
 			}

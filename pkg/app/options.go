@@ -186,7 +186,8 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs.StringVar(&g.ServiceAccountsNamespace, "service-accounts-namespace", g.ServiceAccountsNamespace,
 		"The namespace of the ServiceAccounts of --use-service-account-credentials.")
 	fs.BoolVar(&g.DryRun, "dry-run", g.DryRun,
-		"Send every write of every controller with dryRun=All, and refuse what cannot be a dry run; Leases and Events excepted.")
+		"Change nothing. Controllers send writes with dryRun=All or only report them, and a request that cannot be a dry run "+
+			"is refused. Leases and Events are written as always.")
 
 	c := &o.Client
 	fs = sets.FlagSet("client connection")

@@ -347,11 +347,11 @@ func TestRBACInANamespace(t *testing.T) {
 		scope []string
 		want  []rbacv1.PolicyRule
 	}{
-		"everywhere":                             {"", []string{""}, rule("configmaps")},
-		"its own, besides everywhere":            {"mine", []string{""}, rule("secrets")},
-		"its own, which is one of --namespaces":  {"mine", []string{"shop", "mine"}, append(rule("configmaps"), rule("secrets")...)},
-		"its own, which is none of --namespaces": {"mine", []string{"shop"}, rule("secrets")},
-		"another of --namespaces":                {"shop", []string{"shop"}, rule("configmaps")},
+		"everywhere": {"", []string{""}, rule("configmaps")},
+		"the own namespace of a controller that works everywhere": {"mine", []string{""}, rule("secrets")},
+		"the own namespace, which is one of --namespaces":         {"mine", []string{"shop", "mine"}, append(rule("configmaps"), rule("secrets")...)},
+		"the own namespace, which is none of --namespaces":        {"mine", []string{"shop"}, rule("secrets")},
+		"a namespace of --namespaces that is not the own one":     {"shop", []string{"shop"}, rule("configmaps")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if diff := cmp.Diff(tc.want, g.in(tc.of, tc.scope).own); diff != "" {

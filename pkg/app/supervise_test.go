@@ -98,13 +98,13 @@ func TestControllerThatStopsIsRestarted(t *testing.T) {
 		want []time.Duration
 		ends int // unexpected ones
 	}{
-		"one that fails": {[]func(context.Context) error{failsAfter(0)}, 190 * second,
+		"a controller that fails": {[]func(context.Context) error{failsAfter(0)}, 190 * second,
 			[]time.Duration{0, 1 * second, 3 * second, 7 * second, 15 * second, 31 * second, 63 * second, 123 * second, 183 * second}, 9},
-		"one that returns without an error": {[]func(context.Context) error{func(context.Context) error { return nil }}, 4 * second,
+		"a controller that returns without an error": {[]func(context.Context) error{func(context.Context) error { return nil }}, 4 * second,
 			[]time.Duration{0, 1 * second, 3 * second}, 3},
-		"one that panics": {[]func(context.Context) error{func(context.Context) error { panic("x") }}, 4 * second,
+		"a controller that panics": {[]func(context.Context) error{func(context.Context) error { panic("x") }}, 4 * second,
 			[]time.Duration{0, 1 * second, 3 * second}, 3},
-		"one that returns a nil pointer as its error": {[]func(context.Context) error{func(context.Context) error { var g *gone; return g }}, 4 * second,
+		"a controller that returns a nil pointer as its error": {[]func(context.Context) error{func(context.Context) error { var g *gone; return g }}, 4 * second,
 			[]time.Duration{0, 1 * second, 3 * second}, 3},
 		"the back-off starts anew after a long healthy run": {
 			[]func(context.Context) error{failsAfter(0), failsAfter(0), failsAfter(healthyRun), failsAfter(0), untilTheEnd}, time.Hour,
@@ -246,11 +246,11 @@ func TestDrainThatFailsSaysSo(t *testing.T) {
 		run  func(context.Context) error
 		want bool
 	}{
-		"one that drains": {untilTheEnd, false},
-		"one that returns the error of its context": {func(ctx context.Context) error { <-ctx.Done(); return fmt.Errorf("run: %w", ctx.Err()) }, false},
-		"one that returns the cause of its end":     {func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }, false},
-		"one that returns an error":                 {func(ctx context.Context) error { <-ctx.Done(); return errors.New("gave up") }, true},
-		"one that panics as it drains":              {func(ctx context.Context) error { <-ctx.Done(); panic("x") }, true},
+		"a controller that drains":                           {untilTheEnd, false},
+		"a controller that returns the error of its context": {func(ctx context.Context) error { <-ctx.Done(); return fmt.Errorf("run: %w", ctx.Err()) }, false},
+		"a controller that returns the cause of its end":     {func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }, false},
+		"a controller that returns an error":                 {func(ctx context.Context) error { <-ctx.Done(); return errors.New("gave up") }, true},
+		"a controller that panics as it drains":              {func(ctx context.Context) error { <-ctx.Done(); panic("x") }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

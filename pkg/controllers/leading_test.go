@@ -424,9 +424,9 @@ func TestLeaderTakesEventsBeforeTheReplay(t *testing.T) {
 		at            int // the reconcile during which the event comes
 		most          int // keys that may be reconciled before the event's key
 	}{
-		"when there are no others":        {objects: 50, keys: 1, at: 10, most: 1},
-		"after many others that are done": {objects: 200, keys: 1, burst: 50, at: 100, most: 1},
-		"if each object has many keys":    {objects: 50, keys: 20, at: 60, most: 1},
+		"with no other event":                   {objects: 50, keys: 1, at: 10, most: 1},
+		"after many events that are reconciled": {objects: 200, keys: 1, burst: 50, at: 100, most: 1},
+		"with many keys of each object":         {objects: 50, keys: 20, at: 60, most: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

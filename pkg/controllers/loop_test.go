@@ -370,7 +370,7 @@ func TestBeside(t *testing.T) {
 		keys   string
 		err    string // of Run
 	}{
-		"its keys are reconciled until the context ends": {
+		"keys are reconciled until the context ends": {
 			beside: func(ctx context.Context, enqueue func(...string)) error {
 				enqueue("a")
 				<-time.After(time.Second)
@@ -379,13 +379,13 @@ func TestBeside(t *testing.T) {
 				return nil
 			}, keys: "a b",
 		},
-		"it may return the error of its context": {
+		"the function may return the error of its context": {
 			beside: func(ctx context.Context, _ func(...string)) error { <-ctx.Done(); return ctx.Err() },
 		},
-		"its error ends Run": {
+		"an error of the function ends Run": {
 			beside: func(context.Context, func(...string)) error { return errors.New("no more") }, err: "no more",
 		},
-		"Run ends with it": {
+		"Run ends when the function returns": {
 			beside: func(context.Context, func(...string)) error { return nil }, err: "Options.Beside returned before its context ended",
 		},
 		"a panic is contained": {

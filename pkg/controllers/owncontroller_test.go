@@ -138,17 +138,17 @@ func TestWatchOwner(t *testing.T) {
 		event change
 		want  []string
 	}{
-		"an object is added":                    {change{new: mine}, []string{"shop/a"}},
-		"it changes":                            {change{old: mine, new: mine}, []string{"shop/a"}},
-		"it is deleted":                         {change{old: mine}, []string{"shop/a"}},
-		"another version of the API":            {change{new: owned("example.com/v2", "Widget", "a", true)}, []string{"shop/a"}},
-		"it gets another owner":                 {change{old: mine, new: owned("example.com/v1", "Widget", "b", true)}, []string{"shop/a", "shop/b"}},
-		"it is given up":                        {change{old: mine, new: &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}}, []string{"shop/a"}},
-		"an owner that does not control it":     {change{new: owned("example.com/v1", "Widget", "a", false)}, nil},
-		"an owner of another group":             {change{new: owned("example.org/v1", "Widget", "a", true)}, nil},
-		"an owner of another kind":              {change{new: owned("example.com/v1", "Gadget", "a", true)}, nil},
-		"an owner whose version is no version":  {change{new: owned("a/b/c", "Widget", "a", true)}, nil},
-		"an object without a namespace, and so": {change{new: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", OwnerReferences: mine.OwnerReferences}}}, []string{"a"}},
+		"an object is added":                                  {change{new: mine}, []string{"shop/a"}},
+		"an object is changed":                                {change{old: mine, new: mine}, []string{"shop/a"}},
+		"an object is deleted":                                {change{old: mine}, []string{"shop/a"}},
+		"an owner in another version of the API":              {change{new: owned("example.com/v2", "Widget", "a", true)}, []string{"shop/a"}},
+		"an object gets another owner":                        {change{old: mine, new: owned("example.com/v1", "Widget", "b", true)}, []string{"shop/a", "shop/b"}},
+		"an object loses its owner":                           {change{old: mine, new: &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}}, []string{"shop/a"}},
+		"an owner that does not control it":                   {change{new: owned("example.com/v1", "Widget", "a", false)}, nil},
+		"an owner of another group":                           {change{new: owned("example.org/v1", "Widget", "a", true)}, nil},
+		"an owner of another kind":                            {change{new: owned("example.com/v1", "Gadget", "a", true)}, nil},
+		"an owner whose version is no version":                {change{new: owned("a/b/c", "Widget", "a", true)}, nil},
+		"an object without a namespace, whose owner has none": {change{new: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", OwnerReferences: mine.OwnerReferences}}}, []string{"a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			keys := WatchOwner[metav1.Object](nil, widget).keys(tc.event)
@@ -170,10 +170,10 @@ func TestWatchClusterOwner(t *testing.T) {
 		event change
 		want  []cache.ObjectName
 	}{
-		"an object in a namespace":        {change{new: mine}, []cache.ObjectName{{Name: "a"}}},
-		"one that gets another owner":     {change{old: mine, new: owned("example.com/v1", "Team", "b", true)}, []cache.ObjectName{{Name: "a"}, {Name: "b"}}},
-		"an object without a namespace":   {change{new: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", OwnerReferences: mine.OwnerReferences}}}, []cache.ObjectName{{Name: "a"}}},
-		"one of an owner of another kind": {change{new: owned("example.com/v1", "Gadget", "a", true)}, nil},
+		"an object in a namespace":              {change{new: mine}, []cache.ObjectName{{Name: "a"}}},
+		"an object that gets another owner":     {change{old: mine, new: owned("example.com/v1", "Team", "b", true)}, []cache.ObjectName{{Name: "a"}, {Name: "b"}}},
+		"an object without a namespace":         {change{new: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", OwnerReferences: mine.OwnerReferences}}}, []cache.ObjectName{{Name: "a"}}},
+		"an object of an owner of another kind": {change{new: owned("example.com/v1", "Gadget", "a", true)}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			keys := WatchClusterOwner[metav1.Object](nil, team).keys(tc.event)

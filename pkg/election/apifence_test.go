@@ -249,16 +249,16 @@ func TestServerFence(t *testing.T) {
 		want   apifence.State     // a minute after later
 		named  string
 	}{
-		"a policy that judges rightly":                                 {leads: true, want: apifence.Enforced, named: "r_1"},
-		"a Namespace that names the former leader":                     {change: func(s *fenceServer) { s.install("a_1") }, leads: true, want: apifence.Enforced, named: "r_1"},
-		"a Namespace that names the process before it in the same Pod": {change: func(s *fenceServer) { s.install("r_0") }, leads: true, want: apifence.Enforced, named: "r_1"},
-		"an API server whose watch lags":                               {change: func(s *fenceServer) { s.lag = time.Second }, leads: true, want: apifence.Enforced, named: "r_1"},
-		"no Namespace":                                                 {change: func(s *fenceServer) { s.ns = nil }, leads: true, want: apifence.Absent},
-		"no policy":                                                    {change: func(s *fenceServer) { s.policy = false }, leads: true, want: apifence.Absent, named: "r_1"},
-		"no permission, which comes with the policy":                   {change: func(s *fenceServer) { s.rbac, s.policy = false, false }, leads: true, want: apifence.Absent},
-		"a token of another Pod":                                       {change: func(s *fenceServer) { s.tokenPod = "other" }, want: apifence.Misconfigured, named: "r_1"},
-		"a policy that goes by another Namespace":                      {change: func(s *fenceServer) { s.lag = time.Hour }, want: apifence.Misconfigured, named: "r_1"},
-		"an API server that does not answer":                           {change: func(s *fenceServer) { s.down = true }, want: apifence.Unknown},
+		"a policy that judges rightly":                                {leads: true, want: apifence.Enforced, named: "r_1"},
+		"a Namespace that names the former leader":                    {change: func(s *fenceServer) { s.install("a_1") }, leads: true, want: apifence.Enforced, named: "r_1"},
+		"a Namespace that names the previous process of the same Pod": {change: func(s *fenceServer) { s.install("r_0") }, leads: true, want: apifence.Enforced, named: "r_1"},
+		"an API server whose watch lags":                              {change: func(s *fenceServer) { s.lag = time.Second }, leads: true, want: apifence.Enforced, named: "r_1"},
+		"no Namespace":                                                {change: func(s *fenceServer) { s.ns = nil }, leads: true, want: apifence.Absent},
+		"no policy":                                                   {change: func(s *fenceServer) { s.policy = false }, leads: true, want: apifence.Absent, named: "r_1"},
+		"no permission, which comes with the policy":                  {change: func(s *fenceServer) { s.rbac, s.policy = false, false }, leads: true, want: apifence.Absent},
+		"a token of another Pod":                                      {change: func(s *fenceServer) { s.tokenPod = "other" }, want: apifence.Misconfigured, named: "r_1"},
+		"a policy that goes by another Namespace":                     {change: func(s *fenceServer) { s.lag = time.Hour }, want: apifence.Misconfigured, named: "r_1"},
+		"an API server that does not answer":                          {change: func(s *fenceServer) { s.down = true }, want: apifence.Unknown},
 		"a webhook that is away, for which the API server waits": {change: func(s *fenceServer) {
 			s.webhook = func(ctx context.Context, dryRun bool) error {
 				if !dryRun && !pauseFor(ctx, 10*time.Second) {
@@ -431,9 +431,9 @@ func TestNamingIsAtOnce(t *testing.T) {
 // server asks it to wait.
 func TestNamingRetriesAsTheAPIServerSays(t *testing.T) {
 	for name, test := range map[string]struct{ after, most int }{
-		"it asks for 3 s":         {3, 4}, // at 0, 3, 6 and 9 s
-		"it asks for a long time": {100, 1},
-		"it asks for nothing":     {0, 18},
+		"the API server asks for 3 s":         {3, 4}, // at 0, 3, 6 and 9 s
+		"the API server asks for a long time": {100, 1},
+		"the API server asks for no time":     {0, 18},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

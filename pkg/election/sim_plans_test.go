@@ -28,11 +28,11 @@ func TestSimulatedStaleWrites(t *testing.T) {
 	}{
 		"without a fence, a replaced leader goes on writing": {
 			simFences{}, func(c *simCount) bool { return c.led > 20 && c.refused == 0 }},
-		"with the client's alone, writes under way are late": {
+		"with the client's fence alone, writes under way are late": {
 			simFences{client: true}, func(c *simCount) bool { return c.led > 0 && c.led < 20 && c.refused == 0 }},
-		"with the API server's alone, only writes are late that it admitted before it saw the name": {
+		"with the API server's fence alone, only writes that were admitted before the name was seen are late": {
 			simFences{server: true}, func(c *simCount) bool { return c.refused > 20 && c.led < 40 }},
-		"with both, fewer": {
+		"with both fences, few writes are late": {
 			simFences{client: true, server: true}, func(c *simCount) bool { return c.refused > 0 && c.led < 8 }},
 	}
 	for name, test := range tests {
@@ -51,8 +51,8 @@ func TestSimulatedStaleWrites(t *testing.T) {
 // another leads. Its own fence then believes in its term; only the API server's refuses its writes.
 func TestSimulatedFreeze(t *testing.T) {
 	for name, fences := range map[string]simFences{
-		"it writes where the API server has no fence": {client: true},
-		"the fence in the API server refuses it":      {client: true, server: true},
+		"the frozen leader writes where the API server has no fence": {client: true},
+		"the fence in the API server refuses the frozen leader":      {client: true, server: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := runPlan(t, ours, fences, 1, 1, func(s *simulation) {

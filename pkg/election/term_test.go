@@ -27,11 +27,11 @@ func TestLeadershipEndsAtOnce(t *testing.T) {
 		"when another holds the Lease": {func(s *simStore, _ *storeClient) {
 			s.edit("thief", func(l *coordinationv1.Lease) { *l = *protocol.AcquiredLease(l, "thief", 15*time.Second, time.Now()) })
 		}, protocol.ReasonHolderChanged},
-		"when its holder is edited away": {func(s *simStore, _ *storeClient) {
+		"when the holder is edited away": {func(s *simStore, _ *storeClient) {
 			s.edit("admin", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("") })
 		}, protocol.ReasonHolderChanged},
-		"when it is deleted": {func(s *simStore, _ *storeClient) { s.delete("admin") }, protocol.ReasonLeaseDeleted},
-		"when it is replaced": {func(s *simStore, _ *storeClient) {
+		"when the Lease is deleted": {func(s *simStore, _ *storeClient) { s.delete("admin") }, protocol.ReasonLeaseDeleted},
+		"when the Lease is replaced": {func(s *simStore, _ *storeClient) {
 			s.mu.Lock()
 			s.lease, s.watches = nil, nil // the deletion is not seen
 			s.mu.Unlock()

@@ -17,14 +17,14 @@ func TestConfigNamespacesAreUniqueNames(t *testing.T) {
 		want []string
 		err  string
 	}{
-		"none is all of them":                          {nil, nil, ""},
-		"several in one flag":                          {[]string{"--namespaces=a,b-1"}, []string{"a", "b-1"}, ""},
-		"several flags add up":                         {[]string{"--namespaces=a", "--namespaces=b"}, []string{"a", "b"}, ""},
-		"one that no namespace can have":               {[]string{"--namespaces=a,B_c"}, nil, `--namespaces: "B_c": `},
-		"one that is empty, which would be all":        {[]string{"--namespaces=a,"}, nil, `--namespaces: "": `},
-		"a variable that the environment has not":      {[]string{"--namespaces=$(POD_NAMESPACE)"}, nil, `--namespaces: "$(POD_NAMESPACE)": `},
-		"one that is too long":                         {[]string{"--namespaces=" + strings.Repeat("a", 64)}, nil, "must be no more than 63"},
-		"one twice, whose objects would be seen twice": {[]string{"--namespaces=a,b,a"}, nil, `--namespaces: "a" is named twice`},
+		"without the flag, all namespaces":                {nil, nil, ""},
+		"several namespaces in one flag":                  {[]string{"--namespaces=a,b-1"}, []string{"a", "b-1"}, ""},
+		"several flags add up":                            {[]string{"--namespaces=a", "--namespaces=b"}, []string{"a", "b"}, ""},
+		"a name that no namespace can have":               {[]string{"--namespaces=a,B_c"}, nil, `--namespaces: "B_c": `},
+		"an empty name, which would mean all namespaces":  {[]string{"--namespaces=a,"}, nil, `--namespaces: "": `},
+		"a variable that the environment has not":         {[]string{"--namespaces=$(POD_NAMESPACE)"}, nil, `--namespaces: "$(POD_NAMESPACE)": `},
+		"a name that is too long":                         {[]string{"--namespaces=" + strings.Repeat("a", 64)}, nil, "must be no more than 63"},
+		"a name twice, whose objects would be seen twice": {[]string{"--namespaces=a,b,a"}, nil, `--namespaces: "a" is named twice`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := NewConfig()

@@ -231,16 +231,16 @@ func TestStatusIsStored(t *testing.T) {
 		status any
 		same   func(*unstructured.Unstructured) bool
 	}{
-		"of a cluster": {"kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1', secretRef: {name: s}}", cluster, func(u *unstructured.Unstructured) bool {
+		"the status of a KubeFedCluster": {"kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1', secretRef: {name: s}}", cluster, func(u *unstructured.Unstructured) bool {
 			_, write := policy.ReadCluster(u).Status.Next(policy.Health{State: policy.NoAnswer}, "", now)
 			return !write
 		}},
-		"of a federated object": {"kind: FederatedSecret", federated, func(u *unstructured.Unstructured) bool {
+		"the status of a federated object": {"kind: FederatedSecret", federated, func(u *unstructured.Unstructured) bool {
 			return policy.ReadFederated(u).Status.Hash() == federated.Hash()
 		}},
-		"of what was written where":              {"kind: PropagatedVersion", propagated, func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
-		"of what was written in which namespace": {"kind: ClusterPropagatedVersion", propagated, func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
-		"of a type": {"kind: FederatedTypeConfig, metadata: {name: widgets}, spec: {propagation: Disabled, targetType: {version: v1, kind: Widget, scope: Namespaced}, " +
+		"the status of a PropagatedVersion":        {"kind: PropagatedVersion", propagated, func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
+		"the status of a ClusterPropagatedVersion": {"kind: ClusterPropagatedVersion", propagated, func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
+		"the status of a FederatedTypeConfig": {"kind: FederatedTypeConfig, metadata: {name: widgets}, spec: {propagation: Disabled, targetType: {version: v1, kind: Widget, scope: Namespaced}, " +
 			"federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, scope: Namespaced}}", runs,
 			func(u *unstructured.Unstructured) bool { return policy.ReadTypeConfig(u).Status == runs }},
 	}

@@ -61,8 +61,8 @@ func TestStandbyTakesOver(t *testing.T) {
 		code   int
 	}{
 		"after SIGTERM, which the old leader survives in good order": {syscall.SIGTERM, 0},
-		"after SIGINT likewise":                       {syscall.SIGINT, 0},
-		"after SIGKILL, before the Lease has expired": {syscall.SIGKILL, 128 + 9},
+		"after SIGINT, which the old leader survives in good order":  {syscall.SIGINT, 0},
+		"after SIGKILL, before the Lease has expired":                {syscall.SIGKILL, 128 + 9},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)

@@ -251,10 +251,10 @@ func TestLongHandoverMissesNothing(t *testing.T) {
 func TestLeaderWithAnOldCacheRollsNothingBack(t *testing.T) {
 	const configMaps, deployments = "configmaps", "deployments"
 	for name, old := range map[string][]string{ // which become new in this order
-		"of ConfigMaps":             {configMaps},
-		"of Deployments":            {deployments},
-		"of both, ConfigMaps last":  {deployments, configMaps},
-		"of both, Deployments last": {configMaps, deployments},
+		"the cache of ConfigMaps is old":                 {configMaps},
+		"the cache of Deployments is old":                {deployments},
+		"both caches are old, and ConfigMaps come last":  {deployments, configMaps},
+		"both caches are old, and Deployments come last": {configMaps, deployments},
 	} {
 		t.Run(name, func(t *testing.T) { takeOverWithOldCaches(t, old) })
 	}

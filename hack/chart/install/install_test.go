@@ -310,7 +310,7 @@ func (r *release) expectFence(ctx context.Context, t *testing.T) {
 func (r *release) as(ctx context.Context, t *testing.T, name string) kubernetes.Interface {
 	t.Helper()
 	pods := r.admin.CoreV1().Pods(r.home)
-	// That of before has the ServiceAccount of before.
+	// An earlier Pod of this name belongs to the ServiceAccount of an earlier release.
 	if err := pods.Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}

@@ -39,13 +39,13 @@ func TestEndpointWithoutAnAnswerHasARow(t *testing.T) {
 		verify   bool
 		want     string
 	}{
-		"one that does not know the user":    {respond(401, "Unauthorized"), "", false, "/debug/leader: 401 Unauthorized"},
-		"one that refuses the user":          {respond(403, "no"), "", false, "/debug/leader: forbidden; /debug/controllers/: forbidden"},
-		"one that is something else":         {respond(200, "<html>"), "", false, "/debug/leader: not a manager's response"},
-		"one with a certificate of nobody":   {respond(200, "{}"), "", true, "certificate"},
-		"one that nobody listens at":         {nil, "https://127.0.0.1:1", false, "refused"},
-		"one without TLS is not sent a word": {nil, "http://127.0.0.1:1", false, "must be https://HOST:PORT"},
-		"one that is no URL":                 {nil, "127.0.0.1:10357", false, "must be https://HOST:PORT"},
+		"an endpoint that does not know the user":          {respond(401, "Unauthorized"), "", false, "/debug/leader: 401 Unauthorized"},
+		"an endpoint that refuses the user":                {respond(403, "no"), "", false, "/debug/leader: forbidden; /debug/controllers/: forbidden"},
+		"an endpoint that is no manager's":                 {respond(200, "<html>"), "", false, "/debug/leader: not a manager's response"},
+		"an endpoint whose certificate cannot be verified": {respond(200, "{}"), "", true, "certificate"},
+		"an endpoint at which nobody listens":              {nil, "https://127.0.0.1:1", false, "refused"},
+		"an endpoint without TLS gets no request":          {nil, "http://127.0.0.1:1", false, "must be https://HOST:PORT"},
+		"an endpoint that is no URL":                       {nil, "127.0.0.1:10357", false, "must be https://HOST:PORT"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tc.handler != nil {
@@ -156,7 +156,7 @@ func TestHolderThatSaysSoLeads(t *testing.T) {
 	}{
 		"the holder, reached and leading":    {replica{Name: "pod-1", answer: answer{Reached: true, Phase: "Leading"}}, true},
 		"the holder, which has stopped":      {replica{Name: "pod-1", answer: answer{Reached: true, Phase: "Stopped"}}, false},
-		"another one":                        {replica{Name: "pod-2", answer: answer{Reached: true, Phase: "Leading"}}, false},
+		"a replica that is not the holder":   {replica{Name: "pod-2", answer: answer{Reached: true, Phase: "Leading"}}, false},
 		"the holder, which nobody could ask": {replica{Name: "pod-1"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -182,13 +182,13 @@ func TestEndpointsAreShownWithoutALease(t *testing.T) {
 		want             []string
 		err              error
 	}{
-		"the user may not read it, and a replica says that it leads": {forbidden.URL, leading,
+		"the user may not read the Lease, and a replica says that it leads": {forbidden.URL, leading,
 			[]string{"Leader:      pod-1, as it says itself", "API fence:   Enforced (tested by the leader)", "Leading", "Running", "  read Lease kube-system/quartermaster: "}, nil},
-		"the user may not read it, and no replica says that it leads": {forbidden.URL, unnamed,
+		"the user may not read the Lease, and no replica says that it leads": {forbidden.URL, unnamed,
 			[]string{"Leader:      <none>", "API fence:   Unknown", "Running", "  read Lease kube-system/quartermaster: "}, errNobodyLeads},
 		"the API server is gone, and a replica says that it leads": {gone.URL, leading,
 			[]string{"Leader:      pod-1, as it says itself", "Leading", "Running", "refused"}, nil},
-		"it does not exist, so the word of a replica is not enough": {absent.URL, leading,
+		"the Lease does not exist, and a replica says that it leads": {absent.URL, leading,
 			[]string{"Leader:      <none>", "Leading", "Running", "quartermaster: does not exist; see --namespace and --lease-name"}, errNobodyLeads},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -226,12 +226,12 @@ func TestFenceIsFoundByItsNamespace(t *testing.T) {
 		bindings []runtime.Object
 		want     fence
 	}{
-		"it is there, under any name":     {[]runtime.Object{own}, fence{"Installed", "ValidatingAdmissionPolicyBinding fence, not tested"}},
-		"it denies nothing":               {[]runtime.Object{binding("fence", "quartermaster-fence-w", "w-leader", admissionregistrationv1.Audit)}, fence{"Off", "ValidatingAdmissionPolicyBinding fence does not deny"}},
-		"there is none":                   {nil, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
-		"only another Lease's":            {[]runtime.Object{binding("quartermaster-fence", "quartermaster-fence", "quartermaster-leader", admissionregistrationv1.Deny)}, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
-		"only another policy's":           {[]runtime.Object{binding("fence", "theirs", "w-leader", admissionregistrationv1.Deny)}, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
-		"one that denies, one that warns": {[]runtime.Object{own, binding("warns", "quartermaster-fence-w", "w-leader", admissionregistrationv1.Warn)}, fence{"Installed", "ValidatingAdmissionPolicyBinding fence, not tested"}},
+		"a binding under any name":                       {[]runtime.Object{own}, fence{"Installed", "ValidatingAdmissionPolicyBinding fence, not tested"}},
+		"a binding that denies nothing":                  {[]runtime.Object{binding("fence", "quartermaster-fence-w", "w-leader", admissionregistrationv1.Audit)}, fence{"Off", "ValidatingAdmissionPolicyBinding fence does not deny"}},
+		"no binding":                                     {nil, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
+		"a binding for another Lease":                    {[]runtime.Object{binding("quartermaster-fence", "quartermaster-fence", "quartermaster-leader", admissionregistrationv1.Deny)}, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
+		"a binding of another policy":                    {[]runtime.Object{binding("fence", "theirs", "w-leader", admissionregistrationv1.Deny)}, fence{"Absent", "no ValidatingAdmissionPolicyBinding goes by Namespace w-leader"}},
+		"a binding that denies and a binding that warns": {[]runtime.Object{own, binding("warns", "quartermaster-fence-w", "w-leader", admissionregistrationv1.Warn)}, fence{"Installed", "ValidatingAdmissionPolicyBinding fence, not tested"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := options{namespace: metav1.NamespaceSystem, leaseName: "w"}

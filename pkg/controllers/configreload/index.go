@@ -143,8 +143,8 @@ func (c *Controller) source(obj Source) policy.Source {
 // patterns of one workload: about 0.05 s. Ten patterns such as app-.* and 3,000 names take half as many.
 const maxScan = 2 << 20
 
-// lookUp returns the cached sources that may concern w, and the keys of these and of absent sources that
-// would. If the patterns of w take too long, it returns that problem.
+// lookUp returns the cached sources that may concern w, and the keys of these sources and of absent sources
+// that would concern w. If the patterns of w take too long, it returns that problem.
 func (c *Controller) lookUp(
 	w *policy.Workload, r *policy.Rules, recorded policy.State,
 ) (found map[policy.SourceKey]policy.Source, watched map[policy.SourceKey]bool, problem *policy.Problem) {

@@ -223,13 +223,13 @@ func TestReloadIsOfTheLastVersion(t *testing.T) {
 		want      []string
 		asked     int
 	}{
-		"a source that is newer than the workload is not asked for":           {objects: []runtime.Object{known, cm2()}, want: rolled},
-		"a source that is older is asked for, once":                           {objects: []runtime.Object{cm2(), known}, want: rolled, asked: 1},
-		"a source that is older is asked for again if asking fails":           {objects: []runtime.Object{cm2(), known}, failures: 3, want: rolled, asked: 4},
-		"one that is gone rolls nothing":                                      {objects: []runtime.Object{cm2(), known}, removed: true, asked: 10},
-		"one that is gone is asked for under on-delete, as it has no version": {configure: onDelete, objects: []runtime.Object{marked}, want: unmarked, asked: 1},
-		"one that only the cache does not have rolls nothing":                 {configure: onDelete, objects: []runtime.Object{marked}, behind: true, asked: 10},
-		"one that the selector leaves out is there, and counts as deleted": {
+		"a source that is newer than the workload is not asked for": {objects: []runtime.Object{known, cm2()}, want: rolled},
+		"a source that is older is asked for, once":                 {objects: []runtime.Object{cm2(), known}, want: rolled, asked: 1},
+		"a source that is older is asked for again if asking fails": {objects: []runtime.Object{cm2(), known}, failures: 3, want: rolled, asked: 4},
+		"a source that is gone rolls nothing":                       {objects: []runtime.Object{cm2(), known}, removed: true, asked: 10},
+		"a source that is gone is asked for under on-delete":        {configure: onDelete, objects: []runtime.Object{marked}, want: unmarked, asked: 1},
+		"a source that only the cache does not have rolls nothing":  {configure: onDelete, objects: []runtime.Object{marked}, behind: true, asked: 10},
+		"a source that the selector leaves out counts as deleted": {
 			configure: func(c *Config) { onDelete(c); c.SourceSelector = []string{"env=prod"} },
 			objects:   []runtime.Object{cm2(), marked}, want: unmarked, asked: 1,
 		},

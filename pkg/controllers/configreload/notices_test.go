@@ -22,9 +22,9 @@ func TestOriginalThatRunsIsReported(t *testing.T) {
 		compat   bool
 		warns    bool
 	}{
-		"its Deployment runs":              {replicas: 1, compat: true, warns: true},
-		"its Deployment is scaled to 0":    {compat: true},
-		"it runs, and nothing replaces it": {replicas: 1},
+		"the original's Deployment runs":                                {replicas: 1, compat: true, warns: true},
+		"the original's Deployment is scaled to 0":                      {compat: true},
+		"the original's Deployment runs, and --compat does not name it": {replicas: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

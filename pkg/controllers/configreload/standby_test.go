@@ -95,12 +95,12 @@ func TestLeaderWithOldCaches(t *testing.T) {
 		rolls              bool
 		want               []string // without rolls, they are refused
 	}{
-		"the workload arrives first":    {sources: long, workloads: little, change: roll},
-		"the source arrives first":      {sources: little, workloads: long, change: roll, want: []string{rolled}},
-		"they arrive at once":           {sources: long, workloads: long, change: roll},
-		"only the workload is late":     {workloads: long, change: roll, want: []string{rolled}},
-		"only the source is late":       {sources: long, change: roll},
-		"two rollouts are on their way": {sources: long, workloads: little, change: func(w *fixture) { roll(w); w.put(cm1()); record(w, h1) }},
+		"the workload arrives first":         {sources: long, workloads: little, change: roll},
+		"the source arrives first":           {sources: little, workloads: long, change: roll, want: []string{rolled}},
+		"workload and source arrive at once": {sources: long, workloads: long, change: roll},
+		"only the workload is late":          {workloads: long, change: roll, want: []string{rolled}},
+		"only the source is late":            {sources: long, change: roll},
+		"two rollouts are on their way":      {sources: long, workloads: little, change: func(w *fixture) { roll(w); w.put(cm1()); record(w, h1) }},
 		"the source is back where it was, and the predecessor did not roll for that any more": {
 			sources: little, workloads: long,
 			change: func(w *fixture) { roll(w); w.put(cm1()) },

@@ -106,7 +106,7 @@ func TestReconcileState(t *testing.T) {
 			change:    changeCM,
 			want:      rolled, events: reloaded,
 		},
-		"deletion is nothing, and so is coming back the same": {
+		"a source that is deleted and comes back the same rolls nothing": {
 			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", nativeState, known1)},
 			change:  func(w *fixture) { w.remove(cm1()); w.pass(time.Minute); w.put(cm1()) },
 			events:  none,

@@ -85,7 +85,7 @@ func namespacePermissions() []rbacv1.PolicyRule {
 	}
 }
 
-// informersOf are those of the needs.
+// informersOf holds the informers of the needs.
 type informersOf struct {
 	clusters, configs, types         informers.Informer[*unstructured.Unstructured]
 	secrets, namespaces, definitions informers.Informer[metav1.Object]

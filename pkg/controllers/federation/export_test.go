@@ -10,7 +10,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// What tests of the whole controller, which are in a package of their own, use of this one.
+// Tests of the whole controller, which are in package federation_test, use these.
 const (
 	KubeFedLock  = kubeFedLock
 	MetricPrefix = metricPrefix

@@ -11,7 +11,7 @@ import (
 
 const metricPrefix = "quartermaster_federation_"
 
-// domainMetrics are the metrics of this controller; those of the loops are in package controllers.
+// domainMetrics are the metrics of this controller; package controllers has the metrics of the loops.
 type domainMetrics struct {
 	ready, pending, held *metrics.GaugeVec
 	lag                  *metrics.HistogramVec

@@ -43,8 +43,8 @@ type Types struct {
 	warned  map[string]policy.Warning
 }
 
-// NewTypes returns the loop of the FederatedTypeConfigs. Objects and configs are the informers of the
-// federation namespace alone, definitions that of the metadata of CustomResourceDefinitions.
+// NewTypes returns the loop of the FederatedTypeConfigs. The informers objects and configs have the
+// federation namespace alone, definitions has the metadata of CustomResourceDefinitions.
 func NewTypes(namespace string, objects, configs informers.Informer[*unstructured.Unstructured], definitions informers.Informer[metav1.Object],
 	client dynamic.Interface, events record.EventRecorder, loop controllers.Options,
 ) (*Types, error) {

@@ -64,19 +64,19 @@ func TestProof(t *testing.T) {
 		servers Servers
 		want    string // in the error; "" if it is proved
 	}{
-		"one API server that admits it":               {servers{[]answers{yes}, 1, nil}, ""},
-		"three":                                       {servers{[]answers{yes, yes, yes}, 3, nil}, ""},
-		"more addresses than API servers":             {servers{[]answers{yes, yes}, 1, nil}, ""},
-		"fewer addresses than API servers":            {servers{[]answers{yes, yes}, 3, nil}, "of 3 API servers, the addresses of 2 are known"},
-		"no address":                                  {servers{nil, 1, nil}, "the addresses of 0"},
-		"an unknown number of API servers":            {servers{[]answers{yes}, 0, nil}, "cannot count the API servers"},
-		"nothing that can be read":                    {servers{nil, 0, errors.New("forbidden")}, "forbidden"},
-		"nobody to ask":                               {nil, "not looked up"},
-		"one of three that still admits the former":   {servers{[]answers{yes, former, yes}, 3, nil}, "at 1: does not admit this replica yet"},
-		"one of three without the policy":             {servers{[]answers{yes, yes, {}}, 3, nil}, "at 2: has no fence"},
-		"one of three that does not answer":           {servers{[]answers{yes, {err: errors.New("timeout")}, yes}, 3, nil}, "at 1"},
-		"one of three that sees another Pod":          {servers{[]answers{yes, other, yes}, 3, nil}, "at 1: does not recognise"},
-		"one that admits another process of this Pod": {servers{[]answers{{words: "quartermaster-fence: written by Pod r, the leader is 'r_0/uid'"}}, 1, nil}, "not admit"},
+		"one API server that admits this replica":                 {servers{[]answers{yes}, 1, nil}, ""},
+		"three API servers that admit this replica":               {servers{[]answers{yes, yes, yes}, 3, nil}, ""},
+		"more addresses than API servers":                         {servers{[]answers{yes, yes}, 1, nil}, ""},
+		"fewer addresses than API servers":                        {servers{[]answers{yes, yes}, 3, nil}, "of 3 API servers, the addresses of 2 are known"},
+		"no address":                                              {servers{nil, 1, nil}, "the addresses of 0"},
+		"an unknown number of API servers":                        {servers{[]answers{yes}, 0, nil}, "cannot count the API servers"},
+		"nothing that can be read":                                {servers{nil, 0, errors.New("forbidden")}, "forbidden"},
+		"nobody to ask":                                           {nil, "not looked up"},
+		"one of three API servers still admits the former leader": {servers{[]answers{yes, former, yes}, 3, nil}, "at 1: does not admit this replica yet"},
+		"one of three API servers has no policy":                  {servers{[]answers{yes, yes, {}}, 3, nil}, "at 2: has no fence"},
+		"one of three API servers does not answer":                {servers{[]answers{yes, {err: errors.New("timeout")}, yes}, 3, nil}, "at 1"},
+		"one of three API servers sees another Pod":               {servers{[]answers{yes, other, yes}, 3, nil}, "at 1: does not recognise"},
+		"the API server admits another process of this Pod":       {servers{[]answers{{words: "quartermaster-fence: written by Pod r, the leader is 'r_0/uid'"}}, 1, nil}, "not admit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := New(Config{Identity: "r_1", PodUID: "uid", Servers: test.servers, RequestTimeout: time.Second})

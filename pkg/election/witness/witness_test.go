@@ -170,20 +170,20 @@ func TestWatch(t *testing.T) {
 		gone bool
 	}{
 		"a killed process is gone": {func(l *leader) { l.die() }, true},
-		"one that was killed and whose address another has is gone": {func(l *leader) {
+		"a killed process whose address another process has is gone": {func(l *leader) {
 			l.die()
 			newLeader(l.t, l.Address())
 		}, true},
-		"one whose connection is reset and whose address another answers, as a Service may, is not": {func(l *leader) {
+		"a process whose connection is reset is not gone if another answers at its address, as a Service may": {func(l *leader) {
 			_ = l.listener.Close()
 			newLeader(l.t, l.Address())
 			l.hangUp(reset)
 		}, false},
-		"one whose connections are reset and refused, as by a firewall, is not": {func(l *leader) {
+		"a process whose connections are reset and refused, as by a firewall, is not gone": {func(l *leader) {
 			_ = l.listener.Close()
 			l.hangUp(reset)
 		}, false},
-		"one that ends in good order is not": {func(l *leader) {
+		"a process that ends in good order is not gone": {func(l *leader) {
 			_ = l.listener.Close()
 			l.stopAll()
 		}, false},

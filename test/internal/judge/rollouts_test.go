@@ -35,15 +35,15 @@ func TestRollouts(t *testing.T) {
 			func(r *Rollouts) []error {
 				return []error{r.AddObject(object, version(1, "u", "a")), r.AddEvent(patch("m", version(3, "u", "b")))}
 			}, []string{"3 m"}},
-		"neither is a write that leaves the template as it is": {
+		"a write that leaves the template as it is is no rollout": {
 			func(r *Rollouts) []error {
 				return []error{r.AddObject(object, version(1, "u", "a")), r.AddEvent(patch("m", version(3, "u", "a")))}
 			}, nil},
-		"the same twice in the log and in a watch is one, and its author is known": {
+		"a rollout in the log and in a watch counts once, and its author is known": {
 			func(r *Rollouts) []error {
 				return []error{r.AddObject(object, version(1, "u", "a")), r.AddEvent(patch("m", version(3, "u", "b"))), r.AddObject(object, version(3, "u", "b"))}
 			}, []string{"3 m"}},
-		"one that only a watch has shown counts": {
+		"a rollout that only a watch has shown counts": {
 			func(r *Rollouts) []error {
 				return []error{r.AddObject(object, version(3, "u", "b")), r.AddEvent(patch("m", version(5, "u", "a"))), r.AddObject(object, version(1, "u", "a"))}
 			}, []string{"3 ", "5 m"}},

@@ -202,14 +202,14 @@ func TestClusterStatusIsWrittenIf(t *testing.T) {
 		// since is when the first condition's status changed.
 		since time.Duration
 	}{
-		"nothing changed":               {before: before, health: ready, after: 4 * time.Minute},
-		"nothing changed for long":      {before: before, health: ready, after: 5 * time.Minute, write: true},
-		"the version changed":           {before: before, health: ready, version: "v1.37.0", after: time.Second, write: true},
-		"the version cannot be read":    {before: before, health: ready, after: time.Second},
-		"the cluster is offline":        {before: before, health: Health{State: NoAnswer}, after: time.Second, write: true, since: time.Second},
-		"another error, the same state": {before: offline, health: Health{State: NoAnswer, Error: "port 2"}, after: time.Second},
-		"it is ready again":             {before: offline, health: ready, after: time.Second, write: true, since: time.Second},
-		"it answers, but is not ready":  {before: offline, health: Health{State: Unwell}, after: time.Second, write: true},
+		"nothing changed":                       {before: before, health: ready, after: 4 * time.Minute},
+		"nothing changed for long":              {before: before, health: ready, after: 5 * time.Minute, write: true},
+		"the version changed":                   {before: before, health: ready, version: "v1.37.0", after: time.Second, write: true},
+		"the version cannot be read":            {before: before, health: ready, after: time.Second},
+		"the cluster is offline":                {before: before, health: Health{State: NoAnswer}, after: time.Second, write: true, since: time.Second},
+		"another error, the same state":         {before: offline, health: Health{State: NoAnswer, Error: "port 2"}, after: time.Second},
+		"the cluster is ready again":            {before: offline, health: ready, after: time.Second, write: true, since: time.Second},
+		"the cluster answers, but is not ready": {before: offline, health: Health{State: Unwell}, after: time.Second, write: true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -29,7 +29,7 @@ type Config struct {
 	// Push, Scheduler and RawStatus are the feature gates PushReconciler, SchedulerPreferences and
 	// RawResourceStatusCollection.
 	Push, Scheduler, RawStatus bool
-	// ProbePeriod and ProbeTimeout are those of health probes.
+	// ProbePeriod and ProbeTimeout are the period and the time-out of health probes.
 	ProbePeriod, ProbeTimeout time.Duration
 	// FailureThreshold and SuccessThreshold are how many probes in a row change a cluster's state.
 	FailureThreshold, SuccessThreshold int64

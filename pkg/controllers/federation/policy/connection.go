@@ -18,7 +18,7 @@ import (
 // Connection is what a client of a cluster is made of, without the token.
 type Connection struct {
 	Endpoint *url.URL
-	// Roots are nil for those of the system.
+	// Roots are the trusted CAs; nil for the CAs of the system.
 	Roots *x509.CertPool
 	// Proxy is nil for none.
 	Proxy *url.URL

@@ -158,15 +158,15 @@ func TestVerify(t *testing.T) {
 		after time.Duration
 		want  bool
 	}{
-		"all is well":                       {chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -90 * time.Second, want: true},
-		"it has expired":                    {chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example"},
-		"it has expired, unchecked":         {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", want: true},
-		"not yet valid, unchecked":          {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -time.Hour, want: true},
-		"another name":                      {chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second},
-		"another name, unchecked":           {c: Connection{NoNameCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second, want: true},
-		"an unchecked name lets no CA pass": {c: Connection{NoNameCheck: true, NoTimeCheck: true}, chain: []*x509.Certificate{certificate(t, other, "c1.example", now, now.Add(time.Hour)).Certificate}, name: "c1.example"},
-		"nothing is checked":                {c: Connection{NoTLSChecks: true}, name: "c2.example", want: true},
-		"no certificate":                    {name: "c1.example"},
+		"all is well":                            {chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -90 * time.Second, want: true},
+		"the certificate has expired":            {chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example"},
+		"the certificate has expired, unchecked": {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", want: true},
+		"not yet valid, unchecked":               {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -time.Hour, want: true},
+		"another name":                           {chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second},
+		"another name, unchecked":                {c: Connection{NoNameCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second, want: true},
+		"an unchecked name lets no CA pass":      {c: Connection{NoNameCheck: true, NoTimeCheck: true}, chain: []*x509.Certificate{certificate(t, other, "c1.example", now, now.Add(time.Hour)).Certificate}, name: "c1.example"},
+		"nothing is checked":                     {c: Connection{NoTLSChecks: true}, name: "c2.example", want: true},
+		"no certificate":                         {name: "c1.example"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -85,7 +85,7 @@ func (s State) refresh() Action {
 }
 
 // Collide returns whether to update an object that a create found there, and the status of the cluster
-// if not, which is not tried again. One with the label is ours: the cache was late.
+// if not, which is not tried again. An object with the label is ours: the cache was late.
 func Collide(live metav1.Object, own bool, c Config) (update bool, status string) {
 	switch label := live.GetLabels()[ManagedLabel]; {
 	case label == "false":

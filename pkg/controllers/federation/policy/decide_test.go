@@ -124,7 +124,7 @@ func TestHolds(t *testing.T) {
 		after    time.Duration
 	}{
 		"the lists are not complete":                                  {removals: with(func(r *Removals) { r.Listed = false }), guard: 100, want: Incomplete},
-		"they are not, and F is deleted":                              {removals: with(func(r *Removals) { r.Listed = false }), deletion: true, guard: 100, want: Incomplete},
+		"the lists are not complete, and F is deleted":                {removals: with(func(r *Removals) { r.Listed = false }), deletion: true, guard: 100, want: Incomplete},
 		"the cluster has been ready for 5 s":                          {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), guard: 100, want: NotSettled, after: 15 * time.Second},
 		"the cluster has been ready for 5 s, F deleted":               {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), deletion: true, guard: 0},
 		"the guard holds the removal of all of 20 objects":            {removals: settled, guard: 50, want: Guarded},
@@ -193,7 +193,7 @@ func TestClearance(t *testing.T) {
 		want     Clearance
 	}{
 		"an object that is there keeps the federated object":           {with(func(c *Clearing) { c.Live = &Member{} }), NotCleared},
-		"it is being deleted":                                          {with(func(c *Clearing) { c.Live = &Member{Deleting: true} }), NotCleared},
+		"an object that is being deleted keeps the federated object":   {with(func(c *Clearing) { c.Live = &Member{Deleting: true} }), NotCleared},
 		"the host's own Namespace that is being deleted keeps nothing": {with(func(c *Clearing) { c.Live, c.Own = &Member{Deleting: true}, true }), Cleared},
 		"the host's own":                                    {with(func(c *Clearing) { c.Live, c.Own = &Member{}, true }), NotCleared},
 		"the cache shows none":                              {ready, MustAsk},

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Operation is one step of a JSON patch. The order of its fields is that of the overrides' version.
+// Operation is one step of a JSON patch. The version of the overrides depends on the order of its fields.
 type Operation struct {
 	Op    string `json:"op,omitempty"`
 	Path  string `json:"path"`

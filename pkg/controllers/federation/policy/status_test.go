@@ -55,7 +55,7 @@ func TestStatusIsWrittenIf(t *testing.T) {
 		"another status of a cluster":      {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[1].Status = UpdateFailed + "x" }), write: true, updated: later, changed: first},
 		"a cluster more":                   {before: before, conclusion: with(func(c *Conclusion) { c.Clusters = append(c.Clusters, ClusterResult{Name: "c3"}) }), write: true, updated: later, changed: first},
 		"another remote status":            {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[0].RemoteStatus = nil }), write: true, updated: later, changed: first},
-		"it is well now":                   {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[1].Status = "" }), write: true, updated: later, changed: later},
+		"a cluster has recovered":          {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[1].Status = "" }), write: true, updated: later, changed: later},
 		"another reason":                   {before: before, conclusion: with(func(c *Conclusion) { c.Reasons = []string{NamespaceNotFederated} }), write: true, updated: later, changed: first},
 		"only the generation":              {before: before, conclusion: with(func(c *Conclusion) { c.Generation = 3 }), write: true, updated: first, changed: first},
 		"no status yet":                    {conclusion: same(), write: true, updated: later, changed: later},

@@ -77,7 +77,7 @@ func TestTypeRuns(t *testing.T) {
 	}{
 		"a type that is enabled":                                          {},
 		"a type whose propagation is disabled stops":                      {change: func(c *TypeConfig) { c.Propagation = disabled }, stops: true},
-		"it is being deleted":                                             {change: func(c *TypeConfig) { c.Deleting = true }, stops: true},
+		"a type that is being deleted stops":                              {change: func(c *TypeConfig) { c.Deleting = true }, stops: true},
 		"the gate PushReconciler is off":                                  {config: Config{Scheduler: true}, stops: true},
 		"the federation is restricted to a namespace":                     {config: Config{Push: true, Namespaced: true}, stops: true},
 		"no CustomResourceDefinition":                                     {without: "federatedwidgets.types.kubefed.io", warning: FederatedTypeMissing},
@@ -98,7 +98,7 @@ func TestTypeRuns(t *testing.T) {
 		"the target is a Node":                                            {change: target("", "nodes"), warning: UnsupportedType},
 		"the target is a TokenReview":                                     {change: target("authentication.k8s.io", "tokenreviews"), warning: UnsupportedType},
 		"the target is a SubjectAccessReview":                             {change: target("authorization.k8s.io", "subjectaccessreviews"), warning: UnsupportedType},
-		"it is invalid":                                                   {change: func(c *TypeConfig) { c.Target.Kind = "" }, warning: UnsupportedType},
+		"a type that is invalid":                                          {change: func(c *TypeConfig) { c.Target.Kind = "" }, warning: UnsupportedType},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -132,9 +132,9 @@ func TestTypeStatus(t *testing.T) {
 		config Config
 		want   TypeStatus
 	}{
-		"it runs":                      {true, DefaultConfig(), TypeStatus{3, "Running", "NotRunning"}},
-		"it runs and collects status":  {true, collecting, TypeStatus{3, "Running", "Running"}},
-		"what does not run, no status": {false, collecting, TypeStatus{3, "NotRunning", "NotRunning"}},
+		"a type that runs":                            {true, DefaultConfig(), TypeStatus{3, "Running", "NotRunning"}},
+		"a type that runs and collects status":        {true, collecting, TypeStatus{3, "Running", "Running"}},
+		"a type that does not run collects no status": {false, collecting, TypeStatus{3, "NotRunning", "NotRunning"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -154,8 +154,8 @@ func TestMember(t *testing.T) {
 	}{
 		"an object with a generation": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", Generation: 3, Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}},
 			Member{"u", "gen:3", false, hashed(map[string]string{"a": "b"}), hashed(map[string]string{"c": "d"})}},
-		"one without, being deleted": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", DeletionTimestamp: &deleted}, Member{"u", "rv:7", true, hashed(nil), hashed(map[string]string{})}},
-		"the largest generation":     {metav1.ObjectMeta{Generation: math.MaxInt64}, Member{"", fmt.Sprintf("gen:%d", math.MaxInt64), false, hashed(nil), hashed(nil)}},
+		"an object without a generation that is being deleted": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", DeletionTimestamp: &deleted}, Member{"u", "rv:7", true, hashed(nil), hashed(map[string]string{})}},
+		"the largest generation":                               {metav1.ObjectMeta{Generation: math.MaxInt64}, Member{"", fmt.Sprintf("gen:%d", math.MaxInt64), false, hashed(nil), hashed(nil)}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -210,15 +210,15 @@ func TestDecideAndPlan(t *testing.T) {
 		"a ScaledObject that is paused at no number has an invalid schedule":                  {given{kind: ScaledObject, annotations: annotations{ds + "downtime": N, pausedReplicas: "x"}}, none, InvalidSchedule, 0},
 		"the native keys of a workload win over downscaler/ keys":                             {given{annotations: annotations{qs + "uptime": "always", ds + "downtime": "always"}}, none, "", 0},
 		"a native record alone does not hide downscaler/ keys":                                {given{replicas: zero, annotations: annotations{qs + "original-replicas": "3", ds + "downtime": "always"}}, none, "", 0},
-		"both records, of which the larger counts":                                            {given{replicas: zero, annotations: annotations{qs + "original-replicas": "4", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null,"quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":4}}`, "", 0},
-		"both records, the other way round":                                                   {given{replicas: zero, annotations: annotations{qs + "original-replicas": "2", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null,"quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":3}}`, "", 0},
+		"of two records, the native one counts if it is larger":                               {given{replicas: zero, annotations: annotations{qs + "original-replicas": "4", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null,"quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":4}}`, "", 0},
+		"of two records, the original's counts if it is larger":                               {given{replicas: zero, annotations: annotations{qs + "original-replicas": "2", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null,"quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":3}}`, "", 0},
 		"a native record, and down again":                                                     {given{replicas: 2, annotations: annotations{ds + "downtime": N, qs + "original-replicas": "3"}, options: func(o *Options) { o.Hold = 0 }}, `{"metadata":{"annotations":{"downscaler/original-replicas":"3","quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":0}}`, "", 0},
-		"without compat, the originals' keys are nothing":                                     {given{annotations: annotations{ds + "downtime": "always"}, options: func(o *Options) { o.Compat = false }}, none, "", 0},
-		"without compat, their record is nothing":                                             {given{replicas: zero, annotations: annotations{R: "3"}, options: func(o *Options) { o.Compat = false }}, none, "", 0},
-		"without compat": {given{annotations: annotations{qs + "downtime": N}, options: func(o *Options) { o.Compat = false }}, strings.Replace(D, ds, qs, 1), "", 0},
-		"a StatefulSet":  {given{kind: StatefulSet, annotations: annotations{ds + "downtime": N}}, D, "", 0},
-		"a Rollout":      {given{kind: Rollout, annotations: annotations{ds + "downtime": N}}, D, "", 0},
-		"a forged record of a workload that is up": {given{annotations: annotations{R: "2147483647"}}, strings.Replace(U, `s":3`, `s":2147483647`, 1), "", 0},
+		"the originals' keys do not count without compat":                                     {given{annotations: annotations{ds + "downtime": "always"}, options: func(o *Options) { o.Compat = false }}, none, "", 0},
+		"the originals' record does not count without compat":                                 {given{replicas: zero, annotations: annotations{R: "3"}, options: func(o *Options) { o.Compat = false }}, none, "", 0},
+		"a native key counts without compat":                                                  {given{annotations: annotations{qs + "downtime": N}, options: func(o *Options) { o.Compat = false }}, strings.Replace(D, ds, qs, 1), "", 0},
+		"a StatefulSet":                                                                       {given{kind: StatefulSet, annotations: annotations{ds + "downtime": N}}, D, "", 0},
+		"a Rollout":                                                                           {given{kind: Rollout, annotations: annotations{ds + "downtime": N}}, D, "", 0},
+		"a forged record of a workload that is up":                                            {given{annotations: annotations{R: "2147483647"}}, strings.Replace(U, `s":3`, `s":2147483647`, 1), "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			switch test.replicas {
@@ -335,18 +335,18 @@ func TestTargets(t *testing.T) {
 		want  string
 		owned bool
 	}{
-		"a Deployment":             {hpa("apps/v1", "Deployment", "a"), "Deployment/a", false},
-		"a StatefulSet":            {hpa("apps/v1", "StatefulSet", "a"), "StatefulSet/a", false},
-		"a Rollout":                {hpa("argoproj.io/v1alpha1", "Rollout", "a"), "Rollout/a", false},
-		"another kind":             {hpa("example.com/v1", "Widget", "a"), "", false},
-		"another Rollout":          {hpa("example.com/v1", "Rollout", "a"), "", false},
-		"one that KEDA owns":       {owned, "Deployment/a", true},
-		"KEDA, without a kind":     {keda(map[string]any{"name": "a"}), "Deployment/a", false},
-		"KEDA, a StatefulSet":      {keda(map[string]any{"name": "a", "kind": "StatefulSet", "apiVersion": "apps/v1"}), "StatefulSet/a", false},
-		"KEDA, a name of a MiB":    {keda(map[string]any{"name": strings.Repeat("a", 1<<20)}), "", false},
-		"KEDA, a name of no text":  {keda(map[string]any{"name": int64(3)}), "Deployment/", false},
-		"KEDA, without a target":   {keda(nil), "Deployment/", false},
-		"a Rollout without number": {&unstructured.Unstructured{Object: map[string]any{"kind": "Rollout"}}, "", false},
+		"a Deployment":                 {hpa("apps/v1", "Deployment", "a"), "Deployment/a", false},
+		"a StatefulSet":                {hpa("apps/v1", "StatefulSet", "a"), "StatefulSet/a", false},
+		"a Rollout":                    {hpa("argoproj.io/v1alpha1", "Rollout", "a"), "Rollout/a", false},
+		"another kind":                 {hpa("example.com/v1", "Widget", "a"), "", false},
+		"another Rollout":              {hpa("example.com/v1", "Rollout", "a"), "", false},
+		"an autoscaler that KEDA owns": {owned, "Deployment/a", true},
+		"KEDA, without a kind":         {keda(map[string]any{"name": "a"}), "Deployment/a", false},
+		"KEDA, a StatefulSet":          {keda(map[string]any{"name": "a", "kind": "StatefulSet", "apiVersion": "apps/v1"}), "StatefulSet/a", false},
+		"KEDA, a name of a MiB":        {keda(map[string]any{"name": strings.Repeat("a", 1<<20)}), "", false},
+		"KEDA, a name of no text":      {keda(map[string]any{"name": int64(3)}), "Deployment/", false},
+		"KEDA, without a target":       {keda(nil), "Deployment/", false},
+		"a Rollout without number":     {&unstructured.Unstructured{Object: map[string]any{"kind": "Rollout"}}, "", false},
 	} {
 		if o := Decode(rulesOf(t, options()).Digest(test.obj)); o.Target != test.want || o.Owned != test.owned {
 			t.Errorf("%s: %q, owned: %t", name, o.Target, o.Owned)

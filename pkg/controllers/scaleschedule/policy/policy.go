@@ -7,9 +7,9 @@
 //	spans.go, zones.go  the grammar of spans, and what the clock on the wall shows
 //	policy.go           what the flags say
 //	object.go           what the cache keeps of an object
-//	digest.go           how that is read from the object
+//	digest.go           how the cache reads it
 //	decide.go           whether a workload is to be up or down
-//	plan.go             what is to be written for that
+//	plan.go             what is to be written
 package policy
 
 import (
@@ -45,7 +45,7 @@ type Options struct {
 	AllowProtected []string
 	// Hold is how long somebody who has raised a workload is left alone.
 	Hold time.Duration
-	// OwnNamespaces are those of the manager. Compat says that the keys downscaler/ count.
+	// OwnNamespaces are the namespaces of the manager. Compat says that the keys downscaler/ count.
 	OwnNamespaces []string
 	Compat        bool
 }
