@@ -47,6 +47,7 @@ type Host struct {
 	leader   *replica
 	standby  *replica // nil if there is none
 	lags     map[string]time.Duration
+	latency  time.Duration
 	clusters []*Cluster
 
 	mu      sync.Mutex
@@ -125,7 +126,7 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 func (s Setup) newHost(t testing.TB) *Host {
 	t.Helper()
 	return &Host{t: t, setup: s, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
-		lags: map[string]time.Duration{}, hooking: make(chan struct{}, 1)}
+		lags: map[string]time.Duration{}, latency: time.Millisecond, hooking: make(chan struct{}, 1)}
 }
 
 // inBubble fails the test outside of a synctest bubble.
@@ -173,14 +174,11 @@ func (h *Host) waitForLeader() {
 	h.t.Fatal("the manager does not lead")
 }
 
-// latency is how long a write takes.
-const latency = time.Millisecond
-
 // Settle returns when the controllers have nothing left to do now. A write takes a millisecond, so
 // the clock goes on a little.
 func (h *Host) Settle() {
 	h.t.Helper()
-	wait := latency
+	wait := time.Duration(0)
 	all := []*Host{h}
 	for _, c := range h.clusters {
 		all = append(all, c.Host)
@@ -193,7 +191,7 @@ func (h *Host) Settle() {
 	}
 	for _, each := range all {
 		for _, lag := range each.lags {
-			wait = max(wait, latency+lag)
+			wait = max(wait, each.latency+lag)
 		}
 	}
 	for range 10_000 {
@@ -218,7 +216,7 @@ func (h *Host) Sleep(d time.Duration) {
 
 // Lag delays the events of these resources, such as deployments, to the cache from now on; without
 // resources, all events. Without a delay, the cache has each write before the controller has the response;
-// with more than a millisecond, later. In production, either happens.
+// with more than [Host.Latency], later. In production, either happens.
 func (h *Host) Lag(d time.Duration, resources ...string) {
 	if len(resources) == 0 {
 		clear(h.lags)
@@ -227,7 +225,18 @@ func (h *Host) Lag(d time.Duration, resources ...string) {
 	for _, resource := range resources {
 		h.lags[resource] = d
 	}
-	h.server.SetTiming(apiserver.Timing{Latency: latency, Lag: maps.Clone(h.lags)})
+	h.setTiming()
+}
+
+// Latency sets how long the response to a write takes from now on, after the write took effect: a
+// millisecond, unless it is set.
+func (h *Host) Latency(d time.Duration) {
+	h.latency = d
+	h.setTiming()
+}
+
+func (h *Host) setTiming() {
+	h.server.SetTiming(apiserver.Timing{Latency: h.latency, Lag: maps.Clone(h.lags)})
 }
 
 // SetClock sets the clock of the API server, which its responses tell. Each resource may have an API server

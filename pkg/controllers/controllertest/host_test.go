@@ -91,6 +91,15 @@ func TestHostRunsAnEntryAsInProduction(t *testing.T) {
 		h.Restart()
 		h.Sleep(24 * time.Hour)
 		expect(t, "writes after a day", h.Writes(), nil)
+
+		h.Latency(time.Minute)
+		h.Put(asking("c"))
+		<-time.After(30 * time.Second)
+		expect(t, "a write before its response", h.Writes(), []string{"patch configmaps shop/c"})
+		if n := len(h.Events()); n != 2 {
+			t.Errorf("%d Events before the response, want 2", n)
+		}
+		h.Sleep(time.Minute)
 	})
 }
 
@@ -221,16 +230,20 @@ func TestOnReadAndSetClock(t *testing.T) {
 		h := controllertest.NewHost(t, doing("reader", func(ctx context.Context, h controllers.Host) error {
 			_, err := h.Client.CoreV1().ConfigMaps("shop").Get(ctx, "a", metav1.GetOptions{})
 			seen = append(seen, fmt.Sprint(err))
-			return nil
+			_, err = h.LiveVersion(ctx, informers.ConfigMaps, cache.NewObjectName("shop", "a"))
+			return err
 		}))
 		h.OnRead(func(r controllertest.Request) error {
 			seen = append(seen, r.String())
+			if r.Verb == "list" {
+				return nil
+			}
 			return errors.New("not now")
 		})
 		h.SetClock(func(resource string) time.Time { return time.Date(2030, 1, 1, 0, 0, len(resource), 0, time.UTC) })
 		h.Put(asking("a"))
 		h.Settle()
-		expect(t, "reads", seen, []string{"get configmaps shop/a", "Internal error occurred: not now"})
+		expect(t, "reads", seen, []string{"get configmaps shop/a", "Internal error occurred: not now", "list configmaps shop/a"})
 		client, err := rest.HTTPClientFor(h.RESTConfig())
 		if err != nil {
 			t.Fatal(err)

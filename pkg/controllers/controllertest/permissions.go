@@ -90,7 +90,7 @@ func (h *Host) hook(r apiserver.Request) error {
 	// An apply that creates is admitted twice. The second time the server is locked, and the hook has
 	// seen the write.
 	creates := r.Verb == "create" && r.Patch == types.ApplyPatchType
-	if hook == nil || creates || r.Verb == "watch" || by(r) == cacheAgent && r.Verb != "get" {
+	if hook == nil || creates || r.Verb == "watch" || by(r) == cacheAgent && r.Name == "" {
 		return nil
 	}
 	h.hooking <- struct{}{}

@@ -29,7 +29,8 @@ type Request struct {
 	// Verb is get, list, create, update, patch, apply, delete or deletecollection. Resource is for example
 	// deployments.apps or widgets.example.com/status.
 	Verb, Resource string
-	// Name is the prefix of the name if the API server is to complete it.
+	// Name is the prefix of the name if the API server is to complete it. A list has one if its field
+	// selector has.
 	Namespace, Name string
 	DryRun          bool
 	Body            []byte

@@ -62,6 +62,9 @@ func (c *call) read(req *http.Request) (err error) {
 			c.Verb = "deletecollection"
 		}
 	}
+	if name, ok := c.selector.fields.RequiresExactMatch("metadata.name"); ok && c.Name == "" && req.Method == http.MethodGet {
+		c.Name = name // which RBAC is about
+	}
 	if strings.Contains(accept, "as=Table") {
 		return unsupported("tables")
 	}
