@@ -17,8 +17,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-var unixStart = time.Unix(started, 0)
-
 func TestFlags(t *testing.T) {
 	cfg := NewConfig()
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
@@ -127,12 +125,6 @@ func TestPermissionsAreOnlyThoseUsed(t *testing.T) {
 		configure func(*Config)
 		want      []rbacv1.PolicyRule
 	}{
-		"the default": {func(*Config) {}, []rbacv1.PolicyRule{
-			rule("", "configmaps secrets", "list watch"),
-			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"),
-			rule("batch", "cronjobs", "get list watch patch"),
-			rule("batch", "jobs", "get list watch create delete"),
-		}},
 		"without Jobs and CronJobs, also with compatibility": {func(c *Config) {
 			c.Compat, c.IgnoredKinds = true, []string{"jobs", "cronjobs"}
 		}, []rbacv1.PolicyRule{
@@ -144,13 +136,6 @@ func TestPermissionsAreOnlyThoseUsed(t *testing.T) {
 			c.IgnoredKinds, c.IgnoredSources = []string{"jobs", "deployments", "statefulsets", "daemonsets"}, []string{"secrets"}
 		}, []rbacv1.PolicyRule{
 			rule("", "configmaps", "list watch"), rule("batch", "cronjobs", "get list watch patch"), rule("batch", "jobs", "get list watch create"),
-		}},
-		"a selector of namespaces and Argo Rollouts": {func(c *Config) {
-			c.NamespaceSelector, c.ArgoRollouts, c.IgnoredKinds = []string{"a"}, true, []string{"jobs", "cronjobs"}
-		}, []rbacv1.PolicyRule{
-			rule("", "configmaps secrets namespaces", "list watch"),
-			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"),
-			rule("argoproj.io", "rollouts", "get list watch patch"),
 		}},
 		"a dry run writes nothing to workloads": {func(c *Config) { c.DryRun = true }, []rbacv1.PolicyRule{
 			rule("", "configmaps secrets", "list watch"),
@@ -175,15 +160,15 @@ func TestAnnotationKeysAreDistinct(t *testing.T) {
 		want string // in the error; empty: none
 	}{
 		"keys of one's own":            {map[string]string{"auto": "example.org/auto", "ignore": "example.org/ignore"}, ""},
-		"two that change places":       {map[string]string{"auto": kIgnore, "ignore": kAuto}, ""},
-		"the key that it has":          {map[string]string{"auto": kAuto}, ""},
-		"a native key":                 {map[string]string{"auto": nativeReload}, nativeReload},
-		"the state":                    {map[string]string{"ignore": nativeState}, nativeState},
-		"the mark of the original":     {map[string]string{"search-match": compatMark}, compatMark},
+		"two that change places":       {map[string]string{"auto": "reloader.stakater.com/ignore", "ignore": "reloader.stakater.com/auto"}, ""},
+		"the key that it has":          {map[string]string{"auto": "reloader.stakater.com/auto"}, ""},
+		"a native key":                 {map[string]string{"auto": "quartermaster.dev/reload"}, "quartermaster.dev/reload"},
+		"the state":                    {map[string]string{"ignore": policy.StateKey}, policy.StateKey},
+		"the mark of the original":     {map[string]string{"search-match": "reloader.stakater.com/last-reloaded-from"}, "reloader.stakater.com/last-reloaded-from"},
 		"an exclusion of the original": {map[string]string{"configmap": "configmaps.exclude.reloader.stakater.com/reload"}, "configmaps.exclude"},
 		"a key of CSI secrets":         {map[string]string{"auto": "secretproviderclass.reloader.stakater.com/auto"}, "secretproviderclass"},
 		"one key for two names":        {map[string]string{"auto": "example.org/a", "ignore": "example.org/a"}, "key of ignore"},
-		"the key of another name":      {map[string]string{"auto": kIgnore}, "key of ignore"},
+		"the key of another name":      {map[string]string{"auto": "reloader.stakater.com/ignore"}, "key of ignore"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := NewConfig()

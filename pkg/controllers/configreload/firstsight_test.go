@@ -1,24 +1,22 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package configreload
+package configreload_test
 
 import (
 	"errors"
-	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 )
 
@@ -34,159 +32,153 @@ func TestFirstSight(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		lags    map[string]time.Duration
-		config  func(*Config)
+		config  func(*config)
 		objects []runtime.Object
 		change  func(w *fixture)
 		want    []string
 	}{
 		"a change after the creation rolls, although the workload reaches the cache after it": {
 			lags:    map[string]time.Duration{"deployments": 100 * time.Millisecond},
-			objects: []runtime.Object{cm1()},
-			change:  func(w *fixture) { w.put(web()); changeCM(w) },
+			objects: objs{cm1()},
+			change:  func(w *fixture) { w.Put(web()); changeCM(w) },
 			want:    []string{rolled},
 		},
 		"a change after the creation rolls, although the source reaches the cache late, from its creation on": {
 			lags:   map[string]time.Duration{"configmaps": 100 * time.Millisecond},
-			change: func(w *fixture) { w.put(cm1()); w.put(web()); changeCM(w) },
+			change: func(w *fixture) { w.Put(cm1()); w.Put(web()); changeCM(w) },
 			want:   []string{stateOnly(stateOf(cmKey, "")), rolled},
 		},
 		"a change before the creation does not, although the source reaches the cache after the workload": {
 			lags:    map[string]time.Duration{"configmaps": 100 * time.Millisecond},
-			objects: []runtime.Object{cm1()},
-			change:  func(w *fixture) { changeCM(w); w.put(web()) },
+			objects: objs{cm1()},
+			change:  func(w *fixture) { changeCM(w); w.Put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h1)), stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the creation rolls nothing": {
-			objects: []runtime.Object{cm1()},
-			change:  func(w *fixture) { changeCM(w); w.pass(10 * time.Millisecond); w.put(web()) },
+			objects: objs{cm1()},
+			change:  func(w *fixture) { changeCM(w); w.pass(10 * time.Millisecond); w.Put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the workload asks to be rolled rolls nothing": {
-			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")))},
-			change:  func(w *fixture) { changeCM(w); w.pass(10 * time.Millisecond); w.put(web()) },
+			objects: objs{cm1(), deploy(pod(reads("app-config")))},
+			change:  func(w *fixture) { changeCM(w); w.pass(10 * time.Millisecond); w.Put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the workload refers to the source rolls nothing": {
-			objects: []runtime.Object{cm1(), db1(), deploy(pod(readsSecret("db")), kAuto, "true", nativeState, stateOf(dbKey, p1))},
+			objects: objs{cm1(), db1(), auto(pod(readsSecret("db")), stateOf(dbKey, p1))},
 			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(10 * time.Millisecond)
 				d := w.deployment("web")
 				reads("app-config")(&d.Spec.Template)
-				w.put(d)
+				w.Put(d)
 			},
 			want: []string{stateOnly(stateOf(cmKey, h2, dbKey, p1))},
 		},
 		"one right after it does": {
 			lags:    map[string]time.Duration{"deployments": 100 * time.Millisecond},
-			objects: []runtime.Object{cm1(), db1(), deploy(pod(readsSecret("db")), kAuto, "true", nativeState, stateOf(dbKey, p1))},
+			objects: objs{cm1(), db1(), auto(pod(readsSecret("db")), stateOf(dbKey, p1))},
 			change: func(w *fixture) {
 				d := w.deployment("web")
 				reads("app-config")(&d.Spec.Template)
-				w.put(d)
+				w.Put(d)
 				changeCM(w)
 			},
 			want: []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)},
 		},
 		"next to the original, which is first, the template stays as it is though the cache does not know yet": {
 			lags:    map[string]time.Duration{"deployments": 10 * time.Second},
-			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))},
+			objects: objs{cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1))},
 			change: func(w *fixture) {
 				w.pass(20 * time.Second)
 				changeCM(w)
-				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+				w.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), stateOf(cmKey, h1)))
 			},
 			want: []string{rolled, rolled}, // the first is refused
 		},
 		"a source that was there before the workload, and begins to count after it, rolls with on-create": {
-			config: func(c *Config) { onCreate(c); c.SourceSelector = []string{"env=prod"} },
+			config: func(c *config) { onCreate(c); c.SourceSelector = []string{"env=prod"} },
 			change: func(w *fixture) {
-				w.put(cm2())
+				w.Put(cm2())
 				w.pass(time.Second)
-				w.put(web())
+				w.Put(web())
 				w.pass(time.Minute)
-				w.put(labelled(cm2()))
+				w.Put(labelled(cm2()))
 			},
 			want: []string{stateOnly(stateOf(cmKey, "")), rolled},
 		},
 		"a source that has changed while it did not count rolls with on-create": {
-			config: func(c *Config) { c.SourceSelector = []string{"env=prod"} },
+			config: func(c *config) { c.SourceSelector = []string{"env=prod"} },
 			change: func(w *fixture) {
-				w.put(labelled(cm1()))
+				w.Put(labelled(cm1()))
 				w.pass(time.Second)
-				w.put(web())
+				w.Put(web())
 				w.pass(time.Minute)
-				w.put(cm2())
+				w.Put(cm2())
 				w.pass(time.Minute)
-				w.put(labelled(cm2()))
+				w.Put(labelled(cm2()))
 			},
 			want: []string{stateOnly(stateOf(cmKey, h1)), rolled},
 		},
 		"a change before the end of ignore rolls nothing": {
-			objects: []runtime.Object{cm1(), web()},
+			objects: objs{cm1(), web()},
 			change: func(w *fixture) {
-				w.put(annotated(cm1(), kIgnore, "true"))
+				w.Put(annotated(cm1(), kIgnore, "true"))
 				w.pass(time.Minute)
-				w.put(annotated(cm2(), kIgnore, "true"))
+				w.Put(annotated(cm2(), kIgnore, "true"))
 				w.pass(time.Minute)
-				w.put(cm2())
+				w.Put(cm2())
 			},
 			want: []string{stateOnly(stateOf(cmKey, h1)), stateOnly(""), stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the source matches rolls nothing": {
-			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(time.Minute)
-				w.put(annotated(cm2(), kMatch, "true"))
-			},
-			want: []string{stateOnly(stateOf(cmKey, h2))},
+			objects: objs{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
+			change:  func(w *fixture) { changeCM(w); w.pass(time.Minute); w.Put(annotated(cm2(), kMatch, "true")) },
+			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change right after the source matches rolls": {
-			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
+			objects: objs{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
 			change: func(w *fixture) {
-				w.put(annotated(cm1(), kMatch, "true"))
+				w.Put(annotated(cm1(), kMatch, "true"))
 				w.pass(10 * time.Millisecond)
-				w.put(annotated(cm2(), kMatch, "true"))
+				w.Put(annotated(cm2(), kMatch, "true"))
 			},
 			want: []string{rolled},
 		},
 		"a change before the namespace is selected rolls nothing": {
-			config:  func(c *Config) { c.NamespaceSelector = []string{"env=prod"} },
-			objects: []runtime.Object{namespace(nil), cm1(), web()},
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(time.Minute)
-				w.put(namespace(map[string]string{"env": "prod"}))
-			},
-			want: []string{stateOnly(stateOf(cmKey, h2))},
+			config:  func(c *config) { c.NamespaceSelector = []string{"env=prod"} },
+			objects: objs{namespace(nil), cm1(), web()},
+			change:  func(w *fixture) { changeCM(w); w.pass(time.Minute); w.Put(namespace(map[string]string{"env": "prod"})) },
+			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a state that was copied from another workload is none": {
-			objects: []runtime.Object{cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOn("Deployment/other/web", cmKey, h2))},
+			objects: objs{cm1(), auto(pod(reads("app-config")), stateOn("Deployment/other/web", cmKey, h2))},
 			want:    []string{stateOnly(stateOf(cmKey, h1))},
 		},
 		"a state of the first release counts": {
-			objects: []runtime.Object{cm2(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, `{"configmap/app-config":"`+h1[:stateDigits]+`"}`)},
+			objects: objs{cm2(), auto(pod(reads("app-config")), `{"configmap/app-config":"`+h1[:stateDigits]+`"}`)},
 			want:    []string{rolled},
 		},
 		"a CronJob in deletion is left alone": {
-			objects: []runtime.Object{cm1(), cronJob(func(cj *batchv1.CronJob) {
+			objects: objs{cm1(), cronJob(func(cj *batchv1.CronJob) {
 				cj.DeletionTimestamp, cj.Finalizers = ptr.To(metav1.Unix(1, 0)), []string{"example.org/wait"}
 			}, kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1))},
 			change: changeCM,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newLaggingFixture(t, tc.lags, tc.config, tc.objects...)
+				w := newFixture(t, tc.config, tc.objects...)
+				for resource, lag := range tc.lags {
+					w.Lag(lag, resource)
+				}
 				w.pass(time.Second)
 				if tc.change != nil {
 					tc.change(w)
 				}
 				w.pass(time.Hour)
-				if diff := cmp.Diff(tc.want, w.writes()); diff != "" {
-					t.Errorf("writes differ (-want +got):\n%s", diff)
-				}
+				w.expect(tc.want...)
 			})
 		})
 	}
@@ -194,54 +186,42 @@ func TestFirstSight(t *testing.T) {
 
 func TestStateWrittenBackIsNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		w := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
 		before := w.deployment("web")
 		changeCM(w)
 		w.pass(time.Minute)
 		// All that a tool or an undo brings back.
 		for range 15 {
-			w.put(before.DeepCopy())
+			w.Put(before.DeepCopy())
 			w.pass(time.Minute)
 		}
-		want := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2), stateOnly(stateOf(cmKey, h2)), stateOnly(stateOf(cmKey, h2))}
-		if diff := cmp.Diff(want, w.writes()); diff != "" {
-			t.Errorf("writes differ (-want +got):\n%s", diff)
-		}
+		rolled := env(stateOf(cmKey, h2), "web/"+cmVar, h2)
+		want := []string{rolled, stateOnly(stateOf(cmKey, h2)), stateOnly(stateOf(cmKey, h2))}
+		w.expect(want...)
 		// Its pods have read the second version, though the template has no mark of it.
-		w.put(cm1())
+		w.Put(cm1())
 		w.pass(time.Minute)
-		mark := fmt.Sprintf(`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":%q,"containerRefs":["web"],"observedAt":`, h1)
-		if got := w.deployment("web").Spec.Template; got.Spec.Containers[0].Env == nil {
-			t.Errorf("the way back is not marked, want %s", mark)
-		}
+		want = append(want, envAlone("web/"+cmVar, h1)) // its state is there
+		w.expect(want...)
 		// After a restart, what stands on the workload counts.
-		w.stop()
-		w.put(before.DeepCopy())
-		w.put(cm2())
-		n := len(w.writes())
-		w.start()
+		w.Restart(func() { w.Put(before.DeepCopy(), cm2()) })
 		w.pass(time.Minute)
-		if diff := cmp.Diff([]string{env(stateOf(cmKey, h2), "web/"+cmVar, h2)}, w.writes()[n:]); diff != "" {
-			t.Errorf("writes after a restart differ (-want +got):\n%s", diff)
-		}
+		w.expect(append(want, rolled)...)
 	})
 }
 
 // Most workloads have not been rolled since the manager was last restarted or upgraded.
 func TestStateOfAnEarlierRunStands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
+		w := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
 		before := w.deployment("web")
 		changeCM(w)
 		w.pass(time.Minute)
-		w.restart()
+		w.Restart()
 		w.pass(time.Minute)
-		w.put(before)
+		w.Put(before)
 		w.pass(time.Hour)
-		want := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2), stateOnly(stateOf(cmKey, h2))}
-		if diff := cmp.Diff(want, w.writes()); diff != "" {
-			t.Errorf("writes differ (-want +got):\n%s", diff)
-		}
+		w.expect(env(stateOf(cmKey, h2), "web/"+cmVar, h2), stateOnly(stateOf(cmKey, h2)))
 	})
 }
 
@@ -252,19 +232,15 @@ func TestStateThatComesBackIsRemovedRarely(t *testing.T) {
 		w := newFixture(t, nil, cm1(), inGit.DeepCopy())
 		for range 15 {
 			w.pass(time.Minute)
-			w.put(inGit.DeepCopy())
+			w.Put(inGit.DeepCopy())
 		}
 		w.pass(time.Hour)
-		want := []string{stateOnly(""), stateOnly(""), stateOnly(""), stateOnly("")} // after 0, 1, 11 and 21 minutes
-		if diff := cmp.Diff(want, w.writes()); diff != "" {
-			t.Errorf("writes differ (-want +got):\n%s", diff)
-		}
+		want := slices.Repeat([]string{stateOnly("")}, 4) // after 0, 1, 11 and 21 minutes
+		w.expect(want...)
 		// The workload asks again, and nobody else has written its state meanwhile.
-		w.put(annotated(w.deployment("web"), kAuto, "true"))
+		w.Put(annotated(w.deployment("web"), kAuto, "true"))
 		w.pass(time.Second)
-		if diff := cmp.Diff(append(want, stateOnly(stateOf(cmKey, h1))), w.writes()); diff != "" {
-			t.Errorf("writes differ (-want +got):\n%s", diff)
-		}
+		w.expect(append(want, stateOnly(stateOf(cmKey, h1)))...)
 	})
 }
 
@@ -276,16 +252,13 @@ func TestStateThatCannotBeRecordedIsReported(t *testing.T) {
 		"422": apierrors.NewInvalid(appsv1.SchemeGroupVersion.WithKind("Deployment").GroupKind(), "web", nil),
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newFixture(t, nil, cm1())
-				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
-					return true, nil, refusal
-				})
-				w.put(deploy(pod(reads("app-config")), kAuto, "true"))
+				w.refuse("patch", "deployments", slices.Repeat([]error{refusal}, 99)...)
+				w.Put(deploy(pod(reads("app-config")), kAuto, "true"))
 				w.pass(5 * time.Second) // at once, and after 1 s and 3 s
-				if n := w.count("state_writes_total", map[string]string{"result": resultError}); n != 3 {
-					t.Errorf("%v failures counted, want 3", n)
-				}
+				w.count(3, "state_writes_total", "result", "error")
 				events := w.events()
 				if len(events) != 3 || !strings.HasPrefix(events[0], "Warning ReloadStateFail ") {
 					t.Errorf("events %q, want a warning for each", events)

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package configreload
+package configreload_test
 
 import (
 	"context"
@@ -10,220 +10,146 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/dynamic/dynamicinformer"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
-	"k8s.io/component-base/metrics/testutil"
-	"k8s.io/utils/clock"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	clientgo "github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+type config = configreload.Config
 
-// fixture is a namespace with one running controller, in a bubble of fake time.
+// fixture is a cluster with a manager that runs config-reload, in a bubble of fake time.
 type fixture struct {
-	t        *testing.T
-	cfg      Config
-	client   *fake.Clientset
-	dynamic  dynamic.Interface // nil: no Argo Rollouts
-	live     liveReads
-	versions *versions
-	recorder *record.FakeRecorder
-	registry metrics.KubeRegistry
-	c        *Controller
-	standby  bool   // the controller is not run at the start
-	resign   func() // ends the run
-	stop     func()
+	*controllertest.Host
+	t     *testing.T
+	cfg   *config
+	heard map[types.UID]int32 // how often each Event was told at the last call of events
+
+	mu       sync.Mutex
+	requests []controllertest.Request
+	hooks    []func(controllertest.Request) error
 }
 
-// newFixture creates the objects and starts the controller.
-func newFixture(t *testing.T, configure func(*Config), objects ...runtime.Object) *fixture {
+// newFixture creates the objects and starts the manager, with compatibility unless configure ends it.
+func newFixture(t *testing.T, configure func(*config), objects ...runtime.Object) *fixture {
 	t.Helper()
-	return newLaggingFixture(t, nil, configure, objects...)
+	return begin(t, controllertest.Setup{}, configure, objects)
 }
 
-// newLaggingFixture returns a fixture whose watch events arrive late, by resource.
-func newLaggingFixture(t *testing.T, lags map[string]time.Duration, configure func(*Config), objects ...runtime.Object) *fixture {
+func begin(t *testing.T, setup controllertest.Setup, configure func(*config), objects []runtime.Object) *fixture {
 	t.Helper()
-	w := &fixture{t: t, cfg: NewConfig(), client: fake.NewClientset(), recorder: record.NewFakeRecorder(1000)}
+	entry := configreload.Entry()
+	w := &fixture{t: t, cfg: entry.Config.(*config), heard: map[types.UID]int32{}}
 	w.cfg.Compat = true
-	w.begin(lags, configure, objects)
+	if configure != nil {
+		configure(w.cfg)
+	}
+	if w.cfg.Compat {
+		setup.Flags = []string{"--compat=reloader"}
+	}
+	setup.Entries = []controllers.Entry{entry}
+	setup.Prepare = func(h *controllertest.Host) {
+		w.Host = h
+		h.OnRead(w.request)
+		h.OnWrite(w.request)
+	}
+	setup.NewHost(t, objects...)
 	return w
 }
 
-func (w *fixture) begin(lags map[string]time.Duration, configure func(*Config), objects []runtime.Object) {
-	w.t.Helper()
-	if configure != nil {
-		configure(&w.cfg)
+// request is called for requests of the controller, one at a time.
+func (w *fixture) request(r controllertest.Request) error {
+	w.mu.Lock()
+	w.requests = append(w.requests, r)
+	hooks := slices.Clone(w.hooks)
+	w.mu.Unlock()
+	for _, hook := range hooks {
+		if err := hook(r); err != nil {
+			return err
+		}
 	}
-	w.versions = newVersions(w.client)
-	for resource, lag := range lags {
-		delayWatches(w.client, resource, lag)
-	}
-	w.put(objects...)
-	w.start()
-	w.t.Cleanup(func() { w.stop() })
+	return nil
 }
 
-// start starts a controller like a new process, with empty caches and no memory.
-func (w *fixture) start() {
-	w.t.Helper()
-	digest, err := SourceDigest(w.cfg)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	factory := informers.NewSharedInformerFactory(w.client, 0)
-	with := func(i cache.SharedIndexInformer, f cache.TransformFunc) cache.SharedIndexInformer {
-		if err := i.SetTransform(f); err != nil {
-			w.t.Fatal(err)
+// before calls hook before each request with that verb, or try for the dry run of a creation, for that
+// resource, such as deployments. The hook may refuse the request.
+func (w *fixture) before(verb, resource string, hook func(controllertest.Request) error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.hooks = append(w.hooks, func(r controllertest.Request) error {
+		if v, of := kindOf(r); v != verb || of != resource {
+			return nil
 		}
-		return i
-	}
-	source := reduceAs(Name, SourceAnnotations(w.cfg), digest, w.versions.Last())
-	workload := reduceAs(Name, WorkloadAnnotations(w.cfg), WorkloadDigest(w.cfg), w.versions.Last())
-	core, apps, batch := factory.Core().V1(), factory.Apps().V1(), factory.Batch().V1()
-	in := Informers{
-		ConfigMaps:   clientgo.Informer[Source](with(core.ConfigMaps().Informer(), source)),
-		Secrets:      clientgo.Informer[Source](with(core.Secrets().Informer(), source)),
-		Deployments:  clientgo.Informer[metav1.Object](with(apps.Deployments().Informer(), workload)),
-		StatefulSets: clientgo.Informer[metav1.Object](with(apps.StatefulSets().Informer(), workload)),
-		DaemonSets:   clientgo.Informer[metav1.Object](with(apps.DaemonSets().Informer(), workload)),
-		CronJobs:     clientgo.Informer[metav1.Object](with(batch.CronJobs().Informer(), workload)),
-		Jobs:         clientgo.Informer[metav1.Object](with(batch.Jobs().Informer(), workload)),
-		Namespaces:   clientgo.Informer[metav1.Object](core.Namespaces().Informer()),
-		LiveVersion:  w.liveVersion,
-	}
-	w.registry = metrics.NewKubeRegistry()
-	var dynamicFactory dynamicinformer.DynamicSharedInformerFactory
-	if w.dynamic != nil {
-		dynamicFactory = dynamicinformer.NewDynamicSharedInformerFactory(w.dynamic, 0)
-		in.Rollouts = clientgo.Informer[metav1.Object](with(dynamicFactory.ForResource(RolloutsResource).Informer(), workload))
-	}
-	loop := controllers.Options{Name: Name, Metrics: controllers.NewMetrics(w.registry), Clock: clock.RealClock{}}
-	w.c, err = New(w.cfg, in, w.client, w.dynamic, w.recorder, loop, w.registry)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	informersDone := make(chan struct{})
-	factory.Start(informersDone)
-	if dynamicFactory != nil {
-		dynamicFactory.Start(informersDone)
-	}
-	w.resign = func() {}
-	if !w.standby {
-		w.lead()
-	}
-	var once sync.Once
-	w.stop = func() {
-		once.Do(func() {
-			w.resign()
-			close(informersDone)
-			factory.Shutdown()
-			if dynamicFactory != nil {
-				dynamicFactory.Shutdown()
-			}
-		})
-	}
-	synctest.Wait()
-}
-
-// lead runs the controller until resign. The caches stay.
-func (w *fixture) lead() {
-	ctx, cancel := context.WithCancel(w.t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if err := w.c.Run(ctx); err != nil {
-			w.t.Errorf("Run: %v", err)
-		}
+		return hook(r)
 	})
-	w.resign = func() {
-		cancel()
-		wg.Wait()
-	}
-	synctest.Wait()
 }
 
-// liveReads counts the requests for versions of sources.
-type liveReads struct {
-	mu       sync.Mutex
-	count    int
-	failures int    // this many fail first
-	gone     bool   // nothing exists any more, which the cache does not know yet
-	newer    string // this version exists, which the cache does not know yet
+func kindOf(r controllertest.Request) (verb, resource string) {
+	resource, _, _ = strings.Cut(r.Resource, ".")
+	if r.DryRun {
+		return "try", resource
+	}
+	return r.Verb, resource
 }
 
-func (w *fixture) liveVersion(_ context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	w.live.mu.Lock()
-	defer w.live.mu.Unlock()
-	w.live.count++
-	if w.live.count <= w.live.failures {
-		return "", apierrors.NewTooManyRequests("later", 1)
-	}
-	if w.live.newer != "" {
-		return w.live.newer, nil
-	}
-	obj, err := w.client.Tracker().Get(resource, name.Namespace, name.Name)
-	if w.live.gone || apierrors.IsNotFound(err) {
-		return "", nil
-	}
+// refuse refuses the next requests, one for each error; nil lets one pass.
+func (w *fixture) refuse(verb, resource string, errs ...error) {
+	w.before(verb, resource, func(controllertest.Request) error {
+		if len(errs) == 0 {
+			return nil
+		}
+		err := errs[0]
+		errs = errs[1:]
+		return err
+	})
+}
+
+var errTryAgain = apierrors.NewInternalError(errors.New("try again"))
+
+// once calls f before the first request of that kind.
+func (w *fixture) once(verb, resource string, f func()) {
+	done := false
+	w.before(verb, resource, func(controllertest.Request) error {
+		if !done {
+			done = true
+			f()
+		}
+		return nil
+	})
+}
+
+// apply carries out a request of the controller. A hook that then returns an error loses the answer.
+func (w *fixture) apply(r controllertest.Request) error {
+	client, err := kubernetes.NewForConfig(w.RESTConfig())
 	if err != nil {
-		return "", err
+		return err
 	}
-	m, err := meta.Accessor(obj)
-	if err != nil {
-		return "", err
+	switch r.Verb {
+	case "patch":
+		_, err = client.AppsV1().Deployments(r.Namespace).Patch(context.Background(), r.Name, types.StrategicMergePatchType, r.Body, metav1.PatchOptions{})
+	case "create":
+		var job batchv1.Job
+		if err = json.Unmarshal(r.Body, &job); err == nil {
+			_, err = client.BatchV1().Jobs(r.Namespace).Create(context.Background(), &job, metav1.CreateOptions{})
+		}
 	}
-	return m.GetResourceVersion(), nil
-}
-
-// version returns the version of a ConfigMap in the API server.
-func (w *fixture) version(of *corev1.ConfigMap) string {
-	w.t.Helper()
-	obj, err := w.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("configmaps"), of.Namespace, of.Name)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return obj.(*corev1.ConfigMap).ResourceVersion
-}
-
-func (w *fixture) stopped() bool { return w.c.Status().Phase == controllers.PhaseStopped }
-
-func (w *fixture) restart() {
-	w.t.Helper()
-	w.stop()
-	w.start()
-}
-
-func (w *fixture) put(objects ...runtime.Object) {
-	w.t.Helper()
-	for _, obj := range objects {
-		w.versions.Put(w.t, obj)
-	}
-}
-
-func (w *fixture) remove(obj runtime.Object) {
-	w.t.Helper()
-	w.versions.Remove(w.t, obj)
+	return err
 }
 
 // pass lets time pass, with everything that happens in it.
@@ -232,67 +158,69 @@ func (w *fixture) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// failPatches refuses the next n patches of Deployments; it counts down.
-func (w *fixture) failPatches(n int) *int {
-	w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if n == 0 {
-			return false, nil, nil
-		}
-		n--
-		return true, nil, apierrors.NewInternalError(errors.New("try again"))
-	})
-	return &n
-}
-
-// deployment returns the Deployment in the API server.
 func (w *fixture) deployment(name string) *appsv1.Deployment {
 	w.t.Helper()
-	obj, err := w.client.Tracker().Get(deploymentResource, "shop", name)
-	if err != nil {
-		w.t.Fatal(err)
+	d := controllertest.Get[appsv1.Deployment](w.Host, "shop", name)
+	if d == nil {
+		w.t.Fatalf("there is no Deployment %s", name)
 	}
-	return obj.(*appsv1.Deployment).DeepCopy()
+	return d
 }
 
-// runSuffix is the part of a name that distinguishes the Jobs of a CronJob.
-var runSuffix = regexp.MustCompile("-[0-9a-f]{8}$")
-
-// state returns what is recorded on a Deployment in the API server.
+// state returns what is recorded on a Deployment.
 func (w *fixture) state(name string) string {
 	w.t.Helper()
 	state, _ := withoutVersion(w.deployment(name).Annotations[nativeState])
 	return state
 }
 
-// writes returns the controller's writes so far: verb, resource/name and body. Every patch must
-// carry a resourceVersion, and a state that version. Both are left out of the result.
+// asked counts the requests since the last call of forget, by verb and resource. A list of the controller's
+// cache is a question for the version of a source.
+func (w *fixture) asked() map[string]int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	count := map[string]int{}
+	for _, r := range w.requests {
+		verb, resource := kindOf(r)
+		count[verb+" "+resource]++
+	}
+	return count
+}
+
+func (w *fixture) forget() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.requests = nil
+}
+
+// runSuffix is the part of a name that distinguishes the Jobs of a CronJob.
+var runSuffix = regexp.MustCompile("-[0-9a-f]{8}$")
+
+// writes returns the controller's writes so far, refused ones too: verb, resource/name and body. Every
+// patch must carry a resourceVersion, and a state that version; every deletion a UID. These are left out
+// of the result.
 func (w *fixture) writes() []string {
 	w.t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	var list []string
-	for _, action := range w.client.Actions() {
-		resource := action.GetResource().Resource
-		switch a := action.(type) {
-		case clienttesting.PatchActionImpl:
-			list = append(list, fmt.Sprintf("patch %s/%s %s", resource, a.Name, w.body(a.Patch)))
-		case clienttesting.CreateActionImpl:
-			name := "?"
-			if m, err := meta.Accessor(a.Object); err == nil {
-				name = runSuffix.ReplaceAllString(m.GetName(), "-RUN") + m.GetGenerateName()
+	for _, r := range w.requests {
+		verb, resource := kindOf(r)
+		text := verb + " " + resource + "/" + r.Name
+		switch verb {
+		case "get", "list":
+			continue
+		case "patch":
+			text += " " + w.body(r.Body)
+		case "create":
+			text = runSuffix.ReplaceAllString(text, "-RUN")
+		case "delete":
+			var opts metav1.DeleteOptions
+			if err := json.Unmarshal(r.Body, &opts); err != nil || opts.Preconditions == nil || opts.Preconditions.UID == nil {
+				w.t.Errorf("deletion of %s without its UID", r.Name)
 			}
-			dry := ""
-			if len(a.CreateOptions.DryRun) > 0 {
-				dry = "dry run: "
-			}
-			list = append(list, fmt.Sprintf("%screate %s/%s", dry, resource, name))
-		case clienttesting.DeleteActionImpl:
-			p := a.DeleteOptions.Preconditions
-			if p == nil || p.UID == nil {
-				w.t.Errorf("deletion of %s without its UID", a.Name)
-			}
-			list = append(list, fmt.Sprintf("delete %s/%s", resource, a.Name))
-		case clienttesting.UpdateActionImpl:
-			list = append(list, "update "+resource)
 		}
+		list = append(list, text)
 	}
 	return list
 }
@@ -325,45 +253,60 @@ func (w *fixture) body(patch []byte) string {
 	return toJSON(body)
 }
 
-// events returns the Events recorded since the last call.
-func (w *fixture) events() []string {
-	var list []string
-	for {
-		select {
-		case e := <-w.recorder.Events:
-			list = append(list, e)
-		default:
-			slices.Sort(list)
-			return list
-		}
+// expect compares the writes so far.
+func (w *fixture) expect(want ...string) {
+	w.t.Helper()
+	if diff := cmp.Diff(want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
+		w.t.Errorf("writes differ (-want +got):\n%s", diff)
 	}
 }
 
-// count returns the sum of a metric over the series with these labels.
-func (w *fixture) count(name string, labels map[string]string) float64 {
+// written compares the number of writes so far.
+func (w *fixture) written(want int) {
 	w.t.Helper()
-	families, err := w.registry.Gather()
-	if err != nil {
-		w.t.Fatal(err)
+	if got := w.writes(); len(got) != want {
+		w.t.Errorf("%d writes so far, want %d: %v", len(got), want, got)
 	}
-	var sum float64
-	found := false
-	for _, family := range families {
-		if family.GetName() != metricPrefix+name {
-			continue
-		}
-		for _, m := range family.GetMetric() {
-			if testutil.LabelsMatch(m, labels) {
-				found = true
-				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
-			}
-		}
-	}
-	if !found {
-		w.t.Errorf("no series of %s with %v", name, labels)
-	}
-	return sum
 }
+
+// told compares the Events since the last call of events, sorted.
+func (w *fixture) told(want ...string) {
+	w.t.Helper()
+	if diff := cmp.Diff(want, w.events(), cmpopts.EquateEmpty()); diff != "" {
+		w.t.Errorf("Events differ (-want +got):\n%s", diff)
+	}
+}
+
+// events returns the Events since the last call, sorted.
+func (w *fixture) events() (list []string) {
+	w.pass(10 * time.Millisecond)
+	for _, e := range controllertest.List[corev1.Event](w.Host) {
+		for range e.Count - w.heard[e.UID] {
+			list = append(list, fmt.Sprintf("%s %s %s", e.Type, e.Reason, e.Message))
+		}
+		w.heard[e.UID] = e.Count
+	}
+	slices.Sort(list)
+	return list
+}
+
+// count compares the sum of a metric over the series with these labels.
+func (w *fixture) count(want float64, name string, labels ...string) {
+	w.t.Helper()
+	if got := w.Metric("quartermaster_config_reload_"+name, labels...); got != want {
+		w.t.Errorf("%s is %v, want %v", name, got, want)
+	}
+}
+
+// noErrors checks that no reconcile has failed.
+func (w *fixture) noErrors() {
+	w.t.Helper()
+	if n := w.status().Errors; n != 0 {
+		w.t.Errorf("%d reconciles failed", n)
+	}
+}
+
+func (w *fixture) status() controllers.Status { return w.Controller(configreload.Name).Status() }
 
 func toJSON(v any) string {
 	data, err := json.Marshal(v)

@@ -1,15 +1,13 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package configreload
+package configreload_test
 
 import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"slices"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,14 +18,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
 // cronJob returns the CronJob web, whose pods read app-config.
@@ -47,7 +42,7 @@ func cronJob(change func(*batchv1.CronJob), annotations ...string) *batchv1.Cron
 // asCreated ignores the fields that stand in for those set by the API server.
 var asCreated = cmp.Options{
 	cmpopts.IgnoreTypes(metav1.TypeMeta{}),
-	cmpopts.IgnoreFields(metav1.ObjectMeta{}, "ManagedFields"),
+	cmpopts.IgnoreFields(metav1.ObjectMeta{}, "UID", "ResourceVersion", "Generation", "CreationTimestamp", "ManagedFields"),
 }
 
 func TestReconcileCronJobs(t *testing.T) {
@@ -57,7 +52,6 @@ func TestReconcileCronJobs(t *testing.T) {
 	}
 	state := recorded(known2)
 	ran := []string{"create jobs/web-RUN", state}
-	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
 	const refused = "Warning ReloadFail Reload for ConfigMap shop/app-config failed: Internal error occurred: try again"
 	suspended := func(cj *batchv1.CronJob) { cj.Spec.Suspend = ptr.To(true) }
 	busy := func(cj *batchv1.CronJob) {
@@ -83,160 +77,119 @@ func TestReconcileCronJobs(t *testing.T) {
 	}
 
 	runCases(t, map[string]reconcileCase{
-		"a change runs the CronJob once": {
-			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change:  changeCM, want: ran, events: reloaded,
-		},
-		"a repetition after a failed write of the state creates no second Job": {
-			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change: func(w *fixture) {
-				w.refuseStates(1)
-				changeCM(w)
-				w.pass(time.Minute)
-				if n := len(w.runs()); n != 1 {
-					w.t.Errorf("%d Jobs, want one", n)
-				}
-			},
-			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
-		},
+		"a change runs the CronJob once": {objects: objs{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)}, change: changeCM, want: ran},
 		"a suspended CronJob is not run under auto": {
-			objects: []runtime.Object{cm1(), cronJob(suspended, kAuto, "true", nativeState, known1)},
+			objects: objs{cm1(), cronJob(suspended, kAuto, "true", nativeState, known1)},
 			change:  changeCM, want: []string{state},
 			events: []string{"Normal ReloadSkipped Suspended, not reloaded for ConfigMap shop/app-config"},
 		},
-		"a suspended CronJob is run for a named source": {
-			objects: []runtime.Object{cm1(), cronJob(suspended, kCM, "app-config", nativeState, known1)},
-			change:  changeCM, want: ran, events: reloaded,
-		},
+		"a suspended CronJob is run for a named source": {objects: objs{cm1(), cronJob(suspended, kCM, "app-config", nativeState, known1)}, change: changeCM, want: ran},
 		"a CronJob that forbids concurrency is not run under auto while it is active": {
-			objects: []runtime.Object{cm1(), cronJob(busy, kAuto, "true", nativeState, known1)},
+			objects: objs{cm1(), cronJob(busy, kAuto, "true", nativeState, known1)},
 			change:  changeCM, want: []string{state},
 			events: []string{"Normal ReloadSkipped A Job is active, not reloaded for ConfigMap shop/app-config"},
 		},
 		"a CronJob that forbids concurrency waits, for a named source, until it is not active": {
-			objects: []runtime.Object{cm1(), cronJob(busy, kCM, "app-config", nativeState, known1)},
+			objects: objs{cm1(), cronJob(busy, kCM, "app-config", nativeState, known1)},
 			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(5 * time.Minute)
-				if got := w.writes(); len(got) != 0 {
-					w.t.Errorf("writes while a Job is active: %v", got)
-				}
+				w.written(0)
 				idle := cronJob(busy, kCM, "app-config", nativeState, known1)
 				idle.Status.Active = nil
-				w.put(idle)
+				w.Put(idle)
 			},
-			want: ran, events: []string{waits, reloaded[0]},
+			want: ran, events: []string{waits, reloaded},
 		},
 		"a Job of ours counts as active until it is complete": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), run("run-1")},
+			objects: objs{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), run("run-1")},
 			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(5 * time.Minute)
-				if got := w.requests(); got["get cronjobs"] != 0 || got["get jobs"] != 0 || len(w.writes()) != 0 {
-					w.t.Errorf("requests while a Job is active: %v", got)
-				}
-				w.put(run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
-				w.pass(activeJobPoll)
+				w.requested(map[string]int{"list deployments": 1}) // for the original
+				w.Put(run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
+				w.pass(10 * time.Second)
 			},
-			want: ran, events: []string{waits, reloaded[0]},
+			want: ran, events: []string{waits, reloaded},
 		},
 		"a Job of ours counts as active until it has failed": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), run("run-1", batchv1.JobFailed)},
-			change:  changeCM, want: ran, events: reloaded,
+			objects: objs{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), run("run-1", batchv1.JobFailed)},
+			change:  changeCM, want: ran,
 		},
 		"whatever reload it was of, and however many there are": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1),
+			objects: objs{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1),
 				run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)},
 			change: changeCM, want: []string{state},
 			events: []string{"Normal ReloadSkipped A Job is active, not reloaded for ConfigMap shop/app-config"},
 		},
 		"somebody else's Job does not count": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), ofAnother(run("run-1"))},
-			change:  changeCM, want: ran, events: reloaded,
+			objects: objs{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), ofAnother(run("run-1"))},
+			change:  changeCM, want: ran,
 		},
-		"where concurrency is allowed no Job does": {
-			objects: []runtime.Object{cm1(), cronJob(nil, kCM, "app-config", nativeState, known1), run("run-1")},
-			change:  changeCM, want: ran, events: reloaded,
-		},
+		"where concurrency is allowed no Job does": {objects: objs{cm1(), cronJob(nil, kCM, "app-config", nativeState, known1), run("run-1")}, change: changeCM, want: ran},
 		"a repetition does not wait for the Job that it has created": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1)},
-			change: func(w *fixture) {
-				w.refuseStates(1)
-				changeCM(w)
-			},
-			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
+			objects: objs{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1)},
+			change:  func(w *fixture) { w.refuse("patch", "cronjobs", errTryAgain); changeCM(w) },
+			want:    []string{ran[0], state, state}, events: []string{reloaded, refused},
 		},
 		"a repetition neither skips the reload nor creates a Job again that is gone": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
-			change: func(w *fixture) {
-				w.runUnrecorded(2)
-				w.remove(w.runs()[0])
-				w.pass(time.Minute)
-			},
-			want: []string{ran[0], state, state, state}, events: []string{reloaded[0], refused, refused},
+			objects: objs{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
+			change:  func(w *fixture) { w.runUnrecorded(2); w.Delete(w.runs()[0]); w.pass(time.Minute) },
+			want:    []string{ran[0], state, state, state}, events: []string{reloaded, refused, refused},
 		},
 		"a repetition is not skipped as the CronJob is suspended by now": {
-			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change: func(w *fixture) {
-				w.runUnrecorded(1)
-				w.put(cronJob(suspended, kAuto, "true", nativeState, known1))
-			},
-			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
+			objects: objs{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			change:  func(w *fixture) { w.runUnrecorded(1); w.Put(cronJob(suspended, kAuto, "true", nativeState, known1)) },
+			want:    []string{ran[0], state, state}, events: []string{reloaded, refused},
 		},
 		"a CronJob does not run again as the source has a label more by now": {
-			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			objects: objs{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *fixture) {
 				w.runUnrecorded(1)
 				labelled := cm2()
 				labelled.Labels = map[string]string{"team": "shop"}
-				w.put(labelled)
+				w.Put(labelled)
 			},
-			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
+			want: []string{ran[0], state, state}, events: []string{reloaded, refused},
 		},
 		"a new leader does not run a CronJob again": {
-			objects: []runtime.Object{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
-			change: func(w *fixture) {
-				w.runUnrecorded(1)
-				w.restart()
-			},
-			want: []string{ran[0], state, state}, events: []string{reloaded[0], refused},
+			objects: objs{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
+			change:  func(w *fixture) { w.runUnrecorded(1); w.Restart() },
+			want:    []string{ran[0], state, state}, events: []string{reloaded, refused},
 		},
 		"a CronJob runs again as the source has gone back and come again": {
-			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			objects: objs{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *fixture) {
 				w.runUnrecorded(1)
-				w.put(cm1())
+				w.Put(cm1())
 				w.pass(10 * time.Millisecond)
 				changeCM(w)
 			},
-			want: []string{ran[0], state, ran[0], state}, events: []string{reloaded[0], refused},
+			want: []string{ran[0], state, ran[0], state}, events: []string{reloaded, refused},
 		},
 		"a CronJob runs again as another source has changed too": {
-			objects: []runtime.Object{cm1(), db1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
+			objects: objs{cm1(), db1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
 				kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1, dbKey, p1))},
-			change: func(w *fixture) {
-				w.runUnrecorded(1)
-				changeDB(w)
-			},
+			change: func(w *fixture) { w.runUnrecorded(1); changeDB(w) },
 			want:   []string{ran[0], recorded(stateOn("CronJob/shop/web", cmKey, h2, dbKey, p1)), ran[0], recorded(stateOn("CronJob/shop/web", cmKey, h2, dbKey, p2))},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db", refused},
 		},
 		"a repetition finds its Job though the state is another by now": {
-			objects: []runtime.Object{cm1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
+			objects: objs{cm1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
 				kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1, dbKey, ""))},
 			change: func(w *fixture) {
 				w.runUnrecorded(1)
-				w.put(db1()) // recorded, not rolled
+				w.Put(db1()) // recorded, not rolled
 			},
 			want:   []string{ran[0], recorded(stateOn("CronJob/shop/web", cmKey, h2, dbKey, "")), recorded(stateOn("CronJob/shop/web", cmKey, h2, dbKey, p1))},
-			events: []string{reloaded[0], refused},
+			events: []string{reloaded, refused},
 		},
 		"a source that goes back to data of a Job that is still there runs another": {
-			objects: []runtime.Object{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
+			objects: objs{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
 			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(time.Minute)
-				w.put(cm1())
+				w.Put(cm1())
 				w.pass(time.Minute)
 				changeCM(w)
 				w.pass(time.Minute)
@@ -245,17 +198,15 @@ func TestReconcileCronJobs(t *testing.T) {
 				}
 			},
 			want:   []string{ran[0], state, ran[0], recorded(known1), ran[0], state},
-			events: []string{reloaded[0], reloaded[0], reloaded[0]},
+			events: []string{reloaded, reloaded, reloaded},
 		},
 		"a dry run says that a suspended CronJob would be skipped": {
-			configure: func(c *Config) { c.DryRun = true },
-			objects:   []runtime.Object{cm1(), cronJob(suspended, kAuto, "true", nativeState, known1)},
+			configure: func(c *config) { c.DryRun = true },
+			objects:   objs{cm1(), cronJob(suspended, kAuto, "true", nativeState, known1)},
 			change:    changeCM,
 			events:    []string{"Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config"},
 		},
-		"annotations of the Job template's own metadata are not read": {
-			objects: []runtime.Object{cm1(), cronJob(nil)}, change: changeCM,
-		},
+		"annotations of the Job template's own metadata are not read": {objects: objs{cm1(), cronJob(nil)}, change: changeCM},
 	})
 }
 
@@ -269,10 +220,11 @@ func TestCronJobRun(t *testing.T) {
 			t.Fatalf("%d jobs, want 1", len(jobs))
 		}
 		// The name of a run depends on the version of the source.
-		sum := sha256.Sum256([]byte(`cj-1{"configmap/app-config":"` + h2 + "@" + w.version(cm1()) + `","workload":"CronJob/shop/web"}`))
-		want := batchv1.Job{
+		version := controllertest.Get[corev1.ConfigMap](w.Host, "shop", "app-config").ResourceVersion
+		sum := sha256.Sum256([]byte(`cj-1{"configmap/app-config":"` + h2 + "@" + version + `","workload":"CronJob/shop/web"}`))
+		want := &batchv1.Job{
 			ObjectMeta: metav1.ObjectMeta{
-				Name: "web-" + hex.EncodeToString(sum[:4]), Namespace: "shop", UID: jobs[0].UID, ResourceVersion: jobs[0].ResourceVersion,
+				Name: "web-" + hex.EncodeToString(sum[:4]), Namespace: "shop",
 				Labels:      map[string]string{"app": "web"},
 				Annotations: map[string]string{"team": "shop", kAuto: "true", "cronjob.kubernetes.io/instantiate": "manual"},
 				OwnerReferences: []metav1.OwnerReference{{
@@ -281,7 +233,7 @@ func TestCronJobRun(t *testing.T) {
 			},
 			Spec: batchv1.JobSpec{Template: pod(reads("app-config"), variableSet(cmVar, h2))},
 		}
-		if diff := cmp.Diff(want, *jobs[0], asCreated); diff != "" {
+		if diff := cmp.Diff(want, jobs[0], asCreated); diff != "" {
 			t.Errorf("Job differs (-want +got):\n%s", diff)
 		}
 	})
@@ -311,20 +263,26 @@ func job(change func(*batchv1.Job)) *batchv1.Job {
 	return j
 }
 
+const (
+	tryJob, deleteJob, createJob = "try jobs/web-", "delete jobs/web", "create jobs/web"
+
+	jobFailed = "Warning ReloadFail Reload for ConfigMap shop/app-config failed: "
+)
+
+var jobForbidden = apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("no"))
+
 func TestReconcileJobs(t *testing.T) {
-	replaced := []string{"dry run: create jobs/web-", "delete jobs/web", "create jobs/web"}
-	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
+	replaced := []string{tryJob, deleteJob, createJob}
 	runCases(t, map[string]reconcileCase{
 		"a Job is deleted and created again, also a finished one": {
-			objects: []runtime.Object{cm1(), job(nil)},
+			objects: objs{cm1(), job(nil)},
 			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(2 * time.Second)
-				got := w.job("web")
+				got := w.job()
 				want := &batchv1.Job{
 					ObjectMeta: metav1.ObjectMeta{
-						Namespace: "shop", Name: "web", UID: got.UID, ResourceVersion: got.ResourceVersion,
-						Labels: map[string]string{"app": "web"}, Annotations: map[string]string{kAuto: "true"},
+						Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{kAuto: "true"},
 					},
 					Spec: batchv1.JobSpec{Template: pod(reads("app-config"), variableSet(cmVar, h2))},
 				}
@@ -336,193 +294,130 @@ func TestReconcileJobs(t *testing.T) {
 					w.t.Error("it is still the old Job")
 				}
 			},
-			want: replaced, events: reloaded,
+			want: replaced,
 		},
 		"a Job of a CronJob is left alone": {
-			objects: []runtime.Object{cm1(), job(func(j *batchv1.Job) {
+			objects: objs{cm1(), job(func(j *batchv1.Job) {
 				j.OwnerReferences = []metav1.OwnerReference{{Kind: "CronJob", Name: "web", Controller: ptr.To(true)}}
 			})},
 			change: changeCM,
 		},
 		"a Job with a manual selector is left alone": {
-			objects: []runtime.Object{cm1(), job(func(j *batchv1.Job) { j.Spec.ManualSelector = ptr.To(true) })},
+			objects: objs{cm1(), job(func(j *batchv1.Job) { j.Spec.ManualSelector = ptr.To(true) })},
 			change:  changeCM,
 			events:  []string{"Normal ReloadSkipped The selector is manual, not reloaded for ConfigMap shop/app-config"},
 		},
-		"a Job that terminates is left alone": {
-			objects: []runtime.Object{cm1(), job(func(j *batchv1.Job) {
-				j.DeletionTimestamp, j.Finalizers = ptr.To(metav1.Unix(1, 0)), []string{"example.org/wait"}
-			})},
-			change: changeCM,
-		},
+		"a Job that terminates is left alone": {objects: objs{cm1(), job(terminate)}, change: changeCM},
 		"a Job that admission would refuse is not deleted": {
-			objects: []runtime.Object{cm1(), job(nil)},
-			change: func(w *fixture) {
-				refused := false
-				w.client.PrependReactor("create", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
-					if refused {
-						return false, nil, nil
-					}
-					refused = true
-					return true, nil, apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("no"))
-				})
-				changeCM(w)
-			},
-			want: []string{"dry run: create jobs/web-", "dry run: create jobs/web-", "delete jobs/web", "create jobs/web"},
-			events: []string{reloaded[0], "Warning ReloadFail Reload for ConfigMap shop/app-config failed: " +
-				`try the new Job: jobs.batch "web" is forbidden: no`},
+			objects: objs{cm1(), job(nil)},
+			change:  func(w *fixture) { w.refuse("try", "jobs", jobForbidden); changeCM(w) },
+			want:    append([]string{tryJob}, replaced...),
+			events:  []string{reloaded, jobFailed + "try the new Job: " + jobForbidden.Error()},
 		},
 		"the creation is tried until it succeeds": {
-			objects: []runtime.Object{cm1(), job(nil)},
+			objects: objs{cm1(), job(nil)},
 			change: func(w *fixture) {
-				n := 0
-				w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
-					if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 {
-						return false, nil, nil
-					}
-					n++
-					return n <= 3, nil, apierrors.NewInternalError(errors.New("try again"))
-				})
+				w.refuse("create", "jobs", errTryAgain, errTryAgain, errTryAgain)
 				changeCM(w)
 				w.pass(time.Minute)
-				if got := w.job("web"); got.UID == "job-1" {
-					w.t.Error("it is still the old Job")
-				}
 			},
-			want: append(append([]string{}, replaced...), replaced[2], replaced[2], replaced[2]), events: reloaded,
+			want: append(slices.Clone(replaced), createJob, createJob, createJob),
 		},
 	})
 }
 
+func terminate(j *batchv1.Job) {
+	j.DeletionTimestamp, j.Finalizers = ptr.To(metav1.Unix(1, 0)), []string{"example.org/wait"}
+}
+
 // The API server may have done a request although its response was lost.
 func TestJobSurvivesALostAnswer(t *testing.T) {
-	const try, remove, create = "dry run: create jobs/web-", "delete jobs/web", "create jobs/web"
-	jobs := batchv1.Resource("jobs")
 	timeout := apierrors.NewTimeoutError("no answer", 1)
-	failed := "Warning ReloadFail Reload for ConfigMap shop/app-config failed: "
-	const reloaded = "Normal Reloaded Reloaded for ConfigMap shop/app-config"
-	terminating := job(func(j *batchv1.Job) {
-		j.DeletionTimestamp, j.Finalizers = ptr.To(metav1.Unix(1, 0)), []string{"example.org/wait"}
-	})
+	type hook = func(w *fixture, r controllertest.Request) error
+	refuse := func(err error) hook { return func(*fixture, controllertest.Request) error { return err } }
+	gone := func(w *fixture, _ controllertest.Request) error { w.Delete(job(nil)); return timeout }
 	for name, tc := range map[string]struct {
 		verb    string
-		tries   int                                              // creations while the old one terminates
-		answers []func(w *fixture, a clienttesting.Action) error // nil: like the API server
+		tries   int    // creations while the old one terminates
+		answers []hook // nil: like the API server
 		want    []string
 		events  []string
 	}{
 		"the deletion was done": {
-			verb: "delete",
-			answers: []func(w *fixture, a clienttesting.Action) error{
-				func(w *fixture, _ clienttesting.Action) error { w.remove(job(nil)); return timeout },
-			},
-			want:   []string{try, remove, remove, create},
-			events: []string{reloaded, failed + timeout.Error()},
+			verb: "delete", answers: []hook{gone},
+			want:   []string{tryJob, deleteJob, deleteJob, createJob},
+			events: []string{reloaded, jobFailed + timeout.Error()},
 		},
 		"the deletion was done, and the second is refused": {
-			verb: "delete",
-			answers: []func(w *fixture, a clienttesting.Action) error{
-				func(w *fixture, _ clienttesting.Action) error { w.remove(job(nil)); return timeout },
-				func(*fixture, clienttesting.Action) error { return apierrors.NewTooManyRequests("later", 1) },
-				func(*fixture, clienttesting.Action) error {
-					return apierrors.NewForbidden(jobs, "web", errors.New("no"))
-				},
-			},
-			want:   []string{try, remove, remove, remove, remove, create},
-			events: []string{reloaded, failed + timeout.Error()},
+			verb: "delete", answers: []hook{gone, refuse(apierrors.NewTooManyRequests("later", 1)), refuse(jobForbidden)},
+			want:   []string{tryJob, deleteJob, deleteJob, deleteJob, deleteJob, createJob},
+			events: []string{reloaded, jobFailed + timeout.Error()},
 		},
-
 		"the deletion was done, but finalizers hold it up": {
 			verb: "delete",
-			answers: []func(w *fixture, a clienttesting.Action) error{
-				func(w *fixture, _ clienttesting.Action) error { w.put(terminating); return timeout },
-				func(w *fixture, _ clienttesting.Action) error {
+			answers: []hook{
+				func(w *fixture, _ controllertest.Request) error { w.Put(job(terminate)); return timeout },
+				func(w *fixture, _ controllertest.Request) error {
 					// Between two tries.
-					time.AfterFunc(30*time.Minute+terminatingPoll/2, func() { w.remove(terminating) })
+					time.AfterFunc(30*time.Minute+time.Second/2, func() { w.Put(job(func(j *batchv1.Job) { terminate(j); j.Finalizers = nil })) })
 					return nil
 				},
 			},
 			tries: 35,
-			want:  []string{try, remove, remove, create}, events: []string{reloaded, failed + timeout.Error()},
+			want:  []string{tryJob, deleteJob, deleteJob, createJob}, events: []string{reloaded, jobFailed + timeout.Error()},
 		},
 		"the deletion was not done": {
-			verb: "delete",
-			answers: []func(w *fixture, a clienttesting.Action) error{
-				func(*fixture, clienttesting.Action) error { return errors.New("connection reset") },
-				func(*fixture, clienttesting.Action) error { return timeout },
-			},
-			want:   []string{try, remove, remove, remove, create},
-			events: []string{reloaded, failed + "connection reset"},
+			verb: "delete", answers: []hook{refuse(errTryAgain), refuse(timeout)},
+			want:   []string{tryJob, deleteJob, deleteJob, deleteJob, createJob},
+			events: []string{reloaded, jobFailed + errTryAgain.Error()},
 		},
-
 		"the deletion is refused": {
-			verb: "delete",
-			answers: []func(w *fixture, a clienttesting.Action) error{
-				func(*fixture, clienttesting.Action) error {
-					return apierrors.NewForbidden(jobs, "web", errors.New("no"))
-				},
-			},
-			want:   []string{try, remove, try, remove, create},
-			events: []string{reloaded, failed + `jobs.batch "web" is forbidden: no`},
+			verb: "delete", answers: []hook{refuse(jobForbidden)},
+			want:   []string{tryJob, deleteJob, tryJob, deleteJob, createJob},
+			events: []string{reloaded, jobFailed + jobForbidden.Error()},
 		},
 		"somebody else takes the name": {
 			verb: "create",
-			answers: []func(w *fixture, a clienttesting.Action) error{
-				func(w *fixture, _ clienttesting.Action) error {
-					w.put(job(func(j *batchv1.Job) { j.UID = "job-2"; variableSet(cmVar, h2)(&j.Spec.Template) }))
-					return apierrors.NewAlreadyExists(jobs, "web")
-				},
-			},
-			want: []string{try, remove, create}, events: []string{reloaded},
+			answers: []hook{func(w *fixture, _ controllertest.Request) error {
+				w.Put(job(func(j *batchv1.Job) { j.UID = "job-2"; variableSet(cmVar, h2)(&j.Spec.Template) }))
+				return nil
+			}},
+			want: []string{tryJob, deleteJob, createJob}, events: []string{reloaded},
 		},
 		"somebody else deletes the Job at that moment, so it is not created again": {
-			verb: "delete",
-			answers: []func(w *fixture, a clienttesting.Action) error{
-				func(w *fixture, _ clienttesting.Action) error {
-					w.remove(job(nil))
-					return apierrors.NewNotFound(jobs, "web")
-				},
-			},
-			want: []string{try, remove},
+			verb:    "delete",
+			answers: []hook{func(w *fixture, _ controllertest.Request) error { w.Delete(job(nil)); return nil }},
+			want:    []string{tryJob, deleteJob},
 		},
 		"the creation was done": {
 			verb: "create",
-			answers: []func(w *fixture, a clienttesting.Action) error{
-				func(w *fixture, a clienttesting.Action) error {
-					if _, _, err := clienttesting.ObjectReaction(w.client.Tracker())(a); err != nil {
-						return err
-					}
-					return timeout
-				},
-			},
-			want:   []string{try, remove, create, create},
+			answers: []hook{func(w *fixture, r controllertest.Request) error {
+				if err := w.apply(r); err != nil {
+					return err
+				}
+				return timeout
+			}},
+			want:   []string{tryJob, deleteJob, createJob, createJob},
 			events: []string{reloaded},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newFixture(t, nil, cm1(), job(nil))
 				n := 0
-				w.client.PrependReactor(tc.verb, "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
-					if c, ok := a.(clienttesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 || n == len(tc.answers) {
-						return false, nil, nil
+				w.before(tc.verb, "jobs", func(r controllertest.Request) error {
+					if n++; n > len(tc.answers) {
+						return nil
 					}
-					n++
-					return true, nil, tc.answers[n-1](w, a)
+					return tc.answers[n-1](w, r)
 				})
 				changeCM(w)
 				w.pass(time.Hour)
-				want := slices.Concat(tc.want, slices.Repeat([]string{create}, tc.tries))
-				if diff := cmp.Diff(want, w.writes()); diff != "" {
-					t.Errorf("writes differ (-want +got):\n%s", diff)
-				}
-				if diff := cmp.Diff(tc.events, w.events()); diff != "" {
-					t.Errorf("events differ (-want +got):\n%s", diff)
-				}
-				if n := w.count("lost_jobs_total", nil); n != 0 {
-					t.Errorf("%v lost jobs counted", n)
-				}
-				if tc.want[len(tc.want)-1] == create && w.job("web").Spec.Template.Spec.Containers[0].Env == nil {
+				w.expect(slices.Concat(tc.want, slices.Repeat([]string{createJob}, tc.tries))...)
+				w.told(tc.events...)
+				w.count(0, "lost_jobs_total")
+				if tc.want[len(tc.want)-1] == createJob && w.job().Spec.Template.Spec.Containers[0].Env == nil {
 					t.Error("the Job carries no mark")
 				}
 			})
@@ -530,36 +425,45 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 	}
 }
 
+var green = cm("app-config", "color", "green")
+
 // The new Job may be in the cache long before the response to its creation arrives.
 func TestJobChangeDuringItsCreation(t *testing.T) {
-	for name, answer := range map[string]error{"and the answer comes late": nil, "and the answer is lost": apierrors.NewTimeoutError("no answer", 1)} {
+	for name, create := range map[string]func(w *fixture, r controllertest.Request) error{
+		"and the answer comes late": func(w *fixture, _ controllertest.Request) error {
+			w.Latency(20 * time.Second)
+			time.AfterFunc(10*time.Second, func() { w.Put(green) })
+			time.AfterFunc(20*time.Second, func() { w.Latency(time.Millisecond) })
+			return nil
+		},
+		"and the answer is lost": func(w *fixture, r controllertest.Request) error {
+			if err := w.apply(r); err != nil {
+				return err
+			}
+			<-time.After(10 * time.Second)
+			w.Put(green)
+			<-time.After(10 * time.Second)
+			return apierrors.NewTimeoutError("no answer", 1)
+		},
+	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newFixture(t, nil, cm1(), job(nil))
 				n := 0
-				w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
-					if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 || n > 0 {
-						return false, nil, nil
+				w.before("create", "jobs", func(r controllertest.Request) error {
+					if n++; n > 1 {
+						return nil
 					}
-					n++
-					if err := w.apply(a); err != nil {
-						return true, nil, err
-					}
-					created := w.job("web")
-					<-time.After(10 * time.Second)
-					w.put(cm("app-config", "color", "green"))
-					<-time.After(10 * time.Second)
-					return true, created, answer
+					return create(w, r)
 				})
 				changeCM(w)
 				w.pass(time.Hour)
 				want := []corev1.EnvVar{{Name: cmVar, Value: hashOf("color", "green")}}
-				if diff := cmp.Diff(want, w.job("web").Spec.Template.Spec.Containers[0].Env); diff != "" {
+				if diff := cmp.Diff(want, w.job().Spec.Template.Spec.Containers[0].Env); diff != "" {
 					t.Errorf("mark differs (-want +got):\n%s", diff)
 				}
-				if n := w.count("pending_workloads", nil); n != 0 {
-					t.Errorf("%v workloads wait", n)
-				}
+				w.count(0, "pending_workloads")
 			})
 		})
 	}
@@ -567,23 +471,19 @@ func TestJobChangeDuringItsCreation(t *testing.T) {
 
 // The controller remembers what a Job was created again for before the cache has that Job.
 func TestJobChangeBeforeTheCacheHasIt(t *testing.T) {
-	deny := func(w *fixture, until *atomic.Bool, err error) {
-		w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 || until.Load() {
-				return false, nil, nil
+	// deny refuses the creations of 10 s, in which change happens.
+	deny := func(w *fixture, err error, change func()) {
+		begun := time.Now()
+		w.before("create", "jobs", func(controllertest.Request) error {
+			if time.Since(begun) < 10*time.Second {
+				return err
 			}
-			return true, nil, err
+			return nil
 		})
-	}
-	green := cm("app-config", "color", "green")
-	createdLate := func(w *fixture) {
-		var allowed atomic.Bool
-		deny(w, &allowed, apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("exceeded quota")))
 		changeCM(w)
 		w.pass(5 * time.Second)
-		w.put(green)
+		change()
 		w.pass(5 * time.Second)
-		allowed.Store(true)
 	}
 	for name, tc := range map[string]struct {
 		change func(w *fixture)
@@ -594,40 +494,22 @@ func TestJobChangeBeforeTheCacheHasIt(t *testing.T) {
 			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(2 * time.Second)
-				if w.job("web").UID == "job-1" {
+				if w.job().UID == "job-1" {
 					w.t.Fatal("not created again yet")
 				}
-				w.put(green)
+				w.Put(green)
 			},
 			want: hashOf("color", "green"), n: 2,
 		},
-		"a change that takes the source back is not lost": {
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(2 * time.Second)
-				w.put(cm1())
-			},
-			want: h1, n: 2,
-		},
-		"a change before the creation replaces the Job no second time": {
-			change: createdLate,
-			want:   h2, n: 1,
-		},
+		"a change that takes the source back is not lost":              {change: func(w *fixture) { changeCM(w); w.pass(2 * time.Second); w.Put(cm1()) }, want: h1, n: 2},
+		"a change before the creation replaces the Job no second time": {change: func(w *fixture) { deny(w, jobForbidden, func() { w.Put(green) }) }, want: h2, n: 1},
 		"the way back from a change before the creation replaces the Job": {
-			change: func(w *fixture) {
-				createdLate(w)
-				w.pass(time.Minute)
-				changeCM(w)
-			},
-			want: h2, n: 2,
+			change: func(w *fixture) { deny(w, jobForbidden, func() { w.Put(green) }); w.pass(time.Minute); changeCM(w) },
+			want:   h2, n: 2,
 		},
 		"no other 404 than the namespace's ends the attempts": {
 			change: func(w *fixture) {
-				var allowed atomic.Bool
-				deny(w, &allowed, apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"))
-				changeCM(w)
-				w.pass(5 * time.Second)
-				allowed.Store(true)
+				deny(w, apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"), func() {})
 			},
 			want: h2, n: 1,
 		},
@@ -635,19 +517,18 @@ func TestJobChangeBeforeTheCacheHasIt(t *testing.T) {
 			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(2 * time.Second)
-				w.remove(w.job("web"))
-				w.pass(2 * settle)
-				if n := w.c.Status().Errors; n != 0 {
-					w.t.Errorf("%d reconciles failed", n)
-				}
+				w.Delete(w.job())
+				w.pass(2 * time.Second)
+				w.noErrors()
 			},
 			n: 1,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newLaggingFixture(t, map[string]time.Duration{"jobs": 3 * time.Second}, nil, cm1(), job(nil))
-				w.pass(time.Minute)
+				w := newFixture(t, nil, cm1(), job(nil))
+				w.Lag(3*time.Second, "jobs")
 				tc.change(w)
 				w.pass(time.Hour)
 				var mark string
@@ -657,127 +538,57 @@ func TestJobChangeBeforeTheCacheHasIt(t *testing.T) {
 				if mark != tc.want {
 					t.Errorf("mark %s, want %s; writes %v", mark, tc.want, w.writes())
 				}
-				n := 0
-				for _, a := range w.client.Actions() {
-					if c, ok := a.(clienttesting.CreateActionImpl); ok && len(c.CreateOptions.DryRun) > 0 {
-						n++
-					}
-				}
-				if n != tc.n {
+				if n := w.asked()["try jobs"]; n != tc.n {
 					t.Errorf("replaced %d times, want %d; writes %v", n, tc.n, w.writes())
-				}
-				if n := w.c.memory.replacements(); len(n) != 0 {
-					t.Errorf("remembers %v", n)
 				}
 			})
 		})
 	}
-}
-
-func TestJobPerhapsDeletedIsNotLost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil, cm1(), job(nil))
-		w.client.PrependReactor("delete", "jobs", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, errors.New("connection refused")
-		})
-		changeCM(w)
-		w.pass(10 * time.Second)
-		w.stop()
-		if n := w.count("lost_jobs_total", nil); n != 0 {
-			t.Errorf("%v lost jobs counted", n)
-		}
-	})
 }
 
 func TestJobNotRecreatedIsCounted(t *testing.T) {
-	cases := map[string]struct {
-		create func(w *fixture) error // the API server's response to the creation
-		end    bool                   // the controller stops
+	terminating := apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("terminating"))
+	terminating.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
+	for name, tc := range map[string]struct {
+		verb      string
+		refusal   error
+		lost, end float64 // before and after the controller stops
 	}{
-		"the namespace terminates": {create: func(*fixture) error {
-			err := apierrors.NewForbidden(batchv1.Resource("jobs"), "web", errors.New("terminating"))
-			err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
-			return err
-		}},
-		"the namespace is gone": {create: func(*fixture) error { return apierrors.NewNotFound(corev1.Resource("namespaces"), "shop") }},
-		"the controller stops":  {end: true, create: func(*fixture) error { return apierrors.NewInternalError(errors.New("try again")) }},
-	}
-	for name, tc := range cases {
+		"the namespace terminates":         {"create", terminating, 1, 1},
+		"the namespace is gone":            {"create", apierrors.NewNotFound(corev1.Resource("namespaces"), "shop"), 1, 1},
+		"the controller stops":             {"create", errTryAgain, 0, 1},
+		"it may have been deleted, or not": {"delete", errTryAgain, 0, 0},
+	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newFixture(t, nil, cm1(), job(nil))
-				w.client.PrependReactor("create", "jobs", func(a clienttesting.Action) (bool, runtime.Object, error) {
-					if len(a.(clienttesting.CreateActionImpl).CreateOptions.DryRun) > 0 {
-						return false, nil, nil
-					}
-					return true, nil, tc.create(w)
-				})
+				w.before(tc.verb, "jobs", func(controllertest.Request) error { return tc.refusal })
 				changeCM(w)
 				w.pass(10 * time.Second)
-				if tc.end {
-					if n := w.count("lost_jobs_total", nil); n != 0 {
-						t.Errorf("given up before the end: %v", w.writes())
-					}
-					w.stop()
-				}
-				if n := w.count("lost_jobs_total", nil); n != 1 {
-					t.Errorf("%v lost jobs counted, want 1; writes %v", n, w.writes())
-				}
+				w.count(tc.lost, "lost_jobs_total")
+				w.Restart(func() { w.count(tc.end, "lost_jobs_total") })
 			})
 		})
 	}
-}
-
-func TestJobCopyOfALongName(t *testing.T) {
-	long := strings.Repeat("a", 63)
-	w := &policy.Workload{Key: policy.Key{Kind: "CronJob", ObjectName: cache.NewObjectName("shop", long)}}
-	got := runName(&policy.Facts{Workload: w}, &policy.Plan{})
-	if len(got) != 52+1+8 || !strings.HasPrefix(got, long[:52]+"-") {
-		t.Errorf("name = %q, want 52 characters, a hyphen and 8 digits", got)
-	}
-	if got, want := cutName(strings.Repeat("a", 50)+"-.nightly")+"-", strings.Repeat("a", 50)+"-"; got != want {
-		t.Errorf("cut to %q, want %q: a dot before a hyphen is no name", got, want)
-	}
-}
-
-// refuseStates refuses the next n patches of CronJobs.
-func (w *fixture) refuseStates(n int) {
-	w.client.PrependReactor("patch", "cronjobs", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if n == 0 {
-			return false, nil, nil
-		}
-		n--
-		return true, nil, apierrors.NewInternalError(errors.New("try again"))
-	})
 }
 
 // runUnrecorded changes the ConfigMap and lets the quiet period pass, so that a Job is created. The
 // next n patches of its CronJob are refused.
 func (w *fixture) runUnrecorded(n int) {
-	w.refuseStates(n)
+	w.refuse("patch", "cronjobs", slices.Repeat([]error{errTryAgain}, n)...)
 	changeCM(w)
 	w.pass(1500 * time.Millisecond)
 }
 
 // runs returns the existing Jobs.
-func (w *fixture) runs() []*batchv1.Job {
-	w.t.Helper()
-	obj, err := w.client.Tracker().List(batchv1.SchemeGroupVersion.WithResource("jobs"), batchv1.SchemeGroupVersion.WithKind("Job"), "shop")
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	var jobs []*batchv1.Job
-	for _, job := range obj.(*batchv1.JobList).Items {
-		jobs = append(jobs, &job)
-	}
-	return jobs
-}
+func (w *fixture) runs() []*batchv1.Job { return controllertest.List[batchv1.Job](w.Host) }
 
-func (w *fixture) job(name string) *batchv1.Job {
+func (w *fixture) job() *batchv1.Job {
 	w.t.Helper()
-	obj, err := w.client.Tracker().Get(batchv1.SchemeGroupVersion.WithResource("jobs"), "shop", name)
-	if err != nil {
-		w.t.Fatal(err)
+	j := controllertest.Get[batchv1.Job](w.Host, "shop", "web")
+	if j == nil {
+		w.t.Fatal("there is no Job")
 	}
-	return obj.(*batchv1.Job).DeepCopy()
+	return j
 }

@@ -1,14 +1,13 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package configreload
+package configreload_test
 
 import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 func TestKindsAreRolledAlike(t *testing.T) {
@@ -21,12 +20,12 @@ func TestKindsAreRolledAlike(t *testing.T) {
 	annotations := []string{kAuto, "true", kPause, "5m"}
 	runCases(t, map[string]reconcileCase{
 		"a StatefulSet": {
-			objects: []runtime.Object{cm1(), annotated(set, append(annotations, nativeState, known("StatefulSet", h1))...)}, change: changeCM,
+			objects: objs{cm1(), annotated(set, append(annotations, nativeState, known("StatefulSet", h1))...)}, change: changeCM,
 			want:   []string{envOn("statefulsets/web", known("StatefulSet", h2), "web/"+cmVar, h2)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"},
 		},
 		"a DaemonSet": {
-			objects: []runtime.Object{cm1(), annotated(daemon, append(annotations, nativeState, known("DaemonSet", h1))...)}, change: changeCM,
+			objects: objs{cm1(), annotated(daemon, append(annotations, nativeState, known("DaemonSet", h1))...)}, change: changeCM,
 			want:   []string{envOn("daemonsets/web", known("DaemonSet", h2), "web/"+cmVar, h2)},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"},
 		},

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package configreload
+package configreload_test
 
 import (
 	"fmt"
@@ -12,48 +12,37 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
-func quietPeriod(d time.Duration) func(*Config) { return func(c *Config) { c.QuietPeriod = d } }
+func quietPeriod(d time.Duration) func(*config) { return func(c *config) { c.QuietPeriod = d } }
 
-// requests counts the controller's requests to the API server, except for the informers' lists and
-// watches at the start.
-func (w *fixture) requests() map[string]int {
-	count := map[string]int{}
-	for _, a := range w.client.Actions() {
-		count[a.GetVerb()+" "+a.GetResource().Resource]++
+// requested compares the counts of the requests since the last call of forget.
+func (w *fixture) requested(want map[string]int) {
+	w.t.Helper()
+	if diff := cmp.Diff(want, w.asked()); diff != "" {
+		w.t.Errorf("requests differ (-want +got):\n%s", diff)
 	}
-	w.live.mu.Lock()
-	defer w.live.mu.Unlock()
-	if w.live.count > 0 {
-		count["live version"] = w.live.count
-	}
-	return count
 }
 
 func TestChangeIsOneRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The cache of workloads lags behind the controller's write, and the workload is reconciled
 		// again meanwhile.
-		w := newLaggingFixture(t, map[string]time.Duration{"deployments": 500 * time.Millisecond}, quietPeriod(0),
-			cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
-		w.pass(time.Second)
-		w.client.ClearActions()
+		w := newFixture(t, quietPeriod(0), cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
+		w.Lag(500*time.Millisecond, "deployments")
+		w.forget()
 		changeCM(w)
 		w.pass(100 * time.Millisecond)
-		w.put(annotated(cm2(), kMatch, "true"))
+		w.Put(annotated(cm2(), kMatch, "true"))
 		w.pass(2 * time.Second)
-		if diff := cmp.Diff(map[string]int{"patch deployments": 1}, w.requests()); diff != "" {
-			t.Errorf("requests differ (-want +got):\n%s", diff)
-		}
+		w.requested(map[string]int{"patch deployments": 1})
 	})
 }
 
@@ -62,12 +51,12 @@ func TestEventOfManySourcesIsCut(t *testing.T) {
 		w := newFixture(t, nil, deploy(pod(), kCM, "app-.*"))
 		change := func(version string) {
 			for i := range 50 {
-				w.put(cm(fmt.Sprintf("app-%03d", i), "v", version))
+				w.Put(cm(fmt.Sprintf("app-%03d", i), "v", version))
 			}
 			w.pass(time.Minute)
 		}
 		change("1")
-		w.failPatches(1)
+		w.refuse("patch", "deployments", errTryAgain)
 		change("2")
 		events := w.events()
 		if len(events) != 2 {
@@ -92,47 +81,28 @@ func TestBurstIsOnePatchPerWorkload(t *testing.T) {
 			objects = append(objects, source(i, "1"), d)
 		}
 		w := newFixture(t, quietPeriod(0), objects...)
-		w.pass(time.Second)
-		w.client.ClearActions()
+		w.forget()
 		for i := range n {
-			w.put(source(i, "2"))
+			w.Put(source(i, "2"))
 		}
-		synctest.Wait()
-		if diff := cmp.Diff(map[string]int{"patch deployments": n}, w.requests()); diff != "" {
-			t.Errorf("requests at once differ (-want +got):\n%s", diff)
-		}
-		if got := w.count("reloads_total", map[string]string{"result": resultSuccess}); got != n {
-			t.Errorf("%v reloads counted, want %d", got, n)
-		}
-		if got := w.count("source_changes_total", map[string]string{"event": eventUpdate}); got != n {
-			t.Errorf("%v changes counted, want %d", got, n)
-		}
-		if got := w.count("change_to_patch_seconds", nil); got != n {
-			t.Errorf("%v durations observed, want %d", got, n)
-		}
+		w.pass(time.Second)
+		w.requested(map[string]int{"patch deployments": n})
+		w.count(n, "reloads_total", "result", "success")
+		w.count(n, "source_changes_total", "event", "update")
+		w.count(n, "change_to_patch_seconds")
 	})
 }
 
 func TestChangeDuringThePatchIsActedOnAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFixture(t, quietPeriod(0), cm1(),
-			deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
-		slow := true
-		w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
-			if slow {
-				slow = false
-				<-time.After(100 * time.Millisecond)
-			}
-			return false, nil, nil
-		})
+			auto(pod(reads("app-config")), stateOf(cmKey, h1)))
+		w.once("patch", "deployments", func() { <-time.After(100 * time.Millisecond) })
 		changeCM(w)
 		w.pass(50 * time.Millisecond)
-		w.put(cm1())
+		w.Put(cm1())
 		w.pass(60 * time.Millisecond)
-		want := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2), env(stateOf(cmKey, h1), "web/"+cmVar, h1)}
-		if diff := cmp.Diff(want, w.writes()); diff != "" {
-			t.Errorf("writes differ (-want +got):\n%s", diff)
-		}
+		w.expect(env(stateOf(cmKey, h2), "web/"+cmVar, h2), env(stateOf(cmKey, h1), "web/"+cmVar, h1))
 	})
 }
 
@@ -143,22 +113,21 @@ func TestUnwatchedSourceRollsNothing(t *testing.T) {
 		"beside a native pattern": {nativeReload, "auto,configmap/zzz-*"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				noise := func(i int) *corev1.ConfigMap { return cm("noise", "v", fmt.Sprint(i)) }
 				d := deploy(pod(reads("app-config")), append(annotations, nativeState, stateOf(cmKey, h1))...)
 				w := newFixture(t, nil, cm1(), noise(0), d)
 				changeCM(w)
 				for i := range 3 {
-					w.put(noise(i + 1))
+					w.Put(noise(i + 1))
 					w.pass(400 * time.Millisecond)
 				}
-				if n := len(w.writes()); n != 1 {
-					t.Errorf("%d writes after the quiet period, want 1", n)
-				}
+				w.written(1)
 				now := w.deployment("web")
 				// A rollout by somebody else.
 				now.Spec.Template = pod(reads("app-config"), reads("noise"))
-				w.put(now)
+				w.Put(now)
 				w.pass(time.Minute)
 				if got := w.writes(); len(got) != 2 || strings.Contains(got[1], "template") {
 					t.Errorf("writes after the workload began to read it: %v", got[1:])
@@ -168,92 +137,55 @@ func TestUnwatchedSourceRollsNothing(t *testing.T) {
 	}
 }
 
-// After a hand-over, the cache of sources may be older, by any time, than what the former leader
-// acted on.
-func TestOldSourceCacheRollsNothing(t *testing.T) {
-	green := hashOf("color", "green")
-	acted := deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, stateOf(cmKey, h2))
-	for name, tc := range map[string]struct {
-		lag     time.Duration
-		between time.Duration // then the source changes once more
-		want    []string
-	}{
-		"for a moment": {lag: settle / 2},
-		"for long":     {lag: time.Minute},
-		"for long, and then there is another change": {lag: time.Minute, between: 10 * time.Second,
-			want: []string{env(stateOf(cmKey, green), "web/"+cmVar, green)}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				// The fake's watch begins with the existing objects; here it begins late.
-				w := newLaggingFixture(t, map[string]time.Duration{"configmaps": tc.lag}, quietPeriod(0))
-				w.stop()
-				w.put(cm2(), acted)
-				w.client.PrependReactor("list", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
-					old := cm1()
-					old.ResourceVersion = "1"
-					return true, &corev1.ConfigMapList{Items: []corev1.ConfigMap{*old}}, nil
-				})
-				w.start()
-				if tc.between > 0 {
-					w.pass(tc.between)
-					w.put(cm("app-config", "color", "green"))
-				}
-				w.pass(time.Hour)
-				if diff := cmp.Diff(tc.want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
-					t.Errorf("writes differ (-want +got):\n%s", diff)
-				}
-			})
-		})
-	}
-}
-
 // The cache is compared with the API server if the workload may have been written after the source.
 func TestReloadIsOfTheLastVersion(t *testing.T) {
 	rolled := []string{env(stateOf(cmKey, h2), "web/"+cmVar, h2)}
-	known := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
-	marked := deploy(pod(reads("app-config"), variableSet(cmVar, h1)), kAuto, "true", nativeState, stateOf(cmKey, h1))
+	known := auto(pod(reads("app-config")), stateOf(cmKey, h1))
+	marked := auto(pod(reads("app-config"), variableSet(cmVar, h1)), stateOf(cmKey, h1))
 	unmarked := []string{env(stateOf(cmKey, ""), "web/"+cmVar, "")}
 	for name, tc := range map[string]struct {
-		configure func(*Config)
-		objects   []runtime.Object // in the order in which they were written
-		failures  int              // of the comparison
-		removed   bool             // and the cache does not know yet
-		behind    bool             // the cache does not have app-config
+		configure func(*config)
+		objects   []runtime.Object // which the cache has
+		late      func(w *fixture) // which it does not have yet
+		then      []runtime.Object
+		failures  int // of the comparison
 		want      []string
 		asked     int
 	}{
-		"a source that is newer than the workload is not asked for": {objects: []runtime.Object{known, cm2()}, want: rolled},
-		"a source that is older is asked for, once":                 {objects: []runtime.Object{cm2(), known}, want: rolled, asked: 1},
-		"a source that is older is asked for again if asking fails": {objects: []runtime.Object{cm2(), known}, failures: 3, want: rolled, asked: 4},
-		"a source that is gone rolls nothing":                       {objects: []runtime.Object{cm2(), known}, removed: true, asked: 10},
-		"a source that is gone is asked for under on-delete":        {configure: onDelete, objects: []runtime.Object{marked}, want: unmarked, asked: 1},
-		"a source that only the cache does not have rolls nothing":  {configure: onDelete, objects: []runtime.Object{marked}, behind: true, asked: 10},
+		"a source that is newer than the workload is not asked for": {then: objs{known, cm2()}, want: rolled},
+		"a source that is older is asked for, once":                 {then: objs{cm2(), known}, want: rolled, asked: 1},
+		"a source that is older is asked for again if asking fails": {then: objs{cm2(), known}, failures: 3, want: rolled, asked: 4},
+		"a source that is gone rolls nothing": {objects: objs{cm2()},
+			late: func(w *fixture) { w.Delete(cm2()) }, then: objs{known}, asked: 10},
+		"a source that is gone is asked for under on-delete": {configure: onDelete, then: objs{marked}, want: unmarked, asked: 1},
+		"a source that only the cache does not have rolls nothing": {configure: onDelete,
+			late: func(w *fixture) { w.Put(cm2()) }, then: objs{marked}, asked: 10},
 		"a source that the selector leaves out counts as deleted": {
-			configure: func(c *Config) { onDelete(c); c.SourceSelector = []string{"env=prod"} },
-			objects:   []runtime.Object{cm2(), marked}, want: unmarked, asked: 1,
+			configure: func(c *config) { onDelete(c); c.SourceSelector = []string{"env=prod"} },
+			then:      objs{cm2(), marked}, want: unmarked, asked: 1,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, func(c *Config) {
+				w := newFixture(t, func(c *config) {
 					c.QuietPeriod = 0
 					if tc.configure != nil {
 						tc.configure(c)
 					}
-				})
-				w.live.failures, w.live.gone = tc.failures, tc.removed
-				if tc.behind {
-					w.live.newer = "7"
+				}, tc.objects...)
+				w.forget()
+				w.refuse("list", "configmaps", slices.Repeat([]error{errTryAgain}, tc.failures)...)
+				if tc.late != nil {
+					w.Lag(time.Minute, "configmaps")
+					tc.late(w)
+					w.Put(tc.then...)
+				} else {
+					w.Restart(func() { w.Put(tc.then...) })
 				}
-				w.stop()
-				w.put(tc.objects...)
-				w.start()
-				w.pass(10*time.Second - settle/2)
-				if diff := cmp.Diff(tc.want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
-					t.Errorf("writes differ (-want +got):\n%s", diff)
-				}
-				if got := w.requests()["live version"]; got != tc.asked {
+				w.pass(9500 * time.Millisecond)
+				w.expect(tc.want...)
+				if got := w.asked()["list configmaps"]; got != tc.asked {
 					t.Errorf("asked %d times, want %d", got, tc.asked)
 				}
 			})
@@ -275,6 +207,7 @@ func TestSourcesOfAWorkloadAreLimited(t *testing.T) {
 		"by both, alike": deploy(pod(references...), nativeReload, "auto,configmap/app-*"),
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newFixture(t, nil, append(slices.Clone(objects), workload)...)
 				w.pass(time.Minute)
@@ -282,19 +215,96 @@ func TestSourcesOfAWorkloadAreLimited(t *testing.T) {
 				if err != nil || len(state) != policy.MaxSources {
 					t.Errorf("%d sources are recorded, %v", len(state), err)
 				}
-				want := []string{"Warning InvalidReloadAnnotation sources: the workload refers to more than 300, or its patterns name more; only the first by name are watched"}
-				if diff := cmp.Diff(want, w.events()); diff != "" {
-					t.Errorf("Events (-want +got):\n%s", diff)
-				}
-				w.client.ClearActions()
-				w.put(source(policy.MaxSources, "2"), source(policy.MaxSources+2, "1")) // left alone
+				w.told("Warning InvalidReloadAnnotation sources: the workload refers to more than 300, or its patterns name more; only the first by name are watched")
+				w.Put(source(policy.MaxSources, "2"), source(policy.MaxSources+2, "1")) // left alone
 				w.pass(time.Minute)
-				w.put(source(policy.MaxSources-1, "2"))
+				w.Put(source(policy.MaxSources-1, "2"))
 				w.pass(time.Minute)
-				if diff := cmp.Diff([]string{"Normal Reloaded Reloaded for ConfigMap shop/app-299"}, w.events()); diff != "" {
-					t.Errorf("Events (-want +got):\n%s", diff)
-				}
+				w.told("Normal Reloaded Reloaded for ConfigMap shop/app-299")
 			})
 		})
 	}
+}
+
+// Each list fills what a list may take, and there are many sources with long names.
+func TestPatternsTooSlowAreRefused(t *testing.T) {
+	var objects []runtime.Object
+	for i := range 500 {
+		objects = append(objects, cm(strings.Repeat("a", 240)+fmt.Sprintf("-b%03d", i)))
+	}
+	for name, tc := range map[string]struct {
+		key, value string
+		refused    bool
+	}{
+		"expressions that fill a list":      {kCM, strings.Repeat(".*a,", 80), true},
+		"native wildcards that fill a list": {nativeReload, strings.Repeat("configmap/"+strings.Repeat("*a", 120)+",", 40), true},
+		"a few plain names":                 {kCM, "a,b,c", false},
+		"one native pattern":                {nativeReload, "configmap/app-*", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var want []string
+				if tc.refused {
+					want = []string{"Warning InvalidReloadAnnotation " + tc.key +
+						": its patterns take too long to match against all names in the namespace, so nothing rolls the workload"}
+				}
+				w := newFixture(t, nil, append(slices.Clone(objects), deploy(pod(), tc.key, tc.value))...)
+				w.told(want...)
+			})
+		})
+	}
+}
+
+// 300 workloads of one namespace are due, and each patch takes 100 ms.
+func TestFairnessOfNamespaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var objects []runtime.Object
+		noisy, changed := cm1(), cm2()
+		noisy.Namespace, changed.Namespace = "noisy", "noisy"
+		for i := range 300 {
+			d := deploy(pod(reads("app-config")), kAuto, "true")
+			d.Namespace, d.Name = "noisy", fmt.Sprintf("web-%03d", i)
+			objects = append(objects, d)
+		}
+		w := newFixture(t, nil, append(objects, noisy, cm1(), deploy(pod(reads("app-config")), kAuto, "true"))...)
+		rolled := map[string]time.Time{}
+		w.before("patch", "deployments", func(r controllertest.Request) error {
+			<-time.After(100 * time.Millisecond)
+			rolled[r.Namespace] = time.Now()
+			return nil
+		})
+		w.Put(changed)
+		w.pass(100 * time.Millisecond)
+		begun := time.Now()
+		changeCM(w)
+		w.pass(time.Minute)
+		if took, most := rolled["shop"].Sub(begun), w.cfg.QuietPeriod+time.Second; took > most {
+			t.Errorf("the other namespace's workload was rolled after %v, want %v at most", took, most)
+		}
+		if took := rolled["noisy"].Sub(begun); took < 7*time.Second {
+			t.Errorf("all was done after %v, so nothing waited", took)
+		}
+	})
+}
+
+func TestUnusedSourceWakesNoWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		was, is := cm1(), cm2()
+		was.Name, is.Name = "unused", "unused"
+		w := newFixture(t, quietPeriod(0), cm1(), was, deploy(pod(reads("app-config")), kAuto, "true"))
+		reconciles := func(change runtime.Object) uint64 {
+			w.pass(time.Minute)
+			before := w.status().Reconciles
+			w.Put(change)
+			w.pass(time.Minute)
+			return w.status().Reconciles - before
+		}
+		if n := reconciles(is); n != 0 {
+			t.Errorf("%d reconciles for a ConfigMap that nobody uses", n)
+		}
+		if n := reconciles(cm2()); n == 0 {
+			t.Error("no reconcile for the ConfigMap of the Deployment")
+		}
+	})
 }

@@ -1,21 +1,21 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package configreload
+package configreload_test
 
 import (
-	"errors"
-	"math"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
 // second formats a time of the bubble like a pause annotation.
@@ -40,7 +40,6 @@ func clearPause() string {
 
 func TestReconcilePause(t *testing.T) {
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
-	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
 	web := pod(reads("app-config"))
 	cm3 := cm("app-config", "color", "green")
 	h3 := hashOf("color", "green")
@@ -56,95 +55,55 @@ func TestReconcilePause(t *testing.T) {
 	patchWithPause := "patch deployments/web " + toJSON(paused(envBody(known2, "web/"+cmVar, h2), second(1)))
 	runCases(t, map[string]reconcileCase{
 		"the first change pauses, the second does not extend the pause": {
-			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
+			objects: objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
 			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(time.Minute)
-				w.put(cm3)
+				w.Put(cm3)
 				w.pass(4*time.Minute + 500*time.Millisecond)
-				if n := len(w.writes()); n != 2 {
-					w.t.Errorf("%d writes before the pause is over, want 2: %v", n, w.writes())
-				}
-				if n := w.count("paused_deployments", nil); n != 1 {
-					w.t.Errorf("paused_deployments = %v, want 1", n)
-				}
+				w.written(2)
+				w.count(1, "paused_deployments")
 			},
 			want:   []string{patchWithPause, env(known3, "web/"+cmVar, h3), resume()},
-			events: []string{reloaded[0], reloaded[0]},
+			events: []string{reloaded, reloaded},
 		},
 		"the pause ends in time though the manager restarts meanwhile": {
-			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
+			objects: objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
 			change: func(w *fixture) {
 				changeCM(w)
 				w.pass(2 * time.Minute)
-				w.restart()
+				w.Restart()
 				w.pass(2*time.Minute + 59*time.Second)
-				if n := len(w.writes()); n != 1 {
-					w.t.Errorf("%d writes before the pause is over, want 1: %v", n, w.writes())
-				}
+				w.written(1)
 			},
-			want: []string{patchWithPause, resume()}, events: reloaded,
+			want: []string{patchWithPause, resume()},
 		},
 		"a pause that ended while no manager ran ends at the start": {
-			objects: []runtime.Object{cm1(), pausedBy(second(-600), kAuto, "true", kPause, "5m", nativeState, known1)},
-			want:    []string{resume()}, events: []string{},
+			objects: objs{cm1(), pausedBy(second(-600), kAuto, "true", kPause, "5m", nativeState, known1)},
+			want:    []string{resume()},
 		},
-		"a Deployment that somebody else paused is patched and never resumed": {
-			objects: []runtime.Object{cm1(), byUser},
-			change:  changeCM,
-			want:    []string{env(known2, "web/"+cmVar, h2)}, events: reloaded,
-		},
+		"a Deployment that somebody else paused is patched and never resumed": {objects: objs{cm1(), byUser}, change: changeCM, want: []string{env(known2, "web/"+cmVar, h2)}},
 		"a pause that somebody ended leaves its time to be removed": {
-			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "5m", kPausedAt, second(0), nativeState, known1)},
-			want:    []string{clearPause()}, events: []string{},
+			objects: objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", kPausedAt, second(0), nativeState, known1)},
+			want:    []string{clearPause()},
 		},
 		"a period that does not parse reloads without a pause": {
-			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "soon", nativeState, known1)},
+			objects: objs{cm1(), deploy(web, kAuto, "true", kPause, "soon", nativeState, known1)},
 			change:  changeCM,
 			want:    []string{env(known2, "web/"+cmVar, h2)},
-			events: []string{reloaded[0], "Warning InvalidPausePeriod Reloaded without a pause: " + kPause +
+			events: []string{reloaded, "Warning InvalidPausePeriod Reloaded without a pause: " + kPause +
 				`: time: invalid duration "soon"`},
 		},
 		"a period that is not positive reloads without a pause": {
-			objects: []runtime.Object{cm1(), deploy(web, kAuto, "true", kPause, "-5m", nativeState, known1)},
+			objects: objs{cm1(), deploy(web, kAuto, "true", kPause, "-5m", nativeState, known1)},
 			change:  changeCM,
 			want:    []string{env(known2, "web/"+cmVar, h2)},
-			events:  []string{reloaded[0], "Warning InvalidPausePeriod Reloaded without a pause: " + kPause + ": -5m0s is not positive"},
+			events:  []string{reloaded, "Warning InvalidPausePeriod Reloaded without a pause: " + kPause + ": -5m0s is not positive"},
 		},
-		"a time that does not parse resumes now": {
-			objects: []runtime.Object{cm1(), pausedBy("yesterday", kAuto, "true", kPause, "5m", nativeState, known1)},
-			want:    []string{resume()}, events: []string{},
-		},
-		"a period that is gone resumes now": {
-			objects: []runtime.Object{cm1(), pausedBy(second(0), kAuto, "true", nativeState, known1)},
-			want:    []string{resume()}, events: []string{},
-		},
-		"a pause of a workload with native annotations is still resumed": {
-			objects: []runtime.Object{pausedBy(second(0), nativeReload, "off", kPause, "5m")},
-			want:    []string{resume()}, events: []string{},
-		},
-		"without compatibility a pause is not ours to end": {
-			configure: func(c *Config) { c.Compat = false },
-			objects:   []runtime.Object{pausedBy("yesterday", kPause, "5m")},
-		},
-	})
-}
-
-func TestPauseEndIsRetried(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := deploy(pod(), kPause, "5m", kPausedAt, second(-299))
-		d.Spec.Paused = true
-		w := newFixture(t, nil, d)
-		w.stop()
-		refuse := w.failPatches(3)
-		w.start()
-		w.pass(10 * time.Second)
-		if diff := cmp.Diff([]string{resume(), resume(), resume(), resume()}, w.writes()); diff != "" {
-			t.Errorf("writes differ (-want +got):\n%s", diff)
-		}
-		if *refuse != 0 || w.deployment("web").Spec.Paused {
-			t.Errorf("still paused")
-		}
+		"a time that does not parse resumes now":                         {objects: objs{cm1(), pausedBy("yesterday", kAuto, "true", kPause, "5m", nativeState, known1)}, want: []string{resume()}},
+		"a period that is gone resumes now":                              {objects: objs{cm1(), pausedBy(second(0), kAuto, "true", nativeState, known1)}, want: []string{resume()}},
+		"a pause of a workload with native annotations is still resumed": {objects: objs{pausedBy(second(0), nativeReload, "off", kPause, "5m")}, want: []string{resume()}},
+		"without compatibility a pause is not ours to end":               {configure: func(c *config) { c.Compat = false }, objects: objs{pausedBy("yesterday", kPause, "5m")}},
 	})
 }
 
@@ -152,40 +111,41 @@ func TestPauseEndIsRetried(t *testing.T) {
 func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 	for name, fail := range map[string]func(w *fixture){
 		"as the patch is refused": func(w *fixture) {
-			w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
-				if strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), "template") {
-					return true, nil, apierrors.NewForbidden(deploymentResource.GroupResource(), "web", errors.New("no"))
+			w.before("patch", "deployments", func(r controllertest.Request) error {
+				if strings.Contains(string(r.Body), "template") {
+					return errTryAgain
 				}
-				return false, nil, nil
+				return nil
 			})
-			w.put(cm1())
+			w.Put(cm1())
 		},
 		"as the workload cannot be read after a conflict": func(w *fixture) {
-			w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
-				conflicts := strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), "template")
-				return conflicts, nil, apierrors.NewConflict(deploymentResource.GroupResource(), "web", errors.New("changed"))
+			w.before("patch", "deployments", func(r controllertest.Request) error {
+				if strings.Contains(string(r.Body), "template") {
+					return apierrors.NewConflict(appsv1.Resource("deployments"), "web", errTryAgain)
+				}
+				return nil
 			})
-			w.client.PrependReactor("get", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
-				return true, nil, errors.New("no")
-			})
-			w.put(cm1())
+			w.before("get", "deployments", func(controllertest.Request) error { return errTryAgain })
+			w.Put(cm1())
 		},
 		"as the source cannot be read": func(w *fixture) {
-			w.live.failures = math.MaxInt
-			w.remove(cm2())
+			w.before("list", "configmaps", func(controllertest.Request) error { return errTryAgain })
+			w.Delete(cm2())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				const period = 17 * time.Minute
 				d := deploy(pod(reads("app-config")), kAuto, "true", kPause, period.String(), nativeState, stateOf(cmKey, h1))
 				w := newFixture(t, onDelete, cm1(), d)
 				var ends atomic.Int32
-				w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
-					if !strings.Contains(string(a.(clienttesting.PatchAction).GetPatch()), `"paused":false`) {
-						return false, nil, nil
+				w.before("patch", "deployments", func(r controllertest.Request) error {
+					if strings.Contains(string(r.Body), `"paused":false`) && ends.Add(1) <= 2 {
+						return errTryAgain
 					}
-					return ends.Add(1) <= 2, nil, errors.New("not yet")
+					return nil
 				})
 				changeCM(w)
 				w.pass(2 * time.Second)
@@ -198,9 +158,39 @@ func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 				if n := ends.Load(); n != 1 {
 					t.Errorf("tried to end the pause %d times when it was over, want 1", n)
 				}
-				w.pass(2 * pauseRetry)
+				w.pass(20 * time.Second) // for the second refusal
 				if w.deployment("web").Spec.Paused {
 					t.Error("resumed too late")
+				}
+			})
+		})
+	}
+}
+
+func TestPauseLastsItsPeriodAtMost(t *testing.T) {
+	const year = 365 * 24 * 3600
+	for name, since := range map[string]string{
+		"that began in a year":    second(year),
+		"that began in a century": second(100 * year),
+		"that began in a minute":  second(60),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				d := deploy(pod(), kPause, "5m", kPausedAt, since)
+				d.Spec.Paused = true
+				w := newFixture(t, nil, d)
+				for i := range 4 { // it is looked at again and again
+					w.pass(time.Minute)
+					w.Put(annotated(w.deployment("web"), "example.org/touched", fmt.Sprint(i)))
+				}
+				w.pass(50 * time.Second)
+				if !w.deployment("web").Spec.Paused {
+					t.Error("resumed too early")
+				}
+				w.pass(11 * time.Second)
+				if w.deployment("web").Spec.Paused {
+					t.Error("still paused after its period")
 				}
 			})
 		})

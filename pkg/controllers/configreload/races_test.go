@@ -1,12 +1,10 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package configreload
+package configreload_test
 
 import (
-	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,73 +17,50 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/kubernetes"
 	"pgregory.net/rapid"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
 func TestConflictIsDecidedOnALiveRead(t *testing.T) {
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
 	web := pod(reads("app-config"))
-	body := envBody(known2, "web/"+cmVar, h2)
-	delete(body, "metadata")
-	variableOnly := "patch deployments/web " + toJSON(body)
 	cases := map[string]struct {
 		// meanwhile is what somebody writes between the decision and the patch.
 		meanwhile func(w *fixture)
 		want      []string
 	}{
 		"the change is still to be made": {
-			meanwhile: func(w *fixture) {
-				w.put(annotated(deploy(web, kAuto, "true", nativeState, known1), "example.org/touched", "1"))
-			},
-			want: []string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
+			meanwhile: func(w *fixture) { w.Put(annotated(auto(web, known1), "example.org/touched", "1")) },
+			want:      []string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
 		},
 		"another manager made it": {
 			meanwhile: func(w *fixture) {
 				done := recordedOn(w.deployment("web").ResourceVersion, known2)
-				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, done))
+				w.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), done))
 			},
 			want: []string{env(known2, "web/"+cmVar, h2)},
 		},
 		"somebody wrote what it would have written, and the template stays as it is": {
-			meanwhile: func(w *fixture) {
-				w.put(deploy(pod(reads("app-config"), variableSet(cmVar, h2)), kAuto, "true", nativeState, known2))
-			},
-			want: []string{env(known2, "web/"+cmVar, h2), variableOnly},
+			meanwhile: func(w *fixture) { w.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), known2)) },
+			want:      []string{env(known2, "web/"+cmVar, h2), envAlone("web/"+cmVar, h2)},
 		},
-		"the workload opted out": {
-			meanwhile: func(w *fixture) { w.put(deploy(web, nativeState, known1)) },
-			want:      []string{env(known2, "web/"+cmVar, h2), stateOnly("")},
-		},
-		"the workload is gone": {
-			meanwhile: func(w *fixture) { w.remove(deploy(web)) },
-			want:      []string{env(known2, "web/"+cmVar, h2)},
-		},
+		"the workload opted out": {meanwhile: func(w *fixture) { w.Put(deploy(web, nativeState, known1)) }, want: []string{env(known2, "web/"+cmVar, h2), stateOnly("")}},
+		"the workload is gone":   {meanwhile: func(w *fixture) { w.Delete(deploy(web)) }, want: []string{env(known2, "web/"+cmVar, h2)}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, nil, cm1(), deploy(web, kAuto, "true", nativeState, known1))
-				done := false
-				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
-					if !done {
-						done = true
-						tc.meanwhile(w)
-					}
-					return false, nil, nil
-				})
+				w := newFixture(t, nil, cm1(), auto(web, known1))
+				w.once("patch", "deployments", func() { tc.meanwhile(w) })
 				changeCM(w)
 				w.pass(time.Hour)
-				if diff := cmp.Diff(tc.want, w.writes()); diff != "" {
-					t.Errorf("writes differ (-want +got):\n%s", diff)
-				}
-				if n := w.c.Status().Errors; n != 0 {
-					t.Errorf("%d errors, want none: a conflict is no failure", n)
-				}
+				w.expect(tc.want...)
+				w.noErrors()
 			})
 		})
 	}
@@ -93,21 +68,17 @@ func TestConflictIsDecidedOnALiveRead(t *testing.T) {
 
 func TestConflictWithoutEndIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil, cm1(), deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)))
-		w.faults(slices.Repeat([]string{"conflict"}, 3*4))
+		w := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
+		conflict := apierrors.NewConflict(appsv1.Resource("deployments"), "web", errTryAgain)
+		w.refuse("patch", "deployments", slices.Repeat([]error{conflict}, 3*4)...)
 		changeCM(w)
 		w.pass(time.Minute)
 		if got := w.state("web"); got != stateOf(cmKey, h2) {
 			t.Errorf("state = %s, want the state of the change", got)
 		}
-		if n := w.c.Status().Errors; n != 0 {
-			t.Errorf("%d errors, want none before the fourth reconcile in a row", n)
-		}
-		failed := `Warning ReloadFail Reload for ConfigMap shop/app-config failed: Operation cannot be fulfilled on deployments.apps "web": made up`
-		want := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config", failed, failed, failed}
-		if diff := cmp.Diff(want, w.events()); diff != "" {
-			t.Errorf("events differ (-want +got):\n%s", diff)
-		}
+		w.noErrors()
+		failed := "Warning ReloadFail Reload for ConfigMap shop/app-config failed: " + conflict.Error()
+		w.told("Normal Reloaded Reloaded for ConfigMap shop/app-config", failed, failed, failed)
 	})
 }
 
@@ -123,13 +94,13 @@ func TestNotFoundOfSomethingElseLosesNothing(t *testing.T) {
 		denied int
 	}{
 		"a reload": {
-			web:    deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)),
+			web:    auto(pod(reads("app-config")), stateOf(cmKey, h1)),
 			change: changeCM, denied: 1,
 			want:   env(known2, "web/"+cmVar, h2),
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"},
 		},
 		"a reload that is denied for longer": {
-			web:    deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1)),
+			web:    auto(pod(reads("app-config")), stateOf(cmKey, h1)),
 			change: changeCM, denied: 4,
 			want: env(known2, "web/"+cmVar, h2),
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config",
@@ -137,7 +108,7 @@ func TestNotFoundOfSomethingElseLosesNothing(t *testing.T) {
 		},
 		"the recording of a state": {
 			web:    deploy(pod(reads("app-config"))),
-			change: func(w *fixture) { w.put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: 4,
+			change: func(w *fixture) { w.Put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: 4,
 			want: stateOnly(stateOf(cmKey, h1)),
 			events: []string{"Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: " +
 				`admission webhook "teams.example" denied the request: teams.policy.example "shop" not found`},
@@ -148,35 +119,23 @@ func TestNotFoundOfSomethingElseLosesNothing(t *testing.T) {
 				d.Spec.Paused = true
 				return d
 			}(),
-			denied: 4,
-			want:   resume(),
+			change: func(*fixture) {}, denied: 4,
+			want: resume(),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				w := newFixture(t, nil, cm1(), tc.web)
-				w.stop()
-				w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
-					if tc.denied == 0 {
-						return false, nil, nil
-					}
-					tc.denied--
-					err := apierrors.NewNotFound(schema.GroupResource{Group: "policy.example", Resource: "teams"}, "shop")
-					err.ErrStatus.Message = `admission webhook "teams.example" denied the request: ` + err.ErrStatus.Message
-					return true, nil, err
-				})
-				w.start()
-				if tc.change != nil {
-					tc.change(w)
-				}
+				denial := apierrors.NewNotFound(schema.GroupResource{Group: "policy.example", Resource: "teams"}, "shop")
+				denial.ErrStatus.Message = `admission webhook "teams.example" denied the request: ` + denial.ErrStatus.Message
+				w.refuse("patch", "deployments", slices.Repeat([]error{denial}, tc.denied)...)
+				tc.change(w)
 				w.pass(time.Hour)
-				writes := w.writes()
-				if tc.denied != 0 || len(writes) == 0 || writes[len(writes)-1] != tc.want {
-					t.Errorf("%d more would have been denied, writes %v; want the last to be %s", tc.denied, writes, tc.want)
+				if writes := w.writes(); len(writes) <= tc.denied || writes[len(writes)-1] != tc.want {
+					t.Errorf("writes %v; want more than the %d that are denied, and the last to be %s", writes, tc.denied, tc.want)
 				}
-				if diff := cmp.Diff(tc.events, w.events()); diff != "" {
-					t.Errorf("events differ (-want +got):\n%s", diff)
-				}
+				w.told(tc.events...)
 			})
 		})
 	}
@@ -186,29 +145,17 @@ func TestNotFoundOfSomethingElseLosesNothing(t *testing.T) {
 // known.
 func TestLateAnswerIsNotOfTheSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		web := deploy(pod(reads("app-config")), kAuto, "true", nativeState, stateOf(cmKey, h1))
+		web := auto(pod(reads("app-config")), stateOf(cmKey, h1))
 		w := newFixture(t, nil, cm1(), web)
-		late := false
-		w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			if late {
-				return false, nil, nil
-			}
-			late = true
-			if err := w.apply(a); err != nil {
-				return true, nil, err
-			}
-			applied := w.deployment("web")
-			w.pass(10 * time.Second)
-			w.remove(web)
-			successor := deploy(pod(reads("app-config")), kAuto, "true")
-			successor.UID = "successor"
-			w.put(successor)
-			w.pass(10 * time.Second)
-			w.put(cm("app-config", "color", "green"))
-			w.pass(10 * time.Second)
-			return true, applied, nil
-		})
+		w.Latency(30 * time.Second)
 		changeCM(w)
+		w.pass(10 * time.Second)
+		w.Delete(web)
+		successor := deploy(pod(reads("app-config")), kAuto, "true")
+		successor.UID = "successor"
+		w.Put(successor)
+		w.pass(10 * time.Second)
+		w.Put(cm("app-config", "color", "green"))
 		w.pass(time.Hour)
 		want := []corev1.EnvVar{{Name: cmVar, Value: hashOf("color", "green")}}
 		if diff := cmp.Diff(want, w.deployment("web").Spec.Template.Spec.Containers[0].Env); diff != "" {
@@ -222,23 +169,13 @@ func TestLateAnswerIsNotOfTheSuccessor(t *testing.T) {
 func TestStateIsRemovedWhileAReloadIsOnItsWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		web := pod(reads("app-config"))
-		w := newLaggingFixture(t, map[string]time.Duration{"deployments": time.Second}, nil,
-			cm1(), deploy(web, kAuto, "true", nativeState, stateOf(cmKey, h1)))
-		w.pass(time.Minute)
-		removed := false
-		w.client.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
-			if !removed {
-				removed = true
-				w.put(deploy(web, kAuto, "true"))
-			}
-			return false, nil, nil
-		})
+		w := newFixture(t, nil, cm1(), auto(web, stateOf(cmKey, h1)))
+		w.Lag(time.Second, "deployments")
+		w.once("patch", "deployments", func() { w.Put(deploy(web, kAuto, "true")) })
 		changeCM(w)
 		w.pass(time.Hour)
-		known2 := stateOf(cmKey, h2)
-		if diff := cmp.Diff([]string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)}, w.writes()); diff != "" {
-			t.Errorf("writes differ (-want +got):\n%s", diff)
-		}
+		rolled := env(stateOf(cmKey, h2), "web/"+cmVar, h2)
+		w.expect(rolled, rolled)
 	})
 }
 
@@ -249,67 +186,86 @@ type raceStep struct {
 }
 
 var raceSteps = map[string]func(w *fixture, n int){
-	"the source changes": func(w *fixture, n int) { w.put(cm("app-config", "v", fmt.Sprint(n%4))) },
+	"the source changes": func(w *fixture, n int) { w.Put(cm("app-config", "v", fmt.Sprint(n%4))) },
 	"the source goes": func(w *fixture, _ int) {
-		if _, err := w.client.Tracker().Get(cmResource, "shop", "app-config"); err == nil {
-			w.remove(cm("app-config"))
+		if c := controllertest.Get[corev1.ConfigMap](w.Host, "shop", "app-config"); c != nil {
+			w.Delete(c)
 		}
 	},
 	"somebody touches the workload": func(w *fixture, n int) {
 		synctest.Wait() // reading and writing is one step
-		w.put(annotated(w.deployment("web"), "example.org/touched", fmt.Sprint(n)))
+		w.Put(annotated(w.deployment("web"), "example.org/touched", fmt.Sprint(n)))
 	},
 	"time passes":                 func(w *fixture, n int) { w.pass(time.Duration(n) * time.Millisecond) },
-	"another manager takes over":  func(w *fixture, _ int) { w.restart() },
-	"no manager runs for a while": func(w *fixture, _ int) { w.stop(); w.pass(time.Second) },
+	"another manager takes over":  func(w *fixture, _ int) { w.Restart() },
+	"no manager runs for a while": func(w *fixture, _ int) { w.Restart(func() { w.pass(time.Second) }) },
 }
 
-// In any order of events and with any outcome of requests, no change is lost and none rolls twice.
-func TestChangesRollExactlyOnce(t *testing.T) {
+// raceCase is an order of events, with the outcomes of the patches.
+type raceCase struct {
+	quiet    time.Duration
+	steps    []raceStep
+	outcomes []string
+	lags     map[string]time.Duration
+}
+
+var raceCases = rapid.Custom(func(t *rapid.T) raceCase {
 	step := rapid.Custom(func(t *rapid.T) raceStep {
 		return raceStep{rapid.SampledFrom(slices.Sorted(maps.Keys(raceSteps))).Draw(t, "name"), rapid.IntRange(0, 2999).Draw(t, "n")}
 	})
 	outcome := rapid.SampledFrom([]string{"success", "success", "success", "conflict", "429", "time-out", "applied, answer lost", "applied late, answer lost"})
+	lag := rapid.SampledFrom([]time.Duration{0, 0, 10 * time.Millisecond, 700 * time.Millisecond})
+	return raceCase{
+		quiet:    rapid.SampledFrom([]time.Duration{0, time.Second}).Draw(t, "quiet period"),
+		steps:    rapid.SliceOfN(step, 1, 25).Draw(t, "steps"),
+		outcomes: rapid.SliceOfN(outcome, 0, 20).Draw(t, "outcomes of patches"),
+		lags:     map[string]time.Duration{"configmaps": lag.Draw(t, "lag of sources"), "deployments": lag.Draw(t, "lag of workloads")},
+	}
+})
+
+// In any order of events and with any outcome of requests, no change is lost and none rolls twice.
+func TestChangesRollExactlyOnce(t *testing.T) {
+	for seed := range 10 {
+		for _, problem := range race(t, raceCases.Example(seed)) {
+			t.Errorf("seed %d: %s", seed, problem)
+		}
+	}
+}
+
+func TestLongChangesRollExactlyOnce(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		quiet := rapid.SampledFrom([]time.Duration{0, time.Second}).Draw(rt, "quiet period")
-		steps := rapid.SliceOfN(step, 1, 25).Draw(rt, "steps")
-		outcomes := rapid.SliceOfN(outcome, 0, 20).Draw(rt, "outcomes of patches")
-		lag := rapid.SampledFrom([]time.Duration{0, 0, 10 * time.Millisecond, 700 * time.Millisecond})
-		lags := map[string]time.Duration{"configmaps": lag.Draw(rt, "lag of sources"), "deployments": lag.Draw(rt, "lag of workloads")}
-		for _, problem := range race(t, quiet, steps, outcomes, lags) {
+		for _, problem := range race(t, raceCases.Draw(rt, "case")) {
 			rt.Error(problem)
 		}
 	})
 }
 
 // race returns the problems found at the end.
-func race(t *testing.T, quiet time.Duration, steps []raceStep, outcomes []string, lags map[string]time.Duration) (problems []string) {
+func race(t *testing.T, c raceCase) (problems []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		initial, final := cm("app-config", "v", "0"), cm("app-config", "v", "final")
-		known := stateOf(cmKey, hex.EncodeToString(policy.DigestConfigMap(initial)))
-		// By annotation, every patch rolls; a variable would hide a second patch.
-		w := newLaggingFixture(t, lags, func(c *Config) { c.QuietPeriod = quiet; strategyAnnotations(c) },
-			initial, deploy(pod(reads("app-config")), kAuto, "true", nativeState, known))
-		w.faults(outcomes)
+		known := stateOf(cmKey, hashOf("v", "0"))
+		w := newFixture(t, func(cfg *config) {
+			cfg.QuietPeriod = c.quiet
+			strategyAnnotations(cfg) // every patch rolls; a variable would hide a second patch
+			cfg.IgnoredSources, cfg.IgnoredKinds = []string{"secrets"}, []string{"statefulsets", "daemonsets", "cronjobs", "jobs"}
+		}, cm("app-config", "v", "0"), auto(pod(reads("app-config")), known))
+		for resource, lag := range c.lags {
+			w.Lag(lag, resource)
+		}
+		w.faults(c.outcomes)
 		rolled := w.audit()
-		for _, s := range steps {
-			if w.stopped() {
-				w.start()
-			}
+		for _, s := range c.steps {
 			raceSteps[s.name](w, s.n)
 		}
-		if w.stopped() {
-			w.start()
-		}
-		w.put(final)
-		w.pass(24 * time.Hour) // including back-off
+		w.Put(cm("app-config", "v", "final"))
+		w.pass(2 * time.Hour) // including back-off
 		for i := 1; i < len(*rolled); i++ {
 			if (*rolled)[i] == (*rolled)[i-1] {
 				problems = append(problems, fmt.Sprintf("rolled twice to the same data: %v", *rolled))
 			}
 		}
-		want := hex.EncodeToString(policy.DigestConfigMap(final))
+		want := hashOf("v", "final")
 		if n := len(*rolled); n == 0 || (*rolled)[n-1] != want {
 			problems = append(problems, fmt.Sprintf("the last change is lost: %v", *rolled))
 		}
@@ -322,63 +278,55 @@ func race(t *testing.T, quiet time.Duration, steps []raceStep, outcomes []string
 
 // faults makes patches of Deployments fail, before or after they took effect.
 func (w *fixture) faults(outcomes []string) {
-	w.client.PrependReactor("patch", "deployments", func(a clienttesting.Action) (bool, runtime.Object, error) {
+	timeout := apierrors.NewTimeoutError("made up", 1)
+	w.before("patch", "deployments", func(r controllertest.Request) error {
 		if len(outcomes) == 0 {
-			return false, nil, nil
+			return nil
 		}
 		outcome := outcomes[0]
 		outcomes = outcomes[1:]
 		switch outcome {
 		case "conflict":
-			return true, nil, apierrors.NewConflict(a.GetResource().GroupResource(), "web", errors.New("made up"))
+			return apierrors.NewConflict(appsv1.Resource("deployments"), "web", errTryAgain)
 		case "429":
-			return true, nil, apierrors.NewTooManyRequests("made up", 2)
+			return apierrors.NewTooManyRequests("made up", 2)
 		case "time-out":
-			return true, nil, apierrors.NewTimeoutError("made up", 1)
+			return timeout
 		case "applied, answer lost":
-			if err := w.apply(a); err != nil {
-				return true, nil, err
+			if err := w.apply(r); err != nil {
+				return err
 			}
-			return true, nil, apierrors.NewTimeoutError("made up", 1)
+			return timeout
 		case "applied late, answer lost":
-			time.AfterFunc(1500*time.Millisecond, func() { _ = w.apply(a) })
-			return true, nil, apierrors.NewTimeoutError("made up", 1)
+			time.AfterFunc(1500*time.Millisecond, func() { _ = w.apply(r) })
+			return timeout
 		}
-		return false, nil, nil
+		return nil
 	})
-}
-
-// apply applies a patch, bypassing the faults.
-func (w *fixture) apply(a clienttesting.Action) error {
-	for _, r := range w.client.ReactionChain[1:] {
-		if !r.Handles(a) {
-			continue
-		}
-		if handled, _, err := r.React(a); handled {
-			return err
-		}
-	}
-	return errors.New("nobody handled the patch")
 }
 
 // audit collects the hash in the mark each time the pod template changes in the API server.
 func (w *fixture) audit() *[]string {
 	var values []string
-	watch, err := w.client.Tracker().Watch(deploymentResource, "shop")
+	client, err := kubernetes.NewForConfig(w.RESTConfig())
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	last := w.deployment("web").Spec.Template
+	last := w.deployment("web")
+	watch, err := client.AppsV1().Deployments("shop").Watch(w.t.Context(), metav1.ListOptions{ResourceVersion: last.ResourceVersion})
+	if err != nil {
+		w.t.Fatal(err)
+	}
 	go func() {
 		for event := range watch.ResultChan() {
 			d := event.Object.(*appsv1.Deployment)
-			if equality.Semantic.DeepEqual(last, d.Spec.Template) {
+			if equality.Semantic.DeepEqual(last.Spec.Template, d.Spec.Template) {
 				continue
 			}
-			last = *d.Spec.Template.DeepCopy()
+			last = d
 			var m struct{ Hash string }
-			if err := json.Unmarshal([]byte(last.Annotations[compatMark]), &m); err != nil {
-				w.t.Errorf("mark %q: %v", last.Annotations[compatMark], err)
+			if err := json.Unmarshal([]byte(d.Spec.Template.Annotations[compatMark]), &m); err != nil {
+				w.t.Errorf("mark %q: %v", d.Spec.Template.Annotations[compatMark], err)
 			}
 			values = append(values, m.Hash)
 		}

@@ -1,37 +1,36 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package configreload
+package configreload_test
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/record"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 )
+
+// rolloutDefinition is as much of Argo's CustomResourceDefinition as the test's API server reads.
+var rolloutDefinition = &unstructured.Unstructured{Object: map[string]any{
+	"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "rollouts.argoproj.io"},
+	"spec": map[string]any{"group": "argoproj.io", "scope": "Namespaced", "names": map[string]any{"kind": "Rollout", "plural": "rollouts"},
+		"versions": []any{map[string]any{"name": "v1alpha1", "served": true, "storage": true}}},
+}}
 
 // rollout returns the Argo Rollout web; a nil template leaves the template out.
 func rollout(t *testing.T, template *corev1.PodTemplateSpec, annotations ...string) *unstructured.Unstructured {
 	t.Helper()
 	u := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "argoproj.io/v1alpha1", "kind": "Rollout",
-		"metadata": map[string]any{"namespace": "shop", "name": "web", "uid": "ro-1", "resourceVersion": "7"},
+		"metadata": map[string]any{"namespace": "shop", "name": "web"},
 		"spec":     map[string]any{"strategy": map[string]any{"canary": map[string]any{}}},
 	}}
 	if template != nil {
@@ -47,7 +46,6 @@ func rollout(t *testing.T, template *corev1.PodTemplateSpec, annotations ...stri
 func TestReconcileRollouts(t *testing.T) {
 	stateOf := func(pairs ...string) string { return stateOn("Rollout/shop/web", pairs...) }
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
-	reloaded := []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"}
 	plain, marked := pod(reads("app-config")), pod(variableSet("OTHER", "x"), variableSet(cmVar, h1), reads("app-config"))
 	fromSecret := func(t *corev1.PodTemplateSpec) {
 		t.Spec.Containers[0].EnvFrom = append(t.Spec.Containers[0].EnvFrom, corev1.EnvFromSource{
@@ -57,6 +55,9 @@ func TestReconcileRollouts(t *testing.T) {
 	two := pod(variableSet("OTHER", "x"), variableSet(dbVar, p1), variableSet(cmVar, h1), reads("app-config"), fromSecret)
 	current := pod(reads("app-config"), variableSet(cmVar, h2))
 	bare := pod(reads("app-config"), fromSecret)
+	patch := func(state string, spec object) string {
+		return "patch rollouts/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: state}}, "spec": spec})
+	}
 	// containers is the patch that leaves the containers of a template.
 	containers := func(state string, options ...podOption) string {
 		template := pod(options...)
@@ -65,28 +66,23 @@ func TestReconcileRollouts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return toJSON(object{"metadata": object{"annotations": object{nativeState: recordedOn("7", state)}, "resourceVersion": "7"},
-			"spec": object{"template": object{"spec": object{"containers": list}}}})
+		return patch(state, object{"template": object{"spec": object{"containers": list}}})
 	}
 	replaced := containers(known2, variableSet("OTHER", "x"), variableSet(cmVar, h2), reads("app-config"))
-	state := object{"annotations": object{nativeState: recordedOn("7", known2)}, "resourceVersion": "7"}
 
 	cases := map[string]struct {
-		configure func(*Config)
+		configure func(*config)
 		rollout   *unstructured.Unstructured
-		remove    bool  // the source is deleted instead of changed
-		denied    error // the first patch fails with this
+		remove    bool // the source is deleted instead of changed
+		conflict  bool // at the first patch
 		want      []string
 		events    []string
 	}{
 		"the first variable of a container is added": {
 			rollout: rollout(t, &plain, kAuto, "true", nativeState, known1),
-			want:    []string{containers(known2, reads("app-config"), variableSet(cmVar, h2))}, events: reloaded,
+			want:    []string{containers(known2, reads("app-config"), variableSet(cmVar, h2))},
 		},
-		"a variable that is there is replaced where it stands": {
-			rollout: rollout(t, &marked, kAuto, "true", nativeState, known1),
-			want:    []string{replaced}, events: reloaded,
-		},
+		"a variable that is there is replaced where it stands": {rollout: rollout(t, &marked, kAuto, "true", nativeState, known1), want: []string{replaced}},
 		"several variables are each replaced where they stand": {
 			rollout: rollout(t, &two, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1)),
 			want: []string{containers(stateOf(cmKey, h2, dbKey, p2),
@@ -102,31 +98,20 @@ func TestReconcileRollouts(t *testing.T) {
 		"on-delete removes it where it stands": {
 			configure: onDelete, remove: true,
 			rollout: rollout(t, &marked, kAuto, "true", nativeState, known1),
-			want:    []string{containers(stateOf(cmKey, ""), variableSet("OTHER", "x"), reads("app-config"))}, events: reloaded,
+			want:    []string{containers(stateOf(cmKey, ""), variableSet("OTHER", "x"), reads("app-config"))},
 		},
-		"a conflict is decided on again": {
-			rollout: rollout(t, &marked, kAuto, "true", nativeState, known1),
-			denied:  apierrors.NewConflict(RolloutsResource.GroupResource(), "web", errors.New("changed")),
-			want:    slices.Repeat([]string{replaced}, 2), events: reloaded,
-		},
+		"a conflict is decided on again": {rollout: rollout(t, &marked, kAuto, "true", nativeState, known1), conflict: true, want: []string{replaced, replaced}},
 		"the annotations strategy is a merge patch": {
 			configure: strategyAnnotations,
 			rollout:   rollout(t, &plain, kAuto, "true", nativeState, known1),
-			want: []string{toJSON(object{"metadata": state, "spec": object{"template": object{"metadata": object{"annotations": object{
+			want: []string{patch(known2, object{"template": object{"metadata": object{"annotations": object{
 				compatMark: `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"` + h2 +
 					`","containerRefs":["web"],"observedAt":` + fmt.Sprint(started+1) + `}`,
-			}}}}})},
-			events: reloaded,
+			}}}})},
 		},
-		"the strategy restart marks nothing": {
-			rollout: rollout(t, &plain, kAuto, "true", compatStrategy, "restart", nativeState, known1),
-			want:    []string{toJSON(object{"metadata": state, "spec": object{"restartAt": second(1)}})},
-			events:  reloaded,
-		},
-		"under restart a variable that an earlier configuration left tells nothing": {
+		"the strategy restart marks nothing, and a variable that an earlier configuration left tells nothing": {
 			rollout: rollout(t, &current, kAuto, "true", compatStrategy, "restart", nativeState, known1),
-			want:    []string{toJSON(object{"metadata": state, "spec": object{"restartAt": second(1)}})},
-			events:  reloaded,
+			want:    []string{patch(known2, object{"restartAt": second(1)})},
 		},
 		"a Rollout whose template is null is left alone": {
 			rollout: func() *unstructured.Unstructured {
@@ -136,33 +121,23 @@ func TestReconcileRollouts(t *testing.T) {
 				return u
 			}(),
 		},
-		"a Rollout whose template is another object's is left alone": {
-			rollout: func() *unstructured.Unstructured {
-				u := rollout(t, nil, kAuto, "true", kCM, "app-config")
-				u.Object["spec"].(map[string]any)["workloadRef"] = map[string]any{"kind": "Deployment", "name": "web"}
-				return u
-			}(),
-		},
-		"without the flag Rollouts are left alone": {
-			configure: func(c *Config) { c.ArgoRollouts = false },
-			rollout:   rollout(t, &plain, kAuto, "true", nativeState, known1),
-		},
+		"without the flag Rollouts are left alone": {configure: func(c *config) { c.ArgoRollouts = false }, rollout: rollout(t, &plain, kAuto, "true", nativeState, known1)},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				client := dynamicfake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
-					map[schema.GroupVersionResource]string{RolloutsResource: "RolloutList"}, tc.rollout)
-				w := &fixture{t: t, cfg: NewConfig(), client: fake.NewClientset(), dynamic: client, recorder: record.NewFakeRecorder(100)}
-				w.cfg.Compat, w.cfg.ArgoRollouts = true, true
-				client.PrependReactor("patch", "rollouts", func(clienttesting.Action) (bool, runtime.Object, error) {
-					err := tc.denied
-					tc.denied = nil
-					return err != nil, nil, err
-				})
-				w.begin(nil, tc.configure, []runtime.Object{cm1(), db1()})
+				w := newFixture(t, func(c *config) {
+					c.ArgoRollouts = true
+					if tc.configure != nil {
+						tc.configure(c)
+					}
+				}, rolloutDefinition, cm1(), db1(), tc.rollout)
+				if tc.conflict {
+					w.refuse("patch", "rollouts", apierrors.NewConflict(configreload.RolloutsResource.GroupResource(), "web", errTryAgain))
+				}
 				if tc.remove {
-					w.remove(cm1())
+					w.Delete(cm1())
 					w.pass(100 * time.Millisecond) // so that it is written first
 				} else {
 					changeCM(w)
@@ -171,31 +146,10 @@ func TestReconcileRollouts(t *testing.T) {
 					changeDB(w)
 				}
 				w.pass(time.Hour)
-				var got []string
-				for _, a := range client.Actions() {
-					if p, ok := a.(clienttesting.PatchAction); ok {
-						got = append(got, normalised(t, p.GetPatch()))
-					}
-				}
-				if diff := cmp.Diff(tc.want, got, cmpopts.EquateEmpty()); diff != "" {
-					t.Errorf("patches differ (-want +got):\n%s", diff)
-				}
-				if n := w.c.Status().Errors; n != 0 {
-					t.Errorf("%d reconciles failed", n)
-				}
-				if diff := cmp.Diff(tc.events, w.events(), cmpopts.EquateEmpty()); diff != "" {
-					t.Errorf("events differ (-want +got):\n%s", diff)
-				}
+				w.expect(tc.want...)
+				w.noErrors()
+				w.told(eventsOf(tc.want, tc.events)...)
 			})
 		})
 	}
-}
-
-func normalised(t *testing.T, data []byte) string {
-	t.Helper()
-	var v any
-	if err := json.Unmarshal(data, &v); err != nil {
-		t.Fatal(err)
-	}
-	return toJSON(v)
 }

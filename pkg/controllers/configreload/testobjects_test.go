@@ -1,12 +1,13 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package configreload
+package configreload_test
 
 import (
 	"encoding/hex"
 	"encoding/json"
 	"maps"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -21,11 +22,6 @@ const (
 	h2 = "021bc5a93e1158e601054a83173249b9c3f8d40d"
 	p1 = "e013dcfd8b3a9e80e812740978788202e1ef1325"
 	p2 = "e1f0b16200882bc8804ce5393e673fef02e6e2e5"
-)
-
-var (
-	cmResource         = corev1.SchemeGroupVersion.WithResource("configmaps")
-	deploymentResource = appsv1.SchemeGroupVersion.WithResource("deployments")
 )
 
 const (
@@ -106,11 +102,18 @@ func envOn(target, state string, pairs ...string) string {
 	return "patch " + target + " " + toJSON(envBody(state, pairs...))
 }
 
+// envAlone is env without a state.
+func envAlone(pairs ...string) string {
+	body := envBody("", pairs...)
+	delete(body, "metadata")
+	return "patch deployments/web " + toJSON(body)
+}
+
 func envBody(state string, pairs ...string) object {
 	var containers []object
 	byName := map[string]int{}
 	for i := 0; i < len(pairs); i += 2 {
-		name, variable, _ := cutLast(pairs[i])
+		name, variable, _ := strings.Cut(pairs[i], "/")
 		if _, ok := byName[name]; !ok {
 			byName[name] = len(containers)
 			containers = append(containers, object{"name": name, "env": []object{}})
@@ -126,15 +129,6 @@ func envBody(state string, pairs ...string) object {
 		"metadata": object{"annotations": object{nativeState: orNull(state)}},
 		"spec":     object{"template": object{"spec": object{"containers": containers}}},
 	}
-}
-
-func cutLast(s string) (string, string, bool) {
-	for i := len(s) - 1; i >= 0; i-- {
-		if s[i] == '/' {
-			return s[:i], s[i+1:], true
-		}
-	}
-	return "", s, false
 }
 
 // ann returns the patch of the annotations strategy.
@@ -242,6 +236,11 @@ func containersNamed(names ...string) podOption {
 			t.Spec.Containers = append(t.Spec.Containers, corev1.Container{Name: name})
 		}
 	}
+}
+
+// auto returns the Deployment web with this state, which rolls for whatever it refers to.
+func auto(template corev1.PodTemplateSpec, state string) *appsv1.Deployment {
+	return deploy(template, kAuto, "true", nativeState, state)
 }
 
 // deploy returns the Deployment web with annotations.
