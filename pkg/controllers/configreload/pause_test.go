@@ -170,9 +170,9 @@ func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 func TestPauseLastsItsPeriodAtMost(t *testing.T) {
 	const year = 365 * 24 * 3600
 	for name, since := range map[string]string{
-		"that began in a year":    second(year),
-		"that began in a century": second(100 * year),
-		"that began in a minute":  second(60),
+		"a pause that begins in a year":    second(year),
+		"a pause that begins in a century": second(100 * year),
+		"a pause that begins in a minute":  second(60),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

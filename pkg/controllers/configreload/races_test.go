@@ -319,7 +319,10 @@ func (w *fixture) audit() *[]string {
 	}
 	go func() {
 		for event := range watch.ResultChan() {
-			d := event.Object.(*appsv1.Deployment)
+			d, ok := event.Object.(*appsv1.Deployment)
+			if !ok {
+				return // the API server ends
+			}
 			if equality.Semantic.DeepEqual(last.Spec.Template, d.Spec.Template) {
 				continue
 			}

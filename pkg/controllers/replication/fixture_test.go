@@ -144,6 +144,13 @@ func (w *fixture) asked(verbs ...string) (list []string) {
 	return list
 }
 
+// after lets time pass, and then is expect.
+func (w *fixture) after(d time.Duration, want string, verbs ...string) {
+	w.t.Helper()
+	w.pass(d)
+	w.expect(want, verbs...)
+}
+
 // expect compares the requests for Secrets with the given verbs since the last call, or those that
 // write.
 func (w *fixture) expect(want string, verbs ...string) {

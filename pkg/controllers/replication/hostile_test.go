@@ -33,14 +33,11 @@ func TestTenantDelaysNoOther(t *testing.T) {
 				w.remove("a/s")
 				w.pass(4 * time.Second)
 				w.Put(secret("a/s", "v", "Q:push-to=b"))
-				w.pass(time.Minute)
-				w.expect("create b/s")
+				w.after(time.Minute, "create b/s")
 				w.remove("a/s")
-				w.pass(time.Minute)
-				w.expect("create b/s, delete b/s")
+				w.after(time.Minute, "create b/s, delete b/s")
 				w.Put(secret("a/s", "v", "Q:push-to=b"))
-				w.pass(time.Second)
-				w.expect("create b/s, delete b/s")
+				w.after(time.Second, "create b/s, delete b/s")
 				if got := string(w.secret("b/s").Data["k"]); got != "v" {
 					w.t.Errorf("b/s holds %s after its owner came back", got)
 				}
@@ -65,17 +62,14 @@ func TestTenantDelaysNoOther(t *testing.T) {
 				w.Put(copied)
 				w.pass(9 * time.Minute)
 				w.Put(namespace("later"), secret("later/s", "v", "Q:push-to=b"))
-				w.pass(time.Hour)
-				w.expect("")
+				w.after(time.Hour, "")
 			},
 		},
 		"the copies of a namespace that stays away go after ten minutes": {
 			run: func(w *fixture) {
 				w.Put(secret("b/s", "v", `Q:source={"copy":"b/s","dialect":"native","mode":"push","source":"gone/s","uid":"1"}`))
-				w.pass(9 * time.Minute)
-				w.expect("")
-				w.pass(2 * time.Minute)
-				w.expect("delete b/s")
+				w.after(9*time.Minute, "")
+				w.after(2*time.Minute, "delete b/s")
 			},
 		},
 		"a replacement that has no annotations for a moment deletes nothing": {
@@ -84,13 +78,10 @@ func TestTenantDelaysNoOther(t *testing.T) {
 				w.edit("a/s", annotate("Q:push-to"))
 				w.pass(4 * time.Second)
 				w.edit("a/s", annotate("Q:push-to=b,c"))
-				w.pass(time.Hour)
-				w.expect("create b/s, create c/s")
+				w.after(time.Hour, "create b/s, create c/s")
 				w.edit("a/s", annotate("Q:push-to=b"))
-				w.pass(4 * time.Second)
-				w.expect("")
-				w.pass(2 * time.Second)
-				w.expect("delete c/s")
+				w.after(4*time.Second, "")
+				w.after(2*time.Second, "delete c/s")
 			},
 		},
 		"a copy that cannot be created again is not deleted": {
@@ -103,8 +94,7 @@ func TestTenantDelaysNoOther(t *testing.T) {
 					return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "s", errors.New("denied by a policy"))
 				})
 				w.edit("a/s", holding("w"))
-				w.pass(100 * time.Millisecond)
-				w.expect("dry run: create b/s")
+				w.after(100*time.Millisecond, "dry run: create b/s")
 				if got := string(w.secret("b/s").Data["k"]); got != "v" {
 					w.t.Errorf("b/s holds %s", got)
 				}
@@ -113,8 +103,7 @@ func TestTenantDelaysNoOther(t *testing.T) {
 		"of a source that asks for too much nothing is written": {
 			objects: append(manyNamespaces(100), secret("a/s", strings.Repeat("v", 1<<20), "Q:push-to=n-*")),
 			run: func(w *fixture) {
-				w.pass(time.Minute)
-				w.expect("")
+				w.after(time.Minute, "")
 				if got := w.told(); got != "SpreadExceeded" {
 					w.t.Errorf("Events %s", got)
 				}
@@ -126,8 +115,7 @@ func TestTenantDelaysNoOther(t *testing.T) {
 				w.pass(time.Minute)
 				w.asked()
 				w.edit("a/s", holding(strings.Repeat("v", 1<<20)))
-				w.pass(time.Minute)
-				w.expect("")
+				w.after(time.Minute, "")
 				if got := w.copies(); got != 100 {
 					w.t.Errorf("%d copies", got)
 				}
@@ -139,14 +127,12 @@ func TestTenantDelaysNoOther(t *testing.T) {
 				w.cfg.PushNamespaces = ""
 				w.restart()
 				w.edit("a/s", holding("w"), annotate("Q:push-to=b,c"))
-				w.pass(time.Hour)
-				w.expect("")
+				w.after(time.Hour, "")
 				if got := w.told(); got != "PushForbidden Replicated" {
 					w.t.Errorf("Events %s", got)
 				}
 				w.remove("a/s")
-				w.pass(time.Minute)
-				w.expect("delete b/s")
+				w.after(time.Minute, "delete b/s")
 			},
 		},
 	} {

@@ -66,8 +66,14 @@ func (w *fixture) label(namespace, key, value string) {
 	}
 }
 
-// put creates or replaces an object, with a new version.
-func (w *fixture) put(b *Body) {
+// put creates or replaces objects, each with a new version.
+func (w *fixture) put(bodies ...*Body) {
+	for _, b := range bodies {
+		w.putOne(b)
+	}
+}
+
+func (w *fixture) putOne(b *Body) {
 	old := w.objects[b.Key()]
 	w.version++
 	b.ResourceVersion = strconv.Itoa(w.version)
@@ -175,6 +181,13 @@ func (w *fixture) settle() {
 	w.step()
 	w.now = w.now.Add(time.Minute)
 	w.step()
+}
+
+// settled settles, and compares what was written and reported since the last comparison.
+func (w *fixture) settled(writes string, problems ...string) {
+	w.t.Helper()
+	w.settle()
+	w.expect(writes, problems...)
 }
 
 // step is settle without a grace.

@@ -21,56 +21,43 @@ func TestTenantHarmsNoOther(t *testing.T) {
 		run       func(w *fixture)
 	}{
 		"an invalid claim does not keep the copy of a source that is gone": {nil, func(w *fixture) {
-			w.put(secret("a/s", "k=v", mine))
-			w.put(secret("c/s", "k=attack", with("Q:push-to=!b")))
-			w.settle()
-			w.expect("create b/s", "InvalidAnnotation c/s")
+			w.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", with("Q:push-to=!b")))
+			w.settled("create b/s", "InvalidAnnotation c/s")
 			w.remove("a/s")
-			w.settle()
-			w.expect("delete b/s")
+			w.settled("delete b/s")
 		}},
 		"a forbidden claim does not keep the copy of a source that is gone": {func(o *Options) { o.PushNamespaces = "a" }, func(w *fixture) {
-			w.put(secret("a/s", "k=v", mine))
-			w.put(secret("c/s", "k=attack", mine))
-			w.settle()
-			w.expect("create b/s", "PushForbidden c/s")
+			w.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", mine))
+			w.settled("create b/s", "PushForbidden c/s")
 			w.remove("a/s")
-			w.settle()
-			w.expect("delete b/s")
+			w.settled("delete b/s")
 		}},
 		"an invalid claim keeps the copy of its own source, as long as nobody with an older namespace asks": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=v", mine))
 			w.settle()
 			w.edit("c/s", with("Q:push-to=!b"), data("k=w"))
-			w.settle()
-			w.expect("create b/s")
+			w.settled("create b/s")
 			w.put(secret("a/s", "k=v", mine))
-			w.settle()
-			w.expect("create b/s, delete b/s")
+			w.settled("create b/s, delete b/s")
 		}},
 		"a source that may push no more loses its copies, once the flag says so": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=v", mine))
 			w.settle()
 			w.rules.PushNamespaces = "a"
-			w.settle()
-			w.expect("create b/s, delete b/s", "PushForbidden c/s")
+			w.settled("create b/s, delete b/s", "PushForbidden c/s")
 		}},
 		"the replicator's copy of another source is not adopted": {nil, func(w *fixture) {
-			w.put(secret("b/s", "k=theirs", replicatorMade("77", "k")))
-			w.put(secret("c/s", "k=attack", with("M:replicate-to=b")))
+			w.put(secret("b/s", "k=theirs", replicatorMade("77", "k")), secret("c/s", "k=attack", with("M:replicate-to=b")))
 			w.settle()
 			w.remove("c/s")
-			w.settle()
-			w.expect("", "TargetExists c/s")
+			w.settled("", "TargetExists c/s")
 			w.holds("b/s", "k=theirs")
 		}},
 		"the replicator's copy of public data is not adopted by who has the same": {nil, func(w *fixture) {
-			w.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")))
-			w.put(secret("c/s", "ca.crt=public", with("M:replicate-to=b")))
+			w.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")), secret("c/s", "ca.crt=public", with("M:replicate-to=b")))
 			w.settle()
 			w.edit("c/s", data("ca.crt=attack"))
-			w.settle()
-			w.expect("", "TargetExists c/s")
+			w.settled("", "TargetExists c/s")
 			w.holds("b/s", "ca.crt=public")
 		}},
 		"a copy that nobody has forbidden makes way for a source that may push": {nil, func(w *fixture) {
@@ -78,8 +65,7 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			w.settle()
 			w.rules.PushNamespaces = ""
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-			w.settle()
-			w.expect("create b/s, create b/s, delete b/s")
+			w.settled("create b/s, create b/s, delete b/s")
 			w.holds("b/s", "k=v")
 		}},
 		"the copy of an older namespace is not taken over": {nil, func(w *fixture) {
@@ -92,14 +78,11 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			w.holds("b/s", "k=w")
 		}},
 		"a source that was made again is not the younger one": {nil, func(w *fixture) {
-			w.put(secret("a/s", "k=v", mine))
-			w.put(secret("c/s", "k=attack", mine))
-			w.settle()
-			w.expect("create b/s", "TargetClaimed c/s")
+			w.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", mine))
+			w.settled("create b/s", "TargetClaimed c/s")
 			w.remove("a/s")
 			w.put(secret("a/s", "k=v", mine))
-			w.settle()
-			w.expect("")
+			w.settled("")
 			w.holds("b/s", "k=v")
 		}},
 		"a copy with keys of its own does not go with its source": {nil, func(w *fixture) {
@@ -107,27 +90,22 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			w.settle()
 			w.edit("b/s", data("k=attack own=1"))
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-			w.settle()
-			w.expect("create b/s, strip b/s", "TargetExists a/s")
+			w.settled("create b/s, strip b/s", "TargetExists a/s")
 			w.holds("b/s", "own=1")
 		}},
 		"a name is not taken before its owner comes: by default nobody pushes": {func(o *Options) { o.PushNamespaces = "" }, func(w *fixture) {
 			w.put(secret("c/s", "k=attack", mine))
-			w.settle()
-			w.expect("", "PushForbidden c/s")
+			w.settled("", "PushForbidden c/s")
 		}},
 		"by default the annotations of the originals push, as there": {func(o *Options) { o.PushNamespaces = "" }, func(w *fixture) {
-			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-			w.put(secret("a/t", "k=v", auto("b")))
-			w.settle()
-			w.expect("create b/s, create b/t")
+			w.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("a/t", "k=v", auto("b")))
+			w.settled("create b/s, create b/t")
 		}},
 		"no label is copied by which another controller trusts an object": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=attack", with("M:replicate-to=b"), labelled(
 				"sealedsecrets.bitnami.com/sealed-secrets-key=active", "argocd.argoproj.io/secret-type=cluster",
 				"kustomize.toolkit.fluxcd.io/name=x", "app.kubernetes.io/managed-by=Helm", "owner=helm", "team=c")))
-			w.settle()
-			w.expect("create b/s")
+			w.settled("create b/s")
 			if got := fmt.Sprint(w.get("b/s").Labels); got != "map[team:c]" {
 				w.t.Errorf("labels %s", got)
 			}
@@ -136,8 +114,7 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			owner := labelled("owner=helm", "status=deployed", "name=app", "version=9")
 			w.put(secret("c/sh.helm.release.v1.app.v9", "release=attack", with("Q:push-to=b", "M:replicate-to=b"), owner))
 			w.put(secret("c/bootstrap-token-abcdef", "k=attack", mine))
-			w.settle()
-			w.expect("", "NamespaceProtected c/sh.helm.release.v1.app.v9", "NamespaceProtected c/bootstrap-token-abcdef")
+			w.settled("", "NamespaceProtected c/sh.helm.release.v1.app.v9", "NamespaceProtected c/bootstrap-token-abcdef")
 		}},
 		"a source that asks for too much has nothing written": {func(o *Options) { o.MaxSpread = 64 << 10 }, func(w *fixture) {
 			for i := range 70 {
@@ -145,8 +122,7 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			}
 			w.put(configMap("c/s", "", with("Q:push-to=n-*"), func(b *Body) { b.Content[inData+"k"] = make([]byte, 1<<10) }))
 			w.put(configMap("c/small", "k=v", with("Q:push-to=n-1")))
-			w.settle()
-			w.expect("create n-1/small", "SpreadExceeded c/s")
+			w.settled("create n-1/small", "SpreadExceeded c/s")
 			w.rules.MaxSpread = 0
 			w.step()
 			if len(w.writes) != 70 {
@@ -159,14 +135,11 @@ func TestTenantHarmsNoOther(t *testing.T) {
 					b.Content[Slot(fmt.Sprintf("%s%d", inData, i))] = []byte("x")
 				}
 			}
-			w.put(configMap("c/s", "", mine, many))
-			w.put(configMap("a/t", "k=v", with("M:replicate-to=b")))
-			w.settle()
-			w.expect("create b/t", "TooManyKeys c/s")
+			w.put(configMap("c/s", "", mine, many), configMap("a/t", "k=v", with("M:replicate-to=b")))
+			w.settled("create b/t", "TooManyKeys c/s")
 			w.edit("b/t", many)
 			w.remove("a/t")
-			w.settle()
-			w.expect("")
+			w.settled("")
 		}},
 		"a value that is too long is held, in each grammar": {nil, func(w *fixture) {
 			long := strings.Repeat("*", 256<<10)
@@ -197,21 +170,16 @@ func TestTenantHarmsNoOther(t *testing.T) {
 		}},
 		"a pattern is not longer than what it matches": {nil, func(w *fixture) {
 			w.put(secret("c/s", "k=v", with("Q:push-to="+strings.Repeat("*", 64))))
-			w.settle()
-			w.expect("", "InvalidAnnotation c/s")
+			w.settled("", "InvalidAnnotation c/s")
 		}},
 		"owners are not copied, and who asks for it is told": {nil, func(w *fixture) {
 			w.put(secret("a/s", "k=v", with("M:replicate-to=b", "M:keep-owner-references=true")))
-			w.settle()
-			w.expect("create b/s", "OwnerReferenceDropped a/s")
+			w.settled("create b/s", "OwnerReferenceDropped a/s")
 		}},
 		"ConfigMaps may be pulled as with the replicator, without opening Secrets": {func(o *Options) { o.AllowConfigMaps = true }, func(w *fixture) {
-			w.put(configMap("a/s", "k=v"))
-			w.put(secret("a/s", "k=v"))
-			w.put(configMap("b/t", "", with("M:replicate-from=a/s")))
+			w.put(configMap("a/s", "k=v"), secret("a/s", "k=v"), configMap("b/t", "", with("M:replicate-from=a/s")))
 			w.put(secret("b/u", "", with("M:replicate-from=a/s")))
-			w.settle()
-			w.expect("update b/t", "PermissionDenied b/u")
+			w.settled("update b/t", "PermissionDenied b/u")
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -287,36 +255,4 @@ func TestClaimsTakeLittleMemory(t *testing.T) {
 		t.Errorf("parsed values take %d MiB", took)
 	}
 	runtime.KeepAlive(m)
-}
-
-// BenchmarkSurvey evaluates one source for 2,000 namespaces, as a worker does when the source changes, and
-// when a replica begins to lead.
-func BenchmarkSurvey(b *testing.B) {
-	for name, annotation := range map[string]string{
-		"256KiB":                     "Q:push-to=" + strings.Repeat("*", 256<<10),
-		"costly globs":               "Q:push-to=" + strings.TrimSuffix(strings.Repeat(strings.Repeat("*a", 31)+"b,", 64), ","),
-		"costly expressions":         "M:replicate-to=" + strings.TrimSuffix(strings.Repeat("(a?){70}b,", 60), ","),
-		"ambiguous ones":             "M:replicate-to=" + strings.TrimSuffix(strings.Repeat("(.*)(.*)a*b,", 60), ","),
-		"classes":                    "M:replicate-to=" + strings.TrimSuffix(strings.Repeat("[a-z0-9]+-[a-z0-9]+b,", 60), ","),
-		"ordinary":                   "Q:push-to=team-*,!team-old",
-		"ordinary, for the original": "M:replicate-to=team-.*,default,stage-[0-9]+",
-	} {
-		b.Run(name, func(b *testing.B) {
-			w := newFixture(b, nil)
-			for i := range 2000 {
-				w.namespaces(fmt.Sprintf("%s-%d", strings.Repeat("a", 55), i))
-			}
-			list := make([]*Namespace, 0, len(w.ns))
-			for _, ns := range w.ns {
-				list = append(list, ns)
-			}
-			body := secret("c/s", "k=v", with(annotation))
-			for b.Loop() {
-				key := body.Key()
-				o := Decode(key.Kind, cached{body, w.digester.Digest(asObject(body))}, "")
-				w.rules.matchers = newMatchers(false)
-				w.rules.Survey(w, o, list, time.Time{})
-			}
-		})
-	}
 }
