@@ -100,9 +100,7 @@ func (k *kubefed) build(name, command string, args ...string) string {
 // in returns the federation for a subtest.
 func (k *kubefed) in(t *testing.T) *kubefed {
 	t.Helper()
-	members := *k.members
-	members.T = t
-	return &kubefed{&members, k.box, k.suite, k.manager}
+	return &kubefed{k.members.in(t), k.box, k.suite, k.manager}
 }
 
 // runOurs starts our manager with the controller alone, and waits until it leads.
@@ -122,7 +120,7 @@ func (k *kubefed) runKubeFed() *sandbox.Process {
 		}
 		args = append(args, fmt.Sprintf("%s=127.0.0.1:%d", flag, port))
 	}
-	p, err := k.box.Start(sandbox.Command{Name: "kubefed", Path: k.manager, Args: args, Env: cluster.CleanEnv()})
+	p, err := k.box.Start(sandbox.Command{Name: "kubefed", Path: k.manager, Args: args, Env: cluster.CleanEnv("GODEBUG=gctrace=1")}) // see liveHeap
 	if err != nil {
 		k.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,11 +21,13 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -35,6 +38,8 @@ type members struct {
 	c1, c2 dynamic.Interface
 	second *cluster.Cluster     // c2
 	admin2 kubernetes.Interface // of c2
+	proxy  *faultproxy.Proxy    // in front of c2, after detour
+	shop   string               // the namespace of federated objects
 }
 
 var (
@@ -51,32 +56,55 @@ var (
 func newMembers(t *testing.T, patience time.Duration, o cluster.Options, resources ...string) *members {
 	t.Helper()
 	ctx := fleet.Within(t.Context(), t, patience)
+	o.AuditPolicy = auditPolicy
 	second, err := cluster.Start(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = second.Stop() })
-	m := &members{T: t, ctx: ctx, c1: shared.Objects, second: second, admin2: second.Admin}
+	m := &members{T: t, ctx: ctx, c1: shared.Objects, second: second, admin2: second.Admin, shop: "shop"}
 	if m.c2, err = dynamic.NewForConfig(second.AdminConfig()); err != nil {
 		t.Fatal(err)
 	}
 	shared.InstallWith(ctx, t, "federation")
-	for name, c := range map[string]*cluster.Cluster{"c1": shared.Cluster, "c2": second} {
-		role := "cluster-admin"
-		if name == "c2" && len(resources) > 0 {
-			role = m.role(resources)
-		}
-		token, err := c.NewAccount(ctx, metav1.NamespaceSystem, account, role)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.join(name, c.URL(), c.AdminConfig().CAData, token)
+	role := "cluster-admin"
+	if len(resources) > 0 {
+		role = m.role(resources)
 	}
+	m.joinBoth(role)
 	return m
 }
 
-// account is the manager's ServiceAccount in members, in kube-system.
-const account = "federation"
+// joinBoth joins both control planes. The manager is an administrator in c1 and has the ClusterRole in c2.
+func (m *members) joinBoth(role string) {
+	m.Helper()
+	for name, c := range map[string]*cluster.Cluster{"c1": shared.Cluster, "c2": m.second} {
+		may := role
+		if name == "c1" {
+			may = "cluster-admin"
+		}
+		token, err := c.NewAccount(m.ctx, metav1.NamespaceSystem, account, may)
+		if err != nil {
+			m.Fatal(err)
+		}
+		m.join(name, c.URL(), c.AdminConfig().CAData, token)
+	}
+}
+
+// in returns the members for a subtest.
+func (m *members) in(t *testing.T) *members {
+	t.Helper()
+	of := *m
+	of.T = t
+	return &of
+}
+
+const (
+	// account is the manager's ServiceAccount in members, in kube-system.
+	account = "federation"
+	// memberAccount is its user name.
+	memberAccount = "system:serviceaccount:" + metav1.NamespaceSystem + ":" + account
+)
 
 // role creates a ClusterRole for some targets in c2.
 func (m *members) role(resources []string) string {
@@ -106,10 +134,77 @@ func (m *members) join(name, url string, ca []byte, token string) {
 		m.Fatal(err)
 	}
 	m.Cleanup(func() {
-		if err := errors.Join(client(u).Delete(context.Background(), name, metav1.DeleteOptions{}), tokens.Delete(context.Background(), name, metav1.DeleteOptions{})); err != nil {
+		for _, err := range []error{client(u).Delete(context.Background(), name, metav1.DeleteOptions{}), tokens.Delete(context.Background(), name, metav1.DeleteOptions{})} {
+			if err != nil && !apierrors.IsNotFound(err) {
+				m.Error(err)
+			}
+		}
+	})
+}
+
+// detour leads the manager to c2 by a proxy.
+func (m *members) detour() {
+	m.Helper()
+	var err error
+	if m.proxy, err = faultproxy.Start(m.second.AdminConfig()); err != nil {
+		m.Fatal(err)
+	}
+	m.Cleanup(func() { _ = m.proxy.Close() })
+	m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"spec":{"apiEndpoint":%q,"caBundle":%s}}`, m.proxy.URL(), marshal(m.T, m.proxy.CA())))
+}
+
+// configure changes the spec of the KubeFedConfig for the rest of the test.
+func (m *members) configure(spec string) {
+	m.Helper()
+	config := object(m.T, "kind: KubeFedConfig, metadata: {name: kubefed}")
+	before, err := client(config).Get(m.ctx, config.GetName(), metav1.GetOptions{})
+	if err != nil {
+		m.Fatal(err)
+	}
+	m.patch(config, `{"spec":`+spec+`}`)
+	m.Cleanup(func() {
+		patch := fmt.Appendf(nil, `[{"op":"replace","path":"/spec","value":%s}]`, marshal(m.T, before.Object["spec"]))
+		if _, err := client(config).Patch(context.Background(), config.GetName(), types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
 			m.Error(err)
 		}
 	})
+}
+
+// audit begins to read the audit logs of the members.
+func (m *members) audit() map[string][]*cluster.AuditTail {
+	m.Helper()
+	first, err := shared.TailAudit()
+	second, err2 := m.second.TailAudit()
+	if err := errors.Join(err, err2); err != nil {
+		m.Fatal(err)
+	}
+	return map[string][]*cluster.AuditTail{"c1": first, "c2": second}
+}
+
+// isWrite reports whether whoever manages a member has written there.
+func isWrite(e auditv1.Event) bool {
+	return e.User.Username == memberAccount && cluster.AuditWrite(e)
+}
+
+// written returns what was written in the members by whoever manages them, since the tails were
+// made.
+func (m *members) written(tails map[string][]*cluster.AuditTail) (writes []string) {
+	m.Helper()
+	for member, tails := range tails {
+		for _, tail := range tails {
+			events, err := tail.Read()
+			if err != nil {
+				m.Fatal(err)
+			}
+			for _, e := range events {
+				if isWrite(e) {
+					writes = append(writes, fmt.Sprintf("%s: %s %s", member, e.Verb, e.RequestURI))
+				}
+			}
+		}
+	}
+	slices.Sort(writes)
+	return writes
 }
 
 func marshal(t *testing.T, v any) []byte {
@@ -121,11 +216,22 @@ func marshal(t *testing.T, v any) []byte {
 	return data
 }
 
-// create creates a federated object in the namespace shop.
+// open federates a namespace.
+func (m *members) open(name string) *unstructured.Unstructured {
+	m.Helper()
+	u := object(m.T, "kind: FederatedNamespace, metadata: {name: "+name+"}, spec: {"+both+"}")
+	u.SetNamespace(name)
+	if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
+		m.Fatal(err)
+	}
+	return u
+}
+
+// create creates a federated object in the namespace.
 func (m *members) create(text string) *unstructured.Unstructured {
 	m.Helper()
 	u := object(m.T, text)
-	u.SetNamespace("shop")
+	u.SetNamespace(m.shop)
 	if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
 		m.Fatal(err)
 	}
@@ -166,15 +272,19 @@ func (m *members) status(f *unstructured.Unstructured, want string) {
 		if err != nil {
 			return err
 		}
-		var parts []string
-		for _, c := range policy.ReadFederated(u).Status.Clusters {
-			parts = append(parts, c.Name+"="+c.Status)
-		}
-		if got := strings.Join(parts, " "); got != want {
+		if got := strings.Join(statuses(u), " "); got != want {
 			return fmt.Errorf("%s has the status %q, want %q", f.GetName(), got, want)
 		}
 		return nil
 	})
+}
+
+// statuses returns the statuses of the clusters, such as "c1=".
+func statuses(f *unstructured.Unstructured) (all []string) {
+	for _, c := range policy.ReadFederated(f).Status.Clusters {
+		all = append(all, c.Name+"="+c.Status)
+	}
+	return all
 }
 
 // ready waits until a KubeFedCluster has this condition.
@@ -280,6 +390,18 @@ func TestPropagation(t *testing.T) {
 	s := m.create("kind: FederatedSecret, metadata: {name: s}, spec: {template: {stringData: {a: b}}, " + both + "}")
 	m.has(m.c1, secrets, "shop", "s", managed)
 	m.status(s, "c1= c2=RetrievalFailed")
+
+	// These members, and c3, stop no write in another.
+	var more []*unstructured.Unstructured
+	for i := range 20 {
+		for _, kind := range []string{"Job", "Secret"} {
+			more = append(more, m.create(fmt.Sprintf("kind: Federated%s, metadata: {name: more-%d}, spec: {%s, %s}", kind, i, migrating[kind], all)))
+		}
+	}
+	for _, u := range more {
+		m.has(m.c1, map[string]schema.GroupVersionResource{"FederatedJob": jobs, "FederatedSecret": secrets}[u.GetKind()], "shop", u.GetName(), managed)
+		m.patch(u, `{"spec":{"placement":{"clusters":[{"name":"c1"}]}}}`) // the end of the Namespace would wait for the others
+	}
 
 	m.retains()
 

@@ -18,9 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -32,10 +34,23 @@ var (
 	typeConfigs = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "federatedtypeconfigs"}
 )
 
+// auditPolicy lets the logs of the host and of members have the contents of ConfigMaps and federated objects.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+omitManagedFields: true
+rules:
+- {level: None, nonResourceURLs: ["/healthz*", "/livez*", "/readyz*"]}
+- level: RequestResponse
+  verbs: [create, update, patch, delete]
+  resources: [{resources: [configmaps]}, {group: types.kubefed.io}, {group: coordination.k8s.io, resources: [leases]}]
+- level: Metadata
+`
+
 var shared *fleet.Fleet
 
 func TestMain(m *testing.M) {
-	os.Exit(fleet.Main(m, &shared, fleet.Options{}, func(ctx context.Context) error {
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Cluster: cluster.Options{AuditPolicy: auditPolicy}}, func(ctx context.Context) error {
 		crds := "../../deploy/federation/crds/"
 		if err := shared.ApplyDir(ctx, crds); err != nil {
 			return err
@@ -127,6 +142,21 @@ func TestTypesRun(t *testing.T) {
 	}
 	if got, err := policy.ReadConfig(config.Object); err != nil || got != policy.DefaultConfig() {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestManagerWithoutFederationReadsNothingOfIt(t *testing.T) {
+	ctx, begin := fleet.Context(t), time.Now()
+	m := shared.RunLeader(ctx, t)
+	fleet.Eventually(ctx, t, func() error { return fleet.Ready(m) })
+	requests := shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == m.Pod && e.ObjectRef != nil })
+	if len(requests) == 0 {
+		t.Error("the log has no request of the manager")
+	}
+	for _, e := range requests {
+		if strings.Contains(e.ObjectRef.APIGroup, "kubefed.io") || e.ObjectRef.APIGroup == definitions.Group || e.ObjectRef.Namespace == namespace {
+			t.Errorf("%s %s", e.Verb, e.RequestURI)
+		}
 	}
 }
 

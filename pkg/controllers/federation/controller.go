@@ -36,7 +36,7 @@ const (
 	// tick is the polling period of the watches' states while some are not listed; no event reports them.
 	tick, idleTick = 250 * time.Millisecond, time.Second
 	// drain is how long probes, and requests to clusters, may go on when the process is to end.
-	drain = 500 * time.Millisecond
+	drain = 200 * time.Millisecond
 )
 
 // key is a federated object: the name of its FederatedTypeConfig, and its own.
