@@ -61,7 +61,7 @@ type controller struct {
 	loop      *controllers.Loop[key]
 	bodies    *bodies
 	metrics   *domainMetrics
-	locks     metadata.Interface // says nothing of Endpoints being deprecated
+	metadata  metadata.Interface // says nothing of Endpoints being deprecated
 	lists     chan struct{}
 	opened    chan struct{} // a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
@@ -81,7 +81,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	quiet := rest.CopyConfig(h.RESTConfig)
 	quiet.WarningHandler = rest.NoWarnings{}
 	var err error
-	if c.locks, err = metadata.NewForConfig(quiet); err != nil {
+	if c.metadata, err = metadata.NewForConfig(quiet); err != nil {
 		return nil, err
 	}
 	named := func(suffix string) controllers.Options {
@@ -188,7 +188,7 @@ func (c *controller) lock(ctx context.Context) (string, error) {
 	const annotation = "control-plane.alpha.kubernetes.io/leader"
 	held := ""
 	for _, resource := range []string{"configmaps", "endpoints"} {
-		object, err := c.locks.Resource(schema.GroupVersionResource{Version: "v1", Resource: resource}).Namespace(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{})
+		object, err := c.metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: resource}).Namespace(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return "", err
 		}

@@ -68,7 +68,7 @@ func permissions() []rbacv1.PolicyRule {
 		rules(policy.CoreGroup, []string{"propagatedversions", "clusterpropagatedversions"}, "list", "watch", "create"),
 		rules(policy.CoreGroup, []string{"propagatedversions/status", "clusterpropagatedversions/status"}, "patch"),
 		rules("", []string{"namespaces"}, "list", "watch"),
-		rules("apiextensions.k8s.io", []string{"customresourcedefinitions"}, "list", "watch"),
+		rules("apiextensions.k8s.io", []string{"customresourcedefinitions"}, "get", "list", "watch"),
 	}
 }
 

@@ -208,6 +208,7 @@ func TestCustomType(t *testing.T) {
 		},
 		"objects lose their label when the federated type's definition is deleted": func(f *fed) {
 			f.c1.Writes()
+			f.Lag(2*time.Second, "customresourcedefinitions") // the cache learns of the definition after the object
 			f.change(f.Host, "CustomResourceDefinition", "", "federatedwidgets.types.kubefed.io", func(u *unstructured.Unstructured) {
 				u.SetFinalizers([]string{"customresourcecleanup.apiextensions.k8s.io"})
 				u.SetDeletionTimestamp(&metav1.Time{Time: time.Now()})

@@ -6,7 +6,11 @@ package federation
 import (
 	"context"
 	"slices"
+	"sync"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
@@ -20,9 +24,17 @@ type federatedType struct {
 	policy.TypeConfig
 	// runs is set if the type is propagated. FederatedNamespaces are followed even if they are not, since they
 	// place other objects.
-	runs      bool
-	following *informers.Following[*informers.Object]
-	client    dynamic.NamespaceableResourceInterface
+	runs       bool
+	following  *informers.Following[*informers.Object]
+	client     dynamic.NamespaceableResourceInterface
+	definition definitionRead
+}
+
+// definitionRead is what the API server last said of the CustomResourceDefinition of a federated type.
+type definitionRead struct {
+	mu   sync.Mutex // held while it is read
+	at   time.Time
+	goes bool // it is being deleted, or gone
 }
 
 // target returns the name of the object in clusters.
@@ -205,6 +217,31 @@ func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, erro
 		return nil, err
 	}
 	return policy.ReadFederated(object), nil
+}
+
+// definitionGoes reports whether the federated object of a view is being deleted because its definition is. The
+// cache may learn of the definition later than of the object, so the API server is asked. One answer serves
+// all objects that were seen being deleted before it.
+func (c *controller) definitionGoes(ctx context.Context, v *view) (bool, error) {
+	c.mu.Lock()
+	seen := c.host.LoopOptions.Clock.Now()
+	if r := c.records[v.key]; r != nil && r.fingerprint == v.fingerprint {
+		seen = r.since
+	}
+	c.mu.Unlock()
+	d := &v.definition
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.at.After(seen) {
+		return d.goes, nil
+	}
+	now := c.host.LoopOptions.Clock.Now()
+	object, err := c.metadata.Resource(CustomResourceDefinitions).Get(ctx, v.Federated.GroupResource().String(), metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, err
+	}
+	d.at, d.goes = now, err != nil || object.GetDeletionTimestamp() != nil
+	return d.goes, nil
 }
 
 // stillWanted reads the federated object and its FederatedNamespace from the API server, and reports whether

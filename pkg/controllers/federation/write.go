@@ -291,6 +291,12 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 			w.status = policy.WaitingForRemoval // until the annotation changes
 			return
 		}
+		goes, err := c.definitionGoes(ctx, w.view)
+		if err != nil {
+			w.unknown, w.err = true, err
+			return
+		}
+		deletes = deletes && !goes
 	} else if wanted, exists, err := c.stillWanted(ctx, w.view, w.m.name); err != nil || wanted || exists != (w.object != nil) {
 		w.unknown, w.after, w.err = true, time.Second, err // the cache is behind
 		return
