@@ -43,7 +43,7 @@ func Entry() controllers.Entry {
 		},
 		New: func(h controllers.Host) (_ controllers.Controller, err error) {
 			c := &controller{host: h, secrets: informers.For[metav1.Object](h, informers.Secrets), members: map[string]*member{}}
-			h.LoopOptions.Beside = c.closeAtTheEnd
+			h.LoopOptions.Background = c.closeAtTheEnd
 			c.Loop, err = controllers.NewLoop(h.LoopOptions, c.reconcile, controllers.WatchSelf(c.secrets))
 			return c, err
 		},
@@ -102,7 +102,7 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	}
 	client, clientErr := kubernetes.NewForConfig(cluster.RESTConfig)
 	var loop *controllers.Loop[cache.ObjectName]
-	cluster.LoopOptions.Beside = func(ctx context.Context) error {
+	cluster.LoopOptions.Background = func(ctx context.Context) error {
 		namespaces, err := informers.Follow[metav1.Object](ctx, cluster, informers.Need{Resource: informers.Namespaces, ClusterScoped: true,
 			When: func(o metav1.Object) bool { return o.GetLabels()[label] != secret.Name }})
 		if err != nil {

@@ -19,8 +19,8 @@ type Cluster struct {
 	// does not contain the credentials. Clients do not follow redirects.
 	RESTConfig *rest.Config
 	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain,
-	// since the other API server may not answer. Whoever builds the loop runs it, such as in Options.Beside, and
-	// closes it.
+	// since the other API server may not answer. Whoever builds the loop runs it, such as in
+	// Options.Background, and closes it.
 	LoopOptions Options
 	// Close ends what is followed, its metrics and the connections. A second call does nothing.
 	Close func()

@@ -164,12 +164,12 @@ func (l *Loop[K]) run(told context.Context) error {
 	l.replay(ctx)
 	l.setPhase(PhaseRunning)
 
-	beside := l.beside(ctx)
+	background := l.background(ctx)
 	var failed error
 	select {
 	case <-ctx.Done():
-	case failed = <-beside:
-		beside = nil // it has said how it ended
+	case failed = <-background:
+		background = nil // it has said how it ended
 	}
 	stop()
 	l.setPhase(PhaseDraining)
@@ -183,8 +183,8 @@ func (l *Loop[K]) run(told context.Context) error {
 		}).Stop()
 	}
 	workers.Wait()
-	if beside != nil {
-		failed = <-beside
+	if background != nil {
+		failed = <-background
 	}
 	if failed != nil && told.Err() != nil {
 		logger.Error(failed, "Background function failed while the controller was stopping")
@@ -194,23 +194,23 @@ func (l *Loop[K]) run(told context.Context) error {
 	return failed
 }
 
-// beside starts Options.Beside and returns the channel of its error; nil without Beside.
-func (l *Loop[K]) beside(ctx context.Context) <-chan error {
-	if l.opts.Beside == nil {
+// background starts Options.Background and returns the channel of its error; nil without Background.
+func (l *Loop[K]) background(ctx context.Context) <-chan error {
+	if l.opts.Background == nil {
 		return nil
 	}
 	ended := make(chan error, 1)
 	go func() {
-		stack, err := informers.Contain(func() error { return l.opts.Beside(ctx) })
+		stack, err := informers.Contain(func() error { return l.opts.Background(ctx) })
 		if stack != nil {
 			l.opts.Metrics.Panicked(l.opts.Name)
 			klog.FromContext(ctx).Error(err, "Background function panicked", "stack", string(stack))
 		}
 		switch {
 		case ctx.Err() != nil:
-			err = nil // Beside ended because it was told to, so its error does not count
+			err = nil // Background ended because it was told to, so its error does not count
 		case err == nil:
-			err = errors.New("Options.Beside returned before its context ended")
+			err = errors.New("Options.Background returned before its context ended")
 		}
 		ended <- err
 	}()

@@ -364,14 +364,14 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 	})
 }
 
-func TestBeside(t *testing.T) {
+func TestBackground(t *testing.T) {
 	for name, test := range map[string]struct {
-		beside func(ctx context.Context, enqueue func(...string)) error
-		keys   string
-		err    string // of Run
+		background func(ctx context.Context, enqueue func(...string)) error
+		keys       string
+		err        string // of Run
 	}{
 		"keys are reconciled until the context ends": {
-			beside: func(ctx context.Context, enqueue func(...string)) error {
+			background: func(ctx context.Context, enqueue func(...string)) error {
 				enqueue("a")
 				<-time.After(time.Second)
 				enqueue("b")
@@ -380,16 +380,16 @@ func TestBeside(t *testing.T) {
 			}, keys: "a b",
 		},
 		"the function may return the error of its context": {
-			beside: func(ctx context.Context, _ func(...string)) error { <-ctx.Done(); return ctx.Err() },
+			background: func(ctx context.Context, _ func(...string)) error { <-ctx.Done(); return ctx.Err() },
 		},
 		"an error of the function ends Run": {
-			beside: func(context.Context, func(...string)) error { return errors.New("no more") }, err: "no more",
+			background: func(context.Context, func(...string)) error { return errors.New("no more") }, err: "no more",
 		},
 		"Run ends when the function returns": {
-			beside: func(context.Context, func(...string)) error { return nil }, err: "Options.Beside returned before its context ended",
+			background: func(context.Context, func(...string)) error { return nil }, err: "Options.Background returned before its context ended",
 		},
 		"a panic is contained": {
-			beside: func(context.Context, func(...string)) error { panic("secret") }, err: "panic: a value of type string",
+			background: func(context.Context, func(...string)) error { panic("secret") }, err: "panic: a value of type string",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -399,7 +399,7 @@ func TestBeside(t *testing.T) {
 				var err error
 				l, err = NewLoop(Options{
 					Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
-					Beside: func(ctx context.Context) error { return test.beside(ctx, l.Enqueue) },
+					Background: func(ctx context.Context) error { return test.background(ctx, l.Enqueue) },
 				}, func(_ context.Context, key string) (time.Duration, error) { keys = append(keys, key); return 0, nil })
 				if err != nil {
 					t.Fatal(err)
@@ -418,11 +418,11 @@ func TestBeside(t *testing.T) {
 	}
 }
 
-// TestRunThatIsToldToEndAtOnceEnds has a Beside that ends while Run notices that it is to end.
+// TestRunThatIsToldToEndAtOnceEnds has a background function that ends while Run notices that it is to end.
 func TestRunThatIsToldToEndAtOnceEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := NewLoop(Options{
-			Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()), Beside: func(context.Context) error { return nil },
+			Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()), Background: func(context.Context) error { return nil },
 		}, func(context.Context, string) (time.Duration, error) { return 0, nil })
 		if err != nil {
 			t.Fatal(err)
@@ -437,14 +437,14 @@ func TestRunThatIsToldToEndAtOnceEnds(t *testing.T) {
 	})
 }
 
-// TestLoopEndsWithBeside checks that the queue is not worked off then.
-func TestLoopEndsWithBeside(t *testing.T) {
+// TestLoopEndsWithBackground checks that the rest of the queue is not reconciled.
+func TestLoopEndsWithBackground(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l *Loop[string]
 		var reconciles int
 		l, err := NewLoop(Options{
 			Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
-			Beside: func(context.Context) error {
+			Background: func(context.Context) error {
 				for i := range 100 {
 					l.Enqueue(fmt.Sprint(i))
 				}
@@ -469,7 +469,7 @@ func TestLoopEndsWithBeside(t *testing.T) {
 	})
 }
 
-func TestBesideThatFailsLeavesNothingUnfinished(t *testing.T) {
+func TestBackgroundThatFailsLeavesNothingUnfinished(t *testing.T) {
 	for name, ends := range map[string]time.Duration{
 		"while it is waited for a reconcile": 90 * time.Second, "at the same time": time.Minute,
 	} {
@@ -478,7 +478,7 @@ func TestBesideThatFailsLeavesNothingUnfinished(t *testing.T) {
 				var l *Loop[string]
 				l, err := NewLoop(Options{
 					Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
-					Beside: func(context.Context) error {
+					Background: func(context.Context) error {
 						l.Enqueue("a")
 						<-time.After(time.Minute)
 						return errors.New("no more")

@@ -39,9 +39,9 @@ type Options struct {
 	// contexts end. The default is --shutdown-timeout, which always applies as well.
 	DrainTimeout time.Duration
 	Metrics      *Metrics
-	// Beside, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns
+	// Background, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns
 	// earlier, Run ends with its error. An error after ctx has ended does not count.
-	Beside func(ctx context.Context) error
+	Background func(ctx context.Context) error
 	// Clock drives delays, back-off and the status; default the real clock.
 	Clock clock.WithTicker
 }

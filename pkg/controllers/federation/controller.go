@@ -96,7 +96,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 		return nil, err
 	}
 	options := named("-sync")
-	options.Workers, options.Beside = syncWorkers, c.follow
+	options.Workers, options.Background = syncWorkers, c.follow
 	c.loop, err = controllers.NewLoop(options, c.reconcile,
 		controllers.WatchChanges(c.informers.clusters, c.clusterChanged), controllers.WatchChanges(c.informers.definitions, c.definitionChanged),
 		controllers.WatchChanges(c.informers.configs, none[*unstructured.Unstructured]), controllers.WatchChanges(c.informers.namespaces, none[metav1.Object]),

@@ -97,7 +97,7 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	}
 	options := client.cluster.LoopOptions
 	options.Name += "-sync"
-	options.Workers, options.Beside, options.DrainTimeout = memberWorkers, m.beside, drain
+	options.Workers, options.Background, options.DrainTimeout = memberWorkers, m.background, drain
 	if m.loop, err = controllers.NewLoop(options, m.reconcile); err != nil {
 		return err
 	}
@@ -118,8 +118,8 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	return nil
 }
 
-// beside says that the loop takes keys. When it ends, so do the watches.
-func (m *readyMember) beside(ctx context.Context) error {
+// background notes that the loop takes keys. When it ends, so do the watches.
+func (m *readyMember) background(ctx context.Context) error {
 	m.running.Store(true)
 	<-ctx.Done()
 	m.running.Store(false)

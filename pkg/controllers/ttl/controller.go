@@ -109,7 +109,7 @@ func New(cfg Config, set *rules.Set, follow Follow, client kubernetes.Interface,
 		kinds: map[schema.GroupResource]*kind{}, faults: map[string]RuleFault{},
 	}
 	c.metrics = newDomainMetrics(reg, c)
-	loop.Workers, loop.Beside = cfg.ConcurrentSyncs, c.followTypes
+	loop.Workers, loop.Background = cfg.ConcurrentSyncs, c.followTypes
 	c.loop, err = controllers.NewLoop(loop, c.reconcile)
 	return c, err
 }
