@@ -181,11 +181,14 @@ func (c *campaign) inject(name string) {
 		c.Fatalf("%s: the load ended: %v", name, err)
 	}
 	ended := time.Now()
-	c.settle()
+	err := c.settled()
 	got := c.record.read().Judge()
 	c.Logf("%s: %s, settled after %s; %d writes and of these %d deletions so far", name, ended.Sub(begin).Round(time.Second), time.Since(ended).Round(time.Second), got.Writes, got.Deletions)
 	if wrong := got.Findings(); len(wrong) > 0 {
 		c.Fatalf("%d deletions of what the host wanted, %d writes after the term, %d writes of an older state:\n%s", len(got.Wrong), len(got.Late), len(got.Older), strings.Join(wrong, "\n"))
+	}
+	if err != nil {
+		c.Fatal(err)
 	}
 }
 

@@ -155,7 +155,14 @@ func (l *load) step(ctx context.Context, i, chance int) error {
 // settle waits until each member has exactly what the host wants.
 func (l *load) settle() {
 	l.Helper()
-	fleet.Eventually(fleet.Within(l.ctx, l.T, 2*fleet.Patience), l.T, func() error {
+	if err := l.settled(); err != nil {
+		l.Fatal(err)
+	}
+}
+
+func (l *load) settled() error {
+	l.Helper()
+	return fleet.Poll(fleet.Within(l.ctx, l.T, 2*fleet.Patience), func() error {
 		list, err := client(l.next(0)).List(l.ctx, metav1.ListOptions{})
 		if err != nil {
 			return err

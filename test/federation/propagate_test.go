@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -133,13 +134,19 @@ func (m *members) join(name, url string, ca []byte, token string) {
 	if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
 		m.Fatal(err)
 	}
-	m.Cleanup(func() {
-		for _, err := range []error{client(u).Delete(context.Background(), name, metav1.DeleteOptions{}), tokens.Delete(context.Background(), name, metav1.DeleteOptions{})} {
-			if err != nil && !apierrors.IsNotFound(err) {
-				m.Error(err)
-			}
+	m.Cleanup(func() { m.leave(name) })
+}
+
+// leave deletes a KubeFedCluster and its Secret, if they exist.
+func (m *members) leave(name string) {
+	m.Helper()
+	u := object(m.T, "kind: KubeFedCluster, metadata: {name: "+name+"}")
+	for _, err := range []error{client(u).Delete(context.Background(), name, metav1.DeleteOptions{}),
+		shared.Admin.CoreV1().Secrets(namespace).Delete(context.Background(), name, metav1.DeleteOptions{})} {
+		if err != nil && !apierrors.IsNotFound(err) {
+			m.Error(err)
 		}
-	})
+	}
 }
 
 // detour leads the manager to c2 by a proxy.
@@ -205,6 +212,14 @@ func (m *members) written(tails map[string][]*cluster.AuditTail) (writes []strin
 	}
 	slices.Sort(writes)
 	return writes
+}
+
+// stop ends a manager gracefully.
+func (m *members) stop(p *sandbox.Process) {
+	m.Helper()
+	if err := p.Stop(m.ctx, 30*time.Second); err != nil {
+		m.Fatal(err)
+	}
 }
 
 func marshal(t *testing.T, v any) []byte {

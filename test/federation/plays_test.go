@@ -1,0 +1,417 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// play is what happens in one namespace, in which the federated ConfigMap f is in both members.
+type play struct {
+	*members
+	f     *unstructured.Unstructured
+	stage *stage
+}
+
+// stage is what all plays share.
+type stage struct {
+	*members
+	manager *cluster.Manager
+}
+
+// both calls a function for each member.
+func (p *play) both(do func(in dynamic.Interface)) {
+	p.Helper()
+	for _, in := range []dynamic.Interface{p.c1, p.c2} {
+		do(in)
+	}
+}
+
+// content waits until f has the content in a member.
+func (p *play) content(in dynamic.Interface, want string) {
+	p.Helper()
+	p.has(in, configMaps, p.shop, "f", field(want, "data", "a"))
+}
+
+// change gives the template of f a content, and perhaps changes other fields of its spec.
+func (p *play) change(content, others string) {
+	p.Helper()
+	p.patch(p.f, fmt.Sprintf(`{"spec":{"template":{"data":{"a":%q}}%s}}`, content, others))
+}
+
+// by changes an object of the play in a member by hand.
+func (p *play) by(in dynamic.Interface, resource schema.GroupVersionResource, namespace, name, patch string) {
+	p.Helper()
+	if _, err := in.Resource(resource).Namespace(namespace).Patch(p.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// reason waits until f is not propagated for a reason.
+func (p *play) reason(want string) {
+	p.Helper()
+	p.has(p.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedconfigmaps"}, p.shop, "f", func(u *unstructured.Unstructured) bool {
+		conditions := policy.ReadFederated(u).Status.Conditions
+		return len(conditions) == 1 && conditions[0].Reason == want
+	})
+}
+
+// runs waits until a type runs or does not.
+func (p *play) runs(name, want string) {
+	p.Helper()
+	p.has(p.c1, typeConfigs, namespace, name, func(u *unstructured.Unstructured) bool {
+		is, _, _ := unstructured.NestedString(u.Object, "status", "propagationController")
+		return is == want && policy.ReadTypeConfig(u).Status.ObservedGeneration == u.GetGeneration()
+	})
+}
+
+// wrote checks how many writes of the play there were in a member.
+func (p *play) wrote(tails map[string][]*cluster.AuditTail, member string, want int) {
+	p.Helper()
+	var writes []string
+	for _, w := range p.written(tails) {
+		if strings.HasPrefix(w, member) && strings.Contains(w, "/namespaces/"+p.shop+"/") {
+			writes = append(writes, w)
+		}
+	}
+	if len(writes) != want {
+		p.Errorf("%d writes in %s, want %d:\n%s", len(writes), member, want, strings.Join(writes, "\n"))
+	}
+}
+
+// many federates 30 ConfigMaps in the clusters with the label of the play, which c2 has.
+func (p *play) many() (last *unstructured.Unstructured) {
+	p.Helper()
+	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, p.shop))
+	for i := range 30 {
+		last = p.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: many-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {%s: ''}}}}", i, p.shop))
+	}
+	p.status(last, "c2=")
+	return last
+}
+
+// federate defines a type, its federated type, and a FederatedTypeConfig.
+func (p *play) federate(kind, plural string, target schema.GroupVersionResource) *unstructured.Unstructured {
+	p.Helper()
+	federated := schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federated" + plural}
+	err := errors.Join(fleet.Define(p.ctx, p.c1, target, kind), fleet.Define(p.ctx, p.c1, federated, "Federated"+kind, "status"))
+	if err != nil {
+		p.Fatal(err)
+	}
+	config := object(p.T, fmt.Sprintf("kind: FederatedTypeConfig, metadata: {name: %s}, spec: {propagation: Enabled, targetType: {version: %s, kind: %s, scope: Namespaced}, "+
+		"federatedType: {group: types.kubefed.io, version: v1beta1, kind: Federated%s, scope: Namespaced}}", target.GroupResource(), target.Version, kind, kind))
+	p.config(config)
+	p.runs(config.GetName(), "Running")
+	return p.create(fmt.Sprintf("kind: Federated%s, metadata: {name: w}, spec: {template: {spec: {a: b}}, %s}", kind, both))
+}
+
+// config creates a FederatedTypeConfig for the rest of the play.
+func (p *play) config(config *unstructured.Unstructured) {
+	p.Helper()
+	if _, err := client(config).Create(p.ctx, config, metav1.CreateOptions{}); err != nil {
+		p.Fatal(err)
+	}
+	p.Cleanup(func() { _ = client(config).Delete(context.Background(), config.GetName(), metav1.DeleteOptions{}) })
+}
+
+const settled = 3 * time.Second // in which nothing may happen
+
+var plays = map[string]func(*play){
+	"a type that is switched off is not written until it is on again": func(p *play) {
+		config := object(p.T, "kind: FederatedTypeConfig, metadata: {name: configmaps}")
+		p.patch(config, `{"spec":{"propagation":"Disabled"}}`)
+		p.runs("configmaps", "NotRunning")
+		fleet.Wait(p.ctx, settled) // what is under way ends
+		p.change("c", "")
+		fleet.Wait(p.ctx, settled)
+		p.both(func(in dynamic.Interface) { p.content(in, "b") })
+		p.patch(config, `{"spec":{"propagation":"Enabled"}}`)
+		p.both(func(in dynamic.Interface) { p.content(in, "c") })
+	},
+	"without the type of Namespaces nothing runs and nothing is removed": func(p *play) {
+		config := object(p.T, "kind: FederatedTypeConfig, metadata: {name: namespaces}")
+		is, err := client(config).Get(p.ctx, "namespaces", metav1.GetOptions{})
+		if err == nil {
+			err = client(config).Delete(p.ctx, "namespaces", metav1.DeleteOptions{})
+		}
+		if err != nil {
+			p.Fatal(err)
+		}
+		p.runs("configmaps", "NotRunning")
+		fleet.Wait(p.ctx, settled) // what is under way ends
+		p.change("c", `,"placement":{"clusters":[{"name":"c1"}]}`)
+		fleet.Wait(p.ctx, settled)
+		p.both(func(in dynamic.Interface) { p.content(in, "b") })
+		config.Object["spec"] = is.Object["spec"]
+		if _, err := client(config).Create(p.ctx, config, metav1.CreateOptions{}); err != nil {
+			p.Fatal(err)
+		}
+		p.content(p.c1, "c")
+		p.has(p.c2, configMaps, p.shop, "f", nil)
+	},
+	"a malformed selector removes nothing": func(p *play) {
+		p.change("c", `,"placement":{"clusters":null,"clusterSelector":{"matchExpressions":[{"key":"a","operator":"Near"}]}}`)
+		p.reason(policy.ComputePlacementFailed)
+		fleet.Wait(p.ctx, settled)
+		p.both(func(in dynamic.Interface) { p.content(in, "b") })
+	},
+	"without a FederatedNamespace an object is removed": func(p *play) {
+		u := object(p.T, "kind: FederatedNamespace, metadata: {name: "+p.shop+"}")
+		u.SetNamespace(p.shop)
+		if err := client(u).Delete(p.ctx, p.shop, metav1.DeleteOptions{}); err != nil {
+			p.Fatal(err)
+		}
+		p.reason(policy.NamespaceNotFederated)
+		p.both(func(in dynamic.Interface) { p.has(in, configMaps, p.shop, "f", nil) })
+	},
+	"the host's own Namespace stays when it is deselected": func(p *play) {
+		u := object(p.T, "kind: FederatedNamespace, metadata: {name: "+p.shop+"}")
+		u.SetNamespace(p.shop)
+		p.patch(u, `{"spec":{"placement":{"clusters":[{"name":"c2"}]}}}`)
+		p.has(p.c1, namespaces, "", p.shop, func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
+		p.has(p.c1, configMaps, p.shop, "f", nil)
+		p.content(p.c2, "b")
+	},
+	"a Namespace that was there before stays when it is deselected": func(p *play) {
+		name := shared.NewNamespace(p.ctx, p.T, nil)
+		if _, err := p.admin2.CoreV1().Namespaces().Create(p.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			p.Fatal(err)
+		}
+		u := p.open(name)
+		p.has(p.c2, namespaces, "", name, managed)
+		p.patch(u, `{"spec":{"placement":{"clusters":[]}}}`)
+		p.has(p.c2, namespaces, "", name, func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
+	},
+	"what a member adds to an object stays": func(p *play) {
+		p.by(p.c2, configMaps, p.shop, "f", `{"metadata":{"annotations":{"x":"y"},"finalizers":["example.com/mine"]}}`)
+		p.change("c", "")
+		p.content(p.c2, "c")
+		p.has(p.c2, configMaps, p.shop, "f", func(u *unstructured.Unstructured) bool {
+			return u.GetAnnotations()["x"] == "y" && len(u.GetFinalizers()) == 1
+		})
+		p.by(p.c2, configMaps, p.shop, "f", `{"metadata":{"finalizers":null}}`)
+	},
+	"labels that a member gives its Namespace stay": func(p *play) {
+		p.by(p.c2, namespaces, "", p.shop, `{"metadata":{"labels":{"x":"y"}}}`)
+		u := object(p.T, "kind: FederatedNamespace, metadata: {name: "+p.shop+"}")
+		u.SetNamespace(p.shop)
+		p.patch(u, `{"spec":{"template":{"metadata":{"labels":{"team":"a"}}}}}`)
+		p.has(p.c2, namespaces, "", p.shop, func(u *unstructured.Unstructured) bool {
+			return managed(u) && u.GetLabels()["x"] == "y" && u.GetLabels()["team"] == "a"
+		})
+	},
+	"annotations of an override are put back and others stay": func(p *play) {
+		const revision = "deployment.kubernetes.io/revision"
+		p.create(strings.Replace(deployment, "{path: /spec/replicas, value: 3}", "{op: add, path: /metadata/annotations, value: {foo: bar}}", 1))
+		annotated := func(u *unstructured.Unstructured) bool {
+			return u.GetAnnotations()["foo"] == "bar" && u.GetAnnotations()[revision] != ""
+		}
+		p.has(p.c2, deployments, p.shop, "d", annotated)
+		fleet.Wait(p.ctx, settled)
+		tails := p.audit()
+		p.by(p.c2, deployments, p.shop, "d", `{"metadata":{"annotations":{"foo":null}}}`)
+		p.has(p.c2, deployments, p.shop, "d", annotated)
+		fleet.Wait(p.ctx, settled)
+		p.wrote(tails, "c2", 1)
+	},
+	"an override that fails stops its member only": func(p *play) {
+		p.change("c", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"path":"/x/y","value":1}]}]`)
+		p.status(p.f, "c1=ApplyOverridesFailed c2=")
+		p.content(p.c2, "c")
+		p.content(p.c1, "b")
+	},
+	"an override leads to no other object": func(p *play) {
+		for _, o := range []string{
+			`"path":"/metadata","value":{"name":"f","namespace":"kube-system"}`, `"path":"x/kind","value":"Secret"`,
+			`"path":"/metadata/resourceVersion","value":"1"`, `"path":"/apiVersion","value":"apps/v1"`,
+		} {
+			p.change("b", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{`+o+`}]}]`)
+			p.status(p.f, "c1=ApplyOverridesFailed c2=")
+			p.change("b", `,"overrides":null`)
+			p.status(p.f, "c1= c2=")
+		}
+		p.has(p.c1, configMaps, "kube-system", "f", nil)
+	},
+	"an override cannot drop the label": func(p *play) {
+		p.change("c", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"op":"add","path":"/metadata/labels","value":{"x":"y"}}]}]`)
+		p.content(p.c1, "c") // and managed
+	},
+	"an object that was there is overwritten": func(p *play) {
+		p.there("g", nil)
+		p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, " + both + "}")
+		p.has(p.c2, configMaps, p.shop, "g", field("b", "data", "a"))
+	},
+	"an object that was there is not adopted if that is off": func(p *play) {
+		p.configure(`{"syncController":{"adoptResources":"Disabled"}}`)
+		p.there("g", nil)
+		p.status(p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, "+both+"}"), "c1= c2=AlreadyExists")
+		p.has(p.c2, configMaps, p.shop, "g", func(u *unstructured.Unstructured) bool { return !managed(u) })
+	},
+	"an object with the label false is left alone": func(p *play) {
+		p.there("g", map[string]string{policy.ManagedLabel: "false"})
+		p.status(p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, "+both+"}"), "c1= c2=ManagedLabelFalse")
+		p.has(p.c2, configMaps, p.shop, "g", func(u *unstructured.Unstructured) bool { return u.Object["data"] == nil })
+	},
+	"an override of one member writes nothing in another": func(p *play) {
+		tails := p.audit()
+		p.change("b", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"path":"/data/a","value":"x"}]}]`)
+		p.content(p.c1, "x")
+		fleet.Wait(p.ctx, settled)
+		p.wrote(tails, "c2", 0)
+	},
+	"a restart reads and writes nothing in members": func(p *play) {
+		p.stop(p.stage.manager.Process)
+		tails := p.audit()
+		p.stage.lead()
+		token, err := shared.AdminToken(p.ctx)
+		if err != nil {
+			p.Fatal(err)
+		}
+		fleet.Eventually(p.ctx, p.T, func() error { return works(p.stage.manager, token) })
+		fleet.Wait(p.ctx, settled)
+		for member, tails := range tails {
+			for _, tail := range tails {
+				events, err := tail.Read()
+				if err != nil {
+					p.Fatal(err)
+				}
+				for _, e := range events {
+					if e.User.Username == memberAccount && strings.Contains(e.RequestURI, "/namespaces/"+p.shop+"/") {
+						p.Errorf("%s: %s %s", member, e.Verb, e.RequestURI)
+					}
+				}
+			}
+		}
+	},
+	"what somebody reverts each time is written ever less often": func(p *play) {
+		tails := p.audit()
+		for range 5 {
+			p.content(p.c2, "b")
+			p.by(p.c2, configMaps, p.shop, "f", `{"data":{"a":"mine"}}`)
+		}
+		fleet.Eventually(p.ctx, p.T, func() error {
+			list, err := shared.Admin.CoreV1().Events(p.shop).List(p.ctx, metav1.ListOptions{FieldSelector: "reason=" + policy.UpdateConflict})
+			if err == nil && len(list.Items) == 0 {
+				err = errors.New("no Event " + policy.UpdateConflict)
+			}
+			return err
+		})
+		fleet.Wait(p.ctx, settled)
+		p.wrote(tails, "c2", 5)
+	},
+	"a malformed deleteoption waits": func(p *play) {
+		p.patch(p.f, `{"metadata":{"annotations":{"kubefed.io/deleteoption":"{"}}}`)
+		if err := client(p.f).Delete(p.ctx, "f", metav1.DeleteOptions{}); err != nil {
+			p.Fatal(err)
+		}
+		p.status(p.f, "c1=WaitingForRemoval c2=WaitingForRemoval")
+		p.both(func(in dynamic.Interface) { p.content(in, "b") })
+		p.patch(p.f, `{"metadata":{"annotations":{"kubefed.io/deleteoption":null}}}`)
+		p.both(func(in dynamic.Interface) { p.has(in, configMaps, p.shop, "f", nil) })
+	},
+	"many removals by a label wait until they are allowed": func(p *play) {
+		last := p.many()
+		c2 := object(p.T, "kind: KubeFedCluster, metadata: {name: c2}")
+		p.patch(c2, fmt.Sprintf(`{"metadata":{"labels":{%q:null}}}`, p.shop))
+		p.status(last, "c2=RemovalHeld")
+		p.has(p.c2, configMaps, p.shop, last.GetName(), managed)
+		p.patch(c2, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, policy.AllowRemovalsAnnotation, time.Now().Add(time.Hour).UTC().Format(time.RFC3339)))
+		p.has(p.c2, configMaps, p.shop, last.GetName(), nil)
+		p.status(last, "")
+		p.patch(c2, fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, policy.AllowRemovalsAnnotation))
+	},
+	"removals wait when all clusters leave and join again without labels": func(p *play) {
+		last := p.many()
+		p.leave("c1")
+		p.leave("c2")
+		p.stage.joinBoth("cluster-admin")
+		p.status(last, "c2=RemovalHeld")
+		p.has(p.c2, configMaps, p.shop, last.GetName(), managed)
+		p.content(p.c1, "b")
+	},
+	"a type of one's own runs, reaches a member that gets it later, and stays when its federated type goes": func(p *play) {
+		target := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
+		w := p.federate("Widget", "widgets", target)
+		p.status(w, "c1= c2=APINotAvailable")
+		if err := fleet.Define(p.ctx, p.c2, target, "Widget"); err != nil {
+			p.Fatal(err)
+		}
+		p.status(w, "c1= c2=")
+		p.both(func(in dynamic.Interface) { p.has(in, target, p.shop, "w", managed) })
+		if err := p.c1.Resource(definitions).Delete(p.ctx, "federatedwidgets.types.kubefed.io", metav1.DeleteOptions{}); err != nil {
+			p.Fatal(err)
+		}
+		p.has(p.c1, definitions, "", "federatedwidgets.types.kubefed.io", nil)
+		p.both(func(in dynamic.Interface) {
+			p.has(in, target, p.shop, "w", func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
+		})
+	},
+	"an override of the apiVersion reaches a member of another version": func(p *play) {
+		target := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
+		older := target
+		older.Version = "v1beta1"
+		if err := fleet.Define(p.ctx, p.c2, older, "Gadget"); err != nil {
+			p.Fatal(err)
+		}
+		w := p.federate("Gadget", "gadgets", target)
+		p.patch(w, `{"spec":{"overrides":[{"clusterName":"c2","clusterOverrides":[{"path":"/apiVersion","value":"example.com/v1beta1"}]}]}}`)
+		p.status(w, "c1= c2=")
+		p.has(p.c2, older, p.shop, "w", managed)
+	},
+	"a type whose target is itself federated does not run": func(p *play) {
+		p.config(object(p.T, "kind: FederatedTypeConfig, metadata: {name: federatedconfigmaps.types.kubefed.io}, spec: {propagation: Enabled, targetType: {version: v1beta1, kind: FederatedConfigMap, "+
+			"scope: Namespaced}, federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedSecret, scope: Namespaced}}"))
+		p.runs("federatedconfigmaps.types.kubefed.io", "NotRunning")
+	},
+}
+
+// there creates a ConfigMap in c2 that the host does not know.
+func (p *play) there(name string, labels map[string]string) {
+	p.Helper()
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+	if _, err := p.admin2.CoreV1().ConfigMaps(p.shop).Create(p.ctx, cm, metav1.CreateOptions{}); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// lead starts the manager, and waits until it leads.
+func (s *stage) lead() {
+	s.Helper()
+	s.manager = shared.RunLeader(s.ctx, s.T, "--controllers=federation", "--federation-unsafe-endpoints")
+}
+
+// TestPlays goes through what can happen to an object, its types and its clusters, one play after the other.
+func TestPlays(t *testing.T) {
+	s := &stage{members: newMembers(t, 15*time.Minute, cluster.Options{})}
+	s.configure(`{"controllerDuration":{"availableDelay":"2s"}}`)
+	s.lead()
+	s.ready("c1", "Ready=True")
+	s.ready("c2", "Ready=True")
+	for name, run := range plays {
+		t.Run(name, func(t *testing.T) {
+			p := &play{members: s.in(t), stage: s}
+			p.shop = shared.NewNamespace(p.ctx, t, nil)
+			p.open(p.shop)
+			p.f = p.create("kind: FederatedConfigMap, metadata: {name: f}, spec: {template: {data: {a: b}}, " + both + "}")
+			p.status(p.f, "c1= c2=")
+			run(p)
+		})
+	}
+}
