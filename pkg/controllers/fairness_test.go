@@ -18,8 +18,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	fcache "k8s.io/client-go/tools/cache/testing"
 	"k8s.io/component-base/metrics"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 )
 
 // paced is a loop with one worker, each of whose reconciles takes 100 ms.
@@ -61,7 +59,7 @@ func newPaced(t *testing.T, names ...cache.ObjectName) *paced {
 				return 0, nil
 			}
 			return p.reconcile(ctx, key)
-		}, WatchSelf(fixture.Informer[*corev1.ConfigMap](informer)))
+		}, WatchSelf(asInformer[*corev1.ConfigMap](informer)))
 	if err != nil {
 		t.Fatal(err)
 	}

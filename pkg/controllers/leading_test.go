@@ -23,7 +23,6 @@ import (
 	fcache "k8s.io/client-go/tools/cache/testing"
 	"k8s.io/component-base/metrics"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -76,7 +75,7 @@ func newGated(t *testing.T, names ...string) *gated {
 	g.secondary = cache.NewSharedIndexInformer(g.secrets, &corev1.Secret{}, 0, cache.Indexers{})
 	var err error
 	g.loop, err = NewLoop(Options{Name: "test", Metrics: NewMetrics(metrics.NewKubeRegistry())}, g.reconcile,
-		WatchMapped(hooked{fixture.Informer[*corev1.ConfigMap](g.primary), g}, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
+		WatchMapped(hooked{asInformer[*corev1.ConfigMap](g.primary), g}, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
 			obj := e.New
 			if obj == nil {
 				obj = e.Old
@@ -90,7 +89,7 @@ func newGated(t *testing.T, names ...string) *gated {
 			}
 			return []cache.ObjectName{cache.MetaObjectToName(obj)}
 		}),
-		WatchChanges(fixture.Informer[*corev1.Secret](g.secondary), func(e Event[*corev1.Secret]) []cache.ObjectName {
+		WatchChanges(asInformer[*corev1.Secret](g.secondary), func(e Event[*corev1.Secret]) []cache.ObjectName {
 			obj := e.New
 			if obj == nil {
 				obj = e.Old

@@ -28,7 +28,6 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/fixture"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -82,7 +81,7 @@ func newHarness(t *testing.T, opts reconciling, names ...string) *harness {
 		stopped:     make(chan error, 1),
 		begun:       time.Now(),
 	}
-	h.informer = fixture.Informer[*corev1.ConfigMap](h.runs)
+	h.informer = asInformer[*corev1.ConfigMap](h.runs)
 	return h
 }
 
@@ -346,7 +345,7 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 			},
 		}, "a")
 		never := cache.NewSharedIndexInformer(&cache.ListWatch{}, &corev1.Secret{}, 0, cache.Indexers{})
-		h.build(t, WatchSelf(h.informer), WatchSelf(fixture.Informer[*corev1.Secret](never)))
+		h.build(t, WatchSelf(h.informer), WatchSelf(asInformer[*corev1.Secret](never)))
 		ctx, stop := context.WithCancel(t.Context())
 		informerCtx, stopInformer := context.WithCancel(t.Context())
 		go h.runs.RunWithContext(informerCtx)
