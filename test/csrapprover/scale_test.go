@@ -117,8 +117,8 @@ func TestLongMemory(t *testing.T) {
 			return fleet.Answers(m.InsecureURL+"/metrics", "", 200, fmt.Sprintf("quartermaster_csr_approver_waiting_requests{check=\"9\"} %d\n", waiting))
 		})
 		fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "CSR_SETTLE", 150))*time.Second) // Go collects garbage every 2 minutes
-		rss := residentKiB(t, m.PID())
-		t.Logf("%s: %d KiB of resident memory", with, rss)
+		rss := memoryKiB(t, m.PID(), "VmRSS")
+		t.Logf("%s: %d KiB of resident memory, of which %d KiB are the process's own and the others pages of files", with, rss, memoryKiB(t, m.PID(), "RssAnon"))
 		if err := m.Stop(w.ctx, fleet.Patience); err != nil {
 			t.Error(err)
 		}
@@ -135,13 +135,13 @@ func TestLongMemory(t *testing.T) {
 	t.Logf("growth %d and %d KiB; the goal is 4096", waiting-before, again-before)
 }
 
-func residentKiB(t *testing.T, pid int) (kib int) {
+func memoryKiB(t *testing.T, pid int, field string) (kib int) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		t.Skip(err)
 	}
-	_, rest, _ := strings.Cut(string(text), "VmRSS:")
+	_, rest, _ := strings.Cut(string(text), field+":")
 	if _, err := fmt.Sscan(rest, &kib); err != nil {
 		t.Fatal(err)
 	}
