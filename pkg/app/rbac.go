@@ -14,12 +14,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 func newRBACCommand(o *Options) *cobra.Command {
@@ -217,21 +219,27 @@ func (g grants) in(namespace string, scope []string) granted {
 // roles splits the entry's permissions. The cache, which reads as the manager, lists and watches
 // what is in Needs; a rule without watch is not for the cache. Everything else is what the
 // controller itself does. It is an error if the rules do not let the cache list and watch a
-// resource in Needs. The cache also watches whatever the controller follows.
+// resource in Needs. The cache also watches whatever the controller follows. A rule with resourceNames is
+// for the cache if a need chooses one of the names: RBAC takes the name of a list or watch from the
+// field selector metadata.name.
 func roles(e controllers.Entry, s controllers.Settings) (grants, error) {
 	needs, err := e.Needs(s)
 	if err != nil {
 		return nil, err
 	}
-	inCache := map[schema.GroupResource]bool{}
-	for _, need := range needs {
-		inCache[need.Resource.GroupResource()] = true
+	inCache := func(gr schema.GroupResource, names []string) bool {
+		if e.Follows && len(names) == 0 {
+			return true
+		}
+		return slices.ContainsFunc(needs, func(n informers.Need) bool {
+			return n.Resource.GroupResource() == gr && (len(names) == 0 || slices.Contains(names, nameOf(n)))
+		})
 	}
-	all, readable := grants{}, map[string]map[schema.GroupResource]bool{}
+	all, readable := grants{}, map[string]map[readableObjects]bool{}
 	split := func(namespace string, rules []rbacv1.PolicyRule) {
-		g, may := granted{}, map[schema.GroupResource]bool{}
+		g, may := granted{}, map[readableObjects]bool{}
 		for _, rule := range byGroup(rules) {
-			g.split(rule, func(gr schema.GroupResource) bool { return e.Follows || inCache[gr] }, may)
+			g.split(rule, inCache, may)
 		}
 		all[namespace], readable[namespace] = g, may
 	}
@@ -241,29 +249,51 @@ func roles(e controllers.Entry, s controllers.Settings) (grants, error) {
 	}
 	for _, need := range needs {
 		gr := need.Resource.GroupResource()
-		if !readable[metav1.NamespaceAll][gr] && !readable[need.Namespace][gr] {
+		every, named := readableObjects{gr, ""}, readableObjects{gr, nameOf(need)}
+		if !slices.ContainsFunc([]string{metav1.NamespaceAll, need.Namespace}, func(namespace string) bool {
+			return readable[namespace][every] || readable[namespace][named]
+		}) {
 			return nil, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count", gr)
 		}
 	}
 	return all, nil
 }
 
+// readableObjects are the objects of a resource that the cache may list and watch: all, or the one of a name.
+type readableObjects struct {
+	schema.GroupResource
+	name string
+}
+
+// nameOf returns the name of the objects that a need chooses; empty if it chooses them by something else.
+func nameOf(need informers.Need) string {
+	selector, err := fields.ParseSelector(need.FieldSelector)
+	if err != nil {
+		return "" // the cache refuses the need
+	}
+	name, _ := selector.RequiresExactMatch(metav1.ObjectNameField)
+	return name
+}
+
 // split adds a rule of one group to what the cache and the controller may do, and to readable what the
 // cache may list and watch by it.
-func (g *granted) split(rule rbacv1.PolicyRule, inCache func(schema.GroupResource) bool, readable map[schema.GroupResource]bool) {
-	if len(rule.APIGroups) != 1 || len(rule.ResourceNames) > 0 {
+func (g *granted) split(rule rbacv1.PolicyRule, inCache func(schema.GroupResource, []string) bool, readable map[readableObjects]bool) {
+	if len(rule.APIGroups) != 1 {
 		g.own = append(g.own, rule)
 		return
 	}
 	var cached, others []string
 	for _, resource := range rule.Resources {
 		gr := schema.GroupResource{Group: rule.APIGroups[0], Resource: resource}
-		if !slices.Contains(rule.Verbs, "watch") || !inCache(gr) {
+		if !slices.Contains(rule.Verbs, "watch") || !inCache(gr, rule.ResourceNames) {
 			others = append(others, resource)
 			continue
 		}
 		cached = append(cached, resource)
-		readable[gr] = readable[gr] || slices.Contains(rule.Verbs, "list")
+		for _, name := range namesOf(rule) {
+			objects := readableObjects{gr, name}
+			readable[objects] = readable[objects] || slices.Contains(rule.Verbs, "list")
+		}
 	}
 	var reads, does []string
 	for _, verb := range rule.Verbs {
@@ -273,9 +303,17 @@ func (g *granted) split(rule rbacv1.PolicyRule, inCache func(schema.GroupResourc
 			does = append(does, verb)
 		}
 	}
-	g.cache = appendRule(g.cache, rule.APIGroups, cached, reads)
-	g.own = appendRule(g.own, rule.APIGroups, cached, does)
-	g.own = appendRule(g.own, rule.APIGroups, others, rule.Verbs)
+	g.cache = appendRule(g.cache, rule, cached, reads)
+	g.own = appendRule(g.own, rule, cached, does)
+	g.own = appendRule(g.own, rule, others, rule.Verbs)
+}
+
+// namesOf returns the names of a rule, and one empty name for a rule without names.
+func namesOf(rule rbacv1.PolicyRule) []string {
+	if len(rule.ResourceNames) == 0 {
+		return []string{""}
+	}
+	return rule.ResourceNames
 }
 
 // byGroup returns the rules, with each rule for several groups divided into one rule per group.
@@ -294,10 +332,11 @@ func byGroup(rules []rbacv1.PolicyRule) (divided []rbacv1.PolicyRule) {
 	return divided
 }
 
-// appendRule appends the rule, unless it grants nothing.
-func appendRule(rules []rbacv1.PolicyRule, groups, resources, verbs []string) []rbacv1.PolicyRule {
+// appendRule appends what the rule grants of these resources and verbs, unless that is nothing.
+func appendRule(rules []rbacv1.PolicyRule, rule rbacv1.PolicyRule, resources, verbs []string) []rbacv1.PolicyRule {
 	if len(resources) == 0 || len(verbs) == 0 {
 		return rules
 	}
-	return append(rules, rbacv1.PolicyRule{APIGroups: groups, Resources: resources, Verbs: verbs})
+	rule.Resources, rule.Verbs = resources, verbs
+	return append(rules, rule)
 }

@@ -224,8 +224,11 @@ func TestRBACTellsTheCacheFromTheController(t *testing.T) {
 	rule := func(resources, verbs string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: strings.Fields(resources), Verbs: strings.Fields(verbs)}
 	}
-	named := rule("secrets", "get list")
-	named.ResourceNames = []string{"mine"}
+	withNames := func(r rbacv1.PolicyRule, names ...string) rbacv1.PolicyRule {
+		r.ResourceNames = names
+		return r
+	}
+	named, watched := withNames(rule("secrets", "get list"), "mine"), withNames(rule("secrets", "get list watch"), "mine")
 	for name, tc := range map[string]struct {
 		needs  []schema.GroupVersionResource
 		rules  []rbacv1.PolicyRule
@@ -235,6 +238,8 @@ func TestRBACTellsTheCacheFromTheController(t *testing.T) {
 		// in is the only namespace of the needs, and of the rules if within is set.
 		in     string
 		within bool
+		// fields is the field selector of the needs.
+		fields string
 	}{
 		"to read what it needs is up to the cache": {
 			needs: []schema.GroupVersionResource{informers.ConfigMaps},
@@ -252,6 +257,19 @@ func TestRBACTellsTheCacheFromTheController(t *testing.T) {
 			rules: []rbacv1.PolicyRule{rule("configmaps pods", "list watch delete")},
 			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
 			own:   []rbacv1.PolicyRule{rule("configmaps", "delete"), rule("pods", "list watch delete")},
+		},
+		"a rule with a name is for the cache if a need chooses that name": {
+			needs: []schema.GroupVersionResource{informers.Secrets}, fields: "metadata.name=mine",
+			rules: []rbacv1.PolicyRule{watched}, cache: []rbacv1.PolicyRule{withNames(rule("secrets", "list watch"), "mine")},
+			own: []rbacv1.PolicyRule{withNames(rule("secrets", "get"), "mine")},
+		},
+		"a rule with a name does not permit a need of all names": {
+			needs: []schema.GroupVersionResource{informers.Secrets}, rules: []rbacv1.PolicyRule{watched},
+			failed: "needs secrets in the cache",
+		},
+		"a rule with a name does not permit a need of another name": {
+			needs: []schema.GroupVersionResource{informers.Secrets}, fields: "metadata.name=other", rules: []rbacv1.PolicyRule{watched},
+			failed: "needs secrets in the cache",
 		},
 		"objects with names are not in the cache": {
 			needs: []schema.GroupVersionResource{informers.ConfigMaps},
@@ -304,7 +322,7 @@ func TestRBACTellsTheCacheFromTheController(t *testing.T) {
 				Name: "test",
 				Needs: func(controllers.Settings) (needs []informers.Need, _ error) {
 					for _, r := range tc.needs {
-						needs = append(needs, informers.Need{For: "test", Resource: r, Namespace: tc.in})
+						needs = append(needs, informers.Need{For: "test", Resource: r, Namespace: tc.in, FieldSelector: tc.fields})
 					}
 					return needs, nil
 				},

@@ -39,7 +39,8 @@ type Entry struct {
 	// allowed to list and watch whatever Permissions let be watched.
 	Follows bool
 	// Permissions returns the RBAC rules that the controller needs, and no more. It is called after
-	// the flags have been parsed.
+	// the flags have been parsed. Under --use-service-account-credentials the cache, which is the manager's, may
+	// list and watch what is in Needs, and the controller itself may not: it reads such objects with get.
 	Permissions func(Settings) []rbacv1.PolicyRule
 	// NamespacePermissions returns further rules, each of which holds in one namespace, by its name; nil if
 	// there are none. Secrets that are only in the controller's own namespace belong here.

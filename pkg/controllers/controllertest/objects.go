@@ -11,7 +11,8 @@ import (
 )
 
 // Put creates or replaces objects as somebody else does, whatever their resourceVersions. It
-// stores them as they are, with their status. Call Settle for the controller to take notice.
+// stores them as they are, with their status. The test fails if an object of that name has another UID: Delete it
+// first. The controller runs from then on; Settle waits until it has nothing left to do.
 func (h *Host) Put(objects ...runtime.Object) {
 	h.t.Helper()
 	for _, obj := range objects {

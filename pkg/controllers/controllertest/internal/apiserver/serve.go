@@ -15,6 +15,7 @@ import (
 	"time"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -204,6 +205,13 @@ func (s *Server) update(c call) (*object, bool, error) {
 	current, err := s.get(c.resource, c.Namespace, c.Name)
 	if err != nil {
 		return nil, false, err
+	}
+	// The real API server would store the update, and the user's next `kubectl apply` would remove nothing.
+	if _, had := current.GetAnnotations()[corev1.LastAppliedConfigAnnotation]; had {
+		if _, has := obj.GetAnnotations()[corev1.LastAppliedConfigAnnotation]; !has {
+			return nil, false, apierrors.NewBadRequest("the update removes " + corev1.LastAppliedConfigAnnotation +
+				", which objects of the cache lack: patch the object, or read it live before you update it")
+		}
 	}
 	if c.resource.custom && obj.GetResourceVersion() == "" {
 		return nil, false, apierrors.NewInvalid(c.resource.gvk().GroupKind(), c.Name, mustBeSpecified())

@@ -38,7 +38,7 @@ func newFixture(t *testing.T) fixture {
 	server := httptest.NewServer(s)
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections)
-	w.kube = kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL, QPS: -1})
+	w.kube = kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
 	return w
 }
 
@@ -71,6 +71,24 @@ func TestServerRefusesWhatItDoesNotServe(t *testing.T) {
 			list, err := w.kube.Discovery().ServerResourcesForGroupVersion("example.com/v1")
 			if err != nil || len(list.APIResources) != 2 || list.APIResources[1].Name != "gadgetries/status" {
 				w.Error(list, err)
+			}
+		},
+		"an update that removes what kubectl last applied is refused": func(w fixture) {
+			w.put(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"shop","name":"a","annotations":{"` + corev1.LastAppliedConfigAnnotation + `":"{}"}}}`)
+			cached := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a"}}
+			if _, err := w.kube.CoreV1().ConfigMaps("shop").Update(w.ctx, cached, metav1.UpdateOptions{}); !apierrors.IsBadRequest(err) {
+				w.Error(err)
+			}
+			cached.Annotations = map[string]string{corev1.LastAppliedConfigAnnotation: "{}"}
+			if _, err := w.kube.CoreV1().ConfigMaps("shop").Update(w.ctx, cached, metav1.UpdateOptions{}); err != nil {
+				w.Error(err)
+			}
+		},
+		"an object does not take the place of another UID": func(w fixture) {
+			w.put(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"a","uid":"1"}}`)
+			other := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": "a", "uid": "2"}}}
+			if err := w.server.Put(other); err == nil {
+				w.Error("no error")
 			}
 		},
 	} {

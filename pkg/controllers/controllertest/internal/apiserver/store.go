@@ -333,6 +333,9 @@ func (s *Server) Put(obj *unstructured.Unstructured) error {
 	if current == nil {
 		s.identify(r, obj)
 	} else {
+		if uid := obj.GetUID(); uid != "" && uid != current.GetUID() {
+			return fmt.Errorf("%s %s exists with the UID %s: delete it before an object with the UID %s takes its name", r.kind, obj.GetName(), current.GetUID(), uid)
+		}
 		obj.SetUID(current.GetUID())
 		obj.SetCreationTimestamp(current.GetCreationTimestamp())
 		if r.generations() {
