@@ -170,6 +170,11 @@ func isMemberWrite(r *http.Request) bool { return r.Method != http.MethodGet }
 func (c *campaign) inject(name string) {
 	c.Helper()
 	begin := time.Now()
+	for i, m := range c.managers {
+		if m.ExitCode() >= 0 {
+			c.start(i) // a busy machine can end a term, and a kubelet would start the manager again
+		}
+	}
 	ctx, stop := context.WithCancel(c.ctx)
 	done := make(chan error)
 	go func() { done <- c.run(ctx) }()
