@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 		if err := shared.ApplyDir(ctx, crds); err != nil {
 			return err
 		}
-		for _, file := range []string{"core.yaml", "federated.yaml"} {
+		for _, file := range []string{"core.yaml", "federated.yaml", "scheduling.yaml"} {
 			if err := shared.WaitForCRDs(ctx, crds+file); err != nil {
 				return err
 			}
@@ -79,6 +79,8 @@ func object(t *testing.T, text string) *unstructured.Unstructured {
 	switch kind := u.GetKind(); {
 	case strings.HasPrefix(kind, "Federated") && kind != "FederatedTypeConfig":
 		u.SetAPIVersion("types.kubefed.io/v1beta1")
+	case kind == "ReplicaSchedulingPreference":
+		u.SetAPIVersion("scheduling.kubefed.io/v1alpha1")
 	case strings.HasSuffix(kind, "PropagatedVersion"):
 		u.SetAPIVersion("core.kubefed.io/v1alpha1")
 	}
@@ -203,10 +205,15 @@ func TestSchemas(t *testing.T) {
 		"adoption that is neither on nor off":          {object: "kind: KubeFedConfig, spec: {scope: Cluster, syncController: {adoptResources: Perhaps}}", refused: "adoptResources"},
 		"a federated object with an unknown operation": {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: move, path: /x}]}]}", refused: "op"},
 		"an operation without a path":                  {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: add}]}]}", refused: "path"},
-		"replicas that are retained":                   {object: "kind: FederatedDeployment, spec: {retainReplicas: true}"},
-		"a federated object without a spec":            {object: "kind: FederatedClusterRole"},
-		"what was written where, in a namespace":       {object: "kind: PropagatedVersion"},
-		"what was written where, in none":              {object: "kind: ClusterPropagatedVersion"},
+		"a preference with everything": {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedReplicaSet, totalReplicas: 9, rebalance: true, intersectWithClusterSelector: true, " +
+			"clusters: {c: {minReplicas: 1, maxReplicas: 2, weight: 3}, '*': {}}}"},
+		"a preference without a total":            {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedDeployment}", refused: "totalReplicas"},
+		"a preference of a type without replicas": {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedConfigMap, totalReplicas: 1}", refused: "targetKind"},
+		"a negative weight":                       {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedDeployment, totalReplicas: 1, clusters: {c: {weight: -1}}}", refused: "weight"},
+		"replicas that are retained":              {object: "kind: FederatedDeployment, spec: {retainReplicas: true}"},
+		"a federated object without a spec":       {object: "kind: FederatedClusterRole"},
+		"what was written where, in a namespace":  {object: "kind: PropagatedVersion"},
+		"what was written where, in none":         {object: "kind: ClusterPropagatedVersion"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -6,6 +6,7 @@
 //	client.go      connections to a member, with its token
 //	clusters.go    the loop that probes members and writes the status of KubeFedClusters
 //	types.go       the loop of FederatedTypeConfigs: which types run
+//	replicas.go    the loop of ReplicaSchedulingPreferences: where replicas go
 //	controller.go  all loops together, and KubeFed's lock
 //	follow.go      what is followed: federated objects on the host, managed objects in members
 //	view.go        what is known of a federated object F at one moment
@@ -32,6 +33,8 @@
 //	          and cluster                     the host, or when the type stops
 //	liveAnnotations  hashes of annotations    set by write.go; removed with the object, or with the
 //	          of a member's objects           member's loop
+//	decisions the last decision on each       set by replicas.go; removed with the
+//	          ReplicaSchedulingPreference     ReplicaSchedulingPreference, or when KubeFed has led
 //	repeats   writes of a member's objects    set by write.go; removed when the last write is long ago,
 //	                                          or with the member's loop
 //

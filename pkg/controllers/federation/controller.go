@@ -59,6 +59,7 @@ type controller struct {
 	clusters  *Clusters
 	types     *Types
 	loop      *controllers.Loop[key]
+	replicas  *spreader
 	bodies    *bodies
 	metrics   *domainMetrics
 	metadata  metadata.Interface // says nothing of Endpoints being deprecated
@@ -100,7 +101,12 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c.loop, err = controllers.NewLoop(options, c.reconcile,
 		controllers.WatchChanges(c.informers.clusters, c.clusterChanged), controllers.WatchChanges(c.informers.definitions, c.definitionChanged),
 		controllers.WatchChanges(c.informers.configs, none[*unstructured.Unstructured]), controllers.WatchChanges(c.informers.namespaces, none[metav1.Object]),
+		controllers.WatchChanges(c.informers.preferences, none[*unstructured.Unstructured]),
 		controllers.WatchChanges(c.informers.propagated, none), controllers.WatchChanges(c.informers.clusterPropagated, none))
+	if err != nil {
+		return nil, err
+	}
+	c.replicas, err = newSpreader(c, c.informers.preferences, named("-replicas"))
 	// Also while the loop does not run.
 	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.forgetJoined() })
 	c.metrics = newDomainMetrics(h.Metrics)
@@ -166,9 +172,11 @@ func (c *controller) Run(ctx context.Context) error {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	c.replicas.forgetAll()
 	var all sync.WaitGroup
-	errs := make([]error, 4)
-	for i, run := range []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.watchForKubeFed} {
+	runs := []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.replicas.Run, c.watchForKubeFed}
+	errs := make([]error, len(runs))
+	for i, run := range runs {
 		all.Go(func() {
 			errs[i] = run(ctx)
 			stop() // none works without the others
@@ -269,7 +277,7 @@ type ClusterStatus struct {
 func (c *controller) Status() controllers.Status {
 	s := c.loop.Status()
 	s.Name = Name
-	for _, other := range []controllers.Status{c.clusters.Status(), c.types.Status()} {
+	for _, other := range []controllers.Status{c.clusters.Status(), c.types.Status(), c.replicas.Status()} {
 		s.InFlight = append(s.InFlight, other.InFlight...)
 		s.Reconciles, s.Errors, s.Panics = s.Reconciles+other.Reconciles, s.Errors+other.Errors, s.Panics+other.Panics
 		if s.LastError == nil || other.LastError != nil && other.LastError.Time.After(s.LastError.Time) {
@@ -282,7 +290,9 @@ func (c *controller) Status() controllers.Status {
 	s.Details = struct {
 		Idle     bool            `json:"idleSinceKubeFedLeads"`
 		Clusters []ClusterStatus `json:"clusters"`
-	}{idle, c.clusterStatuses()}
+		// Replicas are the last decisions on ReplicaSchedulingPreferences.
+		Replicas map[string]string `json:"replicas,omitempty"`
+	}{idle, c.clusterStatuses(), c.replicas.texts()}
 	return s
 }
 

@@ -53,6 +53,7 @@ func (c *Config) needs() []informers.Need {
 		{Resource: CustomResourceDefinitions, ClusterScoped: true},
 		{Resource: PropagatedVersions, Digest: versions},
 		{Resource: ClusterPropagatedVersions, ClusterScoped: true, Digest: versions},
+		{Resource: ReplicaSchedulingPreferences, Form: informers.Unstructured, Optional: true},
 	}
 }
 
@@ -64,7 +65,8 @@ func rules(group string, resources []string, verbs ...string) rbacv1.PolicyRule 
 // another group grants that.
 func permissions() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
-		rules("types.kubefed.io", []string{"*"}, "get", "list", "watch", "patch"),
+		rules("types.kubefed.io", []string{"*"}, "get", "list", "watch", "update", "patch"),
+		rules(policy.SchedulingGroup, []string{"replicaschedulingpreferences"}, "list", "watch"),
 		rules(policy.CoreGroup, []string{"propagatedversions", "clusterpropagatedversions"}, "list", "watch", "create"),
 		rules(policy.CoreGroup, []string{"propagatedversions/status", "clusterpropagatedversions/status"}, "patch"),
 		rules("", []string{"namespaces"}, "list", "watch"),
@@ -87,15 +89,15 @@ func namespacePermissions() []rbacv1.PolicyRule {
 
 // informersOf holds the informers of the needs.
 type informersOf struct {
-	clusters, configs, types         informers.Informer[*unstructured.Unstructured]
-	secrets, namespaces, definitions informers.Informer[metav1.Object]
-	propagated, clusterPropagated    informers.Informer[*informers.Object]
+	clusters, configs, types, preferences informers.Informer[*unstructured.Unstructured]
+	secrets, namespaces, definitions      informers.Informer[metav1.Object]
+	propagated, clusterPropagated         informers.Informer[*informers.Object]
 }
 
 func informersFor(h controllers.Host) informersOf {
 	return informersOf{
 		informers.For[*unstructured.Unstructured](h, KubeFedClusters), informers.For[*unstructured.Unstructured](h, KubeFedConfigs),
-		informers.For[*unstructured.Unstructured](h, FederatedTypeConfigs),
+		informers.For[*unstructured.Unstructured](h, FederatedTypeConfigs), informers.For[*unstructured.Unstructured](h, ReplicaSchedulingPreferences),
 		informers.For[metav1.Object](h, informers.Secrets), informers.For[metav1.Object](h, informers.Namespaces),
 		informers.For[metav1.Object](h, CustomResourceDefinitions),
 		informers.For[*informers.Object](h, PropagatedVersions), informers.For[*informers.Object](h, ClusterPropagatedVersions),

@@ -132,7 +132,11 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) {
 		c.remember(t, k, before)
 	}
 	c.loop.Enqueue(k)
+	if moved || before.Generation != after.Generation {
+		c.replicas.changed(k)
+	}
 	if moved && t.IsNamespace() && name.Name == name.Namespace {
+		c.replicas.Enqueue(c.replicas.all(name.Namespace)...)
 		for _, k := range c.all(func(of *federatedType) bool { return of.Target.Namespaced() }) {
 			if k.Namespace == name.Namespace {
 				c.loop.Enqueue(k)
@@ -251,7 +255,9 @@ func (m *readyMember) startWatch(ctx context.Context, s *typeWatch, now time.Tim
 		case old == nil && initial, old != nil && old.GetResourceVersion() == object.GetResourceVersion():
 			return
 		}
-		m.loop.Enqueue(t.keyOf(cache.MetaObjectToName(object)))
+		k := t.keyOf(cache.MetaObjectToName(object))
+		m.loop.Enqueue(k)
+		m.c.replicas.changed(k)
 	})
 	m.c.mu.Lock()
 	defer m.c.mu.Unlock()

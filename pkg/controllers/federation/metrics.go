@@ -15,6 +15,7 @@ const metricPrefix = "quartermaster_federation_"
 type domainMetrics struct {
 	ready, pending, held *metrics.GaugeVec
 	lag                  *metrics.HistogramVec
+	spreads              *metrics.Counter
 
 	mu       sync.Mutex
 	clusters map[string]bool // that have series
@@ -31,9 +32,11 @@ func newDomainMetrics(reg metrics.KubeRegistry) *domainMetrics {
 		lag: metrics.NewHistogramVec(&metrics.HistogramOpts{Name: metricPrefix + "change_to_write_seconds", StabilityLevel: metrics.ALPHA,
 			Help:    "Time from when a change was seen until it was written in the cluster.",
 			Buckets: []float64{0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300}}, []string{"cluster"}),
+		spreads: metrics.NewCounter(&metrics.CounterOpts{Name: metricPrefix + "replica_writes_total", StabilityLevel: metrics.ALPHA,
+			Help: "Federated objects written because the replicas of their clusters were planned anew."}),
 		clusters: map[string]bool{},
 	}
-	reg.MustRegister(m.ready, m.pending, m.held, m.lag)
+	reg.MustRegister(m.ready, m.pending, m.held, m.lag, m.spreads)
 	return m
 }
 

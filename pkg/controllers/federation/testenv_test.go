@@ -75,7 +75,7 @@ func newFed(t *testing.T, objects ...runtime.Object) *fed {
 	t.Helper()
 	const deploy = "../../../deploy/federation/"
 	host := controllertest.Setup{Entries: []controllers.Entry{federation.Entry()}, Flags: []string{"--federation-unsafe-endpoints"}}.NewHost(t,
-		controllertest.ReadYAML(t, deploy+"crds/core.yaml", deploy+"crds/federated.yaml", deploy+"types.yaml")...)
+		controllertest.ReadYAML(t, deploy+"crds/core.yaml", deploy+"crds/federated.yaml", deploy+"crds/scheduling.yaml", deploy+"types.yaml")...)
 	f := &fed{Host: host, t: t, clients: map[*controllertest.Host]dynamic.Interface{}}
 	f.c1, f.c2 = host.AddCluster("c1"), host.AddCluster("c2")
 	f.Put(secret("c1", "one"), secret("c2", "two"))
@@ -116,6 +116,7 @@ var resources = map[string]schema.GroupVersionResource{
 	"FederatedConfigMap":   {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedconfigmaps"},
 	"FederatedNamespace":   {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatednamespaces"},
 	"FederatedDeployment":  {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federateddeployments"},
+	"FederatedReplicaSet":  {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedreplicasets"},
 	"FederatedClusterRole": {Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedclusterroles"},
 	"PropagatedVersion":    federation.PropagatedVersions, "KubeFedCluster": federation.KubeFedClusters, "FederatedTypeConfig": federation.FederatedTypeConfigs,
 	"CustomResourceDefinition": federation.CustomResourceDefinitions,

@@ -5,12 +5,14 @@ package federation
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
@@ -244,6 +246,24 @@ func (c *controller) definitionGoes(ctx context.Context, v *view) (bool, error) 
 	return d.goes, nil
 }
 
+// errNotFollowed says that FederatedNamespaces are not followed, so that nothing is known of them.
+var errNotFollowed = errors.New("FederatedNamespaces are not followed")
+
+// namespaceBody returns the FederatedNamespace of a namespace as it was read a moment ago, or nil.
+func (c *controller) namespaceBody(ctx context.Context, name string) (*unstructured.Unstructured, error) {
+	c.mu.Lock()
+	namespaces := c.followed[policy.NamespacesType]
+	c.mu.Unlock()
+	if namespaces == nil {
+		return nil, errNotFollowed
+	}
+	k, version := key{policy.NamespacesType, cache.ObjectName{Namespace: name, Name: name}}, ""
+	if object, _ := namespaces.get(k.ObjectName); object != nil {
+		version = object.GetResourceVersion()
+	}
+	return c.bodies.get(ctx, k, version, namespaces.client)
+}
+
 // stillWanted reads the federated object and its FederatedNamespace from the API server, and reports whether
 // the federated object is to be in the cluster, and whether it exists: what a cache says is not enough to
 // remove something.
@@ -254,21 +274,15 @@ func (c *controller) stillWanted(ctx context.Context, v *view, cluster string) (
 	}
 	var namespace *policy.Placement
 	if v.Target.Namespaced() {
-		c.mu.Lock()
-		namespaces := c.followed[policy.NamespacesType]
-		c.mu.Unlock()
-		if namespaces == nil {
-			// FederatedNamespaces are not followed, so the placement is unknown: keep the object.
-			return true, true, nil
+		read, err := c.namespaceBody(ctx, v.key.Namespace)
+		if errors.Is(err, errNotFollowed) {
+			return true, true, nil // the placement is unknown: keep the object
 		}
-		of := &view{federatedType: namespaces, key: key{policy.NamespacesType, cache.ObjectName{Namespace: v.key.Namespace, Name: v.key.Namespace}}}
-		of.object, _ = namespaces.get(of.key.ObjectName)
-		read, err := c.body(ctx, of)
 		if err != nil {
 			return false, true, err
 		}
 		if read != nil {
-			namespace = &read.Placement
+			namespace = &policy.ReadFederated(read).Placement
 		}
 	}
 	if v.keepUnwanted && v.IsNamespace() {

@@ -263,6 +263,11 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 	removals := policy.Removals{Listed: w.inputsListed}
 	if byPlacement {
 		removals = w.m.removals(w.view)
+		if c.replicas.undecided(w.key, removals.ReadySince) {
+			// The plan that moved the replicas away does not know yet that the cluster is back.
+			w.status, w.after = policy.WaitingForRemoval, time.Second
+			return
+		}
 	}
 	hold, after := removals.Holds(byPlacement, settings(ctx, c.informers.configs, c.cfg.Namespace).AvailableDelay, c.cfg.RemovalGuard, now)
 	switch hold {

@@ -19,6 +19,7 @@
 //	decide.go       what to do with one object in one cluster
 //	removal.go      what holds a removal, and when F itself may go
 //	repeat.go       when the same content may be written again
+//	replicas.go     ReplicaSchedulingPreference, and a federated object with the planned replicas
 //	status.go       the status of F
 //
 // What a tenant wrote and does not parse is an error of the part that it concerns: a malformed
@@ -72,6 +73,7 @@ const (
 	InvalidDeleteOptions    = "InvalidDeleteOptions"
 	UpdateConflict          = "UpdateConflict"
 	RemovalsHeld            = "RemovalsHeld"
+	InvalidPreference       = "InvalidPreference"
 )
 
 // decode reads a part of an object into a Go type by encoding/json, which makes numbers in an any

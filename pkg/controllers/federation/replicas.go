@@ -1,0 +1,338 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/replicas"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+)
+
+// ReplicaSchedulingPreferences spread the replicas of federated objects.
+var ReplicaSchedulingPreferences = schema.GroupVersionResource{Group: policy.SchedulingGroup, Version: "v1alpha1", Resource: "replicaschedulingpreferences"}
+
+const (
+	replicaWorkers = 5
+	// readEvery is how often the clusters are read for a preference, at most.
+	readEvery = 5 * time.Second
+	// lookForPods is how often they are read while not all Pods are ready: no event says that a Pod has had no
+	// Node for long.
+	lookForPods = 30 * time.Second
+	// settleFor is how long after a write what runs is not read again, if the preference and the clusters are
+	// the same. The replicas that were moved are not ready at once: they would go back to a cluster that is full,
+	// and come again.
+	settleFor = 2 * time.Minute
+	// podsAtOnce is the length of a page of Pods.
+	podsAtOnce = 100
+)
+
+// spreader writes placement and replicas of the federated objects that have a ReplicaSchedulingPreference.
+type spreader struct {
+	*controllers.Loop[cache.ObjectName]
+	c           *controller
+	preferences informers.Informer[*unstructured.Unstructured]
+
+	mu        sync.Mutex
+	decisions map[cache.ObjectName]decision
+}
+
+// decision is what was last decided on a preference.
+type decision struct {
+	// at is when it was made, with all that was known then; wrote is when the federated object was last written.
+	at, wrote time.Time
+	in        replicas.Input
+	// text is for people.
+	text string
+}
+
+func newSpreader(c *controller, preferences informers.Informer[*unstructured.Unstructured], loop controllers.Options) (*spreader, error) {
+	s := &spreader{c: c, preferences: preferences, decisions: map[cache.ObjectName]decision{}}
+	loop.Workers = replicaWorkers
+	var err error
+	s.Loop, err = controllers.NewLoop(loop, s.reconcile, controllers.WatchSelf(preferences),
+		controllers.WatchChanges(c.informers.clusters, s.clusterChanged),
+		controllers.WatchChanges(c.informers.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
+			return s.all(metav1.NamespaceAll)
+		}))
+	return s, err
+}
+
+// all returns the names of all preferences of a namespace.
+func (s *spreader) all(namespace string) (names []cache.ObjectName) {
+	for _, object := range s.preferences.List(namespace, labels.Everything()) {
+		names = append(names, cache.MetaObjectToName(object))
+	}
+	return names
+}
+
+// clusterChanged returns all preferences if a KubeFedCluster comes or goes, or if its labels or its readiness
+// change.
+func (s *spreader) clusterChanged(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
+	if e.Old != nil && e.New != nil {
+		before, after := policy.ReadCluster(e.Old), policy.ReadCluster(e.New)
+		if maps.Equal(before.Labels, after.Labels) && policy.StartHealth(before.Status).Ready() == policy.StartHealth(after.Status).Ready() {
+			return nil
+		}
+	}
+	return s.all(metav1.NamespaceAll)
+}
+
+// spreads reports whether there is a preference for a federated object.
+func (s *spreader) spreads(k key) bool {
+	object, exists := s.preferences.Get(k.ObjectName)
+	if !exists {
+		return false
+	}
+	preference, _ := policy.ReadReplicaPreference(object) // one that is invalid has a type nevertheless
+	return preference.Type() == k.kind
+}
+
+// changed enqueues the preference of a federated object when that has changed, or its object in a cluster.
+func (s *spreader) changed(k key) {
+	if s.spreads(k) {
+		s.Enqueue(k.ObjectName)
+	}
+}
+
+// undecided reports whether a preference spreads the replicas of a federated object, and has not been decided
+// on since a time.
+func (s *spreader) undecided(k key, since time.Time) bool {
+	return s.spreads(k) && s.last(k.ObjectName).at.Before(since)
+}
+
+func (s *spreader) last(name cache.ObjectName) decision {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.decisions[name]
+}
+
+// texts returns the decisions for people, by NAMESPACE/NAME.
+func (s *spreader) texts() map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	texts := make(map[string]string, len(s.decisions))
+	for name, d := range s.decisions {
+		texts[name.String()] = d.text
+	}
+	return texts
+}
+
+// forgetAll drops all decisions: others may have written meanwhile.
+func (s *spreader) forgetAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.decisions)
+}
+
+func (s *spreader) reconcile(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
+	now := s.c.host.LoopOptions.Clock.Now()
+	object, exists := s.preferences.Get(name)
+	if !exists {
+		s.mu.Lock()
+		delete(s.decisions, name)
+		s.mu.Unlock()
+		return 0, nil
+	}
+	if left := readEvery - now.Sub(s.last(name).at); left > 0 {
+		return left, nil
+	}
+	d, after, err := s.decide(ctx, object, now)
+	if d.text != "" && err == nil {
+		d.at = now
+		s.mu.Lock()
+		s.decisions[name] = d
+		s.mu.Unlock()
+	}
+	return after, err
+}
+
+// refuse tells once why a preference writes nothing.
+func (s *spreader) refuse(object *unstructured.Unstructured, problem error) decision {
+	text := "invalid: " + problem.Error()
+	if s.last(cache.MetaObjectToName(object)).text != text {
+		s.c.host.Events.Event(object, corev1.EventTypeWarning, policy.InvalidPreference, problem.Error())
+	}
+	return decision{text: text}
+}
+
+// decide writes the federated object of a preference, if that plans something else than before. It returns
+// the decision, without a text if it must wait, and when to decide again even without an event.
+func (s *spreader) decide(ctx context.Context, object *unstructured.Unstructured, now time.Time) (d decision, after time.Duration, err error) {
+	config := settings(ctx, s.c.informers.configs, s.c.cfg.Namespace)
+	preference, err := policy.ReadReplicaPreference(object)
+	switch {
+	case !config.Scheduler:
+		return decision{text: "the gate SchedulerPreferences is off"}, 0, nil
+	case err != nil:
+		return s.refuse(object, err), 0, nil
+	}
+	v, runs := s.c.viewOf(key{preference.Type(), cache.MetaObjectToName(object)})
+	if !runs || v.object == nil || v.deleting {
+		return d, 0, nil // an event follows when there is something to place
+	}
+	federated, err := s.c.bodies.get(ctx, v.key, v.object.GetResourceVersion(), v.client)
+	if federated == nil || err != nil {
+		return d, 0, err
+	}
+	clusters := s.c.joinedClusters()
+	if preference.Intersect {
+		namespace, err := s.c.namespaceBody(ctx, v.key.Namespace)
+		if err != nil {
+			return d, 0, err
+		}
+		if clusters, err = policy.SelectClusters(&v.TypeConfig, federated, namespace, clusters); err != nil {
+			return s.refuse(object, err), 0, nil
+		}
+	}
+	members, wait := s.available(clusters, policy.ReadFederated(federated), config.UnavailableDelay, now)
+	switch {
+	case wait > 0:
+		return d, wait, nil
+	case len(members) == 0:
+		return decision{text: "no cluster is ready"}, 0, nil
+	}
+	last := s.last(v.key.ObjectName)
+	d = decision{wrote: last.wrote, in: replicas.Input{Total: *preference.TotalReplicas, Rebalance: preference.Rebalance, Preferences: preference.Clusters,
+		Current: last.in.Current, Capacity: last.in.Capacity, Key: v.key.ObjectName.String()}}
+	for _, m := range members {
+		d.in.Clusters = append(d.in.Clusters, m.name)
+	}
+	if after = settleFor - now.Sub(d.wrote); after <= 0 || !reflect.DeepEqual(d.in, last.in) {
+		if after, err = s.observe(ctx, v, members, &d.in); err != nil {
+			return d, 0, err
+		}
+	}
+	plan := map[string]int64{}
+	for cluster, share := range replicas.Plan(d.in) {
+		plan[cluster] = share.Replicas()
+	}
+	spread, changed, err := policy.Spread(federated, plan)
+	if err != nil {
+		return s.refuse(object, err), 0, nil
+	}
+	if changed {
+		d.wrote, err = now, s.write(ctx, v, spread)
+		after = settleFor
+	}
+	d.text = strings.TrimPrefix(fmt.Sprint(plan), "map")
+	return d, after, err
+}
+
+// write writes the federated object, unless somebody else has since it was read.
+func (s *spreader) write(ctx context.Context, v *view, spread *unstructured.Unstructured) error {
+	written, err := v.client.Namespace(v.key.Namespace).Update(ctx, spread, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("replicas of %s %s: %w", v.Federated.Kind, v.key.ObjectName, err)
+	}
+	s.c.bodies.put(v.key, written)
+	s.c.metrics.spreads.Inc()
+	klog.FromContext(ctx).V(2).Info("Wrote the replicas of a federated object", "object", klog.KRef(v.key.Namespace, v.key.Name))
+	return nil
+}
+
+// available returns the clusters of a plan. If there can be no plan yet, it returns how long to wait: a
+// cluster is not known yet, or the federated object is placed in one that has not been away for the delay. A
+// plan without that cluster would move its replicas, a plan with it needs to know what runs there.
+func (s *spreader) available(clusters []policy.Cluster, f *policy.Federated, delay time.Duration, now time.Time) (members []*readyMember, wait time.Duration) {
+	for _, cluster := range clusters {
+		probed, ready := s.c.clusters.probed(cluster.Name)
+		m, left := s.c.member(cluster.Name), time.Duration(0)
+		switch since, away := cluster.NotReadySince(); {
+		case ready && m != nil:
+			members = append(members, m)
+		case ready, !probed:
+			left = time.Second
+		case !slices.Contains(f.Placement.Clusters, cluster.Name):
+		case !away:
+			left = time.Second // its status will say so
+		default:
+			left = since.Add(delay + time.Second).Sub(now) // the status has whole seconds
+		}
+		if left > 0 && (wait == 0 || left < wait) {
+			wait = left
+		}
+	}
+	slices.SortFunc(members, func(a, b *readyMember) int { return strings.Compare(a.name, b.name) })
+	return members, wait
+}
+
+// observe reads what runs in the clusters, and returns when to read again even without an event.
+func (s *spreader) observe(ctx context.Context, v *view, members []*readyMember, in *replicas.Input) (after time.Duration, err error) {
+	in.Current, in.Capacity = map[string]int64{}, map[string]int64{}
+	var (
+		mu      sync.Mutex
+		reading sync.WaitGroup
+	)
+	for _, m := range members {
+		reading.Go(func() {
+			w, failed := m.observe(ctx, v)
+			mu.Lock()
+			defer mu.Unlock()
+			if failed != nil {
+				m.c.clusters.Enqueue(cache.ObjectName{Namespace: m.c.cfg.Namespace, Name: m.name}) // is it still there?
+				err = errors.Join(err, fmt.Errorf("replicas in cluster %s: %w", m.name, truncatedError{failed}))
+			}
+			if w.Ready != w.Replicas {
+				after = lookForPods
+			}
+			if in.Current[m.name] = w.Ready; w.Unschedulable > 0 {
+				in.Capacity[m.name] = w.Replicas - w.Unschedulable
+			}
+		})
+	}
+	reading.Wait()
+	return after, err
+}
+
+// observe reads a workload of the cluster, which is empty if there is none. Its Pods are read, page by page,
+// if not all are ready.
+func (m *readyMember) observe(ctx context.Context, v *view) (w policy.Workload, err error) {
+	resource := schema.GroupVersionResource{Group: v.Target.Group, Version: v.Target.Version, Resource: v.Target.PluralName}
+	object, err := m.objects.Resource(resource).Namespace(v.key.Namespace).Get(ctx, v.key.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return w, nil
+	}
+	if err != nil {
+		return w, err
+	}
+	if w, err = policy.ReadWorkload(object); err != nil || w.Ready == w.Replicas {
+		return w, err
+	}
+	w.Ready = 0
+	for options := (metav1.ListOptions{LabelSelector: w.Selector, Limit: podsAtOnce}); ; {
+		page, err := m.objects.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(v.key.Namespace).List(ctx, options)
+		if err != nil {
+			return w, err
+		}
+		for i := range page.Items {
+			w.Count(&page.Items[i], m.c.host.LoopOptions.Clock.Now())
+		}
+		if options.Continue = page.GetContinue(); options.Continue == "" {
+			return w, nil
+		}
+	}
+}

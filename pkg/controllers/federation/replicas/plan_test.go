@@ -1,0 +1,174 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package replicas_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/replicas"
+)
+
+// numbers are by the letter of a cluster, such as "A10 B70".
+func numbers(t *testing.T, text string) map[string]int64 {
+	t.Helper()
+	all := map[string]int64{}
+	for _, word := range strings.Fields(text) {
+		var n int64
+		if _, err := fmt.Sscan(word[1:], &n); err != nil {
+			t.Fatalf("%s: %v", word, err)
+		}
+		all[word[:1]] = n
+	}
+	return all
+}
+
+// shares is how the tests write a plan: the plans in the order of the clusters, then the overflows.
+func shares(clusters []string, plan map[string]replicas.Share) string {
+	var plans, overflows []string
+	for _, name := range clusters {
+		plans = append(plans, fmt.Sprint(plan[name].Plan))
+		if n := plan[name].Overflow; n != 0 {
+			overflows = append(overflows, fmt.Sprintf("%s%d", name, n))
+		}
+	}
+	return strings.TrimSuffix(strings.Join(plans, " ")+"; "+strings.Join(overflows, " "), "; ")
+}
+
+func weight(n int64) replicas.Preference { return replicas.Preference{Weight: n} }
+
+func TestPlan(t *testing.T) {
+	all := map[string]replicas.Preference{replicas.Any: weight(1)}
+	tests := map[string]struct {
+		total             int64
+		clusters          string
+		rebalance         bool
+		preferences       map[string]replicas.Preference
+		current, capacity string
+		key               string
+		want              string
+	}{
+		"equal clusters differ by one":                                {total: 50, clusters: "ABC", preferences: all, want: "16 17 17"},
+		"the key decides where the one is":                            {total: 50, clusters: "ABC", preferences: all, key: "shop/web", want: "17 17 16"},
+		"no preferences are equal weights":                            {total: 50, clusters: "ABC", want: "16 17 17"},
+		"running replicas stay":                                       {total: 50, clusters: "ABC", preferences: all, current: "C30", want: "10 10 30"},
+		"running replicas stay up to the total":                       {total: 50, clusters: "AB", preferences: all, current: "A10 B70", want: "0 50"},
+		"running replicas move with rebalance":                        {total: 50, clusters: "AB", preferences: all, rebalance: true, current: "A10 B70", want: "25 25"},
+		"what cannot run overflows":                                   {total: 50, clusters: "ABC", preferences: all, rebalance: true, capacity: "C10", want: "20 20 10; C7"},
+		"what runs nowhere overflows":                                 {total: 60, clusters: "ABC", preferences: map[string]replicas.Preference{"A": weight(1), "B": weight(1)}, capacity: "A10 B10", want: "10 10 0; A20 B20"},
+		"overflow is dropped when all replicas run without rebalance": {total: 50, clusters: "ABC", preferences: all, capacity: "C10", want: "20 20 10"},
+		"a minimum without a weight":                                  {total: 50, clusters: "ABC", preferences: map[string]replicas.Preference{replicas.Any: {Min: 20}}, want: "10 20 20"},
+		"a minimum over the capacity":                                 {total: 50, clusters: "ABC", preferences: map[string]replicas.Preference{replicas.Any: {Min: 20}}, capacity: "B10", want: "20 10 20"},
+		"weights, maxima and a capacity": {total: 71, clusters: "ABCD", rebalance: true, capacity: "C10", want: "10 41 10 10; C11", preferences: map[string]replicas.Preference{
+			"A": {Weight: 10000, Max: new(int64(10))}, "B": weight(1), "C": {Weight: 1, Max: new(int64(21))}, "D": {Weight: 1, Max: new(int64(10))}}},
+		"minima and weights": {total: 9, clusters: "AB", want: "4 5", preferences: map[string]replicas.Preference{
+			"A": {Weight: 1, Min: 4, Max: new(int64(6))}, "B": {Weight: 2, Min: 4, Max: new(int64(8))}}},
+		"a maximum is stronger than a minimum": {total: 9, clusters: "AB", want: "2 7", preferences: map[string]replicas.Preference{
+			"A": {Min: 5, Max: new(int64(2))}, "B": weight(1)}},
+		"a cluster without a preference gets nothing": {total: 9, clusters: "AB", preferences: map[string]replicas.Preference{"A": weight(1)}, current: "B5", want: "9 0"},
+		"weights of 0 get the minimum alone":          {total: 9, clusters: "AB", preferences: map[string]replicas.Preference{replicas.Any: {Min: 2}}, want: "2 2"},
+		"more than all maxima is not placed":          {total: 9, clusters: "AB", preferences: map[string]replicas.Preference{replicas.Any: {Weight: 1, Max: new(int64(3))}}, want: "3 3"},
+		"a total of 0":                                {total: 0, clusters: "AB", preferences: map[string]replicas.Preference{replicas.Any: {Weight: 1, Min: 3}}, current: "A5", want: "0 0"},
+		"the largest numbers": {total: replicas.MaxNumber, clusters: "AB", want: "1073741823 1073741824",
+			preferences: map[string]replicas.Preference{replicas.Any: weight(replicas.MaxNumber)}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			clusters := strings.Split(test.clusters, "")
+			got := shares(clusters, replicas.Plan(replicas.Input{Total: test.total, Rebalance: test.rebalance, Preferences: test.preferences, Clusters: clusters,
+				Current: numbers(t, test.current), Capacity: numbers(t, test.capacity), Key: test.key}))
+			if got != test.want {
+				t.Errorf("%s, want %s", got, test.want)
+			}
+		})
+	}
+}
+
+// random returns any input. Small numbers meet limits more often, large ones may overflow.
+func random(r *rand.Rand) replicas.Input {
+	bound := []int64{3, 20, 1000, replicas.MaxNumber}[r.IntN(4)]
+	number := func() int64 { return r.Int64N(bound + 1) }
+	in := replicas.Input{Total: number(), Rebalance: r.IntN(2) == 0, Key: []string{"", "shop/web"}[r.IntN(2)],
+		Preferences: map[string]replicas.Preference{}, Current: map[string]int64{}, Capacity: map[string]int64{}}
+	clusters := []string{"A", "B", "C", "D", "E", "F"}
+	in.Clusters = clusters[:r.IntN(len(clusters)+1)]
+	for _, name := range append([]string{replicas.Any}, in.Clusters...) {
+		if r.IntN(3) > 0 {
+			p := replicas.Preference{Weight: number() * r.Int64N(2), Min: number() * r.Int64N(2)}
+			if r.IntN(2) == 0 {
+				p.Max = new(number())
+			}
+			in.Preferences[name] = p
+		}
+		if r.IntN(3) == 0 {
+			in.Current[name] = number()
+		}
+		if r.IntN(3) == 0 {
+			in.Capacity[name] = number()
+		}
+	}
+	return in
+}
+
+// wrong says what is wrong with a plan, or returns "".
+func wrong(in replicas.Input, plan map[string]replicas.Share) string {
+	sum := int64(0)
+	for _, name := range in.Clusters {
+		share, has := plan[name]
+		preference, own := in.Preferences[name]
+		if !own {
+			preference = in.Preferences[replicas.Any]
+		}
+		capacity, known := in.Capacity[name]
+		sum += share.Plan
+		switch {
+		case !has:
+			return "no share of " + name
+		case share.Plan < 0 || share.Overflow < 0:
+			return "a negative share of " + name
+		case preference.Max != nil && share.Replicas() > *preference.Max:
+			return name + " is over its maximum"
+		case known && share.Plan > capacity:
+			return name + " is over its capacity"
+		case !known && share.Overflow > 0:
+			return name + " overflows without a capacity"
+		}
+	}
+	if sum > in.Total {
+		return "more than the total"
+	}
+	if len(plan) != len(in.Clusters) {
+		return "a share of a cluster that there is not"
+	}
+	return ""
+}
+
+func TestPlanOfRandomInputs(t *testing.T) { checkPlans(t, 100_000) }
+
+func TestLongPlanOfAMillionInputs(t *testing.T) { checkPlans(t, 1_000_000) }
+
+// checkPlans checks what holds for each plan.
+func checkPlans(t *testing.T, n int) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(1, 2))
+	for range n {
+		in := random(r)
+		plan := replicas.Plan(in)
+		if problem := wrong(in, plan); problem != "" {
+			t.Fatalf("%+v\n%s: %s", in, shares(in.Clusters, plan), problem)
+		}
+		other := in
+		other.Clusters = slices.Clone(in.Clusters)
+		r.Shuffle(len(other.Clusters), func(i, j int) {
+			other.Clusters[i], other.Clusters[j] = other.Clusters[j], other.Clusters[i]
+		})
+		if again := replicas.Plan(other); !maps.Equal(plan, again) {
+			t.Fatalf("%+v\n%s, in another order %s", in, shares(in.Clusters, plan), shares(in.Clusters, again))
+		}
+	}
+}

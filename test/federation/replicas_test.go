@@ -1,0 +1,83 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// runPods waits until a member has so many Pods, and plays scheduler and kubelet: so many are ready, and the
+// others have had no Node for long.
+func (m *members) runPods(in kubernetes.Interface, pods, ready int) {
+	m.Helper()
+	fleet.Eventually(fleet.Within(m.ctx, m.T, fleet.Patience), m.T, func() error {
+		list, err := in.CoreV1().Pods("shop").List(m.ctx, metav1.ListOptions{LabelSelector: "app=d"})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) != pods {
+			return fmt.Errorf("%d Pods, want %d", len(list.Items), pods)
+		}
+		for i := range list.Items {
+			status := &list.Items[i].Status
+			status.Phase, status.Conditions = corev1.PodRunning, []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+			if i >= ready {
+				status.Phase, status.Conditions = corev1.PodPending, []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+					Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.NewTime(time.Now().Add(-5 * time.Minute))}}
+			}
+			if _, err := in.CoreV1().Pods("shop").UpdateStatus(m.ctx, &list.Items[i], metav1.UpdateOptions{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// TestReplicas spreads replicas, and moves those that find no Node.
+func TestReplicas(t *testing.T) {
+	m := newMembers(t, 4*fleet.Patience, cluster.Options{}, "namespaces", "deployments", "pods")
+	shared.RunLeader(m.ctx, t, "--controllers=*,federation", "--federation-unsafe-endpoints")
+	m.ready("c1", "Ready=True")
+	m.ready("c2", "Ready=True")
+	if _, err := shared.Admin.CoreV1().Namespaces().Create(m.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.create("kind: FederatedNamespace, metadata: {name: shop}, spec: {" + both + "}")
+	placed, _, _ := strings.Cut(deployment, ", "+both)
+	d := m.create(placed + ", placement: {}}")
+	preference := m.create("kind: ReplicaSchedulingPreference, metadata: {name: d}, spec: {targetKind: FederatedDeployment, totalReplicas: 4}")
+	m.has(m.c1, deployments, "shop", "d", field(2, "spec", "replicas"))
+	m.has(m.c2, deployments, "shop", "d", field(2, "spec", "replicas"))
+	m.status(d, "c1= c2=")
+
+	m.runPods(shared.Admin, 2, 2)
+	m.runPods(m.admin2, 2, 1)
+	m.has(m.c1, deployments, "shop", "d", field(2, "status", "readyReplicas"))
+	m.has(m.c2, deployments, "shop", "d", field(1, "status", "readyReplicas"))
+	m.patch(preference, `{"spec":{"totalReplicas":5}}`) // or what runs is read after two minutes
+	m.has(m.c1, deployments, "shop", "d", field(4, "spec", "replicas"))
+	m.has(m.c2, deployments, "shop", "d", field(1, "spec", "replicas"))
+
+	if err := shared.Admin.CoreV1().Namespaces().Delete(m.ctx, "shop", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// Pods have no kubelet that would confirm their end.
+	for _, in := range []kubernetes.Interface{shared.Admin, m.admin2} {
+		if err := in.CoreV1().Pods("shop").DeleteCollection(m.ctx, *metav1.NewDeleteOptions(0), metav1.ListOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+	m.has(m.c1, namespaces, "", "shop", nil)
+}
