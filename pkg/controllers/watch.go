@@ -80,9 +80,9 @@ func (t erased[T]) list() []metav1.Object {
 
 func (t erased[T]) get(name cache.ObjectName) (metav1.Object, bool) { return t.Get(name) }
 
-// Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion, and
-// Old then the last known state. After a relist, and at a resync, each object in the cache comes as an update,
-// in most cases with the resourceVersion of Old.
+// Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
+// and Old then the last known state. After a relist, and at a resync, each object in the cache comes as
+// an update, in most cases with the resourceVersion of Old.
 type Event[T any] struct {
 	Old, New T
 }
@@ -168,8 +168,8 @@ func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.Gr
 }
 
 // GenerationChanged is for [WatchSelf] and [WatchMapped]. It leaves out updates that change nothing but the
-// metadata or the status of an object, such as the controller's own writes to it, finalizers included, and resyncs. It keeps all
-// events of objects that have no generation, as of ConfigMaps and in the reduced form.
+// metadata or the status of an object, such as the controller's own writes to it, finalizers included, and
+// resyncs. It keeps all events of objects that have no generation, as of ConfigMaps and in the reduced form.
 func GenerationChanged[T metav1.Object](e Event[T]) bool {
 	before, after := e.Old, e.New
 	if isNil(before) || isNil(after) {

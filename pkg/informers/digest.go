@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Digest makes of an object a few bytes that summarise it, such as a hash of a Secret's data or the names that
-// a pod template refers to. It is built by [DigestOf]. The zero value is no digest.
+// Digest makes of an object a few bytes that summarise it, such as a hash of a Secret's data or the names
+// that a pod template refers to. It is built by [DigestOf]. The zero value is no digest.
 type Digest struct {
 	sum func(runtime.Object) []byte
 	of  reflect.Type
@@ -37,7 +37,7 @@ func (d Digest) fits(n *Need, scheme *runtime.Scheme) (err error) {
 		err = isTypeOf(d.of, n.Resource, scheme)
 	case reads == Unstructured && !reflect.TypeFor[*unstructured.Unstructured]().AssignableTo(d.of):
 		err = errors.New("but the objects are *unstructured.Unstructured")
-	case reads == Metadata && !(d.of.Kind() == reflect.Interface && reflect.TypeFor[*metav1.PartialObjectMetadata]().AssignableTo(d.of)):
+	case reads == Metadata && (d.of.Kind() != reflect.Interface || !reflect.TypeFor[*metav1.PartialObjectMetadata]().AssignableTo(d.of)):
 		// Another need may want the whole object.
 		err = errors.New("but in the form Metadata that must be metav1.Object")
 	}

@@ -18,12 +18,12 @@ type Following[T any] struct {
 	informer *informer
 }
 
-// Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
-// objects as with [For]. host is the controller's host, a cluster that it has opened, or a [Cache]. The
-// resource is watched until Stop or until ctx ends; call Stop in any case. Follow may be called before Start,
-// and while the controller runs. Two controllers that follow the same resource have a watch each. Failures are
-// no problem of the controller: see Status. They are retried ever more seldom, in another cluster at least
-// once a minute.
+// Follow returns the informer of a resource that the entry does not declare in Needs, with the type of
+// its objects as with [For]. host is the controller's host, a cluster that it has opened, or a [Cache].
+// The resource is watched until Stop or until ctx ends; call Stop in any case. Follow may be called
+// before Start, and while the controller runs. Two controllers that follow the same resource have a watch
+// each. Failures are no problem of the controller: see Status. They are retried ever more seldom, in
+// another cluster at least once a minute.
 func Follow[T any](ctx context.Context, host interface{ cache() Cache }, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.For = c.controller

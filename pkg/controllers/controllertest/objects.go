@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Put creates or replaces objects as somebody else does, whatever their resourceVersions. It
-// stores them as they are, with their status. The test fails if an object of that name has another UID: Delete it
-// first. The controller runs from then on; Settle waits until it has nothing left to do.
+// Put creates or replaces objects as somebody else does, whatever their resourceVersions. It stores them as
+// they are, with their status. The test fails if an object of that name has another UID: Delete it first. The
+// controller runs from then on; Settle waits until it has nothing left to do.
 func (h *Host) Put(objects ...runtime.Object) {
 	h.t.Helper()
 	for _, obj := range objects {

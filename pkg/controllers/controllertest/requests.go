@@ -68,8 +68,8 @@ func (h *Host) OnWrite(hook func(Request) error) {
 	h.onWrite = hook
 }
 
-// OnRead is OnWrite for reads from the API server, LiveVersion of [controllers.Host] included, but neither for
-// reads from the cache nor for the lists and watches of the cache and of informers.Follow.
+// OnRead is OnWrite for reads from the API server, LiveVersion of [controllers.Host] included, but
+// neither for reads from the cache nor for the lists and watches of the cache and of informers.Follow.
 func (h *Host) OnRead(hook func(Request) error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

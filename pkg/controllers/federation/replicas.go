@@ -39,9 +39,9 @@ const (
 	// lookForPods is how often they are read while not all Pods are ready: no event says that a Pod has had no
 	// Node for long.
 	lookForPods = 30 * time.Second
-	// settleFor is how long after a write what runs is not read again, if the preference and the clusters are
-	// the same. The replicas that were moved are not ready at once: they would go back to a cluster that is full,
-	// and come again.
+	// settleFor is how long after a write what runs is not read again, if the preference and the clusters
+	// are the same. The replicas that were moved are not ready at once: they would go back to a cluster
+	// that is full, and come again.
 	settleFor = 2 * time.Minute
 	// podsAtOnce is the length of a page of Pods.
 	podsAtOnce = 100
