@@ -39,7 +39,7 @@ func (w *simWitness) Watch(ctx context.Context, process protocol.Watched, report
 		tell(protocol.LeaderGone)
 		return
 	}
-	ended := leader.hangsUp()
+	ended, maligned := leader.hangsUp(), (<-chan struct{})(leader.maligned)
 	for ctx.Err() == nil {
 		switch {
 		case p.reaches(leader) && leader.answers():
@@ -55,8 +55,8 @@ func (w *simWitness) Watch(ctx context.Context, process protocol.Watched, report
 		select {
 		case <-ctx.Done():
 			return
-		case <-leader.maligned:
-			isGone = true
+		case <-maligned:
+			maligned, isGone = nil, true // once, also if this replica has not seen the process
 		case <-ended: // the kernel closes the connection
 			ended = nil
 			pause := time.Duration(p.nextRNG("redial").Int64N(int64(10 * time.Millisecond)))
