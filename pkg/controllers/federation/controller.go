@@ -5,6 +5,7 @@ package federation
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
@@ -31,7 +32,10 @@ const (
 	kubeFedLock = "kubefed-controller-manager"
 	// kubeFedRenews is the longest time between two renewals of the lock by KubeFed.
 	kubeFedRenews = 20 * time.Second
-	// listsAtOnce limits the lists that clusters are asked for at once.
+	// kubeFedGone is how old the last renewal of the lock must be to show at once that KubeFed does not lead:
+	// more than two clocks differ. After a migration the lock stays, and each new leader finds it.
+	kubeFedGone = time.Hour
+	// listsAtOnce limits the lists of members.
 	listsAtOnce = 16
 	// tick is the polling period of the watches' states while some are not listed; no event reports them.
 	tick, idleTick = 250 * time.Millisecond, time.Second
@@ -56,8 +60,8 @@ type controller struct {
 	cfg       Config
 	host      controllers.Host
 	informers informersOf
-	clusters  *clusterLoop
-	types     *typeLoop
+	clusters  *Clusters
+	types     *Types
 	loop      *controllers.Loop[key]
 	replicas  *spreader
 	bodies    *bodies
@@ -68,17 +72,17 @@ type controller struct {
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
 
-	mu            sync.Mutex
-	followed      map[string]*federatedType // by the name of the FederatedTypeConfig
-	readyClusters map[string]*readyCluster  // those that are ready
-	records       map[key]*keyRecord
-	joined        []policy.Cluster // the KubeFedClusters; nil until they are read
-	idle          bool             // since KubeFed leads
+	mu       sync.Mutex
+	followed map[string]*federatedType // by the name of the FederatedTypeConfig
+	members  map[string]*readyMember   // those that are ready
+	records  map[key]*keyRecord
+	joined   []policy.Cluster // the KubeFedClusters; nil until they are read
+	idle     bool             // since KubeFed leads
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
-		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{}}
+		followed: map[string]*federatedType{}, members: map[string]*readyMember{}, records: map[key]*keyRecord{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
 	quiet.WarningHandler = rest.NoWarnings{}
 	var err error
@@ -90,10 +94,10 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 		options.Name += suffix
 		return options
 	}
-	if c.clusters, err = newClusterLoop(cfg, c.informers, h, named("-clusters"), c.setClient); err != nil {
+	if c.clusters, err = NewClusters(cfg, c.informers, h, named("-clusters"), c.setClient); err != nil {
 		return nil, err
 	}
-	if c.types, err = newTypeLoop(cfg.Namespace, c.informers.types, c.informers.configs, c.informers.definitions, h.Dynamic, h.Events, named("-types")); err != nil {
+	if c.types, err = NewTypes(cfg.Namespace, c.informers.types, c.informers.configs, c.informers.definitions, h.Dynamic, h.Events, named("-types")); err != nil {
 		return nil, err
 	}
 	options := named("-sync")
@@ -148,16 +152,16 @@ func (c *controller) definitionChanged(e controllers.Event[metav1.Object]) []key
 }
 
 // all returns the keys of all federated objects of some types.
-func (c *controller) all(selects func(*federatedType) bool) (keys []key) {
+func (c *controller) all(of func(*federatedType) bool) (keys []key) {
 	c.mu.Lock()
-	var selected []*federatedType
+	var some []*federatedType
 	for _, t := range c.followed {
-		if selects(t) {
-			selected = append(selected, t)
+		if of(t) {
+			some = append(some, t)
 		}
 	}
 	c.mu.Unlock()
-	for _, t := range selected {
+	for _, t := range some {
 		for _, object := range t.following.List(metav1.NamespaceAll, nil) {
 			keys = append(keys, key{t.Name, cache.MetaObjectToName(object)})
 		}
@@ -183,38 +187,45 @@ func (c *controller) Run(ctx context.Context) error {
 		})
 	}
 	<-ctx.Done()
-	for _, r := range c.ready() {
-		r.stop()
+	for _, m := range c.ready() {
+		m.stop()
 	}
 	all.Wait()
 	c.clusters.closeAll()
 	return errors.Join(errs...)
 }
 
-// lock returns who holds the lock of KubeFed's election, and when it was renewed; "" is nobody.
-func (c *controller) lock(ctx context.Context) (string, error) {
+// lock returns who holds the lock of KubeFed's election, and when it was renewed; "" is nobody. gone is set if
+// nobody has renewed it for so long that KubeFed cannot lead.
+func (c *controller) lock(ctx context.Context) (held string, gone bool, err error) {
 	const annotation = "control-plane.alpha.kubernetes.io/leader"
-	held := ""
+	gone = true
 	for _, resource := range []string{"configmaps", "endpoints"} {
 		object, err := c.metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: resource}).Namespace(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
-			return "", err
+			return "", false, err
 		}
-		if err == nil {
-			held += object.Annotations[annotation]
+		if err != nil || object.Annotations[annotation] == "" {
+			continue
+		}
+		held += object.Annotations[annotation]
+		var record struct{ RenewTime metav1.Time }
+		malformed := json.Unmarshal([]byte(object.Annotations[annotation]), &record)
+		if malformed != nil || record.RenewTime.IsZero() || c.host.LoopOptions.Clock.Since(record.RenewTime.Time) < kubeFedGone {
+			gone = false
 		}
 	}
-	return held, nil
+	return held, gone, nil
 }
 
 // waitForKubeFed returns when KubeFed does not lead: two managers would undo each other's work.
 func (c *controller) waitForKubeFed(ctx context.Context) error {
-	before, err := c.lock(ctx)
-	for err == nil && before != "" {
+	before, gone, err := c.lock(ctx)
+	for err == nil && !gone {
 		if !c.sleep(ctx, kubeFedRenews) {
 			return nil
 		}
-		now, failed := c.lock(ctx)
+		now, _, failed := c.lock(ctx)
 		if err = failed; now == before || err != nil {
 			break
 		}
@@ -227,9 +238,9 @@ func (c *controller) waitForKubeFed(ctx context.Context) error {
 
 // watchForKubeFed returns an error when KubeFed begins to lead, and Run then waits for its end.
 func (c *controller) watchForKubeFed(ctx context.Context) error {
-	before, err := c.lock(ctx)
+	before, _, err := c.lock(ctx)
 	for c.sleep(ctx, kubeFedRenews) {
-		now, failed := c.lock(ctx)
+		now, _, failed := c.lock(ctx)
 		if failed == nil && err == nil && now != before {
 			return errors.New("KubeFed has begun to lead")
 		}
@@ -261,8 +272,8 @@ func (c *controller) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// clusterStatus is what /debug/controllers/federation says of a cluster.
-type clusterStatus struct {
+// ClusterStatus is what /debug/controllers/federation says of a cluster.
+type ClusterStatus struct {
 	Name  string `json:"name"`
 	Ready bool   `json:"ready"`
 	// Types are Synced, Absent, Forbidden or NotListed, by FederatedTypeConfig.
@@ -289,7 +300,7 @@ func (c *controller) Status() controllers.Status {
 	c.mu.Unlock()
 	s.Details = struct {
 		Idle     bool            `json:"idleSinceKubeFedLeads"`
-		Clusters []clusterStatus `json:"clusters"`
+		Clusters []ClusterStatus `json:"clusters"`
 		// Replicas are the last decisions on ReplicaSchedulingPreferences.
 		Replicas map[string]string `json:"replicas,omitempty"`
 	}{idle, c.clusterStatuses(), c.replicas.texts()}
@@ -297,11 +308,11 @@ func (c *controller) Status() controllers.Status {
 }
 
 // clusterStatuses returns all clusters, sorted by name.
-func (c *controller) clusterStatuses() (all []clusterStatus) {
+func (c *controller) clusterStatuses() (all []ClusterStatus) {
 	removals := map[string][2]int{}
 	c.mu.Lock()
-	for _, record := range c.records {
-		for cluster, result := range record.results {
+	for _, r := range c.records {
+		for cluster, result := range r.results {
 			n := removals[cluster]
 			switch result.status {
 			case policy.WaitingForRemoval:
@@ -314,13 +325,13 @@ func (c *controller) clusterStatuses() (all []clusterStatus) {
 	}
 	c.mu.Unlock()
 	for _, cluster := range c.joinedClusters() {
-		s := clusterStatus{Name: cluster.Name, Pending: removals[cluster.Name][0], Held: removals[cluster.Name][1]}
-		s.Ready, _ = c.clusters.ready(cluster.Name)
-		if r := c.readyCluster(cluster.Name); r != nil {
-			s.Types, s.Queue = r.states(), r.loop.Status().QueueDepth
+		s := ClusterStatus{Name: cluster.Name, Pending: removals[cluster.Name][0], Held: removals[cluster.Name][1]}
+		s.Ready, _ = c.clusters.Ready(cluster.Name)
+		if m := c.member(cluster.Name); m != nil {
+			s.Types, s.Queue = m.states(), m.loop.Status().QueueDepth
 		}
 		all = append(all, s)
 	}
-	slices.SortFunc(all, func(a, b clusterStatus) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b ClusterStatus) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }

@@ -20,16 +20,17 @@ import (
 )
 
 const (
-	clusterWorkers = 5
-	// clusterTimeout limits a request to a cluster.
-	clusterTimeout = 10 * time.Second
+	memberWorkers = 5
+	// memberTimeout limits a request to a cluster.
+	memberTimeout = 10 * time.Second
 )
 
-// readyCluster is a cluster while it is ready: the watches of its objects, and the loop that writes them.
-type readyCluster struct {
+// readyMember is a cluster while it is ready: the watches of its objects, and the loop that writes them.
+type readyMember struct {
 	c       *controller
 	name    string
 	client  *client
+	cluster *controllers.Cluster
 	objects dynamic.Interface
 	loop    *controllers.Loop[key]
 	running atomic.Bool // the loop takes keys
@@ -58,18 +59,18 @@ type removalCount struct {
 // setClient starts the loop of a cluster with its client, or ends the loop if the client is nil. Calls for
 // one cluster follow each other.
 func (c *controller) setClient(ctx context.Context, name string, client *client) {
-	r := c.readyCluster(name)
-	if r != nil && r.client == client {
+	m := c.member(name)
+	if m != nil && m.client == client {
 		return
 	}
-	if r != nil {
+	if m != nil {
 		c.mu.Lock()
-		delete(c.readyClusters, name)
+		delete(c.members, name)
 		c.mu.Unlock()
-		r.stop()
-		r.ended.Wait()
-		r.loop.Close()
-		r.client.CloseIdleConnections()
+		m.stop()
+		m.ended.Wait()
+		m.loop.Close()
+		m.client.CloseIdleConnections()
 		c.requeueTypes(name, func(*federatedType) bool { return true })
 	}
 	if client == nil {
@@ -87,27 +88,27 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 
 // open runs the loop of a cluster.
 func (c *controller) open(ctx context.Context, name string, client *client) (err error) {
-	r := &readyCluster{c: c, name: name, client: client,
+	m := &readyMember{c: c, name: name, client: client, cluster: client.cluster,
 		types: map[string]*typeWatch{}, liveAnnotations: map[key]*uint64{}, repeats: map[key]*policy.Repeats{}}
 	config := rest.CopyConfig(client.cluster.RESTConfig)
-	config.Timeout = clusterTimeout
-	if r.objects, err = dynamic.NewForConfig(config); err != nil {
+	config.Timeout = memberTimeout
+	if m.objects, err = dynamic.NewForConfig(config); err != nil {
 		return err
 	}
 	options := client.cluster.LoopOptions
 	options.Name += "-sync"
-	options.Workers, options.Background, options.DrainTimeout = clusterWorkers, r.background, drain
-	if r.loop, err = controllers.NewLoop(options, r.reconcile); err != nil {
+	options.Workers, options.Background, options.DrainTimeout = memberWorkers, m.background, drain
+	if m.loop, err = controllers.NewLoop(options, m.reconcile); err != nil {
 		return err
 	}
-	ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx)) // longer than this probe
-	r.ended.Go(func() {
-		if err := r.loop.Run(ctx); err != nil {
+	ctx, m.stop = context.WithCancel(context.WithoutCancel(ctx)) // longer than this probe
+	m.ended.Go(func() {
+		if err := m.loop.Run(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "Cluster loop stopped unexpectedly", "cluster", name)
 		}
 	})
 	c.mu.Lock()
-	c.readyClusters[name] = r
+	c.members[name] = m
 	c.mu.Unlock()
 	select {
 	case c.opened <- struct{}{}:
@@ -118,66 +119,66 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 }
 
 // background notes that the loop takes keys. When it ends, so do the watches.
-func (r *readyCluster) background(ctx context.Context) error {
-	r.running.Store(true)
+func (m *readyMember) background(ctx context.Context) error {
+	m.running.Store(true)
 	<-ctx.Done()
-	r.running.Store(false)
-	for name := range r.snapshot() {
-		r.stopWatch(name)
+	m.running.Store(false)
+	for name := range m.snapshot() {
+		m.stopWatch(name)
 	}
 	return nil
 }
 
 // snapshot returns copies of the watches, by the name of the FederatedTypeConfig.
-func (r *readyCluster) snapshot() map[string]typeWatch {
-	r.c.mu.Lock()
-	defer r.c.mu.Unlock()
-	all := make(map[string]typeWatch, len(r.types))
-	for name, w := range r.types {
-		all[name] = *w
+func (m *readyMember) snapshot() map[string]typeWatch {
+	m.c.mu.Lock()
+	defer m.c.mu.Unlock()
+	all := make(map[string]typeWatch, len(m.types))
+	for name, s := range m.types {
+		all[name] = *s
 	}
 	return all
 }
 
 // objectOf returns the managed object of a key as the cache has it.
-func (r *readyCluster) objectOf(k key) (*informers.Object, bool) {
-	r.c.mu.Lock()
-	w := r.types[k.kind]
-	if w == nil {
-		r.c.mu.Unlock()
+func (m *readyMember) objectOf(k key) (*informers.Object, bool) {
+	m.c.mu.Lock()
+	s := m.types[k.kind]
+	if s == nil {
+		m.c.mu.Unlock()
 		return nil, false
 	}
-	following, target := w.following, w.federated.target(k)
-	r.c.mu.Unlock()
+	following, target := s.following, s.of.target(k)
+	m.c.mu.Unlock()
 	return following.Get(target)
 }
 
 // serving returns the state of the watch of a type.
-func (r *readyCluster) serving(kind string) policy.Serving {
-	r.c.mu.Lock()
-	defer r.c.mu.Unlock()
-	if w := r.types[kind]; w != nil {
-		return w.State
+func (m *readyMember) serving(kind string) policy.Serving {
+	m.c.mu.Lock()
+	defer m.c.mu.Unlock()
+	if s := m.types[kind]; s != nil {
+		return s.State
 	}
 	return policy.NotListed
 }
 
-func (r *readyCluster) states() map[string]string {
+func (m *readyMember) states() map[string]string {
 	words := map[policy.Serving]string{policy.NotListed: "NotListed", policy.Synced: "Synced", policy.Absent: "Absent", policy.Forbidden: "Forbidden"}
 	states := map[string]string{}
-	for name := range r.snapshot() {
-		states[name] = words[r.serving(name)]
+	for name := range m.snapshot() {
+		states[name] = words[m.serving(name)]
 	}
 	return states
 }
 
 // live returns the managed object of a key as the cache has it, or nil.
-func (r *readyCluster) live(k key) *policy.LiveObject {
-	object, exists := r.objectOf(k)
+func (m *readyMember) live(k key) *policy.Member {
+	object, exists := m.objectOf(k)
 	if !exists {
 		return nil
 	}
-	live, err := policy.ReadLiveObject(object, object.Digest(Name))
+	live, err := policy.ReadMember(object, object.Digest(Name))
 	if err != nil {
 		live.Version = "" // it is read, then
 	}
@@ -185,22 +186,22 @@ func (r *readyCluster) live(k key) *policy.LiveObject {
 }
 
 // holds reports whether the cluster has a managed object of a key.
-func (r *readyCluster) holds(k key) bool {
-	_, exists := r.objectOf(k)
+func (m *readyMember) holds(k key) bool {
+	_, exists := m.objectOf(k)
 	return exists
 }
 
 // reconcile does what a key needs in the cluster, and reports the outcome.
-func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	v, runs := r.c.viewOf(k)
+func (m *readyMember) reconcile(ctx context.Context, k key) (time.Duration, error) {
+	v, runs := m.c.viewOf(k)
 	switch {
 	case !runs, v.err != nil && !v.deleting,
 		v.object != nil && v.IsNamespace() && k.Name != k.Namespace, v.object != nil && !v.digest.Finalizer, // the host's loop comes first
-		r.serving(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
-		r.c.withdraw(k, r.name)
+		m.serving(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
+		m.c.withdraw(k, m.name)
 		return 0, nil
 	}
-	w := &work{view: v, cluster: r, state: r.c.state(v, r)}
+	w := &work{view: v, m: m, state: m.c.state(v, m)}
 	switch policy.Decide(w.state) {
 	case policy.Nothing:
 		w.confirmAbsent(ctx)
@@ -217,12 +218,12 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 	}
 	switch {
 	case !w.unknown && v.object != nil:
-		r.c.report(v, r.name, w.result, w.wrote)
+		m.c.report(v, m.name, w.result, w.wrote)
 	case w.unknown && w.after == 0 && w.err == nil:
-		r.c.withdraw(k, r.name)
+		m.c.withdraw(k, m.name)
 	}
 	if w.noAnswer {
-		r.c.clusters.Enqueue(cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: r.name}) // is it still there?
+		m.c.clusters.Enqueue(cache.ObjectName{Namespace: m.c.cfg.Namespace, Name: m.name}) // is it still there?
 	}
 	return w.after, w.err
 }
@@ -230,8 +231,8 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 // work is one reconcile of a key in a cluster, and its outcome.
 type work struct {
 	*view
-	cluster *readyCluster
-	state   policy.State
+	m     *readyMember
+	state policy.State
 	result
 	// wrote is set after a write, noAnswer after a request that got no answer.
 	wrote, noAnswer bool
@@ -247,7 +248,7 @@ func (w *work) confirmAbsent(ctx context.Context) {
 	if !w.deleting {
 		return
 	}
-	clearing := policy.Clearing{Joined: true, Ready: true, Serving: w.cluster.serving(w.Name), Live: w.state.Live, Own: w.state.Own, Expected: w.expected(w.cluster.name)}
+	clearing := policy.Clearing{Joined: true, Ready: true, Serving: w.m.serving(w.Name), Live: w.state.Live, Own: w.state.Own, Expected: w.expected(w.m.name)}
 	if clearing.Clearance() == policy.MustAsk {
 		live, err := w.get(ctx)
 		if err != nil {
@@ -256,7 +257,7 @@ func (w *work) confirmAbsent(ctx context.Context) {
 		}
 		clearing.Checked = policy.LiveAbsent
 		if live != nil {
-			clearing.Checked = policy.CheckLive(live, w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID()))
+			clearing.Checked = policy.CheckLive(live, w.m.c.isHostNamespace(w.federatedType, w.key, live.GetUID()))
 		}
 	}
 	if w.cleared = clearing.Clearance() == policy.Cleared; !w.cleared {
@@ -265,70 +266,70 @@ func (w *work) confirmAbsent(ctx context.Context) {
 }
 
 // sweep forgets, once a minute, the writes and annotations of objects that need no memory.
-func (r *readyCluster) sweep(now time.Time) {
-	if now.Sub(r.swept) < time.Minute {
+func (m *readyMember) sweep(now time.Time) {
+	if now.Sub(m.swept) < time.Minute {
 		return
 	}
-	r.c.mu.Lock()
-	r.swept = now
+	m.c.mu.Lock()
+	m.swept = now
 	var kept []key
-	for k, repeats := range r.repeats {
+	for k, repeats := range m.repeats {
 		if repeats.Idle(now) {
-			delete(r.repeats, k)
+			delete(m.repeats, k)
 		}
 	}
-	for k := range r.liveAnnotations {
+	for k := range m.liveAnnotations {
 		kept = append(kept, k)
 	}
-	r.c.mu.Unlock()
+	m.c.mu.Unlock()
 	for _, k := range kept {
-		if !r.holds(k) {
-			r.c.mu.Lock()
-			delete(r.liveAnnotations, k)
-			r.c.mu.Unlock()
+		if !m.holds(k) {
+			m.c.mu.Lock()
+			delete(m.liveAnnotations, k)
+			m.c.mu.Unlock()
 		}
 	}
 }
 
 // removals returns what policy needs to know before a removal from the cluster.
-func (r *readyCluster) removals(v *view) policy.Removals {
-	ready, since := r.c.clusters.ready(r.name)
-	removals := policy.Removals{Listed: v.inputsListed && ready, ReadySince: since}
-	for _, cluster := range r.c.joinedClusters() {
-		if cluster.Name == r.name {
-			removals.AllowedUntil, _ = cluster.AllowsRemovals() // what is no time allows nothing
+func (m *readyMember) removals(v *view) policy.Removals {
+	ready, since := m.c.clusters.Ready(m.name)
+	r := policy.Removals{Listed: v.inputsListed && ready, ReadySince: since}
+	for _, cluster := range m.c.joinedClusters() {
+		if cluster.Name == m.name {
+			r.AllowedUntil, _ = cluster.AllowsRemovals() // what is no time allows nothing
 		}
 	}
-	n := r.countRemovals()
-	removals.Deletions, removals.Managed = n.deletions, n.managed
-	return removals
+	n := m.countRemovals()
+	r.Deletions, r.Managed = n.deletions, n.managed
+	return r
 }
 
 // countRemovals counts the objects that placement would delete in the cluster. It looks at every object, but
 // not again within a second if no placement has changed.
-func (r *readyCluster) countRemovals() removalCount {
-	epoch, now := r.c.epoch.Load(), r.c.host.LoopOptions.Clock.Now()
-	r.c.mu.Lock()
-	known := r.counted
-	r.c.mu.Unlock()
+func (m *readyMember) countRemovals() removalCount {
+	epoch, now := m.c.epoch.Load(), m.c.host.LoopOptions.Clock.Now()
+	m.c.mu.Lock()
+	known := m.counted
+	m.c.mu.Unlock()
 	if known.epoch == epoch && !known.at.IsZero() && now.Sub(known.at) < time.Second {
 		return known
 	}
 	n := removalCount{epoch: epoch, at: now}
-	for _, w := range r.snapshot() {
-		for _, object := range w.following.List("", nil) {
+	for _, s := range m.snapshot() {
+		for _, object := range s.following.List("", nil) {
 			n.managed++
-			v, runs := r.c.viewOf(w.federated.keyOf(cache.MetaObjectToName(object)))
-			if !runs || v.object == nil || v.deleting || v.keepUnwanted || v.err != nil || v.wanted(r.name) || object.GetDeletionTimestamp() != nil {
+			v, runs := m.c.viewOf(s.of.keyOf(cache.MetaObjectToName(object)))
+			if !runs || v.object == nil || v.deleting || v.keepUnwanted || v.err != nil || v.wanted(m.name) || object.GetDeletionTimestamp() != nil {
 				continue
 			}
-			if !r.c.isHostNamespace(v.federatedType, v.key, object.GetUID()) {
+			if !m.c.isHostNamespace(v.federatedType, v.key, object.GetUID()) {
 				n.deletions++
 			}
 		}
 	}
-	r.c.mu.Lock()
-	r.counted = n
-	r.c.mu.Unlock()
+	m.c.mu.Lock()
+	m.counted = n
+	m.c.mu.Unlock()
 	return n
 }
