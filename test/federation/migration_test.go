@@ -128,7 +128,7 @@ func TestLongKubeFedMigration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fleet.Eventually(k.ctx, t, func() error { return works(ours, token) })
+	fleet.Eventually(k.ctx, t, func() error { return works(ours, token, 2) })
 	k.takesOver(all, tails, before, "federation")
 
 	before = k.propagated(all)
@@ -142,7 +142,7 @@ func TestLongKubeFedMigration(t *testing.T) {
 }
 
 // works returns nil if a manager has listed all types in its members and has nothing to do there.
-func works(m *cluster.Manager, token string) error {
+func works(m *cluster.Manager, token string, members int) error {
 	_, body, err := fleet.Get(m.SecureURL+"/debug/controllers/federation", token)
 	if err != nil {
 		return err
@@ -171,7 +171,7 @@ func works(m *cluster.Manager, token string) error {
 			ready++
 		}
 	}
-	if ready != 2 {
+	if ready != members {
 		return fmt.Errorf("it does not work in all members yet: %s", body)
 	}
 	return nil

@@ -4,7 +4,6 @@
 package federation
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -15,121 +14,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
-
-// play is what happens in one namespace, in which the federated ConfigMap f is in both members.
-type play struct {
-	*members
-	f     *unstructured.Unstructured
-	stage *stage
-}
-
-// stage is what all plays share.
-type stage struct {
-	*members
-	manager *cluster.Manager
-}
-
-// both calls a function for each member.
-func (p *play) both(do func(in dynamic.Interface)) {
-	p.Helper()
-	for _, in := range []dynamic.Interface{p.c1, p.c2} {
-		do(in)
-	}
-}
-
-// content waits until f has the content in a member.
-func (p *play) content(in dynamic.Interface, want string) {
-	p.Helper()
-	p.has(in, configMaps, p.shop, "f", field(want, "data", "a"))
-}
-
-// change gives the template of f a content, and perhaps changes other fields of its spec.
-func (p *play) change(content, others string) {
-	p.Helper()
-	p.patch(p.f, fmt.Sprintf(`{"spec":{"template":{"data":{"a":%q}}%s}}`, content, others))
-}
-
-// by changes an object of the play in a member by hand.
-func (p *play) by(in dynamic.Interface, resource schema.GroupVersionResource, namespace, name, patch string) {
-	p.Helper()
-	if _, err := in.Resource(resource).Namespace(namespace).Patch(p.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		p.Fatal(err)
-	}
-}
-
-// reason waits until f is not propagated for a reason.
-func (p *play) reason(want string) {
-	p.Helper()
-	p.has(p.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedconfigmaps"}, p.shop, "f", func(u *unstructured.Unstructured) bool {
-		conditions := policy.ReadFederated(u).Status.Conditions
-		return len(conditions) == 1 && conditions[0].Reason == want
-	})
-}
-
-// runs waits until a type runs or does not.
-func (p *play) runs(name, want string) {
-	p.Helper()
-	p.has(p.c1, typeConfigs, namespace, name, func(u *unstructured.Unstructured) bool {
-		is, _, _ := unstructured.NestedString(u.Object, "status", "propagationController")
-		return is == want && policy.ReadTypeConfig(u).Status.ObservedGeneration == u.GetGeneration()
-	})
-}
-
-// wrote checks how many writes of the play there were in a member.
-func (p *play) wrote(tails map[string][]*cluster.AuditTail, member string, want int) {
-	p.Helper()
-	var writes []string
-	for _, w := range p.written(tails) {
-		if strings.HasPrefix(w, member) && strings.Contains(w, "/namespaces/"+p.shop+"/") {
-			writes = append(writes, w)
-		}
-	}
-	if len(writes) != want {
-		p.Errorf("%d writes in %s, want %d:\n%s", len(writes), member, want, strings.Join(writes, "\n"))
-	}
-}
-
-// many federates 30 ConfigMaps in the clusters with the label of the play, which c2 has.
-func (p *play) many() (last *unstructured.Unstructured) {
-	p.Helper()
-	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, p.shop))
-	for i := range 30 {
-		last = p.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: many-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {%s: ''}}}}", i, p.shop))
-	}
-	p.status(last, "c2=")
-	return last
-}
-
-// federate defines a type, its federated type, and a FederatedTypeConfig.
-func (p *play) federate(kind, plural string, target schema.GroupVersionResource) *unstructured.Unstructured {
-	p.Helper()
-	federated := schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federated" + plural}
-	err := errors.Join(fleet.Define(p.ctx, p.c1, target, kind), fleet.Define(p.ctx, p.c1, federated, "Federated"+kind, "status"))
-	if err != nil {
-		p.Fatal(err)
-	}
-	config := object(p.T, fmt.Sprintf("kind: FederatedTypeConfig, metadata: {name: %s}, spec: {propagation: Enabled, targetType: {version: %s, kind: %s, scope: Namespaced}, "+
-		"federatedType: {group: types.kubefed.io, version: v1beta1, kind: Federated%s, scope: Namespaced}}", target.GroupResource(), target.Version, kind, kind))
-	p.config(config)
-	p.runs(config.GetName(), "Running")
-	return p.create(fmt.Sprintf("kind: Federated%s, metadata: {name: w}, spec: {template: {spec: {a: b}}, %s}", kind, both))
-}
-
-// config creates a FederatedTypeConfig for the rest of the play.
-func (p *play) config(config *unstructured.Unstructured) {
-	p.Helper()
-	if _, err := client(config).Create(p.ctx, config, metav1.CreateOptions{}); err != nil {
-		p.Fatal(err)
-	}
-	p.Cleanup(func() { _ = client(config).Delete(context.Background(), config.GetName(), metav1.DeleteOptions{}) })
-}
 
 const settled = 3 * time.Second // in which nothing may happen
 
@@ -240,6 +130,7 @@ var plays = map[string]func(*play){
 	"an override leads to no other object": func(p *play) {
 		for _, o := range []string{
 			`"path":"/metadata","value":{"name":"f","namespace":"kube-system"}`, `"path":"x/kind","value":"Secret"`,
+			`"path":"","value":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"f","namespace":"kube-system"}}`,
 			`"path":"/metadata/resourceVersion","value":"1"`, `"path":"/apiVersion","value":"apps/v1"`,
 		} {
 			p.change("b", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{`+o+`}]}]`)
@@ -284,7 +175,7 @@ var plays = map[string]func(*play){
 		if err != nil {
 			p.Fatal(err)
 		}
-		fleet.Eventually(p.ctx, p.T, func() error { return works(p.stage.manager, token) })
+		fleet.Eventually(p.ctx, p.T, func() error { return works(p.stage.manager, token, 2) })
 		fleet.Wait(p.ctx, settled)
 		for member, tails := range tails {
 			for _, tail := range tails {
@@ -337,11 +228,9 @@ var plays = map[string]func(*play){
 		p.status(last, "")
 		p.patch(c2, fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, policy.AllowRemovalsAnnotation))
 	},
-	"removals wait when all clusters leave and join again without labels": func(p *play) {
+	"removals wait when the federation namespace is deleted and clusters join again without labels": func(p *play) {
 		last := p.many()
-		p.leave("c1")
-		p.leave("c2")
-		p.stage.joinBoth("cluster-admin")
+		p.stage.reinstall()
 		p.status(last, "c2=RemovalHeld")
 		p.has(p.c2, configMaps, p.shop, last.GetName(), managed)
 		p.content(p.c1, "b")
@@ -382,25 +271,10 @@ var plays = map[string]func(*play){
 	},
 }
 
-// there creates a ConfigMap in c2 that the host does not know.
-func (p *play) there(name string, labels map[string]string) {
-	p.Helper()
-	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
-	if _, err := p.admin2.CoreV1().ConfigMaps(p.shop).Create(p.ctx, cm, metav1.CreateOptions{}); err != nil {
-		p.Fatal(err)
-	}
-}
-
-// lead starts the manager, and waits until it leads.
-func (s *stage) lead() {
-	s.Helper()
-	s.manager = shared.RunLeader(s.ctx, s.T, "--controllers=federation", "--federation-unsafe-endpoints")
-}
-
 // TestPlays goes through what can happen to an object, its types and its clusters, one play after the other.
 func TestPlays(t *testing.T) {
 	s := &stage{members: newMembers(t, 15*time.Minute, cluster.Options{})}
-	s.configure(`{"controllerDuration":{"availableDelay":"2s"}}`)
+	s.configure(quick)
 	s.lead()
 	s.ready("c1", "Ready=True")
 	s.ready("c2", "Ready=True")

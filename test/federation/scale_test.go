@@ -1,0 +1,342 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// scene is a federation of simulated members whose objects are as the host wants them.
+type scene struct {
+	*members
+	*simulated
+	size int // members
+}
+
+// runReleased starts our manager as it is released, and waits until it leads.
+func (m *members) runReleased(args ...string) *cluster.Manager {
+	m.Helper()
+	binary, err := cluster.BuildProgram(m.ctx, "cmd/manager", false)
+	if err != nil {
+		m.Fatal(err)
+	}
+	ours := shared.Run(m.T, shared.NewReplica(m.ctx, m.T), cluster.ManagerOptions{Binary: binary, Env: []string{"GODEBUG=gctrace=1", "KUBE_CACHE_MUTATION_DETECTOR=false"},
+		Args: append([]string{"--controllers=federation", "--federation-unsafe-endpoints"}, args...)})
+	shared.WaitForLeader(m.ctx, m.T, ours)
+	return ours
+}
+
+// fast are flags with which federating many objects takes less time.
+var fast = []string{"--kube-api-qps=500", "--kube-api-burst=1000", "--federation-member-qps=500"}
+
+// newScene joins members and federates their objects.
+func newScene(m *members, size, objects int) *scene {
+	m.Helper()
+	m.shop = shared.NewNamespace(m.ctx, m.T, nil)
+	s := &scene{m, newSimulated(m.T, m.shop, objects), size}
+	for i := range size {
+		name := fmt.Sprintf("s%d", i)
+		m.join(name, s.URL+"/"+name, s.ca(), "token")
+		m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: "+name+"}"), `{"metadata":{"labels":{"simulated":""}}}`)
+	}
+	m.Cleanup(s.discard)
+	const everywhere = "placement: {clusterSelector: {matchLabels: {simulated: ''}}}"
+	m.create("kind: FederatedNamespace, metadata: {name: " + m.shop + "}, spec: {" + everywhere + "}")
+	const atOnce = 8
+	var creating sync.WaitGroup
+	for worker := range atOnce {
+		creating.Go(func() {
+			for i := worker; i < objects; i += atOnce {
+				u := object(m.T, fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {content: '%d', filler: %s}}, %s}", i, i, s.filler, everywhere))
+				u.SetNamespace(m.shop)
+				if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
+					m.Error(err)
+					return
+				}
+			}
+		})
+	}
+	creating.Wait()
+	return s
+}
+
+// discard deletes the federated objects. No manager need be left.
+func (s *scene) discard() {
+	s.Helper()
+	ctx := context.Background()
+	for _, kind := range []string{"FederatedConfigMap", "FederatedNamespace"} {
+		u := object(s.T, "kind: "+kind)
+		u.SetNamespace(s.members.shop)
+		list, err := client(u).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			s.Error(err)
+			continue
+		}
+		for _, f := range list.Items {
+			if _, err := client(u).Patch(ctx, f.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+				s.Error(err)
+			}
+		}
+		if err := client(u).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+			s.Error(err)
+		}
+	}
+}
+
+// propagated waits until the host says of all objects that they are well in all members.
+func (s *scene) propagated() {
+	s.Helper()
+	fleet.Eventually(fleet.Within(s.ctx, s.T, 20*time.Minute), s.T, func() error {
+		fleet.Wait(s.ctx, 2*time.Second)
+		u := object(s.T, "kind: FederatedConfigMap")
+		u.SetNamespace(s.members.shop)
+		list, err := client(u).List(s.ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, u := range list.Items {
+			if clusters := statuses(&u); len(clusters) != s.size || slices.ContainsFunc(clusters, func(c string) bool { return !strings.HasSuffix(c, "=") }) {
+				return fmt.Errorf("%s: %v", u.GetName(), clusters)
+			}
+		}
+		return nil
+	})
+}
+
+// propagates changes an object and waits until whoever leads has written it in each member.
+func (s *scene) propagates() {
+	s.Helper()
+	s.counted()
+	u := object(s.T, "kind: FederatedConfigMap, metadata: {name: f-0}")
+	u.SetNamespace(s.members.shop)
+	s.patch(u, fmt.Sprintf(`{"spec":{"template":{"data":{"content":"changed at %d"}}}}`, time.Now().UnixNano()))
+	written := map[string]bool{}
+	fleet.Eventually(fleet.Within(s.ctx, s.T, 5*time.Minute), s.T, func() error {
+		fleet.Wait(s.ctx, time.Second)
+		for request := range s.counted() {
+			if strings.HasPrefix(request, http.MethodPut) && strings.HasSuffix(request, "/f-0") {
+				written[request] = true
+			}
+		}
+		if len(written) != s.size {
+			return fmt.Errorf("it was written in %d of %d members", len(written), s.size)
+		}
+		return nil
+	})
+}
+
+// listed waits until a manager of ours has listed everything, and longer than removals wait.
+func (s *scene) listed(m *cluster.Manager) {
+	s.Helper()
+	token, err := shared.AdminToken(s.ctx)
+	if err != nil {
+		s.Fatal(err)
+	}
+	fleet.Eventually(fleet.Within(s.ctx, s.T, 5*time.Minute), s.T, func() error { return works(m, token, s.size) })
+	fleet.Wait(s.ctx, 45*time.Second)
+}
+
+// gcTrace has, as its last number, the size of the live heap in MiB.
+var gcTrace = regexp.MustCompile(`(?m)^gc \d+ @.* \d+->\d+->(\d+) MB`)
+
+// ourHeap is liveHeap for our manager, which collects when it is asked to.
+func (m *members) ourHeap(ours *cluster.Manager) int {
+	m.Helper()
+	token, err := shared.AdminToken(m.ctx)
+	if err != nil {
+		m.Fatal(err)
+	}
+	return m.liveHeap(ours.Process, func() error {
+		return fleet.Answers(ours.SecureURL+"/debug/pprof/heap?gc=1", token, http.StatusOK)
+	})
+}
+
+// liveHeap returns the live heap of a process after further collections of garbage, in MiB. Go collects every
+// 2 min at least.
+func (m *members) liveHeap(p *sandbox.Process, collect func() error) (heap int) {
+	m.Helper()
+	collections := func() [][][]byte {
+		log, err := os.ReadFile(p.Log)
+		if err != nil {
+			m.Fatal(err)
+		}
+		return gcTrace.FindAllSubmatch(log, -1)
+	}
+	before := len(collections())
+	fleet.Eventually(fleet.Within(m.ctx, m.T, 5*time.Minute), m.T, func() error {
+		fleet.Wait(m.ctx, time.Second)
+		if err := collect(); err != nil {
+			return err
+		}
+		all := collections()
+		if len(all) <= before+1 { // what the first finds may have been in use
+			return fmt.Errorf("%d collections", len(all))
+		}
+		var err error
+		heap, err = strconv.Atoi(string(all[len(all)-1][1]))
+		return err
+	})
+	return heap
+}
+
+// TestLongRestartReadsNothing restarts a manager with 100,000 objects in 20 members.
+func TestLongRestartReadsNothing(t *testing.T) {
+	m := &members{T: t, ctx: fleet.Within(t.Context(), t, time.Hour)}
+	shared.InstallWith(m.ctx, t, "federation")
+	ours := m.runReleased(fast...)
+	idle := m.ourHeap(ours)
+	s := newScene(m, fleet.Setting(t, "MEMBERS", 20), fleet.Setting(t, "OBJECTS", 5000))
+	s.propagated()
+	if len(s.counted()) < s.size*s.objects {
+		t.Fatal("not all requests are counted")
+	}
+	t.Logf("live heap after federating them: %d MiB", m.ourHeap(ours))
+	s.stop(ours.Process)
+
+	ours = m.runReleased()
+	s.listed(ours)
+	requests := s.counted()
+	heap := m.ourHeap(ours)
+	t.Logf("%d members with %d objects each, after a restart: %d GETs and writes; live heap %d MiB, idle %d MiB", s.size, s.objects, len(requests), heap, idle)
+	if len(requests) > 0 {
+		t.Errorf("GETs and writes, such as: %v", some(requests))
+	}
+	if heap-idle > 80 {
+		t.Errorf("the live heap has grown by %d MiB, want 80 MiB at most", heap-idle)
+	}
+	s.propagates()
+}
+
+// some returns a few of the requests.
+func some(requests map[string]int) (few []string) {
+	for request := range requests {
+		if few = append(few, request); len(few) == 5 {
+			break
+		}
+	}
+	return few
+}
+
+// TestLongKubeFedMemory compares how the live heaps of KubeFed's manager and of ours grow with 5 members of
+// 2,000 objects.
+func TestLongKubeFedMemory(t *testing.T) {
+	k := newKubeFed(t)
+	theirs := k.runKubeFed()
+	k.ready("c2", "Ready=True")
+	fleet.Wait(k.ctx, time.Minute)
+	idle := k.liveHeap(theirs, func() error { return nil })
+	k.stop(theirs)
+	manager := k.runReleased(fast...)
+	ours := k.ourHeap(manager)
+	s := newScene(k.members, fleet.Setting(t, "MEMBERS", 5), fleet.Setting(t, "OBJECTS", 2000))
+	s.propagated()
+	s.propagates()
+	ours = k.ourHeap(manager) - ours
+	k.stop(manager.Process)
+	theirs = k.runKubeFed()
+	fleet.Wait(k.ctx, 2*time.Minute)
+	s.propagates()
+	grown := k.liveHeap(theirs, func() error { return nil }) - idle
+	t.Logf("%d members with %d objects each: the live heap of federation grows by %d MiB, that of KubeFed by %d MiB", s.size, s.objects, ours, grown)
+	if 5*ours > grown {
+		t.Error("federation's grows by more than a fifth of KubeFed's")
+	}
+}
+
+// TestLongKubeFedFirstWrite compares how long KubeFed's manager and ours take from leading until the first
+// write in a member with 2,000 objects.
+func TestLongKubeFedFirstWrite(t *testing.T) {
+	k := newKubeFed(t)
+	l := k.newLoad(fleet.Setting(t, "OBJECTS", 2000))
+	manager := k.runReleased(fast...)
+	l.settle()
+	list, err := client(l.next(0)).List(k.ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*unstructured.Unstructured
+	for i := range list.Items {
+		all = append(all, &list.Items[i])
+	}
+	k.propagated(all)
+	k.stop(manager.Process)
+	first := map[string][]time.Duration{}
+	for round := range fleet.Setting(t, "ROUNDS", 3) {
+		for name, lead := range map[string]func() (*sandbox.Process, time.Time){
+			"KubeFed": func() (*sandbox.Process, time.Time) { return k.runKubeFed(), time.Now() },
+			"federation": func() (*sandbox.Process, time.Time) {
+				// Right after KubeFed it would wait for 20 s whether KubeFed leads.
+				err := shared.Admin.CoreV1().ConfigMaps(namespace).Delete(k.ctx, "kubefed-controller-manager", metav1.DeleteOptions{})
+				if err != nil && !apierrors.IsNotFound(err) {
+					t.Fatal(err)
+				}
+				began := time.Now()
+				m := k.runReleased()
+				acquired := shared.AuditSince(t, began, func(e auditv1.Event) bool { return fleet.IsRenewal(e, m.Pod) })
+				return m.Process, acquired[0].StageTimestamp.Time
+			},
+		} {
+			if err := l.change(k.ctx, round); err != nil {
+				t.Fatal(err)
+			}
+			tails := k.audit()
+			process, leads := lead()
+			first[name] = append(first[name], k.firstWrite(tails["c2"]).Sub(leads).Round(time.Millisecond))
+			l.settle()
+			fleet.Wait(k.ctx, 10*time.Second) // it records what it has written
+			k.stop(process)
+		}
+	}
+	for _, of := range first {
+		slices.Sort(of)
+	}
+	t.Logf("from leading until the first write in a member with %d objects: %v", l.size, first)
+	if 2*first["federation"][1] > first["KubeFed"][1] {
+		t.Error("federation takes more than half as long as KubeFed")
+	}
+}
+
+// firstWrite waits for the first write of a manager in a member, and returns when it was received.
+func (m *members) firstWrite(tails []*cluster.AuditTail) (at time.Time) {
+	m.Helper()
+	fleet.Eventually(fleet.Within(m.ctx, m.T, 5*time.Minute), m.T, func() error {
+		for _, tail := range tails {
+			events, err := tail.Read()
+			if err != nil {
+				return err
+			}
+			for _, e := range events {
+				if isWrite(e) && at.IsZero() {
+					at = e.RequestReceivedTimestamp.Time
+				}
+			}
+		}
+		if at.IsZero() {
+			return errors.New("there was no write")
+		}
+		return nil
+	})
+	return at
+}

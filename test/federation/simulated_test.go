@@ -1,0 +1,211 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// simulated are members at /s0, /s1, ... of one server. Each serves the ten types, and has the same managed
+// Namespace with managed ConfigMaps. Nothing changes: an update is answered with what is there, as if it were
+// the same, and every other write fails.
+type simulated struct {
+	*httptest.Server
+	shop    string // the Namespace
+	objects int
+	filler  string // makes a ConfigMap as large as ConfigMaps are
+
+	mu       sync.Mutex
+	requests map[string]int // GETs of objects, and writes, by method and path
+}
+
+// targets are the resources of the ten types, with their kinds, by group and version.
+var targets = map[string]map[string]string{
+	"v1":                           {"namespaces": "Namespace", "configmaps": "ConfigMap", "secrets": "Secret", "services": "Service", "serviceaccounts": "ServiceAccount"},
+	"apps/v1":                      {"deployments": "Deployment", "replicasets": "ReplicaSet"},
+	"batch/v1":                     {"jobs": "Job"},
+	"networking.k8s.io/v1":         {"ingresses": "Ingress"},
+	"rbac.authorization.k8s.io/v1": {"clusterroles": "ClusterRole"},
+}
+
+func newSimulated(t *testing.T, shop string, objects int) *simulated {
+	t.Helper()
+	s := &simulated{shop: shop, objects: objects, filler: strings.Repeat("x", 1000), requests: map[string]int{}}
+	s.Server = httptest.NewUnstartedServer(s)
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+// ca is what a KubeFedCluster trusts.
+func (s *simulated) ca() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+}
+
+// counted returns the GETs of objects and the writes since the last call, and how many each was.
+func (s *simulated) counted() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	counted := s.requests
+	s.requests = map[string]int{}
+	return counted
+}
+
+// ServeHTTP implements http.Handler.
+func (s *simulated) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")[1:] // without the member
+	if len(parts) == 0 {
+		http.NotFound(w, r)
+		return
+	}
+	if group, is := map[string]int{"api": 2, "apis": 3}[parts[0]]; is && len(parts) > group {
+		gv := strings.Join(parts[1:group], "/")
+		switch parts = parts[group:]; {
+		case targets[gv][parts[0]] == "":
+			fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+		case len(parts) > 1 || r.Method != http.MethodGet: // a name, or a namespace
+			s.object(w, r, parts)
+		case r.URL.Query().Has("watch"):
+			s.watch(w, r)
+		default:
+			s.list(w, r, gv, parts[0])
+		}
+		return
+	}
+	s.describe(w, r, strings.Join(parts, "/"))
+}
+
+func answer(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body)
+}
+
+func fail(w http.ResponseWriter, code int, reason metav1.StatusReason) {
+	answer(w, code, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: int32(code), Reason: reason})
+}
+
+// describe serves health, version and discovery.
+func (s *simulated) describe(w http.ResponseWriter, r *http.Request, path string) {
+	switch gv, isAPI := strings.CutPrefix(strings.TrimPrefix(path, "apis/"), "api/"); {
+	case path == "healthz":
+		fmt.Fprint(w, "ok")
+	case path == "version":
+		answer(w, http.StatusOK, map[string]string{"gitVersion": "v1.36.0", "major": "1", "minor": "36"})
+	case path == "api":
+		answer(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
+	case path == "apis":
+		groups := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"}}
+		for gv := range targets {
+			if group, version, ok := strings.Cut(gv, "/"); ok {
+				of := metav1.GroupVersionForDiscovery{GroupVersion: gv, Version: version}
+				groups.Groups = append(groups.Groups, metav1.APIGroup{Name: group, Versions: []metav1.GroupVersionForDiscovery{of}, PreferredVersion: of})
+			}
+		}
+		answer(w, http.StatusOK, groups)
+	case (isAPI || strings.HasPrefix(path, "apis/")) && targets[gv] != nil:
+		list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: gv}
+		for resource, kind := range targets[gv] {
+			list.APIResources = append(list.APIResources, metav1.APIResource{Name: resource, Kind: kind, Verbs: metav1.Verbs{"get", "list", "watch", "create", "update", "delete"},
+				Namespaced: !slices.Contains([]string{"Namespace", "ClusterRole"}, kind)})
+		}
+		answer(w, http.StatusOK, list)
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// configMap returns the object of a number.
+func (s *simulated) configMap(i int) map[string]any {
+	return map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "data": map[string]any{"content": strconv.Itoa(i), "filler": s.filler}, "metadata": metadata(fmt.Sprintf("f-%d", i), s.shop)}
+}
+
+func metadata(name, namespace string) map[string]any {
+	m := map[string]any{"name": name, "uid": "uid-of-" + name, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": map[string]any{policy.ManagedLabel: "true"}}
+	if namespace != "" {
+		m["namespace"] = namespace
+	}
+	return m
+}
+
+// namespace returns the Namespace of all objects.
+func (s *simulated) namespace() map[string]any {
+	return map[string]any{"apiVersion": "v1", "kind": "Namespace", "spec": map[string]any{}, "metadata": metadata(s.shop, "")}
+}
+
+// list serves a page of a resource, with or without more than the metadata.
+func (s *simulated) list(w http.ResponseWriter, r *http.Request, gv, resource string) {
+	end := map[string]int{"configmaps": s.objects, "namespaces": 1}[resource]
+	begin, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+	meta := map[string]any{"resourceVersion": "1"}
+	if limit, _ := strconv.Atoi(r.URL.Query().Get("limit")); limit > 0 && begin+limit < end {
+		end = begin + limit
+		meta["continue"] = strconv.Itoa(end)
+	}
+	list := map[string]any{"apiVersion": gv, "kind": targets[gv][resource] + "List", "metadata": meta}
+	only := strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList")
+	if only {
+		list["apiVersion"], list["kind"] = "meta.k8s.io/v1", "PartialObjectMetadataList"
+	}
+	items := []any{}
+	for i := begin; i < end; i++ {
+		object := s.namespace()
+		if resource == "configmaps" {
+			object = s.configMap(i)
+		}
+		if only {
+			object = map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": object["metadata"]}
+		}
+		items = append(items, object)
+	}
+	list["items"] = items
+	answer(w, http.StatusOK, list)
+}
+
+// watch shows nothing until its client leaves. A list cannot be streamed.
+func (s *simulated) watch(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Query().Has("sendInitialEvents") {
+		fail(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	w.(http.Flusher).Flush()
+	<-r.Context().Done()
+}
+
+// object serves and counts a request for an object.
+func (s *simulated) object(w http.ResponseWriter, r *http.Request, parts []string) {
+	s.mu.Lock()
+	s.requests[r.Method+" "+r.URL.Path]++
+	s.mu.Unlock()
+	i, err := strconv.Atoi(strings.TrimPrefix(parts[len(parts)-1], "f-"))
+	switch {
+	case r.Method != http.MethodGet && r.Method != http.MethodPut:
+		fail(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+	case len(parts) == 2 && parts[1] == s.shop:
+		answer(w, http.StatusOK, s.namespace())
+	case err == nil && i < s.objects:
+		answer(w, http.StatusOK, s.configMap(i))
+	default:
+		fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+	}
+}

@@ -1,0 +1,202 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// play is what happens in one namespace, in which the federated ConfigMap f is in both members.
+type play struct {
+	*members
+	f     *unstructured.Unstructured
+	stage *stage
+}
+
+// stage is what all plays share.
+type stage struct {
+	*members
+	manager *cluster.Manager
+}
+
+// both calls a function for each member.
+func (p *play) both(do func(in dynamic.Interface)) {
+	p.Helper()
+	for _, in := range []dynamic.Interface{p.c1, p.c2} {
+		do(in)
+	}
+}
+
+// content waits until f has the content in a member.
+func (p *play) content(in dynamic.Interface, want string) {
+	p.Helper()
+	p.has(in, configMaps, p.shop, "f", field(want, "data", "a"))
+}
+
+// change gives the template of f a content, and perhaps changes other fields of its spec.
+func (p *play) change(content, others string) {
+	p.Helper()
+	p.patch(p.f, fmt.Sprintf(`{"spec":{"template":{"data":{"a":%q}}%s}}`, content, others))
+}
+
+// by changes an object of the play in a member by hand.
+func (p *play) by(in dynamic.Interface, resource schema.GroupVersionResource, namespace, name, patch string) {
+	p.Helper()
+	if _, err := in.Resource(resource).Namespace(namespace).Patch(p.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// reason waits until f is not propagated for a reason.
+func (p *play) reason(want string) {
+	p.Helper()
+	p.has(p.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedconfigmaps"}, p.shop, "f", func(u *unstructured.Unstructured) bool {
+		conditions := policy.ReadFederated(u).Status.Conditions
+		return len(conditions) == 1 && conditions[0].Reason == want
+	})
+}
+
+// runs waits until a type runs or does not.
+func (p *play) runs(name, want string) {
+	p.Helper()
+	p.has(p.c1, typeConfigs, namespace, name, func(u *unstructured.Unstructured) bool {
+		is, _, _ := unstructured.NestedString(u.Object, "status", "propagationController")
+		return is == want && policy.ReadTypeConfig(u).Status.ObservedGeneration == u.GetGeneration()
+	})
+}
+
+// wrote checks how many writes of the play there were in a member.
+func (p *play) wrote(tails map[string][]*cluster.AuditTail, member string, want int) {
+	p.Helper()
+	var writes []string
+	for _, w := range p.written(tails) {
+		if strings.HasPrefix(w, member) && strings.Contains(w, "/namespaces/"+p.shop+"/") {
+			writes = append(writes, w)
+		}
+	}
+	if len(writes) != want {
+		p.Errorf("%d writes in %s, want %d:\n%s", len(writes), member, want, strings.Join(writes, "\n"))
+	}
+}
+
+// many federates 30 ConfigMaps in the clusters with the label of the play, which c2 has.
+func (p *play) many() (last *unstructured.Unstructured) {
+	p.Helper()
+	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, p.shop))
+	for i := range 30 {
+		last = p.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: many-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {%s: ''}}}}", i, p.shop))
+	}
+	p.status(last, "c2=")
+	return last
+}
+
+// federate defines a type, its federated type, and a FederatedTypeConfig.
+func (p *play) federate(kind, plural string, target schema.GroupVersionResource) *unstructured.Unstructured {
+	p.Helper()
+	federated := schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federated" + plural}
+	err := errors.Join(fleet.Define(p.ctx, p.c1, target, kind), fleet.Define(p.ctx, p.c1, federated, "Federated"+kind, "status"))
+	if err != nil {
+		p.Fatal(err)
+	}
+	config := object(p.T, fmt.Sprintf("kind: FederatedTypeConfig, metadata: {name: %s}, spec: {propagation: Enabled, targetType: {version: %s, kind: %s, scope: Namespaced}, "+
+		"federatedType: {group: types.kubefed.io, version: v1beta1, kind: Federated%s, scope: Namespaced}}", target.GroupResource(), target.Version, kind, kind))
+	p.config(config)
+	p.runs(config.GetName(), "Running")
+	return p.create(fmt.Sprintf("kind: Federated%s, metadata: {name: w}, spec: {template: {spec: {a: b}}, %s}", kind, both))
+}
+
+// config creates a FederatedTypeConfig for the rest of the play.
+func (p *play) config(config *unstructured.Unstructured) {
+	p.Helper()
+	if _, err := client(config).Create(p.ctx, config, metav1.CreateOptions{}); err != nil {
+		p.Fatal(err)
+	}
+	p.Cleanup(func() { _ = client(config).Delete(context.Background(), config.GetName(), metav1.DeleteOptions{}) })
+}
+
+// there creates a ConfigMap in c2 that the host does not know.
+func (p *play) there(name string, labels map[string]string) {
+	p.Helper()
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+	if _, err := p.admin2.CoreV1().ConfigMaps(p.shop).Create(p.ctx, cm, metav1.CreateOptions{}); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// lead starts the manager, and waits until it leads.
+func (s *stage) lead() {
+	s.Helper()
+	s.manager = shared.RunLeader(s.ctx, s.T, "--controllers=federation", "--federation-unsafe-endpoints")
+}
+
+// reinstall deletes the federation namespace with all that is in it, installs the federation again, and joins
+// the members without labels.
+func (s *stage) reinstall() {
+	s.Helper()
+	begin := time.Now()
+	all := shared.Admin.CoreV1().Namespaces()
+	if err := all.Delete(s.ctx, namespace, metav1.DeleteOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	fleet.Eventually(fleet.Within(s.ctx, s.T, fleet.Patience), s.T, func() error {
+		_, err := all.Get(s.ctx, namespace, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err == nil:
+			err = errors.New("the federation namespace is not gone")
+		}
+		if time.Since(begin) > settled {
+			err = errors.Join(err, s.release())
+		}
+		return err
+	})
+	if err := errors.Join(shared.ApplyDir(s.ctx, "../../deploy/federation"), shared.InstallComponents(s.ctx, "federation")); err != nil {
+		s.Fatal(err)
+	}
+	end := time.Now()
+	shared.ExpectRefusals(func(e auditv1.Event) bool {
+		at := e.RequestReceivedTimestamp
+		return e.ObjectRef != nil && e.ObjectRef.Namespace == namespace && at.After(begin) && at.Time.Before(end)
+	})
+	s.configure(quick)
+	s.joinBoth("cluster-admin")
+}
+
+// release takes the finalizers off the FederatedTypeConfigs. The manager cannot, if its role in their namespace
+// is deleted before them.
+func (s *stage) release() error {
+	config := object(s.T, "kind: FederatedTypeConfig")
+	list, err := client(config).List(s.ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, u := range list.Items {
+		_, err := client(config).Patch(s.ctx, u.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// quick is a KubeFedConfig with which removals wait for no longer than a test.
+const quick = `{"controllerDuration":{"availableDelay":"2s"}}`
