@@ -124,9 +124,10 @@ func baseConfig(c ClientConfig) (*rest.Config, error) {
 // with --dry-run, is a dry run.
 func (c *clients) controller(name string) *rest.Config {
 	config := c.named(name)
-	config.Wrap(withoutLongWaits)
 	// The wrapper that is added first is the innermost: the fence is checked when the request is
 	// sent, after a wait for a token.
+	config.Wrap(withoutLongWaits)
+	config.Wrap(c.kinds.relearn)
 	config.Wrap(c.fence)
 	if c.tokens != nil {
 		asServiceAccount(config, c.tokens, c.namespace, name)

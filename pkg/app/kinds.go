@@ -6,6 +6,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -71,6 +72,31 @@ func (m *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*
 	}
 	return nil, &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
 }
+
+// relearn returns a transport that makes kinds ask again about a version of which a path is missing: a
+// definition may have been made again with another plural or scope. Of a path that it does not serve, the API
+// server says so in plain text; what it says of an object that is missing is a Status.
+func (m *kinds) relearn(next http.RoundTripper) http.RoundTripper { return relearning{m, next} }
+
+type relearning struct {
+	kinds *kinds
+	next  http.RoundTripper
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t relearning) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := t.next.RoundTrip(r)
+	if err == nil && resp.StatusCode == http.StatusNotFound && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
+		_, path, _ := strings.Cut(r.URL.Path, "/apis/")
+		if parts := strings.SplitN(path, "/", 3); len(parts) == 3 {
+			t.kinds.versions.Remove(schema.GroupVersion{Group: parts[0], Version: parts[1]})
+		}
+	}
+	return resp, err
+}
+
+// WrappedRoundTripper implements net.RoundTripperWrapper.
+func (t relearning) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // ask asks the API server which resources a version has, and remembers its answer. It goes on if the
 // caller gives up, since others may wait for the same.

@@ -39,6 +39,46 @@ func (s *discoveryServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
+// TestKindThatIsMadeAgain has a definition that is made again with another plural, after requests by the first.
+func TestKindThatIsMadeAgain(t *testing.T) {
+	const path = "/apis/example.com/v1"
+	widget := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
+	for name, tc := range map[string]struct {
+		path, contentType, want string
+	}{
+		"a path that is not served":     {path + "/namespaces/shop/widgets/a", "text/plain; charset=utf-8", "widgetries"},
+		"an object that does not exist": {path + "/namespaces/shop/widgets/a", "application/json", "widgets"},
+		"a path of another version":     {"/apis/example.com/v2/namespaces/shop/widgets/a", "text/plain; charset=utf-8", "widgets"},
+		"a path of a core resource":     {"/api/v1/nothing", "text/plain; charset=utf-8", "widgets"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := &discoveryServer{answers: map[string]string{path: widgetsAlone}}
+			m, err := newKinds(&rest.Config{Host: "http://api", Transport: server})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := m.resourceOf(t.Context(), widget); err != nil {
+				t.Fatal(err)
+			}
+			server.answers[path] = strings.Replace(widgetsAlone, "widgets", "widgetries", 1)
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://api"+tc.path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer := roundTripper(func(*http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: http.StatusNotFound, Header: http.Header{"Content-Type": {tc.contentType}}, Body: http.NoBody}, nil
+			})
+			if resp, err := m.relearn(answer).RoundTrip(request); err != nil || resp.StatusCode != http.StatusNotFound {
+				t.Fatal(resp, err)
+			}
+			found, err := m.resourceOf(t.Context(), widget)
+			if err != nil || found.Resource.Resource != tc.want {
+				t.Errorf("found %v, %v, want %s", found, err, tc.want)
+			}
+		})
+	}
+}
+
 const widgetsAlone = `{"kind":"APIResourceList","resources":[
 	{"name":"widgets","kind":"Widget","namespaced":true},{"name":"widgets/scale","kind":"Scale","namespaced":true}]}`
 

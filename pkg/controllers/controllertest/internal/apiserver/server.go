@@ -162,7 +162,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			}
 		}
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, errNoPath):
+		http.NotFound(w, req) // as the API server does, in plain text
+	case err != nil:
 		if fake := (unsupportedError{}); errors.As(err, &fake) && s.hooks.Unsupported != nil {
 			s.hooks.Unsupported(c.Request, err)
 		}
@@ -212,7 +215,7 @@ func (s *Server) parse(req *http.Request) (call, error) {
 	case parts[0] == "apis" && len(parts) > 3:
 		gvr.Group, gvr.Version, parts = parts[1], parts[2], parts[3:]
 	default:
-		return c, notFound()
+		return c, errNoPath
 	}
 	if parts[0] == "namespaces" && len(parts) > 2 && parts[2] != "status" && parts[2] != "finalize" {
 		c.Namespace, parts = parts[1], parts[2:]
@@ -233,11 +236,11 @@ func (s *Server) parse(req *http.Request) (call, error) {
 	c.resource = s.resource(gvr)
 	switch {
 	case c.resource == nil:
-		return c, notFound()
+		return c, errNoPath
 	case c.Subresource == "approval" && c.Resource == certificateRequests:
 	case c.Subresource != "" && (c.Subresource != "status" || !c.resource.status):
 		if c.resource.custom {
-			return c, notFound()
+			return c, errNoPath
 		}
 		return c, unsupported("the subresource %s of %s", c.Subresource, c.Resource)
 	}
@@ -247,10 +250,8 @@ func (s *Server) parse(req *http.Request) (call, error) {
 // certificateRequests have a second subresource for the status, approval.
 var certificateRequests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
 
-// notFound is the answer to a path that nothing serves.
-func notFound() error {
-	return apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "404 page not found", 0, true)
-}
+// errNoPath is the error of a path that nothing serves.
+var errNoPath = errors.New("404 page not found")
 
 func (c *call) param(name string) string {
 	if values := c.query[name]; len(values) > 0 {
