@@ -57,7 +57,7 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 				}
 			}
 			// What stays are the kind of the configuration file and the names of metrics.
-			rest := regexp.MustCompile(`quartermaster\.dev|quartermaster_\w+|The Quartermaster manager`).ReplaceAllString(out, "")
+			rest := regexp.MustCompile(`quartermaster\.dev|quartermaster_\w+`).ReplaceAllString(out, "")
 			if strings.Contains(rest, "uartermaster") {
 				t.Errorf("it names quartermaster:\n%s", out)
 			}
@@ -94,15 +94,35 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 	}
 }
 
-func TestBuildReportsMissingCacheRules(t *testing.T) {
-	entry := withFunctions(controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) {
-		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
-	}})
-	cmd := NewCommand(With(entry), WithoutBuiltIns())
-	cmd.SetArgs([]string{"rbac"})
-	want := "controller one: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count"
-	if err := cmd.Execute(); err == nil || err.Error() != want {
-		t.Errorf("the error is %v, want %s", err, want)
+// TestRolesAreOfWhatCanStart has configurations that both rbac and the start refuse, with one error.
+func TestRolesAreOfWhatCanStart(t *testing.T) {
+	needing := func(n informers.Need) controllers.Entry {
+		return withFunctions(controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{n}, nil }})
+	}
+	forbidden := needing(informers.Need{Resource: informers.ConfigMaps})
+	forbidden.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil }
+	for name, tc := range map[string]struct {
+		entry controllers.Entry
+		want  string
+	}{
+		"a need that Permissions do not allow": {forbidden,
+			"controller one: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count"},
+		"a need without namespaces": {needing(informers.Need{Resource: informers.Namespaces, ClusterScoped: true}),
+			"one: namespaces: the objects have no namespace: not possible with --namespaces"},
+		"a need in another namespace": {needing(informers.Need{Resource: informers.Secrets, Namespace: "b"}),
+			"one: secrets: the namespace b is not in --namespaces"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, err := NewOptions(With(tc.entry), WithoutBuiltIns())
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Informers.Namespaces = []string{"a"}
+			_, printed := o.rbac()
+			lines(t, printed, tc.want)
+			_, started := build(t.Context(), o)
+			lines(t, started, tc.want)
+		})
 	}
 }
 

@@ -55,6 +55,11 @@ func (c connection) named(name string) *rest.Config {
 	return rest.AddUserAgent(rest.CopyConfig(c.base), name)
 }
 
+// OwnAgents returns how the user agents of the manager's own clients end. An entry's ends in its name.
+func OwnAgents() []string {
+	return []string{"informers", "startup", "discovery", "events", "leader-election", "service-account-tokens", "dry-run", "authentication", "authorization"}
+}
+
 // builtIn returns a copy of config for a client of built-in types only.
 func (c connection) builtIn(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)

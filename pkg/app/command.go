@@ -44,11 +44,8 @@ const gcPercent = 60
 func NewCommand(options ...BuildOption) *cobra.Command {
 	o, err := NewOptions(options...)
 	cmd := &cobra.Command{
-		Use:   "manager",
-		Short: "One highly available process for the controllers of a cluster",
-		Long: `The Quartermaster manager runs controllers in one process instead of one
-operator each. Several replicas may run: one leads and runs the controllers,
-the others stand by with warm caches.`,
+		Use:           "manager",
+		Short:         "One highly available process for the controllers of a cluster",
 		Version:       version.Get().GitVersion,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -89,6 +86,9 @@ the others stand by with warm caches.`,
 		return cmd
 	}
 	cmd.Use = o.command()
+	cmd.Long = strings.ReplaceAll(`The Quartermaster manager runs controllers in one process instead of one
+operator each. Several replicas may run: one leads and runs the controllers,
+the others stand by with warm caches.`, "Quartermaster manager", o.title())
 	cmd.Flags().BoolP("version", "", false, "Print the version and exit.")
 	global := o.flags.FlagSet(globalFlags)
 	global.BoolP("help", "h", false, "Print this help and exit.")
@@ -112,6 +112,14 @@ func (o *Options) command() string {
 		return "manager"
 	}
 	return o.name
+}
+
+// title returns the name of the build in a sentence.
+func (o *Options) title() string {
+	if o.name == defaultName {
+		return "Quartermaster manager"
+	}
+	return "manager " + o.name
 }
 
 // subcommand returns a command that takes all flags of the manager, checks them and calls print.

@@ -36,6 +36,9 @@ func checkEntries(entries []controllers.Entry) error {
 		if slices.ContainsFunc(entries[:i], func(other controllers.Entry) bool { return other.Name == e.Name }) {
 			add("another entry has this name")
 		}
+		if slices.Contains(OwnAgents(), e.Name) {
+			add("the name is that of a client of the manager's own, so that the audit log could not tell them apart")
+		}
 		if e.Needs == nil {
 			add("the function Needs is missing")
 		}
@@ -66,21 +69,44 @@ func newScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// needsOf returns what the entries need of the cache, with For filled in. The error lists the mistakes
-// of all entries.
-func needsOf(entries []controllers.Entry, s controllers.Settings) (all []informers.Need, err error) {
+// demands are what the enabled entries ask of the process.
+type demands struct {
+	entries []controllers.Entry
+	scheme  *runtime.Scheme
+	needs   []informers.Need // with For filled in
+	grants  []grants         // of each entry
+}
+
+// demands returns what the enabled entries ask for. The error lists the mistakes of all entries: those for
+// which the manager does not start, so that rbac prints no roles for it either.
+func (o *Options) demands() (d demands, err error) {
+	if d.entries, err = o.enabled(); err != nil {
+		return d, err
+	}
+	if d.scheme, err = newScheme(d.entries); err != nil {
+		return d, err
+	}
 	var errs []error
-	for _, e := range entries {
-		needs, err := e.Needs(s)
+	settings := o.Settings()
+	for _, e := range d.entries {
+		needs, err := e.Needs(settings)
+		var granted grants
+		if err == nil {
+			granted, err = roles(e, settings, needs)
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
 		for _, n := range needs {
 			n.For = e.Name
-			all = append(all, n)
+			d.needs = append(d.needs, n)
 		}
+		d.grants = append(d.grants, granted)
 	}
-	return all, errors.Join(errs...)
+	if len(errs) > 0 {
+		return d, errors.Join(errs...)
+	}
+	return d, informers.CheckNeeds(o.Informers, d.needs, d.scheme)
 }
 
 // known returns the names of all controllers, in the order of the registry.

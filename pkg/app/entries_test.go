@@ -20,14 +20,20 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// withFunctions returns the entry with functions that do nothing in place of those that are
-// missing.
+// withFunctions returns the entry with functions in place of those that are missing: they do nothing, and
+// let the cache read what the entry needs.
 func withFunctions(e controllers.Entry) controllers.Entry {
 	if e.Needs == nil {
 		e.Needs = func(controllers.Settings) ([]informers.Need, error) { return nil, nil }
 	}
 	if e.Permissions == nil {
-		e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil }
+		e.Permissions = func(s controllers.Settings) (rules []rbacv1.PolicyRule) {
+			needs, _ := e.Needs(s)
+			for _, n := range needs {
+				rules = append(rules, rule(n.Resource.Group, n.Resource.Resource, "", "list", "watch"))
+			}
+			return rules
+		}
 	}
 	if e.New == nil {
 		e.New = func(controllers.Host) (controllers.Controller, error) { return &scripted{}, nil }
@@ -92,27 +98,33 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 
 func TestNeedsNameTheirController(t *testing.T) {
 	needing := func(name string, err error, resources ...schema.GroupVersionResource) controllers.Entry {
-		return controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) {
+		return withFunctions(controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) {
 			var needs []informers.Need
 			for _, r := range resources {
 				needs = append(needs, informers.Need{Resource: r})
 			}
 			return needs, err
-		}}
+		}})
 	}
-	entries := []controllers.Entry{needing("one", nil, informers.Secrets, informers.ConfigMaps), needing("two", nil, informers.Secrets)}
-	needs, err := needsOf(entries, controllers.Settings{})
+	demanded := func(entries ...controllers.Entry) (demands, error) {
+		o, err := NewOptions(With(entries...), WithoutBuiltIns())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.demands()
+	}
+	d, err := demanded(needing("one", nil, informers.Secrets, informers.ConfigMaps), needing("two", nil, informers.Secrets))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var who []string
-	for _, n := range needs {
+	for _, n := range d.needs {
 		who = append(who, n.For)
 	}
 	if diff := cmp.Diff([]string{"one", "one", "two"}, who); diff != "" {
 		t.Errorf("who needs (-want +got):\n%s", diff)
 	}
-	_, err = needsOf([]controllers.Entry{needing("one", errors.New("cannot tell")), needing("two", errors.New("neither"))}, controllers.Settings{})
+	_, err = demanded(needing("one", errors.New("cannot tell")), needing("two", errors.New("neither")))
 	lines(t, err, "controller one: cannot tell", "controller two: neither")
 }
 

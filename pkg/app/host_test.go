@@ -229,7 +229,7 @@ func TestSchemeMistakesNameTheEntry(t *testing.T) {
 	}{
 		"a group version that is missing": {
 			controllers.Entry{Needs: func(controllers.Settings) ([]informers.Need, error) { return typed, nil }},
-			"one: the scheme has no types of example.com/v1, so gadgets.example.com cannot be had in typed form"},
+			"one: gadgets.example.com: the scheme has no types of example.com/v1, so it cannot be had in typed form"},
 		"AddToScheme fails": {
 			controllers.Entry{AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}, "controller one: AddToScheme: no"},
 	} {

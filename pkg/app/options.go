@@ -365,7 +365,7 @@ func (o *Options) election() election.Config {
 func (o *Options) Settings() controllers.Settings {
 	lease := o.Election.Lease()
 	return controllers.Settings{
-		Compat: o.Generic.Compat, Namespaces: o.Informers.Namespaces, DryRun: o.Generic.DryRun,
+		Compat: o.Generic.Compat, Namespaces: o.Informers.Namespaces, DryRun: o.Generic.DryRun, Namespace: lease.Namespace,
 		OwnNamespaces: []string{lease.Namespace, apifence.NamespaceFor(lease)},
 		Pod:           cache.ObjectName{Namespace: lease.Namespace, Name: os.Getenv("POD_NAME")},
 	}

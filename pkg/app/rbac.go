@@ -67,7 +67,7 @@ switches off, and --dry-run need a ClusterRole even then.`, defaultName, o.name)
 // rbac returns what the process needs with this configuration, and nothing more: roles with their
 // bindings, and the ServiceAccounts of controllers that have their own.
 func (o *Options) rbac() (objects []any, err error) {
-	enabled, err := o.enabled()
+	d, err := o.demands()
 	if err != nil {
 		return nil, err
 	}
@@ -116,12 +116,8 @@ func (o *Options) rbac() (objects []any, err error) {
 	}
 
 	var accounts []string
-	for _, e := range enabled {
-		granted, err := roles(e, o.Settings())
-		if err != nil {
-			return nil, fmt.Errorf("controller %s: %w", e.Name, err)
-		}
-		account := manager
+	for i, e := range d.entries {
+		account, granted := manager, d.grants[i]
 		if o.Generic.UseServiceAccountTokens {
 			account = metav1.ObjectMeta{Name: e.Name, Namespace: o.Generic.ServiceAccountsNamespace}
 			accounts = append(accounts, e.Name)
@@ -222,11 +218,7 @@ func (g grants) in(namespace string, scope []string) granted {
 // resource in Needs. The cache also watches whatever the controller follows. A rule with resourceNames is
 // for the cache if a need chooses one of the names: RBAC takes the name of a list or watch from the
 // field selector metadata.name.
-func roles(e controllers.Entry, s controllers.Settings) (grants, error) {
-	needs, err := e.Needs(s)
-	if err != nil {
-		return nil, err
-	}
+func roles(e controllers.Entry, s controllers.Settings, needs []informers.Need) (grants, error) {
 	inCache := func(gr schema.GroupResource, names []string) bool {
 		if e.Follows && len(names) == 0 {
 			return true

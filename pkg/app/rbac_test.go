@@ -336,7 +336,8 @@ func TestRBACTellsTheCacheFromTheController(t *testing.T) {
 					return map[string][]rbacv1.PolicyRule{of: tc.rules}
 				}
 			}
-			all, err := roles(e, controllers.Settings{})
+			needs, _ := e.Needs(controllers.Settings{})
+			all, err := roles(e, controllers.Settings{}, needs)
 			if tc.failed != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.failed) {
 					t.Errorf("error %v, want %q", err, tc.failed)

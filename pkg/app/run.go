@@ -79,20 +79,13 @@ type process struct {
 // build builds everything. A mistake in the configuration fails here, on every replica. Events are
 // sent until ctx ends.
 func build(ctx context.Context, o *Options) (p *process, err error) {
-	enabled, err := o.enabled()
-	if err != nil {
-		return nil, err
-	}
-	needs, err := needsOf(enabled, o.Settings())
+	d, err := o.demands()
 	if err != nil {
 		return nil, err
 	}
 	registry := metrics.NewKubeRegistry()
-	p = &process{options: o, registry: registry, loopMetrics: controllers.NewMetrics(registry)}
+	p = &process{options: o, scheme: d.scheme, registry: registry, loopMetrics: controllers.NewMetrics(registry)}
 	if p.connection, err = newConnection(o.Client); err != nil {
-		return nil, err
-	}
-	if p.scheme, err = newScheme(enabled); err != nil {
 		return nil, err
 	}
 	events, err := startEvents(ctx, p.connection, p.scheme)
@@ -123,11 +116,11 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.caches, err = informers.NewCaches(registry); err != nil {
 		return nil, err
 	}
-	p.cache, err = p.caches.New(o.Informers, readers, needs, clock.RealClock{}, p.loopMetrics.Panicked)
+	p.cache, err = p.caches.New(o.Informers, readers, d.needs, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return nil, err
 	}
-	if p.controllers, err = p.newControllers(enabled); err != nil {
+	if p.controllers, err = p.newControllers(d.entries); err != nil {
 		return nil, err
 	}
 	p.auth, err = newAuth(o, p.connection)

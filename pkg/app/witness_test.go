@@ -64,7 +64,7 @@ func TestWitnessIsServedToStandbys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Secure.BindAddress, o.Secure.BindPort = address.IP, address.Port
+	o.Secure.BindAddress, o.Secure.BindPort, o.Insecure.Port = address.IP, address.Port, 0
 	own := newWitness(o, "leader_1")
 	s, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, own)
 	if err != nil {

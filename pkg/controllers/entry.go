@@ -81,6 +81,8 @@ type Settings struct {
 	Compat []string
 	// Namespaces are the only namespaces that may be read and written; empty means all: --namespaces.
 	Namespaces []string
+	// Namespace is the namespace of the process: that of its Lease and of its Pod.
+	Namespace string
 	// DryRun says that no write changes anything: --dry-run.
 	DryRun bool
 	// OwnNamespaces are the namespace of the process's Lease, and the Namespace that names the leader

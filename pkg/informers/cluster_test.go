@@ -261,7 +261,7 @@ func newTestCache(t *testing.T, c *cluster, needs ...Need) *ClusterCache {
 func newTestCacheWith(t *testing.T, cfg Config, sources func(*plan, string) (source, error), needs ...Need) *ClusterCache {
 	t.Helper()
 	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, sourceFor: sources, panicked: func(string) {}, caches: &Caches{}}
-	plans, err := newPlans(needs, scheme.Scheme)
+	plans, err := newPlans(needs, scheme.Scheme, cfg.Namespaces)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ type ClusterCache struct {
 func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
 	panicked func(controller string)) (*ClusterCache, error) {
 	f := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, panicked: panicked, caches: c}
-	plans, err := newPlans(needs, clients.scheme)
+	plans, err := newPlans(needs, clients.scheme, cfg.Namespaces)
 	if err != nil {
 		return nil, err
 	}
@@ -61,12 +61,7 @@ func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTi
 func (f *ClusterCache) newInformer(p *plan) (*informer, error) {
 	i := newInformer(p, f.panicked)
 	namespaces := f.cfg.Namespaces
-	switch {
-	case len(namespaces) > 0 && p.clusterScoped:
-		return nil, fmt.Errorf("%s have no namespace: not possible with --namespaces", i.name)
-	case p.namespace != "" && len(namespaces) > 0 && !slices.Contains(namespaces, p.namespace):
-		return nil, fmt.Errorf("%s in %s, which is not in --namespaces", i.name, p.namespace)
-	case p.namespace != "" || len(namespaces) == 0:
+	if p.namespace != "" || len(namespaces) == 0 {
 		namespaces = []string{p.namespace}
 	}
 	for _, namespace := range namespaces {
@@ -85,8 +80,7 @@ func (f *ClusterCache) newInformer(p *plan) (*informer, error) {
 		}
 		i.feeds = append(i.feeds, &feed{
 			informer: i, namespace: namespace, source: src, state: state, clock: f.clock,
-			resync:  wait.Jitter(f.cfg.MinResyncPeriod, 1), // so that they do not resync all at once
-			backoff: backoff,
+			resync: wait.Jitter(f.cfg.MinResyncPeriod, 1), // so that they do not resync all at once
 			exists: func(ctx context.Context) error {
 				_, err := f.clients.find(ctx, p.resource.GroupResource())
 				return err

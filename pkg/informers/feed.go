@@ -32,12 +32,8 @@ const (
 	listPatience = 30 * time.Second
 )
 
-// backoff is the back-off of client-go's informers. It grows to ten minutes for resources that are followed
-// at run time in the process's own cluster: there may be hundreds, most of them of no interest to anybody.
-var (
-	backoff       = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
-	followBackoff = wait.Backoff{Duration: time.Second, Cap: 10 * time.Minute, Steps: 100, Factor: 2, Jitter: 0.25}
-)
+// backoff is the back-off of client-go's informers.
+var backoff = wait.Backoff{Duration: 800 * time.Millisecond, Cap: 30 * time.Second, Steps: 100, Factor: 2, Jitter: 1}
 
 // feed reads one namespace of a resource, or all, for an informer. It is what client-go's reflector
 // reads from, a cache.ListerWatcherWithContext, and what it writes to, a cache.ReflectorStore.
@@ -48,20 +44,20 @@ type feed struct {
 	state     *state
 	clock     clock.WithDelayedExecution
 	resync    time.Duration // 0: no resyncs
-	backoff   wait.Backoff
 	// lists, if set, limits the lists that are taken at once: each holds a slot in it.
 	lists chan struct{}
 	// exists returns a NotFound error if the server does not have the resource in any version.
 	exists func(context.Context) error
 
-	// watches is since when it has watched; zero while it lists. Only the reflector's goroutine uses it.
-	watches time.Time
+	// watches is since when it has watched; zero while it lists. freeSlot gives a slot in lists back, unless that
+	// has happened. Only the reflector's goroutine uses them.
+	watches  time.Time
+	freeSlot func()
 
-	mu        sync.Mutex
-	restart   context.CancelFunc // makes it list anew
-	paged     bool               // a streamed list has stalled; this stays, since the server would stall again
-	stream    clock.Timer        // runs while a list is streamed
-	slotTimer clock.Timer        // runs while it has a slot in lists
+	mu      sync.Mutex
+	restart context.CancelFunc // makes it list anew
+	paged   bool               // a streamed list has stalled; this stays, since the server would stall again
+	stream  clock.Timer        // runs while a list is streamed
 }
 
 func (f *feed) covers(namespace string) bool {
@@ -79,13 +75,13 @@ func (f *feed) run(ctx context.Context) {
 		reflector := cache.NewReflectorWithOptions(f, nil, f, cache.ReflectorOptions{
 			Name: f.state.name, TypeDescription: f.state.name, ResyncPeriod: f.resync,
 		})
-		for delay := f.backoff; f.takeListSlot(inner); {
+		for delay := backoff; f.takeListSlot(inner); {
 			f.watches = time.Time{}
 			err := reflector.ListAndWatchWithContext(inner)
 			f.listDone()
 			watched := !f.watches.IsZero() && f.clock.Since(f.watches) > time.Minute
 			if watched {
-				delay = f.backoff
+				delay = backoff
 			}
 			switch {
 			case inner.Err() != nil:
@@ -125,26 +121,17 @@ func (f *feed) takeListSlot(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.slotTimer = f.clock.AfterFunc(listPatience, f.freeListSlot)
+	free := sync.OnceFunc(func() { <-f.lists })
+	timer := f.clock.AfterFunc(listPatience, free)
+	f.freeSlot = func() { timer.Stop(); free() }
 	return true
-}
-
-// freeListSlot gives the slot in lists back.
-func (f *feed) freeListSlot() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.slotTimer != nil {
-		f.slotTimer.Stop()
-		f.slotTimer = nil
-		<-f.lists
-	}
 }
 
 // listDone notes that no list is being read any more.
 func (f *feed) listDone() {
-	f.freeListSlot()
+	if f.freeSlot != nil {
+		f.freeSlot()
+	}
 	f.endStream()
 }
 

@@ -20,10 +20,10 @@ type Following[T any] struct {
 
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of
 // its objects as with [For]. host is the controller's host, a cluster that it has opened, or a [Cache].
-// The resource is watched until Stop or until ctx ends; call Stop in any case. Follow may be called
+// The resource is watched until Stop or until ctx ends; call Stop in any case. ctx is that of the controller's
+// Run or of Options.Background: the context of a reconcile ends with the reconcile. Follow may be called
 // before Start, and while the controller runs. Two controllers that follow the same resource have a watch
-// each. Failures are no problem of the controller: see Status. They are retried ever more seldom, in
-// another cluster at least once a minute.
+// each. Failures are no problem of the controller: see Status. They are retried at least once a minute.
 func Follow[T any](ctx context.Context, host interface{ cache() Cache }, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.For = c.controller
@@ -35,7 +35,7 @@ func Follow[T any](ctx context.Context, host interface{ cache() Cache }, need Ne
 }
 
 func (f *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {
-	plans, err := newPlans([]Need{need}, f.clients.scheme)
+	plans, err := newPlans([]Need{need}, f.clients.scheme, f.cfg.Namespaces)
 	if err != nil {
 		return nil, err
 	}
@@ -48,9 +48,6 @@ func (f *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*
 	}
 	for _, feed := range i.feeds {
 		feed.lists, feed.resync = need.Lists, 0
-		if f.cfg.Cluster == "" {
-			feed.backoff = followBackoff
-		}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
@@ -369,8 +370,7 @@ func TestNamespacesExcludeNeedsOfTheCluster(t *testing.T) {
 		"have no namespace":      {For: "nodes", Resource: Namespaces, ClusterScoped: true},
 		"is not in --namespaces": {For: "nodes", Resource: Secrets, Namespace: "b"},
 	} {
-		f := &ClusterCache{cfg: Config{Namespaces: []string{"a"}}, clock: clock.RealClock{}}
-		if _, err := f.newInformer(mustPlan(t, need)); err == nil || !strings.Contains(err.Error(), want) {
+		if err := CheckNeeds(Config{Namespaces: []string{"a"}}, []Need{need}, scheme.Scheme); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}

@@ -111,7 +111,8 @@ type Need struct {
 // manager's own controllers have it, so that a need with it shares their watch.
 const NotHelm = "type!=helm.sh/release.v1"
 
-func (n *Need) validate() error {
+// validate returns what is wrong with the need. only are the namespaces of --namespaces; empty means all.
+func (n *Need) validate(scheme *runtime.Scheme, only []string) error {
 	_, labelErr := labels.Parse(n.LabelSelector)
 	_, fieldErr := fields.ParseSelector(n.FieldSelector)
 	sensitive := n.whole() && (n.Resource.GroupResource() == ConfigMaps.GroupResource() || n.Resource.GroupResource() == Secrets.GroupResource())
@@ -126,8 +127,14 @@ func (n *Need) validate() error {
 		return fmt.Errorf("field selector: %w", fieldErr)
 	case n.ClusterScoped && n.Namespace != "":
 		return errors.New("ClusterScoped and Namespace must not both be set")
+	case n.ClusterScoped && len(only) > 0:
+		return errors.New("the objects have no namespace: not possible with --namespaces")
+	case n.Namespace != "" && len(only) > 0 && !slices.Contains(only, n.Namespace):
+		return fmt.Errorf("the namespace %s is not in --namespaces", n.Namespace)
 	case n.Resource.Version == "" && (n.whole() || n.Form == Reduced && n.Digest.exists()):
 		return errors.New("Resource.Version must be set in the forms Typed and Unstructured, and with a Digest")
+	case n.Form == Typed && !scheme.IsVersionRegistered(n.Resource.GroupVersion()):
+		return fmt.Errorf("the scheme has no types of %s, so it cannot be had in typed form", n.Resource.GroupVersion())
 	case sensitive && !n.Content:
 		return errors.New("the data of ConfigMaps and Secrets are cached only if the need says Content: true; read them live, or take a digest")
 	case sensitive && n.Namespace == "" && n.LabelSelector == "" && (n.FieldSelector == "" || n.FieldSelector == NotHelm):
@@ -169,7 +176,7 @@ type plan struct {
 	// digests are in the order in which objects hold them.
 	digests                                 []digest
 	namespace, labelSelector, fieldSelector string
-	optional, clusterScoped                 bool
+	optional                                bool
 }
 
 type digest struct {
@@ -178,11 +185,17 @@ type digest struct {
 	history bool
 }
 
+// CheckNeeds returns the error with which [Caches.New] refuses the needs, or nil.
+func CheckNeeds(cfg Config, needs []Need, scheme *runtime.Scheme) error {
+	_, err := newPlans(needs, scheme, cfg.Namespaces)
+	return err
+}
+
 // newPlans unites needs, in the order in which resources are first named.
-func newPlans(needs []Need, scheme *runtime.Scheme) ([]*plan, error) {
+func newPlans(needs []Need, scheme *runtime.Scheme, only []string) ([]*plan, error) {
 	var plans []*plan
 	for i, n := range needs {
-		err := n.validate()
+		err := n.validate(scheme, only)
 		if err == nil && slices.ContainsFunc(needs[:i], func(o Need) bool {
 			return o.For == n.For && o.Resource.GroupResource() == n.Resource.GroupResource()
 		}) {
@@ -222,7 +235,6 @@ func (p *plan) add(n Need, reads Form) {
 	p.needs = append(p.needs, n)
 	p.reads = max(p.reads, reads)
 	p.whole = p.whole || n.whole()
-	p.clusterScoped = p.clusterScoped || n.ClusterScoped
 	if n.Digest.exists() {
 		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest.sum, history: n.History})
 	}

@@ -88,8 +88,6 @@ func TestNeedsShareAnInformer(t *testing.T) {
 		"optional for one, required by another": {[]Need{{For: "a", Resource: Jobs, Optional: true}, {For: "b", Resource: Jobs}}, []string{"a: metadata ", "b: metadata "}},
 		"two versions": {[]Need{{For: "a", Resource: rollouts}, {For: "c", Resource: rollouts.GroupResource().WithVersion("v2")}},
 			[]string{"a: metadata ", "c: metadata "}},
-		"the Go type of a custom resource, which some objects may not fit": {[]Need{{For: "a", Resource: rollouts, Form: Typed}, {For: "b", Resource: rollouts}},
-			[]string{"a: typed ", "b: metadata "}},
 		"selectors, for the data of the Secrets that they choose": {
 			[]Need{reloadNeed, {For: "b", Resource: Secrets, Form: Typed, Content: true, LabelSelector: "app=x"},
 				{For: "c", Resource: Secrets, FieldSelector: "metadata.name=x"}, {For: "d", Resource: Secrets, Namespace: "shop"}},
@@ -99,7 +97,7 @@ func TestNeedsShareAnInformer(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			plans, err := newPlans(tc.needs, scheme.Scheme)
+			plans, err := newPlans(tc.needs, scheme.Scheme, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,6 +109,16 @@ func TestNeedsShareAnInformer(t *testing.T) {
 				t.Errorf("plans (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestCustomGoTypeHasItsOwnInformer has a Go type of a custom resource, which some of the objects may not fit.
+func TestCustomGoTypeHasItsOwnInformer(t *testing.T) {
+	custom := apiruntime.NewScheme()
+	custom.AddKnownTypeWithName(rollouts.GroupVersion().WithKind("Rollout"), &appsv1.Deployment{})
+	plans, err := newPlans([]Need{{For: "a", Resource: rollouts, Form: Typed}, {For: "b", Resource: rollouts}}, custom, nil)
+	if err != nil || len(plans) != 2 {
+		t.Errorf("%d plans: %v", len(plans), err)
 	}
 }
 

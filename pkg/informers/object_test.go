@@ -47,7 +47,7 @@ func contentOf(obj apiruntime.Object) []byte {
 
 func mustPlan(tb testing.TB, needs ...Need) *plan {
 	tb.Helper()
-	plans, err := newPlans(needs, scheme.Scheme)
+	plans, err := newPlans(needs, scheme.Scheme, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}

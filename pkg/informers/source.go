@@ -70,16 +70,13 @@ type source struct {
 }
 
 // sourceFor returns a source that reads no more of the resource than the plan uses. It reads all
-// namespaces if namespace is empty. It is an error if the scheme has no type for the typed form.
+// namespaces if namespace is empty.
 func (c Clients) sourceFor(p *plan, namespace string) (source, error) {
-	switch {
-	case p.reads == Metadata:
+	switch p.reads {
+	case Metadata:
 		return sourceOf(metadataOf(p.resource, c, namespace)), nil
-	case p.reads == Unstructured:
+	case Unstructured:
 		return sourceOf(c.dynamic.Resource(p.resource).Namespace(namespace)), nil
-	case !c.scheme.IsVersionRegistered(p.resource.GroupVersion()):
-		return source{}, fmt.Errorf("the scheme has no types of %s, so %s cannot be had in typed form",
-			p.resource.GroupVersion(), resourceName(p.resource))
 	}
 	return newTypedSource(p, c, namespace)
 }
