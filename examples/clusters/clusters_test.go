@@ -25,7 +25,7 @@ func namespace(name string) *corev1.Namespace {
 func secret(c *controllertest.Cluster, name string) *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "clusters", Name: name, Labels: map[string]string{"example.com/cluster": "true"}},
-		Data:       map[string][]byte{"server": []byte(c.Address), "token": []byte("of " + name)},
+		Data:       map[string][]byte{"server": []byte(c.Address), "ca.crt": c.CA, "token": []byte("of " + name)},
 	}
 }
 
@@ -69,6 +69,18 @@ func TestClustersGetLabels(t *testing.T) {
 			h.Sleep(time.Hour)
 			expect(t, east, label)
 		},
+		"a token that holds no more": func(t *testing.T, h *controllertest.Host, east, _ *controllertest.Cluster) {
+			t.Helper()
+			east.SetToken("the next")
+			east.Put(namespace("new"))
+			h.Sleep(time.Hour)
+			expect(t, east, nil)
+			next := secret(east, "east")
+			next.Data["token"] = []byte("the next")
+			h.Put(next)
+			h.Settle()
+			expect(t, east, label)
+		},
 		"a new leader goes on": func(t *testing.T, h *controllertest.Host, east, _ *controllertest.Cluster) {
 			t.Helper()
 			h.Restart()
@@ -97,7 +109,9 @@ func TestClustersGetLabels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := controllertest.Setup{Entries: []controllers.Entry{clusters.Entry()}, Standby: true}.NewHost(t)
-				east, west := h.AddCluster("east", namespace("shop")), h.AddCluster("west", namespace("shop"))
+				east, west := h.AddTLSCluster("east", namespace("shop")), h.AddTLSCluster("west", namespace("shop"))
+				east.SetToken("of east")
+				west.SetToken("of west")
 				h.Put(secret(east, "east"), secret(west, "west"))
 				h.Settle()
 				expect(t, east, []string{"patch namespaces shop"})

@@ -184,38 +184,6 @@ func TestFairnessOfKeysMadeDueByOthers(t *testing.T) {
 	})
 }
 
-// TestFairnessOfChangesAgainstARelist also holds what docs/extend/informers.md says of a relist.
-func TestFairnessOfChangesAgainstARelist(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const unchanged = 2000
-		p := newPaced(t, objects("shop", unchanged)...)
-		p.lead(t)
-		pass(time.Hour)
-		if len(p.ended()) != unchanged || p.loop.Status().QueueDepth != 0 {
-			t.Fatalf("%d reconciled at the start, want %d", len(p.ended()), unchanged)
-		}
-		missed, mine := cache.NewObjectName("shop", "1999"), cache.NewObjectName("shop", "new")
-		p.source.ModifyDropWatch(object(missed, "2"))
-		p.source.ResetWatch() // it forgets what was missed, so that the next watch gets 410 Gone
-		for p.loop.Status().QueueDepth == 0 {
-			pass(time.Millisecond) // the back-off of the informer
-			synctest.Wait()
-		}
-		if got := p.loop.Status().QueueDepth; got < unchanged-1 {
-			t.Errorf("the relist showed %d objects, want all", got)
-		}
-		p.expectNext(t, 2, missed)
-		for range 5 {
-			p.change(mine)
-			p.expectNext(t, 3, mine)
-		}
-		pass(time.Hour)
-		if got := len(p.ended()); got != 2*unchanged+5 {
-			t.Errorf("%d reconciled, want each object twice and one five times more", got)
-		}
-	})
-}
-
 func TestFairnessOfRequeuesAgainstTheReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPaced(t, objects("shop", 200)...)

@@ -5,6 +5,11 @@ package controllertest
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
@@ -15,6 +20,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
@@ -27,21 +33,52 @@ type Cluster struct {
 	// host.
 	*Host
 	// Address is what a controller passes to Host.Cluster as the Host of the configuration, from wherever it
-	// has its clusters. No credentials are needed. A Transport of the configuration gets the network of the
-	// test by its method SetDial(func(context.Context, string, string) (net.Conn, error)).
+	// has its clusters. A Transport of the configuration gets the network of the test by its method
+	// SetDial(func(context.Context, string, string) (net.Conn, error)).
 	Address string
+	// CA is the authority of the certificate, in PEM, of a cluster that AddTLSCluster has added.
+	CA []byte
 
 	server *httptest.Server
+	token  atomic.Pointer[string] // that each request must have; nil: none
 	cut    atomic.Bool
 	hangs  atomic.Pointer[chan struct{}] // closed when it hangs no more
 }
 
-// AddCluster adds an API server at http://NAME.test with the given objects. It allows every request.
+// AddCluster adds an API server at http://NAME.test with the given objects. It allows every request, without
+// credentials, unless SetToken or Forbid say otherwise.
 func (h *Host) AddCluster(name string, objects ...runtime.Object) *Cluster {
 	h.t.Helper()
-	c := &Cluster{Address: "http://" + name + ".test", Host: Setup{Entries: h.setup.Entries}.newHost(h.t)}
+	c := &Cluster{Address: "http://" + name + ".test"}
+	h.add(c, nil, objects)
+	return c
+}
+
+// AddTLSCluster is AddCluster for an API server at https://NAME.test, whose certificate is one by Cluster.CA.
+func (h *Host) AddTLSCluster(name string, objects ...runtime.Object) *Cluster {
+	h.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	certificate, err := certutil.NewSelfSignedCACert(certutil.Config{CommonName: name + ".test"}, key)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	c := &Cluster{
+		Address: "https://" + name + ".test",
+		CA:      pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: certificate.Raw}),
+	}
+	h.add(c, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{certificate.Raw}, PrivateKey: key}}}, objects)
+	return c
+}
+
+// add starts the API server of a cluster, without TLS if config is nil.
+func (h *Host) add(c *Cluster, config *tls.Config, objects []runtime.Object) {
+	h.t.Helper()
+	c.Host = Setup{Entries: h.setup.Entries}.newHost(h.t)
 	c.scheme = h.scheme
-	c.Host.server = apiserver.New(h.scheme, apiserver.Hooks{Admit: c.hook, Wrote: c.wrote, Unsupported: c.unsupported,
+	c.Host.server = apiserver.New(h.scheme, apiserver.Hooks{Admit: c.admitAny, Wrote: c.wrote, Unsupported: c.unsupported,
 		Holds: c.holds, Clock: c.now})
 	c.Lag(0)
 	c.Put(objects...)
@@ -53,19 +90,30 @@ func (h *Host) AddCluster(name string, objects ...runtime.Object) *Cluster {
 			}
 			panic(http.ErrAbortHandler)
 		}
+		if token := c.token.Load(); token != nil && r.Header.Get("Authorization") != "Bearer "+*token {
+			http.Error(w, "Unauthorized", http.StatusUnauthorized)
+			return
+		}
 		c.Host.server.ServeHTTP(w, r)
 	}))
 	c.server.Listener.Close()
 	c.server.Listener = c.network
-	c.server.Start()
+	if c.server.TLS = config; config != nil {
+		c.server.StartTLS()
+	} else {
+		c.server.Start()
+	}
 	h.clusters = append(h.clusters, c)
 	h.t.Cleanup(func() {
 		c.Restore()
 		c.server.CloseClientConnections()
 		c.server.Close()
 	})
-	return c
 }
+
+// SetToken makes the API server answer 401 Unauthorized, from now on, to each request that has not this bearer
+// token. Watches that have begun go on.
+func (c *Cluster) SetToken(token string) { c.token.Store(&token) }
 
 // open is Host.Cluster for the clusters of the test. Another address, which may be one of the real
 // network, fails the test.

@@ -57,6 +57,8 @@ type Host struct {
 	onWrite func(Request) error
 	clock   func(resource string) time.Time
 	hooking chan struct{} // holds the one call of a hook
+
+	forbidden []string // resources, see Forbid
 }
 
 // NewHost starts a manager that runs the entry: see [Setup.NewHost].
@@ -238,6 +240,10 @@ func (h *Host) Latency(d time.Duration) {
 func (h *Host) setTiming() {
 	h.server.SetTiming(apiserver.Timing{Latency: h.latency, Lag: maps.Clone(h.lags)})
 }
+
+// Relist ends all watches and lets none be resumed, as an API server does after an outage: the cache lists
+// everything again within a minute, and shows it to the controllers. What is put meanwhile is only in the list.
+func (h *Host) Relist() { h.server.Expire() }
 
 // SetClock sets the clock of the API server, which its responses tell. Each resource may have an API server
 // with another clock.

@@ -186,7 +186,6 @@ func TestHostRunsSeveralEntries(t *testing.T) {
 	})
 }
 
-// TestHostAsStandby has a controller of every replica, whose writes only the leader may do.
 func TestEventsAreOfTheirOwnEntry(t *testing.T) {
 	tells := func(_ context.Context, h controllers.Host) error {
 		h.Events.Event(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a"}}, corev1.EventTypeNormal, "Seen", "by "+h.LoopOptions.Name)
@@ -200,6 +199,7 @@ func TestEventsAreOfTheirOwnEntry(t *testing.T) {
 	})
 }
 
+// TestHostAsStandby has a controller of every replica, whose writes only the leader may do.
 func TestHostAsStandby(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var refused atomic.Int32
@@ -362,7 +362,19 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		},
 		"a need that Permissions do not allow": {
 			func(e *entry) { e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil } },
-			`controller greeter: Permissions do not allow what it declares in Needs; missing is {APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"watch"}}`,
+			"controller greeter: needs configmaps in the cache, but its permissions do not let it list and watch them",
+		},
+		"a need that only a wildcard allows": {
+			func(e *entry) { e.Permissions = allowing("*") },
+			"controller greeter: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count",
+		},
+		"a resource that Permissions do not let it follow": {
+			func(e *entry) { *e = following(informers.Secrets, allowing("configmaps")) },
+			`controller follower: Permissions do not allow what it follows; missing is {APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"watch"}}`,
+		},
+		"the name of a client of the manager's own": {
+			func(e *entry) { e.Name = "events" },
+			"controller events: the name is that of a client of the manager's own",
 		},
 		"an informer that Needs do not declare": {
 			func(e *entry) { e.Needs = func(controllers.Settings) ([]informers.Need, error) { return nil, nil } },
@@ -373,8 +385,11 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 				e.Needs = func(controllers.Settings) ([]informers.Need, error) {
 					return []informers.Need{{Resource: gadgets, Form: informers.Typed}}, nil
 				}
+				e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule {
+					return []rbacv1.PolicyRule{{APIGroups: []string{"example.com"}, Resources: []string{"gadgets"}, Verbs: []string{"list", "watch"}}}
+				}
 			},
-			"greeter: the scheme has no types of example.com/v1, so gadgets.example.com cannot be had in typed form",
+			"greeter: gadgets.example.com: the scheme has no types of example.com/v1, so it cannot be had in typed form",
 		},
 		"a function that is missing": {
 			func(e *entry) { e.New = nil },
@@ -425,6 +440,130 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			})
 		})
 	}
+}
+
+// allowing returns the Permissions to read resources of the core group.
+func allowing(resources ...string) func(controllers.Settings) []rbacv1.PolicyRule {
+	return func(controllers.Settings) []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: resources, Verbs: []string{"get", "list", "watch"}}}
+	}
+}
+
+// following returns an entry that follows a resource and tells the state of it by Status.
+func following(resource schema.GroupVersionResource, permissions func(controllers.Settings) []rbacv1.PolicyRule) controllers.Entry {
+	return controllers.Entry{
+		Name: "follower", Follows: true, Permissions: permissions,
+		Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, nil },
+		New: func(h controllers.Host) (controllers.Controller, error) {
+			f := &follower{}
+			h.LoopOptions.Background = func(ctx context.Context) error {
+				following, err := informers.Follow[metav1.Object](ctx, h, informers.Need{Resource: resource})
+				if err != nil {
+					return err
+				}
+				defer following.Stop()
+				f.following.Store(following)
+				<-ctx.Done()
+				return nil
+			}
+			var err error
+			f.Loop, err = controllers.NewLoop(h.LoopOptions, func(context.Context, string) (time.Duration, error) { return 0, nil })
+			return f, err
+		},
+	}
+}
+
+type follower struct {
+	*controllers.Loop[string]
+	following atomic.Pointer[informers.Following[metav1.Object]]
+}
+
+func (f *follower) Status() controllers.Status {
+	s := f.Loop.Status()
+	if following := f.following.Load(); following != nil {
+		s.Details = following.Status()
+	}
+	return s
+}
+
+func TestForbiddenIsNoMistake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := controllertest.Setup{
+			Entries: []controllers.Entry{following(informers.Secrets, allowing("secrets"))},
+			Prepare: func(h *controllertest.Host) { h.Forbid("secrets") },
+		}.NewHost(t)
+		follows := func() informers.ResourceStatus {
+			return h.Controller("follower").Status().Details.(informers.ResourceStatus)
+		}
+		h.Sleep(time.Hour)
+		if s := follows(); !s.Forbidden || s.Synced {
+			t.Errorf("status %+v", s)
+		}
+		h.Forbid()
+		h.Sleep(time.Minute)
+		if s := follows(); s.Forbidden || !s.Synced {
+			t.Errorf("status %+v a minute later", s)
+		}
+	})
+}
+
+// TestChangeOvertakesARelist has 2,000 objects of one namespace that a relist shows unchanged, with reconciles of
+// 10 ms by one worker: in turn, the last of them would wait for 20 s.
+func TestChangeOvertakesARelist(t *testing.T) {
+	const unchanged, pace = 2000, 10 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		var objects []runtime.Object
+		for i := range unchanged {
+			objects = append(objects, asking(fmt.Sprint(i)))
+		}
+		var reconciled atomic.Int64
+		var done sync.Map // when each key was done, by name
+		e := doing("slow", nil)
+		e.New = func(h controllers.Host) (controllers.Controller, error) {
+			return controllers.NewLoop(h.LoopOptions, func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+				<-time.After(pace)
+				reconciled.Add(1)
+				done.Store(key.Name, time.Now())
+				return 0, nil
+			}, controllers.WatchSelf(informers.For[metav1.Object](h, informers.ConfigMaps)))
+		}
+		h := controllertest.NewHost(t, e, objects...)
+		h.Sleep(time.Minute)
+		if n := reconciled.Load(); n != unchanged {
+			t.Fatalf("%d reconciles at the start, want %d", n, unchanged)
+		}
+		// waited returns how long an object has waited since it, or the list, came.
+		waited := func(name string, since time.Time) time.Duration {
+			for range 10_000 {
+				if at, ok := done.Load(name); ok && at.(time.Time).After(since) {
+					return at.(time.Time).Sub(since)
+				}
+				<-time.After(time.Millisecond)
+			}
+			return time.Hour
+		}
+		h.Relist()
+		missed := asking("0")
+		missed.Annotations["other"] = "changed"
+		h.Put(missed)
+		for reconciled.Load() == unchanged {
+			<-time.After(time.Millisecond)
+		}
+		longest := waited("0", time.Now().Add(-2*pace))
+		for i := range 5 {
+			name := fmt.Sprint("new-", i)
+			h.Put(asking(name))
+			longest = max(longest, waited(name, time.Now()))
+		}
+		t.Logf("a change waited for %s at most", longest)
+		if longest > 100*time.Millisecond {
+			t.Errorf("a change waited for %s", longest)
+		}
+		h.Sleep(time.Minute)
+		if n := reconciled.Load(); n != 2*unchanged+5 {
+			t.Errorf("%d reconciles, want each object twice and five new ones", n)
+		}
+	})
 }
 
 // TestFilterLosesNothingByOthersNeeds has one controller that keeps whole Deployments, and

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
 )
@@ -19,11 +20,8 @@ import (
 // testAgent is the user agent of the test's own clients.
 const testAgent = "the-test"
 
-// hostAgents end the user agents of the manager's own clients. What they may do is not the
-// controller's business.
-var hostAgents = []string{testAgent, "startup", "discovery", "events", "leader-election", "service-account-tokens", "dry-run"}
-
-// cacheAgent ends the user agent of the cache, which reads what is in Needs by the controller's rules.
+// cacheAgent ends the user agent of the cache, which reads what is in Needs, and what controllers follow, by
+// the controllers' rules. What the manager's other clients may do is not the controllers' business.
 const cacheAgent = "informers"
 
 // by returns the last part of the user agent: the name of a controller, for its requests.
@@ -47,6 +45,16 @@ func (h *Host) names() (names []string) {
 	return names
 }
 
+// following returns the names of the entries that may follow resources.
+func (h *Host) following() (names []string) {
+	for _, e := range h.setup.Entries {
+		if e.Follows {
+			names = append(names, e.Name)
+		}
+	}
+	return names
+}
+
 // rules returns what a user agent may do in a namespace; empty is the cluster. The cache may do what all
 // controllers may.
 func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
@@ -62,20 +70,45 @@ func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
 // admit refuses what RBAC would, with the entries' permissions, and fails the test.
 func (h *Host) admit(r apiserver.Request) error {
 	who := by(r)
-	if slices.Contains(hostAgents, who) {
+	if who == testAgent || who != cacheAgent && slices.Contains(app.OwnAgents(), who) {
 		return nil
 	}
 	if !holds(h.rules(who, r.Namespace), ruleOf(r)) {
 		h.lacks(r, who)
-		scope := "at the cluster scope"
-		if r.Namespace != "" {
-			scope = fmt.Sprintf("in the namespace %q", r.Namespace)
-		}
-		return apierrors.NewForbidden(r.Resource, r.Name, fmt.Errorf(
-			`user "system:serviceaccount:kube-system:quartermaster" cannot %s resource %q in API group %q %s`,
-			r.Verb, resourceOf(r), r.Resource.Group, scope))
+		return refusal(r)
+	}
+	return h.admitAny(r)
+}
+
+// admitAny refuses what Forbid or a hook does.
+func (h *Host) admitAny(r apiserver.Request) error {
+	h.mu.Lock()
+	forbidden := slices.Contains(h.forbidden, r.Resource.String())
+	h.mu.Unlock()
+	if forbidden && by(r) != testAgent {
+		return refusal(r)
 	}
 	return h.hook(r)
+}
+
+// refusal is the error with which RBAC refuses a request.
+func refusal(r apiserver.Request) error {
+	scope := "at the cluster scope"
+	if r.Namespace != "" {
+		scope = fmt.Sprintf("in the namespace %q", r.Namespace)
+	}
+	return apierrors.NewForbidden(r.Resource, r.Name, fmt.Errorf(
+		`user "system:serviceaccount:kube-system:quartermaster" cannot %s resource %q in API group %q %s`,
+		r.Verb, resourceOf(r), r.Resource.Group, scope))
+}
+
+// Forbid makes the API server refuse all requests of the manager for these resources from now on, such as
+// widgets.example.com, although Permissions allow them: the roles of an installation may grant less. Watches
+// that have begun go on. Without resources, nothing is forbidden any more.
+func (h *Host) Forbid(resources ...string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.forbidden = resources
 }
 
 // hook calls OnRead or OnWrite.
@@ -162,9 +195,9 @@ func (h *Host) lacks(r apiserver.Request, who string) {
 		return
 	}
 	does := "do not allow what it does"
-	if who == cacheAgent {
-		does = "do not allow what it declares in Needs"
-		who = strings.Join(h.names(), ", ")
+	if who == cacheAgent { // the start has checked what is in Needs
+		does = "do not allow what it follows"
+		who = strings.Join(h.following(), ", ")
 	}
 	h.t.Errorf("controller %s: Permissions %s; missing is %s", who, does, missing)
 }

@@ -99,13 +99,15 @@ type Server struct {
 	uids      int
 	log       []change
 	changed   chan struct{} // closed at the next change
+	oldest    int           // the version from which on watches may begin
+	expired   chan struct{} // closed when Expire ends all watches
 }
 
 // New returns a server of the resources in scheme, without any object.
 func New(scheme *runtime.Scheme, hooks Hooks) *Server {
 	return &Server{
 		hooks: hooks, types: newTypeConverter(), resources: resourcesOf(scheme),
-		objects: map[key]*object{}, version: 100, changed: make(chan struct{}),
+		objects: map[key]*object{}, version: 100, changed: make(chan struct{}), expired: make(chan struct{}),
 	}
 }
 
@@ -114,6 +116,16 @@ func (s *Server) SetTiming(t Timing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.timing = t
+}
+
+// Expire ends all watches and forgets all versions so far, so that no watch can be resumed.
+func (s *Server) Expire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	s.oldest = s.version
+	close(s.expired)
+	s.expired = make(chan struct{})
 }
 
 // Requests returns how many requests have come and how many changes were made.

@@ -33,7 +33,7 @@ const bookmarkPeriod = time.Minute
 
 // watch serves a watch until the client ends it or its time is over.
 func (s *Server) watch(w http.ResponseWriter, c call) error {
-	next, err := s.begin(c)
+	next, expired, err := s.begin(c)
 	if err != nil {
 		return err
 	}
@@ -87,28 +87,32 @@ func (s *Server) watch(w http.ResponseWriter, c call) error {
 			}
 		case <-over:
 			return nil
+		case <-expired:
+			return nil
 		case <-c.ctx:
 			return nil
 		}
 	}
 }
 
-// begin returns the position in the log at which the watch begins.
-func (s *Server) begin(c call) (int, error) {
+// begin returns the position in the log at which the watch begins, and the channel of Expire.
+func (s *Server) begin(c call) (next int, expired <-chan struct{}, err error) {
 	version := 0
 	if v := c.options.ResourceVersion; v != "" {
-		var err error
 		if version, err = strconv.Atoi(v); err != nil {
-			return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version %q", v))
+			return 0, nil, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version %q", v))
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next := len(s.log)
+	if version > 0 && version < s.oldest {
+		return 0, nil, apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", version, s.oldest))
+	}
+	next = len(s.log)
 	for next > 0 && s.log[next-1].version > version {
 		next--
 	}
-	return next, nil
+	return next, s.expired, nil
 }
 
 // watchStream writes events.
