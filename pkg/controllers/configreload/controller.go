@@ -1,44 +1,6 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package configreload rolls workloads whose ConfigMaps or Secrets changed.
-//
-// A change of a source enqueues the workloads that it concerns and does nothing else. Reconciling a
-// workload compares the sources that it watches with what was last recorded of them. If they differ,
-// one patch marks the pod template and records the new state together, so that a crash neither
-// loses nor repeats a reload. Package policy, which is pure, decides what is to be done. The files of
-// this package:
-//
-//	events.go, index.go                what enters, and whom it concerns
-//	sources.go                         changes of sources, until a workload takes them
-//	controller.go                      a reconcile
-//	write.go                           writing, Events
-//	kinds.go                           the kinds, and how each of them is reloaded
-//	cronjobs.go, jobs.go, rollouts.go  the kinds that take more than a patch
-//
-// The state annotation of a workload has what is recorded of its sources. A run also remembers, in
-// memory.go:
-//
-//	field      what it is                          set by                      cleared by
-//	last       the state that this run has         a decision, once it is      never; the later of last
-//	           recorded, or found, last, and on    carried out                 and the annotation counts
-//	           which version of the workload
-//	window     changes that wait for one reload,   events; a difference that   the reload; or the decision
-//	           with the data before them           no event announced          that nothing is to do
-//	written    the version of the last write       each patch                  the cache, when it has it
-//	rewritten  when a state that somebody else     that write                  rewriteInterval
-//	           changed was last written again
-//	reported   the problems for which there was    a reconcile that finds      a reconcile without them
-//	           an Event                            others
-//	job        the Job that a CronJob was last     its creation                its hashes by the recorded
-//	           run as, and for which data                                      state, or another change
-//	recreate   a Job that is replaced              its deletion                its creation
-//	paused     for a metric: whether it is paused  a decision                  a decision
-//	           after a reload
-//
-// All fields end with the workload and with the run.
-//
-// With Config.Compat, the annotations of stakater/Reloader count too.
 package configreload
 
 import (
@@ -70,12 +32,12 @@ import (
 // Name is the name of the controller.
 const Name = "config-reload"
 
-// Controller rolls workloads. Build it with [New].
-type Controller struct {
+// controller rolls workloads.
+type controller struct {
 	cfg      Config
 	keys     *policy.Keys
-	in       Informers
-	sources  map[policy.SourceType]informers.Informer[Source] // without those that are ignored
+	in       informerSet
+	sources  map[policy.SourceType]informers.Informer[cachedSource] // without those that are ignored
 	kinds    map[string]*kind
 	client   kubernetes.Interface
 	events   record.EventRecorder
@@ -88,14 +50,14 @@ type Controller struct {
 	changes  *changes
 }
 
-var _ controllers.Controller = &Controller{}
+var _ controllers.Controller = &controller{}
 
 // New adds indexers and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate. The dynamic client is for Argo Rollouts and may be nil
 // without them.
-func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
+func newController(cfg Config, in informerSet, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
-) (*Controller, error) {
+) (*controller, error) {
 	selector, err := parseSelector(cfg.NamespaceSelector)
 	if err != nil {
 		return nil, err
@@ -103,9 +65,9 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 	if cfg.needsNamespaces() && in.Namespaces == nil {
 		return nil, errors.New("--config-reload-namespace-selector needs an informer of namespaces")
 	}
-	c := &Controller{
+	c := &controller{
 		cfg: cfg, keys: cfg.keys(), in: in,
-		sources:  map[policy.SourceType]informers.Informer[Source]{},
+		sources:  map[policy.SourceType]informers.Informer[cachedSource]{},
 		client:   client,
 		events:   events,
 		clock:    loop.Clock,
@@ -117,7 +79,7 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 		return nil, errors.New("CronJobs need an informer of Jobs")
 	}
 	c.memory = newMemory(c.cachedUID)
-	for t, informer := range map[policy.SourceType]informers.Informer[Source]{
+	for t, informer := range map[policy.SourceType]informers.Informer[cachedSource]{
 		policy.ConfigMap: in.ConfigMaps, policy.Secret: in.Secrets, policy.SecretProviderClass: in.PodStatuses,
 	} {
 		if informer != nil && cfg.watches(t) {
@@ -132,7 +94,7 @@ func New(cfg Config, in Informers, client kubernetes.Interface, dyn dynamic.Inte
 }
 
 // Run reconciles until ctx ends and every worker has returned.
-func (c *Controller) Run(ctx context.Context) error {
+func (c *controller) Run(ctx context.Context) error {
 	defer c.changes.clear()
 	defer c.memory.clear()
 	var wg sync.WaitGroup
@@ -148,9 +110,9 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 // Status returns the state of the controller's loop.
-func (c *Controller) Status() controllers.Status { return c.loop.Status() }
+func (c *controller) Status() controllers.Status { return c.loop.Status() }
 
-func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Duration, error) {
+func (c *controller) reconcile(ctx context.Context, key policy.Key) (time.Duration, error) {
 	k := c.kinds[key.Kind]
 	if k == nil {
 		if key.Kind == namespaceKind {
@@ -206,7 +168,7 @@ func (c *Controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 }
 
 // cachedUID returns the UID of the cached workload; empty if the cache does not have it.
-func (c *Controller) cachedUID(key policy.Key) types.UID {
+func (c *controller) cachedUID(key policy.Key) types.UID {
 	obj, exists := c.kinds[key.Kind].informer.Get(key.ObjectName)
 	if !exists {
 		return ""
@@ -223,7 +185,7 @@ const pauseRetry = 10 * time.Second
 
 // step decides on one version of a workload and does what is due. A conflict is reported as a
 // failure only if last is set.
-func (c *Controller) step(ctx context.Context, k *kind, w *policy.Workload, last bool) (time.Duration, error) {
+func (c *controller) step(ctx context.Context, k *kind, w *policy.Workload, last bool) (time.Duration, error) {
 	if w.Deleting {
 		return 0, nil
 	}
@@ -285,7 +247,7 @@ func (c *Controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 // old data. The cache of sources may lag by any time, also on a replica that has just begun to lead,
 // while the record on the workload may be newer. A version of a source that is newer
 // than the workload's is safe; for any other, the API server is asked whether it is the latest.
-func (c *Controller) cacheIsBehind(ctx context.Context, f *policy.Facts, keys []policy.SourceKey) (bool, error) {
+func (c *controller) cacheIsBehind(ctx context.Context, f *policy.Facts, keys []policy.SourceKey) (bool, error) {
 	w := f.Workload
 	for _, key := range keys {
 		cached := f.Sources[key]
@@ -314,7 +276,7 @@ func soonest(a, b time.Duration) time.Duration {
 
 // facts collects what the decision on w depends on, unless there is a problem with its patterns. The error
 // says that the state annotation could not be parsed; then nothing is recorded.
-func (c *Controller) facts(w *policy.Workload, r *policy.Rules, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
+func (c *controller) facts(w *policy.Workload, r *policy.Rules, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
 	recorded, err := c.recorded(w, e)
 	sources, watched, problem := c.lookUp(w, r, recorded)
 	if problem != nil {
@@ -329,15 +291,15 @@ func (c *Controller) facts(w *policy.Workload, r *policy.Rules, e *entry, now ti
 }
 
 // recorded returns what was last recorded of w; nil if nothing was.
-func (c *Controller) recorded(w *policy.Workload, e *entry) (policy.State, error) {
+func (c *controller) recorded(w *policy.Workload, e *entry) (policy.State, error) {
 	return policy.ParseState(w.Recorded(e.last), w.Key)
 }
 
 // inMemory reports whether the state of w is kept in memory, not on the workload.
-func (c *Controller) inMemory(w *policy.Workload) bool { return c.cfg.DryRun || w.Kind.Stateless }
+func (c *controller) inMemory(w *policy.Workload) bool { return c.cfg.DryRun || w.Kind.Stateless }
 
 // selected reports whether the controller works in a namespace.
-func (c *Controller) selected(namespace string) bool {
+func (c *controller) selected(namespace string) bool {
 	if len(c.cfg.Namespaces) > 0 {
 		return slices.Contains(c.cfg.Namespaces, namespace)
 	}

@@ -43,7 +43,7 @@ type cronJobRun struct {
 const suspended = "Suspended"
 
 // runCronJob runs a CronJob once, outside of its schedule.
-func (c *Controller) runCronJob(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry) (outcome, error) {
+func (c *controller) runCronJob(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry) (outcome, error) {
 	w := f.Workload
 	name, hashes := runName(f, p), p.Hashes()
 	// If the same reload is decided on again, its Job was created but the state was not written. The
@@ -93,7 +93,7 @@ func (c *Controller) runCronJob(ctx context.Context, k *kind, f *policy.Facts, p
 
 // runs reports whether a Job of the CronJob has not finished. The CronJob's status lists only the
 // Jobs that its controller created, and the cache may not have ours yet.
-func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, e *entry) (bool, error) {
+func (c *controller) runs(ctx context.Context, cj *batchv1.CronJob, e *entry) (bool, error) {
 	if len(cj.Status.Active) > 0 || c.hasActiveJob(cj.UID) {
 		return true, nil
 	}
@@ -111,7 +111,7 @@ func (c *Controller) runs(ctx context.Context, cj *batchv1.CronJob, e *entry) (b
 }
 
 // hasActiveJob reports whether the cache has a Job of the CronJob that has not finished.
-func (c *Controller) hasActiveJob(cronJob types.UID) bool {
+func (c *controller) hasActiveJob(cronJob types.UID) bool {
 	return slices.ContainsFunc(c.in.Jobs.ByIndex(byCronJob, string(cronJob)), func(obj metav1.Object) bool {
 		w, err := policy.NewWorkload(&jobKind, obj, Name)
 		return err == nil && !w.Finished
@@ -119,7 +119,7 @@ func (c *Controller) hasActiveJob(cronJob types.UID) bool {
 }
 
 // cachedJob returns a Job of the cache; nil if the cache does not have it.
-func (c *Controller) cachedJob(namespace, name string) metav1.Object {
+func (c *controller) cachedJob(namespace, name string) metav1.Object {
 	obj, _ := c.in.Jobs.Get(cache.NewObjectName(namespace, name))
 	return obj
 }
@@ -142,7 +142,7 @@ func cutName(name string) string {
 }
 
 // cronJobRun returns the Job of one reload.
-func (c *Controller) cronJobRun(cj *batchv1.CronJob, name string, f *policy.Facts, p *policy.Plan) *batchv1.Job {
+func (c *controller) cronJobRun(cj *batchv1.CronJob, name string, f *policy.Facts, p *policy.Plan) *batchv1.Job {
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        name,

@@ -26,8 +26,8 @@ func Entry() controllers.Entry {
 		Permissions: func(s controllers.Settings) []rbacv1.PolicyRule { return permissions(flags.with(s)) },
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags.with(h.Settings)
-			in := Informers{LiveVersion: h.LiveVersion}
-			sources := map[schema.GroupVersionResource]*informers.Informer[Source]{
+			in := informerSet{LiveVersion: h.LiveVersion}
+			sources := map[schema.GroupVersionResource]*informers.Informer[cachedSource]{
 				informers.ConfigMaps: &in.ConfigMaps, informers.Secrets: &in.Secrets, PodStatusesResource: &in.PodStatuses,
 			}
 			others := map[schema.GroupVersionResource]*informers.Informer[metav1.Object]{
@@ -35,14 +35,14 @@ func Entry() controllers.Entry {
 				informers.CronJobs: &in.CronJobs, informers.Jobs: &in.Jobs, RolloutsResource: &in.Rollouts,
 				informers.Namespaces: &in.Namespaces,
 			}
-			for _, resource := range Resources(cfg) {
+			for _, resource := range resources(cfg) {
 				if source := sources[resource]; source != nil {
-					*source = informers.For[Source](h, resource)
+					*source = informers.For[cachedSource](h, resource)
 				} else {
 					*others[resource] = informers.For[metav1.Object](h, resource)
 				}
 			}
-			return New(cfg, in, h.Client, h.Dynamic, h.Events, h.LoopOptions, h.Metrics)
+			return newController(cfg, in, h.Client, h.Dynamic, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }
@@ -60,16 +60,16 @@ func (c Config) with(s controllers.Settings) Config {
 
 // needs returns what the cache keeps: a digest of each source and the references of each workload.
 func needs(cfg Config) ([]informers.Need, error) {
-	digest, err := SourceDigest(cfg)
+	digest, err := sourceDigest(cfg)
 	if err != nil {
 		return nil, err
 	}
 	var needs []informers.Need
-	for _, resource := range Resources(cfg) {
+	for _, resource := range resources(cfg) {
 		need := informers.Need{Resource: resource}
 		switch resource {
 		case informers.ConfigMaps, informers.Secrets:
-			need.Annotations = SourceAnnotations(cfg)
+			need.Annotations = sourceAnnotations(cfg)
 			need.Digest, need.History = informers.DigestOf(digest), true
 			if resource == informers.Secrets {
 				need.FieldSelector = informers.NotHelm
@@ -79,8 +79,8 @@ func needs(cfg Config) ([]informers.Need, error) {
 		case informers.Namespaces:
 			need.Fields, need.ClusterScoped = informers.Labels, true
 		default:
-			need.Annotations = WorkloadAnnotations(cfg)
-			need.Digest, need.History = informers.DigestOf(WorkloadDigest(cfg)), true
+			need.Annotations = workloadAnnotations(cfg)
+			need.Digest, need.History = informers.DigestOf(workloadDigest(cfg)), true
 			need.Optional = resource == RolloutsResource
 		}
 		needs = append(needs, need)

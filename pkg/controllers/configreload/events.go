@@ -19,7 +19,7 @@ import (
 // notes the event and enqueues the key of its object, since a slow handler delays everybody's events, and
 // tenants decide what an event costs. When a run begins, all workloads are enqueued, and each is compared
 // with the cached sources: only later changes of sources matter.
-func (c *Controller) watches() []controllers.Watch[policy.Key] {
+func (c *controller) watches() []controllers.Watch[policy.Key] {
 	var list []controllers.Watch[policy.Key]
 	for _, k := range c.kinds {
 		list = append(list, controllers.WatchMapped(k.informer, func(event controllers.Event[metav1.Object]) []policy.Key {
@@ -31,7 +31,7 @@ func (c *Controller) watches() []controllers.Watch[policy.Key] {
 		list = append(list, controllers.WatchChanges(c.in.Jobs, func(controllers.Event[metav1.Object]) []policy.Key { return nil }))
 	}
 	for t, informer := range c.sources {
-		list = append(list, controllers.WatchChanges(informer, func(event controllers.Event[Source]) []policy.Key {
+		list = append(list, controllers.WatchChanges(informer, func(event controllers.Event[cachedSource]) []policy.Key {
 			return c.sourceChanged(t, event)
 		}))
 	}
@@ -42,7 +42,7 @@ func (c *Controller) watches() []controllers.Watch[policy.Key] {
 }
 
 // sourceChanged notes a change of a source, and enqueues the source.
-func (c *Controller) sourceChanged(t policy.SourceType, event controllers.Event[Source]) []policy.Key {
+func (c *controller) sourceChanged(t policy.SourceType, event controllers.Event[cachedSource]) []policy.Key {
 	was, is := digestOf(event.Old), digestOf(event.New)
 	c.metrics.sourceChanged(t, was, is)
 	obj := cmp.Or(event.New, event.Old)
@@ -75,7 +75,7 @@ func (c *Controller) sourceChanged(t policy.SourceType, event controllers.Event[
 }
 
 // namespaceChanged enqueues a namespace that begins or ceases to be selected.
-func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []policy.Key {
+func (c *controller) namespaceChanged(event controllers.Event[metav1.Object]) []policy.Key {
 	was := event.Old != nil && c.selects(event.Old)
 	is := event.New != nil && c.selects(event.New)
 	if event.New == nil {
@@ -89,6 +89,6 @@ func (c *Controller) namespaceChanged(event controllers.Event[metav1.Object]) []
 	return []policy.Key{{Kind: namespaceKind, ObjectName: cache.NewObjectName(event.New.GetName(), "")}}
 }
 
-func (c *Controller) selects(namespace metav1.Object) bool {
+func (c *controller) selects(namespace metav1.Object) bool {
 	return c.selector.Matches(labels.Set(namespace.GetLabels()))
 }

@@ -24,16 +24,16 @@ const (
 	byClass = "class"
 )
 
-// Source is what the controller reads of a cached ConfigMap, Secret or status of a pod.
-type Source interface {
-	metav1.Object // with at least the annotations of SourceAnnotations
-	// Digest returns the result of SourceDigest for the controller's Name; nil if the object does
+// cachedSource is what the controller reads of a cached ConfigMap, Secret or status of a pod.
+type cachedSource interface {
+	metav1.Object // with at least the annotations of sourceAnnotations
+	// Digest returns the result of sourceDigest for the controller's Name; nil if the object does
 	// not count.
 	Digest(of string) []byte
 	policy.History
 }
 
-func (c *Controller) addIndexes() {
+func (c *controller) addIndexes() {
 	for _, k := range c.kinds {
 		k.informer.AddIndex(bySource, func(obj metav1.Object) []string { return c.indexBySource(k, obj) })
 		if c.cfg.needsNamespaces() {
@@ -56,7 +56,7 @@ func sourceIndexValue(namespace string, key policy.SourceKey) string {
 }
 
 // indexBySource leaves out an object that cannot be read; its reconcile reports it.
-func (c *Controller) indexBySource(k *kind, obj metav1.Object) []string {
+func (c *controller) indexBySource(k *kind, obj metav1.Object) []string {
 	w, err := policy.NewWorkload(&k.Kind, obj, Name)
 	if err != nil {
 		return nil
@@ -99,7 +99,7 @@ func indexByCronJob(obj metav1.Object) []string {
 	return []string{string(w.CronJob)}
 }
 
-func indexByClass(s Source) []string {
+func indexByClass(s cachedSource) []string {
 	if sourceName(policy.SecretProviderClass, s) == "" {
 		return nil
 	}
@@ -107,7 +107,7 @@ func indexByClass(s Source) []string {
 }
 
 // sourceName returns the name by which workloads know a source: for the status of a pod, its class.
-func sourceName(t policy.SourceType, obj Source) string {
+func sourceName(t policy.SourceType, obj cachedSource) string {
 	if t != policy.SecretProviderClass {
 		return obj.GetName()
 	}
@@ -116,7 +116,7 @@ func sourceName(t policy.SourceType, obj Source) string {
 }
 
 // digestOf returns nil for a source that does not exist or does not count.
-func digestOf(obj Source) []byte {
+func digestOf(obj cachedSource) []byte {
 	if obj == nil {
 		return nil
 	}
@@ -124,7 +124,7 @@ func digestOf(obj Source) []byte {
 }
 
 // source reads a cached source.
-func (c *Controller) source(obj Source) policy.Source {
+func (c *controller) source(obj cachedSource) policy.Source {
 	if obj == nil {
 		return policy.Source{}
 	}
@@ -145,7 +145,7 @@ const maxScan = 2 << 20
 
 // lookUp returns the cached sources that may concern w, and the keys of these sources and of absent sources
 // that would concern w. If the patterns of w take too long, it returns that problem.
-func (c *Controller) lookUp(
+func (c *controller) lookUp(
 	w *policy.Workload, r *policy.Rules, recorded policy.State,
 ) (found map[policy.SourceKey]policy.Source, watched map[policy.SourceKey]bool, problem *policy.Problem) {
 	found, watched = map[policy.SourceKey]policy.Source{}, map[policy.SourceKey]bool{}
@@ -184,7 +184,7 @@ func (c *Controller) lookUp(
 
 // cachedSource returns a source; nil if there is none. For a class it returns the status of the pod whose
 // mounts changed last or, if none changed, of the newest pod.
-func (c *Controller) cachedSource(namespace string, key policy.SourceKey) Source {
+func (c *controller) cachedSource(namespace string, key policy.SourceKey) cachedSource {
 	informer := c.sources[key.Type]
 	if informer == nil {
 		return nil
@@ -193,7 +193,7 @@ func (c *Controller) cachedSource(namespace string, key policy.SourceKey) Source
 		obj, _ := informer.Get(cache.NewObjectName(namespace, key.Name)) // nil if there is none
 		return obj
 	}
-	var last Source
+	var last cachedSource
 	for _, s := range informer.ByIndex(byClass, namespace+"/"+key.Name) {
 		if last == nil || policy.Newer(s.ChangedVersion(), last.ChangedVersion()) || s.ChangedVersion() != "" && last.ChangedVersion() == "" ||
 			last.ChangedVersion() == "" && policy.Newer(s.FirstVersion(), last.FirstVersion()) {

@@ -39,7 +39,7 @@ type replacement struct {
 
 // replaceJob deletes a Job and creates it again. The Job is lost only if the process is killed or
 // its term ends between the two, see recreateJob.
-func (c *Controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
+func (c *controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
 	w := f.Workload
 	jobs := c.client.BatchV1().Jobs(w.Namespace)
 	live, err := jobs.Get(ctx, w.Name, metav1.GetOptions{})
@@ -79,7 +79,7 @@ func (c *Controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p
 	return outcome{handedOn: true}, nil
 }
 
-func (c *Controller) deleteJob(ctx context.Context, key policy.Key, only metav1.Preconditions) error {
+func (c *controller) deleteJob(ctx context.Context, key policy.Key, only metav1.Preconditions) error {
 	return c.client.BatchV1().Jobs(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{
 		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), Preconditions: &only,
 	})
@@ -108,7 +108,7 @@ func jobCopy(live *batchv1.Job) *batchv1.Job {
 
 // recreateJob creates the Job that replaceJob has deleted. The new Job is then a new workload: a source
 // that changes after its creation rolls it.
-func (c *Controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r *replacement) (time.Duration, error) {
+func (c *controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r *replacement) (time.Duration, error) {
 	if !r.deleted {
 		// The first deletion may have taken effect. The UID keeps this deletion from another Job.
 		err := c.deleteJob(ctx, key, metav1.Preconditions{UID: &r.workload.UID})
@@ -146,14 +146,14 @@ func (c *Controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r
 	return settle, nil // its event arrives sooner
 }
 
-func (c *Controller) giveUpJob(ctx context.Context, key policy.Key, why string) {
+func (c *controller) giveUpJob(ctx context.Context, key policy.Key, why string) {
 	klog.FromContext(ctx).Error(nil, "Job was deleted for a reload and is not created again", "job", key.ObjectName, "reason", why)
 	c.metrics.lostJobs.Inc()
 	c.memory.forget(key)
 }
 
 // giveUpJobs is called at the end of a run.
-func (c *Controller) giveUpJobs(ctx context.Context) {
+func (c *controller) giveUpJobs(ctx context.Context) {
 	for key, r := range c.memory.replacements() {
 		if r.deleted {
 			c.giveUpJob(ctx, key, "the controller stops")

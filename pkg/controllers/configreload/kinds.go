@@ -67,14 +67,14 @@ func pluralNames() []string {
 // fieldManager is this controller's name in managedFields.
 const fieldManager = "quartermaster-config-reload"
 
-// Informers are the caches that the controller reads. Any of them may be nil: a type without an
+// informerSet is the caches that the controller reads. Any of them may be nil: a type without an
 // informer is not handled.
 //
-// Sources are stored as [Source]. Workloads are stored as [policy.Cached] with WorkloadAnnotations
-// and the result of WorkloadDigest, or as the ordinary types, Rollouts as unstructured. Of
+// Sources are stored as [cachedSource]. Workloads are stored as [policy.Cached] with workloadAnnotations
+// and the result of workloadDigest, or as the ordinary types, Rollouts as unstructured. Of
 // namespaces, only the labels are read.
-type Informers struct {
-	ConfigMaps, Secrets, PodStatuses      informers.Informer[Source]
+type informerSet struct {
+	ConfigMaps, Secrets, PodStatuses      informers.Informer[cachedSource]
 	Deployments, StatefulSets, DaemonSets informers.Informer[metav1.Object]
 	CronJobs, Jobs, Rollouts              informers.Informer[metav1.Object]
 	// Namespaces is needed only with NamespaceSelector.
@@ -91,8 +91,8 @@ func sourceResource(t policy.SourceType) schema.GroupVersionResource {
 	return corev1.SchemeGroupVersion.WithResource(t.String() + "s")
 }
 
-// Resources returns the resources for which cfg needs an informer.
-func Resources(cfg Config) []schema.GroupVersionResource {
+// resources returns the resources for which cfg needs an informer.
+func resources(cfg Config) []schema.GroupVersionResource {
 	var list []schema.GroupVersionResource
 	for _, t := range cfg.watchedTypes() {
 		list = append(list, sourceResource(t))
@@ -142,7 +142,7 @@ func permissions(cfg Config) []rbacv1.PolicyRule {
 			verbs[jobsResource] = []string{"get", "list", "watch", "create"}
 		}
 	}
-	for _, resource := range Resources(cfg) {
+	for _, resource := range resources(cfg) {
 		if v, ok := verbs[resource]; ok {
 			allow(resource, v...)
 		} else {
@@ -155,20 +155,20 @@ func permissions(cfg Config) []rbacv1.PolicyRule {
 	return rules
 }
 
-// SourceAnnotations returns the keys that the cache must keep of sources.
-func SourceAnnotations(cfg Config) []string { return cfg.keys().OfSources() }
+// sourceAnnotations returns the keys that the cache must keep of sources.
+func sourceAnnotations(cfg Config) []string { return cfg.keys().OfSources() }
 
-// WorkloadAnnotations returns the keys that the cache must keep of workloads.
-func WorkloadAnnotations(cfg Config) []string { return cfg.keys().OfWorkloads() }
+// workloadAnnotations returns the keys that the cache must keep of workloads.
+func workloadAnnotations(cfg Config) []string { return cfg.keys().OfWorkloads() }
 
-// WorkloadDigest returns the function that the cache calls on a workload. What that function returns
+// workloadDigest returns the function that the cache calls on a workload. What that function returns
 // is kept in place of the content.
-func WorkloadDigest(cfg Config) func(obj runtime.Object) []byte { return cfg.keys().DigestWorkload }
+func workloadDigest(cfg Config) func(obj runtime.Object) []byte { return cfg.keys().DigestWorkload }
 
-// SourceDigest returns the function that the cache calls on a source. That function returns nil for
+// sourceDigest returns the function that the cache calls on a source. That function returns nil for
 // a source that does not count under cfg, because the source selector does not select it or because
 // it holds a Helm release. The controller treats such a source as absent.
-func SourceDigest(cfg Config) (func(obj runtime.Object) []byte, error) {
+func sourceDigest(cfg Config) (func(obj runtime.Object) []byte, error) {
 	selector, err := parseSelector(cfg.SourceSelector)
 	if err != nil {
 		return nil, err
@@ -214,7 +214,7 @@ func newKind[T metav1.Object, C getPatcher[T]](informer informers.Informer[metav
 }
 
 // newKinds returns the kinds that the configuration enables and that have an informer.
-func (c *Controller) newKinds(dyn dynamic.Interface) map[string]*kind {
+func (c *controller) newKinds(dyn dynamic.Interface) map[string]*kind {
 	const strategic = types.StrategicMergePatchType
 	apps, batch := c.client.AppsV1(), c.client.BatchV1()
 	all := map[string]*kind{

@@ -22,7 +22,7 @@ func (c rolloutClient) Get(ctx context.Context, name string, opts metav1.GetOpti
 }
 
 // patchRollout reloads an Argo Rollout.
-func (c *Controller) patchRollout(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
+func (c *controller) patchRollout(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
 	w := f.Workload
 	patch, err := c.cfg.MergePatch(f, p, func() ([]any, error) {
 		live, err := k.get(ctx, w.ObjectName)

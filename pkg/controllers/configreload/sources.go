@@ -111,7 +111,7 @@ func sourceKey(namespace string, source policy.SourceKey) policy.Key {
 }
 
 // reconcileSource hands a change of a source to the workloads that it may concern.
-func (c *Controller) reconcileSource(ctx context.Context, key policy.Key) {
+func (c *controller) reconcileSource(ctx context.Context, key policy.Key) {
 	i := slices.IndexFunc(policy.SourceTypes, func(t policy.SourceType) bool { return t.Kind() == key.Kind })
 	source := policy.SourceKey{Type: policy.SourceTypes[i], Name: key.Name}
 	workloads := slices.Collect(c.concerned(key.Namespace, source))
@@ -122,7 +122,7 @@ func (c *Controller) reconcileSource(ctx context.Context, key policy.Key) {
 
 // note opens or extends the window of w, if a change of a source matters to it: its data changed, or
 // it begins to count with the data that it has.
-func (c *Controller) note(w *policy.Workload, r *policy.Rules, source policy.SourceKey, e change) {
+func (c *controller) note(w *policy.Workload, r *policy.Rules, source policy.SourceKey, e change) {
 	if !policy.Concerns(w, r, source, e.before, e.after) ||
 		// If an annotation of the source changed, the record may have to change.
 		e.before.Hash == e.after.Hash && policy.Concerns(w, r, source, e.before, policy.Source{}) {
@@ -139,7 +139,7 @@ func (c *Controller) note(w *policy.Workload, r *policy.Rules, source policy.Sou
 }
 
 // concerned yields the cached workloads that a source may concern.
-func (c *Controller) concerned(namespace string, source policy.SourceKey) iter.Seq[policy.Key] {
+func (c *controller) concerned(namespace string, source policy.SourceKey) iter.Seq[policy.Key] {
 	return func(yield func(policy.Key) bool) {
 		for _, value := range []string{sourceIndexValue(namespace, source), namespace + "/" + byPattern} {
 			for _, k := range c.kinds {
@@ -154,7 +154,7 @@ func (c *Controller) concerned(namespace string, source policy.SourceKey) iter.S
 }
 
 // concernsAny reports whether a source may concern any cached workload.
-func (c *Controller) concernsAny(namespace string, source policy.SourceKey) bool {
+func (c *controller) concernsAny(namespace string, source policy.SourceKey) bool {
 	for range c.concerned(namespace, source) {
 		return true
 	}
@@ -165,7 +165,7 @@ func (c *Controller) concernsAny(namespace string, source policy.SourceKey) bool
 const namespaceKind = "Namespace"
 
 // reconcileNamespace enqueues the workloads of a namespace.
-func (c *Controller) reconcileNamespace(ctx context.Context, key policy.Key) {
+func (c *controller) reconcileNamespace(ctx context.Context, key policy.Key) {
 	for _, k := range c.kinds {
 		var list []policy.Key
 		for _, obj := range k.informer.List(key.Namespace, nil) {

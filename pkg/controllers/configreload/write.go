@@ -46,7 +46,7 @@ type outcome struct {
 }
 
 // reload does what is due and then reports it.
-func (c *Controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry, last bool) (time.Duration, error) {
+func (c *controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry, last bool) (time.Duration, error) {
 	w := f.Workload
 	names := namesOf(w, p)
 	if c.cfg.DryRun {
@@ -104,13 +104,13 @@ func refused(err error) bool {
 }
 
 // patchTemplate reloads a workload by one patch of its pod template.
-func (c *Controller) patchTemplate(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
+func (c *controller) patchTemplate(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
 	version, err := c.patch(ctx, k, f.Workload, types.StrategicMergePatchType, c.cfg.TemplatePatch(f, c.keys, p))
 	return outcome{version: version}, err
 }
 
 // patch sends a patch and returns the new version.
-func (c *Controller) patch(ctx context.Context, k *kind, w *policy.Workload, as types.PatchType, patch any) (string, error) {
+func (c *controller) patch(ctx context.Context, k *kind, w *policy.Workload, as types.PatchType, patch any) (string, error) {
 	data, err := json.Marshal(patch)
 	if err != nil {
 		return "", fmt.Errorf("marshal patch: %w", err)
@@ -120,7 +120,7 @@ func (c *Controller) patch(ctx context.Context, k *kind, w *policy.Workload, as 
 
 // done notes that a plan was carried out: its state is recorded by the write that made version, by an
 // earlier write, or in memory.
-func (c *Controller) done(w *policy.Workload, p *policy.Plan, e *entry, version string) {
+func (c *controller) done(w *policy.Workload, p *policy.Plan, e *entry, version string) {
 	now := c.clock.Now()
 	c.memory.update(w.Key, w.UID, now, func(live *entry) {
 		if !p.Pending {
@@ -138,7 +138,7 @@ func (c *Controller) done(w *policy.Workload, p *policy.Plan, e *entry, version 
 }
 
 // record writes the state alone, if it differs from the state on the workload.
-func (c *Controller) record(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry, last bool) (time.Duration, error) {
+func (c *controller) record(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry, last bool) (time.Duration, error) {
 	w, now := f.Workload, f.Now
 	if p.Found {
 		c.memory.update(w.Key, w.UID, now, func(live *entry) { live.window.Open(now) })
@@ -178,7 +178,7 @@ func (c *Controller) record(ctx context.Context, k *kind, f *policy.Facts, p *po
 }
 
 // endPause resumes a Deployment, or removes the time of a pause that is over.
-func (c *Controller) endPause(ctx context.Context, k *kind, w *policy.Workload, step policy.PauseStep) error {
+func (c *controller) endPause(ctx context.Context, k *kind, w *policy.Workload, step policy.PauseStep) error {
 	version, err := c.patch(ctx, k, w, k.merge, c.keys.PausePatch(w, step))
 	if err != nil {
 		return fmt.Errorf("end pause of %s: %w", w.Key, err)
@@ -193,7 +193,7 @@ func (c *Controller) endPause(ctx context.Context, k *kind, w *policy.Workload, 
 }
 
 // report reports annotations that could not be parsed, once for each set of them.
-func (c *Controller) report(ctx context.Context, k *kind, w *policy.Workload, e *entry, problems []policy.Problem) {
+func (c *controller) report(ctx context.Context, k *kind, w *policy.Workload, e *entry, problems []policy.Problem) {
 	texts := make([]string, len(problems))
 	for i, p := range problems {
 		texts[i] = p.String()
@@ -214,7 +214,7 @@ func (c *Controller) report(ctx context.Context, k *kind, w *policy.Workload, e 
 }
 
 // announce logs, counts and records one Normal Event for all reloads of a plan.
-func (c *Controller) announce(ctx context.Context, k *kind, w *policy.Workload, reason, text, result string) {
+func (c *controller) announce(ctx context.Context, k *kind, w *policy.Workload, reason, text, result string) {
 	level := 2
 	if result == resultDryRun {
 		level = 0 // a dry run leaves nothing but this line
@@ -225,7 +225,7 @@ func (c *Controller) announce(ctx context.Context, k *kind, w *policy.Workload, 
 }
 
 // tellOfWait sends one Event that a reload waits for the end of a Job, which may take forever.
-func (c *Controller) tellOfWait(ctx context.Context, k *kind, f *policy.Facts, names string) {
+func (c *controller) tellOfWait(ctx context.Context, k *kind, f *policy.Facts, names string) {
 	w := f.Workload
 	if f.Window.Waits {
 		return

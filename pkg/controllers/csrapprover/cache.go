@@ -23,16 +23,16 @@ import (
 
 // Resources that the controller reads.
 var (
-	Requests = certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")
-	Nodes    = corev1.SchemeGroupVersion.WithResource("nodes")
+	requestResource = certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")
+	nodeResource    = corev1.SchemeGroupVersion.WithResource("nodes")
 )
 
 // needs are digests: of a request its state and a hash of its node, of a Node its names and addresses.
 func needs(seed maphash.Seed) []informers.Need {
 	digestRequest := func(csr *certificatesv1.CertificateSigningRequest) []byte { return digestRequest(seed, csr) }
 	return []informers.Need{
-		{Resource: Requests, ClusterScoped: true, FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName, Digest: informers.DigestOf(digestRequest)},
-		{Resource: Nodes, ClusterScoped: true, Digest: informers.DigestOf(digestNode)},
+		{Resource: requestResource, ClusterScoped: true, FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName, Digest: informers.DigestOf(digestRequest)},
+		{Resource: nodeResource, ClusterScoped: true, Digest: informers.DigestOf(digestNode)},
 	}
 }
 
@@ -114,9 +114,9 @@ const (
 	byNode = "node" // requests
 )
 
-func (c *Controller) hash(name string) hash { return hash(maphash.String(c.seed, name)) }
+func (c *controller) hash(name string) hash { return hash(maphash.String(c.seed, name)) }
 
-func (c *Controller) addIndexes() {
+func (c *controller) addIndexes() {
 	c.requests.AddIndex(byNode, func(o *informers.Object) []string {
 		r := requestOf(o)
 		return []string{r.node.bucket(r.state)}
@@ -130,7 +130,7 @@ func (c *Controller) addIndexes() {
 }
 
 // node returns the Node whose name has a hash; nil if there is none.
-func (c *Controller) node(h hash) *informers.Object {
+func (c *controller) node(h hash) *informers.Object {
 	for _, o := range c.nodes.ByIndex(byName, h.bucket(0)) {
 		if c.hash(o.GetName()) == h {
 			return o
@@ -140,7 +140,7 @@ func (c *Controller) node(h hash) *informers.Object {
 }
 
 // nodesWith returns the names of the Nodes that have a name or an address.
-func (c *Controller) nodesWith(name string) (nodes []string) {
+func (c *controller) nodesWith(name string) (nodes []string) {
 	for _, o := range c.nodes.ByIndex(byName, c.hash(name).bucket(0)) {
 		if slices.Contains(namesOf(o), name) {
 			nodes = append(nodes, o.GetName())
@@ -150,7 +150,7 @@ func (c *Controller) nodesWith(name string) (nodes []string) {
 }
 
 // requestsOf calls do for the requests of a node's kubelet in a state.
-func (c *Controller) requestsOf(node hash, s state, do func(name string, r request)) {
+func (c *controller) requestsOf(node hash, s state, do func(name string, r request)) {
 	for _, o := range c.requests.ByIndex(byNode, node.bucket(s)) {
 		if r := requestOf(o); r.state == s && r.node == node {
 			do(o.GetName(), r)
@@ -177,7 +177,7 @@ func same(e controllers.Event[*informers.Object]) bool {
 }
 
 // ofRequest maps a change of a request to its key.
-func (c *Controller) ofRequest(e controllers.Event[*informers.Object]) []key {
+func (c *controller) ofRequest(e controllers.Event[*informers.Object]) []key {
 	o := e.New
 	if o == nil {
 		o = e.Old
@@ -191,7 +191,7 @@ func (c *Controller) ofRequest(e controllers.Event[*informers.Object]) []key {
 
 // ofNode maps a change of a Node to the requests that wait, of itself and of the Nodes that share a name or
 // an address with it. It leaves out what no Node can mend.
-func (c *Controller) ofNode(e controllers.Event[*informers.Object]) (keys []key) {
+func (c *controller) ofNode(e controllers.Event[*informers.Object]) (keys []key) {
 	if same(e) {
 		return nil
 	}

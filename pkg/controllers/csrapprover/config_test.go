@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package csrapprover_test
+package csrapprover
 
 import (
 	"hash/maphash"
@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover"
 )
 
 func TestMistakesNameTheirFlags(t *testing.T) {
@@ -29,7 +28,7 @@ func TestMistakesNameTheirFlags(t *testing.T) {
 		"an expression that ends in a newline":                         {"--csr-approver-dns-regex=a\n", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg := csrapprover.NewConfig()
+			cfg := NewConfig()
 			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 			cfg.AddFlags(fs)
 			if err := fs.Parse(strings.Split(tc.flags, " ")); err != nil {
@@ -51,7 +50,7 @@ func TestMistakesNameTheirFlags(t *testing.T) {
 
 // TestRangesAreRequired checks that the controller does not start without ranges.
 func TestRangesAreRequired(t *testing.T) {
-	_, err := csrapprover.New(csrapprover.NewConfig(), maphash.MakeSeed(), nil, nil, nil, nil, controllers.Options{}, nil)
+	_, err := newController(NewConfig(), maphash.MakeSeed(), nil, nil, nil, nil, controllers.Options{}, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "--csr-approver-ip-ranges: ") {
 		t.Error(err)
 	}
@@ -60,7 +59,7 @@ func TestRangesAreRequired(t *testing.T) {
 // TestPermissionsAreForOneSigner holds that nothing else can be approved.
 func TestPermissionsAreForOneSigner(t *testing.T) {
 	found := false
-	for _, rule := range csrapprover.Entry().Permissions(controllers.Settings{}) {
+	for _, rule := range Entry().Permissions(controllers.Settings{}) {
 		for _, verb := range rule.Verbs {
 			if verb == "approve" {
 				found = true

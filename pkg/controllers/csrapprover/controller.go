@@ -1,25 +1,6 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package csrapprover approves the requests of kubelets for serving certificates.
-//
-// A request is a key in the turn of its node. Its reconcile reads the request and the Node live, decides in
-// package policy, which is pure, and approves exactly the version that it has read. A request that fails a
-// check waits: for a change of its Node, or of a Node that shares a name or an address with it, and where the
-// reason is not in a Node, for a few minutes.
-//
-//	cache.go       what the cache keeps, and which events concern which requests
-//	memory.go      what a run remembers
-//	controller.go  a reconcile
-//	write.go       the approval, the Events, refusals
-//
-// The state, besides the cache:
-//
-//	state      what it is                             set by    cleared by
-//	waiting    why each request waits, its refusals   a worker  a worker, when the request is decided or gone
-//	sent       approvals that the cache may not show  a worker  a worker, when the request is decided or gone
-//	apiServer  the API server's addresses             a worker  age
-//	notices    when refusals were told                a worker  age
 package csrapprover
 
 import (
@@ -60,8 +41,8 @@ const (
 	maxBackoff = time.Minute
 )
 
-// Controller approves requests. Build it with [New].
-type Controller struct {
+// controller approves requests.
+type controller struct {
 	cfg      Config
 	requests informers.Informer[*informers.Object]
 	nodes    informers.Informer[*informers.Object]
@@ -79,18 +60,18 @@ type Controller struct {
 	read      time.Time
 }
 
-var _ controllers.Controller = &Controller{}
+var _ controllers.Controller = &controller{}
 
 // New adds indexes and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate. The informers keep what this package's entry declares, and
 // digests are made with the seed.
-func New(cfg Config, seed maphash.Seed, requests, nodes informers.Informer[*informers.Object], client kubernetes.Interface, events record.EventRecorder,
+func newController(cfg Config, seed maphash.Seed, requests, nodes informers.Informer[*informers.Object], client kubernetes.Interface, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
-) (_ *Controller, err error) {
+) (_ *controller, err error) {
 	if len(cfg.IPRanges) == 0 {
 		return nil, errors.New("--" + flagPrefix + "ip-ranges: must be given; 0.0.0.0/0,::/0 permits every address")
 	}
-	c := &Controller{
+	c := &controller{
 		cfg: cfg, seed: seed, requests: requests, nodes: nodes, client: client, events: events, clock: loop.Clock,
 		memory: newMemory(), notices: notices.New(maxForbidden),
 	}
@@ -102,10 +83,10 @@ func New(cfg Config, seed maphash.Seed, requests, nodes informers.Informer[*info
 }
 
 // Run reconciles until ctx ends and every worker has returned.
-func (c *Controller) Run(ctx context.Context) error { return c.loop.Run(ctx) }
+func (c *controller) Run(ctx context.Context) error { return c.loop.Run(ctx) }
 
 // Status returns the state of the controller's loop, with a problem while the API server refuses requests.
-func (c *Controller) Status() controllers.Status {
+func (c *controller) Status() controllers.Status {
 	s := c.loop.Status()
 	if n := c.memory.count(func(w waits) bool { return w.refusals > 0 }); n > 0 {
 		s.Problem = fmt.Sprintf("the API server refuses what %d requests need; see the log", n)
@@ -113,7 +94,7 @@ func (c *Controller) Status() controllers.Status {
 	return s
 }
 
-func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
+func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	o, exists := c.requests.Get(k.object())
 	switch {
 	case !exists || requestOf(o).state != pending:
@@ -134,7 +115,7 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 }
 
 // decide reads a request and decides on it. What the cache shows to fail costs no request of ours.
-func (c *Controller) decide(ctx context.Context, k key) (time.Duration, error) {
+func (c *controller) decide(ctx context.Context, k key) (time.Duration, error) {
 	if !c.withinLimit(k, false) {
 		return c.wait(ctx, k, problem(policy.PerNode)), nil
 	}
@@ -170,7 +151,7 @@ func (c *Controller) decide(ctx context.Context, k key) (time.Duration, error) {
 }
 
 // judge returns the checks of what the cluster says that a request fails.
-func (c *Controller) judge(ctx context.Context, of string, asked *policy.Asked) ([]policy.Problem, error) {
+func (c *controller) judge(ctx context.Context, of string, asked *policy.Asked) ([]policy.Problem, error) {
 	node, err := c.client.CoreV1().Nodes().Get(ctx, of, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return problem(policy.NodeExists), nil
@@ -195,7 +176,7 @@ func (c *Controller) judge(ctx context.Context, of string, asked *policy.Asked) 
 
 // withinLimit reports whether one more request of the node may be approved. If take is set, the request
 // counts as approved from now on.
-func (c *Controller) withinLimit(k key, take bool) bool {
+func (c *controller) withinLimit(k key, take bool) bool {
 	c.memory.mu.Lock()
 	defer c.memory.mu.Unlock()
 	within := c.cfg.PerNode == 0 || c.approvals(k) < c.cfg.PerNode
@@ -207,7 +188,7 @@ func (c *Controller) withinLimit(k key, take bool) bool {
 
 // approvals returns how many other requests of the node were approved a short while ago. The caller holds
 // memory.mu.
-func (c *Controller) approvals(k key) (n int) {
+func (c *controller) approvals(k key) (n int) {
 	for name, node := range c.memory.sent {
 		if node == k.node && name != k.name {
 			n++
@@ -223,7 +204,7 @@ func (c *Controller) approvals(k key) (n int) {
 }
 
 // apiServerNames returns the cluster IPs of the Service default/kubernetes, and its endpoints.
-func (c *Controller) apiServerNames(ctx context.Context) (map[string]bool, error) {
+func (c *controller) apiServerNames(ctx context.Context) (map[string]bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.apiServer != nil && c.clock.Since(c.read) < apiServerAge {

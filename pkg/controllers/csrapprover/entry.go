@@ -31,7 +31,7 @@ func Entry() controllers.Entry {
 			cfg := flags
 			cfg.DryRun = cfg.DryRun || h.Settings.DryRun
 			cfg.Pod = h.Settings.Pod
-			return New(cfg, seed, informers.For[*informers.Object](h, Requests), informers.For[*informers.Object](h, Nodes),
+			return newController(cfg, seed, informers.For[*informers.Object](h, requestResource), informers.For[*informers.Object](h, nodeResource),
 				h.Client, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}

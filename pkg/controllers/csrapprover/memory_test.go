@@ -77,7 +77,7 @@ func TestCacheTakesAtMost4MiB(t *testing.T) {
 }
 
 // cacheOf returns a controller with a full cache, and how much heap that takes.
-func cacheOf(t *testing.T, nodes, requests int) (int64, *Controller) {
+func cacheOf(t *testing.T, nodes, requests int) (int64, *controller) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, object, kind := nodes, servedNode, `"kind":"Node","apiVersion":"v1"`
@@ -112,7 +112,7 @@ func cacheOf(t *testing.T, nodes, requests int) (int64, *Controller) {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.Shutdown)
-	c := &Controller{seed: seed, requests: informers.For[*informers.Object](f.For(Name), Requests), nodes: informers.For[*informers.Object](f.For(Name), Nodes), memory: newMemory()}
+	c := &controller{seed: seed, requests: informers.For[*informers.Object](f.For(Name), requestResource), nodes: informers.For[*informers.Object](f.For(Name), nodeResource), memory: newMemory()}
 	c.addIndexes()
 	f.Start(t.Context())
 	for _, synced := range []<-chan struct{}{c.requests.Synced(), c.nodes.Synced()} {

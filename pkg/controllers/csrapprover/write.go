@@ -37,7 +37,7 @@ const (
 const maxMessage = 1024
 
 // write approves or denies exactly the request that was read.
-func (c *Controller) write(ctx context.Context, k key, csr *certificatesv1.CertificateSigningRequest,
+func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.CertificateSigningRequest,
 	condition certificatesv1.RequestConditionType, message string,
 ) error {
 	reason, result, eventType, event := reasonApproved, resultApproved, corev1.EventTypeNormal, reasonTold
@@ -64,7 +64,7 @@ func (c *Controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 }
 
 // wait notes why a request waits, tells it once, and returns when to decide again without an event.
-func (c *Controller) wait(ctx context.Context, k key, problems []policy.Problem) time.Duration {
+func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem) time.Duration {
 	if c.memory.wait(k.name, problems) {
 		logger := klog.FromContext(ctx)
 		if len(problems) == 0 {
@@ -86,7 +86,7 @@ func (c *Controller) wait(ctx context.Context, k key, problems []policy.Problem)
 }
 
 // refused returns when to try again after the API server refused a request of ours, and tells it.
-func (c *Controller) refused(ctx context.Context, k key, err error) time.Duration {
+func (c *controller) refused(ctx context.Context, k key, err error) time.Duration {
 	pod := c.cfg.Pod
 	if c.notices.Due(reasonForbidden, c.clock.Now()) {
 		klog.FromContext(ctx).Error(err, "Cannot approve a request; the API server refuses a read or the approval")
@@ -110,7 +110,7 @@ func short(text string) string { return strings.ToValidUTF8(text[:min(len(text),
 
 // tell records an Event on the Node of a request, if it exists: so the API server's limit of Events is a
 // limit for each node.
-func (c *Controller) tell(k key, eventType, reason, text string) {
+func (c *controller) tell(k key, eventType, reason, text string) {
 	if o := c.node(k.node); o != nil {
 		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: o.GetName(), UID: o.GetUID()}, eventType, reason, short(text))
 	}

@@ -122,8 +122,8 @@ func (c *Config) Validate(controllers.Settings) error {
 	return errors.Join(errs...)
 }
 
-// ResourceOf returns the resource of a kind.
-func ResourceOf(kind policy.Kind) schema.GroupVersionResource {
+// resourceOf returns the resource of a kind.
+func resourceOf(kind policy.Kind) schema.GroupVersionResource {
 	return corev1.SchemeGroupVersion.WithResource(strings.ToLower(string(kind)) + "s")
 }
 
@@ -136,7 +136,7 @@ func (c *Config) CopiedKinds() []policy.Kind {
 func (c *Config) permissions() []rbacv1.PolicyRule {
 	objects := rbacv1.PolicyRule{APIGroups: []string{""}, Verbs: []string{"get", "list", "watch", "create", "update", "delete"}}
 	for _, kind := range c.CopiedKinds() {
-		objects.Resources = append(objects.Resources, ResourceOf(kind).Resource)
+		objects.Resources = append(objects.Resources, resourceOf(kind).Resource)
 	}
 	rules := []rbacv1.PolicyRule{objects}
 	if len(c.Scope) == 0 {

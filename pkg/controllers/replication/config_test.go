@@ -29,7 +29,7 @@ func TestEventIsExpandedByWorkers(t *testing.T) {
 	obj := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "s", Annotations: map[string]string{"quartermaster.dev/push-to": "*"}}}
 	cfg := NewConfig()
 	var source policy.Cached = cached{obj, policy.NewDigester(cfg.Options, policy.NewDigesterKey()).Digest(runtime.Object(obj))}
-	if got := (&Controller{}).objectChanged(policy.Secret, controllers.Event[policy.Cached]{Old: source, New: source}); len(got) != 2 {
+	if got := (&controller{}).objectChanged(policy.Secret, controllers.Event[policy.Cached]{Old: source, New: source}); len(got) != 2 {
 		t.Errorf("the change of a source with many targets enqueues %d tasks, want 2", len(got))
 	}
 	if got := namespaceChanged(controllers.Event[metav1.Object]{New: &metav1.ObjectMeta{Name: "n"}}); len(got) != 1 {

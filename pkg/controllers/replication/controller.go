@@ -1,29 +1,6 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package replication copies Secrets and ConfigMaps to other namespaces. A push source says where
-// its copies go; a pull target names its source, which must permit that.
-//
-// An event enqueues the object and does nothing else, because finding the dependants of an object may be
-// expensive. Reconciling a source enqueues its targets. Reconciling a target decides in package policy,
-// which is pure, on what the cache has: hashes in place of values. Only if a write is due, source and
-// target are read live, the decision is made again, and one request is sent. No value is kept after the
-// request. A target that a push makes due is reconciled in the turn of the source's namespace, so that a
-// source with many targets takes turns with others.
-//
-//	events.go      what enters, and whom it concerns
-//	controller.go  a reconcile of a target
-//	write.go       requests, Events
-//	memory.go      what a run remembers of a target
-//
-// Each copy names its source, in our marker or in what the original wrote. So a new leader finds
-// everything that is left to do. A run also remembers, in memory.go:
-//
-//	field    what it is                                  set by                cleared by
-//	targets  how each target stands, since when nobody   each decision, each   the decision that the
-//	         wants it, how often a drift was repaired    write                 object is no target
-//	sources  for how many namespaces each source counts  its reconcile         its reconcile
-//	notices  the Events of the last ten minutes          each Event            age
 package replication
 
 import (
@@ -64,20 +41,20 @@ const (
 	writesAtOnce    = 20
 )
 
-// Informers are the caches that the controller reads. Secrets and ConfigMaps are stored as
+// informerSet is the caches that the controller reads. Secrets and ConfigMaps are stored as
 // [policy.Cached], with the result of [policy.Digester.Digest]. Of Namespaces, the labels and the
 // times of creation and deletion are read; they are nil with Config.Scope.
-type Informers struct {
+type informerSet struct {
 	Objects    map[policy.Kind]informers.Informer[policy.Cached]
 	Namespaces informers.Informer[metav1.Object]
 }
 
-// Controller copies objects. Build it with [New].
-type Controller struct {
+// controller copies objects.
+type controller struct {
 	cfg      Config
 	rules    *policy.Rules
 	digester *policy.Digester
-	in       Informers
+	in       informerSet
 	client   kubernetes.Interface
 	events   record.EventRecorder
 	clock    clock.WithTicker
@@ -87,15 +64,15 @@ type Controller struct {
 	loop     *controllers.Loop[task]
 }
 
-var _ controllers.Controller = &Controller{}
+var _ controllers.Controller = &controller{}
 
 // New adds indexers and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate. The caches must use the same digester.
-func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.Interface, events record.EventRecorder,
+func newController(cfg Config, digester *policy.Digester, in informerSet, client kubernetes.Interface, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
-) (*Controller, error) {
+) (*controller, error) {
 	cfg.NoNamespaces, cfg.Options.MaxSpread = len(cfg.Scope) > 0, cfg.MaxSpread.Value()
-	c := &Controller{
+	c := &controller{
 		cfg: cfg, digester: digester, in: in, client: client, events: events, clock: loop.Clock,
 		writes: rate.NewLimiter(writesPerSecond, writesAtOnce),
 	}
@@ -112,7 +89,7 @@ func New(cfg Config, digester *policy.Digester, in Informers, client kubernetes.
 }
 
 // Run reconciles until ctx ends and every worker has returned.
-func (c *Controller) Run(ctx context.Context) error {
+func (c *controller) Run(ctx context.Context) error {
 	defer c.memory.clear()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -129,9 +106,9 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 // Status returns the state of the controller's loop.
-func (c *Controller) Status() controllers.Status { return c.loop.Status() }
+func (c *controller) Status() controllers.Status { return c.loop.Status() }
 
-func (c *Controller) reconcile(ctx context.Context, t task) (time.Duration, error) {
+func (c *controller) reconcile(ctx context.Context, t task) (time.Duration, error) {
 	now := c.clock.Now()
 	switch t.subject {
 	case theSource:
@@ -143,7 +120,7 @@ func (c *Controller) reconcile(ctx context.Context, t task) (time.Duration, erro
 	return c.reconcileTarget(ctx, t.Key, now)
 }
 
-func (c *Controller) reconcileTarget(ctx context.Context, key policy.Key, now time.Time) (time.Duration, error) {
+func (c *controller) reconcileTarget(ctx context.Context, key policy.Key, now time.Time) (time.Duration, error) {
 	p := c.rules.Decide(c, key, now)
 	c.memory.note(key, &p, now)
 	c.report(p.Problems)
@@ -169,7 +146,7 @@ func (c *Controller) reconcileTarget(ctx context.Context, key policy.Key, now ti
 
 // act reads target and source live, decides again, and writes. The first time it does not read a target
 // that the cache lacks: a creation would be refused if the target exists.
-func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool) (time.Duration, error) {
+func (c *controller) act(ctx context.Context, key, source policy.Key, first bool) (time.Duration, error) {
 	l := live{c, map[policy.Key]*policy.Body{}}
 	wanted := []policy.Key{source}
 	if !first || c.Get(key) != nil {
@@ -196,7 +173,7 @@ func (c *Controller) act(ctx context.Context, key, source policy.Key, first bool
 
 // live is the cache with the live objects laid over it.
 type live struct {
-	*Controller
+	*controller
 	bodies map[policy.Key]*policy.Body // nil: does not exist
 }
 
@@ -226,7 +203,7 @@ func (l live) Get(key policy.Key) *policy.Object {
 	b, read := l.bodies[key]
 	switch {
 	case !read:
-		return l.Controller.Get(key)
+		return l.controller.Get(key)
 	case b == nil:
 		return nil
 	}
@@ -235,7 +212,7 @@ func (l live) Get(key policy.Key) *policy.Object {
 
 // Sources implements policy.View.
 func (l live) Sources(kind policy.Kind, name string) (list []*policy.Object) {
-	list = slices.DeleteFunc(l.Controller.Sources(kind, name), func(o *policy.Object) bool {
+	list = slices.DeleteFunc(l.controller.Sources(kind, name), func(o *policy.Object) bool {
 		_, read := l.bodies[o.Key]
 		return read
 	})
@@ -249,7 +226,7 @@ func (l live) Sources(kind policy.Kind, name string) (list []*policy.Object) {
 }
 
 // Get implements policy.View.
-func (c *Controller) Get(key policy.Key) *policy.Object {
+func (c *controller) Get(key policy.Key) *policy.Object {
 	obj, exists := c.in.Objects[key.Kind].Get(cache.NewObjectName(key.Namespace, key.Name))
 	if !exists {
 		return nil
@@ -258,7 +235,7 @@ func (c *Controller) Get(key policy.Key) *policy.Object {
 }
 
 // Sources implements policy.View.
-func (c *Controller) Sources(kind policy.Kind, name string) (list []*policy.Object) {
+func (c *controller) Sources(kind policy.Kind, name string) (list []*policy.Object) {
 	for _, key := range c.indexed(kind, pushers+name) {
 		if o := c.Get(key); o != nil {
 			list = append(list, o)
@@ -268,7 +245,7 @@ func (c *Controller) Sources(kind policy.Kind, name string) (list []*policy.Obje
 }
 
 // Spread implements policy.View.
-func (c *Controller) Spread(o *policy.Object, now time.Time) int {
+func (c *controller) Spread(o *policy.Object, now time.Time) int {
 	if n, known := c.memory.source(o.Key); known {
 		return n
 	}
@@ -276,10 +253,10 @@ func (c *Controller) Spread(o *policy.Object, now time.Time) int {
 }
 
 // Maker implements policy.View.
-func (c *Controller) Maker(target policy.Key) policy.Key { return c.memory.get(target).maker }
+func (c *controller) Maker(target policy.Key) policy.Key { return c.memory.get(target).maker }
 
 // UnwantedSince implements policy.View.
-func (c *Controller) UnwantedSince(target policy.Key, why policy.Unwanted, now time.Time) time.Time {
+func (c *controller) UnwantedSince(target policy.Key, why policy.Unwanted, now time.Time) time.Time {
 	if e := c.memory.get(target); e.unwanted == why {
 		return e.since
 	}
@@ -287,7 +264,7 @@ func (c *Controller) UnwantedSince(target policy.Key, why policy.Unwanted, now t
 }
 
 // Namespace implements policy.View.
-func (c *Controller) Namespace(name string) *policy.Namespace {
+func (c *controller) Namespace(name string) *policy.Namespace {
 	if c.in.Namespaces == nil {
 		if slices.Contains(c.cfg.Scope, name) {
 			return &policy.Namespace{Name: name}
@@ -302,7 +279,7 @@ func (c *Controller) Namespace(name string) *policy.Namespace {
 }
 
 // namespaces returns all namespaces; without labels if Namespaces are not read.
-func (c *Controller) namespaces() (list []*policy.Namespace) {
+func (c *controller) namespaces() (list []*policy.Namespace) {
 	for _, namespace := range c.cfg.Scope {
 		list = append(list, c.Namespace(namespace))
 	}

@@ -41,14 +41,14 @@ func Entry() controllers.Entry {
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags.with(h.Settings)
-			in := Informers{Objects: map[policy.Kind]informers.Informer[policy.Cached]{}}
+			in := informerSet{Objects: map[policy.Kind]informers.Informer[policy.Cached]{}}
 			for _, kind := range cfg.CopiedKinds() {
-				in.Objects[kind] = informers.For[policy.Cached](h, ResourceOf(kind))
+				in.Objects[kind] = informers.For[policy.Cached](h, resourceOf(kind))
 			}
 			if len(cfg.Scope) == 0 {
 				in.Namespaces = informers.For[metav1.Object](h, informers.Namespaces)
 			}
-			return New(cfg, policy.NewDigester(cfg.Options, key), in, h.Client, h.Events, h.LoopOptions, h.Metrics)
+			return newController(cfg, policy.NewDigester(cfg.Options, key), in, h.Client, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }
@@ -64,7 +64,7 @@ func (c Config) with(s controllers.Settings) Config {
 
 func (c *Config) needs(digester *policy.Digester) (needs []informers.Need) {
 	for _, kind := range c.CopiedKinds() {
-		need := informers.Need{Resource: ResourceOf(kind), Digest: informers.DigestOf(digester.Digest)}
+		need := informers.Need{Resource: resourceOf(kind), Digest: informers.DigestOf(digester.Digest)}
 		if kind == policy.Secret {
 			need.FieldSelector = informers.NotHelm
 		}

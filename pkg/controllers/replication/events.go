@@ -52,7 +52,7 @@ const (
 	within = "in/"
 )
 
-func (c *Controller) indexOf(kind policy.Kind) func(policy.Cached) []string {
+func (c *controller) indexOf(kind policy.Kind) func(policy.Cached) []string {
 	return func(obj policy.Cached) (values []string) {
 		if !policy.Participates(obj, Name) {
 			return nil // most objects
@@ -73,7 +73,7 @@ func (c *Controller) indexOf(kind policy.Kind) func(policy.Cached) []string {
 }
 
 // indexed returns the keys of the objects that the index has under a value.
-func (c *Controller) indexed(kind policy.Kind, value string) (keys []policy.Key) {
+func (c *controller) indexed(kind policy.Kind, value string) (keys []policy.Key) {
 	for _, obj := range c.in.Objects[kind].ByIndex(index, value) {
 		keys = append(keys, policy.NewKey(kind, obj.GetNamespace(), obj.GetName()))
 	}
@@ -81,7 +81,7 @@ func (c *Controller) indexed(kind policy.Kind, value string) (keys []policy.Key)
 }
 
 // watches returns the watches of all kinds and of namespaces. All events enter here.
-func (c *Controller) watches() (list []controllers.Watch[task]) {
+func (c *controller) watches() (list []controllers.Watch[task]) {
 	for kind, informer := range c.in.Objects {
 		list = append(list, controllers.WatchMapped(informer, func(event controllers.Event[policy.Cached]) []task {
 			return c.objectChanged(kind, event)
@@ -95,7 +95,7 @@ func (c *Controller) watches() (list []controllers.Watch[task]) {
 }
 
 // objectChanged returns the object as a target and as a source, as far as it may be one.
-func (c *Controller) objectChanged(kind policy.Kind, event controllers.Event[policy.Cached]) []task {
+func (c *controller) objectChanged(kind policy.Kind, event controllers.Event[policy.Cached]) []task {
 	var key policy.Key
 	participates := false
 	for _, cached := range []policy.Cached{event.Old, event.New} {
@@ -128,7 +128,7 @@ func namespaceChanged(event controllers.Event[metav1.Object]) []task {
 
 // expandSource enqueues the targets of a source: the copies that it makes or has made, and the pull targets
 // that name it. Each pull target is enqueued in the turn of its own namespace.
-func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.Time) (after time.Duration) {
+func (c *controller) expandSource(ctx context.Context, key policy.Key, now time.Time) (after time.Duration) {
 	var namespaces []string
 	if o := c.Get(key); o == nil || !c.rules.Pushes(o) {
 		c.memory.forgetSource(key)
@@ -151,7 +151,7 @@ func (c *Controller) expandSource(ctx context.Context, key policy.Key, now time.
 }
 
 // survey evaluates a source for all namespaces, and remembers for how many it counts.
-func (c *Controller) survey(o *policy.Object, now time.Time) policy.Survey {
+func (c *controller) survey(o *policy.Object, now time.Time) policy.Survey {
 	s := c.rules.Survey(c, o, c.namespaces(), now)
 	c.memory.setSource(o.Key, s.Spread)
 	return s
@@ -160,7 +160,7 @@ func (c *Controller) survey(o *policy.Object, now time.Time) policy.Survey {
 // expandNamespace enqueues the targets in a namespace. A copy that a source may push there is enqueued in
 // the source's turn; its reconcile finds out whether the source does. The labels and the end of a namespace
 // also matter to targets elsewhere, so the targets of the namespace's sources are enqueued too.
-func (c *Controller) expandNamespace(ctx context.Context, name string) {
+func (c *controller) expandNamespace(ctx context.Context, name string) {
 	for kind := range c.in.Objects {
 		for _, pusher := range c.indexed(kind, pushers) {
 			c.loop.EnqueueFor(ctx, pusher.Namespace, task{theTarget, policy.NewKey(kind, name, pusher.Name)})

@@ -36,7 +36,7 @@ const (
 )
 
 // write carries out a plan that was made on what l has read.
-func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, l live) (time.Duration, error) {
+func (c *controller) write(ctx context.Context, key policy.Key, p *policy.Plan, l live) (time.Duration, error) {
 	now := c.clock.Now()
 	source, target := l.bodies[p.Source], l.bodies[key]
 	b := &policy.Body{}
@@ -75,7 +75,7 @@ func (c *Controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 }
 
 // about returns the object of an Event: the target of a pull, the source of a push.
-func (c *Controller) about(key policy.Key, p *policy.Plan) policy.Key {
+func (c *controller) about(key policy.Key, p *policy.Plan) policy.Key {
 	if p.Mode == policy.Pull {
 		return key
 	}
@@ -102,7 +102,7 @@ var errOutdated = errors.New("the target has changed since it was read")
 const namespaceRetry = 5 * time.Minute
 
 // failed returns when the loop should retry a failed write, and the error.
-func (c *Controller) failed(ctx context.Context, key policy.Key, p *policy.Plan, err error) (time.Duration, error) {
+func (c *controller) failed(ctx context.Context, key policy.Key, p *policy.Plan, err error) (time.Duration, error) {
 	switch {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), controllers.IsNamespaceMissing(err):
 		return namespaceRetry, nil
@@ -147,7 +147,7 @@ func (r rejection) Error() string { return r.text }
 func (r rejection) Unwrap() error { return r.error }
 
 // send sends the requests of an action.
-func (c *Controller) send(ctx context.Context, key policy.Key, a policy.Action, b, target *policy.Body) error {
+func (c *controller) send(ctx context.Context, key policy.Key, a policy.Action, b, target *policy.Body) error {
 	if key.Kind == policy.Secret {
 		return send(ctx, c.client.CoreV1().Secrets(key.Namespace), a, b.Secret(), target, c.cfg.DryRun)
 	}
@@ -189,7 +189,7 @@ func send[T any](ctx context.Context, client writer[T], a policy.Action, obj T, 
 	return err
 }
 
-func (c *Controller) get(ctx context.Context, key policy.Key) (*policy.Body, error) {
+func (c *controller) get(ctx context.Context, key policy.Key) (*policy.Body, error) {
 	var obj runtime.Object
 	var err error
 	if key.Kind == policy.Secret {
@@ -204,7 +204,7 @@ func (c *Controller) get(ctx context.Context, key policy.Key) (*policy.Body, err
 }
 
 // report tells owners of problems.
-func (c *Controller) report(problems []policy.Problem) {
+func (c *controller) report(problems []policy.Problem) {
 	for _, problem := range problems {
 		c.metrics.held.WithLabelValues(problem.Reason).Inc()
 		c.tell(problem.About, corev1.EventTypeWarning, problem.Reason, problem.Text)
@@ -212,7 +212,7 @@ func (c *Controller) report(problems []policy.Problem) {
 }
 
 // tell records an Event about an object, unless there was one of this reason a short while ago.
-func (c *Controller) tell(about policy.Key, eventType, reason, text string) {
+func (c *controller) tell(about policy.Key, eventType, reason, text string) {
 	o := c.Get(about)
 	if !c.cfg.DryRun && o != nil && c.memory.notices.Due(event{about, reason}, c.clock.Now()) {
 		c.events.Event(&corev1.ObjectReference{

@@ -1,28 +1,6 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scaleschedule scales workloads down outside working hours, and back.
-//
-// A change of a workload, of its Namespace or of what else scales it enqueues the workload. Its reconcile
-// decides in package policy, which is pure, whether the workload is to be up or down now and when that may
-// change next, and runs again then. One patch writes the number of replicas and, in an annotation, the number
-// to return to, so that neither a crash nor another writer can part the two.
-//
-//	controller.go  a reconcile
-//	write.go       requests, what becomes of their answers, Events
-//	memory.go      what a run remembers
-//	kinds.go       the kinds of workloads
-//
-// The state (only the notices outlive a run):
-//
-//	state       what it is                                    set by                     cleared by
-//	remembered  who raises a workload that is to be down,     a worker; a record that    a decision other than
-//	            and a record that somebody has removed        is removed, the handler    down
-//	failures    refusals in a row                             a worker                   a worker
-//	announced   what a dry run has told                       a worker                   a worker
-//	checked     when the clocks were compared                 a worker                   a minute later
-//	rests       until when nothing is written                 a worker                   time
-//	notices     what owners have been told                    a worker                   time, newer notices
 package scaleschedule
 
 import (
@@ -59,8 +37,8 @@ const recheckInterval = time.Hour
 // byTarget is an index of what scales workloads, by NAMESPACE/KIND/NAME of the workload.
 const byTarget = "scale-schedule-target"
 
-// Controller scales workloads. Build it with [New].
-type Controller struct {
+// controller scales workloads.
+type controller struct {
 	cfg        Config
 	rules      *policy.Rules
 	kinds      []*kind // that are watched
@@ -80,13 +58,13 @@ type Controller struct {
 	checked, rests time.Time
 }
 
-var _ controllers.Controller = &Controller{}
+var _ controllers.Controller = &controller{}
 
-// New returns the controller. cfg must have passed Validate. watched are the kinds with their informers,
+// newController returns the controller. cfg must have passed Validate. watched are the kinds with their informers,
 // namespaces is nil if Namespaces do not count. Clients made from config write only while this replica leads.
-func New(cfg Config, watched []*kind, namespaces informers.Informer[*informers.Object], client kubernetes.Interface, config *rest.Config,
+func newController(cfg Config, watched []*kind, namespaces informers.Informer[*informers.Object], client kubernetes.Interface, config *rest.Config,
 	events record.EventRecorder, loop controllers.Options, reg metrics.KubeRegistry,
-) (*Controller, error) {
+) (*controller, error) {
 	objects, err := newAPI(config)
 	if err != nil {
 		return nil, err
@@ -95,7 +73,7 @@ func New(cfg Config, watched []*kind, namespaces informers.Informer[*informers.O
 	if cfg.MaxPerSecond > 0 {
 		limit = rate.Limit(cfg.MaxPerSecond)
 	}
-	c := &Controller{
+	c := &controller{
 		cfg: cfg, rules: cfg.rules(), kinds: watched, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
 		clock: loop.Clock, memory: newMemory(), once: notices.New(math.MaxInt64), failing: notices.New(tellAgain),
 	}
@@ -116,7 +94,7 @@ func New(cfg Config, watched []*kind, namespaces informers.Informer[*informers.O
 }
 
 // watch maps an object to itself, and what scales a workload to the workload too.
-func (c *Controller) watch(k *kind) controllers.Watch[key] {
+func (c *controller) watch(k *kind) controllers.Watch[key] {
 	k.informer.AddIndex(cache.NamespaceIndex, nil) // all controllers share it
 	scales := k.Kind == policy.Autoscaler || k.Kind == policy.ScaledObject
 	if scales {
@@ -156,7 +134,7 @@ func digestChanged(e controllers.Event[*informers.Object]) bool {
 }
 
 // targets returns the workloads that an object scales, or has scaled.
-func (c *Controller) targets(e controllers.Event[*informers.Object]) (keys []key) {
+func (c *controller) targets(e controllers.Event[*informers.Object]) (keys []key) {
 	for _, obj := range []*informers.Object{e.Old, e.New} {
 		if obj == nil {
 			continue
@@ -172,7 +150,7 @@ func (c *Controller) targets(e controllers.Event[*informers.Object]) (keys []key
 }
 
 // Run reconciles until ctx ends and every worker has ended.
-func (c *Controller) Run(ctx context.Context) error {
+func (c *controller) Run(ctx context.Context) error {
 	defer c.memory.clear()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -186,9 +164,9 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 // Status returns the state of the controller's loop.
-func (c *Controller) Status() controllers.Status { return c.loop.Status() }
+func (c *controller) Status() controllers.Status { return c.loop.Status() }
 
-func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
+func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	if k.kind == c.namespaces {
 		c.enqueueWorkloads(ctx, k.Name)
 		return 0, nil
@@ -259,7 +237,7 @@ func soonest(a, b time.Duration) time.Duration {
 }
 
 // namespace returns what counts of a Namespace, and whether that is known.
-func (c *Controller) namespace(name string) (*policy.Object, bool) {
+func (c *controller) namespace(name string) (*policy.Object, bool) {
 	if c.namespaces == nil {
 		return &policy.Object{}, true
 	}
@@ -272,7 +250,7 @@ func (c *Controller) namespace(name string) (*policy.Object, bool) {
 }
 
 // enqueueWorkloads enqueues the workloads of a Namespace that has changed.
-func (c *Controller) enqueueWorkloads(ctx context.Context, namespace string) {
+func (c *controller) enqueueWorkloads(ctx context.Context, namespace string) {
 	for _, k := range c.kinds {
 		if !c.cfg.scales(k) {
 			continue
@@ -284,7 +262,7 @@ func (c *Controller) enqueueWorkloads(ctx context.Context, namespace string) {
 }
 
 // rival returns who scales a workload besides.
-func (c *Controller) rival(k key) policy.Rival {
+func (c *controller) rival(k key) policy.Rival {
 	rival := policy.Nobody
 	for _, other := range c.kinds {
 		if (other.Kind != policy.Autoscaler && other.Kind != policy.ScaledObject) || other == k.kind ||

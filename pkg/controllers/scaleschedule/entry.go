@@ -37,7 +37,7 @@ func Entry() controllers.Entry {
 			if len(cfg.Scope) == 0 {
 				namespaces = informers.For[*informers.Object](h, informers.Namespaces)
 			}
-			return New(*cfg, watched, namespaces, h.Client, h.RESTConfig, h.Events, h.LoopOptions, h.Metrics)
+			return newController(*cfg, watched, namespaces, h.Client, h.RESTConfig, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }

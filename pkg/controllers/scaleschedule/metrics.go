@@ -29,7 +29,7 @@ type domainMetrics struct {
 	skew    *metrics.Gauge
 }
 
-func newDomainMetrics(reg metrics.KubeRegistry, c *Controller) *domainMetrics {
+func newDomainMetrics(reg metrics.KubeRegistry, c *controller) *domainMetrics {
 	gauge := func(name, help string) *metrics.GaugeOpts {
 		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}

@@ -96,7 +96,7 @@ func (r dateReader) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // write writes what is planned, and returns when to look again.
-func (c *Controller) write(ctx context.Context, w *workload, p *policy.Plan) (time.Duration, error) {
+func (c *controller) write(ctx context.Context, w *workload, p *policy.Plan) (time.Duration, error) {
 	wait, err := c.clocksDiffer(ctx, w)
 	if err != nil {
 		return c.refused(ctx, w, p, "get", err)
@@ -150,7 +150,7 @@ func describe(w *workload, p *policy.Plan, down, up string) (reason, text string
 }
 
 // wouldWrite tells what a dry run does not write, once until something else is planned.
-func (c *Controller) wouldWrite(ctx context.Context, w *workload, p *policy.Plan, announced policy.Action) {
+func (c *controller) wouldWrite(ctx context.Context, w *workload, p *policy.Plan, announced policy.Action) {
 	if p.Do == announced {
 		return
 	}
@@ -164,7 +164,7 @@ func (c *Controller) wouldWrite(ctx context.Context, w *workload, p *policy.Plan
 
 // clocksDiffer returns how long nothing is written since this clock and the API server's are too far apart.
 // It asks for the API server's clock once a minute.
-func (c *Controller) clocksDiffer(ctx context.Context, w *workload) (time.Duration, error) {
+func (c *controller) clocksDiffer(ctx context.Context, w *workload) (time.Duration, error) {
 	if c.cfg.MaxClockSkew == 0 {
 		return 0, nil
 	}
@@ -197,7 +197,7 @@ func (c *Controller) clocksDiffer(ctx context.Context, w *workload) (time.Durati
 }
 
 // refused returns when to try again after an error.
-func (c *Controller) refused(ctx context.Context, w *workload, p *policy.Plan, operation string, err error) (time.Duration, error) {
+func (c *controller) refused(ctx context.Context, w *workload, p *policy.Plan, operation string, err error) (time.Duration, error) {
 	switch {
 	case controllers.IsNotLeading(err), ctx.Err() != nil:
 		return 0, err
@@ -226,7 +226,7 @@ func (c *Controller) refused(ctx context.Context, w *workload, p *policy.Plan, o
 }
 
 // warn tells the owner of a workload, or of a Namespace, of a problem once.
-func (c *Controller) warn(w *workload, p *policy.Problem) {
+func (c *controller) warn(w *workload, p *policy.Problem) {
 	about := w.reference()
 	if p.Scope == policy.OfNamespace {
 		about = &corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: w.Namespace}

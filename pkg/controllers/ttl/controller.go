@@ -1,39 +1,6 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ttl deletes objects whose time has passed, by their annotations or by rules of a file.
-//
-// types.go follows every type of objects that the flags and the API server permit. The cache keeps
-// the objects that have an annotation or that a rule chooses, and nothing of others. The rules are
-// evaluated where the cache decodes an object, and their verdict is the digest that the cache keeps.
-// soon.go records the objects that are due within an hour, and enqueues them: when they change, and
-// twice an hour, when it looks through the caches. Other objects have no record and no timer. The
-// reconcile of an object decides in package policy, which is pure, when the object is due, and runs
-// again then. It reads a due object live, decides again, and deletes the object with the UID and the
-// version that it has read.
-//
-//	controller.go  a reconcile
-//	api.go         live reads and deletions, with the server's clock
-//	delete.go      requests, what becomes of their answers, Events
-//	kinds.go       what a run remembers
-//	ruled.go       the rules for the objects of a type
-//	soon.go        which objects are recorded
-//	testfile.go    the command that shows what a file of rules would delete
-//	types.go       discovery
-//
-// The state (the breakers, the notices and the faults outlive a run):
-//
-//	state      what it is                                 set by               cleared by
-//	kinds      the types that are followed                types.go             types.go
-//	records    the objects that are due within an hour    soon.go              soon.go, the end of the type
-//	firstSeen  when a record was first seen as it is      soon.go              a change that matters
-//	counts     the objects that may expire                the type's handler   the handler, the end of the type
-//	failures   refusals in a row                          a worker             a worker
-//	notices    what owners have been told                 a worker             time, newer notices
-//	faults     the last object that a rule failed for     the type's handler   nobody
-//	breakers   the deletions of the last minute           a worker             time
-//	           until when nothing is deleted              a worker             time
-//	pauses     until when nothing of a type is deleted    a worker             time, the end of the type
 package ttl
 
 import (
@@ -67,12 +34,12 @@ const Name = "ttl"
 // spread is the time over which objects that waited for the same moment come back.
 const spread = 10 * time.Second
 
-// Controller deletes objects. Build it with [New].
-type Controller struct {
+// controller deletes objects.
+type controller struct {
 	cfg     Config
 	options policy.Options
 	rules   *rules.Set
-	follow  Follow
+	follow  followFunc
 	client  kubernetes.Interface
 	objects objects
 	events  record.EventRecorder
@@ -90,18 +57,18 @@ type Controller struct {
 	faults map[string]RuleFault // by rule
 }
 
-var _ controllers.Controller = &Controller{}
+var _ controllers.Controller = &controller{}
 
-// New returns the controller. cfg must have passed Validate, and set is what its RulesFile has.
+// newController returns the controller. cfg must have passed Validate, and set is what its RulesFile has.
 // Clients made from config write only while this replica leads.
-func New(cfg Config, set *rules.Set, follow Follow, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
+func newController(cfg Config, set *rules.Set, follow followFunc, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
-) (*Controller, error) {
+) (*controller, error) {
 	objects, err := newAPI(config)
 	if err != nil {
 		return nil, err
 	}
-	c := &Controller{
+	c := &controller{
 		cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
 		breaker:     &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
 		ruleBreaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
@@ -115,7 +82,7 @@ func New(cfg Config, set *rules.Set, follow Follow, client kubernetes.Interface,
 }
 
 // Run reconciles until ctx ends and every worker and every watch has ended.
-func (c *Controller) Run(ctx context.Context) error {
+func (c *controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if len(c.cfg.Compat) > 0 {
@@ -128,20 +95,20 @@ func (c *Controller) Run(ctx context.Context) error {
 }
 
 // Status returns the state of the controller's loop, and of each type.
-func (c *Controller) Status() controllers.Status {
+func (c *controller) Status() controllers.Status {
 	s := c.loop.Status()
 	s.Details = Details{c.status(), c.ruleStatus()}
 	return s
 }
 
-func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
+func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	r, obj := k.get(k.ObjectName)
 	if r == nil {
 		return 0, nil
 	}
 	now := c.clock.Now()
 	d := c.decide(k, obj, r.verdict, now)
-	if !soon(&d, now) {
+	if !withinHorizon(&d, now) {
 		k.forget(k.ObjectName, r)
 		return 0, nil
 	}
@@ -163,7 +130,7 @@ func (c *Controller) reconcile(ctx context.Context, k key) (time.Duration, error
 // grace returns how long to leave an object alone that was due already when its present state was first
 // seen: somebody may just have restored it from a backup, or given it a deadline by mistake. For a new
 // leader, every object that is due at the start is such an object.
-func (c *Controller) grace(r *entry, d *policy.Decision, now time.Time) time.Duration {
+func (c *controller) grace(r *entry, d *policy.Decision, now time.Time) time.Duration {
 	if c.dryRun(d) || d.Deadline.After(r.firstSeen) {
 		return 0
 	}
@@ -174,7 +141,7 @@ func (c *Controller) grace(r *entry, d *policy.Decision, now time.Time) time.Dur
 // means now. Objects that wait come back spread, so in another order each time: with more objects than
 // the breaker permits, the same objects would always be first otherwise. Each object that comes back
 // before the breaker's limit is reached costs a request; each later object costs microseconds.
-func (c *Controller) pause(k key, d *policy.Decision, now time.Time) time.Duration {
+func (c *controller) pause(k key, d *policy.Decision, now time.Time) time.Duration {
 	pause := max(c.breakerOf(d).Open(k.Namespace, now), k.pauseLeft(now))
 	if pause > 0 {
 		pause += rand.N(spread)
@@ -184,7 +151,7 @@ func (c *Controller) pause(k key, d *policy.Decision, now time.Time) time.Durati
 
 // decide decides on a state of an object, on which the rules have the verdict, and tells its owner the
 // warnings.
-func (c *Controller) decide(k key, obj metav1.Object, v rules.Verdict, now time.Time) policy.Decision {
+func (c *controller) decide(k key, obj metav1.Object, v rules.Verdict, now time.Time) policy.Decision {
 	if v.Rule != 0 {
 		return c.rules.Decide(v)
 	}
@@ -198,7 +165,7 @@ func (c *Controller) decide(k key, obj metav1.Object, v rules.Verdict, now time.
 }
 
 // breakerOf returns the breaker that counts the deletion.
-func (c *Controller) breakerOf(d *policy.Decision) *policy.Breaker {
+func (c *controller) breakerOf(d *policy.Decision) *policy.Breaker {
 	if d.Rule != "" {
 		return c.ruleBreaker
 	}
@@ -206,7 +173,7 @@ func (c *Controller) breakerOf(d *policy.Decision) *policy.Breaker {
 }
 
 // dryRun reports whether the decision deletes nothing.
-func (c *Controller) dryRun(d *policy.Decision) bool { return c.cfg.DryRun || d.DryRun }
+func (c *controller) dryRun(d *policy.Decision) bool { return c.cfg.DryRun || d.DryRun }
 
 // wait returns when to look at an object again; 0 means at its next change.
 func wait(d *policy.Decision, now time.Time) time.Duration {

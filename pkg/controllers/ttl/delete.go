@@ -48,9 +48,9 @@ const (
 )
 
 // expire deletes the object of a record if it still has the UID, and is due as decided.
-func (c *Controller) expire(ctx context.Context, k key, r *entry, decided *policy.Decision, uid types.UID) (time.Duration, error) {
+func (c *controller) expire(ctx context.Context, k key, r *entry, decided *policy.Decision, uid types.UID) (time.Duration, error) {
 	begun := c.clock.Now()
-	live, date, err := c.objects.get(ctx, k.Type, k.ObjectName, decided.Rule != "" && k.ruled.Whole)
+	live, date, err := c.objects.get(ctx, k.Type, k.ObjectName, decided.Rule != "" && k.rules.Whole)
 	now := c.clock.Now()
 	switch {
 	case apierrors.IsNotFound(err):
@@ -64,7 +64,7 @@ func (c *Controller) expire(ctx context.Context, k key, r *entry, decided *polic
 	}
 	var v rules.Verdict
 	if decided.Rule != "" { // else the rules decide on the event with which the annotation goes
-		v, _ = k.ruled.verdict(live)
+		v, _ = k.rules.verdict(live)
 	}
 	d := c.decide(k, live, v, now)
 	switch {
@@ -111,7 +111,7 @@ func (c *Controller) expire(ctx context.Context, k key, r *entry, decided *polic
 // skewed reports whether this clock and the API server's are too far apart. date is the API server's
 // clock at now, in whole seconds, and zero if it is unknown. An aggregated API has its own clock, so only
 // the type is left alone.
-func (c *Controller) skewed(ctx context.Context, k key, date, now time.Time) bool {
+func (c *controller) skewed(ctx context.Context, k key, date, now time.Time) bool {
 	if c.cfg.MaxClockSkew == 0 || date.IsZero() {
 		return false
 	}
@@ -129,7 +129,7 @@ func (c *Controller) skewed(ctx context.Context, k key, date, now time.Time) boo
 
 // tooMany tells that the deletion of k has opened the breaker. Only the log names the namespace: the Events
 // of the manager's Pod are for whoever may read that namespace.
-func (c *Controller) tooMany(ctx context.Context, k key, d *policy.Decision, opened policy.Scope) {
+func (c *controller) tooMany(ctx context.Context, k key, d *policy.Decision, opened policy.Scope) {
 	c.metrics.trips.WithLabelValues(string(opened)).Inc()
 	logger := klog.FromContext(ctx)
 	limit, text := c.cfg.MaxDeletionsPerMinute, "%d objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for %v"
@@ -158,7 +158,7 @@ func (c *Controller) tooMany(ctx context.Context, k key, d *policy.Decision, ope
 }
 
 // refused returns when to try again after an error of a request that began at begun.
-func (c *Controller) refused(
+func (c *controller) refused(
 	ctx context.Context, k key, r *entry, d *policy.Decision, uid types.UID, begun time.Time, operation string, err error,
 ) (time.Duration, error) {
 	if controllers.IsNotLeading(err) {
@@ -188,7 +188,7 @@ func (c *Controller) refused(
 }
 
 // tell sends an Event about an object once, and reports whether it has.
-func (c *Controller) tell(k key, uid types.UID, eventType, reason, text string) bool {
+func (c *controller) tell(k key, uid types.UID, eventType, reason, text string) bool {
 	due := c.onceNotices.Due([3]string{string(uid), reason, text}, c.clock.Now())
 	if due {
 		c.event(k, uid, eventType, reason, text)
@@ -196,7 +196,7 @@ func (c *Controller) tell(k key, uid types.UID, eventType, reason, text string) 
 	return due
 }
 
-func (c *Controller) event(k key, uid types.UID, eventType, reason, text string) {
+func (c *controller) event(k key, uid types.UID, eventType, reason, text string) {
 	c.events.Event(&corev1.ObjectReference{
 		APIVersion: k.GroupVersion().String(), Kind: k.Kind, Namespace: k.Namespace, Name: k.Name, UID: uid,
 	}, eventType, reason, text)

@@ -63,7 +63,7 @@ func Entry() controllers.Entry {
 				following.AddHandler(handler)
 				return following, nil
 			}
-			return New(*cfg, set, follow, h.Client, h.RESTConfig, h.Events, h.LoopOptions, h.Metrics)
+			return newController(*cfg, set, follow, h.Client, h.RESTConfig, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }
@@ -82,7 +82,7 @@ func (c Config) with(s controllers.Settings) *Config {
 }
 
 // need returns what is kept of a type.
-func need(options policy.Options, t policy.Type, r *ruled) informers.Need {
+func need(options policy.Options, t policy.Type, r *typeRules) informers.Need {
 	n := informers.Need{
 		Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, When: options.Annotated,
 		Annotations: append(options.Keys(), corev1.MirrorPodAnnotationKey), MaxAnnotation: policy.MaxValue,

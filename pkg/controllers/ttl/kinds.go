@@ -47,7 +47,7 @@ func newEntry(obj metav1.Object, now time.Time) *entry {
 // kind is a followed type of objects (docs and flags say type), with its objects that may expire.
 type kind struct {
 	policy.Type
-	ruled     *ruled // nil without rules
+	rules     *typeRules // nil without rules
 	following *informers.Following[metav1.Object]
 
 	mu          sync.Mutex
@@ -203,7 +203,7 @@ func (k *kind) status(now time.Time) KindStatus {
 }
 
 // status returns the state of all types, by name.
-func (c *Controller) status() (list []KindStatus) {
+func (c *controller) status() (list []KindStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range c.kinds {

@@ -51,8 +51,8 @@ const (
 - {name: temp, resources: ["*"], when: "object.metadata.?namespace.orValue('') == 'temp'", ttl: 1h}`
 )
 
-// ruled writes a file of rules.
-func (w *fixture) ruled(rules string) {
+// writeRules writes a file of rules.
+func (w *fixture) writeRules(rules string) {
 	w.Helper()
 	w.cfg.RulesFile = filepath.Join(w.TempDir(), "rules.yaml")
 	if err := os.WriteFile(w.cfg.RulesFile, []byte("rules:"+rules), 0o600); err != nil {
@@ -491,7 +491,7 @@ func TestRules(t *testing.T) {
 						test.configure(c)
 					}
 				})
-				w.ruled(test.rules)
+				w.writeRules(test.rules)
 				test.run(w)
 			})
 		})
@@ -520,7 +520,7 @@ func TestTryingAFile(t *testing.T) {
 		w.add(done("shop/j", 2*time.Hour), done("shop/later", time.Minute), done("kube-system/j", 2*time.Hour),
 			done("shop/kept", 2*time.Hour, "quartermaster.dev/ttl", "forever"), object(pod, "shop/p"), object(configMap, "temp/c"))
 		w.start()
-		w.ruled(ruleR + "\n- {name: bad, resources: [pods], when: object.spec.x == 1, ttl: 1h}\n- {name: none, resources: [nodes], ttl: 1h}" + temp)
+		w.writeRules(ruleR + "\n- {name: bad, resources: [pods], when: object.spec.x == 1, ttl: 1h}\n- {name: none, resources: [nodes], ttl: 1h}" + temp)
 		connect := func() (controllers.Settings, *rest.Config, error) { return controllers.Settings{}, w.RESTConfig(), nil }
 		cmd := w.entry.Command(connect)
 		var out bytes.Buffer

@@ -37,9 +37,9 @@ var definitions = []schema.GroupVersionResource{
 	{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"},
 }
 
-// Follow shows handler the objects that the need chooses, reduced to what it names, until Stop. handler may
+// followFunc shows handler the objects that the need chooses, reduced to what it names, until Stop. handler may
 // keep them.
-type Follow func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error)
+type followFunc func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error)
 
 // discover returns the types that can be followed and whose objects can be deleted, in one version each.
 // down are the groups that did not answer. If there are no types either, no group has answered.
@@ -62,8 +62,8 @@ func discover(client discovery.DiscoveryInterface) (types []policy.Type, down []
 
 // followTypes follows the types of the API server as they come and go, until ctx ends, and looks through
 // their objects for what becomes due.
-func (c *Controller) followTypes(ctx context.Context) error {
-	f := &follower{Controller: c}
+func (c *controller) followTypes(ctx context.Context) error {
+	f := &follower{controller: c}
 	defer f.stop(ctx)
 	timer := c.clock.NewTimer(f.look(ctx))
 	defer timer.Stop()
@@ -86,7 +86,7 @@ func (c *Controller) followTypes(ctx context.Context) error {
 
 // follower follows types during one run.
 type follower struct {
-	*Controller
+	*controller
 	definitions []*informers.Following[metav1.Object]
 	problems    string // as last logged
 }
@@ -152,7 +152,7 @@ func (f *follower) look(ctx context.Context) time.Duration {
 }
 
 // wanted returns which of the types are to be followed.
-func (c *Controller) wanted(types []policy.Type) (wanted []policy.Type) {
+func (c *controller) wanted(types []policy.Type) (wanted []policy.Type) {
 	for _, t := range types {
 		if c.options.Watches(t) && (t.Namespaced || len(c.cfg.Scope) == 0) {
 			wanted = append(wanted, t)
@@ -193,8 +193,8 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 
 // begin follows a type.
 func (f *follower) begin(ctx context.Context, t policy.Type) (_ *kind, err error) {
-	k := &kind{Type: t, ruled: f.ruledBy(t), records: map[cache.ObjectName]*entry{}, expiring: map[uint8]int{}}
-	k.following, err = f.follow(ctx, need(f.options, t, k.ruled), func(old, current metav1.Object, _ bool) {
+	k := &kind{Type: t, rules: f.rulesFor(t), records: map[cache.ObjectName]*entry{}, expiring: map[uint8]int{}}
+	k.following, err = f.follow(ctx, need(f.options, t, k.rules), func(old, current metav1.Object, _ bool) {
 		f.changed(ctx, k, old, current)
 	})
 	return k, err

@@ -55,8 +55,8 @@ func TestDiscovery(t *testing.T) {
 	}
 }
 
-// nothing returns a Follow that calls no handler, since no API server answers.
-func nothing(t *testing.T) Follow {
+// nothing returns a followFunc that calls no handler, since no API server answers.
+func nothing(t *testing.T) followFunc {
 	t.Helper()
 	clients, clientsErr := informers.NewClients(&rest.Config{Host: "http://127.0.0.1:1"}, scheme.Scheme)
 	caches, cachesErr := informers.NewCaches(metrics.NewKubeRegistry())
@@ -84,7 +84,7 @@ func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 		return nothing(ctx, need, handler)
 	}
 	cfg := NewConfig()
-	f := &follower{Controller: &Controller{cfg: cfg, options: cfg.Policy(), follow: follow, kinds: map[schema.GroupResource]*kind{}}}
+	f := &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), follow: follow, kinds: map[schema.GroupResource]*kind{}}}
 	other := widgets
 	other.Version = "v2"
 	for _, step := range []struct {
@@ -124,7 +124,7 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 		return nothing(ctx, need, handler)
 	}
 	cfg := NewConfig()
-	f := &follower{Controller: &Controller{cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, kinds: map[schema.GroupResource]*kind{}}}
+	f := &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, kinds: map[schema.GroupResource]*kind{}}}
 	preferred := widgets
 	preferred.Version = "v2"
 	f.apply(t.Context(), []policy.Type{preferred}, nil)
@@ -153,7 +153,7 @@ func (notLeading) NotLeading() bool { return true }
 
 func TestLostLeadershipIsNoFailure(t *testing.T) {
 	r := &entry{}
-	c := &Controller{} // nothing of it is used: no Event, no metric
+	c := &controller{} // nothing of it is used: no Event, no metric
 	if after, err := c.refused(t.Context(), key{}, r, nil, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || r.failures != 0 {
 		t.Errorf("%v, %v, %d failures", after, err, r.failures)
 	}

@@ -21,11 +21,11 @@ import (
 // of the clock, a deletion is at most this late.
 const horizon = time.Hour
 
-// soon reports whether an object is due within the horizon, or overdue.
-func soon(d *policy.Decision, now time.Time) bool { return d.Due(now.Add(horizon)) }
+// withinHorizon reports whether an object is due within the horizon, or overdue.
+func withinHorizon(d *policy.Decision, now time.Time) bool { return d.Due(now.Add(horizon)) }
 
 // changed notes a change of an object of a type. old is nil for a new object, obj for one that is gone.
-func (c *Controller) changed(ctx context.Context, k *kind, old, obj metav1.Object) {
+func (c *controller) changed(ctx context.Context, k *kind, old, obj metav1.Object) {
 	if old != nil {
 		k.count(old, -1)
 	}
@@ -43,7 +43,7 @@ func (c *Controller) changed(ctx context.Context, k *kind, old, obj metav1.Objec
 	if r.verdict.Problem != 0 {
 		c.faultOf(ctx, key{k, name}, r.verdict)
 	}
-	if d := c.decide(key{k, name}, r.obj, r.verdict, now); !soon(&d, now) {
+	if d := c.decide(key{k, name}, r.obj, r.verdict, now); !withinHorizon(&d, now) {
 		k.put(name, nil)
 		return
 	}
@@ -52,14 +52,14 @@ func (c *Controller) changed(ctx context.Context, k *kind, old, obj metav1.Objec
 }
 
 // lookAhead records and enqueues the objects that have come within the horizon.
-func (c *Controller) lookAhead() {
+func (c *controller) lookAhead() {
 	c.mu.Lock()
 	kinds := slices.Collect(maps.Values(c.kinds))
 	c.mu.Unlock()
 	for _, k := range kinds {
 		for _, obj := range k.following.List(metav1.NamespaceAll, nil) {
 			name, now := cache.MetaObjectToName(obj), c.clock.Now()
-			if d := c.decide(key{k, name}, withDate(obj), verdictOf(obj), now); soon(&d, now) && k.find(name, now) {
+			if d := c.decide(key{k, name}, withDate(obj), verdictOf(obj), now); withinHorizon(&d, now) && k.find(name, now) {
 				c.loop.Enqueue(key{k, name})
 			}
 		}

@@ -48,7 +48,7 @@ default $KUBECONFIG, then ~/.kube/config.`,
 				return err
 			}
 			cfg := flags.with(settings)
-			t := &trial{Controller: &Controller{cfg: *cfg, options: cfg.Policy(), rules: set}, now: time.Now(), counts: make([]counts, len(set.Rules()))}
+			t := &trial{controller: &controller{cfg: *cfg, options: cfg.Policy(), rules: set}, now: time.Now(), counts: make([]counts, len(set.Rules()))}
 			err = t.run(cmd.Context(), config)
 			t.print(cmd.OutOrStdout())
 			return err
@@ -59,7 +59,7 @@ default $KUBECONFIG, then ~/.kube/config.`,
 
 // trial is what the rules say of the objects of a cluster.
 type trial struct {
-	*Controller
+	*controller
 	now    time.Time
 	due    []string // rows of the table
 	counts []counts // by rule
@@ -93,7 +93,7 @@ func (t *trial) run(ctx context.Context, config *rest.Config) error {
 		namespaces = []string{metav1.NamespaceAll}
 	}
 	for _, of := range t.wanted(types) {
-		r := t.ruledBy(t.rules.InVersion(of))
+		r := t.rulesFor(t.rules.InVersion(of))
 		if r == nil {
 			continue
 		}
@@ -116,7 +116,7 @@ func (t *trial) run(ctx context.Context, config *rest.Config) error {
 }
 
 // add evaluates the rules for an object.
-func (t *trial) add(r *ruled, obj metav1.Object) {
+func (t *trial) add(r *typeRules, obj metav1.Object) {
 	v, err := r.verdict(obj)
 	if v.Rule == 0 {
 		return

@@ -15,24 +15,24 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 )
 
-// ruled is the rules for the objects of a type that they may decide on. nil is no rules.
-type ruled struct {
+// typeRules are the rules that may decide on objects of a type; nil if there are none.
+type typeRules struct {
 	*rules.Typed
 	t       policy.Type
 	options *policy.Options
 }
 
-// ruledBy returns the rules for a type.
-func (c *Controller) ruledBy(t policy.Type) *ruled {
+// rulesFor returns the rules for a type.
+func (c *controller) rulesFor(t policy.Type) *typeRules {
 	if typed := c.rules.For(t); typed != nil {
-		return &ruled{typed, t, &c.options}
+		return &typeRules{typed, t, &c.options}
 	}
 	return nil
 }
 
 // verdict returns what the rules say of an object, which must be whole if a rule reads more than the
 // metadata. The error, which may have values of the object, says more about a problem.
-func (r *ruled) verdict(obj metav1.Object) (rules.Verdict, error) {
+func (r *typeRules) verdict(obj metav1.Object) (rules.Verdict, error) {
 	if r == nil || !r.options.Ruled(r.t, obj) {
 		return rules.Verdict{}, nil
 	}
@@ -42,7 +42,7 @@ func (r *ruled) verdict(obj metav1.Object) (rules.Verdict, error) {
 // digest is what the cache keeps of an object: the verdict of the rules or, of an annotated object, when it
 // was created. It is called when the object changes. The cache would keep a field of the metadata as several
 // hundred bytes.
-func (r *ruled) digest(o metav1.Object) []byte {
+func (r *typeRules) digest(o metav1.Object) []byte {
 	if created := o.GetCreationTimestamp(); r.options.Annotated(o) && !created.IsZero() {
 		return binary.BigEndian.AppendUint64(nil, uint64(created.Unix()))
 	}
@@ -51,7 +51,7 @@ func (r *ruled) digest(o metav1.Object) []byte {
 }
 
 // mayExpire reports whether the cache keeps the object at all.
-func (r *ruled) mayExpire(obj metav1.Object) bool {
+func (r *typeRules) mayExpire(obj metav1.Object) bool {
 	if r.options.Annotated(obj) {
 		return !policy.Unacted(r.t, obj)
 	}
@@ -95,7 +95,7 @@ type RuleFault struct {
 
 // faultOf tells of an object for which a rule cannot be evaluated: anybody may make many, so there
 // is no Event.
-func (c *Controller) faultOf(ctx context.Context, k key, v rules.Verdict) {
+func (c *controller) faultOf(ctx context.Context, k key, v rules.Verdict) {
 	rule, now := c.rules.Of(v).Name, c.clock.Now()
 	c.metrics.ruleErrors.WithLabelValues(rule).Inc()
 	if c.faultNotices.Due(rule, now) {
@@ -117,7 +117,7 @@ type RuleStatus struct {
 }
 
 // ruleStatus returns the state of the rules, in the order of the file.
-func (c *Controller) ruleStatus() []RuleStatus {
+func (c *controller) ruleStatus() []RuleStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var list []RuleStatus
@@ -130,7 +130,7 @@ func (c *Controller) ruleStatus() []RuleStatus {
 	}
 	now := c.clock.Now()
 	for _, k := range c.kinds {
-		if k.ruled != nil {
+		if k.rules != nil {
 			k.addTo(list, now)
 		}
 	}

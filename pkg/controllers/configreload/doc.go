@@ -1,0 +1,42 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package configreload rolls workloads whose ConfigMaps or Secrets changed.
+//
+// A change of a source enqueues the workloads that it concerns and does nothing else. Reconciling a
+// workload compares the sources that it watches with what was last recorded of them. If they differ,
+// one patch marks the pod template and records the new state together, so that a crash neither
+// loses nor repeats a reload. Package policy, which is pure, decides what is to be done. The files of
+// this package:
+//
+//	events.go, index.go                what enters, and whom it concerns
+//	sources.go                         changes of sources, until a workload takes them
+//	controller.go                      a reconcile
+//	write.go                           writing, Events
+//	kinds.go                           the kinds, and how each of them is reloaded
+//	cronjobs.go, jobs.go, rollouts.go  the kinds that take more than a patch
+//
+// The state annotation of a workload has what is recorded of its sources. A run also remembers, in
+// memory.go:
+//
+//	field      what it is                          set by                      cleared by
+//	last       the state that this run has         a decision, once it is      never; the later of last
+//	           recorded, or found, last, and on    carried out                 and the annotation counts
+//	           which version of the workload
+//	window     changes that wait for one reload,   events; a difference that   the reload; or the decision
+//	           with the data before them           no event announced          that nothing is to do
+//	written    the version of the last write       each patch                  the cache, when it has it
+//	rewritten  when a state that somebody else     that write                  rewriteInterval
+//	           changed was last written again
+//	reported   the problems for which there was    a reconcile that finds      a reconcile without them
+//	           an Event                            others
+//	job        the Job that a CronJob was last     its creation                its hashes by the recorded
+//	           run as, and for which data                                      state, or another change
+//	recreate   a Job that is replaced              its deletion                its creation
+//	paused     for a metric: whether it is paused  a decision                  a decision
+//	           after a reload
+//
+// All fields end with the workload and with the run.
+//
+// With Config.Compat, the annotations of stakater/Reloader count too.
+package configreload
