@@ -39,11 +39,11 @@ func newBodies(c clock.PassiveClock) *bodies { return &bodies{clock: c, all: map
 // get returns a federated object, at least as new as the version, which the cache has, or nil if the
 // object does not exist.
 func (b *bodies) get(ctx context.Context, k key, version string, client dynamic.NamespaceableResourceInterface) (*unstructured.Unstructured, error) {
-	one := b.of(k)
-	one.mu.Lock()
-	defer one.mu.Unlock()
-	if !one.at.IsZero() && b.clock.Since(one.at) < bodyLife && notOlder(one.object, version) {
-		return one.object, nil
+	entry := b.entry(k)
+	entry.mu.Lock()
+	defer entry.mu.Unlock()
+	if !entry.at.IsZero() && b.clock.Since(entry.at) < bodyLife && notOlder(entry.object, version) {
+		return entry.object, nil
 	}
 	object, err := client.Namespace(k.Namespace).Get(ctx, k.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -52,39 +52,39 @@ func (b *bodies) get(ctx context.Context, k key, version string, client dynamic.
 	if err != nil {
 		return nil, err
 	}
-	one.object, one.at = object, b.clock.Now()
+	entry.object, entry.at = object, b.clock.Now()
 	return object, nil
 }
 
 // put takes what a write has returned.
 func (b *bodies) put(k key, object *unstructured.Unstructured) {
-	one := b.of(k)
-	one.mu.Lock()
-	defer one.mu.Unlock()
-	one.object, one.at = object, b.clock.Now()
+	entry := b.entry(k)
+	entry.mu.Lock()
+	defer entry.mu.Unlock()
+	entry.object, entry.at = object, b.clock.Now()
 }
 
-func (b *bodies) of(k key) *body {
+func (b *bodies) entry(k key) *body {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	one := b.all[k]
-	if one == nil {
-		one = &body{}
-		b.all[k] = one
+	entry := b.all[k]
+	if entry == nil {
+		entry = &body{}
+		b.all[k] = entry
 	}
-	return one
+	return entry
 }
 
 // sweep drops what is too old.
 func (b *bodies) sweep() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for k, one := range b.all {
-		if one.mu.TryLock() {
-			if b.clock.Since(one.at) >= bodyLife {
+	for k, entry := range b.all {
+		if entry.mu.TryLock() {
+			if b.clock.Since(entry.at) >= bodyLife {
 				delete(b.all, k)
 			}
-			one.mu.Unlock()
+			entry.mu.Unlock()
 		}
 	}
 }

@@ -27,8 +27,8 @@ import (
 )
 
 const (
-	// retoken is how long to wait before a token that the cluster refuses is read again.
-	retoken = 10 * time.Second
+	// tokenRetryInterval is how long to wait before a token that the cluster refuses is read again.
+	tokenRetryInterval = 10 * time.Second
 	// maxHeader and maxBody limit what a cluster can make the manager hold of an answer to a probe.
 	maxHeader = 64 << 10
 	maxHealth = 1 << 10
@@ -177,7 +177,7 @@ func boundOf(r *http.Request) int64 {
 func (c *client) mayRenew() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.clock.Since(c.readAt) < retoken {
+	if c.clock.Since(c.readAt) < tokenRetryInterval {
 		return false
 	}
 	c.readAt = c.clock.Now()

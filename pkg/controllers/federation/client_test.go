@@ -46,13 +46,13 @@ type Server struct {
 // NewServer starts one.
 func NewServer(t *testing.T) *Server {
 	t.Helper()
-	m := &Server{clock: clocktesting.NewFakePassiveClock(start), secret: map[string][]byte{"token": []byte("good")}}
-	m.health = func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }
-	m.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		m.mu.Lock()
-		health := m.health
-		m.tokens = append(m.tokens, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
-		m.mu.Unlock()
+	s := &Server{clock: clocktesting.NewFakePassiveClock(start), secret: map[string][]byte{"token": []byte("good")}}
+	s.health = func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }
+	s.Server = httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		health := s.health
+		s.tokens = append(s.tokens, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
+		s.mu.Unlock()
 		switch r.URL.Path {
 		case "/healthz", "/c1/healthz":
 			health(w, r)
@@ -62,35 +62,35 @@ func NewServer(t *testing.T) *Server {
 			http.NotFound(w, r)
 		}
 	}))
-	t.Cleanup(m.Close)
-	return m
-}
-
-func (m *Server) read(context.Context) (map[string][]byte, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.reads++
-	if m.secret == nil {
-		return nil, errors.New("the API server does not answer")
-	}
-	return m.secret, nil
-}
-
-// Spec is what a KubeFedCluster says of it.
-func (m *Server) Spec() policy.ClusterSpec {
-	s := policy.ClusterSpec{APIEndpoint: m.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: m.Certificate().Raw})}
-	s.SecretRef.Name = "s"
+	t.Cleanup(s.Close)
 	return s
 }
 
+func (s *Server) read(context.Context) (map[string][]byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reads++
+	if s.secret == nil {
+		return nil, errors.New("the API server does not answer")
+	}
+	return s.secret, nil
+}
+
+// Spec is what a KubeFedCluster says of it.
+func (s *Server) Spec() policy.ClusterSpec {
+	spec := policy.ClusterSpec{APIEndpoint: s.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})}
+	spec.SecretRef.Name = "s"
+	return spec
+}
+
 // client returns a client that has read the token.
-func (m *Server) client(t *testing.T, change func(*policy.ClusterSpec)) *client {
+func (s *Server) client(t *testing.T, change func(*policy.ClusterSpec)) *client {
 	t.Helper()
-	spec := m.Spec()
+	spec := s.Spec()
 	if change != nil {
 		change(&spec)
 	}
-	c, err := newClient(spec, true, m.read, m.clock)
+	c, err := newClient(spec, true, s.read, s.clock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,13 +149,13 @@ func TestProbe(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			m := NewServer(t)
+			server := NewServer(t)
 			if test.health != nil {
-				m.health = test.health
+				server.health = test.health
 			}
-			c := m.client(t, test.spec)
+			c := server.client(t, test.spec)
 			if test.closed {
-				m.Close()
+				server.Close()
 			}
 			timeout := 10 * time.Second // nothing depends on it but what must not answer
 			if test.problem == "deadline exceeded" {
@@ -183,11 +183,11 @@ func write(r *http.Request, w io.Writer, word string) {
 
 // TestAnswerIsBounded has a server that never ends an answer.
 func TestAnswerIsBounded(t *testing.T) {
-	m := NewServer(t)
-	m.health = func(w http.ResponseWriter, r *http.Request) { write(r, w, strings.Repeat("x", 64<<10)) }
-	c := m.client(t, nil)
+	server := NewServer(t)
+	server.health = func(w http.ResponseWriter, r *http.Request) { write(r, w, strings.Repeat("x", 64<<10)) }
+	c := server.client(t, nil)
 	for query, want := range map[string]int64{"": maxObject, "?labelSelector=a": maxList, "?labelSelector=a&watch=true": maxList + 1} {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, m.URL+"/healthz"+query, nil)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/healthz"+query, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -205,51 +205,51 @@ func TestAnswerIsBounded(t *testing.T) {
 
 // TestCertificateOfAddress has an address, for which TLS names no server.
 func TestCertificateOfAddress(t *testing.T) {
-	m := NewServer(t)
+	server := NewServer(t)
 	for address, want := range map[string]bool{"127.0.0.1": true, "127.0.0.2": false} {
-		spec := m.Spec()
+		spec := server.Spec()
 		spec.APIEndpoint = "https://" + address
-		c, err := newClient(spec, true, m.read, m.clock)
+		c, err := newClient(spec, true, server.read, server.clock)
 		if err != nil {
 			t.Fatal(err)
 		}
 		verify := c.transport.TLSClientConfig.VerifyConnection
-		if err := verify(tls.ConnectionState{PeerCertificates: []*x509.Certificate{m.Certificate()}}); (err == nil) != want {
+		if err := verify(tls.ConnectionState{PeerCertificates: []*x509.Certificate{server.Certificate()}}); (err == nil) != want {
 			t.Errorf("%s: %v", address, err)
 		}
 	}
 }
 
 func TestDialChecksAddress(t *testing.T) {
-	m := NewServer(t)
-	spec := m.Spec()
+	server := NewServer(t)
+	spec := server.Spec()
 	spec.APIEndpoint = strings.Replace(spec.APIEndpoint, "127.0.0.1", "localhost", 1)
-	c, err := newClient(spec, false, m.read, m.clock)
+	c, err := newClient(spec, false, server.read, server.clock)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if result, _, problem := c.probe(t.Context(), 10*time.Second); result != policy.NoAnswer || !strings.Contains(problem, "loopback") {
 		t.Errorf("%v, %q", result, problem)
 	}
-	if len(m.tokens) > 0 {
+	if len(server.tokens) > 0 {
 		t.Error("it was asked nevertheless")
 	}
 }
 
 // TestTokens follows the tokens of requests through rotations.
 func TestTokens(t *testing.T) {
-	m := NewServer(t)
+	server := NewServer(t)
 	valid := "good"
-	m.health = func(w http.ResponseWriter, r *http.Request) {
+	server.health = func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer "+valid {
 			w.WriteHeader(http.StatusUnauthorized)
 		}
 	}
-	c := m.client(t, nil)
+	c := server.client(t, nil)
 	get := func(after time.Duration) {
 		t.Helper()
-		m.clock.SetTime(m.clock.Now().Add(after))
-		response, err := (&http.Client{Transport: c}).Get(m.URL + "/healthz")
+		server.clock.SetTime(server.clock.Now().Add(after))
+		response, err := (&http.Client{Transport: c}).Get(server.URL + "/healthz")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -259,40 +259,40 @@ func TestTokens(t *testing.T) {
 		}
 	}
 	get(0)
-	valid, m.secret = "new", map[string][]byte{"token": []byte("new")}
-	get(retoken - time.Second)
+	valid, server.secret = "new", map[string][]byte{"token": []byte("new")}
+	get(tokenRetryInterval - time.Second)
 	get(0) // read a moment ago
 	get(time.Second)
 	get(0)
-	valid, m.secret = "newer", nil
-	get(retoken)
-	m.secret = map[string][]byte{"token": []byte("newer")}
-	get(retoken - time.Second)
+	valid, server.secret = "newer", nil
+	get(tokenRetryInterval)
+	server.secret = map[string][]byte{"token": []byte("newer")}
+	get(tokenRetryInterval - time.Second)
 	get(time.Second)
 	get(0)
-	if want := []string{"good", "good", "good", "good", "new", "new", "new", "new", "newer"}; !slices.Equal(m.tokens, want) {
-		t.Errorf("tokens %v, want %v", m.tokens, want)
+	if want := []string{"good", "good", "good", "good", "new", "new", "new", "new", "newer"}; !slices.Equal(server.tokens, want) {
+		t.Errorf("tokens %v, want %v", server.tokens, want)
 	}
-	if m.reads != 4 {
-		t.Errorf("the Secret was read %d times", m.reads)
+	if server.reads != 4 {
+		t.Errorf("the Secret was read %d times", server.reads)
 	}
-	m.secret = map[string][]byte{"token": []byte(" ")}
+	server.secret = map[string][]byte{"token": []byte(" ")}
 	var malformed *malformed
 	if err := c.renew(t.Context()); !errors.As(err, &malformed) {
 		t.Errorf("a Secret without a token: %v", err)
 	}
-	m.secret = nil
+	server.secret = nil
 	if err := c.renew(t.Context()); err == nil || errors.As(err, &malformed) {
 		t.Errorf("a Secret that cannot be read: %v", err)
 	}
 }
 
 func TestRedirectsAreNotFollowed(t *testing.T) {
-	m, other := NewServer(t), NewServer(t)
-	m.health = func(w http.ResponseWriter, r *http.Request) {
+	server, other := NewServer(t), NewServer(t)
+	server.health = func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, other.URL+"/healthz", http.StatusTemporaryRedirect)
 	}
-	response, err := (&http.Client{Transport: m.client(t, nil)}).Get(m.URL + "/healthz")
+	response, err := (&http.Client{Transport: server.client(t, nil)}).Get(server.URL + "/healthz")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,8 +306,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 // the environment.
 func TestProxy(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-	m := NewServer(t)
-	if result, _, problem := m.client(t, nil).probe(t.Context(), 10*time.Second); result != policy.Well {
+	server := NewServer(t)
+	if result, _, problem := server.client(t, nil).probe(t.Context(), 10*time.Second); result != policy.Well {
 		t.Errorf("the proxy of the environment counts: %s", problem)
 	}
 	var asked []string
@@ -333,34 +333,34 @@ func TestProxy(t *testing.T) {
 		_, _ = io.Copy(caller, server)
 	}))
 	t.Cleanup(proxy.Close)
-	c := m.client(t, func(s *policy.ClusterSpec) { s.ProxyURL = proxy.URL })
+	c := server.client(t, func(s *policy.ClusterSpec) { s.ProxyURL = proxy.URL })
 	result, _, problem := c.probe(t.Context(), 10*time.Second)
 	// A proxy with TLS is checked by the system's roots, whatever the KubeFedCluster says of the API server.
 	proxy.Close()
 	secured := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(secured.Close)
-	c = m.client(t, func(s *policy.ClusterSpec) { s.ProxyURL, s.DisabledTLSValidations = secured.URL, []string{"*"} })
+	c = server.client(t, func(s *policy.ClusterSpec) { s.ProxyURL, s.DisabledTLSValidations = secured.URL, []string{"*"} })
 	if result, _, problem := c.probe(t.Context(), 10*time.Second); result != policy.NoAnswer || !strings.Contains(problem, "certificate") {
 		t.Errorf("a proxy with a certificate of its own: %v %s", result, problem)
 	}
-	if want := []string{"CONNECT " + strings.TrimPrefix(m.URL, "https://")}; result != policy.Well || !slices.Equal(asked, want) {
+	if want := []string{"CONNECT " + strings.TrimPrefix(server.URL, "https://")}; result != policy.Well || !slices.Equal(asked, want) {
 		t.Errorf("%v %s, asked %v, want %v", result, problem, asked, want)
 	}
 }
 
 // Answer is that to probes from now on.
-func (m *Server) Answer(code int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.health = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, "ok") }
+func (s *Server) Answer(code int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.health = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, "ok") }
 }
 
 // Asked are the tokens that came.
-func (m *Server) Asked() []string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.tokens)
+func (s *Server) Asked() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.tokens)
 }
 
 // Probes counts the requests.
-func (m *Server) Probes() int { return len(m.Asked()) }
+func (server *Server) Probes() int { return len(server.Asked()) }

@@ -29,7 +29,7 @@ func secret(name, token string) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string][]byte{"token": []byte(token)}}
 }
 
-// joined is the KubeFedCluster of a member, with a Secret of its own name.
+// joined is the KubeFedCluster of a cluster, with a Secret of its own name.
 func joined(name string, spec policy.ClusterSpec) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"apiEndpoint": spec.APIEndpoint, "caBundle": base64.StdEncoding.EncodeToString(spec.CABundle), "secretRef": map[string]any{"name": name}}}}
@@ -105,50 +105,50 @@ const (
 )
 
 func TestClusterGoesAndComes(t *testing.T) {
-	m := federation.NewServer(t)
+	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"))
+		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"))
 		h.is("c1", readyNow)
 		h.wrote(patched + "c1")
 		h.Sleep(4 * time.Minute)
 		h.wrote()
-		if n := m.Probes(); n != 2*25 {
+		if n := server.Probes(); n != 2*25 {
 			t.Errorf("%d requests, want two for each of 25 probes", n)
 		}
 		h.Sleep(time.Minute + time.Second)
 		h.wrote(patched + "c1") // since the status was five minutes old
-		m.Answer(500)
+		server.Answer(500)
 		h.Sleep(20 * time.Second)
 		h.is("c1", readyNow)
 		h.Sleep(10 * time.Second)
 		h.is("c1", notReady)
 		h.wrote(patched + "c1")
-		m.Answer(200)
+		server.Answer(200)
 		h.Sleep(10 * time.Second)
 		h.is("c1", readyNow)
 		h.wrote(patched + "c1")
 		if _, since := federation.Ready(h.Controller("federation"), "c1"); time.Since(since) > 10*time.Second {
 			t.Errorf("ready since %v", since)
 		}
-		h.Delete(joined("c1", m.Spec()))
+		h.Delete(joined("c1", server.Spec()))
 		h.Settle()
 		if ready, _ := federation.Ready(h.Controller("federation"), "c1"); ready {
 			t.Error("a cluster without a KubeFedCluster is ready")
 		}
-		before := m.Probes()
+		before := server.Probes()
 		h.Sleep(time.Minute)
-		if m.Probes() != before {
+		if server.Probes() != before {
 			t.Error("it is probed nevertheless")
 		}
 	})
 }
 
 func TestClusterStartsFromStatus(t *testing.T) {
-	m := federation.NewServer(t)
+	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"))
+		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"))
 		h.is("c1", readyNow)
-		m.Answer(500)
+		server.Answer(500)
 		h.Restart()
 		h.Settle()
 		h.is("c1", readyNow)
@@ -158,13 +158,13 @@ func TestClusterStartsFromStatus(t *testing.T) {
 }
 
 func TestBadClusterStopsNoOther(t *testing.T) {
-	m, gone := federation.NewServer(t), federation.NewServer(t)
+	server, gone := federation.NewServer(t), federation.NewServer(t)
 	gone.Close()
 	synctest.Test(t, func(t *testing.T) {
-		http := m.Spec()
+		http := server.Spec()
 		http.APIEndpoint = strings.Replace(http.APIEndpoint, "https", "http", 1)
-		h := newHost(t, true, joined("well", m.Spec()), secret("well", "good"), joined("without", m.Spec()), joined("blank", m.Spec()), secret("blank", " "),
-			joined("gone", gone.Spec()), secret("gone", "good"), joined("ca", policy.ClusterSpec{APIEndpoint: m.URL, CABundle: []byte("x")}), secret("ca", "good"))
+		h := newHost(t, true, joined("well", server.Spec()), secret("well", "good"), joined("without", server.Spec()), joined("blank", server.Spec()), secret("blank", " "),
+			joined("gone", gone.Spec()), secret("gone", "good"), joined("ca", policy.ClusterSpec{APIEndpoint: server.URL, CABundle: []byte("x")}), secret("ca", "good"))
 		h.is("well", readyNow)
 		h.is("without", malformedNow)
 		h.is("blank", malformedNow)
@@ -191,20 +191,20 @@ func TestBadClusterStopsNoOther(t *testing.T) {
 }
 
 func TestUnsafeEndpoints(t *testing.T) {
-	m := federation.NewServer(t)
+	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, false, joined("c1", m.Spec()), secret("c1", "good"))
+		h := newHost(t, false, joined("c1", server.Spec()), secret("c1", "good"))
 		h.is("c1", malformedNow)
-		if m.Probes() > 0 {
+		if server.Probes() > 0 {
 			t.Error("it was asked nevertheless")
 		}
 	})
 }
 
 func TestClientOfChangedSpec(t *testing.T) {
-	m, other := federation.NewServer(t), federation.NewServer(t)
+	server, other := federation.NewServer(t), federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"))
+		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"))
 		changed := h.get("c1")
 		if err := unstructured.SetNestedField(changed.Object, other.URL, "spec", "apiEndpoint"); err != nil {
 			t.Fatal(err)
@@ -212,11 +212,11 @@ func TestClientOfChangedSpec(t *testing.T) {
 		if err := unstructured.SetNestedStringSlice(changed.Object, []string{"*"}, "spec", "disabledTLSValidations"); err != nil {
 			t.Fatal(err)
 		}
-		before := m.Probes()
+		before := server.Probes()
 		h.Put(changed)
 		h.Settle() // at once, not after the period
-		if other.Probes() == 0 || m.Probes() != before {
-			t.Errorf("%d requests of the new endpoint, %d of the old one", other.Probes(), m.Probes()-before)
+		if other.Probes() == 0 || server.Probes() != before {
+			t.Errorf("%d requests of the new endpoint, %d of the old one", other.Probes(), server.Probes()-before)
 		}
 		h.is("c1", readyNow)
 		h.Sleep(time.Minute)
@@ -235,13 +235,13 @@ func TestClientOfChangedSpec(t *testing.T) {
 
 // TestTokenRotation checks that the next request has the new token.
 func TestTokenRotation(t *testing.T) {
-	m := federation.NewServer(t)
+	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", m.Spec()), secret("c1", "good"), joined("c2", m.Spec()), secret("c2", "other"))
-		before := m.Probes()
+		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"), joined("c2", server.Spec()), secret("c2", "other"))
+		before := server.Probes()
 		h.Put(secret("c1", "new"))
 		h.Settle()
-		if got, want := m.Asked()[before:], []string{"new", "new"}; !slices.Equal(got, want) {
+		if got, want := server.Asked()[before:], []string{"new", "new"}; !slices.Equal(got, want) {
 			t.Errorf("tokens %q, want %q: no other cluster is asked", got, want)
 		}
 		h.is("c1", readyNow)
@@ -251,7 +251,7 @@ func TestTokenRotation(t *testing.T) {
 
 // TestSettings has a KubeFedConfig, and a KubeFedCluster and a KubeFedConfig that do not count.
 func TestSettings(t *testing.T) {
-	m := federation.NewServer(t)
+	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		config := func(in, period string) *unstructured.Unstructured {
 			u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"scope": "Cluster", "clusterHealthCheck": map[string]any{"period": period, "failureThreshold": int64(1)}}}}
@@ -260,11 +260,11 @@ func TestSettings(t *testing.T) {
 			u.SetName(policy.ConfigName)
 			return u
 		}
-		elsewhere := joined("c2", m.Spec())
+		elsewhere := joined("c2", server.Spec())
 		elsewhere.SetNamespace("shop")
-		h := newHost(t, true, config(namespace, "1s"), config("shop", "1h"), joined("c1", m.Spec()), secret("c1", "good"), elsewhere)
+		h := newHost(t, true, config(namespace, "1s"), config("shop", "1h"), joined("c1", server.Spec()), secret("c1", "good"), elsewhere)
 		h.wrote(patched + "c1")
-		m.Answer(500)
+		server.Answer(500)
 		h.Sleep(2 * time.Second) // two probes, whatever the first one waits for
 		h.is("c1", notReady)
 		h.wrote(patched + "c1")

@@ -35,7 +35,7 @@ const (
 	// kubeFedGone is how old the last renewal of the lock must be to show at once that KubeFed does not lead:
 	// more than two clocks differ. After a migration the lock stays, and each new leader finds it.
 	kubeFedGone = time.Hour
-	// listsAtOnce limits the lists of members.
+	// listsAtOnce limits the lists that clusters are asked for at once.
 	listsAtOnce = 16
 	// tick is the polling period of the watches' states while some are not listed; no event reports them.
 	tick, idleTick = 250 * time.Millisecond, time.Second
@@ -60,8 +60,8 @@ type controller struct {
 	cfg       Config
 	host      controllers.Host
 	informers informersOf
-	clusters  *Clusters
-	types     *Types
+	clusters  *clusterLoop
+	types     *typeLoop
 	loop      *controllers.Loop[key]
 	replicas  *spreader
 	bodies    *bodies
@@ -72,17 +72,17 @@ type controller struct {
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
 
-	mu       sync.Mutex
-	followed map[string]*federatedType // by the name of the FederatedTypeConfig
-	members  map[string]*readyMember   // those that are ready
-	records  map[key]*keyRecord
-	joined   []policy.Cluster // the KubeFedClusters; nil until they are read
-	idle     bool             // since KubeFed leads
+	mu            sync.Mutex
+	followed      map[string]*federatedType // by the name of the FederatedTypeConfig
+	readyClusters map[string]*readyCluster  // those that are ready
+	records       map[key]*keyRecord
+	joined        []policy.Cluster // the KubeFedClusters; nil until they are read
+	idle          bool             // since KubeFed leads
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
-		followed: map[string]*federatedType{}, members: map[string]*readyMember{}, records: map[key]*keyRecord{}}
+		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
 	quiet.WarningHandler = rest.NoWarnings{}
 	var err error
@@ -94,10 +94,10 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 		options.Name += suffix
 		return options
 	}
-	if c.clusters, err = NewClusters(cfg, c.informers, h, named("-clusters"), c.setClient); err != nil {
+	if c.clusters, err = newClusterLoop(cfg, c.informers, h, named("-clusters"), c.setClient); err != nil {
 		return nil, err
 	}
-	if c.types, err = NewTypes(cfg.Namespace, c.informers.types, c.informers.configs, c.informers.definitions, h.Dynamic, h.Events, named("-types")); err != nil {
+	if c.types, err = newTypeLoop(cfg.Namespace, c.informers.types, c.informers.configs, c.informers.definitions, h.Dynamic, h.Events, named("-types")); err != nil {
 		return nil, err
 	}
 	options := named("-sync")
@@ -152,16 +152,16 @@ func (c *controller) definitionChanged(e controllers.Event[metav1.Object]) []key
 }
 
 // all returns the keys of all federated objects of some types.
-func (c *controller) all(of func(*federatedType) bool) (keys []key) {
+func (c *controller) all(selects func(*federatedType) bool) (keys []key) {
 	c.mu.Lock()
-	var some []*federatedType
+	var selected []*federatedType
 	for _, t := range c.followed {
-		if of(t) {
-			some = append(some, t)
+		if selects(t) {
+			selected = append(selected, t)
 		}
 	}
 	c.mu.Unlock()
-	for _, t := range some {
+	for _, t := range selected {
 		for _, object := range t.following.List(metav1.NamespaceAll, nil) {
 			keys = append(keys, key{t.Name, cache.MetaObjectToName(object)})
 		}
@@ -187,8 +187,8 @@ func (c *controller) Run(ctx context.Context) error {
 		})
 	}
 	<-ctx.Done()
-	for _, m := range c.ready() {
-		m.stop()
+	for _, r := range c.ready() {
+		r.stop()
 	}
 	all.Wait()
 	c.clusters.closeAll()
@@ -272,8 +272,8 @@ func (c *controller) sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// ClusterStatus is what /debug/controllers/federation says of a cluster.
-type ClusterStatus struct {
+// clusterStatus is what /debug/controllers/federation says of a cluster.
+type clusterStatus struct {
 	Name  string `json:"name"`
 	Ready bool   `json:"ready"`
 	// Types are Synced, Absent, Forbidden or NotListed, by FederatedTypeConfig.
@@ -300,7 +300,7 @@ func (c *controller) Status() controllers.Status {
 	c.mu.Unlock()
 	s.Details = struct {
 		Idle     bool            `json:"idleSinceKubeFedLeads"`
-		Clusters []ClusterStatus `json:"clusters"`
+		Clusters []clusterStatus `json:"clusters"`
 		// Replicas are the last decisions on ReplicaSchedulingPreferences.
 		Replicas map[string]string `json:"replicas,omitempty"`
 	}{idle, c.clusterStatuses(), c.replicas.texts()}
@@ -308,11 +308,11 @@ func (c *controller) Status() controllers.Status {
 }
 
 // clusterStatuses returns all clusters, sorted by name.
-func (c *controller) clusterStatuses() (all []ClusterStatus) {
+func (c *controller) clusterStatuses() (all []clusterStatus) {
 	removals := map[string][2]int{}
 	c.mu.Lock()
-	for _, r := range c.records {
-		for cluster, result := range r.results {
+	for _, record := range c.records {
+		for cluster, result := range record.results {
 			n := removals[cluster]
 			switch result.status {
 			case policy.WaitingForRemoval:
@@ -325,13 +325,13 @@ func (c *controller) clusterStatuses() (all []ClusterStatus) {
 	}
 	c.mu.Unlock()
 	for _, cluster := range c.joinedClusters() {
-		s := ClusterStatus{Name: cluster.Name, Pending: removals[cluster.Name][0], Held: removals[cluster.Name][1]}
-		s.Ready, _ = c.clusters.Ready(cluster.Name)
-		if m := c.member(cluster.Name); m != nil {
-			s.Types, s.Queue = m.states(), m.loop.Status().QueueDepth
+		s := clusterStatus{Name: cluster.Name, Pending: removals[cluster.Name][0], Held: removals[cluster.Name][1]}
+		s.Ready, _ = c.clusters.ready(cluster.Name)
+		if r := c.readyCluster(cluster.Name); r != nil {
+			s.Types, s.Queue = r.states(), r.loop.Status().QueueDepth
 		}
 		all = append(all, s)
 	}
-	slices.SortFunc(all, func(a, b ClusterStatus) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b clusterStatus) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }

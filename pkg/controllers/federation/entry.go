@@ -46,14 +46,14 @@ func (c *Config) needs() []informers.Need {
 	}
 	versions := informers.DigestOf(policy.SummarizePropagated)
 	return []informers.Need{
-		whole(informers.Need{Resource: KubeFedClusters}), whole(informers.Need{Resource: KubeFedConfigs}),
-		whole(informers.Need{Resource: FederatedTypeConfigs}),
+		whole(informers.Need{Resource: kubeFedClusters}), whole(informers.Need{Resource: kubeFedConfigs}),
+		whole(informers.Need{Resource: federatedTypeConfigs}),
 		{Resource: informers.Secrets, Namespace: c.Namespace, FieldSelector: informers.NotHelm},
 		{Resource: informers.Namespaces, ClusterScoped: true},
-		{Resource: CustomResourceDefinitions, ClusterScoped: true},
-		{Resource: PropagatedVersions, Digest: versions},
-		{Resource: ClusterPropagatedVersions, ClusterScoped: true, Digest: versions},
-		{Resource: ReplicaSchedulingPreferences, Form: informers.Unstructured, Optional: true},
+		{Resource: customResourceDefinitions, ClusterScoped: true},
+		{Resource: propagatedVersions, Digest: versions},
+		{Resource: clusterPropagatedVersions, ClusterScoped: true, Digest: versions},
+		{Resource: replicaSchedulingPreferences, Form: informers.Unstructured, Optional: true},
 	}
 }
 
@@ -96,10 +96,10 @@ type informersOf struct {
 
 func informersFor(h controllers.Host) informersOf {
 	return informersOf{
-		informers.For[*unstructured.Unstructured](h, KubeFedClusters), informers.For[*unstructured.Unstructured](h, KubeFedConfigs),
-		informers.For[*unstructured.Unstructured](h, FederatedTypeConfigs), informers.For[*unstructured.Unstructured](h, ReplicaSchedulingPreferences),
+		informers.For[*unstructured.Unstructured](h, kubeFedClusters), informers.For[*unstructured.Unstructured](h, kubeFedConfigs),
+		informers.For[*unstructured.Unstructured](h, federatedTypeConfigs), informers.For[*unstructured.Unstructured](h, replicaSchedulingPreferences),
 		informers.For[metav1.Object](h, informers.Secrets), informers.For[metav1.Object](h, informers.Namespaces),
-		informers.For[metav1.Object](h, CustomResourceDefinitions),
-		informers.For[*informers.Object](h, PropagatedVersions), informers.For[*informers.Object](h, ClusterPropagatedVersions),
+		informers.For[metav1.Object](h, customResourceDefinitions),
+		informers.For[*informers.Object](h, propagatedVersions), informers.For[*informers.Object](h, clusterPropagatedVersions),
 	}
 }

@@ -10,16 +10,26 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// Tests of the whole controller, which are in package federation_test, use these.
+// Tests of the whole controller, which are in package federation_test, use what follows.
 const (
 	KubeFedLock  = kubeFedLock
 	MetricPrefix = metricPrefix
 )
 
+var (
+	KubeFedClusters           = kubeFedClusters
+	KubeFedConfigs            = kubeFedConfigs
+	FederatedTypeConfigs      = federatedTypeConfigs
+	CustomResourceDefinitions = customResourceDefinitions
+	PropagatedVersions        = propagatedVersions
+)
+
 // Ready reports whether a cluster is ready, and since when.
 func Ready(c controllers.Controller, name string) (bool, time.Time) {
-	return c.(*controller).clusters.Ready(name)
+	return c.(*controller).clusters.ready(name)
 }
 
 // Running returns the types that run.
-func Running(c controllers.Controller) []policy.TypeConfig { return c.(*controller).types.Running() }
+func Running(c controllers.Controller) []policy.TypeConfig {
+	return c.(*controller).types.runningTypes()
+}

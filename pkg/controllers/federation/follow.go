@@ -30,8 +30,8 @@ func (c *controller) follow(ctx context.Context) error {
 	for {
 		c.followTypes(ctx)
 		next := idleTick
-		for _, m := range c.ready() {
-			if m.syncWatches(ctx) {
+		for _, r := range c.ready() {
+			if r.syncWatches(ctx) {
 				next = tick
 			}
 		}
@@ -60,7 +60,7 @@ func (c *controller) followTypes(ctx context.Context) {
 	if namespaces, exists := c.types.namespaces(); exists {
 		wanted[namespaces.Name] = &federatedType{TypeConfig: namespaces}
 	}
-	for _, t := range c.types.Running() {
+	for _, t := range c.types.runningTypes() {
 		wanted[t.Name] = &federatedType{TypeConfig: t, runs: true}
 	}
 	for name, t := range c.snapshot() {
@@ -138,7 +138,7 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) {
 	}
 	if moved && t.IsNamespace() && name.Name == name.Namespace {
 		c.replicas.Enqueue(c.replicas.all(name.Namespace)...)
-		for _, k := range c.all(func(of *federatedType) bool { return of.Target.Namespaced() }) {
+		for _, k := range c.all(func(t *federatedType) bool { return t.Target.Namespaced() }) {
 			if k.Namespace == name.Namespace {
 				c.loop.Enqueue(k)
 			}
@@ -155,7 +155,7 @@ func (c *controller) remember(t *federatedType, k key, before policy.Digest) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.recordFor(k).was = &before
+	c.recordFor(k).recordedDigest = &before
 }
 
 func digestOf(o *informers.Object) policy.Digest {
@@ -170,7 +170,7 @@ func digestOf(o *informers.Object) policy.Digest {
 // changes it, under the mu of the controller.
 type typeWatch struct {
 	following *informers.Following[*informers.Object]
-	of        *federatedType
+	federated *federatedType
 	policy.ServingState
 	at time.Time
 	// unanswered is set until the API server answers the watch.
@@ -193,60 +193,60 @@ func servingOf(s informers.ResourceStatus) policy.Serving {
 // syncWatches starts and stops watches so that each running type has one, retries types that the cluster did
 // not serve, and enqueues the objects of each type whose state has changed. It reports whether any type is
 // not listed yet.
-func (m *readyMember) syncWatches(ctx context.Context) (waits bool) {
-	if !m.running.Load() {
+func (r *readyCluster) syncWatches(ctx context.Context) (waits bool) {
+	if !r.running.Load() {
 		return true
 	}
-	wanted := m.c.snapshot()
-	for name, s := range m.snapshot() {
-		if wanted[name] != s.of {
-			m.stopWatch(name)
+	wanted := r.c.snapshot()
+	for name, w := range r.snapshot() {
+		if wanted[name] != w.federated {
+			r.stopWatch(name)
 		}
 	}
-	now := m.c.host.LoopOptions.Clock.Now()
-	m.sweep(now)
+	now := r.c.host.LoopOptions.Clock.Now()
+	r.sweep(now)
 	for name, t := range wanted {
 		if !t.runs {
 			continue
 		}
-		m.c.mu.Lock()
-		s := m.types[name]
-		m.c.mu.Unlock()
-		if s == nil {
-			m.startWatch(ctx, &typeWatch{of: t}, now)
+		r.c.mu.Lock()
+		w := r.types[name]
+		r.c.mu.Unlock()
+		if w == nil {
+			r.startWatch(ctx, &typeWatch{federated: t}, now)
 			waits = true
 			continue
 		}
-		state := servingOf(s.following.Status())
+		state := servingOf(w.following.Status())
 		switch {
 		case state == policy.NotListed:
 			waits = true
-		case s.unanswered || state != s.State:
-			m.c.mu.Lock()
-			changed := state != s.State
-			s.ServingState, s.at, s.unanswered = s.After(state), now, false
-			m.c.mu.Unlock()
+		case w.unanswered || state != w.State:
+			r.c.mu.Lock()
+			changed := state != w.State
+			w.ServingState, w.at, w.unanswered = w.After(state), now, false
+			r.c.mu.Unlock()
 			if changed {
-				m.enqueueType(s)
+				r.enqueueType(w)
 			}
-		case s.Retry > 0 && now.Sub(s.at) >= s.Retry:
-			s.following.Stop()
-			m.startWatch(ctx, s, now)
+		case w.Retry > 0 && now.Sub(w.at) >= w.Retry:
+			w.following.Stop()
+			r.startWatch(ctx, w, now)
 		}
 	}
 	return waits
 }
 
 // startWatch starts the watch of a type in the cluster.
-func (m *readyMember) startWatch(ctx context.Context, s *typeWatch, now time.Time) {
-	t := s.of
-	following, err := informers.Follow[*informers.Object](ctx, m.cluster, informers.Need{
+func (r *readyCluster) startWatch(ctx context.Context, w *typeWatch, now time.Time) {
+	t := w.federated
+	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster, informers.Need{
 		Resource: schema.GroupVersionResource{Group: t.Target.Group, Resource: t.Target.PluralName}, ClusterScoped: !t.Target.Namespaced(),
-		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true, Lists: m.c.lists,
-		Digest: informers.DigestOf(policy.SummarizeMember),
+		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true, Lists: r.c.lists,
+		Digest: informers.DigestOf(policy.SummarizeLiveObject),
 	})
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot watch a type in the cluster", "cluster", m.name, "type", t.Name, "err", err)
+		klog.FromContext(ctx).V(2).Info("Cannot watch a type in the cluster", "cluster", r.name, "type", t.Name, "err", err)
 		return
 	}
 	following.AddHandler(func(old, object *informers.Object, initial bool) {
@@ -257,38 +257,38 @@ func (m *readyMember) startWatch(ctx context.Context, s *typeWatch, now time.Tim
 			return
 		}
 		k := t.keyOf(cache.MetaObjectToName(object))
-		m.loop.Enqueue(k)
-		m.c.replicas.changed(k)
+		r.loop.Enqueue(k)
+		r.c.replicas.changed(k)
 	})
-	m.c.mu.Lock()
-	defer m.c.mu.Unlock()
-	if !m.running.Load() {
+	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
+	if !r.running.Load() {
 		following.Stop() // the loop has ended meanwhile, and what it followed is stopped already
 		return
 	}
-	s.following, s.at, s.unanswered = following, now, true
-	m.types[t.Name] = s
+	w.following, w.at, w.unanswered = following, now, true
+	r.types[t.Name] = w
 }
 
 // enqueueType enqueues all objects of a type when the state of its watch in the cluster has changed, as
 // after the first complete list.
-func (m *readyMember) enqueueType(s *typeWatch) {
-	for _, object := range s.following.List(metav1.NamespaceAll, nil) {
-		k := s.of.keyOf(cache.MetaObjectToName(object))
-		if _, exists := s.of.following.Get(k.ObjectName); !exists {
-			m.loop.Enqueue(k)
+func (r *readyCluster) enqueueType(w *typeWatch) {
+	for _, object := range w.following.List(metav1.NamespaceAll, nil) {
+		k := w.federated.keyOf(cache.MetaObjectToName(object))
+		if _, exists := w.federated.following.Get(k.ObjectName); !exists {
+			r.loop.Enqueue(k)
 		}
 	}
-	m.c.requeueTypes(m.name, func(t *federatedType) bool { return t == s.of })
+	r.c.requeueTypes(r.name, func(t *federatedType) bool { return t == w.federated })
 }
 
 // stopWatch stops the watch of a type in the cluster.
-func (m *readyMember) stopWatch(name string) {
-	m.c.mu.Lock()
-	s := m.types[name]
-	delete(m.types, name)
-	m.c.mu.Unlock()
-	if s != nil {
-		s.following.Stop()
+func (r *readyCluster) stopWatch(name string) {
+	r.c.mu.Lock()
+	w := r.types[name]
+	delete(r.types, name)
+	r.c.mu.Unlock()
+	if w != nil {
+		w.following.Stop()
 	}
 }

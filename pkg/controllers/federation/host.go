@@ -81,9 +81,9 @@ func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Pro
 	if v.recorded.Same(next) || v.recorded.Template == "" && v.recorded.Overrides == "" && len(next.Clusters) == 0 {
 		return nil
 	}
-	resource, kind := PropagatedVersions, "PropagatedVersion"
+	resource, kind := propagatedVersions, "PropagatedVersion"
 	if !v.Federated.Namespaced() {
-		resource, kind = ClusterPropagatedVersions, "ClusterPropagatedVersion"
+		resource, kind = clusterPropagatedVersions, "ClusterPropagatedVersion"
 	}
 	name, clusters := v.propagatedName(), next.Clusters
 	if clusters == nil {
@@ -122,10 +122,10 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 		return err
 	}
 	for _, warning := range f.Warnings() {
-		c.tell(v, warning)
+		c.warnOnce(v, warning)
 	}
 	if v.err != nil {
-		c.tell(v, policy.Warning{Reason: policy.ComputePlacementFailed, Text: v.err.Error()})
+		c.warnOnce(v, policy.Warning{Reason: policy.ComputePlacementFailed, Text: v.err.Error()})
 	}
 	status, changed := f.Status.Next(conclusion, now)
 	if changed {
@@ -144,8 +144,8 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := c.recordFor(v.key)
-	r.dirty, r.wrote = false, now
+	record := c.recordFor(v.key)
+	record.dirty, record.wrote = false, now
 	return nil
 }
 
@@ -154,18 +154,18 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 func (c *controller) deleteOptions(v *view, f *policy.Federated) (metav1.DeleteOptions, error) {
 	options, err := f.DeleteOptions()
 	if err != nil {
-		c.tell(v, policy.Warning{Reason: policy.InvalidDeleteOptions, Text: err.Error()})
+		c.warnOnce(v, policy.Warning{Reason: policy.InvalidDeleteOptions, Text: err.Error()})
 	}
 	return options, err
 }
 
 // warnHeld tells once on a KubeFedCluster that removals are held.
-func (c *controller) warnHeld(cluster string, m *readyMember, deletions, managed int) {
-	if m.held.Swap(true) {
+func (c *controller) warnHeld(r *readyCluster, deletions, managed int) {
+	if r.held.Swap(true) {
 		return
 	}
 	for _, object := range c.informers.clusters.List(c.cfg.Namespace, nil) {
-		if object.GetName() == cluster {
+		if object.GetName() == r.name {
 			c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.RemovalsHeld,
 				"placement would delete %d of %d objects; the annotation %s with a time allows it until then", deletions, managed, policy.AllowRemovalsAnnotation)
 		}

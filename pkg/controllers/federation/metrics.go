@@ -41,7 +41,7 @@ func newDomainMetrics(reg metrics.KubeRegistry) *domainMetrics {
 }
 
 // set sets the gauges, and ends the series of clusters that have gone.
-func (m *domainMetrics) set(all []ClusterStatus) {
+func (m *domainMetrics) set(all []clusterStatus) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	gone := m.clusters

@@ -29,8 +29,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// ReplicaSchedulingPreferences spread the replicas of federated objects.
-var ReplicaSchedulingPreferences = schema.GroupVersionResource{Group: policy.SchedulingGroup, Version: "v1alpha1", Resource: "replicaschedulingpreferences"}
+// replicaSchedulingPreferences spread the replicas of federated objects.
+var replicaSchedulingPreferences = schema.GroupVersionResource{Group: policy.SchedulingGroup, Version: "v1alpha1", Resource: "replicaschedulingpreferences"}
 
 const (
 	replicaWorkers = 5
@@ -205,21 +205,21 @@ func (s *spreader) decide(ctx context.Context, object *unstructured.Unstructured
 			return s.refuse(object, err), 0, nil
 		}
 	}
-	members, wait := s.available(clusters, policy.ReadFederated(federated), config.UnavailableDelay, now)
+	ready, wait := s.available(clusters, policy.ReadFederated(federated), config.UnavailableDelay, now)
 	switch {
 	case wait > 0:
 		return d, wait, nil
-	case len(members) == 0:
+	case len(ready) == 0:
 		return decision{text: "no cluster is ready"}, 0, nil
 	}
 	last := s.last(v.key.ObjectName)
 	d = decision{wrote: last.wrote, in: replicas.Input{Total: *preference.TotalReplicas, Rebalance: preference.Rebalance, Preferences: preference.Clusters,
 		Current: last.in.Current, Capacity: last.in.Capacity, Key: v.key.ObjectName.String()}}
-	for _, m := range members {
-		d.in.Clusters = append(d.in.Clusters, m.name)
+	for _, r := range ready {
+		d.in.Clusters = append(d.in.Clusters, r.name)
 	}
 	if after = settleFor - now.Sub(d.wrote); after <= 0 || !reflect.DeepEqual(d.in, last.in) {
-		if after, err = s.observe(ctx, v, members, &d.in); err != nil {
+		if after, err = s.observe(ctx, v, ready, &d.in); err != nil {
 			return d, 0, err
 		}
 	}
@@ -257,13 +257,13 @@ func (s *spreader) write(ctx context.Context, v *view, spread *unstructured.Unst
 // available returns the clusters of a plan. If there can be no plan yet, it returns how long to wait: a
 // cluster is not known yet, or the federated object is placed in one that has not been away for the delay. A
 // plan without that cluster would move its replicas, a plan with it needs to know what runs there.
-func (s *spreader) available(clusters []policy.Cluster, f *policy.Federated, delay time.Duration, now time.Time) (members []*readyMember, wait time.Duration) {
+func (s *spreader) available(clusters []policy.Cluster, f *policy.Federated, delay time.Duration, now time.Time) (usable []*readyCluster, wait time.Duration) {
 	for _, cluster := range clusters {
 		probed, ready := s.c.clusters.probed(cluster.Name)
-		m, left := s.c.member(cluster.Name), time.Duration(0)
+		r, left := s.c.readyCluster(cluster.Name), time.Duration(0)
 		switch since, away := cluster.NotReadySince(); {
-		case ready && m != nil:
-			members = append(members, m)
+		case ready && r != nil:
+			usable = append(usable, r)
 		case ready, !probed:
 			left = time.Second
 		case !slices.Contains(f.Placement.Clusters, cluster.Name):
@@ -276,31 +276,31 @@ func (s *spreader) available(clusters []policy.Cluster, f *policy.Federated, del
 			wait = left
 		}
 	}
-	slices.SortFunc(members, func(a, b *readyMember) int { return strings.Compare(a.name, b.name) })
-	return members, wait
+	slices.SortFunc(usable, func(a, b *readyCluster) int { return strings.Compare(a.name, b.name) })
+	return usable, wait
 }
 
 // observe reads what runs in the clusters, and returns when to read again even without an event.
-func (s *spreader) observe(ctx context.Context, v *view, members []*readyMember, in *replicas.Input) (after time.Duration, err error) {
+func (s *spreader) observe(ctx context.Context, v *view, ready []*readyCluster, in *replicas.Input) (after time.Duration, err error) {
 	in.Current, in.Capacity = map[string]int64{}, map[string]int64{}
 	var (
 		mu      sync.Mutex
 		reading sync.WaitGroup
 	)
-	for _, m := range members {
+	for _, r := range ready {
 		reading.Go(func() {
-			w, failed := m.observe(ctx, v)
+			w, failed := r.observe(ctx, v)
 			mu.Lock()
 			defer mu.Unlock()
 			if failed != nil {
-				m.c.clusters.Enqueue(cache.ObjectName{Namespace: m.c.cfg.Namespace, Name: m.name}) // is it still there?
-				err = errors.Join(err, fmt.Errorf("replicas in cluster %s: %w", m.name, truncatedError{failed}))
+				r.c.clusters.Enqueue(cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: r.name}) // is it still there?
+				err = errors.Join(err, fmt.Errorf("replicas in cluster %s: %w", r.name, truncatedError{failed}))
 			}
 			if w.Ready != w.Replicas {
 				after = lookForPods
 			}
-			if in.Current[m.name] = w.Ready; w.Unschedulable > 0 {
-				in.Capacity[m.name] = w.Replicas - w.Unschedulable
+			if in.Current[r.name] = w.Ready; w.Unschedulable > 0 {
+				in.Capacity[r.name] = w.Replicas - w.Unschedulable
 			}
 		})
 	}
@@ -310,9 +310,9 @@ func (s *spreader) observe(ctx context.Context, v *view, members []*readyMember,
 
 // observe reads a workload of the cluster, which is empty if there is none. Its Pods are read, page by page,
 // if not all are ready.
-func (m *readyMember) observe(ctx context.Context, v *view) (w policy.Workload, err error) {
+func (r *readyCluster) observe(ctx context.Context, v *view) (w policy.Workload, err error) {
 	resource := schema.GroupVersionResource{Group: v.Target.Group, Version: v.Target.Version, Resource: v.Target.PluralName}
-	object, err := m.objects.Resource(resource).Namespace(v.key.Namespace).Get(ctx, v.key.Name, metav1.GetOptions{})
+	object, err := r.objects.Resource(resource).Namespace(v.key.Namespace).Get(ctx, v.key.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return w, nil
 	}
@@ -324,12 +324,12 @@ func (m *readyMember) observe(ctx context.Context, v *view) (w policy.Workload, 
 	}
 	w.Ready = 0
 	for options := (metav1.ListOptions{LabelSelector: w.Selector, Limit: podsAtOnce}); ; {
-		page, err := m.objects.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(v.key.Namespace).List(ctx, options)
+		page, err := r.objects.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(v.key.Namespace).List(ctx, options)
 		if err != nil {
 			return w, err
 		}
 		for i := range page.Items {
-			w.Count(&page.Items[i], m.c.host.LoopOptions.Clock.Now())
+			w.Count(&page.Items[i], r.c.host.LoopOptions.Clock.Now())
 		}
 		if options.Continue = page.GetContinue(); options.Continue == "" {
 			return w, nil

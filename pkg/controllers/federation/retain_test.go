@@ -28,7 +28,7 @@ func TestRetainedFields(t *testing.T) {
 		return spec["replicas"]
 	}
 	for name, test := range map[string]func(f *fed){
-		"retainReplicas keeps the member's replicas": func(f *fed) {
+		"retainReplicas keeps the cluster's replicas": func(f *fed) {
 			if replicas := deployment(f, "retainReplicas: true, "); replicas != int64(3) {
 				f.t.Errorf("%v replicas", replicas)
 			}

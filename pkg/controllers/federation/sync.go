@@ -20,8 +20,8 @@ const (
 	syncWorkers = 10
 	// statusEvery is how often the status of the federated object is written at most.
 	statusEvery = time.Second
-	// patience is how long the status of the federated object waits for the result of a cluster.
-	patience = time.Minute
+	// resultTimeout is how long the status of the federated object waits for the result of a cluster.
+	resultTimeout = time.Minute
 )
 
 // keyRecord is the record of a key while there is something to do, or to be written on the host.
@@ -29,17 +29,17 @@ type keyRecord struct {
 	fingerprint uint64
 	since       time.Time // when the fingerprint was first seen
 	results     map[string]*result
-	// was is the digest of the federated object to which the recorded versions belong, if the federated
-	// object has changed since.
-	was *policy.Digest
+	// recordedDigest is the digest of the federated object to which the recorded versions belong, if the
+	// federated object has changed since.
+	recordedDigest *policy.Digest
 	// wrote is when the status was last written; dirty is set after a later write in a cluster.
 	wrote time.Time
 	dirty bool
-	// told are the Events that the federated object has had.
-	told []policy.Warning
+	// events are the Events that were recorded on the federated object.
+	events []policy.Warning
 }
 
-// result is the outcome of a key in one cluster.
+// result is what the loop of a cluster has reported of a key.
 type result struct {
 	fingerprint uint64
 	// done is set when the cluster's loop has reconciled the fingerprint. Until then, the key is in its queue.
@@ -62,12 +62,12 @@ func (r *keyRecord) resultOf(cluster string) *result {
 
 // recordFor returns the record of a key, which the caller changes under mu.
 func (c *controller) recordFor(k key) *keyRecord {
-	r := c.records[k]
-	if r == nil {
-		r = &keyRecord{results: map[string]*result{}}
-		c.records[k] = r
+	record := c.records[k]
+	if record == nil {
+		record = &keyRecord{results: map[string]*result{}}
+		c.records[k] = record
 	}
-	return r
+	return record
 }
 
 // reconcile finds out what a federated object asks of each cluster, lets the clusters' loops do it, and
@@ -82,12 +82,12 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		delete(c.records, k)
 		c.mu.Unlock()
 		if runs {
-			c.enqueueInMembers(k) // managed objects without a federated object
+			c.enqueueInClusters(k) // managed objects without a federated object
 		}
 		return 0, nil
 	}
 	if v.IsNamespace() && k.Name != k.Namespace {
-		c.tell(v, policy.Warning{Reason: policy.InvalidName, Text: "a FederatedNamespace has the name of its namespace; this one is ignored"})
+		c.warnOnce(v, policy.Warning{Reason: policy.InvalidName, Text: "a FederatedNamespace has the name of its namespace; this one is ignored"})
 		return 0, nil
 	}
 	if v.err != nil && !v.deleting {
@@ -99,125 +99,126 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	if !v.deleting && !v.digest.Finalizer {
 		return 0, c.addFinalizer(ctx, v) // its event is next: no cluster is written before that
 	}
-	return c.conclude(ctx, v, c.judge(v))
+	return c.conclude(ctx, v, c.outcomes(v))
 }
 
-// enqueueInMembers enqueues a key in every cluster that holds its object.
-func (c *controller) enqueueInMembers(k key) {
-	for _, m := range c.ready() {
-		if m.holds(k) {
-			m.loop.Enqueue(k)
+// enqueueInClusters enqueues a key in every cluster that holds its object.
+func (c *controller) enqueueInClusters(k key) {
+	for _, r := range c.ready() {
+		if r.holds(k) {
+			r.loop.Enqueue(k)
 		}
 	}
 }
 
-// verdict is the state of a federated object in one cluster.
-type verdict struct {
+// outcome is what the host knows of a federated object in one cluster.
+type outcome struct {
 	status  string
 	pending bool
 	cleared bool
 }
 
-// judge returns the verdict of every cluster that should have, has, or is recorded to have the object. It
+// outcomes returns the outcome in every cluster that should have, has, or is recorded to have the object. It
 // enqueues the key in each cluster that has something to do and has not reconciled the present fingerprint.
-func (c *controller) judge(v *view) map[string]verdict {
+func (c *controller) outcomes(v *view) map[string]outcome {
 	names := slices.Clone(v.placed)
 	for _, recorded := range v.recorded.Clusters {
 		names = append(names, recorded.Cluster)
 	}
-	members := c.ready()
-	for _, m := range members {
-		if m.holds(v.key) {
-			names = append(names, m.name)
+	ready := c.ready()
+	for _, r := range ready {
+		if r.holds(v.key) {
+			names = append(names, r.name)
 		}
 	}
 	slices.Sort(names)
-	verdicts := map[string]verdict{}
+	outcomes := map[string]outcome{}
 	for _, name := range slices.Compact(names) {
 		if c.joins(name) {
-			verdicts[name] = c.judgeIn(v, name, members[name])
+			outcomes[name] = c.outcomeIn(v, name, ready[name])
 		}
 	}
-	return verdicts
+	return outcomes
 }
 
-func (c *controller) judgeIn(v *view, name string, m *readyMember) verdict {
-	if m == nil {
+// outcomeIn returns the outcome in one cluster; r is nil if the cluster is not ready.
+func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
+	if r == nil {
 		switch probed, ready := c.clusters.probed(name); {
 		case !probed:
-			return verdict{pending: true}
+			return outcome{pending: true}
 		case ready:
-			return verdict{status: policy.ClientRetrievalFailed, pending: true} // its loop begins in a moment
+			return outcome{status: policy.ClientRetrievalFailed, pending: true} // its loop begins in a moment
 		}
-		return verdict{status: policy.ClusterNotReady}
+		return outcome{status: policy.ClusterNotReady}
 	}
-	serving := m.serving(v.Name)
+	serving := r.serving(v.Name)
 	if status := serving.Status(); status != "" {
 		wanted := v.wanted(name)
 		gone := serving == policy.Absent && !wanted
 		if gone {
 			status = ""
 		}
-		return verdict{status: status, pending: serving == policy.NotListed, cleared: gone}
+		return outcome{status: status, pending: serving == policy.NotListed, cleared: gone}
 	}
-	state := c.state(v, m)
+	state := c.state(v, r)
 	action := policy.Decide(state)
 	clearance := policy.Clearing{Joined: true, Ready: true, Serving: serving, Live: state.Live, Own: state.Own, Expected: v.expected(name)}.Clearance()
 	c.mu.Lock()
-	r := c.recordFor(v.key)
-	if r.fingerprint != v.fingerprint {
-		r.fingerprint, r.since = v.fingerprint, c.host.LoopOptions.Clock.Now()
+	record := c.recordFor(v.key)
+	if record.fingerprint != v.fingerprint {
+		record.fingerprint, record.since = v.fingerprint, c.host.LoopOptions.Clock.Now()
 	}
-	known := r.results[name]
+	known := record.results[name]
 	if known == nil {
 		known = &result{}
-		r.results[name] = known
+		record.results[name] = known
 	}
-	is := verdict{status: known.status, cleared: known.cleared}
+	found := outcome{status: known.status, cleared: known.cleared}
 	enqueue := false
 	switch {
 	case known.fingerprint == v.fingerprint && known.done:
 	case action == policy.Nothing && (!v.deleting || clearance != policy.MustAsk):
 		known.status = ""
-		is.status, is.cleared = "", clearance == policy.Cleared
+		found.status, found.cleared = "", clearance == policy.Cleared
 	default:
-		is.pending = true
+		found.pending = true
 		enqueue = known.fingerprint != v.fingerprint
 		known.fingerprint, known.done = v.fingerprint, false
 	}
 	c.mu.Unlock()
 	if enqueue {
-		m.loop.Enqueue(v.key)
+		r.loop.Enqueue(v.key)
 	}
-	return is
+	return found
 }
 
 // withdraw drops the pending result of a cluster whose loop has reconciled the key without an outcome.
 func (c *controller) withdraw(k key, cluster string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r := c.records[k]; r.resultOf(cluster) != nil && !r.results[cluster].done {
-		delete(r.results, cluster)
+	if record := c.records[k]; record.resultOf(cluster) != nil && !record.results[cluster].done {
+		delete(record.results, cluster)
 	}
 }
 
 // report records the outcome of a key in a cluster.
-func (c *controller) report(v *view, cluster string, with result, wrote bool) {
+func (c *controller) report(v *view, cluster string, next result, wrote bool) {
 	c.mu.Lock()
-	r := c.recordFor(v.key)
-	known := r.results[cluster]
+	record := c.recordFor(v.key)
+	known := record.results[cluster]
 	if known == nil {
 		known = &result{}
-		r.results[cluster] = known
+		record.results[cluster] = known
 	}
-	with.fingerprint, with.done = v.fingerprint, true
-	if with.version == "" {
-		with.version, with.content = known.version, known.content
+	next.fingerprint, next.done = v.fingerprint, true
+	if next.version == "" {
+		next.version, next.content = known.version, known.content
 	}
-	changed := wrote || known.status != with.status || known.cleared != with.cleared || known.fingerprint != with.fingerprint || !known.done
-	since := r.since
-	*known = with
-	r.dirty = r.dirty || wrote
+	changed := wrote || known.status != next.status || known.cleared != next.cleared || known.fingerprint != next.fingerprint || !known.done
+	since := record.since
+	*known = next
+	record.dirty = record.dirty || wrote
 	c.mu.Unlock()
 	if wrote && !since.IsZero() {
 		c.metrics.lag.WithLabelValues(cluster).Observe(c.host.LoopOptions.Clock.Since(since).Seconds())
@@ -229,39 +230,39 @@ func (c *controller) report(v *view, cluster string, with result, wrote bool) {
 
 // conclude writes the outcome of a federated object on the host: its versions and its status or, if it is
 // being deleted and no cluster has its object, the removal of its finalizer.
-func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]verdict) (time.Duration, error) {
+func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]outcome) (time.Duration, error) {
 	now := c.host.LoopOptions.Clock.Now()
 	c.mu.Lock()
-	r := c.recordFor(v.key)
-	if r.fingerprint != v.fingerprint {
-		r.fingerprint, r.since = v.fingerprint, now
+	record := c.recordFor(v.key)
+	if record.fingerprint != v.fingerprint {
+		record.fingerprint, record.since = v.fingerprint, now
 	}
-	conclusion := policy.Conclusion{Generation: v.digest.Generation, Wrote: r.dirty}
+	conclusion := policy.Conclusion{Generation: v.digest.Generation, Wrote: record.dirty}
 	if v.reason != "" && !v.deleting {
 		conclusion.Reasons = []string{v.reason}
 	}
 	next, cleared, versions := time.Duration(0), true, map[string]string{}
-	for name, verdict := range verdicts {
-		cleared = cleared && verdict.cleared
-		if verdict.pending {
-			if left := patience - now.Sub(r.since); left > 0 {
+	for name, outcome := range outcomes {
+		cleared = cleared && outcome.cleared
+		if outcome.pending {
+			if left := resultTimeout - now.Sub(record.since); left > 0 {
 				next = max(next, left)
 			}
-			if verdict.status == "" {
-				verdict.status = policy.CachedRetrievalFailed
+			if outcome.status == "" {
+				outcome.status = policy.CachedRetrievalFailed
 			}
 		}
-		if v.placed != nil && slices.Contains(v.placed, name) || verdict.status != "" {
-			conclusion.Clusters = append(conclusion.Clusters, policy.ClusterResult{Name: name, Status: verdict.status})
+		if v.placed != nil && slices.Contains(v.placed, name) || outcome.status != "" {
+			conclusion.Clusters = append(conclusion.Clusters, policy.ClusterResult{Name: name, Status: outcome.status})
 		}
 		if version := v.valid[name]; v.wanted(name) && version != "" {
 			versions[name] = version
 		}
-		if known := r.results[name]; known != nil && v.wanted(name) && known.version != "" && known.content == v.digest.Content(name) {
+		if known := record.results[name]; known != nil && v.wanted(name) && known.version != "" && known.content == v.digest.Content(name) {
 			versions[name] = known.version
 		}
 	}
-	wrote := r.wrote
+	wrote := record.wrote
 	c.mu.Unlock()
 	if v.deleting && cleared {
 		return 0, c.removeFinalizer(ctx, v)
@@ -273,7 +274,7 @@ func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]
 		return left, nil
 	}
 	if v.deleting {
-		c.waiting(v, conclusion.Clusters)
+		c.recordWaiting(v, conclusion.Clusters)
 	} else if v.err == nil {
 		if err := c.writeVersions(ctx, v, policy.NewPropagated(v.digest.Versions, versions)); err != nil {
 			return 0, err
@@ -282,32 +283,32 @@ func (c *controller) conclude(ctx context.Context, v *view, verdicts map[string]
 	return 0, c.writeStatus(ctx, v, conclusion)
 }
 
-// waiting records an Event with the clusters for which a deleted federated object waits.
-func (c *controller) waiting(v *view, clusters []policy.ClusterResult) {
+// recordWaiting records an Event with the clusters for which a deleted federated object waits.
+func (c *controller) recordWaiting(v *view, clusters []policy.ClusterResult) {
 	var names []string
 	for _, cluster := range clusters {
 		names = append(names, cluster.Name)
 	}
 	slices.Sort(names)
-	c.event(v, corev1.EventTypeNormal, policy.Warning{Reason: "WaitForRemovalInCluster", Text: "waiting until these clusters have removed it: " + strings.Join(names, ", ")})
+	c.eventOnce(v, corev1.EventTypeNormal, policy.Warning{Reason: "WaitForRemovalInCluster", Text: "waiting until these clusters have removed it: " + strings.Join(names, ", ")})
 }
 
-// tell gives the federated object a Warning, once.
-func (c *controller) tell(v *view, warning policy.Warning) {
-	c.event(v, corev1.EventTypeWarning, warning)
+// warnOnce records a Warning on the federated object, once in the life of its record.
+func (c *controller) warnOnce(v *view, warning policy.Warning) {
+	c.eventOnce(v, corev1.EventTypeWarning, warning)
 }
 
-// event records an Event on the federated object, once in the life of its record.
-func (c *controller) event(v *view, kind string, what policy.Warning) {
+// eventOnce records an Event on the federated object, once in the life of its record.
+func (c *controller) eventOnce(v *view, kind string, event policy.Warning) {
 	c.mu.Lock()
-	r := c.recordFor(v.key)
-	told := slices.Contains(r.told, what)
-	if !told {
-		r.told = append(r.told, what)
+	record := c.recordFor(v.key)
+	recorded := slices.Contains(record.events, event)
+	if !recorded {
+		record.events = append(record.events, event)
 	}
 	c.mu.Unlock()
-	if !told {
-		c.emit(v, kind, what.Reason, what.Text)
+	if !recorded {
+		c.emit(v, kind, event.Reason, event.Text)
 	}
 }
 
@@ -321,11 +322,11 @@ func (c *controller) emit(v *view, kind, reason, text string) {
 func (c *controller) forget(v *view) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := c.records[v.key]
-	if r == nil || r.dirty || r.fingerprint != v.fingerprint || len(r.told) > 0 {
+	record := c.records[v.key]
+	if record == nil || record.dirty || record.fingerprint != v.fingerprint || len(record.events) > 0 {
 		return
 	}
-	for _, known := range r.results {
+	for _, known := range record.results {
 		if known.fingerprint == v.fingerprint && !known.done || known.status != "" {
 			return
 		}
@@ -334,45 +335,46 @@ func (c *controller) forget(v *view) {
 }
 
 // requeueTypes drops the results of a cluster for some types, and enqueues all keys of these types.
-func (c *controller) requeueTypes(cluster string, of func(*federatedType) bool) {
+func (c *controller) requeueTypes(cluster string, selects func(*federatedType) bool) {
 	c.mu.Lock()
-	for k, r := range c.records {
-		if t := c.followed[k.kind]; t != nil && of(t) {
-			delete(r.results, cluster)
+	for k, record := range c.records {
+		if t := c.followed[k.kind]; t != nil && selects(t) {
+			delete(record.results, cluster)
 		}
 	}
 	c.mu.Unlock()
-	c.loop.Enqueue(c.all(of)...)
+	c.loop.Enqueue(c.all(selects)...)
 }
 
 // retryHeld enqueues the keys whose removal from a cluster is held.
 func (c *controller) retryHeld(name string) {
-	m := c.member(name)
-	if m == nil {
+	r := c.readyCluster(name)
+	if r == nil {
 		return
 	}
 	c.mu.Lock()
 	var held []key
-	for k, r := range c.records {
-		if known := r.resultOf(name); known != nil && known.status == policy.RemovalHeld {
+	for k, record := range c.records {
+		if known := record.resultOf(name); known != nil && known.status == policy.RemovalHeld {
 			held = append(held, k)
 		}
 	}
 	c.mu.Unlock()
-	m.loop.Enqueue(held...)
+	r.loop.Enqueue(held...)
 }
 
-// member returns the loop of a cluster, or nil if the cluster is not ready.
-func (c *controller) member(name string) *readyMember {
+// readyCluster returns the loop of a cluster, or nil if the cluster is not ready.
+func (c *controller) readyCluster(name string) *readyCluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.members[name]
+	return c.readyClusters[name]
 }
 
-func (c *controller) ready() map[string]*readyMember {
+// ready returns the clusters that are ready, by name.
+func (c *controller) ready() map[string]*readyCluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return maps.Clone(c.members)
+	return maps.Clone(c.readyClusters)
 }
 
 func describe(v *view) string { return fmt.Sprintf("%s %q", v.Target.Kind, v.target(v.key)) }

@@ -102,7 +102,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.has(f.c1, "managed")
 			f.warned("NamespaceTypeMissing")
 		},
-		"a malformed selector changes nothing in the members": func(f *fed) {
+		"a malformed selector changes nothing in the clusters": func(f *fed) {
 			f.setF("{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "placement")
 			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host)
@@ -125,7 +125,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.status("FederatedConfigMap", "f", "c1=")
 			f.recorded("c1")
 		},
-		"a member's annotations and finalizers stay": func(f *fed) {
+		"a cluster's annotations and finalizers stay": func(f *fed) {
 			f.change(f.c1.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) {
 				u.SetAnnotations(map[string]string{"x": "y"})
 				u.SetFinalizers([]string{"example.com/mine"})
@@ -137,7 +137,7 @@ func TestSyncScenarios(t *testing.T) {
 				f.t.Errorf("%v", u.Object["metadata"])
 			}
 		},
-		"a member's labels of its Namespace stay": func(f *fed) {
+		"a cluster's labels of its Namespace stay": func(f *fed) {
 			f.change(f.c1.Host, "Namespace", "", "shop", func(u *unstructured.Unstructured) {
 				u.SetLabels(map[string]string{policy.ManagedLabel: "true", "x": "y"})
 			})
@@ -161,7 +161,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1.Host, updated)
 		},
-		"an override of a missing path fails in its own member": func(f *fed) {
+		"an override of a missing path fails in its own cluster only": func(f *fed) {
 			f.setF("[{clusterName: c1, clusterOverrides: [{path: /x/y, value: 1}]}]", "overrides")
 			f.setF("c", "template", "data", "a")
 			f.Sleep(time.Minute)
@@ -260,14 +260,14 @@ func TestSyncScenarios(t *testing.T) {
 				f.t.Errorf("labels %v", l)
 			}
 		},
-		"deleting F deletes its objects in all members": func(f *fed) {
+		"deleting F deletes its objects in all clusters": func(f *fed) {
 			f.Delete(configMap(f.t))
 			f.Sleep(time.Minute)
 			f.wrote(f.c1.Host, deleted)
 			f.wrote(f.c2.Host, deleted)
 			f.status("FederatedConfigMap", "f", "gone")
 		},
-		"F is deleted, and a member keeps its object for a while": func(f *fed) {
+		"F is deleted, and a cluster keeps its object for a while": func(f *fed) {
 			f.change(f.c1.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
 			f.Sleep(time.Minute)
 			f.Delete(configMap(f.t))

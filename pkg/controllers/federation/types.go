@@ -28,8 +28,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// Types decides which types are propagated, and writes the status of FederatedTypeConfigs.
-type Types struct {
+// typeLoop decides which types are propagated, and writes the status of FederatedTypeConfigs.
+type typeLoop struct {
 	*controllers.Loop[cache.ObjectName]
 	namespace   string
 	objects     informers.Informer[*unstructured.Unstructured]
@@ -43,50 +43,50 @@ type Types struct {
 	warned  map[string]policy.Warning
 }
 
-// NewTypes returns the loop of the FederatedTypeConfigs. The informers objects and configs have the
+// newTypeLoop returns the loop of the FederatedTypeConfigs. The informers objects and configs have the
 // federation namespace alone, definitions has the metadata of CustomResourceDefinitions.
-func NewTypes(namespace string, objects, configs informers.Informer[*unstructured.Unstructured], definitions informers.Informer[metav1.Object],
+func newTypeLoop(namespace string, objects, configs informers.Informer[*unstructured.Unstructured], definitions informers.Informer[metav1.Object],
 	client dynamic.Interface, events record.EventRecorder, loop controllers.Options,
-) (*Types, error) {
-	t := &Types{namespace: namespace, objects: objects, configs: configs, definitions: definitions,
-		client: client.Resource(FederatedTypeConfigs).Namespace(namespace), events: events,
+) (*typeLoop, error) {
+	l := &typeLoop{namespace: namespace, objects: objects, configs: configs, definitions: definitions,
+		client: client.Resource(federatedTypeConfigs).Namespace(namespace), events: events,
 		running: map[string]policy.TypeConfig{}, warned: map[string]policy.Warning{}}
 	var err error
-	t.Loop, err = controllers.NewLoop(loop, t.reconcile,
+	l.Loop, err = controllers.NewLoop(loop, l.reconcile,
 		// One type may need another type, or be the federated type of another, so each change concerns all.
 		controllers.WatchMapped(objects, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			if e.New == nil {
-				return append(t.all(), cache.MetaObjectToName(e.Old))
+				return append(l.all(), cache.MetaObjectToName(e.Old))
 			}
-			return t.all()
+			return l.all()
 		}, controllers.GenerationChanged),
 		controllers.WatchChanges(configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
-			return t.all()
+			return l.all()
 		}, controllers.GenerationChanged),
 		controllers.WatchChanges(definitions, func(e controllers.Event[metav1.Object]) []cache.ObjectName {
 			if e.Old != nil && e.New != nil {
 				return nil // only its existence matters
 			}
-			return t.all()
+			return l.all()
 		}))
-	return t, err
+	return l, err
 }
 
 // all returns the names of all FederatedTypeConfigs.
-func (t *Types) all() (keys []cache.ObjectName) {
-	for _, object := range t.objects.List(t.namespace, labels.Everything()) {
+func (l *typeLoop) all() (keys []cache.ObjectName) {
+	for _, object := range l.objects.List(l.namespace, labels.Everything()) {
 		keys = append(keys, cache.MetaObjectToName(object))
 	}
 	return keys
 }
 
-// Running returns the types that run, sorted by name. One whose generation is another than before was
+// runningTypes returns the types that run, sorted by name. One whose generation is another than before was
 // changed and begins anew.
-func (t *Types) Running() (types []policy.TypeConfig) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, of := range t.running {
-		types = append(types, of)
+func (l *typeLoop) runningTypes() (types []policy.TypeConfig) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range l.running {
+		types = append(types, t)
 	}
 	slices.SortFunc(types, func(a, b policy.TypeConfig) int { return strings.Compare(a.Name, b.Name) })
 	return types
@@ -94,99 +94,99 @@ func (t *Types) Running() (types []policy.TypeConfig) {
 
 // namespaces returns the FederatedTypeConfig of Namespaces, if FederatedNamespaces can be followed: they
 // place others even if Namespaces themselves are not propagated.
-func (t *Types) namespaces() (of policy.TypeConfig, exists bool) {
-	object, exists := t.objects.Get(cache.ObjectName{Namespace: t.namespace, Name: policy.NamespacesType})
+func (l *typeLoop) namespaces() (t policy.TypeConfig, exists bool) {
+	object, exists := l.objects.Get(cache.ObjectName{Namespace: l.namespace, Name: policy.NamespacesType})
 	if !exists {
-		return of, false
+		return t, false
 	}
-	of = policy.ReadTypeConfig(object)
-	_, defined := t.definitions.Get(cache.ObjectName{Name: of.Federated.GroupResource().String()})
-	return of, defined && of.Invalid == nil && !of.Deleting
+	t = policy.ReadTypeConfig(object)
+	_, defined := l.definitions.Get(cache.ObjectName{Name: t.Federated.GroupResource().String()})
+	return t, defined && t.Invalid == nil && !t.Deleting
 }
 
-func (t *Types) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	object, exists := t.objects.Get(key)
+func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	object, exists := l.objects.Get(key)
 	if !exists {
-		t.set(key.Name, nil)
-		t.warn(nil, key.Name, policy.Warning{})
+		l.set(key.Name, nil)
+		l.warn(nil, key.Name, policy.Warning{})
 		return 0, nil
 	}
-	of, finalizers := policy.ReadTypeConfig(object), object.GetFinalizers()
+	t, finalizers := policy.ReadTypeConfig(object), object.GetFinalizers()
 	at := slices.Index(finalizers, policy.TypeFinalizer)
 	switch {
-	case of.Deleting:
-		t.set(key.Name, nil)
+	case t.Deleting:
+		l.set(key.Name, nil)
 		if at < 0 {
 			return 0, nil
 		}
-		return 0, t.finalize(ctx, object, slices.Delete(slices.Clone(finalizers), at, at+1))
+		return 0, l.finalize(ctx, object, slices.Delete(slices.Clone(finalizers), at, at+1))
 	case at < 0:
-		if err := t.finalize(ctx, object, append(slices.Clone(finalizers), policy.TypeFinalizer)); err != nil {
+		if err := l.finalize(ctx, object, append(slices.Clone(finalizers), policy.TypeFinalizer)); err != nil {
 			return 0, err
 		}
 	}
-	config, all := settings(ctx, t.configs, t.namespace), []policy.TypeConfig{}
-	for _, other := range t.objects.List(t.namespace, labels.Everything()) {
+	config, all := settings(ctx, l.configs, l.namespace), []policy.TypeConfig{}
+	for _, other := range l.objects.List(l.namespace, labels.Everything()) {
 		all = append(all, policy.ReadTypeConfig(other))
 	}
-	runs, warning := of.Runs(all, config, func(r schema.GroupResource) bool {
-		_, exists := t.definitions.Get(cache.ObjectName{Name: r.String()})
+	runs, warning := t.Runs(all, config, func(r schema.GroupResource) bool {
+		_, exists := l.definitions.Get(cache.ObjectName{Name: r.String()})
 		return exists
 	})
 	if runs {
-		t.set(key.Name, &of)
+		l.set(key.Name, &t)
 	} else {
-		t.set(key.Name, nil)
+		l.set(key.Name, nil)
 	}
-	t.warn(object, key.Name, warning)
-	return 0, t.write(ctx, &of, runs, config)
+	l.warn(object, key.Name, warning)
+	return 0, l.write(ctx, &t, runs, config)
 }
 
 // set says whether a type runs.
-func (t *Types) set(name string, of *policy.TypeConfig) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if of != nil {
-		t.running[name] = *of
+func (l *typeLoop) set(name string, t *policy.TypeConfig) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if t != nil {
+		l.running[name] = *t
 		return
 	}
-	delete(t.running, name)
+	delete(l.running, name)
 }
 
 // warn records an Event if the warning is another than before.
-func (t *Types) warn(object *unstructured.Unstructured, name string, warning policy.Warning) {
-	t.mu.Lock()
-	before := t.warned[name]
-	t.warned[name] = warning
+func (l *typeLoop) warn(object *unstructured.Unstructured, name string, warning policy.Warning) {
+	l.mu.Lock()
+	before := l.warned[name]
+	l.warned[name] = warning
 	if warning.Reason == "" {
-		delete(t.warned, name)
+		delete(l.warned, name)
 	}
-	t.mu.Unlock()
+	l.mu.Unlock()
 	if warning != before && warning.Reason != "" {
-		t.events.Event(object, corev1.EventTypeWarning, warning.Reason, warning.Text)
+		l.events.Event(object, corev1.EventTypeWarning, warning.Reason, warning.Text)
 	}
 }
 
 // finalize writes the finalizers, unless somebody else has changed the object.
-func (t *Types) finalize(ctx context.Context, object *unstructured.Unstructured, finalizers []string) error {
-	return t.patch(ctx, object.GetName(), map[string]any{"metadata": map[string]any{"resourceVersion": object.GetResourceVersion(), "finalizers": finalizers}})
+func (l *typeLoop) finalize(ctx context.Context, object *unstructured.Unstructured, finalizers []string) error {
+	return l.patch(ctx, object.GetName(), map[string]any{"metadata": map[string]any{"resourceVersion": object.GetResourceVersion(), "finalizers": finalizers}})
 }
 
 // write updates the status if it has changed.
-func (t *Types) write(ctx context.Context, of *policy.TypeConfig, runs bool, config policy.Config) error {
-	status, changed := of.NextStatus(runs, config)
+func (l *typeLoop) write(ctx context.Context, t *policy.TypeConfig, runs bool, config policy.Config) error {
+	status, changed := t.NextStatus(runs, config)
 	if !changed {
 		return nil
 	}
-	return t.patch(ctx, of.Name, map[string]any{"status": status}, "status")
+	return l.patch(ctx, t.Name, map[string]any{"status": status}, "status")
 }
 
-func (t *Types) patch(ctx context.Context, name string, change map[string]any, subresources ...string) error {
+func (l *typeLoop) patch(ctx context.Context, name string, change map[string]any, subresources ...string) error {
 	patch, err := json.Marshal(change)
 	if err != nil {
 		return err
 	}
-	_, err = t.client.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, subresources...)
+	_, err = l.client.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, subresources...)
 	if apierrors.IsNotFound(err) {
 		return nil // it is gone
 	}

@@ -34,9 +34,9 @@ type federatedType struct {
 
 // definitionRead is what the API server last said of the CustomResourceDefinition of a federated type.
 type definitionRead struct {
-	mu   sync.Mutex // held while it is read
-	at   time.Time
-	goes bool // it is being deleted, or gone
+	mu      sync.Mutex // held while it is read
+	at      time.Time
+	deleted bool // it is being deleted, or gone
 }
 
 // target returns the name of the object in clusters.
@@ -92,9 +92,9 @@ type view struct {
 func (c *controller) viewOf(k key) (*view, bool) {
 	c.mu.Lock()
 	t, namespaces := c.followed[k.kind], c.followed[policy.NamespacesType]
-	var was *policy.Digest
-	if r := c.records[k]; r != nil {
-		was = r.was
+	var recorded *policy.Digest
+	if record := c.records[k]; record != nil {
+		recorded = record.recordedDigest
 	}
 	c.mu.Unlock()
 	if t == nil || !t.runs {
@@ -126,7 +126,7 @@ func (c *controller) viewOf(k key) (*view, bool) {
 		v.placed, v.reason, v.err = policy.Place(&t.TypeConfig, v.digest.Placement, namespace, c.joinedClusters())
 	}
 	v.recorded = c.recordedOf(v)
-	v.valid = v.recorded.Counting(was, v.digest)
+	v.valid = v.recorded.Valid(recorded, v.digest)
 	v.fingerprint = v.sum()
 	return v, true
 }
@@ -161,22 +161,22 @@ func (v *view) wanted(cluster string) bool {
 
 // expected reports whether the federated object is placed or recorded in a cluster.
 func (v *view) expected(cluster string) bool {
-	return slices.Contains(v.placed, cluster) || slices.ContainsFunc(v.recorded.Clusters, func(r policy.ClusterVersion) bool { return r.Cluster == cluster })
+	return slices.Contains(v.placed, cluster) || slices.ContainsFunc(v.recorded.Clusters, func(recorded policy.ClusterVersion) bool { return recorded.Cluster == cluster })
 }
 
 // state returns the input of policy.Decide. Live is nil if the cluster has no managed object.
-func (c *controller) state(v *view, m *readyMember) policy.State {
-	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(m.name), Keep: v.keepUnwanted, Recorded: v.valid[m.name], Rendered: v.digest.For(m.name)}
-	if s.Live = m.live(v.key); s.Live != nil {
+func (c *controller) state(v *view, r *readyCluster) policy.State {
+	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(r.name), Keep: v.keepUnwanted, Recorded: v.valid[r.name], Rendered: v.digest.For(r.name)}
+	if s.Live = r.live(v.key); s.Live != nil {
 		s.Own = c.isHostNamespace(v.federatedType, v.key, s.Live.UID)
 	}
-	content := v.digest.Content(m.name)
+	content := v.digest.Content(r.name)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r := c.records[v.key].resultOf(m.name); r != nil && r.version != "" && r.content == content {
-		s.Recorded = r.version
+	if known := c.records[v.key].resultOf(r.name); known != nil && known.version != "" && known.content == content {
+		s.Recorded = known.version
 	}
-	s.LiveAnnotations = m.liveAnnotations[v.key]
+	s.LiveAnnotations = r.liveAnnotations[v.key]
 	return s
 }
 
@@ -221,29 +221,29 @@ func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, erro
 	return policy.ReadFederated(object), nil
 }
 
-// definitionGoes reports whether the federated object of a view is being deleted because its definition is.
+// definitionDeleted reports whether the federated object of a view is being deleted because its definition is.
 // The cache may learn of the definition later than of the object, so the API server is asked. One answer
 // serves all objects that were seen being deleted before it.
-func (c *controller) definitionGoes(ctx context.Context, v *view) (bool, error) {
+func (c *controller) definitionDeleted(ctx context.Context, v *view) (bool, error) {
 	c.mu.Lock()
 	seen := c.host.LoopOptions.Clock.Now()
-	if r := c.records[v.key]; r != nil && r.fingerprint == v.fingerprint {
-		seen = r.since
+	if record := c.records[v.key]; record != nil && record.fingerprint == v.fingerprint {
+		seen = record.since
 	}
 	c.mu.Unlock()
 	d := &v.definition
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.at.After(seen) {
-		return d.goes, nil
+		return d.deleted, nil
 	}
 	now := c.host.LoopOptions.Clock.Now()
-	object, err := c.metadata.Resource(CustomResourceDefinitions).Get(ctx, v.Federated.GroupResource().String(), metav1.GetOptions{})
+	object, err := c.metadata.Resource(customResourceDefinitions).Get(ctx, v.Federated.GroupResource().String(), metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, err
 	}
-	d.at, d.goes = now, err != nil || object.GetDeletionTimestamp() != nil
-	return d.goes, nil
+	d.at, d.deleted = now, err != nil || object.GetDeletionTimestamp() != nil
+	return d.deleted, nil
 }
 
 // errNotFollowed says that FederatedNamespaces are not followed, so that nothing is known of them.

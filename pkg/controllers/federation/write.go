@@ -26,27 +26,27 @@ import (
 // absent.
 const recheckInterval = time.Minute
 
-// in returns the client for an object of the target type in the cluster, in the version of the given
+// clientFor returns the client for an object of the target type in the cluster, in the version of the given
 // apiVersion.
-func (w *work) in(apiVersion string) dynamic.ResourceInterface {
+func (w *work) clientFor(apiVersion string) dynamic.ResourceInterface {
 	gv, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil || gv.Version == "" {
 		gv.Version = w.Target.Version
 	}
 	resource := schema.GroupVersionResource{Group: w.Target.Group, Version: gv.Version, Resource: w.Target.PluralName}
-	return w.m.objects.Resource(resource).Namespace(w.target(w.key).Namespace)
+	return w.cluster.objects.Resource(resource).Namespace(w.target(w.key).Namespace)
 }
 
 // get returns the cluster's object, or nil if there is none. It is read in the version in which it is
 // written: the cluster may not serve another.
 func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
 	version := ""
-	if f, err := w.m.c.body(ctx, w.view); err == nil && f != nil {
-		if rendered, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.m.name}); err == nil {
+	if f, err := w.cluster.c.body(ctx, w.view); err == nil && f != nil {
+		if rendered, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.cluster.name}); err == nil {
 			version = rendered.GetAPIVersion()
 		}
 	}
-	live, err := w.in(version).Get(ctx, w.key.Name, metav1.GetOptions{})
+	live, err := w.clientFor(version).Get(ctx, w.key.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
@@ -62,7 +62,7 @@ func (w *work) fail(status string, err error) {
 	}
 	if refused := (*policy.Failure)(nil); errors.As(err, &refused) {
 		w.status = refused.Status // until this or the federated object changes
-		w.event(corev1.EventTypeWarning, verbs[status], err)
+		w.event(corev1.EventTypeWarning, eventReasons[status], err)
 		return
 	}
 	timeout := net.Error(nil)
@@ -70,8 +70,8 @@ func (w *work) fail(status string, err error) {
 		status, w.noAnswer = policy.TimedOut(status), true
 	}
 	w.status = status
-	w.event(corev1.EventTypeWarning, verbs[status], err)
-	w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.m.name, truncatedError{err})
+	w.event(corev1.EventTypeWarning, eventReasons[status], err)
+	w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.cluster.name, truncatedError{err})
 }
 
 // truncatedError is an error whose text, which another cluster may have sent, is cut to 256 bytes.
@@ -84,49 +84,49 @@ func (s truncatedError) Error() string {
 	return text[:min(len(text), 256)]
 }
 
-// verbs are the reasons of Events, by the status of a failure.
-var verbs = map[string]string{
+// eventReasons are the reasons of Events, by the status of a failure.
+var eventReasons = map[string]string{
 	policy.CreationFailed: "CreateInCluster", policy.UpdateFailed: "UpdateInCluster", policy.DeletionFailed: "DeleteInCluster",
 	policy.LabelRemovalFailed: "DeleteInCluster", "CreationTimedOut": "CreateInCluster", "UpdateTimedOut": "UpdateInCluster",
 	"DeletionTimedOut": "DeleteInCluster", "LabelRemovalTimedOut": "DeleteInCluster",
 }
 
-// doing is the beginning of the text of an Event.
-var doing = map[string]string{"CreateInCluster": "Creating", "UpdateInCluster": "Updating", "DeleteInCluster": "Deleting"}
+// eventTexts begin the text of an Event, by its reason.
+var eventTexts = map[string]string{"CreateInCluster": "Creating", "UpdateInCluster": "Updating", "DeleteInCluster": "Deleting"}
 
 // event records an Event on the federated object: the write, or its failure if the status of the cluster
 // is new.
-func (w *work) event(kind, verb string, err error) {
-	if verb == "" || w.object == nil {
+func (w *work) event(kind, reason string, err error) {
+	if reason == "" || w.object == nil {
 		return
 	}
-	reason, text := verb, fmt.Sprintf("%s %s in cluster %q", doing[verb], describe(w.view), w.m.name)
+	text := fmt.Sprintf("%s %s in cluster %q", eventTexts[reason], describe(w.view), w.cluster.name)
 	if err != nil {
-		w.m.c.mu.Lock()
-		known := w.m.c.records[w.key].resultOf(w.m.name)
+		w.cluster.c.mu.Lock()
+		known := w.cluster.c.records[w.key].resultOf(w.cluster.name)
 		same := known != nil && known.status == w.status
-		w.m.c.mu.Unlock()
+		w.cluster.c.mu.Unlock()
 		if same {
 			return
 		}
-		reason, text = verb+"Failed", text+": "+truncatedError{err}.Error()
+		reason, text = reason+"Failed", text+": "+truncatedError{err}.Error()
 	}
-	w.m.c.emit(w.view, kind, reason, text)
+	w.cluster.c.emit(w.view, kind, reason, text)
 }
 
 // create writes the object, or takes over one that is there.
 func (w *work) create(ctx context.Context) {
-	f, err := w.m.c.body(ctx, w.view)
+	f, err := w.cluster.c.body(ctx, w.view)
 	if f == nil || err != nil {
 		w.unknown, w.err = true, err // if it is gone, an event follows
 		return
 	}
-	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.m.name})
+	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.cluster.name})
 	if err != nil {
 		w.fail(policy.CreationFailed, err)
 		return
 	}
-	created, err := w.in(object.GetAPIVersion()).Create(ctx, object, metav1.CreateOptions{})
+	created, err := w.clientFor(object.GetAPIVersion()).Create(ctx, object, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		w.update(ctx)
@@ -151,7 +151,7 @@ func absent(err error) bool {
 
 // update reads the object, and writes it if it is not as it should be.
 func (w *work) update(ctx context.Context) {
-	f, err := w.m.c.body(ctx, w.view)
+	f, err := w.cluster.c.body(ctx, w.view)
 	if f == nil || err != nil {
 		w.unknown, w.err = true, err
 		return
@@ -169,46 +169,46 @@ func (w *work) update(ctx context.Context) {
 		w.status, w.after = policy.WaitingForRemoval, 5*time.Second // without the label, no event follows
 		return
 	}
-	own := w.m.c.isHostNamespace(w.federatedType, w.key, live.GetUID())
-	config := settings(ctx, w.m.c.informers.configs, w.m.c.cfg.Namespace)
+	own := w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())
+	config := settings(ctx, w.cluster.c.informers.configs, w.cluster.c.cfg.Namespace)
 	if update, status := policy.Collide(live, own, config); !update {
 		w.status = status
 		return
 	}
-	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.m.name, Live: live, Own: own})
+	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.cluster.name, Live: live, Own: own})
 	if err != nil {
 		w.fail(policy.UpdateFailed, err)
 		return
 	}
 	digest := f.Digest()
-	content := digest.Content(w.m.name)
-	if w.needsNoWrite(live, object, digest.For(w.m.name)) {
-		w.remember(live, content, digest.For(w.m.name).Annotations)
+	content := digest.Content(w.cluster.name)
+	if w.needsNoWrite(live, object, digest.For(w.cluster.name)) {
+		w.remember(live, content, digest.For(w.cluster.name).Annotations)
 		return
 	}
-	now := w.m.c.host.LoopOptions.Clock.Now()
-	w.m.c.mu.Lock()
-	repeats := w.m.repeats[w.key]
+	now := w.cluster.c.host.LoopOptions.Clock.Now()
+	w.cluster.c.mu.Lock()
+	repeats := w.cluster.repeats[w.key]
 	if repeats == nil {
 		repeats = &policy.Repeats{}
-		w.m.repeats[w.key] = repeats
+		w.cluster.repeats[w.key] = repeats
 	}
 	wait := repeats.Next(content).Sub(now)
-	w.m.c.mu.Unlock()
+	w.cluster.c.mu.Unlock()
 	if wait > 0 {
 		w.status, w.after = policy.UpdateFailed, wait
 		return
 	}
-	updated, err := w.in(object.GetAPIVersion()).Update(ctx, object, metav1.UpdateOptions{})
+	updated, err := w.clientFor(object.GetAPIVersion()).Update(ctx, object, metav1.UpdateOptions{})
 	if err != nil {
 		w.fail(policy.UpdateFailed, err)
 		return
 	}
-	w.m.c.mu.Lock()
+	w.cluster.c.mu.Lock()
 	again := repeats.Wrote(content, now)
-	w.m.c.mu.Unlock()
+	w.cluster.c.mu.Unlock()
 	if again {
-		w.m.c.tell(w.view, policy.Warning{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts it in cluster %q again and again", w.m.name)})
+		w.cluster.c.warnOnce(w.view, policy.Warning{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts it in cluster %q again and again", w.cluster.name)})
 	}
 	w.written(f, updated, "UpdateInCluster")
 }
@@ -219,12 +219,12 @@ func (w *work) needsNoWrite(live, object *unstructured.Unstructured, rendered po
 	if live.GetLabels()[policy.ManagedLabel] != "true" || !reflect.DeepEqual(noNil(live.GetAnnotations()), noNil(object.GetAnnotations())) {
 		return false
 	}
-	member, err := policy.ReadMember(live, policy.SummarizeMember(live))
+	cached, err := policy.ReadLiveObject(live, policy.SummarizeLiveObject(live))
 	if err != nil {
 		return false
 	}
 	state := w.state
-	state.Live, state.Rendered, state.Rendered.Annotations = &member, rendered, false
+	state.Live, state.Rendered, state.Rendered.Annotations = &cached, rendered, false
 	return policy.Decide(state) == policy.Nothing
 }
 
@@ -236,11 +236,11 @@ func noNil(m map[string]string) map[string]string {
 }
 
 // written records a write of the content of the federated object.
-func (w *work) written(f *policy.Federated, object *unstructured.Unstructured, verb string) {
+func (w *work) written(f *policy.Federated, object *unstructured.Unstructured, reason string) {
 	digest := f.Digest()
 	w.wrote = true
-	w.remember(object, digest.Content(w.m.name), digest.For(w.m.name).Annotations)
-	w.event(corev1.EventTypeNormal, verb, nil)
+	w.remember(object, digest.Content(w.cluster.name), digest.For(w.cluster.name).Annotations)
+	w.event(corev1.EventTypeNormal, reason, nil)
 }
 
 // remember records the version of an object that has the content.
@@ -249,20 +249,20 @@ func (w *work) remember(object *unstructured.Unstructured, content uint64, annot
 	if !annotations {
 		return
 	}
-	if member, err := policy.ReadMember(object, policy.SummarizeMember(object)); err == nil {
-		w.m.c.mu.Lock()
-		w.m.liveAnnotations[w.key] = &member.Annotations
-		w.m.c.mu.Unlock()
+	if read, err := policy.ReadLiveObject(object, policy.SummarizeLiveObject(object)); err == nil {
+		w.cluster.c.mu.Lock()
+		w.cluster.liveAnnotations[w.key] = &read.Annotations
+		w.cluster.c.mu.Unlock()
 	}
 }
 
 // remove deletes the object, or takes the label off.
 func (w *work) remove(ctx context.Context, deletes bool) {
-	c, now := w.m.c, w.m.c.host.LoopOptions.Clock.Now()
+	c, now := w.cluster.c, w.cluster.c.host.LoopOptions.Clock.Now()
 	byPlacement := deletes && w.object != nil && !w.deleting
 	removals := policy.Removals{Listed: w.inputsListed}
 	if byPlacement {
-		removals = w.m.removals(w.view)
+		removals = w.cluster.removals(w.view)
 		if c.replicas.undecided(w.key, removals.ReadySince) {
 			// The plan that moved the replicas away does not know yet that the cluster is back.
 			w.status, w.after = policy.WaitingForRemoval, time.Second
@@ -279,11 +279,11 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 		return
 	case policy.Guarded:
 		w.status, w.after = policy.RemovalHeld, recheckInterval
-		c.warnHeld(w.m.name, w.m, removals.Deletions, removals.Managed)
+		c.warnHeld(w.cluster, removals.Deletions, removals.Managed)
 		return
 	}
 	if byPlacement {
-		w.m.held.Store(false)
+		w.cluster.held.Store(false)
 	}
 	options := metav1.DeleteOptions{}
 	if w.deleting {
@@ -296,13 +296,13 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 			w.status = policy.WaitingForRemoval // until the annotation changes
 			return
 		}
-		goes, err := c.definitionGoes(ctx, w.view)
+		deleted, err := c.definitionDeleted(ctx, w.view)
 		if err != nil {
 			w.unknown, w.err = true, err
 			return
 		}
-		deletes = deletes && !goes
-	} else if wanted, exists, err := c.stillWanted(ctx, w.view, w.m.name); err != nil || wanted || exists != (w.object != nil) {
+		deletes = deletes && !deleted
+	} else if wanted, exists, err := c.stillWanted(ctx, w.view, w.cluster.name); err != nil || wanted || exists != (w.object != nil) {
 		w.unknown, w.after, w.err = true, time.Second, err // the cache is behind
 		return
 	}
@@ -325,7 +325,7 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 		return
 	}
 	action := policy.Removal(&w.TypeConfig, live)
-	if action == policy.Remove && (!deletes || w.m.c.isHostNamespace(w.federatedType, w.key, live.GetUID())) {
+	if action == policy.Remove && (!deletes || w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())) {
 		action = policy.Unlabel
 	}
 	uid, version := live.GetUID(), live.GetResourceVersion()
@@ -333,12 +333,12 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 	switch action {
 	case policy.Remove:
 		options.Preconditions = &metav1.Preconditions{UID: &uid, ResourceVersion: &version}
-		if err := w.in(live.GetAPIVersion()).Delete(ctx, w.key.Name, options); err != nil && !apierrors.IsNotFound(err) {
+		if err := w.clientFor(live.GetAPIVersion()).Delete(ctx, w.key.Name, options); err != nil && !apierrors.IsNotFound(err) {
 			w.fail(policy.DeletionFailed, err)
 			return
 		}
 	case policy.Unlabel:
-		if _, err := patch(ctx, w.in(live.GetAPIVersion()), w.key.Name, map[string]any{"metadata": map[string]any{
+		if _, err := patch(ctx, w.clientFor(live.GetAPIVersion()), w.key.Name, map[string]any{"metadata": map[string]any{
 			"uid": uid, "resourceVersion": version, "labels": map[string]any{policy.ManagedLabel: nil}}}); err != nil {
 			w.fail(policy.LabelRemovalFailed, err)
 			return

@@ -39,7 +39,7 @@ type State struct {
 	// CustomResourceDefinition is being deleted, or it is a Namespace that is never propagated.
 	Keep bool
 	// Live is the managed object in the cache, or nil. Own is set if it is the host's own Namespace.
-	Live *Member
+	Live *LiveObject
 	Own  bool
 	// Recorded is the version that was last written, if it counts.
 	Recorded string

@@ -12,10 +12,10 @@ import (
 
 func TestDecide(t *testing.T) {
 	const labels, annotations = 1, 2
-	live := func(version string) *Member {
-		return &Member{Version: version, Labels: labels, Annotations: annotations}
+	live := func(version string) *LiveObject {
+		return &LiveObject{Version: version, Labels: labels, Annotations: annotations}
 	}
-	deleting := &Member{Version: "gen:1", Deleting: true}
+	deleting := &LiveObject{Version: "gen:1", Deleting: true}
 	plain := OverrideDigest{Labels: labels}
 	annotated := OverrideDigest{Labels: labels, Annotations: true}
 	seen, other := uint64(annotations), uint64(annotations+1)
@@ -192,10 +192,10 @@ func TestClearance(t *testing.T) {
 		clearing Clearing
 		want     Clearance
 	}{
-		"an object that is there keeps the federated object":           {with(func(c *Clearing) { c.Live = &Member{} }), NotCleared},
-		"an object that is being deleted keeps the federated object":   {with(func(c *Clearing) { c.Live = &Member{Deleting: true} }), NotCleared},
-		"the host's own Namespace that is being deleted keeps nothing": {with(func(c *Clearing) { c.Live, c.Own = &Member{Deleting: true}, true }), Cleared},
-		"the host's own":                                    {with(func(c *Clearing) { c.Live, c.Own = &Member{}, true }), NotCleared},
+		"an object that is there keeps the federated object":           {with(func(c *Clearing) { c.Live = &LiveObject{} }), NotCleared},
+		"an object that is being deleted keeps the federated object":   {with(func(c *Clearing) { c.Live = &LiveObject{Deleting: true} }), NotCleared},
+		"the host's own Namespace that is being deleted keeps nothing": {with(func(c *Clearing) { c.Live, c.Own = &LiveObject{Deleting: true}, true }), Cleared},
+		"the host's own":                                    {with(func(c *Clearing) { c.Live, c.Own = &LiveObject{}, true }), NotCleared},
 		"the cache shows none":                              {ready, MustAsk},
 		"the cache shows none, and neither did GET":         {with(func(c *Clearing) { c.Checked = LiveAbsent }), Cleared},
 		"the cache shows none, but a GET did":               {with(func(c *Clearing) { c.Checked = LivePresent }), NotCleared},

@@ -112,7 +112,7 @@ type Clearing struct {
 	Ready  bool
 	Serving
 	// Live is the managed object in the cache, or nil. Own is set if it is the host's own Namespace.
-	Live *Member
+	Live *LiveObject
 	Own  bool
 	// Expected is set if the federated object is placed or recorded in the cluster: then an empty cache is not
 	// enough, since it may be late.

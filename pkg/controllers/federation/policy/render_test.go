@@ -105,11 +105,11 @@ func TestRetain(t *testing.T) {
 		replicas = "template: {spec: {replicas: 3}}"
 	)
 	tests := map[string]rendering{
-		"a member's resourceVersion, annotations, finalizers and owners stay": {spec: "template: {data: {a: b}}",
+		"a cluster's resourceVersion, annotations, finalizers and owners stay": {spec: "template: {data: {a: b}}",
 			live: "metadata: {name: f, namespace: ns, resourceVersion: '7', uid: u, generation: 3, annotations: {x: v}, finalizers: [a/b], ownerReferences: [{name: o}]}, data: {a: c, d: e}",
 			want: cm + managed(", resourceVersion: '7', annotations: {x: v}, finalizers: [a/b], ownerReferences: [{name: o}]") + ", data: {a: b}"},
-		"a label that the member added goes": {spec: "template: {}", live: "metadata: {name: f, namespace: ns, resourceVersion: '7', labels: {x: v}}", want: cm + managed(rv)},
-		"a member's labels of a Namespace stay": {kind: "Namespace", spec: "template: {metadata: {labels: {a: b, c: d}}}", live: "metadata: {name: f, resourceVersion: '7', labels: {a: x, member: m, kubefed.io/managed: 'true'}}",
+		"a label that the cluster added goes": {spec: "template: {}", live: "metadata: {name: f, namespace: ns, resourceVersion: '7', labels: {x: v}}", want: cm + managed(rv)},
+		"a cluster's labels of a Namespace stay": {kind: "Namespace", spec: "template: {metadata: {labels: {a: b, c: d}}}", live: "metadata: {name: f, resourceVersion: '7', labels: {a: x, member: m, kubefed.io/managed: 'true'}}",
 			want: ns + "resourceVersion: '7', labels: {a: b, c: d, member: m, kubefed.io/managed: 'true'}}"},
 		"a Namespace without labels in the template": {kind: "Namespace", spec: "template: {}", live: "metadata: {name: f, labels: {member: m, kubefed.io/managed: 'true'}}",
 			want: ns + "labels: {member: m, kubefed.io/managed: 'true'}}"},
@@ -139,7 +139,7 @@ func TestRetain(t *testing.T) {
 		"a Job without a spec in the cluster":                        {kind: "Job", spec: "template: {spec: {" + jobSpec + "}}", live: live + "x: v", want: job + managed(rv) + ", spec: {" + jobSpec + "}"},
 		"a Job whose manualSelector is text":                         {kind: "Job", spec: "template: {spec: {manualSelector: x}}", live: live + "spec: {" + jobLive + "}", fails: FieldRetentionFailed},
 		"a Job whose template is text":                               {kind: "Job", spec: "template: {spec: {template: x}}", live: live + "spec: {" + jobLive + "}", fails: FieldRetentionFailed},
-		"retainReplicas keeps the member's replicas":                 {kind: "Deployment", spec: replicas + ", retainReplicas: true", live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 7}"},
+		"retainReplicas keeps the cluster's replicas":                {kind: "Deployment", spec: replicas + ", retainReplicas: true", live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 7}"},
 		"the template's replicas are written without retainReplicas": {kind: "Deployment", spec: replicas, live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
 		"retainReplicas is false":                                    {kind: "Deployment", spec: replicas + ", retainReplicas: false", live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
 		"retainReplicas is text":                                     {kind: "Deployment", spec: replicas + ", retainReplicas: x", live: live + "spec: {replicas: 7}", fails: FieldRetentionFailed},

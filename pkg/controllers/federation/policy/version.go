@@ -113,25 +113,25 @@ func (p Propagated) Same(other Propagated) bool {
 	return p.Versions == other.Versions && slices.Equal(p.Clusters, other.Clusters)
 }
 
-// Counting returns the recorded versions of clusters that still should have what was written: all if the
-// federated object is as it was. Was is its digest when they were recorded, nil if this process does not know
-// it; with it, clusters whose own overrides are the same keep their versions.
-func (p Propagated) Counting(was *Digest, is Digest) map[string]string {
-	counting := map[string]string{}
-	if is.Versions.Overrides == "" {
-		return counting // the overrides cannot be read, and every cluster fails
+// Valid returns the recorded versions of clusters that still should have what was written: of all clusters if
+// the federated object is as it was. Recorded is its digest when the versions were recorded, or nil if this
+// process does not know it; with it, clusters whose own overrides are the same keep their versions.
+func (p Propagated) Valid(recorded *Digest, current Digest) map[string]string {
+	valid := map[string]string{}
+	if current.Versions.Overrides == "" {
+		return valid // the overrides cannot be read, and every cluster fails
 	}
-	known := was != nil && was.Versions == p.Versions && p.Template == is.Versions.Template
+	known := recorded != nil && recorded.Versions == p.Versions && p.Template == current.Versions.Template
 	for _, c := range p.Clusters {
-		if p.Versions == is.Versions || known && was.For(c.Cluster).Hash == is.For(c.Cluster).Hash {
-			counting[c.Cluster] = c.Version
+		if p.Versions == current.Versions || known && recorded.For(c.Cluster).Hash == current.For(c.Cluster).Hash {
+			valid[c.Cluster] = c.Version
 		}
 	}
-	return counting
+	return valid
 }
 
-// Member is what is kept of an object in a cluster.
-type Member struct {
+// LiveObject is what is kept of an object in a cluster.
+type LiveObject struct {
 	UID      types.UID
 	Version  string
 	Deleting bool
@@ -147,9 +147,9 @@ func ObjectVersion(m metav1.Object) string {
 	return "rv:" + m.GetResourceVersion()
 }
 
-// SummarizeMember returns what the cache must keep of an object beyond its name, UID, resourceVersion
+// SummarizeLiveObject returns what the cache must keep of an object beyond its name, UID, resourceVersion
 // and deletionTimestamp: at most 26 bytes.
-func SummarizeMember(m metav1.Object) []byte {
+func SummarizeLiveObject(m metav1.Object) []byte {
 	data := binary.LittleEndian.AppendUint64(make([]byte, 0, 18), hashed(m.GetLabels()))
 	data = binary.LittleEndian.AppendUint64(data, hashed(m.GetAnnotations()))
 	return binary.AppendVarint(data, m.GetGeneration())
@@ -163,15 +163,15 @@ func hashed(m map[string]string) uint64 {
 	return hashJSON(m)
 }
 
-// ReadMember joins a cached object and what SummarizeMember returned.
-func ReadMember(m metav1.Object, summary []byte) (Member, error) {
-	member := Member{UID: m.GetUID(), Version: "rv:" + m.GetResourceVersion(), Deleting: m.GetDeletionTimestamp() != nil}
+// ReadLiveObject joins a cached object and what SummarizeLiveObject returned.
+func ReadLiveObject(m metav1.Object, summary []byte) (LiveObject, error) {
+	live := LiveObject{UID: m.GetUID(), Version: "rv:" + m.GetResourceVersion(), Deleting: m.GetDeletionTimestamp() != nil}
 	if len(summary) < 17 {
-		return member, errors.New("the summary is too short")
+		return live, errors.New("the summary is too short")
 	}
-	member.Labels, member.Annotations = binary.LittleEndian.Uint64(summary), binary.LittleEndian.Uint64(summary[8:])
+	live.Labels, live.Annotations = binary.LittleEndian.Uint64(summary), binary.LittleEndian.Uint64(summary[8:])
 	if generation, _ := binary.Varint(summary[16:]); generation != 0 {
-		member.Version = "gen:" + strconv.FormatInt(generation, 10)
+		live.Version = "gen:" + strconv.FormatInt(generation, 10)
 	}
-	return member, nil
+	return live, nil
 }

@@ -73,8 +73,8 @@ func TestPropagated(t *testing.T) {
 	equal(t, ReadPropagated(object(t, "spec: {}")), Propagated{})
 }
 
-// TestCounting has records of c1 and c2.
-func TestCounting(t *testing.T) {
+// TestValid has records of c1 and c2.
+func TestValid(t *testing.T) {
 	const template = "template: {data: {a: b}}"
 	override := func(cluster, value string) string {
 		return ", overrides: [{clusterName: c3}, {clusterName: " + cluster + ", clusterOverrides: [{path: /data/a, value: " + value + "}]}]"
@@ -106,7 +106,7 @@ func TestCounting(t *testing.T) {
 				d := federated(t, test.was).Digest()
 				was = &d
 			}
-			got := p.Counting(was, federated(t, test.is).Digest())
+			got := p.Valid(was, federated(t, test.is).Digest())
 			if names := slices.Sorted(maps.Keys(got)); strings.Join(names, " ") != test.want {
 				t.Errorf("%v, want %s", got, test.want)
 			}
@@ -146,24 +146,24 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-func TestMember(t *testing.T) {
+func TestLiveObject(t *testing.T) {
 	deleted := metav1.NewTime(now)
 	tests := map[string]struct {
 		object metav1.ObjectMeta
-		want   Member
+		want   LiveObject
 	}{
 		"an object with a generation": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", Generation: 3, Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}},
-			Member{"u", "gen:3", false, hashed(map[string]string{"a": "b"}), hashed(map[string]string{"c": "d"})}},
-		"an object without a generation that is being deleted": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", DeletionTimestamp: &deleted}, Member{"u", "rv:7", true, hashed(nil), hashed(map[string]string{})}},
-		"the largest generation":                               {metav1.ObjectMeta{Generation: math.MaxInt64}, Member{"", fmt.Sprintf("gen:%d", math.MaxInt64), false, hashed(nil), hashed(nil)}},
+			LiveObject{"u", "gen:3", false, hashed(map[string]string{"a": "b"}), hashed(map[string]string{"c": "d"})}},
+		"an object without a generation that is being deleted": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", DeletionTimestamp: &deleted}, LiveObject{"u", "rv:7", true, hashed(nil), hashed(map[string]string{})}},
+		"the largest generation":                               {metav1.ObjectMeta{Generation: math.MaxInt64}, LiveObject{"", fmt.Sprintf("gen:%d", math.MaxInt64), false, hashed(nil), hashed(nil)}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			summary := SummarizeMember(&test.object)
+			summary := SummarizeLiveObject(&test.object)
 			if len(summary) > 26 {
 				t.Errorf("%d bytes", len(summary))
 			}
-			got, err := ReadMember(&test.object, summary)
+			got, err := ReadLiveObject(&test.object, summary)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -173,13 +173,12 @@ func TestMember(t *testing.T) {
 			}
 		})
 	}
-	if _, err := ReadMember(&metav1.ObjectMeta{}, nil); err == nil {
+	if _, err := ReadLiveObject(&metav1.ObjectMeta{}, nil); err == nil {
 		t.Error("no summary is read")
 	}
 }
 
-// TestSizes bounds what is kept, see docs of the digest: a member's summary in TestMember, and the federated
-// object here.
+// TestSizes bounds the digest of a federated object. TestLiveObject bounds the summary of a cluster's object.
 func TestSizes(t *testing.T) {
 	spec := "template: {data: {a: '" + strings.Repeat("x", 100_000) + "'}}, placement: {clusterSelector: {}}"
 	if n := len(Summarize(object(t, "spec: {"+spec+"}"))); n > 250 {

@@ -20,17 +20,16 @@ import (
 )
 
 const (
-	memberWorkers = 5
-	// memberTimeout limits a request to a cluster.
-	memberTimeout = 10 * time.Second
+	clusterWorkers = 5
+	// clusterTimeout limits a request to a cluster.
+	clusterTimeout = 10 * time.Second
 )
 
-// readyMember is a cluster while it is ready: the watches of its objects, and the loop that writes them.
-type readyMember struct {
+// readyCluster is a cluster while it is ready: the watches of its objects, and the loop that writes them.
+type readyCluster struct {
 	c       *controller
 	name    string
 	client  *client
-	cluster *controllers.Cluster
 	objects dynamic.Interface
 	loop    *controllers.Loop[key]
 	running atomic.Bool // the loop takes keys
@@ -59,18 +58,18 @@ type removalCount struct {
 // setClient starts the loop of a cluster with its client, or ends the loop if the client is nil. Calls for
 // one cluster follow each other.
 func (c *controller) setClient(ctx context.Context, name string, client *client) {
-	m := c.member(name)
-	if m != nil && m.client == client {
+	r := c.readyCluster(name)
+	if r != nil && r.client == client {
 		return
 	}
-	if m != nil {
+	if r != nil {
 		c.mu.Lock()
-		delete(c.members, name)
+		delete(c.readyClusters, name)
 		c.mu.Unlock()
-		m.stop()
-		m.ended.Wait()
-		m.loop.Close()
-		m.client.CloseIdleConnections()
+		r.stop()
+		r.ended.Wait()
+		r.loop.Close()
+		r.client.CloseIdleConnections()
 		c.requeueTypes(name, func(*federatedType) bool { return true })
 	}
 	if client == nil {
@@ -88,27 +87,27 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 
 // open runs the loop of a cluster.
 func (c *controller) open(ctx context.Context, name string, client *client) (err error) {
-	m := &readyMember{c: c, name: name, client: client, cluster: client.cluster,
+	r := &readyCluster{c: c, name: name, client: client,
 		types: map[string]*typeWatch{}, liveAnnotations: map[key]*uint64{}, repeats: map[key]*policy.Repeats{}}
 	config := rest.CopyConfig(client.cluster.RESTConfig)
-	config.Timeout = memberTimeout
-	if m.objects, err = dynamic.NewForConfig(config); err != nil {
+	config.Timeout = clusterTimeout
+	if r.objects, err = dynamic.NewForConfig(config); err != nil {
 		return err
 	}
 	options := client.cluster.LoopOptions
 	options.Name += "-sync"
-	options.Workers, options.Background, options.DrainTimeout = memberWorkers, m.background, drain
-	if m.loop, err = controllers.NewLoop(options, m.reconcile); err != nil {
+	options.Workers, options.Background, options.DrainTimeout = clusterWorkers, r.background, drain
+	if r.loop, err = controllers.NewLoop(options, r.reconcile); err != nil {
 		return err
 	}
-	ctx, m.stop = context.WithCancel(context.WithoutCancel(ctx)) // longer than this probe
-	m.ended.Go(func() {
-		if err := m.loop.Run(ctx); err != nil {
+	ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx)) // longer than this probe
+	r.ended.Go(func() {
+		if err := r.loop.Run(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "Cluster loop stopped unexpectedly", "cluster", name)
 		}
 	})
 	c.mu.Lock()
-	c.members[name] = m
+	c.readyClusters[name] = r
 	c.mu.Unlock()
 	select {
 	case c.opened <- struct{}{}:
@@ -119,66 +118,66 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 }
 
 // background notes that the loop takes keys. When it ends, so do the watches.
-func (m *readyMember) background(ctx context.Context) error {
-	m.running.Store(true)
+func (r *readyCluster) background(ctx context.Context) error {
+	r.running.Store(true)
 	<-ctx.Done()
-	m.running.Store(false)
-	for name := range m.snapshot() {
-		m.stopWatch(name)
+	r.running.Store(false)
+	for name := range r.snapshot() {
+		r.stopWatch(name)
 	}
 	return nil
 }
 
 // snapshot returns copies of the watches, by the name of the FederatedTypeConfig.
-func (m *readyMember) snapshot() map[string]typeWatch {
-	m.c.mu.Lock()
-	defer m.c.mu.Unlock()
-	all := make(map[string]typeWatch, len(m.types))
-	for name, s := range m.types {
-		all[name] = *s
+func (r *readyCluster) snapshot() map[string]typeWatch {
+	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
+	all := make(map[string]typeWatch, len(r.types))
+	for name, w := range r.types {
+		all[name] = *w
 	}
 	return all
 }
 
 // objectOf returns the managed object of a key as the cache has it.
-func (m *readyMember) objectOf(k key) (*informers.Object, bool) {
-	m.c.mu.Lock()
-	s := m.types[k.kind]
-	if s == nil {
-		m.c.mu.Unlock()
+func (r *readyCluster) objectOf(k key) (*informers.Object, bool) {
+	r.c.mu.Lock()
+	w := r.types[k.kind]
+	if w == nil {
+		r.c.mu.Unlock()
 		return nil, false
 	}
-	following, target := s.following, s.of.target(k)
-	m.c.mu.Unlock()
+	following, target := w.following, w.federated.target(k)
+	r.c.mu.Unlock()
 	return following.Get(target)
 }
 
 // serving returns the state of the watch of a type.
-func (m *readyMember) serving(kind string) policy.Serving {
-	m.c.mu.Lock()
-	defer m.c.mu.Unlock()
-	if s := m.types[kind]; s != nil {
-		return s.State
+func (r *readyCluster) serving(kind string) policy.Serving {
+	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
+	if w := r.types[kind]; w != nil {
+		return w.State
 	}
 	return policy.NotListed
 }
 
-func (m *readyMember) states() map[string]string {
+func (r *readyCluster) states() map[string]string {
 	words := map[policy.Serving]string{policy.NotListed: "NotListed", policy.Synced: "Synced", policy.Absent: "Absent", policy.Forbidden: "Forbidden"}
 	states := map[string]string{}
-	for name := range m.snapshot() {
-		states[name] = words[m.serving(name)]
+	for name := range r.snapshot() {
+		states[name] = words[r.serving(name)]
 	}
 	return states
 }
 
 // live returns the managed object of a key as the cache has it, or nil.
-func (m *readyMember) live(k key) *policy.Member {
-	object, exists := m.objectOf(k)
+func (r *readyCluster) live(k key) *policy.LiveObject {
+	object, exists := r.objectOf(k)
 	if !exists {
 		return nil
 	}
-	live, err := policy.ReadMember(object, object.Digest(Name))
+	live, err := policy.ReadLiveObject(object, object.Digest(Name))
 	if err != nil {
 		live.Version = "" // it is read, then
 	}
@@ -186,22 +185,22 @@ func (m *readyMember) live(k key) *policy.Member {
 }
 
 // holds reports whether the cluster has a managed object of a key.
-func (m *readyMember) holds(k key) bool {
-	_, exists := m.objectOf(k)
+func (r *readyCluster) holds(k key) bool {
+	_, exists := r.objectOf(k)
 	return exists
 }
 
 // reconcile does what a key needs in the cluster, and reports the outcome.
-func (m *readyMember) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	v, runs := m.c.viewOf(k)
+func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, error) {
+	v, runs := r.c.viewOf(k)
 	switch {
 	case !runs, v.err != nil && !v.deleting,
 		v.object != nil && v.IsNamespace() && k.Name != k.Namespace, v.object != nil && !v.digest.Finalizer, // the host's loop comes first
-		m.serving(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
-		m.c.withdraw(k, m.name)
+		r.serving(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
+		r.c.withdraw(k, r.name)
 		return 0, nil
 	}
-	w := &work{view: v, m: m, state: m.c.state(v, m)}
+	w := &work{view: v, cluster: r, state: r.c.state(v, r)}
 	switch policy.Decide(w.state) {
 	case policy.Nothing:
 		w.confirmAbsent(ctx)
@@ -218,12 +217,12 @@ func (m *readyMember) reconcile(ctx context.Context, k key) (time.Duration, erro
 	}
 	switch {
 	case !w.unknown && v.object != nil:
-		m.c.report(v, m.name, w.result, w.wrote)
+		r.c.report(v, r.name, w.result, w.wrote)
 	case w.unknown && w.after == 0 && w.err == nil:
-		m.c.withdraw(k, m.name)
+		r.c.withdraw(k, r.name)
 	}
 	if w.noAnswer {
-		m.c.clusters.Enqueue(cache.ObjectName{Namespace: m.c.cfg.Namespace, Name: m.name}) // is it still there?
+		r.c.clusters.Enqueue(cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: r.name}) // is it still there?
 	}
 	return w.after, w.err
 }
@@ -231,8 +230,8 @@ func (m *readyMember) reconcile(ctx context.Context, k key) (time.Duration, erro
 // work is one reconcile of a key in a cluster, and its outcome.
 type work struct {
 	*view
-	m     *readyMember
-	state policy.State
+	cluster *readyCluster
+	state   policy.State
 	result
 	// wrote is set after a write, noAnswer after a request that got no answer.
 	wrote, noAnswer bool
@@ -248,7 +247,7 @@ func (w *work) confirmAbsent(ctx context.Context) {
 	if !w.deleting {
 		return
 	}
-	clearing := policy.Clearing{Joined: true, Ready: true, Serving: w.m.serving(w.Name), Live: w.state.Live, Own: w.state.Own, Expected: w.expected(w.m.name)}
+	clearing := policy.Clearing{Joined: true, Ready: true, Serving: w.cluster.serving(w.Name), Live: w.state.Live, Own: w.state.Own, Expected: w.expected(w.cluster.name)}
 	if clearing.Clearance() == policy.MustAsk {
 		live, err := w.get(ctx)
 		if err != nil {
@@ -257,7 +256,7 @@ func (w *work) confirmAbsent(ctx context.Context) {
 		}
 		clearing.Checked = policy.LiveAbsent
 		if live != nil {
-			clearing.Checked = policy.CheckLive(live, w.m.c.isHostNamespace(w.federatedType, w.key, live.GetUID()))
+			clearing.Checked = policy.CheckLive(live, w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID()))
 		}
 	}
 	if w.cleared = clearing.Clearance() == policy.Cleared; !w.cleared {
@@ -266,70 +265,70 @@ func (w *work) confirmAbsent(ctx context.Context) {
 }
 
 // sweep forgets, once a minute, the writes and annotations of objects that need no memory.
-func (m *readyMember) sweep(now time.Time) {
-	if now.Sub(m.swept) < time.Minute {
+func (r *readyCluster) sweep(now time.Time) {
+	if now.Sub(r.swept) < time.Minute {
 		return
 	}
-	m.c.mu.Lock()
-	m.swept = now
+	r.c.mu.Lock()
+	r.swept = now
 	var kept []key
-	for k, repeats := range m.repeats {
+	for k, repeats := range r.repeats {
 		if repeats.Idle(now) {
-			delete(m.repeats, k)
+			delete(r.repeats, k)
 		}
 	}
-	for k := range m.liveAnnotations {
+	for k := range r.liveAnnotations {
 		kept = append(kept, k)
 	}
-	m.c.mu.Unlock()
+	r.c.mu.Unlock()
 	for _, k := range kept {
-		if !m.holds(k) {
-			m.c.mu.Lock()
-			delete(m.liveAnnotations, k)
-			m.c.mu.Unlock()
+		if !r.holds(k) {
+			r.c.mu.Lock()
+			delete(r.liveAnnotations, k)
+			r.c.mu.Unlock()
 		}
 	}
 }
 
 // removals returns what policy needs to know before a removal from the cluster.
-func (m *readyMember) removals(v *view) policy.Removals {
-	ready, since := m.c.clusters.Ready(m.name)
-	r := policy.Removals{Listed: v.inputsListed && ready, ReadySince: since}
-	for _, cluster := range m.c.joinedClusters() {
-		if cluster.Name == m.name {
-			r.AllowedUntil, _ = cluster.AllowsRemovals() // what is no time allows nothing
+func (r *readyCluster) removals(v *view) policy.Removals {
+	ready, since := r.c.clusters.ready(r.name)
+	removals := policy.Removals{Listed: v.inputsListed && ready, ReadySince: since}
+	for _, cluster := range r.c.joinedClusters() {
+		if cluster.Name == r.name {
+			removals.AllowedUntil, _ = cluster.AllowsRemovals() // what is no time allows nothing
 		}
 	}
-	n := m.countRemovals()
-	r.Deletions, r.Managed = n.deletions, n.managed
-	return r
+	n := r.countRemovals()
+	removals.Deletions, removals.Managed = n.deletions, n.managed
+	return removals
 }
 
 // countRemovals counts the objects that placement would delete in the cluster. It looks at every object, but
 // not again within a second if no placement has changed.
-func (m *readyMember) countRemovals() removalCount {
-	epoch, now := m.c.epoch.Load(), m.c.host.LoopOptions.Clock.Now()
-	m.c.mu.Lock()
-	known := m.counted
-	m.c.mu.Unlock()
+func (r *readyCluster) countRemovals() removalCount {
+	epoch, now := r.c.epoch.Load(), r.c.host.LoopOptions.Clock.Now()
+	r.c.mu.Lock()
+	known := r.counted
+	r.c.mu.Unlock()
 	if known.epoch == epoch && !known.at.IsZero() && now.Sub(known.at) < time.Second {
 		return known
 	}
 	n := removalCount{epoch: epoch, at: now}
-	for _, s := range m.snapshot() {
-		for _, object := range s.following.List("", nil) {
+	for _, w := range r.snapshot() {
+		for _, object := range w.following.List("", nil) {
 			n.managed++
-			v, runs := m.c.viewOf(s.of.keyOf(cache.MetaObjectToName(object)))
-			if !runs || v.object == nil || v.deleting || v.keepUnwanted || v.err != nil || v.wanted(m.name) || object.GetDeletionTimestamp() != nil {
+			v, runs := r.c.viewOf(w.federated.keyOf(cache.MetaObjectToName(object)))
+			if !runs || v.object == nil || v.deleting || v.keepUnwanted || v.err != nil || v.wanted(r.name) || object.GetDeletionTimestamp() != nil {
 				continue
 			}
-			if !m.c.isHostNamespace(v.federatedType, v.key, object.GetUID()) {
+			if !r.c.isHostNamespace(v.federatedType, v.key, object.GetUID()) {
 				n.deletions++
 			}
 		}
 	}
-	m.c.mu.Lock()
-	m.counted = n
-	m.c.mu.Unlock()
+	r.c.mu.Lock()
+	r.counted = n
+	r.c.mu.Unlock()
 	return n
 }

@@ -1,0 +1,46 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package federation propagates objects to other clusters. The host is the cluster in which the manager
+// runs and in which the federated objects are. Everywhere else in this package, a cluster is one that a
+// KubeFedCluster names; the host may be one of them.
+//
+//	client.go        connections to a cluster, with its token
+//	clusters.go      the loop that probes clusters and writes the status of KubeFedClusters
+//	types.go         the loop of FederatedTypeConfigs: which types are propagated
+//	replicas.go      the loop of ReplicaSchedulingPreferences: how many replicas each cluster gets
+//	controller.go    all loops together, and KubeFed's lock
+//	follow.go        what is followed: federated objects on the host, managed objects in clusters
+//	view.go          what is known of a federated object F at one moment
+//	sync.go          the loop of the host: what F asks of each cluster, and the outcome there
+//	host.go          what sync.go writes on the host: finalizers, versions, status
+//	readycluster.go  the loop of a cluster that is ready
+//	write.go         what the loop of a cluster writes in the cluster
+//	bodies.go        federated objects that were read a moment ago
+//
+// The state:
+//
+//	clusters         the probed clusters; set by clusters.go, removed with the KubeFedCluster
+//	health           a cluster's health and streak; set by clusters.go, at first from the KubeFedCluster's status
+//	token            a cluster's bearer token; set by clusters.go and after a 401, removed with the client
+//	running          the types that are propagated; set by types.go, removed when the type stops or its
+//	                 FederatedTypeConfig is deleted
+//	warned           the last warning on each FederatedTypeConfig; set by types.go, removed when there is nothing
+//	                 to warn of
+//	followed         the types whose federated objects are watched; set by follow.go, removed when the type stops
+//	                 or changes
+//	readyClusters    the clusters that have a loop; set and removed by readycluster.go
+//	types            the types watched in one cluster; set by follow.go, removed when the type stops, or with the
+//	                 cluster's loop
+//	records          the outcomes by federated object and cluster; set by sync.go and follow.go, removed when
+//	                 they are written on the host, or when the type stops
+//	liveAnnotations  hashes of annotations of a cluster's objects; set by write.go, removed with the object, or
+//	                 with the cluster's loop
+//	repeats          writes of a cluster's objects; set by write.go, removed some time after the last write, or
+//	                 with the cluster's loop
+//	decisions        the last decision on each ReplicaSchedulingPreference; set by replicas.go, removed with the
+//	                 ReplicaSchedulingPreference, or when KubeFed has led
+//
+// A cluster is a probedCluster for the loop that probes it and, while it is ready, a readyCluster with a loop
+// of its own.
+package federation
