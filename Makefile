@@ -13,8 +13,10 @@ TAGS    := -tags=grpcnotrace
 LINT    = "$$(go -C '$(CURDIR)/hack/tools' tool -n golangci-lint)"
 VULN    = "$$(go -C '$(CURDIR)/hack/tools' tool -n govulncheck)"
 
+# lint runs go vet; `go test` would run it again, with and without the race detector, on each package that a test depends on.
+TEST        := go test -vet=off
 # Go caches the results: test/internal/fleet reads what the started programs are built from.
-INTEGRATION := KUBE_CACHE_MUTATION_DETECTOR=true go test -timeout 20m
+INTEGRATION := KUBE_CACHE_MUTATION_DETECTOR=true $(TEST) -timeout 20m
 
 # The image's name, without a tag, and its platforms.
 IMAGE     ?= quartermaster
@@ -80,12 +82,12 @@ test: test-unit test-integration ## Unit tests, then the tests on a real control
 
 .PHONY: test-unit
 test-unit: ## The part of test that needs no control plane.
-	go test -skip '^TestLong' ./cmd/... ./pkg/... ./hack/... ./examples/... ./test/internal/...
+	$(TEST) -skip '^TestLong' ./cmd/... ./pkg/... ./hack/... ./examples/... ./test/internal/...
 	@# hack/promql and hack/release read files of other modules, of which Go's cache does not know.
-	cd hack/promql && go test -count=1 ./...
-	cd hack/release && go test -count=1 ./...
+	cd hack/promql && $(TEST) -count=1 ./...
+	cd hack/release && $(TEST) -count=1 ./...
 	@# examples/widget is a module of its own, like a user's.
-	cd examples/widget && go test ./...
+	cd examples/widget && $(TEST) ./...
 
 .PHONY: test-integration
 test-integration: controlplane ## The part of test on a real kube-apiserver, etcd and kube-controller-manager.
@@ -101,20 +103,20 @@ test-chart: controlplane ## The Helm chart, with Helm's own module: what it rend
 test-e2e: ## deploy/ and the chart on a cluster with nodes: KUBECONFIG=path IMAGE=name:tag, which its nodes have or can pull (CONTRIBUTING.md).
 	@[ '$(origin KUBECONFIG) $(origin IMAGE)' = 'command line command line' ] || { echo 'usage: make test-e2e KUBECONFIG=path IMAGE=name:tag'; exit 2; }
 	E2E_KUBECONFIG='$(abspath $(KUBECONFIG))' E2E_IMAGE='$(IMAGE)' E2E_WORKLOAD='$(WORKLOAD)' \
-	    go test -count=1 -timeout 1h -v -run '^TestOnACluster$$' ./test/e2e
+	    $(TEST) -count=1 -timeout 1h -v -run '^TestOnACluster$$' ./test/e2e
 
 .PHONY: test-race
 test-race: ## The unit tests with the race detector.
-	go test -race -timeout 20m -skip '^TestLong' ./cmd/... ./pkg/... ./hack/cluster/... ./examples/... ./test/internal/...
-	cd examples/widget && go test -race ./...
+	$(TEST) -race -timeout 20m -skip '^TestLong' ./cmd/... ./pkg/... ./hack/cluster/... ./examples/... ./test/internal/...
+	cd examples/widget && $(TEST) -race ./...
 
 .PHONY: test-election
 test-election: ## 2,000 simulated elections, and mutants of the elector.
-	SEEDS=2000 MUTANTS=quick go test -timeout 20m -parallel 2 ./pkg/election
+	SEEDS=2000 MUTANTS=quick $(TEST) -timeout 20m -parallel 2 ./pkg/election
 
 .PHONY: test-long
 test-long: test-race test-chart test-election ## test-race, test-chart and test-election, the race detector on a control plane, long tests, faults. Before a release.
-	go test -run '^TestLong' ./pkg/...
+	$(TEST) -run '^TestLong' ./pkg/...
 	@# ./test/servers plays one of its ten rounds, which would take an hour. ./test/faults has short leases, so it runs alone, with a new seed each time.
 	RACE=1 ROUNDS=1 $(INTEGRATION) -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
 	SEED=0 FAULTS=25 $(INTEGRATION) ./test/faults
@@ -129,19 +131,19 @@ fmt: ## Format every Go file as lint wants it.
 
 .PHONY: simulate
 simulate: ## SEEDS (1000) runs of the simulated elections, with their rate; a violation prints its seed and history.
-	SEEDS=$(or $(SEEDS),1000) go test ./pkg/election -run '^TestSimulat(ion$$|ed)' -v -timeout 0
+	SEEDS=$(or $(SEEDS),1000) $(TEST) ./pkg/election -run '^TestSimulat(ion$$|ed)' -v -timeout 0
 
 .PHONY: mutants
 mutants: ## Break each rule of the elector in turn; the simulation must notice it (minutes).
-	MUTANTS=all go test ./pkg/election -run '^TestMutants$$' -v -timeout 60m -parallel 2
+	MUTANTS=all $(TEST) ./pkg/election -run '^TestMutants$$' -v -timeout 60m -parallel 2
 
 .PHONY: faults
 faults: ## FAULTS (1000) random faults on three real managers, judged by the audit log; SEED=n repeats a sequence.
-	FAULTS=$(or $(FAULTS),1000) SEED=$(or $(SEED),1) go test ./test/faults -run '^TestFaults$$' -v -timeout 0 -count=1
+	FAULTS=$(or $(FAULTS),1000) SEED=$(or $(SEED),1) $(TEST) ./test/faults -run '^TestFaults$$' -v -timeout 0 -count=1
 
 .PHONY: kubefed
 kubefed: controlplane ## KubeFed's own tests with its manager and with the controller federation, KUBEFED (3) times each; the migration and back (half an hour).
-	KUBEFED=$(or $(KUBEFED),3) go test ./test/federation -run '^TestLongKubeFed' -v -timeout 0 -count=1
+	KUBEFED=$(or $(KUBEFED),3) $(TEST) ./test/federation -run '^TestLongKubeFed' -v -timeout 0 -count=1
 
 .PHONY: bench
 bench: ## Measure against the peers, write docs/bench and draw its pictures (an hour and a half; ARGS='-run idle,reload' for a part).
@@ -173,4 +175,4 @@ generate: ## Write deploy/rbac, the chart's roles, schema and README, the golden
 	go run ./hack/generate
 	cd examples/widget && go generate ./...
 	go -C hack/plot run . '$(CURDIR)/docs/bench'
-	go test -run Golden ./pkg/app -update
+	$(TEST) -run Golden ./pkg/app -update
