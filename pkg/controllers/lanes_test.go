@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -119,54 +118,6 @@ func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K
 	}
 	if left != 0 || l.order[changed].first != nil || l.order[shown].first != nil {
 		t.Errorf("left in empty lanes: %d keys, places %v, turns %v", l.Len(), l.places, l.turns)
-	}
-}
-
-// TestLanesTakeTurnsByTenant checks that a tenant with one key waits for one key of each other
-// tenant.
-func TestLanesTakeTurnsByTenant(t *testing.T) {
-	for _, in := range []string{"changed", "shown"} {
-		const tenants = 100
-		q := testQueue[string](t)
-		for i := range tenants {
-			addAll(q, many(in, fmt.Sprint("t", i), 20)...)
-		}
-		for range 250 { // in the midst of a round
-			key, _ := q.Get()
-			q.Done(key)
-		}
-		addAll(q, in+" late/0")
-		if got := slices.Index(takeAll(q), "late/0"); got > tenants {
-			t.Errorf("%s: %d keys were taken before it, want %d at most", in, got, tenants)
-		}
-	}
-}
-
-func TestLanesKeyAddedDuringItsReconcile(t *testing.T) {
-	for name, tc := range map[string]struct{ during, after, want []string }{
-		"is taken again":                        {[]string{"changed a/0"}, nil, []string{"a/0"}},
-		"waits in the lane to which it belongs": {[]string{"shown a/0"}, []string{"changed b/0"}, []string{"b/0", "a/0"}},
-		"waits in the first of two lanes":       {[]string{"shown a/0", "changed a/0", "shown a/0"}, []string{"shown b/0"}, []string{"a/0", "b/0"}},
-		"waits in every turn": {[]string{"changed bad/=a/0", "changed good/=a/0"},
-			slices.Concat(many("changed", "bad", 2), many("changed", "good", 1)), []string{"a/0", "bad/0", "good/0", "bad/1"}},
-		"is not taken again if it is not added": {nil, []string{"shown b/0"}, []string{"b/0"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			q := testQueue[string](t)
-			addAll(q, "changed a/0")
-			key, _ := q.Get()
-			q.keys.lanes.took(key)
-			addAll(q, tc.during...)
-			if q.Len() != 0 {
-				t.Errorf("%d keys are queued while the only one is reconciled", q.Len())
-			}
-			q.Done(key)
-			addAll(q, tc.after...)
-			if diff := cmp.Diff(tc.want, takeAll(q)); diff != "" {
-				t.Errorf("taken (-want +got):\n%s", diff)
-			}
-			expectEmpty(t, q.keys.lanes)
-		})
 	}
 }
 

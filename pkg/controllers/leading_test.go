@@ -41,8 +41,6 @@ type gated struct {
 	during func(cache.ObjectName)
 	// mapped is called with each ConfigMap that is mapped; may be nil.
 	mapped func(*corev1.ConfigMap)
-	// keys returns the keys of a ConfigMap; nil: its name.
-	keys func(*corev1.ConfigMap) []cache.ObjectName
 	// listed is called after the ConfigMaps have been listed from the cache; may be nil.
 	listed func()
 }
@@ -83,9 +81,6 @@ func newGated(t *testing.T, names ...string) *gated {
 			g.say("map %s %s->%s", obj.Name, version(e.Old), version(e.New))
 			if g.mapped != nil {
 				g.mapped(obj)
-			}
-			if g.keys != nil {
-				return g.keys(obj)
 			}
 			return []cache.ObjectName{cache.MetaObjectToName(obj)}
 		}),
@@ -371,28 +366,6 @@ func TestLeaderMapsNoStateOlderThanTheCache(t *testing.T) {
 	})
 }
 
-func TestLeaderReplaysDespiteEvents(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGated(t, "a", "b", "c")
-		g.during = func(cache.ObjectName) { // there is always an event
-			for i := range 2 {
-				g.loop.Enqueue(cache.NewObjectName("shop", fmt.Sprint("event-", g.loop.Status().Reconciles, "-", i)))
-			}
-			letOthersRun()
-			if g.loop.Status().Reconciles == 100 {
-				g.stop()
-			}
-		}
-		g.lead(t)
-		if err := <-g.stopped; err != nil {
-			t.Errorf("Run returned %v", err)
-		}
-		if got := g.order(); !slices.Contains(got, "a") {
-			t.Errorf("the last of three objects was not reconciled: %v", got)
-		}
-	})
-}
-
 func TestLeaderStopsWhileItBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGated(t, "a", "b", "c")
@@ -405,65 +378,6 @@ func TestLeaderStopsWhileItBegins(t *testing.T) {
 			t.Errorf("%v: want one object mapped and nothing reconciled", log)
 		}
 	})
-}
-
-func manyNames(n int) (names []string) {
-	for i := range n {
-		names = append(names, fmt.Sprint("o", i))
-	}
-	return names
-}
-
-func event(name any) cache.ObjectName { return cache.NewObjectName("event", fmt.Sprint(name)) }
-
-func TestLeaderTakesEventsBeforeTheReplay(t *testing.T) {
-	for name, tc := range map[string]struct {
-		objects, keys int // keys of each object
-		burst         int // events at the first reconcile
-		at            int // the reconcile during which the event comes
-		most          int // keys that may be reconciled before the event's key
-	}{
-		"with no other event":                   {objects: 50, keys: 1, at: 10, most: 1},
-		"after many events that are reconciled": {objects: 200, keys: 1, burst: 50, at: 100, most: 1},
-		"with many keys of each object":         {objects: 50, keys: 20, at: 60, most: 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				g := newGated(t, manyNames(tc.objects)...)
-				g.keys = func(obj *corev1.ConfigMap) (keys []cache.ObjectName) {
-					for i := range tc.keys {
-						keys = append(keys, cache.NewObjectName(obj.Name, fmt.Sprint(i)))
-					}
-					return keys
-				}
-				reconciles, came := 0, 0
-				g.during = func(key cache.ObjectName) {
-					reconciles++
-					if reconciles == 1 {
-						for i := range tc.burst {
-							g.loop.Enqueue(event(i))
-						}
-					}
-					letOthersRun()
-					if reconciles == tc.at {
-						g.loop.Enqueue(event("late"))
-					}
-					if key == event("late") {
-						came = reconciles
-					}
-				}
-				g.lead(t)
-				synctest.Wait()
-				if before := came - tc.at - 1; before < 0 || before > tc.most {
-					t.Errorf("%d keys were reconciled before the event, want at most %d", before, tc.most)
-				}
-				if want := tc.objects*tc.keys + tc.burst + 1; reconciles != want {
-					t.Errorf("%d reconciles, want %d", reconciles, want)
-				}
-				g.resign(t)
-			})
-		})
-	}
 }
 
 func TestLeaderIsNotIdleBeforeTheReplay(t *testing.T) {
