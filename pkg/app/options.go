@@ -260,17 +260,21 @@ func (o *Options) originals() (names []string) {
 
 // Validate returns every mistake in the configuration. Each names its flag and, if the
 // configuration file sets the flag, the file and the line.
-func (o *Options) Validate() error { return o.File.locate(o.validate()) }
-
-func (o *Options) validate() error {
+func (o *Options) Validate() error {
 	var errs []error
 	add := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
 	}
 
 	g := o.Generic
-	if _, err := o.enabled(); err != nil {
+	enabled, err := o.enabled()
+	if err != nil {
 		errs = append(errs, err)
+	}
+	for _, e := range enabled {
+		if e.EveryReplica && o.Informers.Standby == informers.StandbyCold {
+			add("standby", "%s runs on every replica, which needs the cache of a warm standby", e.Name)
+		}
 	}
 	originals := o.originals()
 	for _, name := range g.Compat {
@@ -304,8 +308,7 @@ func (o *Options) validate() error {
 	}
 	elector := o.election()
 	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout is checked above
-	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.validateStandby())
-	errs = append(errs, o.Secure.Validate())
+	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.Secure.Validate())
 	errs = append(errs, o.Metrics.Validate()...)
 	if logErrs := logsapi.Validate(o.Logs, o.FeatureGate, nil); len(logErrs) > 0 {
 		errs = append(errs, logErrs.ToAggregate())
@@ -324,7 +327,7 @@ func (o *Options) validate() error {
 			errs = append(errs, e.Config.Validate(settings))
 		}
 	}
-	return errors.Join(errs...)
+	return o.File.locate(errors.Join(errs...))
 }
 
 // maxVerbosity is the highest level of the log. From 8 on, client-go logs the bodies of requests and
@@ -337,21 +340,6 @@ func checkVerbosity(level logsapi.VerbosityLevel) error {
 		return fmt.Errorf("%d is more than %d, above which the values of Secrets would be logged", level, maxVerbosity)
 	}
 	return nil
-}
-
-// validateStandby returns an error if a controller works on standbys that have no cache.
-func (o *Options) validateStandby() error {
-	enabled, err := o.enabled()
-	if err != nil || o.Informers.Standby != informers.StandbyCold {
-		return nil // Validate reports an unknown controller
-	}
-	var errs []error
-	for _, e := range enabled {
-		if e.EveryReplica {
-			errs = append(errs, fmt.Errorf("--standby: %s runs on every replica, which needs the cache of a warm standby", e.Name))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // election returns the configuration of the elector. Controllers may drain for --shutdown-timeout.

@@ -4,7 +4,6 @@
 package controllers
 
 import (
-	"path"
 	"sync"
 	"time"
 
@@ -78,7 +77,7 @@ func (m *Metrics) add(o Options, longest func() time.Duration) {
 	}
 	m.duration.WithLabelValues(o.Name, o.Cluster)
 	m.panics.WithLabelValues(o.Name).Add(0)
-	m.longest.add(func() float64 { return longest().Seconds() }, o.Name, o.Cluster)
+	m.longest.add(o.Name, o.Cluster, func() float64 { return longest().Seconds() })
 }
 
 // remove ends the series of a loop.
@@ -101,12 +100,12 @@ func (m *Metrics) observe(o Options, result string, took time.Duration) {
 func (m *Metrics) Hosted(controller string, problem func() error) {
 	m.restarts.WithLabelValues(controller).Add(0)
 	m.panics.WithLabelValues(controller).Add(0)
-	m.problem.add(func() float64 {
+	m.problem.add(controller, "", func() float64 {
 		if problem() != nil {
 			return 1
 		}
 		return 0
-	}, controller)
+	})
 }
 
 // Restarted counts a Run that ended unexpectedly.
@@ -119,31 +118,27 @@ func (m *Metrics) Panicked(controller string) { m.panics.WithLabelValues(control
 // reconcile hangs.
 type computedGauge struct {
 	metrics.BaseStableCollector
-	desc *metrics.Desc
+	desc   *metrics.Desc
+	labels int
 
 	mu     sync.Mutex
-	values map[string]computedValue // by labels
-}
-
-type computedValue struct {
-	labels []string
-	of     func() float64
+	values map[[2]string]func() float64 // by controller and cluster
 }
 
 func newComputedGauge(name, help string, labels ...string) *computedGauge {
-	return &computedGauge{desc: metrics.NewDesc(name, help, labels, nil, metrics.ALPHA, ""), values: map[string]computedValue{}}
+	return &computedGauge{desc: metrics.NewDesc(name, help, labels, nil, metrics.ALPHA, ""), labels: len(labels), values: map[[2]string]func() float64{}}
 }
 
-func (c *computedGauge) add(value func() float64, labels ...string) {
+func (c *computedGauge) add(controller, cluster string, value func() float64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.values[path.Join(labels...)] = computedValue{labels, value}
+	c.values[[2]string{controller, cluster}] = value
 }
 
-func (c *computedGauge) remove(labels ...string) {
+func (c *computedGauge) remove(controller, cluster string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.values, path.Join(labels...))
+	delete(c.values, [2]string{controller, cluster})
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -153,7 +148,7 @@ func (c *computedGauge) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- c
 func (c *computedGauge) CollectWithStability(ch chan<- metrics.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, v := range c.values {
-		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, v.of(), v.labels...)
+	for of, value := range c.values {
+		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, value(), of[:c.labels]...)
 	}
 }

@@ -54,7 +54,8 @@ func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTi
 		}
 		f.informers = append(f.informers, i)
 	}
-	return f, c.add(f)
+	c.add(f)
+	return f, nil
 }
 
 // newInformer returns an informer with a feed for each namespace that is read.

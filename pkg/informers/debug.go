@@ -37,7 +37,6 @@ type ResourceStatus struct {
 	Misfits         int              `json:"misfits,omitempty"`
 	ResourceVersion string           `json:"resourceVersion"`
 	LastActivityAge *metav1.Duration `json:"lastActivityAge,omitempty"`
-	LastEventAge    *metav1.Duration `json:"lastEventAge,omitempty"`
 	Lists           int64            `json:"lists"`
 	Relists         int64            `json:"relists"`
 	Watches         int64            `json:"watches"`

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/metrics"
 )
 
@@ -31,15 +32,10 @@ func NewCaches(reg metrics.KubeRegistry) (*Caches, error) {
 	return c, nil
 }
 
-// add is an error if there is a cache of the same cluster.
-func (c *Caches) add(f *ClusterCache) error {
+func (c *Caches) add(f *ClusterCache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if slices.ContainsFunc(c.all, func(other *ClusterCache) bool { return other.cfg.Cluster == f.cfg.Cluster }) {
-		return fmt.Errorf("there is a cache of the cluster %q already", f.cfg.Cluster)
-	}
 	c.all = append(c.all, f)
-	return nil
 }
 
 func (c *Caches) remove(f *ClusterCache) {
@@ -55,45 +51,33 @@ func (c *Caches) clusters() []*ClusterCache {
 }
 
 type resourceMetric struct {
-	desc *metrics.Desc
-	kind metrics.ValueType
-	// value of one informer in one namespace, united of two
+	desc  *metrics.Desc
+	kind  metrics.ValueType
 	value func(*ResourceStatus) float64
-	unite func(a, b float64) float64
 }
 
-func newMetric(kind metrics.ValueType, name, help string, value func(*ResourceStatus) float64, unite func(a, b float64) float64) resourceMetric {
-	desc := metrics.NewDesc(metrics.BuildFQName("quartermaster", "informer", name), help, []string{"cluster", "group", "resource"}, nil, metrics.ALPHA, "")
-	return resourceMetric{desc, kind, value, unite}
+func newMetric(kind metrics.ValueType, name, help string, value func(*ResourceStatus) float64) resourceMetric {
+	return resourceMetric{metrics.NewDesc(metrics.BuildFQName("quartermaster", "informer", name), help,
+		[]string{"cluster", "group", "resource"}, nil, metrics.ALPHA, ""), kind, value}
 }
 
 func newCounter(name, help string, value func(*ResourceStatus) int64) resourceMetric {
-	return newMetric(metrics.CounterValue, name, help, func(s *ResourceStatus) float64 { return float64(value(s)) }, sum)
-}
-
-func sum(a, b float64) float64 { return a + b }
-
-// older returns the greater of two ages. NaN is an unknown age.
-func older(a, b float64) float64 {
-	if math.IsNaN(a) || a < b {
-		return b
-	}
-	return a
+	return newMetric(metrics.CounterValue, name, help, func(s *ResourceStatus) float64 { return float64(value(s)) })
 }
 
 // resourceMetrics are computed at each scrape, from the counts that /debug/informers shows too.
 func resourceMetrics() []resourceMetric {
 	return []resourceMetric{
 		newMetric(metrics.GaugeValue, "objects", "Number of objects in the cache.",
-			func(s *ResourceStatus) float64 { return float64(s.Objects) }, sum),
+			func(s *ResourceStatus) float64 { return float64(s.Objects) }),
 		newMetric(metrics.GaugeValue, "misfits", "Number of objects that do not fit their Go type and are left out.",
-			func(s *ResourceStatus) float64 { return float64(s.Misfits) }, sum),
+			func(s *ResourceStatus) float64 { return float64(s.Misfits) }),
 		newMetric(metrics.GaugeValue, "synced", "1 if the cache has been filled once.", func(s *ResourceStatus) float64 {
 			if s.Synced {
 				return 1
 			}
 			return 0
-		}, func(a, b float64) float64 { return min(a, b) }),
+		}),
 		newMetric(metrics.GaugeValue, "last_activity_age_seconds",
 			"Seconds since the last event, bookmark or list. A healthy watch gets a bookmark about once a minute.",
 			func(s *ResourceStatus) float64 {
@@ -101,7 +85,7 @@ func resourceMetrics() []resourceMetric {
 					return math.NaN()
 				}
 				return s.LastActivityAge.Seconds()
-			}, older),
+			}),
 		newCounter("lists_total", "Number of complete lists, streamed or paged.", func(s *ResourceStatus) int64 { return s.Lists }),
 		newCounter("relists_total", "Number of complete lists after the first.", func(s *ResourceStatus) int64 { return s.Relists }),
 		newCounter("watches_total", "Number of watches that the server accepted, streamed lists included.",
@@ -109,6 +93,21 @@ func resourceMetrics() []resourceMetric {
 		newCounter("events_total", "Number of events received, without those of streamed lists.", func(s *ResourceStatus) int64 { return s.Events }),
 		newCounter("failures_total", "Number of lists and watches that failed.", func(s *ResourceStatus) int64 { return s.Failures }),
 	}
+}
+
+// add makes s the status of two informers together, or of two namespaces.
+func (s *ResourceStatus) add(o *ResourceStatus) {
+	s.Objects += o.Objects
+	s.Misfits += o.Misfits
+	s.Synced = s.Synced && o.Synced
+	if s.LastActivityAge == nil || o.LastActivityAge != nil && s.LastActivityAge.Duration < o.LastActivityAge.Duration {
+		s.LastActivityAge = o.LastActivityAge
+	}
+	s.Lists += o.Lists
+	s.Relists += o.Relists
+	s.Watches += o.Watches
+	s.Events += o.Events
+	s.Failures += o.Failures
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -126,24 +125,21 @@ func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
 		if f.cfg.Cluster != "" {
 			informers = f.all()
 		}
-		united := map[[2]string][]float64{} // by group and resource
+		united := map[schema.GroupResource]*ResourceStatus{}
 		for _, i := range informers {
-			name := [2]string{i.plan.resource.Group, i.plan.resource.Resource}
 			status := i.status()
 			for at := range status {
-				for n, m := range c.metrics {
-					if v := m.value(&status[at]); n == len(united[name]) {
-						united[name] = append(united[name], v)
-					} else {
-						united[name][n] = m.unite(united[name][n], v)
-					}
+				if all := united[i.plan.resource.GroupResource()]; all != nil {
+					all.add(&status[at])
+				} else {
+					united[i.plan.resource.GroupResource()] = &status[at]
 				}
 			}
 		}
-		for name, values := range united {
-			for n, m := range c.metrics {
-				if !math.IsNaN(values[n]) {
-					ch <- metrics.NewLazyConstMetric(m.desc, m.kind, values[n], f.cfg.Cluster, name[0], name[1])
+		for resource, status := range united {
+			for _, m := range c.metrics {
+				if value := m.value(status); !math.IsNaN(value) {
+					ch <- metrics.NewLazyConstMetric(m.desc, m.kind, value, f.cfg.Cluster, resource.Group, resource.Resource)
 				}
 			}
 		}

@@ -32,14 +32,14 @@ type state struct {
 	name  string // of the resource, and the namespace if there are several
 	clock clock.PassiveClock
 
-	mu                      sync.Mutex
-	now                     ResourceStatus // what is counted; status fills in the rest
-	lastEvent, lastActivity time.Time
-	empty                   bool                // it was not listed, but counts as empty
-	failing                 map[string]*failure // by verb; removed when it succeeds
-	ended                   *failure            // of watches that the server accepted and that ended too soon
-	lastFailure             *failure
-	logged                  string // the error that was logged last; empty when it is over
+	mu           sync.Mutex
+	now          ResourceStatus // what is counted; status fills in the rest
+	lastActivity time.Time
+	empty        bool                // it was not listed, but counts as empty
+	failing      map[string]*failure // by verb; removed when it succeeds
+	ended        *failure            // of watches that the server accepted and that ended too soon
+	lastFailure  *failure
+	logged       string // the error that was logged last; empty when it is over
 }
 
 // failure is a series of failed requests with one verb.
@@ -123,7 +123,6 @@ func (s *state) observed(obj any, isEvent bool) {
 	s.now.ResourceVersion, s.lastActivity = m.GetResourceVersion(), s.clock.Now()
 	if isEvent {
 		s.now.Events++
-		s.lastEvent = s.lastActivity
 	}
 }
 
@@ -223,7 +222,9 @@ func (s *state) status() ResourceStatus {
 		out.Problem = problem.Error()
 	}
 	out.Synced, out.Relists = synced, max(0, out.Lists-1)
-	out.LastEventAge, out.LastActivityAge = s.age(s.lastEvent), s.age(s.lastActivity)
+	if !s.lastActivity.IsZero() {
+		out.LastActivityAge = &metav1.Duration{Duration: s.clock.Since(s.lastActivity).Round(time.Millisecond)}
+	}
 	if f := s.failing["list"]; f != nil {
 		out.Forbidden = apierrors.IsForbidden(f.err)
 	}
@@ -232,11 +233,4 @@ func (s *state) status() ResourceStatus {
 			Since: metav1.NewTime(f.since), Last: metav1.NewTime(f.last)}
 	}
 	return out
-}
-
-func (s *state) age(t time.Time) *metav1.Duration {
-	if t.IsZero() {
-		return nil
-	}
-	return &metav1.Duration{Duration: s.clock.Since(t).Round(time.Millisecond)}
 }

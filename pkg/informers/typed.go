@@ -272,15 +272,5 @@ func OtherKind(scheme *runtime.Scheme, kind schema.GroupVersionKind, resource sc
 
 // String returns the name of the constant.
 func (f Form) String() string {
-	switch f {
-	case Reduced:
-		return "Reduced"
-	case Metadata:
-		return "Metadata"
-	case Typed:
-		return "Typed"
-	case Unstructured:
-		return "Unstructured"
-	}
-	return fmt.Sprintf("Form(%d)", int(f))
+	return [...]string{"Reduced", "Metadata", "Typed", "Unstructured"}[f]
 }
