@@ -5,9 +5,7 @@ package csrapprover
 
 import (
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -110,19 +108,19 @@ func TestLongThousandAtOnce(t *testing.T) {
 func TestLongMemory(t *testing.T) {
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, 20*time.Minute)
-	measure := func(with string, waiting int) int {
+	measure := func(with string, waiting int) fleet.Memory {
 		t.Helper()
 		m := shared.RunReleased(w.ctx, t, args()...)
 		fleet.Eventually(w.ctx, t, func() error {
 			return fleet.Answers(m.InsecureURL+"/metrics", "", 200, fmt.Sprintf("quartermaster_csr_approver_waiting_requests{check=\"9\"} %d\n", waiting))
 		})
 		fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "CSR_SETTLE", 150))*time.Second) // Go collects garbage every 2 minutes
-		rss := memoryKiB(t, m.PID(), "VmRSS")
-		t.Logf("%s: %d KiB of resident memory, of which %d KiB are the process's own and the others pages of files", with, rss, memoryKiB(t, m.PID(), "RssAnon"))
+		memory := shared.MemoryOf(w.ctx, t, m)
+		t.Logf("%s: %v", with, memory)
 		if err := m.Stop(w.ctx, fleet.Patience); err != nil {
 			t.Error(err)
 		}
-		return rss
+		return memory
 	}
 	before := measure("with nothing", 0)
 	names := w.nodes(5000)
@@ -132,18 +130,5 @@ func TestLongMemory(t *testing.T) {
 	})
 	waiting := measure("with 5,000 Nodes and 10,000 requests that wait", 10_000)
 	again := measure("the same again", 10_000)
-	t.Logf("growth %d and %d KiB; the goal is 4096", waiting-before, again-before)
-}
-
-func memoryKiB(t *testing.T, pid int, field string) (kib int) {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Skip(err)
-	}
-	_, rest, _ := strings.Cut(string(text), field+":")
-	if _, err := fmt.Sscan(rest, &kib); err != nil {
-		t.Fatal(err)
-	}
-	return kib
+	t.Logf("growth: %v; again: %v; the goal is 4 MiB", waiting.Minus(before), again.Minus(before))
 }

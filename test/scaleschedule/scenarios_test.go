@@ -4,11 +4,10 @@
 package scaleschedule
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -229,36 +228,27 @@ func TestLongIdle(t *testing.T) {
 // have a schedule, in 50 Namespaces.
 func TestLongMemory(t *testing.T) {
 	w := newFixture(t, 20*time.Minute)
-	resident := func() float64 {
+	measure := func() fleet.Memory {
 		t.Helper()
-		var all []float64
+		var all []fleet.Memory
 		for range 3 {
 			m := shared.RunReleased(w.ctx, t, args()...)
 			fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "SCALE_SETTLE", 150))*time.Second) // Go collects garbage every 2 minutes
-			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.PID()))
-			if err != nil {
-				t.Skip(err)
-			}
-			_, rest, _ := strings.Cut(string(text), "VmRSS:")
-			kib, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			all = append(all, kib/1024)
+			all = append(all, shared.MemoryOf(w.ctx, t, m))
+			t.Log(all[len(all)-1])
 			if err := m.Stop(w.ctx, fleet.Patience); err != nil {
 				t.Error(err)
 			}
 		}
-		slices.Sort(all)
-		t.Logf("%.1f MiB", all)
+		slices.SortFunc(all, func(a, b fleet.Memory) int { return cmp.Compare(a.Resident, b.Resident) })
 		return all[1]
 	}
-	empty := resident()
+	empty := measure()
 	for range 50 {
 		in := *w
 		in.namespace = shared.NewNamespace(w.ctx, t, nil)
 		in.annotate(prefix+"uptime", "Mon-Sun 00:00-24:00 Europe/Berlin")
 		in.deployAll(100)
 	}
-	t.Logf("5,000 Deployments take %.1f MiB", resident()-empty)
+	t.Logf("5,000 Deployments take %v", measure().Minus(empty))
 }

@@ -196,11 +196,16 @@ func TestRules(t *testing.T) {
 			w.pass(3 * time.Hour)
 			w.asked(getJ)
 		}},
-		"an annotation that does not count keeps no rule away": {rules: ruleR, run: func(w *fixture) {
+		"an annotation of an original in --compat keeps rules away": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
 			w.start()
 			w.pass(3 * time.Hour)
 			w.asked()
+		}},
+		"an annotation that does not count keeps no rule away": {rules: ruleR, configure: func(c *ttl.Config) { c.Annotations = []string{"native"} }, run: func(w *fixture) {
+			w.add(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
+			w.start()
+			w.asked(getJ, deleteJ)
 		}},
 		"a rule for every type deletes the objects of a namespace": {rules: temp, configure: func(c *ttl.Config) {
 			c.Include = append(c.Include, "deployments.apps", "serviceaccounts", "configmaps")

@@ -1,0 +1,60 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+)
+
+// Memory is how much memory a manager takes, in MiB.
+type Memory struct {
+	// Resident is the memory of the process, of which Own is what is no page of a file, such as the program.
+	Resident, Own float64
+	// Live is the heap right after a collection of garbage, which Memory asks for after it has read the
+	// others: what Own has besides is garbage, and room for it.
+	Live float64
+}
+
+// MemoryOf returns how much memory a manager takes.
+func (f *Fleet) MemoryOf(ctx context.Context, t testing.TB, m *cluster.Manager) (now Memory) {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.PID()))
+	if err != nil {
+		t.Skip(err)
+	}
+	number := func(text, before string, unit float64) (n float64) {
+		_, after, _ := strings.Cut(text, before)
+		if _, err := fmt.Sscan(after, &n); err != nil {
+			t.Fatalf("no %q: %v", before, err)
+		}
+		return n * unit / (1 << 20)
+	}
+	now.Resident, now.Own = number(string(status), "VmRSS:", 1<<10), number(string(status), "RssAnon:", 1<<10)
+	token, err := f.AdminToken(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, profile, err := Get(m.SecureURL+"/debug/pprof/heap?gc=1&debug=1", token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now.Live = number(profile, "# HeapAlloc =", 1)
+	return now
+}
+
+// String returns the figures for a log.
+func (m Memory) String() string {
+	return fmt.Sprintf("%.1f MiB resident, %.1f of its own, %.2f of live heap", m.Resident, m.Own, m.Live)
+}
+
+// Minus returns by how much it is more than another.
+func (m Memory) Minus(other Memory) Memory {
+	return Memory{m.Resident - other.Resident, m.Own - other.Own, m.Live - other.Live}
+}
