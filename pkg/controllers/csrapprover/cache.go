@@ -173,7 +173,7 @@ func (k key) String() string { return k.name }
 func (k key) object() cache.ObjectName { return cache.NewObjectName("", k.name) }
 
 func same(e controllers.Event[*informers.Object]) bool {
-	return e.Old != nil && e.New != nil && e.Old.GetUID() == e.New.GetUID() && bytes.Equal(e.Old.Digest(Name), e.New.Digest(Name))
+	return e.Old != nil && e.New != nil && bytes.Equal(e.Old.Digest(Name), e.New.Digest(Name))
 }
 
 // ofRequest maps a change of a request to its key.
@@ -198,9 +198,6 @@ func (c *controller) ofNode(e controllers.Event[*informers.Object]) (keys []key)
 	var concerned []string
 	for _, name := range append(namesOf(e.Old), namesOf(e.New)...) {
 		concerned = append(concerned, c.nodesWith(name)...)
-	}
-	if e.New == nil {
-		concerned = append(concerned, e.Old.GetName())
 	}
 	slices.Sort(concerned)
 	for _, name := range slices.Compact(concerned) {

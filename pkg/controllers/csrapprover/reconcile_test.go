@@ -6,6 +6,7 @@ package csrapprover_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -125,6 +126,11 @@ func TestReconcile(t *testing.T) {
 				w.expect(approval("r1"), told)
 			},
 		},
+		"an endpoint in another form of its address counts": {
+			flags:   []string{"--csr-approver-ip-ranges=fd00::/64"},
+			objects: []runtime.Object{node("n1", "fd00::1"), endpoints("FD00:0::01"), request("r1", "n1", "fd00::1")},
+			do:      func(w *fixture) { w.expect(nil, notTold+"r1 is not approved: check 12: ") },
+		},
 		"an endpoint that goes is noticed within minutes": {
 			objects: []runtime.Object{node("n1", "10.0.0.250"), request("r1", "n1", "10.0.0.250")},
 			do: func(w *fixture) {
@@ -176,6 +182,42 @@ func TestReconcile(t *testing.T) {
 				w.noRequests()
 				w.Sleep(2 * time.Minute)
 				w.expect(approval("r1"), told)
+			},
+		},
+		"200 nodes, more than an index has values, do not count for each other": {
+			flags: []string{"--csr-approver-per-node=1"},
+			do: func(w *fixture) {
+				var nodes, requests []runtime.Object
+				for i := range 200 {
+					name, address := fmt.Sprintf("m%d", i), fmt.Sprintf("10.0.0.%d", 2+i)
+					nodes, requests = append(nodes, node(name, address)), append(requests, request("r-"+name, name, name, address))
+				}
+				w.put(nodes...)
+				w.put(requests[:100]...)
+				w.put(requests[100:]...)
+				if n := w.approved(); n != 200 {
+					w.Errorf("%d are approved", n)
+				}
+				for _, e := range w.Events() {
+					var of, request string
+					if _, err := fmt.Sscanf(e, "Normal ServingCertificateApproved %s request %s", &of, &request); err != nil || "r-"+of != request+":" {
+						w.Errorf("Event %q", e)
+					}
+				}
+			},
+		},
+		"an approval that failed does not count once its request waits": {
+			flags: []string{"--csr-approver-per-node=1"},
+			do: func(w *fixture) {
+				w.OnWrite(func(controllertest.Request) error {
+					w.OnWrite(nil)
+					w.Put(node("n1", "10.0.0.9")) // so that r1, which has failed, waits when it is tried again
+					return apierrors.NewInternalError(errors.New("x"))
+				})
+				w.put(r1)
+				w.Sleep(3 * time.Second)
+				w.put(request("r2", "n1", "n1"))
+				w.expect([]string{approval("r1")[0] + ": InternalError", approval("r2")[0]}, notTold+"r1", told+"r2")
 			},
 		},
 		"a limit of 0 approves everything": {
@@ -231,6 +273,9 @@ func TestReconcile(t *testing.T) {
 				w.Restart()
 				w.expect(nil)
 				w.noRequests()
+				if n := w.Controller("csr-approver").Status().Reconciles; n > 0 {
+					w.Errorf("%d reconciles", n)
+				}
 			},
 		},
 		"a request that somebody approves meanwhile is left as it is": {
@@ -258,9 +303,13 @@ func TestReconcile(t *testing.T) {
 				w.onceBeforeWrite(func() { w.Delete(r1) })
 				w.put(r1)
 				w.expect([]string{approval("r1")[0] + ": NotFound"})
+				if n := w.Controller("csr-approver").Status().Errors; n > 0 {
+					w.Errorf("%d errors", n)
+				}
 			},
 		},
 		"a request whose label changes meanwhile is decided on again": {
+			flags: []string{"--csr-approver-per-node=1"},
 			do: func(w *fixture) {
 				labelled := r1.DeepCopy()
 				labelled.Labels = map[string]string{"a": "b"}
@@ -394,6 +443,24 @@ func TestReconcile(t *testing.T) {
 				w.expect(nil)
 			},
 		},
+		"the request is another node's of the same name when it is read": {
+			objects: []runtime.Object{node("n2", "10.0.0.2")},
+			do: func(w *fixture) {
+				other := request("r1", "n2", "n2")
+				w.OnRead(func(r controllertest.Request) error {
+					if r.Verb == "get" && strings.HasPrefix(r.Resource, "certificates") {
+						w.OnRead(nil)
+						w.Lag(time.Second, "certificatesigningrequests")
+						w.Put(other)
+					}
+					return nil
+				})
+				w.put(r1)
+				w.expect(nil)
+				w.Sleep(2 * time.Second)
+				w.expect(approval("r1"), "Normal ServingCertificateApproved n2")
+			},
+		},
 		"a refusal is tried again after minutes, told once, and a problem until then": {
 			do: func(w *fixture) {
 				w.OnWrite(func(controllertest.Request) error { return forbidden() })
@@ -404,6 +471,10 @@ func TestReconcile(t *testing.T) {
 					w.Errorf("problem %q", p)
 				}
 				w.Sleep(4 * time.Minute)
+				w.expect(nil)
+				w.Sleep(2 * time.Minute)
+				w.Writes()
+				w.Sleep(8 * time.Minute)
 				w.expect(nil)
 				w.OnWrite(nil)
 				w.Sleep(2 * time.Minute)

@@ -118,6 +118,9 @@ func TestReconcile(t *testing.T) {
 			w.Sleep(time.Hour)
 			w.asked()
 			w.is("shop/a", "0 (3)")
+			w.scale("shop/a", 2)
+			w.Sleep(15*time.Minute - time.Second)
+			w.asked()
 		}},
 		"a workload that GitOps raises each time is contested after three times": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3, ds+"downtime", in(0, 5*time.Hour)))
@@ -325,6 +328,32 @@ func TestReconcile(t *testing.T) {
 			if n := w.repeated("FailedToScale"); n < 20 || n > 26 {
 				w.Errorf("told %d times in 25 hours", n)
 			}
+		}},
+		"what the API server finds invalid is tried again seldom": {run: func(w *fixture) {
+			w.add(deployment("shop/a", 3, ds+"downtime", "always"))
+			w.before = func(r controllertest.Request) error {
+				if r.Verb == "patch" {
+					return apierrors.NewInvalid(schema.GroupKind{Group: "apps", Kind: "Deployment"}, "a", nil)
+				}
+				return nil
+			}
+			w.start()
+			w.asked(patchA + " refused")
+			w.Sleep(5*time.Minute - time.Second)
+			w.asked()
+			w.toldOf("FailedToScale shop/a")
+		}},
+		"a workload that is deleted before the write is forgotten": {run: func(w *fixture) {
+			w.add(deployment("shop/a", 3))
+			w.start()
+			w.beforePatch(func(controllertest.Request) error {
+				w.Delete(deployment("shop/a", 3))
+				return nil
+			})
+			w.annotate("shop/a", ds+"downtime", "always")
+			w.Sleep(time.Hour)
+			w.asked(patchA)
+			w.metric(0, "writes_total", "kind", "Deployment", "direction", "down", "result", "error")
 		}},
 		"nothing is written while the clocks differ": {run: func(w *fixture) {
 			w.add(deployment("shop/a", 3))

@@ -246,18 +246,18 @@ func TestRules(t *testing.T) {
 			w.asked(getJ, deleteJ, getJ, deleteJ)
 			w.toldOf("DeletedExpiredTTL")
 		}},
-		"another object of the name is not deleted": {rules: ruleR, run: func(w *fixture) {
+		"another object of the name is decided on by its own event": {rules: ruleR, run: func(w *fixture) {
 			w.add(done("shop/j", 50*time.Minute))
 			w.start()
 			w.Lag(time.Second)
 			w.beforeRequests(func(controllertest.Request) error {
-				w.Delete(object(job, "shop/j"))
-				w.Put(object(job, "shop/j"))
 				w.beforeRequests(nil)
+				w.Delete(object(job, "shop/j"))
+				w.Put(done("shop/j", 2*time.Hour))
 				return nil
 			})
-			w.pass(3 * time.Hour)
-			w.asked(getJ)
+			w.pass(10*time.Minute + time.Second)
+			w.asked(getJ, getJ, deleteJ)
 		}},
 		"a backlog stops no annotation": {rules: ruleR, run: func(w *fixture) {
 			left := func(want int) {

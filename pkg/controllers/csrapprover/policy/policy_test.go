@@ -243,6 +243,7 @@ func TestChecks(t *testing.T) {
 			f.node, f.options.IPRanges = nodeWith("n1", "n1", "10.9.0.1"), []string{"0.0.0.0/0", "::/0"}
 		}), ""},
 		"an expression that matches a part of the name fails check 10":             {func(f *fixture) { f.options.DNSRegex = "n" }, "10"},
+		"an expression that matches the end of the name fails check 10":            {func(f *fixture) { f.options.DNSRegex = "1" }, "10"},
 		"an expression whose alternatives match a part of the name fails check 10": {func(f *fixture) { f.options.DNSRegex = "x|n" }, "10"},
 		"a dot in the node's name matches a dot only": {both(asks([]string{"nx1"}), func(f *fixture) {
 			f.csr.Spec.Username, f.template.Subject.CommonName, f.node = "system:node:n.1", "system:node:n.1", nodeWith("n.1", "nx1")

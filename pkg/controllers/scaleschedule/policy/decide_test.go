@@ -56,6 +56,7 @@ type given struct {
 	options     func(*Options)
 	rival       Rival
 	remembered  Remembered
+	owned       bool // by a ScaledObject
 }
 
 func (g *given) object() runtime.Object {
@@ -67,6 +68,9 @@ func (g *given) object() runtime.Object {
 	}
 	m := metav1.ObjectMeta{Namespace: "shop", Name: "a", CreationTimestamp: metav1.NewTime(now.Add(-g.age)), Annotations: g.annotations,
 		Labels: map[string]string{"app": "a"}}
+	if g.owned {
+		m.OwnerReferences = []metav1.OwnerReference{{APIVersion: "keda.sh/v1alpha1", Kind: "ScaledObject", Controller: ptrTo(true)}}
+	}
 	n := int32(g.replicas)
 	switch g.kind {
 	case Deployment:
@@ -197,6 +201,8 @@ func TestDecideAndPlan(t *testing.T) {
 		"a CronJob with any record goes on":                                                   {given{kind: CronJob, replicas: zero, annotations: annotations{R: "false, so it ran"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"},"spec":{"suspend":false}}`, "", 0},
 		"a HorizontalPodAutoscaler inside its downtime gets its target as minReplicas":        {given{kind: Autoscaler, replicas: 4, max: 6, annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":"4"},"resourceVersion":"7"},"spec":{"minReplicas":1}}`, "", 0},
 		"a HorizontalPodAutoscaler comes up to its maxReplicas at most":                       {given{kind: Autoscaler, replicas: 1, max: 2, annotations: annotations{ds + "uptime": N, ds + "downtime-replicas": "1", R: "4"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"},"spec":{"minReplicas":2}}`, "", 0},
+		"a HorizontalPodAutoscaler at its maxReplicas loses its record only":                  {given{kind: Autoscaler, replicas: 2, max: 2, annotations: annotations{ds + "uptime": N, ds + "downtime-replicas": "1", R: "4"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
+		"a HorizontalPodAutoscaler that a ScaledObject owns is left alone":                    {given{kind: Autoscaler, replicas: 4, max: 6, owned: true, annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}}, none, "", 0},
 		"a HorizontalPodAutoscaler with a target of 0 has an invalid schedule":                {given{kind: Autoscaler, replicas: 4, max: 6, annotations: annotations{ds + "downtime": N}}, none, InvalidSchedule, 0},
 		"a HorizontalPodAutoscaler is left as it is where its Namespace gives a target of 0":  {given{kind: Autoscaler, replicas: 4, max: 6, namespace: annotations{ds + "downtime": N}}, none, "", 0},
 		"a Deployment with a HorizontalPodAutoscaler and a target of 1 is left alone":         {given{annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}, rival: ByAutoscaler}, none, ScaledByOther, 0},

@@ -134,9 +134,6 @@ func (o *Object) planUp(kind Kind, recorded, target int64) (p Plan) {
 
 func (r *Rules) planDown(p *Plan, o *Object, recorded, target int64, now time.Time) {
 	m := &p.Remembered
-	if o.HasRecord() {
-		m.Lost = 0
-	}
 	if o.Number <= target {
 		m.Raised = time.Time{}
 		if !o.HasRecord() && m.Lost > target && !m.PutBack {

@@ -25,7 +25,7 @@ func ParseZone(name string) (*time.Location, error) {
 		return zone, nil
 	}
 	// Names begin with a capital. Go knows Local, too, and a system has files such as posixrules.
-	if name == "" || name[0] < 'A' || name[0] > 'Z' || name == "Local" || len(name) > 40 || strings.Contains(name, ".") {
+	if name == "" || name[0] < 'A' || name[0] > 'Z' || name == "Local" || len(name) > 40 {
 		return nil, errZone
 	}
 	zone, err := time.LoadLocation(name)
