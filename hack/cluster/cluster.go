@@ -84,7 +84,7 @@ type Cluster struct {
 	apiServerMu sync.Mutex // held while it is started or stopped
 	apiServer   *sandbox.Process
 
-	second *second // nil without Options.SecondAPIServer
+	second *secondAPIServer // nil without Options.SecondAPIServer
 
 	published net.Listener    // nil without an address that an EndpointSlice may name
 	installed *corev1.PodSpec // of the Deployment that Install left out

@@ -129,20 +129,20 @@ func (h *hosted) contained(handler http.Handler) http.Handler {
 type hostedControllers []*hosted
 
 // onLeader returns the controllers that run only on the leader.
-func (cs hostedControllers) onLeader() hostedControllers {
-	return slices.DeleteFunc(slices.Clone(cs), func(c *hosted) bool { return c.everyReplica })
+func (h hostedControllers) onLeader() hostedControllers {
+	return slices.DeleteFunc(slices.Clone(h), func(c *hosted) bool { return c.everyReplica })
 }
 
 // onEveryReplica returns the controllers that run on every replica.
-func (cs hostedControllers) onEveryReplica() hostedControllers {
-	return slices.DeleteFunc(slices.Clone(cs), func(c *hosted) bool { return !c.everyReplica })
+func (h hostedControllers) onEveryReplica() hostedControllers {
+	return slices.DeleteFunc(slices.Clone(h), func(c *hosted) bool { return !c.everyReplica })
 }
 
 // runOnEveryReplica starts the controllers that run on every replica. They stop when ctx ends or the
 // returned function is called, which returns when they have drained. If the drain takes longer than drain,
 // the error wraps election.ErrUnfinished.
-func (cs hostedControllers) runOnEveryReplica(ctx context.Context, drain time.Duration) (stop func() error) {
-	some := cs.onEveryReplica()
+func (h hostedControllers) runOnEveryReplica(ctx context.Context, drain time.Duration) (stop func() error) {
+	some := h.onEveryReplica()
 	if len(some) == 0 {
 		return func() error { return nil }
 	}
@@ -165,10 +165,10 @@ func (cs hostedControllers) runOnEveryReplica(ctx context.Context, drain time.Du
 
 // run starts all controllers, and returns when ctx has ended and each of them has drained. The error wraps
 // election.ErrUnfinished and names the controllers whose work may go on.
-func (cs hostedControllers) run(ctx context.Context) error {
-	errs := make([]error, len(cs))
+func (h hostedControllers) run(ctx context.Context) error {
+	errs := make([]error, len(h))
 	var wg sync.WaitGroup
-	for i, c := range cs {
+	for i, c := range h {
 		wg.Go(func() {
 			if err := c.supervise(ctx); err != nil {
 				errs[i] = fmt.Errorf("controller %s: %w: %w", c.name, election.ErrUnfinished, err)
@@ -181,9 +181,9 @@ func (cs hostedControllers) run(ctx context.Context) error {
 }
 
 // unfinished returns an error that names what is being reconciled at now, or nil.
-func (cs hostedControllers) unfinished(now time.Time) error {
+func (h hostedControllers) unfinished(now time.Time) error {
 	var errs []error
-	for _, c := range cs {
+	for _, c := range h {
 		s, _ := c.controllerStatus()
 		for _, in := range s.InFlight {
 			errs = append(errs, fmt.Errorf("controller %s did not end reconciling %s, for %s now", c.name, in.Key, now.Sub(in.Since).Round(time.Second)))
@@ -194,10 +194,10 @@ func (cs hostedControllers) unfinished(now time.Time) error {
 
 // ServeHTTP serves the status of all controllers at /debug/controllers/, and one controller's status at
 // /debug/controllers/NAME.
-func (cs hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/debug/controllers/")
 	all := map[string]controllers.Status{}
-	for _, c := range cs {
+	for _, c := range h {
 		all[c.name] = c.Status()
 	}
 	if name == "" {

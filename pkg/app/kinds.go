@@ -52,13 +52,13 @@ func newKinds(config *rest.Config) (*kinds, error) {
 
 // resourceOf returns the resource of a kind. For a kind that it does not know it asks the API server, every
 // kindsPatience at most, and waits for the answer until ctx ends.
-func (m *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
+func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
-	known, _ := m.versions.Get(version)
+	known, _ := k.versions.Get(version)
 	d, _ := known.(discovered)
 	if d.resources[kind.Kind] == nil && time.Since(d.at) >= kindsPatience {
 		select {
-		case answer := <-m.asking.DoChan(version.String(), func() (any, error) { return m.ask(version) }):
+		case answer := <-k.asking.DoChan(version.String(), func() (any, error) { return k.ask(version) }):
 			if answer.Err != nil {
 				return nil, fmt.Errorf("find the resource of %s: %w", kind, answer.Err)
 			}
@@ -76,7 +76,7 @@ func (m *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*
 // relearn returns a transport that makes kinds ask again about a version of which a path is missing: a
 // definition may have been made again with another plural or scope. Of a path that it does not serve, the API
 // server says so in plain text; what it says of an object that is missing is a Status.
-func (m *kinds) relearn(next http.RoundTripper) http.RoundTripper { return relearning{m, next} }
+func (k *kinds) relearn(next http.RoundTripper) http.RoundTripper { return relearning{k, next} }
 
 type relearning struct {
 	kinds *kinds
@@ -100,10 +100,10 @@ func (t relearning) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // ask asks the API server which resources a version has, and remembers its answer. It goes on if the
 // caller gives up, since others may wait for the same.
-func (m *kinds) ask(version schema.GroupVersion) (discovered, error) {
+func (k *kinds) ask(version schema.GroupVersion) (discovered, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), kindsTimeout)
 	defer cancel()
-	list, err := m.discovery.ServerResourcesForGroupVersionWithContext(ctx, version.String())
+	list, err := k.discovery.ServerResourcesForGroupVersionWithContext(ctx, version.String())
 	if err != nil && !apierrors.IsNotFound(err) {
 		return discovered{}, err
 	}
@@ -120,6 +120,6 @@ func (m *kinds) ask(version schema.GroupVersion) (discovered, error) {
 			d.resources[r.Kind] = &meta.RESTMapping{Resource: version.WithResource(r.Name), GroupVersionKind: version.WithKind(r.Kind), Scope: scope}
 		}
 	}
-	m.versions.Add(version, d)
+	k.versions.Add(version, d)
 	return d, nil
 }

@@ -34,22 +34,22 @@ type scripted struct {
 	locked chan struct{} // Status waits until it is closed, if it is set
 }
 
-func (c *scripted) Run(ctx context.Context) error {
-	c.mu.Lock()
-	run := c.runs[min(len(c.starts), len(c.runs)-1)]
-	c.starts = append(c.starts, time.Since(c.begun))
-	c.mu.Unlock()
+func (s *scripted) Run(ctx context.Context) error {
+	s.mu.Lock()
+	run := s.runs[min(len(s.starts), len(s.runs)-1)]
+	s.starts = append(s.starts, time.Since(s.begun))
+	s.mu.Unlock()
 	return run(ctx)
 }
 
-func (c *scripted) Status() controllers.Status {
-	if c.panics {
+func (s *scripted) Status() controllers.Status {
+	if s.panics {
 		panic("hunter2")
 	}
-	if c.locked != nil {
-		<-c.locked
+	if s.locked != nil {
+		<-s.locked
 	}
-	return c.status
+	return s.status
 }
 
 func untilTheEnd(ctx context.Context) error { <-ctx.Done(); return nil }

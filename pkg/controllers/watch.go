@@ -54,8 +54,8 @@ type erased[T metav1.Object] struct{ informers.Informer[T] }
 
 // handle leaves out what was there before the informer had synced: that is in the cache when Run begins,
 // which waits for it.
-func (t erased[T]) handle(f func(change)) {
-	t.AddHandler(func(old, current T, initial bool) {
+func (e erased[T]) handle(f func(change)) {
+	e.AddHandler(func(old, current T, initial bool) {
 		var c change
 		if !isNil(old) {
 			c.old = old
@@ -69,8 +69,8 @@ func (t erased[T]) handle(f func(change)) {
 	})
 }
 
-func (t erased[T]) list() []metav1.Object {
-	objects := t.List(metav1.NamespaceAll, nil)
+func (e erased[T]) list() []metav1.Object {
+	objects := e.List(metav1.NamespaceAll, nil)
 	list := make([]metav1.Object, len(objects))
 	for i := range objects {
 		list[i] = objects[i]
@@ -78,7 +78,7 @@ func (t erased[T]) list() []metav1.Object {
 	return list
 }
 
-func (t erased[T]) get(name cache.ObjectName) (metav1.Object, bool) { return t.Get(name) }
+func (e erased[T]) get(name cache.ObjectName) (metav1.Object, bool) { return e.Get(name) }
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
 // and Old then the last known state. After a relist, and at a resync, each object in the cache comes as

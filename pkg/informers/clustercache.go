@@ -42,31 +42,31 @@ type ClusterCache struct {
 // of the named controller. New returns an error if the needs cannot be met.
 func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
 	panicked func(controller string)) (*ClusterCache, error) {
-	f := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, panicked: panicked, caches: c}
+	cluster := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, panicked: panicked, caches: c}
 	plans, err := newPlans(needs, clients.scheme, cfg.Namespaces)
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range plans {
-		i, err := f.newInformer(p)
+		i, err := cluster.newInformer(p)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", strings.Join(p.controllers(), ", "), err)
 		}
-		f.informers = append(f.informers, i)
+		cluster.informers = append(cluster.informers, i)
 	}
-	c.add(f)
-	return f, nil
+	c.add(cluster)
+	return cluster, nil
 }
 
 // newInformer returns an informer with a feed for each namespace that is read.
-func (f *ClusterCache) newInformer(p *plan) (*informer, error) {
-	i := newInformer(p, f.panicked)
-	namespaces := f.cfg.Namespaces
+func (c *ClusterCache) newInformer(p *plan) (*informer, error) {
+	i := newInformer(p, c.panicked)
+	namespaces := c.cfg.Namespaces
 	if p.namespace != "" || len(namespaces) == 0 {
 		namespaces = []string{p.namespace}
 	}
 	for _, namespace := range namespaces {
-		src, err := f.sourceFor(p, namespace)
+		src, err := c.sourceFor(p, namespace)
 		if err != nil {
 			return nil, err
 		}
@@ -74,16 +74,16 @@ func (f *ClusterCache) newInformer(p *plan) (*informer, error) {
 		if namespace != "" {
 			name += " in " + namespace
 		}
-		state := newState(name, f.clock)
+		state := newState(name, c.clock)
 		state.now = ResourceStatus{
-			Cluster: f.cfg.Cluster, Group: p.resource.Group, Version: p.resource.Version, Resource: p.resource.Resource, Namespace: namespace,
+			Cluster: c.cfg.Cluster, Group: p.resource.Group, Version: p.resource.Version, Resource: p.resource.Resource, Namespace: namespace,
 			For: p.controllers(), Form: p.form(), Content: p.content(), LabelSelector: p.labelSelector, FieldSelector: p.fieldSelector,
 		}
 		i.feeds = append(i.feeds, &feed{
-			informer: i, namespace: namespace, source: src, state: state, clock: f.clock,
-			resync: wait.Jitter(f.cfg.MinResyncPeriod, 1), // so that they do not resync all at once
+			informer: i, namespace: namespace, source: src, state: state, clock: c.clock,
+			resync: wait.Jitter(c.cfg.MinResyncPeriod, 1), // so that they do not resync all at once
 			exists: func(ctx context.Context) error {
-				_, err := f.clients.find(ctx, p.resource.GroupResource())
+				_, err := c.clients.find(ctx, p.resource.GroupResource())
 				return err
 			},
 		})
@@ -92,17 +92,17 @@ func (f *ClusterCache) newInformer(p *plan) (*informer, error) {
 }
 
 // start starts the feeds of an informer until ctx ends.
-func (f *ClusterCache) start(ctx context.Context, i *informer) {
+func (c *ClusterCache) start(ctx context.Context, i *informer) {
 	for _, feed := range i.feeds {
-		f.wg.Go(func() { pprof.Do(ctx, pprof.Labels("informer", feed.state.name), feed.run) })
+		c.wg.Go(func() { pprof.Do(ctx, pprof.Labels("informer", feed.state.name), feed.run) })
 	}
-	f.wg.Go(func() { i.detector.Run(ctx.Done()) })
+	c.wg.Go(func() { i.detector.Run(ctx.Done()) })
 }
 
 // informerFor returns the informer that serves the controller's need of a resource, or nil. The
 // version does not matter.
-func (f *ClusterCache) informerFor(controller string, resource schema.GroupResource) *informer {
-	for _, i := range f.informers {
+func (c *ClusterCache) informerFor(controller string, resource schema.GroupResource) *informer {
+	for _, i := range c.informers {
 		if i.plan.resource.GroupResource() == resource && i.plan.need(controller) != nil {
 			return i
 		}
@@ -112,67 +112,67 @@ func (f *ClusterCache) informerFor(controller string, resource schema.GroupResou
 
 // Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, and
 // log to ctx's logger. A second call does nothing, nor does one after Shutdown.
-func (f *ClusterCache) Start(ctx context.Context) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.run != nil || f.stopped {
+func (c *ClusterCache) Start(ctx context.Context) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.run != nil || c.stopped {
 		return
 	}
-	f.run, f.stop = context.WithCancel(ctx)
-	for _, i := range f.informers {
-		f.start(f.run, i)
+	c.run, c.stop = context.WithCancel(ctx)
+	for _, i := range c.informers {
+		c.start(c.run, i)
 	}
-	f.wg.Go(func() {
-		for _, i := range f.informers {
+	c.wg.Go(func() {
+		for _, i := range c.informers {
 			select {
 			case <-i.synced:
-			case <-f.run.Done():
+			case <-c.run.Done():
 				return
 			}
 		}
 		debug.FreeOSMemory() // what it took to fill the caches is garbage now
 	})
-	klog.FromContext(ctx).Info("Informers started", "informers", len(f.informers))
+	klog.FromContext(ctx).Info("Informers started", "informers", len(c.informers))
 }
 
 // all returns the informers, with those of followed resources.
-func (f *ClusterCache) all() []*informer {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Concat(f.informers, f.followed)
+func (c *ClusterCache) all() []*informer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Concat(c.informers, c.followed)
 }
 
 // Shutdown stops the informers, removes their metrics and returns when they make no more requests. A
 // call of a controller's handler that has begun may go on: one that hangs must not keep the process from
 // ending. The caches stay readable. Shutdown may be called without Start.
-func (f *ClusterCache) Shutdown() {
-	f.mu.Lock()
-	if f.stop != nil {
-		f.stop()
+func (c *ClusterCache) Shutdown() {
+	c.mu.Lock()
+	if c.stop != nil {
+		c.stop()
 	}
-	f.stopped = true
-	followed := slices.Clone(f.followed)
-	f.mu.Unlock()
+	c.stopped = true
+	followed := slices.Clone(c.followed)
+	c.mu.Unlock()
 	for _, i := range followed { // whoever asked for them has not given them back
-		f.unfollow(i)
+		c.unfollow(i)
 	}
-	for _, i := range f.informers {
+	for _, i := range c.informers {
 		i.stopped.Store(true)
 	}
-	f.wg.Wait()
-	f.caches.remove(f)
+	c.wg.Wait()
+	c.caches.remove(c)
 }
 
 // Problem returns what keeps the cache of a controller from being complete and current: an informer
 // that has not synced, a verb that RBAC does not allow, requests that have failed for more than a
 // minute, an object that does not fit its Go type, a function of the controller that panics. It
 // returns nil if nothing does, and before Start, as on a cold standby.
-func (f *ClusterCache) Problem(controller string) error {
-	if !f.started() {
+func (c *ClusterCache) Problem(controller string) error {
+	if !c.started() {
 		return nil
 	}
 	var errs []error
-	for _, i := range f.informers {
+	for _, i := range c.informers {
 		if i.plan.need(controller) != nil {
 			errs = append(errs, i.problem(), i.panics.problem(controller))
 		}
@@ -184,13 +184,13 @@ func (f *ClusterCache) Problem(controller string) error {
 // except those whose list the server refuses, and those that have failed for a minute while others
 // have synced, as with a broken conversion webhook. Waiting does not help these, and a new version
 // must be able to roll out although one controller has such a trouble. Problem reports them.
-func (f *ClusterCache) CheckSync(*http.Request) error {
-	if !f.started() {
+func (c *ClusterCache) CheckSync(*http.Request) error {
+	if !c.started() {
 		return errNotStarted
 	}
 	var errs []error
-	answers := slices.ContainsFunc(f.informers, (*informer).hasSynced)
-	for _, i := range f.informers {
+	answers := slices.ContainsFunc(c.informers, (*informer).hasSynced)
+	for _, i := range c.informers {
 		for _, feed := range i.feeds {
 			done, refused := feed.state.filled()
 			if !done && !refused && (!answers || !feed.state.failsLong()) {
@@ -203,10 +203,10 @@ func (f *ClusterCache) CheckSync(*http.Request) error {
 
 var errNotStarted = errors.New("informers are not started")
 
-func (f *ClusterCache) started() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.run != nil
+func (c *ClusterCache) started() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.run != nil
 }
 
 // problem returns what is wrong with the requests of an informer.

@@ -56,9 +56,9 @@ type FailureStatus struct {
 }
 
 // Status returns the present state of all informers.
-func (f *ClusterCache) Status() Status {
-	s := Status{Started: f.started(), Resources: []ResourceStatus{}}
-	for _, i := range f.all() {
+func (c *ClusterCache) Status() Status {
+	s := Status{Started: c.started(), Resources: []ResourceStatus{}}
+	for _, i := range c.all() {
 		s.Resources = append(s.Resources, i.status()...)
 	}
 	return s
@@ -77,9 +77,9 @@ func (i *informer) status() (all []ResourceStatus) {
 // ServeHTTP serves /debug/informers.
 func (c *Caches) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	status := Status{Resources: []ResourceStatus{}}
-	for _, f := range c.clusters() {
-		s := f.Status()
-		status.Started = status.Started || f.cfg.Cluster == "" && s.Started
+	for _, cluster := range c.clusters() {
+		s := cluster.Status()
+		status.Started = status.Started || cluster.cfg.Cluster == "" && s.Started
 		status.Resources = append(status.Resources, s.Resources...)
 	}
 	w.Header().Set("Cache-Control", "no-store")

@@ -34,14 +34,14 @@ func Follow[T any](ctx context.Context, host interface{ cache() Cache }, need Ne
 	return &Following[T]{view[T]{i, &i.plan.needs[0]}, c.cluster, i}, nil
 }
 
-func (f *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {
-	plans, err := newPlans([]Need{need}, f.clients.scheme, f.cfg.Namespaces)
+func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {
+	plans, err := newPlans([]Need{need}, c.clients.scheme, c.cfg.Namespaces)
 	if err != nil {
 		return nil, err
 	}
-	i, err := f.newInformer(plans[0])
+	i, err := c.newInformer(plans[0])
 	if err == nil {
-		err = need.fits(need.Resource, t, f.clients.scheme)
+		err = need.fits(need.Resource, t, c.clients.scheme)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", need.For, err)
@@ -49,24 +49,24 @@ func (f *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*
 	for _, feed := range i.feeds {
 		feed.lists, feed.resync = need.Lists, 0
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.stopped {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopped {
 		return nil, errors.New("the informers have been shut down")
 	}
 	ctx, i.cancel = context.WithCancel(ctx)
-	f.followed = append(f.followed, i)
-	f.start(ctx, i)
+	c.followed = append(c.followed, i)
+	c.start(ctx, i)
 	return i, nil
 }
 
 // unfollow ends the watch of a followed resource.
-func (f *ClusterCache) unfollow(i *informer) {
+func (c *ClusterCache) unfollow(i *informer) {
 	i.cancel()
 	i.stopped.Store(true)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.followed = slices.DeleteFunc(f.followed, func(other *informer) bool { return other == i })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.followed = slices.DeleteFunc(c.followed, func(other *informer) bool { return other == i })
 }
 
 // Stop gives the resource back and ends its watch. It does not wait for handlers, which may call it, so each

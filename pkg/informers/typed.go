@@ -52,7 +52,7 @@ type Cache struct {
 }
 
 // For returns the cache for the named controller.
-func (f *ClusterCache) For(controller string) Cache { return Cache{f, controller} }
+func (c *ClusterCache) For(controller string) Cache { return Cache{c, controller} }
 
 func (c Cache) cache() Cache { return c }
 

@@ -26,7 +26,7 @@ import (
 func TestForbiddenNamespaceConcernsOnlyItself(t *testing.T) {
 	length := time.Duration(fleet.Setting(t, "MINUTES", 0)) * time.Minute
 	ctx := fleet.Within(t.Context(), t, 3*fleet.Patience+length)
-	home, second, third := shared.NewShop(ctx, t), shared.NewShop(ctx, t), shared.NewShop(ctx, t)
+	home, second, third := shared.NewSample(ctx, t), shared.NewSample(ctx, t), shared.NewSample(ctx, t)
 	component := render(ctx, t, namespacedOverlay(t, home.Namespace, "namespaced"))
 	kubectlApply(ctx, t, component)
 	kubectlApply(ctx, t, printRBAC(ctx, t, second.Namespace, home.Namespace))
@@ -46,7 +46,7 @@ func TestForbiddenNamespaceConcernsOnlyItself(t *testing.T) {
 		}
 	}
 	cut, stop := start()
-	for _, s := range []fleet.Shop{home, second, third} {
+	for _, s := range []fleet.Sample{home, second, third} {
 		s.WaitUntilKnown(ctx, t, "web")
 	}
 
@@ -99,9 +99,9 @@ func forbid(ctx context.Context, t *testing.T, namespace, user string) {
 	})
 }
 
-// rollTime changes what Deployment web of the shop uses, and returns how long it takes until the Deployment
+// rollTime changes what Deployment web of the sample uses, and returns how long it takes until the Deployment
 // has another template.
-func rollTime(ctx context.Context, t *testing.T, s fleet.Shop) time.Duration {
+func rollTime(ctx context.Context, t *testing.T, s fleet.Sample) time.Duration {
 	t.Helper()
 	before, begin := generation(ctx, t, s), time.Now()
 	s.Paint(ctx, t, fmt.Sprint(begin.UnixNano()))
@@ -110,7 +110,7 @@ func rollTime(ctx context.Context, t *testing.T, s fleet.Shop) time.Duration {
 	return time.Since(begin)
 }
 
-func generation(ctx context.Context, t *testing.T, s fleet.Shop) int64 {
+func generation(ctx context.Context, t *testing.T, s fleet.Sample) int64 {
 	t.Helper()
 	d, err := shared.Admin.AppsV1().Deployments(s.Namespace).Get(ctx, "web", metav1.GetOptions{})
 	if err != nil {

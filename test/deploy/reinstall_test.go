@@ -47,7 +47,7 @@ func TestLongReinstall(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			s := shared.NewShop(ctx, t)
+			s := shared.NewSample(ctx, t)
 			s.Deploy(ctx, t, "shop", map[string]string{fleet.ReloadAnnotation: "auto", "quartermaster.dev/reload-delay": "0s"})
 			refused := 0
 			for round := range rounds {

@@ -95,7 +95,7 @@ func TestLongHostileObjectsEndNoManager(t *testing.T) {
 	for _, contentType := range []string{"application/vnd.kubernetes.protobuf", "application/json"} {
 		t.Run(contentType, func(t *testing.T) {
 			ctx := fleet.Within(t.Context(), t, 4*time.Minute)
-			s := shared.NewShop(ctx, t)
+			s := shared.NewSample(ctx, t)
 			config := rest.CopyConfig(shared.AdminConfig())
 			config.ContentType = "application/vnd.kubernetes.protobuf"
 			client, err := kubernetes.NewForConfig(config)

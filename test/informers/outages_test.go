@@ -26,7 +26,7 @@ func through(ctx context.Context, t *testing.T, proxy *faultproxy.Proxy) *rest.C
 }
 
 // stir adds, changes and removes a Secret, and changes a ConfigMap.
-func stir(ctx context.Context, t *testing.T, s fleet.Shop) {
+func stir(ctx context.Context, t *testing.T, s fleet.Sample) {
 	t.Helper()
 	s.CreateSecret(ctx, t, "added", "", "1")
 	s.SetSecret(ctx, t, "second")
@@ -36,10 +36,10 @@ func stir(ctx context.Context, t *testing.T, s fleet.Shop) {
 	s.Paint(ctx, t, "red")
 }
 
-// newStirredShop returns a shop for stir.
-func newStirredShop(ctx context.Context, t *testing.T) fleet.Shop {
+// newStirredSample returns a sample for stir.
+func newStirredSample(ctx context.Context, t *testing.T) fleet.Sample {
 	t.Helper()
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	s.CreateSecret(ctx, t, "removed", "", "1")
 	return s
 }
@@ -134,7 +134,7 @@ func TestLongCacheAfterOutage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx := fleet.Context(t)
-			s := newStirredShop(ctx, t)
+			s := newStirredSample(ctx, t)
 			proxy := shared.NewProxy(t)
 			c := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
 			c.waitUntilHealthy(ctx, t, "test")
@@ -158,7 +158,7 @@ func TestLongCacheAfterOutage(t *testing.T) {
 
 func TestCacheAfterRestartOfTheServer(t *testing.T) {
 	ctx := fleet.Context(t)
-	s := newStirredShop(ctx, t)
+	s := newStirredSample(ctx, t)
 	proxy := shared.NewProxy(t)
 	direct := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...)
 	// This one returns when the server has forgotten what happened after its last version.
@@ -195,7 +195,7 @@ func TestCacheAfterRestartOfTheServer(t *testing.T) {
 func TestCacheWithoutBookmarks(t *testing.T) {
 	t.Parallel()
 	ctx := fleet.Context(t)
-	s := newStirredShop(ctx, t)
+	s := newStirredSample(ctx, t)
 	proxy := shared.NewProxy(t)
 	watches := func(r *http.Request) bool { return r.URL.Query().Get("watch") == "true" }
 	proxy.Add(faultproxy.Rule{Match: watches, DropBookmarks: true})

@@ -68,7 +68,7 @@ func TestMissingPermissionConcernsOneController(t *testing.T) {
 
 	// Denied from the start, the cache of config-reload does not sync.
 	allowSecrets(ctx, t, false)
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	m := shared.Run(t, replica, cluster.ManagerOptions{})
 	shared.WaitForLeader(ctx, t, m)

@@ -66,7 +66,7 @@ func TestRequestsAreOneWatchPerResource(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
-			s := shared.NewShop(ctx, t)
+			s := shared.NewSample(ctx, t)
 			s.CreateSecret(ctx, t, "release", "helm.sh/release.v1", "chart")
 			replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 			accept := &accepted{forms: map[string]string{}}
@@ -146,7 +146,7 @@ func TestLiveVersionIsTheServers(t *testing.T) {
 	ctx := fleet.Context(t)
 	// The client is the manager's, which may not get Secrets.
 	c := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...)
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	db, err := shared.Admin.CoreV1().Secrets(s.Namespace).Get(ctx, "db", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -70,7 +70,7 @@ func leadsSynced(t *testing.T, m *cluster.Manager) {
 // TestWarmStandbyHasCachesAndWaits checks that it does nothing until it leads.
 func TestWarmStandbyHasCachesAndWaits(t *testing.T) {
 	ctx := fleet.Context(t)
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	args := append([]string{"--min-resync-period=1s"}, fleet.ShortTimings...)
 	leader := shared.RunLeader(ctx, t, args...)
 	s.WaitUntilKnown(ctx, t, "web")
@@ -137,7 +137,7 @@ func events(s informers.Status) (n int64) {
 
 func TestColdStandbyReadsNothingUntilItLeads(t *testing.T) {
 	ctx := fleet.Context(t)
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	leader := shared.RunLeader(ctx, t, fleet.ShortTimings...)
 	s.WaitUntilKnown(ctx, t, "web")
 	standby := shared.RunReplica(ctx, t, append([]string{"--standby=cold"}, fleet.ShortTimings...)...)

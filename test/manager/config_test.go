@@ -64,7 +64,7 @@ func TestConfigurationFileIsInForceAndShown(t *testing.T) {
 	}
 	fleet.StopAtEnd(t, m)
 	shared.WaitForLeader(ctx, t, m)
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	s.WaitUntilKnown(ctx, t, "web")
 	s.Paint(ctx, t, "red")
 	s.WaitForReplicaSets(ctx, t, "web", 2)

@@ -59,9 +59,9 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 	everything = append(everything, rbacv1.PolicyRule{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}},
 		// as manager rbac --dry-run has it
 		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: []string{"apiservices"}, Verbs: []string{"get"}})
-	shop := newDryShop(ctx, t)
+	sample := newDrySample(ctx, t)
 	h := host(ctx, t, controllers.Entry{Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return everything }}, true)
-	before := shop.versions(ctx, t)
+	before := sample.versions(ctx, t)
 
 	inJSON, err := kubernetes.NewForConfig(h.RESTConfig)
 	if err != nil {
@@ -75,7 +75,7 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns, now := shop.namespace, time.Now()
+	ns, now := sample.namespace, time.Now()
 	core, apps, raw := h.Client.CoreV1(), h.Client.AppsV1(), h.Client.CoreV1().RESTClient()
 	dynamicGadgets := dyn.Resource(gadgets).Namespace(ns)
 	gadget := func(name string) *unstructured.Unstructured {
@@ -86,7 +86,7 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 	}
 	path := "/api/v1/namespaces/" + ns
 	force := metav1.ApplyOptions{FieldManager: "test", Force: true}
-	uid := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(shop.configMap.UID))}
+	uid := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(sample.configMap.UID))}
 	red := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: ns}, Data: map[string]string{"color": "red"}}
 	cbor, err := direct.Marshal(map[string]any{"apiVersion": "v1", "kind": "DeleteOptions"})
 	if err != nil {
@@ -171,13 +171,13 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 				Body([]byte(`{"kind":"Binding","apiVersion":"v1","metadata":{"name":"pending"},"target":{"kind":"Node","name":"n"}}`)).Do(ctx).Error()
 		}},
 		"status": {try: func() error {
-			pod := shop.pod.DeepCopy()
+			pod := sample.pod.DeepCopy()
 			pod.Status.Message = "changed"
 			_, err := core.Pods(ns).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
 			return err
 		}},
 		"ephemeral container": {try: func() error {
-			pod := shop.pod.DeepCopy()
+			pod := sample.pod.DeepCopy()
 			pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 				Name: "e", Image: "x", TerminationMessagePolicy: corev1.TerminationMessageReadFile, ImagePullPolicy: corev1.PullAlways,
 			}}}
@@ -250,7 +250,7 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 		}
 	}
 
-	if diff := cmp.Diff(before, shop.versions(ctx, t)); diff != "" {
+	if diff := cmp.Diff(before, sample.versions(ctx, t)); diff != "" {
 		t.Errorf("what is stored has changed:\n%s", diff)
 	}
 	var requests []auditv1.Event
@@ -282,16 +282,16 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 
 var foreground = metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}
 
-// dryShop is a shop with one object of each resource on which the dry run is tried.
-type dryShop struct {
+// drySample is a sample with one object of each resource on which the dry run is tried.
+type drySample struct {
 	namespace string
 	configMap *corev1.ConfigMap
 	pod       *corev1.Pod
 }
 
-func newDryShop(ctx context.Context, t *testing.T) dryShop {
+func newDrySample(ctx context.Context, t *testing.T) drySample {
 	t.Helper()
-	s := dryShop{namespace: shared.NewShop(ctx, t).Namespace}
+	s := drySample{namespace: shared.NewSample(ctx, t).Namespace}
 	client := shared.Admin.CoreV1()
 	var err error
 	if s.configMap, err = client.ConfigMaps(s.namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{}); err != nil {
@@ -328,7 +328,7 @@ func newDryShop(ctx context.Context, t *testing.T) dryShop {
 
 // versions returns what shows a change of every object in the namespace, and of the namespace
 // itself.
-func (s dryShop) versions(ctx context.Context, t *testing.T) map[string]string {
+func (d drySample) versions(ctx context.Context, t *testing.T) map[string]string {
 	t.Helper()
 	meta, err := metadata.NewForConfig(shared.AdminConfig())
 	if err != nil {
@@ -341,7 +341,7 @@ func (s dryShop) versions(ctx context.Context, t *testing.T) map[string]string {
 	} {
 		// The Pods of the Deployment are left out: kube-controller-manager creates them and writes
 		// their number into its status.
-		list, err := meta.Resource(resource).Namespace(s.namespace).List(ctx, metav1.ListOptions{LabelSelector: "!app"})
+		list, err := meta.Resource(resource).Namespace(d.namespace).List(ctx, metav1.ListOptions{LabelSelector: "!app"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -353,7 +353,7 @@ func (s dryShop) versions(ctx context.Context, t *testing.T) map[string]string {
 			versions[resource.Resource+"/"+item.Name] = version
 		}
 	}
-	ns, err := shared.Admin.CoreV1().Namespaces().Get(ctx, s.namespace, metav1.GetOptions{})
+	ns, err := shared.Admin.CoreV1().Namespaces().Get(ctx, d.namespace, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

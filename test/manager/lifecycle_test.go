@@ -23,7 +23,7 @@ import (
 func TestStandbyWritesNothing(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	leader := shared.RunLeader(ctx, t)
 	standby := shared.RunStandby(ctx, t)
 	s.WaitUntilKnown(ctx, t, "web")
@@ -66,7 +66,7 @@ func TestStandbyTakesOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
-			s := shared.NewShop(ctx, t)
+			s := shared.NewSample(ctx, t)
 			old := shared.RunLeader(ctx, t, fleet.ShortTimings...)
 			next := shared.RunStandby(ctx, t, fleet.ShortTimings...)
 			s.WaitUntilKnown(ctx, t, "web")
@@ -94,7 +94,7 @@ func TestStandbyTakesOver(t *testing.T) {
 func TestDrainFinishesReconcilesBeforeTheRelease(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	m := shared.Run(t, replica, cluster.ManagerOptions{})
 	shared.WaitForLeader(ctx, t, m)
@@ -154,7 +154,7 @@ func TestDrainFinishesReconcilesBeforeTheRelease(t *testing.T) {
 func TestDrainTooLongDoesNotRelease(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: append([]string{"--shutdown-timeout=1s", "--controller-stuck-after=1s"}, fleet.ShortTimings...)})
 	shared.WaitForLeader(ctx, t, m)
@@ -182,7 +182,7 @@ func TestDrainTooLongDoesNotRelease(t *testing.T) {
 
 func TestSignalTwiceEndsAtOnce(t *testing.T) {
 	ctx := fleet.Context(t)
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: append([]string{"--shutdown-timeout=10m"}, fleet.ShortTimings...)})
 	shared.WaitForLeader(ctx, t, m)
@@ -209,7 +209,7 @@ func TestSignalTwiceEndsAtOnce(t *testing.T) {
 
 func TestLongStartWaitsForTheAPIServer(t *testing.T) {
 	ctx := fleet.Context(t)
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	replica := shared.NewReplica(ctx, t)
 	if err := shared.StopAPIServer(ctx); err != nil {
 		t.Fatal(err)
@@ -250,7 +250,7 @@ func TestControllersHaveAccountsOfTheirOwn(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	shared.InstallWith(ctx, t, "service-account-per-controller")
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	m := shared.RunLeader(ctx, t)
 	s.WaitUntilKnown(ctx, t, "web")
 	s.Paint(ctx, t, "red")

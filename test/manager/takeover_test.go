@@ -28,12 +28,12 @@ func TestTakeOverOnEvidence(t *testing.T) {
 		"the leader is killed": func(_ context.Context, _ *testing.T, leader *cluster.Manager) func() { return leader.Kill },
 		"a proxy makes it look as if it had ended": func(ctx context.Context, t *testing.T, _ *cluster.Manager) func() {
 			t.Helper()
-			return shared.NewDetour(ctx, t).CloseCleanly
+			return shared.NewLeaderProxy(ctx, t).CloseCleanly
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
-			s := shared.NewShop(ctx, t)
+			s := shared.NewSample(ctx, t)
 			old := shared.RunLeader(ctx, t)
 			end := prepare(ctx, t, old)
 			next := shared.RunStandby(ctx, t)
@@ -55,7 +55,7 @@ func TestTakeOverOnEvidence(t *testing.T) {
 // same port as a kubelet does.
 func TestContainerIsRestartedInItsPod(t *testing.T) {
 	ctx := fleet.Context(t)
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	pod := shared.NewReplica(ctx, t)
 	first := shared.Run(t, pod, cluster.ManagerOptions{})
 	shared.WaitForLeader(ctx, t, first)
@@ -81,18 +81,18 @@ func TestContainerIsRestartedInItsPod(t *testing.T) {
 // TestPartitionOfReplicasMovesNothing cuts the connection between replicas, which both still
 // reach the API server.
 func TestPartitionOfReplicasMovesNothing(t *testing.T) {
-	for name, cut := range map[string]func(*fleet.Detour){
-		"packets are lost":                        (*fleet.Detour).Stall,
-		"connections are reset, as by a firewall": (*fleet.Detour).Reset,
+	for name, cut := range map[string]func(*fleet.LeaderProxy){
+		"packets are lost":                        (*fleet.LeaderProxy).Stall,
+		"connections are reset, as by a firewall": (*fleet.LeaderProxy).Reset,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
 			leader := shared.RunLeader(ctx, t)
-			way := shared.NewDetour(ctx, t)
+			proxy := shared.NewLeaderProxy(ctx, t)
 			standby := shared.RunStandby(ctx, t)
 			waitForEvidence(ctx, t, standby, "Answers", apifence.Enforced)
 
-			cut(way)
+			cut(proxy)
 			renewed := shared.Lease(ctx, t).Spec.RenewTime
 			for range 4 {
 				fleet.Eventually(ctx, t, func() error {

@@ -55,7 +55,7 @@ func TestControllerTroubleIsItsOwn(t *testing.T) {
 	doodads := schema.GroupVersionResource{Group: "test.example.com", Version: "v1", Resource: "doodads"}
 	shared.Grant(ctx, t, rbacv1.PolicyRule{APIGroups: []string{doodads.Group}, Resources: []string{doodads.Resource}, Verbs: []string{"list", "watch"}})
 	token := shared.NewToken(ctx, t, "trouble-reader", "cluster-admin")
-	s := shared.NewShop(ctx, t)
+	s := shared.NewSample(ctx, t)
 	configMaps := shared.Admin.CoreV1().ConfigMaps(s.Namespace)
 	poisoned := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "poisoned", Annotations: map[string]string{"example.com/poison": "yes"}}}
 	if _, err := configMaps.Create(ctx, poisoned, metav1.CreateOptions{}); err != nil {
@@ -162,7 +162,7 @@ func TestControllerThatHangsKeepsTheLease(t *testing.T) {
 			if err := shared.ApplyDir(ctx, "../../examples/greeter"); err != nil {
 				t.Fatal(err)
 			}
-			s := shared.NewShop(ctx, t)
+			s := shared.NewSample(ctx, t)
 			_, err = shared.Admin.CoreV1().ConfigMaps(s.Namespace).Create(ctx, &corev1.ConfigMap{
 				ObjectMeta: metav1.ObjectMeta{Name: "greeted", Annotations: map[string]string{"example.com/greet": "world"}},
 			}, metav1.CreateOptions{})

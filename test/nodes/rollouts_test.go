@@ -22,9 +22,9 @@ import (
 
 const replicas = 3 // more than a Deployment replaces at once
 
-// shop is a namespace with a Secret db.
-type shop struct {
-	fleet.Shop
+// sample is a namespace with a Secret db.
+type sample struct {
+	fleet.Sample
 	*fleet.Fleet
 }
 
@@ -40,7 +40,7 @@ func TestLongRolloutsEnd(t *testing.T) {
 		}
 	})
 	f.RunLeader(fleet.Context(t), t)
-	for name, do := range map[string]func(context.Context, *testing.T, shop){
+	for name, do := range map[string]func(context.Context, *testing.T, sample){
 		"a Deployment rolls when its Secret changes":        rollsOnASecret,
 		"a Deployment that is paused rolls after the pause": rollsAfterAPause,
 		"a CronJob's Job completes":                         runsACronJob,
@@ -49,20 +49,20 @@ func TestLongRolloutsEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
-			do(ctx, t, shop{f.NewShop(ctx, t), f})
+			do(ctx, t, sample{f.NewSample(ctx, t), f})
 		})
 	}
 	permitted(t, f)
 }
 
-func rollsOnASecret(ctx context.Context, t *testing.T, s shop) {
+func rollsOnASecret(ctx context.Context, t *testing.T, s sample) {
 	t.Helper()
 	s.deploy(ctx, t, map[string]string{fleet.ReloadAnnotation: "auto"})
 	s.SetSecret(ctx, t, "second")
 	s.rolls(ctx, t)
 }
 
-func rollsAfterAPause(ctx context.Context, t *testing.T, s shop) {
+func rollsAfterAPause(ctx context.Context, t *testing.T, s sample) {
 	t.Helper()
 	s.deploy(ctx, t, map[string]string{"reloader.stakater.com/auto": "true", "deployment.reloader.stakater.com/pause-period": "2s"})
 	s.SetSecret(ctx, t, "second")
@@ -78,7 +78,7 @@ func rollsAfterAPause(ctx context.Context, t *testing.T, s shop) {
 
 // deploy creates Deployment api, which uses the Secret, and waits until it is available and
 // config-reload knows it.
-func (s shop) deploy(ctx context.Context, t *testing.T, annotations map[string]string) {
+func (s sample) deploy(ctx context.Context, t *testing.T, annotations map[string]string) {
 	t.Helper()
 	s.Deploy(ctx, t, "api", annotations)
 	s.kubectl(ctx, t, "scale", "deployment/api", fmt.Sprint("--replicas=", replicas))
@@ -88,7 +88,7 @@ func (s shop) deploy(ctx context.Context, t *testing.T, annotations map[string]s
 
 // rolls waits for the end of the first rollout. Then the Pods have the last template, and run on
 // nodes.
-func (s shop) rolls(ctx context.Context, t *testing.T) {
+func (s sample) rolls(ctx context.Context, t *testing.T) {
 	t.Helper()
 	s.WaitForReplicaSets(ctx, t, "api", 2)
 	s.kubectl(ctx, t, "rollout", "status", "deployment/api")
@@ -112,7 +112,7 @@ func (s shop) rolls(ctx context.Context, t *testing.T) {
 	}
 }
 
-func runsACronJob(ctx context.Context, t *testing.T, s shop) {
+func runsACronJob(ctx context.Context, t *testing.T, s sample) {
 	t.Helper()
 	pod := cluster.NewDeployment("report", "app-config", nil).Spec.Template
 	pod.Spec.RestartPolicy = corev1.RestartPolicyNever
@@ -143,7 +143,7 @@ func runsACronJob(ctx context.Context, t *testing.T, s shop) {
 
 // renewsLeases waits until each kubelet has renewed its Lease, which it does every 10 s. Without, the
 // Nodes would not be ready after 40 s.
-func renewsLeases(ctx context.Context, t *testing.T, s shop) {
+func renewsLeases(ctx context.Context, t *testing.T, s sample) {
 	t.Helper()
 	first := map[types.UID]metav1.MicroTime{}
 	fleet.Eventually(ctx, t, func() error {
@@ -169,7 +169,7 @@ func renewsLeases(ctx context.Context, t *testing.T, s shop) {
 }
 
 // spreadsTheManager has both replicas of deploy/ run on one node, as after a drain, and rolls them.
-func spreadsTheManager(ctx context.Context, t *testing.T, s shop) {
+func spreadsTheManager(ctx context.Context, t *testing.T, s sample) {
 	t.Helper()
 	overlay, err := s.Overlay()
 	if err != nil {
@@ -225,7 +225,7 @@ func permitted(t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-func (s shop) kubectl(ctx context.Context, t *testing.T, args ...string) {
+func (s sample) kubectl(ctx context.Context, t *testing.T, args ...string) {
 	t.Helper()
 	out, err := s.Kubectl(ctx, append([]string{"--namespace=" + s.Namespace}, args...)...)
 	if err != nil {

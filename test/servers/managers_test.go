@@ -23,7 +23,7 @@ import (
 // on the first.
 type managers struct {
 	leader *cluster.Manager
-	way    *fleet.Detour // of standbys to the leader
+	proxy  *fleet.LeaderProxy // of standbys to the leader
 }
 
 func newManagers(ctx context.Context, t *testing.T, reportedDead bool) *managers {
@@ -31,7 +31,7 @@ func newManagers(ctx context.Context, t *testing.T, reportedDead bool) *managers
 	c := &managers{leader: startManager(ctx, t, shared.SecondConfig())}
 	shared.WaitForLeader(ctx, t, c.leader)
 	if reportedDead {
-		c.way = shared.NewDetour(ctx, t)
+		c.proxy = shared.NewLeaderProxy(ctx, t)
 	}
 	for _, config := range []*rest.Config{shared.AdminConfig(), shared.SecondConfig()} {
 		standby := startManager(ctx, t, config)
@@ -69,8 +69,8 @@ func startManager(ctx context.Context, t *testing.T, server *rest.Config) *clust
 }
 
 // succession says when another process than the leader has written first after begin.
-func (c *managers) succession(got *judge.Judgement, begin time.Time) string {
-	former := fleet.ProcessName(c.leader.Pod, 1)
+func (m *managers) succession(got *judge.Judgement, begin time.Time) string {
+	former := fleet.ProcessName(m.leader.Pod, 1)
 	first := judge.Write{}
 	for by, w := range got.First {
 		if by != former && fleet.IsReplica(by) && (first.By == "" || w.Revision < first.Revision) {

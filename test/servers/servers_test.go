@@ -43,14 +43,14 @@ var faults = []fault{
 		if err := c.leader.Signal(syscall.SIGSTOP); err != nil {
 			return err
 		}
-		c.way.CloseCleanly()
+		c.proxy.CloseCleanly()
 		fleet.Wait(ctx, away)
 		return c.leader.Signal(syscall.SIGCONT)
 	}},
 	{"partition with its API server", true, func(ctx context.Context, c *managers) error {
 		etcd.Hold(holdproxy.Everything)
 		defer etcd.Release(holdproxy.Everything)
-		c.way.CloseCleanly()
+		c.proxy.CloseCleanly()
 		fleet.Wait(ctx, away)
 		return nil
 	}},

@@ -24,8 +24,8 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/again"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/originals"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/retrystale"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -145,7 +145,7 @@ func (c *controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 		c.memory.update(key, w.UID, c.clock.Now(), func(e *entry) { e.written = "" })
 	}
 	var after time.Duration // a pause may end then, also if the workload cannot be read
-	return again.Decide(outdated, func(first, last bool) (_ time.Duration, err error) {
+	return retrystale.Do(outdated, func(first, last bool) (_ time.Duration, err error) {
 		if !first {
 			klog.FromContext(ctx).V(4).Info("Workload has changed, reading it live")
 			live, err := k.get(ctx, key.ObjectName)

@@ -22,8 +22,8 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/again"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/originals"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/retrystale"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -139,7 +139,7 @@ func (c *controller) reconcileTarget(ctx context.Context, key policy.Key, now ti
 		return 0, err
 	}
 	outdated := func(err error) bool { return errors.Is(err, errOutdated) }
-	return again.Decide(outdated, func(first, _ bool) (time.Duration, error) {
+	return retrystale.Do(outdated, func(first, _ bool) (time.Duration, error) {
 		return c.act(ctx, key, p.Source, first)
 	})
 }

@@ -70,14 +70,14 @@ func (f *Fleet) NewRecorder(ctx context.Context, t testing.TB, w *Workloads) *Re
 
 // follow sees every version of a resource's objects, except for those that come and go while the
 // API server is down.
-func (v *Recorder) follow(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
+func (r *Recorder) follow(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	open func(context.Context, metav1.ListOptions) (watch.Interface, error)) {
 	from := ""
 	for ctx.Err() == nil {
 		if from == "" {
 			all, err := list(ctx, metav1.ListOptions{})
 			if err == nil {
-				err = meta.EachListItem(all, func(o runtime.Object) error { return v.see(o, false) })
+				err = meta.EachListItem(all, func(o runtime.Object) error { return r.see(o, false) })
 				from = all.(metav1.ListInterface).GetResourceVersion()
 			}
 			if err != nil {
@@ -96,8 +96,8 @@ func (v *Recorder) follow(ctx context.Context, list func(context.Context, metav1
 				from = ""
 				break
 			}
-			if err := v.see(e.Object, e.Type == watch.Deleted); err != nil {
-				v.fail(err)
+			if err := r.see(e.Object, e.Type == watch.Deleted); err != nil {
+				r.fail(err)
 			}
 			from = e.Object.(metav1.Object).GetResourceVersion()
 		}
@@ -105,59 +105,59 @@ func (v *Recorder) follow(ctx context.Context, list func(context.Context, metav1
 	}
 }
 
-func (v *Recorder) see(o runtime.Object, deleted bool) error {
+func (r *Recorder) see(o runtime.Object, deleted bool) error {
 	switch o := o.(type) {
 	case *coordinationv1.Lease:
-		return v.AddLease(o, deleted)
+		return r.AddLease(o, deleted)
 	case *appsv1.Deployment:
 		if deleted {
 			return nil
 		}
-		return v.AddObject("deployments", o)
+		return r.AddObject("deployments", o)
 	}
 	return fmt.Errorf("a watch has shown a %T", o)
 }
 
-func (v *Recorder) fail(err error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.failures = append(v.failures, err)
+func (r *Recorder) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failures = append(r.failures, err)
 }
 
 // Refused returns how many writes the fence in the API server has refused, as of the last Judge.
-func (v *Recorder) Refused() int {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.refused
+func (r *Recorder) Refused() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.refused
 }
 
 // Judge reads what is new in the audit logs and judges everything.
-func (v *Recorder) Judge() (*judge.Judgement, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, log := range v.logs {
-		if err := v.read(log); err != nil {
+func (r *Recorder) Judge() (*judge.Judgement, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, log := range r.logs {
+		if err := r.read(log); err != nil {
 			return nil, err
 		}
 	}
-	return v.History.Judge(), errors.Join(v.failures...)
+	return r.History.Judge(), errors.Join(r.failures...)
 }
 
-func (v *Recorder) read(log *cluster.AuditTail) error {
+func (r *Recorder) read(log *cluster.AuditTail) error {
 	events, err := log.Read()
 	if err != nil {
 		return err
 	}
 	for _, e := range events {
-		ofWorkloads := e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" && e.ObjectRef.Namespace == v.workloads.Namespace
+		ofWorkloads := e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" && e.ObjectRef.Namespace == r.workloads.Namespace
 		isLease := e.ObjectRef != nil && e.ObjectRef.Resource == "leases"
 		if !ofWorkloads && !isLease || e.Verb == "get" || e.Verb == "watch" {
 			continue
 		}
 		if isRefusal(e) {
-			v.refused++
+			r.refused++
 		}
-		if err := v.AddEvent(e); err != nil {
+		if err := r.AddEvent(e); err != nil {
 			return err
 		}
 	}

@@ -43,7 +43,7 @@ type Remembered struct {
 }
 
 // Contested reports whether the workload is left to whoever has raised it.
-func (m *Remembered) Contested() bool { return m.Contests >= maxContests && !m.Raised.IsZero() }
+func (r *Remembered) Contested() bool { return r.Contests >= maxContests && !r.Raised.IsZero() }
 
 // Action is what is written.
 type Action uint8

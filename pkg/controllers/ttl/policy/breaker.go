@@ -45,9 +45,9 @@ type tally struct {
 	until time.Time   // stopped before this
 }
 
-func (c *tally) full(now time.Time, limit int) bool {
-	c.taken = slices.DeleteFunc(c.taken, func(t time.Time) bool { return now.Sub(t) >= window })
-	return len(c.taken) >= limit
+func (t *tally) full(now time.Time, limit int) bool {
+	t.taken = slices.DeleteFunc(t.taken, func(deletion time.Time) bool { return now.Sub(deletion) >= window })
+	return len(t.taken) >= limit
 }
 
 // Open returns how long no deletion is permitted in a namespace.
@@ -55,8 +55,8 @@ func (b *Breaker) Open(namespace string, now time.Time) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	until := b.total.until
-	if c := b.namespaces[namespace]; c != nil && c.until.After(until) {
-		until = c.until
+	if t := b.namespaces[namespace]; t != nil && t.until.After(until) {
+		until = t.until
 	}
 	return max(until.Sub(now), 0)
 }
@@ -65,8 +65,8 @@ func (b *Breaker) Open(namespace string, now time.Time) time.Duration {
 func (b *Breaker) Stopped(now time.Time) (namespaces int, all bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, c := range b.namespaces {
-		if c.until.After(now) {
+	for _, t := range b.namespaces {
+		if t.until.After(now) {
 			namespaces++
 		}
 	}
@@ -82,26 +82,26 @@ func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, opened 
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.forget(now)
-	c := b.namespaces[namespace]
-	if c == nil {
-		c = &tally{}
+	t := b.namespaces[namespace]
+	if t == nil {
+		t = &tally{}
 	}
 	switch {
-	case c.until.After(now), b.total.until.After(now):
+	case t.until.After(now), b.total.until.After(now):
 		return false, ""
-	case c.full(now, b.Limit):
-		c.until = now.Add(b.Cooldown)
+	case t.full(now, b.Limit):
+		t.until = now.Add(b.Cooldown)
 		return false, OneNamespace
 	case b.total.full(now, TotalLimit*b.Limit):
 		b.total.until = now.Add(b.Cooldown)
 		return false, AllNamespaces
 	}
-	c.taken = append(c.taken, now)
+	t.taken = append(t.taken, now)
 	b.total.taken = append(b.total.taken, now)
 	if b.namespaces == nil {
 		b.namespaces = map[string]*tally{}
 	}
-	b.namespaces[namespace] = c
+	b.namespaces[namespace] = t
 	return true, ""
 }
 
@@ -111,16 +111,16 @@ func (b *Breaker) forget(now time.Time) {
 		return
 	}
 	b.forgotten = now
-	maps.DeleteFunc(b.namespaces, func(_ string, c *tally) bool { return !c.full(now, 1) && !c.until.After(now) })
+	maps.DeleteFunc(b.namespaces, func(_ string, t *tally) bool { return !t.full(now, 1) && !t.until.After(now) })
 }
 
 // Return takes back the last permission in a namespace, which led to no deletion.
 func (b *Breaker) Return(namespace string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, c := range []*tally{b.namespaces[namespace], &b.total} {
-		if c != nil && len(c.taken) > 0 {
-			c.taken = c.taken[:len(c.taken)-1]
+	for _, t := range []*tally{b.namespaces[namespace], &b.total} {
+		if t != nil && len(t.taken) > 0 {
+			t.taken = t.taken[:len(t.taken)-1]
 		}
 	}
 }

@@ -123,35 +123,35 @@ type watchStream struct {
 }
 
 // change sends a change as the selector sees it: an object that no longer matches is deleted.
-func (o *watchStream) change(e change) {
-	was := e.before != nil && o.c.selector.matches(e.before)
-	is := e.kind != watch.Deleted && o.c.selector.matches(e.after)
-	shown := inVersion(e.after, o.c.resource)
+func (w *watchStream) change(e change) {
+	was := e.before != nil && w.c.selector.matches(e.before)
+	is := e.kind != watch.Deleted && w.c.selector.matches(e.after)
+	shown := inVersion(e.after, w.c.resource)
 	switch {
 	case is && was:
-		o.send(watch.Modified, shown)
+		w.send(watch.Modified, shown)
 	case is:
-		o.send(watch.Added, shown)
+		w.send(watch.Added, shown)
 	case was && e.kind == watch.Deleted:
-		o.send(watch.Deleted, shown)
+		w.send(watch.Deleted, shown)
 	case was:
-		last := inVersion(e.before, o.c.resource).DeepCopy()
+		last := inVersion(e.before, w.c.resource).DeepCopy()
 		last.SetResourceVersion(e.after.GetResourceVersion())
-		o.send(watch.Deleted, last)
+		w.send(watch.Deleted, last)
 	}
 }
 
-func (o *watchStream) send(kind watch.EventType, obj *object) {
+func (w *watchStream) send(kind watch.EventType, obj *object) {
 	// A client that is gone ends the watch by its context.
-	_ = o.json.Encode(map[string]any{"type": kind, "object": o.c.shown(obj).Object})
+	_ = w.json.Encode(map[string]any{"type": kind, "object": w.c.shown(obj).Object})
 }
 
-func (o *watchStream) bookmark(version int, annotations map[string]string) {
+func (w *watchStream) bookmark(version int, annotations map[string]string) {
 	obj := &object{}
-	obj.SetGroupVersionKind(o.c.resource.gvk())
+	obj.SetGroupVersionKind(w.c.resource.gvk())
 	obj.SetResourceVersion(strconv.Itoa(version))
 	obj.SetAnnotations(annotations)
-	o.send(watch.Bookmark, obj)
+	w.send(watch.Bookmark, obj)
 }
 
 // selector says which objects a list or a watch is about.

@@ -9,24 +9,25 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// Shop is a namespace with ConfigMap app-config, Secret db and Deployment web, which takes its
+// Sample is a namespace with ConfigMap app-config, Secret db and Deployment web, which takes its
 // environment from both and is rolled when they change.
-type Shop struct {
+type Sample struct {
 	Namespace string
 
 	fleet *Fleet
 }
 
-// NewShop creates a shop, which is deleted at the end of the test.
-func (f *Fleet) NewShop(ctx context.Context, t testing.TB) Shop {
+// NewSample creates a sample, which is deleted at the end of the test.
+func (f *Fleet) NewSample(ctx context.Context, t testing.TB) Sample {
 	t.Helper()
-	s := Shop{f.NewNamespace(ctx, t, nil), f}
+	s := Sample{f.NewNamespace(ctx, t, nil), f}
 	s.CreateConfigMap(ctx, t, "app-config", nil)
 	s.CreateSecret(ctx, t, "db", "", "first")
 	s.Deploy(ctx, t, "web", map[string]string{ReloadAnnotation: "auto"})
@@ -35,7 +36,7 @@ func (f *Fleet) NewShop(ctx context.Context, t testing.TB) Shop {
 
 // Deploy creates a Deployment with the annotations that takes its environment from app-config and
 // db.
-func (s Shop) Deploy(ctx context.Context, t testing.TB, name string, annotations map[string]string) {
+func (s Sample) Deploy(ctx context.Context, t testing.TB, name string, annotations map[string]string) {
 	t.Helper()
 	d := cluster.NewDeployment(name, "app-config", annotations)
 	c := &d.Spec.Template.Spec.Containers[0]
@@ -46,7 +47,7 @@ func (s Shop) Deploy(ctx context.Context, t testing.TB, name string, annotations
 }
 
 // CreateConfigMap creates a ConfigMap with the annotations.
-func (s Shop) CreateConfigMap(ctx context.Context, t testing.TB, name string, annotations map[string]string) {
+func (s Sample) CreateConfigMap(ctx context.Context, t testing.TB, name string, annotations map[string]string) {
 	t.Helper()
 	_, err := s.fleet.Admin.CoreV1().ConfigMaps(s.Namespace).Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations},
@@ -58,7 +59,7 @@ func (s Shop) CreateConfigMap(ctx context.Context, t testing.TB, name string, an
 }
 
 // CreateSecret creates a Secret of a type with a value.
-func (s Shop) CreateSecret(ctx context.Context, t testing.TB, name string, kind corev1.SecretType, value string) {
+func (s Sample) CreateSecret(ctx context.Context, t testing.TB, name string, kind corev1.SecretType, value string) {
 	t.Helper()
 	_, err := s.fleet.Admin.CoreV1().Secrets(s.Namespace).Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: kind, StringData: map[string]string{"value": value},
@@ -69,7 +70,7 @@ func (s Shop) CreateSecret(ctx context.Context, t testing.TB, name string, kind 
 }
 
 // Paint changes ConfigMap app-config.
-func (s Shop) Paint(ctx context.Context, t testing.TB, color string) {
+func (s Sample) Paint(ctx context.Context, t testing.TB, color string) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"data":{"color":%q}}`, color)
 	if _, err := s.fleet.Admin.CoreV1().ConfigMaps(s.Namespace).Patch(ctx, "app-config", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
@@ -78,7 +79,7 @@ func (s Shop) Paint(ctx context.Context, t testing.TB, color string) {
 }
 
 // SetSecret changes the value of Secret db.
-func (s Shop) SetSecret(ctx context.Context, t testing.TB, value string) {
+func (s Sample) SetSecret(ctx context.Context, t testing.TB, value string) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"stringData":{"value":%q}}`, value)
 	if _, err := s.fleet.Admin.CoreV1().Secrets(s.Namespace).Patch(ctx, "db", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
@@ -89,7 +90,7 @@ func (s Shop) SetSecret(ctx context.Context, t testing.TB, value string) {
 // WaitUntilKnown waits until config-reload has recorded what the Deployment uses, so that it notices the
 // next change, and until kube-controller-manager has seen the Deployment: a slow kube-controller-manager
 // could see only the changed template, and make one ReplicaSet less.
-func (s Shop) WaitUntilKnown(ctx context.Context, t testing.TB, name string) {
+func (s Sample) WaitUntilKnown(ctx context.Context, t testing.TB, name string) {
 	t.Helper()
 	Eventually(ctx, t, func() error {
 		d, err := s.fleet.Admin.AppsV1().Deployments(s.Namespace).Get(ctx, name, metav1.GetOptions{})
@@ -102,7 +103,7 @@ func (s Shop) WaitUntilKnown(ctx context.Context, t testing.TB, name string) {
 
 // ReplicaSets counts the Deployment's ReplicaSets. kube-controller-manager creates one for each new
 // template.
-func (s Shop) ReplicaSets(ctx context.Context, t testing.TB, name string) int {
+func (s Sample) ReplicaSets(ctx context.Context, t testing.TB, name string) int {
 	t.Helper()
 	list, err := s.fleet.Admin.AppsV1().ReplicaSets(s.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
 	if err != nil {
@@ -112,7 +113,7 @@ func (s Shop) ReplicaSets(ctx context.Context, t testing.TB, name string) int {
 }
 
 // WaitForReplicaSets waits until there are n ReplicaSets.
-func (s Shop) WaitForReplicaSets(ctx context.Context, t testing.TB, name string, n int) {
+func (s Sample) WaitForReplicaSets(ctx context.Context, t testing.TB, name string, n int) {
 	t.Helper()
 	Eventually(ctx, t, func() error {
 		if got := s.ReplicaSets(ctx, t, name); got != n {
@@ -123,7 +124,7 @@ func (s Shop) WaitForReplicaSets(ctx context.Context, t testing.TB, name string,
 }
 
 // HasEvent returns an error unless there is an Event about an object of the name.
-func (s Shop) HasEvent(ctx context.Context, name, reason string) error {
+func (s Sample) HasEvent(ctx context.Context, name, reason string) error {
 	events, err := s.fleet.Admin.CoreV1().Events(s.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
 	if err == nil && len(events.Items) == 0 {
 		err = fmt.Errorf("no Event %s on %s", reason, name)
@@ -132,8 +133,25 @@ func (s Shop) HasEvent(ctx context.Context, name, reason string) error {
 }
 
 // Greet asks the greeter of examples/ for a greeting and waits for it.
-func (s Shop) Greet(ctx context.Context, t testing.TB, name string) {
+func (s Sample) Greet(ctx context.Context, t testing.TB, name string) {
 	t.Helper()
 	s.CreateConfigMap(ctx, t, name, map[string]string{"example.com/greet": "world"})
 	Eventually(ctx, t, func() error { return s.HasEvent(ctx, name, "Greeted") })
+}
+
+// NewNamespace creates a namespace, which is deleted at the end of the test.
+func (f *Fleet) NewNamespace(ctx context.Context, t testing.TB, labels map[string]string) string {
+	t.Helper()
+	namespaces := f.Admin.CoreV1().Namespaces()
+	ns, err := namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "shop-", Labels: labels}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		err := namespaces.Delete(context.Background(), ns.Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	})
+	return ns.Name
 }

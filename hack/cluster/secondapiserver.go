@@ -24,16 +24,16 @@ const (
 	etcdHoldSocket = "localhost:3"
 )
 
-// second is a second kube-apiserver on the same etcd. It has the flags, certificates and keys of the
+// secondAPIServer is a second kube-apiserver on the same etcd. It has the flags, certificates and keys of the
 // first, and a host name of its own: an API server derives the name of its identity Lease from that.
-type second struct {
+type secondAPIServer struct {
 	process  *sandbox.Process
 	etcd     io.Closer // passes on its requests
 	auditLog string
 }
 
 func (c *Cluster) startSecond(ctx context.Context) (err error) {
-	s := &second{auditLog: filepath.Join(c.box.Dir, "audit-2.log")}
+	s := &secondAPIServer{auditLog: filepath.Join(c.box.Dir, "audit-2.log")}
 	s.etcd, err = c.opts.SecondAPIServer(filepath.Join(c.box.Dir, etcdHoldSocket), filepath.Join(c.box.Dir, etcdName))
 	if err != nil {
 		return err

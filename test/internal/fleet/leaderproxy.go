@@ -17,28 +17,29 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-// Detour is a way from standbys to the leader that can be cut. The Lease leads there.
-type Detour struct {
+// LeaderProxy passes connections of standbys on to the leader, and can cut them. The Lease names its address as the
+// leader's.
+type LeaderProxy struct {
 	net.Listener
 	mu    sync.Mutex // held while nothing passes
 	conns []*net.TCPConn
 }
 
-// NewDetour leads standbys to the present leader by a detour.
-func (f *Fleet) NewDetour(ctx context.Context, t *testing.T) *Detour {
+// NewLeaderProxy starts a LeaderProxy in front of the present leader.
+func (f *Fleet) NewLeaderProxy(ctx context.Context, t *testing.T) *LeaderProxy {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &Detour{Listener: listener}
+	p := &LeaderProxy{Listener: listener}
 	t.Cleanup(func() { _ = listener.Close() })
 	var note map[string]any
 	Eventually(ctx, t, func() error {
 		return json.Unmarshal([]byte(f.Lease(ctx, t).Annotations[protocol.ProcessAnnotation]), &note)
 	})
 	leader := note["address"].(string)
-	go d.serve(leader)
+	go p.serve(leader)
 	note["address"] = listener.Addr().String()
 	value, err := json.Marshal(note)
 	if err != nil {
@@ -52,12 +53,12 @@ func (f *Fleet) NewDetour(ctx context.Context, t *testing.T) *Detour {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return d
+	return p
 }
 
-func (d *Detour) serve(leader string) {
+func (p *LeaderProxy) serve(leader string) {
 	for {
-		in, err := d.Accept()
+		in, err := p.Accept()
 		if err != nil {
 			return
 		}
@@ -66,20 +67,20 @@ func (d *Detour) serve(leader string) {
 			_ = in.Close()
 			return
 		}
-		d.mu.Lock()
-		d.conns = append(d.conns, in.(*net.TCPConn))
-		d.mu.Unlock()
-		go d.pass(out, in)
-		go d.pass(in, out)
+		p.mu.Lock()
+		p.conns = append(p.conns, in.(*net.TCPConn))
+		p.mu.Unlock()
+		go p.pass(out, in)
+		go p.pass(in, out)
 	}
 }
 
-func (d *Detour) pass(to io.WriteCloser, from io.ReadCloser) {
+func (p *LeaderProxy) pass(to io.WriteCloser, from io.ReadCloser) {
 	buf := make([]byte, 4096)
 	for {
 		n, err := from.Read(buf)
-		d.mu.Lock()
-		d.mu.Unlock() //nolint:staticcheck // it waits while nothing passes
+		p.mu.Lock()
+		p.mu.Unlock() //nolint:staticcheck // it waits while nothing passes
 		if err == nil {
 			_, err = to.Write(buf[:n])
 		}
@@ -92,19 +93,19 @@ func (d *Detour) pass(to io.WriteCloser, from io.ReadCloser) {
 }
 
 // Stall lets nothing pass any more.
-func (d *Detour) Stall() { d.mu.Lock() }
+func (p *LeaderProxy) Stall() { p.mu.Lock() }
 
 // Reset ends the connections like a firewall, and refuses others.
-func (d *Detour) Reset() { d.end(func(conn *net.TCPConn) { _ = conn.SetLinger(0) }) }
+func (p *LeaderProxy) Reset() { p.end(func(conn *net.TCPConn) { _ = conn.SetLinger(0) }) }
 
 // CloseCleanly ends the connections as the kernel does for a process that ends, and refuses others.
-func (d *Detour) CloseCleanly() { d.end(func(*net.TCPConn) {}) }
+func (p *LeaderProxy) CloseCleanly() { p.end(func(*net.TCPConn) {}) }
 
-func (d *Detour) end(prepare func(*net.TCPConn)) {
-	_ = d.Close()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, conn := range d.conns {
+func (p *LeaderProxy) end(prepare func(*net.TCPConn)) {
+	_ = p.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, conn := range p.conns {
 		prepare(conn)
 		_ = conn.Close()
 	}
