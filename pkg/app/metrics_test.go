@@ -68,6 +68,7 @@ var (
 		"quartermaster_federation_held_removals":           "gauge",
 		"quartermaster_federation_pending_removals":        "gauge",
 		"quartermaster_federation_replica_writes_total":    "counter",
+		"quartermaster_federation_written_off_removals":    "gauge",
 		"quartermaster_informer_last_activity_age_seconds": "gauge",
 		"rest_client_rate_limiter_duration_seconds":        "histogram",
 	}

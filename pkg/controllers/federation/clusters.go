@@ -78,6 +78,9 @@ type probedCluster struct {
 	probed bool
 	// readySince is when it became ready in this process.
 	readySince time.Time
+	// awaySince is when it became not ready; failures counts the failed probes in a row.
+	awaySince time.Time
+	failures  int64
 }
 
 // newClusterLoop returns the loop of the clusters of the federation namespace. It calls setClient when it has
@@ -115,6 +118,20 @@ func (l *clusterLoop) probed(name string) (probed, ready bool) {
 	return p != nil && p.probed, p != nil && p.health.Ready()
 }
 
+// away returns what is known of a cluster that is not ready, and false if it is ready.
+func (l *clusterLoop) away(name string, threshold int64) (policy.Away, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.clusters[name]
+	switch {
+	case p == nil:
+		return policy.Away{}, true // not probed yet
+	case p.health.Ready():
+		return policy.Away{}, false
+	}
+	return policy.Away{Since: p.awaySince, Seen: p.probed && p.failures >= threshold}, true
+}
+
 // reconcile probes a cluster, and again after the period.
 func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	object, exists := l.objects.Get(key)
@@ -134,7 +151,7 @@ func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time
 			return 0, ctx.Err() // the manager ends: that says nothing of the cluster
 		}
 	}
-	l.observe(ctx, p, object, p.health.Observe(result, problem, config))
+	l.observe(ctx, p, object, result, p.health.Observe(result, problem, config))
 	if p.health.Ready() {
 		l.setClient(ctx, read.Name, p.client)
 	} else {
@@ -152,7 +169,10 @@ func (l *clusterLoop) clusterOf(read policy.Cluster) *probedCluster {
 	defer l.mu.Unlock()
 	p := l.clusters[read.Name]
 	if p == nil {
-		p = &probedCluster{health: policy.StartHealth(read.Status), readySince: l.clock.Now()}
+		p = &probedCluster{health: policy.StartHealth(read.Status), readySince: l.clock.Now(), awaySince: l.clock.Now()}
+		if since, away := read.NotReadySince(); away {
+			p.awaySince = since
+		}
 		l.clusters[read.Name] = p
 	}
 	return p
@@ -259,11 +279,17 @@ func (l *clusterLoop) secret(name string) func(context.Context) (map[string][]by
 }
 
 // observe takes the health after a probe, and says what has become worse.
-func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *unstructured.Unstructured, next policy.Health) {
+func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *unstructured.Unstructured, result policy.Result, next policy.Health) {
 	before := p.health
 	l.mu.Lock()
 	if next.Ready() && !before.Ready() {
 		p.readySince = l.clock.Now()
+	}
+	if !next.Ready() && before.Ready() {
+		p.awaySince = l.clock.Now()
+	}
+	if p.failures++; result == policy.Well {
+		p.failures = 0
 	}
 	p.health, p.probed = next, true
 	l.mu.Unlock()

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -64,6 +65,7 @@ type controller struct {
 	types     *typeLoop
 	loop      *controllers.Loop[key]
 	replicas  *spreader
+	pending   *controllers.Loop[cache.ObjectName]
 	bodies    *bodies
 	metrics   *domainMetrics
 	metadata  metadata.Interface // says nothing of Endpoints being deprecated
@@ -76,13 +78,16 @@ type controller struct {
 	followed      map[string]*federatedType // by the name of the FederatedTypeConfig
 	readyClusters map[string]*readyCluster  // those that are ready
 	records       map[key]*keyRecord
-	joined        []policy.Cluster // the KubeFedClusters; nil until they are read
-	idle          bool             // since KubeFed leads
+	joined        []policy.Cluster                                     // the KubeFedClusters; nil until they are read
+	owed          map[string]policy.Pending                            // the records of pending removals, by ConfigMap
+	lastUIDs      map[string]map[string]map[cache.ObjectName]types.UID // of clusters' objects, by cluster and type
+	idle          bool                                                 // since KubeFed leads
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
-		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{}}
+		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{},
+		owed: map[string]policy.Pending{}, lastUIDs: map[string]map[string]map[cache.ObjectName]types.UID{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
 	quiet.WarningHandler = rest.NoWarnings{}
 	var err error
@@ -110,7 +115,10 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.replicas, err = newSpreader(c, c.informers.preferences, named("-replicas"))
+	if c.replicas, err = newSpreader(c, c.informers.preferences, named("-replicas")); err != nil {
+		return nil, err
+	}
+	c.pending, err = c.newPendingLoop(named("-pending"))
 	// Also while the loop does not run.
 	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.forgetJoined() })
 	c.metrics = newDomainMetrics(h.Metrics)
@@ -178,7 +186,7 @@ func (c *controller) Run(ctx context.Context) error {
 	defer stop()
 	c.replicas.forgetAll()
 	var all sync.WaitGroup
-	runs := []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.replicas.Run, c.watchForKubeFed}
+	runs := []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.replicas.Run, c.pending.Run, c.watchForKubeFed}
 	errs := make([]error, len(runs))
 	for i, run := range runs {
 		all.Go(func() {
@@ -282,13 +290,15 @@ type clusterStatus struct {
 	// Pending and Held are removals that wait, and of these those that wait for somebody's permission.
 	Pending int `json:"pendingRemovals"`
 	Held    int `json:"heldRemovals"`
+	// WrittenOff are removals that the cluster owes since its federated objects are gone.
+	WrittenOff int `json:"writtenOffRemovals"`
 }
 
 // Status implements controllers.Controller.
 func (c *controller) Status() controllers.Status {
 	s := c.loop.Status()
 	s.Name = Name
-	for _, other := range []controllers.Status{c.clusters.Status(), c.types.Status(), c.replicas.Status()} {
+	for _, other := range []controllers.Status{c.clusters.Status(), c.types.Status(), c.replicas.Status(), c.pending.Status()} {
 		s.InFlight = append(s.InFlight, other.InFlight...)
 		s.Reconciles, s.Errors, s.Panics = s.Reconciles+other.Reconciles, s.Errors+other.Errors, s.Panics+other.Panics
 		if s.LastError == nil || other.LastError != nil && other.LastError.Time.After(s.LastError.Time) {
@@ -309,7 +319,7 @@ func (c *controller) Status() controllers.Status {
 
 // clusterStatuses returns all clusters, sorted by name.
 func (c *controller) clusterStatuses() (all []clusterStatus) {
-	removals := map[string][2]int{}
+	removals, writtenOff := map[string][2]int{}, map[string]int{}
 	c.mu.Lock()
 	for _, record := range c.records {
 		for cluster, result := range record.results {
@@ -323,10 +333,14 @@ func (c *controller) clusterStatuses() (all []clusterStatus) {
 			removals[cluster] = n
 		}
 	}
+	for _, record := range c.owed {
+		writtenOff[record.Cluster]++
+	}
 	c.mu.Unlock()
 	for _, cluster := range c.joinedClusters() {
 		s := clusterStatus{Name: cluster.Name, Pending: removals[cluster.Name][0], Held: removals[cluster.Name][1]}
 		s.Ready, _ = c.clusters.ready(cluster.Name)
+		s.WrittenOff = writtenOff[cluster.Name]
 		if r := c.readyCluster(cluster.Name); r != nil {
 			s.Types, s.Queue = r.states(), r.loop.Status().QueueDepth
 		}

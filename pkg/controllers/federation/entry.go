@@ -4,6 +4,7 @@
 package federation
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -49,6 +50,7 @@ func (c *Config) needs() []informers.Need {
 		whole(informers.Need{Resource: kubeFedClusters}), whole(informers.Need{Resource: kubeFedConfigs}),
 		whole(informers.Need{Resource: federatedTypeConfigs}),
 		{Resource: informers.Secrets, Namespace: c.Namespace, FieldSelector: informers.NotHelm},
+		{Resource: informers.ConfigMaps, Namespace: c.Namespace, LabelSelector: policy.PendingLabel + "=true", Form: informers.Typed, Content: true},
 		{Resource: informers.Namespaces, ClusterScoped: true},
 		{Resource: customResourceDefinitions, ClusterScoped: true},
 		{Resource: propagatedVersions, Digest: versions},
@@ -76,10 +78,11 @@ func permissions() []rbacv1.PolicyRule {
 
 // namespacePermissions holds in the federation namespace, where the tokens of all clusters are.
 func namespacePermissions() []rbacv1.PolicyRule {
-	kubefed := rules("", []string{"configmaps", "endpoints"}, "get")
+	kubefed := rules("", []string{"endpoints"}, "get")
 	kubefed.ResourceNames = []string{kubeFedLock}
 	return []rbacv1.PolicyRule{
 		rules("", []string{"secrets"}, "get", "list", "watch"),
+		rules("", []string{"configmaps"}, "get", "list", "watch", "create", "update", "delete"),
 		rules(policy.CoreGroup, []string{"kubefedclusters", "kubefedconfigs"}, "list", "watch"),
 		rules(policy.CoreGroup, []string{"federatedtypeconfigs"}, "list", "watch", "patch"),
 		rules(policy.CoreGroup, []string{"kubefedclusters/status", "federatedtypeconfigs/status"}, "patch"),
@@ -92,6 +95,7 @@ type informersOf struct {
 	clusters, configs, types, preferences informers.Informer[*unstructured.Unstructured]
 	secrets, namespaces, definitions      informers.Informer[metav1.Object]
 	propagated, clusterPropagated         informers.Informer[*informers.Object]
+	pending                               informers.Informer[*corev1.ConfigMap]
 }
 
 func informersFor(h controllers.Host) informersOf {
@@ -101,5 +105,6 @@ func informersFor(h controllers.Host) informersOf {
 		informers.For[metav1.Object](h, informers.Secrets), informers.For[metav1.Object](h, informers.Namespaces),
 		informers.For[metav1.Object](h, customResourceDefinitions),
 		informers.For[*informers.Object](h, propagatedVersions), informers.For[*informers.Object](h, clusterPropagatedVersions),
+		informers.For[*corev1.ConfigMap](h, informers.ConfigMaps),
 	}
 }

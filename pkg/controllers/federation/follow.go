@@ -173,6 +173,8 @@ type typeWatch struct {
 	federated *federatedType
 	policy.ServingState
 	at time.Time
+	// since is when the state last changed.
+	since time.Time
 	// unanswered is set until the API server answers the watch.
 	unanswered bool
 }
@@ -225,6 +227,12 @@ func (r *readyCluster) syncWatches(ctx context.Context) (waits bool) {
 			r.c.mu.Lock()
 			changed := state != w.State
 			w.ServingState, w.at, w.unanswered = w.After(state), now, false
+			if changed {
+				w.since = now
+			}
+			if state == policy.Synced {
+				delete(r.c.lastUIDs[r.name], name)
+			}
 			r.c.mu.Unlock()
 			if changed {
 				r.enqueueType(w)
@@ -277,6 +285,11 @@ func (r *readyCluster) enqueueType(w *typeWatch) {
 		k := w.federated.keyOf(cache.MetaObjectToName(object))
 		if _, exists := w.federated.following.Get(k.ObjectName); !exists {
 			r.loop.Enqueue(k)
+		}
+	}
+	for _, record := range r.c.owedBy(r.name) {
+		if record.Type == w.federated.Name {
+			r.loop.Enqueue(keyOf(record))
 		}
 	}
 	r.c.requeueTypes(r.name, func(t *federatedType) bool { return t == w.federated })

@@ -13,9 +13,9 @@ const metricPrefix = "quartermaster_federation_"
 
 // domainMetrics are the metrics of this controller; package controllers has the metrics of the loops.
 type domainMetrics struct {
-	ready, pending, held *metrics.GaugeVec
-	lag                  *metrics.HistogramVec
-	spreads              *metrics.Counter
+	ready, pending, held, writtenOff *metrics.GaugeVec
+	lag                              *metrics.HistogramVec
+	spreads                          *metrics.Counter
 
 	mu       sync.Mutex
 	clusters map[string]bool // that have series
@@ -26,9 +26,10 @@ func newDomainMetrics(reg metrics.KubeRegistry) *domainMetrics {
 		return metrics.NewGaugeVec(&metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}, []string{"cluster"})
 	}
 	m := &domainMetrics{
-		ready:   gauge("cluster_ready", "1 if the cluster is ready, else 0."),
-		pending: gauge("pending_removals", "Removals in the cluster that wait, for whatever reason."),
-		held:    gauge("held_removals", "Removals in the cluster that wait until somebody allows them."),
+		ready:      gauge("cluster_ready", "1 if the cluster is ready, else 0."),
+		pending:    gauge("pending_removals", "Removals in the cluster that wait, for whatever reason."),
+		held:       gauge("held_removals", "Removals in the cluster that wait until somebody allows them."),
+		writtenOff: gauge("written_off_removals", "Removals that the cluster owes, since it was away when its federated objects were deleted."),
 		lag: metrics.NewHistogramVec(&metrics.HistogramOpts{Name: metricPrefix + "change_to_write_seconds", StabilityLevel: metrics.ALPHA,
 			Help:    "Time from when a change was seen until it was written in the cluster.",
 			Buckets: []float64{0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300}}, []string{"cluster"}),
@@ -36,7 +37,7 @@ func newDomainMetrics(reg metrics.KubeRegistry) *domainMetrics {
 			Help: "Federated objects written because the replicas of their clusters were planned anew."}),
 		clusters: map[string]bool{},
 	}
-	reg.MustRegister(m.ready, m.pending, m.held, m.lag, m.spreads)
+	reg.MustRegister(m.ready, m.pending, m.held, m.writtenOff, m.lag, m.spreads)
 	return m
 }
 
@@ -54,12 +55,13 @@ func (m *domainMetrics) set(all []clusterStatus) {
 		m.ready.WithLabelValues(c.Name).Set(ready)
 		m.pending.WithLabelValues(c.Name).Set(float64(c.Pending))
 		m.held.WithLabelValues(c.Name).Set(float64(c.Held))
+		m.writtenOff.WithLabelValues(c.Name).Set(float64(c.WrittenOff))
 		m.clusters[c.Name] = true
 		delete(gone, c.Name)
 	}
 	for name := range gone {
 		labels := map[string]string{"cluster": name}
-		for _, gauge := range []*metrics.GaugeVec{m.ready, m.pending, m.held} {
+		for _, gauge := range []*metrics.GaugeVec{m.ready, m.pending, m.held, m.writtenOff} {
 			gauge.Delete(labels)
 		}
 		m.lag.Delete(labels)

@@ -66,6 +66,7 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 		c.mu.Lock()
 		delete(c.readyClusters, name)
 		c.mu.Unlock()
+		r.keepUIDs()
 		r.stop()
 		r.ended.Wait()
 		r.loop.Close()
@@ -199,6 +200,9 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 		r.serving(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
 		r.c.withdraw(k, r.name)
 		return 0, nil
+	}
+	if err := r.settlePending(ctx, v); err != nil {
+		return 0, err
 	}
 	w := &work{view: v, cluster: r, state: r.c.state(v, r)}
 	switch policy.Decide(w.state) {

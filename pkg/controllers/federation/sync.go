@@ -99,7 +99,16 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	if !v.deleting && !v.digest.Finalizer {
 		return 0, c.addFinalizer(ctx, v) // its event is next: no cluster is written before that
 	}
-	return c.conclude(ctx, v, c.outcomes(v))
+	outcomes := c.outcomes(v)
+	wait, err := c.writeOffs(ctx, v, outcomes)
+	if err != nil {
+		return 0, err
+	}
+	after, err := c.conclude(ctx, v, outcomes)
+	if wait > 0 && (after == 0 || wait < after) {
+		after = wait
+	}
+	return after, err
 }
 
 // enqueueInClusters enqueues a key in every cluster that holds its object.

@@ -277,18 +277,6 @@ func TestSyncScenarios(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.status("FederatedConfigMap", "f", "gone")
 		},
-		"deleting F waits for c2 while it is away": func(f *fed) {
-			f.c2.Cut()
-			f.Sleep(time.Minute)
-			f.Delete(configMap(f.t))
-			f.Sleep(20 * time.Minute)
-			f.has(f.c1, "gone")
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady") // nothing is written off yet
-			f.c2.Restore()
-			f.Sleep(time.Minute)
-			f.has(f.c2, "gone")
-			f.status("FederatedConfigMap", "f", "gone")
-		},
 		"deleting an orphaning F leaves its objects": func(f *fed) {
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/orphan: 'true'}", "metadata", "annotations")
 			f.Sleep(time.Second)

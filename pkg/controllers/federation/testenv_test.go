@@ -73,8 +73,14 @@ func kubeFedCluster(c *controllertest.Cluster, name string) *unstructured.Unstru
 
 func newFed(t *testing.T, objects ...runtime.Object) *fed {
 	t.Helper()
+	return newFedWith(t, nil, objects...)
+}
+
+// newFedWith is newFed with flags.
+func newFedWith(t *testing.T, flags []string, objects ...runtime.Object) *fed {
+	t.Helper()
 	const deploy = "../../../deploy/federation/"
-	host := controllertest.Setup{Entries: []controllers.Entry{federation.Entry()}, Flags: []string{"--federation-unsafe-endpoints"}}.NewHost(t,
+	host := controllertest.Setup{Entries: []controllers.Entry{federation.Entry()}, Flags: append(flags, "--federation-unsafe-endpoints")}.NewHost(t,
 		controllertest.ReadYAML(t, deploy+"crds/core.yaml", deploy+"crds/federated.yaml", deploy+"crds/scheduling.yaml", deploy+"types.yaml")...)
 	f := &fed{Host: host, t: t, clients: map[*controllertest.Host]dynamic.Interface{}}
 	f.c1, f.c2 = host.AddCluster("c1"), host.AddCluster("c2")

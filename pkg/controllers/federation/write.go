@@ -315,6 +315,12 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 		w.fail(failed, err)
 		return
 	}
+	if w.object == nil && live != nil && !w.keepUnwanted {
+		if deletes, options, err = w.owes(ctx, live); err != nil {
+			w.unknown, w.err = true, err
+			return
+		}
+	}
 	w.removeLive(ctx, live, deletes, options)
 }
 

@@ -1,0 +1,277 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// newPendingLoop returns the loop of the records of pending removals.
+func (c *controller) newPendingLoop(options controllers.Options) (*controllers.Loop[cache.ObjectName], error) {
+	c.informers.pending.AddHandler(func(old, object *corev1.ConfigMap, _ bool) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if object == nil {
+			delete(c.owed, old.Name)
+		} else if record, err := policy.ReadPending(object.Name, object.Data); err == nil {
+			c.owed[object.Name] = record
+		}
+	})
+	return controllers.NewLoop(options, c.reconcilePending, controllers.WatchSelf(c.informers.pending),
+		controllers.WatchChanges(c.informers.clusters, func(e controllers.Event[*unstructured.Unstructured]) (keys []cache.ObjectName) {
+			if e.New != nil {
+				return nil
+			}
+			for _, object := range c.informers.pending.List(c.cfg.Namespace, nil) {
+				keys = append(keys, cache.MetaObjectToName(object))
+			}
+			return keys
+		}))
+}
+
+// reconcilePending deletes the record of a cluster that has left, and lets the loop of a ready cluster carry
+// out the others.
+func (c *controller) reconcilePending(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
+	object, exists := c.informers.pending.Get(name)
+	if !exists {
+		return 0, nil
+	}
+	record, err := policy.ReadPending(object.Name, object.Data)
+	if err != nil {
+		return 0, controllers.TerminalError(fmt.Errorf("ConfigMap %s: %w", name, err))
+	}
+	if _, joined := c.informers.clusters.Get(cache.ObjectName{Namespace: c.cfg.Namespace, Name: record.Cluster}); !joined {
+		return 0, c.dropPending(ctx, object)
+	}
+	if r := c.readyCluster(record.Cluster); r != nil {
+		r.loop.Enqueue(keyOf(record))
+	}
+	return 0, nil
+}
+
+func keyOf(record policy.Pending) key {
+	return key{record.Type, cache.ObjectName{Namespace: record.Namespace, Name: record.Name}}
+}
+
+// dropPending deletes a record, unless somebody has changed it.
+func (c *controller) dropPending(ctx context.Context, object *corev1.ConfigMap) error {
+	preconditions := metav1.Preconditions{UID: &object.UID, ResourceVersion: &object.ResourceVersion}
+	err := c.host.Client.CoreV1().ConfigMaps(c.cfg.Namespace).Delete(ctx, object.Name, metav1.DeleteOptions{Preconditions: &preconditions})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("ConfigMap %s: %w", object.Name, err)
+	}
+	return nil
+}
+
+// owedBy returns the records of a cluster.
+func (c *controller) owedBy(cluster string) (records []policy.Pending) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, record := range c.owed {
+		if record.Cluster == cluster {
+			records = append(records, record)
+		}
+	}
+	return records
+}
+
+// writeOffs lets a deleted federated object go if it waits for nothing but clusters that have been away for
+// long: what they owe is recorded first. Otherwise it returns when to look again.
+func (c *controller) writeOffs(ctx context.Context, v *view, outcomes map[string]outcome) (wait time.Duration, err error) {
+	if !v.deleting || c.cfg.UnreachableGrace <= 0 {
+		return 0, nil
+	}
+	var due []string
+	present := false
+	for name, is := range outcomes {
+		if is.cleared {
+			continue
+		}
+		away, isAway := c.away(ctx, v.Name, name)
+		if !isAway {
+			present = true
+			continue
+		}
+		wait = max(wait, away.WriteOff(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGrace, c.host.LoopOptions.Clock.Now()))
+		due = append(due, name)
+	}
+	if present || wait > 0 {
+		return wait, nil
+	}
+	for _, name := range due {
+		written, err := c.writeOff(ctx, v, name)
+		if err != nil {
+			return 0, fmt.Errorf("write off %s in cluster %s: %w", describe(v), name, err)
+		}
+		is := outcomes[name]
+		is.cleared = written
+		outcomes[name] = is
+	}
+	return 0, nil
+}
+
+// away returns what is known of a cluster that is not ready or refuses a type, and false if it is there.
+func (c *controller) away(ctx context.Context, kind, cluster string) (policy.Away, bool) {
+	if r := c.readyCluster(cluster); r != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		w := r.types[kind]
+		if w == nil || w.State != policy.Forbidden {
+			return policy.Away{}, false
+		}
+		return policy.Away{Since: w.since, Seen: true}, true
+	}
+	return c.clusters.away(cluster, settings(ctx, c.informers.configs, c.cfg.Namespace).FailureThreshold)
+}
+
+// writeOff records what a cluster owes when the federated object has gone, unless its object is to stay.
+func (c *controller) writeOff(ctx context.Context, v *view, cluster string) (written bool, err error) {
+	f, err := c.body(ctx, v)
+	if f == nil || err != nil {
+		return false, err
+	}
+	options, err := c.deleteOptions(v, f)
+	if err != nil {
+		return false, nil // until the annotation changes
+	}
+	goes, err := c.definitionDeleted(ctx, v)
+	if err != nil {
+		return false, err
+	}
+	if !goes && !v.keepUnwanted {
+		record := policy.Pending{Cluster: cluster, Type: v.Name, Namespace: v.key.Namespace, Name: v.key.Name, FederatedUID: v.object.GetUID(),
+			UID: c.lastUID(cluster, v.key), Deleted: v.object.GetDeletionTimestamp().UTC(), Options: options}
+		if err := c.record(ctx, record); err != nil {
+			return false, err
+		}
+	}
+	klog.FromContext(ctx).V(2).Info("Wrote off a deleted federated object", "object", klog.KRef(v.key.Namespace, v.key.Name), "type", v.Name, "cluster", cluster)
+	c.eventOnce(v, corev1.EventTypeNormal, policy.Warning{Reason: "WrittenOff", Text: fmt.Sprintf("cluster %q has been away for long; it removes its object when it is back", cluster)})
+	return true, nil
+}
+
+// record writes a record. An earlier one, of a former federated object of this name, is replaced.
+func (c *controller) record(ctx context.Context, record policy.Pending) error {
+	client := c.host.Client.CoreV1().ConfigMaps(c.cfg.Namespace)
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: policy.PendingName(record.Cluster, record.Type, record.Namespace, record.Name),
+		Labels: map[string]string{policy.PendingLabel: "true"}}, Data: record.Data()}
+	_, err := client.Create(ctx, object, metav1.CreateOptions{})
+	if !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	is, err := client.Get(ctx, object.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if written, err := policy.ReadPending(is.Name, is.Data); err == nil && written.FederatedUID == record.FederatedUID {
+		return nil // before a crash
+	}
+	object.UID, object.ResourceVersion = is.UID, is.ResourceVersion
+	_, err = client.Update(ctx, object, metav1.UpdateOptions{})
+	return err
+}
+
+// pendingOf reads the record that a cluster owes the removal of an object, or nil. The federated object must
+// have been found absent before: then its record has been written.
+func (w *work) pendingOf(ctx context.Context) (*policy.Pending, error) {
+	name := policy.PendingName(w.cluster.name, w.key.kind, w.key.Namespace, w.key.Name)
+	object, err := w.cluster.c.host.Client.CoreV1().ConfigMaps(w.cluster.c.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	record, err := policy.ReadPending(name, object.Data)
+	if err != nil {
+		return nil, nil // the loop of the records says so
+	}
+	return &record, nil
+}
+
+// existsAgain reads whether the federated object exists again.
+func (w *work) existsAgain(ctx context.Context) (bool, error) {
+	_, err := w.client.Namespace(w.key.Namespace).Get(ctx, w.key.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// owes reports whether the managed object of a federated object that is gone is to be deleted, with which
+// options.
+func (w *work) owes(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
+	record, err := w.pendingOf(ctx)
+	if record == nil || err != nil || !record.Covers(live) {
+		return false, options, err
+	}
+	exists, err := w.existsAgain(ctx)
+	if exists {
+		err = fmt.Errorf("%s exists again", describe(w.view))
+	}
+	return err == nil, record.Options, err
+}
+
+// settlePending deletes the record of an object once the cluster does not have that object any more, or is to
+// have it again.
+func (r *readyCluster) settlePending(ctx context.Context, v *view) error {
+	name := cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: policy.PendingName(r.name, v.key.kind, v.key.Namespace, v.key.Name)}
+	object, exists := r.c.informers.pending.Get(name)
+	if !exists || r.holds(v.key) && !v.wanted(r.name) {
+		return nil
+	}
+	return r.c.dropPending(ctx, object)
+}
+
+// keepUIDs keeps the UIDs of a cluster's objects while the cluster is away, for the records of removals.
+func (r *readyCluster) keepUIDs() {
+	seen := map[string]map[cache.ObjectName]types.UID{}
+	for name, w := range r.snapshot() {
+		if w.State != policy.Synced {
+			continue // what was seen before still counts
+		}
+		seen[name] = map[cache.ObjectName]types.UID{}
+		for _, object := range w.following.List(metav1.NamespaceAll, nil) {
+			seen[name][cache.MetaObjectToName(object)] = object.GetUID()
+		}
+	}
+	joined := r.c.joins(r.name)
+	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
+	if !joined {
+		delete(r.c.lastUIDs, r.name)
+		return
+	}
+	kept := r.c.lastUIDs[r.name]
+	if kept == nil {
+		kept = map[string]map[cache.ObjectName]types.UID{}
+		r.c.lastUIDs[r.name] = kept
+	}
+	maps.Copy(kept, seen)
+}
+
+// lastUID returns the UID of an object of a cluster, as it was last seen, or "".
+func (c *controller) lastUID(cluster string, k key) types.UID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := c.followed[k.kind]
+	if t == nil {
+		return ""
+	}
+	return c.lastUIDs[cluster][k.kind][t.target(k)]
+}

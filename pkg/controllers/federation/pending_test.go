@@ -1,0 +1,407 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// records returns the records of pending removals.
+func (f *fed) records() (all []policy.Pending) {
+	f.t.Helper()
+	for _, object := range controllertest.List[corev1.ConfigMap](f.Host) {
+		if object.Labels[policy.PendingLabel] == "" {
+			continue
+		}
+		record, err := policy.ReadPending(object.Name, object.Data)
+		if err != nil {
+			f.t.Error(err)
+		}
+		all = append(all, record)
+	}
+	if n := f.Metric(federation.MetricPrefix + "written_off_removals"); int(n) != len(all) {
+		f.t.Errorf("%v removals are written off, and there are %d records", n, len(all))
+	}
+	return all
+}
+
+// away cuts c2 off and, a minute later, deletes the federated object.
+func (f *fed) away() {
+	f.t.Helper()
+	f.c2.Cut()
+	f.Sleep(time.Minute)
+	f.Delete(configMap(f.t))
+}
+
+// writtenOff is away, and waits until the federated object has been written off.
+func (f *fed) writtenOff() {
+	f.t.Helper()
+	f.away()
+	f.Sleep(5*time.Minute + time.Second)
+	f.status("FederatedConfigMap", "f", "gone")
+	if n := len(f.records()); n != 1 {
+		f.t.Fatalf("%d records", n)
+	}
+}
+
+// back lets c2 return.
+func (f *fed) back() {
+	f.t.Helper()
+	f.c2.Restore()
+	f.Sleep(time.Minute)
+}
+
+// noRecords checks that no record is left.
+func (f *fed) noRecords() {
+	f.t.Helper()
+	if all := f.records(); len(all) > 0 {
+		f.t.Errorf("the records %v are left", all)
+	}
+}
+
+// remade is the object in c2 as somebody else has made it at a time.
+func (f *fed) remade(at time.Time) *unstructured.Unstructured {
+	f.t.Helper()
+	u := f.get(f.c2.Host, "ConfigMap", "shop", "f")
+	u.SetUID("")
+	u.SetCreationTimestamp(metav1.NewTime(at))
+	return u
+}
+
+// TestWriteOff begins with the federated object in both clusters.
+func TestWriteOff(t *testing.T) {
+	const record = "configmaps " + namespace + "/federation-pending-"
+	for name, test := range map[string]func(f *fed){
+		"F goes after the grace, and its object when c2 is back": func(f *fed) {
+			f.away()
+			f.Sleep(4*time.Minute + 50*time.Second)
+			f.has(f.c1, "gone")
+			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.Writes()
+			f.Sleep(11 * time.Second)
+			f.status("FederatedConfigMap", "f", "gone")
+			if w := f.Writes(); len(w) != 2 || !strings.HasPrefix(w[0], "create "+record) || w[1] != "patch federatedconfigmaps.types.kubefed.io shop/f" {
+				f.t.Errorf("wrote %q, want the record before the finalizer", w)
+			}
+			if all := f.records(); len(all) != 1 || all[0].UID == "" {
+				f.t.Errorf("records %v", all)
+			}
+			f.Sleep(20 * time.Minute)
+			f.back()
+			f.wrote(f.c2.Host, deleted)
+			f.noRecords()
+			if events := f.Events(); !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Normal WrittenOff ") }) {
+				f.t.Errorf("Events %q", events)
+			}
+		},
+		"F is deleted when c2 has been away for long, and goes after the grace": func(f *fed) {
+			f.c2.Cut()
+			f.Sleep(20 * time.Minute)
+			f.Delete(configMap(f.t))
+			f.Sleep(4 * time.Minute)
+			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.Sleep(2 * time.Minute)
+			f.status("FederatedConfigMap", "f", "gone")
+		},
+		"F is deleted, and c2 is away ever again but never for the grace": func(f *fed) {
+			f.change(f.c2.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
+			f.Sleep(time.Minute)
+			f.Delete(configMap(f.t))
+			for range 5 {
+				f.c2.Cut()
+				f.Sleep(4 * time.Minute)
+				f.c2.Restore()
+				f.Sleep(time.Minute)
+			}
+			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=WaitingForRemoval")
+			f.noRecords()
+		},
+		"F is created again, and c2 keeps its object": func(f *fed) {
+			f.writtenOff()
+			again := configMap(f.t)
+			again.Object["spec"].(map[string]any)["template"] = map[string]any{"data": map[string]any{"a": "c"}}
+			f.Put(again)
+			f.Sleep(time.Minute)
+			f.back()
+			f.wrote(f.c2.Host, updated)
+			f.noRecords()
+			f.status("FederatedConfigMap", "f", "c1= c2=")
+		},
+		"F is created again just before the removal": func(f *fed) {
+			f.writtenOff()
+			f.c2.OnRead(func(r controllertest.Request) error {
+				if r.Verb == "get" && f.get(f.Host, "FederatedConfigMap", "shop", "f") == nil {
+					f.Put(configMap(f.t)) // when its absence has been read
+				}
+				return nil
+			})
+			f.back()
+			f.has(f.c2, "managed")
+			if w := f.c2.Writes(); slices.Contains(w, deleted) || slices.Contains(w, edited) {
+				f.t.Errorf("wrote %q", w)
+			}
+		},
+		"F is created and deleted again, with other options": func(f *fed) {
+			f.writtenOff()
+			again := configMap(f.t)
+			again.SetAnnotations(map[string]string{policy.DeleteOptionAnnotation: `{"gracePeriodSeconds":7}`})
+			f.Put(again)
+			f.Sleep(time.Minute)
+			f.Delete(again)
+			f.Sleep(6 * time.Minute)
+			f.status("FederatedConfigMap", "f", "gone")
+			if n := len(f.records()); n != 1 {
+				f.t.Errorf("%d records", n)
+			}
+			var body string
+			f.c2.OnWrite(func(r controllertest.Request) error { body = string(r.Body); return nil })
+			f.back()
+			f.wrote(f.c2.Host, deleted)
+			if !strings.Contains(body, `"gracePeriodSeconds":7`) || !strings.Contains(body, `"resourceVersion"`) || !strings.Contains(body, `"uid"`) {
+				f.t.Error(body)
+			}
+			f.noRecords()
+		},
+		"the object in c2 is made anew before c2 is back": func(f *fed) {
+			f.writtenOff()
+			anew := f.remade(time.Now())
+			f.c2.Delete(anew)
+			f.c2.Put(anew)
+			f.back()
+			f.has(f.c2, "unlabelled")
+			f.noRecords()
+		},
+		"the object in c2 is made anew, and its clock is behind": func(f *fed) {
+			f.writtenOff()
+			anew := f.remade(time.Now().Add(-24 * time.Hour))
+			f.c2.Delete(anew)
+			f.c2.Put(anew)
+			f.back()
+			f.has(f.c2, "unlabelled")
+			f.noRecords()
+		},
+		"the object in c2 is made anew, and the leader has never seen c2": func(f *fed) {
+			f.away()
+			f.Restart()
+			f.Sleep(6 * time.Minute)
+			if all := f.records(); len(all) != 1 || all[0].UID != "" {
+				f.t.Errorf("records %v", all)
+			}
+			anew := f.remade(time.Now())
+			f.c2.Delete(anew)
+			f.c2.Put(anew)
+			f.back()
+			f.has(f.c2, "unlabelled")
+			f.noRecords()
+		},
+		"the leader has never seen c2": func(f *fed) {
+			f.away()
+			f.Restart()
+			f.Sleep(6 * time.Minute)
+			f.back()
+			f.wrote(f.c2.Host, deleted)
+			f.noRecords()
+		},
+		"a new leader sees for itself that c2 is away": func(f *fed) {
+			f.away()
+			f.Sleep(4 * time.Minute)
+			f.Restart(func() { time.Sleep(2 * time.Minute) })
+			f.Sleep(10 * time.Second)
+			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.Sleep(time.Minute)
+			f.status("FederatedConfigMap", "f", "gone")
+		},
+		"the record is lost, and c2 keeps its object": func(f *fed) {
+			f.writtenOff()
+			for _, object := range controllertest.List[corev1.ConfigMap](f.Host) {
+				f.Delete(object)
+			}
+			f.back()
+			f.has(f.c2, "unlabelled")
+		},
+		"the cache does not know of the record yet": func(f *fed) {
+			f.away()
+			f.Lag(3*time.Second, "configmaps")
+			<-time.After(5*time.Minute + 10*time.Millisecond)
+			f.c2.Restore()
+			f.Put(secret("c2", "other")) // a probe at once
+			f.Sleep(time.Minute)
+			f.wrote(f.c2.Host, deleted)
+		},
+		"the record cannot be written": func(f *fed) {
+			f.OnWrite(func(r controllertest.Request) error {
+				if strings.HasPrefix(r.Resource, "configmaps") {
+					return errors.New("no space left")
+				}
+				return nil
+			})
+			f.away()
+			f.Sleep(20 * time.Minute)
+			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.OnWrite(nil)
+			f.Sleep(10 * time.Minute)
+			f.status("FederatedConfigMap", "f", "gone")
+		},
+		"the manager ends between the record and the finalizer, and c2 is back": func(f *fed) {
+			f.OnWrite(func(r controllertest.Request) error {
+				if strings.HasPrefix(r.Resource, "federatedconfigmaps") && len(controllertest.List[corev1.ConfigMap](f.Host)) > 0 {
+					return errors.New("no space left")
+				}
+				return nil
+			})
+			f.away()
+			f.Sleep(10 * time.Minute)
+			if n := len(f.records()); n != 1 {
+				f.t.Errorf("%d records", n)
+			}
+			f.OnWrite(nil)
+			f.Restart(f.c2.Restore)
+			f.Sleep(time.Minute)
+			f.wrote(f.c2.Host, deleted)
+			f.status("FederatedConfigMap", "f", "gone")
+			f.noRecords()
+		},
+		"c2 is away again before its object is gone": func(f *fed) {
+			f.change(f.c2.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
+			f.Sleep(time.Minute)
+			f.c2.Writes()
+			f.writtenOff()
+			f.back()
+			f.wrote(f.c2.Host, deleted)
+			if n := len(f.records()); n != 1 {
+				f.t.Errorf("%d records while c2 has its object", n)
+			}
+			f.change(f.c2.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
+			f.Sleep(time.Minute)
+			f.noRecords()
+		},
+		"an orphaning F goes without a record": func(f *fed) {
+			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/orphan: 'true'}", "metadata", "annotations")
+			f.away()
+			f.Sleep(6 * time.Minute)
+			f.status("FederatedConfigMap", "f", "gone")
+			f.noRecords()
+			f.back()
+			f.has(f.c2, "unlabelled")
+		},
+		"a malformed deleteoption waits": func(f *fed) {
+			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/deleteoption: soon}", "metadata", "annotations")
+			f.away()
+			f.Sleep(20 * time.Minute)
+			f.noRecords()
+			f.warned("InvalidDeleteOptions", "RetrievingClusterHealthFailed")
+			f.status("FederatedConfigMap", "f", "CheckClusters c1=WaitingForRemoval c2=ClusterNotReady")
+		},
+		"a cluster that leaves takes its records along and keeps its objects": func(f *fed) {
+			f.writtenOff()
+			f.Delete(kubeFedCluster(f.c2, "c2"))
+			f.Sleep(time.Minute)
+			f.noRecords()
+			f.c2.Restore()
+			f.Sleep(time.Minute)
+			f.has(f.c2, "managed")
+		},
+	} {
+		t.Run(name, func(t *testing.T) { run(t, test) })
+	}
+}
+
+// TestWriteOffNamespace deletes a Namespace of the host with all that is federated in it.
+func TestWriteOffNamespace(t *testing.T) {
+	run(t, func(f *fed) {
+		f.c2.Cut()
+		f.Sleep(time.Minute)
+		f.Delete(configMap(f.t), federated(f.t, "Namespace", "shop", "{}"))
+		f.Sleep(6 * time.Minute)
+		f.status("FederatedConfigMap", "f", "gone")
+		f.status("FederatedNamespace", "shop", "gone")
+		if n := len(f.records()); n != 2 {
+			f.t.Errorf("%d records", n)
+		}
+		f.back()
+		got := f.c2.Writes()
+		if slices.Sort(got); !slices.Equal(got, []string{deleted, "delete namespaces shop"}) {
+			t.Errorf("wrote %q", got)
+		}
+		f.noRecords()
+	})
+}
+
+// TestWriteOffIsOff has a grace of 0.
+func TestWriteOffIsOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFedWith(t, []string{"--federation-unreachable-grace=0"}, configMap(t))
+		f.away()
+		f.Sleep(20 * time.Minute)
+		f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+		f.back()
+		f.has(f.c2, "gone")
+		f.status("FederatedConfigMap", "f", "gone")
+	})
+}
+
+// TestLongAbsence has a cluster that is away for an hour while many federated objects change.
+func TestLongAbsence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFed(t)
+		named := func(i int, content string) *unstructured.Unstructured {
+			return federated(t, "ConfigMap", fmt.Sprintf("f-%d", i), fmt.Sprintf("{template: {data: {a: %s}}, %s}", content, both))
+		}
+		const size, again = 500, 100 // the first half is deleted, and some of it made again
+		for i := range 2 * size {
+			f.Put(named(i, "b"))
+		}
+		f.Sleep(5 * time.Minute)
+		if n := len(f.c2.Writes()); n != 2*size+1 {
+			t.Fatalf("%d writes in c2", n)
+		}
+		f.c2.Cut()
+		f.Sleep(10 * time.Minute)
+		for i := range size {
+			f.Delete(named(i, "b"))
+			f.Put(named(size+i, "changed"))
+		}
+		f.Sleep(6 * time.Minute)
+		for i := range 2 * size {
+			if name := fmt.Sprintf("f-%d", i); (f.get(f.Host, "FederatedConfigMap", "shop", name) == nil) != (i < size) {
+				t.Errorf("%s exists, or not", name)
+			}
+		}
+		if n := len(f.records()); n != size {
+			t.Errorf("%d records", n)
+		}
+		for i := range again {
+			f.Put(named(i, "again"))
+		}
+		f.Sleep(44 * time.Minute)
+		f.c2.Restore()
+		f.Sleep(70 * time.Second) // a probe, and a minute
+		wrote := map[string]int{}
+		for _, w := range f.c2.Writes() {
+			wrote[strings.Fields(w)[0]]++
+			i := 0
+			if _, err := fmt.Sscanf(w, "delete configmaps shop/f-%d", &i); err == nil && (i < again || i >= size) {
+				t.Error(w)
+			}
+		}
+		if wrote["delete"] != size-again || wrote["update"] != size+again || len(wrote) != 2 {
+			t.Errorf("wrote %v in c2", wrote)
+		}
+		f.noRecords()
+	})
+}
