@@ -22,14 +22,14 @@ import (
 // TestHeapHasNoValueAfterItsWrite searches the heap and the log of a manager that has copied, merged,
 // repaired and replaced Secrets for their values.
 func TestHeapHasNoValueAfterItsWrite(t *testing.T) {
-	w := newFixture(t, "a", "b")
-	binary, err := cluster.BuildProgram(w.ctx, "test/replication/dumping", false)
+	f := newFixture(t, "a", "b")
+	binary, err := cluster.BuildProgram(f.ctx, "test/replication/dumping", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "heap")
-	m := shared.Run(t, shared.NewReplica(w.ctx, t), cluster.ManagerOptions{Binary: binary, Args: args("-v=6"), Env: []string{"HEAP_DUMP=" + path}})
-	shared.WaitForLeader(w.ctx, t, m)
+	m := shared.Run(t, shared.NewReplica(f.ctx, t), cluster.ManagerOptions{Binary: binary, Args: args("-v=6"), Env: []string{"HEAP_DUMP=" + path}})
+	shared.WaitForLeader(f.ctx, t, m)
 
 	var planted []string
 	plant := func() string {
@@ -42,36 +42,36 @@ func TestHeapHasNoValueAfterItsWrite(t *testing.T) {
 	}
 	for i := range 10 {
 		name := fmt.Sprintf("planted-%d", i)
-		permitted := w.with("Q:push-to={b}", "M:replication-allowed=true", "M:replication-allowed-namespaces={b}")
+		permitted := f.with("Q:push-to={b}", "M:replication-allowed=true", "M:replication-allowed-namespaces={b}")
 		first, own := plant(), plant()
-		w.secret("a/"+name, "k="+first, permitted)
-		w.secret("b/pull-"+name, "own="+own, w.with("M:replicate-from={a}/"+name))
-		w.await("b/"+name+": k="+first, "b/pull-"+name+": k="+first+" own="+own)
-		w.edit("b/"+name, holding("k="+plant())) // drift
-		w.await("b/" + name + ": k=" + first)
-		w.edit("b/"+name, func(s *corev1.Secret) { s.Immutable = new(true) })
+		f.secret("a/"+name, "k="+first, permitted)
+		f.secret("b/pull-"+name, "own="+own, f.with("M:replicate-from={a}/"+name))
+		f.await("b/"+name+": k="+first, "b/pull-"+name+": k="+first+" own="+own)
+		f.edit("b/"+name, holding("k="+plant())) // drift
+		f.await("b/" + name + ": k=" + first)
+		f.edit("b/"+name, func(s *corev1.Secret) { s.Immutable = new(true) })
 		second := plant()
-		w.edit("a/"+name, holding("k="+second))
-		w.await("b/"+name+": k="+second, "b/pull-"+name+": k="+second+" own="+own)
+		f.edit("a/"+name, holding("k="+second))
+		f.await("b/"+name+": k="+second, "b/pull-"+name+": k="+second+" own="+own)
 	}
 	// What follows takes the buffers of the connection.
 	for i := range 20 {
 		name := fmt.Sprintf("plough-%d", i)
-		w.secret("a/"+name, "k="+strings.Repeat("x", 64<<10), w.with("Q:push-to={b}"))
-		fleet.Eventually(w.ctx, t, func() error {
-			if w.get("b/"+name) == nil {
+		f.secret("a/"+name, "k="+strings.Repeat("x", 64<<10), f.with("Q:push-to={b}"))
+		fleet.Eventually(f.ctx, t, func() error {
+			if f.get("b/"+name) == nil {
 				return fmt.Errorf("no copy of %s", name)
 			}
 			return nil
 		})
 	}
-	w.settle()
+	f.settle()
 
 	if err := m.Signal(syscall.SIGUSR1); err != nil {
 		t.Fatal(err)
 	}
 	var dump []byte
-	fleet.Eventually(w.ctx, t, func() (err error) {
+	fleet.Eventually(f.ctx, t, func() (err error) {
 		dump, err = os.ReadFile(path)
 		return err
 	})

@@ -52,46 +52,46 @@ var groups atomic.Int64
 // newFixture creates the namespaces, each with the label group={id}.
 func newFixture(t *testing.T, names ...string) *fixture {
 	t.Helper()
-	w := &fixture{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("w%d", groups.Add(1)), namespaces: map[string]string{}, begin: time.Now()}
+	f := &fixture{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("w%d", groups.Add(1)), namespaces: map[string]string{}, begin: time.Now()}
 	for _, name := range names {
-		w.namespace(name)
+		f.namespace(name)
 	}
-	return w
+	return f
 }
 
-func (w *fixture) namespace(name string) {
-	w.Helper()
-	w.namespaces[name] = shared.NewNamespace(w.ctx, w, map[string]string{"group": w.id, "name": name})
+func (f *fixture) namespace(name string) {
+	f.Helper()
+	f.namespaces[name] = shared.NewNamespace(f.ctx, f, map[string]string{"group": f.id, "name": name})
 }
 
 // text replaces {name} by the namespace and {id} by the group's.
-func (w *fixture) text(s string) string {
-	s = strings.ReplaceAll(s, "{id}", w.id)
-	for name, namespace := range w.namespaces {
+func (f *fixture) text(s string) string {
+	s = strings.ReplaceAll(s, "{id}", f.id)
+	for name, namespace := range f.namespaces {
 		s = strings.ReplaceAll(s, "{"+name+"}", namespace)
 	}
 	return strings.NewReplacer("Q:", "quartermaster.dev/", "R:", "reflector.v1.k8s.emberstack.com/", "M:", "replicator.v1.mittwald.de/").Replace(s)
 }
 
 // split returns the namespace and the name of {a}/s or a/s.
-func (w *fixture) split(object string) (namespace, name string) {
+func (f *fixture) split(object string) (namespace, name string) {
 	namespace, name, _ = strings.Cut(object, "/")
-	if real, ok := w.namespaces[namespace]; ok {
+	if real, ok := f.namespaces[namespace]; ok {
 		namespace = real
 	}
 	return namespace, name
 }
 
 // secret creates a Secret with k=v pairs and changes.
-func (w *fixture) secret(object, data string, changes ...func(*corev1.Secret)) {
-	w.Helper()
-	namespace, name := w.split(object)
+func (f *fixture) secret(object, data string, changes ...func(*corev1.Secret)) {
+	f.Helper()
+	namespace, name := f.split(object)
 	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: dataOf(data)}
 	for _, change := range changes {
 		change(s)
 	}
-	if _, err := shared.Admin.CoreV1().Secrets(namespace).Create(w.ctx, s, metav1.CreateOptions{}); err != nil {
-		w.Fatal(err)
+	if _, err := shared.Admin.CoreV1().Secrets(namespace).Create(f.ctx, s, metav1.CreateOptions{}); err != nil {
+		f.Fatal(err)
 	}
 }
 
@@ -105,10 +105,10 @@ func dataOf(text string) map[string][]byte {
 }
 
 // with sets annotations: key=value, or key alone to remove it.
-func (w *fixture) with(pairs ...string) func(*corev1.Secret) {
+func (f *fixture) with(pairs ...string) func(*corev1.Secret) {
 	return func(s *corev1.Secret) {
 		for _, pair := range pairs {
-			key, value, has := strings.Cut(w.text(pair), "=")
+			key, value, has := strings.Cut(f.text(pair), "=")
 			if s.Annotations == nil {
 				s.Annotations = map[string]string{}
 			}
@@ -128,66 +128,66 @@ func holding(data string) func(*corev1.Secret) {
 func typed(t corev1.SecretType) func(*corev1.Secret) { return func(s *corev1.Secret) { s.Type = t } }
 
 // get returns a Secret; nil if it does not exist.
-func (w *fixture) get(object string) *corev1.Secret {
-	w.Helper()
-	namespace, name := w.split(object)
-	s, err := shared.Admin.CoreV1().Secrets(namespace).Get(w.ctx, name, metav1.GetOptions{})
+func (f *fixture) get(object string) *corev1.Secret {
+	f.Helper()
+	namespace, name := f.split(object)
+	s, err := shared.Admin.CoreV1().Secrets(namespace).Get(f.ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 	return s
 }
 
 // edit changes a Secret, whatever else changes it.
-func (w *fixture) edit(object string, changes ...func(*corev1.Secret)) {
-	w.Helper()
-	fleet.Eventually(w.ctx, w, func() error {
-		s := w.get(object)
+func (f *fixture) edit(object string, changes ...func(*corev1.Secret)) {
+	f.Helper()
+	fleet.Eventually(f.ctx, f, func() error {
+		s := f.get(object)
 		if s == nil {
 			return fmt.Errorf("there is no %s", object)
 		}
 		for _, change := range changes {
 			change(s)
 		}
-		_, err := shared.Admin.CoreV1().Secrets(s.Namespace).Update(w.ctx, s, metav1.UpdateOptions{})
+		_, err := shared.Admin.CoreV1().Secrets(s.Namespace).Update(f.ctx, s, metav1.UpdateOptions{})
 		return err
 	})
 }
 
-func (w *fixture) remove(object string) {
-	w.Helper()
-	namespace, name := w.split(object)
-	if err := shared.Admin.CoreV1().Secrets(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}); err != nil {
-		w.Fatal(err)
+func (f *fixture) remove(object string) {
+	f.Helper()
+	namespace, name := f.split(object)
+	if err := shared.Admin.CoreV1().Secrets(namespace).Delete(f.ctx, name, metav1.DeleteOptions{}); err != nil {
+		f.Fatal(err)
 	}
 }
 
 // label sets a label of a namespace; an empty value removes it.
-func (w *fixture) label(namespace, key, value string) {
-	w.Helper()
+func (f *fixture) label(namespace, key, value string) {
+	f.Helper()
 	arg := key + "=" + value
 	if value == "" {
 		arg = key + "-"
 	}
-	w.kubectl("label", "--overwrite", "namespace", w.namespaces[namespace], arg)
+	f.kubectl("label", "--overwrite", "namespace", f.namespaces[namespace], arg)
 }
 
-func (w *fixture) kubectl(args ...string) string {
-	w.Helper()
-	out, err := shared.Kubectl(w.ctx, args...)
+func (f *fixture) kubectl(args ...string) string {
+	f.Helper()
+	out, err := shared.Kubectl(f.ctx, args...)
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 	return out
 }
 
 // content returns the sorted k=v pairs of a Secret, or "none" if it does not exist.
-func (w *fixture) content(object string) string {
-	w.Helper()
-	s := w.get(object)
+func (f *fixture) content(object string) string {
+	f.Helper()
+	s := f.get(object)
 	if s == nil {
 		return "none"
 	}
@@ -200,12 +200,12 @@ func (w *fixture) content(object string) string {
 }
 
 // await waits until each Secret holds its content: object: k=v.
-func (w *fixture) await(objects ...string) {
-	w.Helper()
-	fleet.Eventually(w.ctx, w, func() error {
+func (f *fixture) await(objects ...string) {
+	f.Helper()
+	fleet.Eventually(f.ctx, f, func() error {
 		for _, text := range objects {
 			object, want, _ := strings.Cut(text, ": ")
-			if got := w.content(object); got != want {
+			if got := f.content(object); got != want {
 				return fmt.Errorf("%s holds %q, want %q", object, got, want)
 			}
 		}
@@ -215,21 +215,21 @@ func (w *fixture) await(objects ...string) {
 
 // settle waits until the controller has decided on everything that happened before: it makes a copy
 // that was asked for last.
-func (w *fixture) settle() {
-	w.Helper()
+func (f *fixture) settle() {
+	f.Helper()
 	name := fmt.Sprintf("canary-%d", time.Now().UnixNano())
-	w.secret("a/"+name, "k=v", w.with("Q:push-to={b}"))
-	w.await("b/" + name + ": k=v")
-	w.edit("a/"+name, w.with("Q:push-to"))
-	w.await("b/" + name + ": none")
+	f.secret("a/"+name, "k=v", f.with("Q:push-to={b}"))
+	f.await("b/" + name + ": k=v")
+	f.edit("a/"+name, f.with("Q:push-to"))
+	f.await("b/" + name + ": none")
 }
 
 // told waits for an Event about a Secret.
-func (w *fixture) told(object, reason string) {
-	w.Helper()
-	namespace, name := w.split(object)
-	fleet.Eventually(w.ctx, w, func() error {
-		events, err := shared.Admin.CoreV1().Events(namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
+func (f *fixture) told(object, reason string) {
+	f.Helper()
+	namespace, name := f.split(object)
+	fleet.Eventually(f.ctx, f, func() error {
+		events, err := shared.Admin.CoreV1().Events(namespace).List(f.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
 		if err == nil && len(events.Items) == 0 {
 			err = fmt.Errorf("no Event %s on %s", reason, object)
 		}
@@ -239,18 +239,18 @@ func (w *fixture) told(object, reason string) {
 
 // writes returns the controller's successful writes in the group: verb, namespace/name. Canaries are
 // left out.
-func (w *fixture) writes() []string {
-	w.Helper()
-	return w.requests(func(e auditv1.Event) bool { return cluster.AuditWrite(e) })
+func (f *fixture) writes() []string {
+	f.Helper()
+	return f.requests(func(e auditv1.Event) bool { return cluster.AuditWrite(e) })
 }
 
-func (w *fixture) requests(match func(auditv1.Event) bool) (list []string) {
-	w.Helper()
+func (f *fixture) requests(match func(auditv1.Event) bool) (list []string) {
+	f.Helper()
 	names := map[string]string{}
-	for name, namespace := range w.namespaces {
+	for name, namespace := range f.namespaces {
 		names[namespace] = name
 	}
-	for _, e := range shared.AuditSince(w, w.begin, match) {
+	for _, e := range shared.AuditSince(f, f.begin, match) {
 		ref := e.ObjectRef
 		if cluster.AuditPod(e) == "" || ref == nil || names[ref.Namespace] == "" || ref.Resource != "secrets" && ref.Resource != "configmaps" ||
 			strings.HasPrefix(ref.Name, "canary-") {
@@ -263,17 +263,17 @@ func (w *fixture) requests(match func(auditv1.Event) bool) (list []string) {
 }
 
 // wrote compares the writes so far.
-func (w *fixture) wrote(want ...string) {
-	w.Helper()
+func (f *fixture) wrote(want ...string) {
+	f.Helper()
 	var got []string
-	fleet.Eventually(w.ctx, w, func() error { // an object has changed before its write is in the audit log
-		if got = w.writes(); len(got) < len(want) {
+	fleet.Eventually(f.ctx, f, func() error { // an object has changed before its write is in the audit log
+		if got = f.writes(); len(got) < len(want) {
 			return fmt.Errorf("writes %q, want %q", got, want)
 		}
 		return nil
 	})
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
-		w.Errorf("writes %q, want %q", got, want)
+		f.Errorf("writes %q, want %q", got, want)
 	}
 }

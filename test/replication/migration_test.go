@@ -16,81 +16,81 @@ import (
 // except for one marker on each push copy of the replicator, and the next change the right objects.
 func TestMigrationWritesNothing(t *testing.T) {
 	for name, tc := range map[string]struct {
-		setup   func(w *fixture)
+		setup   func(f *fixture)
 		markers []string // the writes of the switch
-		change  func(w *fixture)
+		change  func(f *fixture)
 		await   []string
 		writes  []string // after the change
 	}{
 		"from the reflector": {
-			setup: func(w *fixture) {
-				w.secret("a/s", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true",
+			setup: func(f *fixture) {
+				f.secret("a/s", "k=v", f.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true",
 					"R:reflection-allowed-namespaces={b},{c}", "R:reflection-auto-namespaces={b},{c}"))
-				version := w.get("a/s").ResourceVersion
+				version := f.get("a/s").ResourceVersion
 				made := func(auto string) func(*corev1.Secret) {
-					return w.with("R:reflects={a}/s", "R:auto-reflects="+auto, "R:reflected-version="+version, "R:reflected-at=2026-01-01T00:00:00.1234567+00:00")
+					return f.with("R:reflects={a}/s", "R:auto-reflects="+auto, "R:reflected-version="+version, "R:reflected-at=2026-01-01T00:00:00.1234567+00:00")
 				}
-				w.secret("b/s", "k=v", made("True"))
-				w.secret("c/s", "k=v", made("True"), w.with("R:reflected-at=\"2024-01-01T00:00:00+00:00\""))
-				w.secret("b/mirror", "k=v", made("False"), func(s *corev1.Secret) { s.Labels = map[string]string{"own": "1"} })
-				w.secret("c/mirror", "", w.with("R:reflects={a}/gone"))
-				w.secret("a/foreign", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={b}"))
-				w.secret("b/foreign", "own=1", w.with("example.com/x=y"))
+				f.secret("b/s", "k=v", made("True"))
+				f.secret("c/s", "k=v", made("True"), f.with("R:reflected-at=\"2024-01-01T00:00:00+00:00\""))
+				f.secret("b/mirror", "k=v", made("False"), func(s *corev1.Secret) { s.Labels = map[string]string{"own": "1"} })
+				f.secret("c/mirror", "", f.with("R:reflects={a}/gone"))
+				f.secret("a/foreign", "k=v", f.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={b}"))
+				f.secret("b/foreign", "own=1", f.with("example.com/x=y"))
 				// A mirror that the reflector has converted: a tool applies it.
-				w.secret("b/converted", "k=v", made("True"), w.with("R:reflects={a}/converted", "kubectl.kubernetes.io/last-applied-configuration={}"))
-				w.secret("a/converted", "k=v", w.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={c}"))
-				w.secret("c/converted", "k=v", made("True"), w.with("R:reflects={a}/converted"))
+				f.secret("b/converted", "k=v", made("True"), f.with("R:reflects={a}/converted", "kubectl.kubernetes.io/last-applied-configuration={}"))
+				f.secret("a/converted", "k=v", f.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={c}"))
+				f.secret("c/converted", "k=v", made("True"), f.with("R:reflects={a}/converted"))
 			},
-			change: func(w *fixture) {
-				w.edit("a/s", holding("k=w"))
-				w.edit("a/converted", holding("k=w"))
+			change: func(f *fixture) {
+				f.edit("a/s", holding("k=w"))
+				f.edit("a/converted", holding("k=w"))
 			},
 			await:  []string{"b/s: k=w", "c/s: k=w", "b/mirror: k=w", "c/mirror: ", "b/foreign: own=1", "b/converted: k=w", "c/converted: k=w"},
 			writes: []string{"update b/s", "update c/s", "update b/mirror", "update b/converted", "update c/converted"},
 		},
 		"from the replicator": {
-			setup: func(w *fixture) {
-				w.secret("a/s", "k=v j=w", w.with("M:replicate-to={b}", "M:replicate-to-matching=group={id},name=c",
+			setup: func(f *fixture) {
+				f.secret("a/s", "k=v j=w", f.with("M:replicate-to={b}", "M:replicate-to-matching=group={id},name=c",
 					"M:replication-allowed=true", "M:replication-allowed-namespaces={b}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
-				made := w.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+w.get("a/s").ResourceVersion, "M:replicated-keys=j,k")
+				made := f.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+f.get("a/s").ResourceVersion, "M:replicated-keys=j,k")
 				labelled := func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} }
-				w.secret("b/s", "k=v j=w", made, labelled)
-				w.secret("c/s", "k=v j=w own=1", made, labelled)
-				w.secret("b/pulled", "k=v j=w own=1", made, w.with("M:replicate-from={a}/s"))
-				w.secret("c/orphan", "k=v", w.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version=1", "M:replicated-keys=k"))
-				w.secret("c/pulled", "own=1", w.with("M:replicate-from={a}/s"))
+				f.secret("b/s", "k=v j=w", made, labelled)
+				f.secret("c/s", "k=v j=w own=1", made, labelled)
+				f.secret("b/pulled", "k=v j=w own=1", made, f.with("M:replicate-from={a}/s"))
+				f.secret("c/orphan", "k=v", f.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version=1", "M:replicated-keys=k"))
+				f.secret("c/pulled", "own=1", f.with("M:replicate-from={a}/s"))
 			},
 			markers: []string{"update b/s", "update c/s"},
-			change:  func(w *fixture) { w.edit("a/s", holding("j=new")) },
+			change:  func(f *fixture) { f.edit("a/s", holding("j=new")) },
 			await:   []string{"b/s: j=new", "c/s: j=new own=1", "b/pulled: j=new own=1", "c/orphan: k=v", "c/pulled: own=1"},
 			writes:  []string{"update b/s", "update c/s", "update b/pulled"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newFixture(t, "a", "b", "c")
-			tc.setup(w)
-			before := objectsOf(w)
+			f := newFixture(t, "a", "b", "c")
+			tc.setup(f)
+			before := objectsOf(f)
 			shared.RunLeader(fleet.Context(t), t, args()...)
-			w.settle()
-			fleet.Eventually(w.ctx, w, func() error {
-				if len(w.writes()) < len(tc.markers) {
+			f.settle()
+			fleet.Eventually(f.ctx, f, func() error {
+				if len(f.writes()) < len(tc.markers) {
 					return errMissing
 				}
 				return nil
 			})
-			w.settle()
-			w.wrote(tc.markers...)
+			f.settle()
+			f.wrote(tc.markers...)
 			for name, was := range before {
-				if is := w.content(name); is != was {
+				if is := f.content(name); is != was {
 					t.Errorf("the switch has changed %s from %q to %q", name, was, is)
 				}
 			}
-			tc.change(w)
-			w.await(tc.await...)
-			w.settle()
-			w.wrote(append(tc.markers, tc.writes...)...)
+			tc.change(f)
+			f.await(tc.await...)
+			f.settle()
+			f.wrote(append(tc.markers, tc.writes...)...)
 			for _, object := range []string{"b/s", "c/s"} {
-				s := w.get(object)
+				s := f.get(object)
 				for key := range s.Annotations {
 					if !strings.HasPrefix(key, "quartermaster.dev/") && !strings.Contains(key, "reflect") && !strings.Contains(key, "replicated-") {
 						t.Errorf("%s has the annotation %s", object, key)
@@ -108,12 +108,12 @@ func (missing) Error() string { return "a marker is missing" }
 var errMissing error = missing{}
 
 // objectsOf returns the content of all Secrets of the group.
-func objectsOf(w *fixture) map[string]string {
-	w.Helper()
+func objectsOf(f *fixture) map[string]string {
+	f.Helper()
 	all := map[string]string{}
-	for name, namespace := range w.namespaces {
-		for object := range strings.FieldsSeq(w.kubectl("get", "secrets", "-n", namespace, "-o", "name")) {
-			all[name+"/"+strings.TrimPrefix(object, "secret/")] = w.content(name + "/" + strings.TrimPrefix(object, "secret/"))
+	for name, namespace := range f.namespaces {
+		for object := range strings.FieldsSeq(f.kubectl("get", "secrets", "-n", namespace, "-o", "name")) {
+			all[name+"/"+strings.TrimPrefix(object, "secret/")] = f.content(name + "/" + strings.TrimPrefix(object, "secret/"))
 		}
 	}
 	return all

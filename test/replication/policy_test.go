@@ -19,19 +19,19 @@ import (
 
 // TestPolicyLimitsWhoAnnotates has a user with the role edit.
 func TestPolicyLimitsWhoAnnotates(t *testing.T) {
-	w := newFixture(t, "a", "b")
-	shared.InstallWith(w.ctx, t, "replication-policy")
+	f := newFixture(t, "a", "b")
+	shared.InstallWith(f.ctx, t, "replication-policy")
 	config := rest.AnonymousClientConfig(shared.AdminConfig())
-	config.BearerToken = shared.NewToken(w.ctx, t, "annotator-"+w.id, "edit")
+	config.BearerToken = shared.NewToken(f.ctx, t, "annotator-"+f.id, "edit")
 	user, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	secrets := user.CoreV1().Secrets(w.namespaces["a"])
+	secrets := user.CoreV1().Secrets(f.namespaces["a"])
 	create := func(name string, annotations ...string) error {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: dataOf("k=v")}
-		w.with(annotations...)(s)
-		_, err := secrets.Create(w.ctx, s, metav1.CreateOptions{})
+		f.with(annotations...)(s)
+		_, err := secrets.Create(f.ctx, s, metav1.CreateOptions{})
 		return err
 	}
 	refused := func(what string, err error) {
@@ -40,10 +40,10 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 			t.Errorf("%s: %v, want a refusal", what, err)
 		}
 	}
-	fleet.Eventually(w.ctx, t, func() error { // the policy takes a moment
-		err := create(fmt.Sprint("probe-", len(w.id)), "Q:source={}")
+	fleet.Eventually(f.ctx, t, func() error { // the policy takes a moment
+		err := create(fmt.Sprint("probe-", len(f.id)), "Q:source={}")
 		if err == nil {
-			_ = secrets.Delete(w.ctx, fmt.Sprint("probe-", len(w.id)), metav1.DeleteOptions{})
+			_ = secrets.Delete(f.ctx, fmt.Sprint("probe-", len(f.id)), metav1.DeleteOptions{})
 			return fmt.Errorf("a marker is accepted")
 		}
 		return nil
@@ -58,14 +58,14 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 
 	// Of what pushes, only someone with the verb changes where to: a list that goes selects everything.
 	update := func(name string, annotations ...string) error {
-		s := w.get("a/" + name)
-		w.with(annotations...)(s)
-		_, err := secrets.Update(w.ctx, s, metav1.UpdateOptions{})
+		s := f.get("a/" + name)
+		f.with(annotations...)(s)
+		_, err := secrets.Update(f.ctx, s, metav1.UpdateOptions{})
 		return err
 	}
-	w.secret("a/auto", "k=v", w.with("R:reflection-allowed=true", "R:reflection-allowed-namespaces={b}",
+	f.secret("a/auto", "k=v", f.with("R:reflection-allowed=true", "R:reflection-allowed-namespaces={b}",
 		"R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={b}"))
-	w.secret("a/to", "k=v", w.with("M:replicate-to={b}", "M:replicate-to-matching=x=y", "M:replicate-from={b}/none"))
+	f.secret("a/to", "k=v", f.with("M:replicate-to={b}", "M:replicate-to-matching=x=y", "M:replicate-from={b}/none"))
 	for name, change := range map[string][]string{
 		"a permission that is widened":   {"auto", "R:reflection-allowed-namespaces=.*"},
 		"a permission that is removed":   {"auto", "R:reflection-allowed-namespaces"},
@@ -88,31 +88,31 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 		}
 	}
 
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "push-" + w.id}, Rules: []rbacv1.PolicyRule{
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "push-" + f.id}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"quartermaster.dev"}, Resources: []string{"replications"}, Verbs: []string{"push"}}}}
-	if _, err := shared.Admin.RbacV1().ClusterRoles().Create(w.ctx, role, metav1.CreateOptions{}); err != nil {
+	if _, err := shared.Admin.RbacV1().ClusterRoles().Create(f.ctx, role, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	shared.NewToken(w.ctx, t, "annotator-"+w.id, role.Name)
-	fleet.Eventually(w.ctx, t, func() error { return create("push", "Q:push-to={b}") })
+	shared.NewToken(f.ctx, t, "annotator-"+f.id, role.Name)
+	fleet.Eventually(f.ctx, t, func() error { return create("push", "Q:push-to={b}") })
 
-	shared.RunLeader(w.ctx, t, args()...)
-	w.await("b/push: k=v")
+	shared.RunLeader(f.ctx, t, args()...)
+	f.await("b/push: k=v")
 	// The copy can be edited by others, with its marker as it is.
-	copies := user.CoreV1().Secrets(w.namespaces["b"])
-	s, err := copies.Get(w.ctx, "push", metav1.GetOptions{})
+	copies := user.CoreV1().Secrets(f.namespaces["b"])
+	s, err := copies.Get(f.ctx, "push", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.Annotations["x"] = "y"
-	if s, err = copies.Update(w.ctx, s, metav1.UpdateOptions{}); err != nil {
+	if s, err = copies.Update(f.ctx, s, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	s.Annotations["quartermaster.dev/source"] += " "
-	_, err = copies.Update(w.ctx, s, metav1.UpdateOptions{})
+	_, err = copies.Update(f.ctx, s, metav1.UpdateOptions{})
 	refused("a changed marker", err)
 	delete(s.Annotations, "quartermaster.dev/source")
-	if _, err = copies.Update(w.ctx, s, metav1.UpdateOptions{}); err != nil {
+	if _, err = copies.Update(f.ctx, s, metav1.UpdateOptions{}); err != nil {
 		t.Errorf("a marker that is removed: %v", err)
 	}
 }

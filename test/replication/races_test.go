@@ -25,9 +25,9 @@ import (
 // Then the copies are those that the sources ask for, and what others made is as they made it.
 func TestCopiesAfterConcurrentChanges(t *testing.T) {
 	const sources, changes = 6, 60
-	w := newFixture(t, "a", "b", "c", "d")
-	w.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)
-	shared.RunLeader(w.ctx, t, args("--replication-concurrent-syncs=8")...)
+	f := newFixture(t, "a", "b", "c", "d")
+	f.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)
+	shared.RunLeader(f.ctx, t, args("--replication-concurrent-syncs=8")...)
 	targets := []string{"b", "c", "d"}
 	tolerate := func(err error) {
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
@@ -39,21 +39,21 @@ func TestCopiesAfterConcurrentChanges(t *testing.T) {
 		name := fmt.Sprintf("s%d", i)
 		rnd := rand.New(rand.NewPCG(1, uint64(i)))
 		running.Go(func() { // the owner of the source
-			secrets := shared.Admin.CoreV1().Secrets(w.namespaces["a"])
+			secrets := shared.Admin.CoreV1().Secrets(f.namespaces["a"])
 			for n := range changes {
 				s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: dataOf(fmt.Sprintf("k=%d", n))}
 				switch rnd.IntN(8) {
 				case 0:
 				case 1:
-					tolerate(secrets.Delete(w.ctx, name, metav1.DeleteOptions{}))
+					tolerate(secrets.Delete(f.ctx, name, metav1.DeleteOptions{}))
 					continue
 				case 2, 3:
-					w.with("Q:push-to=labels: group={id},env=x,name!=a")(s)
+					f.with("Q:push-to=labels: group={id},env=x,name!=a")(s)
 				default:
-					w.with("Q:push-to={" + targets[rnd.IntN(3)] + "}")(s)
+					f.with("Q:push-to={" + targets[rnd.IntN(3)] + "}")(s)
 				}
-				if _, err := secrets.Update(w.ctx, s, metav1.UpdateOptions{}); apierrors.IsNotFound(err) {
-					_, err = secrets.Create(w.ctx, s, metav1.CreateOptions{})
+				if _, err := secrets.Update(f.ctx, s, metav1.UpdateOptions{}); apierrors.IsNotFound(err) {
+					_, err = secrets.Create(f.ctx, s, metav1.CreateOptions{})
 					tolerate(err)
 				} else {
 					tolerate(err)
@@ -62,19 +62,19 @@ func TestCopiesAfterConcurrentChanges(t *testing.T) {
 		})
 		running.Go(func() { // somebody in the targets' namespaces
 			for range changes {
-				secrets := shared.Admin.CoreV1().Secrets(w.namespaces[targets[rnd.IntN(3)]])
+				secrets := shared.Admin.CoreV1().Secrets(f.namespaces[targets[rnd.IntN(3)]])
 				switch rnd.IntN(3) {
 				case 0:
-					_, err := secrets.Create(w.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"foreign": "1"}}, Data: dataOf("own=1")}, metav1.CreateOptions{})
+					_, err := secrets.Create(f.ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"foreign": "1"}}, Data: dataOf("own=1")}, metav1.CreateOptions{})
 					tolerate(err)
 				case 1:
-					tolerate(secrets.Delete(w.ctx, name, metav1.DeleteOptions{}))
+					tolerate(secrets.Delete(f.ctx, name, metav1.DeleteOptions{}))
 				default:
-					s, err := secrets.Get(w.ctx, name, metav1.GetOptions{})
+					s, err := secrets.Get(f.ctx, name, metav1.GetOptions{})
 					tolerate(err)
 					if err == nil && s.Labels["foreign"] == "" {
 						s.Data = dataOf("k=drift")
-						_, err = secrets.Update(w.ctx, s, metav1.UpdateOptions{})
+						_, err = secrets.Update(f.ctx, s, metav1.UpdateOptions{})
 						tolerate(err)
 					}
 				}
@@ -84,26 +84,26 @@ func TestCopiesAfterConcurrentChanges(t *testing.T) {
 	running.Go(func() { // the owner of the namespaces
 		rnd := rand.New(rand.NewPCG(2, 0))
 		for range changes / 4 {
-			w.label(targets[rnd.IntN(3)], "env", []string{"x", ""}[rnd.IntN(2)])
+			f.label(targets[rnd.IntN(3)], "env", []string{"x", ""}[rnd.IntN(2)])
 		}
 	})
 	running.Wait()
 
-	w.label("b", "env", "x")
-	w.label("c", "env", "x")
-	w.label("d", "env", "")
+	f.label("b", "env", "x")
+	f.label("c", "env", "x")
+	f.label("d", "env", "")
 	for i := range sources {
 		object := fmt.Sprintf("a/s%d", i)
-		if w.get(object) == nil {
-			w.secret(object, "k=end")
+		if f.get(object) == nil {
+			f.secret(object, "k=end")
 		}
-		w.edit(object, holding("k=end"), w.with([]string{"Q:push-to=labels: group={id},env=x", "Q:push-to={d}", "Q:push-to"}[i%3]))
+		f.edit(object, holding("k=end"), f.with([]string{"Q:push-to=labels: group={id},env=x", "Q:push-to={d}", "Q:push-to"}[i%3]))
 	}
-	fleet.Eventually(w.ctx, t, func() error {
+	fleet.Eventually(f.ctx, t, func() error {
 		for i := range sources {
 			for _, ns := range targets {
 				object := fmt.Sprintf("%s/s%d", ns, i)
-				s := w.get(object)
+				s := f.get(object)
 				want := i%3 == 0 && ns != "d" || i%3 == 1 && ns == "d"
 				switch {
 				case s != nil && s.Labels["foreign"] != "":
@@ -124,7 +124,7 @@ func TestCopiesAfterConcurrentChanges(t *testing.T) {
 // TestFailuresAreRetriedToTheEnd answers the first requests about a target in other ways.
 func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 	ctx := fleet.Context(t)
-	w := newFixture(t, "a", "b")
+	f := newFixture(t, "a", "b")
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	faults := map[string][]faultproxy.Rule{
 		"conflict": {{Times: 2, Status: 409}}, "many-conflicts": {{Times: 6, Status: 409}}, "told-to-wait": {{Times: 2, Status: 429, RetryAfter: time.Second}},
@@ -135,7 +135,7 @@ func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 		for _, rule := range rules {
 			for _, verb := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
 				rule.Match = func(r *http.Request) bool {
-					return r.Method == verb && (strings.HasSuffix(r.URL.Path, "/"+name) || verb == http.MethodPost && strings.HasSuffix(r.URL.Path, w.text("{b}")+"/secrets"))
+					return r.Method == verb && (strings.HasSuffix(r.URL.Path, "/"+name) || verb == http.MethodPost && strings.HasSuffix(r.URL.Path, f.text("{b}")+"/secrets"))
 				}
 				if verb != http.MethodPost || name == "conflict" {
 					proxy.Add(rule)
@@ -148,23 +148,23 @@ func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 	await := func(content string) {
 		t.Helper()
 		for name := range faults {
-			w.await("b/" + name + ": " + content)
+			f.await("b/" + name + ": " + content)
 		}
 	}
 	for name := range faults {
-		w.secret("a/"+name, "k=v", w.with("Q:push-to={b}"))
+		f.secret("a/"+name, "k=v", f.with("Q:push-to={b}"))
 	}
 	await("k=v")
 	for name := range faults {
-		w.edit("a/"+name, holding("k=w"))
+		f.edit("a/"+name, holding("k=w"))
 	}
 	await("k=w")
 	for name := range faults {
-		w.remove("a/" + name)
+		f.remove("a/" + name)
 	}
 	await("none")
 	counts := map[string]int{}
-	for _, write := range w.writes() {
+	for _, write := range f.writes() {
 		counts[write]++
 	}
 	for write, n := range counts {

@@ -19,11 +19,11 @@ import (
 // TestOriginalThatStillRunsIsReported has two Deployments named as in each original's chart: one runs, one
 // is scaled to 0.
 func TestOriginalThatStillRunsIsReported(t *testing.T) {
-	w := newFixture(t, "a", "b")
+	f := newFixture(t, "a", "b")
 	deploy := func(name, label, image string, replicas int32) {
 		labels := map[string]string{"app.kubernetes.io/name": label}
 		d := &appsv1.Deployment{
-			ObjectMeta: metav1.ObjectMeta{Namespace: w.namespaces["a"], Name: name, Labels: labels},
+			ObjectMeta: metav1.ObjectMeta{Namespace: f.namespaces["a"], Name: name, Labels: labels},
 			Spec: appsv1.DeploymentSpec{
 				Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
 				Template: corev1.PodTemplateSpec{
@@ -32,7 +32,7 @@ func TestOriginalThatStillRunsIsReported(t *testing.T) {
 				},
 			},
 		}
-		if _, err := shared.Admin.AppsV1().Deployments(d.Namespace).Create(w.ctx, d, metav1.CreateOptions{}); err != nil {
+		if _, err := shared.Admin.AppsV1().Deployments(d.Namespace).Create(f.ctx, d, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -40,9 +40,9 @@ func TestOriginalThatStillRunsIsReported(t *testing.T) {
 	deploy("reflector-stopped", "reflector", "docker.io/emberstack/kubernetes-reflector:9", 0)
 	deploy("replicator-runs", "kubernetes-replicator", "quay.io/mittwald/kubernetes-replicator:v2", 1)
 	deploy("another-runs", "replicator", "example.com/replicator", 1)
-	m := shared.RunLeader(w.ctx, t, args()...)
+	m := shared.RunLeader(f.ctx, t, args()...)
 	for _, name := range []string{"reflector-runs", "replicator-runs"} {
-		if _, err := m.WaitForLine(w.ctx, `is still running" logger="replication" deployment="`+w.namespaces["a"]+"/"+name); err != nil {
+		if _, err := m.WaitForLine(f.ctx, `is still running" logger="replication" deployment="`+f.namespaces["a"]+"/"+name); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,32 +59,32 @@ func TestOriginalThatStillRunsIsReported(t *testing.T) {
 
 // TestNamespacesRestrictReplication has sources and targets inside and outside of --namespaces.
 func TestNamespacesRestrictReplication(t *testing.T) {
-	w := newFixture(t, "a", "b", "c")
-	w.secret("a/s", "k=v", w.with("Q:push-to={b},{c}", "Q:allow-pull=*"))
-	w.secret("c/u", "k=v", w.with("Q:push-to={b}"))
-	w.secret("a/labels", "k=v", w.with("Q:push-to=labels: group={id}"))
-	w.secret("b/t", "", w.with("Q:pull-from={a}/s"))
-	w.secret("b/frozen", "k=old", w.with("M:replicate-from={c}/u", "M:replicated-from-version=1", "M:replicated-keys=k"))
-	w.secret("c/t", "", w.with("Q:pull-from={a}/s"))
+	f := newFixture(t, "a", "b", "c")
+	f.secret("a/s", "k=v", f.with("Q:push-to={b},{c}", "Q:allow-pull=*"))
+	f.secret("c/u", "k=v", f.with("Q:push-to={b}"))
+	f.secret("a/labels", "k=v", f.with("Q:push-to=labels: group={id}"))
+	f.secret("b/t", "", f.with("Q:pull-from={a}/s"))
+	f.secret("b/frozen", "k=old", f.with("M:replicate-from={c}/u", "M:replicated-from-version=1", "M:replicated-keys=k"))
+	f.secret("c/t", "", f.with("Q:pull-from={a}/s"))
 	// The fence is for the whole cluster: it refuses a manager that may not say there that it leads.
-	shared.InstallWith(w.ctx, t)
-	w.kubectl("delete", "validatingadmissionpolicybinding", "quartermaster-fence")
-	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Namespace == w.namespaces["b"] })
-	scope := "--namespaces=" + w.namespaces["a"] + "," + w.namespaces["b"]
-	shared.RunLeader(w.ctx, t, args(scope)...)
-	w.await("b/s: k=v", "b/t: k=v")
-	w.told("a/labels", "InvalidAnnotation")
-	w.remove("a/s")
-	w.await("b/s: none")
-	w.settle()
-	w.await("b/t: k=v", "b/frozen: k=old", "b/u: none", "c/s: none", "c/t: ")
-	w.wrote("create b/s", "update b/t", "delete b/s")
-	for _, e := range shared.AuditSince(w, w.begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) != "" && e.ObjectRef != nil }) {
+	shared.InstallWith(f.ctx, t)
+	f.kubectl("delete", "validatingadmissionpolicybinding", "quartermaster-fence")
+	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Namespace == f.namespaces["b"] })
+	scope := "--namespaces=" + f.namespaces["a"] + "," + f.namespaces["b"]
+	shared.RunLeader(f.ctx, t, args(scope)...)
+	f.await("b/s: k=v", "b/t: k=v")
+	f.told("a/labels", "InvalidAnnotation")
+	f.remove("a/s")
+	f.await("b/s: none")
+	f.settle()
+	f.await("b/t: k=v", "b/frozen: k=old", "b/u: none", "c/s: none", "c/t: ")
+	f.wrote("create b/s", "update b/t", "delete b/s")
+	for _, e := range shared.AuditSince(f, f.begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) != "" && e.ObjectRef != nil }) {
 		ref := e.ObjectRef
 		listed := ref.Resource == "namespaces" && (e.Verb == "list" || e.Verb == "watch")
 		// The certificates of the secure port's clients are in kube-system.
 		objects := (ref.Resource == "secrets" || ref.Resource == "configmaps") && ref.Namespace != metav1.NamespaceSystem
-		if listed || objects && ref.Namespace != w.namespaces["a"] && ref.Namespace != w.namespaces["b"] {
+		if listed || objects && ref.Namespace != f.namespaces["a"] && ref.Namespace != f.namespaces["b"] {
 			t.Errorf("%s %s in %q", e.Verb, ref.Resource, ref.Namespace)
 		}
 	}

@@ -76,7 +76,7 @@ func TestSemanticsOfTheTestKitsAPIServer(t *testing.T) {
 }
 
 // widget returns a Widget of the name a with the given spec.message.
-func (w fixture) widget(message string) *unstructured.Unstructured {
+func (f fixture) widget(message string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "example.com/v1", "kind": "Widget", "metadata": map[string]any{"name": "a"},
 		"spec": map[string]any{"image": "nginx", "replicas": int64(1), "message": message},
@@ -84,45 +84,45 @@ func (w fixture) widget(message string) *unstructured.Unstructured {
 }
 
 // created creates widget(message).
-func (w fixture) created(message string) *unstructured.Unstructured {
-	w.Helper()
-	return w.must(w.widgets.Create(w.ctx, w.widget(message), metav1.CreateOptions{}))
+func (f fixture) created(message string) *unstructured.Unstructured {
+	f.Helper()
+	return f.must(f.widgets.Create(f.ctx, f.widget(message), metav1.CreateOptions{}))
 }
 
-func (w fixture) get() *unstructured.Unstructured {
-	w.Helper()
-	return w.must(w.widgets.Get(w.ctx, "a", metav1.GetOptions{}))
+func (f fixture) get() *unstructured.Unstructured {
+	f.Helper()
+	return f.must(f.widgets.Get(f.ctx, "a", metav1.GetOptions{}))
 }
 
-func (w fixture) update(obj *unstructured.Unstructured) *unstructured.Unstructured {
-	w.Helper()
-	return w.must(w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{}))
+func (f fixture) update(obj *unstructured.Unstructured) *unstructured.Unstructured {
+	f.Helper()
+	return f.must(f.widgets.Update(f.ctx, obj, metav1.UpdateOptions{}))
 }
 
 // patch merges a patch, by which the object's version changes.
-func (w fixture) patch(patch string, subresources ...string) *unstructured.Unstructured {
-	w.Helper()
-	return w.must(w.widgets.Patch(w.ctx, "a", types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...))
+func (f fixture) patch(patch string, subresources ...string) *unstructured.Unstructured {
+	f.Helper()
+	return f.must(f.widgets.Patch(f.ctx, "a", types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...))
 }
 
-func (w fixture) must(obj *unstructured.Unstructured, err error) *unstructured.Unstructured {
-	w.Helper()
+func (f fixture) must(obj *unstructured.Unstructured, err error) *unstructured.Unstructured {
+	f.Helper()
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 	return obj
 }
 
 // expect reports an error that is not of the kind that is expected.
-func (w fixture) expect(is func(error) bool, err error) {
-	w.Helper()
+func (f fixture) expect(is func(error) bool, err error) {
+	f.Helper()
 	if !is(err) {
-		w.Errorf("the error is %v (%s)", err, apierrors.ReasonForError(err))
+		f.Errorf("the error is %v (%s)", err, apierrors.ReasonForError(err))
 	}
 }
 
-func (w fixture) apply(manager string, force bool, data map[string]string) (*corev1.ConfigMap, error) {
-	return w.configMaps.Apply(w.ctx, corev1ac.ConfigMap("a", "").WithData(data), metav1.ApplyOptions{FieldManager: manager, Force: force})
+func (f fixture) apply(manager string, force bool, data map[string]string) (*corev1.ConfigMap, error) {
+	return f.configMaps.Apply(f.ctx, corev1ac.ConfigMap("a", "").WithData(data), metav1.ApplyOptions{FieldManager: manager, Force: force})
 }
 
 func message(obj *unstructured.Unstructured) string {
@@ -144,239 +144,239 @@ func setReady(obj *unstructured.Unstructured, n int64) {
 }
 
 // semantics returns what controllers rely on.
-func semantics() map[string]func(w fixture) {
+func semantics() map[string]func(f fixture) {
 	all := creations()
-	for _, more := range []map[string]func(w fixture){updates(), patches(), applies(), deletions(), reads()} {
+	for _, more := range []map[string]func(f fixture){updates(), patches(), applies(), deletions(), reads()} {
 		maps.Copy(all, more)
 	}
 	return all
 }
 
-func creations() map[string]func(w fixture) {
-	return map[string]func(w fixture){
-		"a creation drops the status and sets UID, version, generation and time": func(w fixture) {
-			obj := w.widget("red")
+func creations() map[string]func(f fixture) {
+	return map[string]func(f fixture){
+		"a creation drops the status and sets UID, version, generation and time": func(f fixture) {
+			obj := f.widget("red")
 			setReady(obj, 3)
-			got := w.must(w.widgets.Create(w.ctx, obj, metav1.CreateOptions{}))
+			got := f.must(f.widgets.Create(f.ctx, obj, metav1.CreateOptions{}))
 			at := got.GetCreationTimestamp()
 			if got.GetUID() == "" || got.GetResourceVersion() == "" || got.GetGeneration() != 1 || at.IsZero() || ready(got) != 0 {
-				w.Error(got)
+				f.Error(got)
 			}
 		},
-		"a second creation is refused": func(w fixture) {
-			w.created("")
-			_, err := w.widgets.Create(w.ctx, w.widget(""), metav1.CreateOptions{})
-			w.expect(apierrors.IsAlreadyExists, err)
+		"a second creation is refused": func(f fixture) {
+			f.created("")
+			_, err := f.widgets.Create(f.ctx, f.widget(""), metav1.CreateOptions{})
+			f.expect(apierrors.IsAlreadyExists, err)
 		},
-		"a creation without a name is refused": func(w fixture) {
-			obj := w.widget("")
+		"a creation without a name is refused": func(f fixture) {
+			obj := f.widget("")
 			obj.SetName("")
-			_, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})
-			w.expect(apierrors.IsInvalid, err)
+			_, err := f.widgets.Create(f.ctx, obj, metav1.CreateOptions{})
+			f.expect(apierrors.IsInvalid, err)
 		},
-		"generateName makes a new name at each creation": func(w fixture) {
+		"generateName makes a new name at each creation": func(f fixture) {
 			var names []string
 			for range 3 {
-				obj := w.widget("")
+				obj := f.widget("")
 				obj.SetName("")
 				obj.SetGenerateName("made-")
-				name := w.must(w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})).GetName()
+				name := f.must(f.widgets.Create(f.ctx, obj, metav1.CreateOptions{})).GetName()
 				if !strings.HasPrefix(name, "made-") || len(name) != len("made-")+5 || slices.Contains(names, name) {
-					w.Errorf("the name is %q after %q", name, names)
+					f.Errorf("the name is %q after %q", name, names)
 				}
 				names = append(names, name)
 			}
 		},
-		"a creation with a resourceVersion is refused": func(w fixture) {
-			obj := w.widget("")
+		"a creation with a resourceVersion is refused": func(f fixture) {
+			obj := f.widget("")
 			obj.SetResourceVersion("1")
-			_, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})
+			_, err := f.widgets.Create(f.ctx, obj, metav1.CreateOptions{})
 			if err == nil || !strings.Contains(err.Error(), "resourceVersion should not be set on objects to be created") {
-				w.Errorf("the error is %v", err)
+				f.Errorf("the error is %v", err)
 			}
 		},
-		"a creation in another namespace than that of the object is refused": func(w fixture) {
-			obj := w.widget("")
+		"a creation in another namespace than that of the object is refused": func(f fixture) {
+			obj := f.widget("")
 			obj.SetNamespace("elsewhere")
-			_, err := w.widgets.Create(w.ctx, obj, metav1.CreateOptions{})
-			w.expect(apierrors.IsBadRequest, err)
+			_, err := f.widgets.Create(f.ctx, obj, metav1.CreateOptions{})
+			f.expect(apierrors.IsBadRequest, err)
 		},
-		"a dry run stores nothing": func(w fixture) {
-			w.must(w.widgets.Create(w.ctx, w.widget(""), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
-			_, err := w.widgets.Get(w.ctx, "a", metav1.GetOptions{})
-			w.expect(apierrors.IsNotFound, err)
+		"a dry run stores nothing": func(f fixture) {
+			f.must(f.widgets.Create(f.ctx, f.widget(""), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}))
+			_, err := f.widgets.Get(f.ctx, "a", metav1.GetOptions{})
+			f.expect(apierrors.IsNotFound, err)
 		},
-		"stringData of a Secret becomes data": func(w fixture) {
+		"stringData of a Secret becomes data": func(f fixture) {
 			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "v"}}
-			got, err := w.secrets.Create(w.ctx, secret, metav1.CreateOptions{})
+			got, err := f.secrets.Create(f.ctx, secret, metav1.CreateOptions{})
 			if err != nil || string(got.Data["k"]) != "v" || len(got.StringData) > 0 || got.Type != corev1.SecretTypeOpaque {
-				w.Error(got, err)
+				f.Error(got, err)
 			}
 		},
 	}
 }
 
-func updates() map[string]func(w fixture) {
-	return map[string]func(w fixture){
-		"an update keeps the status, and raises the generation with the spec": func(w fixture) {
-			obj := w.created("red")
+func updates() map[string]func(f fixture) {
+	return map[string]func(f fixture){
+		"an update keeps the status, and raises the generation with the spec": func(f fixture) {
+			obj := f.created("red")
 			setReady(obj, 3)
-			obj = w.must(w.widgets.UpdateStatus(w.ctx, obj, metav1.UpdateOptions{}))
+			obj = f.must(f.widgets.UpdateStatus(f.ctx, obj, metav1.UpdateOptions{}))
 			if obj.GetGeneration() != 1 || ready(obj) != 3 {
-				w.Errorf("after the update of the status: %v", obj)
+				f.Errorf("after the update of the status: %v", obj)
 			}
 			setReady(obj, 4)
 			setMessage(obj, "blue")
-			if obj = w.update(obj); obj.GetGeneration() != 2 || ready(obj) != 3 || message(obj) != "blue" {
-				w.Errorf("after the update: %v", obj)
+			if obj = f.update(obj); obj.GetGeneration() != 2 || ready(obj) != 3 || message(obj) != "blue" {
+				f.Errorf("after the update: %v", obj)
 			}
 		},
-		"an update of the metadata leaves the generation": func(w fixture) {
-			obj := w.created("red")
+		"an update of the metadata leaves the generation": func(f fixture) {
+			obj := f.created("red")
 			obj.SetLabels(map[string]string{"x": "y"})
 			obj.SetFinalizers([]string{"example.com/f"})
-			if got := w.update(obj); got.GetGeneration() != 1 || got.GetLabels()["x"] != "y" || len(got.GetFinalizers()) != 1 {
-				w.Error(got)
+			if got := f.update(obj); got.GetGeneration() != 1 || got.GetLabels()["x"] != "y" || len(got.GetFinalizers()) != 1 {
+				f.Error(got)
 			}
-			w.patch(`{"metadata":{"finalizers":null}}`) // so that the namespace can go
+			f.patch(`{"metadata":{"finalizers":null}}`) // so that the namespace can go
 		},
-		"an update of the status changes neither spec nor metadata": func(w fixture) {
-			obj := w.created("red")
+		"an update of the status changes neither spec nor metadata": func(f fixture) {
+			obj := f.created("red")
 			setMessage(obj, "blue")
 			obj.SetLabels(map[string]string{"x": "y"})
-			if obj = w.must(w.widgets.UpdateStatus(w.ctx, obj, metav1.UpdateOptions{})); message(obj) != "red" || len(obj.GetLabels()) > 0 {
-				w.Error(obj)
+			if obj = f.must(f.widgets.UpdateStatus(f.ctx, obj, metav1.UpdateOptions{})); message(obj) != "red" || len(obj.GetLabels()) > 0 {
+				f.Error(obj)
 			}
 		},
-		"an update of an old version is a conflict, and so is one of the status": func(w fixture) {
-			old := w.created("red")
-			w.patch(`{"spec":{"message":"blue"}}`)
-			_, err := w.widgets.Update(w.ctx, old.DeepCopy(), metav1.UpdateOptions{})
-			w.expect(apierrors.IsConflict, err)
+		"an update of an old version is a conflict, and so is one of the status": func(f fixture) {
+			old := f.created("red")
+			f.patch(`{"spec":{"message":"blue"}}`)
+			_, err := f.widgets.Update(f.ctx, old.DeepCopy(), metav1.UpdateOptions{})
+			f.expect(apierrors.IsConflict, err)
 			setReady(old, 1)
-			_, err = w.widgets.UpdateStatus(w.ctx, old, metav1.UpdateOptions{})
-			w.expect(apierrors.IsConflict, err)
+			_, err = f.widgets.UpdateStatus(f.ctx, old, metav1.UpdateOptions{})
+			f.expect(apierrors.IsConflict, err)
 		},
-		"an update of another UID is a conflict": func(w fixture) {
-			obj := w.created("red")
+		"an update of another UID is a conflict": func(f fixture) {
+			obj := f.created("red")
 			obj.SetUID("00000000-0000-4000-8000-00000000000f")
-			_, err := w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{})
-			w.expect(apierrors.IsConflict, err)
+			_, err := f.widgets.Update(f.ctx, obj, metav1.UpdateOptions{})
+			f.expect(apierrors.IsConflict, err)
 		},
-		"an update of a custom resource without a version is invalid": func(w fixture) {
-			obj := w.created("")
+		"an update of a custom resource without a version is invalid": func(f fixture) {
+			obj := f.created("")
 			obj.SetResourceVersion("")
-			_, err := w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{})
-			w.expect(apierrors.IsInvalid, err)
+			_, err := f.widgets.Update(f.ctx, obj, metav1.UpdateOptions{})
+			f.expect(apierrors.IsInvalid, err)
 		},
-		"an update of a ConfigMap without a version replaces any": func(w fixture) {
+		"an update of a ConfigMap without a version replaces any": func(f fixture) {
 			configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Data: map[string]string{"k": "v"}}
-			if _, err := w.configMaps.Create(w.ctx, configMap.DeepCopy(), metav1.CreateOptions{}); err != nil {
-				w.Fatal(err)
+			if _, err := f.configMaps.Create(f.ctx, configMap.DeepCopy(), metav1.CreateOptions{}); err != nil {
+				f.Fatal(err)
 			}
 			configMap.Data["k"] = "w"
-			if got, err := w.configMaps.Update(w.ctx, configMap, metav1.UpdateOptions{}); err != nil || got.Data["k"] != "w" {
-				w.Error(got, err)
+			if got, err := f.configMaps.Update(f.ctx, configMap, metav1.UpdateOptions{}); err != nil || got.Data["k"] != "w" {
+				f.Error(got, err)
 			}
 		},
-		"an update that changes nothing keeps the version": func(w fixture) {
-			obj := w.created("red")
-			if again := w.update(obj.DeepCopy()); again.GetResourceVersion() != obj.GetResourceVersion() {
-				w.Errorf("version %s, then %s", obj.GetResourceVersion(), again.GetResourceVersion())
+		"an update that changes nothing keeps the version": func(f fixture) {
+			obj := f.created("red")
+			if again := f.update(obj.DeepCopy()); again.GetResourceVersion() != obj.GetResourceVersion() {
+				f.Errorf("version %s, then %s", obj.GetResourceVersion(), again.GetResourceVersion())
 			}
 		},
-		"an update of what is not there is not found": func(w fixture) {
-			obj := w.created("red")
-			if err := w.widgets.Delete(w.ctx, "a", metav1.DeleteOptions{}); err != nil {
-				w.Fatal(err)
+		"an update of what is not there is not found": func(f fixture) {
+			obj := f.created("red")
+			if err := f.widgets.Delete(f.ctx, "a", metav1.DeleteOptions{}); err != nil {
+				f.Fatal(err)
 			}
-			_, err := w.widgets.Update(w.ctx, obj, metav1.UpdateOptions{})
-			w.expect(apierrors.IsNotFound, err)
-			_, err = w.widgets.UpdateStatus(w.ctx, obj, metav1.UpdateOptions{})
-			w.expect(apierrors.IsNotFound, err)
+			_, err := f.widgets.Update(f.ctx, obj, metav1.UpdateOptions{})
+			f.expect(apierrors.IsNotFound, err)
+			_, err = f.widgets.UpdateStatus(f.ctx, obj, metav1.UpdateOptions{})
+			f.expect(apierrors.IsNotFound, err)
 		},
 	}
 }
 
-func patches() map[string]func(w fixture) {
-	return map[string]func(w fixture){
-		"a merge patch with an old version is a conflict": func(w fixture) {
-			old := w.created("").GetResourceVersion()
-			w.patch(`{"spec":{"message":"blue"}}`)
-			_, err := w.widgets.Patch(w.ctx, "a", types.MergePatchType,
+func patches() map[string]func(f fixture) {
+	return map[string]func(f fixture){
+		"a merge patch with an old version is a conflict": func(f fixture) {
+			old := f.created("").GetResourceVersion()
+			f.patch(`{"spec":{"message":"blue"}}`)
+			_, err := f.widgets.Patch(f.ctx, "a", types.MergePatchType,
 				[]byte(`{"metadata":{"resourceVersion":"`+old+`"},"spec":{"message":"green"}}`), metav1.PatchOptions{})
-			w.expect(apierrors.IsConflict, err)
+			f.expect(apierrors.IsConflict, err)
 		},
-		"a merge patch of the status changes that only": func(w fixture) {
-			w.created("red")
-			got := w.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":2}}`, "status")
+		"a merge patch of the status changes that only": func(f fixture) {
+			f.created("red")
+			got := f.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":2}}`, "status")
 			if message(got) != "red" || ready(got) != 2 || got.GetGeneration() != 1 {
-				w.Error(got)
+				f.Error(got)
 			}
-			got = w.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":3}}`)
+			got = f.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":3}}`)
 			if message(got) != "blue" || ready(got) != 2 || got.GetGeneration() != 2 {
-				w.Error(got)
+				f.Error(got)
 			}
 		},
-		"a patch that changes nothing keeps the version": func(w fixture) {
-			obj := w.created("red")
-			if again := w.patch(`{"spec":{"message":"red"}}`); again.GetResourceVersion() != obj.GetResourceVersion() {
-				w.Errorf("version %s, then %s", obj.GetResourceVersion(), again.GetResourceVersion())
+		"a patch that changes nothing keeps the version": func(f fixture) {
+			obj := f.created("red")
+			if again := f.patch(`{"spec":{"message":"red"}}`); again.GetResourceVersion() != obj.GetResourceVersion() {
+				f.Errorf("version %s, then %s", obj.GetResourceVersion(), again.GetResourceVersion())
 			}
 		},
-		"a JSON patch whose test fails is invalid": func(w fixture) {
-			w.created("red")
-			_, err := w.widgets.Patch(w.ctx, "a", types.JSONPatchType, []byte(`[{"op":"test","path":"/spec/message","value":"blue"}]`), metav1.PatchOptions{})
-			w.expect(apierrors.IsInvalid, err)
+		"a JSON patch whose test fails is invalid": func(f fixture) {
+			f.created("red")
+			_, err := f.widgets.Patch(f.ctx, "a", types.JSONPatchType, []byte(`[{"op":"test","path":"/spec/message","value":"blue"}]`), metav1.PatchOptions{})
+			f.expect(apierrors.IsInvalid, err)
 		},
-		"a custom resource has no strategic merge patch": func(w fixture) {
-			w.created("")
-			_, err := w.widgets.Patch(w.ctx, "a", types.StrategicMergePatchType, []byte(`{}`), metav1.PatchOptions{})
-			w.expect(apierrors.IsUnsupportedMediaType, err)
+		"a custom resource has no strategic merge patch": func(f fixture) {
+			f.created("")
+			_, err := f.widgets.Patch(f.ctx, "a", types.StrategicMergePatchType, []byte(`{}`), metav1.PatchOptions{})
+			f.expect(apierrors.IsUnsupportedMediaType, err)
 		},
-		"a patch of what is not there is not found": func(w fixture) {
-			_, err := w.widgets.Patch(w.ctx, "a", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
-			w.expect(apierrors.IsNotFound, err)
+		"a patch of what is not there is not found": func(f fixture) {
+			_, err := f.widgets.Patch(f.ctx, "a", types.MergePatchType, []byte(`{}`), metav1.PatchOptions{})
+			f.expect(apierrors.IsNotFound, err)
 		},
 	}
 }
 
-func applies() map[string]func(w fixture) {
-	return map[string]func(w fixture){
-		"an apply creates, and a second one changes nothing": func(w fixture) {
-			first, err := w.apply("m", false, map[string]string{"k": "v"})
+func applies() map[string]func(f fixture) {
+	return map[string]func(f fixture){
+		"an apply creates, and a second one changes nothing": func(f fixture) {
+			first, err := f.apply("m", false, map[string]string{"k": "v"})
 			if err != nil {
-				w.Fatal(err)
+				f.Fatal(err)
 			}
-			second, err := w.apply("m", false, map[string]string{"k": "v"})
+			second, err := f.apply("m", false, map[string]string{"k": "v"})
 			if err != nil || first.ResourceVersion != second.ResourceVersion || second.Data["k"] != "v" {
-				w.Error(first, second, err)
+				f.Error(first, second, err)
 			}
 		},
-		"an apply removes what it no longer names, and leaves what others wrote": func(w fixture) {
-			if _, err := w.apply("m", false, map[string]string{"mine": "1", "old": "1"}); err != nil {
-				w.Fatal(err)
+		"an apply removes what it no longer names, and leaves what others wrote": func(f fixture) {
+			if _, err := f.apply("m", false, map[string]string{"mine": "1", "old": "1"}); err != nil {
+				f.Fatal(err)
 			}
-			_, err := w.configMaps.Patch(w.ctx, "a", types.MergePatchType, []byte(`{"data":{"theirs":"2"}}`), metav1.PatchOptions{FieldManager: "other"})
+			_, err := f.configMaps.Patch(f.ctx, "a", types.MergePatchType, []byte(`{"data":{"theirs":"2"}}`), metav1.PatchOptions{FieldManager: "other"})
 			if err != nil {
-				w.Fatal(err)
+				f.Fatal(err)
 			}
-			got, err := w.apply("m", false, map[string]string{"mine": "1"})
+			got, err := f.apply("m", false, map[string]string{"mine": "1"})
 			if err != nil || len(got.Data) != 2 || got.Data["theirs"] != "2" {
-				w.Error(got, err)
+				f.Error(got, err)
 			}
 		},
-		"an apply of another's field is a conflict unless it is forced": func(w fixture) {
-			if _, err := w.apply("m", false, map[string]string{"k": "v"}); err != nil {
-				w.Fatal(err)
+		"an apply of another's field is a conflict unless it is forced": func(f fixture) {
+			if _, err := f.apply("m", false, map[string]string{"k": "v"}); err != nil {
+				f.Fatal(err)
 			}
-			_, err := w.apply("other", false, map[string]string{"k": "w"})
-			w.expect(apierrors.IsConflict, err)
-			if got, err := w.apply("other", true, map[string]string{"k": "w"}); err != nil || got.Data["k"] != "w" {
-				w.Error(got, err)
+			_, err := f.apply("other", false, map[string]string{"k": "w"})
+			f.expect(apierrors.IsConflict, err)
+			if got, err := f.apply("other", true, map[string]string{"k": "w"}); err != nil || got.Data["k"] != "w" {
+				f.Error(got, err)
 			}
 		},
-		"an apply merges the containers of a Deployment by their names, and raises its generation": func(w fixture) {
+		"an apply merges the containers of a Deployment by their names, and raises its generation": func(f fixture) {
 			config := func(name string, replicas int32) *appsv1ac.DeploymentApplyConfiguration {
 				labels := map[string]string{"x": "y"}
 				pod := corev1ac.PodSpec().WithContainers(corev1ac.Container().WithName(name).WithImage("i"))
@@ -384,131 +384,131 @@ func applies() map[string]func(w fixture) {
 					WithSelector(metav1ac.LabelSelector().WithMatchLabels(labels)).
 					WithTemplate(corev1ac.PodTemplateSpec().WithLabels(labels).WithSpec(pod)))
 			}
-			if _, err := w.deployments.Apply(w.ctx, config("mine", 0), metav1.ApplyOptions{FieldManager: "m"}); err != nil {
-				w.Fatal(err)
+			if _, err := f.deployments.Apply(f.ctx, config("mine", 0), metav1.ApplyOptions{FieldManager: "m"}); err != nil {
+				f.Fatal(err)
 			}
-			_, err := w.deployments.Apply(w.ctx, config("theirs", 1), metav1.ApplyOptions{FieldManager: "other"})
-			w.expect(apierrors.IsConflict, err)
-			got, err := w.deployments.Apply(w.ctx, config("theirs", 1), metav1.ApplyOptions{FieldManager: "other", Force: true})
+			_, err := f.deployments.Apply(f.ctx, config("theirs", 1), metav1.ApplyOptions{FieldManager: "other"})
+			f.expect(apierrors.IsConflict, err)
+			got, err := f.deployments.Apply(f.ctx, config("theirs", 1), metav1.ApplyOptions{FieldManager: "other", Force: true})
 			if err != nil || *got.Spec.Replicas != 1 || len(got.Spec.Template.Spec.Containers) != 2 || got.Generation != 2 {
-				w.Error(got, err)
+				f.Error(got, err)
 			}
 		},
-		"an apply of the status changes that only, and a forced one takes it over": func(w fixture) {
-			w.created("red")
-			status := w.widget("blue")
+		"an apply of the status changes that only, and a forced one takes it over": func(f fixture) {
+			f.created("red")
+			status := f.widget("blue")
 			setReady(status, 2)
-			got := w.must(w.widgets.ApplyStatus(w.ctx, "a", status, metav1.ApplyOptions{FieldManager: "m", Force: true}))
+			got := f.must(f.widgets.ApplyStatus(f.ctx, "a", status, metav1.ApplyOptions{FieldManager: "m", Force: true}))
 			if message(got) != "red" || ready(got) != 2 || got.GetGeneration() != 1 {
-				w.Error(got)
+				f.Error(got)
 			}
 		},
-		"an apply without a field manager is refused": func(w fixture) {
-			_, err := w.apply("", true, map[string]string{"k": "v"})
+		"an apply without a field manager is refused": func(f fixture) {
+			_, err := f.apply("", true, map[string]string{"k": "v"})
 			if err == nil {
-				w.Error("accepted")
+				f.Error("accepted")
 			}
 		},
 	}
 }
 
-func deletions() map[string]func(w fixture) {
-	remove := func(w fixture, p *metav1.Preconditions) error {
-		return w.widgets.Delete(w.ctx, "a", metav1.DeleteOptions{Preconditions: p})
+func deletions() map[string]func(f fixture) {
+	remove := func(f fixture, p *metav1.Preconditions) error {
+		return f.widgets.Delete(f.ctx, "a", metav1.DeleteOptions{Preconditions: p})
 	}
-	return map[string]func(w fixture){
-		"an object is not found after its deletion": func(w fixture) {
-			w.created("")
-			if err := remove(w, nil); err != nil {
-				w.Fatal(err)
+	return map[string]func(f fixture){
+		"an object is not found after its deletion": func(f fixture) {
+			f.created("")
+			if err := remove(f, nil); err != nil {
+				f.Fatal(err)
 			}
-			_, err := w.widgets.Get(w.ctx, "a", metav1.GetOptions{})
-			w.expect(apierrors.IsNotFound, err)
-			w.expect(apierrors.IsNotFound, remove(w, nil))
+			_, err := f.widgets.Get(f.ctx, "a", metav1.GetOptions{})
+			f.expect(apierrors.IsNotFound, err)
+			f.expect(apierrors.IsNotFound, remove(f, nil))
 		},
-		"an object of the same name has another UID": func(w fixture) {
-			first := w.created("").GetUID()
-			if err := remove(w, nil); err != nil {
-				w.Fatal(err)
+		"an object of the same name has another UID": func(f fixture) {
+			first := f.created("").GetUID()
+			if err := remove(f, nil); err != nil {
+				f.Fatal(err)
 			}
-			if second := w.created("").GetUID(); second == first {
-				w.Errorf("both have %s", first)
+			if second := f.created("").GetUID(); second == first {
+				f.Errorf("both have %s", first)
 			}
 		},
-		"an object with a finalizer goes when that is removed": func(w fixture) {
-			obj := w.created("")
+		"an object with a finalizer goes when that is removed": func(f fixture) {
+			obj := f.created("")
 			obj.SetFinalizers([]string{"example.com/f"})
-			w.update(obj)
+			f.update(obj)
 			for range 2 { // the second changes nothing
-				if err := remove(w, nil); err != nil {
-					w.Fatal(err)
+				if err := remove(f, nil); err != nil {
+					f.Fatal(err)
 				}
-				if obj = w.get(); obj.GetDeletionTimestamp() == nil || obj.GetGeneration() != 2 || ptr.Deref(obj.GetDeletionGracePeriodSeconds(), -1) != 0 {
-					w.Fatalf("not marked: %v", obj)
+				if obj = f.get(); obj.GetDeletionTimestamp() == nil || obj.GetGeneration() != 2 || ptr.Deref(obj.GetDeletionGracePeriodSeconds(), -1) != 0 {
+					f.Fatalf("not marked: %v", obj)
 				}
 			}
 			more := obj.DeepCopy()
 			more.SetFinalizers([]string{"example.com/f", "example.com/g"})
-			_, err := w.widgets.Update(w.ctx, more, metav1.UpdateOptions{})
-			w.expect(apierrors.IsInvalid, err)
+			_, err := f.widgets.Update(f.ctx, more, metav1.UpdateOptions{})
+			f.expect(apierrors.IsInvalid, err)
 			back := obj.DeepCopy()
 			back.SetDeletionTimestamp(nil)
-			if got := w.update(back); got.GetDeletionTimestamp() == nil {
-				w.Error("an update takes the deletion back")
+			if got := f.update(back); got.GetDeletionTimestamp() == nil {
+				f.Error("an update takes the deletion back")
 			}
-			obj = w.get()
+			obj = f.get()
 			obj.SetFinalizers(nil)
-			w.update(obj)
-			_, err = w.widgets.Get(w.ctx, "a", metav1.GetOptions{})
-			w.expect(apierrors.IsNotFound, err)
+			f.update(obj)
+			_, err = f.widgets.Get(f.ctx, "a", metav1.GetOptions{})
+			f.expect(apierrors.IsNotFound, err)
 		},
-		"a deletion of another UID is a conflict": func(w fixture) {
-			obj := w.created("")
-			w.expect(apierrors.IsConflict, remove(w, metav1.NewUIDPreconditions("other")))
-			if err := remove(w, metav1.NewUIDPreconditions(string(obj.GetUID()))); err != nil {
-				w.Error(err)
+		"a deletion of another UID is a conflict": func(f fixture) {
+			obj := f.created("")
+			f.expect(apierrors.IsConflict, remove(f, metav1.NewUIDPreconditions("other")))
+			if err := remove(f, metav1.NewUIDPreconditions(string(obj.GetUID()))); err != nil {
+				f.Error(err)
 			}
 		},
-		"a deletion of another version is a conflict": func(w fixture) {
-			old := w.created("")
-			w.patch(`{"spec":{"message":"blue"}}`)
-			w.expect(apierrors.IsConflict, remove(w, &metav1.Preconditions{UID: ptr.To(old.GetUID()), ResourceVersion: ptr.To(old.GetResourceVersion())}))
-			if err := remove(w, &metav1.Preconditions{UID: ptr.To(old.GetUID()), ResourceVersion: ptr.To(w.get().GetResourceVersion())}); err != nil {
-				w.Error(err)
+		"a deletion of another version is a conflict": func(f fixture) {
+			old := f.created("")
+			f.patch(`{"spec":{"message":"blue"}}`)
+			f.expect(apierrors.IsConflict, remove(f, &metav1.Preconditions{UID: ptr.To(old.GetUID()), ResourceVersion: ptr.To(old.GetResourceVersion())}))
+			if err := remove(f, &metav1.Preconditions{UID: ptr.To(old.GetUID()), ResourceVersion: ptr.To(f.get().GetResourceVersion())}); err != nil {
+				f.Error(err)
 			}
 		},
-		"a deletion as a dry run deletes nothing": func(w fixture) {
-			w.created("")
-			if err := w.widgets.Delete(w.ctx, "a", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
-				w.Fatal(err)
+		"a deletion as a dry run deletes nothing": func(f fixture) {
+			f.created("")
+			if err := f.widgets.Delete(f.ctx, "a", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
+				f.Fatal(err)
 			}
-			w.get()
+			f.get()
 		},
-		"a deletion of a collection takes what the selector selects": func(w fixture) {
-			w.created("")
-			w.patch(`{"metadata":{"labels":{"x":"y"}}}`)
+		"a deletion of a collection takes what the selector selects": func(f fixture) {
+			f.created("")
+			f.patch(`{"metadata":{"labels":{"x":"y"}}}`)
 			for _, selector := range []string{"x=z", "x=y"} {
-				if err := w.widgets.DeleteCollection(w.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector}); err != nil {
-					w.Fatal(err)
+				if err := f.widgets.DeleteCollection(f.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector}); err != nil {
+					f.Fatal(err)
 				}
-				if _, err := w.widgets.Get(w.ctx, "a", metav1.GetOptions{}); apierrors.IsNotFound(err) != (selector == "x=y") {
-					w.Errorf("after the deletion of %s: %v", selector, err)
+				if _, err := f.widgets.Get(f.ctx, "a", metav1.GetOptions{}); apierrors.IsNotFound(err) != (selector == "x=y") {
+					f.Errorf("after the deletion of %s: %v", selector, err)
 				}
 			}
 		},
 	}
 }
 
-func reads() map[string]func(w fixture) {
-	return map[string]func(w fixture){
-		"a list selects by label and by field": func(w fixture) {
+func reads() map[string]func(f fixture) {
+	return map[string]func(f fixture){
+		"a list selects by label and by field": func(f fixture) {
 			for name, secret := range map[string]*corev1.Secret{
 				"a": {ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"x": "y"}}, Type: "example.com/t"},
 				"b": {Type: "example.com/u"},
 			} {
 				secret.Name = name
-				if _, err := w.secrets.Create(w.ctx, secret, metav1.CreateOptions{}); err != nil {
-					w.Fatal(err)
+				if _, err := f.secrets.Create(f.ctx, secret, metav1.CreateOptions{}); err != nil {
+					f.Fatal(err)
 				}
 			}
 			for _, tc := range []struct {
@@ -524,20 +524,20 @@ func reads() map[string]func(w fixture) {
 				{metav1.ListOptions{FieldSelector: "type!=example.com/t"}, "b"},
 				{metav1.ListOptions{LabelSelector: "x=y", FieldSelector: "metadata.name=b"}, ""},
 			} {
-				list, err := w.secrets.List(w.ctx, tc.opts)
+				list, err := f.secrets.List(f.ctx, tc.opts)
 				if err != nil {
-					w.Fatal(err)
+					f.Fatal(err)
 				}
 				var names []string
 				for _, s := range list.Items {
 					names = append(names, s.Name)
 				}
 				if got := strings.Join(names, " "); got != tc.want {
-					w.Errorf("%+v selects %q, want %q", tc.opts, got, tc.want)
+					f.Errorf("%+v selects %q, want %q", tc.opts, got, tc.want)
 				}
 			}
-			_, err := w.secrets.List(w.ctx, metav1.ListOptions{FieldSelector: "data.k=v"})
-			w.expect(apierrors.IsBadRequest, err)
+			_, err := f.secrets.List(f.ctx, metav1.ListOptions{FieldSelector: "data.k=v"})
+			f.expect(apierrors.IsBadRequest, err)
 		},
 	}
 }

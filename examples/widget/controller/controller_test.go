@@ -29,7 +29,7 @@ type fixture struct {
 }
 
 // test runs a test in a bubble with the CustomResourceDefinition and the given objects.
-func test(t *testing.T, objects []runtime.Object, do func(w fixture)) {
+func test(t *testing.T, objects []runtime.Object, do func(f fixture)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		crd := controllertest.ReadYAML(t, "../config/crd/example.com_widgets.yaml")
@@ -53,36 +53,36 @@ func settings(value string) *corev1.ConfigMap {
 
 func withSettings(s *v1.WidgetSpec)  { s.Settings = "common" }
 func withALifetime(s *v1.WidgetSpec) { s.Lifetime = &metav1.Duration{Duration: time.Hour} }
-func (w fixture) widget() *v1.Widget { return controllertest.Get[v1.Widget](w.Host, "shop", "a") }
-func (w fixture) pods() *appsv1.Deployment {
-	return controllertest.Get[appsv1.Deployment](w.Host, "shop", "a")
+func (f fixture) widget() *v1.Widget { return controllertest.Get[v1.Widget](f.Host, "shop", "a") }
+func (f fixture) pods() *appsv1.Deployment {
+	return controllertest.Get[appsv1.Deployment](f.Host, "shop", "a")
 }
 
 // change replaces an object that somebody else has changed.
-func (w fixture) change(obj runtime.Object) {
-	w.Put(obj)
-	w.Settle()
+func (f fixture) change(obj runtime.Object) {
+	f.Put(obj)
+	f.Settle()
 }
 
 // ready lets the Pods become ready.
-func (w fixture) ready() {
-	d := w.pods()
+func (f fixture) ready() {
+	d := f.pods()
 	d.Status.ReadyReplicas = *d.Spec.Replicas
-	w.change(d)
+	f.change(d)
 }
 
-func (w fixture) wrote(want ...string) {
-	w.Helper()
-	if diff := cmp.Diff(want, w.Writes()); diff != "" {
-		w.Errorf("writes (-want +got):\n%s", diff)
+func (f fixture) wrote(want ...string) {
+	f.Helper()
+	if diff := cmp.Diff(want, f.Writes()); diff != "" {
+		f.Errorf("writes (-want +got):\n%s", diff)
 	}
 }
 
-func (w fixture) is(reason string) {
-	w.Helper()
-	c := meta.FindStatusCondition(w.widget().Status.Conditions, "Ready")
+func (f fixture) is(reason string) {
+	f.Helper()
+	c := meta.FindStatusCondition(f.widget().Status.Conditions, "Ready")
 	if c == nil || c.Reason != reason || (c.Status == metav1.ConditionTrue) != (reason == "Running") {
-		w.Errorf("the condition Ready is %+v, want the reason %s", c, reason)
+		f.Errorf("the condition Ready is %+v, want the reason %s", c, reason)
 	}
 }
 
@@ -100,123 +100,123 @@ func TestWidgets(t *testing.T) {
 	created := []string{"update widgets.example.com shop/a", "apply configmaps shop/a", "apply deployments.apps shop/a", "update widgets.example.com/status shop/a"}
 	for name, tc := range map[string]struct {
 		objects []runtime.Object
-		do      func(w fixture)
+		do      func(f fixture)
 	}{
 		"a new Widget gets a ConfigMap and a Deployment, and is ready with its Pods": {
 			[]runtime.Object{widget()},
-			func(w fixture) {
-				w.wrote(created...)
-				w.is("Progressing")
-				w.ready()
-				w.wrote("update widgets.example.com/status shop/a")
-				w.is("Running")
-				if got := w.widget().Status; got.ReadyReplicas != 2 || got.ObservedGeneration != 1 {
-					w.Errorf("status %+v", got)
+			func(f fixture) {
+				f.wrote(created...)
+				f.is("Progressing")
+				f.ready()
+				f.wrote("update widgets.example.com/status shop/a")
+				f.is("Running")
+				if got := f.widget().Status; got.ReadyReplicas != 2 || got.ObservedGeneration != 1 {
+					f.Errorf("status %+v", got)
 				}
-				if diff := cmp.Diff([]string{"Normal Progressing shop/a: its Pods are not ready", "Normal Running shop/a: its Pods are ready"}, w.Events()); diff != "" {
-					w.Errorf("Events (-want +got):\n%s", diff)
+				if diff := cmp.Diff([]string{"Normal Progressing shop/a: its Pods are not ready", "Normal Running shop/a: its Pods are ready"}, f.Events()); diff != "" {
+					f.Errorf("Events (-want +got):\n%s", diff)
 				}
-				if got := controllertest.Get[corev1.ConfigMap](w.Host, "shop", "a").Data["MESSAGE"]; got != "hello" {
-					w.Errorf("message %q", got)
+				if got := controllertest.Get[corev1.ConfigMap](f.Host, "shop", "a").Data["MESSAGE"]; got != "hello" {
+					f.Errorf("message %q", got)
 				}
 			},
 		},
 		"nothing is written while nothing changes, nor by the next leader": {
 			[]runtime.Object{widget()},
-			func(w fixture) {
-				w.ready()
-				w.Writes()
-				w.Sleep(24 * time.Hour)
-				w.Restart()
-				w.wrote()
+			func(f fixture) {
+				f.ready()
+				f.Writes()
+				f.Sleep(24 * time.Hour)
+				f.Restart()
+				f.wrote()
 			},
 		},
 		"a change of the image is applied": {
 			[]runtime.Object{widget()},
-			func(w fixture) {
-				w.ready()
-				w.Writes()
-				obj := w.widget()
+			func(f fixture) {
+				f.ready()
+				f.Writes()
+				obj := f.widget()
 				obj.Spec.Image = "httpd"
-				w.change(obj)
-				w.wrote("apply deployments.apps shop/a", "update widgets.example.com/status shop/a")
-				if got := w.pods().Spec.Template.Spec.Containers[0].Image; got != "httpd" {
-					w.Errorf("image %q", got)
+				f.change(obj)
+				f.wrote("apply deployments.apps shop/a", "update widgets.example.com/status shop/a")
+				if got := f.pods().Spec.Template.Spec.Containers[0].Image; got != "httpd" {
+					f.Errorf("image %q", got)
 				}
 			},
 		},
 		"a change of what it owns is undone": {
 			[]runtime.Object{widget()},
-			func(w fixture) {
-				w.ready()
-				w.Writes()
-				d := w.pods()
+			func(f fixture) {
+				f.ready()
+				f.Writes()
+				d := f.pods()
 				*d.Spec.Replicas = 7
-				w.change(d)
-				own := controllertest.Get[corev1.ConfigMap](w.Host, "shop", "a")
+				f.change(d)
+				own := controllertest.Get[corev1.ConfigMap](f.Host, "shop", "a")
 				own.Data["MESSAGE"] = "bye"
-				w.change(own)
-				w.wrote("apply deployments.apps shop/a", "apply configmaps shop/a")
-				if got := *w.pods().Spec.Replicas; got != 2 {
-					w.Errorf("%d replicas", got)
+				f.change(own)
+				f.wrote("apply deployments.apps shop/a", "apply configmaps shop/a")
+				if got := *f.pods().Spec.Replicas; got != 2 {
+					f.Errorf("%d replicas", got)
 				}
 			},
 		},
 		"a change of the settings replaces the Pods": {
 			[]runtime.Object{settings("red"), widget(withSettings)},
-			func(w fixture) {
-				w.wrote(created...)
-				before := w.pods().Spec.Template.Annotations[environment]
-				w.change(settings("blue"))
-				w.wrote("apply deployments.apps shop/a")
-				if after := w.pods().Spec.Template.Annotations[environment]; after == before {
-					w.Error("the Pods are the same")
+			func(f fixture) {
+				f.wrote(created...)
+				before := f.pods().Spec.Template.Annotations[environment]
+				f.change(settings("blue"))
+				f.wrote("apply deployments.apps shop/a")
+				if after := f.pods().Spec.Template.Annotations[environment]; after == before {
+					f.Error("the Pods are the same")
 				}
 			},
 		},
 		"a Widget waits for its settings": {
 			[]runtime.Object{widget(withSettings)},
-			func(w fixture) {
-				w.wrote("update widgets.example.com shop/a", "update widgets.example.com/status shop/a")
-				w.is("SettingsMissing")
-				w.change(settings("red"))
-				w.wrote(created[1:]...)
-				w.is("Progressing")
+			func(f fixture) {
+				f.wrote("update widgets.example.com shop/a", "update widgets.example.com/status shop/a")
+				f.is("SettingsMissing")
+				f.change(settings("red"))
+				f.wrote(created[1:]...)
+				f.is("Progressing")
 			},
 		},
 		"a Widget loses its Pods when its lifetime is over": {
 			[]runtime.Object{widget(withALifetime)},
-			func(w fixture) {
-				w.ready()
-				w.Writes()
-				w.Sleep(59 * time.Minute)
-				w.wrote()
-				w.Sleep(time.Minute)
-				w.wrote("apply deployments.apps shop/a", "update widgets.example.com/status shop/a")
-				w.is("Expired")
-				if got := *w.pods().Spec.Replicas; got != 0 {
-					w.Errorf("%d replicas", got)
+			func(f fixture) {
+				f.ready()
+				f.Writes()
+				f.Sleep(59 * time.Minute)
+				f.wrote()
+				f.Sleep(time.Minute)
+				f.wrote("apply deployments.apps shop/a", "update widgets.example.com/status shop/a")
+				f.is("Expired")
+				if got := *f.pods().Spec.Replicas; got != 0 {
+					f.Errorf("%d replicas", got)
 				}
 			},
 		},
 		"a Widget that is deleted goes after its Deployment": {
 			[]runtime.Object{widget()},
-			func(w fixture) {
-				d := w.pods()
+			func(f fixture) {
+				d := f.pods()
 				d.Finalizers = []string{"somebody/else"}
-				w.change(d)
-				w.Writes()
-				w.Delete(widget())
-				w.Settle()
-				w.wrote("delete deployments.apps shop/a")
-				if w.widget() == nil {
-					w.Fatal("the Widget is gone before its Deployment")
+				f.change(d)
+				f.Writes()
+				f.Delete(widget())
+				f.Settle()
+				f.wrote("delete deployments.apps shop/a")
+				if f.widget() == nil {
+					f.Fatal("the Widget is gone before its Deployment")
 				}
-				d = w.pods()
+				d = f.pods()
 				d.Finalizers = nil
-				w.change(d)
-				if w.widget() != nil || !slices.Contains(w.Writes(), "update widgets.example.com shop/a") {
-					w.Error("the Widget is there after its Deployment")
+				f.change(d)
+				if f.widget() != nil || !slices.Contains(f.Writes(), "update widgets.example.com shop/a") {
+					f.Error("the Widget is there after its Deployment")
 				}
 			},
 		},
@@ -224,44 +224,44 @@ func TestWidgets(t *testing.T) {
 			[]runtime.Object{
 				&appsv1.Deployment{ObjectMeta: named("a")},
 				func() *v1.Widget {
-					w := widget()
-					w.Finalizers, w.DeletionTimestamp = []string{finalizer}, &metav1.Time{Time: time.Now()}
-					return w
+					f := widget()
+					f.Finalizers, f.DeletionTimestamp = []string{finalizer}, &metav1.Time{Time: time.Now()}
+					return f
 				}(),
 			},
-			func(w fixture) {
-				w.wrote("update widgets.example.com shop/a")
-				if w.pods() == nil {
-					w.Error("the Deployment is gone")
+			func(f fixture) {
+				f.wrote("update widgets.example.com shop/a")
+				if f.pods() == nil {
+					f.Error("the Deployment is gone")
 				}
 			},
 		},
 		"a late cache makes it ask twice, and change nothing twice": {
 			nil,
-			func(w fixture) {
-				w.Lag(20 * time.Millisecond)
-				w.change(widget())
-				for _, write := range w.Writes()[len(created):] {
+			func(f fixture) {
+				f.Lag(20 * time.Millisecond)
+				f.change(widget())
+				for _, write := range f.Writes()[len(created):] {
 					if !strings.HasSuffix(write, " (unchanged)") && !strings.HasSuffix(write, ": Conflict") {
-						w.Errorf("%s, although everything is there", write)
+						f.Errorf("%s, although everything is there", write)
 					}
 				}
-				w.is("Progressing")
+				f.is("Progressing")
 			},
 		},
 		"a write that meets a change is tried again": {
 			nil,
-			func(w fixture) {
+			func(f fixture) {
 				raced := false
-				w.OnWrite(func(write controllertest.Request) error {
+				f.OnWrite(func(write controllertest.Request) error {
 					if write.Resource == "widgets.example.com" && !raced {
 						raced = true
-						w.Put(widget(func(s *v1.WidgetSpec) { s.Message = "other" }))
+						f.Put(widget(func(s *v1.WidgetSpec) { s.Message = "other" }))
 					}
 					return nil
 				})
-				w.change(widget())
-				w.wrote(append([]string{"update widgets.example.com shop/a: Conflict"}, created...)...)
+				f.change(widget())
+				f.wrote(append([]string{"update widgets.example.com shop/a: Conflict"}, created...)...)
 			},
 		},
 	} {

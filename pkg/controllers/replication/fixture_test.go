@@ -38,21 +38,21 @@ type fixture struct {
 func newFixture(t *testing.T, configure func(*replication.Config), flags []string, objects ...runtime.Object) *fixture {
 	t.Helper()
 	entry := replication.Entry()
-	w := &fixture{t: t, cfg: entry.Config.(*replication.Config), heard: map[types.UID]int{}}
-	w.cfg.PushNamespaces = "*"
+	f := &fixture{t: t, cfg: entry.Config.(*replication.Config), heard: map[types.UID]int{}}
+	f.cfg.PushNamespaces = "*"
 	if configure != nil {
-		configure(w.cfg)
+		configure(f.cfg)
 	}
 	for _, name := range []string{"a", "b", "c", "kube-system"} {
 		objects = append(objects, namespace(name))
 	}
 	flags = append(flags, "--compat=reflector,replicator")
 	controllertest.Setup{Entries: []controllers.Entry{entry}, Flags: flags, Prepare: func(h *controllertest.Host) {
-		w.Host = h
-		h.OnRead(w.request)
-		h.OnWrite(w.request)
+		f.Host = h
+		h.OnRead(f.request)
+		h.OnWrite(f.request)
 	}}.NewHost(t, objects...)
-	return w
+	return f
 }
 
 func namespace(name string) *corev1.Namespace {
@@ -61,17 +61,17 @@ func namespace(name string) *corev1.Namespace {
 
 // request is called for requests of the controller, one at a time. It records those for Secrets, but
 // no creation of what is there already, which the cache did not show yet.
-func (w *fixture) request(r controllertest.Request) error {
-	w.mu.Lock()
-	hooks := slices.Clone(w.hooks)
-	w.mu.Unlock()
-	if r.Resource == "secrets" && (r.Verb != "create" || r.DryRun || w.secret(r.Namespace+"/"+r.Name) == nil) {
-		w.mu.Lock()
-		w.requests = append(w.requests, r)
-		w.mu.Unlock()
+func (f *fixture) request(r controllertest.Request) error {
+	f.mu.Lock()
+	hooks := slices.Clone(f.hooks)
+	f.mu.Unlock()
+	if r.Resource == "secrets" && (r.Verb != "create" || r.DryRun || f.secret(r.Namespace+"/"+r.Name) == nil) {
+		f.mu.Lock()
+		f.requests = append(f.requests, r)
+		f.mu.Unlock()
 	}
 	if body := string(r.Body); r.Verb == "delete" && (!strings.Contains(body, `"uid":`) || !strings.Contains(body, `"resourceVersion":`)) {
-		w.t.Errorf("deletion of %s without preconditions", r.Name)
+		f.t.Errorf("deletion of %s without preconditions", r.Name)
 	}
 	for _, hook := range hooks {
 		if err := hook(r); err != nil {
@@ -83,10 +83,10 @@ func (w *fixture) request(r controllertest.Request) error {
 
 // before calls hook before each request for a Secret with that verb, dry runs included. It may refuse
 // the request.
-func (w *fixture) before(verb string, hook func(controllertest.Request) error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.hooks = append(w.hooks, func(r controllertest.Request) error {
+func (f *fixture) before(verb string, hook func(controllertest.Request) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hooks = append(f.hooks, func(r controllertest.Request) error {
 		if r.Verb != verb || r.Resource != "secrets" {
 			return nil
 		}
@@ -95,97 +95,97 @@ func (w *fixture) before(verb string, hook func(controllertest.Request) error) {
 }
 
 // pass lets time pass, with everything that happens in it.
-func (w *fixture) pass(d time.Duration) {
+func (f *fixture) pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
 // restart hands over to a manager that knows nothing, after meanwhile. Earlier requests are forgotten.
-func (w *fixture) restart(meanwhile ...func()) {
-	w.t.Helper()
-	w.Restart(append(meanwhile, func() { w.asked() })...)
+func (f *fixture) restart(meanwhile ...func()) {
+	f.t.Helper()
+	f.Restart(append(meanwhile, func() { f.asked() })...)
 }
 
 // secret returns the Secret of that name, namespace/name, in the API server; nil if there is none.
-func (w *fixture) secret(name string) *corev1.Secret {
+func (f *fixture) secret(name string) *corev1.Secret {
 	namespace, name, _ := strings.Cut(name, "/")
-	return controllertest.Get[corev1.Secret](w.Host, namespace, name)
+	return controllertest.Get[corev1.Secret](f.Host, namespace, name)
 }
 
 // edit changes a Secret behind the controller's back.
-func (w *fixture) edit(name string, changes ...func(*corev1.Secret)) {
-	w.t.Helper()
-	s := w.secret(name)
+func (f *fixture) edit(name string, changes ...func(*corev1.Secret)) {
+	f.t.Helper()
+	s := f.secret(name)
 	if s == nil {
-		w.t.Fatalf("there is no %s", name)
+		f.t.Fatalf("there is no %s", name)
 	}
 	for _, change := range changes {
 		change(s)
 	}
-	w.Put(s)
+	f.Put(s)
 }
 
-func (w *fixture) remove(name string) {
-	w.t.Helper()
-	w.Delete(secret(name, ""))
+func (f *fixture) remove(name string) {
+	f.t.Helper()
+	f.Delete(secret(name, ""))
 }
 
 // asked returns the requests for Secrets with these verbs since the last call, sorted.
-func (w *fixture) asked(verbs ...string) (list []string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, r := range w.requests {
+func (f *fixture) asked(verbs ...string) (list []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.requests {
 		if slices.Contains(verbs, r.Verb) {
 			list = append(list, strings.ReplaceAll(r.String(), " secrets ", " "))
 		}
 	}
 	slices.Sort(list)
-	w.requests = nil
+	f.requests = nil
 	return list
 }
 
 // after lets time pass, and then is expect.
-func (w *fixture) after(d time.Duration, want string, verbs ...string) {
-	w.t.Helper()
-	w.pass(d)
-	w.expect(want, verbs...)
+func (f *fixture) after(d time.Duration, want string, verbs ...string) {
+	f.t.Helper()
+	f.pass(d)
+	f.expect(want, verbs...)
 }
 
 // expect compares the requests for Secrets with the given verbs since the last call, or those that
 // write.
-func (w *fixture) expect(want string, verbs ...string) {
-	w.t.Helper()
+func (f *fixture) expect(want string, verbs ...string) {
+	f.t.Helper()
 	if len(verbs) == 0 {
 		verbs = []string{"create", "update", "delete", "patch"}
 	}
-	if got := strings.Join(w.asked(verbs...), ", "); got != want {
-		w.t.Errorf("requests %q, want %q", got, want)
+	if got := strings.Join(f.asked(verbs...), ", "); got != want {
+		f.t.Errorf("requests %q, want %q", got, want)
 	}
 }
 
 // told returns the reasons of the Events since the last call, sorted.
-func (w *fixture) told() string {
-	w.pass(10 * time.Millisecond)
+func (f *fixture) told() string {
+	f.pass(10 * time.Millisecond)
 	var list []string
-	for _, e := range controllertest.List[corev1.Event](w.Host) {
-		for range int(e.Count) - w.heard[e.UID] {
+	for _, e := range controllertest.List[corev1.Event](f.Host) {
+		for range int(e.Count) - f.heard[e.UID] {
 			list = append(list, e.Reason)
 		}
-		w.heard[e.UID] = int(e.Count)
+		f.heard[e.UID] = int(e.Count)
 	}
 	slices.Sort(list)
 	return strings.Join(list, " ")
 }
 
 // count returns the sum of a metric over the series with these labels.
-func (w *fixture) count(name string, labels ...string) float64 {
-	w.t.Helper()
-	return w.Metric("quartermaster_replication_"+name, labels...)
+func (f *fixture) count(name string, labels ...string) float64 {
+	f.t.Helper()
+	return f.Metric("quartermaster_replication_"+name, labels...)
 }
 
 // copies counts the Secrets with a marker.
-func (w *fixture) copies() (n int) {
-	for _, s := range controllertest.List[corev1.Secret](w.Host) {
+func (f *fixture) copies() (n int) {
+	for _, s := range controllertest.List[corev1.Secret](f.Host) {
 		if s.Annotations[policy.Marker] != "" {
 			n++
 		}

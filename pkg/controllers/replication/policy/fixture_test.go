@@ -43,73 +43,73 @@ func newFixture(t testing.TB, configure func(*Options)) *fixture {
 	if configure != nil {
 		configure(&o)
 	}
-	w := &fixture{
+	f := &fixture{
 		t: t, digester: NewDigester(o, NewDigesterKey()), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, unwanted: map[Key]unwanted{}, makers: map[Key]Key{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
-	w.rules = NewRules(o)
-	w.namespaces("a", "b", "c", "kube-system")
-	return w
+	f.rules = NewRules(o)
+	f.namespaces("a", "b", "c", "kube-system")
+	return f
 }
 
-func (w *fixture) namespaces(names ...string) {
+func (f *fixture) namespaces(names ...string) {
 	for _, name := range names {
-		w.ns[name] = &Namespace{Name: name, Created: w.now, Labels: map[string]string{}}
-		w.now = w.now.Add(time.Second)
+		f.ns[name] = &Namespace{Name: name, Created: f.now, Labels: map[string]string{}}
+		f.now = f.now.Add(time.Second)
 	}
 }
 
-func (w *fixture) label(namespace, key, value string) {
-	w.ns[namespace].Labels[key] = value
+func (f *fixture) label(namespace, key, value string) {
+	f.ns[namespace].Labels[key] = value
 	if value == "" {
-		delete(w.ns[namespace].Labels, key)
+		delete(f.ns[namespace].Labels, key)
 	}
 }
 
 // put creates or replaces objects, each with a new version.
-func (w *fixture) put(bodies ...*Body) {
+func (f *fixture) put(bodies ...*Body) {
 	for _, b := range bodies {
-		w.putOne(b)
+		f.putOne(b)
 	}
 }
 
-func (w *fixture) putOne(b *Body) {
-	old := w.objects[b.Key()]
-	w.version++
-	b.ResourceVersion = strconv.Itoa(w.version)
+func (f *fixture) putOne(b *Body) {
+	old := f.objects[b.Key()]
+	f.version++
+	b.ResourceVersion = strconv.Itoa(f.version)
 	switch {
 	case old != nil:
 		b.UID, b.CreationTimestamp = old.UID, old.CreationTimestamp
 	case b.UID == "":
-		b.UID, b.CreationTimestamp = types.UID("uid-"+b.ResourceVersion), metav1.NewTime(w.now)
-		w.now = w.now.Add(time.Second)
+		b.UID, b.CreationTimestamp = types.UID("uid-"+b.ResourceVersion), metav1.NewTime(f.now)
+		f.now = f.now.Add(time.Second)
 	}
-	w.objects[b.Key()] = b
+	f.objects[b.Key()] = b
 }
 
-func (w *fixture) remove(name string) {
+func (f *fixture) remove(name string) {
 	for _, kind := range []Kind{Secret, ConfigMap} {
 		key := Key{kind, named(name)}
-		if w.objects[key] != nil {
-			delete(w.objects, key)
+		if f.objects[key] != nil {
+			delete(f.objects, key)
 		}
 	}
 }
 
 // get returns the Secret, or else the ConfigMap, of that name.
-func (w *fixture) get(name string) *Body {
-	if b := w.objects[Key{Secret, named(name)}]; b != nil {
+func (f *fixture) get(name string) *Body {
+	if b := f.objects[Key{Secret, named(name)}]; b != nil {
 		return b
 	}
-	return w.objects[Key{ConfigMap, named(name)}]
+	return f.objects[Key{ConfigMap, named(name)}]
 }
 
 // edit changes an object.
-func (w *fixture) edit(name string, changes ...func(*Body)) {
-	w.t.Helper()
-	b := w.get(name)
+func (f *fixture) edit(name string, changes ...func(*Body)) {
+	f.t.Helper()
+	b := f.get(name)
 	if b == nil {
-		w.t.Fatalf("there is no %s", name)
+		f.t.Fatalf("there is no %s", name)
 	}
 	c := *b
 	c.ObjectMeta = *b.DeepCopy()
@@ -117,7 +117,7 @@ func (w *fixture) edit(name string, changes ...func(*Body)) {
 	for _, change := range changes {
 		change(&c)
 	}
-	w.put(&c)
+	f.put(&c)
 }
 
 func named(text string) types.NamespacedName {
@@ -126,21 +126,21 @@ func named(text string) types.NamespacedName {
 }
 
 // The fixture is a View.
-func (w *fixture) Namespace(name string) *Namespace { return w.ns[name] }
+func (f *fixture) Namespace(name string) *Namespace { return f.ns[name] }
 
-func (w *fixture) Get(key Key) *Object {
-	b := w.objects[key]
+func (f *fixture) Get(key Key) *Object {
+	b := f.objects[key]
 	if b == nil {
 		return nil
 	}
 	// What the cache holds must decide like the object itself.
-	return Decode(key.Kind, cached{b, w.digester.Digest(asObject(b))}, "")
+	return Decode(key.Kind, cached{b, f.digester.Digest(asObject(b))}, "")
 }
 
-func (w *fixture) Sources(kind Kind, name string) (list []*Object) {
-	for key := range w.objects {
+func (f *fixture) Sources(kind Kind, name string) (list []*Object) {
+	for key := range f.objects {
 		if key.Kind == kind && key.Name == name {
-			if o := w.Get(key); w.rules.Pushes(o) {
+			if o := f.Get(key); f.rules.Pushes(o) {
 				list = append(list, o)
 			}
 		}
@@ -148,16 +148,16 @@ func (w *fixture) Sources(kind Kind, name string) (list []*Object) {
 	return list
 }
 
-func (w *fixture) Spread(source *Object, now time.Time) int { return w.survey(source, now).Spread }
+func (f *fixture) Spread(source *Object, now time.Time) int { return f.survey(source, now).Spread }
 
-func (w *fixture) survey(source *Object, now time.Time) Survey {
-	return w.rules.Survey(w, source, slices.Collect(maps.Values(w.ns)), now)
+func (f *fixture) survey(source *Object, now time.Time) Survey {
+	return f.rules.Survey(f, source, slices.Collect(maps.Values(f.ns)), now)
 }
 
-func (w *fixture) Maker(key Key) Key { return w.makers[key] }
+func (f *fixture) Maker(key Key) Key { return f.makers[key] }
 
-func (w *fixture) UnwantedSince(key Key, why Unwanted, now time.Time) time.Time {
-	if u := w.unwanted[key]; u.why == why {
+func (f *fixture) UnwantedSince(key Key, why Unwanted, now time.Time) time.Time {
+	if u := f.unwanted[key]; u.why == why {
 		return u.since
 	}
 	return now
@@ -176,105 +176,105 @@ type cached struct {
 func (c cached) Digest(string) []byte { return c.digest }
 
 // settle decides until nothing is left to do. The graces pass, but for missingGrace.
-func (w *fixture) settle() {
-	w.t.Helper()
-	w.step()
-	w.now = w.now.Add(time.Minute)
-	w.step()
+func (f *fixture) settle() {
+	f.t.Helper()
+	f.step()
+	f.now = f.now.Add(time.Minute)
+	f.step()
 }
 
 // settled settles, and compares what was written and reported since the last comparison.
-func (w *fixture) settled(writes string, problems ...string) {
-	w.t.Helper()
-	w.settle()
-	w.expect(writes, problems...)
+func (f *fixture) settled(writes string, problems ...string) {
+	f.t.Helper()
+	f.settle()
+	f.expect(writes, problems...)
 }
 
 // step is settle without a grace.
-func (w *fixture) step() {
-	w.t.Helper()
+func (f *fixture) step() {
+	f.t.Helper()
 	for range 20 {
-		if !w.round() {
+		if !f.round() {
 			return
 		}
 	}
-	w.t.Fatalf("the writes do not end: %v", w.writes)
+	f.t.Fatalf("the writes do not end: %v", f.writes)
 }
 
-func (w *fixture) round() (wrote bool) {
+func (f *fixture) round() (wrote bool) {
 	keys := map[Key]bool{}
-	for key := range w.objects {
+	for key := range f.objects {
 		keys[key] = true
-		for ns := range w.ns {
+		for ns := range f.ns {
 			keys[NewKey(key.Kind, ns, key.Name)] = true
 		}
 	}
-	for key := range w.objects {
-		if o := w.Get(key); w.rules.Pushes(o) {
-			w.report(w.survey(o, w.now).Problems)
+	for key := range f.objects {
+		if o := f.Get(key); f.rules.Pushes(o) {
+			f.report(f.survey(o, f.now).Problems)
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(keys), func(a, b Key) int { return strings.Compare(a.String(), b.String()) }) {
-		p := w.rules.Decide(w, key, w.now)
-		w.report(p.Problems)
-		if delete(w.makers, key); p.Adopted {
-			w.makers[key] = p.Source
+		p := f.rules.Decide(f, key, f.now)
+		f.report(p.Problems)
+		if delete(f.makers, key); p.Adopted {
+			f.makers[key] = p.Source
 		}
-		if p.Unwanted != w.unwanted[key].why {
-			w.unwanted[key] = unwanted{p.Unwanted, w.now}
+		if p.Unwanted != f.unwanted[key].why {
+			f.unwanted[key] = unwanted{p.Unwanted, f.now}
 		}
 		if p.Action != Nothing {
-			w.apply(key, &p)
+			f.apply(key, &p)
 			wrote = true
 		}
 	}
 	return wrote
 }
 
-func (w *fixture) report(problems []Problem) {
+func (f *fixture) report(problems []Problem) {
 	for _, problem := range problems {
-		w.problems = append(w.problems, problem.Reason+" "+problem.About.NamespacedName.String())
+		f.problems = append(f.problems, problem.Reason+" "+problem.About.NamespacedName.String())
 	}
 }
 
-func (w *fixture) apply(key Key, p *Plan) {
-	w.writes = append(w.writes, string(p.Action)+" "+key.NamespacedName.String())
+func (f *fixture) apply(key Key, p *Plan) {
+	f.writes = append(f.writes, string(p.Action)+" "+key.NamespacedName.String())
 	if p.Action == Delete {
-		w.remove(key.NamespacedName.String())
+		f.remove(key.NamespacedName.String())
 		return
 	}
-	source, target := w.objects[p.Source], w.objects[key]
-	b := w.rules.Apply(p, w.digester, key, source, target, w.now)
+	source, target := f.objects[p.Source], f.objects[key]
+	b := f.rules.Apply(p, f.digester, key, source, target, f.now)
 	if p.Action == Recreate {
-		w.remove(key.NamespacedName.String())
+		f.remove(key.NamespacedName.String())
 	}
-	w.put(b)
+	f.put(b)
 }
 
 // expect compares what was written and reported since the last call. Without problems, they are not
 // compared.
-func (w *fixture) expect(writes string, problems ...string) {
-	w.t.Helper()
-	slices.Sort(w.writes)
-	if got := strings.Join(w.writes, ", "); got != writes {
-		w.t.Errorf("writes %q, want %q", got, writes)
+func (f *fixture) expect(writes string, problems ...string) {
+	f.t.Helper()
+	slices.Sort(f.writes)
+	if got := strings.Join(f.writes, ", "); got != writes {
+		f.t.Errorf("writes %q, want %q", got, writes)
 	}
-	slices.Sort(w.problems)
-	got := slices.Compact(w.problems)
+	slices.Sort(f.problems)
+	got := slices.Compact(f.problems)
 	for _, problem := range problems {
 		if !slices.Contains(got, problem) {
-			w.t.Errorf("no problem %q in %q", problem, got)
+			f.t.Errorf("no problem %q in %q", problem, got)
 		}
 	}
-	w.writes, w.problems = nil, nil
+	f.writes, f.problems = nil, nil
 }
 
 // holds compares the content of an object, as k=v pairs that are sorted, and named annotations.
-func (w *fixture) holds(name, content string, annotations ...string) {
-	w.t.Helper()
-	b := w.get(name)
+func (f *fixture) holds(name, content string, annotations ...string) {
+	f.t.Helper()
+	b := f.get(name)
 	if b == nil {
-		w.t.Errorf("there is no %s", name)
+		f.t.Errorf("there is no %s", name)
 		return
 	}
 	var list []string
@@ -287,12 +287,12 @@ func (w *fixture) holds(name, content string, annotations ...string) {
 	}
 	slices.Sort(list)
 	if got := strings.Join(list, " "); got != content {
-		w.t.Errorf("%s holds %q, want %q", name, got, content)
+		f.t.Errorf("%s holds %q, want %q", name, got, content)
 	}
 	for _, a := range annotations {
 		key, value, _ := strings.Cut(a, "=")
 		if got, has := b.Annotations[full(key)]; has != (value != "(none)") || has && value != "*" && got != value {
-			w.t.Errorf("%s has %s=%q, want %q", name, key, got, value)
+			f.t.Errorf("%s has %s=%q, want %q", name, key, got, value)
 		}
 	}
 }

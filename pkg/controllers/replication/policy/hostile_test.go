@@ -18,174 +18,174 @@ func TestTenantHarmsNoOther(t *testing.T) {
 	mine := with("Q:push-to=b")
 	for name, tc := range map[string]struct {
 		configure func(*Options)
-		run       func(w *fixture)
+		run       func(f *fixture)
 	}{
-		"an invalid claim does not keep the copy of a source that is gone": {nil, func(w *fixture) {
-			w.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", with("Q:push-to=!b")))
-			w.settled("create b/s", "InvalidAnnotation c/s")
-			w.remove("a/s")
-			w.settled("delete b/s")
+		"an invalid claim does not keep the copy of a source that is gone": {nil, func(f *fixture) {
+			f.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", with("Q:push-to=!b")))
+			f.settled("create b/s", "InvalidAnnotation c/s")
+			f.remove("a/s")
+			f.settled("delete b/s")
 		}},
-		"a forbidden claim does not keep the copy of a source that is gone": {func(o *Options) { o.PushNamespaces = "a" }, func(w *fixture) {
-			w.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", mine))
-			w.settled("create b/s", "PushForbidden c/s")
-			w.remove("a/s")
-			w.settled("delete b/s")
+		"a forbidden claim does not keep the copy of a source that is gone": {func(o *Options) { o.PushNamespaces = "a" }, func(f *fixture) {
+			f.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", mine))
+			f.settled("create b/s", "PushForbidden c/s")
+			f.remove("a/s")
+			f.settled("delete b/s")
 		}},
-		"an invalid claim keeps the copy of its own source, as long as nobody with an older namespace asks": {nil, func(w *fixture) {
-			w.put(secret("c/s", "k=v", mine))
-			w.settle()
-			w.edit("c/s", with("Q:push-to=!b"), data("k=w"))
-			w.settled("create b/s")
-			w.put(secret("a/s", "k=v", mine))
-			w.settled("create b/s, delete b/s")
+		"an invalid claim keeps the copy of its own source, as long as nobody with an older namespace asks": {nil, func(f *fixture) {
+			f.put(secret("c/s", "k=v", mine))
+			f.settle()
+			f.edit("c/s", with("Q:push-to=!b"), data("k=w"))
+			f.settled("create b/s")
+			f.put(secret("a/s", "k=v", mine))
+			f.settled("create b/s, delete b/s")
 		}},
-		"a source that may push no more loses its copies, once the flag says so": {nil, func(w *fixture) {
-			w.put(secret("c/s", "k=v", mine))
-			w.settle()
-			w.rules.PushNamespaces = "a"
-			w.settled("create b/s, delete b/s", "PushForbidden c/s")
+		"a source that may push no more loses its copies, once the flag says so": {nil, func(f *fixture) {
+			f.put(secret("c/s", "k=v", mine))
+			f.settle()
+			f.rules.PushNamespaces = "a"
+			f.settled("create b/s, delete b/s", "PushForbidden c/s")
 		}},
-		"the replicator's copy of another source is not adopted": {nil, func(w *fixture) {
-			w.put(secret("b/s", "k=theirs", replicatorMade("77", "k")), secret("c/s", "k=attack", with("M:replicate-to=b")))
-			w.settle()
-			w.remove("c/s")
-			w.settled("", "TargetExists c/s")
-			w.holds("b/s", "k=theirs")
+		"the replicator's copy of another source is not adopted": {nil, func(f *fixture) {
+			f.put(secret("b/s", "k=theirs", replicatorMade("77", "k")), secret("c/s", "k=attack", with("M:replicate-to=b")))
+			f.settle()
+			f.remove("c/s")
+			f.settled("", "TargetExists c/s")
+			f.holds("b/s", "k=theirs")
 		}},
-		"the replicator's copy of public data is not adopted by who has the same": {nil, func(w *fixture) {
-			w.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")), secret("c/s", "ca.crt=public", with("M:replicate-to=b")))
-			w.settle()
-			w.edit("c/s", data("ca.crt=attack"))
-			w.settled("", "TargetExists c/s")
-			w.holds("b/s", "ca.crt=public")
+		"the replicator's copy of public data is not adopted by who has the same": {nil, func(f *fixture) {
+			f.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")), secret("c/s", "ca.crt=public", with("M:replicate-to=b")))
+			f.settle()
+			f.edit("c/s", data("ca.crt=attack"))
+			f.settled("", "TargetExists c/s")
+			f.holds("b/s", "ca.crt=public")
 		}},
-		"a copy that nobody has forbidden makes way for a source that may push": {nil, func(w *fixture) {
-			w.put(secret("c/s", "k=attack", mine))
-			w.settle()
-			w.rules.PushNamespaces = ""
-			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-			w.settled("create b/s, create b/s, delete b/s")
-			w.holds("b/s", "k=v")
+		"a copy that nobody has forbidden makes way for a source that may push": {nil, func(f *fixture) {
+			f.put(secret("c/s", "k=attack", mine))
+			f.settle()
+			f.rules.PushNamespaces = ""
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b")))
+			f.settled("create b/s, create b/s, delete b/s")
+			f.holds("b/s", "k=v")
 		}},
-		"the copy of an older namespace is not taken over": {nil, func(w *fixture) {
-			w.put(secret("c/s", "k=attack", mine)) // is there first
-			w.put(secret("a/s", "k=v", mine))
-			w.settle()
-			w.holds("b/s", "k=v")
-			w.edit("a/s", data("k=w"))
-			w.settle()
-			w.holds("b/s", "k=w")
+		"the copy of an older namespace is not taken over": {nil, func(f *fixture) {
+			f.put(secret("c/s", "k=attack", mine)) // is there first
+			f.put(secret("a/s", "k=v", mine))
+			f.settle()
+			f.holds("b/s", "k=v")
+			f.edit("a/s", data("k=w"))
+			f.settle()
+			f.holds("b/s", "k=w")
 		}},
-		"a source that was made again is not the younger one": {nil, func(w *fixture) {
-			w.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", mine))
-			w.settled("create b/s", "TargetClaimed c/s")
-			w.remove("a/s")
-			w.put(secret("a/s", "k=v", mine))
-			w.settled("")
-			w.holds("b/s", "k=v")
+		"a source that was made again is not the younger one": {nil, func(f *fixture) {
+			f.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", mine))
+			f.settled("create b/s", "TargetClaimed c/s")
+			f.remove("a/s")
+			f.put(secret("a/s", "k=v", mine))
+			f.settled("")
+			f.holds("b/s", "k=v")
 		}},
-		"a copy with keys of its own does not go with its source": {nil, func(w *fixture) {
-			w.put(secret("c/s", "k=attack", with("M:replicate-to=b")))
-			w.settle()
-			w.edit("b/s", data("k=attack own=1"))
-			w.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-			w.settled("create b/s, strip b/s", "TargetExists a/s")
-			w.holds("b/s", "own=1")
+		"a copy with keys of its own does not go with its source": {nil, func(f *fixture) {
+			f.put(secret("c/s", "k=attack", with("M:replicate-to=b")))
+			f.settle()
+			f.edit("b/s", data("k=attack own=1"))
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b")))
+			f.settled("create b/s, strip b/s", "TargetExists a/s")
+			f.holds("b/s", "own=1")
 		}},
-		"a name is not taken before its owner comes: by default nobody pushes": {func(o *Options) { o.PushNamespaces = "" }, func(w *fixture) {
-			w.put(secret("c/s", "k=attack", mine))
-			w.settled("", "PushForbidden c/s")
+		"a name is not taken before its owner comes: by default nobody pushes": {func(o *Options) { o.PushNamespaces = "" }, func(f *fixture) {
+			f.put(secret("c/s", "k=attack", mine))
+			f.settled("", "PushForbidden c/s")
 		}},
-		"by default the annotations of the originals push, as there": {func(o *Options) { o.PushNamespaces = "" }, func(w *fixture) {
-			w.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("a/t", "k=v", auto("b")))
-			w.settled("create b/s, create b/t")
+		"by default the annotations of the originals push, as there": {func(o *Options) { o.PushNamespaces = "" }, func(f *fixture) {
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("a/t", "k=v", auto("b")))
+			f.settled("create b/s, create b/t")
 		}},
-		"no label is copied by which another controller trusts an object": {nil, func(w *fixture) {
-			w.put(secret("c/s", "k=attack", with("M:replicate-to=b"), labelled(
+		"no label is copied by which another controller trusts an object": {nil, func(f *fixture) {
+			f.put(secret("c/s", "k=attack", with("M:replicate-to=b"), labelled(
 				"sealedsecrets.bitnami.com/sealed-secrets-key=active", "argocd.argoproj.io/secret-type=cluster",
 				"kustomize.toolkit.fluxcd.io/name=x", "app.kubernetes.io/managed-by=Helm", "owner=helm", "team=c")))
-			w.settled("create b/s")
-			if got := fmt.Sprint(w.get("b/s").Labels); got != "map[team:c]" {
-				w.t.Errorf("labels %s", got)
+			f.settled("create b/s")
+			if got := fmt.Sprint(f.get("b/s").Labels); got != "map[team:c]" {
+				f.t.Errorf("labels %s", got)
 			}
 		}},
-		"no name is pushed that another controller owns": {nil, func(w *fixture) {
+		"no name is pushed that another controller owns": {nil, func(f *fixture) {
 			owner := labelled("owner=helm", "status=deployed", "name=app", "version=9")
-			w.put(secret("c/sh.helm.release.v1.app.v9", "release=attack", with("Q:push-to=b", "M:replicate-to=b"), owner))
-			w.put(secret("c/bootstrap-token-abcdef", "k=attack", mine))
-			w.settled("", "NamespaceProtected c/sh.helm.release.v1.app.v9", "NamespaceProtected c/bootstrap-token-abcdef")
+			f.put(secret("c/sh.helm.release.v1.app.v9", "release=attack", with("Q:push-to=b", "M:replicate-to=b"), owner))
+			f.put(secret("c/bootstrap-token-abcdef", "k=attack", mine))
+			f.settled("", "NamespaceProtected c/sh.helm.release.v1.app.v9", "NamespaceProtected c/bootstrap-token-abcdef")
 		}},
-		"a source that asks for too much has nothing written": {func(o *Options) { o.MaxSpread = 64 << 10 }, func(w *fixture) {
+		"a source that asks for too much has nothing written": {func(o *Options) { o.MaxSpread = 64 << 10 }, func(f *fixture) {
 			for i := range 70 {
-				w.namespaces(fmt.Sprintf("n-%d", i))
+				f.namespaces(fmt.Sprintf("n-%d", i))
 			}
-			w.put(configMap("c/s", "", with("Q:push-to=n-*"), func(b *Body) { b.Content[inData+"k"] = make([]byte, 1<<10) }))
-			w.put(configMap("c/small", "k=v", with("Q:push-to=n-1")))
-			w.settled("create n-1/small", "SpreadExceeded c/s")
-			w.rules.MaxSpread = 0
-			w.step()
-			if len(w.writes) != 70 {
-				w.t.Errorf("%d writes without a limit, want 70", len(w.writes))
+			f.put(configMap("c/s", "", with("Q:push-to=n-*"), func(b *Body) { b.Content[inData+"k"] = make([]byte, 1<<10) }))
+			f.put(configMap("c/small", "k=v", with("Q:push-to=n-1")))
+			f.settled("create n-1/small", "SpreadExceeded c/s")
+			f.rules.MaxSpread = 0
+			f.step()
+			if len(f.writes) != 70 {
+				f.t.Errorf("%d writes without a limit, want 70", len(f.writes))
 			}
 		}},
-		"an object with thousands of keys is not copied, and one that gets them is left alone": {nil, func(w *fixture) {
+		"an object with thousands of keys is not copied, and one that gets them is left alone": {nil, func(f *fixture) {
 			many := func(b *Body) {
 				for i := range maxKeys + 1 {
 					b.Content[Slot(fmt.Sprintf("%s%d", inData, i))] = []byte("x")
 				}
 			}
-			w.put(configMap("c/s", "", mine, many), configMap("a/t", "k=v", with("M:replicate-to=b")))
-			w.settled("create b/t", "TooManyKeys c/s")
-			w.edit("b/t", many)
-			w.remove("a/t")
-			w.settled("")
+			f.put(configMap("c/s", "", mine, many), configMap("a/t", "k=v", with("M:replicate-to=b")))
+			f.settled("create b/t", "TooManyKeys c/s")
+			f.edit("b/t", many)
+			f.remove("a/t")
+			f.settled("")
 		}},
-		"a value that is too long is held, in each grammar": {nil, func(w *fixture) {
+		"a value that is too long is held, in each grammar": {nil, func(f *fixture) {
 			long := strings.Repeat("*", 256<<10)
 			for i, key := range []string{"Q:push-to", "M:replicate-to", "M:replicate-to-matching", "R:reflection-auto-namespaces", "R:reflection-auto-namespaces-selector"} {
 				name := fmt.Sprintf("c/s%d", i)
-				w.put(secret(name, "k=v", with(key+"="+long)))
+				f.put(secret(name, "k=v", with(key+"="+long)))
 				if strings.HasPrefix(key, "R:") {
-					w.edit(name, auto(), with(key+"="+long))
+					f.edit(name, auto(), with(key+"="+long))
 				}
-				o := w.Get(Key{Secret, named(name)})
-				if size := len(w.digester.Digest(asObject(w.get(name)))); size > 1000 {
-					w.t.Errorf("%s: the cache keeps %d bytes", key, size)
+				o := f.Get(Key{Secret, named(name)})
+				if size := len(f.digester.Digest(asObject(f.get(name)))); size > 1000 {
+					f.t.Errorf("%s: the cache keeps %d bytes", key, size)
 				}
-				if problems := w.survey(o, w.now).Problems; len(problems) != 1 || !strings.Contains(problems[0].Text, full(key)) {
-					w.t.Errorf("%s: problems %v", key, problems)
+				if problems := f.survey(o, f.now).Problems; len(problems) != 1 || !strings.Contains(problems[0].Text, full(key)) {
+					f.t.Errorf("%s: problems %v", key, problems)
 				}
 			}
 		}},
-		"no annotations of an object are read that are too long together": {nil, func(w *fixture) {
+		"no annotations of an object are read that are too long together": {nil, func(f *fixture) {
 			b := secret("c/s", "k=v")
 			for _, key := range annotations {
 				b.Annotations[key] = strings.Repeat("x", maxPatternLength)
 			}
 			b.Annotations[Marker] = strings.Repeat("x", 200<<10)
-			if size := len(w.digester.Digest(asObject(b))); size > 2*maxAnnotations {
-				w.t.Errorf("the cache keeps %d bytes", size)
+			if size := len(f.digester.Digest(asObject(b))); size > 2*maxAnnotations {
+				f.t.Errorf("the cache keeps %d bytes", size)
 			}
 		}},
-		"a pattern is not longer than what it matches": {nil, func(w *fixture) {
-			w.put(secret("c/s", "k=v", with("Q:push-to="+strings.Repeat("*", 64))))
-			w.settled("", "InvalidAnnotation c/s")
+		"a pattern is not longer than what it matches": {nil, func(f *fixture) {
+			f.put(secret("c/s", "k=v", with("Q:push-to="+strings.Repeat("*", 64))))
+			f.settled("", "InvalidAnnotation c/s")
 		}},
-		"owners are not copied, and who asks for it is told": {nil, func(w *fixture) {
-			w.put(secret("a/s", "k=v", with("M:replicate-to=b", "M:keep-owner-references=true")))
-			w.settled("create b/s", "OwnerReferenceDropped a/s")
+		"owners are not copied, and who asks for it is told": {nil, func(f *fixture) {
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b", "M:keep-owner-references=true")))
+			f.settled("create b/s", "OwnerReferenceDropped a/s")
 		}},
-		"ConfigMaps may be pulled as with the replicator, without opening Secrets": {func(o *Options) { o.AllowConfigMaps = true }, func(w *fixture) {
-			w.put(configMap("a/s", "k=v"), secret("a/s", "k=v"), configMap("b/t", "", with("M:replicate-from=a/s")))
-			w.put(secret("b/u", "", with("M:replicate-from=a/s")))
-			w.settled("update b/t", "PermissionDenied b/u")
+		"ConfigMaps may be pulled as with the replicator, without opening Secrets": {func(o *Options) { o.AllowConfigMaps = true }, func(f *fixture) {
+			f.put(configMap("a/s", "k=v"), secret("a/s", "k=v"), configMap("b/t", "", with("M:replicate-from=a/s")))
+			f.put(secret("b/u", "", with("M:replicate-from=a/s")))
+			f.settled("update b/t", "PermissionDenied b/u")
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newFixture(t, tc.configure)
-			w.t = t
-			tc.run(w)
+			f := newFixture(t, tc.configure)
+			f.t = t
+			tc.run(f)
 		})
 	}
 }
@@ -193,13 +193,13 @@ func TestTenantHarmsNoOther(t *testing.T) {
 // TestPatternsTooSlowCountForAllNamespaces is about a list that takes milliseconds for each name,
 // and seconds for all of them.
 func TestPatternsTooSlowCountForAllNamespaces(t *testing.T) {
-	w := newFixture(t, nil)
+	f := newFixture(t, nil)
 	for i := range 2000 {
-		w.namespaces(fmt.Sprintf("%s-%d", strings.Repeat("x", 55), i))
+		f.namespaces(fmt.Sprintf("%s-%d", strings.Repeat("x", 55), i))
 	}
-	w.put(secret("c/s", "k=v", auto(strings.Repeat("(x+)_,", 60)+"b")))
-	s := w.survey(w.Get(NewKey(Secret, "c", "s")), w.now)
-	if s.Spread != len(w.ns) || s.After != timeoutPause || len(s.Problems) != 1 || s.Problems[0].Reason != PatternTimeout {
+	f.put(secret("c/s", "k=v", auto(strings.Repeat("(x+)_,", 60)+"b")))
+	s := f.survey(f.Get(NewKey(Secret, "c", "s")), f.now)
+	if s.Spread != len(f.ns) || s.After != timeoutPause || len(s.Problems) != 1 || s.Problems[0].Reason != PatternTimeout {
 		t.Errorf("counts for %d namespaces, problems %v, again after %v", s.Spread, s.Problems, s.After)
 	}
 }
@@ -218,8 +218,8 @@ func TestPatternsEndInTime(t *testing.T) {
 // TestPatternsWaitForOthersForFree has another evaluation run for longer than a source may take. It is in
 // real time, since what is limited is.
 func TestPatternsWaitForOthersForFree(t *testing.T) {
-	w := newFixture(t, nil)
-	w.put(secret("c/s", "k=v", auto("[a-z]+")))
+	f := newFixture(t, nil)
+	f.put(secret("c/s", "k=v", auto("[a-z]+")))
 	begun := make(chan bool)
 	go onematch.Do(func() bool {
 		close(begun)
@@ -227,7 +227,7 @@ func TestPatternsWaitForOthersForFree(t *testing.T) {
 		return true
 	})
 	<-begun
-	if s := w.survey(w.Get(NewKey(Secret, "c", "s")), w.now); len(s.Wanted) == 0 || s.After != 0 {
+	if s := f.survey(f.Get(NewKey(Secret, "c", "s")), f.now); len(s.Wanted) == 0 || s.After != 0 {
 		t.Errorf("%+v", s)
 	}
 }

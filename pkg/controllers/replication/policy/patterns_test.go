@@ -11,20 +11,20 @@ import (
 
 func TestReflectorSelectorReadOtherwiseHolds(t *testing.T) {
 	for _, selector := range []string{"a>1", "a<1", "a in (,x)", "a=1,a=2", "a=b=c", "("} {
-		w := newFixture(t, nil)
-		w.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector="+selector)))
-		w.settled("", "InvalidAnnotation a/s")
+		f := newFixture(t, nil)
+		f.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector="+selector)))
+		f.settled("", "InvalidAnnotation a/s")
 	}
 }
 
 func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
-	w := newFixture(t, nil)
+	f := newFixture(t, nil)
 	long := strings.Repeat("x", 60)
-	w.namespaces(long)
-	w.put(secret("a/s", "k=v", auto("(x+x+)+y", "x+", "b", "[c].*")))
+	f.namespaces(long)
+	f.put(secret("a/s", "k=v", auto("(x+x+)+y", "x+", "b", "[c].*")))
 	ask := func(namespace, want string) {
 		t.Helper()
-		got := w.rules.pushes(w.Get(NewKey(Secret, "a", "s")), w.ns["a"], w.ns[namespace], w.now)
+		got := f.rules.pushes(f.Get(NewKey(Secret, "a", "s")), f.ns["a"], f.ns[namespace], f.now)
 		text := "yes"
 		if got.Claim != Yes {
 			text = got.Reason + " " + got.Text
@@ -39,12 +39,12 @@ func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
 	ask(long, tooLong) // and not "yes", although the next pattern matches
 	ask("c", paused)
 	ask("b", "yes")
-	w.now = w.now.Add(timeoutPause - time.Second)
+	f.now = f.now.Add(timeoutPause - time.Second)
 	ask(long, paused)
-	w.now = w.now.Add(time.Second)
+	f.now = f.now.Add(time.Second)
 	ask("c", "yes")
 	ask(long, tooLong)
-	if s := w.survey(w.Get(NewKey(Secret, "a", "s")), w.now); s.After != timeoutPause {
+	if s := f.survey(f.Get(NewKey(Secret, "a", "s")), f.now); s.After != timeoutPause {
 		t.Errorf("the source is looked at again after %v", s.After)
 	}
 }
