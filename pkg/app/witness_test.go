@@ -71,13 +71,13 @@ func TestWitnessIsServedToStandbys(t *testing.T) {
 		t.Fatal(err)
 	}
 	other := witness.New(netip.MustParseAddrPort("127.0.0.1:1"), "standby_1")
-	seen, done := make(chan protocol.LeaderState, 10), make(chan struct{})
+	states, done := make(chan protocol.LeaderState, 10), make(chan struct{})
 	looking, stop := context.WithCancel(ctx)
 	go func() {
 		defer close(done)
-		other.Watch(looking, protocol.Watched{Holder: "leader_1", Address: own.Address()}, func(state protocol.LeaderState) { seen <- state })
+		other.Watch(looking, protocol.Watched{Holder: "leader_1", Address: own.Address()}, func(state protocol.LeaderState) { states <- state })
 	}()
-	if got := <-seen; got != protocol.LeaderAnswers {
+	if got := <-states; got != protocol.LeaderAnswers {
 		t.Errorf("the standby sees %s", got)
 	}
 	began := time.Now()

@@ -299,7 +299,7 @@ func (c *controller) recordWaiting(v *view, clusters []policy.ClusterResult) {
 		names = append(names, cluster.Name)
 	}
 	slices.Sort(names)
-	c.eventOnce(v, corev1.EventTypeNormal, policy.Warning{Reason: "WaitForRemovalInCluster", Text: "waiting until these clusters have removed it: " + strings.Join(names, ", ")})
+	c.eventOnce(v, corev1.EventTypeNormal, policy.Warning{Reason: "WaitForRemovalInCluster", Text: "waiting until these clusters have removed the object: " + strings.Join(names, ", ")})
 }
 
 // warnOnce records a Warning on the federated object, once in the life of its record.

@@ -80,8 +80,8 @@ func (l *typeLoop) all() (keys []cache.ObjectName) {
 	return keys
 }
 
-// runningTypes returns the types that run, sorted by name. One whose generation is another than before was
-// changed and begins anew.
+// runningTypes returns the types that run, sorted by name. A type that was changed has another generation than
+// before, and begins anew.
 func (l *typeLoop) runningTypes() (types []policy.TypeConfig) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

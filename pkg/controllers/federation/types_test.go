@@ -153,13 +153,13 @@ func TestTypeDeleted(t *testing.T) {
 		e.Delete(e.get("namespaces"))
 		e.Settle()
 		delete(e.types, "namespaces")
-		rest := []string{}
+		others := []string{}
 		for name := range e.types {
 			if name != "clusterroles.rbac.authorization.k8s.io" {
-				rest = append(rest, name)
+				others = append(others, name)
 			}
 		}
-		e.doNotRun(rest...)
+		e.doNotRun(others...)
 		if writes := e.Writes(); !slices.Contains(writes, typePatch+" "+namespace+"/namespaces") || len(writes) != 9 {
 			t.Errorf("%q, want the finalizer of namespaces to go, and eight statuses", writes)
 		}

@@ -140,19 +140,19 @@ type LiveObject struct {
 }
 
 // ObjectVersion returns the version of an object of a cluster.
-func ObjectVersion(m metav1.Object) string {
-	if g := m.GetGeneration(); g != 0 {
+func ObjectVersion(o metav1.Object) string {
+	if g := o.GetGeneration(); g != 0 {
 		return "gen:" + strconv.FormatInt(g, 10)
 	}
-	return "rv:" + m.GetResourceVersion()
+	return "rv:" + o.GetResourceVersion()
 }
 
 // SummarizeLiveObject returns what the cache must keep of an object beyond its name, UID, resourceVersion
 // and deletionTimestamp: at most 26 bytes.
-func SummarizeLiveObject(m metav1.Object) []byte {
-	data := binary.LittleEndian.AppendUint64(make([]byte, 0, 18), hashed(m.GetLabels()))
-	data = binary.LittleEndian.AppendUint64(data, hashed(m.GetAnnotations()))
-	return binary.AppendVarint(data, m.GetGeneration())
+func SummarizeLiveObject(o metav1.Object) []byte {
+	data := binary.LittleEndian.AppendUint64(make([]byte, 0, 18), hashed(o.GetLabels()))
+	data = binary.LittleEndian.AppendUint64(data, hashed(o.GetAnnotations()))
+	return binary.AppendVarint(data, o.GetGeneration())
 }
 
 // hashed is hashJSON of a map of strings. Nil is as good as empty.
@@ -164,8 +164,8 @@ func hashed(m map[string]string) uint64 {
 }
 
 // ReadLiveObject joins a cached object and what SummarizeLiveObject returned.
-func ReadLiveObject(m metav1.Object, summary []byte) (LiveObject, error) {
-	live := LiveObject{UID: m.GetUID(), Version: "rv:" + m.GetResourceVersion(), Deleting: m.GetDeletionTimestamp() != nil}
+func ReadLiveObject(o metav1.Object, summary []byte) (LiveObject, error) {
+	live := LiveObject{UID: o.GetUID(), Version: "rv:" + o.GetResourceVersion(), Deleting: o.GetDeletionTimestamp() != nil}
 	if len(summary) < 17 {
 		return live, errors.New("the summary is too short")
 	}
