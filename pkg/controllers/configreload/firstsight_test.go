@@ -34,121 +34,121 @@ func TestFirstSight(t *testing.T) {
 		lags    map[string]time.Duration
 		config  func(*config)
 		objects []runtime.Object
-		change  func(w *fixture)
+		change  func(f *fixture)
 		want    []string
 	}{
 		"a change after the creation rolls, although the workload reaches the cache after it": {
 			lags:    map[string]time.Duration{"deployments": 100 * time.Millisecond},
 			objects: objs{cm1()},
-			change:  func(w *fixture) { w.Put(web()); changeCM(w) },
+			change:  func(f *fixture) { f.Put(web()); changeCM(f) },
 			want:    []string{rolled},
 		},
 		"a change after the creation rolls, although the source reaches the cache late, from its creation on": {
 			lags:   map[string]time.Duration{"configmaps": 100 * time.Millisecond},
-			change: func(w *fixture) { w.Put(cm1()); w.Put(web()); changeCM(w) },
+			change: func(f *fixture) { f.Put(cm1()); f.Put(web()); changeCM(f) },
 			want:   []string{stateOnly(stateOf(cmKey, "")), rolled},
 		},
 		"a change before the creation does not, although the source reaches the cache after the workload": {
 			lags:    map[string]time.Duration{"configmaps": 100 * time.Millisecond},
 			objects: objs{cm1()},
-			change:  func(w *fixture) { changeCM(w); w.Put(web()) },
+			change:  func(f *fixture) { changeCM(f); f.Put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h1)), stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the creation rolls nothing": {
 			objects: objs{cm1()},
-			change:  func(w *fixture) { changeCM(w); w.pass(10 * time.Millisecond); w.Put(web()) },
+			change:  func(f *fixture) { changeCM(f); f.pass(10 * time.Millisecond); f.Put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the workload asks to be rolled rolls nothing": {
 			objects: objs{cm1(), deploy(pod(reads("app-config")))},
-			change:  func(w *fixture) { changeCM(w); w.pass(10 * time.Millisecond); w.Put(web()) },
+			change:  func(f *fixture) { changeCM(f); f.pass(10 * time.Millisecond); f.Put(web()) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the workload refers to the source rolls nothing": {
 			objects: objs{cm1(), db1(), auto(pod(readsSecret("db")), stateOf(dbKey, p1))},
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(10 * time.Millisecond)
-				d := w.deployment("web")
+			change: func(f *fixture) {
+				changeCM(f)
+				f.pass(10 * time.Millisecond)
+				d := f.deployment("web")
 				reads("app-config")(&d.Spec.Template)
-				w.Put(d)
+				f.Put(d)
 			},
 			want: []string{stateOnly(stateOf(cmKey, h2, dbKey, p1))},
 		},
 		"one right after it does": {
 			lags:    map[string]time.Duration{"deployments": 100 * time.Millisecond},
 			objects: objs{cm1(), db1(), auto(pod(readsSecret("db")), stateOf(dbKey, p1))},
-			change: func(w *fixture) {
-				d := w.deployment("web")
+			change: func(f *fixture) {
+				d := f.deployment("web")
 				reads("app-config")(&d.Spec.Template)
-				w.Put(d)
-				changeCM(w)
+				f.Put(d)
+				changeCM(f)
 			},
 			want: []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)},
 		},
 		"next to the original, which is first, the template stays as it is though the cache does not know yet": {
 			lags:    map[string]time.Duration{"deployments": 10 * time.Second},
 			objects: objs{cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1))},
-			change: func(w *fixture) {
-				w.pass(20 * time.Second)
-				changeCM(w)
-				w.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), stateOf(cmKey, h1)))
+			change: func(f *fixture) {
+				f.pass(20 * time.Second)
+				changeCM(f)
+				f.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), stateOf(cmKey, h1)))
 			},
 			want: []string{rolled, rolled}, // the first is refused
 		},
 		"a source that was there before the workload, and begins to count after it, rolls with on-create": {
 			config: func(c *config) { onCreate(c); c.SourceSelector = []string{"env=prod"} },
-			change: func(w *fixture) {
-				w.Put(cm2())
-				w.pass(time.Second)
-				w.Put(web())
-				w.pass(time.Minute)
-				w.Put(labelled(cm2()))
+			change: func(f *fixture) {
+				f.Put(cm2())
+				f.pass(time.Second)
+				f.Put(web())
+				f.pass(time.Minute)
+				f.Put(labelled(cm2()))
 			},
 			want: []string{stateOnly(stateOf(cmKey, "")), rolled},
 		},
 		"a source that has changed while it did not count rolls with on-create": {
 			config: func(c *config) { c.SourceSelector = []string{"env=prod"} },
-			change: func(w *fixture) {
-				w.Put(labelled(cm1()))
-				w.pass(time.Second)
-				w.Put(web())
-				w.pass(time.Minute)
-				w.Put(cm2())
-				w.pass(time.Minute)
-				w.Put(labelled(cm2()))
+			change: func(f *fixture) {
+				f.Put(labelled(cm1()))
+				f.pass(time.Second)
+				f.Put(web())
+				f.pass(time.Minute)
+				f.Put(cm2())
+				f.pass(time.Minute)
+				f.Put(labelled(cm2()))
 			},
 			want: []string{stateOnly(stateOf(cmKey, h1)), rolled},
 		},
 		"a change before the end of ignore rolls nothing": {
 			objects: objs{cm1(), web()},
-			change: func(w *fixture) {
-				w.Put(annotated(cm1(), kIgnore, "true"))
-				w.pass(time.Minute)
-				w.Put(annotated(cm2(), kIgnore, "true"))
-				w.pass(time.Minute)
-				w.Put(cm2())
+			change: func(f *fixture) {
+				f.Put(annotated(cm1(), kIgnore, "true"))
+				f.pass(time.Minute)
+				f.Put(annotated(cm2(), kIgnore, "true"))
+				f.pass(time.Minute)
+				f.Put(cm2())
 			},
 			want: []string{stateOnly(stateOf(cmKey, h1)), stateOnly(""), stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change before the source matches rolls nothing": {
 			objects: objs{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
-			change:  func(w *fixture) { changeCM(w); w.pass(time.Minute); w.Put(annotated(cm2(), kMatch, "true")) },
+			change:  func(f *fixture) { changeCM(f); f.pass(time.Minute); f.Put(annotated(cm2(), kMatch, "true")) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a change right after the source matches rolls": {
 			objects: objs{cm1(), deploy(pod(reads("app-config")), kSearch, "true")},
-			change: func(w *fixture) {
-				w.Put(annotated(cm1(), kMatch, "true"))
-				w.pass(10 * time.Millisecond)
-				w.Put(annotated(cm2(), kMatch, "true"))
+			change: func(f *fixture) {
+				f.Put(annotated(cm1(), kMatch, "true"))
+				f.pass(10 * time.Millisecond)
+				f.Put(annotated(cm2(), kMatch, "true"))
 			},
 			want: []string{rolled},
 		},
 		"a change before the namespace is selected rolls nothing": {
 			config:  func(c *config) { c.NamespaceSelector = []string{"env=prod"} },
 			objects: objs{namespace(nil), cm1(), web()},
-			change:  func(w *fixture) { changeCM(w); w.pass(time.Minute); w.Put(namespace(map[string]string{"env": "prod"})) },
+			change:  func(f *fixture) { changeCM(f); f.pass(time.Minute); f.Put(namespace(map[string]string{"env": "prod"})) },
 			want:    []string{stateOnly(stateOf(cmKey, h2))},
 		},
 		"a state that was copied from another workload is none": {
@@ -169,16 +169,16 @@ func TestFirstSight(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, tc.config, tc.objects...)
+				f := newFixture(t, tc.config, tc.objects...)
 				for resource, lag := range tc.lags {
-					w.Lag(lag, resource)
+					f.Lag(lag, resource)
 				}
-				w.pass(time.Second)
+				f.pass(time.Second)
 				if tc.change != nil {
-					tc.change(w)
+					tc.change(f)
 				}
-				w.pass(time.Hour)
-				w.expect(tc.want...)
+				f.pass(time.Hour)
+				f.expect(tc.want...)
 			})
 		})
 	}
@@ -186,42 +186,42 @@ func TestFirstSight(t *testing.T) {
 
 func TestStateWrittenBackIsNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
-		before := w.deployment("web")
-		changeCM(w)
-		w.pass(time.Minute)
+		f := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
+		before := f.deployment("web")
+		changeCM(f)
+		f.pass(time.Minute)
 		// All that a tool or an undo brings back.
 		for range 15 {
-			w.Put(before.DeepCopy())
-			w.pass(time.Minute)
+			f.Put(before.DeepCopy())
+			f.pass(time.Minute)
 		}
 		rolled := env(stateOf(cmKey, h2), "web/"+cmVar, h2)
 		want := []string{rolled, stateOnly(stateOf(cmKey, h2)), stateOnly(stateOf(cmKey, h2))}
-		w.expect(want...)
+		f.expect(want...)
 		// Its pods have read the second version, though the template has no mark of it.
-		w.Put(cm1())
-		w.pass(time.Minute)
+		f.Put(cm1())
+		f.pass(time.Minute)
 		want = append(want, envAlone("web/"+cmVar, h1)) // its state is there
-		w.expect(want...)
+		f.expect(want...)
 		// After a restart, what stands on the workload counts.
-		w.Restart(func() { w.Put(before.DeepCopy(), cm2()) })
-		w.pass(time.Minute)
-		w.expect(append(want, rolled)...)
+		f.Restart(func() { f.Put(before.DeepCopy(), cm2()) })
+		f.pass(time.Minute)
+		f.expect(append(want, rolled)...)
 	})
 }
 
 // Most workloads have not been rolled since the manager was last restarted or upgraded.
 func TestStateOfAnEarlierRunStands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
-		before := w.deployment("web")
-		changeCM(w)
-		w.pass(time.Minute)
-		w.Restart()
-		w.pass(time.Minute)
-		w.Put(before)
-		w.pass(time.Hour)
-		w.expect(env(stateOf(cmKey, h2), "web/"+cmVar, h2), stateOnly(stateOf(cmKey, h2)))
+		f := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
+		before := f.deployment("web")
+		changeCM(f)
+		f.pass(time.Minute)
+		f.Restart()
+		f.pass(time.Minute)
+		f.Put(before)
+		f.pass(time.Hour)
+		f.expect(env(stateOf(cmKey, h2), "web/"+cmVar, h2), stateOnly(stateOf(cmKey, h2)))
 	})
 }
 
@@ -229,18 +229,18 @@ func TestStateOfAnEarlierRunStands(t *testing.T) {
 func TestStateThatComesBackIsRemovedRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inGit := deploy(pod(reads("app-config")), nativeState, stateOf(cmKey, h1))
-		w := newFixture(t, nil, cm1(), inGit.DeepCopy())
+		f := newFixture(t, nil, cm1(), inGit.DeepCopy())
 		for range 15 {
-			w.pass(time.Minute)
-			w.Put(inGit.DeepCopy())
+			f.pass(time.Minute)
+			f.Put(inGit.DeepCopy())
 		}
-		w.pass(time.Hour)
+		f.pass(time.Hour)
 		want := slices.Repeat([]string{stateOnly("")}, 4) // after 0, 1, 11 and 21 minutes
-		w.expect(want...)
+		f.expect(want...)
 		// The workload asks again, and nobody else has written its state meanwhile.
-		w.Put(annotated(w.deployment("web"), kAuto, "true"))
-		w.pass(time.Second)
-		w.expect(append(want, stateOnly(stateOf(cmKey, h1)))...)
+		f.Put(annotated(f.deployment("web"), kAuto, "true"))
+		f.pass(time.Second)
+		f.expect(append(want, stateOnly(stateOf(cmKey, h1)))...)
 	})
 }
 
@@ -254,12 +254,12 @@ func TestStateThatCannotBeRecordedIsReported(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, nil, cm1())
-				w.refuse("patch", "deployments", slices.Repeat([]error{refusal}, 99)...)
-				w.Put(deploy(pod(reads("app-config")), kAuto, "true"))
-				w.pass(5 * time.Second) // at once, and after 1 s and 3 s
-				w.count(3, "state_writes_total", "result", "error")
-				events := w.events()
+				f := newFixture(t, nil, cm1())
+				f.refuse("patch", "deployments", slices.Repeat([]error{refusal}, 99)...)
+				f.Put(deploy(pod(reads("app-config")), kAuto, "true"))
+				f.pass(5 * time.Second) // at once, and after 1 s and 3 s
+				f.count(3, "state_writes_total", "result", "error")
+				events := f.events()
 				if len(events) != 3 || !strings.HasPrefix(events[0], "Warning ReloadStateFail ") {
 					t.Errorf("events %q, want a warning for each", events)
 				}

@@ -55,30 +55,30 @@ func newFixture(t *testing.T, configure func(*config), objects ...runtime.Object
 func begin(t *testing.T, setup controllertest.Setup, configure func(*config), objects []runtime.Object) *fixture {
 	t.Helper()
 	entry := configreload.Entry()
-	w := &fixture{t: t, cfg: entry.Config.(*config), heard: map[types.UID]int32{}}
-	w.cfg.Compat = true
+	f := &fixture{t: t, cfg: entry.Config.(*config), heard: map[types.UID]int32{}}
+	f.cfg.Compat = true
 	if configure != nil {
-		configure(w.cfg)
+		configure(f.cfg)
 	}
-	if w.cfg.Compat {
+	if f.cfg.Compat {
 		setup.Flags = []string{"--compat=reloader"}
 	}
 	setup.Entries = []controllers.Entry{entry}
 	setup.Prepare = func(h *controllertest.Host) {
-		w.Host = h
-		h.OnRead(w.request)
-		h.OnWrite(w.request)
+		f.Host = h
+		h.OnRead(f.request)
+		h.OnWrite(f.request)
 	}
 	setup.NewHost(t, objects...)
-	return w
+	return f
 }
 
 // request is called for requests of the controller, one at a time.
-func (w *fixture) request(r controllertest.Request) error {
-	w.mu.Lock()
-	w.requests = append(w.requests, r)
-	hooks := slices.Clone(w.hooks)
-	w.mu.Unlock()
+func (f *fixture) request(r controllertest.Request) error {
+	f.mu.Lock()
+	f.requests = append(f.requests, r)
+	hooks := slices.Clone(f.hooks)
+	f.mu.Unlock()
 	for _, hook := range hooks {
 		if err := hook(r); err != nil {
 			return err
@@ -89,10 +89,10 @@ func (w *fixture) request(r controllertest.Request) error {
 
 // before calls hook before each request with that verb, or try for the dry run of a creation, for that
 // resource, such as deployments. The hook may refuse the request.
-func (w *fixture) before(verb, resource string, hook func(controllertest.Request) error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.hooks = append(w.hooks, func(r controllertest.Request) error {
+func (f *fixture) before(verb, resource string, hook func(controllertest.Request) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hooks = append(f.hooks, func(r controllertest.Request) error {
 		if v, of := kindOf(r); v != verb || of != resource {
 			return nil
 		}
@@ -109,8 +109,8 @@ func kindOf(r controllertest.Request) (verb, resource string) {
 }
 
 // refuse refuses the next requests, one for each error; nil lets one pass.
-func (w *fixture) refuse(verb, resource string, errs ...error) {
-	w.before(verb, resource, func(controllertest.Request) error {
+func (f *fixture) refuse(verb, resource string, errs ...error) {
+	f.before(verb, resource, func(controllertest.Request) error {
 		if len(errs) == 0 {
 			return nil
 		}
@@ -123,20 +123,20 @@ func (w *fixture) refuse(verb, resource string, errs ...error) {
 var errTryAgain = apierrors.NewInternalError(errors.New("try again"))
 
 // once calls f before the first request of that kind.
-func (w *fixture) once(verb, resource string, f func()) {
+func (f *fixture) once(verb, resource string, hook func()) {
 	done := false
-	w.before(verb, resource, func(controllertest.Request) error {
+	f.before(verb, resource, func(controllertest.Request) error {
 		if !done {
 			done = true
-			f()
+			hook()
 		}
 		return nil
 	})
 }
 
 // apply carries out a request of the controller. A hook that then returns an error loses the answer.
-func (w *fixture) apply(r controllertest.Request) error {
-	client, err := kubernetes.NewForConfig(w.RESTConfig())
+func (f *fixture) apply(r controllertest.Request) error {
+	client, err := kubernetes.NewForConfig(f.RESTConfig())
 	if err != nil {
 		return err
 	}
@@ -153,44 +153,44 @@ func (w *fixture) apply(r controllertest.Request) error {
 }
 
 // pass lets time pass, with everything that happens in it.
-func (w *fixture) pass(d time.Duration) {
+func (f *fixture) pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
-func (w *fixture) deployment(name string) *appsv1.Deployment {
-	w.t.Helper()
-	d := controllertest.Get[appsv1.Deployment](w.Host, "shop", name)
+func (f *fixture) deployment(name string) *appsv1.Deployment {
+	f.t.Helper()
+	d := controllertest.Get[appsv1.Deployment](f.Host, "shop", name)
 	if d == nil {
-		w.t.Fatalf("there is no Deployment %s", name)
+		f.t.Fatalf("there is no Deployment %s", name)
 	}
 	return d
 }
 
 // state returns what is recorded on a Deployment.
-func (w *fixture) state(name string) string {
-	w.t.Helper()
-	state, _ := withoutVersion(w.deployment(name).Annotations[nativeState])
+func (f *fixture) state(name string) string {
+	f.t.Helper()
+	state, _ := withoutVersion(f.deployment(name).Annotations[nativeState])
 	return state
 }
 
 // asked counts the requests since the last call of forget, by verb and resource. A list of the controller's
 // cache is a question for the version of a source.
-func (w *fixture) asked() map[string]int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (f *fixture) asked() map[string]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	count := map[string]int{}
-	for _, r := range w.requests {
+	for _, r := range f.requests {
 		verb, resource := kindOf(r)
 		count[verb+" "+resource]++
 	}
 	return count
 }
 
-func (w *fixture) forget() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.requests = nil
+func (f *fixture) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.requests = nil
 }
 
 // runSuffix is the part of a name that distinguishes the Jobs of a CronJob.
@@ -199,25 +199,25 @@ var runSuffix = regexp.MustCompile("-[0-9a-f]{8}$")
 // writes returns the controller's writes so far, refused ones too: verb, resource/name and body. Every
 // patch must carry a resourceVersion, and a state that version; every deletion a UID. These are left out
 // of the result.
-func (w *fixture) writes() []string {
-	w.t.Helper()
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (f *fixture) writes() []string {
+	f.t.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	var list []string
-	for _, r := range w.requests {
+	for _, r := range f.requests {
 		verb, resource := kindOf(r)
 		text := verb + " " + resource + "/" + r.Name
 		switch verb {
 		case "get", "list":
 			continue
 		case "patch":
-			text += " " + w.body(r.Body)
+			text += " " + f.body(r.Body)
 		case "create":
 			text = runSuffix.ReplaceAllString(text, "-RUN")
 		case "delete":
 			var opts metav1.DeleteOptions
 			if err := json.Unmarshal(r.Body, &opts); err != nil || opts.Preconditions == nil || opts.Preconditions.UID == nil {
-				w.t.Errorf("deletion of %s without its UID", r.Name)
+				f.t.Errorf("deletion of %s without its UID", r.Name)
 			}
 		}
 		list = append(list, text)
@@ -225,21 +225,21 @@ func (w *fixture) writes() []string {
 	return list
 }
 
-func (w *fixture) body(patch []byte) string {
-	w.t.Helper()
+func (f *fixture) body(patch []byte) string {
+	f.t.Helper()
 	var body map[string]any
 	if err := json.Unmarshal(patch, &body); err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	m, _ := body["metadata"].(map[string]any)
 	if m["resourceVersion"] == nil || m["resourceVersion"] == "" {
-		w.t.Errorf("patch without a resourceVersion: %s", patch)
+		f.t.Errorf("patch without a resourceVersion: %s", patch)
 	}
 	a, _ := m["annotations"].(map[string]any)
 	if recorded, ok := a[nativeState].(string); ok {
 		state, on := withoutVersion(recorded)
 		if on != m["resourceVersion"] {
-			w.t.Errorf("state %s is not recorded on the version of the patch: %s", recorded, patch)
+			f.t.Errorf("state %s is not recorded on the version of the patch: %s", recorded, patch)
 		}
 		a[nativeState] = state
 	}
@@ -254,59 +254,59 @@ func (w *fixture) body(patch []byte) string {
 }
 
 // expect compares the writes so far.
-func (w *fixture) expect(want ...string) {
-	w.t.Helper()
-	if diff := cmp.Diff(want, w.writes(), cmpopts.EquateEmpty()); diff != "" {
-		w.t.Errorf("writes differ (-want +got):\n%s", diff)
+func (f *fixture) expect(want ...string) {
+	f.t.Helper()
+	if diff := cmp.Diff(want, f.writes(), cmpopts.EquateEmpty()); diff != "" {
+		f.t.Errorf("writes differ (-want +got):\n%s", diff)
 	}
 }
 
 // written compares the number of writes so far.
-func (w *fixture) written(want int) {
-	w.t.Helper()
-	if got := w.writes(); len(got) != want {
-		w.t.Errorf("%d writes so far, want %d: %v", len(got), want, got)
+func (f *fixture) written(want int) {
+	f.t.Helper()
+	if got := f.writes(); len(got) != want {
+		f.t.Errorf("%d writes so far, want %d: %v", len(got), want, got)
 	}
 }
 
 // told compares the Events since the last call of events, sorted.
-func (w *fixture) told(want ...string) {
-	w.t.Helper()
-	if diff := cmp.Diff(want, w.events(), cmpopts.EquateEmpty()); diff != "" {
-		w.t.Errorf("Events differ (-want +got):\n%s", diff)
+func (f *fixture) told(want ...string) {
+	f.t.Helper()
+	if diff := cmp.Diff(want, f.events(), cmpopts.EquateEmpty()); diff != "" {
+		f.t.Errorf("Events differ (-want +got):\n%s", diff)
 	}
 }
 
 // events returns the Events since the last call, sorted.
-func (w *fixture) events() (list []string) {
-	w.pass(10 * time.Millisecond)
-	for _, e := range controllertest.List[corev1.Event](w.Host) {
-		for range e.Count - w.heard[e.UID] {
+func (f *fixture) events() (list []string) {
+	f.pass(10 * time.Millisecond)
+	for _, e := range controllertest.List[corev1.Event](f.Host) {
+		for range e.Count - f.heard[e.UID] {
 			list = append(list, fmt.Sprintf("%s %s %s", e.Type, e.Reason, e.Message))
 		}
-		w.heard[e.UID] = e.Count
+		f.heard[e.UID] = e.Count
 	}
 	slices.Sort(list)
 	return list
 }
 
 // count compares the sum of a metric over the series with these labels.
-func (w *fixture) count(want float64, name string, labels ...string) {
-	w.t.Helper()
-	if got := w.Metric("quartermaster_config_reload_"+name, labels...); got != want {
-		w.t.Errorf("%s is %v, want %v", name, got, want)
+func (f *fixture) count(want float64, name string, labels ...string) {
+	f.t.Helper()
+	if got := f.Metric("quartermaster_config_reload_"+name, labels...); got != want {
+		f.t.Errorf("%s is %v, want %v", name, got, want)
 	}
 }
 
 // noErrors checks that no reconcile has failed.
-func (w *fixture) noErrors() {
-	w.t.Helper()
-	if n := w.status().Errors; n != 0 {
-		w.t.Errorf("%d reconciles failed", n)
+func (f *fixture) noErrors() {
+	f.t.Helper()
+	if n := f.status().Errors; n != 0 {
+		f.t.Errorf("%d reconciles failed", n)
 	}
 }
 
-func (w *fixture) status() controllers.Status { return w.Controller(configreload.Name).Status() }
+func (f *fixture) status() controllers.Status { return f.Controller(configreload.Name).Status() }
 
 func toJSON(v any) string {
 	data, err := json.Marshal(v)

@@ -91,24 +91,24 @@ func TestReconcileCronJobs(t *testing.T) {
 		},
 		"a CronJob that forbids concurrency waits, for a named source, until it is not active": {
 			objects: objs{cm1(), cronJob(busy, kCM, "app-config", nativeState, known1)},
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(5 * time.Minute)
-				w.written(0)
+			change: func(f *fixture) {
+				changeCM(f)
+				f.pass(5 * time.Minute)
+				f.written(0)
 				idle := cronJob(busy, kCM, "app-config", nativeState, known1)
 				idle.Status.Active = nil
-				w.Put(idle)
+				f.Put(idle)
 			},
 			want: ran, events: []string{waits, reloaded},
 		},
 		"a Job of ours counts as active until it is complete": {
 			objects: objs{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), run("run-1")},
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(5 * time.Minute)
-				w.requested(map[string]int{"list deployments": 1}) // for the original
-				w.Put(run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
-				w.pass(10 * time.Second)
+			change: func(f *fixture) {
+				changeCM(f)
+				f.pass(5 * time.Minute)
+				f.requested(map[string]int{"list deployments": 1}) // for the original
+				f.Put(run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
+				f.pass(10 * time.Second)
 			},
 			want: ran, events: []string{waits, reloaded},
 		},
@@ -129,72 +129,72 @@ func TestReconcileCronJobs(t *testing.T) {
 		"where concurrency is allowed no Job does": {objects: objs{cm1(), cronJob(nil, kCM, "app-config", nativeState, known1), run("run-1")}, change: changeCM, want: ran},
 		"a repetition does not wait for the Job that it has created": {
 			objects: objs{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1)},
-			change:  func(w *fixture) { w.refuse("patch", "cronjobs", errTryAgain); changeCM(w) },
+			change:  func(f *fixture) { f.refuse("patch", "cronjobs", errTryAgain); changeCM(f) },
 			want:    []string{ran[0], state, state}, events: []string{reloaded, refused},
 		},
 		"a repetition neither skips the reload nor creates a Job again that is gone": {
 			objects: objs{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
-			change:  func(w *fixture) { w.runUnrecorded(2); w.Delete(w.runs()[0]); w.pass(time.Minute) },
+			change:  func(f *fixture) { f.runUnrecorded(2); f.Delete(f.runs()[0]); f.pass(time.Minute) },
 			want:    []string{ran[0], state, state, state}, events: []string{reloaded, refused, refused},
 		},
 		"a repetition is not skipped as the CronJob is suspended by now": {
 			objects: objs{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change:  func(w *fixture) { w.runUnrecorded(1); w.Put(cronJob(suspended, kAuto, "true", nativeState, known1)) },
+			change:  func(f *fixture) { f.runUnrecorded(1); f.Put(cronJob(suspended, kAuto, "true", nativeState, known1)) },
 			want:    []string{ran[0], state, state}, events: []string{reloaded, refused},
 		},
 		"a CronJob does not run again as the source has a label more by now": {
 			objects: objs{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change: func(w *fixture) {
-				w.runUnrecorded(1)
+			change: func(f *fixture) {
+				f.runUnrecorded(1)
 				labelled := cm2()
 				labelled.Labels = map[string]string{"team": "shop"}
-				w.Put(labelled)
+				f.Put(labelled)
 			},
 			want: []string{ran[0], state, state}, events: []string{reloaded, refused},
 		},
 		"a new leader does not run a CronJob again": {
 			objects: objs{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1)},
-			change:  func(w *fixture) { w.runUnrecorded(1); w.Restart() },
+			change:  func(f *fixture) { f.runUnrecorded(1); f.Restart() },
 			want:    []string{ran[0], state, state}, events: []string{reloaded, refused},
 		},
 		"a CronJob runs again as the source has gone back and come again": {
 			objects: objs{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change: func(w *fixture) {
-				w.runUnrecorded(1)
-				w.Put(cm1())
-				w.pass(10 * time.Millisecond)
-				changeCM(w)
+			change: func(f *fixture) {
+				f.runUnrecorded(1)
+				f.Put(cm1())
+				f.pass(10 * time.Millisecond)
+				changeCM(f)
 			},
 			want: []string{ran[0], state, ran[0], state}, events: []string{reloaded, refused},
 		},
 		"a CronJob runs again as another source has changed too": {
 			objects: objs{cm1(), db1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
 				kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1, dbKey, p1))},
-			change: func(w *fixture) { w.runUnrecorded(1); changeDB(w) },
+			change: func(f *fixture) { f.runUnrecorded(1); changeDB(f) },
 			want:   []string{ran[0], recorded(stateOn("CronJob/shop/web", cmKey, h2, dbKey, p1)), ran[0], recorded(stateOn("CronJob/shop/web", cmKey, h2, dbKey, p2))},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db", refused},
 		},
 		"a repetition finds its Job though the state is another by now": {
 			objects: objs{cm1(), cronJob(func(cj *batchv1.CronJob) { readsSecret("db")(&cj.Spec.JobTemplate.Spec.Template) },
 				kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1, dbKey, ""))},
-			change: func(w *fixture) {
-				w.runUnrecorded(1)
-				w.Put(db1()) // recorded, not rolled
+			change: func(f *fixture) {
+				f.runUnrecorded(1)
+				f.Put(db1()) // recorded, not rolled
 			},
 			want:   []string{ran[0], recorded(stateOn("CronJob/shop/web", cmKey, h2, dbKey, "")), recorded(stateOn("CronJob/shop/web", cmKey, h2, dbKey, p1))},
 			events: []string{reloaded, refused},
 		},
 		"a source that goes back to data of a Job that is still there runs another": {
 			objects: objs{cm1(), cronJob(nil, kAuto, "true", nativeState, known1)},
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(time.Minute)
-				w.Put(cm1())
-				w.pass(time.Minute)
-				changeCM(w)
-				w.pass(time.Minute)
-				if n := len(w.runs()); n != 3 {
-					w.t.Errorf("%d Jobs, want 3", n)
+			change: func(f *fixture) {
+				changeCM(f)
+				f.pass(time.Minute)
+				f.Put(cm1())
+				f.pass(time.Minute)
+				changeCM(f)
+				f.pass(time.Minute)
+				if n := len(f.runs()); n != 3 {
+					f.t.Errorf("%d Jobs, want 3", n)
 				}
 			},
 			want:   []string{ran[0], state, ran[0], recorded(known1), ran[0], state},
@@ -212,15 +212,15 @@ func TestReconcileCronJobs(t *testing.T) {
 
 func TestCronJobRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil, cm1(), cronJob(nil, kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1)))
-		changeCM(w)
-		w.pass(2 * time.Second)
-		jobs := w.runs()
+		f := newFixture(t, nil, cm1(), cronJob(nil, kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1)))
+		changeCM(f)
+		f.pass(2 * time.Second)
+		jobs := f.runs()
 		if len(jobs) != 1 {
 			t.Fatalf("%d jobs, want 1", len(jobs))
 		}
 		// The name of a run depends on the version of the source.
-		version := controllertest.Get[corev1.ConfigMap](w.Host, "shop", "app-config").ResourceVersion
+		version := controllertest.Get[corev1.ConfigMap](f.Host, "shop", "app-config").ResourceVersion
 		sum := sha256.Sum256([]byte(`cj-1{"configmap/app-config":"` + h2 + "@" + version + `","workload":"CronJob/shop/web"}`))
 		want := &batchv1.Job{
 			ObjectMeta: metav1.ObjectMeta{
@@ -276,10 +276,10 @@ func TestReconcileJobs(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"a Job is deleted and created again, also a finished one": {
 			objects: objs{cm1(), job(nil)},
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(2 * time.Second)
-				got := w.job()
+			change: func(f *fixture) {
+				changeCM(f)
+				f.pass(2 * time.Second)
+				got := f.job()
 				want := &batchv1.Job{
 					ObjectMeta: metav1.ObjectMeta{
 						Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{kAuto: "true"},
@@ -288,10 +288,10 @@ func TestReconcileJobs(t *testing.T) {
 				}
 				want.Spec.Template.Labels = map[string]string{"app": "web"}
 				if diff := cmp.Diff(want, got, asCreated); diff != "" {
-					w.t.Errorf("Job differs (-want +got):\n%s", diff)
+					f.t.Errorf("Job differs (-want +got):\n%s", diff)
 				}
 				if got.UID == "job-1" {
-					w.t.Error("it is still the old Job")
+					f.t.Error("it is still the old Job")
 				}
 			},
 			want: replaced,
@@ -310,16 +310,16 @@ func TestReconcileJobs(t *testing.T) {
 		"a Job that terminates is left alone": {objects: objs{cm1(), job(terminate)}, change: changeCM},
 		"a Job that admission would refuse is not deleted": {
 			objects: objs{cm1(), job(nil)},
-			change:  func(w *fixture) { w.refuse("try", "jobs", jobForbidden); changeCM(w) },
+			change:  func(f *fixture) { f.refuse("try", "jobs", jobForbidden); changeCM(f) },
 			want:    append([]string{tryJob}, replaced...),
 			events:  []string{reloaded, jobFailed + "try the new Job: " + jobForbidden.Error()},
 		},
 		"the creation is tried until it succeeds": {
 			objects: objs{cm1(), job(nil)},
-			change: func(w *fixture) {
-				w.refuse("create", "jobs", errTryAgain, errTryAgain, errTryAgain)
-				changeCM(w)
-				w.pass(time.Minute)
+			change: func(f *fixture) {
+				f.refuse("create", "jobs", errTryAgain, errTryAgain, errTryAgain)
+				changeCM(f)
+				f.pass(time.Minute)
 			},
 			want: append(slices.Clone(replaced), createJob, createJob, createJob),
 		},
@@ -333,9 +333,9 @@ func terminate(j *batchv1.Job) {
 // The API server may have done a request although its response was lost.
 func TestJobSurvivesALostAnswer(t *testing.T) {
 	timeout := apierrors.NewTimeoutError("no answer", 1)
-	type hook = func(w *fixture, r controllertest.Request) error
+	type hook = func(f *fixture, r controllertest.Request) error
 	refuse := func(err error) hook { return func(*fixture, controllertest.Request) error { return err } }
-	gone := func(w *fixture, _ controllertest.Request) error { w.Delete(job(nil)); return timeout }
+	gone := func(f *fixture, _ controllertest.Request) error { f.Delete(job(nil)); return timeout }
 	for name, tc := range map[string]struct {
 		verb    string
 		tries   int    // creations while the old one terminates
@@ -356,10 +356,10 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 		"the deletion was done, but finalizers hold it up": {
 			verb: "delete",
 			answers: []hook{
-				func(w *fixture, _ controllertest.Request) error { w.Put(job(terminate)); return timeout },
-				func(w *fixture, _ controllertest.Request) error {
+				func(f *fixture, _ controllertest.Request) error { f.Put(job(terminate)); return timeout },
+				func(f *fixture, _ controllertest.Request) error {
 					// Between two tries.
-					time.AfterFunc(30*time.Minute+time.Second/2, func() { w.Put(job(func(j *batchv1.Job) { terminate(j); j.Finalizers = nil })) })
+					time.AfterFunc(30*time.Minute+time.Second/2, func() { f.Put(job(func(j *batchv1.Job) { terminate(j); j.Finalizers = nil })) })
 					return nil
 				},
 			},
@@ -378,21 +378,21 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 		},
 		"somebody else takes the name": {
 			verb: "create",
-			answers: []hook{func(w *fixture, _ controllertest.Request) error {
-				w.Put(job(func(j *batchv1.Job) { j.UID = "job-2"; variableSet(cmVar, h2)(&j.Spec.Template) }))
+			answers: []hook{func(f *fixture, _ controllertest.Request) error {
+				f.Put(job(func(j *batchv1.Job) { j.UID = "job-2"; variableSet(cmVar, h2)(&j.Spec.Template) }))
 				return nil
 			}},
 			want: []string{tryJob, deleteJob, createJob}, events: []string{reloaded},
 		},
 		"somebody else deletes the Job at that moment, so it is not created again": {
 			verb:    "delete",
-			answers: []hook{func(w *fixture, _ controllertest.Request) error { w.Delete(job(nil)); return nil }},
+			answers: []hook{func(f *fixture, _ controllertest.Request) error { f.Delete(job(nil)); return nil }},
 			want:    []string{tryJob, deleteJob},
 		},
 		"the creation was done": {
 			verb: "create",
-			answers: []hook{func(w *fixture, r controllertest.Request) error {
-				if err := w.apply(r); err != nil {
+			answers: []hook{func(f *fixture, r controllertest.Request) error {
+				if err := f.apply(r); err != nil {
 					return err
 				}
 				return timeout
@@ -404,20 +404,20 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, nil, cm1(), job(nil))
+				f := newFixture(t, nil, cm1(), job(nil))
 				n := 0
-				w.before(tc.verb, "jobs", func(r controllertest.Request) error {
+				f.before(tc.verb, "jobs", func(r controllertest.Request) error {
 					if n++; n > len(tc.answers) {
 						return nil
 					}
-					return tc.answers[n-1](w, r)
+					return tc.answers[n-1](f, r)
 				})
-				changeCM(w)
-				w.pass(time.Hour)
-				w.expect(slices.Concat(tc.want, slices.Repeat([]string{createJob}, tc.tries))...)
-				w.told(tc.events...)
-				w.count(0, "lost_jobs_total")
-				if tc.want[len(tc.want)-1] == createJob && w.job().Spec.Template.Spec.Containers[0].Env == nil {
+				changeCM(f)
+				f.pass(time.Hour)
+				f.expect(slices.Concat(tc.want, slices.Repeat([]string{createJob}, tc.tries))...)
+				f.told(tc.events...)
+				f.count(0, "lost_jobs_total")
+				if tc.want[len(tc.want)-1] == createJob && f.job().Spec.Template.Spec.Containers[0].Env == nil {
 					t.Error("the Job carries no mark")
 				}
 			})
@@ -429,19 +429,19 @@ var green = cm("app-config", "color", "green")
 
 // The new Job may be in the cache long before the response to its creation arrives.
 func TestJobChangeDuringItsCreation(t *testing.T) {
-	for name, create := range map[string]func(w *fixture, r controllertest.Request) error{
-		"and the answer comes late": func(w *fixture, _ controllertest.Request) error {
-			w.Latency(20 * time.Second)
-			time.AfterFunc(10*time.Second, func() { w.Put(green) })
-			time.AfterFunc(20*time.Second, func() { w.Latency(time.Millisecond) })
+	for name, create := range map[string]func(f *fixture, r controllertest.Request) error{
+		"and the answer comes late": func(f *fixture, _ controllertest.Request) error {
+			f.Latency(20 * time.Second)
+			time.AfterFunc(10*time.Second, func() { f.Put(green) })
+			time.AfterFunc(20*time.Second, func() { f.Latency(time.Millisecond) })
 			return nil
 		},
-		"and the answer is lost": func(w *fixture, r controllertest.Request) error {
-			if err := w.apply(r); err != nil {
+		"and the answer is lost": func(f *fixture, r controllertest.Request) error {
+			if err := f.apply(r); err != nil {
 				return err
 			}
 			<-time.After(10 * time.Second)
-			w.Put(green)
+			f.Put(green)
 			<-time.After(10 * time.Second)
 			return apierrors.NewTimeoutError("no answer", 1)
 		},
@@ -449,21 +449,21 @@ func TestJobChangeDuringItsCreation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, nil, cm1(), job(nil))
+				f := newFixture(t, nil, cm1(), job(nil))
 				n := 0
-				w.before("create", "jobs", func(r controllertest.Request) error {
+				f.before("create", "jobs", func(r controllertest.Request) error {
 					if n++; n > 1 {
 						return nil
 					}
-					return create(w, r)
+					return create(f, r)
 				})
-				changeCM(w)
-				w.pass(time.Hour)
+				changeCM(f)
+				f.pass(time.Hour)
 				want := []corev1.EnvVar{{Name: cmVar, Value: hashOf("color", "green")}}
-				if diff := cmp.Diff(want, w.job().Spec.Template.Spec.Containers[0].Env); diff != "" {
+				if diff := cmp.Diff(want, f.job().Spec.Template.Spec.Containers[0].Env); diff != "" {
 					t.Errorf("mark differs (-want +got):\n%s", diff)
 				}
-				w.count(0, "pending_workloads")
+				f.count(0, "pending_workloads")
 			})
 		})
 	}
@@ -472,54 +472,54 @@ func TestJobChangeDuringItsCreation(t *testing.T) {
 // The controller remembers what a Job was created again for before the cache has that Job.
 func TestJobChangeBeforeTheCacheHasIt(t *testing.T) {
 	// deny refuses the creations of 10 s, in which change happens.
-	deny := func(w *fixture, err error, change func()) {
+	deny := func(f *fixture, err error, change func()) {
 		begun := time.Now()
-		w.before("create", "jobs", func(controllertest.Request) error {
+		f.before("create", "jobs", func(controllertest.Request) error {
 			if time.Since(begun) < 10*time.Second {
 				return err
 			}
 			return nil
 		})
-		changeCM(w)
-		w.pass(5 * time.Second)
+		changeCM(f)
+		f.pass(5 * time.Second)
 		change()
-		w.pass(5 * time.Second)
+		f.pass(5 * time.Second)
 	}
 	for name, tc := range map[string]struct {
-		change func(w *fixture)
+		change func(f *fixture)
 		want   string // the mark
 		n      int    // Jobs created
 	}{
 		"a change before the cache has the new Job is not lost": {
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(2 * time.Second)
-				if w.job().UID == "job-1" {
-					w.t.Fatal("not created again yet")
+			change: func(f *fixture) {
+				changeCM(f)
+				f.pass(2 * time.Second)
+				if f.job().UID == "job-1" {
+					f.t.Fatal("not created again yet")
 				}
-				w.Put(green)
+				f.Put(green)
 			},
 			want: hashOf("color", "green"), n: 2,
 		},
-		"a change that takes the source back is not lost":              {change: func(w *fixture) { changeCM(w); w.pass(2 * time.Second); w.Put(cm1()) }, want: h1, n: 2},
-		"a change before the creation replaces the Job no second time": {change: func(w *fixture) { deny(w, jobForbidden, func() { w.Put(green) }) }, want: h2, n: 1},
+		"a change that takes the source back is not lost":              {change: func(f *fixture) { changeCM(f); f.pass(2 * time.Second); f.Put(cm1()) }, want: h1, n: 2},
+		"a change before the creation replaces the Job no second time": {change: func(f *fixture) { deny(f, jobForbidden, func() { f.Put(green) }) }, want: h2, n: 1},
 		"the way back from a change before the creation replaces the Job": {
-			change: func(w *fixture) { deny(w, jobForbidden, func() { w.Put(green) }); w.pass(time.Minute); changeCM(w) },
+			change: func(f *fixture) { deny(f, jobForbidden, func() { f.Put(green) }); f.pass(time.Minute); changeCM(f) },
 			want:   h2, n: 2,
 		},
 		"no other 404 than the namespace's ends the attempts": {
-			change: func(w *fixture) {
-				deny(w, apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"), func() {})
+			change: func(f *fixture) {
+				deny(f, apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"), func() {})
 			},
 			want: h2, n: 1,
 		},
 		"a Job that somebody deletes meanwhile is left alone": {
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(2 * time.Second)
-				w.Delete(w.job())
-				w.pass(2 * time.Second)
-				w.noErrors()
+			change: func(f *fixture) {
+				changeCM(f)
+				f.pass(2 * time.Second)
+				f.Delete(f.job())
+				f.pass(2 * time.Second)
+				f.noErrors()
 			},
 			n: 1,
 		},
@@ -527,19 +527,19 @@ func TestJobChangeBeforeTheCacheHasIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, nil, cm1(), job(nil))
-				w.Lag(3*time.Second, "jobs")
-				tc.change(w)
-				w.pass(time.Hour)
+				f := newFixture(t, nil, cm1(), job(nil))
+				f.Lag(3*time.Second, "jobs")
+				tc.change(f)
+				f.pass(time.Hour)
 				var mark string
-				for _, job := range w.runs() {
+				for _, job := range f.runs() {
 					mark = job.Spec.Template.Spec.Containers[0].Env[0].Value
 				}
 				if mark != tc.want {
-					t.Errorf("mark %s, want %s; writes %v", mark, tc.want, w.writes())
+					t.Errorf("mark %s, want %s; writes %v", mark, tc.want, f.writes())
 				}
-				if n := w.asked()["try jobs"]; n != tc.n {
-					t.Errorf("replaced %d times, want %d; writes %v", n, tc.n, w.writes())
+				if n := f.asked()["try jobs"]; n != tc.n {
+					t.Errorf("replaced %d times, want %d; writes %v", n, tc.n, f.writes())
 				}
 			})
 		})
@@ -562,12 +562,12 @@ func TestJobNotRecreatedIsCounted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, nil, cm1(), job(nil))
-				w.before(tc.verb, "jobs", func(controllertest.Request) error { return tc.refusal })
-				changeCM(w)
-				w.pass(10 * time.Second)
-				w.count(tc.lost, "lost_jobs_total")
-				w.Restart(func() { w.count(tc.end, "lost_jobs_total") })
+				f := newFixture(t, nil, cm1(), job(nil))
+				f.before(tc.verb, "jobs", func(controllertest.Request) error { return tc.refusal })
+				changeCM(f)
+				f.pass(10 * time.Second)
+				f.count(tc.lost, "lost_jobs_total")
+				f.Restart(func() { f.count(tc.end, "lost_jobs_total") })
 			})
 		})
 	}
@@ -575,20 +575,20 @@ func TestJobNotRecreatedIsCounted(t *testing.T) {
 
 // runUnrecorded changes the ConfigMap and lets the quiet period pass, so that a Job is created. The
 // next n patches of its CronJob are refused.
-func (w *fixture) runUnrecorded(n int) {
-	w.refuse("patch", "cronjobs", slices.Repeat([]error{errTryAgain}, n)...)
-	changeCM(w)
-	w.pass(1500 * time.Millisecond)
+func (f *fixture) runUnrecorded(n int) {
+	f.refuse("patch", "cronjobs", slices.Repeat([]error{errTryAgain}, n)...)
+	changeCM(f)
+	f.pass(1500 * time.Millisecond)
 }
 
 // runs returns the existing Jobs.
-func (w *fixture) runs() []*batchv1.Job { return controllertest.List[batchv1.Job](w.Host) }
+func (f *fixture) runs() []*batchv1.Job { return controllertest.List[batchv1.Job](f.Host) }
 
-func (w *fixture) job() *batchv1.Job {
-	w.t.Helper()
-	j := controllertest.Get[batchv1.Job](w.Host, "shop", "web")
+func (f *fixture) job() *batchv1.Job {
+	f.t.Helper()
+	j := controllertest.Get[batchv1.Job](f.Host, "shop", "web")
 	if j == nil {
-		w.t.Fatal("there is no Job")
+		f.t.Fatal("there is no Job")
 	}
 	return j
 }

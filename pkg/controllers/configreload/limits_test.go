@@ -24,10 +24,10 @@ import (
 func quietPeriod(d time.Duration) func(*config) { return func(c *config) { c.QuietPeriod = d } }
 
 // requested compares the counts of the requests since the last call of forget.
-func (w *fixture) requested(want map[string]int) {
-	w.t.Helper()
-	if diff := cmp.Diff(want, w.asked()); diff != "" {
-		w.t.Errorf("requests differ (-want +got):\n%s", diff)
+func (f *fixture) requested(want map[string]int) {
+	f.t.Helper()
+	if diff := cmp.Diff(want, f.asked()); diff != "" {
+		f.t.Errorf("requests differ (-want +got):\n%s", diff)
 	}
 }
 
@@ -35,30 +35,30 @@ func TestChangeIsOneRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The cache of workloads lags behind the controller's write, and the workload is reconciled
 		// again meanwhile.
-		w := newFixture(t, quietPeriod(0), cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
-		w.Lag(500*time.Millisecond, "deployments")
-		w.forget()
-		changeCM(w)
-		w.pass(100 * time.Millisecond)
-		w.Put(annotated(cm2(), kMatch, "true"))
-		w.pass(2 * time.Second)
-		w.requested(map[string]int{"patch deployments": 1})
+		f := newFixture(t, quietPeriod(0), cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
+		f.Lag(500*time.Millisecond, "deployments")
+		f.forget()
+		changeCM(f)
+		f.pass(100 * time.Millisecond)
+		f.Put(annotated(cm2(), kMatch, "true"))
+		f.pass(2 * time.Second)
+		f.requested(map[string]int{"patch deployments": 1})
 	})
 }
 
 func TestEventOfManySourcesIsCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil, deploy(pod(), kCM, "app-.*"))
+		f := newFixture(t, nil, deploy(pod(), kCM, "app-.*"))
 		change := func(version string) {
 			for i := range 50 {
-				w.Put(cm(fmt.Sprintf("app-%03d", i), "v", version))
+				f.Put(cm(fmt.Sprintf("app-%03d", i), "v", version))
 			}
-			w.pass(time.Minute)
+			f.pass(time.Minute)
 		}
 		change("1")
-		w.refuse("patch", "deployments", errTryAgain)
+		f.refuse("patch", "deployments", errTryAgain)
 		change("2")
-		events := w.events()
+		events := f.events()
 		if len(events) != 2 {
 			t.Errorf("events %v, want a failure and a reload", events)
 		}
@@ -80,29 +80,29 @@ func TestBurstIsOnePatchPerWorkload(t *testing.T) {
 			d.Name = fmt.Sprintf("web-%d", i)
 			objects = append(objects, source(i, "1"), d)
 		}
-		w := newFixture(t, quietPeriod(0), objects...)
-		w.forget()
+		f := newFixture(t, quietPeriod(0), objects...)
+		f.forget()
 		for i := range n {
-			w.Put(source(i, "2"))
+			f.Put(source(i, "2"))
 		}
-		w.pass(time.Second)
-		w.requested(map[string]int{"patch deployments": n})
-		w.count(n, "reloads_total", "result", "success")
-		w.count(n, "source_changes_total", "event", "update")
-		w.count(n, "change_to_patch_seconds")
+		f.pass(time.Second)
+		f.requested(map[string]int{"patch deployments": n})
+		f.count(n, "reloads_total", "result", "success")
+		f.count(n, "source_changes_total", "event", "update")
+		f.count(n, "change_to_patch_seconds")
 	})
 }
 
 func TestChangeDuringThePatchIsActedOnAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, quietPeriod(0), cm1(),
+		f := newFixture(t, quietPeriod(0), cm1(),
 			auto(pod(reads("app-config")), stateOf(cmKey, h1)))
-		w.once("patch", "deployments", func() { <-time.After(100 * time.Millisecond) })
-		changeCM(w)
-		w.pass(50 * time.Millisecond)
-		w.Put(cm1())
-		w.pass(60 * time.Millisecond)
-		w.expect(env(stateOf(cmKey, h2), "web/"+cmVar, h2), env(stateOf(cmKey, h1), "web/"+cmVar, h1))
+		f.once("patch", "deployments", func() { <-time.After(100 * time.Millisecond) })
+		changeCM(f)
+		f.pass(50 * time.Millisecond)
+		f.Put(cm1())
+		f.pass(60 * time.Millisecond)
+		f.expect(env(stateOf(cmKey, h2), "web/"+cmVar, h2), env(stateOf(cmKey, h1), "web/"+cmVar, h1))
 	})
 }
 
@@ -117,19 +117,19 @@ func TestUnwatchedSourceRollsNothing(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				noise := func(i int) *corev1.ConfigMap { return cm("noise", "v", fmt.Sprint(i)) }
 				d := deploy(pod(reads("app-config")), append(annotations, nativeState, stateOf(cmKey, h1))...)
-				w := newFixture(t, nil, cm1(), noise(0), d)
-				changeCM(w)
+				f := newFixture(t, nil, cm1(), noise(0), d)
+				changeCM(f)
 				for i := range 3 {
-					w.Put(noise(i + 1))
-					w.pass(400 * time.Millisecond)
+					f.Put(noise(i + 1))
+					f.pass(400 * time.Millisecond)
 				}
-				w.written(1)
-				now := w.deployment("web")
+				f.written(1)
+				now := f.deployment("web")
 				// A rollout by somebody else.
 				now.Spec.Template = pod(reads("app-config"), reads("noise"))
-				w.Put(now)
-				w.pass(time.Minute)
-				if got := w.writes(); len(got) != 2 || strings.Contains(got[1], "template") {
+				f.Put(now)
+				f.pass(time.Minute)
+				if got := f.writes(); len(got) != 2 || strings.Contains(got[1], "template") {
 					t.Errorf("writes after the workload began to read it: %v", got[1:])
 				}
 			})
@@ -146,7 +146,7 @@ func TestReloadIsOfTheLastVersion(t *testing.T) {
 	for name, tc := range map[string]struct {
 		configure func(*config)
 		objects   []runtime.Object // which the cache has
-		late      func(w *fixture) // which it does not have yet
+		late      func(f *fixture) // which it does not have yet
 		then      []runtime.Object
 		failures  int // of the comparison
 		want      []string
@@ -156,10 +156,10 @@ func TestReloadIsOfTheLastVersion(t *testing.T) {
 		"a source that is older is asked for, once":                 {then: objs{cm2(), known}, want: rolled, asked: 1},
 		"a source that is older is asked for again if asking fails": {then: objs{cm2(), known}, failures: 3, want: rolled, asked: 4},
 		"a source that is gone rolls nothing": {objects: objs{cm2()},
-			late: func(w *fixture) { w.Delete(cm2()) }, then: objs{known}, asked: 10},
+			late: func(f *fixture) { f.Delete(cm2()) }, then: objs{known}, asked: 10},
 		"a source that is gone is asked for under on-delete": {configure: onDelete, then: objs{marked}, want: unmarked, asked: 1},
 		"a source that only the cache does not have rolls nothing": {configure: onDelete,
-			late: func(w *fixture) { w.Put(cm2()) }, then: objs{marked}, asked: 10},
+			late: func(f *fixture) { f.Put(cm2()) }, then: objs{marked}, asked: 10},
 		"a source that the selector leaves out counts as deleted": {
 			configure: func(c *config) { onDelete(c); c.SourceSelector = []string{"env=prod"} },
 			then:      objs{cm2(), marked}, want: unmarked, asked: 1,
@@ -168,24 +168,24 @@ func TestReloadIsOfTheLastVersion(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, func(c *config) {
+				f := newFixture(t, func(c *config) {
 					c.QuietPeriod = 0
 					if tc.configure != nil {
 						tc.configure(c)
 					}
 				}, tc.objects...)
-				w.forget()
-				w.refuse("list", "configmaps", slices.Repeat([]error{errTryAgain}, tc.failures)...)
+				f.forget()
+				f.refuse("list", "configmaps", slices.Repeat([]error{errTryAgain}, tc.failures)...)
 				if tc.late != nil {
-					w.Lag(time.Minute, "configmaps")
-					tc.late(w)
-					w.Put(tc.then...)
+					f.Lag(time.Minute, "configmaps")
+					tc.late(f)
+					f.Put(tc.then...)
 				} else {
-					w.Restart(func() { w.Put(tc.then...) })
+					f.Restart(func() { f.Put(tc.then...) })
 				}
-				w.pass(9500 * time.Millisecond)
-				w.expect(tc.want...)
-				if got := w.asked()["list configmaps"]; got != tc.asked {
+				f.pass(9500 * time.Millisecond)
+				f.expect(tc.want...)
+				if got := f.asked()["list configmaps"]; got != tc.asked {
 					t.Errorf("asked %d times, want %d", got, tc.asked)
 				}
 			})
@@ -209,18 +209,18 @@ func TestSourcesOfAWorkloadAreLimited(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, nil, append(slices.Clone(objects), workload)...)
-				w.pass(time.Minute)
-				state, err := policy.ParseState(w.deployment("web").Annotations[nativeState], policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")})
+				f := newFixture(t, nil, append(slices.Clone(objects), workload)...)
+				f.pass(time.Minute)
+				state, err := policy.ParseState(f.deployment("web").Annotations[nativeState], policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")})
 				if err != nil || len(state) != policy.MaxSources {
 					t.Errorf("%d sources are recorded, %v", len(state), err)
 				}
-				w.told("Warning InvalidReloadAnnotation sources: the workload refers to more than 300, or its patterns name more; only the first by name are watched")
-				w.Put(source(policy.MaxSources, "2"), source(policy.MaxSources+2, "1")) // left alone
-				w.pass(time.Minute)
-				w.Put(source(policy.MaxSources-1, "2"))
-				w.pass(time.Minute)
-				w.told("Normal Reloaded Reloaded for ConfigMap shop/app-299")
+				f.told("Warning InvalidReloadAnnotation sources: the workload refers to more than 300, or its patterns name more; only the first by name are watched")
+				f.Put(source(policy.MaxSources, "2"), source(policy.MaxSources+2, "1")) // left alone
+				f.pass(time.Minute)
+				f.Put(source(policy.MaxSources-1, "2"))
+				f.pass(time.Minute)
+				f.told("Normal Reloaded Reloaded for ConfigMap shop/app-299")
 			})
 		})
 	}
@@ -249,8 +249,8 @@ func TestPatternsTooSlowAreRefused(t *testing.T) {
 					want = []string{"Warning InvalidReloadAnnotation " + tc.key +
 						": its patterns take too long to match against all names in the namespace, so nothing rolls the workload"}
 				}
-				w := newFixture(t, nil, append(slices.Clone(objects), deploy(pod(), tc.key, tc.value))...)
-				w.told(want...)
+				f := newFixture(t, nil, append(slices.Clone(objects), deploy(pod(), tc.key, tc.value))...)
+				f.told(want...)
 			})
 		})
 	}
@@ -267,19 +267,19 @@ func TestFairnessOfNamespaces(t *testing.T) {
 			d.Namespace, d.Name = "noisy", fmt.Sprintf("web-%03d", i)
 			objects = append(objects, d)
 		}
-		w := newFixture(t, nil, append(objects, noisy, cm1(), deploy(pod(reads("app-config")), kAuto, "true"))...)
+		f := newFixture(t, nil, append(objects, noisy, cm1(), deploy(pod(reads("app-config")), kAuto, "true"))...)
 		rolled := map[string]time.Time{}
-		w.before("patch", "deployments", func(r controllertest.Request) error {
+		f.before("patch", "deployments", func(r controllertest.Request) error {
 			<-time.After(100 * time.Millisecond)
 			rolled[r.Namespace] = time.Now()
 			return nil
 		})
-		w.Put(changed)
-		w.pass(100 * time.Millisecond)
+		f.Put(changed)
+		f.pass(100 * time.Millisecond)
 		begun := time.Now()
-		changeCM(w)
-		w.pass(time.Minute)
-		if took, most := rolled["shop"].Sub(begun), w.cfg.QuietPeriod+time.Second; took > most {
+		changeCM(f)
+		f.pass(time.Minute)
+		if took, most := rolled["shop"].Sub(begun), f.cfg.QuietPeriod+time.Second; took > most {
 			t.Errorf("the other namespace's workload was rolled after %v, want %v at most", took, most)
 		}
 		if took := rolled["noisy"].Sub(begun); took < 7*time.Second {
@@ -292,13 +292,13 @@ func TestUnusedSourceWakesNoWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		was, is := cm1(), cm2()
 		was.Name, is.Name = "unused", "unused"
-		w := newFixture(t, quietPeriod(0), cm1(), was, deploy(pod(reads("app-config")), kAuto, "true"))
+		f := newFixture(t, quietPeriod(0), cm1(), was, deploy(pod(reads("app-config")), kAuto, "true"))
 		reconciles := func(change runtime.Object) uint64 {
-			w.pass(time.Minute)
-			before := w.status().Reconciles
-			w.Put(change)
-			w.pass(time.Minute)
-			return w.status().Reconciles - before
+			f.pass(time.Minute)
+			before := f.status().Reconciles
+			f.Put(change)
+			f.pass(time.Minute)
+			return f.status().Reconciles - before
 		}
 		if n := reconciles(is); n != 0 {
 			t.Errorf("%d reconciles for a ConfigMap that nobody uses", n)

@@ -16,7 +16,7 @@ func TestReconcileNative(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"native annotations beat the others and mark by annotation": {
 			objects: objs{cm1(), db1(), deploy(both, nativeReload, "auto,!secret/db", kAuto, "false", nativeState, known1)},
-			change:  func(w *fixture) { changeDB(w); w.pass(time.Minute); changeCM(w) },
+			change:  func(f *fixture) { changeDB(f); f.pass(time.Minute); changeCM(f) },
 			want: []string{ann(known2, nativeMark,
 				`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684861}`)},
 		},
@@ -38,7 +38,7 @@ func TestReconcileNative(t *testing.T) {
 		"never wins over a glob":   {objects: objs{cm1(), deploy(pod(reads("app-config")), nativeReload, "!configmap/app-*, configmap/*, auto")}, change: changeCM},
 		"an item that is no good is reported once, and the others count": {
 			objects: objs{cm1(), deploy(pod(reads("app-config")), nativeReload, "auto, pod/x", nativeState, known1)},
-			change:  func(w *fixture) { w.pass(time.Minute); changeCM(w) },
+			change:  func(f *fixture) { f.pass(time.Minute); changeCM(f) },
 			want: []string{ann(known2, nativeMark,
 				`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684861}`)},
 			events: []string{reloaded, "Warning InvalidReloadAnnotation quartermaster.dev/reload: " +
@@ -46,7 +46,7 @@ func TestReconcileNative(t *testing.T) {
 		},
 		"a delay of its own replaces the quiet period, and stretches the longest one": {
 			objects: objs{cm1(), deploy(pod(reads("app-config")), nativeReload, "auto", nativeDelay, "1m", nativeState, known1)},
-			change:  func(w *fixture) { changeCM(w); w.pass(59 * time.Second); w.written(0) },
+			change:  func(f *fixture) { changeCM(f); f.pass(59 * time.Second); f.written(0) },
 			want: []string{ann(known2, nativeMark,
 				`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":946684860}`)},
 		},

@@ -56,25 +56,25 @@ func TestReconcilePause(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"the first change pauses, the second does not extend the pause": {
 			objects: objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(time.Minute)
-				w.Put(cm3)
-				w.pass(4*time.Minute + 500*time.Millisecond)
-				w.written(2)
-				w.count(1, "paused_deployments")
+			change: func(f *fixture) {
+				changeCM(f)
+				f.pass(time.Minute)
+				f.Put(cm3)
+				f.pass(4*time.Minute + 500*time.Millisecond)
+				f.written(2)
+				f.count(1, "paused_deployments")
 			},
 			want:   []string{patchWithPause, env(known3, "web/"+cmVar, h3), resume()},
 			events: []string{reloaded, reloaded},
 		},
 		"the pause ends in time though the manager restarts meanwhile": {
 			objects: objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1)},
-			change: func(w *fixture) {
-				changeCM(w)
-				w.pass(2 * time.Minute)
-				w.Restart()
-				w.pass(2*time.Minute + 59*time.Second)
-				w.written(1)
+			change: func(f *fixture) {
+				changeCM(f)
+				f.pass(2 * time.Minute)
+				f.Restart()
+				f.pass(2*time.Minute + 59*time.Second)
+				f.written(1)
 			},
 			want: []string{patchWithPause, resume()},
 		},
@@ -109,29 +109,29 @@ func TestReconcilePause(t *testing.T) {
 
 // The end of a pause does not wait for the back-off of a failing reload.
 func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
-	for name, fail := range map[string]func(w *fixture){
-		"as the patch is refused": func(w *fixture) {
-			w.before("patch", "deployments", func(r controllertest.Request) error {
+	for name, fail := range map[string]func(f *fixture){
+		"as the patch is refused": func(f *fixture) {
+			f.before("patch", "deployments", func(r controllertest.Request) error {
 				if strings.Contains(string(r.Body), "template") {
 					return errTryAgain
 				}
 				return nil
 			})
-			w.Put(cm1())
+			f.Put(cm1())
 		},
-		"as the workload cannot be read after a conflict": func(w *fixture) {
-			w.before("patch", "deployments", func(r controllertest.Request) error {
+		"as the workload cannot be read after a conflict": func(f *fixture) {
+			f.before("patch", "deployments", func(r controllertest.Request) error {
 				if strings.Contains(string(r.Body), "template") {
 					return apierrors.NewConflict(appsv1.Resource("deployments"), "web", errTryAgain)
 				}
 				return nil
 			})
-			w.before("get", "deployments", func(controllertest.Request) error { return errTryAgain })
-			w.Put(cm1())
+			f.before("get", "deployments", func(controllertest.Request) error { return errTryAgain })
+			f.Put(cm1())
 		},
-		"as the source cannot be read": func(w *fixture) {
-			w.before("list", "configmaps", func(controllertest.Request) error { return errTryAgain })
-			w.Delete(cm2())
+		"as the source cannot be read": func(f *fixture) {
+			f.before("list", "configmaps", func(controllertest.Request) error { return errTryAgain })
+			f.Delete(cm2())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -139,27 +139,27 @@ func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const period = 17 * time.Minute
 				d := deploy(pod(reads("app-config")), kAuto, "true", kPause, period.String(), nativeState, stateOf(cmKey, h1))
-				w := newFixture(t, onDelete, cm1(), d)
+				f := newFixture(t, onDelete, cm1(), d)
 				var ends atomic.Int32
-				w.before("patch", "deployments", func(r controllertest.Request) error {
+				f.before("patch", "deployments", func(r controllertest.Request) error {
 					if strings.Contains(string(r.Body), `"paused":false`) && ends.Add(1) <= 2 {
 						return errTryAgain
 					}
 					return nil
 				})
-				changeCM(w)
-				w.pass(2 * time.Second)
-				fail(w)
-				w.pass(period - 3*time.Second)
-				if !w.deployment("web").Spec.Paused {
+				changeCM(f)
+				f.pass(2 * time.Second)
+				fail(f)
+				f.pass(period - 3*time.Second)
+				if !f.deployment("web").Spec.Paused {
 					t.Error("resumed too early")
 				}
-				w.pass(3 * time.Second)
+				f.pass(3 * time.Second)
 				if n := ends.Load(); n != 1 {
 					t.Errorf("tried to end the pause %d times when it was over, want 1", n)
 				}
-				w.pass(20 * time.Second) // for the second refusal
-				if w.deployment("web").Spec.Paused {
+				f.pass(20 * time.Second) // for the second refusal
+				if f.deployment("web").Spec.Paused {
 					t.Error("resumed too late")
 				}
 			})
@@ -179,17 +179,17 @@ func TestPauseLastsItsPeriodAtMost(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := deploy(pod(), kPause, "5m", kPausedAt, since)
 				d.Spec.Paused = true
-				w := newFixture(t, nil, d)
+				f := newFixture(t, nil, d)
 				for i := range 4 { // it is looked at again and again
-					w.pass(time.Minute)
-					w.Put(annotated(w.deployment("web"), "example.org/touched", fmt.Sprint(i)))
+					f.pass(time.Minute)
+					f.Put(annotated(f.deployment("web"), "example.org/touched", fmt.Sprint(i)))
 				}
-				w.pass(50 * time.Second)
-				if !w.deployment("web").Spec.Paused {
+				f.pass(50 * time.Second)
+				if !f.deployment("web").Spec.Paused {
 					t.Error("resumed too early")
 				}
-				w.pass(11 * time.Second)
-				if w.deployment("web").Spec.Paused {
+				f.pass(11 * time.Second)
+				if f.deployment("web").Spec.Paused {
 					t.Error("still paused after its period")
 				}
 			})

@@ -30,37 +30,37 @@ func TestConflictIsDecidedOnALiveRead(t *testing.T) {
 	web := pod(reads("app-config"))
 	cases := map[string]struct {
 		// meanwhile is what somebody writes between the decision and the patch.
-		meanwhile func(w *fixture)
+		meanwhile func(f *fixture)
 		want      []string
 	}{
 		"the change is still to be made": {
-			meanwhile: func(w *fixture) { w.Put(annotated(auto(web, known1), "example.org/touched", "1")) },
+			meanwhile: func(f *fixture) { f.Put(annotated(auto(web, known1), "example.org/touched", "1")) },
 			want:      []string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
 		},
 		"another manager made it": {
-			meanwhile: func(w *fixture) {
-				done := recordedOn(w.deployment("web").ResourceVersion, known2)
-				w.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), done))
+			meanwhile: func(f *fixture) {
+				done := recordedOn(f.deployment("web").ResourceVersion, known2)
+				f.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), done))
 			},
 			want: []string{env(known2, "web/"+cmVar, h2)},
 		},
 		"somebody wrote what it would have written, and the template stays as it is": {
-			meanwhile: func(w *fixture) { w.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), known2)) },
+			meanwhile: func(f *fixture) { f.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), known2)) },
 			want:      []string{env(known2, "web/"+cmVar, h2), envAlone("web/"+cmVar, h2)},
 		},
-		"the workload opted out": {meanwhile: func(w *fixture) { w.Put(deploy(web, nativeState, known1)) }, want: []string{env(known2, "web/"+cmVar, h2), stateOnly("")}},
-		"the workload is gone":   {meanwhile: func(w *fixture) { w.Delete(deploy(web)) }, want: []string{env(known2, "web/"+cmVar, h2)}},
+		"the workload opted out": {meanwhile: func(f *fixture) { f.Put(deploy(web, nativeState, known1)) }, want: []string{env(known2, "web/"+cmVar, h2), stateOnly("")}},
+		"the workload is gone":   {meanwhile: func(f *fixture) { f.Delete(deploy(web)) }, want: []string{env(known2, "web/"+cmVar, h2)}},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, nil, cm1(), auto(web, known1))
-				w.once("patch", "deployments", func() { tc.meanwhile(w) })
-				changeCM(w)
-				w.pass(time.Hour)
-				w.expect(tc.want...)
-				w.noErrors()
+				f := newFixture(t, nil, cm1(), auto(web, known1))
+				f.once("patch", "deployments", func() { tc.meanwhile(f) })
+				changeCM(f)
+				f.pass(time.Hour)
+				f.expect(tc.want...)
+				f.noErrors()
 			})
 		})
 	}
@@ -68,17 +68,17 @@ func TestConflictIsDecidedOnALiveRead(t *testing.T) {
 
 func TestConflictWithoutEndIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
+		f := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
 		conflict := apierrors.NewConflict(appsv1.Resource("deployments"), "web", errTryAgain)
-		w.refuse("patch", "deployments", slices.Repeat([]error{conflict}, 3*4)...)
-		changeCM(w)
-		w.pass(time.Minute)
-		if got := w.state("web"); got != stateOf(cmKey, h2) {
+		f.refuse("patch", "deployments", slices.Repeat([]error{conflict}, 3*4)...)
+		changeCM(f)
+		f.pass(time.Minute)
+		if got := f.state("web"); got != stateOf(cmKey, h2) {
 			t.Errorf("state = %s, want the state of the change", got)
 		}
-		w.noErrors()
+		f.noErrors()
 		failed := "Warning ReloadFail Reload for ConfigMap shop/app-config failed: " + conflict.Error()
-		w.told("Normal Reloaded Reloaded for ConfigMap shop/app-config", failed, failed, failed)
+		f.told("Normal Reloaded Reloaded for ConfigMap shop/app-config", failed, failed, failed)
 	})
 }
 
@@ -88,7 +88,7 @@ func TestNotFoundOfSomethingElseLosesNothing(t *testing.T) {
 	known2 := stateOf(cmKey, h2)
 	for name, tc := range map[string]struct {
 		web    *appsv1.Deployment
-		change func(w *fixture)
+		change func(f *fixture)
 		want   string   // the last write
 		events []string // without failures that the next attempt repairs
 		denied int
@@ -108,7 +108,7 @@ func TestNotFoundOfSomethingElseLosesNothing(t *testing.T) {
 		},
 		"the recording of a state": {
 			web:    deploy(pod(reads("app-config"))),
-			change: func(w *fixture) { w.Put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: 4,
+			change: func(f *fixture) { f.Put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: 4,
 			want: stateOnly(stateOf(cmKey, h1)),
 			events: []string{"Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: " +
 				`admission webhook "teams.example" denied the request: teams.policy.example "shop" not found`},
@@ -126,16 +126,16 @@ func TestNotFoundOfSomethingElseLosesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, nil, cm1(), tc.web)
+				f := newFixture(t, nil, cm1(), tc.web)
 				denial := apierrors.NewNotFound(schema.GroupResource{Group: "policy.example", Resource: "teams"}, "shop")
 				denial.ErrStatus.Message = `admission webhook "teams.example" denied the request: ` + denial.ErrStatus.Message
-				w.refuse("patch", "deployments", slices.Repeat([]error{denial}, tc.denied)...)
-				tc.change(w)
-				w.pass(time.Hour)
-				if writes := w.writes(); len(writes) <= tc.denied || writes[len(writes)-1] != tc.want {
+				f.refuse("patch", "deployments", slices.Repeat([]error{denial}, tc.denied)...)
+				tc.change(f)
+				f.pass(time.Hour)
+				if writes := f.writes(); len(writes) <= tc.denied || writes[len(writes)-1] != tc.want {
 					t.Errorf("writes %v; want more than the %d that are denied, and the last to be %s", writes, tc.denied, tc.want)
 				}
-				w.told(tc.events...)
+				f.told(tc.events...)
 			})
 		})
 	}
@@ -146,19 +146,19 @@ func TestNotFoundOfSomethingElseLosesNothing(t *testing.T) {
 func TestLateAnswerIsNotOfTheSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		web := auto(pod(reads("app-config")), stateOf(cmKey, h1))
-		w := newFixture(t, nil, cm1(), web)
-		w.Latency(30 * time.Second)
-		changeCM(w)
-		w.pass(10 * time.Second)
-		w.Delete(web)
+		f := newFixture(t, nil, cm1(), web)
+		f.Latency(30 * time.Second)
+		changeCM(f)
+		f.pass(10 * time.Second)
+		f.Delete(web)
 		successor := deploy(pod(reads("app-config")), kAuto, "true")
 		successor.UID = "successor"
-		w.Put(successor)
-		w.pass(10 * time.Second)
-		w.Put(cm("app-config", "color", "green"))
-		w.pass(time.Hour)
+		f.Put(successor)
+		f.pass(10 * time.Second)
+		f.Put(cm("app-config", "color", "green"))
+		f.pass(time.Hour)
 		want := []corev1.EnvVar{{Name: cmVar, Value: hashOf("color", "green")}}
-		if diff := cmp.Diff(want, w.deployment("web").Spec.Template.Spec.Containers[0].Env); diff != "" {
+		if diff := cmp.Diff(want, f.deployment("web").Spec.Template.Spec.Containers[0].Env); diff != "" {
 			t.Errorf("mark differs (-want +got):\n%s", diff)
 		}
 	})
@@ -169,13 +169,13 @@ func TestLateAnswerIsNotOfTheSuccessor(t *testing.T) {
 func TestStateIsRemovedWhileAReloadIsOnItsWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		web := pod(reads("app-config"))
-		w := newFixture(t, nil, cm1(), auto(web, stateOf(cmKey, h1)))
-		w.Lag(time.Second, "deployments")
-		w.once("patch", "deployments", func() { w.Put(deploy(web, kAuto, "true")) })
-		changeCM(w)
-		w.pass(time.Hour)
+		f := newFixture(t, nil, cm1(), auto(web, stateOf(cmKey, h1)))
+		f.Lag(time.Second, "deployments")
+		f.once("patch", "deployments", func() { f.Put(deploy(web, kAuto, "true")) })
+		changeCM(f)
+		f.pass(time.Hour)
 		rolled := env(stateOf(cmKey, h2), "web/"+cmVar, h2)
-		w.expect(rolled, rolled)
+		f.expect(rolled, rolled)
 	})
 }
 
@@ -185,20 +185,20 @@ type raceStep struct {
 	n    int
 }
 
-var raceSteps = map[string]func(w *fixture, n int){
-	"the source changes": func(w *fixture, n int) { w.Put(cm("app-config", "v", fmt.Sprint(n%4))) },
-	"the source goes": func(w *fixture, _ int) {
-		if c := controllertest.Get[corev1.ConfigMap](w.Host, "shop", "app-config"); c != nil {
-			w.Delete(c)
+var raceSteps = map[string]func(f *fixture, n int){
+	"the source changes": func(f *fixture, n int) { f.Put(cm("app-config", "v", fmt.Sprint(n%4))) },
+	"the source goes": func(f *fixture, _ int) {
+		if c := controllertest.Get[corev1.ConfigMap](f.Host, "shop", "app-config"); c != nil {
+			f.Delete(c)
 		}
 	},
-	"somebody touches the workload": func(w *fixture, n int) {
+	"somebody touches the workload": func(f *fixture, n int) {
 		synctest.Wait() // reading and writing is one step
-		w.Put(annotated(w.deployment("web"), "example.org/touched", fmt.Sprint(n)))
+		f.Put(annotated(f.deployment("web"), "example.org/touched", fmt.Sprint(n)))
 	},
-	"time passes":                 func(w *fixture, n int) { w.pass(time.Duration(n) * time.Millisecond) },
-	"another manager takes over":  func(w *fixture, _ int) { w.Restart() },
-	"no manager runs for a while": func(w *fixture, _ int) { w.Restart(func() { w.pass(time.Second) }) },
+	"time passes":                 func(f *fixture, n int) { f.pass(time.Duration(n) * time.Millisecond) },
+	"another manager takes over":  func(f *fixture, _ int) { f.Restart() },
+	"no manager runs for a while": func(f *fixture, _ int) { f.Restart(func() { f.pass(time.Second) }) },
 }
 
 // raceCase is an order of events, with the outcomes of the patches.
@@ -245,21 +245,21 @@ func race(t *testing.T, c raceCase) (problems []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		known := stateOf(cmKey, hashOf("v", "0"))
-		w := newFixture(t, func(cfg *config) {
+		f := newFixture(t, func(cfg *config) {
 			cfg.QuietPeriod = c.quiet
 			strategyAnnotations(cfg) // every patch rolls; a variable would hide a second patch
 			cfg.IgnoredSources, cfg.IgnoredKinds = []string{"secrets"}, []string{"statefulsets", "daemonsets", "cronjobs", "jobs"}
 		}, cm("app-config", "v", "0"), auto(pod(reads("app-config")), known))
 		for resource, lag := range c.lags {
-			w.Lag(lag, resource)
+			f.Lag(lag, resource)
 		}
-		w.faults(c.outcomes)
-		rolled := w.audit()
+		f.faults(c.outcomes)
+		rolled := f.audit()
 		for _, s := range c.steps {
-			raceSteps[s.name](w, s.n)
+			raceSteps[s.name](f, s.n)
 		}
-		w.Put(cm("app-config", "v", "final"))
-		w.pass(2 * time.Hour) // including back-off
+		f.Put(cm("app-config", "v", "final"))
+		f.pass(2 * time.Hour) // including back-off
 		for i := 1; i < len(*rolled); i++ {
 			if (*rolled)[i] == (*rolled)[i-1] {
 				problems = append(problems, fmt.Sprintf("rolled twice to the same data: %v", *rolled))
@@ -269,7 +269,7 @@ func race(t *testing.T, c raceCase) (problems []string) {
 		if n := len(*rolled); n == 0 || (*rolled)[n-1] != want {
 			problems = append(problems, fmt.Sprintf("the last change is lost: %v", *rolled))
 		}
-		if got := w.state("web"); got != stateOf(cmKey, want) {
+		if got := f.state("web"); got != stateOf(cmKey, want) {
 			problems = append(problems, "state at the end is "+got)
 		}
 	})
@@ -277,9 +277,9 @@ func race(t *testing.T, c raceCase) (problems []string) {
 }
 
 // faults makes patches of Deployments fail, before or after they took effect.
-func (w *fixture) faults(outcomes []string) {
+func (f *fixture) faults(outcomes []string) {
 	timeout := apierrors.NewTimeoutError("made up", 1)
-	w.before("patch", "deployments", func(r controllertest.Request) error {
+	f.before("patch", "deployments", func(r controllertest.Request) error {
 		if len(outcomes) == 0 {
 			return nil
 		}
@@ -293,12 +293,12 @@ func (w *fixture) faults(outcomes []string) {
 		case "time-out":
 			return timeout
 		case "applied, answer lost":
-			if err := w.apply(r); err != nil {
+			if err := f.apply(r); err != nil {
 				return err
 			}
 			return timeout
 		case "applied late, answer lost":
-			time.AfterFunc(1500*time.Millisecond, func() { _ = w.apply(r) })
+			time.AfterFunc(1500*time.Millisecond, func() { _ = f.apply(r) })
 			return timeout
 		}
 		return nil
@@ -306,16 +306,16 @@ func (w *fixture) faults(outcomes []string) {
 }
 
 // audit collects the hash in the mark each time the pod template changes in the API server.
-func (w *fixture) audit() *[]string {
+func (f *fixture) audit() *[]string {
 	var values []string
-	client, err := kubernetes.NewForConfig(w.RESTConfig())
+	client, err := kubernetes.NewForConfig(f.RESTConfig())
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	last := w.deployment("web")
-	watch, err := client.AppsV1().Deployments("shop").Watch(w.t.Context(), metav1.ListOptions{ResourceVersion: last.ResourceVersion})
+	last := f.deployment("web")
+	watch, err := client.AppsV1().Deployments("shop").Watch(f.t.Context(), metav1.ListOptions{ResourceVersion: last.ResourceVersion})
 	if err != nil {
-		w.t.Fatal(err)
+		f.t.Fatal(err)
 	}
 	go func() {
 		for event := range watch.ResultChan() {
@@ -329,11 +329,11 @@ func (w *fixture) audit() *[]string {
 			last = d
 			var m struct{ Hash string }
 			if err := json.Unmarshal([]byte(d.Spec.Template.Annotations[compatMark]), &m); err != nil {
-				w.t.Errorf("mark %q: %v", d.Spec.Template.Annotations[compatMark], err)
+				f.t.Errorf("mark %q: %v", d.Spec.Template.Annotations[compatMark], err)
 			}
 			values = append(values, m.Hash)
 		}
 	}()
-	w.t.Cleanup(watch.Stop)
+	f.t.Cleanup(watch.Stop)
 	return &values
 }

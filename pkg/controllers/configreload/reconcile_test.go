@@ -42,7 +42,7 @@ type objs = []runtime.Object
 type reconcileCase struct {
 	configure func(*config)
 	objects   objs
-	change    func(w *fixture)
+	change    func(f *fixture)
 	want      []string
 	events    []string
 }
@@ -53,17 +53,17 @@ func runCases(t *testing.T, cases map[string]reconcileCase) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, tc.configure, tc.objects...)
+				f := newFixture(t, tc.configure, tc.objects...)
 				if tc.change != nil {
-					tc.change(w)
+					tc.change(f)
 				}
-				w.pass(2 * time.Second)
-				w.told(eventsOf(tc.want, tc.events)...)
+				f.pass(2 * time.Second)
+				f.told(eventsOf(tc.want, tc.events)...)
 				// Nothing may be left to do, neither later nor after a restart.
-				w.pass(20 * time.Minute)
-				w.Restart()
-				w.pass(time.Minute)
-				w.expect(tc.want...)
+				f.pass(20 * time.Minute)
+				f.Restart()
+				f.pass(time.Minute)
+				f.expect(tc.want...)
 			})
 		})
 	}
@@ -86,9 +86,9 @@ func autoAll(c *config)             { c.AutoAll = true }
 func onCreate(c *config)            { c.OnCreate = true }
 func onDelete(c *config)            { c.OnDelete = true }
 
-func changeCM(w *fixture) { w.Put(cm2()) }
-func changeDB(w *fixture) { w.Put(db2()) }
-func deleteCM(w *fixture) { w.Delete(cm1()) }
+func changeCM(f *fixture) { f.Put(cm2()) }
+func changeDB(f *fixture) { f.Put(db2()) }
+func deleteCM(f *fixture) { f.Delete(cm1()) }
 
 func TestReconcileAnnotations(t *testing.T) {
 	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
@@ -119,10 +119,10 @@ func TestReconcileAnnotations(t *testing.T) {
 		},
 		"a label of the source is no change": {
 			objects: objs{cm1(), auto(web, known1)},
-			change: func(w *fixture) {
+			change: func(f *fixture) {
 				labelled := cm1()
 				labelled.Labels = map[string]string{"tier": "web"}
-				w.Put(labelled)
+				f.Put(labelled)
 			},
 		},
 		"auto demands a reference": {objects: objs{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM},
@@ -163,17 +163,17 @@ func TestReconcileAnnotations(t *testing.T) {
 		"auto=false vetoes no named source": one([]string{kAuto, "false", kCM, "app-config"}, rolled),
 		"an ignored source is dropped from the state and rolls nothing": {
 			objects: objs{annotated(cm1(), kIgnore, "true"), auto(web, known1)},
-			change:  func(w *fixture) { w.Put(annotated(cm2(), kIgnore, "true")) },
+			change:  func(f *fixture) { f.Put(annotated(cm2(), kIgnore, "true")) },
 			want:    []string{stateOnly("")},
 		},
 		"the native annotation ignores a source as well": {
 			objects: objs{annotated(cm1(), nativeReload, "off"), auto(web, known1)},
-			change:  func(w *fixture) { w.Put(annotated(cm2(), nativeReload, "off")) },
+			change:  func(f *fixture) { f.Put(annotated(cm2(), nativeReload, "off")) },
 			want:    []string{stateOnly("")},
 		},
 		"ignore must be exactly true": {
 			objects: objs{annotated(cm1(), kIgnore, "True"), auto(web, known1)},
-			change:  func(w *fixture) { w.Put(annotated(cm2(), kIgnore, "True")) },
+			change:  func(f *fixture) { f.Put(annotated(cm2(), kIgnore, "True")) },
 			want:    rolled,
 		},
 		"an exclusion beats a named match": one([]string{kCM, "app-config", kCMExclude, "other, app-config"}, []string{stateOnly("")}),
@@ -183,7 +183,7 @@ func TestReconcileAnnotations(t *testing.T) {
 		},
 		"search rolls for a source with match": {
 			objects: objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
-			change:  func(w *fixture) { w.Put(annotated(cm2(), kMatch, "true")) },
+			change:  func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
 			want:    rolled,
 		},
 		"search leaves a source without match":                 {objects: objs{cm1(), deploy(web, kSearch, "true")}, change: changeCM},
@@ -266,18 +266,18 @@ func TestDryRunWritesNothing(t *testing.T) {
 		d := deploy(pod(reads("app-config")), kAuto, "true", kPause, "5m", nativeState, stateOf(cmKey, h1))
 		paused := deploy(pod(), kPausedAt, "yesterday")
 		paused.Name, paused.Spec.Paused = "api", true
-		w := newFixture(t, func(c *config) { c.DryRun = true }, cm1(), d, paused)
-		changeCM(w)
-		w.pass(time.Minute)
-		w.told("Normal WouldReload Would reload for ConfigMap shop/app-config")
+		f := newFixture(t, func(c *config) { c.DryRun = true }, cm1(), d, paused)
+		changeCM(f)
+		f.pass(time.Minute)
+		f.told("Normal WouldReload Would reload for ConfigMap shop/app-config")
 		// It is decided on again, with nothing new.
-		w.Put(annotated(d.DeepCopy(), "example.org/touched", "1"))
-		w.pass(time.Minute)
-		w.Put(cm1())
-		w.pass(time.Minute)
-		w.told("Normal WouldReload Would reload for ConfigMap shop/app-config")
-		w.expect()
-		w.count(2, "reloads_total", "result", "dry_run")
+		f.Put(annotated(d.DeepCopy(), "example.org/touched", "1"))
+		f.pass(time.Minute)
+		f.Put(cm1())
+		f.pass(time.Minute)
+		f.told("Normal WouldReload Would reload for ConfigMap shop/app-config")
+		f.expect()
+		f.count(2, "reloads_total", "result", "dry_run")
 	})
 }
 
@@ -292,19 +292,19 @@ func TestVariableOfTwoSources(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"the later change stands": {
 			objects: objs{cm1(), dotted("1"), auto(pod(reads("app-config"), reads("app.config")), state(h1, hash("1")))},
-			change:  func(w *fixture) { w.Put(dotted("2")); w.pass(100 * time.Millisecond); changeCM(w) },
+			change:  func(f *fixture) { f.Put(dotted("2")); f.pass(100 * time.Millisecond); changeCM(f) },
 			want:    []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
 			events:  []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
 		},
 		"of two that changed at one instant, the first by type and name stands": {
 			objects: objs{cm1(), dotted("1"), auto(pod(reads("app-config"), reads("app.config")), state(h1, hash("1")))},
-			change:  func(w *fixture) { w.Put(dotted("2"), cm2()) },
+			change:  func(f *fixture) { f.Put(dotted("2"), cm2()) },
 			want:    []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
 			events:  []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
 		},
 		"of two that come to equal data, the later one leaves the template as it is": {
 			objects: objs{cm1(), dotted("1"), auto(pod(reads("app-config"), reads("app.config")), state(h1, hash("1")))},
-			change:  func(w *fixture) { w.Put(dotted("2")); w.pass(time.Minute); w.Put(cm("app-config", "v", "2")) },
+			change:  func(f *fixture) { f.Put(dotted("2")); f.pass(time.Minute); f.Put(cm("app-config", "v", "2")) },
 			want: []string{env(state(h1, hash("2")), "web/"+cmVar, hash("2")),
 				env(state(hash("2"), hash("2")), "web/"+cmVar, hash("2"))},
 			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config", "Normal Reloaded Reloaded for ConfigMap shop/app.config"},

@@ -127,28 +127,28 @@ func TestReconcileRollouts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, func(c *config) {
+				f := newFixture(t, func(c *config) {
 					c.ArgoRollouts = true
 					if tc.configure != nil {
 						tc.configure(c)
 					}
 				}, rolloutDefinition, cm1(), db1(), tc.rollout)
 				if tc.conflict {
-					w.refuse("patch", "rollouts", apierrors.NewConflict(configreload.RolloutsResource.GroupResource(), "web", errTryAgain))
+					f.refuse("patch", "rollouts", apierrors.NewConflict(configreload.RolloutsResource.GroupResource(), "web", errTryAgain))
 				}
 				if tc.remove {
-					w.Delete(cm1())
-					w.pass(100 * time.Millisecond) // so that it is written first
+					f.Delete(cm1())
+					f.pass(100 * time.Millisecond) // so that it is written first
 				} else {
-					changeCM(w)
+					changeCM(f)
 				}
 				if strings.Contains(tc.rollout.GetAnnotations()[nativeState], dbKey) {
-					changeDB(w)
+					changeDB(f)
 				}
-				w.pass(time.Hour)
-				w.expect(tc.want...)
-				w.noErrors()
-				w.told(eventsOf(tc.want, tc.events)...)
+				f.pass(time.Hour)
+				f.expect(tc.want...)
+				f.noErrors()
+				f.told(eventsOf(tc.want, tc.events)...)
 			})
 		})
 	}

@@ -33,12 +33,12 @@ func TestReconcileScope(t *testing.T) {
 		"a namespace that the selector selects is worked in": {configure: selector("env:*"), objects: objs{namespace(prod), cm1(), web()}, change: changeCM, want: rolled},
 		"a namespace that becomes selected is caught up with": {
 			configure: selector("env=prod"), objects: objs{namespace(nil), cm1(), web()},
-			change: func(w *fixture) { changeCM(w); w.pass(time.Minute); w.Put(namespace(prod)) },
+			change: func(f *fixture) { changeCM(f); f.pass(time.Minute); f.Put(namespace(prod)) },
 			want:   rolled,
 		},
 		"Secrets of Helm releases do not count": {
 			objects: objs{helmSecret("1"), auto(pod(readsSecret("db")), stateOf(dbKey, ""))},
-			change:  func(w *fixture) { w.Put(helmSecret("2")) },
+			change:  func(f *fixture) { f.Put(helmSecret("2")) },
 		},
 		"only the namespaces of the flag are worked in": {configure: func(c *config) { c.Namespaces = []string{"other"} }, objects: objs{cm1(), web()}, change: changeCM},
 		"an ignored namespace is left alone":            {configure: func(c *config) { c.IgnoredNamespaces = []string{"shop"} }, objects: objs{cm1(), web()}, change: changeCM},
@@ -56,12 +56,12 @@ func TestReconcileScope(t *testing.T) {
 		"a source that loses its label looks deleted": {
 			configure: func(c *config) { sourceSelector(c); onDelete(c) },
 			objects:   objs{labelled(cm1()), auto(pod(reads("app-config"), variableSet(cmVar, h1)), known1)},
-			change:    func(w *fixture) { w.Put(cm1()) },
+			change:    func(f *fixture) { f.Put(cm1()) },
 			want:      []string{env(stateOf(cmKey, ""), "web/"+cmVar, "")},
 		},
 		"a source of another namespace is none of this one's business": {
 			objects: objs{cm1(), web()},
-			change:  func(w *fixture) { other := cm2(); other.Namespace = "depot"; w.Put(other) },
+			change:  func(f *fixture) { other := cm2(); other.Namespace = "depot"; f.Put(other) },
 		},
 	})
 }
@@ -77,8 +77,8 @@ func TestOriginalIsLookedFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, func(c *config) { c.Compat = compat })
-				if got := w.asked()["list deployments"] > 0; got != compat {
+				f := newFixture(t, func(c *config) { c.Compat = compat })
+				if got := f.asked()["list deployments"] > 0; got != compat {
 					t.Errorf("Deployments are listed: %v, want %v", got, compat)
 				}
 			})

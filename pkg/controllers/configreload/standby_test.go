@@ -20,30 +20,30 @@ func TestStandbyLeads(t *testing.T) {
 	web := func() runtime.Object { return deploy(pod(reads("app-config")), kAuto, "true") }
 	green, known := hashOf("color", "green"), auto(pod(reads("app-config")), stateOf(cmKey, h1))
 	rolled := env(stateOf(cmKey, h2), "web/"+cmVar, h2)
-	record := func(w *fixture, hash string) {
-		on := w.deployment("web").ResourceVersion
-		w.Put(auto(pod(reads("app-config"), variableSet(cmVar, hash)), recordedOn(on, stateOf(cmKey, hash))))
+	record := func(f *fixture, hash string) {
+		on := f.deployment("web").ResourceVersion
+		f.Put(auto(pod(reads("app-config"), variableSet(cmVar, hash)), recordedOn(on, stateOf(cmKey, hash))))
 	}
-	roll := func(w *fixture) { changeCM(w); record(w, h2) }
+	roll := func(f *fixture) { changeCM(f); record(f, h2) }
 	for name, tc := range map[string]struct {
 		sources, workloads time.Duration    // lags
-		before             func(w *fixture) // what both caches have
-		change             func(w *fixture)
+		before             func(f *fixture) // what both caches have
+		change             func(f *fixture)
 		want               []string
 		rolls              bool // else all of want is refused
 	}{
 		"a change of a source rolls":                 {change: changeCM, want: []string{rolled}, rolls: true},
-		"a change that was taken back rolls nothing": {change: func(w *fixture) { changeCM(w); w.Put(cm1()) }},
+		"a change that was taken back rolls nothing": {change: func(f *fixture) { changeCM(f); f.Put(cm1()) }},
 		"a change after the creation of a workload that nobody has recorded rolls": {
 			workloads: little,
-			before:    func(w *fixture) { w.Delete(known) },
-			change:    func(w *fixture) { w.Put(web()); changeCM(w) },
+			before:    func(f *fixture) { f.Delete(known) },
+			change:    func(f *fixture) { f.Put(web()); changeCM(f) },
 			want:      []string{rolled}, rolls: true,
 		},
 		"a change before that creation is only recorded": {
 			workloads: little,
-			before:    func(w *fixture) { w.Delete(known) },
-			change:    func(w *fixture) { changeCM(w); w.Put(web()) },
+			before:    func(f *fixture) { f.Delete(known) },
+			change:    func(f *fixture) { changeCM(f); f.Put(web()) },
 			want:      []string{stateOnly(stateOf(cmKey, h2))}, rolls: true,
 		},
 		"the workload arrives first":         {sources: long, workloads: little, change: roll},
@@ -51,38 +51,38 @@ func TestStandbyLeads(t *testing.T) {
 		"workload and source arrive at once": {sources: long, workloads: long, change: roll},
 		"only the workload is late":          {workloads: long, change: roll, want: []string{rolled}},
 		"only the source is late":            {sources: long, change: roll},
-		"two rollouts are on their way":      {sources: long, workloads: little, change: func(w *fixture) { roll(w); w.Put(cm1()); record(w, h1) }},
+		"two rollouts are on their way":      {sources: long, workloads: little, change: func(f *fixture) { roll(f); f.Put(cm1()); record(f, h1) }},
 		"the source is back where it was, and the predecessor did not roll for that any more": {
 			sources: little, workloads: long,
-			change: func(w *fixture) { roll(w); w.Put(cm1()) },
+			change: func(f *fixture) { roll(f); f.Put(cm1()) },
 			want:   []string{env(stateOf(cmKey, h1), "web/"+cmVar, h1)}, rolls: true,
 		},
 		"of a workload that was created after another change, only the source is late": {
 			sources: long,
-			before:  func(w *fixture) { w.Delete(known); changeCM(w); w.Put(web()) },
-			change:  func(w *fixture) { w.Put(cm("app-config", "color", "green")); record(w, green) },
+			before:  func(f *fixture) { f.Delete(known); changeCM(f); f.Put(web()) },
+			change:  func(f *fixture) { f.Put(cm("app-config", "color", "green")); record(f, green) },
 		},
-		"the deletion of the source is late": {sources: long, change: func(w *fixture) { w.Delete(cm1()); record(w, "") }},
+		"the deletion of the source is late": {sources: long, change: func(f *fixture) { f.Delete(cm1()); record(f, "") }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				w := begin(t, controllertest.Setup{Standby: true}, onDelete, objs{cm1(), known})
+				f := begin(t, controllertest.Setup{Standby: true}, onDelete, objs{cm1(), known})
 				if tc.before != nil {
-					tc.before(w)
-					w.pass(time.Minute)
-					w.forget()
+					tc.before(f)
+					f.pass(time.Minute)
+					f.forget()
 				}
-				w.Lag(tc.sources, "configmaps")
-				w.Lag(tc.workloads, "deployments")
+				f.Lag(tc.sources, "configmaps")
+				f.Lag(tc.workloads, "deployments")
 				version := ""
-				w.Restart(func() {
-					tc.change(w)
-					version = w.deployment("web").ResourceVersion
+				f.Restart(func() {
+					tc.change(f)
+					version = f.deployment("web").ResourceVersion
 				})
-				w.pass(2 * time.Minute)
-				w.expect(tc.want...)
-				if got := w.deployment("web").ResourceVersion; (got != version) != tc.rolls {
+				f.pass(2 * time.Minute)
+				f.expect(tc.want...)
+				if got := f.deployment("web").ResourceVersion; (got != version) != tc.rolls {
 					t.Errorf("version %s becomes %s", version, got)
 				}
 			})

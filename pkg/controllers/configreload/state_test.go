@@ -40,28 +40,28 @@ func TestReconcileState(t *testing.T) {
 
 		"two changes within the quiet period are one patch": {
 			objects: objs{cm1(), db1(), auto(pod(reads("app-config"), readsSecret("db")), stateOf(cmKey, h1, dbKey, p1))},
-			change:  func(w *fixture) { changeCM(w); w.pass(700 * time.Millisecond); changeDB(w) },
+			change:  func(f *fixture) { changeCM(f); f.pass(700 * time.Millisecond); changeDB(f) },
 			want:    []string{env(stateOf(cmKey, h2, dbKey, p2), "web/"+cmVar, h2, "web/"+dbVar, p2)},
 			events:  []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db"},
 		},
 		"the annotation names the source that changed last": {
 			configure: strategyAnnotations,
 			objects:   objs{cm1(), db1(), auto(pod(reads("app-config"), readsSecret("db")), stateOf(cmKey, h1, dbKey, p1))},
-			change:    func(w *fixture) { changeDB(w); w.pass(300 * time.Millisecond); changeCM(w) },
+			change:    func(f *fixture) { changeDB(f); f.pass(300 * time.Millisecond); changeCM(f) },
 			want: []string{ann(stateOf(cmKey, h2, dbKey, p2), compatMark,
 				strings.Replace(annotationMark(h2), `"observedAt":1`, `"observedAt":`+fmt.Sprint(started+1), 1))},
 			events: []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
 		},
 		"back and forth within the window is no change": {
 			objects: objs{cm1(), auto(web, known1)},
-			change:  func(w *fixture) { changeCM(w); w.pass(900 * time.Millisecond); w.Put(cm1()) },
+			change:  func(f *fixture) { changeCM(f); f.pass(900 * time.Millisecond); f.Put(cm1()) },
 		},
 		"next to the original, which is first, the template stays as it is": {
 			objects: objs{cm1(), auto(web, known1)},
-			change:  func(w *fixture) { changeCM(w); w.Put(auto(marked(h2), known1)) },
+			change:  func(f *fixture) { changeCM(f); f.Put(auto(marked(h2), known1)) },
 			want:    rolled,
 		},
-		"creation is recorded":                               {objects: objs{auto(web, absent)}, change: func(w *fixture) { w.Put(cm1()) }, want: []string{stateOnly(known1)}},
+		"creation is recorded":                               {objects: objs{auto(web, absent)}, change: func(f *fixture) { f.Put(cm1()) }, want: []string{stateOnly(known1)}},
 		"creation rolls with on-create":                      {configure: onCreate, objects: objs{auto(web, absent)}, change: changeCM, want: rolled},
 		"creation while no manager ran rolls with on-create": {configure: onCreate, objects: objs{cm2(), auto(web, absent)}, want: rolled},
 		"a source that a pattern names rolls with on-create when it appears": {
@@ -72,16 +72,16 @@ func TestReconcileState(t *testing.T) {
 		},
 		"a source that is deleted and comes back the same rolls nothing": {
 			objects: objs{cm1(), auto(web, known1)},
-			change:  func(w *fixture) { w.Delete(cm1()); w.pass(time.Minute); w.Put(cm1()) },
+			change:  func(f *fixture) { f.Delete(cm1()); f.pass(time.Minute); f.Put(cm1()) },
 		},
 		"coming back with other data is a change": {
 			objects: objs{cm1(), auto(web, known1)},
-			change:  func(w *fixture) { w.Delete(cm1()); w.pass(time.Minute); changeCM(w) },
+			change:  func(f *fixture) { f.Delete(cm1()); f.pass(time.Minute); changeCM(f) },
 			want:    rolled,
 		},
 		"under search, a source that comes back with other data is a change": {
 			objects: objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
-			change:  func(w *fixture) { w.Delete(cm1()); w.pass(time.Minute); w.Put(annotated(cm2(), kMatch, "true")) },
+			change:  func(f *fixture) { f.Delete(cm1()); f.pass(time.Minute); f.Put(annotated(cm2(), kMatch, "true")) },
 			want:    rolled,
 		},
 		"what only a pattern named is forgotten when it goes": {
@@ -98,12 +98,12 @@ func TestReconcileState(t *testing.T) {
 		"on-delete without the variable is recorded": {
 			configure: onDelete,
 			objects:   objs{cm1(), auto(marked(h1), known1)},
-			change: func(w *fixture) {
-				w.Delete(cm1())
-				w.pass(time.Minute)
-				w.Put(cm1())
-				w.pass(time.Minute)
-				w.Delete(cm1())
+			change: func(f *fixture) {
+				f.Delete(cm1())
+				f.pass(time.Minute)
+				f.Put(cm1())
+				f.pass(time.Minute)
+				f.Delete(cm1())
 			},
 			want: []string{env(absent, "web/"+cmVar, ""), stateOnly(known1), stateOnly(absent)},
 		},
@@ -133,13 +133,13 @@ func TestReconcileState(t *testing.T) {
 		"a change right after the workload's creation is not swallowed by recording": {
 			configure: func(c *config) { c.QuietPeriod = 10 * time.Second },
 			objects:   objs{cm1()},
-			change: func(w *fixture) {
+			change: func(f *fixture) {
 				// Writing the state fails until the change is there.
-				w.refuse("patch", "deployments", errTryAgain)
-				w.Put(deploy(web, kAuto, "true"))
-				w.pass(100 * time.Millisecond)
-				changeCM(w)
-				w.pass(time.Minute)
+				f.refuse("patch", "deployments", errTryAgain)
+				f.Put(deploy(web, kAuto, "true"))
+				f.pass(100 * time.Millisecond)
+				changeCM(f)
+				f.pass(time.Minute)
 			},
 			want: []string{stateOnly(known1), env(known2, "web/"+cmVar, h2)}, // the first write fails
 			events: []string{
@@ -154,15 +154,15 @@ func TestReconcileState(t *testing.T) {
 		},
 		"an empty state on a workload that asks for nothing is removed, once": {
 			objects: objs{cm1(), deploy(web, nativeState, "")},
-			change: func(w *fixture) {
-				w.pass(time.Minute)
-				w.Put(annotated(w.deployment("web"), "example.org/touched", "1"))
+			change: func(f *fixture) {
+				f.pass(time.Minute)
+				f.Put(annotated(f.deployment("web"), "example.org/touched", "1"))
 			},
 			want: []string{stateOnly("")},
 		},
 		"a change that comes with the annotation that makes the source count rolls": {
 			objects: objs{cm1(), deploy(web, kSearch, "true")},
-			change:  func(w *fixture) { w.Put(annotated(cm2(), kMatch, "true")) },
+			change:  func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
 			want:    rolled,
 		},
 		"a change that comes with the end of ignore rolls": {objects: objs{annotated(cm1(), kIgnore, "true"), deploy(web, kAuto, "true")}, change: changeCM, want: rolled},
@@ -174,50 +174,50 @@ func TestFailingWorkloadHoldsUpNoOther(t *testing.T) {
 		known1 := stateOf(cmKey, h1)
 		api := auto(pod(reads("app-config")), stateOn("Deployment/shop/api", cmKey, h1))
 		api.Name = "api"
-		w := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), known1), api)
-		w.before("patch", "deployments", func(r controllertest.Request) error {
+		f := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), known1), api)
+		f.before("patch", "deployments", func(r controllertest.Request) error {
 			if r.Name == "web" {
 				return apierrors.NewForbidden(appsv1.Resource("deployments"), "web", errors.New("no"))
 			}
 			return nil
 		})
-		changeCM(w)
-		w.pass(4500 * time.Millisecond) // due after 1 s, again 1 s and 3 s later
+		changeCM(f)
+		f.pass(4500 * time.Millisecond) // due after 1 s, again 1 s and 3 s later
 		web, other := env(stateOf(cmKey, h2), "web/"+cmVar, h2), envOn("deployments/api", stateOn("Deployment/shop/api", cmKey, h2), "web/"+cmVar, h2)
-		got := w.writes()
+		got := f.writes()
 		slices.Sort(got)
 		if diff := cmp.Diff([]string{other, web, web, web}, got); diff != "" {
 			t.Errorf("writes differ (-want +got):\n%s", diff)
 		}
 		failed := "Warning ReloadFail Reload for ConfigMap shop/app-config failed: deployments.apps \"web\" is forbidden: no"
-		w.told("Normal Reloaded Reloaded for ConfigMap shop/app-config", failed, failed, failed)
-		w.count(3, "reloads_total", "kind", "Deployment", "result", "error")
+		f.told("Normal Reloaded Reloaded for ConfigMap shop/app-config", failed, failed, failed)
+		f.count(3, "reloads_total", "kind", "Deployment", "result", "error")
 	})
 }
 
 func TestMaxDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The source changes every 1.9 s, so a quiet period of 3 s never passes.
-		w := newFixture(t, func(c *config) { c.QuietPeriod = 3 * time.Second },
+		f := newFixture(t, func(c *config) { c.QuietPeriod = 3 * time.Second },
 			cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
 		var when []time.Duration
 		begun := time.Now()
-		w.before("patch", "deployments", func(controllertest.Request) error {
+		f.before("patch", "deployments", func(controllertest.Request) error {
 			when = append(when, time.Since(begun).Truncate(100*time.Millisecond))
 			return nil
 		})
 		for i := range 33 {
-			w.Put(cm("app-config", "i", fmt.Sprint(i)))
-			w.pass(1900 * time.Millisecond)
+			f.Put(cm("app-config", "i", fmt.Sprint(i)))
+			f.pass(1900 * time.Millisecond)
 		}
-		w.pass(time.Minute)
+		f.pass(time.Minute)
 		// The second window opens with the first change after the first patch, at 30.4 s. The
 		// changes after the second window are quiet at 60.8 + 3 s.
 		want := []time.Duration{30 * time.Second, 60400 * time.Millisecond, 63800 * time.Millisecond}
 		if diff := cmp.Diff(want, when); diff != "" {
 			t.Errorf("patches differ (-want +got):\n%s", diff)
 		}
-		w.count(30, "coalesced_changes_total")
+		f.count(30, "coalesced_changes_total")
 	})
 }
 
@@ -225,18 +225,18 @@ func TestStateRemovedByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		known1 := stateOf(cmKey, h1)
 		bare := deploy(pod(reads("app-config")), kAuto, "true")
-		w := newFixture(t, nil, cm1(), annotated(bare.DeepCopy(), nativeState, known1))
-		w.Put(bare)
-		w.pass(time.Second)
-		w.expect(stateOnly(known1))
+		f := newFixture(t, nil, cm1(), annotated(bare.DeepCopy(), nativeState, known1))
+		f.Put(bare)
+		f.pass(time.Second)
+		f.expect(stateOnly(known1))
 		for range 20 { // ten minutes of removing and restoring
-			w.Put(bare)
-			w.pass(29 * time.Second)
+			f.Put(bare)
+			f.pass(29 * time.Second)
 		}
-		w.written(1)
+		f.written(1)
 		// A change still rolls the workload, from memory, and writes the state with it.
-		changeCM(w)
-		w.pass(2 * time.Second)
-		w.expect(stateOnly(known1), env(stateOf(cmKey, h2), "web/"+cmVar, h2))
+		changeCM(f)
+		f.pass(2 * time.Second)
+		f.expect(stateOnly(known1), env(stateOf(cmKey, h2), "web/"+cmVar, h2))
 	})
 }

@@ -92,51 +92,51 @@ type fixture struct {
 func newFixture(t *testing.T, flags []string, objects ...runtime.Object) *fixture {
 	t.Helper()
 	t.Setenv("POD_NAME", "manager-0")
-	w := &fixture{T: t}
+	f := &fixture{T: t}
 	objects = append([]runtime.Object{
 		node("n1", "10.0.0.1"),
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
 			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}}},
 		endpoints("10.0.0.250"),
 	}, objects...)
-	w.Host = controllertest.Setup{
+	f.Host = controllertest.Setup{
 		Entries: []controllers.Entry{csrapprover.Entry()}, Flags: append([]string{"--csr-approver-ip-ranges=10.0.0.0/24"}, flags...),
-		Prepare: func(h *controllertest.Host) { h.OnRead(w.read) },
+		Prepare: func(h *controllertest.Host) { h.OnRead(f.read) },
 	}.NewHost(t, objects...)
-	return w
+	return f
 }
 
 // read notes the reads of the controller.
-func (w *fixture) read(r controllertest.Request) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.reads = append(w.reads, r.String())
+func (f *fixture) read(r controllertest.Request) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reads = append(f.reads, r.String())
 	return nil
 }
 
-func (w *fixture) put(objects ...runtime.Object) {
-	w.Helper()
-	w.Put(objects...)
-	w.Settle()
+func (f *fixture) put(objects ...runtime.Object) {
+	f.Helper()
+	f.Put(objects...)
+	f.Settle()
 }
 
 // expect compares the writes since the last call, and the new Events: words that each contains.
-func (w *fixture) expect(writes []string, events ...string) {
-	w.Helper()
-	if diff := cmp.Diff(writes, w.Writes()); diff != "" {
-		w.Errorf("writes (-want +got):\n%s", diff)
+func (f *fixture) expect(writes []string, events ...string) {
+	f.Helper()
+	if diff := cmp.Diff(writes, f.Writes()); diff != "" {
+		f.Errorf("writes (-want +got):\n%s", diff)
 	}
-	all := w.Events()
-	fresh := all[min(w.told, len(all)):]
-	w.told = len(all)
+	all := f.Events()
+	fresh := all[min(f.told, len(all)):]
+	f.told = len(all)
 	if len(fresh) != len(events) {
-		w.Errorf("Events %q, want %q", fresh, events)
+		f.Errorf("Events %q, want %q", fresh, events)
 		return
 	}
 	for i, words := range events {
 		for word := range strings.SplitSeq(words, "|") {
 			if !strings.Contains(fresh[i], word) {
-				w.Errorf("Event %q has no %q", fresh[i], word)
+				f.Errorf("Event %q has no %q", fresh[i], word)
 			}
 		}
 	}
@@ -151,37 +151,37 @@ func approval(names ...string) (writes []string) {
 }
 
 // conditions returns the types and reasons of a request's conditions.
-func (w *fixture) conditions(name string) string {
-	w.Helper()
+func (f *fixture) conditions(name string) string {
+	f.Helper()
 	var all []string
-	for _, c := range controllertest.Get[certificatesv1.CertificateSigningRequest](w.Host, "", name).Status.Conditions {
+	for _, c := range controllertest.Get[certificatesv1.CertificateSigningRequest](f.Host, "", name).Status.Conditions {
 		all = append(all, string(c.Type)+" "+c.Reason)
 	}
 	return strings.Join(all, ", ")
 }
 
 // approved returns how many requests are approved.
-func (w *fixture) approved() (n int) {
-	w.Helper()
-	for _, r := range controllertest.List[certificatesv1.CertificateSigningRequest](w.Host) {
+func (f *fixture) approved() (n int) {
+	f.Helper()
+	for _, r := range controllertest.List[certificatesv1.CertificateSigningRequest](f.Host) {
 		n += len(r.Status.Conditions)
 	}
 	return n
 }
 
-func (w *fixture) metric(want float64, name string, labels ...string) {
-	w.Helper()
-	if got := w.Metric("quartermaster_csr_approver_"+name, labels...); got != want {
-		w.Errorf("%s %v is %v, want %v", name, labels, got, want)
+func (f *fixture) metric(want float64, name string, labels ...string) {
+	f.Helper()
+	if got := f.Metric("quartermaster_csr_approver_"+name, labels...); got != want {
+		f.Errorf("%s %v is %v, want %v", name, labels, got, want)
 	}
 }
 
 // requests returns the reads since the last call, sorted, without those of the cache.
-func (w *fixture) requests() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	reads := slices.Sorted(slices.Values(w.reads))
-	w.reads = nil
+func (f *fixture) requests() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	reads := slices.Sorted(slices.Values(f.reads))
+	f.reads = nil
 	return reads
 }
 

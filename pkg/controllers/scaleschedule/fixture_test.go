@@ -54,92 +54,92 @@ type fixture struct {
 
 func newFixture(t *testing.T, configure func(*scaleschedule.Config)) *fixture {
 	t.Helper()
-	w := &fixture{T: t, entry: scaleschedule.Entry(), flags: []string{"--compat=downscaler"}}
-	w.cfg = w.entry.Config.(*scaleschedule.Config)
-	w.cfg.MaxPerSecond = 0 // tests of the limit set it, see limited
+	f := &fixture{T: t, entry: scaleschedule.Entry(), flags: []string{"--compat=downscaler"}}
+	f.cfg = f.entry.Config.(*scaleschedule.Config)
+	f.cfg.MaxPerSecond = 0 // tests of the limit set it, see limited
 	if configure != nil {
-		configure(w.cfg)
+		configure(f.cfg)
 	}
-	return w
+	return f
 }
 
 // start starts the manager on what was put before.
-func (w *fixture) start() {
-	w.Helper()
+func (f *fixture) start() {
+	f.Helper()
 	given := map[string]bool{}
-	for _, obj := range w.objects {
+	for _, obj := range f.objects {
 		if n, ok := obj.(*corev1.Namespace); ok {
 			given[n.Name] = true
 		}
 	}
-	for _, obj := range w.objects {
+	for _, obj := range f.objects {
 		if name := obj.(metav1.Object).GetNamespace(); name != "" && !given[name] {
 			given[name] = true
-			w.objects = append(w.objects, namespace(name))
+			f.objects = append(f.objects, namespace(name))
 		}
 	}
-	controllertest.Setup{Entries: []controllers.Entry{w.entry}, Flags: w.flags, Prepare: func(h *controllertest.Host) {
-		w.Host = h
-		h.OnRead(w.request)
-		h.OnWrite(w.request)
-	}}.NewHost(w.T, w.objects...)
+	controllertest.Setup{Entries: []controllers.Entry{f.entry}, Flags: f.flags, Prepare: func(h *controllertest.Host) {
+		f.Host = h
+		h.OnRead(f.request)
+		h.OnWrite(f.request)
+	}}.NewHost(f.T, f.objects...)
 }
 
 // request is called for requests of the controller, one at a time. Its search for the originals is left out.
-func (w *fixture) request(r controllertest.Request) error {
+func (f *fixture) request(r controllertest.Request) error {
 	if r.Verb == "list" {
 		return nil
 	}
-	w.mu.Lock()
-	before := w.before
-	w.mu.Unlock()
+	f.mu.Lock()
+	before := f.before
+	f.mu.Unlock()
 	text, err := r.String(), error(nil)
 	if before != nil {
 		if err = before(r); err != nil {
 			text += " refused"
 		}
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.requests = append(w.requests, text)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.requests = append(f.requests, text)
 	if r.Verb == "patch" {
-		w.bodies = append(w.bodies, string(r.Body))
+		f.bodies = append(f.bodies, string(r.Body))
 	}
 	return err
 }
 
 // beforePatch calls f before each patch, and refuses it with the error, if any.
-func (w *fixture) beforePatch(f func(controllertest.Request) error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.before = func(r controllertest.Request) error {
+func (f *fixture) beforePatch(hook func(controllertest.Request) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.before = func(r controllertest.Request) error {
 		if r.Verb == "patch" {
-			return f(r)
+			return hook(r)
 		}
 		return nil
 	}
 }
 
 // asked compares the requests since the last time, without the reads that compare the clocks.
-func (w *fixture) asked(want ...string) {
-	w.Helper()
+func (f *fixture) asked(want ...string) {
+	f.Helper()
 	var got []string
-	for _, r := range w.all() {
+	for _, r := range f.all() {
 		if !strings.HasPrefix(r, "get ") {
 			got = append(got, r)
 		}
 	}
 	if !slices.Equal(got, want) {
-		w.Errorf("requests %q, want %q", got, want)
+		f.Errorf("requests %q, want %q", got, want)
 	}
 }
 
 // all returns all requests since the last time.
-func (w *fixture) all() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	defer func() { w.requests = nil }()
-	return w.requests
+func (f *fixture) all() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer func() { f.requests = nil }()
+	return f.requests
 }
 
 // annotated returns annotations, given as keys and values.
@@ -171,26 +171,26 @@ func in(from, until time.Duration) string {
 }
 
 // add creates or replaces objects, and lets the controller work.
-func (w *fixture) add(objects ...runtime.Object) {
-	w.Helper()
-	if w.Host == nil {
-		w.objects = append(w.objects, objects...)
+func (f *fixture) add(objects ...runtime.Object) {
+	f.Helper()
+	if f.Host == nil {
+		f.objects = append(f.objects, objects...)
 		return
 	}
-	w.Put(objects...)
-	w.Settle()
+	f.Put(objects...)
+	f.Settle()
 }
 
 // scale changes the replicas of a Deployment as somebody else does.
-func (w *fixture) scale(name string, replicas int32) {
-	w.Helper()
-	w.edit(name, func(d *appsv1.Deployment) { d.Spec.Replicas = &replicas })
+func (f *fixture) scale(name string, replicas int32) {
+	f.Helper()
+	f.edit(name, func(d *appsv1.Deployment) { d.Spec.Replicas = &replicas })
 }
 
 // annotate sets annotations of a Deployment, or removes those with an empty value.
-func (w *fixture) annotate(name string, pairs ...string) {
-	w.Helper()
-	w.edit(name, func(d *appsv1.Deployment) {
+func (f *fixture) annotate(name string, pairs ...string) {
+	f.Helper()
+	f.edit(name, func(d *appsv1.Deployment) {
 		if d.Annotations == nil {
 			d.Annotations = map[string]string{}
 		}
@@ -199,20 +199,20 @@ func (w *fixture) annotate(name string, pairs ...string) {
 	})
 }
 
-func (w *fixture) edit(name string, change func(*appsv1.Deployment)) {
-	w.Helper()
+func (f *fixture) edit(name string, change func(*appsv1.Deployment)) {
+	f.Helper()
 	namespace, name, _ := strings.Cut(name, "/")
-	d := controllertest.Get[appsv1.Deployment](w.Host, namespace, name)
+	d := controllertest.Get[appsv1.Deployment](f.Host, namespace, name)
 	change(d)
-	w.add(d)
+	f.add(d)
 }
 
 // is compares the replicas of a Deployment and its record, such as "0 (3)".
-func (w *fixture) is(name, want string) {
-	w.Helper()
+func (f *fixture) is(name, want string) {
+	f.Helper()
 	namespace, name, _ := strings.Cut(name, "/")
-	if got := stateOf(controllertest.Get[appsv1.Deployment](w.Host, namespace, name)); got != want {
-		w.Errorf("%s is %s, want %s", name, got, want)
+	if got := stateOf(controllertest.Get[appsv1.Deployment](f.Host, namespace, name)); got != want {
+		f.Errorf("%s is %s, want %s", name, got, want)
 	}
 }
 
@@ -225,48 +225,48 @@ func stateOf(d *appsv1.Deployment) string {
 }
 
 // toldOf compares the reasons of the Events since the last time, and what they are about.
-func (w *fixture) toldOf(want ...string) {
-	w.Helper()
-	all := w.Events()
+func (f *fixture) toldOf(want ...string) {
+	f.Helper()
+	all := f.Events()
 	var got []string
-	for _, text := range all[w.told:] {
+	for _, text := range all[f.told:] {
 		fields := strings.Fields(text)
 		got = append(got, fields[1]+" "+strings.TrimSuffix(fields[2], ":"))
 	}
-	w.told = len(all)
+	f.told = len(all)
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
-		w.Errorf("Events %q, want %q", got, want)
+		f.Errorf("Events %q, want %q", got, want)
 	}
 }
 
 // records returns the records that were written, in order.
-func (w *fixture) records() (records []string) {
-	w.Helper()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, body := range w.bodies {
+func (f *fixture) records() (records []string) {
+	f.Helper()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, body := range f.bodies {
 		var sent metav1.PartialObjectMetadata
 		if err := json.Unmarshal([]byte(body), &sent); err != nil {
-			w.Fatal(err)
+			f.Fatal(err)
 		}
 		records = append(records, sent.Annotations[R])
 	}
-	w.bodies = nil
+	f.bodies = nil
 	return records
 }
 
 // metric compares a metric.
-func (w *fixture) metric(want float64, name string, labels ...string) {
-	w.Helper()
-	if got := w.Metric("quartermaster_scale_schedule_"+name, labels...); got != want {
-		w.Errorf("%s is %v, want %v", name, got, want)
+func (f *fixture) metric(want float64, name string, labels ...string) {
+	f.Helper()
+	if got := f.Metric("quartermaster_scale_schedule_"+name, labels...); got != want {
+		f.Errorf("%s is %v, want %v", name, got, want)
 	}
 }
 
 // repeated returns how often an Event was told. Events with the same text are one object.
-func (w *fixture) repeated(reason string) (n int) {
-	for _, e := range controllertest.List[corev1.Event](w.Host) {
+func (f *fixture) repeated(reason string) (n int) {
+	for _, e := range controllertest.List[corev1.Event](f.Host) {
 		if e.Reason == reason {
 			n += int(max(e.Count, 1))
 		}
@@ -308,16 +308,16 @@ func scaledObject(name, target string, annotations ...string) *unstructured.Unst
 }
 
 // scaledObject returns the ScaledObject shop/s.
-func (w *fixture) scaledObject() *unstructured.Unstructured {
-	w.Helper()
-	client, err := dynamic.NewForConfig(w.RESTConfig())
+func (f *fixture) scaledObject() *unstructured.Unstructured {
+	f.Helper()
+	client, err := dynamic.NewForConfig(f.RESTConfig())
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 	resource := schema.GroupVersionResource{Group: "keda.sh", Version: "v1alpha1", Resource: "scaledobjects"}
-	u, err := client.Resource(resource).Namespace("shop").Get(w.Context(), "s", metav1.GetOptions{})
+	u, err := client.Resource(resource).Namespace("shop").Get(f.Context(), "s", metav1.GetOptions{})
 	if err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
 	return u
 }

@@ -19,55 +19,55 @@ import (
 
 // TestHostileTenant tries what somebody with one namespace can.
 func TestHostileTenant(t *testing.T) {
-	for name, run := range map[string]func(w *fixture){
-		"300 workloads that are due delay nobody": func(w *fixture) {
+	for name, run := range map[string]func(f *fixture){
+		"300 workloads that are due delay nobody": func(f *fixture) {
 			for i := range 300 {
-				w.add(deployment(fmt.Sprintf("hostile/a%d", i), 3, ds+"downtime", in(time.Minute, 2*time.Hour)))
+				f.add(deployment(fmt.Sprintf("hostile/a%d", i), 3, ds+"downtime", in(time.Minute, 2*time.Hour)))
 			}
-			w.add(deployment("shop/a", 3, ds+"downtime", in(time.Minute+time.Second, 2*time.Hour)))
-			w.start()
-			w.Sleep(time.Minute + 2*time.Second)
-			w.is("shop/a", "0 (3)")
-			if n := len(w.all()); n > 50 {
-				w.Errorf("%d requests before", n)
+			f.add(deployment("shop/a", 3, ds+"downtime", in(time.Minute+time.Second, 2*time.Hour)))
+			f.start()
+			f.Sleep(time.Minute + 2*time.Second)
+			f.is("shop/a", "0 (3)")
+			if n := len(f.all()); n > 50 {
+				f.Errorf("%d requests before", n)
 			}
 		},
-		"who raises at once, all day, costs three writes a downtime": func(w *fixture) {
-			w.add(deployment("shop/a", 3, ds+"downtime", in(0, 12*time.Hour)+","+in(13*time.Hour, 23*time.Hour)))
-			w.start()
+		"who raises at once, all day, costs three writes a downtime": func(f *fixture) {
+			f.add(deployment("shop/a", 3, ds+"downtime", in(0, 12*time.Hour)+","+in(13*time.Hour, 23*time.Hour)))
+			f.start()
 			for range 24 * 60 {
-				w.Sleep(time.Minute)
-				d := controllertest.Get[appsv1.Deployment](w.Host, "shop", "a")
+				f.Sleep(time.Minute)
+				d := controllertest.Get[appsv1.Deployment](f.Host, "shop", "a")
 				if *d.Spec.Replicas == 0 {
-					w.scale("shop/a", 3)
+					f.scale("shop/a", 3)
 				}
 			}
 			// Down, three times down again and up, in each of two downtimes.
-			if n := len(slices.DeleteFunc(w.all(), func(r string) bool { return r != patchA })); n > 10 {
-				w.Errorf("%d writes", n)
+			if n := len(slices.DeleteFunc(f.all(), func(r string) bool { return r != patchA })); n > 10 {
+				f.Errorf("%d writes", n)
 			}
 		},
-		"who writes the annotation all the time costs one write for each": func(w *fixture) {
-			w.add(deployment("shop/a", 3))
-			w.start()
+		"who writes the annotation all the time costs one write for each": func(f *fixture) {
+			f.add(deployment("shop/a", 3))
+			f.start()
 			for i := range 20 {
-				w.annotate("shop/a", ds+"downtime", []string{"always", "never"}[i%2])
+				f.annotate("shop/a", ds+"downtime", []string{"always", "never"}[i%2])
 			}
-			if n := len(slices.DeleteFunc(w.all(), func(r string) bool { return r != patchA })); n > 20 {
-				w.Errorf("%d writes", n)
+			if n := len(slices.DeleteFunc(f.all(), func(r string) bool { return r != patchA })); n > 20 {
+				f.Errorf("%d writes", n)
 			}
 		},
-		"2,000 workloads with nonsense have one warning each, and no request": func(w *fixture) {
+		"2,000 workloads with nonsense have one warning each, and no request": func(f *fixture) {
 			nonsense := []string{strings.Repeat("never,", 20_000), "Mon-Fri 8-18 ../../etc/passwd", strings.Repeat("8-18 UTC,", 227), "\x00", "from " + strings.Repeat("9", 2000)}
 			for i := range 2000 {
-				w.add(deployment(fmt.Sprintf("hostile/a%d", i), 3, ds+"downtime", nonsense[i%len(nonsense)], ds+"exclude", nonsense[(i+1)%len(nonsense)]))
+				f.add(deployment(fmt.Sprintf("hostile/a%d", i), 3, ds+"downtime", nonsense[i%len(nonsense)], ds+"exclude", nonsense[(i+1)%len(nonsense)]))
 			}
-			w.add(deployment("shop/a", 3, ds+"downtime", "always"))
-			w.start()
-			w.is("shop/a", "0 (3)")
-			w.Sleep(24 * time.Hour)
-			if n := len(w.all()); n > 2 {
-				w.Errorf("%d requests", n)
+			f.add(deployment("shop/a", 3, ds+"downtime", "always"))
+			f.start()
+			f.is("shop/a", "0 (3)")
+			f.Sleep(24 * time.Hour)
+			if n := len(f.all()); n > 2 {
+				f.Errorf("%d requests", n)
 			}
 		},
 	} {
@@ -82,12 +82,12 @@ func TestHostileTenant(t *testing.T) {
 func TestLongYear(t *testing.T) {
 	zones := []string{"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"}
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, func(c *scaleschedule.Config) { c.Weekdays = "Mon-Fri" })
+		f := newFixture(t, func(c *scaleschedule.Config) { c.Weekdays = "Mon-Fri" })
 		got := map[string][]string{}
 		for _, zone := range zones {
-			w.add(deployment("shop/"+strings.ToLower(zone[len(zone)-4:]), 3, ds+"uptime", "01:45-20:30 "+zone))
+			f.add(deployment("shop/"+strings.ToLower(zone[len(zone)-4:]), 3, ds+"uptime", "01:45-20:30 "+zone))
 		}
-		w.before = func(r controllertest.Request) error {
+		f.before = func(r controllertest.Request) error {
 			if r.Verb == "patch" {
 				direction := " up"
 				if strings.Contains(string(r.Body), `"replicas":0`) {
@@ -97,10 +97,10 @@ func TestLongYear(t *testing.T) {
 			}
 			return nil
 		}
-		w.start()
+		f.start()
 		begin := time.Now()
 		for range 366 {
-			w.Sleep(24 * time.Hour)
+			f.Sleep(24 * time.Hour)
 		}
 		for _, name := range zones {
 			zone, err := time.LoadLocation(name)

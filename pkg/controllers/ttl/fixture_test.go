@@ -54,58 +54,58 @@ type fixture struct {
 func newFixture(t *testing.T, configure func(*ttl.Config)) *fixture {
 	t.Helper()
 	t.Setenv("POD_NAME", "manager-0")
-	w := &fixture{T: t, entry: ttl.Entry(), flags: []string{"--compat=ttl-controller,janitor"}}
-	w.cfg = w.entry.Config.(*ttl.Config)
-	w.cfg.Grace = 0 // most tests begin with something that is due; TestGrace has the rest
-	w.cfg.Include = []string{"pods", "configmaps", "widgets.example.com"}
+	f := &fixture{T: t, entry: ttl.Entry(), flags: []string{"--compat=ttl-controller,janitor"}}
+	f.cfg = f.entry.Config.(*ttl.Config)
+	f.cfg.Grace = 0 // most tests begin with something that is due; TestGrace has the rest
+	f.cfg.Include = []string{"pods", "configmaps", "widgets.example.com"}
 	if configure != nil {
-		configure(w.cfg)
+		configure(f.cfg)
 	}
-	return w
+	return f
 }
 
 // start starts the manager on what was put before.
-func (w *fixture) start() {
-	w.Helper()
-	controllertest.Setup{Entries: []controllers.Entry{w.entry}, Flags: w.flags, Prepare: func(h *controllertest.Host) {
-		w.Host = h
-		h.OnRead(w.request)
-		h.OnWrite(w.request)
-	}}.NewHost(w.T, w.objects...)
+func (f *fixture) start() {
+	f.Helper()
+	controllertest.Setup{Entries: []controllers.Entry{f.entry}, Flags: f.flags, Prepare: func(h *controllertest.Host) {
+		f.Host = h
+		h.OnRead(f.request)
+		h.OnWrite(f.request)
+	}}.NewHost(f.T, f.objects...)
 }
 
 // request is called for requests of the controller, one at a time.
-func (w *fixture) request(r controllertest.Request) error {
+func (f *fixture) request(r controllertest.Request) error {
 	if r.Verb != "get" && r.Verb != "delete" {
 		return nil
 	}
-	w.mu.Lock()
-	before := w.before
-	w.mu.Unlock()
+	f.mu.Lock()
+	before := f.before
+	f.mu.Unlock()
 	text, err := r.String(), error(nil)
 	if before != nil {
 		if err = before(r); err != nil {
 			text += " refused"
 		}
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.requests = append(w.requests, text)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.requests = append(f.requests, text)
 	return err
 }
 
 // beforeRequests sets before; nil lets all pass.
-func (w *fixture) beforeRequests(f func(controllertest.Request) error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.before = f
+func (f *fixture) beforeRequests(hook func(controllertest.Request) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.before = hook
 }
 
-// refuse refuses deletions with the error that f returns, if any.
-func (w *fixture) refuse(f func() error) {
-	w.beforeRequests(func(r controllertest.Request) error {
+// refuse refuses deletions with the error that hook returns, if any.
+func (f *fixture) refuse(hook func() error) {
+	f.beforeRequests(func(r controllertest.Request) error {
 		if r.Verb == "delete" {
-			return f()
+			return hook()
 		}
 		return nil
 	})
@@ -127,17 +127,17 @@ func object(k kind, name string, annotations ...string) *unstructured.Unstructur
 }
 
 // whenRead changes an object just before the controller reads it live.
-func (w *fixture) whenRead(obj runtime.Object) {
-	w.beforeRequests(func(controllertest.Request) error {
-		w.beforeRequests(nil)
-		w.Put(obj)
+func (f *fixture) whenRead(obj runtime.Object) {
+	f.beforeRequests(func(controllertest.Request) error {
+		f.beforeRequests(nil)
+		f.Put(obj)
 		return nil
 	})
 }
 
 // skew sets how far the clock of a resource's API server is ahead, or of every API server without a name.
-func (w *fixture) skew(ahead time.Duration, of string) {
-	w.SetClock(func(resource string) time.Time {
+func (f *fixture) skew(ahead time.Duration, of string) {
+	f.SetClock(func(resource string) time.Time {
 		if of == "" || of == resource {
 			return time.Now().Add(ahead)
 		}
@@ -146,8 +146,8 @@ func (w *fixture) skew(ahead time.Duration, of string) {
 }
 
 // repeated returns how often an Event was told. Events with the same text are one object.
-func (w *fixture) repeated(reason string) (n int) {
-	for _, e := range controllertest.List[corev1.Event](w.Host) {
+func (f *fixture) repeated(reason string) (n int) {
+	for _, e := range controllertest.List[corev1.Event](f.Host) {
 		if e.Reason == reason {
 			n += int(e.Count)
 		}
@@ -156,53 +156,53 @@ func (w *fixture) repeated(reason string) (n int) {
 }
 
 // put creates or replaces an object. It is created two hours ago unless it exists.
-func (w *fixture) put(k kind, name string, annotations ...string) {
-	w.Helper()
-	w.add(object(k, name, annotations...))
+func (f *fixture) put(k kind, name string, annotations ...string) {
+	f.Helper()
+	f.add(object(k, name, annotations...))
 }
 
-func (w *fixture) add(objects ...runtime.Object) {
-	w.Helper()
-	if w.Host == nil {
-		w.objects = append(w.objects, objects...)
+func (f *fixture) add(objects ...runtime.Object) {
+	f.Helper()
+	if f.Host == nil {
+		f.objects = append(f.objects, objects...)
 		return
 	}
-	w.Put(objects...)
-	w.Settle()
+	f.Put(objects...)
+	f.Settle()
 }
 
 // pass lets time pass.
-func (w *fixture) pass(d time.Duration) {
-	w.Helper()
-	if w.Host == nil {
+func (f *fixture) pass(d time.Duration) {
+	f.Helper()
+	if f.Host == nil {
 		<-time.After(d)
 		return
 	}
-	w.Sleep(d)
+	f.Sleep(d)
 }
 
 // asked compares the requests since the last time.
-func (w *fixture) asked(want ...string) {
-	w.Helper()
-	if got := w.asks(); !slices.Equal(got, want) {
-		w.Errorf("requests %q, want %q", got, want)
+func (f *fixture) asked(want ...string) {
+	f.Helper()
+	if got := f.asks(); !slices.Equal(got, want) {
+		f.Errorf("requests %q, want %q", got, want)
 	}
 }
 
 // asks returns the requests since the last time.
-func (w *fixture) asks() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	defer func() { w.requests = nil }()
-	return w.requests
+func (f *fixture) asks() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	defer func() { f.requests = nil }()
+	return f.requests
 }
 
 // events returns the Events since the last time, and their reasons, sorted.
-func (w *fixture) events() (texts, reasons []string) {
-	w.Helper()
-	all := w.Events()
-	texts = all[w.told:]
-	w.told = len(all)
+func (f *fixture) events() (texts, reasons []string) {
+	f.Helper()
+	all := f.Events()
+	texts = all[f.told:]
+	f.told = len(all)
 	for _, text := range texts {
 		reasons = append(reasons, strings.Fields(text)[1])
 	}
@@ -211,26 +211,26 @@ func (w *fixture) events() (texts, reasons []string) {
 }
 
 // toldOf compares the reasons of the Events since the last time.
-func (w *fixture) toldOf(want ...string) {
-	w.Helper()
-	if _, got := w.events(); !slices.Equal(got, want) {
-		w.Errorf("Events %q, want %q", got, want)
+func (f *fixture) toldOf(want ...string) {
+	f.Helper()
+	if _, got := f.events(); !slices.Equal(got, want) {
+		f.Errorf("Events %q, want %q", got, want)
 	}
 }
 
 // left compares how many Pods and ConfigMaps there are.
-func (w *fixture) left(wantPods, wantConfigMaps int) {
-	w.Helper()
-	pods, configMaps := len(controllertest.List[corev1.Pod](w.Host)), len(controllertest.List[corev1.ConfigMap](w.Host))
+func (f *fixture) left(wantPods, wantConfigMaps int) {
+	f.Helper()
+	pods, configMaps := len(controllertest.List[corev1.Pod](f.Host)), len(controllertest.List[corev1.ConfigMap](f.Host))
 	if pods != wantPods || configMaps != wantConfigMaps {
-		w.Errorf("%d Pods and %d ConfigMaps are left, want %d and %d", pods, configMaps, wantPods, wantConfigMaps)
+		f.Errorf("%d Pods and %d ConfigMaps are left, want %d and %d", pods, configMaps, wantPods, wantConfigMaps)
 	}
 }
 
 // metric compares a metric.
-func (w *fixture) metric(want float64, name string, labels ...string) {
-	w.Helper()
-	if got := w.Metric("quartermaster_ttl_"+name, labels...); got != want {
-		w.Errorf("%s is %v, want %v", name, got, want)
+func (f *fixture) metric(want float64, name string, labels ...string) {
+	f.Helper()
+	if got := f.Metric("quartermaster_ttl_"+name, labels...); got != want {
+		f.Errorf("%s is %v, want %v", name, got, want)
 	}
 }

@@ -33,344 +33,344 @@ func TestReconcile(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "p", errors.New("by nobody"))
 	for name, test := range map[string]struct {
 		configure func(*ttl.Config)
-		run       func(w *fixture)
+		run       func(f *fixture)
 	}{
-		"what is due is deleted with its UID and version": {run: func(w *fixture) {
+		"what is due is deleted with its UID and version": {run: func(f *fixture) {
 			var sent string
-			w.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.start()
-			w.asked(getP, deleteP)
+			f.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.start()
+			f.asked(getP, deleteP)
 			for _, part := range []string{`"uid":"0`, `"resourceVersion":"1`, `"propagationPolicy":"Background"`} {
 				if !strings.Contains(sent, part) {
-					w.Errorf("the deletion is %s, without %s", sent, part)
+					f.Errorf("the deletion is %s, without %s", sent, part)
 				}
 			}
-			w.toldOf("DeletedExpiredTTL")
-			w.metric(1, "deletions_total", "group", "", "resource", "pods", "result", "deleted")
+			f.toldOf("DeletedExpiredTTL")
+			f.metric(1, "deletions_total", "group", "", "resource", "pods", "result", "deleted")
 		}},
-		"what is due in days is looked at every hour, without a request": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "3d")
-			w.start()
-			w.pass(70*time.Hour - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getP, deleteP)
+		"what is due in days is looked at every hour, without a request": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "3d")
+			f.start()
+			f.pass(70*time.Hour - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getP, deleteP)
 		}},
-		"an invalid value is told once": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "-5m")
-			w.start()
-			w.put(pod, "shop/p", T+"ttl", "-5m")
-			w.pass(24 * time.Hour)
-			w.asked()
-			w.toldOf("InvalidTTL")
-			w.put(pod, "shop/p", T+"ttl", "-6m")
-			w.toldOf("InvalidTTL")
+		"an invalid value is told once": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "-5m")
+			f.start()
+			f.put(pod, "shop/p", T+"ttl", "-5m")
+			f.pass(24 * time.Hour)
+			f.asked()
+			f.toldOf("InvalidTTL")
+			f.put(pod, "shop/p", T+"ttl", "-6m")
+			f.toldOf("InvalidTTL")
 		}},
-		"an annotation that is added counts": {run: func(w *fixture) {
-			w.put(pod, "shop/p")
-			w.start()
-			w.asked()
-			w.metric(0, "tracked_objects")
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.asked(getP, deleteP)
+		"an annotation that is added counts": {run: func(f *fixture) {
+			f.put(pod, "shop/p")
+			f.start()
+			f.asked()
+			f.metric(0, "tracked_objects")
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.asked(getP, deleteP)
 		}},
-		"the live object is due later": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "3h")
-			w.start()
-			w.whenRead(object(pod, "shop/p", T+"ttl", "1w"))
-			w.pass(time.Hour)
-			w.asked(getP)
-			w.pass(24 * time.Hour)
-			w.asked()
-			w.toldOf()
+		"the live object is due later": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.start()
+			f.whenRead(object(pod, "shop/p", T+"ttl", "1w"))
+			f.pass(time.Hour)
+			f.asked(getP)
+			f.pass(24 * time.Hour)
+			f.asked()
+			f.toldOf()
 		}},
-		"the live object has no TTL any more": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "3h")
-			w.start()
-			w.whenRead(object(pod, "shop/p"))
-			w.pass(3 * time.Hour)
-			w.asked(getP)
+		"the live object has no TTL any more": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.start()
+			f.whenRead(object(pod, "shop/p"))
+			f.pass(3 * time.Hour)
+			f.asked(getP)
 		}},
-		"another object of that name": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "3h")
-			w.start()
-			w.Lag(time.Second)
-			w.beforeRequests(func(_ controllertest.Request) error {
-				w.Delete(object(pod, "shop/p"))
-				w.Put(object(pod, "shop/p", T+"ttl", "3h"))
-				w.beforeRequests(nil)
+		"another object of that name": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.start()
+			f.Lag(time.Second)
+			f.beforeRequests(func(_ controllertest.Request) error {
+				f.Delete(object(pod, "shop/p"))
+				f.Put(object(pod, "shop/p", T+"ttl", "3h"))
+				f.beforeRequests(nil)
 				return nil
 			})
-			w.pass(time.Hour)
-			w.asked(getP)
+			f.pass(time.Hour)
+			f.asked(getP)
 		}},
-		"a status that changes in between": {run: func(w *fixture) {
-			w.start()
+		"a status that changes in between": {run: func(f *fixture) {
+			f.start()
 			changed := false
-			w.refuse(func() error {
+			f.refuse(func() error {
 				if !changed {
 					changed = true
-					w.Put(object(pod, "shop/p", T+"ttl", "1h"))
+					f.Put(object(pod, "shop/p", T+"ttl", "1h"))
 				}
 				return nil
 			})
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.pass(100 * time.Millisecond)
-			w.asked(getP, deleteP, getP, deleteP)
-			w.toldOf("DeletedExpiredTTL")
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.pass(100 * time.Millisecond)
+			f.asked(getP, deleteP, getP, deleteP)
+			f.toldOf("DeletedExpiredTTL")
 		}},
-		"a status that never rests": {run: func(w *fixture) {
-			w.start()
-			w.refuse(func() error {
-				w.Put(object(pod, "shop/p", T+"ttl", "1h"))
+		"a status that never rests": {run: func(f *fixture) {
+			f.start()
+			f.refuse(func() error {
+				f.Put(object(pod, "shop/p", T+"ttl", "1h"))
 				return nil
 			})
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.pass(750 * time.Millisecond) // at once, and after 0.1, 0.2 and 0.4 s more
-			w.asked(getP, deleteP, getP, deleteP, getP, deleteP, getP, deleteP)
-			w.toldOf("FailedToDeleteExpiredTTL")
-			w.pass(24 * time.Hour)
-			if n := len(w.asks()); n < 2*23*60 || n > 2*(24*60+15) {
-				w.Errorf("%d requests in a day", n)
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.pass(750 * time.Millisecond) // at once, and after 0.1, 0.2 and 0.4 s more
+			f.asked(getP, deleteP, getP, deleteP, getP, deleteP, getP, deleteP)
+			f.toldOf("FailedToDeleteExpiredTTL")
+			f.pass(24 * time.Hour)
+			if n := len(f.asks()); n < 2*23*60 || n > 2*(24*60+15) {
+				f.Errorf("%d requests in a day", n)
 			}
-			w.beforeRequests(nil)
-			w.pass(time.Minute)
-			w.left(0, 0)
+			f.beforeRequests(nil)
+			f.pass(time.Minute)
+			f.left(0, 0)
 		}},
-		"the TTL is prolonged in between": {run: func(w *fixture) {
-			w.start()
-			w.refuse(func() error {
-				w.Put(object(pod, "shop/p", T+"ttl", "1w"))
+		"the TTL is prolonged in between": {run: func(f *fixture) {
+			f.start()
+			f.refuse(func() error {
+				f.Put(object(pod, "shop/p", T+"ttl", "1w"))
 				return nil
 			})
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.pass(time.Second)
-			w.asked(getP, deleteP)
-			w.toldOf()
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.pass(time.Second)
+			f.asked(getP, deleteP)
+			f.toldOf()
 		}},
-		"the breaker": {run: func(w *fixture) {
+		"the breaker": {run: func(f *fixture) {
 			for i := range 150 {
-				w.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
+				f.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
 			}
-			w.start()
-			w.left(90, 0)
-			w.metric(0, "breaker_open")
-			w.metric(90, "overdue_objects")
-			w.metric(1, "stopped_namespaces")
-			w.metric(90, "tracked_objects")
-			w.pass(5*time.Minute - time.Second)
-			w.left(90, 0)
-			w.pass(11 * time.Second) // they come spread over 10 s
-			w.left(30, 0)
-			w.pass(4 * time.Minute)
-			w.left(30, 0)
-			w.pass(80 * time.Second)
-			w.left(0, 0)
-			if n := w.repeated("TTLBreakerOpen"); n != 2 {
-				w.Errorf("%d Events of the breaker", n)
-			}
-		}},
-		"a dry run": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.start()
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.pass(24 * time.Hour)
-			w.asked(getP)
-			w.toldOf("WouldDeleteExpiredTTL")
-			w.put(pod, "shop/p", T+"ttl", "2h")
-			w.toldOf("WouldDeleteExpiredTTL")
-			w.left(1, 0)
-		}},
-		"a dry run, and a timer of the TTL before": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "2h30m")
-			w.start()
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.toldOf("WouldDeleteExpiredTTL")
-			w.pass(24 * time.Hour)
-			w.asked(getP, getP)
-			w.toldOf()
-		}},
-		"overdue for days": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.pass(72 * time.Hour)
-			w.start()
-			w.asked(getP, deleteP)
-		}},
-		"the clocks are apart": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "3h")
-			w.put(pod, "shop/q", T+"ttl", "3h")
-			w.cfg.ConcurrentSyncs = 1
-			w.start()
-			w.skew(-2*time.Hour, "")
-			w.pass(time.Hour)
-			if n := len(w.asks()); n != 1 {
-				w.Errorf("%d requests, want one for all objects of the type", n)
-			}
-			if skew := w.Metric("quartermaster_ttl_clock_skew_seconds"); skew < 7199 || skew > 7201 {
-				w.Errorf("the skew is %v", skew)
-			}
-			w.pass(time.Hour)
-			w.left(2, 0)
-			w.toldOf()
-			w.skew(30*time.Second, "")
-			w.pass(2 * time.Minute)
-			w.left(0, 0)
-		}},
-		"nobody looks at the clocks": {configure: func(c *ttl.Config) { c.MaxClockSkew = 0 }, run: func(w *fixture) {
-			w.start()
-			w.skew(-2*time.Hour, "")
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.asked(getP, deleteP)
-		}},
-		"forbidden": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.refuse(func() error { return forbidden })
-			w.start()
-			w.asked(getP, deleteP+" refused")
-			w.toldOf("FailedToDeleteExpiredTTL")
-			w.pass(5*time.Minute - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getP, deleteP+" refused")
-			w.toldOf()
-			w.pass(24 * time.Hour)
-			if n := w.repeated("FailedToDeleteExpiredTTL"); n < 24 || n > 25 {
-				w.Errorf("%d Events in a day", n)
-			}
-			if n := len(w.asks()); n < 2*23 || n > 2*28 {
-				w.Errorf("%d requests in a day", n)
+			f.start()
+			f.left(90, 0)
+			f.metric(0, "breaker_open")
+			f.metric(90, "overdue_objects")
+			f.metric(1, "stopped_namespaces")
+			f.metric(90, "tracked_objects")
+			f.pass(5*time.Minute - time.Second)
+			f.left(90, 0)
+			f.pass(11 * time.Second) // they come spread over 10 s
+			f.left(30, 0)
+			f.pass(4 * time.Minute)
+			f.left(30, 0)
+			f.pass(80 * time.Second)
+			f.left(0, 0)
+			if n := f.repeated("TTLBreakerOpen"); n != 2 {
+				f.Errorf("%d Events of the breaker", n)
 			}
 		}},
-		"another error": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
-			w.start()
-			w.pass(2 * time.Second)
-			w.asked(getP, deleteP+" refused", getP, deleteP+" refused")
-			w.toldOf()
-			w.pass(2 * time.Second)
-			w.toldOf("FailedToDeleteExpiredTTL")
-			w.beforeRequests(nil)
-			w.pass(5 * time.Minute)
-			w.toldOf("DeletedExpiredTTL")
+		"a dry run": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.start()
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.pass(24 * time.Hour)
+			f.asked(getP)
+			f.toldOf("WouldDeleteExpiredTTL")
+			f.put(pod, "shop/p", T+"ttl", "2h")
+			f.toldOf("WouldDeleteExpiredTTL")
+			f.left(1, 0)
 		}},
-		"too many requests": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.refuse(func() error { return apierrors.NewTooManyRequests("disruption budget", 30) })
-			w.start()
-			w.asked(getP, deleteP+" refused")
-			w.beforeRequests(nil)
-			w.pass(29 * time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getP, deleteP)
+		"a dry run, and a timer of the TTL before": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "2h30m")
+			f.start()
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.toldOf("WouldDeleteExpiredTTL")
+			f.pass(24 * time.Hour)
+			f.asked(getP, getP)
+			f.toldOf()
 		}},
-		"a TTL that is prolonged, and then shortened": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "3h")
-			w.start()
-			w.put(pod, "shop/p", T+"ttl", "9h")
-			w.pass(2 * time.Hour)
-			w.asked()
-			w.put(pod, "shop/p", T+"ttl", "5h")
-			w.pass(time.Hour - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getP, deleteP)
+		"overdue for days": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.pass(72 * time.Hour)
+			f.start()
+			f.asked(getP, deleteP)
 		}},
-		"an annotation that is taken away": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "3h")
-			w.start()
-			w.put(pod, "shop/p")
-			w.pass(2 * time.Hour)
-			w.asked()
+		"the clocks are apart": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.put(pod, "shop/q", T+"ttl", "3h")
+			f.cfg.ConcurrentSyncs = 1
+			f.start()
+			f.skew(-2*time.Hour, "")
+			f.pass(time.Hour)
+			if n := len(f.asks()); n != 1 {
+				f.Errorf("%d requests, want one for all objects of the type", n)
+			}
+			if skew := f.Metric("quartermaster_ttl_clock_skew_seconds"); skew < 7199 || skew > 7201 {
+				f.Errorf("the skew is %v", skew)
+			}
+			f.pass(time.Hour)
+			f.left(2, 0)
+			f.toldOf()
+			f.skew(30*time.Second, "")
+			f.pass(2 * time.Minute)
+			f.left(0, 0)
 		}},
-		"another object of that name with the same TTL": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "3h")
-			w.start()
-			w.Delete(object(pod, "shop/p"))
-			w.pass(time.Minute)
-			w.put(pod, "shop/p", T+"ttl", "2h30m")
-			w.pass(time.Hour/2 - time.Second)
-			w.asked()
-			w.pass(time.Second) // the timer is from its own creation
-			w.asked(getP, deleteP)
+		"nobody looks at the clocks": {configure: func(c *ttl.Config) { c.MaxClockSkew = 0 }, run: func(f *fixture) {
+			f.start()
+			f.skew(-2*time.Hour, "")
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.asked(getP, deleteP)
 		}},
-		"a status that changes costs no request": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.start()
-			w.asked(getP)
-			w.put(pod, "shop/p", T+"ttl", "1h", "status", "other")
-			w.asked()
+		"forbidden": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.refuse(func() error { return forbidden })
+			f.start()
+			f.asked(getP, deleteP+" refused")
+			f.toldOf("FailedToDeleteExpiredTTL")
+			f.pass(5*time.Minute - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getP, deleteP+" refused")
+			f.toldOf()
+			f.pass(24 * time.Hour)
+			if n := f.repeated("FailedToDeleteExpiredTTL"); n < 24 || n > 25 {
+				f.Errorf("%d Events in a day", n)
+			}
+			if n := len(f.asks()); n < 2*23 || n > 2*28 {
+				f.Errorf("%d requests in a day", n)
+			}
 		}},
-		"a ReplicaSet that its Deployment has left behind": {configure: func(c *ttl.Config) { c.Include = []string{"replicasets.apps"} }, run: func(w *fixture) {
+		"another error": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
+			f.start()
+			f.pass(2 * time.Second)
+			f.asked(getP, deleteP+" refused", getP, deleteP+" refused")
+			f.toldOf()
+			f.pass(2 * time.Second)
+			f.toldOf("FailedToDeleteExpiredTTL")
+			f.beforeRequests(nil)
+			f.pass(5 * time.Minute)
+			f.toldOf("DeletedExpiredTTL")
+		}},
+		"too many requests": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.refuse(func() error { return apierrors.NewTooManyRequests("disruption budget", 30) })
+			f.start()
+			f.asked(getP, deleteP+" refused")
+			f.beforeRequests(nil)
+			f.pass(29 * time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getP, deleteP)
+		}},
+		"a TTL that is prolonged, and then shortened": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.start()
+			f.put(pod, "shop/p", T+"ttl", "9h")
+			f.pass(2 * time.Hour)
+			f.asked()
+			f.put(pod, "shop/p", T+"ttl", "5h")
+			f.pass(time.Hour - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getP, deleteP)
+		}},
+		"an annotation that is taken away": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.start()
+			f.put(pod, "shop/p")
+			f.pass(2 * time.Hour)
+			f.asked()
+		}},
+		"another object of that name with the same TTL": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.start()
+			f.Delete(object(pod, "shop/p"))
+			f.pass(time.Minute)
+			f.put(pod, "shop/p", T+"ttl", "2h30m")
+			f.pass(time.Hour/2 - time.Second)
+			f.asked()
+			f.pass(time.Second) // the timer is from its own creation
+			f.asked(getP, deleteP)
+		}},
+		"a status that changes costs no request": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.start()
+			f.asked(getP)
+			f.put(pod, "shop/p", T+"ttl", "1h", "status", "other")
+			f.asked()
+		}},
+		"a ReplicaSet that its Deployment has left behind": {configure: func(c *ttl.Config) { c.Include = []string{"replicasets.apps"} }, run: func(f *fixture) {
 			owned := object(replicaSet, "shop/r", T+"ttl", "1h")
 			owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "d", UID: "1", Controller: ptr.To(true)}})
-			w.add(owned)
-			w.start()
-			w.asked()
-			w.put(replicaSet, "shop/r", T+"ttl", "1h")
-			w.asked("get replicasets.apps shop/r", "delete replicasets.apps shop/r")
+			f.add(owned)
+			f.start()
+			f.asked()
+			f.put(replicaSet, "shop/r", T+"ttl", "1h")
+			f.asked("get replicasets.apps shop/r", "delete replicasets.apps shop/r")
 		}},
 		"a type whose API does not answer, or whose webhook does not, keeps nobody else waiting": {
-			configure: func(c *ttl.Config) { c.ConcurrentSyncs = 1 }, run: func(w *fixture) {
-				w.beforeRequests(func(r controllertest.Request) error {
+			configure: func(c *ttl.Config) { c.ConcurrentSyncs = 1 }, run: func(f *fixture) {
+				f.beforeRequests(func(r controllertest.Request) error {
 					if r.Namespace == "hangs" {
 						<-time.After(11 * time.Second) // the client waits for ten
 					}
 					return nil
 				})
 				for i := range 60 {
-					w.put(configMap, fmt.Sprintf("hangs/c%d", i), T+"ttl", "1h")
+					f.put(configMap, fmt.Sprintf("hangs/c%d", i), T+"ttl", "1h")
 				}
-				w.start()
-				w.put(pod, "shop/p", T+"ttl", "1h")
-				w.pass(11 * time.Second)
-				w.toldOf("DeletedExpiredTTL")
-				w.metric(1, "failing_types")
-				w.pass(time.Hour)
+				f.start()
+				f.put(pod, "shop/p", T+"ttl", "1h")
+				f.pass(11 * time.Second)
+				f.toldOf("DeletedExpiredTTL")
+				f.metric(1, "failing_types")
+				f.pass(time.Hour)
 				// Each of them is asked for in 70 s, of which the worker is free for a minute.
-				if n := len(w.asks()); n < 45 || n > 60 {
-					w.Errorf("%d requests in an hour", n)
+				if n := len(f.asks()); n < 45 || n > 60 {
+					f.Errorf("%d requests in an hour", n)
 				}
-				w.beforeRequests(nil)
-				w.pass(2 * time.Minute)
-				w.left(0, 0)
+				f.beforeRequests(nil)
+				f.pass(2 * time.Minute)
+				f.left(0, 0)
 			}},
-		"the clock of one type's API is wrong": {run: func(w *fixture) {
-			w.start()
-			w.skew(-2*time.Hour, "configmaps")
-			w.put(configMap, "shop/c", T+"ttl", "1h")
-			w.put(configMap, "shop/d", T+"ttl", "1h")
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.toldOf("DeletedExpiredTTL")
-			w.pass(time.Hour)
-			w.left(0, 2)
-			w.toldOf()
-			w.skew(0, "")
-			w.pass(2 * time.Minute)
-			w.toldOf("DeletedExpiredTTL", "DeletedExpiredTTL")
+		"the clock of one type's API is wrong": {run: func(f *fixture) {
+			f.start()
+			f.skew(-2*time.Hour, "configmaps")
+			f.put(configMap, "shop/c", T+"ttl", "1h")
+			f.put(configMap, "shop/d", T+"ttl", "1h")
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.toldOf("DeletedExpiredTTL")
+			f.pass(time.Hour)
+			f.left(0, 2)
+			f.toldOf()
+			f.skew(0, "")
+			f.pass(2 * time.Minute)
+			f.toldOf("DeletedExpiredTTL", "DeletedExpiredTTL")
 		}},
-		"the clock is behind the API server's": {run: func(w *fixture) {
-			w.start()
-			w.skew(2*time.Hour, "")
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.asked(getP)
+		"the clock is behind the API server's": {run: func(f *fixture) {
+			f.start()
+			f.skew(2*time.Hour, "")
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.asked(getP)
 		}},
-		"the deletion is under way": {run: func(w *fixture) {
+		"the deletion is under way": {run: func(f *fixture) {
 			p := object(pod, "shop/p", T+"ttl", "3h")
 			p.SetFinalizers([]string{"example.com/wait"})
-			w.add(p)
-			w.start()
-			w.Delete(p)
-			w.pass(24 * time.Hour)
-			w.asked()
+			f.add(p)
+			f.start()
+			f.Delete(p)
+			f.pass(24 * time.Hour)
+			f.asked()
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, test.configure)
-				test.run(w)
+				f := newFixture(t, test.configure)
+				test.run(f)
 			})
 		})
 	}
@@ -397,9 +397,9 @@ func TestWhatCountsForTheBreaker(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
-				w.put(configMap, "shop/c", T+"ttl", "1h")
-				w.beforeRequests(func(r controllertest.Request) error {
+				f := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
+				f.put(configMap, "shop/c", T+"ttl", "1h")
+				f.beforeRequests(func(r controllertest.Request) error {
 					switch {
 					case r.Verb != "delete" || r.Name != "c":
 						return nil
@@ -408,12 +408,12 @@ func TestWhatCountsForTheBreaker(t *testing.T) {
 					}
 					return test.err
 				})
-				w.start()
-				w.put(pod, "shop/p", T+"ttl", "1h")
+				f.start()
+				f.put(pod, "shop/p", T+"ttl", "1h")
 				if test.counts {
-					w.left(1, 1)
+					f.left(1, 1)
 				} else {
-					w.left(0, 1)
+					f.left(0, 1)
 				}
 			})
 		})
@@ -430,20 +430,20 @@ func crd() *unstructured.Unstructured {
 
 func TestTypesComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil)
-		w.start()
-		w.metric(2, "watched_types")
-		w.add(crd())
-		w.pass(3 * time.Second)
-		w.metric(3, "watched_types")
-		w.put(widget, "shop/w", T+"ttl", "0")
-		w.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
-		w.put(widget, "shop/later", T+"ttl", "5h")
-		w.Delete(crd())
-		w.pass(3 * time.Second)
-		w.metric(2, "watched_types")
-		w.pass(24 * time.Hour)
-		w.asked() // the object of the type that is gone is forgotten
+		f := newFixture(t, nil)
+		f.start()
+		f.metric(2, "watched_types")
+		f.add(crd())
+		f.pass(3 * time.Second)
+		f.metric(3, "watched_types")
+		f.put(widget, "shop/w", T+"ttl", "0")
+		f.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
+		f.put(widget, "shop/later", T+"ttl", "5h")
+		f.Delete(crd())
+		f.pass(3 * time.Second)
+		f.metric(2, "watched_types")
+		f.pass(24 * time.Hour)
+		f.asked() // the object of the type that is gone is forgotten
 	})
 }
 
@@ -451,14 +451,14 @@ func TestTypesComeAndGo(t *testing.T) {
 // definitions.
 func TestScope(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, func(c *ttl.Config) { c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io") })
-		w.flags = append(w.flags, "--namespaces=shop")
-		w.start()
-		w.metric(2, "watched_types")
-		w.add(crd())
-		w.put(widget, "shop/w", T+"ttl", "0")
-		w.put(widget, "elsewhere/w", T+"ttl", "0")
-		w.pass(5 * time.Minute) // no definition tells of it
-		w.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
+		f := newFixture(t, func(c *ttl.Config) { c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io") })
+		f.flags = append(f.flags, "--namespaces=shop")
+		f.start()
+		f.metric(2, "watched_types")
+		f.add(crd())
+		f.put(widget, "shop/w", T+"ttl", "0")
+		f.put(widget, "elsewhere/w", T+"ttl", "0")
+		f.pass(5 * time.Minute) // no definition tells of it
+		f.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
 	})
 }

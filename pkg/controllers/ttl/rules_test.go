@@ -52,11 +52,11 @@ const (
 )
 
 // writeRules writes a file of rules.
-func (w *fixture) writeRules(rules string) {
-	w.Helper()
-	w.cfg.RulesFile = filepath.Join(w.TempDir(), "rules.yaml")
-	if err := os.WriteFile(w.cfg.RulesFile, []byte("rules:"+rules), 0o600); err != nil {
-		w.Fatal(err)
+func (f *fixture) writeRules(rules string) {
+	f.Helper()
+	f.cfg.RulesFile = filepath.Join(f.TempDir(), "rules.yaml")
+	if err := os.WriteFile(f.cfg.RulesFile, []byte("rules:"+rules), 0o600); err != nil {
+		f.Fatal(err)
 	}
 }
 
@@ -86,241 +86,241 @@ func TestRules(t *testing.T) {
 	for name, test := range map[string]struct {
 		rules     string
 		configure func(*ttl.Config)
-		run       func(w *fixture)
+		run       func(f *fixture)
 	}{
-		"a Job that was done two hours ago is deleted at once": {rules: ruleR, run: func(w *fixture) {
+		"a Job that was done two hours ago is deleted at once": {rules: ruleR, run: func(f *fixture) {
 			var sent string
-			w.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
-			w.add(done("shop/j", 2*time.Hour))
-			w.start()
-			w.asked(getJ, deleteJ)
+			f.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
+			f.add(done("shop/j", 2*time.Hour))
+			f.start()
+			f.asked(getJ, deleteJ)
 			for _, part := range []string{`"uid":"0`, `"resourceVersion":"1`, `"propagationPolicy":"Background"`} {
 				if !strings.Contains(sent, part) {
-					w.Errorf("the deletion is %s, without %s", sent, part)
+					f.Errorf("the deletion is %s, without %s", sent, part)
 				}
 			}
-			texts, _ := w.events()
+			texts, _ := f.events()
 			if want := "because of rule r, since 1999-12-31T22:00:00Z, ttl 1h, due at 1999-12-31T23:00:00Z"; len(texts) != 1 || !strings.HasSuffix(texts[0], want) {
-				w.Errorf("Events %q, want one that ends in %q", texts, want)
+				f.Errorf("Events %q, want one that ends in %q", texts, want)
 			}
-			w.metric(1, "deletions_total", "group", "batch", "resource", "jobs", "result", "deleted", "rule", "r")
+			f.metric(1, "deletions_total", "group", "batch", "resource", "jobs", "result", "deleted", "rule", "r")
 		}},
-		"a Job that was done 50 minutes ago is deleted after 10 minutes": {rules: ruleR, run: func(w *fixture) {
-			w.add(done("shop/j", 50*time.Minute))
-			w.start()
-			w.metric(1, "rule_objects", "rule", "r")
-			w.pass(10*time.Minute - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getJ, deleteJ)
-			w.metric(0, "rule_objects", "rule", "r")
+		"a Job that was done 50 minutes ago is deleted after 10 minutes": {rules: ruleR, run: func(f *fixture) {
+			f.add(done("shop/j", 50*time.Minute))
+			f.start()
+			f.metric(1, "rule_objects", "rule", "r")
+			f.pass(10*time.Minute - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getJ, deleteJ)
+			f.metric(0, "rule_objects", "rule", "r")
 		}},
-		"a Job is deleted an hour after it completes": {rules: ruleR, run: func(w *fixture) {
-			w.add(with(object(job, "shop/j"), int64(1), "status", "active"))
-			w.start()
-			w.pass(3 * time.Hour)
-			w.asked()
-			w.metric(0, "rule_errors_total", "rule", "r")
-			w.metric(0, "tracked_objects")
-			w.add(done("shop/j", 0))
-			w.pass(time.Hour - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getJ, deleteJ)
+		"a Job is deleted an hour after it completes": {rules: ruleR, run: func(f *fixture) {
+			f.add(with(object(job, "shop/j"), int64(1), "status", "active"))
+			f.start()
+			f.pass(3 * time.Hour)
+			f.asked()
+			f.metric(0, "rule_errors_total", "rule", "r")
+			f.metric(0, "tracked_objects")
+			f.add(done("shop/j", 0))
+			f.pass(time.Hour - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getJ, deleteJ)
 		}},
-		"an object without a field that a rule reads is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], when: object.status.x == 1, ttl: 1h}", run: func(w *fixture) {
-			w.add(done("shop/j", 2*time.Hour))
-			w.start()
-			w.add(with(done("shop/j", 2*time.Hour), int64(1), "status", "failed")) // which changes nothing
-			w.pass(3 * time.Hour)
-			w.asked()
-			w.toldOf()
-			w.metric(1, "rule_errors_total", "rule", "r")
-			details := w.Controller(ttl.Name).Status().Details.(ttl.Details)
+		"an object without a field that a rule reads is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], when: object.status.x == 1, ttl: 1h}", run: func(f *fixture) {
+			f.add(done("shop/j", 2*time.Hour))
+			f.start()
+			f.add(with(done("shop/j", 2*time.Hour), int64(1), "status", "failed")) // which changes nothing
+			f.pass(3 * time.Hour)
+			f.asked()
+			f.toldOf()
+			f.metric(1, "rule_errors_total", "rule", "r")
+			details := f.Controller(ttl.Name).Status().Details.(ttl.Details)
 			if len(details.Rules) != 1 || details.Rules[0].LastFault == nil || details.Rules[0].LastFault.Object != "jobs.batch/shop/j" || details.Rules[0].Objects != 0 {
-				w.Errorf("the status is %+v", details.Rules)
+				f.Errorf("the status is %+v", details.Rules)
 			}
 		}},
-		"a rule with forever is an exception": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + ruleR, run: func(w *fixture) {
-			w.add(labelled(done("shop/j", 2*time.Hour), map[string]string{"keep": ""}))
-			w.start()
-			w.pass(3 * time.Hour)
-			w.asked()
+		"a rule with forever is an exception": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + ruleR, run: func(f *fixture) {
+			f.add(labelled(done("shop/j", 2*time.Hour), map[string]string{"keep": ""}))
+			f.start()
+			f.pass(3 * time.Hour)
+			f.asked()
 		}},
-		"an annotation of forever keeps rules away": {rules: ruleR, run: func(w *fixture) {
-			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "forever"))
-			w.start()
-			w.pass(3 * time.Hour)
-			w.asked()
-			w.add(done("shop/j", 5*time.Hour))
-			w.asked(getJ, deleteJ)
+		"an annotation of forever keeps rules away": {rules: ruleR, run: func(f *fixture) {
+			f.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "forever"))
+			f.start()
+			f.pass(3 * time.Hour)
+			f.asked()
+			f.add(done("shop/j", 5*time.Hour))
+			f.asked(getJ, deleteJ)
 		}},
-		"an invalid annotation keeps rules away": {rules: ruleR, run: func(w *fixture) {
-			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "1x"))
-			w.start()
-			w.pass(3 * time.Hour)
-			w.asked()
-			w.toldOf("InvalidTTL")
+		"an invalid annotation keeps rules away": {rules: ruleR, run: func(f *fixture) {
+			f.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "1x"))
+			f.start()
+			f.pass(3 * time.Hour)
+			f.asked()
+			f.toldOf("InvalidTTL")
 		}},
-		"the deadline of an annotation wins over a rule": {rules: ruleR, run: func(w *fixture) {
-			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "3h"))
-			w.start()
-			w.pass(time.Hour - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getJ, deleteJ)
+		"the deadline of an annotation wins over a rule": {rules: ruleR, run: func(f *fixture) {
+			f.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "3h"))
+			f.start()
+			f.pass(time.Hour - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getJ, deleteJ)
 		}},
-		"an annotation that the cache does not show yet keeps rules away": {rules: ruleR, run: func(w *fixture) {
-			w.add(done("shop/j", 50*time.Minute))
-			w.start()
-			w.whenRead(done("shop/j", 50*time.Minute, "quartermaster.dev/ttl", "forever"))
-			w.pass(3 * time.Hour)
-			w.asked(getJ)
+		"an annotation that the cache does not show yet keeps rules away": {rules: ruleR, run: func(f *fixture) {
+			f.add(done("shop/j", 50*time.Minute))
+			f.start()
+			f.whenRead(done("shop/j", 50*time.Minute, "quartermaster.dev/ttl", "forever"))
+			f.pass(3 * time.Hour)
+			f.asked(getJ)
 		}},
-		"a removed annotation that the cache still shows is decided on by its event": {rules: ruleR, run: func(w *fixture) {
-			w.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "3h"))
-			w.start()
-			w.Lag(time.Second)
-			w.beforeRequests(func(controllertest.Request) error {
-				w.beforeRequests(nil)
-				w.Put(done("shop/j", 3*time.Hour))
+		"a removed annotation that the cache still shows is decided on by its event": {rules: ruleR, run: func(f *fixture) {
+			f.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "3h"))
+			f.start()
+			f.Lag(time.Second)
+			f.beforeRequests(func(controllertest.Request) error {
+				f.beforeRequests(nil)
+				f.Put(done("shop/j", 3*time.Hour))
 				return nil
 			})
-			w.pass(time.Hour + time.Second)
-			w.asked(getJ, getJ, deleteJ) // first of the metadata, for which the rule cannot be evaluated
+			f.pass(time.Hour + time.Second)
+			f.asked(getJ, getJ, deleteJ) // first of the metadata, for which the rule cannot be evaluated
 		}},
-		"a rule decides on the whole object when an annotation goes": {rules: "\n- {name: r, resources: [jobs.batch], when: \"!has(object.spec)\", ttl: 1h}", run: func(w *fixture) {
-			w.add(with(object(job, "shop/j", "quartermaster.dev/ttl", "3h"), true, "spec", "suspend"))
-			w.start()
-			w.whenRead(with(object(job, "shop/j"), true, "spec", "suspend"))
-			w.pass(3 * time.Hour)
-			w.asked(getJ)
+		"a rule decides on the whole object when an annotation goes": {rules: "\n- {name: r, resources: [jobs.batch], when: \"!has(object.spec)\", ttl: 1h}", run: func(f *fixture) {
+			f.add(with(object(job, "shop/j", "quartermaster.dev/ttl", "3h"), true, "spec", "suspend"))
+			f.start()
+			f.whenRead(with(object(job, "shop/j"), true, "spec", "suspend"))
+			f.pass(3 * time.Hour)
+			f.asked(getJ)
 		}},
-		"an annotation of an original in --compat keeps rules away": {rules: ruleR, run: func(w *fixture) {
-			w.add(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
-			w.start()
-			w.pass(3 * time.Hour)
-			w.asked()
+		"an annotation of an original in --compat keeps rules away": {rules: ruleR, run: func(f *fixture) {
+			f.add(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
+			f.start()
+			f.pass(3 * time.Hour)
+			f.asked()
 		}},
-		"an annotation that does not count keeps no rule away": {rules: ruleR, configure: func(c *ttl.Config) { c.Annotations = []string{"native"} }, run: func(w *fixture) {
-			w.add(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
-			w.start()
-			w.asked(getJ, deleteJ)
+		"an annotation that does not count keeps no rule away": {rules: ruleR, configure: func(c *ttl.Config) { c.Annotations = []string{"native"} }, run: func(f *fixture) {
+			f.add(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
+			f.start()
+			f.asked(getJ, deleteJ)
 		}},
 		"a rule for every type deletes the objects of a namespace": {rules: temp, configure: func(c *ttl.Config) {
 			c.Include = append(c.Include, "deployments.apps", "serviceaccounts", "configmaps")
-		}, run: func(w *fixture) {
+		}, run: func(f *fixture) {
 			owned := object(pod, "temp/d-1")
 			owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "d", UID: "1", Controller: ptr.To(true)}})
-			w.add(crd(), object(deployment, "temp/d"), owned, object(configMap, "temp/kube-root-ca.crt"), object(kind{"v1", "ServiceAccount"}, "temp/default"),
+			f.add(crd(), object(deployment, "temp/d"), owned, object(configMap, "temp/kube-root-ca.crt"), object(kind{"v1", "ServiceAccount"}, "temp/default"),
 				object(widget, "temp/w"), object(deployment, "shop/d"))
-			w.start()
-			got := w.asks()
+			f.start()
+			got := f.asks()
 			slices.Sort(got)
 			if want := []string{"delete deployments.apps temp/d", "delete widgets.example.com temp/w", "get deployments.apps temp/d", "get widgets.example.com temp/w"}; !slices.Equal(got, want) {
-				w.Errorf("requests %q, want %q", got, want)
+				f.Errorf("requests %q, want %q", got, want)
 			}
-			w.pass(3 * time.Hour)
-			w.asked()
+			f.pass(3 * time.Hour)
+			f.asked()
 		}},
-		"a label that has changed since is read before the deletion": {rules: "\n- {name: r, resources: [jobs.batch], when: object.metadata.labels.keep == 'no', ttl: 3h}", run: func(w *fixture) {
-			w.add(labelled(object(job, "shop/j"), map[string]string{"keep": "no"}))
-			w.start()
-			w.whenRead(labelled(object(job, "shop/j"), map[string]string{"keep": "yes"}))
-			w.pass(3 * time.Hour)
-			w.asked(getJ)
-			w.toldOf()
+		"a label that has changed since is read before the deletion": {rules: "\n- {name: r, resources: [jobs.batch], when: object.metadata.labels.keep == 'no', ttl: 3h}", run: func(f *fixture) {
+			f.add(labelled(object(job, "shop/j"), map[string]string{"keep": "no"}))
+			f.start()
+			f.whenRead(labelled(object(job, "shop/j"), map[string]string{"keep": "yes"}))
+			f.pass(3 * time.Hour)
+			f.asked(getJ)
+			f.toldOf()
 		}},
-		"a status that changes between read and deletion is decided on again": {rules: ruleR, run: func(w *fixture) {
+		"a status that changes between read and deletion is decided on again": {rules: ruleR, run: func(f *fixture) {
 			changed := false
-			w.refuse(func() error {
+			f.refuse(func() error {
 				if !changed {
 					changed = true
-					w.Put(done("shop/j", 2*time.Hour))
+					f.Put(done("shop/j", 2*time.Hour))
 				}
 				return nil
 			})
-			w.start()
-			w.add(done("shop/j", 2*time.Hour))
-			w.pass(100 * time.Millisecond)
-			w.asked(getJ, deleteJ, getJ, deleteJ)
-			w.toldOf("DeletedExpiredTTL")
+			f.start()
+			f.add(done("shop/j", 2*time.Hour))
+			f.pass(100 * time.Millisecond)
+			f.asked(getJ, deleteJ, getJ, deleteJ)
+			f.toldOf("DeletedExpiredTTL")
 		}},
-		"another object of the name is decided on by its own event": {rules: ruleR, run: func(w *fixture) {
-			w.add(done("shop/j", 50*time.Minute))
-			w.start()
-			w.Lag(time.Second)
-			w.beforeRequests(func(controllertest.Request) error {
-				w.beforeRequests(nil)
-				w.Delete(object(job, "shop/j"))
-				w.Put(done("shop/j", 2*time.Hour))
+		"another object of the name is decided on by its own event": {rules: ruleR, run: func(f *fixture) {
+			f.add(done("shop/j", 50*time.Minute))
+			f.start()
+			f.Lag(time.Second)
+			f.beforeRequests(func(controllertest.Request) error {
+				f.beforeRequests(nil)
+				f.Delete(object(job, "shop/j"))
+				f.Put(done("shop/j", 2*time.Hour))
 				return nil
 			})
-			w.pass(10*time.Minute + time.Second)
-			w.asked(getJ, getJ, deleteJ)
+			f.pass(10*time.Minute + time.Second)
+			f.asked(getJ, getJ, deleteJ)
 		}},
-		"a backlog stops no annotation": {rules: ruleR, run: func(w *fixture) {
+		"a backlog stops no annotation": {rules: ruleR, run: func(f *fixture) {
 			left := func(want int) {
-				w.Helper()
-				if got := len(controllertest.List[batchv1.Job](w.Host)); got != want {
-					w.Errorf("%d Jobs are left, want %d", got, want)
+				f.Helper()
+				if got := len(controllertest.List[batchv1.Job](f.Host)); got != want {
+					f.Errorf("%d Jobs are left, want %d", got, want)
 				}
 			}
 			for i := range 150 {
-				w.add(done(fmt.Sprintf("shop/j%d", i), 2*time.Hour))
+				f.add(done(fmt.Sprintf("shop/j%d", i), 2*time.Hour))
 			}
-			w.start()
+			f.start()
 			left(90)
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.left(0, 0)
-			w.metric(1, "stopped_namespaces")
-			w.metric(90, "overdue_objects")
-			texts, _ := w.events()
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.left(0, 0)
+			f.metric(1, "stopped_namespaces")
+			f.metric(90, "overdue_objects")
+			texts, _ := f.events()
 			if text := texts[slices.IndexFunc(texts, func(s string) bool { return strings.Contains(s, "TTLBreakerOpen") })]; !strings.Contains(text, "of which r is due") {
-				w.Error(text)
+				f.Error(text)
 			}
-			w.pass(5*time.Minute - time.Second)
+			f.pass(5*time.Minute - time.Second)
 			left(90)
-			w.pass(11 * time.Second) // they come spread over 10 s
+			f.pass(11 * time.Second) // they come spread over 10 s
 			left(30)
-			w.pass(4 * time.Minute)
+			f.pass(4 * time.Minute)
 			left(30)
-			w.pass(80 * time.Second)
+			f.pass(80 * time.Second)
 			left(0)
 		}},
-		"annotations stop no rule": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 }, run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.put(pod, "shop/q", T+"ttl", "1h")
-			w.start()
-			w.left(1, 0)
-			w.asks()
-			w.add(done("shop/j", 2*time.Hour))
-			w.asked(getJ, deleteJ)
+		"annotations stop no rule": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 }, run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/q", T+"ttl", "1h")
+			f.start()
+			f.left(1, 0)
+			f.asks()
+			f.add(done("shop/j", 2*time.Hour))
+			f.asked(getJ, deleteJ)
 		}},
-		"a rule with dryRun deletes nothing, other rules do": {rules: "\n- {name: claims, resources: [persistentvolumeclaims], ttl: 1h, dryRun: true}" + ruleR, run: func(w *fixture) {
-			w.add(object(claim, "shop/c"), done("shop/j", 2*time.Hour))
-			w.start()
-			w.toldOf("DeletedExpiredTTL", "WouldDeleteExpiredTTL")
-			w.pass(3 * time.Hour)
-			got := w.asks()
+		"a rule with dryRun deletes nothing, other rules do": {rules: "\n- {name: claims, resources: [persistentvolumeclaims], ttl: 1h, dryRun: true}" + ruleR, run: func(f *fixture) {
+			f.add(object(claim, "shop/c"), done("shop/j", 2*time.Hour))
+			f.start()
+			f.toldOf("DeletedExpiredTTL", "WouldDeleteExpiredTTL")
+			f.pass(3 * time.Hour)
+			got := f.asks()
 			slices.Sort(got)
 			if want := []string{deleteJ, getJ, "get persistentvolumeclaims shop/c"}; !slices.Equal(got, want) {
-				w.Errorf("requests %q, want %q", got, want)
+				f.Errorf("requests %q, want %q", got, want)
 			}
-			w.metric(1, "deletions_total", "result", "dry_run", "rule", "claims")
-			w.toldOf()
+			f.metric(1, "deletions_total", "result", "dry_run", "rule", "claims")
+			f.toldOf()
 		}},
 		"rules delete nothing that is protected": {rules: "\n- {name: r, resources: [jobs.batch, namespaces, nodes], ttl: 1h}", configure: func(c *ttl.Config) {
 			c.Include = append(c.Include, "namespaces", "nodes")
-		}, run: func(w *fixture) {
-			w.add(object(job, "kube-system/j"), object(namespace, "/default"), object(namespace, "/pr-1"), object(kind{"v1", "Node"}, "/n"))
-			w.start()
-			w.asked("get namespaces pr-1", "delete namespaces pr-1")
-			w.metric(0, "tracked_objects")
-			w.toldOf("DeletedExpiredTTL")
-			for _, of := range w.Controller(ttl.Name).Status().Details.(ttl.Details).Types {
+		}, run: func(f *fixture) {
+			f.add(object(job, "kube-system/j"), object(namespace, "/default"), object(namespace, "/pr-1"), object(kind{"v1", "Node"}, "/n"))
+			f.start()
+			f.asked("get namespaces pr-1", "delete namespaces pr-1")
+			f.metric(0, "tracked_objects")
+			f.toldOf("DeletedExpiredTTL")
+			for _, of := range f.Controller(ttl.Name).Status().Details.(ttl.Details).Types {
 				if of.Resource == "nodes" {
-					w.Error("Nodes are watched")
+					f.Error("Nodes are watched")
 				}
 			}
 		}},
@@ -329,175 +329,175 @@ func TestRules(t *testing.T) {
   resources: [persistentvolumeclaims]
   when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Unused' && c.status == 'True')"
   since: timestamp(object.status.conditions.filter(c, c.type == 'Unused')[0].lastTransitionTime)
-  ttl: 3d2h`, run: func(w *fixture) {
+  ttl: 3d2h`, run: func(f *fixture) {
 			unused := func(name, status string) *unstructured.Unstructured {
 				return with(object(claim, name), []any{map[string]any{"type": "Unused", "status": status,
 					"lastTransitionTime": time.Now().Add(-3 * 24 * time.Hour).UTC().Format(time.RFC3339)}}, "status", "conditions")
 			}
-			w.add(unused("shop/c", "True"), unused("shop/mounted", "True"))
-			w.start()
-			w.add(unused("shop/mounted", "False"))
-			w.pass(2*time.Hour - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked("get persistentvolumeclaims shop/c", "delete persistentvolumeclaims shop/c")
-			w.pass(3 * time.Hour)
-			w.asked()
+			f.add(unused("shop/c", "True"), unused("shop/mounted", "True"))
+			f.start()
+			f.add(unused("shop/mounted", "False"))
+			f.pass(2*time.Hour - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked("get persistentvolumeclaims shop/c", "delete persistentvolumeclaims shop/c")
+			f.pass(3 * time.Hour)
+			f.asked()
 		}},
-		"an object whose since is in the future waits for it": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp('2000-01-01T12:00:00Z'), ttl: 1h}", run: func(w *fixture) {
-			w.add(object(job, "shop/j"))
-			w.start()
-			w.pass(13*time.Hour - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getJ, deleteJ)
+		"an object whose since is in the future waits for it": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp('2000-01-01T12:00:00Z'), ttl: 1h}", run: func(f *fixture) {
+			f.add(object(job, "shop/j"))
+			f.start()
+			f.pass(13*time.Hour - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getJ, deleteJ)
 		}},
-		"since a time that changes": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp(object.metadata.labels.at), ttl: 3h}", run: func(w *fixture) {
-			w.add(labelled(object(job, "shop/j"), map[string]string{"at": "2000-01-01T00:00:00Z"}))
-			w.start()
-			w.add(labelled(object(job, "shop/j"), map[string]string{"at": "1999-12-31T22:00:00Z"}))
-			w.pass(time.Hour - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getJ, deleteJ)
+		"since a time that changes": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp(object.metadata.labels.at), ttl: 3h}", run: func(f *fixture) {
+			f.add(labelled(object(job, "shop/j"), map[string]string{"at": "2000-01-01T00:00:00Z"}))
+			f.start()
+			f.add(labelled(object(job, "shop/j"), map[string]string{"at": "1999-12-31T22:00:00Z"}))
+			f.pass(time.Hour - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getJ, deleteJ)
 		}},
-		"an object that is due in days is deleted on time and without an announcement": {rules: strings.Replace(ruleR, "1h", "3d", 1), configure: minute, run: func(w *fixture) {
+		"an object that is due in days is deleted on time and without an announcement": {rules: strings.Replace(ruleR, "1h", "3d", 1), configure: minute, run: func(f *fixture) {
 			since := time.Now()
 			deadline := since.Add(3 * 24 * time.Hour)
-			until := func(at time.Time) { w.Helper(); w.pass(time.Until(at)) }
+			until := func(at time.Time) { f.Helper(); f.pass(time.Until(at)) }
 			next := func() *time.Time {
-				types := w.Controller(ttl.Name).Status().Details.(ttl.Details).Types
+				types := f.Controller(ttl.Name).Status().Details.(ttl.Details).Types
 				return types[slices.IndexFunc(types, func(k ttl.KindStatus) bool { return k.Resource == "jobs.batch" })].NextDeadline
 			}
-			w.add(done("shop/j", 0))
-			w.start()
+			f.add(done("shop/j", 0))
+			f.start()
 			until(since.Add(24 * time.Hour))
-			w.add(with(done("shop/j", time.Since(since)), int64(1), "status", "failed")) // as after a new list
+			f.add(with(done("shop/j", time.Since(since)), int64(1), "status", "failed")) // as after a new list
 			until(since.Add(30 * time.Hour))
-			w.Restart()
+			f.Restart()
 			until(deadline.Add(-90 * time.Minute))
 			if at := next(); at != nil {
-				w.Errorf("there is a record with the deadline %v", at)
+				f.Errorf("there is a record with the deadline %v", at)
 			}
-			w.metric(1, "tracked_objects")
-			w.metric(1, "rule_objects", "rule", "r")
+			f.metric(1, "tracked_objects")
+			f.metric(1, "rule_objects", "rule", "r")
 			until(deadline.Add(-time.Second))
 			if at := next(); at == nil || !at.Equal(deadline) {
-				w.Errorf("the next deadline is %v, want %v", at, deadline)
+				f.Errorf("the next deadline is %v, want %v", at, deadline)
 			}
-			w.asked()
+			f.asked()
 			until(deadline)
-			w.asked(getJ, deleteJ)
-			w.toldOf("DeletedExpiredTTL")
+			f.asked(getJ, deleteJ)
+			f.toldOf("DeletedExpiredTTL")
 		}},
-		"a deadline that moves away and back counts as it is": {rules: "\n- {name: r, resources: [jobs.batch], when: has(object.metadata.labels.at), since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(w *fixture) {
-			at := func(label string) { w.Helper(); w.add(labelled(object(job, "shop/j"), map[string]string{"at": label})) }
+		"a deadline that moves away and back counts as it is": {rules: "\n- {name: r, resources: [jobs.batch], when: has(object.metadata.labels.at), since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(f *fixture) {
+			at := func(label string) { f.Helper(); f.add(labelled(object(job, "shop/j"), map[string]string{"at": label})) }
 			at("1999-12-31T23:30:00Z")
-			w.start()
+			f.start()
 			at("2000-01-08T00:00:00Z")
-			w.pass(24 * time.Hour)
-			w.metric(1, "rule_objects", "rule", "r")
-			w.add(labelled(object(job, "shop/j"), map[string]string{"x": "", "at": "2000-01-02T00:01:00Z"}))
-			w.pass(time.Hour)
-			w.asked()
+			f.pass(24 * time.Hour)
+			f.metric(1, "rule_objects", "rule", "r")
+			f.add(labelled(object(job, "shop/j"), map[string]string{"x": "", "at": "2000-01-02T00:01:00Z"}))
+			f.pass(time.Hour)
+			f.asked()
 			at("2000-01-08T00:00:00Z")
-			w.pass(time.Hour)
-			w.asked()
-			w.pass(6*24*time.Hour - time.Hour + time.Second) // it is the 8th, 1:00
-			w.asked(getJ, deleteJ)
-			w.metric(0, "rule_objects", "rule", "r")
+			f.pass(time.Hour)
+			f.asked()
+			f.pass(6*24*time.Hour - time.Hour + time.Second) // it is the 8th, 1:00
+			f.asked(getJ, deleteJ)
+			f.metric(0, "rule_objects", "rule", "r")
 		}},
-		"an object whose since is no time is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(w *fixture) {
-			w.add(labelled(object(job, "shop/j"), map[string]string{"at": "x"}))
-			w.start()
-			w.pass(3 * time.Hour)
-			w.asked()
-			w.metric(1, "rule_errors_total", "rule", "r")
+		"an object whose since is no time is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(f *fixture) {
+			f.add(labelled(object(job, "shop/j"), map[string]string{"at": "x"}))
+			f.start()
+			f.pass(3 * time.Hour)
+			f.asked()
+			f.metric(1, "rule_errors_total", "rule", "r")
 		}},
-		"an object that makes a rule expensive is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], when: \"object.spec.template.spec.?volumes.orValue([]).exists(a, object.spec.template.spec.volumes.exists(b, a.name == b.name + 'x')) || has(object.status)\", ttl: 1h}", run: func(w *fixture) {
+		"an object that makes a rule expensive is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], when: \"object.spec.template.spec.?volumes.orValue([]).exists(a, object.spec.template.spec.volumes.exists(b, a.name == b.name + 'x')) || has(object.status)\", ttl: 1h}", run: func(f *fixture) {
 			volumes := make([]any, 10_000)
 			for i := range volumes {
 				volumes[i] = map[string]any{"name": fmt.Sprintf("%0100d", i)}
 			}
-			w.add(with(object(job, "greedy/j"), volumes, "spec", "template", "spec", "volumes"))
-			w.start()
-			w.add(done("shop/j", 0))
-			w.pass(time.Second)
-			w.asked(getJ, deleteJ)
-			w.metric(1, "rule_errors_total", "rule", "r")
-			w.toldOf("DeletedExpiredTTL")
+			f.add(with(object(job, "greedy/j"), volumes, "spec", "template", "spec", "volumes"))
+			f.start()
+			f.add(done("shop/j", 0))
+			f.pass(time.Second)
+			f.asked(getJ, deleteJ)
+			f.metric(1, "rule_errors_total", "rule", "r")
+			f.toldOf("DeletedExpiredTTL")
 		}},
-		"a new leader deletes a hundred objects when each is due": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 0 }, run: func(w *fixture) {
+		"a new leader deletes a hundred objects when each is due": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 0 }, run: func(f *fixture) {
 			for i := range 100 {
-				w.add(done(fmt.Sprintf("shop/j%d", i), 50*time.Minute))
+				f.add(done(fmt.Sprintf("shop/j%d", i), 50*time.Minute))
 			}
-			w.start()
-			w.pass(5 * time.Minute)
-			w.Restart()
-			w.pass(5 * time.Minute)
-			if got := w.asks(); len(got) != 200 {
-				w.Errorf("%d requests, want 200", len(got))
+			f.start()
+			f.pass(5 * time.Minute)
+			f.Restart()
+			f.pass(5 * time.Minute)
+			if got := f.asks(); len(got) != 200 {
+				f.Errorf("%d requests, want 200", len(got))
 			}
-			if got := len(controllertest.List[batchv1.Job](w.Host)); got != 0 {
-				w.Errorf("%d Jobs are left", got)
+			if got := len(controllertest.List[batchv1.Job](f.Host)); got != 0 {
+				f.Errorf("%d Jobs are left", got)
 			}
 		}},
-		"a type that comes later is read in the version of the rule": {rules: "\n- {name: r, resources: [widgets.v1.example.com], when: object.spec.old, ttl: 1h}", run: func(w *fixture) {
-			w.start()
-			w.pass(time.Hour)
-			w.add(crd(), with(object(widget, "shop/w"), true, "spec", "old"), with(object(widget, "shop/other"), false, "spec", "old"))
-			w.pass(time.Minute)
-			w.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
+		"a type that comes later is read in the version of the rule": {rules: "\n- {name: r, resources: [widgets.v1.example.com], when: object.spec.old, ttl: 1h}", run: func(f *fixture) {
+			f.start()
+			f.pass(time.Hour)
+			f.add(crd(), with(object(widget, "shop/w"), true, "spec", "old"), with(object(widget, "shop/other"), false, "spec", "old"))
+			f.pass(time.Minute)
+			f.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
 		}},
-		"nothing is deleted by a rule while the clocks differ": {rules: ruleR, run: func(w *fixture) {
-			w.add(done("shop/j", 50*time.Minute))
-			w.start()
-			w.skew(-2*time.Hour, "")
-			w.pass(10 * time.Minute)
-			w.asked(getJ)
-			w.skew(0, "")
-			w.pass(2 * time.Minute)
-			w.asked(getJ, deleteJ)
+		"nothing is deleted by a rule while the clocks differ": {rules: ruleR, run: func(f *fixture) {
+			f.add(done("shop/j", 50*time.Minute))
+			f.start()
+			f.skew(-2*time.Hour, "")
+			f.pass(10 * time.Minute)
+			f.asked(getJ)
+			f.skew(0, "")
+			f.pass(2 * time.Minute)
+			f.asked(getJ, deleteJ)
 		}},
-		"what is due when it is first seen is announced": {rules: ruleR, configure: minute, run: func(w *fixture) {
-			w.add(done("shop/j", 2*time.Hour))
-			w.start()
-			w.toldOf("WillDeleteExpiredTTL")
-			w.pass(time.Minute - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getJ, deleteJ)
+		"what is due when it is first seen is announced": {rules: ruleR, configure: minute, run: func(f *fixture) {
+			f.add(done("shop/j", 2*time.Hour))
+			f.start()
+			f.toldOf("WillDeleteExpiredTTL")
+			f.pass(time.Minute - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getJ, deleteJ)
 		}},
-		"a namespace that is excluded": {rules: ruleR, configure: func(c *ttl.Config) { c.ExcludeNamespaces = []string{"sh*"} }, run: func(w *fixture) {
-			w.add(done("shop/j", 2*time.Hour))
-			w.start()
-			w.asked()
-			w.toldOf()
-			w.metric(0, "tracked_objects")
+		"a namespace that is excluded": {rules: ruleR, configure: func(c *ttl.Config) { c.ExcludeNamespaces = []string{"sh*"} }, run: func(f *fixture) {
+			f.add(done("shop/j", 2*time.Hour))
+			f.start()
+			f.asked()
+			f.toldOf()
+			f.metric(0, "tracked_objects")
 		}},
-		"a refusal": {rules: ruleR, run: func(w *fixture) {
-			w.refuse(func() error { return apierrors.NewForbidden(schema.GroupResource{Resource: "jobs"}, "j", nil) })
-			w.add(done("shop/j", 2*time.Hour))
-			w.start()
-			w.asked(getJ, deleteJ+" refused")
-			w.metric(1, "deletions_total", "result", "failed", "rule", "r")
+		"a refusal": {rules: ruleR, run: func(f *fixture) {
+			f.refuse(func() error { return apierrors.NewForbidden(schema.GroupResource{Resource: "jobs"}, "j", nil) })
+			f.add(done("shop/j", 2*time.Hour))
+			f.start()
+			f.asked(getJ, deleteJ+" refused")
+			f.metric(1, "deletions_total", "result", "failed", "rule", "r")
 		}},
-		"a Secret": {rules: "\n- {name: r, resources: [secrets], when: \"object.data.a == 'eA=='\", ttl: 1h}", run: func(w *fixture) {
-			w.add(with(object(secret, "shop/s"), "eA==", "data", "a"), with(object(secret, "shop/t"), "eQ==", "data", "a"))
-			w.start()
-			w.asked("get secrets shop/s", "delete secrets shop/s")
+		"a Secret": {rules: "\n- {name: r, resources: [secrets], when: \"object.data.a == 'eA=='\", ttl: 1h}", run: func(f *fixture) {
+			f.add(with(object(secret, "shop/s"), "eA==", "data", "a"), with(object(secret, "shop/t"), "eQ==", "data", "a"))
+			f.start()
+			f.asked("get secrets shop/s", "delete secrets shop/s")
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, func(c *ttl.Config) {
+				f := newFixture(t, func(c *ttl.Config) {
 					c.Include = append(c.Include, "jobs.batch", "persistentvolumeclaims", "secrets")
 					if test.configure != nil {
 						test.configure(c)
 					}
 				})
-				w.writeRules(test.rules)
-				test.run(w)
+				f.writeRules(test.rules)
+				test.run(f)
 			})
 		})
 	}
@@ -521,16 +521,16 @@ func TestFileWithAMistakeIsRefused(t *testing.T) {
 // TestTryingAFile has the command that shows what a file would delete.
 func TestTryingAFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, func(c *ttl.Config) { c.Include = append(c.Include, "jobs.batch") })
-		w.add(done("shop/j", 2*time.Hour), done("shop/later", time.Minute), done("kube-system/j", 2*time.Hour),
+		f := newFixture(t, func(c *ttl.Config) { c.Include = append(c.Include, "jobs.batch") })
+		f.add(done("shop/j", 2*time.Hour), done("shop/later", time.Minute), done("kube-system/j", 2*time.Hour),
 			done("shop/kept", 2*time.Hour, "quartermaster.dev/ttl", "forever"), object(pod, "shop/p"), object(configMap, "temp/c"))
-		w.start()
-		w.writeRules(ruleR + "\n- {name: bad, resources: [pods], when: object.spec.x == 1, ttl: 1h}\n- {name: none, resources: [nodes], ttl: 1h}" + temp)
-		connect := func() (controllers.Settings, *rest.Config, error) { return controllers.Settings{}, w.RESTConfig(), nil }
-		cmd := w.entry.Command(connect)
+		f.start()
+		f.writeRules(ruleR + "\n- {name: bad, resources: [pods], when: object.spec.x == 1, ttl: 1h}\n- {name: none, resources: [nodes], ttl: 1h}" + temp)
+		connect := func() (controllers.Settings, *rest.Config, error) { return controllers.Settings{}, f.RESTConfig(), nil }
+		cmd := f.entry.Command(connect)
 		var out bytes.Buffer
 		cmd.SetOut(&out)
-		cmd.SetArgs([]string{"test", w.cfg.RulesFile})
+		cmd.SetArgs([]string{"test", f.cfg.RulesFile})
 		if err := cmd.ExecuteContext(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -551,6 +551,6 @@ the rule bad reads a field that the object lacks, such as pods/p in "shop": no s
 		if got := out.String(); got != want {
 			t.Errorf("printed\n%swant\n%s", got, want)
 		}
-		w.asked()
+		f.asked()
 	})
 }

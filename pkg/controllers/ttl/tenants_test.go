@@ -35,119 +35,119 @@ func expires(in time.Duration) (key, value string) {
 func TestGrace(t *testing.T) {
 	for name, test := range map[string]struct {
 		configure func(*ttl.Config)
-		run       func(w *fixture)
+		run       func(f *fixture)
 	}{
-		"what is due when a leader begins is announced once, and goes a minute later": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.pass(72 * time.Hour)
-			w.start()
-			w.toldOf("WillDeleteExpiredTTL")
-			w.put(pod, "shop/p", T+"ttl", "1h", "status", "other") // which does not begin the minute anew
-			w.pass(time.Minute - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getP, deleteP)
-			w.toldOf("DeletedExpiredTTL")
+		"what is due when a leader begins is announced once, and goes a minute later": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.pass(72 * time.Hour)
+			f.start()
+			f.toldOf("WillDeleteExpiredTTL")
+			f.put(pod, "shop/p", T+"ttl", "1h", "status", "other") // which does not begin the minute anew
+			f.pass(time.Minute - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getP, deleteP)
+			f.toldOf("DeletedExpiredTTL")
 		}},
-		"a deadline that is now": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "2h")
-			w.start()
-			w.pass(time.Minute - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getP, deleteP)
+		"a deadline that is now": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "2h")
+			f.start()
+			f.pass(time.Minute - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getP, deleteP)
 		}},
-		"what becomes due while it is watched goes to the second": {run: func(w *fixture) {
-			w.start()
+		"what becomes due while it is watched goes to the second": {run: func(f *fixture) {
+			f.start()
 			key, value := expires(time.Second)
-			w.put(pod, "shop/p", key, value)
-			w.pass(time.Second)
-			w.asked(getP, deleteP)
-			w.toldOf("DeletedExpiredTTL")
+			f.put(pod, "shop/p", key, value)
+			f.pass(time.Second)
+			f.asked(getP, deleteP)
+			f.toldOf("DeletedExpiredTTL")
 		}},
-		"an annotation with a past time on an object that was known": {run: func(w *fixture) {
-			w.put(pod, "shop/p")
-			w.start()
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.pass(time.Minute - time.Second)
-			w.asked()
-			w.toldOf("WillDeleteExpiredTTL")
-			w.pass(time.Second)
-			w.asked(getP, deleteP)
+		"an annotation with a past time on an object that was known": {run: func(f *fixture) {
+			f.put(pod, "shop/p")
+			f.start()
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.pass(time.Minute - time.Second)
+			f.asked()
+			f.toldOf("WillDeleteExpiredTTL")
+			f.pass(time.Second)
+			f.asked(getP, deleteP)
 		}},
-		"a backup is restored while the leader watches": {run: func(w *fixture) {
-			w.start()
+		"a backup is restored while the leader watches": {run: func(f *fixture) {
+			f.start()
 			key, value := expires(-24 * time.Hour)
-			w.put(pod, "shop/p", key, value)
-			w.toldOf("WillDeleteExpiredTTL")
-			w.pass(30 * time.Second)
-			w.put(pod, "shop/p") // somebody has read the Event
-			w.pass(24 * time.Hour)
-			w.asked()
+			f.put(pod, "shop/p", key, value)
+			f.toldOf("WillDeleteExpiredTTL")
+			f.pass(30 * time.Second)
+			f.put(pod, "shop/p") // somebody has read the Event
+			f.pass(24 * time.Hour)
+			f.asked()
 		}},
-		"a deadline that is moved to another time in the past begins a minute of its own": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.start()
-			w.pass(30 * time.Second)
-			w.put(pod, "shop/p", T+"ttl", "30m")
-			w.toldOf("WillDeleteExpiredTTL", "WillDeleteExpiredTTL")
-			w.pass(time.Minute - time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getP, deleteP)
+		"a deadline that is moved to another time in the past begins a minute of its own": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.start()
+			f.pass(30 * time.Second)
+			f.put(pod, "shop/p", T+"ttl", "30m")
+			f.toldOf("WillDeleteExpiredTTL", "WillDeleteExpiredTTL")
+			f.pass(time.Minute - time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getP, deleteP)
 		}},
-		"the live object has another deadline, of which no watch has told": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "3h")
-			w.start()
-			w.whenRead(object(pod, "shop/p", T+"ttl", "2h"))
-			w.pass(time.Hour)
-			w.asked(getP)
-			w.toldOf("WillDeleteExpiredTTL")
-			w.pass(time.Minute)
-			w.toldOf("DeletedExpiredTTL")
+		"the live object has another deadline, of which no watch has told": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.start()
+			f.whenRead(object(pod, "shop/p", T+"ttl", "2h"))
+			f.pass(time.Hour)
+			f.asked(getP)
+			f.toldOf("WillDeleteExpiredTTL")
+			f.pass(time.Minute)
+			f.toldOf("DeletedExpiredTTL")
 		}},
-		"a leader that ends within the minute leaves it to its successor, which begins anew": {run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.start()
-			w.pass(59 * time.Second)
-			w.toldOf("WillDeleteExpiredTTL")
-			w.Restart()
-			w.toldOf("WillDeleteExpiredTTL")
-			w.pass(59 * time.Second)
-			w.asked()
-			w.pass(time.Second)
-			w.asked(getP, deleteP)
+		"a leader that ends within the minute leaves it to its successor, which begins anew": {run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.start()
+			f.pass(59 * time.Second)
+			f.toldOf("WillDeleteExpiredTTL")
+			f.Restart()
+			f.toldOf("WillDeleteExpiredTTL")
+			f.pass(59 * time.Second)
+			f.asked()
+			f.pass(time.Second)
+			f.asked(getP, deleteP)
 		}},
-		"what is protected is not announced": {run: func(w *fixture) {
-			w.put(pod, "kube-system/p", T+"ttl", "1h")
-			w.start()
-			w.toldOf("TTLProtected")
+		"what is protected is not announced": {run: func(f *fixture) {
+			f.put(pod, "kube-system/p", T+"ttl", "1h")
+			f.start()
+			f.toldOf("TTLProtected")
 		}},
-		"a dry run announces nothing, and waits for nothing": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.start()
-			w.toldOf("WouldDeleteExpiredTTL")
-			w.asked(getP)
+		"a dry run announces nothing, and waits for nothing": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.start()
+			f.toldOf("WouldDeleteExpiredTTL")
+			f.asked(getP)
 		}},
-		"a dry run tells nobody twice when an owner of the object changes": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(w *fixture) {
-			w.put(pod, "shop/p", T+"ttl", "1h")
-			w.start()
-			w.toldOf("WouldDeleteExpiredTTL")
+		"a dry run tells nobody twice when an owner of the object changes": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
+			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.start()
+			f.toldOf("WouldDeleteExpiredTTL")
 			owned := object(pod, "shop/p", T+"ttl", "1h")
 			owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "x", UID: "1"}})
-			w.add(owned)
-			w.toldOf()
+			f.add(owned)
+			f.toldOf()
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newFixture(t, func(c *ttl.Config) {
+				f := newFixture(t, func(c *ttl.Config) {
 					minute(c)
 					if test.configure != nil {
 						test.configure(c)
 					}
 				})
-				test.run(w)
+				test.run(f)
 			})
 		})
 	}
@@ -157,35 +157,35 @@ func TestGrace(t *testing.T) {
 // another, and again each time when they come back.
 func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, nil)
+		f := newFixture(t, nil)
 		for i := range 5000 {
-			w.put(configMap, fmt.Sprintf("greedy/c%d", i), T+"ttl", "1h")
+			f.put(configMap, fmt.Sprintf("greedy/c%d", i), T+"ttl", "1h")
 		}
 		for i := range 10 {
-			w.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
+			f.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
 		}
-		w.start()
-		w.left(0, 4940)
+		f.start()
+		f.left(0, 4940)
 		for round := range 3 {
-			w.pass(4 * time.Minute)
+			f.pass(4 * time.Minute)
 			for i := range 10 {
-				w.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
+				f.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
 			}
-			w.left(0, 4940-60*round)
-			w.pass(80 * time.Second)
-			w.left(0, 4880-60*round)
+			f.left(0, 4940-60*round)
+			f.pass(80 * time.Second)
+			f.left(0, 4880-60*round)
 		}
 		gets := 0
-		for _, r := range w.asks() {
+		for _, r := range f.asks() {
 			if strings.HasPrefix(r, "get configmaps ") {
 				gets++
 			}
 		}
-		if gets > 4*(60+w.cfg.ConcurrentSyncs) { // those that wait cost no requests
+		if gets > 4*(60+f.cfg.ConcurrentSyncs) { // those that wait cost no requests
 			t.Errorf("%d requests for 240 ConfigMaps", gets)
 		}
-		w.metric(4, "breaker_trips_total", "scope", "namespace")
-		w.metric(0, "breaker_trips_total", "scope", "total")
+		f.metric(4, "breaker_trips_total", "scope", "namespace")
+		f.metric(0, "breaker_trips_total", "scope", "total")
 	})
 }
 
@@ -193,41 +193,41 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 // no namespace.
 func TestBreakerOfAllNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, func(c *ttl.Config) {
+		f := newFixture(t, func(c *ttl.Config) {
 			c.MaxDeletionsPerMinute = 2
 			c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io")
 		})
 		for i := range 3 {
-			w.put(clusterRole, fmt.Sprintf("/r%d", i), T+"ttl", "1h")
+			f.put(clusterRole, fmt.Sprintf("/r%d", i), T+"ttl", "1h")
 		}
 		for i := range 50 {
-			w.put(pod, fmt.Sprintf("n%d/p", i), T+"ttl", "1h")
+			f.put(pod, fmt.Sprintf("n%d/p", i), T+"ttl", "1h")
 		}
-		w.start()
-		if n := len(controllertest.List[corev1.Pod](w.Host)) + len(controllertest.List[rbacv1.ClusterRole](w.Host)); n != 33 {
+		f.start()
+		if n := len(controllertest.List[corev1.Pod](f.Host)) + len(controllertest.List[rbacv1.ClusterRole](f.Host)); n != 33 {
 			t.Errorf("%d are left, want 33", n)
 		}
-		w.metric(1, "breaker_open")
-		texts, _ := w.events()
+		f.metric(1, "breaker_open")
+		texts, _ := f.events()
 		texts = slices.DeleteFunc(texts, func(text string) bool { return !strings.Contains(text, "TTLBreakerOpen") })
 		if all := strings.Join(texts, "; "); !strings.Contains(all, "20 objects were deleted within a minute") || strings.Contains(all, "n1") {
 			t.Errorf("Events %s", all)
 		}
-		w.pass(17 * time.Minute)
-		w.left(0, 0)
+		f.pass(17 * time.Minute)
+		f.left(0, 0)
 	})
 }
 
 // TestEventOfTheBreaker tells the limit, and not the namespace.
 func TestEventOfTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
-		w.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
-		w.put(pod, "secretive/p", T+"ttl", "1h")
-		w.start()
-		w.pass(2 * time.Second)
+		f := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
+		f.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
+		f.put(pod, "secretive/p", T+"ttl", "1h")
+		f.start()
+		f.pass(2 * time.Second)
 		want := "Warning TTLBreakerOpen kube-system/manager-0: 1 objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for 5m0s"
-		if texts, _ := w.events(); len(texts) == 0 || texts[0] != want {
+		if texts, _ := f.events(); len(texts) == 0 || texts[0] != want {
 			t.Errorf("Events %q", texts)
 		}
 	})

@@ -31,64 +31,64 @@ type fixture struct {
 func newFixture(t *testing.T) fixture {
 	t.Helper()
 	s := New(clientscheme.Scheme, Hooks{})
-	w := fixture{T: t, ctx: t.Context(), server: s}
-	w.put(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"gadgetries.example.com"},"spec":{
+	f := fixture{T: t, ctx: t.Context(), server: s}
+	f.put(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"gadgetries.example.com"},"spec":{
 		"group":"example.com","names":{"kind":"Gadget","plural":"gadgetries"},"scope":"Namespaced",
 		"versions":[{"name":"v1","served":true,"storage":true,"subresources":{"status":{}}}]}}`)
 	server := httptest.NewServer(s)
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections)
-	w.kube = kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
-	return w
+	f.kube = kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json"}})
+	return f
 }
 
-func (w fixture) put(text string) {
-	w.Helper()
+func (f fixture) put(text string) {
+	f.Helper()
 	obj := &unstructured.Unstructured{}
 	if err := obj.UnmarshalJSON([]byte(text)); err != nil {
-		w.Fatal(err)
+		f.Fatal(err)
 	}
-	if err := w.server.Put(obj); err != nil {
-		w.Fatal(err)
+	if err := f.server.Put(obj); err != nil {
+		f.Fatal(err)
 	}
 }
 
 // What the server has in common with the real one is tested on both, in test/widget.
 func TestServerRefusesWhatItDoesNotServe(t *testing.T) {
-	for name, test := range map[string]func(w fixture){
-		"a subresource that is not there is refused by name": func(w fixture) {
-			_, err := w.kube.AppsV1().Deployments("shop").GetScale(w.ctx, "a", metav1.GetOptions{})
+	for name, test := range map[string]func(f fixture){
+		"a subresource that is not there is refused by name": func(f fixture) {
+			_, err := f.kube.AppsV1().Deployments("shop").GetScale(f.ctx, "a", metav1.GetOptions{})
 			if err == nil || !strings.Contains(err.Error(), "does not support the subresource scale of deployments.apps") {
-				w.Error(err)
+				f.Error(err)
 			}
 		},
-		"an unknown resource is not found": func(w fixture) {
-			if _, err := w.kube.Discovery().ServerResourcesForGroupVersion("nowhere.example.com/v1"); !apierrors.IsNotFound(err) {
-				w.Error(err)
+		"an unknown resource is not found": func(f fixture) {
+			if _, err := f.kube.Discovery().ServerResourcesForGroupVersion("nowhere.example.com/v1"); !apierrors.IsNotFound(err) {
+				f.Error(err)
 			}
 		},
-		"discovery knows the custom resource and its status": func(w fixture) {
-			list, err := w.kube.Discovery().ServerResourcesForGroupVersion("example.com/v1")
+		"discovery knows the custom resource and its status": func(f fixture) {
+			list, err := f.kube.Discovery().ServerResourcesForGroupVersion("example.com/v1")
 			if err != nil || len(list.APIResources) != 2 || list.APIResources[1].Name != "gadgetries/status" {
-				w.Error(list, err)
+				f.Error(list, err)
 			}
 		},
-		"an update that removes what kubectl last applied is refused": func(w fixture) {
-			w.put(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"shop","name":"a","annotations":{"` + corev1.LastAppliedConfigAnnotation + `":"{}"}}}`)
+		"an update that removes what kubectl last applied is refused": func(f fixture) {
+			f.put(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"shop","name":"a","annotations":{"` + corev1.LastAppliedConfigAnnotation + `":"{}"}}}`)
 			cached := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a"}}
-			if _, err := w.kube.CoreV1().ConfigMaps("shop").Update(w.ctx, cached, metav1.UpdateOptions{}); !apierrors.IsBadRequest(err) {
-				w.Error(err)
+			if _, err := f.kube.CoreV1().ConfigMaps("shop").Update(f.ctx, cached, metav1.UpdateOptions{}); !apierrors.IsBadRequest(err) {
+				f.Error(err)
 			}
 			cached.Annotations = map[string]string{corev1.LastAppliedConfigAnnotation: "{}"}
-			if _, err := w.kube.CoreV1().ConfigMaps("shop").Update(w.ctx, cached, metav1.UpdateOptions{}); err != nil {
-				w.Error(err)
+			if _, err := f.kube.CoreV1().ConfigMaps("shop").Update(f.ctx, cached, metav1.UpdateOptions{}); err != nil {
+				f.Error(err)
 			}
 		},
-		"an object does not take the place of another UID": func(w fixture) {
-			w.put(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"a","uid":"1"}}`)
+		"an object does not take the place of another UID": func(f fixture) {
+			f.put(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"a","uid":"1"}}`)
 			other := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": "a", "uid": "2"}}}
-			if err := w.server.Put(other); err == nil {
-				w.Error("no error")
+			if err := f.server.Put(other); err == nil {
+				f.Error("no error")
 			}
 		},
 	} {
@@ -97,15 +97,15 @@ func TestServerRefusesWhatItDoesNotServe(t *testing.T) {
 }
 
 func TestWatchShowsWhatItsSelectorSelects(t *testing.T) {
-	w := newFixture(t)
-	events, err := w.kube.CoreV1().ConfigMaps("shop").Watch(w.ctx, metav1.ListOptions{LabelSelector: "x=y", SendInitialEvents: ptr.To(true),
+	f := newFixture(t)
+	events, err := f.kube.CoreV1().ConfigMaps("shop").Watch(f.ctx, metav1.ListOptions{LabelSelector: "x=y", SendInitialEvents: ptr.To(true),
 		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer events.Stop()
 	for _, labels := range []string{`"x":"n"`, `"x":"y"`, `"x":"y","z":"1"`, `"x":"n"`} {
-		w.put(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"shop","name":"a","labels":{` + labels + `}}}`)
+		f.put(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"shop","name":"a","labels":{` + labels + `}}}`)
 	}
 	for _, want := range []watch.EventType{watch.Bookmark, watch.Added, watch.Modified, watch.Deleted} {
 		e := <-events.ResultChan()
