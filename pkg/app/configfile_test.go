@@ -211,7 +211,7 @@ var unusual = []string{
 	"--kube-api-burst=7", "--kube-api-content-type=application/json", "--kube-api-qps=0.7", "--kubeconfig=/k", "--master=https://m",
 	"--leader-elect=false", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=20s", "--leader-elect-retry-period=5s",
 	"--leader-elect-resource-name=n", "--leader-elect-resource-namespace=ns",
-	"--min-resync-period=1h", "--namespaces=shop,other", "--standby=cold",
+	"--namespaces=shop,other", "--standby=cold",
 	"--bind-address=::1", "--secure-port=7", "--tls-cert-file=/t", "--tls-cipher-suites=TLS_AES_128_GCM_SHA256,TLS_AES_256_GCM_SHA384",
 	"--tls-min-version=VersionTLS13", "--tls-private-key-file=/p",
 	"--authentication-skip-lookup", "--client-ca-file=/ca",

@@ -15,7 +15,7 @@
 // # Which keys come first
 //
 // The queue of a loop has two lanes. Changes, requeues and what [Loop.Enqueue] adds come before what is
-// merely shown again: by a resync or a relist, or to a new leader. For every four keys of the first lane
+// merely shown again: by a relist, or to a new leader. For every four keys of the first lane
 // one of the second is taken, so that a tenant who writes all the time keeps nobody from what a new leader
 // has to look at.
 //

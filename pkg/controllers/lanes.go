@@ -19,8 +19,7 @@ type lane uint8
 const (
 	// changed is the lane of changes, requeues and Enqueue.
 	changed lane = iota
-	// shown is the lane of objects that are merely shown again: by a resync, by a relist, or to a
-	// new leader.
+	// shown is the lane of objects that are merely shown again: by a relist, or to a new leader.
 	shown
 )
 

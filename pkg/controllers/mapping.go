@@ -118,8 +118,8 @@ func (c change) object() cache.ObjectName {
 	return cache.MetaObjectToName(c.old)
 }
 
-// lane returns shown for an update that changed nothing. An informer shows every object so at a resync,
-// and when it has listed a resource again.
+// lane returns shown for an update that changed nothing. An informer shows every object so when it has listed a
+// resource again.
 func (c change) lane() lane {
 	if c.old == nil || c.new == nil || c.new.GetResourceVersion() == "" || c.old.GetResourceVersion() != c.new.GetResourceVersion() {
 		return changed

@@ -217,7 +217,7 @@ func TestGenerationChanged(t *testing.T) {
 		"a deletion":              {change{old: with(1, 0)}, true},
 		"a change of the spec":    {change{old: with(1, 0), new: with(2, 0)}, true},
 		"a change of the status":  {change{old: with(1, 0), new: with(1, 1)}, false},
-		"a resync":                {change{old: with(1, 0), new: with(1, 0)}, false},
+		"a relist":                {change{old: with(1, 0), new: with(1, 0)}, false},
 		"one without generations": {change{old: with(0, 0), new: with(0, 0)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {

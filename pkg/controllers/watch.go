@@ -81,7 +81,7 @@ func (e erased[T]) list() []metav1.Object {
 func (e erased[T]) get(name cache.ObjectName) (metav1.Object, bool) { return e.Get(name) }
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
-// and Old then the last known state. After a relist, and at a resync, each object in the cache comes as
+// and Old then the last known state. After a relist, each object in the cache comes as
 // an update, in most cases with the resourceVersion of Old.
 type Event[T any] struct {
 	Old, New T
@@ -102,7 +102,7 @@ func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Eve
 // each object in the cache as an addition. It leaves out events for which a function of only returns false,
 // such as [GenerationChanged]. It calls these functions for one event at a time, in the order of an
 // object's events. They must not block and must not change the objects, which belong to the cache. If
-// one panics, that is counted and logged, and the object waits for its next event, the next resync or the
+// one panics, that is counted and logged, and the object waits for its next event, the next relist or the
 // next leader.
 func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
 	w := WatchChanges(informer, keys, only...)
@@ -169,7 +169,7 @@ func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.Gr
 
 // GenerationChanged is for [WatchSelf] and [WatchMapped]. It leaves out updates that change nothing but the
 // metadata or the status of an object, such as the controller's own writes to it, finalizers included, and
-// resyncs. It keeps all events of objects that have no generation, as of ConfigMaps and in the reduced form.
+// relists. It keeps all events of objects that have no generation, as of ConfigMaps and in the reduced form.
 func GenerationChanged[T metav1.Object](e Event[T]) bool {
 	before, after := e.Old, e.New
 	if isNil(before) || isNil(after) {

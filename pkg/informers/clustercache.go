@@ -15,7 +15,6 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
@@ -81,7 +80,6 @@ func (c *ClusterCache) newInformer(p *plan) (*informer, error) {
 		}
 		i.feeds = append(i.feeds, &feed{
 			informer: i, namespace: namespace, source: src, state: state, clock: c.clock,
-			resync: wait.Jitter(c.cfg.MinResyncPeriod, 1), // so that they do not resync all at once
 			exists: func(ctx context.Context) error {
 				_, err := c.clients.find(ctx, p.resource.GroupResource())
 				return err

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -25,10 +24,6 @@ type Config struct {
 	// Standby is StandbyWarm (the default), so that informers run on every replica, or StandbyCold,
 	// so that they start when this replica starts leading.
 	Standby string
-	// MinResyncPeriod is the least time between two resyncs of an informer (default 12 h). At a
-	// resync, each cached object reaches the handlers again as an update with equal old and new.
-	// The period of each informer is random between this and twice this. 0 means no resyncs.
-	MinResyncPeriod time.Duration
 	// Namespaces restricts all informers to the named ones; empty means all namespaces.
 	Namespaces []string
 	// Cluster is the label cluster of the metrics: empty for the cluster that the process runs in.
@@ -37,7 +32,7 @@ type Config struct {
 
 // NewConfig returns the defaults.
 func NewConfig() Config {
-	return Config{Standby: StandbyWarm, MinResyncPeriod: 12 * time.Hour}
+	return Config{Standby: StandbyWarm}
 }
 
 // AddFlags adds the flags to fs. Their defaults are the values of c.
@@ -48,8 +43,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.Namespaces, "namespaces", c.Namespaces,
 		"The only namespaces to watch and to work in. Default: all. With --secure-port=0 and without "+
 			"--dry-run no permission in the whole cluster is needed then.")
-	fs.DurationVar(&c.MinResyncPeriod, "min-resync-period", c.MinResyncPeriod,
-		"The resync period of informers is random between this duration and its double; 0 switches resyncs off.")
 }
 
 // Validate returns all problems, joined; each names its flag.
@@ -64,9 +57,6 @@ func (c *Config) Validate() error {
 		} else if slices.Contains(c.Namespaces[:i], namespace) {
 			errs = append(errs, fmt.Errorf("--namespaces: %q is named twice", namespace))
 		}
-	}
-	if c.MinResyncPeriod < 0 {
-		errs = append(errs, fmt.Errorf("--min-resync-period: %s is negative", c.MinResyncPeriod))
 	}
 	return errors.Join(errs...)
 }

@@ -43,7 +43,6 @@ type feed struct {
 	source    source
 	state     *state
 	clock     clock.WithDelayedExecution
-	resync    time.Duration // 0: no resyncs
 	// lists, if set, limits the lists that are taken at once: each holds a slot in it.
 	lists chan struct{}
 	// exists returns a NotFound error if the server does not have the resource in any version.
@@ -73,7 +72,7 @@ func (f *feed) run(ctx context.Context) {
 		f.mu.Unlock()
 		// A new reflector knows no version, so it believes what it lists even if that is older.
 		reflector := cache.NewReflectorWithOptions(f, nil, f, cache.ReflectorOptions{
-			Name: f.state.name, TypeDescription: f.state.name, ResyncPeriod: f.resync,
+			Name: f.state.name, TypeDescription: f.state.name,
 		})
 		for delay := backoff; f.takeListSlot(inner); {
 			f.watches = time.Time{}
@@ -315,8 +314,5 @@ func (f *feed) Replace(list []any, version string) error {
 	return nil
 }
 
-// Resync shows everything again.
-func (f *feed) Resync() error {
-	f.informer.resync(f)
-	return nil
-}
+// Resync is never called: no feed has a period for it.
+func (f *feed) Resync() error { return nil }

@@ -47,7 +47,7 @@ func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*
 		return nil, fmt.Errorf("%s: %w", need.For, err)
 	}
 	for _, feed := range i.feeds {
-		feed.lists, feed.resync = need.Lists, 0
+		feed.lists = need.Lists
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -182,17 +182,6 @@ func (i *informer) keys(f *feed) []string {
 	return some
 }
 
-// resync shows every object in the namespace of f again.
-func (i *informer) resync(f *feed) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	for _, key := range i.keys(f) {
-		if o := i.get(key); o != nil {
-			i.tell(event{old: o, new: o})
-		}
-	}
-}
-
 // event is a change of an object. old is nil for one that came, new for one that went.
 type event struct {
 	old, new *Object

@@ -146,8 +146,6 @@ func (h *heard) hear(e event) {
 		h.seen = append(h.seen, "add "+e.new.GetName())
 	case e.new == nil:
 		h.seen = append(h.seen, "delete "+e.old.GetName())
-	case e.old == e.new:
-		h.seen = append(h.seen, "resync "+e.new.GetName())
 	default:
 		h.seen = append(h.seen, "update "+e.new.GetName())
 	}
@@ -208,45 +206,6 @@ func TestListenerHearsOfThePresentObjects(t *testing.T) {
 			t.Errorf("heard %v, %d requests", got, c.count()-requests)
 		}
 	})
-}
-
-func TestResyncMakesNoRequest(t *testing.T) {
-	for name, tc := range map[string]struct {
-		period      time.Duration
-		least, most int // resyncs in 21 hours
-	}{
-		"at a random time between the period and twice the period": {10 * time.Hour, 1, 2},
-		"never": {0, 0, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(named("a", "1"), named("b", "1"))
-				f := newTestCacheWith(t, Config{MinResyncPeriod: tc.period}, c.source, reloadNeed)
-				startSynced(t, f)
-				defer f.Shutdown()
-				h := &heard{}
-				f.informers[0].listen("reload", h.hear)
-				pass(tc.period - time.Second)
-				synctest.Wait()
-				if n := len(h.all()); n != 2 {
-					t.Errorf("%d notifications before the period is over", n)
-				}
-				before := c.count()
-				pass(21*time.Hour - tc.period)
-				if n := (len(h.all()) - 2) / 2; n < tc.least || n > tc.most {
-					t.Errorf("%d resyncs: %v", n, h.all())
-				}
-				for _, seen := range h.all()[2:] {
-					if seen != "resync a" && seen != "resync b" {
-						t.Errorf("seen %q", seen)
-					}
-				}
-				if c.count() != before {
-					t.Error("a resync made a request")
-				}
-			})
-		})
-	}
 }
 
 func TestShutdownDoesNotWaitForAListenerThatHangs(t *testing.T) {

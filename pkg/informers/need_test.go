@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
@@ -126,20 +125,18 @@ func TestConfig(t *testing.T) {
 	cfg := NewConfig()
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	cfg.AddFlags(fs)
-	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyWarm || cfg.MinResyncPeriod != 12*time.Hour {
+	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyWarm {
 		t.Errorf("defaults %+v: %v", cfg, err)
 	}
-	if err := fs.Parse([]string{"--standby=cold", "--min-resync-period=0"}); err != nil {
+	if err := fs.Parse([]string{"--standby=cold"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyCold || cfg.MinResyncPeriod != 0 {
+	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyCold {
 		t.Errorf("parsed %+v: %v", cfg, err)
 	}
-	cfg.Standby, cfg.MinResyncPeriod = "lukewarm", -1
-	for _, flag := range []string{"--standby", "--min-resync-period"} {
-		if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), flag) {
-			t.Errorf("error %v does not name %s", err, flag)
-		}
+	cfg.Standby = "lukewarm"
+	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "--standby") {
+		t.Errorf("error %v does not name --standby", err)
 	}
 }
 

@@ -35,9 +35,9 @@ type Informer[T any] interface {
 	// An index that is added again stays as it is.
 	AddIndex(name string, values func(T) []string)
 	// AddHandler calls a function with each change of an object, one at a time, in the order of an
-	// object's changes: old is nil for a new object, current for a deleted one. After a relist, and at a
-	// resync, each object comes again, in most cases with the resourceVersion of old. initial is set for
-	// what was there before the cache had synced, or before AddHandler.
+	// object's changes: old is nil for a new object, current for a deleted one. After a relist each object
+	// comes again, in most cases with the resourceVersion of old. initial is set for what was there before the
+	// cache had synced, or before AddHandler.
 	AddHandler(func(old, current T, initial bool))
 	// Synced returns a channel that is closed when the cache has been filled once.
 	Synced() <-chan struct{}

@@ -71,15 +71,14 @@ func leadsSynced(t *testing.T, m *cluster.Manager) {
 func TestWarmStandbyHasCachesAndWaits(t *testing.T) {
 	ctx := fleet.Context(t)
 	s := shared.NewSample(ctx, t)
-	args := append([]string{"--min-resync-period=1s"}, fleet.ShortTimings...)
-	leader := shared.RunLeader(ctx, t, args...)
+	leader := shared.RunLeader(ctx, t, fleet.ShortTimings...)
 	s.WaitUntilKnown(ctx, t, "web")
 
 	// It is not ready before it has synced.
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	release := make(chan struct{})
 	secrets := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodGet, "/api/v1/secrets"), Hold: release})
-	standby := shared.Run(t, replica, cluster.ManagerOptions{Args: args})
+	standby := shared.Run(t, replica, cluster.ManagerOptions{Args: fleet.ShortTimings})
 	if err := secrets.WaitHits(ctx, 1); err != nil {
 		t.Fatal(err)
 	}
