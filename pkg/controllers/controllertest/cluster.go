@@ -111,8 +111,8 @@ func (h *Host) add(c *Cluster, config *tls.Config, objects []runtime.Object) {
 	})
 }
 
-// SetToken makes the API server answer 401 Unauthorized, from now on, to each request that has not this bearer
-// token. Watches that have begun go on.
+// SetToken makes the API server answer 401 Unauthorized, from now on, to each request that has not this
+// bearer token. Watches that have begun go on.
 func (c *Cluster) SetToken(token string) { c.token.Store(&token) }
 
 // open is Host.Cluster for the clusters of the test. Another address, which may be one of the real

@@ -242,7 +242,8 @@ func (h *Host) setTiming() {
 }
 
 // Relist ends all watches and lets none be resumed, as an API server does after an outage: the cache lists
-// everything again within a minute, and shows it to the controllers. What is put meanwhile is only in the list.
+// everything again within a minute, and shows it to the controllers. What is put meanwhile is only in the
+// list.
 func (h *Host) Relist() { h.server.Expire() }
 
 // SetClock sets the clock of the API server, which its responses tell. Each resource may have an API server

@@ -346,7 +346,6 @@ func (f *failures) Fatal(args ...any) { f.Fatalf("%s", fmt.Sprint(args...)) }
 func (f *failures) Log(...any) {}
 
 func TestHostNamesTheControllerOfAMistake(t *testing.T) {
-	gadgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 	type entry = controllers.Entry
 	for name, test := range map[string]struct {
 		change func(*entry)
@@ -360,10 +359,6 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			},
 			`controller greeter: Permissions do not allow what it does; missing is {APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"patch"}}`,
 		},
-		"a need that Permissions do not allow": {
-			func(e *entry) { e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil } },
-			"controller greeter: needs configmaps in the cache, but its permissions do not let it list and watch them",
-		},
 		"a need that only a wildcard allows": {
 			func(e *entry) { e.Permissions = allowing("*") },
 			"controller greeter: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count",
@@ -375,25 +370,6 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"the name of a client of the manager's own": {
 			func(e *entry) { e.Name = "events" },
 			"controller events: the name is that of a client of the manager's own",
-		},
-		"an informer that Needs do not declare": {
-			func(e *entry) { e.Needs = func(controllers.Settings) ([]informers.Need, error) { return nil, nil } },
-			"controller greeter: asks for the informer of configmaps, which its entry does not declare in Needs",
-		},
-		"a type that is not in the scheme": {
-			func(e *entry) {
-				e.Needs = func(controllers.Settings) ([]informers.Need, error) {
-					return []informers.Need{{Resource: gadgets, Form: informers.Typed}}, nil
-				}
-				e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule {
-					return []rbacv1.PolicyRule{{APIGroups: []string{"example.com"}, Resources: []string{"gadgets"}, Verbs: []string{"list", "watch"}}}
-				}
-			},
-			"greeter: gadgets.example.com: the scheme has no types of example.com/v1, so it cannot be had in typed form",
-		},
-		"a function that is missing": {
-			func(e *entry) { e.New = nil },
-			"controller greeter: the function New is missing",
 		},
 		"a panic": {
 			func(e *entry) {
@@ -507,8 +483,8 @@ func TestForbiddenIsNoMistake(t *testing.T) {
 	})
 }
 
-// TestChangeOvertakesARelist has 2,000 objects of one namespace that a relist shows unchanged, with reconciles of
-// 10 ms by one worker: in turn, the last of them would wait for 20 s.
+// TestChangeOvertakesARelist has 2,000 objects of one namespace that a relist shows unchanged, with reconciles
+// of 10 ms by one worker: in turn, the last of them would wait for 20 s.
 func TestChangeOvertakesARelist(t *testing.T) {
 	const unchanged, pace = 2000, 10 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
