@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -126,47 +124,4 @@ func TestNeedsNameTheirController(t *testing.T) {
 	}
 	_, err = demanded(needing("one", errors.New("cannot tell")), needing("two", errors.New("neither")))
 	lines(t, err, "controller one: cannot tell", "controller two: neither")
-}
-
-func TestInformersAreThoseDeclared(t *testing.T) {
-	asking := func(name string, declared, asked schema.GroupVersionResource) controllers.Entry {
-		return withFunctions(controllers.Entry{
-			Name: name,
-			Needs: func(controllers.Settings) ([]informers.Need, error) {
-				return []informers.Need{{Resource: declared}}, nil
-			},
-			New: func(h controllers.Host) (controllers.Controller, error) {
-				if informers.For[metav1.Object](h, asked) == nil {
-					t.Errorf("%s got no informer", name)
-				}
-				return &scripted{}, nil
-			},
-		})
-	}
-	entries := []controllers.Entry{
-		asking("right", informers.Secrets, informers.Secrets),
-		asking("borrows", informers.ConfigMaps, informers.Secrets),
-		asking("asks-for-what-nobody-has", informers.ConfigMaps, informers.Deployments),
-	}
-	o, err := NewOptions(With(entries...), WithoutBuiltIns())
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.Client.Master = newAPIServer(t).URL
-	_, err = builtProcess(t, o)
-	if err == nil {
-		t.Fatal("accepted")
-	}
-	got := err.Error()
-	for _, want := range []string{
-		"controller borrows: asks for the informer of secrets, which its entry does not declare in Needs",
-		"controller asks-for-what-nobody-has: asks for the informer of deployments.apps, which its entry does not declare in Needs",
-	} {
-		if !strings.Contains(got, want) {
-			t.Errorf("the error lacks %q:\n%s", want, got)
-		}
-	}
-	if strings.Contains(got, "controller right") {
-		t.Errorf("an informer that was declared is refused:\n%s", got)
-	}
 }

@@ -152,7 +152,7 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			entry := withFunctions(controllers.Entry{Name: "one", AddToScheme: tc.add, Needs: func(controllers.Settings) ([]informers.Need, error) { return tc.needs, nil }})
 			entry.New = func(h controllers.Host) (controllers.Controller, error) { return &scripted{}, tc.ask(h) }
-			_, err := buildOne(t, entry)
+			_, err := buildAll(t, entry)
 			switch {
 			case tc.want == "" && err != nil:
 				t.Errorf("refused: %v", err)
@@ -170,7 +170,7 @@ func TestHostMistakeInAReconcileIsShown(t *testing.T) {
 	}})
 	var h controllers.Host
 	entry.New = func(host controllers.Host) (controllers.Controller, error) { h = host; return &scripted{}, nil }
-	if _, err := buildOne(t, entry); err != nil {
+	if _, err := buildAll(t, entry); err != nil {
 		t.Fatal(err)
 	}
 	for want, ask := range map[string]func(){
@@ -185,11 +185,11 @@ func TestHostMistakeInAReconcileIsShown(t *testing.T) {
 }
 
 func TestEntryMustBuildAController(t *testing.T) {
-	entry := withFunctions(controllers.Entry{Name: "one"})
-	entry.New = func(controllers.Host) (controllers.Controller, error) { return nil, nil }
-	if _, err := buildOne(t, entry); err == nil || err.Error() != "controller one: no controller was returned by New" {
-		t.Errorf("the error is %v", err)
+	none := func(name string) controllers.Entry {
+		return withFunctions(controllers.Entry{Name: name, New: func(controllers.Host) (controllers.Controller, error) { return nil, nil }})
 	}
+	_, err := buildAll(t, none("one"), withFunctions(controllers.Entry{Name: "fine"}), none("two"))
+	lines(t, err, "controller one: no controller was returned by New", "controller two: no controller was returned by New")
 }
 
 func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
@@ -206,10 +206,10 @@ func builtProcess(t *testing.T, o *Options) (*process, error) {
 	return p, err
 }
 
-// buildOne builds the controller of one entry as Run does.
-func buildOne(t *testing.T, entry controllers.Entry) (hostedControllers, error) {
+// buildAll builds the controllers of entries as Run does.
+func buildAll(t *testing.T, entries ...controllers.Entry) (hostedControllers, error) {
 	t.Helper()
-	o, err := NewOptions(With(entry), WithoutBuiltIns())
+	o, err := NewOptions(With(entries...), WithoutBuiltIns())
 	if err != nil {
 		return nil, err
 	}
@@ -235,7 +235,7 @@ func TestSchemeMistakesNameTheEntry(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.entry.Name = "one"
-			_, err := buildOne(t, withFunctions(tc.entry))
+			_, err := buildAll(t, withFunctions(tc.entry))
 			if err == nil || !strings.HasPrefix(err.Error(), tc.want) {
 				t.Errorf("the error is %v, want %s", err, tc.want)
 			}
@@ -322,7 +322,7 @@ func TestHandlersAreServedUnderTheirName(t *testing.T) {
 		}))
 		return &scripted{}, nil
 	}
-	all, err := buildOne(t, entry)
+	all, err := buildAll(t, entry)
 	if err != nil {
 		t.Fatal(err)
 	}

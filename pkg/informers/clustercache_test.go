@@ -122,22 +122,6 @@ func TestCacheFollowsTheServer(t *testing.T) {
 	}
 }
 
-func TestDigestIsOfThePresentContent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		f := newTestCache(t, c, reloadNeed)
-		startSynced(t, f)
-		defer f.Shutdown()
-		for _, value := range []string{"1", "2"} {
-			c.put(named("a", value))
-			synctest.Wait()
-			if got, want := cached(f, "a").Digest("reload"), digestSHA1(named("a", value)); !slices.Equal(got, want) {
-				t.Errorf("digest %x, want %x", got, want)
-			}
-		}
-	})
-}
-
 func TestListWithoutStreamsIsPaged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster()
@@ -160,18 +144,6 @@ func TestListWithoutStreamsIsPaged(t *testing.T) {
 		}
 		if s := secretsStatus(f); s.Lists != 2 || s.Relists != 1 {
 			t.Errorf("lists %d, relists %d", s.Lists, s.Relists)
-		}
-	})
-}
-
-func TestWatchServesAllControllers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		f := newTestCache(t, c, reloadNeed, Need{For: "other", Resource: Secrets, FieldSelector: NotHelm, Digest: DigestOf(digestHMAC)}, Need{For: "third", Resource: Secrets, FieldSelector: NotHelm})
-		startSynced(t, f)
-		defer f.Shutdown()
-		if diff := cmp.Diff([]string{"watch"}, verbs(c)); diff != "" {
-			t.Errorf("requests (-want +got):\n%s", diff)
 		}
 	})
 }
