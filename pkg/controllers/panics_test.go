@@ -58,7 +58,7 @@ func TestContain(t *testing.T) {
 			if got != tc.want || (stack != nil) != tc.panic {
 				t.Errorf("error %q with a stack: %v; want %q, %v", got, stack != nil, tc.want, tc.panic)
 			}
-			if tc.panic && !strings.Contains(string(stack), "contain_test.go") || strings.Contains(string(stack), "hunter2") {
+			if tc.panic && !strings.Contains(string(stack), "panics_test.go") || strings.Contains(string(stack), "hunter2") {
 				t.Errorf("stack:\n%s", stack)
 			}
 		})
