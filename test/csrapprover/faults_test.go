@@ -4,11 +4,13 @@
 package csrapprover
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
@@ -98,6 +100,33 @@ func TestHundredsThatFailDelayNobody(t *testing.T) {
 	t.Logf("%d writes of Events", writes)
 	if writes > 30 {
 		t.Errorf("%d writes of Events, want 30 at most", writes)
+	}
+}
+
+// TestRequestsThatGoMeanwhile sends requests with odd names, which are deleted while they are decided on.
+func TestRequestsThatGoMeanwhile(t *testing.T) {
+	w := newFixture(t)
+	m := shared.RunLeader(w.ctx, t, args("--csr-approver-per-node=0")...)
+	n := w.node("n", "10.3.0.7")
+	client, requests := kubelet(t, n).CertificatesV1().CertificateSigningRequests(), []*certificatesv1.CertificateSigningRequest{requestFor(n, n), requestFor(n, n+".evil.example")}
+	names := []string{"0", "system.node.n1", "kubernetes.default.svc", "10.0.0.1", "a." + strings.Repeat("x", 200) + ".b"}
+	parallel(200, func(i int) {
+		r := requests[i%2].DeepCopy()
+		r.GenerateName, r.Name = "", fmt.Sprintf("%s.%s.%d", names[i%len(names)], w.id, i)
+		if _, err := client.Create(w.ctx, r, metav1.CreateOptions{}); err != nil {
+			t.Error(err)
+			return
+		}
+		w.remove(r.Name)
+	})
+	w.signed(w.request(n, n))
+	fleet.Eventually(w.ctx, t, func() error {
+		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_csr_approver_waiting_requests{check="9"} 0`)
+	})
+	for name, writes := range w.approvals() {
+		if writes > 1 {
+			t.Errorf("%s was approved %d times", name, writes)
+		}
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/utils/ptr"
 
@@ -180,6 +182,46 @@ func TestRules(t *testing.T) {
 	if err := fleet.Answers(m.SecureURL+"/debug/controllers/ttl", token, 200, `"rule": "missing"`, `"reason": "reads a field that the object lacks"`); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestLongTenantWithExpensiveObjects has tenants who write large ConfigMaps, for which a rule costs the most that it
+// may, as fast as the API server lets them, and somebody else's ConfigMaps that a rule deletes meanwhile.
+func TestLongTenantWithExpensiveObjects(t *testing.T) {
+	w, other := newFixture(t), newFixture(t)
+	m := shared.RunReleased(w.ctx, t, args("--ttl-max-deletions-per-minute=0", "--ttl-rules="+w.rules(`
+- {name: expensive, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.data.exists(a, object.data.exists(b, object.data[a] == object.data[b] + 'x'))", ttl: 0s}
+- {name: old, resources: [configmaps], when: "object.metadata.namespace == '`+other.namespace+`' && object.?data.old.orValue('') == 'yes'", ttl: 0s}`))...)
+	hostile := map[string]string{}
+	for i := range 9000 {
+		hostile[fmt.Sprintf("key-%d", i)] = fmt.Sprintf("%080d", i)
+	}
+	writing, stop := context.WithCancel(w.ctx)
+	var tenants sync.WaitGroup
+	var writes atomic.Int64
+	for i := range 3 {
+		tenants.Go(func() {
+			cm, maps := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("hostile-%d", i)}, Data: hostile}, shared.Admin.CoreV1().ConfigMaps(w.namespace)
+			_, err := maps.Create(writing, cm, metav1.CreateOptions{})
+			for n := 0; err == nil; n++ {
+				writes.Add(1)
+				_, err = maps.Patch(writing, cm.Name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{"n":"%d"}}}`, n), metav1.PatchOptions{})
+			}
+		})
+	}
+	begin, spent, longest := time.Now(), cpu(t, m), time.Duration(0)
+	for i := range 15 {
+		name, created := fmt.Sprintf("old-%d", i), time.Now()
+		if _, err := shared.Admin.CoreV1().ConfigMaps(other.namespace).Create(w.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"old": "yes"}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		other.gone(name)
+		longest = max(longest, time.Since(created))
+		fleet.Wait(w.ctx, time.Second)
+	}
+	stop()
+	tenants.Wait()
+	t.Logf("%d writes of 0.8 MB in %v took %v of CPU time; somebody else's ConfigMap was deleted after %v at most", writes.Load(),
+		time.Since(begin).Round(time.Second), cpu(t, m)-spent, longest.Round(time.Millisecond))
 }
 
 func newClaim(name string) *corev1.PersistentVolumeClaim {

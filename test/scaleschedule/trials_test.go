@@ -1,0 +1,111 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package scaleschedule
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+func (w *fixture) patch(name, patch string) {
+	w.Helper()
+	if _, err := shared.Admin.AppsV1().Deployments(w.namespace).Patch(w.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		w.Error(err)
+	}
+}
+
+// TestMigrationWritesNothing takes over at night from py-kube-downscaler, with the flags of its chart. What it has
+// scaled down comes up when it is to be up.
+func TestMigrationWritesNothing(t *testing.T) {
+	w := newFixture(t, 2*fleet.Patience)
+	flags := args("--scale-schedule-kinds=deployments,statefulsets", "--scale-schedule-exclude-namespaces=py-kube-downscaler,kube-downscaler,kube-system")
+	w.annotate(prefix+"uptime", "never")
+	w.deploy("down", nil)
+	w.patch("down", `{"metadata":{"annotations":{"downscaler/original-replicas":"3"}},"spec":{"replicas":0}}`)
+	w.deploy("stopped", nil)
+	w.patch("stopped", `{"spec":{"replicas":0}}`)
+	w.deploy("kept", map[string]string{prefix + "exclude": "true"})
+	w.deploy("invalid", map[string]string{prefix + "uptime": "Mon-Fri 8-18 PST"})
+	dry := shared.RunLeader(w.ctx, t, append(flags, "--scale-schedule-dry-run")...)
+	w.tellsOf("invalid", "InvalidSchedule")
+	if err := dry.Stop(w.ctx, fleet.Patience); err != nil {
+		t.Error(err)
+	}
+	shared.RunLeader(w.ctx, t, flags...)
+	w.deploy("new", nil)
+	w.await("0 (3)", 2) // new, and down
+	patches := w.patches(w.begin)
+	if delete(patches, "new"); len(patches) > 0 {
+		t.Errorf("the migration has written %q", patches)
+	}
+	w.annotate(prefix+"uptime", "")
+	w.await("3", 4)
+	if states := w.states(); states["0"] != 1 {
+		t.Errorf("%v", states)
+	}
+}
+
+// TestLongTenantWithNonsense has a tenant whose Deployments have annotations that are long, absurd and change all
+// the time, while some are deleted, and somebody else's Deployment that is due meanwhile.
+func TestLongTenantWithNonsense(t *testing.T) {
+	workloads := fleet.Setting(t, "SCALE_NONSENSE", 2000)
+	w, other := newFixture(t, 8*time.Minute), newFixture(t, 8*time.Minute)
+	m := shared.RunReleased(w.ctx, t, args()...)
+	before := shared.MemoryOf(w.ctx, t, m)
+	nonsense := []string{
+		"x", strings.Repeat("x", 250<<10), strings.Repeat("never,", 300), "Mon-Fri 8-18 ../../etc/passwd", strings.Repeat("8-9 Europe/Berlin,", 40) + "always", "-", "Sun-Sat 24-0 Etc/GMT+12",
+		"from 0001-01-01T00:00:00+14:00, until 9999-12-31T23:59:59.999999999-12:00", "2147483648", "1ns", "Mon-Mon 00:00-24:00 Antarctica/Troll",
+	}
+	keys := []string{"uptime", "downtime", "force-uptime", "exclude", "exclude-until", "downtime-replicas", "grace-period", "original-replicas"}
+	some := func(i int) map[string]string {
+		return map[string]string{prefix + keys[i%len(keys)]: nonsense[i%len(nonsense)], prefix + "downscale-period": nonsense[(i+2)%len(nonsense)][:min(100, len(nonsense[(i+2)%len(nonsense)]))]}
+	}
+	var creating sync.WaitGroup
+	for part := range 10 {
+		creating.Go(func() {
+			for i := part; i < workloads; i += 10 {
+				w.deploy(fmt.Sprintf("a%d", i), some(i))
+			}
+		})
+	}
+	creating.Wait()
+	writing, stop := context.WithCancel(w.ctx)
+	var tenants sync.WaitGroup
+	deployments := shared.Admin.AppsV1().Deployments(w.namespace)
+	for part := range 4 {
+		tenants.Go(func() {
+			for n := part; writing.Err() == nil; n += 4 {
+				name := fmt.Sprintf("a%d", n%workloads)
+				if n%5 == 0 {
+					_ = deployments.Delete(writing, name, metav1.DeleteOptions{})
+					continue
+				}
+				_, _ = deployments.Patch(writing, name, types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"downscaler/downtime":%q}},"spec":{"replicas":%d}}`,
+					[]string{"always", "never", "x"}[n%3], n%7), metav1.PatchOptions{})
+			}
+		})
+	}
+	other.deploy("a", nil)
+	begin := time.Now()
+	other.annotate(prefix+"downtime", "always")
+	other.await("0 (3)", 1)
+	t.Logf("somebody else's Deployment was scaled %v after its annotation", time.Since(begin).Round(time.Millisecond))
+	fleet.Wait(w.ctx, 20*time.Second)
+	stop()
+	tenants.Wait()
+	growth := shared.MemoryOf(w.ctx, t, m).Minus(before)
+	t.Logf("%d Deployments take %v", workloads, growth)
+	if growth.Live > 4+float64(4*workloads)/1024 { // MiB: what any Deployments take, and 4 KiB each
+		t.Errorf("%.1f MiB of live heap", growth.Live)
+	}
+}
