@@ -65,7 +65,7 @@ func digestRequest(seed maphash.Seed, csr *certificatesv1.CertificateSigningRequ
 			s, at = approved, max(c.LastUpdateTime.Unix(), 0)
 		}
 	}
-	if name := policy.NodeOf(csr); name != "" {
+	if name := policy.NodeName(csr); name != "" {
 		node = maphash.String(seed, name)
 	}
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64([]byte{byte(s)}, node), uint32(at))
@@ -96,7 +96,7 @@ func digestNode(node *corev1.Node) []byte {
 	if policy.IsControlPlane(node) {
 		label = "+"
 	}
-	return []byte(label + strings.Join(policy.NamesOf(node), " "))
+	return []byte(label + strings.Join(policy.NodeNames(node), " "))
 }
 
 // namesOf returns the names and addresses of a Node; nil if there is none.

@@ -55,14 +55,14 @@ type controller struct {
 	seed     maphash.Seed // of the digests of requests
 	loop     *controllers.Loop[key]
 
-	mu        sync.Mutex // held while the API server's addresses are read
-	apiServer map[string]bool
-	read      time.Time
+	mu              sync.Mutex // held while the API server's addresses are read
+	apiServerNames  map[string]bool
+	apiServerReadAt time.Time
 }
 
 var _ controllers.Controller = &controller{}
 
-// New adds indexes and handlers to the informers, so it must be called before they are started. The
+// newController adds indexes and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate. The informers keep what this package's entry declares, and
 // digests are made with the seed.
 func newController(cfg Config, seed maphash.Seed, requests, nodes informers.Informer[*informers.Object], client kubernetes.Interface, events record.EventRecorder,
@@ -117,10 +117,10 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 // decide reads a request and decides on it. What the cache shows to fail costs no request of ours.
 func (c *controller) decide(ctx context.Context, k key) (time.Duration, error) {
 	if !c.withinLimit(k, false) {
-		return c.wait(ctx, k, problem(policy.PerNode)), nil
+		return c.wait(ctx, k, problem(policy.CheckRate)), nil
 	}
 	if c.node(k.node) == nil {
-		return c.wait(ctx, k, problem(policy.NodeExists)), nil
+		return c.wait(ctx, k, problem(policy.CheckNodeExists)), nil
 	}
 	csr, err := c.client.CertificatesV1().CertificateSigningRequests().Get(ctx, k.name, metav1.GetOptions{})
 	switch {
@@ -128,33 +128,33 @@ func (c *controller) decide(ctx context.Context, k key) (time.Duration, error) {
 		return 0, nil
 	case err != nil:
 		return 0, fmt.Errorf("get request %s: %w", k, err)
-	case policy.Decided(csr) || c.hash(policy.NodeOf(csr)) != k.node:
+	case policy.Decided(csr) || c.hash(policy.NodeName(csr)) != k.node:
 		return 0, nil // its event is on its way
 	}
-	asked, problems := c.cfg.Read(csr)
+	asked, problems := c.cfg.ParseRequest(csr)
 	if len(problems) > 0 {
 		if c.cfg.DenyFinal && !c.cfg.DryRun {
 			return 0, c.write(ctx, k, csr, certificatesv1.CertificateDenied, describe(problems))
 		}
 		return c.wait(ctx, k, problems), nil
 	}
-	if problems, err = c.judge(ctx, policy.NodeOf(csr), &asked); err != nil {
+	if problems, err = c.judge(ctx, policy.NodeName(csr), &asked); err != nil {
 		return 0, err
 	}
 	if len(problems) > 0 || c.cfg.DryRun {
 		return c.wait(ctx, k, problems), nil
 	}
 	if !c.withinLimit(k, true) {
-		return c.wait(ctx, k, problem(policy.PerNode)), nil
+		return c.wait(ctx, k, problem(policy.CheckRate)), nil
 	}
 	return 0, c.write(ctx, k, csr, certificatesv1.CertificateApproved, "every name and address is the Node's")
 }
 
 // judge returns the checks of what the cluster says that a request fails.
-func (c *controller) judge(ctx context.Context, of string, asked *policy.Asked) ([]policy.Problem, error) {
+func (c *controller) judge(ctx context.Context, of string, asked *policy.Requested) ([]policy.Problem, error) {
 	node, err := c.client.CoreV1().Nodes().Get(ctx, of, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return problem(policy.NodeExists), nil
+		return problem(policy.CheckNodeExists), nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get Node %s: %w", of, err)
@@ -170,7 +170,7 @@ func (c *controller) judge(ctx context.Context, of string, asked *policy.Asked) 
 	if len(problems) > 0 || policy.IsControlPlane(node) {
 		return problems, nil
 	}
-	apiServer, err := c.apiServerNames(ctx)
+	apiServer, err := c.readAPIServerNames(ctx)
 	return policy.JudgeAPIServer(asked, apiServer), err
 }
 
@@ -203,12 +203,12 @@ func (c *controller) approvals(k key) (n int) {
 	return n
 }
 
-// apiServerNames returns the cluster IPs of the Service default/kubernetes, and its endpoints.
-func (c *controller) apiServerNames(ctx context.Context) (map[string]bool, error) {
+// readAPIServerNames returns the cluster IPs of the Service default/kubernetes, and its endpoints.
+func (c *controller) readAPIServerNames(ctx context.Context) (map[string]bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.apiServer != nil && c.clock.Since(c.read) < apiServerAge {
-		return c.apiServer, nil
+	if c.apiServerNames != nil && c.clock.Since(c.apiServerReadAt) < apiServerAge {
+		return c.apiServerNames, nil
 	}
 	service, err := c.client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil {
@@ -225,12 +225,12 @@ func (c *controller) apiServerNames(ctx context.Context) (map[string]bool, error
 			found = append(found, endpoint.Addresses...)
 		}
 	}
-	c.apiServer, c.read = map[string]bool{}, c.clock.Now()
+	c.apiServerNames, c.apiServerReadAt = map[string]bool{}, c.clock.Now()
 	for _, address := range found {
 		name, _ := policy.Canonical(address)
-		c.apiServer[name] = true
+		c.apiServerNames[name] = true
 	}
-	return c.apiServer, nil
+	return c.apiServerNames, nil
 }
 
 func problem(check policy.Check) []policy.Problem { return []policy.Problem{{Check: check}} }

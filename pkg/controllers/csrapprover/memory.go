@@ -19,7 +19,7 @@ type memory struct {
 
 // waits says why a request waits. Its size matters, since there may be thousands.
 type waits struct {
-	// checks has the bit 1<<n for each check n that has failed, and the bit 1 once the request was decided on.
+	// checks has bit n set for each failed check n, and bit 0 once the request was decided on.
 	checks uint16
 	// refusals counts the answers 403 in a row.
 	refusals uint8
@@ -54,7 +54,7 @@ func (m *memory) wait(name string, problems []policy.Problem) bool {
 func (m *memory) final(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.waiting[name].checks&(1<<policy.NodeExists-2) != 0
+	return m.waiting[name].checks&(1<<policy.CheckNodeExists-2) != 0
 }
 
 // refused notes a refusal, and returns how many came before it.

@@ -61,7 +61,7 @@ func TestCacheTakesAtMost4MiB(t *testing.T) {
 	waiting := liveHeap()
 	for _, o := range c.requests.List("", nil) {
 		if requestOf(o).state == pending {
-			c.memory.wait(o.GetName(), problem(policy.OfNode))
+			c.memory.wait(o.GetName(), problem(policy.CheckNodeAddresses))
 		}
 	}
 	waiting = liveHeap() - waiting

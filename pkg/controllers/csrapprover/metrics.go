@@ -40,7 +40,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory) *domainMetrics {
 	for _, result := range []string{resultApproved, resultDenied, resultIgnored, resultDryRun} {
 		d.requests.WithLabelValues(result).Add(0)
 	}
-	for check := policy.Encoding; check <= policy.PerNode; check++ {
+	for check := policy.CheckEncoding; check <= policy.CheckRate; check++ {
 		reg.RawMustRegister(metrics.NewGaugeFunc(&metrics.GaugeOpts{Name: metricPrefix + "waiting_requests", StabilityLevel: metrics.ALPHA,
 			Help:        "Requests that are not approved, by the number of the check that they fail.",
 			ConstLabels: map[string]string{"check": strconv.Itoa(int(check))},

@@ -54,7 +54,7 @@ func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 	if err != nil {
 		return fmt.Errorf("update the approval of request %s: %w", k, err)
 	}
-	klog.FromContext(ctx).V(2).Info("Request decided", "node", policy.NodeOf(csr), "reason", reason, "because", message)
+	klog.FromContext(ctx).V(2).Info("Request decided", "node", policy.NodeName(csr), "reason", reason, "because", message)
 	c.metrics.requests.WithLabelValues(result).Inc()
 	if condition == certificatesv1.CertificateApproved {
 		c.metrics.approval.Observe(c.clock.Since(csr.CreationTimestamp.Time).Seconds())
@@ -72,13 +72,13 @@ func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem)
 			c.metrics.requests.WithLabelValues(resultDryRun).Inc()
 		} else {
 			logger.V(4).Info("Not approved", "because", describe(problems))
-			if problems[0].Check != policy.NodeExists {
+			if problems[0].Check != policy.CheckNodeExists {
 				c.tell(k, corev1.EventTypeWarning, reasonNotApproved, fmt.Sprintf("request %s is not approved: %s", k, describe(problems)))
 			}
 		}
 	}
 	for _, p := range problems {
-		if p.Check >= policy.OfAPIServer {
+		if p.Check >= policy.CheckAPIServer {
 			return recheckInterval
 		}
 	}

@@ -15,22 +15,22 @@ const maxAddresses = 64
 // controlPlane is a label that kubelets cannot set, see the admission plugin NodeRestriction.
 const controlPlane = "node-role.kubernetes.io/control-plane"
 
-// Judge returns the checks that a request of the node's kubelet fails now. another reports whether another
-// Node has a name or an address.
-func (o *Options) Judge(asked *Asked, node *corev1.Node, another func(string) bool) (problems []Problem) {
+// Judge returns the checks that a request of the node's kubelet fails now. ofOtherNode reports whether
+// another Node has a name or an address.
+func (o *Options) Judge(asked *Requested, node *corev1.Node, ofOtherNode func(string) bool) (problems []Problem) {
 	if node.DeletionTimestamp != nil {
-		problems = append(problems, Problem{Check: NodeExists})
+		problems = append(problems, Problem{Check: CheckNodeExists})
 	}
 	listed := listedIn(node)
-	problems = appendIf(problems, OfNode, asked.All(), func(name string) bool { return !listed[name] })
-	problems = appendIf(problems, Permitted, o.refused(asked, node.Name), func(string) bool { return true })
-	return appendIf(problems, Unique, asked.All(), another)
+	problems = appendIf(problems, CheckNodeAddresses, asked.All(), func(name string) bool { return !listed[name] })
+	problems = appendIf(problems, CheckFlags, o.refused(asked, node.Name), func(string) bool { return true })
+	return appendIf(problems, CheckUnique, asked.All(), ofOtherNode)
 }
 
 // JudgeAPIServer is Judge for the names and addresses of the API server. A node of the control plane may have
 // them.
-func JudgeAPIServer(asked *Asked, ofAPIServer map[string]bool) []Problem {
-	return appendIf(nil, OfAPIServer, asked.All(), func(name string) bool { return ofAPIServer[name] })
+func JudgeAPIServer(asked *Requested, ofAPIServer map[string]bool) []Problem {
+	return appendIf(nil, CheckAPIServer, asked.All(), func(name string) bool { return ofAPIServer[name] })
 }
 
 // IsControlPlane reports whether a Node is one of the control plane.
@@ -49,7 +49,7 @@ func appendIf(problems []Problem, check Check, names []string, wrong func(string
 }
 
 // refused returns the names and addresses that the administrator does not permit.
-func (o *Options) refused(asked *Asked, node string) (list []string) {
+func (o *Options) refused(asked *Requested, node string) (list []string) {
 	expression, err := o.dnsNames(node)
 	for _, name := range asked.DNS {
 		if err != nil || !expression.MatchString(name) {
@@ -79,8 +79,8 @@ func listedIn(node *corev1.Node) map[string]bool {
 	return listed
 }
 
-// NamesOf returns the names and addresses of a Node, of any type, without its own name.
-func NamesOf(node *corev1.Node) (names []string) {
+// NodeNames returns the names and addresses of a Node, of any type, without its own name.
+func NodeNames(node *corev1.Node) (names []string) {
 	for _, a := range addresses(node) {
 		if name, _ := Canonical(a.Address); name != "" && name != node.Name && !slices.Contains(names, name) {
 			names = append(names, name)

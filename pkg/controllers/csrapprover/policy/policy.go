@@ -21,37 +21,37 @@ type Check int
 
 // The checks. A request that fails the first is not a kubelet's, and is ignored.
 const (
-	OfKubelet Check = 1 + iota
-	Encoding
-	Subject
-	Usages
-	Names
-	Duration
-	Reserved
-	NodeExists
-	OfNode
-	Permitted
-	Unique
-	OfAPIServer
-	PerNode
+	CheckRequester Check = 1 + iota
+	CheckEncoding
+	CheckSubject
+	CheckUsages
+	CheckNames
+	CheckDuration
+	CheckReserved
+	CheckNodeExists
+	CheckNodeAddresses
+	CheckFlags
+	CheckUnique
+	CheckAPIServer
+	CheckRate
 )
 
-// Final reports whether no later state of the cluster can mend a failure.
-func (c Check) Final() bool { return c < NodeExists }
+// Final reports whether a failure is permanent: no later state of the cluster can make the request pass.
+func (c Check) Final() bool { return c < CheckNodeExists }
 
 var failures = map[Check]string{
-	Encoding:    "it is not one PEM block of at most 16 KiB with a valid signature",
-	Subject:     "the subject is not the kubelet's user and group",
-	Usages:      "the usages are not those of a server",
-	Names:       "it must ask for 1 to 32 DNS names and IP addresses, and for nothing else",
-	Duration:    "it asks for a longer time than is allowed",
-	Reserved:    "no node may have such a name or address",
-	NodeExists:  "the Node does not exist, or is being deleted",
-	OfNode:      "not among the addresses of the Node",
-	Permitted:   "not permitted by the flags dns-regex and ip-ranges",
-	Unique:      "another Node has it",
-	OfAPIServer: "it is an address of the API server",
-	PerNode:     "too many requests of the node were approved within an hour",
+	CheckEncoding:      "it is not one PEM block of at most 16 KiB with a valid signature",
+	CheckSubject:       "the subject is not the kubelet's user and group",
+	CheckUsages:        "the usages are not those of a server",
+	CheckNames:         "it must ask for 1 to 32 DNS names and IP addresses, and for nothing else",
+	CheckDuration:      "it asks for a longer time than is allowed",
+	CheckReserved:      "no node may have such a name or address",
+	CheckNodeExists:    "the Node does not exist, or is being deleted",
+	CheckNodeAddresses: "not among the addresses of the Node",
+	CheckFlags:         "not permitted by the flags dns-regex and ip-ranges",
+	CheckUnique:        "another Node has it",
+	CheckAPIServer:     "it is an address of the API server",
+	CheckRate:          "too many requests of the node were approved within an hour",
 }
 
 // Problem is a failed check, and the names and addresses that failed it.

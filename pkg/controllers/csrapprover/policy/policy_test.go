@@ -91,14 +91,14 @@ func (f *fixture) failed(t *testing.T) string {
 		t.Fatal(err)
 	}
 	f.csr.Spec.Request = f.encode(der)
-	if NodeOf(&f.csr) == "" {
+	if NodeName(&f.csr) == "" {
 		return "1"
 	}
-	asked, problems := f.options.Read(&f.csr)
+	asked, problems := f.options.ParseRequest(&f.csr)
 	if len(problems) == 0 {
 		problems = f.options.Judge(&asked, &f.node, func(name string) bool {
 			return slices.ContainsFunc(f.others, func(other corev1.Node) bool {
-				return other.Name == name || slices.Contains(NamesOf(&other), name)
+				return other.Name == name || slices.Contains(NodeNames(&other), name)
 			})
 		})
 		if !IsControlPlane(&f.node) {
@@ -365,17 +365,17 @@ func conditioned(of certificatesv1.RequestConditionType) certificatesv1.Certific
 
 func TestTextsNameWhatFailed(t *testing.T) {
 	for want, problem := range map[string]Problem{
-		`check 9: not among the addresses of the Node "10.0.0.2"`:                                      {OfNode, []string{"10.0.0.2"}},
-		`check 9: not among the addresses of the Node "a" "b" "c" and 2 more`:                          {OfNode, []string{"a", "b", "c", "d", "e"}},
-		`check 8: the Node does not exist, or is being deleted`:                                        {Check: NodeExists},
-		`check 7: no node may have such a name or address "` + strings.Repeat("x", 60) + `"`:           {Reserved, []string{strings.Repeat("x", 100)}},
-		`check 5: it must ask for 1 to 32 DNS names and IP addresses, and for nothing else "\u00e4\n"`: {Names, []string{"ä\n"}},
+		`check 9: not among the addresses of the Node "10.0.0.2"`:                                      {CheckNodeAddresses, []string{"10.0.0.2"}},
+		`check 9: not among the addresses of the Node "a" "b" "c" and 2 more`:                          {CheckNodeAddresses, []string{"a", "b", "c", "d", "e"}},
+		`check 8: the Node does not exist, or is being deleted`:                                        {Check: CheckNodeExists},
+		`check 7: no node may have such a name or address "` + strings.Repeat("x", 60) + `"`:           {CheckReserved, []string{strings.Repeat("x", 100)}},
+		`check 5: it must ask for 1 to 32 DNS names and IP addresses, and for nothing else "\u00e4\n"`: {CheckNames, []string{"ä\n"}},
 	} {
 		if got := problem.String(); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	for check := Encoding; check <= PerNode; check++ {
+	for check := CheckEncoding; check <= CheckRate; check++ {
 		if failures[check] == "" {
 			t.Errorf("check %d has no text", check)
 		}
@@ -427,7 +427,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		csr := fixture.csr
 		csr.Spec.Request, csr.Spec.ExpirationSeconds = text, ptr.To[int32](600)
-		asked, problems := fixture.options.Read(&csr)
+		asked, problems := fixture.options.ParseRequest(&csr)
 		// Few inputs have a valid signature, so what comes after it is read as well.
 		if block, _ := pem.Decode(text); block != nil {
 			if request, err := x509.ParseCertificateRequest(block.Bytes); err == nil {

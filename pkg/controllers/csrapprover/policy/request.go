@@ -23,9 +23,9 @@ const (
 	pemType    = "CERTIFICATE REQUEST"
 )
 
-// NodeOf returns the name of the node whose kubelet has sent a request for a serving certificate. It
+// NodeName returns the name of the node whose kubelet has sent a request for a serving certificate. It
 // returns "" if check 1 fails.
-func NodeOf(csr *certificatesv1.CertificateSigningRequest) string {
+func NodeName(csr *certificatesv1.CertificateSigningRequest) string {
 	node, ofNode := strings.CutPrefix(csr.Spec.Username, "system:node:")
 	if !ofNode || !slices.Contains(csr.Spec.Groups, "system:nodes") || csr.Spec.SignerName != certificatesv1.KubeletServingSignerName {
 		return ""
@@ -38,15 +38,15 @@ func Decided(csr *certificatesv1.CertificateSigningRequest) bool {
 	return len(csr.Status.Conditions) > 0 || len(csr.Status.Certificate) > 0
 }
 
-// Asked are the names and addresses that a certificate is asked for. Names are in lower case, and
+// Requested has the names and addresses that a certificate is asked for. Names are in lower case, and
 // an IPv4 address in an IPv6 address is an IPv4 address.
-type Asked struct {
+type Requested struct {
 	DNS []string
 	IPs []netip.Addr
 }
 
 // All returns names and addresses in the form that [Canonical] returns.
-func (a *Asked) All() []string {
+func (a *Requested) All() []string {
 	all := slices.Clone(a.DNS)
 	for _, ip := range a.IPs {
 		all = append(all, ip.String())
@@ -54,31 +54,31 @@ func (a *Asked) All() []string {
 	return all
 }
 
-// Read returns what a kubelet's request asks for, and the final checks that it fails.
-func (o *Options) Read(csr *certificatesv1.CertificateSigningRequest) (asked Asked, problems []Problem) {
+// ParseRequest returns what a kubelet's request asks for, and the final checks that it fails.
+func (o *Options) ParseRequest(csr *certificatesv1.CertificateSigningRequest) (asked Requested, problems []Problem) {
 	fail := func(c Check, names ...string) { problems = append(problems, Problem{c, names}) }
 	request := decode(csr.Spec.Request)
 	switch {
 	case request == nil:
-		fail(Encoding)
+		fail(CheckEncoding)
 	case !isSubject(request, csr.Spec.Username):
-		fail(Subject)
+		fail(CheckSubject)
 	}
 	if !areServers(csr.Spec.Usages) {
-		fail(Usages)
+		fail(CheckUsages)
 	}
 	if request != nil {
 		var wrong []string
 		var ok bool
 		if asked, wrong, ok = read(request); !ok {
-			fail(Names, wrong...)
+			fail(CheckNames, wrong...)
 		}
 	}
 	if seconds := csr.Spec.ExpirationSeconds; seconds != nil && time.Duration(*seconds)*time.Second > o.MaxDuration {
-		fail(Duration)
+		fail(CheckDuration)
 	}
 	if reserved := asked.reserved(); len(reserved) > 0 {
-		fail(Reserved, reserved...)
+		fail(CheckReserved, reserved...)
 	}
 	return asked, problems
 }
@@ -120,7 +120,7 @@ var (
 )
 
 // read returns what the request asks for. If it must not ask for that, ok is false and wrong has the names.
-func read(request *x509.CertificateRequest) (asked Asked, wrong []string, ok bool) {
+func read(request *x509.CertificateRequest) (asked Requested, wrong []string, ok bool) {
 	count := len(request.DNSNames) + len(request.IPAddresses)
 	if count == 0 || count > maxNames {
 		return asked, nil, false
@@ -152,7 +152,7 @@ func read(request *x509.CertificateRequest) (asked Asked, wrong []string, ok boo
 }
 
 // reserved returns the names and addresses that mean the cluster itself, or no host in particular.
-func (a *Asked) reserved() (list []string) {
+func (a *Requested) reserved() (list []string) {
 	for _, name := range a.DNS {
 		if strings.Contains(name, "*") || name == "localhost" || name == "kubernetes" || strings.HasPrefix(name, "kubernetes.default") ||
 			strings.HasSuffix(name, ".svc") || strings.HasSuffix(name, ".cluster.local") {
