@@ -221,7 +221,7 @@ func (c *client) probe(ctx context.Context, timeout time.Duration) (result polic
 		}
 		return policy.NoAnswer, "", err.Error()
 	}
-	if result = policy.Answer(code, string(body)); result != policy.Well {
+	if result = policy.ProbeResult(code, string(body)); result != policy.Well {
 		return result, "", ""
 	}
 	if code, body, err = c.get(ctx, t, "/version", timeout, maxBody); err != nil || code != http.StatusOK {

@@ -14,7 +14,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// Name is the controller's name, and begins those of its loops.
+// Name is the controller's name. The names of its loops begin with it.
 const Name = "federation"
 
 // Entry describes the controller to the host. It is off by default: it writes in other clusters.

@@ -251,8 +251,8 @@ func (w *work) confirmAbsent(ctx context.Context) {
 	if !w.deleting {
 		return
 	}
-	clearing := policy.Clearing{Joined: true, Ready: true, Serving: w.cluster.serving(w.Name), Live: w.state.Live, Own: w.state.Own, Expected: w.expected(w.cluster.name)}
-	if clearing.Clearance() == policy.MustAsk {
+	clearing := policy.ClusterRemoval{Joined: true, Ready: true, Serving: w.cluster.serving(w.Name), Live: w.state.Live, Own: w.state.Own, Expected: w.expected(w.cluster.name)}
+	if clearing.State() == policy.RemovalUnknown {
 		live, err := w.get(ctx)
 		if err != nil {
 			w.fail(policy.RetrievalFailed, err)
@@ -263,7 +263,7 @@ func (w *work) confirmAbsent(ctx context.Context) {
 			clearing.Checked = policy.CheckLive(live, w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID()))
 		}
 	}
-	if w.cleared = clearing.Clearance() == policy.Cleared; !w.cleared {
+	if w.cleared = clearing.State() == policy.RemovalDone; !w.cleared {
 		w.status, w.after = policy.WaitingForRemoval, time.Second // the cache will show it
 	}
 }

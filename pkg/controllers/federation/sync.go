@@ -36,7 +36,7 @@ type keyRecord struct {
 	wrote time.Time
 	dirty bool
 	// events are the Events that were recorded on the federated object.
-	events []policy.Warning
+	events []policy.Notice
 }
 
 // result is what the loop of a cluster has reported of a key.
@@ -87,7 +87,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		return 0, nil
 	}
 	if v.IsNamespace() && k.Name != k.Namespace {
-		c.warnOnce(v, policy.Warning{Reason: policy.InvalidName, Text: "a FederatedNamespace has the name of its namespace; this one is ignored"})
+		c.warnOnce(v, policy.Notice{Reason: policy.InvalidName, Text: "a FederatedNamespace has the name of its namespace; this one is ignored"})
 		return 0, nil
 	}
 	if v.err != nil && !v.deleting {
@@ -172,7 +172,7 @@ func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
 	}
 	state := c.state(v, r)
 	action := policy.Decide(state)
-	clearance := policy.Clearing{Joined: true, Ready: true, Serving: serving, Live: state.Live, Own: state.Own, Expected: v.expected(name)}.Clearance()
+	clearance := policy.ClusterRemoval{Joined: true, Ready: true, Serving: serving, Live: state.Live, Own: state.Own, Expected: v.expected(name)}.State()
 	c.mu.Lock()
 	record := c.recordFor(v.key)
 	if record.fingerprint != v.fingerprint {
@@ -187,9 +187,9 @@ func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
 	enqueue := false
 	switch {
 	case known.fingerprint == v.fingerprint && known.done:
-	case action == policy.Nothing && (!v.deleting || clearance != policy.MustAsk):
+	case action == policy.Nothing && (!v.deleting || clearance != policy.RemovalUnknown):
 		known.status = ""
-		found.status, found.cleared = "", clearance == policy.Cleared
+		found.status, found.cleared = "", clearance == policy.RemovalDone
 	default:
 		found.pending = true
 		enqueue = known.fingerprint != v.fingerprint
@@ -299,16 +299,16 @@ func (c *controller) recordWaiting(v *view, clusters []policy.ClusterResult) {
 		names = append(names, cluster.Name)
 	}
 	slices.Sort(names)
-	c.eventOnce(v, corev1.EventTypeNormal, policy.Warning{Reason: "WaitForRemovalInCluster", Text: "waiting until these clusters have removed the object: " + strings.Join(names, ", ")})
+	c.eventOnce(v, corev1.EventTypeNormal, policy.Notice{Reason: "WaitForRemovalInCluster", Text: "waiting until these clusters have removed the object: " + strings.Join(names, ", ")})
 }
 
 // warnOnce records a Warning on the federated object, once in the life of its record.
-func (c *controller) warnOnce(v *view, warning policy.Warning) {
+func (c *controller) warnOnce(v *view, warning policy.Notice) {
 	c.eventOnce(v, corev1.EventTypeWarning, warning)
 }
 
 // eventOnce records an Event on the federated object, once in the life of its record.
-func (c *controller) eventOnce(v *view, kind string, event policy.Warning) {
+func (c *controller) eventOnce(v *view, kind string, event policy.Notice) {
 	c.mu.Lock()
 	record := c.recordFor(v.key)
 	recorded := slices.Contains(record.events, event)

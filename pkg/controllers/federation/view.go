@@ -81,7 +81,7 @@ type view struct {
 	placed []string
 	reason string
 	err    error
-	// recorded has the versions that were last written, valid those of them that still hold.
+	// recorded has the versions that were last written. valid has the recorded versions that still hold.
 	recorded policy.Propagated
 	valid    map[string]string
 	// fingerprint is a hash of what the view asks of clusters.

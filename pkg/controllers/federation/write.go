@@ -171,7 +171,7 @@ func (w *work) update(ctx context.Context) {
 	}
 	own := w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())
 	config := settings(ctx, w.cluster.c.informers.configs, w.cluster.c.cfg.Namespace)
-	if update, status := policy.Collide(live, own, config); !update {
+	if update, status := policy.AdoptExisting(live, own, config); !update {
 		w.status = status
 		return
 	}
@@ -208,7 +208,7 @@ func (w *work) update(ctx context.Context) {
 	again := repeats.Wrote(content, now)
 	w.cluster.c.mu.Unlock()
 	if again {
-		w.cluster.c.warnOnce(w.view, policy.Warning{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts the object in cluster %q again and again", w.cluster.name)})
+		w.cluster.c.warnOnce(w.view, policy.Notice{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts the object in cluster %q again and again", w.cluster.name)})
 	}
 	w.written(f, updated, "UpdateInCluster")
 }
@@ -269,15 +269,15 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 			return
 		}
 	}
-	hold, after := removals.Holds(byPlacement, settings(ctx, c.informers.configs, c.cfg.Namespace).AvailableDelay, c.cfg.RemovalGuard, now)
+	hold, after := removals.Check(byPlacement, settings(ctx, c.informers.configs, c.cfg.Namespace).AvailableDelay, c.cfg.RemovalGuard, now)
 	switch hold {
-	case policy.Incomplete:
+	case policy.HoldUnlisted:
 		w.unknown, w.after = true, time.Second
 		return
-	case policy.NotSettled:
+	case policy.HoldUnsettled:
 		w.status, w.after = policy.WaitingForRemoval, after
 		return
-	case policy.Guarded:
+	case policy.HoldGuarded:
 		w.status, w.after = policy.RemovalHeld, recheckInterval
 		c.warnHeld(w.cluster, removals.Deletions, removals.Managed)
 		return
@@ -330,7 +330,7 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 		w.status, w.after = policy.WaitingForRemoval, recheckInterval // the cache will show that it is gone
 		return
 	}
-	action := policy.Removal(&w.TypeConfig, live)
+	action := policy.ActionToRemove(&w.TypeConfig, live)
 	if action == policy.Remove && (!deletes || w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())) {
 		action = policy.Unlabel
 	}

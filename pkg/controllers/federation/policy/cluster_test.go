@@ -148,7 +148,7 @@ func TestHealth(t *testing.T) {
 			}
 		})
 	}
-	if Answer(200, "OK") != Well || Answer(200, "okay") != Unwell || Answer(200, "ok\n") != Unwell || Answer(500, "ok") != Unwell || Answer(302, "ok") != Unwell {
+	if ProbeResult(200, "OK") != Well || ProbeResult(200, "okay") != Unwell || ProbeResult(200, "ok\n") != Unwell || ProbeResult(500, "ok") != Unwell || ProbeResult(302, "ok") != Unwell {
 		t.Error("what an answer means")
 	}
 }

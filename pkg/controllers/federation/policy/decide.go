@@ -18,13 +18,13 @@ const (
 	Nothing Action = iota
 	// Wait until the cluster has deleted the object: WaitingForRemoval.
 	Wait
-	// Create it. If it is there already, Collide decides.
+	// Create it. If it is there already, AdoptExisting decides.
 	Create
 	// Look reads the object and renders it, and updates it if its annotations are others than rendered.
 	Look
 	// Update reads the object, renders it and writes it with its resourceVersion.
 	Update
-	// Remove reads the object, and Removal decides.
+	// Remove reads the object, and ActionToRemove decides.
 	Remove
 	// Unlabel takes the managed label off the object.
 	Unlabel
@@ -84,9 +84,9 @@ func (s State) refresh() Action {
 	return Nothing
 }
 
-// Collide returns whether to update an object that a create found there, and the status of the cluster
+// AdoptExisting returns whether to update an object that a create found there, and the status of the cluster
 // if not, which is not tried again. An object with the label is ours: the cache was late.
-func Collide(live metav1.Object, own bool, c Config) (update bool, status string) {
+func AdoptExisting(live metav1.Object, own bool, c Config) (update bool, status string) {
 	switch label := live.GetLabels()[ManagedLabel]; {
 	case label == "false":
 		return false, ManagedLabelFalse
@@ -96,9 +96,9 @@ func Collide(live metav1.Object, own bool, c Config) (update bool, status string
 	return true, ""
 }
 
-// Removal returns what to do with an object that is not wanted, once it was read: what a cache says is
+// ActionToRemove returns what to do with an object that is not wanted, once it was read: what a cache says is
 // not enough to delete.
-func Removal(t *TypeConfig, live metav1.Object) Action {
+func ActionToRemove(t *TypeConfig, live metav1.Object) Action {
 	switch {
 	case live.GetLabels()[ManagedLabel] != "true":
 		return Nothing

@@ -57,7 +57,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestCollide(t *testing.T) {
+func TestAdoptExisting(t *testing.T) {
 	label := func(value string) map[string]string { return map[string]string{ManagedLabel: value} }
 	adopt, not := DefaultConfig(), DefaultConfig()
 	not.Adopt = false
@@ -79,14 +79,14 @@ func TestCollide(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if update, status := Collide(&metav1.ObjectMeta{Labels: test.labels}, test.own, test.config); status != test.status || update != (status == "") {
+			if update, status := AdoptExisting(&metav1.ObjectMeta{Labels: test.labels}, test.own, test.config); status != test.status || update != (status == "") {
 				t.Errorf("%t %q, want %q", update, status, test.status)
 			}
 		})
 	}
 }
 
-func TestRemoval(t *testing.T) {
+func TestActionToRemove(t *testing.T) {
 	label, deleted := map[string]string{ManagedLabel: "true"}, metav1.NewTime(now)
 	adopted := map[string]string{AdoptedAnnotation: "true"}
 	tests := map[string]struct {
@@ -105,14 +105,14 @@ func TestRemoval(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := Removal(typeOf(test.kind), &test.live); got != test.want {
+			if got := ActionToRemove(typeOf(test.kind), &test.live); got != test.want {
 				t.Errorf("%v, want %v", got, test.want)
 			}
 		})
 	}
 }
 
-func TestHolds(t *testing.T) {
+func TestRemovalsCheck(t *testing.T) {
 	const delay = 20 * time.Second
 	settled := Removals{Listed: true, ReadySince: now.Add(-delay), Deletions: 20, Managed: 20}
 	with := func(change func(*Removals)) Removals { r := settled; change(&r); return r }
@@ -123,25 +123,25 @@ func TestHolds(t *testing.T) {
 		want     Hold
 		after    time.Duration
 	}{
-		"the lists are not complete":                                  {removals: with(func(r *Removals) { r.Listed = false }), guard: 100, want: Incomplete},
-		"the lists are not complete, and F is deleted":                {removals: with(func(r *Removals) { r.Listed = false }), deletion: true, guard: 100, want: Incomplete},
-		"the cluster has been ready for 5 s":                          {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), guard: 100, want: NotSettled, after: 15 * time.Second},
+		"the lists are not complete":                                  {removals: with(func(r *Removals) { r.Listed = false }), guard: 100, want: HoldUnlisted},
+		"the lists are not complete, and F is deleted":                {removals: with(func(r *Removals) { r.Listed = false }), deletion: true, guard: 100, want: HoldUnlisted},
+		"the cluster has been ready for 5 s":                          {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), guard: 100, want: HoldUnsettled, after: 15 * time.Second},
 		"the cluster has been ready for 5 s, F deleted":               {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), deletion: true, guard: 0},
-		"the guard holds the removal of all of 20 objects":            {removals: settled, guard: 50, want: Guarded},
+		"the guard holds the removal of all of 20 objects":            {removals: settled, guard: 50, want: HoldGuarded},
 		"the guard lets an allowed removal of all of 20 objects pass": {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 50},
-		"all of 20, allowed until now":                                {removals: with(func(r *Removals) { r.AllowedUntil = now }), guard: 50, want: Guarded},
+		"all of 20, allowed until now":                                {removals: with(func(r *Removals) { r.AllowedUntil = now }), guard: 50, want: HoldGuarded},
 		"all of 20, F itself deleted":                                 {removals: settled, deletion: true, guard: 50},
 		"10 of 10":                                                    {removals: with(func(r *Removals) { r.Deletions, r.Managed = 10, 10 }), guard: 50},
-		"11 of 11":                                                    {removals: with(func(r *Removals) { r.Deletions, r.Managed = 11, 11 }), guard: 50, want: Guarded},
+		"11 of 11":                                                    {removals: with(func(r *Removals) { r.Deletions, r.Managed = 11, 11 }), guard: 50, want: HoldGuarded},
 		"50 of 100":                                                   {removals: with(func(r *Removals) { r.Deletions, r.Managed = 50, 100 }), guard: 50},
-		"51 of 100":                                                   {removals: with(func(r *Removals) { r.Deletions, r.Managed = 51, 100 }), guard: 50, want: Guarded},
-		"a guard of 0 holds a single one":                             {removals: with(func(r *Removals) { r.Deletions, r.Managed = 1, 100 }), guard: 0, want: Guarded},
+		"51 of 100":                                                   {removals: with(func(r *Removals) { r.Deletions, r.Managed = 51, 100 }), guard: 50, want: HoldGuarded},
+		"a guard of 0 holds a single one":                             {removals: with(func(r *Removals) { r.Deletions, r.Managed = 1, 100 }), guard: 0, want: HoldGuarded},
 		"a guard of 0, allowed":                                       {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 0},
 		"a guard of 100 holds nothing":                                {removals: settled, guard: 100},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			hold, after := test.removals.Holds(!test.deletion, delay, test.guard, now)
+			hold, after := test.removals.Check(!test.deletion, delay, test.guard, now)
 			if hold != test.want || after != test.after {
 				t.Errorf("%v after %v, want %v after %v", hold, after, test.want, test.after)
 			}
@@ -185,35 +185,35 @@ func TestDeleteOptions(t *testing.T) {
 	}
 }
 
-func TestClearance(t *testing.T) {
-	ready := Clearing{Joined: true, Ready: true, Serving: Synced, Expected: true}
-	with := func(change func(*Clearing)) Clearing { c := ready; change(&c); return c }
+func TestRemovalState(t *testing.T) {
+	ready := ClusterRemoval{Joined: true, Ready: true, Serving: Synced, Expected: true}
+	with := func(change func(*ClusterRemoval)) ClusterRemoval { c := ready; change(&c); return c }
 	tests := map[string]struct {
-		clearing Clearing
-		want     Clearance
+		clearing ClusterRemoval
+		want     RemovalState
 	}{
-		"an object that is there keeps the federated object":           {with(func(c *Clearing) { c.Live = &LiveObject{} }), NotCleared},
-		"an object that is being deleted keeps the federated object":   {with(func(c *Clearing) { c.Live = &LiveObject{Deleting: true} }), NotCleared},
-		"the host's own Namespace that is being deleted keeps nothing": {with(func(c *Clearing) { c.Live, c.Own = &LiveObject{Deleting: true}, true }), Cleared},
-		"the host's own":                                    {with(func(c *Clearing) { c.Live, c.Own = &LiveObject{}, true }), NotCleared},
-		"the cache shows none":                              {ready, MustAsk},
-		"the cache shows none, and neither did GET":         {with(func(c *Clearing) { c.Checked = LiveAbsent }), Cleared},
-		"the cache shows none, but a GET did":               {with(func(c *Clearing) { c.Checked = LivePresent }), NotCleared},
-		"the cache shows none, and none is expected":        {with(func(c *Clearing) { c.Expected = false }), Cleared},
-		"a cluster that is away keeps the federated object": {with(func(c *Clearing) { c.Ready, c.Checked = false, LiveAbsent }), NotCleared},
-		"the cluster does not serve the type":               {with(func(c *Clearing) { c.Serving = Absent }), MustAsk},
-		"the cluster forbids it":                            {with(func(c *Clearing) { c.Serving = Forbidden }), NotCleared},
-		"the list is not complete":                          {with(func(c *Clearing) { c.Serving = NotListed }), NotCleared},
-		"there is no such cluster":                          {with(func(c *Clearing) { c.Joined, c.Ready = false, false }), Cleared},
+		"an object that is there keeps the federated object":           {with(func(c *ClusterRemoval) { c.Live = &LiveObject{} }), RemovalPending},
+		"an object that is being deleted keeps the federated object":   {with(func(c *ClusterRemoval) { c.Live = &LiveObject{Deleting: true} }), RemovalPending},
+		"the host's own Namespace that is being deleted keeps nothing": {with(func(c *ClusterRemoval) { c.Live, c.Own = &LiveObject{Deleting: true}, true }), RemovalDone},
+		"the host's own":                                    {with(func(c *ClusterRemoval) { c.Live, c.Own = &LiveObject{}, true }), RemovalPending},
+		"the cache shows none":                              {ready, RemovalUnknown},
+		"the cache shows none, and neither did GET":         {with(func(c *ClusterRemoval) { c.Checked = LiveAbsent }), RemovalDone},
+		"the cache shows none, but a GET did":               {with(func(c *ClusterRemoval) { c.Checked = LivePresent }), RemovalPending},
+		"the cache shows none, and none is expected":        {with(func(c *ClusterRemoval) { c.Expected = false }), RemovalDone},
+		"a cluster that is away keeps the federated object": {with(func(c *ClusterRemoval) { c.Ready, c.Checked = false, LiveAbsent }), RemovalPending},
+		"the cluster does not serve the type":               {with(func(c *ClusterRemoval) { c.Serving = Absent }), RemovalUnknown},
+		"the cluster forbids it":                            {with(func(c *ClusterRemoval) { c.Serving = Forbidden }), RemovalPending},
+		"the list is not complete":                          {with(func(c *ClusterRemoval) { c.Serving = NotListed }), RemovalPending},
+		"there is no such cluster":                          {with(func(c *ClusterRemoval) { c.Joined, c.Ready = false, false }), RemovalDone},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := test.clearing.Clearance(); got != test.want {
+			if got := test.clearing.State(); got != test.want {
 				t.Errorf("%v, want %v", got, test.want)
 			}
 		})
 	}
-	equal(t, ToClear([]string{"c", "a"}, []string{"b", "a"}, []string{"d"}), []string{"a", "b", "c", "d"})
+	equal(t, ClustersToClear([]string{"c", "a"}, []string{"b", "a"}, []string{"d"}), []string{"a", "b", "c", "d"})
 	deleted, label := metav1.NewTime(now), map[string]string{ManagedLabel: "true"}
 	for what, test := range map[string]struct {
 		live metav1.Object

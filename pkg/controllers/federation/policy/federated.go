@@ -56,14 +56,14 @@ func ReadFederated(u *unstructured.Unstructured) *Federated {
 }
 
 // Warnings names the parts of the template that clusters do not get.
-func (f *Federated) Warnings() (warnings []Warning) {
+func (f *Federated) Warnings() (warnings []Notice) {
 	template, _ := f.Template.(map[string]any)
 	metadata, _ := template["metadata"].(map[string]any)
 	if metadata["annotations"] != nil {
-		warnings = append(warnings, Warning{AnnotationsNotSupported, "annotations of the template are not propagated; an override of /metadata/annotations is"})
+		warnings = append(warnings, Notice{AnnotationsNotSupported, "annotations of the template are not propagated; an override of /metadata/annotations is"})
 	}
 	if metadata["finalizers"] != nil {
-		warnings = append(warnings, Warning{FinalizersNotSupported, "finalizers of the template are not propagated"})
+		warnings = append(warnings, Notice{FinalizersNotSupported, "finalizers of the template are not propagated"})
 	}
 	return warnings
 }

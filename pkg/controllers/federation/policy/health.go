@@ -17,8 +17,8 @@ const (
 	NoClient        // the KubeFedCluster or its Secret gives no client
 )
 
-// Answer returns what an answer to GET /healthz means.
-func Answer(code int, body string) Result {
+// ProbeResult returns what an answer to GET /healthz means.
+func ProbeResult(code int, body string) Result {
 	if code == 200 && strings.EqualFold(body, "ok") {
 		return Well
 	}

@@ -36,10 +36,10 @@ const (
 	AllowRemovalsAnnotation = "quartermaster.dev/allow-removals"
 )
 
-// Warning is something that the owner of an object should know.
-type Warning struct{ Reason, Text string }
+// Notice is what an Event tells the owner of an object.
+type Notice struct{ Reason, Text string }
 
-// The reasons of warnings.
+// The reasons of notices.
 const (
 	AnnotationsNotSupported = "AnnotationsNotSupported"
 	FinalizersNotSupported  = "FinalizersNotSupported"

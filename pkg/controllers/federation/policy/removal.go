@@ -31,33 +31,33 @@ type Removals struct {
 // Hold says whether a removal may go ahead.
 type Hold int
 
-// The answers.
+// Reasons to hold a removal.
 const (
-	Go Hold = iota
-	// Incomplete waits for complete lists.
-	Incomplete
-	// NotSettled waits until the cluster has been ready for long enough.
-	NotSettled
-	// Guarded waits until somebody allows it: RemovalHeld.
-	Guarded
+	HoldNone Hold = iota
+	// HoldUnlisted waits for complete lists.
+	HoldUnlisted
+	// HoldUnsettled waits until the cluster has been ready for long enough.
+	HoldUnsettled
+	// HoldGuarded waits until somebody allows it: RemovalHeld.
+	HoldGuarded
 )
 
-// Holds says whether a removal may go ahead, and when to ask again. byPlacement is set for a deletion because
+// Check says whether a removal may go ahead, and when to ask again. byPlacement is set for a deletion because
 // the federated object is no longer placed in the cluster, not because it is being deleted, and not for the
 // removal of a label. The guard is in per cent: 0 holds every deletion by placement, 100 none.
-func (r Removals) Holds(byPlacement bool, availableDelay time.Duration, guard int, now time.Time) (Hold, time.Duration) {
+func (r Removals) Check(byPlacement bool, availableDelay time.Duration, guard int, now time.Time) (Hold, time.Duration) {
 	settled := r.ReadySince.Add(availableDelay)
 	switch {
 	case !r.Listed:
-		return Incomplete, 0
+		return HoldUnlisted, 0
 	case !byPlacement:
-		return Go, 0
+		return HoldNone, 0
 	case now.Before(settled):
-		return NotSettled, settled.Sub(now)
+		return HoldUnsettled, settled.Sub(now)
 	case r.guarded(guard) && !now.Before(r.AllowedUntil):
-		return Guarded, 0
+		return HoldGuarded, 0
 	}
-	return Go, 0
+	return HoldNone, 0
 }
 
 func (r Removals) guarded(guard int) bool {
@@ -98,15 +98,15 @@ func (f *Federated) DeleteOptions() (options metav1.DeleteOptions, err error) {
 	return options, nil
 }
 
-// ToClear returns the clusters, sorted, that must be clean before a deleted federated object may go.
-func ToClear(placed, recorded, holding []string) []string {
+// ClustersToClear returns the clusters, sorted, that must be clean before a deleted federated object may go.
+func ClustersToClear(placed, recorded, holding []string) []string {
 	all := slices.Concat(placed, recorded, holding)
 	slices.Sort(all)
 	return slices.Compact(all)
 }
 
-// Clearing is what is known of a cluster that must be clean.
-type Clearing struct {
+// ClusterRemoval is what is known of a cluster that must be clean.
+type ClusterRemoval struct {
 	// Joined is set if the KubeFedCluster exists. Without it, the cluster keeps what it has.
 	Joined bool
 	Ready  bool
@@ -124,7 +124,7 @@ type Clearing struct {
 // LiveCheck is the result of a GET.
 type LiveCheck int
 
-// The answers.
+// Results of a GET.
 const (
 	LiveUnknown LiveCheck = iota
 	// LiveAbsent is no object, an unlabelled one, or the host's own Namespace being deleted.
@@ -141,30 +141,30 @@ func CheckLive(live metav1.Object, own bool) LiveCheck {
 	return LivePresent
 }
 
-// Clearance says whether a cluster still holds an object.
-type Clearance int
+// RemovalState says whether a cluster still holds an object.
+type RemovalState int
 
-// The answers.
+// States of a removal.
 const (
-	NotCleared Clearance = iota
-	// MustAsk wants a GET.
-	MustAsk
-	Cleared
+	RemovalPending RemovalState = iota
+	// RemovalUnknown wants a GET.
+	RemovalUnknown
+	RemovalDone
 )
 
-// Clearance returns whether the cluster is clean. The finalizer is removed when all clusters are.
-func (c Clearing) Clearance() Clearance {
+// State returns whether the cluster is clean. The finalizer is removed when all clusters are.
+func (c ClusterRemoval) State() RemovalState {
 	switch {
 	case !c.Joined:
-		return Cleared
+		return RemovalDone
 	case !c.Ready, c.Serving != Synced && c.Serving != Absent:
-		return NotCleared
+		return RemovalPending
 	case c.Live != nil && (!c.Own || !c.Live.Deleting):
-		return NotCleared
+		return RemovalPending
 	case c.Live != nil, !c.Expected, c.Checked == LiveAbsent:
-		return Cleared
+		return RemovalDone
 	case c.Checked == LivePresent:
-		return NotCleared
+		return RemovalPending
 	}
-	return MustAsk
+	return RemovalUnknown
 }

@@ -126,7 +126,8 @@ func Spread(u *unstructured.Unstructured, plan map[string]int64) (spread *unstru
 	return spread, true, nil
 }
 
-// overrideReplicas returns the overrides with those of the replicas as planned, and no others of replicas.
+// overrideReplicas returns the overrides with the planned replicas. Other overrides of the replicas are
+// dropped.
 func overrideReplicas(overrides any, plan map[string]int64) ([]any, error) {
 	list, isList := overrides.([]any)
 	if overrides != nil && !isList {
