@@ -52,7 +52,7 @@ type informerSet struct {
 // controller copies objects.
 type controller struct {
 	cfg      Config
-	rules    *policy.Rules
+	rules    *policy.Evaluator
 	digester *policy.Digester
 	in       informerSet
 	client   kubernetes.Interface
@@ -66,7 +66,7 @@ type controller struct {
 
 var _ controllers.Controller = &controller{}
 
-// New adds indexers and handlers to the informers, so it must be called before they are started. The
+// newController adds indexes and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate. The caches must use the same digester.
 func newController(cfg Config, digester *policy.Digester, in informerSet, client kubernetes.Interface, events record.EventRecorder,
 	loop controllers.Options, reg metrics.KubeRegistry,
@@ -78,7 +78,7 @@ func newController(cfg Config, digester *policy.Digester, in informerSet, client
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
-	c.rules = policy.NewRules(cfg.Options)
+	c.rules = policy.NewEvaluator(cfg.Options)
 	for kind, informer := range in.Objects {
 		informer.AddIndex(index, c.indexOf(kind))
 	}

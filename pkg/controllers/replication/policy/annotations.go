@@ -24,33 +24,33 @@ const (
 	PullFrom  = nativePrefix + "pull-from"
 	Marker    = nativePrefix + "source"
 
-	reflectionAllowed   = reflectorPrefix + "reflection-allowed"
-	allowedNamespaces   = reflectorPrefix + "reflection-allowed-namespaces"
-	allowedSelector     = reflectorPrefix + "reflection-allowed-namespaces-selector"
-	autoEnabled         = reflectorPrefix + "reflection-auto-enabled"
-	autoNamespaces      = reflectorPrefix + "reflection-auto-namespaces"
-	autoSelector        = reflectorPrefix + "reflection-auto-namespaces-selector"
-	reflects            = reflectorPrefix + "reflects"
-	autoReflects        = reflectorPrefix + "auto-reflects"
-	reflectedVersion    = reflectorPrefix + "reflected-version"
-	reflectedAt         = reflectorPrefix + "reflected-at"
-	replicateTo         = replicatorPrefix + "replicate-to"
-	replicateToMatching = replicatorPrefix + "replicate-to-matching"
-	replicationAllowed  = replicatorPrefix + "replication-allowed"
-	replicationAllowedN = replicatorPrefix + "replication-allowed-namespaces"
-	replicateFrom       = replicatorPrefix + "replicate-from"
-	stripLabels         = replicatorPrefix + "strip-labels"
-	keepOwners          = replicatorPrefix + "keep-owner-references"
-	replicatedAt        = replicatorPrefix + "replicated-at"
-	replicatedFrom      = replicatorPrefix + "replicated-from-version"
-	replicatedKeys      = replicatorPrefix + "replicated-keys"
+	reflectionAllowed            = reflectorPrefix + "reflection-allowed"
+	allowedNamespaces            = reflectorPrefix + "reflection-allowed-namespaces"
+	allowedSelector              = reflectorPrefix + "reflection-allowed-namespaces-selector"
+	autoEnabled                  = reflectorPrefix + "reflection-auto-enabled"
+	autoNamespaces               = reflectorPrefix + "reflection-auto-namespaces"
+	autoSelector                 = reflectorPrefix + "reflection-auto-namespaces-selector"
+	reflects                     = reflectorPrefix + "reflects"
+	autoReflects                 = reflectorPrefix + "auto-reflects"
+	reflectedVersion             = reflectorPrefix + "reflected-version"
+	reflectedAt                  = reflectorPrefix + "reflected-at"
+	replicateTo                  = replicatorPrefix + "replicate-to"
+	replicateToMatching          = replicatorPrefix + "replicate-to-matching"
+	replicationAllowed           = replicatorPrefix + "replication-allowed"
+	replicationAllowedNamespaces = replicatorPrefix + "replication-allowed-namespaces"
+	replicateFrom                = replicatorPrefix + "replicate-from"
+	stripLabels                  = replicatorPrefix + "strip-labels"
+	keepOwners                   = replicatorPrefix + "keep-owner-references"
+	replicatedAt                 = replicatorPrefix + "replicated-at"
+	replicatedFrom               = replicatorPrefix + "replicated-from-version"
+	replicatedKeys               = replicatorPrefix + "replicated-keys"
 )
 
 // annotations are all keys that decisions depend on.
 var annotations = []string{
 	Marker, PushTo, AllowPull, PullFrom,
 	reflectionAllowed, allowedNamespaces, allowedSelector, autoEnabled, autoNamespaces, autoSelector, reflects, autoReflects,
-	replicateTo, replicateToMatching, replicationAllowed, replicationAllowedN, replicateFrom, stripLabels, keepOwners,
+	replicateTo, replicateToMatching, replicationAllowed, replicationAllowedNamespaces, replicateFrom, stripLabels, keepOwners,
 	replicatedFrom, replicatedKeys,
 }
 

@@ -17,31 +17,34 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/onematch"
 )
 
-// Rules decide. Build them with [NewRules].
-type Rules struct {
+// Evaluator evaluates annotations and decides on targets. It caches parsed patterns. It is safe for
+// concurrent use. Build it with [NewEvaluator].
+type Evaluator struct {
 	Options
 	matchers *matchers
 	surveys  sync.Mutex
 }
 
-// NewRules returns rules.
-func NewRules(o Options) *Rules { return &Rules{Options: o, matchers: newMatchers(o.NoNamespaces)} }
+// NewEvaluator returns the evaluator for the options, with an empty cache.
+func NewEvaluator(o Options) *Evaluator {
+	return &Evaluator{Options: o, matchers: newMatchers(o.NoNamespaces)}
+}
 
 // CheckNamespaces returns why a value in the grammar of push-to is invalid, or "" if it is valid.
 func CheckNamespaces(text string) string {
-	return newMatchers(false).clauses(text)(&Namespace{Name: "x"}, noNet).Text
+	return newMatchers(false).clauses(text)(&Namespace{Name: "x"}, noDotNetTime).Text
 }
 
-// asked evaluates the annotations of a source for a namespace.
-type asked struct {
-	*Rules
+// evaluation is the evaluation of the annotations of a source for a namespace.
+type evaluation struct {
+	*Evaluator
 	source *Object
 	ns     *Namespace
 	now    time.Time
 }
 
 // match evaluates an annotation. Only a held verdict has a text, which names the annotation.
-func (a asked) match(key, grammar string, parse func(string) matcher, until time.Time) Verdict {
+func (a evaluation) match(key, grammar string, parse func(string) matcher, until time.Time) Verdict {
 	text := a.source.Annotations[key]
 	if text == tooLongValue {
 		return held(InvalidAnnotation, key+": "+tooLongText)
@@ -54,34 +57,34 @@ func (a asked) match(key, grammar string, parse func(string) matcher, until time
 }
 
 // native returns whether push-to or allow-pull names the namespace.
-func (a asked) native(key string) Verdict {
+func (a evaluation) native(key string) Verdict {
 	if !a.source.has(key) {
 		return no
 	}
-	return a.match(key, "clauses", a.matchers.clauses, noNet)
+	return a.match(key, "clauses", a.matchers.clauses, noDotNetTime)
 }
 
-// allowed is the reflector's permission.
-func (a asked) allowed() Verdict {
+// reflectorAllows returns the reflector's permission.
+func (a evaluation) reflectorAllows() Verdict {
 	if !isTrue(a.source.Annotations[reflectionAllowed]) {
 		return no
 	}
 	return a.reflectorList(allowedNamespaces, allowedSelector)
 }
 
-// auto is the reflector's push.
-func (a asked) auto() Verdict {
+// reflectorPushes returns the reflector's push.
+func (a evaluation) reflectorPushes() Verdict {
 	if !isTrue(a.source.Annotations[autoEnabled]) {
 		return no
 	}
-	v := a.allowed()
+	v := a.reflectorAllows()
 	if v.Claim == No {
 		return no
 	}
 	return v.and(a.reflectorList(autoNamespaces, autoSelector))
 }
 
-func (a asked) reflectorList(key, selector string) Verdict {
+func (a evaluation) reflectorList(key, selector string) Verdict {
 	hasList := strings.TrimSpace(a.source.Annotations[key]) != ""
 	hasSelector := strings.TrimSpace(a.source.Annotations[selector]) != ""
 	if !hasList && !hasSelector {
@@ -89,25 +92,25 @@ func (a asked) reflectorList(key, selector string) Verdict {
 	}
 	v := no
 	if hasList {
-		v = a.netMatch(key)
+		v = a.matchDotNetList(key)
 	}
 	if hasSelector && v.Claim != Yes {
-		v = v.or(a.match(selector, "strict", a.matchers.strictSelector, noNet))
+		v = v.or(a.match(selector, "strict", a.matchers.strictSelector, noDotNetTime))
 	}
 	return v
 }
 
-// replicates is the replicator's push.
-func (a asked) replicates() Verdict {
-	v := a.match(replicateTo, "go", goList, noNet)
+// replicatorPushes returns the replicator's push.
+func (a evaluation) replicatorPushes() Verdict {
+	v := a.match(replicateTo, "go", goRegexList, noDotNetTime)
 	if a.source.has(replicateToMatching) && v.Claim != Yes {
-		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector, noNet))
+		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector, noDotNetTime))
 	}
 	return v
 }
 
-// permits is the replicator's permission to pull.
-func (a asked) permits() Verdict {
+// replicatorAllows returns the replicator's permission to pull.
+func (a evaluation) replicatorAllows() Verdict {
 	permitted, _ := strconv.ParseBool(a.source.Annotations[replicationAllowed])
 	switch {
 	case a.AllowAll, a.AllowConfigMaps && a.source.Kind == ConfigMap:
@@ -115,7 +118,7 @@ func (a asked) permits() Verdict {
 	case !permitted:
 		return no
 	}
-	return a.match(replicationAllowedN, "go", goList, noNet)
+	return a.match(replicationAllowedNamespaces, "go", goRegexList, noDotNetTime)
 }
 
 // claim is what one source wants of a target.
@@ -128,13 +131,13 @@ type claim struct {
 
 // pushes returns what the source wants in a namespace by its annotations, in the dialects in which its
 // namespace may push. home is nil if the source's Namespace is not known.
-func (r *Rules) pushes(source *Object, home, ns *Namespace, now time.Time) claim {
-	a := asked{r, source, ns, now}
+func (r *Evaluator) pushes(source *Object, home, ns *Namespace, now time.Time) claim {
+	a := evaluation{r, source, ns, now}
 	best := claim{source: source}
 	for _, next := range []struct {
 		Dialect
 		ask func() Verdict
-	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.auto}, {Replicator, a.replicates}} {
+	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.reflectorPushes}, {Replicator, a.replicatorPushes}} {
 		if best.Claim == Yes || !r.asksIn(source, next.Dialect) || !r.mayPush(next.Dialect, source, home) {
 			continue
 		}
@@ -148,19 +151,19 @@ func (r *Rules) pushes(source *Object, home, ns *Namespace, now time.Time) claim
 // mayPush reports whether a push in the dialect counts in the source's namespace. It is asked before the
 // source's own patterns. Without the flag, a push in an original's dialect counts everywhere, as in the
 // original, and a native push nowhere.
-func (r *Rules) mayPush(d Dialect, source *Object, home *Namespace) bool {
+func (r *Evaluator) mayPush(d Dialect, source *Object, home *Namespace) bool {
 	if r.PushNamespaces == "" {
 		return d != Native
 	}
 	if home == nil {
 		home = &Namespace{Name: source.Namespace}
 	}
-	return r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses)(home, noNet).Claim == Yes
+	return r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses)(home, noDotNetTime).Claim == Yes
 }
 
 // claims returns the claims on a target other than no, the strongest first: claims from the oldest
 // namespace, then by name. The age of a source does not count: it may have been made again.
-func (r *Rules) claims(v View, key Key, ns *Namespace, now time.Time) (list []claim) {
+func (r *Evaluator) claims(v View, key Key, ns *Namespace, now time.Time) (list []claim) {
 	for _, source := range v.Sources(key.Kind, key.Name) {
 		if source.Namespace == key.Namespace || !r.Pushes(source) {
 			continue
@@ -183,7 +186,7 @@ func (r *Rules) claims(v View, key Key, ns *Namespace, now time.Time) (list []cl
 }
 
 // holds returns a held verdict if none of the source's pushes counts for now.
-func (r *Rules) holds(v View, source *Object, home *Namespace, now time.Time) Verdict {
+func (r *Evaluator) holds(v View, source *Object, home *Namespace, now time.Time) Verdict {
 	if source.Deleting || home.is(labelDisabled) {
 		return Verdict{Claim: Held}
 	}
@@ -197,7 +200,7 @@ func (r *Rules) holds(v View, source *Object, home *Namespace, now time.Time) Ve
 const minCopy = 1 << 10
 
 // spread returns a held verdict if the source asks for too much in all namespaces together.
-func (r *Rules) spread(source *Object, namespaces int) Verdict {
+func (r *Evaluator) spread(source *Object, namespaces int) Verdict {
 	size := max(int64(source.Size), minCopy)
 	if r.MaxSpread > 0 && size*int64(namespaces) > r.MaxSpread {
 		return held(SpreadExceeded, fmt.Sprintf("%d bytes for each of %d namespaces are more than --replication-max-spread allows", size, namespaces))
@@ -218,7 +221,7 @@ type Survey struct {
 
 // Survey evaluates a pushing source for all namespaces, and reports its problems. There is one survey at a
 // time, and it ends soon: else the surveys of one tenant would occupy all workers.
-func (r *Rules) Survey(v View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
+func (r *Evaluator) Survey(v View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
 	r.surveys.Lock()
 	defer r.surveys.Unlock()
 	home := v.Namespace(source.Namespace)
@@ -282,14 +285,14 @@ func unsupported(o *Object) Verdict {
 
 // permitted returns whether the source lets a pull target in ns have its data. d is the dialect of the
 // target.
-func (r *Rules) permitted(v View, source *Object, ns *Namespace, d Dialect, now time.Time) Verdict {
-	a := asked{r, source, ns, now}
+func (r *Evaluator) permitted(v View, source *Object, ns *Namespace, d Dialect, now time.Time) Verdict {
+	a := evaluation{r, source, ns, now}
 	verdict := a.native(AllowPull)
 	switch d {
 	case Reflector:
-		verdict = verdict.or(a.allowed())
+		verdict = verdict.or(a.reflectorAllows())
 	case Replicator:
-		verdict = verdict.or(a.permits())
+		verdict = verdict.or(a.replicatorAllows())
 	}
 	if source.Deleting || v.Namespace(source.Namespace).is(labelDisabled) {
 		verdict = verdict.and(Verdict{Claim: Held})

@@ -116,7 +116,7 @@ func replicated(target *Object, role role) []string {
 }
 
 // copiedLabels returns the labels of a source that a replicator push copies.
-func (r *Rules) copiedLabels(annotations, labels map[string]string) map[string]string {
+func (r *Evaluator) copiedLabels(annotations, labels map[string]string) map[string]string {
 	if strip, has := annotations[stripLabels]; has && strip != "false" {
 		return nil
 	}
@@ -145,7 +145,7 @@ func overlaid(labels map[string]string, before *marker, now map[string]string) m
 
 // Apply returns the target as the plan wants it. The source is nil for Strip and Empty, and the
 // target is nil for Create. Apply changes neither.
-func (r *Rules) Apply(p *Plan, d *Digester, key Key, source, target *Body, now time.Time) *Body {
+func (r *Evaluator) Apply(p *Plan, d *Digester, key Key, source, target *Body, now time.Time) *Body {
 	b := &Body{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Kind: key.Kind, Content: map[Slot][]byte{}}
 	var was role
 	var keys []string

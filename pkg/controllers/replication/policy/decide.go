@@ -104,7 +104,7 @@ func (p *Plan) held(about Key, v Verdict) {
 }
 
 // Decide returns what is to be done with one target, which may not exist.
-func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
+func (r *Evaluator) Decide(v View, key Key, now time.Time) Plan {
 	target := v.Get(key)
 	role := r.roleOf(target)
 	p := Plan{Dialect: role.dialect, Mode: Push}
@@ -133,7 +133,7 @@ func (r *Rules) Decide(v View, key Key, now time.Time) Plan {
 }
 
 // push decides on a target that is not a pull target.
-func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
+func (r *Evaluator) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
 	claims := r.claims(v, key, ns, now)
 	if role.kind == unmarkedCopy {
 		if maker := r.makerOf(target, v.Maker(key), claims, ns, now); maker != nil {
@@ -186,10 +186,10 @@ func (r *Rules) push(p *Plan, v View, key Key, target *Object, role role, ns *Na
 // the same name is not the maker, and equal data prove nothing, since much data is public: the copy must
 // name the source's present version, or have named it when this run first looked, since markers are written
 // slowly.
-func (r *Rules) makerOf(target *Object, known Key, claims []claim, ns *Namespace, now time.Time) *claim {
+func (r *Evaluator) makerOf(target *Object, known Key, claims []claim, ns *Namespace, now time.Time) *claim {
 	i := slices.IndexFunc(claims, func(c claim) bool {
 		made := c.source.Version == target.Annotations[replicatedFrom] || c.source.Key == known
-		return made && asked{r, c.source, ns, now}.replicates().Claim != No
+		return made && evaluation{r, c.source, ns, now}.replicatorPushes().Claim != No
 	})
 	if i < 0 {
 		return nil
@@ -200,7 +200,7 @@ func (r *Rules) makerOf(target *Object, known Key, claims []claim, ns *Namespace
 // giveWay decides on the copy of a source that has no claim, or a weaker claim than another source. The
 // data of one namespace is never replaced by another's: the copy is deleted, and then the other source's
 // copy is created.
-func (r *Rules) giveWay(p *Plan, v View, target *Object, role role, claims []claim, winner *claim, now time.Time) {
+func (r *Evaluator) giveWay(p *Plan, v View, target *Object, role role, claims []claim, winner *claim, now time.Time) {
 	claimed := slices.ContainsFunc(claims, func(c claim) bool { return c.source.NamespacedName == role.from })
 	if !claimed {
 		r.release(p, v, target, role, true, now)
@@ -234,7 +234,7 @@ const missingGrace = 10 * time.Minute
 
 // mustWait reports whether it is too early to conclude that nobody wants the target's data: during the
 // grace, or because its source's namespace is disabled or not known.
-func (r *Rules) mustWait(p *Plan, v View, target *Object, now time.Time) bool {
+func (r *Evaluator) mustWait(p *Plan, v View, target *Object, now time.Time) bool {
 	home := v.Namespace(p.Source.Namespace)
 	switch {
 	case home.is(labelDisabled):
@@ -252,7 +252,7 @@ func (r *Rules) mustWait(p *Plan, v View, target *Object, now time.Time) bool {
 }
 
 // release removes a copy that its source does not want. contested says that another source wants its name.
-func (r *Rules) release(p *Plan, v View, target *Object, role role, contested bool, now time.Time) {
+func (r *Evaluator) release(p *Plan, v View, target *Object, role role, contested bool, now time.Time) {
 	p.State = OnHold
 	source := v.Get(p.Source)
 	switch {
@@ -266,7 +266,7 @@ func (r *Rules) release(p *Plan, v View, target *Object, role role, contested bo
 }
 
 // remove deletes a copy, or strips a copy that has keys of its own.
-func (r *Rules) remove(p *Plan, target *Object, role role) {
+func (r *Evaluator) remove(p *Plan, target *Object, role role) {
 	if role.dialect != Replicator || len(without(target.Content, replicated(target, role))) == 0 {
 		p.Action = Delete
 	} else if !p.keepsKeys(target) {
@@ -291,7 +291,7 @@ func (p *Plan) keepsKeys(target *Object) bool {
 }
 
 // pull decides on a pull target.
-func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, now time.Time) {
+func (r *Evaluator) pull(p *Plan, v View, target *Object, role role, ns *Namespace, now time.Time) {
 	if role.problem != nil {
 		p.Problems = append(p.Problems, *role.problem)
 		return
@@ -335,7 +335,7 @@ func (r *Rules) pull(p *Plan, v View, target *Object, role role, ns *Namespace, 
 // empties decides on a pull target whose source does not exist, and reports whether the decision is made.
 // Only a target with a marker certainly had data of the source; for any other, a missing source must look
 // like a forbidden source.
-func (r *Rules) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
+func (r *Evaluator) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
 	mine := role.marker != nil && role.marker.from == role.from
 	if role.dialect != Replicator || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {
 		return false
@@ -350,7 +350,7 @@ func (r *Rules) empties(p *Plan, v View, target *Object, role role, now time.Tim
 const maxChain = 8
 
 // cyclic reports whether the data of source comes from key, or from farther than maxChain.
-func (r *Rules) cyclic(v View, key, source Key) bool {
+func (r *Evaluator) cyclic(v View, key, source Key) bool {
 	for range maxChain {
 		if source == key {
 			return true
@@ -365,7 +365,7 @@ func (r *Rules) cyclic(v View, key, source Key) bool {
 }
 
 // compare decides what a push does with its copy.
-func (r *Rules) compare(p *Plan, source, target *Object, role role) {
+func (r *Evaluator) compare(p *Plan, source, target *Object, role role) {
 	keys := replicated(target, role)
 	same := maps.Equal(desired(p.Dialect, source.Content, target.Content, keys), target.Content)
 	marked := role.marker != nil

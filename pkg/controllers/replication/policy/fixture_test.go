@@ -21,7 +21,7 @@ import (
 // and notes what is written.
 type fixture struct {
 	t        testing.TB
-	rules    *Rules
+	rules    *Evaluator
 	digester *Digester
 	ns       map[string]*Namespace
 	objects  map[Key]*Body
@@ -47,7 +47,7 @@ func newFixture(t testing.TB, configure func(*Options)) *fixture {
 		t: t, digester: NewDigester(o, NewDigesterKey()), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, unwanted: map[Key]unwanted{}, makers: map[Key]Key{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
-	f.rules = NewRules(o)
+	f.rules = NewEvaluator(o)
 	f.namespaces("a", "b", "c", "kube-system")
 	return f
 }

@@ -25,10 +25,10 @@ func FuzzGrammars(f *testing.F) {
 		m := newMatchers(false)
 		ns := &Namespace{Name: name}
 		for grammar, parse := range map[string]func(string) matcher{
-			"net": list(netRegex), "go": goList, "strict": m.strictSelector, "selector": m.selector, "clauses": m.clauses,
+			"net": list(dotNetRegex), "go": goRegexList, "strict": m.strictSelector, "selector": m.selector, "clauses": m.clauses,
 		} {
 			match := m.get(grammar, text, parse)
-			full, cheap := match(ns, time.Now().Add(time.Minute)), match(ns, noNet)
+			full, cheap := match(ns, time.Now().Add(time.Minute)), match(ns, noDotNetTime)
 			if full.Claim == Yes && cheap.Claim == No {
 				t.Errorf("%s: %q selects %q, but the quick look says no", grammar, text, name)
 			}
@@ -41,7 +41,7 @@ func FuzzGrammars(f *testing.F) {
 			if re, err := regexp.Compile("^(?:" + text + ")$"); err == nil && re.MatchString(name) != want {
 				t.Errorf("%q is plain, and selects %q: %v, unlike the replicator", text, name, want)
 			}
-			if netRegex(text)(ns, time.Now().Add(time.Minute)) != verdict(want) && len(text) < 20 {
+			if dotNetRegex(text)(ns, time.Now().Add(time.Minute)) != verdict(want) && len(text) < 20 {
 				t.Errorf("%q is plain, and selects %q: %v, unlike the reflector", text, name, want)
 			}
 		}

@@ -205,7 +205,7 @@ func TestPatternsTooSlowCountForAllNamespaces(t *testing.T) {
 }
 
 func TestPatternsEndInTime(t *testing.T) {
-	match := list(netRegex)(".+x,a.+,[ab].*")
+	match := list(dotNetRegex)(".+x,a.+,[ab].*")
 	ns := &Namespace{Name: "a-b"}
 	if v := match(ns, time.Now().Add(time.Hour)); v.Claim != Yes {
 		t.Errorf("%+v", v)
@@ -245,8 +245,8 @@ func TestClaimsTakeLittleMemory(t *testing.T) {
 			strings.Repeat(strings.Repeat("a", maxExpression-2)+"?,", 15),
 		} {
 			text = fmt.Sprint(i, ",", text)[:min(len(text), maxPatternLength)]
-			m.get("net", text, list(netRegex))
-			m.get("go", text, goList)
+			m.get("net", text, list(dotNetRegex))
+			m.get("go", text, goRegexList)
 		}
 	}
 	runtime.GC()

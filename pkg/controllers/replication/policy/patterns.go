@@ -47,8 +47,8 @@ const (
 // of running a .NET regular expression.
 type matcher func(ns *Namespace, until time.Time) Verdict
 
-// noNet is the until that runs no .NET regular expression at all.
-var noNet time.Time
+// noDotNetTime is the until that runs no .NET regular expression at all.
+var noDotNetTime time.Time
 
 // matchers keeps parsed values.
 type matchers struct {
@@ -120,11 +120,11 @@ func anyOf(items []matcher) matcher {
 	}
 }
 
-// netMatch evaluates one of the reflector's lists of a source, items without a pattern first. After a list
+// matchDotNetList evaluates one of the reflector's lists of a source, items without a pattern first. After a list
 // that took too long, no pattern of its namespace is run for a while, even if the list is replaced: other
 // tenants wait for it.
-func (a asked) netMatch(key string) Verdict {
-	v := a.match(key, "net", list(netRegex), noNet)
+func (a evaluation) matchDotNetList(key string) Verdict {
+	v := a.match(key, "net", list(dotNetRegex), noDotNetTime)
 	if v.Claim != Held {
 		return v
 	}
@@ -132,7 +132,7 @@ func (a asked) netMatch(key string) Verdict {
 	if until, paused := a.matchers.paused.Get(author); paused && a.now.Before(until.(time.Time)) {
 		return held(PatternTimeout, key+": a pattern in this namespace took too long to match a while ago")
 	}
-	if v = a.match(key, "net", list(netRegex), time.Now().Add(listTimeout)); v.Reason == PatternTimeout {
+	if v = a.match(key, "net", list(dotNetRegex), time.Now().Add(listTimeout)); v.Reason == PatternTimeout {
 		a.matchers.pause(author, a.now)
 	}
 	return v
@@ -153,9 +153,9 @@ func matchPlain(pattern string) matcher {
 	return func(ns *Namespace, _ time.Time) Verdict { return verdict(glob.Match(pattern, ns.Name)) }
 }
 
-// netRegex parses an item of the reflector's lists: a .NET regular expression, not anchored, whose
+// dotNetRegex parses an item of the reflector's lists: a .NET regular expression, not anchored, whose
 // first match must be as long as the whole name.
-func netRegex(item string) matcher {
+func dotNetRegex(item string) matcher {
 	re, err := regexp2.Compile(item)
 	if err != nil {
 		return always(held(InvalidPattern, invalid(item)))
@@ -163,7 +163,7 @@ func netRegex(item string) matcher {
 	re.MatchTimeout = matchTimeout
 	return func(ns *Namespace, until time.Time) Verdict {
 		switch {
-		case until.Equal(noNet):
+		case until.Equal(noDotNetTime):
 			return Verdict{Claim: Held}
 		case time.Now().After(until):
 			return held(PatternTimeout, "its patterns take too long to match")
@@ -183,8 +183,8 @@ func invalid(item string) string {
 	return fmt.Sprintf("pattern %.80q is not a regular expression, in which .* stands for any text", item)
 }
 
-// goList parses the replicator's lists. An item that exceeds maxProgram is held.
-func goList(text string) matcher {
+// goRegexList parses the replicator's lists. An item that exceeds maxProgram is held.
+func goRegexList(text string) matcher {
 	left := maxProgram
 	return list(func(item string) matcher {
 		tree, err := syntax.Parse(item, syntax.Perl) // alone, since a parenthesis could end a group

@@ -66,7 +66,7 @@ func TestReplicatorPatternsAreBounded(t *testing.T) {
 		"more than the value of an annotation": {strings.Repeat("b", maxPatternLength) + "|b", InvalidPattern},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := goList(tc.list)(&Namespace{Name: "b"}, noNet)
+			got := goRegexList(tc.list)(&Namespace{Name: "b"}, noDotNetTime)
 			if got.Reason != tc.want || (got.Claim == Yes) != (tc.want == "") {
 				t.Errorf("%+v, want reason %q", got, tc.want)
 			}
