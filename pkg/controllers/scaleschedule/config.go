@@ -86,7 +86,7 @@ func (c *Config) Validate(controllers.Settings) error {
 	bad := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
 	}
-	policy.NewRules(c.Options, bad)
+	policy.NewEvaluator(c.Options, bad)
 	for _, name := range c.Kinds {
 		if !slices.Contains(plurals(), name) {
 			bad("kinds", "must be of %s, got %q", strings.Join(plurals(), ", "), name)
@@ -105,6 +105,6 @@ func (c *Config) Validate(controllers.Settings) error {
 }
 
 // rules returns the rules of a configuration that is valid.
-func (c *Config) rules() *policy.Rules {
-	return policy.NewRules(c.Options, func(string, string, ...any) {})
+func (c *Config) rules() *policy.Evaluator {
+	return policy.NewEvaluator(c.Options, func(string, string, ...any) {})
 }

@@ -40,7 +40,7 @@ const byTarget = "scale-schedule-target"
 // controller scales workloads.
 type controller struct {
 	cfg        Config
-	rules      *policy.Rules
+	rules      *policy.Evaluator
 	kinds      []*kind // that are watched
 	namespaces *kind   // nil with --namespaces
 	client     kubernetes.Interface
@@ -50,12 +50,12 @@ type controller struct {
 	clock      clock.WithTicker
 	metrics    *domainMetrics
 	memory     *memory
-	// once has the notices that owners get once, failing the notices that are repeated.
-	once, failing *notices.Memory
-	loop          *controllers.Loop[key]
+	// onceNotices are what owners are told once, repeatedNotices what they are told again.
+	onceNotices, repeatedNotices *notices.Memory
+	loop                         *controllers.Loop[key]
 
-	mu             sync.Mutex
-	checked, rests time.Time
+	mu                          sync.Mutex
+	clockCheckedAt, writesAfter time.Time
 }
 
 var _ controllers.Controller = &controller{}
@@ -75,7 +75,7 @@ func newController(cfg Config, watched []*kind, namespaces informers.Informer[*i
 	}
 	c := &controller{
 		cfg: cfg, rules: cfg.rules(), kinds: watched, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
-		clock: loop.Clock, memory: newMemory(), once: notices.New(math.MaxInt64), failing: notices.New(tellAgain),
+		clock: loop.Clock, memory: newMemory(), onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain),
 	}
 	c.metrics = newDomainMetrics(reg, c)
 	loop.Workers, loop.MaxBackoff = cfg.ConcurrentSyncs, maxBackoff

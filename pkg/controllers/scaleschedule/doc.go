@@ -15,12 +15,13 @@
 //
 // The state (only the notices outlive a run):
 //
-//	state       what it is                                    set by                     cleared by
-//	remembered  who raises a workload that is to be down,     a worker; a record that    a decision other than
-//	            and a record that somebody has removed        is removed, the handler    down
-//	failures    refusals in a row                             a worker                   a worker
-//	announced   what a dry run has told                       a worker                   a worker
-//	checked     when the clocks were compared                 a worker                   a minute later
-//	rests       until when nothing is written                 a worker                   time
-//	notices     what owners have been told                    a worker                   time, newer notices
+//	state            what it is                                  set by                   cleared by
+//	remembered       who raises a workload that is to be down,   a worker; a record that  a decision other than
+//	                 and a record that somebody has removed      is removed, the handler  down
+//	failures         refusals in a row                           a worker                 a worker
+//	announced        what a dry run has told                     a worker                 a worker
+//	clockCheckedAt   when the clocks were compared               a worker                 a minute later
+//	writesAfter      until when nothing is written               a worker                 time
+//	onceNotices      what owners are told once                   a worker                 newer notices
+//	repeatedNotices  what they are told again after tellAgain    a worker                 time, newer notices
 package scaleschedule

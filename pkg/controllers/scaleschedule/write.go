@@ -170,7 +170,7 @@ func (c *controller) clocksDiffer(ctx context.Context, w *workload) (time.Durati
 	}
 	now := c.clock.Now()
 	c.mu.Lock()
-	rests, fresh := c.rests.Sub(now), now.Sub(c.checked) < clockInterval
+	rests, fresh := c.writesAfter.Sub(now), now.Sub(c.clockCheckedAt) < clockInterval
 	c.mu.Unlock()
 	if rests > 0 || fresh {
 		return max(rests, 0), nil
@@ -183,14 +183,14 @@ func (c *controller) clocksDiffer(ctx context.Context, w *workload) (time.Durati
 	skew := now.Sub(date.Add(time.Second / 2)) // dates are in whole seconds
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.checked = now; date.IsZero() {
+	if c.clockCheckedAt = now; date.IsZero() {
 		return 0, nil
 	}
 	c.metrics.skew.Set(skew.Seconds())
 	if skew.Abs() <= c.cfg.MaxClockSkew+time.Second/2 {
 		return 0, nil
 	}
-	c.rests = now.Add(clockInterval)
+	c.writesAfter = now.Add(clockInterval)
 	klog.FromContext(ctx).Error(nil, "The clocks of the manager and the API server differ too much, so nothing is scaled for a while",
 		"ahead", skew.Round(time.Second), "flag", "--"+flagPrefix+"max-clock-skew")
 	return clockInterval, nil
@@ -213,7 +213,7 @@ func (c *controller) refused(ctx context.Context, w *workload, p *policy.Plan, o
 	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) {
 		return 0, err // the loop waits longer each time, and as long as the API server asks for
 	}
-	if c.failing.Due(w.uid, c.clock.Now()) {
+	if c.repeatedNotices.Due(w.uid, c.clock.Now()) {
 		klog.FromContext(ctx).Error(err, "Cannot scale")
 		c.events.Event(w.reference(), corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
@@ -234,7 +234,7 @@ func (c *controller) warn(w *workload, p *policy.Problem) {
 			about.UID = obj.GetUID()
 		}
 	}
-	if !c.once.Due([3]string{string(about.UID), p.Reason, p.Text}, c.clock.Now()) {
+	if !c.onceNotices.Due([3]string{string(about.UID), p.Reason, p.Text}, c.clock.Now()) {
 		return
 	}
 	if p.Reason == policy.InvalidSchedule {

@@ -67,7 +67,7 @@ type decision struct {
 }
 
 // Decide returns how a workload is to be at now. namespace is what counts of its Namespace.
-func (r *Rules) Decide(workload, namespace *Object, now time.Time) Verdict {
+func (r *Evaluator) Decide(workload, namespace *Object, now time.Time) Verdict {
 	d := &decision{values: [3]*Values{&workload.Values, &namespace.Values, &r.flags}, defaults: r.defaults, now: now}
 	excluded := d.spans(d.scope(Exclude), Exclude)
 	until := d.excludedUntil()
@@ -116,7 +116,7 @@ func (r *Rules) Decide(workload, namespace *Object, now time.Time) Verdict {
 }
 
 // Since returns when the verdict that holds at now began, if that was at most within before now.
-func (r *Rules) Since(workload, namespace *Object, now time.Time, within time.Duration) (since time.Time, known bool) {
+func (r *Evaluator) Since(workload, namespace *Object, now time.Time, within time.Duration) (since time.Time, known bool) {
 	v := r.Decide(workload, namespace, now.Add(-within))
 	for !v.Next.IsZero() && !v.Next.After(now) {
 		next := r.Decide(workload, namespace, v.Next)

@@ -38,9 +38,9 @@ func options() Options {
 	return Options{Compat: true, GracePeriod: 15 * time.Minute, Hold: 15 * time.Minute, OwnNamespaces: []string{"manager"}}
 }
 
-func rulesOf(t *testing.T, o Options) *Rules {
+func rulesOf(t *testing.T, o Options) *Evaluator {
 	t.Helper()
-	return NewRules(o, func(flag, format string, args ...any) { t.Fatalf("--"+flag+": "+format, args...) })
+	return NewEvaluator(o, func(flag, format string, args ...any) { t.Fatalf("--"+flag+": "+format, args...) })
 }
 
 type annotations map[string]string
@@ -418,7 +418,7 @@ func TestMistakesInFlags(t *testing.T) {
 	} {
 		o, got := options(), []string{}
 		change(&o)
-		NewRules(o, func(flag, format string, args ...any) { got = append(got, flag); _ = fmt.Errorf(format, args...) })
+		NewEvaluator(o, func(flag, format string, args ...any) { got = append(got, flag); _ = fmt.Errorf(format, args...) })
 		if len(got) != 1 || got[0] != flag {
 			t.Errorf("a mistake in --%s: %q", flag, got)
 		}

@@ -21,13 +21,13 @@ import (
 )
 
 // DigestNamespace returns what the cache keeps of a Namespace.
-func (r *Rules) DigestNamespace(obj metav1.Object) []byte {
+func (r *Evaluator) DigestNamespace(obj metav1.Object) []byte {
 	o := Object{Values: valuesOf(obj.GetAnnotations(), r.Compat)}
 	return o.Encode()
 }
 
 // Digest returns what the cache keeps of a workload, a HorizontalPodAutoscaler or a ScaledObject.
-func (r *Rules) Digest(obj runtime.Object) []byte {
+func (r *Evaluator) Digest(obj runtime.Object) []byte {
 	m := obj.(metav1.Object)
 	annotations := m.GetAnnotations()
 	o := Object{

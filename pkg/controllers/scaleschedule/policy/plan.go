@@ -82,7 +82,7 @@ const (
 )
 
 // Plan returns what to do about a workload.
-func (r *Rules) Plan(o *Object, kind Kind, v *Verdict, rival Rival, m Remembered, now time.Time) (p Plan) {
+func (r *Evaluator) Plan(o *Object, kind Kind, v *Verdict, rival Rival, m Remembered, now time.Time) (p Plan) {
 	if v.Wanted == Leave {
 		return p
 	}
@@ -132,7 +132,7 @@ func (o *Object) planUp(kind Kind, recorded, target int64) (p Plan) {
 	return p
 }
 
-func (r *Rules) planDown(p *Plan, o *Object, recorded, target int64, now time.Time) {
+func (r *Evaluator) planDown(p *Plan, o *Object, recorded, target int64, now time.Time) {
 	m := &p.Remembered
 	if o.Number <= target {
 		m.Raised = time.Time{}
@@ -159,7 +159,7 @@ func (r *Rules) planDown(p *Plan, o *Object, recorded, target int64, now time.Ti
 }
 
 // Patch returns the JSON merge patch of a plan. It applies to that version of the object and no other.
-func (r *Rules) Patch(o *Object, kind Kind, p *Plan, version string) []byte {
+func (r *Evaluator) Patch(o *Object, kind Kind, p *Plan, version string) []byte {
 	own, other := recordNames(r.Compat)
 	annotations := map[string]any{}
 	if o.has(Record) {

@@ -54,17 +54,17 @@ var protectedNamespaces = []string{metav1.NamespaceSystem, metav1.NamespacePubli
 
 const allowInside = "in:"
 
-// Rules are the options as they are used. Build them with [NewRules].
-type Rules struct {
+// Evaluator has the options, parsed. Build it with [NewEvaluator].
+type Evaluator struct {
 	Options
 	flags    Values
 	defaults Defaults
 	selector labels.Selector
 }
 
-// NewRules returns the rules. It calls bad with every mistake and the name of its flag without the prefix.
-func NewRules(o Options, bad func(flag, format string, args ...any)) *Rules {
-	r := &Rules{Options: o, selector: labels.Everything()}
+// NewEvaluator returns the evaluator. It calls bad with every mistake and the name of its flag without the prefix.
+func NewEvaluator(o Options, bad func(flag, format string, args ...any)) *Evaluator {
+	r := &Evaluator{Options: o, selector: labels.Everything()}
 	if o.Timezone != "" {
 		zone, err := ParseZone(o.Timezone)
 		if err != nil {
