@@ -52,7 +52,7 @@ type controller struct {
 
 var _ controllers.Controller = &controller{}
 
-// New adds indexers and handlers to the informers, so it must be called before they are started. The
+// newController adds indexes and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate. The dynamic client is for Argo Rollouts and may be nil
 // without them.
 func newController(cfg Config, in informerSet, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
@@ -133,7 +133,7 @@ func (c *controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 		return 0, nil
 	}
 	w, err := policy.NewWorkload(&k.Kind, obj, Name)
-	if err != nil || !known && c.keys.AsksForNothing(w) {
+	if err != nil || !known && c.keys.RequestsNothing(w) {
 		c.changes.take(key, nil)
 		return 0, err
 	}
@@ -193,7 +193,7 @@ func (c *controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 		w.Since = selected
 	}
 	now := c.clock.Now()
-	r := c.keys.Rules(w)
+	r := c.keys.Selection(w)
 	e := c.memory.get(w.Key, w.UID)
 
 	step, pause := c.keys.PauseState(w, r, e.pause, now)
@@ -207,7 +207,7 @@ func (c *controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 		return 0, nil
 	}
 	pauseLeft := max(pause.Until.Sub(now), 0)
-	if !c.cfg.CSI && c.keys.AsksForCSI(w) {
+	if !c.cfg.CSI && c.keys.RequestsCSI(w) {
 		c.csi.Do(func() {
 			workloadLogger(ctx, w).Info("Annotations for secretproviderclasses have no effect without --config-reload-csi; logged once")
 		})
@@ -276,7 +276,7 @@ func soonest(a, b time.Duration) time.Duration {
 
 // facts collects what the decision on w depends on, unless there is a problem with its patterns. The error
 // says that the state annotation could not be parsed; then nothing is recorded.
-func (c *controller) facts(w *policy.Workload, r *policy.Rules, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
+func (c *controller) facts(w *policy.Workload, r *policy.Selection, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
 	recorded, err := c.recorded(w, e)
 	sources, watched, problem := c.lookUp(w, r, recorded)
 	if problem != nil {

@@ -33,8 +33,7 @@
 //	job        the Job that a CronJob was last     its creation                its hashes by the recorded
 //	           run as, and for which data                                      state, or another change
 //	recreate   a Job that is replaced              its deletion                its creation
-//	paused     for a metric: whether it is paused  a decision                  a decision
-//	           after a reload
+//	pause      the pause of a Deployment           a reload, a decision        its end
 //
 // All fields end with the workload and with the run.
 //

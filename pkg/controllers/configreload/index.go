@@ -146,7 +146,7 @@ const maxScan = 2 << 20
 // lookUp returns the cached sources that may concern w, and the keys of these sources and of absent sources
 // that would concern w. If the patterns of w take too long, it returns that problem.
 func (c *controller) lookUp(
-	w *policy.Workload, r *policy.Rules, recorded policy.State,
+	w *policy.Workload, r *policy.Selection, recorded policy.State,
 ) (found map[policy.SourceKey]policy.Source, watched map[policy.SourceKey]bool, problem *policy.Problem) {
 	found, watched = map[policy.SourceKey]policy.Source{}, map[policy.SourceKey]bool{}
 	get := func(key policy.SourceKey) {

@@ -156,10 +156,10 @@ func permissions(cfg Config) []rbacv1.PolicyRule {
 }
 
 // sourceAnnotations returns the keys that the cache must keep of sources.
-func sourceAnnotations(cfg Config) []string { return cfg.keys().OfSources() }
+func sourceAnnotations(cfg Config) []string { return cfg.keys().SourceKeys() }
 
 // workloadAnnotations returns the keys that the cache must keep of workloads.
-func workloadAnnotations(cfg Config) []string { return cfg.keys().OfWorkloads() }
+func workloadAnnotations(cfg Config) []string { return cfg.keys().WorkloadKeys() }
 
 // workloadDigest returns the function that the cache calls on a workload. What that function returns
 // is kept in place of the content.

@@ -122,7 +122,7 @@ func (c *controller) reconcileSource(ctx context.Context, key policy.Key) {
 
 // note opens or extends the window of w, if a change of a source matters to it: its data changed, or
 // it begins to count with the data that it has.
-func (c *controller) note(w *policy.Workload, r *policy.Rules, source policy.SourceKey, e change) {
+func (c *controller) note(w *policy.Workload, r *policy.Selection, source policy.SourceKey, e change) {
 	if !policy.Concerns(w, r, source, e.before, e.after) ||
 		// If an annotation of the source changed, the record may have to change.
 		e.before.Hash == e.after.Hash && policy.Concerns(w, r, source, e.before, policy.Source{}) {

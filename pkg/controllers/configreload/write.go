@@ -64,7 +64,7 @@ func (c *controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *po
 		return 0, err // not a failure of this reload: it is decided on again
 	case err != nil:
 		c.metrics.reloads.WithLabelValues(k.Name, resultError).Inc()
-		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", policy.Cut(names), policy.Cut(err.Error()))
+		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", policy.Truncate(names), policy.Truncate(err.Error()))
 		return 0, fmt.Errorf("reload %s: %w", w.Key, err)
 	case out.handedOn:
 		return settle, nil
@@ -153,7 +153,7 @@ func (c *controller) record(ctx context.Context, k *kind, f *policy.Facts, p *po
 	}
 	// Somebody else has changed the record. A tool that changes it again and again must not cause a
 	// write each time.
-	others := e.last != "" && !f.Recorded.StandsOn(w)
+	others := e.last != "" && !f.Recorded.IsRecordedOn(w)
 	if left := e.rewritten.Add(rewriteInterval).Sub(now); others && !e.rewritten.IsZero() && left > 0 {
 		c.done(w, p, e, "")
 		return soonest(p.After, left), nil
@@ -165,7 +165,7 @@ func (c *controller) record(ctx context.Context, k *kind, f *policy.Facts, p *po
 	case err != nil:
 		c.metrics.stateWrites.WithLabelValues(resultError).Inc()
 		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonNotRecorded,
-			"The state of its sources could not be recorded, so a change while no manager runs may be missed: %s", policy.Cut(err.Error()))
+			"The state of its sources could not be recorded, so a change while no manager runs may be missed: %s", policy.Truncate(err.Error()))
 		return 0, fmt.Errorf("record state of %s: %w", w.Key, err)
 	}
 	c.metrics.stateWrites.WithLabelValues(resultSuccess).Inc()
@@ -221,7 +221,7 @@ func (c *controller) announce(ctx context.Context, k *kind, w *policy.Workload, 
 	}
 	workloadLogger(ctx, w).V(level).Info("Workload reload", "result", result, "what", text)
 	c.metrics.reloads.WithLabelValues(k.Name, result).Inc()
-	c.events.Event(reference(k, w), corev1.EventTypeNormal, reason, policy.Cut(text))
+	c.events.Event(reference(k, w), corev1.EventTypeNormal, reason, policy.Truncate(text))
 }
 
 // tellOfWait sends one Event that a reload waits for the end of a Job, which may take forever.
@@ -231,7 +231,7 @@ func (c *controller) tellOfWait(ctx context.Context, k *kind, f *policy.Facts, n
 		return
 	}
 	workloadLogger(ctx, w).V(2).Info("Reload waits for a Job to finish")
-	c.events.Eventf(reference(k, w), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", policy.Cut(names))
+	c.events.Eventf(reference(k, w), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", policy.Truncate(names))
 	c.memory.update(w.Key, w.UID, f.Now, func(live *entry) { live.window.Waits = true })
 }
 

@@ -111,8 +111,8 @@ func NewKeys(o *Options, watched []SourceType) *Keys {
 	return k
 }
 
-// OfSources returns the keys that the cache must keep of sources.
-func (k *Keys) OfSources() []string {
+// SourceKeys returns the keys that the cache must keep of sources.
+func (k *Keys) SourceKeys() []string {
 	list := []string{nativeReload}
 	if k.compat {
 		list = append(list, k.ignore, k.match)
@@ -120,12 +120,12 @@ func (k *Keys) OfSources() []string {
 	return list
 }
 
-// OfWorkloads returns the keys that the cache must keep of workloads and, through
+// WorkloadKeys returns the keys that the cache must keep of workloads and, through
 // [Keys.DigestWorkload], of their pod templates.
-func (k *Keys) OfWorkloads() []string { return k.workload }
+func (k *Keys) WorkloadKeys() []string { return k.workload }
 
-// AsksForCSI reports whether an annotation asks for CSI secrets.
-func (k *Keys) AsksForCSI(w *Workload) bool {
+// RequestsCSI reports whether an annotation asks for CSI secrets.
+func (k *Keys) RequestsCSI(w *Workload) bool {
 	const t = SecretProviderClass
 	return k.compat && slices.ContainsFunc([]string{k.typedAuto[t], k.reload[t], k.exclude[t]}, func(key string) bool {
 		_, ok := fallback(w.Meta, w.Template, key)

@@ -17,7 +17,7 @@ const MaxSources = 300
 // Facts are everything that a decision depends on.
 type Facts struct {
 	Workload *Workload
-	Rules    *Rules
+	Rules    *Selection
 	// Sources are the cached sources that the workload references, names or has recorded.
 	Sources map[SourceKey]Source
 	// Recorded is what was last recorded of the workload; nil if nothing ever was.
@@ -229,7 +229,7 @@ func (o *Options) byAnnotation(f *Facts) bool {
 }
 
 // Concerns reports whether a workload selects a source, before or after a change of it.
-func Concerns(w *Workload, r *Rules, key SourceKey, before, after Source) bool {
+func Concerns(w *Workload, r *Selection, key SourceKey, before, after Source) bool {
 	selects := func(s Source) bool {
 		m := r.match(key, s)
 		// The workload may have been found by its patterns.

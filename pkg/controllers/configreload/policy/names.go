@@ -23,7 +23,7 @@ type names struct {
 	re    *regexp.Regexp // all expressions of the list; nil: there is none
 	// outlined is set in an outline if there are expressions.
 	outlined bool
-	// steps is what each character of a name costs to match, see [Rules.Steps].
+	// steps is what each character of a name costs to match, see [Selection.Steps].
 	steps int
 }
 

@@ -17,7 +17,7 @@ type Object = map[string]any
 // is false if the annotation is there already.
 func MetadataPatch(w *Workload, s State) (patch Object, changes bool) {
 	annotations := Object{}
-	changes = !s.StandsOn(w)
+	changes = !s.IsRecordedOn(w)
 	switch {
 	case changes && len(s) == 0:
 		annotations[StateKey] = nil

@@ -29,7 +29,7 @@ type Pause struct {
 // PauseState decides on a pause by the annotations and by what the run has seen of it, so that a restart
 // or another leader comes to the same decision. The rest of a pause is at most its period, even if the
 // pause began in the future. The zero Pause means that no pause of ours is active.
-func (k *Keys) PauseState(w *Workload, r *Rules, seen Pause, now time.Time) (PauseStep, Pause) {
+func (k *Keys) PauseState(w *Workload, r *Selection, seen Pause, now time.Time) (PauseStep, Pause) {
 	since, ours := w.Meta[k.pauseAt]
 	if !k.compat || !w.Kind.Pauses || !ours {
 		return PauseStands, Pause{}
@@ -57,7 +57,7 @@ func (k *Keys) PausedByUs(w *Workload) bool {
 }
 
 // parsePause reads how long a reload pauses a Deployment.
-func (k *Keys) parsePause(r *Rules, meta map[string]string) {
+func (k *Keys) parsePause(r *Selection, meta map[string]string) {
 	value, set := meta[k.pause]
 	if !k.compat || !set {
 		return
@@ -67,7 +67,7 @@ func (k *Keys) parsePause(r *Rules, meta map[string]string) {
 		err = fmt.Errorf("%v is not positive", d)
 	}
 	if err != nil {
-		r.BadPause = &Problem{k.pause, Cut(err.Error())}
+		r.BadPause = &Problem{k.pause, Truncate(err.Error())}
 		return
 	}
 	r.pause = d

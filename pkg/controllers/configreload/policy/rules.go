@@ -25,8 +25,8 @@ const (
 	Named       // needs no reference
 )
 
-// Rules are the parsed annotations of a workload.
-type Rules struct {
+// Selection has the parsed annotations of a workload: which sources it selects.
+type Selection struct {
 	outline bool // see [Keys.Outline]
 	native  bool // the workload has the native annotation, so it is marked by annotation under the native key
 	types   [NumTypes]typeRules
@@ -51,13 +51,13 @@ type typeRules struct {
 }
 
 // Empty reports whether the workload asks for nothing.
-func (r *Rules) Empty() bool {
+func (r *Selection) Empty() bool {
 	return !slices.ContainsFunc(r.types[:], func(t typeRules) bool { return t.auto || t.search || !t.named.empty() })
 }
 
 // ByName returns how the lists of names select a source: No if it is excluded, Named if an item names
 // it, else Auto. It takes about as many steps as Steps says.
-func (r *Rules) ByName(key SourceKey) Match {
+func (r *Selection) ByName(key SourceKey) Match {
 	t := &r.types[key.Type]
 	switch {
 	case t.never || t.excluded.match(key.Name):
@@ -69,7 +69,7 @@ func (r *Rules) ByName(key SourceKey) Match {
 }
 
 // ScanProblem says that the patterns for a type of sources take too long.
-func (k *Keys) ScanProblem(r *Rules, t SourceType) *Problem {
+func (k *Keys) ScanProblem(r *Selection, t SourceType) *Problem {
 	key := k.reload[t]
 	if r.native {
 		key = nativeReload
@@ -78,14 +78,14 @@ func (k *Keys) ScanProblem(r *Rules, t SourceType) *Problem {
 }
 
 // Steps returns about how many steps ByName takes.
-func (r *Rules) Steps(key SourceKey) int {
+func (r *Selection) Steps(key SourceKey) int {
 	t := &r.types[key.Type]
 	return (1 + t.named.steps + t.excluded.steps) * (1 + len(key.Name))
 }
 
 // match decides as the original does: an exclusion beats a name, a name beats everything else, and
 // nothing but an exclusion vetoes a name.
-func (r *Rules) match(key SourceKey, s Source) Match {
+func (r *Selection) match(key SourceKey, s Source) Match {
 	t, byName := &r.types[key.Type], r.ByName(key)
 	switch {
 	case s.Ignored, byName == No:
@@ -100,10 +100,10 @@ func (r *Rules) match(key SourceKey, s Source) Match {
 
 // waitsFor reports whether an item is exactly the source's name, so that the source's absence is
 // recorded.
-func (r *Rules) waitsFor(key SourceKey) bool { return r.types[key.Type].named.has(key.Name) }
+func (r *Selection) waitsFor(key SourceKey) bool { return r.types[key.Type].named.has(key.Name) }
 
 // Names yields the sources that are named exactly.
-func (r *Rules) Names(yield func(SourceKey) bool) {
+func (r *Selection) Names(yield func(SourceKey) bool) {
 	for _, t := range SourceTypes {
 		for name := range r.types[t].named.exact {
 			if !yield(SourceKey{t, name}) {
@@ -114,14 +114,14 @@ func (r *Rules) Names(yield func(SourceKey) bool) {
 }
 
 // NamesByPattern reports whether a source may be named by anything but its exact name.
-func (r *Rules) NamesByPattern(t SourceType) bool { return r.types[t].named.patterns() }
+func (r *Selection) NamesByPattern(t SourceType) bool { return r.types[t].named.patterns() }
 
 // TakesReferenced reports whether references to sources of this type count, for some sources at
 // least.
-func (r *Rules) TakesReferenced(t SourceType) bool { return r.types[t].auto || r.types[t].search }
+func (r *Selection) TakesReferenced(t SourceType) bool { return r.types[t].auto || r.types[t].search }
 
 // markKey returns the template's annotation under the annotations strategy.
-func (r *Rules) markKey() string {
+func (r *Selection) markKey() string {
 	if r.native {
 		return nativeMark
 	}
@@ -131,10 +131,10 @@ func (r *Rules) markKey() string {
 // Problem describes an annotation that could not be parsed.
 type Problem struct{ key, text string }
 
-func (p Problem) String() string { return p.key + ": " + Cut(p.text) }
+func (p Problem) String() string { return p.key + ": " + Truncate(p.text) }
 
-// Cut shortens a text so that it fits into an Event, which holds 1 KiB in all.
-func Cut(text string) string {
+// Truncate shortens a text so that it fits into an Event, which holds 1 KiB in all.
+func Truncate(text string) string {
 	const most = 500
 	if len(text) <= most {
 		return text
@@ -144,10 +144,10 @@ func Cut(text string) string {
 
 // nothing is the rules of a workload that is rolled through another object: a Job through its CronJob,
 // a Rollout through the workload that it refers to.
-var nothing = &Rules{}
+var nothing = &Selection{}
 
-// Rules returns the rules of a workload.
-func (k *Keys) Rules(w *Workload) *Rules {
+// Selection returns what a workload selects.
+func (k *Keys) Selection(w *Workload) *Selection {
 	if w.Elsewhere {
 		return nothing
 	}
@@ -171,16 +171,16 @@ func clipAll(annotations map[string]string, keys []string) map[string]string {
 
 // Outline returns the rules of a workload without their expressions; it only says whether there are any.
 // It is for an index, where the events of all workloads wait.
-func (k *Keys) Outline(w *Workload) *Rules {
-	return k.read(&Rules{outline: true}, clipAll(w.Meta, k.rules), clipAll(w.Template, k.rules))
+func (k *Keys) Outline(w *Workload) *Selection {
+	return k.read(&Selection{outline: true}, clipAll(w.Meta, k.rules), clipAll(w.Template, k.rules))
 }
 
 // parse reads the annotations of a workload (meta) and of its template.
-func (k *Keys) parse(meta, template map[string]string) *Rules {
-	return k.read(&Rules{}, meta, template)
+func (k *Keys) parse(meta, template map[string]string) *Selection {
+	return k.read(&Selection{}, meta, template)
 }
 
-func (k *Keys) read(r *Rules, meta, template map[string]string) *Rules {
+func (k *Keys) read(r *Selection, meta, template map[string]string) *Selection {
 	if value, ok := fallback(meta, template, nativeReload); ok {
 		k.parseNative(r, value)
 	} else {
@@ -197,7 +197,7 @@ func (k *Keys) read(r *Rules, meta, template map[string]string) *Rules {
 	if value, ok := meta[nativeDelay]; ok {
 		d, err := time.ParseDuration(value)
 		if err != nil || d <= 0 {
-			r.bad(nativeDelay, fmt.Sprintf("%q is not a positive duration", Cut(value)))
+			r.bad(nativeDelay, fmt.Sprintf("%q is not a positive duration", Truncate(value)))
 		} else {
 			r.Delay = d
 		}
@@ -215,7 +215,7 @@ func fallback(meta, template map[string]string, key string) (string, bool) {
 	return value, ok
 }
 
-func (k *Keys) parseType(r *Rules, t SourceType, meta, template map[string]string) {
+func (k *Keys) parseType(r *Selection, t SourceType, meta, template map[string]string) {
 	rules := &r.types[t]
 	if !k.compat {
 		rules.auto = k.autoAll
@@ -284,9 +284,9 @@ func isTrue(text string) bool {
 }
 
 // bad reports the items of one annotation that do not count. It keeps only as much as is shown.
-func (r *Rules) bad(key string, items ...string) {
+func (r *Selection) bad(key string, items ...string) {
 	if len(items) > 0 {
-		r.Problems = append(r.Problems, Problem{key, Cut(strings.Join(items, "; "))})
+		r.Problems = append(r.Problems, Problem{key, Truncate(strings.Join(items, "; "))})
 	}
 }
 
@@ -301,7 +301,7 @@ func items(list string) func(yield func(string) bool) {
 	}
 }
 
-func (k *Keys) parseNative(r *Rules, value string) {
+func (k *Keys) parseNative(r *Selection, value string) {
 	r.native = true
 	if len(value) > maxList {
 		r.bad(nativeReload, fmt.Sprintf("%v, so until it is shorter, nothing rolls the workload", errListTooLong))
@@ -338,7 +338,7 @@ func (k *Keys) parseNative(r *Rules, value string) {
 }
 
 // addNative adds an item that names sources.
-func (r *Rules) addNative(item string) error {
+func (r *Selection) addNative(item string) error {
 	rest, never := strings.CutPrefix(item, "!")
 	key, ok := parseSourceKey(rest)
 	if !ok {

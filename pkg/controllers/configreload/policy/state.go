@@ -94,8 +94,8 @@ func (w *Workload) Recorded(last string) string {
 	return last
 }
 
-// StandsOn reports whether the annotation of w is this state; an empty state has no annotation.
-func (s State) StandsOn(w *Workload) bool {
+// IsRecordedOn reports whether the annotation of w is this state; an empty state has no annotation.
+func (s State) IsRecordedOn(w *Workload) bool {
 	annotation, annotated := w.Meta[StateKey]
 	if len(s) == 0 {
 		return !annotated

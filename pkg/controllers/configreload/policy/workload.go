@@ -385,10 +385,10 @@ func variable(key SourceKey) string {
 	return b.String()
 }
 
-// AsksForNothing reports whether there is nothing to do for the workload: it asks for no source, and has
+// RequestsNothing reports whether there is nothing to do for the workload: it asks for no source, and has
 // none of our annotations.
-func (k *Keys) AsksForNothing(w *Workload) bool {
+func (k *Keys) RequestsNothing(w *Workload) bool {
 	_, recorded := w.Meta[StateKey]
-	r := k.Rules(w)
+	r := k.Selection(w)
 	return r.Empty() && len(r.Problems) == 0 && !recorded && !k.PausedByUs(w)
 }

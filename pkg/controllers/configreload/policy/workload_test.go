@@ -37,7 +37,7 @@ func (cached) ChangedVersion() string { return "" }
 func reduce(k *Keys, obj runtime.Object) cached {
 	m := obj.(metav1.Object)
 	kept := maps.Clone(m.GetAnnotations())
-	maps.DeleteFunc(kept, func(key, _ string) bool { return !slices.Contains(k.OfWorkloads(), key) })
+	maps.DeleteFunc(kept, func(key, _ string) bool { return !slices.Contains(k.WorkloadKeys(), key) })
 	return cached{&metav1.ObjectMeta{Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUID(),
 		ResourceVersion: m.GetResourceVersion(), Annotations: kept}, k.DigestWorkload(obj)}
 }
@@ -188,7 +188,7 @@ func TestHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := k.Rules(w)
+			r := k.Selection(w)
 			if len(r.Problems) != 1 || !strings.HasPrefix(r.Problems[0].String(), annotation[0]+": ") || len(r.Problems[0].String()) > 600 {
 				t.Errorf("problems %v, want one that names the annotation", r.Problems)
 			}
