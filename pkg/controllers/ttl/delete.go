@@ -84,7 +84,7 @@ func (c *controller) expire(ctx context.Context, k key, r *entry, decided *polic
 	breaker := c.breakerOf(&d)
 	if permitted, opened := breaker.Take(k.Namespace, now); !permitted {
 		if opened != "" {
-			c.tooMany(ctx, k, &d, opened)
+			c.reportBreaker(ctx, k, &d, opened)
 		}
 		return c.pause(k, &d, now), nil
 	}
@@ -127,9 +127,9 @@ func (c *controller) skewed(ctx context.Context, k key, date, now time.Time) boo
 	return true
 }
 
-// tooMany tells that the deletion of k has opened the breaker. Only the log names the namespace: the Events
-// of the manager's Pod are for whoever may read that namespace.
-func (c *controller) tooMany(ctx context.Context, k key, d *policy.Decision, opened policy.Scope) {
+// reportBreaker reports, in the log, in a metric and by an Event, that the deletion of k has opened the
+// breaker. Only the log names the namespace: the Events of the manager's Pod are for whoever may read that namespace.
+func (c *controller) reportBreaker(ctx context.Context, k key, d *policy.Decision, opened policy.Scope) {
 	c.metrics.trips.WithLabelValues(string(opened)).Inc()
 	logger := klog.FromContext(ctx)
 	limit, text := c.cfg.MaxDeletionsPerMinute, "%d objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for %v"
@@ -150,7 +150,7 @@ func (c *controller) tooMany(ctx context.Context, k key, d *policy.Decision, ope
 		logger = logger.WithValues("rule", d.Rule)
 		text += ". This is about deletions by rules, of which " + d.Rule + " is due; annotations go on"
 	}
-	logger.Error(nil, "Breaker opened", "scope", opened, "limit", limit, "cooldown", c.cfg.BreakerCooldown, "flag", "--"+flagPrefix+"max-deletions-per-minute")
+	logger.Error(nil, "Too many deletions; deletions are stopped", "scope", opened, "limit", limit, "cooldown", c.cfg.BreakerCooldown, "flag", "--"+flagPrefix+"max-deletions-per-minute")
 	if pod := c.cfg.Pod; pod.Name != "" {
 		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 			corev1.EventTypeWarning, reasonBreaker, fmt.Sprintf(text, limit, c.cfg.BreakerCooldown))
