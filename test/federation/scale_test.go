@@ -95,12 +95,13 @@ func (s *scene) discard() {
 			continue
 		}
 		for _, f := range list.Items {
-			if _, err := client(u).Patch(ctx, f.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+			_, err := client(u).Patch(ctx, f.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+			if err == nil {
+				err = client(u).Delete(ctx, f.GetName(), metav1.DeleteOptions{})
+			}
+			if err != nil && !apierrors.IsNotFound(err) {
 				s.Error(err)
 			}
-		}
-		if err := client(u).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-			s.Error(err)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/uuid"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
@@ -139,7 +140,7 @@ func (s *simulated) configMap(i int) map[string]any {
 }
 
 func metadata(name, namespace string) map[string]any {
-	m := map[string]any{"name": name, "uid": "uid-of-" + name, "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": map[string]any{policy.ManagedLabel: "true"}}
+	m := map[string]any{"name": name, "uid": uuid.NewSHA1(uuid.Nil, []byte(name)).String(), "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": map[string]any{policy.ManagedLabel: "true"}}
 	if namespace != "" {
 		m["namespace"] = namespace
 	}

@@ -40,8 +40,10 @@ const (
 	listsAtOnce = 16
 	// tick is the polling period of the watches' states while some are not listed; no event reports them.
 	tick, idleTick = 250 * time.Millisecond, time.Second
-	// drain is how long probes, and requests to clusters, may go on when the process is to end.
-	drain = 200 * time.Millisecond
+	// drain is how long probes, and requests to clusters, may go on when the process is to end. A cluster that
+	// does not answer delays the release of the Lease by this. Of a write that is cut off, the next leader does
+	// not know the outcome, and looks at the object.
+	drain = 100 * time.Millisecond
 )
 
 // key is a federated object: the name of its FederatedTypeConfig, and its own.
