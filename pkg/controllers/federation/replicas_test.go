@@ -204,6 +204,7 @@ func TestReplicas(t *testing.T) {
 					"spec: {scope: Cluster, featureGates: [{name: SchedulerPreferences, configuration: "+is+"}]}}"))
 			}
 			gate("Disabled")
+			f.Settle() // the cache may learn of the preference first
 			f.Put(app(f.t, "placement: {clusters: [{name: c1}]}"), preference(f.t, ofDeployment+"totalReplicas: 2"))
 			f.Sleep(time.Minute)
 			f.spreads("c1")
