@@ -19,7 +19,7 @@ import (
 )
 
 type alert struct {
-	Alert, Expr         string
+	Alert, Expr, For    string
 	Labels, Annotations map[string]string
 }
 
@@ -170,7 +170,7 @@ func TestMetricsAreThoseListed(t *testing.T) {
 
 func TestAlertsAreExplained(t *testing.T) {
 	ctx := fleet.Context(t)
-	runbook, err := os.ReadFile("../../docs/operate/operating.md")
+	runbook, err := os.ReadFile("../../docs/operate/alerts.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,11 +184,16 @@ func TestAlertsAreExplained(t *testing.T) {
 			if a.Labels["severity"] == "" || a.Annotations["summary"] == "" || a.Annotations["description"] == "" {
 				t.Errorf("%s lacks its severity, summary or description", a.Alert)
 			}
-			if want := "docs/operate/operating.md#" + strings.ToLower(a.Alert); !strings.HasSuffix(a.Annotations["runbook_url"], want) {
+			if want := "docs/operate/alerts.md#" + strings.ToLower(a.Alert); !strings.HasSuffix(a.Annotations["runbook_url"], want) {
 				t.Errorf("%s: runbook_url is %q, want ...%s", a.Alert, a.Annotations["runbook_url"], want)
 			}
-			if !strings.Contains(string(runbook), "\n### "+a.Alert+"\n") {
-				t.Errorf("docs/operate/operating.md has no section %s", a.Alert)
+			severity := strings.ToUpper(a.Labels["severity"][:1]) + a.Labels["severity"][1:]
+			after := "at once"
+			if n := len(a.For); n > 0 {
+				after = "after " + a.For[:n-1] + map[string]string{"s": " s", "m": " min", "h": " h"}[a.For[n-1:]]
+			}
+			if begin := "\n## " + a.Alert + "\n\n" + severity + ", " + after + ".\n"; !strings.Contains(string(runbook), begin) {
+				t.Errorf("docs/operate/alerts.md has no section that begins with %q", begin)
 			}
 		}
 	}
