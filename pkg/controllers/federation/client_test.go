@@ -363,4 +363,4 @@ func (s *Server) Asked() []string {
 }
 
 // Probes counts the requests.
-func (server *Server) Probes() int { return len(server.Asked()) }
+func (s *Server) Probes() int { return len(s.Asked()) }

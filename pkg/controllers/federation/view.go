@@ -221,9 +221,9 @@ func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, erro
 	return policy.ReadFederated(object), nil
 }
 
-// definitionDeleted reports whether the federated object of a view is being deleted because its definition is.
-// The cache may learn of the definition later than of the object, so the API server is asked. One answer
-// serves all objects that were seen being deleted before it.
+// definitionDeleted reports whether the federated object of a view is being deleted because its definition
+// is being deleted. The cache may learn of the definition later than of the object, so the API server is
+// asked. One answer serves all objects that were seen being deleted before it.
 func (c *controller) definitionDeleted(ctx context.Context, v *view) (bool, error) {
 	c.mu.Lock()
 	seen := c.host.LoopOptions.Clock.Now()

@@ -60,8 +60,9 @@ type controller struct {
 
 var _ controllers.Controller = &controller{}
 
-// newController returns the controller. cfg must have passed Validate. watched are the kinds with their informers,
-// namespaces is nil if Namespaces do not count. Clients made from config write only while this replica leads.
+// newController returns the controller. cfg must have passed Validate. watched are the kinds with their
+// informers, namespaces is nil if Namespaces do not count. Clients made from config write only while this
+// replica leads.
 func newController(cfg Config, watched []*kind, namespaces informers.Informer[*informers.Object], client kubernetes.Interface, config *rest.Config,
 	events record.EventRecorder, loop controllers.Options, reg metrics.KubeRegistry,
 ) (*controller, error) {

@@ -37,8 +37,8 @@ var definitions = []schema.GroupVersionResource{
 	{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"},
 }
 
-// followFunc shows handler the objects that the need chooses, reduced to what it names, until Stop. handler may
-// keep them.
+// followFunc shows handler the objects that the need chooses, reduced to what the need names, until Stop.
+// handler may keep them.
 type followFunc func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error)
 
 // discover returns the types that can be followed and whose objects can be deleted, in one version each.

@@ -17,8 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-// LeaderProxy passes connections of standbys on to the leader, and can cut them. The Lease names its address as the
-// leader's.
+// LeaderProxy passes connections of standbys on to the leader, and can cut them. The Lease names its address
+// as the leader's.
 type LeaderProxy struct {
 	net.Listener
 	mu    sync.Mutex // held while nothing passes
