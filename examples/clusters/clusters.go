@@ -104,7 +104,7 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	var loop *controllers.Loop[cache.ObjectName]
 	cluster.LoopOptions.Background = func(ctx context.Context) error {
 		namespaces, err := informers.Follow[metav1.Object](ctx, cluster, informers.Need{Resource: informers.Namespaces, ClusterScoped: true,
-			When: func(o metav1.Object) bool { return o.GetLabels()[label] != secret.Name }})
+			Filter: func(o metav1.Object) bool { return o.GetLabels()[label] != secret.Name }})
 		if err != nil {
 			return err
 		}

@@ -88,7 +88,7 @@ func TestClustersGetLabels(t *testing.T) {
 			h.Settle()
 			expect(t, east, label)
 		},
-		"a cluster that hangs does not hold up the hand-over": func(t *testing.T, h *controllertest.Host, east, west *controllertest.Cluster) {
+		"a cluster that hangs does not hold up the handover": func(t *testing.T, h *controllertest.Host, east, west *controllertest.Cluster) {
 			t.Helper()
 			east.Hang()
 			east.Put(namespace("new"))
@@ -96,7 +96,7 @@ func TestClustersGetLabels(t *testing.T) {
 			begun := time.Now()
 			h.Restart()
 			if took := time.Since(begun); took > 5*time.Second {
-				t.Errorf("the hand-over took %s", took)
+				t.Errorf("the handover took %s", took)
 			}
 			west.Put(namespace("new"))
 			h.Sleep(time.Minute)

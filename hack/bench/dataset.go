@@ -27,7 +27,7 @@ type dataSet struct {
 	name                             string
 	rows                             string // the prefix of the names of its rows
 	secrets, configMaps, deployments int
-	late                             int // Deployments that are added before the hand-overs
+	late                             int // Deployments that are added before the handovers
 	size                             int // bytes of the content of a Secret or ConfigMap
 }
 

@@ -31,7 +31,7 @@ func (b *bench) handovers(ctx context.Context) error {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		all, err := b.takeOvers(ctx, s.subject, syscall.SIGTERM, s.n)
+		all, err := b.takeovers(ctx, s.subject, syscall.SIGTERM, s.n)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -69,7 +69,7 @@ func (b *bench) failovers(ctx context.Context) error {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		all, err := b.takeOvers(ctx, s.with(s.timing), s.sig, s.n)
+		all, err := b.takeovers(ctx, s.with(s.timing), s.sig, s.n)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -135,8 +135,8 @@ func (b *bench) restarts(ctx context.Context) (err error) {
 	return nil
 }
 
-// takeOvers ends a leader n times, each time with a fresh standby.
-func (b *bench) takeOvers(ctx context.Context, s subject, sig syscall.Signal, n int) (all []takeover, err error) {
+// takeovers ends a leader n times, each time with a fresh standby.
+func (b *bench) takeovers(ctx context.Context, s subject, sig syscall.Signal, n int) (all []takeover, err error) {
 	if err := b.ensureConfigMap(ctx, "trigger"); err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (b *bench) takeOvers(ctx context.Context, s subject, sig syscall.Signal, n 
 		}
 	}()
 	for i := range n {
-		t, err := p.takeOver(ctx, sig)
+		t, err := p.takeover(ctx, sig)
 		if err != nil {
 			return nil, err
 		}

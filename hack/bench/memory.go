@@ -33,7 +33,7 @@ type occupant struct {
 	pair *pair
 }
 
-// starts reports whether starts and take-overs of it are measured.
+// starts reports whether starts and takeovers of it are measured.
 func (o *occupant) starts() bool { return !o.lead && o.name != kcm }
 
 // occupants returns the processes with the given rows, all if rows is nil, in the order in which
@@ -294,7 +294,7 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error 
 	return nil
 }
 
-// addStarts measures warm and cold starts and take-overs of ours and of controller-runtime.
+// addStarts measures warm and cold starts and takeovers of ours and of controller-runtime.
 func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error {
 	for _, o := range all { // the others would take over
 		if o.lead {
@@ -349,7 +349,7 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 			if err := o.pair.respawn(ctx, o.own...); err != nil {
 				return err
 			}
-			t, err := o.pair.takeOver(ctx, syscall.SIGTERM)
+			t, err := o.pair.takeover(ctx, syscall.SIGTERM)
 			if err != nil {
 				return err
 			}

@@ -96,9 +96,9 @@ type takeover struct {
 	stale   int // writes of the old leader's controller that succeeded after SIGCONT
 }
 
-// takeOver sends the leader SIGTERM, SIGKILL or SIGSTOP and measures how the standby takes over. Then the
+// takeover sends the leader SIGTERM, SIGKILL or SIGSTOP and measures how the standby takes over. Then the
 // standby is the leader, and there is no standby until respawn.
-func (p *pair) takeOver(ctx context.Context, sig syscall.Signal) (t takeover, err error) {
+func (p *pair) takeover(ctx context.Context, sig syscall.Signal) (t takeover, err error) {
 	audit, err := p.b.tailAudit()
 	if err != nil {
 		return t, err

@@ -70,7 +70,7 @@ func (p *pair) lookAtAll(ctx context.Context, n int) (time.Duration, error) {
 		failed <- eventually(ctx, lookInterval, "all workloads to be reconciled", func(context.Context) error { return done() })
 		ended <- time.Now()
 	}()
-	t, err := p.takeOver(ctx, syscall.SIGTERM)
+	t, err := p.takeover(ctx, syscall.SIGTERM)
 	if pollErr := <-failed; err == nil {
 		err = pollErr
 	}

@@ -91,7 +91,7 @@ func (s *countingSink) Patch(event *corev1.Event, _ []byte) (*corev1.Event, erro
 	return event, nil
 }
 
-func TestARepeatedEventIsCountedWhileFewOtherObjectsHaveEvents(t *testing.T) {
+func TestEventRepeatedIsCounted(t *testing.T) {
 	for name, tc := range map[string]struct {
 		others int
 		want   countingSink

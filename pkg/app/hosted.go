@@ -36,7 +36,7 @@ type hosted struct {
 	handler      http.Handler // of the paths under /controllers/NAME/; nil if it serves none
 
 	statusPanicked sync.Once // the first panic of Status is logged
-	asking         singleflight.Group
+	statusCalls    singleflight.Group
 }
 
 // newHosted returns c as a hosted controller. Its health check, its metric and its status report
@@ -76,14 +76,14 @@ func (h *hosted) Status() controllers.Status {
 	return s
 }
 
-// statusPatience is how long a controller may take to say its status. It may wait for a lock that a
+// statusTimeout is how long a controller may take to say its status. It may wait for a lock that a
 // reconcile holds, and the reconcile may hang.
-const statusPatience = time.Second
+const statusTimeout = time.Second
 
 // controllerStatus returns the controller's own status, or an error if the controller does not answer, or
 // panics: a scrape and the end of the process must neither wait for it nor fail.
 func (h *hosted) controllerStatus() (controllers.Status, error) {
-	answer := h.asking.DoChan("", func() (any, error) {
+	answer := h.statusCalls.DoChan("", func() (any, error) {
 		var s controllers.Status
 		stack, err := informers.Contain(func() error { s = h.Controller.Status(); return nil })
 		if stack != nil {
@@ -101,8 +101,8 @@ func (h *hosted) controllerStatus() (controllers.Status, error) {
 			a.Err = fmt.Errorf("its status: %w", a.Err)
 		}
 		return a.Val.(controllers.Status), a.Err
-	case <-time.After(statusPatience):
-		return controllers.Status{Name: h.name}, fmt.Errorf("its status: no answer within %s", statusPatience)
+	case <-time.After(statusTimeout):
+		return controllers.Status{Name: h.name}, fmt.Errorf("its status: no answer within %s", statusTimeout)
 	}
 }
 

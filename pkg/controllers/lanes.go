@@ -17,20 +17,20 @@ import (
 type lane uint8
 
 const (
-	// changed is the lane of changes, requeues and Enqueue.
-	changed lane = iota
-	// shown is the lane of objects that are merely shown again: by a relist, or to a new leader.
-	shown
+	// laneChanged is the lane of changes, requeues and Enqueue.
+	laneChanged lane = iota
+	// laneShown is the lane of objects that are merely shown again: by a relist, or to a new leader.
+	laneShown
 )
 
-// changesFirst is how many keys of the lane changed are taken for each key of the lane shown, while
+// changesFirst is how many keys of laneChanged are taken for each key of laneShown, while
 // both have keys. Without it, a tenant who writes all the time would keep a new leader from what
 // changed while nobody led.
 const changesFirst = 4
 
 // queue is the queue of a loop. Its keys wait in lanes.
 type queue[K comparable] struct {
-	workqueue.TypedDelayingInterface[K] // whose Add and AddAfter are of the lane changed
+	workqueue.TypedDelayingInterface[K] // whose Add and AddAfter are of laneChanged
 	keys                                *laneQueue[K]
 }
 
@@ -51,8 +51,8 @@ type laneQueue[K comparable] struct {
 	lanes *lanes[K]
 }
 
-// Add adds a key to the lane changed. The workqueue calls it too, when the delay of a key has passed.
-func (q *laneQueue[K]) Add(key K) { q.add(key, changed, tenantOf(key)) }
+// Add adds a key to laneChanged. The workqueue calls it too, when the delay of a key has passed.
+func (q *laneQueue[K]) Add(key K) { q.add(key, laneChanged, tenantOf(key)) }
 
 // add adds a key to a tenant's turn in a lane.
 func (q *laneQueue[K]) add(key K, in lane, tenant string) {
@@ -88,8 +88,8 @@ type lanes[K comparable] struct {
 	turns  [2]map[string]*item[turn[K]] // of the tenants with places, by lane
 	order  [2]ring[turn[K]]             // the turns with queued keys, by lane
 	queued atomic.Int64                 // keys
-	inARow int                          // keys taken from changed since the last one from shown
-	again  map[K]bool                   // keys that stood in shown alone, until their worker calls took
+	inARow int                          // keys taken from laneChanged since the last one from laneShown
+	again  map[K]bool                   // keys that stood in laneShown alone, until their worker calls took
 }
 
 // place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
@@ -147,7 +147,7 @@ func (l *lanes[K]) Push(key K) {
 	l.queued.Add(1)
 	first := l.places[key]
 	if first == nil { // another Add of the key came between note and Add, and used the note
-		first = l.noteLocked(key, changed, tenantOf(key))
+		first = l.noteLocked(key, laneChanged, tenantOf(key))
 	}
 	l.stand(first)
 }
@@ -176,20 +176,20 @@ func (l *lanes[K]) Len() int { return int(l.queued.Load()) }
 func (l *lanes[K]) Pop() K {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	from := changed
-	if l.order[changed].first == nil || l.inARow >= changesFirst && l.order[shown].first != nil {
-		from = shown
+	from := laneChanged
+	if l.order[laneChanged].first == nil || l.inARow >= changesFirst && l.order[laneShown].first != nil {
+		from = laneShown
 	}
 	t := l.order[from].first
 	l.order[from].first = t.next
 	key := t.value.keys.first.value.key
 	merelyShown := true
 	for p := l.places[key]; p != nil; p = p.value.next {
-		merelyShown = merelyShown && (!p.linked() || p.value.turn.value.lane == shown)
+		merelyShown = merelyShown && (!p.linked() || p.value.turn.value.lane == laneShown)
 	}
 	l.leave(key)
 	l.queued.Add(-1)
-	if l.inARow++; from == shown {
+	if l.inARow++; from == laneShown {
 		l.inARow = 0
 	}
 	if merelyShown {
@@ -228,16 +228,16 @@ func (l *lanes[K]) remove(p *item[place[K]]) {
 	}
 }
 
-// took returns shown for a popped key that stood in no turn of changed. Each worker calls it once for its
+// took returns laneShown for a popped key that stood in no turn of laneChanged. Each worker calls it once for its
 // key.
 func (l *lanes[K]) took(key K) lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.again[key] {
-		return changed
+		return laneChanged
 	}
 	delete(l.again, key)
-	return shown
+	return laneShown
 }
 
 type laneKey struct{}
@@ -247,7 +247,7 @@ func withLane(ctx context.Context, in lane) context.Context {
 	return context.WithValue(ctx, laneKey{}, in)
 }
 
-// laneOf returns the lane of withLane, or changed.
+// laneOf returns the lane of withLane, or laneChanged.
 func laneOf(ctx context.Context) lane {
 	in, _ := ctx.Value(laneKey{}).(lane)
 	return in

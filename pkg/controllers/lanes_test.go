@@ -41,7 +41,7 @@ func addAll(q *queue[string], words ...string) {
 		if _, other, ok := strings.Cut(place, "="); ok {
 			key = other
 		}
-		q.keys.add(key, map[string]lane{"changed": changed, "shown": shown}[in], tenant)
+		q.keys.add(key, map[string]lane{"changed": laneChanged, "shown": laneShown}[in], tenant)
 	}
 }
 
@@ -116,7 +116,7 @@ func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K
 	for i := range l.turns {
 		left += len(l.turns[i])
 	}
-	if left != 0 || l.order[changed].first != nil || l.order[shown].first != nil {
+	if left != 0 || l.order[laneChanged].first != nil || l.order[laneShown].first != nil {
 		t.Errorf("left in empty lanes: %d keys, places %v, turns %v", l.Len(), l.places, l.turns)
 	}
 }
@@ -195,21 +195,21 @@ func (m *model) queued() map[string]bool {
 	return keys
 }
 
-// take returns the next key, and shown if that is the only lane in which it stands.
+// take returns the next key, and laneShown if that is the only lane in which it stands.
 func (m *model) take() (key string, in lane) {
-	from := changed
-	if len(m.lanes[changed]) == 0 || m.inARow >= 4 && len(m.lanes[shown]) > 0 {
-		from = shown
+	from := laneChanged
+	if len(m.lanes[laneChanged]) == 0 || m.inARow >= 4 && len(m.lanes[laneShown]) > 0 {
+		from = laneShown
 	}
-	if m.inARow++; from == shown {
+	if m.inARow++; from == laneShown {
 		m.inARow = 0
 	}
 	t := m.lanes[from][0]
 	m.lanes[from] = append(m.lanes[from][1:], t)
-	key, in = t.keys[0], shown
-	for _, t := range m.lanes[changed] {
+	key, in = t.keys[0], laneShown
+	for _, t := range m.lanes[laneChanged] {
 		if slices.Contains(t.keys, key) {
-			in = changed
+			in = laneChanged
 		}
 	}
 	for i := range m.lanes {
@@ -278,7 +278,7 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 			"add as a delay does": func(*rapid.T) {
 				key := some("key", 8)
 				q.AddAfter(key, 0)
-				m.add(added{key, changed, ""})
+				m.add(added{key, laneChanged, ""})
 			},
 			"take": take, "take again": take, "done": done,
 			"": func(t *rapid.T) {

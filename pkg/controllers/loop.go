@@ -84,7 +84,7 @@ func (l *Loop[K]) Close() { l.opts.Metrics.remove(l.opts) }
 // again when Run begins, by a watch or by the caller. It may be called at any time and does not block.
 func (l *Loop[K]) Enqueue(keys ...K) {
 	for _, key := range keys {
-		l.add(key, changed, tenantOf(key))
+		l.add(key, laneChanged, tenantOf(key))
 	}
 }
 

@@ -59,7 +59,7 @@ func (m *mapper[K]) replay(obj metav1.Object) {
 	defer m.mu.Unlock()
 	now, exists := m.watch.informer.get(change{new: obj}.object())
 	if exists { // else its deletion is an event
-		m.enqueue(change{new: now}, shown)
+		m.enqueue(change{new: now}, laneShown)
 	}
 }
 
@@ -118,11 +118,11 @@ func (c change) object() cache.ObjectName {
 	return cache.MetaObjectToName(c.old)
 }
 
-// lane returns shown for an update that changed nothing. An informer shows every object so when it has listed a
-// resource again.
+// lane returns laneShown for an update that changed nothing. An informer shows every object so when it has
+// listed a resource again.
 func (c change) lane() lane {
 	if c.old == nil || c.new == nil || c.new.GetResourceVersion() == "" || c.old.GetResourceVersion() != c.new.GetResourceVersion() {
-		return changed
+		return laneChanged
 	}
-	return shown
+	return laneShown
 }

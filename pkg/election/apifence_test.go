@@ -350,7 +350,7 @@ func TestServerFenceOfAStandby(t *testing.T) {
 // TestNamingEndsWithTheTerm holds up the leader at each of its requests until another
 // has taken the Lease and named itself. Its own fence believes in its term throughout.
 func TestNamingEndsWithTheTerm(t *testing.T) {
-	takeOver := func(s *fenceServer) {
+	takeover := func(s *fenceServer) {
 		s.leases.edit("b", func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr.To("b_1") })
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -368,7 +368,7 @@ func TestNamingEndsWithTheTerm(t *testing.T) {
 				f.lock.fence.TurnOff()
 				ctx, stop := quietly(t)
 				defer stop()
-				hold(ctx, f, sync.OnceFunc(func() { takeOver(f.fenceServer) }))
+				hold(ctx, f, sync.OnceFunc(func() { takeover(f.fenceServer) }))
 				err := f.lock.apiFence.Raise(ctx)
 				if !errors.Is(err, apifence.ErrSuperseded) || !strings.Contains(err.Error(), "b_1") || f.named() != "b_1" {
 					t.Errorf("got %v, %q is named", err, f.named())

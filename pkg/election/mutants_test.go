@@ -85,7 +85,7 @@ var allMutants = []mutant{
 	{"8: the release does not wait for writes in flight", false, "run.go",
 		"e.idle = e.lock.fence.Drain()", "e.lock.fence.Drain()\nclosed := make(chan struct{})\nclose(closed)\ne.idle = closed"},
 	{"8: the release does not wait for a write without an answer", false, "writefence/fence.go",
-		"f.quiet = now + lateness", "f.quiet = now"},
+		"f.quiet = now + serverTimeout", "f.quiet = now"},
 	{"8: the Lease is released although lead has left work behind", false, "run.go",
 		"unfinished := errors.Is(e.leadErr, ErrUnfinished)", "unfinished := false"},
 

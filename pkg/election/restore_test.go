@@ -77,8 +77,8 @@ func TestStoreIsRestored(t *testing.T) {
 	}
 }
 
-// TestEditOfTheDurationDelaysNoFailOver lets the leader undo the edit, and then crash.
-func TestEditOfTheDurationDelaysNoFailOver(t *testing.T) {
+// TestEditOfTheDurationDelaysNoFailover lets the leader undo the edit, and then crash.
+func TestEditOfTheDurationDelaysNoFailover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		leader := startReplica(t, store, "leader", testConfig())

@@ -21,7 +21,7 @@ import (
 
 var errLead = errors.New("lead failed")
 
-func TestHandOverTakesMilliseconds(t *testing.T) {
+func TestHandoverTakesMilliseconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		first := startReplica(t, store, "first", testConfig())
@@ -47,8 +47,8 @@ func TestHandOverTakesMilliseconds(t *testing.T) {
 	})
 }
 
-// TestFailOverIsAtTheExpiry kills a leader.
-func TestFailOverIsAtTheExpiry(t *testing.T) {
+// TestFailoverIsAtTheExpiry kills a leader.
+func TestFailoverIsAtTheExpiry(t *testing.T) {
 	for name, cfg := range map[string]Config{"15s": testConfig(), "3s": shortConfig()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -113,9 +113,9 @@ func TestReplicasLeadOneAtATime(t *testing.T) {
 	})
 }
 
-// TestHandOverInARow checks a rolling update after a crash: once the crash is over, no standby
+// TestHandoverInARow checks a rolling update after a crash: once the crash is over, no standby
 // waits because of it.
-func TestHandOverInARow(t *testing.T) {
+func TestHandoverInARow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		var all []*testReplica

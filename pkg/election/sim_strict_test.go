@@ -38,7 +38,7 @@ var strictPlans = map[string]strictPlan{
 		pass(200*time.Millisecond + s.around(time.Second)) // the third leads and writes if the Lease is released
 		leader.resume()
 	}},
-	"a replica starts after a take-over, and the new leader is killed before it may write": {3, func(s *simulation, leader *simProc) {
+	"a replica starts after a takeover, and the new leader is killed before it may write": {3, func(s *simulation, leader *simProc) {
 		leader.pin(s.servers[0])
 		s.servers[0].lagBehind(14*time.Second, 0)
 		second := s.replace(leader, 9*time.Second)

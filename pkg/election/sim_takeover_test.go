@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// This file plays take-overs on evidence, by rule 11.
+// This file plays takeovers on evidence, by rule 11.
 
 // TestSimulatedTakeover ends a leader and checks how soon another holds the Lease and how soon it leads.
 func TestSimulatedTakeover(t *testing.T) {

@@ -128,7 +128,7 @@ func runSeeds(t *testing.T, first, n int, elect simElector, m *display.Metrics, 
 func (c *simCount) String() string {
 	return fmt.Sprintf("%d terms, %d writes executed, %d after another had taken the Lease, %d after another had written "+
 		"(%d judged before that one led, %d under way for long, %d where a clock had stood still, %d of the same Pod), the latest %s after the fence had named another, %d refused by that fence; "+
-		"%d early take-overs, %d from a holder that was alive",
+		"%d early takeovers, %d from a holder that was alive",
 		c.terms, c.writes, c.stale, c.led, c.judged, c.waited, c.clock, c.samePod, c.latest, c.refused, c.early, c.alive)
 }
 

@@ -25,11 +25,11 @@ import (
 const (
 	// pageSize limits how many full objects are in memory at once when a list cannot be streamed.
 	pageSize = 250
-	// streamPatience is how long a list may be streamed before it is asked for in pages. An API that is
+	// streamTimeout is how long a list may be streamed before it is asked for in pages. An API that is
 	// built on an old library ignores that a list is to be streamed, and never ends it.
-	streamPatience = 2 * time.Minute
-	// listPatience is how long a list that does not end keeps the lists of other followed resources waiting.
-	listPatience = 30 * time.Second
+	streamTimeout = 2 * time.Minute
+	// listSlotTimeout is how long a list that does not end keeps the lists of other followed resources waiting.
+	listSlotTimeout = 30 * time.Second
 )
 
 // backoff is the back-off of client-go's informers.
@@ -121,7 +121,7 @@ func (f *feed) takeListSlot(ctx context.Context) bool {
 		return false
 	}
 	free := sync.OnceFunc(func() { <-f.lists })
-	timer := f.clock.AfterFunc(listPatience, free)
+	timer := f.clock.AfterFunc(listSlotTimeout, free)
 	f.freeSlot = func() { timer.Stop(); free() }
 	return true
 }
@@ -259,7 +259,7 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			if f.stream == nil { // else it broke, and the patience goes on
-				f.stream = f.clock.AfterFunc(streamPatience, f.stalled)
+				f.stream = f.clock.AfterFunc(streamTimeout, f.stalled)
 			}
 		}
 		return w, nil

@@ -47,7 +47,7 @@ func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*
 		return nil, fmt.Errorf("%s: %w", need.For, err)
 	}
 	for _, feed := range i.feeds {
-		feed.lists = need.Lists
+		feed.lists = need.ListSlots
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

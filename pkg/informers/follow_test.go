@@ -20,7 +20,7 @@ import (
 )
 
 var ttlNeed = Need{For: "ttl", Annotations: []string{"ttl"}, Fields: CreationTimestamp,
-	When: func(m metav1.Object) bool { return m.GetAnnotations()["ttl"] != "" }}
+	Filter: func(m metav1.Object) bool { return m.GetAnnotations()["ttl"] != "" }}
 
 func expiring(name, ttl string) *corev1.Secret {
 	s := named(name, "1")
@@ -69,7 +69,7 @@ func (h *told) want(t *testing.T, want ...string) {
 func followSecrets(t *testing.T, f *ClusterCache, c *cluster, need Need, lists chan struct{}, handler func(old, current *Object, initial bool)) *Following[*Object] {
 	t.Helper()
 	f.sourceFor = c.source
-	need.Resource, need.Lists = Secrets, lists
+	need.Resource, need.ListSlots = Secrets, lists
 	w, err := Follow[*Object](t.Context(), f.For(need.For), need)
 	if err != nil {
 		t.Fatal(err)
@@ -269,7 +269,7 @@ func TestFollowListsWaitForEachOther(t *testing.T) {
 		followSecrets(t, f, slow, ttlNeed, lists, (&told{}).handle)
 		synctest.Wait()
 		followSecrets(t, f, quick, ttlNeed, lists, h.handle)
-		pass(listPatience - time.Second)
+		pass(listSlotTimeout - time.Second)
 		h.want(t)
 		pass(2 * time.Second)
 		h.want(t, "+b=1h")

@@ -84,7 +84,7 @@ func TestObjectKnowsWhenItsDigestChanged(t *testing.T) {
 	}
 }
 
-func TestCreatedVersionIsUnknownOfWhatMayHaveBegunToBeChosen(t *testing.T) {
+func TestFirstVersionIsUnknownUnderASelector(t *testing.T) {
 	db := func(version string, annotations map[string]string) *corev1.Secret {
 		return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: "a", ResourceVersion: version, Annotations: annotations}}
 	}
@@ -94,13 +94,13 @@ func TestCreatedVersionIsUnknownOfWhatMayHaveBegunToBeChosen(t *testing.T) {
 		before *corev1.Secret // an earlier state
 		want   string
 	}{
-		"all":                             {Need{}, nil, "7"},
-		"all but Helm's":                  {Need{FieldSelector: NotHelm}, nil, "7"},
-		"of one namespace":                {Need{Namespace: "shop"}, nil, "7"},
-		"by labels":                       {Need{LabelSelector: "app=x"}, nil, ""},
-		"by fields":                       {Need{FieldSelector: "metadata.name=db"}, nil, ""},
-		"by When":                         {Need{When: annotated}, nil, "7"},
-		"by When, only after it was made": {Need{When: annotated}, db("5", nil), ""},
+		"all":                                 {Need{}, nil, "7"},
+		"all but Helm's":                      {Need{FieldSelector: NotHelm}, nil, "7"},
+		"of one namespace":                    {Need{Namespace: "shop"}, nil, "7"},
+		"by labels":                           {Need{LabelSelector: "app=x"}, nil, ""},
+		"by fields":                           {Need{FieldSelector: "metadata.name=db"}, nil, ""},
+		"by a Filter":                         {Need{Filter: annotated}, nil, "7"},
+		"by a Filter, only after it was made": {Need{Filter: annotated}, db("5", nil), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			need := tc.need
@@ -350,7 +350,7 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 			return Need{Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })}, nil
 		},
 		"a When": func(r *refusal) (Need, func(*ClusterCache)) {
-			return Need{Fields: Labels, When: func(obj metav1.Object) bool { r.check(obj); return true }}, nil
+			return Need{Fields: Labels, Filter: func(obj metav1.Object) bool { r.check(obj); return true }}, nil
 		},
 		"a listener": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{}, func(f *ClusterCache) {

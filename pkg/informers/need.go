@@ -90,18 +90,18 @@ type Need struct {
 	MaxAnnotation int
 	// Fields to keep beyond the annotations.
 	Fields Fields
-	// When, if set, restricts the need to the objects for which it returns true. It is called with what the
+	// Filter, if set, restricts the need to the objects for which it returns true. It is called with what the
 	// API server's answer is decoded as, like Digest: the whole metadata, and more if the need reads more. A
-	// need with When has an informer of its own.
-	When func(metav1.Object) bool
+	// need with Filter has an informer of its own.
+	Filter func(metav1.Object) bool
 	// Digest, if set, summarises the objects. In the Reduced form, nothing else of the content is kept.
 	Digest Digest
 	// History says that the controller needs to know when this digest changed, see
 	// Object.ChangedVersion.
 	History bool
-	// Lists, if set, limits how many resources are listed at once of those that are followed with it, see
+	// ListSlots, if set, limits how many resources are listed at once of those that are followed with it, see
 	// [Follow]: each list holds a place in the channel.
-	Lists chan struct{}
+	ListSlots chan struct{}
 	// Optional says that the resource may be missing. If the server does not have it in any version, it
 	// counts as empty and synced.
 	Optional bool
@@ -227,7 +227,7 @@ func (p *plan) serves(n Need, reads Form) bool {
 	return p.resource == n.Resource && p.optional == n.Optional && p.namespace == n.Namespace &&
 		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector &&
 		(p.reads == reads || (p.reads == Metadata || reads == Metadata) && !mayMisfit) &&
-		n.When == nil && p.needs[0].When == nil &&
+		n.Filter == nil && p.needs[0].Filter == nil &&
 		!(n.History && slices.ContainsFunc(p.digests, func(d digest) bool { return d.history }))
 }
 

@@ -40,8 +40,8 @@ func (r *reducer) reduce(obj any) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reduce %T: %w", obj, err)
 	}
-	for i := range r.plan.needs { // one with When is alone
-		if n := &r.plan.needs[i]; n.When != nil && !r.when(n, m) {
+	for i := range r.plan.needs { // one with Filter is alone
+		if n := &r.plan.needs[i]; n.Filter != nil && !r.when(n, m) {
 			return unwanted, nil
 		}
 	}
@@ -96,9 +96,9 @@ func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []
 	return sum
 }
 
-// when calls the need's When. A panic counts as true, since it is harmless to keep too much.
+// when calls the need's Filter. A panic counts as true, since it is harmless to keep too much.
 func (r *reducer) when(n *Need, m metav1.Object) (wanted bool) {
-	return r.panics.contain(n.For, "When", m, func() { wanted = n.When(m) }) || wanted
+	return r.panics.contain(n.For, "Filter", m, func() { wanted = n.Filter(m) }) || wanted
 }
 
 // metadata returns the declared parts of an object's metadata, and whether there are any.

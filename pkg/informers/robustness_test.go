@@ -135,7 +135,7 @@ func TestStreamedListWithoutEndIsPaged(t *testing.T) {
 		f := newTestCache(t, c, reloadNeed)
 		f.Start(t.Context())
 		defer f.Shutdown()
-		pass(streamPatience - time.Second)
+		pass(streamTimeout - time.Second)
 		c.put(named("b", "1")) // the stream is alive
 		if hasSynced(f, "reload") {
 			t.Error("synced without the last bookmark")
@@ -180,12 +180,12 @@ func TestStreamedListThatBreaksIsReadOnce(t *testing.T) {
 		f := newTestCache(t, c, reloadNeed)
 		f.Start(t.Context())
 		defer f.Shutdown()
-		pass(streamPatience / 2)
+		pass(streamTimeout / 2)
 		c.mu.Lock()
 		c.endless = false
 		c.mu.Unlock()
 		c.breakWatches(false)
-		pass(2 * streamPatience)
+		pass(2 * streamTimeout)
 		wantNames(t, f, "shop/a")
 		if diff := cmp.Diff([]string{"watch", "watch"}, verbs(c)); diff != "" {
 			t.Errorf("requests (-want +got):\n%s", diff)

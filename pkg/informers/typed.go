@@ -57,7 +57,7 @@ func (c *ClusterCache) For(controller string) Cache { return Cache{c, controller
 func (c Cache) cache() Cache { return c }
 
 // LiveVersion returns the resourceVersion that an object of a resource which the entry declares has in the
-// API server now, or "" if there is none or the need does not choose it; Need.When is not asked. A
+// API server now, or "" if there is none or the need does not choose it; Need.Filter is not asked. A
 // controller calls it when it suspects that the cache is behind.
 func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
 	i := c.cluster.informerFor(c.controller, resource.GroupResource())

@@ -354,7 +354,7 @@ func (w work) judge(begin time.Time, rounds int, pods []string) {
 		w.t.Errorf("%d terms: nothing was handed over", len(verdict.Acquisitions))
 	}
 	for _, a := range verdict.Acquisitions[1:] {
-		w.t.Logf("Hand-over to %s within %s", a.Process, a.Time.Sub(a.Previous.Time).Round(time.Millisecond))
+		w.t.Logf("Handover to %s within %s", a.Process, a.Time.Sub(a.Previous.Time).Round(time.Millisecond))
 		if a.Previous.Holder != "" {
 			w.t.Errorf("%s took over from %s without a release", a.Process, a.Previous.Holder)
 		}

@@ -271,8 +271,8 @@ var plays = map[string]func(*play){
 	},
 }
 
-// TestPlays goes through what can happen to an object, its types and its clusters, one play after the other.
-func TestPlays(t *testing.T) {
+// TestFederatedObjectLifecycles goes through what can happen to an object, its types and its clusters, one play after the other.
+func TestFederatedObjectLifecycles(t *testing.T) {
 	s := &stage{members: newMembers(t, 15*time.Minute, cluster.Options{})}
 	s.configure(quick)
 	s.lead()

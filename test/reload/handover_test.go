@@ -256,11 +256,11 @@ func TestLeaderWithAnOldCacheRollsNothingBack(t *testing.T) {
 		"both caches are old, and ConfigMaps come last":  {deployments, configMaps},
 		"both caches are old, and Deployments come last": {configMaps, deployments},
 	} {
-		t.Run(name, func(t *testing.T) { takeOverWithOldCaches(t, old) })
+		t.Run(name, func(t *testing.T) { takeoverWithOldCaches(t, old) })
 	}
 }
 
-func takeOverWithOldCaches(t *testing.T, old []string) {
+func takeoverWithOldCaches(t *testing.T, old []string) {
 	t.Helper()
 	const other = "configmap/other"
 	ctx := fleet.Context(t)

@@ -102,7 +102,7 @@ func TestLongHandoverInAFanOut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFan(t, sources, targets)
 			var leader, standby *cluster.Manager
-			handOver := func(during func() bool) {
+			handover := func(during func() bool) {
 				t.Helper()
 				fleet.Eventually(f.ctx, t, func() error {
 					if !during() {
@@ -122,15 +122,15 @@ func TestLongHandoverInAFanOut(t *testing.T) {
 			f.each(func(name string) {
 				f.secret("a/"+name, "k=v", f.with("Q:push-to=labels: group={id},fan=yes"))
 			})
-			handOver(func() bool { n := f.copies("v"); return n > all/10 })
+			handover(func() bool { n := f.copies("v"); return n > all/10 })
 			f.awaitCopies("v", func(n int) bool { return n == all })
 
 			f.each(func(name string) { f.edit("a/"+name, holding("k=w")) })
-			handOver(func() bool { n := f.copies("w"); return n > all/10 })
+			handover(func() bool { n := f.copies("w"); return n > all/10 })
 			f.awaitCopies("w", func(n int) bool { return n == all })
 
 			f.each(func(name string) { f.remove("a/" + name) })
-			handOver(func() bool { n := f.copies(""); return n < all*9/10 })
+			handover(func() bool { n := f.copies(""); return n < all*9/10 })
 			f.awaitCopies("", func(n int) bool { return n == 0 })
 
 			counts := map[string]int{}
@@ -143,7 +143,7 @@ func TestLongHandoverInAFanOut(t *testing.T) {
 				}
 			}
 			// The audit log has no answer to what was in flight when a leader was killed: one request of
-			// each of the 4 workers, in each of the 3 hand-overs.
+			// each of the 4 workers, in each of the 3 handovers.
 			unanswered := 0
 			if tc.signal == syscall.SIGKILL {
 				unanswered = 3 * 4

@@ -54,7 +54,7 @@ var faults = []fault{
 		fleet.Wait(ctx, away)
 		return nil
 	}},
-	{"hand-over", false, func(_ context.Context, c *managers) error { return c.leader.Signal(syscall.SIGTERM) }},
+	{"handover", false, func(_ context.Context, c *managers) error { return c.leader.Signal(syscall.SIGTERM) }},
 }
 
 var lags = []time.Duration{300 * time.Millisecond, 3 * time.Second, 30 * time.Second}

@@ -312,8 +312,8 @@ func TestRuleWhoseTypeCannotBeListed(t *testing.T) {
 	})
 }
 
-// TestTryingAFile compares what the command shows with what a leader deletes then.
-func TestTryingAFile(t *testing.T) {
+// TestCommandShowsWhatRulesDelete compares what the command shows with what a leader deletes then.
+func TestCommandShowsWhatRulesDelete(t *testing.T) {
 	w := newFixture(t)
 	for name, old := range map[string]string{"old": "yes", "new": "no"} {
 		if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{

@@ -113,7 +113,7 @@ func TestLongHandover(t *testing.T) {
 	}
 	leader := shared.RunLeader(ctx, t, asQuartermaster)
 	standby := shared.RunStandby(ctx, t, asQuartermaster)
-	handOver := func() {
+	handover := func() {
 		t.Helper()
 		if err := leader.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -130,7 +130,7 @@ func TestLongHandover(t *testing.T) {
 			t.Fatal(err)
 		}
 		if i == all/2 {
-			handOver()
+			handover()
 		}
 	}
 	await("each Widget has its objects and its condition", func() bool {
@@ -155,7 +155,7 @@ func TestLongHandover(t *testing.T) {
 	await("the first Widgets are gone", func() bool {
 		return count(ctx, t, widgets, namespace, func(*unstructured.Unstructured) bool { return true }) < all*9/10
 	})
-	handOver()
+	handover()
 	await("all are gone, with what they owned", func() bool {
 		return count(ctx, t, widgets, namespace, func(*unstructured.Unstructured) bool { return true }) == 0 &&
 			count(ctx, t, deployments, namespace, owned) == 0 && count(ctx, t, configMaps, namespace, owned) == 0

@@ -159,7 +159,7 @@ func (h *Host) Restart(meanwhile ...func()) {
 	h.leader, h.standby = h.standby, h.start()
 }
 
-// waitForLeader returns when the only replica leads, which takes some seconds after a hand-over.
+// waitForLeader returns when the only replica leads, which takes some seconds after a handover.
 func (h *Host) waitForLeader() {
 	h.t.Helper()
 	leads := func() bool {

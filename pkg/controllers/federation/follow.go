@@ -250,7 +250,7 @@ func (r *readyCluster) startWatch(ctx context.Context, w *typeWatch, now time.Ti
 	t := w.federated
 	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster, informers.Need{
 		Resource: schema.GroupVersionResource{Group: t.Target.Group, Resource: t.Target.PluralName}, ClusterScoped: !t.Target.Namespaced(),
-		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true, Lists: r.c.lists,
+		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true, ListSlots: r.c.lists,
 		Digest: informers.DigestOf(policy.SummarizeLiveObject),
 	})
 	if err != nil {

@@ -55,7 +55,7 @@ func Entry() controllers.Entry {
 				}
 			}
 			follow := func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
-				need.Lists = lists
+				need.ListSlots = lists
 				following, err := informers.Follow[metav1.Object](ctx, h, need)
 				if err != nil {
 					return nil, err
@@ -84,12 +84,12 @@ func (c Config) with(s controllers.Settings) *Config {
 // need returns what is kept of a type.
 func need(options policy.Options, t policy.Type, r *typeRules) informers.Need {
 	n := informers.Need{
-		Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, When: options.Annotated,
+		Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, Filter: options.Annotated,
 		Annotations: append(options.Keys(), corev1.MirrorPodAnnotationKey), MaxAnnotation: policy.MaxValue,
 		Fields: informers.OwnerReferences | informers.CreationTimestamp,
 	}
 	if r != nil {
-		n.When, n.Digest, n.Fields = r.mayExpire, informers.DigestOf(r.digest), 0
+		n.Filter, n.Digest, n.Fields = r.mayExpire, informers.DigestOf(r.digest), 0
 		if !r.Whole {
 			n.Form = informers.Metadata
 		}

@@ -518,8 +518,8 @@ func TestFileWithAMistakeIsRefused(t *testing.T) {
 	}
 }
 
-// TestTryingAFile has the command that shows what a file would delete.
-func TestTryingAFile(t *testing.T) {
+// TestCommandShowsWhatRulesDelete has the command that shows what a file would delete.
+func TestCommandShowsWhatRulesDelete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(c *ttl.Config) { c.Include = append(c.Include, "jobs.batch") })
 		f.add(done("shop/j", 2*time.Hour), done("shop/later", time.Minute), done("kube-system/j", 2*time.Hour),

@@ -167,8 +167,8 @@ func TestTenant(t *testing.T) {
 	}
 }
 
-// TestSameIsNoSuccessor has a successor of the same name, which a watch that was away shows as an update.
-func TestSameIsNoSuccessor(t *testing.T) {
+// TestSameComparesUIDs has a successor of the same name, which a watch that was away shows as an update.
+func TestSameComparesUIDs(t *testing.T) {
 	obj := &metav1.ObjectMeta{UID: "1", Annotations: map[string]string{policy.NativeExpires: "x"}}
 	successor := obj.DeepCopy()
 	successor.UID = "2"

@@ -109,7 +109,7 @@ func TestTrustInATakeover(t *testing.T) {
 		p.learn(testLease("1", 1, "a", noted(holderNote{Holder: "a"})), 0, true)
 		p.learn(testLease("2", 2, "b", noted(holderNote{Holder: "b", Early: early})), 2*s, true)
 		if p.distrust != want || p.freeAt() != 17*s {
-			t.Errorf("after a take-over, early %t, it distrusts until %s, want %s, and waits until %s", early, p.distrust, want, p.freeAt())
+			t.Errorf("after a takeover, early %t, it distrusts until %s, want %s, and waits until %s", early, p.distrust, want, p.freeAt())
 		}
 	}
 }

@@ -8,7 +8,7 @@
 // Path, and learns only whether the process whose identity it knows lives. A process seems to have ended
 // if its kernel has closed the connection in the middle of the response and refuses another, or if another
 // process answers at its address. Any other failure proves nothing, since networks lose packets and
-// firewalls reset connections. A standby that is deceived causes a hand-over and nothing worse, so
+// firewalls reset connections. A standby that is deceived causes a handover and nothing worse, so
 // certificates are not verified.
 package witness
 
@@ -31,11 +31,11 @@ import (
 const Path = "/leader-process"
 
 const (
-	beatPeriod = time.Second
-	silence    = 3 * beatPeriod // after which a standby connects anew
+	beatPeriod     = time.Second
+	silenceTimeout = 3 * beatPeriod // after which a standby connects anew
 
-	// most is how many standbys a process serves at a time. Others are turned away.
-	most = 32
+	// maxStandbys is how many standbys a process serves at a time. Others are turned away.
+	maxStandbys = 32
 
 	// requestTimeout bounds each of the three parts of a request: to connect, to shake hands, and to
 	// get the header of the response.
@@ -62,7 +62,7 @@ type Witness struct {
 
 // New returns the witness of a process that serves the address.
 func New(address netip.AddrPort, identity string) *Witness {
-	return &Witness{address: address.String(), identity: identity, served: make(chan struct{}, most)}
+	return &Witness{address: address.String(), identity: identity, served: make(chan struct{}, maxStandbys)}
 }
 
 // Address returns where standbys reach this process.
@@ -131,7 +131,7 @@ func (w *Witness) Watch(ctx context.Context, process protocol.Watched, report fu
 			answered := time.Now()
 			err = follow(body, end, func() { see(protocol.LeaderAnswers) })
 			hungUp = errors.Is(err, io.ErrUnexpectedEOF) // a reset may be a firewall's
-			if time.Since(answered) > silence {
+			if time.Since(answered) > silenceTimeout {
 				pause = redialMin
 			}
 		case ctx.Err() != nil:
@@ -179,14 +179,14 @@ func dial(ctx context.Context, transport *http.Transport, process protocol.Watch
 // follow reads the response until it ends and returns why. It calls beat after each read, and end if
 // nothing comes for a while.
 func follow(body io.ReadCloser, end, beat func()) error {
-	timer := time.AfterFunc(silence, end)
+	timer := time.AfterFunc(silenceTimeout, end)
 	defer timer.Stop()
 	var buf [64]byte
 	for {
 		n, err := body.Read(buf[:])
 		if n > 0 {
 			beat()
-			timer.Reset(silence)
+			timer.Reset(silenceTimeout)
 		}
 		if err != nil {
 			return errors.Join(err, body.Close())

@@ -233,7 +233,7 @@ func TestWatchOfAHungProcess(t *testing.T) {
 	s.expect(protocol.LeaderAnswers)
 	<-l.asked
 	gate.mu.Lock() // nothing passes
-	s.expectNothing(2 * silence)
+	s.expectNothing(2 * silenceTimeout)
 	gate.mu.Unlock()
 	<-l.asked
 	_ = proxy.Close()
@@ -296,7 +296,7 @@ func TestWatchUnreachable(t *testing.T) {
 		"it serves too many others": func(t *testing.T) protocol.Watched {
 			t.Helper()
 			l := newLeader(t, "127.0.0.1:0")
-			for range most {
+			for range maxStandbys {
 				l.served <- struct{}{}
 			}
 			return l.process()

@@ -43,11 +43,11 @@ type Clock interface {
 	Now() time.Duration
 }
 
-// lateness is how long the API server may still execute a write after the client has stopped waiting for
+// serverTimeout is how long the API server may still execute a write after the client has stopped waiting for
 // it. It is the default of kube-apiserver's --request-timeout, which bounds requests that it has begun to
 // read, but not exec, attach, portforward and proxy; the client has closed the stream or connection before.
 // A write that waits in a proxy has no bound.
-const lateness = time.Minute
+const serverTimeout = time.Minute
 
 // state says what the fence does with a write.
 type state int
@@ -210,7 +210,7 @@ func (f *Fence) done(a *admission, unknown bool) bool {
 	defer f.mu.Unlock()
 	delete(f.inFlight, a)
 	if unknown && !a.elsewhere { // rule 8
-		f.quiet = now + lateness
+		f.quiet = now + serverTimeout
 	}
 	if f.idle != nil && !a.elsewhere && !f.isBusy() {
 		close(f.idle) // at most once: after Drain, nothing is admitted

@@ -11,9 +11,9 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// most is how many notices are remembered. Beyond it the least recently used is forgotten, and
+// maxNotices is how many notices are remembered. Beyond it the least recently used is forgotten, and
 // may be sent again too early; client-go limits the Events of each object besides.
-const most = 4096
+const maxNotices = 4096
 
 // Memory remembers notices. It is safe for concurrent use.
 type Memory struct {
@@ -24,7 +24,7 @@ type Memory struct {
 
 // New returns an empty memory. The same notice is due again after interval.
 func New(interval time.Duration) *Memory {
-	return &Memory{interval: interval, sent: lru.New(most)}
+	return &Memory{interval: interval, sent: lru.New(maxNotices)}
 }
 
 // Due reports whether a notice is to be sent at now, and remembers it as sent if so. The notice must be

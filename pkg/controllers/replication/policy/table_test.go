@@ -14,7 +14,7 @@ import (
 )
 
 // TestDecide has the rules of docs/controllers/replication.md, each with an example. The tests of the
-// controller have what is about requests (conflicts, quota, hand-over).
+// controller have what is about requests (conflicts, quota, handover).
 func TestDecide(t *testing.T) {
 	type test struct {
 		configure func(*Options)

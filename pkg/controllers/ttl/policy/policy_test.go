@@ -189,8 +189,8 @@ func TestWatches(t *testing.T) {
 	}
 }
 
-// TestRuled has objects on which rules may or may not decide.
-func TestRuled(t *testing.T) {
+// TestRuleDecision has objects on which rules may or may not decide.
+func TestRuleDecision(t *testing.T) {
 	for name, test := range map[string]struct {
 		kind, namespace, name string // Pod shop/p
 		change                func(*metav1.PartialObjectMetadata)
