@@ -55,7 +55,7 @@ func (c *Controller) reconcile(ctx context.Context, key cache.ObjectName) (time.
 		return 0, nil
 	}
 	if whom == "" {
-		// The loop recovers, counts it and tries again. The other controllers do not notice.
+		// The loop recovers the panic, counts it and tries the key again; other controllers are not affected.
 		panic("a greeting for nobody")
 	}
 

@@ -128,7 +128,7 @@ func newAuth(o *Options, c connection) (*auth, error) {
 func reviewConfig(c connection, name string) *rest.Config {
 	config := c.named(name)
 	// A person or a scraper waits for each review, so reviews do not share the limit of other requests.
-	// But whoever reaches the port causes reviews: they have kube-apiserver's limit.
+	// Every caller of the port causes reviews, so reviews have a limit of their own, kube-apiserver's.
 	config.QPS, config.Burst, config.RateLimiter = 200, 400, nil
 	return config
 }

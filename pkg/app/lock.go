@@ -19,7 +19,7 @@ import (
 // newIdentity returns the identity of this process in the election. pod is the name of its Pod; empty if that
 // is not known.
 func newIdentity(pod string) (string, error) {
-	if pod == "" { // in a Pod, the host name is its name, unless hostNetwork or hostname is set
+	if pod == "" { // in a Pod, the host name is the Pod's name, unless hostNetwork or hostname is set
 		var err error
 		if pod, err = os.Hostname(); err != nil {
 			return "", fmt.Errorf("POD_NAME is not set: %w", err)

@@ -9,8 +9,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// Cluster is the API server of another cluster, see Host.Cluster. What docs/operate/security.md says of
-// clusters is for whoever opens one.
+// Cluster is the API server of another cluster, see Host.Cluster. Before you open a cluster, read "Other
+// clusters" in docs/operate/security.md.
 type Cluster struct {
 	// Cache is for informers.Follow, in all namespaces of that cluster.
 	informers.Cache

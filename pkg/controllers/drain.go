@@ -43,9 +43,9 @@ func workContext(ctx context.Context) (work context.Context, cutOff context.Canc
 	return work, func(cause error) { unlink(); cancel(cause) }
 }
 
-// Draining returns a channel that is closed when the process begins to drain, or the loop of the reconcile
-// whose context ctx is: the reconcile should end soon, at a place from which its successor can go on. It
-// may still write. For any other context, Draining returns nil.
+// Draining returns a channel that is closed when the process, or the loop that runs the reconcile with this
+// ctx, begins to drain: the reconcile should end soon, at a place from which its successor can go on. It may
+// still write. For any other context, Draining returns nil.
 func Draining(ctx context.Context) <-chan struct{} {
 	draining, _ := ctx.Value(drainingKey{}).(<-chan struct{})
 	return draining

@@ -81,7 +81,7 @@ type Settings struct {
 	Compat []string
 	// Namespaces are the only namespaces that may be read and written; empty means all: --namespaces.
 	Namespaces []string
-	// Namespace is the namespace of the process: that of its Lease and of its Pod.
+	// Namespace is the namespace of the process's Lease and Pod.
 	Namespace string
 	// DryRun says that no write changes anything: --dry-run.
 	DryRun bool

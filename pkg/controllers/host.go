@@ -35,7 +35,8 @@ type Host struct {
 	// Settings is what the process decides for all controllers.
 	Settings Settings
 	// Cache is the cache as the controller gets it. informers.For returns the informer of a resource that
-	// the entry declares in Needs, informers.Follow that of one which the controller names while it runs.
+	// the entry declares in Needs. informers.Follow returns the informer of a resource that the controller names
+	// at run time.
 	informers.Cache
 	// Cluster opens the API server of another cluster, by a name that no other open cluster of the process
 	// has: it is a label of metrics. config holds credentials as contents, not as files or programs; build it

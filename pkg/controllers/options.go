@@ -32,8 +32,8 @@ type Options struct {
 	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
 	// at once.
 	Workers int
-	// MaxBackoff is the longest back-off of a failing key, default 5 min. The first is 1 s, each other one twice
-	// as long as the one before it.
+	// MaxBackoff is the longest back-off of a failing key, default 5 min. The first back-off is 1 s; each
+	// further one is twice as long.
 	MaxBackoff time.Duration
 	// DrainTimeout is how long the reconciles in flight may take to end when Run is to end. After it, their
 	// contexts end. The default is --shutdown-timeout, which always applies as well.

@@ -52,8 +52,8 @@ func withoutType[T metav1.Object](informer informers.Informer[T]) untyped {
 // erased implements untyped.
 type erased[T metav1.Object] struct{ informers.Informer[T] }
 
-// handle leaves out what was there before the informer had synced: that is in the cache when Run begins,
-// which waits for it.
+// handle drops the objects of the first list: Run waits for the informer, and then maps the objects in its
+// cache.
 func (e erased[T]) handle(f func(change)) {
 	e.AddHandler(func(old, current T, initial bool) {
 		var c change

@@ -103,7 +103,7 @@ type elector struct {
 	timer    *time.Timer
 	requests // see requests.go
 
-	stopAsking   context.CancelFunc      // a standby's asking for the fence in the API server
+	stopAsking   context.CancelFunc      // stops a standby's checks of the API server's fence
 	stopStarting context.CancelFunc      // stops naming this replica, and the proof
 	cancelLead   context.CancelCauseFunc // nil before lead has started
 	leadDone     chan error              // receives once, when lead has returned

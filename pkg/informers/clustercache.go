@@ -133,7 +133,7 @@ func (c *ClusterCache) Start(ctx context.Context) {
 	klog.FromContext(ctx).Info("Informers started", "informers", len(c.informers))
 }
 
-// all returns the informers, with those of followed resources.
+// all returns all informers: of declared and of followed resources.
 func (c *ClusterCache) all() []*informer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -151,7 +151,7 @@ func (c *ClusterCache) Shutdown() {
 	c.stopped = true
 	followed := slices.Clone(c.followed)
 	c.mu.Unlock()
-	for _, i := range followed { // whoever asked for them has not given them back
+	for _, i := range followed { // their controllers have not called Stop
 		c.unfollow(i)
 	}
 	for _, i := range c.informers {

@@ -23,7 +23,8 @@ type Following[T any] struct {
 // The resource is watched until Stop or until ctx ends; call Stop in any case. ctx is that of the controller's
 // Run or of Options.Background: the context of a reconcile ends with the reconcile. Follow may be called
 // before Start, and while the controller runs. Two controllers that follow the same resource have a watch
-// each. Failures are no problem of the controller: see Status. They are retried at least once a minute.
+// each. Failures do not fail the controller's health check; Status reports them. They are retried at
+// least once a minute.
 func Follow[T any](ctx context.Context, host interface{ cache() Cache }, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.For = c.controller
@@ -73,8 +74,8 @@ func (c *ClusterCache) unfollow(i *informer) {
 // may be called once more while Stop returns. What is cached stays readable.
 func (f *Following[T]) Stop() { f.cluster.unfollow(f.informer) }
 
-// Status returns what is known of the resource and of the requests for it. With --namespaces, it is
-// that of the first namespace with a problem.
+// Status returns what is known of the resource and of the requests for it. With --namespaces, Status
+// returns the status of the first namespace that has a problem, otherwise of the first namespace.
 func (f *Following[T]) Status() ResourceStatus {
 	all := f.informer.status()
 	at := max(0, slices.IndexFunc(all, func(s ResourceStatus) bool { return s.Problem != "" }))

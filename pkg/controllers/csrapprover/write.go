@@ -54,7 +54,7 @@ func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 	if err != nil {
 		return fmt.Errorf("update the approval of request %s: %w", k, err)
 	}
-	klog.FromContext(ctx).V(2).Info("Request decided", "node", policy.NodeName(csr), "reason", reason, "because", message)
+	klog.FromContext(ctx).V(2).Info("Request decided", "node", policy.NodeName(csr), "reason", reason, "message", message)
 	c.metrics.requests.WithLabelValues(result).Inc()
 	if condition == certificatesv1.CertificateApproved {
 		c.metrics.approval.Observe(c.clock.Since(csr.CreationTimestamp.Time).Seconds())

@@ -156,7 +156,7 @@ func (c *controller) wouldWrite(ctx context.Context, w *workload, p *policy.Plan
 	}
 	c.memory.update(w.key, w.uid, func(e *entry) { e.announced = p.Do })
 	if reason, text := describe(w, p, reasonWouldDown, reasonWouldUp); reason != "" {
-		klog.FromContext(ctx).Info("Dry run: would scale", "what", text)
+		klog.FromContext(ctx).Info("Dry run: would scale", "change", text)
 		c.metrics.wrote(w.Kind, p.Do, resultDryRun)
 		c.events.Event(w.reference(), corev1.EventTypeNormal, reason, text)
 	}

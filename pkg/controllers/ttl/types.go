@@ -118,7 +118,7 @@ func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
 		following, err := f.follow(ctx, informers.Need{Resource: resource, ClusterScoped: true, Form: informers.Metadata},
 			func(_, _ metav1.Object, _ bool) { look() })
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot watch definitions of types", "resource", resource.GroupResource())
+			klog.FromContext(ctx).Error(err, "Cannot watch CustomResourceDefinitions or APIServices", "resource", resource.GroupResource())
 			continue
 		}
 		f.definitions = append(f.definitions, following)

@@ -35,9 +35,9 @@ const (
 	verdictForeign   verdict = "has a fence of another installation, which refuses this ServiceAccount's writes"
 )
 
-// ask finds out how an API server judges this replica: by a dry run that changes nothing and that
-// the policy answers with what it sees, whoever asks. Reading the policy would not show whether it is
-// bound, is enforced and recognises the replica's token, nor whether the API server's watch of the
+// ask finds out how an API server judges this replica: by a dry run. The policy refuses it in any
+// case, and its message says which Pod and which leader it sees. Reading the policy would not show whether
+// it is bound, is enforced and recognises the replica's token, nor whether the API server's watch of the
 // Namespace lags.
 func (f *Fence) ask(ctx context.Context, client NamespaceClient) (verdict, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.RequestTimeout)

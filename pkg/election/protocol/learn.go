@@ -56,8 +56,8 @@ func (p *State) setLease(lease *coordinationv1.Lease, now time.Duration) {
 
 // onRestored processes an answer that is older than the newest version, but true: the store was
 // restored to an earlier state (rule 10), and whatever this process knows may be wrong. The process ends,
-// and its next life begins with nothing. But it waits first: whoever led in the lost versions may still
-// act, and the next life might see a Lease that is free.
+// and the restarted process knows nothing. A standby waits before it ends: a leader of the lost versions may
+// still act, and the restarted process might see a Lease that is free.
 func (p *State) onRestored(now time.Duration) {
 	if p.holding {
 		p.lost = ReasonStoreRestored

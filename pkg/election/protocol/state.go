@@ -38,7 +38,7 @@ type State struct {
 	term    Term
 	began   time.Duration // when the acquisition was acknowledged
 	sent    time.Duration // when the last acknowledged write was about to be sent
-	owes    time.Duration // see Action
+	owes    time.Duration // until when the term may not write without proof (rule 11)
 	raised  bool          // the API server's fence admits this replica, or there is none
 	leading bool          // lead was started
 	gaveUp  bool          // the attempt to lead was abandoned
@@ -52,7 +52,7 @@ type State struct {
 
 	// The requests. At most one of each kind is in flight.
 	writing, reading, watching        bool
-	taking                            time.Duration // what the acquisition in flight owes
+	taking                            time.Duration // the obligation of the acquisition in flight, see owes
 	writeAt, readAt, watchAt          time.Duration // none before this time
 	writeFails, readFails, watchFails failures
 	readFrom                          *coordinationv1.Lease // the newest version when the read was sent

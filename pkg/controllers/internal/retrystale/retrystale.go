@@ -10,9 +10,9 @@ import "time"
 // the back-off of the queue takes over.
 const attempts = 4
 
-// Do calls step until its error is not stale, at most four times. stale reports that the
-// object had changed since it was read, so that step has to decide again: it should read the object live
-// unless first is set. last says that the error will be returned.
+// Do calls step, and calls it again while it returns a stale error, attempts times at most. stale reports
+// that the object had changed since it was read, so that step has to decide again: it should read the object
+// live unless first is set. last says that the error will be returned.
 func Do(stale func(error) bool, step func(first, last bool) (time.Duration, error)) (time.Duration, error) {
 	for i := 1; ; i++ {
 		after, err := step(i == 1, i == attempts)
