@@ -156,6 +156,18 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 	return o, err
 }
 
+// electionUsages are the usages of the flags of leader election. Those of component-base speak of candidates,
+// slots and masters.
+var electionUsages = map[string]string{
+	"":                    "Run controllers only in the replica that holds the Lease. If false, run one replica only.",
+	"-lease-duration":     "How long a standby waits for a leader that does not renew its Lease: 2s to 10m.",
+	"-renew-deadline":     "A leader that could not renew its Lease for this long ends.",
+	"-retry-period":       "How often the leader renews, and how soon a failed request is tried again.",
+	"-resource-lock":      "The kind of object that replicas elect by: only leases.",
+	"-resource-name":      "The name of the Lease.",
+	"-resource-namespace": "The namespace of the Lease.",
+}
+
 // flagSets binds every flag, in groups, in the order of --help.
 func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs := sets.FlagSet(configurationFlags)
@@ -202,7 +214,11 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 		"The content type of requests of typed clients for built-in types: "+runtime.ContentTypeProtobuf+" or "+
 		runtime.ContentTypeJSON+". Other clients speak JSON.")
 
-	o.Election.AddFlags(sets.FlagSet("leader election"))
+	fs = sets.FlagSet("leader election")
+	o.Election.AddFlags(fs)
+	for name, usage := range electionUsages {
+		fs.Lookup("leader-elect" + name).Usage = usage
+	}
 	o.Informers.AddFlags(sets.FlagSet("informers"))
 
 	o.Secure.AddFlags(sets.FlagSet("secure serving"))

@@ -74,7 +74,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.SourceSelector, flagPrefix+"source-selector", c.SourceSelector,
 		"Label selector of the ConfigMaps and Secrets that count. A source that loses its label counts as deleted.")
 	fs.StringSliceVar(&c.IgnoredSources, flagPrefix+"ignored-sources", c.IgnoredSources,
-		"Type of source that never rolls anything: configmaps or secrets.")
+		"Types of sources that never roll anything: configmaps or secrets, not both.")
 	fs.StringSliceVar(&c.IgnoredKinds, flagPrefix+"ignored-kinds", c.IgnoredKinds,
 		"Kinds that are never rolled: "+strings.Join(pluralNames(), ", ")+".")
 	fs.BoolVar(&c.ArgoRollouts, flagPrefix+"argo-rollouts", c.ArgoRollouts, "Roll Argo Rollouts too.")
