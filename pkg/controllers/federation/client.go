@@ -206,13 +206,19 @@ func (c *client) close() {
 // CloseIdleConnections is what net/http looks for.
 func (c *client) CloseIdleConnections() { c.transport.CloseIdleConnections() }
 
-// probe asks /healthz on a new connection, and /version if that is well. Each has the timeout, from
-// the name's resolution to the end of the body. problem is why there is no answer.
-func (c *client) probe(ctx context.Context, timeout time.Duration) (result policy.Result, version, problem string) {
+// newTransport returns a transport for new connections to the cluster.
+func (c *client) newTransport() *http.Transport {
 	t := newTransport(c.connection, c.unsafe)
 	if c.dial != nil {
 		t.DialContext = c.dial
 	}
+	return t
+}
+
+// probe asks /healthz on a new connection, and /version if that is well. Each has the timeout, from
+// the name's resolution to the end of the body. problem is why there is no answer.
+func (c *client) probe(ctx context.Context, timeout time.Duration) (result policy.Result, version, problem string) {
+	t := c.newTransport()
 	defer t.CloseIdleConnections()
 	code, body, err := c.get(ctx, t, "/healthz", timeout, maxHealth)
 	if err != nil {

@@ -4,6 +4,7 @@
 package federation
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -81,6 +82,7 @@ type probedCluster struct {
 	// awaySince is when it became not ready; failures counts the failed probes in a row.
 	awaySince time.Time
 	failures  int64
+	identity
 }
 
 // newClusterLoop returns the loop of the clusters of the federation namespace. It calls setClient when it has
@@ -151,16 +153,27 @@ func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time
 			return 0, ctx.Err() // the manager ends: that says nothing of the cluster
 		}
 	}
+	known, after := false, config.ProbePeriod
+	if result == policy.Well {
+		result, problem, known = l.identify(ctx, p, object, config.ProbeTimeout)
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+	}
+	p.asked = p.asked && result == policy.Well
 	l.observe(ctx, p, object, result, p.health.Observe(result, problem, config))
-	if p.health.Ready() {
-		l.setClient(ctx, read.Name, p.client)
-	} else {
+	switch {
+	case !p.health.Ready():
 		l.setClient(ctx, read.Name, nil)
+	case known:
+		l.setClient(ctx, read.Name, p.client)
+	case result == policy.Well:
+		after = olderRecheck
 	}
-	if err := l.write(ctx, object, read, p.health, version); err != nil {
-		return config.ProbePeriod, err
+	if err := l.write(ctx, object, read, p.health, version); err != nil || !known {
+		return after, err
 	}
-	return config.ProbePeriod, nil
+	return after, l.writeIdentity(ctx, p, object)
 }
 
 // clusterOf returns the state of a cluster. A new process starts from the status of the KubeFedCluster.
@@ -195,6 +208,9 @@ func (l *clusterLoop) disconnect(ctx context.Context, name string, p *probedClus
 		p.client.close()
 		p.client = nil
 	}
+	l.mu.Lock()
+	p.identity = identity{}
+	l.mu.Unlock()
 }
 
 // closeAll closes all clients, when the loop does not run.
@@ -299,7 +315,7 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 	if reason := next.Event(before); reason != "" {
 		text := "the cluster does not answer: " + next.Error
 		if next.State == policy.NoClient {
-			text = "the KubeFedCluster or its Secret gives no client"
+			text = cmp.Or(next.Error, "the KubeFedCluster or its Secret gives no client")
 		}
 		l.events.Event(object, corev1.EventTypeWarning, reason, text)
 	}

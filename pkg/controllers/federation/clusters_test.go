@@ -112,8 +112,8 @@ func TestClusterGoesAndComes(t *testing.T) {
 		h.wrote(patched + "c1")
 		h.Sleep(4 * time.Minute)
 		h.wrote()
-		if n := server.Probes(); n != 2*25 {
-			t.Errorf("%d requests, want two for each of 25 probes", n)
+		if n := server.Probes(); n != 2*25+1 {
+			t.Errorf("%d requests, want two for each of 25 probes, and one for its UID", n)
 		}
 		h.Sleep(time.Minute + time.Second)
 		h.wrote(patched + "c1") // since the status was five minutes old

@@ -7,6 +7,7 @@
 //
 //	client.go        connections to a cluster, with its token
 //	clusters.go      the loop that probes clusters and writes the status of KubeFedClusters
+//	identity.go      which cluster a KubeFedCluster leads to
 //	types.go         the loop of FederatedTypeConfigs: which types are propagated
 //	replicas.go      the loop of ReplicaSchedulingPreferences: how many replicas each cluster gets
 //	controller.go    all loops together, and KubeFed's lock
@@ -23,6 +24,7 @@
 //
 //	clusters         the probed clusters; set by clusters.go, removed with the KubeFedCluster
 //	health           a cluster's health and streak; set by clusters.go, at first from the KubeFedCluster's status
+//	identity         which cluster answers; set by identity.go, removed with the client
 //	token            a cluster's bearer token; set by clusters.go and after a 401, removed with the client
 //	running          the types that are propagated; set by types.go, removed when the type stops or its
 //	                 FederatedTypeConfig is deleted

@@ -85,6 +85,7 @@ func namespacePermissions() []rbacv1.PolicyRule {
 		rules("", []string{"configmaps"}, "get", "list", "watch", "create", "update", "delete"),
 		rules(policy.CoreGroup, []string{"kubefedclusters", "kubefedconfigs"}, "list", "watch"),
 		rules(policy.CoreGroup, []string{"federatedtypeconfigs"}, "list", "watch", "patch"),
+		rules(policy.CoreGroup, []string{"kubefedclusters"}, "patch"),
 		rules(policy.CoreGroup, []string{"kubefedclusters/status", "federatedtypeconfigs/status"}, "patch"),
 		kubefed,
 	}

@@ -160,14 +160,14 @@ func (c *controller) deleteOptions(v *view, f *policy.Federated) (metav1.DeleteO
 }
 
 // warnHeld tells once on a KubeFedCluster that removals are held.
-func (c *controller) warnHeld(r *readyCluster, deletions, managed int) {
-	if r.held.Swap(true) {
+func (c *controller) warnHeld(r *readyCluster, removals policy.Removals) {
+	if removals.Replaced || r.held.Swap(true) { // a replaced cluster has a Warning of its own
 		return
 	}
 	for _, object := range c.informers.clusters.List(c.cfg.Namespace, nil) {
 		if object.GetName() == r.name {
 			c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.RemovalsHeld,
-				"placement would delete %d of %d objects; the annotation %s with a time allows it until then", deletions, managed, policy.AllowRemovalsAnnotation)
+				"placement would delete %d of %d objects; the annotation %s with a time allows it until then", removals.Deletions, removals.Managed, policy.AllowRemovalsAnnotation)
 		}
 	}
 }

@@ -297,7 +297,7 @@ func (r *readyCluster) sweep(now time.Time) {
 // removals returns what policy needs to know before a removal from the cluster.
 func (r *readyCluster) removals(v *view) policy.Removals {
 	ready, since := r.c.clusters.ready(r.name)
-	removals := policy.Removals{Listed: v.inputsListed && ready, ReadySince: since}
+	removals := policy.Removals{Listed: v.inputsListed && ready, ReadySince: since, Replaced: r.c.clusters.isReplaced(r.name)}
 	for _, cluster := range r.c.joinedClusters() {
 		if cluster.Name == r.name {
 			removals.AllowedUntil, _ = cluster.AllowsRemovals() // what is no time allows nothing

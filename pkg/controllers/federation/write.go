@@ -279,7 +279,7 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 		return
 	case policy.HoldGuarded:
 		w.status, w.after = policy.RemovalHeld, recheckInterval
-		c.warnHeld(w.cluster, removals.Deletions, removals.Managed)
+		c.warnHeld(w.cluster, removals)
 		return
 	}
 	if byPlacement {
@@ -313,6 +313,10 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 	live, err := w.get(ctx)
 	if err != nil {
 		w.fail(failed, err)
+		return
+	}
+	if w.object == nil && c.clusters.isReplaced(w.cluster.name) {
+		w.unknown, w.after = true, recheckInterval
 		return
 	}
 	if w.object == nil && live != nil && !w.keepUnwanted {

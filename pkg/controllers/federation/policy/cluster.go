@@ -70,6 +70,15 @@ func ReadCluster(u *unstructured.Unstructured) Cluster {
 	return c
 }
 
+// OlderCluster reports whether a KubeFedCluster is older than another. Of two of one second, one is.
+func OlderCluster(a, b metav1.Object) bool {
+	created, other := a.GetCreationTimestamp(), b.GetCreationTimestamp()
+	if created.Equal(&other) {
+		return a.GetName() < b.GetName()
+	}
+	return created.Before(&other)
+}
+
 // AllowsRemovals returns until when the guard is off. An annotation that is not a time is an error.
 func (c Cluster) AllowsRemovals() (time.Time, error) {
 	value, has := c.Annotations[AllowRemovalsAnnotation]

@@ -34,6 +34,9 @@ const (
 	AdoptedAnnotation = "quartermaster.dev/federation-adopted"
 	// AllowRemovalsAnnotation of a KubeFedCluster is the time until which the guard is off.
 	AllowRemovalsAnnotation = "quartermaster.dev/allow-removals"
+	// ClusterUIDAnnotation of a KubeFedCluster is the UID of the Namespace kube-system of the cluster to which
+	// it leads.
+	ClusterUIDAnnotation = "quartermaster.dev/cluster-uid"
 )
 
 // Notice is what an Event tells the owner of an object.
@@ -50,6 +53,7 @@ const (
 	InvalidDeleteOptions    = "InvalidDeleteOptions"
 	UpdateConflict          = "UpdateConflict"
 	RemovalsHeld            = "RemovalsHeld"
+	ClusterReplaced         = "ClusterReplaced"
 	InvalidPreference       = "InvalidPreference"
 )
 

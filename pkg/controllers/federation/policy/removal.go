@@ -24,6 +24,8 @@ type Removals struct {
 	ReadySince time.Time
 	// Deletions counts the objects that placement would now delete, Managed all managed objects.
 	Deletions, Managed int
+	// Replaced is set if the KubeFedCluster led to another cluster before.
+	Replaced bool
 	// AllowedUntil is what Cluster.AllowsRemovals returned.
 	AllowedUntil time.Time
 }
@@ -52,6 +54,8 @@ func (r Removals) Check(byPlacement bool, availableDelay time.Duration, guard in
 		return HoldUnlisted, 0
 	case !byPlacement:
 		return HoldNone, 0
+	case r.Replaced:
+		return HoldGuarded, 0
 	case now.Before(settled):
 		return HoldUnsettled, settled.Sub(now)
 	case r.guarded(guard) && !now.Before(r.AllowedUntil):

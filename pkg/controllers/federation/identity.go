@@ -1,0 +1,136 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// olderRecheck is how often a KubeFedCluster looks whether an older one has been probed.
+const olderRecheck = 200 * time.Millisecond
+
+// identity is what is known of which cluster a KubeFedCluster leads to. It is the UID of the Namespace
+// kube-system.
+type identity struct {
+	// asked is set once the cluster has been asked, and until a probe fails: another cluster may answer next.
+	asked bool
+	// uid is empty if it may not be read.
+	uid types.UID
+	// replaced is set if the KubeFedCluster led to another cluster before.
+	replaced bool
+}
+
+// isReplaced reports whether a KubeFedCluster led to another cluster before: what is there now was not put
+// there by this federation, so placement deletes nothing.
+func (l *clusterLoop) isReplaced(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.clusters[name]
+	return p != nil && p.replaced
+}
+
+// identify returns the result of a probe of a cluster that is well, once it is known which cluster that is.
+// While this is false, the cluster must not be opened: another KubeFedCluster may lead to it.
+func (l *clusterLoop) identify(ctx context.Context, p *probedCluster, object *unstructured.Unstructured, timeout time.Duration) (result policy.Result, problem string, known bool) {
+	if !p.asked {
+		uid, result, problem := p.client.identity(ctx, timeout)
+		if result != policy.Well {
+			return result, problem, false
+		}
+		l.mu.Lock()
+		p.uid, p.asked = uid, true
+		l.mu.Unlock()
+	}
+	if p.uid == "" {
+		return policy.Well, "", true
+	}
+	recorded := types.UID(object.GetAnnotations()[policy.ClusterUIDAnnotation])
+	replaced := recorded != "" && recorded != p.uid
+	if replaced && !p.replaced {
+		l.events.Eventf(object, corev1.EventTypeWarning, policy.ClusterReplaced, "another cluster is behind the endpoint than before; placement deletes nothing there until the annotation %s is deleted", policy.ClusterUIDAnnotation)
+	}
+	l.mu.Lock()
+	p.replaced = replaced
+	l.mu.Unlock()
+	switch older, known := l.older(object, p.uid); {
+	case older != "":
+		return policy.NoClient, fmt.Sprintf("it leads to the same cluster as the older KubeFedCluster %s", older), false
+	case !known:
+		return policy.Well, "", false
+	}
+	return policy.Well, "", true
+}
+
+// older returns an older KubeFedCluster that leads to the same cluster, or "". Known is false while there is one
+// of which it is not known yet where it leads.
+func (l *clusterLoop) older(object *unstructured.Unstructured, uid types.UID) (name string, known bool) {
+	known = true
+	for _, other := range l.objects.List(l.namespace, labels.Everything()) {
+		if !policy.OlderCluster(other, object) {
+			continue
+		}
+		is, probed := types.UID(other.GetAnnotations()[policy.ClusterUIDAnnotation]), false
+		l.mu.Lock()
+		if p := l.clusters[other.GetName()]; p != nil {
+			if probed = p.probed; p.uid != "" {
+				is = p.uid
+			}
+		}
+		l.mu.Unlock()
+		if is == uid {
+			return other.GetName(), true
+		}
+		known = known && (is != "" || probed)
+	}
+	return "", known
+}
+
+// writeIdentity records which cluster a KubeFedCluster leads to, if nothing is recorded.
+func (l *clusterLoop) writeIdentity(ctx context.Context, p *probedCluster, object *unstructured.Unstructured) error {
+	if p.uid == "" || !p.health.Ready() || object.GetAnnotations()[policy.ClusterUIDAnnotation] != "" {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{policy.ClusterUIDAnnotation: p.uid}}})
+	if err != nil {
+		return err
+	}
+	_, err = l.statuses.Namespace(object.GetNamespace()).Patch(ctx, object.GetName(), types.MergePatchType, patch, metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil // the KubeFedCluster is gone
+	}
+	return err
+}
+
+// identity asks the cluster which one it is. The UID is empty if it may not be read.
+func (c *client) identity(ctx context.Context, timeout time.Duration) (uid types.UID, result policy.Result, problem string) {
+	t := c.newTransport()
+	defer t.CloseIdleConnections()
+	code, body, err := c.get(ctx, t, "/api/v1/namespaces/"+metav1.NamespaceSystem, timeout, maxBody)
+	switch {
+	case err != nil:
+		return "", policy.NoAnswer, err.Error()
+	case code == http.StatusForbidden || code == http.StatusNotFound:
+		return "", policy.Well, ""
+	case code != http.StatusOK:
+		return "", policy.Unwell, ""
+	}
+	var namespace metav1.PartialObjectMetadata
+	if json.Unmarshal(body, &namespace) != nil {
+		return "", policy.Unwell, ""
+	}
+	return namespace.UID, policy.Well, ""
+}
