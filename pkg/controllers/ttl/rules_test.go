@@ -379,6 +379,9 @@ func TestRules(t *testing.T) {
 			if at := next(); at != nil {
 				f.Errorf("there is a record with the deadline %v", at)
 			}
+			if n := f.Controller(ttl.Name).Status().Reconciles; n > 0 {
+				f.Errorf("%d reconciles of what is not due within an hour", n)
+			}
 			f.metric(1, "tracked_objects")
 			f.metric(1, "rule_objects", "rule", "r")
 			until(deadline.Add(-time.Second))

@@ -144,6 +144,11 @@ func TestWhatIsGoneIsNotRecorded(t *testing.T) {
 	if name := cache.NewObjectName("shop", "p"); k.find(name, time.Time{}) || k.records[name] != nil {
 		t.Error("it is recorded")
 	}
+	k.stop()
+	k.put(cache.NewObjectName("shop", "p"), &entry{})
+	if k.records != nil {
+		t.Error("a type that has been stopped has records")
+	}
 }
 
 // notLeading is what the fence returns.
