@@ -146,7 +146,8 @@ func cutTime(text string) (t time.Time, rest string, err error) {
 	} else {
 		end += len("+01:00")
 	}
-	if end > len(text) {
+	// Package time also takes an hour of one digit.
+	if end > len(text) || text[len("2006-01-02T15")] != ':' {
 		return t, "", errTime
 	}
 	if t, err = time.Parse(time.RFC3339, text[:end]); err != nil {

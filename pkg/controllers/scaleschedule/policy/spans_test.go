@@ -117,7 +117,7 @@ func TestInvalidSpans(t *testing.T) {
 		"Fri 8-18 UTC", "Mon-Fry 8-18 UTC", "Mon-Tue-Wed 8-18 UTC", "Mon-Fri 8:5-18 UTC", "Mon-Fri 08:60-18 UTC", "Mon-Fri 24:01-8 UTC", "Mon-Fri 25-8 UTC",
 		"Mon-Fri 008-18 UTC", "Mon-Fri +8-18 UTC", "Mon-Fri 8--18 UTC", "Mon-Fri 8-18-20 UTC", "Mon-Fri 8 UTC", "Mon-Fri 08:00 - 18:00 UTC", "Mon-Fri 8-18 UTC x",
 		"2026-11-25T08:00:00Z", "2026-11-25T08:00:00-2026-11-26T08:00:00", "2026-11-25T08:00:00Z 2026-11-26T08:00:00Z", "2026-13-25T08:00:00Z-2026-11-26T08:00:00Z",
-		"2026-11-25-2026-11-26", "from", "from ", "from 2026-11-25", "from2026-11-25T08:00:00Z", "until 2026-11-25T08:00:00Z x", "from - 2026-11-25T08:00:00Z",
+		"2026-11-25-2026-11-26", "from", "from ", "from 2026-11-25", "from2026-11-25T08:00:00Z", "until 2026-11-25T08:00:00Z x", "from - 2026-11-25T08:00:00Z", "from 2026-11-25T8:00:00.0Z",
 		strings.Repeat("x", 3000), strings.Repeat("never,", 50) + "never", "Mon-Fri " + strings.Repeat("8", 100) + " UTC", "Mon-Fri 8-18 \xff",
 	} {
 		if spans, err := ParseSpans(value, everyDay); err == nil {
