@@ -105,7 +105,8 @@ func TestLongLeaderIsKilledAtTheBoundary(t *testing.T) {
 	kills := fleet.Setting(t, "SCALE_KILLS", 20)
 	w := newFixture(t, time.Duration(kills+3)*time.Minute)
 	w.deployAll(workloads)
-	flags := args("--scale-schedule-max-per-second=0") // a busy machine must end no leader, and a standby sees at once that one was killed
+	// With longer timings, a busy machine ends no leader. A standby sees at once that one was killed.
+	flags := args("--scale-schedule-max-per-second=0")
 	leader := shared.RunLeader(w.ctx, t, flags...)
 	standby := shared.RunStandby(w.ctx, t, flags...)
 	for kill := range kills {

@@ -24,8 +24,8 @@ func (w *fixture) patch(name, patch string) {
 	}
 }
 
-// TestMigrationWritesNothing takes over at night from py-kube-downscaler, with the flags of its chart. What it has
-// scaled down comes up when it is to be up.
+// TestMigrationWritesNothing takes over at night from py-kube-downscaler, with the flags of its chart. What
+// it has scaled down comes up when it is to be up.
 func TestMigrationWritesNothing(t *testing.T) {
 	w := newFixture(t, 2*fleet.Patience)
 	flags := args("--scale-schedule-kinds=deployments,statefulsets", "--scale-schedule-exclude-namespaces=py-kube-downscaler,kube-downscaler,kube-system")
@@ -55,8 +55,8 @@ func TestMigrationWritesNothing(t *testing.T) {
 	}
 }
 
-// TestLongTenantWithNonsense has a tenant whose Deployments have annotations that are long, absurd and change all
-// the time, while some are deleted, and somebody else's Deployment that is due meanwhile.
+// TestLongTenantWithNonsense has a tenant whose Deployments have annotations that are long, absurd and change
+// all the time, while some are deleted, and somebody else's Deployment that is due meanwhile.
 func TestLongTenantWithNonsense(t *testing.T) {
 	workloads := fleet.Setting(t, "SCALE_NONSENSE", 2000)
 	w, other := newFixture(t, 8*time.Minute), newFixture(t, 8*time.Minute)

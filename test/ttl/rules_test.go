@@ -184,8 +184,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestLongTenantWithExpensiveObjects has tenants who write large ConfigMaps, for which a rule costs the most that it
-// may, as fast as the API server lets them, and somebody else's ConfigMaps that a rule deletes meanwhile.
+// TestLongTenantWithExpensiveObjects has tenants who write large ConfigMaps, for which a rule costs the most
+// that it may, as fast as the API server lets them, and somebody else's ConfigMaps that a rule deletes.
 func TestLongTenantWithExpensiveObjects(t *testing.T) {
 	w, other := newFixture(t), newFixture(t)
 	m := shared.RunReleased(w.ctx, t, args("--ttl-max-deletions-per-minute=0", "--ttl-rules="+w.rules(`
