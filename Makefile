@@ -1,4 +1,5 @@
-# make help lists the targets.
+# make help lists the targets. Variables, which the help of their targets explains: VERSION, IMAGE, PLATFORMS, REPLICAS,
+# NODES, ARGS, SEEDS, FAULTS, SEED, KUBEFED, VULNDB.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -30,7 +31,9 @@ PACKAGED   = $(filter-out hack/controlplane hack/crds hack/tools,$(MODULES))
 
 .PHONY: help
 help: ## Print this list.
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Run
 
 .PHONY: run
 run: ## Control plane, 2 simulated nodes (NODES=n), 2 managers (REPLICAS=n, ARGS='--flags') and a sample.
@@ -40,6 +43,8 @@ run: ## Control plane, 2 simulated nodes (NODES=n), 2 managers (REPLICAS=n, ARGS
 .PHONY: controlplane
 controlplane: ## Build the control plane, kubectl and what simulated nodes need from pinned modules, once (minutes).
 	@go run ./hack/cluster/controlplane/build
+
+##@ Build
 
 .PHONY: build
 build: ## Build bin/manager, stripped.
@@ -73,9 +78,13 @@ chart: ## Package the Helm chart as bin/quartermaster-VERSION.tgz, with a Helm t
 sbom: .cache/bin/release build ## Write bin/manager.cdx.json, the bill of materials of bin/manager, in CycloneDX, and the licenses beside it.
 	.cache/bin/release --sbom=bin/manager --version=$(SEMVER)
 
+##@ Release
+
 .PHONY: release
 release: .cache/bin/release ## Write the release VERSION=vX.Y.Z to dist/: binaries, image, chart, bills of materials, notes and checksums (minutes).
 	.cache/bin/release --version='$(VERSION)' $(RELEASED)
+
+##@ Check
 
 .PHONY: test
 test: test-unit test-integration ## Unit tests, then the tests on a real control plane, without what test-long runs.
@@ -129,6 +138,27 @@ lint: ## golangci-lint, pinned in hack/tools: format, vet, imports and more.
 fmt: ## Format every Go file as lint wants it.
 	$(LINT) fmt cmd pkg hack test examples
 
+.PHONY: verify
+verify: ## go.mod, what examples/widget generates and the pictures are up to date; vulncheck, if the database can be read.
+	@for module in . $(MODULES); do echo "go mod tidy in $$module"; go -C $$module mod tidy -diff; done
+	@# KubeFed's own tests and the control plane need versions of their own.
+	@[ "$$(git ls-files '*go.mod' ':!hack/controlplane' ':!hack/kubefed' | xargs grep -ho 'k8s.io/client-go v.*' | sort -u | wc -l)" = 1 ] || \
+	    { echo 'the go.mod files require several versions of k8s.io/client-go'; exit 1; }
+	@# The copies are as deep as the originals, so that replace directives hold.
+	@rm -rf .cache/widget .cache/bench; mkdir -p .cache; cp -r examples/widget docs/bench .cache
+	cd .cache/widget && go generate ./...
+	go -C hack/plot run . '$(CURDIR)/.cache/bench'
+	for part in examples/widget docs/bench; do diff -r $$part .cache/$${part#*/} || { echo "$$part is not up to date: run make generate"; exit 1; }; done
+	@$(MAKE) --no-print-directory vulncheck OPTIONAL=1
+
+.PHONY: vulncheck
+vulncheck: ## Look for known vulnerabilities that cmd/manager can reach, in VULNDB (https://vuln.go.dev, or file:///path).
+	@vuln=$(VULN); if [ -n '$(OPTIONAL)' ] && ! "$$vuln" -mode=query -format=json -db='$(VULNDB)' stdlib@v1.26.0 >/dev/null; then \
+	    echo 'WARNING: govulncheck was SKIPPED: $(VULNDB) cannot be read. VULNDB=file:///path is for a copy.'; \
+	    else "$$vuln" -db='$(VULNDB)' ./cmd/manager; fi
+
+##@ Election and federation
+
 .PHONY: simulate
 simulate: ## SEEDS (1000) runs of the simulated elections, with their rate; a violation prints its seed and history.
 	SEEDS=$(or $(SEEDS),1000) $(TEST) ./pkg/election -run '^TestSimulat(ion$$|ed)' -v -timeout 0
@@ -145,30 +175,13 @@ faults: ## FAULTS (1000) random faults on three real managers, judged by the aud
 kubefed: controlplane ## KubeFed's own tests with its manager and with the controller federation, KUBEFED (3) times each; the migration and back (half an hour).
 	KUBEFED=$(or $(KUBEFED),3) $(TEST) ./test/federation -run '^TestLongKubeFed' -v -timeout 0 -count=1
 
+##@ Measure and generate
+
 .PHONY: bench
 bench: ## Measure against the peers, write docs/bench and draw its pictures (an hour and a half; ARGS='-run idle,reload' for a part).
 	@go build -o .cache/bin/bench ./hack/bench
 	@.cache/bin/bench $(ARGS)
 	@go -C hack/plot run . '$(CURDIR)/docs/bench'
-
-.PHONY: verify
-verify: ## go.mod, what examples/widget generates and the pictures are up to date; vulncheck, if the database can be read.
-	@for module in . $(MODULES); do echo "go mod tidy in $$module"; go -C $$module mod tidy -diff; done
-	@# KubeFed's own tests and the control plane need versions of their own.
-	@[ "$$(git ls-files '*go.mod' ':!hack/controlplane' ':!hack/kubefed' | xargs grep -ho 'k8s.io/client-go v.*' | sort -u | wc -l)" = 1 ] || \
-	    { echo 'the go.mod files require several versions of k8s.io/client-go'; exit 1; }
-	@# The copies are as deep as the originals, so that replace directives hold.
-	@rm -rf .cache/widget .cache/bench; mkdir -p .cache; cp -r examples/widget docs/bench .cache
-	cd .cache/widget && go generate ./...
-	go -C hack/plot run . '$(CURDIR)/.cache/bench'
-	for part in examples/widget docs/bench; do diff -r $$part .cache/$${part#*/} || { echo 'run make generate'; exit 1; }; done
-	@$(MAKE) --no-print-directory vulncheck OPTIONAL=1
-
-.PHONY: vulncheck
-vulncheck: ## Look for known vulnerabilities that cmd/manager can reach, in VULNDB (https://vuln.go.dev, or file:///path).
-	@vuln=$(VULN); if [ -n '$(OPTIONAL)' ] && ! "$$vuln" -mode=query -format=json -db='$(VULNDB)' stdlib@v1.26.0 >/dev/null; then \
-	    echo 'WARNING: govulncheck was SKIPPED: $(VULNDB) cannot be read. VULNDB=file:///path is for a copy.'; \
-	    else "$$vuln" -db='$(VULNDB)' ./cmd/manager; fi
 
 .PHONY: generate
 generate: ## Write deploy/rbac, the chart's roles, schema and README, the goldens, the pictures and what examples/widget generates again.
@@ -176,3 +189,7 @@ generate: ## Write deploy/rbac, the chart's roles, schema and README, the golden
 	cd examples/widget && go generate ./...
 	go -C hack/plot run . '$(CURDIR)/docs/bench'
 	$(TEST) -run Golden ./pkg/app -update
+
+.PHONY: clean
+clean: ## Remove what make writes in this folder; programs in the user's cache folder stay.
+	rm -rf .cache .run bin dist

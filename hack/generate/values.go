@@ -264,7 +264,7 @@ func chartReadme(dir string) ([]byte, error) {
 		return nil, fmt.Errorf("README.md has no line %q", strings.TrimSpace(tableBegins))
 	}
 	table := bytes.NewBuffer(before)
-	table.WriteString(tableBegins + "\n| value | default | |\n|---|---|---|\n")
+	table.WriteString(tableBegins + "\n| value | default | meaning |\n|---|---|---|\n")
 	err = tableRows(table, "", document.Content[0])
 	return table.Bytes(), err
 }
