@@ -228,8 +228,8 @@ func (l *lanes[K]) remove(p *item[place[K]]) {
 	}
 }
 
-// took returns laneShown for a popped key that stood in no turn of laneChanged. Each worker calls it once for its
-// key.
+// took returns laneShown for a popped key that stood in no turn of laneChanged. Each worker calls it once
+// for its key.
 func (l *lanes[K]) took(key K) lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()

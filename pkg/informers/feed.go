@@ -48,8 +48,8 @@ type feed struct {
 	// exists returns a NotFound error if the server does not have the resource in any version.
 	exists func(context.Context) error
 
-	// watches is since when it has watched; zero while it lists. freeSlot gives a slot in lists back, unless that
-	// has happened. Only the reflector's goroutine uses them.
+	// watches is since when it has watched; zero while it lists. freeSlot gives a slot in lists back, unless
+	// that has happened. Only the reflector's goroutine uses them.
 	watches  time.Time
 	freeSlot func()
 

@@ -111,7 +111,8 @@ func TestNeedsShareAnInformer(t *testing.T) {
 	}
 }
 
-// TestCustomGoTypeHasItsOwnInformer has a Go type of a custom resource, which some of the objects may not fit.
+// TestCustomGoTypeHasItsOwnInformer has a Go type of a custom resource, which some of the objects may not
+// fit.
 func TestCustomGoTypeHasItsOwnInformer(t *testing.T) {
 	custom := apiruntime.NewScheme()
 	custom.AddKnownTypeWithName(rollouts.GroupVersion().WithKind("Rollout"), &appsv1.Deployment{})

@@ -271,7 +271,8 @@ var plays = map[string]func(*play){
 	},
 }
 
-// TestFederatedObjectLifecycles goes through what can happen to an object, its types and its clusters, one play after the other.
+// TestFederatedObjectLifecycles goes through what can happen to an object, its types and its clusters, one
+// play after the other.
 func TestFederatedObjectLifecycles(t *testing.T) {
 	s := &stage{members: newMembers(t, 15*time.Minute, cluster.Options{})}
 	s.configure(quick)

@@ -181,8 +181,8 @@ func (s *stage) reinstall() {
 	s.joinBoth("cluster-admin")
 }
 
-// release takes the finalizers off the FederatedTypeConfigs. The manager cannot, if its role in their namespace
-// is deleted before them.
+// release takes the finalizers off the FederatedTypeConfigs. The manager cannot, if its role in their
+// namespace is deleted before them.
 func (s *stage) release() error {
 	config := object(s.T, "kind: FederatedTypeConfig")
 	list, err := client(config).List(s.ctx, metav1.ListOptions{})

@@ -483,8 +483,8 @@ func TestForbiddenIsNoMistake(t *testing.T) {
 	})
 }
 
-// TestChangeOvertakesARelist has 2,000 objects of one namespace that a relist shows unchanged, with reconciles
-// of 10 ms by one worker: in turn, the last of them would wait for 20 s.
+// TestChangeOvertakesARelist has 2,000 objects of one namespace that a relist shows unchanged, with
+// reconciles of 10 ms by one worker: in turn, the last of them would wait for 20 s.
 func TestChangeOvertakesARelist(t *testing.T) {
 	const unchanged, pace = 2000, 10 * time.Millisecond
 	synctest.Test(t, func(t *testing.T) {

@@ -205,8 +205,8 @@ func (c *controller) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// lock returns who holds the lock of KubeFed's election, and when it was renewed; "" is nobody. gone is set if
-// nobody has renewed it for so long that KubeFed cannot lead.
+// lock returns who holds the lock of KubeFed's election, and when it was renewed; "" is nobody. gone is set
+// if nobody has renewed it for so long that KubeFed cannot lead.
 func (c *controller) lock(ctx context.Context) (held string, gone bool, err error) {
 	const annotation = "control-plane.alpha.kubernetes.io/leader"
 	gone = true

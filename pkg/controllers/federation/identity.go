@@ -75,8 +75,8 @@ func (l *clusterLoop) identify(ctx context.Context, p *probedCluster, object *un
 	return policy.Well, "", true
 }
 
-// older returns an older KubeFedCluster that leads to the same cluster, or "". Known is false while there is one
-// of which it is not known yet where it leads.
+// older returns an older KubeFedCluster that leads to the same cluster, or "". Known is false while there
+// is one of which it is not known yet where it leads.
 func (l *clusterLoop) older(object *unstructured.Unstructured, uid types.UID) (name string, known bool) {
 	known = true
 	for _, other := range l.objects.List(l.namespace, labels.Everything()) {

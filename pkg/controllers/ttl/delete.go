@@ -128,7 +128,8 @@ func (c *controller) skewed(ctx context.Context, k key, date, now time.Time) boo
 }
 
 // reportBreaker reports, in the log, in a metric and by an Event, that the deletion of k has opened the
-// breaker. Only the log names the namespace: the Events of the manager's Pod are for whoever may read that namespace.
+// breaker. Only the log names the namespace: the Events of the manager's Pod are for whoever may read that
+// namespace.
 func (c *controller) reportBreaker(ctx context.Context, k key, d *policy.Decision, opened policy.Scope) {
 	c.metrics.trips.WithLabelValues(string(opened)).Inc()
 	logger := klog.FromContext(ctx)

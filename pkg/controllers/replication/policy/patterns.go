@@ -120,9 +120,9 @@ func anyOf(items []matcher) matcher {
 	}
 }
 
-// matchDotNetList evaluates one of the reflector's lists of a source, items without a pattern first. After a list
-// that took too long, no pattern of its namespace is run for a while, even if the list is replaced: other
-// tenants wait for it.
+// matchDotNetList evaluates one of the reflector's lists of a source, items without a pattern first. After
+// a list that took too long, no pattern of its namespace is run for a while, even if the list is replaced:
+// other tenants wait for it.
 func (a evaluation) matchDotNetList(key string) Verdict {
 	v := a.match(key, "net", list(dotNetRegex), noDotNetTime)
 	if v.Claim != Held {

@@ -62,7 +62,8 @@ type Evaluator struct {
 	selector labels.Selector
 }
 
-// NewEvaluator returns the evaluator. It calls bad with every mistake and the name of its flag without the prefix.
+// NewEvaluator returns the evaluator. It calls bad with every mistake and the name of its flag without the
+// prefix.
 func NewEvaluator(o Options, bad func(flag, format string, args ...any)) *Evaluator {
 	r := &Evaluator{Options: o, selector: labels.Everything()}
 	if o.Timezone != "" {
