@@ -122,7 +122,7 @@ func TestRules(t *testing.T) {
 		}
 		return err
 	})
-	w.metric(m, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="deleted",rule="r"} 1`)
+	w.metric(m, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="success",rule="r"} 1`)
 
 	// A rule that fails, and an expensive object, keep nobody waiting.
 	if _, err := shared.Admin.CoreV1().PersistentVolumeClaims(w.namespace).Create(w.ctx, newClaim("missing"), metav1.CreateOptions{}); err != nil {

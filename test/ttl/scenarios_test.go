@@ -173,7 +173,7 @@ func TestScenarios(t *testing.T) {
 	if err := fleet.Answers(m.SecureURL+"/debug/controllers/ttl", token, 200, `"resource": "configmaps"`, `"synced": true`); err != nil {
 		t.Error(err)
 	}
-	if err := fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="deleted",rule=""} 1`, "quartermaster_ttl_watched_types"); err != nil {
+	if err := fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="success",rule=""} 1`, "quartermaster_ttl_watched_types"); err != nil {
 		t.Error(err)
 	}
 }

@@ -91,7 +91,7 @@ func (c *controller) expire(ctx context.Context, k key, r *entry, decided *polic
 	err = c.objects.delete(ctx, k.Type, live)
 	if err == nil {
 		logger.V(2).Info("Deleted an expired object")
-		c.metrics.deletion(k, &d, resultDeleted)
+		c.metrics.deletion(k, &d, resultSuccess)
 		c.metrics.lag.Observe(c.clock.Since(d.Deadline).Seconds())
 		k.decided(r, policy.Never) // it is not overdue while its finalizers work
 		c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, "deleted because of "+d.Because())
@@ -171,7 +171,7 @@ func (c *controller) refused(
 			"resource", k.GroupResource(), "for", kindPause)
 	}
 	r.failures++
-	c.metrics.deletion(k, d, resultFailed)
+	c.metrics.deletion(k, d, resultError)
 	err = fmt.Errorf("%s %s: %w", operation, k, err)
 	forbidden := apierrors.IsForbidden(err)
 	if (forbidden || r.failures >= tellAfter) && c.repeatedNotices.Due(uid, now) {

@@ -13,9 +13,9 @@ const metricPrefix = "quartermaster_ttl_"
 
 // The results of a deletion.
 const (
-	resultDeleted = "deleted"
+	resultSuccess = "success"
 	resultDryRun  = "dry_run"
-	resultFailed  = "failed"
+	resultError   = "error"
 )
 
 // domainMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
@@ -38,7 +38,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *controller) *domainMetrics {
 	}
 	d := &domainMetrics{
 		deletions: metrics.NewCounterVec(counter("deletions_total",
-			"Expired objects by type, result (deleted, dry_run, failed) and rule, which is empty for annotations."),
+			"Expired objects by type, result (success, dry_run, error) and rule, which is empty for annotations."),
 			[]string{"group", "resource", "result", "rule"}),
 		invalid: metrics.NewCounterVec(counter("invalid_annotations_total", "Objects with an annotation that cannot be understood."), []string{"key"}),
 		ruleErrors: metrics.NewCounterVec(counter("rule_errors_total",

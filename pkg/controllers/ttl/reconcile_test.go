@@ -47,7 +47,7 @@ func TestReconcile(t *testing.T) {
 				}
 			}
 			f.toldOf("DeletedExpiredTTL")
-			f.metric(1, "deletions_total", "group", "", "resource", "pods", "result", "deleted")
+			f.metric(1, "deletions_total", "group", "", "resource", "pods", "result", "success")
 		}},
 		"what is due in days is looked at every hour, without a request": {run: func(f *fixture) {
 			f.put(pod, "shop/p", T+"ttl", "3d")

@@ -103,7 +103,7 @@ func TestRules(t *testing.T) {
 			if want := "because of rule r, since 1999-12-31T22:00:00Z, ttl 1h, due at 1999-12-31T23:00:00Z"; len(texts) != 1 || !strings.HasSuffix(texts[0], want) {
 				f.Errorf("Events %q, want one that ends in %q", texts, want)
 			}
-			f.metric(1, "deletions_total", "group", "batch", "resource", "jobs", "result", "deleted", "rule", "r")
+			f.metric(1, "deletions_total", "group", "batch", "resource", "jobs", "result", "success", "rule", "r")
 		}},
 		"a Job that was done 50 minutes ago is deleted after 10 minutes": {rules: ruleR, run: func(f *fixture) {
 			f.add(done("shop/j", 50*time.Minute))
@@ -483,7 +483,7 @@ func TestRules(t *testing.T) {
 			f.add(done("shop/j", 2*time.Hour))
 			f.start()
 			f.asked(getJ, deleteJ+" refused")
-			f.metric(1, "deletions_total", "result", "failed", "rule", "r")
+			f.metric(1, "deletions_total", "result", "error", "rule", "r")
 		}},
 		"a Secret": {rules: "\n- {name: r, resources: [secrets], when: \"object.data.a == 'eA=='\", ttl: 1h}", run: func(f *fixture) {
 			f.add(with(object(secret, "shop/s"), "eA==", "data", "a"), with(object(secret, "shop/t"), "eQ==", "data", "a"))
