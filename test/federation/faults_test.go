@@ -58,13 +58,13 @@ func newCampaign(t *testing.T) *campaign {
 	return c
 }
 
-// start begins a life of a replica.
-func (c *campaign) start(i int) {
+// start begins a life of a replica, with additional arguments.
+func (c *campaign) start(i int, more ...string) {
 	c.Helper()
 	c.lives++
 	var err error
 	c.managers[i], err = shared.StartLife(c.replicas[i], c.lives, cluster.ManagerOptions{Args: append([]string{"--controllers=federation",
-		"--federation-unsafe-endpoints", "--federation-removal-guard=100"}, fleet.ShortTimings...)})
+		"--federation-unsafe-endpoints", "--federation-removal-guard=100"}, append(more, fleet.ShortTimings...)...)})
 	if err != nil {
 		c.Fatal(err)
 	}

@@ -80,7 +80,7 @@ func (s *simulated) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if group, is := map[string]int{"api": 2, "apis": 3}[parts[0]]; is && len(parts) > group {
 		gv := strings.Join(parts[1:group], "/")
 		switch parts = parts[group:]; {
-		case targets[gv][parts[0]] == "":
+		case targets[gv][parts[0]] == "", len(parts) == 2 && parts[1] == metav1.NamespaceSystem: // nothing says which cluster it is
 			fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		case len(parts) > 1 || r.Method != http.MethodGet: // a name, or a namespace
 			s.object(w, r, parts)

@@ -133,11 +133,11 @@ func (p *play) config(config *unstructured.Unstructured) {
 }
 
 // there creates a ConfigMap in c2 that the host does not know.
-func (p *play) there(name string, labels map[string]string) {
-	p.Helper()
+func (m *members) there(name string, labels map[string]string) {
+	m.Helper()
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
-	if _, err := p.admin2.CoreV1().ConfigMaps(p.shop).Create(p.ctx, cm, metav1.CreateOptions{}); err != nil {
-		p.Fatal(err)
+	if _, err := m.admin2.CoreV1().ConfigMaps(m.shop).Create(m.ctx, cm, metav1.CreateOptions{}); err != nil {
+		m.Fatal(err)
 	}
 }
 

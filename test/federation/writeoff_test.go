@@ -1,0 +1,232 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// newAbsences is a federation with a member that can be away, and a short grace.
+func newAbsences(t *testing.T, patience time.Duration) *members {
+	t.Helper()
+	m := newMembers(t, patience, cluster.Options{WithoutControllerManager: true})
+	m.detour()
+	m.configure(`{"controllerDuration":{"availableDelay":"1s"},"clusterHealthCheck":{"period":"1s","timeout":"1s","failureThreshold":2}}`)
+	m.shop = shared.NewNamespace(m.ctx, t, nil)
+	m.open(m.shop)
+	return m
+}
+
+// absenceArgs are the flags of a manager that writes off early.
+var absenceArgs = []string{"--controllers=federation", "--federation-unsafe-endpoints", "--federation-unreachable-grace=4s"}
+
+// createMany creates federated ConfigMaps from a name on.
+func (m *members) createMany(from, to int, content string) (all []*unstructured.Unstructured) {
+	m.Helper()
+	for i := from; i < to; i++ {
+		all = append(all, m.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {a: '%s'}}, %s}", i, content, both)))
+	}
+	return all
+}
+
+// deleteAll deletes federated objects.
+func (m *members) deleteAll(all []*unstructured.Unstructured) {
+	m.Helper()
+	for _, u := range all {
+		if err := client(u).Delete(m.ctx, u.GetName(), metav1.DeleteOptions{}); err != nil {
+			m.Fatal(err)
+		}
+	}
+}
+
+// gone waits until federated objects are gone.
+func (m *members) gone(all []*unstructured.Unstructured) {
+	m.Helper()
+	fleet.Eventually(fleet.Within(m.ctx, m.T, 2*fleet.Patience), m.T, func() error {
+		for _, u := range all {
+			is, err := client(u).Get(m.ctx, u.GetName(), metav1.GetOptions{})
+			if err == nil {
+				err = fmt.Errorf("%s is there, %v", u.GetName(), is.Object["status"])
+			}
+			if !apierrors.IsNotFound(err) {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// pending returns the names of the federated objects whose removal is recorded.
+func (m *members) pending() (names []string, err error) {
+	list, err := shared.Admin.CoreV1().ConfigMaps(namespace).List(m.ctx, metav1.ListOptions{LabelSelector: policy.PendingLabel})
+	if err != nil {
+		return nil, err
+	}
+	for _, cm := range list.Items {
+		record, err := policy.ReadPending(cm.Name, cm.Data)
+		if err != nil {
+			return nil, err
+		}
+		names = append(names, record.Name)
+	}
+	return names, nil
+}
+
+// settledAway waits until no removal is recorded any more, and returns the ConfigMaps in c2.
+func (m *members) settledAway() map[string]corev1.ConfigMap {
+	m.Helper()
+	fleet.Eventually(fleet.Within(m.ctx, m.T, 2*fleet.Patience), m.T, func() error {
+		names, err := m.pending()
+		if err == nil && len(names) > 0 {
+			err = fmt.Errorf("%d removals are recorded, such as that of %s", len(names), names[0])
+		}
+		return err
+	})
+	list, err := m.admin2.CoreV1().ConfigMaps(m.shop).List(m.ctx, metav1.ListOptions{})
+	if err != nil {
+		m.Fatal(err)
+	}
+	all := map[string]corev1.ConfigMap{}
+	for _, cm := range list.Items {
+		all[cm.Name] = cm
+	}
+	return all
+}
+
+// TestWriteOff has a member that is away while objects are deleted, made again, changed, and made anew by
+// somebody else in the member.
+func TestWriteOff(t *testing.T) {
+	m := newAbsences(t, 6*fleet.Patience)
+	shared.RunLeader(m.ctx, t, absenceArgs...)
+	const deleted, again, anew, all = 30, 10, 5, 60 // f-0 and so on
+	objects := m.createMany(0, all, "b")
+	for _, u := range objects {
+		m.status(u, "c1= c2=")
+	}
+	m.proxy.Partition(faultproxy.Hang)
+	m.ready("c2", "Offline=True")
+	tails := m.audit()
+	m.deleteAll(objects[:deleted])
+	for _, u := range objects[deleted:] {
+		m.patch(u, `{"spec":{"template":{"data":{"a":"c"}}}}`)
+	}
+	m.gone(objects[:deleted])
+	if names, err := m.pending(); err != nil || len(names) != deleted {
+		t.Errorf("%d removals are recorded, want %d: %v", len(names), deleted, err)
+	}
+	m.createMany(0, again, "d")
+	for i := again; i < again+anew; i++ {
+		name := fmt.Sprintf("f-%d", i)
+		err := m.admin2.CoreV1().ConfigMaps(m.shop).Delete(m.ctx, name, metav1.DeleteOptions{})
+		if err == nil {
+			m.there(name, map[string]string{policy.ManagedLabel: "true"})
+		} else {
+			t.Error(err)
+		}
+	}
+	m.proxy.Heal()
+	is := m.settledAway()
+	for i := range all {
+		name, want := fmt.Sprintf("f-%d", i), "c"
+		if i < again {
+			want = "d"
+		}
+		if i >= again && i < again+anew {
+			cm, exists := is[name]
+			if !exists || cm.Labels[policy.ManagedLabel] != "" {
+				t.Errorf("%s, which is newer than its record, is %v", name, cm)
+			}
+			continue
+		}
+		if i >= again+anew && i < deleted {
+			if cm, exists := is[name]; exists {
+				t.Errorf("%s is still there: %v", name, cm)
+			}
+			continue
+		}
+		m.has(m.c2, configMaps, m.shop, name, field(want, "data", "a"))
+	}
+	deletions := slices.DeleteFunc(m.written(tails), func(w string) bool { return !strings.HasPrefix(w, "c2: delete ") })
+	if len(deletions) != deleted-again-anew {
+		t.Errorf("%d deletions in c2, want %d:\n%s", len(deletions), deleted-again-anew, strings.Join(deletions, "\n"))
+	}
+}
+
+// TestLongKilledWriteOffs kills the leader while it writes off and while the member makes the removals.
+func TestLongKilledWriteOffs(t *testing.T) {
+	m := newAbsences(t, time.Hour)
+	c := &campaign{load: &load{members: m}}
+	t.Cleanup(func() {
+		for _, manager := range c.managers {
+			shared.FreeLease(t, manager)
+		}
+	})
+	for i := range c.replicas {
+		c.replicas[i] = shared.NewReplica(m.ctx, t)
+		c.start(i, "--federation-unreachable-grace=4s")
+	}
+	kill := func() {
+		i := c.leader(-1)
+		c.managers[i].Kill()
+		c.leader(i)
+		c.start(i, "--federation-unreachable-grace=4s")
+	}
+	size := fleet.Setting(t, "WRITEOFFS", 100)
+	for round := range fleet.Setting(t, "ROUNDS", 10) {
+		objects := m.createMany(0, size, fmt.Sprint(round))
+		for _, u := range objects {
+			m.status(u, "c1= c2=")
+		}
+		m.proxy.Partition(faultproxy.Hang)
+		m.ready("c2", "Offline=True")
+		m.deleteAll(objects)
+		fleet.Eventually(fleet.Within(m.ctx, t, 2*fleet.Patience), t, func() error {
+			names, err := m.pending()
+			if err == nil && len(names) == 0 {
+				err = errors.New("nothing is written off yet")
+			}
+			return err
+		})
+		kill()
+		m.gone(objects)
+		if names, err := m.pending(); err != nil || len(names) != size {
+			t.Errorf("round %d: %d removals are recorded, want %d: %v", round, len(names), size, err)
+		}
+		newer := fmt.Sprintf("f-%d", round%size)
+		if err := m.admin2.CoreV1().ConfigMaps(m.shop).Delete(m.ctx, newer, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+		m.there(newer, map[string]string{policy.ManagedLabel: "true"})
+		m.proxy.Heal()
+		fleet.Wait(m.ctx, time.Duration(round)*200*time.Millisecond)
+		kill()
+		is := m.settledAway()
+		if _, exists := is[newer]; !exists {
+			t.Errorf("round %d: the newer %s is gone", round, newer)
+		}
+		for _, u := range objects {
+			if _, exists := is[u.GetName()]; exists && u.GetName() != newer {
+				t.Errorf("round %d: %s is still there", round, u.GetName())
+			}
+		}
+		if err := m.admin2.CoreV1().ConfigMaps(m.shop).Delete(m.ctx, newer, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	}
+}
