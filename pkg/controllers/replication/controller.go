@@ -51,17 +51,17 @@ type informerSet struct {
 
 // controller copies objects.
 type controller struct {
-	cfg      Config
-	rules    *policy.Evaluator
-	digester *policy.Digester
-	in       informerSet
-	client   kubernetes.Interface
-	events   record.EventRecorder
-	clock    clock.WithTicker
-	metrics  *domainMetrics
-	memory   *memory
-	writes   *rate.Limiter
-	loop     *controllers.Loop[task]
+	cfg       Config
+	evaluator *policy.Evaluator
+	digester  *policy.Digester
+	in        informerSet
+	client    kubernetes.Interface
+	events    record.EventRecorder
+	clock     clock.WithTicker
+	metrics   *domainMetrics
+	memory    *memory
+	writes    *rate.Limiter
+	loop      *controllers.Loop[task]
 }
 
 var _ controllers.Controller = &controller{}
@@ -78,7 +78,7 @@ func newController(cfg Config, digester *policy.Digester, in informerSet, client
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
-	c.rules = policy.NewEvaluator(cfg.Options)
+	c.evaluator = policy.NewEvaluator(cfg.Options)
 	for kind, informer := range in.Objects {
 		informer.AddIndex(index, c.indexOf(kind))
 	}
@@ -121,7 +121,7 @@ func (c *controller) reconcile(ctx context.Context, t task) (time.Duration, erro
 }
 
 func (c *controller) reconcileTarget(ctx context.Context, key policy.Key, now time.Time) (time.Duration, error) {
-	p := c.rules.Decide(c, key, now)
+	p := c.evaluator.Decide(c, key, now)
 	c.memory.note(key, &p, now)
 	c.report(p.Problems)
 	if p.Action == policy.Nothing {
@@ -158,7 +158,7 @@ func (c *controller) act(ctx context.Context, key, source policy.Key, first bool
 		if err := l.read(ctx, wanted); err != nil {
 			return 0, err
 		}
-		p := c.rules.Decide(l, key, c.clock.Now())
+		p := c.evaluator.Decide(l, key, c.clock.Now())
 		if p.Action == policy.Nothing {
 			c.memory.note(key, &p, c.clock.Now())
 			c.report(p.Problems)

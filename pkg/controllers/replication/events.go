@@ -59,13 +59,13 @@ func (c *controller) indexOf(kind policy.Kind) func(policy.Cached) []string {
 		}
 		o := policy.DecodeHead(kind, obj, Name)
 		values = append(values, within+o.Namespace)
-		switch from, mode := c.rules.Refers(o); mode {
+		switch from, mode := c.evaluator.Refers(o); mode {
 		case policy.Push:
 			values = append(values, copiesOf+from.String(), sourceIn+from.Namespace)
 		case policy.Pull:
 			values = append(values, pullsOf+from.String(), sourceIn+from.Namespace)
 		}
-		if c.rules.Pushes(o) {
+		if c.evaluator.Pushes(o) {
 			values = append(values, pushers, pushers+o.Name)
 		}
 		return values
@@ -130,7 +130,7 @@ func namespaceChanged(event controllers.Event[metav1.Object]) []task {
 // that name it. Each pull target is enqueued in the turn of its own namespace.
 func (c *controller) expandSource(ctx context.Context, key policy.Key, now time.Time) (after time.Duration) {
 	var namespaces []string
-	if o := c.Get(key); o == nil || !c.rules.Pushes(o) {
+	if o := c.Get(key); o == nil || !c.evaluator.Pushes(o) {
 		c.memory.forgetSource(key)
 	} else {
 		s := c.survey(o, now)
@@ -152,7 +152,7 @@ func (c *controller) expandSource(ctx context.Context, key policy.Key, now time.
 
 // survey evaluates a source for all namespaces, and remembers for how many it counts.
 func (c *controller) survey(o *policy.Object, now time.Time) policy.Survey {
-	s := c.rules.Survey(c, o, c.namespaces(), now)
+	s := c.evaluator.Survey(c, o, c.namespaces(), now)
 	c.memory.setSource(o.Key, s.Spread)
 	return s
 }

@@ -41,7 +41,7 @@ func (c *controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 	source, target := l.bodies[p.Source], l.bodies[key]
 	b := &policy.Body{}
 	if p.Action != policy.Delete {
-		b = c.rules.Apply(p, c.digester, key, source, target, now)
+		b = c.evaluator.Apply(p, c.digester, key, source, target, now)
 	}
 	if err := c.send(ctx, key, p.Action, b, target); err != nil {
 		return c.failed(ctx, key, p, err)

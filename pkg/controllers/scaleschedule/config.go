@@ -104,7 +104,7 @@ func (c *Config) Validate(controllers.Settings) error {
 	return errors.Join(errs...)
 }
 
-// rules returns the rules of a configuration that is valid.
-func (c *Config) rules() *policy.Evaluator {
+// evaluator returns the evaluator of a configuration that is valid.
+func (c *Config) evaluator() *policy.Evaluator {
 	return policy.NewEvaluator(c.Options, func(string, string, ...any) {})
 }

@@ -40,7 +40,7 @@ const byTarget = "scale-schedule-target"
 // controller scales workloads.
 type controller struct {
 	cfg        Config
-	rules      *policy.Evaluator
+	evaluator  *policy.Evaluator
 	kinds      []*kind // that are watched
 	namespaces *kind   // nil with --namespaces
 	client     kubernetes.Interface
@@ -75,7 +75,7 @@ func newController(cfg Config, watched []*kind, namespaces informers.Informer[*i
 		limit = rate.Limit(cfg.MaxPerSecond)
 	}
 	c := &controller{
-		cfg: cfg, rules: cfg.rules(), kinds: watched, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
+		cfg: cfg, evaluator: cfg.evaluator(), kinds: watched, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
 		clock: loop.Clock, memory: newMemory(), onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain),
 	}
 	c.metrics = newDomainMetrics(reg, c)
@@ -173,7 +173,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		return 0, nil
 	}
 	obj, exists := k.informer.Get(k.ObjectName)
-	if !exists || obj.GetDeletionTimestamp() != nil || !c.rules.Covers(k.Namespace, k.Name) {
+	if !exists || obj.GetDeletionTimestamp() != nil || !c.evaluator.Covers(k.Namespace, k.Name) {
 		c.memory.forget(k)
 		return 0, nil
 	}
@@ -188,12 +188,12 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	}
 	now := c.clock.Now()
 	w := &workload{key: k, uid: obj.GetUID(), version: obj.GetResourceVersion(), Object: &o, namespace: namespace}
-	v := c.rules.Decide(w.Object, w.namespace, now)
+	v := c.evaluator.Decide(w.Object, w.namespace, now)
 	for i := range v.Problems {
 		c.warn(w, &v.Problems[i])
 	}
 	e := c.memory.get(k, w.uid)
-	p := c.rules.Plan(w.Object, k.Kind, &v, c.rival(k), e.Remembered, now)
+	p := c.evaluator.Plan(w.Object, k.Kind, &v, c.rival(k), e.Remembered, now)
 	if p.Problem != nil {
 		c.warn(w, p.Problem)
 	}

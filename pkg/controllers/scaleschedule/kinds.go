@@ -51,12 +51,12 @@ func (c *Config) scales(k *kind) bool { return slices.Contains(c.Kinds, k.plural
 
 // needs returns what the cache keeps.
 func (c *Config) needs() (needs []informers.Need) {
-	rules := c.rules()
+	evaluator := c.evaluator()
 	for _, k := range c.watched() {
-		needs = append(needs, informers.Need{Resource: k.resource, Digest: informers.DigestOf(rules.Digest), Optional: k.optional})
+		needs = append(needs, informers.Need{Resource: k.resource, Digest: informers.DigestOf(evaluator.Digest), Optional: k.optional})
 	}
 	if len(c.Scope) == 0 {
-		needs = append(needs, informers.Need{Resource: informers.Namespaces, Form: informers.Metadata, Digest: informers.DigestOf(rules.DigestNamespace), ClusterScoped: true})
+		needs = append(needs, informers.Need{Resource: informers.Namespaces, Form: informers.Metadata, Digest: informers.DigestOf(evaluator.DigestNamespace), ClusterScoped: true})
 	}
 	return needs
 }

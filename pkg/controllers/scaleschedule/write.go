@@ -109,7 +109,7 @@ func (c *controller) write(ctx context.Context, w *workload, p *policy.Plan) (ti
 	if err := c.limiter.Wait(ctx); err != nil {
 		return 0, err
 	}
-	if err := c.objects.patch(ctx, w.key, c.rules.Patch(w.Object, w.Kind, p, w.version)); err != nil {
+	if err := c.objects.patch(ctx, w.key, c.evaluator.Patch(w.Object, w.Kind, p, w.version)); err != nil {
 		return c.refused(ctx, w, p, "patch", err)
 	}
 	now := c.clock.Now()
@@ -126,7 +126,7 @@ func (c *controller) write(ctx context.Context, w *workload, p *policy.Plan) (ti
 	c.metrics.wrote(w.Kind, p.Do, resultSuccess)
 	klog.FromContext(ctx).V(2).Info("Scaled a workload", "direction", direction(p.Do), "from", w.Number, "to", p.Number, "record", p.Record)
 	if p.Do == policy.ScaleDown && !p.Again || p.Do == policy.ScaleUp {
-		if since, known := c.rules.Since(w.Object, w.namespace, now, lagWindow); known {
+		if since, known := c.evaluator.Since(w.Object, w.namespace, now, lagWindow); known {
 			c.metrics.lag.Observe(now.Sub(since).Seconds())
 		}
 	}

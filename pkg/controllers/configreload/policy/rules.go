@@ -51,14 +51,14 @@ type typeRules struct {
 }
 
 // Empty reports whether the workload asks for nothing.
-func (r *Selection) Empty() bool {
-	return !slices.ContainsFunc(r.types[:], func(t typeRules) bool { return t.auto || t.search || !t.named.empty() })
+func (s *Selection) Empty() bool {
+	return !slices.ContainsFunc(s.types[:], func(t typeRules) bool { return t.auto || t.search || !t.named.empty() })
 }
 
 // ByName returns how the lists of names select a source: No if it is excluded, Named if an item names
 // it, else Auto. It takes about as many steps as Steps says.
-func (r *Selection) ByName(key SourceKey) Match {
-	t := &r.types[key.Type]
+func (s *Selection) ByName(key SourceKey) Match {
+	t := &s.types[key.Type]
 	switch {
 	case t.never || t.excluded.match(key.Name):
 		return No
@@ -78,21 +78,21 @@ func (k *Keys) ScanProblem(r *Selection, t SourceType) *Problem {
 }
 
 // Steps returns about how many steps ByName takes.
-func (r *Selection) Steps(key SourceKey) int {
-	t := &r.types[key.Type]
+func (s *Selection) Steps(key SourceKey) int {
+	t := &s.types[key.Type]
 	return (1 + t.named.steps + t.excluded.steps) * (1 + len(key.Name))
 }
 
 // match decides as the original does: an exclusion beats a name, a name beats everything else, and
 // nothing but an exclusion vetoes a name.
-func (r *Selection) match(key SourceKey, s Source) Match {
-	t, byName := &r.types[key.Type], r.ByName(key)
+func (s *Selection) match(key SourceKey, source Source) Match {
+	t, byName := &s.types[key.Type], s.ByName(key)
 	switch {
-	case s.Ignored, byName == No:
+	case source.Ignored, byName == No:
 		return No
 	case byName == Named:
 		return Named
-	case t.search && s.Matched, t.auto:
+	case t.search && source.Matched, t.auto:
 		return Auto
 	}
 	return No
@@ -100,12 +100,12 @@ func (r *Selection) match(key SourceKey, s Source) Match {
 
 // waitsFor reports whether an item is exactly the source's name, so that the source's absence is
 // recorded.
-func (r *Selection) waitsFor(key SourceKey) bool { return r.types[key.Type].named.has(key.Name) }
+func (s *Selection) waitsFor(key SourceKey) bool { return s.types[key.Type].named.has(key.Name) }
 
 // Names yields the sources that are named exactly.
-func (r *Selection) Names(yield func(SourceKey) bool) {
+func (s *Selection) Names(yield func(SourceKey) bool) {
 	for _, t := range SourceTypes {
-		for name := range r.types[t].named.exact {
+		for name := range s.types[t].named.exact {
 			if !yield(SourceKey{t, name}) {
 				return
 			}
@@ -114,15 +114,15 @@ func (r *Selection) Names(yield func(SourceKey) bool) {
 }
 
 // NamesByPattern reports whether a source may be named by anything but its exact name.
-func (r *Selection) NamesByPattern(t SourceType) bool { return r.types[t].named.patterns() }
+func (s *Selection) NamesByPattern(t SourceType) bool { return s.types[t].named.patterns() }
 
 // TakesReferenced reports whether references to sources of this type count, for some sources at
 // least.
-func (r *Selection) TakesReferenced(t SourceType) bool { return r.types[t].auto || r.types[t].search }
+func (s *Selection) TakesReferenced(t SourceType) bool { return s.types[t].auto || s.types[t].search }
 
 // markKey returns the template's annotation under the annotations strategy.
-func (r *Selection) markKey() string {
-	if r.native {
+func (s *Selection) markKey() string {
+	if s.native {
 		return nativeMark
 	}
 	return compatMark
@@ -284,9 +284,9 @@ func isTrue(text string) bool {
 }
 
 // bad reports the items of one annotation that do not count. It keeps only as much as is shown.
-func (r *Selection) bad(key string, items ...string) {
+func (s *Selection) bad(key string, items ...string) {
 	if len(items) > 0 {
-		r.Problems = append(r.Problems, Problem{key, Truncate(strings.Join(items, "; "))})
+		s.Problems = append(s.Problems, Problem{key, Truncate(strings.Join(items, "; "))})
 	}
 }
 
@@ -338,7 +338,7 @@ func (k *Keys) parseNative(r *Selection, value string) {
 }
 
 // addNative adds an item that names sources.
-func (r *Selection) addNative(item string) error {
+func (s *Selection) addNative(item string) error {
 	rest, never := strings.CutPrefix(item, "!")
 	key, ok := parseSourceKey(rest)
 	if !ok {
@@ -350,9 +350,9 @@ func (r *Selection) addNative(item string) error {
 	if !isName(strings.ReplaceAll(key.Name, "*", "x")) {
 		return errNative
 	}
-	list := &r.types[key.Type].named
+	list := &s.types[key.Type].named
 	if never {
-		list = &r.types[key.Type].excluded
+		list = &s.types[key.Type].excluded
 	}
 	if strings.Contains(key.Name, "*") {
 		list.addGlob(key.Name)

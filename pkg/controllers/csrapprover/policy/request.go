@@ -46,9 +46,9 @@ type Requested struct {
 }
 
 // All returns names and addresses in the form that [Canonical] returns.
-func (a *Requested) All() []string {
-	all := slices.Clone(a.DNS)
-	for _, ip := range a.IPs {
+func (r *Requested) All() []string {
+	all := slices.Clone(r.DNS)
+	for _, ip := range r.IPs {
 		all = append(all, ip.String())
 	}
 	return all
@@ -152,14 +152,14 @@ func read(request *x509.CertificateRequest) (asked Requested, wrong []string, ok
 }
 
 // reserved returns the names and addresses that mean the cluster itself, or no host in particular.
-func (a *Requested) reserved() (list []string) {
-	for _, name := range a.DNS {
+func (r *Requested) reserved() (list []string) {
+	for _, name := range r.DNS {
 		if strings.Contains(name, "*") || name == "localhost" || name == "kubernetes" || strings.HasPrefix(name, "kubernetes.default") ||
 			strings.HasSuffix(name, ".svc") || strings.HasSuffix(name, ".cluster.local") {
 			list = append(list, name)
 		}
 	}
-	for _, ip := range a.IPs {
+	for _, ip := range r.IPs {
 		if ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() {
 			list = append(list, ip.String())
 		}

@@ -44,12 +44,12 @@ type evaluation struct {
 }
 
 // match evaluates an annotation. Only a held verdict has a text, which names the annotation.
-func (a evaluation) match(key, grammar string, parse func(string) matcher, until time.Time) Verdict {
-	text := a.source.Annotations[key]
+func (e evaluation) match(key, grammar string, parse func(string) matcher, until time.Time) Verdict {
+	text := e.source.Annotations[key]
 	if text == tooLongValue {
 		return held(InvalidAnnotation, key+": "+tooLongText)
 	}
-	v := a.matchers.get(grammar, text, parse)(a.ns, until)
+	v := e.matchers.get(grammar, text, parse)(e.ns, until)
 	if v.Text != "" {
 		v.Text = key + ": " + v.Text
 	}
@@ -57,68 +57,68 @@ func (a evaluation) match(key, grammar string, parse func(string) matcher, until
 }
 
 // native returns whether push-to or allow-pull names the namespace.
-func (a evaluation) native(key string) Verdict {
-	if !a.source.has(key) {
+func (e evaluation) native(key string) Verdict {
+	if !e.source.has(key) {
 		return no
 	}
-	return a.match(key, "clauses", a.matchers.clauses, noDotNetTime)
+	return e.match(key, "clauses", e.matchers.clauses, noDotNetTime)
 }
 
 // reflectorAllows returns the reflector's permission.
-func (a evaluation) reflectorAllows() Verdict {
-	if !isTrue(a.source.Annotations[reflectionAllowed]) {
+func (e evaluation) reflectorAllows() Verdict {
+	if !isTrue(e.source.Annotations[reflectionAllowed]) {
 		return no
 	}
-	return a.reflectorList(allowedNamespaces, allowedSelector)
+	return e.reflectorList(allowedNamespaces, allowedSelector)
 }
 
 // reflectorPushes returns the reflector's push.
-func (a evaluation) reflectorPushes() Verdict {
-	if !isTrue(a.source.Annotations[autoEnabled]) {
+func (e evaluation) reflectorPushes() Verdict {
+	if !isTrue(e.source.Annotations[autoEnabled]) {
 		return no
 	}
-	v := a.reflectorAllows()
+	v := e.reflectorAllows()
 	if v.Claim == No {
 		return no
 	}
-	return v.and(a.reflectorList(autoNamespaces, autoSelector))
+	return v.and(e.reflectorList(autoNamespaces, autoSelector))
 }
 
-func (a evaluation) reflectorList(key, selector string) Verdict {
-	hasList := strings.TrimSpace(a.source.Annotations[key]) != ""
-	hasSelector := strings.TrimSpace(a.source.Annotations[selector]) != ""
+func (e evaluation) reflectorList(key, selector string) Verdict {
+	hasList := strings.TrimSpace(e.source.Annotations[key]) != ""
+	hasSelector := strings.TrimSpace(e.source.Annotations[selector]) != ""
 	if !hasList && !hasSelector {
 		return yes
 	}
 	v := no
 	if hasList {
-		v = a.matchDotNetList(key)
+		v = e.matchDotNetList(key)
 	}
 	if hasSelector && v.Claim != Yes {
-		v = v.or(a.match(selector, "strict", a.matchers.strictSelector, noDotNetTime))
+		v = v.or(e.match(selector, "strict", e.matchers.strictSelector, noDotNetTime))
 	}
 	return v
 }
 
 // replicatorPushes returns the replicator's push.
-func (a evaluation) replicatorPushes() Verdict {
-	v := a.match(replicateTo, "go", goRegexList, noDotNetTime)
-	if a.source.has(replicateToMatching) && v.Claim != Yes {
-		v = v.or(a.match(replicateToMatching, "selector", a.matchers.selector, noDotNetTime))
+func (e evaluation) replicatorPushes() Verdict {
+	v := e.match(replicateTo, "go", goRegexList, noDotNetTime)
+	if e.source.has(replicateToMatching) && v.Claim != Yes {
+		v = v.or(e.match(replicateToMatching, "selector", e.matchers.selector, noDotNetTime))
 	}
 	return v
 }
 
 // replicatorAllows returns the replicator's permission to pull.
-func (a evaluation) replicatorAllows() Verdict {
-	permitted, _ := strconv.ParseBool(a.source.Annotations[replicationAllowed])
+func (e evaluation) replicatorAllows() Verdict {
+	permitted, _ := strconv.ParseBool(e.source.Annotations[replicationAllowed])
 	switch {
-	case a.AllowAll, a.AllowConfigMaps && a.source.Kind == ConfigMap:
+	case e.AllowAll, e.AllowConfigMaps && e.source.Kind == ConfigMap:
 		return yes
 	case !permitted:
 		return no
 	}
-	return a.match(replicationAllowedNamespaces, "go", goRegexList, noDotNetTime)
+	return e.match(replicationAllowedNamespaces, "go", goRegexList, noDotNetTime)
 }
 
 // claim is what one source wants of a target.
@@ -131,14 +131,14 @@ type claim struct {
 
 // pushes returns what the source wants in a namespace by its annotations, in the dialects in which its
 // namespace may push. home is nil if the source's Namespace is not known.
-func (r *Evaluator) pushes(source *Object, home, ns *Namespace, now time.Time) claim {
-	a := evaluation{r, source, ns, now}
+func (e *Evaluator) pushes(source *Object, home, ns *Namespace, now time.Time) claim {
+	a := evaluation{e, source, ns, now}
 	best := claim{source: source}
 	for _, next := range []struct {
 		Dialect
 		ask func() Verdict
 	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.reflectorPushes}, {Replicator, a.replicatorPushes}} {
-		if best.Claim == Yes || !r.asksIn(source, next.Dialect) || !r.mayPush(next.Dialect, source, home) {
+		if best.Claim == Yes || !e.asksIn(source, next.Dialect) || !e.mayPush(next.Dialect, source, home) {
 			continue
 		}
 		if v := next.ask(); v.Claim > best.Claim {
@@ -151,32 +151,32 @@ func (r *Evaluator) pushes(source *Object, home, ns *Namespace, now time.Time) c
 // mayPush reports whether a push in the dialect counts in the source's namespace. It is asked before the
 // source's own patterns. Without the flag, a push in an original's dialect counts everywhere, as in the
 // original, and a native push nowhere.
-func (r *Evaluator) mayPush(d Dialect, source *Object, home *Namespace) bool {
-	if r.PushNamespaces == "" {
+func (e *Evaluator) mayPush(d Dialect, source *Object, home *Namespace) bool {
+	if e.PushNamespaces == "" {
 		return d != Native
 	}
 	if home == nil {
 		home = &Namespace{Name: source.Namespace}
 	}
-	return r.matchers.get("clauses", r.PushNamespaces, r.matchers.clauses)(home, noDotNetTime).Claim == Yes
+	return e.matchers.get("clauses", e.PushNamespaces, e.matchers.clauses)(home, noDotNetTime).Claim == Yes
 }
 
 // claims returns the claims on a target other than no, the strongest first: claims from the oldest
 // namespace, then by name. The age of a source does not count: it may have been made again.
-func (r *Evaluator) claims(v View, key Key, ns *Namespace, now time.Time) (list []claim) {
+func (e *Evaluator) claims(v View, key Key, ns *Namespace, now time.Time) (list []claim) {
 	for _, source := range v.Sources(key.Kind, key.Name) {
-		if source.Namespace == key.Namespace || !r.Pushes(source) {
+		if source.Namespace == key.Namespace || !e.Pushes(source) {
 			continue
 		}
 		home := v.Namespace(source.Namespace)
-		c := r.pushes(source, home, ns, now)
+		c := e.pushes(source, home, ns, now)
 		if c.Claim == No {
 			continue
 		}
 		if home != nil {
 			c.since = home.Created
 		}
-		c.Verdict = r.holds(v, source, home, now).and(c.Verdict)
+		c.Verdict = e.holds(v, source, home, now).and(c.Verdict)
 		list = append(list, c)
 	}
 	slices.SortFunc(list, func(a, b claim) int {
@@ -186,23 +186,23 @@ func (r *Evaluator) claims(v View, key Key, ns *Namespace, now time.Time) (list 
 }
 
 // holds returns a held verdict if none of the source's pushes counts for now.
-func (r *Evaluator) holds(v View, source *Object, home *Namespace, now time.Time) Verdict {
+func (e *Evaluator) holds(v View, source *Object, home *Namespace, now time.Time) Verdict {
 	if source.Deleting || home.is(labelDisabled) {
 		return Verdict{Claim: Held}
 	}
 	if u := unsupported(source); u.Claim != Yes {
 		return u
 	}
-	return r.spread(source, v.Spread(source, now))
+	return e.spread(source, v.Spread(source, now))
 }
 
 // minCopy is about the least that a copy takes of the API server's store, in bytes.
 const minCopy = 1 << 10
 
 // spread returns a held verdict if the source asks for too much in all namespaces together.
-func (r *Evaluator) spread(source *Object, namespaces int) Verdict {
+func (e *Evaluator) spread(source *Object, namespaces int) Verdict {
 	size := max(int64(source.Size), minCopy)
-	if r.MaxSpread > 0 && size*int64(namespaces) > r.MaxSpread {
+	if e.MaxSpread > 0 && size*int64(namespaces) > e.MaxSpread {
 		return held(SpreadExceeded, fmt.Sprintf("%d bytes for each of %d namespaces are more than --replication-max-spread allows", size, namespaces))
 	}
 	return yes
@@ -221,9 +221,9 @@ type Survey struct {
 
 // Survey evaluates a pushing source for all namespaces, and reports its problems. There is one survey at a
 // time, and it ends soon: else the surveys of one tenant would occupy all workers.
-func (r *Evaluator) Survey(v View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
-	r.surveys.Lock()
-	defer r.surveys.Unlock()
+func (e *Evaluator) Survey(v View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
+	e.surveys.Lock()
+	defer e.surveys.Unlock()
 	home := v.Namespace(source.Namespace)
 	told := map[string]bool{}
 	problem := func(d Verdict) {
@@ -236,11 +236,11 @@ func (r *Evaluator) Survey(v View, source *Object, namespaces []*Namespace, now 
 		}
 	}
 	for _, d := range Dialects {
-		if r.asksIn(source, d) && !r.mayPush(d, source, home) {
+		if e.asksIn(source, d) && !e.mayPush(d, source, home) {
 			problem(forbiddenPush)
 		}
 	}
-	if source.Annotations[keepOwners] == "true" && r.Replicator {
+	if source.Annotations[keepOwners] == "true" && e.Replicator {
 		problem(held(OwnerReferenceDropped, keepOwners+" has no effect: a copy with an owner in another namespace would be collected as garbage"))
 	}
 	problem(unsupported(source))
@@ -251,20 +251,20 @@ func (r *Evaluator) Survey(v View, source *Object, namespaces []*Namespace, now 
 		}
 		c := onematch.Do(func() claim {
 			defer func(start time.Time) { used += time.Since(start) }(time.Now())
-			return r.pushes(source, home, ns, now)
+			return e.pushes(source, home, ns, now)
 		})
 		if c.Claim == Yes {
 			s.Wanted = append(s.Wanted, ns.Name)
 		}
 		problem(c.Verdict)
-		if used > listTimeout && r.asksIn(source, Reflector) {
-			r.matchers.pause(source.Namespace, now) // so the other namespaces take no time
+		if used > listTimeout && e.asksIn(source, Reflector) {
+			e.matchers.pause(source.Namespace, now) // so the other namespaces take no time
 		}
 	}
 	if s.Spread = len(s.Wanted); s.After > 0 {
 		s.Spread = len(namespaces)
 	}
-	problem(r.spread(source, s.Spread))
+	problem(e.spread(source, s.Spread))
 	return s
 }
 
@@ -285,8 +285,8 @@ func unsupported(o *Object) Verdict {
 
 // permitted returns whether the source lets a pull target in ns have its data. d is the dialect of the
 // target.
-func (r *Evaluator) permitted(v View, source *Object, ns *Namespace, d Dialect, now time.Time) Verdict {
-	a := evaluation{r, source, ns, now}
+func (e *Evaluator) permitted(v View, source *Object, ns *Namespace, d Dialect, now time.Time) Verdict {
+	a := evaluation{e, source, ns, now}
 	verdict := a.native(AllowPull)
 	switch d {
 	case Reflector:

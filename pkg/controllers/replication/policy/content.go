@@ -116,13 +116,13 @@ func replicated(target *Object, role role) []string {
 }
 
 // copiedLabels returns the labels of a source that a replicator push copies.
-func (r *Evaluator) copiedLabels(annotations, labels map[string]string) map[string]string {
+func (e *Evaluator) copiedLabels(annotations, labels map[string]string) map[string]string {
 	if strip, has := annotations[stripLabels]; has && strip != "false" {
 		return nil
 	}
 	labels = maps.Clone(labels)
 	maps.DeleteFunc(labels, func(key, value string) bool {
-		return glob.MatchAny(r.DeniedLabels, key) || key == "owner" && value == "helm" // Helm finds its releases by this label alone
+		return glob.MatchAny(e.DeniedLabels, key) || key == "owner" && value == "helm" // Helm finds its releases by this label alone
 	})
 	return labels
 }
@@ -145,14 +145,14 @@ func overlaid(labels map[string]string, before *marker, now map[string]string) m
 
 // Apply returns the target as the plan wants it. The source is nil for Strip and Empty, and the
 // target is nil for Create. Apply changes neither.
-func (r *Evaluator) Apply(p *Plan, d *Digester, key Key, source, target *Body, now time.Time) *Body {
+func (e *Evaluator) Apply(p *Plan, d *Digester, key Key, source, target *Body, now time.Time) *Body {
 	b := &Body{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Kind: key.Kind, Content: map[Slot][]byte{}}
 	var was role
 	var keys []string
 	if target != nil && p.Action != Recreate {
 		b.ObjectMeta, b.Type, b.Immutable, b.Content = *target.DeepCopy(), target.Type, target.Immutable, target.Content
 		described := d.Describe(target)
-		was = r.roleOf(described)
+		was = e.roleOf(described)
 		if was.kind == unmarkedCopy {
 			was.kind = pushCopy
 		}
@@ -177,7 +177,7 @@ func (r *Evaluator) Apply(p *Plan, d *Digester, key Key, source, target *Body, n
 	}
 	m := &marker{Copy: key.NamespacedName.String(), Dialect: p.Dialect, Mode: p.Mode, Source: p.Source.NamespacedName.String(), UID: string(source.UID)}
 	if p.Mode == Push && p.Dialect == Replicator {
-		labels := r.copiedLabels(source.Annotations, source.Labels)
+		labels := e.copiedLabels(source.Annotations, source.Labels)
 		m.Labels = slices.Sorted(maps.Keys(labels))
 		if p.Action != Mark {
 			if was.marker == nil && len(labels) > 0 {

@@ -104,9 +104,9 @@ func (p *Plan) held(about Key, v Verdict) {
 }
 
 // Decide returns what is to be done with one target, which may not exist.
-func (r *Evaluator) Decide(v View, key Key, now time.Time) Plan {
+func (e *Evaluator) Decide(v View, key Key, now time.Time) Plan {
 	target := v.Get(key)
-	role := r.roleOf(target)
+	role := e.roleOf(target)
 	p := Plan{Dialect: role.dialect, Mode: Push}
 	if role.kind == pullTarget {
 		p.Mode = Pull
@@ -119,9 +119,9 @@ func (r *Evaluator) Decide(v View, key Key, now time.Time) Plan {
 		return p
 	}
 	if p.Mode == Pull {
-		r.pull(&p, v, target, role, ns, now)
+		e.pull(&p, v, target, role, ns, now)
 	} else {
-		r.push(&p, v, key, target, role, ns, now)
+		e.push(&p, v, key, target, role, ns, now)
 	}
 	switch {
 	case p.Action != Nothing:
@@ -133,10 +133,10 @@ func (r *Evaluator) Decide(v View, key Key, now time.Time) Plan {
 }
 
 // push decides on a target that is not a pull target.
-func (r *Evaluator) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
-	claims := r.claims(v, key, ns, now)
+func (e *Evaluator) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
+	claims := e.claims(v, key, ns, now)
 	if role.kind == unmarkedCopy {
-		if maker := r.makerOf(target, v.Maker(key), claims, ns, now); maker != nil {
+		if maker := e.makerOf(target, v.Maker(key), claims, ns, now); maker != nil {
 			role.kind, role.from = pushCopy, maker.source.NamespacedName
 			p.Source, p.Adopted = maker.source.Key, true
 		} else {
@@ -151,13 +151,13 @@ func (r *Evaluator) push(p *Plan, v View, key Key, target *Object, role role, ns
 		return
 	case winner == nil && role.kind != pushCopy:
 		return
-	case ns.is(labelPullOnly) || glob.MatchAny(r.ProtectedNamespaces, ns.Name) || glob.MatchAny(r.ProtectedNames, key.Name):
+	case ns.is(labelPullOnly) || glob.MatchAny(e.ProtectedNamespaces, ns.Name) || glob.MatchAny(e.ProtectedNames, key.Name):
 		if winner != nil && winner.Claim == Yes {
 			p.refuse(winner, NamespaceProtected, "nothing is pushed to %s", key.NamespacedName)
 		}
 		return
 	case winner == nil:
-		r.release(p, v, target, role, false, now)
+		e.release(p, v, target, role, false, now)
 		return
 	case winner.Claim == Held:
 		p.State, p.Dialect, p.Source = OnHold, winner.dialect, winner.source.Key
@@ -173,12 +173,12 @@ func (r *Evaluator) push(p *Plan, v View, key Key, target *Object, role role, ns
 	case target != nil && role.kind != pushCopy:
 		p.refuse(winner, TargetExists, "%s exists and was not made by a push", key.NamespacedName)
 	case target != nil && winner.source.Key != owner:
-		r.giveWay(p, v, target, role, claims, winner, now)
+		e.giveWay(p, v, target, role, claims, winner, now)
 	case target == nil:
 		p.State, p.Dialect, p.Source, p.Action = InSync, winner.dialect, winner.source.Key, Create
 	default:
 		p.State, p.Dialect, p.Source = InSync, winner.dialect, winner.source.Key
-		r.compare(p, winner.source, target, role)
+		e.compare(p, winner.source, target, role)
 	}
 }
 
@@ -186,10 +186,10 @@ func (r *Evaluator) push(p *Plan, v View, key Key, target *Object, role role, ns
 // the same name is not the maker, and equal data prove nothing, since much data is public: the copy must
 // name the source's present version, or have named it when this run first looked, since markers are written
 // slowly.
-func (r *Evaluator) makerOf(target *Object, known Key, claims []claim, ns *Namespace, now time.Time) *claim {
+func (e *Evaluator) makerOf(target *Object, known Key, claims []claim, ns *Namespace, now time.Time) *claim {
 	i := slices.IndexFunc(claims, func(c claim) bool {
 		made := c.source.Version == target.Annotations[replicatedFrom] || c.source.Key == known
-		return made && evaluation{r, c.source, ns, now}.replicatorPushes().Claim != No
+		return made && evaluation{e, c.source, ns, now}.replicatorPushes().Claim != No
 	})
 	if i < 0 {
 		return nil
@@ -200,14 +200,14 @@ func (r *Evaluator) makerOf(target *Object, known Key, claims []claim, ns *Names
 // giveWay decides on the copy of a source that has no claim, or a weaker claim than another source. The
 // data of one namespace is never replaced by another's: the copy is deleted, and then the other source's
 // copy is created.
-func (r *Evaluator) giveWay(p *Plan, v View, target *Object, role role, claims []claim, winner *claim, now time.Time) {
+func (e *Evaluator) giveWay(p *Plan, v View, target *Object, role role, claims []claim, winner *claim, now time.Time) {
 	claimed := slices.ContainsFunc(claims, func(c claim) bool { return c.source.NamespacedName == role.from })
 	if !claimed {
-		r.release(p, v, target, role, true, now)
+		e.release(p, v, target, role, true, now)
 		return
 	}
 	p.State, p.Source = InSync, winner.source.Key
-	r.remove(p, target, role)
+	e.remove(p, target, role)
 }
 
 func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
@@ -234,15 +234,15 @@ const missingGrace = 10 * time.Minute
 
 // mustWait reports whether it is too early to conclude that nobody wants the target's data: during the
 // grace, or because its source's namespace is disabled or not known.
-func (r *Evaluator) mustWait(p *Plan, v View, target *Object, now time.Time) bool {
+func (e *Evaluator) mustWait(p *Plan, v View, target *Object, now time.Time) bool {
 	home := v.Namespace(p.Source.Namespace)
 	switch {
 	case home.is(labelDisabled):
 		return true // the event of its label or its end decides again
-	case r.NoNamespaces && home == nil:
+	case e.NoNamespaces && home == nil:
 		return true // --namespaces leaves it out
 	}
-	grace := r.DeletionGrace
+	grace := e.DeletionGrace
 	p.Unwanted = Withdrawn
 	if home == nil {
 		p.Unwanted, grace = Homeless, max(grace, missingGrace)
@@ -252,21 +252,21 @@ func (r *Evaluator) mustWait(p *Plan, v View, target *Object, now time.Time) boo
 }
 
 // release removes a copy that its source does not want. contested says that another source wants its name.
-func (r *Evaluator) release(p *Plan, v View, target *Object, role role, contested bool, now time.Time) {
+func (e *Evaluator) release(p *Plan, v View, target *Object, role role, contested bool, now time.Time) {
 	p.State = OnHold
 	source := v.Get(p.Source)
 	switch {
-	case !r.enabled(role.dialect), source != nil && source.Deleting:
-	case !contested && role.dialect == Native && r.PushNamespaces == "" && source != nil && source.has(PushTo):
+	case !e.enabled(role.dialect), source != nil && source.Deleting:
+	case !contested && role.dialect == Native && e.PushNamespaces == "" && source != nil && source.has(PushTo):
 		// The flag was never set, so nobody has forbidden this source to push.
 		p.Problems = append(p.Problems, Problem{source.Key, PushForbidden, forbiddenPush.Text})
-	case !r.mustWait(p, v, target, now):
-		r.remove(p, target, role)
+	case !e.mustWait(p, v, target, now):
+		e.remove(p, target, role)
 	}
 }
 
 // remove deletes a copy, or strips a copy that has keys of its own.
-func (r *Evaluator) remove(p *Plan, target *Object, role role) {
+func (e *Evaluator) remove(p *Plan, target *Object, role role) {
 	if role.dialect != Replicator || len(without(target.Content, replicated(target, role))) == 0 {
 		p.Action = Delete
 	} else if !p.keepsKeys(target) {
@@ -291,25 +291,25 @@ func (p *Plan) keepsKeys(target *Object) bool {
 }
 
 // pull decides on a pull target.
-func (r *Evaluator) pull(p *Plan, v View, target *Object, role role, ns *Namespace, now time.Time) {
+func (e *Evaluator) pull(p *Plan, v View, target *Object, role role, ns *Namespace, now time.Time) {
 	if role.problem != nil {
 		p.Problems = append(p.Problems, *role.problem)
 		return
 	}
-	if r.cyclic(v, target.Key, p.Source) {
+	if e.cyclic(v, target.Key, p.Source) {
 		p.problem(target.Key, ReplicationCycle, "its source %s has its data from it, or from too far", role.from)
 		return
 	}
 	source := v.Get(p.Source)
 	permission := no
 	if source != nil {
-		permission = r.permitted(v, source, ns, role.dialect, now)
+		permission = e.permitted(v, source, ns, role.dialect, now)
 	}
 	if permission.Claim != Yes {
 		p.State = Frozen
 		if source != nil {
 			p.held(source.Key, permission) // only the source's owner is told what is wrong with the source
-		} else if r.empties(p, v, target, role, now) {
+		} else if e.empties(p, v, target, role, now) {
 			return
 		}
 		p.problem(target.Key, PermissionDenied, "source %s does not exist or does not allow namespace %s", role.from, ns.Name)
@@ -335,12 +335,12 @@ func (r *Evaluator) pull(p *Plan, v View, target *Object, role role, ns *Namespa
 // empties decides on a pull target whose source does not exist, and reports whether the decision is made.
 // Only a target with a marker certainly had data of the source; for any other, a missing source must look
 // like a forbidden source.
-func (r *Evaluator) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
+func (e *Evaluator) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
 	mine := role.marker != nil && role.marker.from == role.from
 	if role.dialect != Replicator || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {
 		return false
 	}
-	if !r.mustWait(p, v, target, now) && !p.keepsKeys(target) {
+	if !e.mustWait(p, v, target, now) && !p.keepsKeys(target) {
 		p.Action = Empty
 	}
 	return true
@@ -350,12 +350,12 @@ func (r *Evaluator) empties(p *Plan, v View, target *Object, role role, now time
 const maxChain = 8
 
 // cyclic reports whether the data of source comes from key, or from farther than maxChain.
-func (r *Evaluator) cyclic(v View, key, source Key) bool {
+func (e *Evaluator) cyclic(v View, key, source Key) bool {
 	for range maxChain {
 		if source == key {
 			return true
 		}
-		role := r.roleOf(v.Get(source))
+		role := e.roleOf(v.Get(source))
 		if role.kind != pullTarget || role.problem != nil {
 			return false
 		}
@@ -365,7 +365,7 @@ func (r *Evaluator) cyclic(v View, key, source Key) bool {
 }
 
 // compare decides what a push does with its copy.
-func (r *Evaluator) compare(p *Plan, source, target *Object, role role) {
+func (e *Evaluator) compare(p *Plan, source, target *Object, role role) {
 	keys := replicated(target, role)
 	same := maps.Equal(desired(p.Dialect, source.Content, target.Content, keys), target.Content)
 	marked := role.marker != nil
@@ -380,13 +380,13 @@ func (r *Evaluator) compare(p *Plan, source, target *Object, role role) {
 	}
 	differs := !same
 	if p.Dialect == Replicator {
-		labels := overlaid(target.Labels, role.marker, r.copiedLabels(source.Annotations, source.Labels))
+		labels := overlaid(target.Labels, role.marker, e.copiedLabels(source.Annotations, source.Labels))
 		differs = differs || !target.has(replicatedKeys) || !maps.Equal(labels, target.Labels)
 	}
 	switch {
 	case differs:
 		p.Action = Update
-	case role.dialect == Replicator && !marked && r.MarkAdopted:
+	case role.dialect == Replicator && !marked && e.MarkAdopted:
 		p.Action = Mark
 	}
 }

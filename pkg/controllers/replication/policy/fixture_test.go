@@ -20,17 +20,17 @@ import (
 // fixture is a cluster in memory. It decides on every possible target until nothing is left to do,
 // and notes what is written.
 type fixture struct {
-	t        testing.TB
-	rules    *Evaluator
-	digester *Digester
-	ns       map[string]*Namespace
-	objects  map[Key]*Body
-	unwanted map[Key]unwanted
-	makers   map[Key]Key
-	now      time.Time
-	version  int
-	writes   []string
-	problems []string
+	t         testing.TB
+	evaluator *Evaluator
+	digester  *Digester
+	ns        map[string]*Namespace
+	objects   map[Key]*Body
+	unwanted  map[Key]unwanted
+	makers    map[Key]Key
+	now       time.Time
+	version   int
+	writes    []string
+	problems  []string
 }
 
 func newFixture(t testing.TB, configure func(*Options)) *fixture {
@@ -47,7 +47,7 @@ func newFixture(t testing.TB, configure func(*Options)) *fixture {
 		t: t, digester: NewDigester(o, NewDigesterKey()), ns: map[string]*Namespace{}, objects: map[Key]*Body{}, unwanted: map[Key]unwanted{}, makers: map[Key]Key{},
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
-	f.rules = NewEvaluator(o)
+	f.evaluator = NewEvaluator(o)
 	f.namespaces("a", "b", "c", "kube-system")
 	return f
 }
@@ -140,7 +140,7 @@ func (f *fixture) Get(key Key) *Object {
 func (f *fixture) Sources(kind Kind, name string) (list []*Object) {
 	for key := range f.objects {
 		if key.Kind == kind && key.Name == name {
-			if o := f.Get(key); f.rules.Pushes(o) {
+			if o := f.Get(key); f.evaluator.Pushes(o) {
 				list = append(list, o)
 			}
 		}
@@ -151,7 +151,7 @@ func (f *fixture) Sources(kind Kind, name string) (list []*Object) {
 func (f *fixture) Spread(source *Object, now time.Time) int { return f.survey(source, now).Spread }
 
 func (f *fixture) survey(source *Object, now time.Time) Survey {
-	return f.rules.Survey(f, source, slices.Collect(maps.Values(f.ns)), now)
+	return f.evaluator.Survey(f, source, slices.Collect(maps.Values(f.ns)), now)
 }
 
 func (f *fixture) Maker(key Key) Key { return f.makers[key] }
@@ -210,12 +210,12 @@ func (f *fixture) round() (wrote bool) {
 		}
 	}
 	for key := range f.objects {
-		if o := f.Get(key); f.rules.Pushes(o) {
+		if o := f.Get(key); f.evaluator.Pushes(o) {
 			f.report(f.survey(o, f.now).Problems)
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(keys), func(a, b Key) int { return strings.Compare(a.String(), b.String()) }) {
-		p := f.rules.Decide(f, key, f.now)
+		p := f.evaluator.Decide(f, key, f.now)
 		f.report(p.Problems)
 		if delete(f.makers, key); p.Adopted {
 			f.makers[key] = p.Source
@@ -244,7 +244,7 @@ func (f *fixture) apply(key Key, p *Plan) {
 		return
 	}
 	source, target := f.objects[p.Source], f.objects[key]
-	b := f.rules.Apply(p, f.digester, key, source, target, f.now)
+	b := f.evaluator.Apply(p, f.digester, key, source, target, f.now)
 	if p.Action == Recreate {
 		f.remove(key.NamespacedName.String())
 	}

@@ -99,7 +99,7 @@ func FuzzDecideWritesNothingForeign(f *testing.F) {
 			}
 			w.now = w.now.Add(time.Minute)
 			for key, before := range w.objects {
-				p := w.rules.Decide(w, key, w.now)
+				p := w.evaluator.Decide(w, key, w.now)
 				if p.Action == Nothing {
 					continue
 				}

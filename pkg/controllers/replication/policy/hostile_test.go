@@ -43,7 +43,7 @@ func TestTenantHarmsNoOther(t *testing.T) {
 		"a source that may push no more loses its copies, once the flag says so": {nil, func(f *fixture) {
 			f.put(secret("c/s", "k=v", mine))
 			f.settle()
-			f.rules.PushNamespaces = "a"
+			f.evaluator.PushNamespaces = "a"
 			f.settled("create b/s, delete b/s", "PushForbidden c/s")
 		}},
 		"the replicator's copy of another source is not adopted": {nil, func(f *fixture) {
@@ -63,7 +63,7 @@ func TestTenantHarmsNoOther(t *testing.T) {
 		"a copy that nobody has forbidden makes way for a source that may push": {nil, func(f *fixture) {
 			f.put(secret("c/s", "k=attack", mine))
 			f.settle()
-			f.rules.PushNamespaces = ""
+			f.evaluator.PushNamespaces = ""
 			f.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 			f.settled("create b/s, create b/s, delete b/s")
 			f.holds("b/s", "k=v")
@@ -123,7 +123,7 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			f.put(configMap("c/s", "", with("Q:push-to=n-*"), func(b *Body) { b.Content[inData+"k"] = make([]byte, 1<<10) }))
 			f.put(configMap("c/small", "k=v", with("Q:push-to=n-1")))
 			f.settled("create n-1/small", "SpreadExceeded c/s")
-			f.rules.MaxSpread = 0
+			f.evaluator.MaxSpread = 0
 			f.step()
 			if len(f.writes) != 70 {
 				f.t.Errorf("%d writes without a limit, want 70", len(f.writes))

@@ -123,17 +123,17 @@ func anyOf(items []matcher) matcher {
 // matchDotNetList evaluates one of the reflector's lists of a source, items without a pattern first. After
 // a list that took too long, no pattern of its namespace is run for a while, even if the list is replaced:
 // other tenants wait for it.
-func (a evaluation) matchDotNetList(key string) Verdict {
-	v := a.match(key, "net", list(dotNetRegex), noDotNetTime)
+func (e evaluation) matchDotNetList(key string) Verdict {
+	v := e.match(key, "net", list(dotNetRegex), noDotNetTime)
 	if v.Claim != Held {
 		return v
 	}
-	author := a.source.Namespace
-	if until, paused := a.matchers.paused.Get(author); paused && a.now.Before(until.(time.Time)) {
+	author := e.source.Namespace
+	if until, paused := e.matchers.paused.Get(author); paused && e.now.Before(until.(time.Time)) {
 		return held(PatternTimeout, key+": a pattern in this namespace took too long to match a while ago")
 	}
-	if v = a.match(key, "net", list(dotNetRegex), time.Now().Add(listTimeout)); v.Reason == PatternTimeout {
-		a.matchers.pause(author, a.now)
+	if v = e.match(key, "net", list(dotNetRegex), time.Now().Add(listTimeout)); v.Reason == PatternTimeout {
+		e.matchers.pause(author, e.now)
 	}
 	return v
 }

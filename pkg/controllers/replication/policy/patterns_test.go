@@ -24,7 +24,7 @@ func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
 	f.put(secret("a/s", "k=v", auto("(x+x+)+y", "x+", "b", "[c].*")))
 	ask := func(namespace, want string) {
 		t.Helper()
-		got := f.rules.pushes(f.Get(NewKey(Secret, "a", "s")), f.ns["a"], f.ns[namespace], f.now)
+		got := f.evaluator.pushes(f.Get(NewKey(Secret, "a", "s")), f.ns["a"], f.ns[namespace], f.now)
 		text := "yes"
 		if got.Claim != Yes {
 			text = got.Reason + " " + got.Text

@@ -227,8 +227,8 @@ func TestDecide(t *testing.T) {
 		"M8: a ConfigMap needs permission too": {nil, func(f *fixture) {
 			f.put(configMap("a/s", "k=v"), configMap("b/t", "", pull))
 			f.settled("")
-			f.rules.AllowAll = true
-			f.digester = NewDigester(f.rules.Options, NewDigesterKey())
+			f.evaluator.AllowAll = true
+			f.digester = NewDigester(f.evaluator.Options, NewDigesterKey())
 			f.settled("update b/t")
 		}},
 		"M9: a key that leaves the source leaves the target": {nil, func(f *fixture) {
@@ -396,8 +396,8 @@ func TestDecide(t *testing.T) {
 		"N4: a missing source and a forbidden one look alike": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v"), secret("b/t", "", with("Q:pull-from=a/none")), secret("b/u", "", with("Q:pull-from=a/s")))
 			f.settled("", "PermissionDenied b/t", "PermissionDenied b/u")
-			missing := f.rules.Decide(f, Key{Secret, named("b/t")}, f.now).Problems[0].Text
-			forbidden := f.rules.Decide(f, Key{Secret, named("b/u")}, f.now).Problems[0].Text
+			missing := f.evaluator.Decide(f, Key{Secret, named("b/t")}, f.now).Problems[0].Text
+			forbidden := f.evaluator.Decide(f, Key{Secret, named("b/u")}, f.now).Problems[0].Text
 			if missing != "source a/none does not exist or does not allow namespace b" || forbidden != "source a/s does not exist or does not allow namespace b" {
 				f.t.Errorf("%q, %q", missing, forbidden)
 			}
@@ -411,8 +411,8 @@ func TestDecide(t *testing.T) {
 			}
 			f.settle()
 			for _, prefix := range []string{"b/", "b/tls-"} {
-				missing := f.rules.Decide(f, Key{Secret, named(prefix + "none")}, f.now)
-				forbidden := f.rules.Decide(f, Key{Secret, named(prefix + "s")}, f.now)
+				missing := f.evaluator.Decide(f, Key{Secret, named(prefix + "none")}, f.now)
+				forbidden := f.evaluator.Decide(f, Key{Secret, named(prefix + "s")}, f.now)
 				for _, p := range []*Plan{&missing, &forbidden} {
 					for i := range p.Problems {
 						p.Problems[i].About = Key{}
@@ -545,14 +545,14 @@ func TestDecide(t *testing.T) {
 			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b", "Q:push-to=c"), permits), secret("b/t", "", pull))
 			f.settle()
 			f.writes = nil
-			f.digester = NewDigester(f.rules.Options, NewDigesterKey()) // a new process
+			f.digester = NewDigester(f.evaluator.Options, NewDigesterKey()) // a new process
 			f.edit("a/s", with("x=y"))
 			f.settled("")
 		}},
 		"N22: what a dialect that is off has made is held": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", auto("b"), with("M:replicate-to=c")), secret("b/t", "", pull))
 			f.settled("create b/s, create c/s")
-			f.rules.Reflector, f.rules.Replicator = false, false
+			f.evaluator.Reflector, f.evaluator.Replicator = false, false
 			f.edit("a/s", data("k=w"), auto("none"), with("M:replicate-to"))
 			f.settle()
 			f.remove("a/s")

@@ -67,8 +67,8 @@ type decision struct {
 }
 
 // Decide returns how a workload is to be at now. namespace is what counts of its Namespace.
-func (r *Evaluator) Decide(workload, namespace *Object, now time.Time) Verdict {
-	d := &decision{values: [3]*Values{&workload.Values, &namespace.Values, &r.flags}, defaults: r.defaults, now: now}
+func (e *Evaluator) Decide(workload, namespace *Object, now time.Time) Verdict {
+	d := &decision{values: [3]*Values{&workload.Values, &namespace.Values, &e.flags}, defaults: e.defaults, now: now}
 	excluded := d.spans(d.scope(Exclude), Exclude)
 	until := d.excludedUntil()
 	forced := d.scope(ForceUptime, ForceDowntime)
@@ -116,10 +116,10 @@ func (r *Evaluator) Decide(workload, namespace *Object, now time.Time) Verdict {
 }
 
 // Since returns when the verdict that holds at now began, if that was at most within before now.
-func (r *Evaluator) Since(workload, namespace *Object, now time.Time, within time.Duration) (since time.Time, known bool) {
-	v := r.Decide(workload, namespace, now.Add(-within))
+func (e *Evaluator) Since(workload, namespace *Object, now time.Time, within time.Duration) (since time.Time, known bool) {
+	v := e.Decide(workload, namespace, now.Add(-within))
 	for !v.Next.IsZero() && !v.Next.After(now) {
-		next := r.Decide(workload, namespace, v.Next)
+		next := e.Decide(workload, namespace, v.Next)
 		if next.Wanted != v.Wanted {
 			since, known = v.Next, true
 		}

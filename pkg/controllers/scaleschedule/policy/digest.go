@@ -21,20 +21,20 @@ import (
 )
 
 // DigestNamespace returns what the cache keeps of a Namespace.
-func (r *Evaluator) DigestNamespace(obj metav1.Object) []byte {
-	o := Object{Values: valuesOf(obj.GetAnnotations(), r.Compat)}
+func (e *Evaluator) DigestNamespace(obj metav1.Object) []byte {
+	o := Object{Values: valuesOf(obj.GetAnnotations(), e.Compat)}
 	return o.Encode()
 }
 
 // Digest returns what the cache keeps of a workload, a HorizontalPodAutoscaler or a ScaledObject.
-func (r *Evaluator) Digest(obj runtime.Object) []byte {
+func (e *Evaluator) Digest(obj runtime.Object) []byte {
 	m := obj.(metav1.Object)
 	annotations := m.GetAnnotations()
 	o := Object{
-		Values: valuesOf(annotations, r.Compat), Created: m.GetCreationTimestamp().Time,
-		Unselected: !r.selector.Matches(labels.Set(m.GetLabels())),
+		Values: valuesOf(annotations, e.Compat), Created: m.GetCreationTimestamp().Time,
+		Unselected: !e.selector.Matches(labels.Set(m.GetLabels())),
 	}
-	if t, err := time.Parse(time.RFC3339, annotations[r.TimeAnnotation]); err == nil {
+	if t, err := time.Parse(time.RFC3339, annotations[e.TimeAnnotation]); err == nil {
 		o.Created = t
 	}
 	switch w := obj.(type) {

@@ -82,7 +82,7 @@ const (
 )
 
 // Plan returns what to do about a workload.
-func (r *Evaluator) Plan(o *Object, kind Kind, v *Verdict, rival Rival, m Remembered, now time.Time) (p Plan) {
+func (e *Evaluator) Plan(o *Object, kind Kind, v *Verdict, rival Rival, m Remembered, now time.Time) (p Plan) {
 	if v.Wanted == Leave {
 		return p
 	}
@@ -114,7 +114,7 @@ func (r *Evaluator) Plan(o *Object, kind Kind, v *Verdict, rival Rival, m Rememb
 		p.Problem = &Problem{OfWorkload, ScaledByOther, DowntimeReplicas, "a HorizontalPodAutoscaler scales it, so it is not scaled to more than 0; annotate the HorizontalPodAutoscaler"}
 		return p
 	}
-	r.planDown(&p, o, recorded, target, now)
+	e.planDown(&p, o, recorded, target, now)
 	return p
 }
 
@@ -132,7 +132,7 @@ func (o *Object) planUp(kind Kind, recorded, target int64) (p Plan) {
 	return p
 }
 
-func (r *Evaluator) planDown(p *Plan, o *Object, recorded, target int64, now time.Time) {
+func (e *Evaluator) planDown(p *Plan, o *Object, recorded, target int64, now time.Time) {
 	m := &p.Remembered
 	if o.Number <= target {
 		m.Raised = time.Time{}
@@ -150,7 +150,7 @@ func (r *Evaluator) planDown(p *Plan, o *Object, recorded, target int64, now tim
 				"it was scaled down again %d times and raised each time, so it is left as it is until the next boundary", maxContests)}
 			return
 		}
-		if p.Wait = m.Raised.Add(r.Hold).Sub(now); p.Wait > 0 {
+		if p.Wait = m.Raised.Add(e.Hold).Sub(now); p.Wait > 0 {
 			return
 		}
 		p.Wait, p.Again = 0, true
@@ -159,8 +159,8 @@ func (r *Evaluator) planDown(p *Plan, o *Object, recorded, target int64, now tim
 }
 
 // Patch returns the JSON merge patch of a plan. It applies to that version of the object and no other.
-func (r *Evaluator) Patch(o *Object, kind Kind, p *Plan, version string) []byte {
-	own, other := recordNames(r.Compat)
+func (e *Evaluator) Patch(o *Object, kind Kind, p *Plan, version string) []byte {
+	own, other := recordNames(e.Compat)
 	annotations := map[string]any{}
 	if o.has(Record) {
 		annotations[own] = nil
