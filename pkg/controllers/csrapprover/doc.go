@@ -15,9 +15,9 @@
 //
 // The state, besides the cache:
 //
-//	state           what it is                             set by    cleared by
-//	waiting         why each request waits, its refusals   a worker  a worker, when the request is decided or gone
-//	sent            approvals that the cache may not show  a worker  a worker, when the request is decided or gone
-//	apiServerNames  the API server's addresses             a worker  age
-//	notices         when refusals were told                a worker  age
+//	state           what it is                         set by    cleared by
+//	waiting         why a request waits, its refusals  a worker  a worker, when the request is decided or gone
+//	sent            approvals that the cache may lack  a worker  a worker, when the request is decided or gone
+//	apiServerNames  the API server's addresses         a worker  age
+//	notices         when refusals were told            a worker  age
 package csrapprover

@@ -23,18 +23,18 @@
 //
 // The state (the breakers, the notices and the faults outlive a run):
 //
-//	state            what it is                               set by              cleared by
-//	kinds            the types that are followed              types.go            types.go
-//	records          the objects that are due within an hour  horizon.go          horizon.go, the end of the type
-//	firstSeen        when a record was first seen as it is    horizon.go          a change that matters
-//	tracked          the objects that may expire, and those   the type's handler  the handler, the end of the type
+//	state            what it is                            set by              cleared by
+//	kinds            the types that are followed           types.go            types.go
+//	records          the objects due within an hour        horizon.go          horizon.go, the end of the type
+//	firstSeen        since when a record is as it is       horizon.go          a change that matters
+//	tracked          the objects that may expire; those    the type's handler  the handler, the end of the type
 //	and expiring     of them that expire by a rule
-//	failures         refusals in a row                        a worker            a worker
-//	onceNotices      what owners are told once                a worker            newer notices
-//	repeatedNotices  what they are told again                 a worker            time, newer notices
-//	faultNotices     the rules whose faults were told         the type's handler  a minute
-//	faults           the last object that a rule failed for   the type's handler  nobody
-//	breakers         the deletions of the last minute         a worker            time
-//	                 until when nothing is deleted            a worker            time
-//	pausedUntil      until when nothing of a type is deleted  a worker            time, the end of the type
+//	failures         refusals in a row                     a worker            a worker
+//	onceNotices      what owners are told once             a worker            newer notices
+//	repeatedNotices  what they are told again              a worker            time, newer notices
+//	faultNotices     the rules whose faults were told      the type's handler  a minute
+//	faults           the last object a rule failed for     the type's handler  nobody
+//	breakers         the deletions of the last minute      a worker            time
+//	                 until when nothing is deleted         a worker            time
+//	pausedUntil      until when a type is left alone       a worker            time, the end of the type
 package ttl
