@@ -125,6 +125,15 @@ type chartRule struct {
 	Rule      rbacv1.PolicyRule `json:"rule"`
 }
 
+// withAllOn returns allOn and the flags. With --namespaces, it leaves out the controllers that do not start then.
+func withAllOn(flags ...string) []string {
+	all := append(slices.Clone(allOn), flags...)
+	if slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, "--namespaces=") }) {
+		all[0] = "--controllers=*,replication,ttl,scale-schedule"
+	}
+	return all
+}
+
 func chartRoles() (roles []*chartRole, err error) {
 	// role returns the role, to which it adds nothing if it is there.
 	role := func(o object) *chartRole {
@@ -151,7 +160,7 @@ func chartRoles() (roles []*chartRole, err error) {
 	}
 	// granted returns the rules with these flags besides allOn.
 	granted := func(flags ...string) (map[*chartRole][]rbacv1.PolicyRule, error) {
-		with, err := rbac(append(slices.Clone(allOn), flags...)...)
+		with, err := rbac(withAllOn(flags...)...)
 		rules := map[*chartRole][]rbacv1.PolicyRule{}
 		for _, o := range with {
 			// The chart writes the role tokens itself, since it names the controllers.
@@ -267,7 +276,7 @@ func (c *chartRule) leaveOutBoth(lists []string, granted func(one, other string)
 // place finds out where the roles stand, from the roles of an installation in another namespace or, if they
 // are not used with --namespaces, from base.
 func place(roles []*chartRole, base []object) error {
-	scoped, err := rbac(append(slices.Clone(allOn),
+	scoped, err := rbac(withAllOn(
 		"--dry-run", "--namespaces=watched", "--leader-elect-resource-namespace=release", "--scale-schedule-kinds=deployments")...)
 	if err != nil {
 		return err
