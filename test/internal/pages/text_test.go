@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
 )
@@ -110,5 +111,28 @@ func TestDocsPagesThatAreNamedExist(t *testing.T) {
 	}
 	if found < 50 {
 		t.Errorf("%d names: these are not all", found)
+	}
+}
+
+// Tables, blocks, and lines without a blank, such as addresses, cannot be wrapped.
+func TestDocsTextIsWrapped(t *testing.T) {
+	for _, p := range byPath(t) {
+		text, err := os.ReadFile(filepath.Join(root, p.Path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		inBlock := false
+		for i, line := range strings.Split(string(text), "\n") {
+			trimmed := strings.TrimSpace(line)
+			if strings.HasPrefix(trimmed, "```") {
+				inBlock = !inBlock
+			}
+			if inBlock || strings.HasPrefix(trimmed, "|") || !strings.Contains(trimmed, " ") {
+				continue
+			}
+			if n := utf8.RuneCountInString(line); n > 120 {
+				t.Errorf("%s:%d has %d columns, more than 120", p.Path, i+1, n)
+			}
+		}
 	}
 }
