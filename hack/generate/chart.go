@@ -125,7 +125,8 @@ type chartRule struct {
 	Rule      rbacv1.PolicyRule `json:"rule"`
 }
 
-// withAllOn returns allOn and the flags. With --namespaces, it leaves out the controllers that do not start then.
+// withAllOn returns allOn and the flags. With --namespaces, it leaves out the controllers that do not start
+// then.
 func withAllOn(flags ...string) []string {
 	all := append(slices.Clone(allOn), flags...)
 	if slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, "--namespaces=") }) {

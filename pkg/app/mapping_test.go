@@ -69,8 +69,13 @@ func TestKindThatIsMadeAgain(t *testing.T) {
 			answer := roundTripper(func(*http.Request) (*http.Response, error) {
 				return &http.Response{StatusCode: http.StatusNotFound, Header: http.Header{"Content-Type": {tc.contentType}}, Body: http.NoBody}, nil
 			})
-			if resp, err := m.relearn(answer).RoundTrip(request); err != nil || resp.StatusCode != http.StatusNotFound {
-				t.Fatal(resp, err)
+			resp, err := m.relearn(answer).RoundTrip(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			if resp.StatusCode != http.StatusNotFound {
+				t.Fatal(resp)
 			}
 			found, err := m.resourceOf(t.Context(), widget)
 			if err != nil || found.Resource.Resource != tc.want {

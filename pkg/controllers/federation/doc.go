@@ -23,18 +23,19 @@
 // The state:
 //
 //	clusters         the probed clusters; set by clusters.go, removed with the KubeFedCluster
-//	health           a cluster's health and streak; set by clusters.go, at first from the KubeFedCluster's status
+//	health           a cluster's health and streak; set by clusters.go, at first from the
+//	                 KubeFedCluster's status
 //	identity         which cluster answers; set by identity.go, removed with the client
 //	token            a cluster's bearer token; set by clusters.go and after a 401, removed with the client
-//	running          the types that are propagated; set by types.go, removed when the type stops or its
-//	                 FederatedTypeConfig is deleted
-//	warned           the last warning on each FederatedTypeConfig; set by types.go, removed when there is nothing
-//	                 to warn of
-//	followed         the types whose federated objects are watched; set by follow.go, removed when the type stops
-//	                 or changes
+//	running          the types that are propagated; set by types.go, removed when the type stops or
+//	                 its FederatedTypeConfig is deleted
+//	warned           the last warning on each FederatedTypeConfig; set by types.go, removed when there is
+//	                 nothing to warn of
+//	followed         the types whose federated objects are watched; set by follow.go, removed when the type
+//	                 stops or changes
 //	readyClusters    the clusters that have a loop; set and removed by readycluster.go
-//	types            the types watched in one cluster; set by follow.go, removed when the type stops, or with the
-//	                 cluster's loop
+//	types            the types watched in one cluster; set by follow.go, removed when the type stops, or with
+//	                 the cluster's loop
 //	records          the outcomes by federated object and cluster; set by sync.go and follow.go, removed when
 //	                 they are written on the host, or when the type stops
 //	liveAnnotations  hashes of annotations of a cluster's objects; set by write.go, removed with the object, or
@@ -42,10 +43,10 @@
 //	repeats          writes of a cluster's objects; set by write.go, removed some time after the last write, or
 //	                 with the cluster's loop
 //	owed             the records of removals that clusters owe; set and removed as the cache has the ConfigMaps
-//	lastUIDs         the UIDs of the objects of clusters that are away; set by pending.go, removed when the type
-//	                 is listed again, or with the KubeFedCluster
-//	decisions        the last decision on each ReplicaSchedulingPreference; set by replicas.go, removed with the
-//	                 ReplicaSchedulingPreference, or when KubeFed has led
+//	lastUIDs         the UIDs of the objects of clusters that are away; set by pending.go, removed when the
+//	                 type is listed again, or with the KubeFedCluster
+//	decisions        the last decision on each ReplicaSchedulingPreference; set by replicas.go, removed with
+//	                 the ReplicaSchedulingPreference, or when KubeFed has led
 //
 // A cluster is a probedCluster for the loop that probes it and, while it is ready, a readyCluster with a loop
 // of its own.

@@ -220,7 +220,7 @@ func TestWriteOff(t *testing.T) {
 		"a new leader sees for itself that c2 is away": func(f *fed) {
 			f.away()
 			f.Sleep(4 * time.Minute)
-			f.Restart(func() { time.Sleep(2 * time.Minute) })
+			f.Restart(func() { <-time.After(2 * time.Minute) })
 			f.Sleep(10 * time.Second)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.Sleep(time.Minute)
