@@ -43,8 +43,10 @@ func main() {
 func idle(name string, need informers.Need) controllers.Entry {
 	return controllers.Entry{
 		Name: name, Summary: "does nothing",
-		Needs:       func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{need}, nil },
-		Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return nil },
+		Needs: func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{need}, nil },
+		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
+			return []rbacv1.PolicyRule{{APIGroups: []string{need.Resource.Group}, Resources: []string{need.Resource.Resource}, Verbs: []string{"list", "watch"}}}
+		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			nothing := func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
 			return controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchMapped(informers.For[metav1.Object](h, need.Resource), look))
