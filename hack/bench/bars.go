@@ -36,27 +36,36 @@ func readBars(dir string) (bars []bar, err error) {
 	return bars, nil
 }
 
-// check returns the statistic of the row, and whether it is at most the limit.
-func (b bar) check(rows []row) (value float64, met bool, err error) {
-	if value, err = b.of(rows, b.subject); err != nil {
-		return 0, false, err
+// check returns the statistic of the row with its unit, and whether it is at most the limit. For a factor,
+// measured also has the factor that was measured and the statistic of the other subject.
+func (b bar) check(rows []row) (measured string, met bool, err error) {
+	value, unit, err := b.of(rows, b.subject)
+	if err != nil {
+		return "", false, err
 	}
-	var limit float64
-	number, _, _ := strings.Cut(b.limit, " ")
-	if limit, err = strconv.ParseFloat(number, 64); err != nil {
-		return 0, false, err
+	measured = strings.TrimSpace(number(value) + " " + unit)
+	limitNumber, _, _ := strings.Cut(b.limit, " ")
+	limit, err := strconv.ParseFloat(limitNumber, 64)
+	if err != nil {
+		return "", false, err
 	}
 	if _, other, ok := strings.Cut(b.limit, " times that of "); ok {
-		theirs, err := b.of(rows, other)
-		return value, value <= limit*theirs, err
+		theirs, _, err := b.of(rows, other)
+		if err != nil {
+			return "", false, err
+		}
+		limit *= theirs
+		measured += fmt.Sprintf(" (%.3g times %s %s)", value/theirs, number(theirs), unit)
 	}
-	return value, value <= limit, nil
+	return measured, value <= limit, nil
 }
 
-func (b bar) of(rows []row, subject string) (float64, error) {
+// of returns the statistic of the bar's row of a subject, and the row's unit.
+func (b bar) of(rows []row, subject string) (value float64, unit string, err error) {
 	at := slices.IndexFunc(rows, func(r row) bool { return r.Bench == b.bench && r.Subject == subject })
 	if at < 0 {
-		return 0, fmt.Errorf("no row %s of %s", b.bench, subject)
+		return 0, "", fmt.Errorf("no row %s of %s", b.bench, subject)
 	}
-	return map[string]float64{"median": rows[at].Median, "p99": rows[at].P99, "max": rows[at].Max}[b.statistic], nil
+	r := rows[at]
+	return map[string]float64{"median": r.Median, "p99": r.P99, "max": r.Max}[b.statistic], r.Unit, nil
 }

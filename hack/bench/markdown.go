@@ -80,11 +80,11 @@ func writeBars(s *strings.Builder, rows []row, bars []bar) {
 	s.WriteString("\n## Bars\n\nWhat ours must not exceed. [README.md](README.md#bars) has the figures of others beside them.\n\n" +
 		"| row | subject | | bar | measured | met |\n|---|---|---|---|--:|---|\n")
 	for _, b := range bars {
-		value, met, err := b.check(rows)
+		measured, met, err := b.check(rows)
 		shown := map[bool]string{true: "yes", false: "no"}[met]
 		if err != nil {
 			shown = "not measured"
 		}
-		fmt.Fprintf(s, "| %s | %s | %s | %s | %s | %s |\n", b.bench, b.subject, b.statistic, b.limit, number(value), shown)
+		fmt.Fprintf(s, "| %s | %s | %s | %s | %s | %s |\n", b.bench, b.subject, b.statistic, b.limit, measured, shown)
 	}
 }
