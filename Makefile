@@ -1,5 +1,4 @@
-# make help lists the targets. Variables, which the help of their targets explains: VERSION, IMAGE, PLATFORMS, REPLICAS,
-# NODES, ARGS, SEEDS, FAULTS, SEED, KUBEFED, VULNDB.
+# make help lists the targets and, from the end of this file, the variables that you may set.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -31,17 +30,18 @@ PACKAGED   = $(filter-out hack/controlplane hack/crds hack/tools,$(MODULES))
 
 .PHONY: help
 help: ## Print this list.
-	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2} \
+	    /^##= / {print "  " substr($$0, 5)}' $(MAKEFILE_LIST)
 
 ##@ Run
 
 .PHONY: run
-run: ## Control plane, 2 simulated nodes (NODES=n), 2 managers (REPLICAS=n, ARGS='--flags') and a sample.
+run: ## Start a control plane, 2 simulated nodes, 2 managers and a sample.
 	@go build -o .cache/bin/run ./hack/run
 	@exec .cache/bin/run --replicas=$(or $(REPLICAS),2) --nodes=$(or $(NODES),2) $(if $(ARGS),-- $(ARGS))
 
 .PHONY: controlplane
-controlplane: ## Build the control plane, kubectl and what simulated nodes need from pinned modules, once (minutes).
+controlplane: ## Build the control plane and kubectl from pinned modules, once (6 min).
 	@go run ./hack/cluster/controlplane/build
 
 ##@ Build
@@ -54,7 +54,7 @@ build: ## Build bin/manager, stripped.
 	@! grep -aq 'text/template.(\*state).evalField' bin/manager || { echo 'bin/manager can run text/template'; exit 1; }
 
 .PHONY: image
-image: .cache/bin/release $(PLATFORMS:%=bin/%/manager) ## Write the image IMAGE (quartermaster) for PLATFORMS as an OCI archive, bin/quartermaster-VERSION-image.oci.tar.
+image: .cache/bin/release $(PLATFORMS:%=bin/%/manager) ## Write an image for PLATFORMS to bin/, as an OCI archive.
 	.cache/bin/release --image='$(IMAGE)' --version=$(SEMVER) $(PLATFORMS)
 
 # Without prerequisites: Go knows when it has to build.
@@ -70,27 +70,27 @@ $(BINARIES): bin/%/manager:
 	    go build $(TAGS) -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/manager
 
 .PHONY: chart
-chart: ## Package the Helm chart as bin/quartermaster-VERSION.tgz, with a Helm that is built from a pinned module.
+chart: ## Package the Helm chart to bin/, with a pinned Helm.
 	GOFLAGS= SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} go -C hack/chart tool helm package \
 	    --version=$(SEMVER:v%=%) --app-version=$(SEMVER) --destination='$(CURDIR)/bin' '$(CURDIR)/deploy/helm/quartermaster'
 
 .PHONY: sbom
-sbom: .cache/bin/release build ## Write bin/manager.cdx.json, the bill of materials of bin/manager, in CycloneDX, and the licenses beside it.
+sbom: .cache/bin/release build ## Write bin/manager.cdx.json (CycloneDX), and the licenses beside it.
 	.cache/bin/release --sbom=bin/manager --version=$(SEMVER)
 
 ##@ Release
 
 .PHONY: release
-release: .cache/bin/release ## Write the release VERSION=vX.Y.Z to dist/: binaries, image, chart, bills of materials, notes and checksums (minutes).
+release: .cache/bin/release ## Write the release VERSION=vX.Y.Z to dist/ (10 min).
 	.cache/bin/release --version='$(VERSION)' $(RELEASED)
 
 ##@ Check
 
 .PHONY: test
-test: test-unit test-integration ## Unit tests, then the tests on a real control plane, without what test-long runs.
+test: test-unit test-integration ## Unit tests, then tests on a real control plane (5 min).
 
 .PHONY: test-unit
-test-unit: ## The part of test that needs no control plane.
+test-unit: ## The tests that need no control plane (2 min).
 	$(TEST) -skip '^TestLong' ./cmd/... ./pkg/... ./hack/... ./examples/... ./test/internal/...
 	@# hack/promql and hack/release read files of other modules, of which Go's cache does not know.
 	cd hack/promql && $(TEST) -count=1 ./...
@@ -99,17 +99,17 @@ test-unit: ## The part of test that needs no control plane.
 	cd examples/widget && $(TEST) ./...
 
 .PHONY: test-integration
-test-integration: controlplane ## The part of test on a real kube-apiserver, etcd and kube-controller-manager.
+test-integration: controlplane ## The tests on a real control plane.
 	@# Several packages at a time, since they often wait, and the longest first.
 	$(INTEGRATION) -skip '^TestLong' -p 4 ./test/reload ./test/manager ./test/replication ./test/deploy \
 	    $$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/)
 
 .PHONY: test-chart
-test-chart: controlplane ## The Helm chart, with Helm's own module: what it renders, and whether it can be installed.
+test-chart: controlplane ## Render the Helm chart, and install it on a real control plane.
 	cd hack/chart && $(INTEGRATION) -count=1 ./...
 
 .PHONY: test-e2e
-test-e2e: ## deploy/ and the chart on a cluster with nodes: KUBECONFIG=path IMAGE=name:tag, which its nodes have or can pull (CONTRIBUTING.md).
+test-e2e: ## Test an installation on your cluster: KUBECONFIG=path IMAGE=name:tag.
 	@[ '$(origin KUBECONFIG) $(origin IMAGE)' = 'command line command line' ] || { echo 'usage: make test-e2e KUBECONFIG=path IMAGE=name:tag'; exit 2; }
 	E2E_KUBECONFIG='$(abspath $(KUBECONFIG))' E2E_IMAGE='$(IMAGE)' E2E_WORKLOAD='$(WORKLOAD)' \
 	    $(TEST) -count=1 -timeout 1h -v -run '^TestOnACluster$$' ./test/e2e
@@ -124,7 +124,7 @@ test-election: ## 2,000 simulated elections, and mutants of the elector.
 	SEEDS=2000 MUTANTS=quick $(TEST) -timeout 20m -parallel 2 ./pkg/election
 
 .PHONY: test-long
-test-long: test-race test-chart test-election ## test-race, test-chart and test-election, the race detector on a control plane, long tests, faults. Before a release.
+test-long: test-race test-chart test-election ## Before a release: also race, chart, election, faults (20 min).
 	$(TEST) -run '^TestLong' ./pkg/...
 	@# ./test/servers plays one of its ten rounds, which would take an hour. ./test/faults has short leases, so it runs alone, with a new seed each time.
 	RACE=1 ROUNDS=1 $(INTEGRATION) -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
@@ -139,7 +139,7 @@ fmt: ## Format every Go file as lint wants it.
 	$(LINT) fmt cmd pkg hack test examples
 
 .PHONY: verify
-verify: ## go.mod, what examples/widget generates and the pictures are up to date; vulncheck, if the database can be read.
+verify: ## Are go.mod and generated files up to date? Known vulnerabilities?
 	@for module in . $(MODULES); do echo "go mod tidy in $$module"; go -C $$module mod tidy -diff; done
 	@# KubeFed's own tests and the control plane need versions of their own.
 	@[ "$$(git ls-files '*go.mod' ':!hack/controlplane' ':!hack/kubefed' | xargs grep -ho 'k8s.io/client-go v.*' | sort -u | wc -l)" = 1 ] || \
@@ -152,7 +152,7 @@ verify: ## go.mod, what examples/widget generates and the pictures are up to dat
 	@$(MAKE) --no-print-directory vulncheck OPTIONAL=1
 
 .PHONY: vulncheck
-vulncheck: ## Look for known vulnerabilities that cmd/manager can reach, in VULNDB (https://vuln.go.dev, or file:///path).
+vulncheck: ## Look for known vulnerabilities that cmd/manager can reach.
 	@vuln=$(VULN); if [ -n '$(OPTIONAL)' ] && ! "$$vuln" -mode=query -format=json -db='$(VULNDB)' stdlib@v1.26.0 >/dev/null; then \
 	    echo 'WARNING: govulncheck was SKIPPED: $(VULNDB) cannot be read. VULNDB=file:///path is for a copy.'; \
 	    else "$$vuln" -db='$(VULNDB)' ./cmd/manager; fi
@@ -160,36 +160,50 @@ vulncheck: ## Look for known vulnerabilities that cmd/manager can reach, in VULN
 ##@ Election and federation
 
 .PHONY: simulate
-simulate: ## SEEDS (1000) runs of the simulated elections, with their rate; a violation prints its seed and history.
+simulate: ## Simulate SEEDS elections; a violation prints its seed and history.
 	SEEDS=$(or $(SEEDS),1000) $(TEST) ./pkg/election -run '^TestSimulat(ion$$|ed)' -v -timeout 0
 
 .PHONY: mutants
-mutants: ## Break each rule of the elector in turn; the simulation must notice it (minutes).
+mutants: ## Break each rule of the elector; the simulation must notice (minutes).
 	MUTANTS=all $(TEST) ./pkg/election -run '^TestMutants$$' -v -timeout 60m -parallel 2
 
 .PHONY: faults
-faults: ## FAULTS (1000) random faults on three real managers, judged by the audit log; SEED=n repeats a sequence.
+faults: ## FAULTS random faults on three real managers, judged by the audit log.
 	FAULTS=$(or $(FAULTS),1000) SEED=$(or $(SEED),1) $(TEST) ./test/faults -run '^TestFaults$$' -v -timeout 0 -count=1
 
 .PHONY: kubefed
-kubefed: controlplane ## KubeFed's own tests with its manager and with the controller federation, KUBEFED (3) times each; the migration and back (half an hour).
+kubefed: controlplane ## KubeFed's own tests, and the migration from it and back (30 min).
 	KUBEFED=$(or $(KUBEFED),3) $(TEST) ./test/federation -run '^TestLongKubeFed' -v -timeout 0 -count=1
 
 ##@ Measure and generate
 
 .PHONY: bench
-bench: ## Measure against the peers, write docs/bench and draw its pictures (an hour and a half; ARGS='-run idle,reload' for a part).
+bench: ## Measure against the peers, write and draw docs/bench (90 min).
 	@go build -o .cache/bin/bench ./hack/bench
 	@.cache/bin/bench $(ARGS)
 	@go -C hack/plot run . '$(CURDIR)/docs/bench'
 
 .PHONY: generate
-generate: ## Write deploy/rbac, the chart's roles, schema and README, the goldens, the pictures and what examples/widget generates again.
+generate: ## Rewrite generated files: roles, chart, goldens, pictures, widget.
 	go run ./hack/generate
 	cd examples/widget && go generate ./...
 	go -C hack/plot run . '$(CURDIR)/docs/bench'
 	$(TEST) -run Golden ./pkg/app -update
 
 .PHONY: clean
-clean: ## Remove what make writes in this folder; programs in the user's cache folder stay.
+clean: ## Remove what make writes in this folder, not the user's cache folder.
 	rm -rf .cache .run bin dist
+
+##@ Variables: make TARGET NAME=value
+##= VERSION          build, image, chart, sbom, release: git describe
+##= IMAGE            image: the name without a tag, quartermaster; test-e2e: name:tag
+##= PLATFORMS        image: linux/amd64 linux/arm64
+##= REPLICAS, NODES  run: 2 managers, 2 simulated nodes
+##= ARGS             run: flags of the managers; bench: flags, such as -run idle
+##= KUBECONFIG       test-e2e: of an administrator, no default
+##= WORKLOAD         test-e2e: an image with a shell, busybox from registry.k8s.io
+##= SEEDS            simulate: 1000
+##= FAULTS, SEED     faults: 1000 faults, of the sequence 1
+##= KUBEFED          kubefed: 3 runs of each test
+##= VULNDB           vulncheck, verify: https://vuln.go.dev, or file:///path of a copy
+##= OPTIONAL         vulncheck: 1 skips an unreadable VULNDB, as verify does
