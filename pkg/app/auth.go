@@ -186,7 +186,7 @@ func (a *auth) authorize(ctx context.Context, attributes authorizer.Attributes) 
 	decision, reason, err := a.authorizer.Authorize(ctx, attributes)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot authorize a request", "path", attributes.GetPath(), "err", err)
-		err = errors.New("it is not known whether you may see it")
+		err = errors.New("cannot determine whether the request is allowed; the API server may be unreachable")
 	}
 	return decision, reason, err
 }

@@ -55,7 +55,8 @@ func (c connection) named(name string) *rest.Config {
 	return rest.AddUserAgent(rest.CopyConfig(c.base), name)
 }
 
-// OwnAgents returns how the user agents of the manager's own clients end. An entry's ends in its name.
+// OwnAgents returns the suffixes of the user agents of the manager's own clients. The user agent of a
+// controller ends in the controller's name.
 func OwnAgents() []string {
 	return []string{"informers", "startup", "discovery", "events", "leader-election", "service-account-tokens", "dry-run", "authentication", "authorization"}
 }

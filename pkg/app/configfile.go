@@ -65,7 +65,7 @@ func (o *Options) readConfigFile() error {
 	var document, second yaml.Node
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
-		return fmt.Errorf("%s: is empty", o.File.Path)
+		return fmt.Errorf("%s: the file is empty", o.File.Path)
 	} else if err != nil {
 		return fmt.Errorf("%s: %w", o.File.Path, err) // it names the line
 	}

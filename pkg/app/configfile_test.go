@@ -118,7 +118,7 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			"flags: {}\n",
 			[]string{`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "" and ""`}},
 		"nothing at all": {
-			"# only this\n", []string{": is empty"}},
+			"# only this\n", []string{": the file is empty"}},
 		"something else than a map": {
 			"- a\n",
 			[]string{

@@ -134,7 +134,7 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"a loop without a function": {nil, nil, func(h controllers.Host) error {
 			_, err := controllers.NewLoop[string](h.LoopOptions, nil)
 			return err
-		}, "loop one without a function reconcile"},
+		}, "loop one: reconcile is nil"},
 		"a watch without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchMapped[metav1.Object, cache.ObjectName](informers.For[metav1.Object](h, informers.Deployments), nil))
 			return err
@@ -146,7 +146,7 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"a watch without an informer": {nil, nil, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchSelf[metav1.Object](nil))
 			return err
-		}, "one: watch: it has no informer"},
+		}, "one: watch: the informer is nil"},
 		"a handler that is nil": {nil, nil, func(h controllers.Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil or twice"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -98,11 +98,11 @@ func (h *hosted) controllerStatus() (controllers.Status, error) {
 	select {
 	case a := <-answer:
 		if a.Err != nil {
-			a.Err = fmt.Errorf("its status: %w", a.Err)
+			a.Err = fmt.Errorf("Status returned an error: %w", a.Err)
 		}
 		return a.Val.(controllers.Status), a.Err
 	case <-time.After(statusTimeout):
-		return controllers.Status{Name: h.name}, fmt.Errorf("its status: no answer within %s", statusTimeout)
+		return controllers.Status{Name: h.name}, fmt.Errorf("Status did not return within %s", statusTimeout)
 	}
 }
 
@@ -157,7 +157,7 @@ func (h hostedControllers) runOnEveryReplica(ctx context.Context, drain time.Dur
 		case err := <-drained:
 			return err
 		case <-late:
-			return errors.Join(fmt.Errorf("%w: the controllers of every replica did not drain within %s", election.ErrUnfinished, drain),
+			return errors.Join(fmt.Errorf("%w: the controllers with EveryReplica did not drain within %s", election.ErrUnfinished, drain),
 				some.unfinished(time.Now()))
 		}
 	}

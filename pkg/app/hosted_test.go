@@ -182,7 +182,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 }
 
 func TestStatusPanicIsAProblem(t *testing.T) {
-	const want = "its status: panic: a value of type string"
+	const want = "Status returned an error: panic: a value of type string"
 	h, c, registry := host(t, untilTheEnd)
 	c.panics = true
 	series(t, registry, "quartermaster_controller_problem", 1) // a scrape
@@ -202,7 +202,7 @@ func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 		c.locked = make(chan struct{})
 		began := time.Now()
 		for range 3 {
-			if err := h.health.Check(nil); err == nil || !strings.Contains(err.Error(), "its status: no answer") {
+			if err := h.health.Check(nil); err == nil || !strings.Contains(err.Error(), "Status did not return within") {
 				t.Errorf("problem %v", err)
 			}
 			series(t, registry, "quartermaster_controller_problem", 1)

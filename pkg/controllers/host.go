@@ -25,9 +25,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// Host is what the manager passes to [Entry.New]. A mistake that a function of it finds, such as an
-// informer that is not declared, is a panic there, and fails the manager's start with an error that
-// names the controller.
+// Host is what the manager passes to [Entry.New]. If a method of Host or a function that takes a Host finds
+// a mistake, such as an undeclared informer, it panics. The manager recovers the panic and does not start:
+// its error names the controller.
 //
 // All clients come from RESTConfig, so each of their writes passes both fences and --dry-run. They
 // read at any time and write only while this replica leads.

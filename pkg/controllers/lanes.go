@@ -30,7 +30,7 @@ const changesFirst = 4
 
 // queue is the queue of a loop. Its keys wait in lanes.
 type queue[K comparable] struct {
-	workqueue.TypedDelayingInterface[K] // whose Add and AddAfter are of laneChanged
+	workqueue.TypedDelayingInterface[K] // Add and AddAfter add to laneChanged
 	keys                                *laneQueue[K]
 }
 
@@ -83,13 +83,13 @@ func tenantOf[K comparable](key K) string {
 // A key is noted before it is added to the workqueue, which knows neither lanes nor tenants and may push
 // the key only when its reconcile has ended.
 type lanes[K comparable] struct {
-	mu     sync.Mutex                   // the workqueue calls the methods under a lock of its own
-	places map[K]*item[place[K]]        // of keys that are queued or noted
-	turns  [2]map[string]*item[turn[K]] // of the tenants with places, by lane
-	order  [2]ring[turn[K]]             // the turns with queued keys, by lane
-	queued atomic.Int64                 // keys
-	inARow int                          // keys taken from laneChanged since the last one from laneShown
-	again  map[K]bool                   // keys that stood in laneShown alone, until their worker calls took
+	mu        sync.Mutex                   // the workqueue calls the methods under a lock of its own
+	places    map[K]*item[place[K]]        // of keys that are queued or noted
+	turns     [2]map[string]*item[turn[K]] // of the tenants with places, by lane
+	order     [2]ring[turn[K]]             // the turns with queued keys, by lane
+	queued    atomic.Int64                 // keys
+	inARow    int                          // keys taken from laneChanged since the last one from laneShown
+	fromShown map[K]bool                   // keys popped that waited in laneShown only; removed when the worker calls took
 }
 
 // place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
@@ -109,7 +109,7 @@ type turn[K comparable] struct {
 }
 
 func newLanes[K comparable]() *lanes[K] {
-	l := &lanes[K]{places: map[K]*item[place[K]]{}, again: map[K]bool{}}
+	l := &lanes[K]{places: map[K]*item[place[K]]{}, fromShown: map[K]bool{}}
 	for in := range l.turns {
 		l.turns[in] = map[string]*item[turn[K]]{}
 	}
@@ -193,7 +193,7 @@ func (l *lanes[K]) Pop() K {
 		l.inARow = 0
 	}
 	if merelyShown {
-		l.again[key] = true
+		l.fromShown[key] = true
 	}
 	return key
 }
@@ -233,10 +233,10 @@ func (l *lanes[K]) remove(p *item[place[K]]) {
 func (l *lanes[K]) took(key K) lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.again[key] {
+	if !l.fromShown[key] {
 		return laneChanged
 	}
-	delete(l.again, key)
+	delete(l.fromShown, key)
 	return laneShown
 }
 

@@ -112,7 +112,7 @@ func TestLanesOrder(t *testing.T) {
 
 // expectEmpty fails if anything is left in the lanes.
 func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K]) {
-	left := len(l.places) + len(l.again) + l.Len()
+	left := len(l.places) + len(l.fromShown) + l.Len()
 	for i := range l.turns {
 		left += len(l.turns[i])
 	}

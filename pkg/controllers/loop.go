@@ -55,7 +55,7 @@ func NewLoop[K comparable](
 		return nil, err
 	}
 	if reconcile == nil {
-		return nil, fmt.Errorf("loop %s without a function reconcile", opts)
+		return nil, fmt.Errorf("loop %s: reconcile is nil", opts)
 	}
 	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]time.Time{}}
 	if opts.Cluster != "" && len(watches) > 0 {
@@ -79,8 +79,8 @@ func NewLoop[K comparable](
 // does has to be closed.
 func (l *Loop[K]) Close() { l.opts.Metrics.remove(l.opts) }
 
-// Enqueue adds keys to the queue, for what no informer tells: a timer or a channel of the controller's
-// own. While Run does not run, it does nothing, as with events; what must not be missed is enqueued
+// Enqueue adds keys to the queue. It is for triggers without an informer, such as a timer. While the loop
+// is not running, Enqueue drops the keys, as the loop drops events; what must not be missed is enqueued
 // again when Run begins, by a watch or by the caller. It may be called at any time and does not block.
 func (l *Loop[K]) Enqueue(keys ...K) {
 	for _, key := range keys {
@@ -299,7 +299,8 @@ type outcome struct {
 	retry            bool // with back-off
 }
 
-// reconcileOnce calls reconcile, which has failed so often in a row before, and records its outcome.
+// reconcileOnce calls reconcile for key and records the outcome. failures is how often in a row reconcile
+// has failed for key.
 func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o outcome) {
 	// Only people read the text of a key, so the loop requires no method for it.
 	name := fmt.Sprint(key)

@@ -33,7 +33,7 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 	}{
 		"no name":                       {Options{Metrics: m}, nothing, "loop without Options.Name"},
 		"no metrics":                    {Options{Name: "x"}, nothing, "loop x without Options.Metrics"},
-		"no function":                   {Options{Name: "x", Metrics: m}, nil, "loop x without a function reconcile"},
+		"no function":                   {Options{Name: "x", Metrics: m}, nil, "loop x: reconcile is nil"},
 		"a back-off that ends too soon": {Options{Name: "x", Metrics: m, MaxBackoff: 1}, nothing, "loop x: Options.MaxBackoff 1ns must be at least 1s"},
 		"a drain that ended before":     {Options{Name: "x", Metrics: m, DrainTimeout: -1}, nothing, "loop x: Options.DrainTimeout -1ns must not be negative"},
 		"a short back-off is fine":      {Options{Name: "x", Metrics: m, MaxBackoff: minBackoff}, nothing, ""},

@@ -194,7 +194,7 @@ func (m *mapper[K]) register() error {
 	case m.watch.mistake != nil:
 		return m.watch.mistake
 	case m.watch.informer == nil:
-		return errors.New("it has no informer")
+		return errors.New("the informer is nil")
 	case m.watch.byOwner && !m.watch.informer.KeepsOwnerReferences():
 		return errors.New("WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences")
 	}

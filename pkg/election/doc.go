@@ -5,8 +5,8 @@
 // coordination.k8s.io/v1 Lease, and refuses the writes of replicas that do not lead.
 //
 // The record on the wire is the same as in k8s.io/client-go/tools/leaderelection, so electors of both
-// kinds can compete for one Lease, and kubectl shows the holder, whichever elector it has. None of them
-// may have a lease duration of more than protocol.MaxLease.
+// kinds can compete for one Lease, and kubectl shows the holder of either kind. No elector on the Lease may
+// use a lease duration longer than protocol.MaxLease.
 // docs/adr/0003-leader-election.md has the rules, and why two replicas cannot write at the same time.
 //
 // The package protocol decides what to do next. run.go follows these decisions, from standing by to

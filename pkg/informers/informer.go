@@ -105,7 +105,8 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	defer i.mu.Unlock()
 	key := name.String()
 	before := i.get(key)
-	o.follow(before, created && !i.plan.selects()) // else it may just have begun to be chosen
+	// With a selector, an ADDED event may be a change of an existing object that the selector now chooses.
+	o.follow(before, created && !i.plan.selects())
 	i.objects.Update(key, o)
 	if before == nil {
 		f.state.counted(1)
@@ -114,7 +115,8 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	return nil
 }
 
-// remove removes an object of which f has read that it is gone, or that it is not wanted any more.
+// remove removes an object of which f has read that the object was deleted, or that Filter no longer
+// accepts it.
 func (i *informer) remove(f *feed, obj any) error {
 	m, err := meta.Accessor(obj)
 	if err != nil {
@@ -122,7 +124,8 @@ func (i *informer) remove(f *feed, obj any) error {
 	}
 	name := cache.MetaObjectToName(m)
 	i.forget(f, name.String())
-	i.panics.forgetGone(func(n cache.ObjectName) bool { return n == name }) // an index has just been called with it once more
+	// forget has just called the index functions with the object again, which may have panicked again.
+	i.panics.forgetGone(func(n cache.ObjectName) bool { return n == name })
 	return nil
 }
 

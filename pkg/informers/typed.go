@@ -226,11 +226,11 @@ func (n *Need) fits(asked schema.GroupVersionResource, t reflect.Type, scheme *r
 // sentence that ends with t.
 func isTypeOf(t reflect.Type, resource schema.GroupVersionResource, scheme *runtime.Scheme) error {
 	if t.Kind() != reflect.Pointer {
-		return errors.New("which is no pointer to a Go type")
+		return errors.New("which is not a pointer to a Go type")
 	}
 	object, ok := reflect.New(t.Elem()).Interface().(runtime.Object)
 	if !ok {
-		return errors.New("which is no runtime.Object")
+		return errors.New("which is not a runtime.Object")
 	}
 	kinds, _, err := scheme.ObjectKinds(object)
 	if err != nil {

@@ -103,8 +103,8 @@ func TestLongThousandAtOnce(t *testing.T) {
 	}
 }
 
-// TestLongMemory compares the resident memory of a leader that has 5,000 Nodes and 10,000 requests in its
-// cache, and has decided that each of these waits, with that of one that has none of them.
+// TestLongMemory compares the resident memory of two leaders: one with 5,000 Nodes and 10,000 waiting
+// requests in its cache, one with an empty cache.
 func TestLongMemory(t *testing.T) {
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, 20*time.Minute)

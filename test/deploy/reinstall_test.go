@@ -79,7 +79,7 @@ func TestLongReinstall(t *testing.T) {
 	}
 }
 
-// heldByNobodyBefore checks that the leader had not to wait for one of the former installation: its term
+// heldByNobodyBefore checks that the leader did not wait for a leader of the former installation: its term
 // is the first of a new Lease.
 func heldByNobodyBefore(ctx context.Context, t *testing.T) {
 	t.Helper()

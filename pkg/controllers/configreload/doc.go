@@ -20,18 +20,19 @@
 // memory.go:
 //
 //	field      what it is                          set by                      cleared by
-//	last       the state that this run has         a decision, once it is      never; the later of last
-//	           recorded, or found, last, and on    carried out                 and the annotation counts
-//	           which version of the workload
+//	last       the newest recorded state that      a decision, once it is      never; if the annotation is
+//	           this run knows, and the version     carried out                 newer, the annotation
+//	           of the workload that carries it                                 counts
 //	window     changes that wait for one reload,   events; a difference that   the reload; or the decision
 //	           with the data before them           no event announced          that nothing is to do
 //	written    the version of the last write       each patch                  the cache, when it has it
 //	rewritten  when a state that somebody else     that write                  rewriteInterval
 //	           changed was last written again
-//	reported   the problems for which there was    a reconcile that finds      a reconcile without them
-//	           an Event                            others
-//	job        the Job that a CronJob was last     its creation                its hashes by the recorded
-//	           run as, and for which data                                      state, or another change
+//	reported   the problems for which there was    a reconcile that finds      a reconcile that finds none
+//	           an Event                            other problems
+//	job        the Job that a CronJob was last     its creation                its hashes: when the state is
+//	           run as, and for which data                                      recorded, or by another
+//	                                                                           change of a source
 //	recreate   a Job that is replaced              its deletion                its creation
 //	pause      the pause of a Deployment           a reload, a decision        its end
 //

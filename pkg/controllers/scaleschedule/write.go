@@ -191,7 +191,7 @@ func (c *controller) clocksDiffer(ctx context.Context, w *workload) (time.Durati
 		return 0, nil
 	}
 	c.writesAfter = now.Add(clockInterval)
-	klog.FromContext(ctx).Error(nil, "The clocks of the manager and the API server differ too much, so nothing is scaled for a while",
+	klog.FromContext(ctx).Error(nil, "The clocks of the manager and the API server differ too much, so nothing is scaled for a minute",
 		"ahead", skew.Round(time.Second), "flag", "--"+flagPrefix+"max-clock-skew")
 	return clockInterval, nil
 }

@@ -167,7 +167,7 @@ func (c *controller) refused(
 	}
 	now := c.clock.Now()
 	if now.Sub(begun) >= slow && k.beginPause(now) {
-		klog.FromContext(ctx).Error(err, "A request failed after a long time; requesting nothing of this type for a while",
+		klog.FromContext(ctx).Error(err, "A request took too long; this type is paused for a minute",
 			"resource", k.GroupResource(), "for", kindPause)
 	}
 	r.failures++

@@ -185,7 +185,7 @@ func (k *kind) status(now time.Time) KindStatus {
 	following := k.following.Status()
 	s := KindStatus{Resource: k.GroupResource().String(), Version: k.Version, Synced: following.Synced, Problem: following.Problem}
 	if s.Problem == "" && k.pauseLeft(now) > 0 {
-		s.Problem = "left alone for a while, since its clock is wrong or a request has failed after a long time; see the log"
+		s.Problem = "paused for a minute: the API server's clock differs, or a request took 5 s or more; see the log"
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -53,10 +53,10 @@ type State struct {
 	// The requests. At most one of each kind is in flight.
 	writing, reading, watching        bool
 	taking                            time.Duration // the obligation of the acquisition in flight, see owes
-	writeAt, readAt, watchAt          time.Duration // none before this time
+	writeAt, readAt, watchAt          time.Duration // no request of this kind is sent before this time
 	writeFails, readFails, watchFails failures
 	readFrom                          *coordinationv1.Lease // the newest version when the read was sent
-	watchUp, watchCaughtUp            bool                  // established; has shown a version
+	watchUp, watchCaughtUp            bool                  // the watch is established; the watch has sent a version
 	watchUpAt                         time.Duration
 }
 
@@ -173,7 +173,7 @@ func (p *State) OnSent(act Action) {
 
 // OnCreated processes the Lease that this replica has created. No term begins (rule 6).
 func (p *State) OnCreated(lease *coordinationv1.Lease, now time.Duration) {
-	p.writing, p.reading = false, false // a read in flight is from before
+	p.writing, p.reading = false, false // a read in flight was sent before the write
 	p.learn(lease, now, false)
 }
 
@@ -186,7 +186,7 @@ func (p *State) OnWriteFailed(base *coordinationv1.Lease, f Failure, now time.Du
 	switch f.Kind {
 	case FailConflict:
 		if p.lease == base {
-			p.known, p.reading = false, false // a read in flight is from before
+			p.known, p.reading = false, false // a read in flight was sent before the write
 			p.readAt = now + p.backoff(p.writeFails, p.own.Retry/16, p.patience(f), f)
 		}
 	case FailUnauthorized:

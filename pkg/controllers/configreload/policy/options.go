@@ -9,7 +9,7 @@
 //	source.go, digest.go                sources, and what the cache keeps of them
 //	state.go, window.go                 what is recorded of the sources, and which changes are collected
 //	decide.go                           what to do, and when
-//	pause.go, marks.go, patch.go        the bytes that do it
+//	pause.go, marks.go, patch.go        the bytes of the patch
 package policy
 
 import "time"

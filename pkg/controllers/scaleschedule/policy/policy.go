@@ -7,7 +7,7 @@
 //	spans.go, zones.go  the grammar of spans, and what the clock on the wall shows
 //	policy.go           what the flags say
 //	object.go           what the cache keeps of an object
-//	digest.go           how the cache reads it
+//	digest.go           how the cache reduces an object to that
 //	decide.go           whether a workload is to be up or down
 //	plan.go             what is to be written
 package policy
