@@ -38,7 +38,7 @@ type Controller struct {
 
 // New returns a controller that does nothing until Run.
 func New(
-	configMaps informers.Informer[metav1.Object], client kubernetes.Interface, events record.EventRecorder, loop controllers.Options,
+	configMaps informers.Informer[metav1.Object], client kubernetes.Interface, events record.EventRecorder, loop controllers.LoopOptions,
 ) (_ *Controller, err error) {
 	c := &Controller{configMaps: configMaps, client: client, events: events}
 	c.Loop, err = controllers.NewLoop(loop, c.reconcile, controllers.WatchSelf(configMaps))

@@ -73,9 +73,9 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		return fail(err)
 	}
 	opened := &controllers.Cluster{
-		Cache:      cache.For(controller),
-		RESTConfig: writes,
-		LoopOptions: controllers.Options{
+		ControllerCache: cache.For(controller),
+		RESTConfig:      writes,
+		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: elsewhereDrain},
 		Close: sync.OnceFunc(func() {
 			cache.Shutdown()

@@ -74,8 +74,8 @@ func (p *process) newController(entry controllers.Entry) (_ *hosted, err error) 
 func (p *process) host(name string) (h controllers.Host, err error) {
 	config := p.clients.controller(name)
 	h = controllers.Host{
-		Settings: p.options.Settings(),
-		Cache:    p.cache.For(name),
+		Settings:        p.options.Settings(),
+		ControllerCache: p.cache.For(name),
 		Cluster: func(cluster string, config *rest.Config) (*controllers.Cluster, error) {
 			return p.openCluster(name, cluster, config)
 		},
@@ -83,7 +83,7 @@ func (p *process) host(name string) (h controllers.Host, err error) {
 		RESTConfig:  config,
 		Scheme:      p.scheme,
 		Events:      p.events.recorder(p.options.name + "-" + name),
-		LoopOptions: controllers.Options{Name: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}},
+		LoopOptions: controllers.LoopOptions{Name: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}},
 		Metrics:     p.registry,
 	}
 	var clientErr, dynamicErr, metadataErr error

@@ -85,7 +85,7 @@ const statusTimeout = time.Second
 func (h *hosted) controllerStatus() (controllers.Status, error) {
 	answer := h.statusCalls.DoChan("", func() (any, error) {
 		var s controllers.Status
-		stack, err := informers.Contain(func() error { s = h.Controller.Status(); return nil })
+		stack, err := informers.RecoverPanic(func() error { s = h.Controller.Status(); return nil })
 		if stack != nil {
 			h.metrics.Panicked(h.name)
 			h.statusPanicked.Do(func() {
@@ -226,7 +226,7 @@ func (h *hosted) supervise(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logger)
 	for {
 		h.runs.began()
-		stack, err := informers.Contain(func() error {
+		stack, err := informers.RecoverPanic(func() error {
 			err := h.Run(ctx)
 			if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 				return nil // the controller ended because it was told to

@@ -18,7 +18,7 @@ func TestDrain(t *testing.T) {
 	cases := map[string]struct {
 		takes    time.Duration // how long the reconcile in flight takes
 		hears    bool          // whether it ends when its context ends
-		own      time.Duration // Options.DrainTimeout
+		own      time.Duration // LoopOptions.DrainTimeout
 		cutAfter time.Duration // from the end of Run's context until the host cuts it off; 0: never
 		wantEnds time.Duration // from the end of Run's context until Run returns
 		wantCut  bool
@@ -47,7 +47,7 @@ func TestDrain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var began, finished, cut atomic.Int32
 				h := newHarness(t, reconciling{
-					Options: Options{Workers: 1, DrainTimeout: tc.own},
+					LoopOptions: LoopOptions{Workers: 1, DrainTimeout: tc.own},
 					Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
 						began.Add(1)
 						done := ctx.Done()

@@ -49,7 +49,7 @@ func newPaced(t *testing.T, names ...cache.ObjectName) *paced {
 	}
 	informer := cache.NewSharedIndexInformer(p.source, &corev1.ConfigMap{}, 0, cache.Indexers{})
 	var err error
-	p.loop, err = NewLoop(Options{Name: "test", Metrics: NewMetrics(metrics.NewKubeRegistry())},
+	p.loop, err = NewLoop(LoopOptions{Name: "test", Metrics: NewMetrics(metrics.NewKubeRegistry())},
 		func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 			pass(pace)
 			p.mu.Lock()

@@ -34,10 +34,10 @@ import (
 type Host struct {
 	// Settings is what the process decides for all controllers.
 	Settings Settings
-	// Cache is the cache as the controller gets it. informers.For returns the informer of a resource that
-	// the entry declares in Needs. informers.Follow returns the informer of a resource that the controller names
-	// at run time.
-	informers.Cache
+	// ControllerCache is the cache as the controller gets it. informers.For returns the informer of a resource
+	// that the entry declares in Needs. informers.Follow returns the informer of a resource that the controller
+	// names at run time.
+	informers.ControllerCache
 	// Cluster opens the API server of another cluster, by a name that no other open cluster of the process
 	// has: it is a label of metrics. config holds credentials as contents, not as files or programs; build it
 	// from scratch, since RESTConfig may send the token of this process. QPS limits all clients
@@ -60,7 +60,7 @@ type Host struct {
 	// Events records Events with a source component of the controller's own, quartermaster-NAME.
 	Events record.EventRecorder
 	// LoopOptions is for NewLoop, with the name, the metrics and the clock filled in.
-	LoopOptions Options
+	LoopOptions LoopOptions
 	// Metrics is where a controller registers metrics of its own.
 	Metrics metrics.KubeRegistry
 	// Handle serves a handler on the secure port of every replica, for the paths that begin with

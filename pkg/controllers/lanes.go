@@ -34,7 +34,7 @@ type queue[K comparable] struct {
 	keys                                *laneQueue[K]
 }
 
-func newQueue[K comparable](opts Options, logger *klog.Logger) *queue[K] {
+func newQueue[K comparable](opts LoopOptions, logger *klog.Logger) *queue[K] {
 	lanes, name := newLanes[K](), opts.Name
 	if opts.Cluster != "" {
 		name = "" // without metrics, which client-go cannot remove

@@ -19,7 +19,7 @@ import (
 
 func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
 	logger := klog.Background()
-	q := newQueue[K](Options{Clock: clock.RealClock{}}, &logger)
+	q := newQueue[K](LoopOptions{Clock: clock.RealClock{}}, &logger)
 	t.Cleanup(q.ShutDown)
 	return q
 }

@@ -72,7 +72,7 @@ func newGated(t *testing.T, names ...string) *gated {
 	g.primary = cache.NewSharedIndexInformer(g.configMaps, &corev1.ConfigMap{}, 0, cache.Indexers{})
 	g.secondary = cache.NewSharedIndexInformer(g.secrets, &corev1.Secret{}, 0, cache.Indexers{})
 	var err error
-	g.loop, err = NewLoop(Options{Name: "test", Metrics: NewMetrics(metrics.NewKubeRegistry())}, g.reconcile,
+	g.loop, err = NewLoop(LoopOptions{Name: "test", Metrics: NewMetrics(metrics.NewKubeRegistry())}, g.reconcile,
 		WatchMapped(hooked{asInformer[*corev1.ConfigMap](g.primary), g}, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
 			obj := e.New
 			if obj == nil {

@@ -24,7 +24,7 @@ const quietConflicts = 3
 
 // Loop takes keys from a queue and reconciles them. Build it with [NewLoop].
 type Loop[K comparable] struct {
-	opts      Options
+	opts      LoopOptions
 	reconcile func(context.Context, K) (time.Duration, error)
 	mappers   []*mapper[K]
 
@@ -48,7 +48,7 @@ type Loop[K comparable] struct {
 // error. A conflict is no failure unless it comes again and again. After a refusal by the fence, on a
 // replica that does not lead yet, it is called when the replica begins to lead.
 func NewLoop[K comparable](
-	opts Options, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
+	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
 	opts, err := opts.withDefaults()
 	if err != nil {
@@ -112,9 +112,9 @@ func (l *Loop[K]) add(key K, in lane, tenant string) {
 // that changed last. The package comment says which keys come first.
 //
 // After that it takes no more keys and lets the reconciles in flight finish. Their context does not
-// end with ctx, only with work of [WithProcess] or after Options.DrainTimeout. Run returns when all workers
-// and mappings have returned, however long that takes: the host, which holds the Lease, decides how long
-// to wait. It returns an error if the loop is already running.
+// end with ctx, only with work of [WithProcess] or after LoopOptions.DrainTimeout. Run returns when all
+// workers and mappings have returned, however long that takes: the host, which holds the Lease, decides how
+// long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("controller", l.opts.String()))
 	// All goroutines inherit the label: the workers' and the queue's.
@@ -194,14 +194,14 @@ func (l *Loop[K]) run(told context.Context) error {
 	return failed
 }
 
-// background starts Options.Background and returns the channel of its error; nil without Background.
+// background starts LoopOptions.Background and returns the channel of its error; nil without Background.
 func (l *Loop[K]) background(ctx context.Context) <-chan error {
 	if l.opts.Background == nil {
 		return nil
 	}
 	ended := make(chan error, 1)
 	go func() {
-		stack, err := informers.Contain(func() error { return l.opts.Background(ctx) })
+		stack, err := informers.RecoverPanic(func() error { return l.opts.Background(ctx) })
 		if stack != nil {
 			l.opts.Metrics.Panicked(l.opts.Name)
 			klog.FromContext(ctx).Error(err, "Background function panicked", "stack", string(stack))
@@ -210,7 +210,7 @@ func (l *Loop[K]) background(ctx context.Context) <-chan error {
 		case ctx.Err() != nil:
 			err = nil // Background ended because it was told to, so its error does not count
 		case err == nil:
-			err = errors.New("Options.Background returned before its context ended")
+			err = errors.New("LoopOptions.Background returned before its context ended")
 		}
 		ended <- err
 	}()
@@ -310,7 +310,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	l.inFlight[key] = started
 	l.mu.Unlock()
 
-	stack, err := informers.Contain(func() (err error) {
+	stack, err := informers.RecoverPanic(func() (err error) {
 		o.after, err = l.reconcile(klog.NewContext(work, logger), key)
 		o.result = resultOf(o.after, err, failures)
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // reconciling is what a loop is made of, without its watches.
 type reconciling struct {
-	Options
+	LoopOptions
 	Reconcile func(context.Context, cache.ObjectName) (time.Duration, error)
 }
 
@@ -133,7 +133,7 @@ func (h *harness) start(t *testing.T) {
 func (h *harness) build(t *testing.T, watches ...Watch[cache.ObjectName]) {
 	t.Helper()
 	var err error
-	if h.loop, err = NewLoop(h.Options, h.Reconcile, watches...); err != nil {
+	if h.loop, err = NewLoop(h.LoopOptions, h.Reconcile, watches...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -310,7 +310,7 @@ func TestKeyIsNeverWithTwoWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now, most, calls atomic.Int32
 		h := newHarness(t, reconciling{
-			Options: Options{Workers: 8},
+			LoopOptions: LoopOptions{Workers: 8},
 			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
 				most.Store(max(most.Load(), now.Add(1)))
 				pass(time.Second)
@@ -385,7 +385,7 @@ func TestBackground(t *testing.T) {
 			background: func(context.Context, func(...string)) error { return errors.New("no more") }, err: "no more",
 		},
 		"Run ends when the function returns": {
-			background: func(context.Context, func(...string)) error { return nil }, err: "Options.Background returned before its context ended",
+			background: func(context.Context, func(...string)) error { return nil }, err: "LoopOptions.Background returned before its context ended",
 		},
 		"a panic is contained": {
 			background: func(context.Context, func(...string)) error { panic("secret") }, err: "panic: a value of type string",
@@ -396,7 +396,7 @@ func TestBackground(t *testing.T) {
 				var keys []string
 				var l *Loop[string]
 				var err error
-				l, err = NewLoop(Options{
+				l, err = NewLoop(LoopOptions{
 					Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
 					Background: func(ctx context.Context) error { return test.background(ctx, l.Enqueue) },
 				}, func(_ context.Context, key string) (time.Duration, error) { keys = append(keys, key); return 0, nil })
@@ -420,7 +420,7 @@ func TestBackground(t *testing.T) {
 // TestRunThatIsToldToEndAtOnceEnds has a background function that ends while Run notices that it is to end.
 func TestRunThatIsToldToEndAtOnceEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := NewLoop(Options{
+		l, err := NewLoop(LoopOptions{
 			Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()), Background: func(context.Context) error { return nil },
 		}, func(context.Context, string) (time.Duration, error) { return 0, nil })
 		if err != nil {
@@ -441,7 +441,7 @@ func TestLoopEndsWithBackground(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l *Loop[string]
 		var reconciles int
-		l, err := NewLoop(Options{
+		l, err := NewLoop(LoopOptions{
 			Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
 			Background: func(context.Context) error {
 				for i := range 100 {
@@ -475,7 +475,7 @@ func TestBackgroundThatFailsLeavesNothingUnfinished(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var l *Loop[string]
-				l, err := NewLoop(Options{
+				l, err := NewLoop(LoopOptions{
 					Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
 					Background: func(context.Context) error {
 						l.Enqueue("a")

@@ -67,7 +67,7 @@ func (m *mapper[K]) replay(obj metav1.Object) {
 // object waits for its next event. The caller holds mu.
 func (m *mapper[K]) enqueue(c change, in lane) {
 	var keys []K
-	stack, err := informers.Contain(func() error { keys = m.watch.keys(c); return nil })
+	stack, err := informers.RecoverPanic(func() error { keys = m.watch.keys(c); return nil })
 	if stack != nil {
 		object := c.object().String()
 		m.logger.Error(err, "Cannot map an event to keys", "object", object, "stack", string(stack))

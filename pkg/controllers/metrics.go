@@ -71,7 +71,7 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 }
 
 // add initialises the series of a loop to zero, so that rates and alerts work from the first scrape.
-func (m *Metrics) add(o Options, longest func() time.Duration) {
+func (m *Metrics) add(o LoopOptions, longest func() time.Duration) {
 	for _, result := range results {
 		m.reconciles.WithLabelValues(o.Name, o.Cluster, result).Add(0)
 	}
@@ -81,7 +81,7 @@ func (m *Metrics) add(o Options, longest func() time.Duration) {
 }
 
 // remove ends the series of a loop.
-func (m *Metrics) remove(o Options) {
+func (m *Metrics) remove(o LoopOptions) {
 	for _, result := range results {
 		m.reconciles.Delete(map[string]string{"controller": o.Name, "cluster": o.Cluster, "result": result})
 	}
@@ -89,7 +89,7 @@ func (m *Metrics) remove(o Options) {
 	m.longest.remove(o.Name, o.Cluster)
 }
 
-func (m *Metrics) observe(o Options, result string, took time.Duration) {
+func (m *Metrics) observe(o LoopOptions, result string, took time.Duration) {
 	m.reconciles.WithLabelValues(o.Name, o.Cluster, result).Inc()
 	m.duration.WithLabelValues(o.Name, o.Cluster).Observe(took.Seconds())
 }

@@ -20,9 +20,9 @@ const (
 	maxBackoff = 5 * time.Minute
 )
 
-// Options configures a [Loop]. Name and Metrics are required. The host fills in Name, Metrics and
+// LoopOptions configures a [Loop]. Name and Metrics are required. The host fills in Name, Metrics and
 // Clock; a controller may set the others.
-type Options struct {
+type LoopOptions struct {
 	// Name is the controller's name. It names the queue, the metrics and the pprof label too.
 	Name string
 	// Cluster is set for a loop that works in another cluster, see Cluster.LoopOptions. It is a label of the
@@ -47,10 +47,10 @@ type Options struct {
 }
 
 // String returns the name for people: CONTROLLER, or CONTROLLER/CLUSTER.
-func (o Options) String() string { return path.Join(o.Name, o.Cluster) }
+func (o LoopOptions) String() string { return path.Join(o.Name, o.Cluster) }
 
 // withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
-func (o Options) withDefaults() (Options, error) {
+func (o LoopOptions) withDefaults() (LoopOptions, error) {
 	o.Workers = max(o.Workers, 1)
 	if o.MaxBackoff == 0 {
 		o.MaxBackoff = maxBackoff
@@ -60,13 +60,13 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	switch {
 	case o.Name == "":
-		return o, errors.New("loop without Options.Name")
+		return o, errors.New("loop without LoopOptions.Name")
 	case o.Metrics == nil:
-		return o, fmt.Errorf("loop %s without Options.Metrics", o)
+		return o, fmt.Errorf("loop %s without LoopOptions.Metrics", o)
 	case o.DrainTimeout < 0:
-		return o, fmt.Errorf("loop %s: Options.DrainTimeout %s must not be negative", o, o.DrainTimeout)
+		return o, fmt.Errorf("loop %s: LoopOptions.DrainTimeout %s must not be negative", o, o.DrainTimeout)
 	case o.MaxBackoff < minBackoff:
-		return o, fmt.Errorf("loop %s: Options.MaxBackoff %s must be at least %s", o, o.MaxBackoff, minBackoff)
+		return o, fmt.Errorf("loop %s: LoopOptions.MaxBackoff %s must be at least %s", o, o.MaxBackoff, minBackoff)
 	}
 	return o, nil
 }

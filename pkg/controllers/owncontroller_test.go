@@ -27,16 +27,16 @@ import (
 func TestLoopMistakesAreErrors(t *testing.T) {
 	m := NewMetrics(metrics.NewKubeRegistry())
 	for name, tc := range map[string]struct {
-		opts      Options
+		opts      LoopOptions
 		reconcile func(context.Context, cache.ObjectName) (time.Duration, error)
 		want      string
 	}{
-		"no name":                       {Options{Metrics: m}, nothing, "loop without Options.Name"},
-		"no metrics":                    {Options{Name: "x"}, nothing, "loop x without Options.Metrics"},
-		"no function":                   {Options{Name: "x", Metrics: m}, nil, "loop x: reconcile is nil"},
-		"a back-off that ends too soon": {Options{Name: "x", Metrics: m, MaxBackoff: 1}, nothing, "loop x: Options.MaxBackoff 1ns must be at least 1s"},
-		"a drain that ended before":     {Options{Name: "x", Metrics: m, DrainTimeout: -1}, nothing, "loop x: Options.DrainTimeout -1ns must not be negative"},
-		"a short back-off is fine":      {Options{Name: "x", Metrics: m, MaxBackoff: minBackoff}, nothing, ""},
+		"no name":                       {LoopOptions{Metrics: m}, nothing, "loop without LoopOptions.Name"},
+		"no metrics":                    {LoopOptions{Name: "x"}, nothing, "loop x without LoopOptions.Metrics"},
+		"no function":                   {LoopOptions{Name: "x", Metrics: m}, nil, "loop x: reconcile is nil"},
+		"a back-off that ends too soon": {LoopOptions{Name: "x", Metrics: m, MaxBackoff: 1}, nothing, "loop x: LoopOptions.MaxBackoff 1ns must be at least 1s"},
+		"a drain that ended before":     {LoopOptions{Name: "x", Metrics: m, DrainTimeout: -1}, nothing, "loop x: LoopOptions.DrainTimeout -1ns must not be negative"},
+		"a short back-off is fine":      {LoopOptions{Name: "x", Metrics: m, MaxBackoff: minBackoff}, nothing, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := NewLoop(tc.opts, tc.reconcile)
@@ -50,7 +50,7 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 func TestFailureIsTriedAgain(t *testing.T) {
 	bad := errors.New("bad")
 	for name, tc := range map[string]struct {
-		opts    Options
+		opts    LoopOptions
 		after   time.Duration
 		err     error
 		want    []time.Duration // of the calls, in the first 20 s
@@ -59,7 +59,7 @@ func TestFailureIsTriedAgain(t *testing.T) {
 		"by default after 1 s, then twice as long each time": {
 			err: bad, want: []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second, 15 * time.Second}, results: map[string]float64{resultError: 5}},
 		"with a back-off of the loop's own": {
-			opts: Options{MaxBackoff: 5 * time.Second}, err: bad,
+			opts: LoopOptions{MaxBackoff: 5 * time.Second}, err: bad,
 			want:    []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second, 12 * time.Second, 17 * time.Second},
 			results: map[string]float64{resultError: 6}},
 		"a terminal error is not retried": {
@@ -74,7 +74,7 @@ func TestFailureIsTriedAgain(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var h *harness
 				var calls []time.Duration
-				h = newHarness(t, reconciling{Options: tc.opts, Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
+				h = newHarness(t, reconciling{LoopOptions: tc.opts, Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
 					calls = append(calls, time.Since(h.begun))
 					return tc.after, tc.err
 				}}, "settings")
@@ -192,14 +192,14 @@ type forgetful struct {
 func (forgetful) KeepsOwnerReferences() bool { return false }
 
 func TestClusterLoopHasNoWatches(t *testing.T) {
-	_, err := NewLoop(Options{Name: "x", Cluster: "far", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchSelf(forgetful{}))
+	_, err := NewLoop(LoopOptions{Name: "x", Cluster: "far", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchSelf(forgetful{}))
 	if want := "loop x/far: the loop of a cluster has no watches, use informers.Follow and Enqueue"; err == nil || err.Error() != want {
 		t.Errorf("NewLoop returned %v", err)
 	}
 }
 
 func TestWatchOwnerNeedsTheOwnersCache(t *testing.T) {
-	_, err := NewLoop(Options{Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{}))
+	_, err := NewLoop(LoopOptions{Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{}))
 	if err == nil || !strings.Contains(err.Error(), "x: watch: WatchOwner needs owner references") {
 		t.Errorf("NewLoop returned %v", err)
 	}

@@ -50,7 +50,7 @@ func TestContain(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			stack, err := informers.Contain(tc.f)
+			stack, err := informers.RecoverPanic(tc.f)
 			got := ""
 			if err != nil {
 				got = err.Error()

@@ -39,7 +39,7 @@ func TestProfilingLabelOfReconciles(t *testing.T) {
 func TestStatusHasTheLongestRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, reconciling{
-			Options: Options{Workers: 2},
+			LoopOptions: LoopOptions{Workers: 2},
 			Reconcile: func(_ context.Context, k cache.ObjectName) (time.Duration, error) {
 				if k.Name == "slow" {
 					pass(time.Hour)
@@ -75,7 +75,7 @@ func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 
 
 func TestMetricsBeginAtZero(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	if _, err := NewLoop(Options{Name: "idle", Metrics: NewMetrics(registry)}, nothing); err != nil {
+	if _, err := NewLoop(LoopOptions{Name: "idle", Metrics: NewMetrics(registry)}, nothing); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]float64{}
@@ -104,11 +104,11 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 		}
 		return slices.Compact(names)
 	}
-	l, err := NewLoop(Options{Name: "x", Cluster: "far", Metrics: m}, nothing)
+	l, err := NewLoop(LoopOptions{Name: "x", Cluster: "far", Metrics: m}, nothing)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewLoop(Options{Name: "x", Metrics: m}, nothing); err != nil {
+	if _, err := NewLoop(LoopOptions{Name: "x", Metrics: m}, nothing); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total"}

@@ -17,7 +17,7 @@ import (
 
 // Watch is an informer and the mapping from its events to keys.
 type Watch[K comparable] struct {
-	informer untyped
+	informer untypedInformer
 	keys     func(change) []K
 	// byOwner is set if keys reads owner references.
 	byOwner bool
@@ -32,8 +32,8 @@ type change struct {
 	old, new metav1.Object
 }
 
-// untyped is an informer whose objects have lost their type.
-type untyped interface {
+// untypedInformer is an informer whose objects have lost their type.
+type untypedInformer interface {
 	handle(func(change))
 	list() []metav1.Object
 	get(cache.ObjectName) (metav1.Object, bool)
@@ -41,20 +41,20 @@ type untyped interface {
 	KeepsOwnerReferences() bool
 }
 
-// withoutType returns nil for no informer.
-func withoutType[T metav1.Object](informer informers.Informer[T]) untyped {
+// untyped returns nil for no informer.
+func untyped[T metav1.Object](informer informers.Informer[T]) untypedInformer {
 	if informer == nil {
 		return nil
 	}
-	return erased[T]{informer}
+	return untypedAdapter[T]{informer}
 }
 
-// erased implements untyped.
-type erased[T metav1.Object] struct{ informers.Informer[T] }
+// untypedAdapter implements untypedInformer.
+type untypedAdapter[T metav1.Object] struct{ informers.Informer[T] }
 
 // handle drops the objects of the first list: Run waits for the informer, and then maps the objects in its
 // cache.
-func (e erased[T]) handle(f func(change)) {
+func (e untypedAdapter[T]) handle(f func(change)) {
 	e.AddHandler(func(old, current T, initial bool) {
 		var c change
 		if !isNil(old) {
@@ -69,7 +69,7 @@ func (e erased[T]) handle(f func(change)) {
 	})
 }
 
-func (e erased[T]) list() []metav1.Object {
+func (e untypedAdapter[T]) list() []metav1.Object {
 	objects := e.List(metav1.NamespaceAll, nil)
 	list := make([]metav1.Object, len(objects))
 	for i := range objects {
@@ -78,7 +78,7 @@ func (e erased[T]) list() []metav1.Object {
 	return list
 }
 
-func (e erased[T]) get(name cache.ObjectName) (metav1.Object, bool) { return e.Get(name) }
+func (e untypedAdapter[T]) get(name cache.ObjectName) (metav1.Object, bool) { return e.Get(name) }
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
 // and Old then the last known state. After a relist, each object in the cache comes as
@@ -117,7 +117,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 		return Watch[K]{mistake: errors.New("a function that maps or chooses events is nil")}
 	}
 	return Watch[K]{
-		informer: withoutType(informer),
+		informer: untyped(informer),
 		keys: func(c change) []K {
 			var event Event[T]
 			event.Old, _ = c.old.(T) // nil becomes the zero T

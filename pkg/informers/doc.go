@@ -11,11 +11,11 @@
 //
 // Who has what:
 //
-//	Caches        the caches of the process, one per cluster; their metrics and /debug/informers
-//	ClusterCache  the informers for one cluster
-//	Cache         a ClusterCache as one controller gets it, in its Host
-//	Informer[T]   one resource as one controller gets it, with the type of its objects
-//	Following[T]  one resource that a controller asked for at run time
+//	Caches           the caches of the process, one per cluster; their metrics and /debug/informers
+//	ClusterCache     the informers for one cluster
+//	ControllerCache  a ClusterCache as one controller gets it, in its Host
+//	Informer[T]      one resource as one controller gets it, with the type of its objects
+//	Following[T]     one resource that a controller asked for at run time
 //
 // An event passes, in this order: a feed, which reads one namespace or all by client-go's reflector; the
 // reducer, which makes an Object of the decoded object; the store of the informer, where the Object learns

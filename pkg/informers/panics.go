@@ -16,10 +16,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Contain calls f, a function of a controller. If f panics, it returns the panic as an error, with
+// RecoverPanic calls f, a function of a controller. If f panics, it returns the panic as an error, with
 // the stack. It does the same if the Error method of f's error panics, such as for a nil pointer. The
-// error returned is only text: no method of the controller's error is called later, outside of Contain.
-func Contain(f func() error) (stack []byte, err error) {
+// error returned is only text: no method of the controller's error is called later, outside of RecoverPanic.
+func RecoverPanic(f func() error) (stack []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			stack, err = debug.Stack(), panicked(r)
@@ -69,7 +69,7 @@ func newPanics(resource string, count func(controller string)) *panics {
 // contain calls a function of a controller with m and reports whether it panicked. A panic is logged once
 // for an object, until the function returns for it without a panic.
 func (p *panics) contain(controller, function string, m metav1.Object, call func()) bool {
-	stack, err := Contain(func() error { call(); return nil })
+	stack, err := RecoverPanic(func() error { call(); return nil })
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if stack == nil && len(p.bad) == 0 {

@@ -45,21 +45,21 @@ type Informer[T any] interface {
 	KeepsOwnerReferences() bool
 }
 
-// Cache is the cache as one controller gets it. The controller's host embeds it.
-type Cache struct {
+// ControllerCache is the cache as one controller gets it. The controller's host embeds it.
+type ControllerCache struct {
 	cluster    *ClusterCache
 	controller string
 }
 
 // For returns the cache for the named controller.
-func (c *ClusterCache) For(controller string) Cache { return Cache{c, controller} }
+func (c *ClusterCache) For(controller string) ControllerCache { return ControllerCache{c, controller} }
 
-func (c Cache) cache() Cache { return c }
+func (c ControllerCache) cache() ControllerCache { return c }
 
 // LiveVersion returns the resourceVersion that an object of a resource which the entry declares has in the
 // API server now, or "" if there is none or the need does not choose it; Need.Filter is not asked. A
 // controller calls it when it suspects that the cache is behind.
-func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
+func (c ControllerCache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
 	i := c.cluster.informerFor(c.controller, resource.GroupResource())
 	if i == nil {
 		return "", fmt.Errorf("version of %s %s: %s does not need the resource", resourceName(resource), name, c.controller)
@@ -104,9 +104,9 @@ func (Mistake) RuntimeError() {}
 // For returns the informer of a resource that the entry declares in Needs, with the type of its objects:
 // the Go type for a need in the form Typed, *unstructured.Unstructured for one in the form Unstructured,
 // and *Object, metav1.Object or any other interface that an Object has, for any. host is the controller's
-// host, or a [Cache]. For is called while a controller is built, since it panics if the need, the scheme and
-// T do not fit together; the manager's start then fails with an error that names the controller.
-func For[T any](host interface{ cache() Cache }, resource schema.GroupVersionResource) Informer[T] {
+// host, or a [ControllerCache]. For is called while a controller is built, since it panics if the need, the
+// scheme and T do not fit together; the manager's start then fails with an error that names the controller.
+func For[T any](host interface{ cache() ControllerCache }, resource schema.GroupVersionResource) Informer[T] {
 	c := host.cache()
 	i := c.cluster.informerFor(c.controller, resource.GroupResource())
 	if i == nil {

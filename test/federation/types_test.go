@@ -102,8 +102,8 @@ func client(u *unstructured.Unstructured) dynamic.ResourceInterface {
 	return shared.Objects.Resource(gvk.GroupVersion().WithResource(plural)).Namespace(u.GetNamespace())
 }
 
-// TestTypesRun reads what is installed as the controller reads it.
-func TestTypesRun(t *testing.T) {
+// TestTypesRunOnARealControlPlane reads what is installed as the controller reads it.
+func TestTypesRunOnARealControlPlane(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, fleet.Patience)
 	list, err := shared.Objects.Resource(typeConfigs).Namespace(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

@@ -96,7 +96,7 @@ func TestDryRun(t *testing.T) {
 	})
 }
 
-func TestWidgets(t *testing.T) {
+func TestWidgetGetsItsObjects(t *testing.T) {
 	created := []string{"update widgets.example.com shop/a", "apply configmaps shop/a", "apply deployments.apps shop/a", "update widgets.example.com/status shop/a"}
 	for name, tc := range map[string]struct {
 		objects []runtime.Object

@@ -56,7 +56,7 @@ var _ controllers.Controller = &controller{}
 // configuration must have passed Validate. The dynamic client is for Argo Rollouts and may be nil
 // without them.
 func newController(cfg Config, in informerSet, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
-	loop controllers.Options, reg metrics.KubeRegistry,
+	loop controllers.LoopOptions, reg metrics.KubeRegistry,
 ) (*controller, error) {
 	selector, err := parseSelector(cfg.NamespaceSelector)
 	if err != nil {

@@ -75,7 +75,7 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: []string{stateOnly(stateOf(cmKey, h2, dbKey, p1))},
 		},
-		"one right after it does": {
+		"a change right after the source was added to the template rolls": {
 			lags:    map[string]time.Duration{"deployments": 100 * time.Millisecond},
 			objects: objs{cm1(), db1(), auto(pod(readsSecret("db")), stateOf(dbKey, p1))},
 			change: func(f *fixture) {

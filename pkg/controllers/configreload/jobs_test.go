@@ -116,7 +116,7 @@ func TestReconcileCronJobs(t *testing.T) {
 			objects: objs{cm1(), cronJob(forbid, kCM, "app-config", nativeState, known1), run("run-1", batchv1.JobFailed)},
 			change:  changeCM, want: ran,
 		},
-		"whatever reload it was of, and however many there are": {
+		"one unfinished Job among several skips the reload": {
 			objects: objs{cm1(), cronJob(forbid, kAuto, "true", nativeState, known1),
 				run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)},
 			change: changeCM, want: []string{state},
@@ -554,10 +554,10 @@ func TestJobNotRecreatedIsCounted(t *testing.T) {
 		refusal   error
 		lost, end float64 // before and after the controller stops
 	}{
-		"the namespace terminates":         {"create", terminating, 1, 1},
-		"the namespace is gone":            {"create", apierrors.NewNotFound(corev1.Resource("namespaces"), "shop"), 1, 1},
-		"the controller stops":             {"create", errTryAgain, 0, 1},
-		"it may have been deleted, or not": {"delete", errTryAgain, 0, 0},
+		"the namespace terminates":                  {"create", terminating, 1, 1},
+		"the namespace is gone":                     {"create", apierrors.NewNotFound(corev1.Resource("namespaces"), "shop"), 1, 1},
+		"the controller stops":                      {"create", errTryAgain, 0, 1},
+		"an unanswered deletion counts no lost Job": {"delete", errTryAgain, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -37,7 +37,7 @@ func TestConflictIsDecidedOnALiveRead(t *testing.T) {
 			meanwhile: func(f *fixture) { f.Put(annotated(auto(web, known1), "example.org/touched", "1")) },
 			want:      []string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
 		},
-		"another manager made it": {
+		"a second manager has made the change already": {
 			meanwhile: func(f *fixture) {
 				done := recordedOn(f.deployment("web").ResourceVersion, known2)
 				f.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), done))

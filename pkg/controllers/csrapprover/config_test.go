@@ -50,7 +50,7 @@ func TestMistakesNameTheirFlags(t *testing.T) {
 
 // TestRangesAreRequired checks that the controller does not start without ranges.
 func TestRangesAreRequired(t *testing.T) {
-	_, err := newController(NewConfig(), maphash.MakeSeed(), nil, nil, nil, nil, controllers.Options{}, nil)
+	_, err := newController(NewConfig(), maphash.MakeSeed(), nil, nil, nil, nil, controllers.LoopOptions{}, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "--csr-approver-ip-ranges: ") {
 		t.Error(err)
 	}

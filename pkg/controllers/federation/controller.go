@@ -96,7 +96,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	if c.metadata, err = metadata.NewForConfig(quiet); err != nil {
 		return nil, err
 	}
-	named := func(suffix string) controllers.Options {
+	named := func(suffix string) controllers.LoopOptions {
 		options := h.LoopOptions
 		options.Name += suffix
 		return options

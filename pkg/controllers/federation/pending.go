@@ -22,7 +22,7 @@ import (
 )
 
 // newPendingLoop returns the loop of the records of pending removals.
-func (c *controller) newPendingLoop(options controllers.Options) (*controllers.Loop[cache.ObjectName], error) {
+func (c *controller) newPendingLoop(options controllers.LoopOptions) (*controllers.Loop[cache.ObjectName], error) {
 	c.informers.pending.AddHandler(func(old, object *corev1.ConfigMap, _ bool) {
 		c.mu.Lock()
 		defer c.mu.Unlock()

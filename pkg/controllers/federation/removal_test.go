@@ -175,7 +175,7 @@ func widgets(f *fed) {
 	f.Sleep(settling)
 }
 
-func TestCustomType(t *testing.T) {
+func TestCustomTypeIsPropagated(t *testing.T) {
 	resources["FederatedWidget"] = schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1", Resource: "federatedwidgets"}
 	resources["Widget"] = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 	for name, test := range map[string]func(f *fed){

@@ -66,7 +66,7 @@ type decision struct {
 	text string
 }
 
-func newSpreader(c *controller, preferences informers.Informer[*unstructured.Unstructured], loop controllers.Options) (*spreader, error) {
+func newSpreader(c *controller, preferences informers.Informer[*unstructured.Unstructured], loop controllers.LoopOptions) (*spreader, error) {
 	s := &spreader{c: c, preferences: preferences, decisions: map[cache.ObjectName]decision{}}
 	loop.Workers = replicaWorkers
 	var err error

@@ -46,7 +46,7 @@ type typeLoop struct {
 // newTypeLoop returns the loop of the FederatedTypeConfigs. The informers objects and configs have the
 // federation namespace alone, definitions has the metadata of CustomResourceDefinitions.
 func newTypeLoop(namespace string, objects, configs informers.Informer[*unstructured.Unstructured], definitions informers.Informer[metav1.Object],
-	client dynamic.Interface, events record.EventRecorder, loop controllers.Options,
+	client dynamic.Interface, events record.EventRecorder, loop controllers.LoopOptions,
 ) (*typeLoop, error) {
 	l := &typeLoop{namespace: namespace, objects: objects, configs: configs, definitions: definitions,
 		client: client.Resource(federatedTypeConfigs).Namespace(namespace), events: events,

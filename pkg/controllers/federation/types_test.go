@@ -102,7 +102,7 @@ func (e *typesEnv) warned(want ...string) {
 
 const typePatch = "patch federatedtypeconfigs.core.kubefed.io"
 
-func TestTypesRun(t *testing.T) {
+func TestEveryTypeOfKubeFedGetsAStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTypesEnv(t)
 		e.doNotRun()

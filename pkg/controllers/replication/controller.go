@@ -69,7 +69,7 @@ var _ controllers.Controller = &controller{}
 // newController adds indexes and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate. The caches must use the same digester.
 func newController(cfg Config, digester *policy.Digester, in informerSet, client kubernetes.Interface, events record.EventRecorder,
-	loop controllers.Options, reg metrics.KubeRegistry,
+	loop controllers.LoopOptions, reg metrics.KubeRegistry,
 ) (*controller, error) {
 	cfg.NoNamespaces, cfg.Options.MaxSpread = len(cfg.Scope) > 0, cfg.MaxSpread.Value()
 	c := &controller{
@@ -184,7 +184,7 @@ func (l live) read(ctx context.Context, keys []policy.Key) error {
 	for i, key := range keys {
 		wg.Go(func() {
 			// The loop contains a panic in its own goroutine only.
-			_, panicked := informers.Contain(func() error { bodies[i], errs[i] = l.get(ctx, key); return nil })
+			_, panicked := informers.RecoverPanic(func() error { bodies[i], errs[i] = l.get(ctx, key); return nil })
 			errs[i] = errors.Join(errs[i], panicked)
 		})
 	}

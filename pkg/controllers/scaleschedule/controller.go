@@ -64,7 +64,7 @@ var _ controllers.Controller = &controller{}
 // informers, namespaces is nil if Namespaces do not count. Clients made from config write only while this
 // replica leads.
 func newController(cfg Config, watched []*kind, namespaces informers.Informer[*informers.Object], client kubernetes.Interface, config *rest.Config,
-	events record.EventRecorder, loop controllers.Options, reg metrics.KubeRegistry,
+	events record.EventRecorder, loop controllers.LoopOptions, reg metrics.KubeRegistry,
 ) (*controller, error) {
 	objects, err := newAPI(config)
 	if err != nil {

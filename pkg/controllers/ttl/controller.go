@@ -62,7 +62,7 @@ var _ controllers.Controller = &controller{}
 // newController returns the controller. cfg must have passed Validate, and set is what its RulesFile has.
 // Clients made from config write only while this replica leads.
 func newController(cfg Config, set *rules.Set, follow followFunc, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
-	loop controllers.Options, reg metrics.KubeRegistry,
+	loop controllers.LoopOptions, reg metrics.KubeRegistry,
 ) (*controller, error) {
 	objects, err := newAPI(config)
 	if err != nil {

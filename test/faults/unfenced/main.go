@@ -125,10 +125,10 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 		return nil, nil, err
 	}
 	controller, err := o.entry.New(controllers.Host{
-		Cache:       cache.For(o.entry.Name),
-		Client:      client,
-		Metrics:     registry,
-		LoopOptions: controllers.Options{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
+		ControllerCache: cache.For(o.entry.Name),
+		Client:          client,
+		Metrics:         registry,
+		LoopOptions:     controllers.LoopOptions{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
 		// Nobody receives them.
 		Events: record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}),
 	})

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/onematch"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/patternlock"
 )
 
 // names is a list of names of one type of source.
@@ -38,7 +38,7 @@ func (n *names) has(name string) bool {
 }
 
 func (n *names) match(name string) bool {
-	return n.has(name) || n.patterns() && onematch.Do(func() bool {
+	return n.has(name) || n.patterns() && patternlock.Do(func() bool {
 		return glob.MatchAny(n.globs, name) || n.re != nil && n.re.MatchString(name)
 	})
 }

@@ -60,7 +60,7 @@ func TestPlurals(t *testing.T) {
 	}
 }
 
-func TestTypeRuns(t *testing.T) {
+func TestTypeRunsOnlyIfItsTargetIsSupported(t *testing.T) {
 	target := func(group, plural string) func(*TypeConfig) {
 		return func(c *TypeConfig) {
 			c.Target.Group, c.Target.PluralName = group, plural

@@ -179,7 +179,7 @@ func TestLiveObject(t *testing.T) {
 }
 
 // TestSizes bounds the digest of a federated object. TestLiveObject bounds the summary of a cluster's object.
-func TestSizes(t *testing.T) {
+func TestDigestStaysSmall(t *testing.T) {
 	spec := "template: {data: {a: '" + strings.Repeat("x", 100_000) + "'}}, placement: {clusterSelector: {}}"
 	if n := len(Summarize(object(t, "spec: {"+spec+"}"))); n > 250 {
 		t.Errorf("%d bytes of an F without overrides", n)

@@ -14,7 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/onematch"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/patternlock"
 )
 
 // Evaluator evaluates annotations and decides on targets. It caches parsed patterns. It is safe for
@@ -249,7 +249,7 @@ func (e *Evaluator) Survey(v View, source *Object, namespaces []*Namespace, now 
 		if ns.Name == source.Namespace {
 			continue
 		}
-		c := onematch.Do(func() claim {
+		c := patternlock.Do(func() claim {
 			defer func(start time.Time) { used += time.Since(start) }(time.Now())
 			return e.pushes(source, home, ns, now)
 		})

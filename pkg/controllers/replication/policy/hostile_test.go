@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/onematch"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/patternlock"
 )
 
 // TestTenantHarmsNoOther has attacks by a writer of objects in namespace c, the youngest.
@@ -221,7 +221,7 @@ func TestPatternsWaitForOthersForFree(t *testing.T) {
 	f := newFixture(t, nil)
 	f.put(secret("c/s", "k=v", auto("[a-z]+")))
 	begun := make(chan bool)
-	go onematch.Do(func() bool {
+	go patternlock.Do(func() bool {
 		close(begun)
 		<-time.After(listTimeout + 100*time.Millisecond)
 		return true

@@ -170,7 +170,7 @@ func TestDecide(t *testing.T) {
 			f.settled("")
 		}},
 
-		"M1: a push copies data, type and labels": {nil, func(f *fixture) {
+		"a push copies data, type and labels": {nil, func(f *fixture) {
 			f.namespaces("c-1")
 			f.put(secret("a/s", "k=v", labelled("t=1", "argocd.argoproj.io/secret-type=cluster"), with("M:replicate-to=b,c-[0-9]*")))
 			f.settled("create b/s, create c-1/s")
@@ -179,13 +179,13 @@ func TestDecide(t *testing.T) {
 				f.t.Errorf("labels %v, annotations %v", b.Labels, b.Annotations)
 			}
 		}},
-		"M2: an empty list selects nothing, an empty selector everything": {nil, func(f *fixture) {
+		"an empty list selects nothing, an empty selector everything": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("M:replicate-to=")))
 			f.settled("")
 			f.edit("a/s", with("M:replicate-to", "M:replicate-to-matching="))
 			f.settled("create b/s, create c/s")
 		}},
-		"M3: what only a pattern without a group matches is held": {nil, func(f *fixture) {
+		"what only a pattern without a group matches is held": {nil, func(f *fixture) {
 			f.namespaces("b-dev", "my-prod")
 			f.put(secret("a/s", "k=v", with("M:replicate-to=b|prod")), secret("b-dev/s", "k=v", replicatorMade("1", "k")))
 			f.settle()
@@ -193,7 +193,7 @@ func TestDecide(t *testing.T) {
 			f.settled("create b/s, update b/s", "AmbiguousPattern a/s")
 			f.holds("b-dev/s", "k=v")
 		}},
-		"M4: strip-labels is read by its value": {nil, func(f *fixture) {
+		"strip-labels is read by its value": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b", "M:strip-labels=true")))
 			f.put(secret("a/t", "k=v", labelled("t=1"), with("M:replicate-to=b", "M:strip-labels=false")))
 			f.settled("create b/s, create b/t")
@@ -201,7 +201,7 @@ func TestDecide(t *testing.T) {
 				f.t.Errorf("labels %v and %v", s, t)
 			}
 		}},
-		"M5: owners are not copied": {nil, func(f *fixture) {
+		"owners are not copied": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("M:replicate-to=b", "M:keep-owner-references=true"), func(b *Body) {
 				b.OwnerReferences = []metav1.OwnerReference{{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole", Name: "r", UID: "2"}}
 			}))
@@ -210,12 +210,12 @@ func TestDecide(t *testing.T) {
 				f.t.Errorf("owners %v", owners)
 			}
 		}},
-		"M6: a pull merges by key": {nil, func(f *fixture) {
+		"a pull merges by key": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", permits), secret("b/t", "own=1", pull))
 			f.settled("update b/t")
 			f.holds("b/t", "k=v own=1", "M:replicated-keys=k")
 		}},
-		"M7: a pull needs permission": {nil, func(f *fixture) {
+		"a pull needs permission": {nil, func(f *fixture) {
 			for i, list := range []string{"M:replication-allowed-namespaces", "M:replication-allowed-namespaces=", "M:replication-allowed-namespaces=a-.*", "M:replication-allowed-namespaces=a|c-", "M:replication-allowed= true"} {
 				f.put(secret("a/s", "k=v", permits, with(list)))
 				if i == 0 {
@@ -224,21 +224,21 @@ func TestDecide(t *testing.T) {
 				f.settled("", "PermissionDenied b/t")
 			}
 		}},
-		"M8: a ConfigMap needs permission too": {nil, func(f *fixture) {
+		"a ConfigMap needs permission too": {nil, func(f *fixture) {
 			f.put(configMap("a/s", "k=v"), configMap("b/t", "", pull))
 			f.settled("")
 			f.evaluator.AllowAll = true
 			f.digester = NewDigester(f.evaluator.Options, NewDigesterKey())
 			f.settled("update b/t")
 		}},
-		"M9: a key that leaves the source leaves the target": {nil, func(f *fixture) {
+		"a key that leaves the source leaves the target": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v j=w", permits), secret("b/t", "own=1", pull))
 			f.settled("update b/t")
 			f.edit("a/s", data("j=w"))
 			f.settled("update b/t")
 			f.holds("b/t", "j=w own=1", "M:replicated-keys=j")
 		}},
-		"M10: a key is in one section": {nil, func(f *fixture) {
+		"a key is in one section": {nil, func(f *fixture) {
 			f.put(configMap("a/s", "k=v bin=1(binary)", with("M:replicate-to=b")))
 			f.settled("create b/s")
 			f.edit("a/s", data("k=v"))
@@ -248,14 +248,14 @@ func TestDecide(t *testing.T) {
 			f.settled("update b/s")
 			f.holds("b/s", "k=v(binary)")
 		}},
-		"M11: content decides, not the version": {nil, func(f *fixture) {
+		"content decides, not the version": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", permits), secret("b/t", "", pull))
 			f.settled("update b/t")
 			f.edit("b/t", data(""))
 			f.settled("update b/t")
 			f.holds("b/t", "k=v")
 		}},
-		"M12: a withdrawn push deletes copies and strips those with keys of their own": {nil, func(f *fixture) {
+		"a withdrawn push deletes copies and strips those with keys of their own": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b,c")))
 			f.settle()
 			f.edit("c/s", data("k=v own=1"))
@@ -270,7 +270,7 @@ func TestDecide(t *testing.T) {
 			}
 			f.settled("")
 		}},
-		"M12: a copy of which no key can be removed stays": {nil, func(f *fixture) {
+		"a copy of which no key can be removed stays": {nil, func(f *fixture) {
 			f.put(secret("a/s", "tls.crt=1 tls.key=2", with("M:replicate-to=b"), typed(corev1.SecretTypeTLS)), secret("a/t", "k=v", with("M:replicate-to=b")))
 			f.settle()
 			f.edit("b/s", data("tls.crt=1 tls.key=2 own=1"))
@@ -280,14 +280,14 @@ func TestDecide(t *testing.T) {
 			f.remove("a/t")
 			f.settled("", "SourceDeleted b/s", "SourceDeleted b/t")
 		}},
-		"M13: only a marked orphan is deleted": {nil, func(f *fixture) {
+		"only a marked orphan is deleted": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 			f.settled("create b/s")
 			f.remove("a/s")
 			f.put(secret("c/s", "k=v", replicatorMade("1", "k")))
 			f.settled("delete b/s")
 		}},
-		"M14: a deleted source empties pull targets unless their type demands the keys": {nil, func(f *fixture) {
+		"a deleted source empties pull targets unless their type demands the keys": {nil, func(f *fixture) {
 			f.put(secret("a/s", "tls.crt=1 tls.key=2", permits), secret("b/t", "own=1", pull))
 			f.put(secret("b/u", "tls.crt= tls.key=", pull, typed(corev1.SecretTypeTLS)))
 			f.settled("update b/t, update b/u")
@@ -298,7 +298,7 @@ func TestDecide(t *testing.T) {
 			f.holds("b/t", "own=1", "M:replicated-keys=")
 			f.holds("b/u", "tls.crt=1 tls.key=2")
 		}},
-		"M15: a pull follows its annotation": {nil, func(f *fixture) {
+		"a pull follows its annotation": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", permits), secret("a/t", "j=w", permits), secret("b/t", "", pull))
 			f.settled("update b/t")
 			f.edit("b/t", with("M:replicate-from=a/t"))
@@ -307,7 +307,7 @@ func TestDecide(t *testing.T) {
 			f.edit("a/s", data("k=x"))
 			f.settled("")
 		}},
-		"M16: what the replicator made and is right gets a marker and nothing else": {nil, func(f *fixture) {
+		"what the replicator made and is right gets a marker and nothing else": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", labelled("t=1"), permits, with("M:replicate-to=b")))
 			f.put(secret("b/s", "k=v", labelled("t=1", "own=1"), replicatorMade("1", "k")), secret("b/t", "k=v", pull, replicatorMade("0", "k")))
 			f.settled("mark b/s")
@@ -316,11 +316,11 @@ func TestDecide(t *testing.T) {
 				f.t.Errorf("labels %v", got)
 			}
 		}},
-		"M16: without mark-adopted nothing is written": {func(o *Options) { o.MarkAdopted = false }, func(f *fixture) {
+		"without mark-adopted nothing is written": {func(o *Options) { o.MarkAdopted = false }, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("b/s", "k=v", replicatorMade("1", "k")))
 			f.settled("")
 		}},
-		"M17: a source is never written to": {nil, func(f *fixture) {
+		"a source is never written to": {nil, func(f *fixture) {
 			f.label("a", "x", "1")
 			f.label("b", "x", "1")
 			f.put(secret("a/s", "k=v", with("M:replicate-to-matching=x=1"), replicatorMade("1", "k")))
@@ -328,7 +328,7 @@ func TestDecide(t *testing.T) {
 			f.label("a", "y", "1")
 			f.settled("")
 		}},
-		"M18: the source in the older namespace wins, and the other follows once its copy is gone": {nil, func(f *fixture) {
+		"the source in the older namespace wins, and the other follows once its copy is gone": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("c/s", "j=w", with("M:replicate-to=b")))
 			f.settled("create b/s", "TargetClaimed c/s")
 			f.holds("b/s", "k=v")
@@ -336,14 +336,14 @@ func TestDecide(t *testing.T) {
 			f.settled("create b/s, delete b/s")
 			f.holds("b/s", "j=w")
 		}},
-		"M19: the owner of a foreign object opts in by a pull": {nil, func(f *fixture) {
+		"the owner of a foreign object opts in by a pull": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", permits, with("M:replicate-to=b")), secret("b/s", "own=1"))
 			f.settled("", "TargetExists a/s")
 			f.edit("b/s", pull)
 			f.settled("update b/s")
 			f.holds("b/s", "k=v own=1")
 		}},
-		"M20: a deletion reaches recognised copies only": {nil, func(f *fixture) {
+		"a deletion reaches recognised copies only": {nil, func(f *fixture) {
 			f.namespaces("app", "my-app")
 			f.put(secret("app/s", ""), secret("c/s", "k=v", with("M:replicate-to=my-app")))
 			f.settled("create my-app/s")
@@ -352,7 +352,7 @@ func TestDecide(t *testing.T) {
 			f.remove("a/s")
 			f.settled("")
 		}},
-		"M21: a source that goes in between leaves only what was made": {nil, func(f *fixture) {
+		"a source that goes in between leaves only what was made": {nil, func(f *fixture) {
 			for i := range 200 {
 				f.namespaces("n-" + string(rune('a'+i/26)) + string(rune('a'+i%26)))
 			}
@@ -367,7 +367,7 @@ func TestDecide(t *testing.T) {
 			}
 		}},
 
-		"N1: globs, exclusions and selectors": {nil, func(f *fixture) {
+		"globs, exclusions and selectors": {nil, func(f *fixture) {
 			f.namespaces("team-1", "team-old")
 			f.label("team-old", "env", "x")
 			f.label("b", "env", "x")
@@ -378,7 +378,7 @@ func TestDecide(t *testing.T) {
 				f.t.Errorf("annotations %v", got)
 			}
 		}},
-		"N2: nothing but an exclusion is held, no annotation is no claim": {nil, func(f *fixture) {
+		"nothing but an exclusion is held, no annotation is no claim": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			f.settled("create b/s")
 			f.edit("a/s", with("Q:push-to=!c"))
@@ -386,14 +386,14 @@ func TestDecide(t *testing.T) {
 			f.edit("a/s", with("Q:push-to"))
 			f.settled("delete b/s")
 		}},
-		"N3: a native pull": {nil, func(f *fixture) {
+		"a native pull": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:allow-pull=b")), secret("b/t", "own=1", with("Q:pull-from=a/s")))
 			f.settled("update b/t")
 			f.holds("b/t", "k=v")
 			f.edit("a/s", with("Q:allow-pull"), data("k=w"))
 			f.settled("", "PermissionDenied b/t")
 		}},
-		"N4: a missing source and a forbidden one look alike": {nil, func(f *fixture) {
+		"a missing source and a forbidden one look alike": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v"), secret("b/t", "", with("Q:pull-from=a/none")), secret("b/u", "", with("Q:pull-from=a/s")))
 			f.settled("", "PermissionDenied b/t", "PermissionDenied b/u")
 			missing := f.evaluator.Decide(f, Key{Secret, named("b/t")}, f.now).Problems[0].Text
@@ -402,7 +402,7 @@ func TestDecide(t *testing.T) {
 				f.t.Errorf("%q, %q", missing, forbidden)
 			}
 		}},
-		"N4: also to who says that a target has had data": {nil, func(f *fixture) {
+		"a target that claims to have had data learns whether its source exists": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v"))
 			for _, source := range []string{"a/s", "a/none"} {
 				f.put(secret("b/"+named(source).Name, "k=v", with("M:replicate-from="+source), replicatorMade("1", "k")))
@@ -426,7 +426,7 @@ func TestDecide(t *testing.T) {
 			}
 			f.expect("", "PermissionDenied b/s", "PermissionDenied b/none", "PermissionDenied b/tls-s", "PermissionDenied b/tls-none")
 		}},
-		"N5: pulls follow one another": {nil, func(f *fixture) {
+		"pulls follow one another": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:allow-pull=b")), secret("b/t", "", with("Q:pull-from=a/s", "Q:allow-pull=c")))
 			f.put(secret("c/u", "", with("Q:pull-from=b/t")))
 			f.settle()
@@ -435,17 +435,17 @@ func TestDecide(t *testing.T) {
 			f.settled("update b/t, update c/u")
 			f.holds("c/u", "k=w")
 		}},
-		"N6: nothing is written in a cycle": {nil, func(f *fixture) {
+		"nothing is written in a cycle": {nil, func(f *fixture) {
 			f.put(secret("a/x", "k=v", with("Q:pull-from=b/y", "Q:allow-pull=b")), secret("b/y", "k=w", with("Q:pull-from=a/x", "Q:allow-pull=a")))
 			f.settled("", "ReplicationCycle a/x", "ReplicationCycle b/y")
 		}},
-		"N7: a copy does not push": {nil, func(f *fixture) {
+		"a copy does not push": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			f.settled("create b/s")
 			f.edit("b/s", with("Q:push-to=c"))
 			f.settled("")
 		}},
-		"N8: an immutable copy is replaced, an immutable pull target is not": {nil, func(f *fixture) {
+		"an immutable copy is replaced, an immutable pull target is not": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b", "Q:allow-pull=b")), secret("b/t", "", with("Q:pull-from=a/s")))
 			f.settled("create b/s, update b/t")
 			f.edit("b/s", immutable)
@@ -453,12 +453,12 @@ func TestDecide(t *testing.T) {
 			f.edit("a/s", data("k=w"))
 			f.settled("recreate b/s", "TargetImmutable b/t")
 		}},
-		"N10: a namespace that is terminating gets nothing": {nil, func(f *fixture) {
+		"a namespace that is terminating gets nothing": {nil, func(f *fixture) {
 			f.ns["b"].Terminating = true
 			f.put(secret("a/s", "k=v", with("Q:push-to=b,c")))
 			f.settled("create c/s")
 		}},
-		"N12: a label of the namespace holds everything": {nil, func(f *fixture) {
+		"a label of the namespace holds everything": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			f.settled("create b/s")
 			f.label("b", NamespaceLabel, "disabled")
@@ -468,12 +468,12 @@ func TestDecide(t *testing.T) {
 			f.label("b", NamespaceLabel, "")
 			f.settled("update b/s")
 		}},
-		"N12: pull-only holds pushes alone": {nil, func(f *fixture) {
+		"pull-only holds pushes alone": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b", "Q:allow-pull=b")), secret("b/t", "", with("Q:pull-from=a/s")))
 			f.label("b", NamespaceLabel, "pull-only")
 			f.settled("update b/t")
 		}},
-		"N12: a disabled namespace of a source holds its copies": {nil, func(f *fixture) {
+		"a disabled namespace of a source holds its copies": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			f.settle()
 			f.label("a", NamespaceLabel, "disabled")
@@ -484,7 +484,7 @@ func TestDecide(t *testing.T) {
 			f.label("a", NamespaceLabel, "")
 			f.settled("delete b/s")
 		}},
-		"N12: a takeover waits while the owner's namespace is disabled": {nil, func(f *fixture) {
+		"a takeover waits while the owner's namespace is disabled": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b")), secret("c/s", "k=w", with("Q:push-to=b")))
 			f.settle()
 			f.label("a", NamespaceLabel, "disabled")
@@ -497,7 +497,7 @@ func TestDecide(t *testing.T) {
 			f.step()
 			f.expect("create b/s, delete b/s")
 		}},
-		"N12: a pull target keeps its data while its source's namespace is disabled": {nil, func(f *fixture) {
+		"a pull target keeps its data while its source's namespace is disabled": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", permits), secret("b/t", "own=1", pull))
 			f.settle()
 			f.label("a", NamespaceLabel, "disabled")
@@ -506,18 +506,18 @@ func TestDecide(t *testing.T) {
 			f.label("a", NamespaceLabel, "")
 			f.settled("empty b/t")
 		}},
-		"N13: some types and names are never copied": {nil, func(f *fixture) {
+		"some types and names are never copied": {nil, func(f *fixture) {
 			push := with("Q:push-to=b", "M:replicate-to=b")
 			f.put(secret("a/token", "k=v", push, typed(corev1.SecretTypeServiceAccountToken)))
 			f.put(secret("a/bootstrap", "k=v", push, typed("bootstrap.kubernetes.io/token")), secret("a/helm", "k=v", push, typed("helm.sh/release.v1")))
 			f.put(configMap("a/kube-root-ca.crt", "k=v", push))
 			f.settled("", "UnsupportedType a/token", "UnsupportedType a/bootstrap", "NamespaceProtected a/kube-root-ca.crt")
 		}},
-		"N14: only some namespaces may push": {func(o *Options) { o.PushNamespaces = "platform-*" }, func(f *fixture) {
+		"only some namespaces may push": {func(o *Options) { o.PushNamespaces = "platform-*" }, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			f.settled("", "PushForbidden a/s")
 		}},
-		"N16: a marker counts only where it was written": {nil, func(f *fixture) {
+		"a marker counts only where it was written": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
 			f.settle()
 			pasted := secret("c/s", "k=v")
@@ -527,21 +527,21 @@ func TestDecide(t *testing.T) {
 			f.remove("a/s")
 			f.settled("delete b/s")
 		}},
-		"N17: a pull that is withdrawn detaches the target": {nil, func(f *fixture) {
+		"a pull that is withdrawn detaches the target": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:allow-pull=b")), secret("b/t", "", with("Q:pull-from=a/s")))
 			f.settle()
 			f.edit("b/t", with("Q:pull-from"))
 			f.edit("a/s", data("k=w"))
 			f.settled("update b/t")
 		}},
-		"N17: nobody's push takes a detached target with the replicator's keys for its copy": {nil, func(f *fixture) {
+		"nobody's push takes a detached target with the replicator's keys for its copy": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", permits), secret("b/s", "", with("M:replicate-from=a/s")))
 			f.settle()
 			f.edit("b/s", with("M:replicate-from"))
 			f.put(secret("c/s", "k=other", with("M:replicate-to=b")))
 			f.settled("update b/s")
 		}},
-		"N19: what is in sync is not written": {nil, func(f *fixture) {
+		"what is in sync is not written": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b", "Q:push-to=c"), permits), secret("b/t", "", pull))
 			f.settle()
 			f.writes = nil
@@ -549,7 +549,7 @@ func TestDecide(t *testing.T) {
 			f.edit("a/s", with("x=y"))
 			f.settled("")
 		}},
-		"N22: what a dialect that is off has made is held": {nil, func(f *fixture) {
+		"what a dialect that is off has made is held": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", auto("b"), with("M:replicate-to=c")), secret("b/t", "", pull))
 			f.settled("create b/s, create c/s")
 			f.evaluator.Reflector, f.evaluator.Replicator = false, false

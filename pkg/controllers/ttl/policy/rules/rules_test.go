@@ -329,7 +329,7 @@ func TestParse(t *testing.T) {
 }
 
 // TestTypes has how rules name types.
-func TestTypes(t *testing.T) {
+func TestRulesResolveTheirTypes(t *testing.T) {
 	set := parse(t, `
 - {name: a, ttl: 1h, resources: [jobs.batch, widgets.v1.example.com, nodes]}
 - {name: b, ttl: 1h, resources: ["*"]}

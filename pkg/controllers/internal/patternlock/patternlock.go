@@ -1,11 +1,11 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package onematch keeps all but one processor free of tenants' patterns. Without it, as many workers as
+// Package patternlock keeps all but one processor free of tenants' patterns. Without it, as many workers as
 // there are processors match the lists of one tenant against thousands of names, and everything else
 // in the process waits 10 ms for a processor at each of its steps: a write of another tenant's copy, which
 // takes a millisecond alone, then takes a quarter of a second.
-package onematch
+package patternlock
 
 import "sync"
 
