@@ -74,12 +74,12 @@ func (m *members) gone(all []*unstructured.Unstructured) {
 
 // pending returns the names of the federated objects whose removal is recorded.
 func (m *members) pending() (names []string, err error) {
-	list, err := shared.Admin.CoreV1().ConfigMaps(namespace).List(m.ctx, metav1.ListOptions{LabelSelector: policy.PendingLabel})
+	list, err := shared.Admin.CoreV1().ConfigMaps(namespace).List(m.ctx, metav1.ListOptions{LabelSelector: policy.WrittenOffLabel})
 	if err != nil {
 		return nil, err
 	}
 	for _, cm := range list.Items {
-		record, err := policy.ReadPending(cm.Name, cm.Data)
+		record, err := policy.ReadWrittenOff(cm.Name, cm.Data)
 		if err != nil {
 			return nil, err
 		}

@@ -60,19 +60,19 @@ func (k key) String() string { return k.kind + " " + k.ObjectName.String() }
 
 // controller propagates objects.
 type controller struct {
-	cfg       Config
-	host      controllers.Host
-	informers informersOf
-	clusters  *clusterLoop
-	types     *typeLoop
-	loop      *controllers.Loop[key]
-	replicas  *spreader
-	pending   *controllers.Loop[cache.ObjectName]
-	bodies    *bodies
-	metrics   *domainMetrics
-	metadata  metadata.Interface // says nothing of Endpoints being deprecated
-	lists     chan struct{}
-	opened    chan struct{} // a cluster has been opened
+	cfg            Config
+	host           controllers.Host
+	informers      informersOf
+	clusters       *clusterLoop
+	types          *typeLoop
+	loop           *controllers.Loop[key]
+	replicas       *spreader
+	writtenOffLoop *controllers.Loop[cache.ObjectName]
+	bodies         *bodies
+	metrics        *domainMetrics
+	metadata       metadata.Interface // says nothing of Endpoints being deprecated
+	lists          chan struct{}
+	opened         chan struct{} // a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
 
@@ -81,7 +81,7 @@ type controller struct {
 	readyClusters map[string]*readyCluster  // those that are ready
 	records       map[key]*keyRecord
 	joined        []policy.Cluster                                     // the KubeFedClusters; nil until they are read
-	owed          map[string]policy.Pending                            // the records of pending removals, by ConfigMap
+	writtenOff    map[string]policy.WrittenOff                         // the records of removals that were written off, by ConfigMap
 	lastUIDs      map[string]map[string]map[cache.ObjectName]types.UID // of clusters' objects, by cluster and type
 	idle          bool                                                 // since KubeFed leads
 }
@@ -89,7 +89,7 @@ type controller struct {
 func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{},
-		owed: map[string]policy.Pending{}, lastUIDs: map[string]map[string]map[cache.ObjectName]types.UID{}}
+		writtenOff: map[string]policy.WrittenOff{}, lastUIDs: map[string]map[string]map[cache.ObjectName]types.UID{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
 	quiet.WarningHandler = rest.NoWarnings{}
 	var err error
@@ -120,7 +120,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	if c.replicas, err = newSpreader(c, c.informers.preferences, named("-replicas")); err != nil {
 		return nil, err
 	}
-	c.pending, err = c.newPendingLoop(named("-pending"))
+	c.writtenOffLoop, err = c.newWrittenOffLoop(named("-written-off"))
 	// Also while the loop does not run.
 	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.forgetJoined() })
 	c.metrics = newDomainMetrics(h.Metrics)
@@ -188,7 +188,7 @@ func (c *controller) Run(ctx context.Context) error {
 	defer stop()
 	c.replicas.forgetAll()
 	var all sync.WaitGroup
-	runs := []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.replicas.Run, c.pending.Run, c.watchForKubeFed}
+	runs := []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.replicas.Run, c.writtenOffLoop.Run, c.watchForKubeFed}
 	errs := make([]error, len(runs))
 	for i, run := range runs {
 		all.Go(func() {
@@ -300,7 +300,7 @@ type clusterStatus struct {
 func (c *controller) Status() controllers.Status {
 	s := c.loop.Status()
 	s.Name = Name
-	for _, other := range []controllers.Status{c.clusters.Status(), c.types.Status(), c.replicas.Status(), c.pending.Status()} {
+	for _, other := range []controllers.Status{c.clusters.Status(), c.types.Status(), c.replicas.Status(), c.writtenOffLoop.Status()} {
 		s.InFlight = append(s.InFlight, other.InFlight...)
 		s.Reconciles, s.Errors, s.Panics = s.Reconciles+other.Reconciles, s.Errors+other.Errors, s.Panics+other.Panics
 		if s.LastError == nil || other.LastError != nil && other.LastError.Time.After(s.LastError.Time) {
@@ -335,7 +335,7 @@ func (c *controller) clusterStatuses() (all []clusterStatus) {
 			removals[cluster] = n
 		}
 	}
-	for _, record := range c.owed {
+	for _, record := range c.writtenOff {
 		writtenOff[record.Cluster]++
 	}
 	c.mu.Unlock()

@@ -17,7 +17,7 @@
 //	host.go          what sync.go writes on the host: finalizers, versions, status
 //	readycluster.go  the loop of a cluster that is ready
 //	write.go         what the loop of a cluster writes in the cluster
-//	pending.go       the loop of the records of removals that clusters owe, and how clusters are written off
+//	writeoff.go      the loop of the records of removals that clusters owe, and how clusters are written off
 //	bodies.go        federated objects that were read a moment ago
 //
 // The state:
@@ -42,8 +42,8 @@
 //	                 with the cluster's loop
 //	repeats          writes of a cluster's objects; set by write.go, removed some time after the last write, or
 //	                 with the cluster's loop
-//	owed             the records of removals that clusters owe; set and removed as the cache has the ConfigMaps
-//	lastUIDs         the UIDs of the objects of clusters that are away; set by pending.go, removed when the
+//	writtenOff       the records of removals that clusters owe; set and removed as the cache has the ConfigMaps
+//	lastUIDs         the UIDs of the objects of clusters that are away; set by writeoff.go, removed when the
 //	                 type is listed again, or with the KubeFedCluster
 //	decisions        the last decision on each ReplicaSchedulingPreference; set by replicas.go, removed with
 //	                 the ReplicaSchedulingPreference, or when KubeFed has led

@@ -50,7 +50,7 @@ func (c *Config) needs() []informers.Need {
 		whole(informers.Need{Resource: kubeFedClusters}), whole(informers.Need{Resource: kubeFedConfigs}),
 		whole(informers.Need{Resource: federatedTypeConfigs}),
 		{Resource: informers.Secrets, Namespace: c.Namespace, FieldSelector: informers.NotHelm},
-		{Resource: informers.ConfigMaps, Namespace: c.Namespace, LabelSelector: policy.PendingLabel + "=true", Form: informers.Typed, Content: true},
+		{Resource: informers.ConfigMaps, Namespace: c.Namespace, LabelSelector: policy.WrittenOffLabel + "=true", Form: informers.Typed, Content: true},
 		{Resource: informers.Namespaces, ClusterScoped: true},
 		{Resource: customResourceDefinitions, ClusterScoped: true},
 		{Resource: propagatedVersions, Digest: versions},
@@ -96,7 +96,7 @@ type informersOf struct {
 	clusters, configs, types, preferences informers.Informer[*unstructured.Unstructured]
 	secrets, namespaces, definitions      informers.Informer[metav1.Object]
 	propagated, clusterPropagated         informers.Informer[*informers.Object]
-	pending                               informers.Informer[*corev1.ConfigMap]
+	writtenOff                            informers.Informer[*corev1.ConfigMap]
 }
 
 func informersFor(h controllers.Host) informersOf {

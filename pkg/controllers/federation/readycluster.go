@@ -201,7 +201,7 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 		r.c.withdraw(k, r.name)
 		return 0, nil
 	}
-	if err := r.settlePending(ctx, v); err != nil {
+	if err := r.settleWrittenOff(ctx, v); err != nil {
 		return 0, err
 	}
 	w := &work{view: v, cluster: r, state: r.c.state(v, r)}

@@ -18,7 +18,7 @@
 //	version.go      what was last written where: PropagatedVersion, and the digest of an object
 //	decide.go       what to do with one object in one cluster
 //	removal.go      what holds a removal, and when F itself may go
-//	pending.go      when a cluster that is away is written off, and the record of what it owes
+//	writeoff.go     when a cluster that is away is written off, and the record of what it owes
 //	repeat.go       when the same content may be written again
 //	replicas.go     ReplicaSchedulingPreference, and a federated object with the planned replicas
 //	status.go       the status of F

@@ -21,14 +21,14 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// records returns the records of pending removals.
-func (f *fed) records() (all []policy.Pending) {
+// records returns the records of removals that were written off.
+func (f *fed) records() (all []policy.WrittenOff) {
 	f.t.Helper()
 	for _, object := range controllertest.List[corev1.ConfigMap](f.Host) {
-		if object.Labels[policy.PendingLabel] == "" {
+		if object.Labels[policy.WrittenOffLabel] == "" {
 			continue
 		}
-		record, err := policy.ReadPending(object.Name, object.Data)
+		record, err := policy.ReadWrittenOff(object.Name, object.Data)
 		if err != nil {
 			f.t.Error(err)
 		}
@@ -85,7 +85,7 @@ func (f *fed) remade(at time.Time) *unstructured.Unstructured {
 
 // TestWriteOff begins with the federated object in both clusters.
 func TestWriteOff(t *testing.T) {
-	const record = "configmaps " + namespace + "/federation-pending-"
+	const record = "configmaps " + namespace + "/federation-written-off-"
 	for name, test := range map[string]func(f *fed){
 		"F goes after the grace, and its object when c2 is back": func(f *fed) {
 			f.away()

@@ -35,7 +35,7 @@ func TestWriteOff(t *testing.T) {
 	}
 }
 
-func TestPendingCovers(t *testing.T) {
+func TestWrittenOffCovers(t *testing.T) {
 	deleted := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	for name, test := range map[string]struct {
 		known, uid types.UID
@@ -51,27 +51,27 @@ func TestPendingCovers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			live := &metav1.ObjectMeta{UID: test.uid, CreationTimestamp: metav1.NewTime(deleted.Add(test.made))}
-			if got := (policy.Pending{UID: test.known, Deleted: deleted}).Covers(live); got != test.want {
+			if got := (policy.WrittenOff{UID: test.known, Deleted: deleted}).Covers(live); got != test.want {
 				t.Errorf("covers: %t, want %t", got, test.want)
 			}
 		})
 	}
 }
 
-func TestReadPending(t *testing.T) {
-	record := policy.Pending{Cluster: "c2", Type: "configmaps", Namespace: "shop", Name: "f", FederatedUID: "1", Deleted: time.Unix(1, 0).UTC()}
-	name := policy.PendingName("c2", "configmaps", "shop", "f")
-	if read, err := policy.ReadPending(name, record.Data()); err != nil || read.Cluster != "c2" || !read.Deleted.Equal(record.Deleted) {
+func TestReadWrittenOff(t *testing.T) {
+	record := policy.WrittenOff{Cluster: "c2", Type: "configmaps", Namespace: "shop", Name: "f", FederatedUID: "1", Deleted: time.Unix(1, 0).UTC()}
+	name := policy.WrittenOffName("c2", "configmaps", "shop", "f")
+	if read, err := policy.ReadWrittenOff(name, record.Data()); err != nil || read.Cluster != "c2" || !read.Deleted.Equal(record.Deleted) {
 		t.Errorf("read %v, %v", read, err)
 	}
 	without := record
 	without.Deleted = time.Time{}
 	for what, data := range map[string]map[string]string{"no data": nil, "no JSON": {"record": "x"}, "a record without a time": without.Data()} {
-		if _, err := policy.ReadPending(name, data); err == nil {
+		if _, err := policy.ReadWrittenOff(name, data); err == nil {
 			t.Errorf("%s can be read", what)
 		}
 	}
-	if _, err := policy.ReadPending("federation-pending-other", record.Data()); err == nil {
+	if _, err := policy.ReadWrittenOff("federation-written-off-other", record.Data()); err == nil {
 		t.Error("a record under another name can be read")
 	}
 }

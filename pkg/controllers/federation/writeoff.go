@@ -21,42 +21,42 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// newPendingLoop returns the loop of the records of pending removals.
-func (c *controller) newPendingLoop(options controllers.LoopOptions) (*controllers.Loop[cache.ObjectName], error) {
-	c.informers.pending.AddHandler(func(old, object *corev1.ConfigMap, _ bool) {
+// newWrittenOffLoop returns the loop of the records of removals that were written off.
+func (c *controller) newWrittenOffLoop(options controllers.LoopOptions) (*controllers.Loop[cache.ObjectName], error) {
+	c.informers.writtenOff.AddHandler(func(old, object *corev1.ConfigMap, _ bool) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if object == nil {
-			delete(c.owed, old.Name)
-		} else if record, err := policy.ReadPending(object.Name, object.Data); err == nil {
-			c.owed[object.Name] = record
+			delete(c.writtenOff, old.Name)
+		} else if record, err := policy.ReadWrittenOff(object.Name, object.Data); err == nil {
+			c.writtenOff[object.Name] = record
 		}
 	})
-	return controllers.NewLoop(options, c.reconcilePending, controllers.WatchSelf(c.informers.pending),
+	return controllers.NewLoop(options, c.reconcileWrittenOff, controllers.WatchSelf(c.informers.writtenOff),
 		controllers.WatchChanges(c.informers.clusters, func(e controllers.Event[*unstructured.Unstructured]) (keys []cache.ObjectName) {
 			if e.New != nil {
 				return nil
 			}
-			for _, object := range c.informers.pending.List(c.cfg.Namespace, nil) {
+			for _, object := range c.informers.writtenOff.List(c.cfg.Namespace, nil) {
 				keys = append(keys, cache.MetaObjectToName(object))
 			}
 			return keys
 		}))
 }
 
-// reconcilePending deletes the record of a cluster that has left, and lets the loop of a ready cluster carry
-// out the others.
-func (c *controller) reconcilePending(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
-	object, exists := c.informers.pending.Get(name)
+// reconcileWrittenOff deletes the record of a cluster that has left, and lets the loop of a ready cluster
+// carry out the others.
+func (c *controller) reconcileWrittenOff(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
+	object, exists := c.informers.writtenOff.Get(name)
 	if !exists {
 		return 0, nil
 	}
-	record, err := policy.ReadPending(object.Name, object.Data)
+	record, err := policy.ReadWrittenOff(object.Name, object.Data)
 	if err != nil {
 		return 0, controllers.TerminalError(fmt.Errorf("ConfigMap %s: %w", name, err))
 	}
 	if _, joined := c.informers.clusters.Get(cache.ObjectName{Namespace: c.cfg.Namespace, Name: record.Cluster}); !joined {
-		return 0, c.dropPending(ctx, object)
+		return 0, c.dropWrittenOff(ctx, object)
 	}
 	if r := c.readyCluster(record.Cluster); r != nil {
 		r.loop.Enqueue(keyOf(record))
@@ -64,12 +64,12 @@ func (c *controller) reconcilePending(ctx context.Context, name cache.ObjectName
 	return 0, nil
 }
 
-func keyOf(record policy.Pending) key {
+func keyOf(record policy.WrittenOff) key {
 	return key{record.Type, cache.ObjectName{Namespace: record.Namespace, Name: record.Name}}
 }
 
-// dropPending deletes a record, unless somebody has changed it.
-func (c *controller) dropPending(ctx context.Context, object *corev1.ConfigMap) error {
+// dropWrittenOff deletes a record, unless somebody has changed it.
+func (c *controller) dropWrittenOff(ctx context.Context, object *corev1.ConfigMap) error {
 	preconditions := metav1.Preconditions{UID: &object.UID, ResourceVersion: &object.ResourceVersion}
 	err := c.host.Client.CoreV1().ConfigMaps(c.cfg.Namespace).Delete(ctx, object.Name, metav1.DeleteOptions{Preconditions: &preconditions})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -79,10 +79,10 @@ func (c *controller) dropPending(ctx context.Context, object *corev1.ConfigMap) 
 }
 
 // owedBy returns the records of a cluster.
-func (c *controller) owedBy(cluster string) (records []policy.Pending) {
+func (c *controller) owedBy(cluster string) (records []policy.WrittenOff) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, record := range c.owed {
+	for _, record := range c.writtenOff {
 		if record.Cluster == cluster {
 			records = append(records, record)
 		}
@@ -154,7 +154,7 @@ func (c *controller) writeOff(ctx context.Context, v *view, cluster string) (wri
 		return false, err
 	}
 	if !goes && !v.keepUnwanted {
-		record := policy.Pending{Cluster: cluster, Type: v.Name, Namespace: v.key.Namespace, Name: v.key.Name, FederatedUID: v.object.GetUID(),
+		record := policy.WrittenOff{Cluster: cluster, Type: v.Name, Namespace: v.key.Namespace, Name: v.key.Name, FederatedUID: v.object.GetUID(),
 			UID: c.lastUID(cluster, v.key), Deleted: v.object.GetDeletionTimestamp().UTC(), Options: options}
 		if err := c.record(ctx, record); err != nil {
 			return false, err
@@ -166,10 +166,10 @@ func (c *controller) writeOff(ctx context.Context, v *view, cluster string) (wri
 }
 
 // record writes a record. An earlier one, of a former federated object of this name, is replaced.
-func (c *controller) record(ctx context.Context, record policy.Pending) error {
+func (c *controller) record(ctx context.Context, record policy.WrittenOff) error {
 	client := c.host.Client.CoreV1().ConfigMaps(c.cfg.Namespace)
-	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: policy.PendingName(record.Cluster, record.Type, record.Namespace, record.Name),
-		Labels: map[string]string{policy.PendingLabel: "true"}}, Data: record.Data()}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: policy.WrittenOffName(record.Cluster, record.Type, record.Namespace, record.Name),
+		Labels: map[string]string{policy.WrittenOffLabel: "true"}}, Data: record.Data()}
 	_, err := client.Create(ctx, object, metav1.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
 		return err
@@ -178,7 +178,7 @@ func (c *controller) record(ctx context.Context, record policy.Pending) error {
 	if err != nil {
 		return err
 	}
-	if written, err := policy.ReadPending(is.Name, is.Data); err == nil && written.FederatedUID == record.FederatedUID {
+	if written, err := policy.ReadWrittenOff(is.Name, is.Data); err == nil && written.FederatedUID == record.FederatedUID {
 		return nil // before a crash
 	}
 	object.UID, object.ResourceVersion = is.UID, is.ResourceVersion
@@ -186,10 +186,10 @@ func (c *controller) record(ctx context.Context, record policy.Pending) error {
 	return err
 }
 
-// pendingOf reads the record that a cluster owes the removal of an object, or nil. The federated object must
-// have been found absent before: then its record has been written.
-func (w *work) pendingOf(ctx context.Context) (*policy.Pending, error) {
-	name := policy.PendingName(w.cluster.name, w.key.kind, w.key.Namespace, w.key.Name)
+// writtenOffOf reads the record that a cluster owes the removal of an object, or nil. The federated object
+// must have been found absent before: then its record has been written.
+func (w *work) writtenOffOf(ctx context.Context) (*policy.WrittenOff, error) {
+	name := policy.WrittenOffName(w.cluster.name, w.key.kind, w.key.Namespace, w.key.Name)
 	object, err := w.cluster.c.host.Client.CoreV1().ConfigMaps(w.cluster.c.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil
@@ -197,7 +197,7 @@ func (w *work) pendingOf(ctx context.Context) (*policy.Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	record, err := policy.ReadPending(name, object.Data)
+	record, err := policy.ReadWrittenOff(name, object.Data)
 	if err != nil {
 		return nil, nil // the loop of the records says so
 	}
@@ -216,7 +216,7 @@ func (w *work) existsAgain(ctx context.Context) (bool, error) {
 // owes reports whether the managed object of a federated object that is gone is to be deleted, with which
 // options.
 func (w *work) owes(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
-	record, err := w.pendingOf(ctx)
+	record, err := w.writtenOffOf(ctx)
 	if record == nil || err != nil || !record.Covers(live) {
 		return false, options, err
 	}
@@ -227,15 +227,15 @@ func (w *work) owes(ctx context.Context, live metav1.Object) (deletes bool, opti
 	return err == nil, record.Options, err
 }
 
-// settlePending deletes the record of an object once the cluster does not have that object any more, or is to
-// have it again.
-func (r *readyCluster) settlePending(ctx context.Context, v *view) error {
-	name := cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: policy.PendingName(r.name, v.key.kind, v.key.Namespace, v.key.Name)}
-	object, exists := r.c.informers.pending.Get(name)
+// settleWrittenOff deletes the record of an object once the cluster does not have that object any more, or is
+// to have it again.
+func (r *readyCluster) settleWrittenOff(ctx context.Context, v *view) error {
+	name := cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: policy.WrittenOffName(r.name, v.key.kind, v.key.Namespace, v.key.Name)}
+	object, exists := r.c.informers.writtenOff.Get(name)
 	if !exists || r.holds(v.key) && !v.wanted(r.name) {
 		return nil
 	}
-	return r.c.dropPending(ctx, object)
+	return r.c.dropWrittenOff(ctx, object)
 }
 
 // keepUIDs keeps the UIDs of a cluster's objects while the cluster is away, for the records of removals.

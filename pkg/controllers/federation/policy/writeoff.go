@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	// PendingLabel is "true" on the ConfigMaps that record pending removals.
-	PendingLabel = "quartermaster.dev/federation-pending"
-	// pendingKey is the key of a record in the data of its ConfigMap.
-	pendingKey = "record"
+	// WrittenOffLabel is "true" on the ConfigMaps that record removals that were written off.
+	WrittenOffLabel = "quartermaster.dev/federation-written-off"
+	// recordKey is the key of a record in the data of its ConfigMap.
+	recordKey = "record"
 )
 
-// Pending is the record of a removal that a cluster still owes: its federated object was deleted while the
+// WrittenOff is the record of a removal that a cluster still owes: its federated object was deleted while the
 // cluster was away, and is gone.
-type Pending struct {
+type WrittenOff struct {
 	Cluster string `json:"cluster"`
 	// Type is the name of the FederatedTypeConfig.
 	Type string `json:"type"`
@@ -40,31 +40,31 @@ type Pending struct {
 	Options metav1.DeleteOptions `json:"options"`
 }
 
-// PendingName returns the name of the ConfigMap with the record of an object in a cluster.
-func PendingName(cluster, kind, namespace, name string) string {
+// WrittenOffName returns the name of the ConfigMap with the record of an object in a cluster.
+func WrittenOffName(cluster, kind, namespace, name string) string {
 	sum := sha256.Sum256([]byte(strings.Join([]string{cluster, kind, namespace, name}, "/")))
-	return "federation-pending-" + hex.EncodeToString(sum[:16])
+	return "federation-written-off-" + hex.EncodeToString(sum[:16])
 }
 
 // Data returns the data of the record's ConfigMap.
-func (p Pending) Data() map[string]string {
+func (p WrittenOff) Data() map[string]string {
 	data, err := json.Marshal(p)
 	if err != nil {
 		return nil // not possible: it is plain data
 	}
-	return map[string]string{pendingKey: string(data)}
+	return map[string]string{recordKey: string(data)}
 }
 
-// ReadPending reads the record that is the data of a ConfigMap of this name.
-func ReadPending(name string, data map[string]string) (p Pending, err error) {
-	if err := json.Unmarshal([]byte(data[pendingKey]), &p); err != nil {
-		return p, fmt.Errorf("data.%s: %w", pendingKey, err)
+// ReadWrittenOff reads the record that is the data of a ConfigMap of this name.
+func ReadWrittenOff(name string, data map[string]string) (p WrittenOff, err error) {
+	if err := json.Unmarshal([]byte(data[recordKey]), &p); err != nil {
+		return p, fmt.Errorf("data.%s: %w", recordKey, err)
 	}
 	switch {
-	case PendingName(p.Cluster, p.Type, p.Namespace, p.Name) != name:
-		return p, fmt.Errorf("data.%s: must be the record to which the name of the ConfigMap belongs", pendingKey)
+	case WrittenOffName(p.Cluster, p.Type, p.Namespace, p.Name) != name:
+		return p, fmt.Errorf("data.%s: must be the record to which the name of the ConfigMap belongs", recordKey)
 	case p.Deleted.IsZero():
-		return p, errors.New("data." + pendingKey + ": must have a time in deleted")
+		return p, errors.New("data." + recordKey + ": must have a time in deleted")
 	}
 	return p, nil
 }
@@ -72,7 +72,7 @@ func ReadPending(name string, data map[string]string) (p Pending, err error) {
 // Covers reports whether the record means an object: the object was there when the federated object was
 // deleted. The times are of two clusters' clocks. The UID does not depend on them, but a manager that has
 // never seen the object does not know it.
-func (p Pending) Covers(live metav1.Object) bool {
+func (p WrittenOff) Covers(live metav1.Object) bool {
 	return live.GetCreationTimestamp().Time.Before(p.Deleted) && (p.UID == "" || p.UID == live.GetUID())
 }
 
