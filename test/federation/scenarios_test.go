@@ -23,8 +23,8 @@ import (
 
 const settled = 3 * time.Second // in which nothing may happen
 
-var plays = map[string]func(*play){
-	"a type that is switched off is not written until it is on again": func(p *play) {
+var scenarios = map[string]func(*scenario){
+	"a type that is switched off is not written until it is on again": func(p *scenario) {
 		config := object(p.T, "kind: FederatedTypeConfig, metadata: {name: configmaps}")
 		p.patch(config, `{"spec":{"propagation":"Disabled"}}`)
 		p.runs("configmaps", "NotRunning")
@@ -35,7 +35,7 @@ var plays = map[string]func(*play){
 		p.patch(config, `{"spec":{"propagation":"Enabled"}}`)
 		p.both(func(in dynamic.Interface) { p.content(in, "c") })
 	},
-	"without the type of Namespaces nothing runs and nothing is removed": func(p *play) {
+	"without the type of Namespaces nothing runs and nothing is removed": func(p *scenario) {
 		config := object(p.T, "kind: FederatedTypeConfig, metadata: {name: namespaces}")
 		is, err := client(config).Get(p.ctx, "namespaces", metav1.GetOptions{})
 		if err == nil {
@@ -56,13 +56,13 @@ var plays = map[string]func(*play){
 		p.content(p.c1, "c")
 		p.has(p.c2, configMaps, p.shop, "f", nil)
 	},
-	"a malformed selector removes nothing": func(p *play) {
+	"a malformed selector removes nothing": func(p *scenario) {
 		p.change("c", `,"placement":{"clusters":null,"clusterSelector":{"matchExpressions":[{"key":"a","operator":"Near"}]}}`)
 		p.reason(policy.ComputePlacementFailed)
 		fleet.Wait(p.ctx, settled)
 		p.both(func(in dynamic.Interface) { p.content(in, "b") })
 	},
-	"without a FederatedNamespace an object is removed": func(p *play) {
+	"without a FederatedNamespace an object is removed": func(p *scenario) {
 		u := object(p.T, "kind: FederatedNamespace, metadata: {name: "+p.shop+"}")
 		u.SetNamespace(p.shop)
 		if err := client(u).Delete(p.ctx, p.shop, metav1.DeleteOptions{}); err != nil {
@@ -71,7 +71,7 @@ var plays = map[string]func(*play){
 		p.reason(policy.NamespaceNotFederated)
 		p.both(func(in dynamic.Interface) { p.has(in, configMaps, p.shop, "f", nil) })
 	},
-	"the host's own Namespace stays when it is deselected": func(p *play) {
+	"the host's own Namespace stays when it is deselected": func(p *scenario) {
 		u := object(p.T, "kind: FederatedNamespace, metadata: {name: "+p.shop+"}")
 		u.SetNamespace(p.shop)
 		p.patch(u, `{"spec":{"placement":{"clusters":[{"name":"c2"}]}}}`)
@@ -79,7 +79,7 @@ var plays = map[string]func(*play){
 		p.has(p.c1, configMaps, p.shop, "f", nil)
 		p.content(p.c2, "b")
 	},
-	"a Namespace that was there before stays when it is deselected": func(p *play) {
+	"a Namespace that was there before stays when it is deselected": func(p *scenario) {
 		name := shared.NewNamespace(p.ctx, p.T, nil)
 		if _, err := p.admin2.CoreV1().Namespaces().Create(p.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			p.Fatal(err)
@@ -89,17 +89,17 @@ var plays = map[string]func(*play){
 		p.patch(u, `{"spec":{"placement":{"clusters":[]}}}`)
 		p.has(p.c2, namespaces, "", name, func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
 	},
-	"what a member adds to an object stays": func(p *play) {
-		p.by(p.c2, configMaps, p.shop, "f", `{"metadata":{"annotations":{"x":"y"},"finalizers":["example.com/mine"]}}`)
+	"what a member adds to an object stays": func(p *scenario) {
+		p.patchByHand(p.c2, configMaps, p.shop, "f", `{"metadata":{"annotations":{"x":"y"},"finalizers":["example.com/mine"]}}`)
 		p.change("c", "")
 		p.content(p.c2, "c")
 		p.has(p.c2, configMaps, p.shop, "f", func(u *unstructured.Unstructured) bool {
 			return u.GetAnnotations()["x"] == "y" && len(u.GetFinalizers()) == 1
 		})
-		p.by(p.c2, configMaps, p.shop, "f", `{"metadata":{"finalizers":null}}`)
+		p.patchByHand(p.c2, configMaps, p.shop, "f", `{"metadata":{"finalizers":null}}`)
 	},
-	"labels that a member gives its Namespace stay": func(p *play) {
-		p.by(p.c2, namespaces, "", p.shop, `{"metadata":{"labels":{"x":"y"}}}`)
+	"labels that a member gives its Namespace stay": func(p *scenario) {
+		p.patchByHand(p.c2, namespaces, "", p.shop, `{"metadata":{"labels":{"x":"y"}}}`)
 		u := object(p.T, "kind: FederatedNamespace, metadata: {name: "+p.shop+"}")
 		u.SetNamespace(p.shop)
 		p.patch(u, `{"spec":{"template":{"metadata":{"labels":{"team":"a"}}}}}`)
@@ -107,7 +107,7 @@ var plays = map[string]func(*play){
 			return managed(u) && u.GetLabels()["x"] == "y" && u.GetLabels()["team"] == "a"
 		})
 	},
-	"annotations of an override are put back and others stay": func(p *play) {
+	"annotations of an override are put back and others stay": func(p *scenario) {
 		const revision = "deployment.kubernetes.io/revision"
 		p.create(strings.Replace(deployment, "{path: /spec/replicas, value: 3}", "{op: add, path: /metadata/annotations, value: {foo: bar}}", 1))
 		annotated := func(u *unstructured.Unstructured) bool {
@@ -116,18 +116,18 @@ var plays = map[string]func(*play){
 		p.has(p.c2, deployments, p.shop, "d", annotated)
 		fleet.Wait(p.ctx, settled)
 		tails := p.audit()
-		p.by(p.c2, deployments, p.shop, "d", `{"metadata":{"annotations":{"foo":null}}}`)
+		p.patchByHand(p.c2, deployments, p.shop, "d", `{"metadata":{"annotations":{"foo":null}}}`)
 		p.has(p.c2, deployments, p.shop, "d", annotated)
 		fleet.Wait(p.ctx, settled)
 		p.wrote(tails, "c2", 1)
 	},
-	"an override that fails stops its member only": func(p *play) {
+	"an override that fails stops its member only": func(p *scenario) {
 		p.change("c", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"path":"/x/y","value":1}]}]`)
 		p.status(p.f, "c1=ApplyOverridesFailed c2=")
 		p.content(p.c2, "c")
 		p.content(p.c1, "b")
 	},
-	"an override leads to no other object": func(p *play) {
+	"an override leads to no other object": func(p *scenario) {
 		for _, o := range []string{
 			`"path":"/metadata","value":{"name":"f","namespace":"kube-system"}`, `"path":"x/kind","value":"Secret"`,
 			`"path":"","value":{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"f","namespace":"kube-system"}}`,
@@ -140,42 +140,42 @@ var plays = map[string]func(*play){
 		}
 		p.has(p.c1, configMaps, "kube-system", "f", nil)
 	},
-	"an override cannot drop the label": func(p *play) {
+	"an override cannot drop the label": func(p *scenario) {
 		p.change("c", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"op":"add","path":"/metadata/labels","value":{"x":"y"}}]}]`)
 		p.content(p.c1, "c") // and managed
 	},
-	"an object that was there is overwritten": func(p *play) {
+	"an object that was there is overwritten": func(p *scenario) {
 		p.there("g", nil)
 		p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, " + both + "}")
 		p.has(p.c2, configMaps, p.shop, "g", field("b", "data", "a"))
 	},
-	"an object that was there is not adopted if that is off": func(p *play) {
+	"an object that was there is not adopted if that is off": func(p *scenario) {
 		p.configure(`{"syncController":{"adoptResources":"Disabled"}}`)
 		p.there("g", nil)
 		p.status(p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, "+both+"}"), "c1= c2=AlreadyExists")
 		p.has(p.c2, configMaps, p.shop, "g", func(u *unstructured.Unstructured) bool { return !managed(u) })
 	},
-	"an object with the label false is left alone": func(p *play) {
+	"an object with the label false is left alone": func(p *scenario) {
 		p.there("g", map[string]string{policy.ManagedLabel: "false"})
 		p.status(p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, "+both+"}"), "c1= c2=ManagedLabelFalse")
 		p.has(p.c2, configMaps, p.shop, "g", func(u *unstructured.Unstructured) bool { return u.Object["data"] == nil })
 	},
-	"an override of one member writes nothing in another": func(p *play) {
+	"an override of one member writes nothing in another": func(p *scenario) {
 		tails := p.audit()
 		p.change("b", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"path":"/data/a","value":"x"}]}]`)
 		p.content(p.c1, "x")
 		fleet.Wait(p.ctx, settled)
 		p.wrote(tails, "c2", 0)
 	},
-	"a restart reads and writes nothing in members": func(p *play) {
-		p.stop(p.stage.manager.Process)
+	"a restart reads and writes nothing in members": func(p *scenario) {
+		p.stop(p.fixture.manager.Process)
 		tails := p.audit()
-		p.stage.lead()
+		p.fixture.lead()
 		token, err := shared.AdminToken(p.ctx)
 		if err != nil {
 			p.Fatal(err)
 		}
-		fleet.Eventually(p.ctx, p.T, func() error { return works(p.stage.manager, token, 2) })
+		fleet.Eventually(p.ctx, p.T, func() error { return works(p.fixture.manager, token, 2) })
 		fleet.Wait(p.ctx, settled)
 		for member, tails := range tails {
 			for _, tail := range tails {
@@ -191,11 +191,11 @@ var plays = map[string]func(*play){
 			}
 		}
 	},
-	"what somebody reverts each time is written ever less often": func(p *play) {
+	"what somebody reverts each time is written ever less often": func(p *scenario) {
 		tails := p.audit()
 		for range 5 {
 			p.content(p.c2, "b")
-			p.by(p.c2, configMaps, p.shop, "f", `{"data":{"a":"mine"}}`)
+			p.patchByHand(p.c2, configMaps, p.shop, "f", `{"data":{"a":"mine"}}`)
 		}
 		fleet.Eventually(p.ctx, p.T, func() error {
 			list, err := shared.Admin.CoreV1().Events(p.shop).List(p.ctx, metav1.ListOptions{FieldSelector: "reason=" + policy.UpdateConflict})
@@ -207,7 +207,7 @@ var plays = map[string]func(*play){
 		fleet.Wait(p.ctx, settled)
 		p.wrote(tails, "c2", 5)
 	},
-	"a malformed deleteoption waits": func(p *play) {
+	"a malformed deleteoption waits": func(p *scenario) {
 		p.patch(p.f, `{"metadata":{"annotations":{"kubefed.io/deleteoption":"{"}}}`)
 		if err := client(p.f).Delete(p.ctx, "f", metav1.DeleteOptions{}); err != nil {
 			p.Fatal(err)
@@ -217,7 +217,7 @@ var plays = map[string]func(*play){
 		p.patch(p.f, `{"metadata":{"annotations":{"kubefed.io/deleteoption":null}}}`)
 		p.both(func(in dynamic.Interface) { p.has(in, configMaps, p.shop, "f", nil) })
 	},
-	"many removals by a label wait until they are allowed": func(p *play) {
+	"many removals by a label wait until they are allowed": func(p *scenario) {
 		last := p.many()
 		c2 := object(p.T, "kind: KubeFedCluster, metadata: {name: c2}")
 		p.patch(c2, fmt.Sprintf(`{"metadata":{"labels":{%q:null}}}`, p.shop))
@@ -228,14 +228,14 @@ var plays = map[string]func(*play){
 		p.status(last, "")
 		p.patch(c2, fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, policy.AllowRemovalsAnnotation))
 	},
-	"removals wait when the federation namespace is deleted and clusters join again without labels": func(p *play) {
+	"removals wait when the federation namespace is deleted and clusters join again without labels": func(p *scenario) {
 		last := p.many()
-		p.stage.reinstall()
+		p.fixture.reinstall()
 		p.status(last, "c2=RemovalHeld")
 		p.has(p.c2, configMaps, p.shop, last.GetName(), managed)
 		p.content(p.c1, "b")
 	},
-	"a type of one's own runs, reaches a member that gets it later, and stays when its federated type goes": func(p *play) {
+	"a type of one's own runs, reaches a member that gets it later, and stays when its federated type goes": func(p *scenario) {
 		target := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 		w := p.federate("Widget", "widgets", target)
 		p.status(w, "c1= c2=APINotAvailable")
@@ -252,7 +252,7 @@ var plays = map[string]func(*play){
 			p.has(in, target, p.shop, "w", func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
 		})
 	},
-	"an override of the apiVersion reaches a member of another version": func(p *play) {
+	"an override of the apiVersion reaches a member of another version": func(p *scenario) {
 		target := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 		older := target
 		older.Version = "v1beta1"
@@ -264,7 +264,7 @@ var plays = map[string]func(*play){
 		p.status(w, "c1= c2=")
 		p.has(p.c2, older, p.shop, "w", managed)
 	},
-	"a type whose target is itself federated does not run": func(p *play) {
+	"a type whose target is itself federated does not run": func(p *scenario) {
 		p.config(object(p.T, "kind: FederatedTypeConfig, metadata: {name: federatedconfigmaps.types.kubefed.io}, spec: {propagation: Enabled, targetType: {version: v1beta1, kind: FederatedConfigMap, "+
 			"scope: Namespaced}, federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedSecret, scope: Namespaced}}"))
 		p.runs("federatedconfigmaps.types.kubefed.io", "NotRunning")
@@ -272,16 +272,16 @@ var plays = map[string]func(*play){
 }
 
 // TestFederatedObjectLifecycles goes through what can happen to an object, its types and its clusters, one
-// play after the other.
+// scenario after the other.
 func TestFederatedObjectLifecycles(t *testing.T) {
-	s := &stage{members: newMembers(t, 15*time.Minute, cluster.Options{})}
+	s := &fixture{members: newMembers(t, 15*time.Minute, cluster.Options{})}
 	s.configure(quick)
 	s.lead()
 	s.ready("c1", "Ready=True")
 	s.ready("c2", "Ready=True")
-	for name, run := range plays {
+	for name, run := range scenarios {
 		t.Run(name, func(t *testing.T) {
-			p := &play{members: s.in(t), stage: s}
+			p := &scenario{members: s.in(t), fixture: s}
 			p.shop = shared.NewNamespace(p.ctx, t, nil)
 			p.open(p.shop)
 			p.f = p.create("kind: FederatedConfigMap, metadata: {name: f}, spec: {template: {data: {a: b}}, " + both + "}")

@@ -24,21 +24,21 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// play is what happens in one namespace, in which the federated ConfigMap f is in both members.
-type play struct {
+// scenario is what happens in one namespace, in which the federated ConfigMap f is in both members.
+type scenario struct {
 	*members
-	f     *unstructured.Unstructured
-	stage *stage
+	f       *unstructured.Unstructured
+	fixture *fixture
 }
 
-// stage is what all plays share.
-type stage struct {
+// fixture is what all scenarios share.
+type fixture struct {
 	*members
 	manager *cluster.Manager
 }
 
 // both calls a function for each member.
-func (p *play) both(do func(in dynamic.Interface)) {
+func (p *scenario) both(do func(in dynamic.Interface)) {
 	p.Helper()
 	for _, in := range []dynamic.Interface{p.c1, p.c2} {
 		do(in)
@@ -46,19 +46,19 @@ func (p *play) both(do func(in dynamic.Interface)) {
 }
 
 // content waits until f has the content in a member.
-func (p *play) content(in dynamic.Interface, want string) {
+func (p *scenario) content(in dynamic.Interface, want string) {
 	p.Helper()
 	p.has(in, configMaps, p.shop, "f", field(want, "data", "a"))
 }
 
 // change gives the template of f a content, and perhaps changes other fields of its spec.
-func (p *play) change(content, others string) {
+func (p *scenario) change(content, others string) {
 	p.Helper()
 	p.patch(p.f, fmt.Sprintf(`{"spec":{"template":{"data":{"a":%q}}%s}}`, content, others))
 }
 
-// by changes an object of the play in a member by hand.
-func (p *play) by(in dynamic.Interface, resource schema.GroupVersionResource, namespace, name, patch string) {
+// patchByHand changes an object of the scenario in a member, as a person would.
+func (p *scenario) patchByHand(in dynamic.Interface, resource schema.GroupVersionResource, namespace, name, patch string) {
 	p.Helper()
 	if _, err := in.Resource(resource).Namespace(namespace).Patch(p.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		p.Fatal(err)
@@ -66,7 +66,7 @@ func (p *play) by(in dynamic.Interface, resource schema.GroupVersionResource, na
 }
 
 // reason waits until f is not propagated for a reason.
-func (p *play) reason(want string) {
+func (p *scenario) reason(want string) {
 	p.Helper()
 	p.has(p.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedconfigmaps"}, p.shop, "f", func(u *unstructured.Unstructured) bool {
 		conditions := policy.ReadFederated(u).Status.Conditions
@@ -75,7 +75,7 @@ func (p *play) reason(want string) {
 }
 
 // runs waits until a type runs or does not.
-func (p *play) runs(name, want string) {
+func (p *scenario) runs(name, want string) {
 	p.Helper()
 	p.has(p.c1, typeConfigs, namespace, name, func(u *unstructured.Unstructured) bool {
 		is, _, _ := unstructured.NestedString(u.Object, "status", "propagationController")
@@ -83,8 +83,8 @@ func (p *play) runs(name, want string) {
 	})
 }
 
-// wrote checks how many writes of the play there were in a member.
-func (p *play) wrote(tails map[string][]*cluster.AuditTail, member string, want int) {
+// wrote checks how many writes of the scenario there were in a member.
+func (p *scenario) wrote(tails map[string][]*cluster.AuditTail, member string, want int) {
 	p.Helper()
 	var writes []string
 	for _, w := range p.written(tails) {
@@ -97,8 +97,8 @@ func (p *play) wrote(tails map[string][]*cluster.AuditTail, member string, want 
 	}
 }
 
-// many federates 30 ConfigMaps in the clusters with the label of the play, which c2 has.
-func (p *play) many() (last *unstructured.Unstructured) {
+// many federates 30 ConfigMaps in the clusters with the label of the scenario, which c2 has.
+func (p *scenario) many() (last *unstructured.Unstructured) {
 	p.Helper()
 	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, p.shop))
 	for i := range 30 {
@@ -109,7 +109,7 @@ func (p *play) many() (last *unstructured.Unstructured) {
 }
 
 // federate defines a type, its federated type, and a FederatedTypeConfig.
-func (p *play) federate(kind, plural string, target schema.GroupVersionResource) *unstructured.Unstructured {
+func (p *scenario) federate(kind, plural string, target schema.GroupVersionResource) *unstructured.Unstructured {
 	p.Helper()
 	federated := schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federated" + plural}
 	err := errors.Join(fleet.Define(p.ctx, p.c1, target, kind), fleet.Define(p.ctx, p.c1, federated, "Federated"+kind, "status"))
@@ -123,8 +123,8 @@ func (p *play) federate(kind, plural string, target schema.GroupVersionResource)
 	return p.create(fmt.Sprintf("kind: Federated%s, metadata: {name: w}, spec: {template: {spec: {a: b}}, %s}", kind, both))
 }
 
-// config creates a FederatedTypeConfig for the rest of the play.
-func (p *play) config(config *unstructured.Unstructured) {
+// config creates a FederatedTypeConfig for the rest of the scenario.
+func (p *scenario) config(config *unstructured.Unstructured) {
 	p.Helper()
 	if _, err := client(config).Create(p.ctx, config, metav1.CreateOptions{}); err != nil {
 		p.Fatal(err)
@@ -142,14 +142,14 @@ func (m *members) there(name string, labels map[string]string) {
 }
 
 // lead starts the manager, and waits until it leads.
-func (s *stage) lead() {
+func (s *fixture) lead() {
 	s.Helper()
 	s.manager = shared.RunLeader(s.ctx, s.T, "--controllers=federation", "--federation-unsafe-endpoints")
 }
 
 // reinstall deletes the federation namespace with all that is in it, installs the federation again, and joins
 // the members without labels.
-func (s *stage) reinstall() {
+func (s *fixture) reinstall() {
 	s.Helper()
 	begin := time.Now()
 	all := shared.Admin.CoreV1().Namespaces()
@@ -183,7 +183,7 @@ func (s *stage) reinstall() {
 
 // release takes the finalizers off the FederatedTypeConfigs. The manager cannot, if its role in their
 // namespace is deleted before them.
-func (s *stage) release() error {
+func (s *fixture) release() error {
 	config := object(s.T, "kind: FederatedTypeConfig")
 	list, err := client(config).List(s.ctx, metav1.ListOptions{})
 	if err != nil {
