@@ -153,7 +153,9 @@ func (c *controller) writeOff(ctx context.Context, v *view, cluster string) (wri
 	if err != nil {
 		return false, err
 	}
+	then := "its object stays there"
 	if !goes && !v.keepUnwanted {
+		then = "it removes its object when it is back"
 		record := policy.WrittenOff{Cluster: cluster, Type: v.Name, Namespace: v.key.Namespace, Name: v.key.Name, FederatedUID: v.object.GetUID(),
 			UID: c.lastUID(cluster, v.key), Deleted: v.object.GetDeletionTimestamp().UTC(), Options: options}
 		if err := c.record(ctx, record); err != nil {
@@ -161,7 +163,7 @@ func (c *controller) writeOff(ctx context.Context, v *view, cluster string) (wri
 		}
 	}
 	klog.FromContext(ctx).V(2).Info("Wrote off a deleted federated object", "object", klog.KRef(v.key.Namespace, v.key.Name), "type", v.Name, "cluster", cluster)
-	c.eventOnce(v, corev1.EventTypeNormal, policy.Notice{Reason: "WrittenOff", Text: fmt.Sprintf("cluster %q has been away for long; it removes its object when it is back", cluster)})
+	c.eventOnce(v, corev1.EventTypeNormal, policy.Notice{Reason: "WrittenOff", Text: fmt.Sprintf("cluster %q has been away for long; %s", cluster, then)})
 	return true, nil
 }
 

@@ -296,6 +296,9 @@ func TestWriteOff(t *testing.T) {
 			f.Sleep(6 * time.Minute)
 			f.status("FederatedConfigMap", "f", "gone")
 			f.noRecords()
+			if events := strings.Join(f.Events(), " "); !strings.Contains(events, `cluster "c2" has been away for long; its object stays there`) {
+				f.t.Errorf("Events %q", events)
+			}
 			f.back()
 			f.has(f.c2, "unlabelled")
 		},
