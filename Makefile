@@ -87,10 +87,10 @@ release: .cache/bin/release ## Write the release VERSION=vX.Y.Z to dist/ (10 min
 ##@ Check
 
 .PHONY: test
-test: test-unit test-integration ## Unit tests, then tests on a real control plane (5 min).
+test: test-unit test-integration ## Unit tests, then tests on a real control plane (9 min).
 
 .PHONY: test-unit
-test-unit: ## The tests that need no control plane (2 min).
+test-unit: ## The tests that need no control plane (3 min).
 	$(TEST) -skip '^TestLong' ./cmd/... ./pkg/... ./hack/... ./examples/... ./test/internal/...
 	@# hack/promql and hack/release read files of other modules, of which Go's cache does not know.
 	cd hack/promql && $(TEST) -count=1 ./...
@@ -124,7 +124,7 @@ test-election: ## 2,000 simulated elections, and mutants of the elector.
 	SEEDS=2000 MUTANTS=quick $(TEST) -timeout 20m -parallel 2 ./pkg/election
 
 .PHONY: test-long
-test-long: test-race test-chart test-election ## Before a release: also race, chart, election, faults (20 min).
+test-long: test-race test-chart test-election ## Before a release: also race, chart, election, faults (over 20 min).
 	$(TEST) -run '^TestLong' ./pkg/...
 	@# ./test/servers plays one of its ten rounds, which would take an hour. ./test/faults has short leases, so it runs alone, with a new seed each time.
 	RACE=1 ROUNDS=1 $(INTEGRATION) -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
