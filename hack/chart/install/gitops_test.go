@@ -90,7 +90,7 @@ func TestGitOpsObjectsFitTheirCRDs(t *testing.T) {
 		"the HelmRelease for Flux": {"examples/gitops/flux-helmrelease.yaml",
 			"mode: enabled", "mode: on", "spec.driftDetection.mode"},
 		"the ServiceMonitor": {"components/monitoring/servicemonitor.yaml",
-			"interval: 30s", "interval: half a minute", "spec.endpoints[0].interval"},
+			"interval: 5s", "interval: half a minute", "spec.endpoints[0].interval"},
 		"the PrometheusRule": {"components/monitoring/alerts.yaml",
 			"expr: >-", "expression: >-", "spec.groups[0].rules[0].expression"},
 	} {
