@@ -184,7 +184,7 @@ var samples = map[string]any{
 	"controllers.replication.flags":   map[string]any{"replication-concurrent-syncs": 1},
 	"controllers.ttl.rules":           []any{map[string]any{"name": "a", "resources": []any{"pods."}, "ttl": "1h"}},
 	"controllers.csr-approver.flags":  map[string]any{"csr-approver-concurrent-syncs": 1},
-	"controllers.federation.flags":    map[string]any{"federation-member-qps": 1},
+	"controllers.federation.flags":    map[string]any{"federation-cluster-qps": 1},
 	"extraArgs":                       []any{"--v=1"},
 	"extraEnv":                        []any{map[string]any{"name": "A", "value": "b"}},
 	"extraVolumes":                    []any{map[string]any{"name": "a", "emptyDir": map[string]any{}}},

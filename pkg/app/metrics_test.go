@@ -63,7 +63,7 @@ var (
 	typesOfUnobserved = map[string]string{
 		"informer_processing_latency_seconds":              "histogram",
 		"informer_queued_items":                            "gauge",
-		"quartermaster_federation_change_to_write_seconds": "histogram",
+		"quartermaster_federation_lag_seconds":             "histogram",
 		"quartermaster_federation_cluster_ready":           "gauge",
 		"quartermaster_federation_held_removals":           "gauge",
 		"quartermaster_federation_pending_removals":        "gauge",

@@ -49,7 +49,7 @@ func (m *members) runReleased(args ...string) *cluster.Manager {
 }
 
 // fast are flags with which federating many objects takes less time.
-var fast = []string{"--kube-api-qps=500", "--kube-api-burst=1000", "--federation-member-qps=500"}
+var fast = []string{"--kube-api-qps=500", "--kube-api-burst=1000", "--federation-cluster-qps=500"}
 
 // newScene joins members and federates their objects.
 func newScene(m *members, size, objects int) *scene {

@@ -15,9 +15,10 @@
 //
 // The state, besides the cache:
 //
-//	state           what it is                         set by    cleared by
-//	waiting         why a request waits, its refusals  a worker  a worker, when the request is decided or gone
-//	sent            approvals that the cache may lack  a worker  a worker, when the request is decided or gone
-//	apiServerNames  the API server's addresses         a worker  age
-//	notices         when refusals were told            a worker  age
+//	state           what it is                         set by              cleared by
+//	waiting         why a request waits, its refusals  a failed check, or  the request is decided or gone
+//	                                                   a refusal
+//	sent            approvals that the cache may lack  an approval         the request is decided or gone
+//	apiServerNames  the API server's addresses         a read              its age
+//	notices         when refusals were told            an Event            its age
 package csrapprover

@@ -25,18 +25,18 @@ const (
 // name of an object.
 type domainMetrics struct {
 	requests *metrics.CounterVec // result
-	approval *metrics.Histogram
+	lag      *metrics.Histogram
 }
 
 func newDomainMetrics(reg metrics.KubeRegistry, m *memory) *domainMetrics {
 	d := &domainMetrics{
 		requests: metrics.NewCounterVec(&metrics.CounterOpts{Name: metricPrefix + "requests_total", StabilityLevel: metrics.ALPHA,
 			Help: "Requests for serving certificates by result (approved, denied, ignored, dry_run)."}, []string{"result"}),
-		approval: metrics.NewHistogram(&metrics.HistogramOpts{Name: metricPrefix + "approval_seconds", StabilityLevel: metrics.ALPHA,
+		lag: metrics.NewHistogram(&metrics.HistogramOpts{Name: metricPrefix + "lag_seconds", StabilityLevel: metrics.ALPHA,
 			Help:    "Time from the creation of a request, in whole seconds, until it was approved.",
 			Buckets: []float64{0.5, 1, 2, 5, 10, 30, 60, 300, 3600, 86400}}),
 	}
-	reg.MustRegister(d.requests, d.approval)
+	reg.MustRegister(d.requests, d.lag)
 	for _, result := range []string{resultApproved, resultDenied, resultIgnored, resultDryRun} {
 		d.requests.WithLabelValues(result).Add(0)
 	}

@@ -57,7 +57,7 @@ func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 	klog.FromContext(ctx).V(2).Info("Request decided", "node", policy.NodeName(csr), "reason", reason, "message", message)
 	c.metrics.requests.WithLabelValues(result).Inc()
 	if condition == certificatesv1.CertificateApproved {
-		c.metrics.approval.Observe(c.clock.Since(csr.CreationTimestamp.Time).Seconds())
+		c.metrics.lag.Observe(c.clock.Since(csr.CreationTimestamp.Time).Seconds())
 	}
 	c.tell(k, eventType, event, fmt.Sprintf("request %s is %s: %s", k, strings.ToLower(string(condition)), message))
 	return nil
@@ -71,7 +71,7 @@ func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem)
 			logger.Info("Dry run: would approve")
 			c.metrics.requests.WithLabelValues(resultDryRun).Inc()
 		} else {
-			logger.V(4).Info("Not approved", "because", describe(problems))
+			logger.V(4).Info("Request not approved", "problems", describe(problems))
 			if problems[0].Check != policy.CheckNodeExists {
 				c.tell(k, corev1.EventTypeWarning, reasonNotApproved, fmt.Sprintf("request %s is not approved: %s", k, describe(problems)))
 			}

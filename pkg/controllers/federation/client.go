@@ -75,7 +75,7 @@ func newTransport(c policy.Connection, unsafe bool) *http.Transport {
 		if err != nil {
 			return err
 		}
-		return policy.Address(ip.Addr(), unsafe)
+		return policy.CheckAddress(ip.Addr(), unsafe)
 	}}
 	t := &http.Transport{
 		DialContext: dialer.DialContext, Proxy: func(*http.Request) (*url.URL, error) { return c.Proxy, nil },
@@ -104,7 +104,7 @@ func (c *client) renew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	token, err := policy.Token(secret)
+	token, err := policy.ParseToken(secret)
 	if err != nil {
 		return &malformed{err}
 	}

@@ -203,8 +203,8 @@ func TestAnswerIsBounded(t *testing.T) {
 	}
 }
 
-// TestCertificateOfAddress has an address, for which TLS names no server.
-func TestCertificateOfAddress(t *testing.T) {
+// TestCertificateHasToNameTheAddress has an address, for which TLS names no server.
+func TestCertificateHasToNameTheAddress(t *testing.T) {
 	server := NewServer(t)
 	for address, want := range map[string]bool{"127.0.0.1": true, "127.0.0.2": false} {
 		spec := server.Spec()
@@ -236,8 +236,8 @@ func TestDialChecksAddress(t *testing.T) {
 	}
 }
 
-// TestTokens follows the tokens of requests through rotations.
-func TestTokens(t *testing.T) {
+// TestTokenIsReadAgainWhenItIsRefused follows the tokens of requests through rotations.
+func TestTokenIsReadAgainWhenItIsRefused(t *testing.T) {
 	server := NewServer(t)
 	valid := "good"
 	server.health = func(w http.ResponseWriter, r *http.Request) {
@@ -302,9 +302,9 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// TestProxy reaches a cluster through a proxy that the KubeFedCluster names, and not through that of
+// TestProxyOfTheClusterIsUsedAndNoOther reaches a cluster through a proxy that the KubeFedCluster names, and not through that of
 // the environment.
-func TestProxy(t *testing.T) {
+func TestProxyOfTheClusterIsUsedAndNoOther(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
 	server := NewServer(t)
 	if result, _, problem := server.client(t, nil).probe(t.Context(), 10*time.Second); result != policy.Well {

@@ -88,7 +88,7 @@ type probedCluster struct {
 // newClusterLoop returns the loop of the clusters of the federation namespace. It calls setClient when it has
 // probed a cluster, with its client, which is nil if the cluster is not ready.
 func newClusterLoop(cfg Config, i informersOf, h controllers.Host, loop controllers.LoopOptions, setClient func(context.Context, string, *client)) (*clusterLoop, error) {
-	l := &clusterLoop{namespace: cfg.Namespace, unsafe: cfg.UnsafeEndpoints, qps: cfg.MemberQPS, open: h.Cluster, setClient: setClient,
+	l := &clusterLoop{namespace: cfg.Namespace, unsafe: cfg.UnsafeEndpoints, qps: cfg.ClusterQPS, open: h.Cluster, setClient: setClient,
 		objects: i.clusters, configs: i.configs, statuses: h.Dynamic.Resource(kubeFedClusters),
 		tokens: i.secrets, secrets: h.Client.CoreV1(), events: h.Events, clock: loop.Clock, clusters: map[string]*probedCluster{}}
 	loop.Workers, loop.DrainTimeout = probesAtOnce, drain

@@ -104,7 +104,7 @@ const (
 	patched      = "patch kubefedclusters.core.kubefed.io/status " + namespace + "/"
 )
 
-func TestClusterGoesAndComes(t *testing.T) {
+func TestClusterIsProbedWhileItIsJoined(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"))
@@ -143,7 +143,7 @@ func TestClusterGoesAndComes(t *testing.T) {
 	})
 }
 
-func TestClusterStartsFromStatus(t *testing.T) {
+func TestNewLeaderStartsFromTheStatusOfClusters(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"))
@@ -157,7 +157,7 @@ func TestClusterStartsFromStatus(t *testing.T) {
 	})
 }
 
-func TestBadClusterStopsNoOther(t *testing.T) {
+func TestMalformedClusterStopsNoOther(t *testing.T) {
 	server, gone := federation.NewServer(t), federation.NewServer(t)
 	gone.Close()
 	synctest.Test(t, func(t *testing.T) {
@@ -190,7 +190,7 @@ func TestBadClusterStopsNoOther(t *testing.T) {
 	})
 }
 
-func TestUnsafeEndpoints(t *testing.T) {
+func TestUnsafeEndpointIsNotAsked(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, false, joined("c1", server.Spec()), secret("c1", "good"))
@@ -201,7 +201,7 @@ func TestUnsafeEndpoints(t *testing.T) {
 	})
 }
 
-func TestClientOfChangedSpec(t *testing.T) {
+func TestChangedSpecIsUsedAtOnce(t *testing.T) {
 	server, other := federation.NewServer(t), federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"))
@@ -233,8 +233,8 @@ func TestClientOfChangedSpec(t *testing.T) {
 	})
 }
 
-// TestTokenRotation checks that the next request has the new token.
-func TestTokenRotation(t *testing.T) {
+// TestRotatedTokenIsUsedAtOnce checks that the next request has the new token.
+func TestRotatedTokenIsUsedAtOnce(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"), joined("c2", server.Spec()), secret("c2", "other"))
@@ -249,8 +249,8 @@ func TestTokenRotation(t *testing.T) {
 	})
 }
 
-// TestSettings has a KubeFedConfig, and a KubeFedCluster and a KubeFedConfig that do not count.
-func TestSettings(t *testing.T) {
+// TestKubeFedConfigSetsTheProbes has a KubeFedConfig, and a KubeFedCluster and a KubeFedConfig that do not count.
+func TestKubeFedConfigSetsTheProbes(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
 		config := func(in, period string) *unstructured.Unstructured {

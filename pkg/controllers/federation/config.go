@@ -25,8 +25,8 @@ type Config struct {
 	UnreachableGrace time.Duration
 	// RemovalGuard is the percentage of a cluster's managed objects that placement may delete at once.
 	RemovalGuard int
-	// MemberQPS limits the requests to a cluster.
-	MemberQPS int
+	// ClusterQPS limits the requests to each cluster, per second.
+	ClusterQPS int
 	// UnsafeEndpoints allows http, and addresses that only the manager's Node can reach.
 	UnsafeEndpoints bool
 	// Own are the namespaces of the process, which are never propagated.
@@ -35,7 +35,7 @@ type Config struct {
 
 // NewConfig returns the defaults.
 func NewConfig() Config {
-	return Config{Namespace: "kube-federation-system", UnreachableGrace: 5 * time.Minute, RemovalGuard: 50, MemberQPS: 50}
+	return Config{Namespace: "kube-federation-system", UnreachableGrace: 5 * time.Minute, RemovalGuard: 50, ClusterQPS: 50}
 }
 
 // AddFlags binds the flags.
@@ -46,7 +46,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.RemovalGuard, flagPrefix+"removal-guard", c.RemovalGuard, ""+
 		"If placement would delete more than 10 objects of a cluster at once, and more than this percentage of those that it manages there, "+
 		"it deletes none until somebody allows it; 0 always asks, 100 never.")
-	fs.IntVar(&c.MemberQPS, flagPrefix+"member-qps", c.MemberQPS, "Requests to a cluster per second; twice as many in a burst.")
+	fs.IntVar(&c.ClusterQPS, flagPrefix+"cluster-qps", c.ClusterQPS, "Requests to a cluster per second; twice as many in a burst.")
 	fs.BoolVar(&c.UnsafeEndpoints, flagPrefix+"unsafe-endpoints", c.UnsafeEndpoints,
 		"KubeFedClusters may name http, and loopback, link-local and unspecified addresses. For tests.")
 }
@@ -69,8 +69,8 @@ func (c *Config) Validate(s controllers.Settings) error {
 	if c.RemovalGuard < 0 || c.RemovalGuard > 100 {
 		bad("removal-guard", "must be 0 to 100, got %d", c.RemovalGuard)
 	}
-	if c.MemberQPS < 1 {
-		bad("member-qps", "must be at least 1, got %d", c.MemberQPS)
+	if c.ClusterQPS < 1 {
+		bad("cluster-qps", "must be at least 1, got %d", c.ClusterQPS)
 	}
 	return errors.Join(errs...)
 }

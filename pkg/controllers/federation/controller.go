@@ -38,7 +38,8 @@ const (
 	kubeFedGone = time.Hour
 	// listsAtOnce limits the lists that clusters are asked for at once.
 	listsAtOnce = 16
-	// tick is the polling period of the watches' states while some are not listed; no event reports them.
+	// tick is how often the states of watches are polled while a watch has no complete list, idleTick how often
+	// otherwise: no event reports a state.
 	tick, idleTick = 250 * time.Millisecond, time.Second
 	// drain is how long probes, and requests to clusters, may go on when the process is to end. A cluster that
 	// does not answer delays the release of the Lease by this. Of a write that is cut off, the next leader does
@@ -52,10 +53,10 @@ type key struct {
 	cache.ObjectName
 }
 
-// Tenant is whose turn the queue takes.
+// Tenant returns the namespace, in whose turn the queue takes the key.
 func (k key) Tenant() string { return k.Namespace }
 
-// String is for people.
+// String returns TYPE NAMESPACE/NAME, for logs.
 func (k key) String() string { return k.kind + " " + k.ObjectName.String() }
 
 // controller propagates objects.

@@ -125,7 +125,7 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 		c.warnOnce(v, warning)
 	}
 	if v.err != nil {
-		c.warnOnce(v, policy.Notice{Reason: policy.ComputePlacementFailed, Text: v.err.Error()})
+		c.warnOnce(v, policy.Problem{Reason: policy.ComputePlacementFailed, Text: v.err.Error()})
 	}
 	status, changed := f.Status.Next(conclusion, now)
 	if changed {
@@ -154,7 +154,7 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 func (c *controller) deleteOptions(v *view, f *policy.Federated) (metav1.DeleteOptions, error) {
 	options, err := f.DeleteOptions()
 	if err != nil {
-		c.warnOnce(v, policy.Notice{Reason: policy.InvalidDeleteOptions, Text: err.Error()})
+		c.warnOnce(v, policy.Problem{Reason: policy.InvalidDeleteOptions, Text: err.Error()})
 	}
 	return options, err
 }

@@ -49,8 +49,8 @@ func (f *fed) again(meanwhile func()) {
 	f.Sleep(time.Minute)
 }
 
-// TestIdentity begins with the federated object in both clusters, which have the UIDs one and two.
-func TestIdentity(t *testing.T) {
+// TestClusterThatIsReplacedLosesNothing begins with the federated object in both clusters, which have the UIDs one and two.
+func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"a cluster that is rebuilt behind its endpoint gets everything, and loses nothing": func(f *fed) {
 			f.again(func() {
@@ -182,7 +182,7 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-func TestOlderCluster(t *testing.T) {
+func TestOlderClusterIsCreatedEarlier(t *testing.T) {
 	cluster := func(name string, second int64) *unstructured.Unstructured {
 		u := &unstructured.Unstructured{Object: map[string]any{}}
 		u.SetName(name)

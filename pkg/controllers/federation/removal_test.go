@@ -17,8 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// TestRemovalGuard has a placement that would delete most of a cluster.
-func TestRemovalGuard(t *testing.T) {
+// TestRemovalGuardHoldsUntilRemovalsAreAllowed has a placement that would delete most of a cluster.
+func TestRemovalGuardHoldsUntilRemovalsAreAllowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFed(t)
 		for i := range 20 {
@@ -47,8 +47,8 @@ func TestRemovalGuard(t *testing.T) {
 	})
 }
 
-// TestNamespaces has c1 as the host.
-func TestNamespaces(t *testing.T) {
+// TestNamespaceLosesItsLabelOrIsDeleted has c1 as the host.
+func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"the host's own Namespace loses its label when it is deselected": func(f *fed) {
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusters: []}", "spec", "placement")

@@ -119,8 +119,8 @@ func (f *fed) wroteApp(c *controllertest.Cluster, want ...string) {
 	}
 }
 
-// TestReplicas has a federated Deployment that is placed nowhere until a preference says where.
-func TestReplicas(t *testing.T) {
+// TestReplicasFollowThePreference has a federated Deployment that is placed nowhere until a preference says where.
+func TestReplicasFollowThePreference(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"equal parts by default": func(f *fed) {
 			f.Put(app(f.t, "placement: {}"), preference(f.t, ofDeployment+"totalReplicas: 9"))
@@ -286,8 +286,8 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// TestReplicasOfAClusterThatIsAway begins with five replicas in each cluster.
-func TestReplicasOfAClusterThatIsAway(t *testing.T) {
+// TestReplicasLeaveAClusterThatIsAway begins with five replicas in each cluster.
+func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 	// away cuts c2 off for a time, and then lets it be there for two minutes.
 	away := func(f *fed, d time.Duration) {
 		f.c2.Cut()

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestRetainedFields has what the controller retains. What the API server retains is in test/federation.
-func TestRetainedFields(t *testing.T) {
+// TestFieldsOfTheClusterAreRetained has what the controller retains. What the API server retains is in test/federation.
+func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 	// deployment creates a FederatedDeployment, scales its object in c1 from 1 to 3, and changes the template.
 	deployment := func(f *fed, retain string) any {
 		f.Put(federated(f.t, "Deployment", "d", "{"+retain+"template: {spec: {replicas: 1}}, "+both+"}"))

@@ -36,8 +36,11 @@ type keyRecord struct {
 	wrote time.Time
 	dirty bool
 	// events are the Events that were recorded on the federated object.
-	events []policy.Notice
+	events []event
 }
+
+// event is an Event on a federated object.
+type event struct{ kind, reason, text string }
 
 // result is what the loop of a cluster has reported of a key.
 type result struct {
@@ -87,7 +90,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		return 0, nil
 	}
 	if v.IsNamespace() && k.Name != k.Namespace {
-		c.warnOnce(v, policy.Notice{Reason: policy.InvalidName, Text: "a FederatedNamespace has the name of its namespace; this one is ignored"})
+		c.warnOnce(v, policy.Problem{Reason: policy.InvalidName, Text: "a FederatedNamespace has the name of its namespace; this one is ignored"})
 		return 0, nil
 	}
 	if v.err != nil && !v.deleting {
@@ -299,25 +302,26 @@ func (c *controller) recordWaiting(v *view, clusters []policy.ClusterResult) {
 		names = append(names, cluster.Name)
 	}
 	slices.Sort(names)
-	c.eventOnce(v, corev1.EventTypeNormal, policy.Notice{Reason: "WaitForRemovalInCluster", Text: "waiting until these clusters have removed the object: " + strings.Join(names, ", ")})
+	c.eventOnce(v, corev1.EventTypeNormal, "WaitForRemovalInCluster", "waiting until these clusters have removed the object: "+strings.Join(names, ", "))
 }
 
 // warnOnce records a Warning on the federated object, once in the life of its record.
-func (c *controller) warnOnce(v *view, warning policy.Notice) {
-	c.eventOnce(v, corev1.EventTypeWarning, warning)
+func (c *controller) warnOnce(v *view, problem policy.Problem) {
+	c.eventOnce(v, corev1.EventTypeWarning, problem.Reason, problem.Text)
 }
 
 // eventOnce records an Event on the federated object, once in the life of its record.
-func (c *controller) eventOnce(v *view, kind string, event policy.Notice) {
+func (c *controller) eventOnce(v *view, kind, reason, text string) {
+	e := event{kind, reason, text}
 	c.mu.Lock()
 	record := c.recordFor(v.key)
-	recorded := slices.Contains(record.events, event)
+	recorded := slices.Contains(record.events, e)
 	if !recorded {
-		record.events = append(record.events, event)
+		record.events = append(record.events, e)
 	}
 	c.mu.Unlock()
 	if !recorded {
-		c.emit(v, kind, event.Reason, event.Text)
+		c.emit(v, kind, reason, text)
 	}
 }
 

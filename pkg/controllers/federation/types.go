@@ -40,7 +40,7 @@ type typeLoop struct {
 
 	mu      sync.Mutex
 	running map[string]policy.TypeConfig
-	warned  map[string]policy.Notice
+	warned  map[string]policy.Problem
 }
 
 // newTypeLoop returns the loop of the FederatedTypeConfigs. The informers objects and configs have the
@@ -50,7 +50,7 @@ func newTypeLoop(namespace string, objects, configs informers.Informer[*unstruct
 ) (*typeLoop, error) {
 	l := &typeLoop{namespace: namespace, objects: objects, configs: configs, definitions: definitions,
 		client: client.Resource(federatedTypeConfigs).Namespace(namespace), events: events,
-		running: map[string]policy.TypeConfig{}, warned: map[string]policy.Notice{}}
+		running: map[string]policy.TypeConfig{}, warned: map[string]policy.Problem{}}
 	var err error
 	l.Loop, err = controllers.NewLoop(loop, l.reconcile,
 		// One type may need another type, or be the federated type of another, so each change concerns all.
@@ -108,7 +108,7 @@ func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 	object, exists := l.objects.Get(key)
 	if !exists {
 		l.set(key.Name, nil)
-		l.warn(nil, key.Name, policy.Notice{})
+		l.warn(nil, key.Name, policy.Problem{})
 		return 0, nil
 	}
 	t, finalizers := policy.ReadTypeConfig(object), object.GetFinalizers()
@@ -154,7 +154,7 @@ func (l *typeLoop) set(name string, t *policy.TypeConfig) {
 }
 
 // warn records an Event if the warning is another than before.
-func (l *typeLoop) warn(object *unstructured.Unstructured, name string, warning policy.Notice) {
+func (l *typeLoop) warn(object *unstructured.Unstructured, name string, warning policy.Problem) {
 	l.mu.Lock()
 	before := l.warned[name]
 	l.warned[name] = warning

@@ -117,7 +117,7 @@ func TestEveryTypeOfKubeFedGetsAStatus(t *testing.T) {
 	})
 }
 
-func TestTypeSwitchedOff(t *testing.T) {
+func TestTypeThatIsDisabledStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTypesEnv(t)
 		e.Writes()
@@ -130,8 +130,8 @@ func TestTypeSwitchedOff(t *testing.T) {
 	})
 }
 
-// TestDefinitionGoesAndComes is what follows the CustomResourceDefinitions.
-func TestDefinitionGoesAndComes(t *testing.T) {
+// TestTypeRunsWhileItsDefinitionExists is what follows the CustomResourceDefinitions.
+func TestTypeRunsWhileItsDefinitionExists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTypesEnv(t)
 		e.Delete(e.definitions["federatedsecrets.types.kubefed.io"])
@@ -144,9 +144,9 @@ func TestDefinitionGoesAndComes(t *testing.T) {
 	})
 }
 
-// TestTypeDeleted deletes FederatedTypeConfigs. Without the FederatedTypeConfig namespaces, only types
+// TestNamespacedTypesNeedTheTypeNamespaces deletes FederatedTypeConfigs. Without the FederatedTypeConfig namespaces, only types
 // without namespaces run.
-func TestTypeDeleted(t *testing.T) {
+func TestNamespacedTypesNeedTheTypeNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTypesEnv(t)
 		e.Writes()
@@ -188,8 +188,8 @@ func TestTypeMayNotRun(t *testing.T) {
 	})
 }
 
-// TestFederationSwitchedOff is the gate PushReconciler.
-func TestFederationSwitchedOff(t *testing.T) {
+// TestGatePushReconcilerStopsEveryType is the gate PushReconciler.
+func TestGatePushReconcilerStopsEveryType(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTypesEnv(t)
 		config := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"scope": "Cluster",

@@ -208,7 +208,7 @@ func (w *work) update(ctx context.Context) {
 	again := repeats.Wrote(content, now)
 	w.cluster.c.mu.Unlock()
 	if again {
-		w.cluster.c.warnOnce(w.view, policy.Notice{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts the object in cluster %q again and again", w.cluster.name)})
+		w.cluster.c.warnOnce(w.view, policy.Problem{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts the object in cluster %q again and again", w.cluster.name)})
 	}
 	w.written(f, updated, "UpdateInCluster")
 }

@@ -163,7 +163,7 @@ func (c *controller) writeOff(ctx context.Context, v *view, cluster string) (wri
 		}
 	}
 	klog.FromContext(ctx).V(2).Info("Wrote off a deleted federated object", "object", klog.KRef(v.key.Namespace, v.key.Name), "type", v.Name, "cluster", cluster)
-	c.eventOnce(v, corev1.EventTypeNormal, policy.Notice{Reason: "WrittenOff", Text: fmt.Sprintf("cluster %q has been away for long; %s", cluster, then)})
+	c.eventOnce(v, corev1.EventTypeNormal, "WrittenOff", fmt.Sprintf("cluster %q has been away for long; %s", cluster, then))
 	return true, nil
 }
 

@@ -83,8 +83,8 @@ func (f *fed) remade(at time.Time) *unstructured.Unstructured {
 	return u
 }
 
-// TestWriteOff begins with the federated object in both clusters.
-func TestWriteOff(t *testing.T) {
+// TestWriteOffRemovesTheObjectLater begins with the federated object in both clusters.
+func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 	const record = "configmaps " + namespace + "/federation-written-off-"
 	for name, test := range map[string]func(f *fed){
 		"F goes after the grace, and its object when c2 is back": func(f *fed) {
@@ -324,8 +324,8 @@ func TestWriteOff(t *testing.T) {
 	}
 }
 
-// TestWriteOffNamespace deletes a Namespace of the host with all that is federated in it.
-func TestWriteOffNamespace(t *testing.T) {
+// TestWriteOffCoversANamespaceOfTheHost deletes a Namespace of the host with all that is federated in it.
+func TestWriteOffCoversANamespaceOfTheHost(t *testing.T) {
 	run(t, func(f *fed) {
 		f.c2.Cut()
 		f.Sleep(time.Minute)
@@ -345,8 +345,8 @@ func TestWriteOffNamespace(t *testing.T) {
 	})
 }
 
-// TestWriteOffIsOff has a grace of 0.
-func TestWriteOffIsOff(t *testing.T) {
+// TestGraceOfZeroWritesNothingOff has a grace of 0.
+func TestGraceOfZeroWritesNothingOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFedWith(t, []string{"--federation-unreachable-grace=0"}, configMap(t))
 		f.away()
@@ -358,8 +358,8 @@ func TestWriteOffIsOff(t *testing.T) {
 	})
 }
 
-// TestLongAbsence has a cluster that is away for an hour while many federated objects change.
-func TestLongAbsence(t *testing.T) {
+// TestLongAbsenceOfAClusterIsMadeGood has a cluster that is away for an hour while many federated objects change.
+func TestLongAbsenceOfAClusterIsMadeGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFed(t)
 		named := func(i int, content string) *unstructured.Unstructured {

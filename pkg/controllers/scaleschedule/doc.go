@@ -16,12 +16,12 @@
 // The state (only the notices outlive a run):
 //
 //	state            what it is                                  set by                   cleared by
-//	remembered       who raises a workload that is to be down,   a worker; a record that  a decision other than
-//	                 and a record that somebody has removed      is removed, the handler  down
-//	failures         refusals in a row                           a worker                 a worker
-//	announced        what a dry run has told                     a worker                 a worker
-//	clockCheckedAt   when the clocks were compared               a worker                 a minute later
-//	writesAfter      until when nothing is written               a worker                 time
-//	onceNotices      what owners are told once                   a worker                 newer notices
-//	repeatedNotices  what they are told again after tellAgain    a worker                 time, newer notices
+//	remembered       who raises a workload that is to be down,   a decision; a record     a decision other than
+//	                 and a record that somebody has removed      that is removed          down
+//	failures         refusals in a row                           a write that fails       a write that succeeds
+//	announced        what a dry run has told                     a dry run                another decision
+//	clockCheckedAt   when the clocks were compared               a comparison             its age, a minute
+//	writesAfter      until when nothing is written               clocks that differ       expiry
+//	onceNotices      what owners are told once                   a Warning                newer notices
+//	repeatedNotices  what they are told again after an hour      a refusal                expiry, newer notices
 package scaleschedule

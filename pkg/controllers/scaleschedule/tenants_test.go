@@ -17,8 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule"
 )
 
-// TestHostileTenant tries what somebody with one namespace can.
-func TestHostileTenant(t *testing.T) {
+// TestHostileTenantDelaysNobody tries what somebody with one namespace can.
+func TestHostileTenantDelaysNobody(t *testing.T) {
 	for name, run := range map[string]func(f *fixture){
 		"300 workloads that are due delay nobody": func(f *fixture) {
 			for i := range 300 {
@@ -77,9 +77,9 @@ func TestHostileTenant(t *testing.T) {
 	}
 }
 
-// TestLongYear runs the manager for a year on fake time, and compares when each workload was scaled with
+// TestLongYearKeepsItsSchedule runs the manager for a year on fake time, and compares when each workload was scaled with
 // what clocks on the wall show.
-func TestLongYear(t *testing.T) {
+func TestLongYearKeepsItsSchedule(t *testing.T) {
 	zones := []string{"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"}
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(c *scaleschedule.Config) { c.Weekdays = "Mon-Fri" })

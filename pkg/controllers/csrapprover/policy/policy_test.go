@@ -382,7 +382,7 @@ func TestTextsNameWhatFailed(t *testing.T) {
 	}
 }
 
-func TestOptionsThatAreWrong(t *testing.T) {
+func TestWrongOptionsNameTheirFlags(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*Options)
 		flags  []string

@@ -111,8 +111,8 @@ func TestReadConfig(t *testing.T) {
 	}
 }
 
-// TestHealth follows the states through probes: w is well, u another answer, n no answer, m no client.
-func TestHealth(t *testing.T) {
+// TestHealthChangesAfterItsThresholds follows the states through probes: w is well, u another answer, n no answer, m no client.
+func TestHealthChangesAfterItsThresholds(t *testing.T) {
 	results := map[rune]Result{'w': Well, 'u': Unwell, 'n': NoAnswer, 'm': NoClient}
 	tests := map[string]struct {
 		status         string
@@ -153,7 +153,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-func TestClusterConditions(t *testing.T) {
+func TestConditionsTellTheResultOfTheProbe(t *testing.T) {
 	const no, yes = "False", "True"
 	tests := map[string]struct {
 		result Result

@@ -89,14 +89,14 @@ func endpoint(s string, unsafe bool) (*url.URL, error) {
 // literal checks a host that is an address. One that is a name is checked when it is dialled.
 func literal(u *url.URL, unsafe bool) error {
 	if ip, err := netip.ParseAddr(u.Hostname()); err == nil {
-		return Address(ip, unsafe)
+		return CheckAddress(ip, unsafe)
 	}
 	return nil
 }
 
-// Address reports why an address must not be dialled: who writes KubeFedClusters could reach what
-// only the manager's host or Node may reach.
-func Address(ip netip.Addr, unsafe bool) error {
+// CheckAddress returns an error if an address must not be dialled: the authors of KubeFedClusters could reach
+// what only the manager's host or Node may reach.
+func CheckAddress(ip netip.Addr, unsafe bool) error {
 	ip = ip.Unmap()
 	if !unsafe && (ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast() || ip.IsUnspecified()) {
 		return errors.New("the address is loopback, link-local or unspecified")
@@ -128,8 +128,8 @@ func (c Connection) Verify(chain []*x509.Certificate, name string, now time.Time
 
 const maxToken = 16 << 10
 
-// Token returns the bearer token of a Secret. The error does not repeat it.
-func Token(secret map[string][]byte) (string, error) {
+// ParseToken returns the bearer token of a Secret. The error does not repeat it.
+func ParseToken(secret map[string][]byte) (string, error) {
 	token := bytes.TrimSpace(secret["token"])
 	switch {
 	case len(token) == 0:

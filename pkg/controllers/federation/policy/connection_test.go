@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-func TestConnection(t *testing.T) {
+func TestSpecMakesItsConnection(t *testing.T) {
 	ca := certificate(t, nil, "ca", now, now.Add(time.Hour))
 	tests := map[string]struct {
 		spec     func(*ClusterSpec)
@@ -76,20 +76,20 @@ func TestConnection(t *testing.T) {
 	}
 }
 
-func TestAddresses(t *testing.T) {
+func TestCheckAddress(t *testing.T) {
 	for ip, allowed := range map[string]bool{"10.0.0.1": true, "192.0.2.1": true, "fd00::1": true, "2001:db8::1": true,
 		"127.0.0.1": false, "127.8.0.1": false, "::1": false, "::ffff:127.0.0.1": false, "169.254.169.254": false, "fe80::1": false, "fe80::1%eth0": false,
 		"224.0.0.1": false, "ff02::1": false, "0.0.0.0": false, "::": false, "::ffff:0.0.0.0": false} {
-		if err := Address(netip.MustParseAddr(ip), false); (err == nil) != allowed {
+		if err := CheckAddress(netip.MustParseAddr(ip), false); (err == nil) != allowed {
 			t.Errorf("%s: %v", ip, err)
 		}
-		if err := Address(netip.MustParseAddr(ip), true); err != nil {
+		if err := CheckAddress(netip.MustParseAddr(ip), true); err != nil {
 			t.Errorf("%s where unsafe is allowed: %v", ip, err)
 		}
 	}
 }
 
-func TestToken(t *testing.T) {
+func TestParseToken(t *testing.T) {
 	tests := map[string]struct {
 		secret map[string][]byte
 		want   string
@@ -108,7 +108,7 @@ func TestToken(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := Token(test.secret)
+			got, err := ParseToken(test.secret)
 			if got != test.want || (err == nil) != (test.want != "") || err != nil && strings.Contains(err.Error(), "abc") {
 				t.Errorf("%q, %v", got, err)
 			}

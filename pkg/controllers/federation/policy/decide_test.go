@@ -230,8 +230,8 @@ func TestRemovalState(t *testing.T) {
 	}
 }
 
-// TestRepeats writes the content a as soon as it may, and says at which seconds.
-func TestRepeats(t *testing.T) {
+// TestRepeatsWaitLongerEachTime writes the content a as soon as it may, and says at which seconds.
+func TestRepeatsWaitLongerEachTime(t *testing.T) {
 	const a, b = 1, 2
 	var r Repeats
 	at := now

@@ -56,14 +56,14 @@ func ReadFederated(u *unstructured.Unstructured) *Federated {
 }
 
 // Warnings names the parts of the template that clusters do not get.
-func (f *Federated) Warnings() (warnings []Notice) {
+func (f *Federated) Warnings() (warnings []Problem) {
 	template, _ := f.Template.(map[string]any)
 	metadata, _ := template["metadata"].(map[string]any)
 	if metadata["annotations"] != nil {
-		warnings = append(warnings, Notice{AnnotationsNotSupported, "annotations of the template are not propagated; an override of /metadata/annotations is"})
+		warnings = append(warnings, Problem{AnnotationsNotSupported, "annotations of the template are not propagated; an override of /metadata/annotations is"})
 	}
 	if metadata["finalizers"] != nil {
-		warnings = append(warnings, Notice{FinalizersNotSupported, "finalizers of the template are not propagated"})
+		warnings = append(warnings, Problem{FinalizersNotSupported, "finalizers of the template are not propagated"})
 	}
 	return warnings
 }

@@ -27,7 +27,7 @@ func ProbeResult(code int, body string) Result {
 
 // Health is the state of a cluster. Its zero value takes the first result.
 type Health struct {
-	// State is the result that counts: Well is ready, every other one not ready.
+	// State is the result after thresholds. Well means ready, every other result not ready.
 	State Result
 	// Error is why there was no answer.
 	Error string

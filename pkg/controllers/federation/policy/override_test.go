@@ -128,8 +128,8 @@ func TestOverrides(t *testing.T) {
 	}
 }
 
-// TestOverridesOfLongList bounds what a tenant's overrides cost.
-func TestOverridesOfLongList(t *testing.T) {
+// TestOverridesOfALongListStayCheap bounds what a tenant's overrides cost.
+func TestOverridesOfALongListStayCheap(t *testing.T) {
 	var operations []Operation
 	for i := range maxOperations {
 		operations = append(operations, Operation{Op: opAdd, Path: fmt.Sprintf("/list/%d", -1-i), Value: true})

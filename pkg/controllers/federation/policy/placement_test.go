@@ -84,7 +84,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-func TestNamesOfNamespaces(t *testing.T) {
+func TestNamespacesOfTheSystemAreProtected(t *testing.T) {
 	for name, protected := range map[string]bool{"kube-system": true, "kube-public": true, "kube-node-lease": true, "default": true, "kube-federation-system": true, "manager": true, "shop": false} {
 		if got := ProtectedNamespace(name, "kube-federation-system", "manager"); got != protected {
 			t.Errorf("%s: %t", name, got)
@@ -99,7 +99,7 @@ func TestNamesOfNamespaces(t *testing.T) {
 	}
 }
 
-func TestWarningsOfATemplate(t *testing.T) {
+func TestTemplateWithWhatIsNotPropagatedWarns(t *testing.T) {
 	tests := map[string]struct {
 		spec string
 		want []string

@@ -39,10 +39,10 @@ const (
 	ClusterUIDAnnotation = "quartermaster.dev/cluster-uid"
 )
 
-// Notice is what an Event tells the owner of an object.
-type Notice struct{ Reason, Text string }
+// Problem is what a Warning tells the owner of an object.
+type Problem struct{ Reason, Text string }
 
-// The reasons of notices.
+// The reasons of problems.
 const (
 	AnnotationsNotSupported = "AnnotationsNotSupported"
 	FinalizersNotSupported  = "FinalizersNotSupported"
@@ -67,8 +67,8 @@ func decode(part, into any) error {
 	return json.Unmarshal(data, into)
 }
 
-// hashJSON hashes the JSON form of a value. It tells changes, and is no protection against a collision
-// that somebody constructs in an object of their own.
+// hashJSON hashes the JSON form of a value. The hash detects changes. It does not resist a collision that the
+// author of an object constructs.
 func hashJSON(v any) uint64 {
 	data, err := json.Marshal(v)
 	if err != nil {

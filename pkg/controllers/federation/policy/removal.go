@@ -109,7 +109,7 @@ func ClustersToClear(placed, recorded, holding []string) []string {
 	return slices.Compact(all)
 }
 
-// ClusterRemoval is what is known of a cluster that must be clean.
+// ClusterRemoval is what is known of a cluster from which an object must be gone.
 type ClusterRemoval struct {
 	// Joined is set if the KubeFedCluster exists. Without it, the cluster keeps what it has.
 	Joined bool
@@ -151,12 +151,13 @@ type RemovalState int
 // States of a removal.
 const (
 	RemovalPending RemovalState = iota
-	// RemovalUnknown wants a GET.
+	// RemovalUnknown means that a GET has to decide.
 	RemovalUnknown
 	RemovalDone
 )
 
-// State returns whether the cluster is clean. The finalizer is removed when all clusters are.
+// State returns whether the object is gone from the cluster. The finalizer is removed when it is gone from all
+// clusters.
 func (c ClusterRemoval) State() RemovalState {
 	switch {
 	case !c.Joined:

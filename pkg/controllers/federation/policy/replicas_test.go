@@ -140,7 +140,7 @@ func TestSelectClusters(t *testing.T) {
 	}
 }
 
-func TestWorkload(t *testing.T) {
+func TestReadWorkload(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	const selector = "selector: {matchLabels: {a: b}}"
 	tests := map[string]struct {

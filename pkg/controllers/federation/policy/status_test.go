@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestReasonsOfThePropagation(t *testing.T) {
+func TestReasonOfThePropagation(t *testing.T) {
 	well, bad := []ClusterResult{{Name: "c1"}}, []ClusterResult{{Name: "c1", Status: CreationFailed}}
 	tests := map[string]struct {
 		reasons      []string

@@ -138,25 +138,25 @@ func (t *TypeConfig) validate() error {
 // Runs reports whether a type runs. If it does not and somebody should know, the warning says why.
 // All are the FederatedTypeConfigs of the federation namespace, and exists says whether there is a
 // CustomResourceDefinition.
-func (t *TypeConfig) Runs(all []TypeConfig, c Config, exists func(schema.GroupResource) bool) (bool, Notice) {
+func (t *TypeConfig) Runs(all []TypeConfig, c Config, exists func(schema.GroupResource) bool) (bool, Problem) {
 	switch {
 	case t.Deleting, t.Propagation == disabled, !c.Push, c.Namespaced:
-		return false, Notice{}
+		return false, Problem{}
 	case t.Invalid != nil:
-		return false, Notice{UnsupportedType, t.Invalid.Error()}
+		return false, Problem{UnsupportedType, t.Invalid.Error()}
 	}
 	if why := t.unsupported(all); why != "" {
-		return false, Notice{UnsupportedType, why}
+		return false, Problem{UnsupportedType, why}
 	}
 	if !exists(t.Federated.GroupResource()) {
-		return false, Notice{FederatedTypeMissing, fmt.Sprintf("there is no CustomResourceDefinition %s", t.Federated.GroupResource())}
+		return false, Problem{FederatedTypeMissing, fmt.Sprintf("there is no CustomResourceDefinition %s", t.Federated.GroupResource())}
 	}
 	if t.Target.Namespaced() && !slices.ContainsFunc(all, func(other TypeConfig) bool {
 		return other.Name == NamespacesType && other.Invalid == nil && !other.Deleting && exists(other.Federated.GroupResource())
 	}) {
-		return false, Notice{NamespaceTypeMissing, "a namespaced target needs the FederatedTypeConfig namespaces and its CustomResourceDefinition"}
+		return false, Problem{NamespaceTypeMissing, "a namespaced target needs the FederatedTypeConfig namespaces and its CustomResourceDefinition"}
 	}
-	return true, Notice{}
+	return true, Problem{}
 }
 
 // unsupported returns why the target must not be written in clusters, or "".

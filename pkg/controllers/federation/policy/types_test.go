@@ -51,7 +51,7 @@ func TestReadTypeConfig(t *testing.T) {
 	}
 }
 
-func TestPlurals(t *testing.T) {
+func TestPluralsAreGuessedFromKinds(t *testing.T) {
 	for kind, want := range map[string]string{"Ingress": "ingresses", "Box": "boxes", "Church": "churches", "Bush": "bushes", "Fez": "fezes", "Hero": "heroes",
 		"Policy": "policies", "FederatedConfigMap": "federatedconfigmaps"} {
 		if got := plurals(kind); got != want {
@@ -149,8 +149,8 @@ func TestTypeStatus(t *testing.T) {
 	}
 }
 
-// TestServing follows a type in a cluster: s is listed, a absent, f forbidden, n not listed.
-func TestServing(t *testing.T) {
+// TestServingFollowsTheType follows a type in a cluster: s is listed, a absent, f forbidden, n not listed.
+func TestServingFollowsTheType(t *testing.T) {
 	states := map[rune]Serving{'s': Synced, 'a': Absent, 'f': Forbidden, 'n': NotListed}
 	tests := map[string]struct {
 		answers string

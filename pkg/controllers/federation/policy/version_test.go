@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestVersions(t *testing.T) {
+func TestVersionsHashTemplateAndOverrides(t *testing.T) {
 	const fooBar, empty, noOverrides = "4682012eb72f035cfe2b227efe7ca8c8", "8a80554c91d9fca8acb82f023de02f11", "2979b7538b527abe06492021841caf47"
 	tests := map[string]struct {
 		spec string
@@ -53,7 +53,7 @@ type rawJSON string
 
 func (r rawJSON) MarshalJSON() ([]byte, error) { return []byte(r), nil }
 
-func TestPropagated(t *testing.T) {
+func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 	if got := PropagatedName(typeOf("ConfigMap"), "f"); got != "configmap-f" {
 		t.Error(got)
 	}
@@ -73,8 +73,8 @@ func TestPropagated(t *testing.T) {
 	equal(t, ReadPropagated(object(t, "spec: {}")), Propagated{})
 }
 
-// TestValid has records of c1 and c2.
-func TestValid(t *testing.T) {
+// TestRecordedVersionsHoldUntilTheSpecChanges has records of c1 and c2.
+func TestRecordedVersionsHoldUntilTheSpecChanges(t *testing.T) {
 	const template = "template: {data: {a: b}}"
 	override := func(cluster, value string) string {
 		return ", overrides: [{clusterName: c3}, {clusterName: " + cluster + ", clusterOverrides: [{path: /data/a, value: " + value + "}]}]"
@@ -178,7 +178,7 @@ func TestLiveObject(t *testing.T) {
 	}
 }
 
-// TestSizes bounds the digest of a federated object. TestLiveObject bounds the summary of a cluster's object.
+// TestDigestStaysSmall bounds the digest of a federated object. TestLiveObject bounds the summary of a cluster's object.
 func TestDigestStaysSmall(t *testing.T) {
 	spec := "template: {data: {a: '" + strings.Repeat("x", 100_000) + "'}}, placement: {clusterSelector: {}}"
 	if n := len(Summarize(object(t, "spec: {"+spec+"}"))); n > 250 {

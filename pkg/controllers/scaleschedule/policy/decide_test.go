@@ -247,8 +247,8 @@ func TestDecideAndPlan(t *testing.T) {
 	}
 }
 
-// TestWarnings says which object a warning is about, and what it says.
-func TestWarnings(t *testing.T) {
+// TestWarningNamesItsObject says which object a warning is about, and what it says.
+func TestWarningNamesItsObject(t *testing.T) {
 	for name, test := range map[string]struct {
 		given
 		scope Scope
@@ -404,8 +404,8 @@ func TestSince(t *testing.T) {
 	}
 }
 
-// TestMistakesInFlags names the flag of each.
-func TestMistakesInFlags(t *testing.T) {
+// TestMistakesNameTheirFlags names the flag of each.
+func TestMistakesNameTheirFlags(t *testing.T) {
 	for flag, change := range map[string]func(*Options){
 		"timezone": func(o *Options) { o.Timezone = "PST" }, "weekdays": func(o *Options) { o.Weekdays = "Mon" },
 		"default-uptime": func(o *Options) { o.DefaultUptime = "8-18 UTC" }, "default-downtime": func(o *Options) { o.DefaultDowntime = "x" },

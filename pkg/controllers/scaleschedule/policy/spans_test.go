@@ -22,8 +22,8 @@ var everyDay = Defaults{Days: ptrTo(Days(127)), Zone: time.UTC}
 
 func ptrTo[T any](v T) *T { return &v }
 
-// TestSpans has items of the grammar with moments inside and outside.
-func TestSpans(t *testing.T) {
+// TestSpansContainTheirMoments has items of the grammar with moments inside and outside.
+func TestSpansContainTheirMoments(t *testing.T) {
 	for value, test := range map[string]struct{ inside, outside []string }{
 		"always":          {inside: []string{"2026-11-25T00:00:00Z"}},
 		"TRUE":            {inside: []string{"2026-11-25T00:00:00Z"}},
@@ -74,8 +74,8 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// TestSummerTime has boundaries in nights in which the clock changes.
-func TestSummerTime(t *testing.T) {
+// TestSpansFollowSummerTime has boundaries in nights in which the clock changes.
+func TestSpansFollowSummerTime(t *testing.T) {
 	for name, test := range map[string]struct{ item, night, want string }{
 		"a span that is skipped":             {"02:15-02:45 Europe/Berlin", "2026-03-28", ""},
 		"a span that is there twice":         {"02:15-02:45 Europe/Berlin", "2026-10-24", "00:15 00:45"},
@@ -109,8 +109,8 @@ func TestSummerTime(t *testing.T) {
 	}
 }
 
-// TestInvalidSpans has what the grammar does not have.
-func TestInvalidSpans(t *testing.T) {
+// TestInvalidSpansAreRefused has what the grammar does not have.
+func TestInvalidSpansAreRefused(t *testing.T) {
 	for _, value := range []string{
 		"", ",", "always,", "sometimes", "Mon-Fri", "Mon-Fri 8-18 PST", "Mon-Fri 8-18 Local", "Mon-Fri 8-18 ../../etc", "Mon-Fri 8-18 /etc/localtime",
 		"Mon-Fri 8-18 posixrules", "Mon-Fri 8-18 europe/berlin", "Mon-Fri 8-18 Europe", "Mon-Fri 8-18 Europe/Berlin/x", "Mon-Fri 8-18 Nowhere",
