@@ -87,7 +87,7 @@ func TestCommandLineIsChecked(t *testing.T) {
 		"namespaces cannot be selected by labels where Namespaces cannot be read": {
 			[]string{"--namespaces=a", "--config-reload-namespace-selector=x=y"}, []string{"--config-reload-namespace-selector", "--namespaces"}},
 		"a controller works in no namespace that is not read": {
-			[]string{"--namespaces=a,b", "--config-reload-namespaces=b,c"}, []string{"--config-reload-namespaces", `"c"`, "--namespaces"}},
+			[]string{"--namespaces=a,b", "--config-reload-include-namespaces=b,c"}, []string{"--config-reload-include-namespaces", `"c"`, "--namespaces"}},
 		"an unknown controller is an error that lists the known ones": {
 			[]string{"--controllers=*,-nothing"}, []string{"--controllers", `"-nothing"`, "config-reload"}},
 		"an unknown original is an error that lists the known ones": {

@@ -103,10 +103,10 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 				":5: --kube-api-qps: 0 must be a number of at least 0.1, or negative for no limit",
 				"--insecure-port: 70000 must be between 0 and 65535"}},
 		"lists and maps in a text of several lines": {
-			configHeader + "flags:\n  config-reload-ignored-namespaces: |\n    a\n    b\n" +
+			configHeader + "flags:\n  config-reload-exclude-namespaces: |\n    a\n    b\n" +
 				"  allow-metric-labels: |\n    m,l=a\n    n,l=b\n",
 			[]string{
-				":4: config-reload-ignored-namespaces: must be a list or a map, or a single line as on the command line",
+				":4: config-reload-exclude-namespaces: must be a list or a map, or a single line as on the command line",
 				":7: allow-metric-labels: must be a list or a map, or a single line as on the command line"}},
 		"another version": {
 			"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n",
@@ -176,12 +176,12 @@ func TestConfigFileOrderOfPrecedence(t *testing.T) {
 		"controllers: config-reload,-foo", // as on the command line
 		"compat: []",
 		"v: 4",
-		"config-reload-ignored-namespaces: [a, b]",
-		"config-reload-namespaces: [a, b]",
+		"config-reload-exclude-namespaces: [a, b]",
+		"config-reload-include-namespaces: [a, b]",
 		"feature-gates: {AllBeta: false}",
 		"secure-port: none, but the command line has another",
 	)
-	got := effective(t, "--config="+path, "--shutdown-timeout=20s", "--config-reload-ignored-namespaces=c", "-v=6", "--secure-port=1",
+	got := effective(t, "--config="+path, "--shutdown-timeout=20s", "--config-reload-exclude-namespaces=c", "-v=6", "--secure-port=1",
 		"--controllers=*", "--feature-gates=ContextualLogging=false")
 	for flag, want := range map[string]any{
 		"shutdown-timeout":                 "20s", // the default, but given
@@ -189,8 +189,8 @@ func TestConfigFileOrderOfPrecedence(t *testing.T) {
 		"controllers":                      []any{"*"},
 		"compat":                           []any{},
 		"v":                                6,
-		"config-reload-ignored-namespaces": []any{"c"},
-		"config-reload-namespaces":         []any{"a", "b"},
+		"config-reload-exclude-namespaces": []any{"c"},
+		"config-reload-include-namespaces": []any{"a", "b"},
 		"feature-gates":                    map[string]any{"ContextualLogging": false},
 		"secure-port":                      1,
 		"leader-elect-lease-duration":      "15s",
@@ -218,13 +218,13 @@ var unusual = []string{
 	"--insecure-bind-address=::1", "--insecure-metrics", "--insecure-port=8", "--profiling=false",
 	"--config-reload-annotation-key=auto=a.example.com/auto,secret=a.example.com/secret", "--config-reload-argo-rollouts", "--config-reload-auto-all",
 	"--config-reload-csi", "--config-reload-concurrent-syncs=7", "--config-reload-dry-run", "--config-reload-ignored-kinds=jobs",
-	"--config-reload-ignored-namespaces=a", "--config-reload-ignored-sources=secrets", "--config-reload-max-delay=7s",
-	"--config-reload-namespace-selector=a=b", "--config-reload-namespaces=a,b", "--config-reload-on-create", "--config-reload-on-delete",
+	"--config-reload-exclude-namespaces=a", "--config-reload-ignored-sources=secrets", "--config-reload-max-delay=7s",
+	"--config-reload-namespace-selector=a=b", "--config-reload-include-namespaces=a,b", "--config-reload-on-create", "--config-reload-on-delete",
 	"--config-reload-quiet-period=7s", "--config-reload-source-selector=a,b", "--config-reload-strategy=annotations",
 	"--csr-approver-deny-final", "--csr-approver-dns-regex={node}|b", "--csr-approver-dry-run", "--csr-approver-ip-ranges=10.0.0.0/8,fd00::/8",
 	"--csr-approver-max-duration=7h", "--csr-approver-max-per-node-and-hour=7", "--csr-approver-concurrent-syncs=7",
 	"--federation-cluster-qps=7", "--federation-namespace=other", "--federation-removal-guard=7", "--federation-unreachable-grace=7s", "--federation-unsafe-endpoints",
-	"--replication-deletion-grace=7s", "--replication-denied-labels=a", "--replication-dry-run", "--replication-kinds=Secret", "--replication-mark-adopted=false",
+	"--replication-deletion-grace-period=7s", "--replication-denied-labels=a", "--replication-dry-run", "--replication-kinds=Secret", "--replication-mark-adopted=false",
 	"--replication-max-spread=1Mi", "--replication-replicator-allow-configmaps",
 	"--replication-replicator-allow-all", "--replication-protected-names=a", "--replication-protected-namespaces=a,b",
 	"--replication-push-namespaces=a-*,!a-b;labels:c=d", "--replication-concurrent-syncs=7",
@@ -234,7 +234,7 @@ var unusual = []string{
 	"--scale-schedule-include-namespaces=a", "--scale-schedule-kinds=cronjobs", "--scale-schedule-max-clock-skew=7s", "--scale-schedule-max-per-second=7", "--scale-schedule-selector=a=b",
 	"--scale-schedule-time-annotation=a", "--scale-schedule-timezone=UTC", "--scale-schedule-upscale-period=never", "--scale-schedule-weekdays=Mon-Fri", "--scale-schedule-concurrent-syncs=7",
 	"--ttl-allow-protected=nodes", "--ttl-annotations=ttl-controller", "--ttl-breaker-cooldown=7s", "--ttl-cluster-scoped=false", "--ttl-dry-run",
-	"--ttl-exclude-namespaces=a", "--ttl-exclude-resources=a", "--ttl-grace=7s", "--ttl-include-namespaces=a", "--ttl-include-resources=a", "--ttl-janitor-cluster-scoped",
+	"--ttl-exclude-namespaces=a", "--ttl-exclude-resources=a", "--ttl-grace-period=7s", "--ttl-include-namespaces=a", "--ttl-include-resources=a", "--ttl-janitor-cluster-scoped",
 	"--ttl-max-clock-skew=7s", "--ttl-max-deletions-per-minute=7", "--ttl-rules=/r", "--ttl-concurrent-syncs=7",
 	`--allow-metric-labels=m="a": b,c`, "--allow-metric-labels-manifest=/m", "--disabled-metrics=x", "--show-hidden-metrics-for-version=1.36",
 	"--log-flush-frequency=7s", "--log-json-info-buffer-size=4Ki", "--log-json-split-stream", "--log-text-info-buffer-size=1M", "--log-text-split-stream",
@@ -288,7 +288,7 @@ func TestConfigFileHasEveryFlag(t *testing.T) {
 		"a map whose only value has quotes at its end":  {`--allow-metric-labels=m,l=a"b`, `--config-reload-annotation-key="x=""a""","x=""a"""`},
 		"a map of several pairs with commas and quotes": {`--allow-metric-labels="m,l=""a"",b","n,l=c: {d}","o=#"`},
 		"a list of one empty string":                    {`--disabled-metrics=""`},
-		"a text of several lines":                       {"--config-reload-namespaces=\"a\n b\n\",\" c\""},
+		"a text of several lines":                       {"--config-reload-include-namespaces=\"a\n b\n\",\" c\""},
 		"a limit that is large":                         {"--kube-api-qps=16777216", "--kube-api-burst=2147483647"},
 	} {
 		t.Run(name, func(t *testing.T) {

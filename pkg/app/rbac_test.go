@@ -113,7 +113,7 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 			},
 		},
 		"namespaces in which config-reload works restrict nothing of what it needs": {
-			args:  []string{"--config-reload-namespaces=a,b"},
+			args:  []string{"--config-reload-include-namespaces=a,b"},
 			rules: slices.Concat(host("kube-system"), fence, events, secure, controller("")),
 		},
 		"a controller that is off needs nothing": {

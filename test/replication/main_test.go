@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 // args are the arguments of managers in which config-reload does not run. The installation switches on
 // replication and both dialects.
 func args(more ...string) []string {
-	return append([]string{"--controllers=-config-reload", "--replication-deletion-grace=1s", "--replication-push-namespaces=*"}, more...)
+	return append([]string{"--controllers=-config-reload", "--replication-deletion-grace-period=1s", "--replication-push-namespaces=*"}, more...)
 }
 
 // fixture is a group of namespaces. In names and annotations, {a} stands for the namespace that the

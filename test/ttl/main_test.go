@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 // args are the arguments of managers in which config-reload does not run, and ttl deletes at once what is
 // due when it is first seen. The installation switches on ttl, all types and both dialects.
 func args(more ...string) []string {
-	return append([]string{"--controllers=-config-reload", "--insecure-metrics", "--ttl-grace=0"}, more...)
+	return append([]string{"--controllers=-config-reload", "--insecure-metrics", "--ttl-grace-period=0"}, more...)
 }
 
 // fixture is a namespace.

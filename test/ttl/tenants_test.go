@@ -22,7 +22,7 @@ import (
 func TestGraceAfterARestore(t *testing.T) {
 	const grace = 5 * time.Second
 	w := newFixture(t)
-	flags := args(append([]string{"--ttl-grace=" + grace.String()}, fleet.ShortTimings...)...)
+	flags := args(append([]string{"--ttl-grace-period=" + grace.String()}, fleet.ShortTimings...)...)
 	m := shared.RunLeader(w.ctx, t, flags...)
 	past := map[string]string{"quartermaster.dev/expires": "2020-01-01"}
 	earliest := map[string]time.Time{"restored": time.Now().Add(grace)}

@@ -26,10 +26,10 @@ type Config struct {
 	// Scope lists the only namespaces that may be read; empty means all. The host sets Scope, and Compat of the
 	// Options.
 	Scope []string
-	// Namespaces lists the namespaces to work in; empty means all. IgnoredNamespaces and
-	// NamespaceSelector count only if it is empty.
-	Namespaces        []string
-	IgnoredNamespaces []string
+	// IncludeNamespaces lists the namespaces to work in; empty means all, and NamespaceSelector counts only
+	// then. ExcludeNamespaces are left alone.
+	IncludeNamespaces []string
+	ExcludeNamespaces []string
 	// NamespaceSelector and SourceSelector are label selectors; an item holds one or more
 	// requirements. k:v means k=v; k:* and k=* mean that the label exists.
 	NamespaceSelector []string
@@ -66,9 +66,9 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"Roll every workload when a ConfigMap or Secret that it references changes, unless it opts out.")
 	fs.BoolVar(&c.OnCreate, flagPrefix+"on-create", c.OnCreate, "A ConfigMap or Secret that appears counts as changed.")
 	fs.BoolVar(&c.OnDelete, flagPrefix+"on-delete", c.OnDelete, "A ConfigMap or Secret that disappears counts as changed.")
-	fs.StringSliceVar(&c.Namespaces, flagPrefix+"namespaces", c.Namespaces,
-		"Namespaces to work in; all if empty. --"+flagPrefix+"ignored-namespaces and --"+flagPrefix+"namespace-selector then have no effect.")
-	fs.StringSliceVar(&c.IgnoredNamespaces, flagPrefix+"ignored-namespaces", c.IgnoredNamespaces, "Namespaces to leave alone.")
+	fs.StringSliceVar(&c.IncludeNamespaces, flagPrefix+"include-namespaces", c.IncludeNamespaces,
+		"Namespaces to work in; all if empty. If it is set, --"+flagPrefix+"namespace-selector has no effect.")
+	fs.StringSliceVar(&c.ExcludeNamespaces, flagPrefix+"exclude-namespaces", c.ExcludeNamespaces, "Namespaces to leave alone. Wins over --"+flagPrefix+"include-namespaces.")
 	fs.StringSliceVar(&c.NamespaceSelector, flagPrefix+"namespace-selector", c.NamespaceSelector,
 		"Label selector of the namespaces to work in.")
 	fs.StringSliceVar(&c.SourceSelector, flagPrefix+"source-selector", c.SourceSelector,
@@ -113,9 +113,9 @@ func (c *Config) Validate(s controllers.Settings) error {
 		if c.needsNamespaces() {
 			bad("namespace-selector", "needs the labels of Namespaces, which are not read with --namespaces; list the namespaces there")
 		}
-		for _, namespace := range c.Namespaces {
+		for _, namespace := range c.IncludeNamespaces {
 			if !slices.Contains(s.Namespaces, namespace) {
-				bad("namespaces", "%q is not in --namespaces, so nothing would be read there", namespace)
+				bad("include-namespaces", "%q is not in --namespaces, so nothing would be read there", namespace)
 			}
 		}
 	}
@@ -136,8 +136,8 @@ func (c *Config) validateNames(bad func(flag, format string, args ...any)) {
 			}
 		}
 	}
-	namespaces("namespaces", c.Namespaces)
-	namespaces("ignored-namespaces", c.IgnoredNamespaces)
+	namespaces("include-namespaces", c.IncludeNamespaces)
+	namespaces("exclude-namespaces", c.ExcludeNamespaces)
 	ignored := map[policy.SourceType]bool{}
 	for _, item := range c.IgnoredSources {
 		switch strings.ToLower(item) {
@@ -208,7 +208,9 @@ func (c *Config) watchedTypes() []policy.SourceType {
 	return slices.DeleteFunc(slices.Clone(policy.SourceTypes), func(t policy.SourceType) bool { return !c.watches(t) })
 }
 
-func (c *Config) keys() *policy.Keys { return policy.NewKeys(&c.Options, c.watchedTypes()) }
+func (c *Config) keys() *policy.AnnotationKeys {
+	return policy.NewAnnotationKeys(&c.Options, c.watchedTypes())
+}
 
 // rolls reports whether workloads of a kind are rolled.
 func (c *Config) rolls(k *kindInfo) bool {
@@ -219,5 +221,5 @@ func (c *Config) rolls(k *kindInfo) bool {
 }
 
 func (c *Config) needsNamespaces() bool {
-	return len(c.Namespaces) == 0 && len(c.NamespaceSelector) > 0
+	return len(c.IncludeNamespaces) == 0 && len(c.NamespaceSelector) > 0
 }

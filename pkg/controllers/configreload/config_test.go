@@ -33,7 +33,7 @@ func TestFlags(t *testing.T) {
 		t.Errorf("without flags it is not the default (-want +got):\n%s", diff)
 	}
 	err := fs.Parse(strings.Fields(`--config-reload-strategy=annotations --config-reload-auto-all --config-reload-on-create
-		--config-reload-on-delete --config-reload-namespaces=a,b --config-reload-ignored-namespaces=c
+		--config-reload-on-delete --config-reload-include-namespaces=a,b --config-reload-exclude-namespaces=c
 		--config-reload-namespace-selector=env:prod --config-reload-source-selector=x=* --config-reload-ignored-sources=secrets
 		--config-reload-ignored-kinds=jobs,cronjobs --config-reload-argo-rollouts --config-reload-annotation-key=auto=example.org/auto
 		--config-reload-annotation-key=ignore=example.org/ignore --config-reload-quiet-period=0 --config-reload-max-delay=1m
@@ -47,7 +47,7 @@ func TestFlags(t *testing.T) {
 			AnnotationKeys: map[string]string{"auto": "example.org/auto", "ignore": "example.org/ignore"},
 			QuietPeriod:    0, MaxDelay: time.Minute,
 		},
-		Namespaces: []string{"a", "b"}, IgnoredNamespaces: []string{"c"}, NamespaceSelector: []string{"env:prod"},
+		IncludeNamespaces: []string{"a", "b"}, ExcludeNamespaces: []string{"c"}, NamespaceSelector: []string{"env:prod"},
 		SourceSelector: []string{"x=*"}, IgnoredSources: []string{"secrets"}, IgnoredKinds: []string{"jobs", "cronjobs"},
 		ArgoRollouts: true, CSI: true, DryRun: true, ConcurrentSyncs: 9,
 	}
@@ -64,7 +64,7 @@ func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 		Options: policy.Options{
 			Strategy: "env", QuietPeriod: -1, MaxDelay: -2, AnnotationKeys: map[string]string{"nothing": "not a key"},
 		},
-		Namespaces: []string{"shop", "Shop"}, IgnoredNamespaces: []string{"a.b"},
+		IncludeNamespaces: []string{"shop", "Shop"}, ExcludeNamespaces: []string{"a.b"},
 		NamespaceSelector: []string{"a b"}, SourceSelector: []string{"=="}, IgnoredSources: []string{"configMaps", "Secrets", "pods"},
 		IgnoredKinds: []string{"pods"},
 	}
@@ -79,7 +79,7 @@ func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 	}
 	want := []string{
 		"strategy", "quiet-period", "max-delay", "concurrent-syncs",
-		"namespace-selector", "source-selector", "namespaces", "ignored-namespaces", "ignored-sources", "ignored-sources", "ignored-kinds", "annotation-key", "annotation-key",
+		"namespace-selector", "source-selector", "include-namespaces", "exclude-namespaces", "ignored-sources", "ignored-sources", "ignored-kinds", "annotation-key", "annotation-key",
 	}
 	if diff := cmp.Diff(want, flags); diff != "" {
 		t.Errorf("flags named differ (-want +got):\n%s\n%v", diff, err)

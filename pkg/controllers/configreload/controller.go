@@ -35,7 +35,7 @@ const Name = "config-reload"
 // controller rolls workloads.
 type controller struct {
 	cfg      Config
-	keys     *policy.Keys
+	keys     *policy.AnnotationKeys
 	in       informerSet
 	sources  map[policy.SourceType]informers.Informer[cachedSource] // without those that are ignored
 	kinds    map[string]*kind
@@ -43,7 +43,7 @@ type controller struct {
 	events   record.EventRecorder
 	clock    clock.WithTicker
 	metrics  *domainMetrics
-	loop     *controllers.Loop[policy.Key]
+	loop     *controllers.Loop[policy.QueueKey]
 	memory   *memory
 	selector labels.Selector // of namespaces
 	csi      sync.Once       // guards the line about CSI secrets
@@ -112,7 +112,7 @@ func (c *controller) Run(ctx context.Context) error {
 // Status returns the state of the controller's loop.
 func (c *controller) Status() controllers.Status { return c.loop.Status() }
 
-func (c *controller) reconcile(ctx context.Context, key policy.Key) (time.Duration, error) {
+func (c *controller) reconcile(ctx context.Context, key policy.QueueKey) (time.Duration, error) {
 	k := c.kinds[key.Kind]
 	if k == nil {
 		if key.Kind == namespaceKind {
@@ -168,7 +168,7 @@ func (c *controller) reconcile(ctx context.Context, key policy.Key) (time.Durati
 }
 
 // cachedUID returns the UID of the cached workload; empty if the cache does not have it.
-func (c *controller) cachedUID(key policy.Key) types.UID {
+func (c *controller) cachedUID(key policy.QueueKey) types.UID {
 	obj, exists := c.kinds[key.Kind].informer.Get(key.ObjectName)
 	if !exists {
 		return ""
@@ -193,12 +193,12 @@ func (c *controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 		w.Since = selected
 	}
 	now := c.clock.Now()
-	r := c.keys.Selection(w)
-	e := c.memory.get(w.Key, w.UID)
+	selection := c.keys.Selection(w)
+	e := c.memory.get(w.QueueKey, w.UID)
 
-	step, pause := c.keys.PauseState(w, r, e.pause, now)
+	step, pause := c.keys.PauseState(w, selection, e.pause, now)
 	if pause != e.pause {
-		c.memory.update(w.Key, w.UID, now, func(live *entry) { live.pause = pause })
+		c.memory.update(w.QueueKey, w.UID, now, func(live *entry) { live.pause = pause })
 	}
 	if step != policy.PauseStands && !c.cfg.DryRun {
 		if err := c.endPause(ctx, k, w, step); err != nil {
@@ -213,9 +213,9 @@ func (c *controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 		})
 	}
 
-	f, problem, err := c.facts(w, r, &e, now)
+	f, problem, err := c.facts(w, selection, &e, now)
 	if problem != nil {
-		c.report(ctx, k, w, &e, append(slices.Clone(r.Problems), *problem))
+		c.report(ctx, k, w, &e, append(slices.Clone(selection.Problems), *problem))
 		return pauseLeft, nil
 	}
 	p := c.cfg.Decide(f)
@@ -276,23 +276,23 @@ func soonest(a, b time.Duration) time.Duration {
 
 // facts collects what the decision on w depends on, unless there is a problem with its patterns. The error
 // says that the state annotation could not be parsed; then nothing is recorded.
-func (c *controller) facts(w *policy.Workload, r *policy.Selection, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
+func (c *controller) facts(w *policy.Workload, selection *policy.Selection, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
 	recorded, err := c.recorded(w, e)
-	sources, watched, problem := c.lookUp(w, r, recorded)
+	sources, watched, problem := c.lookUp(w, selection, recorded)
 	if problem != nil {
 		return nil, problem, err
 	}
 	// Changes that the workload has not been handed yet belong to this decision too.
-	for source, change := range c.changes.take(w.Key, watched) {
-		c.note(w, r, source, change)
+	for source, change := range c.changes.take(w.QueueKey, watched) {
+		c.note(w, selection, source, change)
 	}
-	*e = c.memory.get(w.Key, w.UID)
-	return &policy.Facts{Workload: w, Rules: r, Recorded: recorded, Sources: sources, Window: e.window, Now: now}, nil, err
+	*e = c.memory.get(w.QueueKey, w.UID)
+	return &policy.Facts{Workload: w, Selection: selection, Recorded: recorded, Sources: sources, Window: e.window, Now: now}, nil, err
 }
 
 // recorded returns what was last recorded of w; nil if nothing was.
 func (c *controller) recorded(w *policy.Workload, e *entry) (policy.State, error) {
-	return policy.ParseState(w.Recorded(e.last), w.Key)
+	return policy.ParseState(w.Recorded(e.last), w.QueueKey)
 }
 
 // inMemory reports whether the state of w is kept in memory, not on the workload.
@@ -300,13 +300,12 @@ func (c *controller) inMemory(w *policy.Workload) bool { return c.cfg.DryRun || 
 
 // selected reports whether the controller works in a namespace.
 func (c *controller) selected(namespace string) bool {
-	if len(c.cfg.Namespaces) > 0 {
-		return slices.Contains(c.cfg.Namespaces, namespace)
-	}
-	if slices.Contains(c.cfg.IgnoredNamespaces, namespace) {
+	switch {
+	case slices.Contains(c.cfg.ExcludeNamespaces, namespace):
 		return false
-	}
-	if !c.cfg.needsNamespaces() {
+	case len(c.cfg.IncludeNamespaces) > 0:
+		return slices.Contains(c.cfg.IncludeNamespaces, namespace)
+	case !c.cfg.needsNamespaces():
 		return true
 	}
 	obj, exists := c.in.Namespaces.Get(cache.NewObjectName("", namespace))
@@ -315,5 +314,5 @@ func (c *controller) selected(namespace string) bool {
 
 // workloadLogger returns a logger with the workload's name.
 func workloadLogger(ctx context.Context, w *policy.Workload) klog.Logger {
-	return klog.FromContext(ctx).WithValues("kind", w.Key.Kind, "workload", w.ObjectName)
+	return klog.FromContext(ctx).WithValues("kind", w.QueueKey.Kind, "workload", w.ObjectName)
 }

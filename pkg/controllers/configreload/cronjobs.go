@@ -83,7 +83,7 @@ func (c *controller) runCronJob(ctx context.Context, k *kind, f *policy.Facts, p
 		}
 		// The Job may be deleted before the state is written, for instance because it finished and
 		// has a TTL.
-		c.memory.update(w.Key, w.UID, f.Now, func(live *entry) { live.job = cronJobRun{name: name, ranFor: hashes} })
+		c.memory.update(w.QueueKey, w.UID, f.Now, func(live *entry) { live.job = cronJobRun{name: name, ranFor: hashes} })
 	}
 	if patch, changes := policy.MetadataPatch(w, p.State); changes {
 		out.version, err = c.patch(ctx, k, w, k.merge, patch)
@@ -132,7 +132,7 @@ func runName(f *policy.Facts, p *policy.Plan) string {
 	for key, hash := range s {
 		s[key] = hash + "@" + f.Sources[key].Version
 	}
-	sum := sha256.Sum256([]byte(string(w.UID) + s.Text(w.Key, "")))
+	sum := sha256.Sum256([]byte(string(w.UID) + s.Text(w.QueueKey, "")))
 	return cutName(w.Name) + "-" + hex.EncodeToString(sum[:4])
 }
 

@@ -14,7 +14,7 @@ import (
 
 func TestJobCopyOfALongName(t *testing.T) {
 	long := strings.Repeat("a", 63)
-	w := &policy.Workload{Key: policy.Key{Kind: "CronJob", ObjectName: cache.NewObjectName("shop", long)}}
+	w := &policy.Workload{QueueKey: policy.QueueKey{Kind: "CronJob", ObjectName: cache.NewObjectName("shop", long)}}
 	got := runName(&policy.Facts{Workload: w}, &policy.Plan{})
 	if len(got) != 52+1+8 || !strings.HasPrefix(got, long[:52]+"-") {
 		t.Errorf("name = %q, want 52 characters, a hyphen and 8 digits", got)

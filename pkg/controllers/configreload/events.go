@@ -19,19 +19,19 @@ import (
 // notes the event and enqueues the key of its object, since a slow handler delays everybody's events, and
 // tenants decide what an event costs. When a run begins, all workloads are enqueued, and each is compared
 // with the cached sources: only later changes of sources matter.
-func (c *controller) watches() []controllers.Watch[policy.Key] {
-	var list []controllers.Watch[policy.Key]
+func (c *controller) watches() []controllers.Watch[policy.QueueKey] {
+	var list []controllers.Watch[policy.QueueKey]
 	for _, k := range c.kinds {
-		list = append(list, controllers.WatchMapped(k.informer, func(event controllers.Event[metav1.Object]) []policy.Key {
-			return []policy.Key{{Kind: k.Name, ObjectName: cache.MetaObjectToName(cmp.Or(event.New, event.Old))}}
+		list = append(list, controllers.WatchMapped(k.informer, func(event controllers.Event[metav1.Object]) []policy.QueueKey {
+			return []policy.QueueKey{{Kind: k.Name, ObjectName: cache.MetaObjectToName(cmp.Or(event.New, event.Old))}}
 		}))
 	}
 	if k := c.kinds["Job"]; c.in.Jobs != nil && k == nil {
 		// The CronJobs' Jobs are read from the cache, which has to be synced.
-		list = append(list, controllers.WatchChanges(c.in.Jobs, func(controllers.Event[metav1.Object]) []policy.Key { return nil }))
+		list = append(list, controllers.WatchChanges(c.in.Jobs, func(controllers.Event[metav1.Object]) []policy.QueueKey { return nil }))
 	}
 	for t, informer := range c.sources {
-		list = append(list, controllers.WatchChanges(informer, func(event controllers.Event[cachedSource]) []policy.Key {
+		list = append(list, controllers.WatchChanges(informer, func(event controllers.Event[cachedSource]) []policy.QueueKey {
 			return c.sourceChanged(t, event)
 		}))
 	}
@@ -42,7 +42,7 @@ func (c *controller) watches() []controllers.Watch[policy.Key] {
 }
 
 // sourceChanged notes a change of a source, and enqueues the source.
-func (c *controller) sourceChanged(t policy.SourceType, event controllers.Event[cachedSource]) []policy.Key {
+func (c *controller) sourceChanged(t policy.SourceType, event controllers.Event[cachedSource]) []policy.QueueKey {
 	was, is := digestOf(event.Old), digestOf(event.New)
 	c.metrics.sourceChanged(t, was, is)
 	obj := cmp.Or(event.New, event.Old)
@@ -66,16 +66,16 @@ func (c *controller) sourceChanged(t policy.SourceType, event controllers.Event[
 	if !c.concernsAny(obj.GetNamespace(), policy.SourceKey{Type: t, Name: name}) {
 		return nil
 	}
-	key := policy.Key{Kind: t.Kind(), ObjectName: cache.NewObjectName(obj.GetNamespace(), name)}
+	key := policy.QueueKey{Kind: t.Kind(), ObjectName: cache.NewObjectName(obj.GetNamespace(), name)}
 	now := c.clock.Now()
 	if c.changes.add(key, change{before, after, now, now}) {
 		c.metrics.coalesced.Inc()
 	}
-	return []policy.Key{key}
+	return []policy.QueueKey{key}
 }
 
 // namespaceChanged enqueues a namespace that begins or ceases to be selected.
-func (c *controller) namespaceChanged(event controllers.Event[metav1.Object]) []policy.Key {
+func (c *controller) namespaceChanged(event controllers.Event[metav1.Object]) []policy.QueueKey {
 	was := event.Old != nil && c.selects(event.Old)
 	is := event.New != nil && c.selects(event.New)
 	if event.New == nil {
@@ -86,7 +86,7 @@ func (c *controller) namespaceChanged(event controllers.Event[metav1.Object]) []
 		return nil
 	}
 	c.memory.setSelected(event.New.GetName(), event.New.GetResourceVersion())
-	return []policy.Key{{Kind: namespaceKind, ObjectName: cache.NewObjectName(event.New.GetName(), "")}}
+	return []policy.QueueKey{{Kind: namespaceKind, ObjectName: cache.NewObjectName(event.New.GetName(), "")}}
 }
 
 func (c *controller) selects(namespace metav1.Object) bool {

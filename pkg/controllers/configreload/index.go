@@ -61,20 +61,20 @@ func (c *controller) indexBySource(k *kind, obj metav1.Object) []string {
 	if err != nil {
 		return nil
 	}
-	r := c.keys.Outline(w)
-	if r.Empty() {
+	selection := c.keys.Outline(w)
+	if selection.Empty() {
 		return nil
 	}
-	if slices.ContainsFunc(policy.SourceTypes, r.NamesByPattern) {
+	if slices.ContainsFunc(policy.SourceTypes, selection.NamesByPattern) {
 		return []string{w.Namespace + "/" + byPattern}
 	}
 	var values []string
 	for _, key := range w.References() {
-		if r.TakesReferenced(key.Type) {
+		if selection.TakesReferenced(key.Type) {
 			values = append(values, sourceIndexValue(w.Namespace, key))
 		}
 	}
-	for key := range r.Names {
+	for key := range selection.Names {
 		values = append(values, sourceIndexValue(w.Namespace, key))
 	}
 	if len(values) > maxIndexed {
@@ -146,7 +146,7 @@ const maxScan = 2 << 20
 // lookUp returns the cached sources that may concern w, and the keys of these sources and of absent sources
 // that would concern w. If the patterns of w take too long, it returns that problem.
 func (c *controller) lookUp(
-	w *policy.Workload, r *policy.Selection, recorded policy.State,
+	w *policy.Workload, selection *policy.Selection, recorded policy.State,
 ) (found map[policy.SourceKey]policy.Source, watched map[policy.SourceKey]bool, problem *policy.Problem) {
 	found, watched = map[policy.SourceKey]policy.Source{}, map[policy.SourceKey]bool{}
 	get := func(key policy.SourceKey) {
@@ -161,20 +161,20 @@ func (c *controller) lookUp(
 	for key := range recorded {
 		get(key)
 	}
-	for key := range r.Names {
+	for key := range selection.Names {
 		get(key)
 	}
 	steps := 0
 	for t, informer := range c.sources {
-		if !r.NamesByPattern(t) {
+		if !selection.NamesByPattern(t) {
 			continue
 		}
 		for _, obj := range informer.List(w.Namespace, nil) {
 			key := policy.SourceKey{Type: t, Name: sourceName(t, obj)}
-			if steps += r.Steps(key); steps > maxScan {
-				return nil, nil, c.keys.ScanProblem(r, t)
+			if steps += selection.Steps(key); steps > maxScan {
+				return nil, nil, c.keys.ScanProblem(selection, t)
 			}
-			if r.ByName(key) == policy.Named {
+			if selection.ByName(key) == policy.Named {
 				get(key)
 			}
 		}

@@ -63,23 +63,23 @@ func (c *controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p
 	}
 	r := &replacement{workload: w, names: namesOf(w, p), job: job}
 	// The replacement is noted first, because the deletion may take effect although its response is lost.
-	c.memory.update(w.Key, w.UID, c.clock.Now(), func(e *entry) { e.recreate = r })
-	err = c.deleteJob(ctx, w.Key, metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
+	c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(e *entry) { e.recreate = r })
+	err = c.deleteJob(ctx, w.QueueKey, metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
 	if err != nil {
 		if refused(err) {
-			c.memory.update(w.Key, w.UID, c.clock.Now(), func(e *entry) { e.recreate = nil })
+			c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(e *entry) { e.recreate = nil })
 		}
 		return outcome{}, err
 	}
 	r.deleted = true
-	if _, err := c.recreateJob(ctx, k, w.Key, r); err != nil {
+	if _, err := c.recreateJob(ctx, k, w.QueueKey, r); err != nil {
 		// The queue returns to recreateJob, which reports an error that lasts.
 		klog.FromContext(ctx).Info("Cannot yet create the Job that replaces a deleted Job", "err", err)
 	}
 	return outcome{handedOn: true}, nil
 }
 
-func (c *controller) deleteJob(ctx context.Context, key policy.Key, only metav1.Preconditions) error {
+func (c *controller) deleteJob(ctx context.Context, key policy.QueueKey, only metav1.Preconditions) error {
 	return c.client.BatchV1().Jobs(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{
 		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), Preconditions: &only,
 	})
@@ -108,7 +108,7 @@ func jobCopy(live *batchv1.Job) *batchv1.Job {
 
 // recreateJob creates the Job that replaceJob has deleted. The new Job is then a new workload: a source
 // that changes after its creation rolls it.
-func (c *controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r *replacement) (time.Duration, error) {
+func (c *controller) recreateJob(ctx context.Context, k *kind, key policy.QueueKey, r *replacement) (time.Duration, error) {
 	if !r.deleted {
 		// The first deletion may have taken effect. The UID keeps this deletion from another Job.
 		err := c.deleteJob(ctx, key, metav1.Preconditions{UID: &r.workload.UID})
@@ -146,7 +146,7 @@ func (c *controller) recreateJob(ctx context.Context, k *kind, key policy.Key, r
 	return settle, nil // its event arrives sooner
 }
 
-func (c *controller) giveUpJob(ctx context.Context, key policy.Key, why string) {
+func (c *controller) giveUpJob(ctx context.Context, key policy.QueueKey, why string) {
 	klog.FromContext(ctx).Error(nil, "Job was deleted for a reload and is not created again", "job", key.ObjectName, "reason", why)
 	c.metrics.lostJobs.Inc()
 	c.memory.forget(key)

@@ -89,7 +89,7 @@ func TestBurstIsOnePatchPerWorkload(t *testing.T) {
 		f.requested(map[string]int{"patch deployments": n})
 		f.count(n, "reloads_total", "result", "success")
 		f.count(n, "source_changes_total", "event", "update")
-		f.count(n, "change_to_patch_seconds")
+		f.count(n, "lag_seconds")
 	})
 }
 
@@ -211,7 +211,7 @@ func TestSourcesOfAWorkloadAreLimited(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFixture(t, nil, append(slices.Clone(objects), workload)...)
 				f.pass(time.Minute)
-				state, err := policy.ParseState(f.deployment("web").Annotations[nativeState], policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")})
+				state, err := policy.ParseState(f.deployment("web").Annotations[nativeState], policy.QueueKey{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")})
 				if err != nil || len(state) != policy.MaxSources {
 					t.Errorf("%d sources are recorded, %v", len(state), err)
 				}

@@ -41,20 +41,20 @@ func (e *entry) behind(version string) bool { return policy.Newer(e.written, ver
 // memory holds the entries. Handlers and workers use it concurrently.
 type memory struct {
 	mu      sync.Mutex
-	entries map[policy.Key]*entry
+	entries map[policy.QueueKey]*entry
 	// selected holds, for each namespace that was selected during this run, the version since when.
 	selected map[string]string
 	// cached returns the UID of the object that is now in the cache. It is called under the lock,
 	// so that nobody else has seen a later UID.
-	cached func(policy.Key) types.UID
+	cached func(policy.QueueKey) types.UID
 }
 
-func newMemory(cached func(policy.Key) types.UID) *memory {
-	return &memory{entries: map[policy.Key]*entry{}, selected: map[string]string{}, cached: cached}
+func newMemory(cached func(policy.QueueKey) types.UID) *memory {
+	return &memory{entries: map[policy.QueueKey]*entry{}, selected: map[string]string{}, cached: cached}
 }
 
 // get returns a copy for a decision. An entry of another object of the same name is ignored.
-func (m *memory) get(key policy.Key, uid types.UID) entry {
+func (m *memory) get(key policy.QueueKey, uid types.UID) entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, ok := m.entries[key]
@@ -68,7 +68,7 @@ func (m *memory) get(key policy.Key, uid types.UID) entry {
 
 // replacement returns the Job to create again, if there is one, and whether anything is remembered
 // under the name.
-func (m *memory) replacement(key policy.Key) (r *replacement, known bool) {
+func (m *memory) replacement(key policy.QueueKey) (r *replacement, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, known := m.entries[key]
@@ -82,7 +82,7 @@ func (m *memory) replacement(key policy.Key) (r *replacement, known bool) {
 // another object of the same name, the object in the cache wins: update replaces the entry if uid
 // is that object's, and otherwise does nothing. An entry that holds a Job to be created again is
 // never replaced.
-func (m *memory) update(key policy.Key, uid types.UID, now time.Time, change func(e *entry)) {
+func (m *memory) update(key policy.QueueKey, uid types.UID, now time.Time, change func(e *entry)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e, ok := m.entries[key]
@@ -103,7 +103,7 @@ func (m *memory) update(key policy.Key, uid types.UID, now time.Time, change fun
 	m.entries[key] = e
 }
 
-func (m *memory) forget(key policy.Key) {
+func (m *memory) forget(key policy.QueueKey) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.entries, key)
@@ -149,10 +149,10 @@ func (m *memory) counts() (pending, paused int) {
 }
 
 // replacements returns the Jobs that wait to be created again.
-func (m *memory) replacements() map[policy.Key]*replacement {
+func (m *memory) replacements() map[policy.QueueKey]*replacement {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	list := map[policy.Key]*replacement{}
+	list := map[policy.QueueKey]*replacement{}
 	for key, e := range m.entries {
 		if e.recreate != nil {
 			list[key] = e.recreate

@@ -15,8 +15,8 @@ import (
 
 func TestMemoryIsOfOneUID(t *testing.T) {
 	cached, now := types.UID("old"), time.Unix(1, 0)
-	m := newMemory(func(policy.Key) types.UID { return cached })
-	key := policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
+	m := newMemory(func(policy.QueueKey) types.UID { return cached })
+	key := policy.QueueKey{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
 	m.update(key, "old", now, func(e *entry) { e.last = "x" })
 	if e := m.get(key, "new"); e.last != "" {
 		t.Errorf("the new object of that name inherits %v", e.last)

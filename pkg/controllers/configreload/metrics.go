@@ -43,7 +43,7 @@ type domainMetrics struct {
 	coalesced     *metrics.Counter
 	invalid       *metrics.Counter
 	lostJobs      *metrics.Counter
-	changeToPatch *metrics.Histogram
+	lag           *metrics.Histogram
 }
 
 func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kind) *domainMetrics {
@@ -64,8 +64,8 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 		invalid: metrics.NewCounter(counter("invalid_annotations_total", "Annotations that could not be understood.")),
 		lostJobs: metrics.NewCounter(counter("lost_jobs_total",
 			"Jobs that were deleted for a reload and could not be created again.")),
-		changeToPatch: metrics.NewHistogram(&metrics.HistogramOpts{
-			Name: metricPrefix + "change_to_patch_seconds", StabilityLevel: metrics.ALPHA,
+		lag: metrics.NewHistogram(&metrics.HistogramOpts{
+			Name: metricPrefix + "lag_seconds", StabilityLevel: metrics.ALPHA,
 			Help:    "Time from the first change of a reload until the workload was written, the quiet period included.",
 			Buckets: []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300},
 		}),
@@ -76,7 +76,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kin
 		func() float64 { n, _ := m.counts(); return float64(n) })
 	paused := metrics.NewGaugeFunc(gauge("paused_deployments", "Deployments that are paused after a reload."),
 		func() float64 { _, n := m.counts(); return float64(n) })
-	reg.MustRegister(d.reloads, sourceChanges, d.stateWrites, d.coalesced, d.invalid, d.lostJobs, d.changeToPatch)
+	reg.MustRegister(d.reloads, sourceChanges, d.stateWrites, d.coalesced, d.invalid, d.lostJobs, d.lag)
 	reg.RawMustRegister(pending, paused)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for name := range kinds {

@@ -34,7 +34,7 @@ func (c *controller) patchRollout(ctx context.Context, k *kind, f *policy.Facts,
 		}
 		containers, _, err := unstructured.NestedSlice(live.(*unstructured.Unstructured).Object, "spec", "template", "spec", "containers")
 		if err != nil {
-			return nil, fmt.Errorf("containers of %s: %w", w.Key, err)
+			return nil, fmt.Errorf("containers of %s: %w", w.QueueKey, err)
 		}
 		return containers, nil
 	})

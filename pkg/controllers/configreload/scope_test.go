@@ -40,13 +40,15 @@ func TestReconcileScope(t *testing.T) {
 			objects: objs{helmSecret("1"), auto(pod(readsSecret("db")), stateOf(dbKey, ""))},
 			change:  func(f *fixture) { f.Put(helmSecret("2")) },
 		},
-		"only the namespaces of the flag are worked in": {configure: func(c *config) { c.Namespaces = []string{"other"} }, objects: objs{cm1(), web()}, change: changeCM},
-		"an ignored namespace is left alone":            {configure: func(c *config) { c.IgnoredNamespaces = []string{"shop"} }, objects: objs{cm1(), web()}, change: changeCM},
-		"naming namespaces switches the selector and the ignored ones off": {
-			configure: func(c *config) {
-				c.Namespaces, c.IgnoredNamespaces, c.NamespaceSelector = []string{"shop"}, []string{"shop"}, []string{"env=prod"}
-			},
-			objects: objs{namespace(nil), cm1(), web()}, change: changeCM, want: rolled,
+		"only the namespaces of the flag are worked in": {configure: func(c *config) { c.IncludeNamespaces = []string{"other"} }, objects: objs{cm1(), web()}, change: changeCM},
+		"an excluded namespace is left alone":           {configure: func(c *config) { c.ExcludeNamespaces = []string{"shop"} }, objects: objs{cm1(), web()}, change: changeCM},
+		"a namespace that is included and excluded is left alone": {
+			configure: func(c *config) { c.IncludeNamespaces, c.ExcludeNamespaces = []string{"shop"}, []string{"shop"} },
+			objects:   objs{cm1(), web()}, change: changeCM,
+		},
+		"including namespaces switches the selector off": {
+			configure: func(c *config) { c.IncludeNamespaces, c.NamespaceSelector = []string{"shop"}, []string{"env=prod"} },
+			objects:   objs{namespace(nil), cm1(), web()}, change: changeCM, want: rolled,
 		},
 		"a source outside the source selector is absent": {
 			configure: sourceSelector,

@@ -35,8 +35,8 @@ func (c change) then(later change) change {
 // changes. So no event handler evaluates rules of workloads. Handlers and workers use it concurrently.
 type changes struct {
 	mu      sync.Mutex
-	pending map[policy.Key]change                      // by source
-	handed  map[policy.Key]map[policy.SourceKey]change // by workload
+	pending map[policy.QueueKey]change                      // by source
+	handed  map[policy.QueueKey]map[policy.SourceKey]change // by workload
 }
 
 func newChanges() *changes {
@@ -48,11 +48,11 @@ func newChanges() *changes {
 func (c *changes) clear() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.pending, c.handed = map[policy.Key]change{}, map[policy.Key]map[policy.SourceKey]change{}
+	c.pending, c.handed = map[policy.QueueKey]change{}, map[policy.QueueKey]map[policy.SourceKey]change{}
 }
 
 // add notes an event. It returns true if the event is merged with others.
-func (c *changes) add(key policy.Key, e change) bool {
+func (c *changes) add(key policy.QueueKey, e change) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	earlier, merged := c.pending[key]
@@ -64,7 +64,7 @@ func (c *changes) add(key policy.Key, e change) bool {
 }
 
 // hand hands the pending change of a source to workloads. It returns false if there is none.
-func (c *changes) hand(key policy.Key, source policy.SourceKey, workloads []policy.Key) bool {
+func (c *changes) hand(key policy.QueueKey, source policy.SourceKey, workloads []policy.QueueKey) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e, ok := c.pending[key]
@@ -84,7 +84,7 @@ func (c *changes) hand(key policy.Key, source policy.SourceKey, workloads []poli
 
 // take returns the changes that a workload was handed, and the pending changes of the watched sources,
 // which it may be handed again.
-func (c *changes) take(workload policy.Key, watched map[policy.SourceKey]bool) map[policy.SourceKey]change {
+func (c *changes) take(workload policy.QueueKey, watched map[policy.SourceKey]bool) map[policy.SourceKey]change {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	taken := c.handed[workload]
@@ -106,12 +106,12 @@ func (c *changes) take(workload policy.Key, watched map[policy.SourceKey]bool) m
 }
 
 // sourceKey returns the key of a source in the queue.
-func sourceKey(namespace string, source policy.SourceKey) policy.Key {
-	return policy.Key{Kind: source.Type.Kind(), ObjectName: cache.NewObjectName(namespace, source.Name)}
+func sourceKey(namespace string, source policy.SourceKey) policy.QueueKey {
+	return policy.QueueKey{Kind: source.Type.Kind(), ObjectName: cache.NewObjectName(namespace, source.Name)}
 }
 
 // reconcileSource hands a change of a source to the workloads that it may concern.
-func (c *controller) reconcileSource(ctx context.Context, key policy.Key) {
+func (c *controller) reconcileSource(ctx context.Context, key policy.QueueKey) {
 	i := slices.IndexFunc(policy.SourceTypes, func(t policy.SourceType) bool { return t.Kind() == key.Kind })
 	source := policy.SourceKey{Type: policy.SourceTypes[i], Name: key.Name}
 	workloads := slices.Collect(c.concerned(key.Namespace, source))
@@ -122,13 +122,13 @@ func (c *controller) reconcileSource(ctx context.Context, key policy.Key) {
 
 // note opens or extends the window of w, if a change of a source matters to it: its data changed, or
 // it begins to count with the data that it has.
-func (c *controller) note(w *policy.Workload, r *policy.Selection, source policy.SourceKey, e change) {
-	if !policy.Concerns(w, r, source, e.before, e.after) ||
+func (c *controller) note(w *policy.Workload, selection *policy.Selection, source policy.SourceKey, e change) {
+	if !policy.Concerns(w, selection, source, e.before, e.after) ||
 		// If an annotation of the source changed, the record may have to change.
-		e.before.Hash == e.after.Hash && policy.Concerns(w, r, source, e.before, policy.Source{}) {
+		e.before.Hash == e.after.Hash && policy.Concerns(w, selection, source, e.before, policy.Source{}) {
 		return
 	}
-	c.memory.update(w.Key, w.UID, c.clock.Now(), func(live *entry) {
+	c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(live *entry) {
 		if live.window.Add(source, e.before.Recorded(), e.first, e.last) {
 			c.metrics.coalesced.Inc()
 		}
@@ -139,12 +139,12 @@ func (c *controller) note(w *policy.Workload, r *policy.Selection, source policy
 }
 
 // concerned yields the cached workloads that a source may concern.
-func (c *controller) concerned(namespace string, source policy.SourceKey) iter.Seq[policy.Key] {
-	return func(yield func(policy.Key) bool) {
+func (c *controller) concerned(namespace string, source policy.SourceKey) iter.Seq[policy.QueueKey] {
+	return func(yield func(policy.QueueKey) bool) {
 		for _, value := range []string{sourceIndexValue(namespace, source), namespace + "/" + byPattern} {
 			for _, k := range c.kinds {
 				for _, obj := range k.informer.ByIndex(bySource, value) {
-					if !yield(policy.Key{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj)}) {
+					if !yield(policy.QueueKey{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj)}) {
 						return
 					}
 				}
@@ -165,11 +165,11 @@ func (c *controller) concernsAny(namespace string, source policy.SourceKey) bool
 const namespaceKind = "Namespace"
 
 // reconcileNamespace enqueues the workloads of a namespace.
-func (c *controller) reconcileNamespace(ctx context.Context, key policy.Key) {
+func (c *controller) reconcileNamespace(ctx context.Context, key policy.QueueKey) {
 	for _, k := range c.kinds {
-		var list []policy.Key
+		var list []policy.QueueKey
 		for _, obj := range k.informer.List(key.Namespace, nil) {
-			list = append(list, policy.Key{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj)})
+			list = append(list, policy.QueueKey{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj)})
 		}
 		c.loop.EnqueueFor(ctx, key.Namespace, list...)
 	}

@@ -18,7 +18,7 @@ func TestSourceChangesAreMerged(t *testing.T) {
 	c := newChanges()
 	source := policy.SourceKey{Type: policy.ConfigMap, Name: "app-config"}
 	key := sourceKey("shop", source)
-	web := policy.Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
+	web := policy.QueueKey{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
 	a, b, d := policy.Source{Hash: "a"}, policy.Source{Hash: "b"}, policy.Source{Hash: "d"}
 	at := func(s int64) time.Time { return time.Unix(s, 0) }
 	c.add(key, change{a, b, at(1), at(1)})
@@ -26,7 +26,7 @@ func TestSourceChangesAreMerged(t *testing.T) {
 	if got, want := c.pending[key], (change{a, d, at(1), at(2)}); got != want {
 		t.Errorf("pending %+v, want %+v", got, want)
 	}
-	if !c.hand(key, source, []policy.Key{web}) || c.hand(key, source, []policy.Key{web}) {
+	if !c.hand(key, source, []policy.QueueKey{web}) || c.hand(key, source, []policy.QueueKey{web}) {
 		t.Error("a change is not handed on exactly once")
 	}
 	c.add(key, change{d, a, at(3), at(3)})

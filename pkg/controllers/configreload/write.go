@@ -65,7 +65,7 @@ func (c *controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *po
 	case err != nil:
 		c.metrics.reloads.WithLabelValues(k.Name, resultError).Inc()
 		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", policy.Truncate(names), policy.Truncate(err.Error()))
-		return 0, fmt.Errorf("reload %s: %w", w.Key, err)
+		return 0, fmt.Errorf("reload %s: %w", w.QueueKey, err)
 	case out.handedOn:
 		return settle, nil
 	case out.wait > 0:
@@ -75,8 +75,8 @@ func (c *controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *po
 		c.announce(ctx, k, w, reasonSkipped, out.skipped+", not reloaded for "+names, resultSkipped)
 	default:
 		c.announce(ctx, k, w, reasonReloaded, "Reloaded for "+names, resultSuccess)
-		c.metrics.changeToPatch.Observe(c.clock.Now().Sub(f.Window.First).Seconds())
-		if bad := f.Rules.BadPause; bad != nil && k.Pauses {
+		c.metrics.lag.Observe(c.clock.Now().Sub(f.Window.First).Seconds())
+		if bad := f.Selection.BadPause; bad != nil && k.Pauses {
 			c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
 		}
 	}
@@ -90,7 +90,7 @@ func outdated(err error) bool { return apierrors.IsConflict(err) || apierrors.Is
 
 // errOutdated makes reconcile decide again on the live object.
 func errOutdated(w *policy.Workload) error {
-	return apierrors.NewConflict(schema.GroupResource{Resource: w.Key.Kind}, w.Name, fmt.Errorf("is not at version %s any more", w.Version))
+	return apierrors.NewConflict(schema.GroupResource{Resource: w.QueueKey.Kind}, w.Name, fmt.Errorf("is not at version %s any more", w.Version))
 }
 
 // refused reports whether a request certainly changed nothing.
@@ -122,7 +122,7 @@ func (c *controller) patch(ctx context.Context, k *kind, w *policy.Workload, as 
 // earlier write, or in memory.
 func (c *controller) done(w *policy.Workload, p *policy.Plan, e *entry, version string) {
 	now := c.clock.Now()
-	c.memory.update(w.Key, w.UID, now, func(live *entry) {
+	c.memory.update(w.QueueKey, w.UID, now, func(live *entry) {
 		if !p.Pending {
 			live.window.Close(&e.window, now)
 			live.job.ranFor = nil
@@ -132,7 +132,7 @@ func (c *controller) done(w *policy.Workload, p *policy.Plan, e *entry, version 
 		}
 		// A workload that never had anything to record takes no memory.
 		if len(p.State) > 0 || version != "" || live.last != "" {
-			live.last = p.State.Text(w.Key, w.Version)
+			live.last = p.State.Text(w.QueueKey, w.Version)
 		}
 	})
 }
@@ -141,7 +141,7 @@ func (c *controller) done(w *policy.Workload, p *policy.Plan, e *entry, version 
 func (c *controller) record(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry, last bool) (time.Duration, error) {
 	w, now := f.Workload, f.Now
 	if p.Found {
-		c.memory.update(w.Key, w.UID, now, func(live *entry) { live.window.Open(now) })
+		c.memory.update(w.QueueKey, w.UID, now, func(live *entry) { live.window.Open(now) })
 	}
 	if p.State == nil {
 		return p.After, nil
@@ -166,13 +166,13 @@ func (c *controller) record(ctx context.Context, k *kind, f *policy.Facts, p *po
 		c.metrics.stateWrites.WithLabelValues(resultError).Inc()
 		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonNotRecorded,
 			"The state of its sources could not be recorded, so a change while no manager runs may be missed: %s", policy.Truncate(err.Error()))
-		return 0, fmt.Errorf("record state of %s: %w", w.Key, err)
+		return 0, fmt.Errorf("record state of %s: %w", w.QueueKey, err)
 	}
 	c.metrics.stateWrites.WithLabelValues(resultSuccess).Inc()
 	workloadLogger(ctx, w).V(2).Info("State recorded", "sources", len(p.State))
 	c.done(w, p, e, version)
 	if others {
-		c.memory.update(w.Key, w.UID, now, func(live *entry) { live.rewritten = now })
+		c.memory.update(w.QueueKey, w.UID, now, func(live *entry) { live.rewritten = now })
 	}
 	return p.After, nil
 }
@@ -181,10 +181,10 @@ func (c *controller) record(ctx context.Context, k *kind, f *policy.Facts, p *po
 func (c *controller) endPause(ctx context.Context, k *kind, w *policy.Workload, step policy.PauseStep) error {
 	version, err := c.patch(ctx, k, w, k.merge, c.keys.PausePatch(w, step))
 	if err != nil {
-		return fmt.Errorf("end pause of %s: %w", w.Key, err)
+		return fmt.Errorf("end pause of %s: %w", w.QueueKey, err)
 	}
 	workloadLogger(ctx, w).V(2).Info("Pause ended", "resumed", step == policy.PauseEnds)
-	c.memory.update(w.Key, w.UID, c.clock.Now(), func(live *entry) {
+	c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(live *entry) {
 		if version != w.Version {
 			live.written = version
 		}
@@ -210,7 +210,7 @@ func (c *controller) report(ctx context.Context, k *kind, w *policy.Workload, e 
 		workloadLogger(ctx, w).V(2).Info("Annotation has a problem", "problem", text)
 		c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalid, text)
 	}
-	c.memory.update(w.Key, w.UID, c.clock.Now(), func(live *entry) { live.reported = all })
+	c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(live *entry) { live.reported = all })
 }
 
 // announce logs, counts and records one Normal Event for all reloads of a plan.
@@ -232,7 +232,7 @@ func (c *controller) tellOfWait(ctx context.Context, k *kind, f *policy.Facts, n
 	}
 	workloadLogger(ctx, w).V(2).Info("Reload waits for a Job to finish")
 	c.events.Eventf(reference(k, w), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", policy.Truncate(names))
-	c.memory.update(w.Key, w.UID, f.Now, func(live *entry) { live.window.Waits = true })
+	c.memory.update(w.QueueKey, w.UID, f.Now, func(live *entry) { live.window.Waits = true })
 }
 
 // namesOf returns type, name and namespace of the reloads' sources.

@@ -71,7 +71,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&c.DeniedLabels, flagPrefix+"denied-labels", c.DeniedLabels,
 		"Globs of the keys of labels that are never copied, such as labels by which another controller trusts an object.")
 	fs.StringSliceVar(&c.Kinds, flagPrefix+"kinds", c.Kinds, "The kinds to copy: Secret, ConfigMap.")
-	fs.DurationVar(&c.DeletionGrace, flagPrefix+"deletion-grace", c.DeletionGrace,
+	fs.DurationVar(&c.DeletionGrace, flagPrefix+"deletion-grace-period", c.DeletionGrace,
 		"How long a copy must be unwanted before it is deleted; 10m at least while its source's namespace does not exist.")
 	fs.BoolVar(&c.AllowAll, flagPrefix+"replicator-allow-all", c.AllowAll,
 		"Permit every pull with replicate-from, of any source: kubernetes-replicator's --allow-all.")
@@ -114,7 +114,7 @@ func (c *Config) Validate(controllers.Settings) error {
 		bad("kinds", "must be of Secret, ConfigMap, each once, got %q", c.Kinds)
 	}
 	if c.DeletionGrace < 0 {
-		bad("deletion-grace", "must not be negative, got %v", c.DeletionGrace)
+		bad("deletion-grace-period", "must not be negative, got %v", c.DeletionGrace)
 	}
 	if c.ConcurrentSyncs < 1 {
 		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)

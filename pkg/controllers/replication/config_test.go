@@ -46,7 +46,7 @@ func TestConfig(t *testing.T) {
 		"no kind":                        {func(c *Config) { c.Kinds = nil }, "--replication-kinds"},
 		"namespaces that do not parse":   {func(c *Config) { c.PushNamespaces = "A" }, "--replication-push-namespaces"},
 		"nothing but excluded ones":      {func(c *Config) { c.PushNamespaces = "!a" }, "--replication-push-namespaces"},
-		"a negative grace":               {func(c *Config) { c.DeletionGrace = -1 }, "--replication-deletion-grace"},
+		"a negative grace":               {func(c *Config) { c.DeletionGrace = -1 }, "--replication-deletion-grace-period"},
 		"no worker":                      {func(c *Config) { c.ConcurrentSyncs = 0 }, "--replication-concurrent-syncs"},
 		"an empty glob":                  {func(c *Config) { c.DeniedLabels = []string{""} }, "--replication-denied-labels"},
 		"a glob longer than a namespace": {func(c *Config) { c.ProtectedNamespaces = []string{strings.Repeat("*", 64)} }, "--replication-protected-namespaces"},

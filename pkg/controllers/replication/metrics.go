@@ -11,13 +11,19 @@ import (
 
 const metricPrefix = "quartermaster_replication_"
 
+// The results of a write.
+const (
+	resultSuccess = "success"
+	resultError   = "error"
+	resultDryRun  = "dry_run"
+)
+
 // domainMetrics are the metrics of this controller; the loop's are in package controllers. No label is a
 // namespace or a name.
 type domainMetrics struct {
-	targets *metrics.GaugeVec   // kind, dialect, mode, state
-	writes  *metrics.CounterVec // kind, action, dry_run
-	errors  *metrics.CounterVec // kind, reason
-	held    *metrics.CounterVec // reason
+	targets  *metrics.GaugeVec   // kind, dialect, mode, state
+	writes   *metrics.CounterVec // kind, action, result
+	problems *metrics.CounterVec // reason
 }
 
 func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetrics {
@@ -30,12 +36,11 @@ func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetr
 			Help: "Copies and pull targets by kind, dialect, mode (push, pull) and state (in_sync, due, held, frozen, refused, unclaimed)."},
 			[]string{"kind", "dialect", "mode", "state"}),
 		writes: counter("writes_total",
-			"Writes by kind, action (create, update, recreate, mark, strip, empty, delete) and whether it was a dry run.",
-			"kind", "action", "dry_run"),
-		errors: counter("errors_total", "Writes that failed, by kind and the API server's reason.", "kind", "reason"),
-		held:   counter("held_total", "Decisions with a problem, by the reason of its Event.", "reason"),
+			"Writes by kind, action (create, update, recreate, mark, strip, empty, delete) and result (success, error, dry_run).",
+			"kind", "action", "result"),
+		problems: counter("problems_total", "Decisions with a problem, by the reason of its Event.", "reason"),
 	}
-	reg.MustRegister(d.targets, d.writes, d.errors, d.held)
+	reg.MustRegister(d.targets, d.writes, d.problems)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for _, kind := range kinds {
 		for _, dialect := range policy.Dialects {
@@ -46,13 +51,15 @@ func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetr
 			}
 		}
 		for _, a := range []policy.Action{policy.Create, policy.Update, policy.Recreate, policy.Mark, policy.Strip, policy.Empty, policy.Delete} {
-			d.writes.WithLabelValues(string(kind), string(a), "false").Add(0)
-			d.writes.WithLabelValues(string(kind), string(a), "true").Add(0)
-		}
-		for _, reason := range []string{"Forbidden", "Invalid", "TooManyRequests", "InternalError"} {
-			d.errors.WithLabelValues(string(kind), reason).Add(0)
+			for _, result := range []string{resultSuccess, resultError, resultDryRun} {
+				d.writes.WithLabelValues(string(kind), string(a), result).Add(0)
+			}
 		}
 	}
-	d.held.WithLabelValues(policy.PatternTimeout).Add(0) // an alert uses this series
+	d.problems.WithLabelValues(policy.PatternTimeout).Add(0) // an alert uses this series
 	return d
+}
+
+func (d *domainMetrics) wrote(k policy.Kind, a policy.Action, result string) {
+	d.writes.WithLabelValues(string(k), string(a), result).Inc()
 }

@@ -131,7 +131,7 @@ func TestReconcile(t *testing.T) {
 				}
 				full.Store(false)
 				f.after(time.Minute, "create b/s")
-				if got := f.count("errors_total", "reason", "Forbidden"); got != 5 {
+				if got := f.count("writes_total", "result", "error"); got != 5 {
 					f.t.Errorf("%v errors, want 5", got)
 				}
 			},
@@ -168,7 +168,7 @@ func TestReconcile(t *testing.T) {
 				})
 				f.Put(secret("a/s", "v", "Q:push-to=b,c"))
 				f.after(9*time.Minute, "create b/s, create b/s, create c/s") // again after namespaceRetry
-				if got := f.count("errors_total"); got != 0 {
+				if got := f.count("writes_total", "result", "error"); got != 0 {
 					f.t.Errorf("%v errors", got)
 				}
 			},

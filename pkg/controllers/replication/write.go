@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -47,15 +46,16 @@ func (c *controller) write(ctx context.Context, key policy.Key, p *policy.Plan, 
 		return c.failed(ctx, key, p, err)
 	}
 	logger := klog.FromContext(ctx)
-	c.metrics.writes.WithLabelValues(string(key.Kind), string(p.Action), strconv.FormatBool(c.cfg.DryRun)).Inc()
 	repairs := 0
 	if source != nil && p.Action != policy.Delete {
 		repairs = c.memory.wrote(key, source.ResourceVersion, now)
 	}
 	if c.cfg.DryRun {
-		logger.Info("Dry run", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
+		c.metrics.wrote(key.Kind, p.Action, resultDryRun)
+		logger.Info("Dry run: would write the target", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
 		return 0, nil
 	}
+	c.metrics.wrote(key.Kind, p.Action, resultSuccess)
 	logger.V(2).Info("Wrote the target", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
 	reason, text := reasonReplicated, "replicated to "
 	switch {
@@ -111,7 +111,7 @@ func (c *controller) failed(ctx context.Context, key policy.Key, p *policy.Plan,
 	case controllers.IsNotLeading(err), ctx.Err() != nil:
 		return 0, err
 	}
-	c.metrics.errors.WithLabelValues(string(key.Kind), string(apierrors.ReasonForError(err))).Inc()
+	c.metrics.wrote(key.Kind, p.Action, resultError)
 	// The message is for those who run the manager: it may show another namespace's quota.
 	c.tell(c.about(key, p), corev1.EventTypeWarning, reasonRejected, fmt.Sprintf("%s %s: %s", p.Action, key, reasonOf(err)))
 	return 0, newRejection(p.Action, key, err)
@@ -206,7 +206,7 @@ func (c *controller) get(ctx context.Context, key policy.Key) (*policy.Body, err
 // report tells owners of problems.
 func (c *controller) report(problems []policy.Problem) {
 	for _, problem := range problems {
-		c.metrics.held.WithLabelValues(problem.Reason).Inc()
+		c.metrics.problems.WithLabelValues(problem.Reason).Inc()
 		c.tell(problem.About, corev1.EventTypeWarning, problem.Reason, problem.Text)
 	}
 }

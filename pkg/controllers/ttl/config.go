@@ -74,7 +74,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"in:NAMESPACE for the objects in kube-system or the like, namespace:NAME for such a namespace itself.")
 	fs.StringVar(&c.RulesFile, flagPrefix+"rules", c.RulesFile,
 		"A file of rules that say which objects without annotations expire, and when. It is read at the start; ttl test shows what it would delete.")
-	fs.DurationVar(&c.Grace, flagPrefix+"grace", c.Grace, ""+
+	fs.DurationVar(&c.Grace, flagPrefix+"grace-period", c.Grace, ""+
 		"How long to leave an object alone, after an Event on it, that is already due when it is first seen: restored from a backup, "+
 		"applied with a past time, or overdue when this process begins to lead; 0 deletes it at once.")
 	fs.IntVar(&c.MaxDeletionsPerMinute, flagPrefix+"max-deletions-per-minute", c.MaxDeletionsPerMinute, fmt.Sprintf(""+
@@ -96,7 +96,7 @@ func (c *Config) Validate(controllers.Settings) error {
 	options := c.Policy()
 	options.Validate(bad)
 	if c.Grace < 0 {
-		bad("grace", "must not be negative, got %v", c.Grace)
+		bad("grace-period", "must not be negative, got %v", c.Grace)
 	}
 	if c.MaxDeletionsPerMinute < 0 {
 		bad("max-deletions-per-minute", "must not be negative, got %d", c.MaxDeletionsPerMinute)

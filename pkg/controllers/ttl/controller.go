@@ -53,7 +53,7 @@ type controller struct {
 	loop                                       *controllers.Loop[key]
 
 	mu     sync.Mutex
-	kinds  map[schema.GroupResource]*kind
+	types  map[schema.GroupResource]*followedType
 	faults map[string]RuleFault // by rule
 }
 
@@ -73,7 +73,7 @@ func newController(cfg Config, set *rules.Set, follow followFunc, client kuberne
 		breaker:     &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
 		ruleBreaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
 		onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain), faultNotices: notices.New(time.Minute),
-		kinds: map[schema.GroupResource]*kind{}, faults: map[string]RuleFault{},
+		types: map[schema.GroupResource]*followedType{}, faults: map[string]RuleFault{},
 	}
 	c.metrics = newDomainMetrics(reg, c)
 	loop.Workers, loop.Background = cfg.ConcurrentSyncs, c.followTypes
@@ -130,7 +130,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 // grace returns how long to leave an object alone that was due already when its present state was first
 // seen: somebody may just have restored it from a backup, or given it a deadline by mistake. For a new
 // leader, every object that is due at the start is such an object.
-func (c *controller) grace(r *entry, d *policy.Decision, now time.Time) time.Duration {
+func (c *controller) grace(r *dueRecord, d *policy.Decision, now time.Time) time.Duration {
 	if c.dryRun(d) || d.Deadline.After(r.firstSeen) {
 		return 0
 	}
@@ -156,7 +156,7 @@ func (c *controller) decide(k key, obj metav1.Object, v rules.Verdict, now time.
 		return c.rules.Decide(v)
 	}
 	d := c.options.Decide(k.Type, obj, now)
-	for _, w := range d.Warnings {
+	for _, w := range d.Problems {
 		if c.tell(k, obj.GetUID(), corev1.EventTypeWarning, w.Reason, w.Text) && w.Reason == policy.InvalidTTL {
 			c.metrics.invalid.WithLabelValues(w.Key).Inc()
 		}

@@ -31,10 +31,10 @@ const (
 	// tellAgain is the time after which the owner is told again.
 	tellAfter = 3
 	tellAgain = time.Hour
-	// kindPause is how long a type is left alone after its clock was found wrong, or after a request failed
+	// typePause is how long a type is left alone after its clock was found wrong, or after a request failed
 	// that took slow or longer: its API, or a webhook, does not answer. Without the pause, many objects of
 	// such a type would keep the workers from all other types.
-	kindPause = time.Minute
+	typePause = time.Minute
 	slow      = 5 * time.Second
 )
 
@@ -48,7 +48,7 @@ const (
 )
 
 // expire deletes the object of a record if it still has the UID, and is due as decided.
-func (c *controller) expire(ctx context.Context, k key, r *entry, decided *policy.Decision, uid types.UID) (time.Duration, error) {
+func (c *controller) expire(ctx context.Context, k key, r *dueRecord, decided *policy.Decision, uid types.UID) (time.Duration, error) {
 	begun := c.clock.Now()
 	live, date, err := c.objects.get(ctx, k.Type, k.ObjectName, decided.Rule != "" && k.rules.Whole)
 	now := c.clock.Now()
@@ -160,15 +160,15 @@ func (c *controller) reportBreaker(ctx context.Context, k key, d *policy.Decisio
 
 // refused returns when to try again after an error of a request that began at begun.
 func (c *controller) refused(
-	ctx context.Context, k key, r *entry, d *policy.Decision, uid types.UID, begun time.Time, operation string, err error,
+	ctx context.Context, k key, r *dueRecord, d *policy.Decision, uid types.UID, begun time.Time, operation string, err error,
 ) (time.Duration, error) {
 	if controllers.IsNotLeading(err) {
 		return 0, err
 	}
 	now := c.clock.Now()
 	if now.Sub(begun) >= slow && k.beginPause(now) {
-		klog.FromContext(ctx).Error(err, "A request took too long; this type is paused for a minute",
-			"resource", k.GroupResource(), "for", kindPause)
+		klog.FromContext(ctx).Error(err, "A request took too long; pausing deletions of this type",
+			"resource", k.GroupResource(), "pause", typePause)
 	}
 	r.failures++
 	c.metrics.deletion(k, d, resultError)

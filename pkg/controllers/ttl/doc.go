@@ -12,29 +12,32 @@
 // again then. It reads a due object live, decides again, and deletes the object with the UID and the
 // version that it has read.
 //
-//	controller.go  a reconcile
-//	objects.go     live reads and deletions, with the server's clock
-//	delete.go      requests, what becomes of their answers, Events
-//	kinds.go       what a run remembers
-//	rules.go       the rules for the objects of a type
-//	horizon.go     which objects are recorded
-//	command.go     the command that shows what a file of rules would delete
-//	types.go       discovery
+//	controller.go    a reconcile
+//	objects.go       live reads and deletions, with the server's clock
+//	delete.go        requests, what becomes of their answers, Events
+//	followedtype.go  what a run remembers of a type and its objects
+//	rules.go         the rules for the objects of a type
+//	horizon.go       which objects are recorded
+//	command.go       the command that shows what a file of rules would delete
+//	types.go         discovery
 //
 // The state (the breakers, the notices and the faults outlive a run):
 //
-//	state            what it is                            set by              cleared by
-//	kinds            the types that are followed           types.go            types.go
-//	records          the objects due within an hour        horizon.go          horizon.go, the end of the type
-//	firstSeen        since when a record is as it is       horizon.go          a change that matters
-//	tracked          the objects that may expire; those    the type's handler  the handler, the end of the type
-//	and expiring     of them that expire by a rule
-//	failures         refusals in a row                     a worker            a worker
-//	onceNotices      what owners are told once             a worker            newer notices
-//	repeatedNotices  what they are told again              a worker            time, newer notices
-//	faultNotices     the rules whose faults were told      the type's handler  a minute
-//	faults           the last object a rule failed for     the type's handler  nobody
-//	breakers         the deletions of the last minute      a worker            time
-//	                 until when nothing is deleted         a worker            time
-//	pausedUntil      until when a type is left alone       a worker            time, the end of the type
+//	state            what it is                            set by                   cleared by
+//	types            the types that are followed           discovery                discovery
+//	records          the objects due within an hour        a change, or half an     a deadline that moves away, the
+//	                                                       hour's look              end of the type
+//	firstSeen        since when a record is as it is       a new record             a change that matters
+//	tracked          the objects that may expire; those    an object that comes     an object that goes, the end of
+//	and expiring     of them that expire by a rule                                  the type
+//	failures         refusals in a row                     a failed request         the end of the record
+//	onceNotices      what owners are told once             a problem                newer notices
+//	repeatedNotices  what they are told again after an     a failed request         expiry, newer notices
+//	                 hour
+//	faultNotices     the rules whose faults were told      a rule that fails        expiry, a minute
+//	faults           the last object a rule failed for     a rule that fails        nothing
+//	breakers         the deletions of the last minute,     a deletion               expiry
+//	                 and until when nothing is deleted     too many due objects     expiry
+//	pausedUntil      until when a type is left alone       a slow request, clocks   expiry, the end of the type
+//	                                                       that differ
 package ttl

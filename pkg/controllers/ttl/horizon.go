@@ -25,7 +25,7 @@ const horizon = time.Hour
 func withinHorizon(d *policy.Decision, now time.Time) bool { return d.Due(now.Add(horizon)) }
 
 // changed notes a change of an object of a type. old is nil for a new object, obj for one that is gone.
-func (c *controller) changed(ctx context.Context, k *kind, old, obj metav1.Object) {
+func (c *controller) changed(ctx context.Context, k *followedType, old, obj metav1.Object) {
 	if old != nil {
 		k.count(old, -1)
 	}
@@ -39,7 +39,7 @@ func (c *controller) changed(ctx context.Context, k *kind, old, obj metav1.Objec
 		k.refresh(name, obj)
 		return
 	}
-	r := newEntry(obj, now)
+	r := newDueRecord(obj, now)
 	if r.verdict.Problem != 0 {
 		c.faultOf(ctx, key{k, name}, r.verdict)
 	}
@@ -54,9 +54,9 @@ func (c *controller) changed(ctx context.Context, k *kind, old, obj metav1.Objec
 // lookAhead records and enqueues the objects that have come within the horizon.
 func (c *controller) lookAhead() {
 	c.mu.Lock()
-	kinds := slices.Collect(maps.Values(c.kinds))
+	followed := slices.Collect(maps.Values(c.types))
 	c.mu.Unlock()
-	for _, k := range kinds {
+	for _, k := range followed {
 		for _, obj := range k.following.List(metav1.NamespaceAll, nil) {
 			name, now := cache.MetaObjectToName(obj), c.clock.Now()
 			if d := c.decide(key{k, name}, withDate(obj), verdictOf(obj), now); withinHorizon(&d, now) && k.find(name, now) {

@@ -43,7 +43,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *controller) *domainMetrics {
 		invalid: metrics.NewCounterVec(counter("invalid_annotations_total", "Objects with an annotation that cannot be understood."), []string{"key"}),
 		ruleErrors: metrics.NewCounterVec(counter("rule_errors_total",
 			"Objects for which a rule could not be evaluated."), []string{"rule"}),
-		lag: metrics.NewHistogram(&metrics.HistogramOpts{Name: metricPrefix + "deletion_lag_seconds", StabilityLevel: metrics.ALPHA,
+		lag: metrics.NewHistogram(&metrics.HistogramOpts{Name: metricPrefix + "lag_seconds", StabilityLevel: metrics.ALPHA,
 			Help:    "Time from the deadline until an object was deleted.",
 			Buckets: []float64{0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 3600, 86400}}),
 		trips: metrics.NewCounterVec(counter("breaker_trips_total",
@@ -61,7 +61,7 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *controller) *domainMetrics {
 		reg.RawMustRegister(metrics.NewGaugeFunc(opts, func() float64 { return float64(c.ruleStatus()[i].Objects) }))
 	}
 	// computed registers a gauge that is a sum over the types at each scrape.
-	computed := func(name, help string, value func(*KindStatus) int) {
+	computed := func(name, help string, value func(*TypeStatus) int) {
 		reg.RawMustRegister(metrics.NewGaugeFunc(gauge(name, help), func() float64 {
 			sum, list := 0, c.status()
 			for i := range list {
@@ -70,10 +70,10 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *controller) *domainMetrics {
 			return float64(sum)
 		}))
 	}
-	computed("tracked_objects", "Objects with an annotation, and objects that a rule chooses.", func(s *KindStatus) int { return s.Tracked })
-	computed("overdue_objects", "Objects whose deadline has passed.", func(s *KindStatus) int { return s.Overdue })
-	computed("watched_types", "Types whose objects are known.", func(s *KindStatus) int { return count(s.Synced) })
-	computed("failing_types", "Types that cannot be listed or watched now, or are left alone for a while.", func(s *KindStatus) int { return count(s.Problem != "") })
+	computed("tracked_objects", "Objects with an annotation, and objects that a rule chooses.", func(s *TypeStatus) int { return s.Tracked })
+	computed("overdue_objects", "Objects whose deadline has passed.", func(s *TypeStatus) int { return s.Overdue })
+	computed("watched_types", "Types whose objects are known.", func(s *TypeStatus) int { return count(s.Synced) })
+	computed("failing_types", "Types that cannot be listed or watched now, or are left alone for a while.", func(s *TypeStatus) int { return count(s.Problem != "") })
 	for _, scope := range []policy.Scope{policy.OneNamespace, policy.AllNamespaces} {
 		d.trips.WithLabelValues(string(scope)).Add(0)
 	}

@@ -24,7 +24,7 @@ type typeRules struct {
 
 // rulesFor returns the rules for a type.
 func (c *controller) rulesFor(t policy.Type) *typeRules {
-	if typed := c.rules.For(t); typed != nil {
+	if typed := c.rules.ForType(t); typed != nil {
 		return &typeRules{typed, t, &c.options}
 	}
 	return nil
@@ -33,7 +33,7 @@ func (c *controller) rulesFor(t policy.Type) *typeRules {
 // verdict returns what the rules say of an object, which must be whole if a rule reads more than the
 // metadata. The error, which may have values of the object, says more about a problem.
 func (r *typeRules) verdict(obj metav1.Object) (rules.Verdict, error) {
-	if r == nil || !r.options.Ruled(r.t, obj) {
+	if r == nil || !r.options.MayRulesDecide(r.t, obj) {
 		return rules.Verdict{}, nil
 	}
 	return r.Evaluate(obj)
@@ -53,7 +53,7 @@ func (r *typeRules) digest(o metav1.Object) []byte {
 // mayExpire reports whether the cache keeps the object at all.
 func (r *typeRules) mayExpire(obj metav1.Object) bool {
 	if r.options.Annotated(obj) {
-		return !policy.Unacted(r.t, obj)
+		return !policy.IsCopyOrMirror(r.t, obj)
 	}
 	v, _ := r.verdict(obj)
 	return v.Rule != 0
@@ -96,7 +96,7 @@ type RuleFault struct {
 // faultOf tells of an object for which a rule cannot be evaluated: anybody may make many, so there
 // is no Event.
 func (c *controller) faultOf(ctx context.Context, k key, v rules.Verdict) {
-	rule, now := c.rules.Of(v).Name, c.clock.Now()
+	rule, now := c.rules.RuleOf(v).Name, c.clock.Now()
 	c.metrics.ruleErrors.WithLabelValues(rule).Inc()
 	if c.faultNotices.Due(rule, now) {
 		klog.FromContext(ctx).Error(nil, "A rule cannot be evaluated for an object, which is not deleted",
@@ -129,7 +129,7 @@ func (c *controller) ruleStatus() []RuleStatus {
 		list = append(list, s)
 	}
 	now := c.clock.Now()
-	for _, k := range c.kinds {
+	for _, k := range c.types {
 		if k.rules != nil {
 			k.addTo(list, now)
 		}
@@ -138,7 +138,7 @@ func (c *controller) ruleStatus() []RuleStatus {
 }
 
 // addTo adds the objects of the type to the rules by which they expire.
-func (k *kind) addTo(list []RuleStatus, now time.Time) {
+func (k *followedType) addTo(list []RuleStatus, now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for rule, n := range k.expiring {

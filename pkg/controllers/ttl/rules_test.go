@@ -367,7 +367,7 @@ func TestRules(t *testing.T) {
 			until := func(at time.Time) { f.Helper(); f.pass(time.Until(at)) }
 			next := func() *time.Time {
 				types := f.Controller(ttl.Name).Status().Details.(ttl.Details).Types
-				return types[slices.IndexFunc(types, func(k ttl.KindStatus) bool { return k.Resource == "jobs.batch" })].NextDeadline
+				return types[slices.IndexFunc(types, func(k ttl.TypeStatus) bool { return k.Resource == "jobs.batch" })].NextDeadline
 			}
 			f.add(done("shop/j", 0))
 			f.start()

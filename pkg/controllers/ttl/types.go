@@ -167,7 +167,7 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 	for _, t := range f.wanted(types) {
 		wanted[t.GroupResource()] = f.rules.InVersion(t)
 	}
-	for name, k := range f.kinds { // nobody else writes it
+	for name, k := range f.types { // nobody else writes it
 		if t, there := wanted[name]; there && t == k.Type || slices.Contains(down, name.Group) {
 			delete(wanted, name)
 			continue
@@ -175,7 +175,7 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 		klog.FromContext(ctx).V(2).Info("Stopped watching a type", "resource", name)
 		k.stop()
 		f.mu.Lock()
-		delete(f.kinds, name)
+		delete(f.types, name)
 		f.mu.Unlock()
 	}
 	for name, t := range wanted {
@@ -186,14 +186,14 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 		}
 		klog.FromContext(ctx).V(2).Info("Watching a type", "resource", name, "version", t.Version)
 		f.mu.Lock()
-		f.kinds[name] = k
+		f.types[name] = k
 		f.mu.Unlock()
 	}
 }
 
 // begin follows a type.
-func (f *follower) begin(ctx context.Context, t policy.Type) (_ *kind, err error) {
-	k := &kind{Type: t, rules: f.rulesFor(t), records: map[cache.ObjectName]*entry{}, expiring: map[uint8]int{}}
+func (f *follower) begin(ctx context.Context, t policy.Type) (_ *followedType, err error) {
+	k := &followedType{Type: t, rules: f.rulesFor(t), records: map[cache.ObjectName]*dueRecord{}, expiring: map[uint8]int{}}
 	k.following, err = f.follow(ctx, need(f.options, t, k.rules), func(old, current metav1.Object, _ bool) {
 		f.changed(ctx, k, old, current)
 	})

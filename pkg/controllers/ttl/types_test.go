@@ -84,7 +84,7 @@ func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 		return nothing(ctx, need, handler)
 	}
 	cfg := NewConfig()
-	f := &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), follow: follow, kinds: map[schema.GroupResource]*kind{}}}
+	f := &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), follow: follow, types: map[schema.GroupResource]*followedType{}}}
 	other := widgets
 	other.Version = "v2"
 	for _, step := range []struct {
@@ -102,7 +102,7 @@ func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 	} {
 		unfollowable = step.unfollowable
 		f.apply(t.Context(), step.types, step.down)
-		if n := len(f.kinds); n != step.want {
+		if n := len(f.types); n != step.want {
 			t.Errorf("%s: %d types are followed, want %d", step.name, n, step.want)
 		}
 	}
@@ -124,7 +124,7 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 		return nothing(ctx, need, handler)
 	}
 	cfg := NewConfig()
-	f := &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, kinds: map[schema.GroupResource]*kind{}}}
+	f := &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, types: map[schema.GroupResource]*followedType{}}}
 	preferred := widgets
 	preferred.Version = "v2"
 	f.apply(t.Context(), []policy.Type{preferred}, nil)
@@ -140,12 +140,12 @@ func TestWhatIsGoneIsNotRecorded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &kind{following: following, records: map[cache.ObjectName]*entry{}}
+	k := &followedType{following: following, records: map[cache.ObjectName]*dueRecord{}}
 	if name := cache.NewObjectName("shop", "p"); k.find(name, time.Time{}) || k.records[name] != nil {
 		t.Error("it is recorded")
 	}
 	k.stop()
-	k.put(cache.NewObjectName("shop", "p"), &entry{})
+	k.put(cache.NewObjectName("shop", "p"), &dueRecord{})
 	if k.records != nil {
 		t.Error("a type that has been stopped has records")
 	}
@@ -157,7 +157,7 @@ type notLeading struct{ error }
 func (notLeading) NotLeading() bool { return true }
 
 func TestLostLeadershipIsNoFailure(t *testing.T) {
-	r := &entry{}
+	r := &dueRecord{}
 	c := &controller{} // nothing of it is used: no Event, no metric
 	if after, err := c.refused(t.Context(), key{}, r, nil, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || r.failures != 0 {
 		t.Errorf("%v, %v, %d failures", after, err, r.failures)
@@ -166,8 +166,8 @@ func TestLostLeadershipIsNoFailure(t *testing.T) {
 
 // TestTenant holds that keys take the turn of their namespace in the queue.
 func TestTenant(t *testing.T) {
-	k := key{&kind{}, cache.ObjectName{Namespace: "shop", Name: "p"}}
-	if k.Tenant() != "shop" || (key{kind: &kind{}}).Tenant() != "" {
+	k := key{&followedType{}, cache.ObjectName{Namespace: "shop", Name: "p"}}
+	if k.Tenant() != "shop" || (key{followedType: &followedType{}}).Tenant() != "" {
 		t.Error(k.Tenant())
 	}
 }

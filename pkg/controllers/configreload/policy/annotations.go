@@ -50,7 +50,7 @@ func LogicalNames() []string { return slices.Sorted(maps.Keys(defaultKeys)) }
 // CheckKey returns an error if the replacement key of a logical annotation is already the key of another.
 func (o *Options) CheckKey(logical string) error {
 	key := o.AnnotationKeys[logical]
-	k := NewKeys(&Options{Compat: true}, nil)
+	k := NewAnnotationKeys(&Options{Compat: true}, nil)
 	fixed := slices.Concat([]string{StateKey, nativeReload, nativeDelay, nativeMark, compatMark, compatStrategy}, k.exclude[:],
 		[]string{k.typedAuto[SecretProviderClass], k.reload[SecretProviderClass]})
 	if slices.Contains(fixed, key) {
@@ -64,26 +64,26 @@ func (o *Options) CheckKey(logical string) error {
 	return nil
 }
 
-// Keys are the annotation keys that count.
-type Keys struct {
+// AnnotationKeys are the annotation keys that count.
+type AnnotationKeys struct {
 	compat, autoAll                             bool
 	ignored                                     [NumTypes]bool
 	auto, search, match, ignore, pause, pauseAt string
 	typedAuto, reload, exclude                  [NumTypes]string
-	// rules are the keys from which the rules of a workload are parsed; workload are all keys that are
+	// selecting are the keys from which the selection of a workload is parsed; workload are all keys that are
 	// read of a workload.
-	rules, workload []string
+	selecting, workload []string
 }
 
-// NewKeys returns the keys of the options. Sources of the types that are not watched never match.
-func NewKeys(o *Options, watched []SourceType) *Keys {
+// NewAnnotationKeys returns the keys of the options. Sources of the types that are not watched never match.
+func NewAnnotationKeys(o *Options, watched []SourceType) *AnnotationKeys {
 	of := func(logical string) string {
 		if key, ok := o.AnnotationKeys[logical]; ok {
 			return key
 		}
 		return defaultKeys[logical]
 	}
-	k := &Keys{
+	k := &AnnotationKeys{
 		compat: o.Compat, autoAll: o.AutoAll,
 		auto: of("auto"), search: of("auto-search"), match: of("search-match"), ignore: of("ignore"),
 		pause: of("pause-deployment"), pauseAt: of("pause-deployment-time"),
@@ -94,17 +94,17 @@ func NewKeys(o *Options, watched []SourceType) *Keys {
 			"secrets.exclude.reloader.stakater.com/reload",
 			"secretproviderclasses.exclude.reloader.stakater.com/reload",
 		},
-		rules: []string{nativeReload, nativeDelay},
+		selecting: []string{nativeReload, nativeDelay},
 	}
 	for _, t := range SourceTypes {
 		k.ignored[t] = !slices.Contains(watched, t)
 	}
 	if o.Compat {
-		k.rules = append(k.rules, k.auto, k.search, k.pause)
-		k.rules = slices.Concat(k.rules, k.typedAuto[:], k.reload[:], k.exclude[:])
+		k.selecting = append(k.selecting, k.auto, k.search, k.pause)
+		k.selecting = slices.Concat(k.selecting, k.typedAuto[:], k.reload[:], k.exclude[:])
 	}
 	// A workload may carry the mark under either strategy's key, also without compat.
-	k.workload = slices.Concat(k.rules, []string{StateKey, nativeMark, compatMark})
+	k.workload = slices.Concat(k.selecting, []string{StateKey, nativeMark, compatMark})
 	if o.Compat {
 		k.workload = append(k.workload, compatStrategy, k.pauseAt)
 	}
@@ -112,7 +112,7 @@ func NewKeys(o *Options, watched []SourceType) *Keys {
 }
 
 // SourceKeys returns the keys that the cache must keep of sources.
-func (k *Keys) SourceKeys() []string {
+func (k *AnnotationKeys) SourceKeys() []string {
 	list := []string{nativeReload}
 	if k.compat {
 		list = append(list, k.ignore, k.match)
@@ -121,11 +121,11 @@ func (k *Keys) SourceKeys() []string {
 }
 
 // WorkloadKeys returns the keys that the cache must keep of workloads and, through
-// [Keys.DigestWorkload], of their pod templates.
-func (k *Keys) WorkloadKeys() []string { return k.workload }
+// [AnnotationKeys.DigestWorkload], of their pod templates.
+func (k *AnnotationKeys) WorkloadKeys() []string { return k.workload }
 
 // RequestsCSI reports whether an annotation asks for CSI secrets.
-func (k *Keys) RequestsCSI(w *Workload) bool {
+func (k *AnnotationKeys) RequestsCSI(w *Workload) bool {
 	const t = SecretProviderClass
 	return k.compat && slices.ContainsFunc([]string{k.typedAuto[t], k.reload[t], k.exclude[t]}, func(key string) bool {
 		_, ok := fallback(w.Meta, w.Template, key)
@@ -134,7 +134,7 @@ func (k *Keys) RequestsCSI(w *Workload) bool {
 }
 
 // Flags reads the annotations of a source.
-func (k *Keys) Flags(annotations map[string]string) (ignored, matched bool) {
+func (k *AnnotationKeys) Flags(annotations map[string]string) (ignored, matched bool) {
 	ignored = annotations[nativeReload] == reloadOff
 	if k.compat {
 		ignored = ignored || annotations[k.ignore] == "true"

@@ -16,8 +16,8 @@ const MaxSources = 300
 
 // Facts are everything that a decision depends on.
 type Facts struct {
-	Workload *Workload
-	Rules    *Selection
+	Workload  *Workload
+	Selection *Selection
 	// Sources are the cached sources that the workload references, names or has recorded.
 	Sources map[SourceKey]Source
 	// Recorded is what was last recorded of the workload; nil if nothing ever was.
@@ -50,7 +50,7 @@ type Plan struct {
 	After   time.Duration
 	// Found is set if there is a difference without a window; open a window.
 	Found bool
-	// Problems are the problems of the rules, and of the sources that they select.
+	// Problems are the problems of the selection, and of the sources that they select.
 	Problems []Problem
 }
 
@@ -71,7 +71,7 @@ func (p *Plan) Hashes() State {
 
 // Decide returns what is to be done with a workload.
 func (o *Options) Decide(f *Facts) Plan {
-	p := Plan{Problems: f.Rules.Problems}
+	p := Plan{Problems: f.Selection.Problems}
 	next := State{}
 	var reloads []Reload
 	watched, tooMany := f.watchSet()
@@ -122,7 +122,7 @@ func (o *Options) due(f *Facts, reloads []Reload) (bool, time.Duration) {
 		}
 		first, last = f.Now, f.Now
 	}
-	quiet := cmp.Or(f.Rules.Delay, o.QuietPeriod)
+	quiet := cmp.Or(f.Selection.Delay, o.QuietPeriod)
 	at := last.Add(quiet)
 	if limit := first.Add(max(o.MaxDelay, quiet)); limit.Before(at) {
 		at = limit
@@ -138,7 +138,7 @@ func (f *Facts) match(key SourceKey) Match {
 	if _, known := f.Recorded[key]; known && !s.Exists() {
 		s.Matched = true
 	}
-	return f.Rules.match(key, s)
+	return f.Selection.match(key, s)
 }
 
 // watchSet returns the sources whose state is recorded: each that is referenced or named, and neither
@@ -148,11 +148,11 @@ func (f *Facts) watchSet() (list []SourceKey, tooMany bool) {
 	for _, key := range f.Workload.References() {
 		set[key] = f.match(key) != No
 	}
-	for key := range f.Rules.Names {
+	for key := range f.Selection.Names {
 		set[key] = set[key] || f.match(key) == Named
 	}
 	for key, s := range f.Sources {
-		byPattern[key] = !set[key] && s.Exists() && f.match(key) == Named && !f.Rules.waitsFor(key)
+		byPattern[key] = !set[key] && s.Exists() && f.match(key) == Named && !f.Selection.waitsFor(key)
 	}
 	list, tooMany = collect(set)
 	more, alsoTooMany := collect(byPattern)
@@ -165,7 +165,7 @@ func (f *Facts) watchSet() (list []SourceKey, tooMany bool) {
 func (f *Facts) onlyPatterns() []SourceKey {
 	set := map[SourceKey]bool{}
 	for key, value := range f.Recorded {
-		set[key] = value != "" && !f.Sources[key].Exists() && f.match(key) == Named && !f.Rules.waitsFor(key)
+		set[key] = value != "" && !f.Sources[key].Exists() && f.match(key) == Named && !f.Selection.waitsFor(key)
 	}
 	for _, key := range f.Workload.References() {
 		delete(set, key)
@@ -225,15 +225,15 @@ func (o *Options) decideSource(f *Facts, key SourceKey) (string, *Reload) {
 }
 
 func (o *Options) byAnnotation(f *Facts) bool {
-	return f.Rules.native || o.Strategy == StrategyAnnotations
+	return f.Selection.native || o.Strategy == StrategyAnnotations
 }
 
 // Concerns reports whether a workload selects a source, before or after a change of it.
-func Concerns(w *Workload, r *Selection, key SourceKey, before, after Source) bool {
-	selects := func(s Source) bool {
-		m := r.match(key, s)
+func Concerns(w *Workload, s *Selection, key SourceKey, before, after Source) bool {
+	selects := func(source Source) bool {
+		m := s.match(key, source)
 		// The workload may have been found by its patterns.
-		return s.Exists() && (m == Named || m == Auto && w.RefersTo(key))
+		return source.Exists() && (m == Named || m == Auto && w.RefersTo(key))
 	}
 	return selects(before) || selects(after)
 }

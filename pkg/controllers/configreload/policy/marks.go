@@ -47,7 +47,7 @@ func (o *Options) marks(f *Facts, reloads []Reload) marks {
 		ContainerRefs: []string{f.Workload.Containers[last.container].Name},
 		ObservedAt:    f.Now.Unix(),
 	})
-	return marks{key: f.Rules.markKey(), value: string(value)}
+	return marks{key: f.Selection.markKey(), value: string(value)}
 }
 
 // variables returns the variables of reloads. If two names map to one variable, the later reload

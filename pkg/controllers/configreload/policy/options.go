@@ -4,7 +4,7 @@
 // Package policy decides what config-reload does with a workload. It is pure: nothing here reads a
 // clock, a cache or the API server.
 //
-//	annotations.go, names.go, rules.go  what the annotations of a workload ask for
+//	annotations.go, names.go, selection.go  what the annotations of a workload ask for
 //	workload.go                         what its pod template refers to
 //	source.go, digest.go                sources, and what the cache keeps of them
 //	state.go, window.go                 what is recorded of the sources, and which changes are collected

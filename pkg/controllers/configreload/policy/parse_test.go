@@ -129,7 +129,7 @@ func TestVariable(t *testing.T) {
 	}
 }
 
-func compatKeys() *Keys { return NewKeys(&Options{Compat: true}, SourceTypes) }
+func compatKeys() *AnnotationKeys { return NewAnnotationKeys(&Options{Compat: true}, SourceTypes) }
 
 // Whoever may annotate a workload must not be able to exhaust the manager.
 func TestParseCostIsBounded(t *testing.T) {
@@ -279,7 +279,7 @@ func FuzzParseNative(f *testing.F) {
 	for _, seed := range []string{"auto", "off", "auto,!secret/db", "configmap/app-*", "configmap/**", "configmap/.*", "pod/x", "!", "secret/"} {
 		f.Add(seed, "app-config")
 	}
-	k := NewKeys(&Options{}, SourceTypes)
+	k := NewAnnotationKeys(&Options{}, SourceTypes)
 	f.Fuzz(func(t *testing.T, value, name string) {
 		r := k.parse(map[string]string{nativeReload: value}, nil)
 		if !r.native {
@@ -307,7 +307,7 @@ func FuzzParseState(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		of := Key{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
+		of := QueueKey{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
 		s, err := ParseState(text, of)
 		if err != nil {
 			return
@@ -317,7 +317,7 @@ func FuzzParseState(f *testing.F) {
 			t.Errorf("state %q becomes %v, error %v", text, s, err)
 		}
 		if len(s) > 0 {
-			copied, err := ParseState(s.Text(of, "1"), Key{Kind: "Deployment", ObjectName: cache.NewObjectName("other", "web")})
+			copied, err := ParseState(s.Text(of, "1"), QueueKey{Kind: "Deployment", ObjectName: cache.NewObjectName("other", "web")})
 			if copied != nil || err != nil {
 				t.Errorf("the state of another workload is %v, %v", copied, err)
 			}

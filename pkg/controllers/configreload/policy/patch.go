@@ -22,18 +22,18 @@ func MetadataPatch(w *Workload, s State) (patch Object, changes bool) {
 	case changes && len(s) == 0:
 		annotations[StateKey] = nil
 	case changes:
-		annotations[StateKey] = s.Text(w.Key, w.Version)
+		annotations[StateKey] = s.Text(w.QueueKey, w.Version)
 	}
 	return Object{"metadata": Object{"resourceVersion": w.Version, "annotations": annotations}}, changes
 }
 
 // TemplatePatch returns a strategic merge patch with everything that a reload changes: marks, state
 // and, for a workload that pauses, the pause.
-func (o *Options) TemplatePatch(f *Facts, k *Keys, p *Plan) Object {
+func (o *Options) TemplatePatch(f *Facts, k *AnnotationKeys, p *Plan) Object {
 	patch, _ := MetadataPatch(f.Workload, p.State)
 	m := o.marks(f, p.Reloads)
 	spec := Object{"template": m.template(f.Workload)}
-	if f.Workload.Kind.Pauses && f.Rules.pause > 0 && !f.Workload.Paused {
+	if f.Workload.Kind.Pauses && f.Selection.pause > 0 && !f.Workload.Paused {
 		spec["paused"] = true
 		patch["metadata"].(Object)["annotations"].(Object)[k.pauseAt] = f.Now.UTC().Format(time.RFC3339)
 	}
@@ -67,7 +67,7 @@ func (o *Options) MergePatch(f *Facts, p *Plan, containers func() ([]any, error)
 
 // restarts reports whether the workload is an Argo Rollout that takes no mark.
 func (o *Options) restarts(f *Facts) bool {
-	return o.Compat && !f.Rules.native && f.Workload.Kind.Restarts && f.Workload.Meta[compatStrategy] == rolloutRestart
+	return o.Compat && !f.Selection.native && f.Workload.Kind.Restarts && f.Workload.Meta[compatStrategy] == rolloutRestart
 }
 
 // rolloutRestart is the value of compatStrategy that asks for a restart instead of a mark.
@@ -104,7 +104,7 @@ func (m *marks) template(w *Workload) Object {
 }
 
 // PausePatch ends a pause, or removes what is left of a pause that somebody else ended.
-func (k *Keys) PausePatch(w *Workload, step PauseStep) Object {
+func (k *AnnotationKeys) PausePatch(w *Workload, step PauseStep) Object {
 	patch := Object{"metadata": Object{
 		"resourceVersion": w.Version,
 		"annotations":     Object{k.pauseAt: nil},

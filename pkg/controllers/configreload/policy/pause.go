@@ -29,7 +29,7 @@ type Pause struct {
 // PauseState decides on a pause by the annotations and by what the run has seen of it, so that a restart
 // or another leader comes to the same decision. The rest of a pause is at most its period, even if the
 // pause began in the future. The zero Pause means that no pause of ours is active.
-func (k *Keys) PauseState(w *Workload, r *Selection, seen Pause, now time.Time) (PauseStep, Pause) {
+func (k *AnnotationKeys) PauseState(w *Workload, s *Selection, seen Pause, now time.Time) (PauseStep, Pause) {
 	since, ours := w.Meta[k.pauseAt]
 	if !k.compat || !w.Kind.Pauses || !ours {
 		return PauseStands, Pause{}
@@ -38,11 +38,11 @@ func (k *Keys) PauseState(w *Workload, r *Selection, seen Pause, now time.Time) 
 		return PauseOver, Pause{}
 	}
 	started, err := time.Parse(time.RFC3339, since)
-	if err != nil || r.pause == 0 {
+	if err != nil || s.pause == 0 {
 		return PauseEnds, Pause{}
 	}
-	if seen.since != since || seen.period != r.pause {
-		seen = Pause{since, r.pause, now.Add(min(started.Add(r.pause).Sub(now), r.pause))}
+	if seen.since != since || seen.period != s.pause {
+		seen = Pause{since, s.pause, now.Add(min(started.Add(s.pause).Sub(now), s.pause))}
 	}
 	if !seen.Until.After(now) {
 		return PauseEnds, Pause{}
@@ -51,13 +51,13 @@ func (k *Keys) PauseState(w *Workload, r *Selection, seen Pause, now time.Time) 
 }
 
 // PausedByUs reports whether the workload carries the time of a pause.
-func (k *Keys) PausedByUs(w *Workload) bool {
+func (k *AnnotationKeys) PausedByUs(w *Workload) bool {
 	_, ours := w.Meta[k.pauseAt]
 	return ours && k.compat && w.Kind.Pauses
 }
 
 // parsePause reads how long a reload pauses a Deployment.
-func (k *Keys) parsePause(r *Selection, meta map[string]string) {
+func (k *AnnotationKeys) parsePause(s *Selection, meta map[string]string) {
 	value, set := meta[k.pause]
 	if !k.compat || !set {
 		return
@@ -67,8 +67,8 @@ func (k *Keys) parsePause(r *Selection, meta map[string]string) {
 		err = fmt.Errorf("%v is not positive", d)
 	}
 	if err != nil {
-		r.BadPause = &Problem{k.pause, Truncate(err.Error())}
+		s.BadPause = &Problem{k.pause, Truncate(err.Error())}
 		return
 	}
-	r.pause = d
+	s.pause = d
 }

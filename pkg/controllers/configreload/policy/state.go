@@ -24,7 +24,7 @@ type State map[SourceKey]string
 
 // ParseState reads the state of a workload from an annotation. It returns nil if the text is empty
 // or copied from another workload.
-func ParseState(text string, of Key) (State, error) {
+func ParseState(text string, of QueueKey) (State, error) {
 	if text == "" {
 		return nil, nil
 	}
@@ -53,7 +53,7 @@ func ParseState(text string, of Key) (State, error) {
 }
 
 // Text returns the annotation of a workload, as recorded on a version of it.
-func (s State) Text(of Key, on string) string {
+func (s State) Text(of QueueKey, on string) string {
 	raw := make(map[string]string, len(s)+2)
 	for key, value := range s {
 		raw[key.String()] = value
@@ -68,7 +68,7 @@ func (s State) Text(of Key, on string) string {
 
 // recordedOn returns the version of a workload on which a text was recorded; empty if the text has no
 // version, or belongs to another workload.
-func recordedOn(text string, of Key) string {
+func recordedOn(text string, of QueueKey) string {
 	var raw map[string]string
 	if err := json.Unmarshal([]byte(text), &raw); err != nil || raw[ofField] != of.String() {
 		return ""
@@ -87,8 +87,8 @@ func (w *Workload) Recorded(last string) string {
 	if last == "" {
 		return annotation
 	}
-	on := recordedOn(annotation, w.Key)
-	if Newer(w.Version, on) && !Newer(recordedOn(last, w.Key), on) {
+	on := recordedOn(annotation, w.QueueKey)
+	if Newer(w.Version, on) && !Newer(recordedOn(last, w.QueueKey), on) {
 		return annotation
 	}
 	return last
@@ -100,7 +100,7 @@ func (s State) IsRecordedOn(w *Workload) bool {
 	if len(s) == 0 {
 		return !annotated
 	}
-	return annotation == s.Text(w.Key, recordedOn(annotation, w.Key))
+	return annotation == s.Text(w.QueueKey, recordedOn(annotation, w.QueueKey))
 }
 
 // StateProblem reports an annotation that ParseState could not read.

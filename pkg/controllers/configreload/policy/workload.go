@@ -36,21 +36,21 @@ type Kind struct {
 	Stateless bool
 }
 
-// Key names a workload, a source or, without a name, a namespace. It is the key in the queue.
-type Key struct {
+// QueueKey names a workload, a source or, without a name, a namespace. It is the key in the queue.
+type QueueKey struct {
 	Kind string // as in a manifest
 	cache.ObjectName
 }
 
 // String returns KIND/NAMESPACE/NAME.
-func (k Key) String() string { return k.Kind + "/" + k.ObjectName.String() }
+func (k QueueKey) String() string { return k.Kind + "/" + k.ObjectName.String() }
 
 // Tenant returns the namespace, in whose turn the queue hands out the key.
-func (k Key) Tenant() string { return k.Namespace }
+func (k QueueKey) Tenant() string { return k.Namespace }
 
 // Workload is what the decision needs of a workload of any kind.
 type Workload struct {
-	Key
+	QueueKey
 	Kind    *Kind
 	UID     types.UID
 	Version string // resourceVersion
@@ -66,7 +66,7 @@ type Workload struct {
 }
 
 // Content is what the decision needs of a workload besides its metadata. The cache keeps it as the
-// JSON from [Keys.DigestWorkload], one for each workload of the cluster, so the names are short and
+// JSON from [AnnotationKeys.DigestWorkload], one for each workload of the cluster, so the names are short and
 // empty fields are left out.
 type Content struct {
 	Template   map[string]string      `json:"t,omitempty"` // annotations of the pod template
@@ -95,7 +95,7 @@ type Container struct {
 }
 
 // DigestWorkload returns what the cache keeps of a workload in place of the content.
-func (k *Keys) DigestWorkload(obj runtime.Object) []byte {
+func (k *AnnotationKeys) DigestWorkload(obj runtime.Object) []byte {
 	c, err := describe(obj)
 	if err != nil {
 		c = Content{Problem: err.Error()}
@@ -107,10 +107,10 @@ func (k *Keys) DigestWorkload(obj runtime.Object) []byte {
 	return data
 }
 
-// asks returns a checksum of the annotations that rules are made of; 0 without any.
-func (k *Keys) asks(annotations map[string]string) uint32 {
+// asks returns a checksum of the annotations that the selection is made of; 0 without any.
+func (k *AnnotationKeys) asks(annotations map[string]string) uint32 {
 	var sum hash.Hash32
-	for _, key := range k.rules {
+	for _, key := range k.selecting {
 		if value, ok := annotations[key]; ok {
 			if sum == nil {
 				sum = fnv.New32a()
@@ -126,7 +126,7 @@ func (k *Keys) asks(annotations map[string]string) uint32 {
 
 // Cached is a workload that the cache has reduced.
 type Cached interface {
-	// Digest returns the result of [Keys.DigestWorkload].
+	// Digest returns the result of [AnnotationKeys.DigestWorkload].
 	Digest(of string) []byte
 	History
 }
@@ -146,7 +146,7 @@ func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
 		return nil, fmt.Errorf("%s: %w", kind.Name, err)
 	}
 	w := &Workload{
-		Key:      Key{Kind: kind.Name, ObjectName: cache.MetaObjectToName(m)},
+		QueueKey: QueueKey{Kind: kind.Name, ObjectName: cache.MetaObjectToName(m)},
 		Kind:     kind,
 		UID:      m.GetUID(),
 		Version:  m.GetResourceVersion(),
@@ -163,7 +163,7 @@ func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
 		err = errors.New(w.Problem)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", w.Key, err)
+		return nil, fmt.Errorf("%s: %w", w.QueueKey, err)
 	}
 	return w, nil
 }
@@ -387,8 +387,8 @@ func variable(key SourceKey) string {
 
 // RequestsNothing reports whether there is nothing to do for the workload: it asks for no source, and has
 // none of our annotations.
-func (k *Keys) RequestsNothing(w *Workload) bool {
+func (k *AnnotationKeys) RequestsNothing(w *Workload) bool {
 	_, recorded := w.Meta[StateKey]
-	r := k.Selection(w)
-	return r.Empty() && len(r.Problems) == 0 && !recorded && !k.PausedByUs(w)
+	s := k.Selection(w)
+	return s.Empty() && len(s.Problems) == 0 && !recorded && !k.PausedByUs(w)
 }

@@ -34,7 +34,7 @@ func (cached) CreatedVersion() string { return "" }
 func (cached) ChangedVersion() string { return "" }
 
 // reduce returns a workload as the cache keeps it.
-func reduce(k *Keys, obj runtime.Object) cached {
+func reduce(k *AnnotationKeys, obj runtime.Object) cached {
 	m := obj.(metav1.Object)
 	kept := maps.Clone(m.GetAnnotations())
 	maps.DeleteFunc(kept, func(key, _ string) bool { return !slices.Contains(k.WorkloadKeys(), key) })

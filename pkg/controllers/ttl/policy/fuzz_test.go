@@ -117,8 +117,8 @@ func FuzzParse(f *testing.F) {
 		o := defaults()
 		for _, a := range annotations { // no value panics, and none is due that its own parser refuses
 			obj := &metav1.ObjectMeta{Namespace: "shop", CreationTimestamp: metav1.Time{Time: created}, Annotations: map[string]string{a.key: s, TTLControllerRefreshed: s}}
-			if decided := o.Decide(typeOf("Pod"), obj, now); decided.Due(now) && len(decided.Warnings) > 0 {
-				t.Fatalf("%s: %q is due with %v", a.key, s, decided.Warnings)
+			if decided := o.Decide(typeOf("Pod"), obj, now); decided.Due(now) && len(decided.Problems) > 0 {
+				t.Fatalf("%s: %q is due with %v", a.key, s, decided.Problems)
 			}
 		}
 	})

@@ -127,9 +127,9 @@ func names(item string, t schema.GroupResource) bool {
 	return (plural == "*" || plural == t.Resource) && (!qualified || group == t.Group)
 }
 
-// Unacted reports whether the object only has another object's annotations, or the API server cannot
+// IsCopyOrMirror reports whether the object only has another object's annotations, or the API server cannot
 // delete it. It is left alone without an Event.
-func Unacted(t Type, obj metav1.Object) bool {
+func IsCopyOrMirror(t Type, obj metav1.Object) bool {
 	switch t.GroupResource() {
 	case replicaSets:
 		owner := metav1.GetControllerOfNoCopy(obj)
@@ -152,9 +152,9 @@ func comesBack(t Type, obj metav1.Object) bool {
 	return false
 }
 
-// Ruled reports whether rules may decide on the object: no annotation does, and it may be deleted.
-func (o *Options) Ruled(t Type, obj metav1.Object) bool {
-	return obj.GetDeletionTimestamp() == nil && !o.Annotated(obj) && !Unacted(t, obj) && !comesBack(t, obj) && o.protected(t, obj) == ""
+// MayRulesDecide reports whether rules may decide on the object: no annotation does, and it may be deleted.
+func (o *Options) MayRulesDecide(t Type, obj metav1.Object) bool {
+	return obj.GetDeletionTimestamp() == nil && !o.Annotated(obj) && !IsCopyOrMirror(t, obj) && !comesBack(t, obj) && o.protected(t, obj) == ""
 }
 
 // protected returns why the object must not be deleted, or "".
@@ -180,15 +180,15 @@ func (o *Options) protected(t Type, obj metav1.Object) string {
 	return ""
 }
 
-// The reasons of warnings.
+// The reasons of problems.
 const (
 	InvalidTTL     = "InvalidTTL"
 	ConflictingTTL = "ConflictingTTL"
 	TTLProtected   = "TTLProtected"
 )
 
-// Warning is something that the owner of an object should know.
-type Warning struct{ Reason, Key, Text string }
+// Problem is something that the owner of an object should know.
+type Problem struct{ Reason, Key, Text string }
 
 // Decision says what becomes of an object.
 type Decision struct {
@@ -200,7 +200,7 @@ type Decision struct {
 	Rule     string
 	Since    time.Time
 	DryRun   bool
-	Warnings []Warning
+	Problems []Problem
 }
 
 // Due reports whether the deadline has come. A decision that neither an annotation nor a rule has
@@ -224,11 +224,11 @@ const conflictTolerance = time.Second
 // Decide returns what becomes of an object. The latest deadline wins. An invalid value must not delete.
 func (o *Options) Decide(t Type, obj metav1.Object, now time.Time) Decision {
 	d := Decision{Deadline: Never}
-	if obj.GetDeletionTimestamp() != nil || Unacted(t, obj) {
+	if obj.GetDeletionTimestamp() != nil || IsCopyOrMirror(t, obj) {
 		return d
 	}
 	warn := func(reason, key, format string, args ...any) {
-		d.Warnings = append(d.Warnings, Warning{reason, key, fmt.Sprintf(format, args...)})
+		d.Problems = append(d.Problems, Problem{reason, key, fmt.Sprintf(format, args...)})
 	}
 	type claim struct {
 		key, value string
@@ -252,7 +252,7 @@ func (o *Options) Decide(t Type, obj metav1.Object, now time.Time) Decision {
 		claims = append(claims, claim{a.key, value, deadline})
 		all = append(all, a.key+"="+value)
 	}
-	if len(claims) == 0 || len(d.Warnings) > 0 {
+	if len(claims) == 0 || len(d.Problems) > 0 {
 		return d
 	}
 	byDeadline := func(a, b claim) int { return a.deadline.Compare(b.deadline) }

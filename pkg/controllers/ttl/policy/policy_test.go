@@ -142,11 +142,11 @@ func TestDecide(t *testing.T) {
 				got = d.Deadline.Sub(now)
 			}
 			var reasons []string
-			for _, w := range d.Warnings {
+			for _, w := range d.Problems {
 				reasons = append(reasons, w.Reason)
 			}
 			if got != test.wait || strings.Join(reasons, " ") != test.warnings {
-				t.Errorf("wait %v, warnings %v; want %v, %q", got, d.Warnings, test.wait, test.warnings)
+				t.Errorf("wait %v, warnings %v; want %v, %q", got, d.Problems, test.wait, test.warnings)
 			}
 		})
 	}
@@ -223,7 +223,7 @@ func TestRuleDecision(t *testing.T) {
 				test.change(obj)
 			}
 			o := defaults()
-			if got := o.Ruled(of, obj); got != test.want {
+			if got := o.MayRulesDecide(of, obj); got != test.want {
 				t.Errorf("%t, want %t", got, test.want)
 			}
 		})
@@ -307,10 +307,10 @@ func TestHugeValues(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := defaults()
 			d := o.Decide(typeOf("Pod"), &metav1.ObjectMeta{Namespace: "shop", CreationTimestamp: metav1.Time{Time: created}, Annotations: annotations}, now)
-			if d.Due(now) || len(d.Warnings) != 1 || d.Warnings[0].Reason != InvalidTTL {
-				t.Fatalf("due %v with %d warnings", d.Deadline, len(d.Warnings))
+			if d.Due(now) || len(d.Problems) != 1 || d.Problems[0].Reason != InvalidTTL {
+				t.Fatalf("due %v with %d warnings", d.Deadline, len(d.Problems))
 			}
-			text := d.Warnings[0].Text
+			text := d.Problems[0].Text
 			if len(text) > 200 || !strings.Contains(text, "is longer than 100 bytes") || name != "two" && !strings.Contains(text, name) {
 				t.Errorf("a text of %d bytes: %.300s", len(text), text)
 			}

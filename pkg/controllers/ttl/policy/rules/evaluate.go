@@ -85,15 +85,15 @@ func Decode(b []byte) (v Verdict) {
 	return v
 }
 
-// Of returns the rule that decides. There must be one.
-func (s *Set) Of(v Verdict) *Rule { return &s.rules[v.Rule-1] }
+// RuleOf returns the rule that decides. There must be one.
+func (s *Set) RuleOf(v Verdict) *Rule { return &s.rules[v.Rule-1] }
 
 // Decide returns what becomes of an object with the verdict.
 func (s *Set) Decide(v Verdict) policy.Decision {
 	if v.Rule == 0 || v.Problem != 0 {
 		return policy.Decision{Deadline: policy.Never}
 	}
-	r, since := s.Of(v), time.Unix(v.Since, 0)
+	r, since := s.RuleOf(v), time.Unix(v.Since, 0)
 	return policy.Decision{Deadline: since.Add(r.ttl), Rule: r.Name, Value: r.TTL, Since: since, DryRun: r.DryRun}
 }
 
@@ -106,8 +106,8 @@ type Typed struct {
 	Whole bool
 }
 
-// For returns the rules for the objects of a type, nil if there are none.
-func (s *Set) For(t policy.Type) *Typed {
+// ForType returns the rules for the objects of a type, nil if there are none.
+func (s *Set) ForType(t policy.Type) *Typed {
 	typed := &Typed{t: t, set: s}
 	for i, r := range s.Rules() {
 		if slices.ContainsFunc(r.resources, func(item schema.GroupVersionResource) bool { return names(item, t) }) {

@@ -28,7 +28,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		typed := set.For(pods)
+		typed := set.ForType(pods)
 		if typed == nil {
 			return
 		}
@@ -54,7 +54,7 @@ func FuzzEvaluate(f *testing.F) {
 - {name: labels, resources: [pods], ttl: 1h, when: "object.metadata.?labels.a.orValue('') != ''"}
 - {name: every, resources: ["*"], ttl: 1h, when: "object.metadata.?ownerReferences.orValue([]).exists(o, o.kind == 'A') || has(object.metadata.labels) && size(object.metadata.labels) > 1"}
 - {name: images, resources: [pods], ttl: 1h, when: "has(object.spec) && object.spec.?containers.orValue([]).exists(c, c.?image.orValue('').matches('a+') || c.?ports.orValue([]).exists(p, p.containerPort > 1))"}
-- {name: started, resources: [pods], ttl: 1h, when: "object.?status.phase.orValue('') == 'Failed'", since: timestamp(object.status.startTime)}`).For(pods)
+- {name: started, resources: [pods], ttl: 1h, when: "object.?status.phase.orValue('') == 'Failed'", since: timestamp(object.status.startTime)}`).ForType(pods)
 	f.Fuzz(func(t *testing.T, text []byte) {
 		pod := &corev1.Pod{}
 		if json.Unmarshal(text, pod) != nil {

@@ -162,7 +162,7 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 			for _, obj := range object(t, test.of, test.object) {
 				var got Verdict
 				var err error
-				if typed := set.For(test.of); typed != nil {
+				if typed := set.ForType(test.of); typed != nil {
 					got, err = typed.Evaluate(obj)
 				}
 				want := Verdict{Problem: test.problem}
@@ -213,7 +213,7 @@ func TestExampleRules(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for _, obj := range object(t, test.of, test.object) {
 				var d policy.Decision
-				if typed := set.For(test.of); typed != nil {
+				if typed := set.ForType(test.of); typed != nil {
 					v, err := typed.Evaluate(obj)
 					if err != nil {
 						t.Fatal(err)
@@ -320,10 +320,10 @@ func TestParse(t *testing.T) {
 			}
 		})
 	}
-	if set := parse(t, r); len(set.Rules()) != 1 || set.For(jobs) == nil || !set.For(jobs).Whole || set.For(pods) != nil {
+	if set := parse(t, r); len(set.Rules()) != 1 || set.ForType(jobs) == nil || !set.ForType(jobs).Whole || set.ForType(pods) != nil {
 		t.Error("the rules are not those of the file")
 	}
-	if set, err := Parse(nil); set != nil || err != nil || set.For(jobs) != nil || set.Missing([]policy.Type{jobs}) != nil {
+	if set, err := Parse(nil); set != nil || err != nil || set.ForType(jobs) != nil || set.Missing([]policy.Type{jobs}) != nil {
 		t.Errorf("%v, %v", set, err)
 	}
 }
@@ -347,7 +347,7 @@ func TestRulesResolveTheirTypes(t *testing.T) {
 		t.Errorf("%s, want %s", got, want)
 	}
 	for of, want := range map[policy.Type]string{jobs: "[1 2] true", pods: "[2] false", deployments: "[2 3] false"} {
-		typed := set.For(of)
+		typed := set.ForType(of)
 		if got := fmt.Sprintf("%d %t", typed.rules, typed.Whole); got != want {
 			t.Errorf("%s: %s, want %s", of.Resource, got, want)
 		}
@@ -385,7 +385,7 @@ func TestHostileObjects(t *testing.T) {
 			set := parse(t, "\n- {name: r, resources: [widgets.v1.example.com], ttl: 1h, when: \""+test.when+"\"}")
 			obj := hostile()
 			begin := time.Now()
-			v, err := set.For(widgets).Evaluate(obj)
+			v, err := set.ForType(widgets).Evaluate(obj)
 			t.Logf("%v after %v: %.100v", v.Problem, time.Since(begin), err)
 			if v.Rule != 1 || !slices.Contains(test.want, v.Problem) {
 				t.Errorf("%v, %.200v; want one of %v", v.Problem, err, test.want)
@@ -404,7 +404,7 @@ func TestCostOfAllRules(t *testing.T) {
 	obj.Object["spec"].(map[string]any)["a"] = obj.Object["spec"].(map[string]any)["a"].([]any)[:1000]
 	// In a bubble no time passes during the evaluation, so that on a busy machine too the cost ends it.
 	synctest.Test(t, func(t *testing.T) {
-		v, err := parse(t, text.String()).For(widgets).Evaluate(obj)
+		v, err := parse(t, text.String()).ForType(widgets).Evaluate(obj)
 		if v.Problem != TooCostly || v.Rule < 2 || v.Rule > 6 {
 			t.Errorf("%+v, %v", v, err)
 		}
@@ -415,7 +415,7 @@ func TestCostOfAllRules(t *testing.T) {
 func TestProblemsNameNoValue(t *testing.T) {
 	set := parse(t, "\n- {name: r, resources: [secrets], ttl: 1h, when: \"object.stringData[object.stringData.a] == ''\"}")
 	for _, obj := range object(t, secrets, "stringData: {a: hunter2}") {
-		v, err := set.For(secrets).Evaluate(obj)
+		v, err := set.ForType(secrets).Evaluate(obj)
 		if v.Problem != Missing || !strings.Contains(err.Error(), "hunter2") || strings.Contains(v.Problem.String(), "hunter2") {
 			t.Errorf("%v: %v", v.Problem, err)
 		}
@@ -439,7 +439,7 @@ func BenchmarkAPod(b *testing.B) {
   when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Done%d' && c.status == 'True') || object.metadata.?labels.team.orValue('') == 'x'"
   ttl: 1h`, i, i)
 	}
-	typed := parse(b, text.String()).For(pods)
+	typed := parse(b, text.String()).ForType(pods)
 	for _, obj := range object(b, pods, benchmarkPod()) {
 		b.Run(fmt.Sprintf("%T", obj), func(b *testing.B) {
 			b.ReportAllocs()
@@ -463,7 +463,7 @@ func TestNoValueIsRetained(t *testing.T) {
 	}
 	set := parse(t, "\n- {name: r, resources: [secrets], ttl: 1h, when: \"object.stringData.exists(k, object.stringData[k].startsWith('x'))\"}\n"+
 		"- {name: s, resources: [secrets], ttl: 1h, when: \"object.data.b != ''\", since: \"timestamp(object.stringData[object.stringData.a])\"}")
-	typed := set.For(secrets)
+	typed := set.ForType(secrets)
 	kept := value(250)
 	for i := range 10 {
 		for _, obj := range object(t, secrets, fmt.Sprintf("stringData: {a: %s}\ndata: {b: %s}", value(i), base64.StdEncoding.EncodeToString([]byte(value(100+i))))) {

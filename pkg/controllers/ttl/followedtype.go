@@ -20,7 +20,7 @@ import (
 
 // key names an object.
 type key struct {
-	*kind
+	*followedType
 	cache.ObjectName
 }
 
@@ -30,8 +30,8 @@ func (k key) String() string { return k.GroupResource().String() + "/" + k.Objec
 // Tenant returns the namespace, in whose turn the queue takes the key.
 func (k key) Tenant() string { return k.Namespace }
 
-// entry is what a run remembers of an object that is due within [horizon].
-type entry struct {
+// dueRecord is what a run remembers of an object that is due within [horizon].
+type dueRecord struct {
 	obj       metav1.Object
 	verdict   rules.Verdict
 	firstSeen time.Time // with these annotations or this verdict
@@ -39,26 +39,26 @@ type entry struct {
 	failures  int       // only the worker that has the key uses it
 }
 
-// newEntry returns the record of an object that is first seen at now, before a decision.
-func newEntry(obj metav1.Object, now time.Time) *entry {
-	return &entry{obj: withDate(obj), verdict: verdictOf(obj), firstSeen: now, deadline: policy.Never}
+// newDueRecord returns the record of an object that is first seen at now, before a decision.
+func newDueRecord(obj metav1.Object, now time.Time) *dueRecord {
+	return &dueRecord{obj: withDate(obj), verdict: verdictOf(obj), firstSeen: now, deadline: policy.Never}
 }
 
-// kind is a followed type of objects (docs and flags say type), with its objects that may expire.
-type kind struct {
+// followedType is a type whose objects are watched, with its objects that may expire.
+type followedType struct {
 	policy.Type
 	rules     *typeRules // nil without rules
 	following *informers.Following[metav1.Object]
 
 	mu          sync.Mutex
-	records     map[cache.ObjectName]*entry
+	records     map[cache.ObjectName]*dueRecord
 	tracked     int           // objects that may expire, in the cache
 	expiring    map[uint8]int // of them, those that expire by a rule, by its number
 	pausedUntil time.Time
 }
 
 // get returns a record, nil if there is none, and the object in it.
-func (k *kind) get(name cache.ObjectName) (*entry, metav1.Object) {
+func (k *followedType) get(name cache.ObjectName) (*dueRecord, metav1.Object) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if r := k.records[name]; r != nil {
@@ -68,7 +68,7 @@ func (k *kind) get(name cache.ObjectName) (*entry, metav1.Object) {
 }
 
 // put sets the record of an object; nil is no record.
-func (k *kind) put(name cache.ObjectName, r *entry) {
+func (k *followedType) put(name cache.ObjectName, r *dueRecord) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
@@ -81,7 +81,7 @@ func (k *kind) put(name cache.ObjectName, r *entry) {
 }
 
 // refresh notes a state of an object in its record, if there is one.
-func (k *kind) refresh(name cache.ObjectName, obj metav1.Object) {
+func (k *followedType) refresh(name cache.ObjectName, obj metav1.Object) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if r := k.records[name]; r != nil {
@@ -91,19 +91,19 @@ func (k *kind) refresh(name cache.ObjectName, obj metav1.Object) {
 
 // find records an object at now if it has no record, and reports whether it did. It looks at the cache under
 // the lock: otherwise the event that the object is gone could come before the record.
-func (k *kind) find(name cache.ObjectName, now time.Time) bool {
+func (k *followedType) find(name cache.ObjectName, now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	obj, exists := k.following.Get(name)
 	if !exists || k.records == nil || k.records[name] != nil {
 		return false
 	}
-	k.records[name] = newEntry(obj, now)
+	k.records[name] = newDueRecord(obj, now)
 	return true
 }
 
 // forget removes a record, unless another one has replaced it.
-func (k *kind) forget(name cache.ObjectName, r *entry) {
+func (k *followedType) forget(name cache.ObjectName, r *dueRecord) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.records[name] == r {
@@ -112,7 +112,7 @@ func (k *kind) forget(name cache.ObjectName, r *entry) {
 }
 
 // count adds n to the number of objects such as obj.
-func (k *kind) count(obj metav1.Object, n int) {
+func (k *followedType) count(obj metav1.Object, n int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.tracked += n
@@ -121,32 +121,32 @@ func (k *kind) count(obj metav1.Object, n int) {
 	}
 }
 
-func (k *kind) decided(r *entry, deadline time.Time) {
+func (k *followedType) decided(r *dueRecord, deadline time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	r.deadline = deadline
 }
 
 // beginPause leaves the type alone for a while, and reports whether this begins now.
-func (k *kind) beginPause(now time.Time) bool {
+func (k *followedType) beginPause(now time.Time) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	begins := !k.pausedUntil.After(now)
 	if begins {
-		k.pausedUntil = now.Add(kindPause)
+		k.pausedUntil = now.Add(typePause)
 	}
 	return begins
 }
 
 // pauseLeft returns how long the type is left alone.
-func (k *kind) pauseLeft(now time.Time) time.Duration {
+func (k *followedType) pauseLeft(now time.Time) time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return max(k.pausedUntil.Sub(now), 0)
 }
 
 // stop ends the watch and forgets the objects.
-func (k *kind) stop() {
+func (k *followedType) stop() {
 	k.following.Stop() // not under the lock, for which a handler may be waiting
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -166,12 +166,12 @@ func same(a, b metav1.Object, keys []string) bool {
 
 // Details is what /debug/controllers/ttl shows beside the loop.
 type Details struct {
-	Types []KindStatus `json:"types"`
+	Types []TypeStatus `json:"types"`
 	Rules []RuleStatus `json:"rules,omitempty"`
 }
 
-// KindStatus is what /debug/controllers/ttl shows of a type.
-type KindStatus struct {
+// TypeStatus is what /debug/controllers/ttl shows of a type.
+type TypeStatus struct {
 	Resource     string     `json:"resource"`
 	Version      string     `json:"version"`
 	Synced       bool       `json:"synced"`
@@ -181,9 +181,9 @@ type KindStatus struct {
 	Problem      string     `json:"problem,omitempty"`
 }
 
-func (k *kind) status(now time.Time) KindStatus {
+func (k *followedType) status(now time.Time) TypeStatus {
 	following := k.following.Status()
-	s := KindStatus{Resource: k.GroupResource().String(), Version: k.Version, Synced: following.Synced, Problem: following.Problem}
+	s := TypeStatus{Resource: k.GroupResource().String(), Version: k.Version, Synced: following.Synced, Problem: following.Problem}
 	if s.Problem == "" && k.pauseLeft(now) > 0 {
 		s.Problem = "paused for a minute: the API server's clock differs, or a request took 5 s or more; see the log"
 	}
@@ -203,12 +203,12 @@ func (k *kind) status(now time.Time) KindStatus {
 }
 
 // status returns the state of all types, by name.
-func (c *controller) status() (list []KindStatus) {
+func (c *controller) status() (list []TypeStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, k := range c.kinds {
+	for _, k := range c.types {
 		list = append(list, k.status(c.clock.Now()))
 	}
-	slices.SortFunc(list, func(a, b KindStatus) int { return strings.Compare(a.Resource, b.Resource) })
+	slices.SortFunc(list, func(a, b TypeStatus) int { return strings.Compare(a.Resource, b.Resource) })
 	return list
 }

@@ -27,9 +27,9 @@ const (
 
 // Selection has the parsed annotations of a workload: which sources it selects.
 type Selection struct {
-	outline bool // see [Keys.Outline]
+	outline bool // see [AnnotationKeys.Outline]
 	native  bool // the workload has the native annotation, so it is marked by annotation under the native key
-	types   [NumTypes]typeRules
+	types   [NumTypes]typeSelection
 	// Delay replaces the quiet period; 0 does not.
 	Delay time.Duration
 	// pause is how long a reload pauses a Deployment; 0 does not.
@@ -40,7 +40,7 @@ type Selection struct {
 	BadPause *Problem
 }
 
-type typeRules struct {
+type typeSelection struct {
 	auto     bool
 	search   bool
 	named    names
@@ -52,7 +52,7 @@ type typeRules struct {
 
 // Empty reports whether the workload asks for nothing.
 func (s *Selection) Empty() bool {
-	return !slices.ContainsFunc(s.types[:], func(t typeRules) bool { return t.auto || t.search || !t.named.empty() })
+	return !slices.ContainsFunc(s.types[:], func(t typeSelection) bool { return t.auto || t.search || !t.named.empty() })
 }
 
 // ByName returns how the lists of names select a source: No if it is excluded, Named if an item names
@@ -69,9 +69,9 @@ func (s *Selection) ByName(key SourceKey) Match {
 }
 
 // ScanProblem says that the patterns for a type of sources take too long.
-func (k *Keys) ScanProblem(r *Selection, t SourceType) *Problem {
+func (k *AnnotationKeys) ScanProblem(s *Selection, t SourceType) *Problem {
 	key := k.reload[t]
-	if r.native {
+	if s.native {
 		key = nativeReload
 	}
 	return &Problem{key, "its patterns take too long to match against all names in the namespace, so nothing rolls the workload"}
@@ -142,16 +142,16 @@ func Truncate(text string) string {
 	return strings.ToValidUTF8(text[:most], "") + "..."
 }
 
-// nothing is the rules of a workload that is rolled through another object: a Job through its CronJob,
+// nothing is the selection of a workload that is rolled through another object: a Job through its CronJob,
 // a Rollout through the workload that it refers to.
 var nothing = &Selection{}
 
 // Selection returns what a workload selects.
-func (k *Keys) Selection(w *Workload) *Selection {
+func (k *AnnotationKeys) Selection(w *Workload) *Selection {
 	if w.Elsewhere {
 		return nothing
 	}
-	return k.parse(clipAll(w.Meta, k.rules), clipAll(w.Template, k.rules))
+	return k.parse(clipAll(w.Meta, k.selecting), clipAll(w.Template, k.selecting))
 }
 
 // clip shortens a value of an annotation: a value of more than maxList bytes is refused, an annotation may
@@ -169,40 +169,40 @@ func clipAll(annotations map[string]string, keys []string) map[string]string {
 	return clipped
 }
 
-// Outline returns the rules of a workload without their expressions; it only says whether there are any.
+// Outline returns the selection of a workload without its expressions; it only says whether it is empty.
 // It is for an index, where the events of all workloads wait.
-func (k *Keys) Outline(w *Workload) *Selection {
-	return k.read(&Selection{outline: true}, clipAll(w.Meta, k.rules), clipAll(w.Template, k.rules))
+func (k *AnnotationKeys) Outline(w *Workload) *Selection {
+	return k.read(&Selection{outline: true}, clipAll(w.Meta, k.selecting), clipAll(w.Template, k.selecting))
 }
 
 // parse reads the annotations of a workload (meta) and of its template.
-func (k *Keys) parse(meta, template map[string]string) *Selection {
+func (k *AnnotationKeys) parse(meta, template map[string]string) *Selection {
 	return k.read(&Selection{}, meta, template)
 }
 
-func (k *Keys) read(r *Selection, meta, template map[string]string) *Selection {
+func (k *AnnotationKeys) read(s *Selection, meta, template map[string]string) *Selection {
 	if value, ok := fallback(meta, template, nativeReload); ok {
-		k.parseNative(r, value)
+		k.parseNative(s, value)
 	} else {
 		for _, t := range SourceTypes {
-			k.parseType(r, t, meta, template)
+			k.parseType(s, t, meta, template)
 		}
-		k.parsePause(r, meta)
+		k.parsePause(s, meta)
 	}
 	for t, ignored := range k.ignored {
 		if ignored {
-			r.types[t] = typeRules{}
+			s.types[t] = typeSelection{}
 		}
 	}
 	if value, ok := meta[nativeDelay]; ok {
 		d, err := time.ParseDuration(value)
 		if err != nil || d <= 0 {
-			r.bad(nativeDelay, fmt.Sprintf("%q is not a positive duration", Truncate(value)))
+			s.bad(nativeDelay, fmt.Sprintf("%q is not a positive duration", Truncate(value)))
 		} else {
-			r.Delay = d
+			s.Delay = d
 		}
 	}
-	return r
+	return s
 }
 
 // fallback returns a value from the workload, or from the template if the workload does not have
@@ -215,10 +215,10 @@ func fallback(meta, template map[string]string, key string) (string, bool) {
 	return value, ok
 }
 
-func (k *Keys) parseType(r *Selection, t SourceType, meta, template map[string]string) {
-	rules := &r.types[t]
+func (k *AnnotationKeys) parseType(s *Selection, t SourceType, meta, template map[string]string) {
+	selection := &s.types[t]
 	if !k.compat {
-		rules.auto = k.autoAll
+		selection.auto = k.autoAll
 		return
 	}
 	from := meta
@@ -228,20 +228,20 @@ func (k *Keys) parseType(r *Selection, t SourceType, meta, template map[string]s
 	}) {
 		from = template
 	}
-	rules.search = from[k.search] == "true"
-	rules.auto = isTrue(from[k.auto]) || isTrue(from[k.typedAuto[t]]) ||
+	selection.search = from[k.search] == "true"
+	selection.auto = isTrue(from[k.auto]) || isTrue(from[k.typedAuto[t]]) ||
 		k.autoAll && from[k.auto] == "" && from[k.typedAuto[t]] == ""
 
 	if len(meta[k.exclude[t]]) > maxList {
-		rules.never = true
-		r.bad(k.exclude[t], fmt.Sprintf("%v, so until it is shorter, no %s rolls the workload", errListTooLong, t.Kind()))
+		selection.never = true
+		s.bad(k.exclude[t], fmt.Sprintf("%v, so until it is shorter, no %s rolls the workload", errListTooLong, t.Kind()))
 		return
 	}
 	for item := range items(meta[k.exclude[t]]) {
-		rules.excluded.add(item)
+		selection.excluded.add(item)
 	}
 	if len(from[k.reload[t]]) > maxList {
-		r.bad(k.reload[t], errListTooLong.Error())
+		s.bad(k.reload[t], errListTooLong.Error())
 		return
 	}
 	var bad []string
@@ -249,16 +249,16 @@ func (k *Keys) parseType(r *Selection, t SourceType, meta, template map[string]s
 	steps := maxSteps
 	for item := range items(from[k.reload[t]]) {
 		if isName(item) {
-			rules.named.add(item)
+			selection.named.add(item)
 		}
 		if isName(strings.ReplaceAll(item, ".*", "x")) { // true of most expressions
 			if strings.Contains(item, ".") {
-				rules.named.addGlob(strings.NewReplacer(".*", "*", ".", "?").Replace(item))
+				selection.named.addGlob(strings.NewReplacer(".*", "*", ".", "?").Replace(item))
 			}
 			continue
 		}
-		if r.outline {
-			rules.named.outlined = true
+		if s.outline {
+			selection.named.outlined = true
 			continue
 		}
 		parsed, err := parseExpression(item, &steps)
@@ -270,12 +270,12 @@ func (k *Keys) parseType(r *Selection, t SourceType, meta, template map[string]s
 	}
 	if len(expressions) > 0 {
 		var err error
-		if rules.named.re, err = compile(expressions); err != nil {
+		if selection.named.re, err = compile(expressions); err != nil {
 			bad = append(bad, err.Error())
 		}
 	}
-	rules.named.steps += maxSteps - max(steps, 0)
-	r.bad(k.reload[t], bad...)
+	selection.named.steps += maxSteps - max(steps, 0)
+	s.bad(k.reload[t], bad...)
 }
 
 func isTrue(text string) bool {
@@ -301,16 +301,16 @@ func items(list string) func(yield func(string) bool) {
 	}
 }
 
-func (k *Keys) parseNative(r *Selection, value string) {
-	r.native = true
+func (k *AnnotationKeys) parseNative(s *Selection, value string) {
+	s.native = true
 	if len(value) > maxList {
-		r.bad(nativeReload, fmt.Sprintf("%v, so until it is shorter, nothing rolls the workload", errListTooLong))
+		s.bad(nativeReload, fmt.Sprintf("%v, so until it is shorter, nothing rolls the workload", errListTooLong))
 		return
 	}
 	off, others := false, false
 	var bad []string
-	for t := range r.types {
-		r.types[t].auto = k.autoAll
+	for t := range s.types {
+		s.types[t].auto = k.autoAll
 	}
 	for item := range items(value) {
 		switch item {
@@ -318,23 +318,23 @@ func (k *Keys) parseNative(r *Selection, value string) {
 			off = true
 			continue
 		case reloadAuto:
-			for t := range r.types {
-				r.types[t].auto = true
+			for t := range s.types {
+				s.types[t].auto = true
 			}
 		default:
-			if err := r.addNative(item); err != nil {
+			if err := s.addNative(item); err != nil {
 				bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
 			}
 		}
 		others = true
 	}
 	if off {
-		r.types = [NumTypes]typeRules{}
+		s.types = [NumTypes]typeSelection{}
 		if others {
 			bad = append(bad, "off contradicts the other items; off counts")
 		}
 	}
-	r.bad(nativeReload, bad...)
+	s.bad(nativeReload, bad...)
 }
 
 // addNative adds an item that names sources.
