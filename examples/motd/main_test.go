@@ -28,7 +28,7 @@ func TestNamespaceGetsItsConfigMap(t *testing.T) {
 }
 
 func TestDocsShowThisProgram(t *testing.T) {
-	page, err := os.ReadFile("../../docs/extend/start.md")
+	page, err := os.ReadFile("../../docs/extend/one-file.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,6 +37,6 @@ func TestDocsShowThisProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, code, _ := strings.Cut(string(program), "\n\n"); !strings.Contains(string(page), "```go\n"+code+"```\n") {
-		t.Error("docs/extend/start.md does not show main.go as it is")
+		t.Error("docs/extend/one-file.md does not show main.go as it is")
 	}
 }

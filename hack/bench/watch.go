@@ -29,7 +29,7 @@ type history struct {
 	changed chan struct{} // closed and replaced at every addition
 }
 
-// sighting is of a holder of the Lease, or of a Deployment whose template has changed.
+// sighting records when the watch showed a new holder of the Lease, or a Deployment with a changed template.
 type sighting struct {
 	at   time.Time
 	name string

@@ -9,17 +9,17 @@ import "testing"
 // arguments, and print the roles that the chart grants.
 func TestRolesFollowListsAsTheManagerReadsThem(t *testing.T) {
 	for name, values := range map[string]string{
-		"no type for ttl":                  "controllers: {ttl: {enabled: true, flags: {ttl-include-resources: []}}}",
-		"types for ttl in one text":        `controllers: {ttl: {enabled: true, flags: {ttl-include-resources: ["jobs.batch,pods."]}}}`,
-		"no Jobs, but CronJobs":            "controllers: {config-reload: {flags: {config-reload-ignored-kinds: [jobs]}}}",
-		"no CronJobs, but Jobs":            "controllers: {config-reload: {flags: {config-reload-ignored-kinds: [cronjobs]}}}",
-		"neither, in one text":             `controllers: {config-reload: {flags: {config-reload-ignored-kinds: ["jobs,cronjobs"]}}}`,
-		"kinds in upper case":              "controllers: {config-reload: {flags: {config-reload-ignored-kinds: [Jobs, CronJobs]}}}",
-		"no Secrets, in upper case":        "controllers: {config-reload: {flags: {config-reload-ignored-sources: [Secrets]}}}",
-		"both kinds of copies in one text": `controllers: {replication: {enabled: true, flags: {replication-kinds: ["Secret,ConfigMap"]}}}`,
-		"a controller that is set to null": "controllers: {config-reload: null, ttl: {enabled: true}}",
-		"its own namespace among further":  "namespaced: {enabled: true, additionalNamespaces: [ops, team-b]}",
-		"a further namespace twice":        "namespaced: {enabled: true, additionalNamespaces: [team-b, team-b]}",
+		"no type for ttl":                                       "controllers: {ttl: {enabled: true, flags: {ttl-include-resources: []}}}",
+		"types for ttl in one text":                             `controllers: {ttl: {enabled: true, flags: {ttl-include-resources: ["jobs.batch,pods."]}}}`,
+		"no Jobs, but CronJobs":                                 "controllers: {config-reload: {flags: {config-reload-ignored-kinds: [jobs]}}}",
+		"no CronJobs, but Jobs":                                 "controllers: {config-reload: {flags: {config-reload-ignored-kinds: [cronjobs]}}}",
+		"neither, in one text":                                  `controllers: {config-reload: {flags: {config-reload-ignored-kinds: ["jobs,cronjobs"]}}}`,
+		"kinds in upper case":                                   "controllers: {config-reload: {flags: {config-reload-ignored-kinds: [Jobs, CronJobs]}}}",
+		"no Secrets, in upper case":                             "controllers: {config-reload: {flags: {config-reload-ignored-sources: [Secrets]}}}",
+		"both kinds of copies in one text":                      `controllers: {replication: {enabled: true, flags: {replication-kinds: ["Secret,ConfigMap"]}}}`,
+		"a controller that is set to null":                      "controllers: {config-reload: null, ttl: {enabled: true}}",
+		"the release's own namespace is among the further ones": "namespaced: {enabled: true, additionalNamespaces: [ops, team-b]}",
+		"a further namespace twice":                             "namespaced: {enabled: true, additionalNamespaces: [team-b, team-b]}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := mustRender(t, values, "ops")

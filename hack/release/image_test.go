@@ -25,8 +25,8 @@ func testImage() image {
 		Managers: []managerOf{{"amd64", []byte("for amd64")}, {"arm64", []byte("for arm64")}}}
 }
 
-// TestImage unpacks the archive and reads it as a registry's client does.
-func TestImage(t *testing.T) {
+// TestImageHasEachPlatform unpacks the archive and reads it as a registry's client does.
+func TestImageHasEachPlatform(t *testing.T) {
 	archive, digest, err := testImage().archive()
 	if err != nil {
 		t.Fatal(err)

@@ -36,7 +36,7 @@ const changelog = `# Changelog
 - The first.
 `
 
-func TestNotes(t *testing.T) {
+func TestNotesAreTheSectionOfTheVersion(t *testing.T) {
 	for name, test := range map[string]struct{ version, want, wantErr string }{
 		"a release":                            {version: "v1.2.0", want: "# Quartermaster v1.2.0 - 2026-11-24\n\n### Added\n\n- A thing.\n"},
 		"before a release":                     {version: "v1.2.0-rc.1", want: "# Quartermaster v1.2.0-rc.1 - 2026-11-20\n\n- A thing to try.\n"},
@@ -156,7 +156,7 @@ func TestWriteReplacesAnEarlierRelease(t *testing.T) {
 	}
 }
 
-func TestArchives(t *testing.T) {
+func TestArchivesHoldTheFiles(t *testing.T) {
 	modified := time.Unix(1_700_000_000, 0).UTC()
 	files := []file{
 		{Name: "LICENSE", Mode: 0o644, Content: []byte("text")},

@@ -85,7 +85,7 @@ func TestReadLicense(t *testing.T) {
 		"two in one file":                         {files: map[string]string{"LICENSE.txt": mit + apache}, want: "Apache-2.0 MIT"},
 		"a notice belongs to one":                 {files: map[string]string{"LICENSE": apache, "NOTICE": "Copyright"}, want: "Apache-2.0"},
 		"forked code has one too":                 {files: map[string]string{"LICENSE": apache, "forked/LICENSE": bsd3}, want: "Apache-2.0 BSD-3-Clause"},
-		"of Go, only the one at the root":         {files: map[string]string{"LICENSE": bsd3, "misc/LICENSE": mit}, shallow: true, want: "BSD-3-Clause"},
+		"only the license at Go's root counts":    {files: map[string]string{"LICENSE": bsd3, "misc/LICENSE": mit}, shallow: true, want: "BSD-3-Clause"},
 		"the license of test data does not count": {files: map[string]string{"LICENSE": bsd2, "a/testdata/LICENSE": mit}, want: "BSD-2-Clause"},
 		"none":                               {files: map[string]string{"NOTICE": "Copyright"}, wantErr: "has no license"},
 		"one for a person to judge":          {files: map[string]string{"COPYING": "GNU GENERAL PUBLIC LICENSE"}, wantErr: "COPYING is no license"},

@@ -118,7 +118,7 @@ func TestReviewsDoNotHoldUpTheExit(t *testing.T) {
 	}
 }
 
-func TestVerbosityRequests(t *testing.T) {
+func TestVerbosityRequestIsChecked(t *testing.T) {
 	handler := introspection(&Options{}, metricsHandler(metrics.NewKubeRegistry()), nil)
 	for name, tc := range map[string]struct {
 		body string

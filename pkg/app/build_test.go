@@ -44,11 +44,11 @@ func executeOwn(t *testing.T, args ...string) string {
 
 func TestBuildHasItsNameEverywhere(t *testing.T) {
 	for name, args := range map[string][]string{
-		"its help":        {"--help"},
-		"its status":      {"status", "--help"},
-		"its controllers": {"controllers"},
+		"help":            {"--help"},
+		"status":          {"status", "--help"},
+		"controllers":     {"controllers"},
 		"the help of one": {"controllers", "--help"},
-		"its roles":       {"rbac"},
+		"rbac":            {"rbac"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := executeOwn(t, args...)

@@ -86,8 +86,8 @@ func knownKinds(_ context.Context, kind schema.GroupVersionKind) (*meta.RESTMapp
 // does not lead, it tries to write with every client that they get.
 func TestClientsAllHaveTheFence(t *testing.T) {
 	for name, change := range map[string]func(*Options){
-		"by default":     func(*Options) {},
-		"with --dry-run": func(o *Options) { o.Generic.DryRun = true },
+		"the default limits":                           func(*Options) {},
+		"the limits with --dry-run":                    func(o *Options) { o.Generic.DryRun = true },
 		"with tokens of the controllers' own accounts": func(o *Options) { o.Generic.UseServiceAccountTokens = true },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -49,19 +49,19 @@ func TestClustersThatCanBeOpened(t *testing.T) {
 		config  *rest.Config
 		err     string // "" if it can
 	}{
-		"one with a token":            {"far", &rest.Config{Host: "far.example.com", BearerToken: "its", Timeout: time.Minute}, ""},
-		"one with a certificate":      {"far.example.com", &rest.Config{Host: "https://far.example.com", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, ""},
-		"a name that is no label":     {"a/b", &rest.Config{Host: "x"}, "a lowercase RFC 1123 subdomain"},
-		"none":                        {"far", nil, "names no API server"},
-		"no address":                  {"far", &rest.Config{}, "names no API server"},
-		"our own token":               {"far", &rest.Config{Host: "x", BearerToken: "our own"}, "has the token of this process"},
-		"a program":                   {"far", &rest.Config{Host: "x", ExecProvider: &clientcmdapi.ExecConfig{Command: "sh"}}, "runs a program"},
-		"a plugin":                    {"far", &rest.Config{Host: "x", AuthProvider: &clientcmdapi.AuthProviderConfig{}}, "runs a program"},
-		"a file with the token":       {"far", &rest.Config{Host: "x", BearerTokenFile: "/token"}, "names a file"},
-		"a file with the authority":   {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAFile: "/ca"}}, "names a file"},
-		"a file with the key":         {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{KeyFile: "/key"}}, "names a file"},
-		"an authority that is none":   {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("x")}}, "unable to load root certificates"},
-		"a name that is open already": {"open", &rest.Config{Host: "x"}, "a cluster of this name is already open"},
+		"a cluster with a token":       {"far", &rest.Config{Host: "far.example.com", BearerToken: "its", Timeout: time.Minute}, ""},
+		"a cluster with a certificate": {"far.example.com", &rest.Config{Host: "https://far.example.com", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, ""},
+		"a name that is no label":      {"a/b", &rest.Config{Host: "x"}, "a lowercase RFC 1123 subdomain"},
+		"none":                         {"far", nil, "names no API server"},
+		"no address":                   {"far", &rest.Config{}, "names no API server"},
+		"our own token":                {"far", &rest.Config{Host: "x", BearerToken: "our own"}, "has the token of this process"},
+		"a program":                    {"far", &rest.Config{Host: "x", ExecProvider: &clientcmdapi.ExecConfig{Command: "sh"}}, "runs a program"},
+		"a plugin":                     {"far", &rest.Config{Host: "x", AuthProvider: &clientcmdapi.AuthProviderConfig{}}, "runs a program"},
+		"a file with the token":        {"far", &rest.Config{Host: "x", BearerTokenFile: "/token"}, "names a file"},
+		"a file with the authority":    {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAFile: "/ca"}}, "names a file"},
+		"a file with the key":          {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{KeyFile: "/key"}}, "names a file"},
+		"an authority that is none":    {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("x")}}, "unable to load root certificates"},
+		"a name that is open already":  {"open", &rest.Config{Host: "x"}, "a cluster of this name is already open"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := p.openCluster("one", tc.cluster, tc.config)
@@ -90,7 +90,7 @@ func TestClustersThatCanBeOpened(t *testing.T) {
 	}
 }
 
-func TestClusterRequests(t *testing.T) {
+func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*Options)
 		answer func(http.ResponseWriter, *http.Request) // nil: not found

@@ -148,7 +148,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-func TestEnabled(t *testing.T) {
+func TestControllersListSelectsControllers(t *testing.T) {
 	entries := []controllers.Entry{
 		{Name: "one"},
 		{Name: "two"},

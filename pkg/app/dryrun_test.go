@@ -73,7 +73,7 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 		"a binding is made dry":                                       {"POST /api/v1/namespaces/a/pods/b/binding", "dryRun=All", ""},
 		"a binding in its old form is made dry":                       {"POST /api/v1/namespaces/a/bindings", "dryRun=All", ""},
 		"a custom resource is made dry":                               {"POST /apis/custom.example.com/v1/things", "dryRun=All", ""},
-		"its status is made dry":                                      {"PUT /apis/custom.example.com/v1/things/a/status", "dryRun=All", ""},
+		"an update of a status is made dry":                           {"PUT /apis/custom.example.com/v1/things/a/status", "dryRun=All", ""},
 		"another subresource cannot be its own":                       {"PUT /apis/custom.example.com/v1/things/a/restart", "", "not a subresource of custom resources"},
 		"an aggregated API is refused":                                {"POST /apis/aggregated.example.com/v1/things", "", "aggregated"},
 		"a group whose APIService cannot be read is refused":          {"POST /apis/other.example.com/v1/things", "", "APIService v1.other.example.com"},
@@ -155,20 +155,20 @@ func TestDryRunOfADeleteWithABody(t *testing.T) {
 		body        []byte
 		refused     string
 	}{
-		"in JSON":                   {"application/json", encode("application/json", coreV1), ""},
-		"in the version of a group": {"application/json", encode("application/json", appsV1), ""},
-		"in JSON with a charset":    {"application/json; charset=utf-8", encode("application/json", appsV1), ""},
-		"without kind":              {"application/json", []byte(`{"gracePeriodSeconds":7,"preconditions":{"uid":"u"}}`), ""},
-		"without a content type":    {"", encode("application/json", coreV1), ""},
-		"a body with dryRun twice is sent with dryRun=All": {"application/json", []byte(`{"gracePeriodSeconds":7,"preconditions":{"uid":"u"},"dryRun":["All"],"dryRun":[]}`), ""},
-		"in YAML":                     {"application/yaml", encode("application/yaml", coreV1), ""},
-		"in protobuf":                 {"application/vnd.kubernetes.protobuf", encode("application/vnd.kubernetes.protobuf", coreV1), ""},
-		"in protobuf, of a group":     {"application/vnd.kubernetes.protobuf", encode("application/vnd.kubernetes.protobuf", appsV1), ""},
-		"in CBOR":                     {"application/cbor", cbor, ""},
-		"in a form that is not known": {"application/x-new", []byte("x"), `"application/x-new"`},
+		"a body in JSON":                                            {"application/json", encode("application/json", coreV1), ""},
+		"a body in the version of a group":                          {"application/json", encode("application/json", appsV1), ""},
+		"a body in JSON with a charset":                             {"application/json; charset=utf-8", encode("application/json", appsV1), ""},
+		"a body without kind":                                       {"application/json", []byte(`{"gracePeriodSeconds":7,"preconditions":{"uid":"u"}}`), ""},
+		"a body without a content type":                             {"", encode("application/json", coreV1), ""},
+		"a body with dryRun twice is sent with dryRun=All":          {"application/json", []byte(`{"gracePeriodSeconds":7,"preconditions":{"uid":"u"},"dryRun":["All"],"dryRun":[]}`), ""},
+		"a body in YAML":                                            {"application/yaml", encode("application/yaml", coreV1), ""},
+		"a body in protobuf":                                        {"application/vnd.kubernetes.protobuf", encode("application/vnd.kubernetes.protobuf", coreV1), ""},
+		"a body in protobuf, of a group":                            {"application/vnd.kubernetes.protobuf", encode("application/vnd.kubernetes.protobuf", appsV1), ""},
+		"a body in CBOR":                                            {"application/cbor", cbor, ""},
+		"a body in a form that is not known":                        {"application/x-new", []byte("x"), `"application/x-new"`},
 		"a body that does not parse as its content type is refused": {"application/json", []byte("k8s\x00x"), "request body"},
-		"of another kind":              {"application/json", []byte(`{"apiVersion":"v1","kind":"Pod"}`), "request body"},
-		"that looks like another kind": {"application/json", []byte(`{"apiVersion":"meta.k8s.io/v1","kind":"CreateOptions"}`), "request body"},
+		"a body of another kind":                                    {"application/json", []byte(`{"apiVersion":"v1","kind":"Pod"}`), "request body"},
+		"that looks like another kind":                              {"application/json", []byte(`{"apiVersion":"meta.k8s.io/v1","kind":"CreateOptions"}`), "request body"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := httptest.NewRequest(http.MethodDelete, "https://example.com/clusters/c/api/v1/namespaces/a/pods/b", bytes.NewReader(tc.body))

@@ -249,12 +249,12 @@ func TestApplyMistakesAreErrors(t *testing.T) {
 		config runtime.ApplyConfiguration
 		want   string
 	}{
-		"without a name":                      {corev1ac.ConfigMap("", "shop"), "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
-		"without a kind":                      {&corev1ac.ConfigMapApplyConfiguration{}, "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
-		"of a kind that nobody knows":         {corev1ac.Secret("x", "shop"), `apply Secret shop/x: no matches for kind "Secret" in version "v1"`},
-		"that cannot be written as an object": {unwritable{}, "apply a app.unwritable: json: error calling MarshalJSON for type app.unwritable: no"},
-		"without the namespace of its kind":   {corev1ac.ConfigMap("x", ""), "apply ConfigMap x: its namespace is missing"},
-		"in a namespace that cannot be": {
+		"an object without a name":                    {corev1ac.ConfigMap("", "shop"), "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
+		"an object without a kind":                    {&corev1ac.ConfigMapApplyConfiguration{}, "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
+		"an object of a kind that nobody knows":       {corev1ac.Secret("x", "shop"), `apply Secret shop/x: no matches for kind "Secret" in version "v1"`},
+		"that cannot be written as an object":         {unwritable{}, "apply a app.unwritable: json: error calling MarshalJSON for type app.unwritable: no"},
+		"an object without the namespace of its kind": {corev1ac.ConfigMap("x", ""), "apply ConfigMap x: its namespace is missing"},
+		"an object in a namespace that cannot be": {
 			corev1ac.Namespace("x").WithNamespace("shop"), "apply Namespace shop/x: objects of this kind have no namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -368,7 +368,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 				if took := time.Since(begun); took != tc.took || !errors.Is(err, tc.want) {
 					t.Errorf("it stopped after %s with %v; want %s and %v", took, err, tc.took, tc.want)
 				}
-				if named := strings.Contains(fmt.Sprint(err), "controller x did not end reconciling shop/a"); named != (tc.took == 20*time.Second) {
+				if named := strings.Contains(fmt.Sprint(err), "controller x has been reconciling shop/a for "); named != (tc.took == 20*time.Second) {
 					t.Errorf("the error is %v", err)
 				}
 				<-time.After(2 * time.Hour) // until the one that does not drain has returned

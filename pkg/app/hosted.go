@@ -186,7 +186,7 @@ func (h hostedControllers) unfinished(now time.Time) error {
 	for _, c := range h {
 		s, _ := c.controllerStatus()
 		for _, in := range s.InFlight {
-			errs = append(errs, fmt.Errorf("controller %s did not end reconciling %s, for %s now", c.name, in.Key, now.Sub(in.Since).Round(time.Second)))
+			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop", c.name, in.Key, now.Sub(in.Since).Round(time.Second)))
 		}
 	}
 	return errors.Join(errs...)

@@ -235,7 +235,7 @@ func TestDrainNamesWhatDidNotEnd(t *testing.T) {
 	}
 	now := time.Now()
 	c.status = controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: now.Add(-time.Minute)}, {Key: "shop/b", Since: now}}}
-	want := "controller x did not end reconciling shop/a, for 1m0s now\ncontroller x did not end reconciling shop/b, for 0s now"
+	want := "controller x has been reconciling shop/a for 1m0s and did not stop\ncontroller x has been reconciling shop/b for 0s and did not stop"
 	if err := (hostedControllers{h}).unfinished(now); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

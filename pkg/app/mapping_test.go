@@ -39,9 +39,9 @@ func (s *discoveryServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
-// TestKindThatIsMadeAgain has a definition that is made again with another plural, after requests by the
+// TestKindDefinedAgainIsFound has a definition that is made again with another plural, after requests by the
 // first.
-func TestKindThatIsMadeAgain(t *testing.T) {
+func TestKindDefinedAgainIsFound(t *testing.T) {
 	const path = "/apis/example.com/v1"
 	widget := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
 	for name, tc := range map[string]struct {

@@ -354,9 +354,9 @@ func TestRBACTellsTheCacheFromTheController(t *testing.T) {
 	}
 }
 
-// TestRBACInANamespace has the roles of a controller with a namespace of its own, in which it may work
-// anyway, and in which it may not.
-func TestRBACInANamespace(t *testing.T) {
+// TestRBACOfAnOwnNamespaceFollowsTheScope has the roles of a controller with a namespace of its own, in which
+// it may work anyway, and in which it may not.
+func TestRBACOfAnOwnNamespaceFollowsTheScope(t *testing.T) {
 	rule := func(resource string) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{resource}, Verbs: []string{"get"}}}
 	}

@@ -34,7 +34,7 @@ func writeCert(t *testing.T, dir, host string) (cert, key string) {
 	return cert, key
 }
 
-func TestTLS(t *testing.T) {
+func TestTLSServesTheConfiguredCertificate(t *testing.T) {
 	dir := t.TempDir()
 	mainCert, mainKey := writeCert(t, dir, "main.example.com")
 

@@ -20,8 +20,8 @@ func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
 	server := httptest.NewServer(bounded(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), time.Millisecond))
 	defer server.Close()
 	for name, header := range map[string]string{
-		"of a length": "Content-Length: 1000",
-		"in chunks":   "Transfer-Encoding: chunked",
+		"a body of a known length": "Content-Length: 1000",
+		"a body in chunks":         "Transfer-Encoding: chunked",
 	} {
 		t.Run(name, func(t *testing.T) {
 			connection, err := net.Dial("tcp", server.Listener.Addr().String())

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-func TestDrain(t *testing.T) {
+func TestDrainEndsReconcilesInTime(t *testing.T) {
 	cases := map[string]struct {
 		takes    time.Duration // how long the reconcile in flight takes
 		hears    bool          // whether it ends when its context ends

@@ -56,7 +56,7 @@ func takeAll(q *queue[string]) (keys []string) {
 	return keys
 }
 
-func TestLanesOrder(t *testing.T) {
+func TestLanesTakeTurns(t *testing.T) {
 	for name, tc := range map[string]struct {
 		add  []string
 		want string
@@ -134,7 +134,7 @@ type tenantKey struct{ tenant, name string }
 
 func (k tenantKey) Tenant() string { return k.tenant }
 
-func TestLanesTenantOfAKey(t *testing.T) {
+func TestLanesKnowTheTenantOfAKey(t *testing.T) {
 	for name, tc := range map[string]struct{ got, want string }{
 		"is the namespace of an object's name":        {tenantOf(cache.NewObjectName("shop", "a")), "shop"},
 		"is what the key's method says":               {tenantOf(tenantKey{"shop", "a"}), "shop"},

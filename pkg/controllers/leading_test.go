@@ -247,14 +247,14 @@ func TestLeaderBeginsWithoutLosingChanges(t *testing.T) {
 		}
 	}
 	for name, prepare := range map[string]func(g *gated){
-		"of the object, just before Run":                        object,
-		"of the other, just before Run":                         other,
-		"of the object, after it was listed from the cache":     func(g *gated) { g.listed = arrived(g, object) },
-		"of the other, after the object was listed":             func(g *gated) { g.listed = arrived(g, other) },
-		"of the object, when the first is mapped":               func(g *gated) { mapping(g, arrived(g, object)) },
-		"of the other, when the first is mapped":                func(g *gated) { mapping(g, arrived(g, other)) },
-		"of the object, when its first reconcile has read it":   func(g *gated) { reconcile(g, arrived(g, object)) },
-		"of the other, when the object's reconcile has read it": func(g *gated) { reconcile(g, arrived(g, other)) },
+		"a change of the ConfigMap just before Run":                       object,
+		"a change of the Secret just before Run":                          other,
+		"a change of the ConfigMap after it was listed from the cache":    func(g *gated) { g.listed = arrived(g, object) },
+		"a change of the Secret after the ConfigMap was listed":           func(g *gated) { g.listed = arrived(g, other) },
+		"a change of the ConfigMap while the first ConfigMap is mapped":   func(g *gated) { mapping(g, arrived(g, object)) },
+		"a change of the Secret while the first ConfigMap is mapped":      func(g *gated) { mapping(g, arrived(g, other)) },
+		"a change of the ConfigMap after its first reconcile has read it": func(g *gated) { reconcile(g, arrived(g, object)) },
+		"a change of the Secret after the first reconcile has read it":    func(g *gated) { reconcile(g, arrived(g, other)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

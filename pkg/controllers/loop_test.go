@@ -147,7 +147,7 @@ type refusal struct{}
 func (refusal) Error() string    { return "not leading" }
 func (refusal) NotLeading() bool { return true }
 
-func TestRequeue(t *testing.T) {
+func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 	tooMany := apierrors.NewTooManyRequests("slow down", 30)
 	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "configmaps"}, "a", errors.New("it has changed"))
 	type outcome struct {
@@ -363,7 +363,7 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 	})
 }
 
-func TestBackground(t *testing.T) {
+func TestLoopRunsItsBackground(t *testing.T) {
 	for name, test := range map[string]struct {
 		background func(ctx context.Context, enqueue func(...string)) error
 		keys       string

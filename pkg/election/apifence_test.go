@@ -241,7 +241,7 @@ func quietly(t *testing.T) (context.Context, context.CancelFunc) {
 	return context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
 }
 
-func TestServerFence(t *testing.T) {
+func TestServerFenceShowsItsState(t *testing.T) {
 	tests := map[string]struct {
 		change func(*fenceServer) // before the start
 		later  func(*fenceServer) // while it leads

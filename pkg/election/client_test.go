@@ -108,10 +108,10 @@ func TestClientLeavesRetryAfterToItsCaller(t *testing.T) {
 		answer func(http.ResponseWriter)
 		after  time.Duration
 	}{
-		"of priority and fairness, as text": {func(w http.ResponseWriter) {
+		"a refusal of priority and fairness, as text": {func(w http.ResponseWriter) {
 			http.Error(w, "Too many requests, please try again later.", http.StatusTooManyRequests)
 		}, 0},
-		"of a handler, as JSON": {func(w http.ResponseWriter) {
+		"a refusal of a handler, as JSON": {func(w http.ResponseWriter) {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(http.StatusTooManyRequests)
 			_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"TooManyRequests",` +

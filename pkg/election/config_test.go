@@ -84,8 +84,8 @@ func TestAddFlags(t *testing.T) {
 	}
 }
 
-// TestRequestTimeout checks that one hanging request does not end the term.
-func TestRequestTimeout(t *testing.T) {
+// TestHungRequestDoesNotEndTheTerm checks that one hanging request does not end the term.
+func TestHungRequestDoesNotEndTheTerm(t *testing.T) {
 	for _, t0 := range []protocol.Timing{
 		{Lease: 15 * time.Second, Deadline: 10 * time.Second, Retry: 2 * time.Second},
 		{Lease: 3 * time.Second, Deadline: 2 * time.Second, Retry: 500 * time.Millisecond},

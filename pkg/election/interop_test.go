@@ -47,9 +47,9 @@ func startClientGo(t *testing.T, store *simStore, name string) *testReplica {
 	return r
 }
 
-// TestInteroperation hands one Lease back and forth between both electors, by release and by
+// TestElectorAndClientGoHandOver hands one Lease back and forth between both electors, by release and by
 // expiry.
-func TestInteroperation(t *testing.T) {
+func TestElectorAndClientGoHandOver(t *testing.T) {
 	start := map[string]func(*testing.T, *simStore, string) *testReplica{
 		"ours": func(t *testing.T, s *simStore, name string) *testReplica {
 			t.Helper()

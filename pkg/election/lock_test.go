@@ -53,7 +53,7 @@ func TestServeHTTP(t *testing.T) {
 	})
 }
 
-func TestLockBeforeRun(t *testing.T) {
+func TestLockBeforeRunHasNoState(t *testing.T) {
 	lock := must(NewLock(testConfig(), Candidate{Identity: "r"}))
 	if s := shown(lock); s.Phase != "NotStarted" {
 		t.Errorf("it shows %+v", s)

@@ -27,8 +27,8 @@ func (c *storeClient) total() int {
 	return c.count("get") + c.count("create") + c.count("update") + c.count("watch")
 }
 
-// TestRefusalsThatLast runs a standby that is refused for an hour after its leader has gone.
-func TestRefusalsThatLast(t *testing.T) {
+// TestLastingRefusalsAreProblems runs a standby that is refused for an hour after its leader has gone.
+func TestLastingRefusalsAreProblems(t *testing.T) {
 	status := func(err *apierrors.StatusError) error { return err }
 	tooMany := status(apierrors.NewTooManyRequests("too many", 1))
 	forbidden := status(apierrors.NewForbidden(leaseResource, "lease", errors.New("no")))
@@ -58,7 +58,7 @@ func TestRefusalsThatLast(t *testing.T) {
 				client := newStoreClient(store, "r")
 				lock := must(NewLock(testConfig(), Candidate{Identity: "r", Client: client, Clock: newBubbleClock(), Metrics: must(display.NewMetrics(registry, "x"))}))
 				logger := funcr.New(func(_, args string) {
-					if strings.Contains(args, "refuses what leader election needs") {
+					if strings.Contains(args, "refuses a request for the Lease") {
 						logged++
 					}
 				}, funcr.Options{})
@@ -107,8 +107,8 @@ func TestRefusalsThatLast(t *testing.T) {
 	}
 }
 
-// TestLeaseCreatedByOthers deletes and applies the manifests again, the role after the Lease.
-func TestLeaseCreatedByOthers(t *testing.T) {
+// TestLeaseCreatedByOthersIsTaken deletes and applies the manifests again, the role after the Lease.
+func TestLeaseCreatedByOthersIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		store.delete("admin")

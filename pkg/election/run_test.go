@@ -113,9 +113,9 @@ func TestReplicasLeadOneAtATime(t *testing.T) {
 	})
 }
 
-// TestHandoverInARow checks a rolling update after a crash: once the crash is over, no standby
+// TestHandoversInARowLoseNoTime checks a rolling update after a crash: once the crash is over, no standby
 // waits because of it.
-func TestHandoverInARow(t *testing.T) {
+func TestHandoversInARowLoseNoTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		var all []*testReplica
@@ -298,8 +298,8 @@ func TestStandbyStops(t *testing.T) {
 	})
 }
 
-// TestRequestsWhileIdle counts the requests of an election in which nothing happens.
-func TestRequestsWhileIdle(t *testing.T) {
+// TestIdleElectorsSendFewRequests counts the requests of an election in which nothing happens.
+func TestIdleElectorsSendFewRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		leader := startReplica(t, store, "leader", testConfig())
@@ -324,7 +324,7 @@ func TestRequestsWhileIdle(t *testing.T) {
 	})
 }
 
-func TestPollingWithoutAWatch(t *testing.T) {
+func TestStandbyPollsWithoutAWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		leader := startReplica(t, store, "leader", testConfig())

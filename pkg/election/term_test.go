@@ -200,7 +200,7 @@ func TestReleaseWithoutAnAnswer(t *testing.T) {
 	})
 }
 
-func TestReleaseThatFails(t *testing.T) {
+func TestFailedReleaseIsALostError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := freeStore()
 		r := startReplica(t, store, "r", testConfig())
@@ -247,8 +247,8 @@ func TestAcquisitionsThatHangTwice(t *testing.T) {
 	})
 }
 
-// TestWriteWithoutAnAnswer lets a write of lead fail before lead is asked to stop.
-func TestWriteWithoutAnAnswer(t *testing.T) {
+// TestWriteWithoutAnAnswerHoldsUpTheRelease lets a write of lead fail before lead is asked to stop.
+func TestWriteWithoutAnAnswerHoldsUpTheRelease(t *testing.T) {
 	reset := errors.New("connection reset by peer")
 	tests := map[string]struct {
 		code  int // of the answer, or

@@ -35,7 +35,7 @@ func get(h http.Handler, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-func TestHandler(t *testing.T) {
+func TestHandlerReportsEachCheck(t *testing.T) {
 	broken := NamedCheck("broken", func(*http.Request) error { return errors.New("a reason") })
 	fine := NamedCheck("fine", func(*http.Request) error { return nil })
 

@@ -96,7 +96,7 @@ func TestFirstVersionIsUnknownUnderASelector(t *testing.T) {
 	}{
 		"all":                                 {Need{}, nil, "7"},
 		"all but Helm's":                      {Need{FieldSelector: NotHelm}, nil, "7"},
-		"of one namespace":                    {Need{Namespace: "shop"}, nil, "7"},
+		"a need of one namespace":             {Need{Namespace: "shop"}, nil, "7"},
 		"by labels":                           {Need{LabelSelector: "app=x"}, nil, ""},
 		"by fields":                           {Need{FieldSelector: "metadata.name=db"}, nil, ""},
 		"by a Filter":                         {Need{Filter: annotated}, nil, "7"},

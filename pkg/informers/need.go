@@ -63,8 +63,8 @@ const (
 
 // Need is what one controller needs of one resource. What no need names is not cached.
 //
-// Controllers whose needs choose the same objects, in one version, share an informer, and each gets at
-// least what it needs. Needs that do not go together have an informer each.
+// Needs of one resource share an informer if they select the same objects, in the same version and form. Each
+// controller then gets at least what it declared. Otherwise each need has an informer of its own.
 type Need struct {
 	// For is the name of the controller, and of its digest, see Object.Digest. The host fills it
 	// in.

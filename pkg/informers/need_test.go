@@ -24,7 +24,7 @@ import (
 
 var rollouts = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "rollouts"}
 
-func TestNeedsThatCannotBeMet(t *testing.T) {
+func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 	widgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 	clients := clientsOf(t, &rest.Config{})
 	cases := map[string]struct {
@@ -122,7 +122,7 @@ func TestCustomGoTypeHasItsOwnInformer(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
+func TestNamespacesFlagIsChecked(t *testing.T) {
 	cfg := NewConfig()
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	cfg.AddFlags(fs)
@@ -159,8 +159,8 @@ func TestDigestIsAllThatIsKept(t *testing.T) {
 		resource schema.GroupVersionResource
 		in       apiruntime.Object
 	}{
-		"of a built-in type":   {Deployments, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3)}}},
-		"of a custom resource": {rollouts, rollout},
+		"an object of a built-in type":   {Deployments, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3)}}},
+		"an object of a custom resource": {rollouts, rollout},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -135,7 +135,7 @@ func liveHeap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-func TestObject(t *testing.T) {
+func TestObjectKeepsWhatItsNeedNames(t *testing.T) {
 	const id = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 	deleted := metav1.Unix(1700000000, 0)
 	cases := map[string]struct {

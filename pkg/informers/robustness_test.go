@@ -85,7 +85,7 @@ func TestEndingWatchBacksOffAndIsReported(t *testing.T) {
 				if n := secretsStatus(f).Lists; n < 10 || n > 30 {
 					t.Errorf("%d lists in ten minutes", n)
 				}
-				if err := f.Problem("reload"); err == nil || err.Error() != "cannot go on watching secrets: WatchEnded" {
+				if err := f.Problem("reload"); err == nil || err.Error() != "cannot keep watching secrets: WatchEnded" {
 					t.Errorf("problem %v", err)
 				}
 				c.mu.Lock()
@@ -443,8 +443,8 @@ func TestReadinessWaitsUnlessRefused(t *testing.T) {
 
 func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 	for name, failure := range map[string]error{
-		"its conversion webhook is broken":  apierrors.NewInternalError(errors.New("conversion webhook for example.com/v1 failed")),
-		"its aggregated API server is down": apierrors.NewServiceUnavailable("currently unable to handle the request"),
+		"the type's conversion webhook is broken":  apierrors.NewInternalError(errors.New("conversion webhook for example.com/v1 failed")),
+		"the type's aggregated API server is down": apierrors.NewServiceUnavailable("currently unable to handle the request"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

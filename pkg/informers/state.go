@@ -144,7 +144,7 @@ func (s *state) watchEnded() {
 	defer s.mu.Unlock()
 	s.now.Failures++
 	if s.ended == nil || s.clock.Since(s.ended.last) > endingFor {
-		s.ended = &failure{verb: "go on watching", since: s.clock.Now()}
+		s.ended = &failure{verb: "keep watching", since: s.clock.Now()}
 	}
 	s.count(s.ended, errWatchEnded)
 }

@@ -49,9 +49,9 @@ func TestLeaderDiesBeforeItsWrite(t *testing.T) {
 	}
 }
 
-// TestAnswerThatIsLost executes a write whose answer the leader does not get, and one that it is told to
-// repeat later.
-func TestAnswerThatIsLost(t *testing.T) {
+// TestLostAnswerApprovesOnce executes a write whose answer the leader does not get, and one that it is told
+// to repeat later.
+func TestLostAnswerApprovesOnce(t *testing.T) {
 	w := newFixture(t)
 	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
 	proxy.Add(faultproxy.Rule{Match: isApproval, Times: 1, DropResponse: true})

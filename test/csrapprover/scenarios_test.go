@@ -146,7 +146,7 @@ func TestScenarios(t *testing.T) {
 				}
 			}
 		},
-		"of 25 requests at once 20 are approved": func(w *fixture) {
+		"20 of 25 requests at once are approved": func(w *fixture) {
 			n := w.node("n", "10.1.0.14")
 			for range 25 {
 				w.request(n, n)

@@ -27,7 +27,7 @@ func held(seconds float64, holder string) version[*coordinationv1.Lease] {
 	return version[*coordinationv1.Lease]{at: at(seconds), object: lease}
 }
 
-func TestFirstHandover(t *testing.T) {
+func TestFirstHandoverIsFound(t *testing.T) {
 	deleted, gone := held(12, "a"), held(5, "z")
 	deleted.deleted, gone.deleted = true, true
 	for name, tc := range map[string]struct {
@@ -80,7 +80,7 @@ func newPod(name, node string, change ...func(*corev1.Pod)) corev1.Pod {
 
 func deleting(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: start} }
 
-func TestSpread(t *testing.T) {
+func TestReplicasShareNoNode(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pods  []corev1.Pod
 		nodes int

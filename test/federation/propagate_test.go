@@ -66,8 +66,8 @@ func (m *members) retains() {
 	}
 }
 
-// TestPropagation goes through the life of federated objects.
-func TestPropagation(t *testing.T) {
+// TestObjectsArePropagated goes through the life of federated objects.
+func TestObjectsArePropagated(t *testing.T) {
 	// c2 has no batch/v1 and lets the manager have no Secrets.
 	m := newMembers(t, 4*fleet.Patience, cluster.Options{WithoutControllerManager: true, APIServerArgs: []string{"--runtime-config=batch/v1=false"}},
 		"namespaces", "configmaps", "services", "serviceaccounts", "deployments", "replicasets", "ingresses", "clusterroles", "jobs")

@@ -162,7 +162,7 @@ func TestManagerWithoutFederationReadsNothingOfIt(t *testing.T) {
 	}
 }
 
-func TestSchemas(t *testing.T) {
+func TestSchemasOfKubeFedRefuseMistakes(t *testing.T) {
 	const (
 		widgets = "kind: FederatedTypeConfig, metadata: {name: widgets.example.com}, spec: {propagation: Enabled, "
 		target  = "targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}"

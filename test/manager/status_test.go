@@ -90,7 +90,7 @@ func leaderReader(ctx context.Context, t *testing.T) string {
 	return path
 }
 
-func TestStatusOfTwoReplicas(t *testing.T) {
+func TestStatusShowsTwoReplicas(t *testing.T) {
 	ctx := fleet.Context(t)
 	leader := shared.RunLeader(ctx, t, fleet.ShortTimings...)
 	standby := shared.RunStandby(ctx, t, fleet.ShortTimings...)

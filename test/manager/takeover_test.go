@@ -21,9 +21,9 @@ import (
 // since it was renewed at most 2 s before, and much more than a takeover on evidence takes.
 const early = 10 * time.Second
 
-// TestTakeoverOnEvidence ends a leader, or lets it seem to have ended, with the default timings and checks
-// by the Lease that another holds it before it has expired, and that it works.
-func TestTakeoverOnEvidence(t *testing.T) {
+// TestStandbyTakesOverOnEvidence ends a leader, or lets it seem to have ended, with the default timings and
+// checks by the Lease that another holds it before it has expired, and that it works.
+func TestStandbyTakesOverOnEvidence(t *testing.T) {
 	for name, prepare := range map[string]func(context.Context, *testing.T, *cluster.Manager) (end func()){
 		"the leader is killed": func(_ context.Context, _ *testing.T, leader *cluster.Manager) func() { return leader.Kill },
 		"a proxy makes it look as if it had ended": func(ctx context.Context, t *testing.T, _ *cluster.Manager) func() {

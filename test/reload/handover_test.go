@@ -168,8 +168,8 @@ func (b burst) judge(rounds int) map[string]int {
 	return by
 }
 
-// TestHandoverInABurst checks that nothing is lost and nothing rolled twice.
-func TestHandoverInABurst(t *testing.T) {
+// TestHandoverInABurstRepeatsNothing checks that nothing is lost and nothing rolled twice.
+func TestHandoverInABurstRepeatsNothing(t *testing.T) {
 	for name, tc := range map[string]struct {
 		signal syscall.Signal
 		args   []string

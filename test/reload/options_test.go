@@ -169,7 +169,7 @@ func TestQuietPeriodOnTheAPIServer(t *testing.T) {
 func TestDryRunSendsNothing(t *testing.T) {
 	begin := time.Now()
 	managers := play(t, atOnce("--config-reload-dry-run"), map[string]scenario{
-		"it tells what it would do": {
+		"a dry run tells what it would do": {
 			given: func(s testNamespace) {
 				webUses(s)
 				s.create(newJob("import", is(auto, "true"), uses(cm)), newCronJob("report", is(auto, "true"), uses(cm)))

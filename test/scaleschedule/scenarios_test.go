@@ -28,8 +28,9 @@ func soon(d time.Duration) string {
 	return "from " + time.Now().Add(d).UTC().Format(time.RFC3339Nano)
 }
 
-// TestDownAndUp scales a Deployment and a CronJob at a boundary, and back when the annotation goes.
-func TestDownAndUp(t *testing.T) {
+// TestWorkloadGoesDownAndUp scales a Deployment and a CronJob at a boundary, and back when the annotation
+// goes.
+func TestWorkloadGoesDownAndUp(t *testing.T) {
 	w := newFixture(t, fleet.Patience)
 	w.deploy("a", nil)
 	jobs := shared.Admin.BatchV1().CronJobs(w.namespace)

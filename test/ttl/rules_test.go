@@ -85,8 +85,8 @@ func (w *fixture) metric(m *cluster.Manager, line string) {
 	fleet.Eventually(w.ctx, w, func() error { return fleet.Answers(m.InsecureURL+"/metrics", "", 200, line) })
 }
 
-// TestRules has what depends on the API server and on Kubernetes' own controllers.
-func TestRules(t *testing.T) {
+// TestRulesDeleteOnTheAPIServer has what depends on the API server and on Kubernetes' own controllers.
+func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 	w := newFixture(t)
 	temp := newFixture(t)
 	m := shared.RunLeader(w.ctx, t, args("--v=2", "--ttl-rules="+w.rules(ruleR+`

@@ -17,9 +17,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestGraceAfterARestore has an object that is created with an expires long past while a leader
+// TestGraceHoldsAfterARestore has an object that is created with an expires long past while a leader
 // watches, and one that its successor finds.
-func TestGraceAfterARestore(t *testing.T) {
+func TestGraceHoldsAfterARestore(t *testing.T) {
 	const grace = 5 * time.Second
 	w := newFixture(t)
 	flags := args(append([]string{"--ttl-grace-period=" + grace.String()}, fleet.ShortTimings...)...)

@@ -102,7 +102,7 @@ func TestSandboxEndsWithItsOwner(t *testing.T) {
 	}
 }
 
-func TestClose(t *testing.T) {
+func TestCloseEndsEveryProcess(t *testing.T) {
 	s, err := New(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)

@@ -272,7 +272,7 @@ func TestControlCharactersAreNotPrinted(t *testing.T) {
 	}
 }
 
-func TestStatusForPeople(t *testing.T) {
+func TestStatusIsPrintedForPeople(t *testing.T) {
 	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	before := func(d time.Duration) *metav1.Time { return &metav1.Time{Time: now.Add(-d)} }
 	r := report{

@@ -17,7 +17,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-func TestFlags(t *testing.T) {
+func TestFlagsFillTheConfig(t *testing.T) {
 	cfg := NewConfig()
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	cfg.AddFlags(fs)

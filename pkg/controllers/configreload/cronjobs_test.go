@@ -12,7 +12,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
-func TestJobCopyOfALongName(t *testing.T) {
+func TestRunNameOfALongNameIsCut(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	w := &policy.Workload{QueueKey: policy.QueueKey{Kind: "CronJob", ObjectName: cache.NewObjectName("shop", long)}}
 	got := runName(&policy.Facts{Workload: w}, &policy.Plan{})

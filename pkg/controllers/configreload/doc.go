@@ -20,9 +20,9 @@
 // memory.go:
 //
 //	field      what it is                          set by                      cleared by
-//	last       the newest recorded state that      a decision, once it is      never; if the annotation is
-//	           this run knows, and the version     carried out                 newer, the annotation
-//	           of the workload that carries it                                 counts
+//	last       the newest recorded state that      a decision, once it is      never. A newer annotation
+//	           this run knows, and the version     carried out                 takes precedence
+//	           of the workload that carries it
 //	window     changes that wait for one reload,   events; a difference that   the reload; or the decision
 //	           with the data before them           no event announced          that nothing is to do
 //	written    the version of the last write       each patch                  the cache, when it has it

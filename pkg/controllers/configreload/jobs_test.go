@@ -210,7 +210,7 @@ func TestReconcileCronJobs(t *testing.T) {
 	})
 }
 
-func TestCronJobRun(t *testing.T) {
+func TestCronJobRunsOnceForAChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil, cm1(), cronJob(nil, kAuto, "true", nativeState, stateOn("CronJob/shop/web", cmKey, h1)))
 		changeCM(f)
@@ -430,13 +430,13 @@ var green = cm("app-config", "color", "green")
 // The new Job may be in the cache long before the response to its creation arrives.
 func TestJobChangeDuringItsCreation(t *testing.T) {
 	for name, create := range map[string]func(f *fixture, r controllertest.Request) error{
-		"and the answer comes late": func(f *fixture, _ controllertest.Request) error {
+		"the creation is answered late": func(f *fixture, _ controllertest.Request) error {
 			f.Latency(20 * time.Second)
 			time.AfterFunc(10*time.Second, func() { f.Put(green) })
 			time.AfterFunc(20*time.Second, func() { f.Latency(time.Millisecond) })
 			return nil
 		},
-		"and the answer is lost": func(f *fixture, r controllertest.Request) error {
+		"the answer to the creation is lost": func(f *fixture, r controllertest.Request) error {
 			if err := f.apply(r); err != nil {
 				return err
 			}

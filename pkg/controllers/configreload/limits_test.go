@@ -202,9 +202,9 @@ func TestSourcesOfAWorkloadAreLimited(t *testing.T) {
 		references = append(references, reads(source(i, "").Name))
 	}
 	for name, workload := range map[string]*appsv1.Deployment{
-		"by a pattern":   deploy(pod(), nativeReload, "configmap/app-*"),
-		"by references":  deploy(pod(references...), nativeReload, "auto"),
-		"by both, alike": deploy(pod(references...), nativeReload, "auto,configmap/app-*"),
+		"sources chosen by a pattern":                      deploy(pod(), nativeReload, "configmap/app-*"),
+		"sources chosen by references":                     deploy(pod(references...), nativeReload, "auto"),
+		"sources chosen by a pattern and references alike": deploy(pod(references...), nativeReload, "auto,configmap/app-*"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -257,7 +257,7 @@ func TestPatternsTooSlowAreRefused(t *testing.T) {
 }
 
 // 300 workloads of one namespace are due, and each patch takes 100 ms.
-func TestFairnessOfNamespaces(t *testing.T) {
+func TestNamespaceWithManyChangesDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var objects []runtime.Object
 		noisy, changed := cm1(), cm2()

@@ -281,7 +281,7 @@ func TestDryRunWritesNothing(t *testing.T) {
 	})
 }
 
-func TestVariableOfTwoSources(t *testing.T) {
+func TestVariableOfTwoSourcesHasTheLaterChange(t *testing.T) {
 	// app.config and app-config share a variable. The later change sets it, and the state
 	// distinguishes them.
 	dotted := func(v string) runtime.Object { return cm("app.config", "v", v) }
@@ -296,13 +296,13 @@ func TestVariableOfTwoSources(t *testing.T) {
 			want:    []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
 			events:  []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
 		},
-		"of two that changed at one instant, the first by type and name stands": {
+		"two sources change at one instant, and the first by type and name stands": {
 			objects: objs{cm1(), dotted("1"), auto(pod(reads("app-config"), reads("app.config")), state(h1, hash("1")))},
 			change:  func(f *fixture) { f.Put(dotted("2"), cm2()) },
 			want:    []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
 			events:  []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
 		},
-		"of two that come to equal data, the later one leaves the template as it is": {
+		"two sources come to equal data, and the later one leaves the template as it is": {
 			objects: objs{cm1(), dotted("1"), auto(pod(reads("app-config"), reads("app.config")), state(h1, hash("1")))},
 			change:  func(f *fixture) { f.Put(dotted("2")); f.pass(time.Minute); f.Put(cm("app-config", "v", "2")) },
 			want: []string{env(state(h1, hash("2")), "web/"+cmVar, hash("2")),

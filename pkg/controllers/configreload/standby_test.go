@@ -57,7 +57,7 @@ func TestStandbyLeads(t *testing.T) {
 			change: func(f *fixture) { roll(f); f.Put(cm1()) },
 			want:   []string{env(stateOf(cmKey, h1), "web/"+cmVar, h1)}, rolls: true,
 		},
-		"of a workload that was created after another change, only the source is late": {
+		"a workload was created after another change, and only the source is late": {
 			sources: long,
 			before:  func(f *fixture) { f.Delete(known); changeCM(f); f.Put(web()) },
 			change:  func(f *fixture) { f.Put(cm("app-config", "color", "green")); record(f, green) },

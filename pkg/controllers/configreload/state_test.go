@@ -195,7 +195,7 @@ func TestFailingWorkloadHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-func TestMaxDelay(t *testing.T) {
+func TestMaxDelayEndsAWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The source changes every 1.9 s, so a quiet period of 3 s never passes.
 		f := newFixture(t, func(c *config) { c.QuietPeriod = 3 * time.Second },
@@ -221,7 +221,7 @@ func TestMaxDelay(t *testing.T) {
 	})
 }
 
-func TestStateRemovedByOthers(t *testing.T) {
+func TestStateRemovedByOthersIsWrittenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		known1 := stateOf(cmKey, h1)
 		bare := deploy(pod(reads("app-config")), kAuto, "true")

@@ -219,7 +219,7 @@ func (c *controller) announce(ctx context.Context, k *kind, w *policy.Workload, 
 	if result == resultDryRun {
 		level = 0 // a dry run leaves nothing but this line
 	}
-	workloadLogger(ctx, w).V(level).Info("Workload reload", "result", result, "what", text)
+	workloadLogger(ctx, w).V(level).Info("Reload of a workload ended", "result", result, "detail", text)
 	c.metrics.reloads.WithLabelValues(k.Name, result).Inc()
 	c.events.Event(reference(k, w), corev1.EventTypeNormal, reason, policy.Truncate(text))
 }

@@ -199,8 +199,8 @@ func TestEventsAreOfTheirOwnEntry(t *testing.T) {
 	})
 }
 
-// TestHostAsStandby has a controller of every replica, whose writes only the leader may do.
-func TestHostAsStandby(t *testing.T) {
+// TestStandbyWritesOnlyWhenItLeads has a controller of every replica, whose writes only the leader may do.
+func TestStandbyWritesOnlyWhenItLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var refused atomic.Int32
 		e := doing("keeper", func(ctx context.Context, h controllers.Host) error {
@@ -309,8 +309,8 @@ func TestApplyRefusesEscalation(t *testing.T) {
 	}
 }
 
-// TestHostsInOneProcess runs them at the same time.
-func TestHostsInOneProcess(t *testing.T) {
+// TestHostsInOneProcessShareNothing runs them at the same time.
+func TestHostsInOneProcessShareNothing(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -153,7 +153,7 @@ func TestReconcile(t *testing.T) {
 				f.expect(approval("r1"), "Normal ServingCertificateApproved n9")
 			},
 		},
-		"of 21 requests within a minute 20 are approved, and the last when they are gone": {
+		"20 of 21 requests within a minute are approved, and the last when they are gone": {
 			do: func(f *fixture) {
 				many := numbered("r%02d", 21, func(name string) runtime.Object { return request(name, "n1", "n1") })
 				f.put(many...)

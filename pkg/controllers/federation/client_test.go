@@ -101,7 +101,7 @@ func (s *Server) client(t *testing.T, change func(*policy.ClusterSpec)) *client 
 	return c
 }
 
-func TestProbe(t *testing.T) {
+func TestProbeTellsHowAClusterAnswers(t *testing.T) {
 	answer := func(code int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, body) }
 	}
@@ -302,8 +302,8 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// TestProxyOfTheClusterIsUsedAndNoOther reaches a cluster through a proxy that the KubeFedCluster names, and not through that of
-// the environment.
+// TestProxyOfTheClusterIsUsedAndNoOther reaches a cluster through a proxy that the KubeFedCluster names, and
+// not through that of the environment.
 func TestProxyOfTheClusterIsUsedAndNoOther(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
 	server := NewServer(t)

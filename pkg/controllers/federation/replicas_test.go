@@ -119,7 +119,8 @@ func (f *fed) wroteApp(c *controllertest.Cluster, want ...string) {
 	}
 }
 
-// TestReplicasFollowThePreference has a federated Deployment that is placed nowhere until a preference says where.
+// TestReplicasFollowThePreference has a federated Deployment that is placed nowhere until a preference says
+// where.
 func TestReplicasFollowThePreference(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"equal parts by default": func(f *fed) {
@@ -363,7 +364,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			f.Sleep(4 * time.Second)
 			f.spreads("c1=10")
 		},
-		"it is back, and the plan cannot be written yet": func(f *fed) {
+		"the cluster is back, and the plan cannot be written yet": func(f *fed) {
 			f.c2.Cut()
 			f.Sleep(2 * time.Minute)
 			f.spreads("c1=10")
@@ -384,7 +385,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			}
 			f.status("FederatedDeployment", "d", "c1= c2=")
 		},
-		"it is back under a new leader": func(f *fed) {
+		"the cluster is back under a new leader": func(f *fed) {
 			f.c2.Cut()
 			f.Sleep(2 * time.Minute)
 			f.c2.Restore()

@@ -37,7 +37,7 @@ func TestEventIsExpandedByWorkers(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
+func TestConfigMistakesNameTheirFlags(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*Config)
 		want   string

@@ -100,7 +100,7 @@ func TestTenantDelaysNoOther(t *testing.T) {
 				}
 			},
 		},
-		"of a source that asks for too much nothing is written": {
+		"nothing is written of a source that asks for too much": {
 			objects: append(manyNamespaces(100), secret("a/s", strings.Repeat("v", 1<<20), "Q:push-to=n-*")),
 			run: func(f *fixture) {
 				f.after(time.Minute, "")

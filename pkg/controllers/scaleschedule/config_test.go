@@ -33,8 +33,8 @@ func TestValidateNamesTheFlag(t *testing.T) {
 	}
 }
 
-// TestPermissions says what the controller may do.
-func TestPermissions(t *testing.T) {
+// TestPermissionsFollowKindsAndNamespaces says what the controller may do.
+func TestPermissionsFollowKindsAndNamespaces(t *testing.T) {
 	all := func(settings controllers.Settings, change func(*scaleschedule.Config)) map[string]string {
 		entry := scaleschedule.Entry()
 		if change != nil {

@@ -56,7 +56,7 @@ func newFixture(t *testing.T, configure func(*ttl.Config)) *fixture {
 	t.Setenv("POD_NAME", "manager-0")
 	f := &fixture{T: t, entry: ttl.Entry(), flags: []string{"--compat=ttl-controller,janitor"}}
 	f.cfg = f.entry.Config.(*ttl.Config)
-	f.cfg.Grace = 0 // most tests begin with something that is due; TestGrace has the rest
+	f.cfg.Grace = 0 // most tests begin with something that is due; TestGraceDelaysTheFirstDeletion has the rest
 	f.cfg.Include = []string{"pods", "configmaps", "widgets.example.com"}
 	if configure != nil {
 		configure(f.cfg)

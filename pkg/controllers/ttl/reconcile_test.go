@@ -447,9 +447,9 @@ func TestTypesComeAndGo(t *testing.T) {
 	})
 }
 
-// TestScope has a manager that may read some namespaces only, so neither types of the cluster nor
-// definitions.
-func TestScope(t *testing.T) {
+// TestNamespacesLimitWhatIsWatched has a manager that may read some namespaces only, so neither types of the
+// cluster nor definitions.
+func TestNamespacesLimitWhatIsWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(c *ttl.Config) { c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io") })
 		f.flags = append(f.flags, "--namespaces=shop")

@@ -81,8 +81,9 @@ func labelled(u *unstructured.Unstructured, labels map[string]string) *unstructu
 	return u
 }
 
-// TestRules has what is about more than one object or moment. The tests of package rules have the rest.
-func TestRules(t *testing.T) {
+// TestRulesDeleteWhatTheyChoose has what is about more than one object or moment. The tests of package rules
+// have the rest.
+func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 	for name, test := range map[string]struct {
 		rules     string
 		configure func(*ttl.Config)

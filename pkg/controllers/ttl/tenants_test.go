@@ -30,9 +30,9 @@ func expires(in time.Duration) (key, value string) {
 	return policy.NativeExpires, time.Now().Add(in).UTC().Format(time.RFC3339)
 }
 
-// TestGrace has objects that are due when they are first seen, and others. The former are deleted a minute
-// later than in TestReconcile, which has no grace.
-func TestGrace(t *testing.T) {
+// TestGraceDelaysTheFirstDeletion has objects that are due when they are first seen, and others. The former
+// are deleted a minute later than in TestReconcile, which has no grace.
+func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 	for name, test := range map[string]struct {
 		configure func(*ttl.Config)
 		run       func(f *fixture)
@@ -218,8 +218,8 @@ func TestBreakerOfAllNamespaces(t *testing.T) {
 	})
 }
 
-// TestEventOfTheBreaker tells the limit, and not the namespace.
-func TestEventOfTheBreaker(t *testing.T) {
+// TestBreakerEventNamesNoNamespace tells the limit, and not the namespace.
+func TestBreakerEventNamesNoNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
 		f.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })

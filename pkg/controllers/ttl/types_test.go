@@ -32,7 +32,7 @@ var (
 	widgets = policy.Type{GroupVersionResource: schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}, Namespaced: true}
 )
 
-func TestDiscovery(t *testing.T) {
+func TestDiscoveryFindsDeletableTypes(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body := map[string]string{
 			"/api":  `{"kind":"APIVersions","versions":["v1"]}`,
@@ -164,8 +164,8 @@ func TestLostLeadershipIsNoFailure(t *testing.T) {
 	}
 }
 
-// TestTenant holds that keys take the turn of their namespace in the queue.
-func TestTenant(t *testing.T) {
+// TestKeyTakesTheTurnOfItsNamespace holds that keys take the turn of their namespace in the queue.
+func TestKeyTakesTheTurnOfItsNamespace(t *testing.T) {
 	k := key{&followedType{}, cache.ObjectName{Namespace: "shop", Name: "p"}}
 	if k.Tenant() != "shop" || (key{followedType: &followedType{}}).Tenant() != "" {
 		t.Error(k.Tenant())

@@ -177,7 +177,7 @@ func (f *Fence) confirmHolder(ctx context.Context) error {
 		return fmt.Errorf("read Lease %s: %w", f.Lease, err)
 	}
 	if holder := ptr.Deref(lease.Spec.HolderIdentity, ""); holder != f.Identity {
-		return fmt.Errorf("%w, but %q", ErrSuperseded, holder)
+		return fmt.Errorf("%w: the holder is %q", ErrSuperseded, holder)
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ func (s servers) List(context.Context) (known []Server, count int, err error) {
 	return known, s.count, s.err
 }
 
-func TestProof(t *testing.T) {
+func TestProofNeedsEveryAPIServer(t *testing.T) {
 	yes := answers{words: "quartermaster-fence: written by Pod r, the leader is 'r_1/uid'"}
 	former := answers{words: "quartermaster-fence: written by Pod r, the leader is 'a_1/uid'"}
 	other := answers{words: "quartermaster-fence: written by Pod x, the leader is 'r_1/uid'"}
@@ -88,7 +88,7 @@ func TestProof(t *testing.T) {
 	}
 }
 
-func TestDirectory(t *testing.T) {
+func TestDirectoryFindsTheAPIServers(t *testing.T) {
 	now := time.Now()
 	identity := func(name string, renewed time.Time, labels map[string]string) *coordinationv1.Lease {
 		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name, Labels: labels},

@@ -120,7 +120,7 @@ func (d *Display) Update(v protocol.View, ending bool) {
 		d.start = &Start{}
 	}
 	if v.Leader != d.view.Leader {
-		show(d.metrics, d.metrics.leaderSeen, protocol.LeaderStates, v.Leader)
+		show(d.metrics, d.metrics.leaderProcess, protocol.LeaderStates, v.Leader)
 	}
 	if v.Lease != nil {
 		d.metrics.gauge(d.metrics.transitions).Set(float64(protocol.TermOf(v.Lease).Transitions))
@@ -176,9 +176,9 @@ func (d *Display) Finished(logger klog.Logger, verb string, err error, f protoco
 		logger.V(2).Info("The Lease has changed", "lease", d.lease, "verb", verb, "err", err)
 		delete(d.refusals, verb)
 	case protocol.FailUnanswered:
-		logger.Error(err, "Cannot reach the Lease", "lease", d.lease, "verb", verb)
+		logger.Error(err, "Request for the Lease got no answer", "lease", d.lease, "verb", verb)
 	case protocol.FailRefused, protocol.FailUnauthorized:
-		logger.Error(err, "The API server refuses what leader election needs", "lease", d.lease, "verb", verb)
+		logger.Error(err, "The API server refuses a request for the Lease", "lease", d.lease, "verb", verb)
 		d.refusals[verb] = refusal{err: fmt.Errorf("the API server refuses to %s Lease %s: %w", verb, d.lease, err), at: now}
 	}
 }

@@ -63,7 +63,7 @@ func TestDisplayLeadsWhenControllersRun(t *testing.T) {
 	}
 }
 
-func TestHealthy(t *testing.T) {
+func TestHealthFollowsRenewals(t *testing.T) {
 	clock := &setClock{}
 	held := protocol.View{Holding: true, Expires: 15 * time.Second}
 	for name, test := range map[string]struct {

@@ -19,14 +19,14 @@ const metricsSubsystem = "leader_election"
 // Metrics are the metrics of all locks of a process. The labels lease_namespace and name name the Lease.
 // Identities and UIDs are not labels, since their number is unbounded.
 type Metrics struct {
-	leading     *metrics.GaugeVec
-	transitions *metrics.GaugeVec
-	renewals    *metrics.HistogramVec
-	refusals    *metrics.CounterVec
-	ended       *metrics.CounterVec
-	serverFence *metrics.GaugeVec
-	leaderSeen  *metrics.GaugeVec
-	starts      *metrics.CounterVec
+	leading       *metrics.GaugeVec
+	transitions   *metrics.GaugeVec
+	renewals      *metrics.HistogramVec
+	refusals      *metrics.CounterVec
+	ended         *metrics.CounterVec
+	serverFence   *metrics.GaugeVec
+	leaderProcess *metrics.GaugeVec
+	starts        *metrics.CounterVec
 }
 
 // Results of a write to the Lease, the values of the label result.
@@ -52,7 +52,7 @@ const (
 func NewMetrics(registry metrics.KubeRegistry, namespace string) (*Metrics, error) {
 	m := newMetrics(namespace)
 	for _, metric := range []metrics.Registerable{m.leading, m.transitions,
-		m.serverFence, m.leaderSeen, m.starts, m.renewals, m.refusals, m.ended} {
+		m.serverFence, m.leaderProcess, m.starts, m.renewals, m.refusals, m.ended} {
 		if err := registry.Register(metric); err != nil {
 			return nil, fmt.Errorf("register the metrics of leader election: %w", err)
 		}
@@ -78,7 +78,7 @@ func newMetrics(namespace string) *Metrics {
 		transitions: gauge("transitions", "Changes of holder recorded in the Lease, as last seen."),
 		serverFence: gauge("server_fence", "Whether the API server refuses writes of replicas that do not hold the Lease: "+
 			"1 for the state that was found, 0 for the others.", "state"),
-		leaderSeen: gauge("leader_process", "What this standby sees of the leader's process, on a connection to its secure port: "+
+		leaderProcess: gauge("leader_process", "What this standby sees of the leader's process, on a connection to its secure port: "+
 			"1 for that state, 0 for the others.", "state"),
 		starts: counter("starts_total", "Terms that this replica began to lead: Free, the Lease was released or had expired; Proved, it was taken early and "+
 			"every API server refuses the predecessors; Waited, it was taken early and the predecessors' claims have ended since.", "start"),
@@ -115,7 +115,7 @@ func (m *Metrics) forLease(lease types.NamespacedName) *lockMetrics {
 		l.counter(l.starts, string(start)).Add(0)
 	}
 	show(l, l.serverFence, apifence.States, apifence.Unknown)
-	show(l, l.leaderSeen, protocol.LeaderStates, protocol.LeaderUnknown)
+	show(l, l.leaderProcess, protocol.LeaderStates, protocol.LeaderUnknown)
 	for _, result := range []string{resultSuccess, resultConflict, resultRefused, resultError} {
 		l.renewals.WithLabelValues(lease.Namespace, lease.Name, result)
 	}

@@ -25,7 +25,7 @@ type LeaderState string
 // What a standby may see.
 const (
 	LeaderUnknown     LeaderState = "Unknown"     // nothing yet, or there is no process to look at
-	LeaderAnswers     LeaderState = "Answers"     // it answers, or has answered and nothing is certain since
+	LeaderAnswers     LeaderState = "Answers"     // it answers, or has answered before and nothing proves that it ended
 	LeaderGone        LeaderState = "Gone"        // it has answered, and seems to have ended
 	LeaderUnreachable LeaderState = "Unreachable" // it has never answered this replica
 )

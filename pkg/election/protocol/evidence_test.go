@@ -84,8 +84,8 @@ func TestNoteOf(t *testing.T) {
 		lease *coordinationv1.Lease
 		want  string // the holder
 	}{
-		"of the holder": {testLease("1", 1, "a", noted(holderNote{Holder: "a"})), "a"},
-		"of the holder before, which another elector has left in place": {testLease("1", 1, "b", noted(holderNote{Holder: "a"})), ""},
+		"a note of the holder": {testLease("1", 1, "a", noted(holderNote{Holder: "a"})), "a"},
+		"a note of the previous holder, which another elector has left in place": {testLease("1", 1, "b", noted(holderNote{Holder: "a"})), ""},
 		"after a release": {testLease("1", 1, "a", noted(holderNote{Holder: "a"}), released), ""},
 		"that is not JSON": {testLease("1", 1, "a", func(l *coordinationv1.Lease) {
 			l.Annotations = map[string]string{ProcessAnnotation: "?"}
@@ -102,7 +102,7 @@ func TestNoteOf(t *testing.T) {
 	}
 }
 
-func TestTrustInATakeover(t *testing.T) {
+func TestEarlyTakeoverKeepsTrust(t *testing.T) {
 	const s = time.Second
 	for early, want := range map[bool]time.Duration{true: 0, false: 17 * s} {
 		p := New("me", testTiming, "", true)

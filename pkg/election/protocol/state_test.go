@@ -39,7 +39,7 @@ func lasting(d time.Duration) func(*coordinationv1.Lease) {
 	return func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = ptr.To(int32(d / time.Second)) }
 }
 
-func TestLearn(t *testing.T) {
+func TestStandbyLearnsFromEachRead(t *testing.T) {
 	const s = time.Second
 	type step struct {
 		at    time.Duration
@@ -272,7 +272,7 @@ func TestJudgeTerm(t *testing.T) {
 	}
 }
 
-func TestAnswersToWrites(t *testing.T) {
+func TestAnswersToWritesSetTheTerm(t *testing.T) {
 	const s = time.Second
 	// acquiring has sent an acquisition from version 1.
 	acquiring := func() (*State, *coordinationv1.Lease) {
@@ -392,7 +392,7 @@ func TestAnswersToWrites(t *testing.T) {
 	})
 }
 
-func TestBackoff(t *testing.T) {
+func TestBackoffGrowsToItsLimit(t *testing.T) {
 	const s = time.Second
 	after := func(p *State, n int, first time.Duration, f Failure) time.Duration {
 		var c failures

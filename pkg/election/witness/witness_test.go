@@ -217,9 +217,9 @@ func TestWatchAgain(t *testing.T) {
 	s.expect(protocol.LeaderGone)
 }
 
-// TestWatchOfAHungProcess lets nothing pass for a while, as when a process is stopped. The standby
+// TestHungProcessIsNotGone lets nothing pass for a while, as when a process is stopped. The standby
 // connects anew, so that it sees the end of the process later.
-func TestWatchOfAHungProcess(t *testing.T) {
+func TestHungProcessIsNotGone(t *testing.T) {
 	t.Parallel()
 	l := newLeader(t, "127.0.0.1:0")
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")
@@ -287,13 +287,13 @@ func TestWatchUnreachable(t *testing.T) {
 			t.Helper()
 			return protocol.Watched{Holder: "other_1", Address: newLeader(t, "127.0.0.1:0").Address()}
 		},
-		"its address has a name": func(t *testing.T) protocol.Watched {
+		"the process's address has a name": func(t *testing.T) protocol.Watched {
 			t.Helper()
 			process := newLeader(t, "127.0.0.1:0").process()
 			process.Address = strings.Replace(process.Address, "127.0.0.1", "localhost", 1)
 			return process
 		},
-		"it serves too many others": func(t *testing.T) protocol.Watched {
+		"the process serves too many others": func(t *testing.T) protocol.Watched {
 			t.Helper()
 			l := newLeader(t, "127.0.0.1:0")
 			for range maxStandbys {

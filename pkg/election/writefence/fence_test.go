@@ -323,9 +323,9 @@ func TestFenceDrainWaits(t *testing.T) {
 	})
 }
 
-// TestFenceInAClient checks how a controller sees a refusal: as a typed error, at once, and not
-// retried by the client.
-func TestFenceInAClient(t *testing.T) {
+// TestFenceRefusalIsATypedErrorAtOnce checks how a controller sees a refusal: as a typed error, at once, and
+// not retried by the client.
+func TestFenceRefusalIsATypedErrorAtOnce(t *testing.T) {
 	f, _ := newTestFence(&setClock{})
 	var requests atomic.Int32
 	config := &rest.Config{Host: "http://127.0.0.1:1"}

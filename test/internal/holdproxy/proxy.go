@@ -9,10 +9,10 @@
 //	p.Hold("namespaces", "leases")
 //	p.Release("namespaces", "leases")
 //
-// kube-apiserver has one connection for each resource. The first key on it, /registry/RESOURCE...,
-// tells the resource, since gRPC sends keys in plain text. What is sent on a held connection, in either
-// direction, arrives after the release. So the API server's cache of a held resource stands still,
-// and its reads and writes of that resource wait; all other resources work.
+// kube-apiserver has one connection for each resource. The first key on the connection,
+// /registry/RESOURCE..., names the resource, since gRPC sends keys in plain text. What is sent on a held
+// connection, in either direction, arrives after the release. So the API server's cache of a held resource
+// stands still, and its reads and writes of that resource wait; all other resources work.
 package holdproxy
 
 import (

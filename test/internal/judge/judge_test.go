@@ -94,7 +94,7 @@ func event(by, verb, resource string, object any) auditv1.Event {
 	return e
 }
 
-func TestJudge(t *testing.T) {
+func TestJudgeFindsWritesOfOthers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		steps        []string
 		fenced       bool

@@ -127,7 +127,7 @@ func TestMembersAreJudged(t *testing.T) {
 			steps: []string{"1 a leads", "4 b updates 2"}, late: 1},
 		"an older content is found": {
 			steps: []string{"1 a leads", "2 a creates 1", "3 a updates 3", "4 a updates 2", "5 a updates 4"}, older: 1},
-		"also in a new object": {
+		"the content is in a new object too": {
 			steps: []string{"1 a leads", "2 a creates 3", "3 a removes", "4 a creates 2"}, older: 1},
 		"the same content is not older": {
 			steps: []string{"1 a leads", "2 a creates 3", "3 a updates 3"}},

@@ -37,7 +37,7 @@ func cm(data ...string) *corev1.ConfigMap {
 	return c
 }
 
-func TestDigest(t *testing.T) {
+func TestDigestFollowsTheData(t *testing.T) {
 	const (
 		h1 = "fc284a838ce31ea4fb2467fe13c7ac02add6ef3c"
 		p1 = "e013dcfd8b3a9e80e812740978788202e1ef1325"
@@ -114,7 +114,7 @@ func TestDigestOfPartsIsThatOfTheText(t *testing.T) {
 	})
 }
 
-func TestVariable(t *testing.T) {
+func TestVariableNamesItsSource(t *testing.T) {
 	for key, want := range map[SourceKey]string{
 		{ConfigMap, "app-config"}: "STAKATER_APP_CONFIG_CONFIGMAP",
 		{ConfigMap, "app.config"}: "STAKATER_APP_CONFIG_CONFIGMAP", // two names may come to the same variable

@@ -174,8 +174,9 @@ func manyIPs(n int) (list []string) {
 	return list
 }
 
-// TestChecks has requests, also of a node that was broken into, and the checks that they fail.
-func TestChecks(t *testing.T) {
+// TestChecksThatARequestFails has requests, also of a node that was broken into, and the checks that they
+// fail.
+func TestChecksThatARequestFails(t *testing.T) {
 	control := func(f *fixture) { f.node.Labels = map[string]string{controlPlane: ""} }
 	for name, tc := range map[string]struct {
 		change func(*fixture)

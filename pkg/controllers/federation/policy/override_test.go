@@ -31,7 +31,7 @@ func paths(n int) string {
 	return b.String()
 }
 
-func TestOverrides(t *testing.T) {
+func TestOverridesChangeTheTemplate(t *testing.T) {
 	const (
 		live = "metadata: {name: f, namespace: ns, resourceVersion: '7', annotations: {revision: '1'}, ownerReferences: [{name: o}]}"
 		head = "apiVersion: v1, kind: ConfigMap, "

@@ -16,13 +16,13 @@ func TestReasonOfThePropagation(t *testing.T) {
 		clusters     []ClusterResult
 		status, want string
 	}{
-		"all is well":                       {clusters: well, status: "True"},
-		"no cluster at all":                 {status: "True"},
-		"a cluster is not well":             {clusters: bad, status: "False", want: CheckClusters},
-		"its namespace is not federated":    {reasons: []string{NamespaceNotFederated}, clusters: bad, status: "False", want: NamespaceNotFederated},
-		"the placement fails":               {reasons: []string{NamespaceNotFederated, ComputePlacementFailed}, clusters: bad, status: "False", want: ComputePlacementFailed},
-		"the clusters cannot be read":       {reasons: []string{NamespaceNotFederated, ComputePlacementFailed, ClusterRetrievalFailed}, status: "False", want: ClusterRetrievalFailed},
-		"the order of reasons is one order": {reasons: []string{ClusterRetrievalFailed, NamespaceNotFederated}, status: "False", want: ClusterRetrievalFailed},
+		"all is well":                             {clusters: well, status: "True"},
+		"no cluster at all":                       {status: "True"},
+		"a cluster is not well":                   {clusters: bad, status: "False", want: CheckClusters},
+		"the object's namespace is not federated": {reasons: []string{NamespaceNotFederated}, clusters: bad, status: "False", want: NamespaceNotFederated},
+		"the placement fails":                     {reasons: []string{NamespaceNotFederated, ComputePlacementFailed}, clusters: bad, status: "False", want: ComputePlacementFailed},
+		"the clusters cannot be read":             {reasons: []string{NamespaceNotFederated, ComputePlacementFailed, ClusterRetrievalFailed}, status: "False", want: ClusterRetrievalFailed},
+		"the order of reasons is one order":       {reasons: []string{ClusterRetrievalFailed, NamespaceNotFederated}, status: "False", want: ClusterRetrievalFailed},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

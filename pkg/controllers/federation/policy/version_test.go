@@ -114,7 +114,7 @@ func TestRecordedVersionsHoldUntilTheSpecChanges(t *testing.T) {
 	}
 }
 
-func TestDigest(t *testing.T) {
+func TestDigestKeepsWhatDecides(t *testing.T) {
 	const spec = "template: {metadata: {labels: {a: b}}, data: {a: b}}, placement: {clusters: [{name: c1}]}, overrides: [" +
 		"{clusterName: c2, clusterOverrides: [{path: /data/a, value: c}, {op: add, path: /metadata/labels/c, value: d}, {op: remove, path: /data/z}]}, " +
 		"{clusterName: c1, clusterOverrides: [{op: add, path: /metadata/annotations, value: {a: b}}]}]"
@@ -146,7 +146,7 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-func TestLiveObject(t *testing.T) {
+func TestLiveObjectSurvivesItsSummary(t *testing.T) {
 	deleted := metav1.NewTime(now)
 	tests := map[string]struct {
 		object metav1.ObjectMeta
@@ -178,7 +178,8 @@ func TestLiveObject(t *testing.T) {
 	}
 }
 
-// TestDigestStaysSmall bounds the digest of a federated object. TestLiveObject bounds the summary of a cluster's object.
+// TestDigestStaysSmall bounds the digest of a federated object. TestLiveObjectSurvivesItsSummary bounds the
+// summary of a cluster's object.
 func TestDigestStaysSmall(t *testing.T) {
 	spec := "template: {data: {a: '" + strings.Repeat("x", 100_000) + "'}}, placement: {clusterSelector: {}}"
 	if n := len(Summarize(object(t, "spec: {"+spec+"}"))); n > 250 {

@@ -216,8 +216,8 @@ func TestDecideAndPlan(t *testing.T) {
 		"a ScaledObject that is paused at no number has an invalid schedule":                  {given{kind: ScaledObject, annotations: annotations{ds + "downtime": N, pausedReplicas: "x"}}, none, InvalidSchedule, 0},
 		"the native keys of a workload win over downscaler/ keys":                             {given{annotations: annotations{qs + "uptime": "always", ds + "downtime": "always"}}, none, "", 0},
 		"a native record alone does not hide downscaler/ keys":                                {given{replicas: zero, annotations: annotations{qs + "original-replicas": "3", ds + "downtime": "always"}}, none, "", 0},
-		"of two records, the native one counts if it is larger":                               {given{replicas: zero, annotations: annotations{qs + "original-replicas": "4", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null,"quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":4}}`, "", 0},
-		"of two records, the original's counts if it is larger":                               {given{replicas: zero, annotations: annotations{qs + "original-replicas": "2", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null,"quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":3}}`, "", 0},
+		"the native record counts if it is the larger of two":                                 {given{replicas: zero, annotations: annotations{qs + "original-replicas": "4", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null,"quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":4}}`, "", 0},
+		"the original's record counts if it is the larger of two":                             {given{replicas: zero, annotations: annotations{qs + "original-replicas": "2", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null,"quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":3}}`, "", 0},
 		"a native record, and down again":                                                     {given{replicas: 2, annotations: annotations{ds + "downtime": N, qs + "original-replicas": "3"}, options: func(o *Options) { o.Hold = 0 }}, `{"metadata":{"annotations":{"downscaler/original-replicas":"3","quartermaster.dev/scale-original-replicas":null},"resourceVersion":"7"},"spec":{"replicas":0}}`, "", 0},
 		"the originals' keys do not count without compat":                                     {given{annotations: annotations{ds + "downtime": "always"}, options: func(o *Options) { o.Compat = false }}, none, "", 0},
 		"the originals' record does not count without compat":                                 {given{replicas: zero, annotations: annotations{R: "3"}, options: func(o *Options) { o.Compat = false }}, none, "", 0},
@@ -324,8 +324,8 @@ func TestSelector(t *testing.T) {
 	}
 }
 
-// TestTargets says which workload an autoscaler scales.
-func TestTargets(t *testing.T) {
+// TestTargetsOfAutoscalers says which workload an autoscaler scales.
+func TestTargetsOfAutoscalers(t *testing.T) {
 	hpa := func(apiVersion, kind, name string) runtime.Object {
 		h := &autoscalingv2.HorizontalPodAutoscaler{}
 		h.Spec.ScaleTargetRef = autoscalingv2.CrossVersionObjectReference{APIVersion: apiVersion, Kind: kind, Name: name}

@@ -81,7 +81,7 @@ func TestDecide(t *testing.T) {
 		"two annotations with one deadline":                      {annotations: map[string]string{"quartermaster.dev/ttl": "1h", T + "ttl": "60m"}},
 		"an invalid annotation beside a valid one":               {annotations: map[string]string{"janitor/ttl": "1x", "janitor/expires": "2030-01-01"}, wait: never, warnings: InvalidTTL},
 		"a family that is off":                                   {annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.Families = []Family{Native} }, wait: never},
-		"it is being deleted":                                    {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.DeletionTimestamp = &metav1.Time{Time: now} }, wait: never},
+		"an object that is being deleted":                        {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.DeletionTimestamp = &metav1.Time{Time: now} }, wait: never},
 		"in kube-system":                                         {namespace: "kube-system", annotations: map[string]string{T + "ttl": "1h"}, wait: never, warnings: TTLProtected},
 		"in kube-system, not due yet":                            {namespace: "kube-system", annotations: map[string]string{T + "ttl": "3h"}, wait: time.Hour},
 		"in kube-system, allowed":                                {namespace: "kube-system", annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.AllowProtected = []string{"in:kube-system"} }},
@@ -152,7 +152,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestWatches(t *testing.T) {
+func TestFlagsSayWhichTypesAreWatched(t *testing.T) {
 	for name, test := range map[string]struct {
 		kind    string
 		options func(*Options)
@@ -189,8 +189,8 @@ func TestWatches(t *testing.T) {
 	}
 }
 
-// TestRuleDecision has objects on which rules may or may not decide.
-func TestRuleDecision(t *testing.T) {
+// TestRulesDecideWithoutAnAnnotation has objects on which rules may or may not decide.
+func TestRulesDecideWithoutAnAnnotation(t *testing.T) {
 	for name, test := range map[string]struct {
 		kind, namespace, name string // Pod shop/p
 		change                func(*metav1.PartialObjectMetadata)
@@ -199,7 +199,7 @@ func TestRuleDecision(t *testing.T) {
 		"an object": {want: true},
 		"an annotation that counts keeps rules away":           {change: func(o *metav1.PartialObjectMetadata) { o.Annotations[NativeTTL] = "1x" }},
 		"an annotation that does not count keeps no rule away": {change: func(o *metav1.PartialObjectMetadata) { o.Annotations[JanitorExpires] = "2099-01-01" }},
-		"it is being deleted":                                  {change: func(o *metav1.PartialObjectMetadata) { o.DeletionTimestamp = &metav1.Time{Time: now} }},
+		"an object that is being deleted":                      {change: func(o *metav1.PartialObjectMetadata) { o.DeletionTimestamp = &metav1.Time{Time: now} }},
 		"rules leave kube-system alone":                        {namespace: "kube-system"},
 		"rules leave the manager's namespace alone":            {namespace: "manager"},
 		"rules leave the Namespace default alone":              {kind: "Namespace", name: "default"},
@@ -290,9 +290,9 @@ func TestAnnotated(t *testing.T) {
 	}
 }
 
-// TestHugeValues has values that nobody reads, with 256 KiB each: an annotation that would be valid if they
-// were read, and one that takes long to read.
-func TestHugeValues(t *testing.T) {
+// TestHugeValuesAreNotRead has values that nobody reads, with 256 KiB each: an annotation that would be valid
+// if they were read, and one that takes long to read.
+func TestHugeValuesAreNotRead(t *testing.T) {
 	const size = 256 << 10
 	pad := func(value string) string { return strings.Repeat(" ", size) + value }
 	for name, annotations := range map[string]map[string]string{
@@ -318,7 +318,7 @@ func TestHugeValues(t *testing.T) {
 	}
 }
 
-func TestBreaker(t *testing.T) {
+func TestBreakerOpensAtItsLimit(t *testing.T) {
 	b := Breaker{Limit: 2, Cooldown: 2 * time.Minute}
 	take := func(namespace string, after time.Duration, want bool, opens Scope) {
 		t.Helper()

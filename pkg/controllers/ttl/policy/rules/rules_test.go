@@ -188,8 +188,8 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 	}
 }
 
-// TestExampleRules has what kube-cleanup-operator deletes, and what it deletes by mistake.
-func TestExampleRules(t *testing.T) {
+// TestExampleRulesDecideAsDocumented has what kube-cleanup-operator deletes, and what it deletes by mistake.
+func TestExampleRulesDecideAsDocumented(t *testing.T) {
 	set, err := Read(filepath.Join("..", "..", "..", "..", "..", "deploy", "examples", "ttl-rules", "rules.yaml"))
 	if err != nil {
 		t.Fatal(err)
@@ -306,7 +306,7 @@ func TestParse(t *testing.T) {
 		"rules that are no list":                                {text: "rules: {a: b}", want: []string{"rules"}},
 		"a rule that is no map":                                 {text: "rules: [1]", want: []string{"rule number 1"}},
 		"too many rules":                                        {text: "rules: [" + strings.Repeat("{},", 101) + "]", want: []string{"101 rules"}},
-		"too large":                                             {text: "# " + strings.Repeat("x", 1<<20), want: []string{"1 MiB"}},
+		"a file of over 1 MiB":                                  {text: "# " + strings.Repeat("x", 1<<20), want: []string{"1 MiB"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse([]byte(test.text))
@@ -368,8 +368,8 @@ func hostile() *unstructured.Unstructured {
 	}}
 }
 
-// TestHostileObjects has objects that make ordinary expressions expensive.
-func TestHostileObjects(t *testing.T) {
+// TestHostileObjectsEndAnEvaluation has objects that make ordinary expressions expensive.
+func TestHostileObjectsEndAnEvaluation(t *testing.T) {
 	limits := []Problem{TooCostly, TooSlow} // a slow machine may reach the limit of time first
 	for name, test := range map[string]struct {
 		when string
@@ -394,8 +394,8 @@ func TestHostileObjects(t *testing.T) {
 	}
 }
 
-// TestCostOfAllRules has rules of which none costs too much alone.
-func TestCostOfAllRules(t *testing.T) {
+// TestAllRulesTogetherHaveALimit has rules of which none costs too much alone.
+func TestAllRulesTogetherHaveALimit(t *testing.T) {
 	var text strings.Builder
 	for i := range 20 {
 		fmt.Fprintf(&text, "\n- {name: r%d, resources: [widgets.v1.example.com], ttl: 1h, when: \"object.spec.a.exists(x, x == 'none%d')\"}", i, i)

@@ -1,0 +1,58 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"errors"
+	"strings"
+	"testing"
+)
+
+// nilError is an error whose method panics on a nil pointer.
+type nilError struct{ text string }
+
+func (e *nilError) Error() string { return e.text }
+
+func TestRecoverPanicReturnsThePanicAsAnError(t *testing.T) {
+	const nilPointer = "panic: runtime error: invalid memory address or nil pointer dereference"
+	for name, tc := range map[string]struct {
+		f     func() error
+		want  string // the error's text; "" for none
+		panic bool
+	}{
+		"success is no error": {f: func() error { return nil }},
+		"an error keeps its text": {
+			f: func() error { return &nilError{"out of luck"} }, want: "out of luck",
+		},
+		"a nil pointer in an error is a panic": {
+			f: func() error { var p *nilError; return p }, want: nilPointer, panic: true,
+		},
+		"a nil pointer that an error wraps is a panic": {
+			f: func() error { var p *nilError; return errors.Join(p) }, want: nilPointer, panic: true,
+		},
+		"a panic of the runtime shows its text": {
+			f: func() error { var p *nilError; p.text = "x"; return nil }, want: nilPointer, panic: true,
+		},
+		"a panic with a string shows only its type": {
+			f: func() error { panic("hunter2") }, want: "panic: a value of type string", panic: true,
+		},
+		"a panic with an error shows only its type": {
+			f: func() error { panic(errors.New("hunter2")) }, want: "panic: a value of type *errors.errorString", panic: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stack, err := RecoverPanic(tc.f)
+			got := ""
+			if err != nil {
+				got = err.Error()
+			}
+			if got != tc.want || (stack != nil) != tc.panic {
+				t.Errorf("error %q with a stack: %v; want %q, %v", got, stack != nil, tc.want, tc.panic)
+			}
+			if tc.panic && !strings.Contains(string(stack), "panics_test.go") || strings.Contains(string(stack), "hunter2") {
+				t.Errorf("stack:\n%s", stack)
+			}
+		})
+	}
+}
