@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -30,9 +31,10 @@ import (
 // Name is the name of the controller.
 const Name = "scale-schedule"
 
-// recheckInterval is the longest time until the clock is compared with a boundary again. After a step of
-// the clock, a workload is at most this late.
-const recheckInterval = time.Hour
+// horizon is how early a workload gets a timer for its boundary. Earlier it has none, since a timer takes more
+// memory than a workload in the cache. Every workload comes up twice in this time. So after a step of the clock, a
+// workload is at most half of it late.
+const horizon = time.Hour
 
 // byTarget is an index of what scales workloads, by NAMESPACE/KIND/NAME of the workload.
 const byTarget = "scale-schedule-target"
@@ -79,7 +81,7 @@ func newController(cfg Config, watched []*kind, namespaces informers.Informer[*i
 		clock: loop.Clock, memory: newMemory(), onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain),
 	}
 	c.metrics = newDomainMetrics(reg, c)
-	loop.Workers, loop.MaxBackoff = cfg.ConcurrentSyncs, maxBackoff
+	loop.Workers, loop.MaxBackoff, loop.Background = cfg.ConcurrentSyncs, maxBackoff, c.lookAgain
 	var watches []controllers.Watch[key]
 	for _, k := range watched {
 		watches = append(watches, c.watch(k))
@@ -206,8 +208,8 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		})
 	}
 	after := p.Wait
-	if !v.Next.IsZero() {
-		after = soonest(after, min(v.Next.Sub(now), recheckInterval))
+	if next := v.Next.Sub(now); next <= horizon {
+		after = soonest(after, max(next, 0)) // 0 if there is no next
 	}
 	if c.cfg.DryRun {
 		c.wouldWrite(ctx, w, &p, e.announced)
@@ -250,14 +252,28 @@ func (c *controller) namespace(name string) (*policy.Object, bool) {
 	return &o, true
 }
 
-// enqueueWorkloads enqueues the workloads of a Namespace that has changed.
+// lookAgain enqueues all workloads twice in the horizon, until ctx ends.
+func (c *controller) lookAgain(ctx context.Context) error {
+	ticker := c.clock.NewTicker(horizon / 2)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C():
+			c.enqueueWorkloads(ctx, metav1.NamespaceAll)
+		}
+	}
+}
+
+// enqueueWorkloads enqueues the workloads of a Namespace that has changed, or all.
 func (c *controller) enqueueWorkloads(ctx context.Context, namespace string) {
 	for _, k := range c.kinds {
 		if !c.cfg.scales(k) {
 			continue
 		}
 		for _, obj := range k.informer.List(namespace, nil) {
-			c.loop.EnqueueFor(ctx, namespace, key{k, cache.MetaObjectToName(obj)})
+			c.loop.EnqueueFor(ctx, obj.GetNamespace(), key{k, cache.MetaObjectToName(obj)})
 		}
 	}
 }
