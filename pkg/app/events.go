@@ -19,8 +19,8 @@ const eventsFlushTimeout = 3 * time.Second
 
 // eventObjects is for how many objects and texts the recorder remembers what it has sent, in order to combine
 // and limit their Events. client-go's own 4,096 take 6.4 MiB of heap once a controller has told something of
-// that many objects, as after a start; these take 1.7 MiB.
-const eventObjects = 1024
+// that many objects, as after a start; these take 0.8 MiB.
+const eventObjects = 512
 
 // events sends Events through a client of its own. They do not pass the fence, and are sent under
 // --dry-run too.

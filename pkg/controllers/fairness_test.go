@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -225,5 +226,29 @@ func TestFairnessOfNamespacesInTheReplay(t *testing.T) {
 		p := newPaced(t, append([]cache.ObjectName{mine}, objects("busy", 300)...)...)
 		p.lead(t)
 		p.expectNext(t, 3, mine) // though it was written first
+	})
+}
+
+// TestReplayWaitsForTheQueue has more objects than the queue takes at once, in two namespaces, and an object that
+// changes meanwhile.
+func TestReplayWaitsForTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mine := cache.NewObjectName("mine", "a")
+		const busy = 3 * replayAhead
+		p := newPaced(t, append([]cache.ObjectName{mine}, objects("busy", busy)...)...)
+		p.lead(t)
+		p.expectNext(t, 3, mine)
+		if s := p.loop.Status(); s.QueueDepth > replayAhead || s.Phase != PhaseSyncing {
+			t.Errorf("%+v", s)
+		}
+		p.change(mine)
+		p.expectNext(t, 3, mine)
+		pass((busy + 10) * pace)
+		synctest.Wait()
+		done := p.ended()
+		slices.SortFunc(done, func(a, b cache.ObjectName) int { return strings.Compare(a.String(), b.String()) })
+		if s := p.loop.Status(); len(slices.Compact(done)) != busy+1 || s.QueueDepth != 0 || s.Phase != PhaseRunning {
+			t.Errorf("%d objects were reconciled: %+v", len(done), s)
+		}
 	})
 }

@@ -28,6 +28,11 @@ const (
 // changed while nobody led.
 const changesFirst = 4
 
+// replayAhead is how many keys wait in laneShown before the replay of the cache waits too. A map never becomes
+// smaller, and the workqueue has a key in three: with 10,000 objects in the queue at once, they would take 2 MiB
+// for as long as the replica leads.
+const replayAhead = 500
+
 // queue is the queue of a loop. Its keys wait in lanes.
 type queue[K comparable] struct {
 	workqueue.TypedDelayingInterface[K] // Add and AddAfter add to laneChanged
@@ -88,6 +93,8 @@ type lanes[K comparable] struct {
 	turns     [2]map[string]*item[turn[K]] // of the tenants with places, by lane
 	order     [2]ring[turn[K]]             // the turns with queued keys, by lane
 	queued    atomic.Int64                 // keys
+	shown     int                          // places in laneShown, without noted ones
+	left      chan struct{}                // told when a place in laneShown is left
 	inARow    int                          // keys taken from laneChanged since the last one from laneShown
 	fromShown map[K]bool                   // keys popped that waited in laneShown only; removed when the worker calls took
 }
@@ -109,7 +116,7 @@ type turn[K comparable] struct {
 }
 
 func newLanes[K comparable]() *lanes[K] {
-	l := &lanes[K]{places: map[K]*item[place[K]]{}, fromShown: map[K]bool{}}
+	l := &lanes[K]{places: map[K]*item[place[K]]{}, fromShown: map[K]bool{}, left: make(chan struct{}, 1)}
 	for in := range l.turns {
 		l.turns[in] = map[string]*item[turn[K]]{}
 	}
@@ -166,7 +173,24 @@ func (l *lanes[K]) stand(p *item[place[K]]) {
 		if t.value.keys.add(p); !t.linked() {
 			l.order[t.value.lane].add(t)
 		}
+		if t.value.lane == laneShown {
+			l.shown++
+		}
 	}
+}
+
+// room waits while laneShown has replayAhead keys, until one leaves it. It returns false if ctx ends.
+func (l *lanes[K]) room(ctx context.Context) bool {
+	l.mu.Lock()
+	full := l.shown >= replayAhead
+	l.mu.Unlock()
+	if full {
+		select {
+		case <-l.left:
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err() == nil
 }
 
 // Len implements workqueue.Queue. It counts keys, not places.
@@ -225,6 +249,13 @@ func (l *lanes[K]) remove(p *item[place[K]]) {
 	}
 	if t.value.places--; t.value.places == 0 {
 		delete(l.turns[in], t.value.tenant)
+	}
+	if in == laneShown {
+		l.shown--
+		select {
+		case l.left <- struct{}{}:
+		default:
+		}
 	}
 }
 

@@ -161,17 +161,22 @@ func (l *Loop[K]) run(told context.Context) error {
 	}
 	workers.Go(func() { l.retryRefused(ctx, leading) })
 	logger.Info("Controller started", "workers", l.opts.Workers)
-	l.replay(ctx)
-	l.setPhase(PhaseRunning)
+	replayed := make(chan struct{})
+	workers.Go(func() { l.replay(ctx, q); close(replayed) })
 
 	background := l.background(ctx)
 	var failed error
-	select {
-	case <-ctx.Done():
-	case failed = <-background:
-		background = nil // it has said how it ended
+	for ctx.Err() == nil {
+		select {
+		case <-replayed:
+			l.setPhase(PhaseRunning)
+			replayed = nil
+		case <-ctx.Done():
+		case failed = <-background:
+			background = nil // it has said how it ended
+			stop()
+		}
 	}
-	stop()
 	l.setPhase(PhaseDraining)
 	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -79,13 +80,15 @@ func (m *mapper[K]) enqueue(c change, in lane) {
 	}
 }
 
-// replay maps the objects in the caches until ctx ends. Those that changed last come first, since what
-// changed while nobody led has work to do, and most others have none.
-func (l *Loop[K]) replay(ctx context.Context) {
+// replay maps the objects in the caches until ctx ends, as fast as the queue takes them. Those that changed last
+// come first, since what changed while nobody led has work to do, and most others have none. Namespaces take
+// turns, as in the queue.
+func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 	type cached struct {
 		mapper  *mapper[K]
 		obj     metav1.Object
 		version uint64
+		turn    int
 	}
 	var all []cached
 	for _, m := range l.mappers {
@@ -102,11 +105,21 @@ func (l *Loop[K]) replay(ctx context.Context) {
 		}
 	}
 	slices.SortFunc(all, func(a, b cached) int { return cmp.Compare(b.version, a.version) })
+	turns := map[string]int{}
+	for i := range all {
+		n := all[i].obj.GetNamespace()
+		all[i].turn = turns[n]
+		turns[n]++
+	}
+	slices.SortStableFunc(all, func(a, b cached) int { return cmp.Compare(a.turn, b.turn) })
 	for _, o := range all {
-		if ctx.Err() != nil {
+		if !q.keys.lanes.room(ctx) {
 			return
 		}
 		o.mapper.replay(o.obj)
+	}
+	if len(all) > replayAhead {
+		debug.FreeOSMemory() // what it took to look at them is garbage now
 	}
 }
 

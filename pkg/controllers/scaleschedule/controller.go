@@ -266,14 +266,18 @@ func (c *controller) lookAgain(ctx context.Context) error {
 	}
 }
 
-// enqueueWorkloads enqueues the workloads of a Namespace that has changed, or all.
+// enqueueWorkloads enqueues the workloads of a Namespace that has changed. It enqueues all if the name is empty,
+// but those that the API server has refused, which have a timer.
 func (c *controller) enqueueWorkloads(ctx context.Context, namespace string) {
 	for _, k := range c.kinds {
 		if !c.cfg.scales(k) {
 			continue
 		}
 		for _, obj := range k.informer.List(namespace, nil) {
-			c.loop.EnqueueFor(ctx, obj.GetNamespace(), key{k, cache.MetaObjectToName(obj)})
+			of := key{k, cache.MetaObjectToName(obj)}
+			if namespace != metav1.NamespaceAll || c.memory.get(of, obj.GetUID()).failures == 0 {
+				c.loop.EnqueueFor(ctx, of.Namespace, of)
+			}
 		}
 	}
 }
