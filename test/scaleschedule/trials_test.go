@@ -24,34 +24,51 @@ func (w *fixture) patch(name, patch string) {
 	}
 }
 
-// TestMigrationWritesNothing takes over at night from py-kube-downscaler, with the flags of its chart. What
-// it has scaled down comes up when it is to be up.
+// TestMigrationWritesNothing takes over at night, with an original's flags. What the original has scaled down comes up
+// when it is to be up.
 func TestMigrationWritesNothing(t *testing.T) {
-	w := newFixture(t, 2*fleet.Patience)
-	flags := args("--scale-schedule-kinds=deployments,statefulsets", "--scale-schedule-exclude-namespaces=py-kube-downscaler,kube-downscaler,kube-system")
-	w.annotate(prefix+"uptime", "never")
-	w.deploy("down", nil)
-	w.patch("down", `{"metadata":{"annotations":{"downscaler/original-replicas":"3"}},"spec":{"replicas":0}}`)
-	w.deploy("stopped", nil)
-	w.patch("stopped", `{"spec":{"replicas":0}}`)
-	w.deploy("kept", map[string]string{prefix + "exclude": "true"})
-	w.deploy("invalid", map[string]string{prefix + "uptime": "Mon-Fri 8-18 PST"})
-	dry := shared.RunLeader(w.ctx, t, append(flags, "--scale-schedule-dry-run")...)
-	w.tellsOf("invalid", "InvalidSchedule")
-	if err := dry.Stop(w.ctx, fleet.Patience); err != nil {
-		t.Error(err)
-	}
-	shared.RunLeader(w.ctx, t, flags...)
-	w.deploy("new", nil)
-	w.await("0 (3)", 2) // new, and down
-	patches := w.patches(w.begin)
-	if delete(patches, "new"); len(patches) > 0 {
-		t.Errorf("the migration has written %q", patches)
-	}
-	w.annotate(prefix+"uptime", "")
-	w.await("3", 4)
-	if states := w.states(); states["0"] != 1 {
-		t.Errorf("%v", states)
+	for name, of := range map[string]struct {
+		flags []string
+		// night is the key, and its value, with which workloads of the Namespace are down; kept of one that is not.
+		night, kept [2]string
+	}{
+		"py-kube-downscaler with the flags of its chart": {
+			flags: []string{"--scale-schedule-kinds=deployments,statefulsets", "--scale-schedule-exclude-namespaces=py-kube-downscaler,kube-downscaler,kube-system"},
+			night: [2]string{"uptime", "never"}, kept: [2]string{"exclude", "true"},
+		},
+		"GoKubeDownscaler with a time zone and days in its environment": {
+			flags: []string{"--scale-schedule-kinds=deployments", "--scale-schedule-timezone=Europe/Berlin", "--scale-schedule-weekdays=Mon-Sun"},
+			night: [2]string{"downtime", "00:00-24:00"}, kept: [2]string{"exclude-until", "2999-12-31T00:00:00Z"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newFixture(t, 2*fleet.Patience)
+			flags := args(of.flags...)
+			w.annotate(prefix+of.night[0], of.night[1])
+			w.deploy("down", nil)
+			w.patch("down", `{"metadata":{"annotations":{"downscaler/original-replicas":"3"}},"spec":{"replicas":0}}`)
+			w.deploy("stopped", nil)
+			w.patch("stopped", `{"spec":{"replicas":0}}`)
+			w.deploy("kept", map[string]string{prefix + of.kept[0]: of.kept[1]})
+			w.deploy("invalid", map[string]string{prefix + "uptime": "Mon-Fri 8-18 PST"})
+			dry := shared.RunLeader(w.ctx, t, append(flags, "--scale-schedule-dry-run")...)
+			w.tellsOf("invalid", "InvalidSchedule")
+			if err := dry.Stop(w.ctx, fleet.Patience); err != nil {
+				t.Error(err)
+			}
+			shared.RunLeader(w.ctx, t, flags...)
+			w.deploy("new", nil)
+			w.await("0 (3)", 2) // new, and down
+			patches := w.patches(w.begin)
+			if delete(patches, "new"); len(patches) > 0 {
+				t.Errorf("the migration has written %q", patches)
+			}
+			w.annotate(prefix+of.night[0], "")
+			w.await("3", 4)
+			if states := w.states(); states["0"] != 1 {
+				t.Errorf("%v", states)
+			}
+		})
 	}
 }
 

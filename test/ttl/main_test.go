@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -98,6 +99,22 @@ func (w *fixture) gone(names ...string) {
 	for _, name := range names {
 		gone(w, shared.Admin.CoreV1().ConfigMaps(w.namespace).Get, name)
 	}
+}
+
+// rules writes a file of rules, in which NS is the namespace, and returns its path.
+func (w *fixture) rules(text string) string {
+	w.Helper()
+	return w.file("rules:" + strings.ReplaceAll(text, "NS", w.namespace))
+}
+
+// file writes a file, and returns its path.
+func (w *fixture) file(text string) string {
+	w.Helper()
+	file := filepath.Join(w.TempDir(), "rules.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		w.Fatal(err)
+	}
+	return file
 }
 
 // settle waits until the controller has decided on everything that happened before.

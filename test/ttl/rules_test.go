@@ -9,9 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -32,16 +30,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
-
-// rules writes a file of rules, in which NS is the namespace, and returns its path.
-func (w *fixture) rules(text string) string {
-	w.Helper()
-	file := filepath.Join(w.TempDir(), "rules.yaml")
-	if err := os.WriteFile(file, []byte("rules:"+strings.ReplaceAll(text, "NS", w.namespace)), 0o600); err != nil {
-		w.Fatal(err)
-	}
-	return file
-}
 
 // ruleR is the rule r of the specification, in one namespace and for seconds.
 const ruleR = `

@@ -1,0 +1,121 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ttl
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestMigrationWritesNothing takes over from originals that work by rules. A dry run beside the original tells of
+// what is due, here after 1 s. Then a leader has the original's times, by which nothing is due.
+func TestMigrationWritesNothing(t *testing.T) {
+	example, err := os.ReadFile("../../deploy/examples/ttl-rules/rules.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, of := range map[string]struct {
+		file string
+		// create creates what the original leaves behind, and returns the names of what is due after 1 s.
+		create func(w *fixture) []string
+	}{
+		"kube-janitor with a rules file": {
+			file: `rules:
+# id: require-app-label, jmespath: "!(metadata.labels.app)"
+- name: require-app-label
+  resources: [configmaps, jobs.batch]
+  when: "object.?metadata.labels.app.orValue('') == ''"
+  ttl: 4d
+# id: pull-requests, jmespath: "starts_with(metadata.name, 'pr-')", resources: ["*"]
+- name: pull-requests
+  resources: ["*"]
+  when: object.metadata.name.startsWith('pr-')
+  ttl: 4h
+`,
+			create: func(w *fixture) []string {
+				w.create("without-label", nil)
+				w.create("forever", map[string]string{"janitor/ttl": "forever"})
+				w.create("notified", map[string]string{"janitor/ttl": "7d", "janitor/notified": "yes"})
+				w.job("pr-1")
+				return []string{"without-label", "pr-1"}
+			},
+		},
+		"kube-cleanup-operator with its defaults": {
+			file: string(example),
+			create: func(w *fixture) []string {
+				for _, name := range []string{"succeeded", "failed", "runs"} {
+					w.job(name)
+				}
+				w.end("succeeded", corev1.PodSucceeded)
+				w.end("failed", corev1.PodFailed)
+				w.pod("evicted", corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted"})
+				w.pod("orphaned", corev1.PodStatus{Phase: corev1.PodSucceeded})
+				w.pod("not-ready", corev1.PodStatus{Phase: corev1.PodRunning})
+				return []string{"succeeded", "evicted", "orphaned"}
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newFixture(t)
+			short := of.file
+			for _, ttl := range []string{"15m", "1h", "4h", "4d"} {
+				short = strings.ReplaceAll(short, "ttl: "+ttl, "ttl: 1s")
+			}
+			in := "--ttl-include-namespaces=" + w.namespace
+			due := of.create(w)
+			dry := shared.RunLeader(w.ctx, t, args(in, "--ttl-dry-run", "--ttl-rules="+w.file(short))...)
+			for _, name := range due {
+				w.told(w.namespace, name, "WouldDeleteExpiredTTL")
+			}
+			if err := dry.Stop(w.ctx, fleet.Patience); err != nil {
+				t.Error(err)
+			}
+			shared.RunLeader(w.ctx, t, args(in, "--ttl-rules="+w.file(of.file))...)
+			w.settle()
+			for _, e := range shared.AuditSince(t, w.begin, func(e auditv1.Event) bool {
+				return cluster.AuditPod(e) != "" && e.ObjectRef != nil && e.ObjectRef.Namespace == w.namespace && e.ObjectRef.Resource != "events" &&
+					e.Verb != "get" && e.Verb != "list" && e.Verb != "watch" && !strings.HasPrefix(e.ObjectRef.Name, "canary-")
+			}) {
+				t.Errorf("the migration has sent %s %s", e.Verb, e.RequestURI)
+			}
+			if told := w.events("WouldDeleteExpiredTTL"); told != len(due) {
+				t.Errorf("%d objects are due, want %q", told, due)
+			}
+		})
+	}
+}
+
+// pod creates a Pod without an owner, in a state that a kubelet reports.
+func (w *fixture) pod(name string, status corev1.PodStatus) {
+	w.Helper()
+	pods := shared.Admin.CoreV1().Pods(w.namespace)
+	pod, err := pods.Create(w.ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: podTemplate().Spec}, metav1.CreateOptions{})
+	if err == nil {
+		status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionFalse, LastTransitionTime: metav1.NewTime(time.Now())}}
+		pod.Status = status
+		_, err = pods.UpdateStatus(w.ctx, pod, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// events counts the Events of a reason in the namespace.
+func (w *fixture) events(reason string) int {
+	w.Helper()
+	events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "reason=" + reason})
+	if err != nil {
+		w.Fatal(err)
+	}
+	return len(events.Items)
+}
