@@ -69,7 +69,7 @@ func permissions() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		rules("types.kubefed.io", []string{"*"}, "get", "list", "watch", "update", "patch"),
 		rules(policy.SchedulingGroup, []string{"replicaschedulingpreferences"}, "list", "watch"),
-		rules(policy.CoreGroup, []string{"propagatedversions", "clusterpropagatedversions"}, "list", "watch", "create"),
+		rules(policy.CoreGroup, []string{"propagatedversions", "clusterpropagatedversions"}, "get", "list", "watch", "create", "delete"),
 		rules(policy.CoreGroup, []string{"propagatedversions/status", "clusterpropagatedversions/status"}, "patch"),
 		rules("", []string{"namespaces"}, "list", "watch"),
 		rules("apiextensions.k8s.io", []string{"customresourcedefinitions"}, "get", "list", "watch"),

@@ -30,9 +30,15 @@ func (c *controller) addFinalizer(ctx context.Context, v *view) error {
 	})
 }
 
-// removeFinalizer lets the federated object go.
+// removeFinalizer lets the federated object go, after its PropagatedVersion: the garbage collector would delete
+// that later, perhaps when a new federated object of this name has it.
 func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
-	err := c.finalize(ctx, v, func(finalizers []string) []string {
+	client, _, kind := c.versionsClient(v)
+	err := client.Delete(ctx, v.propagatedName().Name, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("%s %s: %w", kind, v.propagatedName(), err)
+	}
+	err = c.finalize(ctx, v, func(finalizers []string) []string {
 		return slices.DeleteFunc(slices.Clone(finalizers), func(f string) bool { return f == policy.Finalizer })
 	})
 	if err != nil {
@@ -81,16 +87,12 @@ func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Pro
 	if v.recorded.Same(next) || v.recorded.Template == "" && v.recorded.Overrides == "" && len(next.Clusters) == 0 {
 		return nil
 	}
-	resource, kind := propagatedVersions, "PropagatedVersion"
-	if !v.Federated.Namespaced() {
-		resource, kind = clusterPropagatedVersions, "ClusterPropagatedVersion"
-	}
+	client, resource, kind := c.versionsClient(v)
 	name, clusters := v.propagatedName(), next.Clusters
 	if clusters == nil {
 		clusters = []policy.ClusterVersion{} // a merge leaves what is absent
 	}
 	status := map[string]any{"status": map[string]any{"templateVersion": next.Template, "overridesVersion": next.Overrides, "clusterVersions": clusters}}
-	client := c.host.Dynamic.Resource(resource).Namespace(name.Namespace)
 	object, err := patch(ctx, client, name.Name, status, "status")
 	if err == nil && object == nil {
 		object = &unstructured.Unstructured{Object: map[string]any{}}
@@ -160,14 +162,14 @@ func (c *controller) deleteOptions(v *view, f *policy.Federated) (metav1.DeleteO
 }
 
 // warnHeld tells once on a KubeFedCluster that removals are held.
-func (c *controller) warnHeld(r *readyCluster, removals policy.Removals) {
-	if removals.Replaced || r.held.Swap(true) { // a replaced cluster has a Warning of its own
+func (c *controller) warnHeld(r *readyCluster, why string) {
+	if r.held.Swap(true) {
 		return
 	}
 	for _, object := range c.informers.clusters.List(c.cfg.Namespace, nil) {
 		if object.GetName() == r.name {
 			c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.RemovalsHeld,
-				"placement would delete %d of %d objects; the annotation %s with a time allows it until then", removals.Deletions, removals.Managed, policy.AllowRemovalsAnnotation)
+				"placement would delete %s; the annotation %s with a time allows it until then", why, policy.AllowRemovalsAnnotation)
 		}
 	}
 }

@@ -190,7 +190,7 @@ func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
 	enqueue := false
 	switch {
 	case known.fingerprint == v.fingerprint && known.done:
-	case action == policy.Nothing && (!v.deleting || clearance != policy.RemovalUnknown):
+	case action == policy.Nothing && (v.wanted(name) || clearance != policy.RemovalUnknown):
 		known.status = ""
 		found.status, found.cleared = "", clearance == policy.RemovalDone
 	default:
@@ -267,10 +267,12 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 		if v.placed != nil && slices.Contains(v.placed, name) || outcome.status != "" {
 			conclusion.Clusters = append(conclusion.Clusters, policy.ClusterResult{Name: name, Status: outcome.status})
 		}
-		if version := v.valid[name]; v.wanted(name) && version != "" {
-			versions[name] = version
+		known := record.results[name]
+		written := known != nil && known.version != ""
+		if (v.recorded.Has(name) || written && record.dirty) && (v.wanted(name) || !outcome.cleared) {
+			versions[name] = v.valid[name] // empty if the cluster has an older content
 		}
-		if known := record.results[name]; known != nil && v.wanted(name) && known.version != "" && known.content == v.digest.Content(name) {
+		if written && v.wanted(name) && known.content == v.digest.Content(name) {
 			versions[name] = known.version
 		}
 	}

@@ -168,7 +168,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.wrote(f.c1.Host)
 			f.wrote(f.c2.Host, updated)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=ApplyOverridesFailed c2=")
-			f.recorded("c2")
+			f.recorded("c1", "c2")
 			f.warned("UpdateInClusterFailed")
 		},
 		"an override to another namespace is refused": func(f *fed) {

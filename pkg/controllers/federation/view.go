@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
@@ -144,6 +145,35 @@ func (c *controller) recordedOf(v *view) policy.Propagated {
 	return policy.ReadPropagatedSummary(object.Digest(Name))
 }
 
+// versionsClient returns the client of the PropagatedVersion of the federated object, and its kind.
+func (c *controller) versionsClient(v *view) (client dynamic.ResourceInterface, resource schema.GroupVersionResource, kind string) {
+	resource, kind = propagatedVersions, "PropagatedVersion"
+	if !v.Federated.Namespaced() {
+		resource, kind = clusterPropagatedVersions, "ClusterPropagatedVersion"
+	}
+	return c.host.Dynamic.Resource(resource).Namespace(v.key.Namespace), resource, kind
+}
+
+// isRecorded reports whether the host knows that federation wrote the object of a cluster. A host that was
+// restored does not know of what was placed later. The record is read from the API server, since the cache may
+// still have one that is lost; it may not be written yet.
+func (c *controller) isRecorded(ctx context.Context, v *view, cluster string) (bool, error) {
+	c.mu.Lock()
+	record := c.records[v.key]
+	known := record.resultOf(cluster)
+	unwritten := known != nil && known.version != "" && record.dirty
+	c.mu.Unlock()
+	if unwritten {
+		return true, nil
+	}
+	client, _, _ := c.versionsClient(v)
+	object, err := client.Get(ctx, v.propagatedName().Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil && policy.ReadPropagated(object).Has(cluster), err
+}
+
 // sum hashes what clusters are asked for.
 func (v *view) sum() uint64 {
 	return policy.Fingerprint(v.object.GetUID(), v.digest.Generation, v.digest.Versions, v.placed, v.reason, v.deleting, v.keepUnwanted,
@@ -161,7 +191,7 @@ func (v *view) wanted(cluster string) bool {
 
 // expected reports whether the federated object is placed or recorded in a cluster.
 func (v *view) expected(cluster string) bool {
-	return slices.Contains(v.placed, cluster) || slices.ContainsFunc(v.recorded.Clusters, func(recorded policy.ClusterVersion) bool { return recorded.Cluster == cluster })
+	return slices.Contains(v.placed, cluster) || v.recorded.Has(cluster)
 }
 
 // state returns the input of policy.Decide. Live is nil if the cluster has no managed object.

@@ -279,8 +279,22 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 		return
 	case policy.HoldGuarded:
 		w.status, w.after = policy.RemovalHeld, recheckInterval
-		c.warnHeld(w.cluster, removals)
+		if !removals.Replaced { // a replaced cluster has a Warning of its own
+			c.warnHeld(w.cluster, fmt.Sprintf("%d of %d objects", removals.Deletions, removals.Managed))
+		}
 		return
+	}
+	if byPlacement && removals.HoldsUnrecorded(c.cfg.RemovalGuard, now) {
+		recorded, err := c.isRecorded(ctx, w.view, w.cluster.name)
+		if err != nil {
+			w.unknown, w.err = true, err
+			return
+		}
+		if !recorded {
+			w.status, w.after = policy.RemovalHeld, recheckInterval
+			c.warnHeld(w.cluster, "objects of which the host has no record, such as "+describe(w.view))
+			return
+		}
 	}
 	if byPlacement {
 		w.cluster.held.Store(false)

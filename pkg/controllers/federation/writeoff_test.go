@@ -95,7 +95,7 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.Writes()
 			f.Sleep(11 * time.Second)
 			f.status("FederatedConfigMap", "f", "gone")
-			if w := f.Writes(); len(w) != 2 || !strings.HasPrefix(w[0], "create "+record) || w[1] != "patch federatedconfigmaps.types.kubefed.io shop/f" {
+			if w := f.Writes(); len(w) != 3 || !strings.HasPrefix(w[0], "create "+record) || w[2] != "patch federatedconfigmaps.types.kubefed.io shop/f" {
 				f.t.Errorf("wrote %q, want the record before the finalizer", w)
 			}
 			if all := f.records(); len(all) != 1 || all[0].UID == "" {

@@ -64,6 +64,12 @@ func (r Removals) Check(byPlacement bool, availableDelay time.Duration, guard in
 	return HoldNone, 0
 }
 
+// HoldsUnrecorded reports whether a deletion by placement waits until somebody allows it if the host has no
+// record of having written the object: the host may have been restored to a time before it was placed.
+func (r Removals) HoldsUnrecorded(guard int, now time.Time) bool {
+	return guard < 100 && !now.Before(r.AllowedUntil)
+}
+
 func (r Removals) guarded(guard int) bool {
 	switch {
 	case guard <= 0:

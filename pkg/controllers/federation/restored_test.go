@@ -1,0 +1,153 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation_test
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// restored puts the host back to before c2 was placed.
+func (f *fed) restored() {
+	f.t.Helper()
+	f.change(f.Host, "PropagatedVersion", "shop", "configmap-f", func(u *unstructured.Unstructured) {
+		recorded := policy.ReadPropagated(u)
+		if err := unstructured.SetNestedSlice(u.Object, []any{map[string]any{"clusterName": "c1", "version": recorded.Clusters[0].Version}}, "status", "clusterVersions"); err != nil {
+			f.t.Fatal(err)
+		}
+	})
+	f.setF("{clusters: [{name: c1}]}", "placement")
+}
+
+// allow allows removals in c2 for an hour.
+func (f *fed) allow() {
+	f.t.Helper()
+	f.set(f.Host, "KubeFedCluster", namespace, "c2", time.Now().Add(time.Hour).UTC().Format("'"+time.RFC3339+"'"), "metadata", "annotations", policy.AllowRemovalsAnnotation)
+}
+
+// held checks that c2 keeps its object until that may be deleted, and then loses it.
+func (f *fed) held() {
+	f.t.Helper()
+	f.Sleep(20 * time.Minute)
+	f.wrote(f.c2.Host)
+	f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
+	f.warned(policy.RemovalsHeld)
+	f.allow()
+	f.Sleep(10 * time.Second)
+	f.wrote(f.c2.Host, deleted)
+	f.status("FederatedConfigMap", "f", "c1=")
+	f.recorded("c1")
+}
+
+// TestPlacementDeletesWhatIsRecorded begins with the federated object in both clusters.
+func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
+	for name, test := range map[string]func(f *fed){
+		"the host is restored to before c2 was placed while the manager runs": func(f *fed) {
+			f.restored()
+			f.held()
+		},
+		"the host is restored to before c2 was placed while no manager runs": func(f *fed) {
+			f.Restart(f.restored)
+			f.held()
+		},
+		"the cache has the record that a restore has lost": func(f *fed) {
+			f.Lag(time.Minute, "propagatedversions")
+			f.restored()
+			<-time.After(settling)
+			f.Lag(0, "propagatedversions")
+			f.Sleep(time.Second)
+			f.wrote(f.c2.Host)
+			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
+		},
+		"the host is restored to before F was created": func(f *fed) {
+			f.Restart(func() {
+				f.Delete(f.get(f.Host, "PropagatedVersion", "shop", "configmap-f"))
+				f.change(f.Host, "FederatedConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
+				f.Delete(configMap(f.t))
+			})
+			f.Sleep(settling)
+			f.wrote(f.c2.Host, edited)
+			f.has(f.c2, "unlabelled")
+		},
+		"somebody deletes the record": func(f *fed) {
+			f.Delete(f.get(f.Host, "PropagatedVersion", "shop", "configmap-f"))
+			f.setF("{clusters: [{name: c1}]}", "placement")
+			f.held()
+		},
+		"F is placed in c2 again, and its record is written again": func(f *fed) {
+			f.restored()
+			f.Sleep(settling)
+			f.setF("{clusters: [{name: c1}, {name: c2}]}", "placement")
+			f.Sleep(settling)
+			f.status("FederatedConfigMap", "f", "c1= c2=")
+			f.recorded("c1", "c2")
+			f.c2.Writes()
+			f.setF("{clusters: [{name: c1}]}", "placement")
+			f.Sleep(settling)
+			f.wrote(f.c2.Host, deleted)
+		},
+		"c2 is deselected while it is away, and a new leader finds the record": func(f *fed) {
+			f.c2.Cut()
+			f.Sleep(time.Minute)
+			f.setF("{clusters: [{name: c1}]}", "placement")
+			f.setF("c", "template", "data", "a")
+			f.Sleep(10 * time.Minute)
+			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.Restart()
+			f.c2.Restore()
+			f.Sleep(2 * time.Minute)
+			f.wrote(f.c2.Host, deleted)
+			f.status("FederatedConfigMap", "f", "c1=")
+			f.recorded("c1")
+		},
+		"c2 is deselected before its object is recorded": func(f *fed) {
+			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+both+"}"))
+			f.c1.Hang() // until it has a result, nothing is recorded
+			f.Sleep(time.Second)
+			f.wrote(f.c2.Host, "create configmaps shop/g")
+			f.set(f.Host, "FederatedConfigMap", "shop", "g", "{clusters: [{name: c1}]}", "spec", "placement")
+			f.Sleep(settling)
+			f.wrote(f.c2.Host, "delete configmaps shop/g")
+		},
+		"F is replaced by another of its name": func(f *fed) {
+			f.Delete(configMap(f.t))
+			f.Sleep(settling)
+			if f.get(f.Host, "PropagatedVersion", "shop", "configmap-f") != nil {
+				f.t.Error("the record has outlived F")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) { run(t, test) })
+	}
+}
+
+// TestClustersJoinAgainWithoutLabels has few objects, so that the guard does not hold their removal.
+func TestClustersJoinAgainWithoutLabels(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFed(t)
+		for i := range 5 {
+			f.Put(federated(t, "ConfigMap", fmt.Sprintf("f%d", i), "{template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {name: c2}}}}"))
+		}
+		f.Sleep(settling)
+		f.c2.Writes()
+		c2 := f.get(f.Host, "KubeFedCluster", namespace, "c2")
+		f.Delete(c2)
+		f.Sleep(time.Minute)
+		f.Put(joined("c2", policy.ClusterSpec{APIEndpoint: f.c2.Address}))
+		f.Sleep(10 * time.Minute)
+		f.wrote(f.c2.Host, "update namespaces shop (unchanged)")
+		f.status("FederatedConfigMap", "f3", "CheckClusters c2=RemovalHeld")
+		f.allow()
+		f.Sleep(10 * time.Second)
+		if n := len(f.c2.Writes()); n != 5 {
+			t.Errorf("%d writes after it was allowed", n)
+		}
+	})
+}
