@@ -4,8 +4,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0.0-unknown)
-# Readers of the version need a semantic one, so a build without a tag gets v0.0.0-COMMIT.
-SEMVER  := $(if $(filter v%,$(VERSION)),$(VERSION),v0.0.0-$(VERSION))
+# Readers of the version need a semantic one, so a build without a tag gets v0.0.0-gCOMMIT.
+SEMVER  := $(if $(filter v%,$(VERSION)),$(VERSION),v0.0.0-g$(VERSION))
 LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=$(SEMVER) -X k8s.io/client-go/pkg/version.gitVersion=$(SEMVER)
 # gRPC's tracing uses html/template, which makes the linker keep every method of every type: 20 MB.
 TAGS    := -tags=grpcnotrace
@@ -13,7 +13,8 @@ TAGS    := -tags=grpcnotrace
 LINT    = "$$(go -C '$(CURDIR)/hack/tools' tool -n golangci-lint)"
 VULN    = "$$(go -C '$(CURDIR)/hack/tools' tool -n govulncheck)"
 
-# lint runs go vet; `go test` would run it again, with and without the race detector, on each package that a test depends on.
+# lint runs go vet; `go test` would run it again, with and without the race detector, on each package that a
+# test depends on.
 TEST        := go test -vet=off
 # Go caches the results: test/internal/fleet reads what the started programs are built from.
 INTEGRATION := KUBE_CACHE_MUTATION_DETECTOR=true $(TEST) -timeout 20m
@@ -24,7 +25,8 @@ PLATFORMS ?= linux/amd64 linux/arm64
 # The platforms of a release: nodes, for the image too, and where people work, for `kubectl quartermaster`.
 RELEASED  := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 VULNDB    ?= https://vuln.go.dev
-# MODULES are all modules but the main one. PACKAGED leaves out the modules that only pin versions, of programs and CRDs.
+# MODULES are all modules but the main one. PACKAGED leaves out the modules that only pin versions, of programs
+# and CRDs.
 MODULES    = $(patsubst %/go.mod,%,$(shell git ls-files '*/go.mod'))
 PACKAGED   = $(filter-out hack/controlplane hack/crds hack/tools,$(MODULES))
 
@@ -87,10 +89,10 @@ release: .cache/bin/release ## Write the release VERSION=vX.Y.Z to dist/ (10 min
 ##@ Check
 
 .PHONY: test
-test: test-unit test-integration ## Unit tests, then tests on a real control plane (9 min).
+test: test-unit test-integration ## Run the unit and integration tests (9 min).
 
 .PHONY: test-unit
-test-unit: ## The tests that need no control plane (3 min).
+test-unit: ## Run the tests that need no control plane (3 min).
 	$(TEST) -skip '^TestLong' ./cmd/... ./pkg/... ./hack/... ./examples/... ./test/internal/...
 	@# hack/promql and hack/release read files of other modules, of which Go's cache does not know.
 	cd hack/promql && $(TEST) -count=1 ./...
@@ -99,7 +101,7 @@ test-unit: ## The tests that need no control plane (3 min).
 	cd examples/widget && $(TEST) ./...
 
 .PHONY: test-integration
-test-integration: controlplane ## The tests on a real control plane.
+test-integration: controlplane ## Run the tests on a real control plane (6 min).
 	@# Several packages at a time, since they often wait, and the longest first.
 	$(INTEGRATION) -skip '^TestLong' -p 4 ./test/reload ./test/manager ./test/replication ./test/deploy \
 	    $$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/)
@@ -115,23 +117,24 @@ test-e2e: ## Test an installation on your cluster: KUBECONFIG=path IMAGE=name:ta
 	    $(TEST) -count=1 -timeout 1h -v -run '^TestOnACluster$$' ./test/e2e
 
 .PHONY: test-race
-test-race: ## The unit tests with the race detector.
+test-race: ## Run the unit tests with the race detector.
 	$(TEST) -race -timeout 20m -skip '^TestLong' ./cmd/... ./pkg/... ./hack/cluster/... ./examples/... ./test/internal/...
 	cd examples/widget && $(TEST) -race ./...
 
 .PHONY: test-election
-test-election: ## 2,000 simulated elections, and mutants of the elector.
+test-election: ## Simulate 2,000 elections, and run the quick mutants.
 	SEEDS=2000 MUTANTS=quick $(TEST) -timeout 20m -parallel 2 ./pkg/election
 
 .PHONY: test-long
-test-long: test-race test-chart test-election ## Before a release: also race, chart, election, faults (over 20 min).
+test-long: test-race test-chart test-election ## Run race, chart, election and long tests, faults (over 20 min).
 	$(TEST) -run '^TestLong' ./pkg/...
-	@# ./test/servers plays one of its ten rounds, which would take an hour. ./test/faults has short leases, so it runs alone, with a new seed each time.
+	@# ./test/servers plays one round; all ten take an hour. ./test/faults has short leases, so it runs alone, with
+	@# a new seed each time.
 	RACE=1 ROUNDS=1 $(INTEGRATION) -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
 	SEED=0 FAULTS=25 $(INTEGRATION) ./test/faults
 
 .PHONY: lint
-lint: ## golangci-lint, pinned in hack/tools: format, vet, imports and more.
+lint: ## Run golangci-lint, pinned in hack/tools: format, vet, imports and more.
 	@lint=$(LINT); for module in . $(PACKAGED); do echo "golangci-lint in $$module"; (cd $$module; "$$lint" run ./...); done
 
 .PHONY: fmt
@@ -139,16 +142,12 @@ fmt: ## Format every Go file as lint wants it.
 	$(LINT) fmt cmd pkg hack test examples
 
 .PHONY: verify
-verify: ## Are go.mod and generated files up to date? Known vulnerabilities?
+verify: ## Check go.mod, generated files, client-go versions and vulnerabilities (1 min).
 	@for module in . $(MODULES); do echo "go mod tidy in $$module"; go -C $$module mod tidy -diff; done
 	@# KubeFed's own tests and the control plane need versions of their own.
 	@[ "$$(git ls-files '*go.mod' ':!hack/controlplane' ':!hack/kubefed' | xargs grep -ho 'k8s.io/client-go v.*' | sort -u | wc -l)" = 1 ] || \
 	    { echo 'the go.mod files require several versions of k8s.io/client-go'; exit 1; }
-	@# The copies are as deep as the originals, so that replace directives hold.
-	@rm -rf .cache/widget .cache/bench; mkdir -p .cache; cp -r examples/widget docs/bench .cache
-	cd .cache/widget && go generate ./...
-	go -C hack/plot run . '$(CURDIR)/.cache/bench'
-	for part in examples/widget docs/bench; do diff -r $$part .cache/$${part#*/} || { echo "$$part is not up to date: run make generate"; exit 1; }; done
+	go run ./hack/generate --check
 	@$(MAKE) --no-print-directory vulncheck OPTIONAL=1
 
 .PHONY: vulncheck
@@ -168,11 +167,11 @@ mutants: ## Break each rule of the elector; the simulation must notice (minutes)
 	MUTANTS=all $(TEST) ./pkg/election -run '^TestMutants$$' -v -timeout 60m -parallel 2
 
 .PHONY: faults
-faults: ## FAULTS random faults on three real managers, judged by the audit log.
+faults: ## Play FAULTS random faults on three real managers, judged by the audit log.
 	FAULTS=$(or $(FAULTS),1000) SEED=$(or $(SEED),1) $(TEST) ./test/faults -run '^TestFaults$$' -v -timeout 0 -count=1
 
 .PHONY: kubefed
-kubefed: controlplane ## KubeFed's own tests, and the migration from it and back (30 min).
+kubefed: controlplane ## Run KubeFed's own tests, and the migration from it and back (30 min).
 	KUBEFED=$(or $(KUBEFED),3) $(TEST) ./test/federation -run '^TestLongKubeFed' -v -timeout 0 -count=1
 
 ##@ Measure and generate

@@ -3,11 +3,14 @@
 
 // Command generate writes what derives from the registry of controllers: the roles below deploy/,
 // as `manager rbac` prints them, the components that change them, the chart's roles, schema and
-// README, and the federated types of deploy/federation.
+// README, and the federated types of deploy/federation. With --check it writes nothing: it fails if one of these
+// files, a generated file of examples/widget or a picture of docs/bench is not up to date.
 package main
 
 import (
 	"bytes"
+	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"os"
@@ -15,7 +18,13 @@ import (
 )
 
 func main() {
-	if err := run("deploy", false); err != nil {
+	check := flag.Bool("check", false, "Write nothing, and fail if a generated file is not up to date.")
+	flag.Parse()
+	err := run("deploy", *check)
+	if *check {
+		err = errors.Join(err, checkElsewhere())
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "Error:", err)
 		os.Exit(1)
 	}
