@@ -116,6 +116,8 @@ func checkElsewhere(config, own *rest.Config) error {
 		return errors.New("the configuration runs a program for its credentials")
 	case cmp.Or(config.BearerTokenFile, config.CAFile, config.CertFile, config.KeyFile) != "":
 		return errors.New("the configuration names a file: pass the contents")
+	case config.WrapTransport != nil: // it may add the token of this process, and hides what it adds
+		return errors.New("the configuration has a WrapTransport: pass credentials, not a function that adds them")
 	case config.BearerToken != "" && config.BearerToken == own.BearerToken:
 		return errors.New("the configuration has the token of this process, which is for its own API server")
 	}

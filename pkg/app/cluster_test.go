@@ -57,6 +57,7 @@ func TestClustersThatCanBeOpened(t *testing.T) {
 		"our own token":                {"far", &rest.Config{Host: "x", BearerToken: "our own"}, "has the token of this process"},
 		"a program":                    {"far", &rest.Config{Host: "x", ExecProvider: &clientcmdapi.ExecConfig{Command: "sh"}}, "runs a program"},
 		"a plugin":                     {"far", &rest.Config{Host: "x", AuthProvider: &clientcmdapi.AuthProviderConfig{}}, "runs a program"},
+		"a transport":                  {"far", &rest.Config{Host: "x", WrapTransport: withoutLongWaits}, "has a WrapTransport"},
 		"a file with the token":        {"far", &rest.Config{Host: "x", BearerTokenFile: "/token"}, "names a file"},
 		"a file with the authority":    {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAFile: "/ca"}}, "names a file"},
 		"a file with the key":          {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{KeyFile: "/key"}}, "names a file"},

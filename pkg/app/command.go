@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -97,7 +98,9 @@ the others stand by with warm caches.`, "Quartermaster manager", o.title())
 		cmd.Flags().AddFlagSet(fs)
 	}
 	cmd.AddCommand(status.NewCommand(o.command(), o.Election.Lease()), newControllersCommand(o), newRBACCommand(o))
-	cmd.AddCommand(o.entryCommands()...)
+	if err = o.addEntryCommands(cmd); err != nil {
+		cmd.DisableFlagParsing = true
+	}
 	for _, c := range cmd.Commands() {
 		// Otherwise the manager's hook would set up logging, and errors would be log lines.
 		c.PersistentPreRun = func(*cobra.Command, []string) {}
@@ -143,8 +146,13 @@ func (o *Options) subcommand(name, short, long string, print func(io.Writer) err
 	return cmd
 }
 
-// entryCommands returns the commands of the entries.
-func (o *Options) entryCommands() (all []*cobra.Command) {
+// addEntryCommands adds the commands of the entries. Of two commands of one name, cobra would run the first.
+func (o *Options) addEntryCommands(to *cobra.Command) error {
+	names := []string{"completion", "help"} // which cobra adds
+	for _, c := range to.Commands() {
+		names = append(names, c.Name())
+	}
+	var errs []error
 	for _, e := range o.entries {
 		if e.Command == nil {
 			continue
@@ -155,9 +163,13 @@ func (o *Options) entryCommands() (all []*cobra.Command) {
 				c.Flags().AddFlagSet(fs)
 			}
 		}
-		all = append(all, cmd)
+		if slices.Contains(names, cmd.Name()) {
+			errs = append(errs, fmt.Errorf("controller %s: its command %q is a command of the manager or of another controller", e.Name, cmd.Name()))
+		}
+		names = append(names, cmd.Name())
+		to.AddCommand(cmd)
 	}
-	return all
+	return errors.Join(errs...)
 }
 
 // connect returns what the flags say, and how a person reaches the API server: as with kubectl.

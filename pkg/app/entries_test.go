@@ -10,9 +10,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -60,6 +62,11 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 	flag := func(name, shorthand string) func(*pflag.FlagSet) {
 		return func(fs *pflag.FlagSet) { fs.BoolP(name, shorthand, false, "") }
 	}
+	command := func(name string) func(func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
+		return func(func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
+			return &cobra.Command{Use: name}
+		}
+	}
 	for name, tc := range map[string]struct {
 		entries []controllers.Entry
 		want    []string
@@ -82,6 +89,11 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 		"a flag of a later group of the host, and one that every command has": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("vmodule", "")(fs); flag("help", "")(fs) }}})},
 			[]string{`--help is a flag of two groups, "global" and "controller one"`, `--vmodule is a flag of two groups, "controller one" and "logs"`}},
+		"the command of the manager, and one command twice": {
+			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Command: command("status")}), withFunctions(controllers.Entry{Name: "two", Command: command("size")}),
+				withFunctions(controllers.Entry{Name: "three", Command: command("size")})},
+			[]string{`controller one: its command "status" is a command of the manager or of another controller`,
+				`controller three: its command "size" is a command of the manager or of another controller`}},
 		"a flag of another controller": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("size", "")}}), withFunctions(controllers.Entry{Name: "two", Config: &flagsConfig{flag("size", "")}})},
 			[]string{`--size is a flag of two groups, "controller one" and "controller two"`}},

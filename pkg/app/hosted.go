@@ -32,6 +32,7 @@ type hosted struct {
 	health  healthz.Check
 	runs    runs
 
+	stuckAfter   time.Duration // how long a reconcile may take, for the health check
 	everyReplica bool
 	handler      http.Handler // of the paths under /controllers/NAME/; nil if it serves none
 
@@ -44,33 +45,31 @@ type hosted struct {
 func newHosted(
 	name string, c controllers.Controller, cache *informers.ClusterCache, m *controllers.Metrics, stuckAfter time.Duration,
 ) *hosted {
-	h := &hosted{Controller: c, name: name, cache: cache, metrics: m}
-	h.health = healthz.Controller(name, h, stuckAfter)
+	h := &hosted{Controller: c, name: name, cache: cache, metrics: m, stuckAfter: stuckAfter}
+	h.health = healthz.NamedCheck("controller-"+name, func(*http.Request) error { _, err := h.check(); return err })
 	m.Hosted(name, func() error { return h.health.Check(nil) })
 	return h
 }
 
-// Problem implements healthz.Worker.
-func (h *hosted) Problem() error {
+// check returns the controller's own status, and why its health check fails. A stuck reconcile fails it: it
+// holds its worker and its key for ever, and nothing else would show it.
+func (h *hosted) check() (controllers.Status, error) {
 	s, err := h.controllerStatus()
+	if key, age := s.LongestRunning(time.Now()); age > h.stuckAfter {
+		return s, fmt.Errorf("reconciling %s for %s, longer than --controller-stuck-after=%s", key, age.Round(time.Second), h.stuckAfter)
+	}
 	if s.Problem != "" {
 		err = errors.New(s.Problem)
 	}
-	return errors.Join(h.runs.problem(), h.cache.Problem(h.name), err)
-}
-
-// LongestRunning implements healthz.Worker.
-func (h *hosted) LongestRunning(now time.Time) (string, time.Duration) {
-	s, _ := h.controllerStatus() // Problem has the error
-	return s.LongestRunning(now)
+	return s, errors.Join(h.runs.problem(), h.cache.Problem(h.name), err)
 }
 
 // Status returns the controller's status, with the restarts and the problem that only the host
 // knows.
 func (h *hosted) Status() controllers.Status {
-	s, _ := h.controllerStatus() // Problem has the error
+	s, err := h.check()
 	h.runs.report(&s)
-	if err := h.health.Check(nil); err != nil {
+	if err != nil {
 		s.Problem = err.Error()
 	}
 	return s
@@ -198,7 +197,9 @@ func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/debug/controllers/")
 	all := map[string]controllers.Status{}
 	for _, c := range h {
-		all[c.name] = c.Status()
+		if name == "" || name == c.name {
+			all[c.name] = c.Status()
+		}
 	}
 	if name == "" {
 		writeJSON(w, all)

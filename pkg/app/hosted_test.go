@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -207,14 +208,56 @@ func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 			}
 			series(t, registry, "quartermaster_controller_problem", 1)
 			_ = hostedControllers{h}.unfinished(time.Now())
+			_ = h.Status()
+			hostedControllers{h}.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/debug/controllers/other", nil))
 		}
-		if took := time.Since(began); took > 20*time.Second {
+		if took := time.Since(began); took != 3*4*statusTimeout {
 			t.Errorf("it took %v", took)
 		}
 		close(c.locked)
 		synctest.Wait()
 		series(t, registry, "quartermaster_controller_problem", 0)
 	})
+}
+
+func TestStatusThatHangsDelaysNoOtherLoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, c, registry := host(t, untilTheEnd)
+		c.locked = make(chan struct{})
+		done := make(chan struct{})
+		go func() { defer close(done); series(t, registry, "quartermaster_controller_problem", 1) }()
+		synctest.Wait()
+		began := time.Now()
+		h.metrics.Hosted("another", func() error { return nil })
+		if took := time.Since(began); took > 0 {
+			t.Errorf("it took %v", took)
+		}
+		<-done
+		close(c.locked)
+	})
+}
+
+func TestReconcileThatIsStuckFailsTheCheck(t *testing.T) {
+	for name, tc := range map[string]struct {
+		age  time.Duration
+		want string // "" for none
+	}{
+		"no reconcile":               {0, ""},
+		"one within the limit":       {30 * time.Second, ""},
+		"one that is over the limit": {2 * time.Minute, "reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, c, _ := host(t, untilTheEnd)
+				if tc.age > 0 {
+					c.status.InFlight = []controllers.InFlight{{Key: "shop/web", Since: time.Now().Add(-tc.age)}}
+				}
+				if err := h.health.Check(nil); (err == nil) != (tc.want == "") || err != nil && err.Error() != tc.want {
+					t.Errorf("check: %v", err)
+				}
+			})
+		})
+	}
 }
 
 func TestStatusProblemIsShown(t *testing.T) {

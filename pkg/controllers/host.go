@@ -49,7 +49,8 @@ type Host struct {
 	// Metadata is for the metadata of objects of any type, without their content.
 	Metadata metadata.Interface
 	// Mapping finds the resource of a kind. For an unknown kind it asks the API server, every 10 seconds
-	// at most, and waits for the answer; the error is a meta.NoKindMatchError if no resource has the kind.
+	// at most unless the request fails, and waits for the answer; the error is a meta.NoKindMatchError if no
+	// resource has the kind.
 	Mapping func(context.Context, schema.GroupVersionKind) (*meta.RESTMapping, error)
 	// RESTConfig makes other clients with the same limits. They speak JSON, which custom resources
 	// need.

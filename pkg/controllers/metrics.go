@@ -4,6 +4,7 @@
 package controllers
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -147,8 +148,9 @@ func (c *computedGauge) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- c
 // CollectWithStability implements metrics.StableCollector.
 func (c *computedGauge) CollectWithStability(ch chan<- metrics.Metric) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	for of, value := range c.values {
+	values := maps.Clone(c.values) // a value may wait for a controller, which must not keep loops from beginning
+	c.mu.Unlock()
+	for of, value := range values {
 		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, value(), of[:c.labels]...)
 	}
 }

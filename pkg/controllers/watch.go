@@ -169,7 +169,8 @@ func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.Gr
 
 // GenerationChanged is for [WatchSelf] and [WatchMapped]. It leaves out updates that change nothing but the
 // metadata or the status of an object, such as the controller's own writes to it, finalizers included, and
-// relists. It keeps all events of objects that have no generation, as of ConfigMaps and in the reduced form.
+// relists. It keeps all events of objects that have no generation, as of ConfigMaps and in the reduced form,
+// and of whole objects that are read as metav1.Object.
 func GenerationChanged[T metav1.Object](e Event[T]) bool {
 	before, after := e.Old, e.New
 	if isNil(before) || isNil(after) {

@@ -5,7 +5,6 @@ package healthz
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 )
@@ -27,27 +26,5 @@ func LeaderWatchdog(tolerance time.Duration, electors ...Elector) Check {
 			errs = append(errs, e.Healthy(tolerance))
 		}
 		return errors.Join(errs...)
-	})
-}
-
-// Worker is what Controller checks.
-type Worker interface {
-	// LongestRunning returns the key of the reconcile that has been in flight for longest, and for
-	// how long; "" and 0 if none is.
-	LongestRunning(now time.Time) (key string, running time.Duration)
-	// Problem returns what else keeps the controller from its work, for instance a permission that
-	// its cache lacks, or nil.
-	Problem() error
-}
-
-// Controller returns the check "controller-NAME". It fails while a reconcile has been running for
-// longer than limit, since a stuck reconcile holds its worker and its key for ever and nothing else
-// would show it. It also fails while worker has a problem.
-func Controller(name string, worker Worker, limit time.Duration) Check {
-	return NamedCheck("controller-"+name, func(*http.Request) error {
-		if key, age := worker.LongestRunning(time.Now()); age > limit {
-			return fmt.Errorf("reconciling %s for %s, longer than --controller-stuck-after=%s", key, age.Round(time.Second), limit)
-		}
-		return worker.Problem()
 	})
 }

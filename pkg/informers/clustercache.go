@@ -134,10 +134,12 @@ func (c *ClusterCache) Start(ctx context.Context) {
 }
 
 // all returns all informers: of declared and of followed resources.
-func (c *ClusterCache) all() []*informer {
+func (c *ClusterCache) all() []*informer { return slices.Concat(c.informers, c.followedNow()) }
+
+func (c *ClusterCache) followedNow() []*informer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Concat(c.informers, c.followed)
+	return slices.Clone(c.followed)
 }
 
 // Shutdown stops the informers, removes their metrics and returns when they make no more requests. A
@@ -149,9 +151,8 @@ func (c *ClusterCache) Shutdown() {
 		c.stop()
 	}
 	c.stopped = true
-	followed := slices.Clone(c.followed)
 	c.mu.Unlock()
-	for _, i := range followed { // their controllers have not called Stop
+	for _, i := range c.followedNow() { // their controllers have not called Stop
 		c.unfollow(i)
 	}
 	for _, i := range c.informers {
@@ -163,8 +164,9 @@ func (c *ClusterCache) Shutdown() {
 
 // Problem returns what keeps the cache of a controller from being complete and current: an informer
 // that has not synced, a verb that RBAC does not allow, requests that have failed for more than a
-// minute, an object that does not fit its Go type, a function of the controller that panics. It
-// returns nil if nothing does, and before Start, as on a cold standby.
+// minute, an object that does not fit its Go type, a function of the controller that panics. Of a followed
+// resource, only the last two are problems. It returns nil if nothing does, and before Start, as on a cold
+// standby.
 func (c *ClusterCache) Problem(controller string) error {
 	if !c.started() {
 		return nil
@@ -173,6 +175,11 @@ func (c *ClusterCache) Problem(controller string) error {
 	for _, i := range c.informers {
 		if i.plan.need(controller) != nil {
 			errs = append(errs, i.problem(), i.panics.problem(controller))
+		}
+	}
+	for _, i := range c.followedNow() { // without its requests: it may be that no user wants the resource
+		if i.plan.need(controller) != nil {
+			errs = append(errs, i.panics.problem(controller))
 		}
 	}
 	return errors.Join(errs...)

@@ -85,7 +85,7 @@ func (f *feed) run(ctx context.Context) {
 			switch {
 			case inner.Err() != nil:
 			case err != nil:
-				f.refused(inner, err)
+				f.listFailed(inner, err)
 				f.state.logFailure(ctx, err)
 			case !watched:
 				f.state.watchEnded()
@@ -187,17 +187,20 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 	return nil, err
 }
 
-// refused notes what a list or a watch has failed with. If that says that an optional resource does not
-// exist, and discovery confirms it, the cache is emptied. run calls refused, and not ListWithContext, since
-// client-go does not wait for a list whose ctx has ended: a late answer would empty what a newer list has
-// filled.
-func (f *feed) refused(ctx context.Context, err error) {
-	if apierrors.IsNotFound(err) && f.informer.plan.optional {
+// listFailed notes what a list or a watch has failed with. If that says that an optional resource does not
+// exist, and discovery confirms it, the cache is emptied. If the resource was absent and discovery has it
+// now, the failure counts. run calls listFailed, and not ListWithContext, since client-go does not wait for
+// a list whose ctx has ended: a late answer would empty what a newer list has filled.
+func (f *feed) listFailed(ctx context.Context, err error) {
+	if absent := f.state.absent(); f.informer.plan.optional && (apierrors.IsNotFound(err) || absent) {
 		listed, _ := f.state.filled()
-		gone := f.exists(ctx)
-		if ctx.Err() == nil && (apierrors.IsNotFound(gone) || gone == nil && !listed) {
+		switch gone := f.exists(ctx); {
+		case ctx.Err() != nil:
+		case apierrors.IsNotFound(gone) || gone == nil && !listed:
 			_ = f.informer.replace(f, nil) // never fails without objects
 			f.state.markAbsent(apierrors.IsNotFound(gone))
+		case gone == nil:
+			f.state.markPresent()
 		}
 	}
 	f.informer.checkSynced()

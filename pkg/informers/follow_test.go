@@ -289,6 +289,13 @@ func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
 			}
 			h.handle(old, current, initial)
 		})
+		f.Start(t.Context())
 		h.want(t, "+b=1h")
+		if err := f.Problem(ttlNeed.For); err == nil || !strings.Contains(err.Error(), "panics on 1 objects of secrets, one of them shop/a") {
+			t.Errorf("problem %v", err)
+		}
+		if err := f.Problem("other"); err != nil {
+			t.Errorf("another controller's problem: %v", err)
+		}
 	})
 }

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -119,6 +120,35 @@ func TestCustomGoTypeHasItsOwnInformer(t *testing.T) {
 	plans, err := newPlans([]Need{{For: "a", Resource: rollouts, Form: Typed}, {For: "b", Resource: rollouts}}, custom, nil)
 	if err != nil || len(plans) != 2 {
 		t.Errorf("%d plans: %v", len(plans), err)
+	}
+}
+
+// TestListByLabelsNeedsThem has another controller whose need keeps the labels, so that it would work by
+// accident.
+func TestListByLabelsNeedsThem(t *testing.T) {
+	for name, tc := range map[string]struct {
+		need     Need
+		selector labels.Selector
+		want     any // what List panics with
+	}{
+		"no selector":                  {Need{}, nil, nil},
+		"a selector that matches all":  {Need{}, labels.Everything(), nil},
+		"a selector, without labels":   {Need{}, labels.Set{"app": "x"}.AsSelector(), Mistake("lists secrets by labels, but its need has no Fields: Labels")},
+		"a selector, of metadata":      {Need{Form: Metadata}, labels.Set{"app": "x"}.AsSelector(), Mistake("lists secrets by labels, but its need has no Fields: Labels")},
+		"a selector, with labels":      {Need{Fields: Labels}, labels.Set{"app": "x"}.AsSelector(), nil},
+		"a selector, of whole objects": {Need{Form: Typed, Content: true, Namespace: "shop"}, labels.Set{"app": "x"}.AsSelector(), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.need.For, tc.need.Resource = "a", Secrets
+			f := newTestCache(t, newCluster(), tc.need, Need{For: "b", Resource: Secrets, Fields: Labels})
+			informer := For[metav1.Object](f.For("a"), Secrets)
+			defer func() {
+				if got := recover(); got != tc.want {
+					t.Errorf("panics with %v, want %v", got, tc.want)
+				}
+			}()
+			informer.List("", tc.selector)
+		})
 	}
 }
 

@@ -313,6 +313,42 @@ func TestOptionalResourceComesAndGoes(t *testing.T) {
 	}
 }
 
+func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
+	for name, tc := range map[string]struct {
+		failure error
+		problem string
+	}{
+		"a role for it is missing":    {forbidden, "cannot list secrets: Forbidden"},
+		"its conversion fails":        {apierrors.NewInternalError(errors.New("the conversion webhook failed")), "cannot list secrets: InternalError"},
+		"it comes in another version": {notFound, "cannot list secrets: NotFound"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster()
+				c.failWith(func(string) error { return notFound })
+				need := reloadNeed
+				need.Optional = true
+				f := newTestCache(t, c, need)
+				startSynced(t, f)
+				defer f.Shutdown()
+				if !secretsStatus(f).Absent {
+					t.Error("not absent at the start")
+				}
+				feed := f.informers[0].feeds[0]
+				feed.exists = func(context.Context) error { return nil }
+				c.failWith(func(string) error { return tc.failure })
+				pass(5 * time.Minute)
+				if s := secretsStatus(f); s.Absent || feed.state.logged == "" {
+					t.Errorf("absent %t, logged %q", s.Absent, feed.state.logged)
+				}
+				if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), tc.problem) {
+					t.Errorf("problem %v, want %q", err, tc.problem)
+				}
+			})
+		})
+	}
+}
+
 func TestLateAnswerOfDiscoveryEmptiesNoNewerList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))

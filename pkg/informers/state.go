@@ -92,6 +92,20 @@ func (s *state) markAbsent(allVersions bool) {
 	}
 }
 
+// markPresent records that the server has the resource again, although it cannot be listed yet.
+func (s *state) markPresent() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now.Absent = false
+}
+
+// absent reports whether the server had the resource in no version when it was last asked.
+func (s *state) absent() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.now.Absent
+}
+
 // watching records that the server accepted a watch.
 func (s *state) watching(ctx context.Context) {
 	s.mu.Lock()

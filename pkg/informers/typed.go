@@ -25,8 +25,9 @@ type Informer[T any] interface {
 	// Get returns the object with that name, and whether the cache has it.
 	Get(name cache.ObjectName) (object T, exists bool)
 	// List returns the objects in a namespace, or in all if it is empty, whose labels the selector
-	// matches; nil matches all. A need of the reduced form asks for the labels. Their order is random. It
-	// looks at every object in the cache, unless there is the index [cache.NamespaceIndex].
+	// matches; nil matches all. With a selector, a need of the reduced form must have Fields: Labels, or List
+	// panics with a Mistake. The order of the objects is random. List looks at every object in the cache,
+	// unless there is the index [cache.NamespaceIndex].
 	List(namespace string, selector labels.Selector) []T
 	// ByIndex returns the objects that have the value in an index that AddIndex has added.
 	ByIndex(index, value string) []T
@@ -133,6 +134,9 @@ func (v view[T]) Get(name cache.ObjectName) (object T, exists bool) {
 }
 
 func (v view[T]) List(namespace string, selector labels.Selector) []T {
+	if selector != nil && !selector.Empty() && !v.need.whole() && v.need.Fields&Labels == 0 {
+		panic(Mistake(fmt.Sprintf("lists %s by labels, but its need has no Fields: Labels", v.name)))
+	}
 	stored, err := v.objects.ByIndex(cache.NamespaceIndex, namespace)
 	if namespace == "" || err != nil {
 		stored = v.objects.List()
