@@ -27,25 +27,25 @@ type simProc struct {
 	pod      string
 	identity string
 	link     *simLink
-	home     *simServer               // that it is connected to; guarded by mu
-	pinned   bool                     // it stays connected to home whatever happens; likewise
-	broken   bool                     // that connection, so that it takes another; likewise
-	cutOff   map[*simServer]time.Time // until when they do not reach each other; likewise
-	rate     float64                  // of its clock
+	rate     float64 // of its clock
 	offset   time.Duration
 	stop     context.CancelFunc // SIGTERM
 	done     chan struct{}
 
 	mu       sync.Mutex
-	draws    map[string]uint64 // by purpose
-	paused   time.Time         // until this time
-	resumed  chan struct{}     // closed by resume
-	stood    time.Duration     // for how long its clock has stood still
-	frozen   time.Time         // since when it stands still
-	apart    time.Time         // until this time, other replicas do not reach it
-	evidence map[*simProc]bool // that another has ended
-	maligned chan struct{}     // closed by malign
-	ended    chan struct{}     // closed by kill; nil if that closes no connection
+	home     *simServer               // the API server that the process is connected to
+	pinned   bool                     // the process stays connected to home whatever happens
+	broken   bool                     // the connection to home is broken, so the process takes another
+	cutOff   map[*simServer]time.Time // until when the process and an API server do not reach each other
+	draws    map[string]uint64        // by purpose
+	paused   time.Time                // until this time
+	resumed  chan struct{}            // closed by resume
+	stood    time.Duration            // for how long its clock has stood still
+	frozen   time.Time                // since when it stands still
+	apart    time.Time                // until this time, other replicas do not reach it
+	evidence map[*simProc]bool        // that another has ended
+	maligned chan struct{}            // closed by malign
+	ended    chan struct{}            // closed by kill; nil if that closes no connection
 	gone     bool
 	restored bool // it has ended because etcd was restored
 	leading  bool // lead runs

@@ -37,8 +37,8 @@ type simStore struct {
 	past     []simEvent                                               // every version, oldest first
 	watches  []*simWatch                                              // in the order of their start
 	onChange func(writer string, before, after *coordinationv1.Lease) // called under mu
-	onNaming func(*simNaming)                                         // likewise
-	onPolicy func(gone bool)                                          // likewise
+	onNaming func(*simNaming)                                         // called under mu
+	onPolicy func(gone bool)                                          // called under mu
 	trouble  simTrouble
 	refused  time.Time // when it last stopped refusing requests
 

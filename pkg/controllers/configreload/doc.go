@@ -9,7 +9,7 @@
 // loses nor repeats a reload. Package policy, which is pure, decides what is to be done. The files of
 // this package:
 //
-//	events.go, index.go                what enters, and whom it concerns
+//	events.go, index.go                events, and which keys each of them concerns
 //	sources.go                         changes of sources, until a workload takes them
 //	controller.go                      a reconcile
 //	write.go                           writing, Events

@@ -11,7 +11,7 @@
 // request. A target that a push makes due is reconciled in the turn of the source's namespace, so that a
 // source with many targets takes turns with others.
 //
-//	events.go      what enters, and whom it concerns
+//	events.go      events, and which keys each of them concerns
 //	controller.go  a reconcile of a target
 //	write.go       requests, Events
 //	memory.go      what a run remembers of a target

@@ -5,11 +5,11 @@
 // clock, a cache or the API server.
 //
 //	annotations.go, names.go, selection.go  what the annotations of a workload ask for
-//	workload.go                         what its pod template refers to
-//	source.go, digest.go                sources, and what the cache keeps of them
-//	state.go, window.go                 what is recorded of the sources, and which changes are collected
-//	decide.go                           what to do, and when
-//	pause.go, marks.go, patch.go        the bytes of the patch
+//	workload.go                             what its pod template refers to
+//	source.go, digest.go                    sources, and what the cache keeps of them
+//	state.go, window.go                     what is recorded of the sources, and which changes are collected
+//	decide.go                               what to do, and when
+//	pause.go, marks.go, patch.go            the bytes of the patch
 package policy
 
 import "time"
