@@ -141,7 +141,7 @@ func TestCompletionKnowsTheCommands(t *testing.T) {
 	}
 }
 
-func TestVersion(t *testing.T) {
+func TestVersionIsPrinted(t *testing.T) {
 	out, err := execute(t, "--version")
 	if err != nil || !strings.HasPrefix(out, "manager version v") {
 		t.Errorf("--version: %q, %v", out, err)

@@ -155,7 +155,7 @@ func enforce(ctx context.Context, t testing.TB, action admissionregistrationv1.V
 	}
 }
 
-func TestFenceInTheAPIServer(t *testing.T) {
+func TestFenceInTheAPIServerJudgesEachWriter(t *testing.T) {
 	ctx := fleet.Context(t)
 	w := shared.NewWorkloads(ctx, t, 1)
 	permitDeletions(ctx, t, w.Namespace)

@@ -109,9 +109,9 @@ func (m *members) settledAway() map[string]corev1.ConfigMap {
 	return all
 }
 
-// TestWriteOff has a member that is away while objects are deleted, made again, changed, and made anew by
+// TestWrittenOffRemovalIsMadeLater has a member that is away while objects are deleted, made again, changed, and made anew by
 // somebody else in the member.
-func TestWriteOff(t *testing.T) {
+func TestWrittenOffRemovalIsMadeLater(t *testing.T) {
 	m := newAbsences(t, 6*fleet.Patience)
 	shared.RunLeader(m.ctx, t, absenceArgs...)
 	const deleted, again, anew, all = 30, 10, 5, 60 // f-0 and so on

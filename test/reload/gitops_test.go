@@ -54,7 +54,7 @@ func documented(t *testing.T) (list []ignored) {
 const variablesOfOurs = `.spec.template.spec.containers[].env[]? | select(.name | startswith("STAKATER_"))`
 
 // What the documentation tells Argo CD to ignore is all that a reload changes.
-func TestGitOpsIgnoreRules(t *testing.T) {
+func TestGitOpsIgnoreRulesCoverAReload(t *testing.T) {
 	list := documented(t)
 	if len(list) != 2 || len(list[0].ManagedFieldsManagers) != 1 || len(list[1].JSONPointers) != 3 || !slices.Equal(list[1].JQPathExpressions, []string{variablesOfOurs}) {
 		t.Fatalf("the documentation says %+v", list)

@@ -86,7 +86,7 @@ func (f fixture) is(reason string) {
 	}
 }
 
-func TestDryRun(t *testing.T) {
+func TestDryRunSendsDryWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		crd := controllertest.ReadYAML(t, "../config/crd/example.com_widgets.yaml")
 		h := controllertest.Setup{Entries: []controllers.Entry{Entry()}, Flags: []string{"--dry-run"}}.NewHost(t, append(crd, widget())...)

@@ -124,7 +124,7 @@ func unusedFor(t *testing.T, dir string, d time.Duration) {
 	}
 }
 
-func TestBuildTwiceAtOnce(t *testing.T) {
+func TestBuildTwiceAtOnceBuildsOnce(t *testing.T) {
 	first, out := newBuilder(t)
 	second := *first
 	second.out = &bytes.Buffer{}

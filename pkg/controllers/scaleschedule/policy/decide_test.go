@@ -312,8 +312,8 @@ func TestCovers(t *testing.T) {
 	}
 }
 
-// TestSelector compares labels.
-func TestSelector(t *testing.T) {
+// TestSelectorExcludesWorkloads compares labels.
+func TestSelectorExcludesWorkloads(t *testing.T) {
 	for selector, want := range map[string]bool{"app=a": false, "app!=a": true, "": false} {
 		o := options()
 		o.Selector = selector
