@@ -87,6 +87,9 @@ func (b *bodies) sweep() {
 			entry.mu.Unlock()
 		}
 	}
+	if len(b.all) == 0 {
+		b.all = map[key]*body{} // a map that has been large stays large
+	}
 }
 
 // notOlder reports whether an object is what the cache has, or newer. Versions are decimal (KEP-5504).

@@ -47,18 +47,6 @@ const (
 	drain = 100 * time.Millisecond
 )
 
-// key is a federated object: the name of its FederatedTypeConfig, and its own.
-type key struct {
-	kind string
-	cache.ObjectName
-}
-
-// Tenant returns the namespace, in whose turn the queue takes the key.
-func (k key) Tenant() string { return k.Namespace }
-
-// String returns TYPE NAMESPACE/NAME, for logs.
-func (k key) String() string { return k.kind + " " + k.ObjectName.String() }
-
 // controller propagates objects.
 type controller struct {
 	cfg            Config
@@ -66,7 +54,7 @@ type controller struct {
 	informers      informersOf
 	clusters       *clusterLoop
 	types          *typeLoop
-	loop           *controllers.Loop[key]
+	loop           keyLoop
 	replicas       *spreader
 	writtenOffLoop *controllers.Loop[cache.ObjectName]
 	bodies         *bodies
@@ -110,7 +98,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	}
 	options := named("-sync")
 	options.Workers, options.Background = syncWorkers, c.follow
-	c.loop, err = controllers.NewLoop(options, c.reconcile,
+	c.loop, err = newKeyLoop(options, c.reconcile,
 		controllers.WatchChanges(c.informers.clusters, c.clusterChanged), controllers.WatchChanges(c.informers.definitions, c.definitionChanged),
 		controllers.WatchChanges(c.informers.configs, none[*unstructured.Unstructured]), controllers.WatchChanges(c.informers.namespaces, none[metav1.Object]),
 		controllers.WatchChanges(c.informers.preferences, none[*unstructured.Unstructured]),
@@ -129,10 +117,10 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 }
 
 // none maps nothing: the watch makes the loop wait until the resource is in the cache.
-func none[T any](controllers.Event[T]) []key { return nil }
+func none[T any](controllers.Event[T]) []queuedKey { return nil }
 
 // clusterChanged returns every key if a KubeFedCluster comes or goes, or if its labels or annotations change.
-func (c *controller) clusterChanged(e controllers.Event[*unstructured.Unstructured]) []key {
+func (c *controller) clusterChanged(e controllers.Event[*unstructured.Unstructured]) []queuedKey {
 	if e.Old != nil && e.New != nil {
 		a, b := policy.ReadCluster(e.Old), policy.ReadCluster(e.New)
 		if maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations) {
@@ -143,7 +131,7 @@ func (c *controller) clusterChanged(e controllers.Event[*unstructured.Unstructur
 	if e.Old != nil && e.New != nil {
 		c.retryHeld(e.New.GetName())
 	}
-	return c.all(func(*federatedType) bool { return true })
+	return queuedKeys(c.all(func(*federatedType) bool { return true }))
 }
 
 // forgetJoined lets the KubeFedClusters be read again.
@@ -155,11 +143,11 @@ func (c *controller) forgetJoined() {
 }
 
 // definitionChanged returns the keys of a type whose CustomResourceDefinition begins to be deleted.
-func (c *controller) definitionChanged(e controllers.Event[metav1.Object]) []key {
+func (c *controller) definitionChanged(e controllers.Event[metav1.Object]) []queuedKey {
 	if e.New == nil || e.New.GetDeletionTimestamp() == nil {
 		return nil
 	}
-	return c.all(func(t *federatedType) bool { return t.Federated.GroupResource().String() == e.New.GetName() })
+	return queuedKeys(c.all(func(t *federatedType) bool { return t.Federated.GroupResource().String() == e.New.GetName() }))
 }
 
 // all returns the keys of all federated objects of some types.

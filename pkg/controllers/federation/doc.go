@@ -11,6 +11,7 @@
 //	types.go         the loop of FederatedTypeConfigs: which types are propagated
 //	replicas.go      the loop of ReplicaSchedulingPreferences: how many replicas each cluster gets
 //	controller.go    all loops together, and KubeFed's lock
+//	keys.go          the keys of the loops below
 //	follow.go        what is followed: federated objects on the host, managed objects in clusters
 //	view.go          what is known of a federated object F at one moment
 //	sync.go          the loop of the host: what F asks of each cluster, and the outcome there

@@ -31,7 +31,7 @@ type readyCluster struct {
 	name    string
 	client  *client
 	objects dynamic.Interface
-	loop    *controllers.Loop[key]
+	loop    keyLoop
 	running atomic.Bool // the loop takes keys
 	held    atomic.Bool // the KubeFedCluster has been told that removals are held
 	stop    context.CancelFunc
@@ -98,7 +98,7 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	options := client.cluster.LoopOptions
 	options.Name += "-sync"
 	options.Workers, options.Background, options.DrainTimeout = clusterWorkers, r.background, drain
-	if r.loop, err = controllers.NewLoop(options, r.reconcile); err != nil {
+	if r.loop, err = newKeyLoop(options, r.reconcile); err != nil {
 		return err
 	}
 	ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx)) // longer than this probe

@@ -347,6 +347,9 @@ func (c *controller) forget(v *view) {
 		}
 	}
 	delete(c.records, v.key)
+	if len(c.records) == 0 {
+		c.records = map[key]*keyRecord{} // a map that has been large stays large
+	}
 }
 
 // requeueTypes drops the results of a cluster for some types, and enqueues all keys of these types.

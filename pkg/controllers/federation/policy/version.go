@@ -74,19 +74,26 @@ func ReadPropagated(u *unstructured.Unstructured) Propagated {
 	return p
 }
 
-// SummarizePropagated returns what ReadPropagated reads as bytes, which the cache keeps instead of it.
+// SummarizePropagated returns what ReadPropagated reads as bytes, which the cache keeps instead of it: a line
+// for each text, since there are as many as clusters.
 func SummarizePropagated(u *unstructured.Unstructured) []byte {
-	data, err := json.Marshal(ReadPropagated(u))
-	if err != nil {
-		return nil // not possible: it is plain data
+	p := ReadPropagated(u)
+	lines := []string{p.Template, p.Overrides}
+	for _, c := range p.Clusters {
+		lines = append(lines, c.Cluster, c.Version)
 	}
-	return data
+	return []byte(strings.Join(lines, "\n"))
 }
 
 // ReadPropagatedSummary reads what SummarizePropagated returned.
 func ReadPropagatedSummary(summary []byte) (p Propagated) {
-	if json.Unmarshal(summary, &p) != nil {
-		return Propagated{}
+	lines := strings.Split(string(summary), "\n")
+	if len(lines)%2 != 0 {
+		return Propagated{} // a text has several lines
+	}
+	p.Template, p.Overrides = lines[0], lines[1]
+	for pair := range slices.Chunk(lines[2:], 2) {
+		p.Clusters = append(p.Clusters, ClusterVersion{pair[0], pair[1]})
 	}
 	return p
 }

@@ -69,6 +69,13 @@ func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 			t.Errorf("another %s is the same", what)
 		}
 	}
+	for _, text := range []string{"{templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}", "{overridesVersion: o}", "{}"} {
+		u := object(t, "status: "+text)
+		equal(t, ReadPropagatedSummary(SummarizePropagated(u)), ReadPropagated(u))
+	}
+	severalLines := object(t, `status: {clusterVersions: [{clusterName: a, version: "x\ny"}]}`)
+	equal(t, ReadPropagatedSummary(SummarizePropagated(severalLines)), Propagated{})
+	equal(t, ReadPropagatedSummary(nil), Propagated{})
 	equal(t, ReadPropagated(object(t, "status: {clusterVersions: 7}")), Propagated{})
 	equal(t, ReadPropagated(object(t, "spec: {}")), Propagated{})
 }

@@ -1,0 +1,51 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"time"
+	"unique"
+
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+)
+
+// key is a federated object: the name of its FederatedTypeConfig, and its own.
+type key struct {
+	kind string
+	cache.ObjectName
+}
+
+// String returns TYPE NAMESPACE/NAME, for logs.
+func (k key) String() string { return k.kind + " " + k.ObjectName.String() }
+
+// queuedKey is a key in a queue: 8 bytes instead of 48. Each cluster has a queue, and the maps of a queue
+// never shrink.
+type queuedKey struct{ unique.Handle[key] }
+
+// Tenant returns the namespace, in whose turn the queue takes the key.
+func (q queuedKey) Tenant() string { return q.Value().Namespace }
+
+// String returns the text of the key.
+func (q queuedKey) String() string { return q.Value().String() }
+
+func queuedKeys(keys []key) (queued []queuedKey) {
+	for _, k := range keys {
+		queued = append(queued, queuedKey{unique.Make(k)})
+	}
+	return queued
+}
+
+// keyLoop is a loop of keys.
+type keyLoop struct{ *controllers.Loop[queuedKey] }
+
+func newKeyLoop(options controllers.LoopOptions, reconcile func(context.Context, key) (time.Duration, error), watches ...controllers.Watch[queuedKey]) (keyLoop, error) {
+	loop, err := controllers.NewLoop(options, func(ctx context.Context, q queuedKey) (time.Duration, error) { return reconcile(ctx, q.Value()) }, watches...)
+	return keyLoop{loop}, err
+}
+
+// Enqueue adds keys to the queue, see [controllers.Loop.Enqueue].
+func (l keyLoop) Enqueue(keys ...key) { l.Loop.Enqueue(queuedKeys(keys)...) }
