@@ -36,9 +36,6 @@ const (
 	CheckRate
 )
 
-// Final reports whether a failure is permanent: no later state of the cluster can make the request pass.
-func (c Check) Final() bool { return c < CheckNodeExists }
-
 var failures = map[Check]string{
 	CheckEncoding:      "it is not one PEM block of at most 16 KiB with a valid signature",
 	CheckSubject:       "the subject is not the kubelet's user and group",
