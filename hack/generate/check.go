@@ -22,8 +22,8 @@ func checkElsewhere() error {
 		}))
 }
 
-// checkFolder generates into a copy of a folder, and returns an error if the copy then differs. The copy is as
-// deep in the repository as the folder, so that the replace directives of a go.mod hold.
+// checkFolder generates into a copy of a folder, and returns an error if the copy then differs. The copy is
+// as deep in the repository as the folder, so that the replace directives of a go.mod hold.
 func checkFolder(folder string, generate func(folder string) *exec.Cmd) error {
 	if err := os.MkdirAll(".cache", 0o755); err != nil {
 		return err

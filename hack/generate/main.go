@@ -3,8 +3,8 @@
 
 // Command generate writes what derives from the registry of controllers: the roles below deploy/,
 // as `manager rbac` prints them, the components that change them, the chart's roles, schema and
-// README, and the federated types of deploy/federation. With --check it writes nothing: it fails if one of these
-// files, a generated file of examples/widget or a picture of docs/bench is not up to date.
+// README, and the federated types of deploy/federation. With --check it writes nothing: it fails if one of
+// these files, a generated file of examples/widget or a picture of docs/bench is not up to date.
 package main
 
 import (

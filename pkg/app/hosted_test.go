@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
@@ -209,7 +210,7 @@ func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 			series(t, registry, "quartermaster_controller_problem", 1)
 			_ = hostedControllers{h}.unfinished(time.Now())
 			_ = h.Status()
-			hostedControllers{h}.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/debug/controllers/other", nil))
+			hostedControllers{h}.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/debug/controllers/other", nil))
 		}
 		if took := time.Since(began); took != 3*4*statusTimeout {
 			t.Errorf("it took %v", took)

@@ -229,8 +229,8 @@ func TestFairnessOfNamespacesInTheReplay(t *testing.T) {
 	})
 }
 
-// TestReplayWaitsForTheQueue has more objects than the queue takes at once, in two namespaces, and an object that
-// changes meanwhile.
+// TestReplayWaitsForTheQueue has more objects than the queue takes at once, in two namespaces, and an object
+// that changes meanwhile.
 func TestReplayWaitsForTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mine := cache.NewObjectName("mine", "a")

@@ -28,9 +28,9 @@ const (
 // changed while nobody led.
 const changesFirst = 4
 
-// replayAhead is how many keys wait in laneShown before the replay of the cache waits too. A map never becomes
-// smaller, and the workqueue has a key in three: with 10,000 objects in the queue at once, they would take 2 MiB
-// for as long as the replica leads.
+// replayAhead is how many keys wait in laneShown before the replay of the cache waits too. A map never
+// becomes smaller, and the workqueue has a key in three: with 10,000 objects in the queue at once, they would
+// take 2 MiB for as long as the replica leads.
 const replayAhead = 500
 
 // queue is the queue of a loop. Its keys wait in lanes.

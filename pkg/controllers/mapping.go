@@ -80,9 +80,9 @@ func (m *mapper[K]) enqueue(c change, in lane) {
 	}
 }
 
-// replay maps the objects in the caches until ctx ends, as fast as the queue takes them. Those that changed last
-// come first, since what changed while nobody led has work to do, and most others have none. Namespaces take
-// turns, as in the queue.
+// replay maps the objects in the caches until ctx ends, as fast as the queue takes them. Those that changed
+// last come first, since what changed while nobody led has work to do, and most others have none. Namespaces
+// take turns, as in the queue.
 func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 	type cached struct {
 		mapper  *mapper[K]

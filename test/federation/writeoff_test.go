@@ -109,8 +109,8 @@ func (m *members) settledAway() map[string]corev1.ConfigMap {
 	return all
 }
 
-// TestWrittenOffRemovalIsMadeLater has a member that is away while objects are deleted, made again, changed, and made anew by
-// somebody else in the member.
+// TestWrittenOffRemovalIsMadeLater has a member that is away while objects are deleted, made again, changed,
+// and made anew by somebody else in the member.
 func TestWrittenOffRemovalIsMadeLater(t *testing.T) {
 	m := newAbsences(t, 6*fleet.Patience)
 	shared.RunLeader(m.ctx, t, absenceArgs...)

@@ -24,8 +24,8 @@ func (w *fixture) patch(name, patch string) {
 	}
 }
 
-// TestMigrationWritesNothing takes over at night, with an original's flags. What the original has scaled down comes up
-// when it is to be up.
+// TestMigrationWritesNothing takes over at night, with an original's flags. What the original has scaled down
+// comes up when it is to be up.
 func TestMigrationWritesNothing(t *testing.T) {
 	for name, of := range map[string]struct {
 		flags []string

@@ -17,8 +17,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestMigrationWritesNothing takes over from originals that work by rules. A dry run beside the original tells of
-// what is due, here after 1 s. Then a leader has the original's times, by which nothing is due.
+// TestMigrationWritesNothing takes over from originals that work by rules. A dry run beside the original
+// tells of what is due, here after 1 s. Then a leader has the original's times, by which nothing is due.
 func TestMigrationWritesNothing(t *testing.T) {
 	example, err := os.ReadFile("../../deploy/examples/ttl-rules/rules.yaml")
 	if err != nil {

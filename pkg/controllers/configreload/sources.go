@@ -32,7 +32,8 @@ func (c change) then(later change) change {
 
 // changes holds what happened to sources. A handler adds the change of a source. The reconcile of the
 // source hands the change to the workloads that it may concern. The reconcile of a workload takes its
-// changes. So no event handler evaluates the annotations of workloads. Handlers and workers use it concurrently.
+// changes. So no event handler evaluates the annotations of workloads. Handlers and workers use it
+// concurrently.
 type changes struct {
 	mu      sync.Mutex
 	pending map[policy.QueueKey]change                      // by source

@@ -249,7 +249,8 @@ func TestRotatedTokenIsUsedAtOnce(t *testing.T) {
 	})
 }
 
-// TestKubeFedConfigSetsTheProbes has a KubeFedConfig, and a KubeFedCluster and a KubeFedConfig that do not count.
+// TestKubeFedConfigSetsTheProbes has a KubeFedConfig, and a KubeFedCluster and a KubeFedConfig that do not
+// count.
 func TestKubeFedConfigSetsTheProbes(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {

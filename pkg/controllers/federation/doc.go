@@ -41,8 +41,8 @@
 //	                 they are written on the host, or when the type stops
 //	liveAnnotations  hashes of annotations of a cluster's objects; set by write.go, removed with the object, or
 //	                 with the cluster's loop
-//	repeats          writes of a cluster's objects; set by write.go, removed when [policy.Repeats.Idle] says so,
-//	                 ten to twenty minutes after the last write, or with the cluster's loop
+//	repeats          writes of a cluster's objects; set by write.go, removed when [policy.Repeats.Idle] says
+//	                 so, ten to twenty minutes after the last write, or with the cluster's loop
 //	writtenOff       the records of removals that clusters owe; set and removed as the cache has the ConfigMaps
 //	lastUIDs         the UIDs of the objects of clusters that are away; set by writeoff.go, removed when the
 //	                 type is listed again, or with the KubeFedCluster

@@ -30,8 +30,8 @@ func (c *controller) addFinalizer(ctx context.Context, v *view) error {
 	})
 }
 
-// removeFinalizer lets the federated object go, after its PropagatedVersion: the garbage collector would delete
-// that later, perhaps when a new federated object of this name has it.
+// removeFinalizer lets the federated object go, after its PropagatedVersion: the garbage collector would
+// delete that later, perhaps when a new federated object of this name has it.
 func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
 	client, _, kind := c.versionsClient(v)
 	err := client.Delete(ctx, v.propagatedName().Name, metav1.DeleteOptions{})

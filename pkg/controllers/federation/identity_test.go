@@ -49,7 +49,8 @@ func (f *fed) again(meanwhile func()) {
 	f.Sleep(time.Minute)
 }
 
-// TestClusterThatIsReplacedLosesNothing begins with the federated object in both clusters, which have the UIDs one and two.
+// TestClusterThatIsReplacedLosesNothing begins with the federated object in both clusters, which have the
+// UIDs one and two.
 func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"a cluster that is rebuilt behind its endpoint gets everything, and loses nothing": func(f *fed) {

@@ -245,8 +245,8 @@ type work struct {
 	err     error
 }
 
-// confirmAbsent reads the cluster before a deleted federated object may go, and before the record of an object
-// that is not wanted goes, if an empty cache does not prove that the object is absent.
+// confirmAbsent reads the cluster before a deleted federated object may go, and before the record of an
+// object that is not wanted goes, if an empty cache does not prove that the object is absent.
 func (w *work) confirmAbsent(ctx context.Context) {
 	if w.object == nil || w.wanted(w.cluster.name) {
 		return

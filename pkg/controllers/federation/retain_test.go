@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// TestFieldsOfTheClusterAreRetained has what the controller retains. What the API server retains is in test/federation.
+// TestFieldsOfTheClusterAreRetained has what the controller retains. What the API server retains is in
+// test/federation.
 func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 	// deployment creates a FederatedDeployment, scales its object in c1 from 1 to 3, and changes the template.
 	deployment := func(f *fed, retain string) any {

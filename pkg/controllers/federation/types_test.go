@@ -144,8 +144,8 @@ func TestTypeRunsWhileItsDefinitionExists(t *testing.T) {
 	})
 }
 
-// TestNamespacedTypesNeedTheTypeNamespaces deletes FederatedTypeConfigs. Without the FederatedTypeConfig namespaces, only types
-// without namespaces run.
+// TestNamespacedTypesNeedTheTypeNamespaces deletes FederatedTypeConfigs. Without the FederatedTypeConfig
+// namespaces, only types without namespaces run.
 func TestNamespacedTypesNeedTheTypeNamespaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTypesEnv(t)

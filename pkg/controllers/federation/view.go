@@ -155,8 +155,8 @@ func (c *controller) versionsClient(v *view) (client dynamic.ResourceInterface, 
 }
 
 // isRecorded reports whether the host knows that federation wrote the object of a cluster. A host that was
-// restored does not know of what was placed later. The record is read from the API server, since the cache may
-// still have one that is lost; it may not be written yet.
+// restored does not know of what was placed later. The record is read from the API server, since the cache
+// may still have one that is lost; it may not be written yet.
 func (c *controller) isRecorded(ctx context.Context, v *view, cluster string) (bool, error) {
 	c.mu.Lock()
 	record := c.records[v.key]

@@ -358,7 +358,8 @@ func TestGraceOfZeroWritesNothingOff(t *testing.T) {
 	})
 }
 
-// TestLongAbsenceOfAClusterIsMadeGood has a cluster that is away for an hour while many federated objects change.
+// TestLongAbsenceOfAClusterIsMadeGood has a cluster that is away for an hour while many federated objects
+// change.
 func TestLongAbsenceOfAClusterIsMadeGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFed(t)

@@ -31,9 +31,9 @@ import (
 // Name is the name of the controller.
 const Name = "scale-schedule"
 
-// horizon is how early a workload gets a timer for its boundary. Earlier it has none, since a timer takes more
-// memory than a workload in the cache. Every workload comes up twice in this time. So after a step of the clock, a
-// workload is at most half of it late.
+// horizon is how early a workload gets a timer for its boundary. Earlier it has none, since a timer takes
+// more memory than a workload in the cache. Every workload comes up twice in this time. So after a step of
+// the clock, a workload is at most half of it late.
 const horizon = time.Hour
 
 // byTarget is an index of what scales workloads, by NAMESPACE/KIND/NAME of the workload.
@@ -266,8 +266,8 @@ func (c *controller) lookAgain(ctx context.Context) error {
 	}
 }
 
-// enqueueWorkloads enqueues the workloads of a Namespace that has changed. It enqueues all if the name is empty,
-// but those that the API server has refused, which have a timer.
+// enqueueWorkloads enqueues the workloads of a Namespace that has changed. It enqueues all if the name is
+// empty, but those that the API server has refused, which have a timer.
 func (c *controller) enqueueWorkloads(ctx context.Context, namespace string) {
 	for _, k := range c.kinds {
 		if !c.cfg.scales(k) {

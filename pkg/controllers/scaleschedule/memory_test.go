@@ -13,7 +13,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule/policy"
 )
 
-// TestMemoryForgetsAReplacedObject has a workload that is deleted and created anew before anything is decided on it.
+// TestMemoryForgetsAReplacedObject has a workload that is deleted and created anew before anything is decided
+// on it.
 func TestMemoryForgetsAReplacedObject(t *testing.T) {
 	m, k := newMemory(), key{kinds()[0], cache.NewObjectName("shop", "a")}
 	m.update(k, "1", func(e *entry) { e.Remembered = policy.Remembered{Contests: 3, Raised: time.Unix(1, 0)} })

@@ -77,8 +77,8 @@ func TestHostileTenantDelaysNobody(t *testing.T) {
 	}
 }
 
-// TestLongYearKeepsItsSchedule runs the manager for a year on fake time, and compares when each workload was scaled with
-// what clocks on the wall show.
+// TestLongYearKeepsItsSchedule runs the manager for a year on fake time, and compares when each workload was
+// scaled with what clocks on the wall show.
 func TestLongYearKeepsItsSchedule(t *testing.T) {
 	zones := []string{"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"}
 	synctest.Test(t, func(t *testing.T) {

@@ -23,21 +23,21 @@
 //
 // The state (the breakers, the notices and the faults outlive a run):
 //
-//	state            what it is                            set by                   cleared by
-//	types            the types that are followed           discovery                discovery
-//	records          the objects due within an hour        a change, or half an     a deadline that moves away, the
-//	                                                       hour's look              end of the type
-//	firstSeen        since when a record is as it is       a new record             a change that matters
-//	tracked          the objects that may expire; those    an object that comes     an object that goes, the end of
-//	and expiring     of them that expire by a rule                                  the type
-//	failures         refusals in a row                     a failed request         the end of the record
-//	onceNotices      what owners are told once             a problem                newer notices
-//	repeatedNotices  what they are told again after an     a failed request         expiry, newer notices
+//	state            what it is                            set by                  cleared by
+//	types            the types that are followed           discovery               discovery
+//	records          the objects due within an hour        a change, a look twice  a later deadline, the end of
+//	                                                       an hour                 the type
+//	firstSeen        since when a record is as it is       a new record            a change that matters
+//	tracked          the objects that may expire; those    an object that comes    an object that goes, the end
+//	and expiring     of them that expire by a rule                                 of the type
+//	failures         refusals in a row                     a failed request        the end of the record
+//	onceNotices      what owners are told once             a problem               newer notices
+//	repeatedNotices  what owners are told again after an   a failed request        expiry, newer notices
 //	                 hour
-//	faultNotices     the rules whose faults were told      a rule that fails        expiry, a minute
-//	faults           the last object a rule failed for     a rule that fails        nothing
-//	breakers         the deletions of the last minute,     a deletion               expiry
-//	                 and until when nothing is deleted     too many due objects     expiry
-//	pausedUntil      until when a type is left alone       a slow request, clocks   expiry, the end of the type
+//	faultNotices     the rules whose faults were told      a rule that fails       expiry, a minute
+//	faults           the last object a rule failed for     a rule that fails       nothing
+//	breakers         the deletions of the last minute,     a deletion              expiry
+//	                 and until when nothing is deleted     too many due objects    expiry
+//	pausedUntil      until when a type is left alone       a slow request, clocks  expiry, the end of the type
 //	                                                       that differ
 package ttl

@@ -111,7 +111,8 @@ func TestReadConfig(t *testing.T) {
 	}
 }
 
-// TestHealthChangesAfterItsThresholds follows the states through probes: w is well, u another answer, n no answer, m no client.
+// TestHealthChangesAfterItsThresholds follows the states through probes: w is well, u another answer, n no
+// answer, m no client.
 func TestHealthChangesAfterItsThresholds(t *testing.T) {
 	results := map[rune]Result{'w': Well, 'u': Unwell, 'n': NoAnswer, 'm': NoClient}
 	tests := map[string]struct {

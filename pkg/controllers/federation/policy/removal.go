@@ -162,8 +162,8 @@ const (
 	RemovalDone
 )
 
-// State returns whether the object is gone from the cluster. The finalizer is removed when it is gone from all
-// clusters.
+// State returns whether the object is gone from the cluster. The finalizer is removed when it is gone from
+// all clusters.
 func (c ClusterRemoval) State() RemovalState {
 	switch {
 	case !c.Joined:

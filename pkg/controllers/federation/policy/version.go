@@ -112,7 +112,8 @@ func (p *Propagated) sort() {
 	slices.SortFunc(p.Clusters, func(a, b ClusterVersion) int { return cmp.Compare(a.Cluster, b.Cluster) })
 }
 
-// Has reports whether there is an entry of a cluster. Its version is empty if the cluster has an older content.
+// Has reports whether there is an entry of a cluster. Its version is empty if the cluster has an older
+// content.
 func (p Propagated) Has(cluster string) bool {
 	return slices.ContainsFunc(p.Clusters, func(c ClusterVersion) bool { return c.Cluster == cluster })
 }
