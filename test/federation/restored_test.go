@@ -1,0 +1,89 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// TestRestoredHost places objects in c2 after the host was backed up, and restores the host.
+func TestRestoredHost(t *testing.T) {
+	for name, running := range map[string]bool{"while a manager runs": true, "while no manager runs": false} {
+		t.Run(name, func(t *testing.T) {
+			m := newMembers(t, 6*fleet.Patience, cluster.Options{WithoutControllerManager: true})
+			m.configure(quick)
+			m.shop = shared.NewNamespace(m.ctx, t, nil)
+			m.open(m.shop)
+			replica, life := shared.NewReplica(m.ctx, t), 0
+			start := func() *cluster.Manager {
+				life++
+				manager, err := shared.StartLife(replica, life, cluster.ManagerOptions{Args: []string{"--controllers=federation", "--federation-unsafe-endpoints"}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				fleet.StopAtEnd(t, manager)
+				t.Cleanup(func() { shared.FreeLease(t, manager) })
+				return manager
+			}
+			manager, backup := start(), "backup-"+m.shop
+			named := m.create("kind: FederatedConfigMap, metadata: {name: named}, spec: {template: {data: {a: b}}, placement: {clusters: [{name: c1}]}}")
+			labelled := m.create("kind: FederatedConfigMap, metadata: {name: labelled}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {" + m.shop + ": ''}}}}")
+			before := m.create("kind: FederatedConfigMap, metadata: {name: before}, spec: {template: {data: {a: b}}, " + both + "}")
+			m.status(named, "c1=")
+			m.status(before, "c1= c2=")
+			m.stop(manager.Process) // it would not survive a slow backup
+			if err := shared.Backup(m.ctx, backup); err != nil {
+				t.Fatal(err)
+			}
+			manager = start()
+			m.patch(named, `{"spec":{"placement":{"clusters":[{"name":"c1"},{"name":"c2"}]}}}`)
+			c2 := object(t, "kind: KubeFedCluster, metadata: {name: c2}")
+			m.patch(c2, fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, m.shop))
+			after := m.create("kind: FederatedConfigMap, metadata: {name: after}, spec: {template: {data: {a: b}}, " + both + "}")
+			m.status(named, "c1= c2=")
+			m.status(labelled, "c2=")
+			m.status(after, "c1= c2=")
+			tails := m.audit()
+			if !running {
+				m.stop(manager.Process)
+			}
+			if err := shared.Restore(m.ctx, backup); err != nil {
+				t.Fatal(err)
+			}
+			if running {
+				if err := manager.Wait(m.ctx); manager.ExitCode() != 1 {
+					t.Errorf("the manager ended with %d (%v), want 1", manager.ExitCode(), err)
+				}
+			}
+			start()
+			m.status(named, "c1= c2=RemovalHeld")
+			m.status(labelled, "c2=RemovalHeld")
+			m.status(before, "c1= c2=")
+			m.has(m.c2, configMaps, m.shop, after.GetName(), func(u *unstructured.Unstructured) bool { return !managed(u) })
+			fleet.Wait(m.ctx, settled)
+			for _, w := range m.written(tails) {
+				if strings.Contains(w, " delete ") {
+					t.Error(w)
+				}
+			}
+			m.patch(c2, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, policy.AllowRemovalsAnnotation, time.Now().Add(time.Hour).UTC().Format(time.RFC3339)))
+			m.has(m.c2, configMaps, m.shop, named.GetName(), nil)
+			m.has(m.c2, configMaps, m.shop, labelled.GetName(), nil)
+			if _, err := client(after).Get(m.ctx, after.GetName(), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				t.Errorf("the host was not restored: %v", err)
+			}
+		})
+	}
+}
