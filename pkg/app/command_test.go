@@ -37,6 +37,8 @@ func TestHelpGolden(t *testing.T) {
 		"help":             {"--help"},
 		"help-status":      {"status", "--help"},
 		"help-ttl-test":    {"ttl", "test", "--help"},
+		"help-join":        {"federation", "join", "--help"},
+		"help-unjoin":      {"federation", "unjoin", "--help"},
 		"help-controllers": {"controllers", "--help"},
 		"help-rbac":        {"rbac", "--help"},
 	} {

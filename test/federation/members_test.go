@@ -55,6 +55,18 @@ var (
 // everything if none are named.
 func newMembers(t *testing.T, patience time.Duration, o cluster.Options, resources ...string) *members {
 	t.Helper()
+	m := newPlanes(t, patience, o)
+	role := "cluster-admin"
+	if len(resources) > 0 {
+		role = m.role(resources)
+	}
+	m.joinBoth(role)
+	return m
+}
+
+// newPlanes starts a second control plane, and joins none.
+func newPlanes(t *testing.T, patience time.Duration, o cluster.Options) *members {
+	t.Helper()
 	ctx := fleet.Within(t.Context(), t, patience)
 	o.AuditPolicy = auditPolicy
 	second, err := cluster.Start(ctx, o)
@@ -67,11 +79,6 @@ func newMembers(t *testing.T, patience time.Duration, o cluster.Options, resourc
 		t.Fatal(err)
 	}
 	shared.InstallWith(ctx, t, "federation")
-	role := "cluster-admin"
-	if len(resources) > 0 {
-		role = m.role(resources)
-	}
-	m.joinBoth(role)
 	return m
 }
 

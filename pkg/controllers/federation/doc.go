@@ -10,6 +10,7 @@
 //	identity.go      which cluster a KubeFedCluster leads to
 //	types.go         the loop of FederatedTypeConfigs: which types are propagated
 //	replicas.go      the loop of ReplicaSchedulingPreferences: how many replicas each cluster gets
+//	join.go          the command by which clusters join and leave
 //	controller.go    all loops together, and KubeFed's lock
 //	keys.go          the keys of the loops below
 //	follow.go        what is followed: federated objects on the host, managed objects in clusters

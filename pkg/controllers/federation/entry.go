@@ -4,10 +4,12 @@
 package federation
 
 import (
+	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
@@ -30,6 +32,9 @@ func Entry() controllers.Entry {
 		Permissions:  func(controllers.Settings) []rbacv1.PolicyRule { return permissions() },
 		NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
 			return map[string][]rbacv1.PolicyRule{flags.Namespace: namespacePermissions()}
+		},
+		Command: func(connect func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
+			return newCommand(&flags, connect)
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags

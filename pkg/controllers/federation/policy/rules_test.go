@@ -1,0 +1,51 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+// texts returns rules as "GROUP: RESOURCES: VERBS".
+func texts(rules []rbacv1.PolicyRule) (all []string) {
+	for _, r := range rules {
+		all = append(all, fmt.Sprintf("%s: %s: %s", strings.Join(r.APIGroups, ","),
+			strings.Join(slices.Concat(r.Resources, r.ResourceNames, r.NonResourceURLs), " "), strings.Join(r.Verbs, " ")))
+	}
+	return all
+}
+
+func TestClusterRules(t *testing.T) {
+	const verbs = "get list watch create update patch delete"
+	always := []string{": namespaces kube-system: get", ": /healthz /version: get"}
+	for name, test := range map[string]struct {
+		targets []string // group/plural
+		roles   bool
+		want    []string
+	}{
+		"no types":                        {},
+		"types of several groups":         {[]string{"/secrets", "batch/jobs", "/configmaps"}, false, []string{": configmaps secrets: " + verbs, "batch: jobs: " + verbs}},
+		"Pods are read for replicas":      {[]string{"apps/replicasets"}, false, []string{"apps: replicasets: " + verbs, ": pods: list"}},
+		"roles within the manager's own":  {[]string{"rbac.authorization.k8s.io/clusterroles"}, false, []string{"rbac.authorization.k8s.io: clusterroles: " + verbs}},
+		"any roles":                       {[]string{"rbac.authorization.k8s.io/roles"}, true, []string{"rbac.authorization.k8s.io: roles: " + verbs, "rbac.authorization.k8s.io: clusterroles roles: bind escalate"}},
+		"any roles without a type for it": {[]string{"/secrets"}, true, []string{": secrets: " + verbs}},
+		"what is never propagated":        {[]string{"/nodes", "core.kubefed.io/kubefedclusters"}, false, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var all []TypeConfig
+			for _, target := range test.targets {
+				group, plural, _ := strings.Cut(target, "/")
+				all = append(all, TypeConfig{TypeSpec: TypeSpec{Target: Resource{Group: group, PluralName: plural}}})
+			}
+			if got, want := texts(ClusterRules(all, test.roles)), append(test.want, always...); !slices.Equal(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,219 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/sandbox"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+var (
+	roles    = schema.GroupVersionResource{Group: rbacv1.GroupName, Version: "v1", Resource: "clusterroles"}
+	bindings = schema.GroupVersionResource{Group: rbacv1.GroupName, Version: "v1", Resource: "clusterrolebindings"}
+	accounts = schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}
+)
+
+const (
+	// joinedAccount is the ServiceAccount in c2, and its token, when c1 is the host.
+	joinedAccount = "c2-c1"
+	joinedRole    = "kubefed-controller-manager:" + joinedAccount
+)
+
+// joining are two control planes that a person lets join and leave.
+type joining struct {
+	*members
+	kubeconfig string // with the contexts c1, which is the current one, and c2
+}
+
+func newJoining(t *testing.T) *joining {
+	t.Helper()
+	j := &joining{members: newPlanes(t, 6*fleet.Patience, cluster.Options{}), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	contexts := api.NewConfig()
+	for name, c := range map[string]*cluster.Cluster{"c1": shared.Cluster, "c2": j.second} {
+		config := c.AdminConfig()
+		contexts.Clusters[name] = &api.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
+		contexts.AuthInfos[name] = &api.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData}
+		contexts.Contexts[name] = &api.Context{Cluster: name, AuthInfo: name}
+	}
+	contexts.CurrentContext = "c1"
+	if err := clientcmd.WriteToFile(*contexts, j.kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, name := range []string{"c1", "c2"} {
+			_ = exec.CommandContext(context.Background(), shared.Binary, "federation", "unjoin", name, "--force", "--kubeconfig="+j.kubeconfig).Run()
+		}
+	})
+	return j
+}
+
+// run runs a command, such as join c2, of our program or of kubefedctl.
+func (j *joining) run(program string, args ...string) {
+	j.Helper()
+	if program == shared.Binary {
+		args = append([]string{"federation"}, args...)
+	}
+	out, err := exec.CommandContext(j.ctx, program, append(args, "--kubeconfig="+j.kubeconfig)...).CombinedOutput()
+	if err != nil {
+		j.Fatalf("%s: %v\n%s", args, err, out)
+	}
+}
+
+// left checks that nothing of a join is left but the namespace, which kubefedctl deletes.
+func (j *joining) left(stays bool) {
+	j.Helper()
+	j.has(j.c2, roles, "", joinedRole, nil)
+	j.has(j.c2, bindings, "", joinedRole, nil)
+	j.has(j.c2, accounts, namespace, joinedAccount, nil)
+	j.has(j.c2, secrets, namespace, joinedAccount, nil)
+	if stays {
+		j.has(j.c2, namespaces, "", namespace, func(u *unstructured.Unstructured) bool { return u.GetDeletionTimestamp() == nil })
+	} else {
+		j.has(j.c2, namespaces, "", namespace, nil)
+	}
+	j.has(j.c1, schema.GroupVersionResource{Group: "core.kubefed.io", Version: "v1beta1", Resource: "kubefedclusters"}, namespace, "c2", nil)
+	list, err := shared.Admin.CoreV1().Secrets(namespace).List(j.ctx, metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeOpaque)})
+	if err != nil {
+		j.Fatal(err)
+	}
+	for _, s := range list.Items {
+		if strings.HasPrefix(s.Name, "c2") {
+			j.Errorf("the Secret %s is left on the host", s.Name)
+		}
+	}
+}
+
+// used returns the verbs of the manager's requests for resources in c2, and the requests that c2 refused.
+func (j *joining) used() (verbs []string, refused []string) {
+	j.Helper()
+	events, err := j.second.AuditEvents()
+	if err != nil {
+		j.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, e := range events {
+		if e.User.Username != "system:serviceaccount:"+namespace+":"+joinedAccount || e.ObjectRef == nil {
+			continue
+		}
+		seen[e.Verb] = true
+		if !fleet.Allowed(e) {
+			refused = append(refused, e.Verb+" "+e.RequestURI)
+		}
+	}
+	return slices.Sorted(maps.Keys(seen)), refused
+}
+
+// TestJoinAndUnjoin works with what join grants, and nothing else.
+func TestJoinAndUnjoin(t *testing.T) {
+	j := newJoining(t)
+	j.configure(quick)
+	j.run(shared.Binary, "join", "c1")
+	j.run(shared.Binary, "join", "c2", "--dry-run")
+	j.left(false)
+	j.run(shared.Binary, "join", "c2", "--host-cluster-context=c1", "--cluster-context=c2", "--kubefed-namespace="+namespace)
+	shared.RunLeader(j.ctx, t, "--controllers=federation", "--federation-unsafe-endpoints")
+	j.shop = shared.NewNamespace(j.ctx, t, nil)
+	j.open(j.shop)
+	f := j.create("kind: FederatedConfigMap, metadata: {name: f}, spec: {template: {data: {a: b}}, " + both + "}")
+	j.status(f, "c1= c2=")
+	j.patch(f, `{"spec":{"template":{"data":{"a":"c"}}}}`)
+	j.has(j.c2, configMaps, j.shop, "f", field("c", "data", "a"))
+	j.there("stray", map[string]string{"kubefed.io/managed": "true"})
+	j.has(j.c2, configMaps, j.shop, "stray", func(u *unstructured.Unstructured) bool { return !managed(u) })
+	j.patch(f, `{"spec":{"placement":{"clusters":[{"name":"c1"}]}}}`)
+	j.has(j.c2, configMaps, j.shop, "f", nil)
+	j.patch(f, `{"spec":{"placement":{"clusters":[{"name":"c1"},{"name":"c2"}]}}}`)
+	j.status(f, "c1= c2=")
+	verbs, refused := j.used()
+	verbs = slices.DeleteFunc(verbs, func(verb string) bool { return verb == "list" }) // older clusters than these do not list by a watch
+	if want := []string{"create", "delete", "get", "patch", "update", "watch"}; !slices.Equal(verbs, want) || len(refused) > 0 {
+		t.Errorf("used are the verbs %q, want %q; refused were %q", verbs, want, refused)
+	}
+
+	// A new type, and a role with more than the manager has, need another join.
+	p := &scenario{members: j.members}
+	w := p.federate("Sprocket", "sprockets", schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"})
+	if err := fleet.Define(j.ctx, j.c2, schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"}, "Sprocket"); err != nil {
+		t.Fatal(err)
+	}
+	role := object(t, fmt.Sprintf("kind: FederatedClusterRole, metadata: {name: %s}, spec: {template: {rules: [{apiGroups: ['example.com'], resources: [levers], verbs: [get]}]}, %s}", j.shop, both))
+	if _, err := client(role).Create(j.ctx, role, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	j.status(w, "c1=RetrievalFailed c2=RetrievalFailed")
+	j.status(role, "c1=CreationFailed c2=CreationFailed")
+	j.run(shared.Binary, "join", "c1", "--rbac-types")
+	j.run(shared.Binary, "join", "c2", "--rbac-types")
+	j.status(role, "c1= c2=")
+	j.status(w, "c1= c2=")
+	j.deleteAll([]*unstructured.Unstructured{role, w})
+	j.gone([]*unstructured.Unstructured{role, w})
+
+	// What a failed join or somebody else has left.
+	for resource, name := range map[schema.GroupVersionResource]string{roles: joinedRole, bindings: joinedRole, accounts: joinedAccount} {
+		client := j.c2.Resource(resource).Namespace("")
+		if resource == accounts {
+			client = j.c2.Resource(resource).Namespace(namespace)
+		}
+		if err := client.Delete(j.ctx, name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	j.run(shared.Binary, "join", "c2")
+	j.patch(f, `{"spec":{"template":{"data":{"a":"d"}}}}`)
+	j.has(j.c2, configMaps, j.shop, "f", field("d", "data", "a"))
+
+	j.run(shared.Binary, "unjoin", "c2")
+	j.left(true)
+	j.run(shared.Binary, "unjoin", "c2") // there is nothing left to do
+	j.has(j.c2, configMaps, j.shop, "f", managed)
+	j.status(f, "c1=")
+}
+
+// TestLongKubeFedJoin lets kubefedctl undo what join does, and the reverse.
+func TestLongKubeFedJoin(t *testing.T) {
+	if fleet.Setting(t, "KUBEFED", 0) == 0 {
+		t.Skip("make kubefed runs it")
+	}
+	j := newJoining(t)
+	k := &kubefed{members: j.members}
+	var err error
+	if k.box, err = sandbox.New(k.ctx, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = k.box.Close() })
+	kubefedctl := k.build("kubefedctl", "build", "sigs.k8s.io/kubefed/cmd/kubefedctl")
+	j.run(shared.Binary, "join", "c2")
+	j.run(kubefedctl, "unjoin", "c2", "--host-cluster-context=c1")
+	j.left(false)
+	j.run(kubefedctl, "join", "c2", "--host-cluster-context=c1")
+	j.run(shared.Binary, "join", "c2")
+	u, err := j.c2.Resource(roles).Get(j.ctx, joinedRole, metav1.GetOptions{})
+	if err != nil || strings.Contains(fmt.Sprint(u.Object["rules"]), "[*]") {
+		t.Errorf("the role of kubefedctl is %v (%v)", u, err)
+	}
+	j.run(shared.Binary, "unjoin", "c2")
+	j.left(true)
+	j.run(kubefedctl, "join", "c2", "--host-cluster-context=c1")
+	j.run(shared.Binary, "unjoin", "c2")
+	j.left(true)
+}
