@@ -112,37 +112,37 @@ func TestProbeTellsHowAClusterAnswers(t *testing.T) {
 		want    policy.Result
 		problem string
 	}{
-		"ok":                 {want: policy.Well},
-		"OK":                 {health: answer(200, "OK"), want: policy.Well},
-		"another word":       {health: answer(200, "failing"), want: policy.Unwell},
-		"another code":       {health: answer(500, "ok"), want: policy.Unwell},
-		"401":                {health: answer(401, "ok"), want: policy.Unwell},
-		"a body without end": {health: func(w http.ResponseWriter, r *http.Request) { write(r, w, "ok") }, want: policy.Unwell},
-		"a redirect": {health: func(w http.ResponseWriter, r *http.Request) {
+		"ok is well":                      {want: policy.Well},
+		"OK in upper case is well":        {health: answer(200, "OK"), want: policy.Well},
+		"another word than ok is unwell":  {health: answer(200, "failing"), want: policy.Unwell},
+		"another code than 200 is unwell": {health: answer(500, "ok"), want: policy.Unwell},
+		"an answer 401 is unwell":         {health: answer(401, "ok"), want: policy.Unwell},
+		"a body without end is unwell":    {health: func(w http.ResponseWriter, r *http.Request) { write(r, w, "ok") }, want: policy.Unwell},
+		"a redirect is unwell": {health: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/version", http.StatusFound)
 		}, want: policy.Unwell},
-		"no answer in time": {health: func(_ http.ResponseWriter, r *http.Request) {
+		"an answer that comes too late is no answer": {health: func(_ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 			panic(http.ErrAbortHandler) // an answer could still arrive before the connection is closed
 		}, want: policy.NoAnswer, problem: "deadline exceeded"},
-		"half an answer": {health: func(w http.ResponseWriter, r *http.Request) {
+		"half an answer is no answer": {health: func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "2")
 			fmt.Fprint(w, "o")
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
 		}, want: policy.NoAnswer, problem: "deadline exceeded"},
-		"headers without end": {health: func(w http.ResponseWriter, _ *http.Request) {
+		"headers without end are no answer": {health: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X", strings.Repeat("x", 2*maxHeader))
 			fmt.Fprint(w, "ok")
 		}, want: policy.NoAnswer, problem: "header"},
-		"nobody listens": {closed: true, want: policy.NoAnswer, problem: "refused"},
-		"a path before":  {spec: func(s *policy.ClusterSpec) { s.APIEndpoint += "/c1/" }, want: policy.Well},
-		"another CA":     {spec: func(s *policy.ClusterSpec) { s.CABundle = nil }, want: policy.NoAnswer, problem: "certificate"},
-		"no check of it": {spec: func(s *policy.ClusterSpec) { s.CABundle, s.DisabledTLSValidations = nil, []string{"*"} }, want: policy.Well},
-		"another name": {spec: func(s *policy.ClusterSpec) {
+		"an endpoint at which nobody listens is no answer":   {closed: true, want: policy.NoAnswer, problem: "refused"},
+		"an endpoint with a path is asked below it":          {spec: func(s *policy.ClusterSpec) { s.APIEndpoint += "/c1/" }, want: policy.Well},
+		"a certificate of another CA is no answer":           {spec: func(s *policy.ClusterSpec) { s.CABundle = nil }, want: policy.NoAnswer, problem: "certificate"},
+		"a certificate of another CA is well without checks": {spec: func(s *policy.ClusterSpec) { s.CABundle, s.DisabledTLSValidations = nil, []string{"*"} }, want: policy.Well},
+		"a certificate for another name is no answer": {spec: func(s *policy.ClusterSpec) {
 			s.APIEndpoint = strings.Replace(s.APIEndpoint, "127.0.0.1", "localhost", 1)
 		}, want: policy.NoAnswer, problem: "certificate"},
-		"no check of the name": {spec: func(s *policy.ClusterSpec) {
+		"a certificate for another name is well without a check of the name": {spec: func(s *policy.ClusterSpec) {
 			s.APIEndpoint, s.DisabledTLSValidations = strings.Replace(s.APIEndpoint, "127.0.0.1", "localhost", 1), []string{"SubjectName"}
 		}, want: policy.Well},
 		"http to a server with TLS": {spec: func(s *policy.ClusterSpec) { s.APIEndpoint = strings.Replace(s.APIEndpoint, "https", "http", 1) }, want: policy.Unwell},

@@ -94,17 +94,17 @@ func TestParseToken(t *testing.T) {
 		secret map[string][]byte
 		want   string
 	}{
-		"a token":                     {map[string][]byte{"token": []byte("abc.def-_")}, "abc.def-_"},
-		"one with a line break after": {map[string][]byte{"token": []byte(" abc\n")}, "abc"},
-		"16 KiB":                      {map[string][]byte{"token": []byte(strings.Repeat("a", 16<<10))}, strings.Repeat("a", 16<<10)},
-		"more":                        {map[string][]byte{"token": []byte(strings.Repeat("a", 16<<10+1))}, ""},
-		"none":                        {nil, ""},
-		"blanks":                      {map[string][]byte{"token": []byte(" \n")}, ""},
-		"a line break within":         {map[string][]byte{"token": []byte("abc\r\nHost: x")}, ""},
-		"a blank within":              {map[string][]byte{"token": []byte("abc def")}, ""},
-		"a NUL":                       {map[string][]byte{"token": []byte("abc\x00d")}, ""},
-		"no ASCII":                    {map[string][]byte{"token": []byte("abc\u00e9")}, ""},
-		"another key":                 {map[string][]byte{"password": []byte("abc")}, ""},
+		"a token":                          {map[string][]byte{"token": []byte("abc.def-_")}, "abc.def-_"},
+		"a token with blanks around it":    {map[string][]byte{"token": []byte(" abc\n")}, "abc"},
+		"a token of 16 KiB":                {map[string][]byte{"token": []byte(strings.Repeat("a", 16<<10))}, strings.Repeat("a", 16<<10)},
+		"a token of more than 16 KiB":      {map[string][]byte{"token": []byte(strings.Repeat("a", 16<<10+1))}, ""},
+		"a Secret without data":            {nil, ""},
+		"a token of blanks":                {map[string][]byte{"token": []byte(" \n")}, ""},
+		"a token with a line break within": {map[string][]byte{"token": []byte("abc\r\nHost: x")}, ""},
+		"a token with a blank within":      {map[string][]byte{"token": []byte("abc def")}, ""},
+		"a token with a NUL":               {map[string][]byte{"token": []byte("abc\x00d")}, ""},
+		"a token that is not ASCII":        {map[string][]byte{"token": []byte("abc\u00e9")}, ""},
+		"a Secret without the key token":   {map[string][]byte{"password": []byte("abc")}, ""},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -158,15 +158,15 @@ func TestVerify(t *testing.T) {
 		after time.Duration
 		want  bool
 	}{
-		"all is well":                            {chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -90 * time.Second, want: true},
-		"the certificate has expired":            {chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example"},
-		"the certificate has expired, unchecked": {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", want: true},
-		"not yet valid, unchecked":               {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -time.Hour, want: true},
-		"another name":                           {chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second},
-		"another name, unchecked":                {c: Connection{NoNameCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second, want: true},
-		"an unchecked name lets no CA pass":      {c: Connection{NoNameCheck: true, NoTimeCheck: true}, chain: []*x509.Certificate{certificate(t, other, "c1.example", now, now.Add(time.Hour)).Certificate}, name: "c1.example"},
-		"nothing is checked":                     {c: Connection{NoTLSChecks: true}, name: "c2.example", want: true},
-		"no certificate":                         {name: "c1.example"},
+		"all is well":                 {chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -90 * time.Second, want: true},
+		"the certificate has expired": {chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example"},
+		"the certificate has expired, without a check of its time":         {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", want: true},
+		"a certificate that is not valid yet, without a check of its time": {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -time.Hour, want: true},
+		"a certificate for another name":                                   {chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second},
+		"a certificate for another name, without a check of the name":      {c: Connection{NoNameCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second, want: true},
+		"an unchecked name lets no CA pass":                                {c: Connection{NoNameCheck: true, NoTimeCheck: true}, chain: []*x509.Certificate{certificate(t, other, "c1.example", now, now.Add(time.Hour)).Certificate}, name: "c1.example"},
+		"nothing is checked":                                               {c: Connection{NoTLSChecks: true}, name: "c2.example", want: true},
+		"a server without a certificate":                                   {name: "c1.example"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

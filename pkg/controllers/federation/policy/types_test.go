@@ -157,16 +157,16 @@ func TestServingFollowsTheType(t *testing.T) {
 		retry   time.Duration
 		status  string
 	}{
-		"before any answer": {status: CachedRetrievalFailed},
-		"listed":            {answers: "s"},
+		"a type without any answer yet":                    {status: CachedRetrievalFailed},
+		"a type that is listed":                            {answers: "s"},
 		"an absent type is asked for again after a second": {answers: "a", retry: time.Second, status: APINotAvailable},
 		"a type that comes is listed":                      {answers: "as"},
-		"absent four times":                                {answers: "aaaa", retry: 8 * time.Second, status: APINotAvailable},
-		"absent for ever":                                  {answers: "aaaaaaaaaaaaaaaaaaaa", retry: 5 * time.Minute, status: APINotAvailable},
-		"absent anew":                                      {answers: "aaasa", retry: time.Second, status: APINotAvailable},
-		"forbidden":                                        {answers: "f", retry: time.Minute, status: RetrievalFailed},
-		"forbidden again":                                  {answers: "ff", retry: time.Minute, status: RetrievalFailed},
-		"the list breaks off":                              {answers: "sn", status: CachedRetrievalFailed},
+		"a type that is absent four times":                 {answers: "aaaa", retry: 8 * time.Second, status: APINotAvailable},
+		"a type that is absent for ever":                   {answers: "aaaaaaaaaaaaaaaaaaaa", retry: 5 * time.Minute, status: APINotAvailable},
+		"a type that is absent again after it was listed":  {answers: "aaasa", retry: time.Second, status: APINotAvailable},
+		"a type that may not be listed":                    {answers: "f", retry: time.Minute, status: RetrievalFailed},
+		"a type that may not be listed twice in a row":     {answers: "ff", retry: time.Minute, status: RetrievalFailed},
+		"a type whose list breaks off":                     {answers: "sn", status: CachedRetrievalFailed},
 		"forbidden in between begins absent again":         {answers: "aaafa", retry: time.Second, status: APINotAvailable},
 	}
 	for name, test := range tests {
