@@ -103,7 +103,7 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	key := name.String()
+	key := o.key()
 	before := i.get(key)
 	// With a selector, an ADDED event may be a change of an existing object that the selector now chooses.
 	o.follow(before, created && !i.plan.selects())

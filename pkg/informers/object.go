@@ -5,7 +5,7 @@ package informers
 
 import (
 	"strconv"
-	"unique"
+	"strings"
 
 	"github.com/google/uuid"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,22 +23,24 @@ import (
 type Object struct {
 	readOnly // first, since an empty last field takes space
 
-	plan      *plan
-	namespace unique.Handle[string]
-	// packed holds, for each digest of the plan, its length as a varint and its bytes, and then the
-	// name. That is one allocation instead of three.
+	plan *plan
+	// packed holds, for each digest of the plan, its length as a varint and its bytes, and then the key in
+	// the store, NAMESPACE/NAME. That is one allocation for all.
 	packed string
 	// uid and version hold the usual forms. What does not fit is in extra.
 	uid     [16]byte
 	version uint64
 	extra   *extra
-	// first and changed are versions, see FirstVersion and ChangedVersion; 0 is unknown. See listed.
-	first, changed uint64
+	first   uint64 // see FirstVersion; 0 is unknown. See listed.
 }
 
-// extra is what most objects do not have: an *metav1.ObjectMeta with the declared annotations and fields,
-// or the whole object if a controller needs that.
-type extra struct{ metav1.Object }
+// extra is what most objects do not have.
+type extra struct {
+	// Object is an *metav1.ObjectMeta with the declared annotations and fields, or the whole object if a
+	// controller needs that.
+	metav1.Object
+	changed uint64 // see ChangedVersion; 0 is unknown
+}
 
 // changeable returns the parts that a controller could change, as client-go's detector needs them.
 func (e *extra) changeable() runtime.Object {
@@ -99,7 +101,7 @@ func (o *Object) follow(before *Object, created bool) {
 		}
 		return
 	}
-	o.first, o.changed = before.first, before.changed
+	first, changed := before.first, before.changed()
 	rest, restBefore := o.packed, before.packed
 	for i := range o.plan.digests {
 		var sum, was string
@@ -108,11 +110,24 @@ func (o *Object) follow(before *Object, created bool) {
 		switch {
 		case !o.plan.digests[i].history || sum == was:
 		case sum == "" || was == "": // nobody has seen what changed before
-			o.first, o.changed = o.first|listed, 0
+			first, changed = first|listed, 0
 		default:
-			o.changed = o.version
+			changed = o.version
 		}
 	}
+	if o.first = first; changed != 0 {
+		if o.extra == nil {
+			o.extra = &extra{Object: nothing}
+		}
+		o.extra.changed = changed
+	}
+}
+
+func (o *Object) changed() uint64 {
+	if o.extra == nil {
+		return 0
+	}
+	return o.extra.changed
 }
 
 // FirstVersion returns the resourceVersion with which this cache first saw the object; empty if
@@ -131,7 +146,7 @@ func (o *Object) CreatedVersion() string {
 // ChangedVersion returns the resourceVersion with which the digest with a history was last seen to
 // change; empty if it was not. A digest that comes or goes is no change. After a list that replaced a
 // broken watch, the change itself may have been earlier.
-func (o *Object) ChangedVersion() string { return formatVersion(o.changed) }
+func (o *Object) ChangedVersion() string { return formatVersion(o.changed()) }
 
 func formatVersion(v uint64) string {
 	if v == 0 {
@@ -140,16 +155,25 @@ func formatVersion(v uint64) string {
 	return strconv.FormatUint(v, 10)
 }
 
-// GetNamespace returns the namespace. All objects in a namespace share its memory.
-func (o *Object) GetNamespace() string { return o.namespace.Value() }
-
-// GetName returns the name.
-func (o *Object) GetName() string {
+// key returns what String of the object's cache.ObjectName returns.
+func (o *Object) key() string {
 	rest := o.packed
 	for range o.plan.digests {
 		_, rest = next(rest)
 	}
 	return rest
+}
+
+// GetNamespace returns the namespace.
+func (o *Object) GetNamespace() string {
+	key := o.key()
+	return key[:max(0, strings.IndexByte(key, '/'))]
+}
+
+// GetName returns the name.
+func (o *Object) GetName() string {
+	key := o.key()
+	return key[strings.IndexByte(key, '/')+1:]
 }
 
 // GetUID returns the UID.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"unique"
 
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
@@ -27,7 +26,7 @@ type reducer struct {
 }
 
 // unwanted stands for all objects that the cache does not keep.
-var unwanted = &Object{plan: &plan{}, namespace: unique.Make("")}
+var unwanted = &Object{plan: &plan{}}
 
 // reduce returns what the cache holds of obj: an *Object, unwanted, or the *misfit that obj is. It may
 // change obj, which the caller must not use again. It is a cache.TransformFunc.
@@ -46,7 +45,7 @@ func (r *reducer) reduce(obj any) (any, error) {
 		}
 	}
 	m.SetManagedFields(nil)
-	o := &Object{plan: r.plan, namespace: unique.Make(m.GetNamespace()), packed: r.pack(m, obj.(runtime.Object))}
+	o := &Object{plan: r.plan, packed: r.pack(m, obj.(runtime.Object))}
 	uid, version := string(m.GetUID()), m.GetResourceVersion()
 	if id, err := uuid.Parse(uid); err == nil && len(uid) == 36 && uid == strings.ToLower(uid) {
 		o.uid = id // its String is uid
@@ -61,20 +60,16 @@ func (r *reducer) reduce(obj any) (any, error) {
 			delete(a, corev1.LastAppliedConfigAnnotation)
 			m.SetAnnotations(a) // GetAnnotations of an unstructured object returns a copy
 		}
-		o.extra = &extra{m}
+		o.extra = &extra{Object: m}
 	} else if kept, needed := r.metadata(m); needed || uid != "" || version != "" {
 		kept.UID, kept.ResourceVersion = m.GetUID(), version
-		o.extra = &extra{ptr.To(kept)} // on the heap for these only
+		o.extra = &extra{Object: ptr.To(kept)} // on the heap for these only
 	}
 	return o, nil
 }
 
-// pack returns the digests and the name of obj.
+// pack returns the digests and the key of obj.
 func (r *reducer) pack(m metav1.Object, obj runtime.Object) string {
-	name := m.GetName()
-	if len(r.plan.digests) == 0 {
-		return strings.Clone(name) // name may share memory with the rest of what was decoded
-	}
 	var buffer [128]byte // enough for most, and not on the heap
 	b := buffer[:0]
 	for i := range r.plan.digests {
@@ -82,7 +77,10 @@ func (r *reducer) pack(m metav1.Object, obj runtime.Object) string {
 		b = binary.AppendUvarint(b, uint64(len(sum)))
 		b = append(b, sum...)
 	}
-	return string(append(b, name...))
+	if m.GetNamespace() != "" {
+		b = append(append(b, m.GetNamespace()...), '/')
+	}
+	return string(append(b, m.GetName()...))
 }
 
 // digest calls the controller's Digest. If it panics, digest returns the digest of the cached object:
