@@ -21,22 +21,21 @@ var counterparts = map[string]struct {
 	components []string // besides
 	values     string
 }{
-	"argo-rollouts":                  {values: "controllers: {config-reload: {flags: {config-reload-argo-rollouts: true}}}"},
-	"compat-reloader":                {values: "compat: [reloader]"},
-	"csr-approver":                   {values: "controllers: {csr-approver: {enabled: true}}"},
-	"csi-secrets":                    {values: "controllers: {config-reload: {flags: {config-reload-csi: true}}}"},
-	"federation":                     {values: "controllers: {federation: {enabled: true}}"},
-	"monitoring":                     {values: "{serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboards: {enabled: true}}"},
-	"namespaced":                     {values: "namespaced: {enabled: true}"},
-	"replication":                    {values: "controllers: {replication: {enabled: true}}"},
-	"replication-compat":             {[]string{"replication"}, "{compat: [reflector, replicator], controllers: {replication: {enabled: true}}}"},
-	"replication-policy":             {values: "replicationPolicy: {enabled: true}"},
-	"restrict-egress":                {values: "networkPolicy: {restrictEgress: true}"},
-	"scale-schedule":                 {values: "controllers: {scale-schedule: {enabled: true}}"},
-	"scale-schedule-compat":          {[]string{"scale-schedule"}, "{compat: [downscaler], controllers: {scale-schedule: {enabled: true}}}"},
-	"service-account-per-controller": {values: "flags: {use-service-account-credentials: true}"},
-	"ttl-chosen-types":               {values: "controllers: {ttl: {enabled: true}}"},
-	"ttl-compat":                     {[]string{"ttl-chosen-types"}, "{compat: [ttl-controller, janitor], controllers: {ttl: {enabled: true}}}"},
+	"argo-rollouts":         {values: "controllers: {config-reload: {flags: {config-reload-argo-rollouts: true}}}"},
+	"compat-reloader":       {values: "compat: [reloader]"},
+	"csr-approver":          {values: "controllers: {csr-approver: {enabled: true}}"},
+	"csi-secrets":           {values: "controllers: {config-reload: {flags: {config-reload-csi: true}}}"},
+	"federation":            {values: "controllers: {federation: {enabled: true}}"},
+	"monitoring":            {values: "{serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboards: {enabled: true}}"},
+	"namespaced":            {values: "namespaced: {enabled: true}"},
+	"replication":           {values: "controllers: {replication: {enabled: true}}"},
+	"replication-compat":    {[]string{"replication"}, "{compat: [reflector, replicator], controllers: {replication: {enabled: true}}}"},
+	"replication-policy":    {values: "replicationPolicy: {enabled: true}"},
+	"restrict-egress":       {values: "networkPolicy: {restrictEgress: true}"},
+	"scale-schedule":        {values: "controllers: {scale-schedule: {enabled: true}}"},
+	"scale-schedule-compat": {[]string{"scale-schedule"}, "{compat: [downscaler], controllers: {scale-schedule: {enabled: true}}}"},
+	"ttl-chosen-types":      {values: "controllers: {ttl: {enabled: true}}"},
+	"ttl-compat":            {[]string{"ttl-chosen-types"}, "{compat: [ttl-controller, janitor], controllers: {ttl: {enabled: true}}}"},
 	"ttl-rules": {[]string{"ttl-chosen-types"}, `{controllers: {ttl: {enabled: true, flags: {ttl-rules: /etc/quartermaster/ttl/rules.yaml}}},
 		extraVolumes: [{name: ttl-rules, configMap: {name: quartermaster-ttl-rules}}],
 		extraVolumeMounts: [{name: ttl-rules, mountPath: /etc/quartermaster/ttl, readOnly: true}]}`},
@@ -86,9 +85,9 @@ func TestChartRendersWhatKustomizeDoes(t *testing.T) {
 	}
 	t.Run("namespaced elsewhere, with others", func(t *testing.T) {
 		compare(t, `{namespaced: {enabled: true}, compat: [reloader], serviceMonitor: {enabled: true}, prometheusRule: {enabled: true},
-			dashboards: {enabled: true}, flags: {use-service-account-credentials: true},
+			dashboards: {enabled: true},
 			controllers: {config-reload: {flags: {config-reload-argo-rollouts: true}}}}`,
-			"team-a", "monitoring", "service-account-per-controller", "compat-reloader", "argo-rollouts", "namespaced")
+			"team-a", "monitoring", "compat-reloader", "argo-rollouts", "namespaced")
 	})
 }
 
@@ -98,7 +97,7 @@ var ofKubeSystem = regexp.MustCompile(`kube-system|quartermaster-leader['"\n]|qu
 // TestChartElsewhereHasOtherNames renders the chart for another namespace, and compares
 // its cluster-scoped objects with those of an installation in kube-system.
 func TestChartElsewhereHasOtherNames(t *testing.T) {
-	const values = "{replicationPolicy: {enabled: true}, flags: {use-service-account-credentials: true}}"
+	const values = "{replicationPolicy: {enabled: true}}"
 	here, there := mustRender(t, values, "kube-system"), mustRender(t, values, "ops")
 	if len(here) != len(there) {
 		t.Errorf("%d objects here and %d there", len(here), len(there))
@@ -109,8 +108,8 @@ func TestChartElsewhereHasOtherNames(t *testing.T) {
 		default:
 			t.Errorf("%s is called as in kube-system", key)
 		}
-		if strings.Contains(key, "authentication-reader") {
-			continue // of a ConfigMap in kube-system
+		if strings.Contains(key, "authentication-reader") || strings.Contains(key, "api-servers") {
+			continue // of objects in kube-system
 		}
 		text, err := yaml.Marshal(object)
 		if err != nil {

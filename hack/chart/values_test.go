@@ -352,7 +352,6 @@ var byOtherValues = map[string]struct {
 	"namespaces": {"namespaced: {enabled: true, additionalNamespaces: [team-b]}",
 		[]string{"--namespaces=NAMESPACE", "--namespaces=team-b"}},
 	"leader-elect-resource-namespace": {"namespaced: {enabled: true}", []string{"--leader-elect-resource-namespace=NAMESPACE"}},
-	"service-accounts-namespace":      {"namespaced: {enabled: true}", []string{"--service-accounts-namespace=NAMESPACE"}},
 }
 
 // TestFlagsAreAllReached sets each flag of the manager by the value for it. The manager must get it,
@@ -497,7 +496,7 @@ func TestRolesOfSettingsTogether(t *testing.T) {
 			"config-reload-ignored-sources", "config-reload-namespace-selector"},
 		"replication": {"replication-kinds"}, "ttl": {"ttl-include-resources"}, "federation": {"federation-namespace"}, "scale-schedule": {"scale-schedule-kinds"},
 		"": {"authentication-skip-lookup", "dry-run", "leader-elect",
-			"leader-elect-resource-name", "secure-port", "use-service-account-credentials"},
+			"leader-elect-resource-name", "secure-port"},
 	}
 	sample := func(flag string) any {
 		switch flag {

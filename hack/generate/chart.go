@@ -101,7 +101,6 @@ var settings = map[string]string{
 	"scale-schedule-kinds=statefulsets":             "--scale-schedule-kinds=statefulsets",
 	"replication-kinds=only configmap":              "--replication-kinds=ConfigMap",
 	"replication-kinds=only secret":                 "--replication-kinds=Secret",
-	"use-service-account-credentials":               "--use-service-account-credentials",
 }
 
 // leavingOut are flags with lists of what is left out, whose items are settings too.
@@ -142,7 +141,7 @@ func chartRoles() (roles []*chartRole, err error) {
 		at := slices.IndexFunc(roles, func(r *chartRole) bool { return r.Name == name })
 		if at < 0 {
 			r := &chartRole{Name: name}
-			if kind, controller, _ := strings.Cut(name, "-"); kind == "cache" || kind == "controller" {
+			if controller, is := strings.CutPrefix(name, "controller-"); is {
 				r.Controller = strings.TrimSuffix(controller, ofAnother)
 			}
 			roles, at = append(roles, r), len(roles)
@@ -164,8 +163,7 @@ func chartRoles() (roles []*chartRole, err error) {
 		with, err := rbac(withAllOn(flags...)...)
 		rules := map[*chartRole][]rbacv1.PolicyRule{}
 		for _, o := range with {
-			// The chart writes the role tokens itself, since it names the controllers.
-			if len(o.Rules) > 0 && o.Name != "quartermaster-tokens" {
+			if len(o.Rules) > 0 {
 				rules[role(o)] = byResource(o.Rules)
 			}
 		}

@@ -21,16 +21,15 @@ const header = "# Written by make generate from what manager rbac prints. Do not
 
 // components maps each component to the flags for which it adds permissions.
 var components = map[string][]string{
-	"argo-rollouts":                  {"--config-reload-argo-rollouts"},
-	"csi-secrets":                    {"--config-reload-csi"},
-	"compat-reloader":                {"--compat=reloader"},
-	"csr-approver":                   {"--controllers=*,csr-approver"},
-	"federation":                     {"--controllers=*,federation"},
-	"replication":                    {"--controllers=*,replication"},
-	"replication-compat":             {"--compat=reflector,replicator"},
-	"scale-schedule":                 {"--controllers=*,scale-schedule"},
-	"scale-schedule-compat":          {"--compat=downscaler"},
-	"service-account-per-controller": {"--use-service-account-credentials"},
+	"argo-rollouts":         {"--config-reload-argo-rollouts"},
+	"csi-secrets":           {"--config-reload-csi"},
+	"compat-reloader":       {"--compat=reloader"},
+	"csr-approver":          {"--controllers=*,csr-approver"},
+	"federation":            {"--controllers=*,federation"},
+	"replication":           {"--controllers=*,replication"},
+	"replication-compat":    {"--compat=reflector,replicator"},
+	"scale-schedule":        {"--controllers=*,scale-schedule"},
+	"scale-schedule-compat": {"--compat=downscaler"},
 	"ttl-chosen-types": {"--controllers=*,ttl", "--ttl-include-resources=namespaces.,configmaps.,persistentvolumeclaims.,pods.,services.," +
 		"deployments.apps,statefulsets.apps,jobs.batch,ingresses.networking.k8s.io"},
 	"ttl-every-type": {"--ttl-include-resources=*"},
@@ -46,8 +45,6 @@ var notes = map[string]string{
 		"# can give: see deploy/examples/csr-approver.\n",
 	"federation": "# The controller federation. Its types come first: see docs/controllers/federation.md. Only in the namespace\n" +
 		"# kube-federation-system the manager may read Secrets, those with the tokens of other clusters.\n",
-	"service-account-per-controller": "# This covers config-reload only. With the flag below, all others find no account and write nothing:\n" +
-		"# where they run, apply what manager rbac --use-service-account-credentials prints with their flags instead of this component.\n",
 	"ttl-chosen-types": "# The controller ttl, for the types of the flag below and no others. RBAC lets the manager read and delete all objects\n" +
 		"# of these types, to which Secrets do not belong. Annotations and flags say which objects it deletes.\n",
 	"ttl-every-type": "# After ttl-chosen-types in the list: every type. This grants the manager to get, list, watch and DELETE EVERYTHING in the\n" +
@@ -96,7 +93,6 @@ type object struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
 	Rules             []rbacv1.PolicyRule `json:"rules"`
-	Subjects          []rbacv1.Subject    `json:"subjects"`
 
 	text []byte
 }
@@ -147,9 +143,6 @@ func change(flags []string, defaults, with []object) (k kustomization, more []ob
 		}
 		for _, rule := range rules {
 			k.patch(inAnyScope(o.Kind), o.Name, "add", "/rules/-", rule)
-		}
-		if len(o.Subjects) > 0 && o.Subjects[0] != was.Subjects[0] {
-			k.patch(inAnyScope(o.Kind), o.Name, "replace", "/subjects/0/name", o.Subjects[0].Name)
 		}
 	}
 	for _, o := range defaults {

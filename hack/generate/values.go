@@ -107,7 +107,7 @@ type enabled struct {
 // notFlags are flags that are not values of the chart.
 var notFlags = []string{
 	// The chart sets these from other values or from the release.
-	"compat", "controllers", "leader-elect-resource-namespace", "namespaces", "service-accounts-namespace",
+	"compat", "controllers", "leader-elect-resource-namespace", "namespaces",
 	// These are not settings.
 	"help", "print-effective-config", "version",
 }

@@ -77,7 +77,7 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 	}
 	slices.Sort(names)
 	want := []string{"shopkeeper", "shopkeeper-api-servers", "shopkeeper-api-servers-kube-system", "shopkeeper-authentication-reader",
-		"shopkeeper-cache-shelves", "shopkeeper-controller-shelves", "shopkeeper-events", "shopkeeper-fence", "shopkeeper-host", "shopkeeper-reviews"}
+		"shopkeeper-controller-shelves", "shopkeeper-events", "shopkeeper-fence", "shopkeeper-host", "shopkeeper-reviews"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("the names of roles and accounts (-want +got):\n%s", diff)
 	}

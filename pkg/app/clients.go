@@ -10,20 +10,14 @@ import (
 	"strconv"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
-
-	"golang.org/x/oauth2"
 )
 
 // connection is how this process reaches the API server. Its clients do what every replica does:
@@ -58,7 +52,7 @@ func (c connection) named(name string) *rest.Config {
 // OwnAgents returns the suffixes of the user agents of the manager's own clients. The user agent of a
 // controller ends in the controller's name.
 func OwnAgents() []string {
-	return []string{"informers", "startup", "discovery", "events", "leader-election", "service-account-tokens", "dry-run", "authentication", "authorization"}
+	return []string{"informers", "startup", "discovery", "events", "leader-election", "dry-run", "authentication", "authorization"}
 }
 
 // builtIn returns a copy of config for a client of built-in types only.
@@ -81,15 +75,10 @@ type clients struct {
 	fence  func(http.RoundTripper) http.RoundTripper
 	dryRun *dryRun // nil without --dry-run
 	kinds  *kinds
-
-	// tokens requests tokens of the controllers' own ServiceAccounts; nil without
-	// --use-service-account-credentials.
-	tokens    kubernetes.Interface
-	namespace string
 }
 
 func newClients(o *Options, c connection, fence func(http.RoundTripper) http.RoundTripper) (*clients, error) {
-	all := &clients{connection: c, fence: fence, namespace: o.Generic.ServiceAccountsNamespace}
+	all := &clients{connection: c, fence: fence}
 	var err error
 	if all.kinds, err = newKinds(c.named("discovery")); err != nil {
 		return nil, err
@@ -99,11 +88,6 @@ func newClients(o *Options, c connection, fence func(http.RoundTripper) http.Rou
 			return nil, fmt.Errorf("--dry-run: %w", err)
 		}
 		all.contentType = runtime.ContentTypeJSON // see deleteOptions
-	}
-	if o.Generic.UseServiceAccountTokens {
-		if all.tokens, err = c.typed(c.named("service-account-tokens")); err != nil {
-			return nil, err
-		}
 	}
 	return all, nil
 }
@@ -130,14 +114,10 @@ func baseConfig(c ClientConfig) (*rest.Config, error) {
 // with --dry-run, is a dry run.
 func (c *clients) controller(name string) *rest.Config {
 	config := c.named(name)
-	// The wrapper that is added first is the innermost: the fence is checked when the request is
-	// sent, after a wait for a token.
+	// The wrapper that is added first is the innermost: the fence is checked when the request is sent.
 	config.Wrap(withoutLongWaits)
 	config.Wrap(c.kinds.relearn)
 	config.Wrap(c.fence)
-	if c.tokens != nil {
-		asServiceAccount(config, c.tokens, c.namespace, name)
-	}
 	if c.dryRun != nil {
 		config.Wrap(c.dryRun.wrap)
 	}
@@ -168,36 +148,6 @@ func (t shortWaits) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // WrappedRoundTripper implements net.RoundTripperWrapper.
 func (t shortWaits) WrappedRoundTripper() http.RoundTripper { return t.next }
-
-// asServiceAccount replaces the credentials in config with tokens of a ServiceAccount. A token is
-// requested when it is needed, and again before it expires or when the API server refuses it, for
-// instance because the ServiceAccount was deleted and created anew.
-func asServiceAccount(config *rest.Config, tokens kubernetes.Interface, namespace, name string) {
-	source := transport.NewCachedTokenSource(tokenSource{tokens: tokens, namespace: namespace, name: name})
-	anonymous := rest.AnonymousClientConfig(config)
-	anonymous.WrapTransport = config.WrapTransport
-	*config = *anonymous
-	config.Wrap(transport.ResettableTokenSourceWrapTransport(source))
-}
-
-type tokenSource struct {
-	tokens          kubernetes.Interface
-	namespace, name string
-}
-
-// Token implements oauth2.TokenSource, which takes no context. It requests a token for one hour,
-// which the cache replaces a few minutes early: clocks differ, and requests take time.
-func (s tokenSource) Token() (*oauth2.Token, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)}}
-	got, err := s.tokens.CoreV1().ServiceAccounts(s.namespace).CreateToken(ctx, s.name, request, metav1.CreateOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("token of ServiceAccount %s/%s: %w", s.namespace, s.name, err)
-	}
-	expiry := got.Status.ExpirationTimestamp.Add(-5 * time.Minute)
-	return &oauth2.Token{AccessToken: got.Status.Token, TokenType: "Bearer", Expiry: expiry}, nil
-}
 
 // refusalsOfReadyz is how many seconds in a row an API server may refuse to say whether it is ready.
 const refusalsOfReadyz = 10

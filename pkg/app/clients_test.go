@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,9 +85,8 @@ func knownKinds(_ context.Context, kind schema.GroupVersionKind) (*meta.RESTMapp
 // does not lead, it tries to write with every client that they get.
 func TestClientsAllHaveTheFence(t *testing.T) {
 	for name, change := range map[string]func(*Options){
-		"the default limits":                           func(*Options) {},
-		"the limits with --dry-run":                    func(o *Options) { o.Generic.DryRun = true },
-		"with tokens of the controllers' own accounts": func(o *Options) { o.Generic.UseServiceAccountTokens = true },
+		"the default limits":        func(*Options) {},
+		"the limits with --dry-run": func(o *Options) { o.Generic.DryRun = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := newAPIServer(t)
@@ -183,7 +181,6 @@ func TestClientsShareOneLimit(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.Client.QPS, o.Client.Burst = tc.qps, 7
-			o.Generic.UseServiceAccountTokens = tc.limited // their clients must have the limit too
 			connection, err := newConnection(o.Client)
 			if err != nil {
 				t.Fatal(err)
@@ -293,57 +290,6 @@ func TestWaitForAPIServer(t *testing.T) {
 					t.Errorf("asked %d times, want %d", asked, tc.asks)
 				}
 			})
-		})
-	}
-}
-
-// TestServiceAccountTokensAreRenewed counts the tokens that are requested for three requests
-// of a controller.
-func TestServiceAccountTokensAreRenewed(t *testing.T) {
-	for name, tc := range map[string]struct {
-		expires time.Duration
-		refused bool // the first token, after the first request
-		tokens  int
-	}{
-		"a token that counts is kept":          {time.Hour, false, 1},
-		"a few minutes before a token expires": {4 * time.Minute, false, 3},
-		"when the API server refuses a token, as after the ServiceAccount was deleted and created": {time.Hour, true, 2},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var tokens atomic.Int64
-			var deleted atomic.Bool
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Content-Type", "application/json")
-				switch {
-				case strings.HasSuffix(r.URL.Path, "/token"):
-					_, _ = fmt.Fprintf(w, `{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","status":{"token":"t%d","expirationTimestamp":%q}}`,
-						tokens.Add(1), time.Now().Add(tc.expires).UTC().Format(time.RFC3339))
-				case deleted.Load() && r.Header.Get("Authorization") == "Bearer t1":
-					w.WriteHeader(http.StatusUnauthorized)
-				default:
-					_, _ = io.WriteString(w, `{"apiVersion":"v1","kind":"ConfigMap"}`)
-				}
-			}))
-			defer server.Close()
-			config := &rest.Config{Host: server.URL}
-			client, err := kubernetes.NewForConfig(config)
-			if err != nil {
-				t.Fatal(err)
-			}
-			asServiceAccount(config, client, "kube-system", "probe")
-			if client, err = kubernetes.NewForConfig(config); err != nil {
-				t.Fatal(err)
-			}
-			for i := range 3 {
-				_, err := client.CoreV1().ConfigMaps("a").Get(t.Context(), "x", metav1.GetOptions{})
-				if wantError := tc.refused && i == 1; (err != nil) != wantError {
-					t.Errorf("request %d: error %v, want one: %v", i, err, wantError)
-				}
-				deleted.Store(tc.refused) // and created anew
-			}
-			if got := tokens.Load(); got != int64(tc.tokens) {
-				t.Errorf("%d tokens were requested, want %d", got, tc.tokens)
-			}
 		})
 	}
 }

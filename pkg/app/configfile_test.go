@@ -207,7 +207,7 @@ func TestConfigFileOrderOfPrecedence(t *testing.T) {
 // unusual sets every flag of the configuration to a value that is not its default.
 var unusual = []string{
 	`--compat=reloader,"a, ""b"": {c}","",true,1.50,null,~,#x, d`, "--controller-stuck-after=1h", "--controllers=*,-config-reload",
-	"--dry-run", "--service-accounts-namespace=other", "--shutdown-timeout=7s", "--use-service-account-credentials",
+	"--dry-run", "--shutdown-timeout=7s",
 	"--kube-api-burst=7", "--kube-api-content-type=application/json", "--kube-api-qps=0.7", "--kubeconfig=/k", "--master=https://m",
 	"--leader-elect=false", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=20s", "--leader-elect-retry-period=5s",
 	"--leader-elect-resource-name=n", "--leader-elect-resource-namespace=ns",

@@ -92,7 +92,7 @@ func (o *Options) demands() (d demands, err error) {
 		needs, err := e.Needs(settings)
 		var granted grants
 		if err == nil {
-			granted, err = roles(e, settings, needs)
+			granted, err = grantsOf(e, settings, needs)
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))

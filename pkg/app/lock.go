@@ -77,11 +77,7 @@ func newWitness(o *Options, identity string) *witness.Witness {
 
 // serverFence returns what is known of the fence in the API server without asking.
 func serverFence(o *Options) apifence.State {
-	switch {
-	case o.Generic.UseServiceAccountTokens:
-		// These tokens are not bound to our Pod, and the API server refuses to bind them.
-		return apifence.CannotJudge
-	case len(o.Informers.Namespaces) > 0:
+	if len(o.Informers.Namespaces) > 0 {
 		// Such an installation needs no permission outside of namespaces, and a Namespace is outside.
 		return apifence.Absent
 	}

@@ -84,14 +84,12 @@ func WithoutBuiltIns() BuildOption {
 
 // GenericConfig is the configuration that concerns all controllers alike.
 type GenericConfig struct {
-	Controllers              []string
-	Compat                   []string
-	ControllerStuckAfter     time.Duration
-	ShutdownTimeout          time.Duration
-	UseServiceAccountTokens  bool
-	ServiceAccountsNamespace string
-	DryRun                   bool
-	Profiling                bool
+	Controllers          []string
+	Compat               []string
+	ControllerStuckAfter time.Duration
+	ShutdownTimeout      time.Duration
+	DryRun               bool
+	Profiling            bool
 }
 
 // ClientConfig says how to reach the API server.
@@ -119,11 +117,10 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 	}
 	o := &Options{
 		Generic: GenericConfig{
-			Controllers:              []string{"*"},
-			ControllerStuckAfter:     5 * time.Minute,
-			ShutdownTimeout:          20 * time.Second,
-			ServiceAccountsNamespace: "kube-system",
-			Profiling:                true,
+			Controllers:          []string{"*"},
+			ControllerStuckAfter: 5 * time.Minute,
+			ShutdownTimeout:      20 * time.Second,
+			Profiling:            true,
 		},
 		Client: ClientConfig{ClientConnectionConfiguration: componentbaseconfig.ClientConnectionConfiguration{
 			ContentType: runtime.ContentTypeProtobuf,
@@ -192,11 +189,6 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs.DurationVar(&g.ShutdownTimeout, "shutdown-timeout", g.ShutdownTimeout, ""+
 		"The time that reconciles in flight have to finish after SIGTERM. If they do, the Lease is released at once; "+
 		"if they do not, the Lease expires and the exit code is 1. Keep terminationGracePeriodSeconds above this time.")
-	fs.BoolVar(&g.UseServiceAccountTokens, "use-service-account-credentials", g.UseServiceAccountTokens, ""+
-		"Run each controller as the ServiceAccount of its name. The API server's fence cannot tell replicas apart then; "+
-		"only the client's fence holds.")
-	fs.StringVar(&g.ServiceAccountsNamespace, "service-accounts-namespace", g.ServiceAccountsNamespace,
-		"The namespace of the ServiceAccounts of --use-service-account-credentials.")
 	fs.BoolVar(&g.DryRun, "dry-run", g.DryRun,
 		"Change nothing. Controllers send writes with dryRun=All or only report them, and a request that cannot be a dry run "+
 			"is refused. Leases and Events are written as always.")
@@ -303,9 +295,6 @@ func (o *Options) Validate() error {
 	}
 	if g.ShutdownTimeout <= 0 {
 		add("shutdown-timeout", "%s must be greater than 0", g.ShutdownTimeout)
-	}
-	if g.UseServiceAccountTokens && g.ServiceAccountsNamespace == "" {
-		add("service-accounts-namespace", "is empty, but --use-service-account-credentials needs it")
 	}
 	if qps := float64(o.Client.QPS); math.IsNaN(qps) || math.IsInf(qps, 0) || qps >= 0 && o.Client.QPS < 0.1 {
 		add("kube-api-qps", "%v must be a number of at least 0.1, or negative for no limit", qps)

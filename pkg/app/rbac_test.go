@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
@@ -72,9 +71,8 @@ func printRBAC(t *testing.T, args ...string) (rules, bindings []string) {
 func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 	controller := func(where string) []string {
 		return []string{
-			"quartermaster-cache-config-reload" + where + ": list,watch configmaps,secrets",
-			"quartermaster-cache-config-reload" + where + ": list,watch deployments",
-			"quartermaster-controller-config-reload" + where + ": get,patch deployments",
+			"quartermaster-controller-config-reload" + where + ": list,watch configmaps,secrets",
+			"quartermaster-controller-config-reload" + where + ": get,list,watch,patch deployments",
 		}
 	}
 	host := func(namespace string) []string {
@@ -108,7 +106,6 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 				"quartermaster-events: quartermaster in kube-system",
 				"quartermaster-authentication-reader in kube-system: quartermaster in kube-system",
 				"quartermaster-reviews: quartermaster in kube-system",
-				"quartermaster-cache-config-reload: quartermaster in kube-system",
 				"quartermaster-controller-config-reload: quartermaster in kube-system",
 			},
 		},
@@ -128,17 +125,6 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 			args:  []string{"--leader-elect=false"},
 			rules: slices.Concat(events, secure, controller("")),
 		},
-		"a controller has an account of its own for what it does itself": {
-			args: []string{"--use-service-account-credentials", "--service-accounts-namespace=accounts", "--leader-elect=false", "--secure-port=0"},
-			rules: slices.Concat(events, controller(""),
-				[]string{"quartermaster-tokens-kube-system in accounts: create serviceaccounts/token,config-reload"}),
-			bindings: []string{
-				"quartermaster-events: quartermaster in kube-system",
-				"quartermaster-cache-config-reload: quartermaster in kube-system",
-				"quartermaster-controller-config-reload: config-reload in accounts",
-				"quartermaster-tokens-kube-system in accounts: quartermaster in kube-system",
-			},
-		},
 		"the Namespace that names the leader is called after the Lease": {
 			args: []string{"--leader-elect-resource-namespace=home", "--secure-port=0", "--controllers=-config-reload"},
 			rules: slices.Concat(host("home"), []string{"quartermaster-events-home: create,patch events",
@@ -157,8 +143,6 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 				"quartermaster-events-home in a: quartermaster in home",
 				"quartermaster-events-home in b: quartermaster in home",
 				"quartermaster-events in home: quartermaster in home",
-				"quartermaster-cache-config-reload-home in a: quartermaster in home",
-				"quartermaster-cache-config-reload-home in b: quartermaster in home",
 				"quartermaster-controller-config-reload-home in a: quartermaster in home",
 				"quartermaster-controller-config-reload-home in b: quartermaster in home",
 			},
@@ -191,8 +175,6 @@ func TestRBACOfTwoInstallationsIsDistinct(t *testing.T) {
 			{"--leader-elect-resource-namespace=team-a", "--namespaces=shop"}, {"--leader-elect-resource-namespace=team-b", "--namespaces=shop"}},
 		"one in its own namespace, which the default one watches": {
 			{"--leader-elect-resource-namespace=team-a", "--namespaces=team-a"}, {"--namespaces=team-a"}},
-		"two with accounts for their controllers in one namespace": {
-			{"--leader-elect-resource-namespace=team-a", "--use-service-account-credentials"}, {"--use-service-account-credentials"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, first := printRBAC(t, both[0]...)
@@ -212,7 +194,7 @@ func TestRBACOfTwoInstallationsIsDistinct(t *testing.T) {
 }
 
 func TestRBACGrantsNoWildcard(t *testing.T) {
-	for _, args := range [][]string{nil, {"--config-reload-argo-rollouts", "--compat=reloader", "--use-service-account-credentials"}, {"--namespaces=a,b"}} {
+	for _, args := range [][]string{nil, {"--config-reload-argo-rollouts", "--compat=reloader"}, {"--namespaces=a,b"}} {
 		out, err := execute(t, append([]string{"rbac"}, args...)...)
 		if err != nil || strings.Contains(out, "*") || !strings.Contains(out, "secrets") {
 			t.Errorf("%v: %v:\n%s", args, err, out)
@@ -220,135 +202,53 @@ func TestRBACGrantsNoWildcard(t *testing.T) {
 	}
 }
 
-func TestRBACTellsTheCacheFromTheController(t *testing.T) {
-	rule := func(resources, verbs string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: strings.Fields(resources), Verbs: strings.Fields(verbs)}
+func TestRBACLetsTheCacheReadWhatIsNeeded(t *testing.T) {
+	rule := func(resources, verbs string, names ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: strings.Fields(resources), Verbs: strings.Fields(verbs), ResourceNames: names}
 	}
-	withNames := func(r rbacv1.PolicyRule, names ...string) rbacv1.PolicyRule {
-		r.ResourceNames = names
-		return r
-	}
-	named, watched := withNames(rule("secrets", "get list"), "mine"), withNames(rule("secrets", "get list watch"), "mine")
 	for name, tc := range map[string]struct {
-		needs  []schema.GroupVersionResource
-		rules  []rbacv1.PolicyRule
-		cache  []rbacv1.PolicyRule
-		own    []rbacv1.PolicyRule
-		failed string
-		// in is the only namespace of the needs, and of the rules if within is set.
-		in     string
-		within bool
-		// fields is the field selector of the needs.
-		fields string
+		rule   rbacv1.PolicyRule
+		in     string // the namespace in which the rule holds; empty for all
+		need   informers.Need
+		failed bool
 	}{
-		"to read what it needs is up to the cache": {
-			needs: []schema.GroupVersionResource{informers.ConfigMaps},
-			rules: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
-			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
-		},
-		"to write is up to the controller, and so is a live read": {
-			needs: []schema.GroupVersionResource{informers.ConfigMaps},
-			rules: []rbacv1.PolicyRule{rule("configmaps", "get list watch patch")},
-			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
-			own:   []rbacv1.PolicyRule{rule("configmaps", "get patch")},
-		},
-		"a rule may be about both": {
-			needs: []schema.GroupVersionResource{informers.ConfigMaps},
-			rules: []rbacv1.PolicyRule{rule("configmaps pods", "list watch delete")},
-			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
-			own:   []rbacv1.PolicyRule{rule("configmaps", "delete"), rule("pods", "list watch delete")},
-		},
-		"a rule with a name is for the cache if a need chooses that name": {
-			needs: []schema.GroupVersionResource{informers.Secrets}, fields: "metadata.name=mine",
-			rules: []rbacv1.PolicyRule{watched}, cache: []rbacv1.PolicyRule{withNames(rule("secrets", "list watch"), "mine")},
-			own: []rbacv1.PolicyRule{withNames(rule("secrets", "get"), "mine")},
-		},
-		"a rule with a name does not permit a need of all names": {
-			needs: []schema.GroupVersionResource{informers.Secrets}, rules: []rbacv1.PolicyRule{watched},
-			failed: "needs secrets in the cache",
-		},
-		"a rule with a name does not permit a need of another name": {
-			needs: []schema.GroupVersionResource{informers.Secrets}, fields: "metadata.name=other", rules: []rbacv1.PolicyRule{watched},
-			failed: "needs secrets in the cache",
-		},
-		"objects with names are not in the cache": {
-			needs: []schema.GroupVersionResource{informers.ConfigMaps},
-			rules: []rbacv1.PolicyRule{rule("configmaps", "list watch"), named},
-			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
-			own:   []rbacv1.PolicyRule{named},
-		},
-		"two rules may be about the same": {
-			needs: []schema.GroupVersionResource{informers.ConfigMaps},
-			rules: []rbacv1.PolicyRule{rule("configmaps", "list watch"), rule("configmaps", "patch")},
-			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
-			own:   []rbacv1.PolicyRule{rule("configmaps", "patch")},
-		},
-		"a rule may be about several groups": {
-			needs: []schema.GroupVersionResource{informers.ConfigMaps, informers.Deployments},
-			rules: []rbacv1.PolicyRule{{APIGroups: []string{"", "apps"}, Resources: []string{"configmaps", "deployments"}, Verbs: []string{"list", "watch"}}},
-			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch"), {APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list", "watch"}}},
-			own:   []rbacv1.PolicyRule{rule("deployments", "list watch"), {APIGroups: []string{"apps"}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}},
-		},
-		"a need that is permitted by a wildcard only is a mistake": {
-			needs:  []schema.GroupVersionResource{informers.ConfigMaps},
-			rules:  []rbacv1.PolicyRule{rule("*", "*")},
-			failed: "needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count",
-		},
-		"rules may hold in the only namespace of the needs": {
-			needs: []schema.GroupVersionResource{informers.ConfigMaps}, in: "shop", within: true,
-			rules: []rbacv1.PolicyRule{rule("configmaps", "get list watch")},
-			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
-			own:   []rbacv1.PolicyRule{rule("configmaps", "get")},
-		},
-		"needs in one namespace may be permitted in all": {
-			needs: []schema.GroupVersionResource{informers.ConfigMaps}, in: "shop",
-			rules: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
-			cache: []rbacv1.PolicyRule{rule("configmaps", "list watch")},
-		},
-		"needs in all namespaces that are permitted in one are a mistake": {
-			needs:  []schema.GroupVersionResource{informers.ConfigMaps},
-			rules:  []rbacv1.PolicyRule{rule("configmaps", "list watch")},
-			within: true,
-			failed: "needs configmaps in the cache",
-		},
-		"a need without permission is a mistake": {
-			needs:  []schema.GroupVersionResource{informers.ConfigMaps},
-			rules:  []rbacv1.PolicyRule{rule("configmaps", "list")},
-			failed: "needs configmaps in the cache",
-		},
+		"a rule for the resource":                              {rule: rule("configmaps", "get list watch patch")},
+		"a rule for several resources":                         {rule: rule("pods configmaps", "list watch delete")},
+		"a rule for several groups":                            {rule: rbacv1.PolicyRule{APIGroups: []string{"apps", ""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}},
+		"a rule for another group":                             {rule: rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}, failed: true},
+		"a rule for another resource":                          {rule: rule("pods", "list watch"), failed: true},
+		"a rule without watch":                                 {rule: rule("configmaps", "list"), failed: true},
+		"a rule without list":                                  {rule: rule("configmaps", "watch"), failed: true},
+		"a rule of wildcards, which do not count":              {rule: rule("*", "*"), failed: true},
+		"a rule with a name, for a need that chooses the name": {rule: rule("configmaps", "list watch", "mine"), need: informers.Need{FieldSelector: "metadata.name=mine"}},
+		"a rule with a name, for a need of all names":          {rule: rule("configmaps", "list watch", "mine"), failed: true},
+		"a rule with a name, for a need that chooses another":  {rule: rule("configmaps", "list watch", "mine"), need: informers.Need{FieldSelector: "metadata.name=other"}, failed: true},
+		"a rule of the only namespace of the need":             {rule: rule("configmaps", "list watch"), in: "shop", need: informers.Need{Namespace: "shop"}},
+		"a rule of all namespaces, for a need in one":          {rule: rule("configmaps", "list watch"), need: informers.Need{Namespace: "shop"}},
+		"a rule of one namespace, for a need in all":           {rule: rule("configmaps", "list watch"), in: "shop", failed: true},
+		"a rule of one namespace, for a need in another":       {rule: rule("configmaps", "list watch"), in: "shop", need: informers.Need{Namespace: "x"}, failed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := controllers.Entry{
 				Name: "test",
-				Needs: func(controllers.Settings) (needs []informers.Need, _ error) {
-					for _, r := range tc.needs {
-						needs = append(needs, informers.Need{For: "test", Resource: r, Namespace: tc.in, FieldSelector: tc.fields})
+				Permissions: func(controllers.Settings) (rules []rbacv1.PolicyRule) {
+					if tc.in == "" {
+						rules = []rbacv1.PolicyRule{tc.rule}
 					}
-					return needs, nil
+					return rules
 				},
-				Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return tc.rules },
+				NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
+					return map[string][]rbacv1.PolicyRule{"shop": {tc.rule}}
+				},
 			}
-			of := ""
-			if tc.within {
-				of = "shop"
-				e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil }
-				e.NamespacePermissions = func(controllers.Settings) map[string][]rbacv1.PolicyRule {
-					return map[string][]rbacv1.PolicyRule{of: tc.rules}
-				}
+			if tc.in == "" {
+				e.NamespacePermissions = nil
 			}
-			needs, _ := e.Needs(controllers.Settings{})
-			all, err := roles(e, controllers.Settings{}, needs)
-			if tc.failed != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.failed) {
-					t.Errorf("error %v, want %q", err, tc.failed)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff([2][]rbacv1.PolicyRule{tc.cache, tc.own}, [2][]rbacv1.PolicyRule{all[of].cache, all[of].own}); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
+			tc.need.Resource = informers.ConfigMaps
+			_, err := grantsOf(e, controllers.Settings{}, []informers.Need{tc.need})
+			const want = "needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count"
+			if (err != nil) != tc.failed || err != nil && err.Error() != want {
+				t.Errorf("error %v", err)
 			}
 		})
 	}
@@ -360,7 +260,7 @@ func TestRBACOfAnOwnNamespaceFollowsTheScope(t *testing.T) {
 	rule := func(resource string) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{resource}, Verbs: []string{"get"}}}
 	}
-	g := grants{"": {own: rule("configmaps")}, "mine": {own: rule("secrets")}}
+	g := grants{"": rule("configmaps"), "mine": rule("secrets")}
 	for name, tc := range map[string]struct {
 		of    string
 		scope []string
@@ -373,7 +273,7 @@ func TestRBACOfAnOwnNamespaceFollowsTheScope(t *testing.T) {
 		"a namespace of --namespaces that is not the own one":     {"shop", []string{"shop"}, rule("configmaps")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, g.in(tc.of, tc.scope).own); diff != "" {
+			if diff := cmp.Diff(tc.want, g.in(tc.of, tc.scope)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

@@ -23,14 +23,13 @@ func TestWitnessOf(t *testing.T) {
 		podIP   string
 		address string // empty: there is none
 	}{
-		"a Pod that listens everywhere is reached at its IP":                    {func(*Options) {}, "10.0.0.1", "10.0.0.1:10357"},
-		"a Pod with an IPv6 address is reached at it":                           {func(*Options) {}, "fd00::1", "[fd00::1]:10357"},
-		"a process that listens at one address is reached there":                {func(o *Options) { o.Secure.BindAddress = net.IPv4(127, 0, 0, 1) }, "10.0.0.1", "127.0.0.1:10357"},
-		"a process that does not know its IP is not reached":                    {func(*Options) {}, "", ""},
-		"a process without a secure port is not reached":                        {func(o *Options) { o.Secure.BindPort = 0 }, "10.0.0.1", ""},
-		"a process without an election is not reached":                          {func(o *Options) { o.Election.LeaderElect = false }, "10.0.0.1", ""},
-		"a process whose controllers have accounts of their own is not reached": {func(o *Options) { o.Generic.UseServiceAccountTokens = true }, "10.0.0.1", ""},
-		"a process that is restricted to namespaces is not reached":             {func(o *Options) { o.Informers.Namespaces = []string{"a"} }, "10.0.0.1", ""},
+		"a Pod that listens everywhere is reached at its IP":        {func(*Options) {}, "10.0.0.1", "10.0.0.1:10357"},
+		"a Pod with an IPv6 address is reached at it":               {func(*Options) {}, "fd00::1", "[fd00::1]:10357"},
+		"a process that listens at one address is reached there":    {func(o *Options) { o.Secure.BindAddress = net.IPv4(127, 0, 0, 1) }, "10.0.0.1", "127.0.0.1:10357"},
+		"a process that does not know its IP is not reached":        {func(*Options) {}, "", ""},
+		"a process without a secure port is not reached":            {func(o *Options) { o.Secure.BindPort = 0 }, "10.0.0.1", ""},
+		"a process without an election is not reached":              {func(o *Options) { o.Election.LeaderElect = false }, "10.0.0.1", ""},
+		"a process that is restricted to namespaces is not reached": {func(o *Options) { o.Informers.Namespaces = []string{"a"} }, "10.0.0.1", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("POD_IP", tc.podIP)

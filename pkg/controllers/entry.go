@@ -35,12 +35,11 @@ type Entry struct {
 	// Needs returns what the shared cache must keep for the controller. It is called after the
 	// flags have been parsed.
 	Needs func(Settings) ([]informers.Need, error)
-	// Follows says that the controller follows resources at run time, with informers.Follow: the cache is
-	// allowed to list and watch whatever Permissions let be watched.
+	// Follows says that the controller follows resources at run time, with informers.Follow. The test kit
+	// names it if Permissions do not let the cache list and watch such a resource.
 	Follows bool
 	// Permissions returns the RBAC rules that the controller needs, and no more. It is called after
-	// the flags have been parsed. Under --use-service-account-credentials the cache, which is the manager's, may
-	// list and watch what is in Needs, and the controller itself may not: it reads such objects with get.
+	// the flags have been parsed. They include to list and watch what is in Needs, and what it follows.
 	Permissions func(Settings) []rbacv1.PolicyRule
 	// NamespacePermissions returns further rules, each of which holds in one namespace, by its name; nil if
 	// there are none. Secrets that are only in the controller's own namespace belong here.

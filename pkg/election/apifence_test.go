@@ -613,12 +613,11 @@ func TestServerFenceRefusesWrites(t *testing.T) {
 func TestSetServerFence(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
 	lock := must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: must(display.NewMetrics(registry, "quartermaster"))}))
-	lock.SetServerFence(klog.NewContext(t.Context(), logr.Discard()), apifence.CannotJudge)
+	lock.SetServerFence(klog.NewContext(t.Context(), logr.Discard()), apifence.Absent)
 	want := `
 		# HELP quartermaster_leader_election_server_fence [ALPHA] Whether the API server refuses writes of replicas that do not hold the Lease: 1 for the state that was found, 0 for the others.
 		# TYPE quartermaster_leader_election_server_fence gauge
-		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Absent"} 0
-		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="CannotJudge"} 1
+		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Absent"} 1
 		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Enforced"} 0
 		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Misconfigured"} 0
 		quartermaster_leader_election_server_fence{lease_namespace="ns",name="lease",state="Unknown"} 0

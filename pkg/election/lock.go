@@ -161,8 +161,7 @@ func (l *Lock) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 }
 
 // SetServerFence sets what is known of the fence in the API server. A lock with a client for Namespaces
-// finds that out by itself. Call SetServerFence with apifence.CannotJudge if each controller has its own
-// ServiceAccount: then no token is bound to a Pod, and the policy does not apply.
+// finds that out by itself.
 func (l *Lock) SetServerFence(ctx context.Context, found apifence.State) {
 	if !l.shown.SetServerFence(found) {
 		return
@@ -174,8 +173,7 @@ func (l *Lock) SetServerFence(ctx context.Context, found apifence.State) {
 		return
 	}
 	logger.Info(map[apifence.State]string{
-		apifence.Enforced:    "The API server refuses writes of replicas that do not lead",
-		apifence.Absent:      "The API server has no fence, or this replica may not name itself; install deploy/components/fence with its role",
-		apifence.CannotJudge: "The API server cannot tell replicas apart, since their tokens are not bound to their Pods",
+		apifence.Enforced: "The API server refuses writes of replicas that do not lead",
+		apifence.Absent:   "The API server has no fence, or this replica may not name itself; install deploy/components/fence with its role",
 	}[found])
 }

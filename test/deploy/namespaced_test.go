@@ -101,15 +101,12 @@ func TestNamespacedInstallationNeedsNoClusterRole(t *testing.T) {
 func TestNamespacedComponentGrantsWhatRBACPrints(t *testing.T) {
 	ctx := fleet.Context(t)
 	for name, components := range map[string][]string{
-		"alone":                               {"namespaced"},
-		"before others":                       {"namespaced", "argo-rollouts", "compat-reloader"},
-		"after others":                        {"argo-rollouts", "compat-reloader", "namespaced"},
-		"with an account for each controller": {"namespaced", "service-account-per-controller"},
-		"with an account for each controller first": {"service-account-per-controller", "namespaced"},
+		"alone":         {"namespaced"},
+		"before others": {"namespaced", "argo-rollouts", "compat-reloader"},
+		"after others":  {"argo-rollouts", "compat-reloader", "namespaced"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			flags := map[string]string{"argo-rollouts": "--config-reload-argo-rollouts", "compat-reloader": "--compat=reloader",
-				"service-account-per-controller": "--use-service-account-credentials"}
+			flags := map[string]string{"argo-rollouts": "--config-reload-argo-rollouts", "compat-reloader": "--compat=reloader"}
 			var args []string
 			for _, c := range components {
 				if flags[c] != "" {
@@ -117,7 +114,7 @@ func TestNamespacedComponentGrantsWhatRBACPrints(t *testing.T) {
 				}
 			}
 			got := grantedBy(t, render(ctx, t, namespacedOverlay(t, "team-a", components...)))
-			want := grantedBy(t, printRBAC(ctx, t, "team-a", "team-a", append(args, "--service-accounts-namespace=team-a")...))
+			want := grantedBy(t, printRBAC(ctx, t, "team-a", "team-a", args...))
 			if diff := cmp.Diff(want, got, cmp.AllowUnexported(permission{})); diff != "" || len(got) < 20 {
 				t.Errorf("(-printed +granted):\n%s", diff)
 			}

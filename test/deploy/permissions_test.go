@@ -51,7 +51,6 @@ func (p permission) covers(request permission) bool {
 func TestPermissionsAreAllUsed(t *testing.T) {
 	for name, components := range map[string][]string{
 		"when the manager has one account":          {"compat-reloader", "argo-rollouts"},
-		"when each controller has its own":          {"compat-reloader", "argo-rollouts", "service-account-per-controller"},
 		"without what a component adds, by default": nil,
 	} {
 		t.Run(name, func(t *testing.T) {

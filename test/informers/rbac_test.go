@@ -22,7 +22,7 @@ import (
 func allowSecrets(ctx context.Context, t *testing.T, allow bool) {
 	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		role, err := shared.Admin.RbacV1().ClusterRoles().Get(ctx, "quartermaster-cache-config-reload", metav1.GetOptions{})
+		role, err := shared.Admin.RbacV1().ClusterRoles().Get(ctx, "quartermaster-controller-config-reload", metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

@@ -245,24 +245,3 @@ func TestLongStartWaitsForTheAPIServer(t *testing.T) {
 		t.Errorf("the manager ended with %d", m.ExitCode())
 	}
 }
-
-func TestControllersHaveAccountsOfTheirOwn(t *testing.T) {
-	ctx := fleet.Context(t)
-	begin := time.Now()
-	shared.InstallWith(ctx, t, "service-account-per-controller")
-	s := shared.NewSample(ctx, t)
-	m := shared.RunLeader(ctx, t)
-	s.WaitUntilKnown(ctx, t, "web")
-	s.Paint(ctx, t, "red")
-	s.WaitForReplicaSets(ctx, t, "web", 2)
-	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool {
-		return cluster.AuditWrite(e) && e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" && e.Verb == "patch"
-	}) {
-		if e.User.Username != "system:serviceaccount:kube-system:config-reload" {
-			t.Errorf("%s was patched by %s", e.RequestURI, e.User.Username)
-		}
-	}
-	if _, err := m.WaitForLine(ctx, "cannot tell replicas apart"); err != nil {
-		t.Errorf("it does not say what that costs: %v", err)
-	}
-}

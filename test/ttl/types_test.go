@@ -154,16 +154,15 @@ func TestTypeWhoseAPIIsDownDisturbsNobody(t *testing.T) {
 func TestTypesThatMayBeDeleted(t *testing.T) {
 	w := newFixture(t)
 	patch := `[{"op": "remove", "path": "/rules/%d"}]`
-	for _, role := range []string{"quartermaster-cache-ttl", "quartermaster-controller-ttl"} {
-		r, err := shared.Admin.RbacV1().ClusterRoles().Get(w.ctx, role, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, rule := range r.Rules {
-			if rule.Resources[0] == "*" {
-				if _, err := shared.Kubectl(w.ctx, "patch", "clusterrole", role, "--type=json", "-p", fmt.Sprintf(patch, i)); err != nil {
-					t.Fatal(err)
-				}
+	const role = "quartermaster-controller-ttl"
+	r, err := shared.Admin.RbacV1().ClusterRoles().Get(w.ctx, role, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, rule := range r.Rules {
+		if rule.Resources[0] == "*" {
+			if _, err := shared.Kubectl(w.ctx, "patch", "clusterrole", role, "--type=json", "-p", fmt.Sprintf(patch, i)); err != nil {
+				t.Fatal(err)
 			}
 		}
 	}

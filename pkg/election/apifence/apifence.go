@@ -55,12 +55,11 @@ const (
 	Unknown       State = "Unknown"       // no response yet, or not asked
 	Enforced      State = "Enforced"      // it judges this replica correctly
 	Absent        State = "Absent"        // there is none
-	CannotJudge   State = "CannotJudge"   // controllers use other ServiceAccounts
 	Misconfigured State = "Misconfigured" // it refuses the leader, or any replica
 )
 
 // States are all the states.
-var States = []State{Unknown, Enforced, Absent, CannotJudge, Misconfigured}
+var States = []State{Unknown, Enforced, Absent, Misconfigured}
 
 // NamespaceClient is the part of a client for Namespaces that the fence needs, and the permissions
 // to grant by RBAC: get and patch of the one Namespace. It must have the credentials of the

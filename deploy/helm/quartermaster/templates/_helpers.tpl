@@ -76,7 +76,7 @@ app.kubernetes.io/name: quartermaster
 {{- end }}
 {{- end }}
 {{- if include "quartermaster.elsewhere" . }}
-{{- $args = concat $args (list "--leader-elect-resource-namespace=$(POD_NAMESPACE)" "--service-accounts-namespace=$(POD_NAMESPACE)") }}
+{{- $args = concat $args (list "--leader-elect-resource-namespace=$(POD_NAMESPACE)") }}
 {{- end }}
 {{- range $name, $value := include "quartermaster.flags" . | fromYaml }}
 {{- if kindIs "slice" $value }}
