@@ -20,6 +20,7 @@
 //	readycluster.go  the loop of a cluster that is ready
 //	write.go         what the loop of a cluster writes in the cluster
 //	writeoff.go      the loop of the records of removals that clusters owe, and how clusters are written off
+//	remotestatus.go  the status of clusters' objects, copied into the federated object
 //	bodies.go        federated objects that were read a moment ago
 //
 // The state:

@@ -60,12 +60,13 @@ func (c *controller) followTypes(ctx context.Context) {
 	if namespaces, exists := c.types.namespaces(); exists {
 		wanted[namespaces.Name] = &federatedType{TypeConfig: namespaces}
 	}
+	config := settings(ctx, c.informers.configs, c.cfg.Namespace)
 	for _, t := range c.types.runningTypes() {
-		wanted[t.Name] = &federatedType{TypeConfig: t, runs: true}
+		wanted[t.Name] = &federatedType{TypeConfig: t, runs: true, collects: t.CollectsStatus(config)}
 	}
 	for name, t := range c.snapshot() {
 		next := wanted[name]
-		if next != nil && next.Generation == t.Generation && next.runs == t.runs {
+		if next != nil && next.Generation == t.Generation && next.runs == t.runs && next.collects == t.collects {
 			delete(wanted, name)
 			continue
 		}
@@ -248,11 +249,15 @@ func (r *readyCluster) syncWatches(ctx context.Context) (waits bool) {
 // startWatch starts the watch of a type in the cluster.
 func (r *readyCluster) startWatch(ctx context.Context, w *typeWatch, now time.Time) {
 	t := w.federated
-	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster, informers.Need{
+	need := informers.Need{
 		Resource: schema.GroupVersionResource{Group: t.Target.Group, Resource: t.Target.PluralName}, ClusterScoped: !t.Target.Namespaced(),
 		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true, ListSlots: r.c.lists,
 		Digest: informers.DigestOf(policy.SummarizeLiveObject),
-	})
+	}
+	if t.collects {
+		need.Resource.Version, need.Form, need.Digest = t.Target.Version, informers.Reduced, informers.DigestOf(policy.SummarizeWithStatus)
+	}
+	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster, need)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot watch a type in the cluster", "cluster", r.name, "type", t.Name, "err", err)
 		return
@@ -267,6 +272,9 @@ func (r *readyCluster) startWatch(ctx context.Context, w *typeWatch, now time.Ti
 		k := t.keyOf(cache.MetaObjectToName(object))
 		r.loop.Enqueue(k)
 		r.c.replicas.changed(k)
+		if t.collects {
+			r.c.loop.Enqueue(k)
+		}
 	})
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()

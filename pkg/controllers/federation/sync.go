@@ -284,9 +284,10 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 	if next > 0 {
 		return next, nil
 	}
-	if left := statusEvery - now.Sub(wrote); left > 0 {
+	if left := v.statusEvery() - now.Sub(wrote); left > 0 {
 		return left, nil
 	}
+	c.collect(v, conclusion.Clusters)
 	if v.deleting {
 		c.recordWaiting(v, conclusion.Clusters)
 	} else if v.err == nil {
@@ -338,7 +339,8 @@ func (c *controller) forget(v *view) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	record := c.records[v.key]
-	if record == nil || record.dirty || record.fingerprint != v.fingerprint || len(record.events) > 0 {
+	if record == nil || record.dirty || v.collects || // it has when the status was last written
+		record.fingerprint != v.fingerprint || len(record.events) > 0 {
 		return
 	}
 	for _, known := range record.results {

@@ -27,7 +27,9 @@ type federatedType struct {
 	policy.TypeConfig
 	// runs is set if the type is propagated. FederatedNamespaces are followed even if they are not, since they
 	// place other objects.
-	runs       bool
+	runs bool
+	// collects is set if the status of the objects in clusters is copied into the federated objects.
+	collects   bool
 	following  *informers.Following[*informers.Object]
 	client     dynamic.NamespaceableResourceInterface
 	definition definitionRead

@@ -176,6 +176,11 @@ func (t *TypeConfig) unsupported(all []TypeConfig) string {
 	return ""
 }
 
+// CollectsStatus reports whether the status of the targets is copied into their federated objects.
+func (t *TypeConfig) CollectsStatus(c Config) bool {
+	return t.StatusCollection == enabled && c.RawStatus
+}
+
 // NextStatus returns the status of a FederatedTypeConfig that runs or not, and whether to write it.
 func (t *TypeConfig) NextStatus(runs bool, c Config) (TypeStatus, bool) {
 	state := func(runs bool) string {
@@ -185,6 +190,6 @@ func (t *TypeConfig) NextStatus(runs bool, c Config) (TypeStatus, bool) {
 		return "NotRunning"
 	}
 	next := TypeStatus{ObservedGeneration: t.Generation, PropagationController: state(runs),
-		StatusController: state(runs && t.StatusCollection == enabled && c.RawStatus)}
+		StatusController: state(runs && t.CollectsStatus(c))}
 	return next, next != t.Status
 }

@@ -1,0 +1,139 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+)
+
+// collecting is a KubeFedConfig with the gate of remote status.
+func collecting(t *testing.T) *unstructured.Unstructured {
+	t.Helper()
+	return object(t, "{apiVersion: core.kubefed.io/v1beta1, kind: KubeFedConfig, metadata: {namespace: "+namespace+", name: kubefed}, "+
+		"spec: {scope: Cluster, featureGates: [{name: RawResourceStatusCollection, configuration: Enabled}]}}")
+}
+
+// remote checks what the federated Deployment has of the statuses in clusters.
+func (f *fed) remote(want string) {
+	f.t.Helper()
+	var got []string
+	for _, c := range policy.ReadFederated(f.get(f.Host, "FederatedDeployment", "shop", "d")).Status.Clusters {
+		if text := fmt.Sprint(c.RemoteStatus); len(text) < 100 {
+			got = append(got, c.Name+"="+text)
+		}
+	}
+	if got := strings.Join(got, " "); got != want {
+		f.t.Errorf("the statuses are %q, want %q", got, want)
+	}
+}
+
+// report sets the status of the Deployment in a cluster.
+func (f *fed) report(n int) {
+	f.t.Helper()
+	f.set(f.c1.Host, "Deployment", "shop", "d", fmt.Sprintf("{readyReplicas: %d}", n), "status")
+}
+
+func TestRemoteStatus(t *testing.T) {
+	enable := func(f *fed) {
+		f.set(f.Host, "FederatedTypeConfig", namespace, "deployments.apps", "Enabled", "spec", "statusCollection")
+	}
+	for name, test := range map[string]func(f *fed){
+		"it is copied when it changes": func(f *fed) {
+			enable(f)
+			f.Put(collecting(f.t))
+			f.report(1)
+			f.Sleep(20 * time.Second)
+			f.remote("c1=map[readyReplicas:1] c2=map[]")
+			f.report(2)
+			f.Sleep(6 * time.Second)
+			f.remote("c1=map[readyReplicas:2] c2=map[]")
+			f.Writes()
+			f.Sleep(20 * time.Minute)
+			if n := f.statusWrites(); n > 0 {
+				f.t.Errorf("%d writes of a status that is as it was", n)
+			}
+			f.Restart()
+			f.Sleep(time.Minute)
+			if n := f.statusWrites(); n > 0 {
+				f.t.Errorf("%d writes of a status that is as it was", n)
+			}
+			f.wrote(f.c1.Host)
+		},
+		"it changes every second": func(f *fed) {
+			enable(f)
+			f.Put(collecting(f.t))
+			f.Sleep(20 * time.Second)
+			f.Writes()
+			for i := range 60 {
+				f.report(i)
+				f.Sleep(time.Second)
+			}
+			if n := f.statusWrites(); n < 8 || n > 13 {
+				f.t.Errorf("%d writes in a minute", n)
+			}
+			f.Sleep(5 * time.Second)
+			f.remote("c1=map[readyReplicas:59] c2=map[]")
+		},
+		"it is too large": func(f *fed) {
+			enable(f)
+			f.Put(collecting(f.t))
+			f.set(f.c1.Host, "Deployment", "shop", "d", "{conditions: [{type: A, status: 'True', message: "+strings.Repeat("x", 33<<10)+"}]}", "status")
+			f.Sleep(20 * time.Second)
+			f.remote("c1=<nil> c2=map[]")
+			f.warned(policy.StatusTooLarge)
+		},
+		"the FederatedTypeConfig does not ask for it": func(f *fed) {
+			f.Put(collecting(f.t))
+			f.report(1)
+			f.Sleep(20 * time.Second)
+			f.remote("c1=<nil> c2=<nil>")
+		},
+		"the gate is closed, and closed again": func(f *fed) {
+			enable(f)
+			f.report(1)
+			f.Sleep(20 * time.Second)
+			f.remote("c1=<nil> c2=<nil>")
+			f.Put(collecting(f.t))
+			f.Sleep(20 * time.Second)
+			f.remote("c1=map[readyReplicas:1] c2=map[]")
+			f.Delete(collecting(f.t))
+			f.setReplicas("3")
+			f.Sleep(20 * time.Second)
+			f.remote("c1=<nil> c2=<nil>")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFed(t, federated(t, "Deployment", "d", "{template: {spec: {replicas: 1}}, "+both+"}"))
+				f.Writes()
+				f.c1.Writes()
+				test(f)
+			})
+		})
+	}
+}
+
+// statusWrites returns how often the status of the federated Deployment was written since the last call.
+func (f *fed) statusWrites() (n int) {
+	for _, w := range f.Writes() {
+		if strings.HasPrefix(w, "patch federateddeployments.types.kubefed.io/status") {
+			n++
+		}
+	}
+	return n
+}
+
+// setReplicas changes the federated Deployment.
+func (f *fed) setReplicas(n string) {
+	f.t.Helper()
+	f.set(f.Host, "FederatedDeployment", "shop", "d", n, "spec", "template", "spec", "replicas")
+}
