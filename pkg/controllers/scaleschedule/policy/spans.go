@@ -96,7 +96,7 @@ func parseItem(item string, defaults Defaults) (span, error) {
 			return absolute{until: t}, nil
 		}
 	}
-	if len(item) > 4 && item[4] == '-' && item[0] >= '0' && item[0] <= '9' {
+	if len(item) > 4 && item[4] == '-' && strings.Trim(item[:4], "0123456789") == "" {
 		return parseAbsolute(item)
 	}
 	return parseWeekly(item, defaults)

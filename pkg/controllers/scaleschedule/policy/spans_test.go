@@ -40,6 +40,7 @@ func TestSpansContainTheirMoments(t *testing.T) {
 		"2026-11-26T00:00:00Z-2026-11-25T00:00:00Z":        {outside: []string{"2026-11-25T12:00:00Z"}},
 		// 25 November 2026 is a Wednesday.
 		"Wed-Fri 07:30-20:30 Europe/Berlin": {inside: []string{"2026-11-25T06:30:00Z", "2026-11-25T19:29:59Z"}, outside: []string{"2026-11-25T06:29:59Z", "2026-11-25T19:30:00Z", "2026-11-24T12:00:00Z"}},
+		"7:30-20:30":                        {inside: []string{"2026-11-25T07:30:00Z"}, outside: []string{"2026-11-25T07:29:59Z"}},
 		"wED-fRI 8-18 UTC":                  {inside: []string{"2026-11-25T08:00:00Z"}, outside: []string{"2026-11-25T18:00:00Z"}},
 		"Fri-Fri 8-18:30 UTC":               {inside: []string{"2026-11-27T18:29:00Z"}, outside: []string{"2026-11-26T12:00:00Z", "2026-11-28T12:00:00Z"}},
 		"Sun-Fri 0-24 UTC":                  {inside: []string{"2026-11-29T00:00:00Z", "2026-11-27T23:59:59Z"}, outside: []string{"2026-11-28T00:00:00Z"}},
