@@ -219,6 +219,7 @@ func (c *client) newTransport() *http.Transport {
 // the name's resolution to the end of the body. problem is why there is no answer.
 func (c *client) probe(ctx context.Context, timeout time.Duration) (result policy.Result, version, problem string) {
 	t := c.newTransport()
+	t.HTTP2 = nil // the timer of a ping keeps a closed connection in memory for 30 s
 	defer t.CloseIdleConnections()
 	code, body, err := c.get(ctx, t, "/healthz", timeout, maxHealth)
 	if err != nil {

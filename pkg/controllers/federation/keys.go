@@ -22,8 +22,7 @@ type key struct {
 // String returns TYPE NAMESPACE/NAME, for logs.
 func (k key) String() string { return k.kind + " " + k.ObjectName.String() }
 
-// queuedKey is a key in a queue: 8 bytes instead of 48. Each cluster has a queue, and the maps of a queue
-// never shrink.
+// queuedKey is a key in 8 bytes instead of 48, for what each cluster has. The maps of a queue never shrink.
 type queuedKey struct{ unique.Handle[key] }
 
 // Tenant returns the namespace, in whose turn the queue takes the key.
@@ -32,9 +31,11 @@ func (q queuedKey) Tenant() string { return q.Value().Namespace }
 // String returns the text of the key.
 func (q queuedKey) String() string { return q.Value().String() }
 
+func queuedKeyOf(k key) queuedKey { return queuedKey{unique.Make(k)} }
+
 func queuedKeys(keys []key) (queued []queuedKey) {
 	for _, k := range keys {
-		queued = append(queued, queuedKey{unique.Make(k)})
+		queued = append(queued, queuedKeyOf(k))
 	}
 	return queued
 }

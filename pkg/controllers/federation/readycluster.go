@@ -43,7 +43,7 @@ type readyCluster struct {
 	// overridden.
 	liveAnnotations map[key]*uint64
 	// repeats are the recent writes of the same content.
-	repeats map[key]*policy.Repeats
+	repeats map[queuedKey]*policy.Repeats
 	counted removalCount
 	swept   time.Time
 }
@@ -89,7 +89,7 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 // open runs the loop of a cluster.
 func (c *controller) open(ctx context.Context, name string, client *client) (err error) {
 	r := &readyCluster{c: c, name: name, client: client,
-		types: map[string]*typeWatch{}, liveAnnotations: map[key]*uint64{}, repeats: map[key]*policy.Repeats{}}
+		types: map[string]*typeWatch{}, liveAnnotations: map[key]*uint64{}, repeats: map[queuedKey]*policy.Repeats{}}
 	config := rest.CopyConfig(client.cluster.RESTConfig)
 	config.Timeout = clusterTimeout
 	if r.objects, err = dynamic.NewForConfig(config); err != nil {

@@ -188,10 +188,10 @@ func (w *work) update(ctx context.Context) {
 	}
 	now := w.cluster.c.host.LoopOptions.Clock.Now()
 	w.cluster.c.mu.Lock()
-	repeats := w.cluster.repeats[w.key]
+	repeats := w.cluster.repeats[queuedKeyOf(w.key)]
 	if repeats == nil {
 		repeats = &policy.Repeats{}
-		w.cluster.repeats[w.key] = repeats
+		w.cluster.repeats[queuedKeyOf(w.key)] = repeats
 	}
 	wait := repeats.Next(content).Sub(now)
 	w.cluster.c.mu.Unlock()
