@@ -96,8 +96,8 @@ func (m *membership) account() string { return m.name + "-" + m.hostName }
 // role returns the name of the ClusterRole and its binding in the cluster.
 func (m *membership) role() string { return "kubefed-controller-manager:" + m.account() }
 
-// defaultSecret returns the name of the Secret on the host. The host may be the cluster, so the name is not that
-// of the token.
+// defaultSecret returns the name of the Secret on the host. The host may be the cluster, so the name is not
+// that of the token.
 func (m *membership) defaultSecret() string { return m.name + "-token" }
 
 // load makes the clients of the host and the cluster.
@@ -194,8 +194,9 @@ func (m *membership) join(ctx context.Context) error {
 	return err
 }
 
-// token returns the token of the ServiceAccount and the certificates of the cluster, in base64, when the cluster
-// has issued them. The cluster deletes the token of a former ServiceAccount, and a new one is made then.
+// token returns the token of the ServiceAccount and the certificates of the cluster, in base64, when the
+// cluster has issued them. The cluster deletes the token of a former ServiceAccount, and a new one is made
+// then.
 func (m *membership) token(ctx context.Context) (token, ca string, err error) {
 	err = wait.PollUntilContextTimeout(ctx, time.Second, tokenTimeout, true, func(ctx context.Context) (bool, error) {
 		secret, err := m.apply(ctx, m.cluster, secretsResource, "Secret", m.account(), map[string]any{"type": string(corev1.SecretTypeServiceAccountToken),

@@ -56,8 +56,8 @@ func ReadRemoteStatus(summary []byte) RemoteStatus {
 	return summary[16+max(n, 0):]
 }
 
-// SetRemoteStatuses gives the results of clusters, in the order of their names, the statuses of their objects.
-// It returns the clusters whose status is left out because it is too large.
+// SetRemoteStatuses gives the results of clusters, in the order of their names, the statuses of their
+// objects. It returns the clusters whose status is left out because it is too large.
 func SetRemoteStatuses(results []ClusterResult, statuses map[string]RemoteStatus) (tooLarge []string) {
 	left := maxRemoteStatuses
 	slices.SortFunc(results, func(a, b ClusterResult) int { return cmp.Compare(a.Name, b.Name) })

@@ -11,8 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ClusterRules returns what the manager must be allowed in a cluster to propagate some types. With roles, it may
-// also write roles that hold more than its own rules, if there is a type for them: it is an administrator then.
+// ClusterRules returns what the manager must be allowed in a cluster to propagate some types. With roles, it
+// may also write roles that hold more than its own rules, if there is a type for them: it is an administrator
+// then.
 func ClusterRules(all []TypeConfig, roles bool) []rbacv1.PolicyRule {
 	targets := map[string][]string{}
 	for _, t := range all {
