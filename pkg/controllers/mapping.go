@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -117,9 +116,6 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 			return
 		}
 		o.mapper.replay(o.obj)
-	}
-	if len(all) > replayAhead {
-		debug.FreeOSMemory() // what it took to look at them is garbage now
 	}
 }
 
