@@ -73,8 +73,8 @@ type view struct {
 	key    key
 	object *informers.Object // nil if the federated object does not exist
 	digest policy.Digest
-	// deleting is set if the federated object is being deleted, orphan if clusters keep their objects then.
-	deleting, orphan bool
+	// deleting is set if the federated object is being deleted.
+	deleting bool
 	// inputsListed is set once everything that a removal depends on has been listed.
 	inputsListed bool
 	// keepUnwanted is set if clusters keep an object that is no longer wanted.
@@ -123,8 +123,7 @@ func (c *controller) viewOf(k key) (*view, bool) {
 		return v, true
 	}
 	v.deleting = v.object.GetDeletionTimestamp() != nil
-	v.orphan = v.object.GetAnnotations()[policy.OrphanAnnotation] == "true"
-	v.keepUnwanted = v.keepUnwanted || v.deleting && v.orphan
+	v.keepUnwanted = v.keepUnwanted || v.deleting && v.object.GetAnnotations()[policy.OrphanAnnotation] == "true"
 	if !t.IsNamespace() || !policy.ProtectedNamespace(k.Name, c.cfg.Own...) {
 		v.placed, v.reason, v.err = policy.Place(&t.TypeConfig, v.digest.Placement, namespace, c.joinedClusters())
 	}

@@ -178,11 +178,6 @@ func TestDeleteOptions(t *testing.T) {
 			equal(t, got, test.want)
 		})
 	}
-	for value, want := range map[string]bool{"true": true, "false": false, "True": false, "": false} {
-		if got := (&Federated{Annotations: map[string]string{OrphanAnnotation: value}}).Orphan(); got != want {
-			t.Errorf("orphan %q: %t", value, got)
-		}
-	}
 }
 
 func TestRemovalState(t *testing.T) {
@@ -213,7 +208,6 @@ func TestRemovalState(t *testing.T) {
 			}
 		})
 	}
-	equal(t, ClustersToClear([]string{"c", "a"}, []string{"b", "a"}, []string{"d"}), []string{"a", "b", "c", "d"})
 	deleted, label := metav1.NewTime(now), map[string]string{ManagedLabel: "true"}
 	for what, test := range map[string]struct {
 		live metav1.Object

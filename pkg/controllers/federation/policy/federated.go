@@ -68,9 +68,6 @@ func (f *Federated) Warnings() (warnings []Problem) {
 	return warnings
 }
 
-// ValidName reports whether the name is valid: a FederatedNamespace must have the name of its namespace.
-func (f *Federated) ValidName(t *TypeConfig) bool { return !t.IsNamespace() || f.Name == f.Namespace }
-
 // Digest is what the manager keeps of a federated object: enough to decide that there is nothing to do.
 type Digest struct {
 	Generation int64     `json:"g,omitempty"`

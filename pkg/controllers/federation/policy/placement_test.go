@@ -90,13 +90,6 @@ func TestNamespacesOfTheSystemAreProtected(t *testing.T) {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
-	f := federated(t, "template: {}")
-	if f.ValidName(typeOf("Namespace")) || !f.ValidName(typeOf("ConfigMap")) {
-		t.Error("a FederatedNamespace f in namespace ns counts, or another object does not")
-	}
-	if f.Name = "ns"; !f.ValidName(typeOf("Namespace")) {
-		t.Error("a FederatedNamespace ns in namespace ns does not count")
-	}
 }
 
 func TestTemplateWithWhatIsNotPropagatedWarns(t *testing.T) {

@@ -80,9 +80,6 @@ func (r Removals) guarded(guard int) bool {
 	return r.Deletions > guardFrom && r.Deletions*100 > r.Managed*guard
 }
 
-// Orphan reports whether clusters keep their objects when the federated object is deleted.
-func (f *Federated) Orphan() bool { return f.Annotations[OrphanAnnotation] == "true" }
-
 // DeleteOptions returns the options, from the annotation of a deleted federated object, of deletions in
 // clusters. While the annotation is malformed, nothing is deleted.
 func (f *Federated) DeleteOptions() (options metav1.DeleteOptions, err error) {
@@ -106,13 +103,6 @@ func (f *Federated) DeleteOptions() (options metav1.DeleteOptions, err error) {
 	}
 	options.GracePeriodSeconds, options.PropagationPolicy = given.GracePeriodSeconds, given.PropagationPolicy
 	return options, nil
-}
-
-// ClustersToClear returns the clusters, sorted, that must be clean before a deleted federated object may go.
-func ClustersToClear(placed, recorded, holding []string) []string {
-	all := slices.Concat(placed, recorded, holding)
-	slices.Sort(all)
-	return slices.Compact(all)
 }
 
 // ClusterRemoval is what is known of a cluster from which an object must be gone.
