@@ -97,11 +97,11 @@ func (p *scenario) wrote(tails map[string][]*cluster.AuditTail, member string, w
 	}
 }
 
-// many federates 30 ConfigMaps in the clusters with the label of the scenario, which c2 has.
+// many federates 50 ConfigMaps in the clusters with the label of the scenario, which c2 has.
 func (p *scenario) many() (last *unstructured.Unstructured) {
 	p.Helper()
 	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, p.shop))
-	for i := range 30 {
+	for i := range 50 {
 		last = p.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: many-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {%s: ''}}}}", i, p.shop))
 	}
 	p.status(last, "c2=")

@@ -235,6 +235,22 @@ var scenarios = map[string]func(*scenario){
 		p.has(p.c2, configMaps, p.shop, last.GetName(), managed)
 		p.content(p.c1, "b")
 	},
+	"the status of objects in members is copied where gate and type ask for it": func(p *scenario) {
+		p.configure(`{"featureGates":[{"name":"RawResourceStatusCollection","configuration":"Enabled"}]}`)
+		config := object(p.T, "kind: FederatedTypeConfig, metadata: {name: deployments.apps}")
+		p.patch(config, `{"spec":{"statusCollection":"Enabled"}}`)
+		p.Cleanup(func() { p.patch(config, `{"spec":{"statusCollection":"Disabled"}}`) })
+		d := p.create(deployment)
+		p.has(p.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federateddeployments"}, p.shop, d.GetName(), func(u *unstructured.Unstructured) bool {
+			clusters := policy.ReadFederated(u).Status.Clusters
+			for _, c := range clusters {
+				if status, _ := c.RemoteStatus.(map[string]any); status["observedGeneration"] == nil {
+					return false
+				}
+			}
+			return len(clusters) == 2
+		})
+	},
 	"a type of one's own runs, reaches a member that gets it later, and stays when its federated type goes": func(p *scenario) {
 		target := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 		w := p.federate("Widget", "widgets", target)
