@@ -25,9 +25,6 @@ import (
 const (
 	// pageSize limits how many full objects are in memory at once when a list cannot be streamed.
 	pageSize = 250
-	// streamTimeout is how long a list may be streamed before it is asked for in pages. An API that is
-	// built on an old library ignores that a list is to be streamed, and never ends it.
-	streamTimeout = 2 * time.Minute
 	// listSlotTimeout is how long a list that does not end keeps the lists of other followed resources waiting.
 	listSlotTimeout = 30 * time.Second
 )
@@ -48,15 +45,13 @@ type feed struct {
 	// exists returns a NotFound error if the server does not have the resource in any version.
 	exists func(context.Context) error
 
-	// watches is since when it has watched; zero while it lists. freeSlot gives a slot in lists back, unless
-	// that has happened. Only the reflector's goroutine uses them.
-	watches  time.Time
-	freeSlot func()
+	// watchingSince is when the watch began; zero while the feed lists. freeSlot gives a slot in lists back,
+	// unless that has happened. Only the reflector's goroutine uses them.
+	watchingSince time.Time
+	freeSlot      func()
 
 	mu      sync.Mutex
 	restart context.CancelFunc // makes it list anew
-	paged   bool               // a streamed list has stalled; this stays, since the server would stall again
-	stream  clock.Timer        // runs while a list is streamed
 }
 
 func (f *feed) covers(namespace string) bool {
@@ -75,20 +70,15 @@ func (f *feed) run(ctx context.Context) {
 			Name: f.state.name, TypeDescription: f.state.name,
 		})
 		for delay := backoff; f.takeListSlot(inner); {
-			f.watches = time.Time{}
+			f.watchingSince = time.Time{}
 			err := reflector.ListAndWatchWithContext(inner)
 			f.listDone()
-			watched := !f.watches.IsZero() && f.clock.Since(f.watches) > time.Minute
-			if watched {
+			if !f.watchingSince.IsZero() && f.clock.Since(f.watchingSince) > time.Minute {
 				delay = backoff
 			}
-			switch {
-			case inner.Err() != nil:
-			case err != nil:
+			if err != nil && inner.Err() == nil {
 				f.listFailed(inner, err)
 				f.state.logFailure(ctx, err)
-			case !watched:
-				f.state.watchEnded()
 			}
 			timer := f.clock.NewTimer(delay.Step())
 			select {
@@ -131,28 +121,6 @@ func (f *feed) listDone() {
 	if f.freeSlot != nil {
 		f.freeSlot()
 	}
-	f.endStream()
-}
-
-// endStream notes that no list is being streamed any more.
-func (f *feed) endStream() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.stream != nil {
-		f.stream.Stop()
-		f.stream = nil
-	}
-}
-
-// stalled makes the feed list in pages.
-func (f *feed) stalled() {
-	f.mu.Lock()
-	streams := f.stream != nil // else the list has just ended
-	f.paged = f.paged || streams
-	f.mu.Unlock()
-	if streams {
-		f.relist()
-	}
 }
 
 // List implements cache.ListerWatcher.
@@ -165,17 +133,9 @@ func (f *feed) Watch(opts metav1.ListOptions) (watch.Interface, error) {
 	return f.WatchWithContext(context.Background(), opts)
 }
 
-// IsWatchListSemanticsUnSupported tells the reflector whether it must not stream lists.
-func (f *feed) IsWatchListSemanticsUnSupported() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.paged
-}
-
 // ListWithContext returns the whole list, reduced page by page. With the reflector's own options, an
 // API server that cannot stream would return all objects in one response.
 func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-	f.endStream()
 	list, err := f.list(ctx, opts)
 	if err == nil {
 		return list, nil
@@ -255,23 +215,15 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 	if err == nil && reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch()) {
 		err = errNoAnswer // client-go returns it if the connection broke ten times
 	}
-	streamed := opts.SendInitialEvents != nil
 	if err == nil {
 		f.state.watching(ctx)
-		if streamed {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			if f.stream == nil { // else it broke, and the patience goes on
-				f.stream = f.clock.AfterFunc(streamTimeout, f.stalled)
-			}
-		}
 		return w, nil
 	}
 	if ctx.Err() != nil {
 		return nil, err
 	}
 	f.state.failed("watch", err)
-	if streamed && (apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err)) {
+	if opts.SendInitialEvents != nil && (apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err)) {
 		// The reflector would wait without watching ctx, and delay Shutdown. So it asks for pages.
 		err = errors.New(err.Error())
 	}
@@ -308,7 +260,7 @@ func (f *feed) Bookmark(version string) error {
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
 	f.listDone()
-	f.watches = f.clock.Now()
+	f.watchingSince = f.clock.Now()
 	if err := f.informer.replace(f, list); err != nil {
 		return err
 	}

@@ -71,8 +71,8 @@ func TestFeedRetriesRefusals(t *testing.T) {
 	}
 }
 
-// TestEndingWatchBacksOffAndIsReported has a watch that keeps ending at once.
-func TestEndingWatchBacksOffAndIsReported(t *testing.T) {
+// TestEndingWatchBacksOff has a watch that keeps ending at once.
+func TestEndingWatchBacksOff(t *testing.T) {
 	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -85,16 +85,10 @@ func TestEndingWatchBacksOffAndIsReported(t *testing.T) {
 				if n := secretsStatus(f).Lists; n < 10 || n > 30 {
 					t.Errorf("%d lists in ten minutes", n)
 				}
-				if err := f.Problem("reload"); err == nil || err.Error() != "cannot keep watching secrets: WatchEnded" {
-					t.Errorf("problem %v", err)
-				}
 				c.mu.Lock()
 				c.spoilt = false
 				c.mu.Unlock()
 				pass(3 * time.Minute)
-				if err := f.Problem("reload"); err != nil {
-					t.Errorf("problem after recovery: %v", err)
-				}
 				lists := secretsStatus(f).Lists
 				c.breakWatches(true) // that is a list, at once
 				pass(2 * time.Second)
@@ -128,34 +122,6 @@ func TestShutdownDoesNotWaitForARetry(t *testing.T) {
 	}
 }
 
-func TestStreamedListWithoutEndIsPaged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		c.endless = true
-		f := newTestCache(t, c, reloadNeed)
-		f.Start(t.Context())
-		defer f.Shutdown()
-		pass(streamTimeout - time.Second)
-		c.put(named("b", "1")) // the stream is alive
-		if hasSynced(f, "reload") {
-			t.Error("synced without the last bookmark")
-		}
-		pass(2 * time.Second)
-		if !hasSynced(f, "reload") {
-			t.Errorf("not synced: %v", f.Problem("reload"))
-		}
-		c.put(named("c", "1"))
-		wantNames(t, f, "shop/a", "shop/b", "shop/c")
-		pass(time.Hour)
-		if err := f.Problem("reload"); err != nil {
-			t.Error(err)
-		}
-		if diff := cmp.Diff([]string{"watch", "list", "watch"}, verbs(c)); diff != "" {
-			t.Errorf("requests (-want +got):\n%s", diff)
-		}
-	})
-}
-
 func TestPagesTooSlowAreAskedForAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster()
@@ -180,12 +146,12 @@ func TestStreamedListThatBreaksIsReadOnce(t *testing.T) {
 		f := newTestCache(t, c, reloadNeed)
 		f.Start(t.Context())
 		defer f.Shutdown()
-		pass(streamTimeout / 2)
+		pass(time.Minute)
 		c.mu.Lock()
 		c.endless = false
 		c.mu.Unlock()
 		c.breakWatches(false)
-		pass(2 * streamTimeout)
+		pass(5 * time.Minute)
 		wantNames(t, f, "shop/a")
 		if diff := cmp.Diff([]string{"watch", "watch"}, verbs(c)); diff != "" {
 			t.Errorf("requests (-want +got):\n%s", diff)

@@ -21,12 +21,6 @@ import (
 // problem of its controllers. A restart of the API server or a burst of 429 is over sooner.
 const failingAfter = time.Minute
 
-// endingFor is how long a watch must last, after others have ended too soon, for that to be over.
-const endingFor = 2 * time.Minute
-
-var errWatchEnded = &apierrors.StatusError{ErrStatus: metav1.Status{
-	Reason: "WatchEnded", Message: "the watch ended with an error, or without an event within a second"}}
-
 // state records what has been observed of the requests of one feed.
 type state struct {
 	name  string // of the resource, and the namespace if there are several
@@ -37,7 +31,6 @@ type state struct {
 	lastActivity time.Time
 	empty        bool                // it was not listed, but counts as empty
 	failing      map[string]*failure // by verb; removed when it succeeds
-	ended        *failure            // of watches that the server accepted and that ended too soon
 	lastFailure  *failure
 	logged       string // the error that was logged last; empty when it is over
 }
@@ -88,7 +81,6 @@ func (s *state) markAbsent(allVersions bool) {
 	if allVersions {
 		s.succeeded("list", klog.Background())
 		s.succeeded("watch", klog.Background())
-		s.ended = nil
 	}
 }
 
@@ -149,21 +141,6 @@ func (s *state) failed(verb string, err error) {
 		f = &failure{verb: verb, since: s.clock.Now()}
 		s.failing[verb] = f
 	}
-	s.count(f, err)
-}
-
-// watchEnded records that a watch ended too soon. client-go logs why.
-func (s *state) watchEnded() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.now.Failures++
-	if s.ended == nil || s.clock.Since(s.ended.last) > endingFor {
-		s.ended = &failure{verb: "keep watching", since: s.clock.Now()}
-	}
-	s.count(s.ended, errWatchEnded)
-}
-
-func (s *state) count(f *failure, err error) {
 	f.err, f.last = err, s.clock.Now()
 	f.count++
 	s.lastFailure = f
@@ -180,9 +157,6 @@ func (s *state) problem() error {
 		if f == nil || s.now.Absent || done && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
 			continue
 		}
-		errs = append(errs, f.describe(s.name))
-	}
-	if f := s.ended; f != nil && f.last.Sub(f.since) >= failingAfter && s.clock.Since(f.last) <= endingFor {
 		errs = append(errs, f.describe(s.name))
 	}
 	if !done && len(errs) == 0 {
