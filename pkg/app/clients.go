@@ -116,7 +116,6 @@ func (c *clients) controller(name string) *rest.Config {
 	config := c.named(name)
 	// The wrapper that is added first is the innermost: the fence is checked when the request is sent.
 	config.Wrap(withoutLongWaits)
-	config.Wrap(c.kinds.relearn)
 	config.Wrap(c.fence)
 	if c.dryRun != nil {
 		config.Wrap(c.dryRun.wrap)

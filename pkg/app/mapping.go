@@ -6,7 +6,6 @@ package app
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"strings"
 	"time"
 
@@ -22,6 +21,9 @@ import (
 const (
 	// kindsPatience is how long it waits before it asks again for an unknown kind.
 	kindsPatience = 10 * time.Second
+	// kindsTrust is how long it believes that a kind is what it was: a definition may be made again with
+	// another plural or scope.
+	kindsTrust = 10 * time.Minute
 	// kindsTimeout is how long the API server may take to say which resources a version has.
 	kindsTimeout = 30 * time.Second
 	// kindsVersions limits the versions of API groups that are remembered, since anybody may name more.
@@ -51,12 +53,14 @@ func newKinds(config *rest.Config) (*kinds, error) {
 }
 
 // resourceOf returns the resource of a kind. For a kind that it does not know it asks the API server, every
-// kindsPatience at most unless the request fails, and waits for the answer until ctx ends.
+// kindsPatience at most unless the request fails, and waits for the answer until ctx ends. Known kinds it asks
+// for every kindsTrust.
 func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)
 	d, _ := known.(discovered)
-	if d.resources[kind.Kind] == nil && time.Since(d.at) >= kindsPatience {
+	age, is := time.Since(d.at), d.resources[kind.Kind] != nil
+	if !is && age >= kindsPatience || age >= kindsTrust {
 		select {
 		case answer := <-k.asking.DoChan(version.String(), func() (any, error) { return k.ask(version) }):
 			if answer.Err != nil {
@@ -72,31 +76,6 @@ func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*
 	}
 	return nil, &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
 }
-
-// relearn returns a transport that makes kinds ask again about a version of which a path is missing: a
-// definition may have been made again with another plural or scope. Of a path that it does not serve, the API
-// server says so in plain text; what it says of an object that is missing is a Status.
-func (k *kinds) relearn(next http.RoundTripper) http.RoundTripper { return relearning{k, next} }
-
-type relearning struct {
-	kinds *kinds
-	next  http.RoundTripper
-}
-
-// RoundTrip implements http.RoundTripper.
-func (t relearning) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := t.next.RoundTrip(r)
-	if err == nil && resp.StatusCode == http.StatusNotFound && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
-		_, path, _ := strings.Cut(r.URL.Path, "/apis/")
-		if parts := strings.SplitN(path, "/", 3); len(parts) == 3 {
-			t.kinds.versions.Remove(schema.GroupVersion{Group: parts[0], Version: parts[1]})
-		}
-	}
-	return resp, err
-}
-
-// WrappedRoundTripper implements net.RoundTripperWrapper.
-func (t relearning) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // ask asks the API server which resources a version has, and remembers its answer. It goes on if the
 // caller gives up, since others may wait for the same.

@@ -39,52 +39,6 @@ func (s *discoveryServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 
-// TestKindDefinedAgainIsFound has a definition that is made again with another plural, after requests by the
-// first.
-func TestKindDefinedAgainIsFound(t *testing.T) {
-	const path = "/apis/example.com/v1"
-	widget := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
-	for name, tc := range map[string]struct {
-		path, contentType, want string
-	}{
-		"a path that is not served":     {path + "/namespaces/shop/widgets/a", "text/plain; charset=utf-8", "widgetries"},
-		"an object that does not exist": {path + "/namespaces/shop/widgets/a", "application/json", "widgets"},
-		"a path of another version":     {"/apis/example.com/v2/namespaces/shop/widgets/a", "text/plain; charset=utf-8", "widgets"},
-		"a path of a core resource":     {"/api/v1/nothing", "text/plain; charset=utf-8", "widgets"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			server := &discoveryServer{answers: map[string]string{path: widgetsAlone}}
-			m, err := newKinds(&rest.Config{Host: "http://api", Transport: server})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := m.resourceOf(t.Context(), widget); err != nil {
-				t.Fatal(err)
-			}
-			server.answers[path] = strings.Replace(widgetsAlone, "widgets", "widgetries", 1)
-			request, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://api"+tc.path, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			answer := roundTripper(func(*http.Request) (*http.Response, error) {
-				return &http.Response{StatusCode: http.StatusNotFound, Header: http.Header{"Content-Type": {tc.contentType}}, Body: http.NoBody}, nil
-			})
-			resp, err := m.relearn(answer).RoundTrip(request)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_ = resp.Body.Close()
-			if resp.StatusCode != http.StatusNotFound {
-				t.Fatal(resp)
-			}
-			found, err := m.resourceOf(t.Context(), widget)
-			if err != nil || found.Resource.Resource != tc.want {
-				t.Errorf("found %v, %v, want %s", found, err, tc.want)
-			}
-		})
-	}
-}
-
 const widgetsAlone = `{"kind":"APIResourceList","resources":[
 	{"name":"widgets","kind":"Widget","namespaced":true},{"name":"widgets/scale","kind":"Scale","namespaced":true}]}`
 
@@ -96,22 +50,27 @@ func TestMapper(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answer string // at first
 		ask    []schema.GroupVersionKind
-		later  string // the answer after the first round; asked again after kindsPatience
+		later  string // the answer after the first round; asked again after kindsPatience, or after pause
 		want   []string
 		asked  int
+		pause  time.Duration
 	}{
 		"a kind is asked for once": {
-			widgetsAlone, []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"widgets", "widgets", "widgets", "widgets"}, 1},
+			widgetsAlone, []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"widgets", "widgets", "widgets", "widgets"}, 1, 0},
 		"an unknown one every 10 s at most": {
-			widgetsAlone, []schema.GroupVersionKind{gadget, gadget}, widgetsAlone, []string{"none", "none", "none", "none"}, 2},
+			widgetsAlone, []schema.GroupVersionKind{gadget, gadget}, widgetsAlone, []string{"none", "none", "none", "none"}, 2, 0},
 		"one that comes is found": {
-			widgetsAlone, []schema.GroupVersionKind{gadget}, strings.ReplaceAll(strings.ReplaceAll(widgetsAlone, "widget", "gadget"), "Widget", "Gadget"), []string{"none", "gadgets"}, 2},
+			widgetsAlone, []schema.GroupVersionKind{gadget}, strings.ReplaceAll(strings.ReplaceAll(widgetsAlone, "widget", "gadget"), "Widget", "Gadget"), []string{"none", "gadgets"}, 2, 0},
+		"one that is defined again with another plural is found after 10 min": {
+			widgetsAlone, []schema.GroupVersionKind{widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1), []string{"widgets", "widgetries"}, 2, kindsTrust},
+		"one that is defined again is not looked for before": {
+			widgetsAlone, []schema.GroupVersionKind{widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1), []string{"widgets", "widgets"}, 1, kindsTrust - time.Second},
 		"a subresource is none": {
-			widgetsAlone, []schema.GroupVersionKind{scale}, widgetsAlone, []string{"none", "none"}, 2},
+			widgetsAlone, []schema.GroupVersionKind{scale}, widgetsAlone, []string{"none", "none"}, 2, 0},
 		"a version that comes is found": {
-			"404", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"none", "none", "widgets", "widgets"}, 2},
+			"404", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"none", "none", "widgets", "widgets"}, 2, 0},
 		"a failure is not remembered": {
-			"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3},
+			"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -138,14 +97,14 @@ func TestMapper(t *testing.T) {
 						}
 					}
 					server.answers[path] = tc.later
-					<-time.After(kindsPatience)
+					<-time.After(max(kindsPatience, tc.pause))
 				}
 				asked := len(slices.DeleteFunc(slices.Clone(server.asked), func(p string) bool { return p != path }))
 				if !slices.Equal(got, tc.want) || asked != tc.asked {
 					t.Errorf("found %v with %d requests, want %v with %d", got, asked, tc.want, tc.asked)
 				}
 				giveUp()
-				if err := <-gaveUp; !errors.Is(err, context.Canceled) {
+				if err := <-gaveUp; tc.pause == 0 && !errors.Is(err, context.Canceled) {
 					t.Errorf("who waits for a version that hangs gave up with %v", err)
 				}
 				<-time.After(kindsTimeout)
