@@ -90,37 +90,3 @@ func (s *countingSink) Patch(event *corev1.Event, _ []byte) (*corev1.Event, erro
 	s.patches++
 	return event, nil
 }
-
-func TestEventRepeatedIsCounted(t *testing.T) {
-	for name, tc := range map[string]struct {
-		others int
-		want   countingSink
-	}{
-		"few others":  {eventObjects - 1, countingSink{eventObjects, 1}},
-		"many others": {eventObjects, countingSink{eventObjects + 2, 0}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				scheme, err := newScheme(nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				sink := &countingSink{}
-				e := recordTo(t.Context(), sink, scheme)
-				tell := func(object string) {
-					e.recorder("test").Event(&corev1.ObjectReference{Kind: "ConfigMap", Name: object}, corev1.EventTypeNormal, "R", "")
-					synctest.Wait()
-				}
-				tell("a")
-				for i := range tc.others {
-					tell(fmt.Sprint("b", i))
-				}
-				tell("a")
-				if *sink != tc.want {
-					t.Errorf("the requests are %+v, want %+v", *sink, tc.want)
-				}
-				e.stop()
-			})
-		})
-	}
-}

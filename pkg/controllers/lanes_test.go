@@ -5,13 +5,11 @@ package controllers
 
 import (
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"pgregory.net/rapid"
@@ -296,51 +294,4 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 		}
 		expectEmpty(t, q.keys.lanes)
 	})
-}
-
-// BenchmarkQueue adds 10,000 keys, each of its own tenant or all of one, and takes them. ns/op and
-// B/op are of one key. bytes/key is what a key takes while it is queued.
-func BenchmarkQueue(b *testing.B) {
-	const keys = 10_000
-	names := map[string][]cache.ObjectName{"10,000 tenants": nil, "1 tenant": nil}
-	for i := range keys {
-		names["10,000 tenants"] = append(names["10,000 tenants"], cache.NewObjectName(fmt.Sprint("ns", i), "a"))
-		names["1 tenant"] = append(names["1 tenant"], cache.NewObjectName("shop", fmt.Sprint(i)))
-	}
-	for _, tenants := range []string{"10,000 tenants", "1 tenant"} {
-		for _, kind := range []string{"plain", "lanes"} {
-			b.Run(tenants+"/"+kind, func(b *testing.B) {
-				var q workqueue.TypedInterface[cache.ObjectName] = workqueue.NewTyped[cache.ObjectName]()
-				took := func(cache.ObjectName) {}
-				if kind == "lanes" {
-					lanes := testQueue[cache.ObjectName](b)
-					q, took = lanes, func(key cache.ObjectName) { lanes.keys.lanes.took(key) }
-				}
-				b.Cleanup(q.ShutDown)
-				b.ReportAllocs()
-				var before, after runtime.MemStats
-				for n := 0; n < b.N; n += keys {
-					if n == 0 {
-						runtime.GC()
-						runtime.ReadMemStats(&before)
-					}
-					for _, key := range names[tenants] {
-						q.Add(key)
-					}
-					if n == 0 {
-						b.StopTimer()
-						runtime.GC()
-						runtime.ReadMemStats(&after)
-						b.StartTimer()
-					}
-					for range keys {
-						key, _ := q.Get()
-						took(key)
-						q.Done(key)
-					}
-				}
-				b.ReportMetric(float64(int64(after.HeapAlloc)-int64(before.HeapAlloc))/keys, "bytes/key")
-			})
-		}
-	}
 }

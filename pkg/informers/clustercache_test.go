@@ -24,8 +24,6 @@ func TestMain(m *testing.M) {
 		servePlanted()
 	case "types":
 		serveTypes()
-	case "updates":
-		serveUpdates()
 	default:
 		goleak.VerifyTestMain(m)
 	}

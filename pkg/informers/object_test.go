@@ -248,21 +248,3 @@ func TestObjectRefusesChanges(t *testing.T) {
 	}()
 	e.SetLabels(nil)
 }
-
-func BenchmarkTransformSecret(b *testing.B) {
-	p := mustPlan(b,
-		Need{For: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: DigestOf(digestSHA1)},
-		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: DigestOf(digestHMAC)})
-	for _, size := range []int{0, 1024, 4096} {
-		b.Run(fmt.Sprintf("%d bytes", size), func(b *testing.B) {
-			r := newReducer(p)
-			s := secret(1, size)
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := r.reduce(s); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}

@@ -41,11 +41,3 @@ func TestCheck(t *testing.T) {
 		})
 	}
 }
-
-// A star at each place is the most work that a pattern of this length can ask for.
-func BenchmarkMatchStars(b *testing.B) {
-	pattern, name := strings.Repeat("*a", 31)+"b", strings.Repeat("a", 63)
-	for b.Loop() {
-		Match(pattern, name)
-	}
-}

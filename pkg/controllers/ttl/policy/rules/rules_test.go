@@ -429,29 +429,6 @@ spec: {nodeName: node, containers: [{name: a, image: x, env: [{name: A, value: b
 status: {phase: Running, podIP: 10.0.0.1, conditions: [{type: Initialized, status: "True"}, {type: Ready, status: "True", lastTransitionTime: "2030-01-10T10:00:00Z"}, {type: PodScheduled, status: "True"}]}`
 }
 
-// BenchmarkAPod evaluates five rules, the bar of which is 100 µs.
-func BenchmarkAPod(b *testing.B) {
-	var text strings.Builder
-	for i := range 5 {
-		fmt.Fprintf(&text, `
-- name: r%d
-  resources: [pods]
-  when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Done%d' && c.status == 'True') || object.metadata.?labels.team.orValue('') == 'x'"
-  ttl: 1h`, i, i)
-	}
-	typed := parse(b, text.String()).ForType(pods)
-	for _, obj := range object(b, pods, benchmarkPod()) {
-		b.Run(fmt.Sprintf("%T", obj), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if v, err := typed.Evaluate(obj); v.Rule != 0 {
-					b.Fatal(v, err)
-				}
-			}
-		})
-	}
-}
-
 // TestNoValueIsRetained searches the heap for a value of a Secret that rules have read.
 func TestNoValueIsRetained(t *testing.T) {
 	if testing.Short() {
