@@ -245,6 +245,5 @@ func (o *Options) apply() error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	klog.V(1).InfoS("Feature gates", "features", o.FeatureGate.KnownFeatures())
 	return nil
 }

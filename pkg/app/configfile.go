@@ -124,7 +124,7 @@ func (r *configReader) document(root *yaml.Node) {
 		}
 	})
 	if version != groupVersion.String() || kind != configurationKind {
-		r.bad(root, "must be of apiVersion %s and kind %s, is of %q and %q", groupVersion, configurationKind, version, kind)
+		r.bad(root, "must have apiVersion %s and kind %s, got %q and %q", groupVersion, configurationKind, version, kind)
 	}
 }
 

@@ -110,20 +110,20 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 				":7: allow-metric-labels: must be a list or a map, or a single line as on the command line"}},
 		"another version": {
 			"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n",
-			[]string{`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "quartermaster.dev/v1" and "ManagerConfiguration"`}},
+			[]string{`:1: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1" and "ManagerConfiguration"`}},
 		"another kind": {
 			"apiVersion: quartermaster.dev/v1alpha1\nkind: ConfigMap\n",
-			[]string{`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "quartermaster.dev/v1alpha1" and "ConfigMap"`}},
+			[]string{`:1: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1alpha1" and "ConfigMap"`}},
 		"no version and no kind": {
 			"flags: {}\n",
-			[]string{`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "" and ""`}},
+			[]string{`:1: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "" and ""`}},
 		"nothing at all": {
 			"# only this\n", []string{": the file is empty"}},
 		"something else than a map": {
 			"- a\n",
 			[]string{
 				":1: the file must be a map",
-				`:1: must be of apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, is of "" and ""`}},
+				`:1: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "" and ""`}},
 		"two documents, and a mistake in the first": {
 			configHeader + "flags: {v: x}\n---\n" + configHeader,
 			[]string{`:3: v: strconv.ParseUint: parsing "x": invalid syntax`, ":4: the file must be a single document"}},

@@ -196,7 +196,7 @@ func (l serverLog) Write(text []byte) (int, error) {
 	if bytes.Contains(text, []byte("TLS handshake error")) {
 		level = 5
 	}
-	l.logger.V(level).Info("HTTP server", "problem", strings.TrimSpace(string(text)))
+	l.logger.V(level).Info("HTTP server reported a problem", "problem", strings.TrimSpace(string(text)))
 	return len(text), nil
 }
 

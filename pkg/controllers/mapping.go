@@ -70,7 +70,7 @@ func (m *mapper[K]) enqueue(c change, in lane) {
 	stack, err := informers.RecoverPanic(func() error { keys = m.watch.keys(c); return nil })
 	if stack != nil {
 		object := c.object().String()
-		m.logger.Error(err, "Cannot map an event to keys", "object", object, "stack", string(stack))
+		m.logger.Error(err, "Event mapping panicked", "object", object, "stack", string(stack))
 		m.loop.failed(object, fmt.Errorf("event mapping: %w", err), true)
 		return
 	}

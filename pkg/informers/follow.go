@@ -22,7 +22,7 @@ type Following[T any] struct {
 // its objects as with [For]. host is the controller's host, a cluster that it has opened, or a
 // [ControllerCache].
 // The resource is watched until Stop or until ctx ends; call Stop in any case. ctx is that of the
-// controller's Run or of Options.Background: the context of a reconcile ends with the reconcile. Follow may
+// controller's Run or of LoopOptions.Background: the context of a reconcile ends with the reconcile. Follow may
 // be called before Start, and while the controller runs. Two controllers that follow the same resource have
 // a watch each. Failures do not fail the controller's health check; Status reports them. They are retried
 // at least once a minute.

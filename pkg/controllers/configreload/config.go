@@ -154,7 +154,7 @@ func (c *Config) validateNames(bad func(flag, format string, args ...any)) {
 	}
 	for _, item := range c.IgnoredKinds {
 		if names := pluralNames(); !slices.Contains(names, strings.ToLower(item)) {
-			bad("ignored-kinds", "must be of %s, got %q", strings.Join(names, ", "), item)
+			bad("ignored-kinds", "must be one of %s, got %q", strings.Join(names, ", "), item)
 		}
 	}
 	for _, logical := range slices.Sorted(maps.Keys(c.AnnotationKeys)) {

@@ -58,7 +58,7 @@ func (c *Config) Validate(s controllers.Settings) error {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
 	}
 	if problems := validation.IsDNS1123Label(c.Namespace); len(problems) > 0 {
-		bad("namespace", "must be the name of a namespace, not %q: %s", c.Namespace, problems[0])
+		bad("namespace", "must be the name of a namespace, got %q: %s", c.Namespace, problems[0])
 	}
 	if slices.Contains(s.OwnNamespaces, c.Namespace) {
 		bad("namespace", "%s is a namespace of the manager itself: its roles would cover the manager's own objects", c.Namespace)

@@ -111,7 +111,7 @@ func (c *Config) Validate(controllers.Settings) error {
 		bad("max-spread", "must not be negative, got %s", c.MaxSpread.String())
 	}
 	if n := len(c.CopiedKinds()); n == 0 || n != len(c.Kinds) {
-		bad("kinds", "must be of Secret, ConfigMap, each once, got %q", c.Kinds)
+		bad("kinds", "must be one or both of Secret and ConfigMap, each once, got %q", c.Kinds)
 	}
 	if c.DeletionGrace < 0 {
 		bad("deletion-grace-period", "must not be negative, got %v", c.DeletionGrace)

@@ -95,7 +95,7 @@ func (c *controller) Run(ctx context.Context) error {
 	defer wg.Wait()
 	if c.cfg.Reflector || c.cfg.Replicator {
 		if c.cfg.PushNamespaces == "" {
-			klog.FromContext(ctx).Error(nil, "With --compat, writers of Secrets or ConfigMaps in one namespace can have them copied to all others",
+			klog.FromContext(ctx).Error(nil, "With --compat, writers of Secrets or ConfigMaps in one namespace can have them copied to all others; set the flag to say who may",
 				"flag", "--"+flagPrefix+"push-namespaces")
 		}
 		wg.Go(func() {

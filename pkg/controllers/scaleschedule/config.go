@@ -89,7 +89,7 @@ func (c *Config) Validate(controllers.Settings) error {
 	policy.NewEvaluator(c.Options, bad)
 	for _, name := range c.Kinds {
 		if !slices.Contains(plurals(), name) {
-			bad("kinds", "must be of %s, got %q", strings.Join(plurals(), ", "), name)
+			bad("kinds", "must be one of %s, got %q", strings.Join(plurals(), ", "), name)
 		}
 	}
 	if c.MaxPerSecond < 0 {

@@ -11,7 +11,7 @@ type Result int
 // Results of a probe. Unknown means that there was none.
 const (
 	Unknown  Result = iota
-	Well            // 200 and ok
+	Well            // GET /healthz answered 200 and ok
 	Unwell          // another answer
 	NoAnswer        // no answer
 	NoClient        // the KubeFedCluster or its Secret gives no client
