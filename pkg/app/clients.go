@@ -110,9 +110,9 @@ func baseConfig(c ClientConfig) (*rest.Config, error) {
 	return config, nil
 }
 
-// controller returns the configuration of a controller's clients: each write passes the fence and,
+// configOf returns the configuration of a controller's clients: each write passes the fence and,
 // with --dry-run, is a dry run.
-func (c *clients) controller(name string) *rest.Config {
+func (c *clients) configOf(name string) *rest.Config {
 	config := c.named(name)
 	// The wrapper that is added first is the innermost: the fence is checked when the request is sent.
 	config.Wrap(withoutLongWaits)

@@ -24,8 +24,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// elsewhereDrain is how long reconciles of a loop for another cluster have to drain by default.
-const elsewhereDrain = 2 * time.Second
+// otherClusterDrain is how long reconciles of a loop for another cluster have to drain by default.
+const otherClusterDrain = 2 * time.Second
 
 // openClusters are the other clusters that the controllers have opened, by name.
 type openClusters struct {
@@ -41,7 +41,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
 		return fail(errors.New(problems[0]))
 	}
-	if err := checkElsewhere(config, p.connection.base); err != nil {
+	if err := checkOtherCluster(config, p.connection.base); err != nil {
 		return fail(err)
 	}
 	open := &p.openClusters
@@ -50,7 +50,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if open.all[name] != nil {
 		return fail(errors.New("a cluster of this name is already open"))
 	}
-	reads, err := elsewhere(config, controller, p.lock.FenceElsewhere)
+	reads, err := otherCluster(config, controller, p.lock.FenceElsewhere)
 	if err != nil {
 		return fail(err)
 	}
@@ -76,7 +76,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		ControllerCache: cache.For(controller),
 		RESTConfig:      writes,
 		LoopOptions: controllers.LoopOptions{
-			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: elsewhereDrain},
+			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},
 		Close: sync.OnceFunc(func() {
 			cache.Shutdown()
 			utilnet.CloseIdleConnectionsFor(reads.Transport)
@@ -105,10 +105,10 @@ func (o *openClusters) close() {
 	}
 }
 
-// checkElsewhere refuses a configuration that runs a program or reads a file, since the author of the
+// checkOtherCluster refuses a configuration that runs a program or reads a file, since the author of the
 // configuration would do so as this process. It also refuses a configuration with the token of this
 // process, which another server must not get.
-func checkElsewhere(config, own *rest.Config) error {
+func checkOtherCluster(config, own *rest.Config) error {
 	switch {
 	case config == nil || config.Host == "":
 		return errors.New("the configuration names no API server")
@@ -124,9 +124,9 @@ func checkElsewhere(config, own *rest.Config) error {
 	return nil
 }
 
-// elsewhere returns the configuration of a controller's clients in another cluster. They share connections,
+// otherCluster returns the configuration of a controller's clients in another cluster. They share connections,
 // and a limit if config has one. The fence is checked last, after all transports that may wait.
-func elsewhere(config *rest.Config, controller string, fence transport.WrapperFunc) (*rest.Config, error) {
+func otherCluster(config *rest.Config, controller string, fence transport.WrapperFunc) (*rest.Config, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), controller)
 	if !strings.Contains(config.Host, "://") {
 		config.Host = "https://" + config.Host

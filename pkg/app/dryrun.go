@@ -90,7 +90,7 @@ func (t dryRunTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	reason := t.dryRun.refuses(r)
 	if reason == "" {
-		r, reason = t.dryRun.made(r)
+		r, reason = t.dryRun.asDryRun(r)
 	}
 	if reason != "" {
 		if r.Body != nil {
@@ -159,8 +159,8 @@ func (d *dryRun) refusesGroup(ctx context.Context, gv schema.GroupVersion) strin
 	return ""
 }
 
-// made returns the request as a dry run. If that is not possible, it returns r and the reason.
-func (d *dryRun) made(r *http.Request) (*http.Request, string) {
+// asDryRun returns the request as a dry run. If that is not possible, it returns r and the reason.
+func (d *dryRun) asDryRun(r *http.Request) (*http.Request, string) {
 	dry := r.Clone(r.Context())
 	query := dry.URL.Query()
 	query.Set("dryRun", metav1.DryRunAll)

@@ -72,7 +72,7 @@ func (p *process) newController(entry controllers.Entry) (_ *hosted, err error) 
 
 // host returns the host of a controller, without Handle.
 func (p *process) host(name string) (h controllers.Host, err error) {
-	config := p.clients.controller(name)
+	config := p.clients.configOf(name)
 	h = controllers.Host{
 		Settings:        p.options.Settings(),
 		ControllerCache: p.cache.For(name),

@@ -76,8 +76,8 @@ func (o *Options) rbac() (objects []any, err error) {
 	grant := func(name string, namespaces []string, rules ...rbacv1.PolicyRule) {
 		for _, namespace := range namespaces {
 			if len(rules) > 0 {
-				name := roleName(o.name+"-"+name, namespace, home)
-				objects = append(objects, role(name, namespace, rules), binding(name, namespace, manager))
+				full := roleName(o.name+"-"+name, namespace, home)
+				objects = append(objects, role(full, namespace, rules), binding(full, namespace, manager))
 			}
 		}
 	}

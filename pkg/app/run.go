@@ -33,13 +33,13 @@ const watchdogTolerance = 20 * time.Second
 func Run(ctx context.Context, o *Options) error {
 	klog.FromContext(ctx).Info("Starting", "version", version.Get().GitVersion)
 	// While reconciles drain, servers answer probes, Events are sent and informers deliver events.
-	untilReturn := context.WithoutCancel(ctx)
-	p, err := build(untilReturn, o)
+	processCtx := context.WithoutCancel(ctx)
+	p, err := build(processCtx, o)
 	if err != nil {
 		return err
 	}
 	defer p.events.stop()
-	servers, err := p.listen(untilReturn)
+	servers, err := p.listen(processCtx)
 	if err != nil {
 		return err
 	}
@@ -50,11 +50,11 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	if o.Informers.Standby == informers.StandbyWarm {
-		p.cache.Start(untilReturn)
+		p.cache.Start(processCtx)
 	}
 	defer p.cache.Shutdown()
 	defer p.openClusters.close()
-	return p.lead(ctx, untilReturn)
+	return p.lead(ctx, processCtx)
 }
 
 // process is what a replica consists of.
@@ -159,8 +159,8 @@ func (p *process) checkSync(r *http.Request) error {
 
 // lead stands for election until ctx ends, and runs the controllers when this replica is elected; controllers
 // of every replica run from the start. Work that has not ended when the election ends is cut off.
-func (p *process) lead(ctx, untilReturn context.Context) error {
-	work, cutOff := context.WithCancelCause(untilReturn)
+func (p *process) lead(ctx, processCtx context.Context) error {
+	work, cutOff := context.WithCancelCause(processCtx)
 	leading := make(chan struct{})
 	stopOthers := p.controllers.runOnEveryReplica(controllers.WithProcess(ctx, work, leading), p.options.Generic.ShutdownTimeout)
 	if known := serverFence(p.options); known != apifence.Unknown {
@@ -168,7 +168,7 @@ func (p *process) lead(ctx, untilReturn context.Context) error {
 	}
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
-		p.cache.Start(untilReturn) // a no-op on a warm standby
+		p.cache.Start(processCtx) // a no-op on a warm standby
 		return p.controllers.onLeader().run(controllers.WithProcess(ctx, work, leading))
 	})
 	if err != nil {

@@ -96,7 +96,7 @@ type lanes[K comparable] struct {
 	shown     int                          // places in laneShown, without noted ones
 	left      chan struct{}                // told when a place in laneShown is left
 	inARow    int                          // keys taken from laneChanged since the last one from laneShown
-	fromShown map[K]bool                   // keys popped that waited in laneShown only; removed when the worker calls took
+	fromShown map[K]bool                   // keys popped that waited in laneShown only; removed when the worker calls laneTakenFrom
 }
 
 // place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
@@ -156,18 +156,18 @@ func (l *lanes[K]) Push(key K) {
 	if first == nil { // another Add of the key came between note and Add, and used the note
 		first = l.noteLocked(key, laneChanged, tenantOf(key))
 	}
-	l.stand(first)
+	l.link(first)
 }
 
 // Touch implements workqueue.Queue: the key is queued, and was added again.
 func (l *lanes[K]) Touch(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.stand(l.places[key])
+	l.link(l.places[key])
 }
 
-// stand lets a key stand at its noted places. The argument is the first place of the key.
-func (l *lanes[K]) stand(p *item[place[K]]) {
+// link lets a key stand at its noted places. The argument is the first place of the key.
+func (l *lanes[K]) link(p *item[place[K]]) {
 	for ; p != nil && !p.linked(); p = p.value.next {
 		t := p.value.turn
 		if t.value.keys.add(p); !t.linked() {
@@ -259,9 +259,9 @@ func (l *lanes[K]) remove(p *item[place[K]]) {
 	}
 }
 
-// took returns laneShown for a popped key that stood in no turn of laneChanged. Each worker calls it once
-// for its key.
-func (l *lanes[K]) took(key K) lane {
+// laneTakenFrom returns laneShown for a popped key that stood in no turn of laneChanged. Each worker calls
+// it once for its key.
+func (l *lanes[K]) laneTakenFrom(key K) lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.fromShown[key] {

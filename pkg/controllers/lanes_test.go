@@ -47,7 +47,7 @@ func addAll(q *queue[string], words ...string) {
 func takeAll(q *queue[string]) (keys []string) {
 	for q.Len() > 0 {
 		key, _ := q.Get()
-		q.keys.lanes.took(key)
+		q.keys.lanes.laneTakenFrom(key)
 		q.Done(key)
 		keys = append(keys, key)
 	}
@@ -249,7 +249,7 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 			if m.busy[got] {
 				t.Fatalf("%s was taken twice at once", got)
 			}
-			from := q.keys.lanes.took(got)
+			from := q.keys.lanes.laneTakenFrom(got)
 			if want, lane := m.take(); got != want || from != lane {
 				t.Fatalf("took %s from lane %d, want %s from %d", got, from, want, lane)
 			}

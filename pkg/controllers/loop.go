@@ -124,8 +124,8 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	return err
 }
 
-func (l *Loop[K]) run(told context.Context) error {
-	ctx, stop := context.WithCancel(told) // ends when no more keys are to be taken
+func (l *Loop[K]) run(parent context.Context) error {
+	ctx, stop := context.WithCancel(parent) // ends when no more keys are to be taken
 	defer stop()
 	logger, leading := klog.FromContext(ctx), processOf(ctx).leading
 	q, err := l.start(&logger, leading)
@@ -191,7 +191,7 @@ func (l *Loop[K]) run(told context.Context) error {
 	if background != nil {
 		failed = <-background
 	}
-	if failed != nil && told.Err() != nil {
+	if failed != nil && parent.Err() != nil {
 		logger.Error(failed, "Background function failed while the controller was stopping")
 		failed = nil // none of its work goes on
 	}
@@ -246,7 +246,7 @@ func (l *Loop[K]) next(taking, work context.Context, q *queue[K], limiter workqu
 		return false
 	}
 	defer q.Done(key)
-	from := q.keys.lanes.took(key)
+	from := q.keys.lanes.laneTakenFrom(key)
 	if taking.Err() != nil {
 		return true // a queue that shuts down still hands out what it has
 	}

@@ -13,8 +13,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// The defaults of the back-off. Nothing is given up: that would leave an object wrong until something else
-// changes it. An answer of the API server, which may be a webhook's, puts a key off for maxBackoff at most.
+// minBackoff and maxBackoff are the defaults. maxBackoff also limits how long an answer of the API server,
+// which may be a webhook's, puts a key off. Nothing is given up: that would leave an object wrong until
+// something else changes it.
 const (
 	minBackoff = time.Second
 	maxBackoff = 5 * time.Minute

@@ -41,7 +41,7 @@ type untypedInformer interface {
 	KeepsOwnerReferences() bool
 }
 
-// untyped returns nil for no informer.
+// untyped returns nil if informer is nil, so that register can report it.
 func untyped[T metav1.Object](informer informers.Informer[T]) untypedInformer {
 	if informer == nil {
 		return nil

@@ -74,7 +74,7 @@ func (c *ClusterCache) newInformer(p *plan) (*informer, error) {
 			name += " in " + namespace
 		}
 		state := newState(name, c.clock)
-		state.now = ResourceStatus{
+		state.counts = ResourceStatus{
 			Cluster: c.cfg.Cluster, Group: p.resource.Group, Version: p.resource.Version, Resource: p.resource.Resource, Namespace: namespace,
 			For: p.controllers(), Form: p.form(), Content: p.content(), LabelSelector: p.labelSelector, FieldSelector: p.fieldSelector,
 		}
@@ -97,8 +97,8 @@ func (c *ClusterCache) start(ctx context.Context, i *informer) {
 	c.wg.Go(func() { i.detector.Run(ctx.Done()) })
 }
 
-// informerFor returns the informer that serves the controller's need of a resource, or nil. The
-// version does not matter.
+// informerFor returns the informer that serves the controller's need of a resource, or nil. It
+// compares no versions: For does.
 func (c *ClusterCache) informerFor(controller string, resource schema.GroupResource) *informer {
 	for _, i := range c.informers {
 		if i.plan.resource.GroupResource() == resource && i.plan.need(controller) != nil {

@@ -36,7 +36,7 @@ func newInformer(p *plan, count func(controller string)) *informer {
 		name: name, synced: make(chan struct{}), detector: cache.NewCacheMutationDetector(name),
 		objects: cache.NewThreadSafeStore(cache.Indexers{}, cache.Indices{}),
 	}
-	i.reducer = &reducer{plan: p, panics: newPanics(name, count), cached: func(namespace, name string) *Object {
+	i.reducer = &reducer{plan: p, panics: newBadObjects(name, count), cached: func(namespace, name string) *Object {
 		return i.get(cache.NewObjectName(namespace, name).String())
 	}}
 	return i
@@ -106,10 +106,10 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	key := o.key()
 	before := i.get(key)
 	// With a selector, an ADDED event may be a change of an existing object that the selector now chooses.
-	o.follow(before, created && !i.plan.selects())
+	o.inherit(before, created && !i.plan.selects())
 	i.objects.Update(key, o)
 	if before == nil {
-		f.state.counted(1)
+		f.state.addObjects(1)
 	}
 	i.tell(event{old: before, new: o, initial: !i.hasSynced()})
 	return nil
@@ -137,7 +137,7 @@ func (i *informer) forget(f *feed, key string) {
 		return
 	}
 	i.objects.Delete(key)
-	f.state.counted(-1)
+	f.state.addObjects(-1)
 	i.tell(event{old: before})
 }
 

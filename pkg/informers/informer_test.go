@@ -349,7 +349,7 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		"a digest": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })}, nil
 		},
-		"a When": func(r *refusal) (Need, func(*ClusterCache)) {
+		"a Filter": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{Fields: Labels, Filter: func(obj metav1.Object) bool { r.check(obj); return true }}, nil
 		},
 		"a listener": func(r *refusal) (Need, func(*ClusterCache)) {
@@ -444,7 +444,7 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 		}
 	}, funcr.Options{}))
 	defer klog.ClearLogger()
-	p := newPanics("secrets", func(string) {})
+	p := newBadObjects("secrets", func(string) {})
 	for n := range maxBad + 1 {
 		p.misfit(&misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n)}}})
 	}

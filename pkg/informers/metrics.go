@@ -32,16 +32,16 @@ func NewCaches(reg metrics.KubeRegistry) (*Caches, error) {
 	return c, nil
 }
 
-func (c *Caches) add(f *ClusterCache) {
+func (c *Caches) add(cluster *ClusterCache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.all = append(c.all, f)
+	c.all = append(c.all, cluster)
 }
 
-func (c *Caches) remove(f *ClusterCache) {
+func (c *Caches) remove(cluster *ClusterCache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.all = slices.DeleteFunc(c.all, func(other *ClusterCache) bool { return other == f })
+	c.all = slices.DeleteFunc(c.all, func(other *ClusterCache) bool { return other == cluster })
 }
 
 func (c *Caches) clusters() []*ClusterCache {
@@ -120,10 +120,10 @@ func (c *Caches) DescribeWithStability(ch chan<- *metrics.Desc) {
 // CollectWithStability implements metrics.StableCollector. All informers of a resource count together. In the
 // process's own cluster, those that are followed do not count: nobody may want them.
 func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
-	for _, f := range c.clusters() {
-		informers := f.informers
-		if f.cfg.Cluster != "" {
-			informers = f.all()
+	for _, cluster := range c.clusters() {
+		informers := cluster.informers
+		if cluster.cfg.Cluster != "" {
+			informers = cluster.all()
 		}
 		united := map[schema.GroupResource]*ResourceStatus{}
 		for _, i := range informers {
@@ -139,7 +139,7 @@ func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
 		for resource, status := range united {
 			for _, m := range c.metrics {
 				if value := m.value(status); !math.IsNaN(value) {
-					ch <- metrics.NewLazyConstMetric(m.desc, m.kind, value, f.cfg.Cluster, resource.Group, resource.Resource)
+					ch <- metrics.NewLazyConstMetric(m.desc, m.kind, value, cluster.cfg.Cluster, resource.Group, resource.Resource)
 				}
 			}
 		}

@@ -91,9 +91,9 @@ func (o *Object) Digest(of string) []byte {
 	return nil
 }
 
-// follow takes over what is known of the state before, nil if there was none. created says that a
+// inherit takes over what is known of the state before, nil if there was none. created says that a
 // watch saw the object come.
-func (o *Object) follow(before *Object, created bool) {
+func (o *Object) inherit(before *Object, created bool) {
 	if before == nil || before.uid != o.uid || o.uid == [16]byte{} && before.GetUID() != o.GetUID() {
 		o.first = o.version
 		if !created {

@@ -44,10 +44,10 @@ func panicked(recovered any) error {
 // anybody may create such objects.
 const maxBad = 1000
 
-// panics contains panics of the controllers' functions that are called with cached objects. It remembers
+// badObjects contains panics of the controllers' functions that are called with cached objects. It remembers
 // the objects on which they panic, and the objects that do not fit their Go type. Neither ends the process
 // or the work of other controllers.
-type panics struct {
+type badObjects struct {
 	resource string
 	count    func(controller string) // called for every panic
 
@@ -62,13 +62,13 @@ type badObject struct {
 	object               cache.ObjectName
 }
 
-func newPanics(resource string, count func(controller string)) *panics {
-	return &panics{resource: resource, count: count, bad: map[badObject]struct{}{}, unfit: map[cache.ObjectName]struct{}{}}
+func newBadObjects(resource string, count func(controller string)) *badObjects {
+	return &badObjects{resource: resource, count: count, bad: map[badObject]struct{}{}, unfit: map[cache.ObjectName]struct{}{}}
 }
 
 // contain calls a function of a controller with m and reports whether it panicked. A panic is logged once
 // for an object, until the function returns for it without a panic.
-func (p *panics) contain(controller, function string, m metav1.Object, call func()) bool {
+func (p *badObjects) contain(controller, function string, m metav1.Object, call func()) bool {
 	stack, err := RecoverPanic(func() error { call(); return nil })
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,7 +89,7 @@ func (p *panics) contain(controller, function string, m metav1.Object, call func
 }
 
 // misfit remembers an object that does not fit its Go type.
-func (p *panics) misfit(m *misfit) {
+func (p *badObjects) misfit(m *misfit) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if remember(p.unfit, cache.MetaObjectToName(m)) {
@@ -107,21 +107,21 @@ func remember[K comparable](known map[K]struct{}, key K) bool {
 }
 
 // forgetMisfit forgets that an object did not fit its Go type.
-func (p *panics) forgetMisfit(object cache.ObjectName) {
+func (p *badObjects) forgetMisfit(object cache.ObjectName) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.unfit, object)
 }
 
 // forget forgets a panic, since the function will not be called for the object again.
-func (p *panics) forget(key badObject) {
+func (p *badObjects) forget(key badObject) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.bad, key)
 }
 
 // forgetGone forgets objects that are gone.
-func (p *panics) forgetGone(is func(cache.ObjectName) bool) {
+func (p *badObjects) forgetGone(is func(cache.ObjectName) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.bad, func(key badObject, _ struct{}) bool { return is(key.object) })
@@ -129,7 +129,7 @@ func (p *panics) forgetGone(is func(cache.ObjectName) bool) {
 }
 
 // misfits returns how many objects do not fit their Go type.
-func (p *panics) misfits() int {
+func (p *badObjects) misfits() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.unfit)
@@ -137,7 +137,7 @@ func (p *panics) misfits() int {
 
 // problem returns an error that names an object that does not fit its Go type, or else one on which a
 // function of the controller panics; nil if there is none.
-func (p *panics) problem(controller string) error {
+func (p *badObjects) problem(controller string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for object := range p.unfit {

@@ -20,7 +20,7 @@ import (
 // reducer turns what the client decoded into what the cache holds.
 type reducer struct {
 	plan   *plan
-	panics *panics
+	panics *badObjects
 	// cached returns the cached object of that name, or nil.
 	cached func(namespace, name string) *Object
 }
@@ -39,8 +39,8 @@ func (r *reducer) reduce(obj any) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reduce %T: %w", obj, err)
 	}
-	for i := range r.plan.needs { // one with Filter is alone
-		if n := &r.plan.needs[i]; n.Filter != nil && !r.when(n, m) {
+	for i := range r.plan.needs { // a need with a Filter has a plan of its own
+		if n := &r.plan.needs[i]; n.Filter != nil && !r.filter(n, m) {
 			return unwanted, nil
 		}
 	}
@@ -94,8 +94,8 @@ func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []
 	return sum
 }
 
-// when calls the need's Filter. A panic counts as true, since it is harmless to keep too much.
-func (r *reducer) when(n *Need, m metav1.Object) (wanted bool) {
+// filter calls the need's Filter. A panic counts as true, since it is harmless to keep too much.
+func (r *reducer) filter(n *Need, m metav1.Object) (wanted bool) {
 	return r.panics.contain(n.For, "Filter", m, func() { wanted = n.Filter(m) }) || wanted
 }
 

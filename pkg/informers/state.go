@@ -27,7 +27,7 @@ type state struct {
 	clock clock.PassiveClock
 
 	mu           sync.Mutex
-	now          ResourceStatus // what is counted; status fills in the rest
+	counts       ResourceStatus // what is counted; status fills in the rest
 	lastActivity time.Time
 	empty        bool                // it was not listed, but counts as empty
 	failing      map[string]*failure // by verb; removed when it succeeds
@@ -47,11 +47,11 @@ func newState(name string, c clock.PassiveClock) *state {
 	return &state{name: name, clock: c, failing: map[string]*failure{}}
 }
 
-// counted adds to the number of cached objects.
-func (s *state) counted(n int) {
+// addObjects adds to the number of cached objects.
+func (s *state) addObjects(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Objects += n
+	s.counts.Objects += n
 }
 
 // filled reports whether the cache has been filled once, and whether the API server has refused the last
@@ -60,15 +60,15 @@ func (s *state) filled() (done, refused bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failing["list"]
-	return s.now.Lists > 0 || s.empty, f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
+	return s.counts.Lists > 0 || s.empty, f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
 }
 
 // listed records a complete list.
 func (s *state) listed(version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Lists++
-	s.now.ResourceVersion, s.now.Absent, s.lastActivity = version, false, s.clock.Now()
+	s.counts.Lists++
+	s.counts.ResourceVersion, s.counts.Absent, s.lastActivity = version, false, s.clock.Now()
 	s.succeeded("list", klog.Background())
 }
 
@@ -77,7 +77,7 @@ func (s *state) listed(version string) {
 func (s *state) markAbsent(allVersions bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.empty, s.now.Absent, s.lastActivity = true, allVersions, s.clock.Now()
+	s.empty, s.counts.Absent, s.lastActivity = true, allVersions, s.clock.Now()
 	if allVersions {
 		s.succeeded("list", klog.Background())
 		s.succeeded("watch", klog.Background())
@@ -88,21 +88,21 @@ func (s *state) markAbsent(allVersions bool) {
 func (s *state) markPresent() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Absent = false
+	s.counts.Absent = false
 }
 
 // absent reports whether the server had the resource in no version when it was last asked.
 func (s *state) absent() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.now.Absent
+	return s.counts.Absent
 }
 
 // watching records that the server accepted a watch.
 func (s *state) watching(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Watches++
+	s.counts.Watches++
 	s.succeeded("watch", klog.FromContext(ctx))
 }
 
@@ -126,16 +126,16 @@ func (s *state) observed(obj any, isEvent bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.ResourceVersion, s.lastActivity = m.GetResourceVersion(), s.clock.Now()
+	s.counts.ResourceVersion, s.lastActivity = m.GetResourceVersion(), s.clock.Now()
 	if isEvent {
-		s.now.Events++
+		s.counts.Events++
 	}
 }
 
 func (s *state) failed(verb string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.now.Failures++
+	s.counts.Failures++
 	f := s.failing[verb]
 	if f == nil {
 		f = &failure{verb: verb, since: s.clock.Now()}
@@ -154,7 +154,7 @@ func (s *state) problem() error {
 	var errs []error
 	for _, verb := range []string{"list", "watch"} {
 		f := s.failing[verb]
-		if f == nil || s.now.Absent || done && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
+		if f == nil || s.counts.Absent || done && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
 			continue
 		}
 		errs = append(errs, f.describe(s.name))
@@ -192,7 +192,7 @@ func (f *failure) describe(resource string) error {
 func (s *state) logFailure(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.now.Absent || s.logged == err.Error() || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+	if s.counts.Absent || s.logged == err.Error() || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}
 	s.logged = err.Error()
@@ -205,7 +205,7 @@ func (s *state) status() ResourceStatus {
 	synced, _ := s.filled()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := s.now
+	out := s.counts
 	if problem != nil {
 		out.Problem = problem.Error()
 	}
