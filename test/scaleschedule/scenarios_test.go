@@ -201,7 +201,8 @@ func TestLongFiveHundredAtOnce(t *testing.T) {
 // TestLongIdle counts the requests of a leader with 500 Deployments in 50 Namespaces while nothing is due,
 // beyond its Lease and watches.
 func TestLongIdle(t *testing.T) {
-	w := newFixture(t, 10*time.Minute)
+	idle := time.Duration(fleet.Setting(t, "SCALE_IDLE_MINUTES", 5)) * time.Minute
+	w := newFixture(t, idle+10*time.Minute)
 	for range 50 {
 		in := *w
 		in.namespace = shared.NewNamespace(w.ctx, t, nil)
@@ -211,7 +212,7 @@ func TestLongIdle(t *testing.T) {
 	m := shared.RunReleased(w.ctx, t, args()...)
 	fleet.Wait(w.ctx, 10*time.Second)
 	begin := time.Now()
-	fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "SCALE_IDLE_MINUTES", 5))*time.Minute)
+	fleet.Wait(w.ctx, idle)
 	requests := map[string]int{}
 	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == m.Pod && e.ObjectRef != nil }) {
 		if e.Verb != "watch" && e.ObjectRef.Resource != "leases" {
