@@ -124,8 +124,8 @@ func checkOtherCluster(config, own *rest.Config) error {
 	return nil
 }
 
-// otherCluster returns the configuration of a controller's clients in another cluster. They share connections,
-// and a limit if config has one. The fence is checked last, after all transports that may wait.
+// otherCluster returns the configuration of a controller's clients in another cluster. They share
+// connections, and a limit if config has one. The fence is checked last, after all transports that may wait.
 func otherCluster(config *rest.Config, controller string, fence transport.WrapperFunc) (*rest.Config, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), controller)
 	if !strings.Contains(config.Host, "://") {

@@ -75,18 +75,3 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 		})
 	}
 }
-
-// countingSink counts requests.
-type countingSink struct{ creates, patches int }
-
-func (s *countingSink) Create(event *corev1.Event) (*corev1.Event, error) {
-	s.creates++
-	return event, nil
-}
-
-func (s *countingSink) Update(event *corev1.Event) (*corev1.Event, error) { return event, nil }
-
-func (s *countingSink) Patch(event *corev1.Event, _ []byte) (*corev1.Event, error) {
-	s.patches++
-	return event, nil
-}

@@ -53,8 +53,8 @@ func newKinds(config *rest.Config) (*kinds, error) {
 }
 
 // resourceOf returns the resource of a kind. For a kind that it does not know it asks the API server, every
-// kindsPatience at most unless the request fails, and waits for the answer until ctx ends. Known kinds it asks
-// for every kindsTrust.
+// kindsPatience at most unless the request fails, and waits for the answer until ctx ends. Known kinds it
+// asks for every kindsTrust.
 func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)

@@ -66,8 +66,8 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 }
 
 // TestLongBlackHole compares with and without a member behind a black hole: the time from a change until it
-// is written in the other member, and from SIGTERM until the Lease is released, with a member that is known to
-// be away, and with one whose requests the leader still waits for. The goals are 1.1 times as long at the
+// is written in the other member, and from SIGTERM until the Lease is released, with a member that is known
+// to be away, and with one whose requests the leader still waits for. The goals are 1.1 times as long at the
 // 99th percentile, and twice; the bounds leave room for a busy machine.
 func TestLongBlackHole(t *testing.T) {
 	m := newMembers(t, time.Hour, cluster.Options{WithoutControllerManager: true})

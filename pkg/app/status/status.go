@@ -223,7 +223,7 @@ func (o *options) readLease(ctx context.Context, client kubernetes.Interface) (l
 	l := leader{Lease: o.namespace + "/" + o.leaseName}
 	lease, err := client.CoordinationV1().Leases(o.namespace).Get(ctx, o.leaseName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return l, fmt.Errorf("Lease %s does not exist; see --namespace and --lease-name", l.Lease)
+		return l, fmt.Errorf("no Lease %s; see --namespace and --lease-name", l.Lease)
 	}
 	if err != nil {
 		l.unread = true

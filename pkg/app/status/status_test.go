@@ -189,7 +189,7 @@ func TestEndpointsAreShownWithoutALease(t *testing.T) {
 		"the API server is gone, and a replica says that it leads": {gone.URL, leading,
 			[]string{"Leader:      pod-1, as it says itself", "Leading", "Running", "refused"}, nil},
 		"the Lease does not exist, and a replica says that it leads": {absent.URL, leading,
-			[]string{"Leader:      <none>", "Leading", "Running", "quartermaster does not exist; see --namespace and --lease-name"}, errNobodyLeads},
+			[]string{"Leader:      <none>", "Leading", "Running", "no Lease kube-system/quartermaster; see --namespace and --lease-name"}, errNobodyLeads},
 	} {
 		t.Run(name, func(t *testing.T) {
 			kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
