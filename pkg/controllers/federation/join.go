@@ -162,7 +162,7 @@ func (m *membership) join(ctx context.Context) error {
 		{bindingResource, "ClusterRoleBinding", m.role(), map[string]any{"subjects": []any{subject},
 			"roleRef": map[string]any{"apiGroup": rbacv1.GroupName, "kind": "ClusterRole", "name": m.role()}}},
 	} {
-		if _, err := m.apply(ctx, m.cluster, object.resource, object.kind, object.name, object.with); err != nil {
+		if err := m.apply(ctx, m.cluster, object.resource, object.kind, object.name, object.with); err != nil {
 			return err
 		}
 	}
@@ -187,11 +187,10 @@ func (m *membership) join(ctx context.Context) error {
 			spec["proxyURL"] = proxy.String()
 		}
 	}
-	if _, err := m.apply(ctx, m.host, secretsResource, "Secret", m.secretName, map[string]any{"data": map[string]any{"token": token}}); err != nil {
+	if err := m.apply(ctx, m.host, secretsResource, "Secret", m.secretName, map[string]any{"data": map[string]any{"token": token}}); err != nil {
 		return err
 	}
-	_, err = m.apply(ctx, m.host, kubeFedClusters, "KubeFedCluster", m.name, map[string]any{"spec": spec})
-	return err
+	return m.apply(ctx, m.host, kubeFedClusters, "KubeFedCluster", m.name, map[string]any{"spec": spec})
 }
 
 // token returns the token of the ServiceAccount and the certificates of the cluster, in base64, when the
@@ -199,7 +198,7 @@ func (m *membership) join(ctx context.Context) error {
 // then.
 func (m *membership) token(ctx context.Context) (token, ca string, err error) {
 	err = wait.PollUntilContextTimeout(ctx, time.Second, tokenTimeout, true, func(ctx context.Context) (bool, error) {
-		secret, err := m.apply(ctx, m.cluster, secretsResource, "Secret", m.account(), map[string]any{"type": string(corev1.SecretTypeServiceAccountToken),
+		secret, err := m.send(ctx, m.cluster, secretsResource, "Secret", m.account(), map[string]any{"type": string(corev1.SecretTypeServiceAccountToken),
 			"metadata": map[string]any{"annotations": map[string]any{corev1.ServiceAccountNameKey: m.account()}}})
 		if err != nil || m.dryRun {
 			return m.dryRun, err
@@ -213,9 +212,9 @@ func (m *membership) token(ctx context.Context) (token, ca string, err error) {
 		return token != "" && secret.GetAnnotations()[corev1.ServiceAccountUIDKey] == string(account.GetUID()), nil
 	})
 	if wait.Interrupted(err) {
-		err = fmt.Errorf("cluster %s has issued no token in Secret %s/%s: %w", m.name, m.namespace, m.account(), err)
+		err = fmt.Errorf("the cluster has issued no token in %s", tokenTimeout)
 	}
-	return token, ca, err
+	return token, ca, m.done("apply", m.cluster, secretsResource, m.account(), err)
 }
 
 // client returns the client of a resource in the federation namespace, or in the whole cluster.
@@ -236,8 +235,14 @@ func (m *membership) describe(in dynamic.Interface, resource schema.GroupVersion
 	return fmt.Sprintf("%s/%s in %s", resource.Resource, name, where)
 }
 
-// apply makes an object what it should be, whoever has made it.
-func (m *membership) apply(ctx context.Context, in dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any) (*unstructured.Unstructured, error) {
+// apply makes an object what it should be, whoever has made it, and prints that.
+func (m *membership) apply(ctx context.Context, in dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any) error {
+	_, err := m.send(ctx, in, resource, kind, name, fields)
+	return m.done("apply", in, resource, name, err)
+}
+
+// send applies an object and returns the result.
+func (m *membership) send(ctx context.Context, in dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any) (*unstructured.Unstructured, error) {
 	object := &unstructured.Unstructured{Object: map[string]any{}}
 	maps.Copy(object.Object, fields)
 	object.SetGroupVersionKind(resource.GroupVersion().WithKind(kind))
@@ -246,7 +251,7 @@ func (m *membership) apply(ctx context.Context, in dynamic.Interface, resource s
 	if err == nil && !m.dryRun {
 		object, err = m.client(in, resource).Patch(ctx, name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: "quartermaster-join", Force: new(true)})
 	}
-	return object, m.done("apply", in, resource, name, err)
+	return object, err
 }
 
 // done prints what was done, or would be with --dry-run.
