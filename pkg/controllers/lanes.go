@@ -179,18 +179,21 @@ func (l *lanes[K]) link(p *item[place[K]]) {
 	}
 }
 
-// room waits while laneShown has replayAhead keys, until one leaves it. It returns false if ctx ends.
+// room waits while laneShown has replayAhead keys. It returns false if ctx ends.
 func (l *lanes[K]) room(ctx context.Context) bool {
-	l.mu.Lock()
-	full := l.shown >= replayAhead
-	l.mu.Unlock()
-	if full {
+	for ctx.Err() == nil {
+		l.mu.Lock()
+		full := l.shown >= replayAhead
+		l.mu.Unlock()
+		if !full {
+			return true
+		}
 		select {
-		case <-l.left:
+		case <-l.left: // perhaps of a place that was taken again
 		case <-ctx.Done():
 		}
 	}
-	return ctx.Err() == nil
+	return false
 }
 
 // Len implements workqueue.Queue. It counts keys, not places.

@@ -162,7 +162,7 @@ func TestStatusShowsTwoReplicas(t *testing.T) {
 	})
 	t.Run("another Lease does not exist", func(t *testing.T) {
 		out, errs, code := runStatus(ctx, t, "--lease-name=other")
-		if code != 1 || strings.TrimSpace(errs) != "Error: nobody leads" || !strings.Contains(out, "Lease kube-system/other: does not exist") {
+		if code != 1 || strings.TrimSpace(errs) != "Error: nobody leads" || !strings.Contains(out, "no Lease kube-system/other") {
 			t.Errorf("exit code %d: %s\n%s", code, errs, out)
 		}
 	})
