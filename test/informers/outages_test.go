@@ -190,8 +190,8 @@ func TestCacheAfterRestartOfTheServer(t *testing.T) {
 	}
 }
 
-// TestCacheWithoutBookmarks checks that the cache equals the server, although all bookmarks but those that end
-// lists are lost.
+// TestCacheWithoutBookmarks checks that the cache equals the server, although all bookmarks but those that
+// end lists are lost.
 func TestCacheWithoutBookmarks(t *testing.T) {
 	t.Parallel()
 	ctx := fleet.Context(t)
