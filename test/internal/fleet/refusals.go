@@ -33,8 +33,22 @@ func (f *Fleet) ExpectRefusals(match func(auditv1.Event) bool) {
 
 // StartAPIServer calls cluster.StartAPIServer. Refusals meanwhile do not count.
 func (f *Fleet) StartAPIServer(ctx context.Context) error {
+	return f.starting(func() error { return f.Cluster.StartAPIServer(ctx) })
+}
+
+// Backup calls cluster.Backup, which starts the API server anew. Refusals meanwhile do not count.
+func (f *Fleet) Backup(ctx context.Context, name string) error {
+	return f.starting(func() error { return f.Cluster.Backup(ctx, name) })
+}
+
+// Restore calls cluster.Restore, which starts the API server anew. Refusals meanwhile do not count.
+func (f *Fleet) Restore(ctx context.Context, name string) error {
+	return f.starting(func() error { return f.Cluster.Restore(ctx, name) })
+}
+
+func (f *Fleet) starting(start func() error) error {
 	begin := time.Now()
-	err := f.Cluster.StartAPIServer(ctx)
+	err := start()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.starts = append(f.starts, interval{begin, time.Now()})
