@@ -31,14 +31,17 @@ func (c *controller) addFinalizer(ctx context.Context, v *view) error {
 }
 
 // removeFinalizer lets the federated object go, after its PropagatedVersion: the garbage collector would
-// delete that later, perhaps when a new federated object of this name has it.
+// delete that later, perhaps when a new federated object of this name has it. One that the cache does not
+// have yet is left to the garbage collector.
 func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
-	client, _, kind := c.versionsClient(v)
-	err := client.Delete(ctx, v.propagatedName().Name, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("%s %s: %w", kind, v.propagatedName(), err)
+	if object, exists := c.propagatedOf(v); exists {
+		client, _, kind := c.versionsClient(v)
+		err := client.Delete(ctx, object.GetName(), metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(object.GetUID()))})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%s %s: %w", kind, v.propagatedName(), err)
+		}
 	}
-	err = c.finalize(ctx, v, func(finalizers []string) []string {
+	err := c.finalize(ctx, v, func(finalizers []string) []string {
 		return slices.DeleteFunc(slices.Clone(finalizers), func(f string) bool { return f == policy.Finalizer })
 	})
 	if err != nil {

@@ -133,13 +133,18 @@ func (c *controller) viewOf(k key) (*view, bool) {
 	return v, true
 }
 
-// recordedOf returns the versions that were last written, by cluster.
-func (c *controller) recordedOf(v *view) policy.Propagated {
+// propagatedOf returns the cached PropagatedVersion of the federated object.
+func (c *controller) propagatedOf(v *view) (*informers.Object, bool) {
 	versions := c.informers.propagated
 	if !v.Federated.Namespaced() {
 		versions = c.informers.clusterPropagated
 	}
-	object, exists := versions.Get(v.propagatedName())
+	return versions.Get(v.propagatedName())
+}
+
+// recordedOf returns the versions that were last written, by cluster.
+func (c *controller) recordedOf(v *view) policy.Propagated {
+	object, exists := c.propagatedOf(v)
 	if !exists {
 		return policy.Propagated{}
 	}
