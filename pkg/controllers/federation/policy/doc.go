@@ -21,6 +21,7 @@
 //	writeoff.go     when a cluster that is away is written off, and the record of what it owes
 //	repeat.go       when the same content may be written again
 //	replicas.go     ReplicaSchedulingPreference, and a federated object with the planned replicas
+//	dns.go          ServiceDNSRecord and IngressDNSRecord, and the records of their DNSEndpoint
 //	status.go       the status of F
 //
 // What a tenant wrote and does not parse is an error of the part that it concerns: a malformed
