@@ -183,11 +183,11 @@ bench: ## Measure against the peers, write and draw docs/bench (90 min).
 	@go -C hack/plot run . '$(CURDIR)/docs/bench'
 
 .PHONY: generate
-generate: ## Rewrite generated files: roles, chart, goldens, pictures, widget.
+generate: ## Rewrite generated files: roles, chart, goldens, metrics, pictures, widget.
+	$(TEST) -run Golden ./pkg/app -update
 	go run ./hack/generate
 	cd examples/widget && go generate ./...
 	go -C hack/plot run . '$(CURDIR)/docs/bench'
-	$(TEST) -run Golden ./pkg/app -update
 
 .PHONY: clean
 clean: ## Remove what make writes in this folder, not the user's cache folder.

@@ -3,8 +3,9 @@
 
 // Command generate writes what derives from the registry of controllers: the roles below deploy/,
 // as `manager rbac` prints them, the components that change them, the chart's roles, schema and
-// README, and the federated types of deploy/federation. With --check it writes nothing: it fails if one of
-// these files, a generated file of examples/widget or a picture of docs/bench is not up to date.
+// README, the federated types of deploy/federation, and the page of the metrics. With --check it writes
+// nothing: it fails if one of these files, a generated file of examples/widget or a picture of docs/bench is
+// not up to date.
 package main
 
 import (
@@ -46,6 +47,11 @@ func run(dir string, check bool) error {
 		return err
 	}
 	maps.Copy(manifests, ofFederation)
+	ofMetrics, err := metricsPage(dir)
+	if err != nil {
+		return err
+	}
+	maps.Copy(manifests, ofMetrics)
 	for name, manifest := range manifests {
 		path := filepath.Join(dir, name)
 		have, err := os.ReadFile(path)

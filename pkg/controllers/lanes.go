@@ -40,7 +40,7 @@ type queue[K comparable] struct {
 }
 
 func newQueue[K comparable](opts LoopOptions, logger *klog.Logger) *queue[K] {
-	lanes, name := newLanes[K](), opts.Name
+	lanes, name := newLanes[K](), opts.queueName()
 	if opts.Cluster != "" {
 		name = "" // without metrics, which client-go cannot remove
 	}

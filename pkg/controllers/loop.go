@@ -116,9 +116,13 @@ func (l *Loop[K]) add(key K, in lane, tenant string) {
 // workers and mappings have returned, however long that takes: the host, which holds the Lease, decides how
 // long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
-	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("controller", l.opts.String()))
+	logger, labels := klog.FromContext(ctx), l.opts.labels()
+	for i := 0; i < len(labels); i += 2 {
+		logger = logger.WithValues(labels[i], labels[i+1])
+	}
+	ctx = klog.NewContext(ctx, logger)
 	// All goroutines inherit the label: the workers' and the queue's.
-	pprof.Do(ctx, pprof.Labels("controller", l.opts.String()), func(ctx context.Context) {
+	pprof.Do(ctx, pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
 	return err

@@ -26,7 +26,7 @@ var results = []string{resultSuccess, resultRequeue, resultConflict, resultError
 
 // Metrics holds the metrics of all controllers of a process: the loop's and the host's. Depth, latency and
 // retries of the queues come from client-go's workqueue provider, under
-// the controller's name.
+// LoopOptions.queueName.
 type Metrics struct {
 	reconciles *metrics.CounterVec
 	duration   *metrics.HistogramVec
@@ -41,15 +41,15 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 	m := &Metrics{
 		reconciles: metrics.NewCounterVec(&metrics.CounterOpts{
 			Name:           "quartermaster_controller_reconciles_total",
-			Help:           "Reconciles by controller and result (success, requeue, conflict, error, terminal_error, not_leading, panic).",
+			Help:           "Reconciles by controller, loop and result (success, requeue, conflict, error, terminal_error, not_leading, panic).",
 			StabilityLevel: metrics.ALPHA,
-		}, []string{"controller", "cluster", "result"}),
+		}, []string{"controller", "loop", "cluster", "result"}),
 		duration: metrics.NewHistogramVec(&metrics.HistogramOpts{
 			Name:           "quartermaster_controller_reconcile_duration_seconds",
-			Help:           "Time a reconcile took, by controller.",
+			Help:           "Time a reconcile took, by controller and loop.",
 			Buckets:        []float64{0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60},
 			StabilityLevel: metrics.ALPHA,
-		}, []string{"controller", "cluster"}),
+		}, []string{"controller", "loop", "cluster"}),
 		panics: metrics.NewCounterVec(&metrics.CounterOpts{
 			Name:           "quartermaster_controller_panics_total",
 			Help:           "Panics recovered in a controller's functions, by controller.",
@@ -61,7 +61,7 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"controller"}),
 		longest: newComputedGauge("quartermaster_controller_longest_running_reconcile_seconds",
-			"Age of the oldest reconcile in flight, by controller; 0 if none is.", "controller", "cluster"),
+			"Age of the oldest reconcile in flight, by controller and loop; 0 if none is.", "controller", "loop", "cluster"),
 		problem: newComputedGauge("quartermaster_controller_problem",
 			"1 while the health check of the controller fails, else 0, by controller.", "controller"),
 	}
@@ -74,25 +74,25 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 // add initialises the series of a loop to zero, so that rates and alerts work from the first scrape.
 func (m *Metrics) add(o LoopOptions, longest func() time.Duration) {
 	for _, result := range results {
-		m.reconciles.WithLabelValues(o.Name, o.Cluster, result).Add(0)
+		m.reconciles.WithLabelValues(o.Name, o.Loop, o.Cluster, result).Add(0)
 	}
-	m.duration.WithLabelValues(o.Name, o.Cluster)
+	m.duration.WithLabelValues(o.Name, o.Loop, o.Cluster)
 	m.panics.WithLabelValues(o.Name).Add(0)
-	m.longest.add(o.Name, o.Cluster, func() float64 { return longest().Seconds() })
+	m.longest.add(o.Name, o.Loop, o.Cluster, func() float64 { return longest().Seconds() })
 }
 
 // remove ends the series of a loop.
 func (m *Metrics) remove(o LoopOptions) {
 	for _, result := range results {
-		m.reconciles.Delete(map[string]string{"controller": o.Name, "cluster": o.Cluster, "result": result})
+		m.reconciles.Delete(map[string]string{"controller": o.Name, "loop": o.Loop, "cluster": o.Cluster, "result": result})
 	}
-	m.duration.Delete(map[string]string{"controller": o.Name, "cluster": o.Cluster})
-	m.longest.remove(o.Name, o.Cluster)
+	m.duration.Delete(map[string]string{"controller": o.Name, "loop": o.Loop, "cluster": o.Cluster})
+	m.longest.remove(o.Name, o.Loop, o.Cluster)
 }
 
 func (m *Metrics) observe(o LoopOptions, result string, took time.Duration) {
-	m.reconciles.WithLabelValues(o.Name, o.Cluster, result).Inc()
-	m.duration.WithLabelValues(o.Name, o.Cluster).Observe(took.Seconds())
+	m.reconciles.WithLabelValues(o.Name, o.Loop, o.Cluster, result).Inc()
+	m.duration.WithLabelValues(o.Name, o.Loop, o.Cluster).Observe(took.Seconds())
 }
 
 // Hosted creates the series that the host has for a controller: its restarts and panics, and
@@ -101,7 +101,7 @@ func (m *Metrics) observe(o LoopOptions, result string, took time.Duration) {
 func (m *Metrics) Hosted(controller string, problem func() error) {
 	m.restarts.WithLabelValues(controller).Add(0)
 	m.panics.WithLabelValues(controller).Add(0)
-	m.problem.add(controller, "", func() float64 {
+	m.problem.add(controller, "", "", func() float64 {
 		if problem() != nil {
 			return 1
 		}
@@ -123,23 +123,23 @@ type computedGauge struct {
 	labels int
 
 	mu     sync.Mutex
-	values map[[2]string]func() float64 // by controller and cluster
+	values map[[3]string]func() float64 // by controller, loop and cluster
 }
 
 func newComputedGauge(name, help string, labels ...string) *computedGauge {
-	return &computedGauge{desc: metrics.NewDesc(name, help, labels, nil, metrics.ALPHA, ""), labels: len(labels), values: map[[2]string]func() float64{}}
+	return &computedGauge{desc: metrics.NewDesc(name, help, labels, nil, metrics.ALPHA, ""), labels: len(labels), values: map[[3]string]func() float64{}}
 }
 
-func (c *computedGauge) add(controller, cluster string, value func() float64) {
+func (c *computedGauge) add(controller, loop, cluster string, value func() float64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.values[[2]string{controller, cluster}] = value
+	c.values[[3]string{controller, loop, cluster}] = value
 }
 
-func (c *computedGauge) remove(controller, cluster string) {
+func (c *computedGauge) remove(controller, loop, cluster string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.values, [2]string{controller, cluster})
+	delete(c.values, [3]string{controller, loop, cluster})
 }
 
 // DescribeWithStability implements metrics.StableCollector.

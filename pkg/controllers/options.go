@@ -24,10 +24,13 @@ const (
 // LoopOptions configures a [Loop]. Name and Metrics are required. The host fills in Name, Metrics and
 // Clock; a controller may set the others.
 type LoopOptions struct {
-	// Name is the controller's name. It names the queue, the metrics and the pprof label too.
+	// Name is the controller's name. It is the label controller of metrics, log and profiles.
 	Name string
-	// Cluster is set for a loop that works in another cluster, see Cluster.LoopOptions. It is a label of the
-	// metrics. Such a loop has no watches, and its queue no metrics, since both would stay when the cluster
+	// Loop tells the loops of a controller apart that has several. It is the label loop of metrics, log and
+	// profiles.
+	Loop string
+	// Cluster is set for a loop that works in another cluster, see Cluster.LoopOptions. It is the label
+	// cluster. Such a loop has no watches, and its queue no metrics, since both would stay when the cluster
 	// goes: the handlers of what it follows call Enqueue.
 	Cluster string
 	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
@@ -47,8 +50,28 @@ type LoopOptions struct {
 	Clock clock.WithTicker
 }
 
-// String returns the name for people: CONTROLLER, or CONTROLLER/CLUSTER.
-func (o LoopOptions) String() string { return path.Join(o.Name, o.Cluster) }
+// String returns the name for people: CONTROLLER, CONTROLLER-LOOP or CONTROLLER-LOOP/CLUSTER.
+func (o LoopOptions) String() string { return path.Join(o.queueName(), o.Cluster) }
+
+// queueName is the label name of the queue's metrics.
+func (o LoopOptions) queueName() string {
+	if o.Loop == "" {
+		return o.Name
+	}
+	return o.Name + "-" + o.Loop
+}
+
+// labels returns the labels of log lines and profiles, as pairs of name and value.
+func (o LoopOptions) labels() []string {
+	labels := []string{"controller", o.Name}
+	if o.Loop != "" {
+		labels = append(labels, "loop", o.Loop)
+	}
+	if o.Cluster != "" {
+		labels = append(labels, "cluster", o.Cluster)
+	}
+	return labels
+}
 
 // withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
 func (o LoopOptions) withDefaults() (LoopOptions, error) {

@@ -19,19 +19,21 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 )
 
-func TestProfilingLabelOfReconciles(t *testing.T) {
+func TestReconcilesHaveProfilingLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var label atomic.Value
+		var labels atomic.Value
 		h := newHarness(t, reconciling{
+			LoopOptions: LoopOptions{Loop: "main"},
 			Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
-				value, _ := pprof.Label(ctx, "controller")
-				label.Store(value)
+				controller, _ := pprof.Label(ctx, "controller")
+				loop, _ := pprof.Label(ctx, "loop")
+				labels.Store(controller + " " + loop)
 				return 0, nil
 			},
 		}, "a")
 		h.run(t)
-		if got := label.Load(); got != "test" {
-			t.Errorf("label = %q, want test", got)
+		if got := labels.Load(); got != "test main" {
+			t.Errorf("the labels controller and loop are %q, want test main", got)
 		}
 	})
 }
@@ -62,8 +64,8 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 			t.Errorf("longest running = %q for %v, want shop/slow for 1m", key, d)
 		}
 		const longest = "quartermaster_controller_longest_running_reconcile_seconds"
-		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller; 0 if none is.\n" +
-			"# TYPE " + longest + " gauge\n" + longest + `{cluster="",controller="test"} 60` + "\n"
+		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller and loop; 0 if none is.\n" +
+			"# TYPE " + longest + " gauge\n" + longest + `{cluster="",controller="test",loop=""} 60` + "\n"
 		if err := testutil.GatherAndCompare(h.registry, strings.NewReader(want), longest); err != nil {
 			t.Error(err)
 		}
@@ -104,7 +106,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 		}
 		return slices.Compact(names)
 	}
-	l, err := NewLoop(LoopOptions{Name: "x", Cluster: "far", Metrics: m}, nothing)
+	l, err := NewLoop(LoopOptions{Name: "x", Loop: "y", Cluster: "far", Metrics: m}, nothing)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +117,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	if diff := cmp.Diff(want, series()); diff != "" {
 		t.Errorf("series (-want +got):\n%s", diff)
 	}
-	if got := l.Status().Name; got != "x/far" {
+	if got := l.Status().Name; got != "x-y/far" {
 		t.Errorf("its name is %s", got)
 	}
 	l.Close()

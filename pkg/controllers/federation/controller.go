@@ -85,18 +85,18 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	if c.metadata, err = metadata.NewForConfig(quiet); err != nil {
 		return nil, err
 	}
-	named := func(suffix string) controllers.LoopOptions {
+	named := func(loop string) controllers.LoopOptions {
 		options := h.LoopOptions
-		options.Name += suffix
+		options.Loop = loop
 		return options
 	}
-	if c.clusters, err = newClusterLoop(cfg, c.informers, h, named("-clusters"), c.setClient); err != nil {
+	if c.clusters, err = newClusterLoop(cfg, c.informers, h, named("clusters"), c.setClient); err != nil {
 		return nil, err
 	}
-	if c.types, err = newTypeLoop(cfg.Namespace, c.informers.types, c.informers.configs, c.informers.definitions, h.Dynamic, h.Events, named("-types")); err != nil {
+	if c.types, err = newTypeLoop(cfg.Namespace, c.informers.types, c.informers.configs, c.informers.definitions, h.Dynamic, h.Events, named("types")); err != nil {
 		return nil, err
 	}
-	options := named("-sync")
+	options := named("sync")
 	options.Workers, options.Background = syncWorkers, c.follow
 	c.loop, err = newKeyLoop(options, c.reconcile,
 		controllers.WatchChanges(c.informers.clusters, c.clusterChanged), controllers.WatchChanges(c.informers.definitions, c.definitionChanged),
@@ -106,10 +106,10 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.replicas, err = newSpreader(c, c.informers.preferences, named("-replicas")); err != nil {
+	if c.replicas, err = newSpreader(c, c.informers.preferences, named("replicas")); err != nil {
 		return nil, err
 	}
-	c.writtenOffLoop, err = c.newWrittenOffLoop(named("-written-off"))
+	c.writtenOffLoop, err = c.newWrittenOffLoop(named("written-off"))
 	// Also while the loop does not run.
 	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.forgetJoined() })
 	c.metrics = newDomainMetrics(h.Metrics)

@@ -259,7 +259,7 @@ func (r *readyCluster) startWatch(ctx context.Context, w *typeWatch, now time.Ti
 	}
 	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster, need)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot watch a type in the cluster", "cluster", r.name, "type", t.Name, "err", err)
+		klog.FromContext(ctx).V(2).Info("Cannot watch a type in the cluster", "type", t.Name, "err", err)
 		return
 	}
 	following.AddHandler(func(old, object *informers.Object, initial bool) {

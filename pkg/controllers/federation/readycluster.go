@@ -96,7 +96,7 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 		return err
 	}
 	options := client.cluster.LoopOptions
-	options.Name += "-sync"
+	options.Loop = "sync"
 	options.Workers, options.Background, options.DrainTimeout = clusterWorkers, r.background, drain
 	if r.loop, err = newKeyLoop(options, r.reconcile); err != nil {
 		return err

@@ -1,0 +1,85 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+const metricsIntro = `# Metrics
+
+<!-- Written by make generate. -->
+
+These are the metrics at ` + "`/metrics`" + ` with all controllers; [Operating](operating.md#metrics) says which are not listed.
+The manager's own are ALPHA: a release may rename them, and [CHANGELOG.md](../../CHANGELOG.md) says so. A label's
+values are those that it has from the start, if they are few.
+`
+
+// metricsGroups are the sections of the page, by the prefix of a metric. The last one takes what is left.
+var metricsGroups = []struct{ prefix, title string }{
+	{"quartermaster_leader_election_", "Election"},
+	{"quartermaster_controller_", "All controllers"},
+	{"quartermaster_informer_", "Cache"},
+	{"quartermaster_config_reload_", "config-reload"},
+	{"quartermaster_csr_approver_", "csr-approver"},
+	{"quartermaster_federation_", "federation"},
+	{"quartermaster_replication_", "replication"},
+	{"quartermaster_scale_schedule_", "scale-schedule"},
+	{"quartermaster_ttl_", "ttl"},
+	{"quartermaster_", "Others"},
+	{"", "Libraries"},
+}
+
+// fewValues is how many values of a label are listed at most.
+const fewValues = 12
+
+// metricsPage returns the page of the metrics, from the list that a test of pkg/app takes from the registry.
+func metricsPage(dir string) (map[string][]byte, error) {
+	golden, err := os.ReadFile(filepath.Join(dir, "..", "pkg", "app", "testdata", "metrics.golden"))
+	if err != nil {
+		return nil, err
+	}
+	rows := make([]string, len(metricsGroups))
+	for entry := range strings.SplitSeq(strings.ReplaceAll(string(golden), "\n    ", "\x00"), "\n") {
+		lines := strings.Split(entry, "\x00")
+		if len(lines) < 2 {
+			continue // after the last one
+		}
+		name, kind, _ := strings.Cut(lines[0], " ")
+		kind, later, _ := strings.Cut(kind, ",")
+		help := lines[1]
+		if strings.HasPrefix(help, "[") { // the stability
+			_, help, _ = strings.Cut(help, "] ")
+		}
+		if later != "" {
+			help += " Exists" + later + "."
+		}
+		var labels []string
+		for _, line := range lines[2:] {
+			label, values, _ := strings.Cut(line, ":")
+			label = "`" + label + "`"
+			if all := strings.Fields(values); len(all) > 0 && len(all) <= fewValues {
+				label += ": " + strings.Join(all, ", ")
+			}
+			labels = append(labels, label)
+		}
+		for i, group := range metricsGroups {
+			if strings.HasPrefix(name, group.prefix) {
+				rows[i] += fmt.Sprintf("| `%s` | %s | %s | %s |\n", name, kind, strings.Join(labels, "; "), help)
+				break
+			}
+		}
+	}
+	page := bytes.NewBufferString(metricsIntro)
+	for i, group := range metricsGroups {
+		if rows[i] != "" {
+			fmt.Fprintf(page, "\n## %s\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n%s", group.title, rows[i])
+		}
+	}
+	return map[string][]byte{"../docs/operate/metrics.md": page.Bytes()}, nil
+}
