@@ -6,7 +6,6 @@ package federation
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -18,20 +17,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // The resources that the controller follows besides those of the federated types.
@@ -51,97 +43,73 @@ const probesAtOnce = 20
 // clusterLoop probes the KubeFedClusters and holds the health of each.
 type clusterLoop struct {
 	*controllers.Loop[cache.ObjectName]
-	namespace string
-	unsafe    bool
-	qps       int
-	open      func(string, *rest.Config) (*controllers.Cluster, error)
-	setClient func(context.Context, string, *client)
-	objects   informers.Informer[*unstructured.Unstructured]
-	configs   informers.Informer[*unstructured.Unstructured]
-	statuses  dynamic.NamespaceableResourceInterface
-	tokens    informers.Informer[metav1.Object]
-	secrets   typedcorev1.SecretsGetter
-	events    record.EventRecorder
-	clock     clock.WithTicker
+	c *controller
 
 	mu       sync.Mutex
 	clusters map[string]*probedCluster
 }
 
-// probedCluster is a probed KubeFedCluster. Only the worker that holds its key uses it; what others read is
-// under the mu of clusterLoop.
+// probedCluster is a probed KubeFedCluster. Only the worker that holds its key uses it, except for its
+// clusterState.
 type probedCluster struct {
 	spec   policy.ClusterSpec
 	client *client // nil if the KubeFedCluster or its Secret gives none
 	secret string  // the version of the Secret that the token is from
+	// asked is set once the cluster has been asked which one it is, and until a probe fails: another cluster
+	// may answer next.
+	asked bool
+	clusterState
+}
+
+// clusterState is what others read of a probed cluster, under the mu of clusterLoop. The zero value is for a
+// cluster that is not known.
+type clusterState struct {
 	health policy.Health
 	// probed is set once this process has probed the cluster.
 	probed bool
-	// readySince is when it became ready in this process.
-	readySince time.Time
-	// awaySince is when it became not ready; failures counts the failed probes in a row.
-	awaySince time.Time
-	failures  int64
-	identity
+	// readySince and awaySince are when the cluster became ready, or not ready, as far as this process knows.
+	readySince, awaySince time.Time
+	// failures counts the failed probes in a row.
+	failures int64
+	// uid is the UID of the cluster's Namespace kube-system. It is empty if it may not be read.
+	uid types.UID
+	// replaced is set if the KubeFedCluster led to another cluster before: what is there now was not put there
+	// by this federation, so placement deletes nothing.
+	replaced bool
 }
 
-// newClusterLoop returns the loop of the clusters of the federation namespace. It calls setClient when it has
-// probed a cluster, with its client, which is nil if the cluster is not ready.
-func newClusterLoop(cfg Config, i informersOf, h controllers.Host, loop controllers.LoopOptions, setClient func(context.Context, string, *client)) (*clusterLoop, error) {
-	l := &clusterLoop{namespace: cfg.Namespace, unsafe: cfg.UnsafeEndpoints, qps: cfg.ClusterQPS, open: h.Cluster, setClient: setClient,
-		objects: i.clusters, configs: i.configs, statuses: h.Dynamic.Resource(kubeFedClusters),
-		tokens: i.secrets, secrets: h.Client.CoreV1(), events: h.Events, clock: loop.Clock, clusters: map[string]*probedCluster{}}
+// newClusterLoop returns the loop of the clusters of the federation namespace. It calls setClient of the
+// controller when it has probed a cluster, with its client, which is nil if the cluster is not ready.
+func newClusterLoop(c *controller, loop controllers.LoopOptions) (*clusterLoop, error) {
+	l := &clusterLoop{c: c, clusters: map[string]*probedCluster{}}
 	loop.Workers, loop.DrainTimeout = probesAtOnce, drain
 	// Not the status, which the loop writes itself.
-	changes := controllers.WatchSelf(l.objects, controllers.GenerationChanged)
+	changes := controllers.WatchSelf(c.informers.clusters, controllers.GenerationChanged)
 	// The settings are read at each use; the watch makes the loop wait until they are in the cache.
-	known := controllers.WatchChanges(l.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName { return nil })
+	known := controllers.WatchChanges(c.informers.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName { return nil })
 	var err error
-	l.Loop, err = controllers.NewLoop(loop, l.reconcile, changes, known, controllers.WatchChanges(l.tokens, l.ofSecret))
+	l.Loop, err = controllers.NewLoop(loop, l.reconcile, changes, known, controllers.WatchChanges(c.informers.secrets, l.ofSecret))
 	return l, err
 }
 
-// ready reports whether a cluster is ready, and since when this process knows it.
-func (l *clusterLoop) ready(name string) (bool, time.Time) {
+// state returns what is known of a cluster.
+func (l *clusterLoop) state(name string) (state clusterState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := l.clusters[name]
-	if p == nil || !p.health.Ready() {
-		return false, time.Time{}
+	if p := l.clusters[name]; p != nil {
+		state = p.clusterState
 	}
-	return true, p.readySince
-}
-
-// probed reports whether this process has probed a cluster, and whether the cluster is ready.
-func (l *clusterLoop) probed(name string) (probed, ready bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := l.clusters[name]
-	return p != nil && p.probed, p != nil && p.health.Ready()
-}
-
-// away returns what is known of a cluster that is not ready, and false if it is ready.
-func (l *clusterLoop) away(name string, threshold int64) (policy.Away, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := l.clusters[name]
-	switch {
-	case p == nil:
-		return policy.Away{}, true // not probed yet
-	case p.health.Ready():
-		return policy.Away{}, false
-	}
-	return policy.Away{Since: p.awaySince, Seen: p.probed && p.failures >= threshold}, true
+	return state
 }
 
 // reconcile probes a cluster, and again after the period.
 func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	object, exists := l.objects.Get(key)
+	object, exists := l.c.informers.clusters.Get(key)
 	if !exists {
 		l.forget(ctx, key.Name)
 		return 0, nil
 	}
-	config, read := settings(ctx, l.configs, l.namespace), policy.ReadCluster(object)
+	config, read := l.c.settings(ctx), policy.ReadCluster(object)
 	p := l.clusterOf(read)
 	if err := l.connect(ctx, p, object, read); err != nil {
 		return config.ProbePeriod, err
@@ -164,13 +132,13 @@ func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time
 	l.observe(ctx, p, object, result, p.health.Observe(result, problem, config))
 	switch {
 	case !p.health.Ready():
-		l.setClient(ctx, read.Name, nil)
+		l.c.setClient(ctx, read.Name, nil)
 	case known:
-		l.setClient(ctx, read.Name, p.client)
+		l.c.setClient(ctx, read.Name, p.client)
 	case result == policy.Well:
 		after = olderRecheck
 	}
-	if err := l.write(ctx, object, read, p.health, version); err != nil || !known {
+	if err := l.write(ctx, read, p.health, version); err != nil || !known {
 		return after, err
 	}
 	return after, l.writeIdentity(ctx, p, object)
@@ -182,7 +150,8 @@ func (l *clusterLoop) clusterOf(read policy.Cluster) *probedCluster {
 	defer l.mu.Unlock()
 	p := l.clusters[read.Name]
 	if p == nil {
-		p = &probedCluster{health: policy.StartHealth(read.Status), readySince: l.clock.Now(), awaySince: l.clock.Now()}
+		now := l.c.clock.Now()
+		p = &probedCluster{clusterState: clusterState{health: policy.StartHealth(read.Status), readySince: now, awaySince: now}}
 		if since, away := read.NotReadySince(); away {
 			p.awaySince = since
 		}
@@ -203,13 +172,13 @@ func (l *clusterLoop) forget(ctx context.Context, name string) {
 
 // disconnect closes the client of a cluster, once nobody uses it.
 func (l *clusterLoop) disconnect(ctx context.Context, name string, p *probedCluster) {
-	l.setClient(ctx, name, nil)
+	l.c.setClient(ctx, name, nil)
 	if p.client != nil {
 		p.client.close()
 		p.client = nil
 	}
 	l.mu.Lock()
-	p.identity = identity{}
+	p.asked, p.uid, p.replaced = false, "", false
 	l.mu.Unlock()
 }
 
@@ -229,7 +198,7 @@ func (l *clusterLoop) closeAll() {
 // Secret has changed. An error means that it is not known whether there is one.
 func (l *clusterLoop) connect(ctx context.Context, p *probedCluster, object *unstructured.Unstructured, read policy.Cluster) error {
 	version := ""
-	if secret, exists := l.tokens.Get(cache.ObjectName{Namespace: l.namespace, Name: read.Spec.SecretRef.Name}); exists {
+	if secret, exists := l.c.informers.secrets.Get(cache.ObjectName{Namespace: l.c.cfg.Namespace, Name: read.Spec.SecretRef.Name}); exists {
 		version = string(secret.GetUID()) + "/" + secret.GetResourceVersion()
 	}
 	same := p.client != nil && read.Malformed == nil && reflect.DeepEqual(p.spec, read.Spec)
@@ -241,7 +210,7 @@ func (l *clusterLoop) connect(ctx context.Context, p *probedCluster, object *uns
 	}
 	made, problem := p.client, read.Malformed
 	if !same && problem == nil {
-		made, problem = newClient(read.Spec, l.unsafe, l.secret(read.Spec.SecretRef.Name), l.clock)
+		made, problem = newClient(read.Spec, l.c.cfg.UnsafeEndpoints, l.secret(read.Spec.SecretRef.Name), l.c.clock)
 	}
 	if problem == nil && version == "" {
 		problem = errors.New("there is no such Secret")
@@ -255,7 +224,7 @@ func (l *clusterLoop) connect(ctx context.Context, p *probedCluster, object *uns
 		}
 	}
 	if problem == nil && !same {
-		made.cluster, problem = l.open(read.Name, made.config(l.qps))
+		made.cluster, problem = l.c.host.Cluster(read.Name, made.config(l.c.cfg.ClusterQPS))
 	}
 	p.spec, p.secret = read.Spec, version
 	if problem != nil {
@@ -265,7 +234,7 @@ func (l *clusterLoop) connect(ctx context.Context, p *probedCluster, object *uns
 	}
 	p.client = made
 	if !same && made.connection.Insecure() {
-		l.events.Event(object, corev1.EventTypeWarning, "InsecureTLS", "disabledTLSValidations lets others pretend to be the API server, and get the token")
+		l.c.host.Events.Event(object, corev1.EventTypeWarning, "InsecureTLS", "disabledTLSValidations lets others pretend to be the API server, and get the token")
 	}
 	return nil
 }
@@ -276,7 +245,7 @@ func (l *clusterLoop) ofSecret(e controllers.Event[metav1.Object]) (keys []cache
 	if secret == nil {
 		secret = e.Old
 	}
-	for _, object := range l.objects.List(l.namespace, labels.Everything()) {
+	for _, object := range l.c.informers.clusters.List(l.c.cfg.Namespace, nil) {
 		if policy.ReadCluster(object).Spec.SecretRef.Name == secret.GetName() {
 			keys = append(keys, cache.MetaObjectToName(object))
 		}
@@ -286,7 +255,7 @@ func (l *clusterLoop) ofSecret(e controllers.Event[metav1.Object]) (keys []cache
 
 func (l *clusterLoop) secret(name string) func(context.Context) (map[string][]byte, error) {
 	return func(ctx context.Context) (map[string][]byte, error) {
-		secret, err := l.secrets.Secrets(l.namespace).Get(ctx, name, metav1.GetOptions{})
+		secret, err := l.c.host.Client.CoreV1().Secrets(l.c.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return nil, err
 		}
@@ -299,10 +268,10 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 	before := p.health
 	l.mu.Lock()
 	if next.Ready() && !before.Ready() {
-		p.readySince = l.clock.Now()
+		p.readySince = l.c.clock.Now()
 	}
 	if !next.Ready() && before.Ready() {
-		p.awaySince = l.clock.Now()
+		p.awaySince = l.c.clock.Now()
 	}
 	if p.failures++; result == policy.Well {
 		p.failures = 0
@@ -317,24 +286,18 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 		if next.State == policy.NoClient {
 			text = cmp.Or(next.Error, "the KubeFedCluster or its Secret gives no client")
 		}
-		l.events.Event(object, corev1.EventTypeWarning, reason, text)
+		l.c.host.Events.Event(object, corev1.EventTypeWarning, reason, text)
 	}
 }
 
 // write updates the status if it has changed, or is too old.
-func (l *clusterLoop) write(ctx context.Context, object *unstructured.Unstructured, read policy.Cluster, h policy.Health, version string) error {
-	status, changed := read.Status.Next(h, version, l.clock.Now())
+func (l *clusterLoop) write(ctx context.Context, read policy.Cluster, h policy.Health, version string) error {
+	status, changed := read.Status.Next(h, version, l.c.clock.Now())
 	if !changed {
 		return nil
 	}
 	// Zones and the region are others' to write.
-	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": status.Conditions, "kubernetesVersion": status.KubernetesVersion}})
-	if err != nil {
-		return err
-	}
-	_, err = l.statuses.Namespace(object.GetNamespace()).Patch(ctx, object.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-	if apierrors.IsNotFound(err) {
-		return nil // the KubeFedCluster is gone
-	}
+	_, err := patch(ctx, l.c.ofFederation(kubeFedClusters), read.Name, map[string]any{
+		"status": map[string]any{"conditions": status.Conditions, "kubernetesVersion": status.KubernetesVersion}}, "status")
 	return err
 }

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
@@ -52,6 +53,7 @@ type controller struct {
 	cfg            Config
 	host           controllers.Host
 	informers      informersOf
+	clock          clock.WithTicker
 	clusters       *clusterLoop
 	types          *typeLoop
 	loop           keyLoop
@@ -76,7 +78,7 @@ type controller struct {
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
-	c := &controller{cfg: cfg, host: h, informers: informersFor(h), bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
+	c := &controller{cfg: cfg, host: h, informers: informersFor(h), clock: h.LoopOptions.Clock, bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{},
 		writtenOff: map[string]policy.WrittenOff{}, lastUIDs: map[string]map[string]map[cache.ObjectName]types.UID{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
@@ -90,10 +92,10 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 		options.Loop = loop
 		return options
 	}
-	if c.clusters, err = newClusterLoop(cfg, c.informers, h, named("clusters"), c.setClient); err != nil {
+	if c.clusters, err = newClusterLoop(c, named("clusters")); err != nil {
 		return nil, err
 	}
-	if c.types, err = newTypeLoop(cfg.Namespace, c.informers.types, c.informers.configs, c.informers.definitions, h.Dynamic, h.Events, named("types")); err != nil {
+	if c.types, err = newTypeLoop(c, named("types")); err != nil {
 		return nil, err
 	}
 	options := named("sync")
@@ -106,7 +108,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.replicas, err = newSpreader(c, c.informers.preferences, named("replicas")); err != nil {
+	if c.replicas, err = newSpreader(c, named("replicas")); err != nil {
 		return nil, err
 	}
 	c.writtenOffLoop, err = c.newWrittenOffLoop(named("written-off"))
@@ -210,7 +212,7 @@ func (c *controller) lock(ctx context.Context) (held string, gone bool, err erro
 		held += object.Annotations[annotation]
 		var record struct{ RenewTime metav1.Time }
 		malformed := json.Unmarshal([]byte(object.Annotations[annotation]), &record)
-		if malformed != nil || record.RenewTime.IsZero() || c.host.LoopOptions.Clock.Since(record.RenewTime.Time) < kubeFedGone {
+		if malformed != nil || record.RenewTime.IsZero() || c.clock.Since(record.RenewTime.Time) < kubeFedGone {
 			gone = false
 		}
 	}
@@ -261,7 +263,7 @@ func (c *controller) setIdle(ctx context.Context, idle bool) {
 
 // sleep returns false if ctx ends first.
 func (c *controller) sleep(ctx context.Context, d time.Duration) bool {
-	timer := c.host.LoopOptions.Clock.NewTimer(d)
+	timer := c.clock.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C():
@@ -330,7 +332,7 @@ func (c *controller) clusterStatuses() (all []clusterStatus) {
 	c.mu.Unlock()
 	for _, cluster := range c.joinedClusters() {
 		s := clusterStatus{Name: cluster.Name, Pending: removals[cluster.Name][0], Held: removals[cluster.Name][1]}
-		s.Ready, _ = c.clusters.ready(cluster.Name)
+		s.Ready = c.clusters.state(cluster.Name).health.Ready()
 		s.WrittenOff = writtenOff[cluster.Name]
 		if r := c.readyCluster(cluster.Name); r != nil {
 			s.Types, s.Queue = r.states(), r.loop.Status().QueueDepth

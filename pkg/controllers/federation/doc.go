@@ -26,9 +26,8 @@
 // The state:
 //
 //	clusters         the probed clusters; set by clusters.go, removed with the KubeFedCluster
-//	health           a cluster's health and streak; set by clusters.go, at first from the
-//	                 KubeFedCluster's status
-//	identity         which cluster answers; set by identity.go, removed with the client
+//	clusterState     a cluster's health, and which cluster answers; set by clusters.go, at first from the
+//	                 KubeFedCluster's status, and by identity.go
 //	token            a cluster's bearer token; set by clusters.go and after a 401, removed with the client
 //	running          the types that are propagated; set by types.go, removed when the type stops or
 //	                 its FederatedTypeConfig is deleted

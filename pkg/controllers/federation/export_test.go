@@ -26,7 +26,8 @@ var (
 
 // Ready reports whether a cluster is ready, and since when.
 func Ready(c controllers.Controller, name string) (bool, time.Time) {
-	return c.(*controller).clusters.ready(name)
+	state := c.(*controller).clusters.state(name)
+	return state.health.Ready(), state.readySince
 }
 
 // Running returns the types that run.

@@ -20,7 +20,7 @@ import (
 // follow follows the federated objects of the types that run, on the host and in the clusters, until ctx
 // ends.
 func (c *controller) follow(ctx context.Context) error {
-	timer := c.host.LoopOptions.Clock.NewTimer(tick)
+	timer := c.clock.NewTimer(tick)
 	defer timer.Stop()
 	defer func() {
 		for name := range c.snapshot() {
@@ -60,7 +60,7 @@ func (c *controller) followTypes(ctx context.Context) {
 	if namespaces, exists := c.types.namespaces(); exists {
 		wanted[namespaces.Name] = &federatedType{TypeConfig: namespaces}
 	}
-	config := settings(ctx, c.informers.configs, c.cfg.Namespace)
+	config := c.settings(ctx)
 	for _, t := range c.types.runningTypes() {
 		wanted[t.Name] = &federatedType{TypeConfig: t, runs: true, collects: t.CollectsStatus(config)}
 	}
@@ -206,7 +206,7 @@ func (r *readyCluster) syncWatches(ctx context.Context) (waits bool) {
 			r.stopWatch(name)
 		}
 	}
-	now := r.c.host.LoopOptions.Clock.Now()
+	now := r.c.clock.Now()
 	r.sweep(now)
 	for name, t := range wanted {
 		if !t.runs {

@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
@@ -22,12 +23,7 @@ import (
 // addFinalizer keeps the federated object until no cluster has its object. It comes before the first write
 // in a cluster.
 func (c *controller) addFinalizer(ctx context.Context, v *view) error {
-	return c.finalize(ctx, v, func(finalizers []string) []string {
-		if slices.Contains(finalizers, policy.Finalizer) {
-			return finalizers
-		}
-		return append(slices.Clone(finalizers), policy.Finalizer)
-	})
+	return c.finalize(ctx, v, true)
 }
 
 // removeFinalizer lets the federated object go, after its PropagatedVersion: the garbage collector would
@@ -41,10 +37,7 @@ func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
 			return fmt.Errorf("%s %s: %w", kind, v.propagatedName(), err)
 		}
 	}
-	err := c.finalize(ctx, v, func(finalizers []string) []string {
-		return slices.DeleteFunc(slices.Clone(finalizers), func(f string) bool { return f == policy.Finalizer })
-	})
-	if err != nil {
+	if err := c.finalize(ctx, v, false); err != nil {
 		return err
 	}
 	c.mu.Lock()
@@ -53,23 +46,38 @@ func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
 	return nil
 }
 
-func (c *controller) finalize(ctx context.Context, v *view, change func([]string) []string) error {
+func (c *controller) finalize(ctx context.Context, v *view, wanted bool) error {
 	object, err := c.bodies.get(ctx, v.key, v.object.GetResourceVersion(), v.client)
 	if object == nil || err != nil {
 		return err
 	}
-	finalizers := change(object.GetFinalizers())
-	if slices.Equal(finalizers, object.GetFinalizers()) {
-		return nil
+	changed, err := setFinalizer(ctx, v.client.Namespace(v.key.Namespace), object, policy.Finalizer, wanted)
+	if changed != nil {
+		c.bodies.put(v.key, changed)
+	}
+	return err
+}
+
+// setFinalizer adds or removes a finalizer, unless somebody has changed the object since it was read. It
+// returns nil if nothing was written.
+func setFinalizer(ctx context.Context, client dynamic.ResourceInterface, object *unstructured.Unstructured, finalizer string, wanted bool) (*unstructured.Unstructured, error) {
+	finalizers := object.GetFinalizers()
+	if slices.Contains(finalizers, finalizer) == wanted {
+		return nil, nil
+	}
+	if wanted {
+		finalizers = append(finalizers, finalizer)
+	} else {
+		finalizers = slices.DeleteFunc(finalizers, func(f string) bool { return f == finalizer })
 	}
 	// With the resourceVersion, since the list of others is replaced.
-	changed, err := patch(ctx, v.client.Namespace(v.key.Namespace), v.key.Name, map[string]any{
+	return patch(ctx, client, object.GetName(), map[string]any{
 		"metadata": map[string]any{"resourceVersion": object.GetResourceVersion(), "finalizers": finalizers}})
-	if err != nil || changed == nil {
-		return err
-	}
-	c.bodies.put(v.key, changed)
-	return nil
+}
+
+// ofFederation returns the client of a resource in the federation namespace.
+func (c *controller) ofFederation(resource schema.GroupVersionResource) dynamic.ResourceInterface {
+	return c.host.Dynamic.Resource(resource).Namespace(c.cfg.Namespace)
 }
 
 // patch merges a change into an object. It returns nil if the object is gone.
@@ -116,7 +124,7 @@ func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Pro
 // writeStatus writes the status of the federated object if it has changed, and drops the record if there is
 // nothing left to write.
 func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy.Conclusion) error {
-	now := c.host.LoopOptions.Clock.Now()
+	now := c.clock.Now()
 	expected, _ := policy.FederatedStatus{}.Next(conclusion, now)
 	if !conclusion.Wrote && expected.Hash() == v.digest.Status {
 		c.forget(v)

@@ -4,6 +4,7 @@
 package federation
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,10 +12,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
@@ -22,26 +21,6 @@ import (
 
 // olderRecheck is how often a KubeFedCluster looks whether an older one has been probed.
 const olderRecheck = 200 * time.Millisecond
-
-// identity is what is known of which cluster a KubeFedCluster leads to. It is the UID of the Namespace
-// kube-system.
-type identity struct {
-	// asked is set once the cluster has been asked, and until a probe fails: another cluster may answer next.
-	asked bool
-	// uid is empty if it may not be read.
-	uid types.UID
-	// replaced is set if the KubeFedCluster led to another cluster before.
-	replaced bool
-}
-
-// isReplaced reports whether a KubeFedCluster led to another cluster before: what is there now was not put
-// there by this federation, so placement deletes nothing.
-func (l *clusterLoop) isReplaced(name string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := l.clusters[name]
-	return p != nil && p.replaced
-}
 
 // identify returns the result of a probe of a cluster that is well, once it is known which cluster that is.
 // While this is false, the cluster must not be opened: another KubeFedCluster may lead to it.
@@ -61,7 +40,7 @@ func (l *clusterLoop) identify(ctx context.Context, p *probedCluster, object *un
 	recorded := types.UID(object.GetAnnotations()[policy.ClusterUIDAnnotation])
 	replaced := recorded != "" && recorded != p.uid
 	if replaced && !p.replaced {
-		l.events.Eventf(object, corev1.EventTypeWarning, policy.ClusterReplaced, "another cluster is behind the endpoint than before; placement deletes nothing there until the annotation %s is deleted", policy.ClusterUIDAnnotation)
+		l.c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.ClusterReplaced, "another cluster is behind the endpoint than before; placement deletes nothing there until the annotation %s is deleted", policy.ClusterUIDAnnotation)
 	}
 	l.mu.Lock()
 	p.replaced = replaced
@@ -79,22 +58,16 @@ func (l *clusterLoop) identify(ctx context.Context, p *probedCluster, object *un
 // is one of which it is not known yet where it leads.
 func (l *clusterLoop) older(object *unstructured.Unstructured, uid types.UID) (name string, known bool) {
 	known = true
-	for _, other := range l.objects.List(l.namespace, labels.Everything()) {
+	for _, other := range l.c.informers.clusters.List(l.c.cfg.Namespace, nil) {
 		if !policy.OlderCluster(other, object) {
 			continue
 		}
-		is, probed := types.UID(other.GetAnnotations()[policy.ClusterUIDAnnotation]), false
-		l.mu.Lock()
-		if p := l.clusters[other.GetName()]; p != nil {
-			if probed = p.probed; p.uid != "" {
-				is = p.uid
-			}
-		}
-		l.mu.Unlock()
+		state := l.state(other.GetName())
+		is := cmp.Or(state.uid, types.UID(other.GetAnnotations()[policy.ClusterUIDAnnotation]))
 		if is == uid {
 			return other.GetName(), true
 		}
-		known = known && (is != "" || probed)
+		known = known && (is != "" || state.probed)
 	}
 	return "", known
 }
@@ -104,14 +77,8 @@ func (l *clusterLoop) writeIdentity(ctx context.Context, p *probedCluster, objec
 	if p.uid == "" || !p.health.Ready() || object.GetAnnotations()[policy.ClusterUIDAnnotation] != "" {
 		return nil
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{policy.ClusterUIDAnnotation: p.uid}}})
-	if err != nil {
-		return err
-	}
-	_, err = l.statuses.Namespace(object.GetNamespace()).Patch(ctx, object.GetName(), types.MergePatchType, patch, metav1.PatchOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil // the KubeFedCluster is gone
-	}
+	_, err := patch(ctx, l.c.ofFederation(kubeFedClusters), object.GetName(), map[string]any{
+		"metadata": map[string]any{"annotations": map[string]any{policy.ClusterUIDAnnotation: p.uid}}})
 	return err
 }
 

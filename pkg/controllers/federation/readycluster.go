@@ -296,8 +296,8 @@ func (r *readyCluster) sweep(now time.Time) {
 
 // removals returns what policy needs to know before a removal from the cluster.
 func (r *readyCluster) removals(v *view) policy.Removals {
-	ready, since := r.c.clusters.ready(r.name)
-	removals := policy.Removals{Listed: v.inputsListed && ready, ReadySince: since, Replaced: r.c.clusters.isReplaced(r.name)}
+	state := r.c.clusters.state(r.name)
+	removals := policy.Removals{Listed: v.inputsListed && state.health.Ready(), ReadySince: state.readySince, Replaced: state.replaced}
 	for _, cluster := range r.c.joinedClusters() {
 		if cluster.Name == r.name {
 			removals.AllowedUntil, _ = cluster.AllowsRemovals() // what is no time allows nothing
@@ -311,7 +311,7 @@ func (r *readyCluster) removals(v *view) policy.Removals {
 // countRemovals counts the objects that placement would delete in the cluster. It looks at every object, but
 // not again within a second if no placement has changed.
 func (r *readyCluster) countRemovals() removalCount {
-	epoch, now := r.c.epoch.Load(), r.c.host.LoopOptions.Clock.Now()
+	epoch, now := r.c.epoch.Load(), r.c.clock.Now()
 	r.c.mu.Lock()
 	known := r.counted
 	r.c.mu.Unlock()

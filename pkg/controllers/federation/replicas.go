@@ -18,7 +18,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -26,7 +25,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/replicas"
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // replicaSchedulingPreferences spread the replicas of federated objects.
@@ -50,8 +48,7 @@ const (
 // spreader writes placement and replicas of the federated objects that have a ReplicaSchedulingPreference.
 type spreader struct {
 	*controllers.Loop[cache.ObjectName]
-	c           *controller
-	preferences informers.Informer[*unstructured.Unstructured]
+	c *controller
 
 	mu        sync.Mutex
 	decisions map[cache.ObjectName]decision
@@ -66,11 +63,11 @@ type decision struct {
 	text string
 }
 
-func newSpreader(c *controller, preferences informers.Informer[*unstructured.Unstructured], loop controllers.LoopOptions) (*spreader, error) {
-	s := &spreader{c: c, preferences: preferences, decisions: map[cache.ObjectName]decision{}}
+func newSpreader(c *controller, loop controllers.LoopOptions) (*spreader, error) {
+	s := &spreader{c: c, decisions: map[cache.ObjectName]decision{}}
 	loop.Workers = replicaWorkers
 	var err error
-	s.Loop, err = controllers.NewLoop(loop, s.reconcile, controllers.WatchSelf(preferences),
+	s.Loop, err = controllers.NewLoop(loop, s.reconcile, controllers.WatchSelf(c.informers.preferences),
 		controllers.WatchChanges(c.informers.clusters, s.clusterChanged),
 		controllers.WatchChanges(c.informers.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			return s.all(metav1.NamespaceAll)
@@ -80,7 +77,7 @@ func newSpreader(c *controller, preferences informers.Informer[*unstructured.Uns
 
 // all returns the names of all preferences of a namespace.
 func (s *spreader) all(namespace string) (names []cache.ObjectName) {
-	for _, object := range s.preferences.List(namespace, labels.Everything()) {
+	for _, object := range s.c.informers.preferences.List(namespace, nil) {
 		names = append(names, cache.MetaObjectToName(object))
 	}
 	return names
@@ -100,7 +97,7 @@ func (s *spreader) clusterChanged(e controllers.Event[*unstructured.Unstructured
 
 // spreads reports whether there is a preference for a federated object.
 func (s *spreader) spreads(k key) bool {
-	object, exists := s.preferences.Get(k.ObjectName)
+	object, exists := s.c.informers.preferences.Get(k.ObjectName)
 	if !exists {
 		return false
 	}
@@ -146,8 +143,8 @@ func (s *spreader) forgetAll() {
 }
 
 func (s *spreader) reconcile(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
-	now := s.c.host.LoopOptions.Clock.Now()
-	object, exists := s.preferences.Get(name)
+	now := s.c.clock.Now()
+	object, exists := s.c.informers.preferences.Get(name)
 	if !exists {
 		s.mu.Lock()
 		delete(s.decisions, name)
@@ -179,7 +176,7 @@ func (s *spreader) refuse(object *unstructured.Unstructured, problem error) deci
 // decide writes the federated object of a preference, if that plans something else than before. It returns
 // the decision, without a text if it must wait, and when to decide again even without an event.
 func (s *spreader) decide(ctx context.Context, object *unstructured.Unstructured, now time.Time) (d decision, after time.Duration, err error) {
-	config := settings(ctx, s.c.informers.configs, s.c.cfg.Namespace)
+	config := s.c.settings(ctx)
 	preference, err := policy.ReadReplicaPreference(object)
 	switch {
 	case !config.Scheduler:
@@ -259,12 +256,11 @@ func (s *spreader) write(ctx context.Context, v *view, spread *unstructured.Unst
 // plan without that cluster would move its replicas, a plan with it needs to know what runs there.
 func (s *spreader) available(clusters []policy.Cluster, f *policy.Federated, delay time.Duration, now time.Time) (usable []*readyCluster, wait time.Duration) {
 	for _, cluster := range clusters {
-		probed, ready := s.c.clusters.probed(cluster.Name)
-		r, left := s.c.readyCluster(cluster.Name), time.Duration(0)
+		state, r, left := s.c.clusters.state(cluster.Name), s.c.readyCluster(cluster.Name), time.Duration(0)
 		switch since, away := cluster.NotReadySince(); {
-		case ready && r != nil:
+		case r != nil && state.health.Ready():
 			usable = append(usable, r)
-		case ready, !probed:
+		case state.health.Ready(), !state.probed:
 			left = time.Second
 		case !slices.Contains(f.Placement.Clusters, cluster.Name):
 		case !away:
@@ -329,7 +325,7 @@ func (r *readyCluster) observe(ctx context.Context, v *view) (w policy.Workload,
 			return w, err
 		}
 		for i := range page.Items {
-			w.Count(&page.Items[i], r.c.host.LoopOptions.Clock.Now())
+			w.Count(&page.Items[i], r.c.clock.Now())
 		}
 		if options.Continue = page.GetContinue(); options.Continue == "" {
 			return w, nil

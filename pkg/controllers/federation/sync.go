@@ -156,10 +156,10 @@ func (c *controller) outcomes(v *view) map[string]outcome {
 // outcomeIn returns the outcome in one cluster; r is nil if the cluster is not ready.
 func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
 	if r == nil {
-		switch probed, ready := c.clusters.probed(name); {
-		case !probed:
+		switch state := c.clusters.state(name); {
+		case !state.probed:
 			return outcome{pending: true}
-		case ready:
+		case state.health.Ready():
 			return outcome{status: policy.ClientRetrievalFailed, pending: true} // its loop begins in a moment
 		}
 		return outcome{status: policy.ClusterNotReady}
@@ -179,7 +179,7 @@ func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
 	c.mu.Lock()
 	record := c.recordFor(v.key)
 	if record.fingerprint != v.fingerprint {
-		record.fingerprint, record.since = v.fingerprint, c.host.LoopOptions.Clock.Now()
+		record.fingerprint, record.since = v.fingerprint, c.clock.Now()
 	}
 	known := record.results[name]
 	if known == nil {
@@ -233,7 +233,7 @@ func (c *controller) report(v *view, cluster string, next result, wrote bool) {
 	record.dirty = record.dirty || wrote
 	c.mu.Unlock()
 	if wrote && !since.IsZero() {
-		c.metrics.lag.WithLabelValues(cluster).Observe(c.host.LoopOptions.Clock.Since(since).Seconds())
+		c.metrics.lag.WithLabelValues(cluster).Observe(c.clock.Since(since).Seconds())
 	}
 	if changed {
 		c.loop.Enqueue(v.key)
@@ -243,7 +243,7 @@ func (c *controller) report(v *view, cluster string, next result, wrote bool) {
 // conclude writes the outcome of a federated object on the host: its versions and its status or, if it is
 // being deleted and no cluster has its object, the removal of its finalizer.
 func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]outcome) (time.Duration, error) {
-	now := c.host.LoopOptions.Clock.Now()
+	now := c.clock.Now()
 	c.mu.Lock()
 	record := c.recordFor(v.key)
 	if record.fingerprint != v.fingerprint {

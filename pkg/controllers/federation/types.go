@@ -5,65 +5,48 @@ package federation
 
 import (
 	"context"
-	"encoding/json"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // typeLoop decides which types are propagated, and writes the status of FederatedTypeConfigs.
 type typeLoop struct {
 	*controllers.Loop[cache.ObjectName]
-	namespace   string
-	objects     informers.Informer[*unstructured.Unstructured]
-	configs     informers.Informer[*unstructured.Unstructured]
-	definitions informers.Informer[metav1.Object]
-	client      dynamic.ResourceInterface
-	events      record.EventRecorder
+	c *controller
 
 	mu      sync.Mutex
 	running map[string]policy.TypeConfig
 	warned  map[string]policy.Problem
 }
 
-// newTypeLoop returns the loop of the FederatedTypeConfigs. The informers objects and configs have the
-// federation namespace alone, definitions has the metadata of CustomResourceDefinitions.
-func newTypeLoop(namespace string, objects, configs informers.Informer[*unstructured.Unstructured], definitions informers.Informer[metav1.Object],
-	client dynamic.Interface, events record.EventRecorder, loop controllers.LoopOptions,
-) (*typeLoop, error) {
-	l := &typeLoop{namespace: namespace, objects: objects, configs: configs, definitions: definitions,
-		client: client.Resource(federatedTypeConfigs).Namespace(namespace), events: events,
-		running: map[string]policy.TypeConfig{}, warned: map[string]policy.Problem{}}
+// newTypeLoop returns the loop of the FederatedTypeConfigs of the federation namespace.
+func newTypeLoop(c *controller, loop controllers.LoopOptions) (*typeLoop, error) {
+	l := &typeLoop{c: c, running: map[string]policy.TypeConfig{}, warned: map[string]policy.Problem{}}
 	var err error
 	l.Loop, err = controllers.NewLoop(loop, l.reconcile,
 		// One type may need another type, or be the federated type of another, so each change concerns all.
-		controllers.WatchMapped(objects, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
+		controllers.WatchMapped(c.informers.types, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			if e.New == nil {
 				return append(l.all(), cache.MetaObjectToName(e.Old))
 			}
 			return l.all()
 		}, controllers.GenerationChanged),
-		controllers.WatchChanges(configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
+		controllers.WatchChanges(c.informers.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			return l.all()
 		}, controllers.GenerationChanged),
-		controllers.WatchChanges(definitions, func(e controllers.Event[metav1.Object]) []cache.ObjectName {
+		controllers.WatchChanges(c.informers.definitions, func(e controllers.Event[metav1.Object]) []cache.ObjectName {
 			if e.Old != nil && e.New != nil {
 				return nil // only its existence matters
 			}
@@ -74,7 +57,7 @@ func newTypeLoop(namespace string, objects, configs informers.Informer[*unstruct
 
 // all returns the names of all FederatedTypeConfigs.
 func (l *typeLoop) all() (keys []cache.ObjectName) {
-	for _, object := range l.objects.List(l.namespace, labels.Everything()) {
+	for _, object := range l.c.informers.types.List(l.c.cfg.Namespace, nil) {
 		keys = append(keys, cache.MetaObjectToName(object))
 	}
 	return keys
@@ -92,54 +75,54 @@ func (l *typeLoop) runningTypes() (types []policy.TypeConfig) {
 	return types
 }
 
+// defined reports whether there is a CustomResourceDefinition.
+func (l *typeLoop) defined(r schema.GroupResource) bool {
+	_, exists := l.c.informers.definitions.Get(cache.ObjectName{Name: r.String()})
+	return exists
+}
+
 // namespaces returns the FederatedTypeConfig of Namespaces, if FederatedNamespaces can be followed: they
 // place others even if Namespaces themselves are not propagated.
 func (l *typeLoop) namespaces() (t policy.TypeConfig, exists bool) {
-	object, exists := l.objects.Get(cache.ObjectName{Namespace: l.namespace, Name: policy.NamespacesType})
+	object, exists := l.c.informers.types.Get(cache.ObjectName{Namespace: l.c.cfg.Namespace, Name: policy.NamespacesType})
 	if !exists {
 		return t, false
 	}
 	t = policy.ReadTypeConfig(object)
-	_, defined := l.definitions.Get(cache.ObjectName{Name: t.Federated.GroupResource().String()})
-	return t, defined && t.Invalid == nil && !t.Deleting
+	return t, t.Invalid == nil && !t.Deleting && l.defined(t.Federated.GroupResource())
 }
 
 func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	object, exists := l.objects.Get(key)
+	object, exists := l.c.informers.types.Get(key)
 	if !exists {
 		l.set(key.Name, nil)
 		l.warn(nil, key.Name, policy.Problem{})
 		return 0, nil
 	}
-	t, finalizers := policy.ReadTypeConfig(object), object.GetFinalizers()
-	at := slices.Index(finalizers, policy.TypeFinalizer)
-	switch {
-	case t.Deleting:
+	t, client := policy.ReadTypeConfig(object), l.c.ofFederation(federatedTypeConfigs)
+	if t.Deleting {
 		l.set(key.Name, nil)
-		if at < 0 {
-			return 0, nil
-		}
-		return 0, l.finalize(ctx, object, slices.Delete(slices.Clone(finalizers), at, at+1))
-	case at < 0:
-		if err := l.finalize(ctx, object, append(slices.Clone(finalizers), policy.TypeFinalizer)); err != nil {
-			return 0, err
-		}
 	}
-	config, all := settings(ctx, l.configs, l.namespace), []policy.TypeConfig{}
-	for _, other := range l.objects.List(l.namespace, labels.Everything()) {
+	if _, err := setFinalizer(ctx, client, object, policy.TypeFinalizer, !t.Deleting); err != nil || t.Deleting {
+		return 0, err
+	}
+	config, all := l.c.settings(ctx), []policy.TypeConfig{}
+	for _, other := range l.c.informers.types.List(l.c.cfg.Namespace, nil) {
 		all = append(all, policy.ReadTypeConfig(other))
 	}
-	runs, warning := t.Runs(all, config, func(r schema.GroupResource) bool {
-		_, exists := l.definitions.Get(cache.ObjectName{Name: r.String()})
-		return exists
-	})
+	runs, warning := t.Runs(all, config, l.defined)
 	if runs {
 		l.set(key.Name, &t)
 	} else {
 		l.set(key.Name, nil)
 	}
 	l.warn(object, key.Name, warning)
-	return 0, l.write(ctx, &t, runs, config)
+	status, changed := t.NextStatus(runs, config)
+	if !changed {
+		return 0, nil
+	}
+	_, err := patch(ctx, client, t.Name, map[string]any{"status": status}, "status")
+	return 0, err
 }
 
 // set says whether a type runs.
@@ -163,39 +146,13 @@ func (l *typeLoop) warn(object *unstructured.Unstructured, name string, warning 
 	}
 	l.mu.Unlock()
 	if warning != before && warning.Reason != "" {
-		l.events.Event(object, corev1.EventTypeWarning, warning.Reason, warning.Text)
+		l.c.host.Events.Event(object, corev1.EventTypeWarning, warning.Reason, warning.Text)
 	}
-}
-
-// finalize writes the finalizers, unless somebody else has changed the object.
-func (l *typeLoop) finalize(ctx context.Context, object *unstructured.Unstructured, finalizers []string) error {
-	return l.patch(ctx, object.GetName(), map[string]any{"metadata": map[string]any{"resourceVersion": object.GetResourceVersion(), "finalizers": finalizers}})
-}
-
-// write updates the status if it has changed.
-func (l *typeLoop) write(ctx context.Context, t *policy.TypeConfig, runs bool, config policy.Config) error {
-	status, changed := t.NextStatus(runs, config)
-	if !changed {
-		return nil
-	}
-	return l.patch(ctx, t.Name, map[string]any{"status": status}, "status")
-}
-
-func (l *typeLoop) patch(ctx context.Context, name string, change map[string]any, subresources ...string) error {
-	patch, err := json.Marshal(change)
-	if err != nil {
-		return err
-	}
-	_, err = l.client.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}, subresources...)
-	if apierrors.IsNotFound(err) {
-		return nil // it is gone
-	}
-	return err
 }
 
 // settings returns the settings of the federation. An invalid field has its default.
-func settings(ctx context.Context, configs informers.Informer[*unstructured.Unstructured], namespace string) policy.Config {
-	object, exists := configs.Get(cache.ObjectName{Namespace: namespace, Name: policy.ConfigName})
+func (c *controller) settings(ctx context.Context) policy.Config {
+	object, exists := c.informers.configs.Get(cache.ObjectName{Namespace: c.cfg.Namespace, Name: policy.ConfigName})
 	if !exists {
 		return policy.DefaultConfig()
 	}

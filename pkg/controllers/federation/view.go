@@ -262,7 +262,7 @@ func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, erro
 // asked. One answer serves all objects that were seen being deleted before it.
 func (c *controller) definitionDeleted(ctx context.Context, v *view) (bool, error) {
 	c.mu.Lock()
-	seen := c.host.LoopOptions.Clock.Now()
+	seen := c.clock.Now()
 	if record := c.records[v.key]; record != nil && record.fingerprint == v.fingerprint {
 		seen = record.since
 	}
@@ -273,7 +273,7 @@ func (c *controller) definitionDeleted(ctx context.Context, v *view) (bool, erro
 	if d.at.After(seen) {
 		return d.deleted, nil
 	}
-	now := c.host.LoopOptions.Clock.Now()
+	now := c.clock.Now()
 	object, err := c.metadata.Resource(customResourceDefinitions).Get(ctx, v.Federated.GroupResource().String(), metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, err

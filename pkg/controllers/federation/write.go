@@ -170,7 +170,7 @@ func (w *work) update(ctx context.Context) {
 		return
 	}
 	own := w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())
-	config := settings(ctx, w.cluster.c.informers.configs, w.cluster.c.cfg.Namespace)
+	config := w.cluster.c.settings(ctx)
 	if update, status := policy.AdoptExisting(live, own, config); !update {
 		w.status = status
 		return
@@ -186,7 +186,7 @@ func (w *work) update(ctx context.Context) {
 		w.remember(live, content, digest.For(w.cluster.name).Annotations)
 		return
 	}
-	now := w.cluster.c.host.LoopOptions.Clock.Now()
+	now := w.cluster.c.clock.Now()
 	w.cluster.c.mu.Lock()
 	repeats := w.cluster.repeats[queuedKeyOf(w.key)]
 	if repeats == nil {
@@ -258,7 +258,7 @@ func (w *work) remember(object *unstructured.Unstructured, content uint64, annot
 
 // remove deletes the object, or takes the label off.
 func (w *work) remove(ctx context.Context, deletes bool) {
-	c, now := w.cluster.c, w.cluster.c.host.LoopOptions.Clock.Now()
+	c, now := w.cluster.c, w.cluster.c.clock.Now()
 	byPlacement := deletes && w.object != nil && !w.deleting
 	removals := policy.Removals{Listed: w.inputsListed}
 	if byPlacement {
@@ -269,7 +269,7 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 			return
 		}
 	}
-	hold, after := removals.Check(byPlacement, settings(ctx, c.informers.configs, c.cfg.Namespace).AvailableDelay, c.cfg.RemovalGuard, now)
+	hold, after := removals.Check(byPlacement, c.settings(ctx).AvailableDelay, c.cfg.RemovalGuard, now)
 	switch hold {
 	case policy.HoldUnlisted:
 		w.unknown, w.after = true, time.Second
@@ -329,7 +329,7 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 		w.fail(failed, err)
 		return
 	}
-	if w.object == nil && c.clusters.isReplaced(w.cluster.name) {
+	if w.object == nil && c.clusters.state(w.cluster.name).replaced {
 		w.unknown, w.after = true, recheckInterval
 		return
 	}

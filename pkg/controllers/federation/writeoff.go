@@ -107,7 +107,7 @@ func (c *controller) writeOffs(ctx context.Context, v *view, outcomes map[string
 			present = true
 			continue
 		}
-		wait = max(wait, away.WriteOff(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGrace, c.host.LoopOptions.Clock.Now()))
+		wait = max(wait, away.WriteOff(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGrace, c.clock.Now()))
 		due = append(due, name)
 	}
 	if present || wait > 0 {
@@ -136,7 +136,8 @@ func (c *controller) away(ctx context.Context, kind, cluster string) (policy.Awa
 		}
 		return policy.Away{Since: w.since, Seen: true}, true
 	}
-	return c.clusters.away(cluster, settings(ctx, c.informers.configs, c.cfg.Namespace).FailureThreshold)
+	state := c.clusters.state(cluster)
+	return policy.Away{Since: state.awaySince, Seen: state.probed && state.failures >= c.settings(ctx).FailureThreshold}, !state.health.Ready()
 }
 
 // writeOff records what a cluster owes when the federated object has gone, unless its object is to stay.
