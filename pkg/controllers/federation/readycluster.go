@@ -4,6 +4,7 @@
 package federation
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -205,33 +206,35 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 		return 0, err
 	}
 	w := &work{view: v, cluster: r, state: r.c.state(v, r)}
+	var err error
 	switch policy.Decide(w.state) {
 	case policy.Nothing:
-		w.confirmAbsent(ctx)
+		err = w.confirmAbsent(ctx)
 	case policy.Wait:
 		w.status = policy.WaitingForRemoval
 	case policy.Create:
-		w.create(ctx)
+		err = w.create(ctx)
 	case policy.Look, policy.Update:
-		w.update(ctx)
+		err = w.update(ctx)
 	case policy.Remove:
-		w.remove(ctx, true)
+		err = w.remove(ctx, true)
 	case policy.Unlabel:
-		w.remove(ctx, false)
+		err = w.remove(ctx, false)
 	}
-	switch {
-	case !w.unknown && v.object != nil:
+	switch unknown := w.unknown || err != nil; {
+	case !unknown && v.object != nil:
 		r.c.report(v, r.name, w.result, w.wrote)
-	case w.unknown && w.after == 0 && w.err == nil:
+	case unknown && w.after == 0 && err == nil:
 		r.c.withdraw(k, r.name)
 	}
 	if w.noAnswer {
 		r.c.clusters.Enqueue(cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: r.name}) // is it still there?
 	}
-	return w.after, w.err
+	return w.after, cmp.Or(err, w.err)
 }
 
-// work is one reconcile of a key in a cluster, and its outcome.
+// work is one reconcile of a key in a cluster, and its outcome. Its methods return an error if there is no
+// outcome to report.
 type work struct {
 	*view
 	cluster *readyCluster
@@ -239,33 +242,36 @@ type work struct {
 	result
 	// wrote is set after a write, noAnswer after a request that got no answer.
 	wrote, noAnswer bool
-	// unknown is set while there is no outcome to report.
+	// unknown is set if there is no outcome to report, but no error either.
 	unknown bool
 	after   time.Duration
-	err     error
+	// err is why a request that is tried again failed. The outcome is reported.
+	err error
+}
+
+// wait is an outcome that will change.
+func (w *work) wait(status string, after time.Duration) error {
+	w.status, w.after = status, after
+	return nil
 }
 
 // confirmAbsent reads the cluster before a deleted federated object may go, and before the record of an
 // object that is not wanted goes, if an empty cache does not prove that the object is absent.
-func (w *work) confirmAbsent(ctx context.Context) {
+func (w *work) confirmAbsent(ctx context.Context) error {
 	if w.object == nil || w.wanted(w.cluster.name) {
-		return
+		return nil
 	}
-	clearing := policy.ClusterRemoval{Joined: true, Ready: true, Serving: w.cluster.serving(w.Name), Live: w.state.Live, Own: w.state.Own, Expected: w.expected(w.cluster.name)}
-	if clearing.State() == policy.RemovalUnknown {
+	if w.state.Live == nil && w.expected(w.cluster.name) {
 		live, err := w.get(ctx)
 		if err != nil {
-			w.fail(policy.RetrievalFailed, err)
-			return
+			return w.fail(policy.RetrievalFailed, err)
 		}
-		clearing.Checked = policy.LiveAbsent
-		if live != nil {
-			clearing.Checked = policy.CheckLive(live, w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID()))
+		if live != nil && policy.Present(live, w.isOwn(live)) {
+			return w.wait(policy.WaitingForRemoval, time.Second) // the cache will show it
 		}
 	}
-	if w.cleared = clearing.State() == policy.RemovalDone; !w.cleared {
-		w.status, w.after = policy.WaitingForRemoval, time.Second // the cache will show it
-	}
+	w.cleared = true
+	return nil
 }
 
 // sweep forgets, once a minute, the writes and annotations of objects that need no memory.
@@ -294,17 +300,15 @@ func (r *readyCluster) sweep(now time.Time) {
 	}
 }
 
-// removals returns what policy needs to know before a removal from the cluster.
-func (r *readyCluster) removals(v *view) policy.Removals {
-	state := r.c.clusters.state(r.name)
-	removals := policy.Removals{Listed: v.inputsListed && state.health.Ready(), ReadySince: state.readySince, Replaced: state.replaced}
+// removals returns what policy needs to know before placement deletes an object in the cluster.
+func (r *readyCluster) removals() policy.Removals {
+	state, n := r.c.clusters.state(r.name), r.countRemovals()
+	removals := policy.Removals{ReadySince: state.readySince, Replaced: state.replaced, Deletions: n.deletions, Managed: n.managed}
 	for _, cluster := range r.c.joinedClusters() {
 		if cluster.Name == r.name {
-			removals.AllowedUntil, _ = cluster.AllowsRemovals() // what is no time allows nothing
+			removals.AllowedUntil = cluster.AllowsRemovals()
 		}
 	}
-	n := r.countRemovals()
-	removals.Deletions, removals.Managed = n.deletions, n.managed
 	return removals
 }
 

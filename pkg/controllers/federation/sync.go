@@ -175,7 +175,6 @@ func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
 	}
 	state := c.state(v, r)
 	action := policy.Decide(state)
-	clearance := policy.ClusterRemoval{Joined: true, Ready: true, Serving: serving, Live: state.Live, Own: state.Own, Expected: v.expected(name)}.State()
 	c.mu.Lock()
 	record := c.recordFor(v.key)
 	if record.fingerprint != v.fingerprint {
@@ -190,9 +189,9 @@ func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
 	enqueue := false
 	switch {
 	case known.fingerprint == v.fingerprint && known.done:
-	case action == policy.Nothing && (v.wanted(name) || clearance != policy.RemovalUnknown):
+	case action == policy.Nothing && (state.Live != nil || !v.expected(name)): // an empty cache may be late
 		known.status = ""
-		found.status, found.cleared = "", clearance == policy.RemovalDone
+		found.status, found.cleared = "", !v.wanted(name)
 	default:
 		found.pending = true
 		enqueue = known.fingerprint != v.fingerprint
@@ -251,7 +250,7 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 	}
 	conclusion := policy.Conclusion{Generation: v.digest.Generation, Wrote: record.dirty}
 	if v.reason != "" && !v.deleting {
-		conclusion.Reasons = []string{v.reason}
+		conclusion.Reason = v.reason
 	}
 	next, cleared, versions := time.Duration(0), true, map[string]string{}
 	for name, outcome := range outcomes {

@@ -4,6 +4,7 @@
 package federation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,25 +54,31 @@ func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
 	return live, err
 }
 
+// isOwn reports whether an object that was read is the host's own Namespace.
+func (w *work) isOwn(live metav1.Object) bool {
+	return w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())
+}
+
 // fail records why the cluster does not have its object. The request is retried, unless policy refused the
-// object.
-func (w *work) fail(status string, err error) {
+// object. After a conflict, or when the term is over, there is no outcome.
+func (w *work) fail(status string, err error) error {
 	if controllers.IsNotLeading(err) || apierrors.IsConflict(err) {
-		w.unknown, w.err = true, err
-		return
+		return err
 	}
+	reason := eventReasons[status]
 	if refused := (*policy.Failure)(nil); errors.As(err, &refused) {
 		w.status = refused.Status // until this or the federated object changes
-		w.event(corev1.EventTypeWarning, eventReasons[status], err)
-		return
+		w.event(corev1.EventTypeWarning, reason, err)
+		return nil
 	}
 	timeout := net.Error(nil)
 	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
 		status, w.noAnswer = policy.TimedOut(status), true
 	}
 	w.status = status
-	w.event(corev1.EventTypeWarning, eventReasons[status], err)
+	w.event(corev1.EventTypeWarning, reason, err)
 	w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.cluster.name, truncatedError{err})
+	return nil
 }
 
 // truncatedError is an error whose text, which another cluster may have sent, is cut to 256 bytes.
@@ -87,8 +94,7 @@ func (s truncatedError) Error() string {
 // eventReasons are the reasons of Events, by the status of a failure.
 var eventReasons = map[string]string{
 	policy.CreationFailed: "CreateInCluster", policy.UpdateFailed: "UpdateInCluster", policy.DeletionFailed: "DeleteInCluster",
-	policy.LabelRemovalFailed: "DeleteInCluster", "CreationTimedOut": "CreateInCluster", "UpdateTimedOut": "UpdateInCluster",
-	"DeletionTimedOut": "DeleteInCluster", "LabelRemovalTimedOut": "DeleteInCluster",
+	policy.LabelRemovalFailed: "DeleteInCluster",
 }
 
 // eventTexts begin the text of an Event, by its reason.
@@ -115,28 +121,27 @@ func (w *work) event(kind, reason string, err error) {
 }
 
 // create writes the object, or takes over one that is there.
-func (w *work) create(ctx context.Context) {
+func (w *work) create(ctx context.Context) error {
 	f, err := w.cluster.c.body(ctx, w.view)
 	if f == nil || err != nil {
-		w.unknown, w.err = true, err // if it is gone, an event follows
-		return
+		w.unknown = true // if it is gone, an event follows
+		return err
 	}
 	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.cluster.name})
 	if err != nil {
-		w.fail(policy.CreationFailed, err)
-		return
+		return w.fail(policy.CreationFailed, err)
 	}
 	created, err := w.clientFor(object.GetAPIVersion()).Create(ctx, object, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		w.update(ctx)
+		return w.update(ctx)
 	case absent(err):
-		w.status, w.after = policy.APINotAvailable, recheckInterval
+		return w.wait(policy.APINotAvailable, recheckInterval)
 	case err != nil:
-		w.fail(policy.CreationFailed, err)
-	default:
-		w.written(f, created, "CreateInCluster")
+		return w.fail(policy.CreationFailed, err)
 	}
+	w.written(f, created, "CreateInCluster")
+	return nil
 }
 
 // absent reports whether an error says that the cluster does not serve the type, and not that a namespace is
@@ -150,41 +155,34 @@ func absent(err error) bool {
 }
 
 // update reads the object, and writes it if it is not as it should be.
-func (w *work) update(ctx context.Context) {
+func (w *work) update(ctx context.Context) error {
 	f, err := w.cluster.c.body(ctx, w.view)
 	if f == nil || err != nil {
-		w.unknown, w.err = true, err
-		return
+		w.unknown = true
+		return err
 	}
 	live, err := w.get(ctx)
-	if err != nil {
-		w.fail(policy.RetrievalFailed, err)
-		return
-	}
-	if live == nil {
+	switch {
+	case err != nil:
+		return w.fail(policy.RetrievalFailed, err)
+	case live == nil:
 		w.unknown, w.after = true, time.Second // the cache will show it
-		return
+		return nil
+	case live.GetDeletionTimestamp() != nil:
+		return w.wait(policy.WaitingForRemoval, 5*time.Second) // without the label, no event follows
 	}
-	if live.GetDeletionTimestamp() != nil {
-		w.status, w.after = policy.WaitingForRemoval, 5*time.Second // without the label, no event follows
-		return
+	if update, status := policy.AdoptExisting(live, w.isOwn(live), w.cluster.c.settings(ctx)); !update {
+		return w.wait(status, 0)
 	}
-	own := w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())
-	config := w.cluster.c.settings(ctx)
-	if update, status := policy.AdoptExisting(live, own, config); !update {
-		w.status = status
-		return
-	}
-	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.cluster.name, Live: live, Own: own})
+	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.cluster.name, Live: live, Own: w.isOwn(live)})
 	if err != nil {
-		w.fail(policy.UpdateFailed, err)
-		return
+		return w.fail(policy.UpdateFailed, err)
 	}
 	digest := f.Digest()
 	content := digest.Content(w.cluster.name)
 	if w.needsNoWrite(live, object, digest.For(w.cluster.name)) {
 		w.remember(live, content, digest.For(w.cluster.name).Annotations)
-		return
+		return nil
 	}
 	now := w.cluster.c.clock.Now()
 	w.cluster.c.mu.Lock()
@@ -196,13 +194,11 @@ func (w *work) update(ctx context.Context) {
 	wait := repeats.Next(content).Sub(now)
 	w.cluster.c.mu.Unlock()
 	if wait > 0 {
-		w.status, w.after = policy.UpdateFailed, wait
-		return
+		return w.wait(policy.UpdateFailed, wait)
 	}
 	updated, err := w.clientFor(object.GetAPIVersion()).Update(ctx, object, metav1.UpdateOptions{})
 	if err != nil {
-		w.fail(policy.UpdateFailed, err)
-		return
+		return w.fail(policy.UpdateFailed, err)
 	}
 	w.cluster.c.mu.Lock()
 	again := repeats.Wrote(content, now)
@@ -211,6 +207,7 @@ func (w *work) update(ctx context.Context) {
 		w.cluster.c.warnOnce(w.view, policy.Problem{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts the object in cluster %q again and again", w.cluster.name)})
 	}
 	w.written(f, updated, "UpdateInCluster")
+	return nil
 }
 
 // needsNoWrite reports whether the object that was read needs no write: the cache was late, or this process
@@ -257,68 +254,37 @@ func (w *work) remember(object *unstructured.Unstructured, content uint64, annot
 }
 
 // remove deletes the object, or takes the label off.
-func (w *work) remove(ctx context.Context, deletes bool) {
-	c, now := w.cluster.c, w.cluster.c.clock.Now()
-	byPlacement := deletes && w.object != nil && !w.deleting
-	removals := policy.Removals{Listed: w.inputsListed}
-	if byPlacement {
-		removals = w.cluster.removals(w.view)
-		if c.replicas.undecided(w.key, removals.ReadySince) {
-			// The plan that moved the replicas away does not know yet that the cluster is back.
-			w.status, w.after = policy.WaitingForRemoval, time.Second
-			return
-		}
-	}
-	hold, after := removals.Check(byPlacement, c.settings(ctx).AvailableDelay, c.cfg.RemovalGuard, now)
-	switch hold {
-	case policy.HoldUnlisted:
+func (w *work) remove(ctx context.Context, deletes bool) error {
+	c := w.cluster.c
+	if !w.inputsListed {
 		w.unknown, w.after = true, time.Second
-		return
-	case policy.HoldUnsettled:
-		w.status, w.after = policy.WaitingForRemoval, after
-		return
-	case policy.HoldGuarded:
-		w.status, w.after = policy.RemovalHeld, recheckInterval
-		if !removals.Replaced { // a replaced cluster has a Warning of its own
-			c.warnHeld(w.cluster, fmt.Sprintf("%d of %d objects", removals.Deletions, removals.Managed))
-		}
-		return
-	}
-	if byPlacement && removals.HoldsUnrecorded(c.cfg.RemovalGuard, now) {
-		recorded, err := c.isRecorded(ctx, w.view, w.cluster.name)
-		if err != nil {
-			w.unknown, w.err = true, err
-			return
-		}
-		if !recorded {
-			w.status, w.after = policy.RemovalHeld, recheckInterval
-			c.warnHeld(w.cluster, "objects of which the host has no record, such as "+describe(w.view))
-			return
-		}
-	}
-	if byPlacement {
-		w.cluster.held.Store(false)
+		return nil
 	}
 	options := metav1.DeleteOptions{}
 	if w.deleting {
 		f, err := c.body(ctx, w.view)
 		if f == nil || err != nil {
-			w.unknown, w.err = true, err
-			return
+			w.unknown = true
+			return err
 		}
 		if options, err = c.deleteOptions(w.view, f); err != nil {
-			w.status = policy.WaitingForRemoval // until the annotation changes
-			return
+			return w.wait(policy.WaitingForRemoval, 0) // until the annotation changes
 		}
 		deleted, err := c.definitionDeleted(ctx, w.view)
 		if err != nil {
-			w.unknown, w.err = true, err
-			return
+			return err
 		}
 		deletes = deletes && !deleted
-	} else if wanted, exists, err := c.stillWanted(ctx, w.view, w.cluster.name); err != nil || wanted || exists != (w.object != nil) {
-		w.unknown, w.after, w.err = true, time.Second, err // the cache is behind
-		return
+	} else {
+		if deletes && w.object != nil {
+			if held, err := w.hold(ctx); held || err != nil {
+				return err
+			}
+		}
+		if wanted, exists, err := c.stillWanted(ctx, w.view, w.cluster.name); err != nil || wanted || exists != (w.object != nil) {
+			w.unknown, w.after = true, time.Second // the cache is behind
+			return err
+		}
 	}
 	failed := policy.DeletionFailed
 	if !deletes {
@@ -326,30 +292,55 @@ func (w *work) remove(ctx context.Context, deletes bool) {
 	}
 	live, err := w.get(ctx)
 	if err != nil {
-		w.fail(failed, err)
-		return
+		return w.fail(failed, err)
 	}
 	if w.object == nil && c.clusters.state(w.cluster.name).replaced {
 		w.unknown, w.after = true, recheckInterval
-		return
+		return nil
 	}
 	if w.object == nil && live != nil && !w.keepUnwanted {
 		if deletes, options, err = w.owes(ctx, live); err != nil {
-			w.unknown, w.err = true, err
-			return
+			return err
 		}
 	}
-	w.removeLive(ctx, live, deletes, options)
+	return w.removeLive(ctx, live, deletes, options)
+}
+
+// hold reports whether a deletion by placement must wait. The outcome says so then.
+func (w *work) hold(ctx context.Context) (bool, error) {
+	c, removals := w.cluster.c, w.cluster.removals()
+	if c.replicas.undecided(w.key, removals.ReadySince) {
+		// The plan that moved the replicas away does not know yet that the cluster is back.
+		return true, w.wait(policy.WaitingForRemoval, time.Second)
+	}
+	status, wait := removals.Hold(c.settings(ctx).AvailableDelay, c.cfg.RemovalGuard, c.clock.Now())
+	why := fmt.Sprintf("%d of %d objects", removals.Deletions, removals.Managed)
+	if status == "" && removals.HoldsUnrecorded(c.cfg.RemovalGuard, c.clock.Now()) {
+		recorded, err := c.isRecorded(ctx, w.view, w.cluster.name)
+		if err != nil {
+			return false, err
+		}
+		if !recorded {
+			status, why = policy.RemovalHeld, "objects of which the host has no record, such as "+describe(w.view)
+		}
+	}
+	switch {
+	case status == "":
+		w.cluster.held.Store(false)
+		return false, nil
+	case status == policy.RemovalHeld && !removals.Replaced: // a replaced cluster has a Warning of its own
+		c.warnHeld(w.cluster, why)
+	}
+	return true, w.wait(status, cmp.Or(wait, recheckInterval))
 }
 
 // removeLive removes an object that was read a moment ago, and no other.
-func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, deletes bool, options metav1.DeleteOptions) {
+func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, deletes bool, options metav1.DeleteOptions) error {
 	if live == nil {
-		w.status, w.after = policy.WaitingForRemoval, recheckInterval // the cache will show that it is gone
-		return
+		return w.wait(policy.WaitingForRemoval, recheckInterval) // the cache will show that it is gone
 	}
 	action := policy.ActionToRemove(&w.TypeConfig, live)
-	if action == policy.Remove && (!deletes || w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())) {
+	if action == policy.Remove && (!deletes || w.isOwn(live)) {
 		action = policy.Unlabel
 	}
 	uid, version := live.GetUID(), live.GetResourceVersion()
@@ -358,18 +349,17 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 	case policy.Remove:
 		options.Preconditions = &metav1.Preconditions{UID: &uid, ResourceVersion: &version}
 		if err := w.clientFor(live.GetAPIVersion()).Delete(ctx, w.key.Name, options); err != nil && !apierrors.IsNotFound(err) {
-			w.fail(policy.DeletionFailed, err)
-			return
+			return w.fail(policy.DeletionFailed, err)
 		}
 	case policy.Unlabel:
 		if _, err := patch(ctx, w.clientFor(live.GetAPIVersion()), w.key.Name, map[string]any{"metadata": map[string]any{
 			"uid": uid, "resourceVersion": version, "labels": map[string]any{policy.ManagedLabel: nil}}}); err != nil {
-			w.fail(policy.LabelRemovalFailed, err)
-			return
+			return w.fail(policy.LabelRemovalFailed, err)
 		}
 	default:
-		return
+		return nil
 	}
 	w.wrote = true
 	w.event(corev1.EventTypeNormal, "DeleteInCluster", nil)
+	return nil
 }

@@ -79,17 +79,13 @@ func OlderCluster(a, b metav1.Object) bool {
 	return created.Before(&other)
 }
 
-// AllowsRemovals returns until when the guard is off. An annotation that is not a time is an error.
-func (c Cluster) AllowsRemovals() (time.Time, error) {
-	value, has := c.Annotations[AllowRemovalsAnnotation]
-	if !has {
-		return time.Time{}, nil
-	}
-	until, err := time.Parse(time.RFC3339, value)
+// AllowsRemovals returns until when the guard is off. An annotation that is not a time allows nothing.
+func (c Cluster) AllowsRemovals() time.Time {
+	until, err := time.Parse(time.RFC3339, c.Annotations[AllowRemovalsAnnotation])
 	if err != nil {
-		return time.Time{}, fmt.Errorf("%s: must be a time such as 2006-01-02T15:04:05Z, not %q", AllowRemovalsAnnotation, cut(value, 64))
+		return time.Time{}
 	}
-	return until, nil
+	return until
 }
 
 // rewriteAfter is how old an unchanged status may be.

@@ -112,38 +112,33 @@ func TestActionToRemove(t *testing.T) {
 	}
 }
 
-func TestRemovalsCheck(t *testing.T) {
+func TestRemovalsHold(t *testing.T) {
 	const delay = 20 * time.Second
-	settled := Removals{Listed: true, ReadySince: now.Add(-delay), Deletions: 20, Managed: 20}
+	settled := Removals{ReadySince: now.Add(-delay), Deletions: 20, Managed: 20}
 	with := func(change func(*Removals)) Removals { r := settled; change(&r); return r }
 	tests := map[string]struct {
 		removals Removals
-		deletion bool // of the federated object itself
 		guard    int
-		want     Hold
-		after    time.Duration
+		want     string
+		wait     time.Duration
 	}{
-		"the lists are not complete":                                  {removals: with(func(r *Removals) { r.Listed = false }), guard: 100, want: HoldUnlisted},
-		"the lists are not complete, and F is deleted":                {removals: with(func(r *Removals) { r.Listed = false }), deletion: true, guard: 100, want: HoldUnlisted},
-		"the cluster has been ready for 5 s":                          {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), guard: 100, want: HoldUnsettled, after: 15 * time.Second},
-		"the cluster has been ready for 5 s, F deleted":               {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), deletion: true, guard: 0},
-		"the guard holds the removal of all of 20 objects":            {removals: settled, guard: 50, want: HoldGuarded},
+		"the cluster has been ready for 5 s":                          {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), guard: 100, want: WaitingForRemoval, wait: 15 * time.Second},
+		"a replaced cluster, even if removals are allowed":            {removals: with(func(r *Removals) { r.Replaced, r.AllowedUntil = true, now.Add(time.Second) }), guard: 100, want: RemovalHeld},
+		"the guard holds the removal of all of 20 objects":            {removals: settled, guard: 50, want: RemovalHeld},
 		"the guard lets an allowed removal of all of 20 objects pass": {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 50},
-		"all of 20, allowed until now":                                {removals: with(func(r *Removals) { r.AllowedUntil = now }), guard: 50, want: HoldGuarded},
-		"all of 20, F itself deleted":                                 {removals: settled, deletion: true, guard: 50},
+		"all of 20, allowed until now":                                {removals: with(func(r *Removals) { r.AllowedUntil = now }), guard: 50, want: RemovalHeld},
 		"10 of 10":                                                    {removals: with(func(r *Removals) { r.Deletions, r.Managed = 10, 10 }), guard: 50},
-		"11 of 11":                                                    {removals: with(func(r *Removals) { r.Deletions, r.Managed = 11, 11 }), guard: 50, want: HoldGuarded},
+		"11 of 11":                                                    {removals: with(func(r *Removals) { r.Deletions, r.Managed = 11, 11 }), guard: 50, want: RemovalHeld},
 		"50 of 100":                                                   {removals: with(func(r *Removals) { r.Deletions, r.Managed = 50, 100 }), guard: 50},
-		"51 of 100":                                                   {removals: with(func(r *Removals) { r.Deletions, r.Managed = 51, 100 }), guard: 50, want: HoldGuarded},
-		"a guard of 0 holds a single one":                             {removals: with(func(r *Removals) { r.Deletions, r.Managed = 1, 100 }), guard: 0, want: HoldGuarded},
+		"51 of 100":                                                   {removals: with(func(r *Removals) { r.Deletions, r.Managed = 51, 100 }), guard: 50, want: RemovalHeld},
+		"a guard of 0 holds a single one":                             {removals: with(func(r *Removals) { r.Deletions, r.Managed = 1, 100 }), guard: 0, want: RemovalHeld},
 		"a guard of 0, allowed":                                       {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 0},
 		"a guard of 100 holds nothing":                                {removals: settled, guard: 100},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			hold, after := test.removals.Check(!test.deletion, delay, test.guard, now)
-			if hold != test.want || after != test.after {
-				t.Errorf("%v after %v, want %v after %v", hold, after, test.want, test.after)
+			if status, wait := test.removals.Hold(delay, test.guard, now); status != test.want || wait != test.wait {
+				t.Errorf("%q for %v, want %q for %v", status, wait, test.want, test.wait)
 			}
 		})
 	}
@@ -180,47 +175,24 @@ func TestDeleteOptions(t *testing.T) {
 	}
 }
 
-func TestRemovalState(t *testing.T) {
-	ready := ClusterRemoval{Joined: true, Ready: true, Serving: Synced, Expected: true}
-	with := func(change func(*ClusterRemoval)) ClusterRemoval { c := ready; change(&c); return c }
-	tests := map[string]struct {
-		clearing ClusterRemoval
-		want     RemovalState
+func TestObjectThatWasReadIsPresent(t *testing.T) {
+	deleted, label := metav1.NewTime(now), map[string]string{ManagedLabel: "true"}
+	for name, test := range map[string]struct {
+		live metav1.ObjectMeta
+		own  bool
+		want bool
 	}{
-		"an object that is there keeps the federated object":           {with(func(c *ClusterRemoval) { c.Live = &LiveObject{} }), RemovalPending},
-		"an object that is being deleted keeps the federated object":   {with(func(c *ClusterRemoval) { c.Live = &LiveObject{Deleting: true} }), RemovalPending},
-		"the host's own Namespace that is being deleted keeps nothing": {with(func(c *ClusterRemoval) { c.Live, c.Own = &LiveObject{Deleting: true}, true }), RemovalDone},
-		"the host's own":                                    {with(func(c *ClusterRemoval) { c.Live, c.Own = &LiveObject{}, true }), RemovalPending},
-		"the cache shows none":                              {ready, RemovalUnknown},
-		"the cache shows none, and neither did GET":         {with(func(c *ClusterRemoval) { c.Checked = LiveAbsent }), RemovalDone},
-		"the cache shows none, but a GET did":               {with(func(c *ClusterRemoval) { c.Checked = LivePresent }), RemovalPending},
-		"the cache shows none, and none is expected":        {with(func(c *ClusterRemoval) { c.Expected = false }), RemovalDone},
-		"a cluster that is away keeps the federated object": {with(func(c *ClusterRemoval) { c.Ready, c.Checked = false, LiveAbsent }), RemovalPending},
-		"the cluster does not serve the type":               {with(func(c *ClusterRemoval) { c.Serving = Absent }), RemovalUnknown},
-		"the cluster forbids it":                            {with(func(c *ClusterRemoval) { c.Serving = Forbidden }), RemovalPending},
-		"the list is not complete":                          {with(func(c *ClusterRemoval) { c.Serving = NotListed }), RemovalPending},
-		"there is no such cluster":                          {with(func(c *ClusterRemoval) { c.Joined, c.Ready = false, false }), RemovalDone},
-	}
-	for name, test := range tests {
+		"an unlabelled object is not":                                   {live: metav1.ObjectMeta{}},
+		"a managed object is":                                           {live: metav1.ObjectMeta{Labels: label}, want: true},
+		"a managed object that is being deleted is":                     {live: metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, want: true},
+		"the host's own Namespace is":                                   {live: metav1.ObjectMeta{Labels: label}, own: true, want: true},
+		"the host's own Namespace that is being deleted counts as gone": {live: metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, own: true},
+	} {
 		t.Run(name, func(t *testing.T) {
-			if got := test.clearing.State(); got != test.want {
-				t.Errorf("%v, want %v", got, test.want)
+			if got := Present(&test.live, test.own); got != test.want {
+				t.Error(got)
 			}
 		})
-	}
-	deleted, label := metav1.NewTime(now), map[string]string{ManagedLabel: "true"}
-	for what, test := range map[string]struct {
-		live metav1.Object
-		own  bool
-		want LiveCheck
-	}{
-		"404": {nil, false, LiveAbsent}, "unlabelled": {&metav1.ObjectMeta{}, false, LiveAbsent}, "managed": {&metav1.ObjectMeta{Labels: label}, false, LivePresent},
-		"own": {&metav1.ObjectMeta{Labels: label}, true, LivePresent}, "own, being deleted": {&metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, true, LiveAbsent},
-		"being deleted": {&metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, false, LivePresent},
-	} {
-		if got := CheckLive(test.live, test.own); got != test.want {
-			t.Errorf("%s: %v", what, got)
-		}
 	}
 }
 

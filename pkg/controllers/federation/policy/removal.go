@@ -15,11 +15,8 @@ import (
 // guardFrom is how many deletions by placement the guard never holds.
 const guardFrom = 10
 
-// Removals is what is known of a cluster before a removal from it.
+// Removals is what is known of a cluster before placement deletes an object there.
 type Removals struct {
-	// Listed is set once KubeFedClusters, FederatedTypeConfigs, the federated type and FederatedNamespaces
-	// have been listed completely in this term: unknown is not absent.
-	Listed bool
 	// ReadySince is when the cluster became ready.
 	ReadySince time.Time
 	// Deletions counts the objects that placement would now delete, Managed all managed objects.
@@ -30,38 +27,19 @@ type Removals struct {
 	AllowedUntil time.Time
 }
 
-// Hold says whether a removal may go ahead.
-type Hold int
-
-// Reasons to hold a removal.
-const (
-	HoldNone Hold = iota
-	// HoldUnlisted waits for complete lists.
-	HoldUnlisted
-	// HoldUnsettled waits until the cluster has been ready for long enough.
-	HoldUnsettled
-	// HoldGuarded waits until somebody allows it: RemovalHeld.
-	HoldGuarded
-)
-
-// Check says whether a removal may go ahead, and when to ask again. byPlacement is set for a deletion because
-// the federated object is no longer placed in the cluster, not because it is being deleted, and not for the
-// removal of a label. The guard is in per cent: 0 holds every deletion by placement, 100 none.
-func (r Removals) Check(byPlacement bool, availableDelay time.Duration, guard int, now time.Time) (Hold, time.Duration) {
+// Hold returns the status of a deletion by placement that must wait, and for how long if that is known. ""
+// lets it go ahead. The guard is in per cent: 0 holds every deletion by placement, 100 none.
+func (r Removals) Hold(availableDelay time.Duration, guard int, now time.Time) (status string, wait time.Duration) {
 	settled := r.ReadySince.Add(availableDelay)
 	switch {
-	case !r.Listed:
-		return HoldUnlisted, 0
-	case !byPlacement:
-		return HoldNone, 0
 	case r.Replaced:
-		return HoldGuarded, 0
+		return RemovalHeld, 0
 	case now.Before(settled):
-		return HoldUnsettled, settled.Sub(now)
+		return WaitingForRemoval, settled.Sub(now)
 	case r.guarded(guard) && !now.Before(r.AllowedUntil):
-		return HoldGuarded, 0
+		return RemovalHeld, 0
 	}
-	return HoldNone, 0
+	return "", 0
 }
 
 // HoldsUnrecorded reports whether a deletion by placement waits until somebody allows it if the host has no
@@ -105,67 +83,8 @@ func (f *Federated) DeleteOptions() (options metav1.DeleteOptions, err error) {
 	return options, nil
 }
 
-// ClusterRemoval is what is known of a cluster from which an object must be gone.
-type ClusterRemoval struct {
-	// Joined is set if the KubeFedCluster exists. Without it, the cluster keeps what it has.
-	Joined bool
-	Ready  bool
-	Serving
-	// Live is the managed object in the cache, or nil. Own is set if it is the host's own Namespace.
-	Live *LiveObject
-	Own  bool
-	// Expected is set if the federated object is placed or recorded in the cluster: then an empty cache is not
-	// enough, since it may be late.
-	Expected bool
-	// Checked is the result of a GET, made because the cache has no object.
-	Checked LiveCheck
-}
-
-// LiveCheck is the result of a GET.
-type LiveCheck int
-
-// Results of a GET.
-const (
-	LiveUnknown LiveCheck = iota
-	// LiveAbsent is no object, an unlabelled one, or the host's own Namespace being deleted.
-	LiveAbsent
-	// LivePresent is an object that must go first.
-	LivePresent
-)
-
-// CheckLive returns what a GET has shown. Live is nil if there is no object.
-func CheckLive(live metav1.Object, own bool) LiveCheck {
-	if live == nil || live.GetLabels()[ManagedLabel] != "true" || own && live.GetDeletionTimestamp() != nil {
-		return LiveAbsent
-	}
-	return LivePresent
-}
-
-// RemovalState says whether a cluster still holds an object.
-type RemovalState int
-
-// States of a removal.
-const (
-	RemovalPending RemovalState = iota
-	// RemovalUnknown means that a GET has to decide.
-	RemovalUnknown
-	RemovalDone
-)
-
-// State returns whether the object is gone from the cluster. The finalizer is removed when it is gone from
-// all clusters.
-func (c ClusterRemoval) State() RemovalState {
-	switch {
-	case !c.Joined:
-		return RemovalDone
-	case !c.Ready, c.Serving != Synced && c.Serving != Absent:
-		return RemovalPending
-	case c.Live != nil && (!c.Own || !c.Live.Deleting):
-		return RemovalPending
-	case c.Live != nil, !c.Expected, c.Checked == LiveAbsent:
-		return RemovalDone
-	case c.Checked == LivePresent:
-		return RemovalPending
-	}
-	return RemovalUnknown
+// Present reports whether an object that was read must be gone before a deleted federated object may go. Own
+// is set if it is the host's own Namespace.
+func Present(live metav1.Object, own bool) bool {
+	return live.GetLabels()[ManagedLabel] == "true" && (!own || live.GetDeletionTimestamp() == nil)
 }

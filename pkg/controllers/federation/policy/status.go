@@ -6,6 +6,7 @@ package policy
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -35,15 +36,13 @@ type ClusterResult struct {
 // Propagation is the type of the only condition of a federated object.
 const Propagation = "Propagation"
 
-// The reasons of the condition, in the order in which the first that applies is given.
+// The reasons of the condition. KubeFed's ClusterRetrievalFailed is not among them: the KubeFedClusters are
+// in the cache.
 const (
-	ClusterRetrievalFailed = "ClusterRetrievalFailed"
 	ComputePlacementFailed = "ComputePlacementFailed"
 	NamespaceNotFederated  = "NamespaceNotFederated"
 	CheckClusters          = "CheckClusters"
 )
-
-var reasons = []string{ClusterRetrievalFailed, ComputePlacementFailed, NamespaceNotFederated, CheckClusters}
 
 // The statuses of a cluster.
 const (
@@ -68,14 +67,8 @@ const (
 // TimedOut returns the status of a write without an answer: CreationTimedOut for CreationFailed.
 func TimedOut(failed string) string {
 	switch failed {
-	case CreationFailed:
-		return "CreationTimedOut"
-	case UpdateFailed:
-		return "UpdateTimedOut"
-	case DeletionFailed:
-		return "DeletionTimedOut"
-	case LabelRemovalFailed:
-		return "LabelRemovalTimedOut"
+	case CreationFailed, UpdateFailed, DeletionFailed, LabelRemovalFailed:
+		return strings.TrimSuffix(failed, "Failed") + "TimedOut"
 	}
 	return failed
 }
@@ -83,8 +76,9 @@ func TimedOut(failed string) string {
 // Conclusion is what a reconcile found out about the federated object.
 type Conclusion struct {
 	Generation int64
-	// Reasons are the reasons that apply, in any order. CheckClusters follows from Clusters.
-	Reasons []string
+	// Reason is the reason for which the object is placed nowhere. Without one, CheckClusters follows from
+	// Clusters.
+	Reason string
 	// Clusters are the clusters that should have or hold the object, in any order.
 	Clusters []ClusterResult
 	// Wrote is set if something was written in a cluster since the last status.
@@ -95,14 +89,12 @@ type Conclusion struct {
 func (s FederatedStatus) Next(c Conclusion, now time.Time) (FederatedStatus, bool) {
 	time := now.UTC().Format(time.RFC3339)
 	condition := FederatedCondition{Type: Propagation, Status: "True", LastUpdateTime: time, LastTransitionTime: time}
-	found := c.Reasons
-	if slices.ContainsFunc(c.Clusters, func(r ClusterResult) bool { return r.Status != "" }) {
-		found = append(slices.Clone(found), CheckClusters)
+	condition.Reason = c.Reason
+	if c.Reason == "" && slices.ContainsFunc(c.Clusters, func(r ClusterResult) bool { return r.Status != "" }) {
+		condition.Reason = CheckClusters
 	}
-	for _, reason := range slices.Backward(reasons) {
-		if slices.Contains(found, reason) {
-			condition.Status, condition.Reason = "False", reason
-		}
+	if condition.Reason != "" {
+		condition.Status = "False"
 	}
 	next := FederatedStatus{ObservedGeneration: c.Generation, Clusters: sorted(c.Clusters)}
 	changed := c.Wrote || hashJSON(next.Clusters) != hashJSON(sorted(s.Clusters))

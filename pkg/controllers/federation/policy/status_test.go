@@ -12,21 +12,19 @@ import (
 func TestReasonOfThePropagation(t *testing.T) {
 	well, bad := []ClusterResult{{Name: "c1"}}, []ClusterResult{{Name: "c1", Status: CreationFailed}}
 	tests := map[string]struct {
-		reasons      []string
+		reason       string
 		clusters     []ClusterResult
 		status, want string
 	}{
 		"all is well":                             {clusters: well, status: "True"},
 		"no cluster at all":                       {status: "True"},
 		"a cluster is not well":                   {clusters: bad, status: "False", want: CheckClusters},
-		"the object's namespace is not federated": {reasons: []string{NamespaceNotFederated}, clusters: bad, status: "False", want: NamespaceNotFederated},
-		"the placement fails":                     {reasons: []string{NamespaceNotFederated, ComputePlacementFailed}, clusters: bad, status: "False", want: ComputePlacementFailed},
-		"the clusters cannot be read":             {reasons: []string{NamespaceNotFederated, ComputePlacementFailed, ClusterRetrievalFailed}, status: "False", want: ClusterRetrievalFailed},
-		"the order of reasons is one order":       {reasons: []string{ClusterRetrievalFailed, NamespaceNotFederated}, status: "False", want: ClusterRetrievalFailed},
+		"the object's namespace is not federated": {reason: NamespaceNotFederated, clusters: bad, status: "False", want: NamespaceNotFederated},
+		"the placement fails":                     {reason: ComputePlacementFailed, status: "False", want: ComputePlacementFailed},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, write := FederatedStatus{}.Next(Conclusion{Generation: 2, Reasons: test.reasons, Clusters: test.clusters}, now)
+			got, write := FederatedStatus{}.Next(Conclusion{Generation: 2, Reason: test.reason, Clusters: test.clusters}, now)
 			if !write || got.ObservedGeneration != 2 {
 				t.Errorf("written: %t, %v", write, got)
 			}
@@ -56,7 +54,7 @@ func TestStatusIsWrittenIf(t *testing.T) {
 		"a cluster more":                   {before: before, conclusion: with(func(c *Conclusion) { c.Clusters = append(c.Clusters, ClusterResult{Name: "c3"}) }), write: true, updated: later, changed: first},
 		"another remote status":            {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[0].RemoteStatus = nil }), write: true, updated: later, changed: first},
 		"a cluster has recovered":          {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[1].Status = "" }), write: true, updated: later, changed: later},
-		"another reason":                   {before: before, conclusion: with(func(c *Conclusion) { c.Reasons = []string{NamespaceNotFederated} }), write: true, updated: later, changed: first},
+		"another reason":                   {before: before, conclusion: with(func(c *Conclusion) { c.Reason = NamespaceNotFederated }), write: true, updated: later, changed: first},
 		"only the generation":              {before: before, conclusion: with(func(c *Conclusion) { c.Generation = 3 }), write: true, updated: first, changed: first},
 		"no status yet":                    {conclusion: same(), write: true, updated: later, changed: later},
 		"a condition that does not belong": {before: FederatedStatus{2, append([]FederatedCondition{{Type: "Other"}}, before.Conditions...), before.Clusters}, conclusion: same(), write: true, updated: first, changed: first},
