@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package promql tests the queries of the alerts and of the dashboard: they parse, and ask for
-// metrics, labels and values that the manager has, as pkg/app lists them.
+// metrics, labels and values that the manager has, as pkg/app lists them. Each alert fires and ends.
 package promql
 
 import (
@@ -130,33 +130,36 @@ func checkQuery(t *testing.T, list map[string]metric, query string, texts ...str
 
 var counter = regexp.MustCompile(`^\w+_(total|bucket|sum|count)\b`)
 
-func TestAlertsAskForMetricsThatExist(t *testing.T) {
+type alert struct {
+	Alert, Expr, For string
+	Annotations      map[string]string
+}
+
+func readAlerts(t *testing.T) (all []alert) {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join(monitoring, "alerts.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var rules struct {
-		Spec struct {
-			Groups []struct {
-				Rules []struct {
-					Expr        string
-					Annotations map[string]string
-				}
-			}
-		}
+		Spec struct{ Groups []struct{ Rules []alert } }
 	}
 	if err := yaml.Unmarshal(text, &rules); err != nil {
 		t.Fatal(err)
 	}
-	list, found := listedMetrics(t), 0
 	for _, group := range rules.Spec.Groups {
-		for _, rule := range group.Rules {
-			found++
-			checkQuery(t, list, rule.Expr, rule.Annotations["summary"], rule.Annotations["description"])
-		}
+		all = append(all, group.Rules...)
 	}
-	if found < 20 {
-		t.Errorf("%d alerts: the test does not see them", found)
+	if len(all) < 20 {
+		t.Fatalf("%d alerts: the test does not see them", len(all))
+	}
+	return all
+}
+
+func TestAlertsAskForMetricsThatExist(t *testing.T) {
+	list := listedMetrics(t)
+	for _, alert := range readAlerts(t) {
+		checkQuery(t, list, alert.Expr, alert.Annotations["summary"], alert.Annotations["description"])
 	}
 }
 
