@@ -63,8 +63,8 @@ func (c *campaign) start(i int, more ...string) {
 	c.Helper()
 	c.lives++
 	var err error
-	c.managers[i], err = shared.StartLife(c.replicas[i], c.lives, cluster.ManagerOptions{Args: append([]string{"--controllers=federation",
-		"--federation-unsafe-endpoints", "--federation-removal-guard=100"}, append(more, fleet.ShortTimings...)...)})
+	c.managers[i], err = shared.StartLife(c.replicas[i], c.lives, cluster.ManagerOptions{Args: slices.Concat([]string{"--controllers=federation",
+		"--federation-unsafe-endpoints", "--federation-removal-guard=100"}, fleet.ShortTimings, more)})
 	if err != nil {
 		c.Fatal(err)
 	}

@@ -172,13 +172,18 @@ func (s *fixture) reinstall() {
 	if err := errors.Join(shared.ApplyDir(s.ctx, "../../deploy/federation"), shared.InstallComponents(s.ctx, "federation")); err != nil {
 		s.Fatal(err)
 	}
+	expectRefusals(begin)
+	s.configure(quick)
+	s.joinBoth("cluster-admin")
+}
+
+// expectRefusals expects that the manager's requests for the federation namespace were refused since then.
+func expectRefusals(since time.Time) {
 	end := time.Now()
 	shared.ExpectRefusals(func(e auditv1.Event) bool {
 		at := e.RequestReceivedTimestamp
-		return e.ObjectRef != nil && e.ObjectRef.Namespace == namespace && at.After(begin) && at.Time.Before(end)
+		return e.ObjectRef != nil && e.ObjectRef.Namespace == namespace && at.After(since) && at.Time.Before(end)
 	})
-	s.configure(quick)
-	s.joinBoth("cluster-admin")
 }
 
 // release takes the finalizers off the FederatedTypeConfigs. The manager cannot, if its role in their

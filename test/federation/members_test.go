@@ -58,7 +58,8 @@ func newMembers(t *testing.T, patience time.Duration, o cluster.Options, resourc
 	m := newPlanes(t, patience, o)
 	role := "cluster-admin"
 	if len(resources) > 0 {
-		role = m.role(resources)
+		role = memberRole
+		m.permit(resources...)
 	}
 	m.joinBoth(role)
 	return m
@@ -113,16 +114,22 @@ const (
 	memberAccount = "system:serviceaccount:" + metav1.NamespaceSystem + ":" + account
 )
 
-// role creates a ClusterRole for some targets in c2.
-func (m *members) role(resources []string) string {
+// memberRole is a ClusterRole of the manager in c2.
+const memberRole = "federation-member"
+
+// permit lets the manager work with these resources in c2, and with no others, if its role there is memberRole.
+func (m *members) permit(resources ...string) {
 	m.Helper()
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "federation-member"}, Rules: []rbacv1.PolicyRule{
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: memberRole}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
 		{NonResourceURLs: []string{"/healthz", "/version"}, Verbs: []string{"get"}}}}
-	if _, err := m.admin2.RbacV1().ClusterRoles().Create(m.ctx, role, metav1.CreateOptions{}); err != nil {
+	_, err := m.admin2.RbacV1().ClusterRoles().Create(m.ctx, role, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		_, err = m.admin2.RbacV1().ClusterRoles().Update(m.ctx, role, metav1.UpdateOptions{})
+	}
+	if err != nil {
 		m.Fatal(err)
 	}
-	return role.Name
 }
 
 // join creates a KubeFedCluster and its Secret for the rest of the test.

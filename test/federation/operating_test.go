@@ -1,0 +1,183 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+	"github.com/quartermaster-dev/quartermaster/test/internal/pages"
+)
+
+// operator runs the commands of docs/operate/federation.md.
+type operator struct {
+	*joining
+	dir    string
+	blocks []string
+	ran    map[int]bool
+}
+
+func newOperator(j *joining) *operator {
+	j.Helper()
+	root, err := controlplane.Root()
+	if err != nil {
+		j.Fatal(err)
+	}
+	all, err := pages.All(root)
+	if err != nil {
+		j.Fatal(err)
+	}
+	o := &operator{joining: j, dir: j.TempDir(), ran: map[int]bool{}}
+	for _, page := range all {
+		if page.Path == "docs/operate/federation.md" {
+			for _, b := range page.Blocks {
+				o.blocks = append(o.blocks, b.Script)
+			}
+		}
+	}
+	for name, target := range map[string]string{"kubectl": shared.Cluster.Binary("kubectl"), "manager": shared.Binary, "deploy": filepath.Join(root, "deploy")} {
+		if err := os.Symlink(target, filepath.Join(o.dir, name)); err != nil {
+			j.Fatal(err)
+		}
+	}
+	return o
+}
+
+// runs runs the only block of the page with a text, and checks that it prints another.
+func (o *operator) runs(with, prints string) {
+	o.Helper()
+	has := func(script string) bool { return strings.Contains(script, with) }
+	i := slices.IndexFunc(o.blocks, has)
+	if i < 0 || slices.IndexFunc(o.blocks[i+1:], has) >= 0 {
+		o.Fatalf("not one block of the page has %q", with)
+	}
+	o.ran[i] = true
+	cmd := exec.CommandContext(o.ctx, "bash", "-eo", "pipefail", "-c", o.blocks[i])
+	cmd.Dir, cmd.Env = o.dir, append(os.Environ(), "PATH="+o.dir+":"+os.Getenv("PATH"), "KUBECONFIG="+o.kubeconfig)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		o.Fatalf("%s%v:\n%s", o.blocks[i], err, out)
+	}
+	if !strings.Contains(string(out), prints) {
+		o.Errorf("%sprints no %q:\n%s", o.blocks[i], prints, out)
+	}
+}
+
+// TestLongOperatorsCommands brings about what each section of docs/operate/federation.md is for, and runs its
+// commands.
+func TestLongOperatorsCommands(t *testing.T) {
+	o := newOperator(newJoining(t))
+	const health = `{"controllerDuration":{"availableDelay":"1s"},"clusterHealthCheck":{"period":"1s","timeout":"1s","failureThreshold":2}}`
+	o.configure(health)
+	join := func() {
+		o.run(shared.Binary, "join", "c1")
+		o.run(shared.Binary, "join", "c2")
+		o.label("region", `"eu"`)
+	}
+	join()
+	o.detour()
+	shared.RunLeader(o.ctx, t, absenceArgs...)
+	if _, err := shared.Admin.CoreV1().Namespaces().Create(o.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: o.shop}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	o.open(o.shop)
+	var all []*unstructured.Unstructured
+	for i := range 20 {
+		all = append(all, o.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {region: eu}}}}", i)))
+	}
+	last := all[len(all)-1]
+	o.status(last, "c2=")
+	o.runs("--user=jane", "yes")
+
+	o.label("region", "null")
+	o.status(last, "c2=RemovalHeld")
+	o.runs("events", "RemovalsHeld")
+	o.runs("-l '!kubefed.io/managed'", "c2 RemovalHeld FederatedConfigMap shop/f-19")
+	o.runs("grep RemovalHeld not-well\nkubectl annotate", "c2 RemovalHeld FederatedConfigMap shop/f-19")
+	o.status(last, "")
+	o.label("region", `"eu"`)
+	o.status(last, "c2=")
+
+	o.proxy.Partition(faultproxy.Hang)
+	o.ready("c2", "Offline=True")
+	o.deleteAll(all[:1])
+	o.gone(all[:1])
+	o.runs("federation-written-off", "Offline=True")
+	o.proxy.Heal()
+	o.settledAway()
+
+	byHand := &scenario{members: o.members}
+	byHand.patchByHand(o.c2, configMaps, o.shop, "f-1", `{"metadata":{"finalizers":["example.com/mine"]}}`)
+	o.deleteAll(all[1:2])
+	o.status(all[1], "c2=WaitingForRemoval")
+	o.runs("propagationController", "example.com/mine")
+	byHand.patchByHand(o.c2, configMaps, o.shop, "f-1", `{"metadata":{"finalizers":null}}`)
+	o.gone(all[1:2])
+
+	c2 := object(t, "kind: KubeFedCluster, metadata: {name: c2}")
+	kubeFedClusters := schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedclusters"}
+	identity := func(u *unstructured.Unstructured) string { return u.GetAnnotations()[policy.ClusterUIDAnnotation] }
+	before, err := client(c2).Get(o.ctx, "c2", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.patch(c2, fmt.Sprintf(`{"metadata":{"annotations":{%q:"another"}}}`, policy.ClusterUIDAnnotation))
+	fleet.Eventually(fleet.Within(o.ctx, t, fleet.Patience), t, func() error {
+		list, err := shared.Admin.CoreV1().Events(namespace).List(o.ctx, metav1.ListOptions{FieldSelector: "reason=" + policy.ClusterReplaced})
+		if err == nil && len(list.Items) == 0 {
+			err = errors.New("no Event " + policy.ClusterReplaced)
+		}
+		return err
+	})
+	o.runs(policy.ClusterUIDAnnotation+"-", "f-19")
+	o.has(o.c1, kubeFedClusters, namespace, "c2", func(u *unstructured.Unstructured) bool { return identity(u) == identity(before) })
+
+	o.runs("federatedtypeconfigs,kubefedconfigs", "")
+	begin := time.Now()
+	if err := shared.Admin.CoreV1().Namespaces().Delete(o.ctx, namespace, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	fleet.Wait(o.ctx, settled)
+	o.runs("kubectl wait --for=delete", "")
+	if err := shared.InstallComponents(o.ctx, "federation"); err != nil {
+		t.Fatal(err)
+	}
+	expectRefusals(begin)
+	o.configure(health)
+	o.runs("manager federation join c2", "")
+	o.status(last, "c2=")
+
+	o.runs("until ", "")
+	o.left(true)
+	join()
+	o.runs("unjoin c2 --force", "")
+	o.left(true)
+	for i, block := range o.blocks {
+		if !o.ran[i] {
+			t.Errorf("was not run:\n%s", block)
+		}
+	}
+}
+
+// label gives c2 a label.
+func (m *members) label(key, value string) {
+	m.Helper()
+	m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, key, value))
+}
