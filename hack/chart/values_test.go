@@ -301,8 +301,8 @@ var ofFlags = map[string]any{
 	"log-text-split-stream":            false,
 	"bind-address":                     "127.0.0.1",
 	"config-reload-annotation-key":     map[string]any{"auto": "example.com/auto"},
-	"config-reload-ignored-kinds":      []any{"statefulsets", "jobs", "cronjobs"},
-	"config-reload-ignored-sources":    []any{"secrets"},
+	"config-reload-exclude-kinds":      []any{"statefulsets", "jobs", "cronjobs"},
+	"config-reload-exclude-sources":    []any{"secrets"},
 	"config-reload-namespace-selector": []any{"a=b"},
 	"config-reload-source-selector":    []any{"a=b"},
 	"config-reload-strategy":           "annotations",
@@ -492,8 +492,8 @@ func TestRolesOfSettingsTogether(t *testing.T) {
 		"namespaced.enabled":                 true,
 	}
 	flags := map[string][]string{
-		"config-reload": {"config-reload-argo-rollouts", "config-reload-csi", "config-reload-dry-run", "config-reload-ignored-kinds",
-			"config-reload-ignored-sources", "config-reload-namespace-selector"},
+		"config-reload": {"config-reload-argo-rollouts", "config-reload-csi", "config-reload-dry-run", "config-reload-exclude-kinds",
+			"config-reload-exclude-sources", "config-reload-namespace-selector"},
 		"replication": {"replication-kinds"}, "ttl": {"ttl-include-resources"}, "federation": {"federation-namespace"}, "scale-schedule": {"scale-schedule-kinds"},
 		"": {"authentication-skip-lookup", "dry-run", "leader-elect",
 			"leader-elect-resource-name", "secure-port"},

@@ -105,8 +105,8 @@ var settings = map[string]string{
 
 // leavingOut are flags with lists of what is left out, whose items are settings too.
 var leavingOut = map[string][]string{
-	"config-reload-ignored-kinds":   {"cronjobs", "daemonsets", "deployments", "jobs", "rollouts", "statefulsets"},
-	"config-reload-ignored-sources": {"configmaps", "secrets"},
+	"config-reload-exclude-kinds":   {"cronjobs", "daemonsets", "deployments", "jobs", "rollouts", "statefulsets"},
+	"config-reload-exclude-sources": {"configmaps", "secrets"},
 }
 
 // chartRole has every rule that a setting can bring about.

@@ -154,7 +154,7 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			// One kind of workload is enough: the controller's own tests check its rules.
-			rules, bindings := printRBAC(t, append([]string{"--config-reload-ignored-kinds=statefulsets,daemonsets,cronjobs,jobs"}, tc.args...)...)
+			rules, bindings := printRBAC(t, append([]string{"--config-reload-exclude-kinds=statefulsets,daemonsets,cronjobs,jobs"}, tc.args...)...)
 			for _, both := range [][2][]string{{tc.rules, rules}, {tc.bindings, bindings}} {
 				slices.Sort(both[0])
 				slices.Sort(both[1])

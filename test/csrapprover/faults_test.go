@@ -106,7 +106,7 @@ func TestHundredsThatFailDelayNobody(t *testing.T) {
 // TestRequestsThatGoMeanwhile sends requests with odd names, which are deleted while they are decided on.
 func TestRequestsThatGoMeanwhile(t *testing.T) {
 	w := newFixture(t)
-	m := shared.RunLeader(w.ctx, t, args("--csr-approver-max-per-node-and-hour=0")...)
+	m := shared.RunLeader(w.ctx, t, args("--csr-approver-max-approvals-per-node-per-hour=0")...)
 	n := w.node("n", "10.3.0.7")
 	client, requests := kubelet(t, n).CertificatesV1().CertificateSigningRequests(), []*certificatesv1.CertificateSigningRequest{requestFor(n, n), requestFor(n, n+".evil.example")}
 	names := []string{"0", "system.node.n1", "kubernetes.default.svc", "10.0.0.1", "a." + strings.Repeat("x", 200) + ".b"}

@@ -35,7 +35,7 @@ func newAbsences(t *testing.T, patience time.Duration) *members {
 }
 
 // absenceArgs are the flags of a manager that writes off early.
-var absenceArgs = []string{"--controllers=federation", "--federation-unsafe-endpoints", "--federation-unreachable-grace=4s"}
+var absenceArgs = []string{"--controllers=federation", "--federation-unsafe-endpoints", "--federation-unreachable-grace-period=4s"}
 
 // createMany creates federated ConfigMaps from a name on.
 func (m *members) createMany(from, to int, content string) (all []*unstructured.Unstructured) {
@@ -207,7 +207,7 @@ func TestLongKilledWriteOffs(t *testing.T) {
 		}
 	})
 	// A busy machine ends no term of this length, and the other replica notices a kill at once.
-	args := []string{"--federation-unreachable-grace=4s", "--leader-elect-lease-duration=30s", "--leader-elect-renew-deadline=20s", "--leader-elect-retry-period=2s"}
+	args := []string{"--federation-unreachable-grace-period=4s", "--leader-elect-lease-duration=30s", "--leader-elect-renew-deadline=20s", "--leader-elect-retry-period=2s"}
 	for i := range c.replicas {
 		c.replicas[i] = shared.NewReplica(m.ctx, t)
 		c.start(i, args...)

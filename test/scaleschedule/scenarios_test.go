@@ -86,7 +86,7 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 	for i := range 20 {
 		w.deploy(fmt.Sprintf("a%d", i), nil)
 	}
-	shared.RunLeader(w.ctx, t, args("--scale-schedule-max-per-second=0")...)
+	shared.RunLeader(w.ctx, t, args("--scale-schedule-max-writes-per-second=0")...)
 	w.annotate(prefix+"downtime", soon(time.Second))
 	writing, stop := context.WithTimeout(w.ctx, 4*time.Second)
 	defer stop()
@@ -107,7 +107,7 @@ func TestLongLeaderIsKilledAtTheBoundary(t *testing.T) {
 	w := newFixture(t, time.Duration(kills+3)*time.Minute)
 	w.deployAll(workloads)
 	// With longer timings, a busy machine ends no leader. A standby sees at once that one was killed.
-	flags := args("--scale-schedule-max-per-second=0")
+	flags := args("--scale-schedule-max-writes-per-second=0")
 	leader := shared.RunLeader(w.ctx, t, flags...)
 	standby := shared.RunStandby(w.ctx, t, flags...)
 	for kill := range kills {

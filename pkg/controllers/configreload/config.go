@@ -34,8 +34,8 @@ type Config struct {
 	// requirements. k:v means k=v; k:* and k=* mean that the label exists.
 	NamespaceSelector []string
 	SourceSelector    []string
-	IgnoredSources    []string
-	IgnoredKinds      []string
+	ExcludeSources    []string
+	ExcludeKinds      []string
 	ArgoRollouts      bool
 	// CSI counts the secrets that the Secrets Store CSI driver mounts.
 	CSI bool
@@ -73,9 +73,9 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"Label selector of the namespaces to work in.")
 	fs.StringSliceVar(&c.SourceSelector, flagPrefix+"source-selector", c.SourceSelector,
 		"Label selector of the ConfigMaps and Secrets that count. A source that loses its label counts as deleted.")
-	fs.StringSliceVar(&c.IgnoredSources, flagPrefix+"ignored-sources", c.IgnoredSources,
+	fs.StringSliceVar(&c.ExcludeSources, flagPrefix+"exclude-sources", c.ExcludeSources,
 		"Types of sources that never roll anything: configmaps or secrets, not both.")
-	fs.StringSliceVar(&c.IgnoredKinds, flagPrefix+"ignored-kinds", c.IgnoredKinds,
+	fs.StringSliceVar(&c.ExcludeKinds, flagPrefix+"exclude-kinds", c.ExcludeKinds,
 		"Kinds that are never rolled: "+strings.Join(pluralNames(), ", ")+".")
 	fs.BoolVar(&c.ArgoRollouts, flagPrefix+"argo-rollouts", c.ArgoRollouts, "Roll Argo Rollouts too.")
 	fs.BoolVar(&c.CSI, flagPrefix+"csi", c.CSI,
@@ -139,22 +139,22 @@ func (c *Config) validateNames(bad func(flag, format string, args ...any)) {
 	namespaces("include-namespaces", c.IncludeNamespaces)
 	namespaces("exclude-namespaces", c.ExcludeNamespaces)
 	ignored := map[policy.SourceType]bool{}
-	for _, item := range c.IgnoredSources {
+	for _, item := range c.ExcludeSources {
 		switch strings.ToLower(item) {
 		case "configmaps":
 			ignored[policy.ConfigMap] = true
 		case "secrets":
 			ignored[policy.Secret] = true
 		default:
-			bad("ignored-sources", "must be configmaps or secrets, got %q", item)
+			bad("exclude-sources", "must be configmaps or secrets, got %q", item)
 		}
 	}
 	if len(ignored) == 2 {
-		bad("ignored-sources", "must leave one of configmaps and secrets")
+		bad("exclude-sources", "must leave one of configmaps and secrets")
 	}
-	for _, item := range c.IgnoredKinds {
+	for _, item := range c.ExcludeKinds {
 		if names := pluralNames(); !slices.Contains(names, strings.ToLower(item)) {
-			bad("ignored-kinds", "must be one of %s, got %q", strings.Join(names, ", "), item)
+			bad("exclude-kinds", "must be one of %s, got %q", strings.Join(names, ", "), item)
 		}
 	}
 	for _, logical := range slices.Sorted(maps.Keys(c.AnnotationKeys)) {
@@ -199,7 +199,7 @@ func (c *Config) watches(t policy.SourceType) bool {
 	if t == policy.SecretProviderClass {
 		return c.CSI
 	}
-	return !slices.ContainsFunc(c.IgnoredSources, func(item string) bool {
+	return !slices.ContainsFunc(c.ExcludeSources, func(item string) bool {
 		return strings.EqualFold(item, t.String()+"s")
 	})
 }
@@ -217,7 +217,7 @@ func (c *Config) rolls(k *kindInfo) bool {
 	if k.custom && !c.ArgoRollouts {
 		return false
 	}
-	return !slices.ContainsFunc(c.IgnoredKinds, func(item string) bool { return strings.EqualFold(item, k.resource.Resource) })
+	return !slices.ContainsFunc(c.ExcludeKinds, func(item string) bool { return strings.EqualFold(item, k.resource.Resource) })
 }
 
 func (c *Config) needsNamespaces() bool {

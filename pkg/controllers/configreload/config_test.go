@@ -34,8 +34,8 @@ func TestFlagsFillTheConfig(t *testing.T) {
 	}
 	err := fs.Parse(strings.Fields(`--config-reload-strategy=annotations --config-reload-auto-all --config-reload-on-create
 		--config-reload-on-delete --config-reload-include-namespaces=a,b --config-reload-exclude-namespaces=c
-		--config-reload-namespace-selector=env:prod --config-reload-source-selector=x=* --config-reload-ignored-sources=secrets
-		--config-reload-ignored-kinds=jobs,cronjobs --config-reload-argo-rollouts --config-reload-annotation-key=auto=example.org/auto
+		--config-reload-namespace-selector=env:prod --config-reload-source-selector=x=* --config-reload-exclude-sources=secrets
+		--config-reload-exclude-kinds=jobs,cronjobs --config-reload-argo-rollouts --config-reload-annotation-key=auto=example.org/auto
 		--config-reload-annotation-key=ignore=example.org/ignore --config-reload-quiet-period=0 --config-reload-max-delay=1m
 		--config-reload-dry-run --config-reload-csi --config-reload-concurrent-syncs=9`))
 	if err != nil {
@@ -48,7 +48,7 @@ func TestFlagsFillTheConfig(t *testing.T) {
 			QuietPeriod:    0, MaxDelay: time.Minute,
 		},
 		IncludeNamespaces: []string{"a", "b"}, ExcludeNamespaces: []string{"c"}, NamespaceSelector: []string{"env:prod"},
-		SourceSelector: []string{"x=*"}, IgnoredSources: []string{"secrets"}, IgnoredKinds: []string{"jobs", "cronjobs"},
+		SourceSelector: []string{"x=*"}, ExcludeSources: []string{"secrets"}, ExcludeKinds: []string{"jobs", "cronjobs"},
 		ArgoRollouts: true, CSI: true, DryRun: true, ConcurrentSyncs: 9,
 	}
 	if diff := cmp.Diff(want, cfg); diff != "" {
@@ -65,8 +65,8 @@ func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 			Strategy: "env", QuietPeriod: -1, MaxDelay: -2, AnnotationKeys: map[string]string{"nothing": "not a key"},
 		},
 		IncludeNamespaces: []string{"shop", "Shop"}, ExcludeNamespaces: []string{"a.b"},
-		NamespaceSelector: []string{"a b"}, SourceSelector: []string{"=="}, IgnoredSources: []string{"configMaps", "Secrets", "pods"},
-		IgnoredKinds: []string{"pods"},
+		NamespaceSelector: []string{"a b"}, SourceSelector: []string{"=="}, ExcludeSources: []string{"configMaps", "Secrets", "pods"},
+		ExcludeKinds: []string{"pods"},
 	}
 	err := cfg.Validate(controllers.Settings{})
 	if err == nil {
@@ -79,7 +79,7 @@ func TestValidateReportsAllProblemsAtOnce(t *testing.T) {
 	}
 	want := []string{
 		"strategy", "quiet-period", "max-delay", "concurrent-syncs",
-		"namespace-selector", "source-selector", "include-namespaces", "exclude-namespaces", "ignored-sources", "ignored-sources", "ignored-kinds", "annotation-key", "annotation-key",
+		"namespace-selector", "source-selector", "include-namespaces", "exclude-namespaces", "exclude-sources", "exclude-sources", "exclude-kinds", "annotation-key", "annotation-key",
 	}
 	if diff := cmp.Diff(want, flags); diff != "" {
 		t.Errorf("flags named differ (-want +got):\n%s\n%v", diff, err)
@@ -126,14 +126,14 @@ func TestPermissionsAreOnlyThoseUsed(t *testing.T) {
 		want      []rbacv1.PolicyRule
 	}{
 		"without Jobs and CronJobs, also with compatibility": {func(c *Config) {
-			c.Compat, c.IgnoredKinds = true, []string{"jobs", "cronjobs"}
+			c.Compat, c.ExcludeKinds = true, []string{"jobs", "cronjobs"}
 		}, []rbacv1.PolicyRule{
 			rule("", "configmaps secrets", "list watch"),
 			rule("apps", "deployments statefulsets daemonsets", "get list watch patch"),
 			rule("apps", "deployments", "list"),
 		}},
 		"CronJobs alone create Jobs": {func(c *Config) {
-			c.IgnoredKinds, c.IgnoredSources = []string{"jobs", "deployments", "statefulsets", "daemonsets"}, []string{"secrets"}
+			c.ExcludeKinds, c.ExcludeSources = []string{"jobs", "deployments", "statefulsets", "daemonsets"}, []string{"secrets"}
 		}, []rbacv1.PolicyRule{
 			rule("", "configmaps", "list watch"), rule("batch", "cronjobs", "get list watch patch"), rule("batch", "jobs", "get list watch create"),
 		}},

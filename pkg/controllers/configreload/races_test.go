@@ -248,7 +248,7 @@ func race(t *testing.T, c raceCase) (problems []string) {
 		f := newFixture(t, func(cfg *config) {
 			cfg.QuietPeriod = c.quiet
 			strategyAnnotations(cfg) // every patch rolls; a variable would hide a second patch
-			cfg.IgnoredSources, cfg.IgnoredKinds = []string{"secrets"}, []string{"statefulsets", "daemonsets", "cronjobs", "jobs"}
+			cfg.ExcludeSources, cfg.ExcludeKinds = []string{"secrets"}, []string{"statefulsets", "daemonsets", "cronjobs", "jobs"}
 		}, cm("app-config", "v", "0"), auto(pod(reads("app-config")), known))
 		for resource, lag := range c.lags {
 			f.Lag(lag, resource)

@@ -194,8 +194,8 @@ func TestReconcileAnnotations(t *testing.T) {
 		"an empty value does not opt out":                      with(one([]string{kAuto, ""}, rolled), autoAll),
 		"auto understands what ParseBool does":                 one([]string{kAuto, "T"}, rolled),
 		"the typed auto alone rolls":                           one([]string{kCMAuto, "1"}, rolled),
-		"a type that is ignored by flag is not watched at all": with(one([]string{kAuto, "true"}, []string{stateOnly("")}), func(c *config) { c.IgnoredSources = []string{"ConfigMaps"} }),
-		"a kind that is ignored by flag is left alone":         with(one([]string{kAuto, "true"}, nil), func(c *config) { c.IgnoredKinds = []string{"Deployments"} }),
+		"a type that is ignored by flag is not watched at all": with(one([]string{kAuto, "true"}, []string{stateOnly("")}), func(c *config) { c.ExcludeSources = []string{"ConfigMaps"} }),
+		"a kind that is ignored by flag is left alone":         with(one([]string{kAuto, "true"}, nil), func(c *config) { c.ExcludeKinds = []string{"Deployments"} }),
 		"another key can stand for an annotation": with(one([]string{"example.org/auto", "true"}, rolled),
 			func(c *config) { c.AnnotationKeys = map[string]string{"auto": "example.org/auto"} }),
 	})

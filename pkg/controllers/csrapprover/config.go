@@ -22,8 +22,8 @@ import (
 type Config struct {
 	policy.Options
 
-	// MaxPerNodeAndHour is how many requests of a node are approved within an hour; 0 means no limit.
-	MaxPerNodeAndHour int
+	// MaxApprovalsPerNodePerHour is how many requests of a node are approved within an hour; 0 means no limit.
+	MaxApprovalsPerNodePerHour int
 	// DenyFinal denies what can never be approved.
 	DenyFinal bool
 	// DryRun approves and denies nothing.
@@ -35,7 +35,7 @@ type Config struct {
 
 // NewConfig returns the defaults of the flags.
 func NewConfig() Config {
-	return Config{Options: policy.Options{DNSRegex: "{node}", MaxDuration: policy.LongestDuration}, MaxPerNodeAndHour: 20, ConcurrentSyncs: 2}
+	return Config{Options: policy.Options{DNSRegex: "{node}", MaxDuration: policy.LongestDuration}, MaxApprovalsPerNodePerHour: 20, ConcurrentSyncs: 2}
 }
 
 const flagPrefix = Name + "-"
@@ -47,7 +47,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.DNSRegex, flagPrefix+"dns-regex", c.DNSRegex,
 		"The regular expression that each DNS name must match as a whole, in lower case; {node} in it is the name of the Node.")
 	fs.DurationVar(&c.MaxDuration, flagPrefix+"max-duration", c.MaxDuration, "The longest time that a certificate may be asked for, 8808h at most.")
-	fs.IntVar(&c.MaxPerNodeAndHour, flagPrefix+"max-per-node-and-hour", c.MaxPerNodeAndHour, "How many requests of one node are approved within an hour; 0 means no limit.")
+	fs.IntVar(&c.MaxApprovalsPerNodePerHour, flagPrefix+"max-approvals-per-node-per-hour", c.MaxApprovalsPerNodePerHour, "How many requests of one node are approved within an hour; further ones wait. 0 means no limit.")
 	fs.BoolVar(&c.DenyFinal, flagPrefix+"deny-final", c.DenyFinal,
 		"Deny requests that can never be approved. By default they stay, so that somebody can approve them by hand.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Approve and deny nothing. Log what would be approved.")
@@ -62,8 +62,8 @@ func (c *Config) Validate(controllers.Settings) error {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
 	}
 	c.Options.Validate(bad)
-	if c.MaxPerNodeAndHour < 0 {
-		bad("max-per-node-and-hour", "must not be negative, got %d", c.MaxPerNodeAndHour)
+	if c.MaxApprovalsPerNodePerHour < 0 {
+		bad("max-approvals-per-node-per-hour", "must not be negative, got %d", c.MaxApprovalsPerNodePerHour)
 	}
 	if c.ConcurrentSyncs < 1 {
 		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)

@@ -33,7 +33,7 @@ const Name = "csr-approver"
 const (
 	// recheckInterval is how often a request is decided on again that waits for something other than a Node.
 	recheckInterval = 5 * time.Minute
-	// limitWindow is the time in which MaxPerNodeAndHour requests may be approved.
+	// limitWindow is the time in which MaxApprovalsPerNodePerHour requests may be approved.
 	limitWindow = time.Hour
 	// apiServerAge is how long the API server's addresses are kept.
 	apiServerAge = time.Minute
@@ -179,7 +179,7 @@ func (c *controller) judge(ctx context.Context, of string, asked *policy.Request
 func (c *controller) withinLimit(k key, take bool) bool {
 	c.memory.mu.Lock()
 	defer c.memory.mu.Unlock()
-	within := c.cfg.MaxPerNodeAndHour == 0 || c.approvals(k) < c.cfg.MaxPerNodeAndHour
+	within := c.cfg.MaxApprovalsPerNodePerHour == 0 || c.approvals(k) < c.cfg.MaxApprovalsPerNodePerHour
 	if within && take {
 		c.memory.sent[k.name] = k.node
 	}

@@ -170,7 +170,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"the limit counts approvals of the last hour only": {
-			flags: []string{"--csr-approver-max-per-node-and-hour=1"},
+			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=1"},
 			do: func(f *fixture) {
 				before := decided(request("before", "n1", "n1"), certificatesv1.CertificateApproved)
 				before.Status.Conditions[0].LastUpdateTime = metav1.NewTime(time.Now().Add(-58 * time.Minute))
@@ -185,7 +185,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"200 nodes, more than an index has values, do not count for each other": {
-			flags: []string{"--csr-approver-max-per-node-and-hour=1"},
+			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=1"},
 			do: func(f *fixture) {
 				var nodes, requests []runtime.Object
 				for i := range 200 {
@@ -207,7 +207,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"an approval that failed does not count once its request waits": {
-			flags: []string{"--csr-approver-max-per-node-and-hour=1"},
+			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=1"},
 			do: func(f *fixture) {
 				f.OnWrite(func(controllertest.Request) error {
 					f.OnWrite(nil)
@@ -221,7 +221,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"a limit of 0 approves everything": {
-			flags: []string{"--csr-approver-max-per-node-and-hour=0"},
+			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=0"},
 			do: func(f *fixture) {
 				f.put(numbered("r%02d", 30, func(name string) runtime.Object { return request(name, "n1", "n1") })...)
 				if n := f.approved(); n != 30 {
@@ -309,7 +309,7 @@ func TestReconcile(t *testing.T) {
 			},
 		},
 		"a request whose label changes meanwhile is decided on again": {
-			flags: []string{"--csr-approver-max-per-node-and-hour=1"},
+			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=1"},
 			do: func(f *fixture) {
 				labelled := r1.DeepCopy()
 				labelled.Labels = map[string]string{"a": "b"}

@@ -21,8 +21,9 @@ const flagPrefix = "federation-"
 type Config struct {
 	// Namespace is the federation namespace.
 	Namespace string
-	// UnreachableGrace is how long a deleted federated object waits for a cluster that is away; 0 is for ever.
-	UnreachableGrace time.Duration
+	// UnreachableGracePeriod is how long a deleted federated object waits for a cluster that is away; 0 is for
+	// ever.
+	UnreachableGracePeriod time.Duration
 	// RemovalGuard is the percentage of a cluster's managed objects that placement may delete at once.
 	RemovalGuard int
 	// ClusterQPS limits the requests to each cluster, per second.
@@ -35,13 +36,13 @@ type Config struct {
 
 // NewConfig returns the defaults.
 func NewConfig() Config {
-	return Config{Namespace: "kube-federation-system", UnreachableGrace: 5 * time.Minute, RemovalGuard: 50, ClusterQPS: 50}
+	return Config{Namespace: "kube-federation-system", UnreachableGracePeriod: 5 * time.Minute, RemovalGuard: 50, ClusterQPS: 50}
 }
 
 // AddFlags binds the flags.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.Namespace, flagPrefix+"namespace", c.Namespace, "The namespace of KubeFedClusters, their Secrets, FederatedTypeConfigs and the KubeFedConfig.")
-	fs.DurationVar(&c.UnreachableGrace, flagPrefix+"unreachable-grace", c.UnreachableGrace, ""+
+	fs.DurationVar(&c.UnreachableGracePeriod, flagPrefix+"unreachable-grace-period", c.UnreachableGracePeriod, ""+
 		"How long a deleted federated object waits for a cluster that is away. Then the removal is recorded, and made when the cluster is back; 0 waits for ever.")
 	fs.IntVar(&c.RemovalGuard, flagPrefix+"removal-guard", c.RemovalGuard, ""+
 		"If placement would delete more than 10 objects of a cluster at once, and more than this percentage of those that it manages there, "+
@@ -63,8 +64,8 @@ func (c *Config) Validate(s controllers.Settings) error {
 	if slices.Contains(s.OwnNamespaces, c.Namespace) {
 		bad("namespace", "%s is a namespace of the manager itself: its roles would cover the manager's own objects", c.Namespace)
 	}
-	if c.UnreachableGrace < 0 {
-		bad("unreachable-grace", "must not be negative, got %s", c.UnreachableGrace)
+	if c.UnreachableGracePeriod < 0 {
+		bad("unreachable-grace-period", "must not be negative, got %s", c.UnreachableGracePeriod)
 	}
 	if c.RemovalGuard < 0 || c.RemovalGuard > 100 {
 		bad("removal-guard", "must be 0 to 100, got %d", c.RemovalGuard)

@@ -93,7 +93,7 @@ func (c *controller) owedBy(cluster string) (records []policy.WrittenOff) {
 // writeOffs lets a deleted federated object go if it waits for nothing but clusters that have been away for
 // long: what they owe is recorded first. Otherwise it returns when to look again.
 func (c *controller) writeOffs(ctx context.Context, v *view, outcomes map[string]outcome) (wait time.Duration, err error) {
-	if !v.deleting || c.cfg.UnreachableGrace <= 0 {
+	if !v.deleting || c.cfg.UnreachableGracePeriod <= 0 {
 		return 0, nil
 	}
 	var due []string
@@ -107,7 +107,7 @@ func (c *controller) writeOffs(ctx context.Context, v *view, outcomes map[string
 			present = true
 			continue
 		}
-		wait = max(wait, away.WriteOff(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGrace, c.clock.Now()))
+		wait = max(wait, away.WriteOff(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGracePeriod, c.clock.Now()))
 		due = append(due, name)
 	}
 	if present || wait > 0 {

@@ -348,7 +348,7 @@ func TestWriteOffCoversANamespaceOfTheHost(t *testing.T) {
 // TestGraceOfZeroWritesNothingOff has a grace of 0.
 func TestGraceOfZeroWritesNothingOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFedWith(t, []string{"--federation-unreachable-grace=0"}, configMap(t))
+		f := newFedWith(t, []string{"--federation-unreachable-grace-period=0"}, configMap(t))
 		f.away()
 		f.Sleep(20 * time.Minute)
 		f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")

@@ -23,8 +23,8 @@ type Config struct {
 	policy.Options
 	Kinds []string
 	Scope []string
-	// MaxPerSecond limits the writes; 0 means no limit.
-	MaxPerSecond int
+	// MaxWritesPerSecond limits the writes; 0 means no limit.
+	MaxWritesPerSecond int
 	// MaxClockSkew is how far the clock may be from the API server's; 0 switches the check off.
 	MaxClockSkew    time.Duration
 	DryRun          bool
@@ -35,7 +35,7 @@ type Config struct {
 func NewConfig() Config {
 	return Config{
 		Options: policy.Options{GracePeriod: 15 * time.Minute, Hold: 15 * time.Minute},
-		Kinds:   []string{"deployments", "statefulsets", "cronjobs"}, MaxPerSecond: 20, MaxClockSkew: time.Minute, ConcurrentSyncs: 2,
+		Kinds:   []string{"deployments", "statefulsets", "cronjobs"}, MaxWritesPerSecond: 20, MaxClockSkew: time.Minute, ConcurrentSyncs: 2,
 	}
 }
 
@@ -65,7 +65,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	list(&c.AllowProtected, "allow-protected", "Protected namespaces whose workloads are scaled nevertheless: in:NAMESPACE. "+
 		"Protected are kube-system, kube-public, kube-node-lease and the manager's own.")
 	fs.DurationVar(&c.Hold, flagPrefix+"hold", c.Hold, "How long to leave a workload alone after somebody has scaled it up in its downtime.")
-	fs.IntVar(&c.MaxPerSecond, flagPrefix+"max-per-second", c.MaxPerSecond, "Writes per second; 0 means no limit. Pods that all start at once exhaust node autoscalers and image pulls.")
+	fs.IntVar(&c.MaxWritesPerSecond, flagPrefix+"max-writes-per-second", c.MaxWritesPerSecond, "How many writes are sent per second; further ones wait. 0 means no limit. Pods that all start at once exhaust node autoscalers and image pulls.")
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
 		"Nothing is written while the clocks of the manager and of the API server are further apart; 0 switches the check off.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Scale nothing. Log what would be scaled, with an Event on it.")
@@ -92,8 +92,8 @@ func (c *Config) Validate(controllers.Settings) error {
 			bad("kinds", "must be one of %s, got %q", strings.Join(plurals(), ", "), name)
 		}
 	}
-	if c.MaxPerSecond < 0 {
-		bad("max-per-second", "must not be negative, got %d", c.MaxPerSecond)
+	if c.MaxWritesPerSecond < 0 {
+		bad("max-writes-per-second", "must not be negative, got %d", c.MaxWritesPerSecond)
 	}
 	if c.MaxClockSkew != 0 && c.MaxClockSkew < 2*time.Second {
 		bad("max-clock-skew", "must be 0 or at least 2s, since the API server tells whole seconds, got %v", c.MaxClockSkew)

@@ -20,13 +20,13 @@ func TestValidateNamesTheFlag(t *testing.T) {
 	if err := good.Validate(controllers.Settings{}); err != nil {
 		t.Error(err)
 	}
-	bad := scaleschedule.Config{Kinds: []string{"daemonsets"}, MaxPerSecond: -1, MaxClockSkew: 1}
+	bad := scaleschedule.Config{Kinds: []string{"daemonsets"}, MaxWritesPerSecond: -1, MaxClockSkew: 1}
 	bad.DefaultUptime, bad.Timezone, bad.Hold = "8-18", "PST", -1
 	err := bad.Validate(controllers.Settings{})
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, flag := range []string{"kinds", "max-per-second", "max-clock-skew", "concurrent-syncs", "default-uptime", "timezone", "hold"} {
+	for _, flag := range []string{"kinds", "max-writes-per-second", "max-clock-skew", "concurrent-syncs", "default-uptime", "timezone", "hold"} {
 		if !strings.Contains(err.Error(), "--scale-schedule-"+flag+": ") {
 			t.Errorf("no mistake in --scale-schedule-%s: %v", flag, err)
 		}

@@ -73,8 +73,8 @@ func newController(cfg Config, watched []*kind, namespaces informers.Informer[*i
 		return nil, err
 	}
 	limit := rate.Inf
-	if cfg.MaxPerSecond > 0 {
-		limit = rate.Limit(cfg.MaxPerSecond)
+	if cfg.MaxWritesPerSecond > 0 {
+		limit = rate.Limit(cfg.MaxWritesPerSecond)
 	}
 	c := &controller{
 		cfg: cfg, evaluator: cfg.evaluator(), kinds: watched, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,

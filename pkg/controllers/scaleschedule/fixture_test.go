@@ -56,7 +56,7 @@ func newFixture(t *testing.T, configure func(*scaleschedule.Config)) *fixture {
 	t.Helper()
 	f := &fixture{T: t, entry: scaleschedule.Entry(), flags: []string{"--compat=downscaler"}}
 	f.cfg = f.entry.Config.(*scaleschedule.Config)
-	f.cfg.MaxPerSecond = 0 // tests of the limit set it, see limited
+	f.cfg.MaxWritesPerSecond = 0 // tests of the limit set it, see limited
 	if configure != nil {
 		configure(f.cfg)
 	}

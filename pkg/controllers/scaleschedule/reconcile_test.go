@@ -24,7 +24,9 @@ import (
 )
 
 // limited sets the default limit of writes.
-func limited(c *scaleschedule.Config) { c.MaxPerSecond = scaleschedule.NewConfig().MaxPerSecond }
+func limited(c *scaleschedule.Config) {
+	c.MaxWritesPerSecond = scaleschedule.NewConfig().MaxWritesPerSecond
+}
 
 // TestReconcile has what is about more than one decision. The tests of package policy have the rest.
 func TestReconcile(t *testing.T) {
