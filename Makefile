@@ -112,7 +112,7 @@ test-chart: controlplane ## Render the Helm chart, and install it on a real cont
 
 .PHONY: test-e2e
 test-e2e: ## Test an installation on your cluster: KUBECONFIG=path IMAGE=name:tag.
-	@[ '$(origin KUBECONFIG) $(origin IMAGE)' = 'command line command line' ] || { echo "usage: make test-e2e KUBECONFIG=path IMAGE=name:tag, on the command line, so that no cluster is drained by accident"; exit 2; }
+	@[ '$(origin KUBECONFIG) $(origin IMAGE)' = 'command line command line' ] || { echo "KUBECONFIG and IMAGE must be on make's command line, so that no cluster is drained by accident: make test-e2e KUBECONFIG=path IMAGE=name:tag"; exit 2; }
 	E2E_KUBECONFIG='$(abspath $(KUBECONFIG))' E2E_IMAGE='$(IMAGE)' E2E_WORKLOAD='$(WORKLOAD)' \
 	    $(TEST) -count=1 -timeout 1h -v -run '^TestOnACluster$$' ./test/e2e
 
@@ -190,7 +190,7 @@ generate: ## Rewrite generated files: roles, chart, goldens, metrics, pictures, 
 	go -C hack/plot run . '$(CURDIR)/docs/bench'
 
 .PHONY: clean
-clean: ## Remove what make writes in this folder, not the user's cache folder.
+clean: ## Remove what make writes in this folder, not ~/.cache/quartermaster.
 	rm -rf .cache .run bin dist
 
 ##@ Variables: make TARGET NAME=value
