@@ -66,7 +66,7 @@ func ReadConfig(object map[string]any) (Config, error) {
 	case "Namespaced":
 		c.Namespaced = true
 	default:
-		errs = append(errs, fmt.Errorf("scope: must be Cluster or Namespaced, not %q", spec.Scope))
+		errs = append(errs, fmt.Errorf("scope: must be Cluster or Namespaced, got %q", spec.Scope))
 	}
 	duration := func(name string, d *metav1.Duration, into *time.Duration) {
 		if d != nil && d.Duration <= 0 {
@@ -90,7 +90,7 @@ func ReadConfig(object map[string]any) (Config, error) {
 	threshold("successThreshold", spec.ClusterHealthCheck.SuccessThreshold, &c.SuccessThreshold)
 	toggle := func(name, value string, into *bool) {
 		if value != enabled && value != disabled {
-			errs = append(errs, fmt.Errorf("%s: must be Enabled or Disabled, not %q", name, value))
+			errs = append(errs, fmt.Errorf("%s: must be Enabled or Disabled, got %q", name, value))
 			return
 		}
 		*into = value == enabled

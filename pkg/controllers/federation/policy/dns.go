@@ -142,7 +142,7 @@ func (r *DNSRecord) Check(domain string) error {
 	for _, n := range names {
 		long := slices.ContainsFunc(strings.Split(n.name, "."), func(label string) bool { return len(label) > validation.DNS1123LabelMaxLength })
 		if long || len(validation.IsDNS1123Subdomain(n.name)) > 0 {
-			return fmt.Errorf("%s: must be a DNS name in lower case, with at most 63 characters a label and 253 in all, not %q", n.field, cut(n.name, 64))
+			return fmt.Errorf("%s: must be a DNS name in lower case, with at most 63 characters a label and 253 in all, got %q", n.field, cut(n.name, 64))
 		}
 	}
 	return nil

@@ -61,7 +61,7 @@ func (f *Federated) Operations(cluster string) ([]Operation, error) {
 	seen := make(map[string]bool, len(operations))
 	for _, o := range operations {
 		if !slices.Contains([]string{"", opAdd, opRemove, opReplace}, o.Op) {
-			return nil, fmt.Errorf("op: must be add, remove or replace, not %q", cut(o.Op, 64))
+			return nil, fmt.Errorf("op: must be add, remove or replace, got %q", cut(o.Op, 64))
 		}
 		_, path, _ := strings.Cut(o.Path, "/")
 		if seen[path] {

@@ -39,7 +39,7 @@ func ReadReplicaPreference(u *unstructured.Unstructured) (p ReplicaPreference, e
 	}
 	switch {
 	case p.Type() == "":
-		return p, fmt.Errorf("targetKind: must be FederatedDeployment or FederatedReplicaSet, not %q", cut(p.TargetKind, 64))
+		return p, fmt.Errorf("targetKind: must be FederatedDeployment or FederatedReplicaSet, got %q", cut(p.TargetKind, 64))
 	case p.TotalReplicas == nil:
 		return p, errors.New("totalReplicas: must be set")
 	}

@@ -117,7 +117,7 @@ func (t *TypeConfig) validate() error {
 			return errors.New("a type must have a kind, a version and a plural")
 		}
 		if r.Scope != "Namespaced" && r.Scope != "Cluster" {
-			return fmt.Errorf("scope of %s: must be Namespaced or Cluster, not %q", r.Kind, r.Scope)
+			return fmt.Errorf("scope of %s: must be Namespaced or Cluster, got %q", r.Kind, r.Scope)
 		}
 	}
 	switch {
@@ -128,9 +128,9 @@ func (t *TypeConfig) validate() error {
 	case t.Federated.Namespaced() != (t.Target.Namespaced() || t.IsNamespace()):
 		return errors.New("the federated type must have the scope of its target, or Namespaced for Namespaces")
 	case t.Propagation != enabled && t.Propagation != disabled:
-		return fmt.Errorf("propagation: must be Enabled or Disabled, not %q", t.Propagation)
+		return fmt.Errorf("propagation: must be Enabled or Disabled, got %q", t.Propagation)
 	case t.StatusCollection != "" && t.StatusCollection != enabled && t.StatusCollection != disabled:
-		return fmt.Errorf("statusCollection: must be Enabled or Disabled, not %q", t.StatusCollection)
+		return fmt.Errorf("statusCollection: must be Enabled or Disabled, got %q", t.StatusCollection)
 	}
 	return nil
 }
