@@ -42,7 +42,7 @@ func (s *discoveryServer) RoundTrip(r *http.Request) (*http.Response, error) {
 const widgetsAlone = `{"kind":"APIResourceList","resources":[
 	{"name":"widgets","kind":"Widget","namespaced":true},{"name":"widgets/scale","kind":"Scale","namespaced":true}]}`
 
-func TestMapper(t *testing.T) {
+func TestMapperAsksForUnknownKinds(t *testing.T) {
 	widget, scale, gadget := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"},
 		schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Scale"}, schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Gadget"}
 	away := schema.GroupVersionKind{Group: "away.example.com", Version: "v1", Kind: "Thing"}

@@ -94,7 +94,7 @@ func TestFirstVersionIsUnknownUnderASelector(t *testing.T) {
 		before *corev1.Secret // an earlier state
 		want   string
 	}{
-		"all":                                 {Need{}, nil, "7"},
+		"a need of all objects":               {Need{}, nil, "7"},
 		"all but Helm's":                      {Need{FieldSelector: NotHelm}, nil, "7"},
 		"a need of one namespace":             {Need{Namespace: "shop"}, nil, "7"},
 		"by labels":                           {Need{LabelSelector: "app=x"}, nil, ""},

@@ -20,7 +20,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 )
 
-const T = "k8s-ttl-controller.twin.sh/"
+const ttlController = "k8s-ttl-controller.twin.sh/"
 
 // kind is a type, as objects have it. Its plural is the usual one.
 type kind struct{ apiVersion, kind string }

@@ -38,7 +38,7 @@ func TestReconcile(t *testing.T) {
 		"what is due is deleted with its UID and version": {run: func(f *fixture) {
 			var sent string
 			f.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.start()
 			f.asked(getP, deleteP)
 			for _, part := range []string{`"uid":"0`, `"resourceVersion":"1`, `"propagationPolicy":"Background"`} {
@@ -50,7 +50,7 @@ func TestReconcile(t *testing.T) {
 			f.metric(1, "deletions_total", "group", "", "resource", "pods", "result", "success")
 		}},
 		"what is due in days is looked at every hour, without a request": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "3d")
+			f.put(pod, "shop/p", ttlController+"ttl", "3d")
 			f.start()
 			f.pass(70*time.Hour - time.Second)
 			f.asked()
@@ -58,13 +58,13 @@ func TestReconcile(t *testing.T) {
 			f.asked(getP, deleteP)
 		}},
 		"an invalid value is told once": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "-5m")
+			f.put(pod, "shop/p", ttlController+"ttl", "-5m")
 			f.start()
-			f.put(pod, "shop/p", T+"ttl", "-5m")
+			f.put(pod, "shop/p", ttlController+"ttl", "-5m")
 			f.pass(24 * time.Hour)
 			f.asked()
 			f.toldOf("InvalidTTL")
-			f.put(pod, "shop/p", T+"ttl", "-6m")
+			f.put(pod, "shop/p", ttlController+"ttl", "-6m")
 			f.toldOf("InvalidTTL")
 		}},
 		"an annotation that is added counts": {run: func(f *fixture) {
@@ -72,13 +72,13 @@ func TestReconcile(t *testing.T) {
 			f.start()
 			f.asked()
 			f.metric(0, "tracked_objects")
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.asked(getP, deleteP)
 		}},
 		"the live object is due later": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.put(pod, "shop/p", ttlController+"ttl", "3h")
 			f.start()
-			f.whenRead(object(pod, "shop/p", T+"ttl", "1w"))
+			f.whenRead(object(pod, "shop/p", ttlController+"ttl", "1w"))
 			f.pass(time.Hour)
 			f.asked(getP)
 			f.pass(24 * time.Hour)
@@ -86,19 +86,19 @@ func TestReconcile(t *testing.T) {
 			f.toldOf()
 		}},
 		"the live object has no TTL any more": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.put(pod, "shop/p", ttlController+"ttl", "3h")
 			f.start()
 			f.whenRead(object(pod, "shop/p"))
 			f.pass(3 * time.Hour)
 			f.asked(getP)
 		}},
 		"another object of that name": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.put(pod, "shop/p", ttlController+"ttl", "3h")
 			f.start()
 			f.Lag(time.Second)
 			f.beforeRequests(func(_ controllertest.Request) error {
 				f.Delete(object(pod, "shop/p"))
-				f.Put(object(pod, "shop/p", T+"ttl", "3h"))
+				f.Put(object(pod, "shop/p", ttlController+"ttl", "3h"))
 				f.beforeRequests(nil)
 				return nil
 			})
@@ -111,11 +111,11 @@ func TestReconcile(t *testing.T) {
 			f.refuse(func() error {
 				if !changed {
 					changed = true
-					f.Put(object(pod, "shop/p", T+"ttl", "1h"))
+					f.Put(object(pod, "shop/p", ttlController+"ttl", "1h"))
 				}
 				return nil
 			})
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.pass(100 * time.Millisecond)
 			f.asked(getP, deleteP, getP, deleteP)
 			f.toldOf("DeletedExpiredTTL")
@@ -123,10 +123,10 @@ func TestReconcile(t *testing.T) {
 		"a status that never rests": {run: func(f *fixture) {
 			f.start()
 			f.refuse(func() error {
-				f.Put(object(pod, "shop/p", T+"ttl", "1h"))
+				f.Put(object(pod, "shop/p", ttlController+"ttl", "1h"))
 				return nil
 			})
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.pass(750 * time.Millisecond) // at once, and after 0.1, 0.2 and 0.4 s more
 			f.asked(getP, deleteP, getP, deleteP, getP, deleteP, getP, deleteP)
 			f.toldOf("FailedToDeleteExpiredTTL")
@@ -141,17 +141,17 @@ func TestReconcile(t *testing.T) {
 		"the TTL is prolonged in between": {run: func(f *fixture) {
 			f.start()
 			f.refuse(func() error {
-				f.Put(object(pod, "shop/p", T+"ttl", "1w"))
+				f.Put(object(pod, "shop/p", ttlController+"ttl", "1w"))
 				return nil
 			})
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.pass(time.Second)
 			f.asked(getP, deleteP)
 			f.toldOf()
 		}},
 		"the breaker": {run: func(f *fixture) {
 			for i := range 150 {
-				f.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
+				f.put(pod, fmt.Sprintf("shop/p%d", i), ttlController+"ttl", "1h")
 			}
 			f.start()
 			f.left(90, 0)
@@ -172,34 +172,34 @@ func TestReconcile(t *testing.T) {
 			}
 		}},
 		"a dry run": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.start()
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.pass(24 * time.Hour)
 			f.asked(getP)
 			f.toldOf("WouldDeleteExpiredTTL")
-			f.put(pod, "shop/p", T+"ttl", "2h")
+			f.put(pod, "shop/p", ttlController+"ttl", "2h")
 			f.toldOf("WouldDeleteExpiredTTL")
 			f.left(1, 0)
 		}},
 		"a dry run, and a timer of the TTL before": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "2h30m")
+			f.put(pod, "shop/p", ttlController+"ttl", "2h30m")
 			f.start()
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.toldOf("WouldDeleteExpiredTTL")
 			f.pass(24 * time.Hour)
 			f.asked(getP, getP)
 			f.toldOf()
 		}},
 		"overdue for days": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.pass(72 * time.Hour)
 			f.start()
 			f.asked(getP, deleteP)
 		}},
 		"the clocks are apart": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "3h")
-			f.put(pod, "shop/q", T+"ttl", "3h")
+			f.put(pod, "shop/p", ttlController+"ttl", "3h")
+			f.put(pod, "shop/q", ttlController+"ttl", "3h")
 			f.cfg.ConcurrentSyncs = 1
 			f.start()
 			f.skew(-2*time.Hour, "")
@@ -220,11 +220,11 @@ func TestReconcile(t *testing.T) {
 		"nobody looks at the clocks": {configure: func(c *ttl.Config) { c.MaxClockSkew = 0 }, run: func(f *fixture) {
 			f.start()
 			f.skew(-2*time.Hour, "")
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.asked(getP, deleteP)
 		}},
 		"forbidden": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.refuse(func() error { return forbidden })
 			f.start()
 			f.asked(getP, deleteP+" refused")
@@ -243,7 +243,7 @@ func TestReconcile(t *testing.T) {
 			}
 		}},
 		"another error": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
 			f.start()
 			f.pass(2 * time.Second)
@@ -256,7 +256,7 @@ func TestReconcile(t *testing.T) {
 			f.toldOf("DeletedExpiredTTL")
 		}},
 		"too many requests": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.refuse(func() error { return apierrors.NewTooManyRequests("disruption budget", 30) })
 			f.start()
 			f.asked(getP, deleteP+" refused")
@@ -267,49 +267,49 @@ func TestReconcile(t *testing.T) {
 			f.asked(getP, deleteP)
 		}},
 		"a TTL that is prolonged, and then shortened": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.put(pod, "shop/p", ttlController+"ttl", "3h")
 			f.start()
-			f.put(pod, "shop/p", T+"ttl", "9h")
+			f.put(pod, "shop/p", ttlController+"ttl", "9h")
 			f.pass(2 * time.Hour)
 			f.asked()
-			f.put(pod, "shop/p", T+"ttl", "5h")
+			f.put(pod, "shop/p", ttlController+"ttl", "5h")
 			f.pass(time.Hour - time.Second)
 			f.asked()
 			f.pass(time.Second)
 			f.asked(getP, deleteP)
 		}},
 		"an annotation that is taken away": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.put(pod, "shop/p", ttlController+"ttl", "3h")
 			f.start()
 			f.put(pod, "shop/p")
 			f.pass(2 * time.Hour)
 			f.asked()
 		}},
 		"another object of that name with the same TTL": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.put(pod, "shop/p", ttlController+"ttl", "3h")
 			f.start()
 			f.Delete(object(pod, "shop/p"))
 			f.pass(time.Minute)
-			f.put(pod, "shop/p", T+"ttl", "2h30m")
+			f.put(pod, "shop/p", ttlController+"ttl", "2h30m")
 			f.pass(time.Hour/2 - time.Second)
 			f.asked()
 			f.pass(time.Second) // the timer is from its own creation
 			f.asked(getP, deleteP)
 		}},
 		"a status that changes costs no request": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.start()
 			f.asked(getP)
-			f.put(pod, "shop/p", T+"ttl", "1h", "status", "other")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h", "status", "other")
 			f.asked()
 		}},
 		"a ReplicaSet that its Deployment has left behind": {configure: func(c *ttl.Config) { c.Include = []string{"replicasets.apps"} }, run: func(f *fixture) {
-			owned := object(replicaSet, "shop/r", T+"ttl", "1h")
+			owned := object(replicaSet, "shop/r", ttlController+"ttl", "1h")
 			owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "d", UID: "1", Controller: ptr.To(true)}})
 			f.add(owned)
 			f.start()
 			f.asked()
-			f.put(replicaSet, "shop/r", T+"ttl", "1h")
+			f.put(replicaSet, "shop/r", ttlController+"ttl", "1h")
 			f.asked("get replicasets.apps shop/r", "delete replicasets.apps shop/r")
 		}},
 		"a type whose API does not answer, or whose webhook does not, keeps nobody else waiting": {
@@ -321,10 +321,10 @@ func TestReconcile(t *testing.T) {
 					return nil
 				})
 				for i := range 60 {
-					f.put(configMap, fmt.Sprintf("hangs/c%d", i), T+"ttl", "1h")
+					f.put(configMap, fmt.Sprintf("hangs/c%d", i), ttlController+"ttl", "1h")
 				}
 				f.start()
-				f.put(pod, "shop/p", T+"ttl", "1h")
+				f.put(pod, "shop/p", ttlController+"ttl", "1h")
 				f.pass(11 * time.Second)
 				f.toldOf("DeletedExpiredTTL")
 				f.metric(1, "failing_types")
@@ -340,9 +340,9 @@ func TestReconcile(t *testing.T) {
 		"the clock of one type's API is wrong": {run: func(f *fixture) {
 			f.start()
 			f.skew(-2*time.Hour, "configmaps")
-			f.put(configMap, "shop/c", T+"ttl", "1h")
-			f.put(configMap, "shop/d", T+"ttl", "1h")
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(configMap, "shop/c", ttlController+"ttl", "1h")
+			f.put(configMap, "shop/d", ttlController+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.toldOf("DeletedExpiredTTL")
 			f.pass(time.Hour)
 			f.left(0, 2)
@@ -354,11 +354,11 @@ func TestReconcile(t *testing.T) {
 		"the clock is behind the API server's": {run: func(f *fixture) {
 			f.start()
 			f.skew(2*time.Hour, "")
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.asked(getP)
 		}},
 		"the deletion is under way": {run: func(f *fixture) {
-			p := object(pod, "shop/p", T+"ttl", "3h")
+			p := object(pod, "shop/p", ttlController+"ttl", "3h")
 			p.SetFinalizers([]string{"example.com/wait"})
 			f.add(p)
 			f.start()
@@ -398,7 +398,7 @@ func TestWhatCountsForTheBreaker(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
-				f.put(configMap, "shop/c", T+"ttl", "1h")
+				f.put(configMap, "shop/c", ttlController+"ttl", "1h")
 				f.beforeRequests(func(r controllertest.Request) error {
 					switch {
 					case r.Verb != "delete" || r.Name != "c":
@@ -409,7 +409,7 @@ func TestWhatCountsForTheBreaker(t *testing.T) {
 					return test.err
 				})
 				f.start()
-				f.put(pod, "shop/p", T+"ttl", "1h")
+				f.put(pod, "shop/p", ttlController+"ttl", "1h")
 				if test.counts {
 					f.left(1, 1)
 				} else {
@@ -436,9 +436,9 @@ func TestTypesComeAndGo(t *testing.T) {
 		f.add(crd())
 		f.pass(3 * time.Second)
 		f.metric(3, "watched_types")
-		f.put(widget, "shop/w", T+"ttl", "0")
+		f.put(widget, "shop/w", ttlController+"ttl", "0")
 		f.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
-		f.put(widget, "shop/later", T+"ttl", "5h")
+		f.put(widget, "shop/later", ttlController+"ttl", "5h")
 		f.Delete(crd())
 		f.pass(3 * time.Second)
 		f.metric(2, "watched_types")
@@ -456,8 +456,8 @@ func TestNamespacesLimitWhatIsWatched(t *testing.T) {
 		f.start()
 		f.metric(2, "watched_types")
 		f.add(crd())
-		f.put(widget, "shop/w", T+"ttl", "0")
-		f.put(widget, "elsewhere/w", T+"ttl", "0")
+		f.put(widget, "shop/w", ttlController+"ttl", "0")
+		f.put(widget, "elsewhere/w", ttlController+"ttl", "0")
 		f.pass(5 * time.Minute) // no definition tells of it
 		f.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
 	})

@@ -272,7 +272,7 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			}
 			f.start()
 			left(90)
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.left(0, 0)
 			f.metric(1, "stopped_namespaces")
 			f.metric(90, "overdue_objects")
@@ -290,8 +290,8 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			left(0)
 		}},
 		"annotations stop no rule": {rules: ruleR, configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 }, run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
-			f.put(pod, "shop/q", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
+			f.put(pod, "shop/q", ttlController+"ttl", "1h")
 			f.start()
 			f.left(1, 0)
 			f.asks()

@@ -38,11 +38,11 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 		run       func(f *fixture)
 	}{
 		"what is due when a leader begins is announced once, and goes a minute later": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.pass(72 * time.Hour)
 			f.start()
 			f.toldOf("WillDeleteExpiredTTL")
-			f.put(pod, "shop/p", T+"ttl", "1h", "status", "other") // which does not begin the minute anew
+			f.put(pod, "shop/p", ttlController+"ttl", "1h", "status", "other") // which does not begin the minute anew
 			f.pass(time.Minute - time.Second)
 			f.asked()
 			f.pass(time.Second)
@@ -50,7 +50,7 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 			f.toldOf("DeletedExpiredTTL")
 		}},
 		"a deadline that is now": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "2h")
+			f.put(pod, "shop/p", ttlController+"ttl", "2h")
 			f.start()
 			f.pass(time.Minute - time.Second)
 			f.asked()
@@ -68,7 +68,7 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 		"an annotation with a past time on an object that was known": {run: func(f *fixture) {
 			f.put(pod, "shop/p")
 			f.start()
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.pass(time.Minute - time.Second)
 			f.asked()
 			f.toldOf("WillDeleteExpiredTTL")
@@ -86,10 +86,10 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 			f.asked()
 		}},
 		"a deadline that is moved to another time in the past begins a minute of its own": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.start()
 			f.pass(30 * time.Second)
-			f.put(pod, "shop/p", T+"ttl", "30m")
+			f.put(pod, "shop/p", ttlController+"ttl", "30m")
 			f.toldOf("WillDeleteExpiredTTL", "WillDeleteExpiredTTL")
 			f.pass(time.Minute - time.Second)
 			f.asked()
@@ -97,9 +97,9 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 			f.asked(getP, deleteP)
 		}},
 		"the live object has another deadline, of which no watch has told": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "3h")
+			f.put(pod, "shop/p", ttlController+"ttl", "3h")
 			f.start()
-			f.whenRead(object(pod, "shop/p", T+"ttl", "2h"))
+			f.whenRead(object(pod, "shop/p", ttlController+"ttl", "2h"))
 			f.pass(time.Hour)
 			f.asked(getP)
 			f.toldOf("WillDeleteExpiredTTL")
@@ -107,7 +107,7 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 			f.toldOf("DeletedExpiredTTL")
 		}},
 		"a leader that ends within the minute leaves it to its successor, which begins anew": {run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.start()
 			f.pass(59 * time.Second)
 			f.toldOf("WillDeleteExpiredTTL")
@@ -119,21 +119,21 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 			f.asked(getP, deleteP)
 		}},
 		"what is protected is not announced": {run: func(f *fixture) {
-			f.put(pod, "kube-system/p", T+"ttl", "1h")
+			f.put(pod, "kube-system/p", ttlController+"ttl", "1h")
 			f.start()
 			f.toldOf("TTLProtected")
 		}},
 		"a dry run announces nothing, and waits for nothing": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.start()
 			f.toldOf("WouldDeleteExpiredTTL")
 			f.asked(getP)
 		}},
 		"a dry run tells nobody twice when an owner of the object changes": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
-			f.put(pod, "shop/p", T+"ttl", "1h")
+			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.start()
 			f.toldOf("WouldDeleteExpiredTTL")
-			owned := object(pod, "shop/p", T+"ttl", "1h")
+			owned := object(pod, "shop/p", ttlController+"ttl", "1h")
 			owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "x", UID: "1"}})
 			f.add(owned)
 			f.toldOf()
@@ -159,17 +159,17 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
 		for i := range 5000 {
-			f.put(configMap, fmt.Sprintf("greedy/c%d", i), T+"ttl", "1h")
+			f.put(configMap, fmt.Sprintf("greedy/c%d", i), ttlController+"ttl", "1h")
 		}
 		for i := range 10 {
-			f.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
+			f.put(pod, fmt.Sprintf("shop/p%d", i), ttlController+"ttl", "1h")
 		}
 		f.start()
 		f.left(0, 4940)
 		for round := range 3 {
 			f.pass(4 * time.Minute)
 			for i := range 10 {
-				f.put(pod, fmt.Sprintf("shop/p%d", i), T+"ttl", "1h")
+				f.put(pod, fmt.Sprintf("shop/p%d", i), ttlController+"ttl", "1h")
 			}
 			f.left(0, 4940-60*round)
 			f.pass(80 * time.Second)
@@ -198,10 +198,10 @@ func TestBreakerOfAllNamespaces(t *testing.T) {
 			c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io")
 		})
 		for i := range 3 {
-			f.put(clusterRole, fmt.Sprintf("/r%d", i), T+"ttl", "1h")
+			f.put(clusterRole, fmt.Sprintf("/r%d", i), ttlController+"ttl", "1h")
 		}
 		for i := range 50 {
-			f.put(pod, fmt.Sprintf("n%d/p", i), T+"ttl", "1h")
+			f.put(pod, fmt.Sprintf("n%d/p", i), ttlController+"ttl", "1h")
 		}
 		f.start()
 		if n := len(controllertest.List[corev1.Pod](f.Host)) + len(controllertest.List[rbacv1.ClusterRole](f.Host)); n != 33 {
@@ -223,7 +223,7 @@ func TestBreakerEventNamesNoNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
 		f.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
-		f.put(pod, "secretive/p", T+"ttl", "1h")
+		f.put(pod, "secretive/p", ttlController+"ttl", "1h")
 		f.start()
 		f.pass(2 * time.Second)
 		want := "Warning TTLBreakerOpen kube-system/manager-0: 1 objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for 5m0s"

@@ -90,8 +90,8 @@ func TestNoteOf(t *testing.T) {
 		"that is not JSON": {testLease("1", 1, "a", func(l *coordinationv1.Lease) {
 			l.Annotations = map[string]string{ProcessAnnotation: "?"}
 		}), ""},
-		"none":     {testLease("1", 1, "a"), ""},
-		"no Lease": {nil, ""},
+		"a Lease without evidence": {testLease("1", 1, "a"), ""},
+		"no Lease":                 {nil, ""},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

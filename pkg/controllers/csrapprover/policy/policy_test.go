@@ -343,7 +343,7 @@ func ecdsaKey() crypto.Signer {
 	return key
 }
 
-func TestDecided(t *testing.T) {
+func TestDecidedRequestsAreRecognised(t *testing.T) {
 	for name, tc := range map[string]struct {
 		status certificatesv1.CertificateSigningRequestStatus
 		want   bool

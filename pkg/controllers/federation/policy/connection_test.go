@@ -145,7 +145,7 @@ func certificate(t *testing.T, by *signed, name string, from, to time.Time) *sig
 	return &signed{c, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key}
 }
 
-func TestVerify(t *testing.T) {
+func TestConnectionVerifiesItsChain(t *testing.T) {
 	ca := certificate(t, nil, "ca", now.Add(-time.Hour), now.Add(time.Hour))
 	other := certificate(t, nil, "ca", now.Add(-time.Hour), now.Add(time.Hour))
 	leaf := certificate(t, ca, "c1.example", now.Add(-2*time.Minute), now.Add(-time.Minute))

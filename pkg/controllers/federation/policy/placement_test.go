@@ -26,7 +26,7 @@ func TestPlace(t *testing.T) {
 		"a list that names a cluster twice":         {spec: "placement: {clusters: [{name: c}, {name: c}]}", want: "c"},
 		"an empty list":                             {spec: "placement: {clusters: []}"},
 		"an empty list and a selector":              {spec: "placement: {clusters: [], clusterSelector: {}}"},
-		"neither":                                   {spec: "placement: {}"},
+		"no list and no selector":                   {spec: "placement: {}"},
 		"no placement":                              {spec: "template: {}"},
 		"a list that is null":                       {spec: "placement: {clusters: null, clusterSelector: {}}", want: "a b c"},
 		"an empty selector":                         {spec: all, want: "a b c"},

@@ -22,7 +22,7 @@ func TestMatchAgreesWithRegularExpressions(t *testing.T) {
 	})
 }
 
-func TestCheck(t *testing.T) {
+func TestGlobRefusesWhatIsTooLong(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pattern string
 		limit   int

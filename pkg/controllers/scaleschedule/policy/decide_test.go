@@ -283,16 +283,16 @@ func TestNoWarningIsLong(t *testing.T) {
 	}
 }
 
-// TestCovers says which workloads are left alone because of flags.
-func TestCovers(t *testing.T) {
+// TestFlagsExcludeWorkloads says which workloads are left alone because of flags.
+func TestFlagsExcludeWorkloads(t *testing.T) {
 	for name, test := range map[string]struct {
 		namespace, name string
 		options         func(*Options)
 		want            bool
 	}{
-		"any":                        {"shop", "a", nil, true},
-		"kube-system is protected":   {"kube-system", "a", nil, false},
-		"kube-system can be allowed": {"kube-system", "a", func(o *Options) { o.AllowProtected = []string{"in:kube-system"} }, true},
+		"a workload without flags is covered":      {"shop", "a", nil, true},
+		"kube-system is protected":                 {"kube-system", "a", nil, false},
+		"kube-system can be allowed":               {"kube-system", "a", func(o *Options) { o.AllowProtected = []string{"in:kube-system"} }, true},
 		"the manager's own namespace is protected": {"manager", "a", nil, false},
 		"included":                      {"shop", "a", func(o *Options) { o.IncludeNamespaces = []string{"sh*"} }, true},
 		"not included":                  {"shop", "a", func(o *Options) { o.IncludeNamespaces = []string{"dev-*"} }, false},
@@ -383,8 +383,8 @@ func TestDigestIsBounded(t *testing.T) {
 	}
 }
 
-// TestSince says since when a workload is to be as it is.
-func TestSince(t *testing.T) {
+// TestLagCountsFromTheLastEffectiveBoundary says since when a workload is to be as it is.
+func TestLagCountsFromTheLastEffectiveBoundary(t *testing.T) {
 	for name, test := range map[string]struct {
 		downtime string
 		want     time.Duration

@@ -268,7 +268,7 @@ func controlledBy(kind string) func(*metav1.PartialObjectMetadata) {
 	}
 }
 
-func TestAnnotated(t *testing.T) {
+func TestFilterKeepsAnnotatedObjects(t *testing.T) {
 	native := defaults()
 	native.Families = []Family{Native}
 	for name, test := range map[string]struct {
@@ -277,8 +277,8 @@ func TestAnnotated(t *testing.T) {
 		want        bool
 	}{
 		"a TTL":                             {annotations: map[string]string{TTLControllerTTL: "1h"}, options: defaults(), want: true},
-		"an empty one":                      {annotations: map[string]string{JanitorTTL: ""}, options: defaults(), want: true},
-		"none":                              {annotations: map[string]string{"a": "b"}, options: defaults()},
+		"an empty TTL":                      {annotations: map[string]string{JanitorTTL: ""}, options: defaults(), want: true},
+		"no TTL":                            {annotations: map[string]string{"a": "b"}, options: defaults()},
 		"refreshed, but without a TTL":      {annotations: map[string]string{TTLControllerRefreshed: "2020-01-01T00:00:00Z"}, options: defaults()},
 		"a TTL of a family that is not one": {annotations: map[string]string{TTLControllerTTL: "1h"}, options: native},
 	} {
