@@ -184,7 +184,7 @@ func (g grants) in(namespace string, scope []string) []rbacv1.PolicyRule {
 // resource in Needs.
 func grantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Need) (grants, error) {
 	all := grants{metav1.NamespaceAll: e.Permissions(s)}
-	maps.Copy(all, e.InNamespaces(s))
+	maps.Copy(all, e.PermissionsInNamespaces(s))
 	for _, need := range needs {
 		reads := func(rule rbacv1.PolicyRule) bool { return readable(rule, need) }
 		if !slices.ContainsFunc(slices.Concat(all[metav1.NamespaceAll], all[need.Namespace]), reads) {

@@ -58,8 +58,8 @@ type Entry struct {
 	New func(Host) (Controller, error)
 }
 
-// InNamespaces returns what NamespacePermissions returns, or nothing without it.
-func (e Entry) InNamespaces(s Settings) map[string][]rbacv1.PolicyRule {
+// PermissionsInNamespaces returns what NamespacePermissions returns, or nothing without it.
+func (e Entry) PermissionsInNamespaces(s Settings) map[string][]rbacv1.PolicyRule {
 	if e.NamespacePermissions == nil {
 		return nil
 	}

@@ -25,7 +25,7 @@ import (
 const (
 	reasonReloaded     = "Reloaded"
 	reasonFailed       = "ReloadFail"
-	reasonWould        = "WouldReload"
+	reasonWouldReload  = "WouldReload"
 	reasonSkipped      = "ReloadSkipped"
 	reasonWaits        = "ReloadWaits"
 	reasonNotRecorded  = "ReloadStateFail"
@@ -53,7 +53,7 @@ func (c *controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *po
 		if w.Suspended && !p.ByName() {
 			c.announce(ctx, k, w, reasonSkipped, suspended+", would not reload for "+names, resultSkipped)
 		} else {
-			c.announce(ctx, k, w, reasonWould, "Would reload for "+names, resultDryRun)
+			c.announce(ctx, k, w, reasonWouldReload, "Would reload for "+names, resultDryRun)
 		}
 		c.done(w, p, e, "")
 		return 0, nil

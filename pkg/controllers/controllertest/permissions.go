@@ -61,7 +61,7 @@ func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
 	for _, e := range h.setup.Entries {
 		if agent == e.Name || agent == cacheAgent {
 			rules = append(rules, e.Permissions(h.settings)...)
-			rules = append(rules, e.InNamespaces(h.settings)[namespace]...)
+			rules = append(rules, e.PermissionsInNamespaces(h.settings)[namespace]...)
 		}
 	}
 	return rules

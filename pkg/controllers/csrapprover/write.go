@@ -20,11 +20,11 @@ import (
 
 // The reasons of conditions and Events.
 const (
-	reasonApproved    = "QuartermasterApproved"
-	reasonDenied      = "QuartermasterDenied"
-	reasonTold        = "ServingCertificateApproved"
-	reasonNotApproved = "ServingCertificateNotApproved"
-	reasonForbidden   = "ServingCertificateForbidden"
+	conditionReasonApproved = "QuartermasterApproved"
+	conditionReasonDenied   = "QuartermasterDenied"
+	eventApproved           = "ServingCertificateApproved"
+	eventNotApproved        = "ServingCertificateNotApproved"
+	eventForbidden          = "ServingCertificateForbidden"
 )
 
 // A refused request is seldom allowed soon.
@@ -40,9 +40,9 @@ const maxMessage = 1024
 func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.CertificateSigningRequest,
 	condition certificatesv1.RequestConditionType, message string,
 ) error {
-	reason, result, eventType, event := reasonApproved, resultApproved, corev1.EventTypeNormal, reasonTold
+	reason, result, eventType, event := conditionReasonApproved, resultApproved, corev1.EventTypeNormal, eventApproved
 	if condition == certificatesv1.CertificateDenied {
-		reason, result, eventType, event = reasonDenied, resultDenied, corev1.EventTypeWarning, reasonNotApproved
+		reason, result, eventType, event = conditionReasonDenied, resultDenied, corev1.EventTypeWarning, eventNotApproved
 	}
 	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
 		Type: condition, Status: corev1.ConditionTrue, Reason: reason, Message: message,
@@ -54,9 +54,12 @@ func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 	if err != nil {
 		return fmt.Errorf("update the approval of request %s: %w", k, err)
 	}
-	klog.FromContext(ctx).V(2).Info("Request decided", "node", policy.NodeName(csr), "reason", reason, "message", message)
+	logger := klog.FromContext(ctx).V(2).WithValues("node", policy.NodeName(csr), "message", message)
 	c.metrics.requests.WithLabelValues(result).Inc()
-	if condition == certificatesv1.CertificateApproved {
+	if condition == certificatesv1.CertificateDenied {
+		logger.Info("Denied a request")
+	} else {
+		logger.Info("Approved a request")
 		c.metrics.lag.Observe(c.clock.Since(csr.CreationTimestamp.Time).Seconds())
 	}
 	c.tell(k, eventType, event, fmt.Sprintf("request %s is %s: %s", k, strings.ToLower(string(condition)), message))
@@ -73,7 +76,7 @@ func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem)
 		} else {
 			logger.V(4).Info("Request not approved", "problems", describe(problems))
 			if problems[0].Check != policy.CheckNodeExists {
-				c.tell(k, corev1.EventTypeWarning, reasonNotApproved, fmt.Sprintf("request %s is not approved: %s", k, describe(problems)))
+				c.tell(k, corev1.EventTypeWarning, eventNotApproved, fmt.Sprintf("request %s is not approved: %s", k, describe(problems)))
 			}
 		}
 	}
@@ -88,11 +91,11 @@ func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem)
 // refused returns when to try again after the API server refused a request of ours, and tells it.
 func (c *controller) refused(ctx context.Context, k key, err error) time.Duration {
 	pod := c.cfg.Pod
-	if c.notices.Due(reasonForbidden, c.clock.Now()) {
+	if c.notices.Due(eventForbidden, c.clock.Now()) {
 		klog.FromContext(ctx).Error(err, "Cannot approve a request; the API server refuses a read or the approval")
 		if pod.Name != "" {
 			c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
-				corev1.EventTypeWarning, reasonForbidden, short(err.Error()))
+				corev1.EventTypeWarning, eventForbidden, short(err.Error()))
 		}
 	}
 	return min(minForbidden<<min(c.memory.refused(k.name), 10), maxForbidden)

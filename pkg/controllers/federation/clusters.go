@@ -82,7 +82,7 @@ type clusterState struct {
 // controller when it has probed a cluster, with its client, which is nil if the cluster is not ready.
 func newClusterLoop(c *controller, loop controllers.LoopOptions) (*clusterLoop, error) {
 	l := &clusterLoop{c: c, clusters: map[string]*probedCluster{}}
-	loop.Workers, loop.DrainTimeout = probesAtOnce, drain
+	loop.Workers, loop.DrainTimeout = probesAtOnce, drainTimeout
 	// Not the status, which the loop writes itself.
 	changes := controllers.WatchSelf(c.informers.clusters, controllers.GenerationChanged)
 	// The settings are read at each use; the watch makes the loop wait until they are in the cache.

@@ -30,8 +30,8 @@ type Config struct {
 	ClusterQPS int
 	// UnsafeEndpoints allows http, and addresses that only the manager's Node can reach.
 	UnsafeEndpoints bool
-	// Own are the namespaces of the process, which are never propagated.
-	Own []string
+	// ProtectedNamespaces are never propagated: the process's own and the federation namespace.
+	ProtectedNamespaces []string
 }
 
 // NewConfig returns the defaults.

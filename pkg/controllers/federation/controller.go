@@ -39,13 +39,13 @@ const (
 	kubeFedGone = time.Hour
 	// listsAtOnce limits the lists that clusters are asked for at once.
 	listsAtOnce = 16
-	// tick is how often the states of watches are polled while a watch has no complete list, idleTick how often
-	// otherwise: no event reports a state.
-	tick, idleTick = 250 * time.Millisecond, time.Second
-	// drain is how long probes, and requests to clusters, may go on when the process is to end. A cluster that
-	// does not answer delays the release of the Lease by this. Of a write that is cut off, the next leader does
-	// not know the outcome, and looks at the object.
-	drain = 100 * time.Millisecond
+	// pollInterval is how often the states of watches are polled while a watch has no complete list,
+	// idlePollInterval how often otherwise: no event reports a state.
+	pollInterval, idlePollInterval = 250 * time.Millisecond, time.Second
+	// drainTimeout is how long probes, and requests to clusters, may go on when the process is to end. A cluster
+	// that does not answer delays the release of the Lease by this. The next leader does not know the outcome
+	// of a write that is cut off, and looks at the object.
+	drainTimeout = 100 * time.Millisecond
 )
 
 // controller propagates objects.

@@ -38,7 +38,7 @@ func Entry() controllers.Entry {
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags
-			cfg.Own = append([]string{cfg.Namespace}, h.Settings.OwnNamespaces...)
+			cfg.ProtectedNamespaces = append([]string{cfg.Namespace}, h.Settings.OwnNamespaces...)
 			return newController(cfg, h)
 		},
 	}

@@ -20,7 +20,7 @@ import (
 // follow follows the federated objects of the types that run, on the host and in the clusters, until ctx
 // ends.
 func (c *controller) follow(ctx context.Context) error {
-	timer := c.clock.NewTimer(tick)
+	timer := c.clock.NewTimer(pollInterval)
 	defer timer.Stop()
 	defer func() {
 		for name := range c.snapshot() {
@@ -29,10 +29,10 @@ func (c *controller) follow(ctx context.Context) error {
 	}()
 	for {
 		c.followTypes(ctx)
-		next := idleTick
+		next := idlePollInterval
 		for _, r := range c.ready() {
 			if r.syncWatches(ctx) {
-				next = tick
+				next = pollInterval
 			}
 		}
 		c.bodies.sweep()

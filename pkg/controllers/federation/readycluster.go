@@ -98,7 +98,7 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	}
 	options := client.cluster.LoopOptions
 	options.Loop = "sync"
-	options.Workers, options.Background, options.DrainTimeout = clusterWorkers, r.background, drain
+	options.Workers, options.Background, options.DrainTimeout = clusterWorkers, r.background, drainTimeout
 	if r.loop, err = newKeyLoop(options, r.reconcile); err != nil {
 		return err
 	}

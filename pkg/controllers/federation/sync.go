@@ -78,7 +78,7 @@ func (c *controller) recordFor(k key) *keyRecord {
 func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	v, runs := c.viewOf(k)
 	if runs && !v.inputsListed {
-		return tick, nil // an object that is not listed yet must not look as if it did not exist
+		return pollInterval, nil // an object that is not listed yet must not look as if it did not exist
 	}
 	if !runs || v.object == nil {
 		c.mu.Lock()

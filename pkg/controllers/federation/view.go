@@ -115,7 +115,7 @@ func (c *controller) viewOf(k key) (*view, bool) {
 			}
 		}
 	}
-	v.keepUnwanted = t.IsNamespace() && policy.ProtectedNamespace(k.Name, c.cfg.Own...)
+	v.keepUnwanted = t.IsNamespace() && policy.ProtectedNamespace(k.Name, c.cfg.ProtectedNamespaces...)
 	if definition, exists := c.informers.definitions.Get(cache.ObjectName{Name: t.Federated.GroupResource().String()}); exists {
 		v.keepUnwanted = v.keepUnwanted || definition.GetDeletionTimestamp() != nil
 	}
@@ -124,7 +124,7 @@ func (c *controller) viewOf(k key) (*view, bool) {
 	}
 	v.deleting = v.object.GetDeletionTimestamp() != nil
 	v.keepUnwanted = v.keepUnwanted || v.deleting && v.object.GetAnnotations()[policy.OrphanAnnotation] == "true"
-	if !t.IsNamespace() || !policy.ProtectedNamespace(k.Name, c.cfg.Own...) {
+	if !t.IsNamespace() || !policy.ProtectedNamespace(k.Name, c.cfg.ProtectedNamespaces...) {
 		v.placed, v.reason, v.err = policy.Place(&t.TypeConfig, v.digest.Placement, namespace, c.joinedClusters())
 	}
 	v.recorded = c.recordedOf(v)

@@ -117,7 +117,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		return wait(&d, now), nil
 	}
 	if left := c.grace(r, &d, now); left > 0 {
-		c.tell(k, obj.GetUID(), corev1.EventTypeNormal, reasonWill, fmt.Sprintf("will be deleted in %v or later because of %s", c.cfg.Grace, d.Because()))
+		c.tell(k, obj.GetUID(), corev1.EventTypeNormal, reasonWillDelete, fmt.Sprintf("will be deleted in %v or later because of %s", c.cfg.Grace, d.Because()))
 		return left, nil
 	}
 	if pause := c.pause(k, &d, now); pause > 0 {

@@ -40,11 +40,11 @@ const (
 
 // The reasons of Events, besides the reasons of package policy.
 const (
-	reasonDeleted = "DeletedExpiredTTL"
-	reasonFailed  = "FailedToDeleteExpiredTTL"
-	reasonWill    = "WillDeleteExpiredTTL"
-	reasonWould   = "WouldDeleteExpiredTTL"
-	reasonBreaker = "TTLBreakerOpen"
+	reasonDeleted     = "DeletedExpiredTTL"
+	reasonFailed      = "FailedToDeleteExpiredTTL"
+	reasonWillDelete  = "WillDeleteExpiredTTL"
+	reasonWouldDelete = "WouldDeleteExpiredTTL"
+	reasonBreaker     = "TTLBreakerOpen"
 )
 
 // expire deletes the object of a record if it still has the UID, and is due as decided.
@@ -75,7 +75,7 @@ func (c *controller) expire(ctx context.Context, k key, r *dueRecord, decided *p
 	}
 	logger := klog.FromContext(ctx).WithValues("annotation", d.Key, "rule", d.Rule, "value", d.Value, "deadline", d.Deadline)
 	if c.dryRun(&d) {
-		if c.tell(k, uid, corev1.EventTypeNormal, reasonWould, "would be deleted because of "+d.Because()) {
+		if c.tell(k, uid, corev1.EventTypeNormal, reasonWouldDelete, "would be deleted because of "+d.Because()) {
 			logger.Info("Dry run: would delete")
 			c.metrics.deletion(k, &d, resultDryRun)
 		}
