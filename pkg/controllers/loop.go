@@ -66,10 +66,11 @@ func NewLoop[K comparable](
 		return running
 	})
 	for _, w := range watches {
-		m := &mapper[K]{loop: l, watch: w}
-		if err := m.register(); err != nil {
-			return nil, fmt.Errorf("%s: watch: %w", opts, err)
+		if w.mistake != nil {
+			return nil, fmt.Errorf("%s: watch: %w", opts, w.mistake)
 		}
+		m := &mapper[K]{loop: l, watch: w}
+		w.register(m)
 		l.mappers = append(l.mappers, m)
 	}
 	return l, nil
@@ -141,7 +142,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 
 	for _, m := range l.mappers {
 		select {
-		case <-m.watch.informer.Synced():
+		case <-m.watch.synced():
 		case <-ctx.Done():
 			return nil // no worker was started
 		}

@@ -43,35 +43,31 @@ func (m *mapper[K]) close() {
 	m.queue = nil
 }
 
-// handle maps an event if the gate is open.
-func (m *mapper[K]) handle(c change) {
+// handle maps a change of an object if the gate is open.
+func (m *mapper[K]) handle(object cache.ObjectName, in lane, keys func() []K) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queue != nil {
-		m.enqueue(c, c.lane())
+		m.enqueue(object, in, keys)
 	}
 }
 
 // replay maps an object of the cache in its newest state, which includes each event that the gate dropped,
 // and is not older than what has been mapped since.
-func (m *mapper[K]) replay(obj metav1.Object) {
+func (m *mapper[K]) replay(object cache.ObjectName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now, exists := m.watch.informer.get(change{new: obj}.object())
-	if exists { // else its deletion is an event
-		m.enqueue(change{new: now}, laneShown)
-	}
+	m.watch.replay(m, object)
 }
 
-// enqueue adds the keys of a change to the lane. If the mapping panics, that is counted and logged, and the
-// object waits for its next event. The caller holds mu.
-func (m *mapper[K]) enqueue(c change, in lane) {
+// enqueue adds the keys of a changed object to a lane. If the mapping panics, that is counted and logged, and
+// the object waits for its next event. The caller holds mu.
+func (m *mapper[K]) enqueue(object cache.ObjectName, in lane, mapping func() []K) {
 	var keys []K
-	stack, err := informers.RecoverPanic(func() error { keys = m.watch.keys(c); return nil })
+	stack, err := informers.RecoverPanic(func() error { keys = mapping(); return nil })
 	if stack != nil {
-		object := c.object().String()
-		m.logger.Error(err, "Event mapping panicked", "object", object, "stack", string(stack))
-		m.loop.failed(object, fmt.Errorf("event mapping: %w", err), true)
+		m.logger.Error(err, "Event mapping panicked", "object", object.String(), "stack", string(stack))
+		m.loop.failed(object.String(), fmt.Errorf("event mapping: %w", err), true)
 		return
 	}
 	for _, key := range keys {
@@ -94,7 +90,7 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 		if !m.watch.replayed {
 			continue
 		}
-		list := m.watch.informer.list()
+		list := m.watch.list()
 		all = slices.Grow(all, len(list))
 		for _, obj := range list {
 			o := cached{mapper: m, obj: obj}
@@ -115,23 +111,6 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 		if !q.keys.lanes.room(ctx) {
 			return
 		}
-		o.mapper.replay(o.obj)
+		o.mapper.replay(cache.MetaObjectToName(o.obj))
 	}
-}
-
-// object returns the name of the changed object.
-func (c change) object() cache.ObjectName {
-	if c.new != nil {
-		return cache.MetaObjectToName(c.new)
-	}
-	return cache.MetaObjectToName(c.old)
-}
-
-// lane returns laneShown for an update that changed nothing. An informer shows every object so when it has
-// listed a resource again.
-func (c change) lane() lane {
-	if c.old == nil || c.new == nil || c.new.GetResourceVersion() == "" || c.old.GetResourceVersion() != c.new.GetResourceVersion() {
-		return laneChanged
-	}
-	return laneShown
 }

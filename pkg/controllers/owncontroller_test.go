@@ -132,53 +132,39 @@ func owned(apiVersion, kind, name string, controller bool) *appsv1.Deployment {
 }
 
 func TestWatchOwner(t *testing.T) {
+	type changed = Event[metav1.Object]
 	widget := schema.GroupKind{Group: "example.com", Kind: "Widget"}
 	mine := owned("example.com/v1", "Widget", "a", true)
 	for name, tc := range map[string]struct {
-		event change
+		event changed
 		want  []string
 	}{
-		"an object is added":                                  {change{new: mine}, []string{"shop/a"}},
-		"an object is changed":                                {change{old: mine, new: mine}, []string{"shop/a"}},
-		"an object is deleted":                                {change{old: mine}, []string{"shop/a"}},
-		"an owner in another version of the API":              {change{new: owned("example.com/v2", "Widget", "a", true)}, []string{"shop/a"}},
-		"an object gets another owner":                        {change{old: mine, new: owned("example.com/v1", "Widget", "b", true)}, []string{"shop/a", "shop/b"}},
-		"an object loses its owner":                           {change{old: mine, new: &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}}, []string{"shop/a"}},
-		"an owner that does not control it":                   {change{new: owned("example.com/v1", "Widget", "a", false)}, nil},
-		"an owner of another group":                           {change{new: owned("example.org/v1", "Widget", "a", true)}, nil},
-		"an owner of another kind":                            {change{new: owned("example.com/v1", "Gadget", "a", true)}, nil},
-		"an owner whose version is no version":                {change{new: owned("a/b/c", "Widget", "a", true)}, nil},
-		"an object without a namespace, whose owner has none": {change{new: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", OwnerReferences: mine.OwnerReferences}}}, []string{"a"}},
+		"an object is added":                                  {changed{New: mine}, []string{"shop/a"}},
+		"an object is changed":                                {changed{Old: mine, New: mine}, []string{"shop/a"}},
+		"an object is deleted":                                {changed{Old: mine}, []string{"shop/a"}},
+		"an owner in another version of the API":              {changed{New: owned("example.com/v2", "Widget", "a", true)}, []string{"shop/a"}},
+		"an object gets another owner":                        {changed{Old: mine, New: owned("example.com/v1", "Widget", "b", true)}, []string{"shop/a", "shop/b"}},
+		"an object loses its owner":                           {changed{Old: mine, New: &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}}}, []string{"shop/a"}},
+		"an owner that does not control it":                   {changed{New: owned("example.com/v1", "Widget", "a", false)}, nil},
+		"an owner of another group":                           {changed{New: owned("example.org/v1", "Widget", "a", true)}, nil},
+		"an owner of another kind":                            {changed{New: owned("example.com/v1", "Gadget", "a", true)}, nil},
+		"an owner whose version is no version":                {changed{New: owned("a/b/c", "Widget", "a", true)}, nil},
+		"an object without a namespace, whose owner has none": {changed{New: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", OwnerReferences: mine.OwnerReferences}}}, []string{"a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			keys := WatchOwner[metav1.Object](nil, widget).keys(tc.event)
-			var got []string
-			for _, key := range keys {
+			var got, ofCluster, wantOfCluster []string
+			for _, key := range ownersOf(tc.event, widget, metav1.Object.GetNamespace) {
 				got = append(got, key.String())
+				wantOfCluster = append(wantOfCluster, key.Name)
+			}
+			for _, key := range ownersOf(tc.event, widget, noNamespace) {
+				ofCluster = append(ofCluster, key.String())
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("keys (-want +got):\n%s", diff)
 			}
-		})
-	}
-}
-
-func TestWatchClusterOwner(t *testing.T) {
-	team := schema.GroupKind{Group: "example.com", Kind: "Team"}
-	mine := owned("example.com/v1", "Team", "a", true)
-	for name, tc := range map[string]struct {
-		event change
-		want  []cache.ObjectName
-	}{
-		"an object in a namespace":              {change{new: mine}, []cache.ObjectName{{Name: "a"}}},
-		"an object that gets another owner":     {change{old: mine, new: owned("example.com/v1", "Team", "b", true)}, []cache.ObjectName{{Name: "a"}, {Name: "b"}}},
-		"an object without a namespace":         {change{new: &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", OwnerReferences: mine.OwnerReferences}}}, []cache.ObjectName{{Name: "a"}}},
-		"an object of an owner of another kind": {change{new: owned("example.com/v1", "Gadget", "a", true)}, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			keys := WatchClusterOwner[metav1.Object](nil, team).keys(tc.event)
-			if diff := cmp.Diff(tc.want, keys); diff != "" {
-				t.Errorf("keys (-want +got):\n%s", diff)
+			if diff := cmp.Diff(wantOfCluster, ofCluster); diff != "" {
+				t.Errorf("keys of owners without a namespace (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -206,28 +192,34 @@ func TestWatchOwnerNeedsTheOwnersCache(t *testing.T) {
 }
 
 func TestGenerationChanged(t *testing.T) {
+	type changed = Event[*appsv1.Deployment]
 	with := func(generation int64, status int32) *appsv1.Deployment {
 		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web", Generation: generation}, Status: appsv1.DeploymentStatus{Replicas: status}}
 	}
 	for name, tc := range map[string]struct {
-		event change
+		event changed
 		kept  bool
 	}{
-		"an addition":             {change{new: with(1, 0)}, true},
-		"a deletion":              {change{old: with(1, 0)}, true},
-		"a change of the spec":    {change{old: with(1, 0), new: with(2, 0)}, true},
-		"a change of the status":  {change{old: with(1, 0), new: with(1, 1)}, false},
-		"a relist":                {change{old: with(1, 0), new: with(1, 0)}, false},
-		"one without generations": {change{old: with(0, 0), new: with(0, 0)}, true},
+		"an addition":             {changed{New: with(1, 0)}, true},
+		"a deletion":              {changed{Old: with(1, 0)}, true},
+		"a change of the spec":    {changed{Old: with(1, 0), New: with(2, 0)}, true},
+		"a change of the status":  {changed{Old: with(1, 0), New: with(1, 1)}, false},
+		"a relist":                {changed{Old: with(1, 0), New: with(1, 0)}, false},
+		"one without generations": {changed{Old: with(0, 0), New: with(0, 0)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for what, watch := range map[string]Watch[cache.ObjectName]{
-				"with the Go type":   WatchSelf[*appsv1.Deployment](nil, GenerationChanged),
-				"with the interface": WatchSelf[metav1.Object](nil, GenerationChanged),
-			} {
-				if keys := watch.keys(tc.event); (len(keys) == 1) != tc.kept {
-					t.Errorf("%s: keys %v; want it kept: %v", what, keys, tc.kept)
-				}
+			if kept := GenerationChanged(tc.event); kept != tc.kept {
+				t.Errorf("with the Go type: kept %v", kept)
+			}
+			var untyped Event[metav1.Object]
+			if tc.event.Old != nil {
+				untyped.Old = tc.event.Old
+			}
+			if tc.event.New != nil {
+				untyped.New = tc.event.New
+			}
+			if kept := GenerationChanged(untyped); kept != tc.kept {
+				t.Errorf("with the interface: kept %v", kept)
 			}
 		})
 	}

@@ -17,68 +17,17 @@ import (
 
 // Watch is an informer and the mapping from its events to keys.
 type Watch[K comparable] struct {
-	informer untypedInformer
-	keys     func(change) []K
-	// byOwner is set if keys reads owner references.
-	byOwner bool
-	// replayed is set if the objects in the cache are mapped too, when Run begins.
-	replayed bool
-	// mistake is why NewLoop refuses the watch.
+	// mistake is why NewLoop refuses the watch, and then the other fields are not set.
 	mistake error
+	synced  func() <-chan struct{}
+	// register adds the handler that maps changes.
+	register func(*mapper[K])
+	// replayed is set if the objects in the cache are mapped too, when Run begins: list returns them, and
+	// replay maps the object of a name in its newest state.
+	replayed bool
+	list     func() []metav1.Object
+	replay   func(*mapper[K], cache.ObjectName)
 }
-
-// change is a change of an object of any type: old is nil for one that came, new for one that went.
-type change struct {
-	old, new metav1.Object
-}
-
-// untypedInformer is an informer whose objects have lost their type.
-type untypedInformer interface {
-	handle(func(change))
-	list() []metav1.Object
-	get(cache.ObjectName) (metav1.Object, bool)
-	Synced() <-chan struct{}
-	KeepsOwnerReferences() bool
-}
-
-// untyped returns nil if informer is nil, so that register can report it.
-func untyped[T metav1.Object](informer informers.Informer[T]) untypedInformer {
-	if informer == nil {
-		return nil
-	}
-	return untypedAdapter[T]{informer}
-}
-
-// untypedAdapter implements untypedInformer.
-type untypedAdapter[T metav1.Object] struct{ informers.Informer[T] }
-
-// handle drops the objects of the first list: Run waits for the informer, and then maps the objects in its
-// cache.
-func (e untypedAdapter[T]) handle(f func(change)) {
-	e.AddHandler(func(old, current T, initial bool) {
-		var c change
-		if !isNil(old) {
-			c.old = old
-		}
-		if !isNil(current) {
-			c.new = current
-		}
-		if !initial || c.old != nil {
-			f(c)
-		}
-	})
-}
-
-func (e untypedAdapter[T]) list() []metav1.Object {
-	objects := e.List(metav1.NamespaceAll, nil)
-	list := make([]metav1.Object, len(objects))
-	for i := range objects {
-		list[i] = objects[i]
-	}
-	return list
-}
-
-func (e untypedAdapter[T]) get(name cache.ObjectName) (metav1.Object, bool) { return e.Get(name) }
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
 // and Old then the last known state. After a relist, each object in the cache comes as
@@ -90,12 +39,7 @@ type Event[T any] struct {
 // WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
 // are in the cache. only is as for [WatchMapped].
 func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Event[T]) bool) Watch[cache.ObjectName] {
-	return WatchMapped(informer, func(e Event[T]) []cache.ObjectName {
-		if isNil(e.New) {
-			return []cache.ObjectName{cache.MetaObjectToName(e.Old)}
-		}
-		return []cache.ObjectName{cache.MetaObjectToName(e.New)}
-	}, only...)
+	return WatchMapped(informer, func(e Event[T]) []cache.ObjectName { return []cache.ObjectName{nameOf(e)} }, only...)
 }
 
 // WatchMapped returns a watch that maps events of objects of type T to keys. When Run begins, it maps
@@ -116,18 +60,39 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if keys == nil || slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return keep == nil }) {
 		return Watch[K]{mistake: errors.New("a function that maps or chooses events is nil")}
 	}
-	return Watch[K]{
-		informer: untyped(informer),
-		keys: func(c change) []K {
-			var event Event[T]
-			event.Old, _ = c.old.(T) // nil becomes the zero T
-			event.New, _ = c.new.(T)
-			for _, keep := range only {
-				if !keep(event) {
-					return nil
-				}
+	if informer == nil {
+		return Watch[K]{mistake: errors.New("the informer is nil")}
+	}
+	chosen := func(e Event[T]) []K {
+		for _, keep := range only {
+			if !keep(e) {
+				return nil
 			}
-			return keys(event)
+		}
+		return keys(e)
+	}
+	return Watch[K]{
+		synced: informer.Synced,
+		// register drops the objects of the first list: Run waits for the informer, and then replays its cache.
+		register: func(m *mapper[K]) {
+			informer.AddHandler(func(old, current T, initial bool) {
+				if e := (Event[T]{old, current}); !initial || !isNil(old) {
+					m.handle(nameOf(e), laneOfEvent(e), func() []K { return chosen(e) })
+				}
+			})
+		},
+		list: func() []metav1.Object {
+			objects := informer.List(metav1.NamespaceAll, nil)
+			list := make([]metav1.Object, len(objects))
+			for i := range objects {
+				list[i] = objects[i]
+			}
+			return list
+		},
+		replay: func(m *mapper[K], name cache.ObjectName) {
+			if now, exists := informer.Get(name); exists { // else its deletion is an event
+				m.enqueue(name, laneShown, func() []K { return chosen(Event[T]{New: now}) })
+			}
 		},
 	}
 }
@@ -142,29 +107,35 @@ func WatchOwner[T metav1.Object](informer informers.Informer[T], owner schema.Gr
 
 // WatchClusterOwner is WatchOwner for an owner that has no namespace. Its objects may be in any namespace.
 func WatchClusterOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind) Watch[cache.ObjectName] {
-	return watchOwner(informer, owner, func(metav1.Object) string { return "" })
+	return watchOwner(informer, owner, noNamespace)
 }
 
+func noNamespace(metav1.Object) string { return "" }
+
 func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string) Watch[cache.ObjectName] {
-	w := WatchChanges(informer, func(e Event[T]) []cache.ObjectName {
-		var owners []cache.ObjectName
-		for _, obj := range []T{e.Old, e.New} {
-			if isNil(obj) {
-				continue
-			}
-			ref := metav1.GetControllerOfNoCopy(obj)
-			if ref == nil || ref.Kind != owner.Kind {
-				continue
-			}
-			name := cache.NewObjectName(namespace(obj), ref.Name)
-			if gv, err := schema.ParseGroupVersion(ref.APIVersion); err == nil && gv.Group == owner.Group && !slices.Contains(owners, name) {
-				owners = append(owners, name)
-			}
-		}
-		return owners
-	})
-	w.byOwner = true
+	w := WatchChanges(informer, func(e Event[T]) []cache.ObjectName { return ownersOf(e, owner, namespace) })
+	if informer != nil && !informer.KeepsOwnerReferences() {
+		w.mistake = errors.New("WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences")
+	}
 	return w
+}
+
+// ownersOf returns the owners of the kind that control the object, before and after the change.
+func ownersOf[T metav1.Object](e Event[T], owner schema.GroupKind, namespace func(metav1.Object) string) (owners []cache.ObjectName) {
+	for _, obj := range []T{e.Old, e.New} {
+		if isNil(obj) {
+			continue
+		}
+		ref := metav1.GetControllerOfNoCopy(obj)
+		if ref == nil || ref.Kind != owner.Kind {
+			continue
+		}
+		name := cache.NewObjectName(namespace(obj), ref.Name)
+		if gv, err := schema.ParseGroupVersion(ref.APIVersion); err == nil && gv.Group == owner.Group && !slices.Contains(owners, name) {
+			owners = append(owners, name)
+		}
+	}
+	return owners
 }
 
 // GenerationChanged is for [WatchSelf] and [WatchMapped]. It leaves out updates that change nothing but the
@@ -189,16 +160,19 @@ func isNil[T metav1.Object](obj T) bool {
 	return !v.IsValid() || v.IsNil()
 }
 
-// register adds the handler of the watch to its informer.
-func (m *mapper[K]) register() error {
-	switch {
-	case m.watch.mistake != nil:
-		return m.watch.mistake
-	case m.watch.informer == nil:
-		return errors.New("the informer is nil")
-	case m.watch.byOwner && !m.watch.informer.KeepsOwnerReferences():
-		return errors.New("WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences")
+// nameOf returns the name of the changed object.
+func nameOf[T metav1.Object](e Event[T]) cache.ObjectName {
+	if isNil(e.New) {
+		return cache.MetaObjectToName(e.Old)
 	}
-	m.watch.informer.handle(m.handle)
-	return nil
+	return cache.MetaObjectToName(e.New)
+}
+
+// laneOfEvent returns laneShown for an update that changed nothing. An informer shows every object so when it
+// has listed a resource again.
+func laneOfEvent[T metav1.Object](e Event[T]) lane {
+	if isNil(e.Old) || isNil(e.New) || e.New.GetResourceVersion() == "" || e.Old.GetResourceVersion() != e.New.GetResourceVersion() {
+		return laneChanged
+	}
+	return laneShown
 }
