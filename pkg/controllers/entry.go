@@ -4,6 +4,8 @@
 package controllers
 
 import (
+	"context"
+
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -64,6 +66,18 @@ func (e Entry) PermissionsInNamespaces(s Settings) map[string][]rbacv1.PolicyRul
 		return nil
 	}
 	return e.NamespacePermissions(s)
+}
+
+// Controller is what the host runs while this replica leads.
+type Controller interface {
+	// Run works until ctx ends, finishes what is in flight, and returns nil when none of its work
+	// goes on. The host waits for this as long as --shutdown-timeout says. If Run returns an error,
+	// the host assumes that some work goes on and does not release the Lease; ctx.Err() counts as nil.
+	// If Run returns before ctx ends, the host starts it again.
+	Run(ctx context.Context) error
+
+	// Status returns what the controller is doing. It may be called at any time, also before Run.
+	Status() Status
 }
 
 // Config is what the host uses of a controller's configuration. AddFlags binds its flags. Validate
