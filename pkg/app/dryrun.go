@@ -9,18 +9,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
 	"net/url"
 	"strings"
 
-	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/apimachinery/pkg/runtime/serializer/cbor"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -47,7 +44,6 @@ type dryRun struct {
 	prefix      string // of every path, if the API server is behind another server
 	paths       request.RequestInfoFactory
 	builtIn     *runtime.Scheme
-	options     runtime.NegotiatedSerializer // decodes DeleteOptions of any content type and version
 	apiServices rest.Interface
 }
 
@@ -68,7 +64,6 @@ func newDryRun(c connection) (*dryRun, error) {
 		prefix:      strings.TrimSuffix(base.Path, "/"),
 		paths:       request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")},
 		builtIn:     builtIn,
-		options:     serializer.NewCodecFactory(metainternalversionscheme.Scheme, serializer.WithSerializer(cbor.NewSerializerInfo)),
 		apiServices: client.RESTClient(),
 	}, nil
 }
@@ -181,7 +176,7 @@ func (d *dryRun) asDryRun(r *http.Request) (*http.Request, string) {
 		return r, err.Error()
 	}
 	if len(body) > 0 {
-		body, err = d.deleteOptions(body, r.Header.Get("Content-Type"))
+		body, err = deleteOptions(body, r.Header.Get("Content-Type"))
 		if err != nil {
 			return r, err.Error()
 		}
@@ -194,23 +189,15 @@ func (d *dryRun) asDryRun(r *http.Request) (*http.Request, string) {
 	return dry, ""
 }
 
-// deleteOptions decodes the body of a DELETE as the API server would. It returns the options with dryRun,
-// in JSON, which every API server understands.
-func (d *dryRun) deleteOptions(body []byte, contentType string) ([]byte, error) {
-	codec, err := negotiation.NegotiateInputSerializerForMediaType(contentType, false, d.options)
-	if err != nil {
-		return nil, fmt.Errorf("request body: content type %q: %w", contentType, err)
+// deleteOptions returns the DeleteOptions in a body, with dryRun. The clients of [controllers.Host] send JSON.
+func deleteOptions(body []byte, contentType string) ([]byte, error) {
+	if media, _, _ := mime.ParseMediaType(contentType); media != "" && media != runtime.ContentTypeJSON {
+		return nil, fmt.Errorf("request body: content type %q must be %s", contentType, runtime.ContentTypeJSON)
 	}
-	kind := metav1.SchemeGroupVersion.WithKind("DeleteOptions")
-	decoded, _, err := codec.Serializer.Decode(body, &kind, nil)
-	if err != nil {
+	var options metav1.DeleteOptions
+	if err := json.Unmarshal(body, &options); err != nil {
 		return nil, fmt.Errorf("request body: %w", err)
 	}
-	options, ok := decoded.(*metav1.DeleteOptions)
-	if !ok {
-		return nil, fmt.Errorf("request body: must be DeleteOptions, not a %T", decoded)
-	}
-	options.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "DeleteOptions"})
 	options.DryRun = []string{metav1.DryRunAll}
 	return json.Marshal(options)
 }
