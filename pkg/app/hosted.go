@@ -210,13 +210,11 @@ func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// A controller whose Run returns on its own is started again after restartDelay. Each further
-// restart waits twice as long, up to restartDelayMax. After a run of healthyRun, the wait starts
-// from restartDelay again.
+// A controller whose Run returns on its own is started again after restartDelay. After a run of healthyRun,
+// the controller counts as healthy again.
 const (
-	restartDelay    = time.Second
-	restartDelayMax = time.Minute
-	healthyRun      = 5 * time.Minute
+	restartDelay = 10 * time.Second
+	healthyRun   = 5 * time.Minute
 )
 
 // supervise runs one controller until ctx ends. If Run returns earlier, or panics outside of a
@@ -244,13 +242,13 @@ func (h *hosted) supervise(ctx context.Context) error {
 			err = errors.New("Run returned before its context ended")
 		}
 		h.metrics.Restarted(h.name)
-		delay := h.runs.ended(err)
-		failure := logger.WithValues("delay", delay)
+		h.runs.ended(err)
+		failure := logger.WithValues("delay", restartDelay)
 		if stack != nil {
 			failure = failure.WithValues("stack", string(stack))
 		}
 		failure.Error(err, "Controller stopped unexpectedly, restarting")
-		if !sleep(ctx, delay) {
+		if !sleep(ctx, restartDelay) {
 			return nil
 		}
 	}
@@ -260,7 +258,6 @@ func (h *hosted) supervise(ctx context.Context) error {
 type runs struct {
 	mu       sync.Mutex
 	restarts uint64
-	inARow   int       // unexpected ends since the last run of healthyRun
 	since    time.Time // when the last run began or, later, ended
 	lastErr  *controllers.LastError
 }
@@ -271,23 +268,13 @@ func (r *runs) began() {
 	r.since = time.Now()
 }
 
-// ended records an unexpected end and returns how long to wait before the next run.
-func (r *runs) ended(err error) time.Duration {
+// ended records an unexpected end.
+func (r *runs) ended(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := time.Now()
-	if now.Sub(r.since) >= healthyRun {
-		r.inARow = 0
-	}
-	delay := restartDelayMax
-	if r.inARow < 6 {
-		delay = restartDelay << r.inARow
-	}
 	r.restarts++
-	r.inARow++
-	r.since = now
-	r.lastErr = &controllers.LastError{Key: "Run", Text: err.Error(), Time: now}
-	return delay
+	r.since = time.Now()
+	r.lastErr = &controllers.LastError{Key: "Run", Text: err.Error(), Time: r.since}
 }
 
 // problem returns an error after an unexpected end, until a run has lasted healthyRun. The log has
@@ -295,10 +282,10 @@ func (r *runs) ended(err error) time.Duration {
 func (r *runs) problem() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.inARow == 0 || time.Since(r.since) >= healthyRun {
+	if r.restarts == 0 || time.Since(r.since) >= healthyRun {
 		return nil
 	}
-	return fmt.Errorf("stopped unexpectedly, %d times in a row; it is restarted with back-off", r.inARow)
+	return fmt.Errorf("stopped unexpectedly, %d times so far; it is restarted after %s", r.restarts, restartDelay)
 }
 
 // report adds the restarts to s and, if it is the most recent, the error of the last one.

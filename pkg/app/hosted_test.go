@@ -93,42 +93,26 @@ func series(t *testing.T, registry metrics.KubeRegistry, name string, want float
 }
 
 func TestControllerThatStopsIsRestarted(t *testing.T) {
-	second := time.Second
-	for name, tc := range map[string]struct {
-		runs []func(context.Context) error
-		time time.Duration
-		want []time.Duration
-		ends int // unexpected ones
-	}{
-		"a controller that fails": {[]func(context.Context) error{failsAfter(0)}, 190 * second,
-			[]time.Duration{0, 1 * second, 3 * second, 7 * second, 15 * second, 31 * second, 63 * second, 123 * second, 183 * second}, 9},
-		"a controller that returns without an error": {[]func(context.Context) error{func(context.Context) error { return nil }}, 4 * second,
-			[]time.Duration{0, 1 * second, 3 * second}, 3},
-		"a controller that panics": {[]func(context.Context) error{func(context.Context) error { panic("x") }}, 4 * second,
-			[]time.Duration{0, 1 * second, 3 * second}, 3},
-		"a controller that returns a nil pointer as its error": {[]func(context.Context) error{func(context.Context) error { var g *gone; return g }}, 4 * second,
-			[]time.Duration{0, 1 * second, 3 * second}, 3},
-		"the back-off starts anew after a long healthy run": {
-			[]func(context.Context) error{failsAfter(0), failsAfter(0), failsAfter(healthyRun), failsAfter(0), untilTheEnd}, time.Hour,
-			[]time.Duration{0, 1 * second, 3 * second, 4*second + healthyRun, 6*second + healthyRun}, 4},
-		"the back-off does not start anew after a short healthy run": {
-			[]func(context.Context) error{failsAfter(0), failsAfter(0), failsAfter(time.Minute), untilTheEnd}, time.Hour,
-			[]time.Duration{0, 1 * second, 3 * second, 67 * second}, 3},
+	for name, run := range map[string]func(context.Context) error{
+		"a controller that fails":                              failsAfter(0),
+		"a controller that returns without an error":           func(context.Context) error { return nil },
+		"a controller that panics":                             func(context.Context) error { panic("x") },
+		"a controller that returns a nil pointer as its error": func(context.Context) error { var g *gone; return g },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h, c, registry := host(t, tc.runs...)
-				ctx, cancel := context.WithTimeout(t.Context(), tc.time)
+				h, c, registry := host(t, run)
+				ctx, cancel := context.WithTimeout(t.Context(), 2*restartDelay+time.Second)
 				defer cancel()
 				if err := h.supervise(ctx); err != nil {
 					t.Error(err)
 				}
-				if diff := cmp.Diff(tc.want, c.starts); diff != "" {
+				if diff := cmp.Diff([]time.Duration{0, restartDelay, 2 * restartDelay}, c.starts); diff != "" {
 					t.Errorf("starts (-want +got):\n%s", diff)
 				}
-				series(t, registry, "quartermaster_controller_restarts_total", float64(tc.ends))
-				if got := h.Status().Restarts; got != uint64(tc.ends) {
-					t.Errorf("the status shows %d restarts, want %d", got, tc.ends)
+				series(t, registry, "quartermaster_controller_restarts_total", 3)
+				if got := h.Status().Restarts; got != 3 {
+					t.Errorf("the status shows %d restarts, want 3", got)
 				}
 			})
 		})
