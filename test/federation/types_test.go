@@ -261,7 +261,7 @@ func TestStatusIsStored(t *testing.T) {
 	now := time.Now().Truncate(time.Second)
 	cluster, _ := policy.ClusterStatus{}.Next(policy.Health{State: policy.NoAnswer, Error: "refused"}, "v1.36.3", now)
 	federated, _ := policy.FederatedStatus{}.Next(policy.Conclusion{Generation: 1, Clusters: []policy.ClusterResult{{Name: "c", Status: policy.CreationFailed}}}, now)
-	propagated := policy.NewPropagated(policy.Versions{Template: "t", Overrides: "o"}, map[string]string{"c": "gen:1"})
+	propagated := policy.Propagated{Versions: policy.Versions{Template: "t", Overrides: "o"}, Clusters: map[string]string{"c": "gen:1"}}
 	runs, _ := (&policy.TypeConfig{Generation: 1}).NextStatus(true, policy.DefaultConfig())
 	tests := map[string]struct {
 		object string
@@ -275,8 +275,8 @@ func TestStatusIsStored(t *testing.T) {
 		"the status of a federated object": {"kind: FederatedSecret", federated, func(u *unstructured.Unstructured) bool {
 			return policy.ReadFederated(u).Status.Hash() == federated.Hash()
 		}},
-		"the status of a PropagatedVersion":        {"kind: PropagatedVersion", propagated, func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
-		"the status of a ClusterPropagatedVersion": {"kind: ClusterPropagatedVersion", propagated, func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
+		"the status of a PropagatedVersion":        {"kind: PropagatedVersion", propagated.Status(), func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
+		"the status of a ClusterPropagatedVersion": {"kind: ClusterPropagatedVersion", propagated.Status(), func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
 		"the status of a FederatedTypeConfig": {"kind: FederatedTypeConfig, metadata: {name: widgets}, spec: {propagation: Disabled, targetType: {version: v1, kind: Widget, scope: Namespaced}, " +
 			"federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, scope: Namespaced}}", runs,
 			func(u *unstructured.Unstructured) bool { return policy.ReadTypeConfig(u).Status == runs }},

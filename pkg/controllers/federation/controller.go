@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -71,16 +70,16 @@ type controller struct {
 	followed      map[string]*federatedType // by the name of the FederatedTypeConfig
 	readyClusters map[string]*readyCluster  // those that are ready
 	records       map[key]*keyRecord
-	joined        []policy.Cluster                                     // the KubeFedClusters; nil until they are read
-	writtenOff    map[string]policy.WrittenOff                         // the records of removals that were written off, by ConfigMap
-	lastUIDs      map[string]map[string]map[cache.ObjectName]types.UID // of clusters' objects, by cluster and type
-	idle          bool                                                 // since KubeFed leads
+	joined        []policy.Cluster                // the KubeFedClusters; nil until they are read
+	writtenOff    map[string]policy.WrittenOff    // the records of removals that were written off, by ConfigMap
+	lastSeen      map[string]map[string]typeWatch // of clusters that are away, by type
+	idle          bool                            // since KubeFed leads
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c := &controller{cfg: cfg, host: h, informers: informersFor(h), clock: h.LoopOptions.Clock, bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{},
-		writtenOff: map[string]policy.WrittenOff{}, lastUIDs: map[string]map[string]map[cache.ObjectName]types.UID{}}
+		writtenOff: map[string]policy.WrittenOff{}, lastSeen: map[string]map[string]typeWatch{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
 	quiet.WarningHandler = rest.NoWarnings{}
 	var err error

@@ -45,8 +45,8 @@
 //	repeats          writes of a cluster's objects; set by write.go, removed when [policy.Repeats.Idle] says
 //	                 so, ten to twenty minutes after the last write, or with the cluster's loop
 //	writtenOff       the records of removals that clusters owe; set and removed as the cache has the ConfigMaps
-//	lastUIDs         the UIDs of the objects of clusters that are away; set by writeoff.go, removed when the
-//	                 type is listed again, or with the KubeFedCluster
+//	lastSeen         the ended watches of clusters that are away; set by writeoff.go, removed when the type is
+//	                 listed again, or with the KubeFedCluster
 //	decisions        the last decision on each ReplicaSchedulingPreference; set by replicas.go, removed with
 //	                 the ReplicaSchedulingPreference, or when KubeFed has led
 //

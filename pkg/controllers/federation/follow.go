@@ -232,7 +232,7 @@ func (r *readyCluster) syncWatches(ctx context.Context) (waits bool) {
 				w.since = now
 			}
 			if state == policy.Synced {
-				delete(r.c.lastUIDs[r.name], name)
+				delete(r.c.lastSeen[r.name], name)
 			}
 			r.c.mu.Unlock()
 			if changed {

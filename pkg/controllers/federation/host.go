@@ -99,11 +99,7 @@ func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Pro
 		return nil
 	}
 	client, resource, kind := c.versionsClient(v)
-	name, clusters := v.propagatedName(), next.Clusters
-	if clusters == nil {
-		clusters = []policy.ClusterVersion{} // a merge leaves what is absent
-	}
-	status := map[string]any{"status": map[string]any{"templateVersion": next.Template, "overridesVersion": next.Overrides, "clusterVersions": clusters}}
+	name, status := v.propagatedName(), map[string]any{"status": next.Status()}
 	object, err := patch(ctx, client, name.Name, status, "status")
 	if err == nil && object == nil {
 		object = &unstructured.Unstructured{Object: map[string]any{}}

@@ -19,7 +19,7 @@ func (f *fed) restored() {
 	f.t.Helper()
 	f.change(f.Host, "PropagatedVersion", "shop", "configmap-f", func(u *unstructured.Unstructured) {
 		recorded := policy.ReadPropagated(u)
-		if err := unstructured.SetNestedSlice(u.Object, []any{map[string]any{"clusterName": "c1", "version": recorded.Clusters[0].Version}}, "status", "clusterVersions"); err != nil {
+		if err := unstructured.SetNestedSlice(u.Object, []any{map[string]any{"clusterName": "c1", "version": recorded.Clusters["c1"]}}, "status", "clusterVersions"); err != nil {
 			f.t.Fatal(err)
 		}
 	})

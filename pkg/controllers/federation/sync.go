@@ -134,9 +134,7 @@ type outcome struct {
 // enqueues the key in each cluster that has something to do and has not reconciled the present fingerprint.
 func (c *controller) outcomes(v *view) map[string]outcome {
 	names := slices.Clone(v.placed)
-	for _, recorded := range v.recorded.Clusters {
-		names = append(names, recorded.Cluster)
-	}
+	names = slices.AppendSeq(names, maps.Keys(v.recorded.Clusters))
 	ready := c.ready()
 	for _, r := range ready {
 		if r.holds(v.key) {
@@ -290,7 +288,7 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 	if v.deleting {
 		c.recordWaiting(v, conclusion.Clusters)
 	} else if v.err == nil {
-		if err := c.writeVersions(ctx, v, policy.NewPropagated(v.digest.Versions, versions)); err != nil {
+		if err := c.writeVersions(ctx, v, policy.Propagated{Versions: v.digest.Versions, Clusters: versions}); err != nil {
 			return 0, err
 		}
 	}

@@ -5,6 +5,7 @@ package federation_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -213,9 +214,7 @@ func (f *fed) recorded(want ...string) {
 	f.t.Helper()
 	var got []string
 	if u := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f"); u != nil {
-		for _, c := range policy.ReadPropagated(u).Clusters {
-			got = append(got, c.Cluster)
-		}
+		got = slices.Sorted(maps.Keys(policy.ReadPropagated(u).Clusters))
 	}
 	if !slices.Equal(got, want) {
 		f.t.Errorf("recorded are %q, want %q", got, want)

@@ -6,7 +6,6 @@ package federation
 import (
 	"context"
 	"fmt"
-	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -241,40 +240,39 @@ func (r *readyCluster) settleWrittenOff(ctx context.Context, v *view) error {
 	return r.c.dropWrittenOff(ctx, object)
 }
 
-// keepUIDs keeps the UIDs of a cluster's objects while the cluster is away, for the records of removals.
-func (r *readyCluster) keepUIDs() {
-	seen := map[string]map[cache.ObjectName]types.UID{}
-	for name, w := range r.snapshot() {
-		if w.State != policy.Synced {
-			continue // what was seen before still counts
-		}
-		seen[name] = map[cache.ObjectName]types.UID{}
-		for _, object := range w.following.List(metav1.NamespaceAll, nil) {
-			seen[name][cache.MetaObjectToName(object)] = object.GetUID()
-		}
-	}
+// keepWatches keeps what was last seen of a cluster's objects while the cluster is away, for the records of
+// removals.
+func (r *readyCluster) keepWatches() {
 	joined := r.c.joins(r.name)
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
 	if !joined {
-		delete(r.c.lastUIDs, r.name)
+		delete(r.c.lastSeen, r.name)
 		return
 	}
-	kept := r.c.lastUIDs[r.name]
+	kept := r.c.lastSeen[r.name]
 	if kept == nil {
-		kept = map[string]map[cache.ObjectName]types.UID{}
-		r.c.lastUIDs[r.name] = kept
+		kept = map[string]typeWatch{}
+		r.c.lastSeen[r.name] = kept
 	}
-	maps.Copy(kept, seen)
+	for name, w := range r.types {
+		if w.State == policy.Synced { // otherwise what was seen before still counts
+			kept[name] = *w
+		}
+	}
 }
 
 // lastUID returns the UID of an object of a cluster, as it was last seen, or "".
 func (c *controller) lastUID(cluster string, k key) types.UID {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	t := c.followed[k.kind]
-	if t == nil {
+	w, seen := c.lastSeen[cluster][k.kind]
+	c.mu.Unlock()
+	if !seen {
 		return ""
 	}
-	return c.lastUIDs[cluster][k.kind][t.target(k)]
+	object, exists := w.following.Get(w.federated.target(k))
+	if !exists {
+		return ""
+	}
+	return object.GetUID()
 }

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -186,13 +188,7 @@ type Workload struct {
 
 // ReadWorkload reads a Deployment or a ReplicaSet. It knows nothing of unschedulable Pods.
 func ReadWorkload(u *unstructured.Unstructured) (w Workload, err error) {
-	var object struct {
-		Spec struct {
-			Replicas *int64
-			Selector *metav1.LabelSelector
-		}
-		Status struct{ ReadyReplicas int64 }
-	}
+	var object appsv1.ReplicaSet // a Deployment has the same fields
 	if err := decode(u.Object, &object); err != nil {
 		return w, err
 	}
@@ -203,9 +199,9 @@ func ReadWorkload(u *unstructured.Unstructured) (w Workload, err error) {
 	if err != nil {
 		return w, err
 	}
-	w = Workload{Replicas: 1, Ready: object.Status.ReadyReplicas, Selector: selector.String()}
+	w = Workload{Replicas: 1, Ready: int64(object.Status.ReadyReplicas), Selector: selector.String()}
 	if object.Spec.Replicas != nil {
-		w.Replicas = *object.Spec.Replicas
+		w.Replicas = int64(*object.Spec.Replicas)
 	}
 	return w, nil
 }
@@ -216,21 +212,15 @@ const unschedulableFor = time.Minute
 
 // Count counts a Pod of the workload.
 func (w *Workload) Count(pod *unstructured.Unstructured, now time.Time) {
-	var status struct {
-		Phase      string
-		Conditions []struct {
-			Type, Status, Reason string
-			LastTransitionTime   metav1.Time
-		}
-	}
+	var status corev1.PodStatus
 	if decode(pod.Object["status"], &status) != nil {
 		return // neither ready nor known to be unschedulable
 	}
 	for _, c := range status.Conditions {
 		switch {
-		case c.Type == "Ready" && c.Status == "True" && status.Phase == "Running":
+		case c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue && status.Phase == corev1.PodRunning:
 			w.Ready++
-		case c.Type == "PodScheduled" && c.Status == "False" && c.Reason == "Unschedulable" && now.Sub(c.LastTransitionTime.Time) > unschedulableFor:
+		case c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable && now.Sub(c.LastTransitionTime.Time) > unschedulableFor:
 			w.Unschedulable++
 		}
 	}

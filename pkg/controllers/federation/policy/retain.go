@@ -5,7 +5,6 @@ package policy
 
 import (
 	"errors"
-	"fmt"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,13 +25,9 @@ func (r Request) retain(object map[string]any) error {
 	}
 	switch (schema.GroupKind{Group: r.Type.Target.Group, Kind: r.Type.Target.Kind}) {
 	case schema.GroupKind{Kind: "Namespace"}:
-		for key, value := range r.Live.GetLabels() {
-			if _, has, err := unstructured.NestedFieldNoCopy(object, "metadata", "labels", key); err != nil {
+		for key := range r.Live.GetLabels() {
+			if err := keep(object, live, "metadata", "labels", key); err != nil {
 				return err
-			} else if !has {
-				if err := unstructured.SetNestedField(object, value, "metadata", "labels", key); err != nil {
-					return err
-				}
 			}
 		}
 		return nil
@@ -51,13 +46,16 @@ func (r Request) retain(object map[string]any) error {
 
 // keep copies a field that the object does not have.
 func keep(object, live map[string]any, path ...string) error {
+	if there, has, err := unstructured.NestedFieldNoCopy(object, path...); err != nil || has && there != nil {
+		return err
+	}
+	return take(object, live, path...)
+}
+
+// take copies a field that the cluster's object has.
+func take(object, live map[string]any, path ...string) error {
 	value, has, err := unstructured.NestedFieldNoCopy(live, path...)
 	if err != nil || !has {
-		return nil
-	}
-	if there, has, err := unstructured.NestedFieldNoCopy(object, path...); err != nil {
-		return err
-	} else if has && there != nil {
 		return nil
 	}
 	return unstructured.SetNestedField(object, value, path...)
@@ -68,42 +66,24 @@ func retainJob(object, live map[string]any) error {
 	if err != nil {
 		return errors.New("spec.manualSelector: must be a boolean")
 	}
-	selector, has, err := unstructured.NestedFieldNoCopy(live, "spec", "selector")
-	if manual || !has || err != nil {
+	if manual {
 		return nil
 	}
-	if err := unstructured.SetNestedField(object, selector, "spec", "selector"); err != nil {
-		return err
-	}
 	for _, label := range generatedPodLabels {
-		value, has, err := unstructured.NestedString(live, "spec", "template", "metadata", "labels", label)
-		if err != nil || !has {
-			continue
-		}
-		if err := unstructured.SetNestedField(object, value, "spec", "template", "metadata", "labels", label); err != nil {
+		if err := take(object, live, "spec", "template", "metadata", "labels", label); err != nil {
 			return err
 		}
 	}
-	return nil
+	return take(object, live, "spec", "selector")
 }
 
 func (r Request) retainReplicas(object, live map[string]any) error {
-	switch retain := r.Federated.retainReplicas.(type) {
-	case nil:
-		return nil
-	case bool:
-		if !retain {
-			return nil
-		}
-	default:
+	retain, isBool := r.Federated.retainReplicas.(bool)
+	switch {
+	case r.Federated.retainReplicas != nil && !isBool:
 		return errors.New("retainReplicas: must be a boolean")
-	}
-	replicas, has, err := unstructured.NestedFieldNoCopy(live, "spec", "replicas")
-	if err != nil || !has {
+	case !retain:
 		return nil
 	}
-	if err := unstructured.SetNestedField(object, replicas, "spec", "replicas"); err != nil {
-		return fmt.Errorf("spec.replicas: %w", err)
-	}
-	return nil
+	return take(object, live, "spec", "replicas")
 }

@@ -4,12 +4,12 @@
 package policy
 
 import (
-	"cmp"
 	"crypto/md5" // no secret: KubeFed must find what it would have written itself
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,14 +47,15 @@ func md5OfJSON(v any) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Propagated is the status of a PropagatedVersion: the last written versions, by cluster.
+// Propagated is the status of a PropagatedVersion.
 type Propagated struct {
 	Versions
-	Clusters []ClusterVersion `json:"clusterVersions,omitempty"`
+	// Clusters are the last written versions of clusters' objects. The version of an older content is empty.
+	Clusters map[string]string
 }
 
-// ClusterVersion is the version of a cluster's object.
-type ClusterVersion struct {
+// clusterVersion is how an API server has the version of a cluster's object.
+type clusterVersion struct {
 	Cluster string `json:"clusterName"`
 	Version string `json:"version"`
 }
@@ -67,11 +68,27 @@ func PropagatedName(t *TypeConfig, name string) string {
 // ReadPropagated reads the status of a PropagatedVersion. What cannot be read counts as none, so that
 // every cluster is written again.
 func ReadPropagated(u *unstructured.Unstructured) Propagated {
-	var p Propagated
-	if decode(u.Object["status"], &p) != nil {
+	var status struct {
+		Versions
+		Clusters []clusterVersion `json:"clusterVersions"`
+	}
+	if decode(u.Object["status"], &status) != nil {
 		return Propagated{}
 	}
+	p := Propagated{status.Versions, map[string]string{}}
+	for _, c := range status.Clusters {
+		p.Clusters[c.Cluster] = c.Version
+	}
 	return p
+}
+
+// Status returns the status as an API server has it, sorted by cluster.
+func (p Propagated) Status() map[string]any {
+	clusters := []clusterVersion{}
+	for _, name := range slices.Sorted(maps.Keys(p.Clusters)) {
+		clusters = append(clusters, clusterVersion{name, p.Clusters[name]})
+	}
+	return map[string]any{"templateVersion": p.Template, "overridesVersion": p.Overrides, "clusterVersions": clusters}
 }
 
 // SummarizePropagated returns what ReadPropagated reads as bytes, which the cache keeps instead of it: a line
@@ -79,8 +96,8 @@ func ReadPropagated(u *unstructured.Unstructured) Propagated {
 func SummarizePropagated(u *unstructured.Unstructured) []byte {
 	p := ReadPropagated(u)
 	lines := []string{p.Template, p.Overrides}
-	for _, c := range p.Clusters {
-		lines = append(lines, c.Cluster, c.Version)
+	for _, name := range slices.Sorted(maps.Keys(p.Clusters)) {
+		lines = append(lines, name, p.Clusters[name])
 	}
 	return []byte(strings.Join(lines, "\n"))
 }
@@ -91,39 +108,22 @@ func ReadPropagatedSummary(summary []byte) (p Propagated) {
 	if len(lines)%2 != 0 {
 		return Propagated{} // a text has several lines
 	}
-	p.Template, p.Overrides = lines[0], lines[1]
+	p = Propagated{Versions{lines[0], lines[1]}, map[string]string{}}
 	for pair := range slices.Chunk(lines[2:], 2) {
-		p.Clusters = append(p.Clusters, ClusterVersion{pair[0], pair[1]})
+		p.Clusters[pair[0]] = pair[1]
 	}
 	return p
 }
 
-// NewPropagated returns the status that records versions by cluster.
-func NewPropagated(of Versions, clusters map[string]string) Propagated {
-	p := Propagated{Versions: of}
-	for cluster, version := range clusters {
-		p.Clusters = append(p.Clusters, ClusterVersion{cluster, version})
-	}
-	p.sort()
-	return p
-}
-
-func (p *Propagated) sort() {
-	slices.SortFunc(p.Clusters, func(a, b ClusterVersion) int { return cmp.Compare(a.Cluster, b.Cluster) })
-}
-
-// Has reports whether there is an entry of a cluster. Its version is empty if the cluster has an older
-// content.
+// Has reports whether there is a version of a cluster.
 func (p Propagated) Has(cluster string) bool {
-	return slices.ContainsFunc(p.Clusters, func(c ClusterVersion) bool { return c.Cluster == cluster })
+	_, has := p.Clusters[cluster]
+	return has
 }
 
-// Same reports whether two record the same, in any order.
+// Same reports whether two record the same.
 func (p Propagated) Same(other Propagated) bool {
-	p.Clusters, other.Clusters = slices.Clone(p.Clusters), slices.Clone(other.Clusters)
-	p.sort()
-	other.sort()
-	return p.Versions == other.Versions && slices.Equal(p.Clusters, other.Clusters)
+	return p.Versions == other.Versions && maps.Equal(p.Clusters, other.Clusters)
 }
 
 // Valid returns the recorded versions of clusters that still should have what was written: of all clusters if
@@ -135,9 +135,9 @@ func (p Propagated) Valid(recorded *Digest, current Digest) map[string]string {
 		return valid // the overrides cannot be read, and every cluster fails
 	}
 	known := recorded != nil && recorded.Versions == p.Versions && p.Template == current.Versions.Template
-	for _, c := range p.Clusters {
-		if p.Versions == current.Versions || known && recorded.For(c.Cluster).Hash == current.For(c.Cluster).Hash {
-			valid[c.Cluster] = c.Version
+	for cluster, version := range p.Clusters {
+		if p.Versions == current.Versions || known && recorded.For(cluster).Hash == current.For(cluster).Hash {
+			valid[cluster] = version
 		}
 	}
 	return valid
