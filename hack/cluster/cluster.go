@@ -282,11 +282,11 @@ func (c *Cluster) WriteKubeconfig(path string) error {
 }
 
 // CleanEnv returns this program's environment without variables that would point a child to another
-// cluster.
+// cluster, and without GOGC, which the Makefile sets for tests.
 func CleanEnv(extra ...string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
-		return name == "KUBECONFIG" || strings.HasPrefix(name, "KUBERNETES_") || strings.HasPrefix(name, "POD_")
+		return name == "KUBECONFIG" || name == "GOGC" || strings.HasPrefix(name, "KUBERNETES_") || strings.HasPrefix(name, "POD_")
 	})
 	return append(env, extra...)
 }

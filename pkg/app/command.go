@@ -245,5 +245,6 @@ func (o *Options) apply() error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	o.cachesFilled = debug.FreeOSMemory // what it took to fill them is garbage
 	return nil
 }

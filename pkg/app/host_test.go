@@ -200,7 +200,7 @@ func builtProcess(t *testing.T, o *Options) (*process, error) {
 	o.Authentication.SkipLookup = true // it starts queues that nobody stops
 	p, err := build(t.Context(), o)
 	if err == nil {
-		t.Cleanup(p.events.stop)
+		t.Cleanup(p.events.broadcaster.Shutdown) // stop would wait for an API server that is not there
 		t.Cleanup(p.cache.Shutdown)
 	}
 	return p, err

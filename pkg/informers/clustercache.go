@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"runtime/debug"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -109,8 +108,9 @@ func (c *ClusterCache) informerFor(controller string, resource schema.GroupResou
 }
 
 // Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, and
-// log to ctx's logger. A second call does nothing, nor does one after Shutdown.
-func (c *ClusterCache) Start(ctx context.Context) {
+// log to ctx's logger. When all caches have been filled, it calls filled, unless that is nil. A second call does
+// nothing, nor does one after Shutdown.
+func (c *ClusterCache) Start(ctx context.Context, filled func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.run != nil || c.stopped {
@@ -120,16 +120,18 @@ func (c *ClusterCache) Start(ctx context.Context) {
 	for _, i := range c.informers {
 		c.start(c.run, i)
 	}
-	c.wg.Go(func() {
-		for _, i := range c.informers {
-			select {
-			case <-i.synced:
-			case <-c.run.Done():
-				return
+	if filled != nil {
+		c.wg.Go(func() {
+			for _, i := range c.informers {
+				select {
+				case <-i.synced:
+				case <-c.run.Done():
+					return
+				}
 			}
-		}
-		debug.FreeOSMemory() // what it took to fill the caches is garbage now
-	})
+			filled()
+		})
+	}
 	klog.FromContext(ctx).Info("Informers started", "informers", len(c.informers))
 }
 

@@ -59,7 +59,7 @@ func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, nee
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Start(t.Context())
+	c.Start(t.Context(), nil)
 	t.Cleanup(c.Shutdown)
 	return c
 }

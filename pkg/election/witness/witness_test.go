@@ -6,6 +6,7 @@ package witness
 import (
 	"context"
 	"crypto/tls"
+	"flag"
 	"fmt"
 	"net"
 	"net/http"
@@ -22,7 +23,13 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain runs more tests at a time than there are processors: they wait most of the time.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "16"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // leader is a process that serves its witness as a manager does.
 type leader struct {
@@ -165,6 +172,7 @@ func (s *standby) expectNothing(d time.Duration) {
 }
 
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		end  func(l *leader)
 		gone bool
@@ -311,6 +319,7 @@ func TestWatchUnreachable(t *testing.T) {
 }
 
 func TestWatchPredecessor(t *testing.T) {
+	t.Parallel()
 	w := New(netip.MustParseAddrPort("127.0.0.1:1"), "a-0_2")
 	for name, test := range map[string]struct {
 		process protocol.Watched
