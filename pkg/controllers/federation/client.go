@@ -223,9 +223,6 @@ func (c *client) probe(ctx context.Context, timeout time.Duration) (result polic
 	defer t.CloseIdleConnections()
 	code, body, err := c.get(ctx, t, "/healthz", timeout, maxHealth)
 	if err != nil {
-		if failed := (*url.Error)(nil); errors.As(err, &failed) {
-			err = failed.Err // without the URL
-		}
 		return policy.NoAnswer, "", err.Error()
 	}
 	if result = policy.ProbeResult(code, string(body)); result != policy.Well {

@@ -8,8 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -65,21 +63,21 @@ type controller struct {
 	opened         chan struct{} // a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
+	idle  atomic.Bool // since KubeFed leads
 
 	mu            sync.Mutex
 	followed      map[string]*federatedType // by the name of the FederatedTypeConfig
 	readyClusters map[string]*readyCluster  // those that are ready
 	records       map[key]*keyRecord
-	joined        []policy.Cluster                // the KubeFedClusters; nil until they are read
-	writtenOff    map[string]policy.WrittenOff    // the records of removals that were written off, by ConfigMap
-	lastSeen      map[string]map[string]typeWatch // of clusters that are away, by type
-	idle          bool                            // since KubeFed leads
+	joined        []policy.Cluster                 // the KubeFedClusters; nil until they are read
+	writtenOff    map[string]policy.WrittenOff     // the records of removals that were written off, by ConfigMap
+	lastSeen      map[string]map[string]*typeWatch // of clusters that are away, by type
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c := &controller{cfg: cfg, host: h, informers: informersFor(h), clock: h.LoopOptions.Clock, bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{},
-		writtenOff: map[string]policy.WrittenOff{}, lastSeen: map[string]map[string]typeWatch{}}
+		writtenOff: map[string]policy.WrittenOff{}, lastSeen: map[string]map[string]*typeWatch{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
 	quiet.WarningHandler = rest.NoWarnings{}
 	var err error
@@ -218,46 +216,36 @@ func (c *controller) lock(ctx context.Context) (held string, gone bool, err erro
 	return held, gone, nil
 }
 
+// kubeFedLeads reports whether somebody renews the lock within the time in which KubeFed does.
+func (c *controller) kubeFedLeads(ctx context.Context) (bool, error) {
+	before, _, err := c.lock(ctx)
+	if !c.sleep(ctx, kubeFedRenews) {
+		return false, nil
+	}
+	now, _, failed := c.lock(ctx)
+	return now != before, errors.Join(err, failed)
+}
+
 // waitForKubeFed returns when KubeFed does not lead: two managers would undo each other's work.
 func (c *controller) waitForKubeFed(ctx context.Context) error {
-	before, gone, err := c.lock(ctx)
-	for err == nil && !gone {
-		if !c.sleep(ctx, kubeFedRenews) {
-			return nil
+	_, gone, err := c.lock(ctx)
+	for leads := !gone; leads && err == nil; {
+		if leads, err = c.kubeFedLeads(ctx); leads && err == nil && !c.idle.Swap(true) {
+			klog.FromContext(ctx).Info("KubeFed leads; nothing is propagated until it ends")
 		}
-		now, _, failed := c.lock(ctx)
-		if err = failed; now == before || err != nil {
-			break
-		}
-		before = now
-		c.setIdle(ctx, true)
 	}
-	c.setIdle(ctx, false)
+	c.idle.Store(false)
 	return err
 }
 
 // watchForKubeFed returns an error when KubeFed begins to lead, and Run then waits for its end.
 func (c *controller) watchForKubeFed(ctx context.Context) error {
-	before, _, err := c.lock(ctx)
-	for c.sleep(ctx, kubeFedRenews) {
-		now, _, failed := c.lock(ctx)
-		if failed == nil && err == nil && now != before {
+	for ctx.Err() == nil {
+		if leads, err := c.kubeFedLeads(ctx); leads && err == nil {
 			return errors.New("KubeFed has begun to lead")
-		}
-		if failed == nil {
-			before, err = now, nil
 		}
 	}
 	return nil
-}
-
-func (c *controller) setIdle(ctx context.Context, idle bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if idle && !c.idle {
-		klog.FromContext(ctx).Info("KubeFed leads; nothing is propagated until it ends")
-	}
-	c.idle = idle
 }
 
 // sleep returns false if ctx ends first.
@@ -297,15 +285,12 @@ func (c *controller) Status() controllers.Status {
 			s.LastError = other.LastError
 		}
 	}
-	c.mu.Lock()
-	idle := c.idle
-	c.mu.Unlock()
 	s.Details = struct {
 		Idle     bool            `json:"idleSinceKubeFedLeads"`
 		Clusters []clusterStatus `json:"clusters"`
 		// Replicas are the last decisions on ReplicaSchedulingPreferences.
 		Replicas map[string]string `json:"replicas,omitempty"`
-	}{idle, c.clusterStatuses(), c.replicas.texts()}
+	}{c.idle.Load(), c.clusterStatuses(), c.replicas.texts()}
 	return s
 }
 
@@ -338,6 +323,5 @@ func (c *controller) clusterStatuses() (all []clusterStatus) {
 		}
 		all = append(all, s)
 	}
-	slices.SortFunc(all, func(a, b clusterStatus) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }

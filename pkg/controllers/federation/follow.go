@@ -167,17 +167,14 @@ func digestOf(o *informers.Object) policy.Digest {
 	return digest
 }
 
-// typeWatch is the watch of a type in a cluster, and what it has found out. Only the goroutine of follow
-// changes it, under the mu of the controller.
+// typeWatch is the watch of a type in a cluster. A watch that fails tries again by itself.
 type typeWatch struct {
 	following *informers.Following[*informers.Object]
 	federated *federatedType
-	policy.ServingState
-	at time.Time
-	// since is when the state last changed.
-	since time.Time
-	// unanswered is set until the API server answers the watch.
-	unanswered bool
+	// serving is what the watch has found out, since when it last changed. Only the goroutine of follow changes
+	// them, under the mu of the controller.
+	serving policy.Serving
+	since   time.Time
 }
 
 // servingOf returns the state of the watch of a type in a cluster.
@@ -193,62 +190,51 @@ func servingOf(s informers.ResourceStatus) policy.Serving {
 	return policy.NotListed
 }
 
-// syncWatches starts and stops watches so that each running type has one, retries types that the cluster did
-// not serve, and enqueues the objects of each type whose state has changed. It reports whether any type is
-// not listed yet.
+// syncWatches starts and stops watches so that each running type has one, and enqueues the objects of each
+// type whose state has changed. It reports whether any type is not listed yet.
 func (r *readyCluster) syncWatches(ctx context.Context) (waits bool) {
 	if !r.running.Load() {
 		return true
 	}
-	wanted := r.c.snapshot()
-	for name, w := range r.snapshot() {
+	wanted, watches := r.c.snapshot(), r.snapshot()
+	for name, w := range watches {
 		if wanted[name] != w.federated {
 			r.stopWatch(name)
+			delete(watches, name)
 		}
 	}
 	now := r.c.clock.Now()
 	r.sweep(now)
 	for name, t := range wanted {
-		if !t.runs {
-			continue
-		}
-		r.c.mu.Lock()
-		w := r.types[name]
-		r.c.mu.Unlock()
-		if w == nil {
-			r.startWatch(ctx, &typeWatch{federated: t}, now)
-			waits = true
-			continue
-		}
-		state := servingOf(w.following.Status())
+		w, watched := watches[name]
 		switch {
-		case state == policy.NotListed:
+		case !t.runs:
+		case !watched:
+			r.startWatch(ctx, t)
 			waits = true
-		case w.unanswered || state != w.State:
-			r.c.mu.Lock()
-			changed := state != w.State
-			w.ServingState, w.at, w.unanswered = w.After(state), now, false
-			if changed {
-				w.since = now
+		default:
+			state := servingOf(w.following.Status())
+			if waits = waits || state == policy.NotListed; state != w.serving && state != policy.NotListed {
+				r.setServing(w, state, now)
 			}
-			if state == policy.Synced {
-				delete(r.c.lastSeen[r.name], name)
-			}
-			r.c.mu.Unlock()
-			if changed {
-				r.enqueueType(w)
-			}
-		case w.Retry > 0 && now.Sub(w.at) >= w.Retry:
-			w.following.Stop()
-			r.startWatch(ctx, w, now)
 		}
 	}
 	return waits
 }
 
+// setServing notes a new state of the watch of a type.
+func (r *readyCluster) setServing(w *typeWatch, state policy.Serving, now time.Time) {
+	r.c.mu.Lock()
+	w.serving, w.since = state, now
+	if state == policy.Synced {
+		delete(r.c.lastSeen[r.name], w.federated.Name)
+	}
+	r.c.mu.Unlock()
+	r.enqueueType(w)
+}
+
 // startWatch starts the watch of a type in the cluster.
-func (r *readyCluster) startWatch(ctx context.Context, w *typeWatch, now time.Time) {
-	t := w.federated
+func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 	need := informers.Need{
 		Resource: schema.GroupVersionResource{Group: t.Target.Group, Resource: t.Target.PluralName}, ClusterScoped: !t.Target.Namespaced(),
 		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true, ListSlots: r.c.lists,
@@ -282,8 +268,7 @@ func (r *readyCluster) startWatch(ctx context.Context, w *typeWatch, now time.Ti
 		following.Stop() // the loop has ended meanwhile, and what it followed is stopped already
 		return
 	}
-	w.following, w.at, w.unanswered = following, now, true
-	r.types[t.Name] = w
+	r.types[t.Name] = &typeWatch{following: following, federated: t, serving: policy.NotListed}
 }
 
 // enqueueType enqueues all objects of a type when the state of its watch in the cluster has changed, as

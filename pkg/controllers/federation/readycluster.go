@@ -6,6 +6,7 @@ package federation
 import (
 	"cmp"
 	"context"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -130,28 +131,22 @@ func (r *readyCluster) background(ctx context.Context) error {
 	return nil
 }
 
-// snapshot returns copies of the watches, by the name of the FederatedTypeConfig.
-func (r *readyCluster) snapshot() map[string]typeWatch {
+// snapshot returns the watches, by the name of the FederatedTypeConfig.
+func (r *readyCluster) snapshot() map[string]*typeWatch {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
-	all := make(map[string]typeWatch, len(r.types))
-	for name, w := range r.types {
-		all[name] = *w
-	}
-	return all
+	return maps.Clone(r.types)
 }
 
 // objectOf returns the managed object of a key as the cache has it.
 func (r *readyCluster) objectOf(k key) (*informers.Object, bool) {
 	r.c.mu.Lock()
 	w := r.types[k.kind]
+	r.c.mu.Unlock()
 	if w == nil {
-		r.c.mu.Unlock()
 		return nil, false
 	}
-	following, target := w.following, w.federated.target(k)
-	r.c.mu.Unlock()
-	return following.Get(target)
+	return w.following.Get(w.federated.target(k))
 }
 
 // serving returns the state of the watch of a type.
@@ -159,16 +154,15 @@ func (r *readyCluster) serving(kind string) policy.Serving {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
 	if w := r.types[kind]; w != nil {
-		return w.State
+		return w.serving
 	}
 	return policy.NotListed
 }
 
 func (r *readyCluster) states() map[string]string {
-	words := map[policy.Serving]string{policy.NotListed: "NotListed", policy.Synced: "Synced", policy.Absent: "Absent", policy.Forbidden: "Forbidden"}
 	states := map[string]string{}
 	for name := range r.snapshot() {
-		states[name] = words[r.serving(name)]
+		states[name] = string(r.serving(name))
 	}
 	return states
 }

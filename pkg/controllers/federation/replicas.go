@@ -272,7 +272,6 @@ func (s *spreader) available(clusters []policy.Cluster, f *policy.Federated, del
 			wait = left
 		}
 	}
-	slices.SortFunc(usable, func(a, b *readyCluster) int { return strings.Compare(a.name, b.name) })
 	return usable, wait
 }
 

@@ -63,12 +63,29 @@ func (r *keyRecord) resultOf(cluster string) *result {
 	return r.results[cluster]
 }
 
+// resultFor returns the result of a cluster, made anew if there is none.
+func (r *keyRecord) resultFor(cluster string) *result {
+	if r.results[cluster] == nil {
+		r.results[cluster] = &result{}
+	}
+	return r.results[cluster]
+}
+
 // recordFor returns the record of a key, which the caller changes under mu.
 func (c *controller) recordFor(k key) *keyRecord {
 	record := c.records[k]
 	if record == nil {
 		record = &keyRecord{results: map[string]*result{}}
 		c.records[k] = record
+	}
+	return record
+}
+
+// recordSince returns the record of a view, which notes when its fingerprint was first seen.
+func (c *controller) recordSince(v *view) *keyRecord {
+	record := c.recordFor(v.key)
+	if record.fingerprint != v.fingerprint {
+		record.fingerprint, record.since = v.fingerprint, c.clock.Now()
 	}
 	return record
 }
@@ -174,15 +191,7 @@ func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
 	state := c.state(v, r)
 	action := policy.Decide(state)
 	c.mu.Lock()
-	record := c.recordFor(v.key)
-	if record.fingerprint != v.fingerprint {
-		record.fingerprint, record.since = v.fingerprint, c.clock.Now()
-	}
-	known := record.results[name]
-	if known == nil {
-		known = &result{}
-		record.results[name] = known
-	}
+	known := c.recordSince(v).resultFor(name)
 	found := outcome{status: known.status, cleared: known.cleared}
 	enqueue := false
 	switch {
@@ -215,11 +224,7 @@ func (c *controller) withdraw(k key, cluster string) {
 func (c *controller) report(v *view, cluster string, next result, wrote bool) {
 	c.mu.Lock()
 	record := c.recordFor(v.key)
-	known := record.results[cluster]
-	if known == nil {
-		known = &result{}
-		record.results[cluster] = known
-	}
+	known := record.resultFor(cluster)
 	next.fingerprint, next.done = v.fingerprint, true
 	if next.version == "" {
 		next.version, next.content = known.version, known.content
@@ -242,17 +247,16 @@ func (c *controller) report(v *view, cluster string, next result, wrote bool) {
 func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]outcome) (time.Duration, error) {
 	now := c.clock.Now()
 	c.mu.Lock()
-	record := c.recordFor(v.key)
-	if record.fingerprint != v.fingerprint {
-		record.fingerprint, record.since = v.fingerprint, now
-	}
+	record := c.recordSince(v)
 	conclusion := policy.Conclusion{Generation: v.digest.Generation, Wrote: record.dirty}
 	if v.reason != "" && !v.deleting {
 		conclusion.Reason = v.reason
 	}
-	next, cleared, versions := time.Duration(0), true, map[string]string{}
+	next, versions, waiting := time.Duration(0), map[string]string{}, []string{}
 	for name, outcome := range outcomes {
-		cleared = cleared && outcome.cleared
+		if !outcome.cleared {
+			waiting = append(waiting, name)
+		}
 		if outcome.pending {
 			if left := resultTimeout - now.Sub(record.since); left > 0 {
 				next = max(next, left)
@@ -275,7 +279,7 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 	}
 	wrote := record.wrote
 	c.mu.Unlock()
-	if v.deleting && cleared {
+	if v.deleting && len(waiting) == 0 {
 		return 0, c.removeFinalizer(ctx, v)
 	}
 	if next > 0 {
@@ -286,23 +290,14 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 	}
 	c.collect(v, conclusion.Clusters)
 	if v.deleting {
-		c.recordWaiting(v, conclusion.Clusters)
+		slices.Sort(waiting)
+		c.eventOnce(v, corev1.EventTypeNormal, "WaitForRemovalInCluster", "waiting until these clusters have removed the object: "+strings.Join(waiting, ", "))
 	} else if v.err == nil {
 		if err := c.writeVersions(ctx, v, policy.Propagated{Versions: v.digest.Versions, Clusters: versions}); err != nil {
 			return 0, err
 		}
 	}
 	return 0, c.writeStatus(ctx, v, conclusion)
-}
-
-// recordWaiting records an Event with the clusters for which a deleted federated object waits.
-func (c *controller) recordWaiting(v *view, clusters []policy.ClusterResult) {
-	var names []string
-	for _, cluster := range clusters {
-		names = append(names, cluster.Name)
-	}
-	slices.Sort(names)
-	c.eventOnce(v, corev1.EventTypeNormal, "WaitForRemovalInCluster", "waiting until these clusters have removed the object: "+strings.Join(names, ", "))
 }
 
 // warnOnce records a Warning on the federated object, once in the life of its record.

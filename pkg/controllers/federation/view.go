@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -226,7 +227,7 @@ func (c *controller) isHostNamespace(t *federatedType, k key, uid types.UID) boo
 	return exists && namespace.GetUID() == uid
 }
 
-// joinedClusters returns the KubeFedClusters. Nobody changes them.
+// joinedClusters returns the KubeFedClusters, sorted by name. Nobody changes them.
 func (c *controller) joinedClusters() []policy.Cluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,6 +236,7 @@ func (c *controller) joinedClusters() []policy.Cluster {
 		for _, object := range c.informers.clusters.List(c.cfg.Namespace, nil) {
 			c.joined = append(c.joined, policy.ReadCluster(object))
 		}
+		slices.SortFunc(c.joined, func(a, b policy.Cluster) int { return strings.Compare(a.Name, b.Name) })
 	}
 	return c.joined
 }

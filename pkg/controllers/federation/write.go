@@ -8,8 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
-	"reflect"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -171,7 +171,7 @@ func (w *work) update(ctx context.Context) error {
 	case live.GetDeletionTimestamp() != nil:
 		return w.wait(policy.WaitingForRemoval, 5*time.Second) // without the label, no event follows
 	}
-	if update, status := policy.AdoptExisting(live, w.isOwn(live), w.cluster.c.settings(ctx)); !update {
+	if status := policy.AdoptExisting(live, w.isOwn(live), w.cluster.c.settings(ctx)); status != "" {
 		return w.wait(status, 0)
 	}
 	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.cluster.name, Live: live, Own: w.isOwn(live)})
@@ -213,7 +213,7 @@ func (w *work) update(ctx context.Context) error {
 // needsNoWrite reports whether the object that was read needs no write: the cache was late, or this process
 // did not know its annotations.
 func (w *work) needsNoWrite(live, object *unstructured.Unstructured, rendered policy.OverrideDigest) bool {
-	if live.GetLabels()[policy.ManagedLabel] != "true" || !reflect.DeepEqual(noNil(live.GetAnnotations()), noNil(object.GetAnnotations())) {
+	if live.GetLabels()[policy.ManagedLabel] != "true" || !maps.Equal(live.GetAnnotations(), object.GetAnnotations()) {
 		return false
 	}
 	cached, err := policy.ReadLiveObject(live, policy.SummarizeLiveObject(live))
@@ -223,13 +223,6 @@ func (w *work) needsNoWrite(live, object *unstructured.Unstructured, rendered po
 	state := w.state
 	state.Live, state.Rendered, state.Rendered.Annotations = &cached, rendered, false
 	return policy.Decide(state) == policy.Nothing
-}
-
-func noNil(m map[string]string) map[string]string {
-	if m == nil {
-		return map[string]string{}
-	}
-	return m
 }
 
 // written records a write of the content of the federated object.

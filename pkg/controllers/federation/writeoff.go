@@ -130,7 +130,7 @@ func (c *controller) away(ctx context.Context, kind, cluster string) (policy.Awa
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		w := r.types[kind]
-		if w == nil || w.State != policy.Forbidden {
+		if w == nil || w.serving != policy.Forbidden {
 			return policy.Away{}, false
 		}
 		return policy.Away{Since: w.since, Seen: true}, true
@@ -206,15 +206,6 @@ func (w *work) writtenOffOf(ctx context.Context) (*policy.WrittenOff, error) {
 	return &record, nil
 }
 
-// existsAgain reads whether the federated object exists again.
-func (w *work) existsAgain(ctx context.Context) (bool, error) {
-	_, err := w.client.Namespace(w.key.Namespace).Get(ctx, w.key.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // owes reports whether the managed object of a federated object that is gone is to be deleted, with which
 // options.
 func (w *work) owes(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
@@ -222,11 +213,14 @@ func (w *work) owes(ctx context.Context, live metav1.Object) (deletes bool, opti
 	if record == nil || err != nil || !record.Covers(live) {
 		return false, options, err
 	}
-	exists, err := w.existsAgain(ctx)
-	if exists {
+	_, err = w.client.Namespace(w.key.Namespace).Get(ctx, w.key.Name, metav1.GetOptions{}) // not one of a moment ago
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, record.Options, nil
+	case err == nil:
 		err = fmt.Errorf("%s exists again", describe(w.view))
 	}
-	return err == nil, record.Options, err
+	return false, options, err
 }
 
 // settleWrittenOff deletes the record of an object once the cluster does not have that object any more, or is
@@ -252,12 +246,12 @@ func (r *readyCluster) keepWatches() {
 	}
 	kept := r.c.lastSeen[r.name]
 	if kept == nil {
-		kept = map[string]typeWatch{}
+		kept = map[string]*typeWatch{}
 		r.c.lastSeen[r.name] = kept
 	}
 	for name, w := range r.types {
-		if w.State == policy.Synced { // otherwise what was seen before still counts
-			kept[name] = *w
+		if w.serving == policy.Synced { // otherwise what was seen before still counts
+			kept[name] = w
 		}
 	}
 }
@@ -265,9 +259,9 @@ func (r *readyCluster) keepWatches() {
 // lastUID returns the UID of an object of a cluster, as it was last seen, or "".
 func (c *controller) lastUID(cluster string, k key) types.UID {
 	c.mu.Lock()
-	w, seen := c.lastSeen[cluster][k.kind]
+	w := c.lastSeen[cluster][k.kind]
 	c.mu.Unlock()
-	if !seen {
+	if w == nil {
 		return ""
 	}
 	object, exists := w.following.Get(w.federated.target(k))

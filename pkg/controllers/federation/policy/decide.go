@@ -84,16 +84,16 @@ func (s State) refresh() Action {
 	return Nothing
 }
 
-// AdoptExisting returns whether to update an object that a create found there, and the status of the cluster
-// if not, which is not tried again. An object with the label is ours: the cache was late.
-func AdoptExisting(live metav1.Object, own bool, c Config) (update bool, status string) {
+// AdoptExisting returns the status of a cluster in which a create has found an object that must stay as it
+// is, which is not tried again, or "". An object with the label is ours: the cache was late.
+func AdoptExisting(live metav1.Object, own bool, c Config) (status string) {
 	switch label := live.GetLabels()[ManagedLabel]; {
 	case label == "false":
-		return false, ManagedLabelFalse
+		return ManagedLabelFalse
 	case label != "true" && !own && !c.Adopt:
-		return false, AlreadyExists
+		return AlreadyExists
 	}
-	return true, ""
+	return ""
 }
 
 // ActionToRemove returns what to do with an object that is not wanted, once it was read: what a cache says is

@@ -79,8 +79,8 @@ func TestAdoptExisting(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if update, status := AdoptExisting(&metav1.ObjectMeta{Labels: test.labels}, test.own, test.config); status != test.status || update != (status == "") {
-				t.Errorf("%t %q, want %q", update, status, test.status)
+			if status := AdoptExisting(&metav1.ObjectMeta{Labels: test.labels}, test.own, test.config); status != test.status {
+				t.Errorf("got %q, want %q", status, test.status)
 			}
 		})
 	}

@@ -9,7 +9,7 @@
 //	connection.go   what a KubeFedCluster and its Secret must be to get a client
 //	health.go       from probes to a state, and from a state to conditions
 //	types.go        FederatedTypeConfig: which types run, and why not
-//	serving.go      whether a cluster serves a type, and when to ask again
+//	serving.go      whether a cluster serves a type
 //	federated.go    the federated object F, and the digest that is kept of it
 //	placement.go    in which clusters F belongs
 //	render.go       what a cluster should hold

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -107,7 +108,7 @@ var errMissing = errors.New("the object has no such path")
 // annotations are added to those that are there. The document may be changed even if it fails.
 func (o Operation) apply(document any, path []string) (any, error) {
 	if len(path) == 0 {
-		if _, isObject := o.Value.(map[string]any); !isObject || o.replaces() != opReplace {
+		if _, isObject := o.Value.(map[string]any); !isObject || cmp.Or(o.Op, opReplace) != opReplace {
 			return nil, errors.New("the whole object can only be replaced, by an object")
 		}
 		return runtime.DeepCopyJSONValue(o.Value), nil
@@ -164,13 +165,6 @@ func (o Operation) at(node any, path []string) (any, error) {
 	return nil, errMissing
 }
 
-func (o Operation) replaces() string {
-	if o.Op == "" {
-		return opReplace
-	}
-	return o.Op
-}
-
 // index returns the index that a key means in a list of n items. If one is to be added, there is one
 // more place, and "-" is the last.
 func index(key string, n int, adds bool) (int, error) {
@@ -203,7 +197,7 @@ func override(object map[string]any, operations []Operation) (map[string]any, er
 			document, err = o.apply(document, path)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s %q: %w", o.replaces(), cut(o.Path, maxError), err)
+			return nil, fmt.Errorf("%s %q: %w", cmp.Or(o.Op, opReplace), cut(o.Path, maxError), err)
 		}
 	}
 	patched := document.(map[string]any) // apply keeps it one

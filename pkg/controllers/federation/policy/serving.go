@@ -3,17 +3,15 @@
 
 package policy
 
-import "time"
-
 // Serving is whether a cluster serves a type.
-type Serving int
+type Serving string
 
 // States of a type in a cluster. NotListed is the state until the first list is complete.
 const (
-	NotListed Serving = iota
-	Synced
-	Absent
-	Forbidden
+	NotListed Serving = "NotListed"
+	Synced    Serving = "Synced"
+	Absent    Serving = "Absent"
+	Forbidden Serving = "Forbidden"
 )
 
 // Status returns what the federated object reports of a cluster in this state, or "" if its cache can be
@@ -28,32 +26,4 @@ func (s Serving) Status() string {
 		return RetrievalFailed
 	}
 	return CachedRetrievalFailed
-}
-
-const (
-	minAbsent      = time.Second
-	maxAbsent      = 5 * time.Minute
-	forbiddenRetry = time.Minute
-)
-
-// ServingState is the state of a type in a cluster. The zero value is for a cluster that has just
-// become ready.
-type ServingState struct {
-	State Serving
-	// Retry is how long after the answer to ask again; 0 is never.
-	Retry time.Duration
-}
-
-// After returns the state after an answer.
-func (s ServingState) After(state Serving) ServingState {
-	switch state {
-	case Absent:
-		if s.State == Absent {
-			return ServingState{Absent, min(2*s.Retry, maxAbsent)}
-		}
-		return ServingState{Absent, minAbsent}
-	case Forbidden:
-		return ServingState{Forbidden, forbiddenRetry}
-	}
-	return ServingState{State: state}
 }

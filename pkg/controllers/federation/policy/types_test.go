@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
@@ -149,34 +148,11 @@ func TestTypeStatus(t *testing.T) {
 	}
 }
 
-// TestServingFollowsTheType follows a type in a cluster: s is listed, a absent, f forbidden, n not listed.
-func TestServingFollowsTheType(t *testing.T) {
-	states := map[rune]Serving{'s': Synced, 'a': Absent, 'f': Forbidden, 'n': NotListed}
-	tests := map[string]struct {
-		answers string
-		retry   time.Duration
-		status  string
-	}{
-		"a type without any answer yet":                    {status: CachedRetrievalFailed},
-		"a type that is listed":                            {answers: "s"},
-		"an absent type is asked for again after a second": {answers: "a", retry: time.Second, status: APINotAvailable},
-		"a type that comes is listed":                      {answers: "as"},
-		"a type that is absent four times":                 {answers: "aaaa", retry: 8 * time.Second, status: APINotAvailable},
-		"a type that is absent for ever":                   {answers: "aaaaaaaaaaaaaaaaaaaa", retry: 5 * time.Minute, status: APINotAvailable},
-		"a type that is absent again after it was listed":  {answers: "aaasa", retry: time.Second, status: APINotAvailable},
-		"a type that may not be listed":                    {answers: "f", retry: time.Minute, status: RetrievalFailed},
-		"a type that may not be listed twice in a row":     {answers: "ff", retry: time.Minute, status: RetrievalFailed},
-		"a type whose list breaks off":                     {answers: "sn", status: CachedRetrievalFailed},
-		"forbidden in between begins absent again":         {answers: "aaafa", retry: time.Second, status: APINotAvailable},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			var s ServingState
-			for _, answer := range test.answers {
-				s = s.After(states[answer])
-			}
-			if s.Retry != test.retry || s.State.Status() != test.status {
-				t.Errorf("again after %v, %q", s.Retry, s.State.Status())
+func TestStatusOfAClusterThatServesAType(t *testing.T) {
+	for serving, want := range map[Serving]string{NotListed: CachedRetrievalFailed, Synced: "", Absent: APINotAvailable, Forbidden: RetrievalFailed} {
+		t.Run(string(serving), func(t *testing.T) {
+			if got := serving.Status(); got != want {
+				t.Errorf("got %q, want %q", got, want)
 			}
 		})
 	}
