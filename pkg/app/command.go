@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -39,6 +40,19 @@ const helpColumns = 80
 // gcPercent is by how much the heap may grow before garbage is collected. With Go's default of 100,
 // garbage takes as much memory as the cache; with less than 60, collecting takes a third of the CPU time.
 const gcPercent = 60
+
+// returnMemory gives the system back, until ctx ends, what a start, a new list or the boundary of many schedules
+// has left. Go would keep most of it as room for garbage. It collects garbage as often anyway.
+func returnMemory(ctx context.Context) {
+	for {
+		select {
+		case <-time.After(2 * time.Minute):
+			debug.FreeOSMemory()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
 
 // NewCommand returns the command of a build. It runs the controllers of the registry and of the entries
 // among the options. If an option is wrong, executing the command returns the error.
@@ -77,6 +91,7 @@ func NewCommand(options ...BuildOption) *cobra.Command {
 			if err := o.apply(); err != nil {
 				return err
 			}
+			go returnMemory(ctx)
 			cliflag.PrintFlags(cmd.Flags())
 			return Run(ctx, o)
 		},
@@ -245,6 +260,5 @@ func (o *Options) apply() error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
-	o.cachesFilled = debug.FreeOSMemory // what it took to fill them is garbage
 	return nil
 }

@@ -55,10 +55,6 @@ type Options struct {
 	withoutBuiltIns bool
 	entries         []controllers.Entry
 	flags           cliflag.NamedFlagSets
-
-	// cachesFilled is called once the caches of the process's own cluster are filled. Only the command sets it:
-	// what it does concerns the whole process.
-	cachesFilled func()
 }
 
 // defaultName is the name of a build without Named.

@@ -50,7 +50,7 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	if o.Informers.Standby == informers.StandbyWarm {
-		p.cache.Start(processCtx, o.cachesFilled)
+		p.cache.Start(processCtx)
 	}
 	defer p.cache.Shutdown()
 	defer p.openClusters.close()
@@ -168,7 +168,7 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 	}
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
-		p.cache.Start(processCtx, p.options.cachesFilled) // a no-op on a warm standby
+		p.cache.Start(processCtx) // a no-op on a warm standby
 		return p.controllers.onLeader().run(controllers.WithProcess(ctx, work, nil))
 	})
 	if err != nil {

@@ -112,7 +112,7 @@ func TestDiscoveryFindsTheVersionAgain(t *testing.T) {
 func TestDiscoveryOfAnAPIThatIsDown(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1"}, down: true}
 	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "names", Resource: widgets, Optional: true})
-	f.Start(t.Context(), nil)
+	f.Start(t.Context())
 	<-f.informerFor("reload", Secrets.GroupResource()).synced
 	eventually(t, "the failure in the problem of its controller", func() bool {
 		err := f.Problem("names")
@@ -200,7 +200,7 @@ func TestForbiddenNamespaceHidesNoOthersAge(t *testing.T) {
 		f.caches.all, f.caches.metrics = []*ClusterCache{f}, resourceMetrics()
 		registry := metrics.NewKubeRegistry()
 		registry.CustomMustRegister(f.caches)
-		f.Start(t.Context(), nil)
+		f.Start(t.Context())
 		defer f.Shutdown()
 		pass(time.Second)
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(`

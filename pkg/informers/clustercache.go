@@ -108,9 +108,8 @@ func (c *ClusterCache) informerFor(controller string, resource schema.GroupResou
 }
 
 // Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, and
-// log to ctx's logger. When all caches have been filled, it calls filled, unless that is nil. A second call does
-// nothing, nor does one after Shutdown.
-func (c *ClusterCache) Start(ctx context.Context, filled func()) {
+// log to ctx's logger. A second call does nothing, nor does one after Shutdown.
+func (c *ClusterCache) Start(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.run != nil || c.stopped {
@@ -119,18 +118,6 @@ func (c *ClusterCache) Start(ctx context.Context, filled func()) {
 	c.run, c.stop = context.WithCancel(ctx)
 	for _, i := range c.informers {
 		c.start(c.run, i)
-	}
-	if filled != nil {
-		c.wg.Go(func() {
-			for _, i := range c.informers {
-				select {
-				case <-i.synced:
-				case <-c.run.Done():
-					return
-				}
-			}
-			filled()
-		})
 	}
 	klog.FromContext(ctx).Info("Informers started", "informers", len(c.informers))
 }

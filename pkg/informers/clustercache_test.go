@@ -57,7 +57,7 @@ func secretsStatus(f *ClusterCache) ResourceStatus { return f.Status().Resources
 
 func startSynced(t *testing.T, f *ClusterCache) {
 	t.Helper()
-	f.Start(t.Context(), nil)
+	f.Start(t.Context())
 	for _, i := range f.informers {
 		<-i.synced
 	}
@@ -179,7 +179,7 @@ func TestCacheNotStartedShutsDown(t *testing.T) {
 			t.Errorf("a problem of the controller though nobody has tried: %v", err)
 		}
 		f.Shutdown()
-		f.Start(t.Context(), nil) // after Shutdown: nothing
+		f.Start(t.Context()) // after Shutdown: nothing
 		if hasSynced(f, "reload") {
 			t.Error("synced after Shutdown")
 		}

@@ -289,7 +289,7 @@ func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
 			}
 			h.handle(old, current, initial)
 		})
-		f.Start(t.Context(), nil)
+		f.Start(t.Context())
 		h.want(t, "+b=1h")
 		if err := f.Problem(ttlNeed.For); err == nil || !strings.Contains(err.Error(), "panics on 1 objects of secrets, one of them shop/a") {
 			t.Errorf("problem %v", err)

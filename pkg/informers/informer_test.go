@@ -310,7 +310,7 @@ func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 		a.failWith(func(string) error { return forbidden })
 		b.failWith(func(string) error { return forbidden })
 		f := inNamespaces(t, map[string]*cluster{"a": a, "b": b})
-		f.Start(t.Context(), nil)
+		f.Start(t.Context())
 		defer f.Shutdown()
 		pass(5 * time.Minute)
 		if hasSynced(f, "reload") {

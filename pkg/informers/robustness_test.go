@@ -110,7 +110,7 @@ func TestShutdownDoesNotWaitForARetry(t *testing.T) {
 				c := newCluster()
 				c.failWith(func(string) error { return failure })
 				f := newTestCache(t, c, reloadNeed)
-				f.Start(t.Context(), nil)
+				f.Start(t.Context())
 				pass(5 * time.Minute)
 				start := time.Now()
 				f.Shutdown()
@@ -130,7 +130,7 @@ func TestPagesTooSlowAreAskedForAtOnce(t *testing.T) {
 			c.put(named(strconv.Itoa(n), "1"))
 		}
 		f := newTestCache(t, c, reloadNeed)
-		f.Start(t.Context(), nil)
+		f.Start(t.Context())
 		defer f.Shutdown()
 		pass(time.Minute)
 		if s := secretsStatus(f); s.Objects != pageSize+1 || s.Lists != 1 || s.Failures != 1 { // the stream
@@ -144,7 +144,7 @@ func TestStreamedListThatBreaksIsReadOnce(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		c.endless = true
 		f := newTestCache(t, c, reloadNeed)
-		f.Start(t.Context(), nil)
+		f.Start(t.Context())
 		defer f.Shutdown()
 		pass(time.Minute)
 		c.mu.Lock()
@@ -193,7 +193,7 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 					return nil
 				})
 				f := twoResources(t, c, newCluster())
-				f.Start(t.Context(), nil)
+				f.Start(t.Context())
 				defer f.Shutdown()
 				pass(3 * time.Minute)
 				if err := f.Problem("other"); err != nil {
@@ -329,7 +329,7 @@ func TestLateAnswerOfDiscoveryEmptiesNoNewerList(t *testing.T) {
 			<-answer
 			return notFound
 		}
-		f.Start(t.Context(), nil)
+		f.Start(t.Context())
 		defer f.Shutdown()
 		<-asked
 		c.failWith(nil)
@@ -380,7 +380,7 @@ func TestFailureThatComesBackIsLoggedAgain(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		c.failWith(func(string) error { return forbidden })
 		f := newTestCache(t, c, reloadNeed)
-		f.Start(t.Context(), nil)
+		f.Start(t.Context())
 		defer f.Shutdown()
 		pass(5 * time.Minute)
 		c.failWith(nil)
@@ -424,7 +424,7 @@ func TestReadinessWaitsUnlessRefused(t *testing.T) {
 				c := newCluster(named("a", "1"))
 				c.failWith(func(string) error { return tc.failure })
 				f := newTestCache(t, c, reloadNeed)
-				f.Start(t.Context(), nil)
+				f.Start(t.Context())
 				defer f.Shutdown()
 				pass(time.Minute)
 				if err := f.CheckSync(nil); (err == nil) != tc.want {
@@ -455,7 +455,7 @@ func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 				c.failWith(fail)
 				healthy.failWith(fail)
 				f := twoResources(t, c, healthy)
-				f.Start(t.Context(), nil)
+				f.Start(t.Context())
 				defer f.Shutdown()
 				pass(10 * time.Minute)
 				if f.CheckSync(nil) == nil {

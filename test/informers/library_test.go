@@ -59,7 +59,7 @@ func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, nee
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Start(t.Context(), nil)
+	c.Start(t.Context())
 	t.Cleanup(c.Shutdown)
 	return c
 }

@@ -114,7 +114,7 @@ func cacheOf(t *testing.T, nodes, requests int) (int64, *controller) {
 	t.Cleanup(f.Shutdown)
 	c := &controller{seed: seed, requests: informers.For[*informers.Object](f.For(Name), requestResource), nodes: informers.For[*informers.Object](f.For(Name), nodeResource), memory: newMemory()}
 	c.addIndexes()
-	f.Start(t.Context(), nil)
+	f.Start(t.Context())
 	for _, synced := range []<-chan struct{}{c.requests.Synced(), c.nodes.Synced()} {
 		select {
 		case <-synced:

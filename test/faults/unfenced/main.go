@@ -81,7 +81,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	cache.Start(ctx, nil)
+	cache.Start(ctx)
 	go func() { // until the process ends
 		mux := http.NewServeMux()
 		mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
