@@ -5,10 +5,12 @@ package app
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -53,7 +55,7 @@ func (o *Options) settings() map[string]*pflag.Flag {
 }
 
 // readConfigFile sets the flags that are in the file of --config and not on the command line. The
-// error lists every mistake in the file.
+// error lists every flag that is wrong.
 func (o *Options) readConfigFile() error {
 	if o.File.Path == "" {
 		return nil
@@ -62,114 +64,82 @@ func (o *Options) readConfigFile() error {
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
-	var document, second yaml.Node
+	var file managerConfiguration
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
-	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&file); errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s: the file is empty", o.File.Path)
 	} else if err != nil {
 		return fmt.Errorf("%s: %w", o.File.Path, err) // it names the line
 	}
+	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: the file must be a single document", o.File.Path)
+	}
+	if file.APIVersion != groupVersion.String() || file.Kind != configurationKind {
+		return fmt.Errorf("%s: must have apiVersion %s and kind %s, got %q and %q",
+			o.File.Path, groupVersion, configurationKind, file.APIVersion, file.Kind)
+	}
 	o.File.lines = map[string]int{}
-	r := configReader{file: o.File, flags: o.settings()}
-	r.document(document.Content[0])
-	if err := decoder.Decode(&second); err == nil {
-		r.bad(&second, "the file must be a single document")
-	} else if !errors.Is(err, io.EOF) {
-		r.errs = append(r.errs, fmt.Errorf("%s: %w", o.File.Path, err))
-	}
-	return errors.Join(r.errs...)
-}
-
-// configReader collects the mistakes in a configuration file.
-type configReader struct {
-	file  ConfigFile
-	flags map[string]*pflag.Flag
-	errs  []error
-}
-
-func (r *configReader) bad(n *yaml.Node, format string, args ...any) {
-	r.errs = append(r.errs, fmt.Errorf("%s:%d: %s", r.file.Path, n.Line, fmt.Sprintf(format, args...)))
-}
-
-// fields calls each with every key of a map and its value. A repeated key is a mistake.
-func (r *configReader) fields(name string, n *yaml.Node, each func(key, value *yaml.Node)) {
-	if n.Kind != yaml.MappingNode {
-		r.bad(n, "%s must be a map", name)
-		return
-	}
-	lines := map[string]int{}
-	for field := range slices.Chunk(n.Content, 2) {
-		key := field[0]
-		if first, twice := lines[key.Value]; twice {
-			r.bad(key, "%s is set twice, first in line %d", key.Value, first)
-			continue
+	settings := o.settings()
+	var errs []error
+	for _, name := range slices.SortedFunc(maps.Keys(file.Flags), func(a, b string) int {
+		return cmp.Or(cmp.Compare(file.Flags[a].Line, file.Flags[b].Line), strings.Compare(a, b))
+	}) {
+		value := file.Flags[name]
+		err := errors.New("not a flag that the file can set")
+		if f := settings[name]; f != nil {
+			o.File.lines[name] = value.Line
+			err = setFlag(f, &value)
 		}
-		lines[key.Value] = key.Line
-		each(key, field[1])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s:%d: %s: %w", o.File.Path, value.Line, name, err))
+		}
 	}
+	return errors.Join(errs...)
 }
 
-func (r *configReader) document(root *yaml.Node) {
-	var version, kind string
-	r.fields("the file", root, func(key, value *yaml.Node) {
-		switch key.Value {
-		case "apiVersion":
-			version = value.Value
-		case "kind":
-			kind = value.Value
-		case "flags":
-			r.fields(key.Value, value, r.flag)
-		default:
-			r.bad(key, "%q is not known; the file has apiVersion, kind and flags", key.Value)
-		}
-	})
-	if version != groupVersion.String() || kind != configurationKind {
-		r.bad(root, "must have apiVersion %s and kind %s, got %q and %q", groupVersion, configurationKind, version, kind)
-	}
+// managerConfiguration is the content of the file.
+type managerConfiguration struct {
+	APIVersion string               `yaml:"apiVersion"`
+	Kind       string               `yaml:"kind"`
+	Flags      map[string]yaml.Node `yaml:"flags"`
 }
 
-// flag sets the flag that key names, unless the command line has set it.
-func (r *configReader) flag(key, value *yaml.Node) {
-	f, ok := r.flags[key.Value]
-	if !ok {
-		r.bad(key, "%q is not a flag that the file can set", key.Value)
-		return
-	}
-	r.file.lines[f.Name] = key.Line
-	before := len(r.errs)
-	var items []string
-	add := func(key string, n *yaml.Node) {
-		if n.Kind != yaml.ScalarNode || n.ShortTag() == "!!null" {
-			r.bad(n, "%s: must be a single value here, such as a string", f.Name)
-		}
-		items = append(items, key+n.Value)
-	}
+// setFlag sets a flag to a value of the file, unless the command line has set it. The value has the form that
+// getItems returns, or is a text as on the command line.
+func setFlag(f *pflag.Flag, value *yaml.Node) error {
 	kind, was := getItems(f.Value)
 	own := kind
-	if value.Kind != kind {
-		if value.Kind == yaml.ScalarNode && strings.ContainsAny(value.Value, "\r\n") {
-			// The flag would take the first line and drop the others.
-			r.bad(value, "%s: must be a list or a map, or a single line as on the command line", f.Name)
+	var items []string
+	var err error
+	switch {
+	case value.ShortTag() == "!!null":
+		return errors.New("has no value")
+	case kind == yaml.SequenceNode && value.Kind == kind:
+		err = value.Decode(&items)
+	case kind == yaml.MappingNode && value.Kind == kind:
+		var pairs map[string]string
+		err = value.Decode(&pairs)
+		for _, key := range slices.Sorted(maps.Keys(pairs)) {
+			items = append(items, key+"="+pairs[key])
 		}
-		kind = yaml.ScalarNode // a text, as on the command line
-	}
-	switch kind {
-	case yaml.SequenceNode:
-		for _, item := range value.Content {
-			add("", item)
-		}
-	case yaml.MappingNode:
-		r.fields(f.Name, value, func(key, value *yaml.Node) { add(key.Value+"=", value) })
 	default:
-		add("", value)
+		var text string
+		err = value.Decode(&text)
+		if own != yaml.ScalarNode && strings.ContainsAny(text, "\r\n") {
+			// The flag would take the first line and drop the others.
+			return errors.New("must be a list or a map, or a single line as on the command line")
+		}
+		kind, items = yaml.ScalarNode, []string{text}
 	}
-	if f.Changed || len(r.errs) > before {
-		return
+	if err != nil || f.Changed {
+		return err
 	}
 	if err := setItems(f.Value, kind, items); err != nil {
-		r.bad(value, "%s: %v", f.Name, err)
 		_ = setItems(f.Value, own, was) // else Validate would also report the values that are zero now
+		return err
 	}
+	return nil
 }
 
 // getItems returns how the file represents a flag's value, and what the value consists of: the

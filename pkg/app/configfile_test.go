@@ -42,25 +42,25 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 	}{
 		"a flag that does not exist": {
 			configHeader + "flags:\n  no-such-flag: 1\n",
-			[]string{`:4: "no-such-flag" is not a flag that the file can set`}},
+			[]string{`:4: no-such-flag: not a flag that the file can set`}},
 		"a flag in camel case": {
 			configHeader + "flags:\n  dryRun: true\n",
-			[]string{`:4: "dryRun" is not a flag that the file can set`}},
+			[]string{`:4: dryRun: not a flag that the file can set`}},
 		"flags about the command line": {
 			configHeader + "flags: {config: x, print-effective-config: true, help: true, version: true}\n",
 			[]string{
-				`:3: "config" is not a flag that the file can set`, `:3: "print-effective-config" is not a flag that the file can set`,
-				`:3: "help" is not a flag that the file can set`, `:3: "version" is not a flag that the file can set`,
+				`:3: config: not a flag that the file can set`, `:3: help: not a flag that the file can set`,
+				`:3: print-effective-config: not a flag that the file can set`, `:3: version: not a flag that the file can set`,
 				"--insecure-port: 70000 must be between 0 and 65535"}},
 		"a key beside flags": {
 			configHeader + "metadata: {}\n",
-			[]string{`:3: "metadata" is not known; the file has apiVersion, kind and flags`}},
+			[]string{": yaml: unmarshal errors:", "  line 3: field metadata not found in type app.managerConfiguration"}},
 		"keys that are there twice": {
 			configHeader + "kind: ManagerConfiguration\nflags:\n  dry-run: true\n  v: 1\n  dry-run: false\n",
-			[]string{":3: kind is set twice, first in line 2", ":7: dry-run is set twice, first in line 5"}},
+			[]string{": yaml: unmarshal errors:", `  line 3: mapping key "kind" already defined at line 2`}},
 		"a key of a map that is there twice": {
 			configHeader + "flags:\n  feature-gates:\n    AllBeta: true\n    AllBeta: false\n",
-			[]string{":6: AllBeta is set twice, first in line 5"}},
+			[]string{":5: feature-gates: yaml: unmarshal errors:", `  line 6: mapping key "AllBeta" already defined at line 5`}},
 		"values that their flags do not take": {
 			configHeader + "flags:\n  dry-run: yes\n  shutdown-timeout: 15\n  secure-port: many\n  feature-gates: {NoSuchGate: true}\n",
 			[]string{
@@ -71,24 +71,13 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 		"lists and maps for flags that take a single value, and the other way round": {
 			configHeader + "flags:\n  dry-run: [true]\n  kubeconfig: {a: b}\n  feature-gates: [AllBeta=true]\n  controllers: {a: b}\n",
 			[]string{
-				":4: dry-run: must be a single value here, such as a string",
-				":5: kubeconfig: must be a single value here, such as a string",
-				":6: feature-gates: must be a single value here, such as a string",
-				":7: controllers: must be a single value here, such as a string"}},
+				":4: dry-run: yaml: unmarshal errors:", "  line 4: cannot unmarshal !!seq into string",
+				":5: kubeconfig: yaml: unmarshal errors:", "  line 5: cannot unmarshal !!map into string",
+				":6: feature-gates: yaml: unmarshal errors:", "  line 6: cannot unmarshal !!seq into string",
+				":7: controllers: yaml: unmarshal errors:", "  line 7: cannot unmarshal !!map into string"}},
 		"nothing where a value is due": {
-			configHeader + "flags:\n  dry-run:\n  kubeconfig: ~\n  controllers:\n  - null\n  - []\n  feature-gates:\n    AllBeta:\n",
-			[]string{
-				":4: dry-run: must be a single value here, such as a string",
-				":5: kubeconfig: must be a single value here, such as a string",
-				":7: controllers: must be a single value here, such as a string",
-				":8: controllers: must be a single value here, such as a string",
-				":10: feature-gates: must be a single value here, such as a string"}},
-		"an alias": {
-			configHeader + "flags:\n  dry-run: &on true\n  profiling: *on\n",
-			[]string{":5: profiling: must be a single value here, such as a string"}},
-		"flags that are no map": {
-			configHeader + "flags:\n# v: 1\n",
-			[]string{":3: flags must be a map"}},
+			configHeader + "flags:\n  dry-run:\n  kubeconfig: ~\n  controllers:\n",
+			[]string{":4: dry-run: has no value", ":5: kubeconfig: has no value", ":6: controllers: has no value"}},
 		"values that are out of bounds, and one of the command line": {
 			configHeader + "flags:\n  v: 2\n  shutdown-timeout: 0s\n  kube-api-qps: 0\n  compat: [helm]\n",
 			[]string{
@@ -110,25 +99,20 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 				":7: allow-metric-labels: must be a list or a map, or a single line as on the command line"}},
 		"another version": {
 			"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n",
-			[]string{`:1: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1" and "ManagerConfiguration"`}},
+			[]string{`: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1" and "ManagerConfiguration"`}},
 		"another kind": {
 			"apiVersion: quartermaster.dev/v1alpha1\nkind: ConfigMap\n",
-			[]string{`:1: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1alpha1" and "ConfigMap"`}},
+			[]string{`: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1alpha1" and "ConfigMap"`}},
 		"no version and no kind": {
 			"flags: {}\n",
-			[]string{`:1: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "" and ""`}},
+			[]string{`: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "" and ""`}},
 		"nothing at all": {
 			"# only this\n", []string{": the file is empty"}},
 		"something else than a map": {
 			"- a\n",
-			[]string{
-				":1: the file must be a map",
-				`:1: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "" and ""`}},
-		"two documents, and a mistake in the first": {
-			configHeader + "flags: {v: x}\n---\n" + configHeader,
-			[]string{`:3: v: strconv.ParseUint: parsing "x": invalid syntax`, ":4: the file must be a single document"}},
-		"a second document that is no YAML": {
-			configHeader + "---\na: [\n", []string{": yaml: line 4: did not find expected node content"}},
+			[]string{": yaml: unmarshal errors:", "  line 1: cannot unmarshal !!seq into app.managerConfiguration"}},
+		"two documents": {
+			configHeader + "---\n" + configHeader, []string{": the file must be a single document"}},
 		"no YAML": {
 			configHeader + "flags:\n\tv: 1\n", []string{": yaml: line 4: found character that cannot start any token"}},
 	} {

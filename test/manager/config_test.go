@@ -120,7 +120,7 @@ func TestBrokenConfigurationFileStopsTheStart(t *testing.T) {
 		t.Errorf("it ended with %v", err)
 	}
 	want := "Error: " + path + `:4: v: strconv.ParseUint: parsing "many": invalid syntax` + "\n" +
-		path + `:5: "dryrun" is not a flag that the file can set` + "\n"
+		path + `:5: dryrun: not a flag that the file can set` + "\n"
 	if diff := cmp.Diff(want, string(out)); diff != "" {
 		t.Error(diff)
 	}
