@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package clusters is an example of a controller that works in other clusters. Secrets in the namespace
-// clusters say how to reach them. Their Namespaces get a label with the name of the Secret.
+// clusters, which no tenant may write, say how to reach them. Namespaces there get the Secret's name as label.
 package clusters
 
 import (
@@ -26,9 +26,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-const name, label = "clusters", "example.com/clusters"
-
-const namespace = "clusters" // its Secrets only: no tenant may say where credentials go
+const name, namespace, label = "clusters", "clusters", "example.com/clusters"
 
 // Entry describes the controller to the host.
 func Entry() controllers.Entry {
@@ -95,16 +93,14 @@ func (c *controller) reconcile(ctx context.Context, key cache.ObjectName) (time.
 func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), error) {
 	cluster, err := c.host.Cluster(secret.Name, &rest.Config{
 		Host: string(secret.Data["server"]), BearerToken: string(secret.Data["token"]),
-		TLSClientConfig: rest.TLSClientConfig{CAData: secret.Data["ca.crt"]}, QPS: 20, Burst: 40,
-	})
+		TLSClientConfig: rest.TLSClientConfig{CAData: secret.Data["ca.crt"]}, QPS: 20, Burst: 40})
 	if err != nil {
 		return nil, err
 	}
 	client, clientErr := kubernetes.NewForConfig(cluster.RESTConfig)
 	var loop *controllers.Loop[cache.ObjectName]
 	cluster.LoopOptions.Background = func(ctx context.Context) error {
-		namespaces, err := informers.Follow[metav1.Object](ctx, cluster, informers.Need{Resource: informers.Namespaces, ClusterScoped: true,
-			Filter: func(o metav1.Object) bool { return o.GetLabels()[label] != secret.Name }})
+		namespaces, err := informers.Follow[metav1.Object](ctx, cluster, informers.Need{Resource: informers.Namespaces, ClusterScoped: true, LabelSelector: label + "!=" + secret.Name})
 		if err != nil {
 			return err
 		}
