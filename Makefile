@@ -103,7 +103,7 @@ test-unit: ## Run the tests that need no control plane (3 min).
 .PHONY: test-integration
 test-integration: controlplane ## Run the tests on a real control plane (6 min).
 	@# Several packages at a time, since they often wait, and the longest first.
-	$(INTEGRATION) -skip '^TestLong' -p 4 ./test/reload ./test/manager ./test/replication ./test/deploy \
+	$(INTEGRATION) -skip '^TestLong' -p 5 ./test/federation ./test/reload ./test/manager ./test/deploy \
 	    $$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/)
 
 .PHONY: test-chart
