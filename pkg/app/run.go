@@ -169,7 +169,7 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
 		p.cache.Start(processCtx) // a no-op on a warm standby
-		return p.controllers.onLeader().run(controllers.WithProcess(ctx, work, nil))
+		return p.controllers.onLeader().run(controllers.WithProcess(ctx, work, leading))
 	})
 	if err != nil {
 		err = errors.Join(err, p.controllers.onLeader().unfinished(time.Now()))

@@ -19,7 +19,7 @@ type hostContext struct {
 // WithProcess returns a copy of ctx for [Controller].Run. When ctx ends, the controller must drain; when
 // work ends, the contexts of its reconciles end too. The write fence stops writes to the API server. The
 // contexts stop the rest, such as a request to another service. leading is closed when this replica begins to
-// lead; it is nil if the replica leads already.
+// lead.
 func WithProcess(ctx, work context.Context, leading <-chan struct{}) context.Context {
 	return context.WithValue(ctx, processKey{}, hostContext{work, leading})
 }
@@ -29,7 +29,9 @@ func processOf(ctx context.Context) hostContext {
 	if p, ok := ctx.Value(processKey{}).(hostContext); ok {
 		return p
 	}
-	return hostContext{work: context.WithoutCancel(ctx)}
+	leads := make(chan struct{})
+	close(leads)
+	return hostContext{context.WithoutCancel(ctx), leads}
 }
 
 // workContext returns the context of reconciles. It does not end with ctx but with the context of the

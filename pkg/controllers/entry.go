@@ -52,8 +52,8 @@ type Entry struct {
 	Command func(connect func() (Settings, *rest.Config, error)) *cobra.Command
 	// EveryReplica makes every replica run the controller, from the time when its cache is started
 	// until the process ends, and not only the one that leads. The fences refuse the writes of a
-	// replica that does not lead, see IsNotLeading. When the replica begins to lead, its loops map the
-	// objects in the cache again; a reconcile of another key has the back-off of an error.
+	// replica that does not lead, see IsNotLeading. A reconcile that returns this error is called
+	// again when the replica leads.
 	EveryReplica bool
 	// New builds the controller. Every replica calls it at its start, standbys included, so that a
 	// mistake does not wait for a failover to show.

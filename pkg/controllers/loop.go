@@ -32,6 +32,7 @@ type Loop[K comparable] struct {
 	phase    Phase
 	queue    *queue[K]
 	inFlight map[K]time.Time
+	refused  map[K]struct{} // keys that wait for this replica to lead; nil when it does
 	counts   struct{ reconciles, errors, panics uint64 }
 	lastErr  *LastError
 }
@@ -44,7 +45,8 @@ type Loop[K comparable] struct {
 // called again after that time, otherwise at the next event. After an error it is called again with
 // exponential back-off: at the latest after the duration if that is > 0, and not before the time that
 // the API server asked for, up to 5 min. After a [TerminalError] it is called as if there had been no
-// error. A conflict is no failure unless it comes again and again.
+// error. A conflict is no failure unless it comes again and again. After a refusal by the fence, on a
+// replica that does not lead yet, it is called when the replica begins to lead.
 func NewLoop[K comparable](
 	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
@@ -130,8 +132,8 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 func (l *Loop[K]) run(parent context.Context) error {
 	ctx, stop := context.WithCancel(parent) // ends when no more keys are to be taken
 	defer stop()
-	logger := klog.FromContext(ctx)
-	q, err := l.start(&logger)
+	logger, leading := klog.FromContext(ctx), processOf(ctx).leading
+	q, err := l.start(&logger, leading)
 	if err != nil {
 		return err
 	}
@@ -162,17 +164,10 @@ func (l *Loop[K]) run(parent context.Context) error {
 			}
 		})
 	}
+	workers.Go(func() { l.retryRefused(ctx, leading) })
 	logger.Info("Controller started", "workers", l.opts.Workers)
-	replayed, leading := make(chan struct{}), processOf(ctx).leading
-	workers.Go(func() {
-		l.replay(ctx, q)
-		close(replayed)
-		select {
-		case <-leading:
-			l.replay(ctx, q) // the fence has refused writes until now
-		case <-ctx.Done():
-		}
-	})
+	replayed := make(chan struct{})
+	workers.Go(func() { l.replay(ctx, q); close(replayed) })
 
 	background := l.background(ctx)
 	var failed error
@@ -233,7 +228,7 @@ func (l *Loop[K]) background(ctx context.Context) <-chan error {
 }
 
 // start creates the queue of one run. It returns an error if the loop is already running.
-func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], error) {
+func (l *Loop[K]) start(logger *klog.Logger, leading <-chan struct{}) (*queue[K], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase != PhaseStopped {
@@ -241,6 +236,11 @@ func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], error) {
 	}
 	l.phase = PhaseSyncing
 	l.queue = newQueue[K](l.opts, logger)
+	select {
+	case <-leading:
+	default:
+		l.refused = map[K]struct{}{}
+	}
 	return l.queue, nil
 }
 
@@ -257,6 +257,8 @@ func (l *Loop[K]) next(taking, work context.Context, q *queue[K], limiter workqu
 	}
 	o := l.reconcileOnce(withLane(work, from), key, limiter.NumRequeues(key))
 	switch {
+	case o.result == resultNotLeading && l.waitToLead(key):
+		limiter.Forget(key)
 	case o.retry:
 		delay := limiter.When(key)
 		if o.after > 0 {
@@ -270,6 +272,33 @@ func (l *Loop[K]) next(taking, work context.Context, q *queue[K], limiter workqu
 		}
 	}
 	return true
+}
+
+// waitToLead lets a key wait until this replica leads. It returns false if it does.
+func (l *Loop[K]) waitToLead(key K) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.refused == nil {
+		return false
+	}
+	l.refused[key] = struct{}{}
+	return true
+}
+
+// retryRefused enqueues the keys that wait until this replica leads, when it does.
+func (l *Loop[K]) retryRefused(ctx context.Context, leading <-chan struct{}) {
+	select {
+	case <-leading:
+	case <-ctx.Done():
+		return
+	}
+	l.mu.Lock()
+	refused := l.refused
+	l.refused = nil
+	l.mu.Unlock()
+	for key := range refused {
+		l.Enqueue(key)
+	}
 }
 
 // outcome is what came of a reconcile.
