@@ -120,11 +120,8 @@ func none[T any](controllers.Event[T]) []queuedKey { return nil }
 
 // clusterChanged returns every key if a KubeFedCluster comes or goes, or if its labels or annotations change.
 func (c *controller) clusterChanged(e controllers.Event[*unstructured.Unstructured]) []queuedKey {
-	if e.Old != nil && e.New != nil {
-		a, b := policy.ReadCluster(e.Old), policy.ReadCluster(e.New)
-		if maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Annotations, b.Annotations) {
-			return nil
-		}
+	if e.Old != nil && e.New != nil && maps.Equal(e.Old.GetLabels(), e.New.GetLabels()) && maps.Equal(e.Old.GetAnnotations(), e.New.GetAnnotations()) {
+		return nil
 	}
 	c.forgetJoined()
 	if e.Old != nil && e.New != nil {

@@ -47,7 +47,7 @@ func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
 }
 
 func (c *controller) finalize(ctx context.Context, v *view, wanted bool) error {
-	object, err := c.bodies.get(ctx, v.key, v.object.GetResourceVersion(), v.client)
+	object, err := c.read(ctx, v.federatedType, v.key.ObjectName)
 	if object == nil || err != nil {
 		return err
 	}
@@ -173,10 +173,8 @@ func (c *controller) warnHeld(r *readyCluster, why string) {
 	if r.held.Swap(true) {
 		return
 	}
-	for _, object := range c.informers.clusters.List(c.cfg.Namespace, nil) {
-		if object.GetName() == r.name {
-			c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.RemovalsHeld,
-				"placement would delete %s; the annotation %s with a time allows it until then", why, policy.AllowRemovalsAnnotation)
-		}
+	if object, joined := c.kubeFedCluster(r.name); joined {
+		c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.RemovalsHeld,
+			"placement would delete %s; the annotation %s with a time allows it until then", why, policy.AllowRemovalsAnnotation)
 	}
 }

@@ -298,10 +298,8 @@ func (r *readyCluster) sweep(now time.Time) {
 func (r *readyCluster) removals() policy.Removals {
 	state, n := r.c.clusters.state(r.name), r.countRemovals()
 	removals := policy.Removals{ReadySince: state.readySince, Replaced: state.replaced, Deletions: n.deletions, Managed: n.managed}
-	for _, cluster := range r.c.joinedClusters() {
-		if cluster.Name == r.name {
-			removals.AllowedUntil = cluster.AllowsRemovals()
-		}
+	if object, joined := r.c.kubeFedCluster(r.name); joined {
+		removals.AllowedUntil = policy.AllowedUntil(object)
 	}
 	return removals
 }

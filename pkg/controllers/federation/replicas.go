@@ -188,7 +188,7 @@ func (s *spreader) decide(ctx context.Context, object *unstructured.Unstructured
 	if !runs || v.object == nil || v.deleting {
 		return d, 0, nil // an event follows when there is something to place
 	}
-	federated, err := s.c.bodies.get(ctx, v.key, v.object.GetResourceVersion(), v.client)
+	federated, err := s.c.read(ctx, v.federatedType, v.key.ObjectName)
 	if federated == nil || err != nil {
 		return d, 0, err
 	}

@@ -161,7 +161,7 @@ func (c *controller) outcomes(v *view) map[string]outcome {
 	slices.Sort(names)
 	outcomes := map[string]outcome{}
 	for _, name := range slices.Compact(names) {
-		if c.joins(name) {
+		if _, joined := c.kubeFedCluster(name); joined {
 			outcomes[name] = c.outcomeIn(v, name, ready[name])
 		}
 	}

@@ -95,13 +95,13 @@ func (l *typeLoop) namespaces() (t policy.TypeConfig, exists bool) {
 func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	object, exists := l.c.informers.types.Get(key)
 	if !exists {
-		l.set(key.Name, nil)
+		l.set(policy.TypeConfig{Name: key.Name}, false)
 		l.warn(nil, key.Name, policy.Problem{})
 		return 0, nil
 	}
 	t, client := policy.ReadTypeConfig(object), l.c.ofFederation(federatedTypeConfigs)
 	if t.Deleting {
-		l.set(key.Name, nil)
+		l.set(t, false)
 	}
 	if _, err := setFinalizer(ctx, client, object, policy.TypeFinalizer, !t.Deleting); err != nil || t.Deleting {
 		return 0, err
@@ -111,11 +111,7 @@ func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 		all = append(all, policy.ReadTypeConfig(other))
 	}
 	runs, warning := t.Runs(all, config, l.defined)
-	if runs {
-		l.set(key.Name, &t)
-	} else {
-		l.set(key.Name, nil)
-	}
+	l.set(t, runs)
 	l.warn(object, key.Name, warning)
 	status, changed := t.NextStatus(runs, config)
 	if !changed {
@@ -126,14 +122,13 @@ func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 }
 
 // set says whether a type runs.
-func (l *typeLoop) set(name string, t *policy.TypeConfig) {
+func (l *typeLoop) set(t policy.TypeConfig, runs bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t != nil {
-		l.running[name] = *t
-		return
+	delete(l.running, t.Name)
+	if runs {
+		l.running[t.Name] = t
 	}
-	delete(l.running, name)
 }
 
 // warn records an Event if the warning is another than before.

@@ -241,18 +241,24 @@ func (c *controller) joinedClusters() []policy.Cluster {
 	return c.joined
 }
 
-func (c *controller) joins(cluster string) bool {
-	return slices.ContainsFunc(c.joinedClusters(), func(j policy.Cluster) bool { return j.Name == cluster })
+// kubeFedCluster returns the KubeFedCluster of a cluster.
+func (c *controller) kubeFedCluster(name string) (*unstructured.Unstructured, bool) {
+	return c.informers.clusters.Get(cache.ObjectName{Namespace: c.cfg.Namespace, Name: name})
 }
 
-// body returns the federated object as it was read from the API server a moment ago, not older than the
-// cache has it; nil if there is none.
-func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, error) {
+// read returns a federated object as it was read from the API server a moment ago, not older than the cache
+// has it; nil if there is none.
+func (c *controller) read(ctx context.Context, t *federatedType, name cache.ObjectName) (*unstructured.Unstructured, error) {
 	version := ""
-	if v.object != nil {
-		version = v.object.GetResourceVersion()
+	if object, exists := t.following.Get(name); exists {
+		version = object.GetResourceVersion()
 	}
-	object, err := c.bodies.get(ctx, v.key, version, v.client)
+	return c.bodies.get(ctx, key{t.Name, name}, version, t.client)
+}
+
+// body reads the federated object of a view.
+func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, error) {
+	object, err := c.read(ctx, v.federatedType, v.key.ObjectName)
 	if object == nil || err != nil {
 		return nil, err
 	}
@@ -284,22 +290,15 @@ func (c *controller) definitionDeleted(ctx context.Context, v *view) (bool, erro
 	return d.deleted, nil
 }
 
-// errNotFollowed says that FederatedNamespaces are not followed, so that nothing is known of them.
-var errNotFollowed = errors.New("FederatedNamespaces are not followed")
-
-// namespaceBody returns the FederatedNamespace of a namespace as it was read a moment ago, or nil.
+// namespaceBody reads the FederatedNamespace of a namespace.
 func (c *controller) namespaceBody(ctx context.Context, name string) (*unstructured.Unstructured, error) {
 	c.mu.Lock()
 	namespaces := c.followed[policy.NamespacesType]
 	c.mu.Unlock()
 	if namespaces == nil {
-		return nil, errNotFollowed
+		return nil, errors.New("FederatedNamespaces are not followed")
 	}
-	k, version := key{policy.NamespacesType, cache.ObjectName{Namespace: name, Name: name}}, ""
-	if object, _ := namespaces.get(k.ObjectName); object != nil {
-		version = object.GetResourceVersion()
-	}
-	return c.bodies.get(ctx, k, version, namespaces.client)
+	return c.read(ctx, namespaces, cache.ObjectName{Namespace: name, Name: name})
 }
 
 // stillWanted reads the federated object and its FederatedNamespace from the API server, and reports whether
@@ -313,9 +312,6 @@ func (c *controller) stillWanted(ctx context.Context, v *view, cluster string) (
 	var namespace *policy.Placement
 	if v.Target.Namespaced() {
 		read, err := c.namespaceBody(ctx, v.key.Namespace)
-		if errors.Is(err, errNotFollowed) {
-			return true, true, nil // the placement is unknown: keep the object
-		}
 		if err != nil {
 			return false, true, err
 		}

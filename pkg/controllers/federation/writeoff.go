@@ -54,7 +54,7 @@ func (c *controller) reconcileWrittenOff(ctx context.Context, name cache.ObjectN
 	if err != nil {
 		return 0, controllers.TerminalError(fmt.Errorf("ConfigMap %s: %w", name, err))
 	}
-	if _, joined := c.informers.clusters.Get(cache.ObjectName{Namespace: c.cfg.Namespace, Name: record.Cluster}); !joined {
+	if _, joined := c.kubeFedCluster(record.Cluster); !joined {
 		return 0, c.dropWrittenOff(ctx, object)
 	}
 	if r := c.readyCluster(record.Cluster); r != nil {
@@ -237,7 +237,7 @@ func (r *readyCluster) settleWrittenOff(ctx context.Context, v *view) error {
 // keepWatches keeps what was last seen of a cluster's objects while the cluster is away, for the records of
 // removals.
 func (r *readyCluster) keepWatches() {
-	joined := r.c.joins(r.name)
+	_, joined := r.c.kubeFedCluster(r.name)
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
 	if !joined {

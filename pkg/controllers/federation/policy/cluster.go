@@ -14,10 +14,10 @@ import (
 
 // Cluster is a KubeFedCluster.
 type Cluster struct {
-	Name                string
-	Labels, Annotations map[string]string
-	Spec                ClusterSpec
-	Status              ClusterStatus
+	Name   string
+	Labels map[string]string
+	Spec   ClusterSpec
+	Status ClusterStatus
 	// Malformed is why the spec cannot be read. The cluster exists nevertheless.
 	Malformed error
 }
@@ -60,7 +60,7 @@ const (
 
 // ReadCluster reads a KubeFedCluster. A status that cannot be read counts as none.
 func ReadCluster(u *unstructured.Unstructured) Cluster {
-	c := Cluster{Name: u.GetName(), Labels: u.GetLabels(), Annotations: u.GetAnnotations()}
+	c := Cluster{Name: u.GetName(), Labels: u.GetLabels()}
 	if err := decode(u.Object["spec"], &c.Spec); err != nil {
 		c.Malformed = fmt.Errorf("spec: %w", err)
 	}
@@ -79,9 +79,10 @@ func OlderCluster(a, b metav1.Object) bool {
 	return created.Before(&other)
 }
 
-// AllowsRemovals returns until when the guard is off. An annotation that is not a time allows nothing.
-func (c Cluster) AllowsRemovals() time.Time {
-	until, err := time.Parse(time.RFC3339, c.Annotations[AllowRemovalsAnnotation])
+// AllowedUntil returns until when a KubeFedCluster allows removals. An annotation that is not a time allows
+// none.
+func AllowedUntil(object metav1.Object) time.Time {
+	until, err := time.Parse(time.RFC3339, object.GetAnnotations()[AllowRemovalsAnnotation])
 	if err != nil {
 		return time.Time{}
 	}

@@ -242,23 +242,31 @@ func TestClusterTextIsCut(t *testing.T) {
 }
 
 func TestReadCluster(t *testing.T) {
-	c := ReadCluster(object(t, "metadata: {name: c1, labels: {a: b}, annotations: {quartermaster.dev/allow-removals: '2026-11-24T13:00:00Z'}}, "+
+	c := ReadCluster(object(t, "metadata: {name: c1, labels: {a: b}}, "+
 		"spec: {apiEndpoint: 'https://c1', caBundle: Y2E=, secretRef: {name: s}, disabledTLSValidations: ['*'], proxyURL: 'socks5://p:1'}, status: {region: eu, conditions: 7}"))
-	want := Cluster{Name: "c1", Labels: map[string]string{"a": "b"}, Annotations: map[string]string{AllowRemovalsAnnotation: "2026-11-24T13:00:00Z"},
+	want := Cluster{Name: "c1", Labels: map[string]string{"a": "b"},
 		Spec: ClusterSpec{APIEndpoint: "https://c1", CABundle: []byte("ca"), DisabledTLSValidations: []string{"*"}, ProxyURL: "socks5://p:1"}}
 	want.Spec.SecretRef.Name = "s"
 	equal(t, c, want)
-	if until := c.AllowsRemovals(); !until.Equal(now.Add(time.Hour)) {
-		t.Error(until)
-	}
-	c = ReadCluster(object(t, "metadata: {name: c1, labels: {a: b}, annotations: {quartermaster.dev/allow-removals: 'yes'}}, spec: {caBundle: '!'}"))
+	c = ReadCluster(object(t, "metadata: {name: c1, labels: {a: b}}, spec: {caBundle: '!'}"))
 	if c.Malformed == nil || c.Labels["a"] != "b" {
 		t.Errorf("a cluster with a malformed spec: %v", c)
 	}
-	if until := c.AllowsRemovals(); !until.IsZero() {
-		t.Errorf("allowed until yes: %v", until)
-	}
-	if until := (Cluster{}).AllowsRemovals(); !until.IsZero() {
-		t.Errorf("allowed until %v without a word", until)
+}
+
+func TestRemovalsAreAllowedUntilATime(t *testing.T) {
+	for name, test := range map[string]struct {
+		annotations string
+		want        time.Time
+	}{
+		"a time allows removals until then": {"{quartermaster.dev/allow-removals: '2026-11-24T13:00:00Z'}", now.Add(time.Hour)},
+		"a word allows nothing":             {"{quartermaster.dev/allow-removals: 'yes'}", time.Time{}},
+		"no annotation allows nothing":      {"{}", time.Time{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := AllowedUntil(object(t, "metadata: {annotations: "+test.annotations+"}")); !got.Equal(test.want) {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
 	}
 }

@@ -9,13 +9,11 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Federated is a federated object. It refers to what it was read from, and changes nothing there.
 type Federated struct {
 	Namespace, Name string
-	UID             types.UID
 	Generation      int64
 	Annotations     map[string]string
 	// Deleting and Finalizer are set if the object has a deletionTimestamp and our finalizer.
@@ -35,7 +33,7 @@ type Federated struct {
 // ReadFederated reads a federated object. A status that cannot be read counts as none.
 func ReadFederated(u *unstructured.Unstructured) *Federated {
 	f := &Federated{
-		Namespace: u.GetNamespace(), Name: u.GetName(), UID: u.GetUID(), Generation: u.GetGeneration(), Annotations: u.GetAnnotations(),
+		Namespace: u.GetNamespace(), Name: u.GetName(), Generation: u.GetGeneration(), Annotations: u.GetAnnotations(),
 		Deleting: u.GetDeletionTimestamp() != nil, Finalizer: slices.Contains(u.GetFinalizers(), Finalizer),
 	}
 	if decode(u.Object["status"], &f.Status) != nil {

@@ -23,7 +23,7 @@ type Removals struct {
 	Deletions, Managed int
 	// Replaced is set if the KubeFedCluster led to another cluster before.
 	Replaced bool
-	// AllowedUntil is what Cluster.AllowsRemovals returned.
+	// AllowedUntil is until when the KubeFedCluster allows removals.
 	AllowedUntil time.Time
 }
 
