@@ -249,13 +249,19 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 		return
 	}
 	following.AddHandler(func(old, object *informers.Object, initial bool) {
+		gone := object == nil
 		switch {
-		case object == nil:
+		case gone:
 			object = old
 		case old == nil && initial, old != nil && old.GetResourceVersion() == object.GetResourceVersion():
 			return
 		}
 		k := t.keyOf(cache.MetaObjectToName(object))
+		if gone {
+			r.c.mu.Lock()
+			delete(r.liveAnnotations, k)
+			r.c.mu.Unlock()
+		}
 		r.loop.Enqueue(k)
 		r.c.replicas.changed(k)
 		if t.collects {

@@ -268,28 +268,17 @@ func (w *work) confirmAbsent(ctx context.Context) error {
 	return nil
 }
 
-// sweep forgets, once a minute, the writes and annotations of objects that need no memory.
+// sweep forgets, once a minute, the writes that need no memory.
 func (r *readyCluster) sweep(now time.Time) {
 	if now.Sub(r.swept) < time.Minute {
 		return
 	}
 	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
 	r.swept = now
-	var kept []key
 	for k, repeats := range r.repeats {
 		if repeats.Idle(now) {
 			delete(r.repeats, k)
-		}
-	}
-	for k := range r.liveAnnotations {
-		kept = append(kept, k)
-	}
-	r.c.mu.Unlock()
-	for _, k := range kept {
-		if !r.holds(k) {
-			r.c.mu.Lock()
-			delete(r.liveAnnotations, k)
-			r.c.mu.Unlock()
 		}
 	}
 }

@@ -26,14 +26,20 @@ type typeLoop struct {
 	*controllers.Loop[cache.ObjectName]
 	c *controller
 
-	mu      sync.Mutex
-	running map[string]policy.TypeConfig
-	warned  map[string]policy.Problem
+	mu     sync.Mutex
+	states map[string]typeState
+}
+
+// typeState is what was last decided on a FederatedTypeConfig.
+type typeState struct {
+	policy.TypeConfig
+	runs    bool
+	warning policy.Problem
 }
 
 // newTypeLoop returns the loop of the FederatedTypeConfigs of the federation namespace.
 func newTypeLoop(c *controller, loop controllers.LoopOptions) (*typeLoop, error) {
-	l := &typeLoop{c: c, running: map[string]policy.TypeConfig{}, warned: map[string]policy.Problem{}}
+	l := &typeLoop{c: c, states: map[string]typeState{}}
 	var err error
 	l.Loop, err = controllers.NewLoop(loop, l.reconcile,
 		// One type may need another type, or be the federated type of another, so each change concerns all.
@@ -68,8 +74,10 @@ func (l *typeLoop) all() (keys []cache.ObjectName) {
 func (l *typeLoop) runningTypes() (types []policy.TypeConfig) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, t := range l.running {
-		types = append(types, t)
+	for _, t := range l.states {
+		if t.runs {
+			types = append(types, t.TypeConfig)
+		}
 	}
 	slices.SortFunc(types, func(a, b policy.TypeConfig) int { return strings.Compare(a.Name, b.Name) })
 	return types
@@ -95,13 +103,14 @@ func (l *typeLoop) namespaces() (t policy.TypeConfig, exists bool) {
 func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	object, exists := l.c.informers.types.Get(key)
 	if !exists {
-		l.set(policy.TypeConfig{Name: key.Name}, false)
-		l.warn(nil, key.Name, policy.Problem{})
+		l.mu.Lock()
+		delete(l.states, key.Name)
+		l.mu.Unlock()
 		return 0, nil
 	}
 	t, client := policy.ReadTypeConfig(object), l.c.ofFederation(federatedTypeConfigs)
 	if t.Deleting {
-		l.set(t, false)
+		l.set(typeState{TypeConfig: t})
 	}
 	if _, err := setFinalizer(ctx, client, object, policy.TypeFinalizer, !t.Deleting); err != nil || t.Deleting {
 		return 0, err
@@ -111,8 +120,9 @@ func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 		all = append(all, policy.ReadTypeConfig(other))
 	}
 	runs, warning := t.Runs(all, config, l.defined)
-	l.set(t, runs)
-	l.warn(object, key.Name, warning)
+	if l.set(typeState{t, runs, warning}) {
+		l.c.host.Events.Event(object, corev1.EventTypeWarning, warning.Reason, warning.Text)
+	}
 	status, changed := t.NextStatus(runs, config)
 	if !changed {
 		return 0, nil
@@ -121,28 +131,13 @@ func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 	return 0, err
 }
 
-// set says whether a type runs.
-func (l *typeLoop) set(t policy.TypeConfig, runs bool) {
+// set notes what was decided on a type. It reports whether its warning is a new one.
+func (l *typeLoop) set(t typeState) (warns bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.running, t.Name)
-	if runs {
-		l.running[t.Name] = t
-	}
-}
-
-// warn records an Event if the warning is another than before.
-func (l *typeLoop) warn(object *unstructured.Unstructured, name string, warning policy.Problem) {
-	l.mu.Lock()
-	before := l.warned[name]
-	l.warned[name] = warning
-	if warning.Reason == "" {
-		delete(l.warned, name)
-	}
-	l.mu.Unlock()
-	if warning != before && warning.Reason != "" {
-		l.c.host.Events.Event(object, corev1.EventTypeWarning, warning.Reason, warning.Text)
-	}
+	before := l.states[t.Name].warning
+	l.states[t.Name] = t
+	return t.warning.Reason != "" && t.warning != before
 }
 
 // settings returns the settings of the federation. An invalid field has its default.
