@@ -20,7 +20,6 @@
 //	readycluster.go  the loop of a cluster that is ready
 //	write.go         what the loop of a cluster writes in the cluster
 //	writeoff.go      the loop of the records of removals that clusters owe, and how clusters are written off
-//	remotestatus.go  the status of clusters' objects, copied into the federated object
 //	bodies.go        federated objects that were read a moment ago
 //
 // The state:
@@ -29,10 +28,8 @@
 //	clusterState     a cluster's health, and which cluster answers; set by clusters.go, at first from the
 //	                 KubeFedCluster's status, and by identity.go
 //	token            a cluster's bearer token; set by clusters.go and after a 401, removed with the client
-//	running          the types that are propagated; set by types.go, removed when the type stops or
-//	                 its FederatedTypeConfig is deleted
-//	warned           the last warning on each FederatedTypeConfig; set by types.go, removed when there is
-//	                 nothing to warn of
+//	states           what was decided on each FederatedTypeConfig; set by types.go, removed with the
+//	                 FederatedTypeConfig
 //	followed         the types whose federated objects are watched; set by follow.go, removed when the type
 //	                 stops or changes
 //	readyClusters    the clusters that have a loop; set and removed by readycluster.go

@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -176,5 +178,32 @@ func (c *controller) warnHeld(r *readyCluster, why string) {
 	if object, joined := c.kubeFedCluster(r.name); joined {
 		c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.RemovalsHeld,
 			"placement would delete %s; the annotation %s with a time allows it until then", why, policy.AllowRemovalsAnnotation)
+	}
+}
+
+// collectEvery is statusEvery if the status of the objects in clusters is collected.
+const collectEvery = 5 * time.Second
+
+// statusEvery returns how often the status of the federated object is written at most.
+func (v *view) statusEvery() time.Duration {
+	if v.collects {
+		return collectEvery
+	}
+	return statusEvery
+}
+
+// collect gives the results of clusters the status of their objects, if it is collected.
+func (c *controller) collect(v *view, results []policy.ClusterResult) {
+	if !v.collects || v.deleting {
+		return
+	}
+	statuses := map[string]policy.RemoteStatus{}
+	for name, r := range c.ready() {
+		if object, exists := r.objectOf(v.key); exists {
+			statuses[name] = policy.ReadRemoteStatus(object.Digest(Name))
+		}
+	}
+	if left := policy.SetRemoteStatuses(results, statuses); len(left) > 0 {
+		c.warnOnce(v, policy.Problem{Reason: policy.StatusTooLarge, Text: "the status of these clusters is left out: " + strings.Join(left, ", ")})
 	}
 }
