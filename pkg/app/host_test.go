@@ -122,31 +122,10 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			return nil
 		},
 			"calls Host.Handle with nil or twice"},
-		"owners that the cache does not hold": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
-			deployments := informers.For[metav1.Object](h, informers.Deployments)
-			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchOwner(deployments, schema.GroupKind{Kind: "Gadget"}))
-			return err
-		}, "one: watch: WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences"},
 		"owners that the cache holds": {nil, []informers.Need{{Resource: informers.Deployments, Fields: informers.OwnerReferences}}, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchOwner(informers.For[metav1.Object](h, informers.Deployments), schema.GroupKind{Kind: "Gadget"}))
 			return err
 		}, ""},
-		"a loop without a function": {nil, nil, func(h controllers.Host) error {
-			_, err := controllers.NewLoop[string](h.LoopOptions, nil)
-			return err
-		}, "loop one: reconcile is nil"},
-		"a watch without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchMapped[metav1.Object, cache.ObjectName](informers.For[metav1.Object](h, informers.Deployments), nil))
-			return err
-		}, "one: watch: a function that maps or chooses events is nil"},
-		"a filter without a function": {nil, []informers.Need{{Resource: informers.Deployments}}, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchSelf(informers.For[metav1.Object](h, informers.Deployments), nil))
-			return err
-		}, "one: watch: a function that maps or chooses events is nil"},
-		"a watch without an informer": {nil, nil, func(h controllers.Host) error {
-			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchSelf[metav1.Object](nil))
-			return err
-		}, "one: watch: the informer is nil"},
 		"a handler that is nil": {nil, nil, func(h controllers.Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil or twice"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,9 +5,7 @@ package controllers
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,80 +22,40 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
+// forgetful is an informer whose cache holds no owner references.
+type forgetful struct {
+	informers.Informer[metav1.Object]
+}
+
+func (forgetful) KeepsOwnerReferences() bool { return false }
+
 func TestLoopMistakesAreErrors(t *testing.T) {
 	m := NewMetrics(metrics.NewKubeRegistry())
+	fine := LoopOptions{Name: "x", Metrics: m}
 	for name, tc := range map[string]struct {
 		opts      LoopOptions
 		reconcile func(context.Context, cache.ObjectName) (time.Duration, error)
+		watches   []Watch[cache.ObjectName]
 		want      string
 	}{
-		"no name":                       {LoopOptions{Metrics: m}, nothing, "loop without LoopOptions.Name"},
-		"no metrics":                    {LoopOptions{Name: "x"}, nothing, "loop x without LoopOptions.Metrics"},
-		"no function":                   {LoopOptions{Name: "x", Metrics: m}, nil, "loop x: reconcile is nil"},
-		"a back-off that ends too soon": {LoopOptions{Name: "x", Metrics: m, MaxBackoff: 1}, nothing, "loop x: LoopOptions.MaxBackoff 1ns must be at least 1s"},
-		"a drain that ended before":     {LoopOptions{Name: "x", Metrics: m, DrainTimeout: -1}, nothing, "loop x: LoopOptions.DrainTimeout -1ns must not be negative"},
-		"a short back-off is fine":      {LoopOptions{Name: "x", Metrics: m, MaxBackoff: minBackoff}, nothing, ""},
+		"no name":                       {LoopOptions{Metrics: m}, nothing, nil, "loop without LoopOptions.Name"},
+		"no metrics":                    {LoopOptions{Name: "x"}, nothing, nil, "loop x without LoopOptions.Metrics"},
+		"no function":                   {fine, nil, nil, "loop x: reconcile is nil"},
+		"a back-off that ends too soon": {LoopOptions{Name: "x", Metrics: m, MaxBackoff: 1}, nothing, nil, "loop x: LoopOptions.MaxBackoff 1ns must be at least 1s"},
+		"a drain that ended before":     {LoopOptions{Name: "x", Metrics: m, DrainTimeout: -1}, nothing, nil, "loop x: LoopOptions.DrainTimeout -1ns must not be negative"},
+		"a short back-off is fine":      {LoopOptions{Name: "x", Metrics: m, MaxBackoff: minBackoff}, nothing, nil, ""},
+		"a watch in another cluster":    {LoopOptions{Name: "x", Cluster: "far", Metrics: m}, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{})}, "loop x/far: the loop of a cluster has no watches, use informers.Follow and Enqueue"},
+		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "x: watch: the informer is nil"},
+		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](forgetful{}, nil)}, "x: watch: a function that maps or chooses events is nil"},
+		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{}, nil)}, "x: watch: a function that maps or chooses events is nil"},
+		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{})}, "x: watch: WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := NewLoop(tc.opts, tc.reconcile)
+			_, err := NewLoop(tc.opts, tc.reconcile, tc.watches...)
 			if got := fmt.Sprint(err); err != nil && got != tc.want || err == nil && tc.want != "" {
 				t.Errorf("NewLoop returned %v, want %q", err, tc.want)
 			}
 		})
-	}
-}
-
-func TestFailureIsTriedAgain(t *testing.T) {
-	bad := errors.New("bad")
-	for name, tc := range map[string]struct {
-		opts    LoopOptions
-		after   time.Duration
-		err     error
-		want    []time.Duration // of the calls, in the first 20 s
-		results map[string]float64
-	}{
-		"by default after 1 s, then twice as long each time": {
-			err: bad, want: []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second, 15 * time.Second}, results: map[string]float64{resultError: 5}},
-		"with a back-off of the loop's own": {
-			opts: LoopOptions{MaxBackoff: 5 * time.Second}, err: bad,
-			want:    []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second, 12 * time.Second, 17 * time.Second},
-			results: map[string]float64{resultError: 6}},
-		"a terminal error is not retried": {
-			err: fmt.Errorf("read: %w", TerminalError(bad)), want: []time.Duration{0}, results: map[string]float64{resultTerminal: 1}},
-		"after the duration that came with a terminal error": {
-			after: 9 * time.Second, err: TerminalError(bad),
-			want: []time.Duration{0, 9 * time.Second, 18 * time.Second}, results: map[string]float64{resultTerminal: 3}},
-		"a terminal error of nothing is no error": {
-			err: TerminalError(nil), want: []time.Duration{0}, results: map[string]float64{resultSuccess: 1}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var h *harness
-				var calls []time.Duration
-				h = newHarness(t, reconciling{LoopOptions: tc.opts, Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) {
-					calls = append(calls, time.Since(h.begun))
-					return tc.after, tc.err
-				}}, "settings")
-				h.run(t)
-				pass(20*time.Second - time.Millisecond)
-				synctest.Wait()
-				if diff := cmp.Diff(tc.want, calls); diff != "" {
-					t.Errorf("calls (-want +got):\n%s", diff)
-				}
-				for _, result := range results {
-					if got := counter(t, h.registry, result); got != tc.results[result] {
-						t.Errorf("%v reconciles with the result %s, want %v", got, result, tc.results[result])
-					}
-				}
-			})
-		})
-	}
-}
-
-func TestTerminalErrorKeepsItsText(t *testing.T) {
-	bad := errors.New("bad")
-	if err := TerminalError(bad); err.Error() != "bad" || !errors.Is(err, bad) {
-		t.Errorf("TerminalError made %v of it", err)
 	}
 }
 
@@ -167,27 +125,6 @@ func TestWatchOwner(t *testing.T) {
 				t.Errorf("keys of owners without a namespace (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-// forgetful is an informer whose cache holds no owner references.
-type forgetful struct {
-	informers.Informer[metav1.Object]
-}
-
-func (forgetful) KeepsOwnerReferences() bool { return false }
-
-func TestClusterLoopHasNoWatches(t *testing.T) {
-	_, err := NewLoop(LoopOptions{Name: "x", Cluster: "far", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchSelf(forgetful{}))
-	if want := "loop x/far: the loop of a cluster has no watches, use informers.Follow and Enqueue"; err == nil || err.Error() != want {
-		t.Errorf("NewLoop returned %v", err)
-	}
-}
-
-func TestWatchOwnerNeedsTheOwnersCache(t *testing.T) {
-	_, err := NewLoop(LoopOptions{Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry())}, nothing, WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{}))
-	if err == nil || !strings.Contains(err.Error(), "x: watch: WatchOwner needs owner references") {
-		t.Errorf("NewLoop returned %v", err)
 	}
 }
 

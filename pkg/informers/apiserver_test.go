@@ -7,12 +7,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,62 +20,17 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 )
 
 const protobuf = runtime.ContentTypeProtobuf
 
-// apiServer serves a cluster's Secrets over HTTP in the encodings of a real API server. It serves
-// them at /api/v1/secrets, and their metadata as widgets.example.com in the versions of widgets.
-type apiServer struct {
-	secrets *cluster
-
-	mu      sync.Mutex
-	widgets []string // served versions, the preferred one first
-	down    bool     // discovery of example.com/VERSION fails, as with an aggregated API
-	log     []string // method, path and content type of all requests
-}
+// apiServer serves a cluster's Secrets over HTTP in the encoding of a real API server.
+type apiServer struct{ secrets *cluster }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	s.mu.Lock()
-	versions, down := s.widgets, s.down
-	accept := req.Header.Get("Accept")
-	s.log = append(s.log, fmt.Sprintf("%s watch=%s %s", req.URL.Path, req.URL.Query().Get("watch"), strings.SplitN(accept, ",", 2)[0]))
-	s.mu.Unlock()
-	path := strings.TrimPrefix(req.URL.Path, "/apis/example.com/")
-	version, resource, _ := strings.Cut(path, "/")
-	switch {
-	case req.URL.Path == "/api/v1/secrets", req.URL.Path == "/api/v1/namespaces/shop/secrets":
-		s.serveSecrets(w, req)
-	case req.URL.Path == "/api":
-		writeJSON(w, &metav1.APIVersions{Versions: []string{"v1"}})
-	case req.URL.Path == "/apis":
-		writeJSON(w, widgetGroups(versions))
-	case down:
-		writeError(w, apierrors.NewServiceUnavailable("the server is currently unable to handle the request"))
-	case slices.Contains(versions, version) && resource == "":
-		writeJSON(w, &metav1.APIResourceList{APIResources: []metav1.APIResource{{Name: "widgets"}}})
-	case slices.Contains(versions, version) && resource == "widgets":
-		s.serveSecrets(w, req)
-	default:
-		writeError(w, apierrors.NewNotFound(Secrets.GroupResource(), ""))
-	}
-}
-
-func widgetGroups(versions []string) *metav1.APIGroupList {
-	group := metav1.APIGroup{Name: "example.com"}
-	for _, v := range versions {
-		group.Versions = append(group.Versions, metav1.GroupVersionForDiscovery{GroupVersion: "example.com/" + v, Version: v})
-	}
-	if len(versions) == 0 {
-		return &metav1.APIGroupList{}
-	}
-	group.PreferredVersion = group.Versions[0]
-	return &metav1.APIGroupList{Groups: []metav1.APIGroup{{Name: "other.com"}, group}}
-}
-
-func (s *apiServer) serveSecrets(w http.ResponseWriter, req *http.Request) {
 	var opts metav1.ListOptions
-	if err := metav1.Convert_url_Values_To_v1_ListOptions(ptrTo(req.URL.Query()), &opts, nil); err != nil {
+	if err := metav1.Convert_url_Values_To_v1_ListOptions(ptr.To(req.URL.Query()), &opts, nil); err != nil {
 		writeError(w, err)
 		return
 	}
@@ -119,8 +71,6 @@ func encodeEvent(e watch.Event, onlyMetadata bool) []byte {
 	}
 	return b.Bytes()
 }
-
-func ptrTo[T any](v T) *T { return &v }
 
 func info() runtime.SerializerInfo {
 	i, ok := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), protobuf)
@@ -164,11 +114,6 @@ func convert(obj runtime.Object, onlyMetadata bool) runtime.Object {
 	return obj
 }
 
-func writeJSON(w http.ResponseWriter, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(v)
-}
-
 func writeError(w http.ResponseWriter, err error) {
 	status := apierrors.NewInternalError(err).Status()
 	if known := apierrors.APIStatus(nil); errors.As(err, &known) {
@@ -178,18 +123,6 @@ func writeError(w http.ResponseWriter, err error) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(int(status.Code))
 	_ = json.NewEncoder(w).Encode(status)
-}
-
-func (s *apiServer) set(change func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	change()
-}
-
-func (s *apiServer) requests() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.log)
 }
 
 // clientsOf returns clients as the manager builds them.

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,14 +15,11 @@ import (
 	"weak"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
 )
-
-var widgets = schema.GroupVersionResource{Group: "example.com", Resource: "widgets"}
 
 // newClusterCache builds a cache on real clients.
 func newClusterCache(t testing.TB, clients Clients, needs ...Need) (*ClusterCache, metrics.KubeRegistry) {
@@ -54,86 +50,6 @@ func eventually(t *testing.T, what string, done func() bool) {
 		case <-deadline.C:
 			t.Fatalf("waited in vain: %s", what)
 		}
-	}
-}
-
-// TestSecretsComeByOneSelectedStream checks the one request: protobuf, as a stream, with the
-// selector.
-func TestSecretsComeByOneSelectedStream(t *testing.T) {
-	server := &apiServer{secrets: newCluster(named("a", "1"), named("b", "1"))}
-	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "names", Resource: Secrets, FieldSelector: NotHelm})
-	startSynced(t, f)
-	server.secrets.put(named("c", "1"))
-	eventually(t, "c in the cache", func() bool { return cached(f, "c") != nil })
-	if got, want := cached(f, "c").Digest("reload"), digestSHA1(named("c", "1")); !slices.Equal(got, want) {
-		t.Errorf("digest %x, want %x", got, want)
-	}
-	if diff := cmp.Diff([]string{"/api/v1/secrets watch=true application/vnd.kubernetes.protobuf"}, server.requests()); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
-	want := []string{"watch rv= match=NotOlderThan limit=0 selector=type!=helm.sh/release.v1 labels="}
-	if diff := cmp.Diff(want, server.secrets.requests); diff != "" {
-		t.Errorf("options (-want +got):\n%s", diff)
-	}
-}
-
-func TestMetadataSufficesWithoutADigest(t *testing.T) {
-	server := &apiServer{secrets: newCluster(named("a", "1"))}
-	f, _ := newClusterCache(t, serve(t, server), Need{For: "names", Resource: Secrets})
-	startSynced(t, f)
-	want := []string{"/api/v1/secrets watch=true application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
-	if diff := cmp.Diff(want, server.requests()); diff != "" {
-		t.Errorf("requests (-want +got):\n%s", diff)
-	}
-	if got := names(f); !slices.Equal(got, []string{"shop/a"}) {
-		t.Errorf("cached %v", got)
-	}
-}
-
-func TestDiscoveryFindsTheVersionAgain(t *testing.T) {
-	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1beta1"}}
-	f, _ := newClusterCache(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
-	startSynced(t, f)
-	server.set(func() { server.widgets = []string{"v2", "v1"} })
-	server.secrets.breakWatches(false)
-	server.secrets.put(named("b", "1"))
-	eventually(t, "b in the cache", func() bool { return cached(f, "b") != nil })
-	var paths []string
-	for _, r := range server.requests() {
-		if path := strings.Fields(r)[0]; strings.HasSuffix(path, "widgets") && !slices.Contains(paths, path) {
-			paths = append(paths, path)
-		}
-	}
-	if diff := cmp.Diff([]string{"/apis/example.com/v1beta1/widgets", "/apis/example.com/v2/widgets"}, paths); diff != "" {
-		t.Errorf("paths (-want +got):\n%s", diff)
-	}
-}
-
-func TestDiscoveryOfAnAPIThatIsDown(t *testing.T) {
-	server := &apiServer{secrets: newCluster(named("a", "1")), widgets: []string{"v1"}, down: true}
-	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "names", Resource: widgets, Optional: true})
-	f.Start(t.Context())
-	<-f.informerFor("reload", Secrets.GroupResource()).synced
-	eventually(t, "the failure in the problem of its controller", func() bool {
-		err := f.Problem("names")
-		return err != nil && strings.Contains(err.Error(), "cannot watch widgets.example.com: ServiceUnavailable")
-	})
-	if f.informerFor("names", widgets.GroupResource()).hasSynced() {
-		t.Error("synced without an answer")
-	}
-	if err := f.Problem("reload"); err != nil {
-		t.Errorf("another controller has a problem: %v", err)
-	}
-	server.set(func() { server.down = false })
-	<-f.informerFor("names", widgets.GroupResource()).synced
-}
-
-func TestDiscoveryLacksAnOptionalResource(t *testing.T) {
-	server := &apiServer{secrets: newCluster(named("a", "1"))}
-	f, _ := newClusterCache(t, serve(t, server), Need{For: "names", Resource: widgets, Optional: true})
-	startSynced(t, f)
-	if s := f.Status().Resources[0]; !s.Absent || s.Objects != 0 {
-		t.Errorf("absent %t, objects %d", s.Absent, s.Objects)
 	}
 }
 

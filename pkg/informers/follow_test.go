@@ -4,7 +4,6 @@
 package informers
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 )
@@ -203,58 +201,6 @@ func TestFollowMayBeStoppedByItsHandler(t *testing.T) {
 		if calls != 1 {
 			t.Errorf("called %d times", calls)
 		}
-	})
-}
-
-func TestFollowReportsAbsentAndForbidden(t *testing.T) {
-	for name, tc := range map[string]struct {
-		failure           error
-		absent, forbidden bool
-	}{
-		"absent":    {notFound, true, false},
-		"forbidden": {forbidden, false, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(expiring("a", "1h"))
-				f, h := newTestCache(t, c), &told{}
-				defer f.Shutdown()
-				need := ttlNeed
-				need.Optional = true
-				w := followSecrets(t, f, c, need, nil, h.handle)
-				w.informer.feeds[0].exists = func(context.Context) error { return notFound }
-				h.want(t, "+a=1h")
-				c.failWith(func(string) error { return tc.failure })
-				c.breakWatches(false)
-				pass(time.Minute)
-				if s := w.Status(); s.Absent != tc.absent || s.Forbidden != tc.forbidden || (s.Problem != "") != tc.forbidden {
-					t.Errorf("status %+v", s)
-				}
-				if tc.absent {
-					h.want(t, "-a")
-				}
-			})
-		})
-	}
-}
-
-func TestFollowBacksOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(expiring("a", "1h"))
-		c.failWith(func(string) error { return apierrors.NewForbidden(Secrets.GroupResource(), "", nil) })
-		f, h := newTestCache(t, c), &told{}
-		defer f.Shutdown()
-		w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h.handle)
-		pass(time.Hour)
-		if n := c.count(); n > 200 || n < 100 { // a stream and a list each
-			t.Errorf("%d requests in an hour", n)
-		}
-		if s := w.Status(); s.Synced || !strings.Contains(s.Problem, "cannot list secrets: Forbidden") {
-			t.Errorf("status %+v", s)
-		}
-		c.failWith(nil)
-		pass(time.Minute)
-		h.want(t, "+a=1h")
 	})
 }
 

@@ -20,7 +20,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
@@ -322,17 +321,6 @@ func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 			t.Error("not synced")
 		}
 	})
-}
-
-func TestNamespacesExcludeNeedsOfTheCluster(t *testing.T) {
-	for want, need := range map[string]Need{
-		"have no namespace":      {For: "nodes", Resource: Namespaces, ClusterScoped: true},
-		"is not in --namespaces": {For: "nodes", Resource: Secrets, Namespace: "b"},
-	} {
-		if err := CheckNeeds(Config{Namespaces: []string{"a"}}, []Need{need}, scheme.Scheme); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %q", err, want)
-		}
-	}
 }
 
 // refusal is a function of a controller that panics on the Secret "bad" until it is mended.

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/pflag"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -149,25 +148,6 @@ func TestListByLabelsNeedsThem(t *testing.T) {
 			}()
 			informer.List("", tc.selector)
 		})
-	}
-}
-
-func TestNamespacesFlagIsChecked(t *testing.T) {
-	cfg := NewConfig()
-	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
-	cfg.AddFlags(fs)
-	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyWarm {
-		t.Errorf("defaults %+v: %v", cfg, err)
-	}
-	if err := fs.Parse([]string{"--standby=cold"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := cfg.Validate(); err != nil || cfg.Standby != StandbyCold {
-		t.Errorf("parsed %+v: %v", cfg, err)
-	}
-	cfg.Standby = "lukewarm"
-	if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), "--standby") {
-		t.Errorf("error %v does not name --standby", err)
 	}
 }
 

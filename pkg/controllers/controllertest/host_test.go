@@ -309,20 +309,6 @@ func TestApplyRefusesEscalation(t *testing.T) {
 	}
 }
 
-// TestHostsInOneProcessShareNothing runs them at the same time.
-func TestHostsInOneProcessShareNothing(t *testing.T) {
-	for _, name := range []string{"a", "b", "c"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				h := controllertest.NewHost(t, greeter.Entry(), asking(name))
-				h.Sleep(time.Hour)
-				expect(t, "writes", h.Writes(), []string{"patch configmaps shop/" + name})
-			})
-		})
-	}
-}
-
 // failures is a test that records why it failed. Its cleanups run with the real test's.
 type failures struct {
 	testing.TB
