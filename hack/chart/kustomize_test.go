@@ -26,6 +26,7 @@ var counterparts = map[string]struct {
 	"csr-approver":          {values: "controllers: {csr-approver: {enabled: true}}"},
 	"csi-secrets":           {values: "controllers: {config-reload: {flags: {config-reload-csi: true}}}"},
 	"federation":            {values: "controllers: {federation: {enabled: true}}"},
+	"federation-dns":        {[]string{"federation"}, "controllers: {federation: {enabled: true, flags: {federation-dns: true}}}"},
 	"monitoring":            {values: "{serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboards: {enabled: true}}"},
 	"namespaced":            {values: "namespaced: {enabled: true}"},
 	"replication":           {values: "controllers: {replication: {enabled: true}}"},

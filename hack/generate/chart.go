@@ -90,6 +90,7 @@ var settings = map[string]string{
 	"config-reload-dry-run":                         "--config-reload-dry-run",
 	"config-reload-namespace-selector":              "--config-reload-namespace-selector=a=b",
 	"dry-run":                                       "--dry-run",
+	"federation-dns":                                "--federation-dns",
 	"leader-elect=false":                            "--leader-elect=false",
 	"namespaces":                                    "--namespaces=kube-system",
 	"secure-port=0":                                 "--secure-port=0",

@@ -26,6 +26,7 @@ var components = map[string][]string{
 	"compat-reloader":       {"--compat=reloader"},
 	"csr-approver":          {"--controllers=*,csr-approver"},
 	"federation":            {"--controllers=*,federation"},
+	"federation-dns":        {"--federation-dns"},
 	"replication":           {"--controllers=*,replication"},
 	"replication-compat":    {"--compat=reflector,replicator"},
 	"scale-schedule":        {"--controllers=*,scale-schedule"},
@@ -37,7 +38,7 @@ var components = map[string][]string{
 }
 
 // requires maps a component to the component without which it makes no sense.
-var requires = map[string]string{"replication-compat": "replication", "scale-schedule-compat": "scale-schedule", "ttl-every-type": "ttl-chosen-types", "ttl-compat": "ttl-chosen-types"}
+var requires = map[string]string{"federation-dns": "federation", "replication-compat": "replication", "scale-schedule-compat": "scale-schedule", "ttl-every-type": "ttl-chosen-types", "ttl-compat": "ttl-chosen-types"}
 
 // notes say what is not obvious of a component.
 var notes = map[string]string{
@@ -45,6 +46,7 @@ var notes = map[string]string{
 		"# can give: see deploy/examples/csr-approver.\n",
 	"federation": "# The controller federation. Its types come first: see docs/controllers/federation.md. Only in the namespace\n" +
 		"# kube-federation-system the manager may read Secrets, those with the tokens of other clusters.\n",
+	"federation-dns": "# After federation in the list: DNS records. The type DNSEndpoint of external-dns must be there.\n",
 	"ttl-chosen-types": "# The controller ttl, for the types of the flag below and no others. RBAC lets the manager read and delete all objects\n" +
 		"# of these types, to which Secrets do not belong. Annotations and flags say which objects it deletes.\n",
 	"ttl-every-type": "# After ttl-chosen-types in the list: every type. This grants the manager to get, list, watch and DELETE EVERYTHING in the\n" +

@@ -207,7 +207,7 @@ var unusual = []string{
 	"--config-reload-quiet-period=7s", "--config-reload-source-selector=a,b", "--config-reload-strategy=annotations",
 	"--csr-approver-deny-final", "--csr-approver-dns-regex={node}|b", "--csr-approver-dry-run", "--csr-approver-ip-ranges=10.0.0.0/8,fd00::/8",
 	"--csr-approver-max-duration=7h", "--csr-approver-max-approvals-per-node-per-hour=7", "--csr-approver-concurrent-syncs=7",
-	"--federation-cluster-qps=7", "--federation-namespace=other", "--federation-removal-guard=7", "--federation-unreachable-grace-period=7s", "--federation-unsafe-endpoints",
+	"--federation-cluster-qps=7", "--federation-dns", "--federation-dns-endpoint-group=a.example.com", "--federation-namespace=other", "--federation-removal-guard=7", "--federation-unreachable-grace-period=7s", "--federation-unsafe-endpoints",
 	"--replication-deletion-grace-period=7s", "--replication-denied-labels=a", "--replication-dry-run", "--replication-kinds=Secret", "--replication-mark-adopted=false",
 	"--replication-max-spread=1Mi", "--replication-replicator-allow-configmaps",
 	"--replication-replicator-allow-all", "--replication-protected-names=a", "--replication-protected-namespaces=a,b",

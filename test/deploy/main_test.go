@@ -43,7 +43,7 @@ func installFederation(ctx context.Context, t *testing.T) {
 	t.Helper()
 	const dir = "../../deploy/federation"
 	err := shared.ApplyDir(ctx, dir+"/crds")
-	for _, file := range []string{"core.yaml", "federated.yaml", "scheduling.yaml"} {
+	for _, file := range []string{"core.yaml", "federated.yaml", "scheduling.yaml", "dns.yaml"} {
 		err = errors.Join(err, shared.WaitForCRDs(ctx, dir+"/crds/"+file))
 	}
 	if err := errors.Join(err, shared.ApplyDir(ctx, dir)); err != nil {

@@ -8,6 +8,7 @@ package federation
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"slices"
 	"strings"
@@ -52,10 +53,11 @@ var shared *fleet.Fleet
 func TestMain(m *testing.M) {
 	os.Exit(fleet.Main(m, &shared, fleet.Options{Cluster: cluster.Options{AuditPolicy: auditPolicy}}, func(ctx context.Context) error {
 		crds := "../../deploy/federation/crds/"
-		if err := shared.ApplyDir(ctx, crds); err != nil {
+		const dnsEndpoint = "../../../pkg/controllers/federation/testdata/dnsendpoint.yaml" // external-dns's own
+		if err := errors.Join(shared.ApplyDir(ctx, crds), shared.ApplyDir(ctx, crds+dnsEndpoint)); err != nil {
 			return err
 		}
-		for _, file := range []string{"core.yaml", "federated.yaml", "scheduling.yaml"} {
+		for _, file := range []string{"core.yaml", "federated.yaml", "scheduling.yaml", "dns.yaml", dnsEndpoint} {
 			if err := shared.WaitForCRDs(ctx, crds+file); err != nil {
 				return err
 			}
@@ -79,6 +81,8 @@ func object(t *testing.T, text string) *unstructured.Unstructured {
 	switch kind := u.GetKind(); {
 	case strings.HasPrefix(kind, "Federated") && kind != "FederatedTypeConfig":
 		u.SetAPIVersion("types.kubefed.io/v1beta1")
+	case strings.HasSuffix(kind, "DNSRecord") || kind == "Domain":
+		u.SetAPIVersion("multiclusterdns.kubefed.io/v1alpha1")
 	case kind == "ReplicaSchedulingPreference":
 		u.SetAPIVersion("scheduling.kubefed.io/v1alpha1")
 	case strings.HasSuffix(kind, "PropagatedVersion"):

@@ -58,6 +58,9 @@ type probedCluster struct {
 	// asked is set once the cluster has been asked which one it is, and until a probe fails: another cluster
 	// may answer next.
 	asked bool
+	// topology is where the Nodes are, nil if that is not known; surveyed is when they were read.
+	topology *policy.Topology
+	surveyed time.Time
 	clusterState
 }
 
@@ -138,7 +141,10 @@ func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time
 	case result == policy.Well:
 		after = olderRecheck
 	}
-	if err := l.write(ctx, read, p.health, version); err != nil || !known {
+	if known {
+		l.survey(ctx, p, config.ProbeTimeout)
+	}
+	if err := l.write(ctx, read, p, version); err != nil || !known {
 		return after, err
 	}
 	return after, l.writeIdentity(ctx, p, object)
@@ -179,6 +185,7 @@ func (l *clusterLoop) disconnect(ctx context.Context, name string, p *probedClus
 	}
 	l.mu.Lock()
 	p.asked, p.uid, p.replaced = false, "", false
+	p.topology, p.surveyed = nil, time.Time{}
 	l.mu.Unlock()
 }
 
@@ -291,13 +298,15 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 }
 
 // write updates the status if it has changed, or is too old.
-func (l *clusterLoop) write(ctx context.Context, read policy.Cluster, h policy.Health, version string) error {
-	status, changed := read.Status.Next(h, version, l.c.clock.Now())
+func (l *clusterLoop) write(ctx context.Context, read policy.Cluster, p *probedCluster, version string) error {
+	status, changed := read.Status.Next(p.health, version, l.c.clock.Now())
+	fields := map[string]any{"conditions": status.Conditions, "kubernetesVersion": status.KubernetesVersion}
+	if t := p.topology; t != nil && !reflect.DeepEqual(*t, status.Topology()) {
+		fields["zones"], fields["region"], changed = t.Zones, t.Region, true
+	}
 	if !changed {
 		return nil
 	}
-	// Zones and the region are others' to write.
-	_, err := patch(ctx, l.c.ofFederation(kubeFedClusters), read.Name, map[string]any{
-		"status": map[string]any{"conditions": status.Conditions, "kubernetesVersion": status.KubernetesVersion}}, "status")
+	_, err := patch(ctx, l.c.ofFederation(kubeFedClusters), read.Name, map[string]any{"status": fields}, "status")
 	return err
 }

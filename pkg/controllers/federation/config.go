@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -30,13 +31,21 @@ type Config struct {
 	ClusterQPS int
 	// UnsafeEndpoints allows http, and addresses that only the manager's Node can reach.
 	UnsafeEndpoints bool
+	// DNS says whether DNS records are written, as DNSEndpoints of DNSEndpointGroup.
+	DNS              bool
+	DNSEndpointGroup string
 	// ProtectedNamespaces are never propagated: the process's own and the federation namespace.
 	ProtectedNamespaces []string
 }
 
 // NewConfig returns the defaults.
 func NewConfig() Config {
-	return Config{Namespace: "kube-federation-system", UnreachableGracePeriod: 5 * time.Minute, RemovalGuard: 50, ClusterQPS: 50}
+	return Config{Namespace: "kube-federation-system", UnreachableGracePeriod: 5 * time.Minute, RemovalGuard: 50, ClusterQPS: 50, DNSEndpointGroup: "externaldns.k8s.io"}
+}
+
+// dnsEndpoints returns the resource of DNSEndpoints.
+func (c *Config) dnsEndpoints() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: c.DNSEndpointGroup, Version: "v1alpha1", Resource: "dnsendpoints"}
 }
 
 // AddFlags binds the flags.
@@ -50,6 +59,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.ClusterQPS, flagPrefix+"cluster-qps", c.ClusterQPS, "Requests to a cluster per second; twice as many in a burst.")
 	fs.BoolVar(&c.UnsafeEndpoints, flagPrefix+"unsafe-endpoints", c.UnsafeEndpoints,
 		"KubeFedClusters may name http, and loopback, link-local and unspecified addresses. For tests.")
+	fs.BoolVar(&c.DNS, flagPrefix+"dns", c.DNS, "Write the DNSEndpoints of ServiceDNSRecords and IngressDNSRecords.")
+	fs.StringVar(&c.DNSEndpointGroup, flagPrefix+"dns-endpoint-group", c.DNSEndpointGroup, "The API group of DNSEndpoints, of the version v1alpha1.")
 }
 
 // Validate reports all problems at once, each with its flag.
@@ -72,6 +83,9 @@ func (c *Config) Validate(s controllers.Settings) error {
 	}
 	if c.ClusterQPS < 1 {
 		bad("cluster-qps", "must be at least 1, got %d", c.ClusterQPS)
+	}
+	if problems := validation.IsDNS1123Subdomain(c.DNSEndpointGroup); len(problems) > 0 {
+		bad("dns-endpoint-group", "must be an API group, got %q: %s", c.DNSEndpointGroup, problems[0])
 	}
 	return errors.Join(errs...)
 }

@@ -55,6 +55,7 @@ type controller struct {
 	types          *typeLoop
 	loop           keyLoop
 	replicas       *spreader
+	dns            *dnsLoop // nil without --federation-dns
 	writtenOffLoop *controllers.Loop[cache.ObjectName]
 	bodies         *bodies
 	metrics        *domainMetrics
@@ -107,6 +108,11 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	}
 	if c.replicas, err = newSpreader(c, named("replicas")); err != nil {
 		return nil, err
+	}
+	if cfg.DNS {
+		if c.dns, err = newDNSLoop(c, named("dns")); err != nil {
+			return nil, err
+		}
 	}
 	c.writtenOffLoop, err = c.newWrittenOffLoop(named("written-off"))
 	// Also while the loop does not run.
@@ -174,6 +180,9 @@ func (c *controller) Run(ctx context.Context) error {
 	c.replicas.forgetAll()
 	var all sync.WaitGroup
 	runs := []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.replicas.Run, c.writtenOffLoop.Run, c.watchForKubeFed}
+	if c.dns != nil {
+		runs = append(runs, c.dns.Run)
+	}
 	errs := make([]error, len(runs))
 	for i, run := range runs {
 		all.Go(func() {
@@ -275,7 +284,11 @@ type clusterStatus struct {
 func (c *controller) Status() controllers.Status {
 	s := c.loop.Status()
 	s.Name = Name
-	for _, other := range []controllers.Status{c.clusters.Status(), c.types.Status(), c.replicas.Status(), c.writtenOffLoop.Status()} {
+	others := []controllers.Status{c.clusters.Status(), c.types.Status(), c.replicas.Status(), c.writtenOffLoop.Status()}
+	if c.dns != nil {
+		others = append(others, c.dns.Status())
+	}
+	for _, other := range others {
 		s.InFlight = append(s.InFlight, other.InFlight...)
 		s.Reconciles, s.Errors, s.Panics = s.Reconciles+other.Reconciles, s.Errors+other.Errors, s.Panics+other.Panics
 		if s.LastError == nil || other.LastError != nil && other.LastError.Time.After(s.LastError.Time) {

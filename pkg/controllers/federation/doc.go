@@ -10,6 +10,7 @@
 //	identity.go      which cluster a KubeFedCluster leads to
 //	types.go         the loop of FederatedTypeConfigs: which types are propagated
 //	replicas.go      the loop of ReplicaSchedulingPreferences: how many replicas each cluster gets
+//	dns.go           the loop of ServiceDNSRecords and IngressDNSRecords, and where Nodes are
 //	join.go          the command by which clusters join and leave
 //	controller.go    all loops together, and KubeFed's lock
 //	keys.go          the keys of the loops below
@@ -46,6 +47,10 @@
 //	                 listed again, or with the KubeFedCluster
 //	decisions        the last decision on each ReplicaSchedulingPreference; set by replicas.go, removed with
 //	                 the ReplicaSchedulingPreference, or when KubeFed has led
+//	outcomes         why nothing was last written for a DNS record, or its last answers for host names; set by
+//	                 dns.go, removed with the record
+//	endpoints        the EndpointSlices of one cluster; set by readycluster.go, stopped with the cluster's loop
+//	topology         the zones and the region of a cluster; set by dns.go, removed with the client
 //
 // A cluster is a probedCluster for the loop that probes it and, while it is ready, a readyCluster with a loop
 // of its own.

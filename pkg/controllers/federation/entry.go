@@ -9,6 +9,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -29,9 +30,9 @@ func Entry() controllers.Entry {
 		Config:       &flags,
 		Follows:      true,
 		Needs:        func(controllers.Settings) ([]informers.Need, error) { return flags.needs(), nil },
-		Permissions:  func(controllers.Settings) []rbacv1.PolicyRule { return permissions() },
+		Permissions:  func(controllers.Settings) []rbacv1.PolicyRule { return flags.permissions() },
 		NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
-			return map[string][]rbacv1.PolicyRule{flags.Namespace: namespacePermissions()}
+			return map[string][]rbacv1.PolicyRule{flags.Namespace: flags.namespacePermissions()}
 		},
 		Command: func(connect func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
 			return newCommand(&flags, connect)
@@ -51,7 +52,7 @@ func (c *Config) needs() []informers.Need {
 		return n
 	}
 	versions := informers.DigestOf(policy.SummarizePropagated)
-	return []informers.Need{
+	needs := []informers.Need{
 		whole(informers.Need{Resource: kubeFedClusters}), whole(informers.Need{Resource: kubeFedConfigs}),
 		whole(informers.Need{Resource: federatedTypeConfigs}),
 		{Resource: informers.Secrets, Namespace: c.Namespace, FieldSelector: informers.NotHelm},
@@ -62,6 +63,13 @@ func (c *Config) needs() []informers.Need {
 		{Resource: clusterPropagatedVersions, ClusterScoped: true, Digest: versions},
 		{Resource: replicaSchedulingPreferences, Form: informers.Unstructured, Optional: true},
 	}
+	if c.DNS {
+		needs = append(needs, whole(informers.Need{Resource: domains}))
+		for _, resource := range []schema.GroupVersionResource{serviceDNSRecords, ingressDNSRecords, c.dnsEndpoints()} {
+			needs = append(needs, informers.Need{Resource: resource, Form: informers.Unstructured})
+		}
+	}
+	return needs
 }
 
 func rules(group string, resources []string, verbs ...string) rbacv1.PolicyRule {
@@ -70,8 +78,8 @@ func rules(group string, resources []string, verbs ...string) rbacv1.PolicyRule 
 
 // permissions holds for the types that deploy/federation installs. Whoever federates with types of
 // another group grants that.
-func permissions() []rbacv1.PolicyRule {
-	return []rbacv1.PolicyRule{
+func (c *Config) permissions() []rbacv1.PolicyRule {
+	all := []rbacv1.PolicyRule{
 		rules("types.kubefed.io", []string{"*"}, "get", "list", "watch", "update", "patch"),
 		rules(policy.SchedulingGroup, []string{"replicaschedulingpreferences"}, "list", "watch"),
 		rules(policy.CoreGroup, []string{"propagatedversions", "clusterpropagatedversions"}, "get", "list", "watch", "create", "delete"),
@@ -79,13 +87,19 @@ func permissions() []rbacv1.PolicyRule {
 		rules("", []string{"namespaces"}, "list", "watch"),
 		rules("apiextensions.k8s.io", []string{"customresourcedefinitions"}, "get", "list", "watch"),
 	}
+	if c.DNS {
+		all = append(all, rules(policy.DNSGroup, []string{serviceDNSRecords.Resource, ingressDNSRecords.Resource}, "list", "watch"),
+			rules(policy.DNSGroup, []string{serviceDNSRecords.Resource + "/status", ingressDNSRecords.Resource + "/status"}, "patch"),
+			rules(c.DNSEndpointGroup, []string{"dnsendpoints"}, "list", "watch", "create", "patch"))
+	}
+	return all
 }
 
 // namespacePermissions holds in the federation namespace, where the tokens of all clusters are.
-func namespacePermissions() []rbacv1.PolicyRule {
+func (c *Config) namespacePermissions() []rbacv1.PolicyRule {
 	kubefed := rules("", []string{"endpoints"}, "get")
 	kubefed.ResourceNames = []string{kubeFedLock}
-	return []rbacv1.PolicyRule{
+	all := []rbacv1.PolicyRule{
 		rules("", []string{"secrets"}, "get", "list", "watch"),
 		rules("", []string{"configmaps"}, "get", "list", "watch", "create", "update", "delete"),
 		rules(policy.CoreGroup, []string{"kubefedclusters", "kubefedconfigs"}, "list", "watch"),
@@ -94,6 +108,10 @@ func namespacePermissions() []rbacv1.PolicyRule {
 		rules(policy.CoreGroup, []string{"kubefedclusters/status", "federatedtypeconfigs/status"}, "patch"),
 		kubefed,
 	}
+	if c.DNS {
+		all = append(all, rules(policy.DNSGroup, []string{domains.Resource}, "list", "watch"))
+	}
+	return all
 }
 
 // informersOf holds the informers of the needs.

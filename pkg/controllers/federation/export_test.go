@@ -4,6 +4,7 @@
 package federation
 
 import (
+	"testing"
 	"time"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -22,6 +23,7 @@ var (
 	FederatedTypeConfigs      = federatedTypeConfigs
 	CustomResourceDefinitions = customResourceDefinitions
 	PropagatedVersions        = propagatedVersions
+	ServiceDNSRecords         = serviceDNSRecords
 )
 
 // Ready reports whether a cluster is ready, and since when.
@@ -33,4 +35,11 @@ func Ready(c controllers.Controller, name string) (bool, time.Time) {
 // Running returns the types that run.
 func Running(c controllers.Controller) []policy.TypeConfig {
 	return c.(*controller).types.runningTypes()
+}
+
+// SetResolver has host names resolved in the network of a test.
+func SetResolver(t *testing.T, r Resolver) {
+	before := resolver
+	resolver = r
+	t.Cleanup(func() { resolver = before })
 }

@@ -240,7 +240,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true, ListSlots: r.c.lists,
 		Digest: informers.DigestOf(policy.SummarizeLiveObject),
 	}
-	if t.collects {
+	if t.collects || r.c.dns != nil && r.c.dns.records[t.Name] != nil {
 		need.Resource.Version, need.Form, need.Digest = t.Target.Version, informers.Reduced, informers.DigestOf(policy.SummarizeWithStatus)
 	}
 	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster, need)
@@ -264,6 +264,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 		}
 		r.loop.Enqueue(k)
 		r.c.replicas.changed(k)
+		r.c.dns.changed(k)
 		if t.collects {
 			r.c.loop.Enqueue(k)
 		}

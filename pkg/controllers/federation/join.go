@@ -48,7 +48,7 @@ type membership struct {
 	namespace, name                       string
 	clusterContext, hostContext, hostName string
 	secretName                            string
-	onlyNew, roles, force, dryRun         bool
+	onlyNew, roles, dns, force, dryRun    bool
 	out                                   io.Writer
 	clusterConfig                         *rest.Config
 	host, cluster                         dynamic.Interface
@@ -82,6 +82,7 @@ else. Run it again after a new FederatedTypeConfig, or after an error.`, m.join)
 	join.Flags().StringVar(&m.secretName, "secret-name", "", "The Secret on the host; by default the one that the KubeFedCluster has, or CLUSTER-token.")
 	join.Flags().BoolVar(&m.onlyNew, "error-on-existing", false, "It is an error if the KubeFedCluster exists.")
 	join.Flags().BoolVar(&m.roles, "rbac-types", false, "The manager may write roles that hold more than its own. It is an administrator of the cluster then.")
+	join.Flags().BoolVar(&m.dns, "dns", false, "The manager may also read what --federation-dns needs: Nodes and EndpointSlices.")
 	unjoin := command("unjoin CLUSTER", "Let a cluster leave the federation", `Removes what join or kubefedctl join has made. The federation namespace and all
 propagated objects stay in the cluster.`, m.unjoin)
 	unjoin.Flags().BoolVar(&m.force, "force", false, "It is no error if something cannot be removed from the cluster.")
@@ -158,7 +159,7 @@ func (m *membership) join(ctx context.Context) error {
 	}{
 		{namespacesResource, "Namespace", m.namespace, nil},
 		{accountsResource, "ServiceAccount", m.account(), map[string]any{"automountServiceAccountToken": false}},
-		{clusterRoleResource, "ClusterRole", m.role(), map[string]any{"rules": policy.ClusterRules(all, m.roles)}},
+		{clusterRoleResource, "ClusterRole", m.role(), map[string]any{"rules": policy.ClusterRules(all, m.roles, m.dns)}},
 		{bindingResource, "ClusterRoleBinding", m.role(), map[string]any{"subjects": []any{subject},
 			"roleRef": map[string]any{"apiGroup": rbacv1.GroupName, "kind": "ClusterRole", "name": m.role()}}},
 	} {

@@ -41,6 +41,8 @@ type readyCluster struct {
 
 	// Under the controller's mu:
 	types map[string]*typeWatch
+	// endpoints are the EndpointSlices of managed Services, with --federation-dns.
+	endpoints *informers.Following[*informers.Object]
 	// liveAnnotations are hashes of annotations after the last write or read, of objects whose annotations are
 	// overridden.
 	liveAnnotations map[key]*uint64
@@ -122,6 +124,16 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 
 // background notes that the loop takes keys. When it ends, so do the watches.
 func (r *readyCluster) background(ctx context.Context) error {
+	if r.c.dns != nil {
+		endpoints, err := r.c.dns.follow(ctx, r)
+		if err != nil {
+			return err
+		}
+		defer endpoints.Stop()
+		r.c.mu.Lock()
+		r.endpoints = endpoints
+		r.c.mu.Unlock()
+	}
 	r.running.Store(true)
 	<-ctx.Done()
 	r.running.Store(false)

@@ -82,7 +82,7 @@ func newFedWith(t *testing.T, flags []string, objects ...runtime.Object) *fed {
 	t.Helper()
 	const deploy = "../../../deploy/federation/"
 	host := controllertest.Setup{Entries: []controllers.Entry{federation.Entry()}, Flags: append(flags, "--federation-unsafe-endpoints")}.NewHost(t,
-		controllertest.ReadYAML(t, deploy+"crds/core.yaml", deploy+"crds/federated.yaml", deploy+"crds/scheduling.yaml", deploy+"types.yaml")...)
+		controllertest.ReadYAML(t, deploy+"crds/core.yaml", deploy+"crds/federated.yaml", deploy+"crds/scheduling.yaml", deploy+"crds/dns.yaml", "testdata/dnsendpoint.yaml", deploy+"types.yaml")...)
 	f := &fed{Host: host, t: t, clients: map[*controllertest.Host]dynamic.Interface{}}
 	f.c1, f.c2 = host.AddCluster("c1"), host.AddCluster("c2")
 	f.Put(secret("c1", "one"), secret("c2", "two"))

@@ -89,6 +89,14 @@ func AllowedUntil(object metav1.Object) time.Time {
 	return until
 }
 
+// Topology returns where the Nodes of the cluster are.
+func (s ClusterStatus) Topology() (t Topology) {
+	if t.Zones = s.Zones; s.Region != nil {
+		t.Region = *s.Region
+	}
+	return t
+}
+
 // rewriteAfter is how old an unchanged status may be.
 const rewriteAfter = 5 * time.Minute
 

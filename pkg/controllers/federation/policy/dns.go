@@ -6,6 +6,7 @@ package policy
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -15,6 +16,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
@@ -82,13 +84,13 @@ type Topology struct {
 	Region string   `json:"region,omitempty"`
 }
 
-// Endpoint is a record of a DNSEndpoint.
+// Endpoint is a record of a DNSEndpoint. Its fields are in the order of their JSON names.
 type Endpoint struct {
 	DNSName    string            `json:"dnsName"`
+	Labels     map[string]string `json:"labels,omitempty"`
 	RecordTTL  int64             `json:"recordTTL"`
 	RecordType string            `json:"recordType"`
 	Targets    []string          `json:"targets"`
-	Labels     map[string]string `json:"labels,omitempty"`
 }
 
 // ReadDNSRecord reads a ServiceDNSRecord or an IngressDNSRecord. A status that cannot be read counts as none.
@@ -116,96 +118,98 @@ func (r *DNSRecord) global() string {
 	return strings.Join([]string{cmp.Or(r.Spec.ExternalName, r.Name), r.Namespace, r.Spec.DomainRef, "svc"}, ".")
 }
 
+// validName reports whether a text is a DNS name.
+func validName(name string) bool {
+	long := slices.ContainsFunc(strings.Split(name, "."), func(label string) bool { return len(label) > validation.DNS1123LabelMaxLength })
+	return !long && len(validation.IsDNS1123Subdomain(name)) == 0
+}
+
 // Check returns why nothing may be written for a record. domain is the domain of a ServiceDNSRecord.
 func (r *DNSRecord) Check(domain string) error {
-	type named struct{ field, name string }
-	var names []named
-	for _, host := range r.Spec.Hosts {
-		names = append(names, named{"hosts", strings.TrimPrefix(host, "*.")})
-	}
+	field, names := "hosts", slices.Clone(r.Spec.Hosts)
 	if !r.Ingress {
-		names = []named{{"the name made of the record and its domain", r.global() + "." + domain}}
-		if prefix := r.Spec.DNSPrefix; prefix != "" {
-			names = append(names, named{"dnsPrefix", prefix + "." + domain})
+		field, names = "the name that the record and its domain make", []string{r.global() + "." + domain}
+		if r.Spec.DNSPrefix != "" {
+			names = append(names, r.Spec.DNSPrefix+"."+domain)
 		}
 	}
 	switch {
 	case len(r.EndpointName()) > validation.DNS1123SubdomainMaxLength:
-		return fmt.Errorf("metadata.name: %q would be too long as the name of a DNSEndpoint", cut(r.EndpointName(), 64)+"...")
+		return errors.New("metadata.name: would be too long as the name of a DNSEndpoint")
 	case r.Spec.RecordTTL < 0 || r.Spec.RecordTTL > math.MaxInt32:
 		return fmt.Errorf("recordTTL: must be 0 to %d", math.MaxInt32)
-	case r.Ingress && len(r.Spec.Hosts) > maxHosts:
+	case len(r.Spec.Hosts) > maxHosts:
 		return fmt.Errorf("hosts: must be at most %d", maxHosts)
-	case !r.Ingress && slices.Contains(strings.Split(r.Spec.DNSPrefix, "."), "svc"):
-		return fmt.Errorf("dnsPrefix: must not have the label svc, which is for the names of Services")
+	case slices.Contains(strings.Split(r.Spec.DNSPrefix, "."), "svc"):
+		return errors.New("dnsPrefix: must not have the label svc, which is for the names of Services")
 	}
-	for _, n := range names {
-		long := slices.ContainsFunc(strings.Split(n.name, "."), func(label string) bool { return len(label) > validation.DNS1123LabelMaxLength })
-		if long || len(validation.IsDNS1123Subdomain(n.name)) > 0 {
-			return fmt.Errorf("%s: must be a DNS name in lower case, with at most 63 characters a label and 253 in all, got %q", n.field, cut(n.name, 64))
+	for _, name := range names {
+		if r.Ingress {
+			name = strings.TrimPrefix(name, "*.")
+		}
+		if !validName(name) {
+			return fmt.Errorf("%s: must be a DNS name in lower case, with at most 63 characters a label and 253 in all, got %.64q", field, name)
 		}
 	}
 	return nil
 }
 
-// Last returns what the status says of a cluster, without what cannot be.
+// Last returns what the status says of a cluster.
 func (r *DNSRecord) Last(cluster string) (last ClusterDNS, known bool) {
 	at := slices.IndexFunc(r.Status.DNS, func(c ClusterDNS) bool { return c.Cluster == cluster })
 	if at < 0 {
 		return last, false
 	}
-	last = r.Status.DNS[at]
-	last.LoadBalancer.tidy()
-	last.Topology = last.Valid()
-	return last, true
+	return r.Status.DNS[at], true
 }
 
-// Endpoints returns the records, sorted by name. answers has the addresses of host names. Names that a
-// cluster's zones and region make too long are left out.
-func (r *DNSRecord) Endpoints(status DNSStatus, answers map[string][]string) (all []Endpoint) {
-	records := map[string]*Endpoint{}
+// Endpoints returns the records, sorted by name. answers has the addresses of host names. Names that the zone or
+// the region of a cluster makes too long are left out.
+func (r *DNSRecord) Endpoints(status DNSStatus, answers map[string][]netip.Addr) []Endpoint {
+	records, labels := map[string]Endpoint{}, map[string]string(nil)
+	if r.Spec.ExternalName != "" {
+		labels = map[string]string{"serviceName": r.Name}
+	}
 	// add adds a name that has addresses, or else leads to the next name. One name added twice is one record.
-	add := func(name string, addresses []string, next string) *Endpoint {
-		e := records[name]
-		if e == nil {
-			e = &Endpoint{DNSName: name, RecordTTL: cmp.Or(r.Spec.RecordTTL, defaultTTL), RecordType: "CNAME", Targets: []string{next}}
-			records[name] = e
+	add := func(name string, addresses []string, next string) {
+		e, exists := records[name]
+		if !exists {
+			e = Endpoint{name, labels, cmp.Or(r.Spec.RecordTTL, defaultTTL), "CNAME", []string{next}}
 		}
 		if len(addresses) > 0 && e.RecordType == "CNAME" {
 			e.RecordType, e.Targets = "A", nil
 		}
 		e.Targets = append(e.Targets, addresses...)
-		if r.Spec.ExternalName != "" {
-			e.Labels = map[string]string{"serviceName": r.Name}
-		}
-		return e
+		records[name] = e
 	}
-	under := func(name string) string { return name + "." + status.Domain }
+	service := r.global()
+	global := service + "." + status.Domain
 	for _, c := range status.DNS {
-		addresses, region := c.LoadBalancer.addresses(answers), r.global()+"."+c.Region
+		addresses, region := c.LoadBalancer.addresses(answers), c.Region+"."+status.Domain
 		if r.Ingress {
 			for _, host := range r.Spec.Hosts {
 				add(host, addresses, "")
 			}
 			continue
 		}
-		add(under(r.global()), addresses, "")
+		add(global, addresses, "")
 		if c.Region == "" {
 			continue
 		}
-		add(under(region), addresses, under(r.global()))
+		add(service+"."+region, addresses, global)
 		for _, zone := range c.Zones {
-			add(under(r.global()+"."+zone+"."+c.Region), addresses, under(region))
+			add(service+"."+zone+"."+region, addresses, service+"."+region)
 		}
 	}
-	if !r.Ingress && r.Spec.DNSPrefix != "" {
-		add(under(r.Spec.DNSPrefix), nil, under(r.global())).Labels = nil
+	if labels = nil; !r.Ingress && r.Spec.DNSPrefix != "" {
+		add(r.Spec.DNSPrefix+"."+status.Domain, nil, global)
 	}
+	all := []Endpoint{}
 	for _, name := range slices.Sorted(maps.Keys(records)) {
 		e := records[name]
 		slices.Sort(e.Targets)
-		if e.Targets = slices.Compact(e.Targets); e.Targets[0] != "" && len(name) <= validation.DNS1123SubdomainMaxLength {
-			all = append(all, *e)
+		if e.Targets = slices.Compact(e.Targets); e.Targets[0] != "" && validName(strings.TrimPrefix(name, "*.")) {
+			all = append(all, e)
 		}
 	}
 	return all
@@ -214,7 +218,7 @@ func (r *DNSRecord) Endpoints(status DNSStatus, answers map[string][]string) (al
 // Hosts returns the host names of load balancers.
 func (s DNSStatus) Hosts() (hosts []string) {
 	for _, c := range s.DNS {
-		for _, i := range c.LoadBalancer.Ingress {
+		for _, i := range c.LoadBalancer.counted() {
 			if i.Hostname != "" {
 				hosts = append(hosts, i.Hostname)
 			}
@@ -229,59 +233,44 @@ func ReadLoadBalancer(status RemoteStatus) LoadBalancer {
 	if json.Unmarshal(status, &s) != nil {
 		return LoadBalancer{}
 	}
-	s.LoadBalancer.tidy()
-	return s.LoadBalancer
-}
-
-// tidy sorts the addresses, and drops those that cannot be, and those that are too many.
-func (l *LoadBalancer) tidy() {
-	l.Ingress = slices.DeleteFunc(slices.Clone(l.Ingress), func(i LoadBalancerIngress) bool {
-		_, err := netip.ParseAddr(i.IP)
-		return i.IP != "" && err != nil || i.Hostname != "" && len(validation.IsDNS1123Subdomain(i.Hostname)) > 0 || i == LoadBalancerIngress{}
-	})
-	slices.SortFunc(l.Ingress, func(a, b LoadBalancerIngress) int {
+	slices.SortFunc(s.LoadBalancer.Ingress, func(a, b LoadBalancerIngress) int {
 		return cmp.Or(cmp.Compare(a.IP, b.IP), cmp.Compare(a.Hostname, b.Hostname))
 	})
-	if l.Ingress = slices.Compact(l.Ingress); len(l.Ingress) > maxAddresses {
-		l.Ingress = l.Ingress[:maxAddresses]
-	}
-	if len(l.Ingress) == 0 {
-		l.Ingress = nil
-	}
+	return LoadBalancer{slices.Compact(s.LoadBalancer.counted())}
+}
+
+func (l LoadBalancer) counted() []LoadBalancerIngress {
+	return l.Ingress[:min(len(l.Ingress), maxAddresses)]
 }
 
 // addresses returns the IPv4 addresses, since A records have no others.
-func (l LoadBalancer) addresses(answers map[string][]string) (all []string) {
-	for _, i := range l.Ingress {
-		if ip, err := netip.ParseAddr(i.IP); err == nil && ip.Is4() {
-			all = append(all, i.IP)
+func (l LoadBalancer) addresses(answers map[string][]netip.Addr) (all []string) {
+	for _, i := range l.counted() {
+		found := answers[i.Hostname]
+		if ip, err := netip.ParseAddr(i.IP); err == nil {
+			found = append(slices.Clone(found), ip)
 		}
-		all = append(all, answers[i.Hostname]...)
+		for _, ip := range found {
+			if ip = ip.Unmap(); ip.Is4() {
+				all = append(all, ip.String())
+			}
+		}
 	}
+	slices.Sort(all)
 	return all[:min(len(all), maxAddresses)]
 }
 
-// Valid returns the topology without names that cannot be in a DNS name, and without zones that are too many.
-func (t Topology) Valid() (valid Topology) {
-	for _, zone := range t.Zones {
-		valid.add(zone, t.Region)
-	}
-	valid.add("", t.Region)
-	return valid
-}
-
-// AddNode adds the labels of a Node. Of several regions, the first by name counts.
-func (t *Topology) AddNode(labels map[string]string) {
-	t.add(labels[corev1.LabelTopologyZone], labels[corev1.LabelTopologyRegion])
-}
-
-func (t *Topology) add(zone, region string) {
-	if at, exists := slices.BinarySearch(t.Zones, zone); !exists && len(validation.IsDNS1123Label(zone)) == 0 {
-		t.Zones = slices.Insert(t.Zones, at, zone)
-		t.Zones = t.Zones[:min(len(t.Zones), maxZones)]
-	}
-	if len(validation.IsDNS1123Label(region)) == 0 && (t.Region == "" || region < t.Region) {
-		t.Region = region
+// AddNodes adds the labels of Nodes that can be in a DNS name. Of several regions, the first by name counts.
+func (t *Topology) AddNodes(nodes []metav1.PartialObjectMetadata) {
+	for i := range nodes {
+		zone, region := nodes[i].Labels[corev1.LabelTopologyZone], nodes[i].Labels[corev1.LabelTopologyRegion]
+		if at, exists := slices.BinarySearch(t.Zones, zone); !exists && len(validation.IsDNS1123Label(zone)) == 0 {
+			t.Zones = slices.Insert(t.Zones, at, zone)
+			t.Zones = t.Zones[:min(len(t.Zones), maxZones)]
+		}
+		if len(validation.IsDNS1123Label(region)) == 0 && (t.Region == "" || region < t.Region) {
+			t.Region = region
+		}
 	}
 }
 
@@ -292,15 +281,4 @@ func SummarizeEndpointSlice(s *discoveryv1.EndpointSlice) []byte {
 		return nil
 	}
 	return []byte(s.Labels[discoveryv1.LabelServiceName])
-}
-
-// Answer returns the addresses of a host name in A records, of those that it was resolved to.
-func Answer(resolved []netip.Addr) (addresses []string) {
-	for _, ip := range resolved {
-		if ip = ip.Unmap(); ip.Is4() {
-			addresses = append(addresses, ip.String())
-		}
-	}
-	slices.Sort(addresses)
-	return addresses[:min(len(addresses), maxAddresses)]
 }

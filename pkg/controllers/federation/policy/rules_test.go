@@ -27,15 +27,17 @@ func TestClusterRules(t *testing.T) {
 	for name, test := range map[string]struct {
 		targets []string // group/plural
 		roles   bool
+		dns     bool
 		want    []string
 	}{
-		"no types":                        {},
-		"types of several groups":         {[]string{"/secrets", "batch/jobs", "/configmaps"}, false, []string{": configmaps secrets: " + verbs, "batch: jobs: " + verbs}},
-		"Pods are read for replicas":      {[]string{"apps/replicasets"}, false, []string{"apps: replicasets: " + verbs, ": pods: list"}},
-		"roles within the manager's own":  {[]string{"rbac.authorization.k8s.io/clusterroles"}, false, []string{"rbac.authorization.k8s.io: clusterroles: " + verbs}},
-		"any roles":                       {[]string{"rbac.authorization.k8s.io/roles"}, true, []string{"rbac.authorization.k8s.io: roles: " + verbs, "rbac.authorization.k8s.io: clusterroles roles: bind escalate"}},
-		"any roles without a type for it": {[]string{"/secrets"}, true, []string{": secrets: " + verbs}},
-		"what is never propagated":        {[]string{"/nodes", "core.kubefed.io/kubefedclusters"}, false, nil},
+		"no types":                             {},
+		"types of several groups":              {[]string{"/secrets", "batch/jobs", "/configmaps"}, false, false, []string{": configmaps secrets: " + verbs, "batch: jobs: " + verbs}},
+		"Pods are read for replicas":           {[]string{"apps/replicasets"}, false, false, []string{"apps: replicasets: " + verbs, ": pods: list"}},
+		"Nodes and endpoints are read for DNS": {[]string{"/services"}, false, true, []string{": services: " + verbs, ": nodes: list", "discovery.k8s.io: endpointslices: list watch"}},
+		"roles within the manager's own":       {[]string{"rbac.authorization.k8s.io/clusterroles"}, false, false, []string{"rbac.authorization.k8s.io: clusterroles: " + verbs}},
+		"any roles":                            {[]string{"rbac.authorization.k8s.io/roles"}, true, false, []string{"rbac.authorization.k8s.io: roles: " + verbs, "rbac.authorization.k8s.io: clusterroles roles: bind escalate"}},
+		"any roles without a type for it":      {[]string{"/secrets"}, true, false, []string{": secrets: " + verbs}},
+		"what is never propagated":             {[]string{"/nodes", "core.kubefed.io/kubefedclusters"}, false, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var all []TypeConfig
@@ -43,7 +45,7 @@ func TestClusterRules(t *testing.T) {
 				group, plural, _ := strings.Cut(target, "/")
 				all = append(all, TypeConfig{TypeSpec: TypeSpec{Target: Resource{Group: group, PluralName: plural}}})
 			}
-			if got, want := texts(ClusterRules(all, test.roles)), append(test.want, always...); !slices.Equal(got, want) {
+			if got, want := texts(ClusterRules(all, test.roles, test.dns)), append(test.want, always...); !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		})

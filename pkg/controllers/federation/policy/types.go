@@ -199,8 +199,8 @@ func (t *TypeConfig) NextStatus(runs bool, c Config) (TypeStatus, bool) {
 
 // ClusterRules returns what the manager must be allowed in a cluster to propagate some types. With roles, it
 // may also write roles that hold more than its own rules, if there is a type for them: it is an administrator
-// then.
-func ClusterRules(all []TypeConfig, roles bool) []rbacv1.PolicyRule {
+// then. With dns, it may read what DNS records need besides.
+func ClusterRules(all []TypeConfig, roles, dns bool) []rbacv1.PolicyRule {
 	targets := map[string][]string{}
 	for _, t := range all {
 		if t.Invalid == nil && t.unsupported(all) == "" {
@@ -220,6 +220,10 @@ func ClusterRules(all []TypeConfig, roles bool) []rbacv1.PolicyRule {
 	}
 	if slices.ContainsFunc([]string{"deployments", "replicasets"}, func(t string) bool { return slices.Contains(targets["apps"], t) }) {
 		rule("", []string{"pods"}, "list") // for replicas
+	}
+	if dns {
+		rule("", []string{"nodes"}, "list")
+		rule("discovery.k8s.io", []string{"endpointslices"}, "list", "watch")
 	}
 	rule("", []string{"namespaces"}, "get") // which cluster it is
 	rules[len(rules)-1].ResourceNames = []string{metav1.NamespaceSystem}
