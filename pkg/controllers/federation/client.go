@@ -7,7 +7,6 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"io"
 	"math"
 	"net"
@@ -133,7 +132,8 @@ func (c *client) send(t *http.Transport, r *http.Request) (*http.Response, error
 	if err != nil {
 		return nil, err
 	}
-	response.Body = &bounded{response.Body, boundOf(r)}
+	// A longer body is an error, so that a cluster cannot make the manager hold it.
+	response.Body = http.MaxBytesReader(nil, response.Body, boundOf(r))
 	if response.StatusCode/100 == 3 {
 		response.Header.Del("Location")
 	}
@@ -141,25 +141,6 @@ func (c *client) send(t *http.Transport, r *http.Request) (*http.Response, error
 		_ = c.renew(r.Context()) // the 401 is the answer; a Secret without a token shows when it changes
 	}
 	return response, nil
-}
-
-// bounded is the body of an answer. A body that is too long is an error, so that a cluster cannot
-// make the manager hold it.
-type bounded struct {
-	io.ReadCloser
-	left int64
-}
-
-var errTooLong = errors.New("the answer is too long")
-
-// Read implements io.Reader.
-func (b *bounded) Read(p []byte) (int, error) {
-	if b.left <= 0 {
-		return 0, errTooLong
-	}
-	n, err := b.ReadCloser.Read(p[:min(int64(len(p)), b.left)])
-	b.left -= int64(n)
-	return n, err
 }
 
 // boundOf returns how long the answer to a request may be. A watch has no end.

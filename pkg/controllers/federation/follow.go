@@ -138,7 +138,7 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) {
 		c.replicas.changed(k)
 	}
 	if moved && t.IsNamespace() && name.Name == name.Namespace {
-		c.replicas.Enqueue(c.replicas.all(name.Namespace)...)
+		c.replicas.Enqueue(namesIn(c.informers.preferences, name.Namespace)...)
 		for _, k := range c.all(func(t *federatedType) bool { return t.Target.Namespaced() }) {
 			if k.Namespace == name.Namespace {
 				c.loop.Enqueue(k)

@@ -8,9 +8,11 @@ import (
 	"time"
 	"unique"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // key is a federated object: the name of its FederatedTypeConfig, and its own.
@@ -50,3 +52,11 @@ func newKeyLoop(options controllers.LoopOptions, reconcile func(context.Context,
 
 // Enqueue adds keys to the queue, see [controllers.Loop.Enqueue].
 func (l keyLoop) Enqueue(keys ...key) { l.Loop.Enqueue(queuedKeys(keys)...) }
+
+// namesIn returns the names of all objects of a namespace, or of all namespaces.
+func namesIn[T metav1.Object](objects informers.Informer[T], namespace string) (names []cache.ObjectName) {
+	for _, object := range objects.List(namespace, nil) {
+		names = append(names, cache.MetaObjectToName(object))
+	}
+	return names
+}

@@ -70,17 +70,9 @@ func newSpreader(c *controller, loop controllers.LoopOptions) (*spreader, error)
 	s.Loop, err = controllers.NewLoop(loop, s.reconcile, controllers.WatchSelf(c.informers.preferences),
 		controllers.WatchChanges(c.informers.clusters, s.clusterChanged),
 		controllers.WatchChanges(c.informers.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
-			return s.all(metav1.NamespaceAll)
+			return namesIn(c.informers.preferences, metav1.NamespaceAll)
 		}))
 	return s, err
-}
-
-// all returns the names of all preferences of a namespace.
-func (s *spreader) all(namespace string) (names []cache.ObjectName) {
-	for _, object := range s.c.informers.preferences.List(namespace, nil) {
-		names = append(names, cache.MetaObjectToName(object))
-	}
-	return names
 }
 
 // clusterChanged returns all preferences if a KubeFedCluster comes or goes, or if its labels or its readiness
@@ -92,7 +84,7 @@ func (s *spreader) clusterChanged(e controllers.Event[*unstructured.Unstructured
 			return nil
 		}
 	}
-	return s.all(metav1.NamespaceAll)
+	return namesIn(s.c.informers.preferences, metav1.NamespaceAll)
 }
 
 // spreads reports whether there is a preference for a federated object.

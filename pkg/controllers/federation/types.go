@@ -5,8 +5,6 @@ package federation
 
 import (
 	"context"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -62,15 +60,9 @@ func newTypeLoop(c *controller, loop controllers.LoopOptions) (*typeLoop, error)
 }
 
 // all returns the names of all FederatedTypeConfigs.
-func (l *typeLoop) all() (keys []cache.ObjectName) {
-	for _, object := range l.c.informers.types.List(l.c.cfg.Namespace, nil) {
-		keys = append(keys, cache.MetaObjectToName(object))
-	}
-	return keys
-}
+func (l *typeLoop) all() []cache.ObjectName { return namesIn(l.c.informers.types, l.c.cfg.Namespace) }
 
-// runningTypes returns the types that run, sorted by name. A type whose generation has changed
-// is started again.
+// runningTypes returns the types that run.
 func (l *typeLoop) runningTypes() (types []policy.TypeConfig) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,7 +71,6 @@ func (l *typeLoop) runningTypes() (types []policy.TypeConfig) {
 			types = append(types, t.TypeConfig)
 		}
 	}
-	slices.SortFunc(types, func(a, b policy.TypeConfig) int { return strings.Compare(a.Name, b.Name) })
 	return types
 }
 

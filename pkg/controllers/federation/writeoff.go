@@ -32,14 +32,11 @@ func (c *controller) newWrittenOffLoop(options controllers.LoopOptions) (*contro
 		}
 	})
 	return controllers.NewLoop(options, c.reconcileWrittenOff, controllers.WatchSelf(c.informers.writtenOff),
-		controllers.WatchChanges(c.informers.clusters, func(e controllers.Event[*unstructured.Unstructured]) (keys []cache.ObjectName) {
+		controllers.WatchChanges(c.informers.clusters, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			if e.New != nil {
 				return nil
 			}
-			for _, object := range c.informers.writtenOff.List(c.cfg.Namespace, nil) {
-				keys = append(keys, cache.MetaObjectToName(object))
-			}
-			return keys
+			return namesIn(c.informers.writtenOff, c.cfg.Namespace)
 		}))
 }
 

@@ -104,19 +104,15 @@ func (s FederatedStatus) Next(c Conclusion, now time.Time) (FederatedStatus, boo
 	}
 	next := FederatedStatus{ObservedGeneration: c.Generation, Clusters: sorted(c.Clusters)}
 	changed := c.Wrote || hashJSON(next.Clusters) != hashJSON(sorted(s.Clusters))
-	at := slices.IndexFunc(s.Conditions, func(old FederatedCondition) bool { return old.Type == Propagation })
-	if at < 0 {
-		changed = true
-	} else if old := s.Conditions[at]; old.Status != condition.Status || old.Reason != condition.Reason {
-		changed = true
-		if old.Status == condition.Status {
-			condition.LastTransitionTime = old.LastTransitionTime
-		}
-	} else {
+	var old FederatedCondition
+	if at := slices.IndexFunc(s.Conditions, func(c FederatedCondition) bool { return c.Type == Propagation }); at >= 0 {
+		old = s.Conditions[at]
+	}
+	if old.Status == condition.Status {
 		condition.LastTransitionTime = old.LastTransitionTime
-		if !changed {
-			condition.LastUpdateTime = old.LastUpdateTime
-		}
+	}
+	if changed = changed || old.Status != condition.Status || old.Reason != condition.Reason; !changed {
+		condition.LastUpdateTime = old.LastUpdateTime
 	}
 	next.Conditions = []FederatedCondition{condition}
 	return next, changed || len(s.Conditions) != 1 || next.ObservedGeneration != s.ObservedGeneration
