@@ -189,7 +189,8 @@ func (d *dryRun) asDryRun(r *http.Request) (*http.Request, string) {
 	return dry, ""
 }
 
-// deleteOptions returns the DeleteOptions in a body, with dryRun. The clients of [controllers.Host] send JSON.
+// deleteOptions returns the DeleteOptions in a body, with dryRun. The clients of [controllers.Host] send
+// JSON.
 func deleteOptions(body []byte, contentType string) ([]byte, error) {
 	if media, _, _ := mime.ParseMediaType(contentType); media != "" && media != runtime.ContentTypeJSON {
 		return nil, fmt.Errorf("request body: content type %q must be %s", contentType, runtime.ContentTypeJSON)

@@ -117,13 +117,15 @@ func (l *Loop[K]) add(key K, in lane, tenant string) {
 // workers and mappings have returned, however long that takes: the host, which holds the Lease, decides how
 // long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
-	logger, labels := klog.FromContext(ctx), l.opts.labels()
-	for i := 0; i < len(labels); i += 2 {
-		logger = logger.WithValues(labels[i], labels[i+1])
+	o, logger, labels := l.opts, klog.FromContext(ctx).WithValues("controller", l.opts.Name), []string{"controller", l.opts.Name}
+	if o.Loop != "" {
+		logger, labels = logger.WithValues("loop", o.Loop), append(labels, "loop", o.Loop)
 	}
-	ctx = klog.NewContext(ctx, logger)
-	// All goroutines inherit the label: the workers' and the queue's.
-	pprof.Do(ctx, pprof.Labels(labels...), func(ctx context.Context) {
+	if o.Cluster != "" {
+		logger, labels = logger.WithValues("cluster", o.Cluster), append(labels, "cluster", o.Cluster)
+	}
+	// All goroutines inherit the labels: the workers' and the queue's.
+	pprof.Do(klog.NewContext(ctx, logger), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
 	return err

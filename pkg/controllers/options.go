@@ -61,18 +61,6 @@ func (o LoopOptions) queueName() string {
 	return o.Name + "-" + o.Loop
 }
 
-// labels returns the labels of log lines and profiles, as pairs of name and value.
-func (o LoopOptions) labels() []string {
-	labels := []string{"controller", o.Name}
-	if o.Loop != "" {
-		labels = append(labels, "loop", o.Loop)
-	}
-	if o.Cluster != "" {
-		labels = append(labels, "cluster", o.Cluster)
-	}
-	return labels
-}
-
 // withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
 func (o LoopOptions) withDefaults() (LoopOptions, error) {
 	o.Workers = max(o.Workers, 1)

@@ -117,7 +117,8 @@ const (
 // memberRole is a ClusterRole of the manager in c2.
 const memberRole = "federation-member"
 
-// permit lets the manager work with these resources in c2, and with no others, if its role there is memberRole.
+// permit lets the manager work with these resources in c2, and with no others, if its role there is
+// memberRole.
 func (m *members) permit(resources ...string) {
 	m.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: memberRole}, Rules: []rbacv1.PolicyRule{

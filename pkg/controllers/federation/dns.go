@@ -34,7 +34,8 @@ var (
 	serviceDNSRecords = schema.GroupVersionResource{Group: policy.DNSGroup, Version: "v1alpha1", Resource: "servicednsrecords"}
 	ingressDNSRecords = schema.GroupVersionResource{Group: policy.DNSGroup, Version: "v1alpha1", Resource: "ingressdnsrecords"}
 	domains           = schema.GroupVersionResource{Group: policy.DNSGroup, Version: "v1alpha1", Resource: "domains"}
-	// dnsRecords are the records of the objects that have load balancers, by the name of the FederatedTypeConfig.
+	// dnsRecords are the records of the objects that have load balancers, by the name of the
+	// FederatedTypeConfig.
 	dnsRecords = map[string]schema.GroupVersionResource{"services": serviceDNSRecords, "ingresses.networking.k8s.io": ingressDNSRecords}
 )
 
@@ -59,8 +60,8 @@ type Resolver interface {
 // resolver resolves the host names of load balancers.
 var resolver Resolver = net.DefaultResolver
 
-// dnsLoop writes the DNSEndpoints of ServiceDNSRecords and IngressDNSRecords. The kind of a key is that of the
-// objects that have the load balancers: the name of their FederatedTypeConfig.
+// dnsLoop writes the DNSEndpoints of ServiceDNSRecords and IngressDNSRecords. The kind of a key is that of
+// the objects that have the load balancers: the name of their FederatedTypeConfig.
 type dnsLoop struct {
 	keyLoop
 	c                  *controller
@@ -109,8 +110,8 @@ func (l *dnsLoop) all() (keys []queuedKey) {
 	return keys
 }
 
-// clusterChanged returns all records if a KubeFedCluster comes or goes, becomes ready or not, or if its zones or its
-// region change.
+// clusterChanged returns all records if a KubeFedCluster comes or goes, becomes ready or not, or if its zones
+// or its region change.
 func (l *dnsLoop) clusterChanged(e controllers.Event[*unstructured.Unstructured]) []queuedKey {
 	if e.Old != nil && e.New != nil {
 		before, after := policy.ReadCluster(e.Old).Status, policy.ReadCluster(e.New).Status
@@ -197,8 +198,8 @@ func (l *dnsLoop) read(object *unstructured.Unstructured) (record *policy.DNSRec
 	return record, domain, problem
 }
 
-// write writes the status and the DNSEndpoint of a record. It returns the answers for host names, and when to look
-// again even without an event.
+// write writes the status and the DNSEndpoint of a record. It returns the answers for host names, and when to
+// look again even without an event.
 func (l *dnsLoop) write(ctx context.Context, k key, object *unstructured.Unstructured, record *policy.DNSRecord, domain string, last map[string][]netip.Addr) (answers map[string][]netip.Addr, after time.Duration, err error) {
 	status, after := l.observe(k, record, domain)
 	if !reflect.DeepEqual(status, record.Status) {
@@ -233,8 +234,8 @@ func (l *dnsLoop) write(ctx context.Context, k key, object *unstructured.Unstruc
 	return answers, after, nil
 }
 
-// observe returns the status of a record. A cluster of which nothing is known keeps what the status says; after is
-// when more may be known without an event.
+// observe returns the status of a record. A cluster of which nothing is known keeps what the status says;
+// after is when more may be known without an event.
 func (l *dnsLoop) observe(k key, record *policy.DNSRecord, domain string) (status policy.DNSStatus, after time.Duration) {
 	status.Domain = domain
 	for _, cluster := range l.c.joinedClusters() {
@@ -258,8 +259,8 @@ func (l *dnsLoop) observe(k key, record *policy.DNSRecord, domain string) (statu
 	return status, after
 }
 
-// loadBalancer returns the load balancer of an object of the cluster, and whether it is known. A Service that has no
-// ready endpoints has none.
+// loadBalancer returns the load balancer of an object of the cluster, and whether it is known. A Service that
+// has no ready endpoints has none.
 func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (none policy.LoadBalancer, known bool) {
 	r.c.mu.Lock()
 	endpoints := r.endpoints
@@ -277,8 +278,8 @@ func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (none polic
 	return policy.ReadLoadBalancer(policy.ReadRemoteStatus(object.Digest(Name))), true
 }
 
-// resolve returns the addresses of host names. A failure keeps the last answer. complete is unset if it is not known
-// whether a name without a last answer exists.
+// resolve returns the addresses of host names. A failure keeps the last answer. complete is unset if it is
+// not known whether a name without a last answer exists.
 func (l *dnsLoop) resolve(ctx context.Context, hosts []string, last map[string][]netip.Addr) (answers map[string][]netip.Addr, complete bool) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()

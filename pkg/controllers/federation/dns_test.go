@@ -54,8 +54,8 @@ type named struct {
 	names *resolver
 }
 
-// newNamed returns a fed with the Domain fed, which is ex.org, and the Service and the Ingress web in both clusters.
-// The Nodes of c1 are in the region eu and the zone a, those of c2 have no labels.
+// newNamed returns a fed with the Domain fed, which is ex.org, and the Service and the Ingress web in both
+// clusters. The Nodes of c1 are in the region eu and the zone a, those of c2 have no labels.
 func newNamed(t *testing.T) *named {
 	t.Helper()
 	names := &resolver{names: map[string]any{}}
@@ -104,8 +104,8 @@ func record(t *testing.T, spec string) *unstructured.Unstructured {
 	return object(t, "{apiVersion: multiclusterdns.kubefed.io/v1alpha1, kind: "+kind+", metadata: {namespace: shop, name: web}, spec: {"+spec+"}}")
 }
 
-// records checks the records of a DNSEndpoint, such as "NAME A 1.1.1.1", without what all names of the Service begin
-// with.
+// records checks the records of a DNSEndpoint, such as "NAME A 1.1.1.1", without what all names of the
+// Service begin with.
 func (n *named) records(name string, want ...string) {
 	n.t.Helper()
 	var got []string

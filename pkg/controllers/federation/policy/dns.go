@@ -36,8 +36,8 @@ const (
 	DomainMissing    = "DomainMissing"
 )
 
-// DNSRecord is a ServiceDNSRecord or an IngressDNSRecord: it asks for DNS names of the Services or Ingresses of
-// its own name and namespace in all clusters.
+// DNSRecord is a ServiceDNSRecord or an IngressDNSRecord: it asks for DNS names of the Services or Ingresses
+// of its own name and namespace in all clusters.
 type DNSRecord struct {
 	Namespace, Name string
 	// Ingress is set if it is an IngressDNSRecord, which has Hosts. All others are a ServiceDNSRecord's.
@@ -163,8 +163,8 @@ func (r *DNSRecord) Last(cluster string) (last ClusterDNS, known bool) {
 	return r.Status.DNS[at], true
 }
 
-// Endpoints returns the records, sorted by name. answers has the addresses of host names. Names that the zone or
-// the region of a cluster makes too long are left out.
+// Endpoints returns the records, sorted by name. answers has the addresses of host names. Names that the zone
+// or the region of a cluster makes too long are left out.
 func (r *DNSRecord) Endpoints(status DNSStatus, answers map[string][]netip.Addr) []Endpoint {
 	records, labels := map[string]Endpoint{}, map[string]string(nil)
 	if r.Spec.ExternalName != "" {
