@@ -288,12 +288,12 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 	if next.Ready() != before.Ready() {
 		klog.FromContext(ctx).Info("Cluster readiness changed", "cluster", klog.KObj(object), "ready", next.Ready())
 	}
-	if reason := next.Event(before); reason != "" {
-		text := "the cluster does not answer: " + next.Error
-		if next.State == policy.NoClient {
-			text = cmp.Or(next.Error, "the KubeFedCluster or its Secret gives no client")
-		}
-		l.c.host.Events.Event(object, corev1.EventTypeWarning, reason, text)
+	switch {
+	case next.State == before.State:
+	case next.State == policy.NoClient:
+		l.c.host.Events.Event(object, corev1.EventTypeWarning, "MalformedClusterConfig", cmp.Or(next.Error, "the KubeFedCluster or its Secret gives no client"))
+	case next.State == policy.NoAnswer:
+		l.c.host.Events.Event(object, corev1.EventTypeWarning, "RetrievingClusterHealthFailed", "the cluster does not answer: "+next.Error)
 	}
 }
 

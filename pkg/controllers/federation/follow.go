@@ -159,13 +159,7 @@ func (c *controller) remember(t *federatedType, k key, before policy.Digest) {
 	c.recordFor(k).recordedDigest = &before
 }
 
-func digestOf(o *informers.Object) policy.Digest {
-	digest, err := policy.ReadDigest(o.Digest(Name))
-	if err != nil {
-		digest.Placement.Malformed = "it cannot be read"
-	}
-	return digest
-}
+func digestOf(o *informers.Object) policy.Digest { return policy.ReadDigest(o.Digest(Name)) }
 
 // typeWatch is the watch of a type in a cluster. A watch that fails tries again by itself.
 type typeWatch struct {

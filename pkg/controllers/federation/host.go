@@ -22,12 +22,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// addFinalizer keeps the federated object until no cluster has its object. It comes before the first write
-// in a cluster.
-func (c *controller) addFinalizer(ctx context.Context, v *view) error {
-	return c.finalize(ctx, v, true)
-}
-
 // removeFinalizer lets the federated object go, after its PropagatedVersion: the garbage collector would
 // delete that later, perhaps when a new federated object of this name has it. One that the cache does not
 // have yet is left to the garbage collector.
@@ -48,6 +42,7 @@ func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
 	return nil
 }
 
+// finalize adds or removes the finalizer, which keeps the federated object until no cluster has its object.
 func (c *controller) finalize(ctx context.Context, v *view, wanted bool) error {
 	object, err := c.read(ctx, v.federatedType, v.key.ObjectName)
 	if object == nil || err != nil {

@@ -185,10 +185,7 @@ func (r *readyCluster) live(k key) *policy.LiveObject {
 	if !exists {
 		return nil
 	}
-	live, err := policy.ReadLiveObject(object, object.Digest(Name))
-	if err != nil {
-		live.Version = "" // it is read, then
-	}
+	live := policy.ReadLiveObject(object, object.Digest(Name))
 	return &live
 }
 
@@ -220,7 +217,7 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 		w.status = policy.WaitingForRemoval
 	case policy.Create:
 		err = w.create(ctx)
-	case policy.Look, policy.Update:
+	case policy.Update:
 		err = w.update(ctx)
 	case policy.Remove:
 		err = w.remove(ctx, true)

@@ -113,11 +113,12 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	if v.err != nil && !v.deleting {
 		return c.conclude(ctx, v, nil)
 	}
-	if v.deleting && !v.digest.Finalizer {
+	switch {
+	case v.digest.Finalizer:
+	case v.deleting:
 		return 0, nil
-	}
-	if !v.deleting && !v.digest.Finalizer {
-		return 0, c.addFinalizer(ctx, v) // its event is next: no cluster is written before that
+	default:
+		return 0, c.finalize(ctx, v, true) // its event is next: no cluster is written before that
 	}
 	outcomes := c.outcomes(v)
 	wait, err := c.writeOffs(ctx, v, outcomes)

@@ -216,11 +216,7 @@ func (w *work) needsNoWrite(live, object *unstructured.Unstructured, rendered po
 	if live.GetLabels()[policy.ManagedLabel] != "true" || !maps.Equal(live.GetAnnotations(), object.GetAnnotations()) {
 		return false
 	}
-	cached, err := policy.ReadLiveObject(live, policy.SummarizeLiveObject(live))
-	if err != nil {
-		return false
-	}
-	state := w.state
+	cached, state := policy.ReadLiveObject(live, policy.SummarizeLiveObject(live)), w.state
 	state.Live, state.Rendered, state.Rendered.Annotations = &cached, rendered, false
 	return policy.Decide(state) == policy.Nothing
 }
@@ -239,11 +235,10 @@ func (w *work) remember(object *unstructured.Unstructured, content uint64, annot
 	if !annotations {
 		return
 	}
-	if read, err := policy.ReadLiveObject(object, policy.SummarizeLiveObject(object)); err == nil {
-		w.cluster.c.mu.Lock()
-		w.cluster.liveAnnotations[w.key] = &read.Annotations
-		w.cluster.c.mu.Unlock()
-	}
+	read := policy.ReadLiveObject(object, policy.SummarizeLiveObject(object))
+	w.cluster.c.mu.Lock()
+	w.cluster.liveAnnotations[w.key] = &read.Annotations
+	w.cluster.c.mu.Unlock()
 }
 
 // remove deletes the object, or takes the label off.

@@ -93,20 +93,18 @@ func (c *controller) writeOffs(ctx context.Context, v *view, outcomes map[string
 		return 0, nil
 	}
 	var due []string
-	present := false
 	for name, is := range outcomes {
 		if is.cleared {
 			continue
 		}
 		away, isAway := c.away(ctx, v.Name, name)
 		if !isAway {
-			present = true
-			continue
+			return 0, nil // its result is awaited first
 		}
 		wait = max(wait, away.WriteOff(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGracePeriod, c.clock.Now()))
 		due = append(due, name)
 	}
-	if present || wait > 0 {
+	if wait > 0 {
 		return wait, nil
 	}
 	for _, name := range due {
@@ -114,9 +112,7 @@ func (c *controller) writeOffs(ctx context.Context, v *view, outcomes map[string
 		if err != nil {
 			return 0, fmt.Errorf("write off %s in cluster %s: %w", describe(v), name, err)
 		}
-		is := outcomes[name]
-		is.cleared = written
-		outcomes[name] = is
+		outcomes[name] = outcome{status: outcomes[name].status, cleared: written}
 	}
 	return 0, nil
 }

@@ -21,9 +21,7 @@ const (
 	Wait
 	// Create it. If it is there already, AdoptExisting decides.
 	Create
-	// Look reads the object and renders it, and updates it if its annotations are others than rendered.
-	Look
-	// Update reads the object, renders it and writes it with its resourceVersion.
+	// Update reads the object, renders it and, if that is another, writes it with its resourceVersion.
 	Update
 	// Remove reads the object, and ActionToRemove decides.
 	Remove
@@ -77,9 +75,7 @@ func (s State) refresh() Action {
 		return Update
 	case !s.Rendered.Annotations:
 		return Nothing
-	case s.LiveAnnotations == nil:
-		return Look
-	case *s.LiveAnnotations != live.Annotations:
+	case s.LiveAnnotations == nil, *s.LiveAnnotations != live.Annotations:
 		return Update
 	}
 	return Nothing

@@ -39,7 +39,7 @@ func TestDecide(t *testing.T) {
 		"annotations of others change, and none are overridden":                      {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: plain, LiveAnnotations: &other}, Nothing},
 		"overridden annotations as seen":                                             {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, LiveAnnotations: &seen}, Nothing},
 		"overridden annotations changed":                                             {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated, LiveAnnotations: &other}, Update},
-		"overridden annotations after a restart":                                     {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated}, Look},
+		"overridden annotations after a restart":                                     {State{Exists: true, Wanted: true, Live: live("gen:1"), Recorded: "gen:1", Rendered: annotated}, Update},
 		"the host's own Namespace loses its label if not wanted":                     {State{Exists: true, Live: live("rv:7"), Own: true}, Unlabel},
 		"an object that is not wanted is removed":                                    {State{Exists: true, Live: live("gen:1")}, Remove},
 		"an object that is not wanted and absent needs nothing":                      {State{Exists: true}, Nothing},

@@ -130,9 +130,12 @@ func Summarize(u *unstructured.Unstructured) []byte {
 	return data
 }
 
-// ReadDigest reads what Summarize returned.
-func ReadDigest(summary []byte) (d Digest, err error) {
-	return d, json.Unmarshal(summary, &d)
+// ReadDigest reads what Summarize returned. With anything else, the placement is malformed.
+func ReadDigest(summary []byte) (d Digest) {
+	if json.Unmarshal(summary, &d) != nil {
+		d.Placement.Malformed = "it cannot be read"
+	}
+	return d
 }
 
 // labels returns the labels of the object in a cluster with these overrides. Operations elsewhere

@@ -80,19 +80,6 @@ func (h Health) Observe(r Result, err string, c Config) Health {
 	return h
 }
 
-// Event returns the reason of the Warning for a change of the state, or "".
-func (h Health) Event(before Health) string {
-	if h.State != before.State {
-		switch h.State {
-		case NoClient:
-			return "MalformedClusterConfig"
-		case NoAnswer:
-			return "RetrievingClusterHealthFailed"
-		}
-	}
-	return ""
-}
-
 // conditions returns the whole list, without times.
 func (h Health) conditions() []ClusterCondition {
 	condition := func(kind, status, reason, message string) ClusterCondition {

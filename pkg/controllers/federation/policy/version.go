@@ -8,7 +8,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -176,15 +175,17 @@ func hashed(m map[string]string) uint64 {
 	return hashJSON(m)
 }
 
-// ReadLiveObject joins a cached object and what SummarizeLiveObject returned.
-func ReadLiveObject(o metav1.Object, summary []byte) (LiveObject, error) {
-	live := LiveObject{UID: o.GetUID(), Version: "rv:" + o.GetResourceVersion(), Deleting: o.GetDeletionTimestamp() != nil}
+// ReadLiveObject joins a cached object and what SummarizeLiveObject returned. Without that the object has no
+// version, and is read.
+func ReadLiveObject(o metav1.Object, summary []byte) LiveObject {
+	live := LiveObject{UID: o.GetUID(), Deleting: o.GetDeletionTimestamp() != nil}
 	if len(summary) < 17 {
-		return live, errors.New("the summary is too short")
+		return live
 	}
+	live.Version = "rv:" + o.GetResourceVersion()
 	live.Labels, live.Annotations = binary.LittleEndian.Uint64(summary), binary.LittleEndian.Uint64(summary[8:])
 	if generation, _ := binary.Varint(summary[16:]); generation != 0 {
 		live.Version = "gen:" + strconv.FormatInt(generation, 10)
 	}
-	return live, nil
+	return live
 }
