@@ -5,11 +5,9 @@ package federation_test
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -322,90 +320,4 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { run(t, test) })
 	}
-}
-
-// TestWriteOffCoversANamespaceOfTheHost deletes a Namespace of the host with all that is federated in it.
-func TestWriteOffCoversANamespaceOfTheHost(t *testing.T) {
-	run(t, func(f *fed) {
-		f.c2.Cut()
-		f.Sleep(time.Minute)
-		f.Delete(configMap(f.t), federated(f.t, "Namespace", "shop", "{}"))
-		f.Sleep(6 * time.Minute)
-		f.status("FederatedConfigMap", "f", "gone")
-		f.status("FederatedNamespace", "shop", "gone")
-		if n := len(f.records()); n != 2 {
-			f.t.Errorf("%d records", n)
-		}
-		f.back()
-		got := f.c2.Writes()
-		if slices.Sort(got); !slices.Equal(got, []string{deleted, "delete namespaces shop"}) {
-			t.Errorf("wrote %q", got)
-		}
-		f.noRecords()
-	})
-}
-
-// TestGraceOfZeroWritesNothingOff has a grace of 0.
-func TestGraceOfZeroWritesNothingOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFedWith(t, []string{"--federation-unreachable-grace-period=0"}, configMap(t))
-		f.away()
-		f.Sleep(20 * time.Minute)
-		f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
-		f.back()
-		f.has(f.c2, "gone")
-		f.status("FederatedConfigMap", "f", "gone")
-	})
-}
-
-// TestLongAbsenceOfAClusterIsMadeGood has a cluster that is away for an hour while many federated objects
-// change.
-func TestLongAbsenceOfAClusterIsMadeGood(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFed(t)
-		named := func(i int, content string) *unstructured.Unstructured {
-			return federated(t, "ConfigMap", fmt.Sprintf("f-%d", i), fmt.Sprintf("{template: {data: {a: %s}}, %s}", content, both))
-		}
-		const size, again = 500, 100 // the first half is deleted, and some of it made again
-		for i := range 2 * size {
-			f.Put(named(i, "b"))
-		}
-		f.Sleep(5 * time.Minute)
-		if n := len(f.c2.Writes()); n != 2*size+1 {
-			t.Fatalf("%d writes in c2", n)
-		}
-		f.c2.Cut()
-		f.Sleep(10 * time.Minute)
-		for i := range size {
-			f.Delete(named(i, "b"))
-			f.Put(named(size+i, "changed"))
-		}
-		f.Sleep(6 * time.Minute)
-		for i := range 2 * size {
-			if name := fmt.Sprintf("f-%d", i); (f.get(f.Host, "FederatedConfigMap", "shop", name) == nil) != (i < size) {
-				t.Errorf("%s exists, or not", name)
-			}
-		}
-		if n := len(f.records()); n != size {
-			t.Errorf("%d records", n)
-		}
-		for i := range again {
-			f.Put(named(i, "again"))
-		}
-		f.Sleep(44 * time.Minute)
-		f.c2.Restore()
-		f.Sleep(70 * time.Second) // a probe, and a minute
-		wrote := map[string]int{}
-		for _, w := range f.c2.Writes() {
-			wrote[strings.Fields(w)[0]]++
-			i := 0
-			if _, err := fmt.Sscanf(w, "delete configmaps shop/f-%d", &i); err == nil && (i < again || i >= size) {
-				t.Error(w)
-			}
-		}
-		if wrote["delete"] != size-again || wrote["update"] != size+again || len(wrote) != 2 {
-			t.Errorf("wrote %v in c2", wrote)
-		}
-		f.noRecords()
-	})
 }
