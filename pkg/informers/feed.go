@@ -49,9 +49,6 @@ type feed struct {
 	// unless that has happened. Only the reflector's goroutine uses them.
 	watchingSince time.Time
 	freeSlot      func()
-
-	mu      sync.Mutex
-	restart context.CancelFunc // makes it list anew
 }
 
 func (f *feed) covers(namespace string) bool {
@@ -60,43 +57,26 @@ func (f *feed) covers(namespace string) bool {
 
 // run lists and watches until ctx ends.
 func (f *feed) run(ctx context.Context) {
-	for ctx.Err() == nil {
-		inner, cancel := context.WithCancel(ctx)
-		f.mu.Lock()
-		f.restart = cancel
-		f.mu.Unlock()
-		// A new reflector knows no version, so it believes what it lists even if that is older.
-		reflector := cache.NewReflectorWithOptions(f, nil, f, cache.ReflectorOptions{
-			Name: f.state.name, TypeDescription: f.state.name,
-		})
-		for delay := backoff; f.takeListSlot(inner); {
-			f.watchingSince = time.Time{}
-			err := reflector.ListAndWatchWithContext(inner)
-			f.listDone()
-			if !f.watchingSince.IsZero() && f.clock.Since(f.watchingSince) > time.Minute {
-				delay = backoff
-			}
-			if err != nil && inner.Err() == nil {
-				f.listFailed(inner, err)
-				f.state.logFailure(ctx, err)
-			}
-			timer := f.clock.NewTimer(delay.Step())
-			select {
-			case <-timer.C():
-			case <-inner.Done():
-				timer.Stop()
-			}
+	reflector := cache.NewReflectorWithOptions(f, nil, f, cache.ReflectorOptions{
+		Name: f.state.name, TypeDescription: f.state.name,
+	})
+	for delay := backoff; f.takeListSlot(ctx); {
+		f.watchingSince = time.Time{}
+		err := reflector.ListAndWatchWithContext(ctx)
+		f.listDone()
+		if !f.watchingSince.IsZero() && f.clock.Since(f.watchingSince) > time.Minute {
+			delay = backoff
 		}
-		cancel()
-	}
-}
-
-// relist makes the feed list anew, as at the start.
-func (f *feed) relist() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.restart != nil {
-		f.restart()
+		if err != nil && ctx.Err() == nil {
+			f.listFailed(ctx, err)
+			f.state.logFailure(ctx, err)
+		}
+		timer := f.clock.NewTimer(delay.Step())
+		select {
+		case <-timer.C():
+		case <-ctx.Done():
+			timer.Stop()
+		}
 	}
 }
 
@@ -149,8 +129,7 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 
 // listFailed notes what a list or a watch has failed with. If that says that an optional resource does not
 // exist, and discovery confirms it, the cache is emptied. If the resource was absent and discovery has it
-// now, the failure counts. run calls listFailed, and not ListWithContext, since client-go does not wait for
-// a list whose ctx has ended: a late answer would empty what a newer list has filled.
+// now, the failure counts.
 func (f *feed) listFailed(ctx context.Context, err error) {
 	if absent := f.state.absent(); f.informer.plan.optional && (apierrors.IsNotFound(err) || absent) {
 		listed, _ := f.state.filled()

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -313,35 +312,6 @@ func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestLateAnswerOfDiscoveryEmptiesNoNewerList(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		c.failWith(func(string) error { return notFound })
-		need := reloadNeed
-		need.Optional = true
-		f := newTestCache(t, c, need)
-		feed, asked, answer := f.informers[0].feeds[0], make(chan struct{}), make(chan struct{})
-		ask := sync.OnceFunc(func() { close(asked) })
-		feed.exists = func(context.Context) error {
-			ask()
-			<-answer
-			return notFound
-		}
-		f.Start(t.Context())
-		defer f.Shutdown()
-		<-asked
-		c.failWith(nil)
-		feed.relist()
-		synctest.Wait()
-		close(answer)
-		pass(10 * time.Minute)
-		wantNames(t, f, "shop/a")
-		if s := secretsStatus(f); s.Absent || !s.Synced {
-			t.Errorf("absent %t, synced %t", s.Absent, s.Synced)
-		}
-	})
 }
 
 func TestOptionalResourceInAnotherVersion(t *testing.T) {
