@@ -5,12 +5,10 @@ package informers
 
 import (
 	"context"
-	"strings"
 	"sync"
 	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -161,28 +159,13 @@ func (i *informer) replace(f *feed, list []any) error {
 		_, there := listed[name]
 		return !there && f.covers(name.Namespace)
 	}
-	for _, key := range i.keys(f) {
+	for _, key := range i.objects.ListKeys() {
 		if name, err := cache.ParseObjectName(key); err == nil && isGone(name) {
 			i.forget(f, key)
 		}
 	}
 	i.panics.forgetGone(isGone)
 	return nil
-}
-
-// keys returns the keys of the objects in the namespace of f.
-func (i *informer) keys(f *feed) []string {
-	keys := i.objects.ListKeys()
-	if f.namespace == metav1.NamespaceAll {
-		return keys
-	}
-	var some []string
-	for _, key := range keys {
-		if strings.HasPrefix(key, f.namespace+"/") {
-			some = append(some, key)
-		}
-	}
-	return some
 }
 
 // event is a change of an object. old is nil for one that came, new for one that went.
