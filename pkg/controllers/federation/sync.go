@@ -35,12 +35,9 @@ type keyRecord struct {
 	// wrote is when the status was last written; dirty is set after a later write in a cluster.
 	wrote time.Time
 	dirty bool
-	// events are the Events that were recorded on the federated object.
-	events []event
+	// events are the reasons and texts of the Events that were recorded on the federated object.
+	events []string
 }
-
-// event is an Event on a federated object.
-type event struct{ kind, reason, text string }
 
 // result is what the loop of a cluster has reported of a key.
 type result struct {
@@ -308,12 +305,11 @@ func (c *controller) warnOnce(v *view, problem policy.Problem) {
 
 // eventOnce records an Event on the federated object, once in the life of its record.
 func (c *controller) eventOnce(v *view, kind, reason, text string) {
-	e := event{kind, reason, text}
 	c.mu.Lock()
-	record := c.recordFor(v.key)
-	recorded := slices.Contains(record.events, e)
+	record, event := c.recordFor(v.key), reason+" "+text
+	recorded := slices.Contains(record.events, event)
 	if !recorded {
-		record.events = append(record.events, e)
+		record.events = append(record.events, event)
 	}
 	c.mu.Unlock()
 	if !recorded {

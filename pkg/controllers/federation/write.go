@@ -65,19 +65,17 @@ func (w *work) fail(status string, err error) error {
 	if controllers.IsNotLeading(err) || apierrors.IsConflict(err) {
 		return err
 	}
-	reason := eventReasons[status]
+	reason, timeout := eventReasons[status], net.Error(nil)
 	if refused := (*policy.Failure)(nil); errors.As(err, &refused) {
-		w.status = refused.Status // until this or the federated object changes
-		w.event(corev1.EventTypeWarning, reason, err)
-		return nil
-	}
-	timeout := net.Error(nil)
-	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
-		status, w.noAnswer = policy.TimedOut(status), true
+		status = refused.Status // until this or the federated object changes
+	} else {
+		if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
+			status, w.noAnswer = policy.TimedOut(status), true
+		}
+		w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.cluster.name, truncatedError{err})
 	}
 	w.status = status
-	w.event(corev1.EventTypeWarning, reason, err)
-	w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.cluster.name, truncatedError{err})
+	w.event(reason, err)
 	return nil
 }
 
@@ -102,11 +100,11 @@ var eventTexts = map[string]string{"CreateInCluster": "Creating", "UpdateInClust
 
 // event records an Event on the federated object: the write, or its failure if the status of the cluster
 // is new.
-func (w *work) event(kind, reason string, err error) {
+func (w *work) event(reason string, err error) {
 	if reason == "" || w.object == nil {
 		return
 	}
-	text := fmt.Sprintf("%s %s in cluster %q", eventTexts[reason], describe(w.view), w.cluster.name)
+	kind, text := corev1.EventTypeNormal, fmt.Sprintf("%s %s in cluster %q", eventTexts[reason], describe(w.view), w.cluster.name)
 	if err != nil {
 		w.cluster.c.mu.Lock()
 		known := w.cluster.c.records[w.key].resultOf(w.cluster.name)
@@ -115,7 +113,7 @@ func (w *work) event(kind, reason string, err error) {
 		if same {
 			return
 		}
-		reason, text = reason+"Failed", text+": "+truncatedError{err}.Error()
+		kind, reason, text = corev1.EventTypeWarning, reason+"Failed", text+": "+truncatedError{err}.Error()
 	}
 	w.cluster.c.emit(w.view, kind, reason, text)
 }
@@ -226,7 +224,7 @@ func (w *work) written(f *policy.Federated, object *unstructured.Unstructured, r
 	digest := f.Digest()
 	w.wrote = true
 	w.remember(object, digest.Content(w.cluster.name), digest.For(w.cluster.name).Annotations)
-	w.event(corev1.EventTypeNormal, reason, nil)
+	w.event(reason, nil)
 }
 
 // remember records the version of an object that has the content.
@@ -348,6 +346,6 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 		return nil
 	}
 	w.wrote = true
-	w.event(corev1.EventTypeNormal, "DeleteInCluster", nil)
+	w.event("DeleteInCluster", nil)
 	return nil
 }
