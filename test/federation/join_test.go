@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -44,9 +45,10 @@ type joining struct {
 	kubeconfig string // with the contexts c1, which is the current one, and c2
 }
 
-func newJoining(t *testing.T) *joining {
+func newJoining(t *testing.T, patience time.Duration) *joining {
 	t.Helper()
-	j := &joining{members: newPlanes(t, 6*fleet.Patience, cluster.Options{}), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	// As clusters of before Kubernetes 1.34 do, c2 does not list by a watch.
+	j := &joining{members: newPlanes(t, patience, cluster.Options{FeatureGates: "WatchList=false"}), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
 	contexts := api.NewConfig()
 	for name, c := range map[string]*cluster.Cluster{"c1": shared.Cluster, "c2": j.second} {
 		config := c.AdminConfig()
@@ -124,7 +126,7 @@ func (j *joining) used() (verbs []string, refused []string) {
 
 // TestJoinAndUnjoin works with what join grants, and nothing else.
 func TestJoinAndUnjoin(t *testing.T) {
-	j := newJoining(t)
+	j := newJoining(t, 6*fleet.Patience)
 	j.configure(quick)
 	j.run(shared.Binary, "join", "c1")
 	j.run(shared.Binary, "join", "c2", "--dry-run")
@@ -144,8 +146,7 @@ func TestJoinAndUnjoin(t *testing.T) {
 	j.patch(f, `{"spec":{"placement":{"clusters":[{"name":"c1"},{"name":"c2"}]}}}`)
 	j.status(f, "c1= c2=")
 	verbs, refused := j.used()
-	verbs = slices.DeleteFunc(verbs, func(verb string) bool { return verb == "list" }) // older clusters than these do not list by a watch
-	if want := []string{"create", "delete", "get", "patch", "update", "watch"}; !slices.Equal(verbs, want) || len(refused) > 0 {
+	if want := []string{"create", "delete", "get", "list", "patch", "update", "watch"}; !slices.Equal(verbs, want) || len(refused) > 0 {
 		t.Errorf("used are the verbs %q, want %q; refused were %q", verbs, want, refused)
 	}
 
@@ -191,10 +192,8 @@ func TestJoinAndUnjoin(t *testing.T) {
 
 // TestLongKubeFedJoin lets kubefedctl undo what join does, and the reverse.
 func TestLongKubeFedJoin(t *testing.T) {
-	if fleet.Setting(t, "KUBEFED", 0) == 0 {
-		t.Skip("make kubefed runs it")
-	}
-	j := newJoining(t)
+	asked(t)
+	j := newJoining(t, 6*fleet.Patience)
 	k := &kubefed{members: j.members}
 	var err error
 	if k.box, err = sandbox.New(k.ctx, ""); err != nil {

@@ -4,6 +4,9 @@
 package federation
 
 import (
+	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,11 +14,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
@@ -23,10 +29,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// specs are the tests of KubeFed v0.10.0, by their whole names, that judge a manager of the present
-// edition. Of the other 38, 11 need replicas (8) or remote status (3). The rest judge KubeFed's own
-// packages and programs: its version manager (12), `kubefedctl federate` (4), the defaults of its
-// webhook (2), its scheduler, its controller of FederatedTypeConfigs and its leader election (1 each);
+// specs are the tests of KubeFed v0.10.0, by their whole names, that judge a manager. The other 27 judge
+// KubeFed's own packages and programs: its version manager (12), `kubefedctl federate` (4), the defaults of
+// its webhook (2), its scheduler, its controller of FederatedTypeConfigs and its leader election (1 each);
 // or they run only with scope Namespaced, or in the suite's own process (6).
 var specs = []string{
 	`Federated "clusterroles.rbac.authorization.k8s.io" should be created, read, updated and deleted successfully`,
@@ -42,6 +47,9 @@ var specs = []string{
 	`Federated "configmaps" should report NamespaceNotFederated in propagation status if the containing namespace is not federated`,
 	`Federated "configmaps" should have the managed label removed if not managed`,
 	`Federated "configmaps" should not be deleted if unlabeled`,
+	`Federated "deployments.apps" should be created, read its remote status and deleted successfully`,
+	`Federated "jobs.batch" should be created, read its remote status and deleted successfully`,
+	`Federated "replicasets.apps" should be created, read its remote status and deleted successfully`,
 	`Federated CRD resources with namespaced=true should be created, read, updated and deleted successfully`,
 	`Federated CRD resources with namespaced=false should be created, read, updated and deleted successfully`,
 	`DeleteOptions Deployment should be created and deleted successfully, but ReplicaSet that created by Deployment won't be deleted`,
@@ -49,64 +57,122 @@ var specs = []string{
 	`Core API Validation for FederatedTypeConfig should fail when an invalid FederatedTypeConfig is created or updated`,
 	`Core API Validation for KubeFedCluster should fail when an invalid KubeFedCluster is created or updated`,
 	`Core API Validation for KubeFedConfig should fail when an invalid KubeFedConfig is created or updated`,
+	`Scheduling ReplicaSchedulingPreferences scheduling for federated deployments.apps should result in replicas spread equally in clusters with no explicit per cluster preferences`,
+	`Scheduling ReplicaSchedulingPreferences scheduling for federated deployments.apps should result in replicas spread in proportion of weights when explicit preferences with weights specified`,
+	`Scheduling ReplicaSchedulingPreferences scheduling for federated deployments.apps should result in replicas spread considering min replicas when both minreplica and weights specified`,
+	`Scheduling ReplicaSchedulingPreferences scheduling for federated deployments.apps should result in target clusters are the intersection of the RSP clusters and federated resource placement`,
+	`Scheduling ReplicaSchedulingPreferences scheduling for federated replicasets.apps should result in replicas spread equally in clusters with no explicit per cluster preferences`,
+	`Scheduling ReplicaSchedulingPreferences scheduling for federated replicasets.apps should result in replicas spread in proportion of weights when explicit preferences with weights specified`,
+	`Scheduling ReplicaSchedulingPreferences scheduling for federated replicasets.apps should result in replicas spread considering min replicas when both minreplica and weights specified`,
+	`Scheduling ReplicaSchedulingPreferences scheduling for federated replicasets.apps should result in target clusters are the intersection of the RSP clusters and federated resource placement`,
 }
 
 // kubefed is a federation on which KubeFed's manager can lead too. c2 is as complete as c1.
 type kubefed struct {
 	*members
-	box            *sandbox.Sandbox
-	suite, manager string // the programs
+	box     *sandbox.Sandbox
+	manager string // the program
 }
 
-// newKubeFed returns a federation, if the environment asks for the tests with KubeFed's programs.
+// newKubeFed returns a federation of two members, if the environment asks for the tests with KubeFed's
+// programs.
 func newKubeFed(t *testing.T) *kubefed {
+	t.Helper()
+	asked(t)
+	return withKubeFed(newMembers(t, time.Hour, cluster.Options{}), "Disabled")
+}
+
+// asked skips a test with KubeFed's programs unless the environment asks for them.
+func asked(t *testing.T) {
 	t.Helper()
 	if fleet.Setting(t, "KUBEFED", 0) == 0 {
 		t.Skip("make kubefed runs it")
 	}
-	k := &kubefed{members: newMembers(t, time.Hour, cluster.Options{})}
+}
+
+// withKubeFed builds KubeFed's manager. The gate RawResourceStatusCollection is Enabled or Disabled.
+func withKubeFed(m *members, collection string) *kubefed {
+	m.Helper()
+	k := &kubefed{members: m}
 	var err error
 	if k.box, err = sandbox.New(k.ctx, ""); err != nil {
-		t.Fatal(err)
+		k.Fatal(err)
 	}
-	t.Cleanup(func() { _ = k.box.Close() })
-	k.suite = k.build("suite", "test", "-c", ".")
+	k.Cleanup(func() { _ = k.box.Close() })
 	k.manager = k.build("kubefed", "build", "sigs.k8s.io/kubefed/cmd/controller-manager")
 	// KubeFed's manager needs what its webhook would add.
-	k.patch(object(t, "kind: KubeFedConfig, metadata: {name: kubefed}"), `{"spec":{"controllerDuration":{"availableDelay":"20s","unavailableDelay":"60s","cacheSyncTimeout":"5m"},
+	k.patch(object(k.T, "kind: KubeFedConfig, metadata: {name: kubefed}"), `{"spec":{"controllerDuration":{"availableDelay":"20s","unavailableDelay":"60s","cacheSyncTimeout":"5m"},
 		"leaderElect":{"leaseDuration":"15s","renewDeadline":"10s","retryPeriod":"5s","resourceLock":"configmaps"},
 		"clusterHealthCheck":{"period":"10s","timeout":"3s","failureThreshold":3,"successThreshold":1},
 		"syncController":{"maxConcurrentReconciles":1,"adoptResources":"Enabled"},"statusController":{"maxConcurrentReconciles":1},
-		"featureGates":[{"name":"PushReconciler","configuration":"Enabled"},{"name":"SchedulerPreferences","configuration":"Enabled"},{"name":"RawResourceStatusCollection","configuration":"Disabled"}]}}`)
+		"featureGates":[{"name":"PushReconciler","configuration":"Enabled"},{"name":"SchedulerPreferences","configuration":"Enabled"},{"name":"RawResourceStatusCollection","configuration":"`+collection+`"}]}}`)
 	return k
 }
 
 // build builds a program of hack/kubefed by a command of go.
 func (k *kubefed) build(name, command string, args ...string) string {
 	k.Helper()
+	path := filepath.Join(k.box.Dir, name)
+	k.goCommand(append([]string{command, "-o", path}, args...)...)
+	return path
+}
+
+// goCommand runs a command of go in hack/kubefed, and returns what it prints.
+func (k *kubefed) goCommand(args ...string) string {
+	k.Helper()
 	root, err := controlplane.Root()
 	if err != nil {
 		k.Fatal(err)
 	}
-	path := filepath.Join(k.box.Dir, name)
-	build := exec.CommandContext(k.ctx, "go", append([]string{command, "-o", path}, args...)...)
-	build.Dir = filepath.Join(root, "hack", "kubefed")
-	if out, err := build.CombinedOutput(); err != nil {
-		k.Fatalf("%v: %s", err, out)
+	run := exec.CommandContext(k.ctx, "go", args...)
+	run.Dir = filepath.Join(root, "hack", "kubefed")
+	var said bytes.Buffer
+	run.Stderr = &said
+	out, err := run.Output()
+	if err != nil {
+		k.Fatalf("%v: %s", err, said.String())
 	}
-	return path
+	return strings.TrimSpace(string(out))
+}
+
+// buildSuite builds the suite without KubeFed's own scheduler, which it would start for the specs of
+// ReplicaSchedulingPreferences.
+func (k *kubefed) buildSuite() string {
+	k.Helper()
+	own := filepath.Join(k.box.Dir, "kubefed-module")
+	file := filepath.Join(own, "test", "e2e", "scheduling.go")
+	err := os.CopyFS(own, os.DirFS(k.goCommand("list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kubefed")))
+	text, readErr := os.ReadFile(file)
+	mod, modErr := os.ReadFile(k.goCommand("env", "GOMOD"))
+	sum, sumErr := os.ReadFile(filepath.Join(filepath.Dir(k.goCommand("env", "GOMOD")), "go.sum"))
+	if err := errors.Join(err, readErr, modErr, sumErr); err != nil {
+		k.Fatal(err)
+	}
+	for _, line := range []string{"controllerFixture, _ := framework.NewSchedulingManagerFixture(tl, f.ControllerConfig())", "f.RegisterFixture(controllerFixture)"} {
+		if !bytes.Contains(text, []byte(line)) {
+			k.Fatalf("%s has no line %s", file, line)
+		}
+		text = bytes.ReplaceAll(text, []byte(line), nil)
+	}
+	modfile := filepath.Join(k.box.Dir, "go.mod")
+	err = errors.Join(os.Chmod(file, 0o600), os.WriteFile(file, text, 0o600), os.WriteFile(filepath.Join(k.box.Dir, "go.sum"), sum, 0o600),
+		os.WriteFile(modfile, append(mod, "\nreplace sigs.k8s.io/kubefed => "+own+"\n"...), 0o600))
+	if err != nil {
+		k.Fatal(err)
+	}
+	return k.build("suite", "test", "-modfile="+modfile, "-vet=off", "-c", ".")
 }
 
 // in returns the federation for a subtest.
 func (k *kubefed) in(t *testing.T) *kubefed {
 	t.Helper()
-	return &kubefed{k.members.in(t), k.box, k.suite, k.manager}
+	return &kubefed{k.members.in(t), k.box, k.manager}
 }
 
 // runOurs starts our manager with the controller alone, and waits until it leads.
-func (m *members) runOurs() *cluster.Manager {
+func (m *members) runOurs(more ...string) *cluster.Manager {
 	m.Helper()
-	return shared.RunLeader(m.ctx, m.T, "--controllers=federation", "--federation-unsafe-endpoints")
+	return shared.RunLeader(m.ctx, m.T, append([]string{"--controllers=federation", "--federation-unsafe-endpoints"}, more...)...)
 }
 
 // runKubeFed starts KubeFed's manager, for the rest of the test at most, and waits until it leads.
@@ -136,37 +202,86 @@ func (k *kubefed) runKubeFed() *sandbox.Process {
 	return p
 }
 
-// kubeconfig returns the path of the administrator's kubeconfig, whose context has the name of the
-// host's KubeFedCluster: so the suite knows which cluster the host is.
-func (k *kubefed) kubeconfig() string {
-	k.Helper()
-	path := filepath.Join(k.box.Dir, "kubeconfig")
-	config, err := clientcmd.LoadFromFile(shared.Kubeconfig())
-	if err == nil {
-		config.Contexts["c1"] = config.Contexts[config.CurrentContext]
-		config.CurrentContext = "c1"
-		err = clientcmd.WriteToFile(*config, path)
+// joinAgain lets both clusters join whenever there is another FederatedTypeConfig, until ctx ends.
+func (j *joining) joinAgain(ctx context.Context) {
+	config, before := object(j.T, "kind: FederatedTypeConfig"), ""
+	for fleet.Wait(ctx, 200*time.Millisecond); ctx.Err() == nil; fleet.Wait(ctx, 200*time.Millisecond) {
+		list, err := client(config).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			continue
+		}
+		now := ""
+		for _, u := range list.Items {
+			now += u.GetName() + " "
+		}
+		if now == before {
+			continue
+		}
+		for _, name := range []string{"c1", "c2"} {
+			out, err := exec.CommandContext(ctx, shared.Binary, "federation", "join", name, "--rbac-types", "--kubeconfig="+j.kubeconfig).CombinedOutput()
+			if err != nil && ctx.Err() == nil {
+				j.Errorf("join %s: %v\n%s", name, err, out)
+			}
+		}
+		before = now
 	}
-	if err != nil {
-		k.Fatal(err)
-	}
-	return path
 }
 
-// TestLongKubeFedSuite runs KubeFed's tests several times in a row, with either manager.
+// permitSuite permits what the suite itself does in members, with the manager's tokens.
+func (j *joining) permitSuite() {
+	j.Helper()
+	for account, admin := range map[string]kubernetes.Interface{"c1-c1": shared.Admin, joinedAccount: j.admin2} {
+		meta := metav1.ObjectMeta{Name: "suite"}
+		_, err := admin.RbacV1().ClusterRoles().Create(j.ctx, &rbacv1.ClusterRole{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"apiextensions.k8s.io"}, Resources: []string{"customresourcedefinitions"}, Verbs: []string{"create", "get", "update", "delete"}},
+			{APIGroups: []string{"core.kubefed.io"}, Resources: []string{"federatedtypeconfigs"}, Verbs: []string{"create", "get", "list", "patch", "delete"}},
+			{APIGroups: []string{"types.kubefed.io"}, Resources: []string{"*"}, Verbs: []string{"get", "list"}}}}, metav1.CreateOptions{})
+		if err == nil {
+			_, err = admin.RbacV1().ClusterRoleBindings().Create(j.ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: meta,
+				RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "suite"},
+				Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: account}}}, metav1.CreateOptions{})
+		}
+		if err != nil {
+			j.Fatal(err)
+		}
+	}
+	j.Cleanup(func() {
+		_ = shared.Admin.RbacV1().ClusterRoleBindings().Delete(context.Background(), "suite", metav1.DeleteOptions{})
+		_ = shared.Admin.RbacV1().ClusterRoles().Delete(context.Background(), "suite", metav1.DeleteOptions{})
+	})
+}
+
+// TestLongKubeFedSuite runs KubeFed's tests several times in a row, with either manager. Its members have
+// joined by our command.
 func TestLongKubeFedSuite(t *testing.T) {
-	k := newKubeFed(t)
+	asked(t)
+	j := newJoining(t, time.Hour)
+	k := withKubeFed(j.members, "Enabled")
+	k.patch(object(t, "kind: KubeFedConfig, metadata: {name: kubefed}"), `{"spec":{"leaderElect":{"leaseDuration":"5m","renewDeadline":"4m","retryPeriod":"2s"}}}`)
+	for _, name := range []string{"deployments.apps", "jobs.batch", "replicasets.apps"} {
+		config := object(t, "kind: FederatedTypeConfig, metadata: {name: "+name+"}")
+		k.patch(config, `{"spec":{"statusCollection":"Enabled"}}`)
+		t.Cleanup(func() {
+			_, _ = client(config).Patch(context.Background(), name, types.MergePatchType, []byte(`{"spec":{"statusCollection":"Disabled"}}`), metav1.PatchOptions{})
+		})
+	}
+	j.permitSuite()
+	ctx, stop := context.WithCancel(k.ctx)
+	var joining sync.WaitGroup
+	joining.Go(func() { j.joinAgain(ctx) })
+	defer joining.Wait()
+	defer stop()
 	var names []string
 	for _, spec := range specs {
 		names = append(names, regexp.QuoteMeta(spec))
 	}
-	suite := sandbox.Command{Name: "suite", Path: k.suite, Env: cluster.CleanEnv(),
-		Args: []string{"-kubeconfig=" + k.kubeconfig(), "-ginkgo.noColor", `-ginkgo.focus=\[Top Level\] (` + strings.Join(names, "|") + ")$"}}
+	suite := sandbox.Command{Name: "suite", Path: k.buildSuite(), Env: cluster.CleanEnv(),
+		Args: []string{"-kubeconfig=" + j.kubeconfig, "-ginkgo.noColor", `-ginkgo.focus=\[Top Level\] (` + strings.Join(names, "|") + ")$"}}
 	for _, manager := range []struct {
 		name string
 		run  func(*kubefed)
 	}{
-		{"federation", func(k *kubefed) { k.runOurs() }},
+		{"federation", func(k *kubefed) { k.runOurs(patient...) }},
 		{"KubeFed", func(k *kubefed) { k.runKubeFed() }},
 	} {
 		t.Run(manager.name, func(t *testing.T) {

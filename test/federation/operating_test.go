@@ -83,7 +83,7 @@ func (o *operator) runs(with, prints string) {
 // TestLongOperatorsCommands brings about what each section of docs/operate/federation.md is for, and runs its
 // commands.
 func TestLongOperatorsCommands(t *testing.T) {
-	o := newOperator(newJoining(t))
+	o := newOperator(newJoining(t, 6*fleet.Patience))
 	const health = `{"controllerDuration":{"availableDelay":"1s"},"clusterHealthCheck":{"period":"1s","timeout":"1s","failureThreshold":2}}`
 	o.configure(health)
 	join := func() {

@@ -37,6 +37,9 @@ func newAbsences(t *testing.T, patience time.Duration) *members {
 // absenceArgs are the flags of a manager that writes off early.
 var absenceArgs = []string{"--controllers=federation", "--federation-unsafe-endpoints", "--federation-unreachable-grace-period=4s"}
 
+// patient are timings with which a busy machine ends no term.
+var patient = []string{"--leader-elect-lease-duration=2m", "--leader-elect-renew-deadline=90s", "--leader-elect-retry-period=2s"}
+
 // createMany creates federated ConfigMaps from a name on.
 func (m *members) createMany(from, to int, content string) (all []*unstructured.Unstructured) {
 	m.Helper()
