@@ -14,7 +14,6 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
@@ -169,8 +168,6 @@ func (k key) Tenant() string { return strconv.FormatUint(uint64(k.node), 36) }
 
 // String returns the name of the request.
 func (k key) String() string { return k.name }
-
-func (k key) object() cache.ObjectName { return cache.NewObjectName("", k.name) }
 
 func same(e controllers.Event[*informers.Object]) bool {
 	return e.Old != nil && e.New != nil && bytes.Equal(e.Old.Digest(Name), e.New.Digest(Name))

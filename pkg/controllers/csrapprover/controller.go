@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 	"k8s.io/utils/clock"
@@ -95,7 +96,7 @@ func (c *controller) Status() controllers.Status {
 }
 
 func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	o, exists := c.requests.Get(k.object())
+	o, exists := c.requests.Get(cache.NewObjectName("", k.name))
 	switch {
 	case !exists || requestOf(o).state != pending:
 		c.memory.forget(k.name)

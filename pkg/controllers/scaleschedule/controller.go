@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -144,7 +145,7 @@ func (c *controller) targets(e controllers.Event[*informers.Object]) (keys []key
 		}
 		target := policy.Decode(obj.Digest(Name)).Target
 		for _, k := range c.kinds {
-			if name, ok := k.named(target); ok && c.cfg.scales(k) {
+			if name, ok := strings.CutPrefix(target, string(k.Kind)+"/"); ok && c.cfg.scales(k) {
 				keys = append(keys, key{k, cache.NewObjectName(obj.GetNamespace(), name)})
 			}
 		}
@@ -154,7 +155,6 @@ func (c *controller) targets(e controllers.Event[*informers.Object]) (keys []key
 
 // Run reconciles until ctx ends and every worker has ended.
 func (c *controller) Run(ctx context.Context) error {
-	defer c.memory.clear()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if c.cfg.Compat {

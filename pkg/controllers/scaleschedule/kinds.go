@@ -5,7 +5,6 @@ package scaleschedule
 
 import (
 	"slices"
-	"strings"
 
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -80,11 +79,6 @@ func (c *Config) permissions() (rules []rbacv1.PolicyRule) {
 		allow(informers.Deployments, "list") // to warn of the originals
 	}
 	return rules
-}
-
-// named returns the name in a policy.Object's target, if it is of this kind.
-func (k *kind) named(target string) (name string, ok bool) {
-	return strings.CutPrefix(target, string(k.Kind)+"/")
 }
 
 // key names a workload or a Namespace.

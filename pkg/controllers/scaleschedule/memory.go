@@ -64,12 +64,6 @@ func (m *memory) forget(k key) {
 	delete(m.entries, k)
 }
 
-func (m *memory) clear() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	clear(m.entries)
-}
-
 // compare remembers a record that somebody has removed while nothing else changed.
 func (m *memory) compare(k key, before, after *informers.Object) {
 	if before.GetUID() != after.GetUID() {
