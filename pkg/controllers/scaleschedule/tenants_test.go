@@ -82,7 +82,9 @@ func TestHostileTenantDelaysNobody(t *testing.T) {
 func TestLongYearKeepsItsSchedule(t *testing.T) {
 	zones := []string{"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"}
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, func(c *scaleschedule.Config) { c.Weekdays = "Mon-Fri" })
+		f := newFixture(t, func(c *scaleschedule.Config) { c.Weekdays, c.Kinds = "Mon-Fri", []string{"deployments"} })
+		// More renewals of the Lease, and watches of other kinds, would be most of the requests of a year.
+		f.flags = append(f.flags, "--leader-elect-lease-duration=10m", "--leader-elect-renew-deadline=8m", "--leader-elect-retry-period=4m")
 		got := map[string][]string{}
 		for _, zone := range zones {
 			f.add(deployment("shop/"+strings.ToLower(zone[len(zone)-4:]), 3, ds+"uptime", "01:45-20:30 "+zone))
