@@ -256,10 +256,8 @@ func (c *controller) watchForKubeFed(ctx context.Context) error {
 
 // sleep returns false if ctx ends first.
 func (c *controller) sleep(ctx context.Context, d time.Duration) bool {
-	timer := c.clock.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C():
+	case <-c.clock.After(d):
 		return true
 	case <-ctx.Done():
 		return false

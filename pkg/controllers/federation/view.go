@@ -8,7 +8,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,17 +29,12 @@ type federatedType struct {
 	// place other objects.
 	runs bool
 	// collects is set if the status of the objects in clusters is copied into the federated objects.
-	collects   bool
-	following  *informers.Following[*informers.Object]
-	client     dynamic.NamespaceableResourceInterface
-	definition definitionRead
-}
-
-// definitionRead is what the API server last said of the CustomResourceDefinition of a federated type.
-type definitionRead struct {
-	mu      sync.Mutex // held while it is read
-	at      time.Time
-	deleted bool // it is being deleted, or gone
+	collects  bool
+	following *informers.Following[*informers.Object]
+	client    dynamic.NamespaceableResourceInterface
+	// defined is when the API server last said that the CustomResourceDefinition is not being deleted. It is
+	// under the controller's mu.
+	defined time.Time
 }
 
 // target returns the name of the object in clusters.
@@ -274,20 +268,23 @@ func (c *controller) definitionDeleted(ctx context.Context, v *view) (bool, erro
 	if record := c.records[v.key]; record != nil && record.fingerprint == v.fingerprint {
 		seen = record.since
 	}
+	defined := v.defined.After(seen)
 	c.mu.Unlock()
-	d := &v.definition
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.at.After(seen) {
-		return d.deleted, nil
+	if defined {
+		return false, nil
 	}
 	now := c.clock.Now()
 	object, err := c.metadata.Resource(customResourceDefinitions).Get(ctx, v.Federated.GroupResource().String(), metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return false, err
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil || object.GetDeletionTimestamp() != nil:
+		return err == nil, err
 	}
-	d.at, d.deleted = now, err != nil || object.GetDeletionTimestamp() != nil
-	return d.deleted, nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	v.defined = now
+	return false, nil
 }
 
 // namespaceBody reads the FederatedNamespace of a namespace.
