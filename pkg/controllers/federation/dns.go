@@ -204,7 +204,11 @@ func (l *dnsLoop) write(ctx context.Context, k key, object *unstructured.Unstruc
 	status, after := l.observe(k, record, domain)
 	if !reflect.DeepEqual(status, record.Status) {
 		client := l.c.host.Dynamic.Resource(dnsRecords[k.kind]).Namespace(k.Namespace)
-		if _, err := patch(ctx, client, k.Name, map[string]any{"status": map[string]any{"domain": status.Domain, "dns": status.DNS}}, "status"); err != nil {
+		fields := map[string]any{"dns": status.DNS}
+		if !record.Ingress {
+			fields["domain"] = domain
+		}
+		if _, err := patch(ctx, client, k.Name, map[string]any{"status": fields}, "status"); err != nil {
 			return last, 0, fmt.Errorf("status of %s %s: %w", object.GetKind(), k.ObjectName, err)
 		}
 	}
@@ -247,7 +251,10 @@ func (l *dnsLoop) observe(k key, record *policy.DNSRecord, domain string) (statu
 			now.LoadBalancer, known = r.loadBalancer(k, record)
 		}
 		if state := l.c.clusters.state(cluster.Name); !known && (state.health.Ready() || !state.probed) {
-			after = listedEvery
+			// A cluster may refuse for ever to be listed.
+			if after = listedEvery; l.c.clock.Since(state.readySince) > resolveEvery {
+				after = resolveEvery
+			}
 		}
 		if !known {
 			now, known = record.Last(cluster.Name)

@@ -277,8 +277,8 @@ func (t *Topology) AddNodes(nodes []metav1.PartialObjectMetadata) {
 // SummarizeEndpointSlice returns the name of the Service if there is a ready endpoint.
 func SummarizeEndpointSlice(s *discoveryv1.EndpointSlice) []byte {
 	ready := slices.ContainsFunc(s.Endpoints, func(e discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready })
-	if !ready {
-		return nil
+	if name := s.Labels[discoveryv1.LabelServiceName]; ready && len(name) <= validation.DNS1123LabelMaxLength {
+		return []byte(name)
 	}
-	return []byte(s.Labels[discoveryv1.LabelServiceName])
+	return nil
 }
