@@ -20,8 +20,6 @@ import (
 // follow follows the federated objects of the types that run, on the host and in the clusters, until ctx
 // ends.
 func (c *controller) follow(ctx context.Context) error {
-	timer := c.clock.NewTimer(pollInterval)
-	defer timer.Stop()
 	defer func() {
 		for name := range c.snapshot() {
 			c.unfollow(name)
@@ -37,9 +35,8 @@ func (c *controller) follow(ctx context.Context) error {
 		}
 		c.bodies.sweep()
 		c.metrics.set(c.clusterStatuses())
-		timer.Reset(next)
 		select {
-		case <-timer.C():
+		case <-c.clock.After(next):
 		case <-c.opened:
 		case <-ctx.Done():
 			return nil

@@ -309,7 +309,7 @@ func (r *readyCluster) countRemovals() removalCount {
 	r.c.mu.Lock()
 	known := r.counted
 	r.c.mu.Unlock()
-	if known.epoch == epoch && !known.at.IsZero() && now.Sub(known.at) < time.Second {
+	if known.epoch == epoch && now.Sub(known.at) < time.Second {
 		return known
 	}
 	n := removalCount{epoch: epoch, at: now}

@@ -112,12 +112,10 @@ func (s ClusterStatus) Next(h Health, kubernetesVersion string, now time.Time) (
 	for i := range next.Conditions {
 		c := &next.Conditions[i]
 		c.LastProbeTime, c.LastTransitionTime = metav1.NewTime(now), &metav1.Time{Time: now}
-		at := slices.IndexFunc(s.Conditions, func(old ClusterCondition) bool { return old.Type == c.Type })
-		if at < 0 {
-			write = true
-			continue
+		var old ClusterCondition // of another status if there was none
+		if at := slices.IndexFunc(s.Conditions, func(o ClusterCondition) bool { return o.Type == c.Type }); at >= 0 {
+			old = s.Conditions[at]
 		}
-		old := s.Conditions[at]
 		if old.Status == c.Status {
 			c.LastTransitionTime = old.LastTransitionTime
 		}
