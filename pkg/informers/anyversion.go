@@ -5,6 +5,7 @@ package informers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -73,13 +74,19 @@ func (a *anyVersion) client(ctx context.Context) (metadata.ResourceInterface, er
 	return a.clients.metadata.Resource(a.resource.WithVersion(version)).Namespace(a.namespace), nil
 }
 
+var errNoGroups = errors.New("discover API groups: the server has none, so it is no API server")
+
 // find returns a version that serves the resource. It asks discovery for this group only, so that
 // an aggregated API that is down affects only those who need it. A NotFound error means that the
 // server does not have the resource.
 func (c Clients) find(ctx context.Context, resource schema.GroupResource) (string, error) {
 	legacy := c.discovery.WithLegacyWithContext(ctx) // the aggregated format downloads all resources
 	groups, err := legacy.ServerGroupsWithContext(ctx)
-	if err != nil {
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && len(groups.Groups) == 0:
+		// Without a backend, a load balancer may answer 404 to everything. It does not say that a resource is absent.
+		return "", errNoGroups
+	case err != nil:
 		return "", fmt.Errorf("discover API groups: %w", err)
 	}
 	notFound := apierrors.NewNotFound(resource, "")

@@ -15,6 +15,8 @@ import (
 	"weak"
 
 	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
@@ -84,6 +86,15 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		followed.Stop()
 		other.Shutdown()
 		eventually(t, "a cache that was closed is garbage", func() bool { runtime.GC(); return closed.Value() == nil })
+	}
+}
+
+func TestDiscoveryFindsNothingAbsentWhereNoAPIServerAnswers(t *testing.T) {
+	proxy := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(proxy.Close)
+	_, err := clientsOf(t, &rest.Config{Host: proxy.URL}).find(t.Context(), Secrets.GroupResource())
+	if err == nil || apierrors.IsNotFound(err) {
+		t.Errorf("error %v, want one that does not say that the resource is absent", err)
 	}
 }
 

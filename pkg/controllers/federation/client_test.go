@@ -59,7 +59,8 @@ func NewServer(t *testing.T) *Server {
 		case "/version", "/c1/version":
 			fmt.Fprint(w, `{"major":"1","gitVersion":"v1.36.3"}`)
 		default:
-			http.NotFound(w, r)
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprint(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`)
 		}
 	}))
 	t.Cleanup(s.Close)

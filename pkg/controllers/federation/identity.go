@@ -90,7 +90,7 @@ func (c *client) identity(ctx context.Context, timeout time.Duration) (uid types
 	switch {
 	case err != nil:
 		return "", policy.NoAnswer, err.Error()
-	case code == http.StatusForbidden || code == http.StatusNotFound:
+	case code == http.StatusForbidden, code == http.StatusNotFound && isStatus(body):
 		return "", policy.Well, ""
 	case code != http.StatusOK:
 		return "", policy.Unwell, ""
@@ -100,4 +100,10 @@ func (c *client) identity(ctx context.Context, timeout time.Duration) (uid types
 		return "", policy.Unwell, ""
 	}
 	return namespace.UID, policy.Well, ""
+}
+
+// isStatus reports whether a body is of an API server. A load balancer without a backend may answer 404 too.
+func isStatus(body []byte) bool {
+	var status metav1.Status
+	return json.Unmarshal(body, &status) == nil && status.Kind == "Status"
 }

@@ -4,6 +4,7 @@
 package federation_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
@@ -86,8 +88,10 @@ func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 				f := newFed(t)
 				own := f.get(f.Host, "Namespace", "", "shop")
 				own.SetLabels(map[string]string{policy.ManagedLabel: "true"})
+				f.c1.OnWrite(func(controllertest.Request) error { return errors.New("not before the host's own Namespace is there") })
 				f.c1.Delete(own)
 				f.c1.Put(own)
+				f.c1.OnWrite(nil)
 				f.Sleep(time.Minute)
 				f.c1.Writes()
 				f.c2.Writes()

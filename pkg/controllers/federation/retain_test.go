@@ -4,9 +4,16 @@
 package federation_test
 
 import (
+	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
 // TestFieldsOfTheClusterAreRetained has what the controller retains. What the API server retains is in
@@ -60,6 +67,31 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 				f.t.Errorf("%v", u.Object)
 			}
 			f.status("FederatedJob", "j", "c1= c2=")
+			deleted := ""
+			f.c1.OnWrite(func(r controllertest.Request) error {
+				if r.Verb == "delete" {
+					deleted = string(r.Body)
+				}
+				return nil
+			})
+			f.Delete(f.get(f.Host, "FederatedJob", "shop", "j"))
+			f.Sleep(time.Minute)
+			if !strings.Contains(deleted, `"propagationPolicy":"Background"`) {
+				f.t.Errorf("the Job is deleted with %s, and its Pods run on", deleted)
+			}
+		},
+		"a cluster that does not serve the version any more is not one without the object": func(f *fed) {
+			f.Put(configMap(f.t))
+			f.Sleep(time.Minute)
+			f.c1.OnRead(func(r controllertest.Request) error {
+				if r.Verb == "get" && r.Resource == "configmaps" {
+					return apierrors.NewGenericServerResponse(http.StatusNotFound, "get", schema.GroupResource{Resource: "configmaps"}, "f", "404 page not found", 0, true)
+				}
+				return nil
+			})
+			f.setF("{a: c}", "template", "data")
+			f.Sleep(time.Minute)
+			f.status("FederatedConfigMap", "f", "CheckClusters c1=RetrievalFailed c2=")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -48,7 +48,8 @@ func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
 		}
 	}
 	live, err := w.clientFor(version).Get(ctx, w.key.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	// A server that does not serve the version answers 404 too, but not with a Status that names the object.
+	if apierrors.IsNotFound(err) && !apierrors.IsUnexpectedServerError(err) {
 		return nil, nil
 	}
 	return live, err
@@ -333,6 +334,10 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 	w.status = policy.WaitingForRemoval // until the cache shows it
 	switch action {
 	case policy.Remove:
+		if kind := live.GetKind(); options.PropagationPolicy == nil && (kind == "Job" || kind == "ReplicationController") {
+			// The API server's default for these two would leave their Pods running.
+			options.PropagationPolicy = new(metav1.DeletePropagationBackground)
+		}
 		options.Preconditions = &metav1.Preconditions{UID: &uid, ResourceVersion: &version}
 		if err := w.clientFor(live.GetAPIVersion()).Delete(ctx, w.key.Name, options); err != nil && !apierrors.IsNotFound(err) {
 			return w.fail(policy.DeletionFailed, err)
