@@ -91,7 +91,8 @@ func (r Request) compute() (map[string]any, error) {
 	return object, nil
 }
 
-// mark sets the label that makes an object a managed one, whatever the overrides made of it.
+// mark sets the label that makes an object a managed one, and keeps an adopted Namespace one that is never
+// deleted, whatever the overrides made of it.
 func (r Request) mark(object map[string]any) error {
 	labels, err := labelsOf(object)
 	if err != nil {
@@ -103,7 +104,8 @@ func (r Request) mark(object map[string]any) error {
 	labels[ManagedLabel] = "true"
 	metadata := object["metadata"].(map[string]any)
 	metadata["labels"] = labels
-	if r.Type.IsNamespace() && r.Live != nil && !r.Own && r.Live.GetLabels()[ManagedLabel] != "true" {
+	if r.Type.IsNamespace() && r.Live != nil &&
+		(!r.Own && r.Live.GetLabels()[ManagedLabel] != "true" || r.Live.GetAnnotations()[AdoptedAnnotation] == "true") {
 		if metadata["annotations"] == nil {
 			metadata["annotations"] = map[string]any{}
 		}
