@@ -47,6 +47,8 @@ func typeOf(kind string) *TypeConfig {
 		target.Group = "apps"
 	case "Job":
 		target.Group = "batch"
+	case "Ingress":
+		target.Group = "networking.k8s.io"
 	case "Widget":
 		target.Group = "example.com"
 	case "Namespace", "ClusterRole":

@@ -202,10 +202,10 @@ func override(object map[string]any, operations []Operation) (map[string]any, er
 	}
 	patched := document.(map[string]any) // apply keeps it one
 	if after := identityOf(patched); !reflect.DeepEqual(before, after) {
-		return nil, errors.New("overrides may not change kind, group, name, namespace, resourceVersion and ownerReferences")
+		return nil, errors.New("overrides may not change kind, group, name, namespace, uid, resourceVersion and ownerReferences")
 	}
 	for key := range patched["metadata"].(map[string]any) { // identityOf has seen its name
-		if !slices.Contains([]string{"name", "namespace", "resourceVersion", "ownerReferences", "labels", "annotations", "finalizers"}, key) {
+		if !slices.Contains([]string{"name", "namespace", "uid", "resourceVersion", "ownerReferences", "labels", "annotations", "finalizers"}, key) {
 			return nil, fmt.Errorf("overrides may not set metadata.%s", cut(key, 64))
 		}
 	}
@@ -216,12 +216,12 @@ func override(object map[string]any, operations []Operation) (map[string]any, er
 }
 
 // identity is what overrides must leave alone.
-type identity struct{ Kind, Group, Name, Namespace, ResourceVersion, Owners any }
+type identity struct{ Kind, Group, Name, Namespace, UID, ResourceVersion, Owners any }
 
 func identityOf(object map[string]any) identity {
 	metadata, _ := object["metadata"].(map[string]any)
 	owners := runtime.DeepCopyJSONValue(metadata["ownerReferences"]) // operations change lists in place
-	return identity{object["kind"], groupOf(object), metadata["name"], metadata["namespace"], metadata["resourceVersion"], owners}
+	return identity{object["kind"], groupOf(object), metadata["name"], metadata["namespace"], metadata["uid"], metadata["resourceVersion"], owners}
 }
 
 // groupOf returns the group of an object, or what no group is.

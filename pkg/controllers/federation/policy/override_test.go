@@ -13,6 +13,7 @@ import (
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // overridden renders a federated object with these overrides of c1.
@@ -33,7 +34,7 @@ func paths(n int) string {
 
 func TestOverridesChangeTheTemplate(t *testing.T) {
 	const (
-		live = "metadata: {name: f, namespace: ns, resourceVersion: '7', annotations: {revision: '1'}, ownerReferences: [{name: o}]}"
+		live = "metadata: {name: f, namespace: ns, uid: u, resourceVersion: '7', annotations: {revision: '1'}, ownerReferences: [{name: o}]}"
 		head = "apiVersion: v1, kind: ConfigMap, "
 	)
 	cm := func(operations string) rendering {
@@ -43,7 +44,7 @@ func TestOverridesChangeTheTemplate(t *testing.T) {
 	data := func(data string) string { return head + managed("") + ", data: {" + data + "}, list: [x, w, z]" }
 	list := func(list string) string { return head + managed("") + ", data: {a: b}, list: [" + list + "]" }
 	updated := func(annotations string) string {
-		return head + managed(", resourceVersion: '7', ownerReferences: [{name: o}], annotations: {"+annotations+"}") + ", data: {a: b}"
+		return head + managed(", uid: u, resourceVersion: '7', ownerReferences: [{name: o}], annotations: {"+annotations+"}") + ", data: {a: b}"
 	}
 	refused := func(r rendering) rendering { r.fails = ApplyOverridesFailed; return r }
 	tests := map[string]rendering{
@@ -103,6 +104,8 @@ func TestOverridesChangeTheTemplate(t *testing.T) {
 		"another version of the object":                      refused(update("{path: /metadata/resourceVersion, value: '1'}")),
 		"no version of the object":                           refused(update("{op: remove, path: /metadata/resourceVersion}")),
 		"a UID":                                              refused(cm("{path: /metadata/uid, value: u}")),
+		"another UID":                                        refused(update("{path: /metadata/uid, value: v}")),
+		"no UID":                                             refused(update("{op: remove, path: /metadata/uid}")),
 		"a generated name":                                   refused(cm("{path: /metadata/generateName, value: f-}")),
 		"an owner":                                           refused(cm("{path: /metadata/ownerReferences, value: [{name: a}]}")),
 		"an override with another owner":                     refused(update("{op: add, path: /metadata/ownerReferences/0, value: {name: a}}")),
@@ -186,12 +189,12 @@ func FuzzOverrides(f *testing.F) {
 		if err := read.UnmarshalJSON(sent); err != nil {
 			t.Fatal(err)
 		}
-		version := ""
+		version, uid := "", types.UID("")
 		if exists {
-			version = "7"
+			version, uid = "7", "u"
 		}
 		if read.GetKind() != "ConfigMap" || read.GroupVersionKind().Group != "" || read.GetName() != "f" || read.GetNamespace() != "ns" ||
-			read.GetResourceVersion() != version || read.GetUID() != "" || exists && fmt.Sprint(read.Object["metadata"].(map[string]any)["ownerReferences"]) != "[map[name:o]]" || !exists && read.GetOwnerReferences() != nil || read.GetLabels()[ManagedLabel] != "true" || len(sent) > maxObject+1 {
+			read.GetResourceVersion() != version || read.GetUID() != uid || exists && fmt.Sprint(read.Object["metadata"].(map[string]any)["ownerReferences"]) != "[map[name:o]]" || !exists && read.GetOwnerReferences() != nil || read.GetLabels()[ManagedLabel] != "true" || len(sent) > maxObject+1 {
 			t.Fatalf("%s and %s give %s", template, operations, sent)
 		}
 		if labels := hashed(read.GetLabels()); digest.For("c1").Labels != labels {

@@ -132,39 +132,59 @@ func labelsOf(object map[string]any) (map[string]any, error) {
 // generatedPodLabels are set by the API server in the template of a Job that selects its Pods by them.
 var generatedPodLabels = []string{"batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name", "controller-uid", "job-name"}
 
+// clusterFields are set by the cluster in objects of a kind. Some cannot be taken off again, and without the
+// others the object loses what it is bound to.
+var clusterFields = map[schema.GroupKind][][]string{
+	{Kind: "Service"}:                             {{"spec", "loadBalancerClass"}},
+	{Kind: "ServiceAccount"}:                      {{"secrets"}},
+	{Kind: "PersistentVolume"}:                    {{"spec", "claimRef"}, {"spec", "nodeAffinity"}},
+	{Kind: "PersistentVolumeClaim"}:               {{"spec", "volumeName"}, {"spec", "storageClassName"}},
+	{Group: "networking.k8s.io", Kind: "Ingress"}: {{"spec", "ingressClassName"}},
+}
+
 // retain copies into the object what belongs to the cluster.
 func (r Request) retain(object map[string]any) error {
 	live, metadata := r.Live.Object, object["metadata"].(map[string]any)
 	liveMetadata, _ := live["metadata"].(map[string]any)
-	for _, field := range []string{"resourceVersion", "finalizers", "annotations", "ownerReferences"} {
+	// Without the UID, the create branch of some types' PUTs ignores the resourceVersion.
+	for _, field := range []string{"uid", "resourceVersion", "finalizers", "annotations", "ownerReferences"} {
 		if value, has := liveMetadata[field]; has {
 			metadata[field] = runtime.DeepCopyJSONValue(value)
 		}
 	}
-	switch (schema.GroupKind{Group: r.Type.Target.Group, Kind: r.Type.Target.Kind}) {
+	// A type without the status subresource would lose its status. Other types ignore it in a PUT.
+	if err := take(object, live, "status"); err != nil {
+		return err
+	}
+	kind := schema.GroupKind{Group: r.Type.Target.Group, Kind: r.Type.Target.Kind}
+	for _, path := range clusterFields[kind] {
+		if err := keep(object, live, path...); err != nil {
+			return err
+		}
+	}
+	switch kind {
 	case schema.GroupKind{Kind: "Namespace"}:
 		for key := range r.Live.GetLabels() {
 			if err := keep(object, live, "metadata", "labels", key); err != nil {
 				return err
 			}
 		}
-		return nil
-	case schema.GroupKind{Kind: "Service"}:
-		return keep(object, live, "spec", "loadBalancerClass")
-	case schema.GroupKind{Kind: "ServiceAccount"}:
-		if secrets, _ := object["secrets"].([]any); len(secrets) == 0 {
-			delete(object, "secrets")
-		}
-		return keep(object, live, "secrets")
+	case schema.GroupKind{Kind: "PersistentVolume"}:
+		return retainClaim(object, live)
 	case schema.GroupKind{Group: "batch", Kind: "Job"}:
 		return retainJob(object, live)
+	case schema.GroupKind{Group: "rbac.authorization.k8s.io", Kind: "ClusterRole"}:
+		if object["aggregationRule"] != nil {
+			return take(object, live, "rules")
+		}
 	}
 	return r.retainReplicas(object, live)
 }
 
-// keep copies a field that the object does not have.
+// keep copies a field that the object does not have. An empty list counts as none.
 func keep(object, live map[string]any, path ...string) error {
-	if there, has, err := unstructured.NestedFieldNoCopy(object, path...); err != nil || has && there != nil {
+	there, _, err := unstructured.NestedFieldNoCopy(object, path...)
+	if list, isList := there.([]any); err != nil || there != nil && (!isList || len(list) > 0) {
 		return err
 	}
 	return take(object, live, path...)
@@ -177,6 +197,21 @@ func take(object, live map[string]any, path ...string) error {
 		return nil
 	}
 	return unstructured.SetNestedField(object, value, path...)
+}
+
+// retainClaim keeps the UID of the claim that is bound to a volume. A template may name the claim, but does
+// not know its UID, and a claim whose volume does not have it is lost.
+func retainClaim(object, live map[string]any) error {
+	for _, field := range []string{"namespace", "name"} {
+		wanted, _, err := unstructured.NestedString(object, "spec", "claimRef", field)
+		if err != nil {
+			return err
+		}
+		if bound, _, _ := unstructured.NestedString(live, "spec", "claimRef", field); wanted != bound {
+			return nil
+		}
+	}
+	return take(object, live, "spec", "claimRef")
 }
 
 func retainJob(object, live map[string]any) error {

@@ -103,11 +103,12 @@ func TestRetain(t *testing.T) {
 		jobLive  = "selector: {matchLabels: {controller-uid: u}}, template: {metadata: {labels: {a: old, controller-uid: u, job-name: f, batch.kubernetes.io/controller-uid: u, batch.kubernetes.io/job-name: f}}}"
 		jobSpec  = "template: {metadata: {labels: {a: new}}}"
 		replicas = "template: {spec: {replicas: 3}}"
+		widget   = "apiVersion: example.com/v1, kind: Widget, "
 	)
 	tests := map[string]rendering{
-		"a cluster's resourceVersion, annotations, finalizers and owners stay": {spec: "template: {data: {a: b}}",
+		"a cluster's UID, resourceVersion, annotations, finalizers and owners stay": {spec: "template: {data: {a: b}}",
 			live: "metadata: {name: f, namespace: ns, resourceVersion: '7', uid: u, generation: 3, annotations: {x: v}, finalizers: [a/b], ownerReferences: [{name: o}]}, data: {a: c, d: e}",
-			want: cm + managed(", resourceVersion: '7', annotations: {x: v}, finalizers: [a/b], ownerReferences: [{name: o}]") + ", data: {a: b}"},
+			want: cm + managed(", uid: u, resourceVersion: '7', annotations: {x: v}, finalizers: [a/b], ownerReferences: [{name: o}]") + ", data: {a: b}"},
 		"a label that the cluster added goes": {spec: "template: {}", live: "metadata: {name: f, namespace: ns, resourceVersion: '7', labels: {x: v}}", want: cm + managed(rv)},
 		"a cluster's labels of a Namespace stay": {kind: "Namespace", spec: "template: {metadata: {labels: {a: b, c: d}}}", live: "metadata: {name: f, resourceVersion: '7', labels: {a: x, member: m, kubefed.io/managed: 'true'}}",
 			want: ns + "resourceVersion: '7', labels: {a: b, c: d, member: m, kubefed.io/managed: 'true'}}"},
@@ -130,6 +131,24 @@ func TestRetain(t *testing.T) {
 		"a Namespace stays adopted, whatever an override says": {kind: "Namespace", live: "metadata: {name: f, labels: {kubefed.io/managed: 'true'}, annotations: {quartermaster.dev/federation-adopted: 'true'}}",
 			spec: "template: {}, overrides: [{clusterName: c1, clusterOverrides: [{path: /metadata/annotations/quartermaster.dev~1federation-adopted, value: 'false'}]}]",
 			want: ns + "labels: {kubefed.io/managed: 'true'}, annotations: {quartermaster.dev/federation-adopted: 'true'}}"},
+		"a cluster's status stays": {kind: "Widget", spec: "template: {status: {a: b}}", live: live + "status: {c: d}", want: widget + managed(rv) + ", status: {c: d}"},
+		"the claim that has bound a volume, and the volume's nodes": {kind: "PersistentVolume", spec: "template: {spec: {a: new}}", live: live + "spec: {a: old, claimRef: {namespace: ns, name: c, uid: u}, nodeAffinity: {x: v}}",
+			want: "apiVersion: v1, kind: PersistentVolume, " + managed(rv) + ", spec: {a: new, claimRef: {namespace: ns, name: c, uid: u}, nodeAffinity: {x: v}}"},
+		"the UID of a claim in the template": {kind: "PersistentVolume", spec: "template: {spec: {claimRef: {namespace: ns, name: c}}}", live: live + "spec: {claimRef: {namespace: ns, name: c, uid: u}}",
+			want: "apiVersion: v1, kind: PersistentVolume, " + managed(rv) + ", spec: {claimRef: {namespace: ns, name: c, uid: u}}"},
+		"another claim in the template": {kind: "PersistentVolume", spec: "template: {spec: {claimRef: {namespace: ns, name: d}}}", live: live + "spec: {claimRef: {namespace: ns, name: c, uid: u}}",
+			want: "apiVersion: v1, kind: PersistentVolume, " + managed(rv) + ", spec: {claimRef: {namespace: ns, name: d}}"},
+		"a claim that is text": {kind: "PersistentVolume", spec: "template: {spec: {claimRef: x}}", live: live + "spec: {claimRef: {name: c}}", fails: FieldRetentionFailed},
+		"a volume's name and a storage class": {kind: "PersistentVolumeClaim", spec: "template: {spec: {}}", live: live + "spec: {volumeName: v, storageClassName: s}",
+			want: "apiVersion: v1, kind: PersistentVolumeClaim, " + managed(rv) + ", spec: {volumeName: v, storageClassName: s}"},
+		"a storage class in the template": {kind: "PersistentVolumeClaim", spec: "template: {spec: {storageClassName: ''}}", live: live + "spec: {volumeName: v, storageClassName: s}",
+			want: "apiVersion: v1, kind: PersistentVolumeClaim, " + managed(rv) + ", spec: {volumeName: v, storageClassName: ''}"},
+		"the default class of an Ingress": {kind: "Ingress", spec: "template: {spec: {}}", live: live + "spec: {ingressClassName: c}",
+			want: "apiVersion: networking.k8s.io/v1, kind: Ingress, " + managed(rv) + ", spec: {ingressClassName: c}"},
+		"rules that a ClusterRole aggregates": {kind: "ClusterRole", spec: "template: {aggregationRule: {x: v}, rules: []}", live: live + "rules: [{a: b}]",
+			want: "apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, " + managed(rv) + ", aggregationRule: {x: v}, rules: [{a: b}]"},
+		"rules of other ClusterRoles": {kind: "ClusterRole", spec: "template: {rules: [{c: d}]}", live: live + "rules: [{a: b}]",
+			want: "apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, " + managed(rv) + ", rules: [{c: d}]"},
 		"a load balancer's class":                 {kind: "Service", spec: "template: {spec: {type: LoadBalancer}}", live: live + "spec: {type: LoadBalancer, loadBalancerClass: x/y, clusterIP: 10.0.0.1}", want: service + managed(rv) + ", spec: {type: LoadBalancer, loadBalancerClass: x/y}"},
 		"a load balancer's class in the template": {kind: "Service", spec: "template: {spec: {loadBalancerClass: a/b}}", live: live + "spec: {loadBalancerClass: x/y}", want: service + managed(rv) + ", spec: {loadBalancerClass: a/b}"},
 		"a Service without":                       {kind: "Service", spec: "template: {spec: {}}", live: live + "spec: {clusterIP: 10.0.0.1}", want: service + managed(rv) + ", spec: {}"},
@@ -149,7 +168,7 @@ func TestRetain(t *testing.T) {
 		"the template's replicas are written without retainReplicas": {kind: "Deployment", spec: replicas, live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
 		"retainReplicas is false":                                    {kind: "Deployment", spec: replicas + ", retainReplicas: false", live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
 		"retainReplicas is text":                                     {kind: "Deployment", spec: replicas + ", retainReplicas: x", live: live + "spec: {replicas: 7}", fails: FieldRetentionFailed},
-		"retainReplicas of a custom resource":                        {kind: "Widget", spec: "template: {}, retainReplicas: true", live: live + "spec: {replicas: 7}", want: "apiVersion: example.com/v1, kind: Widget, " + managed(rv) + ", spec: {replicas: 7}"},
+		"retainReplicas of a custom resource":                        {kind: "Widget", spec: "template: {}, retainReplicas: true", live: live + "spec: {replicas: 7}", want: widget + managed(rv) + ", spec: {replicas: 7}"},
 		"retainReplicas and none in it":                              {kind: "Deployment", spec: replicas + ", retainReplicas: true", live: live + "spec: {}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
 		"retainReplicas of a new object":                             {kind: "Deployment", spec: replicas + ", retainReplicas: true", want: deploy + managed("") + ", spec: {replicas: 3}"},
 		"retainReplicas, and the spec is text":                       {kind: "Deployment", spec: "template: {spec: x}, retainReplicas: true", live: live + "spec: {replicas: 7}", fails: FieldRetentionFailed},
