@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package clusters is an example of a controller that works in other clusters. Secrets in the namespace
-// clusters, which no tenant may write, say how to reach them. Namespaces there get the Secret's name as
-// label.
+// clusters, which no tenant may write, say how to reach them. Namespaces get the Secret's name as label.
 package clusters
 
 import (
