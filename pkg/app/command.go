@@ -41,9 +41,9 @@ const helpColumns = 80
 // garbage takes as much memory as the cache; with less than 60, collecting takes a third of the CPU time.
 const gcPercent = 60
 
-// returnMemory gives the system back every minute, until ctx ends, what a start, a new list or the boundary of many
-// schedules has left. Go would keep most of it as room for garbage. The second collection frees what libraries
-// keep in a sync.Pool.
+// returnMemory gives the system back every minute, until ctx ends, what a start, a new list or the boundary
+// of many schedules has left. Go would keep most of it as room for garbage. The second collection frees what
+// libraries keep in a sync.Pool.
 func returnMemory(ctx context.Context) {
 	for {
 		select {

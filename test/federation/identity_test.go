@@ -36,6 +36,7 @@ type endpoint struct {
 }
 
 func newEndpoint(t *testing.T) *endpoint {
+	t.Helper()
 	e := &endpoint{}
 	e.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if behind := e.behind.Load(); behind != nil {

@@ -39,6 +39,7 @@ func Running(c controllers.Controller) []policy.TypeConfig {
 
 // SetResolver has host names resolved in the network of a test.
 func SetResolver(t *testing.T, r Resolver) {
+	t.Helper()
 	before := resolver
 	resolver = r
 	t.Cleanup(func() { resolver = before })
