@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Versions are the versions of the content of a federated object.
@@ -59,9 +60,15 @@ type clusterVersion struct {
 	Version string `json:"version"`
 }
 
-// PropagatedName returns the name of the PropagatedVersion of a federated object.
+// PropagatedName returns the name of the PropagatedVersion of a federated object. One that would be too long
+// ends with a hash instead. (KubeFed has no record then: the API server refuses its name.)
 func PropagatedName(t *TypeConfig, name string) string {
-	return strings.ToLower(t.Target.Kind) + "-" + name
+	name = strings.ToLower(t.Target.Kind) + "-" + name
+	if len(name) > validation.DNS1123SubdomainMaxLength {
+		sum := md5OfJSON(name)
+		name = strings.TrimRight(name[:validation.DNS1123SubdomainMaxLength-len(sum)-1], ".-") + "-" + sum
+	}
+	return name
 }
 
 // ReadPropagated reads the status of a PropagatedVersion. What cannot be read counts as none, so that

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 func TestVersionsHashTemplateAndOverrides(t *testing.T) {
@@ -53,10 +54,19 @@ type rawJSON string
 
 func (r rawJSON) MarshalJSON() ([]byte, error) { return []byte(r), nil }
 
-func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
-	if got := PropagatedName(typeOf("ConfigMap"), "f"); got != "configmap-f" {
-		t.Error(got)
+func TestPropagatedName(t *testing.T) {
+	seen := map[string]bool{}
+	for name, whole := range map[string]bool{"f": true, strings.Repeat("f", 243): true, strings.Repeat("f", 244): false, strings.Repeat("f", 243) + "g": false,
+		strings.Repeat("f", 209) + "." + strings.Repeat("f", 40): false} {
+		got := PropagatedName(typeOf("ConfigMap"), name)
+		if problems := validation.IsDNS1123Subdomain(got); len(problems) > 0 || seen[got] || (got == "configmap-"+name) != whole {
+			t.Errorf("%s has the record %s, %q", name, got, problems)
+		}
+		seen[got] = true
 	}
+}
+
+func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 	of := func(clusters map[string]string) Propagated { return Propagated{Versions{"t", "o"}, clusters} }
 	p := of(map[string]string{"b": "rv:2", "a": "gen:1"})
 	equal(t, p.Status()["clusterVersions"], []clusterVersion{{"a", "gen:1"}, {"b", "rv:2"}})
