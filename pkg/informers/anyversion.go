@@ -84,7 +84,7 @@ func (c Clients) find(ctx context.Context, resource schema.GroupResource) (strin
 	groups, err := legacy.ServerGroupsWithContext(ctx)
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && len(groups.Groups) == 0:
-		// Without a backend, a load balancer may answer 404 to everything. It does not say that a resource is absent.
+		// A load balancer without a backend may answer 404 to everything. No resource is absent for that.
 		return "", errNoGroups
 	case err != nil:
 		return "", fmt.Errorf("discover API groups: %w", err)

@@ -288,11 +288,11 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 	if next.Ready() != before.Ready() {
 		klog.FromContext(ctx).Info("Cluster readiness changed", "cluster", klog.KObj(object), "ready", next.Ready())
 	}
-	switch {
-	case next.State == before.State:
-	case next.State == policy.NoClient:
+	switch next.State {
+	case before.State:
+	case policy.NoClient:
 		l.c.host.Events.Event(object, corev1.EventTypeWarning, "MalformedClusterConfig", cmp.Or(next.Error, "the KubeFedCluster or its Secret gives no client"))
-	case next.State == policy.NoAnswer:
+	case policy.NoAnswer:
 		l.c.host.Events.Event(object, corev1.EventTypeWarning, "RetrievingClusterHealthFailed", "the cluster does not answer: "+next.Error)
 	}
 }
