@@ -81,6 +81,15 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.setF("{clusters: [{name: c1}]}", "placement")
 			f.held()
 		},
+		"the record belongs to another object of the name of F": func(f *fed) {
+			f.change(f.Host, "PropagatedVersion", "shop", "configmap-f", func(u *unstructured.Unstructured) {
+				owners := u.GetOwnerReferences()
+				owners[0].UID = "another"
+				u.SetOwnerReferences(owners)
+			})
+			f.setF("{clusters: [{name: c1}]}", "placement")
+			f.held()
+		},
 		"F is placed in c2 again, and its record is written again": func(f *fed) {
 			f.restored()
 			f.Sleep(settling)

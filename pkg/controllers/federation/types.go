@@ -82,13 +82,16 @@ func (l *typeLoop) defined(r schema.GroupResource) bool {
 
 // namespaces returns the FederatedTypeConfig of Namespaces, if FederatedNamespaces can be followed: they
 // place others even if Namespaces themselves are not propagated.
-func (l *typeLoop) namespaces() (t policy.TypeConfig, exists bool) {
-	object, exists := l.c.informers.types.Get(cache.ObjectName{Namespace: l.c.cfg.Namespace, Name: policy.NamespacesType})
-	if !exists {
-		return t, false
+func (l *typeLoop) namespaces() (policy.TypeConfig, bool) {
+	return policy.Namespaces(l.read(), l.defined)
+}
+
+// read returns all FederatedTypeConfigs.
+func (l *typeLoop) read() (all []policy.TypeConfig) {
+	for _, object := range l.c.informers.types.List(l.c.cfg.Namespace, nil) {
+		all = append(all, policy.ReadTypeConfig(object))
 	}
-	t = policy.ReadTypeConfig(object)
-	return t, t.Invalid == nil && !t.Deleting && l.defined(t.Federated.GroupResource())
+	return all
 }
 
 func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -106,11 +109,8 @@ func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 	if _, err := setFinalizer(ctx, client, object, policy.TypeFinalizer, !t.Deleting); err != nil || t.Deleting {
 		return 0, err
 	}
-	config, all := l.c.settings(ctx), []policy.TypeConfig{}
-	for _, other := range l.c.informers.types.List(l.c.cfg.Namespace, nil) {
-		all = append(all, policy.ReadTypeConfig(other))
-	}
-	runs, warning := t.Runs(all, config, l.defined)
+	config := l.c.settings(ctx)
+	runs, warning := t.Runs(l.read(), config, l.defined)
 	if l.set(typeState{t, runs, warning}) {
 		l.c.host.Events.Event(object, corev1.EventTypeWarning, warning.Reason, warning.Text)
 	}

@@ -177,12 +177,53 @@ func TestTypeMayNotRun(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		if err := unstructured.SetNestedField(u.Object, "federatedothers", "spec", "federatedType", "pluralName"); err != nil {
+			t.Fatal(err)
+		}
 		e.types[u.GetName()] = u
 		e.Put(u)
 		e.Settle()
 		e.doNotRun(u.GetName())
 		e.warned("UnsupportedType " + namespace + "/" + u.GetName() + ":")
 	})
+}
+
+// TestTwoTypesOfOneFederatedTypeDoNotRun has a FederatedTypeConfig that names the federated type of another.
+// The other objects are those that clusters would lose, or be given.
+func TestTwoTypesOfOneFederatedTypeDoNotRun(t *testing.T) {
+	for name, others := range map[string]string{"secrets": "FederatedSecret", "namespaces": "FederatedNamespace"} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(f *fed) {
+				f.Put(federated(t, "Secret", "f", "{template: {data: {a: Yg==}}, "+both+"}"))
+				f.Sleep(settling)
+				f.c1.Writes()
+				f.c2.Writes()
+				use := func(kind string) {
+					f.change(f.Host, "FederatedTypeConfig", namespace, name, func(u *unstructured.Unstructured) {
+						federatedType := u.Object["spec"].(map[string]any)["federatedType"].(map[string]any)
+						federatedType["kind"], federatedType["pluralName"] = kind, strings.ToLower(kind)+"s"
+					})
+				}
+				use("FederatedConfigMap")
+				f.Sleep(settling)
+				f.setF("{clusters: [{name: c1}]}", "placement")
+				f.Sleep(time.Minute)
+				f.wrote(f.c1.Host)
+				f.wrote(f.c2.Host)
+				for _, name := range []string{name, "configmaps"} {
+					if !slices.ContainsFunc(f.Events(), func(event string) bool {
+						return strings.HasPrefix(event, "Warning UnsupportedType "+namespace+"/"+name+": federatedconfigmaps.types.kubefed.io is the federated type of ")
+					}) {
+						t.Errorf("no Warning on %s: %q", name, f.Events())
+					}
+				}
+				use(others)
+				f.Sleep(settling)
+				f.wrote(f.c1.Host)
+				f.wrote(f.c2.Host, deleted)
+			})
+		})
+	}
 }
 
 // TestGatePushReconcilerStopsEveryType is the gate PushReconciler.

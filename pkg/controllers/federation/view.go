@@ -157,7 +157,8 @@ func (c *controller) versionsClient(v *view) (client dynamic.ResourceInterface, 
 
 // isRecorded reports whether the host knows that federation wrote the object of a cluster. A host that was
 // restored does not know of what was placed later. The record is read from the API server, since the cache
-// may still have one that is lost; it may not be written yet.
+// may still have one that is lost; it may not be written yet. A record of another federated object does not
+// count.
 func (c *controller) isRecorded(ctx context.Context, v *view, cluster string) (bool, error) {
 	c.mu.Lock()
 	record := c.records[v.key]
@@ -172,7 +173,8 @@ func (c *controller) isRecorded(ctx context.Context, v *view, cluster string) (b
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
-	return err == nil && policy.ReadPropagated(object).Has(cluster), err
+	own := err == nil && slices.ContainsFunc(object.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.UID == v.object.GetUID() })
+	return own && policy.ReadPropagated(object).Has(cluster), err
 }
 
 // sum hashes what clusters are asked for.

@@ -154,18 +154,30 @@ func (t *TypeConfig) Runs(all []TypeConfig, c Config, exists func(schema.GroupRe
 	if !exists(t.Federated.GroupResource()) {
 		return false, Problem{FederatedTypeMissing, fmt.Sprintf("there is no CustomResourceDefinition %s", t.Federated.GroupResource())}
 	}
-	if t.Target.Namespaced() && !slices.ContainsFunc(all, func(other TypeConfig) bool {
-		return other.Name == NamespacesType && other.Invalid == nil && !other.Deleting && exists(other.Federated.GroupResource())
-	}) {
+	if _, follows := Namespaces(all, exists); t.Target.Namespaced() && !follows {
 		return false, Problem{NamespaceTypeMissing, "a namespaced target needs the FederatedTypeConfig namespaces and its CustomResourceDefinition"}
 	}
 	return true, Problem{}
 }
 
-// unsupported returns why the target must not be written in clusters, or "".
+// Namespaces returns the FederatedTypeConfig of Namespaces, and whether FederatedNamespaces can be followed.
+func Namespaces(all []TypeConfig, exists func(schema.GroupResource) bool) (t TypeConfig, follows bool) {
+	i := slices.IndexFunc(all, func(t TypeConfig) bool { return t.Name == NamespacesType })
+	if i < 0 {
+		return t, false
+	}
+	t = all[i]
+	return t, t.Invalid == nil && !t.Deleting && t.unsupported(all) == "" && exists(t.Federated.GroupResource())
+}
+
+// unsupported returns why the target must not be written in clusters, or "". Of two types that have one
+// federated type neither runs: nobody knows which one is the mistake.
 func (t *TypeConfig) unsupported(all []TypeConfig) string {
 	target := t.Target.GroupResource()
 	for _, other := range all {
+		if other.Name != t.Name && other.Federated.GroupResource() == t.Federated.GroupResource() {
+			return fmt.Sprintf("%s is the federated type of %s too", t.Federated.GroupResource(), other.Name)
+		}
 		if target == other.Federated.GroupResource() || other.StatusType != nil && target == other.StatusType.GroupResource() {
 			return fmt.Sprintf("%s is the federated or status type of %s", target, other.Name)
 		}

@@ -86,6 +86,7 @@ func TestTypeRunsOnlyIfItsTargetIsSupported(t *testing.T) {
 		"a target in types.kubefed.io that is not a federated type runs":  {change: target("types.kubefed.io", "widgets")},
 		"a federated type cannot be a target":                             {change: target("types.kubefed.io", "federatednamespaces"), warning: UnsupportedType},
 		"the target is its own federated type":                            {change: target("types.kubefed.io", "federatedwidgets"), warning: UnsupportedType},
+		"another type has the federated type":                             {change: func(c *TypeConfig) { c.Federated = typeOf("Namespace").Federated }, warning: UnsupportedType},
 		"the target is a status type":                                     {change: func(c *TypeConfig) { s := c.Target; c.StatusType = &s }, warning: UnsupportedType},
 		"the target is a KubeFedCluster":                                  {change: target("core.kubefed.io", "kubefedclusters"), warning: UnsupportedType},
 		"the target is a ReplicaSchedulingPreference":                     {change: target("scheduling.kubefed.io", "replicaschedulingpreferences"), warning: UnsupportedType},
