@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -49,10 +50,16 @@ type readyCluster struct {
 	// repeats are the recent writes of the same content.
 	repeats map[queuedKey]*policy.Repeats
 	counted removalCount
+	// removed are the objects that placement has deleted lately, and when.
+	removed map[types.UID]time.Time
 	swept   time.Time
 }
 
-// removalCount is how many objects of a cluster placement would delete, of how many managed ones.
+// removalWindow is how long a deletion by placement counts, so that changes one after the other count together.
+const removalWindow = time.Minute
+
+// removalCount is how many objects of a cluster placement would delete or has deleted lately, of how many
+// managed ones.
 type removalCount struct {
 	epoch              uint64
 	at                 time.Time
@@ -93,7 +100,7 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 // open runs the loop of a cluster.
 func (c *controller) open(ctx context.Context, name string, client *client) (err error) {
 	r := &readyCluster{c: c, name: name, client: client,
-		types: map[string]*typeWatch{}, liveAnnotations: map[key]*uint64{}, repeats: map[queuedKey]*policy.Repeats{}}
+		types: map[string]*typeWatch{}, removed: map[types.UID]time.Time{}, liveAnnotations: map[key]*uint64{}, repeats: map[queuedKey]*policy.Repeats{}}
 	config := rest.CopyConfig(client.cluster.RESTConfig)
 	config.Timeout = clusterTimeout
 	if r.objects, err = dynamic.NewForConfig(config); err != nil {
@@ -302,19 +309,24 @@ func (r *readyCluster) removals() policy.Removals {
 	return removals
 }
 
-// countRemovals counts the objects that placement would delete in the cluster. It looks at every object, but
+// countRemovals counts the objects that placement would delete in the cluster or has deleted lately. It looks at every object, but
 // not again within a second if no placement has changed.
 func (r *readyCluster) countRemovals() removalCount {
 	epoch, now := r.c.epoch.Load(), r.c.clock.Now()
 	r.c.mu.Lock()
 	known := r.counted
+	maps.DeleteFunc(r.removed, func(_ types.UID, at time.Time) bool { return now.Sub(at) >= removalWindow })
+	removed := maps.Clone(r.removed)
 	r.c.mu.Unlock()
 	if known.epoch == epoch && now.Sub(known.at) < time.Second {
 		return known
 	}
-	n := removalCount{epoch: epoch, at: now}
+	n := removalCount{epoch: epoch, at: now, deletions: len(removed), managed: len(removed)}
 	for _, w := range r.snapshot() {
 		for _, object := range w.following.List("", nil) {
+			if _, counted := removed[object.GetUID()]; counted {
+				continue
+			}
 			n.managed++
 			v, runs := r.c.viewOf(w.federated.keyOf(cache.MetaObjectToName(object)))
 			if !runs || v.object == nil || v.deleting || v.keepUnwanted || v.err != nil || v.wanted(r.name) || object.GetDeletionTimestamp() != nil {

@@ -49,6 +49,36 @@ func TestRemovalGuardHoldsUntilRemovalsAreAllowed(t *testing.T) {
 	})
 }
 
+// TestRemovalGuardCountsRemovalsOfTheLastMinute has placements that change one after the other.
+func TestRemovalGuardCountsRemovalsOfTheLastMinute(t *testing.T) {
+	for name, test := range map[string]struct {
+		every   time.Duration
+		deletes int
+	}{
+		"one soon after the other counts together": {400 * time.Millisecond, 20},
+		"one long after the other counts alone":    {time.Minute, 40},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFed(t)
+				for i := range 40 {
+					f.Put(federated(t, "ConfigMap", fmt.Sprintf("f%d", i), "{template: {data: {a: b}}, placement: {clusters: [{name: c2}]}}"))
+				}
+				f.Sleep(settling)
+				f.c2.Writes()
+				for i := range 40 {
+					f.set(f.Host, "FederatedConfigMap", "shop", fmt.Sprintf("f%d", i), "{clusters: []}", "spec", "placement")
+					f.Sleep(test.every)
+				}
+				f.Sleep(10 * time.Minute)
+				if n := len(f.c2.Writes()); n != test.deletes {
+					t.Errorf("%d deletions, want %d", n, test.deletes)
+				}
+			})
+		})
+	}
+}
+
 // TestNamespaceLosesItsLabelOrIsDeleted has c1 as the host.
 func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 	for name, test := range map[string]func(f *fed){

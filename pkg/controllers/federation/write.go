@@ -338,6 +338,11 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 			// The API server's default for these two would leave their Pods running.
 			options.PropagationPolicy = new(metav1.DeletePropagationBackground)
 		}
+		if w.object != nil && !w.deleting { // by placement
+			w.cluster.c.mu.Lock()
+			w.cluster.removed[uid] = w.cluster.c.clock.Now()
+			w.cluster.c.mu.Unlock()
+		}
 		options.Preconditions = &metav1.Preconditions{UID: &uid, ResourceVersion: &version}
 		if err := w.clientFor(live.GetAPIVersion()).Delete(ctx, w.key.Name, options); err != nil && !apierrors.IsNotFound(err) {
 			return w.fail(policy.DeletionFailed, err)
