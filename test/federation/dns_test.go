@@ -1,0 +1,255 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+var (
+	ingresses      = schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1", Resource: "ingresses"}
+	serviceRecords = schema.GroupVersionResource{Group: policy.DNSGroup, Version: "v1alpha1", Resource: "servicednsrecords"}
+	dnsEndpoints   = schema.GroupVersionResource{Group: "externaldns.k8s.io", Version: "v1alpha1", Resource: "dnsendpoints"}
+)
+
+// named are two members with the Service test-service, as in KubeFed's guide to multi-cluster DNS.
+type named struct{ *joining }
+
+func (n *named) admin(member string) (kubernetes.Interface, dynamic.Interface) {
+	if member == "c1" {
+		return shared.Admin, n.c1
+	}
+	return n.admin2, n.c2
+}
+
+// node says where a member's only Node is, as "ZONE REGION"; "" is nowhere.
+func (n *named) node(member, where string) {
+	n.Helper()
+	admin, _ := n.admin(member)
+	labels := `{"topology.kubernetes.io/zone":null,"topology.kubernetes.io/region":null}`
+	if zone, region, ok := strings.Cut(where, " "); ok {
+		labels = fmt.Sprintf(`{"topology.kubernetes.io/zone":%q,"topology.kubernetes.io/region":%q}`, zone, region)
+	}
+	_, err := admin.CoreV1().Nodes().Create(n.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dns"}}, metav1.CreateOptions{})
+	if err == nil {
+		n.Cleanup(func() { _ = admin.CoreV1().Nodes().Delete(context.Background(), "dns", metav1.DeleteOptions{}) })
+	} else if !apierrors.IsAlreadyExists(err) {
+		n.Fatal(err)
+	}
+	if _, err := admin.CoreV1().Nodes().Patch(n.ctx, "dns", types.MergePatchType, []byte(`{"metadata":{"labels":`+labels+`}}`), metav1.PatchOptions{}); err != nil {
+		n.Fatal(err)
+	}
+}
+
+// balance gives a member's Service and Ingress a load balancer, as a cloud does.
+func (n *named) balance(member, address string) {
+	n.Helper()
+	_, in := n.admin(member)
+	for resource, name := range map[schema.GroupVersionResource]string{services: "test-service", ingresses: "test-ingress"} {
+		n.has(in, resource, n.shop, name, managed)
+		if _, err := in.Resource(resource).Namespace(n.shop).Patch(n.ctx, name, types.MergePatchType, []byte(`{"status":{"loadBalancer":{"ingress":[`+address+`]}}}`), metav1.PatchOptions{}, "status"); err != nil {
+			n.Fatal(err)
+		}
+	}
+}
+
+// serve gives a member's Service a Pod, which is ready or not, as a kubelet does.
+func (n *named) serve(member, ready string) {
+	n.Helper()
+	admin, _ := n.admin(member)
+	pods := admin.CoreV1().Pods(n.shop)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: map[string]string{"app": "d"}}, Spec: corev1.PodSpec{NodeName: "dns", Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
+	fleet.Eventually(fleet.Within(n.ctx, n.T, fleet.Patience), n.T, func() error {
+		_, err := pods.Create(n.ctx, pod, metav1.CreateOptions{}) // refused until the namespace has its ServiceAccount
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		status := fmt.Sprintf(`{"status":{"phase":"Running","podIP":"10.9.9.9","podIPs":[{"ip":"10.9.9.9"}],"conditions":[{"type":"Ready","status":%q}]}}`, ready)
+		_, err = pods.Patch(n.ctx, "p", types.StrategicMergePatchType, []byte(status), metav1.PatchOptions{}, "status")
+		return err
+	})
+}
+
+// endpoint waits until a DNSEndpoint has these records: "NAME TTL TYPE TARGETS", with P for what the names of the Service
+// begin with and D for the domain.
+func (n *named) endpoint(name string, want ...string) {
+	n.Helper()
+	short := strings.NewReplacer("test-service.test-namespace.test-domain.svc", "P", "your.domain.name", "D")
+	n.has(n.c1, dnsEndpoints, n.shop, name, func(u *unstructured.Unstructured) bool {
+		var got []string
+		all, _, _ := unstructured.NestedSlice(u.Object, "spec", "endpoints")
+		for _, e := range all {
+			e := e.(map[string]any)
+			got = append(got, short.Replace(fmt.Sprint(e["dnsName"], " ", e["recordTTL"], " ", e["recordType"], " ", e["targets"])))
+		}
+		return reflect.DeepEqual(got, want)
+	})
+}
+
+// reach changes where the host looks for c2.
+func (n *named) reach(url, condition string) {
+	n.Helper()
+	n.patch(object(n.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"spec":{"apiEndpoint":%q}}`, url))
+	n.ready("c2", condition)
+}
+
+// TestDNS begins with the example of KubeFed's guide to multi-cluster DNS. Names are resolved in the test of the
+// same name in pkg/controllers/federation, which has a resolver of its own.
+func TestDNS(t *testing.T) {
+	n := &named{newJoining(t, 6*fleet.Patience)}
+	n.shop = "test-namespace"
+	shared.InstallWith(n.ctx, t, "federation", "federation-dns")
+	n.node("c1", "us-west1-b us-west1")
+	n.node("c2", "us-west1-b us-west1")
+	n.run(shared.Binary, "join", "c1", "--dns")
+	n.run(shared.Binary, "join", "c2", "--dns")
+	n.configure(`{"clusterHealthCheck":{"period":"2s"}}`)
+	shared.RunLeader(n.ctx, t, "--controllers=federation", "--federation-unsafe-endpoints", "--federation-dns")
+	if _, err := shared.Admin.CoreV1().Namespaces().Create(n.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: n.shop}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.open(n.shop)
+	n.create("kind: FederatedService, metadata: {name: test-service}, spec: {template: {spec: {type: LoadBalancer, selector: {app: d}, ports: [{port: 80}]}}, " + both + "}")
+	n.create("kind: FederatedIngress, metadata: {name: test-ingress}, spec: {template: {spec: {defaultBackend: {service: {name: test-service, port: {number: 80}}}}}, " + both + "}")
+	n.balance("c1", `{"ip":"192.0.2.1"}`)
+	n.balance("c2", `{"ip":"192.0.2.2"}`)
+	n.serve("c1", "True")
+	n.serve("c2", "True")
+	domain := object(t, "kind: Domain, metadata: {name: test-domain}, domain: your.domain.name")
+	if _, err := client(domain).Create(n.ctx, domain, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client(domain).Delete(context.Background(), domain.GetName(), metav1.DeleteOptions{}) })
+	record := n.create("kind: ServiceDNSRecord, metadata: {name: test-service}, spec: {domainRef: test-domain, recordTTL: 300}")
+
+	// The example, field by field. Its records have another order, which means nothing.
+	const cluster = `{"cluster":%q,"loadBalancer":{"ingress":[{"ip":%q}]},"region":"us-west1","zones":["us-west1-b"]}`
+	n.has(n.c1, serviceRecords, n.shop, "test-service", func(u *unstructured.Unstructured) bool {
+		got, err := json.Marshal(u.Object["status"])
+		return err == nil && string(got) == fmt.Sprintf(`{"dns":[`+cluster+`,`+cluster+`],"domain":"your.domain.name"}`, "c1", "192.0.2.1", "c2", "192.0.2.2")
+	})
+	const example = `{"dnsName":"test-service.test-namespace.test-domain.svc%s.your.domain.name","recordTTL":300,"recordType":"A","targets":["192.0.2.1","192.0.2.2"]}`
+	n.has(n.c1, dnsEndpoints, n.shop, "service-test-service", func(u *unstructured.Unstructured) bool {
+		got, err := json.Marshal(u.Object["spec"])
+		return err == nil && string(got) == fmt.Sprintf(`{"endpoints":[`+example+`,`+example+`,`+example+`]}`, ".us-west1-b.us-west1", ".us-west1", "") &&
+			u.GetKind() == "DNSEndpoint" && len(u.GetLabels()) == 0 && len(u.GetAnnotations()) == 0 && u.Object["status"] == nil
+	})
+	const zone, region, all = "P.us-west1-b.us-west1.D", "P.us-west1.D", "P.D"
+
+	t.Run("load balancers of clusters whose Service has endpoints", func(t *testing.T) {
+		n := n.under(t)
+		n.serve("c2", "False")
+		n.endpoint("service-test-service", zone+" 300 A [192.0.2.1]", region+" 300 A [192.0.2.1]", all+" 300 A [192.0.2.1]")
+		n.patch(record, `{"spec":{"allowServiceWithoutEndpoints":true}}`)
+		n.endpoint("service-test-service", zone+" 300 A [192.0.2.1 192.0.2.2]", region+" 300 A [192.0.2.1 192.0.2.2]", all+" 300 A [192.0.2.1 192.0.2.2]")
+		n.patch(record, `{"spec":{"allowServiceWithoutEndpoints":null}}`)
+		n.endpoint("service-test-service", zone+" 300 A [192.0.2.1]", region+" 300 A [192.0.2.1]", all+" 300 A [192.0.2.1]")
+		n.serve("c2", "True")
+		n.endpoint("service-test-service", zone+" 300 A [192.0.2.1 192.0.2.2]", region+" 300 A [192.0.2.1 192.0.2.2]", all+" 300 A [192.0.2.1 192.0.2.2]")
+	})
+	t.Run("a cluster that is not ready keeps its last", func(t *testing.T) {
+		n := n.under(t)
+		n.reach("https://127.0.0.1:1", "Offline=True")
+		n.patch(record, `{"spec":{"recordTTL":null}}`)
+		n.endpoint("service-test-service", zone+" 180 A [192.0.2.1 192.0.2.2]", region+" 180 A [192.0.2.1 192.0.2.2]", all+" 180 A [192.0.2.1 192.0.2.2]")
+	})
+	t.Run("zones and region are those of the Nodes", func(t *testing.T) {
+		n := n.under(t)
+		n.node("c2", "a eu") // read when the cluster is back
+		n.reach(n.second.URL(), "Ready=True")
+		n.endpoint("service-test-service", "P.a.eu.D 180 A [192.0.2.2]", "P.eu.D 180 A [192.0.2.2]",
+			zone+" 180 A [192.0.2.1]", region+" 180 A [192.0.2.1]", all+" 180 A [192.0.2.1 192.0.2.2]")
+	})
+	t.Run("without addresses a CNAME to the next, the last omitted", func(t *testing.T) {
+		n := n.under(t)
+		n.serve("c2", "False")
+		n.endpoint("service-test-service", "P.a.eu.D 180 CNAME [P.eu.D]", "P.eu.D 180 CNAME [P.D]",
+			zone+" 180 A [192.0.2.1]", region+" 180 A [192.0.2.1]", all+" 180 A [192.0.2.1]")
+		n.serve("c1", "False")
+		n.endpoint("service-test-service", "P.a.eu.D 180 CNAME [P.eu.D]", "P.eu.D 180 CNAME [P.D]", zone+" 180 CNAME ["+region+"]", region+" 180 CNAME [P.D]")
+		n.serve("c1", "True")
+		n.serve("c2", "True")
+		n.endpoint("service-test-service", "P.a.eu.D 180 A [192.0.2.2]", "P.eu.D 180 A [192.0.2.2]",
+			zone+" 180 A [192.0.2.1]", region+" 180 A [192.0.2.1]", all+" 180 A [192.0.2.1 192.0.2.2]")
+	})
+	t.Run("a cluster without region has only the domain", func(t *testing.T) {
+		n := n.under(t)
+		n.reach("https://127.0.0.1:1", "Offline=True")
+		n.node("c2", "")
+		n.reach(n.second.URL(), "Ready=True")
+		n.endpoint("service-test-service", zone+" 180 A [192.0.2.1]", region+" 180 A [192.0.2.1]", all+" 180 A [192.0.2.1 192.0.2.2]")
+	})
+	t.Run("externalName in place of the name, with a label, and a prefix", func(t *testing.T) {
+		n := n.under(t)
+		n.patch(record, `{"spec":{"externalName":"www","dnsPrefix":"shop"}}`)
+		n.endpoint("service-test-service", "shop.D 180 CNAME [www.test-namespace.test-domain.svc.D]", "www.test-namespace.test-domain.svc.us-west1-b.us-west1.D 180 A [192.0.2.1]",
+			"www.test-namespace.test-domain.svc.us-west1.D 180 A [192.0.2.1]", "www.test-namespace.test-domain.svc.D 180 A [192.0.2.1 192.0.2.2]")
+		n.has(n.c1, dnsEndpoints, n.shop, "service-test-service", func(u *unstructured.Unstructured) bool {
+			list, _, _ := unstructured.NestedSlice(u.Object, "spec", "endpoints")
+			var labels []any
+			for _, e := range list {
+				labels = append(labels, e.(map[string]any)["labels"])
+			}
+			return fmt.Sprint(labels) == "[<nil> map[serviceName:test-service] map[serviceName:test-service] map[serviceName:test-service]]"
+		})
+	})
+	t.Run("an IngressDNSRecord has all load balancers", func(t *testing.T) {
+		n := n.under(t)
+		n.create("kind: IngressDNSRecord, metadata: {name: test-ingress}, spec: {hosts: [ingress.example.com], recordTTL: 300}")
+		n.endpoint("ingress-test-ingress", "ingress.example.com 300 A [192.0.2.1 192.0.2.2]")
+	})
+	t.Run("a record that is wrong writes nothing", func(t *testing.T) {
+		n := n.under(t)
+		wrong := n.create("kind: ServiceDNSRecord, metadata: {name: wrong}, spec: {domainRef: test-domain, dnsPrefix: test-service.test-namespace.test-domain.svc}")
+		fleet.Eventually(fleet.Within(n.ctx, t, fleet.Patience), t, func() error {
+			list, err := shared.Admin.CoreV1().Events(n.shop).List(n.ctx, metav1.ListOptions{FieldSelector: "reason=InvalidDNSRecord,involvedObject.name=wrong"})
+			if err == nil && len(list.Items) == 0 {
+				err = fmt.Errorf("no Event on %s", wrong.GetName())
+			}
+			return err
+		})
+		n.has(n.c1, dnsEndpoints, n.shop, "service-wrong", nil)
+	})
+	t.Run("the DNSEndpoint goes with its record", func(t *testing.T) {
+		n := n.under(t)
+		n.deleteAll([]*unstructured.Unstructured{record})
+		n.has(n.c1, dnsEndpoints, n.shop, "service-test-service", nil)
+	})
+	if _, refused := n.used(); len(refused) > 0 {
+		t.Errorf("refused were %q", refused)
+	}
+	if err := shared.Admin.CoreV1().Namespaces().Delete(n.ctx, n.shop, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// Pods have no kubelet that would confirm their end.
+	for _, in := range []kubernetes.Interface{shared.Admin, n.admin2} {
+		if err := in.CoreV1().Pods(n.shop).Delete(n.ctx, "p", *metav1.NewDeleteOptions(0)); err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+	n.has(n.c1, namespaces, "", n.shop, nil)
+}
+
+// under returns the members for a subtest.
+func (n *named) under(t *testing.T) *named {
+	t.Helper()
+	return &named{&joining{n.in(t), n.kubeconfig}}
+}
