@@ -272,7 +272,7 @@ func (l *clusterLoop) secret(name string) func(context.Context) (map[string][]by
 
 // observe takes the health after a probe, and says what has become worse.
 func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *unstructured.Unstructured, result policy.Result, next policy.Health) {
-	before := p.health
+	before, probed := p.health, p.probed
 	l.mu.Lock()
 	if next.Ready() && !before.Ready() {
 		p.readySince = l.c.clock.Now()
@@ -287,6 +287,9 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 	l.mu.Unlock()
 	if next.Ready() != before.Ready() {
 		klog.FromContext(ctx).Info("Cluster readiness changed", "cluster", klog.KObj(object), "ready", next.Ready())
+	}
+	if !next.Ready() && (before.Ready() || !probed) {
+		l.c.loop.Enqueue(l.c.all(func(*federatedType) bool { return true })...) // they wait for the cluster no longer
 	}
 	switch next.State {
 	case before.State:

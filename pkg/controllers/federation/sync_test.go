@@ -58,6 +58,19 @@ func TestSyncScenarios(t *testing.T) {
 			f.wrote(f.c1.Host, updated)
 			f.status("FederatedConfigMap", "f", "c1= c2=")
 		},
+		"a new leader finds that c2 does not answer": func(f *fed) {
+			f.Restart(f.c2.Cut)
+			f.Sleep(45 * time.Second)
+			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+		},
+		"a new cluster is not ready": func(f *fed) {
+			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusterSelector: {}}", "spec", "placement")
+			f.setF("{clusterSelector: {}}", "placement")
+			f.Sleep(time.Minute)
+			f.Put(kubeFedCluster(f.c1, "c3"))
+			f.Sleep(10 * time.Second)
+			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2= c3=ClusterNotReady")
+		},
 		"the Secret of c1 is gone, and c2 goes on": func(f *fed) {
 			f.Delete(secret("c1", "one"))
 			f.Sleep(time.Second)
