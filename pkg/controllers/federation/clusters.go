@@ -4,7 +4,6 @@
 package federation
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,9 +51,10 @@ type clusterLoop struct {
 // probedCluster is a probed KubeFedCluster. Only the worker that holds its key uses it, except for its
 // clusterState.
 type probedCluster struct {
-	spec   policy.ClusterSpec
-	client *client // nil if the KubeFedCluster or its Secret gives none
-	secret string  // the version of the Secret that the token is from
+	spec    policy.ClusterSpec
+	client  *client // nil if the KubeFedCluster or its Secret gives none
+	problem error   // why there is no client
+	secret  string  // the version of the Secret that the token is from
 	// asked is set once the cluster has been asked which one it is, and until a probe fails: another cluster
 	// may answer next.
 	asked bool
@@ -118,7 +118,9 @@ func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time
 		return config.ProbePeriod, err
 	}
 	result, version, problem := policy.NoClient, "", ""
-	if p.client != nil {
+	if p.client == nil {
+		problem = p.problem.Error()
+	} else {
 		result, version, problem = p.client.probe(ctx, config.ProbeTimeout)
 		if ctx.Err() != nil {
 			return 0, ctx.Err() // the manager ends: that says nothing of the cluster
@@ -233,7 +235,7 @@ func (l *clusterLoop) connect(ctx context.Context, p *probedCluster, object *uns
 	if problem == nil && !same {
 		made.cluster, problem = l.c.host.Cluster(read.Name, made.config(l.c.cfg.ClusterQPS))
 	}
-	p.spec, p.secret = read.Spec, version
+	p.spec, p.secret, p.problem = read.Spec, version, problem
 	if problem != nil {
 		l.disconnect(ctx, read.Name, p)
 		klog.FromContext(ctx).V(2).Info("Cannot connect to the cluster", "cluster", klog.KObj(object), "err", problem)
@@ -294,7 +296,7 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 	switch next.State {
 	case before.State:
 	case policy.NoClient:
-		l.c.host.Events.Event(object, corev1.EventTypeWarning, "MalformedClusterConfig", cmp.Or(next.Error, "the KubeFedCluster or its Secret gives no client"))
+		l.c.host.Events.Event(object, corev1.EventTypeWarning, "MalformedClusterConfig", next.Error)
 	case policy.NoAnswer:
 		l.c.host.Events.Event(object, corev1.EventTypeWarning, "RetrievingClusterHealthFailed", "the cluster does not answer: "+next.Error)
 	}

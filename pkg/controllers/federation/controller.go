@@ -65,6 +65,8 @@ type controller struct {
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
 	idle  atomic.Bool // since KubeFed leads
+	// invalidConfig is the resourceVersion of the KubeFedConfig that was last logged as invalid.
+	invalidConfig atomic.Value
 
 	mu            sync.Mutex
 	followed      map[string]*federatedType // by the name of the FederatedTypeConfig

@@ -138,7 +138,7 @@ func (c *controller) settings(ctx context.Context) policy.Config {
 		return policy.DefaultConfig()
 	}
 	config, err := policy.ReadConfig(object.Object)
-	if err != nil {
+	if version := object.GetResourceVersion(); err != nil && c.invalidConfig.Swap(version) != version {
 		klog.FromContext(ctx).V(2).Info("KubeFedConfig is invalid; using defaults for its invalid fields", "err", err)
 	}
 	return config
