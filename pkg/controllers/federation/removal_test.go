@@ -195,6 +195,32 @@ func TestRemovalWaitsForLists(t *testing.T) {
 	}
 }
 
+// TestFederatedNamespacesGoWithTheirDefinition deletes it as the API server does: with it go its objects, and
+// it is gone when they are.
+func TestFederatedNamespacesGoWithTheirDefinition(t *testing.T) {
+	const definition = "federatednamespaces.types.kubefed.io"
+	for name, lag := range map[string]time.Duration{"the cache learns of the definition at once": 0, "the cache learns of the definition later": 2 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(f *fed) {
+				f.Lag(lag, "customresourcedefinitions")
+				f.change(f.Host, "CustomResourceDefinition", "", definition, func(u *unstructured.Unstructured) {
+					u.SetFinalizers([]string{"customresourcecleanup.apiextensions.k8s.io"})
+					u.SetDeletionTimestamp(&metav1.Time{Time: time.Now()})
+				})
+				f.Delete(f.get(f.Host, "FederatedNamespace", "shop", "shop"))
+				<-time.After(settling) // removals are tried again and again
+				f.change(f.Host, "CustomResourceDefinition", "", definition, func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
+				f.Sleep(5 * time.Minute)
+				for _, c := range []*controllertest.Cluster{f.c1, f.c2} {
+					f.wrote(c.Host, "patch namespaces shop")
+					f.has(c, "managed")
+				}
+				f.status("FederatedNamespace", "shop", "gone")
+			})
+		})
+	}
+}
+
 // widgets is a type of its own, which c1 serves and c2 does not.
 func widgets(f *fed) {
 	f.t.Helper()

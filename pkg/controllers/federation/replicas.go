@@ -186,7 +186,7 @@ func (s *spreader) decide(ctx context.Context, object *unstructured.Unstructured
 	}
 	clusters := s.c.joinedClusters()
 	if preference.Intersect {
-		namespace, err := s.c.namespaceBody(ctx, v.key.Namespace)
+		namespace, err := s.c.namespaceBody(ctx, v)
 		if err != nil {
 			return d, 0, err
 		}

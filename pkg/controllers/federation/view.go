@@ -4,6 +4,7 @@
 package federation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -261,22 +262,22 @@ func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, erro
 	return policy.ReadFederated(object), nil
 }
 
-// definitionDeleted reports whether the federated object of a view is being deleted because its definition
-// is being deleted. The cache may learn of the definition later than of the object, so the API server is
-// asked. One answer serves all objects that were seen being deleted before it.
-func (c *controller) definitionDeleted(ctx context.Context, v *view) (bool, error) {
+// definitionDeleted reports whether the federated object of a view is being deleted, or its FederatedNamespace
+// is gone, because the definition of its type is being deleted. The cache may learn of the definition later
+// than of the object, so the API server is asked. One answer serves all objects that were seen so before it.
+func (c *controller) definitionDeleted(ctx context.Context, v *view, t *federatedType) (bool, error) {
 	c.mu.Lock()
 	seen := c.clock.Now()
 	if record := c.records[v.key]; record != nil && record.fingerprint == v.fingerprint {
 		seen = record.since
 	}
-	defined := v.defined.After(seen)
+	defined := t.defined.After(seen)
 	c.mu.Unlock()
 	if defined {
 		return false, nil
 	}
 	now := c.clock.Now()
-	object, err := c.metadata.Resource(customResourceDefinitions).Get(ctx, v.Federated.GroupResource().String(), metav1.GetOptions{})
+	object, err := c.metadata.Resource(customResourceDefinitions).Get(ctx, t.Federated.GroupResource().String(), metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return true, nil
@@ -285,19 +286,27 @@ func (c *controller) definitionDeleted(ctx context.Context, v *view) (bool, erro
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	v.defined = now
+	t.defined = now
 	return false, nil
 }
 
-// namespaceBody reads the FederatedNamespace of a namespace.
-func (c *controller) namespaceBody(ctx context.Context, name string) (*unstructured.Unstructured, error) {
+// namespaceBody reads the FederatedNamespace of a view. If it may be gone because its definition is deleted,
+// nobody knows where it would be.
+func (c *controller) namespaceBody(ctx context.Context, v *view) (*unstructured.Unstructured, error) {
 	c.mu.Lock()
 	namespaces := c.followed[policy.NamespacesType]
 	c.mu.Unlock()
 	if namespaces == nil {
 		return nil, errors.New("FederatedNamespaces are not followed")
 	}
-	return c.read(ctx, namespaces, cache.ObjectName{Namespace: name, Name: name})
+	object, err := c.read(ctx, namespaces, cache.ObjectName{Namespace: v.key.Namespace, Name: v.key.Namespace})
+	if object != nil || err != nil {
+		return object, err
+	}
+	if deleted, err := c.definitionDeleted(ctx, v, namespaces); deleted || err != nil {
+		return nil, cmp.Or(err, errors.New("the CustomResourceDefinition of FederatedNamespaces is being deleted"))
+	}
+	return nil, nil
 }
 
 // stillWanted reads the federated object and its FederatedNamespace from the API server, and reports whether
@@ -310,7 +319,7 @@ func (c *controller) stillWanted(ctx context.Context, v *view, cluster string) (
 	}
 	var namespace *policy.Placement
 	if v.Target.Namespaced() {
-		read, err := c.namespaceBody(ctx, v.key.Namespace)
+		read, err := c.namespaceBody(ctx, v)
 		if err != nil {
 			return false, true, err
 		}

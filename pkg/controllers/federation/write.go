@@ -257,7 +257,7 @@ func (w *work) remove(ctx context.Context, deletes bool) error {
 		if options, err = c.deleteOptions(w.view, f); err != nil {
 			return w.wait(policy.WaitingForRemoval, 0) // until the annotation changes
 		}
-		deleted, err := c.definitionDeleted(ctx, w.view)
+		deleted, err := c.definitionDeleted(ctx, w.view, w.federatedType)
 		if err != nil {
 			return err
 		}

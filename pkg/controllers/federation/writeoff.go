@@ -142,7 +142,7 @@ func (c *controller) writeOff(ctx context.Context, v *view, cluster string) (wri
 	if err != nil {
 		return false, nil // until the annotation changes
 	}
-	goes, err := c.definitionDeleted(ctx, v)
+	goes, err := c.definitionDeleted(ctx, v, v.federatedType)
 	if err != nil {
 		return false, err
 	}
