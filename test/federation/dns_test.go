@@ -88,8 +88,8 @@ func (n *named) serve(member, ready string) {
 	})
 }
 
-// endpoint waits until a DNSEndpoint has these records: "NAME TTL TYPE TARGETS", with P for what the names of the Service
-// begin with and D for the domain.
+// endpoint waits until a DNSEndpoint has these records: "NAME TTL TYPE TARGETS", with P for what the names of
+// the Service begin with and D for the domain.
 func (n *named) endpoint(name string, want ...string) {
 	n.Helper()
 	short := strings.NewReplacer("test-service.test-namespace.test-domain.svc", "P", "your.domain.name", "D")
@@ -111,8 +111,8 @@ func (n *named) reach(url, condition string) {
 	n.ready("c2", condition)
 }
 
-// TestDNS begins with the example of KubeFed's guide to multi-cluster DNS. Names are resolved in the test of the
-// same name in pkg/controllers/federation, which has a resolver of its own.
+// TestDNS begins with the example of KubeFed's guide to multi-cluster DNS. Names are resolved in the test of
+// the same name in pkg/controllers/federation, which has a resolver of its own.
 func TestDNS(t *testing.T) {
 	n := &named{newJoining(t, 6*fleet.Patience)}
 	n.shop = "test-namespace"

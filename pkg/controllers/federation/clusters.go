@@ -117,7 +117,8 @@ func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time
 	if err := l.connect(ctx, p, object, read); err != nil {
 		return config.ProbePeriod, err
 	}
-	result, version, problem := policy.NoClient, "", ""
+	result, version := policy.NoClient, ""
+	var problem string
 	if p.client == nil {
 		problem = p.problem.Error()
 	} else {

@@ -55,7 +55,7 @@ type readyCluster struct {
 	swept   time.Time
 }
 
-// removalWindow is how long a deletion by placement counts, so that changes one after the other count together.
+// removalWindow is how long a deletion by placement counts, so that one change after the other counts.
 const removalWindow = time.Minute
 
 // removalCount is how many objects of a cluster placement would delete or has deleted lately, of how many
@@ -309,8 +309,8 @@ func (r *readyCluster) removals() policy.Removals {
 	return removals
 }
 
-// countRemovals counts the objects that placement would delete in the cluster or has deleted lately. It looks at every object, but
-// not again within a second if no placement has changed.
+// countRemovals counts the objects that placement would delete in the cluster or has deleted lately. It looks
+// at every object, but not again within a second if no placement has changed.
 func (r *readyCluster) countRemovals() removalCount {
 	epoch, now := r.c.epoch.Load(), r.c.clock.Now()
 	r.c.mu.Lock()

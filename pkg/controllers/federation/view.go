@@ -262,9 +262,10 @@ func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, erro
 	return policy.ReadFederated(object), nil
 }
 
-// definitionDeleted reports whether the federated object of a view is being deleted, or its FederatedNamespace
-// is gone, because the definition of its type is being deleted. The cache may learn of the definition later
-// than of the object, so the API server is asked. One answer serves all objects that were seen so before it.
+// definitionDeleted reports whether the federated object of a view is being deleted, or its
+// FederatedNamespace is gone, because the definition of its type is being deleted. The cache may learn of the
+// definition later than of the object, so the API server is asked. One answer serves all objects that were
+// seen so before it.
 func (c *controller) definitionDeleted(ctx context.Context, v *view, t *federatedType) (bool, error) {
 	c.mu.Lock()
 	seen := c.clock.Now()
