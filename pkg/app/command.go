@@ -15,6 +15,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -81,6 +82,8 @@ func NewCommand(options ...BuildOption) *cobra.Command {
 			if o.File.Print {
 				return o.printConfig(cmd.OutOrStdout())
 			}
+			var background sync.WaitGroup
+			defer background.Wait() // after stop
 			// The first signal ends ctx and restores the signals' default effect, so a second one
 			// ends the process at once.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
@@ -92,7 +95,7 @@ func NewCommand(options ...BuildOption) *cobra.Command {
 			if err := o.apply(); err != nil {
 				return err
 			}
-			go returnMemory(ctx)
+			background.Go(func() { returnMemory(ctx) })
 			cliflag.PrintFlags(cmd.Flags())
 			return Run(ctx, o)
 		},
