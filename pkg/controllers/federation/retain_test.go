@@ -4,6 +4,7 @@
 package federation_test
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -44,6 +45,18 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 		"replicas are written without retainReplicas": func(f *fed) {
 			if replicas := deployment(f, ""); replicas != int64(1) {
 				f.t.Errorf("%v replicas", replicas)
+			}
+		},
+		"changes of what is retained are no conflict, however many": func(f *fed) {
+			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+both+"}"))
+			f.Sleep(time.Minute)
+			f.wrote(f.c1.Host, "create jobs.batch shop/j")
+			for range 10 {
+				f.set(f.c1.Host, "Job", "shop", "j", fmt.Sprintf("{matchLabels: {at: '%d'}}", time.Now().Unix()), "spec", "selector")
+				f.Sleep(time.Second)
+			}
+			if n := len(f.c1.Writes()); n != 10 {
+				f.t.Errorf("%d writes in 10 s, want 10", n)
 			}
 		},
 		"a Job keeps its generated selector": func(f *fed) {

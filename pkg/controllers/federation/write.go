@@ -200,7 +200,8 @@ func (w *work) update(ctx context.Context) error {
 		return w.fail(policy.UpdateFailed, err)
 	}
 	w.cluster.c.mu.Lock()
-	again := repeats.Wrote(content, now)
+	// A write that changes nothing reverts nothing: the change was to a field that is retained.
+	again := updated.GetResourceVersion() != live.GetResourceVersion() && repeats.Wrote(content, now)
 	w.cluster.c.mu.Unlock()
 	if again {
 		w.cluster.c.warnOnce(w.view, policy.Problem{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts the object in cluster %q again and again", w.cluster.name)})
