@@ -168,23 +168,6 @@ func again(after time.Duration, err error) func(context.Context, cache.ObjectNam
 	}
 }
 
-func TestFairnessOfKeysMadeDueByOthers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := newPaced(t)
-		source := cache.NewObjectName("busy", "source")
-		p.reconcile = wide(p, source, 300)
-		p.lead(t)
-		p.loop.Enqueue(source)
-		pass(5*pace + pace/2)
-		last := cache.NewObjectName("target-299", "a")
-		if slices.Contains(p.ended(), last) {
-			t.Fatalf("already reconciled: %v", p.ended())
-		}
-		p.loop.Enqueue(last)
-		p.expectNext(t, 3, last)
-	})
-}
-
 func TestFairnessOfRequeuesAgainstTheReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPaced(t, objects("shop", 200)...)
@@ -217,15 +200,6 @@ func TestFairnessOfReplayAgainstFanOut(t *testing.T) {
 		p.expectNext(t, 11, mine) // the source, then the five others, each after one target at most
 		p.change(cache.NewObjectName("busy", "new"))
 		p.expectNext(t, 2, cache.NewObjectName("busy", "new"))
-	})
-}
-
-func TestFairnessOfNamespacesInTheReplay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		mine := cache.NewObjectName("mine", "a")
-		p := newPaced(t, append([]cache.ObjectName{mine}, objects("busy", 300)...)...)
-		p.lead(t)
-		p.expectNext(t, 3, mine) // though it was written first
 	})
 }
 

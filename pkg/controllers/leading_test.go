@@ -285,26 +285,6 @@ func TestLeaderBeginsWithoutLosingChanges(t *testing.T) {
 	}
 }
 
-func TestLeaderReconcilesBeforeTheReplayEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newGated(t, "a", "b", "c")
-		mapped, reconciled := 0, make(chan struct{})
-		var once sync.Once
-		g.during = func(cache.ObjectName) { once.Do(func() { close(reconciled) }) }
-		g.mapped = func(*corev1.ConfigMap) {
-			if mapped++; mapped == 2 {
-				<-reconciled // else the bubble is deadlocked
-			}
-		}
-		g.lead(t)
-		synctest.Wait()
-		if s := g.loop.Status(); s.Reconciles != 3 || s.Phase != PhaseRunning {
-			t.Errorf("status %+v, want three reconciles", s)
-		}
-		g.resign(t)
-	})
-}
-
 // order returns the names of the ConfigMaps in the order in which they were reconciled first.
 func (g *gated) order() (names []string) {
 	g.mu.Lock()

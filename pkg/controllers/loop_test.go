@@ -169,11 +169,6 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 		"success waits for the next event": {
 			want: []time.Duration{0}, result: resultSuccess,
 		},
-		"errors back off exponentially": {
-			outcomes: []outcome{{err: errors.New("a")}, {err: errors.New("b")}, {err: errors.New("c")}},
-			want:     []time.Duration{0, 1 * time.Second, 3 * time.Second, 7 * time.Second},
-			result:   resultError,
-		},
 		"a success resets the back-off": {
 			outcomes: []outcome{{err: errors.New("a")}, {err: errors.New("b")}, {after: time.Second}, {err: errors.New("c")}},
 			want:     []time.Duration{0, 1 * time.Second, 3 * time.Second, 4 * time.Second, 5 * time.Second},

@@ -75,20 +75,6 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 
 func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
 
-func TestMetricsBeginAtZero(t *testing.T) {
-	registry := metrics.NewKubeRegistry()
-	if _, err := NewLoop(LoopOptions{Name: "idle", Metrics: NewMetrics(registry)}, nothing); err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]float64{}
-	for _, result := range results {
-		want[result] = 0
-	}
-	if diff := cmp.Diff(want, counters(t, registry, "idle")); diff != "" {
-		t.Errorf("series differ (-want +got):\n%s", diff)
-	}
-}
-
 func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
 	m := NewMetrics(registry)

@@ -5,7 +5,6 @@ package controllertest_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	goruntime "runtime"
 	"slices"
@@ -169,23 +168,6 @@ func TestHookSeesAnApplyOnce(t *testing.T) {
 	})
 }
 
-func TestHostRunsSeveralEntries(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		setup := controllertest.Setup{
-			Entries: []controllers.Entry{greeter.Entry(), doing("maker", applying(corev1ac.ConfigMap("made", "shop")))},
-			Flags:   []string{"--dry-run", "--namespaces=shop"},
-		}
-		elsewhere := asking("a")
-		elsewhere.Namespace = "elsewhere"
-		h := setup.NewHost(t, asking("a"), elsewhere)
-		expect(t, "writes", h.Writes(), []string{"greeter: dry run: patch configmaps shop/a", "maker: dry run: apply configmaps shop/made"})
-		expect(t, "Events", h.Events(), []string{"greeter: Normal Greeted shop/a: Hello, world"})
-		if n := h.Metric("quartermaster_controller_reconciles_total", "controller", "maker", "result", "success"); n != 1 {
-			t.Errorf("%v reconciles, want 1", n)
-		}
-	})
-}
-
 func TestEventsAreOfTheirOwnEntry(t *testing.T) {
 	tells := func(_ context.Context, h controllers.Host) error {
 		h.Events.Event(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a"}}, corev1.EventTypeNormal, "Seen", "by "+h.LoopOptions.Name)
@@ -221,41 +203,6 @@ func TestStandbyWritesOnlyWhenItLeads(t *testing.T) {
 		expect(t, "writes while the standby stands by", h.Writes(), nil)
 		h.Restart()
 		expect(t, "writes of the second leader", h.Writes(), []string{"apply configmaps shop/made (unchanged)"})
-	})
-}
-
-func TestOnReadAndSetClock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var seen []string
-		h := controllertest.NewHost(t, doing("reader", func(ctx context.Context, h controllers.Host) error {
-			_, err := h.Client.CoreV1().ConfigMaps("shop").Get(ctx, "a", metav1.GetOptions{})
-			seen = append(seen, fmt.Sprint(err))
-			_, err = h.LiveVersion(ctx, informers.ConfigMaps, cache.NewObjectName("shop", "a"))
-			return err
-		}))
-		h.OnRead(func(r controllertest.Request) error {
-			seen = append(seen, r.String())
-			if r.Verb == "list" {
-				return nil
-			}
-			return errors.New("not now")
-		})
-		h.SetClock(func(resource string) time.Time { return time.Date(2030, 1, 1, 0, 0, len(resource), 0, time.UTC) })
-		h.Put(asking("a"))
-		h.Settle()
-		expect(t, "reads", seen, []string{"get configmaps shop/a", "Internal error occurred: not now", "list configmaps shop/a"})
-		client, err := rest.HTTPClientFor(h.RESTConfig())
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer, err := client.Get(h.RESTConfig().Host + "/api/v1/namespaces/shop/configmaps/a")
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer.Body.Close()
-		if got := answer.Header.Get("Date"); got != "Tue, 01 Jan 2030 00:00:10 GMT" {
-			t.Errorf("the server's clock tells %s", got)
-		}
 	})
 }
 
