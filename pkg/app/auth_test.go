@@ -6,7 +6,6 @@ package app
 import (
 	"context"
 	"crypto/tls"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -37,10 +36,7 @@ func TestReviewsHaveTheirOwnLimit(t *testing.T) {
 func TestReviewErrorsHideTheAPIServer(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
-	o, err := NewOptions()
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := newOptions(t)
 	o.Authentication.SkipLookup = true
 	o.Client.Master = gone.URL
 	connection, err := newConnection(o.Client)
@@ -74,14 +70,7 @@ func TestReviewErrorsHideTheAPIServer(t *testing.T) {
 // TestReviewsDoNotHoldUpTheExit stops the servers while a request waits for its review.
 func TestReviewsDoNotHoldUpTheExit(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
-	port, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := port.Addr().(*net.TCPAddr)
-	if err := port.Close(); err != nil {
-		t.Fatal(err)
-	}
+	address := freeAddress(t)
 	reviewing, ended, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	defer close(over)
 	auth := &auth{

@@ -28,6 +28,16 @@ var ownBuild = []BuildOption{Named("shopkeeper"), WithoutBuiltIns(), With(withFu
 	},
 }))}
 
+// newOptions returns the options of a build.
+func newOptions(t *testing.T, build ...BuildOption) *Options {
+	t.Helper()
+	o, err := NewOptions(build...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
 // executeOwn runs a command line of that build.
 func executeOwn(t *testing.T, args ...string) string {
 	t.Helper()
@@ -84,10 +94,7 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 	if !strings.Contains(roles, "- kind: ServiceAccount\n  name: shopkeeper\n  namespace: kube-system\n") {
 		t.Errorf("the roles are not bound to the ServiceAccount shopkeeper:\n%s", roles)
 	}
-	o, err := NewOptions(ownBuild...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := newOptions(t, ownBuild...)
 	if got := o.Election.Lease().String(); got != "kube-system/shopkeeper" {
 		t.Errorf("the Lease is %s", got)
 	}
@@ -112,10 +119,7 @@ func TestRolesAreOfWhatCanStart(t *testing.T) {
 			"one: secrets: the namespace b is not in --namespaces"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o, err := NewOptions(With(tc.entry), WithoutBuiltIns())
-			if err != nil {
-				t.Fatal(err)
-			}
+			o := newOptions(t, With(tc.entry), WithoutBuiltIns())
 			o.Informers.Namespaces = []string{"a"}
 			_, printed := o.rbac()
 			lines(t, printed, tc.want)

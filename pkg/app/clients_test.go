@@ -100,10 +100,7 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 					return &scripted{}, nil
 				},
 			}
-			o, err := NewOptions(With(probe))
-			if err != nil {
-				t.Fatal(err)
-			}
+			o := newOptions(t, With(probe))
 			o.Client.Master = server.URL
 			o.Client.ContentType = "application/json"
 			o.Generic.Controllers = []string{"probe"}
@@ -166,10 +163,7 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 
 func TestClientsShareOneLimit(t *testing.T) {
 	server := newAPIServer(t)
-	o, err := NewOptions()
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := newOptions(t)
 	o.Client.Master = server.URL
 	open := func(next http.RoundTripper) http.RoundTripper { return next }
 	for name, tc := range map[string]struct {

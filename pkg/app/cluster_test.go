@@ -25,10 +25,7 @@ import (
 // elsewhereOf returns a process that has not been elected, and changes its options before.
 func elsewhereOf(t *testing.T, change func(*Options)) *process {
 	t.Helper()
-	o, err := NewOptions(WithoutBuiltIns())
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := newOptions(t, WithoutBuiltIns())
 	o.Client.RESTConfig = &rest.Config{Host: newAPIServer(t).URL, BearerToken: "our own"}
 	change(o)
 	p, err := builtProcess(t, o)

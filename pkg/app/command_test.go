@@ -74,8 +74,6 @@ func TestCommandLineIsChecked(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"an unknown flag is an error": {
-			[]string{"--no-such-flag"}, []string{"unknown flag: --no-such-flag"}},
 		"a stray argument is an error": {
 			[]string{"stray"}, []string{`"stray"`}},
 		"a command takes no arguments": {
@@ -114,8 +112,6 @@ func TestCommandLineIsChecked(t *testing.T) {
 			[]string{"--logging-format=xml"}, []string{"xml"}},
 		"levels at which client-go logs the values of Secrets are refused": {
 			[]string{"--v=8", "--vmodule=request=10"}, []string{"--v: 8", "--vmodule: request: 10"}},
-		"a feature gate that does not exist is refused": {
-			[]string{"--feature-gates=NoSuchGate=true"}, []string{"NoSuchGate"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := execute(t, tc.args...)
@@ -128,25 +124,6 @@ func TestCommandLineIsChecked(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestCompletionKnowsTheCommands(t *testing.T) {
-	out, err := execute(t, "__complete", "st")
-	if err != nil || !strings.Contains(out, "status\t") {
-		t.Errorf("%v: %s", err, out)
-	}
-	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		if out, err := execute(t, "completion", shell); err != nil || !strings.Contains(out, "manager") {
-			t.Errorf("completion %s: %v: %.100s", shell, err, out)
-		}
-	}
-}
-
-func TestVersionIsPrinted(t *testing.T) {
-	out, err := execute(t, "--version")
-	if err != nil || !strings.HasPrefix(out, "manager version v") {
-		t.Errorf("--version: %q, %v", out, err)
 	}
 }
 

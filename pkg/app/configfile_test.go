@@ -43,9 +43,6 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 		"a flag that does not exist": {
 			configHeader + "flags:\n  no-such-flag: 1\n",
 			[]string{`:4: no-such-flag: not a flag that the file can set`}},
-		"a flag in camel case": {
-			configHeader + "flags:\n  dryRun: true\n",
-			[]string{`:4: dryRun: not a flag that the file can set`}},
 		"flags about the command line": {
 			configHeader + "flags: {config: x, print-effective-config: true, help: true, version: true}\n",
 			[]string{
@@ -78,13 +75,6 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 		"nothing where a value is due": {
 			configHeader + "flags:\n  dry-run:\n  kubeconfig: ~\n  controllers:\n",
 			[]string{":4: dry-run: has no value", ":5: kubeconfig: has no value", ":6: controllers: has no value"}},
-		"values that are out of bounds, and one of the command line": {
-			configHeader + "flags:\n  v: 2\n  shutdown-timeout: 0s\n  kube-api-qps: 0\n  compat: [helm]\n",
-			[]string{
-				`:7: --compat: "helm" is not known; known are reloader, reflector, replicator, ttl-controller, janitor, downscaler`,
-				":5: --shutdown-timeout: 0s must be greater than 0",
-				":6: --kube-api-qps: 0 must be a number of at least 0.1, or negative for no limit",
-				"--insecure-port: 70000 must be between 0 and 65535"}},
 		"a value that its flag does not take, one that is out of bounds, and one of the command line": {
 			configHeader + "flags:\n  v: x\n  kube-api-qps: 0\n",
 			[]string{
@@ -103,9 +93,6 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 		"another kind": {
 			"apiVersion: quartermaster.dev/v1alpha1\nkind: ConfigMap\n",
 			[]string{`: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1alpha1" and "ConfigMap"`}},
-		"no version and no kind": {
-			"flags: {}\n",
-			[]string{`: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "" and ""`}},
 		"nothing at all": {
 			"# only this\n", []string{": the file is empty"}},
 		"something else than a map": {
@@ -246,10 +233,7 @@ func (c *extraConfig) Validate(controllers.Settings) error { return nil }
 func TestConfigFileHasEveryFlag(t *testing.T) {
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()
-		o, err := NewOptions(With(withFunctions(controllers.Entry{Name: "extra", Config: &extraConfig{}})))
-		if err != nil {
-			t.Fatal(err)
-		}
+		o := newOptions(t, With(withFunctions(controllers.Entry{Name: "extra", Config: &extraConfig{}})))
 		if err := o.Parse(args); err != nil {
 			t.Fatal(err)
 		}
@@ -297,28 +281,6 @@ func TestConfigFileHasEveryFlag(t *testing.T) {
 		if text == defaults[name] && name != "leader-elect-resource-lock" { // it has one value only
 			t.Errorf("the test gives --%s no value of its own; add it to unusual", name)
 		}
-	}
-}
-
-func TestConfigFileOfTheEffectiveFlags(t *testing.T) {
-	got := effective(t, "--compat=reloader,janitor", "--dry-run",
-		"--feature-gates=AllBeta=true", "--config-reload-annotation-key=auto=true", "--kube-api-qps=0.5")
-	for flag, want := range map[string]any{
-		"compat":                       []any{"reloader", "janitor"},
-		"dry-run":                      true,
-		"config-reload-annotation-key": map[string]any{"auto": "true"},
-		"kube-api-qps":                 0.5,
-		"disabled-metrics":             []any{},
-		"allow-metric-labels":          map[string]any{},
-		"kubeconfig":                   "",
-		"bind-address":                 "0.0.0.0",
-	} {
-		if diff := cmp.Diff(want, got[flag]); diff != "" {
-			t.Errorf("%s:\n%s", flag, diff)
-		}
-	}
-	if gates, ok := got["feature-gates"].(map[string]any); !ok || gates["AllBeta"] != true {
-		t.Errorf("feature-gates: %v", got["feature-gates"])
 	}
 }
 

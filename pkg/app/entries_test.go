@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -106,34 +105,10 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 	}
 }
 
-func TestNeedsNameTheirController(t *testing.T) {
-	needing := func(name string, err error, resources ...schema.GroupVersionResource) controllers.Entry {
-		return withFunctions(controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) {
-			var needs []informers.Need
-			for _, r := range resources {
-				needs = append(needs, informers.Need{Resource: r})
-			}
-			return needs, err
-		}})
+func TestNeedsThatFailNameTheirController(t *testing.T) {
+	failing := func(name, text string) controllers.Entry {
+		return withFunctions(controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, errors.New(text) }})
 	}
-	demanded := func(entries ...controllers.Entry) (demands, error) {
-		o, err := NewOptions(With(entries...), WithoutBuiltIns())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return o.demands()
-	}
-	d, err := demanded(needing("one", nil, informers.Secrets, informers.ConfigMaps), needing("two", nil, informers.Secrets))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var who []string
-	for _, n := range d.needs {
-		who = append(who, n.For)
-	}
-	if diff := cmp.Diff([]string{"one", "one", "two"}, who); diff != "" {
-		t.Errorf("who needs (-want +got):\n%s", diff)
-	}
-	_, err = demanded(needing("one", errors.New("cannot tell")), needing("two", errors.New("neither")))
+	_, err := newOptions(t, With(failing("one", "cannot tell"), failing("two", "neither")), WithoutBuiltIns()).demands()
 	lines(t, err, "controller one: cannot tell", "controller two: neither")
 }

@@ -32,10 +32,7 @@ func TestManifestsParse(t *testing.T) {
 	pod := deployment.Spec.Template.Spec
 	manager := pod.Containers[0]
 
-	o, err := NewOptions()
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := newOptions(t)
 	if err := o.Parse(manager.Args); err != nil {
 		t.Fatal(err)
 	}

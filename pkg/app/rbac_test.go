@@ -109,10 +109,6 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 				"quartermaster-controller-config-reload: quartermaster in kube-system",
 			},
 		},
-		"namespaces in which config-reload works restrict nothing of what it needs": {
-			args:  []string{"--config-reload-include-namespaces=a,b"},
-			rules: slices.Concat(host("kube-system"), fence, events, secure, controller("")),
-		},
 		"a controller that is off needs nothing": {
 			args:  []string{"--controllers=-config-reload"},
 			rules: slices.Concat(host("kube-system"), fence, events, secure),
@@ -190,15 +186,6 @@ func TestRBACOfTwoInstallationsIsDistinct(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestRBACGrantsNoWildcard(t *testing.T) {
-	for _, args := range [][]string{nil, {"--config-reload-argo-rollouts", "--compat=reloader"}, {"--namespaces=a,b"}} {
-		out, err := execute(t, append([]string{"rbac"}, args...)...)
-		if err != nil || strings.Contains(out, "*") || !strings.Contains(out, "secrets") {
-			t.Errorf("%v: %v:\n%s", args, err, out)
-		}
 	}
 }
 

@@ -34,6 +34,19 @@ func writeCert(t *testing.T, dir, host string) (cert, key string) {
 	return cert, key
 }
 
+// freeAddress returns an address of loopback at which nobody listens.
+func freeAddress(t *testing.T) *net.TCPAddr {
+	t.Helper()
+	port, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := port.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return port.Addr().(*net.TCPAddr)
+}
+
 func TestTLSServesTheConfiguredCertificate(t *testing.T) {
 	dir := t.TempDir()
 	mainCert, mainKey := writeCert(t, dir, "main.example.com")
@@ -51,8 +64,6 @@ func TestTLSServesTheConfiguredCertificate(t *testing.T) {
 			config: SecureConfig{CertFile: mainCert, KeyFile: mainKey}, host: "main.example.com", protocol: "h2"},
 		"a TLS version below the lowest is refused": {
 			config: SecureConfig{MinVersion: "VersionTLS13"}, client: &tls.Config{MaxVersion: tls.VersionTLS12}, refused: true},
-		"TLS 1.1 is refused by default": {
-			config: SecureConfig{}, client: &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, refused: true},
 		"a cipher suite that is not in the list is refused": {
 			config: SecureConfig{CipherSuites: []string{"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"}},
 			client: &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384}}, refused: true},
@@ -62,14 +73,7 @@ func TestTLSServesTheConfiguredCertificate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, ctx := ktesting.NewTestContext(t)
-			port, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			address := port.Addr().(*net.TCPAddr)
-			if err := port.Close(); err != nil {
-				t.Fatal(err)
-			}
+			address := freeAddress(t)
 			tc.config.BindAddress, tc.config.BindPort = address.IP, address.Port
 			everything := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 			s, err := startServers(ctx, &Options{Secure: tc.config}, testHealth(), &auth{}, everything, nil, nil)

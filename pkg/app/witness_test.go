@@ -33,10 +33,7 @@ func TestWitnessOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("POD_IP", tc.podIP)
-			o, err := NewOptions()
-			if err != nil {
-				t.Fatal(err)
-			}
+			o := newOptions(t)
 			o.Secure.BindPort = 10357
 			tc.change(o)
 			w := newWitness(o, "pod_1")
@@ -51,18 +48,8 @@ func TestWitnessOf(t *testing.T) {
 // it does.
 func TestWitnessIsServedToStandbys(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
-	port, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := port.Addr().(*net.TCPAddr)
-	if err := port.Close(); err != nil {
-		t.Fatal(err)
-	}
-	o, err := NewOptions()
-	if err != nil {
-		t.Fatal(err)
-	}
+	address := freeAddress(t)
+	o := newOptions(t)
 	o.Secure.BindAddress, o.Secure.BindPort, o.Insecure.Port = address.IP, address.Port, 0
 	own := newWitness(o, "leader_1")
 	s, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, own)
