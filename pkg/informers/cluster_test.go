@@ -256,8 +256,8 @@ func newTestCache(t *testing.T, c *cluster, needs ...Need) *ClusterCache {
 	return newTestCacheWith(t, Config{}, c.source, needs...)
 }
 
-// newTestCacheWith builds a cache on sources of any kind. What the server says is not found is not
-// there in another version either.
+// newTestCacheWith builds a cache on sources of any kind, which is shut down at the end. What the server says
+// is not found is not there in another version either.
 func newTestCacheWith(t *testing.T, cfg Config, sources func(*plan, string) (source, error), needs ...Need) *ClusterCache {
 	t.Helper()
 	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, sourceFor: sources, panicked: func(string) {}, caches: &Caches{}}
@@ -275,6 +275,7 @@ func newTestCacheWith(t *testing.T, cfg Config, sources func(*plan, string) (sou
 		}
 		f.informers = append(f.informers, i)
 	}
+	t.Cleanup(f.Shutdown)
 	return f
 }
 

@@ -85,41 +85,6 @@ func verbs(c *cluster) []string {
 	return vs
 }
 
-func TestCacheFollowsTheServer(t *testing.T) {
-	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(named("a", "1"), named("b", "1"))
-				c.noStreams = noStreams
-				f := newTestCache(t, c, reloadNeed)
-				startSynced(t, f)
-				defer f.Shutdown()
-				wantNames(t, f, "shop/a", "shop/b")
-
-				c.put(named("c", "1"))
-				c.remove("shop/a")
-				wantNames(t, f, "shop/b", "shop/c")
-
-				c.breakWatches(false)
-				c.put(named("d", "1"))
-				pass(2 * time.Minute)
-				wantNames(t, f, "shop/b", "shop/c", "shop/d")
-				if s := secretsStatus(f); s.Relists != 0 {
-					t.Errorf("%d relists after a watch that only closed", s.Relists)
-				}
-
-				c.breakWatches(true)
-				c.remove("shop/b")
-				pass(2 * time.Minute)
-				wantNames(t, f, "shop/c", "shop/d")
-				if s := secretsStatus(f); s.Relists == 0 {
-					t.Error("no relist after 410 Gone")
-				}
-			})
-		})
-	}
-}
-
 func TestListWithoutStreamsIsPaged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster()
@@ -129,7 +94,6 @@ func TestListWithoutStreamsIsPaged(t *testing.T) {
 		c.noStreams = true
 		f := newTestCache(t, c, reloadNeed)
 		startSynced(t, f)
-		defer f.Shutdown()
 		if got := len(names(f)); got != 2*pageSize+1 {
 			t.Errorf("%d objects in the cache", got)
 		}
@@ -154,7 +118,6 @@ func TestCacheAgeShowsASilentServer(t *testing.T) {
 			t.Errorf("age before the start: %v", s.LastActivityAge)
 		}
 		startSynced(t, f)
-		defer f.Shutdown()
 		c.put(named("b", "1"))
 		pass(time.Minute)
 		c.bookmark()

@@ -78,3 +78,11 @@ func eachIn(list runtime.Object, f func(runtime.Object) error) error {
 	}
 	return meta.EachListItemWithAlloc(list, f)
 }
+
+func nameOf(obj runtime.Object) string {
+	m, err := meta.Accessor(obj)
+	if err != nil {
+		return ""
+	}
+	return m.GetName()
+}

@@ -83,7 +83,6 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 				c := newCluster(named("plain", "1"), expiring("a", "1h"), expiring("b", "1h"))
 				c.noStreams = noStreams
 				f, h := newTestCache(t, c), &told{}
-				defer f.Shutdown()
 				w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h.handle)
 				h.want(t, "+a=1h", "+b=1h")
 				if s := w.Status(); !s.Synced || s.Objects != 2 {
@@ -128,7 +127,6 @@ func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f, h := newTestCache(t, c), &told{}
-		defer f.Shutdown()
 		need := Need{For: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: DigestOf(func(o metav1.Object) []byte {
 			return []byte(o.GetResourceVersion())
 		})}
@@ -152,7 +150,6 @@ func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
 func TestFollowReturnsTheTypeOfTheNeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTestCache(t, newCluster(named("a", "1")))
-		defer f.Shutdown()
 		need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
 		w, err := Follow[*corev1.Secret](t.Context(), f.For("sync"), need)
 		if err != nil {
@@ -174,7 +171,6 @@ func TestFollowReturnsTheTypeOfTheNeed(t *testing.T) {
 func TestHandlerThatComesAfterStopIsNotCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, h := newTestCache(t, newCluster()), &told{}
-		defer f.Shutdown()
 		w := followSecrets(t, f, newCluster(expiring("a", "1h")), ttlNeed, nil, h.handle)
 		h.want(t, "+a=1h")
 		w.Stop()
@@ -210,7 +206,6 @@ func TestFollowListsWaitForEachOther(t *testing.T) {
 		slow.endless = true
 		slow.noStreams = false
 		f, h := newTestCache(t, slow), &told{}
-		defer f.Shutdown()
 		lists := make(chan struct{}, 1)
 		followSecrets(t, f, slow, ttlNeed, lists, (&told{}).handle)
 		synctest.Wait()
@@ -228,7 +223,6 @@ func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
 		f, h := newTestCache(t, c), &told{}
-		defer f.Shutdown()
 		followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), func(old, current *Object, initial bool) {
 			if current.GetName() == "a" {
 				panic("a")

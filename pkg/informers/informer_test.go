@@ -164,7 +164,6 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		f.informers[0].listen("slow", slow.hear)
 		f.informers[0].listen("reload", h.hear)
 		startSynced(t, f)
-		defer f.Shutdown()
 		synctest.Wait()
 		c.put(named("b", "1"))
 		c.put(named("b", "2"))
@@ -188,21 +187,6 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		synctest.Wait()
 		if diff := cmp.Diff(want, slow.all()); diff != "" {
 			t.Errorf("notifications of the slow one (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func TestListenerHearsOfThePresentObjects(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		f := newTestCache(t, c, reloadNeed)
-		startSynced(t, f)
-		defer f.Shutdown()
-		requests, h := c.count(), &heard{}
-		f.informers[0].listen("reload", h.hear)
-		synctest.Wait()
-		if got := h.all(); !slices.Equal(got, []string{"initial a"}) || c.count() != requests {
-			t.Errorf("heard %v, %d requests", got, c.count()-requests)
 		}
 	})
 }
@@ -274,7 +258,6 @@ func TestNamespaceTroubleStaysThere(t *testing.T) {
 				}
 				f := inNamespaces(t, map[string]*cluster{"a": a, "b": b, "c": c})
 				startSynced(t, f)
-				defer f.Shutdown()
 				if err := f.CheckSync(nil); err != nil {
 					t.Errorf("not ready: %v", err)
 				}
@@ -310,7 +293,6 @@ func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 		b.failWith(func(string) error { return forbidden })
 		f := inNamespaces(t, map[string]*cluster{"a": a, "b": b})
 		f.Start(t.Context())
-		defer f.Shutdown()
 		pass(5 * time.Minute)
 		if hasSynced(f, "reload") {
 			t.Error("synced without a list")
@@ -359,7 +341,6 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 					register(f)
 				}
 				startSynced(t, f)
-				defer f.Shutdown()
 				synctest.Wait()
 
 				wantNames(t, f, "shop/bad", "shop/fine")
@@ -404,7 +385,6 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 					f := newTestCache(t, c, Need{For: "bad", Resource: Secrets})
 					use(f)
 					startSynced(t, f)
-					defer f.Shutdown()
 					synctest.Wait()
 					if err := f.Problem("bad"); err == nil {
 						t.Error("no problem while the object is there")
@@ -448,7 +428,6 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 		c := newCluster(named("bad", "1"))
 		f := newTestCache(t, c, Need{For: "bad", Resource: Secrets, Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })})
 		startSynced(t, f)
-		defer f.Shutdown()
 		synctest.Wait()
 		r.mended = false
 		c.put(named("bad", "2"))

@@ -4,7 +4,6 @@
 package informers
 
 import (
-	"strconv"
 	"strings"
 	"testing"
 
@@ -12,14 +11,12 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 )
 
 var rollouts = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "rollouts"}
@@ -147,38 +144,6 @@ func TestListByLabelsNeedsThem(t *testing.T) {
 				}
 			}()
 			informer.List("", tc.selector)
-		})
-	}
-}
-
-func TestDigestIsAllThatIsKept(t *testing.T) {
-	replicas := func(o apiruntime.Object) []byte {
-		switch o := o.(type) {
-		case *appsv1.Deployment:
-			return strconv.AppendInt(nil, int64(*o.Spec.Replicas), 10)
-		case *unstructured.Unstructured:
-			n, _, _ := unstructured.NestedInt64(o.Object, "spec", "replicas")
-			return strconv.AppendInt(nil, n, 10)
-		}
-		return nil
-	}
-	annotations := map[string]string{"auto": "true", "other": "x"}
-	rollout := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"replicas": int64(3)}}}
-	rollout.SetAnnotations(annotations)
-	cases := map[string]struct {
-		resource schema.GroupVersionResource
-		in       apiruntime.Object
-	}{
-		"an object of a built-in type":   {Deployments, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Annotations: annotations}, Spec: appsv1.DeploymentSpec{Replicas: ptr.To[int32](3)}}},
-		"an object of a custom resource": {rollouts, rollout},
-	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			p := mustPlan(t, Need{For: "a", Resource: tc.resource, Annotations: []string{"auto"}, Digest: DigestOf(replicas)})
-			e := reduced(t, p, tc.in)
-			if string(e.Digest("a")) != "3" || len(e.GetAnnotations()) != 1 || e.GetAnnotations()["auto"] != "true" {
-				t.Errorf("digest %q, annotations %v", e.Digest("a"), e.GetAnnotations())
-			}
 		})
 	}
 }
