@@ -4,6 +4,7 @@
 package chart
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -125,7 +126,11 @@ func TestChartElsewhereHasOtherNames(t *testing.T) {
 // TestChartWithoutElectionHasNoFence also checks that such a manager ends before the next one
 // starts.
 func TestChartWithoutElectionHasNoFence(t *testing.T) {
-	rendered := mustRender(t, "{flags: {leader-elect: false}, replicaCount: 1}", "kube-system")
+	rendered := mustRender(t, "{flags: {leader-elect: false}, replicaCount: 1, prometheusRule: {enabled: true}}", "kube-system")
+	alerts := fmt.Sprint(rendered["PrometheusRule kube-system/quartermaster"])
+	if strings.Contains(alerts, "QuartermasterFenceNotEnforced") || !strings.Contains(alerts, "QuartermasterNoLeader") {
+		t.Errorf("the alert of a missing fence would fire for ever, or there are no alerts: %s", alerts)
+	}
 	strategy, _, _ := unstructured.NestedMap(rendered["Deployment kube-system/quartermaster"], "spec", "strategy")
 	if want := map[string]any{"type": "Recreate"}; !cmp.Equal(strategy, want) {
 		t.Errorf("strategy %v, not %v", strategy, want)
