@@ -4,6 +4,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,7 +12,7 @@ import (
 )
 
 // TestBarsAreAboutRows also compares bench.md with the rows, apart from what it says about the last
-// run.
+// run, and the figures that other pages quote.
 func TestBarsAreAboutRows(t *testing.T) {
 	dir := filepath.Join("..", "..", "docs", "bench")
 	bars, err := readBars(dir)
@@ -22,9 +23,14 @@ func TestBarsAreAboutRows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	missed := 0
 	for _, b := range bars {
-		if _, _, err := b.check(rows); err != nil {
+		_, met, err := b.check(rows)
+		if err != nil {
 			t.Errorf("%+v: %v", b, err)
+		}
+		if !met {
+			missed++
 		}
 	}
 	page, err := os.ReadFile(filepath.Join(dir, "bench.md"))
@@ -33,5 +39,31 @@ func TestBarsAreAboutRows(t *testing.T) {
 	}
 	if _, want, _ := strings.Cut(markdown(rows, bars, environment{}), "## Bars"); !strings.HasSuffix(string(page), want) {
 		t.Error("bench.md does not have the bars and rows of README.md and latest.json")
+	}
+	memory := func(on, of string) float64 {
+		value, _, err := bar{bench: "memory/" + on + ", RSS steady", statistic: "median"}.of(rows, of)
+		if err != nil {
+			t.Error(err)
+		}
+		return value
+	}
+	const empty, some, ours = "empty cluster", "5000 Secrets and 5000 ConfigMaps of 4 KiB, 500 Deployments", "quartermaster: leader"
+	for page, want := range map[string][]string{
+		"README.md": {
+			fmt.Sprintf("%.0f MiB on an empty cluster, where a manager of controller-runtime has %.0f.",
+				memory(empty, ours), memory(empty, "controller-runtime: leader")),
+			fmt.Sprintf("%d of its %d [bars](docs/bench/bench.md#bars) are not met", missed, len(bars)),
+		},
+		"docs/operate/operating.md": {fmt.Sprintf("with 5,000 of each, a leader that runs config-reload takes %.0f MiB.", memory(some, ours))},
+	} {
+		text, err := os.ReadFile(filepath.Join("..", "..", filepath.FromSlash(page)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sentence := range want {
+			if !strings.Contains(strings.Join(strings.Fields(string(text)), " "), sentence) {
+				t.Errorf("%s does not say, as the rows do: %s", page, sentence)
+			}
+		}
 	}
 }

@@ -77,8 +77,9 @@ func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *
 // of a type, and a type with a field Status has the status as a subresource.
 //
 // The test fails if the manager does not start, or if a controller does what its Permissions do not allow,
-// declares a resource that has no namespaces without ClusterScoped, panics, changes an object in the
-// cache, or has not ended within the shutdown timeout.
+// declares a resource that has no namespaces without ClusterScoped, panics, or has not ended within the
+// shutdown timeout. With KUBE_CACHE_MUTATION_DETECTOR=true in the environment, client-go's detector also
+// ends the process after a second if a controller has changed an object in the cache.
 func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	t.Helper()
 	inBubble(t)
