@@ -12,17 +12,20 @@ import (
 	"golang.org/x/sync/singleflight"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/lru"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 const (
-	// kindsPatience is how long it waits before it asks again for an unknown kind.
+	// kindsPatience is how long an unknown kind is not asked for again.
 	kindsPatience = 10 * time.Second
-	// kindsTrust is how long it believes that a kind is what it was: a definition may be made again with
-	// another plural or scope.
+	// kindsTrust is how long a known kind is not asked for again: a definition may be made again with another
+	// plural or scope.
 	kindsTrust = 10 * time.Minute
 	// kindsTimeout is how long the API server may take to say which resources a version has.
 	kindsTimeout = 30 * time.Second
@@ -54,27 +57,28 @@ func newKinds(config *rest.Config) (*kinds, error) {
 
 // resourceOf returns the resource of a kind. For a kind that it does not know it asks the API server, every
 // kindsPatience at most unless the request fails, and waits for the answer until ctx ends. Known kinds it
-// asks for every kindsTrust.
+// asks for every kindsTrust, and goes by what it knows if the request fails.
 func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)
 	d, _ := known.(discovered)
-	age, is := time.Since(d.at), d.resources[kind.Kind] != nil
-	if !is && age >= kindsPatience || age >= kindsTrust {
+	age, found := time.Since(d.at), d.resources[kind.Kind]
+	if found == nil && age >= kindsPatience || age >= kindsTrust {
 		select {
 		case answer := <-k.asking.DoChan(version.String(), func() (any, error) { return k.ask(version) }):
-			if answer.Err != nil {
+			if answer.Err == nil {
+				found = answer.Val.(discovered).resources[kind.Kind]
+			} else if found == nil {
 				return nil, fmt.Errorf("find the resource of %s: %w", kind, answer.Err)
 			}
-			d = answer.Val.(discovered)
 		case <-ctx.Done():
 			return nil, fmt.Errorf("find the resource of %s: %w", kind, context.Cause(ctx))
 		}
 	}
-	if found := d.resources[kind.Kind]; found != nil {
-		return found, nil
+	if found == nil {
+		return nil, &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
 	}
-	return nil, &meta.NoKindMatchError{GroupKind: kind.GroupKind(), SearchedVersions: []string{kind.Version}}
+	return found, nil
 }
 
 // ask asks the API server which resources a version has, and remembers its answer. It goes on if the
@@ -83,21 +87,23 @@ func (k *kinds) ask(version schema.GroupVersion) (discovered, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), kindsTimeout)
 	defer cancel()
 	list, err := k.discovery.ServerResourcesForGroupVersionWithContext(ctx, version.String())
-	if err != nil && !apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) {
+		list = &metav1.APIResourceList{}
+		_, err = informers.ServerGroups(ctx, k.discovery)
+	}
+	if err != nil {
 		return discovered{}, err
 	}
 	d := discovered{at: time.Now(), resources: map[string]*meta.RESTMapping{}}
-	if err == nil {
-		for _, r := range list.APIResources {
-			if d.resources[r.Kind] != nil || strings.Contains(r.Name, "/") { // a subresource
-				continue
-			}
-			scope := meta.RESTScopeRoot
-			if r.Namespaced {
-				scope = meta.RESTScopeNamespace
-			}
-			d.resources[r.Kind] = &meta.RESTMapping{Resource: version.WithResource(r.Name), GroupVersionKind: version.WithKind(r.Kind), Scope: scope}
+	for _, r := range list.APIResources {
+		if d.resources[r.Kind] != nil || strings.Contains(r.Name, "/") { // a subresource
+			continue
 		}
+		scope := meta.RESTScopeRoot
+		if r.Namespaced {
+			scope = meta.RESTScopeNamespace
+		}
+		d.resources[r.Kind] = &meta.RESTMapping{Resource: version.WithResource(r.Name), GroupVersionKind: version.WithKind(r.Kind), Scope: scope}
 	}
 	k.versions.Add(version, d)
 	return d, nil

@@ -42,6 +42,9 @@ func (s *discoveryServer) RoundTrip(r *http.Request) (*http.Response, error) {
 const widgetsAlone = `{"kind":"APIResourceList","resources":[
 	{"name":"widgets","kind":"Widget","namespaced":true},{"name":"widgets/scale","kind":"Scale","namespaced":true}]}`
 
+// noServer stands for 404 at every path.
+const noServer, someGroups = "no server", `{"kind":"APIGroupList","groups":[{"name":"apps","versions":[{"groupVersion":"apps/v1","version":"v1"}]}]}`
+
 func TestMapperAsksForUnknownKinds(t *testing.T) {
 	widget, scale, gadget := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"},
 		schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Scale"}, schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Gadget"}
@@ -69,12 +72,18 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 			widgetsAlone, []schema.GroupVersionKind{scale}, widgetsAlone, []string{"none", "none"}, 2, 0},
 		"a version that comes is found": {
 			"404", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"none", "none", "widgets", "widgets"}, 2, 0},
+		"a version that goes is noticed after 10 min": {
+			widgetsAlone, []schema.GroupVersionKind{widget}, "404", []string{"widgets", "none"}, 2, kindsTrust},
+		"a known kind outlasts a failure": {
+			widgetsAlone, []schema.GroupVersionKind{widget}, "503", []string{"widgets", "widgets"}, 2, kindsTrust},
+		"a known kind outlasts a load balancer that knows no path": {
+			widgetsAlone, []schema.GroupVersionKind{widget, gadget}, noServer, []string{"widgets", "none", "widgets", "failure"}, 3, kindsTrust},
 		"a failure is not remembered": {
 			"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				server := &discoveryServer{answers: map[string]string{path: tc.answer}}
+				server := &discoveryServer{answers: map[string]string{path: tc.answer, "/api": "404", "/apis": someGroups}}
 				m, err := newKinds(&rest.Config{Host: "http://api", Transport: server})
 				if err != nil {
 					t.Fatal(err)
@@ -97,6 +106,9 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 						}
 					}
 					server.answers[path] = tc.later
+					if tc.later == noServer {
+						server.answers = map[string]string{path: "404", "/api": "404", "/apis": "404"}
+					}
 					<-time.After(max(kindsPatience, tc.pause))
 				}
 				asked := len(slices.DeleteFunc(slices.Clone(server.asked), func(p string) bool { return p != path }))

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 )
 
@@ -76,18 +77,27 @@ func (a *anyVersion) client(ctx context.Context) (metadata.ResourceInterface, er
 
 var errNoGroups = errors.New("discover API groups: the server has none, so it is no API server")
 
+// ServerGroups returns the API groups of a server, without their resources. It is an error if there are none:
+// a load balancer without a backend may answer 404 to everything, and no resource is absent for that.
+func ServerGroups(ctx context.Context, d discovery.DiscoveryInterfaceWithContext) (*metav1.APIGroupList, error) {
+	// The aggregated format would hold all resources.
+	groups, err := d.WithLegacyWithContext(ctx).ServerGroupsWithContext(ctx)
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && len(groups.Groups) == 0:
+		return nil, errNoGroups
+	case err != nil:
+		return nil, fmt.Errorf("discover API groups: %w", err)
+	}
+	return groups, nil
+}
+
 // find returns a version that serves the resource. It asks discovery for this group only, so that
 // an aggregated API that is down affects only those who need it. A NotFound error means that the
 // server does not have the resource.
 func (c Clients) find(ctx context.Context, resource schema.GroupResource) (string, error) {
-	legacy := c.discovery.WithLegacyWithContext(ctx) // the aggregated format downloads all resources
-	groups, err := legacy.ServerGroupsWithContext(ctx)
-	switch {
-	case apierrors.IsNotFound(err) || err == nil && len(groups.Groups) == 0:
-		// A load balancer without a backend may answer 404 to everything. No resource is absent for that.
-		return "", errNoGroups
-	case err != nil:
-		return "", fmt.Errorf("discover API groups: %w", err)
+	groups, err := ServerGroups(ctx, c.discovery)
+	if err != nil {
+		return "", err
 	}
 	notFound := apierrors.NewNotFound(resource, "")
 	at := slices.IndexFunc(groups.Groups, func(g metav1.APIGroup) bool { return g.Name == resource.Group })
@@ -96,7 +106,7 @@ func (c Clients) find(ctx context.Context, resource schema.GroupResource) (strin
 	}
 	group := &groups.Groups[at]
 	for _, v := range append([]metav1.GroupVersionForDiscovery{group.PreferredVersion}, group.Versions...) {
-		list, err := legacy.ServerResourcesForGroupVersionWithContext(ctx, v.GroupVersion)
+		list, err := c.discovery.ServerResourcesForGroupVersionWithContext(ctx, v.GroupVersion)
 		if apierrors.IsNotFound(err) {
 			continue
 		}
