@@ -127,26 +127,32 @@ func (c *clients) configOf(name string) *rest.Config {
 // Retry-After says, which a webhook may set. For longer, a key waits in its queue.
 const longestWait = 5 // seconds
 
-// withoutLongWaits removes a Retry-After above longestWait. The error still says how long to wait.
+// withoutLongWaits removes a Retry-After above longestWait. The error still says how long to wait if the body
+// is a Status, as of an API server and a webhook. A text, as of a proxy, does not say it: the key comes back
+// after its back-off.
 func withoutLongWaits(next http.RoundTripper) http.RoundTripper {
-	return shortWaits{next}
+	return transport{next, func(r *http.Request) (*http.Response, error) {
+		resp, err := next.RoundTrip(r)
+		if err == nil {
+			if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > longestWait {
+				resp.Header.Del("Retry-After")
+			}
+		}
+		return resp, err
+	}}
 }
 
-type shortWaits struct{ next http.RoundTripper }
+// transport sends requests by a function that passes them to next.
+type transport struct {
+	next http.RoundTripper
+	send func(*http.Request) (*http.Response, error)
+}
 
 // RoundTrip implements http.RoundTripper.
-func (t shortWaits) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := t.next.RoundTrip(r)
-	if err == nil {
-		if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > longestWait {
-			resp.Header.Del("Retry-After")
-		}
-	}
-	return resp, err
-}
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t.send(r) }
 
 // WrappedRoundTripper implements net.RoundTripperWrapper.
-func (t shortWaits) WrappedRoundTripper() http.RoundTripper { return t.next }
+func (t transport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // refusalsOfReadyz is how many seconds in a row an API server may refuse to say whether it is ready.
 const refusalsOfReadyz = 10

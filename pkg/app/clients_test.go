@@ -19,6 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -79,6 +80,22 @@ func knownKinds(_ context.Context, kind schema.GroupVersionKind) (*meta.RESTMapp
 	m.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
 	m.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	return m.RESTMapping(kind.GroupKind(), kind.Version)
+}
+
+func TestTypedClientListsWhatTheServerHas(t *testing.T) {
+	asked := ""
+	h := controllers.Host{Scheme: clientscheme.Scheme, RESTConfig: &rest.Config{Host: "http://api", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+		asked = r.URL.RequestURI()
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+			Body: io.NopCloser(strings.NewReader(`{"apiVersion":"apps/v1","kind":"DeploymentList","items":[{"metadata":{"name":"a"}},{"metadata":{"name":"b"}}]}`))}, nil
+	})}}
+	list, err := controllers.ClientFor[*appsv1.Deployment](h, informers.Deployments).List(t.Context(), "shop", metav1.ListOptions{LabelSelector: "x=y"})
+	if err != nil || len(list) != 2 || list[0].Name != "a" || list[1].Name != "b" {
+		t.Errorf("listed %v, error %v", list, err)
+	}
+	if want := "/apis/apps/v1/namespaces/shop/deployments?labelSelector=x%3Dy"; asked != want {
+		t.Errorf("asked for %s, want %s", asked, want)
+	}
 }
 
 // TestClientsAllHaveTheFence builds controllers as Run does. While this replica

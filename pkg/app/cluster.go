@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,7 +18,6 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/transport"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 
@@ -109,6 +110,7 @@ func (o *openClusters) close() {
 // configuration would do so as this process. It also refuses a configuration with the token of this
 // process, which another server must not get.
 func checkOtherCluster(config, own *rest.Config) error {
+	inFile, _ := os.ReadFile(own.BearerTokenFile) // whose token the kubelet replaces; empty without a file
 	switch {
 	case config == nil || config.Host == "":
 		return errors.New("the configuration names no API server")
@@ -118,7 +120,7 @@ func checkOtherCluster(config, own *rest.Config) error {
 		return errors.New("the configuration names a file: pass the contents")
 	case config.WrapTransport != nil: // it may add the token of this process, and hides what it adds
 		return errors.New("the configuration has a WrapTransport: pass credentials, not a function that adds them")
-	case config.BearerToken != "" && config.BearerToken == own.BearerToken:
+	case config.BearerToken != "" && slices.Contains([]string{own.BearerToken, strings.TrimSpace(string(inFile))}, config.BearerToken):
 		return errors.New("the configuration has the token of this process, which is for its own API server")
 	}
 	return nil
@@ -126,7 +128,7 @@ func checkOtherCluster(config, own *rest.Config) error {
 
 // otherCluster returns the configuration of a controller's clients in another cluster. They share
 // connections, and a limit if config has one. The fence is checked last, after all transports that may wait.
-func otherCluster(config *rest.Config, controller string, fence transport.WrapperFunc) (*rest.Config, error) {
+func otherCluster(config *rest.Config, controller string, fence func(http.RoundTripper) http.RoundTripper) (*rest.Config, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), controller)
 	if !strings.Contains(config.Host, "://") {
 		config.Host = "https://" + config.Host
@@ -134,14 +136,14 @@ func otherCluster(config *rest.Config, controller string, fence transport.Wrappe
 	if config.Proxy == nil { // no proxy, whatever the environment says
 		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 	}
-	config.WrapTransport = transport.Wrappers(fence, config.WrapTransport)
+	config.Wrap(fence)
 	all, err := rest.TransportFor(config)
 	if err != nil {
 		return nil, err
 	}
 	shared := &rest.Config{
 		Host: config.Host, APIPath: config.APIPath, UserAgent: config.UserAgent, WarningHandler: rest.NoWarnings{},
-		Transport: withoutLongWaits(withoutRedirects{all}), QPS: -1, RateLimiter: config.RateLimiter,
+		Transport: withoutLongWaits(withoutRedirects(all)), QPS: -1, RateLimiter: config.RateLimiter,
 	}
 	if config.QPS > 0 && config.RateLimiter == nil {
 		shared.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, max(config.Burst, 1))
@@ -150,17 +152,13 @@ func otherCluster(config *rest.Config, controller string, fence transport.Wrappe
 }
 
 // withoutRedirects makes a redirect an error: client-go would send the credentials to wherever it leads.
-type withoutRedirects struct{ next http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (t withoutRedirects) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := t.next.RoundTrip(r)
-	if err == nil && resp.StatusCode >= 300 && resp.StatusCode < 400 && resp.Header.Get("Location") != "" {
-		_ = resp.Body.Close() // nobody reads it
-		return nil, fmt.Errorf("%s %s: the API server redirects, which is not followed", r.Method, r.URL.Path)
-	}
-	return resp, err
+func withoutRedirects(next http.RoundTripper) http.RoundTripper {
+	return transport{next, func(r *http.Request) (*http.Response, error) {
+		resp, err := next.RoundTrip(r)
+		if err == nil && resp.StatusCode >= 300 && resp.StatusCode < 400 && resp.Header.Get("Location") != "" {
+			_ = resp.Body.Close() // nobody reads it
+			return nil, fmt.Errorf("%s %s: the API server redirects, which is not followed", r.Method, r.URL.Path)
+		}
+		return resp, err
+	}}
 }
-
-// WrappedRoundTripper implements net.RoundTripperWrapper.
-func (t withoutRedirects) WrappedRoundTripper() http.RoundTripper { return t.next }

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -85,6 +87,18 @@ func TestClustersThatCanBeOpened(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 		})
+	}
+}
+
+func TestClusterNeverGetsTheTokenOfThisProcess(t *testing.T) {
+	own := &rest.Config{BearerToken: "at the start", BearerTokenFile: filepath.Join(t.TempDir(), "token")}
+	if err := os.WriteFile(own.BearerTokenFile, []byte("an hour later\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for token, refused := range map[string]bool{"at the start": true, "an hour later": true, "its": false, "": false} {
+		if err := checkOtherCluster(&rest.Config{Host: "x", BearerToken: token}, own); (err != nil) != refused {
+			t.Errorf("the token %q: error %v", token, err)
+		}
 	}
 }
 

@@ -88,10 +88,10 @@ func NewCommand(options ...BuildOption) *cobra.Command {
 			// ends the process at once.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			context.AfterFunc(ctx, func() {
+			defer context.AfterFunc(ctx, func() { // unless RunE returns first
 				stop()
 				klog.FromContext(ctx).Info("Stopping; a second signal ends the process at once", "reason", context.Cause(ctx))
-			})
+			})()
 			if err := o.apply(); err != nil {
 				return err
 			}

@@ -70,34 +70,23 @@ func newDryRun(c connection) (*dryRun, error) {
 
 // wrap returns a transport that sends requests to next as dry runs.
 func (d *dryRun) wrap(next http.RoundTripper) http.RoundTripper {
-	return dryRunTransport{d, next}
-}
-
-type dryRunTransport struct {
-	dryRun *dryRun
-	next   http.RoundTripper
-}
-
-// RoundTrip implements http.RoundTripper.
-func (t dryRunTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if !writefence.IsWrite(r) {
-		return t.next.RoundTrip(r)
-	}
-	reason := t.dryRun.refuses(r)
-	if reason == "" {
-		r, reason = t.dryRun.asDryRun(r)
-	}
-	if reason != "" {
-		if r.Body != nil {
-			_ = r.Body.Close() // a RoundTripper must close it, and cannot report an error
+	return transport{next, func(r *http.Request) (*http.Response, error) {
+		if !writefence.IsWrite(r) {
+			return next.RoundTrip(r)
 		}
-		return nil, &DryRunError{r.Method, r.URL.Path, reason}
-	}
-	return t.next.RoundTrip(r)
+		reason := d.refuses(r)
+		if reason == "" {
+			r, reason = d.asDryRun(r)
+		}
+		if reason != "" {
+			if r.Body != nil {
+				_ = r.Body.Close() // a RoundTripper must close it, and cannot report an error
+			}
+			return nil, &DryRunError{r.Method, r.URL.Path, reason}
+		}
+		return next.RoundTrip(r)
+	}}
 }
-
-// WrappedRoundTripper implements net.RoundTripperWrapper.
-func (t dryRunTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
 // refuses returns why a write must not be sent, or "" if it may.
 func (d *dryRun) refuses(r *http.Request) string {

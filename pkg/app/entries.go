@@ -11,11 +11,10 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
-
-	"github.com/spf13/cobra"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -29,7 +28,9 @@ func checkEntries(entries []controllers.Entry) error {
 		if e.Name == "" {
 			who = fmt.Sprintf("controller number %d of the registry, which has no name", i+1)
 		}
-		add := func(format string, args ...any) { errs = append(errs, fmt.Errorf(who+": "+format, args...)) }
+		add := func(format string, args ...any) {
+			errs = append(errs, fmt.Errorf("%s: %s", who, fmt.Sprintf(format, args...)))
+		}
 		if problems := validation.IsDNS1123Label(e.Name); len(problems) > 0 {
 			add("the name %q is not a DNS label: %s", e.Name, problems[0])
 		}

@@ -58,6 +58,8 @@ func lines(t *testing.T, err error, want ...string) {
 }
 
 func TestEntriesReportAllMistakes(t *testing.T) {
+	const notALabel = `a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character ` +
+		`(e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`
 	flag := func(name, shorthand string) func(*pflag.FlagSet) {
 		return func(fs *pflag.FlagSet) { fs.BoolP(name, shorthand, false, "") }
 	}
@@ -76,9 +78,9 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 				"controller one: the function New is missing", "controller two: the function Permissions is missing", "controller two: the function New is missing"}},
 		"no name": {
 			[]controllers.Entry{withFunctions(controllers.Entry{})},
-			[]string{fmt.Sprintf("controller number %d", len(registry())+1) + ` of the registry, which has no name: the name "" is not a DNS label: ` +
-				`a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character ` +
-				`(e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`}},
+			[]string{fmt.Sprintf("controller number %d", len(registry())+1) + ` of the registry, which has no name: the name "" is not a DNS label: ` + notALabel}},
+		"a name that is no label": {
+			[]controllers.Entry{withFunctions(controllers.Entry{Name: "100%d"})}, []string{`controller 100%d: the name "100%d" is not a DNS label: ` + notALabel}},
 		"one name twice": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one"}), withFunctions(controllers.Entry{Name: "one"})},
 			[]string{"controller one: another entry has this name"}},

@@ -245,10 +245,13 @@ func configz(o *Options) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, config) })
 }
 
-// metricsHandler serves our own registry together with the libraries' registry.
+// metricsHandler serves our own registry together with the libraries' registry. A metric of one controller
+// that cannot be served, such as one of the libraries' names with another type, does not hide the others.
 func metricsHandler(own metrics.KubeRegistry) http.Handler {
 	return promhttp.HandlerFor(prometheus.Gatherers{legacyregistry.DefaultGatherer, own}, promhttp.HandlerOpts{
 		ProcessStartTime: legacyregistry.GetProcessStart(),
+		ErrorHandling:    promhttp.ContinueOnError,
+		ErrorLog:         log.New(serverLog{klog.Background()}, "", 0),
 	})
 }
 

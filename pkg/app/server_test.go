@@ -14,6 +14,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	requestmetrics "k8s.io/client-go/tools/metrics"
+	"k8s.io/component-base/metrics"
 )
 
 func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
@@ -37,6 +40,21 @@ func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
 				t.Error("the server keeps the connection open")
 			}
 		})
+	}
+}
+
+func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
+	registry := metrics.NewKubeRegistry()
+	for _, name := range []string{"rest_client_requests_total", "widgets_total"} { // the first is a library's
+		counter := metrics.NewCounter(&metrics.CounterOpts{Name: name, Help: "A controller's own."})
+		registry.MustRegister(counter)
+		counter.Inc()
+	}
+	requestmetrics.RequestResult.Increment(t.Context(), "200", http.MethodGet, "api")
+	w := httptest.NewRecorder()
+	metricsHandler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "\nwidgets_total 1\n") {
+		t.Errorf("status %d, and the metrics\n%s", w.Code, w.Body)
 	}
 }
 

@@ -38,11 +38,6 @@ type Host struct {
 	// that the entry declares in Needs. informers.Follow returns the informer of a resource that the controller
 	// names at run time.
 	informers.ControllerCache
-	// Cluster opens the API server of another cluster, by a name that no other open cluster of the process
-	// has: it is a label of metrics. config holds credentials as contents, not as files or programs; build it
-	// from scratch, since RESTConfig may send the token of this process. QPS limits all clients
-	// together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig.
-	Cluster func(name string, config *rest.Config) (*Cluster, error)
 	// Client is for the built-in types, Dynamic for objects of any type. See also ClientFor.
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface
@@ -55,6 +50,11 @@ type Host struct {
 	// RESTConfig makes other clients with the same limits. They speak JSON, which custom resources
 	// need.
 	RESTConfig *rest.Config
+	// Cluster opens the API server of another cluster, by a name that no other open cluster of the process
+	// has: it is a label of metrics. config holds credentials as contents, not as files or programs; build it
+	// from scratch, since RESTConfig may send the token of this process. QPS limits all clients
+	// together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig.
+	Cluster func(name string, config *rest.Config) (*Cluster, error)
 	// Scheme holds the built-in types and those that the enabled entries add. Types that a library
 	// registers with client-go's scheme.Scheme are not in it.
 	Scheme *runtime.Scheme
@@ -102,18 +102,10 @@ type TypedClient[T apiObject] struct {
 // ClientFor returns a client of a resource whose Go type is in the host's scheme, such as a custom
 // resource that the entry adds with AddToScheme. Built-in types can be had from Host.Client too.
 func ClientFor[T apiObject](h Host, resource schema.GroupVersionResource) TypedClient[T] {
+	if err := informers.CheckType(reflect.TypeFor[T](), resource, h.Scheme); err != nil {
+		panic(informers.Mistake(fmt.Sprintf("asks for a client of %s with %s, %v", resource.GroupResource(), reflect.TypeFor[T](), err)))
+	}
 	version := resource.GroupVersion()
-	object := newObject[T]()
-	kinds, _, err := h.Scheme.ObjectKinds(object)
-	if err != nil {
-		panic(informers.Mistake(fmt.Sprintf("asks for a client of %T, which AddToScheme has not added to the scheme", object)))
-	}
-	if kinds[0].GroupVersion() != version {
-		panic(informers.Mistake(fmt.Sprintf("asks for a client of %s with %T, which is a type of %s", resource.GroupResource(), object, kinds[0].GroupVersion())))
-	}
-	if other := informers.OtherKind(h.Scheme, kinds[0], resource); other != "" {
-		panic(informers.Mistake(fmt.Sprintf("asks for a client of %s with %T, but these are of the kind %s", resource.GroupResource(), object, other)))
-	}
 	config := rest.CopyConfig(h.RESTConfig)
 	config.APIPath, config.GroupVersion = "/apis", &version
 	if version.Group == "" {
@@ -132,11 +124,17 @@ func (c TypedClient[T]) Namespace(namespace string) *gentype.Client[T] {
 	return gentype.NewClient(c.resource, c.client, metav1.ParameterCodec, namespace, newObject[T])
 }
 
+// List returns the objects that the API server has now, in one namespace or, if it is empty, in all.
+func (c TypedClient[T]) List(ctx context.Context, namespace string, opts metav1.ListOptions) (objects []T, err error) {
+	list, err := c.client.Get().Namespace(namespace).Resource(c.resource).VersionedParams(&opts, metav1.ParameterCodec).Do(ctx).Get()
+	if err != nil {
+		return nil, err
+	}
+	err = meta.EachListItem(list, func(o runtime.Object) error { objects = append(objects, o.(T)); return nil })
+	return objects, err
+}
+
 // newObject returns a new object of the type to which T is a pointer.
 func newObject[T apiObject]() T {
-	t := reflect.TypeFor[T]()
-	if t.Kind() != reflect.Pointer {
-		panic(informers.Mistake(fmt.Sprintf("asks for a client of %s, which is not a pointer to a Go type", t)))
-	}
-	return reflect.New(t.Elem()).Interface().(T)
+	return reflect.New(reflect.TypeFor[T]().Elem()).Interface().(T)
 }

@@ -220,15 +220,15 @@ func (n *Need) fits(asked schema.GroupVersionResource, t reflect.Type, scheme *r
 	case form == Unstructured:
 		return nil
 	}
-	if err := isTypeOf(t, n.Resource, scheme); err != nil {
+	if err := CheckType(t, n.Resource, scheme); err != nil {
 		return fmt.Errorf("asks for %s as %s, %w", name, t, err)
 	}
 	return nil
 }
 
-// isTypeOf returns an error if t is not a pointer to the Go type of the resource. The error continues a
+// CheckType returns an error if t is not a pointer to the Go type of the resource. The error continues a
 // sentence that ends with t.
-func isTypeOf(t reflect.Type, resource schema.GroupVersionResource, scheme *runtime.Scheme) error {
+func CheckType(t reflect.Type, resource schema.GroupVersionResource, scheme *runtime.Scheme) error {
 	if t.Kind() != reflect.Pointer {
 		return errors.New("which is not a pointer to a Go type")
 	}
@@ -246,8 +246,8 @@ func isTypeOf(t reflect.Type, resource schema.GroupVersionResource, scheme *runt
 		case kind.GroupVersion() != resource.GroupVersion():
 		case !scheme.Recognizes(list):
 			return fmt.Errorf("but AddToScheme has not added %s to the scheme", list.Kind)
-		case OtherKind(scheme, kind, resource) != "":
-			return fmt.Errorf("but these are of the kind %s", OtherKind(scheme, kind, resource))
+		case otherKind(scheme, kind, resource) != "":
+			return fmt.Errorf("but these are of the kind %s", otherKind(scheme, kind, resource))
 		default:
 			return nil
 		}
@@ -255,10 +255,10 @@ func isTypeOf(t reflect.Type, resource schema.GroupVersionResource, scheme *runt
 	return fmt.Errorf("but that is a type of %s, not of %s", kinds[0].GroupVersion(), resource.GroupVersion())
 }
 
-// OtherKind returns the kind of the resource if it is not kind, otherwise "". A scheme does not hold
-// resources, so OtherKind compares the usual plurals: another kind is returned if its plural is the
+// otherKind returns the kind of the resource if it is not kind, otherwise "". A scheme does not hold
+// resources, so otherKind compares the usual plurals: another kind is returned if its plural is the
 // resource's name and the plural of kind is not.
-func OtherKind(scheme *runtime.Scheme, kind schema.GroupVersionKind, resource schema.GroupVersionResource) string {
+func otherKind(scheme *runtime.Scheme, kind schema.GroupVersionKind, resource schema.GroupVersionResource) string {
 	fits := func(kind schema.GroupVersionKind) bool {
 		plural, singular := meta.UnsafeGuessKindToResource(kind)
 		return plural == resource || singular == resource
