@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -30,6 +31,17 @@ func TestReviewsHaveTheirOwnLimit(t *testing.T) {
 	limiter := client.AuthenticationV1().RESTClient().GetRateLimiter()
 	if limiter == nil || limiter.QPS() != 200 || config.Burst != 400 {
 		t.Errorf("limiter %v, burst %d", limiter, config.Burst)
+	}
+}
+
+func TestNoSecurePortNeedsNoAuthorities(t *testing.T) {
+	o, err := NewOptions(WithoutBuiltIns())
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Client.Master, o.Authentication.ClientCAFile = newAPIServer(t).URL, filepath.Join(t.TempDir(), "none")
+	if _, err := builtProcess(t, o); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -104,9 +104,13 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			return nil
 		}, `asks for version "v2" of gadgets.example.com, but needs version "v1"`},
 		"a client of a type that is missing in the scheme": {nil, nil, func(h controllers.Host) error { controllers.ClientFor[*gadget](h, gadgets); return nil },
-			"asks for a client of *app.gadget, which AddToScheme has not added to the scheme"},
+			"asks for a client of gadgets.example.com with *app.gadget, which AddToScheme has not added to the scheme"},
 		"a client of a type of another group": {nil, nil, func(h controllers.Host) error { controllers.ClientFor[*corev1.Pod](h, gadgets); return nil },
-			"asks for a client of gadgets.example.com with *v1.Pod, which is a type of v1"},
+			"asks for a client of gadgets.example.com with *v1.Pod, but that is a type of v1, not of example.com/v1"},
+		"a client of a type of two versions": {func(s *runtime.Scheme) error {
+			s.AddKnownTypes(schema.GroupVersion{Group: "example.com", Version: "v1beta1"}, &gadget{})
+			return complete(s)
+		}, nil, func(h controllers.Host) error { controllers.ClientFor[*gadget](h, gadgets); return nil }, ""},
 		"the type is of another resource of the group": {twoKinds, typed, func(h controllers.Host) error { informers.For[*gizmo](h, gadgets); return nil },
 			"asks for gadgets.example.com as *app.gizmo, but these are of the kind Gadget"},
 		"a client of a type of another resource of the group": {twoKinds, nil, func(h controllers.Host) error { controllers.ClientFor[*gizmo](h, gadgets); return nil },
@@ -153,7 +157,7 @@ func TestHostMistakeInAReconcileIsShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, ask := range map[string]func(){
-		"asks for a client of *app.gadget, which AddToScheme has not added":          func() { controllers.ClientFor[*gadget](h, gadgets) },
+		"asks for a client of gadgets.example.com with *app.gadget, which AddTo":     func() { controllers.ClientFor[*gadget](h, gadgets) },
 		"asks for the informer of secrets, which its entry does not declare":         func() { informers.For[metav1.Object](h, informers.Secrets) },
 		"asks for deployments.apps as *v1.Deployment, but its need has another Form": func() { informers.For[*appsv1.Deployment](h, informers.Deployments) },
 	} {
@@ -176,7 +180,7 @@ func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 
 // builtProcess builds a process as Run does.
 func builtProcess(t *testing.T, o *Options) (*process, error) {
 	t.Helper()
-	o.Authentication.SkipLookup = true // it starts queues that nobody stops
+	o.Secure.BindPort = 0 // authentication starts queues that nobody stops
 	p, err := build(t.Context(), o)
 	if err == nil {
 		t.Cleanup(p.events.broadcaster.Shutdown) // stop would wait for an API server that is not there
@@ -268,6 +272,27 @@ func TestApplySendsItsObjectsAtOnce(t *testing.T) {
 	}
 }
 
+func TestApplyHasTenRequestsOnTheWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		applies, err := metadata.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: roundTripper(func(*http.Request) (*http.Response, error) {
+			<-time.After(time.Second)
+			return nil, errors.New("no")
+		})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := controllers.Host{Mapping: knownKinds, Metadata: applies}
+		var all []runtime.ApplyConfiguration
+		for i := range 30 {
+			all = append(all, corev1ac.ConfigMap(fmt.Sprint(i), "shop"))
+		}
+		begun := time.Now()
+		if err := h.Apply(t.Context(), all...); err == nil || time.Since(begun) != 3*time.Second {
+			t.Errorf("30 requests of 1 s have taken %s, with the error %v", time.Since(begun), err)
+		}
+	})
+}
+
 type unwritable struct{}
 
 func (unwritable) IsApplyConfiguration()        {}
@@ -319,7 +344,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 				c.status = controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: time.Now()}}}
 				leaders, other, _ := host(t, untilTheEnd)
 				all := hostedControllers{leaders, here}
-				stop := all.runOnEveryReplica(t.Context(), 20*time.Second)
+				stop := all.where(true).start(t.Context(), 20*time.Second)
 				<-time.After(time.Minute)
 				synctest.Wait()
 				if len(c.starts) != 1 || len(other.starts) != 0 {

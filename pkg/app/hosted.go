@@ -127,37 +127,30 @@ func (h *hosted) contained(handler http.Handler) http.Handler {
 // hostedControllers are the enabled controllers in the order of the registry.
 type hostedControllers []*hosted
 
-// onLeader returns the controllers that run only on the leader.
-func (h hostedControllers) onLeader() hostedControllers {
-	return slices.DeleteFunc(slices.Clone(h), func(c *hosted) bool { return c.everyReplica })
+// where returns the controllers that run on every replica, or those that run only on the leader.
+func (h hostedControllers) where(everyReplica bool) hostedControllers {
+	return slices.DeleteFunc(slices.Clone(h), func(c *hosted) bool { return c.everyReplica != everyReplica })
 }
 
-// onEveryReplica returns the controllers that run on every replica.
-func (h hostedControllers) onEveryReplica() hostedControllers {
-	return slices.DeleteFunc(slices.Clone(h), func(c *hosted) bool { return !c.everyReplica })
-}
-
-// runOnEveryReplica starts the controllers that run on every replica. They stop when ctx ends or the
-// returned function is called, which returns when they have drained. If the drain takes longer than drain,
-// the error wraps election.ErrUnfinished.
-func (h hostedControllers) runOnEveryReplica(ctx context.Context, drain time.Duration) (stop func() error) {
-	some := h.onEveryReplica()
-	if len(some) == 0 {
+// start starts the controllers. They stop when ctx ends or the returned function is called, which returns when
+// they have drained. If the drain takes longer than timeout, the error wraps election.ErrUnfinished.
+func (h hostedControllers) start(ctx context.Context, timeout time.Duration) (stop func() error) {
+	if len(h) == 0 {
 		return func() error { return nil }
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	drained := make(chan error, 1)
-	go func() { drained <- some.run(ctx) }()
+	go func() { drained <- h.run(ctx) }()
 	late := make(chan struct{})
-	context.AfterFunc(ctx, func() { time.AfterFunc(drain, func() { close(late) }) })
+	context.AfterFunc(ctx, func() { time.AfterFunc(timeout, func() { close(late) }) })
 	return func() error {
 		cancel()
 		select {
 		case err := <-drained:
 			return err
 		case <-late:
-			return errors.Join(fmt.Errorf("%w: the controllers with EveryReplica did not drain within %s", election.ErrUnfinished, drain),
-				some.unfinished(time.Now()))
+			return errors.Join(fmt.Errorf("%w: the controllers with EveryReplica did not drain within %s", election.ErrUnfinished, timeout),
+				h.unfinished(time.Now()))
 		}
 	}
 }

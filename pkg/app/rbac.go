@@ -4,6 +4,7 @@
 package app
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -183,8 +184,14 @@ func (g grants) in(namespace string, scope []string) []rbacv1.PolicyRule {
 // grantsOf returns the entry's permissions. It is an error if they do not let the cache list and watch a
 // resource in Needs.
 func grantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Need) (grants, error) {
-	all := grants{metav1.NamespaceAll: e.Permissions(s)}
-	maps.Copy(all, e.PermissionsInNamespaces(s))
+	all := grants{}
+	if e.NamespacePermissions != nil {
+		maps.Copy(all, e.NamespacePermissions(s))
+	}
+	if _, nameless := all[metav1.NamespaceAll]; nameless {
+		return nil, errors.New("has NamespacePermissions for a namespace without a name; rules for all namespaces belong in Permissions")
+	}
+	all[metav1.NamespaceAll] = e.Permissions(s)
 	for _, need := range needs {
 		reads := func(rule rbacv1.PolicyRule) bool { return readable(rule, need) }
 		if !slices.ContainsFunc(slices.Concat(all[metav1.NamespaceAll], all[need.Namespace]), reads) {

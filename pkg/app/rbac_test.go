@@ -241,6 +241,15 @@ func TestRBACLetsTheCacheReadWhatIsNeeded(t *testing.T) {
 	}
 }
 
+func TestRBACRefusesRulesForANamespaceWithoutAName(t *testing.T) {
+	_, err := grantsOf(withFunctions(controllers.Entry{NamespacePermissions: func(s controllers.Settings) map[string][]rbacv1.PolicyRule {
+		return map[string][]rbacv1.PolicyRule{s.Namespace: nil}
+	}}), controllers.Settings{}, nil)
+	if err == nil || !strings.HasPrefix(err.Error(), "has NamespacePermissions for a namespace without a name") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // TestRBACOfAnOwnNamespaceFollowsTheScope has the roles of a controller with a namespace of its own, in which
 // it may work anyway, and in which it may not.
 func TestRBACOfAnOwnNamespaceFollowsTheScope(t *testing.T) {

@@ -69,7 +69,7 @@ type process struct {
 	caches      *informers.Caches
 	cache       *informers.ClusterCache // of the process's own cluster
 	controllers hostedControllers
-	auth        *auth
+	auth        *auth // nil without a secure port
 	registry    metrics.KubeRegistry
 	loopMetrics *controllers.Metrics
 
@@ -123,7 +123,9 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.controllers, err = p.newControllers(d.entries); err != nil {
 		return nil, err
 	}
-	p.auth, err = newAuth(o, p.connection)
+	if o.Secure.BindPort != 0 {
+		p.auth, err = newAuth(o, p.connection)
+	}
 	return p, err
 }
 
@@ -136,7 +138,8 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 		readyz: healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", p.checkSync),
 			healthz.NamedCheck("lease-access", func(*http.Request) error { return p.lock.Problem() })),
 	}
-	protected := map[string]http.Handler{"/debug/leader": p.lock, "/debug/informers": p.caches, "/debug/controllers/": p.controllers}
+	informersStatus := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.caches.Status()) })
+	protected := map[string]http.Handler{"/debug/leader": p.lock, "/debug/informers": informersStatus, "/debug/controllers/": p.controllers}
 	for _, c := range p.controllers {
 		if err := health.healthz.Add(c.health); err != nil {
 			return nil, err
@@ -162,17 +165,18 @@ func (p *process) checkSync(r *http.Request) error {
 func (p *process) lead(ctx, processCtx context.Context) error {
 	work, cutOff := context.WithCancelCause(processCtx)
 	leading := make(chan struct{})
-	stopOthers := p.controllers.runOnEveryReplica(controllers.WithProcess(ctx, work, leading), p.options.Generic.ShutdownTimeout)
+	everywhere, onLeader := p.controllers.where(true), p.controllers.where(false)
+	stopOthers := everywhere.start(controllers.WithProcess(ctx, work, leading), p.options.Generic.ShutdownTimeout)
 	if known := serverFence(p.options); known != apifence.Unknown {
 		p.lock.SetServerFence(ctx, known)
 	}
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
 		p.cache.Start(processCtx) // a no-op on a warm standby
-		return p.controllers.onLeader().run(controllers.WithProcess(ctx, work, leading))
+		return onLeader.run(controllers.WithProcess(ctx, work, leading))
 	})
 	if err != nil {
-		err = errors.Join(err, p.controllers.onLeader().unfinished(time.Now()))
+		err = errors.Join(err, onLeader.unfinished(time.Now()))
 		cutOff(err)
 	}
 	err = errors.Join(err, stopOthers())

@@ -9,8 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -20,7 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Apply applies objects server-side, all at once, with the entry's name as the field manager. It takes
+// Apply applies objects server-side, ten at once, with the entry's name as the field manager. It takes
 // fields over that somebody else has set. It returns when all have been answered, with the errors of
 // all; a mistake in one of the configurations, or an object that is there twice, keeps it from sending
 // any. An object that needs another one first is applied by a later call. Of several errors,
@@ -51,11 +51,12 @@ func (h Host) apply(ctx context.Context, configs []runtime.ApplyConfiguration, s
 		patches[i] = p
 	}
 	errs := make([]error, len(patches))
-	var sent sync.WaitGroup
+	var sent errgroup.Group
+	sent.SetLimit(10) // the API server gives all controllers of the process one queue
 	for i, p := range patches {
-		sent.Go(func() { errs[i] = h.send(ctx, p, subresources...) })
+		sent.Go(func() error { errs[i] = h.send(ctx, p, subresources...); return nil })
 	}
-	sent.Wait()
+	_ = sent.Wait()
 	return errors.Join(errs...)
 }
 

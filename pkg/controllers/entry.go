@@ -37,9 +37,6 @@ type Entry struct {
 	// Needs returns what the shared cache must keep for the controller. It is called after the
 	// flags have been parsed.
 	Needs func(Settings) ([]informers.Need, error)
-	// Follows says that the controller follows resources at run time, with informers.Follow. The test kit
-	// names it if Permissions do not let the cache list and watch such a resource.
-	Follows bool
 	// Permissions returns the RBAC rules that the controller needs, and no more. It is called after
 	// the flags have been parsed. They include to list and watch what is in Needs, and what it follows.
 	Permissions func(Settings) []rbacv1.PolicyRule
@@ -58,14 +55,6 @@ type Entry struct {
 	// New builds the controller. Every replica calls it at its start, standbys included, so that a
 	// mistake does not wait for a failover to show.
 	New func(Host) (Controller, error)
-}
-
-// PermissionsInNamespaces returns what NamespacePermissions returns, or nothing without it.
-func (e Entry) PermissionsInNamespaces(s Settings) map[string][]rbacv1.PolicyRule {
-	if e.NamespacePermissions == nil {
-		return nil
-	}
-	return e.NamespacePermissions(s)
 }
 
 // Controller is what the host runs while this replica leads.
@@ -90,17 +79,17 @@ type Config interface {
 
 // Settings is what the process decides for all controllers.
 type Settings struct {
-	// Compat names the operators that this installation replaces: --compat.
-	Compat []string
-	// Namespaces are the only namespaces that may be read and written; empty means all: --namespaces.
-	Namespaces []string
 	// Namespace is the namespace of the process's Lease and Pod.
 	Namespace string
-	// DryRun says that no write changes anything: --dry-run.
-	DryRun bool
+	// Pod is the process's Pod; the name is empty if the Pod is not known.
+	Pod cache.ObjectName
+	// Namespaces are the only namespaces that may be read and written; empty means all: --namespaces.
+	Namespaces []string
 	// OwnNamespaces are the namespace of the process's Lease, and the Namespace that names the leader
 	// to the API server's fence. Controllers leave them alone.
 	OwnNamespaces []string
-	// Pod is the process's Pod; the name is empty if the Pod is not known.
-	Pod cache.ObjectName
+	// DryRun says that no write changes anything: --dry-run.
+	DryRun bool
+	// Compat names the operators that this installation replaces: --compat.
+	Compat []string
 }

@@ -32,7 +32,7 @@ type Loop[K comparable] struct {
 	phase    Phase
 	queue    *queue[K]
 	inFlight map[K]time.Time
-	refused  map[K]struct{} // keys that wait for this replica to lead; nil when it does
+	refused  map[K]struct{} // keys that wait for this replica to lead; nil once retryRefused has seen that it does
 	counts   struct{ reconciles, errors, panics uint64 }
 	lastErr  *LastError
 }
@@ -61,14 +61,18 @@ func NewLoop[K comparable](
 	if opts.Cluster != "" && len(watches) > 0 {
 		return nil, fmt.Errorf("loop %s: the loop of a cluster has no watches, use informers.Follow and Enqueue", opts)
 	}
-	opts.Metrics.add(opts, func() time.Duration {
-		_, running := l.Status().LongestRunning(opts.Clock.Now())
-		return running
-	})
 	for _, w := range watches {
 		if w.mistake != nil {
 			return nil, fmt.Errorf("%s: watch: %w", opts, w.mistake)
 		}
+	}
+	if !opts.Metrics.add(opts, func() time.Duration {
+		_, running := l.Status().LongestRunning(opts.Clock.Now())
+		return running
+	}) {
+		return nil, fmt.Errorf("loop %s: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
+	}
+	for _, w := range watches {
 		m := &mapper[K]{loop: l, watch: w}
 		w.register(m)
 		l.mappers = append(l.mappers, m)
@@ -135,7 +139,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 	ctx, stop := context.WithCancel(parent) // ends when no more keys are to be taken
 	defer stop()
 	logger, leading := klog.FromContext(ctx), processOf(ctx).leading
-	q, err := l.start(&logger, leading)
+	q, err := l.start(&logger)
 	if err != nil {
 		return err
 	}
@@ -230,19 +234,14 @@ func (l *Loop[K]) background(ctx context.Context) <-chan error {
 }
 
 // start creates the queue of one run. It returns an error if the loop is already running.
-func (l *Loop[K]) start(logger *klog.Logger, leading <-chan struct{}) (*queue[K], error) {
+func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase != PhaseStopped {
 		return nil, fmt.Errorf("%s: is already running", l.opts)
 	}
 	l.phase = PhaseSyncing
-	l.queue = newQueue[K](l.opts, logger)
-	select {
-	case <-leading:
-	default:
-		l.refused = map[K]struct{}{}
-	}
+	l.queue, l.refused = newQueue[K](l.opts, logger), map[K]struct{}{}
 	return l.queue, nil
 }
 

@@ -71,14 +71,18 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 	return m
 }
 
-// add initialises the series of a loop to zero, so that rates and alerts work from the first scrape.
-func (m *Metrics) add(o LoopOptions, longest func() time.Duration) {
+// add initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It returns
+// false if another loop has them.
+func (m *Metrics) add(o LoopOptions, longest func() time.Duration) bool {
+	if !m.longest.add(o.Name, o.Loop, o.Cluster, func() float64 { return longest().Seconds() }) {
+		return false
+	}
 	for _, result := range results {
 		m.reconciles.WithLabelValues(o.Name, o.Loop, o.Cluster, result).Add(0)
 	}
 	m.duration.WithLabelValues(o.Name, o.Loop, o.Cluster)
 	m.panics.WithLabelValues(o.Name).Add(0)
-	m.longest.add(o.Name, o.Loop, o.Cluster, func() float64 { return longest().Seconds() })
+	return true
 }
 
 // remove ends the series of a loop.
@@ -130,10 +134,16 @@ func newComputedGauge(name, help string, labels ...string) *computedGauge {
 	return &computedGauge{desc: metrics.NewDesc(name, help, labels, nil, metrics.ALPHA, ""), labels: len(labels), values: map[[3]string]func() float64{}}
 }
 
-func (c *computedGauge) add(controller, loop, cluster string, value func() float64) {
+// add returns false if there is a value with these labels.
+func (c *computedGauge) add(controller, loop, cluster string, value func() float64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.values[[3]string{controller, loop, cluster}] = value
+	labels := [3]string{controller, loop, cluster}
+	if c.values[labels] != nil {
+		return false
+	}
+	c.values[labels] = value
+	return true
 }
 
 func (c *computedGauge) remove(controller, loop, cluster string) {

@@ -39,14 +39,14 @@ type LoopOptions struct {
 	// MaxBackoff is the longest back-off of a failing key, default 5 min. The first back-off is 1 s; each
 	// further one is twice as long.
 	MaxBackoff time.Duration
-	// DrainTimeout is how long the reconciles in flight may take to end when Run is to end. After it, their
-	// contexts end. The default is --shutdown-timeout, which always applies as well.
+	// DrainTimeout, if set, is how long the reconciles in flight may take to end when Run is to end. After it,
+	// their contexts end. --shutdown-timeout applies in any case.
 	DrainTimeout time.Duration
 	Metrics      *Metrics
 	// Background, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns
 	// earlier, Run ends with its error. An error after ctx has ended does not count.
 	Background func(ctx context.Context) error
-	// Clock drives delays, back-off and the status; default the real clock.
+	// Clock drives delays, back-off and the status, but not DrainTimeout; default the real clock.
 	Clock clock.WithTicker
 }
 

@@ -32,6 +32,11 @@ func (forgetful) KeepsOwnerReferences() bool { return false }
 func TestLoopMistakesAreErrors(t *testing.T) {
 	m := NewMetrics(metrics.NewKubeRegistry())
 	fine := LoopOptions{Name: "x", Metrics: m}
+	for _, loop := range []LoopOptions{{Name: "two", Loop: "a", Metrics: m}, {Name: "two", Cluster: "far", Metrics: m}} {
+		if _, err := NewLoop(loop, nothing); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for name, tc := range map[string]struct {
 		opts      LoopOptions
 		reconcile func(context.Context, cache.ObjectName) (time.Duration, error)
@@ -45,6 +50,9 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a drain that ended before":     {LoopOptions{Name: "x", Metrics: m, DrainTimeout: -1}, nothing, nil, "loop x: LoopOptions.DrainTimeout -1ns must not be negative"},
 		"a short back-off is fine":      {LoopOptions{Name: "x", Metrics: m, MaxBackoff: minBackoff}, nothing, nil, ""},
 		"a watch in another cluster":    {LoopOptions{Name: "x", Cluster: "far", Metrics: m}, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{})}, "loop x/far: the loop of a cluster has no watches, use informers.Follow and Enqueue"},
+		"a second loop of a controller": {LoopOptions{Name: "two", Loop: "b", Metrics: m}, nothing, nil, ""},
+		"a second loop of one name":     {LoopOptions{Name: "two", Loop: "a", Metrics: m}, nothing, nil, "loop two-a: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
+		"a second loop of one cluster":  {LoopOptions{Name: "two", Cluster: "far", Metrics: m}, nothing, nil, "loop two/far: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "x: watch: the informer is nil"},
 		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](forgetful{}, nil)}, "x: watch: a function that maps or chooses events is nil"},
 		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{}, nil)}, "x: watch: a function that maps or chooses events is nil"},

@@ -5,7 +5,8 @@ package controllers
 
 import (
 	"fmt"
-	"sort"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -83,7 +84,7 @@ func (l *Loop[K]) Status() Status {
 	for key, since := range l.inFlight {
 		s.InFlight = append(s.InFlight, InFlight{Key: fmt.Sprint(key), Since: since})
 	}
-	sort.Slice(s.InFlight, func(i, j int) bool { return s.InFlight[i].Key < s.InFlight[j].Key })
+	slices.SortFunc(s.InFlight, func(a, b InFlight) int { return strings.Compare(a.Key, b.Key) })
 	return s
 }
 

@@ -4,10 +4,10 @@
 package informers
 
 import (
-	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -77,10 +77,8 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		`), "quartermaster_informer_objects"); err != nil {
 			t.Error(err)
 		}
-		recorder := httptest.NewRecorder()
-		f.caches.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/debug/informers", nil))
-		if text := recorder.Body.String(); !strings.Contains(text, `"cluster": "c1"`) {
-			t.Errorf("the other cluster is missing in\n%s", text)
+		if all := f.caches.Status().Resources; !slices.ContainsFunc(all, func(r ResourceStatus) bool { return r.Cluster == "c1" }) {
+			t.Errorf("the other cluster is missing in %+v", all)
 		}
 		closed := weak.Make(other)
 		followed.Stop()
@@ -143,13 +141,7 @@ func TestDebugInformersAndMetrics(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"), named("b", "1"))}
 	f, reg := newClusterCache(t, serve(t, server), reloadNeed)
 	startSynced(t, f)
-	var status Status
-	recorder := httptest.NewRecorder()
-	f.caches.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/debug/informers", nil))
-	if err := json.Unmarshal(recorder.Body.Bytes(), &status); err != nil {
-		t.Fatal(err)
-	}
-	got := status.Resources[0]
+	got := f.caches.Status().Resources[0]
 	if got.LastActivityAge == nil {
 		t.Errorf("the age is missing: %+v", got)
 	}

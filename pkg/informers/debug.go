@@ -3,12 +3,7 @@
 
 package informers
 
-import (
-	"encoding/json"
-	"net/http"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-)
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // Status is what /debug/informers shows.
 type Status struct {
@@ -74,17 +69,13 @@ func (i *informer) status() (all []ResourceStatus) {
 	return all
 }
 
-// ServeHTTP serves /debug/informers.
-func (c *Caches) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+// Status returns the present state of all informers in all clusters.
+func (c *Caches) Status() Status {
 	status := Status{Resources: []ResourceStatus{}}
 	for _, cluster := range c.clusters() {
 		s := cluster.Status()
 		status.Started = status.Started || cluster.cfg.Cluster == "" && s.Started
 		status.Resources = append(status.Resources, s.Resources...)
 	}
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("Content-Type", "application/json")
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(status) // the client went away
+	return status
 }

@@ -65,7 +65,7 @@ const (
 
 // Need is what one controller needs of one resource. What no need names is not cached.
 //
-// Needs of one resource share an informer if they select the same objects, in the same version and form. Each
+// A controller has one need of a resource. Needs of one resource share an informer if they select the same objects, in the same version and form. Each
 // controller then gets at least what it declared. Otherwise each need has an informer of its own.
 type Need struct {
 	// For is the name of the controller, and of its digest, see Object.Digest. The host fills it
@@ -201,7 +201,7 @@ func newPlans(needs []Need, scheme *runtime.Scheme, only []string) ([]*plan, err
 		if err == nil && slices.ContainsFunc(needs[:i], func(o Need) bool {
 			return o.For == n.For && o.Resource.GroupResource() == n.Resource.GroupResource()
 		}) {
-			err = errors.New("declared twice")
+			err = errors.New("declared twice; a controller has one need of a resource")
 		}
 		if err == nil && n.Digest.exists() {
 			err = n.Digest.fits(&n, scheme)
@@ -312,7 +312,7 @@ func (d Digest) fits(n *Need, scheme *runtime.Scheme) (err error) {
 	reads := n.reads(scheme)
 	switch {
 	case reads == Typed && d.of.Kind() != reflect.Interface:
-		err = isTypeOf(d.of, n.Resource, scheme)
+		err = CheckType(d.of, n.Resource, scheme)
 	case reads == Unstructured && !reflect.TypeFor[*unstructured.Unstructured]().AssignableTo(d.of):
 		err = errors.New("but the objects are *unstructured.Unstructured")
 	case reads == Metadata && (d.of.Kind() != reflect.Interface || !reflect.TypeFor[*metav1.PartialObjectMetadata]().AssignableTo(d.of)):

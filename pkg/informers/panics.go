@@ -31,9 +31,16 @@ func RecoverPanic(f func() error) (stack []byte, err error) {
 	return nil, nil
 }
 
+// ShowPanics lets the error of a panic show any value. It is for the test kit, which sets it: no object there
+// is secret.
+var ShowPanics bool
+
 // panicked returns an error for what recover returned. Only the runtime's own errors are sure to
 // contain nothing of an object, which may be a Secret. Of other values the error says the type.
 func panicked(recovered any) error {
+	if ShowPanics {
+		return fmt.Errorf("panic: %v", recovered)
+	}
 	if err, ok := recovered.(runtime.Error); ok {
 		return fmt.Errorf("panic: %s", err.Error())
 	}

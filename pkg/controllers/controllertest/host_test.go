@@ -298,7 +298,7 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		},
 		"a resource that Permissions do not let it follow": {
 			func(e *entry) { *e = following(informers.Secrets, allowing("configmaps")) },
-			`controller follower: Permissions do not allow what it follows; missing is {APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"watch"}}`,
+			`Permissions do not allow what a controller follows; missing is {APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"watch"}}`,
 		},
 		"the name of a client of the manager's own": {
 			func(e *entry) { e.Name = "events" },
@@ -361,7 +361,7 @@ func allowing(resources ...string) func(controllers.Settings) []rbacv1.PolicyRul
 // following returns an entry that follows a resource and tells the state of it by Status.
 func following(resource schema.GroupVersionResource, permissions func(controllers.Settings) []rbacv1.PolicyRule) controllers.Entry {
 	return controllers.Entry{
-		Name: "follower", Follows: true, Permissions: permissions,
+		Name: "follower", Permissions: permissions,
 		Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, nil },
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			f := &follower{}
@@ -393,6 +393,12 @@ func (f *follower) Status() controllers.Status {
 		s.Details = following.Status()
 	}
 	return s
+}
+
+func TestPanicsSayWhy(t *testing.T) {
+	if _, err := informers.RecoverPanic(func() error { panic("an unknown phase") }); err == nil || err.Error() != "panic: an unknown phase" {
+		t.Errorf("error %v", err)
+	}
 }
 
 func TestForbiddenIsNoMistake(t *testing.T) {

@@ -45,23 +45,15 @@ func (h *Host) names() (names []string) {
 	return names
 }
 
-// following returns the names of the entries that may follow resources.
-func (h *Host) following() (names []string) {
-	for _, e := range h.setup.Entries {
-		if e.Follows {
-			names = append(names, e.Name)
-		}
-	}
-	return names
-}
-
 // rules returns what a user agent may do in a namespace; empty is the cluster. The cache may do what all
 // controllers may.
 func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
 	for _, e := range h.setup.Entries {
 		if agent == e.Name || agent == cacheAgent {
 			rules = append(rules, e.Permissions(h.settings)...)
-			rules = append(rules, e.PermissionsInNamespaces(h.settings)[namespace]...)
+			if e.NamespacePermissions != nil {
+				rules = append(rules, e.NamespacePermissions(h.settings)[namespace]...)
+			}
 		}
 	}
 	return rules
@@ -194,12 +186,11 @@ func (h *Host) lacks(r apiserver.Request, who string) {
 	if reported {
 		return
 	}
-	does := "do not allow what it does"
 	if who == cacheAgent { // the start has checked what is in Needs
-		does = "do not allow what it follows"
-		who = strings.Join(h.following(), ", ")
+		h.t.Errorf("Permissions do not allow what a controller follows; missing is %s", missing)
+		return
 	}
-	h.t.Errorf("controller %s: Permissions %s; missing is %s", who, does, missing)
+	h.t.Errorf("controller %s: Permissions do not allow what it does; missing is %s", who, missing)
 }
 
 func resourceOf(r apiserver.Request) string {

@@ -18,12 +18,15 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 const leaseName = "test"
 
 // buildPrefix begins the names of builds, which are unique in a process. No - follows in them.
 const buildPrefix = "test-"
+
+func init() { informers.ShowPanics = true }
 
 // replica is a running manager.
 type replica struct {
@@ -54,7 +57,6 @@ func (h *Host) start() *replica {
 	// So that an hour costs few requests.
 	o.Election.LeaseDuration.Duration, o.Election.RenewDeadline.Duration, o.Election.RetryPeriod.Duration = time.Minute, 40*time.Second, 10*time.Second
 	o.Secure.BindPort, o.Insecure.Port = 0, 0
-	o.Authentication.SkipLookup = true // it starts queues that nobody stops
 	if err := o.Parse(h.setup.Flags); err != nil {
 		h.t.Fatal(err)
 	}

@@ -28,7 +28,6 @@ func Entry() controllers.Entry {
 		Summary:      "propagates objects to other clusters, as KubeFed does",
 		OffByDefault: true,
 		Config:       &flags,
-		Follows:      true,
 		Needs:        func(controllers.Settings) ([]informers.Need, error) { return flags.needs(), nil },
 		Permissions:  func(controllers.Settings) []rbacv1.PolicyRule { return flags.permissions() },
 		NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
