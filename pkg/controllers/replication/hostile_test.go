@@ -100,15 +100,6 @@ func TestTenantDelaysNoOther(t *testing.T) {
 				}
 			},
 		},
-		"nothing is written of a source that asks for too much": {
-			objects: append(manyNamespaces(100), secret("a/s", strings.Repeat("v", 1<<20), "Q:push-to=n-*")),
-			run: func(f *fixture) {
-				f.after(time.Minute, "")
-				if got := f.told(); got != "SpreadExceeded" {
-					f.t.Errorf("Events %s", got)
-				}
-			},
-		},
 		"a source that grows too large in too many namespaces keeps its copies as they are": {
 			objects: append(manyNamespaces(100), secret("a/s", "v", "Q:push-to=n-*")),
 			run: func(f *fixture) {

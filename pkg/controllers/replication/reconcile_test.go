@@ -281,19 +281,6 @@ func TestReconcile(t *testing.T) {
 				f.after(time.Minute, "", "get", "create", "update", "delete")
 			},
 		},
-		"a fan-out is spread over seconds": {
-			objects: append(manyNamespaces(500), secret("a/s", "v", "Q:push-to=n-*")),
-			run: func(f *fixture) {
-				f.pass(2 * time.Second)
-				if n := f.copies(); n < 2*120 || n > 2*120+2*20 {
-					f.t.Errorf("%d copies after 2 s, want about %d", n, 2*120)
-				}
-				f.pass(3 * time.Second)
-				if n := f.copies(); n != 500 {
-					f.t.Errorf("%d copies after 5 s", n)
-				}
-			},
-		},
 		"N20: a repair that does not last is made ever more seldom": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(f *fixture) {
@@ -321,33 +308,6 @@ func TestReconcile(t *testing.T) {
 				}
 				if n := len(f.asked("update")); n < 5 || n > 12 {
 					f.t.Errorf("%d dry runs, want at most 12", n)
-				}
-			},
-		},
-		"N21: the next leader ends a deletion": {
-			run: func(f *fixture) {
-				for i := range 5 {
-					f.Put(namespace(fmt.Sprintf("n-%d", i)))
-				}
-				f.Put(secret("a/s", "v", "Q:push-to=n-*"))
-				f.pass(time.Second)
-				deleted := 0
-				f.before("delete", func(_ controllertest.Request) error {
-					deleted++
-					if deleted > 2 && deleted <= 5 {
-						return errors.New("no longer leading")
-					}
-					return nil
-				})
-				f.remove("a/s")
-				f.pass(5*time.Second + time.Millisecond)
-				if n := f.copies(); n != 3 {
-					f.t.Fatalf("%d copies are left, want 3", n)
-				}
-				f.restart()
-				f.pass(6 * time.Second)
-				if n := f.copies(); n != 0 {
-					f.t.Errorf("%d copies are left", n)
 				}
 			},
 		},

@@ -65,16 +65,6 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 			f.asked(getP, deleteP)
 			f.toldOf("DeletedExpiredTTL")
 		}},
-		"an annotation with a past time on an object that was known": {run: func(f *fixture) {
-			f.put(pod, "shop/p")
-			f.start()
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
-			f.pass(time.Minute - time.Second)
-			f.asked()
-			f.toldOf("WillDeleteExpiredTTL")
-			f.pass(time.Second)
-			f.asked(getP, deleteP)
-		}},
 		"a backup is restored while the leader watches": {run: func(f *fixture) {
 			f.start()
 			key, value := expires(-24 * time.Hour)

@@ -5,23 +5,17 @@ package policy
 
 import (
 	"crypto/sha1"
-	"encoding/base64"
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"regexp/syntax"
 	goruntime "runtime"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/cache"
-	"pgregory.net/rapid"
 )
 
 const (
@@ -86,32 +80,6 @@ func TestDigestFollowsTheData(t *testing.T) {
 	if sum := sha1.Sum([]byte("__RELOADER_EMPTY_DELETE_MARKER__")); hex.EncodeToString(sum[:]) != deletedHash {
 		t.Errorf("hash of a deletion = %x, want %s", sum, deletedHash)
 	}
-}
-
-// The digest never builds the whole text; this test does.
-func TestDigestOfPartsIsThatOfTheText(t *testing.T) {
-	key := rapid.StringMatching(`[-._a-c=]{1,4}`).Filter(func(s string) bool { return !strings.Contains(s, "=") })
-	rapid.Check(t, func(t *rapid.T) {
-		data := rapid.MapOf(key, rapid.StringMatching(`[-;=a-c]{0,3}`)).Draw(t, "data")
-		binary := rapid.MapOf(key, rapid.SliceOfN(rapid.Byte(), 0, 5)).Draw(t, "binary")
-		maps.DeleteFunc(binary, func(k string, _ []byte) bool { _, both := data[k]; return both })
-		var entries, secretEntries []string
-		for k, v := range data {
-			entries = append(entries, k+"="+v)
-		}
-		for k, v := range binary {
-			entries = append(entries, k+"="+base64.StdEncoding.EncodeToString(v))
-			secretEntries = append(secretEntries, k+"="+string(v))
-		}
-		check := func(got []byte, entries []string) {
-			slices.Sort(entries)
-			if want := sha1.Sum([]byte(strings.Join(entries, ";"))); !slices.Equal(got, want[:]) {
-				t.Errorf("digest of %q = %x, want %x", entries, got, want)
-			}
-		}
-		check(DigestConfigMap(&corev1.ConfigMap{Data: data, BinaryData: binary}), entries)
-		check(DigestSecret(&corev1.Secret{Data: binary}), secretEntries)
-	})
 }
 
 func TestVariableNamesItsSource(t *testing.T) {
@@ -250,98 +218,4 @@ func TestOutlineHasNoExpressions(t *testing.T) {
 			}
 		})
 	}
-}
-
-func FuzzParseCompat(f *testing.F) {
-	for _, seed := range []string{"app-config", "x, app-.*", "[, a", "a|b", ",,", "(?i)A", "a{1000}", "db.creds"} {
-		f.Add(seed, "other, x", "app-config")
-	}
-	k := compatKeys()
-	f.Fuzz(func(t *testing.T, list, exclude, name string) {
-		r := k.parse(map[string]string{kCM: list, kCMExclude: exclude}, nil)
-		key := SourceKey{ConfigMap, name}
-		m := r.match(key, Source{})
-		for item := range strings.SplitSeq(exclude, ",") {
-			if strings.TrimSpace(item) == name && name != "" && m != No {
-				t.Errorf("%q is excluded by %q and matched all the same", name, exclude)
-			}
-		}
-		if isName(name) && r.waitsFor(key) && m == No && !r.types[ConfigMap].excluded.match(name) {
-			t.Errorf("%q is waited for by %q and does not match", name, list)
-		}
-		if !r.types[Secret].named.empty() || r.native {
-			t.Error("a list of ConfigMaps names Secrets")
-		}
-	})
-}
-
-func FuzzParseNative(f *testing.F) {
-	for _, seed := range []string{"auto", "off", "auto,!secret/db", "configmap/app-*", "configmap/**", "configmap/.*", "pod/x", "!", "secret/"} {
-		f.Add(seed, "app-config")
-	}
-	k := NewAnnotationKeys(&Options{}, SourceTypes)
-	f.Fuzz(func(t *testing.T, value, name string) {
-		r := k.parse(map[string]string{nativeReload: value}, nil)
-		if !r.native {
-			t.Error("not native")
-		}
-		items := slices.Collect(items(value))
-		if len(value) > maxList {
-			return
-		}
-		if slices.Contains(items, "off") {
-			if r.types[ConfigMap].auto || !r.types[ConfigMap].named.empty() || len(r.Problems) > 0 != (len(slices.Compact(items)) > 1) {
-				t.Errorf("%q does more than off", value)
-			}
-			return
-		}
-		if isName(name) && slices.Contains(items, "configmap/"+name) && !slices.ContainsFunc(items, func(i string) bool { return strings.HasPrefix(i, "!") }) &&
-			r.match(SourceKey{ConfigMap, name}, Source{}) != Named {
-			t.Errorf("%q does not name %q", value, name)
-		}
-	})
-}
-
-func FuzzParseState(f *testing.F) {
-	for _, seed := range []string{`{}`, `{"configmap/app-config":"021bc5a93e1158e6","secret/db":""}`, `{"pod/x":""}`, `null`, `[]`, `{"secret/x":"zz"}`} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		of := QueueKey{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
-		s, err := ParseState(text, of)
-		if err != nil {
-			return
-		}
-		again, err := ParseState(s.Text(of, "1"), of)
-		if len(s) > 0 && (err != nil || !maps.Equal(s, again)) {
-			t.Errorf("state %q becomes %v, error %v", text, s, err)
-		}
-		if len(s) > 0 {
-			copied, err := ParseState(s.Text(of, "1"), QueueKey{Kind: "Deployment", ObjectName: cache.NewObjectName("other", "web")})
-			if copied != nil || err != nil {
-				t.Errorf("the state of another workload is %v, %v", copied, err)
-			}
-		}
-	})
-}
-
-func FuzzPauseAndDelay(f *testing.F) {
-	f.Add("5m", "2000-01-01T00:00:00Z", "1s")
-	f.Add("soon", "yesterday", "-1s")
-	f.Add("2562047h47m16.854775807s", "9999-12-31T23:59:59Z", "0")
-	k := compatKeys()
-	now := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
-	f.Fuzz(func(t *testing.T, period, since, delay string) {
-		w := &Workload{Kind: &Kind{Name: "Deployment", Pauses: true}, Content: Content{Paused: true},
-			Meta: map[string]string{k.pause: period, k.pauseAt: since, nativeDelay: delay}}
-		r := k.parse(w.Meta, nil)
-		step, pause := k.PauseState(w, r, Pause{}, now)
-		left := pause.Until.Sub(now)
-		if (step == PauseStands) != (left > 0) || left > 0 && left > r.pause {
-			t.Errorf("step %d with %v left", step, left)
-		}
-		if r.Delay < 0 || (r.Delay == 0) != (len(r.Problems) > 0) {
-			t.Errorf("delay %v, problems %v", r.Delay, r.Problems)
-		}
-	})
 }

@@ -5,53 +5,11 @@ package policy
 
 import (
 	"math/rand"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/glob"
 )
-
-// FuzzGrammars feeds the parsers. None may panic, and what cannot be parsed is never yes.
-func FuzzGrammars(f *testing.F) {
-	for _, text := range []string{"", "b", ",", "a|ab", "^(?!x).*", "team-*,!team-old; labels: env in (prod,stage)", "*", "[", "(x+x+)+y", "!c", "labels:", "a=b,c!=d,!e", "\x00", "b;"} {
-		f.Add(text, "b")
-	}
-	f.Add("a.*b.*", "a-b-b")
-	f.Add(".*a.*a", "b-a-a-a")
-	f.Fuzz(func(t *testing.T, text, name string) {
-		m := newMatchers(false)
-		ns := &Namespace{Name: name}
-		for grammar, parse := range map[string]func(string) matcher{
-			"net": list(dotNetRegex), "go": goRegexList, "strict": m.strictSelector, "selector": m.selector, "clauses": m.clauses,
-		} {
-			match := m.get(grammar, text, parse)
-			full, cheap := match(ns, time.Now().Add(time.Minute)), match(ns, noDotNetTime)
-			if full.Claim == Yes && cheap.Claim == No {
-				t.Errorf("%s: %q selects %q, but the quick look says no", grammar, text, name)
-			}
-			if full.Claim == Yes && full.Reason != "" {
-				t.Errorf("%s: %q selects %q and has a problem: %+v", grammar, text, name, full)
-			}
-		}
-		if pattern, is := plain(text); is && text != "" && len(name) <= 63 && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" {
-			want := glob.Match(pattern, name)
-			if re, err := regexp.Compile("^(?:" + text + ")$"); err == nil && re.MatchString(name) != want {
-				t.Errorf("%q is plain, and selects %q: %v, unlike the replicator", text, name, want)
-			}
-			if dotNetRegex(text)(ns, time.Now().Add(time.Minute)) != verdict(want) && len(text) < 20 {
-				t.Errorf("%q is plain, and selects %q: %v, unlike the reflector", text, name, want)
-			}
-		}
-		key := NewKey(Secret, "b", "s")
-		if m := parseMarker(&Object{Key: key, Annotations: map[string]string{Marker: text}}); m != nil && m.Copy != "b/s" {
-			t.Errorf("marker %q counts", text)
-		}
-		keyList(text)
-	})
-}
 
 // FuzzDecideWritesNothingForeign decides on random objects with random annotations. What is written
 // must be a copy of a marked or covered kind or a pull target, whatever else there is.

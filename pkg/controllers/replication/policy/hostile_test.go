@@ -26,12 +26,6 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			f.remove("a/s")
 			f.settled("delete b/s")
 		}},
-		"a forbidden claim does not keep the copy of a source that is gone": {func(o *Options) { o.PushNamespaces = "a" }, func(f *fixture) {
-			f.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", mine))
-			f.settled("create b/s", "PushForbidden c/s")
-			f.remove("a/s")
-			f.settled("delete b/s")
-		}},
 		"an invalid claim keeps the copy of its own source, as long as nobody with an older namespace asks": {nil, func(f *fixture) {
 			f.put(secret("c/s", "k=v", mine))
 			f.settle()
@@ -45,13 +39,6 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			f.settle()
 			f.evaluator.PushNamespaces = "a"
 			f.settled("create b/s, delete b/s", "PushForbidden c/s")
-		}},
-		"the replicator's copy of another source is not adopted": {nil, func(f *fixture) {
-			f.put(secret("b/s", "k=theirs", replicatorMade("77", "k")), secret("c/s", "k=attack", with("M:replicate-to=b")))
-			f.settle()
-			f.remove("c/s")
-			f.settled("", "TargetExists c/s")
-			f.holds("b/s", "k=theirs")
 		}},
 		"the replicator's copy of public data is not adopted by who has the same": {nil, func(f *fixture) {
 			f.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")), secret("c/s", "ca.crt=public", with("M:replicate-to=b")))
@@ -67,15 +54,6 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			f.put(secret("a/s", "k=v", with("M:replicate-to=b")))
 			f.settled("create b/s, create b/s, delete b/s")
 			f.holds("b/s", "k=v")
-		}},
-		"the copy of an older namespace is not taken over": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=attack", mine)) // is there first
-			f.put(secret("a/s", "k=v", mine))
-			f.settle()
-			f.holds("b/s", "k=v")
-			f.edit("a/s", data("k=w"))
-			f.settle()
-			f.holds("b/s", "k=w")
 		}},
 		"a source that was made again is not the younger one": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", mine))
@@ -171,10 +149,6 @@ func TestTenantHarmsNoOther(t *testing.T) {
 		"a pattern is not longer than what it matches": {nil, func(f *fixture) {
 			f.put(secret("c/s", "k=v", with("Q:push-to="+strings.Repeat("*", 64))))
 			f.settled("", "InvalidAnnotation c/s")
-		}},
-		"owners are not copied, and who asks for it is told": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b", "M:keep-owner-references=true")))
-			f.settled("create b/s", "OwnerReferenceDropped a/s")
 		}},
 		"ConfigMaps may be pulled as with the replicator, without opening Secrets": {func(o *Options) { o.AllowConfigMaps = true }, func(f *fixture) {
 			f.put(configMap("a/s", "k=v"), secret("a/s", "k=v"), configMap("b/t", "", with("M:replicate-from=a/s")))

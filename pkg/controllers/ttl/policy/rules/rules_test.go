@@ -422,13 +422,6 @@ func TestProblemsNameNoValue(t *testing.T) {
 	}
 }
 
-func benchmarkPod() string {
-	return `
-metadata: {labels: {app: web, pod-template-hash: abc}, annotations: {a: b}, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: web, uid: "1", controller: true}]}
-spec: {nodeName: node, containers: [{name: a, image: x, env: [{name: A, value: b}], ports: [{containerPort: 80, protocol: TCP}]}, {name: b, image: z}], volumes: [{name: v, emptyDir: {}}]}
-status: {phase: Running, podIP: 10.0.0.1, conditions: [{type: Initialized, status: "True"}, {type: Ready, status: "True", lastTransitionTime: "2030-01-10T10:00:00Z"}, {type: PodScheduled, status: "True"}]}`
-}
-
 // TestNoValueIsRetained searches the heap for a value of a Secret that rules have read.
 func TestNoValueIsRetained(t *testing.T) {
 	if testing.Short() {
