@@ -6,7 +6,6 @@ package controllers
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 
 	"k8s.io/client-go/tools/cache"
@@ -20,92 +19,6 @@ func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
 	q := newQueue[K](LoopOptions{Clock: clock.RealClock{}}, &logger)
 	t.Cleanup(q.ShutDown)
 	return q
-}
-
-// many returns words of the form "lane tenant/key": key 0 up to n-1 of a tenant.
-func many(in, tenant string, n int) (words []string) {
-	for i := range n {
-		words = append(words, fmt.Sprintf("%s %s/%d", in, tenant, i))
-	}
-	return words
-}
-
-// addAll adds keys. A word is "lane tenant/key"; the key is what follows the lane unless "=key" follows.
-func addAll(q *queue[string], words ...string) {
-	for _, word := range words {
-		in, place, _ := strings.Cut(word, " ")
-		tenant, _, _ := strings.Cut(place, "/")
-		key := place
-		if _, other, ok := strings.Cut(place, "="); ok {
-			key = other
-		}
-		q.keys.add(key, map[string]lane{"changed": laneChanged, "shown": laneShown}[in], tenant)
-	}
-}
-
-// takeAll returns the queue's keys in the order in which they are taken.
-func takeAll(q *queue[string]) (keys []string) {
-	for q.Len() > 0 {
-		key, _ := q.Get()
-		q.keys.lanes.laneTakenFrom(key)
-		q.Done(key)
-		keys = append(keys, key)
-	}
-	return keys
-}
-
-func TestLanesTakeTurns(t *testing.T) {
-	for name, tc := range map[string]struct {
-		add  []string
-		want string
-	}{
-		"the keys of one tenant in the order in which they were added": {
-			many("changed", "a", 3), "a/0 a/1 a/2",
-		},
-		"tenants take turns": {
-			slices.Concat(many("changed", "a", 4), many("changed", "b", 2), many("changed", "c", 1)),
-			"a/0 b/0 c/0 a/1 b/1 a/2 a/3",
-		},
-		"a key that is added again keeps its place": {
-			slices.Concat(many("changed", "a", 3), many("changed", "a", 3)), "a/0 a/1 a/2",
-		},
-		"changes come before what is shown again": {
-			slices.Concat(many("shown", "a", 2), many("changed", "a", 2)), "a/0 a/1",
-		},
-		"one that is shown again after four changes": {
-			slices.Concat(many("shown", "s", 3), many("changed", "c", 6)),
-			"c/0 c/1 c/2 c/3 s/0 c/4 c/5 s/1 s/2",
-		},
-		"tenants take turns in what is shown again": {
-			slices.Concat(many("shown", "a", 3), many("shown", "b", 1)), "a/0 b/0 a/1 a/2",
-		},
-		"a change of a key that is shown again brings it forward": {
-			slices.Concat(many("shown", "a", 3), []string{"changed a/2"}), "a/2 a/0 a/1",
-		},
-		"what is shown again does not move a change back": {
-			slices.Concat(many("changed", "a", 2), []string{"shown a/1"}, many("shown", "b", 1)), "a/0 a/1 b/0",
-		},
-		"a key that another tenant makes due is taken in that tenant's turn": {
-			slices.Concat(many("changed", "bad", 3), []string{"changed bad/=a/0"}),
-			"bad/0 bad/1 bad/2 a/0",
-		},
-		"a key that is due in two tenants' turns is taken in its own": {
-			slices.Concat(many("changed", "bad", 3), []string{"changed bad/=a/0"}, many("changed", "a", 2)),
-			"bad/0 a/0 bad/1 a/1 bad/2",
-		},
-		"a key that is due in two tenants' turns is taken in the first of them": {
-			slices.Concat(many("changed", "a", 3), []string{"changed b/=a/2"}), "a/0 a/2 a/1",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			q := testQueue[string](t)
-			addAll(q, tc.add...)
-			if got := strings.Join(takeAll(q), " "); got != tc.want {
-				t.Errorf("taken %s, want %s", got, tc.want)
-			}
-			expectEmpty(t, q.keys.lanes)
-		})
-	}
 }
 
 // expectEmpty fails if anything is left in the lanes.
@@ -122,7 +35,7 @@ func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K
 func TestLanesStoreNothingAfterShutdown(t *testing.T) {
 	q := testQueue[string](t)
 	q.ShutDown()
-	addAll(q, many("changed", "a", 3)...)
+	q.keys.add("a", laneChanged, "shop")
 	q.Add("b")
 	expectEmpty(t, q.keys.lanes)
 }

@@ -30,6 +30,7 @@ var (
 	deployment = kind{"apps/v1", "Deployment"}
 	claim      = kind{"v1", "PersistentVolumeClaim"}
 	namespace  = kind{"v1", "Namespace"}
+	secret     = kind{"v1", "Secret"}
 )
 
 const (
@@ -351,11 +352,16 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			f.asked(getJ, deleteJ)
 			f.metric(0, "rule_objects", "rule", "r")
 		}},
+		"a Secret": {rules: "\n- {name: r, resources: [secrets], when: \"object.data.a == 'eA=='\", ttl: 1h}", run: func(f *fixture) {
+			f.add(with(object(secret, "shop/s"), "eA==", "data", "a"), with(object(secret, "shop/t"), "eQ==", "data", "a"))
+			f.start()
+			f.asked("get secrets shop/s", "delete secrets shop/s")
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFixture(t, func(c *ttl.Config) {
-					c.Include = append(c.Include, "jobs.batch", "persistentvolumeclaims")
+					c.Include = append(c.Include, "jobs.batch", "persistentvolumeclaims", "secrets")
 					if test.configure != nil {
 						test.configure(c)
 					}

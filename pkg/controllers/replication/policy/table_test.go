@@ -349,6 +349,8 @@ func TestDecide(t *testing.T) {
 			f.settled("create b/s")
 			f.edit("a/s", with("Q:push-to=!c"))
 			f.settled("", "InvalidAnnotation a/s")
+			f.edit("a/s", with("Q:push-to=labels: "))
+			f.settled("", "InvalidAnnotation a/s")
 			f.edit("a/s", with("Q:push-to"))
 			f.settled("delete b/s")
 		}},
