@@ -131,12 +131,6 @@ func TestReconcileAnnotations(t *testing.T) {
 			change:  changeCM, want: []string{env(known2, "a/"+cmVar, h2)},
 		},
 		"items are regular expressions, trimmed": one([]string{kCM, "[x], app-.*"}, rolled),
-		"a name with a dot is an expression as well": {
-			objects: objs{cm("app.config", "v", "1"), cm1(), deploy(pod(), kCM, "app.config",
-				nativeState, stateOf(cmKey, h1, "configmap/app.config", hashOf("v", "1")))},
-			change: changeCM,
-			want:   []string{env(stateOf(cmKey, h2, "configmap/app.config", hashOf("v", "1")), "web/"+cmVar, h2)},
-		},
 		"an item that does not compile is reported, and the others count": {
 			objects: objs{cm1(), deploy(web, kCM, "[, app-config", nativeState, known1)},
 			change:  changeCM, want: rolled,

@@ -53,17 +53,6 @@ func TestReconcile(t *testing.T) {
 				f.after(time.Second, "create new-1/s")
 			},
 		},
-		"a change of the source is written to copies and pull targets": {
-			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")},
-			run: func(f *fixture) {
-				f.expect("create b/s, update b/t")
-				f.edit("a/s", holding("w"))
-				f.after(time.Second, "update b/s, update b/t")
-				if got := string(f.secret("b/t").Data["k"]); got != "w" {
-					f.t.Errorf("k=%s", got)
-				}
-			},
-		},
 		"an orphan is found after a restart": {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(f *fixture) {

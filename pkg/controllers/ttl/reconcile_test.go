@@ -200,6 +200,7 @@ func TestReconcile(t *testing.T) {
 			f.refuse(func() error { return forbidden })
 			f.start()
 			f.asked(getP, deleteP+" refused")
+			f.metric(1, "deletions_total", "result", "error")
 			f.toldOf("FailedToDeleteExpiredTTL")
 			f.pass(5*time.Minute - time.Second)
 			f.asked()

@@ -55,14 +55,6 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			f.settled("create b/s, create b/s, delete b/s")
 			f.holds("b/s", "k=v")
 		}},
-		"a source that was made again is not the younger one": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", mine))
-			f.settled("create b/s", "TargetClaimed c/s")
-			f.remove("a/s")
-			f.put(secret("a/s", "k=v", mine))
-			f.settled("")
-			f.holds("b/s", "k=v")
-		}},
 		"a copy with keys of its own does not go with its source": {nil, func(f *fixture) {
 			f.put(secret("c/s", "k=attack", with("M:replicate-to=b")))
 			f.settle()

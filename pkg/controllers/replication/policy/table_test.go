@@ -120,14 +120,6 @@ func TestDecide(t *testing.T) {
 			f.remove("a/s")
 			f.settled("delete b/s")
 		}},
-		"a source that is back within the grace loses nothing": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", auto("b")))
-			f.settled("create b/s")
-			f.remove("a/s")
-			f.step()
-			f.put(secret("a/s", "k=v", auto("b")))
-			f.settled("")
-		}},
 		"copies are repaired": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", auto()))
 			f.settled("create b/s, create c/s")
