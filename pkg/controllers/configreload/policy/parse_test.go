@@ -177,6 +177,7 @@ func TestParseRefusesWhatDoesNotFit(t *testing.T) {
 		"a list that is too long":                            {map[string]string{kCM: "app-config," + long("x")}, No, 1},
 		"exclusions that are too long exclude everything":    {map[string]string{kCM: "app-config", kCMExclude: long("x")}, No, 1},
 		"a native list that is too long":                     {map[string]string{nativeReload: "auto," + long("configmap/x")}, No, 1},
+		"a native expression is no name, others count":       {map[string]string{nativeReload: "configmap/.*,configmap/app-config"}, Named, 1},
 		"off contradicts auto":                               {map[string]string{nativeReload: "off,auto"}, No, 1},
 		"auto contradicts off":                               {map[string]string{nativeReload: "configmap/app-*,off"}, No, 1},
 		"off alone does not":                                 {map[string]string{nativeReload: "off,"}, No, 0},
@@ -217,5 +218,13 @@ func TestOutlineHasNoExpressions(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 		})
+	}
+}
+
+func TestStateOfAnotherFormIsRefused(t *testing.T) {
+	for _, text := range []string{`[]`, `{"pod/x":""}`, `{"secret/x":"zz"}`} {
+		if s, err := ParseState(text, QueueKey{}); err == nil {
+			t.Errorf("%s is the state %v", text, s)
+		}
 	}
 }
