@@ -69,12 +69,12 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err != nil {
 		return fail(err)
 	}
-	cache, err := p.caches.New(informers.Config{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
+	cache, err := p.caches.AddCluster(informers.Config{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return fail(err)
 	}
 	opened := &controllers.Cluster{
-		ControllerCache: cache.For(controller),
+		ControllerCache: cache.ForController(controller),
 		RESTConfig:      writes,
 		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},

@@ -75,7 +75,7 @@ func (p *process) host(name string) (h controllers.Host, err error) {
 	config := p.clients.configOf(name)
 	h = controllers.Host{
 		Settings:        p.options.Settings(),
-		ControllerCache: p.cache.For(name),
+		ControllerCache: p.cache.ForController(name),
 		Cluster: func(cluster string, config *rest.Config) (*controllers.Cluster, error) {
 			return p.openCluster(name, cluster, config)
 		},

@@ -116,7 +116,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.caches, err = informers.NewCaches(registry); err != nil {
 		return nil, err
 	}
-	p.cache, err = p.caches.New(o.Informers, readers, d.needs, clock.RealClock{}, p.loopMetrics.Panicked)
+	p.cache, err = p.caches.AddCluster(o.Informers, readers, d.needs, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return nil, err
 	}
@@ -165,11 +165,13 @@ func (p *process) checkSync(r *http.Request) error {
 func (p *process) lead(ctx, processCtx context.Context) error {
 	work, cutOff := context.WithCancelCause(processCtx)
 	leading := make(chan struct{})
+	// The controllers of every replica run from here on.
 	everywhere, onLeader := p.controllers.where(true), p.controllers.where(false)
-	stopOthers := everywhere.start(controllers.WithProcess(ctx, work, leading), p.options.Generic.ShutdownTimeout)
+	stopEverywhere := everywhere.start(controllers.WithProcess(ctx, work, leading), p.options.Generic.ShutdownTimeout)
 	if known := serverFence(p.options); known != apifence.Unknown {
 		p.lock.SetServerFence(ctx, known)
 	}
+	// The others run while this replica leads.
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
 		p.cache.Start(processCtx) // a no-op on a warm standby
@@ -179,7 +181,8 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 		err = errors.Join(err, onLeader.unfinished(time.Now()))
 		cutOff(err)
 	}
-	err = errors.Join(err, stopOthers())
+	// Those of every replica stop last.
+	err = errors.Join(err, stopEverywhere())
 	cutOff(err)
 	return err
 }

@@ -10,8 +10,8 @@ type (
 	drainingKey struct{}
 )
 
-// hostContext is what the host tells a loop about the process.
-type hostContext struct {
+// process is what the host tells a loop about the process.
+type process struct {
 	work    context.Context
 	leading <-chan struct{}
 }
@@ -21,17 +21,17 @@ type hostContext struct {
 // contexts stop the rest, such as a request to another service. leading is closed when this replica begins to
 // lead.
 func WithProcess(ctx, work context.Context, leading <-chan struct{}) context.Context {
-	return context.WithValue(ctx, processKey{}, hostContext{work, leading})
+	return context.WithValue(ctx, processKey{}, process{work, leading})
 }
 
 // processOf returns what WithProcess has put into ctx. Without it, work does not end and the replica leads.
-func processOf(ctx context.Context) hostContext {
-	if p, ok := ctx.Value(processKey{}).(hostContext); ok {
+func processOf(ctx context.Context) process {
+	if p, ok := ctx.Value(processKey{}).(process); ok {
 		return p
 	}
 	leads := make(chan struct{})
 	close(leads)
-	return hostContext{context.WithoutCancel(ctx), leads}
+	return process{context.WithoutCancel(ctx), leads}
 }
 
 // workContext returns the context of reconciles. It does not end with ctx but with the context of the

@@ -44,20 +44,20 @@ func (m *mapper[K]) close() {
 }
 
 // handle maps a change of an object if the gate is open.
-func (m *mapper[K]) handle(object cache.ObjectName, in lane, keys func() []K) {
+func (m *mapper[K]) handle(object cache.ObjectName, in lane, mapping func() []K) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queue != nil {
-		m.enqueue(object, in, keys)
+		m.enqueue(object, in, mapping)
 	}
 }
 
-// replay maps an object of the cache in its newest state, which includes each event that the gate dropped,
+// mapNewest maps an object of the cache in its newest state, which includes each event that the gate dropped,
 // and is not older than what has been mapped since.
-func (m *mapper[K]) replay(object cache.ObjectName) {
+func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.watch.replay(m, object)
+	m.watch.mapNewest(m, object)
 }
 
 // enqueue adds the keys of a changed object to a lane. If the mapping panics, that is counted and logged, and
@@ -111,6 +111,6 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 		if !q.keys.lanes.room(ctx) {
 			return
 		}
-		o.mapper.replay(cache.MetaObjectToName(o.obj))
+		o.mapper.mapNewest(cache.MetaObjectToName(o.obj))
 	}
 }

@@ -4,7 +4,6 @@
 package controllers
 
 import (
-	"maps"
 	"sync"
 	"time"
 
@@ -125,31 +124,21 @@ type computedGauge struct {
 	metrics.BaseStableCollector
 	desc   *metrics.Desc
 	labels int
-
-	mu     sync.Mutex
-	values map[[3]string]func() float64 // by controller, loop and cluster
+	values sync.Map // of func() float64, by [3]string: controller, loop and cluster
 }
 
 func newComputedGauge(name, help string, labels ...string) *computedGauge {
-	return &computedGauge{desc: metrics.NewDesc(name, help, labels, nil, metrics.ALPHA, ""), labels: len(labels), values: map[[3]string]func() float64{}}
+	return &computedGauge{desc: metrics.NewDesc(name, help, labels, nil, metrics.ALPHA, ""), labels: len(labels)}
 }
 
 // add returns false if there is a value with these labels.
 func (c *computedGauge) add(controller, loop, cluster string, value func() float64) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	labels := [3]string{controller, loop, cluster}
-	if c.values[labels] != nil {
-		return false
-	}
-	c.values[labels] = value
-	return true
+	_, taken := c.values.LoadOrStore([3]string{controller, loop, cluster}, value)
+	return !taken
 }
 
 func (c *computedGauge) remove(controller, loop, cluster string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.values, [3]string{controller, loop, cluster})
+	c.values.Delete([3]string{controller, loop, cluster})
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -157,10 +146,8 @@ func (c *computedGauge) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- c
 
 // CollectWithStability implements metrics.StableCollector.
 func (c *computedGauge) CollectWithStability(ch chan<- metrics.Metric) {
-	c.mu.Lock()
-	values := maps.Clone(c.values) // a value may wait for a controller, which must not keep loops from beginning
-	c.mu.Unlock()
-	for of, value := range values {
-		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, value(), of[:c.labels]...)
+	for of, value := range c.values.Range { // without a lock: a value may wait for a controller
+		labels := of.([3]string)
+		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, value.(func() float64)(), labels[:c.labels]...)
 	}
 }

@@ -10,9 +10,11 @@ import (
 	"time"
 )
 
-// Status says what a loop is doing. It is served as JSON for people. The fields may change between
+// Status says what a controller is doing. It is served as JSON for people. The fields may change between
 // releases.
 type Status struct {
+	// The loop sets these.
+
 	Name string `json:"name"`
 	// Phase is one of Stopped, Syncing, Running, Draining.
 	Phase   Phase `json:"phase"`
@@ -29,12 +31,12 @@ type Status struct {
 
 	// Details is the controller's own part of the status, as JSON.
 	Details any `json:"details,omitempty"`
+	// Problem is why the controller's health check fails, or "" if it passes. The controller sets what only it
+	// knows, the host the rest.
+	Problem string `json:"problem,omitempty"`
 
-	// Restarts counts how often Run has ended unexpectedly. The host sets it. Problem is why the
-	// controller's health check fails, or "" if it passes. The controller sets what only it knows, the host
-	// the rest.
+	// Restarts counts how often Run has ended unexpectedly. The host sets it.
 	Restarts uint64 `json:"restarts"`
-	Problem  string `json:"problem,omitempty"`
 }
 
 // Phase is a stage in the life of a loop.

@@ -23,10 +23,10 @@ type Watch[K comparable] struct {
 	// register adds the handler that maps changes.
 	register func(*mapper[K])
 	// replayed is set if the objects in the cache are mapped too, when Run begins: list returns them, and
-	// replay maps the object of a name in its newest state.
-	replayed bool
-	list     func() []metav1.Object
-	replay   func(*mapper[K], cache.ObjectName)
+	// mapNewest maps the object of a name in its newest state.
+	replayed  bool
+	list      func() []metav1.Object
+	mapNewest func(*mapper[K], cache.ObjectName)
 }
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
@@ -89,7 +89,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 			}
 			return list
 		},
-		replay: func(m *mapper[K], name cache.ObjectName) {
+		mapNewest: func(m *mapper[K], name cache.ObjectName) {
 			if now, exists := informer.Get(name); exists { // else its deletion is an event
 				m.enqueue(name, laneShown, func() []K { return chosen(Event[T]{New: now}) })
 			}

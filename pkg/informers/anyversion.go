@@ -75,8 +75,6 @@ func (a *anyVersion) client(ctx context.Context) (metadata.ResourceInterface, er
 	return a.clients.metadata.Resource(a.resource.WithVersion(version)).Namespace(a.namespace), nil
 }
 
-var errNoGroups = errors.New("discover API groups: the server has none, so it is no API server")
-
 // ServerGroups returns the API groups of a server, without their resources. It is an error if there are none:
 // a load balancer without a backend may answer 404 to everything, and no resource is absent for that.
 func ServerGroups(ctx context.Context, d discovery.DiscoveryInterfaceWithContext) (*metav1.APIGroupList, error) {
@@ -84,7 +82,7 @@ func ServerGroups(ctx context.Context, d discovery.DiscoveryInterfaceWithContext
 	groups, err := d.WithLegacyWithContext(ctx).ServerGroupsWithContext(ctx)
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && len(groups.Groups) == 0:
-		return nil, errNoGroups
+		return nil, errors.New("discover API groups: the server has none, so it is no API server")
 	case err != nil:
 		return nil, fmt.Errorf("discover API groups: %w", err)
 	}

@@ -31,7 +31,7 @@ func newClusterCache(t testing.TB, clients Clients, needs ...Need) (*ClusterCach
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := caches.New(Config{Standby: StandbyWarm}, clients, needs, clock.RealClock{}, func(string) {})
+	f, err := caches.AddCluster(Config{Standby: StandbyWarm}, clients, needs, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,11 +60,11 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 	f, reg := newClusterCache(t, clients, reloadNeed)
 	startSynced(t, f)
 	for range 2 {
-		other, err := f.caches.New(Config{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
+		other, err := f.caches.AddCluster(Config{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
 		if err != nil {
 			t.Fatal(err)
 		}
-		followed, err := Follow[*Object](t.Context(), other.For("names"), Need{Resource: Secrets})
+		followed, err := Follow[*Object](t.Context(), other.ForController("names"), Need{Resource: Secrets})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,15 +104,15 @@ func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
 		"reload": "selector=metadata.name=a,type!=helm.sh/release.v1 labels=",
 		"some":   "selector=metadata.name=a,type=y labels=app=x",
 	} {
-		got, err := f.For(controller).LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a"))
+		got, err := f.ForController(controller).LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a"))
 		if asked := server.secrets.requests[len(server.secrets.requests)-1]; err != nil || got != "101" || !strings.HasSuffix(asked, want) {
 			t.Errorf("%s: version %q, error %v, asked %s", controller, got, err, asked)
 		}
 	}
-	if got, err := f.For("there").LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); got != "" || err != nil {
+	if got, err := f.ForController("there").LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); got != "" || err != nil {
 		t.Errorf("version %q, error %v in a namespace that the need does not choose", got, err)
 	}
-	if _, err := f.For("other").LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil {
+	if _, err := f.ForController("other").LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil {
 		t.Error("it was asked for by another controller's need")
 	}
 }

@@ -36,9 +36,9 @@ type ClusterCache struct {
 	wg       sync.WaitGroup
 }
 
-// New builds the informers for needs, and starts none. panicked is called for each panic in a function
-// of the named controller. New returns an error if the needs cannot be met.
-func (c *Caches) New(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
+// AddCluster builds the informers for needs, and starts none. panicked is called for each panic in a function
+// of the named controller. AddCluster returns an error if the needs cannot be met.
+func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
 	panicked func(controller string)) (*ClusterCache, error) {
 	cluster := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, panicked: panicked, caches: c}
 	plans, err := newPlans(needs, clients.scheme, cfg.Namespaces)
@@ -97,7 +97,7 @@ func (c *ClusterCache) start(ctx context.Context, i *informer) {
 }
 
 // informerFor returns the informer that serves the controller's need of a resource, or nil. It
-// compares no versions: For does.
+// compares no versions: [For] does.
 func (c *ClusterCache) informerFor(controller string, resource schema.GroupResource) *informer {
 	for _, i := range c.informers {
 		if i.plan.resource.GroupResource() == resource && i.plan.need(controller) != nil {
@@ -180,7 +180,7 @@ func (c *ClusterCache) Problem(controller string) error {
 // must be able to roll out although one controller has such a trouble. Problem reports them.
 func (c *ClusterCache) CheckSync(*http.Request) error {
 	if !c.started() {
-		return errNotStarted
+		return errors.New("informers are not started")
 	}
 	var errs []error
 	answers := slices.ContainsFunc(c.informers, (*informer).hasSynced)
@@ -194,8 +194,6 @@ func (c *ClusterCache) CheckSync(*http.Request) error {
 	}
 	return errors.Join(errs...)
 }
-
-var errNotStarted = errors.New("informers are not started")
 
 func (c *ClusterCache) started() bool {
 	c.mu.Lock()

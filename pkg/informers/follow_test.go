@@ -68,7 +68,7 @@ func followSecrets(t *testing.T, f *ClusterCache, c *cluster, need Need, lists c
 	t.Helper()
 	f.sourceFor = c.source
 	need.Resource, need.ListSlots = Secrets, lists
-	w, err := Follow[*Object](t.Context(), f.For(need.For), need)
+	w, err := Follow[*Object](t.Context(), f.ForController(need.For), need)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func TestFollowReturnsTheTypeOfTheNeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTestCache(t, newCluster(named("a", "1")))
 		need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
-		w, err := Follow[*corev1.Secret](t.Context(), f.For("sync"), need)
+		w, err := Follow[*corev1.Secret](t.Context(), f.ForController("sync"), need)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func TestFollowReturnsTheTypeOfTheNeed(t *testing.T) {
 		if s, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(s.Data["value"]) != "1" {
 			t.Errorf("kept %v", s)
 		}
-		if _, err := Follow[*corev1.ConfigMap](t.Context(), f.For("sync"), need); err == nil || !strings.Contains(err.Error(), "asks for secrets as *v1.ConfigMap") {
+		if _, err := Follow[*corev1.ConfigMap](t.Context(), f.ForController("sync"), need); err == nil || !strings.Contains(err.Error(), "asks for secrets as *v1.ConfigMap") {
 			t.Errorf("error %v for another type", err)
 		}
 		if len(f.followed) != 1 {

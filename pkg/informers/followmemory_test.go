@@ -101,7 +101,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 		need := ttlNeed
 		need.Resource = schema.GroupVersionResource{Group: fmt.Sprintf("g%d.example.com", i%30), Version: "v1", Resource: fmt.Sprintf("resources%d", i)}
 		need.ListSlots = lists
-		w, err := Follow[*Object](t.Context(), f.For("ttl"), need)
+		w, err := Follow[*Object](t.Context(), f.ForController("ttl"), need)
 		if err != nil {
 			t.Fatal(err)
 		}

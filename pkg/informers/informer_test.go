@@ -372,10 +372,10 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 	}
 	for name, use := range map[string]func(*ClusterCache){
 		"an index panics on its last state": func(f *ClusterCache) {
-			For[metav1.Object](f.For("bad"), Secrets).AddIndex("x", func(obj metav1.Object) []string { check(obj); return nil })
+			For[metav1.Object](f.ForController("bad"), Secrets).AddIndex("x", func(obj metav1.Object) []string { check(obj); return nil })
 		},
 		"a handler panics on its deletion": func(f *ClusterCache) {
-			For[metav1.Object](f.For("bad"), Secrets).AddHandler(func(_, current metav1.Object, _ bool) { check(current) })
+			For[metav1.Object](f.ForController("bad"), Secrets).AddHandler(func(_, current metav1.Object, _ bool) { check(current) })
 		},
 	} {
 		for how, relist := range map[string]bool{"by an event": false, "by a list": true} {

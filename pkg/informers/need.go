@@ -52,6 +52,11 @@ const (
 	Unstructured
 )
 
+// String returns the name of the constant.
+func (f Form) String() string {
+	return [...]string{"Reduced", "Metadata", "Typed", "Unstructured"}[f]
+}
+
 // Fields are parts of the metadata that a Reduced need may ask for. Name, namespace, UID,
 // resourceVersion and, if it is set, deletionTimestamp are always cached.
 type Fields uint8
@@ -187,7 +192,7 @@ type digest struct {
 	history bool
 }
 
-// CheckNeeds returns the error with which [Caches.New] refuses the needs, or nil.
+// CheckNeeds returns the error with which [Caches.AddCluster] refuses the needs, or nil.
 func CheckNeeds(cfg Config, needs []Need, scheme *runtime.Scheme) error {
 	_, err := newPlans(needs, scheme, cfg.Namespaces)
 	return err

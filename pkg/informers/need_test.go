@@ -54,7 +54,7 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := (&Caches{}).New(Config{}, clients, tc.needs, clock.RealClock{}, func(string) {})
+			_, err := (&Caches{}).AddCluster(Config{}, clients, tc.needs, clock.RealClock{}, func(string) {})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one with %q", err, tc.want)
 			}
@@ -137,7 +137,7 @@ func TestListByLabelsNeedsThem(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tc.need.For, tc.need.Resource = "a", Secrets
 			f := newTestCache(t, newCluster(), tc.need, Need{For: "b", Resource: Secrets, Fields: Labels})
-			informer := For[metav1.Object](f.For("a"), Secrets)
+			informer := For[metav1.Object](f.ForController("a"), Secrets)
 			defer func() {
 				if got := recover(); got != tc.want {
 					t.Errorf("panics with %v, want %v", got, tc.want)

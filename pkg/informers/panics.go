@@ -31,6 +31,17 @@ func RecoverPanic(f func() error) (stack []byte, err error) {
 	return nil, nil
 }
 
+// Mistake is what [For], and a function of the host that cannot return an error, panics with. The host
+// returns it as the error of the controller's entry.
+type Mistake string
+
+// Error implements error.
+func (m Mistake) Error() string { return string(m) }
+
+// RuntimeError makes a Mistake an error whose text is shown when a reconcile panics with it: the text names
+// types and resources, and holds nothing of an object.
+func (Mistake) RuntimeError() {}
+
 // ShowPanics lets the error of a panic show any value. It is for the test kit, which sets it: no object there
 // is secret.
 var ShowPanics bool

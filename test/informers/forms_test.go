@@ -132,7 +132,7 @@ func TestFormsOfAllResources(t *testing.T) {
 
 // listed returns the objects in the cache.
 func listed[T any](c *cache, gvr schema.GroupVersionResource) (list []any) {
-	for _, obj := range informers.For[T](c.For("test"), gvr).List("", nil) {
+	for _, obj := range informers.For[T](c.ForController("test"), gvr).List("", nil) {
 		list = append(list, obj)
 	}
 	return list

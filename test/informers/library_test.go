@@ -55,7 +55,7 @@ func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, nee
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.ClusterCache, err = caches.New(informers.Config{}, clients, needs, c.clock, func(string) {})
+	c.ClusterCache, err = caches.AddCluster(informers.Config{}, clients, needs, c.clock, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func (c *cache) metric(t *testing.T, name, resource string) float64 {
 // "NAMESPACE/NAME VERSION".
 func (c *cache) holds(gvr schema.GroupVersionResource, want []string) error {
 	var got []string
-	for _, obj := range informers.For[metav1.Object](c.For("test"), gvr).List("", nil) {
+	for _, obj := range informers.For[metav1.Object](c.ForController("test"), gvr).List("", nil) {
 		got = append(got, described(obj))
 	}
 	slices.Sort(got)
@@ -172,7 +172,7 @@ func (c *cache) isCurrent(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cached := informers.For[*informers.Object](c.For("test"), informers.Secrets)
+	cached := informers.For[*informers.Object](c.ForController("test"), informers.Secrets)
 	var want []string
 	for i := range secrets.Items {
 		s := &secrets.Items[i]

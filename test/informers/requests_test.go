@@ -153,11 +153,11 @@ func TestLiveVersionIsTheServers(t *testing.T) {
 	}
 	s.CreateSecret(ctx, t, "release", "helm.sh/release.v1", "first") // the cache leaves it out
 	for name, want := range map[string]string{"db": db.ResourceVersion, "d": "", "release": ""} {
-		if got, err := c.For("test").LiveVersion(ctx, informers.Secrets, toolscache.NewObjectName(s.Namespace, name)); err != nil || got != want {
+		if got, err := c.ForController("test").LiveVersion(ctx, informers.Secrets, toolscache.NewObjectName(s.Namespace, name)); err != nil || got != want {
 			t.Errorf("version %q of %s, error %v, want %q", got, name, err, want)
 		}
 	}
-	if _, err := c.For("test").LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.Namespace, "db")); err == nil || !strings.Contains(err.Error(), "does not need the resource") {
+	if _, err := c.ForController("test").LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.Namespace, "db")); err == nil || !strings.Contains(err.Error(), "does not need the resource") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -29,20 +29,9 @@ func by(r apiserver.Request) string { return lastPart(r.UserAgent) }
 
 func lastPart(agent string) string { return agent[strings.LastIndex(agent, "/")+1:] }
 
-// entry returns the entry of that name; nil if there is none.
-func (h *Host) entry(name string) *controllers.Entry {
-	i := slices.IndexFunc(h.setup.Entries, func(e controllers.Entry) bool { return e.Name == name })
-	if i < 0 {
-		return nil
-	}
-	return &h.setup.Entries[i]
-}
-
-func (h *Host) names() (names []string) {
-	for _, e := range h.setup.Entries {
-		names = append(names, e.Name)
-	}
-	return names
+// runs reports whether there is an entry of that name.
+func (h *Host) runs(name string) bool {
+	return slices.ContainsFunc(h.setup.Entries, func(e controllers.Entry) bool { return e.Name == name })
 }
 
 // rules returns what a user agent may do in a namespace; empty is the cluster. The cache may do what all

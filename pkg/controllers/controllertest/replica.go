@@ -50,7 +50,6 @@ func (h *Host) start() *replica {
 	}
 	o.Client.RESTConfig = h.network.config()
 	o.Client.ContentType = runtime.ContentTypeJSON
-	o.Generic.Controllers = h.names() // even if they are off by default
 	o.Election.LeaderElect = h.setup.Standby
 	o.Election.ResourceName = leaseName
 	o.ElectionClock = bubbleClock(time.Now())
@@ -82,9 +81,9 @@ func (h *Host) start() *replica {
 		if err := <-ended; err != nil {
 			h.t.Errorf("the manager ended with an error: %v", err)
 		}
-		for _, name := range h.names() {
-			if n, err := r.metric("quartermaster_controller_panics_total", "controller", name); err != nil || n > 0 {
-				h.t.Errorf("controller %s panicked %v times; the log has the stacks", name, n)
+		for _, e := range entries {
+			if n, err := r.metric("quartermaster_controller_panics_total", "controller", e.Name); err != nil || n > 0 {
+				h.t.Errorf("controller %s panicked %v times; the log has the stacks", e.Name, n)
 			}
 		}
 	})
@@ -104,8 +103,9 @@ func (r *replica) stop() {
 	}
 }
 
-// observed returns the entry with a New that also records its metrics and its controller in r.
+// observed returns the entry, on by default, with a New that also records its metrics and its controller in r.
 func (r *replica) observed(e controllers.Entry) controllers.Entry {
+	e.OffByDefault = false
 	if build := e.New; build != nil {
 		e.New = func(h controllers.Host) (controllers.Controller, error) {
 			opens := h.Cluster

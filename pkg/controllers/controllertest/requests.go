@@ -108,7 +108,7 @@ type written struct {
 
 // wrote records a write of a controller.
 func (h *Host) wrote(r apiserver.Request, result apiserver.Result) {
-	if h.entry(by(r)) == nil {
+	if !h.runs(by(r)) {
 		return
 	}
 	text := h.attributed(by(r), requestOf(r).String())
@@ -142,7 +142,7 @@ func (h *Host) Events() []string {
 	texts := make([]string, 0, len(events))
 	for _, e := range events {
 		_, name, _ := strings.Cut(strings.TrimPrefix(e.Source.Component, buildPrefix), "-")
-		if h.entry(name) != nil { // else it is the manager's own
+		if h.runs(name) { // else it is the manager's own
 			texts = append(texts, h.attributed(name, fmt.Sprintf("%s %s %s: %s",
 				e.Type, e.Reason, path.Join(e.InvolvedObject.Namespace, e.InvolvedObject.Name), e.Message)))
 		}

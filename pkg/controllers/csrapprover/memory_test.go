@@ -107,12 +107,12 @@ func cacheOf(t *testing.T, nodes, requests int) (int64, *controller) {
 		t.Fatal(err)
 	}
 	before := liveHeap()
-	f, err := caches.New(informers.Config{Standby: informers.StandbyWarm}, clients, all, clock.RealClock{}, func(string) {})
+	f, err := caches.AddCluster(informers.Config{Standby: informers.StandbyWarm}, clients, all, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(f.Shutdown)
-	c := &controller{seed: seed, requests: informers.For[*informers.Object](f.For(Name), requestResource), nodes: informers.For[*informers.Object](f.For(Name), nodeResource), memory: newMemory()}
+	c := &controller{seed: seed, requests: informers.For[*informers.Object](f.ForController(Name), requestResource), nodes: informers.For[*informers.Object](f.ForController(Name), nodeResource), memory: newMemory()}
 	c.addIndexes()
 	f.Start(t.Context())
 	for _, synced := range []<-chan struct{}{c.requests.Synced(), c.nodes.Synced()} {

@@ -63,13 +63,13 @@ func nothing(t *testing.T) followFunc {
 	if err := errors.Join(clientsErr, cachesErr); err != nil {
 		t.Fatal(err)
 	}
-	all, err := caches.New(informers.Config{}, clients, nil, clock.RealClock{}, func(string) {})
+	all, err := caches.AddCluster(informers.Config{}, clients, nil, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(all.Shutdown)
 	return func(ctx context.Context, need informers.Need, _ func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
-		return informers.Follow[metav1.Object](ctx, all.For(Name), need)
+		return informers.Follow[metav1.Object](ctx, all.ForController(Name), need)
 	}
 }
 

@@ -120,12 +120,12 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	cache, err := caches.New(informers.NewConfig(), readers, needs, clock.RealClock{}, loops.Panicked)
+	cache, err := caches.AddCluster(informers.NewConfig(), readers, needs, clock.RealClock{}, loops.Panicked)
 	if err != nil {
 		return nil, nil, err
 	}
 	controller, err := o.entry.New(controllers.Host{
-		ControllerCache: cache.For(o.entry.Name),
+		ControllerCache: cache.ForController(o.entry.Name),
 		Client:          client,
 		Metrics:         registry,
 		LoopOptions:     controllers.LoopOptions{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},

@@ -1,0 +1,192 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Informer is the cache of a resource as one controller gets it, with the type of its objects. They
+// belong to the cache: copy an object before you change it.
+type Informer[T any] interface {
+	// Get returns the object with that name, and whether the cache has it.
+	Get(name cache.ObjectName) (object T, exists bool)
+	// List returns the objects in a namespace, or in all if it is empty, whose labels the selector
+	// matches; nil matches all. With a selector, a need of the reduced form must have Fields: Labels, or List
+	// panics with a Mistake. The order of the objects is random. List looks at every object in the cache,
+	// unless there is the index [cache.NamespaceIndex].
+	List(namespace string, selector labels.Selector) []T
+	// ByIndex returns the objects that have the value in an index that AddIndex has added.
+	ByIndex(index, value string) []T
+	// AddIndex adds an index, in which an object has the values that the function returns. It is called
+	// while the controller is built. All controllers share [cache.NamespaceIndex], which has its own values.
+	// An index that is added again stays as it is.
+	AddIndex(name string, values func(T) []string)
+	// AddHandler calls a function with each change of an object, one at a time, in the order of an
+	// object's changes: old is nil for a new object, current for a deleted one. After a relist each object
+	// comes again, in most cases with the resourceVersion of old. initial is set for what was there before the
+	// cache had synced, or before AddHandler.
+	AddHandler(func(old, current T, initial bool))
+	// Synced returns a channel that is closed when the cache has been filled once.
+	Synced() <-chan struct{}
+	// KeepsOwnerReferences reports whether the cache has them for this controller.
+	KeepsOwnerReferences() bool
+}
+
+// ControllerCache is the cache as one controller gets it. The controller's host embeds it.
+type ControllerCache struct {
+	cluster    *ClusterCache
+	controller string
+}
+
+// ForController returns the cache for the named controller.
+func (c *ClusterCache) ForController(controller string) ControllerCache {
+	return ControllerCache{c, controller}
+}
+
+func (c ControllerCache) cache() ControllerCache { return c }
+
+// HasCache is a [ControllerCache] or what embeds one: a controllers.Host or a *controllers.Cluster.
+type HasCache interface{ cache() ControllerCache }
+
+// LiveVersion returns the resourceVersion that an object of a resource which the entry declares has in the
+// API server now, or "" if there is none or the need does not choose it; Need.Filter is not asked. A
+// controller calls it when it suspects that the cache is behind.
+func (c ControllerCache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
+	i := c.cluster.informerFor(c.controller, resource.GroupResource())
+	if i == nil {
+		return "", fmt.Errorf("version of %s %s: %s does not need the resource", resourceName(resource), name, c.controller)
+	}
+	p := i.plan
+	if p.namespace != "" && p.namespace != name.Namespace {
+		return "", nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+	defer cancel()
+	selector := "metadata.name=" + name.Name
+	if p.fieldSelector != "" {
+		selector += "," + p.fieldSelector
+	}
+	list, err := metadataOf(p.resource, c.cluster.clients, name.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: selector, LabelSelector: p.labelSelector})
+	if err != nil {
+		return "", fmt.Errorf("version of %s %s: %w", resourceName(resource), name, err)
+	}
+	for i := range list.Items {
+		if list.Items[i].Name == name.Name {
+			return list.Items[i].ResourceVersion, nil
+		}
+	}
+	return "", nil
+}
+
+// liveTimeout is a little longer than kube-apiserver's default --request-timeout.
+const liveTimeout = 70 * time.Second
+
+// For returns the informer of a resource that the entry declares in Needs, with the type of its objects:
+// the Go type for a need in the form Typed, *unstructured.Unstructured for one in the form Unstructured,
+// and *Object, metav1.Object or any other interface that an Object has, for any. For is called while a controller is built, since it panics if the need, the
+// scheme and T do not fit together; the manager's start then fails with an error that names the controller.
+func For[T any](host HasCache, resource schema.GroupVersionResource) Informer[T] {
+	c := host.cache()
+	i := c.cluster.informerFor(c.controller, resource.GroupResource())
+	if i == nil {
+		panic(Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", resourceName(resource))))
+	}
+	need := i.plan.need(c.controller)
+	if err := need.fits(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
+		panic(Mistake(err.Error()))
+	}
+	return view[T]{i, need}
+}
+
+// view implements Informer.
+type view[T any] struct {
+	*informer
+	need *Need
+}
+
+func (v view[T]) Get(name cache.ObjectName) (object T, exists bool) {
+	if o := v.get(name.String()); o != nil {
+		return as[T](o), true
+	}
+	return object, false
+}
+
+func (v view[T]) List(namespace string, selector labels.Selector) []T {
+	if selector != nil && !selector.Empty() && !v.need.whole() && v.need.Fields&Labels == 0 {
+		panic(Mistake(fmt.Sprintf("lists %s by labels, but its need has no Fields: Labels", v.name)))
+	}
+	stored, err := v.objects.ByIndex(cache.NamespaceIndex, namespace)
+	if namespace == "" || err != nil {
+		stored = v.objects.List()
+	}
+	list := make([]T, 0, len(stored))
+	for _, obj := range stored {
+		o := obj.(*Object)
+		if (namespace == "" || o.GetNamespace() == namespace) && (selector == nil || selector.Matches(labels.Set(o.GetLabels()))) {
+			list = append(list, as[T](o))
+		}
+	}
+	return list
+}
+
+// index returns the name of an index in the store.
+func (v view[T]) index(name string) string {
+	if name == cache.NamespaceIndex {
+		return name
+	}
+	return v.need.For + "/" + name
+}
+
+func (v view[T]) ByIndex(index, value string) []T {
+	stored, err := v.objects.ByIndex(v.index(index), value)
+	if err != nil {
+		panic(Mistake(fmt.Sprintf("asks %s for the index %s, which it has not added", v.name, index)))
+	}
+	list := make([]T, 0, len(stored))
+	for _, obj := range stored {
+		list = append(list, as[T](obj.(*Object)))
+	}
+	return list
+}
+
+func (v view[T]) AddIndex(name string, values func(T) []string) {
+	index := func(obj any) (found []string, _ error) {
+		o := obj.(*Object)
+		v.panics.contain(v.need.For, "index "+name, o, func() { found = values(as[T](o)) })
+		return found, nil
+	}
+	if name == cache.NamespaceIndex {
+		index = cache.MetaNamespaceIndexFunc
+	}
+	_ = v.objects.AddIndexers(cache.Indexers{v.index(name): index}) // fails if it is there
+}
+
+func (v view[T]) AddHandler(changed func(old, current T, initial bool)) {
+	v.listen(v.need.For, func(e event) {
+		var old, current T
+		if e.old != nil {
+			old = as[T](e.old)
+		}
+		if e.new != nil {
+			current = as[T](e.new)
+		}
+		changed(old, current, e.initial)
+	})
+}
+
+func (v view[T]) Synced() <-chan struct{} { return v.synced }
+
+func (v view[T]) KeepsOwnerReferences() bool {
+	return v.need.whole() || v.need.Fields&OwnerReferences != 0
+}
