@@ -32,7 +32,7 @@ type Loop[K comparable] struct {
 	phase    Phase
 	queue    *queue[K]
 	inFlight map[K]time.Time
-	refused  map[K]struct{} // keys that wait for this replica to lead; nil once retryRefused has seen that it does
+	refused  map[K]struct{} // keys that wait for this replica to lead; nil when it does
 	counts   struct{ reconciles, errors, panics uint64 }
 	lastErr  *LastError
 }
@@ -139,7 +139,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 	ctx, stop := context.WithCancel(parent) // ends when no more keys are to be taken
 	defer stop()
 	logger, leading := klog.FromContext(ctx), processOf(ctx).leading
-	q, err := l.start(&logger)
+	q, err := l.start(&logger, leading)
 	if err != nil {
 		return err
 	}
@@ -234,14 +234,19 @@ func (l *Loop[K]) background(ctx context.Context) <-chan error {
 }
 
 // start creates the queue of one run. It returns an error if the loop is already running.
-func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], error) {
+func (l *Loop[K]) start(logger *klog.Logger, leading <-chan struct{}) (*queue[K], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase != PhaseStopped {
 		return nil, fmt.Errorf("%s: is already running", l.opts)
 	}
 	l.phase = PhaseSyncing
-	l.queue, l.refused = newQueue[K](l.opts, logger), map[K]struct{}{}
+	l.queue = newQueue[K](l.opts, logger)
+	select {
+	case <-leading:
+	default:
+		l.refused = map[K]struct{}{}
+	}
 	return l.queue, nil
 }
 
