@@ -2,6 +2,8 @@ module github.com/quartermaster-dev/quartermaster
 
 go 1.26.0
 
+toolchain go1.26.8
+
 require (
 	github.com/dlclark/regexp2/v2 v2.12.0
 	github.com/go-logr/logr v1.4.3

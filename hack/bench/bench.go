@@ -66,6 +66,7 @@ type binaries struct {
 }
 
 func newBench(ctx context.Context, root string, opts options) (_ *bench, err error) {
+	load := loadAverage() // before the programs are built
 	b := &bench{
 		opts: opts, root: root, begin: time.Now(),
 		baseline: map[string]float64{}, replicas: map[string]*cluster.Replica{}, leases: map[string]*history{},
@@ -90,7 +91,7 @@ func newBench(ctx context.Context, root string, opts options) (_ *bench, err err
 	if err := b.c.InstallComponents(ctx); err != nil {
 		return nil, err
 	}
-	b.env = b.readEnvironment(ctx)
+	b.env = b.readEnvironment(ctx, load)
 	return b, b.createNamespace(ctx, namespace)
 }
 

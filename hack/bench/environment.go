@@ -27,18 +27,25 @@ type environment struct {
 	Machine               string // processor and memory
 	Kernel                string
 	LoadBefore, LoadAfter string
+	Busy                  bool // the load before was over half of the cores
 	Flags                 string
 }
 
-func (b *bench) readEnvironment(ctx context.Context) environment {
+func (b *bench) readEnvironment(ctx context.Context, loadBefore string) environment {
 	env := environment{
-		Date:       b.begin.UTC().Format(time.DateTime) + " UTC",
-		Commit:     output(ctx, b.root, "git", "describe", "--tags", "--always", "--dirty"),
+		Date: b.begin.UTC().Format(time.DateTime) + " UTC",
+		// What the manager is built from has no changes: run has checked that, unless the figures go elsewhere.
+		Commit:     output(ctx, b.root, "git", "describe", "--tags", "--always"),
 		Go:         strings.TrimPrefix(runtime.Version(), "go"),
 		Kubernetes: strings.TrimPrefix(output(ctx, b.root, b.c.Binary("kube-controller-manager"), "--version"), "Kubernetes "),
 		Kernel:     output(ctx, b.root, "uname", "-sr"),
-		LoadBefore: loadAverage(),
+		LoadBefore: loadBefore,
 		Flags:      strings.Join(os.Args[1:], " "),
+	}
+	var load float64
+	if _, err := fmt.Sscan(loadBefore, &load); err == nil && load > float64(runtime.NumCPU())/2 {
+		env.Busy = true
+		b.progress("The load is %.2f on %d cores: do not compare the times with those of an idle machine", load, runtime.NumCPU())
 	}
 	env.ControllerRuntime = field(filepath.Join(b.root, "hack", "bench", "peer", "go.mod"), "sigs.k8s.io/controller-runtime")
 	var kib float64

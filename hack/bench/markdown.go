@@ -46,6 +46,9 @@ func writeEnvironment(s *strings.Builder, env environment) {
 	} {
 		fmt.Fprintf(s, "| %s | %s |\n", line[0], line[1])
 	}
+	if env.Busy {
+		s.WriteString("\n**The machine did other work before this run**, and may have done so during it: its times are too long.\n")
+	}
 	s.WriteString("\nRows of an earlier date are of an earlier run than this table describes.\n")
 }
 

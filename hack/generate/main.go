@@ -16,6 +16,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 func main() {
@@ -52,14 +53,16 @@ func run(dir string, check bool) error {
 		return err
 	}
 	maps.Copy(manifests, ofMetrics)
-	for name, manifest := range manifests {
-		path := filepath.Join(dir, name)
+	var outdated []error
+	for _, name := range slices.Sorted(maps.Keys(manifests)) {
+		path, manifest := filepath.Join(dir, name), manifests[name]
 		have, err := os.ReadFile(path)
 		if err == nil && bytes.Equal(have, manifest) {
 			continue
 		}
 		if check {
-			return fmt.Errorf("%s is not up to date; run make generate", path)
+			outdated = append(outdated, fmt.Errorf("%s is not up to date; run make generate", path))
+			continue
 		}
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
@@ -69,5 +72,5 @@ func run(dir string, check bool) error {
 		}
 		fmt.Println("wrote", path)
 	}
-	return nil
+	return errors.Join(outdated...)
 }

@@ -15,6 +15,10 @@ import (
 )
 
 func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "Usage: plot FOLDER")
+		os.Exit(2)
+	}
 	if err := run(os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "Error:", err)
 		os.Exit(1)
