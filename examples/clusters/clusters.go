@@ -131,7 +131,7 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	var running sync.WaitGroup
 	running.Go(func() {
 		if err := loop.Run(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "The cluster is not worked in until its Secret changes")
+			klog.FromContext(ctx).Error(err, "Loop of the cluster ended; it starts again when the Secret changes")
 		}
 	})
 	return func() { cancel(); running.Wait(); loop.Close(); cluster.Close() }, nil

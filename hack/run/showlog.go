@@ -18,7 +18,7 @@ import (
 // The relevant lines of a manager's log in klog's text format: warnings, errors and these messages.
 var (
 	header   = regexp.MustCompile(`^([IWEF])\d{4} [\d:.]+ +\d+ [^]]+\] (.*)$`)
-	messages = []string{`"Stopped leading"`, `"Reload of a workload ended"`, `"The API server answers"`}
+	messages = []string{`"Stopped leading"`, `"Handled a reload"`, `"The API server answers"`}
 )
 
 // showLog copies the relevant lines of a manager's log, on average at most one a second.

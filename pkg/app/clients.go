@@ -157,11 +157,10 @@ func (t transport) WrappedRoundTripper() http.RoundTripper { return t.next }
 // refusalsOfReadyz is how many seconds in a row an API server may refuse to say whether it is ready.
 const refusalsOfReadyz = 10
 
-// waitForAPIServer returns nil when the API server reports that it is ready. It returns an error if
-// ctx ends first or no client can be built. An API server that is not ready may still lack the
-// roles, and then refuses requests that it will allow later. But if the API server goes on to refuse, it
-// shows its health to nobody, as without the binding system:public-info-viewer. It answers, which is
-// enough.
+// waitForAPIServer returns nil when /readyz succeeds, or has been refused with 401 or 403 refusalsOfReadyz
+// times in a row: an API server that is starting may lack its roles for some seconds, and one without the
+// binding system:public-info-viewer refuses for good. It returns an error if ctx ends first or no client can
+// be built.
 func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 	config = rest.CopyConfig(config)
 	config.Timeout = 5 * time.Second
@@ -170,12 +169,16 @@ func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 		return err
 	}
 	logger := klog.FromContext(ctx)
-	waited, refused := false, 0
+	waiting, refused := "", 0 // waiting is the last error
 	err = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		err := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 		if err != nil && ctx.Err() == nil {
-			logger.Info("Waiting for the API server", "server", config.Host, "err", err)
-			waited = true
+			level := 0
+			if err.Error() == waiting {
+				level = 2 // it is asked every second
+			}
+			logger.V(level).Info("Waiting for the API server", "server", config.Host, "err", err)
+			waiting = err.Error()
 		}
 		if apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) {
 			refused++
@@ -184,7 +187,7 @@ func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 		}
 		return err == nil || refused == refusalsOfReadyz, nil
 	})
-	if err == nil && waited {
+	if err == nil && waiting != "" {
 		logger.Info("The API server answers", "server", config.Host)
 	}
 	return err

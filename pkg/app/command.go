@@ -42,9 +42,9 @@ const helpColumns = 80
 // garbage takes as much memory as the cache; with less than 60, collecting takes a third of the CPU time.
 const gcPercent = 60
 
-// returnMemory gives the system back every minute, until ctx ends, what a start, a new list or the boundary
-// of many schedules has left. Go would keep most of it as room for garbage. The second collection frees what
-// libraries keep in a sync.Pool.
+// returnMemory calls debug.FreeOSMemory every minute until ctx ends. A start, a new list or the boundary of
+// many schedules leaves free memory that Go would otherwise keep as room for garbage. The second collection
+// frees what libraries keep in a sync.Pool.
 func returnMemory(ctx context.Context) {
 	for {
 		select {
@@ -144,8 +144,8 @@ func (o *Options) title() string {
 	return "manager " + o.name
 }
 
-// subcommand returns a command that takes all flags of the manager, checks them and calls print.
-func (o *Options) subcommand(name, short, long string, print func(io.Writer) error) *cobra.Command {
+// subcommand returns a command that takes all flags of the manager, checks them and calls write.
+func (o *Options) subcommand(name, short, long string, write func(io.Writer) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               name,
 		Short:             short,
@@ -156,7 +156,7 @@ func (o *Options) subcommand(name, short, long string, print func(io.Writer) err
 			if err := errors.Join(o.readConfigFile(), o.Validate()); err != nil {
 				return err
 			}
-			return print(cmd.OutOrStdout())
+			return write(cmd.OutOrStdout())
 		},
 	}
 	for _, fs := range o.flags.FlagSets {
@@ -210,7 +210,7 @@ func (o *Options) connect() (s controllers.Settings, config *rest.Config, err er
 // flags that root does not have; cobra's own commands keep cobra's help.
 func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 	help, usage := root.HelpFunc(), root.UsageFunc()
-	print := func(w io.Writer) {
+	printUsage := func(w io.Writer) {
 		fmt.Fprintf(w, "Usage:\n  %s\n  %s [command]\n\nCommands:\n", root.UseLine(), root.CommandPath())
 		for _, c := range root.Commands() {
 			if c.IsAvailableCommand() {
@@ -221,7 +221,7 @@ func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 	}
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
 		if cmd == root {
-			print(cmd.OutOrStderr())
+			printUsage(cmd.OutOrStderr())
 			return nil
 		}
 		if cmd.Parent() != root && cmd.Flags().Lookup("controllers") == nil || cmd.HasSubCommands() {
@@ -246,7 +246,7 @@ func setHelp(root *cobra.Command, flags cliflag.NamedFlagSets) {
 			return
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "%s\n\n", cmd.Long)
-		print(cmd.OutOrStdout())
+		printUsage(cmd.OutOrStdout())
 	})
 }
 

@@ -111,7 +111,7 @@ func TestCommandLineIsChecked(t *testing.T) {
 		"a log format that does not exist is refused": {
 			[]string{"--logging-format=xml"}, []string{"xml"}},
 		"levels at which client-go logs the values of Secrets are refused": {
-			[]string{"--v=8", "--vmodule=request=10"}, []string{"--v: 8", "--vmodule: request: 10"}},
+			[]string{"--v=8", "--vmodule=request=10"}, []string{"--v: must be at most 7", "--vmodule: request: must be at most 7"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := execute(t, tc.args...)

@@ -48,7 +48,7 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			[]string{
 				`:3: config: not a flag that the file can set`, `:3: help: not a flag that the file can set`,
 				`:3: print-effective-config: not a flag that the file can set`, `:3: version: not a flag that the file can set`,
-				"--insecure-port: 70000 must be between 0 and 65535"}},
+				"--insecure-port: must be 0 to 65535, got 70000"}},
 		"a key beside flags": {
 			configHeader + "metadata: {}\n",
 			[]string{": yaml: unmarshal errors:", "  line 3: field metadata not found in type app.managerConfiguration"}},
@@ -79,8 +79,8 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			configHeader + "flags:\n  v: x\n  kube-api-qps: 0\n",
 			[]string{
 				`:4: v: strconv.ParseUint: parsing "x": invalid syntax`,
-				":5: --kube-api-qps: 0 must be a number of at least 0.1, or negative for no limit",
-				"--insecure-port: 70000 must be between 0 and 65535"}},
+				":5: --kube-api-qps: must be at least 0.1, or negative for no limit, got 0",
+				"--insecure-port: must be 0 to 65535, got 70000"}},
 		"lists and maps in a text of several lines": {
 			configHeader + "flags:\n  config-reload-exclude-namespaces: |\n    a\n    b\n" +
 				"  allow-metric-labels: |\n    m,l=a\n    n,l=b\n",

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -117,6 +118,16 @@ func (o *Options) known() []string {
 		names = append(names, e.Name)
 	}
 	return names
+}
+
+func (o *Options) onByDefault() string {
+	var names []string
+	for _, e := range o.entries {
+		if !e.OffByDefault {
+			names = append(names, e.Name)
+		}
+	}
+	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
 // enabled returns the entries that --controllers selects, in the order of the registry. As in

@@ -22,7 +22,7 @@ func newIdentity(pod string) (string, error) {
 	if pod == "" { // in a Pod, the host name is the Pod's name, unless hostNetwork or hostname is set
 		var err error
 		if pod, err = os.Hostname(); err != nil {
-			return "", fmt.Errorf("POD_NAME is not set: %w", err)
+			return "", fmt.Errorf("POD_NAME is not set, and the host name is not known: %w", err)
 		}
 	}
 	return election.NewIdentity(pod), nil

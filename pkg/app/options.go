@@ -178,7 +178,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs = sets.FlagSet("generic")
 	fs.StringSliceVar(&g.Controllers, "controllers", g.Controllers, ""+
 		"The controllers to run: '*' is all that are on by default, 'foo' switches foo on, '-foo' switches it off. "+
-		"All: "+strings.Join(o.known(), ", ")+".")
+		"All: "+strings.Join(o.known(), ", ")+". On by default: "+o.onByDefault()+".")
 	if originals := o.originals(); len(originals) > 0 {
 		fs.StringSliceVar(&g.Compat, "compat", g.Compat, ""+
 			"The operators that this installation replaces, whose annotations are understood besides the native ones: "+
@@ -233,6 +233,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 
 	o.Metrics.AddFlags(sets.FlagSet("metrics"))
 	logsapi.AddFlags(o.Logs, sets.FlagSet("logs"))
+	sets.FlagSet("logs").Lookup("v").Usage = fmt.Sprintf("The log level, 0 to %d: above it, the values of Secrets would be logged.", maxVerbosity)
 	o.FeatureGate.AddFlag(sets.FlagSet("feature gates"))
 
 	// The command would silently take one of two flags with the same name.
@@ -291,25 +292,25 @@ func (o *Options) Validate() error {
 		}
 	}
 	if g.ControllerStuckAfter <= 0 {
-		add("controller-stuck-after", "%s must be greater than 0", g.ControllerStuckAfter)
+		add("controller-stuck-after", "must be greater than 0, got %s", g.ControllerStuckAfter)
 	}
 	if g.ShutdownTimeout <= 0 {
-		add("shutdown-timeout", "%s must be greater than 0", g.ShutdownTimeout)
+		add("shutdown-timeout", "must be greater than 0, got %s", g.ShutdownTimeout)
 	}
 	if qps := float64(o.Client.QPS); math.IsNaN(qps) || math.IsInf(qps, 0) || qps >= 0 && o.Client.QPS < 0.1 {
-		add("kube-api-qps", "%v must be a number of at least 0.1, or negative for no limit", qps)
+		add("kube-api-qps", "must be at least 0.1, or negative for no limit, got %v", qps)
 	}
 	if o.Client.QPS > 0 && o.Client.Burst <= 0 {
-		add("kube-api-burst", "%d must be greater than 0", o.Client.Burst)
+		add("kube-api-burst", "must be greater than 0, got %d", o.Client.Burst)
 	}
 	if known := []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}; !slices.Contains(known, o.Client.ContentType) {
 		add("kube-api-content-type", "%q is not known; known are %s", o.Client.ContentType, strings.Join(known, ", "))
 	}
 	if o.Insecure.Port < 0 || o.Insecure.Port > 65535 {
-		add("insecure-port", "%d must be between 0 and 65535", o.Insecure.Port)
+		add("insecure-port", "must be 0 to 65535, got %d", o.Insecure.Port)
 	}
 	if o.Insecure.Port != 0 && o.Insecure.Port == o.Secure.BindPort && o.Insecure.BindAddress.Equal(o.Secure.BindAddress) {
-		add("insecure-port", "%d is the --secure-port too", o.Insecure.Port)
+		add("insecure-port", "must not be the --secure-port, got %d for both", o.Insecure.Port)
 	}
 	elector := o.election()
 	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout is checked above
@@ -342,7 +343,7 @@ const maxVerbosity = 7
 // checkVerbosity returns an error if the log would have secret values at this level.
 func checkVerbosity(level logsapi.VerbosityLevel) error {
 	if level > maxVerbosity {
-		return fmt.Errorf("%d is more than %d, above which the values of Secrets would be logged", level, maxVerbosity)
+		return fmt.Errorf("must be at most %d, above which the values of Secrets would be logged, got %d", maxVerbosity, level)
 	}
 	return nil
 }

@@ -55,7 +55,7 @@ func (c *SecureConfig) AddFlags(fs *pflag.FlagSet) {
 func (c *SecureConfig) Validate() error {
 	var errs []error
 	if c.BindPort < 0 || c.BindPort > 65535 {
-		errs = append(errs, fmt.Errorf("--secure-port: %d must be between 0 and 65535", c.BindPort))
+		errs = append(errs, fmt.Errorf("--secure-port: must be 0 to 65535, got %d", c.BindPort))
 	}
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		errs = append(errs, errors.New("--tls-cert-file: goes with --tls-private-key-file; only one of them is set"))

@@ -20,11 +20,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Apply applies objects server-side, ten at once, with the entry's name as the field manager. It takes
-// fields over that somebody else has set. It returns when all have been answered, with the errors of
-// all; a mistake in one of the configurations, or an object that is there twice, keeps it from sending
-// any. An object that needs another one first is applied by a later call. Of several errors,
-// apierrors.IsNotFound and the like see the first only.
+// Apply applies objects server-side, with the entry's name as the field manager. It takes fields over that
+// somebody else has set. If a configuration is invalid, or two are for one object, Apply sends nothing and
+// returns an error. Otherwise it sends them, ten at once, waits for all answers and joins their errors, of
+// which apierrors.IsNotFound and the like see the first only. An object that needs another one first is
+// applied by a later call.
 //
 // Configurations of built-in types are in k8s.io/client-go/applyconfigurations, and controller-gen makes
 // configurations of custom resources; an unstructured object is applied with Dynamic.

@@ -46,8 +46,8 @@ func isTerminal(err error) bool {
 	return errors.As(err, &e)
 }
 
-// IsNamespaceMissing reports whether a request was refused since its namespace does not exist. Admission
-// may return the same code for other reasons.
+// IsNamespaceMissing reports whether a request was refused because its namespace does not exist.
+// Admission may return the same code for other reasons.
 func IsNamespaceMissing(err error) bool {
 	var status apierrors.APIStatus
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"

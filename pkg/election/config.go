@@ -102,15 +102,15 @@ func (c Config) validateTimings() error {
 	lease, deadline, retry := c.LeaseDuration.Duration, c.RenewDeadline.Duration, c.RetryPeriod.Duration
 	switch {
 	case lease < minLease:
-		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: %s is shorter than %s", lease, minLease))
+		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: must be at least %s, got %s", minLease, lease))
 	case lease%time.Second != 0:
-		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: %s is not a whole number of seconds, "+
-			"and the Lease cannot carry anything else", lease))
+		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: must be a whole number of seconds, "+
+			"which is all that the Lease can hold, got %s", lease))
 	case lease > protocol.MaxLease:
-		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: %s is longer than %s", lease, protocol.MaxLease))
+		errs = append(errs, fmt.Errorf("--leader-elect-lease-duration: must be at most %s, got %s", protocol.MaxLease, lease))
 	}
 	if deadline <= 0 {
-		errs = append(errs, fmt.Errorf("--leader-elect-renew-deadline: %s must be positive", deadline))
+		errs = append(errs, fmt.Errorf("--leader-elect-renew-deadline: must be greater than 0, got %s", deadline))
 	} else if least := protocol.SafeLease(deadline); lease < least {
 		errs = append(errs, fmt.Errorf("--leader-elect-renew-deadline: %s needs a --leader-elect-lease-duration of at least %s "+
 			"(the deadline, %.0f%% of clock error in either replica, and %s for cancelled requests to end) but that is %s: "+
@@ -118,14 +118,14 @@ func (c Config) validateTimings() error {
 			deadline, least, 100*protocol.ClockRateError, protocol.SettleTime, lease))
 	}
 	if retry < minRetryPeriod {
-		errs = append(errs, fmt.Errorf("--leader-elect-retry-period: %s is shorter than %s", retry, minRetryPeriod))
+		errs = append(errs, fmt.Errorf("--leader-elect-retry-period: must be at least %s, got %s", minRetryPeriod, retry))
 	} else if deadline > 0 && deadline < 2*retry {
-		errs = append(errs, fmt.Errorf("--leader-elect-retry-period: %s is more than half of --leader-elect-renew-deadline (%s): "+
+		errs = append(errs, fmt.Errorf("--leader-elect-retry-period: must be at most half of --leader-elect-renew-deadline (%s), got %s: "+
 			"one renewal that fails would end the term; lower the retry period or raise the renew deadline",
-			retry, deadline))
+			deadline, retry))
 	}
 	if c.DrainTimeout <= 0 {
-		errs = append(errs, fmt.Errorf("the time to drain, %s, must be positive", c.DrainTimeout))
+		errs = append(errs, fmt.Errorf("the time to drain must be greater than 0, got %s", c.DrainTimeout))
 	}
 	return errors.Join(errs...)
 }

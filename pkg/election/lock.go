@@ -172,6 +172,10 @@ func (l *Lock) SetServerFence(ctx context.Context, found apifence.State) {
 			"identity", l.who.Identity, "namespace", apifence.NamespaceFor(l.lease), "annotation", apifence.LeaderAnnotation)
 		return
 	}
+	if l.apiFence == nil {
+		logger.Info("This installation uses no fence in the API server, because it is restricted to namespaces")
+		return
+	}
 	logger.Info(map[apifence.State]string{
 		apifence.Enforced: "The API server refuses writes of replicas that do not lead",
 		apifence.Absent:   "The API server has no fence, or this replica may not name itself; install deploy/components/fence with its role",

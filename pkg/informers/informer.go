@@ -21,7 +21,7 @@ type informer struct {
 	objects  cache.ThreadSafeStore
 	detector cache.MutationDetector // of client-go, see KUBE_CACHE_MUTATION_DETECTOR
 
-	mu        sync.Mutex // held from a change until it is told, so that listeners hear of changes in order
+	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
 	listeners []*listener
 	synced    chan struct{}      // closed when it has synced
 	stopped   atomic.Bool        // listeners are not called any more
@@ -139,7 +139,7 @@ func (i *informer) forget(f *feed, key string) {
 	i.tell(event{old: before})
 }
 
-// replace makes a list all that the cache has of the namespace of f.
+// replace stores the objects of a list, and removes all others in the namespace of f.
 func (i *informer) replace(f *feed, list []any) error {
 	listed := make(map[cache.ObjectName]struct{}, len(list))
 	for _, obj := range list {
@@ -190,7 +190,7 @@ func (i *informer) tell(e event) {
 	}
 }
 
-// listen adds a listener, which is told of the objects that are there as additions.
+// listen adds a listener, and first queues an addition for each cached object.
 func (i *informer) listen(controller string, call func(event)) {
 	l := &listener{call: func(e event) {
 		if i.stopped.Load() {

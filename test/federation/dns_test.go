@@ -111,9 +111,9 @@ func (n *named) reach(url, condition string) {
 	n.ready("c2", condition)
 }
 
-// TestDNS begins with the example of KubeFed's guide to multi-cluster DNS. Names are resolved in the test of
-// the same name in pkg/controllers/federation, which has a resolver of its own.
-func TestDNS(t *testing.T) {
+// TestDNSRecordsReachExternalDNS begins with the example of KubeFed's guide to multi-cluster DNS. Names are
+// resolved in TestDNSRecordBecomesADNSEndpoint of pkg/controllers/federation, which has a resolver of its own.
+func TestDNSRecordsReachExternalDNS(t *testing.T) {
 	n := &named{newJoining(t, 6*fleet.Patience)}
 	n.shop = "test-namespace"
 	shared.InstallWith(n.ctx, t, "federation", "federation-dns")

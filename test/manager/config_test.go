@@ -68,7 +68,7 @@ func TestConfigurationFileIsInForceAndShown(t *testing.T) {
 	s.WaitUntilKnown(ctx, t, "web")
 	s.Paint(ctx, t, "red")
 	s.WaitForReplicaSets(ctx, t, "web", 2)
-	if _, err := m.WaitForLine(ctx, `"Reload of a workload ended"`); err != nil { // level 2 logs every write
+	if _, err := m.WaitForLine(ctx, `"Handled a reload"`); err != nil { // level 2 logs every write
 		t.Fatal(err)
 	}
 

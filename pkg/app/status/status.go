@@ -74,7 +74,7 @@ loopback, whatever the kubeconfig and the environment say.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.output != "" && o.output != "json" && o.output != "yaml" {
-				return fmt.Errorf("--output: %q must be json or yaml", o.output)
+				return fmt.Errorf("--output: must be json or yaml, got %q", o.output)
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()

@@ -207,7 +207,7 @@ func (c *controller) report(ctx context.Context, k *kind, w *policy.Workload, e 
 			continue
 		}
 		c.metrics.invalid.Inc()
-		workloadLogger(ctx, w).V(2).Info("Annotation has a problem", "problem", text)
+		workloadLogger(ctx, w).V(2).Info("Annotation is invalid", "problem", text)
 		c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalid, text)
 	}
 	c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(live *entry) { live.reported = all })
@@ -219,7 +219,7 @@ func (c *controller) announce(ctx context.Context, k *kind, w *policy.Workload, 
 	if result == resultDryRun {
 		level = 0 // a dry run leaves nothing but this line
 	}
-	workloadLogger(ctx, w).V(level).Info("Reload of a workload ended", "result", result, "detail", text)
+	workloadLogger(ctx, w).V(level).Info("Handled a reload", "result", result, "detail", text)
 	c.metrics.reloads.WithLabelValues(k.Name, result).Inc()
 	c.events.Event(reference(k, w), corev1.EventTypeNormal, reason, policy.Truncate(text))
 }

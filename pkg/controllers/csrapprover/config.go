@@ -54,7 +54,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Requests decided on at once.")
 }
 
-// Validate reports all problems at once, each with its flag. It is called for a controller that is not
+// Validate returns all problems, joined; each names its flag. It is called for a controller that is not
 // enabled too, so New requires what has no default.
 func (c *Config) Validate(controllers.Settings) error {
 	var errs []error

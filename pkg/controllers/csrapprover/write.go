@@ -92,7 +92,7 @@ func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem)
 func (c *controller) refused(ctx context.Context, k key, err error) time.Duration {
 	pod := c.cfg.Pod
 	if c.notices.Due(eventForbidden, c.clock.Now()) {
-		klog.FromContext(ctx).Error(err, "Cannot approve a request; the API server refuses a read or the approval")
+		klog.FromContext(ctx).Error(err, "The API server refuses a request that an approval needs")
 		if pod.Name != "" {
 			c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 				corev1.EventTypeWarning, eventForbidden, short(err.Error()))

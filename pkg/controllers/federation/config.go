@@ -63,7 +63,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.DNSEndpointGroup, flagPrefix+"dns-endpoint-group", c.DNSEndpointGroup, "The API group of DNSEndpoints, of the version v1alpha1.")
 }
 
-// Validate reports all problems at once, each with its flag.
+// Validate returns all problems, joined; each names its flag.
 func (c *Config) Validate(s controllers.Settings) error {
 	var errs []error
 	bad := func(flag, format string, args ...any) {

@@ -125,7 +125,7 @@ func (n *named) records(name string, want ...string) {
 
 const wroteEndpoint = "apply dnsendpoints.externaldns.k8s.io shop/service-web"
 
-func TestDNS(t *testing.T) {
+func TestDNSRecordBecomesADNSEndpoint(t *testing.T) {
 	const service, name = "domainRef: fed", "service-web"
 	away := func(n *named) {
 		n.c1.Cut()

@@ -29,7 +29,7 @@ func newDomainMetrics(reg metrics.KubeRegistry) *domainMetrics {
 		ready:      gauge("cluster_ready", "1 if the cluster is ready, else 0."),
 		pending:    gauge("pending_removals", "Removals in the cluster that wait, for whatever reason."),
 		held:       gauge("held_removals", "Removals in the cluster that wait until somebody allows them."),
-		writtenOff: gauge("written_off_removals", "Removals that the cluster owes, since it was away when its federated objects were deleted."),
+		writtenOff: gauge("written_off_removals", "Removals that the cluster owes, because it was away when its federated objects were deleted."),
 		lag: metrics.NewHistogramVec(&metrics.HistogramOpts{Name: metricPrefix + "lag_seconds", StabilityLevel: metrics.ALPHA,
 			Help:    "Time from when a change was seen until it was written in the cluster.",
 			Buckets: []float64{0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300}}, []string{"cluster"}),

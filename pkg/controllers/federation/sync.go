@@ -328,7 +328,7 @@ func (c *controller) forget(v *view) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	record := c.records[v.key]
-	if record == nil || record.dirty || v.collects || // it has when the status was last written
+	if record == nil || record.dirty || v.collects || // the record holds the time of the status' last write
 		record.fingerprint != v.fingerprint || len(record.events) > 0 {
 		return
 	}

@@ -68,7 +68,7 @@ func (w *work) fail(status string, err error) error {
 	}
 	reason, timeout := eventReasons[status], net.Error(nil)
 	if refused := (*policy.Failure)(nil); errors.As(err, &refused) {
-		status = refused.Status // until this or the federated object changes
+		status = refused.Status // not retried: only a change of what it is rendered from can help
 	} else {
 		if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
 			status, w.noAnswer = policy.TimedOut(status), true

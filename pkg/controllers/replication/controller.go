@@ -95,8 +95,8 @@ func (c *controller) Run(ctx context.Context) error {
 	defer wg.Wait()
 	if c.cfg.Reflector || c.cfg.Replicator {
 		if c.cfg.PushNamespaces == "" {
-			klog.FromContext(ctx).Error(nil, "With --compat, writers of Secrets or ConfigMaps in one namespace can have them copied to all others; set the flag to say who may",
-				"flag", "--"+flagPrefix+"push-namespaces")
+			klog.FromContext(ctx).Error(nil, "Anybody who may write Secrets or ConfigMaps can push them to all namespaces",
+				"because", "--compat", "restrictedBy", "--"+flagPrefix+"push-namespaces")
 		}
 		wg.Go(func() {
 			originals.Warn(ctx, c.client, c.cfg.Scope, originalsSelector, "emberstack/kubernetes-reflector", "mittwald/kubernetes-replicator")

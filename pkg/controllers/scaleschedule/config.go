@@ -80,7 +80,7 @@ func plurals() (names []string) {
 	return names
 }
 
-// Validate reports all problems at once, each with its flag.
+// Validate returns all problems, joined; each names its flag.
 func (c *Config) Validate(controllers.Settings) error {
 	var errs []error
 	bad := func(flag, format string, args ...any) {
@@ -96,7 +96,7 @@ func (c *Config) Validate(controllers.Settings) error {
 		bad("max-writes-per-second", "must not be negative, got %d", c.MaxWritesPerSecond)
 	}
 	if c.MaxClockSkew != 0 && c.MaxClockSkew < 2*time.Second {
-		bad("max-clock-skew", "must be 0 or at least 2s, since the API server tells whole seconds, got %v", c.MaxClockSkew)
+		bad("max-clock-skew", "must be 0 or at least 2s, because the API server's clock is known in whole seconds only, got %v", c.MaxClockSkew)
 	}
 	if c.ConcurrentSyncs < 1 {
 		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)

@@ -23,12 +23,10 @@ type Config struct {
 
 	// Annotations are the families that count; empty means native, and what Compat names.
 	Annotations []string
-	// Compat, Scope, Pod and OwnNamespaces of the Options are set by the host: the families of the operators
-	// that this installation replaces, the only namespaces that may be read and written (empty means
-	// all), and the manager's Pod, if it is known.
-	Compat []policy.Family
-	Scope  []string
-	Pod    cache.ObjectName
+	// The host sets these three, and OwnNamespaces of the Options.
+	Compat []policy.Family  // of the operators that this installation replaces
+	Scope  []string         // the only namespaces that may be read and written; empty means all
+	Pod    cache.ObjectName // the manager's, if it is known
 	// RulesFile has rules for objects without annotations, see package rules; empty means none.
 	RulesFile string
 	// DryRun deletes nothing.
@@ -36,7 +34,7 @@ type Config struct {
 
 	// Grace is how long an object that is due when it is first seen is left alone; 0 means not at all.
 	Grace time.Duration
-	// MaxDeletionsPerMinute is the limit per namespace; the total limit is policy.TotalLimit times as high.
+	// MaxDeletionsPerMinute is the limit per namespace; all together may be policy.TotalLimitFactor times as many.
 	MaxDeletionsPerMinute int
 	BreakerCooldown       time.Duration
 	// MaxClockSkew is how far the clock may be from the API server's; 0 switches the check off.
@@ -79,7 +77,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 		"applied with a past time, or overdue when this process begins to lead; 0 deletes it at once.")
 	fs.IntVar(&c.MaxDeletionsPerMinute, flagPrefix+"max-deletions-per-minute", c.MaxDeletionsPerMinute, fmt.Sprintf(""+
 		"When this many objects of a namespace were deleted within a minute and one more is due, nothing in the namespace is deleted for a while; "+
-		"nothing at all if %d times as many were deleted in all namespaces; 0 means no limit. Annotations and rules each have this limit.", policy.TotalLimit))
+		"nothing at all if %d times as many were deleted in all namespaces; 0 means no limit. Annotations and rules each have this limit.", policy.TotalLimitFactor))
 	fs.DurationVar(&c.BreakerCooldown, flagPrefix+"breaker-cooldown", c.BreakerCooldown, "How long deletions stop after --ttl-max-deletions-per-minute was reached.")
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
 		"Nothing of a type is deleted while the clocks of the manager and of the type's API server are further apart; 0 switches the check off.")
@@ -102,7 +100,7 @@ func (c *Config) Validate(controllers.Settings) error {
 		bad("max-deletions-per-minute", "must not be negative, got %d", c.MaxDeletionsPerMinute)
 	}
 	if c.MaxClockSkew != 0 && c.MaxClockSkew < 2*time.Second {
-		bad("max-clock-skew", "must be 0 or at least 2s, since the API server tells whole seconds, got %v", c.MaxClockSkew)
+		bad("max-clock-skew", "must be 0 or at least 2s, because the API server's clock is known in whole seconds only, got %v", c.MaxClockSkew)
 	}
 	if c.BreakerCooldown < time.Second {
 		bad("breaker-cooldown", "must be at least 1s, got %v", c.BreakerCooldown)

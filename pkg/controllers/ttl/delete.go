@@ -137,7 +137,7 @@ func (c *controller) reportBreaker(ctx context.Context, k key, d *policy.Decisio
 	if opened == policy.OneNamespace {
 		logger = logger.WithValues("namespace", k.Namespace)
 	} else {
-		limit *= policy.TotalLimit
+		limit *= policy.TotalLimitFactor
 		text = "%d objects were deleted within a minute and more are due; nothing at all is deleted for %v"
 		overdue := map[string]int{}
 		for _, s := range c.status() {
@@ -151,7 +151,7 @@ func (c *controller) reportBreaker(ctx context.Context, k key, d *policy.Decisio
 		logger = logger.WithValues("rule", d.Rule)
 		text += ". This is about deletions by rules, of which " + d.Rule + " is due; annotations go on"
 	}
-	logger.Error(nil, "Too many deletions; deletions are stopped", "scope", opened, "limit", limit, "cooldown", c.cfg.BreakerCooldown, "flag", "--"+flagPrefix+"max-deletions-per-minute")
+	logger.Error(nil, "Breaker opened; nothing is deleted in its scope until the cooldown ends", "scope", opened, "limit", limit, "cooldown", c.cfg.BreakerCooldown, "flag", "--"+flagPrefix+"max-deletions-per-minute")
 	if pod := c.cfg.Pod; pod.Name != "" {
 		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 			corev1.EventTypeWarning, reasonBreaker, fmt.Sprintf(text, limit, c.cfg.BreakerCooldown))

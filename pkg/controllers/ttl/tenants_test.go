@@ -179,9 +179,9 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 	})
 }
 
-// TestBreakerOfAllNamespaces has as many objects due as only many namespaces together may delete. Some have
+// TestBreakerStopsEveryTenant has as many objects due as only many namespaces together may delete. Some have
 // no namespace.
-func TestBreakerOfAllNamespaces(t *testing.T) {
+func TestBreakerStopsEveryTenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(c *ttl.Config) {
 			c.MaxDeletionsPerMinute = 2

@@ -87,7 +87,7 @@ func newMetrics(namespace string) *Metrics {
 			Help:           "Time from sending a renewal to its outcome.",
 			Buckets:        []float64{.002, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 			StabilityLevel: metrics.ALPHA}, append(lease[:2:2], "result")),
-		refusals: counter("fence_refusals_total", "Writes that the fence of this replica refused since it did not lead."),
+		refusals: counter("fence_refusals_total", "Writes that the fence of this replica refused because it did not lead."),
 		ended:    counter("terms_ended_total", "Terms of this replica that ended, by reason.", "reason"),
 	}
 }

@@ -40,9 +40,9 @@ type Action struct {
 	Kind   ActionKind
 	Until  time.Duration // of ActWait
 	Reason Reason        // of ActEnd
-	// Owes is when the last claim of a predecessor ends, if an ActAcquire takes the Lease before. Until
-	// then, unless every API server has refused the predecessors, the term may neither begin to write nor
-	// be released, since the next holder would not wait either. A term that owes nothing has 0.
+	// Owes is the end of the predecessors' last claim, if an ActAcquire takes the Lease before that end;
+	// otherwise 0. Before Owes, the term may not write unless every API server has refused the predecessors,
+	// and may not be released: the next holder would not wait for the predecessors.
 	Owes time.Duration
 }
 

@@ -180,7 +180,7 @@ func TestReadDNSRecordRefusesAnotherType(t *testing.T) {
 	}
 }
 
-func TestLast(t *testing.T) {
+func TestLastFindsTheEntryOfACluster(t *testing.T) {
 	r := &DNSRecord{Status: DNSStatus{DNS: []ClusterDNS{clusterDNS("c1 eu a 1.1.1.1"), clusterDNS("c2 eu a 2.2.2.2")}}}
 	if got, known := r.Last("c2"); !known || !reflect.DeepEqual(got, r.Status.DNS[1]) {
 		t.Errorf("%+v", got)
@@ -218,7 +218,7 @@ func TestReadLoadBalancer(t *testing.T) {
 	}
 }
 
-func TestTopology(t *testing.T) {
+func TestTopologyIsThatOfTheNodes(t *testing.T) {
 	for name, test := range map[string]struct {
 		nodes []string // REGION/ZONE
 		want  string

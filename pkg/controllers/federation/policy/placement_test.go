@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestPlace has clusters a, b and c; a and b have the label size: big.
-func TestPlace(t *testing.T) {
+// TestPlaceIntersectsNamespaceAndObject has clusters a, b and c; a and b have the label size: big.
+func TestPlaceIntersectsNamespaceAndObject(t *testing.T) {
 	clusters := []Cluster{{Name: "c"}, {Name: "a", Labels: map[string]string{"size": "big", "zone": "1"}}, {Name: "b", Labels: map[string]string{"size": "big"}}}
 	const all, none = "placement: {clusterSelector: {}}", "-"
 	tests := map[string]struct {

@@ -47,8 +47,8 @@ func (r Removals) Hold(availableDelay time.Duration, guard int, now time.Time) (
 	return "", 0
 }
 
-// HoldsUnrecorded reports whether a deletion by placement waits until somebody allows it if the host has no
-// record of having written the object: the host may have been restored to a time before it was placed.
+// HoldsUnrecorded reports whether placement must not delete an object of which the host has no record.
+// Without a record, the host may have been restored to a time before the object was placed.
 func (r Removals) HoldsUnrecorded(guard int, now time.Time) bool {
 	return guard < 100 && !now.Before(r.AllowedUntil)
 }

@@ -61,7 +61,7 @@ func managed(more string) string {
 	return "metadata: {name: f, namespace: ns, labels: {kubefed.io/managed: 'true'}" + more + "}"
 }
 
-func TestRender(t *testing.T) {
+func TestRenderMakesTheObjectOfACluster(t *testing.T) {
 	const cm = "apiVersion: v1, kind: ConfigMap, "
 	tests := map[string]rendering{
 		"a template":                     {spec: "template: {data: {a: b}}", want: cm + managed("") + ", data: {a: b}"},
@@ -90,7 +90,7 @@ func TestRender(t *testing.T) {
 	}
 }
 
-func TestRetain(t *testing.T) {
+func TestRenderKeepsWhatBelongsToTheCluster(t *testing.T) {
 	const (
 		cm       = "apiVersion: v1, kind: ConfigMap, "
 		service  = "apiVersion: v1, kind: Service, "

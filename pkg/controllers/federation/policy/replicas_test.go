@@ -39,7 +39,7 @@ func TestReadReplicaPreference(t *testing.T) {
 	}
 }
 
-func TestSpread(t *testing.T) {
+func TestSpreadWritesPlacementAndReplicas(t *testing.T) {
 	const placed = "placement: {clusters: [{name: b}, {name: a}]}, "
 	replicas := func(cluster string, n int) string {
 		return fmt.Sprintf("{clusterName: %s, clusterOverrides: [{path: /spec/replicas, value: %d}]}", cluster, n)

@@ -91,7 +91,7 @@ func TestStatusIsWrittenIf(t *testing.T) {
 	}
 }
 
-func TestTimedOut(t *testing.T) {
+func TestTimedOutNamesTheFailedRequest(t *testing.T) {
 	for failed, want := range map[string]string{CreationFailed: "CreationTimedOut", UpdateFailed: "UpdateTimedOut", DeletionFailed: "DeletionTimedOut",
 		LabelRemovalFailed: "LabelRemovalTimedOut", RetrievalFailed: RetrievalFailed} {
 		if got := TimedOut(failed); got != want {

@@ -78,7 +78,7 @@ func (e evaluation) reflectorPushes() Verdict {
 		return no
 	}
 	v := e.reflectorAllows()
-	if v.Claim == No {
+	if v.Answer == No {
 		return no
 	}
 	return v.and(e.reflectorList(autoNamespaces, autoSelector))
@@ -94,7 +94,7 @@ func (e evaluation) reflectorList(key, selector string) Verdict {
 	if hasList {
 		v = e.matchDotNetList(key)
 	}
-	if hasSelector && v.Claim != Yes {
+	if hasSelector && v.Answer != Yes {
 		v = v.or(e.match(selector, "strict", e.matchers.strictSelector, noDotNetTime))
 	}
 	return v
@@ -103,7 +103,7 @@ func (e evaluation) reflectorList(key, selector string) Verdict {
 // replicatorPushes returns the replicator's push.
 func (e evaluation) replicatorPushes() Verdict {
 	v := e.match(replicateTo, "go", goRegexList, noDotNetTime)
-	if e.source.has(replicateToMatching) && v.Claim != Yes {
+	if e.source.has(replicateToMatching) && v.Answer != Yes {
 		v = v.or(e.match(replicateToMatching, "selector", e.matchers.selector, noDotNetTime))
 	}
 	return v
@@ -138,10 +138,10 @@ func (e *Evaluator) pushes(source *Object, home, ns *Namespace, now time.Time) c
 		Dialect
 		ask func() Verdict
 	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.reflectorPushes}, {Replicator, a.replicatorPushes}} {
-		if best.Claim == Yes || !e.asksIn(source, next.Dialect) || !e.mayPush(next.Dialect, source, home) {
+		if best.Answer == Yes || !e.asksIn(source, next.Dialect) || !e.mayPush(next.Dialect, source, home) {
 			continue
 		}
-		if v := next.ask(); v.Claim > best.Claim {
+		if v := next.ask(); v.Answer > best.Answer {
 			best.Verdict, best.dialect = v, next.Dialect
 		}
 	}
@@ -158,7 +158,7 @@ func (e *Evaluator) mayPush(d Dialect, source *Object, home *Namespace) bool {
 	if home == nil {
 		home = &Namespace{Name: source.Namespace}
 	}
-	return e.matchers.get("clauses", e.PushNamespaces, e.matchers.clauses)(home, noDotNetTime).Claim == Yes
+	return e.matchers.get("clauses", e.PushNamespaces, e.matchers.clauses)(home, noDotNetTime).Answer == Yes
 }
 
 // claims returns the claims on a target other than no, the strongest first: claims from the oldest
@@ -170,7 +170,7 @@ func (e *Evaluator) claims(v View, key Key, ns *Namespace, now time.Time) (list 
 		}
 		home := v.Namespace(source.Namespace)
 		c := e.pushes(source, home, ns, now)
-		if c.Claim == No {
+		if c.Answer == No {
 			continue
 		}
 		if home != nil {
@@ -188,9 +188,9 @@ func (e *Evaluator) claims(v View, key Key, ns *Namespace, now time.Time) (list 
 // holds returns a held verdict if none of the source's pushes counts for now.
 func (e *Evaluator) holds(v View, source *Object, home *Namespace, now time.Time) Verdict {
 	if source.Deleting || home.is(labelDisabled) {
-		return Verdict{Claim: Held}
+		return Verdict{Answer: Held}
 	}
-	if u := unsupported(source); u.Claim != Yes {
+	if u := unsupported(source); u.Answer != Yes {
 		return u
 	}
 	return e.spread(source, v.Spread(source, now))
@@ -227,7 +227,7 @@ func (e *Evaluator) Survey(v View, source *Object, namespaces []*Namespace, now 
 	home := v.Namespace(source.Namespace)
 	told := map[string]bool{}
 	problem := func(d Verdict) {
-		if d.Claim == Held && d.Reason != "" && !told[d.Reason] {
+		if d.Answer == Held && d.Reason != "" && !told[d.Reason] {
 			told[d.Reason] = true
 			s.Problems = append(s.Problems, Problem{source.Key, d.Reason, d.Text})
 		}
@@ -253,7 +253,7 @@ func (e *Evaluator) Survey(v View, source *Object, namespaces []*Namespace, now 
 			defer func(start time.Time) { used += time.Since(start) }(time.Now())
 			return e.pushes(source, home, ns, now)
 		})
-		if c.Claim == Yes {
+		if c.Answer == Yes {
 			s.Wanted = append(s.Wanted, ns.Name)
 		}
 		problem(c.Verdict)
@@ -274,7 +274,7 @@ var forbiddenPush = held(PushForbidden, "--replication-push-namespaces does not 
 func unsupported(o *Object) Verdict {
 	switch t := corev1.SecretType(o.Type); {
 	case strings.HasPrefix(o.Type, "helm.sh"):
-		return Verdict{Claim: Held}
+		return Verdict{Answer: Held}
 	case t == corev1.SecretTypeServiceAccountToken || t == "bootstrap.kubernetes.io/token":
 		return held(UnsupportedType, "Secrets of type "+o.Type+" are not copied")
 	case o.TooLarge:
@@ -295,7 +295,7 @@ func (e *Evaluator) permitted(v View, source *Object, ns *Namespace, d Dialect, 
 		verdict = verdict.or(a.replicatorAllows())
 	}
 	if source.Deleting || v.Namespace(source.Namespace).is(labelDisabled) {
-		verdict = verdict.and(Verdict{Claim: Held})
+		verdict = verdict.and(Verdict{Answer: Held})
 	}
 	return verdict
 }

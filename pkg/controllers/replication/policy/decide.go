@@ -146,26 +146,26 @@ func (e *Evaluator) push(p *Plan, v View, key Key, target *Object, role role, ns
 	owner := Key{key.Kind, role.from}
 	winner := strongest(claims, owner)
 	switch {
-	case role.kind == pushCopy && unsupported(target).Claim != Yes:
-		p.State = OnHold // it is not known which keys are its own
+	case role.kind == pushCopy && unsupported(target).Answer != Yes:
+		p.State = OnHold // nobody can tell which keys are its own
 		return
 	case winner == nil && role.kind != pushCopy:
 		return
 	case ns.is(labelPullOnly) || glob.MatchAny(e.ProtectedNamespaces, ns.Name) || glob.MatchAny(e.ProtectedNames, key.Name):
-		if winner != nil && winner.Claim == Yes {
+		if winner != nil && winner.Answer == Yes {
 			p.refuse(winner, NamespaceProtected, "nothing is pushed to %s", key.NamespacedName)
 		}
 		return
 	case winner == nil:
 		e.release(p, v, target, role, false, now)
 		return
-	case winner.Claim == Held:
+	case winner.Answer == Held:
 		p.State, p.Dialect, p.Source = OnHold, winner.dialect, winner.source.Key
 		p.held(winner.source.Key, winner.Verdict)
 		return
 	}
 	for i := range claims {
-		if c := &claims[i]; c.Claim == Yes && c != winner {
+		if c := &claims[i]; c.Answer == Yes && c != winner {
 			p.problem(c.source.Key, TargetClaimed, "%s belongs to another source of that name", key.NamespacedName)
 		}
 	}
@@ -183,13 +183,12 @@ func (e *Evaluator) push(p *Plan, v View, key Key, target *Object, role role, ns
 }
 
 // makerOf returns the claim of the source from which the replicator made a copy, or nil. A later pusher of
-// the same name is not the maker, and equal data prove nothing, since much data is public: the copy must
-// name the source's present version, or have named it when this run first looked, since markers are written
-// slowly.
+// the same name is not the maker, and equal data prove nothing, since much data is public. The copy must name
+// the source's present version, or must have named it when this run first looked: markers are written slowly.
 func (e *Evaluator) makerOf(target *Object, known Key, claims []claim, ns *Namespace, now time.Time) *claim {
 	i := slices.IndexFunc(claims, func(c claim) bool {
 		made := c.source.Version == target.Annotations[replicatedFrom] || c.source.Key == known
-		return made && evaluation{e, c.source, ns, now}.replicatorPushes().Claim != No
+		return made && evaluation{e, c.source, ns, now}.replicatorPushes().Answer != No
 	})
 	if i < 0 {
 		return nil
@@ -218,7 +217,7 @@ func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
 // strongest returns the claim that decides, or nil: the first claim that is yes, or that is held and
 // belongs to the owner of the copy. A held claim protects no other source's copy.
 func strongest(claims []claim, owner Key) *claim {
-	i := slices.IndexFunc(claims, func(c claim) bool { return c.Claim == Yes || c.source.Key == owner })
+	i := slices.IndexFunc(claims, func(c claim) bool { return c.Answer == Yes || c.source.Key == owner })
 	if i < 0 {
 		return nil
 	}
@@ -279,14 +278,14 @@ var typesWithKeys = []corev1.SecretType{
 	corev1.SecretTypeTLS, corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth,
 }
 
-// keepsKeys freezes a target whose type or immutability forbids to remove keys.
+// keepsKeys freezes a target whose type or immutability forbids the removal of keys.
 func (p *Plan) keepsKeys(target *Object) bool {
 	if !slices.Contains(typesWithKeys, corev1.SecretType(target.Type)) && !target.Immutable {
 		return false
 	}
 	p.State = Frozen
 	p.problem(target.Key, SourceDeleted,
-		"has no source any more; it keeps its keys, since it is immutable or its type demands them")
+		"has no source any more; it keeps its keys, because it is immutable or its type demands them")
 	return true
 }
 
@@ -305,7 +304,7 @@ func (e *Evaluator) pull(p *Plan, v View, target *Object, role role, ns *Namespa
 	if source != nil {
 		permission = e.permitted(v, source, ns, role.dialect, now)
 	}
-	if permission.Claim != Yes {
+	if permission.Answer != Yes {
 		p.State = Frozen
 		if source != nil {
 			p.held(source.Key, permission) // only the source's owner is told what is wrong with the source
@@ -316,7 +315,7 @@ func (e *Evaluator) pull(p *Plan, v View, target *Object, role role, ns *Namespa
 		return
 	}
 	for _, o := range []*Object{source, target} {
-		if v := unsupported(o); v.Claim != Yes {
+		if v := unsupported(o); v.Answer != Yes {
 			p.held(target.Key, v)
 			return
 		}

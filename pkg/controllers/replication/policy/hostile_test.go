@@ -173,7 +173,7 @@ func TestPatternsTooSlowCountForAllNamespaces(t *testing.T) {
 func TestPatternsEndInTime(t *testing.T) {
 	match := list(dotNetRegex)(".+x,a.+,[ab].*")
 	ns := &Namespace{Name: "a-b"}
-	if v := match(ns, time.Now().Add(time.Hour)); v.Claim != Yes {
+	if v := match(ns, time.Now().Add(time.Hour)); v.Answer != Yes {
 		t.Errorf("%+v", v)
 	}
 	if v := match(ns, time.Now().Add(-time.Second)); v.Reason != PatternTimeout {

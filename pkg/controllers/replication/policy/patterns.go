@@ -111,7 +111,7 @@ func anyOf(items []matcher) matcher {
 		v := no
 		for _, item := range items {
 			next := item(ns, until)
-			if next.Claim == Yes || next.Reason == PatternTimeout {
+			if next.Answer == Yes || next.Reason == PatternTimeout {
 				return next
 			}
 			v = v.or(next)
@@ -125,7 +125,7 @@ func anyOf(items []matcher) matcher {
 // other tenants wait for it.
 func (e evaluation) matchDotNetList(key string) Verdict {
 	v := e.match(key, "net", list(dotNetRegex), noDotNetTime)
-	if v.Claim != Held {
+	if v.Answer != Held {
 		return v
 	}
 	author := e.source.Namespace
@@ -164,7 +164,7 @@ func dotNetRegex(item string) matcher {
 	return func(ns *Namespace, until time.Time) Verdict {
 		switch {
 		case until.Equal(noDotNetTime):
-			return Verdict{Claim: Held}
+			return Verdict{Answer: Held}
 		case time.Now().After(until):
 			return held(PatternTimeout, "its patterns take too long to match")
 		}

@@ -26,7 +26,7 @@ func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
 		t.Helper()
 		got := f.evaluator.pushes(f.Get(NewKey(Secret, "a", "s")), f.ns["a"], f.ns[namespace], f.now)
 		text := "yes"
-		if got.Claim != Yes {
+		if got.Answer != Yes {
 			text = got.Reason + " " + got.Text
 		}
 		if text != want {
@@ -67,7 +67,7 @@ func TestReplicatorPatternsAreBounded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := goRegexList(tc.list)(&Namespace{Name: "b"}, noDotNetTime)
-			if got.Reason != tc.want || (got.Claim == Yes) != (tc.want == "") {
+			if got.Reason != tc.want || (got.Answer == Yes) != (tc.want == "") {
 				t.Errorf("%+v, want reason %q", got, tc.want)
 			}
 		})

@@ -142,25 +142,25 @@ const (
 	OwnerReferenceDropped  = "OwnerReferenceDropped"
 )
 
-// Claim is whether a source wants a target, or permits it the source's data.
-type Claim int
+// Answer is whether a source wants a target, or permits it the source's data.
+type Answer int
 
-// Claims of a source to a namespace.
+// Answers of a source.
 const (
-	No Claim = iota
+	No Answer = iota
 	Held
 	Yes
 )
 
-// Verdict is a claim and, if it is held, why.
+// Verdict is an answer and, if it is held, why.
 type Verdict struct {
-	Claim
+	Answer
 	Reason, Text string
 }
 
 var (
-	yes = Verdict{Claim: Yes}
-	no  = Verdict{Claim: No}
+	yes = Verdict{Answer: Yes}
+	no  = Verdict{Answer: No}
 )
 
 func held(reason, text string) Verdict { return Verdict{Held, reason, text} }
@@ -174,7 +174,7 @@ func verdict(wanted bool) Verdict {
 
 // or returns yes if one of the two verdicts is yes, else held if one is held.
 func (v Verdict) or(other Verdict) Verdict {
-	if other.Claim > v.Claim {
+	if other.Answer > v.Answer {
 		return other
 	}
 	return v
@@ -182,7 +182,7 @@ func (v Verdict) or(other Verdict) Verdict {
 
 // and returns no if one of the two verdicts is no, else held if one is held.
 func (v Verdict) and(other Verdict) Verdict {
-	if other.Claim < v.Claim {
+	if other.Answer < v.Answer {
 		return other
 	}
 	return v

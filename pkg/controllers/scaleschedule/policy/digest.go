@@ -56,7 +56,7 @@ func (e *Evaluator) Digest(obj runtime.Object) []byte {
 	case *unstructured.Unstructured:
 		o.readCustom(w)
 	default:
-		o.Problem = true
+		o.Unreadable = true
 	}
 	return o.Encode()
 }
@@ -72,7 +72,7 @@ func (o *Object) readCustom(w *unstructured.Unstructured) {
 		o.Number = Unpaused
 		if paused, ok := w.GetAnnotations()[pausedReplicas]; ok {
 			n, err := strconv.ParseUint(paused, 10, 31)
-			o.Number, o.Problem = int64(n), err != nil
+			o.Number, o.Unreadable = int64(n), err != nil
 		}
 		return
 	}
@@ -80,7 +80,7 @@ func (o *Object) readCustom(w *unstructured.Unstructured) {
 	if !found {
 		n = 1
 	}
-	o.Number, o.Problem = max(n, 0), err != nil
+	o.Number, o.Unreadable = max(n, 0), err != nil
 }
 
 // target returns KIND/NAME of a workload that something else scales; empty if it is none of ours.

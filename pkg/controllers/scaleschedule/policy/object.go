@@ -149,8 +149,8 @@ type Object struct {
 	Target string
 	// Unselected says that the selector leaves the object out. Owned says that a ScaledObject owns it.
 	Unselected, Owned bool
-	// Problem says that the number cannot be understood.
-	Problem bool
+	// Unreadable says that the number cannot be understood.
+	Unreadable bool
 }
 
 // Unpaused is the number of a ScaledObject that is not paused. Its record is -1.
@@ -160,7 +160,7 @@ const (
 	bitCompat = 1 << iota
 	bitUnselected
 	bitOwned
-	bitProblem
+	bitUnreadable
 )
 
 func bit(set bool, b byte) byte {
@@ -175,7 +175,7 @@ func (o *Object) Encode() []byte {
 	if o.set == 0 && o.Number == 0 && o.Created.IsZero() && o.Target == "" {
 		return nil // a Namespace
 	}
-	b := []byte{bit(o.compat, bitCompat) | bit(o.Unselected, bitUnselected) | bit(o.Owned, bitOwned) | bit(o.Problem, bitProblem)}
+	b := []byte{bit(o.compat, bitCompat) | bit(o.Unselected, bitUnselected) | bit(o.Owned, bitOwned) | bit(o.Unreadable, bitUnreadable)}
 	b = binary.AppendUvarint(b, uint64(o.Number))
 	b = binary.AppendUvarint(b, uint64(o.Max))
 	b = binary.AppendUvarint(b, uint64(max(o.Created.Unix(), 0)))
@@ -210,7 +210,7 @@ func Decode(digest []byte) (o Object) {
 	}
 	flags := digest[0]
 	digest = digest[1:]
-	o.compat, o.Unselected, o.Owned, o.Problem = flags&bitCompat != 0, flags&bitUnselected != 0, flags&bitOwned != 0, flags&bitProblem != 0
+	o.compat, o.Unselected, o.Owned, o.Unreadable = flags&bitCompat != 0, flags&bitUnselected != 0, flags&bitOwned != 0, flags&bitUnreadable != 0
 	o.Number, o.Max = uvarint(), uvarint()
 	o.Created = time.Unix(uvarint(), 0)
 	o.Target = text()

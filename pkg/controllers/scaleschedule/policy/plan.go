@@ -87,7 +87,7 @@ func (e *Evaluator) Plan(o *Object, kind Kind, v *Verdict, rival Rival, m Rememb
 		return p
 	}
 	recorded, err := o.record(kind)
-	if err == nil && o.Problem {
+	if err == nil && o.Unreadable {
 		err = errors.New("the present number of replicas cannot be understood")
 	}
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 // window is the time over which deletions are counted.
 const window = time.Minute
 
-// TotalLimit is how many times as high the limit of all namespaces together is as the limit of one.
-const TotalLimit = 10
+// TotalLimitFactor is how many times as high the limit of all namespaces together is as the limit of one.
+const TotalLimitFactor = 10
 
 // Scope is what a limit of the breaker applies to.
 type Scope string
@@ -92,7 +92,7 @@ func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, opened 
 	case t.full(now, b.Limit):
 		t.until = now.Add(b.Cooldown)
 		return false, OneNamespace
-	case b.total.full(now, TotalLimit*b.Limit):
+	case b.total.full(now, TotalLimitFactor*b.Limit):
 		b.total.until = now.Add(b.Cooldown)
 		return false, AllNamespaces
 	}

@@ -357,9 +357,9 @@ func TestBreakerOpensAtItsLimit(t *testing.T) {
 	}
 }
 
-func TestBreakerOfAllNamespaces(t *testing.T) {
+func TestBreakerLimitsAllNamespacesTogether(t *testing.T) {
 	b := Breaker{Limit: 2, Cooldown: time.Minute}
-	for i := range TotalLimit * b.Limit {
+	for i := range TotalLimitFactor * b.Limit {
 		if permitted, _ := b.Take(fmt.Sprint("n", i), now); !permitted {
 			t.Fatalf("refused after %d", i)
 		}
@@ -376,7 +376,7 @@ func TestBreakerOfAllNamespaces(t *testing.T) {
 	}
 	// A namespace that is full opens its own, however full the total is.
 	b = Breaker{Limit: 1, Cooldown: time.Hour}
-	for i := range TotalLimit {
+	for i := range TotalLimitFactor {
 		b.Take(fmt.Sprint("n", i), now)
 	}
 	if _, opened := b.Take("n0", now); opened != OneNamespace {

@@ -125,7 +125,7 @@ func checkCalls(compiled *cel.Ast) (err error) {
 		name, args := call.FunctionName(), call.Args()
 		switch {
 		case slices.Contains(slow, name):
-			err = fmt.Errorf("%s is not allowed, since its time is not limited", name)
+			err = fmt.Errorf("%s is not allowed, because its time is not limited", name)
 		case slices.Contains(patterns, name):
 			if call.IsMemberFunction() {
 				args = append([]ast.Expr{call.Target()}, args...)
