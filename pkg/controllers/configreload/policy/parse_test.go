@@ -222,7 +222,7 @@ func TestOutlineHasNoExpressions(t *testing.T) {
 }
 
 func TestStateOfAnotherFormIsRefused(t *testing.T) {
-	for _, text := range []string{`[]`, `{"pod/x":""}`, `{"secret/x":"zz"}`} {
+	for _, text := range []string{`[]`, `{"pod/x":""}`, `{"secret/x":"zzzzzzzzzzzzzzzz"}`} {
 		if s, err := ParseState(text, QueueKey{}); err == nil {
 			t.Errorf("%s is the state %v", text, s)
 		}
