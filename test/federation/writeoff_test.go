@@ -174,6 +174,101 @@ func TestWrittenOffRemovalIsMadeLater(t *testing.T) {
 	}
 }
 
+// TestLongAbsence has a member that is away for 10 minutes while objects are deleted, made again and changed, with
+// the usual settings.
+func TestLongAbsence(t *testing.T) {
+	m := newMembers(t, time.Hour, cluster.Options{WithoutControllerManager: true})
+	m.detour()
+	m.shop = shared.NewNamespace(m.ctx, t, nil)
+	m.open(m.shop)
+	minutes := func(name string, otherwise int) time.Duration {
+		return time.Duration(fleet.Setting(t, name, otherwise)) * time.Minute
+	}
+	grace, absence := minutes("GRACE", 5), minutes("ABSENCE", 10)
+	shared.RunLeader(m.ctx, t, append(patient, "--controllers=federation", "--federation-unsafe-endpoints", "--federation-unreachable-grace-period="+grace.String())...)
+	const deleted, again, changed, all = 500, 100, 500, 1050 // f-0 and so on
+	objects := m.createMany(0, all, "b")
+	for _, u := range objects {
+		m.status(u, "c1= c2=")
+	}
+	m.proxy.Partition(faultproxy.Hang)
+	away := time.Now()
+	m.ready("c2", "Offline=True")
+	for _, u := range objects[deleted : deleted+changed] {
+		m.patch(u, `{"spec":{"template":{"data":{"a":"c"}}}}`)
+	}
+	m.deleteAll(objects[:deleted])
+	m.within(grace+time.Minute, "the deleted objects are gone", func() error {
+		list, err := client(objects[0]).List(m.ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) != all-deleted {
+			err = fmt.Errorf("%d objects are there, want %d", len(list.Items), all-deleted)
+		}
+		return err
+	})
+	if names, err := m.pending(); err != nil || len(names) != deleted {
+		t.Errorf("%d removals are recorded, want %d: %v", len(names), deleted, err)
+	}
+	m.createMany(0, again, "d")
+	fleet.Wait(m.ctx, time.Until(away.Add(absence)))
+
+	want, writes := map[string]string{}, []string{}
+	for i := range all {
+		name, verb := fmt.Sprintf("f-%d", i), "update"
+		switch {
+		case i < again:
+			want[name] = "d"
+		case i < deleted:
+			verb = "delete"
+		case i < deleted+changed:
+			want[name] = "c"
+		default:
+			want[name], verb = "b", ""
+		}
+		if verb != "" {
+			writes = append(writes, fmt.Sprintf("c2: %s /api/v1/namespaces/%s/configmaps/%s?timeout=10s", verb, m.shop, name))
+		}
+	}
+	tails := m.audit()
+	m.proxy.Heal()
+	m.ready("c2", "Ready=True")
+	m.within(time.Minute, "the member is as it should be", func() error {
+		list, err := m.admin2.CoreV1().ConfigMaps(m.shop).List(m.ctx, metav1.ListOptions{LabelSelector: policy.ManagedLabel + "=true"})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) != len(want) {
+			return fmt.Errorf("the member has %d objects, want %d", len(list.Items), len(want))
+		}
+		for _, cm := range list.Items {
+			if cm.Data["a"] != want[cm.Name] {
+				return fmt.Errorf("%s in the member is %v", cm.Name, cm.Data)
+			}
+		}
+		return nil
+	})
+	m.settledAway()
+	slices.Sort(writes)
+	got := slices.DeleteFunc(m.written(tails), func(w string) bool { return strings.HasPrefix(w, "c1") })
+	if !slices.Equal(got, writes) {
+		t.Errorf("wrote %d times in the member, want %d:\n%s", len(got), len(writes), strings.Join(got, "\n"))
+	}
+}
+
+// within waits until something is as it should be, and fails if that takes longer than d.
+func (m *members) within(d time.Duration, what string, check func() error) {
+	m.Helper()
+	begin := time.Now()
+	fleet.Eventually(fleet.Within(m.ctx, m.T, 2*d), m.T, func() error {
+		fleet.Wait(m.ctx, 500*time.Millisecond)
+		return check()
+	})
+	took := time.Since(begin)
+	m.Logf("%s after %s", what, took.Round(100*time.Millisecond))
+	if took > d {
+		m.Errorf("that took longer than %s", d)
+	}
+}
+
 // TestForbiddenTypeIsWrittenOff takes the manager's permission for a type, deletes an object of the type, and
 // gives the permission back.
 func TestForbiddenTypeIsWrittenOff(t *testing.T) {
