@@ -257,7 +257,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 		r.c.replicas.changed(k)
 		r.c.dns.changed(k)
 		if t.collects {
-			r.c.loop.Enqueue(k)
+			r.c.loop.EnqueueFor(r.name, k)
 		}
 	})
 	r.c.mu.Lock()

@@ -125,7 +125,7 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	case c.opened <- struct{}{}:
 	default:
 	}
-	c.loop.Enqueue(c.all(func(*federatedType) bool { return true })...)
+	c.loop.EnqueueFor(name, c.all(func(*federatedType) bool { return true })...)
 	return nil
 }
 

@@ -352,7 +352,7 @@ func (c *controller) requeueTypes(cluster string, selects func(*federatedType) b
 		}
 	}
 	c.mu.Unlock()
-	c.loop.Enqueue(c.all(selects)...)
+	c.loop.EnqueueFor(cluster, c.all(selects)...)
 }
 
 // retryHeld enqueues the keys whose removal from a cluster is held.
