@@ -43,7 +43,7 @@ func (m *members) runReleased(args ...string) *cluster.Manager {
 		m.Fatal(err)
 	}
 	ours := shared.Run(m.T, shared.NewReplica(m.ctx, m.T), cluster.ManagerOptions{Binary: binary, Env: []string{"GODEBUG=gctrace=1", "KUBE_CACHE_MUTATION_DETECTOR=false"},
-		Args: append([]string{"--controllers=federation", "--federation-unsafe-endpoints"}, args...)})
+		Args: slices.Concat(patient, []string{"--controllers=federation", "--federation-unsafe-endpoints"}, args)})
 	shared.WaitForLeader(m.ctx, m.T, ours)
 	return ours
 }
@@ -51,53 +51,67 @@ func (m *members) runReleased(args ...string) *cluster.Manager {
 // fast are flags with which federating many objects takes less time.
 var fast = []string{"--kube-api-qps=500", "--kube-api-burst=1000", "--federation-cluster-qps=500"}
 
+// everywhere is the placement in all simulated members.
+const everywhere = "placement: {clusterSelector: {matchLabels: {simulated: ''}}}"
+
 // newScene joins members and federates their objects.
-func newScene(m *members, size, objects int) *scene {
+func newScene(m *members, size, objects, deployments int) *scene {
 	m.Helper()
 	m.shop = shared.NewNamespace(m.ctx, m.T, nil)
-	s := &scene{m, newSimulated(m.T, m.shop, objects), size}
+	s := &scene{m, newSimulated(m.T, m.shop, objects, deployments), size}
 	for i := range size {
 		name := fmt.Sprintf("s%d", i)
 		m.join(name, s.URL+"/"+name, s.ca(), "token")
 		m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: "+name+"}"), `{"metadata":{"labels":{"simulated":""}}}`)
 	}
 	m.Cleanup(s.discard)
-	const everywhere = "placement: {clusterSelector: {matchLabels: {simulated: ''}}}"
 	m.create("kind: FederatedNamespace, metadata: {name: " + m.shop + "}, spec: {" + everywhere + "}")
+	s.createAll(objects, "kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {content: '%[1]d', filler: "+s.filler+"}}, "+everywhere+"}")
+	s.createAll(deployments, "kind: FederatedDeployment, metadata: {name: d-%d}, spec: {template: {spec: {}}, "+everywhere+"}")
+	return s
+}
+
+// createAll creates federated objects, in whose text a format stands for their number.
+func (s *scene) createAll(n int, text string) {
+	s.Helper()
 	const atOnce = 8
 	var creating sync.WaitGroup
 	for worker := range atOnce {
 		creating.Go(func() {
-			for i := worker; i < objects; i += atOnce {
-				u := object(m.T, fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {content: '%d', filler: %s}}, %s}", i, i, s.filler, everywhere))
-				u.SetNamespace(m.shop)
-				if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
-					m.Error(err)
+			for i := worker; i < n; i += atOnce {
+				u := object(s.T, fmt.Sprintf(text, i))
+				u.SetNamespace(s.members.shop)
+				if _, err := client(u).Create(s.ctx, u, metav1.CreateOptions{}); err != nil {
+					s.Error(err)
 					return
 				}
 			}
 		})
 	}
 	creating.Wait()
-	return s
+}
+
+// all lists the federated objects of a kind.
+func (s *scene) all(ctx context.Context, kind string) (*unstructured.UnstructuredList, error) {
+	u := object(s.T, "kind: "+kind)
+	u.SetNamespace(s.members.shop)
+	return client(u).List(ctx, metav1.ListOptions{})
 }
 
 // discard deletes the federated objects. No manager need be left.
 func (s *scene) discard() {
 	s.Helper()
 	ctx := context.Background()
-	for _, kind := range []string{"FederatedConfigMap", "FederatedNamespace"} {
-		u := object(s.T, "kind: "+kind)
-		u.SetNamespace(s.members.shop)
-		list, err := client(u).List(ctx, metav1.ListOptions{})
+	for _, kind := range []string{"FederatedConfigMap", "FederatedDeployment", "FederatedNamespace"} {
+		list, err := s.all(ctx, kind)
 		if err != nil {
 			s.Error(err)
 			continue
 		}
 		for _, f := range list.Items {
-			_, err := client(u).Patch(ctx, f.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+			_, err := client(&f).Patch(ctx, f.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 			if err == nil {
-				err = client(u).Delete(ctx, f.GetName(), metav1.DeleteOptions{})
+				err = client(&f).Delete(ctx, f.GetName(), metav1.DeleteOptions{})
 			}
 			if err != nil && !apierrors.IsNotFound(err) {
 				s.Error(err)
@@ -111,15 +125,15 @@ func (s *scene) propagated() {
 	s.Helper()
 	fleet.Eventually(fleet.Within(s.ctx, s.T, 20*time.Minute), s.T, func() error {
 		fleet.Wait(s.ctx, 2*time.Second)
-		u := object(s.T, "kind: FederatedConfigMap")
-		u.SetNamespace(s.members.shop)
-		list, err := client(u).List(s.ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		for _, u := range list.Items {
-			if clusters := statuses(&u); len(clusters) != s.size || slices.ContainsFunc(clusters, func(c string) bool { return !strings.HasSuffix(c, "=") }) {
-				return fmt.Errorf("%s: %v", u.GetName(), clusters)
+		for _, kind := range []string{"FederatedConfigMap", "FederatedDeployment"} {
+			list, err := s.all(s.ctx, kind)
+			if err != nil {
+				return err
+			}
+			for _, u := range list.Items {
+				if clusters := statuses(&u); len(clusters) != s.size || slices.ContainsFunc(clusters, func(c string) bool { return !strings.HasSuffix(c, "=") }) {
+					return fmt.Errorf("%s: %v", u.GetName(), clusters)
+				}
 			}
 		}
 		return nil
@@ -202,32 +216,47 @@ func (m *members) liveHeap(p *sandbox.Process, collect func() error) (heap int) 
 	return heap
 }
 
-// TestLongRestartReadsNothing restarts a manager with 100,000 objects in 20 members.
+// TestLongRestartReadsNothing restarts a manager with 100,000 objects, and then lets one of many members be away.
+// The goal for the others is a delay of 1.1 times as long at the 99th percentile; the bound leaves room for a
+// busy machine.
 func TestLongRestartReadsNothing(t *testing.T) {
-	m := &members{T: t, ctx: fleet.Within(t.Context(), t, time.Hour)}
-	shared.InstallWith(m.ctx, t, "federation")
-	ours := m.runReleased(fast...)
-	idle := m.ourHeap(ours)
-	s := newScene(m, fleet.Setting(t, "MEMBERS", 20), fleet.Setting(t, "OBJECTS", 5000))
-	s.propagated()
-	if len(s.counted()) < s.size*s.objects {
-		t.Fatal("not all requests are counted")
-	}
-	t.Logf("live heap after federating them: %d MiB", m.ourHeap(ours))
-	s.stop(ours.Process)
+	for name, test := range map[string]struct{ members, objects, heap int }{
+		"20 members with 5,000 objects": {20, 5000, 80},
+		"50 members with 2,000 objects": {50, 2000, 120},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &members{T: t, ctx: fleet.Within(t.Context(), t, time.Hour), c1: shared.Objects}
+			shared.InstallWith(m.ctx, t, "federation")
+			ours := m.runReleased(fast...)
+			idle := m.ourHeap(ours)
+			s := newScene(m, fleet.Setting(t, "MEMBERS", test.members), fleet.Setting(t, "OBJECTS", test.objects), 0)
+			s.propagated()
+			if len(s.counted()) < s.size*s.objects {
+				t.Fatal("not all requests are counted")
+			}
+			t.Logf("live heap after federating them: %d MiB", m.ourHeap(ours))
+			s.stop(ours.Process)
 
-	ours = m.runReleased()
-	s.listed(ours)
-	requests := s.counted()
-	heap := m.ourHeap(ours)
-	t.Logf("%d members with %d objects each, after a restart: %d GETs and writes; live heap %d MiB, idle %d MiB", s.size, s.objects, len(requests), heap, idle)
-	if len(requests) > 0 {
-		t.Errorf("GETs and writes, such as: %v", some(requests))
+			ours = m.runReleased()
+			s.listed(ours)
+			requests := s.counted()
+			heap := m.ourHeap(ours)
+			t.Logf("after a restart: %d GETs and writes; live heap %d MiB, idle %d MiB", len(requests), heap, idle)
+			if len(requests) > 0 {
+				t.Errorf("GETs and writes, such as: %v", some(requests))
+			}
+			if heap-idle > test.heap {
+				t.Errorf("the live heap has grown by %d MiB, want %d MiB at most", heap-idle, test.heap)
+			}
+			s.compare("one of the others is away", func(change func()) {
+				s.hang("s0") // at first the manager does not know, later the member is not ready
+				change()
+				s.ready("s0", "Offline=True")
+				s.hang("")
+				s.ready("s0", "Ready=True")
+			})
+		})
 	}
-	if heap-idle > 80 {
-		t.Errorf("the live heap has grown by %d MiB, want 80 MiB at most", heap-idle)
-	}
-	s.propagates()
 }
 
 // some returns a few of the requests.
@@ -251,7 +280,7 @@ func TestLongKubeFedMemory(t *testing.T) {
 	k.stop(theirs)
 	manager := k.runReleased(fast...)
 	ours := k.ourHeap(manager)
-	s := newScene(k.members, fleet.Setting(t, "MEMBERS", 5), fleet.Setting(t, "OBJECTS", 2000))
+	s := newScene(k.members, fleet.Setting(t, "MEMBERS", 5), fleet.Setting(t, "OBJECTS", 2000), 0)
 	s.propagated()
 	s.propagates()
 	ours = k.ourHeap(manager) - ours

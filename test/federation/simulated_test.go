@@ -7,31 +7,39 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
 // simulated are members at /s0, /s1, ... of one server. Each serves the ten types, and has the same managed
-// Namespace with managed ConfigMaps. Nothing changes: an update is answered with what is there, as if it were
-// the same, and every other write fails.
+// Namespace with managed ConfigMaps and Deployments. Only the status of Deployments changes: an update is
+// answered with what is there, as if it were the same, and every other write fails.
 type simulated struct {
 	*httptest.Server
-	shop    string // the Namespace
-	objects int
-	filler  string // makes a ConfigMap as large as ConfigMaps are
+	shop        string // the Namespace
+	objects     int    // ConfigMaps
+	deployments int
+	version     atomic.Int64 // of the status of all Deployments
+	filler      string       // makes a ConfigMap as large as ConfigMaps are
 
 	mu       sync.Mutex
-	requests map[string]int // GETs of objects, and writes, by method and path
+	requests map[string]int       // GETs of objects, and writes, by method and path
+	puts     map[string]time.Time // when an object was last written, by path
+	away     string               // the member that does not answer
 }
 
 // targets are the resources of the ten types, with their kinds, by group and version.
@@ -43,9 +51,9 @@ var targets = map[string]map[string]string{
 	"rbac.authorization.k8s.io/v1": {"clusterroles": "ClusterRole"},
 }
 
-func newSimulated(t *testing.T, shop string, objects int) *simulated {
+func newSimulated(t *testing.T, shop string, objects, deployments int) *simulated {
 	t.Helper()
-	s := &simulated{shop: shop, objects: objects, filler: strings.Repeat("x", 1000), requests: map[string]int{}}
+	s := &simulated{shop: shop, objects: objects, deployments: deployments, filler: strings.Repeat("x", 1000), requests: map[string]int{}, puts: map[string]time.Time{}}
 	s.Server = httptest.NewUnstartedServer(s)
 	s.EnableHTTP2 = true
 	s.StartTLS()
@@ -70,22 +78,44 @@ func (s *simulated) counted() map[string]int {
 	return counted
 }
 
+// sent returns when objects were last written, by path.
+func (s *simulated) sent() map[string]time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.puts)
+}
+
+// hang leaves new requests to a member without an answer, and answers all others; "" answers all.
+func (s *simulated) hang(member string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = member
+}
+
 // ServeHTTP implements http.Handler.
 func (s *simulated) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")[1:] // without the member
-	if len(parts) == 0 {
+	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
+	if len(parts) == 1 {
 		http.NotFound(w, r)
 		return
 	}
+	s.mu.Lock()
+	hangs := parts[0] == s.away
+	s.mu.Unlock()
+	if hangs {
+		<-r.Context().Done()
+		return
+	}
+	parts = parts[1:] // without the member
 	if group, is := map[string]int{"api": 2, "apis": 3}[parts[0]]; is && len(parts) > group {
 		gv := strings.Join(parts[1:group], "/")
 		switch parts = parts[group:]; {
-		case targets[gv][parts[0]] == "", len(parts) == 2 && parts[1] == metav1.NamespaceSystem: // nothing says which cluster it is
+		case len(parts) < 3 && targets[gv][parts[0]] == "", len(parts) == 2 && parts[1] == metav1.NamespaceSystem: // nothing says which cluster it is
 			fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		case len(parts) > 1 || r.Method != http.MethodGet: // a name, or a namespace
 			s.object(w, r, parts)
 		case r.URL.Query().Has("watch"):
-			s.watch(w, r)
+			s.watch(w, r, parts[0])
 		default:
 			s.list(w, r, gv, parts[0])
 		}
@@ -139,6 +169,14 @@ func (s *simulated) configMap(i int) map[string]any {
 	return map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "data": map[string]any{"content": strconv.Itoa(i), "filler": s.filler}, "metadata": metadata(fmt.Sprintf("f-%d", i), s.shop)}
 }
 
+// deployment returns the object of a number, with the present status.
+func (s *simulated) deployment(i int) map[string]any {
+	version := 1 + s.version.Load()
+	meta := metadata(fmt.Sprintf("d-%d", i), s.shop)
+	meta["generation"], meta["resourceVersion"] = 1, strconv.FormatInt(version, 10)
+	return map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": map[string]any{}, "status": map[string]any{"observedGeneration": 1, "readyReplicas": version}}
+}
+
 func metadata(name, namespace string) map[string]any {
 	m := map[string]any{"name": name, "uid": uuid.NewSHA1(uuid.Nil, []byte(name)).String(), "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": map[string]any{policy.ManagedLabel: "true"}}
 	if namespace != "" {
@@ -154,7 +192,7 @@ func (s *simulated) namespace() map[string]any {
 
 // list serves a page of a resource, with or without more than the metadata.
 func (s *simulated) list(w http.ResponseWriter, r *http.Request, gv, resource string) {
-	end := map[string]int{"configmaps": s.objects, "namespaces": 1}[resource]
+	end := map[string]int{"configmaps": s.objects, "deployments": s.deployments, "namespaces": 1}[resource]
 	begin, _ := strconv.Atoi(r.URL.Query().Get("continue"))
 	meta := map[string]any{"resourceVersion": "1"}
 	if limit, _ := strconv.Atoi(r.URL.Query().Get("limit")); limit > 0 && begin+limit < end {
@@ -169,8 +207,11 @@ func (s *simulated) list(w http.ResponseWriter, r *http.Request, gv, resource st
 	items := []any{}
 	for i := begin; i < end; i++ {
 		object := s.namespace()
-		if resource == "configmaps" {
+		switch resource {
+		case "configmaps":
 			object = s.configMap(i)
+		case "deployments":
+			object = s.deployment(i)
 		}
 		if only {
 			object = map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": object["metadata"]}
@@ -181,8 +222,8 @@ func (s *simulated) list(w http.ResponseWriter, r *http.Request, gv, resource st
 	answer(w, http.StatusOK, list)
 }
 
-// watch shows nothing until its client leaves. A list cannot be streamed.
-func (s *simulated) watch(w http.ResponseWriter, r *http.Request) {
+// watch shows how the status of Deployments changes until its client leaves. A list cannot be streamed.
+func (s *simulated) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	if r.URL.Query().Has("sendInitialEvents") {
 		fail(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 		return
@@ -190,6 +231,14 @@ func (s *simulated) watch(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
 	w.(http.Flusher).Flush()
+	for shown := s.version.Load(); resource == "deployments" && s.deployments > 0 && r.Context().Err() == nil; fleet.Wait(r.Context(), 100*time.Millisecond) {
+		version := s.version.Load()
+		for i := 0; i < s.deployments && version != shown; i++ {
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "MODIFIED", "object": s.deployment(i)})
+		}
+		w.(http.Flusher).Flush()
+		shown = version
+	}
 	<-r.Context().Done()
 }
 
@@ -197,14 +246,20 @@ func (s *simulated) watch(w http.ResponseWriter, r *http.Request) {
 func (s *simulated) object(w http.ResponseWriter, r *http.Request, parts []string) {
 	s.mu.Lock()
 	s.requests[r.Method+" "+r.URL.Path]++
+	if r.Method == http.MethodPut {
+		s.puts[r.URL.Path] = time.Now()
+	}
 	s.mu.Unlock()
-	i, err := strconv.Atoi(strings.TrimPrefix(parts[len(parts)-1], "f-"))
+	name := parts[len(parts)-1]
+	i, err := strconv.Atoi(strings.TrimLeft(name, "fd-"))
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodPut:
 		fail(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
 	case len(parts) == 2 && parts[1] == s.shop:
 		answer(w, http.StatusOK, s.namespace())
-	case err == nil && i < s.objects:
+	case err == nil && name[0] == 'd' && i < s.deployments:
+		answer(w, http.StatusOK, s.deployment(i))
+	case err == nil && name[0] == 'f' && i < s.objects:
 		answer(w, http.StatusOK, s.configMap(i))
 	default:
 		fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)

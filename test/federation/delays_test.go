@@ -1,0 +1,114 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package federation
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
+)
+
+// compare compares how long changes take until they are written in the members that answer, usually and while
+// something happens.
+func (s *scene) compare(what string, happens func(change func())) {
+	s.Helper()
+	var without, with []time.Duration
+	for range 2 {
+		s.propagated()
+		without = append(without, s.delays()...)
+		happens(func() { with = append(with, s.delays()...) })
+	}
+	slices.Sort(without)
+	slices.Sort(with)
+	s.Logf("time until a change is written in a member: p50 %s, p99 %s; while %s: p50 %s, p99 %s",
+		quantile(without, 0.5), quantile(without, 0.99), what, quantile(with, 0.5), quantile(with, 0.99))
+	if quantile(with, 0.5) > 2*quantile(without, 0.5)+20*time.Millisecond {
+		s.Errorf("changes take longer while %s", what)
+	}
+}
+
+// delays changes objects at a steady rate, and returns how long each change took until it was written in each
+// member that answers.
+func (s *scene) delays() (delays []time.Duration) {
+	s.Helper()
+	changed := map[string]time.Time{}
+	for i := range min(fleet.Setting(s.T, "CHANGES", 200), s.objects) {
+		u := object(s.T, fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}", i))
+		u.SetNamespace(s.members.shop)
+		changed[u.GetName()] = time.Now()
+		s.patch(u, fmt.Sprintf(`{"spec":{"template":{"data":{"content":"changed at %d"}}}}`, time.Now().UnixNano()))
+		fleet.Wait(s.ctx, 300*time.Millisecond)
+	}
+	want := s.size * len(changed)
+	if s.away != "" {
+		want -= len(changed)
+	}
+	fleet.Eventually(fleet.Within(s.ctx, s.T, fleet.Patience), s.T, func() error {
+		fleet.Wait(s.ctx, time.Second)
+		delays = nil
+		for path, at := range s.sent() {
+			if since, ok := changed[path[strings.LastIndex(path, "/")+1:]]; ok && at.After(since) {
+				delays = append(delays, at.Sub(since))
+			}
+		}
+		if len(delays) < want {
+			return fmt.Errorf("%d of %d changes were written", len(delays), want)
+		}
+		return nil
+	})
+	return delays
+}
+
+// TestLongRemoteStatuses changes the status of 1,000 Deployments every second, and counts how often the status
+// of each federated Deployment is written. The goal for other objects is a delay of 1.1 times as long; the bound
+// leaves room for a busy machine.
+func TestLongRemoteStatuses(t *testing.T) {
+	m := &members{T: t, ctx: fleet.Within(t.Context(), t, time.Hour)}
+	shared.InstallWith(m.ctx, t, "federation")
+	m.configure(`{"featureGates":[{"name":"RawResourceStatusCollection","configuration":"Enabled"}]}`)
+	config := object(t, "kind: FederatedTypeConfig, metadata: {name: deployments.apps}")
+	m.patch(config, `{"spec":{"statusCollection":"Enabled"}}`)
+	t.Cleanup(func() {
+		(&members{T: t, ctx: context.Background()}).patch(config, `{"spec":{"statusCollection":"Disabled"}}`)
+	})
+	m.runReleased()
+	s := newScene(m, 2, 200, fleet.Setting(t, "DEPLOYMENTS", 1000))
+	s.propagated()
+	s.compare("the statuses of other objects change", func(change func()) {
+		begin := time.Now()
+		ctx, stop := context.WithCancel(m.ctx)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for ; ctx.Err() == nil; fleet.Wait(ctx, time.Second) {
+				s.version.Add(1)
+			}
+		}()
+		change()
+		stop()
+		<-done
+		took := time.Since(begin)
+		writes, all, most := map[string]int{}, 0, 0
+		for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool {
+			return e.Verb == "patch" && e.ObjectRef != nil && e.ObjectRef.Namespace == m.shop && e.ObjectRef.Resource == "federateddeployments" && e.ObjectRef.Subresource == "status"
+		}) {
+			writes[e.ObjectRef.Name]++
+			all, most = all+1, max(most, writes[e.ObjectRef.Name])
+		}
+		t.Logf("%d statuses changed each second for %s: %d writes, %d at most of one object", s.deployments, took.Round(time.Second), all, most)
+		if len(writes) != s.deployments {
+			t.Errorf("the statuses of %d objects were written", len(writes))
+		}
+		if limit := int((took+time.Second)/(5*time.Second)) + 1; most > limit { // a request may be late
+			t.Errorf("want %d writes of one object at most", limit)
+		}
+	})
+}
