@@ -71,13 +71,18 @@ func newJoining(t *testing.T, patience time.Duration) *joining {
 // run runs a command, such as join c2, of our program or of kubefedctl.
 func (j *joining) run(program string, args ...string) {
 	j.Helper()
+	if out, err := j.try(program, args...); err != nil {
+		j.Fatalf("%s: %v\n%s", args, err, out)
+	}
+}
+
+// try runs a command that may fail, and returns what it has printed.
+func (j *joining) try(program string, args ...string) (string, error) {
 	if program == shared.Binary {
 		args = append([]string{"federation"}, args...)
 	}
 	out, err := exec.CommandContext(j.ctx, program, append(args, "--kubeconfig="+j.kubeconfig)...).CombinedOutput()
-	if err != nil {
-		j.Fatalf("%s: %v\n%s", args, err, out)
-	}
+	return string(out), err
 }
 
 // left checks that nothing of a join is left but the namespace, which kubefedctl deletes.
@@ -130,7 +135,13 @@ func TestJoinAndUnjoin(t *testing.T) {
 	j.configure(quick)
 	j.run(shared.Binary, "join", "c1")
 	j.run(shared.Binary, "join", "c2", "--dry-run")
+	for _, flag := range []string{"--secret-name=X_Y", "--kubefed-namespace=nope"} { // the host refuses the Secret
+		if out, err := j.try(shared.Binary, "join", "c2", flag); err == nil {
+			t.Errorf("%s: no error\n%s", flag, out)
+		}
+	}
 	j.left(false)
+	j.has(j.c2, namespaces, "", "nope", nil)
 	j.run(shared.Binary, "join", "c2", "--host-cluster-context=c1", "--cluster-context=c2", "--kubefed-namespace="+namespace)
 	shared.RunLeader(j.ctx, t, "--controllers=federation", "--federation-unsafe-endpoints")
 	j.shop = shared.NewNamespace(j.ctx, t, nil)

@@ -150,6 +150,11 @@ func (m *membership) join(ctx context.Context) error {
 	for i := range configs.Items {
 		all = append(all, policy.ReadTypeConfig(&configs.Items[i]))
 	}
+	// What the host refuses must be known before the cluster has anything.
+	secret := map[string]any{"data": map[string]any{"token": ""}}
+	if _, err := m.send(ctx, m.host, secretsResource, "Secret", m.secretName, secret, metav1.DryRunAll); err != nil {
+		return m.done("apply", m.host, secretsResource, m.secretName, err)
+	}
 	subject := map[string]any{"kind": rbacv1.ServiceAccountKind, "namespace": m.namespace, "name": m.account()}
 	for _, object := range []struct {
 		resource schema.GroupVersionResource
@@ -188,7 +193,8 @@ func (m *membership) join(ctx context.Context) error {
 			spec["proxyURL"] = proxy.String()
 		}
 	}
-	if err := m.apply(ctx, m.host, secretsResource, "Secret", m.secretName, map[string]any{"data": map[string]any{"token": token}}); err != nil {
+	secret["data"] = map[string]any{"token": token}
+	if err := m.apply(ctx, m.host, secretsResource, "Secret", m.secretName, secret); err != nil {
 		return err
 	}
 	return m.apply(ctx, m.host, kubeFedClusters, "KubeFedCluster", m.name, map[string]any{"spec": spec})
@@ -242,15 +248,15 @@ func (m *membership) apply(ctx context.Context, in dynamic.Interface, resource s
 	return m.done("apply", in, resource, name, err)
 }
 
-// send applies an object and returns the result.
-func (m *membership) send(ctx context.Context, in dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any) (*unstructured.Unstructured, error) {
+// send applies an object and returns the result. With --dry-run, it sends only what is a dry run itself.
+func (m *membership) send(ctx context.Context, in dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any, dryRun ...string) (*unstructured.Unstructured, error) {
 	object := &unstructured.Unstructured{Object: map[string]any{}}
 	maps.Copy(object.Object, fields)
 	object.SetGroupVersionKind(resource.GroupVersion().WithKind(kind))
 	object.SetName(name)
 	data, err := json.Marshal(object.Object)
-	if err == nil && !m.dryRun {
-		object, err = m.client(in, resource).Patch(ctx, name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: "quartermaster-join", Force: new(true)})
+	if err == nil && (!m.dryRun || dryRun != nil) {
+		object, err = m.client(in, resource).Patch(ctx, name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: "quartermaster-join", Force: new(true), DryRun: dryRun})
 	}
 	return object, err
 }
