@@ -19,7 +19,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// olderRecheck is how often a KubeFedCluster looks whether an older one has been probed.
+// olderRecheck is how often a KubeFedCluster looks whether one that may come first has been probed.
 const olderRecheck = 200 * time.Millisecond
 
 // identify returns the result of a probe of a cluster that is well, once it is known which cluster that is.
@@ -45,25 +45,32 @@ func (l *clusterLoop) identify(ctx context.Context, p *probedCluster, object *un
 	l.mu.Lock()
 	p.replaced = replaced
 	l.mu.Unlock()
-	switch older, known := l.older(object, p.uid); {
-	case older != "":
-		return policy.NoClient, fmt.Sprintf("it leads to the same cluster as the older KubeFedCluster %s", older), false
+	switch first, known := l.first(object, p.uid); {
+	case first != "":
+		return policy.NoClient, fmt.Sprintf("it leads to the same cluster as the KubeFedCluster %s, which did so before", first), false
 	case !known:
 		return policy.Well, "", false
 	}
 	return policy.Well, "", true
 }
 
-// older returns an older KubeFedCluster that leads to the same cluster, or "". Known is false while there
-// is one of which it is not known yet where it leads.
-func (l *clusterLoop) older(object *unstructured.Unstructured, uid types.UID) (name string, known bool) {
+// first returns the KubeFedCluster that led to the same cluster before, or "": it is the one with the recorded
+// UID, or else the older one. Known is false while there is one of which it is not known yet where it leads.
+func (l *clusterLoop) first(object *unstructured.Unstructured, uid types.UID) (name string, known bool) {
+	recorded := func(o *unstructured.Unstructured) types.UID {
+		return types.UID(o.GetAnnotations()[policy.ClusterUIDAnnotation])
+	}
 	known = true
 	for _, other := range l.c.informers.clusters.List(l.c.cfg.Namespace, nil) {
-		if !policy.OlderCluster(other, object) {
+		before := policy.OlderCluster(other, object)
+		if its := recorded(other) == uid; its != (recorded(object) == uid) {
+			before = its
+		}
+		if !before {
 			continue
 		}
 		state := l.state(other.GetName())
-		is := cmp.Or(state.uid, types.UID(other.GetAnnotations()[policy.ClusterUIDAnnotation]))
+		is := cmp.Or(state.uid, recorded(other))
 		if is == uid {
 			return other.GetName(), true
 		}

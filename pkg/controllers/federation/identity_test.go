@@ -120,6 +120,17 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			f.Sleep(2 * time.Minute)
 			f.identified("c3", "two", true)
 		},
+		"an older KubeFedCluster that is led to a joined cluster takes nothing from it": func(f *fed) {
+			f.Put(secret("c1", "two"))
+			f.set(f.Host, "KubeFedCluster", namespace, "c1", f.c2.Address, "spec", "apiEndpoint")
+			f.Sleep(time.Minute)
+			f.setF("{data: {a: c}}", "template")
+			f.Sleep(2 * time.Minute)
+			f.identified("c1", "one", false)
+			f.identified("c2", "two", true)
+			f.wrote(f.c2.Host, updated)
+			f.warned(policy.ClusterReplaced, "MalformedClusterConfig")
+		},
 		"a cluster is joined twice while nobody leads": func(f *fed) {
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusters: [{name: c1}, {name: c2}, {name: c3}]}", "spec", "placement")
