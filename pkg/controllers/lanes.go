@@ -83,20 +83,21 @@ func tenantOf[K comparable](key K) string {
 // key each. The keys of one tenant are first in, first out. A key may stand in several places: in both
 // lanes, and in the turns of all tenants on whose behalf it was added. It is taken from the place whose
 // turn comes first and then leaves the others. So nobody delays a key by adding it to a long queue of
-// their own.
+// their own. For instance, a key that shop has added to laneShown and team to laneChanged has two places, and is
+// taken when it is team's turn in laneChanged or, if that comes first, shop's in laneShown.
 //
 // A key is noted before it is added to the workqueue, which knows neither lanes nor tenants and may push
 // the key only when its reconcile has ended.
 type lanes[K comparable] struct {
-	mu        sync.Mutex                   // the workqueue calls the methods under a lock of its own
-	places    map[K]*item[place[K]]        // of keys that are queued or noted
-	turns     [2]map[string]*item[turn[K]] // of the tenants with places, by lane
-	order     [2]ring[turn[K]]             // the turns with queued keys, by lane
-	queued    atomic.Int64                 // keys
-	shown     int                          // places in laneShown, without noted ones
-	left      chan struct{}                // told when a place in laneShown is left
-	inARow    int                          // keys taken from laneChanged since the last one from laneShown
-	fromShown map[K]bool                   // keys popped that waited in laneShown only; removed when the worker calls laneTakenFrom
+	mu          sync.Mutex                   // the workqueue calls the methods under a lock of its own
+	places      map[K]*item[place[K]]        // of keys that are queued or noted
+	turns       [2]map[string]*item[turn[K]] // of the tenants with places, by lane
+	order       [2]ring[turn[K]]             // the turns with queued keys, by lane
+	queued      atomic.Int64                 // keys
+	shownPlaces int                          // places in laneShown, without noted ones
+	vacated     chan struct{}                // told when a place in laneShown is left
+	inARow      int                          // keys taken from laneChanged since the last one from laneShown
+	merelyShown map[K]bool                   // keys popped that waited in laneShown only; removed when the worker calls laneTakenFrom
 }
 
 // place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
@@ -116,7 +117,7 @@ type turn[K comparable] struct {
 }
 
 func newLanes[K comparable]() *lanes[K] {
-	l := &lanes[K]{places: map[K]*item[place[K]]{}, fromShown: map[K]bool{}, left: make(chan struct{}, 1)}
+	l := &lanes[K]{places: map[K]*item[place[K]]{}, merelyShown: map[K]bool{}, vacated: make(chan struct{}, 1)}
 	for in := range l.turns {
 		l.turns[in] = map[string]*item[turn[K]]{}
 	}
@@ -174,7 +175,7 @@ func (l *lanes[K]) link(p *item[place[K]]) {
 			l.order[t.value.lane].add(t)
 		}
 		if t.value.lane == laneShown {
-			l.shown++
+			l.shownPlaces++
 		}
 	}
 }
@@ -183,13 +184,13 @@ func (l *lanes[K]) link(p *item[place[K]]) {
 func (l *lanes[K]) room(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		l.mu.Lock()
-		full := l.shown >= replayAhead
+		full := l.shownPlaces >= replayAhead
 		l.mu.Unlock()
 		if !full {
 			return true
 		}
 		select {
-		case <-l.left: // perhaps of a place that was taken again
+		case <-l.vacated: // perhaps of a place that was taken again
 		case <-ctx.Done():
 		}
 	}
@@ -220,7 +221,7 @@ func (l *lanes[K]) Pop() K {
 		l.inARow = 0
 	}
 	if merelyShown {
-		l.fromShown[key] = true
+		l.merelyShown[key] = true
 	}
 	return key
 }
@@ -254,9 +255,9 @@ func (l *lanes[K]) remove(p *item[place[K]]) {
 		delete(l.turns[in], t.value.tenant)
 	}
 	if in == laneShown {
-		l.shown--
+		l.shownPlaces--
 		select {
-		case l.left <- struct{}{}:
+		case l.vacated <- struct{}{}:
 		default:
 		}
 	}
@@ -267,10 +268,10 @@ func (l *lanes[K]) remove(p *item[place[K]]) {
 func (l *lanes[K]) laneTakenFrom(key K) lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.fromShown[key] {
+	if !l.merelyShown[key] {
 		return laneChanged
 	}
-	delete(l.fromShown, key)
+	delete(l.merelyShown, key)
 	return laneShown
 }
 

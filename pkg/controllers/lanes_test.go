@@ -23,7 +23,7 @@ func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
 
 // expectEmpty fails if anything is left in the lanes.
 func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K]) {
-	left := len(l.places) + len(l.fromShown) + l.Len()
+	left := len(l.places) + len(l.merelyShown) + l.Len()
 	for i := range l.turns {
 		left += len(l.turns[i])
 	}

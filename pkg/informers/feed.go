@@ -63,12 +63,12 @@ func (f *feed) run(ctx context.Context) {
 	for delay := backoff; f.takeListSlot(ctx); {
 		f.watchingSince = time.Time{}
 		err := reflector.ListAndWatchWithContext(ctx)
-		f.listDone()
+		f.giveListSlotBack()
 		if !f.watchingSince.IsZero() && f.clock.Since(f.watchingSince) > time.Minute {
 			delay = backoff
 		}
 		if err != nil && ctx.Err() == nil {
-			f.listFailed(ctx, err)
+			f.failedWith(ctx, err)
 			f.state.logFailure(ctx, err)
 		}
 		timer := f.clock.NewTimer(delay.Step())
@@ -96,8 +96,8 @@ func (f *feed) takeListSlot(ctx context.Context) bool {
 	return true
 }
 
-// listDone notes that no list is being read any more.
-func (f *feed) listDone() {
+// giveListSlotBack lets the next list begin, since this one has been read or has failed.
+func (f *feed) giveListSlotBack() {
 	if f.freeSlot != nil {
 		f.freeSlot()
 	}
@@ -127,10 +127,10 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 	return nil, err
 }
 
-// listFailed notes what a list or a watch has failed with. If that says that an optional resource does not
+// failedWith notes what a list or a watch has failed with. If that says that an optional resource does not
 // exist, and discovery confirms it, the cache is emptied. If the resource was absent and discovery has it
 // now, the failure counts.
-func (f *feed) listFailed(ctx context.Context, err error) {
+func (f *feed) failedWith(ctx context.Context, err error) {
 	if absent := f.state.absent(); f.informer.plan.optional && (apierrors.IsNotFound(err) || absent) {
 		listed, _ := f.state.filled()
 		switch gone := f.exists(ctx); {
@@ -238,7 +238,7 @@ func (f *feed) Bookmark(version string) error {
 
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
-	f.listDone()
+	f.giveListSlotBack()
 	f.watchingSince = f.clock.Now()
 	if err := f.informer.replace(f, list); err != nil {
 		return err

@@ -27,7 +27,7 @@ type state struct {
 	clock clock.PassiveClock
 
 	mu           sync.Mutex
-	counts       ResourceStatus // what is counted; status fills in the rest
+	counts       ResourceStatus // what status returns, without what it computes
 	lastActivity time.Time
 	empty        bool                // it was not listed, but counts as empty
 	failing      map[string]*failure // by verb; removed when it succeeds
