@@ -83,8 +83,8 @@ func tenantOf[K comparable](key K) string {
 // key each. The keys of one tenant are first in, first out. A key may stand in several places: in both
 // lanes, and in the turns of all tenants on whose behalf it was added. It is taken from the place whose
 // turn comes first and then leaves the others. So nobody delays a key by adding it to a long queue of
-// their own. For instance, a key that shop has added to laneShown and team to laneChanged has two places, and is
-// taken when it is team's turn in laneChanged or, if that comes first, shop's in laneShown.
+// their own. For instance, a key that shop has added to laneShown and team to laneChanged has two places, and
+// is taken when it is team's turn in laneChanged or, if that comes first, shop's in laneShown.
 //
 // A key is noted before it is added to the workqueue, which knows neither lanes nor tenants and may push
 // the key only when its reconcile has ended.

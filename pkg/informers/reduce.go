@@ -25,8 +25,8 @@ type reducer struct {
 	cached func(namespace, name string) *Object
 }
 
-// unwanted stands for all objects that the cache does not keep. That it has no name does no harm: client-go takes
-// the key of a listed object before it calls reduce.
+// unwanted stands for all objects that the cache does not keep. That it has no name does no harm: client-go
+// takes the key of a listed object before it calls reduce.
 var unwanted = &Object{plan: &plan{}}
 
 // reduce returns what the cache holds of obj: an *Object, unwanted, or the *misfit that obj is. It may
