@@ -79,9 +79,17 @@ func (a *AuditTail) Read() (added []auditv1.Event, err error) {
 		return nil, fmt.Errorf("read the audit log: %w", err)
 	}
 	defer log.Close()
-	text, err := io.ReadAll(io.NewSectionReader(log, a.offset, math.MaxInt64-a.offset))
+	before := max(a.offset-1, 0)
+	text, err := io.ReadAll(io.NewSectionReader(log, before, math.MaxInt64-before))
 	if err != nil {
 		return nil, fmt.Errorf("read the audit log: %w", err)
+	}
+	if a.offset > 0 { // maybe in the middle of a line, which is older than the tail
+		end := bytes.IndexByte(text, '\n') + 1
+		if end == 0 {
+			return nil, nil
+		}
+		a.offset, text = before+int64(end), text[end:]
 	}
 	for line := range bytes.Lines(text) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
