@@ -132,8 +132,8 @@ func (h hostedControllers) where(everyReplica bool) hostedControllers {
 	return slices.DeleteFunc(slices.Clone(h), func(c *hosted) bool { return c.everyReplica != everyReplica })
 }
 
-// start starts the controllers. They stop when ctx ends or the returned function is called, which returns when
-// they have drained. If the drain takes longer than timeout, the error wraps election.ErrUnfinished.
+// start starts the controllers. They stop when ctx ends or the returned function is called, which returns
+// when they have drained. If the drain takes longer than timeout, the error wraps election.ErrUnfinished.
 func (h hostedControllers) start(ctx context.Context, timeout time.Duration) (stop func() error) {
 	if len(h) == 0 {
 		return func() error { return nil }

@@ -70,8 +70,8 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 	return m
 }
 
-// add initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It returns
-// false if another loop has them.
+// add initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It
+// returns false if another loop has them.
 func (m *Metrics) add(o LoopOptions, longest func() time.Duration) bool {
 	if !m.longest.add(o.Name, o.Loop, o.Cluster, func() float64 { return longest().Seconds() }) {
 		return false

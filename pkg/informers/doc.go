@@ -4,8 +4,8 @@
 // Package informers keeps the one cache of the process. Controllers share watches, and the cache holds
 // no more of an object than some controller has declared that it needs.
 //
-// Every controller declares its [Need] of a resource in its entry. [Caches.AddCluster] unites the needs that go
-// together into a plan. An informer serves a plan: it keeps an [Object] for each object of the API server,
+// Every controller declares its [Need] of a resource in its entry. [Caches.AddCluster] unites the needs that
+// go together into a plan. An informer serves a plan: it keeps an [Object] for each object of the API server,
 // with the declared metadata and digests, and with the whole object if some controller needs that. [For]
 // returns it with the type of its objects.
 //

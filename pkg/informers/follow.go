@@ -21,9 +21,9 @@ type Following[T any] struct {
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
 // objects as with [For]. The resource is watched until Stop or until ctx ends; call Stop in any case. ctx is
 // that of the controller's Run or of LoopOptions.Background: the context of a reconcile ends with the
-// reconcile. Follow may be called before Start, and while the controller runs. Two controllers that follow the
-// same resource have a watch each. Failures do not fail the controller's health check; Status reports them.
-// They are retried at least once a minute.
+// reconcile. Follow may be called before Start, and while the controller runs. Two controllers that follow
+// the same resource have a watch each. Failures do not fail the controller's health check; Status reports
+// them. They are retried at least once a minute.
 func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.For = c.controller

@@ -70,8 +70,9 @@ const (
 
 // Need is what one controller needs of one resource. What no need names is not cached.
 //
-// A controller has one need of a resource. Needs of one resource share an informer if they select the same objects, in the same version and form. Each
-// controller then gets at least what it declared. Otherwise each need has an informer of its own.
+// A controller has one need of a resource. Needs of one resource share an informer if they select the same
+// objects, in the same version and form. Each controller then gets at least what it declared. Otherwise each
+// need has an informer of its own.
 type Need struct {
 	// For is the name of the controller, and of its digest, see Object.Digest. The host fills it
 	// in.

@@ -94,8 +94,9 @@ const liveTimeout = 70 * time.Second
 
 // For returns the informer of a resource that the entry declares in Needs, with the type of its objects:
 // the Go type for a need in the form Typed, *unstructured.Unstructured for one in the form Unstructured,
-// and *Object, metav1.Object or any other interface that an Object has, for any. For is called while a controller is built, since it panics if the need, the
-// scheme and T do not fit together; the manager's start then fails with an error that names the controller.
+// and *Object, metav1.Object or any other interface that an Object has, for any. For is called while a
+// controller is built, since it panics if the need, the scheme and T do not fit together; the manager's start
+// then fails with an error that names the controller.
 func For[T any](host HasCache, resource schema.GroupVersionResource) Informer[T] {
 	c := host.cache()
 	i := c.cluster.informerFor(c.controller, resource.GroupResource())

@@ -112,7 +112,8 @@ func (n *named) reach(url, condition string) {
 }
 
 // TestDNSRecordsReachExternalDNS begins with the example of KubeFed's guide to multi-cluster DNS. Names are
-// resolved in TestDNSRecordBecomesADNSEndpoint of pkg/controllers/federation, which has a resolver of its own.
+// resolved in TestDNSRecordBecomesADNSEndpoint of pkg/controllers/federation, which has a resolver of its
+// own.
 func TestDNSRecordsReachExternalDNS(t *testing.T) {
 	n := &named{newJoining(t, 6*fleet.Patience)}
 	n.shop = "test-namespace"

@@ -216,9 +216,9 @@ func (m *members) liveHeap(p *sandbox.Process, collect func() error) (heap int) 
 	return heap
 }
 
-// TestLongRestartReadsNothing restarts a manager with 100,000 objects, and then lets one of many members be away.
-// The goal for the others is a delay of 1.1 times as long at the 99th percentile; the bound leaves room for a
-// busy machine.
+// TestLongRestartReadsNothing restarts a manager with 100,000 objects, and then lets one of many members be
+// away. The goal for the others is a delay of 1.1 times as long at the 99th percentile; the bound leaves room
+// for a busy machine.
 func TestLongRestartReadsNothing(t *testing.T) {
 	for name, test := range map[string]struct{ members, objects, heap int }{
 		"20 members with 5,000 objects": {20, 5000, 80},

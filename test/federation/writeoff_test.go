@@ -174,8 +174,8 @@ func TestWrittenOffRemovalIsMadeLater(t *testing.T) {
 	}
 }
 
-// TestLongAbsence has a member that is away for 10 minutes while objects are deleted, made again and changed, with
-// the usual settings.
+// TestLongAbsence has a member that is away for 10 minutes while objects are deleted, made again and changed,
+// with the usual settings.
 func TestLongAbsence(t *testing.T) {
 	m := newMembers(t, time.Hour, cluster.Options{WithoutControllerManager: true})
 	m.detour()

@@ -103,7 +103,7 @@ func (r *replica) stop() {
 	}
 }
 
-// observed returns the entry, on by default, with a New that also records its metrics and its controller in r.
+// observed returns the entry, on by default, with a New that also records its metrics and controller in r.
 func (r *replica) observed(e controllers.Entry) controllers.Entry {
 	e.OffByDefault = false
 	if build := e.New; build != nil {

@@ -34,7 +34,8 @@ type Config struct {
 
 	// Grace is how long an object that is due when it is first seen is left alone; 0 means not at all.
 	Grace time.Duration
-	// MaxDeletionsPerMinute is the limit per namespace; all together may be policy.TotalLimitFactor times as many.
+	// MaxDeletionsPerMinute is the limit per namespace; all together may be policy.TotalLimitFactor times as
+	// many.
 	MaxDeletionsPerMinute int
 	BreakerCooldown       time.Duration
 	// MaxClockSkew is how far the clock may be from the API server's; 0 switches the check off.
