@@ -133,9 +133,16 @@ test-long: test-race test-chart test-election ## Run race, chart, election and l
 	RACE=1 ROUNDS=1 $(INTEGRATION) -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
 	SEED=0 FAULTS=25 $(INTEGRATION) ./test/faults
 
+.PHONY: fuzz
+fuzz: ## Fuzz each Fuzz function for FUZZTIME.
+	@for package in $$(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n1 dirname | sort -u); do \
+	    for function in $$(go test -vet=off -list '^Fuzz' ./$$package | grep '^Fuzz'); do \
+	        go test -vet=off -run '^$$' -fuzz "^$$function$$" -fuzztime $(or $(FUZZTIME),1m) ./$$package; done; done
+
 .PHONY: lint
 lint: ## Run golangci-lint, pinned in hack/tools: format, vet, imports and more.
-	@lint=$(LINT); for module in . $(PACKAGED); do echo "golangci-lint in $$module"; (cd $$module; "$$lint" run ./...); done
+	@lint=$(LINT); status=0; for module in . $(PACKAGED); do \
+	    echo "golangci-lint in $$module"; (cd $$module; "$$lint" run ./...) || status=1; done; exit $$status
 
 .PHONY: fmt
 fmt: ## Format every Go file as lint wants it.
@@ -203,6 +210,7 @@ clean: ## Remove what make writes in this folder, not ~/.cache/quartermaster.
 ##= WORKLOAD         test-e2e: an image with a shell, busybox from registry.k8s.io
 ##= SEEDS            simulate: 1000
 ##= FAULTS, SEED     faults: 1000 faults, of the sequence 1
+##= FUZZTIME         fuzz: 1m for each function
 ##= KUBEFED          kubefed: 3 runs of each test
 ##= VULNDB           vulncheck, verify: https://vuln.go.dev, or file:///path of a copy
 ##= OPTIONAL         vulncheck: 1 skips an unreadable VULNDB, as verify does

@@ -17,7 +17,7 @@ type process struct {
 }
 
 // WithProcess returns a copy of ctx for [Controller].Run. When ctx ends, the controller must drain; when
-// work ends, the contexts of its reconciles end too. The write fence stops writes to the API server. The
+// work ends, the contexts of its reconciles end too. The fence stops writes to the API server. The
 // contexts stop the rest, such as a request to another service. leading is closed when this replica begins to
 // lead.
 func WithProcess(ctx, work context.Context, leading <-chan struct{}) context.Context {

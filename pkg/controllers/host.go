@@ -83,7 +83,8 @@ type Cluster struct {
 	// since the other API server may not answer. Whoever builds the loop runs it, such as in
 	// LoopOptions.Background, and closes it.
 	LoopOptions LoopOptions
-	// Close ends what is followed, its metrics and the connections. A second call does nothing.
+	// Close stops the followed informers, removes the cluster's metrics and closes its connections. A second
+	// call does nothing.
 	Close func()
 }
 

@@ -63,7 +63,7 @@ func NewLoop[K comparable](
 	}
 	for _, w := range watches {
 		if w.mistake != nil {
-			return nil, fmt.Errorf("%s: watch: %w", opts, w.mistake)
+			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)
 		}
 	}
 	if !opts.Metrics.add(opts, func() time.Duration {
@@ -80,8 +80,8 @@ func NewLoop[K comparable](
 	return l, nil
 }
 
-// Close ends the metrics of the loop, which must not run any more. Only a loop that goes before the process
-// does has to be closed.
+// Close removes the metrics of the loop. Call it after Run has returned, for a loop that ends before the
+// process.
 func (l *Loop[K]) Close() { l.opts.Metrics.remove(l.opts) }
 
 // Enqueue adds keys to the queue. It is for triggers without an informer, such as a timer. While the loop
@@ -238,7 +238,7 @@ func (l *Loop[K]) start(logger *klog.Logger, leading <-chan struct{}) (*queue[K]
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase != PhaseStopped {
-		return nil, fmt.Errorf("%s: is already running", l.opts)
+		return nil, fmt.Errorf("loop %s is already running", l.opts)
 	}
 	l.phase = PhaseSyncing
 	l.queue = newQueue[K](l.opts, logger)
@@ -350,7 +350,6 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	case err != nil:
 		logger.Error(err, "Reconcile failed")
 	}
-
 	l.opts.Metrics.observe(l.opts, o.result, l.opts.Clock.Since(started))
 	l.mu.Lock()
 	delete(l.inFlight, key)

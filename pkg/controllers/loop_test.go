@@ -141,7 +141,7 @@ func (h *harness) build(t *testing.T, watches ...Watch[cache.ObjectName]) {
 // pass waits until d has passed in the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
-// refusal is an error like the write fence's.
+// refusal is an error like the fence's.
 type refusal struct{}
 
 func (refusal) Error() string    { return "not leading" }

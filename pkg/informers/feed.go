@@ -45,8 +45,8 @@ type feed struct {
 	// exists returns a NotFound error if the server does not have the resource in any version.
 	exists func(context.Context) error
 
-	// watchingSince is when the watch began; zero while the feed lists. freeSlot gives a slot in lists back,
-	// unless that has happened. Only the reflector's goroutine uses them.
+	// watchingSince is when the watch began; zero while the feed lists. freeSlot returns the slot of the
+	// list under way; a second call does nothing. Only the reflector's goroutine uses them.
 	watchingSince time.Time
 	freeSlot      func()
 }

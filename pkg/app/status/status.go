@@ -56,7 +56,7 @@ func NewCommand(of string, lease types.NamespacedName) *cobra.Command {
 		Use:   "status",
 		Short: "Show who leads, the replicas and what their controllers do",
 		Long: `Shows who leads, since when and in which term, whether the API server has the
-write fence, the replicas, and of each that it reaches the state of its
+fence, the replicas, and of each that it reaches the state of its
 controllers. Ends with 0 when somebody leads, with 1 otherwise.
 
 The Lease, the fence and the Pods are read with a kubeconfig. What a replica

@@ -66,7 +66,8 @@ func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 	return nil
 }
 
-// wait notes why a request waits, tells it once, and returns when to decide again without an event.
+// wait records why a request waits, reports it once in the log and by an Event, and returns when to decide
+// again if no event comes.
 func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem) time.Duration {
 	if c.memory.wait(k.name, problems) {
 		logger := klog.FromContext(ctx)

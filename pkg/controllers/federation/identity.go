@@ -55,8 +55,8 @@ func (l *clusterLoop) identify(ctx context.Context, p *probedCluster, object *un
 }
 
 // first returns the KubeFedCluster that led to the same cluster before, or "": it is the one with the
-// recorded UID, or else the older one. Known is false while there is one of which it is not known yet where
-// it leads.
+// recorded UID, or else the older one. known is false while another KubeFedCluster has not been probed,
+// because it may lead to the same cluster.
 func (l *clusterLoop) first(object *unstructured.Unstructured, uid types.UID) (name string, known bool) {
 	recorded := func(o *unstructured.Unstructured) types.UID {
 		return types.UID(o.GetAnnotations()[policy.ClusterUIDAnnotation])

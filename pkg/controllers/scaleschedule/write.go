@@ -214,7 +214,7 @@ func (c *controller) refused(ctx context.Context, w *workload, p *policy.Plan, o
 		return 0, err // the loop waits longer each time, and as long as the API server asks for
 	}
 	if c.repeatedNotices.Due(w.uid, c.clock.Now()) {
-		klog.FromContext(ctx).Error(err, "Cannot scale")
+		klog.FromContext(ctx).Error(err, "Cannot scale a workload")
 		c.events.Event(w.reference(), corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
 	failures := 0

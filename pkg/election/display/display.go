@@ -173,7 +173,7 @@ func (d *Display) Finished(logger klog.Logger, verb string, err error, f protoco
 	case protocol.FailNone:
 		delete(d.refusals, verb)
 	case protocol.FailConflict: // the request was permitted
-		logger.V(2).Info("The Lease has changed", "lease", d.lease, "verb", verb, "err", err)
+		logger.V(2).Info("Request for the Lease met a conflict", "lease", d.lease, "verb", verb, "err", err)
 		delete(d.refusals, verb)
 	case protocol.FailUnanswered:
 		logger.Error(err, "Request for the Lease got no answer", "lease", d.lease, "verb", verb)

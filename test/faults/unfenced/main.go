@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command unfenced is the counter-check of the tests with faults: the controller config-reload
-// behind an elector, but without the write fence, and with as little else as possible. It writes after its
+// behind an elector, but without the fence, and with as little else as possible. It writes after its
 // term, which shows that the tests see such writes. Do not use it for anything else.
 //
 // With --elector=client-go it elects as most controllers do today.
