@@ -27,7 +27,7 @@ RELEASED  := linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64
 VULNDB    ?= https://vuln.go.dev
 # MODULES are all modules but the main one. PACKAGED leaves out the modules that only pin versions, of programs
 # and CRDs.
-MODULES    = $(or $(patsubst %/go.mod,%,$(shell git ls-files '*/go.mod')),$(error the list of modules needs a clone with git))
+MODULES    = $(patsubst %/go.mod,%,$(shell git ls-files '*/go.mod'))
 PACKAGED   = $(filter-out hack/controlplane hack/crds hack/tools,$(MODULES))
 
 .PHONY: help

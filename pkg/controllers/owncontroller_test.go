@@ -53,10 +53,10 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a second loop of a controller": {LoopOptions{Name: "two", Loop: "b", Metrics: m}, nothing, nil, ""},
 		"a second loop of one name":     {LoopOptions{Name: "two", Loop: "a", Metrics: m}, nothing, nil, "loop two-a: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a second loop of one cluster":  {LoopOptions{Name: "two", Cluster: "far", Metrics: m}, nothing, nil, "loop two/far: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
-		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "x: watch: the informer is nil"},
-		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](forgetful{}, nil)}, "x: watch: a function that maps or chooses events is nil"},
-		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{}, nil)}, "x: watch: a function that maps or chooses events is nil"},
-		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{})}, "x: watch: WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences"},
+		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "loop x: watch: the informer is nil"},
+		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
+		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
+		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := NewLoop(tc.opts, tc.reconcile, tc.watches...)
