@@ -130,7 +130,7 @@ test-long: test-race test-chart test-election ## Run race, chart, election and l
 	$(TEST) -run '^TestLong' ./pkg/...
 	@# ./test/servers plays one round; all ten take an hour. ./test/faults has short leases, so it runs alone, with
 	@# a new seed each time.
-	RACE=1 ROUNDS=1 $(INTEGRATION) -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
+	RACE=1 ROUNDS=1 $(INTEGRATION) -timeout 90m -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
 	SEED=0 FAULTS=25 $(INTEGRATION) ./test/faults
 
 .PHONY: fuzz

@@ -206,8 +206,14 @@ func (m *membership) join(ctx context.Context) error {
 // noteReplaced prints a note if the cluster is not the one that joined before, whose UID is recorded:
 // --cluster-context may name the wrong one.
 func (m *membership) noteReplaced(ctx context.Context, recorded string) error {
+	if recorded == "" {
+		return nil
+	}
 	system, err := m.cluster.Resource(namespacesResource).Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
-	if err == nil && recorded != "" && recorded != string(system.GetUID()) {
+	if err != nil {
+		return fmt.Errorf("get %s: %w", m.describe(m.cluster, namespacesResource, metav1.NamespaceSystem), err)
+	}
+	if recorded != string(system.GetUID()) {
 		_, err = fmt.Fprintf(m.out, "note: another cluster joined as %s before; placement deletes nothing in this one until you delete the annotation %s\n", m.name, policy.ClusterUIDAnnotation)
 	}
 	return err
