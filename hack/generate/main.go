@@ -3,9 +3,9 @@
 
 // Command generate writes what derives from the registry of controllers: the roles below deploy/,
 // as `manager rbac` prints them, the components that change them, the chart's roles, schema and
-// README, the federated types of deploy/federation, and the page of the metrics. With --check it writes
-// nothing: it fails if one of these files, a generated file of examples/widget or a picture of docs/bench is
-// not up to date.
+// README, the federated types of deploy/federation, and the pages of the metrics and of the flags. With
+// --check it writes nothing: it fails if one of these files, a generated file of examples/widget or a picture
+// of docs/bench is not up to date.
 package main
 
 import (
@@ -48,11 +48,13 @@ func run(dir string, check bool) error {
 		return err
 	}
 	maps.Copy(manifests, ofFederation)
-	ofMetrics, err := metricsPage(dir)
-	if err != nil {
-		return err
+	for _, generate := range []func(string) (map[string][]byte, error){metricsPage, flagsPage} {
+		page, err := generate(dir)
+		if err != nil {
+			return err
+		}
+		maps.Copy(manifests, page)
 	}
-	maps.Copy(manifests, ofMetrics)
 	var outdated []error
 	for _, name := range slices.Sorted(maps.Keys(manifests)) {
 		path, manifest := filepath.Join(dir, name), manifests[name]
