@@ -134,8 +134,8 @@ func TestTablesNameValuesThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := 0
-	for _, doc := range []string{"migrate/config-reload", "migrate/replication", "migrate/ttl", "controllers/scale-schedule", "controllers/csr-approver"} {
-		text, err := os.ReadFile(filepath.Join("..", "..", "docs", doc+".md"))
+	for _, doc := range []string{"config-reload", "replication", "scale-schedule", "ttl", "csr-approver"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "docs", "migrate", doc+".md"))
 		if err != nil {
 			t.Fatal(err)
 		}
