@@ -108,33 +108,40 @@ func kindOf(r controllertest.Request) (verb, resource string) {
 	return r.Verb, resource
 }
 
-// refuse refuses the next requests, one for each error; nil lets one pass.
-func (f *fixture) refuse(verb, resource string, errs ...error) {
-	f.before(verb, resource, func(controllertest.Request) error {
-		if len(errs) == 0 {
+// answer is called before a request of the controller, which it may refuse.
+type answer = func(f *fixture, r controllertest.Request) error
+
+// answer calls each of these before one of the next requests of that kind.
+func (f *fixture) answer(verb, resource string, answers ...answer) {
+	f.before(verb, resource, func(r controllertest.Request) error {
+		if len(answers) == 0 {
 			return nil
 		}
-		err := errs[0]
-		errs = errs[1:]
-		return err
+		next := answers[0]
+		answers = answers[1:]
+		return next(f, r)
 	})
 }
 
-var errTryAgain = apierrors.NewInternalError(errors.New("try again"))
+func refusal(err error) answer { return func(*fixture, controllertest.Request) error { return err } }
 
-// once calls f before the first request of that kind.
+// refuse refuses the next n requests.
+func (f *fixture) refuse(n int, verb, resource string, err error) {
+	f.answer(verb, resource, slices.Repeat([]answer{refusal(err)}, n)...)
+}
+
+// once calls hook before the first request of that kind.
 func (f *fixture) once(verb, resource string, hook func()) {
-	done := false
-	f.before(verb, resource, func(controllertest.Request) error {
-		if !done {
-			done = true
-			hook()
-		}
-		return nil
-	})
+	f.answer(verb, resource, func(*fixture, controllertest.Request) error { hook(); return nil })
 }
 
-// apply carries out a request of the controller. A hook that then returns an error loses the answer.
+var (
+	errTryAgain = apierrors.NewInternalError(errors.New("try again"))
+	errConflict = apierrors.NewConflict(appsv1.Resource("deployments"), "web", errTryAgain)
+	errTimeout  = apierrors.NewTimeoutError("no answer", 1)
+)
+
+// apply carries out a request of the controller, and returns the error of an answer that is lost.
 func (f *fixture) apply(r controllertest.Request) error {
 	client, err := kubernetes.NewForConfig(f.RESTConfig())
 	if err != nil {
@@ -149,7 +156,18 @@ func (f *fixture) apply(r controllertest.Request) error {
 			_, err = client.BatchV1().Jobs(r.Namespace).Create(context.Background(), &job, metav1.CreateOptions{})
 		}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return errTimeout
+}
+
+// requested compares the counts of the requests since the last call of forget.
+func (f *fixture) requested(want map[string]int) {
+	f.t.Helper()
+	if diff := cmp.Diff(want, f.asked()); diff != "" {
+		f.t.Errorf("requests differ (-want +got):\n%s", diff)
+	}
 }
 
 // pass lets time pass, with everything that happens in it.
@@ -158,21 +176,24 @@ func (f *fixture) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-func (f *fixture) deployment(name string) *appsv1.Deployment {
+// web returns the Deployment web.
+func (f *fixture) web() *appsv1.Deployment {
 	f.t.Helper()
-	d := controllertest.Get[appsv1.Deployment](f.Host, "shop", name)
+	d := controllertest.Get[appsv1.Deployment](f.Host, "shop", "web")
 	if d == nil {
-		f.t.Fatalf("there is no Deployment %s", name)
+		f.t.Fatal("there is no Deployment web")
 	}
 	return d
 }
 
-// state returns what is recorded on a Deployment.
-func (f *fixture) state(name string) string {
+// touch changes the Deployment web in what does not concern the controller.
+func (f *fixture) touch() {
 	f.t.Helper()
-	state, _ := withoutVersion(f.deployment(name).Annotations[nativeState])
-	return state
+	f.Put(annotated(f.web(), "example.org/touched", time.Now().String()))
 }
+
+// runs returns the Jobs.
+func (f *fixture) runs() []*batchv1.Job { return controllertest.List[batchv1.Job](f.Host) }
 
 // asked counts the requests since the last call of forget, by verb and resource. A list of the controller's
 // cache is a question for the version of a source.
@@ -232,21 +253,21 @@ func (f *fixture) body(patch []byte) string {
 		f.t.Fatal(err)
 	}
 	m, _ := body["metadata"].(map[string]any)
-	if m["resourceVersion"] == nil || m["resourceVersion"] == "" {
-		f.t.Errorf("patch without a resourceVersion: %s", patch)
-	}
 	a, _ := m["annotations"].(map[string]any)
+	version, _ := m["resourceVersion"].(string)
+	delete(m, "resourceVersion")
 	if recorded, ok := a[nativeState].(string); ok {
 		state, on := withoutVersion(recorded)
-		if on != m["resourceVersion"] {
+		if a[nativeState] = state; on != version {
 			f.t.Errorf("state %s is not recorded on the version of the patch: %s", recorded, patch)
 		}
-		a[nativeState] = state
 	}
-	if a != nil && len(a) == 0 {
+	if version == "" {
+		f.t.Errorf("patch without a resourceVersion: %s", patch)
+	}
+	if len(a) == 0 {
 		delete(m, "annotations")
 	}
-	delete(m, "resourceVersion")
 	if len(m) == 0 {
 		delete(body, "metadata")
 	}

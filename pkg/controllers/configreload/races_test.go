@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"pgregory.net/rapid"
@@ -25,157 +26,152 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
-func TestConflictIsDecidedOnALiveRead(t *testing.T) {
-	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
-	web := pod(reads("app-config"))
-	cases := map[string]struct {
-		// meanwhile is what somebody writes between the decision and the patch.
-		meanwhile func(f *fixture)
-		want      []string
-	}{
-		"the change is still to be made": {
-			meanwhile: func(f *fixture) { f.Put(annotated(auto(web, known1), "example.org/touched", "1")) },
-			want:      []string{env(known2, "web/"+cmVar, h2), env(known2, "web/"+cmVar, h2)},
-		},
-		"a second manager has made the change already": {
-			meanwhile: func(f *fixture) {
-				done := recordedOn(f.deployment("web").ResourceVersion, known2)
-				f.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), done))
-			},
-			want: []string{env(known2, "web/"+cmVar, h2)},
-		},
-		"somebody wrote what it would have written, and the template stays as it is": {
-			meanwhile: func(f *fixture) { f.Put(auto(pod(reads("app-config"), variableSet(cmVar, h2)), known2)) },
-			want:      []string{env(known2, "web/"+cmVar, h2), envAlone("web/"+cmVar, h2)},
-		},
-		"the workload opted out": {meanwhile: func(f *fixture) { f.Put(deploy(web, nativeState, known1)) }, want: []string{env(known2, "web/"+cmVar, h2), stateOnly("")}},
-		"the workload is gone":   {meanwhile: func(f *fixture) { f.Delete(deploy(web)) }, want: []string{env(known2, "web/"+cmVar, h2)}},
+func TestReconcileConflicts(t *testing.T) {
+	var (
+		denial       = apierrors.NewNotFound(schema.GroupResource{Group: "policy.example", Resource: "teams"}, "shop")
+		wasRefused   = failed + errConflict.Error()
+		pausedBefore = deploy(pod(), kPause, "5m", kPausedAt, second(-240))
+	)
+	denial.ErrStatus.Message = `admission webhook "teams.example" denied the request: ` + denial.ErrStatus.Message
+	pausedBefore.Spec.Paused = true
+	rolls, none := []string{reloaded}, []string{}
+	// meanwhile returns a row in which somebody writes between the decision and the patch, which is no failure.
+	meanwhile := func(write func(f *fixture), events []string, want ...string) reconcileCase {
+		return reconcileCase{want: want, events: events, change: func(f *fixture) {
+			f.once("patch", "deployments", func() { write(f) })
+			changeCM(f)
+			f.pass(time.Hour)
+			f.noErrors()
+		}}
 	}
-	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, nil, cm1(), auto(web, known1))
-				f.once("patch", "deployments", func() { tc.meanwhile(f) })
-				changeCM(f)
-				f.pass(time.Hour)
-				f.expect(tc.want...)
-				f.noErrors()
-			})
-		})
-	}
-}
-
-func TestConflictWithoutEndIsTriedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
-		conflict := apierrors.NewConflict(appsv1.Resource("deployments"), "web", errTryAgain)
-		f.refuse("patch", "deployments", slices.Repeat([]error{conflict}, 3*4)...)
-		changeCM(f)
-		f.pass(time.Minute)
-		if got := f.state("web"); got != stateOf(cmKey, h2) {
-			t.Errorf("state = %s, want the state of the change", got)
+	// refused returns a change that is refused n times.
+	refused := func(n int, err error, change func(f *fixture)) func(f *fixture) {
+		return func(f *fixture) {
+			f.refuse(n, "patch", "deployments", err)
+			change(f)
+			f.pass(time.Minute)
 		}
-		f.noErrors()
-		failed := "Warning ReloadFail Reload for ConfigMap shop/app-config failed: " + conflict.Error()
-		f.told("Normal Reloaded Reloaded for ConfigMap shop/app-config", failed, failed, failed)
-	})
-}
-
-// A webhook may deny a write with any status, including 404, which also means that the workload is
-// gone.
-func TestNotFoundOfSomethingElseLosesNothing(t *testing.T) {
-	known2 := stateOf(cmKey, h2)
-	for name, tc := range map[string]struct {
-		web    *appsv1.Deployment
-		change func(f *fixture)
-		want   string   // the last write
-		events []string // without failures that the next attempt repairs
-		denied int
-	}{
-		"a reload": {
-			web:    auto(pod(reads("app-config")), stateOf(cmKey, h1)),
-			change: changeCM, denied: 1,
-			want:   env(known2, "web/"+cmVar, h2),
-			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config"},
-		},
-		"a reload that is denied for longer": {
-			web:    auto(pod(reads("app-config")), stateOf(cmKey, h1)),
-			change: changeCM, denied: 4,
-			want: env(known2, "web/"+cmVar, h2),
-			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config",
-				`Warning ReloadFail Reload for ConfigMap shop/app-config failed: admission webhook "teams.example" denied the request: teams.policy.example "shop" not found`},
-		},
-		"the recording of a state": {
-			web:    deploy(pod(reads("app-config"))),
-			change: func(f *fixture) { f.Put(deploy(pod(reads("app-config")), kAuto, "true")) }, denied: 4,
-			want: stateOnly(stateOf(cmKey, h1)),
-			events: []string{"Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: " +
-				`admission webhook "teams.example" denied the request: teams.policy.example "shop" not found`},
-		},
-		"the end of a pause": {
-			web: func() *appsv1.Deployment {
-				d := deploy(pod(), kPause, "5m", kPausedAt, second(-240))
-				d.Spec.Paused = true
-				return d
-			}(),
-			change: func(*fixture) {}, denied: 4,
-			want: resume(),
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, nil, cm1(), tc.web)
-				denial := apierrors.NewNotFound(schema.GroupResource{Group: "policy.example", Resource: "teams"}, "shop")
-				denial.ErrStatus.Message = `admission webhook "teams.example" denied the request: ` + denial.ErrStatus.Message
-				f.refuse("patch", "deployments", slices.Repeat([]error{denial}, tc.denied)...)
-				tc.change(f)
-				f.pass(time.Hour)
-				if writes := f.writes(); len(writes) <= tc.denied || writes[len(writes)-1] != tc.want {
-					t.Errorf("writes %v; want more than the %d that are denied, and the last to be %s", writes, tc.denied, tc.want)
-				}
-				f.told(tc.events...)
-			})
-		})
 	}
+	runCases(t, map[string]reconcileCase{
+		"the change is still to be made": meanwhile((*fixture).touch, rolls, roll, roll),
+		"a second manager has made the change already": meanwhile(func(f *fixture) {
+			f.Put(auto(marked(h2), recordedOn(f.web().ResourceVersion, known2)))
+		}, none, roll),
+		"somebody wrote what it would have written, and the template stays as it is": meanwhile(func(f *fixture) { f.Put(auto(marked(h2), known2)) },
+			rolls, roll, envAlone("web/"+cmVar, h2)),
+		"the workload is gone":   meanwhile(func(f *fixture) { f.Delete(f.web()) }, none, roll),
+		"the workload opted out": meanwhile(func(f *fixture) { f.Put(deploy(web, nativeState, known1)) }, none, roll, stateOnly("")),
+		// If the state is removed while a reload is being written, it is known from the version that the reload was
+		// decided on, even if the watch is late.
+		"the state is removed": meanwhile(func(f *fixture) { f.Lag(time.Second, "deployments"); f.Put(deploy(web, kAuto, "true")) }, rolls, roll, roll),
+		"a conflict without end is tried again": {
+			change: func(f *fixture) { refused(3*4, errConflict, changeCM)(f); f.noErrors() },
+			want:   slices.Repeat(rolled, 13), events: []string{reloaded, wasRefused, wasRefused, wasRefused},
+		},
+		// A webhook may deny a write with any status, including 404, which also means that the workload is gone.
+		"a 404 of a webhook does not lose a reload": {change: refused(1, denial, changeCM), want: []string{roll, roll}},
+		"a 404 that stays is reported": {
+			change: refused(4, denial, changeCM), want: slices.Repeat(rolled, 5), events: []string{reloaded, failed + denial.ErrStatus.Message},
+		},
+		"a 404 of a webhook does not lose the recording of a state": {
+			objects: objs{cm1(), deploy(web)}, change: refused(4, denial, func(f *fixture) { f.Put(deploy(web, kAuto, "true")) }),
+			want: slices.Repeat([]string{stateOnly(known1)}, 5), events: []string{notRecorded + denial.ErrStatus.Message},
+		},
+		"a 404 of a webhook does not lose the end of a pause": {
+			objects: objs{pausedBefore}, change: refused(4, denial, func(*fixture) {}), want: slices.Repeat([]string{resume()}, 5),
+		},
+	})
 }
 
 // When the response to a write arrives, there may be another object of that name, of which more is
 // known.
 func TestLateAnswerIsNotOfTheSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		web := auto(pod(reads("app-config")), stateOf(cmKey, h1))
-		f := newFixture(t, nil, cm1(), web)
+		f := newFixture(t, nil, cm1(), auto(web, known1))
 		f.Latency(30 * time.Second)
 		changeCM(f)
 		f.pass(10 * time.Second)
-		f.Delete(web)
-		successor := deploy(pod(reads("app-config")), kAuto, "true")
+		f.Delete(f.web())
+		successor := deploy(web, kAuto, "true")
 		successor.UID = "successor"
 		f.Put(successor)
 		f.pass(10 * time.Second)
 		f.Put(cm("app-config", "color", "green"))
 		f.pass(time.Hour)
 		want := []corev1.EnvVar{{Name: cmVar, Value: hashOf("color", "green")}}
-		if diff := cmp.Diff(want, f.deployment("web").Spec.Template.Spec.Containers[0].Env); diff != "" {
+		if diff := cmp.Diff(want, f.web().Spec.Template.Spec.Containers[0].Env); diff != "" {
 			t.Errorf("mark differs (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// If the state is removed while a reload is being written, it is known from the version that the
-// reload was decided on, even if the watch is late.
-func TestStateIsRemovedWhileAReloadIsOnItsWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		web := pod(reads("app-config"))
-		f := newFixture(t, nil, cm1(), auto(web, stateOf(cmKey, h1)))
-		f.Lag(time.Second, "deployments")
-		f.once("patch", "deployments", func() { f.Put(deploy(web, kAuto, "true")) })
-		changeCM(f)
-		f.pass(time.Hour)
-		rolled := env(stateOf(cmKey, h2), "web/"+cmVar, h2)
-		f.expect(rolled, rolled)
+// TestStandbyLeads changes something while nobody leads, or lets the predecessor roll the workload just
+// before it ends, while the caches of the standby are late.
+func TestStandbyLeads(t *testing.T) {
+	const little, long = 200 * time.Millisecond, 2 * time.Second
+	known, asks := auto(web, known1), func() runtime.Object { return deploy(web, kAuto, "true") }
+	record := func(f *fixture, hash string) {
+		f.Put(auto(marked(hash), recordedOn(f.web().ResourceVersion, stateOf(cmKey, hash))))
+	}
+	rollBefore := func(f *fixture) { changeCM(f); record(f, h2) }
+	type row struct {
+		sources, workloads time.Duration    // lags
+		before             func(f *fixture) // what both caches have
+		change             func(f *fixture)
+		want               []string
+		rolls              bool // else all of want is refused
+	}
+	bubbles(t, map[string]row{
+		"a change of a source rolls":                 {change: changeCM, want: rolled, rolls: true},
+		"a change that was taken back rolls nothing": {change: func(f *fixture) { changeCM(f); f.Put(cm1()) }},
+		"a change after the creation of a workload that nobody has recorded rolls": {
+			workloads: little,
+			before:    func(f *fixture) { f.Delete(known) },
+			change:    func(f *fixture) { f.Put(asks()); changeCM(f) },
+			want:      rolled, rolls: true,
+		},
+		"a change before that creation is only recorded": {
+			workloads: little,
+			before:    func(f *fixture) { f.Delete(known) },
+			change:    func(f *fixture) { changeCM(f); f.Put(asks()) },
+			want:      []string{stateOnly(known2)}, rolls: true,
+		},
+		"the workload arrives first":         {sources: long, workloads: little, change: rollBefore},
+		"the source arrives first":           {sources: little, workloads: long, change: rollBefore, want: rolled},
+		"workload and source arrive at once": {sources: long, workloads: long, change: rollBefore},
+		"only the workload is late":          {workloads: long, change: rollBefore, want: rolled},
+		"only the source is late":            {sources: long, change: rollBefore},
+		"two rollouts are on their way":      {sources: long, workloads: little, change: func(f *fixture) { rollBefore(f); f.Put(cm1()); record(f, h1) }},
+		"the source is back where it was, and the predecessor did not roll for that any more": {
+			sources: little, workloads: long,
+			change: func(f *fixture) { rollBefore(f); f.Put(cm1()) },
+			want:   []string{env(known1, "web/"+cmVar, h1)}, rolls: true,
+		},
+		"a workload was created after another change, and only the source is late": {
+			sources: long,
+			before:  func(f *fixture) { f.Delete(known); changeCM(f); f.Put(asks()) },
+			change:  func(f *fixture) { f.Put(cm("app-config", "color", "green")); record(f, hashOf("color", "green")) },
+		},
+		"the deletion of the source is late": {sources: long, change: func(f *fixture) { f.Delete(cm1()); record(f, "") }},
+	}, func(t *testing.T, tc row) {
+		f := begin(t, controllertest.Setup{Standby: true}, onDelete, objs{cm1(), known})
+		if tc.before != nil {
+			tc.before(f)
+			f.pass(time.Minute)
+			f.forget()
+		}
+		f.Lag(tc.sources, "configmaps")
+		f.Lag(tc.workloads, "deployments")
+		version := ""
+		f.Restart(func() {
+			tc.change(f)
+			version = f.web().ResourceVersion
+		})
+		f.pass(2 * time.Minute)
+		f.expect(tc.want...)
+		if got := f.web().ResourceVersion; (got != version) != tc.rolls {
+			t.Errorf("version %s becomes %s", version, got)
+		}
 	})
 }
 
@@ -194,7 +190,7 @@ var raceSteps = map[string]func(f *fixture, n int){
 	},
 	"somebody touches the workload": func(f *fixture, n int) {
 		synctest.Wait() // reading and writing is one step
-		f.Put(annotated(f.deployment("web"), "example.org/touched", fmt.Sprint(n)))
+		f.Put(annotated(f.web(), "example.org/touched", fmt.Sprint(n)))
 	},
 	"time passes":                 func(f *fixture, n int) { f.pass(time.Duration(n) * time.Millisecond) },
 	"another manager takes over":  func(f *fixture, _ int) { f.Restart() },
@@ -244,16 +240,19 @@ func TestLongChangesRollExactlyOnce(t *testing.T) {
 func race(t *testing.T, c raceCase) (problems []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		known := stateOf(cmKey, hashOf("v", "0"))
 		f := newFixture(t, func(cfg *config) {
 			cfg.QuietPeriod = c.quiet
 			strategyAnnotations(cfg) // every patch rolls; a variable would hide a second patch
 			cfg.ExcludeSources, cfg.ExcludeKinds = []string{"secrets"}, []string{"statefulsets", "daemonsets", "cronjobs", "jobs"}
-		}, cm("app-config", "v", "0"), auto(pod(reads("app-config")), known))
+		}, cm("app-config", "v", "0"), auto(web, stateOf(cmKey, hashOf("v", "0"))))
 		for resource, lag := range c.lags {
 			f.Lag(lag, resource)
 		}
-		f.faults(c.outcomes)
+		var outcomes []answer
+		for _, outcome := range c.outcomes {
+			outcomes = append(outcomes, faults[outcome])
+		}
+		f.answer("patch", "deployments", outcomes...)
 		rolled := f.audit()
 		for _, s := range c.steps {
 			raceSteps[s.name](f, s.n)
@@ -269,40 +268,24 @@ func race(t *testing.T, c raceCase) (problems []string) {
 		if n := len(*rolled); n == 0 || (*rolled)[n-1] != want {
 			problems = append(problems, fmt.Sprintf("the last change is lost: %v", *rolled))
 		}
-		if got := f.state("web"); got != stateOf(cmKey, want) {
+		if got, _ := withoutVersion(f.web().Annotations[nativeState]); got != stateOf(cmKey, want) {
 			problems = append(problems, "state at the end is "+got)
 		}
 	})
 	return problems
 }
 
-// faults makes patches of Deployments fail, before or after they took effect.
-func (f *fixture) faults(outcomes []string) {
-	timeout := apierrors.NewTimeoutError("made up", 1)
-	f.before("patch", "deployments", func(r controllertest.Request) error {
-		if len(outcomes) == 0 {
-			return nil
-		}
-		outcome := outcomes[0]
-		outcomes = outcomes[1:]
-		switch outcome {
-		case "conflict":
-			return apierrors.NewConflict(appsv1.Resource("deployments"), "web", errTryAgain)
-		case "429":
-			return apierrors.NewTooManyRequests("made up", 2)
-		case "time-out":
-			return timeout
-		case "applied, answer lost":
-			if err := f.apply(r); err != nil {
-				return err
-			}
-			return timeout
-		case "applied late, answer lost":
-			time.AfterFunc(1500*time.Millisecond, func() { _ = f.apply(r) })
-			return timeout
-		}
-		return nil
-	})
+// faults are what may happen to a patch, before or after it took effect.
+var faults = map[string]answer{
+	"success":              refusal(nil),
+	"conflict":             refusal(errConflict),
+	"429":                  refusal(apierrors.NewTooManyRequests("made up", 2)),
+	"time-out":             refusal(errTimeout),
+	"applied, answer lost": (*fixture).apply,
+	"applied late, answer lost": func(f *fixture, r controllertest.Request) error {
+		time.AfterFunc(1500*time.Millisecond, func() { _ = f.apply(r) })
+		return errTimeout
+	},
 }
 
 // audit collects the hash in the mark each time the pod template changes in the API server.
@@ -312,7 +295,7 @@ func (f *fixture) audit() *[]string {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	last := f.deployment("web")
+	last := f.web()
 	watch, err := client.AppsV1().Deployments("shop").Watch(f.t.Context(), metav1.ListOptions{ResourceVersion: last.ResourceVersion})
 	if err != nil {
 		f.t.Fatal(err)

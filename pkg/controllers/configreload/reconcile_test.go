@@ -4,14 +4,15 @@
 package configreload_test
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
@@ -38,7 +39,8 @@ const started = 946684800
 type objs = []runtime.Object
 
 // reconcileCase is one row: the objects at the start, what then happens, and the complete list of
-// resulting writes and Events. Without events, a row that rolls has the Event of a reload for app-config.
+// resulting writes and Events. Without objects, there are app-config and the Deployment that rolls for it.
+// Without events, a row that rolls has the Event of a reload for app-config.
 type reconcileCase struct {
 	configure func(*config)
 	objects   objs
@@ -49,27 +51,42 @@ type reconcileCase struct {
 
 func runCases(t *testing.T, cases map[string]reconcileCase) {
 	t.Helper()
-	for name, tc := range cases {
+	bubbles(t, cases, func(t *testing.T, tc reconcileCase) {
+		if tc.objects == nil {
+			tc.objects = objs{cm1(), auto(web, known1)}
+		}
+		f := newFixture(t, tc.configure, tc.objects...)
+		if tc.change != nil {
+			tc.change(f)
+		}
+		f.pass(2 * time.Second)
+		f.told(eventsOf(tc.want, tc.events)...)
+		// Nothing may be left to do, neither later nor after a restart.
+		f.pass(20 * time.Minute)
+		f.Restart()
+		f.pass(time.Minute)
+		f.expect(tc.want...)
+	})
+}
+
+// bubbles runs each row in a bubble of its own.
+func bubbles[T any](t *testing.T, rows map[string]T, run func(t *testing.T, row T)) {
+	t.Helper()
+	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, tc.configure, tc.objects...)
-				if tc.change != nil {
-					tc.change(f)
-				}
-				f.pass(2 * time.Second)
-				f.told(eventsOf(tc.want, tc.events)...)
-				// Nothing may be left to do, neither later nor after a restart.
-				f.pass(20 * time.Minute)
-				f.Restart()
-				f.pass(time.Minute)
-				f.expect(tc.want...)
-			})
+			synctest.Test(t, func(t *testing.T) { run(t, row) })
 		})
 	}
 }
 
-const reloaded = "Normal Reloaded Reloaded for ConfigMap shop/app-config"
+const (
+	reloaded     = "Normal Reloaded Reloaded for ConfigMap shop/app-config"
+	reloadedBoth = reloaded + ", Secret shop/db"
+	failed       = "Warning ReloadFail Reload for ConfigMap shop/app-config failed: "
+	notRecorded  = "Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: "
+	invalid      = "Warning InvalidReloadAnnotation "
+)
 
 func eventsOf(want, events []string) []string {
 	rolls := func(write string) bool {
@@ -85,223 +102,271 @@ func strategyAnnotations(c *config) { c.Strategy = policy.StrategyAnnotations }
 func autoAll(c *config)             { c.AutoAll = true }
 func onCreate(c *config)            { c.OnCreate = true }
 func onDelete(c *config)            { c.OnDelete = true }
+func withoutCompat(c *config)       { c.Compat = false }
 
 func changeCM(f *fixture) { f.Put(cm2()) }
 func changeDB(f *fixture) { f.Put(db2()) }
 func deleteCM(f *fixture) { f.Delete(cm1()) }
 
 func TestReconcileAnnotations(t *testing.T) {
-	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
-	rolled := []string{env(known2, "web/"+cmVar, h2)}
-	web := pod(reads("app-config"))
-
-	// one returns a row with the Deployment web that reads app-config, which changes.
-	one := func(annotations []string, want []string) reconcileCase {
-		tc := reconcileCase{
-			objects: objs{cm1(), deploy(web, append(annotations, nativeState, known1)...)},
-			change:  changeCM, want: want,
-		}
-		return tc
+	unrecorded := []string{stateOnly("")}
+	// of returns a row with a Deployment that has recorded app-config, which changes.
+	of := func(want []string, template corev1.PodTemplateSpec, annotations ...string) reconcileCase {
+		return reconcileCase{objects: objs{cm1(), deploy(template, append(annotations, nativeState, known1)...)}, change: changeCM, want: want}
 	}
+	// one is of with the template web.
+	one := func(want []string, annotations ...string) reconcileCase { return of(want, web, annotations...) }
 	with := func(tc reconcileCase, configure func(*config)) reconcileCase {
 		tc.configure = configure
 		return tc
 	}
+	telling := func(tc reconcileCase, events ...string) reconcileCase {
+		tc.events = events
+		return tc
+	}
+	// ofSource is one with kAuto, if app-config has an annotation.
+	ofSource := func(want []string, key, value string) reconcileCase {
+		return reconcileCase{
+			objects: objs{annotated(cm1(), key, value), auto(web, known1)},
+			change:  func(f *fixture) { f.Put(annotated(cm2(), key, value)) }, want: want,
+		}
+	}
 
 	runCases(t, map[string]reconcileCase{
-		"auto rolls on a change": one([]string{kAuto, "true"}, rolled),
-		"auto rolls by annotation under that strategy": with(one([]string{kAuto, "true"}, []string{ann(known2, compatMark,
-			`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"`+h2+`","containerRefs":["web"],"observedAt":`+fmt.Sprint(started+1)+`}`)}),
-			strategyAnnotations),
 		"without compatibility the original's annotations mean nothing": {
-			configure: func(c *config) { c.Compat = false },
-			objects:   objs{cm1(), deploy(web, kAuto, "true")}, change: changeCM,
-		},
-		"a label of the source is no change": {
-			objects: objs{cm1(), auto(web, known1)},
-			change: func(f *fixture) {
-				labelled := cm1()
-				labelled.Labels = map[string]string{"tier": "web"}
-				f.Put(labelled)
-			},
+			configure: withoutCompat, objects: objs{cm1(), deploy(web, kAuto, "true")}, change: changeCM,
 		},
 		"auto demands a reference": {objects: objs{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM},
-		"a named source needs no reference, and marks the first container": {
-			objects: objs{cm1(), deploy(pod(containersNamed("a", "b")), kCM, "app-config", nativeState, known1)},
-			change:  changeCM, want: []string{env(known2, "a/"+cmVar, h2)},
-		},
-		"items are regular expressions, trimmed": one([]string{kCM, "[x], app-.*"}, rolled),
-		"an item that does not compile is reported, and the others count": {
-			objects: objs{cm1(), deploy(web, kCM, "[, app-config", nativeState, known1)},
-			change:  changeCM, want: rolled,
-			events: []string{reloaded, "Warning InvalidReloadAnnotation " + kCM + `: item "[": error parsing regexp: missing closing ]: ` + "`[$`"},
-		},
+		"a named source needs no reference, and marks the first container": of([]string{env(known2, "a/"+cmVar, h2)},
+			pod(containersNamed("a", "b")), kCM, "app-config"),
+		"items are regular expressions, trimmed": one(rolled, kCM, "[x], app-.*"),
+		"an item that does not compile is reported, and the others count": telling(one(rolled, kCM, "[, app-config"),
+			reloaded, invalid+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"),
 		"several items that do not compile are one Event": {
 			objects: objs{deploy(web, kCM, "[, (", kAuto, "false")},
-			events: []string{"Warning InvalidReloadAnnotation " + kCM + `: item "[": error parsing regexp: missing closing ]: ` +
-				"`[$`" + `; item "(": error parsing regexp: missing closing ): ` + "`^($`"},
+			events: []string{invalid + kCM + `: item "[": error parsing regexp: missing closing ]: ` + "`[$`" +
+				`; item "(": error parsing regexp: missing closing ): ` + "`^($`"},
 		},
-		"annotations of the template count if the workload has none": {
-			objects: objs{cm1(), deploy(pod(reads("app-config"), onTemplate(kAuto, "true")), nativeState, known1)},
-			change:  changeCM, want: rolled,
-		},
+		"annotations of the template count if the workload has none": of(rolled, pod(reads("app-config"), onTemplate(kAuto, "true"))),
 		"the fall-back to the template is decided for each type": {
 			objects: objs{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db"), onTemplate(kAuto, "true")),
 				kSecret, "db", nativeState, stateOf(cmKey, h1, dbKey, p1))},
 			change: changeCM, want: []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)},
 		},
-		"the presence of a key on the workload stops the fall-back": {
-			objects: objs{cm1(), deploy(pod(reads("app-config"), onTemplate(kAuto, "true")), kAuto, "")},
-			change:  changeCM,
-		},
-		"auto=false vetoes no named source": one([]string{kAuto, "false", kCM, "app-config"}, rolled),
-		"an ignored source is dropped from the state and rolls nothing": {
-			objects: objs{annotated(cm1(), kIgnore, "true"), auto(web, known1)},
-			change:  func(f *fixture) { f.Put(annotated(cm2(), kIgnore, "true")) },
-			want:    []string{stateOnly("")},
-		},
-		"the native annotation ignores a source as well": {
-			objects: objs{annotated(cm1(), nativeReload, "off"), auto(web, known1)},
-			change:  func(f *fixture) { f.Put(annotated(cm2(), nativeReload, "off")) },
-			want:    []string{stateOnly("")},
-		},
-		"ignore must be exactly true": {
-			objects: objs{annotated(cm1(), kIgnore, "True"), auto(web, known1)},
-			change:  func(f *fixture) { f.Put(annotated(cm2(), kIgnore, "True")) },
-			want:    rolled,
-		},
-		"an exclusion beats a named match": one([]string{kCM, "app-config", kCMExclude, "other, app-config"}, []string{stateOnly("")}),
-		"an exclusion on the template does not count": {
-			objects: objs{cm1(), deploy(pod(reads("app-config"), onTemplate(kCMExclude, "app-config")), kCM, "app-config", nativeState, known1)},
-			change:  changeCM, want: rolled,
-		},
+		"the presence of a key on the workload stops the fall-back":     of(unrecorded, pod(reads("app-config"), onTemplate(kAuto, "true")), kAuto, ""),
+		"auto=false vetoes no named source":                             one(rolled, kAuto, "false", kCM, "app-config"),
+		"an ignored source is dropped from the state and rolls nothing": ofSource(unrecorded, kIgnore, "true"),
+		"the native annotation ignores a source as well":                ofSource(unrecorded, nativeReload, "off"),
+		"ignore must be exactly true":                                   ofSource(rolled, kIgnore, "True"),
+		"an exclusion beats a named match":                              one(unrecorded, kCM, "app-config", kCMExclude, "other, app-config"),
+		"an exclusion on the template does not count":                   of(rolled, pod(reads("app-config"), onTemplate(kCMExclude, "app-config")), kCM, "app-config"),
 		"search rolls for a source with match": {
 			objects: objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
-			change:  func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
-			want:    rolled,
+			change:  func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) }, want: rolled,
 		},
-		"search leaves a source without match":                 {objects: objs{cm1(), deploy(web, kSearch, "true")}, change: changeCM},
-		"auto-all rolls a workload without annotations":        with(one(nil, rolled), autoAll),
-		"auto-all leaves one that opts out":                    with(one([]string{kAuto, "no"}, []string{stateOnly("")}), autoAll),
-		"search does not switch auto-all off":                  with(one([]string{kSearch, "true"}, rolled), autoAll),
-		"the typed auto opts out of auto-all":                  with(one([]string{kCMAuto, "0"}, []string{stateOnly("")}), autoAll),
-		"an empty value does not opt out":                      with(one([]string{kAuto, ""}, rolled), autoAll),
-		"auto understands what ParseBool does":                 one([]string{kAuto, "T"}, rolled),
-		"the typed auto alone rolls":                           one([]string{kCMAuto, "1"}, rolled),
-		"a type that is ignored by flag is not watched at all": with(one([]string{kAuto, "true"}, []string{stateOnly("")}), func(c *config) { c.ExcludeSources = []string{"ConfigMaps"} }),
-		"a kind that is ignored by flag is left alone":         with(one([]string{kAuto, "true"}, nil), func(c *config) { c.ExcludeKinds = []string{"Deployments"} }),
-		"another key can stand for an annotation": with(one([]string{"example.org/auto", "true"}, rolled),
+		"search leaves a source without match":                 one(unrecorded, kSearch, "true"),
+		"auto-all rolls a workload without annotations":        with(one(rolled), autoAll),
+		"auto-all leaves one that opts out":                    with(one(unrecorded, kAuto, "no"), autoAll),
+		"search does not switch auto-all off":                  with(one(rolled, kSearch, "true"), autoAll),
+		"the typed auto opts out of auto-all":                  with(one(unrecorded, kCMAuto, "0"), autoAll),
+		"an empty value does not opt out":                      with(one(rolled, kAuto, ""), autoAll),
+		"auto understands what ParseBool does":                 one(rolled, kAuto, "T"),
+		"the typed auto alone rolls":                           one(rolled, kCMAuto, "1"),
+		"a type that is ignored by flag is not watched at all": with(one(unrecorded, kAuto, "true"), func(c *config) { c.ExcludeSources = []string{"ConfigMaps"} }),
+		"a kind that is ignored by flag is left alone":         with(one(nil, kAuto, "true"), func(c *config) { c.ExcludeKinds = []string{"Deployments"} }),
+		"another key can stand for an annotation": with(one(rolled, "example.org/auto", "true"),
 			func(c *config) { c.AnnotationKeys = map[string]string{"auto": "example.org/auto"} }),
+
+		// native annotations
+		"native annotations beat the others and mark by annotation": {
+			objects: objs{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), nativeReload, "auto,!secret/db", kAuto, "false", nativeState, known1)},
+			change:  func(f *fixture) { changeDB(f); f.pass(time.Minute); changeCM(f) },
+			want:    []string{ann(known2, nativeMark, h2, 61)},
+		},
+		"off beats auto-all":                                 with(one(unrecorded, nativeReload, "off"), autoAll),
+		"native annotations count without compatibility":     with(one([]string{ann(known2, nativeMark, h2, 1)}, nativeReload, "auto"), withoutCompat),
+		"a glob names sources that nobody references":        of([]string{ann(known2, nativeMark, h2, 1)}, pod(), nativeReload, "configmap/app-*"),
+		"a dot in a glob is a dot":                           of(unrecorded, pod(), nativeReload, "configmap/app.*"),
+		"never wins over a glob":                             one(unrecorded, nativeReload, "!configmap/app-*, configmap/*, auto"),
+		"native annotations leave old variables as they are": of([]string{ann(known2, nativeMark, h2, 1)}, marked(h1), nativeReload, "auto"),
+		"the template's native annotation counts if the workload has none": of([]string{ann(known2, nativeMark, h2, 1)},
+			pod(reads("app-config"), onTemplate(nativeReload, "configmap/app-config"))),
+		"an item that is no good is reported once, and the others count": {
+			objects: objs{cm1(), deploy(web, nativeReload, "auto, pod/x", nativeState, known1)},
+			change:  func(f *fixture) { f.pass(time.Minute); changeCM(f) },
+			want:    []string{ann(known2, nativeMark, h2, 61)},
+			events: []string{reloaded, invalid + nativeReload +
+				`: item "pod/x": is none of off, auto, TYPE/NAME, !TYPE/NAME with TYPE configmap, secret or secretproviderclass`},
+		},
+		"a delay of its own replaces the quiet period, and stretches the longest one": {
+			objects: objs{cm1(), deploy(web, nativeReload, "auto", nativeDelay, "1m", nativeState, known1)},
+			change:  func(f *fixture) { changeCM(f); f.pass(59 * time.Second); f.written(0) },
+			want:    []string{ann(known2, nativeMark, h2, 60)},
+		},
+		"a delay that is no good is reported": {
+			objects: objs{deploy(pod(), nativeReload, "off", nativeDelay, "0s")}, events: []string{invalid + nativeDelay + `: "0s" is not a positive duration`},
+		},
+	})
+}
+
+func TestKindsAreRolledAlike(t *testing.T) {
+	// Only Deployments can be paused.
+	meta := func(kind string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: "shop", Name: "web",
+			Annotations: map[string]string{kAuto: "true", kPause: "5m", nativeState: stateOn(kind+"/shop/web", cmKey, h1)}}
+	}
+	runCases(t, map[string]reconcileCase{
+		"a StatefulSet": {
+			objects: objs{cm1(), &appsv1.StatefulSet{ObjectMeta: meta("StatefulSet"), Spec: appsv1.StatefulSetSpec{Template: web}}}, change: changeCM,
+			want: []string{envOn("statefulsets/web", stateOn("StatefulSet/shop/web", cmKey, h2), "web/"+cmVar, h2)},
+		},
+		"a DaemonSet": {
+			objects: objs{cm1(), &appsv1.DaemonSet{ObjectMeta: meta("DaemonSet"), Spec: appsv1.DaemonSetSpec{Template: web}}}, change: changeCM,
+			want: []string{envOn("daemonsets/web", stateOn("DaemonSet/shop/web", cmKey, h2), "web/"+cmVar, h2)},
+		},
 	})
 }
 
 func TestReconcileReferences(t *testing.T) {
-	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	named := corev1.LocalObjectReference{Name: "app-config"}
 	volume := func(source corev1.VolumeSource) podOption {
-		return func(t *corev1.PodTemplateSpec) {
-			t.Spec.Volumes = append(t.Spec.Volumes, corev1.Volume{Name: "v", VolumeSource: source})
-		}
+		return func(t *corev1.PodTemplateSpec) { t.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: source}} }
 	}
-	ofCM := corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "app-config"}}}
-	projected := corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+	ofCM := volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: named}})
+	projected := volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
 		{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "other"}}},
-		{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "app-config"}}},
-	}}}
-	mounted := func(i int) podOption {
-		return func(t *corev1.PodTemplateSpec) {
-			t.Spec.Containers[i].VolumeMounts = []corev1.VolumeMount{{Name: "v", MountPath: "/etc/app"}}
-		}
-	}
+		{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: named}},
+	}}})
+	mounts := []corev1.VolumeMount{{Name: "v", MountPath: "/etc/app"}}
+	ab := containersNamed("a", "b")
+	mounted := func(t *corev1.PodTemplateSpec) { t.Spec.Containers[1].VolumeMounts = mounts }
 	inInit := func(c corev1.Container) podOption {
 		return func(t *corev1.PodTemplateSpec) { t.Spec.InitContainers = []corev1.Container{c} }
 	}
-	row := func(state1, state2 string, container string, options ...podOption) reconcileCase {
-		tc := reconcileCase{
-			objects: objs{cm1(), auto(pod(options...), state1)},
-			change:  changeCM,
-		}
-		if container != "" {
-			tc.want = []string{env(state2, container+"/"+cmVar, h2)}
-		} else {
-			tc.want = []string{stateOnly("")}
-		}
-		return tc
+	mountedInInit := inInit(corev1.Container{Name: "init", VolumeMounts: mounts})
+	// row has a Deployment that has recorded app-config, and is marked in this container.
+	row := func(container string, options ...podOption) reconcileCase {
+		return reconcileCase{objects: objs{cm1(), auto(pod(options...), known1)}, change: changeCM, want: []string{env(known2, container+"/"+cmVar, h2)}}
 	}
-	withOther1, withOther2 := stateOf(cmKey, h1, "secret/other", ""), stateOf(cmKey, h2, "secret/other", "")
 	runCases(t, map[string]reconcileCase{
-		"a projected source of a volume that the second container mounts": row(withOther1, withOther2, "b",
-			containersNamed("a", "b"), volume(projected), mounted(1)),
-		"a volume that only an init container mounts marks the first container": row(known1, known2, "a",
-			containersNamed("a", "b"), volume(ofCM),
-			inInit(corev1.Container{Name: "init", VolumeMounts: []corev1.VolumeMount{{Name: "v"}}})),
-		"a volume that nobody mounts is no reference": row(known1, "", "", containersNamed("a"), volume(ofCM)),
-		"a mount beats an environment": row(known1, known2, "b",
-			containersNamed("web", "b"), reads("app-config"), volume(ofCM), mounted(1)),
-		"a mount in an init container beats an environment": row(known1, known2, "a", containersNamed("a", "b"), volume(ofCM),
-			inInit(corev1.Container{Name: "init", VolumeMounts: []corev1.VolumeMount{{Name: "v"}}}),
-			func(t *corev1.PodTemplateSpec) {
-				t.Spec.Containers[1].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{
-					LocalObjectReference: corev1.LocalObjectReference{Name: "app-config"}}}}
-			}),
-		"an environment of an init container marks the first container": row(known1, known2, "a", containersNamed("a", "b"),
-			inInit(corev1.Container{Name: "init", Env: []corev1.EnvVar{{Name: "X", ValueFrom: &corev1.EnvVarSource{
-				ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "app-config"}, Key: "color"}}}}})),
+		"a projected source of a volume that the second container mounts": {
+			objects: objs{cm1(), auto(pod(ab, projected, mounted), stateOf(cmKey, h1, "secret/other", ""))}, change: changeCM,
+			want: []string{env(stateOf(cmKey, h2, "secret/other", ""), "b/"+cmVar, h2)},
+		},
+		"a volume that only an init container mounts marks the first container": row("a", ab, ofCM, mountedInInit),
+		"a volume that nobody mounts is no reference":                           {objects: objs{cm1(), auto(pod(ab, ofCM), known1)}, change: changeCM, want: []string{stateOnly("")}},
+		"a mount beats an environment":                                          row("b", ab, reads("app-config"), ofCM, mounted),
+		"a mount in an init container beats an environment": row("a", ab, ofCM, mountedInInit, func(t *corev1.PodTemplateSpec) {
+			t.Spec.Containers[1].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: named}}}
+		}),
+		"an environment of an init container marks the first container": row("a", ab, inInit(corev1.Container{Name: "init", Env: []corev1.EnvVar{{
+			Name: "X", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: named, Key: "color"}}}}})),
 		"image pull secrets are no reference": {
 			objects: objs{db1(), deploy(pod(func(t *corev1.PodTemplateSpec) {
 				t.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "db"}}
 			}), kAuto, "true")},
 			change: changeDB,
 		},
+		"a variable of a source without a name, which the API server takes, is no reference": row("web", reads("app-config"), reads("")),
 	})
 }
 
 func TestDryRunWritesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := deploy(pod(reads("app-config")), kAuto, "true", kPause, "5m", nativeState, stateOf(cmKey, h1))
-		paused := deploy(pod(), kPausedAt, "yesterday")
-		paused.Name, paused.Spec.Paused = "api", true
-		f := newFixture(t, func(c *config) { c.DryRun = true }, cm1(), d, paused)
-		changeCM(f)
-		f.pass(time.Minute)
-		f.told("Normal WouldReload Would reload for ConfigMap shop/app-config")
-		// It is decided on again, with nothing new.
-		f.Put(annotated(d.DeepCopy(), "example.org/touched", "1"))
-		f.pass(time.Minute)
-		f.Put(cm1())
-		f.pass(time.Minute)
-		f.told("Normal WouldReload Would reload for ConfigMap shop/app-config")
-		f.expect()
-		f.count(2, "reloads_total", "result", "dry_run")
-	})
+	const would = "Normal WouldReload Would reload for ConfigMap shop/app-config"
+	paused := deploy(pod(), kPausedAt, "yesterday")
+	paused.Name, paused.Spec.Paused = "api", true
+	runCases(t, map[string]reconcileCase{"one Event for each change": {
+		configure: func(c *config) { c.DryRun = true },
+		objects:   objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1), paused},
+		change: func(f *fixture) {
+			changeCM(f)
+			f.pass(time.Minute)
+			f.told(would)
+			f.touch() // it is decided on again, with nothing new
+			f.pass(time.Minute)
+			f.Put(cm1())
+			f.pass(time.Minute)
+			f.count(2, "reloads_total", "result", "dry_run")
+		},
+		events: []string{would},
+	}})
 }
 
+// The names app.config and app-config have the same variable. The state distinguishes them.
 func TestVariableOfTwoSourcesHasTheLaterChange(t *testing.T) {
-	// app.config and app-config share a variable. The later change sets it, and the state
-	// distinguishes them.
 	dotted := func(v string) runtime.Object { return cm("app.config", "v", v) }
 	hash := func(v string) string { return hashOf("v", v) }
 	state := func(cmHash, dottedHash string) string {
 		return stateOf(cmKey, cmHash, "configmap/app.config", dottedHash)
 	}
+	// row has a Deployment that refers to both.
+	row := func(change func(f *fixture), want []string, events ...string) reconcileCase {
+		return reconcileCase{
+			objects: objs{cm1(), dotted("1"), auto(pod(reads("app-config"), reads("app.config")), state(h1, hash("1")))},
+			change:  change, want: want, events: events,
+		}
+	}
+	both := []string{env(state(h2, hash("2")), "web/"+cmVar, h2)}
+	const ofBoth = "Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"
 	runCases(t, map[string]reconcileCase{
-		"the later change stands": {
-			objects: objs{cm1(), dotted("1"), auto(pod(reads("app-config"), reads("app.config")), state(h1, hash("1")))},
-			change:  func(f *fixture) { f.Put(dotted("2")); f.pass(100 * time.Millisecond); changeCM(f) },
-			want:    []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
-			events:  []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
+		"the later change stands": row(func(f *fixture) { f.Put(dotted("2")); f.pass(100 * time.Millisecond); changeCM(f) }, both, ofBoth),
+		"two sources change at one instant, and the first by type and name stands": row(func(f *fixture) { f.Put(dotted("2"), cm2()) }, both, ofBoth),
+		"two sources come to equal data, and the later one leaves the template as it is": row(
+			func(f *fixture) { f.Put(dotted("2")); f.pass(time.Minute); f.Put(cm("app-config", "v", "2")) },
+			[]string{env(state(h1, hash("2")), "web/"+cmVar, hash("2")), env(state(hash("2"), hash("2")), "web/"+cmVar, hash("2"))},
+			reloaded, "Normal Reloaded Reloaded for ConfigMap shop/app.config"),
+	})
+}
+
+func TestReconcileScope(t *testing.T) {
+	namespace := func() *corev1.Namespace { return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}} }
+	selector := func(items ...string) func(*config) { return func(c *config) { c.NamespaceSelector = items } }
+	workedIn := func(include, exclude []string) func(*config) {
+		return func(c *config) { c.IncludeNamespaces, c.ExcludeNamespaces = include, exclude }
+	}
+	shop := []string{"shop"}
+	sourceSelector := func(c *config) { c.SourceSelector = []string{"env:prod"} }
+
+	runCases(t, map[string]reconcileCase{
+		"a namespace that the selector selects is worked in": {
+			configure: selector("env:*"), objects: objs{labelled(namespace()), cm1(), auto(web, known1)}, change: changeCM, want: rolled,
 		},
-		"two sources change at one instant, and the first by type and name stands": {
-			objects: objs{cm1(), dotted("1"), auto(pod(reads("app-config"), reads("app.config")), state(h1, hash("1")))},
-			change:  func(f *fixture) { f.Put(dotted("2"), cm2()) },
-			want:    []string{env(state(h2, hash("2")), "web/"+cmVar, h2)},
-			events:  []string{"Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"},
+		"a namespace outside the selector is left alone, until it becomes selected": {
+			configure: selector("env=prod"), objects: objs{namespace(), cm1(), auto(web, known1)},
+			change: func(f *fixture) { changeCM(f); f.pass(time.Minute); f.written(0); f.Put(labelled(namespace())) },
+			want:   rolled,
 		},
-		"two sources come to equal data, and the later one leaves the template as it is": {
-			objects: objs{cm1(), dotted("1"), auto(pod(reads("app-config"), reads("app.config")), state(h1, hash("1")))},
-			change:  func(f *fixture) { f.Put(dotted("2")); f.pass(time.Minute); f.Put(cm("app-config", "v", "2")) },
-			want: []string{env(state(h1, hash("2")), "web/"+cmVar, hash("2")),
-				env(state(hash("2"), hash("2")), "web/"+cmVar, hash("2"))},
-			events: []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config", "Normal Reloaded Reloaded for ConfigMap shop/app.config"},
+		"Secrets of Helm releases do not count": {
+			objects: objs{helmSecret("1"), auto(pod(readsSecret("db")), stateOf(dbKey, ""))}, change: func(f *fixture) { f.Put(helmSecret("2")) },
 		},
+		"only the namespaces of the flag are worked in":           {configure: workedIn([]string{"other"}, nil), change: changeCM},
+		"a namespace that is included and excluded is left alone": {configure: workedIn(shop, shop), change: changeCM},
+		"including namespaces switches the selector off": {
+			configure: func(c *config) { c.IncludeNamespaces, c.NamespaceSelector = shop, []string{"env=prod"} },
+			objects:   objs{namespace(), cm1(), auto(web, known1)}, change: changeCM, want: rolled,
+		},
+		"a source outside the source selector is absent": {configure: sourceSelector, objects: objs{cm1(), auto(web, absent)}, change: changeCM},
+		"a source that loses its label looks deleted": {
+			configure: func(c *config) { sourceSelector(c); onDelete(c) }, objects: objs{labelled(cm1()), auto(marked(h1), known1)},
+			change: func(f *fixture) { f.Put(cm1()) }, want: []string{env(absent, "web/"+cmVar, "")},
+		},
+		"a source of another namespace is none of this one's business": {
+			change: func(f *fixture) { other := cm2(); other.Namespace = "depot"; f.Put(other) },
+		},
+	})
+}
+
+func helmSecret(version string) runtime.Object {
+	s := db("x")
+	s.Type, s.Data = "helm.sh/release.v1", map[string][]byte{"release": []byte(version)}
+	return s
+}
+
+func TestOriginalIsLookedFor(t *testing.T) {
+	bubbles(t, map[string]bool{"--compat names the original": true, "--compat does not name it": false}, func(t *testing.T, compat bool) {
+		f := newFixture(t, func(c *config) { c.Compat = compat })
+		if got := f.asked()["list deployments"] > 0; got != compat {
+			t.Errorf("Deployments are listed: %v, want %v", got, compat)
+		}
 	})
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,181 +15,297 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
+var errForbidden = apierrors.NewForbidden(appsv1.Resource("deployments"), "web", errors.New("no"))
+
 func TestReconcileState(t *testing.T) {
-	known1, known2, absent := stateOf(cmKey, h1), stateOf(cmKey, h2), stateOf(cmKey, "")
-	rolled := []string{env(known2, "web/"+cmVar, h2)}
-	web := pod(reads("app-config"))
-	marked := func(hash string) corev1.PodTemplateSpec { return pod(reads("app-config"), variableSet(cmVar, hash)) }
-	annotationMark := func(hash string) string {
-		return `{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":"` + hash + `","containerRefs":["web"],"observedAt":1}`
-	}
-
+	bare, inGit := deploy(web, kAuto, "true"), deploy(web, nativeState, known1)
+	both := func(state string) runtime.Object { return auto(pod(reads("app-config"), readsSecret("db")), state) }
 	runCases(t, map[string]reconcileCase{
-		"a variable of a source without a name, which the API server takes, is no reference": {
-			objects: objs{cm1(), auto(pod(reads("app-config"), reads("")), known1)},
-			change:  changeCM,
-			want:    rolled,
-		},
-		"a change while no manager ran rolls once":                         {objects: objs{cm2(), auto(web, known1)}, want: rolled},
 		"migration records and rolls nothing, whatever the variable holds": {objects: objs{cm2(), deploy(marked(h1), kAuto, "true")}, want: []string{stateOnly(known2)}},
-
 		"two changes within the quiet period are one patch": {
-			objects: objs{cm1(), db1(), auto(pod(reads("app-config"), readsSecret("db")), stateOf(cmKey, h1, dbKey, p1))},
+			objects: objs{cm1(), db1(), both(stateOf(cmKey, h1, dbKey, p1))},
 			change:  func(f *fixture) { changeCM(f); f.pass(700 * time.Millisecond); changeDB(f) },
-			want:    []string{env(stateOf(cmKey, h2, dbKey, p2), "web/"+cmVar, h2, "web/"+dbVar, p2)},
-			events:  []string{"Normal Reloaded Reloaded for ConfigMap shop/app-config, Secret shop/db"},
+			want:    []string{env(stateOf(cmKey, h2, dbKey, p2), "web/"+cmVar, h2, "web/"+dbVar, p2)}, events: []string{reloadedBoth},
 		},
 		"the annotation names the source that changed last": {
 			configure: strategyAnnotations,
-			objects:   objs{cm1(), db1(), auto(pod(reads("app-config"), readsSecret("db")), stateOf(cmKey, h1, dbKey, p1))},
+			objects:   objs{cm1(), db1(), both(stateOf(cmKey, h1, dbKey, p1))},
 			change:    func(f *fixture) { changeDB(f); f.pass(300 * time.Millisecond); changeCM(f) },
-			want: []string{ann(stateOf(cmKey, h2, dbKey, p2), compatMark,
-				strings.Replace(annotationMark(h2), `"observedAt":1`, `"observedAt":`+fmt.Sprint(started+1), 1))},
-			events: []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
+			want:      []string{ann(stateOf(cmKey, h2, dbKey, p2), compatMark, h2, 1)},
+			events:    []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
 		},
-		"back and forth within the window is no change": {
-			objects: objs{cm1(), auto(web, known1)},
-			change:  func(f *fixture) { changeCM(f); f.pass(900 * time.Millisecond); f.Put(cm1()) },
-		},
-		"next to the original, which is first, the template stays as it is": {
-			objects: objs{cm1(), auto(web, known1)},
-			change:  func(f *fixture) { changeCM(f); f.Put(auto(marked(h2), known1)) },
-			want:    rolled,
-		},
+		"back and forth within the window is no change":      {change: func(f *fixture) { changeCM(f); f.pass(900 * time.Millisecond); f.Put(cm1()) }},
 		"creation is recorded":                               {objects: objs{auto(web, absent)}, change: func(f *fixture) { f.Put(cm1()) }, want: []string{stateOnly(known1)}},
-		"creation rolls with on-create":                      {configure: onCreate, objects: objs{auto(web, absent)}, change: changeCM, want: rolled},
 		"creation while no manager ran rolls with on-create": {configure: onCreate, objects: objs{cm2(), auto(web, absent)}, want: rolled},
 		"a source that a pattern names rolls with on-create when it appears": {
-			configure: onCreate,
-			objects:   objs{deploy(pod(), kCM, "app-.*")},
-			change:    changeCM,
-			want:      rolled,
+			configure: onCreate, objects: objs{deploy(pod(), kCM, "app-.*")}, change: changeCM, want: rolled,
 		},
-		"a source that is deleted and comes back the same rolls nothing": {
-			objects: objs{cm1(), auto(web, known1)},
-			change:  func(f *fixture) { f.Delete(cm1()); f.pass(time.Minute); f.Put(cm1()) },
-		},
-		"coming back with other data is a change": {
-			objects: objs{cm1(), auto(web, known1)},
-			change:  func(f *fixture) { f.Delete(cm1()); f.pass(time.Minute); changeCM(f) },
-			want:    rolled,
-		},
+		"a source that is deleted and comes back the same rolls nothing": {change: func(f *fixture) { deleteCM(f); f.pass(time.Minute); f.Put(cm1()) }},
 		"under search, a source that comes back with other data is a change": {
 			objects: objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
-			change:  func(f *fixture) { f.Delete(cm1()); f.pass(time.Minute); f.Put(annotated(cm2(), kMatch, "true")) },
+			change:  func(f *fixture) { deleteCM(f); f.pass(time.Minute); f.Put(annotated(cm2(), kMatch, "true")) },
 			want:    rolled,
 		},
 		"what only a pattern named is forgotten when it goes": {
-			objects: objs{cm1(), deploy(pod(), kCM, "app-.*", nativeState, known1)},
-			change:  deleteCM,
-			want:    []string{stateOnly("")},
+			objects: objs{cm1(), deploy(pod(), kCM, "app-.*", nativeState, known1)}, change: deleteCM, want: []string{stateOnly("")},
 		},
-		"on-delete removes the variable": {
-			configure: onDelete,
-			objects:   objs{cm1(), auto(marked(h1), known1)},
-			change:    deleteCM,
-			want:      []string{env(absent, "web/"+cmVar, "")},
-		},
-		"on-delete without the variable is recorded": {
-			configure: onDelete,
-			objects:   objs{cm1(), auto(marked(h1), known1)},
+		"on-delete removes the variable, and without the variable is recorded": {
+			configure: onDelete, objects: objs{cm1(), auto(marked(h1), known1)},
 			change: func(f *fixture) {
-				f.Delete(cm1())
+				deleteCM(f)
 				f.pass(time.Minute)
 				f.Put(cm1())
 				f.pass(time.Minute)
-				f.Delete(cm1())
+				deleteCM(f)
 			},
 			want: []string{env(absent, "web/"+cmVar, ""), stateOnly(known1), stateOnly(absent)},
 		},
 		"on-delete rolls for what only a pattern named, and forgets it": {
-			configure: onDelete,
-			objects:   objs{cm1(), deploy(pod(variableSet(cmVar, h1)), kCM, "app-.*", nativeState, known1)},
-			change:    deleteCM,
-			want:      []string{env("", "web/"+cmVar, "")},
+			configure: onDelete, objects: objs{cm1(), deploy(pod(variableSet(cmVar, h1)), kCM, "app-.*", nativeState, known1)}, change: deleteCM,
+			want: []string{env("", "web/"+cmVar, "")},
 		},
 		"on-delete under the annotations strategy marks the deletion": {
-			configure: func(c *config) { onDelete(c); strategyAnnotations(c) },
-			objects:   objs{cm1(), auto(web, known1)},
-			change:    deleteCM,
-			want: []string{ann(absent, compatMark, strings.Replace(annotationMark(deletedHash), `"observedAt":1`,
-				`"observedAt":`+fmt.Sprint(started+1), 1))},
+			configure: func(c *config) { onDelete(c); strategyAnnotations(c) }, change: deleteCM,
+			want: []string{ann(absent, compatMark, deletedHash, 1)},
 		},
 		"on-delete rolls once for what is named by a pattern and referenced": {
-			configure: onDelete,
-			objects:   objs{cm1(), deploy(marked(h1), kCM, "app-.*", nativeState, known1)},
-			change:    deleteCM,
-			want:      []string{env(absent, "web/"+cmVar, "")},
+			configure: onDelete, objects: objs{cm1(), deploy(marked(h1), kCM, "app-.*", nativeState, known1)}, change: deleteCM,
+			want: []string{env(absent, "web/"+cmVar, "")},
 		},
 		"a new reference is recorded, and rolls nothing by itself": {
-			objects: objs{cm1(), db1(), auto(pod(reads("app-config"), readsSecret("db")), known1)},
-			want:    []string{stateOnly(stateOf(cmKey, h1, dbKey, p1))},
+			objects: objs{cm1(), db1(), both(known1)}, want: []string{stateOnly(stateOf(cmKey, h1, dbKey, p1))},
 		},
 		"a change right after the workload's creation is not swallowed by recording": {
-			configure: func(c *config) { c.QuietPeriod = 10 * time.Second },
-			objects:   objs{cm1()},
+			configure: quietPeriod(10 * time.Second), objects: objs{cm1()},
 			change: func(f *fixture) {
-				// Writing the state fails until the change is there.
-				f.refuse("patch", "deployments", errTryAgain)
-				f.Put(deploy(web, kAuto, "true"))
+				f.refuse(1, "patch", "deployments", errTryAgain) // writing the state fails until the change is there
+				f.Put(bare)
 				f.pass(100 * time.Millisecond)
 				changeCM(f)
 				f.pass(time.Minute)
 			},
-			want: []string{stateOnly(known1), env(known2, "web/"+cmVar, h2)}, // the first write fails
-			events: []string{
-				"Normal Reloaded Reloaded for ConfigMap shop/app-config",
-				"Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: " + errTryAgain.Error(),
+			want: []string{stateOnly(known1), roll}, events: []string{reloaded, notRecorded + errTryAgain.Error()},
+		},
+		"a state that cannot be recorded is tried again, and reported each time": {
+			objects: objs{cm1()},
+			change: func(f *fixture) {
+				f.refuse(3, "patch", "deployments", errForbidden)
+				f.Put(bare)
+				f.pass(5 * time.Second) // at once, and after 1 s and 3 s
+				f.count(3, "state_writes_total", "result", "error")
+				f.pass(5 * time.Second)
 			},
+			want: slices.Repeat([]string{stateOnly(known1)}, 4), events: slices.Repeat([]string{notRecorded + errForbidden.Error()}, 3),
 		},
 		"a state that is no state is reported and recorded anew": {
-			objects: objs{cm1(), auto(web, "{")},
-			want:    []string{stateOnly(known1)},
-			events:  []string{"Warning InvalidReloadAnnotation quartermaster.dev/reload-state: not a JSON object of strings: unexpected end of JSON input"},
+			objects: objs{cm1(), auto(web, "{")}, want: []string{stateOnly(known1)},
+			events: []string{invalid + nativeState + ": not a JSON object of strings: unexpected end of JSON input"},
 		},
+		"a state that was copied from another workload is none": {
+			objects: objs{cm1(), auto(web, stateOn("Deployment/other/web", cmKey, h2))}, want: []string{stateOnly(known1)},
+		},
+		"a state of the first release counts": {objects: objs{cm2(), auto(web, `{"configmap/app-config":"`+h1[:stateDigits]+`"}`)}, want: rolled},
 		"an empty state on a workload that asks for nothing is removed, once": {
-			objects: objs{cm1(), deploy(web, nativeState, "")},
+			objects: objs{cm1(), deploy(web, nativeState, "")}, change: func(f *fixture) { f.pass(time.Minute); f.touch() }, want: []string{stateOnly("")},
+		},
+		"a state that others remove is written again, but rarely": {
 			change: func(f *fixture) {
-				f.pass(time.Minute)
-				f.Put(annotated(f.deployment("web"), "example.org/touched", "1"))
+				f.Put(bare)
+				f.pass(time.Second)
+				f.expect(stateOnly(known1))
+				for range 20 { // ten minutes of removing and restoring
+					f.Put(bare)
+					f.pass(29 * time.Second)
+				}
+				f.written(1)
+				changeCM(f) // still rolls the workload, from memory, and writes the state with it
 			},
-			want: []string{stateOnly("")},
+			want: []string{stateOnly(known1), roll},
+		},
+		"a state that others write back is no change": {
+			change: func(f *fixture) {
+				before := f.web()
+				changeCM(f)
+				f.pass(time.Minute)
+				for range 15 { // all that a tool or an undo brings back
+					f.Put(before.DeepCopy())
+					f.pass(time.Minute)
+				}
+				f.written(3)
+				// Its pods have read the second version, though the template has no mark of it.
+				f.Put(cm1())
+				f.pass(time.Minute)
+				f.written(4)
+				// After a restart, what stands on the workload counts.
+				f.Restart(func() { f.Put(before.DeepCopy(), cm2()) })
+			},
+			want:   []string{roll, stateOnly(known2), stateOnly(known2), envAlone("web/"+cmVar, h1), roll}, // with the fourth, its state is there
+			events: slices.Repeat([]string{reloaded}, 3),
+		},
+		// Most workloads have not been rolled since the manager was last restarted or upgraded.
+		"a state of an earlier run stands": {
+			change: func(f *fixture) {
+				before := f.web()
+				changeCM(f)
+				f.pass(time.Minute)
+				f.Restart()
+				f.pass(time.Minute)
+				f.Put(before)
+			},
+			want: []string{roll, stateOnly(known2)},
+		},
+		"a state that is in Git is removed, but rarely, if the workload asks for nothing any more": {
+			objects: objs{cm1(), inGit},
+			change: func(f *fixture) {
+				for range 15 {
+					f.pass(time.Minute)
+					f.Put(inGit)
+				}
+				f.pass(time.Hour)
+				f.written(4) // after 0, 1, 11 and 21 minutes
+				// The workload asks again, and nobody else has written its state meanwhile.
+				f.Put(annotated(f.web(), kAuto, "true"))
+			},
+			want: append(slices.Repeat([]string{stateOnly("")}, 4), stateOnly(known1)),
+		},
+	})
+}
+
+// What a workload is first seen with, or a source begins to count with, is no change; what happens right
+// afterwards is, in whatever order the caches learn of it.
+func TestFirstSight(t *testing.T) {
+	const little = 100 * time.Millisecond
+	asks := func() runtime.Object { return deploy(web, kAuto, "true") }
+	onlyLabelled := func(c *config) { c.SourceSelector = []string{"env=prod"} }
+	namespace := func() *corev1.Namespace { return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}} }
+	runCases(t, map[string]reconcileCase{
+		"a change after the creation rolls, although the workload reaches the cache after it": {
+			objects: objs{cm1()},
+			change:  func(f *fixture) { f.Lag(little, "deployments"); f.Put(asks()); changeCM(f) }, want: rolled,
+		},
+		"a change after the creation rolls, although the source reaches the cache late, from its creation on": {
+			objects: objs{},
+			change:  func(f *fixture) { f.Lag(little, "configmaps"); f.Put(cm1()); f.Put(asks()); changeCM(f) },
+			want:    []string{stateOnly(absent), roll},
+		},
+		"a change before the creation does not, although the source reaches the cache after the workload": {
+			objects: objs{cm1()},
+			change:  func(f *fixture) { f.Lag(little, "configmaps"); changeCM(f); f.Put(asks()) },
+			want:    []string{stateOnly(known1), stateOnly(known2)},
+		},
+		"a change before the workload asks to be rolled rolls nothing": {
+			objects: objs{cm1(), deploy(web)},
+			change:  func(f *fixture) { changeCM(f); f.pass(10 * time.Millisecond); f.Put(asks()) },
+			want:    []string{stateOnly(known2)},
+		},
+		"a change right after the source was added to the template rolls": {
+			objects: objs{cm1(), db1(), auto(pod(readsSecret("db")), stateOf(dbKey, p1))},
+			change: func(f *fixture) {
+				f.Lag(little, "deployments")
+				d := f.web()
+				reads("app-config")(&d.Spec.Template)
+				f.Put(d)
+				changeCM(f)
+			},
+			want: []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)},
+		},
+		"next to the original, which is first, the template stays as it is though the cache does not know yet": {
+			change: func(f *fixture) {
+				f.Lag(10*time.Second, "deployments")
+				f.pass(20 * time.Second)
+				changeCM(f)
+				f.Put(auto(marked(h2), known1))
+				f.pass(time.Minute)
+			},
+			want: []string{roll, roll}, // the first is refused
+		},
+		"a source that was there before the workload, and begins to count after it, rolls with on-create": {
+			configure: func(c *config) { onCreate(c); onlyLabelled(c) }, objects: objs{},
+			change: func(f *fixture) {
+				changeCM(f)
+				f.pass(time.Second)
+				f.Put(asks())
+				f.pass(time.Minute)
+				f.Put(labelled(cm2()))
+			},
+			want: []string{stateOnly(absent), roll},
+		},
+		"a source that has changed while it did not count rolls with on-create": {
+			configure: onlyLabelled, objects: objs{},
+			change: func(f *fixture) {
+				f.Put(labelled(cm1()))
+				f.pass(time.Second)
+				f.Put(asks())
+				f.pass(time.Minute)
+				changeCM(f)
+				f.pass(time.Minute)
+				f.Put(labelled(cm2()))
+			},
+			want: []string{stateOnly(known1), roll},
+		},
+		"a change before the end of ignore rolls nothing": {
+			objects: objs{cm1(), asks()},
+			change: func(f *fixture) {
+				f.Put(annotated(cm1(), kIgnore, "true"))
+				f.pass(time.Minute)
+				f.Put(annotated(cm2(), kIgnore, "true"))
+				f.pass(time.Minute)
+				changeCM(f)
+			},
+			want: []string{stateOnly(known1), stateOnly(""), stateOnly(known2)},
+		},
+		"a change that comes with the end of ignore rolls": {objects: objs{annotated(cm1(), kIgnore, "true"), asks()}, change: changeCM, want: rolled},
+		"a change before the source matches rolls nothing": {
+			objects: objs{cm1(), deploy(web, kSearch, "true")},
+			change:  func(f *fixture) { changeCM(f); f.pass(time.Minute); f.Put(annotated(cm2(), kMatch, "true")) },
+			want:    []string{stateOnly(known2)},
 		},
 		"a change that comes with the annotation that makes the source count rolls": {
-			objects: objs{cm1(), deploy(web, kSearch, "true")},
-			change:  func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
-			want:    rolled,
+			objects: objs{cm1(), deploy(web, kSearch, "true")}, change: func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) }, want: rolled,
 		},
-		"a change that comes with the end of ignore rolls": {objects: objs{annotated(cm1(), kIgnore, "true"), deploy(web, kAuto, "true")}, change: changeCM, want: rolled},
+		"a change right after the source matches rolls": {
+			objects: objs{cm1(), deploy(web, kSearch, "true")},
+			change: func(f *fixture) {
+				f.Put(annotated(cm1(), kMatch, "true"))
+				f.pass(10 * time.Millisecond)
+				f.Put(annotated(cm2(), kMatch, "true"))
+			},
+			want: rolled,
+		},
+		"a change before the namespace is selected rolls nothing": {
+			configure: func(c *config) { c.NamespaceSelector = []string{"env=prod"} }, objects: objs{namespace(), cm1(), asks()},
+			change: func(f *fixture) { changeCM(f); f.pass(time.Minute); f.Put(labelled(namespace())) },
+			want:   []string{stateOnly(known2)},
+		},
 	})
 }
 
 func TestFailingWorkloadHoldsUpNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		known1 := stateOf(cmKey, h1)
-		api := auto(pod(reads("app-config")), stateOn("Deployment/shop/api", cmKey, h1))
+		api := auto(web, stateOn("Deployment/shop/api", cmKey, h1))
 		api.Name = "api"
-		f := newFixture(t, nil, cm1(), auto(pod(reads("app-config")), known1), api)
+		f := newFixture(t, nil, cm1(), auto(web, known1), api)
 		f.before("patch", "deployments", func(r controllertest.Request) error {
 			if r.Name == "web" {
-				return apierrors.NewForbidden(appsv1.Resource("deployments"), "web", errors.New("no"))
+				return errForbidden
 			}
 			return nil
 		})
 		changeCM(f)
 		f.pass(4500 * time.Millisecond) // due after 1 s, again 1 s and 3 s later
-		web, other := env(stateOf(cmKey, h2), "web/"+cmVar, h2), envOn("deployments/api", stateOn("Deployment/shop/api", cmKey, h2), "web/"+cmVar, h2)
 		got := f.writes()
 		slices.Sort(got)
-		if diff := cmp.Diff([]string{other, web, web, web}, got); diff != "" {
+		other := envOn("deployments/api", stateOn("Deployment/shop/api", cmKey, h2), "web/"+cmVar, h2)
+		if diff := cmp.Diff([]string{other, roll, roll, roll}, got); diff != "" {
 			t.Errorf("writes differ (-want +got):\n%s", diff)
 		}
-		failed := "Warning ReloadFail Reload for ConfigMap shop/app-config failed: deployments.apps \"web\" is forbidden: no"
-		f.told("Normal Reloaded Reloaded for ConfigMap shop/app-config", failed, failed, failed)
+		f.told(reloaded, failed+errForbidden.Error(), failed+errForbidden.Error(), failed+errForbidden.Error())
 		f.count(3, "reloads_total", "kind", "Deployment", "result", "error")
 	})
 }
@@ -198,8 +313,7 @@ func TestFailingWorkloadHoldsUpNoOther(t *testing.T) {
 func TestMaxDelayEndsAWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The source changes every 1.9 s, so a quiet period of 3 s never passes.
-		f := newFixture(t, func(c *config) { c.QuietPeriod = 3 * time.Second },
-			cm1(), auto(pod(reads("app-config")), stateOf(cmKey, h1)))
+		f := newFixture(t, quietPeriod(3*time.Second), cm1(), auto(web, known1))
 		var when []time.Duration
 		begun := time.Now()
 		f.before("patch", "deployments", func(controllertest.Request) error {
@@ -218,25 +332,5 @@ func TestMaxDelayEndsAWindow(t *testing.T) {
 			t.Errorf("patches differ (-want +got):\n%s", diff)
 		}
 		f.count(30, "coalesced_changes_total")
-	})
-}
-
-func TestStateRemovedByOthersIsWrittenAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		known1 := stateOf(cmKey, h1)
-		bare := deploy(pod(reads("app-config")), kAuto, "true")
-		f := newFixture(t, nil, cm1(), annotated(bare.DeepCopy(), nativeState, known1))
-		f.Put(bare)
-		f.pass(time.Second)
-		f.expect(stateOnly(known1))
-		for range 20 { // ten minutes of removing and restoring
-			f.Put(bare)
-			f.pass(29 * time.Second)
-		}
-		f.written(1)
-		// A change still rolls the workload, from memory, and writes the state with it.
-		changeCM(f)
-		f.pass(2 * time.Second)
-		f.expect(stateOnly(known1), env(stateOf(cmKey, h2), "web/"+cmVar, h2))
 	})
 }

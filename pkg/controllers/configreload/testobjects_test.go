@@ -6,6 +6,7 @@ package configreload_test
 import (
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"strings"
 
@@ -93,10 +94,8 @@ const (
 )
 
 // env returns the patch of the env-vars strategy on the Deployment web: the state, and pairs of
-// container/variable and hash. An empty hash removes the variable.
-func env(state string, pairs ...string) string {
-	return envOn("deployments/web", state, pairs...)
-}
+// container/variable and hash, of one container. An empty hash removes the variable.
+func env(state string, pairs ...string) string { return envOn("deployments/web", state, pairs...) }
 
 func envOn(target, state string, pairs ...string) string {
 	return "patch " + target + " " + toJSON(envBody(state, pairs...))
@@ -110,32 +109,32 @@ func envAlone(pairs ...string) string {
 }
 
 func envBody(state string, pairs ...string) object {
-	var containers []object
-	byName := map[string]int{}
+	var container string
+	var variables []object
 	for i := 0; i < len(pairs); i += 2 {
-		name, variable, _ := strings.Cut(pairs[i], "/")
-		if _, ok := byName[name]; !ok {
-			byName[name] = len(containers)
-			containers = append(containers, object{"name": name, "env": []object{}})
-		}
-		entry := object{"name": variable, "value": pairs[i+1]}
+		v := object{"value": pairs[i+1]}
 		if pairs[i+1] == "" {
-			entry = object{"name": variable, "$patch": "delete"}
+			v = object{"$patch": "delete"}
 		}
-		c := containers[byName[name]]
-		c["env"] = append(c["env"].([]object), entry)
+		container, v["name"], _ = strings.Cut(pairs[i], "/")
+		variables = append(variables, v)
 	}
 	return object{
 		"metadata": object{"annotations": object{nativeState: orNull(state)}},
-		"spec":     object{"template": object{"spec": object{"containers": containers}}},
+		"spec":     object{"template": object{"spec": object{"containers": []object{{"name": container, "env": variables}}}}},
 	}
 }
 
+// markOf returns the annotation that marks a template for app-config, n seconds after the start.
+func markOf(hash string, n int) string {
+	return fmt.Sprintf(`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":%q,"containerRefs":["web"],"observedAt":%d}`, hash, started+n)
+}
+
 // ann returns the patch of the annotations strategy.
-func ann(state, key, mark string) string {
+func ann(state, key, hash string, n int) string {
 	return "patch deployments/web " + toJSON(object{
 		"metadata": object{"annotations": object{nativeState: state}},
-		"spec":     object{"template": object{"metadata": object{"annotations": object{key: mark}}}},
+		"spec":     object{"template": object{"metadata": object{"annotations": object{key: markOf(hash, n)}}}},
 	})
 }
 
@@ -181,6 +180,12 @@ func annotated[T metav1.Object](obj T, pairs ...string) T {
 		a[pairs[i]] = pairs[i+1]
 	}
 	obj.SetAnnotations(a)
+	return obj
+}
+
+// labelled returns a source with the label env=prod.
+func labelled[T metav1.Object](obj T) T {
+	obj.SetLabels(map[string]string{"env": "prod"})
 	return obj
 }
 
@@ -236,6 +241,20 @@ func containersNamed(names ...string) podOption {
 			t.Spec.Containers = append(t.Spec.Containers, corev1.Container{Name: name})
 		}
 	}
+}
+
+// web is the template that reads app-config. Most tests have the Deployment auto(web, known1), which is marked
+// by a variable when app-config changes.
+var (
+	web                    = pod(reads("app-config"))
+	known1, known2, absent = stateOf(cmKey, h1), stateOf(cmKey, h2), stateOf(cmKey, "")
+	roll                   = env(known2, "web/"+cmVar, h2)
+	rolled                 = []string{roll}
+)
+
+// marked is web with a mark.
+func marked(hash string) corev1.PodTemplateSpec {
+	return pod(reads("app-config"), variableSet(cmVar, hash))
 }
 
 // auto returns the Deployment web with this state, which rolls for whatever it refers to.
