@@ -4,6 +4,8 @@
 package replication_test
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -12,8 +14,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -59,6 +63,42 @@ func namespace(name string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }
 
+func disabled(name string) *corev1.Namespace {
+	n := namespace(name)
+	n.Labels = map[string]string{policy.NamespaceLabel: "disabled"}
+	return n
+}
+
+// manyNamespaces returns the namespaces n-0, n-1, ... and more objects.
+func manyNamespaces(n int, more ...runtime.Object) []runtime.Object {
+	for i := range n {
+		more = append(more, namespace(fmt.Sprintf("n-%d", i)))
+	}
+	return more
+}
+
+// reconcileCase is one row: the objects at the start, and what then happens.
+type reconcileCase struct {
+	lag       time.Duration
+	configure func(*replication.Config)
+	flags     []string
+	objects   []runtime.Object
+	run       func(f *fixture)
+}
+
+func runCases(t *testing.T, cases map[string]reconcileCase) {
+	t.Helper()
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, tc.configure, tc.flags, tc.objects...)
+				f.Lag(tc.lag, "secrets")
+				tc.run(f)
+			})
+		})
+	}
+}
+
 // request is called for requests of the controller, one at a time. It records those for Secrets, but
 // no creation of what is there already, which the cache did not show yet.
 func (f *fixture) request(r controllertest.Request) error {
@@ -81,6 +121,11 @@ func (f *fixture) request(r controllertest.Request) error {
 	return nil
 }
 
+// refusal is the refusal of a write by something in the API server.
+func refusal(text string) *apierrors.StatusError {
+	return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "s", errors.New(text))
+}
+
 // before calls hook before each request for a Secret with that verb, dry runs included. It may refuse
 // the request.
 func (f *fixture) before(verb string, hook func(controllertest.Request) error) {
@@ -91,6 +136,18 @@ func (f *fixture) before(verb string, hook func(controllertest.Request) error) {
 			return nil
 		}
 		return hook(r)
+	})
+}
+
+// once calls hook before the first request for a Secret with that verb.
+func (f *fixture) once(verb string, hook func() error) {
+	done := false
+	f.before(verb, func(controllertest.Request) error {
+		if done {
+			return nil
+		}
+		done = true
+		return hook()
 	})
 }
 
@@ -144,6 +201,8 @@ func (f *fixture) asked(verbs ...string) (list []string) {
 	return list
 }
 
+var allVerbs = []string{"get", "create", "update", "delete"}
+
 // after lets time pass, and then is expect.
 func (f *fixture) after(d time.Duration, want string, verbs ...string) {
 	f.t.Helper()
@@ -163,8 +222,9 @@ func (f *fixture) expect(want string, verbs ...string) {
 	}
 }
 
-// told returns the reasons of the Events since the last call, sorted.
-func (f *fixture) told() string {
+// told compares the reasons of the Events since the last call, sorted.
+func (f *fixture) told(want string) {
+	f.t.Helper()
 	f.pass(10 * time.Millisecond)
 	var list []string
 	for _, e := range controllertest.List[corev1.Event](f.Host) {
@@ -174,23 +234,47 @@ func (f *fixture) told() string {
 		f.heard[e.UID] = int(e.Count)
 	}
 	slices.Sort(list)
-	return strings.Join(list, " ")
+	if got := strings.Join(list, " "); got != want {
+		f.t.Errorf("Events %s, want %s", got, want)
+	}
 }
 
-// count returns the sum of a metric over the series with these labels.
-func (f *fixture) count(name string, labels ...string) float64 {
+// says looks for an Event.
+func (f *fixture) says(want string) {
 	f.t.Helper()
-	return f.Metric("quartermaster_replication_"+name, labels...)
+	if all := f.Events(); !slices.Contains(all, want) {
+		f.t.Errorf("no Event %q in %q", want, all)
+	}
 }
 
-// copies counts the Secrets with a marker.
-func (f *fixture) copies() (n int) {
+// count compares the sum of a metric over the series with these labels.
+func (f *fixture) count(want float64, name string, labels ...string) {
+	f.t.Helper()
+	if got := f.Metric("quartermaster_replication_"+name, labels...); got != want {
+		f.t.Errorf("%s is %v, want %v", name, got, want)
+	}
+}
+
+// holds compares the value of a Secret.
+func (f *fixture) holds(name, want string) {
+	f.t.Helper()
+	if s := f.secret(name); s == nil || string(s.Data["k"]) != want {
+		f.t.Errorf("%s is %v, want one with the value %s", name, s, want)
+	}
+}
+
+// copies compares the number of Secrets with a marker, from least to most.
+func (f *fixture) copies(least, most int) {
+	f.t.Helper()
+	n := 0
 	for _, s := range controllertest.List[corev1.Secret](f.Host) {
 		if s.Annotations[policy.Marker] != "" {
 			n++
 		}
 	}
-	return n
+	if n < least || n > most {
+		f.t.Errorf("%d copies, want %d to %d", n, least, most)
+	}
 }
 
 // secret returns an Opaque Secret with k=value and annotations key=value, in which Q: and R: and M:

@@ -4,6 +4,8 @@
 package policy
 
 import (
+	"bytes"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -52,6 +54,19 @@ func newFixture(t testing.TB, configure func(*Options)) *fixture {
 	return f
 }
 
+// row is a row of a table: options, which may be nil, and what happens.
+type row struct {
+	configure func(*Options)
+	run       func(f *fixture)
+}
+
+func runCases(t *testing.T, rows map[string]row) {
+	t.Helper()
+	for name, tc := range rows {
+		t.Run(name, func(t *testing.T) { tc.run(newFixture(t, tc.configure)) })
+	}
+}
+
 func (f *fixture) namespaces(names ...string) {
 	for _, name := range names {
 		f.ns[name] = &Namespace{Name: name, Created: f.now, Labels: map[string]string{}}
@@ -69,30 +84,21 @@ func (f *fixture) label(namespace, key, value string) {
 // put creates or replaces objects, each with a new version.
 func (f *fixture) put(bodies ...*Body) {
 	for _, b := range bodies {
-		f.putOne(b)
+		f.version++
+		b.ResourceVersion = strconv.Itoa(f.version)
+		if old := f.objects[b.Key()]; old != nil {
+			b.UID, b.CreationTimestamp = old.UID, old.CreationTimestamp
+		} else if b.UID == "" {
+			b.UID, b.CreationTimestamp = types.UID("uid-"+b.ResourceVersion), metav1.NewTime(f.now)
+			f.now = f.now.Add(time.Second)
+		}
+		f.objects[b.Key()] = b
 	}
-}
-
-func (f *fixture) putOne(b *Body) {
-	old := f.objects[b.Key()]
-	f.version++
-	b.ResourceVersion = strconv.Itoa(f.version)
-	switch {
-	case old != nil:
-		b.UID, b.CreationTimestamp = old.UID, old.CreationTimestamp
-	case b.UID == "":
-		b.UID, b.CreationTimestamp = types.UID("uid-"+b.ResourceVersion), metav1.NewTime(f.now)
-		f.now = f.now.Add(time.Second)
-	}
-	f.objects[b.Key()] = b
 }
 
 func (f *fixture) remove(name string) {
-	for _, kind := range []Kind{Secret, ConfigMap} {
-		key := Key{kind, named(name)}
-		if f.objects[key] != nil {
-			delete(f.objects, key)
-		}
+	for _, kind := range Kinds {
+		delete(f.objects, Key{kind, named(name)})
 	}
 }
 
@@ -269,25 +275,12 @@ func (f *fixture) expect(writes string, problems ...string) {
 	f.writes, f.problems = nil, nil
 }
 
-// holds compares the content of an object, as k=v pairs that are sorted, and named annotations.
+// holds compares the content of an object, as k=v pairs, and named annotations.
 func (f *fixture) holds(name, content string, annotations ...string) {
 	f.t.Helper()
 	b := f.get(name)
-	if b == nil {
-		f.t.Errorf("there is no %s", name)
-		return
-	}
-	var list []string
-	for slot, value := range b.Content {
-		text := slot.key() + "=" + string(value)
-		if strings.HasPrefix(string(slot), inBinaryData) {
-			text += "(binary)"
-		}
-		list = append(list, text)
-	}
-	slices.Sort(list)
-	if got := strings.Join(list, " "); got != content {
-		f.t.Errorf("%s holds %q, want %q", name, got, content)
+	if b == nil || !maps.EqualFunc(b.Content, contentOf(content), bytes.Equal) {
+		f.t.Fatalf("%s is %+v, want one that holds %q", name, b, content)
 	}
 	for _, a := range annotations {
 		key, value, _ := strings.Cut(a, "=")
@@ -297,22 +290,31 @@ func (f *fixture) holds(name, content string, annotations ...string) {
 	}
 }
 
+// labels compares the labels of an object, sorted.
+func (f *fixture) labels(name, want string) {
+	f.t.Helper()
+	if got := fmt.Sprint(f.get(name).Labels); got != "map["+want+"]" {
+		f.t.Errorf("%s has the labels %s, want %s", name, got, want)
+	}
+}
+
 // full returns a key of an annotation: R: and M: stand for the prefixes of the originals, Q: for ours.
 func full(key string) string {
 	return strings.NewReplacer("R:", reflectorPrefix, "M:", replicatorPrefix, "Q:", nativePrefix).Replace(key)
 }
 
-// newBody returns an object with content k=v and annotations key=value.
-func newBody(kind Kind, name, content string, changes ...func(*Body)) *Body {
+// configMap returns a ConfigMap with content k=v.
+func configMap(name, content string, changes ...func(*Body)) *Body {
 	n := named(name)
-	b := &Body{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Name, Annotations: map[string]string{}}, Kind: kind, Content: contentOf(content)}
-	if kind == Secret {
-		b.Type = string(corev1.SecretTypeOpaque)
-	}
+	b := &Body{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Name, Annotations: map[string]string{}}, Kind: ConfigMap, Content: contentOf(content)}
 	for _, change := range changes {
 		change(b)
 	}
 	return b
+}
+
+func secret(name, content string, changes ...func(*Body)) *Body {
+	return configMap(name, content, append([]func(*Body){func(b *Body) { b.Kind, b.Type = Secret, string(corev1.SecretTypeOpaque) }}, changes...)...)
 }
 
 func contentOf(text string) map[Slot][]byte {
@@ -325,14 +327,6 @@ func contentOf(text string) map[Slot][]byte {
 	return content
 }
 
-func secret(name, content string, changes ...func(*Body)) *Body {
-	return newBody(Secret, name, content, changes...)
-}
-
-func configMap(name, content string, changes ...func(*Body)) *Body {
-	return newBody(ConfigMap, name, content, changes...)
-}
-
 // with sets annotations: key=value, or key alone to remove it.
 func with(pairs ...string) func(*Body) {
 	return func(b *Body) {
@@ -341,9 +335,6 @@ func with(pairs ...string) func(*Body) {
 			if !has {
 				delete(b.Annotations, full(key))
 				continue
-			}
-			if b.Annotations == nil {
-				b.Annotations = map[string]string{}
 			}
 			b.Annotations[full(key)] = value
 		}

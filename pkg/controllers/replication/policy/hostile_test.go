@@ -16,10 +16,7 @@ import (
 // TestTenantHarmsNoOther has attacks by a writer of objects in namespace c, the youngest.
 func TestTenantHarmsNoOther(t *testing.T) {
 	mine := with("Q:push-to=b")
-	for name, tc := range map[string]struct {
-		configure func(*Options)
-		run       func(f *fixture)
-	}{
+	runCases(t, map[string]row{
 		"an invalid claim does not keep the copy of a source that is gone": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", with("Q:push-to=!b")))
 			f.settled("create b/s", "InvalidAnnotation c/s")
@@ -63,22 +60,12 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			f.settled("create b/s, strip b/s", "TargetExists a/s")
 			f.holds("b/s", "own=1")
 		}},
-		"a name is not taken before its owner comes: by default nobody pushes": {func(o *Options) { o.PushNamespaces = "" }, func(f *fixture) {
-			f.put(secret("c/s", "k=attack", mine))
-			f.settled("", "PushForbidden c/s")
-		}},
-		"by default the annotations of the originals push, as there": {func(o *Options) { o.PushNamespaces = "" }, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("a/t", "k=v", auto("b")))
-			f.settled("create b/s, create b/t")
-		}},
 		"no label is copied by which another controller trusts an object": {nil, func(f *fixture) {
 			f.put(secret("c/s", "k=attack", with("M:replicate-to=b"), labelled(
 				"sealedsecrets.bitnami.com/sealed-secrets-key=active", "argocd.argoproj.io/secret-type=cluster",
 				"kustomize.toolkit.fluxcd.io/name=x", "app.kubernetes.io/managed-by=Helm", "owner=helm", "team=c")))
 			f.settled("create b/s")
-			if got := fmt.Sprint(f.get("b/s").Labels); got != "map[team:c]" {
-				f.t.Errorf("labels %s", got)
-			}
+			f.labels("b/s", "team:c")
 		}},
 		"no name is pushed that another controller owns": {nil, func(f *fixture) {
 			owner := labelled("owner=helm", "status=deployed", "name=app", "version=9")
@@ -147,11 +134,70 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			f.put(secret("b/u", "", with("M:replicate-from=a/s")))
 			f.settled("update b/t", "PermissionDenied b/u")
 		}},
+	})
+}
+
+func TestReflectorSelectorReadOtherwiseHolds(t *testing.T) {
+	for _, selector := range []string{"a>1", "a<1", "a in (,x)", "a=1,a=2", "a=b=c", "("} {
+		f := newFixture(t, nil)
+		f.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector="+selector)))
+		f.settled("", "InvalidAnnotation a/s")
+	}
+}
+
+func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
+	f := newFixture(t, nil)
+	long := strings.Repeat("x", 60)
+	f.namespaces(long)
+	f.put(secret("a/s", "k=v", auto("(x+x+)+y", "x+", "b", "[c].*")))
+	ask := func(namespace, want string) {
+		t.Helper()
+		got := f.evaluator.pushes(f.Get(NewKey(Secret, "a", "s")), f.ns["a"], f.ns[namespace], f.now)
+		text := "yes"
+		if got.Answer != Yes {
+			text = got.Reason + " " + got.Text
+		}
+		if text != want {
+			t.Errorf("%s: %q, want %q", namespace, text, want)
+		}
+	}
+	const tooLong = `PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: pattern "(x+x+)+y" takes too long to match`
+	const paused = "PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: a pattern in this namespace took too long to match a while ago"
+	ask("c", "yes")
+	ask(long, tooLong) // and not "yes", although the next pattern matches
+	ask("c", paused)
+	ask("b", "yes")
+	f.now = f.now.Add(timeoutPause - time.Second)
+	ask(long, paused)
+	f.now = f.now.Add(time.Second)
+	ask("c", "yes")
+	ask(long, tooLong)
+	if s := f.survey(f.Get(NewKey(Secret, "a", "s")), f.now); s.After != timeoutPause {
+		t.Errorf("the source is looked at again after %v", s.After)
+	}
+}
+
+func TestReplicatorPatternsAreBounded(t *testing.T) {
+	for name, tc := range map[string]struct{ list, want string }{
+		"a repeat":                             {"b|b[a-z0-9-]{62}", ""},
+		"many patterns":                        {strings.Repeat("team-[a-z]+-.*,", 17) + "b", ""},
+		"many that are plain":                  {strings.Repeat("team-.*-"+strings.Repeat("x", 200)+",", 60) + "b", ""},
+		"an alternative for each of 80 names":  {"(" + strings.Repeat("team-of-a1|", 80) + "b)", ""},
+		"more than one expression may hold":    {"(" + strings.Repeat("a|", 512) + "b)", InvalidPattern},
+		"nested repeats":                       {"(((a{1000}){1000}))|b", InvalidPattern},
+		"nested repeats within Go's limit":     {"((a{30}){30}b?){6}|b", InvalidPattern},
+		"many repeats":                         {strings.Repeat("a{999}", 10) + "|b", InvalidPattern},
+		"repeats in many patterns":             {strings.Repeat("a{999},", 10) + "[b]", InvalidPattern},
+		"classes of thousands of ranges":       {strings.Repeat(`\pL`, 500) + "|b", InvalidPattern},
+		"a parenthesis that would end ours":    {"b)|(?:a{1000}", InvalidPattern},
+		"a quotation that would hide our end":  {`\Qb`, InvalidPattern},
+		"more than the value of an annotation": {strings.Repeat("b", maxPatternLength) + "|b", InvalidPattern},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, tc.configure)
-			f.t = t
-			tc.run(f)
+			got := goRegexList(tc.list)(&Namespace{Name: "b"}, noDotNetTime)
+			if got.Reason != tc.want || (got.Answer == Yes) != (tc.want == "") {
+				t.Errorf("%+v, want reason %q", got, tc.want)
+			}
 		})
 	}
 }
