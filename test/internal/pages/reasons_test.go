@@ -18,7 +18,7 @@ var reason = regexp.MustCompile("`([A-Z][A-Za-z]{7,})`")
 // What a page says of an object that is left alone is what the controllers say.
 func TestDocsNameReasonsThatExist(t *testing.T) {
 	var code strings.Builder
-	err := filepath.WalkDir(filepath.Join(root, "pkg"), func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(filepath.Join(root, "pkg"), func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
