@@ -47,7 +47,7 @@ func newHosted(
 ) *hosted {
 	h := &hosted{Controller: c, name: name, cache: cache, metrics: m, stuckAfter: stuckAfter}
 	h.health = healthz.NamedCheck("controller-"+name, func(*http.Request) error { _, err := h.check(); return err })
-	m.Hosted(name, func() error { return h.health.Check(nil) })
+	m.AddController(name, func() error { return h.health.Check(nil) })
 	return h
 }
 

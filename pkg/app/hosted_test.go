@@ -213,7 +213,7 @@ func TestStatusThatHangsDelaysNoOtherLoop(t *testing.T) {
 		go func() { defer close(done); series(t, registry, "quartermaster_controller_problem", 1) }()
 		synctest.Wait()
 		began := time.Now()
-		h.metrics.Hosted("another", func() error { return nil })
+		h.metrics.AddController("another", func() error { return nil })
 		if took := time.Since(began); took > 0 {
 			t.Errorf("it took %v", took)
 		}

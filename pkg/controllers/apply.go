@@ -20,11 +20,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Apply applies objects server-side, with the entry's name as the field manager. It takes fields over that
+// Apply applies objects server-side, with the entry's name as the field manager. It takes over fields that
 // somebody else has set. If a configuration is invalid, or two are for one object, Apply sends nothing and
-// returns an error. Otherwise it sends them, ten at once, waits for all answers and joins their errors, of
-// which apierrors.IsNotFound and the like see the first only. An object that needs another one first is
-// applied by a later call.
+// returns an error. Otherwise it sends all, ten at once, waits for all answers and joins their errors, of
+// which apierrors.IsNotFound and the like see only the first. Apply an object that needs another one by a
+// later call.
 //
 // Configurations of built-in types are in k8s.io/client-go/applyconfigurations, and controller-gen makes
 // configurations of custom resources; an unstructured object is applied with Dynamic.
@@ -40,23 +40,23 @@ func (h Host) ApplyStatus(ctx context.Context, config runtime.ApplyConfiguration
 func (h Host) apply(ctx context.Context, configs []runtime.ApplyConfiguration, subresources ...string) error {
 	patches := make([]patch, len(configs))
 	for i, config := range configs {
-		p, err := h.patch(ctx, config)
+		p, err := h.patchOf(ctx, config)
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(patches[:i], func(o patch) bool { return o.resource == p.resource && o.object == p.object }) {
+		if slices.ContainsFunc(patches[:i], func(other patch) bool { return other.resource == p.resource && other.object == p.object }) {
 			// Each would remove what the other has set, since both are of one field manager.
 			return fmt.Errorf("apply %s %s: it is among the objects twice", p.kind, p.object)
 		}
 		patches[i] = p
 	}
 	errs := make([]error, len(patches))
-	var sent errgroup.Group
-	sent.SetLimit(10) // the API server gives all controllers of the process one queue
+	var requests errgroup.Group
+	requests.SetLimit(10) // the API server gives all controllers of the process one queue
 	for i, p := range patches {
-		sent.Go(func() error { errs[i] = h.send(ctx, p, subresources...); return nil })
+		requests.Go(func() error { errs[i] = h.send(ctx, p, subresources...); return nil })
 	}
-	_ = sent.Wait()
+	_ = requests.Wait() // all errors are in errs
 	return errors.Join(errs...)
 }
 
@@ -68,7 +68,8 @@ type patch struct {
 	body     []byte
 }
 
-func (h Host) patch(ctx context.Context, config runtime.ApplyConfiguration) (patch, error) {
+// patchOf returns the patch of a configuration, or an error if the configuration does not name its object.
+func (h Host) patchOf(ctx context.Context, config runtime.ApplyConfiguration) (patch, error) {
 	body, err := json.Marshal(config)
 	if err != nil {
 		return patch{}, fmt.Errorf("apply a %T: %w", config, err)
@@ -86,7 +87,7 @@ func (h Host) patch(ctx context.Context, config runtime.ApplyConfiguration) (pat
 	if err != nil {
 		return patch{}, fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
 	}
-	// The API server knows no such path, and its NotFound would seem to be about the object.
+	// For a path of the other scope, the API server's NotFound would seem to be about the object.
 	switch namespaced := mapping.Scope.Name() == meta.RESTScopeNameNamespace; {
 	case namespaced && name.Namespace == "":
 		return patch{}, fmt.Errorf("apply %s %s: its namespace is missing", gvk.Kind, name)

@@ -6,7 +6,6 @@ package controllers
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -23,14 +22,13 @@ const (
 	laneShown
 )
 
-// changesFirst is how many keys of laneChanged are taken for each key of laneShown, while
-// both have keys. Without it, a tenant who writes all the time would keep a new leader from what
-// changed while nobody led.
+// changesFirst is how many keys of laneChanged are taken for each key of laneShown, while both have keys.
+// Otherwise a tenant who writes all the time would keep a new leader from what changed while nobody led.
 const changesFirst = 4
 
-// replayAhead is how many keys wait in laneShown before the replay of the cache waits too. A map never
-// becomes smaller, and the workqueue has a key in three: with 10,000 objects in the queue at once, they would
-// take 2 MiB for as long as the replica leads.
+// replayAhead is how many keys wait in laneShown before Loop.replay waits too. The workqueue has each key in
+// three maps, and a map never becomes smaller: with 10,000 keys in the queue at once, the maps would take 2
+// MiB for as long as the replica leads.
 const replayAhead = 500
 
 // queue is the queue of a loop. Its keys wait in lanes.
@@ -60,11 +58,11 @@ type laneQueue[K comparable] struct {
 func (q *laneQueue[K]) Add(key K) { q.add(key, laneChanged, tenantOf(key)) }
 
 // add adds a key to a tenant's turn in a lane.
-func (q *laneQueue[K]) add(key K, in lane, tenant string) {
+func (q *laneQueue[K]) add(key K, lane lane, tenant string) {
 	if q.ShuttingDown() {
-		return // the workqueue would ignore it, and the note would stay
+		return // the workqueue would ignore the key, and its note would stay
 	}
-	q.lanes.note(key, in, tenant)
+	q.lanes.note(key, lane, tenant)
 	q.TypedInterface.Add(key)
 }
 
@@ -89,13 +87,13 @@ func tenantOf[K comparable](key K) string {
 // A key is noted before it is added to the workqueue, which knows neither lanes nor tenants and may push
 // the key only when its reconcile has ended.
 type lanes[K comparable] struct {
-	mu          sync.Mutex                   // the workqueue calls the methods under a lock of its own
+	mu          sync.Mutex                   // the workqueue calls its methods, Push to Pop, under a lock of its own
 	places      map[K]*item[place[K]]        // of keys that are queued or noted
 	turns       [2]map[string]*item[turn[K]] // of the tenants with places, by lane
 	order       [2]ring[turn[K]]             // the turns with queued keys, by lane
-	queued      atomic.Int64                 // keys
+	queued      int                          // keys
 	shownPlaces int                          // places in laneShown, without noted ones
-	vacated     chan struct{}                // told when a place in laneShown is left
+	vacated     chan struct{}                // has an item once a place in laneShown was left
 	inARow      int                          // keys taken from laneChanged since the last one from laneShown
 	merelyShown map[K]bool                   // keys popped that waited in laneShown only; removed when the worker calls laneTakenFrom
 }
@@ -105,7 +103,7 @@ type lanes[K comparable] struct {
 type place[K comparable] struct {
 	key  K
 	turn *item[turn[K]]
-	next *item[place[K]] // of the same key; those that are only noted come first
+	next *item[place[K]] // of the same key; places that are only noted come first
 }
 
 // turn has the keys of one tenant in one lane.
@@ -118,24 +116,24 @@ type turn[K comparable] struct {
 
 func newLanes[K comparable]() *lanes[K] {
 	l := &lanes[K]{places: map[K]*item[place[K]]{}, merelyShown: map[K]bool{}, vacated: make(chan struct{}, 1)}
-	for in := range l.turns {
-		l.turns[in] = map[string]*item[turn[K]]{}
+	for lane := range l.turns {
+		l.turns[lane] = map[string]*item[turn[K]]{}
 	}
 	return l
 }
 
 // note says where a key is to stand that is added to the workqueue next.
-func (l *lanes[K]) note(key K, in lane, tenant string) {
+func (l *lanes[K]) note(key K, lane lane, tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.noteLocked(key, in, tenant)
+	l.noteLocked(key, lane, tenant)
 }
 
-func (l *lanes[K]) noteLocked(key K, in lane, tenant string) *item[place[K]] {
-	t, first := l.turns[in][tenant], l.places[key]
+func (l *lanes[K]) noteLocked(key K, lane lane, tenant string) *item[place[K]] {
+	t, first := l.turns[lane][tenant], l.places[key]
 	if t == nil {
-		t = &item[turn[K]]{value: turn[K]{tenant: tenant, lane: in}}
-		l.turns[in][tenant] = t
+		t = &item[turn[K]]{value: turn[K]{tenant: tenant, lane: lane}}
+		l.turns[lane][tenant] = t
 	}
 	for p := first; p != nil; p = p.value.next {
 		if p.value.turn == t {
@@ -152,7 +150,7 @@ func (l *lanes[K]) noteLocked(key K, in lane, tenant string) *item[place[K]] {
 func (l *lanes[K]) Push(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.queued.Add(1)
+	l.queued++
 	first := l.places[key]
 	if first == nil { // another Add of the key came between note and Add, and used the note
 		first = l.noteLocked(key, laneChanged, tenantOf(key))
@@ -190,34 +188,34 @@ func (l *lanes[K]) room(ctx context.Context) bool {
 			return true
 		}
 		select {
-		case <-l.vacated: // perhaps of a place that was taken again
+		case <-l.vacated: // the place may have been taken again
 		case <-ctx.Done():
 		}
 	}
 	return false
 }
 
-// Len implements workqueue.Queue. It counts keys, not places.
-func (l *lanes[K]) Len() int { return int(l.queued.Load()) }
+// Len implements workqueue.Queue. It counts keys, not places. The workqueue's lock guards queued.
+func (l *lanes[K]) Len() int { return l.queued }
 
 // Pop implements workqueue.Queue. There is a key.
 func (l *lanes[K]) Pop() K {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	from := laneChanged
+	lane := laneChanged
 	if l.order[laneChanged].first == nil || l.inARow >= changesFirst && l.order[laneShown].first != nil {
-		from = laneShown
+		lane = laneShown
 	}
-	t := l.order[from].first
-	l.order[from].first = t.next
+	t := l.order[lane].first
+	l.order[lane].first = t.next
 	key := t.value.keys.first.value.key
 	merelyShown := true
 	for p := l.places[key]; p != nil; p = p.value.next {
 		merelyShown = merelyShown && (!p.linked() || p.value.turn.value.lane == laneShown)
 	}
 	l.leave(key)
-	l.queued.Add(-1)
-	if l.inARow++; from == laneShown {
+	l.queued--
+	if l.inARow++; lane == laneShown {
 		l.inARow = 0
 	}
 	if merelyShown {
@@ -247,14 +245,14 @@ func (l *lanes[K]) leave(key K) {
 // remove removes a place, and its turn if that was the last one in it.
 func (l *lanes[K]) remove(p *item[place[K]]) {
 	t := p.value.turn
-	in := t.value.lane
+	lane := t.value.lane
 	if t.value.keys.remove(p); t.value.keys.first == nil {
-		l.order[in].remove(t)
+		l.order[lane].remove(t)
 	}
 	if t.value.places--; t.value.places == 0 {
-		delete(l.turns[in], t.value.tenant)
+		delete(l.turns[lane], t.value.tenant)
 	}
-	if in == laneShown {
+	if lane == laneShown {
 		l.shownPlaces--
 		select {
 		case l.vacated <- struct{}{}:
@@ -278,14 +276,14 @@ func (l *lanes[K]) laneTakenFrom(key K) lane {
 type laneKey struct{}
 
 // withLane returns the context of the reconcile of a key that was taken from a lane.
-func withLane(ctx context.Context, in lane) context.Context {
-	return context.WithValue(ctx, laneKey{}, in)
+func withLane(ctx context.Context, lane lane) context.Context {
+	return context.WithValue(ctx, laneKey{}, lane)
 }
 
 // laneOf returns the lane of withLane, or laneChanged.
 func laneOf(ctx context.Context) lane {
-	in, _ := ctx.Value(laneKey{}).(lane)
-	return in
+	taken, _ := ctx.Value(laneKey{}).(lane)
+	return taken
 }
 
 // ring is a doubly-linked list whose items need no other memory. Its last item is before the first.

@@ -32,14 +32,13 @@ type Loop[K comparable] struct {
 	phase    Phase
 	queue    *queue[K]
 	inFlight map[K]time.Time
-	refused  map[K]struct{} // keys that wait for this replica to lead; nil when it does
+	refused  map[K]struct{} // keys that wait until this replica leads; nil when it leads
 	counts   struct{ reconciles, errors, panics uint64 }
 	lastErr  *LastError
 }
 
-// NewLoop registers the watches and returns a loop that drops their events until Run. So their
-// informers must have been built, and need not have started. NewLoop returns an error if opts or
-// a watch is wrong.
+// NewLoop registers the watches and returns a loop that drops their events until Run. Their informers need
+// not have started. NewLoop returns an error if opts or a watch is wrong.
 //
 // reconcile brings the object of one key to its desired state. If it returns a duration > 0, it is
 // called again after that time, otherwise at the next event. After an error it is called again with
@@ -66,7 +65,7 @@ func NewLoop[K comparable](
 			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)
 		}
 	}
-	if !opts.Metrics.add(opts, func() time.Duration {
+	if !opts.Metrics.addLoop(opts, func() time.Duration {
 		_, running := l.Status().LongestRunning(opts.Clock.Now())
 		return running
 	}) {
@@ -82,7 +81,7 @@ func NewLoop[K comparable](
 
 // Close removes the metrics of the loop. Call it after Run has returned, for a loop that ends before the
 // process.
-func (l *Loop[K]) Close() { l.opts.Metrics.remove(l.opts) }
+func (l *Loop[K]) Close() { l.opts.Metrics.removeLoop(l.opts) }
 
 // Enqueue adds keys to the queue. It is for triggers without an informer, such as a timer. While the loop
 // is not running, Enqueue drops the keys, as the loop drops events; what must not be missed is enqueued
@@ -103,12 +102,12 @@ func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
 }
 
 // add adds a key to the queue of the run, if there is one.
-func (l *Loop[K]) add(key K, in lane, tenant string) {
+func (l *Loop[K]) add(key K, lane lane, tenant string) {
 	l.mu.Lock()
 	q := l.queue
 	l.mu.Unlock()
 	if q != nil {
-		q.keys.add(key, in, tenant) // drops it if the queue has shut down
+		q.keys.add(key, lane, tenant) // drops it if the queue has shut down
 	}
 }
 
@@ -121,14 +120,13 @@ func (l *Loop[K]) add(key K, in lane, tenant string) {
 // workers and mappings have returned, however long that takes: the host, which holds the Lease, decides how
 // long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
-	o, logger, labels := l.opts, klog.FromContext(ctx).WithValues("controller", l.opts.Name), []string{"controller", l.opts.Name}
-	if o.Loop != "" {
-		logger, labels = logger.WithValues("loop", o.Loop), append(labels, "loop", o.Loop)
+	logger, labels := klog.FromContext(ctx), []string{}
+	for _, label := range [][2]string{{"controller", l.opts.Name}, {"loop", l.opts.Loop}, {"cluster", l.opts.Cluster}} {
+		if name, value := label[0], label[1]; value != "" {
+			logger, labels = logger.WithValues(name, value), append(labels, name, value)
+		}
 	}
-	if o.Cluster != "" {
-		logger, labels = logger.WithValues("cluster", o.Cluster), append(labels, "cluster", o.Cluster)
-	}
-	// All goroutines inherit the labels: the workers' and the queue's.
+	// The goroutines of the workers and of the queue inherit the labels.
 	pprof.Do(klog.NewContext(ctx, logger), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
@@ -166,25 +164,26 @@ func (l *Loop[K]) run(parent context.Context) error {
 	var workers sync.WaitGroup
 	for range l.opts.Workers {
 		workers.Go(func() {
-			for l.next(ctx, work, q, limiter) {
+			for l.reconcileNext(ctx, work, q, limiter) {
 			}
 		})
 	}
 	workers.Go(func() { l.retryRefused(ctx, leading) })
 	logger.Info("Controller started", "workers", l.opts.Workers)
-	replayed := make(chan struct{})
-	workers.Go(func() { l.replay(ctx, q); close(replayed) })
+	replayEnd := make(chan struct{})
+	workers.Go(func() { l.replay(ctx, q); close(replayEnd) })
 
 	background := l.background(ctx)
-	var failed error
+	var backgroundErr error
+	// Until ctx ends: the end of the replay changes the phase, and the end of Background ends ctx.
 	for ctx.Err() == nil {
 		select {
-		case <-replayed:
+		case <-replayEnd:
 			l.setPhase(PhaseRunning)
-			replayed = nil
+			replayEnd = nil
 		case <-ctx.Done():
-		case failed = <-background:
-			background = nil // it has said how it ended
+		case backgroundErr = <-background:
+			background = nil
 			stop()
 		}
 	}
@@ -200,14 +199,14 @@ func (l *Loop[K]) run(parent context.Context) error {
 	}
 	workers.Wait()
 	if background != nil {
-		failed = <-background
+		backgroundErr = <-background
 	}
-	if failed != nil && parent.Err() != nil {
-		logger.Error(failed, "Background function failed while the controller was stopping")
-		failed = nil // none of its work goes on
+	if backgroundErr != nil && parent.Err() != nil {
+		logger.Error(backgroundErr, "Background function failed while the controller was stopping")
+		backgroundErr = nil // none of its work goes on
 	}
 	logger.Info("Controller stopped")
-	return failed
+	return backgroundErr
 }
 
 // background starts LoopOptions.Background and returns the channel of its error; nil without Background.
@@ -250,18 +249,19 @@ func (l *Loop[K]) start(logger *klog.Logger, leading <-chan struct{}) (*queue[K]
 	return l.queue, nil
 }
 
-// next takes one key and reconciles it. It returns false when the queue has shut down.
-func (l *Loop[K]) next(taking, work context.Context, q *queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
+// reconcileNext takes one key and reconciles it, unless ctx has ended. It returns false when the queue has
+// shut down.
+func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
 	key, shutdown := q.Get()
 	if shutdown {
 		return false
 	}
 	defer q.Done(key)
-	from := q.keys.lanes.laneTakenFrom(key)
-	if taking.Err() != nil {
+	lane := q.keys.lanes.laneTakenFrom(key)
+	if ctx.Err() != nil {
 		return true // a queue that shuts down still hands out what it has
 	}
-	o := l.reconcileOnce(withLane(work, from), key, limiter.NumRequeues(key))
+	o := l.reconcileOnce(withLane(work, lane), key, limiter.NumRequeues(key))
 	switch {
 	case o.result == resultNotLeading && l.waitToLead(key):
 		limiter.Forget(key)
@@ -280,7 +280,7 @@ func (l *Loop[K]) next(taking, work context.Context, q *queue[K], limiter workqu
 	return true
 }
 
-// waitToLead lets a key wait until this replica leads. It returns false if it does.
+// waitToLead lets a key wait until this replica leads. It returns false if the replica leads already.
 func (l *Loop[K]) waitToLead(key K) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -291,7 +291,7 @@ func (l *Loop[K]) waitToLead(key K) bool {
 	return true
 }
 
-// retryRefused enqueues the keys that wait until this replica leads, when it does.
+// retryRefused enqueues the keys of waitToLead when this replica begins to lead.
 func (l *Loop[K]) retryRefused(ctx context.Context, leading <-chan struct{}) {
 	select {
 	case <-leading:
@@ -340,8 +340,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 		o.result = resultPanic
 		logger.Error(err, "Reconcile panicked", "stack", string(stack))
 	case o.result == resultNotLeading:
-		// This replica does not lead: the one that does, or its successor, does the work. That is not
-		// worth a line per key.
+		// The replica that leads, or its successor, does the work. That is not worth a line per key.
 		logger.V(2).Info("Reconcile refused, not leading", "err", err)
 	case o.result == resultConflict:
 		logger.V(2).Info("Reconcile met a conflict, trying again", "err", err)
@@ -356,12 +355,12 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	l.counts.reconciles++
 	l.mu.Unlock()
 	if err != nil && o.result != resultConflict && o.result != resultNotLeading {
-		l.failed(name, err, stack != nil)
+		l.recordFailure(name, err, stack != nil)
 	}
 	return o
 }
 
-// resultOf returns the metric's word for what reconcile returned, after so many failures in a row.
+// resultOf returns the metric's word for what reconcile returned. failures is as in reconcileOnce.
 func resultOf(after time.Duration, err error, failures int) string {
 	switch {
 	case err == nil && after > 0:
@@ -378,8 +377,8 @@ func resultOf(after time.Duration, err error, failures int) string {
 	return resultError
 }
 
-// failed records a failure for the status.
-func (l *Loop[K]) failed(key string, err error, panicked bool) {
+// recordFailure records a failure for the status.
+func (l *Loop[K]) recordFailure(key string, err error, panicked bool) {
 	if panicked {
 		l.opts.Metrics.Panicked(l.opts.Name)
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// mapper maps the events of one watch to keys. Its handler is registered from the beginning, and a
-// gate drops what comes while the loop does not run, so that nothing piles up on a standby.
+// mapper maps the events of one watch to keys. Its handler is registered by NewLoop, and a gate drops the
+// events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
 	loop  *Loop[K]
 	watch Watch[K]
@@ -36,7 +36,7 @@ func (m *mapper[K]) open(q *queue[K], logger klog.Logger) {
 	m.queue, m.logger = q, logger
 }
 
-// close waits for a mapping that is under way.
+// close drops events from now on. It waits for a mapping that is under way.
 func (m *mapper[K]) close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -44,11 +44,11 @@ func (m *mapper[K]) close() {
 }
 
 // handle maps a change of an object if the gate is open.
-func (m *mapper[K]) handle(object cache.ObjectName, in lane, mapping func() []K) {
+func (m *mapper[K]) handle(object cache.ObjectName, lane lane, mapping func() []K) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queue != nil {
-		m.enqueue(object, in, mapping)
+		m.enqueue(object, lane, mapping)
 	}
 }
 
@@ -62,22 +62,22 @@ func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 
 // enqueue adds the keys of a changed object to a lane. If the mapping panics, that is counted and logged, and
 // the object waits for its next event. The caller holds mu.
-func (m *mapper[K]) enqueue(object cache.ObjectName, in lane, mapping func() []K) {
+func (m *mapper[K]) enqueue(object cache.ObjectName, lane lane, mapping func() []K) {
 	var keys []K
 	stack, err := informers.RecoverPanic(func() error { keys = mapping(); return nil })
 	if stack != nil {
 		m.logger.Error(err, "Event mapping panicked", "object", object.String(), "stack", string(stack))
-		m.loop.failed(object.String(), fmt.Errorf("event mapping: %w", err), true)
+		m.loop.recordFailure(object.String(), fmt.Errorf("event mapping: %w", err), true)
 		return
 	}
 	for _, key := range keys {
-		m.queue.keys.add(key, in, tenantOf(key))
+		m.queue.keys.add(key, lane, tenantOf(key))
 	}
 }
 
-// replay maps the objects in the caches until ctx ends, as fast as the queue takes them. Those that changed
-// last come first, since what changed while nobody led has work to do, and most others have none. Namespaces
-// take turns, as in the queue.
+// replay maps the objects in the caches, as fast as the queue takes them, and returns early if ctx ends. The
+// objects that changed last come first: what changed while nobody led has work to do, and most others have
+// none. Namespaces take turns, as in the queue.
 func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 	type cached struct {
 		mapper  *mapper[K]
@@ -87,14 +87,14 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 	}
 	var all []cached
 	for _, m := range l.mappers {
-		if !m.watch.replayed {
+		if !m.watch.replays {
 			continue
 		}
 		list := m.watch.list()
 		all = slices.Grow(all, len(list))
 		for _, obj := range list {
 			o := cached{mapper: m, obj: obj}
-			// Versions are decimal (KEP-5504). An object with another version only comes last.
+			// Versions are decimal (KEP-5504). An object whose version is no number comes last.
 			o.version, _ = strconv.ParseUint(obj.GetResourceVersion(), 10, 64)
 			all = append(all, o)
 		}
@@ -102,9 +102,9 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 	slices.SortFunc(all, func(a, b cached) int { return cmp.Compare(b.version, a.version) })
 	turns := map[string]int{}
 	for i := range all {
-		n := all[i].obj.GetNamespace()
-		all[i].turn = turns[n]
-		turns[n]++
+		namespace := all[i].obj.GetNamespace()
+		all[i].turn = turns[namespace]
+		turns[namespace]++
 	}
 	slices.SortStableFunc(all, func(a, b cached) int { return cmp.Compare(a.turn, b.turn) })
 	for _, o := range all {

@@ -24,8 +24,7 @@ const (
 var results = []string{resultSuccess, resultRequeue, resultConflict, resultError, resultTerminal, resultNotLeading, resultPanic}
 
 // Metrics holds the metrics of all controllers of a process: the loop's and the host's. Depth, latency and
-// retries of the queues come from client-go's workqueue provider, under
-// LoopOptions.queueName.
+// retries of the queues come from client-go's workqueue provider, under LoopOptions.queueName.
 type Metrics struct {
 	reconciles *metrics.CounterVec
 	duration   *metrics.HistogramVec
@@ -70,9 +69,9 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 	return m
 }
 
-// add initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It
-// returns false if another loop has them.
-func (m *Metrics) add(o LoopOptions, longest func() time.Duration) bool {
+// addLoop initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It
+// returns false if another loop has these series.
+func (m *Metrics) addLoop(o LoopOptions, longest func() time.Duration) bool {
 	if !m.longest.add(o.Name, o.Loop, o.Cluster, func() float64 { return longest().Seconds() }) {
 		return false
 	}
@@ -84,8 +83,8 @@ func (m *Metrics) add(o LoopOptions, longest func() time.Duration) bool {
 	return true
 }
 
-// remove ends the series of a loop.
-func (m *Metrics) remove(o LoopOptions) {
+// removeLoop ends the series of a loop.
+func (m *Metrics) removeLoop(o LoopOptions) {
 	for _, result := range results {
 		m.reconciles.Delete(map[string]string{"controller": o.Name, "loop": o.Loop, "cluster": o.Cluster, "result": result})
 	}
@@ -98,10 +97,9 @@ func (m *Metrics) observe(o LoopOptions, result string, took time.Duration) {
 	m.duration.WithLabelValues(o.Name, o.Loop, o.Cluster).Observe(took.Seconds())
 }
 
-// Hosted creates the series that the host has for a controller: its restarts and panics, and
-// whether its health check fails. It calls problem at each scrape; an error means that the check
-// fails.
-func (m *Metrics) Hosted(controller string, problem func() error) {
+// AddController creates the series of a controller: its restarts and panics, and whether its health check
+// fails. It calls problem at each scrape; an error means that the check fails.
+func (m *Metrics) AddController(controller string, problem func() error) {
 	m.restarts.WithLabelValues(controller).Add(0)
 	m.panics.WithLabelValues(controller).Add(0)
 	m.problem.add(controller, "", "", func() float64 {
@@ -118,7 +116,7 @@ func (m *Metrics) Restarted(controller string) { m.restarts.WithLabelValues(cont
 // Panicked counts a panic that was recovered in any function of a controller.
 func (m *Metrics) Panicked(controller string) { m.panics.WithLabelValues(controller).Inc() }
 
-// computedGauge computes its values at the scrape. A gauge that workers set would stand still exactly when a
+// computedGauge computes its values at the scrape. A gauge that workers set would stand still when a
 // reconcile hangs.
 type computedGauge struct {
 	metrics.BaseStableCollector
@@ -146,8 +144,8 @@ func (c *computedGauge) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- c
 
 // CollectWithStability implements metrics.StableCollector.
 func (c *computedGauge) CollectWithStability(ch chan<- metrics.Metric) {
-	for of, value := range c.values.Range { // without a lock: a value may wait for a controller
-		labels := of.([3]string)
+	for key, value := range c.values.Range { // without a lock: a value may wait for a controller
+		labels := key.([3]string)
 		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, value.(func() float64)(), labels[:c.labels]...)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // Status says what a controller is doing. It is served as JSON for people. The fields may change between
 // releases.
 type Status struct {
-	// The loop sets these.
+	// Set by the loop:
 
 	Name string `json:"name"`
 	// Phase is one of Stopped, Syncing, Running, Draining.
@@ -29,13 +29,17 @@ type Status struct {
 	Panics     uint64     `json:"panics"`
 	LastError  *LastError `json:"lastError,omitempty"`
 
+	// Set by the controller:
+
 	// Details is the controller's own part of the status, as JSON.
 	Details any `json:"details,omitempty"`
-	// Problem is why the controller's health check fails, or "" if it passes. The controller sets what only it
-	// knows, the host the rest.
+	// Problem is why the controller's health check fails, or "" if it passes. The host adds the problems that it
+	// knows of.
 	Problem string `json:"problem,omitempty"`
 
-	// Restarts counts how often Run has ended unexpectedly. The host sets it.
+	// Set by the host:
+
+	// Restarts counts how often Run has ended unexpectedly.
 	Restarts uint64 `json:"restarts"`
 }
 
@@ -45,7 +49,7 @@ type Phase string
 const (
 	// PhaseStopped is the phase before and after Run.
 	PhaseStopped Phase = "Stopped"
-	// PhaseSyncing is the phase in which Run waits for the informers, and then maps what is in them.
+	// PhaseSyncing is the phase in which Run waits for the informers, and then maps the objects in them.
 	PhaseSyncing Phase = "Syncing"
 	// PhaseRunning is the phase in which Run reconciles.
 	PhaseRunning Phase = "Running"
@@ -90,12 +94,12 @@ func (l *Loop[K]) Status() Status {
 	return s
 }
 
-// LongestRunning returns the key that has been in flight for longest, and for how long. It returns
-// "" and 0 if none is.
+// LongestRunning returns the key that has been in flight for longest, and for how long. It returns "" and 0
+// if no key is in flight.
 func (s Status) LongestRunning(now time.Time) (key string, running time.Duration) {
-	for _, in := range s.InFlight {
-		if d := now.Sub(in.Since); key == "" || d > running {
-			key, running = in.Key, d
+	for _, reconcile := range s.InFlight {
+		if d := now.Sub(reconcile.Since); key == "" || d > running {
+			key, running = reconcile.Key, d
 		}
 	}
 	return key, running

@@ -17,14 +17,14 @@ import (
 
 // Watch is an informer and the mapping from its events to keys.
 type Watch[K comparable] struct {
-	// mistake is why NewLoop refuses the watch, and then the other fields are not set.
+	// mistake is why NewLoop refuses the watch. If it is set, no other field is used.
 	mistake error
 	synced  func() <-chan struct{}
 	// register adds the handler that maps changes.
 	register func(*mapper[K])
-	// replayed is set if the objects in the cache are mapped too, when Run begins: list returns them, and
-	// mapNewest maps the object of a name in its newest state.
-	replayed  bool
+	// replays is set if Run maps the objects in the cache too, when it begins: list returns them, and mapNewest
+	// maps the newest state of an object.
+	replays   bool
 	list      func() []metav1.Object
 	mapNewest func(*mapper[K], cache.ObjectName)
 }
@@ -50,7 +50,7 @@ func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Eve
 // next leader.
 func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
 	w := WatchChanges(informer, keys, only...)
-	w.replayed = true
+	w.replays = true
 	return w
 }
 
@@ -63,7 +63,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if informer == nil {
 		return Watch[K]{mistake: errors.New("the informer is nil")}
 	}
-	chosen := func(e Event[T]) []K {
+	mapChosen := func(e Event[T]) []K {
 		for _, keep := range only {
 			if !keep(e) {
 				return nil
@@ -77,7 +77,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 		register: func(m *mapper[K]) {
 			informer.AddHandler(func(old, current T, initial bool) {
 				if e := (Event[T]{old, current}); !initial || !isNil(old) {
-					m.handle(nameOf(e), laneOfEvent(e), func() []K { return chosen(e) })
+					m.handle(nameOf(e), laneOfEvent(e), func() []K { return mapChosen(e) })
 				}
 			})
 		},
@@ -90,8 +90,8 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 			return list
 		},
 		mapNewest: func(m *mapper[K], name cache.ObjectName) {
-			if now, exists := informer.Get(name); exists { // else its deletion is an event
-				m.enqueue(name, laneShown, func() []K { return chosen(Event[T]{New: now}) })
+			if obj, exists := informer.Get(name); exists { // else its deletion is an event
+				m.enqueue(name, laneShown, func() []K { return mapChosen(Event[T]{New: obj}) })
 			}
 		},
 	}
@@ -148,7 +148,7 @@ func GenerationChanged[T metav1.Object](e Event[T]) bool {
 		return true
 	}
 	if _, reduced := any(after).(*informers.Object); reduced {
-		return true // whether it has a generation depends on what other controllers need
+		return true // other controllers' needs decide whether it has a generation
 	}
 	// A deletion and a creation that the watch has missed are one update.
 	return after.GetGeneration() == 0 || before.GetGeneration() != after.GetGeneration() || before.GetUID() != after.GetUID()
@@ -168,8 +168,8 @@ func nameOf[T metav1.Object](e Event[T]) cache.ObjectName {
 	return cache.MetaObjectToName(e.New)
 }
 
-// laneOfEvent returns laneShown for an update that changed nothing. An informer shows every object so when it
-// has listed a resource again.
+// laneOfEvent returns laneShown for an update that changed nothing: after a relist, there is one for each
+// object in the cache.
 func laneOfEvent[T metav1.Object](e Event[T]) lane {
 	if isNil(e.Old) || isNil(e.New) || e.New.GetResourceVersion() == "" || e.Old.GetResourceVersion() != e.New.GetResourceVersion() {
 		return laneChanged
