@@ -18,9 +18,9 @@ import (
 	"k8s.io/client-go/metadata"
 )
 
-// anyVersion lists and watches the metadata of a resource whose need names no version. It uses the
-// group's preferred version or, if that does not serve the resource, another. It looks the version
-// up at the first request, and again when the server does not know it any more.
+// anyVersion lists and watches the metadata of a resource whose need names no version. It uses the group's
+// preferred version or, if the resource is not in it, another. It looks the version up at the first request,
+// and again when the server does not know it any more.
 type anyVersion struct {
 	resource  schema.GroupResource
 	namespace string
@@ -36,7 +36,7 @@ func (a *anyVersion) List(ctx context.Context, opts metav1.ListOptions) (*metav1
 		return nil, err
 	}
 	list, err := client.List(ctx, opts)
-	a.check(err)
+	a.forgetIfNotFound(err)
 	return list, err
 }
 
@@ -46,12 +46,12 @@ func (a *anyVersion) Watch(ctx context.Context, opts metav1.ListOptions) (watch.
 		return nil, err
 	}
 	w, err := client.Watch(ctx, opts)
-	a.check(err)
+	a.forgetIfNotFound(err)
 	return w, err
 }
 
-// check forgets the version if the server does not serve it.
-func (a *anyVersion) check(err error) {
+// forgetIfNotFound forgets the version if the server does not serve it.
+func (a *anyVersion) forgetIfNotFound(err error) {
 	if apierrors.IsNotFound(err) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -65,7 +65,7 @@ func (a *anyVersion) client(ctx context.Context) (metadata.ResourceInterface, er
 	a.mu.Unlock()
 	if version == "" {
 		var err error
-		if version, err = a.clients.find(ctx, a.resource); err != nil {
+		if version, err = a.clients.servedVersion(ctx, a.resource); err != nil {
 			return nil, err
 		}
 		a.mu.Lock()
@@ -76,7 +76,7 @@ func (a *anyVersion) client(ctx context.Context) (metadata.ResourceInterface, er
 }
 
 // ServerGroups returns the API groups of a server, without their resources. It is an error if there are none:
-// a load balancer without a backend may answer 404 to everything, and no resource is absent for that.
+// a load balancer without a backend may answer 404 to everything, and that says nothing of any resource.
 func ServerGroups(ctx context.Context, d discovery.DiscoveryInterfaceWithContext) (*metav1.APIGroupList, error) {
 	// The aggregated format would hold all resources.
 	groups, err := d.WithLegacyWithContext(ctx).ServerGroupsWithContext(ctx)
@@ -89,10 +89,10 @@ func ServerGroups(ctx context.Context, d discovery.DiscoveryInterfaceWithContext
 	return groups, nil
 }
 
-// find returns a version that serves the resource. It asks discovery for this group only, so that
-// an aggregated API that is down affects only those who need it. A NotFound error means that the
-// server does not have the resource.
-func (c Clients) find(ctx context.Context, resource schema.GroupResource) (string, error) {
+// servedVersion returns a version in which the server has the resource, or a NotFound error if it has none.
+// It asks discovery for this group only, so that an aggregated API that is down affects only those who need
+// it.
+func (c Clients) servedVersion(ctx context.Context, resource schema.GroupResource) (string, error) {
 	groups, err := ServerGroups(ctx, c.discovery)
 	if err != nil {
 		return "", err

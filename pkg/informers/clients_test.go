@@ -90,7 +90,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 func TestDiscoveryFindsNothingAbsentWhereNoAPIServerAnswers(t *testing.T) {
 	proxy := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(proxy.Close)
-	_, err := clientsOf(t, &rest.Config{Host: proxy.URL}).find(t.Context(), Secrets.GroupResource())
+	_, err := clientsOf(t, &rest.Config{Host: proxy.URL}).servedVersion(t.Context(), Secrets.GroupResource())
 	if err == nil || apierrors.IsNotFound(err) {
 		t.Errorf("error %v, want one that does not say that the resource is absent", err)
 	}

@@ -260,7 +260,7 @@ func newTestCache(t *testing.T, c *cluster, needs ...Need) *ClusterCache {
 // is not found is not there in another version either.
 func newTestCacheWith(t *testing.T, cfg Config, sources func(*plan, string) (source, error), needs ...Need) *ClusterCache {
 	t.Helper()
-	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, sourceFor: sources, panicked: func(string) {}, caches: &Caches{}}
+	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}, caches: &Caches{}}
 	plans, err := newPlans(needs, scheme.Scheme, cfg.Namespaces)
 	if err != nil {
 		t.Fatal(err)
@@ -271,7 +271,7 @@ func newTestCacheWith(t *testing.T, cfg Config, sources func(*plan, string) (sou
 			t.Fatal(err)
 		}
 		for _, feed := range i.feeds {
-			feed.exists = func(context.Context) error { return notFound }
+			feed.discover = func(context.Context) error { return notFound }
 		}
 		f.informers = append(f.informers, i)
 	}

@@ -24,9 +24,10 @@ type ClusterCache struct {
 	clock     clock.WithTickerAndDelayedExecution
 	clients   Clients
 	sourceFor func(p *plan, namespace string) (source, error)
-	panicked  func(controller string)
 	informers []*informer // of the declared needs
 	caches    *Caches
+	// countPanic is called for each panic in a function of the controller.
+	countPanic func(controller string)
 
 	mu       sync.Mutex
 	run      context.Context    // nil until started
@@ -36,11 +37,11 @@ type ClusterCache struct {
 	wg       sync.WaitGroup
 }
 
-// AddCluster builds the informers for needs, and starts none. panicked is called for each panic in a function
-// of the named controller. AddCluster returns an error if the needs cannot be met.
+// AddCluster builds the informers for needs, and starts none. countPanic is called for each panic in a
+// function of the named controller. AddCluster returns an error if the needs cannot be met.
 func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
-	panicked func(controller string)) (*ClusterCache, error) {
-	cluster := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, panicked: panicked, caches: c}
+	countPanic func(controller string)) (*ClusterCache, error) {
+	cluster := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, countPanic: countPanic, caches: c}
 	plans, err := newPlans(needs, clients.scheme, cfg.Namespaces)
 	if err != nil {
 		return nil, err
@@ -58,7 +59,7 @@ func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock
 
 // newInformer returns an informer with a feed for each namespace that is read.
 func (c *ClusterCache) newInformer(p *plan) (*informer, error) {
-	i := newInformer(p, c.panicked)
+	i := newInformer(p, c.countPanic)
 	namespaces := c.cfg.Namespaces
 	if p.namespace != "" || len(namespaces) == 0 {
 		namespaces = []string{p.namespace}
@@ -73,14 +74,14 @@ func (c *ClusterCache) newInformer(p *plan) (*informer, error) {
 			name += " in " + namespace
 		}
 		state := newState(name, c.clock)
-		state.counts = ResourceStatus{
+		state.recorded = ResourceStatus{
 			Cluster: c.cfg.Cluster, Group: p.resource.Group, Version: p.resource.Version, Resource: p.resource.Resource, Namespace: namespace,
 			For: p.controllers(), Form: p.form(), Content: p.content(), LabelSelector: p.labelSelector, FieldSelector: p.fieldSelector,
 		}
 		i.feeds = append(i.feeds, &feed{
 			informer: i, namespace: namespace, source: src, state: state, clock: c.clock,
-			exists: func(ctx context.Context) error {
-				_, err := c.clients.find(ctx, p.resource.GroupResource())
+			discover: func(ctx context.Context) error {
+				_, err := c.clients.servedVersion(ctx, p.resource.GroupResource())
 				return err
 			},
 		})
@@ -96,8 +97,8 @@ func (c *ClusterCache) start(ctx context.Context, i *informer) {
 	c.wg.Go(func() { i.detector.Run(ctx.Done()) })
 }
 
-// informerFor returns the informer that serves the controller's need of a resource, or nil. It
-// compares no versions: [For] does.
+// informerFor returns the informer that serves the controller's need of a resource, or nil. It does not
+// compare versions, as [For] does.
 func (c *ClusterCache) informerFor(controller string, resource schema.GroupResource) *informer {
 	for _, i := range c.informers {
 		if i.plan.resource.GroupResource() == resource && i.plan.need(controller) != nil {
@@ -122,10 +123,12 @@ func (c *ClusterCache) Start(ctx context.Context) {
 	klog.FromContext(ctx).Info("Informers started", "informers", len(c.informers))
 }
 
-// all returns all informers: of declared and of followed resources.
-func (c *ClusterCache) all() []*informer { return slices.Concat(c.informers, c.followedNow()) }
+// allInformers returns the informers of declared and of followed resources.
+func (c *ClusterCache) allInformers() []*informer {
+	return slices.Concat(c.informers, c.followedInformers())
+}
 
-func (c *ClusterCache) followedNow() []*informer {
+func (c *ClusterCache) followedInformers() []*informer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.followed)
@@ -141,7 +144,7 @@ func (c *ClusterCache) Shutdown() {
 	}
 	c.stopped = true
 	c.mu.Unlock()
-	for _, i := range c.followedNow() { // their controllers have not called Stop
+	for _, i := range c.followedInformers() { // their controllers have not called Stop
 		c.unfollow(i)
 	}
 	for _, i := range c.informers {
@@ -151,11 +154,10 @@ func (c *ClusterCache) Shutdown() {
 	c.caches.remove(c)
 }
 
-// Problem returns what keeps the cache of a controller from being complete and current: an informer
-// that has not synced, a verb that RBAC does not allow, requests that have failed for more than a
-// minute, an object that does not fit its Go type, a function of the controller that panics. Of a followed
-// resource, only the last two are problems. It returns nil if nothing does, and before Start, as on a cold
-// standby.
+// Problem returns what keeps the cache of a controller from being complete and current: an informer that has
+// not synced, a verb that RBAC does not allow, requests that have failed for more than a minute, an object
+// that does not fit its Go type, a function of the controller that panics. For a followed resource, only the
+// last two are problems. It returns nil if there is no problem, and before Start, as on a cold standby.
 func (c *ClusterCache) Problem(controller string) error {
 	if !c.started() {
 		return nil
@@ -163,31 +165,31 @@ func (c *ClusterCache) Problem(controller string) error {
 	var errs []error
 	for _, i := range c.informers {
 		if i.plan.need(controller) != nil {
-			errs = append(errs, i.problem(), i.panics.problem(controller))
+			errs = append(errs, i.problem(), i.bad.problem(controller))
 		}
 	}
-	for _, i := range c.followedNow() { // without its requests: it may be that no user wants the resource
+	for _, i := range c.followedInformers() { // without their requests: it may be that no user wants the resource
 		if i.plan.need(controller) != nil {
-			errs = append(errs, i.panics.problem(controller))
+			errs = append(errs, i.bad.problem(controller))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// CheckSync is the health check informers-sync. It fails until every informer has synced once,
-// except those whose list the server refuses, and those that have failed for a minute while others
-// have synced, as with a broken conversion webhook. Waiting does not help these, and a new version
-// must be able to roll out although one controller has such a trouble. Problem reports them.
+// CheckSync is the health check informers-sync. It fails until every informer has synced once. It does not
+// wait for informers whose list the server refuses, nor for informers that have failed for a minute while
+// others have synced, as with a broken conversion webhook: a new version must be able to roll out although
+// one controller has such a trouble. Problem reports these informers.
 func (c *ClusterCache) CheckSync(*http.Request) error {
 	if !c.started() {
 		return errors.New("informers are not started")
 	}
 	var errs []error
-	answers := slices.ContainsFunc(c.informers, (*informer).hasSynced)
+	anySynced := slices.ContainsFunc(c.informers, (*informer).hasSynced)
 	for _, i := range c.informers {
 		for _, feed := range i.feeds {
 			done, refused := feed.state.filled()
-			if !done && !refused && (!answers || !feed.state.failsLong()) {
+			if !done && !refused && (!anySynced || !feed.state.failsLong()) {
 				errs = append(errs, feed.state.problem())
 			}
 		}

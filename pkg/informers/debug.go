@@ -53,7 +53,7 @@ type FailureStatus struct {
 // Status returns the present state of all informers.
 func (c *ClusterCache) Status() Status {
 	s := Status{Started: c.started(), Resources: []ResourceStatus{}}
-	for _, i := range c.all() {
+	for _, i := range c.allInformers() {
 		s.Resources = append(s.Resources, i.status()...)
 	}
 	return s
@@ -65,7 +65,7 @@ func (i *informer) status() (all []ResourceStatus) {
 	for _, f := range i.feeds {
 		all = append(all, f.state.status())
 	}
-	all[0].Misfits = i.panics.misfits()
+	all[0].Misfits = i.bad.countMisfits()
 	return all
 }
 

@@ -40,13 +40,13 @@ type feed struct {
 	source    source
 	state     *state
 	clock     clock.WithDelayedExecution
-	// lists, if set, limits the lists that are taken at once: each holds a slot in it.
-	lists chan struct{}
-	// exists returns a NotFound error if the server does not have the resource in any version.
-	exists func(context.Context) error
+	// listSlots, if set, limits the lists that are read at once: each list holds a slot in it.
+	listSlots chan struct{}
+	// discover returns a NotFound error if the server does not have the resource in any version.
+	discover func(context.Context) error
 
-	// watchingSince is when the watch began; zero while the feed lists. freeSlot returns the slot of the
-	// list under way; a second call does nothing. Only the reflector's goroutine uses them.
+	// watchingSince is when the watch began; zero while the feed lists. freeSlot gives the slot of the present
+	// list back; a second call does nothing. Only the reflector's goroutine uses the two fields.
 	watchingSince time.Time
 	freeSlot      func()
 }
@@ -68,7 +68,7 @@ func (f *feed) run(ctx context.Context) {
 			delay = backoff
 		}
 		if err != nil && ctx.Err() == nil {
-			f.failedWith(ctx, err)
+			f.handleFailure(ctx, err)
 			f.state.logFailure(ctx, err)
 		}
 		timer := f.clock.NewTimer(delay.Step())
@@ -80,17 +80,17 @@ func (f *feed) run(ctx context.Context) {
 	}
 }
 
-// takeListSlot waits for a slot in lists, if they are limited. It returns false if ctx ends.
+// takeListSlot waits for a slot in listSlots, if it is set. It returns false if ctx ends.
 func (f *feed) takeListSlot(ctx context.Context) bool {
-	if f.lists == nil || ctx.Err() != nil {
+	if f.listSlots == nil || ctx.Err() != nil {
 		return ctx.Err() == nil
 	}
 	select {
-	case f.lists <- struct{}{}:
+	case f.listSlots <- struct{}{}:
 	case <-ctx.Done():
 		return false
 	}
-	free := sync.OnceFunc(func() { <-f.lists })
+	free := sync.OnceFunc(func() { <-f.listSlots })
 	timer := f.clock.AfterFunc(listSlotTimeout, free)
 	f.freeSlot = func() { timer.Stop(); free() }
 	return true
@@ -123,22 +123,22 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	f.state.failed("list", err)
+	f.state.recordFailure("list", err)
 	return nil, err
 }
 
-// failedWith notes what a list or a watch has failed with. If that says that an optional resource does not
-// exist, and discovery confirms it, the cache is emptied. If the resource was absent and discovery has it
-// now, the failure counts.
-func (f *feed) failedWith(ctx context.Context, err error) {
-	if absent := f.state.absent(); f.informer.plan.optional && (apierrors.IsNotFound(err) || absent) {
-		listed, _ := f.state.filled()
-		switch gone := f.exists(ctx); {
+// handleFailure handles the failure of a list or a watch. If discovery confirms that an optional resource
+// does not exist, handleFailure empties the cache and the failure does not count. It counts if the resource
+// was absent and discovery has it now.
+func (f *feed) handleFailure(ctx context.Context, err error) {
+	if f.informer.plan.optional && (apierrors.IsNotFound(err) || f.state.isAbsent()) {
+		filled, _ := f.state.filled()
+		switch discovered := f.discover(ctx); {
 		case ctx.Err() != nil:
-		case apierrors.IsNotFound(gone) || gone == nil && !listed:
+		case apierrors.IsNotFound(discovered) || discovered == nil && !filled:
 			_ = f.informer.replace(f, nil) // never fails without objects
-			f.state.markAbsent(apierrors.IsNotFound(gone))
-		case gone == nil:
+			f.state.markAbsent(apierrors.IsNotFound(discovered))
+		case discovered == nil:
 			f.state.markPresent()
 		}
 	}
@@ -146,13 +146,13 @@ func (f *feed) failedWith(ctx context.Context, err error) {
 }
 
 func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-	f.choose(&opts)
+	f.setSelectors(&opts)
 	opts.Limit, opts.Continue, opts.ResourceVersion, opts.ResourceVersionMatch = pageSize, "", "", ""
 	list := &metainternalversion.List{}
 	for {
 		page, err := f.source.list(ctx, opts)
 		if apierrors.IsResourceExpired(err) && opts.Continue != "" {
-			// It took longer than etcd keeps a version, and would again.
+			// The list took longer than etcd keeps a version, and would again. So it is read as a whole.
 			list.Items, opts.Limit, opts.Continue = nil, 0, ""
 			continue
 		}
@@ -180,7 +180,7 @@ func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Objec
 	}
 }
 
-func (f *feed) choose(opts *metav1.ListOptions) {
+func (f *feed) setSelectors(opts *metav1.ListOptions) {
 	opts.LabelSelector, opts.FieldSelector = f.informer.plan.labelSelector, f.informer.plan.fieldSelector
 }
 
@@ -189,19 +189,19 @@ var errNoAnswer = errors.New("the connection broke or timed out before the serve
 
 // WatchWithContext opens a watch, or a list that is streamed as a watch.
 func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-	f.choose(&opts)
+	f.setSelectors(&opts)
 	w, err := f.source.watch(ctx, opts)
 	if err == nil && reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch()) {
 		err = errNoAnswer // client-go returns it if the connection broke ten times
 	}
 	if err == nil {
-		f.state.watching(ctx)
+		f.state.recordWatch(ctx)
 		return w, nil
 	}
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	f.state.failed("watch", err)
+	f.state.recordFailure("watch", err)
 	if opts.SendInitialEvents != nil && (apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err)) {
 		// The reflector would wait without watching ctx, and delay Shutdown. So it asks for pages.
 		err = errors.New(err.Error())
@@ -214,25 +214,25 @@ func (f *feed) Transformer() cache.TransformFunc { return f.informer.reduce }
 
 // Add implements cache.ReflectorStore, as do the other methods.
 func (f *feed) Add(obj any) error {
-	f.state.observed(obj, true)
+	f.state.recordActivity(obj, true)
 	return f.informer.put(f, obj, true)
 }
 
 // Update stores an object.
 func (f *feed) Update(obj any) error {
-	f.state.observed(obj, true)
+	f.state.recordActivity(obj, true)
 	return f.informer.put(f, obj, false)
 }
 
 // Delete removes an object, which may be unknown.
 func (f *feed) Delete(obj any) error {
-	f.state.observed(obj, true)
+	f.state.recordActivity(obj, true)
 	return f.informer.remove(f, obj)
 }
 
 // Bookmark notes that the server still talks.
 func (f *feed) Bookmark(version string) error {
-	f.state.observed(&metav1.ObjectMeta{ResourceVersion: version}, false)
+	f.state.recordActivity(&metav1.ObjectMeta{ResourceVersion: version}, false)
 	return nil
 }
 
@@ -243,7 +243,7 @@ func (f *feed) Replace(list []any, version string) error {
 	if err := f.informer.replace(f, list); err != nil {
 		return err
 	}
-	f.state.listed(version)
+	f.state.recordList(version)
 	f.informer.checkSynced()
 	return nil
 }

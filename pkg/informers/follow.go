@@ -41,13 +41,13 @@ func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*
 	}
 	i, err := c.newInformer(plans[0])
 	if err == nil {
-		err = need.fits(need.Resource, t, c.clients.scheme)
+		err = need.checkType(need.Resource, t, c.clients.scheme)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", need.For, err)
 	}
 	for _, feed := range i.feeds {
-		feed.lists = need.ListSlots
+		feed.listSlots = need.ListSlots
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -28,13 +28,13 @@ type informer struct {
 	cancel    context.CancelFunc // ends the feeds of a followed resource
 }
 
-func newInformer(p *plan, count func(controller string)) *informer {
+func newInformer(p *plan, countPanic func(controller string)) *informer {
 	name := resourceName(p.resource)
 	i := &informer{
 		name: name, synced: make(chan struct{}), detector: cache.NewCacheMutationDetector(name),
 		objects: cache.NewThreadSafeStore(cache.Indexers{}, cache.Indices{}),
 	}
-	i.reducer = &reducer{plan: p, panics: newBadObjects(name, count), cached: func(namespace, name string) *Object {
+	i.reducer = &reducer{plan: p, bad: newBadObjects(name, countPanic), cached: func(namespace, name string) *Object {
 		return i.get(cache.NewObjectName(namespace, name).String())
 	}}
 	return i
@@ -56,8 +56,8 @@ func (i *informer) hasSynced() bool {
 	}
 }
 
-// checkSynced closes synced when every feed has been listed. If one has, those that the API server
-// refuses are not waited for: without --namespaces there is only one.
+// checkSynced closes synced when every feed has been listed. Once one has been listed, checkSynced does not
+// wait for feeds that the API server refuses: without --namespaces there is only one feed.
 func (i *informer) checkSynced() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -81,21 +81,15 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 		return err
 	}
 	o, ok := reduced.(*Object)
-	if !ok {
-		m := reduced.(*misfit)
-		i.panics.misfit(m)
-		// What the cache has of it stays, but not what it has of a predecessor.
-		key := cache.MetaObjectToName(m).String()
-		if before := i.get(key); before != nil && before.GetUID() != m.UID {
-			i.forget(f, key)
-		}
+	switch {
+	case !ok:
+		i.leaveOut(f, reduced.(*misfit))
 		return nil
-	}
-	if o == unwanted {
+	case o == unwanted:
 		return i.remove(f, obj)
 	}
 	name := o.objectName()
-	i.panics.forgetMisfit(name)
+	i.bad.forgetMisfit(name)
 	if o.extra != nil {
 		i.detector.AddObject(o.extra.changeable())
 	}
@@ -109,25 +103,34 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	if before == nil {
 		f.state.addObjects(1)
 	}
-	i.tell(event{old: before, new: o, initial: !i.hasSynced()})
+	i.notify(event{old: before, new: o, initial: !i.hasSynced()})
 	return nil
 }
 
-// remove removes an object of which f has read that the object was deleted, or that Filter no longer
-// accepts it.
+// leaveOut remembers a misfit. The earlier state of the object stays in the cache, that of a predecessor with
+// the same name does not.
+func (i *informer) leaveOut(f *feed, m *misfit) {
+	i.bad.addMisfit(m)
+	key := cache.MetaObjectToName(m).String()
+	if before := i.get(key); before != nil && before.GetUID() != m.UID {
+		i.removeKey(f, key)
+	}
+}
+
+// remove removes an object that f has read as deleted, or that Filter no longer accepts.
 func (i *informer) remove(f *feed, obj any) error {
 	m, err := meta.Accessor(obj)
 	if err != nil {
 		return err
 	}
 	name := cache.MetaObjectToName(m)
-	i.forget(f, name.String())
-	// forget has just called the index functions with the object again, which may have panicked again.
-	i.panics.forgetGone(func(n cache.ObjectName) bool { return n == name })
+	i.removeKey(f, name.String())
+	// removeKey has just called the index functions with the object again, which may have panicked again.
+	i.bad.forgetGone(func(n cache.ObjectName) bool { return n == name })
 	return nil
 }
 
-func (i *informer) forget(f *feed, key string) {
+func (i *informer) removeKey(f *feed, key string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	before := i.get(key)
@@ -136,7 +139,7 @@ func (i *informer) forget(f *feed, key string) {
 	}
 	i.objects.Delete(key)
 	f.state.addObjects(-1)
-	i.tell(event{old: before})
+	i.notify(event{old: before})
 }
 
 // replace stores the objects of a list, and removes all others in the namespace of f.
@@ -156,25 +159,25 @@ func (i *informer) replace(f *feed, list []any) error {
 		}
 	}
 	isGone := func(name cache.ObjectName) bool {
-		_, there := listed[name]
-		return !there && f.covers(name.Namespace)
+		_, found := listed[name]
+		return !found && f.covers(name.Namespace)
 	}
 	for _, key := range i.objects.ListKeys() {
 		if name, err := cache.ParseObjectName(key); err == nil && isGone(name) {
-			i.forget(f, key)
+			i.removeKey(f, key)
 		}
 	}
-	i.panics.forgetGone(isGone)
+	i.bad.forgetGone(isGone)
 	return nil
 }
 
-// event is a change of an object. old is nil for one that came, new for one that went.
+// event is a change of an object: old is nil for a new object, new for a deleted one.
 type event struct {
 	old, new *Object
 	initial  bool // the object was there before the informer had synced
 }
 
-// listener calls a function of a controller with each event, one at a time. A slow one delays no other.
+// listener calls a function of a controller with each event, one at a time. A slow function delays no other.
 type listener struct {
 	call func(event)
 
@@ -183,8 +186,8 @@ type listener struct {
 	running bool
 }
 
-// tell queues an event for all listeners. The caller holds mu.
-func (i *informer) tell(e event) {
+// notify queues an event for all listeners. The caller holds mu.
+func (i *informer) notify(e event) {
 	for _, l := range i.listeners {
 		l.add(e)
 	}
@@ -201,8 +204,8 @@ func (i *informer) listen(controller string, call func(event)) {
 			o = e.old
 		}
 		const function = "event handler"
-		if i.panics.contain(controller, function, o, func() { call(e) }) && e.new == nil {
-			i.panics.forget(badObject{controller, function, o.objectName()})
+		if i.bad.contain(controller, function, o, func() { call(e) }) && e.new == nil {
+			i.bad.forgetCall(badCall{controller, function, o.objectName()})
 		}
 	}}
 	i.mu.Lock()

@@ -336,7 +336,7 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 				c := newCluster(named("bad", "1"), named("fine", "1"))
 				f := newTestCache(t, c, need, reloadNeed)
 				var counted []string
-				f.informers[0].panics.count = func(controller string) { counted = append(counted, controller) }
+				f.informers[0].bad.countPanic = func(controller string) { counted = append(counted, controller) }
 				if register != nil {
 					register(f)
 				}
@@ -414,11 +414,11 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 	defer klog.ClearLogger()
 	p := newBadObjects("secrets", func(string) {})
 	for n := range maxBad + 1 {
-		p.misfit(&misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n)}}})
+		p.addMisfit(&misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n)}}})
 	}
 	p.contain("reload", "Digest", named("a", "1"), func() { panic("x") })
-	if logged != 1 || p.misfits() != maxBad {
-		t.Errorf("%d panics logged, %d misfits", logged, p.misfits())
+	if logged != 1 || p.countMisfits() != maxBad {
+		t.Errorf("%d panics logged, %d misfits", logged, p.countMisfits())
 	}
 }
 
@@ -466,8 +466,8 @@ func TestMisfitIsLeftOutAndReported(t *testing.T) {
 		t.Helper()
 		got := i.objects.ListKeys()
 		slices.Sort(got)
-		if diff := cmp.Diff(want, got); diff != "" || i.panics.misfits() != misfits {
-			t.Errorf("%d misfits, cached (-want +got):\n%s", i.panics.misfits(), diff)
+		if diff := cmp.Diff(want, got); diff != "" || i.bad.countMisfits() != misfits {
+			t.Errorf("%d misfits, cached (-want +got):\n%s", i.bad.countMisfits(), diff)
 		}
 		for _, controller := range []string{"a", "b"} {
 			if err := owner.Problem(controller); (err != nil) != (misfits > 0) {

@@ -96,18 +96,18 @@ func resourceMetrics() []resourceMetric {
 }
 
 // add makes s the status of two informers together, or of two namespaces.
-func (s *ResourceStatus) add(o *ResourceStatus) {
-	s.Objects += o.Objects
-	s.Misfits += o.Misfits
-	s.Synced = s.Synced && o.Synced
-	if s.LastActivityAge == nil || o.LastActivityAge != nil && s.LastActivityAge.Duration < o.LastActivityAge.Duration {
-		s.LastActivityAge = o.LastActivityAge
+func (s *ResourceStatus) add(other *ResourceStatus) {
+	s.Objects += other.Objects
+	s.Misfits += other.Misfits
+	s.Synced = s.Synced && other.Synced
+	if s.LastActivityAge == nil || other.LastActivityAge != nil && s.LastActivityAge.Duration < other.LastActivityAge.Duration {
+		s.LastActivityAge = other.LastActivityAge
 	}
-	s.Lists += o.Lists
-	s.Relists += o.Relists
-	s.Watches += o.Watches
-	s.Events += o.Events
-	s.Failures += o.Failures
+	s.Lists += other.Lists
+	s.Relists += other.Relists
+	s.Watches += other.Watches
+	s.Events += other.Events
+	s.Failures += other.Failures
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -118,25 +118,25 @@ func (c *Caches) DescribeWithStability(ch chan<- *metrics.Desc) {
 }
 
 // CollectWithStability implements metrics.StableCollector. All informers of a resource count together. In the
-// process's own cluster, those that are followed do not count: nobody may want them.
+// process's own cluster, followed resources do not count: it may be that nobody wants them.
 func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
 	for _, cluster := range c.clusters() {
 		informers := cluster.informers
 		if cluster.cfg.Cluster != "" {
-			informers = cluster.all()
+			informers = cluster.allInformers()
 		}
-		united := map[schema.GroupResource]*ResourceStatus{}
+		sums := map[schema.GroupResource]*ResourceStatus{}
 		for _, i := range informers {
 			status := i.status()
 			for at := range status {
-				if all := united[i.plan.resource.GroupResource()]; all != nil {
-					all.add(&status[at])
+				if sum := sums[i.plan.resource.GroupResource()]; sum != nil {
+					sum.add(&status[at])
 				} else {
-					united[i.plan.resource.GroupResource()] = &status[at]
+					sums[i.plan.resource.GroupResource()] = &status[at]
 				}
 			}
 		}
-		for resource, status := range united {
+		for resource, status := range sums {
 			for _, m := range c.metrics {
 				if value := m.value(status); !math.IsNaN(value) {
 					ch <- metrics.NewLazyConstMetric(m.desc, m.kind, value, cluster.cfg.Cluster, resource.Group, resource.Resource)

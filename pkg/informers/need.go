@@ -119,8 +119,8 @@ type Need struct {
 // manager's own controllers have it, so that a need with it shares their watch.
 const NotHelm = "type!=helm.sh/release.v1"
 
-// validate returns what is wrong with the need. only are the namespaces of --namespaces; empty means all.
-func (n *Need) validate(scheme *runtime.Scheme, only []string) error {
+// validate returns what is wrong with the need. namespaces are those of --namespaces; empty means all.
+func (n *Need) validate(scheme *runtime.Scheme, namespaces []string) error {
 	_, labelErr := labels.Parse(n.LabelSelector)
 	_, fieldErr := fields.ParseSelector(n.FieldSelector)
 	sensitive := n.whole() && (n.Resource.GroupResource() == ConfigMaps.GroupResource() || n.Resource.GroupResource() == Secrets.GroupResource())
@@ -135,9 +135,9 @@ func (n *Need) validate(scheme *runtime.Scheme, only []string) error {
 		return fmt.Errorf("field selector: %w", fieldErr)
 	case n.ClusterScoped && n.Namespace != "":
 		return errors.New("ClusterScoped and Namespace must not both be set")
-	case n.ClusterScoped && len(only) > 0:
+	case n.ClusterScoped && len(namespaces) > 0:
 		return errors.New("the objects have no namespace: not possible with --namespaces")
-	case n.Namespace != "" && len(only) > 0 && !slices.Contains(only, n.Namespace):
+	case n.Namespace != "" && len(namespaces) > 0 && !slices.Contains(namespaces, n.Namespace):
 		return fmt.Errorf("the namespace %s is not in --namespaces", n.Namespace)
 	case n.Resource.Version == "" && (n.whole() || n.Form == Reduced && n.Digest.exists()):
 		return errors.New("Resource.Version must be set in the forms Typed and Unstructured, and with a Digest")
@@ -160,8 +160,8 @@ func (n *Need) validate(scheme *runtime.Scheme, only []string) error {
 // whole reports whether the controller gets more than an *Object.
 func (n *Need) whole() bool { return n.Form == Typed || n.Form == Unstructured }
 
-// reads returns the form in which the API server's answer is decoded.
-func (n *Need) reads(scheme *runtime.Scheme) Form {
+// readAs returns the form in which the API server's answer is decoded.
+func (n *Need) readAs(scheme *runtime.Scheme) Form {
 	switch {
 	case n.whole():
 		return n.Form
@@ -177,8 +177,8 @@ func (n *Need) reads(scheme *runtime.Scheme) Form {
 type plan struct {
 	resource schema.GroupVersionResource
 	needs    []Need
-	// reads is what the API server's answer is decoded as: Metadata, Typed or Unstructured.
-	reads Form
+	// readAs is what the API server's answer is decoded as: Metadata, Typed or Unstructured.
+	readAs Form
 	// whole is set if a need wants the object itself.
 	whole bool
 	// digests are in the order in which objects hold them.
@@ -188,9 +188,9 @@ type plan struct {
 }
 
 type digest struct {
-	of      string
-	sum     func(runtime.Object) []byte
-	history bool
+	controller string
+	sum        func(runtime.Object) []byte
+	history    bool
 }
 
 // CheckNeeds returns the error with which [Caches.AddCluster] refuses the needs, or nil.
@@ -200,51 +200,51 @@ func CheckNeeds(cfg Config, needs []Need, scheme *runtime.Scheme) error {
 }
 
 // newPlans unites needs, in the order in which resources are first named.
-func newPlans(needs []Need, scheme *runtime.Scheme, only []string) ([]*plan, error) {
+func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*plan, error) {
 	var plans []*plan
 	for i, n := range needs {
-		err := n.validate(scheme, only)
-		if err == nil && slices.ContainsFunc(needs[:i], func(o Need) bool {
-			return o.For == n.For && o.Resource.GroupResource() == n.Resource.GroupResource()
+		err := n.validate(scheme, namespaces)
+		if err == nil && slices.ContainsFunc(needs[:i], func(other Need) bool {
+			return other.For == n.For && other.Resource.GroupResource() == n.Resource.GroupResource()
 		}) {
 			err = errors.New("declared twice; a controller has one need of a resource")
 		}
 		if err == nil && n.Digest.exists() {
-			err = n.Digest.fits(&n, scheme)
+			err = n.Digest.check(&n, scheme)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", n.For, resourceName(n.Resource), err)
 		}
-		at := slices.IndexFunc(plans, func(p *plan) bool { return p.serves(n, n.reads(scheme)) })
+		at := slices.IndexFunc(plans, func(p *plan) bool { return p.canServe(n, n.readAs(scheme)) })
 		if at < 0 {
 			plans = append(plans, &plan{
-				resource: n.Resource, optional: n.Optional, reads: Metadata,
+				resource: n.Resource, optional: n.Optional, readAs: Metadata,
 				namespace: n.Namespace, labelSelector: n.LabelSelector, fieldSelector: n.FieldSelector,
 			})
 			at = len(plans) - 1
 		}
-		plans[at].add(n, n.reads(scheme))
+		plans[at].add(n, n.readAs(scheme))
 	}
 	return plans, nil
 }
 
-// serves reports whether p can take n without costing another need objects or history. Metadata fits every
+// canServe reports whether p can take n without costing another need objects or history. Metadata fits every
 // object; a Go type may not fit an object of a custom resource.
-func (p *plan) serves(n Need, reads Form) bool {
-	mayMisfit := max(p.reads, reads) == Typed && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
+func (p *plan) canServe(n Need, readAs Form) bool {
+	mayMisfit := max(p.readAs, readAs) == Typed && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
 	return p.resource == n.Resource && p.optional == n.Optional && p.namespace == n.Namespace &&
 		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector &&
-		(p.reads == reads || (p.reads == Metadata || reads == Metadata) && !mayMisfit) &&
+		(p.readAs == readAs || (p.readAs == Metadata || readAs == Metadata) && !mayMisfit) &&
 		n.Filter == nil && p.needs[0].Filter == nil &&
 		!(n.History && slices.ContainsFunc(p.digests, func(d digest) bool { return d.history }))
 }
 
-func (p *plan) add(n Need, reads Form) {
+func (p *plan) add(n Need, readAs Form) {
 	p.needs = append(p.needs, n)
-	p.reads = max(p.reads, reads)
+	p.readAs = max(p.readAs, readAs)
 	p.whole = p.whole || n.whole()
 	if n.Digest.exists() {
-		p.digests = append(p.digests, digest{of: n.For, sum: n.Digest.sum, history: n.History})
+		p.digests = append(p.digests, digest{controller: n.For, sum: n.Digest.sum, history: n.History})
 	}
 }
 
@@ -252,8 +252,8 @@ func (p *plan) add(n Need, reads Form) {
 func (p *plan) form() string {
 	switch {
 	case p.whole:
-		return strings.ToLower(p.reads.String())
-	case p.reads != Metadata:
+		return strings.ToLower(p.readAs.String())
+	case p.readAs != Metadata:
 		return "content digest"
 	}
 	return "metadata"
@@ -276,8 +276,8 @@ func (p *plan) controllers() []string {
 	return names
 }
 
-// selects reports whether a change of an object can make it one that the plan chooses. The type of a Secret
-// never changes.
+// selects reports whether a change of an object can make the plan's selectors choose it. NotHelm does not
+// count, since the type of a Secret never changes.
 func (p *plan) selects() bool {
 	return p.labelSelector != "" || p.fieldSelector != "" && p.fieldSelector != NotHelm
 }
@@ -297,11 +297,11 @@ func resourceName(gvr schema.GroupVersionResource) string {
 	return gvr.GroupResource().String()
 }
 
-// Digest makes of an object a few bytes that summarise it, such as a hash of a Secret's data or the names
+// Digest turns an object into a few bytes that summarise it, such as a hash of a Secret's data or the names
 // that a pod template refers to. It is built by [DigestOf]. The zero value is no digest.
 type Digest struct {
-	sum func(runtime.Object) []byte
-	of  reflect.Type
+	sum      func(runtime.Object) []byte
+	argument reflect.Type // of sum
 }
 
 // DigestOf returns a Digest that calls sum. T is the Go type of the objects if the scheme has one, otherwise
@@ -313,20 +313,20 @@ func DigestOf[T any](sum func(T) []byte) Digest {
 
 func (d Digest) exists() bool { return d.sum != nil }
 
-// fits returns an error if the objects of the need are decoded as another type than the digest takes.
-func (d Digest) fits(n *Need, scheme *runtime.Scheme) (err error) {
-	reads := n.reads(scheme)
+// check returns an error if the objects of the need are decoded as another type than the digest takes.
+func (d Digest) check(n *Need, scheme *runtime.Scheme) (err error) {
+	readAs := n.readAs(scheme)
 	switch {
-	case reads == Typed && d.of.Kind() != reflect.Interface:
-		err = CheckType(d.of, n.Resource, scheme)
-	case reads == Unstructured && !reflect.TypeFor[*unstructured.Unstructured]().AssignableTo(d.of):
+	case readAs == Typed && d.argument.Kind() != reflect.Interface:
+		err = CheckType(d.argument, n.Resource, scheme)
+	case readAs == Unstructured && !reflect.TypeFor[*unstructured.Unstructured]().AssignableTo(d.argument):
 		err = errors.New("but the objects are *unstructured.Unstructured")
-	case reads == Metadata && (d.of.Kind() != reflect.Interface || !reflect.TypeFor[*metav1.PartialObjectMetadata]().AssignableTo(d.of)):
+	case readAs == Metadata && (d.argument.Kind() != reflect.Interface || !reflect.TypeFor[*metav1.PartialObjectMetadata]().AssignableTo(d.argument)):
 		// Another need may want the whole object.
 		err = errors.New("but in the form Metadata that must be metav1.Object")
 	}
 	if err != nil {
-		return fmt.Errorf("its Digest takes %s, %w", d.of, err)
+		return fmt.Errorf("its Digest takes %s, %w", d.argument, err)
 	}
 	return nil
 }

@@ -157,13 +157,13 @@ func TestTypedObjectIsTrimmed(t *testing.T) {
 	o := reduced(t, p, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Finalizers: []string{"f"}, Generation: 3, ManagedFields: []metav1.ManagedFieldsEntry{{}},
 		Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "k": "v"}, Labels: map[string]string{"l": "1"}}})
 	want := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Finalizers: []string{"f"}, Generation: 3, Annotations: map[string]string{"k": "v"}, Labels: map[string]string{"l": "1"}}}
-	if diff := cmp.Diff(want, as[*corev1.Namespace](o)); diff != "" {
+	if diff := cmp.Diff(want, objectAs[*corev1.Namespace](o)); diff != "" {
 		t.Errorf("object (-want +got):\n%s", diff)
 	}
 	if len(o.GetFinalizers()) != 1 || o.GetGeneration() != 3 {
 		t.Errorf("finalizers %v, generation %d", o.GetFinalizers(), o.GetGeneration())
 	}
-	if as[metav1.Object](o) != o || string(o.Digest("b")) != "shop" || o.GetLabels()["l"] != "1" || o.GetAnnotations()["k"] != "v" {
+	if objectAs[metav1.Object](o) != o || string(o.Digest("b")) != "shop" || o.GetLabels()["l"] != "1" || o.GetAnnotations()["k"] != "v" {
 		t.Errorf("digest %q, labels %v, annotations %v", o.Digest("b"), o.GetLabels(), o.GetAnnotations())
 	}
 }

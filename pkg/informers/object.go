@@ -31,7 +31,7 @@ type Object struct {
 	uid     [16]byte
 	version uint64
 	extra   *extra
-	first   uint64 // see FirstVersion; 0 is unknown. See listed.
+	first   uint64 // see FirstVersion and preexisting; 0 is unknown
 }
 
 // extra is what most objects do not have.
@@ -50,11 +50,8 @@ func (e *extra) changeable() runtime.Object {
 	return e.Object.(runtime.Object)
 }
 
-// listed is set in Object.first if the object was there before this cache.
-const listed = 1 << 63
-
-// as returns the object in the form of a controller.
-func as[T any](o *Object) T {
+// objectAs returns the object in the form of a controller.
+func objectAs[T any](o *Object) T {
 	if t, ok := any(o).(T); ok {
 		return t
 	}
@@ -65,8 +62,8 @@ func (o *Object) objectName() cache.ObjectName {
 	return cache.NewObjectName(o.GetNamespace(), o.GetName())
 }
 
-// next returns the first length-prefixed part of packed, and what follows it.
-func next(packed string) (part, rest string) {
+// cutPart returns the first length-prefixed part of packed, and what follows it.
+func cutPart(packed string) (part, rest string) {
 	var n, shift uint
 	for i := 0; ; i++ {
 		n |= uint(packed[i]&0x7f) << shift
@@ -79,74 +76,17 @@ func next(packed string) (part, rest string) {
 
 // Digest returns what the Digest function of the named controller returned, or nil if there is none.
 // The caller may keep and change it.
-func (o *Object) Digest(of string) []byte {
+func (o *Object) Digest(controller string) []byte {
 	rest := o.packed
 	for i := range o.plan.digests {
 		var sum string
-		sum, rest = next(rest)
-		if o.plan.digests[i].of == of && sum != "" {
+		sum, rest = cutPart(rest)
+		if o.plan.digests[i].controller == controller && sum != "" {
 			return []byte(sum)
 		}
 	}
 	return nil
 }
-
-// inherit takes over what is known of the state before, nil if there was none. created says that a
-// watch saw the object come.
-func (o *Object) inherit(before *Object, created bool) {
-	if before == nil || before.uid != o.uid || o.uid == [16]byte{} && before.GetUID() != o.GetUID() {
-		o.first = o.version
-		if !created {
-			o.first |= listed
-		}
-		return
-	}
-	first, changed := before.first, before.changed()
-	rest, restBefore := o.packed, before.packed
-	for i := range o.plan.digests {
-		var sum, was string
-		sum, rest = next(rest)
-		was, restBefore = next(restBefore)
-		switch {
-		case !o.plan.digests[i].history || sum == was:
-		case sum == "" || was == "": // nobody has seen what changed before
-			first, changed = first|listed, 0
-		default:
-			changed = o.version
-		}
-	}
-	if o.first = first; changed != 0 {
-		if o.extra == nil {
-			o.extra = &extra{Object: nothing}
-		}
-		o.extra.changed = changed
-	}
-}
-
-func (o *Object) changed() uint64 {
-	if o.extra == nil {
-		return 0
-	}
-	return o.extra.changed
-}
-
-// FirstVersion returns the resourceVersion with which this cache first saw the object; empty if
-// that is not known.
-func (o *Object) FirstVersion() string { return formatVersion(o.first &^ listed) }
-
-// CreatedVersion returns FirstVersion if the object was created then; empty if it was there before, or if
-// that is not known since the need has a selector.
-func (o *Object) CreatedVersion() string {
-	if o.first&listed != 0 {
-		return ""
-	}
-	return formatVersion(o.first)
-}
-
-// ChangedVersion returns the resourceVersion with which the digest with a history was last seen to
-// change; empty if it was not. A digest that comes or goes is no change. After a list that replaced a
-// broken watch, the change itself may have been earlier.
-func (o *Object) ChangedVersion() string { return formatVersion(o.changed()) }
 
 func formatVersion(v uint64) string {
 	if v == 0 {
@@ -159,7 +99,7 @@ func formatVersion(v uint64) string {
 func (o *Object) key() string {
 	rest := o.packed
 	for range o.plan.digests {
-		_, rest = next(rest)
+		_, rest = cutPart(rest)
 	}
 	return rest
 }
@@ -192,11 +132,11 @@ func (o *Object) GetResourceVersion() string {
 	return o.metadata().GetResourceVersion()
 }
 
-var nothing metav1.Object = &metav1.ObjectMeta{}
+var emptyMeta metav1.Object = &metav1.ObjectMeta{}
 
 func (o *Object) metadata() metav1.Object {
 	if o.extra == nil {
-		return nothing
+		return emptyMeta
 	}
 	return o.extra
 }

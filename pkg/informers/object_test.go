@@ -93,7 +93,7 @@ func reduced(tb testing.TB, p *plan, obj apiruntime.Object) *Object {
 }
 
 func newReducer(p *plan) *reducer {
-	return &reducer{plan: p, panics: newBadObjects("", func(string) {}), cached: func(string, string) *Object { return nil }}
+	return &reducer{plan: p, bad: newBadObjects("", func(string) {}), cached: func(string, string) *Object { return nil }}
 }
 
 // A Secret may cost 700 bytes of RSS, store and index included. With the garbage collector's

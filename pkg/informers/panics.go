@@ -58,66 +58,66 @@ func panicked(recovered any) error {
 	return fmt.Errorf("panic: a value of type %T", recovered)
 }
 
-// maxBad limits how many objects of a resource are remembered as misfits, and how many panics, since
-// anybody may create such objects.
+// maxBad limits how many misfits of a resource are remembered, and how many calls that panic, since anybody
+// may create such objects.
 const maxBad = 1000
 
-// badObjects contains panics of the controllers' functions that are called with cached objects. It remembers
-// the objects on which they panic, and the objects that do not fit their Go type. Neither ends the process
-// or the work of other controllers.
+// badObjects contains panics of the controllers' functions that are called with the objects of one resource.
+// It remembers the objects on which a function panics, and the misfits. Neither ends the process or the work
+// of other controllers.
 type badObjects struct {
-	resource string
-	count    func(controller string) // called for every panic
+	resource   string
+	countPanic func(controller string) // called for every panic
 
-	mu    sync.Mutex
-	bad   map[badObject]struct{}
-	unfit map[cache.ObjectName]struct{} // a problem of all controllers
+	mu       sync.Mutex
+	panicked map[badCall]struct{}
+	misfits  map[cache.ObjectName]struct{} // a problem of all controllers
 }
 
-// badObject is an object, and the controller and function that panicked on it last.
-type badObject struct {
+// badCall is a function of a controller and an object, on which the last call of the function panicked.
+type badCall struct {
 	controller, function string
 	object               cache.ObjectName
 }
 
-func newBadObjects(resource string, count func(controller string)) *badObjects {
-	return &badObjects{resource: resource, count: count, bad: map[badObject]struct{}{}, unfit: map[cache.ObjectName]struct{}{}}
+func newBadObjects(resource string, countPanic func(controller string)) *badObjects {
+	return &badObjects{resource: resource, countPanic: countPanic, panicked: map[badCall]struct{}{}, misfits: map[cache.ObjectName]struct{}{}}
 }
 
-// contain calls a function of a controller with m and reports whether it panicked. A panic is logged once
-// for an object, until the function returns for it without a panic.
-func (p *badObjects) contain(controller, function string, m metav1.Object, call func()) bool {
+// contain calls a function of a controller for m and reports whether it panicked. It logs a panic unless the
+// last call for the same object panicked too.
+func (b *badObjects) contain(controller, function string, m metav1.Object, call func()) bool {
 	stack, err := RecoverPanic(func() error { call(); return nil })
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if stack == nil && len(p.bad) == 0 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if stack == nil && len(b.panicked) == 0 {
 		return false
 	}
-	key := badObject{controller, function, cache.MetaObjectToName(m)}
+	key := badCall{controller, function, cache.MetaObjectToName(m)}
 	if stack == nil {
-		delete(p.bad, key)
+		delete(b.panicked, key)
 		return false
 	}
-	p.count(controller)
-	if remember(p.bad, key) {
+	b.countPanic(controller)
+	if remember(b.panicked, key) {
 		klog.Background().Error(err, "A function of a controller panicked", "controller", controller, "function", function,
-			"resource", p.resource, "object", klog.KRef(key.object.Namespace, key.object.Name), "stack", string(stack))
+			"resource", b.resource, "object", klog.KRef(key.object.Namespace, key.object.Name), "stack", string(stack))
 	}
 	return true
 }
 
-// misfit remembers an object that does not fit its Go type.
-func (p *badObjects) misfit(m *misfit) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if remember(p.unfit, cache.MetaObjectToName(m)) {
-		klog.Background().Error(m.err, "An object does not fit its Go type, and is left out", "resource", p.resource, "object", klog.KObj(m))
+// addMisfit remembers and logs an object that does not fit its Go type.
+func (b *badObjects) addMisfit(m *misfit) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if remember(b.misfits, cache.MetaObjectToName(m)) {
+		klog.Background().Error(m.err, "An object does not fit its Go type, and is left out", "resource", b.resource, "object", klog.KObj(m))
 	}
 }
 
 // remember adds key and returns true, unless it is known or there are too many.
 func remember[K comparable](known map[K]struct{}, key K) bool {
-	if _, is := known[key]; is || len(known) >= maxBad {
+	if _, found := known[key]; found || len(known) >= maxBad {
 		return false
 	}
 	known[key] = struct{}{}
@@ -125,52 +125,52 @@ func remember[K comparable](known map[K]struct{}, key K) bool {
 }
 
 // forgetMisfit forgets that an object did not fit its Go type.
-func (p *badObjects) forgetMisfit(object cache.ObjectName) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.unfit, object)
+func (b *badObjects) forgetMisfit(object cache.ObjectName) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.misfits, object)
 }
 
-// forget forgets a panic, since the function will not be called for the object again.
-func (p *badObjects) forget(key badObject) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.bad, key)
+// forgetCall forgets a panic, since the function will not be called with the object again.
+func (b *badObjects) forgetCall(key badCall) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.panicked, key)
 }
 
-// forgetGone forgets objects that are gone.
-func (p *badObjects) forgetGone(is func(cache.ObjectName) bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	maps.DeleteFunc(p.bad, func(key badObject, _ struct{}) bool { return is(key.object) })
-	maps.DeleteFunc(p.unfit, func(object cache.ObjectName, _ struct{}) bool { return is(object) })
+// forgetGone forgets the objects that are gone.
+func (b *badObjects) forgetGone(isGone func(cache.ObjectName) bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	maps.DeleteFunc(b.panicked, func(key badCall, _ struct{}) bool { return isGone(key.object) })
+	maps.DeleteFunc(b.misfits, func(object cache.ObjectName, _ struct{}) bool { return isGone(object) })
 }
 
-// misfits returns how many objects do not fit their Go type.
-func (p *badObjects) misfits() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.unfit)
+// countMisfits returns how many objects do not fit their Go type.
+func (b *badObjects) countMisfits() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.misfits)
 }
 
 // problem returns an error that names an object that does not fit its Go type, or else one on which a
 // function of the controller panics; nil if there is none.
-func (p *badObjects) problem(controller string) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for object := range p.unfit {
-		return fmt.Errorf("%d objects of %s do not fit their Go type, one of them %s", len(p.unfit), p.resource, object)
+func (b *badObjects) problem(controller string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for object := range b.misfits {
+		return fmt.Errorf("%d objects of %s do not fit their Go type, one of them %s", len(b.misfits), b.resource, object)
 	}
 	n := 0
-	var one badObject
-	for key := range p.bad {
+	var example badCall
+	for key := range b.panicked {
 		if key.controller == controller {
 			n++
-			one = key
+			example = key
 		}
 	}
 	if n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s panics on %d objects of %s, one of them %s", one.function, n, p.resource, one.object)
+	return fmt.Errorf("%s panics on %d objects of %s, one of them %s", example.function, n, b.resource, example.object)
 }

@@ -19,8 +19,8 @@ import (
 
 // reducer turns what the client decoded into what the cache holds.
 type reducer struct {
-	plan   *plan
-	panics *badObjects
+	plan *plan
+	bad  *badObjects
 	// cached returns the cached object of that name, or nil.
 	cached func(namespace, name string) *Object
 }
@@ -87,9 +87,9 @@ func (r *reducer) pack(m metav1.Object, obj runtime.Object) string {
 // digest calls the controller's Digest. If it panics, digest returns the digest of the cached object:
 // without a digest, the controller would believe that the content is gone.
 func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []byte) {
-	if r.panics.contain(d.of, "Digest", m, func() { sum = d.sum(obj) }) {
+	if r.bad.contain(d.controller, "Digest", m, func() { sum = d.sum(obj) }) {
 		if before := r.cached(m.GetNamespace(), m.GetName()); before != nil && before.GetUID() == m.GetUID() {
-			return before.Digest(d.of)
+			return before.Digest(d.controller)
 		}
 	}
 	return sum
@@ -97,7 +97,7 @@ func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []
 
 // filter calls the need's Filter. A panic counts as true, since it is harmless to keep too much.
 func (r *reducer) filter(n *Need, m metav1.Object) (wanted bool) {
-	return r.panics.contain(n.For, "Filter", m, func() { wanted = n.Filter(m) }) || wanted
+	return r.bad.contain(n.For, "Filter", m, func() { wanted = n.Filter(m) }) || wanted
 }
 
 // metadata returns the declared parts of an object's metadata, and whether there are any.
@@ -116,7 +116,7 @@ func (r *reducer) metadata(m metav1.Object) (kept metav1.ObjectMeta, needed bool
 			if kept.Annotations == nil {
 				kept.Annotations = make(map[string]string, 1)
 			}
-			if other, has := kept.Annotations[key]; !has || len(other) < len(value) { // another need may want it whole
+			if other, found := kept.Annotations[key]; !found || len(other) < len(value) { // another need may want it whole
 				kept.Annotations[key], needed = value, true
 			}
 		}

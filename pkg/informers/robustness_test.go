@@ -292,7 +292,7 @@ func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
 					t.Error("not absent at the start")
 				}
 				feed := f.informers[0].feeds[0]
-				feed.exists = func(context.Context) error { return nil }
+				feed.discover = func(context.Context) error { return nil }
 				c.failWith(func(string) error { return tc.failure })
 				pass(5 * time.Minute)
 				if s := secretsStatus(f); s.Absent || feed.state.logged == "" {
@@ -312,7 +312,7 @@ func TestOptionalResourceInAnotherVersion(t *testing.T) {
 		need := reloadNeed
 		need.Optional = true
 		f := newTestCache(t, c, need)
-		f.informers[0].feeds[0].exists = func(context.Context) error { return nil }
+		f.informers[0].feeds[0].discover = func(context.Context) error { return nil }
 		startSynced(t, f)
 		c.failWith(func(string) error { return notFound })
 		c.breakWatches(false)

@@ -72,25 +72,25 @@ type source struct {
 // sourceFor returns a source that reads no more of the resource than the plan uses. It reads all
 // namespaces if namespace is empty.
 func (c Clients) sourceFor(p *plan, namespace string) (source, error) {
-	switch p.reads {
+	switch p.readAs {
 	case Metadata:
-		return sourceOf(metadataOf(p.resource, c, namespace)), nil
+		return sourceOf(c.metadataOf(p.resource, namespace)), nil
 	case Unstructured:
 		return sourceOf(c.dynamic.Resource(p.resource).Namespace(namespace)), nil
 	}
-	return newTypedSource(p, c, namespace)
+	return c.typedSource(p, namespace)
 }
 
 // metadataOf reads the metadata of a resource, in any version if it names none.
-func metadataOf(resource schema.GroupVersionResource, c Clients, namespace string) listWatcher[*metav1.PartialObjectMetadataList] {
+func (c Clients) metadataOf(resource schema.GroupVersionResource, namespace string) listWatcher[*metav1.PartialObjectMetadataList] {
 	if resource.Version == "" {
 		return &anyVersion{resource: resource.GroupResource(), namespace: namespace, clients: c}
 	}
 	return c.metadata.Resource(resource).Namespace(namespace)
 }
 
-// newTypedSource returns a source of any resource whose types are in the scheme.
-func newTypedSource(p *plan, c Clients, namespace string) (source, error) {
+// typedSource returns a source of any resource whose types are in the scheme.
+func (c Clients) typedSource(p *plan, namespace string) (source, error) {
 	config := rest.CopyConfig(c.config)
 	version := p.resource.GroupVersion()
 	config.GroupVersion = &version

@@ -27,12 +27,12 @@ type state struct {
 	clock clock.PassiveClock
 
 	mu           sync.Mutex
-	counts       ResourceStatus // what status returns, without what it computes
+	recorded     ResourceStatus // what status returns, without what it computes
 	lastActivity time.Time
-	empty        bool                // it was not listed, but counts as empty
-	failing      map[string]*failure // by verb; removed when it succeeds
+	empty        bool                // the resource was not listed, but counts as empty
+	failing      map[string]*failure // by verb; removed when the verb succeeds
 	lastFailure  *failure
-	logged       string // the error that was logged last; empty when it is over
+	logged       string // the error that was logged last; empty when requests succeed again
 }
 
 // failure is a series of failed requests with one verb.
@@ -51,7 +51,7 @@ func newState(name string, c clock.PassiveClock) *state {
 func (s *state) addObjects(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.counts.Objects += n
+	s.recorded.Objects += n
 }
 
 // filled reports whether the cache has been filled once, and whether the API server has refused the last
@@ -60,16 +60,16 @@ func (s *state) filled() (done, refused bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failing["list"]
-	return s.counts.Lists > 0 || s.empty, f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
+	return s.recorded.Lists > 0 || s.empty, f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
 }
 
-// listed records a complete list.
-func (s *state) listed(version string) {
+// recordList records a complete list.
+func (s *state) recordList(version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.counts.Lists++
-	s.counts.ResourceVersion, s.counts.Absent, s.lastActivity = version, false, s.clock.Now()
-	s.succeeded("list", klog.Background())
+	s.recorded.Lists++
+	s.recorded.ResourceVersion, s.recorded.Absent, s.lastActivity = version, false, s.clock.Now()
+	s.recordSuccess("list", klog.Background())
 }
 
 // markAbsent records that the resource counts as empty, as the server has it in no version or, at the
@@ -77,10 +77,10 @@ func (s *state) listed(version string) {
 func (s *state) markAbsent(allVersions bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.empty, s.counts.Absent, s.lastActivity = true, allVersions, s.clock.Now()
+	s.empty, s.recorded.Absent, s.lastActivity = true, allVersions, s.clock.Now()
 	if allVersions {
-		s.succeeded("list", klog.Background())
-		s.succeeded("watch", klog.Background())
+		s.recordSuccess("list", klog.Background())
+		s.recordSuccess("watch", klog.Background())
 	}
 }
 
@@ -88,25 +88,25 @@ func (s *state) markAbsent(allVersions bool) {
 func (s *state) markPresent() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.counts.Absent = false
+	s.recorded.Absent = false
 }
 
-// absent reports whether the server had the resource in no version when it was last asked.
-func (s *state) absent() bool {
+// isAbsent reports whether the server had the resource in no version when it was last asked.
+func (s *state) isAbsent() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.counts.Absent
+	return s.recorded.Absent
 }
 
-// watching records that the server accepted a watch.
-func (s *state) watching(ctx context.Context) {
+// recordWatch records that the server accepted a watch.
+func (s *state) recordWatch(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.counts.Watches++
-	s.succeeded("watch", klog.FromContext(ctx))
+	s.recorded.Watches++
+	s.recordSuccess("watch", klog.FromContext(ctx))
 }
 
-func (s *state) succeeded(verb string, logger klog.Logger) {
+func (s *state) recordSuccess(verb string, logger klog.Logger) {
 	f := s.failing[verb]
 	if f == nil {
 		return
@@ -118,24 +118,24 @@ func (s *state) succeeded(verb string, logger klog.Logger) {
 	}
 }
 
-// observed records an event, or a bookmark.
-func (s *state) observed(obj any, isEvent bool) {
+// recordActivity records an event, or a bookmark.
+func (s *state) recordActivity(obj any, isEvent bool) {
 	m, err := meta.Accessor(obj)
 	if err != nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.counts.ResourceVersion, s.lastActivity = m.GetResourceVersion(), s.clock.Now()
+	s.recorded.ResourceVersion, s.lastActivity = m.GetResourceVersion(), s.clock.Now()
 	if isEvent {
-		s.counts.Events++
+		s.recorded.Events++
 	}
 }
 
-func (s *state) failed(verb string, err error) {
+func (s *state) recordFailure(verb string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.counts.Failures++
+	s.recorded.Failures++
 	f := s.failing[verb]
 	if f == nil {
 		f = &failure{verb: verb, since: s.clock.Now()}
@@ -154,7 +154,7 @@ func (s *state) problem() error {
 	var errs []error
 	for _, verb := range []string{"list", "watch"} {
 		f := s.failing[verb]
-		if f == nil || s.counts.Absent || done && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
+		if f == nil || s.recorded.Absent || done && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
 			continue
 		}
 		errs = append(errs, f.describe(s.name))
@@ -187,12 +187,12 @@ func (f *failure) describe(resource string) error {
 	return fmt.Errorf("cannot %s %s: %s", f.verb, resource, reason)
 }
 
-// logFailure logs a cause once until it is over, since requests are tried again for ever. An expired
+// logFailure logs an error once until requests succeed again, since they are tried again for ever. An expired
 // version is not a failure: the informer lists again.
 func (s *state) logFailure(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.counts.Absent || s.logged == err.Error() || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+	if s.recorded.Absent || s.logged == err.Error() || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}
 	s.logged = err.Error()
@@ -205,7 +205,7 @@ func (s *state) status() ResourceStatus {
 	synced, _ := s.filled()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := s.counts
+	out := s.recorded
 	if problem != nil {
 		out.Problem = problem.Error()
 	}

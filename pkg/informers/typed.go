@@ -14,8 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// fits returns an error if the controller cannot have the objects of the resource as type t.
-func (n *Need) fits(asked schema.GroupVersionResource, t reflect.Type, scheme *runtime.Scheme) error {
+// checkType returns an error if the controller cannot have the objects of the resource that it asks for as
+// type t.
+func (n *Need) checkType(asked schema.GroupVersionResource, t reflect.Type, scheme *runtime.Scheme) error {
 	name := resourceName(n.Resource)
 	if reflect.TypeFor[*Object]().AssignableTo(t) {
 		return nil
@@ -71,15 +72,15 @@ func CheckType(t reflect.Type, resource schema.GroupVersionResource, scheme *run
 // resources, so otherKind compares the usual plurals: another kind is returned if its plural is the
 // resource's name and the plural of kind is not.
 func otherKind(scheme *runtime.Scheme, kind schema.GroupVersionKind, resource schema.GroupVersionResource) string {
-	fits := func(kind schema.GroupVersionKind) bool {
+	isOf := func(kind schema.GroupVersionKind) bool {
 		plural, singular := meta.UnsafeGuessKindToResource(kind)
 		return plural == resource || singular == resource
 	}
-	if fits(kind) {
+	if isOf(kind) {
 		return ""
 	}
 	for name := range scheme.KnownTypes(resource.GroupVersion()) {
-		if fits(resource.GroupVersion().WithKind(name)) {
+		if isOf(resource.GroupVersion().WithKind(name)) {
 			return name
 		}
 	}

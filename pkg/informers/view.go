@@ -76,7 +76,7 @@ func (c ControllerCache) LiveVersion(ctx context.Context, resource schema.GroupV
 	if p.fieldSelector != "" {
 		selector += "," + p.fieldSelector
 	}
-	list, err := metadataOf(p.resource, c.cluster.clients, name.Namespace).List(ctx, metav1.ListOptions{
+	list, err := c.cluster.clients.metadataOf(p.resource, name.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: selector, LabelSelector: p.labelSelector})
 	if err != nil {
 		return "", fmt.Errorf("version of %s %s: %w", resourceName(resource), name, err)
@@ -104,7 +104,7 @@ func For[T any](host HasCache, resource schema.GroupVersionResource) Informer[T]
 		panic(Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", resourceName(resource))))
 	}
 	need := i.plan.need(c.controller)
-	if err := need.fits(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
+	if err := need.checkType(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
 		panic(Mistake(err.Error()))
 	}
 	return view[T]{i, need}
@@ -118,7 +118,7 @@ type view[T any] struct {
 
 func (v view[T]) Get(name cache.ObjectName) (object T, exists bool) {
 	if o := v.get(name.String()); o != nil {
-		return as[T](o), true
+		return objectAs[T](o), true
 	}
 	return object, false
 }
@@ -135,14 +135,14 @@ func (v view[T]) List(namespace string, selector labels.Selector) []T {
 	for _, obj := range stored {
 		o := obj.(*Object)
 		if (namespace == "" || o.GetNamespace() == namespace) && (selector == nil || selector.Matches(labels.Set(o.GetLabels()))) {
-			list = append(list, as[T](o))
+			list = append(list, objectAs[T](o))
 		}
 	}
 	return list
 }
 
-// index returns the name of an index in the store.
-func (v view[T]) index(name string) string {
+// indexName returns the name of an index in the store.
+func (v view[T]) indexName(name string) string {
 	if name == cache.NamespaceIndex {
 		return name
 	}
@@ -150,13 +150,13 @@ func (v view[T]) index(name string) string {
 }
 
 func (v view[T]) ByIndex(index, value string) []T {
-	stored, err := v.objects.ByIndex(v.index(index), value)
+	stored, err := v.objects.ByIndex(v.indexName(index), value)
 	if err != nil {
 		panic(Mistake(fmt.Sprintf("asks %s for the index %s, which it has not added", v.name, index)))
 	}
 	list := make([]T, 0, len(stored))
 	for _, obj := range stored {
-		list = append(list, as[T](obj.(*Object)))
+		list = append(list, objectAs[T](obj.(*Object)))
 	}
 	return list
 }
@@ -164,23 +164,23 @@ func (v view[T]) ByIndex(index, value string) []T {
 func (v view[T]) AddIndex(name string, values func(T) []string) {
 	index := func(obj any) (found []string, _ error) {
 		o := obj.(*Object)
-		v.panics.contain(v.need.For, "index "+name, o, func() { found = values(as[T](o)) })
+		v.bad.contain(v.need.For, "index "+name, o, func() { found = values(objectAs[T](o)) })
 		return found, nil
 	}
 	if name == cache.NamespaceIndex {
 		index = cache.MetaNamespaceIndexFunc
 	}
-	_ = v.objects.AddIndexers(cache.Indexers{v.index(name): index}) // fails if it is there
+	_ = v.objects.AddIndexers(cache.Indexers{v.indexName(name): index}) // fails if the index exists
 }
 
 func (v view[T]) AddHandler(changed func(old, current T, initial bool)) {
 	v.listen(v.need.For, func(e event) {
 		var old, current T
 		if e.old != nil {
-			old = as[T](e.old)
+			old = objectAs[T](e.old)
 		}
 		if e.new != nil {
-			current = as[T](e.new)
+			current = objectAs[T](e.new)
 		}
 		changed(old, current, e.initial)
 	})
