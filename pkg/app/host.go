@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // newControllers builds the controllers of the entries. The error names every controller that cannot be
@@ -42,14 +42,14 @@ func (p *process) newController(entry controllers.Entry) (_ *hosted, err error) 
 	var handler http.Handler
 	host.Handle = func(h http.Handler) {
 		if h == nil || handler != nil {
-			panic(informers.Mistake("calls Host.Handle with nil or twice"))
+			panic(panics.Mistake("calls Host.Handle with nil or twice"))
 		}
 		handler = h
 	}
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
-		case informers.Mistake:
+		case panics.Mistake:
 			err = r
 		default:
 			panic(r)

@@ -30,6 +30,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // gadget is a custom resource as a Go type.
@@ -161,7 +162,7 @@ func TestHostMistakeInAReconcileIsShown(t *testing.T) {
 		"asks for the informer of secrets, which its entry does not declare":         func() { informers.For[metav1.Object](h, informers.Secrets) },
 		"asks for deployments.apps as *v1.Deployment, but its need has another Form": func() { informers.For[*appsv1.Deployment](h, informers.Deployments) },
 	} {
-		if _, err := informers.RecoverPanic(func() error { ask(); return nil }); err == nil || !strings.HasPrefix(err.Error(), "panic: "+want) {
+		if _, err := panics.Recover(func() error { ask(); return nil }); err == nil || !strings.HasPrefix(err.Error(), "panic: "+want) {
 			t.Errorf("the error is %v, want panic: %s", err, want)
 		}
 	}

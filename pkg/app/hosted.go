@@ -21,6 +21,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // hosted is a controller that the manager runs.
@@ -84,7 +85,7 @@ const statusTimeout = time.Second
 func (h *hosted) controllerStatus() (controllers.Status, error) {
 	answer := h.statusCalls.DoChan("", func() (any, error) {
 		var s controllers.Status
-		stack, err := informers.RecoverPanic(func() error { s = h.Controller.Status(); return nil })
+		stack, err := panics.Recover(func() error { s = h.Controller.Status(); return nil })
 		if stack != nil {
 			h.metrics.Panicked(h.name)
 			h.statusPanicked.Do(func() {
@@ -218,7 +219,7 @@ func (h *hosted) supervise(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logger)
 	for {
 		h.runs.began()
-		stack, err := informers.RecoverPanic(func() error {
+		stack, err := panics.Recover(func() error {
 			err := h.Run(ctx)
 			if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 				return nil // the controller ended because it was told to

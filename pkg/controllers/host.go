@@ -23,6 +23,7 @@ import (
 	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // Host is what the manager passes to [Entry.New]. If a method of Host or a function that takes a Host finds
@@ -104,7 +105,7 @@ type TypedClient[T apiObject] struct {
 // resource that the entry adds with AddToScheme. Built-in types can be had from Host.Client too.
 func ClientFor[T apiObject](h Host, resource schema.GroupVersionResource) TypedClient[T] {
 	if err := informers.CheckType(reflect.TypeFor[T](), resource, h.Scheme); err != nil {
-		panic(informers.Mistake(fmt.Sprintf("asks for a client of %s with %s, %v", resource.GroupResource(), reflect.TypeFor[T](), err)))
+		panic(panics.Mistake(fmt.Sprintf("asks for a client of %s with %s, %v", resource.GroupResource(), reflect.TypeFor[T](), err)))
 	}
 	version := resource.GroupVersion()
 	config := rest.CopyConfig(h.RESTConfig)
@@ -115,7 +116,7 @@ func ClientFor[T apiObject](h Host, resource schema.GroupVersionResource) TypedC
 	config.NegotiatedSerializer = serializer.NewCodecFactory(h.Scheme).WithoutConversion()
 	client, err := rest.RESTClientFor(config)
 	if err != nil {
-		panic(informers.Mistake(fmt.Sprintf("client of %s: %v", resource.GroupResource(), err)))
+		panic(panics.Mistake(fmt.Sprintf("client of %s: %v", resource.GroupResource(), err)))
 	}
 	return TypedClient[T]{resource.Resource, client}
 }

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // quietConflicts is how often in a row a key may meet a conflict before that is an error.
@@ -216,7 +216,7 @@ func (l *Loop[K]) background(ctx context.Context) <-chan error {
 	}
 	ended := make(chan error, 1)
 	go func() {
-		stack, err := informers.RecoverPanic(func() error { return l.opts.Background(ctx) })
+		stack, err := panics.Recover(func() error { return l.opts.Background(ctx) })
 		if stack != nil {
 			l.opts.Metrics.Panicked(l.opts.Name)
 			klog.FromContext(ctx).Error(err, "Background function panicked", "stack", string(stack))
@@ -326,7 +326,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	l.inFlight[key] = started
 	l.mu.Unlock()
 
-	stack, err := informers.RecoverPanic(func() (err error) {
+	stack, err := panics.Recover(func() (err error) {
 		o.after, err = l.reconcile(klog.NewContext(work, logger), key)
 		o.result = resultOf(o.after, err, failures)
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {

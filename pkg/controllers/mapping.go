@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // mapper maps the events of one watch to keys. Its handler is registered by NewLoop, and a gate drops the
@@ -64,7 +64,7 @@ func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 // the object waits for its next event. The caller holds mu.
 func (m *mapper[K]) enqueue(object cache.ObjectName, lane lane, mapping func() []K) {
 	var keys []K
-	stack, err := informers.RecoverPanic(func() error { keys = mapping(); return nil })
+	stack, err := panics.Recover(func() error { keys = mapping(); return nil })
 	if stack != nil {
 		m.logger.Error(err, "Event mapping panicked", "object", object.String(), "stack", string(stack))
 		m.loop.recordFailure(object.String(), fmt.Errorf("event mapping: %w", err), true)

@@ -98,7 +98,7 @@ func (c *ClusterCache) start(ctx context.Context, i *informer) {
 }
 
 // informerFor returns the informer that serves the controller's need of a resource, or nil. It does not
-// compare versions, as [For] does.
+// compare versions; [For] does.
 func (c *ClusterCache) informerFor(controller string, resource schema.GroupResource) *informer {
 	for _, i := range c.informers {
 		if i.plan.resource.GroupResource() == resource && i.plan.need(controller) != nil {

@@ -128,8 +128,8 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 }
 
 // handleFailure handles the failure of a list or a watch. If discovery confirms that an optional resource
-// does not exist, handleFailure empties the cache and the failure does not count. It counts if the resource
-// was absent and discovery has it now.
+// does not exist, handleFailure empties the cache, and the failure is no problem. If discovery has an absent
+// resource again, the failure is one.
 func (f *feed) handleFailure(ctx context.Context, err error) {
 	if f.informer.plan.optional && (apierrors.IsNotFound(err) || f.state.isAbsent()) {
 		filled, _ := f.state.filled()

@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 var rollouts = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "rollouts"}
@@ -129,8 +131,8 @@ func TestListByLabelsNeedsThem(t *testing.T) {
 	}{
 		"no selector":                  {Need{}, nil, nil},
 		"a selector that matches all":  {Need{}, labels.Everything(), nil},
-		"a selector, without labels":   {Need{}, labels.Set{"app": "x"}.AsSelector(), Mistake("lists secrets by labels, but its need has no Fields: Labels")},
-		"a selector, of metadata":      {Need{Form: Metadata}, labels.Set{"app": "x"}.AsSelector(), Mistake("lists secrets by labels, but its need has no Fields: Labels")},
+		"a selector, without labels":   {Need{}, labels.Set{"app": "x"}.AsSelector(), panics.Mistake("lists secrets by labels, but its need has no Fields: Labels")},
+		"a selector, of metadata":      {Need{Form: Metadata}, labels.Set{"app": "x"}.AsSelector(), panics.Mistake("lists secrets by labels, but its need has no Fields: Labels")},
 		"a selector, with labels":      {Need{Fields: Labels}, labels.Set{"app": "x"}.AsSelector(), nil},
 		"a selector, of whole objects": {Need{Form: Typed, Content: true, Namespace: "shop"}, labels.Set{"app": "x"}.AsSelector(), nil},
 	} {

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // Informer is the cache of a resource as one controller gets it, with the type of its objects. They
@@ -22,7 +24,7 @@ type Informer[T any] interface {
 	Get(name cache.ObjectName) (object T, exists bool)
 	// List returns the objects in a namespace, or in all if it is empty, whose labels the selector
 	// matches; nil matches all. With a selector, a need of the reduced form must have Fields: Labels, or List
-	// panics with a Mistake. The order of the objects is random. List looks at every object in the cache,
+	// panics. The order of the objects is random. List looks at every object in the cache,
 	// unless there is the index [cache.NamespaceIndex].
 	List(namespace string, selector labels.Selector) []T
 	// ByIndex returns the objects that have the value in an index that AddIndex has added.
@@ -101,11 +103,11 @@ func For[T any](host HasCache, resource schema.GroupVersionResource) Informer[T]
 	c := host.cache()
 	i := c.cluster.informerFor(c.controller, resource.GroupResource())
 	if i == nil {
-		panic(Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", resourceName(resource))))
+		panic(panics.Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", resourceName(resource))))
 	}
 	need := i.plan.need(c.controller)
 	if err := need.checkType(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
-		panic(Mistake(err.Error()))
+		panic(panics.Mistake(err.Error()))
 	}
 	return view[T]{i, need}
 }
@@ -125,7 +127,7 @@ func (v view[T]) Get(name cache.ObjectName) (object T, exists bool) {
 
 func (v view[T]) List(namespace string, selector labels.Selector) []T {
 	if selector != nil && !selector.Empty() && !v.need.whole() && v.need.Fields&Labels == 0 {
-		panic(Mistake(fmt.Sprintf("lists %s by labels, but its need has no Fields: Labels", v.name)))
+		panic(panics.Mistake(fmt.Sprintf("lists %s by labels, but its need has no Fields: Labels", v.name)))
 	}
 	stored, err := v.objects.ByIndex(cache.NamespaceIndex, namespace)
 	if namespace == "" || err != nil {
@@ -152,7 +154,7 @@ func (v view[T]) indexName(name string) string {
 func (v view[T]) ByIndex(index, value string) []T {
 	stored, err := v.objects.ByIndex(v.indexName(index), value)
 	if err != nil {
-		panic(Mistake(fmt.Sprintf("asks %s for the index %s, which it has not added", v.name, index)))
+		panic(panics.Mistake(fmt.Sprintf("asks %s for the index %s, which it has not added", v.name, index)))
 	}
 	list := make([]T, 0, len(stored))
 	for _, obj := range stored {

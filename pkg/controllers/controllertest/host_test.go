@@ -31,6 +31,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // asking returns a ConfigMap that asks the greeter for a greeting.
@@ -396,7 +397,7 @@ func (f *follower) Status() controllers.Status {
 }
 
 func TestPanicsSayWhy(t *testing.T) {
-	if _, err := informers.RecoverPanic(func() error { panic("an unknown phase") }); err == nil || err.Error() != "panic: an unknown phase" {
+	if _, err := panics.Recover(func() error { panic("an unknown phase") }); err == nil || err.Error() != "panic: an unknown phase" {
 		t.Errorf("error %v", err)
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/retrystale"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // Name is the name of the controller.
@@ -184,7 +185,7 @@ func (l live) read(ctx context.Context, keys []policy.Key) error {
 	for i, key := range keys {
 		wg.Go(func() {
 			// The loop contains a panic in its own goroutine only.
-			_, panicked := informers.RecoverPanic(func() error { bodies[i], errs[i] = l.get(ctx, key); return nil })
+			_, panicked := panics.Recover(func() error { bodies[i], errs[i] = l.get(ctx, key); return nil })
 			errs[i] = errors.Join(errs[i], panicked)
 		})
 	}

@@ -4,59 +4,16 @@
 package informers
 
 import (
-	"errors"
 	"fmt"
 	"maps"
-	"runtime"
-	"runtime/debug"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
-
-// RecoverPanic calls f, a function of a controller. If f panics, it returns the panic as an error, with
-// the stack. It does the same if the Error method of f's error panics, such as for a nil pointer. The
-// error returned is only text: no method of the controller's error is called later, outside of RecoverPanic.
-func RecoverPanic(f func() error) (stack []byte, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			stack, err = debug.Stack(), panicked(r)
-		}
-	}()
-	if err := f(); err != nil {
-		return nil, errors.New(err.Error())
-	}
-	return nil, nil
-}
-
-// Mistake is what [For], and a function of the host that cannot return an error, panics with. The host
-// returns it as the error of the controller's entry.
-type Mistake string
-
-// Error implements error.
-func (m Mistake) Error() string { return string(m) }
-
-// RuntimeError makes a Mistake an error whose text is shown when a reconcile panics with it: the text names
-// types and resources, and holds nothing of an object.
-func (Mistake) RuntimeError() {}
-
-// ShowPanics lets the error of a panic show any value. It is for the test kit, which sets it: no object there
-// is secret.
-var ShowPanics bool
-
-// panicked returns an error for what recover returned. Only the runtime's own errors are sure to
-// contain nothing of an object, which may be a Secret. Of other values the error says the type.
-func panicked(recovered any) error {
-	if ShowPanics {
-		return fmt.Errorf("panic: %v", recovered)
-	}
-	if err, ok := recovered.(runtime.Error); ok {
-		return fmt.Errorf("panic: %s", err.Error())
-	}
-	return fmt.Errorf("panic: a value of type %T", recovered)
-}
 
 // maxBad limits how many misfits of a resource are remembered, and how many calls that panic, since anybody
 // may create such objects.
@@ -87,7 +44,7 @@ func newBadObjects(resource string, countPanic func(controller string)) *badObje
 // contain calls a function of a controller for m and reports whether it panicked. It logs a panic unless the
 // last call for the same object panicked too.
 func (b *badObjects) contain(controller, function string, m metav1.Object, call func()) bool {
-	stack, err := RecoverPanic(func() error { call(); return nil })
+	stack, err := panics.Recover(func() error { call(); return nil })
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if stack == nil && len(b.panicked) == 0 {

@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package informers
+package panics
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ type nilError struct{ text string }
 
 func (e *nilError) Error() string { return e.text }
 
-func TestRecoverPanicReturnsThePanicAsAnError(t *testing.T) {
+func TestRecoverReturnsThePanicAsAnError(t *testing.T) {
 	const nilPointer = "panic: runtime error: invalid memory address or nil pointer dereference"
 	for name, tc := range map[string]struct {
 		f     func() error
@@ -42,7 +42,7 @@ func TestRecoverPanicReturnsThePanicAsAnError(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			stack, err := RecoverPanic(tc.f)
+			stack, err := Recover(tc.f)
 			got := ""
 			if err != nil {
 				got = err.Error()
