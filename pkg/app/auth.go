@@ -133,9 +133,9 @@ func reviewConfig(c connection, name string) *rest.Config {
 	return config
 }
 
-// lookUp makes the authenticator trust the front proxies that the cluster publishes and, unless a flag
-// names other CAs, its client certificates. All follow every change.
-func (a *auth) lookUp(client kubernetes.Interface, to *authenticatorfactory.DelegatingAuthenticatorConfig) error {
+// lookUp makes the authenticator trust the front proxies that the cluster publishes and, unless
+// --client-ca-file names other CAs, the cluster's client certificates. Both follow every change.
+func (a *auth) lookUp(client kubernetes.Interface, config *authenticatorfactory.DelegatingAuthenticatorConfig) error {
 	published := func(key string) (*dynamiccertificates.ConfigMapCAController, error) {
 		return dynamiccertificates.NewDynamicCAFromConfigMapController(key, authenticationNamespace, authenticationConfigMap, key, client)
 	}
@@ -148,13 +148,13 @@ func (a *auth) lookUp(client kubernetes.Interface, to *authenticatorfactory.Dele
 		if err != nil {
 			return err
 		}
-		to.ClientCertificateCAContentProvider, a.clientCA = ca, ca
+		config.ClientCertificateCAContentProvider, a.clientCA = ca, ca
 	}
 	a.clientCA = dynamiccertificates.NewUnionCAContentProvider(a.clientCA, proxies)
 	a.headers = headerrequest.NewRequestHeaderAuthRequestController(authenticationConfigMap, authenticationNamespace, client,
 		"requestheader-username-headers", "requestheader-uid-headers", "requestheader-group-headers",
 		"requestheader-extra-headers-prefix", "requestheader-allowed-names")
-	to.RequestHeaderConfig = &authenticatorfactory.RequestHeaderConfig{
+	config.RequestHeaderConfig = &authenticatorfactory.RequestHeaderConfig{
 		CAContentProvider:   proxies,
 		AllowedClientNames:  headerrequest.StringSliceProviderFunc(a.headers.AllowedClientNames),
 		UsernameHeaders:     headerrequest.StringSliceProviderFunc(a.headers.UsernameHeaders),
@@ -175,13 +175,13 @@ func (a *auth) run(ctx context.Context) {
 
 // protect passes a request to next if its caller is allowed to see the path.
 func (a *auth) protect(next http.Handler) http.Handler {
-	next = genericapifilters.WithAuthorization(unbounded(next), authorizer.AuthorizerFunc(a.authorize), scheme.Codecs)
+	next = genericapifilters.WithAuthorization(withoutBodyTimeout(next), authorizer.AuthorizerFunc(a.authorize), scheme.Codecs)
 	next = genericapifilters.WithAuthentication(next, a.authenticator, genericapifilters.Unauthorized(scheme.Codecs), nil, nil)
 	return genericapifilters.WithRequestInfo(next, &apirequest.RequestInfoFactory{})
 }
 
-// authorize decides as the authorizer does. The caller sees the error, and must not learn from it
-// where the API server is.
+// authorize decides as the authorizer does, with another error: the caller sees the error, and must not learn
+// from it where the API server is.
 func (a *auth) authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
 	decision, reason, err := a.authorizer.Authorize(ctx, attributes)
 	if err != nil {

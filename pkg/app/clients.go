@@ -43,55 +43,6 @@ func newConnection(o ClientConfig) (connection, error) {
 	return connection{base, o.ContentType}, nil
 }
 
-// named returns the configuration with a user agent of its own, which the audit log and the API
-// server's metrics show.
-func (c connection) named(name string) *rest.Config {
-	return rest.AddUserAgent(rest.CopyConfig(c.base), name)
-}
-
-// OwnAgents returns the suffixes of the user agents of the manager's own clients. The user agent of a
-// controller ends in the controller's name.
-func OwnAgents() []string {
-	return []string{"informers", "startup", "discovery", "events", "leader-election", "dry-run", "authentication", "authorization"}
-}
-
-// builtIn returns a copy of config for a client of built-in types only.
-func (c connection) builtIn(config *rest.Config) *rest.Config {
-	config = rest.CopyConfig(config)
-	config.ContentType = c.contentType
-	config.AcceptContentTypes = c.contentType + "," + runtime.ContentTypeJSON
-	return config
-}
-
-// typed returns a client of the built-in types.
-func (c connection) typed(config *rest.Config) (*kubernetes.Clientset, error) {
-	return kubernetes.NewForConfig(c.builtIn(config))
-}
-
-// clients makes the clients that write for controllers. No other client writes for them. Every write
-// passes the fence.
-type clients struct {
-	connection
-	fence  func(http.RoundTripper) http.RoundTripper
-	dryRun *dryRun // nil without --dry-run
-	kinds  *kinds
-}
-
-func newClients(o *Options, c connection, fence func(http.RoundTripper) http.RoundTripper) (*clients, error) {
-	all := &clients{connection: c, fence: fence}
-	var err error
-	if all.kinds, err = newKinds(c.named("discovery")); err != nil {
-		return nil, err
-	}
-	if o.Generic.DryRun {
-		if all.dryRun, err = newDryRun(c); err != nil {
-			return nil, fmt.Errorf("--dry-run: %w", err)
-		}
-		all.contentType = runtime.ContentTypeJSON // see deleteOptions
-	}
-	return all, nil
-}
-
 func baseConfig(c ClientConfig) (*rest.Config, error) {
 	if c.RESTConfig != nil {
 		return rest.CopyConfig(c.RESTConfig), nil
@@ -110,9 +61,52 @@ func baseConfig(c ClientConfig) (*rest.Config, error) {
 	return config, nil
 }
 
-// configOf returns the configuration of a controller's clients: each write passes the fence and,
-// with --dry-run, is a dry run.
-func (c *clients) configOf(name string) *rest.Config {
+// named returns the configuration with a user agent of its own, which the audit log and the API
+// server's metrics show.
+func (c connection) named(name string) *rest.Config {
+	return rest.AddUserAgent(rest.CopyConfig(c.base), name)
+}
+
+// builtIn returns a copy of config for a client of built-in types only.
+func (c connection) builtIn(config *rest.Config) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.ContentType = c.contentType
+	config.AcceptContentTypes = c.contentType + "," + runtime.ContentTypeJSON
+	return config
+}
+
+// typed returns a client of the built-in types.
+func (c connection) typed(config *rest.Config) (*kubernetes.Clientset, error) {
+	return kubernetes.NewForConfig(c.builtIn(config))
+}
+
+// clients makes the clients of controllers. No other client writes for them, and every write passes the
+// fence.
+type clients struct {
+	connection
+	fence  func(http.RoundTripper) http.RoundTripper
+	dryRun *dryRun // nil without --dry-run
+	kinds  *kinds
+}
+
+func newClients(o *Options, c connection, fence func(http.RoundTripper) http.RoundTripper) (*clients, error) {
+	made := &clients{connection: c, fence: fence}
+	var err error
+	if made.kinds, err = newKinds(c.named("discovery")); err != nil {
+		return nil, err
+	}
+	if o.Generic.DryRun {
+		if made.dryRun, err = newDryRun(c); err != nil {
+			return nil, fmt.Errorf("--dry-run: %w", err)
+		}
+		made.contentType = runtime.ContentTypeJSON // see deleteOptions
+	}
+	return made, nil
+}
+
+// forController returns the configuration of a controller's clients: each write passes the fence and, with
+// --dry-run, is a dry run.
+func (c *clients) forController(name string) *rest.Config {
 	config := c.named(name)
 	// The wrapper that is added first is the innermost: the fence is checked when the request is sent.
 	config.Wrap(withoutLongWaits)
@@ -123,12 +117,12 @@ func (c *clients) configOf(name string) *rest.Config {
 	return config
 }
 
-// longestWait is how long client-go may hold a worker before it sends a request again, as the header
-// Retry-After says, which a webhook may set. For longer, a key waits in its queue.
+// longestWait is how long client-go may hold a worker before it sends a request again. The header
+// Retry-After, which a webhook may set, says how long. For a longer wait, the key goes back to the queue.
 const longestWait = 5 // seconds
 
-// withoutLongWaits removes a Retry-After above longestWait. The error still says how long to wait if the body
-// is a Status, as of an API server and a webhook. A text, as of a proxy, does not say it: the key comes back
+// withoutLongWaits removes a Retry-After above longestWait. If the body is a Status, as of an API server or a
+// webhook, the error still says how long to wait. A text, as of a proxy, does not say it: the key comes back
 // after its back-off.
 func withoutLongWaits(next http.RoundTripper) http.RoundTripper {
 	return transport{next, func(r *http.Request) (*http.Response, error) {

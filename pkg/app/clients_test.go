@@ -204,13 +204,13 @@ func TestClientsShareOneLimit(t *testing.T) {
 			if (limiter != nil) != tc.limited {
 				t.Fatalf("limiter %v", limiter)
 			}
-			one, err := clients.typed(clients.configOf("one"))
+			one, err := clients.typed(clients.forController("one"))
 			if err != nil {
 				t.Fatal(err)
 			}
 			for what, got := range map[string]flowcontrol.RateLimiter{
-				"a controller":         clients.configOf("one").RateLimiter,
-				"another":              clients.configOf("two").RateLimiter,
+				"a controller":         clients.forController("one").RateLimiter,
+				"another":              clients.forController("two").RateLimiter,
 				"a controller's typed": one.CoreV1().RESTClient().GetRateLimiter(),
 				"the cache":            connection.builtIn(connection.named("informers")).RateLimiter,
 				"Events":               connection.named("events").RateLimiter,
@@ -323,7 +323,7 @@ func TestWebhookHoldsUpNoWorker(t *testing.T) {
 				})
 				through := func(next http.RoundTripper) http.RoundTripper { return next }
 				all := &clients{connection: connection{base: &rest.Config{Host: "http://api", Transport: server, QPS: -1}}, fence: through}
-				client, err := kubernetes.NewForConfig(all.configOf("x"))
+				client, err := kubernetes.NewForConfig(all.forController("x"))
 				if err != nil {
 					t.Fatal(err)
 				}

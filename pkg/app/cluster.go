@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -45,26 +46,26 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err := checkOtherCluster(config, p.connection.base); err != nil {
 		return fail(err)
 	}
-	open := &p.openClusters
-	open.mu.Lock()
-	defer open.mu.Unlock()
-	if open.all[name] != nil {
+	clusters := &p.openClusters
+	clusters.mu.Lock()
+	defer clusters.mu.Unlock()
+	if clusters.all[name] != nil {
 		return fail(errors.New("a cluster of this name is already open"))
 	}
-	reads, err := otherCluster(config, controller, p.lock.FenceElsewhere)
+	readConfig, err := otherCluster(config, controller, p.lock.FenceElsewhere)
 	if err != nil {
 		return fail(err)
 	}
-	writes := rest.CopyConfig(reads)
-	writes.Timeout = config.Timeout // it would end watches, so the cache has none
+	writeConfig := rest.CopyConfig(readConfig)
+	writeConfig.Timeout = config.Timeout // the cache has no timeout, which would end its watches
 	if p.clients.dryRun != nil {
-		dryRun, err := newDryRun(connection{base: reads})
+		dryRun, err := newDryRun(connection{base: readConfig})
 		if err != nil {
 			return fail(err)
 		}
-		writes.Wrap(dryRun.wrap)
+		writeConfig.Wrap(dryRun.wrap)
 	}
-	c := connection{reads, p.connection.contentType}
+	c := connection{readConfig, p.connection.contentType}
 	readers, err := informers.NewClients(c.builtIn(c.named("informers")), p.scheme)
 	if err != nil {
 		return fail(err)
@@ -75,42 +76,39 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	}
 	opened := &controllers.Cluster{
 		ControllerCache: cache.ForController(controller),
-		RESTConfig:      writes,
+		RESTConfig:      writeConfig,
 		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},
 		Close: sync.OnceFunc(func() {
 			cache.Shutdown()
-			utilnet.CloseIdleConnectionsFor(reads.Transport)
-			open.mu.Lock()
-			defer open.mu.Unlock()
-			delete(open.all, name)
+			utilnet.CloseIdleConnectionsFor(readConfig.Transport)
+			clusters.mu.Lock()
+			defer clusters.mu.Unlock()
+			delete(clusters.all, name)
 		}),
 	}
-	if open.all == nil {
-		open.all = map[string]*controllers.Cluster{}
+	if clusters.all == nil {
+		clusters.all = map[string]*controllers.Cluster{}
 	}
-	open.all[name] = opened
+	clusters.all[name] = opened
 	return opened, nil
 }
 
 // close closes the clusters that the controllers have left open.
 func (o *openClusters) close() {
 	o.mu.Lock()
-	left := make([]*controllers.Cluster, 0, len(o.all))
-	for _, c := range o.all {
-		left = append(left, c)
-	}
+	open := slices.Collect(maps.Values(o.all))
 	o.mu.Unlock()
-	for _, c := range left {
+	for _, c := range open {
 		c.Close()
 	}
 }
 
 // checkOtherCluster refuses a configuration that runs a program or reads a file, since the author of the
-// configuration would do so as this process. It also refuses a configuration with the token of this
-// process, which another server must not get.
+// configuration would do so as this process. It also refuses a configuration with the token of this process,
+// which another cluster must not get.
 func checkOtherCluster(config, own *rest.Config) error {
-	inFile, _ := os.ReadFile(own.BearerTokenFile) // whose token the kubelet replaces; empty without a file
+	tokenFile, _ := os.ReadFile(own.BearerTokenFile) // the kubelet replaces the token; without a file it is empty
 	switch {
 	case config == nil || config.Host == "":
 		return errors.New("the configuration names no API server")
@@ -120,7 +118,7 @@ func checkOtherCluster(config, own *rest.Config) error {
 		return errors.New("the configuration names a file: pass the contents")
 	case config.WrapTransport != nil: // it may add the token of this process, and hides what it adds
 		return errors.New("the configuration has a WrapTransport: pass credentials, not a function that adds them")
-	case config.BearerToken != "" && slices.Contains([]string{own.BearerToken, strings.TrimSpace(string(inFile))}, config.BearerToken):
+	case config.BearerToken != "" && slices.Contains([]string{own.BearerToken, strings.TrimSpace(string(tokenFile))}, config.BearerToken):
 		return errors.New("the configuration has the token of this process, which is for its own API server")
 	}
 	return nil
@@ -137,13 +135,13 @@ func otherCluster(config *rest.Config, controller string, fence func(http.RoundT
 		config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 	}
 	config.Wrap(fence)
-	all, err := rest.TransportFor(config)
+	transport, err := rest.TransportFor(config)
 	if err != nil {
 		return nil, err
 	}
 	shared := &rest.Config{
 		Host: config.Host, APIPath: config.APIPath, UserAgent: config.UserAgent, WarningHandler: rest.NoWarnings{},
-		Transport: withoutLongWaits(withoutRedirects(all)), QPS: -1, RateLimiter: config.RateLimiter,
+		Transport: withoutLongWaits(withoutRedirects(transport)), QPS: -1, RateLimiter: config.RateLimiter,
 	}
 	if config.QPS > 0 && config.RateLimiter == nil {
 		shared.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(config.QPS, max(config.Burst, 1))

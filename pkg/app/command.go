@@ -165,10 +165,11 @@ func (o *Options) subcommand(name, short, long string, write func(io.Writer) err
 	return cmd
 }
 
-// addEntryCommands adds the commands of the entries. Of two commands of one name, cobra would run the first.
-func (o *Options) addEntryCommands(to *cobra.Command) error {
+// addEntryCommands adds the commands of the entries. It is an error if two commands have one name: cobra
+// would run the first.
+func (o *Options) addEntryCommands(root *cobra.Command) error {
 	names := []string{"completion", "help"} // which cobra adds
-	for _, c := range to.Commands() {
+	for _, c := range root.Commands() {
 		names = append(names, c.Name())
 	}
 	var errs []error
@@ -186,7 +187,7 @@ func (o *Options) addEntryCommands(to *cobra.Command) error {
 			errs = append(errs, fmt.Errorf("controller %s: its command %q is a command of the manager or of another controller", e.Name, cmd.Name()))
 		}
 		names = append(names, cmd.Name())
-		to.AddCommand(cmd)
+		root.AddCommand(cmd)
 	}
 	return errors.Join(errs...)
 }

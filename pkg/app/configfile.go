@@ -43,8 +43,8 @@ type ConfigFile struct {
 	lines map[string]int // the line in which the file sets a flag, by the flag's name
 }
 
-// settings returns the flags that can be in the configuration file, by name.
-func (o *Options) settings() map[string]*pflag.Flag {
+// fileFlags returns the flags that can be in the configuration file, by name.
+func (o *Options) fileFlags() map[string]*pflag.Flag {
 	all := map[string]*pflag.Flag{}
 	for group, flags := range o.flags.FlagSets {
 		if group != configurationFlags && group != globalFlags {
@@ -80,14 +80,14 @@ func (o *Options) readConfigFile() error {
 			o.File.Path, groupVersion, configurationKind, file.APIVersion, file.Kind)
 	}
 	o.File.lines = map[string]int{}
-	settings := o.settings()
+	flags := o.fileFlags()
 	var errs []error
 	for _, name := range slices.SortedFunc(maps.Keys(file.Flags), func(a, b string) int {
 		return cmp.Or(cmp.Compare(file.Flags[a].Line, file.Flags[b].Line), strings.Compare(a, b))
 	}) {
 		value := file.Flags[name]
 		err := errors.New("not a flag that the file can set")
-		if f := settings[name]; f != nil {
+		if f := flags[name]; f != nil {
 			o.File.lines[name] = value.Line
 			err = setFlag(f, &value)
 		}
@@ -108,8 +108,8 @@ type managerConfiguration struct {
 // setFlag sets a flag to a value of the file, unless the command line has set it. The value has the form that
 // getItems returns, or is a text as on the command line.
 func setFlag(f *pflag.Flag, value *yaml.Node) error {
-	kind, was := getItems(f.Value)
-	own := kind
+	flagKind, itemsBefore := getItems(f.Value)
+	kind := flagKind
 	var items []string
 	var err error
 	switch {
@@ -126,7 +126,7 @@ func setFlag(f *pflag.Flag, value *yaml.Node) error {
 	default:
 		var text string
 		err = value.Decode(&text)
-		if own != yaml.ScalarNode && strings.ContainsAny(text, "\r\n") {
+		if flagKind != yaml.ScalarNode && strings.ContainsAny(text, "\r\n") {
 			// The flag would take the first line and drop the others.
 			return errors.New("must be a list or a map, or a single line as on the command line")
 		}
@@ -136,7 +136,7 @@ func setFlag(f *pflag.Flag, value *yaml.Node) error {
 		return err
 	}
 	if err := setItems(f.Value, kind, items); err != nil {
-		_ = setItems(f.Value, own, was) // else Validate would also report the values that are zero now
+		_ = setItems(f.Value, flagKind, itemsBefore) // else Validate would also report the values that are zero now
 		return err
 	}
 	return nil
@@ -179,7 +179,7 @@ func setItems(v pflag.Value, kind yaml.Kind, items []string) error {
 // effectiveConfig returns what the flags and --config result in, in the form of the file.
 func (o *Options) effectiveConfig() *unstructured.Unstructured {
 	flags := map[string]any{}
-	for name, f := range o.settings() {
+	for name, f := range o.fileFlags() {
 		flags[name] = fileValue(f.Value)
 	}
 	return &unstructured.Unstructured{Object: map[string]any{

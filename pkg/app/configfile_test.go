@@ -244,7 +244,7 @@ func TestConfigFileHasEveryFlag(t *testing.T) {
 	}
 	texts := func(o *Options) map[string]string {
 		all := map[string]string{}
-		for name, f := range o.settings() {
+		for name, f := range o.fileFlags() {
 			all[name] = f.Value.String()
 		}
 		return all

@@ -36,10 +36,10 @@ func (e *DryRunError) Error() string {
 	return fmt.Sprintf("%s %s was not sent, --dry-run forbids it: %s", e.Method, e.Path, e.Reason)
 }
 
-// dryRun turns the requests of controllers into dry runs. The API server reads the option dryRun
-// from the query, except for a DELETE with a body, where it reads it from the body; client-go
-// always sends one. Requests that may have an effect nevertheless are refused: some subresources
-// ignore the option, and a proxied connection or an aggregated API may not support dry runs.
+// dryRun turns the requests of controllers into dry runs. The API server reads the option dryRun from the
+// query and, for a DELETE with a body, which client-go always sends, from the body. Requests that may have an
+// effect nevertheless are refused: some subresources ignore the option, and a proxied connection or an
+// aggregated API may not support dry runs.
 type dryRun struct {
 	prefix      string // of every path, if the API server is behind another server
 	paths       request.RequestInfoFactory
@@ -74,7 +74,7 @@ func (d *dryRun) wrap(next http.RoundTripper) http.RoundTripper {
 		if !writefence.IsWrite(r) {
 			return next.RoundTrip(r)
 		}
-		reason := d.refuses(r)
+		reason := d.reasonNotTo(r)
 		if reason == "" {
 			r, reason = d.asDryRun(r)
 		}
@@ -88,8 +88,8 @@ func (d *dryRun) wrap(next http.RoundTripper) http.RoundTripper {
 	}}
 }
 
-// refuses returns why a write must not be sent, or "" if it may.
-func (d *dryRun) refuses(r *http.Request) string {
+// reasonNotTo returns why a write must not be sent, or "" if it may.
+func (d *dryRun) reasonNotTo(r *http.Request) string {
 	path := url.URL{Path: strings.TrimPrefix(r.URL.Path, d.prefix), RawQuery: r.URL.RawQuery}
 	info, err := d.paths.NewRequestInfo(&http.Request{Method: r.Method, URL: &path})
 	if err != nil {
@@ -119,13 +119,13 @@ func (d *dryRun) refuses(r *http.Request) string {
 	if builtIn {
 		return ""
 	}
-	return d.refusesGroup(r.Context(), schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion})
+	return d.aggregated(r.Context(), schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion})
 }
 
-// refusesGroup returns "" if gv is a group of custom resources, and a reason if an aggregated API
-// server serves it. That server may ignore the option, as KubeVirt's does when it restarts a
+// aggregated returns "" if gv is a group of custom resources, and a reason not to send a write if an
+// aggregated API server serves it: that server may ignore dryRun, as KubeVirt's does when it restarts a
 // machine. The APIService says who serves the group.
-func (d *dryRun) refusesGroup(ctx context.Context, gv schema.GroupVersion) string {
+func (d *dryRun) aggregated(ctx context.Context, gv schema.GroupVersion) string {
 	name := gv.Version + "." + gv.Group
 	raw, err := d.apiServices.Get().AbsPath("/apis/apiregistration.k8s.io/v1/apiservices", name).Do(ctx).Raw()
 	var apiService struct {

@@ -25,12 +25,12 @@ import (
 func checkEntries(entries []controllers.Entry) error {
 	var errs []error
 	for i, e := range entries {
-		who := "controller " + e.Name
+		controller := "controller " + e.Name
 		if e.Name == "" {
-			who = fmt.Sprintf("controller number %d of the registry, which has no name", i+1)
+			controller = fmt.Sprintf("controller number %d of the registry, which has no name", i+1)
 		}
 		add := func(format string, args ...any) {
-			errs = append(errs, fmt.Errorf("%s: %s", who, fmt.Sprintf(format, args...)))
+			errs = append(errs, fmt.Errorf("%s: %s", controller, fmt.Sprintf(format, args...)))
 		}
 		if problems := validation.IsDNS1123Label(e.Name); len(problems) > 0 {
 			add("the name %q is not a DNS label: %s", e.Name, problems[0])
@@ -52,6 +52,12 @@ func checkEntries(entries []controllers.Entry) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// OwnAgents returns the suffixes of the user agents of the manager's own clients. The user agent of a
+// controller's clients ends in the controller's name.
+func OwnAgents() []string {
+	return []string{"informers", "startup", "discovery", "events", "leader-election", "dry-run", "authentication", "authorization"}
 }
 
 // newScheme returns a scheme with the built-in types and those that entries add.
@@ -79,8 +85,8 @@ type demands struct {
 	grants  []grants         // of each entry
 }
 
-// demands returns what the enabled entries ask for. The error lists the mistakes of all entries: those for
-// which the manager does not start, so that rbac prints no roles for it either.
+// demands returns what the enabled entries ask for. The error lists the mistakes of all entries. With such a
+// mistake the manager does not start, and rbac prints no roles.
 func (o *Options) demands() (d demands, err error) {
 	if d.entries, err = o.enabled(); err != nil {
 		return d, err
@@ -111,8 +117,8 @@ func (o *Options) demands() (d demands, err error) {
 	return d, informers.CheckNeeds(o.Informers, d.needs, d.scheme)
 }
 
-// known returns the names of all controllers, in the order of the registry.
-func (o *Options) known() []string {
+// controllerNames returns the names of all controllers, in the order of the registry.
+func (o *Options) controllerNames() []string {
 	names := make([]string, 0, len(o.entries))
 	for _, e := range o.entries {
 		names = append(names, e.Name)
@@ -143,19 +149,19 @@ func (o *Options) enabled() ([]controllers.Entry, error) {
 	}
 	if len(unknown) > 0 {
 		return nil, fmt.Errorf("--controllers: %s is not a known controller; known are %s",
-			strings.Join(unknown, ", "), strings.Join(o.known(), ", "))
+			strings.Join(unknown, ", "), strings.Join(o.controllerNames(), ", "))
 	}
 
-	var on []controllers.Entry
+	var enabled []controllers.Entry
 	for _, e := range o.entries {
-		if selected(e, o.Generic.Controllers) {
-			on = append(on, e)
+		if isEnabled(e, o.Generic.Controllers) {
+			enabled = append(enabled, e)
 		}
 	}
-	return on, nil
+	return enabled, nil
 }
 
-func selected(e controllers.Entry, items []string) bool {
+func isEnabled(e controllers.Entry, items []string) bool {
 	star := false
 	for _, item := range items {
 		switch item {
@@ -184,7 +190,7 @@ among them. What the controllers need to be allowed is printed by `+o.command()+
 			t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 			fmt.Fprintln(t, "NAME\tDEFAULT\tNOW\tSUMMARY")
 			for _, e := range o.entries {
-				now := slices.ContainsFunc(enabled, func(on controllers.Entry) bool { return on.Name == e.Name })
+				now := slices.ContainsFunc(enabled, func(other controllers.Entry) bool { return other.Name == e.Name })
 				fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", e.Name, word[!e.OffByDefault], word[now], e.Summary)
 			}
 			return t.Flush()

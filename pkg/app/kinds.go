@@ -55,9 +55,9 @@ func newKinds(config *rest.Config) (*kinds, error) {
 	return &kinds{discovery: discovery.ToDiscoveryInterfaceWithContext(client), versions: lru.New(kindsVersions)}, nil
 }
 
-// resourceOf returns the resource of a kind. For a kind that it does not know it asks the API server, every
-// kindsPatience at most unless the request fails, and waits for the answer until ctx ends. Known kinds it
-// asks for every kindsTrust, and goes by what it knows if the request fails.
+// resourceOf returns the resource of a kind. For an unknown kind it asks the API server, every kindsPatience
+// at most unless the request fails, and waits for the answer until ctx ends. For a known kind it asks every
+// kindsTrust, and returns what it knows if the request fails.
 func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)
@@ -81,8 +81,8 @@ func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*
 	return found, nil
 }
 
-// ask asks the API server which resources a version has, and remembers its answer. It goes on if the
-// caller gives up, since others may wait for the same.
+// ask asks the API server which resources a version has, and remembers its answer. It goes on if the caller
+// gives up, since other callers may wait for the same answer.
 func (k *kinds) ask(version schema.GroupVersion) (discovered, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), kindsTimeout)
 	defer cancel()

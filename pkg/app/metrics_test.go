@@ -159,7 +159,7 @@ func allControllers(t *testing.T) metrics.KubeRegistry {
 	}
 	o, err := NewOptions()
 	must(err)
-	must(o.Parse([]string{"--controllers=" + strings.Join(o.known(), ","), "--compat=" + strings.Join(o.originals(), ","),
+	must(o.Parse([]string{"--controllers=" + strings.Join(o.controllerNames(), ","), "--compat=" + strings.Join(o.originals(), ","),
 		"--csr-approver-ip-ranges=10.0.0.0/8"}))
 	o.Client.Master = newAPIServer(t).URL
 	must(o.Validate())

@@ -178,7 +178,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs = sets.FlagSet("generic")
 	fs.StringSliceVar(&g.Controllers, "controllers", g.Controllers, ""+
 		"The controllers to run: '*' is all that are on by default, 'foo' switches foo on, '-foo' switches it off. "+
-		"All: "+strings.Join(o.known(), ", ")+". On by default: "+o.onByDefault()+".")
+		"All: "+strings.Join(o.controllerNames(), ", ")+". On by default: "+o.onByDefault()+".")
 	if originals := o.originals(); len(originals) > 0 {
 		fs.StringSliceVar(&g.Compat, "compat", g.Compat, ""+
 			"The operators that this installation replaces, whose annotations are understood besides the native ones: "+
@@ -259,7 +259,7 @@ func (o *Options) Parse(flags []string) error {
 	return all.Parse(flags)
 }
 
-// originals returns the operators that --compat can name.
+// originals returns the operators that controllers can replace: --compat can name them.
 func (o *Options) originals() (names []string) {
 	for _, e := range o.entries {
 		names = append(names, e.Compat...)

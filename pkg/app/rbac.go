@@ -69,16 +69,16 @@ func (o *Options) rbac() (objects []any, err error) {
 		return nil, err
 	}
 	home := o.Election.ResourceNamespace
-	scope := o.Informers.Namespaces
-	if len(scope) == 0 {
-		scope = []string{metav1.NamespaceAll}
+	workNamespaces := o.Informers.Namespaces
+	if len(workNamespaces) == 0 {
+		workNamespaces = []string{metav1.NamespaceAll}
 	}
-	manager := metav1.ObjectMeta{Name: o.name, Namespace: home} // as the Deployment
+	account := metav1.ObjectMeta{Name: o.name, Namespace: home}
 	grant := func(name string, namespaces []string, rules ...rbacv1.PolicyRule) {
 		for _, namespace := range namespaces {
 			if len(rules) > 0 {
-				full := roleName(o.name+"-"+name, namespace, home)
-				objects = append(objects, role(full, namespace, rules), binding(full, namespace, manager))
+				name := roleName(o.name+"-"+name, namespace, home)
+				objects = append(objects, role(name, namespace, rules), binding(name, namespace, account))
 			}
 		}
 	}
@@ -95,11 +95,11 @@ func (o *Options) rbac() (objects []any, err error) {
 			grant("api-servers", []string{metav1.NamespaceSystem}, rule("coordination.k8s.io", "leases", "", "list"))
 		}
 	}
-	recorded := scope
-	if len(o.Informers.Namespaces) > 0 && !slices.Contains(scope, home) {
-		recorded = append(slices.Clone(scope), home) // for Events about the Lease
+	eventNamespaces := workNamespaces
+	if len(o.Informers.Namespaces) > 0 && !slices.Contains(workNamespaces, home) {
+		eventNamespaces = append(slices.Clone(workNamespaces), home) // for Events about the Lease
 	}
-	grant("events", recorded, rule("", "events", "", "create", "patch"))
+	grant("events", eventNamespaces, rule("", "events", "", "create", "patch"))
 	if o.Generic.DryRun {
 		grant("dry-run", []string{metav1.NamespaceAll}, rule("apiregistration.k8s.io", "apiservices", "", "get"))
 	}
@@ -113,14 +113,14 @@ func (o *Options) rbac() (objects []any, err error) {
 	}
 
 	for i, e := range d.entries {
-		granted, namespaces := d.grants[i], slices.Clone(scope)
+		granted, namespaces := d.grants[i], slices.Clone(workNamespaces)
 		for _, namespace := range slices.Sorted(maps.Keys(granted)) {
-			if namespace != metav1.NamespaceAll && !slices.Contains(scope, namespace) {
+			if namespace != metav1.NamespaceAll && !slices.Contains(workNamespaces, namespace) {
 				namespaces = append(namespaces, namespace)
 			}
 		}
 		for _, namespace := range namespaces {
-			grant("controller-"+e.Name, []string{namespace}, granted.in(namespace, scope)...)
+			grant("controller-"+e.Name, []string{namespace}, granted.rulesIn(namespace, workNamespaces)...)
 		}
 	}
 	return objects, nil
@@ -173,9 +173,9 @@ func rbacType(kind string) metav1.TypeMeta {
 // works in.
 type grants map[string][]rbacv1.PolicyRule
 
-// in returns the rules of the role in a namespace, if the controller works in the namespaces of scope.
-func (g grants) in(namespace string, scope []string) []rbacv1.PolicyRule {
-	if namespace == metav1.NamespaceAll || !slices.Contains(scope, namespace) {
+// rulesIn returns the rules of the role in a namespace, if the controller works in workNamespaces.
+func (g grants) rulesIn(namespace string, workNamespaces []string) []rbacv1.PolicyRule {
+	if namespace == metav1.NamespaceAll || !slices.Contains(workNamespaces, namespace) {
 		return g[namespace]
 	}
 	return slices.Concat(g[metav1.NamespaceAll], g[namespace])
@@ -188,30 +188,30 @@ func grantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Nee
 	if e.NamespacePermissions != nil {
 		maps.Copy(all, e.NamespacePermissions(s))
 	}
-	if _, nameless := all[metav1.NamespaceAll]; nameless {
+	if _, found := all[metav1.NamespaceAll]; found {
 		return nil, errors.New("has NamespacePermissions for a namespace without a name; rules for all namespaces belong in Permissions")
 	}
 	all[metav1.NamespaceAll] = e.Permissions(s)
 	for _, need := range needs {
-		reads := func(rule rbacv1.PolicyRule) bool { return readable(rule, need) }
-		if !slices.ContainsFunc(slices.Concat(all[metav1.NamespaceAll], all[need.Namespace]), reads) {
+		allows := func(rule rbacv1.PolicyRule) bool { return allowsToRead(rule, need) }
+		if !slices.ContainsFunc(slices.Concat(all[metav1.NamespaceAll], all[need.Namespace]), allows) {
 			return nil, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count", need.Resource.GroupResource())
 		}
 	}
 	return all, nil
 }
 
-// readable reports whether the rule lets the cache list and watch what the need chooses. A rule with
+// allowsToRead reports whether the rule lets the cache list and watch what the need chooses. A rule with
 // resourceNames does so if the need chooses one of the names: RBAC takes the name of a list or watch from the
 // field selector metadata.name.
-func readable(rule rbacv1.PolicyRule, need informers.Need) bool {
+func allowsToRead(rule rbacv1.PolicyRule, need informers.Need) bool {
 	return slices.Contains(rule.APIGroups, need.Resource.Group) && slices.Contains(rule.Resources, need.Resource.Resource) &&
 		slices.Contains(rule.Verbs, "list") && slices.Contains(rule.Verbs, "watch") &&
-		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, nameOf(need)))
+		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, chosenName(need)))
 }
 
-// nameOf returns the name of the objects that a need chooses; empty if it chooses them by something else.
-func nameOf(need informers.Need) string {
+// chosenName returns the name of the objects that a need chooses; empty if it chooses them by something else.
+func chosenName(need informers.Need) string {
 	selector, err := fields.ParseSelector(need.FieldSelector)
 	if err != nil {
 		return "" // the cache refuses the need

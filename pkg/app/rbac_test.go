@@ -269,7 +269,7 @@ func TestRBACOfAnOwnNamespaceFollowsTheScope(t *testing.T) {
 		"a namespace of --namespaces that is not the own one":     {"shop", []string{"shop"}, rule("configmaps")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, g.in(tc.of, tc.scope)); diff != "" {
+			if diff := cmp.Diff(tc.want, g.rulesIn(tc.of, tc.scope)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

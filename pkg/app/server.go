@@ -62,18 +62,18 @@ type servers struct {
 	cancel context.CancelFunc
 }
 
-// startServers starts both servers. Both serve health checks. The secure one serves protected
-// behind authentication and authorization, the insecure one serves metrics if a flag says so. It
-// returns an error with the flag's name if a port or a certificate cannot be used. local, this process's
-// witness, answers other replicas without authentication; it may be nil.
+// startServers starts both servers. Both serve health checks. The secure one serves protected behind
+// authentication and authorization, the insecure one serves metrics if a flag says so. It returns an error
+// with the flag's name if a port or a certificate cannot be used. own, this process's witness, answers other
+// replicas without authentication; it may be nil.
 func startServers(
-	ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler, local *witness.Witness,
+	ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler, own *witness.Witness,
 ) (*servers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &servers{logger: klog.FromContext(ctx), health: h, cancel: cancel}
 	err := s.startInsecure(ctx, o.Insecure, metrics)
 	if err == nil {
-		err = s.startSecure(ctx, &o.Secure, auth, protected, local)
+		err = s.startSecure(ctx, &o.Secure, auth, protected, own)
 	}
 	if err != nil {
 		s.stop()
@@ -97,7 +97,7 @@ func (s *servers) startInsecure(ctx context.Context, cfg InsecureConfig, metrics
 	return nil
 }
 
-func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth, protected http.Handler, local *witness.Witness) error {
+func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth, protected http.Handler, own *witness.Witness) error {
 	if cfg.BindPort == 0 {
 		return nil
 	}
@@ -109,8 +109,8 @@ func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth
 	mux := http.NewServeMux()
 	s.health.install(mux)
 	mux.Handle("/", auth.protect(protected))
-	if local != nil {
-		mux.Handle(witness.Path, local)
+	if own != nil {
+		mux.Handle(witness.Path, own)
 	}
 	if err := s.serve(ctx, cfg.BindAddress, cfg.BindPort, genericapifilters.WithCacheControl(mux), config); err != nil {
 		return fmt.Errorf("--secure-port: %w", err)
@@ -118,15 +118,15 @@ func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth
 	return nil
 }
 
-// serve starts to listen and returns. It serves until stop is called, which ends ctx, so that no request
-// waits on, for a review or a profile.
+// serve starts to listen and returns. It serves until stop is called. stop ends ctx, so that no request goes
+// on waiting for a review or a profile.
 func (s *servers) serve(ctx context.Context, address net.IP, port int, handler http.Handler, config *tls.Config) error {
 	listener, err := net.Listen("tcp", net.JoinHostPort(address.String(), strconv.Itoa(port)))
 	if err != nil {
 		return err
 	}
 	server := &http.Server{
-		Handler:           bounded(handler, bodyTimeout),
+		Handler:           withBodyTimeout(handler, bodyTimeout),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		TLSConfig:         config,
 		ReadHeaderTimeout: 10 * time.Second,
@@ -152,9 +152,9 @@ func (s *servers) serve(ctx context.Context, address net.IP, port int, handler h
 // bodyTimeout is how long the body of a request may take to arrive, unless its caller is permitted.
 const bodyTimeout = 10 * time.Second
 
-// bounded sets the deadline for the body of a request. Before it responds, net/http reads what the
+// withBodyTimeout sets the deadline for the body of a request. Before it responds, net/http reads what the
 // handler has not read, and would wait for it for ever: anybody could fill the process with connections.
-func bounded(next http.Handler, timeout time.Duration) http.Handler {
+func withBodyTimeout(next http.Handler, timeout time.Duration) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ContentLength != 0 {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(timeout)) // net/http can
@@ -163,9 +163,9 @@ func bounded(next http.Handler, timeout time.Duration) http.Handler {
 	})
 }
 
-// unbounded removes the deadline that bounded has set: a controller's handler may read slowly what a
-// permitted caller sends, and net/http ends its context when the deadline passes.
-func unbounded(next http.Handler) http.Handler {
+// withoutBodyTimeout removes the deadline of withBodyTimeout: a controller's handler may read slowly what a
+// permitted caller sends, and net/http ends the handler's context when the deadline passes.
+func withoutBodyTimeout(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // net/http can
 		next.ServeHTTP(w, r)

@@ -20,7 +20,7 @@ import (
 )
 
 func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
-	server := httptest.NewServer(bounded(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), time.Millisecond))
+	server := httptest.NewServer(withBodyTimeout(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), time.Millisecond))
 	defer server.Close()
 	for name, header := range map[string]string{
 		"a body of a known length": "Content-Length: 1000",
@@ -60,7 +60,7 @@ func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
 
 func TestServerWaitsForPermittedCallers(t *testing.T) {
 	var ended error
-	server := httptest.NewServer(bounded(unbounded(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewServer(withBodyTimeout(withoutBodyTimeout(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if ended = r.Context().Err(); err == nil {
 			_, err = w.Write(body)

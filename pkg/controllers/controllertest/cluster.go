@@ -40,9 +40,9 @@ type Cluster struct {
 	CA []byte
 
 	server *httptest.Server
-	token  atomic.Pointer[string] // that each request must have; nil: none
+	token  atomic.Pointer[string] // each request must have it; nil: none
 	cut    atomic.Bool
-	hangs  atomic.Pointer[chan struct{}] // closed when it hangs no more
+	hangs  atomic.Pointer[chan struct{}] // closed when the server hangs no more; nil: it does not hang
 }
 
 // AddCluster adds an API server at http://NAME.test with the given objects. It allows every request, without
@@ -50,7 +50,7 @@ type Cluster struct {
 func (h *Host) AddCluster(name string, objects ...runtime.Object) *Cluster {
 	h.t.Helper()
 	c := &Cluster{Address: "http://" + name + ".test"}
-	h.add(c, nil, objects)
+	h.startCluster(c, nil, objects)
 	return c
 }
 
@@ -69,16 +69,16 @@ func (h *Host) AddTLSCluster(name string, objects ...runtime.Object) *Cluster {
 		Address: "https://" + name + ".test",
 		CA:      pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: certificate.Raw}),
 	}
-	h.add(c, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{certificate.Raw}, PrivateKey: key}}}, objects)
+	h.startCluster(c, &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{certificate.Raw}, PrivateKey: key}}}, objects)
 	return c
 }
 
-// add starts the API server of a cluster, without TLS if config is nil.
-func (h *Host) add(c *Cluster, config *tls.Config, objects []runtime.Object) {
+// startCluster starts the API server of a cluster, without TLS if config is nil.
+func (h *Host) startCluster(c *Cluster, config *tls.Config, objects []runtime.Object) {
 	h.t.Helper()
 	c.Host = Setup{Entries: h.setup.Entries}.newHost(h.t)
 	c.scheme = h.scheme
-	c.Host.server = apiserver.New(h.scheme, apiserver.Hooks{Admit: c.admitAny, Wrote: c.wrote, Unsupported: c.unsupported,
+	c.Host.server = apiserver.New(h.scheme, apiserver.Hooks{Admit: c.admitAny, Wrote: c.recordWrite, Unsupported: c.unsupported,
 		Holds: c.holds, Clock: c.now})
 	c.Lag(0)
 	c.Put(objects...)
@@ -111,21 +111,21 @@ func (h *Host) add(c *Cluster, config *tls.Config, objects []runtime.Object) {
 	})
 }
 
-// SetToken makes the API server answer 401 Unauthorized, from now on, to each request that has not this
-// bearer token. Watches that have begun go on.
+// SetToken makes the API server answer 401 Unauthorized, from now on, to each request without this bearer
+// token. Watches that have begun go on.
 func (c *Cluster) SetToken(token string) { c.token.Store(&token) }
 
-// open is Host.Cluster for the clusters of the test. Another address, which may be one of the real
-// network, fails the test.
-func (h *Host) open(
-	next func(string, *rest.Config) (*controllers.Cluster, error), name string, config *rest.Config,
+// openCluster is Host.Cluster for the clusters of the test. Another address, which may be one of the real
+// network, fails the test. open is the manager's Host.Cluster.
+func (h *Host) openCluster(
+	open func(string, *rest.Config) (*controllers.Cluster, error), name string, config *rest.Config,
 ) (*controllers.Cluster, error) {
 	if config == nil || config.Host == "" {
-		return next(name, config) // which refuses it
+		return open(name, config) // which refuses the configuration
 	}
 	at := slices.IndexFunc(h.clusters, func(c *Cluster) bool { return c.Address == config.Host })
 	if at < 0 && config.Transport != nil {
-		return next(name, config) // a transport of the controller's own may know the way
+		return open(name, config) // a transport of the controller's own may know the way
 	}
 	if at < 0 {
 		err := fmt.Errorf("the cluster %q is at %s, where AddCluster has added none", name, config.Host)
@@ -133,14 +133,14 @@ func (h *Host) open(
 		return nil, err
 	}
 	config = rest.CopyConfig(config)
-	if own, ok := config.Transport.(interface {
+	if transport, ok := config.Transport.(interface {
 		SetDial(func(ctx context.Context, network, address string) (net.Conn, error))
 	}); ok {
-		own.SetDial(h.clusters[at].dial)
+		transport.SetDial(h.clusters[at].dial)
 	} else {
 		config.Dial = h.clusters[at].dial
 	}
-	return next(name, config)
+	return open(name, config)
 }
 
 func (c *Cluster) dial(ctx context.Context, network, address string) (net.Conn, error) {

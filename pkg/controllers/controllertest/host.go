@@ -56,7 +56,7 @@ type Host struct {
 	onRead  func(Request) error
 	onWrite func(Request) error
 	clock   func(resource string) time.Time
-	hooking chan struct{} // holds the one call of a hook
+	inHook  chan struct{} // has an item while a hook is called
 
 	forbidden []string // resources, see Forbid
 }
@@ -82,7 +82,7 @@ func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *
 // ends the process after a second if a controller has changed an object in the cache.
 func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	t.Helper()
-	inBubble(t)
+	requireBubble(t)
 	h := s.newHost(t)
 	if err := clientscheme.AddToScheme(h.scheme); err != nil {
 		t.Fatal(err)
@@ -96,7 +96,7 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 		}
 	}
 	h.server = apiserver.New(h.scheme, apiserver.Hooks{
-		Admit: h.admit, Wrote: h.wrote, Unsupported: h.unsupported, Holds: h.holds, Clock: h.now})
+		Admit: h.admit, Wrote: h.recordWrite, Unsupported: h.unsupported, Holds: h.holds, Clock: h.now})
 	h.Lag(0)
 	h.Put(objects...)
 	server := httptest.NewUnstartedServer(h.server)
@@ -129,11 +129,11 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 func (s Setup) newHost(t testing.TB) *Host {
 	t.Helper()
 	return &Host{t: t, setup: s, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
-		lags: map[string]time.Duration{}, latency: time.Millisecond, hooking: make(chan struct{}, 1)}
+		lags: map[string]time.Duration{}, latency: time.Millisecond, inHook: make(chan struct{}, 1)}
 }
 
-// inBubble fails the test outside of a synctest bubble.
-func inBubble(t testing.TB) {
+// requireBubble fails the test outside of a synctest bubble.
+func requireBubble(t testing.TB) {
 	t.Helper()
 	defer func() {
 		if recover() != nil {
@@ -182,19 +182,19 @@ func (h *Host) waitForLeader() {
 func (h *Host) Settle() {
 	h.t.Helper()
 	wait := time.Duration(0)
-	all := []*Host{h}
+	hosts := []*Host{h}
 	for _, c := range h.clusters {
-		all = append(all, c.Host)
+		hosts = append(hosts, c.Host)
 	}
 	requests := func() (n int) {
-		for _, each := range all {
-			n += each.server.Requests()
+		for _, host := range hosts {
+			n += host.server.Requests()
 		}
 		return n
 	}
-	for _, each := range all {
-		for _, lag := range each.lags {
-			wait = max(wait, each.latency+lag)
+	for _, host := range hosts {
+		for _, lag := range host.lags {
+			wait = max(wait, host.latency+lag)
 		}
 	}
 	for range 10_000 {

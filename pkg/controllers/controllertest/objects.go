@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Put creates or replaces objects as somebody else does, whatever their resourceVersions. It stores them as
+// Put creates or replaces objects as another client does, whatever their resourceVersions. It stores them as
 // they are, with their status. The test fails if an object of that name has another UID: Delete it first. The
 // controller runs from then on; Settle waits until it has nothing left to do.
 func (h *Host) Put(objects ...runtime.Object) {
@@ -22,7 +22,7 @@ func (h *Host) Put(objects ...runtime.Object) {
 	}
 }
 
-// Delete deletes objects as somebody else does: an object with finalizers stays until the last is removed.
+// Delete deletes objects as another client does: an object with finalizers stays until the last is removed.
 // Nobody collects objects that the deleted objects own.
 func (h *Host) Delete(objects ...runtime.Object) {
 	h.t.Helper()
@@ -43,7 +43,7 @@ type object[T any] interface {
 // "shop", "a").
 func Get[T any, P object[T]](h *Host, namespace, name string) P {
 	h.t.Helper()
-	all := listed[T, P](h, func(group, kind string) []*unstructured.Unstructured {
+	all := objectsOf[T, P](h, func(group, kind string) []*unstructured.Unstructured {
 		if obj := h.server.Object(group, kind, namespace, name); obj != nil {
 			return []*unstructured.Unstructured{obj}
 		}
@@ -58,10 +58,10 @@ func Get[T any, P object[T]](h *Host, namespace, name string) P {
 // List returns all objects of a type, sorted by namespace and name.
 func List[T any, P object[T]](h *Host) []P {
 	h.t.Helper()
-	return listed[T, P](h, h.server.Objects)
+	return objectsOf[T, P](h, h.server.Objects)
 }
 
-func listed[T any, P object[T]](h *Host, get func(group, kind string) []*unstructured.Unstructured) []P {
+func objectsOf[T any, P object[T]](h *Host, get func(group, kind string) []*unstructured.Unstructured) []P {
 	h.t.Helper()
 	kinds, _, err := h.scheme.ObjectKinds(P(new(T)))
 	if err != nil {

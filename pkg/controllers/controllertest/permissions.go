@@ -24,13 +24,13 @@ const testAgent = "the-test"
 // the controllers' rules. What the manager's other clients may do is not the controllers' business.
 const cacheAgent = "informers"
 
-// by returns the last part of the user agent: the name of a controller, for its requests.
-func by(r apiserver.Request) string { return lastPart(r.UserAgent) }
+// agentOf returns the last part of the user agent: the name of a controller, for its requests.
+func agentOf(r apiserver.Request) string { return lastPart(r.UserAgent) }
 
 func lastPart(agent string) string { return agent[strings.LastIndex(agent, "/")+1:] }
 
-// runs reports whether there is an entry of that name.
-func (h *Host) runs(name string) bool {
+// hasEntry reports whether there is an entry of that name.
+func (h *Host) hasEntry(name string) bool {
 	return slices.ContainsFunc(h.setup.Entries, func(e controllers.Entry) bool { return e.Name == name })
 }
 
@@ -50,12 +50,12 @@ func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
 
 // admit refuses what RBAC would, with the entries' permissions, and fails the test.
 func (h *Host) admit(r apiserver.Request) error {
-	who := by(r)
-	if who == testAgent || who != cacheAgent && slices.Contains(app.OwnAgents(), who) {
+	agent := agentOf(r)
+	if agent == testAgent || agent != cacheAgent && slices.Contains(app.OwnAgents(), agent) {
 		return nil
 	}
-	if !holds(h.rules(who, r.Namespace), ruleOf(r)) {
-		h.lacks(r, who)
+	if !allowAll(h.rules(agent, r.Namespace), ruleOf(r)) {
+		h.reportMissing(r, agent)
 		return refusal(r)
 	}
 	return h.admitAny(r)
@@ -66,10 +66,10 @@ func (h *Host) admitAny(r apiserver.Request) error {
 	h.mu.Lock()
 	forbidden := slices.Contains(h.forbidden, r.Resource.String())
 	h.mu.Unlock()
-	if forbidden && by(r) != testAgent {
+	if forbidden && agentOf(r) != testAgent {
 		return refusal(r)
 	}
-	return h.hook(r)
+	return h.callHook(r)
 }
 
 // refusal is the error with which RBAC refuses a request.
@@ -92,8 +92,8 @@ func (h *Host) Forbid(resources ...string) {
 	h.forbidden = resources
 }
 
-// hook calls OnRead or OnWrite.
-func (h *Host) hook(r apiserver.Request) error {
+// callHook calls the hook of OnRead or OnWrite.
+func (h *Host) callHook(r apiserver.Request) error {
 	reads := r.Verb == "get" || r.Verb == "list"
 	h.mu.Lock()
 	hook := h.onWrite
@@ -104,22 +104,22 @@ func (h *Host) hook(r apiserver.Request) error {
 	// An apply that creates is admitted twice. The second time the server is locked, and the hook has
 	// seen the write.
 	creates := r.Verb == "create" && r.Patch == types.ApplyPatchType
-	if hook == nil || creates || r.Verb == "watch" || by(r) == cacheAgent && r.Name == "" {
+	if hook == nil || creates || r.Verb == "watch" || agentOf(r) == cacheAgent && r.Name == "" {
 		return nil
 	}
-	h.hooking <- struct{}{}
-	defer func() { <-h.hooking }()
+	h.inHook <- struct{}{}
+	defer func() { <-h.inHook }()
 	return hook(requestOf(r))
 }
 
 // holds reports whether a user agent may do all that the rule says, in every namespace.
 func (h *Host) holds(agent string, rule rbacv1.PolicyRule) bool {
-	who := lastPart(agent)
-	return who == testAgent || holds(h.rules(who, ""), rule)
+	agent = lastPart(agent)
+	return agent == testAgent || allowAll(h.rules(agent, ""), rule)
 }
 
-// holds reports whether these rules allow all that the rule says, each part of it by one of them.
-func holds(rules []rbacv1.PolicyRule, rule rbacv1.PolicyRule) bool {
+// allowAll reports whether these rules allow all that the rule says, each part of it by one of them.
+func allowAll(rules []rbacv1.PolicyRule, rule rbacv1.PolicyRule) bool {
 	names := rule.ResourceNames
 	if len(names) == 0 {
 		names = []string{""}
@@ -136,7 +136,7 @@ func holds(rules []rbacv1.PolicyRule, rule rbacv1.PolicyRule) bool {
 		}
 		for _, url := range rule.NonResourceURLs {
 			if !slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool {
-				return has(r.Verbs, verb) && has(r.NonResourceURLs, url)
+				return matches(r.Verbs, verb) && matches(r.NonResourceURLs, url)
 			}) {
 				return false
 			}
@@ -151,11 +151,12 @@ func allows(rule rbacv1.PolicyRule, verb, group, resource, name string) bool {
 	if _, sub, ok := strings.Cut(resource, "/"); ok {
 		resources = append(resources, "*/"+sub)
 	}
-	return has(rule.Verbs, verb) && has(rule.APIGroups, group) && has(rule.Resources, resources...) &&
+	return matches(rule.Verbs, verb) && matches(rule.APIGroups, group) && matches(rule.Resources, resources...) &&
 		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, name))
 }
 
-func has(list []string, values ...string) bool {
+// matches reports whether the list of a rule has one of the values, or *.
+func matches(list []string, values ...string) bool {
 	return slices.ContainsFunc(list, func(item string) bool { return item == "*" || slices.Contains(values, item) })
 }
 
@@ -164,22 +165,22 @@ func ruleOf(r apiserver.Request) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{Verbs: []string{r.Verb}, APIGroups: []string{r.Resource.Group}, Resources: []string{resourceOf(r)}, ResourceNames: []string{r.Name}}
 }
 
-// lacks fails the test because of a rule that is missing, once for each rule and controller.
-func (h *Host) lacks(r apiserver.Request, who string) {
+// reportMissing fails the test because of a rule that is missing, once for each rule and controller.
+func (h *Host) reportMissing(r apiserver.Request, agent string) {
 	rule := ruleOf(r)
 	missing := fmt.Sprintf("{APIGroups: %#v, Resources: %#v, Verbs: %#v}", rule.APIGroups, rule.Resources, rule.Verbs)
 	h.mu.Lock()
-	reported := h.missing[who+missing]
-	h.missing[who+missing] = true
+	reported := h.missing[agent+missing]
+	h.missing[agent+missing] = true
 	h.mu.Unlock()
 	if reported {
 		return
 	}
-	if who == cacheAgent { // the start has checked what is in Needs
+	if agent == cacheAgent { // the start has checked what is in Needs
 		h.t.Errorf("Permissions do not allow what a controller follows; missing is %s", missing)
 		return
 	}
-	h.t.Errorf("controller %s: Permissions do not allow what it does; missing is %s", who, missing)
+	h.t.Errorf("controller %s: Permissions do not allow what it does; missing is %s", agent, missing)
 }
 
 func resourceOf(r apiserver.Request) string {

@@ -30,7 +30,7 @@ func init() { panics.ShowValues = true }
 
 // replica is a running manager.
 type replica struct {
-	h           *Host
+	host        *Host
 	registry    metrics.KubeRegistry
 	controllers map[string]controllers.Controller
 	end         func() // once
@@ -39,10 +39,10 @@ type replica struct {
 // start starts a manager.
 func (h *Host) start() *replica {
 	h.t.Helper()
-	r := &replica{h: h, controllers: map[string]controllers.Controller{}}
+	r := &replica{host: h, controllers: map[string]controllers.Controller{}}
 	var entries []controllers.Entry
 	for _, e := range h.setup.Entries {
-		entries = append(entries, r.observed(e))
+		entries = append(entries, r.recorded(e))
 	}
 	o, err := app.NewOptions(app.With(entries...), app.WithoutBuiltIns(), app.Named(buildPrefix+rand.String(10)))
 	if err != nil {
@@ -103,14 +103,14 @@ func (r *replica) stop() {
 	}
 }
 
-// observed returns the entry, on by default, with a New that also records its metrics and controller in r.
-func (r *replica) observed(e controllers.Entry) controllers.Entry {
+// recorded returns the entry, on by default, with a New that also records its metrics and controller in r.
+func (r *replica) recorded(e controllers.Entry) controllers.Entry {
 	e.OffByDefault = false
 	if build := e.New; build != nil {
 		e.New = func(h controllers.Host) (controllers.Controller, error) {
-			opens := h.Cluster
+			open := h.Cluster
 			h.Cluster = func(name string, config *rest.Config) (*controllers.Cluster, error) {
-				return r.h.open(opens, name, config)
+				return r.host.openCluster(open, name, config)
 			}
 			c, err := build(h)
 			r.registry, r.controllers[e.Name] = h.Metrics, c

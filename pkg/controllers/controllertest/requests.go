@@ -46,7 +46,7 @@ func (r Request) String() string {
 }
 
 func requestOf(r apiserver.Request) Request {
-	q := Request{Controller: by(r), Verb: r.Verb, Resource: r.Resource.String(), Namespace: r.Namespace, Name: r.Name, DryRun: r.DryRun, Body: r.Body}
+	q := Request{Controller: agentOf(r), Verb: r.Verb, Resource: r.Resource.String(), Namespace: r.Namespace, Name: r.Name, DryRun: r.DryRun, Body: r.Body}
 	if r.Subresource != "" {
 		q.Resource += "/" + r.Subresource
 	}
@@ -106,12 +106,12 @@ type written struct {
 	text string
 }
 
-// wrote records a write of a controller.
-func (h *Host) wrote(r apiserver.Request, result apiserver.Result) {
-	if !h.runs(by(r)) {
+// recordWrite records a write of a controller.
+func (h *Host) recordWrite(r apiserver.Request, result apiserver.Result) {
+	if !h.hasEntry(agentOf(r)) {
 		return
 	}
-	text := h.attributed(by(r), requestOf(r).String())
+	text := h.withEntryName(agentOf(r), requestOf(r).String())
 	switch {
 	case result.Err != nil && apierrors.ReasonForError(result.Err) == "":
 		text += ": " + result.Err.Error()
@@ -125,8 +125,8 @@ func (h *Host) wrote(r apiserver.Request, result apiserver.Result) {
 	h.writes = append(h.writes, written{time.Now(), text})
 }
 
-// attributed returns text with the name of the entry, if there are several.
-func (h *Host) attributed(name, text string) string {
+// withEntryName returns text with the name of its entry, if there are several entries.
+func (h *Host) withEntryName(name, text string) string {
 	if len(h.setup.Entries) > 1 {
 		return name + ": " + text
 	}
@@ -142,8 +142,8 @@ func (h *Host) Events() []string {
 	texts := make([]string, 0, len(events))
 	for _, e := range events {
 		_, name, _ := strings.Cut(strings.TrimPrefix(e.Source.Component, buildPrefix), "-")
-		if h.runs(name) { // else it is the manager's own
-			texts = append(texts, h.attributed(name, fmt.Sprintf("%s %s %s: %s",
+		if h.hasEntry(name) { // else it is the manager's own
+			texts = append(texts, h.withEntryName(name, fmt.Sprintf("%s %s %s: %s",
 				e.Type, e.Reason, path.Join(e.InvolvedObject.Namespace, e.InvolvedObject.Name), e.Message)))
 		}
 	}
@@ -158,5 +158,5 @@ func (h *Host) RESTConfig() *rest.Config {
 }
 
 func (h *Host) unsupported(r apiserver.Request, err error) {
-	h.t.Errorf("controller %s: %s: %v", by(r), requestOf(r), err)
+	h.t.Errorf("controller %s: %s: %v", agentOf(r), requestOf(r), err)
 }

@@ -22,12 +22,12 @@ import (
 func (p *process) newControllers(entries []controllers.Entry) (all hostedControllers, err error) {
 	var errs []error
 	for _, entry := range entries {
-		h, err := p.newController(entry)
+		c, err := p.newController(entry)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", entry.Name, err))
 			continue
 		}
-		all = append(all, h)
+		all = append(all, c)
 	}
 	return all, errors.Join(errs...)
 }
@@ -72,7 +72,7 @@ func (p *process) newController(entry controllers.Entry) (_ *hosted, err error) 
 
 // host returns the host of a controller, without Handle.
 func (p *process) host(name string) (h controllers.Host, err error) {
-	config := p.clients.configOf(name)
+	config := p.clients.forController(name)
 	h = controllers.Host{
 		Settings:        p.options.Settings(),
 		ControllerCache: p.cache.ForController(name),

@@ -52,8 +52,8 @@ func newHosted(
 	return h
 }
 
-// check returns the controller's own status, and why its health check fails. A stuck reconcile fails it: it
-// holds its worker and its key for ever, and nothing else would show it.
+// check returns the controller's own status, and why the health check fails. It fails for a stuck reconcile,
+// which holds its worker and its key for ever and which nothing else would show.
 func (h *hosted) check() (controllers.Status, error) {
 	s, err := h.controllerStatus()
 	if key, age := s.LongestRunning(time.Now()); age > h.stuckAfter {
@@ -80,8 +80,8 @@ func (h *hosted) Status() controllers.Status {
 // reconcile holds, and the reconcile may hang.
 const statusTimeout = time.Second
 
-// controllerStatus returns the controller's own status, or an error if the controller does not answer, or
-// panics: a scrape and the end of the process must neither wait for it nor fail.
+// controllerStatus returns the controller's own status, or an error if its Status does not return or panics:
+// a scrape and the end of the process must neither wait for Status nor fail.
 func (h *hosted) controllerStatus() (controllers.Status, error) {
 	answer := h.statusCalls.DoChan("", func() (any, error) {
 		var s controllers.Status
@@ -173,13 +173,13 @@ func (h hostedControllers) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// unfinished returns an error that names what is being reconciled at now, or nil.
+// unfinished returns an error that names the reconciles in flight, or nil.
 func (h hostedControllers) unfinished(now time.Time) error {
 	var errs []error
 	for _, c := range h {
 		s, _ := c.controllerStatus()
-		for _, in := range s.InFlight {
-			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop", c.name, in.Key, now.Sub(in.Since).Round(time.Second)))
+		for _, reconcile := range s.InFlight {
+			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop", c.name, reconcile.Key, now.Sub(reconcile.Since).Round(time.Second)))
 		}
 	}
 	return errors.Join(errs...)
