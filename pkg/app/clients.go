@@ -148,13 +148,13 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t
 // WrappedRoundTripper implements net.RoundTripperWrapper.
 func (t transport) WrappedRoundTripper() http.RoundTripper { return t.next }
 
-// refusalsOfReadyz is how many seconds in a row an API server may refuse to say whether it is ready.
-const refusalsOfReadyz = 10
+// maxRefusals is how often in a row, once a second, an API server may refuse to say whether it is ready.
+const maxRefusals = 10
 
-// waitForAPIServer returns nil when /readyz succeeds, or has been refused with 401 or 403 refusalsOfReadyz
-// times in a row: an API server that is starting may lack its roles for some seconds, and one without the
-// binding system:public-info-viewer refuses for good. It returns an error if ctx ends first or no client can
-// be built.
+// waitForAPIServer returns nil when /readyz succeeds, or has been refused with 401 or 403 maxRefusals times
+// in a row: an API server that is starting may lack its roles for some seconds, and one without the binding
+// system:public-info-viewer refuses for good. It returns an error if ctx ends first or no client can be
+// built.
 func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 	config = rest.CopyConfig(config)
 	config.Timeout = 5 * time.Second
@@ -163,25 +163,25 @@ func waitForAPIServer(ctx context.Context, config *rest.Config) error {
 		return err
 	}
 	logger := klog.FromContext(ctx)
-	waiting, refused := "", 0 // waiting is the last error
+	lastErr, refusals := "", 0
 	err = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		err := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
 		if err != nil && ctx.Err() == nil {
 			level := 0
-			if err.Error() == waiting {
+			if err.Error() == lastErr {
 				level = 2 // it is asked every second
 			}
 			logger.V(level).Info("Waiting for the API server", "server", config.Host, "err", err)
-			waiting = err.Error()
+			lastErr = err.Error()
 		}
 		if apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) {
-			refused++
+			refusals++
 		} else {
-			refused = 0
+			refusals = 0
 		}
-		return err == nil || refused == refusalsOfReadyz, nil
+		return err == nil || refusals == maxRefusals, nil
 	})
-	if err == nil && waiting != "" {
+	if err == nil && lastErr != "" {
 		logger.Info("The API server answers", "server", config.Host)
 	}
 	return err

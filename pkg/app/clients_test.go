@@ -281,8 +281,8 @@ func TestWaitForAPIServer(t *testing.T) {
 		"a ready API server is not waited for":                                   {[]int{200}, 1},
 		"an API server that is not ready is asked until it is":                   {[]int{500, 500, 200}, 3},
 		"an API server that lacks the roles is asked until it has them":          {[]int{403, 401, 403, 500, 403, 200}, 6},
-		"an API server that forbids for good counts as answering":                {[]int{500, 403}, 1 + refusalsOfReadyz},
-		"an API server that accepts no credentials for good counts as answering": {[]int{401}, refusalsOfReadyz},
+		"an API server that forbids for good counts as answering":                {[]int{500, 403}, 1 + maxRefusals},
+		"an API server that accepts no credentials for good counts as answering": {[]int{401}, maxRefusals},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -17,9 +17,9 @@ import (
 // terminationGracePeriodSeconds must be longer than this and --shutdown-timeout together.
 const eventsFlushTimeout = 3 * time.Second
 
-// eventObjects is for how many objects and texts the recorder remembers what it has sent, in order to combine
-// and limit their Events. client-go's own 4,096 take 6.4 MiB of heap once a controller has told something of
-// that many objects, as after a start; these take 0.8 MiB.
+// eventObjects limits for how many objects and texts the recorder remembers which Events it has sent, in
+// order to combine and limit them. client-go's default of 4,096 takes 6.4 MiB of heap once there were Events
+// for that many objects, as after a start; 512 take 0.8 MiB.
 const eventObjects = 512
 
 // events sends Events through a client of its own. They do not pass the fence, and are sent under

@@ -22,15 +22,15 @@ import (
 )
 
 const (
-	// kindsPatience is how long an unknown kind is not asked for again.
-	kindsPatience = 10 * time.Second
-	// kindsTrust is how long a known kind is not asked for again: a definition may be made again with another
+	// unknownKindTTL is how long an unknown kind is not asked for again.
+	unknownKindTTL = 10 * time.Second
+	// knownKindTTL is how long a known kind is not asked for again: a definition may be made again with another
 	// plural or scope.
-	kindsTrust = 10 * time.Minute
-	// kindsTimeout is how long the API server may take to say which resources a version has.
-	kindsTimeout = 30 * time.Second
-	// kindsVersions limits the versions of API groups that are remembered, since anybody may name more.
-	kindsVersions = 1000
+	knownKindTTL = 10 * time.Minute
+	// discoveryTimeout is how long the API server may take to say which resources a version has.
+	discoveryTimeout = 30 * time.Second
+	// maxVersions limits the versions of API groups that are remembered, since anybody may name more.
+	maxVersions = 1000
 )
 
 // kinds finds the resources of kinds. Each request is for one version of one API group, so that neither an
@@ -52,18 +52,18 @@ func newKinds(config *rest.Config) (*kinds, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &kinds{discovery: discovery.ToDiscoveryInterfaceWithContext(client), versions: lru.New(kindsVersions)}, nil
+	return &kinds{discovery: discovery.ToDiscoveryInterfaceWithContext(client), versions: lru.New(maxVersions)}, nil
 }
 
-// resourceOf returns the resource of a kind. For an unknown kind it asks the API server, every kindsPatience
+// resourceOf returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL
 // at most unless the request fails, and waits for the answer until ctx ends. For a known kind it asks every
-// kindsTrust, and returns what it knows if the request fails.
+// knownKindTTL, and returns what it knows if the request fails.
 func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)
 	d, _ := known.(discovered)
 	age, found := time.Since(d.at), d.resources[kind.Kind]
-	if found == nil && age >= kindsPatience || age >= kindsTrust {
+	if found == nil && age >= unknownKindTTL || age >= knownKindTTL {
 		select {
 		case answer := <-k.asking.DoChan(version.String(), func() (any, error) { return k.ask(version) }):
 			if answer.Err == nil {
@@ -84,7 +84,7 @@ func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*
 // ask asks the API server which resources a version has, and remembers its answer. It goes on if the caller
 // gives up, since other callers may wait for the same answer.
 func (k *kinds) ask(version schema.GroupVersion) (discovered, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), kindsTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), discoveryTimeout)
 	defer cancel()
 	list, err := k.discovery.ServerResourcesForGroupVersionWithContext(ctx, version.String())
 	if apierrors.IsNotFound(err) {

@@ -53,7 +53,7 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answer string // at first
 		ask    []schema.GroupVersionKind
-		later  string // the answer after the first round; asked again after kindsPatience, or after pause
+		later  string // the answer after the first round; asked again after unknownKindTTL, or after pause
 		want   []string
 		asked  int
 		pause  time.Duration
@@ -65,19 +65,19 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 		"one that comes is found": {
 			widgetsAlone, []schema.GroupVersionKind{gadget}, strings.ReplaceAll(strings.ReplaceAll(widgetsAlone, "widget", "gadget"), "Widget", "Gadget"), []string{"none", "gadgets"}, 2, 0},
 		"one that is defined again with another plural is found after 10 min": {
-			widgetsAlone, []schema.GroupVersionKind{widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1), []string{"widgets", "widgetries"}, 2, kindsTrust},
+			widgetsAlone, []schema.GroupVersionKind{widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1), []string{"widgets", "widgetries"}, 2, knownKindTTL},
 		"one that is defined again is not looked for before": {
-			widgetsAlone, []schema.GroupVersionKind{widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1), []string{"widgets", "widgets"}, 1, kindsTrust - time.Second},
+			widgetsAlone, []schema.GroupVersionKind{widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1), []string{"widgets", "widgets"}, 1, knownKindTTL - time.Second},
 		"a subresource is none": {
 			widgetsAlone, []schema.GroupVersionKind{scale}, widgetsAlone, []string{"none", "none"}, 2, 0},
 		"a version that comes is found": {
 			"404", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"none", "none", "widgets", "widgets"}, 2, 0},
 		"a version that goes is noticed after 10 min": {
-			widgetsAlone, []schema.GroupVersionKind{widget}, "404", []string{"widgets", "none"}, 2, kindsTrust},
+			widgetsAlone, []schema.GroupVersionKind{widget}, "404", []string{"widgets", "none"}, 2, knownKindTTL},
 		"a known kind outlasts a failure": {
-			widgetsAlone, []schema.GroupVersionKind{widget}, "503", []string{"widgets", "widgets"}, 2, kindsTrust},
+			widgetsAlone, []schema.GroupVersionKind{widget}, "503", []string{"widgets", "widgets"}, 2, knownKindTTL},
 		"a known kind outlasts a load balancer that knows no path": {
-			widgetsAlone, []schema.GroupVersionKind{widget, gadget}, noServer, []string{"widgets", "none", "widgets", "failure"}, 3, kindsTrust},
+			widgetsAlone, []schema.GroupVersionKind{widget, gadget}, noServer, []string{"widgets", "none", "widgets", "failure"}, 3, knownKindTTL},
 		"a failure is not remembered": {
 			"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3, 0},
 	} {
@@ -109,7 +109,7 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 					if tc.later == noServer {
 						server.answers = map[string]string{path: "404", "/api": "404", "/apis": "404"}
 					}
-					<-time.After(max(kindsPatience, tc.pause))
+					<-time.After(max(unknownKindTTL, tc.pause))
 				}
 				asked := len(slices.DeleteFunc(slices.Clone(server.asked), func(p string) bool { return p != path }))
 				if !slices.Equal(got, tc.want) || asked != tc.asked {
@@ -119,7 +119,7 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 				if err := <-gaveUp; tc.pause == 0 && !errors.Is(err, context.Canceled) {
 					t.Errorf("who waits for a version that hangs gave up with %v", err)
 				}
-				<-time.After(kindsTimeout)
+				<-time.After(discoveryTimeout)
 				synctest.Wait()
 			})
 		})

@@ -153,7 +153,7 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 	return o, err
 }
 
-// electionUsages are the usages of the flags of leader election. Those of component-base speak of candidates,
+// electionUsages are the usages of the flags of leader election. component-base's usages speak of candidates,
 // slots and masters.
 var electionUsages = map[string]string{
 	"":                    "Run controllers only in the replica that holds the Lease. If false, run one replica only.",

@@ -168,10 +168,10 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 	// The controllers of every replica run from here on.
 	everywhere, onLeader := p.controllers.where(true), p.controllers.where(false)
 	stopEverywhere := everywhere.start(controllers.WithProcess(ctx, work, leading), p.options.Generic.ShutdownTimeout)
-	if known := serverFence(p.options); known != apifence.Unknown {
-		p.lock.SetServerFence(ctx, known)
+	if fence := serverFence(p.options); fence != apifence.Unknown {
+		p.lock.SetServerFence(ctx, fence)
 	}
-	// The others run while this replica leads.
+	// The controllers of the leader run while this replica leads.
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
 		p.cache.Start(processCtx) // a no-op on a warm standby
@@ -181,7 +181,7 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 		err = errors.Join(err, onLeader.unfinished(time.Now()))
 		cutOff(err)
 	}
-	// Those of every replica stop last.
+	// The controllers of every replica stop last.
 	err = errors.Join(err, stopEverywhere())
 	cutOff(err)
 	return err

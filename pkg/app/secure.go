@@ -114,8 +114,8 @@ func (c *SecureConfig) serve(ctx context.Context, clientCA dynamiccertificates.C
 		return nil, fmt.Errorf("--tls-cert-file: %w", err)
 	}
 	go serving.Run(1, ctx.Done())
-	// The HTTP server changes its configuration while the provider of certificates reads config. So
-	// they must not share one.
+	// The HTTP server changes its configuration while the provider of certificates reads config, so the two must
+	// be different.
 	return &tls.Config{NextProtos: slices.Clone(config.NextProtos), GetConfigForClient: serving.GetConfigForClient}, nil
 }
 

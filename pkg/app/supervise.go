@@ -142,14 +142,14 @@ func (h hostedControllers) start(ctx context.Context, timeout time.Duration) (st
 	ctx, cancel := context.WithCancel(ctx)
 	drained := make(chan error, 1)
 	go func() { drained <- h.run(ctx) }()
-	late := make(chan struct{})
-	context.AfterFunc(ctx, func() { time.AfterFunc(timeout, func() { close(late) }) })
+	timedOut := make(chan struct{})
+	context.AfterFunc(ctx, func() { time.AfterFunc(timeout, func() { close(timedOut) }) })
 	return func() error {
 		cancel()
 		select {
 		case err := <-drained:
 			return err
-		case <-late:
+		case <-timedOut:
 			return errors.Join(fmt.Errorf("%w: the controllers with EveryReplica did not drain within %s", election.ErrUnfinished, timeout),
 				h.unfinished(time.Now()))
 		}

@@ -35,11 +35,11 @@ func processOf(ctx context.Context) process {
 }
 
 // workContext returns the context of reconciles. It does not end with ctx but with the context of the
-// process's work, and for the same cause. cutOff ends it and releases its resources.
+// process's work, and for the same cause. cutOff ends work and releases its resources.
 func workContext(ctx context.Context) (work context.Context, cutOff context.CancelCauseFunc) {
-	host := processOf(ctx).work
+	processWork := processOf(ctx).work
 	work, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainingKey{}, ctx.Done()))
-	unlink := context.AfterFunc(host, func() { cancel(context.Cause(host)) })
+	unlink := context.AfterFunc(processWork, func() { cancel(context.Cause(processWork)) })
 	return work, func(cause error) { unlink(); cancel(cause) }
 }
 

@@ -27,8 +27,8 @@ const (
 const changesFirst = 4
 
 // replayAhead is how many keys wait in laneShown before Loop.replay waits too. The workqueue has each key in
-// three maps, and a map never becomes smaller: with 10,000 keys in the queue at once, the maps would take 2
-// MiB for as long as the replica leads.
+// three maps, and a map never becomes smaller: with 10,000 keys in the queue at once, the maps would take
+// 2 MiB for as long as the replica leads.
 const replayAhead = 500
 
 // queue is the queue of a loop. Its keys wait in lanes.
@@ -178,8 +178,8 @@ func (l *lanes[K]) link(p *item[place[K]]) {
 	}
 }
 
-// room waits while laneShown has replayAhead keys. It returns false if ctx ends.
-func (l *lanes[K]) room(ctx context.Context) bool {
+// waitForRoom waits while laneShown has replayAhead keys. It returns false if ctx ends.
+func (l *lanes[K]) waitForRoom(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		l.mu.Lock()
 		full := l.shownPlaces >= replayAhead
@@ -280,13 +280,13 @@ func withLane(ctx context.Context, lane lane) context.Context {
 	return context.WithValue(ctx, laneKey{}, lane)
 }
 
-// laneOf returns the lane of withLane, or laneChanged.
-func laneOf(ctx context.Context) lane {
+// laneFrom returns the lane of withLane, or laneChanged.
+func laneFrom(ctx context.Context) lane {
 	taken, _ := ctx.Value(laneKey{}).(lane)
 	return taken
 }
 
-// ring is a doubly-linked list whose items need no other memory. Its last item is before the first.
+// ring is a doubly-linked list that takes no memory but its items. The last item is first.prev.
 type ring[T any] struct{ first *item[T] }
 
 type item[T any] struct {

@@ -97,7 +97,7 @@ func (l *Loop[K]) Enqueue(keys ...K) {
 // was in the queue only because an object was shown again, the new keys wait behind changes too.
 func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
 	for _, key := range keys {
-		l.add(key, laneOf(ctx), tenant)
+		l.add(key, laneFrom(ctx), tenant)
 	}
 }
 
@@ -120,11 +120,13 @@ func (l *Loop[K]) add(key K, lane lane, tenant string) {
 // workers and mappings have returned, however long that takes: the host, which holds the Lease, decides how
 // long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
-	logger, labels := klog.FromContext(ctx), []string{}
-	for _, label := range [][2]string{{"controller", l.opts.Name}, {"loop", l.opts.Loop}, {"cluster", l.opts.Cluster}} {
-		if name, value := label[0], label[1]; value != "" {
-			logger, labels = logger.WithValues(name, value), append(labels, name, value)
-		}
+	controller, loop, cluster := l.opts.Name, l.opts.Loop, l.opts.Cluster
+	logger, labels := klog.FromContext(ctx).WithValues("controller", controller), []string{"controller", controller}
+	if loop != "" {
+		logger, labels = logger.WithValues("loop", loop), append(labels, "loop", loop)
+	}
+	if cluster != "" {
+		logger, labels = logger.WithValues("cluster", cluster), append(labels, "cluster", cluster)
 	}
 	// The goroutines of the workers and of the queue inherit the labels.
 	pprof.Do(klog.NewContext(ctx, logger), pprof.Labels(labels...), func(ctx context.Context) {

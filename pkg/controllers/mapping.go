@@ -108,7 +108,7 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 	}
 	slices.SortStableFunc(all, func(a, b cached) int { return cmp.Compare(a.turn, b.turn) })
 	for _, o := range all {
-		if !q.keys.lanes.room(ctx) {
+		if !q.keys.lanes.waitForRoom(ctx) {
 			return
 		}
 		o.mapper.mapNewest(cache.MetaObjectToName(o.obj))

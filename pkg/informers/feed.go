@@ -117,14 +117,10 @@ func (f *feed) Watch(opts metav1.ListOptions) (watch.Interface, error) {
 // API server that cannot stream would return all objects in one response.
 func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 	list, err := f.list(ctx, opts)
-	if err == nil {
-		return list, nil
+	if err != nil && ctx.Err() == nil {
+		f.state.recordFailure("list", err)
 	}
-	if ctx.Err() != nil {
-		return nil, err
-	}
-	f.state.recordFailure("list", err)
-	return nil, err
+	return list, err
 }
 
 // handleFailure handles the failure of a list or a watch. If discovery confirms that an optional resource

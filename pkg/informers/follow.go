@@ -69,8 +69,8 @@ func (c *ClusterCache) unfollow(i *informer) {
 	c.followed = slices.DeleteFunc(c.followed, func(other *informer) bool { return other == i })
 }
 
-// Stop gives the resource back and ends its watch. It does not wait for handlers, which may call it, so each
-// may be called once more while Stop returns. What is cached stays readable.
+// Stop ends the watch of the resource. Handlers may call Stop, so it does not wait for them: a handler may be
+// called once more while Stop returns. The cached objects stay readable.
 func (f *Following[T]) Stop() { f.cluster.unfollow(f.informer) }
 
 // Status returns what is known of the resource and of the requests for it. With --namespaces, Status

@@ -56,20 +56,20 @@ func (i *informer) hasSynced() bool {
 	}
 }
 
-// checkSynced closes synced when every feed has been listed. Once one has been listed, checkSynced does not
-// wait for feeds that the API server refuses: without --namespaces there is only one feed.
+// checkSynced closes synced when every feed has filled its part of the cache. Once one has, checkSynced does
+// not wait for feeds that the API server refuses.
 func (i *informer) checkSynced() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	listed := false
+	anyFilled := false
 	for _, f := range i.feeds {
-		done, refused := f.state.filled()
-		if !done && !refused {
+		filled, refused := f.state.filled()
+		if !filled && !refused {
 			return
 		}
-		listed = listed || done
+		anyFilled = anyFilled || filled
 	}
-	if listed && !i.hasSynced() {
+	if anyFilled && !i.hasSynced() {
 		close(i.synced)
 	}
 }

@@ -4,51 +4,11 @@
 package informers
 
 import (
-	"fmt"
 	"math"
-	"slices"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/metrics"
 )
-
-// Caches are the caches of a process: the cache of its own cluster, and one for each other open cluster.
-// Their metrics have one collector, since component-base keeps every collector that was ever registered.
-type Caches struct {
-	metrics.BaseStableCollector
-	metrics []resourceMetric
-
-	mu  sync.Mutex
-	all []*ClusterCache
-}
-
-// NewCaches returns Caches without a cluster, and registers their metrics.
-func NewCaches(reg metrics.KubeRegistry) (*Caches, error) {
-	c := &Caches{metrics: resourceMetrics()}
-	if err := reg.CustomRegister(c); err != nil {
-		return nil, fmt.Errorf("register informer metrics: %w", err)
-	}
-	return c, nil
-}
-
-func (c *Caches) add(cluster *ClusterCache) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.all = append(c.all, cluster)
-}
-
-func (c *Caches) remove(cluster *ClusterCache) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.all = slices.DeleteFunc(c.all, func(other *ClusterCache) bool { return other == cluster })
-}
-
-func (c *Caches) clusters() []*ClusterCache {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.all)
-}
 
 type resourceMetric struct {
 	desc  *metrics.Desc

@@ -77,8 +77,8 @@ type Need struct {
 	// For is the name of the controller, and of its digest, see Object.Digest. The host fills it
 	// in.
 	For string
-	// Resource to watch. A need of metadata may leave the version out, for custom resources.
-	// Discovery then finds it, and finds it again when it changes.
+	// Resource to watch. A need of metadata may leave the version out, for custom resources. Discovery then
+	// finds the version, and finds it again when it changes.
 	Resource schema.GroupVersionResource
 	// ClusterScoped says that the resource has no namespaces. With --namespaces, such a need is an
 	// error.

@@ -56,7 +56,7 @@ func (s *state) addObjects(n int) {
 
 // filled reports whether the cache has been filled once, and whether the API server has refused the last
 // list with 403 or 404. A server that is slow or away has not refused.
-func (s *state) filled() (done, refused bool) {
+func (s *state) filled() (filled, refused bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failing["list"]
@@ -148,18 +148,18 @@ func (s *state) recordFailure(verb string, err error) {
 
 // problem returns what is wrong, or nil if nothing is worth reporting.
 func (s *state) problem() error {
-	done, _ := s.filled()
+	filled, _ := s.filled()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
 	for _, verb := range []string{"list", "watch"} {
 		f := s.failing[verb]
-		if f == nil || s.recorded.Absent || done && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
+		if f == nil || s.recorded.Absent || filled && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
 			continue
 		}
 		errs = append(errs, f.describe(s.name))
 	}
-	if !done && len(errs) == 0 {
+	if !filled && len(errs) == 0 {
 		errs = append(errs, fmt.Errorf("%s not synced yet", s.name))
 	}
 	return errors.Join(errs...)
@@ -202,23 +202,23 @@ func (s *state) logFailure(ctx context.Context, err error) {
 // status returns what is known of the requests.
 func (s *state) status() ResourceStatus {
 	problem := s.problem()
-	synced, _ := s.filled()
+	filled, _ := s.filled()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := s.recorded
+	status := s.recorded
 	if problem != nil {
-		out.Problem = problem.Error()
+		status.Problem = problem.Error()
 	}
-	out.Synced, out.Relists = synced, max(0, out.Lists-1)
+	status.Synced, status.Relists = filled, max(0, status.Lists-1)
 	if !s.lastActivity.IsZero() {
-		out.LastActivityAge = &metav1.Duration{Duration: s.clock.Since(s.lastActivity).Round(time.Millisecond)}
+		status.LastActivityAge = &metav1.Duration{Duration: s.clock.Since(s.lastActivity).Round(time.Millisecond)}
 	}
 	if f := s.failing["list"]; f != nil {
-		out.Forbidden = apierrors.IsForbidden(f.err)
+		status.Forbidden = apierrors.IsForbidden(f.err)
 	}
 	if f := s.lastFailure; f != nil {
-		out.LastFailure = &FailureStatus{Verb: f.verb, Error: f.err.Error(), Count: f.count,
+		status.LastFailure = &FailureStatus{Verb: f.verb, Error: f.err.Error(), Count: f.count,
 			Since: metav1.NewTime(f.since), Last: metav1.NewTime(f.last)}
 	}
-	return out
+	return status
 }

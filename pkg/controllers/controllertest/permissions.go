@@ -118,7 +118,7 @@ func (h *Host) holds(agent string, rule rbacv1.PolicyRule) bool {
 	return agent == testAgent || allowAll(h.rules(agent, ""), rule)
 }
 
-// allowAll reports whether these rules allow all that the rule says, each part of it by one of them.
+// allowAll reports whether rules allow all that rule says, for each verb and resource one of them.
 func allowAll(rules []rbacv1.PolicyRule, rule rbacv1.PolicyRule) bool {
 	names := rule.ResourceNames
 	if len(names) == 0 {
