@@ -213,8 +213,8 @@ func TestJobChangeAroundItsCreation(t *testing.T) {
 			f.pass(2 * time.Second)
 			f.noErrors()
 		}, "", 1},
-	}, func(t *testing.T, tc row) {
-		f := newFixture(t, nil, cm1(), job(nil))
+	}, func(t bubble, tc row) {
+		f := newFixture(t.T, nil, cm1(), job(nil))
 		f.Lag(3*time.Second, "jobs")
 		tc.change(f)
 		f.pass(time.Hour)
@@ -245,8 +245,8 @@ func TestJobNotRecreatedIsCounted(t *testing.T) {
 		"the namespace is gone":                     {"create", apierrors.NewNotFound(corev1.Resource("namespaces"), "shop"), 1, 1},
 		"the controller stops":                      {"create", errTryAgain, 0, 1},
 		"an unanswered deletion counts no lost Job": {"delete", errTryAgain, 0, 0},
-	}, func(t *testing.T, tc row) {
-		f := newFixture(t, nil, cm1(), job(nil))
+	}, func(t bubble, tc row) {
+		f := newFixture(t.T, nil, cm1(), job(nil))
 		f.refuse(99, tc.verb, "jobs", tc.refusal)
 		changeCM(f)
 		f.pass(10 * time.Second)

@@ -137,8 +137,8 @@ func TestReloadIsOfTheLastVersion(t *testing.T) {
 		"a source that the selector leaves out counts as deleted": {
 			configure: func(c *config) { onDelete(c); c.SourceSelector = []string{"env=prod"} }, then: objs{cm2(), withMark}, want: unmarked, asked: 1,
 		},
-	}, func(t *testing.T, tc row) {
-		f := newFixture(t, func(c *config) {
+	}, func(t bubble, tc row) {
+		f := newFixture(t.T, func(c *config) {
 			c.QuietPeriod = 0
 			if tc.configure != nil {
 				tc.configure(c)
@@ -173,8 +173,8 @@ func TestSourcesOfAWorkloadAreLimited(t *testing.T) {
 		"sources chosen by a pattern":                      deploy(pod(), nativeReload, "configmap/app-*"),
 		"sources chosen by references":                     deploy(pod(references...), nativeReload, "auto"),
 		"sources chosen by a pattern and references alike": deploy(pod(references...), nativeReload, "auto,configmap/app-*"),
-	}, func(t *testing.T, workload *appsv1.Deployment) {
-		f := newFixture(t, nil, append(slices.Clone(objects), workload)...)
+	}, func(t bubble, workload *appsv1.Deployment) {
+		f := newFixture(t.T, nil, append(slices.Clone(objects), workload)...)
 		f.pass(time.Minute)
 		state, err := policy.ParseState(f.web().Annotations[nativeState], policy.QueueKey{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")})
 		if err != nil || len(state) != policy.MaxSources {
@@ -204,12 +204,12 @@ func TestPatternsTooSlowAreRefused(t *testing.T) {
 		"native wildcards that fill a list": {nativeReload, strings.Repeat("configmap/"+strings.Repeat("*a", 120)+",", 40), true},
 		"a few plain names":                 {kCM, "a,b,c", false},
 		"one native pattern":                {nativeReload, "configmap/app-*", false},
-	}, func(t *testing.T, tc row) {
+	}, func(t bubble, tc row) {
 		var want []string
 		if tc.refused {
 			want = []string{invalid + tc.key + ": its patterns take too long to match against all names in the namespace, so nothing rolls the workload"}
 		}
-		newFixture(t, nil, append(slices.Clone(objects), deploy(pod(), tc.key, tc.value))...).told(want...)
+		newFixture(t.T, nil, append(slices.Clone(objects), deploy(pod(), tc.key, tc.value))...).told(want...)
 	})
 }
 

@@ -110,9 +110,9 @@ func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 			refuseTemplates(errConflict)(f)
 		},
 		"as the source cannot be read": func(f *fixture) { f.refuse(999, "list", "configmaps", errTryAgain); f.Delete(cm2()) },
-	}, func(t *testing.T, fail func(f *fixture)) {
+	}, func(t bubble, fail func(f *fixture)) {
 		const period = 17 * time.Minute
-		f := newFixture(t, onDelete, cm1(), deploy(web, kAuto, "true", kPause, period.String(), nativeState, known1))
+		f := newFixture(t.T, onDelete, cm1(), deploy(web, kAuto, "true", kPause, period.String(), nativeState, known1))
 		var ends atomic.Int32
 		f.before("patch", "deployments", func(r controllertest.Request) error {
 			if strings.Contains(string(r.Body), `"paused":false`) && ends.Add(1) <= 2 {
@@ -139,10 +139,10 @@ func TestPauseLastsItsPeriodAtMost(t *testing.T) {
 	bubbles(t, map[string]int{
 		"a pause that begins in a century": 100 * year,
 		"a pause that begins in a minute":  60,
-	}, func(t *testing.T, since int) {
+	}, func(t bubble, since int) {
 		d := deploy(pod(), kPause, "5m", kPausedAt, second(since))
 		d.Spec.Paused = true
-		f := newFixture(t, nil, d)
+		f := newFixture(t.T, nil, d)
 		for range 4 { // it is looked at again and again
 			f.pass(time.Minute)
 			f.touch()

@@ -153,8 +153,8 @@ func TestStandbyLeads(t *testing.T) {
 			change:  func(f *fixture) { f.Put(cm("app-config", "color", "green")); record(f, hashOf("color", "green")) },
 		},
 		"the deletion of the source is late": {sources: long, change: func(f *fixture) { f.Delete(cm1()); record(f, "") }},
-	}, func(t *testing.T, tc row) {
-		f := begin(t, controllertest.Setup{Standby: true}, onDelete, objs{cm1(), known})
+	}, func(t bubble, tc row) {
+		f := begin(t.T, controllertest.Setup{Standby: true}, onDelete, objs{cm1(), known})
 		if tc.before != nil {
 			tc.before(f)
 			f.pass(time.Minute)

@@ -51,11 +51,11 @@ type reconcileCase struct {
 
 func runCases(t *testing.T, cases map[string]reconcileCase) {
 	t.Helper()
-	bubbles(t, cases, func(t *testing.T, tc reconcileCase) {
+	bubbles(t, cases, func(t bubble, tc reconcileCase) {
 		if tc.objects == nil {
 			tc.objects = objs{cm1(), auto(web, known1)}
 		}
-		f := newFixture(t, tc.configure, tc.objects...)
+		f := newFixture(t.T, tc.configure, tc.objects...)
 		if tc.change != nil {
 			tc.change(f)
 		}
@@ -69,13 +69,15 @@ func runCases(t *testing.T, cases map[string]reconcileCase) {
 	})
 }
 
-// bubbles runs each row in a bubble of its own.
-func bubbles[T any](t *testing.T, rows map[string]T, run func(t *testing.T, row T)) {
+// bubble is the test of a row, in fake time of its own.
+type bubble struct{ *testing.T }
+
+func bubbles[T any](t *testing.T, rows map[string]T, run func(t bubble, row T)) {
 	t.Helper()
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { run(t, row) })
+			synctest.Test(t, func(t *testing.T) { run(bubble{t}, row) })
 		})
 	}
 }
@@ -363,8 +365,8 @@ func helmSecret(version string) runtime.Object {
 }
 
 func TestOriginalIsLookedFor(t *testing.T) {
-	bubbles(t, map[string]bool{"--compat names the original": true, "--compat does not name it": false}, func(t *testing.T, compat bool) {
-		f := newFixture(t, func(c *config) { c.Compat = compat })
+	bubbles(t, map[string]bool{"--compat names the original": true, "--compat does not name it": false}, func(t bubble, compat bool) {
+		f := newFixture(t.T, func(c *config) { c.Compat = compat })
 		if got := f.asked()["list deployments"] > 0; got != compat {
 			t.Errorf("Deployments are listed: %v, want %v", got, compat)
 		}

@@ -243,8 +243,8 @@ func containersNamed(names ...string) podOption {
 	}
 }
 
-// web is the template that reads app-config. Most tests have the Deployment auto(web, known1), which is marked
-// by a variable when app-config changes.
+// web is the template that reads app-config. Most tests have the Deployment auto(web, known1), which is
+// marked by a variable when app-config changes.
 var (
 	web                    = pod(reads("app-config"))
 	known1, known2, absent = stateOf(cmKey, h1), stateOf(cmKey, h2), stateOf(cmKey, "")
