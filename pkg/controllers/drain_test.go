@@ -6,102 +6,75 @@ package controllers
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/tools/cache"
 )
 
 func TestDrainEndsReconcilesInTime(t *testing.T) {
-	cases := map[string]struct {
-		takes    time.Duration // how long the reconcile in flight takes
-		hears    bool          // whether it ends when its context ends
+	const hosts, own = "the host's time is up", "the reconcile did not end within the 5s that test has to drain"
+	for name, tc := range map[string]struct {
+		deaf     bool          // whether the reconcile, which takes an hour, ignores the end of its context
 		own      time.Duration // LoopOptions.DrainTimeout
 		cutAfter time.Duration // from the end of Run's context until the host cuts it off; 0: never
-		wantEnds time.Duration // from the end of Run's context until Run returns
-		wantCut  bool
+		ends     time.Duration // from the end of Run's context until Run returns
+		cause    string        // of the cut, if there is one
 	}{
-		"a reconcile in flight finishes before Run returns": {
-			takes: 5 * time.Second, hears: true, wantEnds: 5 * time.Second,
-		},
-		"a reconcile is waited for as long as the host does not cut it off": {
-			takes: time.Hour, hears: true, wantEnds: time.Hour,
-		},
-		"the host cuts a reconcile off, and says why": {
-			takes: time.Hour, hears: true, cutAfter: 10 * time.Second, wantEnds: 10 * time.Second, wantCut: true,
-		},
-		"a controller's own time cuts it off as well": {
-			takes: time.Hour, hears: true, own: 5 * time.Second, cutAfter: 10 * time.Second, wantEnds: 5 * time.Second, wantCut: true,
-		},
-		"the controller's own time does not extend the host's": {
-			takes: time.Hour, hears: true, own: time.Minute, cutAfter: 10 * time.Second, wantEnds: 10 * time.Second, wantCut: true,
-		},
-		"Run does not return before a reconcile that ignores that": {
-			takes: time.Hour, cutAfter: 10 * time.Second, wantEnds: time.Hour,
-		},
-	}
-	for name, tc := range cases {
+		"a reconcile is waited for as long as the host does not cut it off": {ends: time.Hour},
+		"the host cuts a reconcile off, and says why":                       {cutAfter: 10 * time.Second, ends: 10 * time.Second, cause: hosts},
+		"a controller's own time cuts it off as well":                       {own: 5 * time.Second, cutAfter: 10 * time.Second, ends: 5 * time.Second, cause: own},
+		"the controller's own time does not extend the host's":              {own: time.Minute, cutAfter: 10 * time.Second, ends: 10 * time.Second, cause: hosts},
+		"Run does not return before a reconcile that ignores that":          {deaf: true, cutAfter: 10 * time.Second, ends: time.Hour},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var began, finished, cut atomic.Int32
-				h := newHarness(t, reconciling{
-					LoopOptions: LoopOptions{Workers: 1, DrainTimeout: tc.own},
-					Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
-						began.Add(1)
-						done := ctx.Done()
-						if !tc.hears {
-							done = nil
-						}
-						select {
-						case <-time.After(tc.takes):
-							finished.Add(1)
-							return 0, nil
-						case <-done:
-							cut.Add(1)
-							return 0, context.Cause(ctx)
-						}
-					},
-				}, "a", "b", "c")
-				work, cutOff := context.WithCancelCause(context.Background())
+				f := newFixture(t, "a", "b", "c")
+				f.opts.DrainTimeout = tc.own
+				work, cutOff := context.WithCancelCause(t.Context())
 				defer cutOff(nil)
-				h.work = work
-				h.run(t)
-				if got := h.loop.Status(); got.Phase != PhaseRunning || got.QueueDepth != 2 {
+				f.work = work
+				f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+					f.say("began")
+					if tc.deaf {
+						ctx = context.WithoutCancel(ctx)
+					}
+					select {
+					case <-time.After(time.Hour):
+						return 0, nil
+					case <-ctx.Done():
+						return 0, context.Cause(ctx)
+					}
+				}
+				f.run()
+				if got := f.loop.Status(); got.Phase != PhaseRunning || got.QueueDepth != 2 {
 					t.Errorf("status while running = %+v, want Running with 2 keys queued", got)
 				}
-
-				ended := time.Now()
-				h.stop()
+				f.stop()
 				synctest.Wait()
-				if got := h.loop.Status().Phase; got != PhaseDraining {
+				if got := f.loop.Status().Phase; got != PhaseDraining {
 					t.Errorf("phase after the context ended = %s, want %s", got, PhaseDraining)
 				}
 				if tc.cutAfter > 0 {
-					defer time.AfterFunc(tc.cutAfter, func() { cutOff(errors.New("the host's time is up")) }).Stop()
+					defer time.AfterFunc(tc.cutAfter, func() { cutOff(errors.New(hosts)) }).Stop()
 				}
-				if err := <-h.stopped; err != nil {
-					t.Errorf("Run returned %v", err)
+				f.end()
+				if took := time.Since(f.begun); took != tc.ends {
+					t.Errorf("Run returned %v after its context ended, want %v", took, tc.ends)
 				}
-				if took := time.Since(ended); took != tc.wantEnds {
-					t.Errorf("Run returned %v after its context ended, want %v", took, tc.wantEnds)
-				}
-				if began.Load() != 1 {
-					t.Errorf("%d reconciles began, want 1: the queued keys must not be taken while draining", began.Load())
-				}
-				if got := cut.Load() == 1; got != tc.wantCut {
-					t.Errorf("reconcile cut off = %v, want %v", got, tc.wantCut)
-				}
-				if got := h.loop.Status(); got.Phase != PhaseStopped || len(got.InFlight) > 0 {
+				f.expect("began") // the queued keys must not be taken while draining
+				got := f.loop.Status()
+				if got.Phase != PhaseStopped || len(got.InFlight) > 0 {
 					t.Errorf("status after Run = %+v, want %s with nothing in flight", got, PhaseStopped)
 				}
-				cause := "the host's time is up"
-				if tc.wantEnds == tc.own {
-					cause = "the reconcile did not end within the 5s that test has to drain"
+				var want *LastError
+				if tc.cause != "" {
+					want = &LastError{Key: "shop/c", Text: tc.cause, Time: time.Now()}
 				}
-				if e := h.loop.Status().LastError; tc.wantCut && (e == nil || e.Text != cause) {
-					t.Errorf("last error = %+v, want the cause of the cut", e)
+				if diff := cmp.Diff(want, got.LastError); diff != "" {
+					t.Errorf("last error (-want +got):\n%s", diff)
 				}
 			})
 		})
@@ -113,19 +86,20 @@ func TestReconcileLearnsOfTheDrain(t *testing.T) {
 		t.Error("a context that is not of a reconcile drains")
 	}
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, reconciling{Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+		f := newFixture(t, "a")
+		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
 			select {
 			case <-Draining(ctx):
 				return 0, ctx.Err() // which has not ended
 			case <-time.After(time.Hour):
 				return 0, errors.New("nobody told it")
 			}
-		}}, "a")
-		h.run(t)
+		}
+		f.run()
 		pass(time.Minute)
-		h.stop()
-		if err := <-h.stopped; err != nil || time.Since(h.begun) != time.Minute || h.loop.Status().LastError != nil {
-			t.Errorf("Run returned %v after %v, the last error is %+v", err, time.Since(h.begun), h.loop.Status().LastError)
+		f.end()
+		if time.Since(f.begun) != time.Minute || f.loop.Status().LastError != nil {
+			t.Errorf("Run returned after %v, the last error is %+v", time.Since(f.begun), f.loop.Status().LastError)
 		}
 	})
 }

@@ -5,64 +5,37 @@ package controllers
 
 import (
 	"bytes"
-	"context"
-	"runtime"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2/textlogger"
 )
 
-// version is what a test has written into the ConfigMap.
-func version(cm *corev1.ConfigMap) string {
-	if cm == nil {
-		return "none"
-	}
-	return cm.Data["version"]
-}
-
 func TestMappingPanicWaitsForTheNextEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var reconciled []string
+		f := newFixture(t, "bad", "good")
 		var log bytes.Buffer
-		var mended atomic.Bool
-		h := newHarness(t, reconciling{Reconcile: func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
-			reconciled = append(reconciled, key.Name)
-			return 0, nil
-		}}, "bad", "good")
-		h.logger = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
-		h.runWith(t, WatchMapped(h.informer, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
-			if e.New.Name == "bad" && !mended.Load() {
+		f.logger = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
+		f.build(WatchMapped(f.configMaps, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
+			if e.New.Name == "bad" && textOf(e.New) != "mended" {
 				panic("cannot map this")
 			}
-			return []cache.ObjectName{cache.MetaObjectToName(e.New)}
+			return []cache.ObjectName{nameOf(e)}
 		}))
-		change := func(name, version string) {
-			t.Helper()
-			cm := configMap(name, version)
-			if _, err := h.client.CoreV1().ConfigMaps(cm.Namespace).Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			synctest.Wait()
-		}
-		change("bad", "2")
-		change("good", "2")
+		f.run()
+		f.put("2", "bad")
+		f.put("2", "good")
 		pass(time.Hour)
-		if diff := cmp.Diff([]string{"good", "good"}, reconciled); diff != "" {
-			t.Errorf("reconciles (-want +got):\n%s", diff)
-		}
-		if got := h.loop.Status(); got.Panics != 2 || got.LastError == nil || got.LastError.Key != "shop/bad" || !strings.HasPrefix(got.LastError.Text, "event mapping: panic") {
+		f.expect("good", "good")
+		if got := f.loop.Status(); got.Panics != 2 || got.LastError == nil || got.LastError.Key != "shop/bad" || !strings.HasPrefix(got.LastError.Text, "event mapping: panic") {
 			t.Errorf("status %+v, want a panic on shop/bad for the cache and one for its change", got)
 		}
-		counted, err := testutil.GetCounterValuesFromGatherer(h.registry, "quartermaster_controller_panics_total", nil, "controller")
+		counted, err := testutil.GetCounterValuesFromGatherer(f.registry, "quartermaster_controller_panics_total", nil, "controller")
 		if err != nil || counted["test"] != 2 {
 			t.Errorf("panics counted: %v, error %v; want 2", counted, err)
 		}
@@ -74,35 +47,23 @@ func TestMappingPanicWaitsForTheNextEvent(t *testing.T) {
 				t.Errorf("the log lacks %q:\n%s", want, &log)
 			}
 		}
-		mended.Store(true)
-		change("bad", "3")
-		if got := reconciled[len(reconciled)-1]; got != "bad" {
-			t.Errorf("the next event was not mapped: %v", reconciled)
-		}
-		h.stop()
-		if err := <-h.stopped; err != nil {
-			t.Error(err)
-		}
+		f.put("mended", "bad")
+		f.expect("bad")
 	})
 }
 
 func TestMappingEndsBeforeRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, reconciling{
-			Reconcile: func(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil },
-		})
-		var returned atomic.Bool
-		h.runWith(t, WatchMapped(h.informer, func(Event[*corev1.ConfigMap]) []cache.ObjectName {
-			h.stop()
-			for range 1000 {
-				runtime.Gosched() // lets Run return if it does not wait
-			}
-			returned.Store(true)
+		f := newFixture(t)
+		f.build(WatchMapped(f.configMaps, func(Event[*corev1.ConfigMap]) []cache.ObjectName {
+			f.stop()
+			letOthersRun() // such as Run, which would return if it did not wait
+			f.say("mapped")
 			return nil
 		}))
-		create(t, h.client, "late")
-		if err := <-h.stopped; err != nil || !returned.Load() {
-			t.Errorf("Run returned (error %v) while its mapping was called", err)
-		}
+		f.run()
+		f.configMaps.put("1", "late")
+		f.end()
+		f.expect("mapped")
 	})
 }

@@ -69,23 +69,16 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 
 func TestLoopTakesKeysFromOutside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var got []string
-		h := newHarness(t, reconciling{Reconcile: func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
-			got = append(got, key.Name)
-			return 0, nil
-		}})
-		h.build(t, WatchSelf(h.informer))
-		h.loop.Enqueue(cache.NewObjectName("shop", "too-early"))
-		h.start(t)
-		h.loop.Enqueue(cache.NewObjectName("shop", "one"), cache.NewObjectName("shop", "two"))
+		f := newFixture(t)
+		f.build()
+		f.loop.Enqueue(keyOf("too-early"))
+		f.run()
+		f.loop.Enqueue(keyOf("one"), keyOf("two"))
 		synctest.Wait()
-		h.stop()
+		f.end()
+		f.loop.Enqueue(keyOf("too-late"))
 		synctest.Wait()
-		h.loop.Enqueue(cache.NewObjectName("shop", "too-late"))
-		synctest.Wait()
-		if diff := cmp.Diff([]string{"one", "two"}, got); diff != "" {
-			t.Errorf("reconciled keys (-want +got):\n%s", diff)
-		}
+		f.expect("one", "two")
 	})
 }
 

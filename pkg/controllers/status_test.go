@@ -8,7 +8,6 @@ import (
 	"runtime/pprof"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,43 +20,32 @@ import (
 
 func TestReconcilesHaveProfilingLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var labels atomic.Value
-		h := newHarness(t, reconciling{
-			LoopOptions: LoopOptions{Loop: "main"},
-			Reconcile: func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
-				controller, _ := pprof.Label(ctx, "controller")
-				loop, _ := pprof.Label(ctx, "loop")
-				labels.Store(controller + " " + loop)
-				return 0, nil
-			},
-		}, "a")
-		h.run(t)
-		if got := labels.Load(); got != "test main" {
-			t.Errorf("the labels controller and loop are %q, want test main", got)
+		f := newFixture(t, "a")
+		f.opts.Loop = "main"
+		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+			controller, _ := pprof.Label(ctx, "controller")
+			loop, _ := pprof.Label(ctx, "loop")
+			f.say("%s %s", controller, loop)
+			return 0, nil
 		}
+		f.run()
+		f.expect("test main")
 	})
 }
 
 func TestStatusHasTheLongestRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, reconciling{
-			LoopOptions: LoopOptions{Workers: 2},
-			Reconcile: func(_ context.Context, k cache.ObjectName) (time.Duration, error) {
-				if k.Name == "slow" {
-					pass(time.Hour)
-				}
-				return 0, nil
-			},
-		}, "slow")
-		h.build(t, WatchSelf(h.informer))
-		before := h.loop.Status()
-		if diff := cmp.Diff(Status{Name: "test", Phase: PhaseStopped, Workers: 2, InFlight: []InFlight{}}, before); diff != "" {
+		f := newFixture(t, "slow")
+		f.opts.Workers = 2
+		f.reconcile = func(context.Context, cache.ObjectName) (time.Duration, error) { pass(time.Hour); return 0, nil }
+		f.build(WatchSelf(f.configMaps))
+		if diff := cmp.Diff(Status{Name: "test", Phase: PhaseStopped, Workers: 2, InFlight: []InFlight{}}, f.loop.Status()); diff != "" {
 			t.Errorf("status before Run differs (-want +got):\n%s", diff)
 		}
-		h.start(t)
+		f.run()
 		pass(time.Minute)
-		status := h.loop.Status()
-		if diff := cmp.Diff([]InFlight{{Key: "shop/slow", Since: h.begun}}, status.InFlight); diff != "" {
+		status := f.loop.Status()
+		if diff := cmp.Diff([]InFlight{{Key: "shop/slow", Since: f.begun}}, status.InFlight); diff != "" {
 			t.Errorf("in flight differs (-want +got):\n%s", diff)
 		}
 		if key, d := status.LongestRunning(time.Now()); key != "shop/slow" || d != time.Minute {
@@ -66,14 +54,11 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 		const longest = "quartermaster_controller_longest_running_reconcile_seconds"
 		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller and loop; 0 if none is.\n" +
 			"# TYPE " + longest + " gauge\n" + longest + `{cluster="",controller="test",loop=""} 60` + "\n"
-		if err := testutil.GatherAndCompare(h.registry, strings.NewReader(want), longest); err != nil {
+		if err := testutil.GatherAndCompare(f.registry, strings.NewReader(want), longest); err != nil {
 			t.Error(err)
 		}
-		pass(2 * time.Hour)
 	})
 }
-
-func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
 
 func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
@@ -113,11 +98,6 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	if got := counters(t, registry, "x"); len(got) != len(results) {
 		t.Errorf("the loop of our own cluster has %v", got)
 	}
-}
-
-func counter(t *testing.T, gatherer metrics.Gatherer, result string) float64 {
-	t.Helper()
-	return counters(t, gatherer, "test")[result]
 }
 
 // counters returns the reconciles of one controller by result.
