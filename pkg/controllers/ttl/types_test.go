@@ -55,8 +55,9 @@ func TestDiscoveryFindsDeletableTypes(t *testing.T) {
 	}
 }
 
-// nothing returns a followFunc that calls no handler, since no API server answers.
-func nothing(t *testing.T) followFunc {
+// newFollower returns a follower of types whose objects never come, since no API server answers. It follows what
+// the hook accepts.
+func newFollower(t *testing.T, set *rules.Set, hook func(informers.Need) error) *follower {
 	t.Helper()
 	clients, clientsErr := informers.NewClients(&rest.Config{Host: "http://127.0.0.1:1"}, scheme.Scheme)
 	caches, cachesErr := informers.NewCaches(metrics.NewKubeRegistry())
@@ -68,23 +69,25 @@ func nothing(t *testing.T) followFunc {
 		t.Fatal(err)
 	}
 	t.Cleanup(all.Shutdown)
-	return func(ctx context.Context, need informers.Need, _ func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
+	follow := func(ctx context.Context, need informers.Need, _ func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
+		if err := hook(need); err != nil {
+			return nil, err
+		}
 		return informers.Follow[metav1.Object](ctx, all.ForController(Name), need)
 	}
+	cfg := NewConfig()
+	return &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, types: map[schema.GroupResource]*followedType{}}}
 }
 
 func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
-	followed := map[string]schema.GroupVersionResource{}
-	unfollowable, nothing := "", nothing(t)
-	follow := func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
+	followed, unfollowable := map[string]string{}, ""
+	f := newFollower(t, nil, func(need informers.Need) error {
 		if need.Resource.Resource == unfollowable {
-			return nil, errors.New("cannot be followed")
+			return errors.New("cannot be followed")
 		}
-		followed[need.Resource.Resource] = need.Resource
-		return nothing(ctx, need, handler)
-	}
-	cfg := NewConfig()
-	f := &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), follow: follow, types: map[schema.GroupResource]*followedType{}}}
+		followed[need.Resource.Resource] = need.Resource.Version
+		return nil
+	})
 	other := widgets
 	other.Version = "v2"
 	for _, step := range []struct {
@@ -106,7 +109,7 @@ func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 			t.Errorf("%s: %d types are followed, want %d", step.name, n, step.want)
 		}
 	}
-	if v := followed["widgets"].Version; v != "v2" {
+	if v := followed["widgets"]; v != "v2" {
 		t.Errorf("the version %s is followed", v)
 	}
 }
@@ -118,17 +121,12 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 		t.Fatal(err)
 	}
 	var followed []informers.Need
-	nothing := nothing(t)
-	follow := func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
-		followed = append(followed, need)
-		return nothing(ctx, need, handler)
-	}
-	cfg := NewConfig()
-	f := &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, types: map[schema.GroupResource]*followedType{}}}
+	f := newFollower(t, set, func(need informers.Need) error { followed = append(followed, need); return nil })
 	preferred := widgets
 	preferred.Version = "v2"
-	f.apply(t.Context(), []policy.Type{preferred}, nil)
-	f.apply(t.Context(), []policy.Type{preferred}, nil)
+	for range 2 {
+		f.apply(t.Context(), []policy.Type{preferred}, nil)
+	}
 	if len(followed) != 1 || followed[0].Resource != widgets.GroupVersionResource || reflect.ValueOf(followed[0].Digest).IsZero() {
 		t.Errorf("followed are %v", followed)
 	}
@@ -136,17 +134,16 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 
 // An object that goes while the cache is looked through gets no record, since no event would remove it.
 func TestWhatIsGoneIsNotRecorded(t *testing.T) {
-	following, err := nothing(t)(t.Context(), informers.Need{Resource: pods.GroupVersionResource, Form: informers.Metadata}, nil)
+	k, err := newFollower(t, nil, func(informers.Need) error { return nil }).begin(t.Context(), pods)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &followedType{following: following, records: map[cache.ObjectName]*dueRecord{}}
-	if name := cache.NewObjectName("shop", "p"); k.find(name, time.Time{}) || k.records[name] != nil {
+	name := cache.NewObjectName("shop", "p")
+	if k.find(name, time.Time{}) || k.records[name] != nil {
 		t.Error("it is recorded")
 	}
 	k.stop()
-	k.put(cache.NewObjectName("shop", "p"), &dueRecord{})
-	if k.records != nil {
+	if k.put(name, &dueRecord{}); k.records != nil {
 		t.Error("a type that has been stopped has records")
 	}
 }
@@ -161,14 +158,6 @@ func TestLostLeadershipIsNoFailure(t *testing.T) {
 	c := &controller{} // nothing of it is used: no Event, no metric
 	if after, err := c.refused(t.Context(), key{}, r, nil, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || r.failures != 0 {
 		t.Errorf("%v, %v, %d failures", after, err, r.failures)
-	}
-}
-
-// TestKeyTakesTheTurnOfItsNamespace holds that keys take the turn of their namespace in the queue.
-func TestKeyTakesTheTurnOfItsNamespace(t *testing.T) {
-	k := key{&followedType{}, cache.ObjectName{Namespace: "shop", Name: "p"}}
-	if k.Tenant() != "shop" || (key{followedType: &followedType{}}).Tenant() != "" {
-		t.Error(k.Tenant())
 	}
 }
 
