@@ -17,7 +17,6 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
-	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2/ktesting"
 )
 
@@ -35,10 +34,7 @@ func TestReviewsHaveTheirOwnLimit(t *testing.T) {
 }
 
 func TestNoSecurePortNeedsNoAuthorities(t *testing.T) {
-	o, err := NewOptions(WithoutBuiltIns())
-	if err != nil {
-		t.Fatal(err)
-	}
+	o := newOptions(t, WithoutBuiltIns())
 	o.Client.Master, o.Authentication.ClientCAFile = newAPIServer(t).URL, filepath.Join(t.TempDir(), "none")
 	if _, err := builtProcess(t, o); err != nil {
 		t.Error(err)
@@ -116,26 +112,6 @@ func TestReviewsDoNotHoldUpTheExit(t *testing.T) {
 	case <-ended:
 	default:
 		t.Error("the servers stopped while the review went on")
-	}
-}
-
-func TestVerbosityRequestIsChecked(t *testing.T) {
-	handler := introspection(&Options{}, metricsHandler(metrics.NewKubeRegistry()), nil)
-	for name, tc := range map[string]struct {
-		body string
-		code int
-	}{
-		"a number is taken":      {"0", http.StatusOK},
-		"a long body is cut off": {strings.Repeat("0", 2<<10), http.StatusBadRequest},
-		"a level at which client-go logs the values of Secrets is refused": {"8", http.StatusBadRequest},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := httptest.NewRecorder()
-			handler.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/debug/flags/v", strings.NewReader(tc.body)))
-			if w.Code != tc.code {
-				t.Errorf("code %d, want %d: %s", w.Code, tc.code, w.Body)
-			}
-		})
 	}
 }
 

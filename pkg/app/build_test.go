@@ -5,6 +5,7 @@ package app
 
 import (
 	"bytes"
+	"errors"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -100,49 +102,53 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 	}
 }
 
-// TestRolesAreOfWhatCanStart has configurations that both rbac and the start refuse, with one error.
+// TestRolesAreOfWhatCanStart has entries that both rbac and the start refuse, with one error.
 func TestRolesAreOfWhatCanStart(t *testing.T) {
 	needing := func(n informers.Need) controllers.Entry {
-		return withFunctions(controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{n}, nil }})
+		return controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{n}, nil }}
+	}
+	failing := func(name string) controllers.Entry {
+		return controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, errors.New("cannot tell") }}
 	}
 	forbidden := needing(informers.Need{Resource: informers.ConfigMaps})
 	forbidden.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil }
 	for name, tc := range map[string]struct {
-		entry controllers.Entry
-		want  string
+		entries []controllers.Entry
+		want    []string
 	}{
-		"a need that Permissions do not allow": {forbidden,
-			"controller one: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count"},
-		"a need without namespaces": {needing(informers.Need{Resource: informers.Namespaces, ClusterScoped: true}),
-			"one: namespaces: the objects have no namespace: not possible with --namespaces"},
-		"a need in another namespace": {needing(informers.Need{Resource: informers.Secrets, Namespace: "b"}),
-			"one: secrets: the namespace b is not in --namespaces"},
+		"a need that Permissions do not allow": {[]controllers.Entry{forbidden},
+			[]string{"controller one: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count"}},
+		"a need without namespaces": {[]controllers.Entry{needing(informers.Need{Resource: informers.Namespaces, ClusterScoped: true})},
+			[]string{"one: namespaces: the objects have no namespace: not possible with --namespaces"}},
+		"a need in another namespace": {[]controllers.Entry{needing(informers.Need{Resource: informers.Secrets, Namespace: "b"})},
+			[]string{"one: secrets: the namespace b is not in --namespaces"}},
+		"needs that fail": {[]controllers.Entry{failing("one"), failing("two")}, []string{"controller one: cannot tell", "controller two: cannot tell"}},
+		"a scheme that fails": {[]controllers.Entry{{Name: "one", AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}},
+			[]string{"controller one: AddToScheme: no"}},
+		"permissions in a namespace without a name": {[]controllers.Entry{{Name: "one", NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
+			return map[string][]rbacv1.PolicyRule{"": nil}
+		}}}, []string{"controller one: has NamespacePermissions for a namespace without a name; rules for all namespaces belong in Permissions"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := newOptions(t, With(tc.entry), WithoutBuiltIns())
+			var entries []controllers.Entry
+			for _, e := range tc.entries {
+				entries = append(entries, withFunctions(e))
+			}
+			o := newOptions(t, With(entries...), WithoutBuiltIns())
 			o.Informers.Namespaces = []string{"a"}
 			_, printed := o.rbac()
-			lines(t, printed, tc.want)
+			lines(t, printed, tc.want...)
 			_, started := build(t.Context(), o)
-			lines(t, started, tc.want)
+			lines(t, started, tc.want...)
 		})
 	}
 }
 
-func TestBuildMistakesAreErrors(t *testing.T) {
-	for name, tc := range map[string]struct {
-		option BuildOption
-		want   string
-	}{
-		"no name":    {Named(""), `the name "" of the build is not a DNS label: `},
-		"a bad name": {Named("My manager"), `the name "My manager" of the build is not a DNS label: `},
-	} {
-		t.Run(name, func(t *testing.T) {
-			cmd := NewCommand(tc.option)
-			cmd.SetArgs([]string{"rbac"})
-			if err := cmd.Execute(); err == nil || !strings.HasPrefix(err.Error(), tc.want) {
-				t.Errorf("the error is %v, want %s", err, tc.want)
-			}
-		})
+func TestBuildNameIsALabel(t *testing.T) {
+	const want = `the name "My manager" of the build is not a DNS label: `
+	cmd := NewCommand(Named("My manager"))
+	cmd.SetArgs([]string{"rbac"})
+	if err := cmd.Execute(); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("the error is %v, want %s", err, want)
 	}
 }

@@ -74,44 +74,26 @@ func TestCommandLineIsChecked(t *testing.T) {
 		args []string
 		want []string
 	}{
-		"a stray argument is an error": {
-			[]string{"stray"}, []string{`"stray"`}},
-		"a command takes no arguments": {
-			[]string{"status", "stray"}, []string{`"stray"`}},
-		"an output format that does not exist is refused": {
-			[]string{"status", "-o", "xml"}, []string{"json or yaml"}},
-		"the flags that controllers takes are checked": {
-			[]string{"controllers", "--compat=helm"}, []string{"--compat", `"helm"`}},
-		"the flags that rbac takes are checked": {
-			[]string{"rbac", "--namespaces=a,a"}, []string{"--namespaces", `"a"`}},
-		"namespaces cannot be selected by labels where Namespaces cannot be read": {
-			[]string{"--namespaces=a", "--config-reload-namespace-selector=x=y"}, []string{"--config-reload-namespace-selector", "--namespaces"}},
-		"a controller works in no namespace that is not read": {
-			[]string{"--namespaces=a,b", "--config-reload-include-namespaces=b,c"}, []string{"--config-reload-include-namespaces", `"c"`, "--namespaces"}},
-		"an unknown controller is an error that lists the known ones": {
-			[]string{"--controllers=*,-nothing"}, []string{"--controllers", `"-nothing"`, "config-reload"}},
-		"an unknown original is an error that lists the known ones": {
-			[]string{"--compat=helm"}, []string{"--compat", `"helm"`, "reloader"}},
-		"all problems are reported at once, each with its flag": {
-			[]string{"--shutdown-timeout=0s", "--insecure-port=70000", "--leader-elect-renew-deadline=20s", "--standby=tepid", "--kube-api-qps=0", "--tls-cert-file=x"},
+		"a stray argument is an error":                                            {[]string{"stray"}, []string{`"stray"`}},
+		"a command takes no arguments":                                            {[]string{"status", "stray"}, []string{`"stray"`}},
+		"an output format that does not exist is refused":                         {[]string{"status", "-o", "xml"}, []string{"json or yaml"}},
+		"the flags that controllers takes are checked":                            {[]string{"controllers", "--compat=helm"}, []string{"--compat", `"helm"`}},
+		"the flags that rbac takes are checked":                                   {[]string{"rbac", "--namespaces=a,a"}, []string{"--namespaces", `"a"`}},
+		"namespaces cannot be selected by labels where Namespaces cannot be read": {[]string{"--namespaces=a", "--config-reload-namespace-selector=x=y"}, []string{"--config-reload-namespace-selector", "--namespaces"}},
+		"a controller works in no namespace that is not read":                     {[]string{"--namespaces=a,b", "--config-reload-include-namespaces=b,c"}, []string{"--config-reload-include-namespaces", `"c"`, "--namespaces"}},
+		"an unknown controller is an error that lists the known ones":             {[]string{"--controllers=*,-nothing"}, []string{"--controllers", `"-nothing"`, "config-reload"}},
+		"an unknown original is an error that lists the known ones":               {[]string{"--compat=helm"}, []string{"--compat", `"helm"`, "reloader"}},
+		"all problems are reported at once, each with its flag": {[]string{"--shutdown-timeout=0s", "--insecure-port=70000", "--leader-elect-renew-deadline=20s", "--standby=tepid", "--kube-api-qps=0", "--tls-cert-file=x"},
 			[]string{"--shutdown-timeout", "--insecure-port", "--leader-elect-renew-deadline", "--standby", "--kube-api-qps", "--tls-private-key-file"}},
-		"a limit that is no number is refused": {
-			[]string{"--kube-api-qps=NaN"}, []string{"--kube-api-qps", "at least 0.1"}},
-		"a limit without end is refused": {
-			[]string{"--kube-api-qps=+Inf"}, []string{"--kube-api-qps", "negative for no limit"}},
-		"a limit with which the start would take hours is refused": {
-			[]string{"--kube-api-qps=0.001"}, []string{"--kube-api-qps", "at least 0.1"}},
-		"what would be no client is refused": {
-			[]string{"--kube-api-qps=7", "--kube-api-burst=0", "--kube-api-content-type=text/plain"}, []string{"--kube-api-burst", "--kube-api-content-type", "text/plain"}},
-		"what TLS cannot be is reported at once": {
-			[]string{"--secure-port=-1", "--tls-min-version=VersionTLS9", "--tls-cipher-suites=ROT13"},
+		"a limit that is no number is refused":                     {[]string{"--kube-api-qps=NaN"}, []string{"--kube-api-qps", "at least 0.1"}},
+		"a limit without end is refused":                           {[]string{"--kube-api-qps=+Inf"}, []string{"--kube-api-qps", "negative for no limit"}},
+		"a limit with which the start would take hours is refused": {[]string{"--kube-api-qps=0.001"}, []string{"--kube-api-qps", "at least 0.1"}},
+		"what would be no client is refused":                       {[]string{"--kube-api-qps=7", "--kube-api-burst=0", "--kube-api-content-type=text/plain"}, []string{"--kube-api-burst", "--kube-api-content-type", "text/plain"}},
+		"what TLS cannot be is reported at once": {[]string{"--secure-port=-1", "--tls-min-version=VersionTLS9", "--tls-cipher-suites=ROT13"},
 			[]string{"--secure-port", "--tls-min-version", "--tls-cipher-suites"}},
-		"a lock type of the past is refused with what to use": {
-			[]string{"--leader-elect-resource-lock=endpoints"}, []string{"--leader-elect-resource-lock", "leases"}},
-		"a log format that does not exist is refused": {
-			[]string{"--logging-format=xml"}, []string{"xml"}},
-		"levels at which client-go logs the values of Secrets are refused": {
-			[]string{"--v=8", "--vmodule=request=10"}, []string{"--v: must be at most 7", "--vmodule: request: must be at most 7"}},
+		"a lock type of the past is refused with what to use":              {[]string{"--leader-elect-resource-lock=endpoints"}, []string{"--leader-elect-resource-lock", "leases"}},
+		"a log format that does not exist is refused":                      {[]string{"--logging-format=xml"}, []string{"xml"}},
+		"levels at which client-go logs the values of Secrets are refused": {[]string{"--v=8", "--vmodule=request=10"}, []string{"--v: must be at most 7", "--vmodule: request: must be at most 7"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := execute(t, tc.args...)

@@ -4,7 +4,6 @@
 package app
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -107,10 +106,16 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 	}
 }
 
-func TestNeedsThatFailNameTheirController(t *testing.T) {
-	failing := func(name, text string) controllers.Entry {
-		return withFunctions(controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, errors.New(text) }})
+func TestControllersListHasTheOrderOfTheRegistry(t *testing.T) {
+	var out strings.Builder
+	cmd := NewCommand(With(withFunctions(controllers.Entry{Name: "extra", Summary: "does more", OffByDefault: true})))
+	cmd.SetOut(&out)
+	cmd.SetArgs([]string{"controllers", "--controllers=extra"})
+	if err := cmd.Execute(); err != nil {
+		t.Fatal(err)
 	}
-	_, err := newOptions(t, With(failing("one", "cannot tell"), failing("two", "neither")), WithoutBuiltIns()).demands()
-	lines(t, err, "controller one: cannot tell", "controller two: neither")
+	words := strings.Join(strings.Fields(out.String()), " ")
+	if !strings.HasPrefix(words, "NAME DEFAULT NOW SUMMARY config-reload on off rolls workloads") || !strings.HasSuffix(words, "extra off on does more") {
+		t.Errorf("printed\n%s", out.String())
+	}
 }

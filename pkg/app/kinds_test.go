@@ -58,28 +58,19 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 		asked  int
 		pause  time.Duration
 	}{
-		"a kind is asked for once": {
-			widgetsAlone, []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"widgets", "widgets", "widgets", "widgets"}, 1, 0},
-		"an unknown one every 10 s at most": {
-			widgetsAlone, []schema.GroupVersionKind{gadget, gadget}, widgetsAlone, []string{"none", "none", "none", "none"}, 2, 0},
-		"one that comes is found": {
-			widgetsAlone, []schema.GroupVersionKind{gadget}, strings.ReplaceAll(strings.ReplaceAll(widgetsAlone, "widget", "gadget"), "Widget", "Gadget"), []string{"none", "gadgets"}, 2, 0},
+		"a kind is asked for once":          {widgetsAlone, []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"widgets", "widgets", "widgets", "widgets"}, 1, 0},
+		"an unknown one every 10 s at most": {widgetsAlone, []schema.GroupVersionKind{gadget, gadget}, widgetsAlone, []string{"none", "none", "none", "none"}, 2, 0},
+		"one that comes is found":           {widgetsAlone, []schema.GroupVersionKind{gadget}, strings.ReplaceAll(strings.ReplaceAll(widgetsAlone, "widget", "gadget"), "Widget", "Gadget"), []string{"none", "gadgets"}, 2, 0},
 		"one that is defined again with another plural is found after 10 min": {
 			widgetsAlone, []schema.GroupVersionKind{widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1), []string{"widgets", "widgetries"}, 2, knownKindTTL},
 		"one that is defined again is not looked for before": {
 			widgetsAlone, []schema.GroupVersionKind{widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1), []string{"widgets", "widgets"}, 1, knownKindTTL - time.Second},
-		"a subresource is none": {
-			widgetsAlone, []schema.GroupVersionKind{scale}, widgetsAlone, []string{"none", "none"}, 2, 0},
-		"a version that comes is found": {
-			"404", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"none", "none", "widgets", "widgets"}, 2, 0},
-		"a version that goes is noticed after 10 min": {
-			widgetsAlone, []schema.GroupVersionKind{widget}, "404", []string{"widgets", "none"}, 2, knownKindTTL},
-		"a known kind outlasts a failure": {
-			widgetsAlone, []schema.GroupVersionKind{widget}, "503", []string{"widgets", "widgets"}, 2, knownKindTTL},
-		"a known kind outlasts a load balancer that knows no path": {
-			widgetsAlone, []schema.GroupVersionKind{widget, gadget}, noServer, []string{"widgets", "none", "widgets", "failure"}, 3, knownKindTTL},
-		"a failure is not remembered": {
-			"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3, 0},
+		"a subresource is none":                                    {widgetsAlone, []schema.GroupVersionKind{scale}, widgetsAlone, []string{"none", "none"}, 2, 0},
+		"a version that comes is found":                            {"404", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"none", "none", "widgets", "widgets"}, 2, 0},
+		"a version that goes is noticed after 10 min":              {widgetsAlone, []schema.GroupVersionKind{widget}, "404", []string{"widgets", "none"}, 2, knownKindTTL},
+		"a known kind outlasts a failure":                          {widgetsAlone, []schema.GroupVersionKind{widget}, "503", []string{"widgets", "widgets"}, 2, knownKindTTL},
+		"a known kind outlasts a load balancer that knows no path": {widgetsAlone, []schema.GroupVersionKind{widget, gadget}, noServer, []string{"widgets", "none", "widgets", "failure"}, 3, knownKindTTL},
+		"a failure is not remembered":                              {"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -67,10 +69,7 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 		}
 		for _, match := range argument.FindAllStringSubmatch(string(text), -1) {
 			found++
-			o, err := NewOptions()
-			if err != nil {
-				return err
-			}
+			o := newOptions(t)
 			// The kubelet replaces variables of the environment.
 			if err := o.Parse([]string{strings.ReplaceAll(match[1], "$(POD_NAMESPACE)", "team-a")}); err != nil {
 				t.Errorf("%s: %v", path, err)
@@ -85,5 +84,43 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 	}
 	if found < 5 {
 		t.Errorf("%d flags were found: the test does not see them", found)
+	}
+}
+
+// TestPodmanManifestsRunTheManagerAlike compares the units of systemd in deploy/podman with pod.yaml,
+// whose flags TestManifestsUseFlagsThatExist checks.
+func TestPodmanManifestsRunTheManagerAlike(t *testing.T) {
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(deployDir, "podman", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.ReplaceAll(string(text), "\\\n    ", "")
+	}
+	var pod corev1.Pod
+	if err := yaml.UnmarshalStrict([]byte(read("pod.yaml")), &pod); err != nil {
+		t.Fatal(err)
+	}
+	manager, grace := pod.Spec.Containers[0], *pod.Spec.TerminationGracePeriodSeconds
+	o := newOptions(t)
+	if err := o.Parse(manager.Args); err != nil {
+		t.Fatal(err)
+	}
+	if time.Duration(grace)*time.Second <= o.Generic.ShutdownTimeout {
+		t.Errorf("terminationGracePeriodSeconds: %d s is not longer than --shutdown-timeout=%s", grace, o.Generic.ShutdownTimeout)
+	}
+	args := strings.Join(manager.Args, " ")
+	user, group := *manager.SecurityContext.RunAsUser, *manager.SecurityContext.RunAsGroup
+	for name, wanted := range map[string][]string{
+		"quartermaster.container": {"Image=" + manager.Image + "\n", "Exec=" + args + "\n", fmt.Sprintf("User=%d\nGroup=%d\n", user, group)},
+		"quartermaster.service":   {" " + manager.Image + " " + args + "\n", fmt.Sprintf(" --user=%d:%d ", user, group)},
+	} {
+		// systemd waits longer than podman.
+		wanted = append(wanted, fmt.Sprintf("--stop-timeout=%d", grace), fmt.Sprintf("TimeoutStopSec=%d\n", grace+10))
+		for _, want := range wanted {
+			if !strings.Contains(read(name), want) {
+				t.Errorf("%s does not have %q", name, want)
+			}
+		}
 	}
 }

@@ -157,8 +157,7 @@ func allControllers(t *testing.T) metrics.KubeRegistry {
 			t.Fatal(err)
 		}
 	}
-	o, err := NewOptions()
-	must(err)
+	o := newOptions(t)
 	must(o.Parse([]string{"--controllers=" + strings.Join(o.controllerNames(), ","), "--compat=" + strings.Join(o.originals(), ","),
 		"--csr-approver-ip-ranges=10.0.0.0/8"}))
 	o.Client.Master = newAPIServer(t).URL

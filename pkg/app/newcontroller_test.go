@@ -9,9 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"path"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,30 +31,17 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
-// gadget is a custom resource as a Go type.
-type gadget struct {
-	metav1.TypeMeta
-	metav1.ObjectMeta
-}
-
-func (g *gadget) DeepCopyObject() runtime.Object { out := *g; return &out }
-
-type gadgetList struct {
-	metav1.TypeMeta
-	metav1.ListMeta
-	Items []gadget
-}
-
-func (l *gadgetList) DeepCopyObject() runtime.Object { out := *l; return &out }
-
-// gizmo is another custom resource of the same group.
-type gizmo struct{ gadget }
-
-func (g *gizmo) DeepCopyObject() runtime.Object { out := *g; return &out }
-
-type gizmoList struct{ gadgetList }
-
-func (l *gizmoList) DeepCopyObject() runtime.Object { out := *l; return &out }
+// gadget and gizmo are custom resources of one group as Go types.
+type (
+	gadget     struct{ metav1.PartialObjectMetadata }
+	gadgetList struct {
+		metav1.PartialObjectMetadataList
+	}
+	gizmo     struct{ metav1.PartialObjectMetadata }
+	gizmoList struct {
+		metav1.PartialObjectMetadataList
+	}
+)
 
 var gadgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 
@@ -68,6 +53,18 @@ func addTypes(kinds map[string]runtime.Object) func(*runtime.Scheme) error {
 		}
 		return nil
 	}
+}
+
+// informer asks a host for an informer of Ts, and client for a client.
+func informer[T metav1.Object](resource schema.GroupVersionResource) func(controllers.Host) error {
+	return func(h controllers.Host) error { informers.For[T](h, resource); return nil }
+}
+
+func client[T interface {
+	runtime.Object
+	metav1.Object
+}](resource schema.GroupVersionResource) func(controllers.Host) error {
+	return func(h controllers.Host) error { controllers.ClientFor[T](h, resource); return nil }
 }
 
 func TestHostNamesTheControllerOfAMistake(t *testing.T) {
@@ -88,33 +85,30 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			h.Handle(http.NotFoundHandler())
 			return nil
 		}, ""},
-		"the need is missing": {complete, nil, func(h controllers.Host) error { informers.For[*gadget](h, gadgets); return nil },
+		"the need is missing": {complete, nil, informer[*gadget](gadgets),
 			"asks for the informer of gadgets.example.com, which its entry does not declare in Needs"},
-		"the need is of the reduced form": {complete, []informers.Need{{Resource: gadgets}}, func(h controllers.Host) error { informers.For[*gadget](h, gadgets); return nil },
+		"the need is of the reduced form": {complete, []informers.Need{{Resource: gadgets}}, informer[*gadget](gadgets),
 			"asks for gadgets.example.com as *app.gadget, but its need has another Form than informers.Typed"},
 		"the type is missing in the scheme": {addTypes(map[string]runtime.Object{"GadgetList": &gadgetList{}}), typed,
-			func(h controllers.Host) error { informers.For[*gadget](h, gadgets); return nil },
+			informer[*gadget](gadgets),
 			"asks for gadgets.example.com as *app.gadget, which AddToScheme has not added to the scheme"},
 		"the type of the list is missing in the scheme": {addTypes(map[string]runtime.Object{"Gadget": &gadget{}}), typed,
-			func(h controllers.Host) error { informers.For[*gadget](h, gadgets); return nil },
+			informer[*gadget](gadgets),
 			"asks for gadgets.example.com as *app.gadget, but AddToScheme has not added GadgetList to the scheme"},
-		"the type is of another group": {complete, typed, func(h controllers.Host) error { informers.For[*corev1.Pod](h, gadgets); return nil },
+		"the type is of another group": {complete, typed, informer[*corev1.Pod](gadgets),
 			"asks for gadgets.example.com as *v1.Pod, but that is a type of v1, not of example.com/v1"},
-		"the version is another": {complete, typed, func(h controllers.Host) error {
-			informers.For[*gadget](h, gadgets.GroupResource().WithVersion("v2"))
-			return nil
-		}, `asks for version "v2" of gadgets.example.com, but needs version "v1"`},
-		"a client of a type that is missing in the scheme": {nil, nil, func(h controllers.Host) error { controllers.ClientFor[*gadget](h, gadgets); return nil },
+		"the version is another": {complete, typed, informer[*gadget](gadgets.GroupResource().WithVersion("v2")), `asks for version "v2" of gadgets.example.com, but needs version "v1"`},
+		"a client of a type that is missing in the scheme": {nil, nil, client[*gadget](gadgets),
 			"asks for a client of gadgets.example.com with *app.gadget, which AddToScheme has not added to the scheme"},
-		"a client of a type of another group": {nil, nil, func(h controllers.Host) error { controllers.ClientFor[*corev1.Pod](h, gadgets); return nil },
+		"a client of a type of another group": {nil, nil, client[*corev1.Pod](gadgets),
 			"asks for a client of gadgets.example.com with *v1.Pod, but that is a type of v1, not of example.com/v1"},
 		"a client of a type of two versions": {func(s *runtime.Scheme) error {
 			s.AddKnownTypes(schema.GroupVersion{Group: "example.com", Version: "v1beta1"}, &gadget{})
 			return complete(s)
-		}, nil, func(h controllers.Host) error { controllers.ClientFor[*gadget](h, gadgets); return nil }, ""},
-		"the type is of another resource of the group": {twoKinds, typed, func(h controllers.Host) error { informers.For[*gizmo](h, gadgets); return nil },
+		}, nil, client[*gadget](gadgets), ""},
+		"the type is of another resource of the group": {twoKinds, typed, informer[*gizmo](gadgets),
 			"asks for gadgets.example.com as *app.gizmo, but these are of the kind Gadget"},
-		"a client of a type of another resource of the group": {twoKinds, nil, func(h controllers.Host) error { controllers.ClientFor[*gizmo](h, gadgets); return nil },
+		"a client of a type of another resource of the group": {twoKinds, nil, client[*gizmo](gadgets),
 			"asks for a client of gadgets.example.com with *app.gizmo, but these are of the kind Gadget"},
 		"a resource whose plural nobody can guess": {twoKinds, []informers.Need{{Resource: oddPlural, Form: informers.Typed}}, func(h controllers.Host) error {
 			informers.For[*gizmo](h, oddPlural)
@@ -157,12 +151,12 @@ func TestHostMistakeInAReconcileIsShown(t *testing.T) {
 	if _, err := buildAll(t, entry); err != nil {
 		t.Fatal(err)
 	}
-	for want, ask := range map[string]func(){
-		"asks for a client of gadgets.example.com with *app.gadget, which AddTo":     func() { controllers.ClientFor[*gadget](h, gadgets) },
-		"asks for the informer of secrets, which its entry does not declare":         func() { informers.For[metav1.Object](h, informers.Secrets) },
-		"asks for deployments.apps as *v1.Deployment, but its need has another Form": func() { informers.For[*appsv1.Deployment](h, informers.Deployments) },
+	for want, ask := range map[string]func(controllers.Host) error{
+		"asks for a client of gadgets.example.com with *app.gadget, which AddTo":     client[*gadget](gadgets),
+		"asks for the informer of secrets, which its entry does not declare":         informer[metav1.Object](informers.Secrets),
+		"asks for deployments.apps as *v1.Deployment, but its need has another Form": informer[*appsv1.Deployment](informers.Deployments),
 	} {
-		if _, err := panics.Recover(func() error { ask(); return nil }); err == nil || !strings.HasPrefix(err.Error(), "panic: "+want) {
+		if _, err := panics.Recover(func() error { return ask(h) }); err == nil || !strings.HasPrefix(err.Error(), "panic: "+want) {
 			t.Errorf("the error is %v, want panic: %s", err, want)
 		}
 	}
@@ -205,71 +199,26 @@ func buildAll(t *testing.T, entries ...controllers.Entry) (hostedControllers, er
 	return p.controllers, nil
 }
 
-func TestSchemeMistakesNameTheEntry(t *testing.T) {
-	_, err := buildAll(t, withFunctions(controllers.Entry{Name: "one", AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}))
-	lines(t, err, "controller one: AddToScheme: no")
-}
-
 func TestApplyMistakesAreErrors(t *testing.T) {
-	h := controllers.Host{Mapping: knownKinds}
+	h := controllers.Host{Mapping: knownKinds} // without a client: nothing is sent
+	a := corev1ac.ConfigMap("a", "shop")
 	for name, tc := range map[string]struct {
-		config runtime.ApplyConfiguration
-		want   string
+		configs []runtime.ApplyConfiguration
+		want    string
 	}{
-		"an object without a name":                    {corev1ac.ConfigMap("", "shop"), "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
-		"an object without a kind":                    {&corev1ac.ConfigMapApplyConfiguration{}, "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
-		"an object of a kind that nobody knows":       {corev1ac.Secret("x", "shop"), `apply Secret shop/x: no matches for kind "Secret" in version "v1"`},
-		"that cannot be written as an object":         {unwritable{}, "apply a app.unwritable: json: error calling MarshalJSON for type app.unwritable: no"},
-		"an object without the namespace of its kind": {corev1ac.ConfigMap("x", ""), "apply ConfigMap x: its namespace is missing"},
-		"an object in a namespace that cannot be": {
-			corev1ac.Namespace("x").WithNamespace("shop"), "apply Namespace shop/x: objects of this kind have no namespace"},
+		"an object without a name":                    {[]runtime.ApplyConfiguration{a, corev1ac.ConfigMap("", "shop")}, "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
+		"an object without a kind":                    {[]runtime.ApplyConfiguration{&corev1ac.ConfigMapApplyConfiguration{}}, "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
+		"an object of a kind that nobody knows":       {[]runtime.ApplyConfiguration{corev1ac.Secret("x", "shop")}, `apply Secret shop/x: no matches for kind "Secret" in version "v1"`},
+		"that cannot be written as an object":         {[]runtime.ApplyConfiguration{unwritable{}}, "apply a app.unwritable: json: error calling MarshalJSON for type app.unwritable: no"},
+		"an object without the namespace of its kind": {[]runtime.ApplyConfiguration{corev1ac.ConfigMap("x", "")}, "apply ConfigMap x: its namespace is missing"},
+		"an object in a namespace that cannot be":     {[]runtime.ApplyConfiguration{corev1ac.Namespace("x").WithNamespace("shop")}, "apply Namespace shop/x: objects of this kind have no namespace"},
+		"an object twice":                             {[]runtime.ApplyConfiguration{a, corev1ac.ConfigMap("a", "bar"), a}, "apply ConfigMap shop/a: it is among the objects twice"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := h.Apply(t.Context(), tc.config); err == nil || err.Error() != tc.want {
+			if err := h.Apply(t.Context(), tc.configs...); err == nil || err.Error() != tc.want {
 				t.Errorf("the error is %v, want %s", err, tc.want)
 			}
 		})
-	}
-}
-
-func TestApplySendsItsObjectsAtOnce(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	var arrived atomic.Int32
-	both := make(chan struct{}) // nobody is answered before both have arrived
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if arrived.Add(1) == 2 {
-			close(both)
-		}
-		select {
-		case <-both:
-		case <-ctx.Done():
-		}
-		http.Error(w, path.Base(r.URL.Path)+" is refused", http.StatusForbidden)
-	}))
-	defer server.Close()
-	applies, err := metadata.NewForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := controllers.Host{Mapping: knownKinds, Metadata: applies}
-
-	err = h.Apply(ctx, corev1ac.ConfigMap("a", "shop"), corev1ac.ConfigMap("", "shop"))
-	if err == nil || !strings.Contains(err.Error(), "name is missing") || arrived.Load() != 0 {
-		t.Errorf("%d requests were sent in spite of a mistake, with the error %v", arrived.Load(), err)
-	}
-	err = h.Apply(ctx, corev1ac.ConfigMap("a", "shop"), corev1ac.ConfigMap("a", "bar"), corev1ac.ConfigMap("a", "shop"))
-	if want := "apply ConfigMap shop/a: it is among the objects twice"; err == nil || err.Error() != want || arrived.Load() != 0 {
-		t.Errorf("%d requests were sent with an object twice, with the error %v, want %s", arrived.Load(), err, want)
-	}
-	err = h.Apply(ctx, corev1ac.ConfigMap("b", "shop"), corev1ac.ConfigMap("c", "shop"))
-	if !apierrors.IsForbidden(err) {
-		t.Errorf("the error is %v, want what the API server said", err)
-	}
-	for _, name := range []string{"b", "c"} {
-		if err == nil || !strings.Contains(err.Error(), "apply ConfigMap shop/"+name+": ") {
-			t.Errorf("the error is %v, want it to name %s", err, name)
-		}
 	}
 }
 
@@ -277,19 +226,24 @@ func TestApplyHasTenRequestsOnTheWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		applies, err := metadata.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: roundTripper(func(*http.Request) (*http.Response, error) {
 			<-time.After(time.Second)
-			return nil, errors.New("no")
+			return &http.Response{StatusCode: http.StatusForbidden, Header: http.Header{}, Body: http.NoBody}, nil
 		})})
 		if err != nil {
 			t.Fatal(err)
 		}
-		h := controllers.Host{Mapping: knownKinds, Metadata: applies}
 		var all []runtime.ApplyConfiguration
 		for i := range 30 {
 			all = append(all, corev1ac.ConfigMap(fmt.Sprint(i), "shop"))
 		}
 		begun := time.Now()
-		if err := h.Apply(t.Context(), all...); err == nil || time.Since(begun) != 3*time.Second {
-			t.Errorf("30 requests of 1 s have taken %s, with the error %v", time.Since(begun), err)
+		err = controllers.Host{Mapping: knownKinds, Metadata: applies}.Apply(t.Context(), all...)
+		if took := time.Since(begun); !apierrors.IsForbidden(err) || took != 3*time.Second {
+			t.Errorf("30 requests of 1 s have taken %s, with the error %v", took, err)
+		}
+		for i := range 30 {
+			if named := fmt.Sprintf("apply ConfigMap shop/%d: ", i); err == nil || !strings.Contains(err.Error(), named) {
+				t.Errorf("the error is %v, without %s", err, named)
+			}
 		}
 	})
 }

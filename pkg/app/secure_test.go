@@ -47,10 +47,7 @@ func freeAddress(t *testing.T) *net.TCPAddr {
 	return port.Addr().(*net.TCPAddr)
 }
 
-func TestTLSServesTheConfiguredCertificate(t *testing.T) {
-	dir := t.TempDir()
-	mainCert, mainKey := writeCert(t, dir, "main.example.com")
-
+func TestTLSIsAsConfigured(t *testing.T) {
 	for name, tc := range map[string]struct {
 		config   SecureConfig
 		client   *tls.Config
@@ -60,8 +57,6 @@ func TestTLSServesTheConfiguredCertificate(t *testing.T) {
 	}{
 		"without a certificate one is made for loopback": {
 			config: SecureConfig{}, host: "localhost", protocol: "h2"},
-		"the given certificate is served": {
-			config: SecureConfig{CertFile: mainCert, KeyFile: mainKey}, host: "main.example.com", protocol: "h2"},
 		"a TLS version below the lowest is refused": {
 			config: SecureConfig{MinVersion: "VersionTLS13"}, client: &tls.Config{MaxVersion: tls.VersionTLS12}, refused: true},
 		"a cipher suite that is not in the list is refused": {

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -15,8 +16,14 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	requestmetrics "k8s.io/client-go/tools/metrics"
 	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 )
 
 func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
@@ -77,5 +84,50 @@ func TestServerWaitsForPermittedCallers(t *testing.T) {
 	defer resp.Body.Close()
 	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != "ab" || ended != nil {
 		t.Errorf("%q, error %v, context %v", body, err, ended)
+	}
+}
+
+func TestVerbosityRequestIsChecked(t *testing.T) {
+	handler := introspection(&Options{}, metricsHandler(metrics.NewKubeRegistry()), nil)
+	for name, tc := range map[string]struct {
+		body string
+		code int
+	}{
+		"a number is taken":      {"0", http.StatusOK},
+		"a long body is cut off": {strings.Repeat("0", 2<<10), http.StatusBadRequest},
+		"a level at which client-go logs the values of Secrets is refused": {"8", http.StatusBadRequest},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/debug/flags/v", strings.NewReader(tc.body)))
+			if w.Code != tc.code {
+				t.Errorf("code %d, want %d: %s", w.Code, tc.code, w.Body)
+			}
+		})
+	}
+}
+
+// TestVerbosityHighestShowsNoSecret also fails when client-go logs bodies at a lower level than today.
+func TestVerbosityHighestShowsNoSecret(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"apiVersion":"v1","kind":"Secret","stringData":{"read":"opensesame"}}`))
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := &corev1.Secret{StringData: map[string]string{"written": "opensesame"}}
+	for level, logged := range map[int]bool{maxVerbosity: false, maxVerbosity + 1: true} {
+		var log bytes.Buffer
+		logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(level), textlogger.Output(&log)))
+		ctx := klog.NewContext(t.Context(), logger)
+		if _, err := client.CoreV1().Secrets("shop").Create(ctx, secret, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(log.String(), "opensesame"); got != logged {
+			t.Errorf("level %d logs the value: %t, want %t:\n%s", level, got, logged, log.String())
+		}
 	}
 }

@@ -67,7 +67,7 @@ func failsAfter(d time.Duration) func(context.Context) error {
 func host(t *testing.T, runs ...func(context.Context) error) (*hosted, *scripted, metrics.KubeRegistry) {
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
-	c := &scripted{runs: runs, begun: time.Now()}
+	c := &scripted{runs: runs, begun: time.Now(), status: controllers.Status{Name: "x"}}
 	return newHosted("x", c, &informers.ClusterCache{}, controllers.NewMetrics(registry), time.Minute), c, registry
 }
 
@@ -167,106 +167,71 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 	})
 }
 
-func TestStatusPanicIsAProblem(t *testing.T) {
-	const want = "Status returned an error: panic: a value of type string"
-	h, c, registry := host(t, untilTheEnd)
-	c.panics = true
-	series(t, registry, "quartermaster_controller_problem", 1) // a scrape
-	if err := h.health.Check(nil); err == nil || err.Error() != want {
-		t.Errorf("problem %v", err)
+func TestHealthCheckSaysTheProblem(t *testing.T) {
+	reconcilingFor := func(age time.Duration) func(*scripted) {
+		return func(c *scripted) {
+			c.status.InFlight = []controllers.InFlight{{Key: "shop/web", Since: time.Now().Add(-age)}}
+		}
 	}
-	if got := h.Status(); got.Problem != want || got.Name != "x" {
-		t.Errorf("status %+v", got)
+	for name, tc := range map[string]struct {
+		of   func(*scripted)
+		want string // "" for none
+	}{
+		"no reconcile":                        {func(*scripted) {}, ""},
+		"a reconcile within the limit":        {reconcilingFor(30 * time.Second), ""},
+		"a reconcile that is over the limit":  {reconcilingFor(2 * time.Minute), "reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s"},
+		"a problem that the controller knows": {func(c *scripted) { c.status.Problem = "the API server refuses" }, "the API server refuses"},
+		"a status that panics":                {func(c *scripted) { c.panics = true }, "Status returned an error: panic: a value of type string"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, c, registry := host(t, untilTheEnd)
+				tc.of(c)
+				value := 0.0
+				if tc.want != "" {
+					value = 1
+				}
+				series(t, registry, "quartermaster_controller_problem", value) // a scrape
+				if err := h.health.Check(nil); (err == nil) != (tc.want == "") || err != nil && err.Error() != tc.want {
+					t.Errorf("check: %v", err)
+				}
+				if got := h.Status(); got.Problem != tc.want || got.Name != "x" {
+					t.Errorf("status %+v", got)
+				}
+				c.panics, c.status = false, controllers.Status{}
+				series(t, registry, "quartermaster_controller_problem", 0)
+			})
+		})
 	}
-	c.panics = false
-	series(t, registry, "quartermaster_controller_problem", 0)
 }
 
 func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, c, registry := host(t, untilTheEnd)
 		c.locked = make(chan struct{})
-		began := time.Now()
+		began, scraped := time.Now(), make(chan struct{})
+		go func() { defer close(scraped); series(t, registry, "quartermaster_controller_problem", 1) }()
+		synctest.Wait()
+		h.metrics.AddController("another", func() error { return nil })
+		if took := time.Since(began); took > 0 {
+			t.Errorf("another controller waited for %v", took)
+		}
+		<-scraped
 		for range 3 {
 			if err := h.health.Check(nil); err == nil || !strings.Contains(err.Error(), "Status did not return within") {
 				t.Errorf("problem %v", err)
 			}
-			series(t, registry, "quartermaster_controller_problem", 1)
 			_ = hostedControllers{h}.unfinished(time.Now())
 			_ = h.Status()
 			hostedControllers{h}.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/debug/controllers/other", nil))
 		}
-		if took := time.Since(began); took != 3*4*statusTimeout {
+		if took := time.Since(began); took != (1+3*3)*statusTimeout {
 			t.Errorf("it took %v", took)
 		}
 		close(c.locked)
 		synctest.Wait()
 		series(t, registry, "quartermaster_controller_problem", 0)
 	})
-}
-
-func TestStatusThatHangsDelaysNoOtherLoop(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h, c, registry := host(t, untilTheEnd)
-		c.locked = make(chan struct{})
-		done := make(chan struct{})
-		go func() { defer close(done); series(t, registry, "quartermaster_controller_problem", 1) }()
-		synctest.Wait()
-		began := time.Now()
-		h.metrics.AddController("another", func() error { return nil })
-		if took := time.Since(began); took > 0 {
-			t.Errorf("it took %v", took)
-		}
-		<-done
-		close(c.locked)
-	})
-}
-
-func TestReconcileThatIsStuckFailsTheCheck(t *testing.T) {
-	for name, tc := range map[string]struct {
-		age  time.Duration
-		want string // "" for none
-	}{
-		"no reconcile":               {0, ""},
-		"one within the limit":       {30 * time.Second, ""},
-		"one that is over the limit": {2 * time.Minute, "reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h, c, _ := host(t, untilTheEnd)
-				if tc.age > 0 {
-					c.status.InFlight = []controllers.InFlight{{Key: "shop/web", Since: time.Now().Add(-tc.age)}}
-				}
-				if err := h.health.Check(nil); (err == nil) != (tc.want == "") || err != nil && err.Error() != tc.want {
-					t.Errorf("check: %v", err)
-				}
-			})
-		})
-	}
-}
-
-func TestStatusProblemIsShown(t *testing.T) {
-	h, c, registry := host(t, untilTheEnd)
-	c.status.Problem = "the API server refuses"
-	series(t, registry, "quartermaster_controller_problem", 1)
-	if err := h.health.Check(nil); err == nil || err.Error() != c.status.Problem {
-		t.Errorf("problem %v", err)
-	}
-	c.status.Problem = ""
-	series(t, registry, "quartermaster_controller_problem", 0)
-}
-
-func TestDrainNamesWhatDidNotEnd(t *testing.T) {
-	h, c, _ := host(t, untilTheEnd)
-	if err := (hostedControllers{h}).unfinished(time.Now()); err != nil {
-		t.Errorf("nothing is in flight, but: %v", err)
-	}
-	now := time.Now()
-	c.status = controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: now.Add(-time.Minute)}, {Key: "shop/b", Since: now}}}
-	want := "controller x has been reconciling shop/a for 1m0s and did not stop\ncontroller x has been reconciling shop/b for 0s and did not stop"
-	if err := (hostedControllers{h}).unfinished(now); err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
-	}
 }
 
 func TestDrainThatFailsSaysSo(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -36,26 +35,22 @@ func TestEndpointWithoutAnAnswerHasARow(t *testing.T) {
 	for name, tc := range map[string]struct {
 		handler  http.HandlerFunc
 		endpoint string // default: the handler's
-		verify   bool
 		want     string
 	}{
-		"an endpoint that does not know the user":          {respond(401, "Unauthorized"), "", false, "/debug/leader: 401 Unauthorized"},
-		"an endpoint that refuses the user":                {respond(403, "no"), "", false, "/debug/leader: forbidden; /debug/controllers/: forbidden"},
-		"an endpoint that is no manager's":                 {respond(200, "<html>"), "", false, "/debug/leader: not a manager's response"},
-		"an endpoint whose certificate cannot be verified": {respond(200, "{}"), "", true, "certificate"},
-		"an endpoint at which nobody listens":              {nil, "https://127.0.0.1:1", false, "refused"},
-		"an endpoint without TLS gets no request":          {nil, "http://127.0.0.1:1", false, "must be https://HOST:PORT"},
-		"an endpoint that is no URL":                       {nil, "127.0.0.1:10357", false, "must be https://HOST:PORT"},
+		"an endpoint that does not know the user": {respond(401, "Unauthorized"), "", "/debug/leader: 401 Unauthorized"},
+		"an endpoint that refuses the user":       {respond(403, "no"), "", "/debug/leader: forbidden; /debug/controllers/: forbidden"},
+		"an endpoint that is no manager's":        {respond(200, "<html>"), "", "/debug/leader: not a manager's response"},
+		"an endpoint at which nobody listens":     {nil, "https://127.0.0.1:1", "refused"},
+		"an endpoint without TLS gets no request": {nil, "http://127.0.0.1:1", "must be https://HOST:PORT"},
+		"an endpoint that is no URL":              {nil, "127.0.0.1:10357", "must be https://HOST:PORT"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tc.handler != nil {
-				server := httptest.NewUnstartedServer(tc.handler)
-				server.Config.ErrorLog = log.New(io.Discard, "", 0) // some handshakes fail on purpose
-				server.StartTLS()
+				server := httptest.NewTLSServer(tc.handler)
 				defer server.Close()
 				tc.endpoint = server.URL
 			}
-			o := options{endpoints: []string{tc.endpoint}, endpointInsecure: !tc.verify}
+			o := options{endpoints: []string{tc.endpoint}, endpointInsecure: true}
 			r := report{Replicas: []replica{{Name: "pod-0"}}}
 			o.askEndpoints(t.Context(), &rest.Config{Host: "https://unused", Timeout: 10 * time.Second}, &r)
 			if len(r.Replicas) != 2 || r.Replicas[0].Error != "no --endpoint has answered for it" {
@@ -89,50 +84,23 @@ func newManager(t *testing.T, allowed ...string) string {
 	return server.URL
 }
 
-func TestEndpointIsAskedAsTheKubeconfigsUser(t *testing.T) {
-	of := []controllers.Status{{Name: "a", Phase: "Running", QueueDepth: 3}, {Name: "b", Phase: "Stopped"}}
-	pods := []replica{{Name: "pod-0", answer: answer{Error: "no --endpoint for it"}}, {Name: "pod-1", Node: "n", answer: answer{Error: "no --endpoint for it"}}}
-	for name, tc := range map[string]struct {
-		allowed []string
-		want    func(endpoint string) []replica
-	}{
-		"who may read both paths sees both": {[]string{"/debug/leader", "/debug/controllers/"}, func(endpoint string) []replica {
-			return []replica{pods[0], {Name: "pod-1", Node: "n",
-				answer: answer{Endpoint: endpoint, Reached: true, Phase: "Leading", Problem: "p", Controllers: of, serverFence: "Enforced"}}}
-		}},
-		"who may not read the controllers sees who leads": {[]string{"/debug/leader"}, func(endpoint string) []replica {
-			return []replica{pods[0], {Name: "pod-1", Node: "n",
-				answer: answer{Endpoint: endpoint, Reached: true, Phase: "Leading", Problem: "p", Error: "/debug/controllers/: forbidden", serverFence: "Enforced"}}}
-		}},
-		"who may not read who leads sees the controllers, of an endpoint without a name": {[]string{"/debug/controllers/"}, func(endpoint string) []replica {
-			unknown := []replica{pods[0], pods[1], {
-				answer: answer{Endpoint: endpoint, Reached: true, Controllers: of, Error: "/debug/leader: forbidden"}}}
-			unknown[0].Error, unknown[1].Error = "no --endpoint has answered for it", "no --endpoint has answered for it"
-			return unknown
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			endpoint := newManager(t, tc.allowed...)
-			o := options{endpoints: []string{endpoint}, endpointInsecure: true}
-			r := report{Replicas: []replica{{Name: "pod-0"}, {Name: "pod-1", Node: "n"}}}
-			o.askEndpoints(t.Context(), &rest.Config{Host: "https://unused", BearerToken: "t"}, &r)
-			if diff := cmp.Diff(tc.want(endpoint), r.Replicas, cmp.AllowUnexported(replica{}, answer{})); diff != "" {
-				t.Error(diff)
-			}
-		})
+// writeKubeconfig writes a kubeconfig for a cluster, with the token t.
+func writeKubeconfig(t *testing.T, cluster string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	text := `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
+clusters: [{name: c, cluster: {` + cluster + `}}], users: [{name: u, user: {token: t}}]}`
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
 	}
+	return path
 }
 
 // TestEndpointOnLoopbackNeedsNoProxy fails if the client uses a proxy, since none listens
 // at the address in the kubeconfig. Proxies of the environment are bypassed in the same way, but Go
 // reads them only once, so no test can set them.
 func TestEndpointOnLoopbackNeedsNoProxy(t *testing.T) {
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	text := `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
-clusters: [{name: c, cluster: {server: "https://unused", proxy-url: "http://127.0.0.1:1"}}], users: [{name: u, user: {token: t}}]}`
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := writeKubeconfig(t, `server: "https://unused", proxy-url: "http://127.0.0.1:1"`)
 	o := options{kubeconfig: kubeconfig, endpointInsecure: true, timeout: 10 * time.Second}
 	config, err := o.clientConfig()
 	if err != nil {
@@ -140,8 +108,11 @@ clusters: [{name: c, cluster: {server: "https://unused", proxy-url: "http://127.
 	}
 	url := newManager(t, "/debug/leader", "/debug/controllers/")
 	for _, endpoint := range []string{url, strings.Replace(url, "127.0.0.1", "localhost", 1)} {
-		if r := o.ask(t.Context(), config, endpoint); !r.Reached || r.Error != "" {
-			t.Errorf("%+v", r)
+		o.endpoints = []string{endpoint}
+		r := report{Replicas: []replica{{Name: "pod-1", Node: "n"}}}
+		o.askEndpoints(t.Context(), config, &r)
+		if got := r.Replicas[0]; len(r.Replicas) != 1 || !got.Reached || got.Error != "" || got.Node != "n" {
+			t.Errorf("%+v", r.Replicas)
 		}
 	}
 	if r := o.ask(t.Context(), config, "https://192.0.2.1:10357"); !strings.Contains(r.Error, "proxyconnect") {
@@ -150,19 +121,24 @@ clusters: [{name: c, cluster: {server: "https://unused", proxy-url: "http://127.
 }
 
 func TestHolderThatSaysSoLeads(t *testing.T) {
+	const late = "<none>: pod-1_abc has not renewed in time"
 	for name, tc := range map[string]struct {
 		replica replica
-		want    bool
+		leads   bool // by the Lease
+		want    string
 	}{
-		"the holder, reached and leading":    {replica{Name: "pod-1", answer: answer{Reached: true, Phase: "Leading"}}, true},
-		"the holder, which has stopped":      {replica{Name: "pod-1", answer: answer{Reached: true, Phase: "Stopped"}}, false},
-		"a replica that is not the holder":   {replica{Name: "pod-2", answer: answer{Reached: true, Phase: "Leading"}}, false},
-		"the holder, which nobody could ask": {replica{Name: "pod-1"}, false},
+		"the holder, reached and leading":    {replica{Name: "pod-1", answer: answer{Reached: true, Phase: "Leading"}}, false, "pod-1 (pod-1_abc)"},
+		"the holder, which has stopped":      {replica{Name: "pod-1", answer: answer{Reached: true, Phase: "Stopped"}}, false, late},
+		"the holder, which is starting":      {replica{Name: "pod-1", answer: answer{Reached: true, Phase: "Starting"}}, true, "<none>: pod-1_abc holds the Lease and does not lead yet"},
+		"a replica that is not the holder":   {replica{Name: "pod-2", answer: answer{Reached: true, Phase: "Leading"}}, false, late},
+		"the holder, which nobody could ask": {replica{Name: "pod-1"}, false, late},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := report{Leader: leader{Pod: "pod-1"}, Replicas: []replica{tc.replica}}
-			if r.trustLeader(); r.Leader.Leads != tc.want {
-				t.Errorf("leads: %t", r.Leader.Leads)
+			r := report{Leader: leader{Holder: "pod-1_abc", Pod: "pod-1", Leads: tc.leads}, Replicas: []replica{tc.replica}}
+			r.trustLeader()
+			var out strings.Builder
+			if err := r.write(&out, "", time.Now()); err != nil || !strings.Contains(out.String(), "Leader:      "+tc.want+"\n") {
+				t.Errorf("error %v, want the leader %s:\n%s", err, tc.want, out.String())
 			}
 		})
 	}
@@ -192,12 +168,7 @@ func TestEndpointsAreShownWithoutALease(t *testing.T) {
 			[]string{"Leader:      <none>", "Leading", "Running", "no Lease kube-system/quartermaster; see --namespace and --lease-name"}, errNobodyLeads},
 	} {
 		t.Run(name, func(t *testing.T) {
-			kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-			text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
-clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}], users: [{name: u, user: {token: t}}]}`, tc.server)
-			if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			kubeconfig := writeKubeconfig(t, fmt.Sprintf("server: %q, insecure-skip-tls-verify: true", tc.server))
 			var out strings.Builder
 			cmd := NewCommand("manager", types.NamespacedName{Namespace: "kube-system", Name: "quartermaster"})
 			cmd.SetOut(&out)
@@ -210,6 +181,9 @@ clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}], us
 				if !strings.Contains(out.String(), want) {
 					t.Errorf("no %q in\n%s", want, out.String())
 				}
+			}
+			if a, b := strings.Index(out.String(), "\na "), strings.Index(out.String(), "\nb "); a < 0 || b < a {
+				t.Errorf("the controllers are not in order:\n%s", out.String())
 			}
 		})
 	}
@@ -286,6 +260,9 @@ func TestStatusIsPrintedForPeople(t *testing.T) {
 			{Name: "pod-2", PodPhase: "Pending", answer: answer{Error: "no --endpoint has answered for it"}},
 			{answer: answer{Endpoint: "https://f", Error: "refused"}},
 			{answer: answer{Endpoint: "https://g", Reached: true, Error: "/debug/leader: forbidden"}},
+			{answer: answer{Endpoint: "https://h", Reached: true, Problem: "the webhook is away", LeaderProcess: "Answers"}},
+			{answer: answer{Endpoint: "https://i", Reached: true, LeaderProcess: "Unreachable"}},
+			{answer: answer{Endpoint: "https://j", Reached: true, LeaderProcess: "Answers"}},
 		},
 		Problems: []string{"list Pods: forbidden"},
 	}
@@ -301,6 +278,9 @@ pod-1       Leading   Running   yes     0          120m     <none>   https://e
 pod-2       <none>    Pending   no      0          <none>   <none>   not reached: no --endpoint has answered for it
 https://f   <none>    <none>    no      0          <none>   <none>   not reached: refused
 https://g   <none>    <none>    no      0          <none>   <none>   https://g, but /debug/leader: forbidden
+https://h   <none>    <none>    no      0          <none>   <none>   https://h, but the webhook is away
+https://i   <none>    <none>    no      0          <none>   <none>   https://i, but it cannot reach the leader's
+https://j   <none>    <none>    no      0          <none>   <none>   https://j
 
 CONTROLLER   REPLICA   PHASE     WORKERS   QUEUE   BUSY   RECONCILES   ERRORS   PANICS   RESTARTS   PROBLEM                        LAST ERROR
 c            pod-1     Running   4         2       0      10           1        0        3          cannot list a; cannot list b   60s ago, ns/o: no; luck
