@@ -112,6 +112,7 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 
 				requests := c.count()
 				w.Stop()
+				w.AddHandler(h.handle)
 				c.put(expiring("late", "1h"))
 				pass(time.Hour)
 				h.want(t)
@@ -168,17 +169,6 @@ func TestFollowReturnsTheTypeOfTheNeed(t *testing.T) {
 	})
 }
 
-func TestHandlerThatComesAfterStopIsNotCalled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, h := newTestCache(t, newCluster()), &told{}
-		w := followSecrets(t, f, newCluster(expiring("a", "1h")), ttlNeed, nil, h.handle)
-		h.want(t, "+a=1h")
-		w.Stop()
-		w.AddHandler(h.handle)
-		h.want(t)
-	})
-}
-
 func TestFollowMayBeStoppedByItsHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
@@ -204,7 +194,6 @@ func TestFollowListsWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow, quick := newCluster(expiring("a", "1h")), newCluster(expiring("b", "1h"))
 		slow.endless = true
-		slow.noStreams = false
 		f, h := newTestCache(t, slow), &told{}
 		lists := make(chan struct{}, 1)
 		followSecrets(t, f, slow, ttlNeed, lists, (&told{}).handle)

@@ -4,12 +4,9 @@
 package informers
 
 import (
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -28,8 +25,7 @@ const (
 	plainObjects = 666
 )
 
-// serveTypes serves the same plain objects, and an annotated one, as every resource, until its standard
-// input ends.
+// serveTypes serves the same plain objects, and an annotated one, as every resource.
 func serveTypes() {
 	object := func(i int) map[string]any {
 		annotations := map[string]string{"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("x", 200)}
@@ -52,16 +48,12 @@ func serveTypes() {
 	}
 	add("BOOKMARK", map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": map[string]any{
 		"resourceVersion": "5000", "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"}}})
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	serveUntilTheEnd(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(events)
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	}))
-	server.EnableHTTP2 = true
-	server.StartTLS()
-	_, _ = fmt.Fprintln(os.Stdout, server.URL, base64.StdEncoding.EncodeToString(server.Certificate().Raw))
-	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
 // resident returns the resident memory of this process.

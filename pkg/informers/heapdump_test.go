@@ -56,9 +56,8 @@ func planted(i int) *corev1.Secret {
 		Data: map[string][]byte{"value": value}}
 }
 
-// servePlanted serves ten planted Secrets until its standard input ends. It adds the last one when
-// /plant is requested, and Secrets without a planted value when /plough is. It prints its address
-// and certificate.
+// servePlanted serves ten planted Secrets. It adds the last one when /plant is requested, and Secrets without a
+// planted value when /plough is.
 func servePlanted() {
 	c := newCluster()
 	for i := range lastPlanted {
@@ -74,7 +73,12 @@ func servePlanted() {
 		}
 		c.put(named("plough", "1"))
 	})
-	server := httptest.NewUnstartedServer(mux)
+	serveUntilTheEnd(mux)
+}
+
+// serveUntilTheEnd serves until the standard input ends. It prints its address and certificate.
+func serveUntilTheEnd(handler http.Handler) {
+	server := httptest.NewUnstartedServer(handler)
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	_, _ = fmt.Fprintln(os.Stdout, server.URL, base64.StdEncoding.EncodeToString(server.Certificate().Raw))

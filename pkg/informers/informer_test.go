@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,6 +23,15 @@ import (
 	"k8s.io/utils/clock"
 )
 
+// newFeed returns an informer, and its only feed, without a source.
+func newFeed(t *testing.T, needs ...Need) (*informer, *feed) {
+	t.Helper()
+	i := newInformer(mustPlan(t, needs...), func(string) {})
+	f := &feed{informer: i, state: newState("objects", clock.RealClock{}), clock: clock.RealClock{}}
+	i.feeds = []*feed{f}
+	return i, f
+}
+
 func TestObjectKnowsWhenItsDigestChanged(t *testing.T) {
 	type step struct {
 		version, uid, value string
@@ -32,12 +40,8 @@ func TestObjectKnowsWhenItsDigestChanged(t *testing.T) {
 		created             bool // by a watch, at first
 	}
 	for name, steps := range map[string][]step{
-		"one that came has not changed": {
-			{version: "5", uid: "a", value: "1", created: true, first: "5"},
-		},
-		"one of a list was there before": {
-			{version: "5", uid: "a", value: "1", listed: true, first: "5"},
-		},
+		"one that came has not changed":  {{version: "5", uid: "a", value: "1", created: true, first: "5"}},
+		"one of a list was there before": {{version: "5", uid: "a", value: "1", listed: true, first: "5"}},
 		"a later change of something else leaves the version of the data": {
 			{version: "5", uid: "a", value: "1", created: true, first: "5"},
 			{version: "7", uid: "a", value: "2", created: true, first: "5", changed: "7"},
@@ -59,13 +63,11 @@ func TestObjectKnowsWhenItsDigestChanged(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			i := newInformer(mustPlan(t, Need{For: "a", Resource: Secrets, History: true, Digest: DigestOf(func(s *corev1.Secret) []byte {
+			i, f := newFeed(t, Need{For: "a", Resource: Secrets, History: true, Digest: DigestOf(func(s *corev1.Secret) []byte {
 				return s.Data["value"]
 			})}, Need{For: "b", Resource: Secrets, Digest: DigestOf(func(s *corev1.Secret) []byte {
 				return []byte(s.ResourceVersion) // always another one
-			})}), func(string) {})
-			f := &feed{informer: i, state: newState("secrets", clock.RealClock{}), clock: clock.RealClock{}}
-			i.feeds = []*feed{f}
+			})})
 			for _, s := range steps {
 				obj := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: types.UID(s.uid), ResourceVersion: s.version},
 					Data: map[string][]byte{"value": []byte(s.value)}}
@@ -104,9 +106,7 @@ func TestFirstVersionIsUnknownUnderASelector(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			need := tc.need
 			need.For, need.Resource = "a", Secrets
-			i := newInformer(mustPlan(t, need), func(string) {})
-			f := &feed{informer: i, state: newState("secrets", clock.RealClock{}), clock: clock.RealClock{}}
-			i.feeds = []*feed{f}
+			i, f := newFeed(t, need)
 			put := f.Add
 			if tc.before != nil {
 				if err := f.Add(tc.before); err != nil {
@@ -124,45 +124,18 @@ func TestFirstVersionIsUnknownUnderASelector(t *testing.T) {
 	}
 }
 
-// heard records what a listener is told. If block is set, each call waits for it.
-type heard struct {
-	block chan struct{}
-
-	mu   sync.Mutex
-	seen []string
-}
-
-func (h *heard) hear(e event) {
-	if h.block != nil {
-		<-h.block
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch {
-	case e.old == nil && e.initial:
-		h.seen = append(h.seen, "initial "+e.new.GetName())
-	case e.old == nil:
-		h.seen = append(h.seen, "add "+e.new.GetName())
-	case e.new == nil:
-		h.seen = append(h.seen, "delete "+e.old.GetName())
-	default:
-		h.seen = append(h.seen, "update "+e.new.GetName())
-	}
-}
-
-func (h *heard) all() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.seen)
-}
-
 func TestListenerHearsEverythingInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestCache(t, c, reloadNeed)
-		h, slow := &heard{}, &heard{block: make(chan struct{})}
-		f.informers[0].listen("slow", slow.hear)
-		f.informers[0].listen("reload", h.hear)
+		h, slow, block := &told{}, &told{}, make(chan struct{})
+		f.informers[0].listen("slow", func(e event) { <-block; slow.handle(e.old, e.new, e.initial) })
+		f.informers[0].listen("reload", func(e event) {
+			h.handle(e.old, e.new, e.initial)
+			if e.initial {
+				h.add("initial")
+			}
+		})
 		startSynced(t, f)
 		synctest.Wait()
 		c.put(named("b", "1"))
@@ -176,17 +149,14 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		c.breakWatches(true)
 		c.remove("shop/c")
 		pass(time.Minute)
-		want := []string{"initial a", "add b", "update b", "delete a", "delete b", "add c", "delete c"}
-		if diff := cmp.Diff(want, h.all()); diff != "" {
-			t.Errorf("notifications (-want +got):\n%s", diff)
+		want := []string{"+a=", "initial", "+b=", "~b=", "-a", "-b", "+c=", "-c"}
+		if diff := cmp.Diff(want, h.lines); diff != "" || len(slow.lines) > 0 {
+			t.Errorf("the slow one was told %q, the other (-want +got):\n%s", slow.lines, diff)
 		}
-		if len(slow.all()) > 0 {
-			t.Error("the slow one is not slow")
-		}
-		close(slow.block)
+		close(block)
 		synctest.Wait()
-		if diff := cmp.Diff(want, slow.all()); diff != "" {
-			t.Errorf("notifications of the slow one (-want +got):\n%s", diff)
+		if diff := cmp.Diff(slices.Delete(want, 1, 2), slow.lines); diff != "" {
+			t.Errorf("the slow one was told (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -195,21 +165,15 @@ func TestShutdownDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTestCache(t, newCluster(named("a", "1"), named("b", "1")), reloadNeed)
 		startSynced(t, f)
-		h := &heard{block: make(chan struct{})}
-		f.informers[0].listen("reload", h.hear)
+		block, calls := make(chan struct{}), 0
+		f.informers[0].listen("reload", func(event) { <-block; calls++ })
 		synctest.Wait()
-		done := make(chan struct{})
-		go func() { f.Shutdown(); close(done) }()
-		pass(time.Hour)
-		select {
-		case <-done:
-		default:
-			t.Error("Shutdown waits")
-		}
-		close(h.block)
+		begun := time.Now()
+		f.Shutdown()
+		close(block)
 		synctest.Wait()
-		if n := len(h.all()); n != 1 {
-			t.Errorf("the listener heard %d events, want the one that it was called with before Shutdown", n)
+		if took := time.Since(begun); took > 0 || calls != 1 {
+			t.Errorf("Shutdown took %v; the listener was called %d times, want once, before Shutdown", took, calls)
 		}
 	})
 }
@@ -452,10 +416,7 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 }
 
 func TestMisfitIsLeftOutAndReported(t *testing.T) {
-	p := mustPlan(t, Need{For: "a", Resource: Deployments, Form: Typed}, Need{For: "b", Resource: Deployments, Form: Typed})
-	i := newInformer(p, func(string) {})
-	f := &feed{informer: i, state: newState("deployments", clock.RealClock{}), clock: clock.RealClock{}}
-	i.feeds = []*feed{f}
+	i, f := newFeed(t, Need{For: "a", Resource: Deployments, Form: Typed}, Need{For: "b", Resource: Deployments, Form: Typed})
 	owner := &ClusterCache{informers: []*informer{i}, run: t.Context()}
 	bad := func(name string) *misfit {
 		m := &misfit{err: errors.New("parsing time")}

@@ -138,71 +138,44 @@ func liveHeap() int64 {
 func TestObjectKeepsWhatItsNeedNames(t *testing.T) {
 	const id = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 	deleted := metav1.Unix(1700000000, 0)
-	cases := map[string]struct {
+	secrets := func(of string, n Need) Need { n.For, n.Resource = of, Secrets; return n }
+	for name, tc := range map[string]struct {
 		needs  []Need
-		object corev1.Secret
+		object metav1.ObjectMeta
 		want   map[string]any
 	}{
-		"keeps identity and drops everything that nobody declared": {
-			needs: []Need{{For: "a", Resource: Secrets}},
-			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: id, ResourceVersion: "42",
-				Labels: map[string]string{"l": "1"}, Annotations: map[string]string{"k": "v"},
-				OwnerReferences: []metav1.OwnerReference{{Name: "o"}}}},
-			want: map[string]any{"namespace": "shop", "name": "db", "uid": id, "rv": "42"},
-		},
+		"keeps identity and deletion, and drops everything that nobody declared": {[]Need{secrets("a", Need{})},
+			metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: id, ResourceVersion: "42", DeletionTimestamp: &deleted,
+				Labels: map[string]string{"l": "1"}, Annotations: map[string]string{"k": "v"}, OwnerReferences: []metav1.OwnerReference{{Name: "o"}}},
+			map[string]any{"namespace": "shop", "name": "db", "uid": id, "rv": "42", "deleted": deleted.Unix()}},
 		"keeps the union of declared annotations that the object has": {
-			needs: []Need{{For: "a", Resource: Secrets, Annotations: []string{"one", "absent"}},
-				{For: "b", Resource: Secrets, Annotations: []string{"one", "two"}}},
-			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{"one": "1", "two": "", "three": "3"}}},
-			want:   map[string]any{"name": "n", "annotations": map[string]string{"one": "1", "two": ""}},
-		},
+			[]Need{secrets("a", Need{Annotations: []string{"one", "absent"}}), secrets("b", Need{Annotations: []string{"one", "two"}})},
+			metav1.ObjectMeta{Name: "n", Annotations: map[string]string{"one": "1", "two": "", "three": "3"}},
+			map[string]any{"name": "n", "annotations": map[string]string{"one": "1", "two": ""}}},
 		"keeps a byte more than the longest value, where no other need wants it whole": {
-			needs: []Need{{For: "a", Resource: Secrets, Annotations: []string{"cut", "whole", "short"}, MaxAnnotation: 3},
-				{For: "b", Resource: Secrets, Annotations: []string{"whole"}},
-				{For: "c", Resource: Secrets, Annotations: []string{"whole"}, MaxAnnotation: 2}},
-			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", Annotations: map[string]string{
-				"cut": strings.Repeat("x", 256<<10), "whole": "12345", "short": "123"}}},
-			want: map[string]any{"name": "n", "annotations": map[string]string{"cut": "xxxx", "whole": "12345", "short": "123"}},
-		},
-		"keeps labels, owners and times": {
-			needs: []Need{{For: "a", Resource: Secrets, Fields: Labels | OwnerReferences | CreationTimestamp}},
-			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{"l": "1"},
-				CreationTimestamp: deleted,
-				OwnerReferences:   []metav1.OwnerReference{{Name: "o"}}}},
-			want: map[string]any{"name": "n", "labels": map[string]string{"l": "1"},
-				"owners": []metav1.OwnerReference{{Name: "o"}}, "created": deleted.Unix()},
-		},
-		"keeps a deletion timestamp that nobody declared": {
-			needs:  []Need{{For: "a", Resource: Secrets}},
-			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", DeletionTimestamp: &deleted}},
-			want:   map[string]any{"name": "n", "deleted": deleted.Unix()},
-		},
+			[]Need{secrets("a", Need{Annotations: []string{"cut", "whole", "short"}, MaxAnnotation: 3}), secrets("b", Need{Annotations: []string{"whole"}}),
+				secrets("c", Need{Annotations: []string{"whole"}, MaxAnnotation: 2})},
+			metav1.ObjectMeta{Name: "n", Annotations: map[string]string{"cut": strings.Repeat("x", 256<<10), "whole": "12345", "short": "123"}},
+			map[string]any{"name": "n", "annotations": map[string]string{"cut": "xxxx", "whole": "12345", "short": "123"}}},
+		"keeps labels, owners and times": {[]Need{secrets("a", Need{Fields: Labels | OwnerReferences | CreationTimestamp})},
+			metav1.ObjectMeta{Name: "n", Labels: map[string]string{"l": "1"}, CreationTimestamp: deleted, OwnerReferences: []metav1.OwnerReference{{Name: "o"}}},
+			map[string]any{"name": "n", "labels": map[string]string{"l": "1"}, "owners": []metav1.OwnerReference{{Name: "o"}}, "created": deleted.Unix()}},
 		"keeps one digest for each need that declares one": {
-			needs: []Need{{For: "a", Resource: Secrets, Digest: DigestOf(digestSHA1)}, {For: "none", Resource: Secrets},
-				{For: "b", Resource: Secrets, Digest: DigestOf(digestHMAC)}},
-			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Data: map[string][]byte{"value": []byte("v")}},
-			want:   map[string]any{"name": "n", "digest a": "7a38d8cbd20d9932ba948efaa364bb62651d5ad4", "digest b": "4c94485e0c21ae6c41ce1dfe7b6bfaceea5ab68e40a2476f50208e526f506080"[:32]},
-		},
+			[]Need{secrets("a", Need{Digest: DigestOf(digestSHA1)}), secrets("none", Need{}), secrets("b", Need{Digest: DigestOf(digestHMAC)})},
+			metav1.ObjectMeta{Name: "n"},
+			map[string]any{"name": "n", "digest a": "7a38d8cbd20d9932ba948efaa364bb62651d5ad4", "digest b": "4c94485e0c21ae6c41ce1dfe7b6bfaceea5ab68e40a2476f50208e526f506080"[:32]}},
 		"keeps a digest of more than 127 bytes and an empty one": {
-			needs: []Need{{For: "a", Resource: Secrets, Digest: DigestOf(func(apiruntime.Object) []byte { return bytes.Repeat([]byte{7}, 300) })},
-				{For: "b", Resource: Secrets, Digest: DigestOf(func(apiruntime.Object) []byte { return nil })}},
-			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db"}},
-			want:   map[string]any{"namespace": "shop", "name": "db", "digest a": fmt.Sprintf("%x", bytes.Repeat([]byte{7}, 300))},
-		},
-		"keeps UIDs and resourceVersions of any form": {
-			needs:  []Need{{For: "a", Resource: Secrets}},
-			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "UPPER-6BA7", ResourceVersion: "007"}},
-			want:   map[string]any{"name": "n", "uid": "UPPER-6BA7", "rv": "007"},
-		},
-		"does not change the case of a UID": {
-			needs:  []Need{{For: "a", Resource: Secrets}},
-			object: corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "6BA7B810-9DAD-11D1-80B4-00C04FD430C8", ResourceVersion: "0"}},
-			want:   map[string]any{"name": "n", "uid": "6BA7B810-9DAD-11D1-80B4-00C04FD430C8", "rv": "0"},
-		},
-	}
-	for name, tc := range cases {
+			[]Need{secrets("a", Need{Digest: DigestOf(func(apiruntime.Object) []byte { return bytes.Repeat([]byte{7}, 300) })}),
+				secrets("b", Need{Digest: DigestOf(func(apiruntime.Object) []byte { return nil })})},
+			metav1.ObjectMeta{Namespace: "shop", Name: "db"},
+			map[string]any{"namespace": "shop", "name": "db", "digest a": fmt.Sprintf("%x", bytes.Repeat([]byte{7}, 300))}},
+		"keeps UIDs and resourceVersions of any form": {[]Need{secrets("a", Need{})}, metav1.ObjectMeta{Name: "n", UID: "UPPER-6BA7", ResourceVersion: "007"},
+			map[string]any{"name": "n", "uid": "UPPER-6BA7", "rv": "007"}},
+		"does not change the case of a UID": {[]Need{secrets("a", Need{})}, metav1.ObjectMeta{Name: "n", UID: "6BA7B810-9DAD-11D1-80B4-00C04FD430C8", ResourceVersion: "0"},
+			map[string]any{"name": "n", "uid": "6BA7B810-9DAD-11D1-80B4-00C04FD430C8", "rv": "0"}},
+	} {
 		t.Run(name, func(t *testing.T) {
-			e := reduced(t, mustPlan(t, tc.needs...), &tc.object)
+			e := reduced(t, mustPlan(t, tc.needs...), &corev1.Secret{ObjectMeta: tc.object, Data: map[string][]byte{"value": []byte("v")}})
 			if diff := cmp.Diff(tc.want, describe(e)); diff != "" {
 				t.Errorf("entry (-want +got):\n%s", diff)
 			}

@@ -25,7 +25,6 @@ func TestFeedRetriesRefusals(t *testing.T) {
 		"internal error":     apierrors.NewInternalError(errors.New("etcd is not available")),
 		"connection refused": syscall.ECONNREFUSED,
 		"broken connection":  io.ErrUnexpectedEOF,
-		"unavailable":        apierrors.NewServiceUnavailable("starting"),
 	}
 	for name, failure := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -64,6 +63,15 @@ func TestFeedRetriesRefusals(t *testing.T) {
 				if err := f.Problem("reload"); err != nil {
 					t.Errorf("problem after recovery: %v", err)
 				}
+
+				c.failWith(func(string) error { return failure })
+				c.breakWatches(true)
+				pass(5 * time.Minute)
+				start := time.Now()
+				f.Shutdown()
+				if d := time.Since(start); d > 0 {
+					t.Errorf("Shutdown took %v", d)
+				}
 			})
 		})
 	}
@@ -91,28 +99,6 @@ func TestEndingWatchBacksOff(t *testing.T) {
 				pass(2 * time.Second)
 				if n := secretsStatus(f).Lists; n != lists+1 {
 					t.Errorf("%d lists after a watch that could not be resumed", n-lists)
-				}
-			})
-		})
-	}
-}
-
-func TestShutdownDoesNotWaitForARetry(t *testing.T) {
-	for name, failure := range map[string]error{
-		"too many requests":  apierrors.NewTooManyRequests("later", 1),
-		"connection refused": syscall.ECONNREFUSED,
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster()
-				c.failWith(func(string) error { return failure })
-				f := newTestCache(t, c, reloadNeed)
-				f.Start(t.Context())
-				pass(5 * time.Minute)
-				start := time.Now()
-				f.Shutdown()
-				if d := time.Since(start); d > 0 {
-					t.Errorf("Shutdown took %v", d)
 				}
 			})
 		})
@@ -204,67 +190,42 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 				}
 				c.failWith(nil)
 				pass(3 * time.Minute)
-				if err := f.Problem("reload"); err != nil {
-					t.Errorf("problem after the permission was granted: %v", err)
+				if err, logged := f.Problem("reload"), f.informers[0].feeds[0].state.logged; err != nil || logged != "" {
+					t.Errorf("problem after the permission was granted: %v; still takes %q for logged", err, logged)
 				}
 			})
 		})
 	}
 }
 
-func TestPermissionWithdrawnIsReportedAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		f := newTestCache(t, c, reloadNeed)
-		startSynced(t, f)
-		c.failWith(func(string) error { return forbidden })
-		c.breakWatches(false)
-		pass(failingAfter / 2)
-		if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "cannot watch secrets") {
-			t.Errorf("problem %v", err)
-		}
-		if err := f.CheckSync(nil); err != nil {
-			t.Errorf("informers-sync fails after it had synced: %v", err)
-		}
-	})
-}
-
-func TestOptionalResourceComesAndGoes(t *testing.T) {
-	absent := func(string) error { return notFound }
-	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
+// TestTroubleLaterKeepsTheCache has requests that fail after the cache has synced.
+func TestTroubleLaterKeepsTheCache(t *testing.T) {
+	for name, tc := range map[string]struct {
+		failure  error
+		optional bool // and the server has the resource in another version
+		after    time.Duration
+		problem  string
+	}{
+		"a permission is withdrawn, which is reported at once":         {forbidden, false, failingAfter / 2, "cannot watch secrets: Forbidden"},
+		"a required resource is absent":                                {notFound, false, 5 * time.Minute, "cannot list secrets: NotFound"},
+		"an optional resource goes, of which there is another version": {notFound, true, 5 * time.Minute, "cannot list secrets: NotFound"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(named("a", "1"))
-				c.noStreams = noStreams
-				c.failWith(absent)
-				need := reloadNeed
-				need.Optional = true
+				c, need := newCluster(named("a", "1")), reloadNeed
+				need.Optional = tc.optional
 				f := newTestCache(t, c, need)
+				f.informers[0].feeds[0].discover = func(context.Context) error { return nil }
 				startSynced(t, f)
-				pass(10 * time.Minute)
-				if err := f.Problem("reload"); err != nil {
-					t.Errorf("an optional resource that is absent is a problem: %v", err)
-				}
-				if s := secretsStatus(f); !s.Absent || s.Objects != 0 {
-					t.Errorf("absent %t, objects %d", s.Absent, s.Objects)
-				}
-
-				c.failWith(nil)
-				pass(time.Minute)
-				wantNames(t, f, "shop/a")
-				c.put(named("b", "1"))
-				synctest.Wait()
-				wantNames(t, f, "shop/a", "shop/b")
-				if s := secretsStatus(f); s.Absent {
-					t.Error("still absent")
-				}
-
-				c.failWith(absent)
+				c.failWith(func(string) error { return tc.failure })
 				c.breakWatches(false)
-				pass(2 * time.Minute)
-				wantNames(t, f)
-				if s := secretsStatus(f); !s.Absent {
-					t.Error("not absent again")
+				pass(tc.after)
+				wantNames(t, f, "shop/a")
+				if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), tc.problem) {
+					t.Errorf("problem %v, want %q", err, tc.problem)
+				}
+				if err := f.CheckSync(nil); err != nil || secretsStatus(f).Absent {
+					t.Errorf("informers-sync: %v, absent: %t", err, secretsStatus(f).Absent)
 				}
 			})
 		})
@@ -306,67 +267,14 @@ func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
 	}
 }
 
-func TestOptionalResourceInAnotherVersion(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		need := reloadNeed
-		need.Optional = true
-		f := newTestCache(t, c, need)
-		f.informers[0].feeds[0].discover = func(context.Context) error { return nil }
-		startSynced(t, f)
-		c.failWith(func(string) error { return notFound })
-		c.breakWatches(false)
-		pass(5 * time.Minute)
-		wantNames(t, f, "shop/a")
-		if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "cannot list secrets: NotFound") {
-			t.Errorf("problem %v", err)
-		}
-		if secretsStatus(f).Absent {
-			t.Error("absent")
-		}
-	})
-}
-
-func TestFailureThatComesBackIsLoggedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		c.failWith(func(string) error { return forbidden })
-		f := newTestCache(t, c, reloadNeed)
-		f.Start(t.Context())
-		pass(5 * time.Minute)
-		c.failWith(nil)
-		pass(5 * time.Minute)
-		if s := f.informers[0].feeds[0].state; s.logged != "" {
-			t.Errorf("still takes %q for logged", s.logged)
-		}
-	})
-}
-
-func TestRequiredResourceAbsentKeepsTheCache(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		f := newTestCache(t, c, reloadNeed)
-		startSynced(t, f)
-		c.failWith(func(string) error { return notFound })
-		c.breakWatches(false)
-		pass(5 * time.Minute)
-		wantNames(t, f, "shop/a")
-		if f.Problem("reload") == nil {
-			t.Error("no problem is reported")
-		}
-	})
-}
-
 func TestReadinessWaitsUnlessRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		failure error
 		want    bool
 	}{
-		"a resource that may not be read is not waited for":  {apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no")), true},
-		"a resource that does not exist is not waited for":   {apierrors.NewNotFound(Secrets.GroupResource(), ""), true},
+		"a resource that may not be read is not waited for":  {forbidden, true},
+		"a resource that does not exist is not waited for":   {notFound, true},
 		"a server that does not know who asks is waited for": {apierrors.NewUnauthorized("who"), false},
-		"a server that is starting is waited for":            {apierrors.NewServiceUnavailable("starting"), false},
-		"a server that has too much to do is waited for":     {apierrors.NewTooManyRequests("later", 1), false},
 		"a server that is away is waited for":                {syscall.ECONNREFUSED, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -393,31 +301,26 @@ func TestReadinessWaitsUnlessRefused(t *testing.T) {
 }
 
 func TestReadinessIgnoresOneFailingResource(t *testing.T) {
-	for name, failure := range map[string]error{
-		"the type's conversion webhook is broken":  apierrors.NewInternalError(errors.New("conversion webhook for example.com/v1 failed")),
-		"the type's aggregated API server is down": apierrors.NewServiceUnavailable("currently unable to handle the request"),
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c, healthy := newCluster(named("a", "1")), newCluster()
-				fail := func(string) error { return failure }
-				c.failWith(fail)
-				healthy.failWith(fail)
-				f := twoResources(t, c, healthy)
-				f.Start(t.Context())
-				pass(10 * time.Minute)
-				if f.CheckSync(nil) == nil {
-					t.Error("informers-sync passes although nothing can be listed")
-				}
-				healthy.failWith(nil)
-				pass(2 * time.Minute)
-				if err := f.CheckSync(nil); err != nil {
-					t.Errorf("informers-sync waits for what only one controller needs: %v", err)
-				}
-				if f.Problem("reload") == nil || f.Problem("other") != nil {
-					t.Errorf("problems: of the controller %v, of the other %v", f.Problem("reload"), f.Problem("other"))
-				}
-			})
-		})
-	}
+	synctest.Test(t, func(t *testing.T) {
+		c, healthy := newCluster(named("a", "1")), newCluster()
+		fail := func(string) error {
+			return apierrors.NewInternalError(errors.New("conversion webhook for example.com/v1 failed"))
+		}
+		c.failWith(fail)
+		healthy.failWith(fail)
+		f := twoResources(t, c, healthy)
+		f.Start(t.Context())
+		pass(10 * time.Minute)
+		if f.CheckSync(nil) == nil {
+			t.Error("informers-sync passes although nothing can be listed")
+		}
+		healthy.failWith(nil)
+		pass(2 * time.Minute)
+		if err := f.CheckSync(nil); err != nil {
+			t.Errorf("informers-sync waits for what only one controller needs: %v", err)
+		}
+		if f.Problem("reload") == nil || f.Problem("other") != nil {
+			t.Errorf("problems: of the controller %v, of the other %v", f.Problem("reload"), f.Problem("other"))
+		}
+	})
 }
