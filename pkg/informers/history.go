@@ -8,7 +8,7 @@ package informers
 // preexisting is set in Object.first if the object was there before this cache.
 const preexisting = 1 << 63
 
-// inherit takes over the history of the state before, which is nil for a new object. created says that a watch
+// inherit takes over the history of the state before, nil for a new object. created says that a watch
 // saw the object come.
 func (o *Object) inherit(before *Object, created bool) {
 	if before == nil || before.uid != o.uid || o.uid == [16]byte{} && before.GetUID() != o.GetUID() {
