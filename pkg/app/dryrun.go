@@ -56,7 +56,7 @@ func newDryRun(c connection) (*dryRun, error) {
 	if err != nil {
 		return nil, err
 	}
-	builtIn, err := newScheme(nil)
+	builtIn, err := NewScheme(nil)
 	if err != nil {
 		return nil, err
 	}

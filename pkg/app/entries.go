@@ -60,8 +60,8 @@ func OwnAgents() []string {
 	return []string{"informers", "startup", "discovery", "events", "leader-election", "dry-run", "authentication", "authorization"}
 }
 
-// newScheme returns a scheme with the built-in types and those that entries add.
-func newScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
+// NewScheme returns a scheme with the built-in types and those that entries add.
+func NewScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	if err := clientscheme.AddToScheme(scheme); err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func (o *Options) demands() (d demands, err error) {
 	if d.entries, err = o.enabled(); err != nil {
 		return d, err
 	}
-	if d.scheme, err = newScheme(d.entries); err != nil {
+	if d.scheme, err = NewScheme(d.entries); err != nil {
 		return d, err
 	}
 	var errs []error

@@ -51,7 +51,7 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				scheme, err := newScheme(nil)
+				scheme, err := NewScheme(nil)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -299,7 +299,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 				c.status = controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: time.Now()}}}
 				leaders, other, _ := host(t, untilTheEnd)
 				all := hostedControllers{leaders, here}
-				stop := all.where(true).start(t.Context(), 20*time.Second)
+				stop := all.withEveryReplica(true).start(t.Context(), 20*time.Second)
 				<-time.After(time.Minute)
 				synctest.Wait()
 				if len(c.starts) != 1 || len(other.starts) != 0 {

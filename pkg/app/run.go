@@ -166,7 +166,7 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 	work, cutOff := context.WithCancelCause(processCtx)
 	leading := make(chan struct{})
 	// The controllers of every replica run from here on.
-	everywhere, onLeader := p.controllers.where(true), p.controllers.where(false)
+	everywhere, onLeader := p.controllers.withEveryReplica(true), p.controllers.withEveryReplica(false)
 	stopEverywhere := everywhere.start(controllers.WithProcess(ctx, work, leading), p.options.Generic.ShutdownTimeout)
 	if fence := serverFence(p.options); fence != apifence.Unknown {
 		p.lock.SetServerFence(ctx, fence)

@@ -76,8 +76,8 @@ func (h *hosted) Status() controllers.Status {
 	return s
 }
 
-// statusTimeout is how long a controller may take to say its status. It may wait for a lock that a
-// reconcile holds, and the reconcile may hang.
+// statusTimeout is how long Status of a controller may take. Status may wait for a lock that a reconcile
+// holds, and the reconcile may hang.
 const statusTimeout = time.Second
 
 // controllerStatus returns the controller's own status, or an error if its Status does not return or panics:
@@ -128,8 +128,8 @@ func (h *hosted) contained(handler http.Handler) http.Handler {
 // hostedControllers are the enabled controllers in the order of the registry.
 type hostedControllers []*hosted
 
-// where returns the controllers that run on every replica, or those that run only on the leader.
-func (h hostedControllers) where(everyReplica bool) hostedControllers {
+// withEveryReplica returns the controllers that run on every replica, or those that run only on the leader.
+func (h hostedControllers) withEveryReplica(everyReplica bool) hostedControllers {
 	return slices.DeleteFunc(slices.Clone(h), func(c *hosted) bool { return c.everyReplica != everyReplica })
 }
 

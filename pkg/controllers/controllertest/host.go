@@ -14,11 +14,11 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
 )
@@ -84,16 +84,9 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	t.Helper()
 	requireBubble(t)
 	h := s.newHost(t)
-	if err := clientscheme.AddToScheme(h.scheme); err != nil {
+	var err error
+	if h.scheme, err = app.NewScheme(s.Entries); err != nil {
 		t.Fatal(err)
-	}
-	for _, e := range s.Entries {
-		if e.AddToScheme == nil {
-			continue
-		}
-		if err := e.AddToScheme(h.scheme); err != nil {
-			t.Fatalf("controller %s: AddToScheme: %v", e.Name, err)
-		}
 	}
 	h.server = apiserver.New(h.scheme, apiserver.Hooks{
 		Admit: h.admit, Wrote: h.recordWrite, Unsupported: h.unsupported, Holds: h.holds, Clock: h.now})
@@ -128,7 +121,7 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 
 func (s Setup) newHost(t testing.TB) *Host {
 	t.Helper()
-	return &Host{t: t, setup: s, scheme: runtime.NewScheme(), network: newNetwork(), missing: map[string]bool{},
+	return &Host{t: t, setup: s, network: newNetwork(), missing: map[string]bool{},
 		lags: map[string]time.Duration{}, latency: time.Millisecond, inHook: make(chan struct{}, 1)}
 }
 
