@@ -101,9 +101,9 @@ type lanes[K comparable] struct {
 // place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
 // one place in a turn, however often it is added.
 type place[K comparable] struct {
-	key  K
-	turn *item[turn[K]]
-	next *item[place[K]] // of the same key; places that are only noted come first
+	key       K
+	turn      *item[turn[K]]
+	nextOfKey *item[place[K]] // another place of the key; places that are only noted come first
 }
 
 // turn has the keys of one tenant in one lane.
@@ -135,12 +135,12 @@ func (l *lanes[K]) noteLocked(key K, lane lane, tenant string) *item[place[K]] {
 		t = &item[turn[K]]{value: turn[K]{tenant: tenant, lane: lane}}
 		l.turns[lane][tenant] = t
 	}
-	for p := first; p != nil; p = p.value.next {
+	for p := first; p != nil; p = p.value.nextOfKey {
 		if p.value.turn == t {
 			return first
 		}
 	}
-	first = &item[place[K]]{value: place[K]{key: key, turn: t, next: first}}
+	first = &item[place[K]]{value: place[K]{key: key, turn: t, nextOfKey: first}}
 	l.places[key] = first
 	t.value.places++
 	return first
@@ -167,7 +167,7 @@ func (l *lanes[K]) Touch(key K) {
 
 // link lets a key stand at its noted places. The argument is the first place of the key.
 func (l *lanes[K]) link(p *item[place[K]]) {
-	for ; p != nil && !p.linked(); p = p.value.next {
+	for ; p != nil && !p.linked(); p = p.value.nextOfKey {
 		t := p.value.turn
 		if t.value.keys.add(p); !t.linked() {
 			l.order[t.value.lane].add(t)
@@ -210,7 +210,7 @@ func (l *lanes[K]) Pop() K {
 	l.order[lane].first = t.next
 	key := t.value.keys.first.value.key
 	merelyShown := true
-	for p := l.places[key]; p != nil; p = p.value.next {
+	for p := l.places[key]; p != nil; p = p.value.nextOfKey {
 		merelyShown = merelyShown && (!p.linked() || p.value.turn.value.lane == laneShown)
 	}
 	l.leave(key)
@@ -231,9 +231,9 @@ func (l *lanes[K]) leave(key K) {
 		delete(l.places, key)
 	}
 	for p != nil {
-		next := p.value.next
+		next := p.value.nextOfKey
 		if next != nil && next.linked() {
-			p.value.next = nil
+			p.value.nextOfKey = nil
 		}
 		if p.linked() {
 			l.remove(p)

@@ -266,7 +266,7 @@ func newTestCacheWith(t *testing.T, cfg Config, sources func(*plan, string) (sou
 		t.Fatal(err)
 	}
 	for _, p := range plans {
-		i, err := f.newInformer(p)
+		i, err := f.buildInformer(p)
 		if err != nil {
 			t.Fatal(err)
 		}

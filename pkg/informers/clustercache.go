@@ -85,7 +85,7 @@ func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock
 		return nil, err
 	}
 	for _, p := range plans {
-		i, err := cluster.newInformer(p)
+		i, err := cluster.buildInformer(p)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", strings.Join(p.controllers(), ", "), err)
 		}
@@ -95,8 +95,8 @@ func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock
 	return cluster, nil
 }
 
-// newInformer returns an informer with a feed for each namespace that is read.
-func (c *ClusterCache) newInformer(p *plan) (*informer, error) {
+// buildInformer returns an informer with a feed for each namespace that is read.
+func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
 	i := newInformer(p, c.countPanic)
 	namespaces := c.cfg.Namespaces
 	if p.namespace != "" || len(namespaces) == 0 {

@@ -39,7 +39,7 @@ func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*
 	if err != nil {
 		return nil, err
 	}
-	i, err := c.newInformer(plans[0])
+	i, err := c.buildInformer(plans[0])
 	if err == nil {
 		err = need.checkType(need.Resource, t, c.clients.scheme)
 	}
