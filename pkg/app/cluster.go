@@ -52,7 +52,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if clusters.all[name] != nil {
 		return fail(errors.New("a cluster of this name is already open"))
 	}
-	readConfig, err := otherCluster(config, controller, p.lock.FenceElsewhere)
+	readConfig, err := otherClusterConfig(config, controller, p.lock.FenceElsewhere)
 	if err != nil {
 		return fail(err)
 	}
@@ -124,9 +124,9 @@ func checkOtherCluster(config, own *rest.Config) error {
 	return nil
 }
 
-// otherCluster returns the configuration of a controller's clients in another cluster. They share
+// otherClusterConfig returns the configuration of a controller's clients in another cluster. They share
 // connections, and a limit if config has one. The fence is checked last, after all transports that may wait.
-func otherCluster(config *rest.Config, controller string, fence func(http.RoundTripper) http.RoundTripper) (*rest.Config, error) {
+func otherClusterConfig(config *rest.Config, controller string, fence func(http.RoundTripper) http.RoundTripper) (*rest.Config, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), controller)
 	if !strings.Contains(config.Host, "://") {
 		config.Host = "https://" + config.Host

@@ -85,9 +85,9 @@ type demands struct {
 	grants  []grants         // of each entry
 }
 
-// demands returns what the enabled entries ask for. The error lists the mistakes of all entries. With such a
-// mistake the manager does not start, and rbac prints no roles.
-func (o *Options) demands() (d demands, err error) {
+// collectDemands returns what the enabled entries ask for. The error lists the mistakes of all
+// entries. With such a mistake the manager does not start, and rbac prints no roles.
+func (o *Options) collectDemands() (d demands, err error) {
 	if d.entries, err = o.enabled(); err != nil {
 		return d, err
 	}

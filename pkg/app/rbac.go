@@ -64,7 +64,7 @@ switches off, and --dry-run need a ClusterRole even then.`, defaultName, o.name)
 
 // rbac returns what the process needs with this configuration, and nothing more: roles with their bindings.
 func (o *Options) rbac() (objects []any, err error) {
-	d, err := o.demands()
+	d, err := o.collectDemands()
 	if err != nil {
 		return nil, err
 	}

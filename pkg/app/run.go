@@ -79,7 +79,7 @@ type process struct {
 // build builds everything. A mistake in the configuration fails here, on every replica. Events are
 // sent until ctx ends.
 func build(ctx context.Context, o *Options) (p *process, err error) {
-	d, err := o.demands()
+	d, err := o.collectDemands()
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 		}
 	}
 	metrics := metricsHandler(p.registry)
-	return startServers(ctx, p.options, health, p.auth, introspection(p.options, metrics, protected), metrics, p.witness)
+	return startServers(ctx, p.options, health, p.auth, introspectionHandler(p.options, metrics, protected), metrics, p.witness)
 }
 
 // checkSync returns an error while the caches fill. A cold standby has none to wait for.

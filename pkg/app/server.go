@@ -212,8 +212,8 @@ func setVerbosity(text string) (string, error) {
 	return logs.GlogSetter(text)
 }
 
-// introspection returns a handler of everything that needs RBAC permission for its nonResourceURL.
-func introspection(o *Options, metrics http.Handler, handlers map[string]http.Handler) http.Handler {
+// introspectionHandler returns a handler of everything that needs RBAC permission for its nonResourceURL.
+func introspectionHandler(o *Options, metrics http.Handler, handlers map[string]http.Handler) http.Handler {
 	m := mux.NewPathRecorderMux("manager")
 	m.Handle("/metrics", metrics)
 	slis.SLIMetricsWithReset{}.Install(m)

@@ -88,7 +88,7 @@ func TestServerWaitsForPermittedCallers(t *testing.T) {
 }
 
 func TestVerbosityRequestIsChecked(t *testing.T) {
-	handler := introspection(&Options{}, metricsHandler(metrics.NewKubeRegistry()), nil)
+	handler := introspectionHandler(&Options{}, metricsHandler(metrics.NewKubeRegistry()), nil)
 	for name, tc := range map[string]struct {
 		body string
 		code int
