@@ -128,7 +128,7 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) {
 		c.epoch.Add(1)
 	}
 	if old != nil && object != nil && before.Versions != after.Versions {
-		c.remember(t, k, before)
+		c.remember(&view{federatedType: t, key: k, object: object}, before)
 	}
 	c.loop.Enqueue(k)
 	if moved || before.Generation != after.Generation {
@@ -146,14 +146,13 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) {
 
 // remember keeps the digest of the federated object to which its recorded versions belong, so that a cluster
 // whose overrides stay the same keeps its own.
-func (c *controller) remember(t *federatedType, k key, before policy.Digest) {
-	v := &view{federatedType: t, key: k}
+func (c *controller) remember(v *view, before policy.Digest) {
 	if c.recordedOf(v).Versions != before.Versions {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.recordFor(k).recordedDigest = &before
+	c.recordFor(v.key).recordedDigest = &before
 }
 
 func digestOf(o *informers.Object) policy.Digest { return policy.ReadDigest(o.Digest(Name)) }

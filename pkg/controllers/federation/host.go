@@ -98,6 +98,15 @@ func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Pro
 	client, resource, kind := c.versionsClient(v)
 	name, status := v.propagatedName(), map[string]any{"status": next.Status()}
 	object, err := patch(ctx, client, name.Name, status, "status")
+	if err == nil && object != nil && policy.ReadPropagated(object).Owner != v.object.GetUID() {
+		// The record of an earlier federated object of this name goes with that one. The garbage collector may be
+		// about to delete it by its UID, so another takes its place.
+		err = client.Delete(ctx, name.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(object.GetUID()))})
+		if apierrors.IsNotFound(err) {
+			err = nil
+		}
+		object = nil
+	}
 	if err == nil && object == nil {
 		object = &unstructured.Unstructured{Object: map[string]any{}}
 		object.SetGroupVersionKind(resource.GroupVersion().WithKind(kind))

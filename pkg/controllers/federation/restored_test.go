@@ -125,6 +125,25 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.Sleep(settling)
 			f.wrote(f.c2.Host, "delete configmaps shop/g")
 		},
+		"F has the record of an earlier F, which the garbage collector deletes later": func(f *fed) {
+			earlier := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
+			f.Delete(configMap(f.t))
+			f.Sleep(settling)
+			earlier.SetResourceVersion("")
+			f.Put(earlier, configMap(f.t))
+			f.Sleep(settling)
+			f.status("FederatedConfigMap", "f", "c1= c2=")
+			f.recorded("c1", "c2")
+			own := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
+			if of := f.get(f.Host, "FederatedConfigMap", "shop", "f").GetUID(); own.GetUID() == earlier.GetUID() || policy.ReadPropagated(own).Owner != of {
+				f.t.Errorf("the record is %v of %v", own.GetUID(), own.GetOwnerReferences())
+			}
+			f.c2.Writes()
+			f.setF("{clusters: [{name: c1}]}", "placement")
+			f.Sleep(settling)
+			f.wrote(f.c2.Host, deleted)
+			f.recorded("c1")
+		},
 		"F is replaced by another of its name": func(f *fed) {
 			f.Delete(configMap(f.t))
 			f.Sleep(settling)

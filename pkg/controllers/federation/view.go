@@ -138,13 +138,18 @@ func (c *controller) propagatedOf(v *view) (*informers.Object, bool) {
 	return versions.Get(v.propagatedName())
 }
 
-// recordedOf returns the versions that were last written, by cluster.
+// recordedOf returns the versions that were last written, by cluster. A record that an earlier federated object
+// of this name has left counts as none.
 func (c *controller) recordedOf(v *view) policy.Propagated {
 	object, exists := c.propagatedOf(v)
 	if !exists {
 		return policy.Propagated{}
 	}
-	return policy.ReadPropagatedSummary(object.Digest(Name))
+	recorded := policy.ReadPropagatedSummary(object.Digest(Name))
+	if recorded.Owner != v.object.GetUID() {
+		return policy.Propagated{}
+	}
+	return recorded
 }
 
 // versionsClient returns the client of the PropagatedVersion of the federated object, and its kind.
@@ -174,8 +179,11 @@ func (c *controller) isRecorded(ctx context.Context, v *view, cluster string) (b
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
-	own := err == nil && slices.ContainsFunc(object.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.UID == v.object.GetUID() })
-	return own && policy.ReadPropagated(object).Has(cluster), err
+	if err != nil {
+		return false, err
+	}
+	recorded := policy.ReadPropagated(object)
+	return recorded.Owner == v.object.GetUID() && recorded.Has(cluster), nil
 }
 
 // sum hashes what clusters are asked for.

@@ -47,9 +47,11 @@ func md5OfJSON(v any) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Propagated is the status of a PropagatedVersion.
+// Propagated is what a PropagatedVersion says.
 type Propagated struct {
 	Versions
+	// Owner is the UID of the federated object. An earlier one of the same name may have left its record.
+	Owner types.UID
 	// Clusters are the last written versions of clusters' objects. The version of an older content is empty.
 	Clusters map[string]string
 }
@@ -71,8 +73,8 @@ func PropagatedName(t *TypeConfig, name string) string {
 	return name
 }
 
-// ReadPropagated reads the status of a PropagatedVersion. What cannot be read counts as none, so that
-// every cluster is written again.
+// ReadPropagated reads a PropagatedVersion. A status that cannot be read counts as none, so that every cluster
+// is written again.
 func ReadPropagated(u *unstructured.Unstructured) Propagated {
 	var status struct {
 		Versions
@@ -81,9 +83,12 @@ func ReadPropagated(u *unstructured.Unstructured) Propagated {
 	if decode(u.Object["status"], &status) != nil {
 		return Propagated{}
 	}
-	p := Propagated{status.Versions, map[string]string{}}
+	p := Propagated{Versions: status.Versions, Clusters: map[string]string{}}
 	for _, c := range status.Clusters {
 		p.Clusters[c.Cluster] = c.Version
+	}
+	if owners := u.GetOwnerReferences(); len(owners) > 0 {
+		p.Owner = owners[0].UID
 	}
 	return p
 }
@@ -101,7 +106,7 @@ func (p Propagated) Status() map[string]any {
 // for each text, since there are as many as clusters.
 func SummarizePropagated(u *unstructured.Unstructured) []byte {
 	p := ReadPropagated(u)
-	lines := []string{p.Template, p.Overrides}
+	lines := []string{p.Template, p.Overrides, string(p.Owner)}
 	for _, name := range slices.Sorted(maps.Keys(p.Clusters)) {
 		lines = append(lines, name, p.Clusters[name])
 	}
@@ -111,11 +116,11 @@ func SummarizePropagated(u *unstructured.Unstructured) []byte {
 // ReadPropagatedSummary reads what SummarizePropagated returned.
 func ReadPropagatedSummary(summary []byte) (p Propagated) {
 	lines := strings.Split(string(summary), "\n")
-	if len(lines)%2 != 0 {
+	if len(lines) < 3 || len(lines)%2 == 0 {
 		return Propagated{} // a text has several lines
 	}
-	p = Propagated{Versions{lines[0], lines[1]}, map[string]string{}}
-	for pair := range slices.Chunk(lines[2:], 2) {
+	p = Propagated{Versions{lines[0], lines[1]}, types.UID(lines[2]), map[string]string{}}
+	for pair := range slices.Chunk(lines[3:], 2) {
 		p.Clusters[pair[0]] = pair[1]
 	}
 	return p

@@ -67,7 +67,9 @@ func TestPropagatedName(t *testing.T) {
 }
 
 func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
-	of := func(clusters map[string]string) Propagated { return Propagated{Versions{"t", "o"}, clusters} }
+	of := func(clusters map[string]string) Propagated {
+		return Propagated{Versions: Versions{"t", "o"}, Clusters: clusters}
+	}
 	p := of(map[string]string{"b": "rv:2", "a": "gen:1"})
 	equal(t, p.Status()["clusterVersions"], []clusterVersion{{"a", "gen:1"}, {"b", "rv:2"}})
 	read := ReadPropagated(object(t, "status: {templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}"))
@@ -75,13 +77,13 @@ func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 		t.Errorf("another order is another record: %v", read)
 	}
 	for what, other := range map[string]Propagated{"version": of(map[string]string{"b": "rv:3", "a": "gen:1"}), "cluster": of(map[string]string{"a": "gen:1"}),
-		"template": {Versions{"u", "o"}, p.Clusters}} {
+		"template": {Versions: Versions{"u", "o"}, Clusters: p.Clusters}} {
 		if p.Same(other) {
 			t.Errorf("another %s is the same", what)
 		}
 	}
 	for _, text := range []string{"{templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}", "{overridesVersion: o}", "{}"} {
-		u := object(t, "status: "+text)
+		u := object(t, "metadata: {ownerReferences: [{uid: '7'}]}, status: "+text)
 		equal(t, ReadPropagatedSummary(SummarizePropagated(u)), ReadPropagated(u))
 	}
 	severalLines := object(t, `status: {clusterVersions: [{clusterName: a, version: "x\ny"}]}`)
@@ -120,7 +122,7 @@ func TestRecordedVersionsHoldUntilTheSpecChanges(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := Propagated{federated(t, test.recorded).Versions(), map[string]string{"c1": "gen:1", "c2": "rv:2"}}
+			p := Propagated{Versions: federated(t, test.recorded).Versions(), Clusters: map[string]string{"c1": "gen:1", "c2": "rv:2"}}
 			var was *Digest
 			if test.was != "" {
 				d := federated(t, test.was).Digest()
