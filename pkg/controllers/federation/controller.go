@@ -61,6 +61,7 @@ type controller struct {
 	metrics        *domainMetrics
 	metadata       metadata.Interface // says nothing of Endpoints being deprecated
 	lists          chan struct{}
+	collecting     chan struct{} // of the workers that write the status of objects in clusters
 	opened         chan struct{} // a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
@@ -78,7 +79,7 @@ type controller struct {
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
-	c := &controller{cfg: cfg, host: h, informers: informersFor(h), clock: h.LoopOptions.Clock, bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
+	c := &controller{cfg: cfg, host: h, informers: informersFor(h), clock: h.LoopOptions.Clock, bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), collecting: make(chan struct{}, collectWorkers), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{},
 		writtenOff: map[string]policy.WrittenOff{}, lastSeen: map[string]map[string]*typeWatch{}}
 	quiet := rest.CopyConfig(h.RESTConfig)

@@ -185,8 +185,29 @@ func (c *controller) warnHeld(r *readyCluster, why string) {
 	}
 }
 
-// collectEvery is statusEvery if the status of the objects in clusters is collected.
-const collectEvery = 5 * time.Second
+// retryHeld enqueues the keys whose removal from a cluster is held.
+func (c *controller) retryHeld(name string) {
+	r := c.readyCluster(name)
+	if r == nil {
+		return
+	}
+	c.mu.Lock()
+	var held []key
+	for k, record := range c.records {
+		if known := record.resultOf(name); known != nil && known.status == policy.RemovalHeld {
+			held = append(held, k)
+		}
+	}
+	c.mu.Unlock()
+	r.loop.Enqueue(held...)
+}
+
+const (
+	// collectEvery is statusEvery if the status of the objects in clusters is collected.
+	collectEvery = 5 * time.Second
+	// collectWorkers is how many workers may write such a status at once, so that the others propagate.
+	collectWorkers = 2
+)
 
 // statusEvery returns how often the status of the federated object is written at most.
 func (v *view) statusEvery() time.Duration {
@@ -194,6 +215,24 @@ func (v *view) statusEvery() time.Duration {
 		return collectEvery
 	}
 	return statusEvery
+}
+
+// concludeAfter enqueues the key of a type whose status is collected in the turn of its type: there may be many
+// that wait, and what somebody changes in their namespace must not wait for all of them.
+func (c *controller) concludeAfter(wait time.Duration, v *view) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	record := c.recordFor(v.key)
+	if record.waits {
+		return
+	}
+	record.waits = true
+	time.AfterFunc(wait, func() {
+		c.mu.Lock()
+		record.waits = false
+		c.mu.Unlock()
+		c.loop.EnqueueFor(v.Name, v.key)
+	})
 }
 
 // collect gives the results of clusters the status of their objects, if it is collected.

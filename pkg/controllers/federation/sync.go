@@ -35,6 +35,7 @@ type keyRecord struct {
 	// wrote is when the status was last written; dirty is set after a later write in a cluster.
 	wrote time.Time
 	dirty bool
+	waits bool // for concludeAfter
 	// events are the reasons and texts of the Events that were recorded on the federated object.
 	events []string
 }
@@ -283,7 +284,20 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 	if next > 0 {
 		return next, nil
 	}
-	if left := v.statusEvery() - now.Sub(wrote); left > 0 {
+	left := v.statusEvery() - now.Sub(wrote)
+	if left <= 0 && v.collects && !conclusion.Wrote {
+		select {
+		case c.collecting <- struct{}{}:
+			defer func() { <-c.collecting }()
+		default:
+			left = time.Second // others write such a status
+		}
+	}
+	switch {
+	case left > 0 && v.collects:
+		c.concludeAfter(left, v)
+		return 0, nil
+	case left > 0:
 		return left, nil
 	}
 	c.collect(v, conclusion.Clusters)
@@ -353,23 +367,6 @@ func (c *controller) requeueTypes(cluster string, selects func(*federatedType) b
 	}
 	c.mu.Unlock()
 	c.loop.EnqueueFor(cluster, c.all(selects)...)
-}
-
-// retryHeld enqueues the keys whose removal from a cluster is held.
-func (c *controller) retryHeld(name string) {
-	r := c.readyCluster(name)
-	if r == nil {
-		return
-	}
-	c.mu.Lock()
-	var held []key
-	for k, record := range c.records {
-		if known := record.resultOf(name); known != nil && known.status == policy.RemovalHeld {
-			held = append(held, k)
-		}
-	}
-	c.mu.Unlock()
-	r.loop.Enqueue(held...)
 }
 
 // readyCluster returns the loop of a cluster, or nil if the cluster is not ready.
