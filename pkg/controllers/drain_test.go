@@ -103,3 +103,35 @@ func TestReconcileLearnsOfTheDrain(t *testing.T) {
 		}
 	})
 }
+
+// TestDrainDoesNotWaitForAClusterThatHangs has a loop with 5 s to drain, whose reconcile takes an hour.
+func TestDrainDoesNotWaitForAClusterThatHangs(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cluster       string
+		running, ends time.Duration // until Run's context ends, and from then until Run returns
+	}{
+		"the rest of the time is left to a cluster that is slow": {"far", 2 * time.Second, 3 * time.Second},
+		"a cluster that has hung for longer has no time left":    {"far", time.Minute, 0},
+		"the cluster of the manager itself has the whole time":   {"", time.Minute, 5 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t)
+				f.opts.Cluster, f.opts.DrainTimeout = tc.cluster, 5*time.Second
+				f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+					<-ctx.Done()
+					return 0, nil
+				}
+				f.build()
+				f.run()
+				f.loop.Enqueue(keyOf("a"))
+				<-time.After(tc.running)
+				ended := time.Now()
+				f.end()
+				if took := time.Since(ended); took != tc.ends {
+					t.Errorf("Run returned %v after its context ended, want %v", took, tc.ends)
+				}
+			})
+		})
+	}
+}

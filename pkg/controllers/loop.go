@@ -190,10 +190,16 @@ func (l *Loop[K]) run(parent context.Context) error {
 		}
 	}
 	l.setPhase(PhaseDraining)
-	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
+	status := l.Status()
+	logger.Info("Controller is draining", "inFlight", status.InFlight)
 	q.ShutDown()
 	if d := l.opts.DrainTimeout; d > 0 {
-		defer time.AfterFunc(d, func() {
+		left := d
+		if l.opts.Cluster != "" {
+			_, running := status.LongestRunning(l.opts.Clock.Now())
+			left = max(d-running, 0)
+		}
+		defer time.AfterFunc(left, func() {
 			logger.Info("Reconciles did not end within the drain time; cancelling them",
 				"drainTimeout", d, "inFlight", l.Status().InFlight)
 			cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts))

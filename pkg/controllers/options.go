@@ -40,7 +40,8 @@ type LoopOptions struct {
 	// further one is twice as long.
 	MaxBackoff time.Duration
 	// DrainTimeout, if set, is how long the reconciles in flight may take to end when Run is to end. After it,
-	// their contexts end. --shutdown-timeout applies in any case.
+	// their contexts end. The time of another cluster's loop counts from when the longest of them began: a
+	// cluster that has not answered for so long is not waited for. --shutdown-timeout applies in any case.
 	DrainTimeout time.Duration
 	Metrics      *Metrics
 	// Background, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns
