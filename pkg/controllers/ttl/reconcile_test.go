@@ -84,12 +84,12 @@ func TestReconcile(t *testing.T) {
 			f.Lag(time.Second)
 			f.beforeRequests(func(_ controllertest.Request) error {
 				f.Delete(object(pod, "shop/p"))
-				f.Put(object(pod, "shop/p", ttlController+"ttl", "3h"))
+				f.Put(object(pod, "shop/p", ttlController+"ttl", "1h"))
 				f.beforeRequests(nil)
 				return nil
 			})
-			f.pass(time.Hour)
-			f.asked(getP)
+			f.pass(time.Hour + time.Second)
+			f.asked(getP, getP, deleteP) // it is due too, but by its own event
 		}},
 		"a status that never rests": {run: func(f *fixture) {
 			f.start()
