@@ -60,6 +60,10 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			f.settled("create b/s, strip b/s", "TargetExists a/s")
 			f.holds("b/s", "own=1")
 		}},
+		"by default only the annotations of the originals push, as there": {func(o *Options) { o.PushNamespaces = "" }, func(f *fixture) {
+			f.put(secret("c/s", "k=attack", mine), secret("a/s", "k=v", with("M:replicate-to=b")), secret("a/t", "k=v", auto("b")))
+			f.settled("create b/s, create b/t", "PushForbidden c/s")
+		}},
 		"no label is copied by which another controller trusts an object": {nil, func(f *fixture) {
 			f.put(secret("c/s", "k=attack", with("M:replicate-to=b"), labelled(
 				"sealedsecrets.bitnami.com/sealed-secrets-key=active", "argocd.argoproj.io/secret-type=cluster",
