@@ -3,7 +3,10 @@
 
 package controllers
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 type (
 	processKey  struct{}
@@ -49,4 +52,13 @@ func workContext(ctx context.Context) (work context.Context, cutOff context.Canc
 func Draining(ctx context.Context) <-chan struct{} {
 	draining, _ := ctx.Value(drainingKey{}).(<-chan struct{})
 	return draining
+}
+
+// drainTimeLeft returns how long the reconciles of a loop have to end that stops with a status.
+func (o LoopOptions) drainTimeLeft(s Status) time.Duration {
+	if o.Cluster == "" {
+		return o.DrainTimeout
+	}
+	_, running := s.LongestRunning(o.Clock.Now())
+	return max(o.DrainTimeout-running, 0)
 }

@@ -190,18 +190,11 @@ func (l *Loop[K]) run(parent context.Context) error {
 		}
 	}
 	l.setPhase(PhaseDraining)
-	status := l.Status()
-	logger.Info("Controller is draining", "inFlight", status.InFlight)
+	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
 	if d := l.opts.DrainTimeout; d > 0 {
-		left := d
-		if l.opts.Cluster != "" {
-			_, running := status.LongestRunning(l.opts.Clock.Now())
-			left = max(d-running, 0)
-		}
-		defer time.AfterFunc(left, func() {
-			logger.Info("Reconciles did not end within the drain time; cancelling them",
-				"drainTimeout", d, "inFlight", l.Status().InFlight)
+		defer time.AfterFunc(l.opts.drainTimeLeft(l.Status()), func() {
+			logger.Info("Reconciles did not end within the drain time; cancelling them", "drainTimeout", d, "inFlight", l.Status().InFlight)
 			cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts))
 		}).Stop()
 	}

@@ -125,6 +125,17 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.Sleep(settling)
 			f.wrote(f.c2.Host, "delete configmaps shop/g")
 		},
+		"c2 is deselected between two leaders, when c1 has hung since g was created": func(f *fed) {
+			f.c1.Hang()
+			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+both+"}"))
+			f.Sleep(time.Second)
+			f.wrote(f.c2.Host, "create configmaps shop/g")
+			f.Restart(func() {
+				f.set(f.Host, "FederatedConfigMap", "shop", "g", "{clusters: [{name: c1}]}", "spec", "placement")
+			})
+			f.Sleep(2 * time.Minute)
+			f.wrote(f.c2.Host, "delete configmaps shop/g")
+		},
 		"F has the record of an earlier F, which the garbage collector deletes later": func(f *fed) {
 			earlier := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
 			f.Delete(configMap(f.t))

@@ -22,6 +22,9 @@ const (
 	statusEvery = time.Second
 	// resultTimeout is how long the status of the federated object waits for the result of a cluster.
 	resultTimeout = time.Minute
+	// recordAfter is how long a cluster's new object is not recorded while other clusters have no result: a
+	// later leader would not delete what nobody has recorded.
+	recordAfter = 200 * time.Millisecond
 )
 
 // keyRecord is the record of a key while there is something to do, or to be written on the host.
@@ -251,7 +254,7 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 	if v.reason != "" && !v.deleting {
 		conclusion.Reason = v.reason
 	}
-	next, versions, waiting := time.Duration(0), map[string]string{}, []string{}
+	next, versions, waiting, unrecorded := time.Duration(0), map[string]string{}, []string{}, false
 	for name, outcome := range outcomes {
 		if !outcome.cleared {
 			waiting = append(waiting, name)
@@ -274,14 +277,21 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 		}
 		if written && v.wanted(name) && known.content == v.digest.Content(name) {
 			versions[name] = known.version
+			unrecorded = unrecorded || !v.recorded.Has(name)
 		}
 	}
-	wrote := record.wrote
+	wrote, waited := record.wrote, now.Sub(record.since)
 	c.mu.Unlock()
 	if v.deleting && len(waiting) == 0 {
 		return 0, c.removeFinalizer(ctx, v)
 	}
-	if next > 0 {
+	recorded := policy.Propagated{Versions: v.digest.Versions, Clusters: versions}
+	switch {
+	case next > 0 && unrecorded && !v.deleting && waited < recordAfter:
+		return recordAfter - waited, nil
+	case next > 0 && unrecorded && !v.deleting:
+		return next, c.writeVersions(ctx, v, recorded)
+	case next > 0:
 		return next, nil
 	}
 	left := v.statusEvery() - now.Sub(wrote)
@@ -305,7 +315,7 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 		slices.Sort(waiting)
 		c.eventOnce(v, corev1.EventTypeNormal, "WaitForRemovalInCluster", "waiting until these clusters have removed the object: "+strings.Join(waiting, ", "))
 	} else if v.err == nil {
-		if err := c.writeVersions(ctx, v, policy.Propagated{Versions: v.digest.Versions, Clusters: versions}); err != nil {
+		if err := c.writeVersions(ctx, v, recorded); err != nil {
 			return 0, err
 		}
 	}
