@@ -135,7 +135,7 @@ func TestJoinAndUnjoin(t *testing.T) {
 	j.configure(quick)
 	j.run(shared.Binary, "join", "c1")
 	j.run(shared.Binary, "join", "c2", "--dry-run")
-	for _, flag := range []string{"--secret-name=X_Y", "--kubefed-namespace=nope"} { // the host refuses the Secret
+	for _, flag := range []string{"--secret-name=X_Y", "--kubefed-namespace=nope", "--secret-name=c1-token"} { // the host refuses the Secret, or c1 has it
 		if out, err := j.try(shared.Binary, "join", "c2", flag); err == nil {
 			t.Errorf("%s: no error\n%s", flag, out)
 		}

@@ -145,6 +145,12 @@ func (m *membership) join(ctx context.Context) error {
 		return fmt.Errorf("get %s: %w", m.describe(m.host, kubeFedClusters, m.name), err)
 	}
 	m.secretName = cmp.Or(m.secretName, m.defaultSecret())
+	switch other, err := m.sharer(ctx, m.secretName); {
+	case err != nil:
+		return err
+	case other != "":
+		return fmt.Errorf("--secret-name: the Secret %s belongs to the KubeFedCluster %s; each cluster needs its own", m.secretName, other)
+	}
 	configs, err := m.host.Resource(federatedTypeConfigs).Namespace(m.namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list FederatedTypeConfigs: %w", err)
@@ -302,9 +308,18 @@ func (m *membership) unjoin(ctx context.Context) error {
 	if err == nil {
 		secret = policy.ReadCluster(known).Spec.SecretRef.Name
 	}
-	// The KubeFedCluster goes after the Secret, since it says which one that is.
-	if err := m.remove(ctx, m.host, secretsResource, secret); err != nil {
+	switch other, err := m.sharer(ctx, secret); {
+	case err != nil:
 		return err
+	case other != "":
+		_, err = fmt.Fprintf(m.out, "note: %s stays, since the KubeFedCluster %s names it too\n", m.describe(m.host, secretsResource, secret), other)
+		if err != nil {
+			return err
+		}
+	default: // the KubeFedCluster goes after the Secret, since it says which one that is
+		if err := m.remove(ctx, m.host, secretsResource, secret); err != nil {
+			return err
+		}
 	}
 	if err := m.remove(ctx, m.host, kubeFedClusters, m.name); err != nil {
 		return err
@@ -324,6 +339,20 @@ func (m *membership) unjoin(ctx context.Context) error {
 		_, err = fmt.Fprintln(m.out, err)
 	}
 	return err
+}
+
+// sharer returns the name of another KubeFedCluster that names a Secret, or "".
+func (m *membership) sharer(ctx context.Context, secret string) (other string, err error) {
+	clusters, err := m.host.Resource(kubeFedClusters).Namespace(m.namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", fmt.Errorf("list KubeFedClusters: %w", err)
+	}
+	for i := range clusters.Items {
+		if c := &clusters.Items[i]; c.GetName() != m.name && policy.ReadCluster(c).Spec.SecretRef.Name == secret {
+			return c.GetName(), nil
+		}
+	}
+	return "", nil
 }
 
 // remove deletes an object, if it exists.

@@ -83,6 +83,18 @@ func TestRemoteStatus(t *testing.T) {
 			f.Sleep(5 * time.Second)
 			f.remote("c1=map[readyReplicas:59] c2=map[]")
 		},
+		"it has fields that are null": func(f *fed) {
+			enable(f)
+			f.Put(collecting(f.t))
+			f.set(f.c1.Host, "Deployment", "shop", "d", "{readyReplicas: null, conditions: [{type: A, status: 'True', lastTransitionTime: null}]}", "status")
+			f.Sleep(20 * time.Second)
+			f.remote("c1=map[conditions:[map[status:True type:A]]] c2=map[]")
+			f.Writes()
+			f.Sleep(20 * time.Minute)
+			if n := f.statusWrites(); n > 0 {
+				f.t.Errorf("%d writes of a status that is as it was", n)
+			}
+		},
 		"it is too large": func(f *fed) {
 			enable(f)
 			f.Put(collecting(f.t))

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -191,7 +192,21 @@ func SetRemoteStatuses(results []ClusterResult, statuses map[string]RemoteStatus
 			continue
 		}
 		left -= len(status)
-		results[i].RemoteStatus = value
+		results[i].RemoteStatus = withoutNulls(value)
 	}
 	return tooLarge
+}
+
+// withoutNulls removes the fields that are null, which an API server does not keep: the status would be written
+// again and again.
+func withoutNulls(value any) any {
+	switch value := value.(type) {
+	case map[string]any:
+		maps.DeleteFunc(value, func(_ string, field any) bool { return withoutNulls(field) == nil })
+	case []any:
+		for _, element := range value {
+			withoutNulls(element)
+		}
+	}
+	return value
 }
