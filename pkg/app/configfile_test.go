@@ -154,8 +154,8 @@ func TestConfigFileOrderOfPrecedence(t *testing.T) {
 	}
 }
 
-// unusual returns values for all flags that are not their defaults: those that say something about how values are
-// written, and for the others the first text that the flag takes.
+// unusual returns values for all flags that are not their defaults: those that say something about how values
+// are written, and for the others the first text that the flag takes.
 func unusual(t *testing.T, o *Options) []string {
 	t.Helper()
 	all := []string{

@@ -18,14 +18,14 @@ const pace = 100 * time.Millisecond
 
 // newPaced returns a loop with one worker, each of whose reconciles takes a pace, says the key and then calls
 // reconcile, if it is set.
-func newPaced(t *testing.T, reconcile func(*fixture, context.Context, cache.ObjectName) time.Duration, names ...string) *fixture {
+func newPaced(t *testing.T, reconcile func(context.Context, *fixture, cache.ObjectName) time.Duration, names ...string) *fixture {
 	t.Helper()
 	f := newFixture(t, names...)
 	f.reconcile = func(ctx context.Context, key cache.ObjectName) (after time.Duration, err error) {
 		pass(pace)
 		f.say("%s", key)
 		if reconcile != nil {
-			after = reconcile(f, ctx, key)
+			after = reconcile(ctx, f, key)
 		}
 		return after, nil
 	}
@@ -53,7 +53,7 @@ func objects(namespace string, n int) (names []string) {
 }
 
 // wide enqueues 300 keys, each in a namespace of its own, on behalf of the tenant of busy/source.
-func wide(f *fixture, ctx context.Context, key cache.ObjectName) time.Duration {
+func wide(ctx context.Context, f *fixture, key cache.ObjectName) time.Duration {
 	for i := range 300 {
 		if key.Name == "source" {
 			f.loop.EnqueueFor(ctx, key.Namespace, keyOf(fmt.Sprintf("target-%d/a", i)))
@@ -70,12 +70,12 @@ func TestFairnessOfChangesAgainstDueKeys(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		begin     func(f *fixture)
-		reconcile func(*fixture, context.Context, cache.ObjectName) time.Duration
+		reconcile func(context.Context, *fixture, cache.ObjectName) time.Duration
 	}{
 		"300 keys at once":        {enqueue, nil},
 		"300 changes":             {func(f *fixture) { f.put("2", objects("busy", 300)...) }, nil},
 		"300 targets of a source": {func(f *fixture) { f.loop.Enqueue(keyOf("busy/source")) }, wide},
-		"300 keys that come again": {enqueue, func(_ *fixture, _ context.Context, key cache.ObjectName) (after time.Duration) {
+		"300 keys that come again": {enqueue, func(_ context.Context, _ *fixture, key cache.ObjectName) (after time.Duration) {
 			if key.Namespace == "busy" {
 				after = time.Second
 			}
@@ -98,7 +98,7 @@ func TestFairnessOfChangesAgainstDueKeys(t *testing.T) {
 
 func TestFairnessOfRequeuesAgainstTheReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newPaced(t, func(_ *fixture, _ context.Context, key cache.ObjectName) (after time.Duration) {
+		f := newPaced(t, func(_ context.Context, _ *fixture, key cache.ObjectName) (after time.Duration) {
 			if key.Name == "199" { // the one that was written last is the first
 				after = 5*pace + pace/4
 			}

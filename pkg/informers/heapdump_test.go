@@ -56,8 +56,8 @@ func planted(i int) *corev1.Secret {
 		Data: map[string][]byte{"value": value}}
 }
 
-// servePlanted serves ten planted Secrets. It adds the last one when /plant is requested, and Secrets without a
-// planted value when /plough is.
+// servePlanted serves ten planted Secrets. It adds the last one when /plant is requested, and Secrets without
+// a planted value when /plough is.
 func servePlanted() {
 	c := newCluster()
 	for i := range lastPlanted {

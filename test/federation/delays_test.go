@@ -68,10 +68,10 @@ func (s *scene) delays() (delays []time.Duration) {
 	return delays
 }
 
-// TestLongRemoteStatuses changes the status of 1,000 Deployments every second. It compares how long changes of
-// other objects take while these statuses are collected and while they are not, and counts how often the status
-// of each federated Deployment is written. The goal is a delay of 1.1 times as long; the bound leaves room for a
-// busy machine.
+// TestLongRemoteStatuses changes the status of 1,000 Deployments every second. It compares how long changes
+// of other objects take while these statuses are collected and while they are not, and counts how often the
+// status of each federated Deployment is written. The goal is a delay of 1.1 times as long; the bound leaves
+// room for a busy machine.
 func TestLongRemoteStatuses(t *testing.T) {
 	m := &members{T: t, ctx: fleet.Within(t.Context(), t, time.Hour)}
 	shared.InstallWith(m.ctx, t, "federation")

@@ -217,8 +217,8 @@ func (v *view) statusEvery() time.Duration {
 	return statusEvery
 }
 
-// concludeAfter enqueues the key of a type whose status is collected in the turn of its type: there may be many
-// that wait, and what somebody changes in their namespace must not wait for all of them.
+// concludeAfter enqueues the key of a type whose status is collected in the turn of its type: there may be
+// many that wait, and what somebody changes in their namespace must not wait for all of them.
 func (c *controller) concludeAfter(wait time.Duration, v *view) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

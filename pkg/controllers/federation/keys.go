@@ -53,8 +53,8 @@ func newKeyLoop(options controllers.LoopOptions, reconcile func(context.Context,
 // Enqueue adds keys to the queue, see [controllers.Loop.Enqueue].
 func (l keyLoop) Enqueue(keys ...key) { l.Loop.Enqueue(queuedKeys(keys)...) }
 
-// EnqueueFor adds keys in the turn of a cluster that has changed, or of a type: a federated object that somebody
-// changes need not wait for all of them.
+// EnqueueFor adds keys in the turn of a cluster that has changed, or of a type: a federated object that
+// somebody changes need not wait for all of them.
 func (l keyLoop) EnqueueFor(turn string, keys ...key) {
 	l.Loop.EnqueueFor(context.Background(), turn, queuedKeys(keys)...)
 }

@@ -138,8 +138,8 @@ func (c *controller) propagatedOf(v *view) (*informers.Object, bool) {
 	return versions.Get(v.propagatedName())
 }
 
-// recordedOf returns the versions that were last written, by cluster. A record that an earlier federated object
-// of this name has left counts as none.
+// recordedOf returns the versions that were last written, by cluster. A record that an earlier federated
+// object of this name has left counts as none.
 func (c *controller) recordedOf(v *view) policy.Propagated {
 	object, exists := c.propagatedOf(v)
 	if !exists {

@@ -264,7 +264,8 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 	}
 }
 
-// TestFileThatIsMissingFailsTheStart has a mistake that fails the start. The tests of package rules have the others.
+// TestFileThatIsMissingFailsTheStart has a mistake that fails the start. The tests of package rules have the
+// others.
 func TestFileThatIsMissingFailsTheStart(t *testing.T) {
 	entry := ttl.Entry()
 	entry.Config.(*ttl.Config).RulesFile = filepath.Join(t.TempDir(), "rules.yaml")

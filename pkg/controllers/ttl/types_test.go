@@ -55,8 +55,8 @@ func TestDiscoveryFindsDeletableTypes(t *testing.T) {
 	}
 }
 
-// newFollower returns a follower of types whose objects never come, since no API server answers. It follows what
-// the hook accepts.
+// newFollower returns a follower of types whose objects never come, since no API server answers. It follows
+// what the hook accepts.
 func newFollower(t *testing.T, set *rules.Set, hook func(informers.Need) error) *follower {
 	t.Helper()
 	clients, clientsErr := informers.NewClients(&rest.Config{Host: "http://127.0.0.1:1"}, scheme.Scheme)

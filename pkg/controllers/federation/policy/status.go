@@ -197,8 +197,8 @@ func SetRemoteStatuses(results []ClusterResult, statuses map[string]RemoteStatus
 	return tooLarge
 }
 
-// withoutNulls removes the fields that are null, which an API server does not keep: the status would be written
-// again and again.
+// withoutNulls removes the fields that are null, which an API server does not keep: the status would be
+// written again and again.
 func withoutNulls(value any) any {
 	switch value := value.(type) {
 	case map[string]any:

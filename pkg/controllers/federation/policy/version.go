@@ -73,8 +73,8 @@ func PropagatedName(t *TypeConfig, name string) string {
 	return name
 }
 
-// ReadPropagated reads a PropagatedVersion. A status that cannot be read counts as none, so that every cluster
-// is written again.
+// ReadPropagated reads a PropagatedVersion. A status that cannot be read counts as none, so that every
+// cluster is written again.
 func ReadPropagated(u *unstructured.Unstructured) Propagated {
 	var status struct {
 		Versions
