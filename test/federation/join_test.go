@@ -201,6 +201,12 @@ func TestJoinAndUnjoin(t *testing.T) {
 	if out, err := j.try(shared.Binary, "unjoin", "c2", "--host-cluster-name=other", "--dry-run"); err != nil || !strings.Contains(out, note) {
 		t.Errorf("%v\n%s", err, out)
 	}
+	c1 := object(t, "kind: KubeFedCluster, metadata: {name: c1}")
+	j.patch(c1, `{"spec":{"secretRef":{"name":"c2-token"}}}`)
+	if out, err := j.try(shared.Binary, "unjoin", "c2", "--dry-run"); err != nil || !strings.Contains(out, "secrets/c2-token in the host stays") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	j.patch(c1, `{"spec":{"secretRef":{"name":"c1-token"}}}`)
 	if out, err := j.try(shared.Binary, "unjoin", "c2"); err != nil || strings.Contains(out, note) {
 		t.Errorf("%v\n%s", err, out)
 	}

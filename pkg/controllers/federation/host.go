@@ -227,11 +227,12 @@ func (c *controller) concludeAfter(wait time.Duration, v *view) {
 		return
 	}
 	record.waits = true
+	turn, k := v.Name, v.key // without the view, which is large
 	time.AfterFunc(wait, func() {
 		c.mu.Lock()
 		record.waits = false
 		c.mu.Unlock()
-		c.loop.EnqueueFor(v.Name, v.key)
+		c.loop.EnqueueFor(turn, k) // drops it if this replica does not lead any more
 	})
 }
 

@@ -36,9 +36,10 @@ type keyRecord struct {
 	// federated object has changed since.
 	recordedDigest *policy.Digest
 	// wrote is when the status was last written; dirty is set after a later write in a cluster.
-	wrote time.Time
-	dirty bool
-	waits bool // for concludeAfter
+	wrote    time.Time
+	dirty    bool
+	waits    bool      // for concludeAfter
+	recorded time.Time // when new objects were last recorded while a cluster had no result
 	// events are the reasons and texts of the Events that were recorded on the federated object.
 	events []string
 }
@@ -280,16 +281,19 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 			unrecorded = unrecorded || !v.recorded.Has(name)
 		}
 	}
-	wrote, waited := record.wrote, now.Sub(record.since)
+	wrote, early, waited := record.wrote, next > 0 && unrecorded && !v.deleting, min(now.Sub(record.since), now.Sub(record.recorded))
+	if early && waited >= recordAfter {
+		record.recorded = now
+	}
 	c.mu.Unlock()
 	if v.deleting && len(waiting) == 0 {
 		return 0, c.removeFinalizer(ctx, v)
 	}
 	recorded := policy.Propagated{Versions: v.digest.Versions, Clusters: versions}
 	switch {
-	case next > 0 && unrecorded && !v.deleting && waited < recordAfter:
+	case early && waited < recordAfter:
 		return recordAfter - waited, nil
-	case next > 0 && unrecorded && !v.deleting:
+	case early:
 		return next, c.writeVersions(ctx, v, recorded)
 	case next > 0:
 		return next, nil
