@@ -6,6 +6,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -98,17 +99,24 @@ func IsControllerWrite(e auditv1.Event, pod string) bool {
 }
 
 // IsRelease reports whether the event is the write with which the Pod's manager releases its Lease.
+// Its watch may show the release before the answer comes: the manager then drops the request, and the
+// API server logs code 504 for what it has stored.
 func IsRelease(e auditv1.Event, pod string) bool {
-	return isLeaseWrite(e, pod) && !strings.Contains(string(e.RequestObject.Raw), `"holderIdentity":"`+pod)
+	dropped := e.ResponseStatus != nil && e.ResponseStatus.Code == http.StatusGatewayTimeout
+	return isLeaseWrite(e, pod) && (dropped || cluster.AuditWrite(e)) && !namesHolder(e, pod)
 }
 
 // IsRenewal reports whether the event is a write with which the Pod's manager takes or renews its
 // Lease.
 func IsRenewal(e auditv1.Event, pod string) bool {
-	return isLeaseWrite(e, pod) && !IsRelease(e, pod)
+	return isLeaseWrite(e, pod) && cluster.AuditWrite(e) && namesHolder(e, pod)
 }
 
 func isLeaseWrite(e auditv1.Event, pod string) bool {
-	return cluster.AuditWrite(e) && cluster.AuditPod(e) == pod &&
+	return e.Stage == auditv1.StageResponseComplete && cluster.AuditPod(e) == pod &&
 		e.ObjectRef != nil && e.ObjectRef.Resource == "leases" && e.RequestObject != nil
+}
+
+func namesHolder(e auditv1.Event, pod string) bool {
+	return strings.Contains(string(e.RequestObject.Raw), `"holderIdentity":"`+pod)
 }
