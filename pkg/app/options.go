@@ -154,7 +154,7 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 }
 
 // electionUsages are the usages of the flags of leader election. component-base's usages speak of candidates,
-// slots and masters.
+// slots and masters. A flag that component-base drops makes TestHelpGolden panic.
 var electionUsages = map[string]string{
 	"":                    "Run controllers only in the replica that holds the Lease. If false, run one replica only.",
 	"-lease-duration":     "How long a standby waits for a leader that does not renew its Lease: 2s to 10m.",

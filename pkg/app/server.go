@@ -260,7 +260,7 @@ func writeJSON(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(value); err != nil && !errors.Is(err, http.ErrHandlerTimeout) {
+	if err := encoder.Encode(value); err != nil { // Details of a controller may be no JSON
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 	}
 }

@@ -32,7 +32,7 @@ type Loop[K comparable] struct {
 	phase    Phase
 	queue    *queue[K]
 	inFlight map[K]time.Time
-	refused  map[K]struct{} // keys that wait until this replica leads; nil when it leads
+	refused  map[K]struct{} // keys that wait until this replica leads
 	counts   struct{ reconciles, errors, panics uint64 }
 	lastErr  *LastError
 }
@@ -120,13 +120,12 @@ func (l *Loop[K]) add(key K, lane lane, tenant string) {
 // workers and mappings have returned, however long that takes: the host, which holds the Lease, decides how
 // long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
-	controller, loop, cluster := l.opts.Name, l.opts.Loop, l.opts.Cluster
-	logger, labels := klog.FromContext(ctx).WithValues("controller", controller), []string{"controller", controller}
-	if loop != "" {
-		logger, labels = logger.WithValues("loop", loop), append(labels, "loop", loop)
-	}
-	if cluster != "" {
-		logger, labels = logger.WithValues("cluster", cluster), append(labels, "cluster", cluster)
+	var labels []string
+	logger := klog.FromContext(ctx)
+	for _, label := range [][2]string{{"controller", l.opts.Name}, {"loop", l.opts.Loop}, {"cluster", l.opts.Cluster}} {
+		if label[1] != "" {
+			logger, labels = logger.WithValues(label[0], label[1]), append(labels, label[:]...)
+		}
 	}
 	// The goroutines of the workers and of the queue inherit the labels.
 	pprof.Do(klog.NewContext(ctx, logger), pprof.Labels(labels...), func(ctx context.Context) {
@@ -138,8 +137,8 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 func (l *Loop[K]) run(parent context.Context) error {
 	ctx, stop := context.WithCancel(parent) // ends when no more keys are to be taken
 	defer stop()
-	logger, leading := klog.FromContext(ctx), processOf(ctx).leading
-	q, err := l.start(&logger, leading)
+	logger := klog.FromContext(ctx)
+	q, err := l.start(&logger)
 	if err != nil {
 		return err
 	}
@@ -170,8 +169,8 @@ func (l *Loop[K]) run(parent context.Context) error {
 			}
 		})
 	}
-	workers.Go(func() { l.retryRefused(ctx, leading) })
-	logger.Info("Controller started", "workers", l.opts.Workers)
+	workers.Go(func() { l.retryRefused(ctx) })
+	logger.Info("Loop started", "workers", l.opts.Workers)
 	replayEnd := make(chan struct{})
 	workers.Go(func() { l.replay(ctx, q); close(replayEnd) })
 
@@ -190,7 +189,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 		}
 	}
 	l.setPhase(PhaseDraining)
-	logger.Info("Controller is draining", "inFlight", l.Status().InFlight)
+	logger.Info("Loop is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
 	if d := l.opts.DrainTimeout; d > 0 {
 		defer time.AfterFunc(l.opts.drainTimeLeft(l.Status()), func() {
@@ -203,10 +202,10 @@ func (l *Loop[K]) run(parent context.Context) error {
 		backgroundErr = <-background
 	}
 	if backgroundErr != nil && parent.Err() != nil {
-		logger.Error(backgroundErr, "Background function failed while the controller was stopping")
+		logger.Error(backgroundErr, "Background function failed while the loop was stopping")
 		backgroundErr = nil // none of its work goes on
 	}
-	logger.Info("Controller stopped")
+	logger.Info("Loop stopped")
 	return backgroundErr
 }
 
@@ -234,19 +233,14 @@ func (l *Loop[K]) background(ctx context.Context) <-chan error {
 }
 
 // start creates the queue of one run. It returns an error if the loop is already running.
-func (l *Loop[K]) start(logger *klog.Logger, leading <-chan struct{}) (*queue[K], error) {
+func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase != PhaseStopped {
 		return nil, fmt.Errorf("loop %s is already running", l.opts)
 	}
 	l.phase = PhaseSyncing
-	l.queue = newQueue[K](l.opts, logger)
-	select {
-	case <-leading:
-	default:
-		l.refused = map[K]struct{}{}
-	}
+	l.queue, l.refused = newQueue[K](l.opts, logger), map[K]struct{}{}
 	return l.queue, nil
 }
 
@@ -264,7 +258,7 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 	}
 	o := l.reconcileOnce(withLane(work, lane), key, limiter.NumRequeues(key))
 	switch {
-	case o.result == resultNotLeading && l.waitToLead(key):
+	case o.result == resultNotLeading && l.waitToLead(work, key):
 		limiter.Forget(key)
 	case o.retry:
 		delay := limiter.When(key)
@@ -282,20 +276,22 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 }
 
 // waitToLead lets a key wait until this replica leads. It returns false if the replica leads already.
-func (l *Loop[K]) waitToLead(key K) bool {
-	l.mu.Lock()
+func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
+	l.mu.Lock() // retryRefused sees the key if leading is open now
 	defer l.mu.Unlock()
-	if l.refused == nil {
+	select {
+	case <-processOf(ctx).leading:
 		return false
+	default:
+		l.refused[key] = struct{}{}
+		return true
 	}
-	l.refused[key] = struct{}{}
-	return true
 }
 
 // retryRefused enqueues the keys of waitToLead when this replica begins to lead.
-func (l *Loop[K]) retryRefused(ctx context.Context, leading <-chan struct{}) {
+func (l *Loop[K]) retryRefused(ctx context.Context) {
 	select {
-	case <-leading:
+	case <-processOf(ctx).leading:
 	case <-ctx.Done():
 		return
 	}

@@ -128,10 +128,9 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 // resource again, the failure is one.
 func (f *feed) handleFailure(ctx context.Context, err error) {
 	if f.informer.plan.optional && (apierrors.IsNotFound(err) || f.state.isAbsent()) {
-		filled, _ := f.state.filled()
 		switch discovered := f.discover(ctx); {
 		case ctx.Err() != nil:
-		case apierrors.IsNotFound(discovered) || discovered == nil && !filled:
+		case apierrors.IsNotFound(discovered) || discovered == nil && !f.state.filled():
 			_ = f.informer.replace(f, nil) // never fails without objects
 			f.state.markAbsent(apierrors.IsNotFound(discovered))
 		case discovered == nil:
@@ -197,8 +196,11 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	f.state.recordFailure("watch", err)
-	if opts.SendInitialEvents != nil && (apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err)) {
+	streams := opts.SendInitialEvents != nil
+	if !streams || !apierrors.IsInvalid(err) { // a server that does not stream lists is asked for pages
+		f.state.recordFailure("watch", err)
+	}
+	if streams && (apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err)) {
 		// The reflector would wait without watching ctx, and delay Shutdown. So it asks for pages.
 		err = errors.New(err.Error())
 	}

@@ -63,8 +63,8 @@ func (i *informer) checkSynced() {
 	defer i.mu.Unlock()
 	anyFilled := false
 	for _, f := range i.feeds {
-		filled, refused := f.state.filled()
-		if !filled && !refused {
+		filled := f.state.filled()
+		if !filled && !f.state.refused() {
 			return
 		}
 		anyFilled = anyFilled || filled

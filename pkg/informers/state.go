@@ -54,13 +54,20 @@ func (s *state) addObjects(n int) {
 	s.recorded.Objects += n
 }
 
-// filled reports whether the cache has been filled once, and whether the API server has refused the last
-// list with 403 or 404. A server that is slow or away has not refused.
-func (s *state) filled() (filled, refused bool) {
+// filled reports whether the cache has been filled once.
+func (s *state) filled() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.recorded.Lists > 0 || s.empty
+}
+
+// refused reports whether the API server has refused the last list with 403 or 404. A server that is slow or
+// away has not refused.
+func (s *state) refused() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failing["list"]
-	return s.recorded.Lists > 0 || s.empty, f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
+	return f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
 }
 
 // recordList records a complete list.
@@ -148,7 +155,7 @@ func (s *state) recordFailure(verb string, err error) {
 
 // problem returns what is wrong, or nil if nothing is worth reporting.
 func (s *state) problem() error {
-	filled, _ := s.filled()
+	filled := s.filled()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
@@ -201,8 +208,7 @@ func (s *state) logFailure(ctx context.Context, err error) {
 
 // status returns what is known of the requests.
 func (s *state) status() ResourceStatus {
-	problem := s.problem()
-	filled, _ := s.filled()
+	problem, filled := s.problem(), s.filled()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	status := s.recorded

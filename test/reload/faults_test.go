@@ -25,7 +25,7 @@ func behindProxy(t *testing.T, args []string) *faultproxy.Proxy {
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args})
 	shared.WaitForLeader(ctx, t, m)
-	if _, err := m.WaitForLine(ctx, "Controller started"); err != nil {
+	if _, err := m.WaitForLine(ctx, "Loop started"); err != nil {
 		t.Fatal(err)
 	}
 	return proxy

@@ -63,7 +63,7 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 		t.Helper()
 		ctx := fleet.Context(t)
 		m := shared.RunLeader(ctx, t, args...)
-		if _, err := m.WaitForLine(ctx, "Controller started"); err != nil {
+		if _, err := m.WaitForLine(ctx, "Loop started"); err != nil {
 			t.Fatal(err)
 		}
 		managers = append(managers, m)
