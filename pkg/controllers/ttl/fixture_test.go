@@ -4,10 +4,13 @@
 package ttl_test
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -51,22 +54,51 @@ type fixture struct {
 	before func(controllertest.Request) error
 }
 
-func newFixture(t *testing.T, configure func(*ttl.Config)) *fixture {
+// row is a row of a table: the configuration, rules if there are any, and what happens.
+type row struct {
+	configure func(*ttl.Config)
+	rules     string
+	run       func(f *fixture)
+}
+
+func runRows(t *testing.T, rows map[string]row) {
+	for name, r := range rows {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { r.run(newFixture(t, r)) })
+		})
+	}
+}
+
+func newFixture(t *testing.T, r row) *fixture {
 	t.Helper()
 	t.Setenv("POD_NAME", "manager-0")
 	f := &fixture{T: t, entry: ttl.Entry(), flags: []string{"--compat=ttl-controller,janitor"}}
 	f.cfg = f.entry.Config.(*ttl.Config)
 	f.cfg.Grace = 0 // most tests begin with something that is due; TestGraceDelaysTheFirstDeletion has the rest
 	f.cfg.Include = []string{"pods", "configmaps", "widgets.example.com"}
-	if configure != nil {
-		configure(f.cfg)
+	if r.rules != "" {
+		f.cfg.Include = append(f.cfg.Include, "jobs.batch", "persistentvolumeclaims", "secrets")
+		f.writeRules(r.rules)
+	}
+	if r.configure != nil {
+		r.configure(f.cfg)
 	}
 	return f
 }
 
-// start starts the manager on what was put before.
-func (f *fixture) start() {
+// writeRules writes a file of rules.
+func (f *fixture) writeRules(rules string) {
 	f.Helper()
+	f.cfg.RulesFile = filepath.Join(f.TempDir(), "rules.yaml")
+	if err := os.WriteFile(f.cfg.RulesFile, []byte("rules:"+rules), 0o600); err != nil {
+		f.Fatal(err)
+	}
+}
+
+// start starts the manager on what was put before, and these objects.
+func (f *fixture) start(objects ...runtime.Object) {
+	f.Helper()
+	f.objects = append(f.objects, objects...)
 	controllertest.Setup{Entries: []controllers.Entry{f.entry}, Flags: f.flags, Prepare: func(h *controllertest.Host) {
 		f.Host = h
 		h.OnRead(f.request)
@@ -123,6 +155,17 @@ func object(k kind, name string, annotations ...string) *unstructured.Unstructur
 		annotated[annotations[i]] = annotations[i+1]
 	}
 	u.SetAnnotations(annotated)
+	return u
+}
+
+// expiring returns the Pod shop/p with a TTL, and more annotations.
+func expiring(ttl string, annotations ...string) *unstructured.Unstructured {
+	return object(pod, "shop/p", append([]string{ttlController + "ttl", ttl}, annotations...)...)
+}
+
+// ownedBy returns the object with an owner that controls it.
+func ownedBy(kind string, u *unstructured.Unstructured) *unstructured.Unstructured {
+	u.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: kind, Name: "d", UID: "1", Controller: new(true)}})
 	return u
 }
 
@@ -183,6 +226,19 @@ func (f *fixture) asked(want ...string) {
 	if got := f.asks(); !slices.Equal(got, want) {
 		f.Errorf("requests %q, want %q", got, want)
 	}
+}
+
+// askedAfter lets time pass, and then is asked. With askedAt there is no request before.
+func (f *fixture) askedAfter(d time.Duration, want ...string) {
+	f.Helper()
+	f.pass(d)
+	f.asked(want...)
+}
+
+func (f *fixture) askedAt(d time.Duration, want ...string) {
+	f.Helper()
+	f.askedAfter(d - time.Second)
+	f.askedAfter(time.Second, want...)
 }
 
 // asks returns the requests since the last time.

@@ -14,10 +14,8 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
@@ -32,15 +30,11 @@ const (
 // Package policy has the others.
 func TestReconcile(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "p", errors.New("by nobody"))
-	for name, test := range map[string]struct {
-		configure func(*ttl.Config)
-		run       func(f *fixture)
-	}{
+	runRows(t, map[string]row{
 		"what is due is deleted with its UID and version": {run: func(f *fixture) {
 			var sent string
 			f.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
-			f.start()
+			f.start(expiring("1h"))
 			f.asked(getP, deleteP)
 			for _, part := range []string{`"uid":"0`, `"resourceVersion":"1`, `"propagationPolicy":"Background"`} {
 				if !strings.Contains(sent, part) {
@@ -51,40 +45,30 @@ func TestReconcile(t *testing.T) {
 			f.metric(1, "deletions_total", "group", "", "resource", "pods", "result", "success")
 		}},
 		"what is due in days is looked at every hour, without a request": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "3d")
-			f.start()
-			f.pass(70*time.Hour - time.Second)
-			f.asked()
-			f.pass(time.Second)
-			f.asked(getP, deleteP)
+			f.start(expiring("3d"))
+			f.askedAt(70*time.Hour, getP, deleteP)
 		}},
 		"an invalid value is told once": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "-5m")
-			f.start()
-			f.put(pod, "shop/p", ttlController+"ttl", "-5m")
-			f.pass(24 * time.Hour)
-			f.asked()
+			f.start(expiring("-5m"))
+			f.add(expiring("-5m"))
+			f.askedAfter(24 * time.Hour)
 			f.toldOf("InvalidTTL")
-			f.put(pod, "shop/p", ttlController+"ttl", "-6m")
+			f.add(expiring("-6m"))
 			f.toldOf("InvalidTTL")
 		}},
 		"the live object is due later": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "3h")
-			f.start()
-			f.whenRead(object(pod, "shop/p", ttlController+"ttl", "1w"))
-			f.pass(time.Hour)
-			f.asked(getP)
-			f.pass(24 * time.Hour)
-			f.asked()
+			f.start(expiring("3h"))
+			f.whenRead(expiring("1w"))
+			f.askedAfter(time.Hour, getP)
+			f.askedAfter(24 * time.Hour)
 			f.toldOf()
 		}},
 		"another object of that name": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "3h")
-			f.start()
+			f.start(expiring("3h"))
 			f.Lag(time.Second)
 			f.beforeRequests(func(_ controllertest.Request) error {
 				f.Delete(object(pod, "shop/p"))
-				f.Put(object(pod, "shop/p", ttlController+"ttl", "1h"))
+				f.Put(expiring("1h"))
 				f.beforeRequests(nil)
 				return nil
 			})
@@ -94,10 +78,10 @@ func TestReconcile(t *testing.T) {
 		"a status that never rests": {run: func(f *fixture) {
 			f.start()
 			f.refuse(func() error {
-				f.Put(object(pod, "shop/p", ttlController+"ttl", "1h"))
+				f.Put(expiring("1h"))
 				return nil
 			})
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
+			f.add(expiring("1h"))
 			f.pass(750 * time.Millisecond) // at once, and after 0.1, 0.2 and 0.4 s more
 			f.asked(getP, deleteP, getP, deleteP, getP, deleteP, getP, deleteP)
 			f.toldOf("FailedToDeleteExpiredTTL")
@@ -135,34 +119,31 @@ func TestReconcile(t *testing.T) {
 				f.Errorf("Events %q", texts)
 			}
 		}},
-		"a dry run": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
-			f.start()
-			f.put(pod, "shop/p", ttlController+"ttl", "1h", "status", "other")
-			f.pass(24 * time.Hour)
-			f.asked(getP)
+		"a dry run announces nothing, waits for nothing and tells nobody twice": {configure: func(c *ttl.Config) { c.DryRun = true; minute(c) }, run: func(f *fixture) {
+			f.start(expiring("1h"))
 			f.toldOf("WouldDeleteExpiredTTL")
-			f.put(pod, "shop/p", ttlController+"ttl", "2h")
+			f.add(expiring("1h", "status", "other"))
+			f.askedAfter(24*time.Hour, getP)
+			f.add(ownedBy("Node", expiring("1h")))
+			f.asked(getP)
+			f.toldOf()
+			f.add(expiring("2h"))
 			f.toldOf("WouldDeleteExpiredTTL")
 			f.left(1, 0)
 		}},
 		"nobody looks at the clocks": {configure: func(c *ttl.Config) { c.MaxClockSkew = 0 }, run: func(f *fixture) {
 			f.start()
 			f.skew(-2*time.Hour, "")
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
+			f.add(expiring("1h"))
 			f.asked(getP, deleteP)
 		}},
 		"forbidden": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.refuse(func() error { return forbidden })
-			f.start()
+			f.start(expiring("1h"))
 			f.asked(getP, deleteP+" refused")
 			f.metric(1, "deletions_total", "result", "error")
 			f.toldOf("FailedToDeleteExpiredTTL")
-			f.pass(5*time.Minute - time.Second)
-			f.asked()
-			f.pass(time.Second)
-			f.asked(getP, deleteP+" refused")
+			f.askedAt(5*time.Minute, getP, deleteP+" refused")
 			f.toldOf()
 			f.pass(24 * time.Hour)
 			if n := f.repeated("FailedToDeleteExpiredTTL"); n < 24 || n > 25 {
@@ -173,11 +154,9 @@ func TestReconcile(t *testing.T) {
 			}
 		}},
 		"another error": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
 			f.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
-			f.start()
-			f.pass(2 * time.Second)
-			f.asked(getP, deleteP+" refused", getP, deleteP+" refused")
+			f.start(expiring("1h"))
+			f.askedAfter(2*time.Second, getP, deleteP+" refused", getP, deleteP+" refused")
 			f.toldOf()
 			f.pass(2 * time.Second)
 			f.toldOf("FailedToDeleteExpiredTTL")
@@ -186,22 +165,14 @@ func TestReconcile(t *testing.T) {
 			f.toldOf("DeletedExpiredTTL")
 		}},
 		"a TTL that is prolonged, and then shortened": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "3h")
-			f.start()
-			f.put(pod, "shop/p", ttlController+"ttl", "9h")
-			f.pass(2 * time.Hour)
-			f.asked()
-			f.put(pod, "shop/p", ttlController+"ttl", "5h")
-			f.pass(time.Hour - time.Second)
-			f.asked()
-			f.pass(time.Second)
-			f.asked(getP, deleteP)
+			f.start(expiring("3h"))
+			f.add(expiring("9h"))
+			f.askedAfter(2 * time.Hour)
+			f.add(expiring("5h"))
+			f.askedAt(time.Hour, getP, deleteP)
 		}},
 		"a ReplicaSet that its Deployment has left behind": {configure: func(c *ttl.Config) { c.Include = []string{"replicasets.apps"} }, run: func(f *fixture) {
-			owned := object(replicaSet, "shop/r", ttlController+"ttl", "1h")
-			owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "Deployment", Name: "d", UID: "1", Controller: ptr.To(true)}})
-			f.add(owned)
-			f.start()
+			f.start(ownedBy("Deployment", object(replicaSet, "shop/r", ttlController+"ttl", "1h")))
 			f.asked()
 			f.put(replicaSet, "shop/r", ttlController+"ttl", "1h")
 			f.asked("get replicasets.apps shop/r", "delete replicasets.apps shop/r")
@@ -218,7 +189,7 @@ func TestReconcile(t *testing.T) {
 					f.put(configMap, fmt.Sprintf("hangs/c%d", i), ttlController+"ttl", "1h")
 				}
 				f.start()
-				f.put(pod, "shop/p", ttlController+"ttl", "1h")
+				f.add(expiring("1h"))
 				f.pass(11 * time.Second)
 				f.toldOf("DeletedExpiredTTL")
 				f.metric(1, "failing_types")
@@ -236,7 +207,7 @@ func TestReconcile(t *testing.T) {
 			f.put(configMap, "shop/d", ttlController+"ttl", "3h")
 			f.start()
 			f.skew(-2*time.Hour, "configmaps")
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
+			f.add(expiring("1h"))
 			f.asked(getP, deleteP)
 			f.toldOf("DeletedExpiredTTL")
 			f.pass(time.Hour)
@@ -253,29 +224,13 @@ func TestReconcile(t *testing.T) {
 			f.pass(2 * time.Minute)
 			f.left(0, 0)
 		}},
-		"the deletion is under way": {run: func(f *fixture) {
-			p := object(pod, "shop/p", ttlController+"ttl", "3h")
-			p.SetFinalizers([]string{"example.com/wait"})
-			f.add(p)
-			f.start()
-			f.Delete(p)
-			f.pass(24 * time.Hour)
-			f.asked()
-		}},
 		"the clock is behind the API server's": {run: func(f *fixture) {
 			f.start()
 			f.skew(2*time.Hour, "")
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
+			f.add(expiring("1h"))
 			f.asked(getP)
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, test.configure)
-				test.run(f)
-			})
-		})
-	}
+	})
 }
 
 // TestWhatCountsForTheBreaker has answers to a deletion, after which another object may be deleted or not.
@@ -295,7 +250,7 @@ func TestWhatCountsForTheBreaker(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 })
+				f := newFixture(t, row{configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 }})
 				f.put(configMap, "shop/c", ttlController+"ttl", "1h")
 				f.beforeRequests(func(r controllertest.Request) error {
 					switch {
@@ -307,7 +262,7 @@ func TestWhatCountsForTheBreaker(t *testing.T) {
 					return test.err
 				})
 				f.start()
-				f.put(pod, "shop/p", ttlController+"ttl", "1h")
+				f.add(expiring("1h"))
 				if test.counts {
 					f.left(1, 1)
 				} else {
@@ -328,7 +283,7 @@ func crd() *unstructured.Unstructured {
 
 func TestTypesComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, nil)
+		f := newFixture(t, row{})
 		f.start()
 		f.metric(2, "watched_types")
 		f.add(crd())
@@ -349,7 +304,7 @@ func TestTypesComeAndGo(t *testing.T) {
 // cluster nor definitions.
 func TestNamespacesLimitWhatIsWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, func(c *ttl.Config) { c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io") })
+		f := newFixture(t, row{configure: func(c *ttl.Config) { c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io") }})
 		f.flags = append(f.flags, "--namespaces=shop")
 		f.start()
 		f.metric(2, "watched_types")

@@ -6,7 +6,6 @@ package ttl_test
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -42,15 +41,6 @@ const (
   ttl: 1h`
 )
 
-// writeRules writes a file of rules.
-func (f *fixture) writeRules(rules string) {
-	f.Helper()
-	f.cfg.RulesFile = filepath.Join(f.TempDir(), "rules.yaml")
-	if err := os.WriteFile(f.cfg.RulesFile, []byte("rules:"+rules), 0o600); err != nil {
-		f.Fatal(err)
-	}
-}
-
 // with returns the object with a field of its own.
 func with(u *unstructured.Unstructured, value any, path ...string) *unstructured.Unstructured {
 	if err := unstructured.SetNestedField(u.Object, value, path...); err != nil {
@@ -75,23 +65,14 @@ func labelled(u *unstructured.Unstructured, labels map[string]string) *unstructu
 // TestRulesDeleteWhatTheyChoose has what is about more than one object or moment. The tests of package rules
 // have the rest.
 func TestRulesDeleteWhatTheyChoose(t *testing.T) {
-	for name, test := range map[string]struct {
-		rules     string
-		configure func(*ttl.Config)
-		run       func(f *fixture)
-	}{
+	runRows(t, map[string]row{
 		"a Job is deleted an hour after it completes": {rules: ruleR, run: func(f *fixture) {
-			f.add(with(object(job, "shop/j"), int64(1), "status", "active"))
-			f.start()
-			f.pass(3 * time.Hour)
-			f.asked()
+			f.start(with(object(job, "shop/j"), int64(1), "status", "active"))
+			f.askedAfter(3 * time.Hour)
 			f.metric(0, "rule_errors_total", "rule", "r")
 			f.metric(0, "tracked_objects")
 			f.add(done("shop/j", 0))
-			f.pass(time.Hour - time.Second)
-			f.asked()
-			f.pass(time.Second)
-			f.asked(getJ, deleteJ)
+			f.askedAt(time.Hour, getJ, deleteJ)
 			texts, _ := f.events()
 			if want := "because of rule r, since 2000-01-01T03:00:00Z, ttl 1h, due at 2000-01-01T04:00:00Z"; len(texts) != 1 || !strings.HasSuffix(texts[0], want) {
 				f.Errorf("Events %q, want one that ends in %q", texts, want)
@@ -99,11 +80,9 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			f.metric(1, "deletions_total", "group", "batch", "resource", "jobs", "result", "success", "rule", "r")
 		}},
 		"an object without a field that a rule reads is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], when: object.status.x == 1, ttl: 1h}", run: func(f *fixture) {
-			f.add(done("shop/j", 2*time.Hour))
-			f.start()
+			f.start(done("shop/j", 2*time.Hour))
 			f.add(with(done("shop/j", 2*time.Hour), int64(1), "status", "failed")) // which changes nothing
-			f.pass(3 * time.Hour)
-			f.asked()
+			f.askedAfter(3 * time.Hour)
 			f.toldOf()
 			f.metric(1, "rule_errors_total", "rule", "r")
 			details := f.Controller(ttl.Name).Status().Details.(ttl.Details)
@@ -112,38 +91,29 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			}
 		}},
 		"an annotation of forever keeps rules away": {rules: ruleR, run: func(f *fixture) {
-			f.add(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "forever"))
-			f.start()
-			f.pass(3 * time.Hour)
-			f.asked()
+			f.start(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "forever"))
+			f.askedAfter(3 * time.Hour)
 			f.add(done("shop/j", 5*time.Hour))
 			f.asked(getJ, deleteJ)
 		}},
 		"an annotation that the cache does not show yet keeps rules away": {rules: ruleR, run: func(f *fixture) {
-			f.add(done("shop/j", 50*time.Minute))
-			f.start()
+			f.start(done("shop/j", 50*time.Minute))
 			f.whenRead(done("shop/j", 50*time.Minute, "quartermaster.dev/ttl", "forever"))
-			f.pass(3 * time.Hour)
-			f.asked(getJ)
+			f.askedAfter(3*time.Hour, getJ)
 		}},
 		"a rule decides on the whole object when an annotation goes": {rules: "\n- {name: r, resources: [jobs.batch], when: \"!has(object.spec)\", ttl: 1h}", run: func(f *fixture) {
-			f.add(with(object(job, "shop/j", "quartermaster.dev/ttl", "3h"), true, "spec", "suspend"))
-			f.start()
+			f.start(with(object(job, "shop/j", "quartermaster.dev/ttl", "3h"), true, "spec", "suspend"))
 			f.whenRead(with(object(job, "shop/j"), true, "spec", "suspend"))
-			f.pass(3 * time.Hour)
-			f.asked(getJ)
+			f.askedAfter(3*time.Hour, getJ)
 		}},
 		"an annotation that does not count keeps no rule away": {rules: ruleR, configure: func(c *ttl.Config) { c.Annotations = []string{"native"} }, run: func(f *fixture) {
-			f.add(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
-			f.start()
+			f.start(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
 			f.asked(getJ, deleteJ)
 		}},
 		"a label that has changed since is read before the deletion": {rules: "\n- {name: r, resources: [jobs.batch], when: object.metadata.labels.keep == 'no', ttl: 3h}", run: func(f *fixture) {
-			f.add(labelled(object(job, "shop/j"), map[string]string{"keep": "no"}))
-			f.start()
+			f.start(labelled(object(job, "shop/j"), map[string]string{"keep": "no"}))
 			f.whenRead(labelled(object(job, "shop/j"), map[string]string{"keep": "yes"}))
-			f.pass(3 * time.Hour)
-			f.asked(getJ)
+			f.askedAfter(3*time.Hour, getJ)
 			f.toldOf()
 		}},
 		"a backlog stops no annotation": {rules: ruleR, run: func(f *fixture) {
@@ -154,7 +124,7 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			if got := len(controllertest.List[batchv1.Job](f.Host)); got != 90 {
 				f.Errorf("%d Jobs are left, want 90", got)
 			}
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
+			f.add(expiring("1h"))
 			f.left(0, 0)
 			f.metric(1, "stopped_namespaces")
 			f.metric(90, "overdue_objects")
@@ -164,8 +134,7 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			}
 		}},
 		"a rule with dryRun deletes nothing, other rules do": {rules: "\n- {name: claims, resources: [persistentvolumeclaims], ttl: 1h, dryRun: true}" + ruleR, run: func(f *fixture) {
-			f.add(object(claim, "shop/c"), done("shop/j", 2*time.Hour))
-			f.start()
+			f.start(object(claim, "shop/c"), done("shop/j", 2*time.Hour))
 			f.toldOf("DeletedExpiredTTL", "WouldDeleteExpiredTTL")
 			f.pass(3 * time.Hour)
 			got := f.asks()
@@ -186,13 +155,11 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 				return with(object(claim, "shop/c"), []any{map[string]any{"type": "Unused", "status": status,
 					"lastTransitionTime": time.Now().Add(-3 * 24 * time.Hour).UTC().Format(time.RFC3339)}}, "status", "conditions")
 			}
-			f.add(unused("True"))
-			f.start()
+			f.start(unused("True"))
 			f.metric(1, "tracked_objects")
 			f.add(unused("False"))
 			f.metric(0, "tracked_objects")
-			f.pass(3 * time.Hour)
-			f.asked()
+			f.askedAfter(3 * time.Hour)
 		}},
 		"an object that is due in days is deleted on time and without an announcement": {rules: strings.Replace(ruleR, "1h", "3d", 1), configure: minute, run: func(f *fixture) {
 			since := time.Now()
@@ -202,8 +169,7 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 				types := f.Controller(ttl.Name).Status().Details.(ttl.Details).Types
 				return types[slices.IndexFunc(types, func(k ttl.TypeStatus) bool { return k.Resource == "jobs.batch" })].NextDeadline
 			}
-			f.add(done("shop/j", 0))
-			f.start()
+			f.start(done("shop/j", 0))
 			until(since.Add(24 * time.Hour))
 			f.add(with(done("shop/j", time.Since(since)), int64(1), "status", "failed")) // as after a new list
 			until(since.Add(30 * time.Hour))
@@ -234,34 +200,18 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			f.pass(24 * time.Hour)
 			f.metric(1, "rule_objects", "rule", "r")
 			f.add(labelled(object(job, "shop/j"), map[string]string{"x": "", "at": "2000-01-02T00:01:00Z"}))
-			f.pass(time.Hour)
-			f.asked()
+			f.askedAfter(time.Hour)
 			at("2000-01-08T00:00:00Z")
-			f.pass(time.Hour)
-			f.asked()
+			f.askedAfter(time.Hour)
 			f.pass(6*24*time.Hour - time.Hour + time.Second) // it is the 8th, 1:00
 			f.asked(getJ, deleteJ)
 			f.metric(0, "rule_objects", "rule", "r")
 		}},
 		"a Secret": {rules: "\n- {name: r, resources: [secrets], when: \"object.data.a == 'eA=='\", ttl: 1h}", run: func(f *fixture) {
-			f.add(with(object(secret, "shop/s"), "eA==", "data", "a"), with(object(secret, "shop/t"), "eQ==", "data", "a"))
-			f.start()
+			f.start(with(object(secret, "shop/s"), "eA==", "data", "a"), with(object(secret, "shop/t"), "eQ==", "data", "a"))
 			f.asked("get secrets shop/s", "delete secrets shop/s")
 		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, func(c *ttl.Config) {
-					c.Include = append(c.Include, "jobs.batch", "persistentvolumeclaims", "secrets")
-					if test.configure != nil {
-						test.configure(c)
-					}
-				})
-				f.writeRules(test.rules)
-				test.run(f)
-			})
-		})
-	}
+	})
 }
 
 // TestFileThatIsMissingFailsTheStart has a mistake that fails the start. The tests of package rules have the
@@ -277,7 +227,7 @@ func TestFileThatIsMissingFailsTheStart(t *testing.T) {
 // TestCommandShowsWhatRulesDelete has the command that shows what a file would delete.
 func TestCommandShowsWhatRulesDelete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, func(c *ttl.Config) { c.Include = append(c.Include, "jobs.batch") })
+		f := newFixture(t, row{configure: func(c *ttl.Config) { c.Include = append(c.Include, "jobs.batch") }})
 		f.add(done("shop/j", 2*time.Hour), done("shop/later", time.Minute), done("kube-system/j", 2*time.Hour),
 			done("shop/kept", 2*time.Hour, "quartermaster.dev/ttl", "forever"), object(pod, "shop/p"), object(configMap, "temp/c"))
 		f.start()

@@ -13,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
@@ -26,87 +25,47 @@ func minute(c *ttl.Config) { c.Grace = time.Minute }
 // TestGraceDelaysTheFirstDeletion has objects that are due when they are first seen, and others. The former
 // are deleted a minute later than in TestReconcile, which has no grace.
 func TestGraceDelaysTheFirstDeletion(t *testing.T) {
-	for name, test := range map[string]struct {
-		configure func(*ttl.Config)
-		run       func(f *fixture)
-	}{
-		"what is due when a leader begins is announced once, and goes a minute later": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
-			f.start()
+	runRows(t, map[string]row{
+		"what is due when a leader begins is announced once, and goes a minute later": {configure: minute, run: func(f *fixture) {
+			f.start(expiring("1h"))
 			f.toldOf("WillDeleteExpiredTTL")
-			f.put(pod, "shop/p", ttlController+"ttl", "1h", "status", "other") // which does not begin the minute anew
-			f.pass(time.Minute - time.Second)
-			f.asked()
-			f.pass(time.Second)
-			f.asked(getP, deleteP)
+			f.add(expiring("1h", "status", "other")) // which does not begin the minute anew
+			f.askedAt(time.Minute, getP, deleteP)
 			f.toldOf("DeletedExpiredTTL")
 		}},
-		"a deadline that is now": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "2h")
-			f.start()
-			f.pass(time.Minute - time.Second)
-			f.asked()
-			f.pass(time.Second)
-			f.asked(getP, deleteP)
+		"a deadline that is now": {configure: minute, run: func(f *fixture) {
+			f.start(expiring("2h"))
+			f.askedAt(time.Minute, getP, deleteP)
 		}},
-		"what becomes due while it is watched goes to the second": {run: func(f *fixture) {
+		"what becomes due while it is watched goes to the second": {configure: minute, run: func(f *fixture) {
 			f.start()
 			f.put(pod, "shop/p", policy.NativeExpires, time.Now().Add(time.Second).UTC().Format(time.RFC3339))
-			f.pass(time.Second)
-			f.asked(getP, deleteP)
+			f.askedAfter(time.Second, getP, deleteP)
 			f.toldOf("DeletedExpiredTTL")
 		}},
-		"a deadline that is moved to another time in the past begins a minute of its own": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
-			f.start()
+		"a deadline that is moved to another time in the past begins a minute of its own": {configure: minute, run: func(f *fixture) {
+			f.start(expiring("1h"))
 			f.pass(30 * time.Second)
-			f.put(pod, "shop/p", ttlController+"ttl", "30m")
+			f.add(expiring("30m"))
 			f.toldOf("WillDeleteExpiredTTL", "WillDeleteExpiredTTL")
-			f.pass(time.Minute - time.Second)
-			f.asked()
-			f.pass(time.Second)
-			f.asked(getP, deleteP)
+			f.askedAt(time.Minute, getP, deleteP)
 		}},
-		"the live object has another deadline, of which no watch has told": {run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "3h")
-			f.start()
-			f.whenRead(object(pod, "shop/p", ttlController+"ttl", "2h"))
-			f.pass(time.Hour)
-			f.asked(getP)
+		"the live object has another deadline, of which no watch has told": {configure: minute, run: func(f *fixture) {
+			f.start(expiring("3h"))
+			f.whenRead(expiring("2h"))
+			f.askedAfter(time.Hour, getP)
 			f.toldOf("WillDeleteExpiredTTL")
 			f.pass(time.Minute)
 			f.toldOf("DeletedExpiredTTL")
 		}},
-		"a dry run announces nothing, waits for nothing and tells nobody twice when an owner of the object changes": {configure: func(c *ttl.Config) { c.DryRun = true }, run: func(f *fixture) {
-			f.put(pod, "shop/p", ttlController+"ttl", "1h")
-			f.start()
-			f.toldOf("WouldDeleteExpiredTTL")
-			f.asked(getP)
-			owned := object(pod, "shop/p", ttlController+"ttl", "1h")
-			owned.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "x", UID: "1"}})
-			f.add(owned)
-			f.toldOf()
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, func(c *ttl.Config) {
-					minute(c)
-					if test.configure != nil {
-						test.configure(c)
-					}
-				})
-				test.run(f)
-			})
-		})
-	}
+	})
 }
 
 // TestTenantWithThousandsDueDelaysNobody has 5,000 overdue ConfigMaps of one namespace, before Pods of
 // another, and again each time when they come back.
 func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, nil)
+		f := newFixture(t, row{})
 		for i := range 5000 {
 			f.put(configMap, fmt.Sprintf("greedy/c%d", i), ttlController+"ttl", "1h")
 		}
@@ -142,10 +101,10 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 // no namespace.
 func TestBreakerStopsEveryTenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, func(c *ttl.Config) {
+		f := newFixture(t, row{configure: func(c *ttl.Config) {
 			c.MaxDeletionsPerMinute = 2
 			c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io")
-		})
+		}})
 		for i := range 3 {
 			f.put(clusterRole, fmt.Sprintf("/r%d", i), ttlController+"ttl", "1h")
 		}
