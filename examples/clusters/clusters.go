@@ -7,7 +7,6 @@ package clusters
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -17,10 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -97,7 +94,6 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	if err != nil {
 		return nil, err
 	}
-	client, clientErr := kubernetes.NewForConfig(cluster.RESTConfig)
 	var loop *controllers.Loop[cache.ObjectName]
 	cluster.LoopOptions.Background = func(ctx context.Context) error {
 		namespaces, err := informers.Follow[metav1.Object](ctx, cluster, informers.Need{Resource: informers.Namespaces, ClusterScoped: true, LabelSelector: label + "!=" + secret.Name})
@@ -113,28 +109,21 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 		<-ctx.Done()
 		return nil
 	}
+	cluster.LoopOptions.Timeout = 10 * time.Second // it may not answer
 	loop, err = controllers.NewLoop(cluster.LoopOptions, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // it may not answer
-		defer cancel()
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, label, secret.Name)
-		_, err := client.CoreV1().Namespaces().Patch(ctx, key.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: name})
+		_, err := cluster.Client.CoreV1().Namespaces().Patch(ctx, key.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: name})
 		if apierrors.IsNotFound(err) {
 			err = nil
 		}
 		return 0, err
 	})
-	if err := errors.Join(clientErr, err); err != nil {
+	if err != nil {
 		cluster.Close()
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // longer than this reconcile
-	var running sync.WaitGroup
-	running.Go(func() {
-		if err := loop.Run(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Loop of the cluster ended; it starts again when the Secret changes")
-		}
-	})
-	return func() { cancel(); running.Wait(); loop.Close(); cluster.Close() }, nil
+	cluster.Go(ctx, loop)
+	return cluster.Close, nil
 }
 
 // closeAtTheEnd closes all clusters before Run returns.

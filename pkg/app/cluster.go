@@ -5,6 +5,7 @@ package app
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -18,8 +19,10 @@ import (
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -29,10 +32,11 @@ import (
 // otherClusterDrain is how long reconciles of a loop for another cluster have to drain by default.
 const otherClusterDrain = 2 * time.Second
 
-// openClusters are the other clusters that the controllers have opened, by name.
+// openClusters has, for each other cluster that a controller has opened, a function that closes it without
+// waiting for its loops.
 type openClusters struct {
 	mu  sync.Mutex
-	all map[string]*controllers.Cluster
+	all map[string]func()
 }
 
 // openCluster implements Host.Cluster.
@@ -67,31 +71,45 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	}
 	c := connection{readConfig, p.connection.contentType}
 	readers, err := informers.NewClients(c.builtIn(c.named("informers")), p.scheme)
-	if err != nil {
+	client, clientErr := p.clients.typed(writeConfig)
+	dynamicClient, dynamicErr := dynamic.NewForConfig(writeConfig)
+	if err := errors.Join(err, clientErr, dynamicErr); err != nil {
 		return fail(err)
 	}
 	cache, err := p.caches.AddCluster(informers.Config{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return fail(err)
 	}
-	opened := &controllers.Cluster{
-		ControllerCache: cache.ForController(controller),
-		RESTConfig:      writeConfig,
+	running, end := context.WithCancel(context.Background())
+	closeNow := sync.OnceFunc(func() {
+		end()
+		cache.Shutdown()
+		utilnet.CloseIdleConnectionsFor(readConfig.Transport)
+		clusters.mu.Lock()
+		defer clusters.mu.Unlock()
+		delete(clusters.all, name)
+	})
+	if clusters.all == nil {
+		clusters.all = map[string]func(){}
+	}
+	clusters.all[name] = closeNow
+	var loops sync.WaitGroup
+	return &controllers.Cluster{
+		ControllerCache: cache.ForController(controller), Client: client, Dynamic: dynamicClient, RESTConfig: writeConfig,
 		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},
-		Close: sync.OnceFunc(func() {
-			cache.Shutdown()
-			utilnet.CloseIdleConnectionsFor(readConfig.Transport)
-			clusters.mu.Lock()
-			defer clusters.mu.Unlock()
-			delete(clusters.all, name)
-		}),
-	}
-	if clusters.all == nil {
-		clusters.all = map[string]*controllers.Cluster{}
-	}
-	clusters.all[name] = opened
-	return opened, nil
+		Go: func(ctx context.Context, loop controllers.ClusterLoop) {
+			ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+			context.AfterFunc(running, cancel)
+			loops.Go(func() {
+				defer loop.Close()
+				if err := loop.Run(ctx); err != nil {
+					klog.FromContext(ctx).Error(err, "Loop of another cluster ended", "cluster", name)
+				}
+			})
+		},
+		Close: func() { end(); loops.Wait(); closeNow() },
+	}, nil
 }
 
 // close closes the clusters that the controllers have left open.
@@ -99,8 +117,8 @@ func (o *openClusters) close() {
 	o.mu.Lock()
 	open := slices.Collect(maps.Values(o.all))
 	o.mu.Unlock()
-	for _, c := range open {
-		c.Close()
+	for _, closeNow := range open {
+		closeNow()
 	}
 }
 

@@ -6,6 +6,7 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -87,6 +88,39 @@ func TestClustersThatCanBeOpened(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 		})
+	}
+}
+
+// recordedLoop is a loop that says what happens to it.
+type recordedLoop chan string
+
+func (l recordedLoop) Run(ctx context.Context) error {
+	l <- fmt.Sprint("begins, ", context.Cause(ctx))
+	<-ctx.Done()
+	l <- "ends"
+	return ctx.Err()
+}
+
+func (l recordedLoop) Close() { l <- "is closed" }
+
+func TestClusterRunsALoopUntilItIsClosed(t *testing.T) {
+	p := elsewhereOf(t, func(*Options) {})
+	c, err := p.openCluster("one", "far", &rest.Config{Host: "x"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reconcile, end := context.WithCancel(t.Context())
+	end()
+	loop := make(recordedLoop, 3)
+	c.Go(reconcile, loop)
+	if got := <-loop; got != "begins, <nil>" {
+		t.Errorf("the loop %s", got)
+	}
+	for range 2 {
+		c.Close()
+	}
+	if len(loop) != 2 || <-loop != "ends" || <-loop != "is closed" {
+		t.Error("Close has not waited until the loop was closed")
 	}
 }
 

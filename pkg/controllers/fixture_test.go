@@ -175,10 +175,10 @@ func (f *fixture) run() {
 	if f.loop == nil {
 		f.build(WatchSelf(f.configMaps))
 	}
-	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), f.logger))
+	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), f.logger.WithValues("key", "of the reconcile that runs the loop")))
 	stopped := make(chan error, 1)
 	f.stop, f.stopped = stop, sync.OnceValue(func() error { return <-stopped })
-	go func() { stopped <- f.loop.Run(WithProcess(ctx, f.work, f.leading)) }()
+	go func() { stopped <- f.loop.Run(WithProcess(ctx, klog.NewContext(f.work, f.logger), f.leading)) }()
 	f.Cleanup(f.end)
 	synctest.Wait()
 }

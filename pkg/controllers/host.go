@@ -76,17 +76,28 @@ type Host struct {
 type Cluster struct {
 	// ControllerCache is for informers.Follow, in all namespaces of that cluster.
 	informers.ControllerCache
-	// RESTConfig makes clients. Their writes pass the fence of the election and --dry-run, but not the
+	// Client and Dynamic are as in Host.
+	Client  kubernetes.Interface
+	Dynamic dynamic.Interface
+	// RESTConfig makes other clients. Writes of all clients pass the fence of the election and --dry-run, but not the
 	// fence in our own API server, and they do not hold up the release of our Lease. RESTConfig
 	// does not contain the credentials. Clients do not follow redirects.
 	RESTConfig *rest.Config
 	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain,
-	// since the other API server may not answer. Whoever builds the loop runs it, such as in
-	// LoopOptions.Background, and closes it.
+	// since the other API server may not answer. Go runs it.
 	LoopOptions LoopOptions
-	// Close stops the followed informers, removes the cluster's metrics and closes its connections. A second
-	// call does nothing.
+	// Go runs a loop until Close. ctx may be the context of a reconcile, whose end does not end the loop.
+	Go func(ctx context.Context, loop ClusterLoop)
+	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
+	// closes its connections. A second call does nothing. A controller closes its clusters before its own Run
+	// returns, or other loops may still write when the Lease is released.
 	Close func()
+}
+
+// ClusterLoop is a [Loop] that works in another cluster.
+type ClusterLoop interface {
+	Run(context.Context) error
+	Close()
 }
 
 // apiObject is a Go type of the API, such as *v1.Widget.

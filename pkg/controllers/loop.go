@@ -121,14 +121,15 @@ func (l *Loop[K]) add(key K, lane lane, tenant string) {
 // long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	var labels []string
-	logger := klog.FromContext(ctx)
+	// ctx may be that of another loop's reconcile, whose key and lane are not this loop's.
+	logger := klog.FromContext(processOf(ctx).work)
 	for _, label := range [][2]string{{"controller", l.opts.Name}, {"loop", l.opts.Loop}, {"cluster", l.opts.Cluster}} {
 		if label[1] != "" {
 			logger, labels = logger.WithValues(label[0], label[1]), append(labels, label[:]...)
 		}
 	}
 	// The goroutines of the workers and of the queue inherit the labels.
-	pprof.Do(klog.NewContext(ctx, logger), pprof.Labels(labels...), func(ctx context.Context) {
+	pprof.Do(withLane(klog.NewContext(ctx, logger), laneChanged), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
 	return err
@@ -161,7 +162,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 
 	work, cutOff := workContext(ctx)
 	defer cutOff(nil)
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](minBackoff, l.opts.MaxBackoff)
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](l.opts.MinBackoff, l.opts.MaxBackoff)
 	var workers sync.WaitGroup
 	for range l.opts.Workers {
 		workers.Go(func() {
@@ -323,8 +324,14 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	l.inFlight[key] = started
 	l.mu.Unlock()
 
+	ctx := klog.NewContext(work, logger)
+	if timeout := l.opts.Timeout; timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the reconcile took longer than LoopOptions.Timeout, %s", timeout))
+		defer cancel()
+	}
 	stack, err := panics.Recover(func() (err error) {
-		o.after, err = l.reconcile(klog.NewContext(work, logger), key)
+		o.after, err = l.reconcile(ctx, key)
 		o.result = resultOf(o.after, err, failures)
 		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
 			o.notBefore = min(time.Duration(seconds)*time.Second, maxBackoff)
@@ -372,21 +379,6 @@ func resultOf(after time.Duration, err error, failures int) string {
 		return resultConflict
 	}
 	return resultError
-}
-
-// recordFailure records a failure for the status.
-func (l *Loop[K]) recordFailure(key string, err error, panicked bool) {
-	if panicked {
-		l.opts.Metrics.Panicked(l.opts.Name)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if panicked {
-		l.counts.panics++
-	} else {
-		l.counts.errors++
-	}
-	l.lastErr = &LastError{Key: key, Text: err.Error(), Time: l.opts.Clock.Now()}
 }
 
 func (l *Loop[K]) setPhase(p Phase) {

@@ -14,12 +14,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
 )
 
 // refusal is an error like the fence's.
@@ -87,6 +89,37 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestReconcileEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, "a")
+		f.opts.Timeout, f.opts.MinBackoff = 5*time.Second, 10*time.Second
+		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+			f.say("after %s", time.Since(f.begun))
+			<-ctx.Done()
+			return 0, context.Cause(ctx)
+		}
+		f.run()
+		pass(time.Minute)
+		f.expect("after 0s", "after 15s", "after 40s")
+		if got := f.loop.Status().LastError; got == nil || got.Text != "the reconcile took longer than LoopOptions.Timeout, 5s" {
+			t.Errorf("the last error is %+v", got)
+		}
+	})
+}
+
+func TestLoopLogsNothingOfTheReconcileThatRunsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, "a")
+		f.logger = funcr.New(func(_, line string) { f.say("%s", line) }, funcr.Options{})
+		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+			klog.FromContext(ctx).Info("hello")
+			return 0, nil
+		}
+		f.run()
+		f.expect(`"level"=0 "msg"="Loop started" "controller"="test" "workers"=1`, `"level"=0 "msg"="hello" "controller"="test" "key"="shop/a"`)
+	})
 }
 
 // problem is an error whose methods panic on a nil pointer.

@@ -4,6 +4,7 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// minBackoff and maxBackoff are the defaults. maxBackoff also limits how long an answer of the API server,
+// minBackoff and maxBackoff are the defaults of LoopOptions. maxBackoff also limits how long an answer of the API server,
 // which may be a webhook's, puts a key off. Nothing is given up: that would leave an object wrong until
 // something else changes it.
 const (
@@ -36,9 +37,11 @@ type LoopOptions struct {
 	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
 	// at once.
 	Workers int
-	// MaxBackoff is the longest back-off of a failing key, default 5 min. The first back-off is 1 s; each
-	// further one is twice as long.
-	MaxBackoff time.Duration
+	// MinBackoff is the first back-off of a failing key, default 1 s. Each further one is twice as long, up to
+	// MaxBackoff, default 5 min.
+	MinBackoff, MaxBackoff time.Duration
+	// Timeout, if set, is how long a reconcile may take. Then its context ends.
+	Timeout time.Duration
 	// DrainTimeout, if set, is how long the reconciles in flight may take to end when Run is to end. After it,
 	// their contexts end. The time of another cluster's loop counts from when the longest of them began: a
 	// cluster that has not answered for so long is not waited for. --shutdown-timeout applies in any case.
@@ -47,7 +50,7 @@ type LoopOptions struct {
 	// Background, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns
 	// earlier, Run ends with its error. An error after ctx has ended does not count.
 	Background func(ctx context.Context) error
-	// Clock drives delays, back-off and the status, but not DrainTimeout; default the real clock.
+	// Clock drives delays, back-off and the status, but not Timeout and DrainTimeout; default the real clock.
 	Clock clock.WithTicker
 }
 
@@ -65,9 +68,7 @@ func (o LoopOptions) queueName() string {
 // withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
 func (o LoopOptions) withDefaults() (LoopOptions, error) {
 	o.Workers = max(o.Workers, 1)
-	if o.MaxBackoff == 0 {
-		o.MaxBackoff = maxBackoff
-	}
+	o.MinBackoff, o.MaxBackoff = cmp.Or(o.MinBackoff, minBackoff), cmp.Or(o.MaxBackoff, maxBackoff)
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
@@ -76,10 +77,10 @@ func (o LoopOptions) withDefaults() (LoopOptions, error) {
 		return o, errors.New("loop without LoopOptions.Name")
 	case o.Metrics == nil:
 		return o, fmt.Errorf("loop %s without LoopOptions.Metrics", o)
-	case o.DrainTimeout < 0:
-		return o, fmt.Errorf("loop %s: LoopOptions.DrainTimeout %s must not be negative", o, o.DrainTimeout)
-	case o.MaxBackoff < minBackoff:
-		return o, fmt.Errorf("loop %s: LoopOptions.MaxBackoff %s must be at least %s", o, o.MaxBackoff, minBackoff)
+	case min(o.DrainTimeout, o.Timeout, o.MinBackoff) < 0:
+		return o, fmt.Errorf("loop %s: no duration of LoopOptions may be negative", o)
+	case o.MaxBackoff < o.MinBackoff:
+		return o, fmt.Errorf("loop %s: LoopOptions.MaxBackoff %s must be at least MinBackoff, which is %s", o, o.MaxBackoff, o.MinBackoff)
 	}
 	return o, nil
 }

@@ -94,6 +94,21 @@ func (l *Loop[K]) Status() Status {
 	return s
 }
 
+// recordFailure records a failure for the status.
+func (l *Loop[K]) recordFailure(key string, err error, panicked bool) {
+	if panicked {
+		l.opts.Metrics.Panicked(l.opts.Name)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if panicked {
+		l.counts.panics++
+	} else {
+		l.counts.errors++
+	}
+	l.lastErr = &LastError{Key: key, Text: err.Error(), Time: l.opts.Clock.Now()}
+}
+
 // LongestRunning returns the key that has been in flight for longest, and for how long. It returns "" and 0
 // if no key is in flight.
 func (s Status) LongestRunning(now time.Time) (key string, running time.Duration) {

@@ -185,7 +185,7 @@ func TestControllerThatHangsKeepsTheLease(t *testing.T) {
 			if took := time.Since(stopped); took < 3*time.Second {
 				t.Errorf("it ended after %s, before --shutdown-timeout", took)
 			}
-			if _, err := m.WaitForLine(ctx, `"Loop is draining" logger="greeter" controller="greeter" inFlight=[{"key":"`+s.Namespace+`/greeted"`); err != nil {
+			if _, err := m.WaitForLine(ctx, `"Loop is draining" controller="greeter" inFlight=[{"key":"`+s.Namespace+`/greeted"`); err != nil {
 				t.Errorf("the log does not name what hangs: %v", err)
 			}
 			if n := len(shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRelease(e, m.Pod) })); n != 0 {
