@@ -74,15 +74,18 @@ func (f *fixture) namespaces(names ...string) {
 	}
 }
 
-func (f *fixture) label(namespace, key, value string) {
+// label sets a label of a namespace, or removes it if the value is empty. It and what changes objects return
+// the fixture, so that what follows can be said after it.
+func (f *fixture) label(namespace, key, value string) *fixture {
 	f.ns[namespace].Labels[key] = value
 	if value == "" {
 		delete(f.ns[namespace].Labels, key)
 	}
+	return f
 }
 
 // put creates or replaces objects, each with a new version.
-func (f *fixture) put(bodies ...*Body) {
+func (f *fixture) put(bodies ...*Body) *fixture {
 	for _, b := range bodies {
 		f.version++
 		b.ResourceVersion = strconv.Itoa(f.version)
@@ -94,12 +97,14 @@ func (f *fixture) put(bodies ...*Body) {
 		}
 		f.objects[b.Key()] = b
 	}
+	return f
 }
 
-func (f *fixture) remove(name string) {
+func (f *fixture) remove(name string) *fixture {
 	for _, kind := range Kinds {
 		delete(f.objects, Key{kind, named(name)})
 	}
+	return f
 }
 
 // get returns the Secret, or else the ConfigMap, of that name.
@@ -111,7 +116,7 @@ func (f *fixture) get(name string) *Body {
 }
 
 // edit changes an object.
-func (f *fixture) edit(name string, changes ...func(*Body)) {
+func (f *fixture) edit(name string, changes ...func(*Body)) *fixture {
 	f.t.Helper()
 	b := f.get(name)
 	if b == nil {
@@ -123,7 +128,7 @@ func (f *fixture) edit(name string, changes ...func(*Body)) {
 	for _, change := range changes {
 		change(&c)
 	}
-	f.put(&c)
+	return f.put(&c)
 }
 
 func named(text string) types.NamespacedName {

@@ -18,46 +18,34 @@ func TestTenantHarmsNoOther(t *testing.T) {
 	mine := with("Q:push-to=b")
 	runCases(t, map[string]row{
 		"an invalid claim does not keep the copy of a source that is gone": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", with("Q:push-to=!b")))
-			f.settled("create b/s", "InvalidAnnotation c/s")
-			f.remove("a/s")
-			f.settled("delete b/s")
+			f.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", with("Q:push-to=!b"))).settled("create b/s", "InvalidAnnotation c/s")
+			f.remove("a/s").settled("delete b/s")
 		}},
 		"an invalid claim keeps the copy of its own source, as long as nobody with an older namespace asks": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=v", mine))
-			f.settle()
-			f.edit("c/s", with("Q:push-to=!b"), data("k=w"))
-			f.settled("create b/s")
-			f.put(secret("a/s", "k=v", mine))
-			f.settled("create b/s, delete b/s")
+			f.put(secret("c/s", "k=v", mine)).settle()
+			f.edit("c/s", with("Q:push-to=!b"), data("k=w")).settled("create b/s")
+			f.put(secret("a/s", "k=v", mine)).settled("create b/s, delete b/s")
 		}},
 		"a source that may push no more loses its copies, once the flag says so": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=v", mine))
-			f.settle()
+			f.put(secret("c/s", "k=v", mine)).settle()
 			f.evaluator.PushNamespaces = "a"
 			f.settled("create b/s, delete b/s", "PushForbidden c/s")
 		}},
 		"the replicator's copy of public data is not adopted by who has the same": {nil, func(f *fixture) {
-			f.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")), secret("c/s", "ca.crt=public", with("M:replicate-to=b")))
-			f.settle()
-			f.edit("c/s", data("ca.crt=attack"))
-			f.settled("", "TargetExists c/s")
+			f.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")), secret("c/s", "ca.crt=public", with("M:replicate-to=b"))).settle()
+			f.edit("c/s", data("ca.crt=attack")).settled("", "TargetExists c/s")
 			f.holds("b/s", "ca.crt=public")
 		}},
 		"a copy that nobody has forbidden makes way for a source that may push": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=attack", mine))
-			f.settle()
+			f.put(secret("c/s", "k=attack", mine)).settle()
 			f.evaluator.PushNamespaces = ""
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-			f.settled("create b/s, create b/s, delete b/s")
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b"))).settled("create b/s, create b/s, delete b/s")
 			f.holds("b/s", "k=v")
 		}},
 		"a copy with keys of its own does not go with its source": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=attack", with("M:replicate-to=b")))
-			f.settle()
+			f.put(secret("c/s", "k=attack", with("M:replicate-to=b"))).settle()
 			f.edit("b/s", data("k=attack own=1"))
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-			f.settled("create b/s, strip b/s", "TargetExists a/s")
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b"))).settled("create b/s, strip b/s", "TargetExists a/s")
 			f.holds("b/s", "own=1")
 		}},
 		"by default only the annotations of the originals push, as there": {func(o *Options) { o.PushNamespaces = "" }, func(f *fixture) {
@@ -82,8 +70,7 @@ func TestTenantHarmsNoOther(t *testing.T) {
 				f.namespaces(fmt.Sprintf("n-%d", i))
 			}
 			f.put(configMap("c/s", "", with("Q:push-to=n-*"), func(b *Body) { b.Content[inData+"k"] = make([]byte, 1<<10) }))
-			f.put(configMap("c/small", "k=v", with("Q:push-to=n-1")))
-			f.settled("create n-1/small", "SpreadExceeded c/s")
+			f.put(configMap("c/small", "k=v", with("Q:push-to=n-1"))).settled("create n-1/small", "SpreadExceeded c/s")
 			f.evaluator.MaxSpread = 0
 			f.step()
 			if len(f.writes) != 70 {
@@ -96,11 +83,9 @@ func TestTenantHarmsNoOther(t *testing.T) {
 					b.Content[Slot(fmt.Sprintf("%s%d", inData, i))] = []byte("x")
 				}
 			}
-			f.put(configMap("c/s", "", mine, many), configMap("a/t", "k=v", with("M:replicate-to=b")))
-			f.settled("create b/t", "TooManyKeys c/s")
+			f.put(configMap("c/s", "", mine, many), configMap("a/t", "k=v", with("M:replicate-to=b"))).settled("create b/t", "TooManyKeys c/s")
 			f.edit("b/t", many)
-			f.remove("a/t")
-			f.settled("")
+			f.remove("a/t").settled("")
 		}},
 		"a value that is too long is held, in each grammar": {nil, func(f *fixture) {
 			long := strings.Repeat("*", 256<<10)
@@ -130,13 +115,11 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			}
 		}},
 		"a pattern is not longer than what it matches": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=v", with("Q:push-to="+strings.Repeat("*", 64))))
-			f.settled("", "InvalidAnnotation c/s")
+			f.put(secret("c/s", "k=v", with("Q:push-to="+strings.Repeat("*", 64)))).settled("", "InvalidAnnotation c/s")
 		}},
 		"ConfigMaps may be pulled as with the replicator, without opening Secrets": {func(o *Options) { o.AllowConfigMaps = true }, func(f *fixture) {
 			f.put(configMap("a/s", "k=v"), secret("a/s", "k=v"), configMap("b/t", "", with("M:replicate-from=a/s")))
-			f.put(secret("b/u", "", with("M:replicate-from=a/s")))
-			f.settled("update b/t", "PermissionDenied b/u")
+			f.put(secret("b/u", "", with("M:replicate-from=a/s"))).settled("update b/t", "PermissionDenied b/u")
 		}},
 	})
 }
@@ -144,8 +127,7 @@ func TestTenantHarmsNoOther(t *testing.T) {
 func TestReflectorSelectorReadOtherwiseHolds(t *testing.T) {
 	for _, selector := range []string{"a>1", "a<1", "a in (,x)", "a=1,a=2", "a=b=c", "("} {
 		f := newFixture(t, nil)
-		f.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector="+selector)))
-		f.settled("", "InvalidAnnotation a/s")
+		f.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector="+selector))).settled("", "InvalidAnnotation a/s")
 	}
 }
 

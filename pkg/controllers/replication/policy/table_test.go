@@ -30,58 +30,45 @@ func TestDecide(t *testing.T) {
 			}
 		}},
 		"a negative lookahead excludes namespaces": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=^(?!kube-system).*")))
-			f.settled("create b/s, create c/s")
+			f.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=^(?!kube-system).*"))).settled("create b/s, create c/s")
 		}},
 		"the first match counts, not the longest": {nil, func(f *fixture) {
 			f.namespaces("ab")
 			delete(f.ns, "b")
-			f.put(secret("a/s", "k=v", auto("a|ab")))
-			f.settled("")
+			f.put(secret("a/s", "k=v", auto("a|ab"))).settled("")
 		}},
 		"a list that does not compile holds what is there": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=b")))
-			f.settled("create b/s")
-			f.edit("a/s", with("R:reflection-allowed-namespaces=*"), data("k=w"))
-			f.settled("", "InvalidPattern a/s")
+			f.put(secret("a/s", "k=v", auto(), with("R:reflection-allowed-namespaces=b"))).settled("create b/s")
+			f.edit("a/s", with("R:reflection-allowed-namespaces=*"), data("k=w")).settled("", "InvalidPattern a/s")
 			f.holds("b/s", "k=v")
 		}},
 		"a list and a selector are united": {nil, func(f *fixture) {
 			f.label("b", "env", "x")
-			f.put(secret("a/s", "k=v", auto("c"), with("R:reflection-auto-namespaces-selector=env=x")))
-			f.settled("create b/s, create c/s")
+			f.put(secret("a/s", "k=v", auto("c"), with("R:reflection-auto-namespaces-selector=env=x"))).settled("create b/s, create c/s")
 		}},
 		"a namespace's labels decide": {nil, func(f *fixture) {
 			f.label("b", "env", "x")
-			f.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector=env=x")))
-			f.settled("create b/s")
-			f.label("b", "env", "")
-			f.settled("delete b/s")
-			f.label("b", "env", "x")
-			f.settled("create b/s")
+			f.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector=env=x"))).settled("create b/s")
+			f.label("b", "env", "").settled("delete b/s")
+			f.label("b", "env", "x").settled("create b/s")
 		}},
 		"what the reflector made and differs is updated in place": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", auto("b")), secret("b/s", "k=old", reflectorMade("a/s", "0"), with("x=y")))
-			f.settled("update b/s")
+			f.put(secret("a/s", "k=v", auto("b")), secret("b/s", "k=old", reflectorMade("a/s", "0"), with("x=y"))).settled("update b/s")
 			f.holds("b/s", "k=v", "x=y", "Q:source=*", "R:reflected-version=1", "R:auto-reflects=True")
 		}},
 		"a foreign object is not touched, and makes way": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", auto("b")), secret("b/s", "own=1", with("x=y")))
-			f.settled("", "TargetExists a/s")
-			f.remove("b/s")
-			f.settled("create b/s")
+			f.put(secret("a/s", "k=v", auto("b")), secret("b/s", "own=1", with("x=y"))).settled("", "TargetExists a/s")
+			f.remove("b/s").settled("create b/s")
 		}},
 		"a mirror that is older than its source is filled": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", allowed), secret("b/m", "k=old z=1", mirror, labelled("l=1"), typed("example.com/t")))
-			f.settled("update b/m")
+			f.put(secret("a/s", "k=v", allowed), secret("b/m", "k=old z=1", mirror, labelled("l=1"), typed("example.com/t"))).settled("update b/m")
 			f.holds("b/m", "k=v", "R:auto-reflects=False", "R:reflects=a/s")
 			if b := f.get("b/m"); b.Labels["l"] != "1" || b.Type != "example.com/t" {
 				f.t.Errorf("labels %v, type %s", b.Labels, b.Type)
 			}
 		}},
 		"a withdrawn permission deletes copies and freezes mirrors": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", auto("b")), secret("b/m", "k=v", mirror))
-			f.settled("create b/s")
+			f.put(secret("a/s", "k=v", auto("b")), secret("b/m", "k=v", mirror)).settled("create b/s")
 			f.edit("a/s", with("R:reflection-allowed"))
 			f.step()
 			f.expect("")
@@ -89,18 +76,14 @@ func TestDecide(t *testing.T) {
 		}},
 		"a mirror that the reflector took for its copy is not deleted": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", auto("b")))
-			f.put(secret("b/s", "k=v", reflectorMade("a/s", "1"), with("kubectl.kubernetes.io/last-applied-configuration={}")))
-			f.settled("")
-			f.edit("a/s", auto("c"))
-			f.settled("create c/s")
+			f.put(secret("b/s", "k=v", reflectorMade("a/s", "1"), with("kubectl.kubernetes.io/last-applied-configuration={}"))).settled("")
+			f.edit("a/s", auto("c")).settled("create c/s")
 		}},
 		"an orphan of the reflector is deleted": {nil, func(f *fixture) { f.put(secret("b/s", "k=v", reflectorMade("a/s", "1"))); f.settled("delete b/s") }},
 		"another type needs another copy": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", auto("b")))
-			f.settled("create b/s")
+			f.put(secret("a/s", "k=v", auto("b"))).settled("create b/s")
 			f.remove("a/s")
-			f.put(secret("a/s", "tls.crt= tls.key=", auto("b"), typed(corev1.SecretTypeTLS)))
-			f.settled("recreate b/s")
+			f.put(secret("a/s", "tls.crt= tls.key=", auto("b"), typed(corev1.SecretTypeTLS))).settled("recreate b/s")
 		}},
 
 		"a push copies data, type and labels": {nil, func(f *fixture) {
@@ -114,23 +97,18 @@ func TestDecide(t *testing.T) {
 			}
 		}},
 		"an empty list selects nothing, an empty selector everything": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=")))
-			f.settled("")
-			f.edit("a/s", with("M:replicate-to", "M:replicate-to-matching="))
-			f.settled("create b/s, create c/s")
+			f.put(secret("a/s", "k=v", with("M:replicate-to="))).settled("")
+			f.edit("a/s", with("M:replicate-to", "M:replicate-to-matching=")).settled("create b/s, create c/s")
 		}},
 		"what only a pattern without a group matches is held": {nil, func(f *fixture) {
 			f.namespaces("b-dev", "my-prod")
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b|prod")), secret("b-dev/s", "k=v", replicatorMade("1", "k")))
-			f.settle()
-			f.edit("a/s", data("k=w"))
-			f.settled("create b/s, update b/s", "AmbiguousPattern a/s")
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b|prod")), secret("b-dev/s", "k=v", replicatorMade("1", "k"))).settle()
+			f.edit("a/s", data("k=w")).settled("create b/s, update b/s", "AmbiguousPattern a/s")
 			f.holds("b-dev/s", "k=v")
 		}},
 		"strip-labels is read by its value": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b", "M:strip-labels=true")))
-			f.put(secret("a/t", "k=v", labelled("t=1"), with("M:replicate-to=b", "M:strip-labels=false")))
-			f.settled("create b/s, create b/t")
+			f.put(secret("a/t", "k=v", labelled("t=1"), with("M:replicate-to=b", "M:strip-labels=false"))).settled("create b/s, create b/t")
 			f.labels("b/s", "")
 			f.labels("b/t", "t:1")
 		}},
@@ -153,34 +131,26 @@ func TestDecide(t *testing.T) {
 			}
 		}},
 		"a ConfigMap needs permission too": {nil, func(f *fixture) {
-			f.put(configMap("a/s", "k=v"), configMap("b/t", "", pull))
-			f.settled("")
+			f.put(configMap("a/s", "k=v"), configMap("b/t", "", pull)).settled("")
 			f.evaluator.AllowAll = true
 			f.digester = NewDigester(f.evaluator.Options, NewDigesterKey())
 			f.settled("update b/t")
 		}},
 		"a key that leaves the source leaves the target": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v j=w", permits), secret("b/t", "own=1", pull))
-			f.settled("update b/t")
-			f.edit("a/s", data("j=w"))
-			f.settled("update b/t")
+			f.put(secret("a/s", "k=v j=w", permits), secret("b/t", "own=1", pull)).settled("update b/t")
+			f.edit("a/s", data("j=w")).settled("update b/t")
 			f.holds("b/t", "j=w own=1", "M:replicated-keys=j")
 		}},
 		"a key is in one section": {nil, func(f *fixture) {
-			f.put(configMap("a/s", "k=v bin=1(binary)", with("M:replicate-to=b")))
-			f.settled("create b/s")
-			f.edit("a/s", data("k=v"))
-			f.settled("update b/s")
+			f.put(configMap("a/s", "k=v bin=1(binary)", with("M:replicate-to=b"))).settled("create b/s")
+			f.edit("a/s", data("k=v")).settled("update b/s")
 			f.holds("b/s", "k=v")
-			f.edit("a/s", data("k=v(binary)"))
-			f.settled("update b/s")
+			f.edit("a/s", data("k=v(binary)")).settled("update b/s")
 			f.holds("b/s", "k=v(binary)")
 		}},
 		"a withdrawn push deletes copies and strips those with keys of their own": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b,c")))
-			f.settle()
-			f.edit("c/s", data("k=v own=1"))
-			f.settled("create b/s, create c/s")
+			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b,c"))).settle()
+			f.edit("c/s", data("k=v own=1")).settled("create b/s, create c/s")
 			f.edit("a/s", with("M:replicate-to=nowhere"))
 			f.step()
 			f.expect("")
@@ -193,23 +163,18 @@ func TestDecide(t *testing.T) {
 			f.put(secret("a/s", "tls.crt=1 tls.key=2", with("M:replicate-to=b"), typed(corev1.SecretTypeTLS)), secret("a/t", "k=v", with("M:replicate-to=b")))
 			f.settle()
 			f.edit("b/s", data("tls.crt=1 tls.key=2 own=1"))
-			f.edit("b/t", data("k=v own=1"), immutable)
-			f.settled("create b/s, create b/t")
+			f.edit("b/t", data("k=v own=1"), immutable).settled("create b/s, create b/t")
 			f.edit("a/s", with("M:replicate-to"))
-			f.remove("a/t")
-			f.settled("", "SourceDeleted b/s", "SourceDeleted b/t")
+			f.remove("a/t").settled("", "SourceDeleted b/s", "SourceDeleted b/t")
 		}},
 		"only a marked orphan is deleted": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-			f.settled("create b/s")
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b"))).settled("create b/s")
 			f.remove("a/s")
-			f.put(secret("c/s", "k=v", replicatorMade("1", "k")))
-			f.settled("delete b/s")
+			f.put(secret("c/s", "k=v", replicatorMade("1", "k"))).settled("delete b/s")
 		}},
 		"a deleted source empties pull targets unless their type demands the keys": {nil, func(f *fixture) {
 			f.put(secret("a/s", "tls.crt=1 tls.key=2", permits), secret("b/t", "own=1", pull))
-			f.put(secret("b/u", "tls.crt= tls.key=", pull, typed(corev1.SecretTypeTLS)))
-			f.settled("update b/t, update b/u")
+			f.put(secret("b/u", "tls.crt= tls.key=", pull, typed(corev1.SecretTypeTLS))).settled("update b/t, update b/u")
 			f.remove("a/s")
 			f.step()
 			f.expect("")
@@ -218,13 +183,10 @@ func TestDecide(t *testing.T) {
 			f.holds("b/u", "tls.crt=1 tls.key=2")
 		}},
 		"a pull follows its annotation": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", permits), secret("a/t", "j=w", permits), secret("b/t", "", pull))
-			f.settled("update b/t")
-			f.edit("b/t", with("M:replicate-from=a/t"))
-			f.settled("update b/t")
+			f.put(secret("a/s", "k=v", permits), secret("a/t", "j=w", permits), secret("b/t", "", pull)).settled("update b/t")
+			f.edit("b/t", with("M:replicate-from=a/t")).settled("update b/t")
 			f.holds("b/t", "j=w")
-			f.edit("a/s", data("k=x"))
-			f.settled("")
+			f.edit("a/s", data("k=x")).settled("")
 		}},
 		"what the replicator made and is right gets a marker and nothing else": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", labelled("t=1"), permits, with("M:replicate-to=b")))
@@ -236,17 +198,13 @@ func TestDecide(t *testing.T) {
 		"a source is never written to": {nil, func(f *fixture) {
 			f.label("a", "x", "1")
 			f.label("b", "x", "1")
-			f.put(secret("a/s", "k=v", with("M:replicate-to-matching=x=1"), replicatorMade("1", "k")))
-			f.settled("create b/s")
-			f.label("a", "y", "1")
-			f.settled("")
+			f.put(secret("a/s", "k=v", with("M:replicate-to-matching=x=1"), replicatorMade("1", "k"))).settled("create b/s")
+			f.label("a", "y", "1").settled("")
 		}},
 		"the source in the older namespace wins, and the other follows once its copy is gone": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("c/s", "j=w", with("M:replicate-to=b")))
-			f.settled("create b/s", "TargetClaimed c/s")
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("c/s", "j=w", with("M:replicate-to=b"))).settled("create b/s", "TargetClaimed c/s")
 			f.holds("b/s", "k=v")
-			f.edit("a/s", with("M:replicate-to"))
-			f.settled("create b/s, delete b/s")
+			f.edit("a/s", with("M:replicate-to")).settled("create b/s, delete b/s")
 			f.holds("b/s", "j=w")
 		}},
 
@@ -254,22 +212,17 @@ func TestDecide(t *testing.T) {
 			f.namespaces("team-1", "team-old")
 			f.label("team-old", "env", "x")
 			f.label("b", "env", "x")
-			f.put(secret("a/s", "k=v", with("Q:push-to=team-*,!team-old; labels: env=x")))
-			f.settled("create b/s, create team-1/s")
+			f.put(secret("a/s", "k=v", with("Q:push-to=team-*,!team-old; labels: env=x"))).settled("create b/s, create team-1/s")
 			f.holds("b/s", "k=v")
 			if got := f.get("b/s").Annotations; len(got) != 1 {
 				f.t.Errorf("annotations %v", got)
 			}
 		}},
 		"nothing but an exclusion is held, no annotation is no claim": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
-			f.settled("create b/s")
-			f.edit("a/s", with("Q:push-to=!c"))
-			f.settled("", "InvalidAnnotation a/s")
-			f.edit("a/s", with("Q:push-to=labels: "))
-			f.settled("", "InvalidAnnotation a/s")
-			f.edit("a/s", with("Q:push-to"))
-			f.settled("delete b/s")
+			f.put(secret("a/s", "k=v", with("Q:push-to=b"))).settled("create b/s")
+			f.edit("a/s", with("Q:push-to=!c")).settled("", "InvalidAnnotation a/s")
+			f.edit("a/s", with("Q:push-to=labels: ")).settled("", "InvalidAnnotation a/s")
+			f.edit("a/s", with("Q:push-to")).settled("delete b/s")
 		}},
 		"a missing source and a forbidden one look alike": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v"), secret("b/t", "", with("Q:pull-from=a/none")), secret("b/u", "", with("Q:pull-from=a/s")))
@@ -299,11 +252,9 @@ func TestDecide(t *testing.T) {
 		}},
 		"pulls follow one another": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:allow-pull=b")), secret("b/t", "", with("Q:pull-from=a/s", "Q:allow-pull=c")))
-			f.put(secret("c/u", "", with("Q:pull-from=b/t")))
-			f.settle()
+			f.put(secret("c/u", "", with("Q:pull-from=b/t"))).settle()
 			f.writes = nil
-			f.edit("a/s", data("k=w"))
-			f.settled("update b/t, update c/u")
+			f.edit("a/s", data("k=w")).settled("update b/t, update c/u")
 			f.holds("c/u", "k=w")
 		}},
 		"nothing is written in a cycle": {nil, func(f *fixture) {
@@ -311,59 +262,42 @@ func TestDecide(t *testing.T) {
 			f.settled("", "ReplicationCycle a/x", "ReplicationCycle b/y")
 		}},
 		"a copy does not push": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
-			f.settled("create b/s")
-			f.edit("b/s", with("Q:push-to=c"))
-			f.settled("")
+			f.put(secret("a/s", "k=v", with("Q:push-to=b"))).settled("create b/s")
+			f.edit("b/s", with("Q:push-to=c")).settled("")
 		}},
 		"an immutable copy is replaced, an immutable pull target is not": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("Q:push-to=b", "Q:allow-pull=b")), secret("b/t", "", with("Q:pull-from=a/s")))
-			f.settled("create b/s, update b/t")
+			f.put(secret("a/s", "k=v", with("Q:push-to=b", "Q:allow-pull=b")), secret("b/t", "", with("Q:pull-from=a/s"))).settled("create b/s, update b/t")
 			f.edit("b/s", immutable)
 			f.edit("b/t", immutable)
-			f.edit("a/s", data("k=w"))
-			f.settled("recreate b/s", "TargetImmutable b/t")
+			f.edit("a/s", data("k=w")).settled("recreate b/s", "TargetImmutable b/t")
 		}},
 		"a namespace that is terminating gets nothing": {nil, func(f *fixture) {
 			f.ns["b"].Terminating = true
-			f.put(secret("a/s", "k=v", with("Q:push-to=b,c")))
-			f.settled("create c/s")
+			f.put(secret("a/s", "k=v", with("Q:push-to=b,c"))).settled("create c/s")
 		}},
 		"a label of the namespace holds everything": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
-			f.settled("create b/s")
-			f.label("b", NamespaceLabel, "disabled")
-			f.settle()
-			f.edit("a/s", data("k=w"))
-			f.settled("")
-			f.label("b", NamespaceLabel, "")
-			f.settled("update b/s")
+			f.put(secret("a/s", "k=v", with("Q:push-to=b"))).settled("create b/s")
+			f.label("b", NamespaceLabel, "disabled").settle()
+			f.edit("a/s", data("k=w")).settled("")
+			f.label("b", NamespaceLabel, "").settled("update b/s")
 		}},
 		"pull-only holds pushes alone": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b", "Q:allow-pull=b")), secret("b/t", "", with("Q:pull-from=a/s")))
-			f.label("b", NamespaceLabel, "pull-only")
-			f.settled("update b/t")
+			f.label("b", NamespaceLabel, "pull-only").settled("update b/t")
 		}},
 		"a disabled namespace of a source holds its copies": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
-			f.settle()
+			f.put(secret("a/s", "k=v", with("Q:push-to=b"))).settle()
 			f.label("a", NamespaceLabel, "disabled")
-			f.edit("a/s", with("Q:push-to=c"), data("k=w"))
-			f.settled("create b/s")
-			f.remove("a/s")
-			f.settled("")
-			f.label("a", NamespaceLabel, "")
-			f.settled("delete b/s")
+			f.edit("a/s", with("Q:push-to=c"), data("k=w")).settled("create b/s")
+			f.remove("a/s").settled("")
+			f.label("a", NamespaceLabel, "").settled("delete b/s")
 		}},
 		"a takeover waits while the owner's namespace is disabled": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("Q:push-to=b")), secret("c/s", "k=w", with("Q:push-to=b")))
-			f.settle()
+			f.put(secret("a/s", "k=v", with("Q:push-to=b")), secret("c/s", "k=w", with("Q:push-to=b"))).settle()
 			f.label("a", NamespaceLabel, "disabled")
-			f.edit("a/s", with("Q:push-to"))
-			f.settled("create b/s")
+			f.edit("a/s", with("Q:push-to")).settled("create b/s")
 			delete(f.ns, "a")
-			f.remove("a/s")
-			f.settled("")
+			f.remove("a/s").settled("")
 			f.now = f.now.Add(missingGrace)
 			f.step()
 			f.expect("create b/s, delete b/s")
@@ -376,50 +310,37 @@ func TestDecide(t *testing.T) {
 			f.settled("", "UnsupportedType a/token", "UnsupportedType a/bootstrap", "NamespaceProtected a/kube-root-ca.crt")
 		}},
 		"a marker counts only where it was written": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
-			f.settle()
+			f.put(secret("a/s", "k=v", with("Q:push-to=b"))).settle()
 			pasted := secret("c/s", "k=v")
 			pasted.Annotations = f.get("b/s").Annotations
 			f.put(pasted)
 			f.writes = nil
-			f.remove("a/s")
-			f.settled("delete b/s")
+			f.remove("a/s").settled("delete b/s")
 		}},
 		"nobody's push takes a detached target with the replicator's keys for its copy": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", permits), secret("b/s", "", with("M:replicate-from=a/s")))
-			f.settle()
+			f.put(secret("a/s", "k=v", permits), secret("b/s", "", with("M:replicate-from=a/s"))).settle()
 			f.edit("b/s", with("M:replicate-from"))
-			f.put(secret("c/s", "k=other", with("M:replicate-to=b")))
-			f.settled("update b/s")
+			f.put(secret("c/s", "k=other", with("M:replicate-to=b"))).settled("update b/s")
 		}},
 		"what is in sync is not written": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b", "Q:push-to=c"), permits), secret("b/t", "", pull))
-			f.settle()
+			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b", "Q:push-to=c"), permits), secret("b/t", "", pull)).settle()
 			f.writes = nil
 			f.digester = NewDigester(f.evaluator.Options, NewDigesterKey()) // a new process
-			f.edit("a/s", with("x=y"))
-			f.settled("")
+			f.edit("a/s", with("x=y")).settled("")
 		}},
 		"what a dialect that is off has made is held": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", auto("b"), with("M:replicate-to=c")), secret("b/t", "", pull))
-			f.settled("create b/s, create c/s")
+			f.put(secret("a/s", "k=v", auto("b"), with("M:replicate-to=c")), secret("b/t", "", pull)).settled("create b/s, create c/s")
 			f.evaluator.Reflector, f.evaluator.Replicator = false, false
-			f.edit("a/s", data("k=w"), auto("none"), with("M:replicate-to"))
-			f.settle()
-			f.remove("a/s")
-			f.settled("")
+			f.edit("a/s", data("k=w"), auto("none"), with("M:replicate-to")).settle()
+			f.remove("a/s").settled("")
 		}},
 		"a source that is being deleted withdraws nothing": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("Q:push-to=b")))
-			f.settle()
-			f.edit("a/s", with("Q:push-to"), func(b *Body) { now := b.CreationTimestamp; b.DeletionTimestamp = &now })
-			f.settled("create b/s")
+			f.put(secret("a/s", "k=v", with("Q:push-to=b"))).settle()
+			f.edit("a/s", with("Q:push-to"), func(b *Body) { now := b.CreationTimestamp; b.DeletionTimestamp = &now }).settled("create b/s")
 		}},
 		"a copy follows its source to another dialect": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", auto("b")))
-			f.settle()
-			f.edit("a/s", with("R:reflection-allowed", "R:reflection-auto-enabled", "Q:push-to=b"), data("k=w"))
-			f.settled("create b/s, update b/s")
+			f.put(secret("a/s", "k=v", auto("b"))).settle()
+			f.edit("a/s", with("R:reflection-allowed", "R:reflection-auto-enabled", "Q:push-to=b"), data("k=w")).settled("create b/s, update b/s")
 			f.holds("b/s", "k=w", "R:reflects=(none)", "R:auto-reflects=(none)", "Q:source=*")
 		}},
 		"pull keys of two dialects": {nil, func(f *fixture) {
@@ -429,36 +350,28 @@ func TestDecide(t *testing.T) {
 			f.holds("b/t", "k=v", "M:replicated-keys=(none)")
 		}},
 		"a copy of the replicator follows labels": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", labelled("t=1", "u=1"), with("M:replicate-to=b")))
-			f.settle()
+			f.put(secret("a/s", "k=v", labelled("t=1", "u=1"), with("M:replicate-to=b"))).settle()
 			f.edit("b/s", labelled("t=1", "u=1", "own=1"))
-			f.edit("a/s", labelled("t=2"))
-			f.settled("create b/s, update b/s")
+			f.edit("a/s", labelled("t=2")).settled("create b/s, update b/s")
 			f.labels("b/s", "own:1 t:2")
 		}},
 		"a copy of the replicator that is immutable stays": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b")))
-			f.settle()
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b"))).settle()
 			f.edit("b/s", data("k=v own=1"), immutable)
-			f.edit("a/s", data("k=w"))
-			f.settled("create b/s", "TypeConflict a/s")
+			f.edit("a/s", data("k=w")).settled("create b/s", "TypeConflict a/s")
 		}},
 		"a selector without Namespaces is held": {func(o *Options) { o.NoNamespaces = true }, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b;labels:env=x")), secret("a/t", "k=v", with("M:replicate-to-matching=")))
 			f.settled("create b/s, create b/t, create c/t", "InvalidAnnotation a/s")
 		}},
 		"a copy of the replicator is adopted, whatever else its source says": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b", "Q:push-to=b")), secret("b/s", "k=v", replicatorMade("1", "k")))
-			f.settle()
-			f.edit("a/s", data("k=w"))
-			f.settled("mark b/s, update b/s")
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b", "Q:push-to=b")), secret("b/s", "k=v", replicatorMade("1", "k"))).settle()
+			f.edit("a/s", data("k=w")).settled("mark b/s, update b/s")
 			f.holds("b/s", "k=w", "M:replicated-keys=(none)", "Q:source=*")
 		}},
 		"a copy of the replicator follows before its marker": {func(o *Options) { o.MarkAdopted = false }, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("b/s", "k=v", replicatorMade("1", "k")))
-			f.settle()
-			f.edit("a/s", data("k=w"))
-			f.settled("update b/s")
+			f.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("b/s", "k=v", replicatorMade("1", "k"))).settle()
+			f.edit("a/s", data("k=w")).settled("update b/s")
 			f.holds("b/s", "k=w")
 		}},
 		"a copy of the replicator from a younger namespace gives way": {nil, func(f *fixture) {
