@@ -114,7 +114,7 @@ func (o *Options) collectDemands() (d demands, err error) {
 	if len(errs) > 0 {
 		return d, errors.Join(errs...)
 	}
-	return d, informers.CheckNeeds(o.Informers, d.needs, d.scheme)
+	return d, informers.CheckNeeds(informers.Config{Namespaces: o.Generic.Namespaces}, d.needs, d.scheme)
 }
 
 // controllerNames returns the names of all controllers, in the order of the registry.

@@ -324,6 +324,6 @@ func TestEveryReplicaNeedsAWarmStandby(t *testing.T) {
 	if err := o.Validate(); err != nil {
 		t.Errorf("a warm standby: %v", err)
 	}
-	o.Informers.Standby = informers.StandbyCold
+	o.Generic.Standby = standbyCold
 	lines(t, o.Validate(), "--standby: one runs on every replica, which needs the cache of a warm standby")
 }

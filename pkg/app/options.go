@@ -30,7 +30,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // Options is the whole configuration of the manager, one Config per component; the entry of a controller
@@ -40,7 +39,6 @@ type Options struct {
 	Generic        GenericConfig
 	Client         ClientConfig
 	Election       election.Config
-	Informers      informers.Config
 	Secure         SecureConfig
 	Insecure       InsecureConfig
 	Authentication AuthenticationConfig
@@ -90,7 +88,12 @@ type GenericConfig struct {
 	ShutdownTimeout      time.Duration
 	DryRun               bool
 	Profiling            bool
+	Standby              string   // standbyWarm or standbyCold
+	Namespaces           []string // empty means all
 }
+
+// With a warm standby, informers run on every replica; with a cold one, they start when the replica leads.
+const standbyWarm, standbyCold = "warm", "cold"
 
 // ClientConfig says how to reach the API server.
 type ClientConfig struct {
@@ -120,6 +123,7 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 			Controllers:          []string{"*"},
 			ControllerStuckAfter: 5 * time.Minute,
 			ShutdownTimeout:      20 * time.Second,
+			Standby:              standbyWarm,
 			Profiling:            true,
 		},
 		Client: ClientConfig{ClientConnectionConfiguration: componentbaseconfig.ClientConnectionConfiguration{
@@ -127,7 +131,6 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 			QPS:         -1, // docs/adr/0005-client-limits.md
 			Burst:       100,
 		}},
-		Informers:   informers.NewConfig(),
 		Secure:      SecureConfig{BindAddress: net.IPv4zero, BindPort: 10357},
 		Insecure:    InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
 		Metrics:     metrics.NewOptions(),
@@ -211,7 +214,14 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	for name, usage := range electionUsages {
 		fs.Lookup("leader-elect" + name).Usage = usage
 	}
-	o.Informers.AddFlags(sets.FlagSet("informers"))
+
+	fs = sets.FlagSet("informers")
+	fs.StringVar(&g.Standby, "standby", g.Standby, ""+
+		"What a replica that does not lead keeps: \"warm\" synced caches, so that it can act at once when it "+
+		"becomes the leader; or \"cold\", none: it saves the memory and lists everything on becoming the leader.")
+	fs.StringSliceVar(&g.Namespaces, "namespaces", g.Namespaces, ""+
+		"The only namespaces to watch and to work in. Default: all. With --secure-port=0 and without "+
+		"--dry-run no permission in the whole cluster is needed then.")
 
 	o.Secure.AddFlags(sets.FlagSet("secure serving"))
 	o.Authentication.AddFlags(sets.FlagSet("authentication"))
@@ -281,7 +291,7 @@ func (o *Options) Validate() error {
 		errs = append(errs, err)
 	}
 	for _, e := range enabled {
-		if e.EveryReplica && o.Informers.Standby == informers.StandbyCold {
+		if e.EveryReplica && g.Standby == standbyCold {
 			add("standby", "%s runs on every replica, which needs the cache of a warm standby", e.Name)
 		}
 	}
@@ -289,6 +299,16 @@ func (o *Options) Validate() error {
 	for _, name := range g.Compat {
 		if !slices.Contains(originals, name) {
 			add("compat", "%q is not known; known are %s", name, strings.Join(originals, ", "))
+		}
+	}
+	if g.Standby != standbyWarm && g.Standby != standbyCold {
+		add("standby", "%q is neither %q nor %q", g.Standby, standbyWarm, standbyCold)
+	}
+	for i, namespace := range g.Namespaces {
+		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+			add("namespaces", "%q: %s", namespace, problems[0])
+		} else if slices.Contains(g.Namespaces[:i], namespace) {
+			add("namespaces", "%q is named twice", namespace)
 		}
 	}
 	if g.ControllerStuckAfter <= 0 {
@@ -314,7 +334,7 @@ func (o *Options) Validate() error {
 	}
 	elector := o.election()
 	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout is checked above
-	errs = append(errs, elector.Validate(), o.Informers.Validate(), o.Secure.Validate())
+	errs = append(errs, elector.Validate(), o.Secure.Validate())
 	errs = append(errs, o.Metrics.Validate()...)
 	if logErrs := logsapi.Validate(o.Logs, o.FeatureGate, nil); len(logErrs) > 0 {
 		errs = append(errs, logErrs.ToAggregate())
@@ -359,7 +379,7 @@ func (o *Options) election() election.Config {
 func (o *Options) Settings() controllers.Settings {
 	lease := o.Election.Lease()
 	return controllers.Settings{
-		Compat: o.Generic.Compat, Namespaces: o.Informers.Namespaces, DryRun: o.Generic.DryRun, Namespace: lease.Namespace,
+		Compat: o.Generic.Compat, Namespaces: o.Generic.Namespaces, DryRun: o.Generic.DryRun, Namespace: lease.Namespace,
 		OwnNamespaces: []string{lease.Namespace, apifence.NamespaceFor(lease)},
 		Pod:           cache.ObjectName{Namespace: lease.Namespace, Name: os.Getenv("POD_NAME")},
 	}

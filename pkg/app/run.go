@@ -49,7 +49,7 @@ func Run(ctx context.Context, o *Options) error {
 	} else if err != nil {
 		return err
 	}
-	if o.Informers.Standby == informers.StandbyWarm {
+	if o.Generic.Standby == standbyWarm {
 		p.cache.Start(processCtx)
 	}
 	defer p.cache.Shutdown()
@@ -116,7 +116,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.caches, err = informers.NewCaches(registry); err != nil {
 		return nil, err
 	}
-	p.cache, err = p.caches.AddCluster(o.Informers, readers, d.needs, clock.RealClock{}, p.loopMetrics.Panicked)
+	p.cache, err = p.caches.AddCluster(informers.Config{Namespaces: o.Generic.Namespaces}, readers, d.needs, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +154,7 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 
 // checkSync returns an error while the caches fill. A cold standby has none to wait for.
 func (p *process) checkSync(r *http.Request) error {
-	if p.options.Informers.Standby == informers.StandbyCold && !p.lock.IsLeading() {
+	if p.options.Generic.Standby == standbyCold && !p.lock.IsLeading() {
 		return nil
 	}
 	return p.cache.CheckSync(r)

@@ -29,7 +29,7 @@ func TestWitnessOf(t *testing.T) {
 		"a process that does not know its IP is not reached":        {func(*Options) {}, "", ""},
 		"a process without a secure port is not reached":            {func(o *Options) { o.Secure.BindPort = 0 }, "10.0.0.1", ""},
 		"a process without an election is not reached":              {func(o *Options) { o.Election.LeaderElect = false }, "10.0.0.1", ""},
-		"a process that is restricted to namespaces is not reached": {func(o *Options) { o.Informers.Namespaces = []string{"a"} }, "10.0.0.1", ""},
+		"a process that is restricted to namespaces is not reached": {func(o *Options) { o.Generic.Namespaces = []string{"a"} }, "10.0.0.1", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("POD_IP", tc.podIP)

@@ -31,7 +31,7 @@ func newClusterCache(t testing.TB, clients Clients, needs ...Need) (*ClusterCach
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := caches.AddCluster(Config{Standby: StandbyWarm}, clients, needs, clock.RealClock{}, func(string) {})
+	f, err := caches.AddCluster(Config{}, clients, needs, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

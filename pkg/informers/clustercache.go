@@ -56,6 +56,14 @@ func (c *Caches) clusters() []*ClusterCache {
 	return slices.Clone(c.all)
 }
 
+// Config says what a ClusterCache is of.
+type Config struct {
+	// Cluster is the label cluster of the metrics: empty for the cluster that the process runs in.
+	Cluster string
+	// Namespaces are the only namespaces that are read; empty means all.
+	Namespaces []string
+}
+
 // ClusterCache has the informers of the process for one cluster.
 type ClusterCache struct {
 	cfg       Config

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/pflag"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -168,24 +167,5 @@ func TestTypedObjectIsTrimmed(t *testing.T) {
 	}
 	if objectAs[metav1.Object](o) != o || string(o.Digest("b")) != "shop" || o.GetLabels()["l"] != "1" || o.GetAnnotations()["k"] != "v" {
 		t.Errorf("digest %q, labels %v, annotations %v", o.Digest("b"), o.GetLabels(), o.GetAnnotations())
-	}
-}
-
-func TestConfigNamespacesAreUniqueNames(t *testing.T) {
-	for flag, want := range map[string]string{ // the error
-		"a,b-1": "",
-		"a,B_c": `--namespaces: "B_c": `,
-		"a,":    `--namespaces: "": `, // which would mean all namespaces
-		"a,b,a": `--namespaces: "a" is named twice`,
-	} {
-		c := NewConfig()
-		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
-		c.AddFlags(fs)
-		if err := fs.Parse([]string{"--namespaces=" + flag}); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Validate(); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: error %v, want %q", flag, err, want)
-		}
 	}
 }

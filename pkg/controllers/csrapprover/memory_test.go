@@ -107,7 +107,7 @@ func cacheOf(t *testing.T, nodes, requests int) (int64, *controller) {
 		t.Fatal(err)
 	}
 	before := liveHeap()
-	f, err := caches.AddCluster(informers.Config{Standby: informers.StandbyWarm}, clients, all, clock.RealClock{}, func(string) {})
+	f, err := caches.AddCluster(informers.Config{}, clients, all, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

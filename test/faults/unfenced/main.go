@@ -120,7 +120,7 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	cache, err := caches.AddCluster(informers.NewConfig(), readers, needs, clock.RealClock{}, loops.Panicked)
+	cache, err := caches.AddCluster(informers.Config{}, readers, needs, clock.RealClock{}, loops.Panicked)
 	if err != nil {
 		return nil, nil, err
 	}
