@@ -176,6 +176,13 @@ func (f *fixture) pass(d time.Duration) {
 	synctest.Wait()
 }
 
+// put adds or changes objects, and then lets time pass.
+func (f *fixture) put(d time.Duration, objects ...runtime.Object) {
+	f.t.Helper()
+	f.Put(objects...)
+	f.pass(d)
+}
+
 // web returns the Deployment web.
 func (f *fixture) web() *appsv1.Deployment {
 	f.t.Helper()

@@ -58,8 +58,7 @@ func TestReconcileJobs(t *testing.T) {
 		"a Job is deleted and created again, also a finished one": {
 			objects: objs{cm1(), job(nil)},
 			change: func(f *fixture) {
-				changeCM(f)
-				f.pass(2 * time.Second)
+				f.put(2*time.Second, cm2())
 				want := &batchv1.Job{
 					ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{kAuto: "true"}},
 					Spec:       batchv1.JobSpec{Template: marked(h2)},
@@ -103,8 +102,7 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 	row := func(verb string, answers []answer, want []string, events ...string) reconcileCase {
 		return reconcileCase{objects: objs{cm1(), job(nil)}, want: want, events: events, change: func(f *fixture) {
 			f.answer(verb, "jobs", answers...)
-			changeCM(f)
-			f.pass(time.Hour)
+			f.put(time.Hour, cm2())
 			f.count(0, "lost_jobs_total")
 			if want[len(want)-1] == createJob && f.job().Spec.Template.Spec.Containers[0].Env == nil {
 				f.t.Error("the Job carries no mark")
@@ -157,8 +155,7 @@ func TestJobChangeAroundItsCreation(t *testing.T) {
 				}
 				return nil
 			})
-			changeCM(f)
-			f.pass(5 * time.Second)
+			f.put(5*time.Second, cm2())
 			change(f)
 			f.pass(5 * time.Second)
 		}
@@ -189,8 +186,7 @@ func TestJobChangeAroundItsCreation(t *testing.T) {
 			changeCM(f)
 		}, h3, 2},
 		"a change before the cache has the new Job is not lost": {func(f *fixture) {
-			changeCM(f)
-			f.pass(2 * time.Second)
+			f.put(2*time.Second, cm2())
 			if f.job().UID == "job-1" {
 				f.t.Fatal("not created again yet")
 			}
@@ -207,8 +203,7 @@ func TestJobChangeAroundItsCreation(t *testing.T) {
 			deny(apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"), func(*fixture) {}), h2, 1,
 		},
 		"a Job that somebody deletes meanwhile is left alone": {func(f *fixture) {
-			changeCM(f)
-			f.pass(2 * time.Second)
+			f.put(2*time.Second, cm2())
 			f.Delete(f.job())
 			f.pass(2 * time.Second)
 			f.noErrors()
@@ -248,8 +243,7 @@ func TestJobNotRecreatedIsCounted(t *testing.T) {
 	}, func(t bubble, tc row) {
 		f := newFixture(t.T, nil, cm1(), job(nil))
 		f.refuse(99, tc.verb, "jobs", tc.refusal)
-		changeCM(f)
-		f.pass(10 * time.Second)
+		f.put(10*time.Second, cm2())
 		f.count(tc.lost, "lost_jobs_total")
 		f.Restart(func() { f.count(tc.end, "lost_jobs_total") })
 	})

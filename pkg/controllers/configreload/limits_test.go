@@ -76,10 +76,8 @@ func TestReconcileCosts(t *testing.T) {
 			change: func(f *fixture) {
 				f.Lag(500*time.Millisecond, "deployments")
 				f.forget()
-				changeCM(f)
-				f.pass(100 * time.Millisecond)
-				f.Put(annotated(cm2(), kMatch, "true"))
-				f.pass(2 * time.Second)
+				f.put(100*time.Millisecond, cm2())
+				f.put(2*time.Second, annotated(cm2(), kMatch, "true"))
 				f.requested(map[string]int{"patch deployments": 1})
 			},
 			want: rolled,
@@ -88,10 +86,8 @@ func TestReconcileCosts(t *testing.T) {
 			configure: quietPeriod(0),
 			change: func(f *fixture) {
 				f.once("patch", "deployments", func() { <-time.After(100 * time.Millisecond) })
-				changeCM(f)
-				f.pass(50 * time.Millisecond)
-				f.Put(cm1())
-				f.pass(60 * time.Millisecond)
+				f.put(50*time.Millisecond, cm2())
+				f.put(60*time.Millisecond, cm1())
 				f.written(2)
 			},
 			want: []string{roll, env(known1, "web/"+cmVar, h1)}, events: []string{reloaded, reloaded},
@@ -102,8 +98,7 @@ func TestReconcileCosts(t *testing.T) {
 			change: func(f *fixture) {
 				changeCM(f)
 				for i := range 3 {
-					f.Put(cm("noise", "v", fmt.Sprint(i+1)))
-					f.pass(400 * time.Millisecond)
+					f.put(400*time.Millisecond, cm("noise", "v", fmt.Sprint(i+1)))
 				}
 				f.written(1)
 				now := f.web()
@@ -183,8 +178,7 @@ func TestSourcesOfAWorkloadAreLimited(t *testing.T) {
 		f.told(invalid + "sources: the workload refers to more than 300, or its patterns name more; only the first by name are watched")
 		f.Put(source(policy.MaxSources, "2"), source(policy.MaxSources+2, "1")) // left alone
 		f.pass(time.Minute)
-		f.Put(source(policy.MaxSources-1, "2"))
-		f.pass(time.Minute)
+		f.put(time.Minute, source(policy.MaxSources-1, "2"))
 		f.told("Normal Reloaded Reloaded for ConfigMap shop/app-299")
 	})
 }
@@ -231,11 +225,9 @@ func TestNamespaceWithManyChangesDelaysNoOther(t *testing.T) {
 			rolled[r.Namespace] = time.Now()
 			return nil
 		})
-		f.Put(changed)
-		f.pass(100 * time.Millisecond)
+		f.put(100*time.Millisecond, changed)
 		begun := time.Now()
-		changeCM(f)
-		f.pass(time.Minute)
+		f.put(time.Minute, cm2())
 		if took, most := rolled["shop"].Sub(begun), f.cfg.QuietPeriod+time.Second; took > most {
 			t.Errorf("the other namespace's workload was rolled after %v, want %v at most", took, most)
 		}
@@ -253,8 +245,7 @@ func TestUnusedSourceWakesNoWorker(t *testing.T) {
 		reconciles := func(change runtime.Object) uint64 {
 			f.pass(time.Minute)
 			before := f.status().Reconciles
-			f.Put(change)
-			f.pass(time.Minute)
+			f.put(time.Minute, change)
 			return f.status().Reconciles - before
 		}
 		if n := reconciles(is); n != 0 {

@@ -44,10 +44,8 @@ func TestReconcilePause(t *testing.T) {
 		"the first change pauses, the second does not extend the pause": {
 			objects: row(kPause, "5m"),
 			change: func(f *fixture) {
-				changeCM(f)
-				f.pass(time.Minute)
-				f.Put(cm("app-config", "color", "green"))
-				f.pass(4*time.Minute + 500*time.Millisecond)
+				f.put(time.Minute, cm2())
+				f.put(4*time.Minute+500*time.Millisecond, cm("app-config", "color", "green"))
 				f.written(2)
 				f.count(1, "paused_deployments")
 			},
@@ -57,8 +55,7 @@ func TestReconcilePause(t *testing.T) {
 		"the pause ends in time though the manager restarts meanwhile": {
 			objects: row(kPause, "5m"),
 			change: func(f *fixture) {
-				changeCM(f)
-				f.pass(2 * time.Minute)
+				f.put(2*time.Minute, cm2())
 				f.Restart()
 				f.pass(2*time.Minute + 59*time.Second)
 				f.written(1)
@@ -120,8 +117,7 @@ func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 			}
 			return nil
 		})
-		changeCM(f)
-		f.pass(2 * time.Second)
+		f.put(2*time.Second, cm2())
 		fail(f)
 		f.pass(period - 3*time.Second)
 		f.isPaused(true)

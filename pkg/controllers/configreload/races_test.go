@@ -39,8 +39,7 @@ func TestReconcileConflicts(t *testing.T) {
 	meanwhile := func(write func(f *fixture), events []string, want ...string) reconcileCase {
 		return reconcileCase{want: want, events: events, change: func(f *fixture) {
 			f.once("patch", "deployments", func() { write(f) })
-			changeCM(f)
-			f.pass(time.Hour)
+			f.put(time.Hour, cm2())
 			f.noErrors()
 		}}
 	}
@@ -89,13 +88,11 @@ func TestLateAnswerIsNotOfTheSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil, cm1(), auto(web, known1))
 		f.Latency(30 * time.Second)
-		changeCM(f)
-		f.pass(10 * time.Second)
+		f.put(10*time.Second, cm2())
 		f.Delete(f.web())
 		successor := deploy(web, kAuto, "true")
 		successor.UID = "successor"
-		f.Put(successor)
-		f.pass(10 * time.Second)
+		f.put(10*time.Second, successor)
 		f.Put(cm("app-config", "color", "green"))
 		f.pass(time.Hour)
 		want := []corev1.EnvVar{{Name: cmVar, Value: hashOf("color", "green")}}

@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -211,24 +210,6 @@ func TestReconcileAnnotations(t *testing.T) {
 	})
 }
 
-func TestKindsAreRolledAlike(t *testing.T) {
-	// Only Deployments can be paused.
-	meta := func(kind string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: "shop", Name: "web",
-			Annotations: map[string]string{kAuto: "true", kPause: "5m", nativeState: stateOn(kind+"/shop/web", cmKey, h1)}}
-	}
-	runCases(t, map[string]reconcileCase{
-		"a StatefulSet": {
-			objects: objs{cm1(), &appsv1.StatefulSet{ObjectMeta: meta("StatefulSet"), Spec: appsv1.StatefulSetSpec{Template: web}}}, change: changeCM,
-			want: []string{envOn("statefulsets/web", stateOn("StatefulSet/shop/web", cmKey, h2), "web/"+cmVar, h2)},
-		},
-		"a DaemonSet": {
-			objects: objs{cm1(), &appsv1.DaemonSet{ObjectMeta: meta("DaemonSet"), Spec: appsv1.DaemonSetSpec{Template: web}}}, change: changeCM,
-			want: []string{envOn("daemonsets/web", stateOn("DaemonSet/shop/web", cmKey, h2), "web/"+cmVar, h2)},
-		},
-	})
-}
-
 func TestReconcileReferences(t *testing.T) {
 	named := corev1.LocalObjectReference{Name: "app-config"}
 	volume := func(source corev1.VolumeSource) podOption {
@@ -281,13 +262,11 @@ func TestDryRunWritesNothing(t *testing.T) {
 		configure: func(c *config) { c.DryRun = true },
 		objects:   objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1), paused},
 		change: func(f *fixture) {
-			changeCM(f)
-			f.pass(time.Minute)
+			f.put(time.Minute, cm2())
 			f.told(would)
 			f.touch() // it is decided on again, with nothing new
 			f.pass(time.Minute)
-			f.Put(cm1())
-			f.pass(time.Minute)
+			f.put(time.Minute, cm1())
 			f.count(2, "reloads_total", "result", "dry_run")
 		},
 		events: []string{would},
@@ -335,7 +314,7 @@ func TestReconcileScope(t *testing.T) {
 		},
 		"a namespace outside the selector is left alone, until it becomes selected": {
 			configure: selector("env=prod"), objects: objs{namespace(), cm1(), auto(web, known1)},
-			change: func(f *fixture) { changeCM(f); f.pass(time.Minute); f.written(0); f.Put(labelled(namespace())) },
+			change: func(f *fixture) { f.put(time.Minute, cm2()); f.written(0); f.Put(labelled(namespace())) },
 			want:   rolled,
 		},
 		"Secrets of Helm releases do not count": {

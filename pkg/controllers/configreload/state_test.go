@@ -60,8 +60,7 @@ func TestReconcileState(t *testing.T) {
 			change: func(f *fixture) {
 				deleteCM(f)
 				f.pass(time.Minute)
-				f.Put(cm1())
-				f.pass(time.Minute)
+				f.put(time.Minute, cm1())
 				deleteCM(f)
 			},
 			want: []string{env(absent, "web/"+cmVar, ""), stateOnly(known1), stateOnly(absent)},
@@ -85,10 +84,8 @@ func TestReconcileState(t *testing.T) {
 			configure: quietPeriod(10 * time.Second), objects: objs{cm1()},
 			change: func(f *fixture) {
 				f.refuse(1, "patch", "deployments", errTryAgain) // writing the state fails until the change is there
-				f.Put(bare)
-				f.pass(100 * time.Millisecond)
-				changeCM(f)
-				f.pass(time.Minute)
+				f.put(100*time.Millisecond, bare)
+				f.put(time.Minute, cm2())
 			},
 			want: []string{stateOnly(known1), roll}, events: []string{reloaded, notRecorded + errTryAgain.Error()},
 		},
@@ -116,12 +113,10 @@ func TestReconcileState(t *testing.T) {
 		},
 		"a state that others remove is written again, but rarely": {
 			change: func(f *fixture) {
-				f.Put(bare)
-				f.pass(time.Second)
+				f.put(time.Second, bare)
 				f.expect(stateOnly(known1))
 				for range 20 { // ten minutes of removing and restoring
-					f.Put(bare)
-					f.pass(29 * time.Second)
+					f.put(29*time.Second, bare)
 				}
 				f.written(1)
 				changeCM(f) // still rolls the workload, from memory, and writes the state with it
@@ -131,16 +126,13 @@ func TestReconcileState(t *testing.T) {
 		"a state that others write back is no change": {
 			change: func(f *fixture) {
 				before := f.web()
-				changeCM(f)
-				f.pass(time.Minute)
+				f.put(time.Minute, cm2())
 				for range 15 { // all that a tool or an undo brings back
-					f.Put(before.DeepCopy())
-					f.pass(time.Minute)
+					f.put(time.Minute, before.DeepCopy())
 				}
 				f.written(3)
 				// Its pods have read the second version, though the template has no mark of it.
-				f.Put(cm1())
-				f.pass(time.Minute)
+				f.put(time.Minute, cm1())
 				f.written(4)
 				// After a restart, what stands on the workload counts.
 				f.Restart(func() { f.Put(before.DeepCopy(), cm2()) })
@@ -152,8 +144,7 @@ func TestReconcileState(t *testing.T) {
 		"a state of an earlier run stands": {
 			change: func(f *fixture) {
 				before := f.web()
-				changeCM(f)
-				f.pass(time.Minute)
+				f.put(time.Minute, cm2())
 				f.Restart()
 				f.pass(time.Minute)
 				f.Put(before)
@@ -220,18 +211,15 @@ func TestFirstSight(t *testing.T) {
 				f.Lag(10*time.Second, "deployments")
 				f.pass(20 * time.Second)
 				changeCM(f)
-				f.Put(auto(marked(h2), known1))
-				f.pass(time.Minute)
+				f.put(time.Minute, auto(marked(h2), known1))
 			},
 			want: []string{roll, roll}, // the first is refused
 		},
 		"a source that was there before the workload, and begins to count after it, rolls with on-create": {
 			configure: func(c *config) { onCreate(c); onlyLabelled(c) }, objects: objs{},
 			change: func(f *fixture) {
-				changeCM(f)
-				f.pass(time.Second)
-				f.Put(asks())
-				f.pass(time.Minute)
+				f.put(time.Second, cm2())
+				f.put(time.Minute, asks())
 				f.Put(labelled(cm2()))
 			},
 			want: []string{stateOnly(absent), roll},
@@ -239,12 +227,10 @@ func TestFirstSight(t *testing.T) {
 		"a source that has changed while it did not count rolls with on-create": {
 			configure: onlyLabelled, objects: objs{},
 			change: func(f *fixture) {
-				f.Put(labelled(cm1()))
-				f.pass(time.Second)
+				f.put(time.Second, labelled(cm1()))
 				f.Put(asks())
 				f.pass(time.Minute)
-				changeCM(f)
-				f.pass(time.Minute)
+				f.put(time.Minute, cm2())
 				f.Put(labelled(cm2()))
 			},
 			want: []string{stateOnly(known1), roll},
@@ -252,8 +238,7 @@ func TestFirstSight(t *testing.T) {
 		"a change before the end of ignore rolls nothing": {
 			objects: objs{cm1(), asks()},
 			change: func(f *fixture) {
-				f.Put(annotated(cm1(), kIgnore, "true"))
-				f.pass(time.Minute)
+				f.put(time.Minute, annotated(cm1(), kIgnore, "true"))
 				f.Put(annotated(cm2(), kIgnore, "true"))
 				f.pass(time.Minute)
 				changeCM(f)
@@ -263,7 +248,7 @@ func TestFirstSight(t *testing.T) {
 		"a change that comes with the end of ignore rolls": {objects: objs{annotated(cm1(), kIgnore, "true"), asks()}, change: changeCM, want: rolled},
 		"a change before the source matches rolls nothing": {
 			objects: objs{cm1(), deploy(web, kSearch, "true")},
-			change:  func(f *fixture) { changeCM(f); f.pass(time.Minute); f.Put(annotated(cm2(), kMatch, "true")) },
+			change:  func(f *fixture) { f.put(time.Minute, cm2()); f.Put(annotated(cm2(), kMatch, "true")) },
 			want:    []string{stateOnly(known2)},
 		},
 		"a change that comes with the annotation that makes the source count rolls": {
@@ -272,15 +257,14 @@ func TestFirstSight(t *testing.T) {
 		"a change right after the source matches rolls": {
 			objects: objs{cm1(), deploy(web, kSearch, "true")},
 			change: func(f *fixture) {
-				f.Put(annotated(cm1(), kMatch, "true"))
-				f.pass(10 * time.Millisecond)
+				f.put(10*time.Millisecond, annotated(cm1(), kMatch, "true"))
 				f.Put(annotated(cm2(), kMatch, "true"))
 			},
 			want: rolled,
 		},
 		"a change before the namespace is selected rolls nothing": {
 			configure: func(c *config) { c.NamespaceSelector = []string{"env=prod"} }, objects: objs{namespace(), cm1(), asks()},
-			change: func(f *fixture) { changeCM(f); f.pass(time.Minute); f.Put(labelled(namespace())) },
+			change: func(f *fixture) { f.put(time.Minute, cm2()); f.Put(labelled(namespace())) },
 			want:   []string{stateOnly(known2)},
 		},
 	})
@@ -321,8 +305,7 @@ func TestMaxDelayEndsAWindow(t *testing.T) {
 			return nil
 		})
 		for i := range 33 {
-			f.Put(cm("app-config", "i", fmt.Sprint(i)))
-			f.pass(1900 * time.Millisecond)
+			f.put(1900*time.Millisecond, cm("app-config", "i", fmt.Sprint(i)))
 		}
 		f.pass(time.Minute)
 		// The second window opens with the first change after the first patch, at 30.4 s. The

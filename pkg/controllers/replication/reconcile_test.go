@@ -244,6 +244,9 @@ func TestReconcile(t *testing.T) {
 				f.says("Normal DriftRepaired a/s: repaired c/s")
 			},
 		},
+		"with namespaces no Namespace is read": {
+			flags: []string{"--namespaces=a,b"}, objects: []runtime.Object{secret("a/s", "v", "Q:push-to=*")}, run: func(f *fixture) { f.expect("create b/s") },
+		},
 	})
 }
 

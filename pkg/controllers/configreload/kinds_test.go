@@ -11,12 +11,17 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
@@ -81,8 +86,7 @@ func TestReconcileCronJobs(t *testing.T) {
 	unrecorded := func(n int, then func(f *fixture)) func(f *fixture) {
 		return func(f *fixture) {
 			f.refuse(n, "patch", "cronjobs", errTryAgain)
-			changeCM(f)
-			f.pass(1500 * time.Millisecond)
+			f.put(1500*time.Millisecond, cm2())
 			then(f)
 		}
 	}
@@ -91,8 +95,7 @@ func TestReconcileCronJobs(t *testing.T) {
 		"a change runs the CronJob once": {
 			objects: objs{cm1(), byAuto(nil)},
 			change: func(f *fixture) {
-				changeCM(f)
-				f.pass(2 * time.Second)
+				f.put(2*time.Second, cm2())
 				// The name of a run depends on the version of the source.
 				version := controllertest.Get[corev1.ConfigMap](f.Host, "shop", "app-config").ResourceVersion
 				sum := sha256.Sum256([]byte(`cj-1{"configmap/app-config":"` + h2 + "@" + version + `","workload":"CronJob/shop/web"}`))
@@ -127,11 +130,9 @@ func TestReconcileCronJobs(t *testing.T) {
 		"a Job of ours counts as active until it is complete": {
 			objects: objs{cm1(), byName(forbid), run("run-1")},
 			change: func(f *fixture) {
-				changeCM(f)
-				f.pass(5 * time.Minute)
+				f.put(5*time.Minute, cm2())
 				f.requested(map[string]int{"list deployments": 1}) // for the original
-				f.Put(run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
-				f.pass(10 * time.Second)
+				f.put(10*time.Second, run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
 			},
 			want: ran, events: []string{waits, reloaded},
 		},
@@ -181,12 +182,9 @@ func TestReconcileCronJobs(t *testing.T) {
 		"a source that goes back to data of a Job that is still there runs another": {
 			objects: objs{cm1(), byAuto(nil)},
 			change: func(f *fixture) {
-				changeCM(f)
-				f.pass(time.Minute)
-				f.Put(cm1())
-				f.pass(time.Minute)
-				changeCM(f)
-				f.pass(time.Minute)
+				f.put(time.Minute, cm2())
+				f.put(time.Minute, cm1())
+				f.put(time.Minute, cm2())
 				if n := len(f.runs()); n != 3 {
 					f.t.Errorf("%d Jobs, want 3", n)
 				}
@@ -199,5 +197,114 @@ func TestReconcileCronJobs(t *testing.T) {
 			events: []string{"Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config"},
 		},
 		"annotations of the Job template's own metadata are not read": {objects: objs{cm1(), cronJob(nil)}, change: changeCM},
+	})
+}
+
+// rolloutDefinition is as much of Argo's CustomResourceDefinition as the test's API server reads.
+var rolloutDefinition = &unstructured.Unstructured{Object: map[string]any{
+	"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "rollouts.argoproj.io"},
+	"spec": map[string]any{"group": "argoproj.io", "scope": "Namespaced", "names": map[string]any{"kind": "Rollout", "plural": "rollouts"},
+		"versions": []any{map[string]any{"name": "v1alpha1", "served": true, "storage": true}}},
+}}
+
+// rollout returns the Argo Rollout web; a nil template leaves the template out.
+func rollout(t *testing.T, template *corev1.PodTemplateSpec, annotations ...string) *unstructured.Unstructured {
+	t.Helper()
+	u := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "argoproj.io/v1alpha1", "kind": "Rollout",
+		"metadata": map[string]any{"namespace": "shop", "name": "web"},
+		"spec":     map[string]any{"strategy": map[string]any{"canary": map[string]any{}}},
+	}}
+	if template != nil {
+		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.Object["spec"].(map[string]any)["template"] = object
+	}
+	return annotated(u, annotations...)
+}
+
+func TestReconcileRollouts(t *testing.T) {
+	stateOf := func(pairs ...string) string { return stateOn("Rollout/shop/web", pairs...) }
+	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	other := variableSet("OTHER", "x")
+	fromSecret := func(t *corev1.PodTemplateSpec) {
+		t.Spec.Containers[0].EnvFrom = append(t.Spec.Containers[0].EnvFrom, corev1.EnvFromSource{
+			SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "db"}},
+		})
+	}
+	marked := pod(other, variableSet(cmVar, h1), reads("app-config"))
+	two := pod(other, variableSet(dbVar, p1), variableSet(cmVar, h1), reads("app-config"), fromSecret)
+	current, bare := pod(reads("app-config"), variableSet(cmVar, h2)), pod(reads("app-config"), fromSecret)
+	patch := func(state string, spec object) string {
+		return "patch rollouts/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: state}}, "spec": spec})
+	}
+	// containers is the patch that leaves the containers of a template.
+	containers := func(state string, options ...podOption) string {
+		template := pod(options...)
+		list, _, err := unstructured.NestedSlice(rollout(t, &template).Object, "spec", "template", "spec", "containers")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return patch(state, object{"template": object{"spec": object{"containers": list}}})
+	}
+	replaced := containers(known2, other, variableSet(cmVar, h2), reads("app-config"))
+	// row has a Rollout with this template and this state.
+	row := func(configure func(*config), template *corev1.PodTemplateSpec, state string, change func(f *fixture), want ...string) reconcileCase {
+		return reconcileCase{
+			configure: func(c *config) { c.ArgoRollouts = true; configure(c) }, change: change, want: want,
+			objects: objs{rolloutDefinition, cm1(), db1(), rollout(t, template, kAuto, "true", nativeState, state)},
+		}
+	}
+	plain := func(*config) {}
+	both := func(template *corev1.PodTemplateSpec, options ...podOption) reconcileCase {
+		tc := row(plain, template, stateOf(cmKey, h1, dbKey, p1), func(f *fixture) { changeCM(f); changeDB(f) },
+			containers(stateOf(cmKey, h2, dbKey, p2), options...))
+		tc.events = []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"}
+		return tc
+	}
+	restarted := rollout(t, &current, kAuto, "true", compatStrategy, "restart", nativeState, known1)
+	elsewhere := rollout(t, nil, kAuto, "true", kCM, "app-config")
+	elsewhere.Object["spec"] = object{"template": nil, "workloadRef": object{"kind": "Deployment", "name": "web"}}
+	argo := func(c *config) { c.ArgoRollouts = true }
+
+	runCases(t, map[string]reconcileCase{
+		"the first variable of a container is added": row(plain, &web, known1, changeCM, containers(known2, reads("app-config"), variableSet(cmVar, h2))),
+		"several variables are each replaced where they stand": both(&two,
+			other, variableSet(dbVar, p2), variableSet(cmVar, h2), reads("app-config"), fromSecret),
+		"several variables are added one after the other": both(&bare, reads("app-config"), fromSecret, variableSet(dbVar, p2), variableSet(cmVar, h2)),
+		"on-delete removes it where it stands": row(onDelete, &marked, known1, deleteCM,
+			containers(stateOf(cmKey, ""), other, reads("app-config"))),
+		"a conflict is decided on again": row(plain, &marked, known1, func(f *fixture) {
+			f.refuse(1, "patch", "rollouts", apierrors.NewConflict(configreload.RolloutsResource.GroupResource(), "web", errTryAgain))
+			f.put(time.Minute, cm2())
+			f.noErrors()
+		}, replaced, replaced),
+		"the annotations strategy is a merge patch": row(strategyAnnotations, &web, known1, changeCM,
+			patch(known2, object{"template": object{"metadata": object{"annotations": object{compatMark: markOf(h2, 1)}}}})),
+		"the strategy restart marks nothing, and a variable that an earlier configuration left tells nothing": {
+			configure: argo, objects: objs{rolloutDefinition, cm1(), restarted}, change: changeCM, want: []string{patch(known2, object{"restartAt": second(1)})},
+		},
+		"a Rollout whose template is null is left alone": {configure: argo, objects: objs{rolloutDefinition, cm1(), elsewhere}, change: changeCM},
+		"without the flag Rollouts are left alone":       {objects: objs{rolloutDefinition, cm1(), rollout(t, &web, kAuto, "true", nativeState, known1)}, change: changeCM},
+	})
+}
+
+func TestKindsAreRolledAlike(t *testing.T) {
+	// Only Deployments can be paused.
+	meta := func(kind string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: "shop", Name: "web",
+			Annotations: map[string]string{kAuto: "true", kPause: "5m", nativeState: stateOn(kind+"/shop/web", cmKey, h1)}}
+	}
+	runCases(t, map[string]reconcileCase{
+		"a StatefulSet": {
+			objects: objs{cm1(), &appsv1.StatefulSet{ObjectMeta: meta("StatefulSet"), Spec: appsv1.StatefulSetSpec{Template: web}}}, change: changeCM,
+			want: []string{envOn("statefulsets/web", stateOn("StatefulSet/shop/web", cmKey, h2), "web/"+cmVar, h2)},
+		},
+		"a DaemonSet": {
+			objects: objs{cm1(), &appsv1.DaemonSet{ObjectMeta: meta("DaemonSet"), Spec: appsv1.DaemonSetSpec{Template: web}}}, change: changeCM,
+			want: []string{envOn("daemonsets/web", stateOn("DaemonSet/shop/web", cmKey, h2), "web/"+cmVar, h2)},
+		},
 	})
 }
