@@ -32,7 +32,6 @@ func Entry() controllers.Entry {
 		Needs: func(controllers.Settings) ([]informers.Need, error) {
 			return []informers.Need{{Resource: informers.Secrets, Namespace: namespace, LabelSelector: "example.com/cluster"}}, nil
 		},
-		Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return nil }, // none in other namespaces
 		NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
 			return map[string][]rbacv1.PolicyRule{namespace: {{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}}}}
 		},

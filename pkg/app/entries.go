@@ -41,12 +41,6 @@ func checkEntries(entries []controllers.Entry) error {
 		if slices.Contains(OwnAgents(), e.Name) {
 			add("the name is that of a client of the manager's own, so that the audit log could not tell them apart")
 		}
-		if e.Needs == nil {
-			add("the function Needs is missing")
-		}
-		if e.Permissions == nil {
-			add("the function Permissions is missing")
-		}
 		if e.New == nil {
 			add("the function New is missing")
 		}
@@ -97,8 +91,12 @@ func (o *Options) collectDemands() (d demands, err error) {
 	var errs []error
 	settings := o.Settings()
 	for _, e := range d.entries {
-		needs, err := e.Needs(settings)
+		var needs []informers.Need
 		var granted grants
+		var err error
+		if e.Needs != nil {
+			needs, err = e.Needs(settings)
+		}
 		if err == nil {
 			granted, err = grantsOf(e, settings, needs)
 		}

@@ -15,16 +15,12 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// withFunctions returns the entry with functions in place of those that are missing: they do nothing, and
-// let the cache read what the entry needs.
+// withFunctions returns the entry with a New that returns an idle controller, and with Permissions that let
+// the cache read what the entry needs, unless it has them.
 func withFunctions(e controllers.Entry) controllers.Entry {
-	if e.Needs == nil {
-		e.Needs = func(controllers.Settings) ([]informers.Need, error) { return nil, nil }
-	}
-	if e.Permissions == nil {
+	if e.Permissions == nil && e.Needs != nil {
 		e.Permissions = func(s controllers.Settings) (rules []rbacv1.PolicyRule) {
 			needs, _ := e.Needs(s)
 			for _, n := range needs {
@@ -71,10 +67,9 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 		entries []controllers.Entry
 		want    []string
 	}{
-		"functions that are missing, in two entries": {
-			[]controllers.Entry{{Name: "one"}, withFunctions(controllers.Entry{Name: "fine"}), {Name: "two", Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, nil }}},
-			[]string{"controller one: the function Needs is missing", "controller one: the function Permissions is missing",
-				"controller one: the function New is missing", "controller two: the function Permissions is missing", "controller two: the function New is missing"}},
+		"no function New, in two entries": {
+			[]controllers.Entry{{Name: "one"}, withFunctions(controllers.Entry{Name: "fine"}), {Name: "two"}},
+			[]string{"controller one: the function New is missing", "controller two: the function New is missing"}},
 		"no name": {
 			[]controllers.Entry{withFunctions(controllers.Entry{})},
 			[]string{fmt.Sprintf("controller number %d", len(registry())+1) + ` of the registry, which has no name: the name "" is not a DNS label: ` + notALabel}},

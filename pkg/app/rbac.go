@@ -191,7 +191,9 @@ func grantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Nee
 	if _, found := all[metav1.NamespaceAll]; found {
 		return nil, errors.New("has NamespacePermissions for a namespace without a name; rules for all namespaces belong in Permissions")
 	}
-	all[metav1.NamespaceAll] = e.Permissions(s)
+	if e.Permissions != nil {
+		all[metav1.NamespaceAll] = e.Permissions(s)
+	}
 	for _, need := range needs {
 		allows := func(rule rbacv1.PolicyRule) bool { return allowsToRead(rule, need) }
 		if !slices.ContainsFunc(slices.Concat(all[metav1.NamespaceAll], all[need.Namespace]), allows) {

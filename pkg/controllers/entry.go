@@ -17,7 +17,7 @@ import (
 )
 
 // Entry describes one controller. Its flags, help text, cache needs and permissions all come from
-// here. Name, Needs, Permissions and New are required.
+// here. Name and New are required.
 type Entry struct {
 	// Name identifies the controller in --controllers, metrics, logs and health checks. It must be
 	// a DNS label that no other entry has as its name.
@@ -34,11 +34,11 @@ type Entry struct {
 	// AddToScheme adds the types of the controller's custom resources to the scheme of the host;
 	// nil if it has none.
 	AddToScheme func(*runtime.Scheme) error
-	// Needs returns what the shared cache must keep for the controller. It is called after the
-	// flags have been parsed.
+	// Needs returns what the shared cache must keep for the controller; nil if that is nothing. It is called
+	// after the flags have been parsed.
 	Needs func(Settings) ([]informers.Need, error)
-	// Permissions returns the RBAC rules that the controller needs, and no more. It is called after
-	// the flags have been parsed. They must include list and watch for each resource that is in Needs or that
+	// Permissions returns the RBAC rules that the controller needs, and no more; nil if there are none. It is
+	// called after the flags have been parsed. They must include list and watch for each resource that is in Needs or that
 	// the controller follows.
 	Permissions func(Settings) []rbacv1.PolicyRule
 	// NamespacePermissions returns further rules, each of which holds in one namespace, by its name; nil if

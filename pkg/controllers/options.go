@@ -14,9 +14,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// minBackoff and maxBackoff are the defaults of LoopOptions. maxBackoff also limits how long an answer of the API server,
-// which may be a webhook's, puts a key off. Nothing is given up: that would leave an object wrong until
-// something else changes it.
+// minBackoff and maxBackoff are the defaults of LoopOptions. maxBackoff also limits how long an answer of the
+// API server, which may be a webhook's, puts a key off. Nothing is given up: that would leave an object wrong
+// until something else changes it.
 const (
 	minBackoff = time.Second
 	maxBackoff = 5 * time.Minute

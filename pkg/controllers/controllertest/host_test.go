@@ -363,7 +363,6 @@ func allowing(resources ...string) func(controllers.Settings) []rbacv1.PolicyRul
 func following(resource schema.GroupVersionResource, permissions func(controllers.Settings) []rbacv1.PolicyRule) controllers.Entry {
 	return controllers.Entry{
 		Name: "follower", Permissions: permissions,
-		Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, nil },
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			f := &follower{}
 			h.LoopOptions.Background = func(ctx context.Context) error {

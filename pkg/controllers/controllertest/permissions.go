@@ -39,7 +39,9 @@ func (h *Host) hasEntry(name string) bool {
 func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
 	for _, e := range h.setup.Entries {
 		if agent == e.Name || agent == cacheAgent {
-			rules = append(rules, e.Permissions(h.settings)...)
+			if e.Permissions != nil {
+				rules = append(rules, e.Permissions(h.settings)...)
+			}
 			if e.NamespacePermissions != nil {
 				rules = append(rules, e.NamespacePermissions(h.settings)[namespace]...)
 			}

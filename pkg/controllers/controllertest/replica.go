@@ -124,6 +124,9 @@ func (r *replica) recorded(e controllers.Entry) controllers.Entry {
 func (h *Host) checkScopes() {
 	h.t.Helper()
 	for _, e := range h.setup.Entries {
+		if e.Needs == nil {
+			continue
+		}
 		needs, _ := e.Needs(h.settings) // the manager has reported the error
 		for _, n := range needs {
 			if namespaced, known := h.server.Namespaced(n.Resource); known && namespaced == n.ClusterScoped {

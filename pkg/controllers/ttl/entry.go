@@ -39,7 +39,6 @@ func Entry() controllers.Entry {
 		OffByDefault: true,
 		Compat:       []string{ttlController, janitor},
 		Config:       &flags,
-		Needs:        func(controllers.Settings) ([]informers.Need, error) { return nil, nil },
 		Permissions:  func(s controllers.Settings) []rbacv1.PolicyRule { return flags.with(s).permissions() },
 		Command: func(connect func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
 			return newCommand(&flags, connect)

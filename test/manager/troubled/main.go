@@ -32,9 +32,7 @@ func main() {
 		idle("poisoned", informers.Need{Resource: informers.ConfigMaps, Annotations: []string{poison}}),
 		controllers.Entry{
 			Name: "failing", Summary: "stops as soon as it is started",
-			Needs:       func(controllers.Settings) ([]informers.Need, error) { return nil, nil },
-			Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return nil },
-			New:         func(controllers.Host) (controllers.Controller, error) { return failing{}, nil },
+			New: func(controllers.Host) (controllers.Controller, error) { return failing{}, nil },
 		},
 	))))
 }
