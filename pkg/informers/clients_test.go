@@ -4,9 +4,11 @@
 package informers
 
 import (
+	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -15,12 +17,17 @@ import (
 	"weak"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 )
 
 // newClusterCache builds a cache on real clients.
@@ -87,7 +94,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		closed := weak.Make(other)
 		followed.Stop()
 		other.Shutdown()
-		eventually(t, "a cache that was closed is garbage", func() bool { runtime.GC(); return closed.Value() == nil })
+		eventually(t, "a cache that was closed is garbage", func() bool { goruntime.GC(); return closed.Value() == nil })
 	}
 }
 
@@ -154,4 +161,71 @@ func TestStatusShowsTheNeed(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
+}
+
+// apiServer serves a cluster's Secrets over HTTP in JSON. Clients that ask for metadata alone leave the rest out.
+type apiServer struct{ secrets *cluster }
+
+func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	var opts metav1.ListOptions
+	if err := metav1.Convert_url_Values_To_v1_ListOptions(ptr.To(req.URL.Query()), &opts, nil); err != nil {
+		writeError(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	if !opts.Watch {
+		list, err := s.secrets.list(req.Context(), opts)
+		if err != nil {
+			writeError(w, err)
+			return
+		}
+		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
+		_ = json.NewEncoder(w).Encode(list)
+		return
+	}
+	events, err := s.secrets.watch(req.Context(), opts)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	defer events.Stop()
+	w.(http.Flusher).Flush()
+	for e := range events.ResultChan() {
+		e.Object.GetObjectKind().SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+		if err := json.NewEncoder(w).Encode(metav1.WatchEvent{Type: string(e.Type), Object: runtime.RawExtension{Object: e.Object}}); err != nil {
+			return
+		}
+		w.(http.Flusher).Flush()
+	}
+}
+
+func writeError(w http.ResponseWriter, err error) {
+	status := apierrors.NewInternalError(err).Status()
+	if known := apierrors.APIStatus(nil); errors.As(err, &known) {
+		status = known.Status()
+	}
+	status.Kind, status.APIVersion = "Status", "v1"
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(int(status.Code))
+	_ = json.NewEncoder(w).Encode(status)
+}
+
+// clientsOf returns clients as the manager builds them.
+func clientsOf(t testing.TB, config *rest.Config) Clients {
+	t.Helper()
+	clients, err := NewClients(config, scheme.Scheme)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return clients
+}
+
+func serve(t *testing.T, s *apiServer) Clients {
+	t.Helper()
+	server := httptest.NewServer(s)
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return clientsOf(t, &rest.Config{Host: server.URL})
 }

@@ -4,9 +4,11 @@
 package informers
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,17 +18,20 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 )
 
 func TestMain(m *testing.M) {
-	switch os.Getenv(serverEnv) {
-	case "planted":
-		servePlanted()
-	case "types":
+	if os.Getenv(serverEnv) != "" {
 		serveTypes()
-	default:
-		goleak.VerifyTestMain(m)
+		return
 	}
+	goleak.VerifyTestMain(m)
+}
+
+// inBubble runs a row of a table in a bubble of fake time.
+func inBubble(t *testing.T, name string, row func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
 }
 
 var reloadNeed = Need{For: "reload", Resource: Secrets, FieldSelector: NotHelm, Annotations: []string{"match"}, Digest: DigestOf(digestSHA1), History: true}
@@ -145,6 +150,216 @@ func TestCacheNotStartedShutsDown(t *testing.T) {
 		f.Start(t.Context()) // after Shutdown: nothing
 		if hasSynced(f, "reload") {
 			t.Error("synced after Shutdown")
+		}
+	})
+}
+
+var ttlNeed = Need{For: "ttl", Annotations: []string{"ttl"}, Fields: CreationTimestamp,
+	Filter: func(m metav1.Object) bool { return m.GetAnnotations()["ttl"] != "" }}
+
+func expiring(name, ttl string) *corev1.Secret {
+	s := named(name, "1")
+	s.Annotations = map[string]string{"ttl": ttl, "other": "x"}
+	return s
+}
+
+// told records what a handler is told.
+type told struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (h *told) add(format string, args ...any) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lines = append(h.lines, fmt.Sprintf(format, args...))
+}
+
+func (h *told) handle(old, current *Object, _ bool) {
+	switch {
+	case current == nil:
+		h.add("-%s", old.GetName())
+	case old == nil:
+		h.add("+%s=%s", current.GetName(), current.GetAnnotations()["ttl"])
+	default:
+		h.add("~%s=%s", current.GetName(), current.GetAnnotations()["ttl"])
+	}
+}
+
+// want compares what the handler was told since the last time, sorted: a list names its objects in no order.
+func (h *told) want(t *testing.T, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	slices.Sort(h.lines)
+	slices.Sort(want)
+	if !slices.Equal(h.lines, want) {
+		t.Errorf("told %q, want %q", h.lines, want)
+	}
+	h.lines = nil
+}
+
+// followSecrets follows the Secrets of a cluster.
+func followSecrets(t *testing.T, f *ClusterCache, c *cluster, need Need, lists chan struct{}, handler func(old, current *Object, initial bool)) *Following[*Object] {
+	t.Helper()
+	f.sourceFor = c.source
+	need.Resource, need.ListSlots = Secrets, lists
+	w, err := Follow[*Object](t.Context(), f.ForController(need.For), need)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.AddHandler(handler)
+	return w
+}
+
+func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
+	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
+		inBubble(t, name, func(t *testing.T) {
+			c := newCluster(named("plain", "1"), expiring("a", "1h"), expiring("b", "1h"))
+			c.noStreams = noStreams
+			f, h := newTestCache(t, c), &told{}
+			w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h.handle)
+			h.want(t, "+a=1h", "+b=1h")
+			if s := w.Status(); !s.Synced || s.Objects != 2 {
+				t.Errorf("status %+v", s)
+			}
+			c.put(named("plain", "2"))
+			c.put(named("new", "1"))
+			c.remove("shop/plain")
+			h.want(t)
+			c.put(expiring("new", "2h"))
+			c.put(expiring("a", "3h"))
+			c.put(named("b", "1"))
+			h.want(t, "+new=2h", "~a=3h", "-b")
+
+			c.breakWatches(true)
+			c.remove("shop/a")
+			c.put(named("new", "1"))
+			c.put(expiring("c", "1h"))
+			pass(2 * time.Minute)
+			h.want(t, "+c=1h", "-a", "-new")
+			if o, ok := w.Get(cache.NewObjectName("shop", "c")); !ok || len(o.GetAnnotations()) != 1 {
+				t.Errorf("kept %v", o)
+			}
+			if all := w.List("", nil); len(all) != 1 || all[0].GetName() != "c" {
+				t.Errorf("has %v", all)
+			}
+
+			requests := c.count()
+			w.Stop()
+			w.AddHandler(h.handle)
+			c.put(expiring("late", "1h"))
+			pass(time.Hour)
+			h.want(t)
+			if n := c.count(); n != requests || len(f.followed) != 0 {
+				t.Errorf("%d requests after Stop, %d watches", n-requests, len(f.followed))
+			}
+		})
+	}
+}
+
+func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		f, h := newTestCache(t, c), &told{}
+		need := Need{For: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: DigestOf(func(o metav1.Object) []byte {
+			return []byte(o.GetResourceVersion())
+		})}
+		w := followSecrets(t, f, c, need, nil, h.handle)
+		h.want(t, "+a=")
+		if o, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(o.Digest("sync")) != "101" {
+			t.Errorf("kept %v", o)
+		}
+		if _, ok := w.Get(cache.NewObjectName("shop", "b")); ok {
+			t.Error("has what is not there")
+		}
+		if got := c.requests[0]; !strings.Contains(got, "labels=managed=true") {
+			t.Errorf("asked %s", got)
+		}
+		if w.informer.plan.readAs != Metadata {
+			t.Error("asks for the content")
+		}
+	})
+}
+
+func TestFollowReturnsTheTypeOfTheNeed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTestCache(t, newCluster(named("a", "1")))
+		need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
+		w, err := Follow[*corev1.Secret](t.Context(), f.ForController("sync"), need)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-w.Synced()
+		if s, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(s.Data["value"]) != "1" {
+			t.Errorf("kept %v", s)
+		}
+		if _, err := Follow[*corev1.ConfigMap](t.Context(), f.ForController("sync"), need); err == nil || !strings.Contains(err.Error(), "asks for secrets as *v1.ConfigMap") {
+			t.Errorf("error %v for another type", err)
+		}
+		if len(f.followed) != 1 {
+			t.Errorf("%d are followed", len(f.followed))
+		}
+	})
+}
+
+func TestFollowMayBeStoppedByItsHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
+		f, calls := newTestCache(t, c), 0
+		var w *Following[*Object]
+		ready := make(chan struct{})
+		w = followSecrets(t, f, c, ttlNeed, nil, func(_, _ *Object, _ bool) {
+			<-ready
+			calls++
+			w.Stop()
+		})
+		close(ready)
+		c.put(expiring("c", "1h"))
+		pass(time.Minute)
+		f.Shutdown()
+		if calls != 1 {
+			t.Errorf("called %d times", calls)
+		}
+	})
+}
+
+func TestFollowListsWaitForEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow, quick := newCluster(expiring("a", "1h")), newCluster(expiring("b", "1h"))
+		slow.endless = true
+		f, h := newTestCache(t, slow), &told{}
+		lists := make(chan struct{}, 1)
+		followSecrets(t, f, slow, ttlNeed, lists, (&told{}).handle)
+		synctest.Wait()
+		followSecrets(t, f, quick, ttlNeed, lists, h.handle)
+		pass(listSlotTimeout - time.Second)
+		h.want(t)
+		pass(2 * time.Second)
+		h.want(t, "+b=1h")
+		quick.put(expiring("c", "1h"))
+		h.want(t, "+c=1h")
+	})
+}
+
+func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
+		f, h := newTestCache(t, c), &told{}
+		followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), func(old, current *Object, initial bool) {
+			if current.GetName() == "a" {
+				panic("a")
+			}
+			h.handle(old, current, initial)
+		})
+		f.Start(t.Context())
+		h.want(t, "+b=1h")
+		if err := f.Problem(ttlNeed.For); err == nil || !strings.Contains(err.Error(), "panics on 1 objects of secrets, one of them shop/a") {
+			t.Errorf("problem %v", err)
+		}
+		if err := f.Problem("other"); err != nil {
+			t.Errorf("another controller's problem: %v", err)
 		}
 	})
 }

@@ -4,10 +4,16 @@
 package informers
 
 import (
+	"bufio"
+	"encoding/base64"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -17,7 +23,11 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 )
+
+// serverEnv makes the test binary run as an API server, so that its memory is not in that of the test.
+const serverEnv = "INFORMERS_TEST_SERVER"
 
 // What the served types have: plain objects, and one with an annotation.
 const (
@@ -56,6 +66,50 @@ func serveTypes() {
 	}))
 }
 
+// serveUntilTheEnd serves until the standard input ends. It prints its address and certificate.
+func serveUntilTheEnd(handler http.Handler) {
+	server := httptest.NewUnstartedServer(handler)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	_, _ = fmt.Fprintln(os.Stdout, server.URL, base64.StdEncoding.EncodeToString(server.Certificate().Raw))
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// startServer runs this binary as an API server.
+func startServer(t testing.TB) *rest.Config {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), serverEnv+"=1")
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		_ = cmd.Wait()
+	})
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	url, certificate, _ := strings.Cut(strings.TrimSpace(line), " ")
+	der, err := base64.StdEncoding.DecodeString(certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := &rest.Config{Host: url}
+	config.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return config
+}
+
 // resident returns the resident memory of this process.
 func resident(t *testing.T) int {
 	t.Helper()
@@ -84,7 +138,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 		t.Skip("measures memory")
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(60))
-	f, _ := newClusterCache(t, clientsOf(t, startServer(t, "types")))
+	f, _ := newClusterCache(t, clientsOf(t, startServer(t)))
 	debug.FreeOSMemory()
 	before := resident(t)
 	var all []*Following[*Object]

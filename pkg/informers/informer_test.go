@@ -211,40 +211,38 @@ func TestNamespaceTroubleStaysThere(t *testing.T) {
 		"a namespace that is refused at once": {func(b *cluster) { b.failWith(refuse) }, func(*cluster) {}, nil, 0, "cannot list secrets in b: Forbidden"},
 		"a namespace that is granted later":   {func(b *cluster) { b.failWith(refuse) }, func(b *cluster) { b.failWith(nil) }, []string{"b/x", "b/z"}, 1, ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				a, b, c := newCluster(in("a", "x", "1")), newCluster(in("b", "x", "1"), in("b", "y", "1")), newCluster(in("c", "x", "1"))
-				for range 900 { // far ahead of a
-					b.bookmark()
+		inBubble(t, name, func(t *testing.T) {
+			a, b, c := newCluster(in("a", "x", "1")), newCluster(in("b", "x", "1"), in("b", "y", "1")), newCluster(in("c", "x", "1"))
+			for range 900 { // far ahead of a
+				b.bookmark()
+			}
+			if tc.before != nil {
+				tc.before(b)
+			}
+			f := inNamespaces(t, map[string]*cluster{"a": a, "b": b, "c": c})
+			startSynced(t, f)
+			if err := f.CheckSync(nil); err != nil {
+				t.Errorf("not ready: %v", err)
+			}
+			pass(time.Minute)
+			tc.later(b)
+			a.put(in("a", "y", "1"))
+			b.put(in("b", "z", "1"))
+			b.remove("b/y")
+			c.remove("c/x")
+			pass(time.Hour)
+			wantNames(t, f, append([]string{"a/x", "a/y"}, tc.b...)...)
+			if a.count() > 10 { // a watch ends after 5 to 10 minutes
+				t.Errorf("%d requests in a", a.count())
+			}
+			for _, s := range f.Status().Resources {
+				if s.Namespace == "b" && (s.Lists != tc.lists || s.Objects != len(tc.b)) || s.Namespace != "b" && (s.Lists != 1 || s.Problem != "") {
+					t.Errorf("status %+v", s)
 				}
-				if tc.before != nil {
-					tc.before(b)
-				}
-				f := inNamespaces(t, map[string]*cluster{"a": a, "b": b, "c": c})
-				startSynced(t, f)
-				if err := f.CheckSync(nil); err != nil {
-					t.Errorf("not ready: %v", err)
-				}
-				pass(time.Minute)
-				tc.later(b)
-				a.put(in("a", "y", "1"))
-				b.put(in("b", "z", "1"))
-				b.remove("b/y")
-				c.remove("c/x")
-				pass(time.Hour)
-				wantNames(t, f, append([]string{"a/x", "a/y"}, tc.b...)...)
-				if a.count() > 10 { // a watch ends after 5 to 10 minutes
-					t.Errorf("%d requests in a", a.count())
-				}
-				for _, s := range f.Status().Resources {
-					if s.Namespace == "b" && (s.Lists != tc.lists || s.Objects != len(tc.b)) || s.Namespace != "b" && (s.Lists != 1 || s.Problem != "") {
-						t.Errorf("status %+v", s)
-					}
-				}
-				if got := fmt.Sprint(f.Problem("reload")); !strings.Contains(got, tc.problem) || tc.problem == "" && got != "<nil>" {
-					t.Errorf("problem %v, want %q", got, tc.problem)
-				}
-			})
+			}
+			if got := fmt.Sprint(f.Problem("reload")); !strings.Contains(got, tc.problem) || tc.problem == "" && got != "<nil>" {
+				t.Errorf("problem %v, want %q", got, tc.problem)
+			}
 		})
 	}
 }
@@ -292,38 +290,36 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				r := &refusal{}
-				need, register := of(r)
-				need.For, need.Resource = "bad", Secrets
-				c := newCluster(named("bad", "1"), named("fine", "1"))
-				f := newTestCache(t, c, need, reloadNeed)
-				var counted []string
-				f.informers[0].bad.countPanic = func(controller string) { counted = append(counted, controller) }
-				if register != nil {
-					register(f)
-				}
-				startSynced(t, f)
-				synctest.Wait()
+		inBubble(t, name, func(t *testing.T) {
+			r := &refusal{}
+			need, register := of(r)
+			need.For, need.Resource = "bad", Secrets
+			c := newCluster(named("bad", "1"), named("fine", "1"))
+			f := newTestCache(t, c, need, reloadNeed)
+			var counted []string
+			f.informers[0].bad.countPanic = func(controller string) { counted = append(counted, controller) }
+			if register != nil {
+				register(f)
+			}
+			startSynced(t, f)
+			synctest.Wait()
 
-				wantNames(t, f, "shop/bad", "shop/fine")
-				if got := f.Problem("bad"); got == nil || !strings.Contains(got.Error(), "shop/bad") || strings.Contains(got.Error(), "nobody") {
-					t.Errorf("problem %v", got)
-				}
-				if err := f.Problem("reload"); err != nil {
-					t.Errorf("another controller's problem: %v", err)
-				}
-				if !slices.Contains(counted, "bad") || slices.Contains(counted, "reload") {
-					t.Errorf("counted %v", counted)
-				}
-				r.mended = true
-				c.put(named("bad", "2"))
-				synctest.Wait()
-				if err := f.Problem("bad"); err != nil {
-					t.Errorf("after the mend: %v", err)
-				}
-			})
+			wantNames(t, f, "shop/bad", "shop/fine")
+			if got := f.Problem("bad"); got == nil || !strings.Contains(got.Error(), "shop/bad") || strings.Contains(got.Error(), "nobody") {
+				t.Errorf("problem %v", got)
+			}
+			if err := f.Problem("reload"); err != nil {
+				t.Errorf("another controller's problem: %v", err)
+			}
+			if !slices.Contains(counted, "bad") || slices.Contains(counted, "reload") {
+				t.Errorf("counted %v", counted)
+			}
+			r.mended = true
+			c.put(named("bad", "2"))
+			synctest.Wait()
+			if err := f.Problem("bad"); err != nil {
+				t.Errorf("after the mend: %v", err)
+			}
 		})
 	}
 }
@@ -343,26 +339,24 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 		},
 	} {
 		for how, relist := range map[string]bool{"by an event": false, "by a list": true} {
-			t.Run(name+" "+how, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					c := newCluster(named("bad", "1"), named("fine", "1"))
-					f := newTestCache(t, c, Need{For: "bad", Resource: Secrets})
-					use(f)
-					startSynced(t, f)
-					synctest.Wait()
-					if err := f.Problem("bad"); err == nil {
-						t.Error("no problem while the object is there")
-					}
-					if relist {
-						c.breakWatches(true)
-					}
-					c.remove("shop/bad")
-					pass(time.Minute)
-					wantNames(t, f, "shop/fine")
-					if err := f.Problem("bad"); err != nil {
-						t.Errorf("problem %v", err)
-					}
-				})
+			inBubble(t, name+" "+how, func(t *testing.T) {
+				c := newCluster(named("bad", "1"), named("fine", "1"))
+				f := newTestCache(t, c, Need{For: "bad", Resource: Secrets})
+				use(f)
+				startSynced(t, f)
+				synctest.Wait()
+				if err := f.Problem("bad"); err == nil {
+					t.Error("no problem while the object is there")
+				}
+				if relist {
+					c.breakWatches(true)
+				}
+				c.remove("shop/bad")
+				pass(time.Minute)
+				wantNames(t, f, "shop/fine")
+				if err := f.Problem("bad"); err != nil {
+					t.Errorf("problem %v", err)
+				}
 			})
 		}
 	}

@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	testingclock "k8s.io/utils/clock/testing"
 )
 
 func TestFeedRetriesRefusals(t *testing.T) {
@@ -27,52 +29,50 @@ func TestFeedRetriesRefusals(t *testing.T) {
 		"broken connection":  io.ErrUnexpectedEOF,
 	}
 	for name, failure := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(named("a", "1"))
-				f := newTestCache(t, c, reloadNeed)
-				startSynced(t, f)
-				before := c.count()
+		inBubble(t, name, func(t *testing.T) {
+			c := newCluster(named("a", "1"))
+			f := newTestCache(t, c, reloadNeed)
+			startSynced(t, f)
+			before := c.count()
 
-				c.failWith(func(string) error { return failure })
-				c.breakWatches(false)
-				pass(30 * time.Second)
-				if err := f.Problem("reload"); err != nil {
-					t.Errorf("reported after 30 seconds: %v", err)
-				}
-				pass(10 * time.Minute)
-				wantNames(t, f, "shop/a")
-				if n := c.count() - before; n < 10 || n > 80 {
-					t.Errorf("%d requests in ten minutes", n)
-				}
-				if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "secrets") {
-					t.Errorf("problem after ten minutes: %v", err)
-				}
-				if err := f.CheckSync(nil); err != nil {
-					t.Errorf("informers-sync fails after it had synced: %v", err)
-				}
-				s := secretsStatus(f)
-				if s.LastActivityAge.Duration < 10*time.Minute || s.Failures == 0 || s.LastFailure == nil {
-					t.Errorf("age %v, failures %d, last failure %v", s.LastActivityAge, s.Failures, s.LastFailure)
-				}
+			c.failWith(func(string) error { return failure })
+			c.breakWatches(false)
+			pass(30 * time.Second)
+			if err := f.Problem("reload"); err != nil {
+				t.Errorf("reported after 30 seconds: %v", err)
+			}
+			pass(10 * time.Minute)
+			wantNames(t, f, "shop/a")
+			if n := c.count() - before; n < 10 || n > 80 {
+				t.Errorf("%d requests in ten minutes", n)
+			}
+			if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "secrets") {
+				t.Errorf("problem after ten minutes: %v", err)
+			}
+			if err := f.CheckSync(nil); err != nil {
+				t.Errorf("informers-sync fails after it had synced: %v", err)
+			}
+			s := secretsStatus(f)
+			if s.LastActivityAge.Duration < 10*time.Minute || s.Failures == 0 || s.LastFailure == nil {
+				t.Errorf("age %v, failures %d, last failure %v", s.LastActivityAge, s.Failures, s.LastFailure)
+			}
 
-				c.failWith(nil)
-				c.put(named("b", "1"))
-				pass(2 * time.Minute)
-				wantNames(t, f, "shop/a", "shop/b")
-				if err := f.Problem("reload"); err != nil {
-					t.Errorf("problem after recovery: %v", err)
-				}
+			c.failWith(nil)
+			c.put(named("b", "1"))
+			pass(2 * time.Minute)
+			wantNames(t, f, "shop/a", "shop/b")
+			if err := f.Problem("reload"); err != nil {
+				t.Errorf("problem after recovery: %v", err)
+			}
 
-				c.failWith(func(string) error { return failure })
-				c.breakWatches(true)
-				pass(5 * time.Minute)
-				start := time.Now()
-				f.Shutdown()
-				if d := time.Since(start); d > 0 {
-					t.Errorf("Shutdown took %v", d)
-				}
-			})
+			c.failWith(func(string) error { return failure })
+			c.breakWatches(true)
+			pass(5 * time.Minute)
+			start := time.Now()
+			f.Shutdown()
+			if d := time.Since(start); d > 0 {
+				t.Errorf("Shutdown took %v", d)
+			}
 		})
 	}
 }
@@ -80,27 +80,25 @@ func TestFeedRetriesRefusals(t *testing.T) {
 // TestEndingWatchBacksOff has a watch that keeps ending at once.
 func TestEndingWatchBacksOff(t *testing.T) {
 	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(named("a", "1"))
-				c.noStreams, c.spoilt = noStreams, true
-				f := newTestCache(t, c, reloadNeed)
-				startSynced(t, f)
-				pass(10 * time.Minute)
-				if n := secretsStatus(f).Lists; n < 10 || n > 30 {
-					t.Errorf("%d lists in ten minutes", n)
-				}
-				c.mu.Lock()
-				c.spoilt = false
-				c.mu.Unlock()
-				pass(3 * time.Minute)
-				lists := secretsStatus(f).Lists
-				c.breakWatches(true) // that is a list, at once
-				pass(2 * time.Second)
-				if n := secretsStatus(f).Lists; n != lists+1 {
-					t.Errorf("%d lists after a watch that could not be resumed", n-lists)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			c := newCluster(named("a", "1"))
+			c.noStreams, c.spoilt = noStreams, true
+			f := newTestCache(t, c, reloadNeed)
+			startSynced(t, f)
+			pass(10 * time.Minute)
+			if n := secretsStatus(f).Lists; n < 10 || n > 30 {
+				t.Errorf("%d lists in ten minutes", n)
+			}
+			c.mu.Lock()
+			c.spoilt = false
+			c.mu.Unlock()
+			pass(3 * time.Minute)
+			lists := secretsStatus(f).Lists
+			c.breakWatches(true) // that is a list, at once
+			pass(2 * time.Second)
+			if n := secretsStatus(f).Lists; n != lists+1 {
+				t.Errorf("%d lists after a watch that could not be resumed", n-lists)
+			}
 		})
 	}
 }
@@ -164,36 +162,34 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 		"watch": {verbs: []string{"watch"}, synced: true, want: "cannot watch secrets: Forbidden"},
 	}
 	for name, tc := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(named("a", "1"))
-				c.failWith(func(verb string) error {
-					if slices.Contains(tc.verbs, verb) {
-						return forbidden
-					}
-					return nil
-				})
-				f := twoResources(t, c, newCluster())
-				f.Start(t.Context())
-				pass(3 * time.Minute)
-				if err := f.Problem("other"); err != nil {
-					t.Errorf("problem of the other controller: %v", err)
+		inBubble(t, name, func(t *testing.T) {
+			c := newCluster(named("a", "1"))
+			c.failWith(func(verb string) error {
+				if slices.Contains(tc.verbs, verb) {
+					return forbidden
 				}
-				if err := f.Problem("reload"); err == nil || err.Error() != tc.want {
-					t.Errorf("problem %q, want %q", err, tc.want)
-				}
-				if got := hasSynced(f, "reload"); got != tc.synced {
-					t.Errorf("synced %t, want %t", got, tc.synced)
-				}
-				if err := f.CheckSync(nil); err != nil {
-					t.Errorf("informers-sync waits for what is refused: %v", err)
-				}
-				c.failWith(nil)
-				pass(3 * time.Minute)
-				if err, logged := f.Problem("reload"), f.informers[0].feeds[0].state.logged; err != nil || logged != "" {
-					t.Errorf("problem after the permission was granted: %v; still takes %q for logged", err, logged)
-				}
+				return nil
 			})
+			f := twoResources(t, c, newCluster())
+			f.Start(t.Context())
+			pass(3 * time.Minute)
+			if err := f.Problem("other"); err != nil {
+				t.Errorf("problem of the other controller: %v", err)
+			}
+			if err := f.Problem("reload"); err == nil || err.Error() != tc.want {
+				t.Errorf("problem %q, want %q", err, tc.want)
+			}
+			if got := hasSynced(f, "reload"); got != tc.synced {
+				t.Errorf("synced %t, want %t", got, tc.synced)
+			}
+			if err := f.CheckSync(nil); err != nil {
+				t.Errorf("informers-sync waits for what is refused: %v", err)
+			}
+			c.failWith(nil)
+			pass(3 * time.Minute)
+			if err, logged := f.Problem("reload"), f.informers[0].feeds[0].state.logged; err != nil || logged != "" {
+				t.Errorf("problem after the permission was granted: %v; still takes %q for logged", err, logged)
+			}
 		})
 	}
 }
@@ -210,24 +206,22 @@ func TestTroubleLaterKeepsTheCache(t *testing.T) {
 		"a required resource is absent":                                {notFound, false, 5 * time.Minute, "cannot list secrets: NotFound"},
 		"an optional resource goes, of which there is another version": {notFound, true, 5 * time.Minute, "cannot list secrets: NotFound"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c, need := newCluster(named("a", "1")), reloadNeed
-				need.Optional = tc.optional
-				f := newTestCache(t, c, need)
-				f.informers[0].feeds[0].discover = func(context.Context) error { return nil }
-				startSynced(t, f)
-				c.failWith(func(string) error { return tc.failure })
-				c.breakWatches(false)
-				pass(tc.after)
-				wantNames(t, f, "shop/a")
-				if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), tc.problem) {
-					t.Errorf("problem %v, want %q", err, tc.problem)
-				}
-				if err := f.CheckSync(nil); err != nil || secretsStatus(f).Absent {
-					t.Errorf("informers-sync: %v, absent: %t", err, secretsStatus(f).Absent)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			c, need := newCluster(named("a", "1")), reloadNeed
+			need.Optional = tc.optional
+			f := newTestCache(t, c, need)
+			f.informers[0].feeds[0].discover = func(context.Context) error { return nil }
+			startSynced(t, f)
+			c.failWith(func(string) error { return tc.failure })
+			c.breakWatches(false)
+			pass(tc.after)
+			wantNames(t, f, "shop/a")
+			if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), tc.problem) {
+				t.Errorf("problem %v, want %q", err, tc.problem)
+			}
+			if err := f.CheckSync(nil); err != nil || secretsStatus(f).Absent {
+				t.Errorf("informers-sync: %v, absent: %t", err, secretsStatus(f).Absent)
+			}
 		})
 	}
 }
@@ -241,28 +235,26 @@ func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
 		"its conversion fails":        {apierrors.NewInternalError(errors.New("the conversion webhook failed")), "cannot list secrets: InternalError"},
 		"it comes in another version": {notFound, "cannot list secrets: NotFound"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster()
-				c.failWith(func(string) error { return notFound })
-				need := reloadNeed
-				need.Optional = true
-				f := newTestCache(t, c, need)
-				startSynced(t, f)
-				if !secretsStatus(f).Absent {
-					t.Error("not absent at the start")
-				}
-				feed := f.informers[0].feeds[0]
-				feed.discover = func(context.Context) error { return nil }
-				c.failWith(func(string) error { return tc.failure })
-				pass(5 * time.Minute)
-				if s := secretsStatus(f); s.Absent || feed.state.logged == "" {
-					t.Errorf("absent %t, logged %q", s.Absent, feed.state.logged)
-				}
-				if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), tc.problem) {
-					t.Errorf("problem %v, want %q", err, tc.problem)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			c := newCluster()
+			c.failWith(func(string) error { return notFound })
+			need := reloadNeed
+			need.Optional = true
+			f := newTestCache(t, c, need)
+			startSynced(t, f)
+			if !secretsStatus(f).Absent {
+				t.Error("not absent at the start")
+			}
+			feed := f.informers[0].feeds[0]
+			feed.discover = func(context.Context) error { return nil }
+			c.failWith(func(string) error { return tc.failure })
+			pass(5 * time.Minute)
+			if s := secretsStatus(f); s.Absent || feed.state.logged == "" {
+				t.Errorf("absent %t, logged %q", s.Absent, feed.state.logged)
+			}
+			if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), tc.problem) {
+				t.Errorf("problem %v, want %q", err, tc.problem)
+			}
 		})
 	}
 }
@@ -277,25 +269,23 @@ func TestReadinessWaitsUnlessRefused(t *testing.T) {
 		"a server that does not know who asks is waited for": {apierrors.NewUnauthorized("who"), false},
 		"a server that is away is waited for":                {syscall.ECONNREFUSED, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(named("a", "1"))
-				c.failWith(func(string) error { return tc.failure })
-				f := newTestCache(t, c, reloadNeed)
-				f.Start(t.Context())
-				pass(time.Minute)
-				if err := f.CheckSync(nil); (err == nil) != tc.want {
-					t.Errorf("informers-sync: %v", err)
-				}
-				if f.Problem("reload") == nil {
-					t.Error("the controller has no problem")
-				}
-				c.failWith(nil)
-				pass(3 * time.Minute)
-				if err := f.CheckSync(nil); err != nil || !hasSynced(f, "reload") {
-					t.Errorf("after it works again: synced %t, informers-sync %v", hasSynced(f, "reload"), err)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			c := newCluster(named("a", "1"))
+			c.failWith(func(string) error { return tc.failure })
+			f := newTestCache(t, c, reloadNeed)
+			f.Start(t.Context())
+			pass(time.Minute)
+			if err := f.CheckSync(nil); (err == nil) != tc.want {
+				t.Errorf("informers-sync: %v", err)
+			}
+			if f.Problem("reload") == nil {
+				t.Error("the controller has no problem")
+			}
+			c.failWith(nil)
+			pass(3 * time.Minute)
+			if err := f.CheckSync(nil); err != nil || !hasSynced(f, "reload") {
+				t.Errorf("after it works again: synced %t, informers-sync %v", hasSynced(f, "reload"), err)
+			}
 		})
 	}
 }
@@ -323,4 +313,39 @@ func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 			t.Errorf("problems: of the controller %v, of the other %v", f.Problem("reload"), f.Problem("other"))
 		}
 	})
+}
+
+// TestFailuresAreAProblemInTime has a resource that was listed before its lists fail.
+func TestFailuresAreAProblemInTime(t *testing.T) {
+	slow := apierrors.NewTimeoutError("slow", 1)
+	for name, tc := range map[string]struct {
+		err       error
+		after     time.Duration
+		absent    bool
+		problem   bool
+		failsLong bool
+	}{
+		"a time-out is no problem within the first minute": {err: slow, after: failingAfter - 1},
+		"a time-out is a problem after a minute":           {err: slow, after: failingAfter, problem: true, failsLong: true},
+		"a 401 is a problem at once":                       {err: apierrors.NewUnauthorized("revoked"), problem: true},
+		"a 403 is a problem at once":                       {err: apierrors.NewForbidden(schema.GroupResource{}, "", nil), problem: true},
+		"a resource that no server has is no problem":      {err: slow, after: time.Hour, absent: true, failsLong: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clock := testingclock.NewFakePassiveClock(time.Now())
+			s := newState("secrets", clock)
+			s.recordList("1")
+			if tc.absent {
+				s.markAbsent(true)
+			}
+			s.recordFailure("list", tc.err)
+			clock.SetTime(clock.Now().Add(tc.after))
+			if err := s.problem(); (err != nil) != tc.problem {
+				t.Errorf("the problem is %v", err)
+			}
+			if got := s.failsLong(); got != tc.failsLong {
+				t.Errorf("it fails long: %t, want %t", got, tc.failsLong)
+			}
+		})
+	}
 }
