@@ -16,7 +16,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -261,23 +260,21 @@ func TestWaitForAPIServer(t *testing.T) {
 		"an API server that forbids for good counts as answering":                {[]int{500, 403}, 1 + maxRefusals},
 		"an API server that accepts no credentials for good counts as answering": {[]int{401}, maxRefusals},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				asked := 0
-				config := &rest.Config{QPS: -1, Transport: roundTripper(func(*http.Request) (*http.Response, error) {
-					code := tc.codes[min(asked, len(tc.codes)-1)]
-					asked++
-					return &http.Response{StatusCode: code, Header: http.Header{}, Body: http.NoBody}, nil
-				})}
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				if err := waitForAPIServer(ctx, config); err != nil {
-					t.Error(err)
-				}
-				if asked != tc.asks {
-					t.Errorf("asked %d times, want %d", asked, tc.asks)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			asked := 0
+			config := &rest.Config{QPS: -1, Transport: roundTripper(func(*http.Request) (*http.Response, error) {
+				code := tc.codes[min(asked, len(tc.codes)-1)]
+				asked++
+				return &http.Response{StatusCode: code, Header: http.Header{}, Body: http.NoBody}, nil
+			})}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := waitForAPIServer(ctx, config); err != nil {
+				t.Error(err)
+			}
+			if asked != tc.asks {
+				t.Errorf("asked %d times, want %d", asked, tc.asks)
+			}
 		})
 	}
 }
@@ -286,33 +283,31 @@ func TestWaitForAPIServer(t *testing.T) {
 // its own. client-go would wait that long in the request, ten times.
 func TestWebhookHoldsUpNoWorker(t *testing.T) {
 	for seconds, want := range map[int]time.Duration{1: 10 * time.Second, 30 * 24 * 3600: 0} {
-		t.Run(fmt.Sprint(seconds), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				refusal := apierrors.NewTooManyRequests("go away", seconds)
-				refusal.ErrStatus.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
-				body, err := json.Marshal(refusal.ErrStatus)
-				if err != nil {
-					t.Fatal(err)
-				}
-				server := roundTripper(func(r *http.Request) (*http.Response, error) {
-					header := http.Header{"Content-Type": {"application/json"}, "Retry-After": {fmt.Sprint(seconds)}}
-					return &http.Response{StatusCode: http.StatusTooManyRequests, Header: header, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
-				})
-				through := func(next http.RoundTripper) http.RoundTripper { return next }
-				all := &clients{connection: connection{base: &rest.Config{Host: "http://api", Transport: server, QPS: -1}}, fence: through}
-				client, err := kubernetes.NewForConfig(all.forController("x"))
-				if err != nil {
-					t.Fatal(err)
-				}
-				begun := time.Now()
-				_, err = client.CoreV1().ConfigMaps("shop").Create(t.Context(), &corev1.ConfigMap{}, metav1.CreateOptions{})
-				if after, ok := apierrors.SuggestsClientDelay(err); !ok || after != seconds {
-					t.Errorf("the error is %v, with a delay of %d s", err, after)
-				}
-				if took := time.Since(begun); took != want {
-					t.Errorf("it took %s, want %s", took, want)
-				}
+		inBubble(t, fmt.Sprint(seconds), func(t *testing.T) {
+			refusal := apierrors.NewTooManyRequests("go away", seconds)
+			refusal.ErrStatus.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+			body, err := json.Marshal(refusal.ErrStatus)
+			if err != nil {
+				t.Fatal(err)
+			}
+			server := roundTripper(func(r *http.Request) (*http.Response, error) {
+				header := http.Header{"Content-Type": {"application/json"}, "Retry-After": {fmt.Sprint(seconds)}}
+				return &http.Response{StatusCode: http.StatusTooManyRequests, Header: header, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
 			})
+			through := func(next http.RoundTripper) http.RoundTripper { return next }
+			all := &clients{connection: connection{base: &rest.Config{Host: "http://api", Transport: server, QPS: -1}}, fence: through}
+			client, err := kubernetes.NewForConfig(all.forController("x"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			begun := time.Now()
+			_, err = client.CoreV1().ConfigMaps("shop").Create(t.Context(), &corev1.ConfigMap{}, metav1.CreateOptions{})
+			if after, ok := apierrors.SuggestsClientDelay(err); !ok || after != seconds {
+				t.Errorf("the error is %v, with a delay of %d s", err, after)
+			}
+			if took := time.Since(begun); took != want {
+				t.Errorf("it took %s, want %s", took, want)
+			}
 		})
 	}
 }

@@ -4,7 +4,11 @@
 package app
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,9 +16,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // withFunctions returns the entry with a New that returns an idle controller, and with Permissions that let
@@ -112,5 +118,139 @@ func TestControllersListHasTheOrderOfTheRegistry(t *testing.T) {
 	words := strings.Join(strings.Fields(out.String()), " ")
 	if !strings.HasPrefix(words, "NAME DEFAULT NOW SUMMARY config-reload on off rolls workloads") || !strings.HasSuffix(words, "extra off on does more") {
 		t.Errorf("printed\n%s", out.String())
+	}
+}
+
+// ownBuild is a build with a name and a controller of its own.
+var ownBuild = []BuildOption{Named("shopkeeper"), WithoutBuiltIns(), With(withFunctions(controllers.Entry{
+	Name: "shelves", Summary: "fills shelves",
+	Needs: func(controllers.Settings) ([]informers.Need, error) {
+		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
+	},
+	Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{rule("", "configmaps", "", "list", "watch", "patch")}
+	},
+}))}
+
+// newOptions returns the options of a build.
+func newOptions(t *testing.T, build ...BuildOption) *Options {
+	t.Helper()
+	o, err := NewOptions(build...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// executeOwn runs a command line of that build.
+func executeOwn(t *testing.T, args ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := NewCommand(ownBuild...)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SetArgs(args)
+	if err := cmd.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func TestBuildHasItsNameEverywhere(t *testing.T) {
+	for name, args := range map[string][]string{
+		"help":            {"--help"},
+		"status":          {"status", "--help"},
+		"controllers":     {"controllers"},
+		"the help of one": {"controllers", "--help"},
+		"rbac":            {"rbac"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := executeOwn(t, args...)
+			for _, builtIn := range []string{"config-reload", "replication", "--compat"} {
+				if strings.Contains(out, builtIn) {
+					t.Errorf("it has %s:\n%s", builtIn, out)
+				}
+			}
+			// What stays are the kind of the configuration file and the names of metrics.
+			rest := regexp.MustCompile(`quartermaster\.dev|quartermaster_\w+`).ReplaceAllString(out, "")
+			if strings.Contains(rest, "uartermaster") {
+				t.Errorf("it names quartermaster:\n%s", out)
+			}
+			if wrong := regexp.MustCompile(`\bmanager (status|rbac|--help)`).FindString(out); wrong != "" {
+				t.Errorf("it tells to run %s:\n%s", wrong, out)
+			}
+		})
+	}
+	roles := executeOwn(t, "rbac")
+	got := regexp.MustCompile(`(?m)^  name: (.*)$`).FindAllStringSubmatch(roles, -1)
+	var names []string
+	for _, match := range got {
+		if !slices.Contains(names, match[1]) {
+			names = append(names, match[1])
+		}
+	}
+	slices.Sort(names)
+	want := []string{"shopkeeper", "shopkeeper-api-servers", "shopkeeper-api-servers-kube-system", "shopkeeper-authentication-reader",
+		"shopkeeper-controller-shelves", "shopkeeper-events", "shopkeeper-fence", "shopkeeper-host", "shopkeeper-reviews"}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("the names of roles and accounts (-want +got):\n%s", diff)
+	}
+	if !strings.Contains(roles, "- kind: ServiceAccount\n  name: shopkeeper\n  namespace: kube-system\n") {
+		t.Errorf("the roles are not bound to the ServiceAccount shopkeeper:\n%s", roles)
+	}
+	o := newOptions(t, ownBuild...)
+	if got := o.Election.Lease().String(); got != "kube-system/shopkeeper" {
+		t.Errorf("the Lease is %s", got)
+	}
+}
+
+// TestRolesAreOfWhatCanStart has entries that both rbac and the start refuse, with one error.
+func TestRolesAreOfWhatCanStart(t *testing.T) {
+	needing := func(n informers.Need) controllers.Entry {
+		return controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{n}, nil }}
+	}
+	failing := func(name string) controllers.Entry {
+		return controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, errors.New("cannot tell") }}
+	}
+	forbidden := needing(informers.Need{Resource: informers.ConfigMaps})
+	forbidden.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil }
+	for name, tc := range map[string]struct {
+		entries []controllers.Entry
+		want    []string
+	}{
+		"a need that Permissions do not allow": {[]controllers.Entry{forbidden},
+			[]string{"controller one: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count"}},
+		"a need without namespaces": {[]controllers.Entry{needing(informers.Need{Resource: informers.Namespaces, ClusterScoped: true})},
+			[]string{"one: namespaces: the objects have no namespace: not possible with --namespaces"}},
+		"a need in another namespace": {[]controllers.Entry{needing(informers.Need{Resource: informers.Secrets, Namespace: "b"})},
+			[]string{"one: secrets: the namespace b is not in --namespaces"}},
+		"needs that fail": {[]controllers.Entry{failing("one"), failing("two")}, []string{"controller one: cannot tell", "controller two: cannot tell"}},
+		"a scheme that fails": {[]controllers.Entry{{Name: "one", AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}},
+			[]string{"controller one: AddToScheme: no"}},
+		"permissions in a namespace without a name": {[]controllers.Entry{{Name: "one", NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
+			return map[string][]rbacv1.PolicyRule{"": nil}
+		}}}, []string{"controller one: has NamespacePermissions for a namespace without a name; rules for all namespaces belong in Permissions"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var entries []controllers.Entry
+			for _, e := range tc.entries {
+				entries = append(entries, withFunctions(e))
+			}
+			o := newOptions(t, With(entries...), WithoutBuiltIns())
+			o.Generic.Namespaces = []string{"a"}
+			_, printed := o.rbac()
+			lines(t, printed, tc.want...)
+			_, started := build(t.Context(), o)
+			lines(t, started, tc.want...)
+		})
+	}
+}
+
+func TestBuildNameIsALabel(t *testing.T) {
+	const want = `the name "My manager" of the build is not a DNS label: `
+	cmd := NewCommand(Named("My manager"))
+	cmd.SetArgs([]string{"rbac"})
+	if err := cmd.Execute(); err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("the error is %v, want %s", err, want)
 	}
 }

@@ -72,47 +72,45 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 		"a known kind outlasts a load balancer that knows no path": {widgetsAlone, []schema.GroupVersionKind{widget, gadget}, noServer, []string{"widgets", "none", "widgets", "failure"}, 3, knownKindTTL},
 		"a failure is not remembered":                              {"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				server := &discoveryServer{answers: map[string]string{path: tc.answer, "/api": "404", "/apis": someGroups}}
-				m, err := newKinds(&rest.Config{Host: "http://api", Transport: server})
-				if err != nil {
-					t.Fatal(err)
-				}
-				waits, giveUp := context.WithCancel(t.Context())
-				gaveUp := make(chan error, 1)
-				go func() { _, err := m.resourceOf(waits, away); gaveUp <- err }()
-				synctest.Wait()
-				var got []string
-				for range 2 {
-					for _, kind := range tc.ask {
-						found, err := m.resourceOf(t.Context(), kind)
-						switch {
-						case meta.IsNoMatchError(err):
-							got = append(got, "none")
-						case err != nil:
-							got = append(got, "failure")
-						default:
-							got = append(got, found.Resource.Resource)
-						}
+		inBubble(t, name, func(t *testing.T) {
+			server := &discoveryServer{answers: map[string]string{path: tc.answer, "/api": "404", "/apis": someGroups}}
+			m, err := newKinds(&rest.Config{Host: "http://api", Transport: server})
+			if err != nil {
+				t.Fatal(err)
+			}
+			waits, giveUp := context.WithCancel(t.Context())
+			gaveUp := make(chan error, 1)
+			go func() { _, err := m.resourceOf(waits, away); gaveUp <- err }()
+			synctest.Wait()
+			var got []string
+			for range 2 {
+				for _, kind := range tc.ask {
+					found, err := m.resourceOf(t.Context(), kind)
+					switch {
+					case meta.IsNoMatchError(err):
+						got = append(got, "none")
+					case err != nil:
+						got = append(got, "failure")
+					default:
+						got = append(got, found.Resource.Resource)
 					}
-					server.answers[path] = tc.later
-					if tc.later == noServer {
-						server.answers = map[string]string{path: "404", "/api": "404", "/apis": "404"}
-					}
-					<-time.After(max(unknownKindTTL, tc.pause))
 				}
-				asked := len(slices.DeleteFunc(slices.Clone(server.asked), func(p string) bool { return p != path }))
-				if !slices.Equal(got, tc.want) || asked != tc.asked {
-					t.Errorf("found %v with %d requests, want %v with %d", got, asked, tc.want, tc.asked)
+				server.answers[path] = tc.later
+				if tc.later == noServer {
+					server.answers = map[string]string{path: "404", "/api": "404", "/apis": "404"}
 				}
-				giveUp()
-				if err := <-gaveUp; tc.pause == 0 && !errors.Is(err, context.Canceled) {
-					t.Errorf("who waits for a version that hangs gave up with %v", err)
-				}
-				<-time.After(discoveryTimeout)
-				synctest.Wait()
-			})
+				<-time.After(max(unknownKindTTL, tc.pause))
+			}
+			asked := len(slices.DeleteFunc(slices.Clone(server.asked), func(p string) bool { return p != path }))
+			if !slices.Equal(got, tc.want) || asked != tc.asked {
+				t.Errorf("found %v with %d requests, want %v with %d", got, asked, tc.want, tc.asked)
+			}
+			giveUp()
+			if err := <-gaveUp; tc.pause == 0 && !errors.Is(err, context.Canceled) {
+				t.Errorf("who waits for a version that hangs gave up with %v", err)
+			}
+			<-time.After(discoveryTimeout)
+			synctest.Wait()
 		})
 	}
 }

@@ -292,29 +292,27 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 		"a controller that returns an error at its end": {func(ctx context.Context) error { <-ctx.Done(); return errors.New("no") }, 0, election.ErrUnfinished},
 		"a controller that does not drain in time":      {stuck, 20 * time.Second, election.ErrUnfinished},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				here, c, _ := host(t, tc.run)
-				here.everyReplica = true
-				c.status = controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: time.Now()}}}
-				leaders, other, _ := host(t, untilTheEnd)
-				all := hostedControllers{leaders, here}
-				stop := all.withEveryReplica(true).start(t.Context(), 20*time.Second)
-				<-time.After(time.Minute)
-				synctest.Wait()
-				if len(c.starts) != 1 || len(other.starts) != 0 {
-					t.Errorf("%d runs of the one for every replica and %d of the other, want 1 and 0", len(c.starts), len(other.starts))
-				}
-				begun := time.Now()
-				err := stop()
-				if took := time.Since(begun); took != tc.took || !errors.Is(err, tc.want) {
-					t.Errorf("it stopped after %s with %v; want %s and %v", took, err, tc.took, tc.want)
-				}
-				if named := strings.Contains(fmt.Sprint(err), "controller x has been reconciling shop/a for "); named != (tc.took == 20*time.Second) {
-					t.Errorf("the error is %v", err)
-				}
-				<-time.After(2 * time.Hour) // until the one that does not drain has returned
-			})
+		inBubble(t, name, func(t *testing.T) {
+			here, c, _ := host(t, tc.run)
+			here.everyReplica = true
+			c.status = controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: time.Now()}}}
+			leaders, other, _ := host(t, untilTheEnd)
+			all := hostedControllers{leaders, here}
+			stop := all.withEveryReplica(true).start(t.Context(), 20*time.Second)
+			<-time.After(time.Minute)
+			synctest.Wait()
+			if len(c.starts) != 1 || len(other.starts) != 0 {
+				t.Errorf("%d runs of the one for every replica and %d of the other, want 1 and 0", len(c.starts), len(other.starts))
+			}
+			begun := time.Now()
+			err := stop()
+			if took := time.Since(begun); took != tc.took || !errors.Is(err, tc.want) {
+				t.Errorf("it stopped after %s with %v; want %s and %v", took, err, tc.took, tc.want)
+			}
+			if named := strings.Contains(fmt.Sprint(err), "controller x has been reconciling shop/a for "); named != (tc.took == 20*time.Second) {
+				t.Errorf("the error is %v", err)
+			}
+			<-time.After(2 * time.Hour) // until the one that does not drain has returned
 		})
 	}
 }

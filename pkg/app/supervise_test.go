@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 
@@ -52,6 +54,11 @@ func (s *scripted) Status() controllers.Status {
 		<-s.locked
 	}
 	return s.status
+}
+
+// inBubble runs a row of a table in a bubble of fake time.
+func inBubble(t *testing.T, name string, row func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
 }
 
 func untilTheEnd(ctx context.Context) error { <-ctx.Done(); return nil }
@@ -99,22 +106,20 @@ func TestControllerThatStopsIsRestarted(t *testing.T) {
 		"a controller that panics":                             func(context.Context) error { panic("x") },
 		"a controller that returns a nil pointer as its error": func(context.Context) error { var g *gone; return g },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h, c, registry := host(t, run)
-				ctx, cancel := context.WithTimeout(t.Context(), 2*restartDelay+time.Second)
-				defer cancel()
-				if err := h.supervise(ctx); err != nil {
-					t.Error(err)
-				}
-				if diff := cmp.Diff([]time.Duration{0, restartDelay, 2 * restartDelay}, c.starts); diff != "" {
-					t.Errorf("starts (-want +got):\n%s", diff)
-				}
-				series(t, registry, "quartermaster_controller_restarts_total", 3)
-				if got := h.Status().Restarts; got != 3 {
-					t.Errorf("the status shows %d restarts, want 3", got)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			h, c, registry := host(t, run)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*restartDelay+time.Second)
+			defer cancel()
+			if err := h.supervise(ctx); err != nil {
+				t.Error(err)
+			}
+			if diff := cmp.Diff([]time.Duration{0, restartDelay, 2 * restartDelay}, c.starts); diff != "" {
+				t.Errorf("starts (-want +got):\n%s", diff)
+			}
+			series(t, registry, "quartermaster_controller_restarts_total", 3)
+			if got := h.Status().Restarts; got != 3 {
+				t.Errorf("the status shows %d restarts, want 3", got)
+			}
 		})
 	}
 }
@@ -183,24 +188,22 @@ func TestHealthCheckSaysTheProblem(t *testing.T) {
 		"a problem that the controller knows": {func(c *scripted) { c.status.Problem = "the API server refuses" }, "the API server refuses"},
 		"a status that panics":                {func(c *scripted) { c.panics = true }, "Status returned an error: panic: a value of type string"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h, c, registry := host(t, untilTheEnd)
-				tc.of(c)
-				value := 0.0
-				if tc.want != "" {
-					value = 1
-				}
-				series(t, registry, "quartermaster_controller_problem", value) // a scrape
-				if err := h.health.Check(nil); (err == nil) != (tc.want == "") || err != nil && err.Error() != tc.want {
-					t.Errorf("check: %v", err)
-				}
-				if got := h.Status(); got.Problem != tc.want || got.Name != "x" {
-					t.Errorf("status %+v", got)
-				}
-				c.panics, c.status = false, controllers.Status{}
-				series(t, registry, "quartermaster_controller_problem", 0)
-			})
+		inBubble(t, name, func(t *testing.T) {
+			h, c, registry := host(t, untilTheEnd)
+			tc.of(c)
+			value := 0.0
+			if tc.want != "" {
+				value = 1
+			}
+			series(t, registry, "quartermaster_controller_problem", value) // a scrape
+			if err := h.health.Check(nil); (err == nil) != (tc.want == "") || err != nil && err.Error() != tc.want {
+				t.Errorf("check: %v", err)
+			}
+			if got := h.Status(); got.Problem != tc.want || got.Name != "x" {
+				t.Errorf("status %+v", got)
+			}
+			c.panics, c.status = false, controllers.Status{}
+			series(t, registry, "quartermaster_controller_problem", 0)
 		})
 	}
 }
@@ -245,17 +248,74 @@ func TestDrainThatFailsSaysSo(t *testing.T) {
 		"a controller that returns an error":                 {func(ctx context.Context) error { <-ctx.Done(); return errors.New("gave up") }, true},
 		"a controller that panics as it drains":              {func(ctx context.Context) error { <-ctx.Done(); panic("x") }, true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h, _, _ := host(t, tc.run)
-				fine, _, _ := host(t, untilTheEnd)
-				ctx, cancel := context.WithCancelCause(t.Context())
-				time.AfterFunc(time.Second, func() { cancel(errors.New("told to end")) })
-				err := hostedControllers{fine, h}.run(ctx)
-				if got := errors.Is(err, election.ErrUnfinished); got != tc.want {
-					t.Errorf("run returned %v", err)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			h, _, _ := host(t, tc.run)
+			fine, _, _ := host(t, untilTheEnd)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(time.Second, func() { cancel(errors.New("told to end")) })
+			err := hostedControllers{fine, h}.run(ctx)
+			if got := errors.Is(err, election.ErrUnfinished); got != tc.want {
+				t.Errorf("run returned %v", err)
+			}
+		})
+	}
+}
+
+// slowSink takes two seconds for each Event, or fails at once.
+type slowSink struct {
+	err error
+
+	mu       sync.Mutex
+	received []string
+}
+
+func (s *slowSink) Create(event *corev1.Event) (*corev1.Event, error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	<-time.After(2 * time.Second)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.received = append(s.received, event.Reason)
+	return event, nil
+}
+
+func (s *slowSink) Update(event *corev1.Event) (*corev1.Event, error)          { return event, nil }
+func (s *slowSink) Patch(event *corev1.Event, _ []byte) (*corev1.Event, error) { return event, nil }
+
+func TestEventsAreSentBeforeTheEnd(t *testing.T) {
+	for name, tc := range map[string]struct {
+		sink  *slowSink
+		count int
+		want  []string
+		takes time.Duration
+	}{
+		"without any Event nothing is waited for":      {&slowSink{}, 0, nil, 0},
+		"what was recorded is sent":                    {&slowSink{}, 1, []string{"R0"}, 2 * time.Second},
+		"what takes too long is given up":              {&slowSink{}, 9, []string{"R0"}, eventsFlushTimeout},
+		"an API server that is away is not waited for": {&slowSink{err: errors.New("away")}, 2, nil, eventsFlushTimeout},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			scheme, err := NewScheme(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := recordTo(t.Context(), tc.sink, scheme)
+			recorder := e.recorder("test")
+			for i := range tc.count {
+				recorder.Event(&corev1.ConfigMap{}, corev1.EventTypeNormal, fmt.Sprintf("R%d", i), "")
+			}
+			begin := time.Now()
+			e.stop()
+			if took := time.Since(begin); took != tc.takes {
+				t.Errorf("the end took %s, want %s", took, tc.takes)
+			}
+			tc.sink.mu.Lock()
+			if got := tc.sink.received; !slices.Equal(got, tc.want) {
+				t.Errorf("sent %v, want %v", got, tc.want)
+			}
+			tc.sink.mu.Unlock()
+			<-time.After(time.Minute) // until what was on its way has ended
 		})
 	}
 }

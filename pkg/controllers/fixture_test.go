@@ -229,6 +229,11 @@ func closed() chan struct{} {
 	return c
 }
 
+// inBubble runs a row of a table in a bubble of fake time.
+func inBubble(t *testing.T, name string, row func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
+}
+
 // pass waits until d has passed in the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 

@@ -119,24 +119,22 @@ func TestLeaderBeginsWithoutLosingChanges(t *testing.T) {
 		"a new ConfigMap":             {func(s *standby) { s.configMaps.put("1", "new") }, "reconcile new 1/none"},
 	} {
 		for moment, at := range moments {
-			t.Run(change+" "+moment, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					s := newStandby(t, "a", "b", "c")
-					at(s, sync.OnceFunc(func() {
-						tc.of(s)
-						letOthersRun() // the notification arrives
-					}))
-					s.run()
-					last, log := "", s.said()
-					for _, line := range log {
-						if strings.HasPrefix(line, tc.want[:strings.LastIndex(tc.want, " ")+1]) {
-							last = line
-						}
+			inBubble(t, change+" "+moment, func(t *testing.T) {
+				s := newStandby(t, "a", "b", "c")
+				at(s, sync.OnceFunc(func() {
+					tc.of(s)
+					letOthersRun() // the notification arrives
+				}))
+				s.run()
+				last, log := "", s.said()
+				for _, line := range log {
+					if strings.HasPrefix(line, tc.want[:strings.LastIndex(tc.want, " ")+1]) {
+						last = line
 					}
-					if last != tc.want {
-						t.Errorf("the last one was %q, want %q; all: %v", last, tc.want, log)
-					}
-				})
+				}
+				if last != tc.want {
+					t.Errorf("the last one was %q, want %q; all: %v", last, tc.want, log)
+				}
 			})
 		}
 	}

@@ -4,6 +4,7 @@
 package controllers
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,12 +17,15 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 )
 
 // refusal is an error like the fence's.
@@ -62,31 +66,29 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 			[]int{0, 9}, resultTerminal},
 		"a refusal of the fence is a result of its own": {0, []outcome{{err: fmt.Errorf("patch: %w", refusal{})}}, []int{0, 1}, resultNotLeading},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, "a")
-				f.opts.MaxBackoff = tc.maxBackoff
-				var got []int
-				f.reconcile = func(context.Context, cache.ObjectName) (time.Duration, error) {
-					got = append(got, int(time.Since(f.begun).Seconds()))
-					if len(got) > len(tc.outcomes) {
-						return 0, nil
-					}
-					o := tc.outcomes[len(got)-1]
-					return o.after, o.err
+		inBubble(t, name, func(t *testing.T) {
+			f := newFixture(t, "a")
+			f.opts.MaxBackoff = tc.maxBackoff
+			var got []int
+			f.reconcile = func(context.Context, cache.ObjectName) (time.Duration, error) {
+				got = append(got, int(time.Since(f.begun).Seconds()))
+				if len(got) > len(tc.outcomes) {
+					return 0, nil
 				}
-				f.run()
-				pass(24 * time.Hour)
-				if diff := cmp.Diff(tc.want, got); diff != "" {
-					t.Errorf("calls differ (-want +got):\n%s", diff)
-				}
-				if counters(t, f.registry, "test")[tc.result] == 0 {
-					t.Errorf("no reconcile was counted as %s", tc.result)
-				}
-				if n := f.loop.Status().Errors; tc.result == resultConflict && n != 0 {
-					t.Errorf("the status shows %d errors", n)
-				}
-			})
+				o := tc.outcomes[len(got)-1]
+				return o.after, o.err
+			}
+			f.run()
+			pass(24 * time.Hour)
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("calls differ (-want +got):\n%s", diff)
+			}
+			if counters(t, f.registry, "test")[tc.result] == 0 {
+				t.Errorf("no reconcile was counted as %s", tc.result)
+			}
+			if n := f.loop.Status().Errors; tc.result == resultConflict && n != 0 {
+				t.Errorf("the status shows %d errors", n)
+			}
 		})
 	}
 }
@@ -186,25 +188,23 @@ func TestKeyIsNeverWithTwoWorkers(t *testing.T) {
 
 func TestLoopWaitsForAllInformers(t *testing.T) {
 	for name, syncs := range map[string]bool{"until it is to end": false, "until they have synced, and then maps each object once": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f, other := newFixture(t, "a"), newMemory("1", "b")
-				other.synced = make(chan struct{})
-				f.build(WatchSelf(f.configMaps), WatchSelf(other))
-				f.run()
-				pass(time.Hour)
-				if got := f.loop.Status().Phase; got != PhaseSyncing {
-					t.Errorf("phase %s, want Syncing", got)
-				}
-				f.expect()
-				if syncs {
-					close(other.synced)
-					synctest.Wait()
-					other.tellInitial() // later than they were mapped
-					synctest.Wait()
-					f.expect("a", "b")
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			f, other := newFixture(t, "a"), newMemory("1", "b")
+			other.synced = make(chan struct{})
+			f.build(WatchSelf(f.configMaps), WatchSelf(other))
+			f.run()
+			pass(time.Hour)
+			if got := f.loop.Status().Phase; got != PhaseSyncing {
+				t.Errorf("phase %s, want Syncing", got)
+			}
+			f.expect()
+			if syncs {
+				close(other.synced)
+				synctest.Wait()
+				other.tellInitial() // later than they were mapped
+				synctest.Wait()
+				f.expect("a", "b")
+			}
 		})
 	}
 }
@@ -247,25 +247,23 @@ func TestLoopRunsItsBackground(t *testing.T) {
 		"Run ends when the function returns":                                                    {func(context.Context, *Loop[string]) error { return nil }, 0, time.Minute, "", "LoopOptions.Background returned before its context ended", 0},
 		"a panic is contained":                                                                  {func(context.Context, *Loop[string]) error { panic("secret") }, 0, time.Minute, "", "panic: a value of type string", 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var keys []string
-				l := withBackground(t, func(_ context.Context, key string) (time.Duration, error) {
-					keys = append(keys, key)
-					pass(tc.takes)
-					return 0, nil
-				}, tc.background)
-				ctx, cancel := context.WithTimeout(t.Context(), tc.ctx)
-				defer cancel()
-				begun := time.Now()
-				err := l.Run(ctx)
-				if got := strings.Join(keys, " "); got != tc.keys || (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err {
-					t.Errorf("reconciled %q, error %v; want %q, %q", got, err, tc.keys, tc.err)
-				}
-				if took := time.Since(begun); took != tc.ends || l.Status().Phase != PhaseStopped {
-					t.Errorf("Run returned after %v in phase %s, want after %v", took, l.Status().Phase, tc.ends)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			var keys []string
+			l := withBackground(t, func(_ context.Context, key string) (time.Duration, error) {
+				keys = append(keys, key)
+				pass(tc.takes)
+				return 0, nil
+			}, tc.background)
+			ctx, cancel := context.WithTimeout(t.Context(), tc.ctx)
+			defer cancel()
+			begun := time.Now()
+			err := l.Run(ctx)
+			if got := strings.Join(keys, " "); got != tc.keys || (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err {
+				t.Errorf("reconciled %q, error %v; want %q, %q", got, err, tc.keys, tc.err)
+			}
+			if took := time.Since(begun); took != tc.ends || l.Status().Phase != PhaseStopped {
+				t.Errorf("Run returned after %v in phase %s, want after %v", took, l.Status().Phase, tc.ends)
+			}
 		})
 	}
 }
@@ -314,5 +312,57 @@ func TestRefusedKeyIsTriedWhenLeading(t *testing.T) {
 		pass(time.Hour)
 		slices.Sort(f.log)
 		f.expect("a after 2h0m0s", "b after 2h0m0s")
+	})
+}
+
+func TestMappingPanicWaitsForTheNextEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, "bad", "good")
+		var log bytes.Buffer
+		f.logger = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
+		f.build(WatchMapped(f.configMaps, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
+			if e.New.Name == "bad" && textOf(e.New) != "mended" {
+				panic("cannot map this")
+			}
+			return []cache.ObjectName{nameOf(e)}
+		}))
+		f.run()
+		f.put("2", "bad")
+		f.put("2", "good")
+		pass(time.Hour)
+		f.expect("good", "good")
+		if got := f.loop.Status(); got.Panics != 2 || got.LastError == nil || got.LastError.Key != "shop/bad" || !strings.HasPrefix(got.LastError.Text, "event mapping: panic") {
+			t.Errorf("status %+v, want a panic on shop/bad for the cache and one for its change", got)
+		}
+		counted, err := testutil.GetCounterValuesFromGatherer(f.registry, "quartermaster_controller_panics_total", nil, "controller")
+		if err != nil || counted["test"] != 2 {
+			t.Errorf("panics counted: %v, error %v; want 2", counted, err)
+		}
+		if strings.Contains(log.String(), "cannot map this") {
+			t.Errorf("the log has the panic's value, which may be part of a Secret:\n%s", &log)
+		}
+		for _, want := range []string{`object="shop/bad"`, "loop_test.go", "panic: a value of type string"} {
+			if !strings.Contains(log.String(), want) {
+				t.Errorf("the log lacks %q:\n%s", want, &log)
+			}
+		}
+		f.put("mended", "bad")
+		f.expect("bad")
+	})
+}
+
+func TestMappingEndsBeforeRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		f.build(WatchMapped(f.configMaps, func(Event[*corev1.ConfigMap]) []cache.ObjectName {
+			f.stop()
+			letOthersRun() // such as Run, which would return if it did not wait
+			f.say("mapped")
+			return nil
+		}))
+		f.run()
+		f.configMaps.put("1", "late")
+		f.end()
+		f.expect("mapped")
 	})
 }

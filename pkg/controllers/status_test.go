@@ -5,6 +5,7 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -109,4 +110,122 @@ func counters(t *testing.T, gatherer metrics.Gatherer, controller string) map[st
 		t.Fatal(err)
 	}
 	return values
+}
+
+func TestDrainEndsReconcilesInTime(t *testing.T) {
+	const hosts, own = "the host's time is up", "the reconcile did not end within the 5s that test has to drain"
+	for name, tc := range map[string]struct {
+		deaf     bool          // whether the reconcile, which takes an hour, ignores the end of its context
+		own      time.Duration // LoopOptions.DrainTimeout
+		cutAfter time.Duration // from the end of Run's context until the host cuts it off; 0: never
+		ends     time.Duration // from the end of Run's context until Run returns
+		cause    string        // of the cut, if there is one
+	}{
+		"a reconcile is waited for as long as the host does not cut it off": {ends: time.Hour},
+		"the host cuts a reconcile off, and says why":                       {cutAfter: 10 * time.Second, ends: 10 * time.Second, cause: hosts},
+		"a controller's own time cuts it off as well":                       {own: 5 * time.Second, cutAfter: 10 * time.Second, ends: 5 * time.Second, cause: own},
+		"the controller's own time does not extend the host's":              {own: time.Minute, cutAfter: 10 * time.Second, ends: 10 * time.Second, cause: hosts},
+		"Run does not return before a reconcile that ignores that":          {deaf: true, cutAfter: 10 * time.Second, ends: time.Hour},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			f := newFixture(t, "a", "b", "c")
+			f.opts.DrainTimeout = tc.own
+			work, cutOff := context.WithCancelCause(t.Context())
+			defer cutOff(nil)
+			f.work = work
+			f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+				f.say("began")
+				if tc.deaf {
+					ctx = context.WithoutCancel(ctx)
+				}
+				select {
+				case <-time.After(time.Hour):
+					return 0, nil
+				case <-ctx.Done():
+					return 0, context.Cause(ctx)
+				}
+			}
+			f.run()
+			if got := f.loop.Status(); got.Phase != PhaseRunning || got.QueueDepth != 2 {
+				t.Errorf("status while running = %+v, want Running with 2 keys queued", got)
+			}
+			f.stop()
+			synctest.Wait()
+			if got := f.loop.Status().Phase; got != PhaseDraining {
+				t.Errorf("phase after the context ended = %s, want %s", got, PhaseDraining)
+			}
+			if tc.cutAfter > 0 {
+				defer time.AfterFunc(tc.cutAfter, func() { cutOff(errors.New(hosts)) }).Stop()
+			}
+			f.end()
+			if took := time.Since(f.begun); took != tc.ends {
+				t.Errorf("Run returned %v after its context ended, want %v", took, tc.ends)
+			}
+			f.expect("began") // the queued keys must not be taken while draining
+			got := f.loop.Status()
+			if got.Phase != PhaseStopped || len(got.InFlight) > 0 {
+				t.Errorf("status after Run = %+v, want %s with nothing in flight", got, PhaseStopped)
+			}
+			var want *LastError
+			if tc.cause != "" {
+				want = &LastError{Key: "shop/c", Text: tc.cause, Time: time.Now()}
+			}
+			if diff := cmp.Diff(want, got.LastError); diff != "" {
+				t.Errorf("last error (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestReconcileLearnsOfTheDrain(t *testing.T) {
+	if Draining(t.Context()) != nil {
+		t.Error("a context that is not of a reconcile drains")
+	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, "a")
+		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+			select {
+			case <-Draining(ctx):
+				return 0, ctx.Err() // which has not ended
+			case <-time.After(time.Hour):
+				return 0, errors.New("nobody told it")
+			}
+		}
+		f.run()
+		pass(time.Minute)
+		f.end()
+		if time.Since(f.begun) != time.Minute || f.loop.Status().LastError != nil {
+			t.Errorf("Run returned after %v, the last error is %+v", time.Since(f.begun), f.loop.Status().LastError)
+		}
+	})
+}
+
+// TestDrainDoesNotWaitForAClusterThatHangs has a loop with 5 s to drain, whose reconcile takes an hour.
+func TestDrainDoesNotWaitForAClusterThatHangs(t *testing.T) {
+	for name, tc := range map[string]struct {
+		cluster       string
+		running, ends time.Duration // until Run's context ends, and from then until Run returns
+	}{
+		"the rest of the time is left to a cluster that is slow": {"far", 2 * time.Second, 3 * time.Second},
+		"a cluster that has hung for longer has no time left":    {"far", time.Minute, 0},
+		"the cluster of the manager itself has the whole time":   {"", time.Minute, 5 * time.Second},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			f := newFixture(t)
+			f.opts.Cluster, f.opts.DrainTimeout = tc.cluster, 5*time.Second
+			f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+				<-ctx.Done()
+				return 0, nil
+			}
+			f.build()
+			f.run()
+			f.loop.Enqueue(keyOf("a"))
+			<-time.After(tc.running)
+			ended := time.Now()
+			f.end()
+			if took := time.Since(ended); took != tc.ends {
+				t.Errorf("Run returned %v after its context ended, want %v", took, tc.ends)
+			}
+		})
+	}
 }
