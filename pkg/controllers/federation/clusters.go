@@ -307,7 +307,7 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 func (l *clusterLoop) write(ctx context.Context, read policy.Cluster, p *probedCluster, version string) error {
 	status, changed := read.Status.Next(p.health, version, l.c.clock.Now())
 	fields := map[string]any{"conditions": status.Conditions, "kubernetesVersion": status.KubernetesVersion}
-	if t := p.topology; t != nil && !reflect.DeepEqual(*t, status.Topology()) {
+	if t := p.topology; t != nil && !reflect.DeepEqual(*t, status.Topology) {
 		fields["zones"], fields["region"], changed = t.Zones, t.Region, true
 	}
 	if !changed {

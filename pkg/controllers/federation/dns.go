@@ -44,21 +44,14 @@ const (
 	// surveyEvery is how often the Nodes of a cluster are read, nodesAtOnce the length of a page of them.
 	surveyEvery = 10 * time.Minute
 	nodesAtOnce = 100
-	// resolveEvery is how often the host names of a record are resolved, resolveTimeout how long that may take.
-	resolveEvery, resolveTimeout = time.Minute, 5 * time.Second
-	// listedEvery is how often a record looks at a ready cluster that is not listed: no event says when it is.
-	listedEvery = 2 * time.Second
+	// recheckEvery is how often a record is looked at, and its host names are resolved, without an event.
+	recheckEvery = time.Minute
 	// byService is an index of EndpointSlices.
 	byService = "service"
 )
 
-// Resolver is a [net.Resolver].
-type Resolver interface {
-	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
-}
-
-// resolver resolves the host names of load balancers.
-var resolver Resolver = net.DefaultResolver
+// lookupNetIP resolves the host names of load balancers.
+var lookupNetIP = net.DefaultResolver.LookupNetIP
 
 // dnsLoop writes the DNSEndpoints of ServiceDNSRecords and IngressDNSRecords. The kind of a key is that of
 // the objects that have the load balancers: the name of their FederatedTypeConfig.
@@ -67,23 +60,24 @@ type dnsLoop struct {
 	c                  *controller
 	records            map[string]informers.Informer[*unstructured.Unstructured]
 	domains, endpoints informers.Informer[*unstructured.Unstructured]
-
-	mu       sync.Mutex
-	outcomes map[key]dnsOutcome
-}
-
-// dnsOutcome is why nothing was last written for a record, or the last answers for its host names.
-type dnsOutcome struct {
-	problem policy.Problem
-	answers map[string][]netip.Addr
+	// outcomes are, by key, the policy.Problem for which nothing was last written, or the last answers.
+	outcomes sync.Map
 }
 
 func newDNSLoop(c *controller, options controllers.LoopOptions) (*dnsLoop, error) {
 	type event = controllers.Event[*unstructured.Unstructured]
-	l := &dnsLoop{c: c, outcomes: map[key]dnsOutcome{}, records: map[string]informers.Informer[*unstructured.Unstructured]{},
+	l := &dnsLoop{c: c, records: map[string]informers.Informer[*unstructured.Unstructured]{},
 		domains: informers.For[*unstructured.Unstructured](c.host, domains), endpoints: informers.For[*unstructured.Unstructured](c.host, c.cfg.dnsEndpoints())}
-	watches := []controllers.Watch[queuedKey]{controllers.WatchChanges(c.informers.clusters, l.clusterChanged),
-		controllers.WatchChanges(l.domains, func(event) []queuedKey { return l.all() })}
+	all := func(event) (keys []queuedKey) {
+		for kind, records := range l.records {
+			for _, name := range namesIn(records, metav1.NamespaceAll) {
+				keys = append(keys, queuedKeyOf(key{kind, name}))
+			}
+		}
+		return keys
+	}
+	watches := []controllers.Watch[queuedKey]{controllers.WatchChanges(l.domains, all), controllers.WatchChanges(c.informers.clusters, all,
+		clusterChanges(func(c policy.Cluster) any { return c.Status.Topology }))}
 	for kind, resource := range dnsRecords {
 		l.records[kind] = informers.For[*unstructured.Unstructured](c.host, resource)
 		watches = append(watches, controllers.WatchMapped(l.records[kind], func(e event) []queuedKey {
@@ -100,34 +94,9 @@ func newDNSLoop(c *controller, options controllers.LoopOptions) (*dnsLoop, error
 	return l, err
 }
 
-// all returns the keys of all records.
-func (l *dnsLoop) all() (keys []queuedKey) {
-	for kind, records := range l.records {
-		for _, object := range records.List(metav1.NamespaceAll, nil) {
-			keys = append(keys, queuedKeyOf(key{kind, cache.MetaObjectToName(object)}))
-		}
-	}
-	return keys
-}
-
-// clusterChanged returns all records if a KubeFedCluster comes or goes, becomes ready or not, or if its zones
-// or its region change.
-func (l *dnsLoop) clusterChanged(e controllers.Event[*unstructured.Unstructured]) []queuedKey {
-	if e.Old != nil && e.New != nil {
-		before, after := policy.ReadCluster(e.Old).Status, policy.ReadCluster(e.New).Status
-		if reflect.DeepEqual(before.Topology(), after.Topology()) && policy.StartHealth(before).Ready() == policy.StartHealth(after).Ready() {
-			return nil
-		}
-	}
-	return l.all()
-}
-
-// changed enqueues the record of an object in a cluster, if there is one.
+// changed enqueues the record of an object in a cluster.
 func (l *dnsLoop) changed(k key) {
-	if l == nil || l.records[k.kind] == nil {
-		return
-	}
-	if _, exists := l.records[k.kind].Get(k.ObjectName); exists {
+	if l != nil && l.records[k.kind] != nil {
 		l.Enqueue(k)
 	}
 }
@@ -140,15 +109,17 @@ func (l *dnsLoop) follow(ctx context.Context, r *readyCluster) (*informers.Follo
 	if err != nil {
 		return nil, err
 	}
-	service := func(o *informers.Object) cache.ObjectName {
-		return cache.NewObjectName(o.GetNamespace(), string(o.Digest(Name)))
+	service := func(o *informers.Object) (k key) {
+		if o != nil {
+			k = key{"services", cache.NewObjectName(o.GetNamespace(), string(o.Digest(Name)))}
+		}
+		return k
 	}
-	following.AddIndex(byService, func(o *informers.Object) []string { return []string{service(o).String()} })
+	following.AddIndex(byService, func(o *informers.Object) []string { return []string{service(o).ObjectName.String()} })
 	following.AddHandler(func(old, object *informers.Object, _ bool) {
-		for _, o := range []*informers.Object{old, object} {
-			if o != nil && (old == nil || object == nil || service(old) != service(object)) {
-				l.changed(key{"services", service(o)})
-			}
+		if before, after := service(old), service(object); before != after {
+			l.changed(before)
+			l.changed(after)
 		}
 	})
 	return following, nil
@@ -157,163 +128,117 @@ func (l *dnsLoop) follow(ctx context.Context, r *readyCluster) (*informers.Follo
 func (l *dnsLoop) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	object, exists := l.records[k.kind].Get(k.ObjectName)
 	if !exists || object.GetDeletionTimestamp() != nil {
-		l.mu.Lock()
-		delete(l.outcomes, k)
-		l.mu.Unlock()
+		l.outcomes.Delete(k)
 		return 0, nil // the garbage collector deletes the DNSEndpoint
 	}
-	record, domain, problem := l.read(object)
-	l.mu.Lock()
-	last, next := l.outcomes[k], dnsOutcome{problem: problem}
-	l.mu.Unlock()
-	if problem != last.problem && problem.Reason != "" {
-		l.c.host.Events.Event(object, corev1.EventTypeWarning, problem.Reason, problem.Text)
-	}
-	after, err := time.Duration(0), error(nil)
-	if problem.Reason == "" {
-		next.answers, after, err = l.write(ctx, k, object, record, domain, last.answers)
-	}
-	l.mu.Lock()
-	l.outcomes[k] = next
-	l.mu.Unlock()
-	return after, err
-}
-
-// read returns a record and its domain, or why nothing is written for it.
-func (l *dnsLoop) read(object *unstructured.Unstructured) (record *policy.DNSRecord, domain string, problem policy.Problem) {
-	record, err := policy.ReadDNSRecord(object)
-	if err == nil && !record.Ingress {
-		of, exists := l.domains.Get(cache.NewObjectName(l.c.cfg.Namespace, record.Spec.DomainRef))
-		if !exists {
-			return record, "", policy.Problem{Reason: policy.DomainMissing, Text: fmt.Sprintf("domainRef: there is no Domain %.64q in the namespace %s", record.Spec.DomainRef, l.c.cfg.Namespace)}
+	record, problem := policy.ReadDNSRecord(object, l.domains.List(l.c.cfg.Namespace, nil))
+	if problem.Reason != "" {
+		if last, _ := l.outcomes.Swap(k, problem); last != any(problem) {
+			l.c.host.Events.Event(object, corev1.EventTypeWarning, problem.Reason, problem.Text)
 		}
-		domain, _, _ = unstructured.NestedString(of.Object, "domain")
+		return 0, nil
 	}
-	if err == nil {
-		err = record.Check(domain)
-	}
-	if err != nil {
-		problem = policy.Problem{Reason: policy.InvalidDNSRecord, Text: err.Error()}
-	}
-	return record, domain, problem
-}
-
-// write writes the status and the DNSEndpoint of a record. It returns the answers for host names, and when to
-// look again even without an event.
-func (l *dnsLoop) write(ctx context.Context, k key, object *unstructured.Unstructured, record *policy.DNSRecord, domain string, last map[string][]netip.Addr) (answers map[string][]netip.Addr, after time.Duration, err error) {
-	status, after := l.observe(k, record, domain)
-	if !reflect.DeepEqual(status, record.Status) {
+	clusters := l.observe(k, record)
+	if status := (policy.DNSStatus{Domain: record.Domain, DNS: clusters}); !reflect.DeepEqual(status, record.Status) {
 		client := l.c.host.Dynamic.Resource(dnsRecords[k.kind]).Namespace(k.Namespace)
-		fields := map[string]any{"dns": status.DNS}
-		if !record.Ingress {
-			fields["domain"] = domain
-		}
-		if _, err := patch(ctx, client, k.Name, map[string]any{"status": fields}, "status"); err != nil {
-			return last, 0, fmt.Errorf("status of %s %s: %w", object.GetKind(), k.ObjectName, err)
+		if _, err := patch(ctx, client, k.Name, map[string]any{"status": status}, "status"); err != nil {
+			return 0, fmt.Errorf("status of %s %s: %w", object.GetKind(), k.ObjectName, err)
 		}
 	}
-	answers, complete := l.resolve(ctx, status.Hosts(), last)
-	if len(status.Hosts()) > 0 && after == 0 {
-		after = resolveEvery
-	}
-	name := record.EndpointName()
-	have, exists := l.endpoints.Get(cache.NewObjectName(k.Namespace, name))
-	if exists && !complete {
-		return answers, after, nil // it has the last answer
-	}
-	spec := map[string]any{"endpoints": record.Endpoints(status, answers)}
-	owned := exists && slices.ContainsFunc(have.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.UID == object.GetUID() })
-	if owned && policy.Fingerprint(have.Object["spec"]) == policy.Fingerprint(spec) {
-		return answers, after, nil
-	}
-	want := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
-	want.SetGroupVersionKind(l.c.cfg.dnsEndpoints().GroupVersion().WithKind("DNSEndpoint"))
-	want.SetName(name)
-	want.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: object.GetAPIVersion(), Kind: object.GetKind(), Name: k.Name, UID: object.GetUID()}})
-	_, err = l.c.host.Dynamic.Resource(l.c.cfg.dnsEndpoints()).Namespace(k.Namespace).Apply(ctx, name, want, metav1.ApplyOptions{FieldManager: Name, Force: true})
-	if err != nil {
-		return answers, 0, fmt.Errorf("DNSEndpoint %s/%s: %w", k.Namespace, name, err)
-	}
-	klog.FromContext(ctx).V(2).Info("Wrote a DNSEndpoint", "object", klog.KRef(k.Namespace, name))
-	return answers, after, nil
+	outcome, _ := l.outcomes.Load(k)
+	last, _ := outcome.(map[string][]netip.Addr)
+	found, complete := resolve(ctx, clusters, last)
+	l.outcomes.Store(k, found)
+	return recheckEvery, l.write(ctx, object, record.Endpoints(clusters, found), complete)
 }
 
-// observe returns the status of a record. A cluster of which nothing is known keeps what the status says;
-// after is when more may be known without an event.
-func (l *dnsLoop) observe(k key, record *policy.DNSRecord, domain string) (status policy.DNSStatus, after time.Duration) {
-	status.Domain = domain
+// observe returns what is known of the clusters. A cluster of which nothing is known keeps what the status
+// says.
+func (l *dnsLoop) observe(k key, record *policy.DNSRecord) (clusters []policy.ClusterDNS) {
 	for _, cluster := range l.c.joinedClusters() {
 		now, known := policy.ClusterDNS{Cluster: cluster.Name}, false
 		if !record.Ingress {
-			now.Topology = cluster.Status.Topology()
+			now.Topology = cluster.Status.Topology
 		}
 		if r := l.c.readyCluster(cluster.Name); r != nil {
-			now.LoadBalancer, known = r.loadBalancer(k, record)
-		}
-		if state := l.c.clusters.state(cluster.Name); !known && (state.health.Ready() || !state.probed) {
-			// A cluster may refuse for ever to be listed.
-			if after = listedEvery; l.c.clock.Since(state.readySince) > resolveEvery {
-				after = resolveEvery
-			}
+			now.LoadBalancer.Ingress, known = r.loadBalancer(k, record)
 		}
 		if !known {
-			now, known = record.Last(cluster.Name)
+			now, known = record.Last[cluster.Name]
 		}
 		if known {
-			status.DNS = append(status.DNS, now)
+			clusters = append(clusters, now)
 		}
 	}
-	return status, after
+	return clusters
 }
 
 // loadBalancer returns the load balancer of an object of the cluster, and whether it is known. A Service that
 // has no ready endpoints has none.
-func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (none policy.LoadBalancer, known bool) {
-	r.c.mu.Lock()
-	endpoints := r.endpoints
-	r.c.mu.Unlock()
-	if state := r.serving(k.kind); state != policy.Synced || endpoints == nil {
-		return none, state == policy.Absent
-	}
+func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (none []policy.LoadBalancerIngress, known bool) {
+	serving := r.serving(k.kind)
 	object, exists := r.objectOf(k)
-	if !exists {
-		return none, true
+	if serving != policy.Synced || !exists {
+		return none, serving == policy.Synced || serving == policy.Absent
 	}
-	if !record.Ingress && !record.Spec.AllowEmpty && len(endpoints.ByIndex(byService, k.ObjectName.String())) == 0 {
-		return none, servingOf(endpoints.Status()) == policy.Synced
+	// The endpoints are followed before any type is.
+	if !record.Ingress && !record.Spec.AllowEmpty && len(r.endpoints.ByIndex(byService, k.ObjectName.String())) == 0 {
+		return none, servingOf(r.endpoints.Status()) == policy.Synced
 	}
 	return policy.ReadLoadBalancer(policy.ReadRemoteStatus(object.Digest(Name))), true
 }
 
-// resolve returns the addresses of host names. A failure keeps the last answer. complete is unset if it is
-// not known whether a name without a last answer exists.
-func (l *dnsLoop) resolve(ctx context.Context, hosts []string, last map[string][]netip.Addr) (answers map[string][]netip.Addr, complete bool) {
-	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
-	defer cancel()
-	var (
-		mu        sync.Mutex
-		resolving sync.WaitGroup
-	)
-	answers, complete = map[string][]netip.Addr{}, true
-	slices.Sort(hosts)
-	for _, host := range slices.Compact(hosts) {
-		resolving.Go(func() {
-			resolved, err := resolver.LookupNetIP(ctx, "ip4", host+".") // the manager's search domains do not count
-			problem := (*net.DNSError)(nil)
-			mu.Lock()
-			defer mu.Unlock()
-			switch before, known := last[host]; {
-			case err == nil:
-				answers[host] = resolved
-			case known:
-				answers[host] = before
-			case !errors.As(err, &problem) || !problem.IsNotFound:
-				complete = false
+// resolve resolves the host names of load balancers. A failure keeps the last answer. complete is unset if it
+// is not known whether a name without a last answer exists.
+func resolve(ctx context.Context, clusters []policy.ClusterDNS, last map[string][]netip.Addr) (found map[string][]netip.Addr, complete bool) {
+	found, complete = map[string][]netip.Addr{}, true
+	var mu sync.Mutex
+	var resolving sync.WaitGroup
+	resolveOne := func(host string) {
+		addresses, err := lookupNetIP(ctx, "ip4", host+".") // the manager's search domains do not count
+		problem, _ := errors.AsType[*net.DNSError](err)
+		mu.Lock()
+		defer mu.Unlock()
+		switch before, known := last[host]; {
+		case err == nil:
+			found[host] = addresses
+		case known:
+			found[host] = before
+		case problem == nil || !problem.IsNotFound:
+			complete = false
+		}
+	}
+	for _, c := range clusters {
+		for _, i := range c.LoadBalancer.Ingress {
+			if i.Hostname != "" {
+				resolving.Go(func() { resolveOne(i.Hostname) })
 			}
-		})
+		}
 	}
 	resolving.Wait()
-	return answers, complete
+	return found, complete
+}
+
+// write writes the DNSEndpoint of a record. One that exists has the last answers, and stays until the new
+// ones are complete.
+func (l *dnsLoop) write(ctx context.Context, record *unstructured.Unstructured, endpoints []map[string]any, complete bool) error {
+	resource, name := l.c.cfg.dnsEndpoints(), strings.TrimSuffix(strings.ToLower(record.GetKind()), "dnsrecord")+"-"+record.GetName()
+	have, exists := l.endpoints.Get(cache.NewObjectName(record.GetNamespace(), name))
+	spec := map[string]any{"endpoints": endpoints}
+	owned := exists && slices.ContainsFunc(have.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.UID == record.GetUID() })
+	if exists && !complete || owned && policy.Fingerprint(have.Object["spec"]) == policy.Fingerprint(spec) {
+		return nil
+	}
+	want := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	want.SetGroupVersionKind(resource.GroupVersion().WithKind("DNSEndpoint"))
+	want.SetName(name)
+	want.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: record.GetAPIVersion(), Kind: record.GetKind(), Name: record.GetName(), UID: record.GetUID()}})
+	_, err := l.c.host.Dynamic.Resource(resource).Namespace(record.GetNamespace()).Apply(ctx, name, want, metav1.ApplyOptions{FieldManager: Name, Force: true})
+	if err != nil {
+		return fmt.Errorf("DNSEndpoint %s/%s: %w", record.GetNamespace(), name, err)
+	}
+	klog.FromContext(ctx).V(2).Info("Wrote a DNSEndpoint", "object", klog.KRef(record.GetNamespace(), name))
+	return nil
 }
 
 // survey reads in which zones and region the Nodes of a cluster are, page by page, if that is due.

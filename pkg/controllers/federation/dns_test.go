@@ -29,7 +29,7 @@ type resolver struct {
 	names map[string]any // an address or an error
 }
 
-// LookupNetIP implements federation.Resolver.
+// LookupNetIP is that of [net.Resolver].
 func (r *resolver) LookupNetIP(_ context.Context, network, host string) ([]netip.Addr, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -59,7 +59,7 @@ type named struct {
 func newNamed(t *testing.T) *named {
 	t.Helper()
 	names := &resolver{names: map[string]any{}}
-	federation.SetResolver(t, names)
+	federation.SetLookup(t, names.LookupNetIP)
 	n := &named{newFedWith(t, []string{"--federation-dns"}), names}
 	n.Put(object(t, "{apiVersion: multiclusterdns.kubefed.io/v1alpha1, kind: Domain, metadata: {namespace: "+namespace+", name: fed}, domain: ex.org}"),
 		federated(t, "Service", "web", "{template: {spec: {type: LoadBalancer, ports: [{port: 80}]}}, "+both+"}"),

@@ -4,6 +4,8 @@
 package federation
 
 import (
+	"context"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -37,10 +39,10 @@ func Running(c controllers.Controller) []policy.TypeConfig {
 	return c.(*controller).types.runningTypes()
 }
 
-// SetResolver has host names resolved in the network of a test.
-func SetResolver(t *testing.T, r Resolver) {
+// SetLookup has host names resolved in the network of a test.
+func SetLookup(t *testing.T, lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)) {
 	t.Helper()
-	before := resolver
-	resolver = r
-	t.Cleanup(func() { resolver = before })
+	before := lookupNetIP
+	lookupNetIP = lookup
+	t.Cleanup(func() { lookupNetIP = before })
 }

@@ -273,6 +273,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 func (r *readyCluster) enqueueType(w *typeWatch) {
 	for _, object := range w.following.List(metav1.NamespaceAll, nil) {
 		k := w.federated.keyOf(cache.MetaObjectToName(object))
+		r.c.dns.changed(k)
 		if _, exists := w.federated.following.Get(k.ObjectName); !exists {
 			r.loop.Enqueue(k)
 		}

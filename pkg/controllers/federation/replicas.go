@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -67,24 +66,20 @@ func newSpreader(c *controller, loop controllers.LoopOptions) (*spreader, error)
 	s := &spreader{c: c, decisions: map[cache.ObjectName]decision{}}
 	loop.Workers = replicaWorkers
 	var err error
+	all := func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
+		return namesIn(c.informers.preferences, metav1.NamespaceAll)
+	}
+	ofCluster := clusterChanges(func(c policy.Cluster) any { return []any{c.Labels, policy.StartHealth(c.Status).Ready()} })
 	s.Loop, err = controllers.NewLoop(loop, s.reconcile, controllers.WatchSelf(c.informers.preferences),
-		controllers.WatchChanges(c.informers.clusters, s.clusterChanged),
-		controllers.WatchChanges(c.informers.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
-			return namesIn(c.informers.preferences, metav1.NamespaceAll)
-		}))
+		controllers.WatchChanges(c.informers.clusters, all, ofCluster), controllers.WatchChanges(c.informers.configs, all))
 	return s, err
 }
 
-// clusterChanged returns all preferences if a KubeFedCluster comes or goes, or if its labels or its readiness
-// change.
-func (s *spreader) clusterChanged(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
-	if e.Old != nil && e.New != nil {
-		before, after := policy.ReadCluster(e.Old), policy.ReadCluster(e.New)
-		if maps.Equal(before.Labels, after.Labels) && policy.StartHealth(before.Status).Ready() == policy.StartHealth(after.Status).Ready() {
-			return nil
-		}
+// clusterChanges leaves out updates of KubeFedClusters that do not change what a function returns.
+func clusterChanges(of func(policy.Cluster) any) func(controllers.Event[*unstructured.Unstructured]) bool {
+	return func(e controllers.Event[*unstructured.Unstructured]) bool {
+		return e.Old == nil || e.New == nil || !reflect.DeepEqual(of(policy.ReadCluster(e.Old)), of(policy.ReadCluster(e.New)))
 	}
-	return namesIn(s.c.informers.preferences, metav1.NamespaceAll)
 }
 
 // spreads reports whether there is a preference for a federated object.

@@ -37,8 +37,7 @@ type ClusterSpec struct {
 type ClusterStatus struct {
 	Conditions        []ClusterCondition `json:"conditions"`
 	KubernetesVersion string             `json:"kubernetesVersion,omitempty"`
-	Zones             []string           `json:"zones,omitempty"`
-	Region            *string            `json:"region,omitempty"`
+	Topology
 }
 
 // ClusterCondition is a condition of a KubeFedCluster.
@@ -60,12 +59,9 @@ const (
 
 // ReadCluster reads a KubeFedCluster. A status that cannot be read counts as none.
 func ReadCluster(u *unstructured.Unstructured) Cluster {
-	c := Cluster{Name: u.GetName(), Labels: u.GetLabels()}
+	c := Cluster{Name: u.GetName(), Labels: u.GetLabels(), Status: statusOf[ClusterStatus](u)}
 	if err := decode(u.Object["spec"], &c.Spec); err != nil {
 		c.Malformed = fmt.Errorf("spec: %w", err)
-	}
-	if decode(u.Object["status"], &c.Status) != nil {
-		c.Status = ClusterStatus{}
 	}
 	return c
 }
@@ -87,14 +83,6 @@ func AllowedUntil(object metav1.Object) time.Time {
 		return time.Time{}
 	}
 	return until
-}
-
-// Topology returns where the Nodes of the cluster are.
-func (s ClusterStatus) Topology() (t Topology) {
-	if t.Zones = s.Zones; s.Region != nil {
-		t.Region = *s.Region
-	}
-	return t
 }
 
 // rewriteAfter is how old an unchanged status may be.

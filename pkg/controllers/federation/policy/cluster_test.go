@@ -187,7 +187,7 @@ func TestConditionsTellTheResultOfTheProbe(t *testing.T) {
 
 func TestClusterStatusIsWrittenIf(t *testing.T) {
 	ready := Health{State: Well}
-	before, _ := ClusterStatus{Zones: []string{"z"}}.Next(ready, "v1.36.3", now)
+	before, _ := ClusterStatus{Topology: Topology{Zones: []string{"z"}}}.Next(ready, "v1.36.3", now)
 	offline, _ := ClusterStatus{}.Next(Health{State: NoAnswer, Error: "port 1"}, "", now)
 	tests := map[string]struct {
 		before  ClusterStatus

@@ -6,7 +6,6 @@ package policy
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -30,12 +29,6 @@ const (
 	maxHosts, maxAddresses, maxZones = 64, 16, 16
 )
 
-// The reasons of Warnings on ServiceDNSRecords and IngressDNSRecords.
-const (
-	InvalidDNSRecord = "InvalidDNSRecord"
-	DomainMissing    = "DomainMissing"
-)
-
 // DNSRecord is a ServiceDNSRecord or an IngressDNSRecord: it asks for DNS names of the Services or Ingresses
 // of its own name and namespace in all clusters.
 type DNSRecord struct {
@@ -51,25 +44,26 @@ type DNSRecord struct {
 		// AllowEmpty lets load balancers count even if nothing is behind them.
 		AllowEmpty bool `json:"allowServiceWithoutEndpoints"`
 	}
+	// Domain is the domain of a ServiceDNSRecord, as its Domain has it now.
+	Domain string
 	Status DNSStatus
+	// Last is what the status says of each cluster.
+	Last map[string]ClusterDNS
 }
 
 // DNSStatus is the status of a DNSRecord.
 type DNSStatus struct {
 	Domain string       `json:"domain,omitempty"`
-	DNS    []ClusterDNS `json:"dns,omitempty"`
+	DNS    []ClusterDNS `json:"dns"`
 }
 
 // ClusterDNS is what is known of a cluster.
 type ClusterDNS struct {
-	Cluster      string       `json:"cluster"`
-	LoadBalancer LoadBalancer `json:"loadBalancer"`
+	Cluster      string `json:"cluster"`
+	LoadBalancer struct {
+		Ingress []LoadBalancerIngress `json:"ingress,omitempty"`
+	} `json:"loadBalancer"`
 	Topology
-}
-
-// LoadBalancer is the load balancer of a Service or an Ingress.
-type LoadBalancer struct {
-	Ingress []LoadBalancerIngress `json:"ingress,omitempty"`
 }
 
 // LoadBalancerIngress is one of the addresses of a load balancer.
@@ -84,173 +78,120 @@ type Topology struct {
 	Region string   `json:"region,omitempty"`
 }
 
-// Endpoint is a record of a DNSEndpoint. Its fields are in the order of their JSON names.
-type Endpoint struct {
-	DNSName    string            `json:"dnsName"`
-	Labels     map[string]string `json:"labels,omitempty"`
-	RecordTTL  int64             `json:"recordTTL"`
-	RecordType string            `json:"recordType"`
-	Targets    []string          `json:"targets"`
-}
-
-// ReadDNSRecord reads a ServiceDNSRecord or an IngressDNSRecord. A status that cannot be read counts as none.
-func ReadDNSRecord(u *unstructured.Unstructured) (*DNSRecord, error) {
-	r := &DNSRecord{Namespace: u.GetNamespace(), Name: u.GetName(), Ingress: u.GetKind() == "IngressDNSRecord"}
-	if decode(u.Object["status"], &r.Status) != nil {
-		r.Status = DNSStatus{}
+// ReadDNSRecord reads a ServiceDNSRecord or an IngressDNSRecord, and its domain of all Domains. The problem is
+// why nothing may be written for the record. A status that cannot be read counts as none.
+func ReadDNSRecord(u *unstructured.Unstructured, domains []*unstructured.Unstructured) (*DNSRecord, Problem) {
+	r := &DNSRecord{Namespace: u.GetNamespace(), Name: u.GetName(), Ingress: u.GetKind() == "IngressDNSRecord", Status: statusOf[DNSStatus](u), Last: map[string]ClusterDNS{}}
+	for _, c := range r.Status.DNS {
+		r.Last[c.Cluster] = c
 	}
 	if err := decode(u.Object["spec"], &r.Spec); err != nil {
-		return r, fmt.Errorf("spec: %s", cut(err.Error(), maxError))
+		return r, Problem{InvalidDNSRecord, "spec: " + cut(err.Error(), maxError)}
 	}
-	return r, nil
+	for _, domain := range domains {
+		if domain.GetName() == r.Spec.DomainRef {
+			r.Domain, _, _ = unstructured.NestedString(domain.Object, "domain")
+		}
+	}
+	return r, r.check()
 }
 
-// EndpointName returns the name of the DNSEndpoint.
-func (r *DNSRecord) EndpointName() string {
+// check returns what is wrong with a record.
+func (r *DNSRecord) check() Problem {
+	switch {
+	case !r.Ingress && r.Domain == "":
+		return Problem{DomainMissing, fmt.Sprintf("domainRef: the federation namespace has no Domain %.64q with a domain", r.Spec.DomainRef)}
+	case r.Spec.RecordTTL < 0, r.Spec.RecordTTL > math.MaxInt32, len(r.Spec.Hosts) > maxHosts:
+		return Problem{InvalidDNSRecord, fmt.Sprintf("recordTTL must be 0 to %d, and hosts at most %d", math.MaxInt32, maxHosts)}
+	case slices.Contains(strings.Split(r.Spec.DNSPrefix, "."), "svc"):
+		return Problem{InvalidDNSRecord, "dnsPrefix: must not have the label svc, which is for the names of Services"}
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.names(Topology{}))) {
+		if !r.validName(name) {
+			return Problem{InvalidDNSRecord, fmt.Sprintf("the name %.64q: must be a DNS name in lower case, with at most 63 characters a label and 253 in all", name)}
+		}
+	}
+	return Problem{}
+}
+
+// names returns the names for the load balancers of a cluster, each with the name to which it leads while it
+// has no addresses.
+func (r *DNSRecord) names(t Topology) map[string]string {
+	names := map[string]string{}
 	if r.Ingress {
-		return "ingress-" + r.Name
+		for _, host := range r.Spec.Hosts {
+			names[host] = ""
+		}
+		return names
 	}
-	return "service-" + r.Name
+	service := strings.Join([]string{cmp.Or(r.Spec.ExternalName, r.Name), r.Namespace, r.Spec.DomainRef, "svc"}, ".")
+	global, region := service+"."+r.Domain, service+"."+t.Region+"."+r.Domain
+	names[global] = ""
+	if r.Spec.DNSPrefix != "" {
+		names[r.alias()] = global
+	}
+	if t.Region != "" {
+		names[region] = global
+		for _, zone := range t.Zones {
+			names[service+"."+zone+"."+t.Region+"."+r.Domain] = region
+		}
+	}
+	return names
 }
 
-// global returns the name that all clusters share, without the domain.
-func (r *DNSRecord) global() string {
-	return strings.Join([]string{cmp.Or(r.Spec.ExternalName, r.Name), r.Namespace, r.Spec.DomainRef, "svc"}, ".")
-}
+// alias returns the name that has no addresses of its own, if there is a prefix.
+func (r *DNSRecord) alias() string { return r.Spec.DNSPrefix + "." + r.Domain }
 
 // validName reports whether a text is a DNS name.
-func validName(name string) bool {
+func (r *DNSRecord) validName(name string) bool {
+	if r.Ingress {
+		name = strings.TrimPrefix(name, "*.")
+	}
 	long := slices.ContainsFunc(strings.Split(name, "."), func(label string) bool { return len(label) > validation.DNS1123LabelMaxLength })
 	return !long && len(validation.IsDNS1123Subdomain(name)) == 0
 }
 
-// Check returns why nothing may be written for a record. domain is the domain of a ServiceDNSRecord.
-func (r *DNSRecord) Check(domain string) error {
-	field, names := "hosts", slices.Clone(r.Spec.Hosts)
-	if !r.Ingress {
-		field, names = "the name that the record and its domain make", []string{r.global() + "." + domain}
-		if r.Spec.DNSPrefix != "" {
-			names = append(names, r.Spec.DNSPrefix+"."+domain)
+// Endpoints returns the endpoints of a DNSEndpoint, sorted by name. answers has the addresses of host names.
+// Names that the zone or the region of a cluster makes too long are left out.
+func (r *DNSRecord) Endpoints(clusters []ClusterDNS, answers map[string][]netip.Addr) []map[string]any {
+	names, addresses := r.names(Topology{}), map[string][]string{}
+	for _, c := range clusters {
+		for name, next := range r.names(c.Topology) {
+			names[name], addresses[name] = next, append(addresses[name], c.addresses(answers)...)
 		}
 	}
-	switch {
-	case len(r.EndpointName()) > validation.DNS1123SubdomainMaxLength:
-		return errors.New("metadata.name: would be too long as the name of a DNSEndpoint")
-	case r.Spec.RecordTTL < 0 || r.Spec.RecordTTL > math.MaxInt32:
-		return fmt.Errorf("recordTTL: must be 0 to %d", math.MaxInt32)
-	case len(r.Spec.Hosts) > maxHosts:
-		return fmt.Errorf("hosts: must be at most %d", maxHosts)
-	case slices.Contains(strings.Split(r.Spec.DNSPrefix, "."), "svc"):
-		return errors.New("dnsPrefix: must not have the label svc, which is for the names of Services")
-	}
-	for _, name := range names {
-		if r.Ingress {
-			name = strings.TrimPrefix(name, "*.")
+	delete(addresses, r.alias())
+	all := []map[string]any{}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		kind, targets := "A", slices.Compact(slices.Sorted(slices.Values(addresses[name])))
+		if len(targets) == 0 {
+			kind, targets = "CNAME", []string{names[name]}
 		}
-		if !validName(name) {
-			return fmt.Errorf("%s: must be a DNS name in lower case, with at most 63 characters a label and 253 in all, got %.64q", field, name)
-		}
-	}
-	return nil
-}
-
-// Last returns what the status says of a cluster.
-func (r *DNSRecord) Last(cluster string) (last ClusterDNS, known bool) {
-	at := slices.IndexFunc(r.Status.DNS, func(c ClusterDNS) bool { return c.Cluster == cluster })
-	if at < 0 {
-		return last, false
-	}
-	return r.Status.DNS[at], true
-}
-
-// Endpoints returns the records, sorted by name. answers has the addresses of host names. Names that the zone
-// or the region of a cluster makes too long are left out.
-func (r *DNSRecord) Endpoints(status DNSStatus, answers map[string][]netip.Addr) []Endpoint {
-	records, labels := map[string]Endpoint{}, map[string]string(nil)
-	if r.Spec.ExternalName != "" {
-		labels = map[string]string{"serviceName": r.Name}
-	}
-	// add adds a name that has addresses, or else leads to the next name. One name added twice is one record.
-	add := func(name string, addresses []string, next string) {
-		e, exists := records[name]
-		if !exists {
-			e = Endpoint{name, labels, cmp.Or(r.Spec.RecordTTL, defaultTTL), "CNAME", []string{next}}
-		}
-		if len(addresses) > 0 && e.RecordType == "CNAME" {
-			e.RecordType, e.Targets = "A", nil
-		}
-		e.Targets = append(e.Targets, addresses...)
-		records[name] = e
-	}
-	service := r.global()
-	global := service + "." + status.Domain
-	for _, c := range status.DNS {
-		addresses, region := c.LoadBalancer.addresses(answers), c.Region+"."+status.Domain
-		if r.Ingress {
-			for _, host := range r.Spec.Hosts {
-				add(host, addresses, "")
-			}
+		if targets[0] == "" || !r.validName(name) {
 			continue
 		}
-		add(global, addresses, "")
-		if c.Region == "" {
-			continue
+		e := map[string]any{"dnsName": name, "recordTTL": cmp.Or(r.Spec.RecordTTL, defaultTTL), "recordType": kind, "targets": targets}
+		if r.Spec.ExternalName != "" && name != r.alias() {
+			e["labels"] = map[string]string{"serviceName": r.Name}
 		}
-		add(service+"."+region, addresses, global)
-		for _, zone := range c.Zones {
-			add(service+"."+zone+"."+region, addresses, service+"."+region)
-		}
-	}
-	if labels = nil; !r.Ingress && r.Spec.DNSPrefix != "" {
-		add(r.Spec.DNSPrefix+"."+status.Domain, nil, global)
-	}
-	all := []Endpoint{}
-	for _, name := range slices.Sorted(maps.Keys(records)) {
-		e := records[name]
-		slices.Sort(e.Targets)
-		if e.Targets = slices.Compact(e.Targets); e.Targets[0] != "" && validName(strings.TrimPrefix(name, "*.")) {
-			all = append(all, e)
-		}
+		all = append(all, e)
 	}
 	return all
 }
 
-// Hosts returns the host names of load balancers.
-func (s DNSStatus) Hosts() (hosts []string) {
-	for _, c := range s.DNS {
-		for _, i := range c.LoadBalancer.counted() {
-			if i.Hostname != "" {
-				hosts = append(hosts, i.Hostname)
-			}
-		}
-	}
-	return hosts
+// ReadLoadBalancer reads the load balancer in the status of a Service or an Ingress. What is malformed there
+// counts as absent.
+func ReadLoadBalancer(status RemoteStatus) []LoadBalancerIngress {
+	var c ClusterDNS // the field has the same name there
+	_ = json.Unmarshal(status, &c)
+	return c.LoadBalancer.Ingress[:min(len(c.LoadBalancer.Ingress), maxAddresses)]
 }
 
-// ReadLoadBalancer reads the load balancer in the status of a Service or an Ingress.
-func ReadLoadBalancer(status RemoteStatus) LoadBalancer {
-	var s struct{ LoadBalancer LoadBalancer }
-	if json.Unmarshal(status, &s) != nil {
-		return LoadBalancer{}
-	}
-	slices.SortFunc(s.LoadBalancer.Ingress, func(a, b LoadBalancerIngress) int {
-		return cmp.Or(cmp.Compare(a.IP, b.IP), cmp.Compare(a.Hostname, b.Hostname))
-	})
-	return LoadBalancer{slices.Compact(s.LoadBalancer.counted())}
-}
-
-func (l LoadBalancer) counted() []LoadBalancerIngress {
-	return l.Ingress[:min(len(l.Ingress), maxAddresses)]
-}
-
-// addresses returns the IPv4 addresses, since A records have no others.
-func (l LoadBalancer) addresses(answers map[string][]netip.Addr) (all []string) {
-	for _, i := range l.counted() {
-		found := answers[i.Hostname]
-		if ip, err := netip.ParseAddr(i.IP); err == nil {
-			found = append(slices.Clone(found), ip)
-		}
-		for _, ip := range found {
+// addresses returns the IPv4 addresses of the load balancer, since A records have no others.
+func (c ClusterDNS) addresses(answers map[string][]netip.Addr) (all []string) {
+	for _, i := range c.LoadBalancer.Ingress {
+		own, _ := netip.ParseAddr(i.IP) // the zero Addr is not IPv4
+		for _, ip := range append([]netip.Addr{own}, answers[i.Hostname]...) {
 			if ip = ip.Unmap(); ip.Is4() {
 				all = append(all, ip.String())
 			}
@@ -264,21 +205,20 @@ func (l LoadBalancer) addresses(answers map[string][]netip.Addr) (all []string) 
 func (t *Topology) AddNodes(nodes []metav1.PartialObjectMetadata) {
 	for i := range nodes {
 		zone, region := nodes[i].Labels[corev1.LabelTopologyZone], nodes[i].Labels[corev1.LabelTopologyRegion]
-		if at, exists := slices.BinarySearch(t.Zones, zone); !exists && len(validation.IsDNS1123Label(zone)) == 0 {
-			t.Zones = slices.Insert(t.Zones, at, zone)
+		if len(validation.IsDNS1123Label(zone)) == 0 {
+			t.Zones = slices.Compact(slices.Sorted(slices.Values(append(t.Zones, zone))))
 			t.Zones = t.Zones[:min(len(t.Zones), maxZones)]
 		}
-		if len(validation.IsDNS1123Label(region)) == 0 && (t.Region == "" || region < t.Region) {
-			t.Region = region
+		if len(validation.IsDNS1123Label(region)) == 0 {
+			t.Region = min(cmp.Or(t.Region, region), region)
 		}
 	}
 }
 
 // SummarizeEndpointSlice returns the name of the Service if there is a ready endpoint.
 func SummarizeEndpointSlice(s *discoveryv1.EndpointSlice) []byte {
-	ready := slices.ContainsFunc(s.Endpoints, func(e discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready })
-	if name := s.Labels[discoveryv1.LabelServiceName]; ready && len(name) <= validation.DNS1123LabelMaxLength {
-		return []byte(name)
+	if slices.ContainsFunc(s.Endpoints, func(e discoveryv1.Endpoint) bool { return e.Conditions.Ready == nil || *e.Conditions.Ready }) {
+		return []byte(s.Labels[discoveryv1.LabelServiceName])
 	}
 	return nil
 }

@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -17,23 +18,23 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// dnsRecord reads a ServiceDNSRecord web in the namespace shop, or an IngressDNSRecord if the spec has hosts.
-func dnsRecord(t *testing.T, spec string) *DNSRecord {
+// readDNSRecord reads a ServiceDNSRecord of this name in the namespace shop, or an IngressDNSRecord if the
+// spec has hosts. The Domain fed is the given one; "" is none.
+func readDNSRecord(t *testing.T, name, spec, domain string) (*DNSRecord, Problem) {
 	t.Helper()
 	u := &unstructured.Unstructured{}
 	kind := "ServiceDNSRecord"
 	if strings.Contains(spec, `"hosts"`) {
 		kind = "IngressDNSRecord"
 	}
-	err := u.UnmarshalJSON(fmt.Appendf(nil, `{"apiVersion":"v1","kind":%q,"metadata":{"namespace":"shop","name":"web"},"spec":{%s}}`, kind, spec))
+	err := u.UnmarshalJSON(fmt.Appendf(nil, `{"apiVersion":"v1","kind":%q,"metadata":{"namespace":"shop","name":%q},"spec":{%s}}`, kind, name, spec))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := ReadDNSRecord(u)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+	fed, other := &unstructured.Unstructured{Object: map[string]any{"domain": domain}}, &unstructured.Unstructured{Object: map[string]any{"domain": "other.org"}}
+	fed.SetName("fed")
+	other.SetName("other")
+	return ReadDNSRecord(u, []*unstructured.Unstructured{fed, other})
 }
 
 // clusterDNS reads "NAME REGION ZONE,ZONE ADDRESS,ADDRESS"; - is none.
@@ -97,23 +98,23 @@ func TestEndpoints(t *testing.T) {
 			strings.Repeat("abcdefg.", 24) + "a.shop.fed.svc.eu.ex.org 180 A 1.1.1.1 serviceName=web", strings.Repeat("abcdefg.", 24) + "a.shop.fed.svc.ex.org 180 A 1.1.1.1 serviceName=web"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			status := DNSStatus{Domain: "ex.org"}
+			var clusters []ClusterDNS
 			for _, text := range test.clusters {
-				status.DNS = append(status.DNS, clusterDNS(text))
+				clusters = append(clusters, clusterDNS(text))
 			}
-			r := dnsRecord(t, test.spec)
-			if err := r.Check(status.Domain); err != nil {
-				t.Fatal(err)
+			r, problem := readDNSRecord(t, "web", test.spec, "ex.org")
+			if problem.Reason != "" {
+				t.Fatal(problem)
 			}
 			answers := map[string][]netip.Addr{}
 			for _, address := range []string{"9.9.9.2", "::ffff:9.9.9.1", "fd00::9"} {
 				answers["lb.example.com"] = append(answers["lb.example.com"], netip.MustParseAddr(address))
 			}
 			var got []string
-			for _, e := range r.Endpoints(status, answers) {
-				text := fmt.Sprint(e.DNSName, " ", e.RecordTTL, " ", e.RecordType, " ", strings.Join(e.Targets, " "))
-				for key, value := range e.Labels {
-					text += " " + key + "=" + value
+			for _, e := range r.Endpoints(clusters, answers) {
+				text := fmt.Sprint(e["dnsName"], " ", e["recordTTL"], " ", e["recordType"], " ", strings.Join(e["targets"].([]string), " "))
+				if labels, has := e["labels"]; has {
+					text += " serviceName=" + labels.(map[string]string)["serviceName"]
 				}
 				got = append(got, text)
 			}
@@ -125,68 +126,60 @@ func TestEndpoints(t *testing.T) {
 }
 
 func TestCheckDNSRecord(t *testing.T) {
+	const service, name = `"domainRef":"fed"`, "must be a DNS name"
 	hosts := func(n int) string {
 		return `"hosts":["` + strings.TrimSuffix(strings.Repeat(`a.org","`, n), `","`) + `"]`
 	}
-	for name, test := range map[string]struct {
+	for title, test := range map[string]struct {
 		spec, name, domain string
-		want               string // the field that the error names; "" is none
+		want               string // a part of the problem; "" is none
 	}{
-		"a service":                              {spec: `"domainRef":"fed"`},
-		"no domainRef":                           {want: "the name that the record and its domain make"},
-		"a domain that is none":                  {spec: `"domainRef":"fed"`, domain: "ex_ample.org", want: "the name that the record and its domain make"},
-		"an empty domain":                        {spec: `"domainRef":"fed"`, domain: "-", want: "the name that the record and its domain make"},
-		"a label that is too long":               {spec: `"domainRef":"fed"`, name: strings.Repeat("a", 64), want: "the name that the record and its domain make"},
-		"a name that is too long":                {spec: `"domainRef":"fed"`, name: strings.Repeat("a.", 120) + "a", want: "the name that the record and its domain make"},
-		"a name too long for a DNSEndpoint":      {spec: `"domainRef":"fed"`, name: strings.Repeat("a.", 126) + "a", want: "metadata.name"},
-		"an externalName that is none":           {spec: `"domainRef":"fed","externalName":"a b"`, want: "the name that the record and its domain make"},
-		"a prefix of several labels":             {spec: `"domainRef":"fed","dnsPrefix":"a.b"`},
-		"a prefix that is none":                  {spec: `"domainRef":"fed","dnsPrefix":"A"`, want: "the name that the record and its domain make"},
-		"a prefix that names another's Service":  {spec: `"domainRef":"fed","dnsPrefix":"web.bank.fed.svc"`, want: "dnsPrefix"},
-		"a negative TTL":                         {spec: `"domainRef":"fed","recordTTL":-1`, want: "recordTTL"},
-		"a TTL that is too large":                {spec: `"domainRef":"fed","recordTTL":2147483648`, want: "recordTTL"},
+		"a service":                              {spec: service},
+		"no domainRef":                           {want: "domainRef"},
+		"a Domain that does not exist":           {spec: `"domainRef":"none"`, want: "domainRef"},
+		"an empty domain":                        {spec: service, domain: "-", want: "domainRef"},
+		"a domain that is none":                  {spec: service, domain: "ex_ample.org", want: name},
+		"a label that is too long":               {spec: service, name: strings.Repeat("a", 64), want: name},
+		"a name that is too long":                {spec: service, name: strings.Repeat("a.", 120) + "a", want: name},
+		"an externalName that is none":           {spec: service + `,"externalName":"a b"`, want: name},
+		"an externalName that is a wildcard":     {spec: service + `,"externalName":"*.a"`, want: name},
+		"a prefix of several labels":             {spec: service + `,"dnsPrefix":"a.b"`},
+		"a prefix that is none":                  {spec: service + `,"dnsPrefix":"A"`, want: name},
+		"a prefix that is a wildcard":            {spec: service + `,"dnsPrefix":"*"`, want: name},
+		"a prefix that names another's Service":  {spec: service + `,"dnsPrefix":"web.bank.fed.svc"`, want: "dnsPrefix"},
+		"a negative TTL":                         {spec: service + `,"recordTTL":-1`, want: "recordTTL"},
+		"a TTL that is too large":                {spec: service + `,"recordTTL":2147483648`, want: "recordTTL"},
+		"a TTL that is no number":                {spec: service + `,"recordTTL":"long"`, want: "spec: "},
 		"an ingress":                             {spec: `"hosts":["a.org","*.a.org"]`},
-		"a host that is none":                    {spec: `"hosts":["a.org","..."]`, want: "hosts"},
-		"an empty host":                          {spec: `"hosts":[""]`, want: "hosts"},
-		"a wildcard inside":                      {spec: `"hosts":["a.*.org"]`, want: "hosts"},
+		"a host that is none":                    {spec: `"hosts":["a.org","..."]`, want: name},
+		"an empty host":                          {spec: `"hosts":[""]`, want: name},
+		"a wildcard inside":                      {spec: `"hosts":["a.*.org"]`, want: name},
 		"as many hosts as may be":                {spec: hosts(64)},
 		"too many hosts":                         {spec: hosts(65), want: "hosts"},
-		"a long text is cut where it is refused": {spec: `"domainRef":"fed","dnsPrefix":"` + strings.Repeat("A", 5000) + `"`, want: "the name that the record and its domain make"},
+		"a long text is cut where it is refused": {spec: service + `,"dnsPrefix":"` + strings.Repeat("A", 5000) + `"`, want: name},
 	} {
-		t.Run(name, func(t *testing.T) {
-			r := dnsRecord(t, test.spec)
-			if test.name != "" {
-				r.Name = test.name
+		t.Run(title, func(t *testing.T) {
+			_, problem := readDNSRecord(t, cmp.Or(test.name, "web"), test.spec, strings.Trim(cmp.Or(test.domain, "ex.org"), "-"))
+			if (problem.Reason != "") != (test.want != "") || !strings.Contains(problem.Text, test.want) {
+				t.Errorf("%v, want %q", problem, test.want)
 			}
-			domain := "ex.org"
-			if test.domain != "" {
-				domain = strings.Trim(test.domain, "-")
-			}
-			err := r.Check(domain)
-			if got, _, _ := strings.Cut(fmt.Sprint(err), ":"); (err != nil || test.want != "") && got != test.want {
-				t.Errorf("%v, want an error of %q", err, test.want)
-			}
-			if err != nil && len(err.Error()) > 300 {
-				t.Errorf("the error is %d bytes long", len(err.Error()))
+			if len(problem.Text) > 300 {
+				t.Errorf("the problem is %d bytes long", len(problem.Text))
 			}
 		})
 	}
 }
 
-func TestReadDNSRecordRefusesAnotherType(t *testing.T) {
-	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"recordTTL": "long"}, "status": map[string]any{"dns": "none"}}}
-	if r, err := ReadDNSRecord(u); err == nil || r.Status.DNS != nil {
-		t.Errorf("%+v, %v", r, err)
+func TestReadDNSRecordReadsTheStatusOfEachCluster(t *testing.T) {
+	status := map[string]any{"domain": "ex.org", "dns": []any{map[string]any{"cluster": "c1"},
+		map[string]any{"cluster": "c2", "region": "eu", "zones": []any{"a"}, "loadBalancer": map[string]any{"ingress": []any{map[string]any{"ip": "2.2.2.2"}}}}}}
+	r, _ := ReadDNSRecord(&unstructured.Unstructured{Object: map[string]any{"status": status}}, nil)
+	if got, want := r.Last["c2"], clusterDNS("c2 eu a 2.2.2.2"); !reflect.DeepEqual(got, want) || len(r.Last) != 2 {
+		t.Errorf("%+v, want %+v of c2", r.Last, want)
 	}
-}
-
-func TestLastFindsTheEntryOfACluster(t *testing.T) {
-	r := &DNSRecord{Status: DNSStatus{DNS: []ClusterDNS{clusterDNS("c1 eu a 1.1.1.1"), clusterDNS("c2 eu a 2.2.2.2")}}}
-	if got, known := r.Last("c2"); !known || !reflect.DeepEqual(got, r.Status.DNS[1]) {
-		t.Errorf("%+v", got)
-	}
-	if _, known := r.Last("c3"); known {
-		t.Error("a cluster without an entry is known")
+	r, _ = ReadDNSRecord(&unstructured.Unstructured{Object: map[string]any{"status": map[string]any{"domain": "ex.org", "dns": "none"}}}, nil)
+	if !reflect.DeepEqual(r.Status, DNSStatus{}) {
+		t.Errorf("a status of another type is %+v", r.Status)
 	}
 }
 
@@ -204,17 +197,14 @@ func TestReadLoadBalancer(t *testing.T) {
 		"no status":             {"", 0},
 		"a status too large":    {"true", 0},
 		"another type":          {`{"loadBalancer":{"ingress":"1.1.1.1"}}`, 0},
-		"one address twice":     {`{"loadBalancer":{"ingress":[{"ip":"1.1.1.1"},{"ip":"2.2.2.2"},{"ip":"1.1.1.1"}]}}`, 2},
+		"one of another type":   {`{"loadBalancer":{"ingress":[{"ip":1},{"ip":"1.1.1.1"}]}}`, 2},
 		"more than may be used": {`{"loadBalancer":{"ingress":[` + strings.Join(many, ",") + `]}}`, maxAddresses},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := ReadLoadBalancer(RemoteStatus(test.status)); len(got.Ingress) != test.want {
-				t.Errorf("%v, want %d", got.Ingress, test.want)
+			if got := ReadLoadBalancer(RemoteStatus(test.status)); len(got) != test.want {
+				t.Errorf("%v, want %d", got, test.want)
 			}
 		})
-	}
-	if hosts := (DNSStatus{DNS: []ClusterDNS{clusterDNS("c1 - - a.org,1.1.1.1"), clusterDNS("c2 - - b.org")}}).Hosts(); !slices.Equal(hosts, []string{"a.org", "b.org"}) {
-		t.Errorf("hosts %q", hosts)
 	}
 }
 

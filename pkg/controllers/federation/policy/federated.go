@@ -34,10 +34,7 @@ type Federated struct {
 func ReadFederated(u *unstructured.Unstructured) *Federated {
 	f := &Federated{
 		Namespace: u.GetNamespace(), Name: u.GetName(), Generation: u.GetGeneration(), Annotations: u.GetAnnotations(),
-		Deleting: u.GetDeletionTimestamp() != nil, Finalizer: slices.Contains(u.GetFinalizers(), Finalizer),
-	}
-	if decode(u.Object["status"], &f.Status) != nil {
-		f.Status = FederatedStatus{}
+		Deleting: u.GetDeletionTimestamp() != nil, Finalizer: slices.Contains(u.GetFinalizers(), Finalizer), Status: statusOf[FederatedStatus](u),
 	}
 	if u.Object["spec"] == nil {
 		return f

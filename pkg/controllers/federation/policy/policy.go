@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"hash/fnv"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // The groups.
@@ -55,6 +57,8 @@ const (
 	RemovalsHeld            = "RemovalsHeld"
 	ClusterReplaced         = "ClusterReplaced"
 	InvalidPreference       = "InvalidPreference"
+	InvalidDNSRecord        = "InvalidDNSRecord"
+	DomainMissing           = "DomainMissing"
 )
 
 // decode reads a part of an object into a Go type by encoding/json, which makes numbers in an any
@@ -65,6 +69,14 @@ func decode(part, into any) error {
 		return err
 	}
 	return json.Unmarshal(data, into)
+}
+
+// statusOf returns the status of an object, or the zero T if it cannot be read.
+func statusOf[T any](u *unstructured.Unstructured) (status T) {
+	if decode(u.Object["status"], &status) != nil {
+		status = *new(T) // decode may have read a part
+	}
+	return status
 }
 
 // hashJSON hashes the JSON form of a value. The hash detects changes. It does not resist a collision that the

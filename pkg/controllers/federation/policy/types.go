@@ -75,11 +75,8 @@ const NamespacesType = "namespaces"
 
 // ReadTypeConfig reads a FederatedTypeConfig.
 func ReadTypeConfig(u *unstructured.Unstructured) TypeConfig {
-	t := TypeConfig{Name: u.GetName(), Generation: u.GetGeneration(), Deleting: u.GetDeletionTimestamp() != nil}
+	t := TypeConfig{Name: u.GetName(), Generation: u.GetGeneration(), Deleting: u.GetDeletionTimestamp() != nil, Status: statusOf[TypeStatus](u)}
 	err := decode(u.Object["spec"], &t.TypeSpec)
-	if decode(u.Object["status"], &t.Status) != nil {
-		t.Status = TypeStatus{}
-	}
 	plural, group, _ := strings.Cut(t.Name, ".")
 	if t.Target.PluralName == "" {
 		t.Target.PluralName = plural
