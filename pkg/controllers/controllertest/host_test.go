@@ -75,19 +75,15 @@ func expect(t *testing.T, what string, got, want []string) {
 	}
 }
 
+// inBubble runs a row of a table in a bubble of fake time.
+func inBubble(t *testing.T, name string, row func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
+}
+
 func TestHostRunsAnEntryAsInProduction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := controllertest.NewHost(t, greeter.Entry(), asking("a"))
 		expect(t, "writes", h.Writes(), []string{"patch configmaps shop/a"})
-		expect(t, "Events", h.Events(), []string{"Normal Greeted shop/a: Hello, world"})
-		if diff := cmp.Diff(map[string]string{"other": "x"}, controllertest.Get[corev1.ConfigMap](h, "shop", "a").Annotations); diff != "" {
-			t.Errorf("annotations (-want +got):\n%s", diff)
-		}
-
-		h.Put(asking("b"))
-		h.Settle()
-		expect(t, "writes after a new object", h.Writes(), []string{"patch configmaps shop/b"})
-
 		h.Restart()
 		h.Sleep(24 * time.Hour)
 		expect(t, "writes after a day", h.Writes(), nil)
@@ -96,31 +92,12 @@ func TestHostRunsAnEntryAsInProduction(t *testing.T) {
 		h.Put(asking("c"))
 		<-time.After(30 * time.Second)
 		expect(t, "a write before its response", h.Writes(), []string{"patch configmaps shop/c"})
-		if n := len(h.Events()); n != 2 {
-			t.Errorf("%d Events before the response, want 2", n)
+		if n := len(h.Events()); n != 1 {
+			t.Errorf("%d Events before the response, want 1", n)
 		}
 		h.Sleep(time.Minute)
-	})
-}
 
-func TestHookProvokesConflictsAndErrors(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := controllertest.NewHost(t, greeter.Entry())
-		raced := false
-		h.OnWrite(func(controllertest.Request) error {
-			if !raced {
-				raced = true
-				later := asking("a")
-				later.Annotations[greeter.Annotation] = "you"
-				h.Put(later)
-			}
-			return nil
-		})
-		h.Put(asking("a"))
-		h.Settle()
-		expect(t, "writes", h.Writes(), []string{"patch configmaps shop/a: Conflict", "patch configmaps shop/a"})
-		expect(t, "Events", h.Events(), []string{"Normal Greeted shop/a: Hello, you"})
-
+		h.Latency(0)
 		h.OnWrite(func(controllertest.Request) error { return fmt.Errorf("no luck") })
 		h.Put(asking("b"))
 		h.Settle()
@@ -130,42 +107,32 @@ func TestHookProvokesConflictsAndErrors(t *testing.T) {
 	})
 }
 
+// TestHookMeetsWritesOneByOne has applies, which create the objects at first. The hook changes another object
+// before each.
 func TestHookMeetsWritesOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := controllertest.NewHost(t, doing("applies", applying(corev1ac.ConfigMap("z", "shop"), corev1ac.ConfigMap("y", "shop"))), asking("a"))
-		expect(t, "writes", h.Writes(), []string{"apply configmaps shop/y", "apply configmaps shop/z"})
-
+		h := controllertest.NewHost(t, doing("applies", applying(corev1ac.ConfigMap("z", "shop"), corev1ac.ConfigMap("y", "shop"))))
 		inside, most := 0, 0
-		h.OnWrite(func(controllertest.Request) error {
+		var seen []string
+		h.OnWrite(func(w controllertest.Request) error {
+			seen = append(seen, w.String())
 			inside++
 			most = max(most, inside)
+			h.Put(asking("other"))
 			<-time.After(time.Second)
 			inside--
 			return nil
 		})
-		h.Put(asking("a"))
-		h.Sleep(5 * time.Second)
-		if n := len(h.Writes()); n != 2 || most != 1 {
-			t.Errorf("%d writes, with %d hooks at once, want 2 and 1", n, most)
+		for range 2 {
+			h.Put(asking("a"))
+			h.Sleep(5 * time.Second)
+			slices.Sort(seen)
+			expect(t, "writes that the hook saw", seen, []string{"apply configmaps shop/y", "apply configmaps shop/z"})
+			seen = nil
 		}
-	})
-}
-
-// TestHookSeesAnApplyOnce changes objects before each apply, of which the first creates the object.
-func TestHookSeesAnApplyOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := controllertest.NewHost(t, doing("applies", applying(corev1ac.ConfigMap("made", "shop"))))
-		var seen []string
-		h.OnWrite(func(w controllertest.Request) error {
-			seen = append(seen, w.String())
-			h.Put(asking("other"))
-			return nil
-		})
-		h.Put(asking("a"))
-		h.Settle()
-		h.Put(asking("a"))
-		h.Settle()
-		expect(t, "writes that the hook saw", seen, []string{"apply configmaps shop/made", "apply configmaps shop/made"})
+		if most != 1 {
+			t.Errorf("%d hooks at once", most)
+		}
 	})
 }
 
@@ -244,15 +211,13 @@ func TestApplyRefusesEscalation(t *testing.T) {
 		"a binding to a role that does not exist": {binding("Role", "none"), []rbacv1.PolicyRule{may("create patch", "rolebindings")},
 			"apply rolebindings.rbac.authorization.k8s.io shop/made: NotFound"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				h := controllertest.NewHost(t, doing("grants", func(ctx context.Context, h controllers.Host) error {
-					return controllers.TerminalError(tc.do(ctx, h))
-				}, tc.may...),
-					&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "reads"}, Rules: reads},
-					&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "deletes"}, Rules: deletes}, asking("a"))
-				expect(t, "writes", h.Writes(), []string{tc.want})
-			})
+		inBubble(t, name, func(t *testing.T) {
+			h := controllertest.NewHost(t, doing("grants", func(ctx context.Context, h controllers.Host) error {
+				return controllers.TerminalError(tc.do(ctx, h))
+			}, tc.may...),
+				&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "reads"}, Rules: reads},
+				&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "deletes"}, Rules: deletes}, asking("a"))
+			expect(t, "writes", h.Writes(), []string{tc.want})
 		})
 	}
 }
@@ -329,25 +294,23 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			"controller greeter: the objects of nodes have no namespace, so ClusterScoped must be set where it needs them",
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := &failures{TB: t}
-				e := greeter.Entry()
-				test.change(&e)
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					h := controllertest.NewHost(f, e, asking("a"))
-					h.Sleep(5 * time.Minute)
-					h.Restart()
-				}()
-				<-done
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				if got := f.text.String(); !strings.Contains(got, test.want) {
-					t.Errorf("the test failed with %q\nwant %q", got, test.want)
-				}
-			})
+		inBubble(t, name, func(t *testing.T) {
+			f := &failures{TB: t}
+			e := greeter.Entry()
+			test.change(&e)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				h := controllertest.NewHost(f, e, asking("a"))
+				h.Sleep(5 * time.Minute)
+				h.Restart()
+			}()
+			<-done
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if got := f.text.String(); !strings.Contains(got, test.want) {
+				t.Errorf("the test failed with %q\nwant %q", got, test.want)
+			}
 		})
 	}
 }
@@ -444,19 +407,6 @@ func TestChangeOvertakesARelist(t *testing.T) {
 		}
 		h := controllertest.NewHost(t, e, objects...)
 		h.Sleep(time.Minute)
-		if n := reconciled.Load(); n != unchanged {
-			t.Fatalf("%d reconciles at the start, want %d", n, unchanged)
-		}
-		// waited returns how long an object has waited since it, or the list, came.
-		waited := func(name string, since time.Time) time.Duration {
-			for range 10_000 {
-				if at, ok := done.Load(name); ok && at.(time.Time).After(since) {
-					return at.(time.Time).Sub(since)
-				}
-				<-time.After(time.Millisecond)
-			}
-			return time.Hour
-		}
 		h.Relist()
 		missed := asking("0")
 		missed.Annotations["other"] = "changed"
@@ -464,19 +414,19 @@ func TestChangeOvertakesARelist(t *testing.T) {
 		for reconciled.Load() == unchanged {
 			<-time.After(time.Millisecond)
 		}
-		longest := waited("0", time.Now().Add(-2*pace))
-		for i := range 5 {
-			name := fmt.Sprint("new-", i)
+		names, begun := []string{"0", "new-0", "new-1", "new-2"}, time.Now()
+		for _, name := range names[1:] {
 			h.Put(asking(name))
-			longest = max(longest, waited(name, time.Now()))
 		}
-		t.Logf("a change waited for %s at most", longest)
-		if longest > 100*time.Millisecond {
-			t.Errorf("a change waited for %s", longest)
+		<-time.After(100 * time.Millisecond)
+		for _, name := range names {
+			if at, ok := done.Load(name); !ok || at.(time.Time).Before(begun.Add(-2*pace)) {
+				t.Errorf("%s waits for longer than 100 ms", name)
+			}
 		}
 		h.Sleep(time.Minute)
-		if n := reconciled.Load(); n != 2*unchanged+5 {
-			t.Errorf("%d reconciles, want each object twice and five new ones", n)
+		if n := reconciled.Load(); n != 2*unchanged+3 {
+			t.Errorf("%d reconciles, want each object twice and three new ones", n)
 		}
 	})
 }
