@@ -114,19 +114,12 @@ func TestReconcileCronJobs(t *testing.T) {
 			},
 			want: ran,
 		},
-		"a suspended CronJob is not run under auto": {
-			objects: objs{cm1(), byAuto(suspended)}, change: changeCM, want: []string{state},
-			events: []string{"Normal ReloadSkipped Suspended, not reloaded for ConfigMap shop/app-config"},
-		},
-		"a suspended CronJob is run for a named source": {objects: objs{cm1(), byName(suspended)}, change: changeCM, want: ran},
-		"a CronJob that forbids concurrency is not run under auto while it is active": {
-			objects: objs{cm1(), byAuto(busy)}, change: changeCM, want: []string{state}, events: []string{skipped},
-		},
-		"a CronJob that forbids concurrency waits, for a named source, until it is not active": {
-			objects: objs{cm1(), byName(busy)},
-			change:  func(f *fixture) { changeCM(f); f.pass(5 * time.Minute); f.written(0); f.Put(byName(forbid)) },
-			want:    ran, events: []string{waits, reloaded},
-		},
+		"a suspended CronJob is not run under auto": given(objs{cm1(), byAuto(suspended)}, changeCM,
+			[]string{state}, "Normal ReloadSkipped Suspended, not reloaded for ConfigMap shop/app-config"),
+		"a suspended CronJob is run for a named source":                               {objects: objs{cm1(), byName(suspended)}, change: changeCM, want: ran},
+		"a CronJob that forbids concurrency is not run under auto while it is active": given(objs{cm1(), byAuto(busy)}, changeCM, []string{state}, skipped),
+		"a CronJob that forbids concurrency waits, for a named source, until it is not active": given(objs{cm1(), byName(busy)}, func(f *fixture) { changeCM(f); f.pass(5 * time.Minute); f.written(0); f.Put(byName(forbid)) },
+			ran, waits, reloaded),
 		"a Job of ours counts as active until it is complete": {
 			objects: objs{cm1(), byName(forbid), run("run-1")},
 			change: func(f *fixture) {
@@ -137,42 +130,24 @@ func TestReconcileCronJobs(t *testing.T) {
 			want: ran, events: []string{waits, reloaded},
 		},
 		"a Job of ours counts as active until it has failed": {objects: objs{cm1(), byName(forbid), run("run-1", batchv1.JobFailed)}, change: changeCM, want: ran},
-		"one unfinished Job among several skips the reload": {
-			objects: objs{cm1(), byAuto(forbid), run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)},
-			change:  changeCM, want: []string{state}, events: []string{skipped},
-		},
+		"one unfinished Job among several skips the reload": given(objs{cm1(), byAuto(forbid), run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)}, changeCM,
+			[]string{state}, skipped),
 		"somebody else's Job does not count":         {objects: objs{cm1(), byName(forbid), ofAnother}, change: changeCM, want: ran},
 		"where concurrency is allowed no Job counts": {objects: objs{cm1(), byName(nil), run("run-1")}, change: changeCM, want: ran},
-		"a repetition does not wait for the Job that it has created": {
-			objects: objs{cm1(), byName(forbid)}, change: func(f *fixture) { f.refuse(1, "patch", "cronjobs", errTryAgain); changeCM(f) },
-			want: []string{create, state, state}, events: []string{reloaded, refused},
-		},
-		"a repetition neither skips the reload nor creates a Job again that is gone": {
-			objects: objs{cm1(), byAuto(forbid)}, change: unrecorded(2, func(f *fixture) { f.Delete(f.runs()[0]); f.pass(time.Minute) }),
-			want: []string{create, state, state, state}, events: []string{reloaded, refused, refused},
-		},
-		"a repetition is not skipped as the CronJob is suspended by now": {
-			objects: objs{cm1(), byAuto(nil)}, change: unrecorded(1, func(f *fixture) { f.Put(byAuto(suspended)) }),
-			want: []string{create, state, state}, events: []string{reloaded, refused},
-		},
-		"a CronJob does not run again as the source has a label more by now": {
-			objects: objs{cm1(), byAuto(nil)}, change: unrecorded(1, func(f *fixture) { f.Put(labelled(cm2())) }),
-			want: []string{create, state, state}, events: []string{reloaded, refused},
-		},
-		"a new leader does not run a CronJob again": {
-			objects: objs{cm1(), byAuto(forbid)}, change: unrecorded(1, func(f *fixture) { f.Restart() }),
-			want: []string{create, state, state}, events: []string{reloaded, refused},
-		},
-		"a CronJob runs again as the source has gone back and come again": {
-			objects: objs{cm1(), byAuto(nil)},
-			change:  unrecorded(1, func(f *fixture) { f.Put(cm1()); f.pass(10 * time.Millisecond); changeCM(f) }),
-			want:    []string{create, state, create, state}, events: []string{reloaded, refused},
-		},
-		"a CronJob runs again as another source has changed too": {
-			objects: objs{cm1(), db1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1))}, change: unrecorded(1, changeDB),
-			want:   []string{create, recorded(cmKey, h2, dbKey, p1), create, recorded(cmKey, h2, dbKey, p2)},
-			events: []string{reloadedBoth, refused},
-		},
+		"a repetition does not wait for the Job that it has created": given(objs{cm1(), byName(forbid)}, func(f *fixture) { f.refuse(1, "patch", "cronjobs", errTryAgain); changeCM(f) },
+			[]string{create, state, state}, reloaded, refused),
+		"a repetition neither skips the reload nor creates a Job again that is gone": given(objs{cm1(), byAuto(forbid)}, unrecorded(2, func(f *fixture) { f.Delete(f.runs()[0]); f.pass(time.Minute) }),
+			[]string{create, state, state, state}, reloaded, refused, refused),
+		"a repetition is not skipped as the CronJob is suspended by now": given(objs{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(byAuto(suspended)) }),
+			[]string{create, state, state}, reloaded, refused),
+		"a CronJob does not run again as the source has a label more by now": given(objs{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(labelled(cm2())) }),
+			[]string{create, state, state}, reloaded, refused),
+		"a new leader does not run a CronJob again": given(objs{cm1(), byAuto(forbid)}, unrecorded(1, func(f *fixture) { f.Restart() }),
+			[]string{create, state, state}, reloaded, refused),
+		"a CronJob runs again as the source has gone back and come again": given(objs{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(cm1()); f.pass(10 * time.Millisecond); changeCM(f) }),
+			[]string{create, state, create, state}, reloaded, refused),
+		"a CronJob runs again as another source has changed too": given(objs{cm1(), db1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1))}, unrecorded(1, changeDB),
+			[]string{create, recorded(cmKey, h2, dbKey, p1), create, recorded(cmKey, h2, dbKey, p2)}, reloadedBoth, refused),
 		"a repetition finds its Job though the state is another by now": {
 			objects: objs{cm1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, ""))},
 			change:  unrecorded(1, func(f *fixture) { f.Put(db1()) }), // recorded, not rolled
@@ -192,10 +167,8 @@ func TestReconcileCronJobs(t *testing.T) {
 			want:   []string{create, state, create, recorded(cmKey, h1), create, state},
 			events: []string{reloaded, reloaded, reloaded},
 		},
-		"a dry run says that a suspended CronJob would be skipped": {
-			configure: func(c *config) { c.DryRun = true }, objects: objs{cm1(), byAuto(suspended)}, change: changeCM,
-			events: []string{"Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config"},
-		},
+		"a dry run says that a suspended CronJob would be skipped": given(objs{cm1(), byAuto(suspended)}, changeCM,
+			nil, "Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config").with(func(c *config) { c.DryRun = true }),
 		"annotations of the Job template's own metadata are not read": {objects: objs{cm1(), cronJob(nil)}, change: changeCM},
 	})
 }
@@ -283,9 +256,8 @@ func TestReconcileRollouts(t *testing.T) {
 		}, replaced, replaced),
 		"the annotations strategy is a merge patch": row(strategyAnnotations, &web, known1, changeCM,
 			patch(known2, object{"template": object{"metadata": object{"annotations": object{compatMark: markOf(h2, 1)}}}})),
-		"the strategy restart marks nothing, and a variable that an earlier configuration left tells nothing": {
-			configure: argo, objects: objs{rolloutDefinition, cm1(), restarted}, change: changeCM, want: []string{patch(known2, object{"restartAt": second(1)})},
-		},
+		"the strategy restart marks nothing, and a variable that an earlier configuration left tells nothing": given(objs{rolloutDefinition, cm1(), restarted}, changeCM,
+			[]string{patch(known2, object{"restartAt": second(1)})}).with(argo),
 		"a Rollout whose template is null is left alone": {configure: argo, objects: objs{rolloutDefinition, cm1(), elsewhere}, change: changeCM},
 		"without the flag Rollouts are left alone":       {objects: objs{rolloutDefinition, cm1(), rollout(t, &web, kAuto, "true", nativeState, known1)}, change: changeCM},
 	})
@@ -298,13 +270,9 @@ func TestKindsAreRolledAlike(t *testing.T) {
 			Annotations: map[string]string{kAuto: "true", kPause: "5m", nativeState: stateOn(kind+"/shop/web", cmKey, h1)}}
 	}
 	runCases(t, map[string]reconcileCase{
-		"a StatefulSet": {
-			objects: objs{cm1(), &appsv1.StatefulSet{ObjectMeta: meta("StatefulSet"), Spec: appsv1.StatefulSetSpec{Template: web}}}, change: changeCM,
-			want: []string{envOn("statefulsets/web", stateOn("StatefulSet/shop/web", cmKey, h2), "web/"+cmVar, h2)},
-		},
-		"a DaemonSet": {
-			objects: objs{cm1(), &appsv1.DaemonSet{ObjectMeta: meta("DaemonSet"), Spec: appsv1.DaemonSetSpec{Template: web}}}, change: changeCM,
-			want: []string{envOn("daemonsets/web", stateOn("DaemonSet/shop/web", cmKey, h2), "web/"+cmVar, h2)},
-		},
+		"a StatefulSet": given(objs{cm1(), &appsv1.StatefulSet{ObjectMeta: meta("StatefulSet"), Spec: appsv1.StatefulSetSpec{Template: web}}}, changeCM,
+			[]string{envOn("statefulsets/web", stateOn("StatefulSet/shop/web", cmKey, h2), "web/"+cmVar, h2)}),
+		"a DaemonSet": given(objs{cm1(), &appsv1.DaemonSet{ObjectMeta: meta("DaemonSet"), Spec: appsv1.DaemonSetSpec{Template: web}}}, changeCM,
+			[]string{envOn("daemonsets/web", stateOn("DaemonSet/shop/web", cmKey, h2), "web/"+cmVar, h2)}),
 	})
 }

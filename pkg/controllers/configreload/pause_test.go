@@ -64,26 +64,17 @@ func TestReconcilePause(t *testing.T) {
 		},
 		"a pause that ended while no manager ran ends at the start":           {objects: pausedBy(kPause, "5m", kPausedAt, second(-600)), want: []string{resume()}},
 		"a Deployment that somebody else paused is patched and never resumed": {objects: pausedBy(kPause, "5m"), change: changeCM, want: rolled},
-		"a pause that somebody ended leaves its time to be removed": {
-			objects: row(kPause, "5m", kPausedAt, second(0)),
-			want:    []string{"patch deployments/web " + toJSON(object{"metadata": object{"annotations": object{kPausedAt: nil}}})},
-		},
-		"a period that does not parse reloads without a pause": {
-			objects: row(kPause, "soon"), change: changeCM, want: rolled,
-			events: []string{reloaded, "Warning InvalidPausePeriod Reloaded without a pause: " + kPause + `: time: invalid duration "soon"`},
-		},
-		"a period that is not positive reloads without a pause": {
-			objects: row(kPause, "-5m"), change: changeCM, want: rolled,
-			events: []string{reloaded, "Warning InvalidPausePeriod Reloaded without a pause: " + kPause + ": -5m0s is not positive"},
-		},
+		"a pause that somebody ended leaves its time to be removed": given(row(kPause, "5m", kPausedAt, second(0)), nil,
+			[]string{"patch deployments/web " + toJSON(object{"metadata": object{"annotations": object{kPausedAt: nil}}})}),
+		"a period that does not parse reloads without a pause": given(row(kPause, "soon"), changeCM,
+			rolled, reloaded, "Warning InvalidPausePeriod Reloaded without a pause: "+kPause+`: time: invalid duration "soon"`),
+		"a period that is not positive reloads without a pause": given(row(kPause, "-5m"), changeCM,
+			rolled, reloaded, "Warning InvalidPausePeriod Reloaded without a pause: "+kPause+": -5m0s is not positive"),
 		"a time that does not parse resumes now": {objects: pausedBy(kPause, "5m", kPausedAt, "yesterday"), want: []string{resume()}},
 		"a period that is gone resumes now":      {objects: pausedBy(kPausedAt, second(0)), want: []string{resume()}},
-		"a pause of a workload with native annotations is still resumed": {
-			objects: pausedBy(nativeReload, "off", kPause, "5m", kPausedAt, second(0)), want: []string{resume(), stateOnly("")},
-		},
-		"without compatibility a pause is not ours to end": {
-			configure: withoutCompat, objects: pausedBy(nativeReload, "auto", kPause, "5m", kPausedAt, "yesterday"),
-		},
+		"a pause of a workload with native annotations is still resumed": given(pausedBy(nativeReload, "off", kPause, "5m", kPausedAt, second(0)), nil,
+			[]string{resume(), stateOnly("")}),
+		"without compatibility a pause is not ours to end": given(pausedBy(nativeReload, "auto", kPause, "5m", kPausedAt, "yesterday"), nil, nil).with(withoutCompat),
 	})
 }
 

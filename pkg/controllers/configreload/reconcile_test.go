@@ -48,6 +48,16 @@ type reconcileCase struct {
 	events    []string
 }
 
+// given returns a row with these objects. Its Events are those of a reload unless it has others.
+func given(objects objs, change func(f *fixture), want []string, events ...string) reconcileCase {
+	return reconcileCase{objects: objects, change: change, want: want, events: events}
+}
+
+func (tc reconcileCase) with(configure func(*config)) reconcileCase {
+	tc.configure = configure
+	return tc
+}
+
 func runCases(t *testing.T, cases map[string]reconcileCase) {
 	t.Helper()
 	bubbles(t, cases, func(t bubble, tc reconcileCase) {
@@ -117,10 +127,6 @@ func TestReconcileAnnotations(t *testing.T) {
 	}
 	// one is of with the template web.
 	one := func(want []string, annotations ...string) reconcileCase { return of(want, web, annotations...) }
-	with := func(tc reconcileCase, configure func(*config)) reconcileCase {
-		tc.configure = configure
-		return tc
-	}
 	telling := func(tc reconcileCase, events ...string) reconcileCase {
 		tc.events = events
 		return tc
@@ -134,26 +140,18 @@ func TestReconcileAnnotations(t *testing.T) {
 	}
 
 	runCases(t, map[string]reconcileCase{
-		"without compatibility the original's annotations mean nothing": {
-			configure: withoutCompat, objects: objs{cm1(), deploy(web, kAuto, "true")}, change: changeCM,
-		},
-		"auto demands a reference": {objects: objs{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM},
+		"without compatibility the original's annotations mean nothing": given(objs{cm1(), deploy(web, kAuto, "true")}, changeCM, nil).with(withoutCompat),
+		"auto demands a reference":                                      {objects: objs{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM},
 		"a named source needs no reference, and marks the first container": of([]string{env(known2, "a/"+cmVar, h2)},
 			pod(containersNamed("a", "b")), kCM, "app-config"),
 		"items are regular expressions, trimmed": one(rolled, kCM, "[x], app-.*"),
 		"an item that does not compile is reported, and the others count": telling(one(rolled, kCM, "[, app-config"),
 			reloaded, invalid+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"),
-		"several items that do not compile are one Event": {
-			objects: objs{deploy(web, kCM, "[, (", kAuto, "false")},
-			events: []string{invalid + kCM + `: item "[": error parsing regexp: missing closing ]: ` + "`[$`" +
-				`; item "(": error parsing regexp: missing closing ): ` + "`^($`"},
-		},
+		"several items that do not compile are one Event": given(objs{deploy(web, kCM, "[, (", kAuto, "false")}, nil,
+			nil, invalid+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"+`; item "(": error parsing regexp: missing closing ): `+"`^($`"),
 		"annotations of the template count if the workload has none": of(rolled, pod(reads("app-config"), onTemplate(kAuto, "true"))),
-		"the fall-back to the template is decided for each type": {
-			objects: objs{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db"), onTemplate(kAuto, "true")),
-				kSecret, "db", nativeState, stateOf(cmKey, h1, dbKey, p1))},
-			change: changeCM, want: []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)},
-		},
+		"the fall-back to the template is decided for each type": given(objs{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db"), onTemplate(kAuto, "true")), kSecret, "db", nativeState, stateOf(cmKey, h1, dbKey, p1))}, changeCM,
+			[]string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)}),
 		"the presence of a key on the workload stops the fall-back":     of(unrecorded, pod(reads("app-config"), onTemplate(kAuto, "true")), kAuto, ""),
 		"auto=false vetoes no named source":                             one(rolled, kAuto, "false", kCM, "app-config"),
 		"an ignored source is dropped from the state and rolls nothing": ofSource(unrecorded, kIgnore, "true"),
@@ -161,52 +159,38 @@ func TestReconcileAnnotations(t *testing.T) {
 		"ignore must be exactly true":                                   ofSource(rolled, kIgnore, "True"),
 		"an exclusion beats a named match":                              one(unrecorded, kCM, "app-config", kCMExclude, "other, app-config"),
 		"an exclusion on the template does not count":                   of(rolled, pod(reads("app-config"), onTemplate(kCMExclude, "app-config")), kCM, "app-config"),
-		"search rolls for a source with match": {
-			objects: objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
-			change:  func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) }, want: rolled,
-		},
+		"search rolls for a source with match": given(objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)}, func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
+			rolled),
 		"search leaves a source without match":                 one(unrecorded, kSearch, "true"),
-		"auto-all rolls a workload without annotations":        with(one(rolled), autoAll),
-		"auto-all leaves one that opts out":                    with(one(unrecorded, kAuto, "no"), autoAll),
-		"search does not switch auto-all off":                  with(one(rolled, kSearch, "true"), autoAll),
-		"the typed auto opts out of auto-all":                  with(one(unrecorded, kCMAuto, "0"), autoAll),
-		"an empty value does not opt out":                      with(one(rolled, kAuto, ""), autoAll),
+		"auto-all rolls a workload without annotations":        one(rolled).with(autoAll),
+		"auto-all leaves one that opts out":                    one(unrecorded, kAuto, "no").with(autoAll),
+		"search does not switch auto-all off":                  one(rolled, kSearch, "true").with(autoAll),
+		"the typed auto opts out of auto-all":                  one(unrecorded, kCMAuto, "0").with(autoAll),
+		"an empty value does not opt out":                      one(rolled, kAuto, "").with(autoAll),
 		"auto understands what ParseBool does":                 one(rolled, kAuto, "T"),
 		"the typed auto alone rolls":                           one(rolled, kCMAuto, "1"),
-		"a type that is ignored by flag is not watched at all": with(one(unrecorded, kAuto, "true"), func(c *config) { c.ExcludeSources = []string{"ConfigMaps"} }),
-		"a kind that is ignored by flag is left alone":         with(one(nil, kAuto, "true"), func(c *config) { c.ExcludeKinds = []string{"Deployments"} }),
-		"another key can stand for an annotation": with(one(rolled, "example.org/auto", "true"),
+		"a type that is ignored by flag is not watched at all": one(unrecorded, kAuto, "true").with(func(c *config) { c.ExcludeSources = []string{"ConfigMaps"} }),
+		"a kind that is ignored by flag is left alone":         one(nil, kAuto, "true").with(func(c *config) { c.ExcludeKinds = []string{"Deployments"} }),
+		"another key can stand for an annotation": one(rolled, "example.org/auto", "true").with(
 			func(c *config) { c.AnnotationKeys = map[string]string{"auto": "example.org/auto"} }),
 
 		// native annotations
-		"native annotations beat the others and mark by annotation": {
-			objects: objs{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), nativeReload, "auto,!secret/db", kAuto, "false", nativeState, known1)},
-			change:  func(f *fixture) { changeDB(f); f.pass(time.Minute); changeCM(f) },
-			want:    []string{ann(known2, nativeMark, h2, 61)},
-		},
-		"off beats auto-all":                                 with(one(unrecorded, nativeReload, "off"), autoAll),
-		"native annotations count without compatibility":     with(one([]string{ann(known2, nativeMark, h2, 1)}, nativeReload, "auto"), withoutCompat),
+		"native annotations beat the others and mark by annotation": given(objs{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), nativeReload, "auto,!secret/db", kAuto, "false", nativeState, known1)}, func(f *fixture) { changeDB(f); f.pass(time.Minute); changeCM(f) },
+			[]string{ann(known2, nativeMark, h2, 61)}),
+		"off beats auto-all":                                 one(unrecorded, nativeReload, "off").with(autoAll),
+		"native annotations count without compatibility":     one([]string{ann(known2, nativeMark, h2, 1)}, nativeReload, "auto").with(withoutCompat),
 		"a glob names sources that nobody references":        of([]string{ann(known2, nativeMark, h2, 1)}, pod(), nativeReload, "configmap/app-*"),
 		"a dot in a glob is a dot":                           of(unrecorded, pod(), nativeReload, "configmap/app.*"),
 		"never wins over a glob":                             one(unrecorded, nativeReload, "!configmap/app-*, configmap/*, auto"),
 		"native annotations leave old variables as they are": of([]string{ann(known2, nativeMark, h2, 1)}, marked(h1), nativeReload, "auto"),
 		"the template's native annotation counts if the workload has none": of([]string{ann(known2, nativeMark, h2, 1)},
 			pod(reads("app-config"), onTemplate(nativeReload, "configmap/app-config"))),
-		"an item that is no good is reported once, and the others count": {
-			objects: objs{cm1(), deploy(web, nativeReload, "auto, pod/x", nativeState, known1)},
-			change:  func(f *fixture) { f.pass(time.Minute); changeCM(f) },
-			want:    []string{ann(known2, nativeMark, h2, 61)},
-			events: []string{reloaded, invalid + nativeReload +
-				`: item "pod/x": is none of off, auto, TYPE/NAME, !TYPE/NAME with TYPE configmap, secret or secretproviderclass`},
-		},
-		"a delay of its own replaces the quiet period, and stretches the longest one": {
-			objects: objs{cm1(), deploy(web, nativeReload, "auto", nativeDelay, "1m", nativeState, known1)},
-			change:  func(f *fixture) { changeCM(f); f.pass(59 * time.Second); f.written(0) },
-			want:    []string{ann(known2, nativeMark, h2, 60)},
-		},
-		"a delay that is no good is reported": {
-			objects: objs{deploy(pod(), nativeReload, "off", nativeDelay, "0s")}, events: []string{invalid + nativeDelay + `: "0s" is not a positive duration`},
-		},
+		"an item that is no good is reported once, and the others count": given(objs{cm1(), deploy(web, nativeReload, "auto, pod/x", nativeState, known1)}, func(f *fixture) { f.pass(time.Minute); changeCM(f) },
+			[]string{ann(known2, nativeMark, h2, 61)}, reloaded, invalid+nativeReload+`: item "pod/x": is none of off, auto, TYPE/NAME, !TYPE/NAME with TYPE configmap, secret or secretproviderclass`),
+		"a delay of its own replaces the quiet period, and stretches the longest one": given(objs{cm1(), deploy(web, nativeReload, "auto", nativeDelay, "1m", nativeState, known1)}, func(f *fixture) { changeCM(f); f.pass(59 * time.Second); f.written(0) },
+			[]string{ann(known2, nativeMark, h2, 60)}),
+		"a delay that is no good is reported": given(objs{deploy(pod(), nativeReload, "off", nativeDelay, "0s")}, nil,
+			nil, invalid+nativeDelay+`: "0s" is not a positive duration`),
 	})
 }
 
@@ -232,10 +216,8 @@ func TestReconcileReferences(t *testing.T) {
 		return reconcileCase{objects: objs{cm1(), auto(pod(options...), known1)}, change: changeCM, want: []string{env(known2, container+"/"+cmVar, h2)}}
 	}
 	runCases(t, map[string]reconcileCase{
-		"a projected source of a volume that the second container mounts": {
-			objects: objs{cm1(), auto(pod(ab, projected, mounted), stateOf(cmKey, h1, "secret/other", ""))}, change: changeCM,
-			want: []string{env(stateOf(cmKey, h2, "secret/other", ""), "b/"+cmVar, h2)},
-		},
+		"a projected source of a volume that the second container mounts": given(objs{cm1(), auto(pod(ab, projected, mounted), stateOf(cmKey, h1, "secret/other", ""))}, changeCM,
+			[]string{env(stateOf(cmKey, h2, "secret/other", ""), "b/"+cmVar, h2)}),
 		"a volume that only an init container mounts marks the first container": row("a", ab, ofCM, mountedInInit),
 		"a volume that nobody mounts is no reference":                           {objects: objs{cm1(), auto(pod(ab, ofCM), known1)}, change: changeCM, want: []string{stateOnly("")}},
 		"a mount beats an environment":                                          row("b", ab, reads("app-config"), ofCM, mounted),
@@ -309,31 +291,19 @@ func TestReconcileScope(t *testing.T) {
 	sourceSelector := func(c *config) { c.SourceSelector = []string{"env:prod"} }
 
 	runCases(t, map[string]reconcileCase{
-		"a namespace that the selector selects is worked in": {
-			configure: selector("env:*"), objects: objs{labelled(namespace()), cm1(), auto(web, known1)}, change: changeCM, want: rolled,
-		},
-		"a namespace outside the selector is left alone, until it becomes selected": {
-			configure: selector("env=prod"), objects: objs{namespace(), cm1(), auto(web, known1)},
-			change: func(f *fixture) { f.put(time.Minute, cm2()); f.written(0); f.Put(labelled(namespace())) },
-			want:   rolled,
-		},
-		"Secrets of Helm releases do not count": {
-			objects: objs{helmSecret("1"), auto(pod(readsSecret("db")), stateOf(dbKey, ""))}, change: func(f *fixture) { f.Put(helmSecret("2")) },
-		},
+		"a namespace that the selector selects is worked in": given(objs{labelled(namespace()), cm1(), auto(web, known1)}, changeCM, rolled).with(selector("env:*")),
+		"a namespace outside the selector is left alone, until it becomes selected": given(objs{namespace(), cm1(), auto(web, known1)}, func(f *fixture) { f.put(time.Minute, cm2()); f.written(0); f.Put(labelled(namespace())) },
+			rolled).with(selector("env=prod")),
+		"Secrets of Helm releases do not count": given(objs{helmSecret("1"), auto(pod(readsSecret("db")), stateOf(dbKey, ""))}, func(f *fixture) { f.Put(helmSecret("2")) },
+			nil),
 		"only the namespaces of the flag are worked in":           {configure: workedIn([]string{"other"}, nil), change: changeCM},
 		"a namespace that is included and excluded is left alone": {configure: workedIn(shop, shop), change: changeCM},
-		"including namespaces switches the selector off": {
-			configure: func(c *config) { c.IncludeNamespaces, c.NamespaceSelector = shop, []string{"env=prod"} },
-			objects:   objs{namespace(), cm1(), auto(web, known1)}, change: changeCM, want: rolled,
-		},
+		"including namespaces switches the selector off": given(objs{namespace(), cm1(), auto(web, known1)}, changeCM,
+			rolled).with(func(c *config) { c.IncludeNamespaces, c.NamespaceSelector = shop, []string{"env=prod"} }),
 		"a source outside the source selector is absent": {configure: sourceSelector, objects: objs{cm1(), auto(web, absent)}, change: changeCM},
-		"a source that loses its label looks deleted": {
-			configure: func(c *config) { sourceSelector(c); onDelete(c) }, objects: objs{labelled(cm1()), auto(marked(h1), known1)},
-			change: func(f *fixture) { f.Put(cm1()) }, want: []string{env(absent, "web/"+cmVar, "")},
-		},
-		"a source of another namespace is none of this one's business": {
-			change: func(f *fixture) { other := cm2(); other.Namespace = "depot"; f.Put(other) },
-		},
+		"a source that loses its label looks deleted": given(objs{labelled(cm1()), auto(marked(h1), known1)}, func(f *fixture) { f.Put(cm1()) },
+			[]string{env(absent, "web/"+cmVar, "")}).with(func(c *config) { sourceSelector(c); onDelete(c) }),
+		"a source of another namespace is none of this one's business": given(nil, func(f *fixture) { other := cm2(); other.Namespace = "depot"; f.Put(other) }, nil),
 	})
 }
 

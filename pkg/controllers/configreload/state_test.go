@@ -28,33 +28,18 @@ func TestReconcileState(t *testing.T) {
 	both := func(state string) runtime.Object { return auto(pod(reads("app-config"), readsSecret("db")), state) }
 	runCases(t, map[string]reconcileCase{
 		"migration records and rolls nothing, whatever the variable holds": {objects: objs{cm2(), deploy(marked(h1), kAuto, "true")}, want: []string{stateOnly(known2)}},
-		"two changes within the quiet period are one patch": {
-			objects: objs{cm1(), db1(), both(stateOf(cmKey, h1, dbKey, p1))},
-			change:  func(f *fixture) { changeCM(f); f.pass(700 * time.Millisecond); changeDB(f) },
-			want:    []string{env(stateOf(cmKey, h2, dbKey, p2), "web/"+cmVar, h2, "web/"+dbVar, p2)}, events: []string{reloadedBoth},
-		},
-		"the annotation names the source that changed last": {
-			configure: strategyAnnotations,
-			objects:   objs{cm1(), db1(), both(stateOf(cmKey, h1, dbKey, p1))},
-			change:    func(f *fixture) { changeDB(f); f.pass(300 * time.Millisecond); changeCM(f) },
-			want:      []string{ann(stateOf(cmKey, h2, dbKey, p2), compatMark, h2, 1)},
-			events:    []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"},
-		},
-		"back and forth within the window is no change":      {change: func(f *fixture) { changeCM(f); f.pass(900 * time.Millisecond); f.Put(cm1()) }},
-		"creation is recorded":                               {objects: objs{auto(web, absent)}, change: func(f *fixture) { f.Put(cm1()) }, want: []string{stateOnly(known1)}},
-		"creation while no manager ran rolls with on-create": {configure: onCreate, objects: objs{cm2(), auto(web, absent)}, want: rolled},
-		"a source that a pattern names rolls with on-create when it appears": {
-			configure: onCreate, objects: objs{deploy(pod(), kCM, "app-.*")}, change: changeCM, want: rolled,
-		},
-		"a source that is deleted and comes back the same rolls nothing": {change: func(f *fixture) { deleteCM(f); f.pass(time.Minute); f.Put(cm1()) }},
-		"under search, a source that comes back with other data is a change": {
-			objects: objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)},
-			change:  func(f *fixture) { deleteCM(f); f.pass(time.Minute); f.Put(annotated(cm2(), kMatch, "true")) },
-			want:    rolled,
-		},
-		"what only a pattern named is forgotten when it goes": {
-			objects: objs{cm1(), deploy(pod(), kCM, "app-.*", nativeState, known1)}, change: deleteCM, want: []string{stateOnly("")},
-		},
+		"two changes within the quiet period are one patch": given(objs{cm1(), db1(), both(stateOf(cmKey, h1, dbKey, p1))}, func(f *fixture) { changeCM(f); f.pass(700 * time.Millisecond); changeDB(f) },
+			[]string{env(stateOf(cmKey, h2, dbKey, p2), "web/"+cmVar, h2, "web/"+dbVar, p2)}, reloadedBoth),
+		"the annotation names the source that changed last": given(objs{cm1(), db1(), both(stateOf(cmKey, h1, dbKey, p1))}, func(f *fixture) { changeDB(f); f.pass(300 * time.Millisecond); changeCM(f) },
+			[]string{ann(stateOf(cmKey, h2, dbKey, p2), compatMark, h2, 1)}, "Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config").with(strategyAnnotations),
+		"back and forth within the window is no change":                      {change: func(f *fixture) { changeCM(f); f.pass(900 * time.Millisecond); f.Put(cm1()) }},
+		"creation is recorded":                                               {objects: objs{auto(web, absent)}, change: func(f *fixture) { f.Put(cm1()) }, want: []string{stateOnly(known1)}},
+		"creation while no manager ran rolls with on-create":                 {configure: onCreate, objects: objs{cm2(), auto(web, absent)}, want: rolled},
+		"a source that a pattern names rolls with on-create when it appears": given(objs{deploy(pod(), kCM, "app-.*")}, changeCM, rolled).with(onCreate),
+		"a source that is deleted and comes back the same rolls nothing":     {change: func(f *fixture) { deleteCM(f); f.pass(time.Minute); f.Put(cm1()) }},
+		"under search, a source that comes back with other data is a change": given(objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)}, func(f *fixture) { deleteCM(f); f.pass(time.Minute); f.Put(annotated(cm2(), kMatch, "true")) },
+			rolled),
+		"what only a pattern named is forgotten when it goes": given(objs{cm1(), deploy(pod(), kCM, "app-.*", nativeState, known1)}, deleteCM, []string{stateOnly("")}),
 		"on-delete removes the variable, and without the variable is recorded": {
 			configure: onDelete, objects: objs{cm1(), auto(marked(h1), known1)},
 			change: func(f *fixture) {
@@ -65,21 +50,13 @@ func TestReconcileState(t *testing.T) {
 			},
 			want: []string{env(absent, "web/"+cmVar, ""), stateOnly(known1), stateOnly(absent)},
 		},
-		"on-delete rolls for what only a pattern named, and forgets it": {
-			configure: onDelete, objects: objs{cm1(), deploy(pod(variableSet(cmVar, h1)), kCM, "app-.*", nativeState, known1)}, change: deleteCM,
-			want: []string{env("", "web/"+cmVar, "")},
-		},
-		"on-delete under the annotations strategy marks the deletion": {
-			configure: func(c *config) { onDelete(c); strategyAnnotations(c) }, change: deleteCM,
-			want: []string{ann(absent, compatMark, deletedHash, 1)},
-		},
-		"on-delete rolls once for what is named by a pattern and referenced": {
-			configure: onDelete, objects: objs{cm1(), deploy(marked(h1), kCM, "app-.*", nativeState, known1)}, change: deleteCM,
-			want: []string{env(absent, "web/"+cmVar, "")},
-		},
-		"a new reference is recorded, and rolls nothing by itself": {
-			objects: objs{cm1(), db1(), both(known1)}, want: []string{stateOnly(stateOf(cmKey, h1, dbKey, p1))},
-		},
+		"on-delete rolls for what only a pattern named, and forgets it": given(objs{cm1(), deploy(pod(variableSet(cmVar, h1)), kCM, "app-.*", nativeState, known1)}, deleteCM,
+			[]string{env("", "web/"+cmVar, "")}).with(onDelete),
+		"on-delete under the annotations strategy marks the deletion": given(nil, deleteCM,
+			[]string{ann(absent, compatMark, deletedHash, 1)}).with(func(c *config) { onDelete(c); strategyAnnotations(c) }),
+		"on-delete rolls once for what is named by a pattern and referenced": given(objs{cm1(), deploy(marked(h1), kCM, "app-.*", nativeState, known1)}, deleteCM,
+			[]string{env(absent, "web/"+cmVar, "")}).with(onDelete),
+		"a new reference is recorded, and rolls nothing by itself": given(objs{cm1(), db1(), both(known1)}, nil, []string{stateOnly(stateOf(cmKey, h1, dbKey, p1))}),
 		"a change right after the workload's creation is not swallowed by recording": {
 			configure: quietPeriod(10 * time.Second), objects: objs{cm1()},
 			change: func(f *fixture) {
@@ -100,17 +77,13 @@ func TestReconcileState(t *testing.T) {
 			},
 			want: slices.Repeat([]string{stateOnly(known1)}, 4), events: slices.Repeat([]string{notRecorded + errForbidden.Error()}, 3),
 		},
-		"a state that is no state is reported and recorded anew": {
-			objects: objs{cm1(), auto(web, "{")}, want: []string{stateOnly(known1)},
-			events: []string{invalid + nativeState + ": not a JSON object of strings: unexpected end of JSON input"},
-		},
-		"a state that was copied from another workload is none": {
-			objects: objs{cm1(), auto(web, stateOn("Deployment/other/web", cmKey, h2))}, want: []string{stateOnly(known1)},
-		},
+		"a state that is no state is reported and recorded anew": given(objs{cm1(), auto(web, "{")}, nil,
+			[]string{stateOnly(known1)}, invalid+nativeState+": not a JSON object of strings: unexpected end of JSON input"),
+		"a state that was copied from another workload is none": given(objs{cm1(), auto(web, stateOn("Deployment/other/web", cmKey, h2))}, nil,
+			[]string{stateOnly(known1)}),
 		"a state of the first release counts": {objects: objs{cm2(), auto(web, `{"configmap/app-config":"`+h1[:stateDigits]+`"}`)}, want: rolled},
-		"an empty state on a workload that asks for nothing is removed, once": {
-			objects: objs{cm1(), deploy(web, nativeState, "")}, change: func(f *fixture) { f.pass(time.Minute); f.touch() }, want: []string{stateOnly("")},
-		},
+		"an empty state on a workload that asks for nothing is removed, once": given(objs{cm1(), deploy(web, nativeState, "")}, func(f *fixture) { f.pass(time.Minute); f.touch() },
+			[]string{stateOnly("")}),
 		"a state that others remove is written again, but rarely": {
 			change: func(f *fixture) {
 				f.put(time.Second, bare)
@@ -176,25 +149,14 @@ func TestFirstSight(t *testing.T) {
 	onlyLabelled := func(c *config) { c.SourceSelector = []string{"env=prod"} }
 	namespace := func() *corev1.Namespace { return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}} }
 	runCases(t, map[string]reconcileCase{
-		"a change after the creation rolls, although the workload reaches the cache after it": {
-			objects: objs{cm1()},
-			change:  func(f *fixture) { f.Lag(little, "deployments"); f.Put(asks()); changeCM(f) }, want: rolled,
-		},
-		"a change after the creation rolls, although the source reaches the cache late, from its creation on": {
-			objects: objs{},
-			change:  func(f *fixture) { f.Lag(little, "configmaps"); f.Put(cm1()); f.Put(asks()); changeCM(f) },
-			want:    []string{stateOnly(absent), roll},
-		},
-		"a change before the creation does not, although the source reaches the cache after the workload": {
-			objects: objs{cm1()},
-			change:  func(f *fixture) { f.Lag(little, "configmaps"); changeCM(f); f.Put(asks()) },
-			want:    []string{stateOnly(known1), stateOnly(known2)},
-		},
-		"a change before the workload asks to be rolled rolls nothing": {
-			objects: objs{cm1(), deploy(web)},
-			change:  func(f *fixture) { changeCM(f); f.pass(10 * time.Millisecond); f.Put(asks()) },
-			want:    []string{stateOnly(known2)},
-		},
+		"a change after the creation rolls, although the workload reaches the cache after it": given(objs{cm1()}, func(f *fixture) { f.Lag(little, "deployments"); f.Put(asks()); changeCM(f) },
+			rolled),
+		"a change after the creation rolls, although the source reaches the cache late, from its creation on": given(objs{}, func(f *fixture) { f.Lag(little, "configmaps"); f.Put(cm1()); f.Put(asks()); changeCM(f) },
+			[]string{stateOnly(absent), roll}),
+		"a change before the creation does not, although the source reaches the cache after the workload": given(objs{cm1()}, func(f *fixture) { f.Lag(little, "configmaps"); changeCM(f); f.Put(asks()) },
+			[]string{stateOnly(known1), stateOnly(known2)}),
+		"a change before the workload asks to be rolled rolls nothing": given(objs{cm1(), deploy(web)}, func(f *fixture) { changeCM(f); f.pass(10 * time.Millisecond); f.Put(asks()) },
+			[]string{stateOnly(known2)}),
 		"a change right after the source was added to the template rolls": {
 			objects: objs{cm1(), db1(), auto(pod(readsSecret("db")), stateOf(dbKey, p1))},
 			change: func(f *fixture) {
@@ -246,14 +208,10 @@ func TestFirstSight(t *testing.T) {
 			want: []string{stateOnly(known1), stateOnly(""), stateOnly(known2)},
 		},
 		"a change that comes with the end of ignore rolls": {objects: objs{annotated(cm1(), kIgnore, "true"), asks()}, change: changeCM, want: rolled},
-		"a change before the source matches rolls nothing": {
-			objects: objs{cm1(), deploy(web, kSearch, "true")},
-			change:  func(f *fixture) { f.put(time.Minute, cm2()); f.Put(annotated(cm2(), kMatch, "true")) },
-			want:    []string{stateOnly(known2)},
-		},
-		"a change that comes with the annotation that makes the source count rolls": {
-			objects: objs{cm1(), deploy(web, kSearch, "true")}, change: func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) }, want: rolled,
-		},
+		"a change before the source matches rolls nothing": given(objs{cm1(), deploy(web, kSearch, "true")}, func(f *fixture) { f.put(time.Minute, cm2()); f.Put(annotated(cm2(), kMatch, "true")) },
+			[]string{stateOnly(known2)}),
+		"a change that comes with the annotation that makes the source count rolls": given(objs{cm1(), deploy(web, kSearch, "true")}, func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
+			rolled),
 		"a change right after the source matches rolls": {
 			objects: objs{cm1(), deploy(web, kSearch, "true")},
 			change: func(f *fixture) {
@@ -262,11 +220,8 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: rolled,
 		},
-		"a change before the namespace is selected rolls nothing": {
-			configure: func(c *config) { c.NamespaceSelector = []string{"env=prod"} }, objects: objs{namespace(), cm1(), asks()},
-			change: func(f *fixture) { f.put(time.Minute, cm2()); f.Put(labelled(namespace())) },
-			want:   []string{stateOnly(known2)},
-		},
+		"a change before the namespace is selected rolls nothing": given(objs{namespace(), cm1(), asks()}, func(f *fixture) { f.put(time.Minute, cm2()); f.Put(labelled(namespace())) },
+			[]string{stateOnly(known2)}).with(func(c *config) { c.NamespaceSelector = []string{"env=prod"} }),
 	})
 }
 
