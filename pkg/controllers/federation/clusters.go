@@ -292,7 +292,7 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 		klog.FromContext(ctx).Info("Cluster readiness changed", "cluster", klog.KObj(object), "ready", next.Ready())
 	}
 	if !next.Ready() && (before.Ready() || !probed) {
-		l.c.loop.EnqueueFor(object.GetName(), l.c.all(func(*federatedType) bool { return true })...) // they wait for the cluster no longer
+		l.c.recheckAll()
 	}
 	switch next.State {
 	case before.State:

@@ -54,6 +54,7 @@ type controller struct {
 	clusters       *clusterLoop
 	types          *typeLoop
 	loop           keyLoop
+	statuses       keyLoop
 	replicas       *spreader
 	dns            *dnsLoop // nil without --federation-dns
 	writtenOffLoop *controllers.Loop[cache.ObjectName]
@@ -61,7 +62,6 @@ type controller struct {
 	metrics        *domainMetrics
 	metadata       metadata.Interface // says nothing of Endpoints being deprecated
 	lists          chan struct{}
-	collecting     chan struct{} // of the workers that write the status of objects in clusters
 	opened         chan struct{} // a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
@@ -79,7 +79,7 @@ type controller struct {
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
-	c := &controller{cfg: cfg, host: h, informers: informersFor(h), clock: h.LoopOptions.Clock, bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), collecting: make(chan struct{}, collectWorkers), opened: make(chan struct{}, 1),
+	c := &controller{cfg: cfg, host: h, informers: informersFor(h), clock: h.LoopOptions.Clock, bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{},
 		writtenOff: map[string]policy.WrittenOff{}, lastSeen: map[string]map[string]*typeWatch{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
@@ -109,6 +109,9 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.statuses, err = newKeyLoop(named("statuses"), c.pace); err != nil {
+		return nil, err
+	}
 	if c.replicas, err = newSpreader(c, named("replicas")); err != nil {
 		return nil, err
 	}
@@ -136,7 +139,7 @@ func (c *controller) clusterChanged(e controllers.Event[*unstructured.Unstructur
 	if e.Old != nil && e.New != nil {
 		c.retryHeld(e.New.GetName())
 	}
-	return queuedKeys(c.all(func(*federatedType) bool { return true }))
+	return queuedKeys(c.all(everyType))
 }
 
 // forgetJoined lets the KubeFedClusters be read again.
@@ -154,6 +157,8 @@ func (c *controller) definitionChanged(e controllers.Event[metav1.Object]) []que
 	}
 	return queuedKeys(c.all(func(t *federatedType) bool { return t.Federated.GroupResource().String() == e.New.GetName() }))
 }
+
+func everyType(*federatedType) bool { return true }
 
 // all returns the keys of all federated objects of some types.
 func (c *controller) all(selects func(*federatedType) bool) (keys []key) {
@@ -182,7 +187,7 @@ func (c *controller) Run(ctx context.Context) error {
 	defer stop()
 	c.replicas.forgetAll()
 	var all sync.WaitGroup
-	runs := []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.replicas.Run, c.writtenOffLoop.Run, c.watchForKubeFed}
+	runs := []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.statuses.Run, c.replicas.Run, c.writtenOffLoop.Run, c.watchForKubeFed}
 	if c.dns != nil {
 		runs = append(runs, c.dns.Run)
 	}
@@ -285,7 +290,7 @@ type clusterStatus struct {
 func (c *controller) Status() controllers.Status {
 	s := c.loop.Status()
 	s.Name = Name
-	others := []controllers.Status{c.clusters.Status(), c.types.Status(), c.replicas.Status(), c.writtenOffLoop.Status()}
+	others := []controllers.Status{c.clusters.Status(), c.types.Status(), c.statuses.Status(), c.replicas.Status(), c.writtenOffLoop.Status()}
 	if c.dns != nil {
 		others = append(others, c.dns.Status())
 	}

@@ -256,7 +256,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 		r.c.replicas.changed(k)
 		r.c.dns.changed(k)
 		if t.collects {
-			r.c.loop.EnqueueFor(r.name, k)
+			r.c.statuses.Enqueue(k)
 		}
 	})
 	r.c.mu.Lock()
@@ -283,7 +283,9 @@ func (r *readyCluster) enqueueType(w *typeWatch) {
 			r.loop.Enqueue(keyOf(record))
 		}
 	}
-	r.c.requeueTypes(r.name, func(t *federatedType) bool { return t == w.federated })
+	this := func(t *federatedType) bool { return t == w.federated }
+	r.c.dropResults(r.name, this)
+	r.c.loop.EnqueueFor(r.name, r.c.all(this)...)
 }
 
 // stopWatch stops the watch of a type in the cluster.

@@ -18,7 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
@@ -124,12 +126,17 @@ func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Pro
 }
 
 // writeStatus writes the status of the federated object if it has changed, and drops the record if there is
-// nothing left to write.
-func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy.Conclusion) error {
+// nothing left to write. A status that follows from no write must be paced.
+func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy.Conclusion, paced bool) error {
 	now := c.clock.Now()
 	expected, _ := policy.FederatedStatus{}.Next(conclusion, now)
-	if !conclusion.Wrote && expected.Hash() == v.digest.Status {
+	switch {
+	case conclusion.Wrote:
+	case expected.Hash() == v.digest.Status:
 		c.forget(v)
+		return nil
+	case !paced:
+		c.statuses.Enqueue(v.key)
 		return nil
 	}
 	f, err := c.body(ctx, v)
@@ -160,7 +167,7 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	record := c.recordFor(v.key)
-	record.dirty, record.wrote = false, now
+	record.dirty, record.paced, record.wrote = false, false, now
 	return nil
 }
 
@@ -205,8 +212,9 @@ func (c *controller) retryHeld(name string) {
 const (
 	// collectEvery is statusEvery if the status of the objects in clusters is collected.
 	collectEvery = 5 * time.Second
-	// collectWorkers is how many workers may write such a status at once, so that the others propagate.
-	collectWorkers = 2
+	// paceInterval is the time between two statuses that follow from no write: there may be one of every
+	// federated object, and what somebody changes must not wait for them.
+	paceInterval = 20 * time.Millisecond
 )
 
 // statusEvery returns how often the status of the federated object is written at most.
@@ -217,23 +225,38 @@ func (v *view) statusEvery() time.Duration {
 	return statusEvery
 }
 
-// concludeAfter enqueues the key of a type whose status is collected in the turn of its type: there may be
-// many that wait, and what somebody changes in their namespace must not wait for all of them.
-func (c *controller) concludeAfter(wait time.Duration, v *view) {
+// pace lets the loop of the host, which alone writes statuses, write one that no write in a cluster has changed.
+func (c *controller) pace(ctx context.Context, k key) (time.Duration, error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	record := c.recordFor(v.key)
-	if record.waits {
-		return
+	record, t := c.recordFor(k), c.followed[k.kind]
+	if t != nil && t.collects {
+		if left := collectEvery - c.clock.Since(record.wrote); left > 0 {
+			c.mu.Unlock()
+			return left, nil
+		}
 	}
-	record.waits = true
-	turn, k := v.Name, v.key // without the view, which is large
-	time.AfterFunc(wait, func() {
-		c.mu.Lock()
-		record.waits = false
-		c.mu.Unlock()
-		c.loop.EnqueueFor(turn, k) // drops it if this replica does not lead any more
-	})
+	record.paced = true
+	c.mu.Unlock()
+	c.loop.Enqueue(k)
+	select {
+	case <-c.clock.After(paceInterval):
+	case <-controllers.Draining(ctx):
+	}
+	return 0, nil
+}
+
+// recheckAll enqueues all federated objects after a cluster has gone away: those that are being deleted may be
+// written off, and the statuses of the others follow one by one.
+func (c *controller) recheckAll() {
+	for _, t := range c.snapshot() {
+		for _, object := range t.following.List(metav1.NamespaceAll, nil) {
+			loop := c.statuses
+			if object.GetDeletionTimestamp() != nil {
+				loop = c.loop
+			}
+			loop.Enqueue(key{t.Name, cache.MetaObjectToName(object)})
+		}
+	}
 }
 
 // collect gives the results of clusters the status of their objects, if it is collected.

@@ -82,7 +82,8 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 		r.ended.Wait()
 		r.loop.Close()
 		r.client.CloseIdleConnections()
-		c.requeueTypes(name, func(*federatedType) bool { return true })
+		c.dropResults(name, everyType)
+		c.recheckAll()
 	}
 	if client == nil {
 		return
@@ -125,7 +126,7 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	case c.opened <- struct{}{}:
 	default:
 	}
-	c.loop.EnqueueFor(name, c.all(func(*federatedType) bool { return true })...)
+	c.loop.EnqueueFor(name, c.all(everyType)...)
 	return nil
 }
 

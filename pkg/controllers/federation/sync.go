@@ -38,7 +38,7 @@ type keyRecord struct {
 	// wrote is when the status was last written; dirty is set after a later write in a cluster.
 	wrote    time.Time
 	dirty    bool
-	waits    bool      // for concludeAfter
+	paced    bool      // the loop of statuses has let the next status be written
 	recorded time.Time // when new objects were last recorded while a cluster had no result
 	// events are the reasons and texts of the Events that were recorded on the federated object.
 	events []string
@@ -281,10 +281,11 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 			unrecorded = unrecorded || !v.recorded.Has(name)
 		}
 	}
-	wrote, early, waited := record.wrote, next > 0 && unrecorded && !v.deleting, min(now.Sub(record.since), now.Sub(record.recorded))
+	left, early, waited := v.statusEvery()-now.Sub(record.wrote), next > 0 && unrecorded && !v.deleting, min(now.Sub(record.since), now.Sub(record.recorded))
 	if early && waited >= recordAfter {
 		record.recorded = now
 	}
+	paced := record.paced
 	c.mu.Unlock()
 	if v.deleting && len(waiting) == 0 {
 		return 0, c.removeFinalizer(ctx, v)
@@ -297,19 +298,8 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 		return next, c.writeVersions(ctx, v, recorded)
 	case next > 0:
 		return next, nil
-	}
-	left := v.statusEvery() - now.Sub(wrote)
-	if left <= 0 && v.collects && !conclusion.Wrote {
-		select {
-		case c.collecting <- struct{}{}:
-			defer func() { <-c.collecting }()
-		default:
-			left = time.Second // others write such a status
-		}
-	}
-	switch {
 	case left > 0 && v.collects:
-		c.concludeAfter(left, v)
+		c.statuses.Enqueue(v.key)
 		return 0, nil
 	case left > 0:
 		return left, nil
@@ -323,7 +313,7 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 			return 0, err
 		}
 	}
-	return 0, c.writeStatus(ctx, v, conclusion)
+	return 0, c.writeStatus(ctx, v, conclusion, paced)
 }
 
 // warnOnce records a Warning on the federated object, once in the life of its record.
@@ -356,7 +346,11 @@ func (c *controller) forget(v *view) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	record := c.records[v.key]
-	if record == nil || record.dirty || v.collects || // the record holds the time of the status' last write
+	if record == nil {
+		return
+	}
+	record.paced = false
+	if record.dirty || v.collects || // the record holds the time of the status' last write
 		record.fingerprint != v.fingerprint || len(record.events) > 0 {
 		return
 	}
@@ -371,8 +365,8 @@ func (c *controller) forget(v *view) {
 	}
 }
 
-// requeueTypes drops the results of a cluster for some types, and enqueues all keys of these types.
-func (c *controller) requeueTypes(cluster string, selects func(*federatedType) bool) {
+// dropResults drops the results of a cluster for some types.
+func (c *controller) dropResults(cluster string, selects func(*federatedType) bool) {
 	c.mu.Lock()
 	for k, record := range c.records {
 		if t := c.followed[k.kind]; t != nil && selects(t) {
@@ -380,7 +374,6 @@ func (c *controller) requeueTypes(cluster string, selects func(*federatedType) b
 		}
 	}
 	c.mu.Unlock()
-	c.loop.EnqueueFor(cluster, c.all(selects)...)
 }
 
 // readyCluster returns the loop of a cluster, or nil if the cluster is not ready.
