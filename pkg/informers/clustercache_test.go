@@ -42,13 +42,13 @@ func named(name, value string) *corev1.Secret {
 
 // names returns the keys in the first cache.
 func names(f *ClusterCache) []string {
-	keys := f.informers[0].objects.ListKeys()
+	keys := f.informers[0].objects.keys()
 	slices.Sort(keys)
 	return keys
 }
 
 // cached returns a Secret of the namespace shop in the first cache, or nil.
-func cached(f *ClusterCache, name string) *Object { return f.informers[0].get("shop/" + name) }
+func cached(f *ClusterCache, name string) *Object { return f.informers[0].objects.get("shop/" + name) }
 
 func wantNames(t *testing.T, f *ClusterCache, want ...string) {
 	t.Helper()

@@ -18,7 +18,7 @@ type informer struct {
 	*reducer
 	name     string
 	feeds    []*feed
-	objects  cache.ThreadSafeStore
+	objects  *store
 	detector cache.MutationDetector // of client-go, see KUBE_CACHE_MUTATION_DETECTOR
 
 	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
@@ -32,19 +32,12 @@ func newInformer(p *plan, countPanic func(controller string)) *informer {
 	name := resourceName(p.resource)
 	i := &informer{
 		name: name, synced: make(chan struct{}), detector: cache.NewCacheMutationDetector(name),
-		objects: cache.NewThreadSafeStore(cache.Indexers{}, cache.Indices{}),
+		objects: newStore(),
 	}
 	i.reducer = &reducer{plan: p, bad: newBadObjects(name, countPanic), cached: func(namespace, name string) *Object {
-		return i.get(cache.NewObjectName(namespace, name).String())
+		return i.objects.get(cache.NewObjectName(namespace, name).String())
 	}}
 	return i
-}
-
-// get returns the cached object with that key, or nil.
-func (i *informer) get(key string) *Object {
-	obj, _ := i.objects.Get(key)
-	o, _ := obj.(*Object)
-	return o
 }
 
 func (i *informer) hasSynced() bool {
@@ -96,10 +89,10 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	key := o.key()
-	before := i.get(key)
+	before := i.objects.get(key)
 	// With a selector, an ADDED event may be a change of an existing object that the selector now chooses.
 	o.inherit(before, created && !i.plan.selects())
-	i.objects.Update(key, o)
+	i.objects.put(key, o)
 	if before == nil {
 		f.state.addObjects(1)
 	}
@@ -112,7 +105,7 @@ func (i *informer) put(f *feed, obj any, created bool) error {
 func (i *informer) leaveOut(f *feed, m *misfit) {
 	i.bad.addMisfit(m)
 	key := cache.MetaObjectToName(m).String()
-	if before := i.get(key); before != nil && before.GetUID() != m.UID {
+	if before := i.objects.get(key); before != nil && before.GetUID() != m.UID {
 		i.removeKey(f, key)
 	}
 }
@@ -133,11 +126,11 @@ func (i *informer) remove(f *feed, obj any) error {
 func (i *informer) removeKey(f *feed, key string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	before := i.get(key)
+	before := i.objects.get(key)
 	if before == nil {
 		return
 	}
-	i.objects.Delete(key)
+	i.objects.put(key, nil)
 	f.state.addObjects(-1)
 	i.notify(event{old: before})
 }
@@ -162,7 +155,7 @@ func (i *informer) replace(f *feed, list []any) error {
 		_, found := listed[name]
 		return !found && f.covers(name.Namespace)
 	}
-	for _, key := range i.objects.ListKeys() {
+	for _, key := range i.objects.keys() {
 		if name, err := cache.ParseObjectName(key); err == nil && isGone(name) {
 			i.removeKey(f, key)
 		}
@@ -211,8 +204,8 @@ func (i *informer) listen(controller string, call func(event)) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.listeners = append(i.listeners, l)
-	for _, obj := range i.objects.List() {
-		l.add(event{new: obj.(*Object), initial: true})
+	for _, o := range i.objects.list() {
+		l.add(event{new: o, initial: true})
 	}
 }
 

@@ -76,7 +76,7 @@ func TestObjectKnowsWhenItsDigestChanged(t *testing.T) {
 					put = func(obj any) error { return f.Replace([]any{obj}, "9") }
 				}
 				err := put(obj)
-				o := i.get("shop/db")
+				o := i.objects.get("shop/db")
 				if err != nil || o.FirstVersion() != s.first || o.ChangedVersion() != s.changed || (o.CreatedVersion() != "") != s.created {
 					t.Errorf("version %s came at %q, was created at %q, changed at %q: want %+v", s.version, o.FirstVersion(), o.CreatedVersion(), o.ChangedVersion(), s)
 				}
@@ -117,7 +117,7 @@ func TestFirstVersionIsUnknownUnderASelector(t *testing.T) {
 			if err := put(db("7", map[string]string{"k": "v"})); err != nil {
 				t.Fatal(err)
 			}
-			if got := i.get("shop/db").CreatedVersion(); got != tc.want {
+			if got := i.objects.get("shop/db").CreatedVersion(); got != tc.want {
 				t.Errorf("created at %q, want %q", got, tc.want)
 			}
 		})
@@ -419,7 +419,7 @@ func TestMisfitIsLeftOutAndReported(t *testing.T) {
 	}
 	check := func(misfits int, want ...string) {
 		t.Helper()
-		got := i.objects.ListKeys()
+		got := i.objects.keys()
 		slices.Sort(got)
 		if diff := cmp.Diff(want, got); diff != "" || i.bad.countMisfits() != misfits {
 			t.Errorf("%d misfits, cached (-want +got):\n%s", i.bad.countMisfits(), diff)

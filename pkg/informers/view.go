@@ -119,7 +119,7 @@ type view[T any] struct {
 }
 
 func (v view[T]) Get(name cache.ObjectName) (object T, exists bool) {
-	if o := v.get(name.String()); o != nil {
+	if o := v.objects.get(name.String()); o != nil {
 		return objectAs[T](o), true
 	}
 	return object, false
@@ -129,13 +129,12 @@ func (v view[T]) List(namespace string, selector labels.Selector) []T {
 	if selector != nil && !selector.Empty() && !v.need.whole() && v.need.Fields&Labels == 0 {
 		panic(panics.Mistake(fmt.Sprintf("lists %s by labels, but its need has no Fields: Labels", v.name)))
 	}
-	stored, err := v.objects.ByIndex(cache.NamespaceIndex, namespace)
-	if namespace == "" || err != nil {
-		stored = v.objects.List()
+	stored, indexed := v.objects.byIndex(cache.NamespaceIndex, namespace)
+	if namespace == "" || !indexed {
+		stored = v.objects.list()
 	}
 	list := make([]T, 0, len(stored))
-	for _, obj := range stored {
-		o := obj.(*Object)
+	for _, o := range stored {
 		if (namespace == "" || o.GetNamespace() == namespace) && (selector == nil || selector.Matches(labels.Set(o.GetLabels()))) {
 			list = append(list, objectAs[T](o))
 		}
@@ -152,27 +151,26 @@ func (v view[T]) indexName(name string) string {
 }
 
 func (v view[T]) ByIndex(index, value string) []T {
-	stored, err := v.objects.ByIndex(v.indexName(index), value)
-	if err != nil {
+	stored, exists := v.objects.byIndex(v.indexName(index), value)
+	if !exists {
 		panic(panics.Mistake(fmt.Sprintf("asks %s for the index %s, which it has not added", v.name, index)))
 	}
 	list := make([]T, 0, len(stored))
-	for _, obj := range stored {
-		list = append(list, objectAs[T](obj.(*Object)))
+	for _, o := range stored {
+		list = append(list, objectAs[T](o))
 	}
 	return list
 }
 
 func (v view[T]) AddIndex(name string, values func(T) []string) {
-	index := func(obj any) (found []string, _ error) {
-		o := obj.(*Object)
+	valuesOf := func(o *Object) (found []string) {
 		v.bad.contain(v.need.For, "index "+name, o, func() { found = values(objectAs[T](o)) })
-		return found, nil
+		return found
 	}
 	if name == cache.NamespaceIndex {
-		index = cache.MetaNamespaceIndexFunc
+		valuesOf = func(o *Object) []string { return []string{o.GetNamespace()} }
 	}
-	_ = v.objects.AddIndexers(cache.Indexers{v.indexName(name): index}) // fails if the index exists
+	v.objects.addIndex(v.indexName(name), valuesOf)
 }
 
 func (v view[T]) AddHandler(changed func(old, current T, initial bool)) {
