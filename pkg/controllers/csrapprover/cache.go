@@ -14,6 +14,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
@@ -48,9 +49,9 @@ const (
 // can have two names with one hash.
 type hash uint64
 
-// bucket is a value of an index, one of 160 of a state: the store has a set for each value, and a set for
-// each name would take more memory than a Node does.
-func (h hash) bucket(s state) string { return string([]byte{byte(s), byte(h % 160)}) }
+// bucket is a value of an index, one of 160: the store has a set for each value, and a set for each name would
+// take more memory than a Node does.
+func (h hash) bucket() string { return string([]byte{byte(h % 160)}) }
 
 // digestRequest returns the state, the hash of the node, 0 if the sender is no kubelet, and when the request
 // was approved, in seconds.
@@ -110,19 +111,22 @@ func namesOf(o *informers.Object) []string {
 // The indexes.
 const (
 	byName = "name" // Nodes
-	byNode = "node" // requests
+	byNode = "node" // approved requests
 )
 
 func (c *controller) hash(name string) hash { return hash(maphash.String(c.seed, name)) }
 
 func (c *controller) addIndexes() {
+	// A request that waits is looked up by its node only when a Node changes, which is seldom.
 	c.requests.AddIndex(byNode, func(o *informers.Object) []string {
-		r := requestOf(o)
-		return []string{r.node.bucket(r.state)}
+		if r := requestOf(o); r.state == approved {
+			return []string{r.node.bucket()}
+		}
+		return nil
 	})
 	c.nodes.AddIndex(byName, func(o *informers.Object) (buckets []string) {
 		for _, name := range namesOf(o) {
-			buckets = append(buckets, c.hash(name).bucket(0))
+			buckets = append(buckets, c.hash(name).bucket())
 		}
 		return buckets
 	})
@@ -130,7 +134,7 @@ func (c *controller) addIndexes() {
 
 // node returns the Node whose name has a hash; nil if there is none.
 func (c *controller) node(h hash) *informers.Object {
-	for _, o := range c.nodes.ByIndex(byName, h.bucket(0)) {
+	for _, o := range c.nodes.ByIndex(byName, h.bucket()) {
 		if c.hash(o.GetName()) == h {
 			return o
 		}
@@ -140,21 +144,12 @@ func (c *controller) node(h hash) *informers.Object {
 
 // nodesWith returns the names of the Nodes that have a name or an address.
 func (c *controller) nodesWith(name string) (nodes []string) {
-	for _, o := range c.nodes.ByIndex(byName, c.hash(name).bucket(0)) {
+	for _, o := range c.nodes.ByIndex(byName, c.hash(name).bucket()) {
 		if slices.Contains(namesOf(o), name) {
 			nodes = append(nodes, o.GetName())
 		}
 	}
 	return nodes
-}
-
-// requestsOf calls do for the requests of a node's kubelet in a state.
-func (c *controller) requestsOf(node hash, s state, do func(name string, r request)) {
-	for _, o := range c.requests.ByIndex(byNode, node.bucket(s)) {
-		if r := requestOf(o); r.state == s && r.node == node {
-			do(o.GetName(), r)
-		}
-	}
 }
 
 // key names a request, in the turn of its node.
@@ -192,18 +187,16 @@ func (c *controller) ofNode(e controllers.Event[*informers.Object]) (keys []key)
 	if same(e) {
 		return nil
 	}
-	var concerned []string
+	concerned := map[hash]bool{}
 	for _, name := range append(namesOf(e.Old), namesOf(e.New)...) {
-		concerned = append(concerned, c.nodesWith(name)...)
+		for _, node := range c.nodesWith(name) {
+			concerned[c.hash(node)] = true
+		}
 	}
-	slices.Sort(concerned)
-	for _, name := range slices.Compact(concerned) {
-		node := c.hash(name)
-		c.requestsOf(node, pending, func(name string, _ request) {
-			if !c.memory.final(name) {
-				keys = append(keys, key{node, name})
-			}
-		})
+	for _, o := range c.requests.List(metav1.NamespaceAll, nil) {
+		if r := requestOf(o); r.state == pending && concerned[r.node] && !c.memory.final(o.GetName()) {
+			keys = append(keys, key{r.node, o.GetName()})
+		}
 	}
 	return keys
 }

@@ -196,11 +196,12 @@ func (c *controller) approvals(k key) (n int) {
 		}
 	}
 	now := c.clock.Now()
-	c.requestsOf(k.node, approved, func(name string, r request) {
-		if _, counted := c.memory.sent[name]; !counted && (r.approved.IsZero() || now.Sub(r.approved) < limitWindow) {
+	for _, o := range c.requests.ByIndex(byNode, k.node.bucket()) {
+		_, counted := c.memory.sent[o.GetName()]
+		if r := requestOf(o); !counted && r.node == k.node && (r.approved.IsZero() || now.Sub(r.approved) < limitWindow) {
 			n++
 		}
-	})
+	}
 	return n
 }
 
