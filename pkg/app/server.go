@@ -20,6 +20,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/mux"
@@ -37,6 +38,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // health holds the handlers of the three health paths. Both servers serve them to everyone, without
@@ -246,9 +248,17 @@ func configz(o *Options) http.Handler {
 }
 
 // metricsHandler serves our own registry together with the libraries' registry. A metric of one controller
-// that cannot be served, such as one of the libraries' names with another type, does not hide the others.
+// that cannot be served, such as one of the libraries' names with another type, does not hide the others. If
+// the function of a metric panics, only the libraries' metrics are served.
 func metricsHandler(own metrics.KubeRegistry) http.Handler {
-	return promhttp.HandlerFor(prometheus.Gatherers{legacyregistry.DefaultGatherer, own}, promhttp.HandlerOpts{
+	contained := prometheus.GathererFunc(func() (families []*dto.MetricFamily, err error) {
+		stack, err := panics.Recover(func() (err error) { families, err = own.Gather(); return err })
+		if stack != nil {
+			klog.Background().Error(err, "The function of a metric panicked", "stack", string(stack))
+		}
+		return families, err
+	})
+	return promhttp.HandlerFor(prometheus.Gatherers{legacyregistry.DefaultGatherer, contained}, promhttp.HandlerOpts{
 		ProcessStartTime: legacyregistry.GetProcessStart(),
 		ErrorHandling:    promhttp.ContinueOnError,
 		ErrorLog:         log.New(serverLog{klog.Background()}, "", 0),

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
@@ -70,6 +71,14 @@ func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
 	metricsHandler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "\nwidgets_total 1\n") {
 		t.Errorf("status %d, and the metrics\n%s", w.Code, w.Body)
+	}
+	registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "bad"}, func() float64 { panic("no reason") }))
+	for range 2 {
+		w = httptest.NewRecorder()
+		metricsHandler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "\nrest_client_requests_total{") {
+			t.Errorf("after a panic: status %d, and the metrics\n%s", w.Code, w.Body)
+		}
 	}
 }
 
