@@ -97,6 +97,11 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	}
 }
 
+// WaitFor returns a watch that maps nothing: Run waits until the informer has synced.
+func WaitFor[K comparable, T any](informer informers.Informer[T]) Watch[K] {
+	return Watch[K]{synced: informer.Synced, register: func(*mapper[K]) {}}
+}
+
 // WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of
 // that kind which controls it, before and after the change. The owner is in the same namespace; see also
 // [WatchClusterOwner]. The cache must hold the owner references: a need of the reduced form asks for them,

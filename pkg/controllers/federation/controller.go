@@ -103,9 +103,9 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	options.Workers, options.Background = syncWorkers, c.follow
 	c.loop, err = newKeyLoop(options, c.reconcile,
 		controllers.WatchChanges(c.informers.clusters, c.clusterChanged), controllers.WatchChanges(c.informers.definitions, c.definitionChanged),
-		controllers.WatchChanges(c.informers.configs, none[*unstructured.Unstructured]), controllers.WatchChanges(c.informers.namespaces, none[metav1.Object]),
-		controllers.WatchChanges(c.informers.preferences, none[*unstructured.Unstructured]),
-		controllers.WatchChanges(c.informers.propagated, none), controllers.WatchChanges(c.informers.clusterPropagated, none))
+		controllers.WaitFor[queuedKey](c.informers.configs), controllers.WaitFor[queuedKey](c.informers.namespaces),
+		controllers.WaitFor[queuedKey](c.informers.preferences),
+		controllers.WaitFor[queuedKey](c.informers.propagated), controllers.WaitFor[queuedKey](c.informers.clusterPropagated))
 	if err != nil {
 		return nil, err
 	}
@@ -126,9 +126,6 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	c.metrics = newDomainMetrics(h.Metrics)
 	return c, err
 }
-
-// none maps nothing: the watch makes the loop wait until the resource is in the cache.
-func none[T any](controllers.Event[T]) []queuedKey { return nil }
 
 // clusterChanged returns every key if a KubeFedCluster comes or goes, or if its labels or annotations change.
 func (c *controller) clusterChanged(e controllers.Event[*unstructured.Unstructured]) []queuedKey {
