@@ -107,6 +107,23 @@ func TestHostRunsAnEntryAsInProduction(t *testing.T) {
 	})
 }
 
+func TestFinalizersAreThoseThatWereRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var read metav1.Object
+		h := controllertest.NewHost(t, doing("keeper", func(ctx context.Context, h controllers.Host) error {
+			if read == nil {
+				read, _ = informers.For[metav1.Object](h, informers.ConfigMaps).Get(cache.NewObjectName("shop", "a"))
+			}
+			err := h.PatchFinalizers(ctx, informers.ConfigMaps, read, []string{"example.com/keep"})
+			return controllers.TerminalError(err)
+		}), asking("a"))
+		expect(t, "writes", h.Writes(), []string{"patch configmaps shop/a", "patch configmaps shop/a: Conflict"})
+		if a := controllertest.Get[corev1.ConfigMap](h, "shop", "a"); !slices.Equal(a.Finalizers, []string{"example.com/keep"}) {
+			t.Errorf("finalizers %q", a.Finalizers)
+		}
+	})
+}
+
 // TestHookMeetsWritesOneByOne has applies, which create the objects at first. The hook changes another object
 // before each.
 func TestHookMeetsWritesOneByOne(t *testing.T) {
