@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	applyappsv1 "k8s.io/client-go/applyconfigurations/apps/v1"
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
@@ -56,7 +57,7 @@ func Entry() controllers.Entry {
 		},
 		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
 			return []rbacv1.PolicyRule{
-				{APIGroups: []string{"example.com"}, Resources: []string{"widgets"}, Verbs: []string{"list", "watch", "update"}},
+				{APIGroups: []string{"example.com"}, Resources: []string{"widgets"}, Verbs: []string{"list", "watch", "patch"}},
 				{APIGroups: []string{"example.com"}, Resources: []string{"widgets/status"}, Verbs: []string{"update"}},
 				{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list", "watch", "create", "patch", "delete"}},
 				{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "create", "patch"}},
@@ -136,9 +137,19 @@ func (c *controller) finalize(ctx context.Context, w *v1.Widget) error {
 		return c.host.Client.AppsV1().Deployments(w.Namespace).Delete(ctx, w.Name, metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &d.UID, ResourceVersion: &d.ResourceVersion}}) // as it was seen
 	}
-	w.Finalizers = slices.DeleteFunc(w.Finalizers, func(f string) bool { return f == finalizer })
-	_, err := c.client.Namespace(w.Namespace).Update(ctx, w, metav1.UpdateOptions{})
+	_, err := c.setFinalizers(ctx, w, slices.DeleteFunc(w.Finalizers, func(f string) bool { return f == finalizer }))
 	return err
+}
+
+// setFinalizers sends a patch. An Update of a copy from the cache would remove the annotation of kubectl, which the
+// cache does not keep.
+func (c *controller) setFinalizers(ctx context.Context, w *v1.Widget, finalizers []string) (*v1.Widget, error) {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"uid": w.UID, "resourceVersion": w.ResourceVersion, "finalizers": finalizers}})
+	if err != nil {
+		return nil, err
+	}
+	return c.client.Namespace(w.Namespace).Patch(ctx, w.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 }
 
 // bring brings a Widget to its desired state.
@@ -147,8 +158,7 @@ func (c *controller) bring(ctx context.Context, w *v1.Widget) (after time.Durati
 		return 0, c.finalize(ctx, w)
 	}
 	if !slices.Contains(w.Finalizers, finalizer) {
-		w.Finalizers = append(w.Finalizers, finalizer)
-		if w, err = c.client.Namespace(w.Namespace).Update(ctx, w, metav1.UpdateOptions{}); err != nil {
+		if w, err = c.setFinalizers(ctx, w, append(w.Finalizers, finalizer)); err != nil {
 			return 0, err
 		}
 	}
