@@ -43,9 +43,7 @@ const (
 // spec of the KubeFedCluster makes another client, a changed token does not.
 type client struct {
 	connection policy.Connection
-	unsafe     bool
 	transport  *http.Transport
-	dial       func(ctx context.Context, network, address string) (net.Conn, error) // nil: the transport's own
 	secret     func(context.Context) (map[string][]byte, error)
 	clock      clock.PassiveClock
 	// cluster is what the host has opened with it.
@@ -63,7 +61,7 @@ func newClient(spec policy.ClusterSpec, unsafe bool, secret func(context.Context
 	if err != nil {
 		return nil, err
 	}
-	return &client{connection: connection, unsafe: unsafe, transport: newTransport(connection, unsafe), secret: secret, clock: c}, nil
+	return &client{connection: connection, transport: newTransport(connection, unsafe), secret: secret, clock: c}, nil
 }
 
 // newTransport returns the connections to a cluster. The environment's proxy does not count.
@@ -172,7 +170,6 @@ func (c *client) config(qps int) *rest.Config {
 
 // SetDial makes connections in another way, such as in the network of a test.
 func (c *client) SetDial(dial func(ctx context.Context, network, address string) (net.Conn, error)) {
-	c.dial = dial
 	c.transport.DialContext = dial
 }
 
@@ -189,10 +186,8 @@ func (c *client) CloseIdleConnections() { c.transport.CloseIdleConnections() }
 
 // newTransport returns a transport for new connections to the cluster.
 func (c *client) newTransport() *http.Transport {
-	t := newTransport(c.connection, c.unsafe)
-	if c.dial != nil {
-		t.DialContext = c.dial
-	}
+	t := c.transport.Clone()
+	t.HTTP2 = nil // the timer of a ping keeps a closed connection in memory for 30 s
 	return t
 }
 
@@ -200,7 +195,6 @@ func (c *client) newTransport() *http.Transport {
 // the name's resolution to the end of the body. problem is why there is no answer.
 func (c *client) probe(ctx context.Context, timeout time.Duration) (result policy.Result, version, problem string) {
 	t := c.newTransport()
-	t.HTTP2 = nil // the timer of a ping keeps a closed connection in memory for 30 s
 	defer t.CloseIdleConnections()
 	code, body, err := c.get(ctx, t, "/healthz", timeout, maxHealth)
 	if err != nil {

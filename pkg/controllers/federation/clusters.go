@@ -4,6 +4,7 @@
 package federation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -251,10 +252,7 @@ func (l *clusterLoop) connect(ctx context.Context, p *probedCluster, object *uns
 
 // ofSecret returns the clusters whose token a Secret has.
 func (l *clusterLoop) ofSecret(e controllers.Event[metav1.Object]) (keys []cache.ObjectName) {
-	secret := e.New
-	if secret == nil {
-		secret = e.Old
-	}
+	secret := cmp.Or(e.New, e.Old)
 	for _, object := range l.c.informers.clusters.List(l.c.cfg.Namespace, nil) {
 		if policy.ReadCluster(object).Spec.SecretRef.Name == secret.GetName() {
 			keys = append(keys, cache.MetaObjectToName(object))

@@ -138,9 +138,6 @@ func (m *membership) join(ctx context.Context) error {
 		return fmt.Errorf("--error-on-existing: there is %s", m.describe(m.host, kubeFedClusters, m.name))
 	case err == nil:
 		m.secretName = cmp.Or(m.secretName, policy.ReadCluster(known).Spec.SecretRef.Name)
-		if err := m.noteReplaced(ctx, known.GetAnnotations()[policy.ClusterUIDAnnotation]); err != nil {
-			return err
-		}
 	case !apierrors.IsNotFound(err):
 		return fmt.Errorf("get %s: %w", m.describe(m.host, kubeFedClusters, m.name), err)
 	}
@@ -207,22 +204,6 @@ func (m *membership) join(ctx context.Context) error {
 		return err
 	}
 	return m.apply(ctx, m.host, kubeFedClusters, "KubeFedCluster", m.name, map[string]any{"spec": spec})
-}
-
-// noteReplaced prints a note if the cluster is not the one that joined before, whose UID is recorded:
-// --cluster-context may name the wrong one.
-func (m *membership) noteReplaced(ctx context.Context, recorded string) error {
-	if recorded == "" {
-		return nil
-	}
-	system, err := m.cluster.Resource(namespacesResource).Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("get %s: %w", m.describe(m.cluster, namespacesResource, metav1.NamespaceSystem), err)
-	}
-	if recorded != string(system.GetUID()) {
-		_, err = fmt.Fprintf(m.out, "note: another cluster joined as %s before; placement deletes nothing in this one until you delete the annotation %s\n", m.name, policy.ClusterUIDAnnotation)
-	}
-	return err
 }
 
 // token returns the token of the ServiceAccount and the certificates of the cluster, in base64, when the

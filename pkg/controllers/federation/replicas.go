@@ -47,10 +47,8 @@ const (
 // spreader writes placement and replicas of the federated objects that have a ReplicaSchedulingPreference.
 type spreader struct {
 	*controllers.Loop[cache.ObjectName]
-	c *controller
-
-	mu        sync.Mutex
-	decisions map[cache.ObjectName]decision
+	c         *controller
+	decisions sync.Map // of decision, by name
 }
 
 // decision is what was last decided on a preference.
@@ -63,7 +61,7 @@ type decision struct {
 }
 
 func newSpreader(c *controller, loop controllers.LoopOptions) (*spreader, error) {
-	s := &spreader{c: c, decisions: map[cache.ObjectName]decision{}}
+	s := &spreader{c: c}
 	loop.Workers = replicaWorkers
 	var err error
 	all := func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
@@ -106,36 +104,28 @@ func (s *spreader) undecided(k key, since time.Time) bool {
 }
 
 func (s *spreader) last(name cache.ObjectName) decision {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.decisions[name]
+	value, _ := s.decisions.Load(name)
+	d, _ := value.(decision)
+	return d
 }
 
 // texts returns the decisions for people, by NAMESPACE/NAME.
 func (s *spreader) texts() map[string]string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	texts := make(map[string]string, len(s.decisions))
-	for name, d := range s.decisions {
-		texts[name.String()] = d.text
+	texts := map[string]string{}
+	for name, d := range s.decisions.Range {
+		texts[name.(cache.ObjectName).String()] = d.(decision).text
 	}
 	return texts
 }
 
 // forgetAll drops all decisions: others may have written meanwhile.
-func (s *spreader) forgetAll() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	clear(s.decisions)
-}
+func (s *spreader) forgetAll() { s.decisions.Clear() }
 
 func (s *spreader) reconcile(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
 	now := s.c.clock.Now()
 	object, exists := s.c.informers.preferences.Get(name)
 	if !exists {
-		s.mu.Lock()
-		delete(s.decisions, name)
-		s.mu.Unlock()
+		s.decisions.Delete(name)
 		return 0, nil
 	}
 	if left := readEvery - now.Sub(s.last(name).at); left > 0 {
@@ -144,9 +134,7 @@ func (s *spreader) reconcile(ctx context.Context, name cache.ObjectName) (time.D
 	d, after, err := s.decide(ctx, object, now)
 	if d.text != "" && err == nil {
 		d.at = now
-		s.mu.Lock()
-		s.decisions[name] = d
-		s.mu.Unlock()
+		s.decisions.Store(name, d)
 	}
 	return after, err
 }

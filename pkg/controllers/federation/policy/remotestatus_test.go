@@ -27,6 +27,8 @@ func TestRemoteStatusOfAnObject(t *testing.T) {
 		"a Go type without status": {&corev1.ConfigMap{}, ""},
 		"a custom resource":        {custom(map[string]any{"a": "b"}), `{"a":"b"}`},
 		"no status yet":            {custom(nil), ""},
+		"no object":                {custom("true"), ""},
+		"a list":                   {custom([]any{"a"}), ""},
 		"too large":                {custom(map[string]any{"a": strings.Repeat("x", maxRemoteStatus)}), "true"},
 	} {
 		t.Run(name, func(t *testing.T) {
