@@ -114,9 +114,7 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 			host.Scheme, host.Mapping = clientscheme.Scheme, knownKinds
 			ctx := t.Context()
 			dyn, err := dynamic.NewForConfig(host.RESTConfig)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			configMaps := host.Client.CoreV1().ConfigMaps("shop")
 			for what, write := range map[string]func() error{
 				"create": func() error {
@@ -169,21 +167,15 @@ func TestClientsShareOneLimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o.Client.QPS, o.Client.Burst = tc.qps, 7
 			connection, err := newConnection(o.Client)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			clients, err := newClients(o, connection, open)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			limiter := connection.base.RateLimiter
 			if (limiter != nil) != tc.limited {
 				t.Fatalf("limiter %v", limiter)
 			}
 			one, err := clients.typed(clients.forController("one"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for what, got := range map[string]flowcontrol.RateLimiter{
 				"a controller":         clients.forController("one").RateLimiter,
 				"another":              clients.forController("two").RateLimiter,
@@ -214,17 +206,11 @@ func TestContentTypeIsOfTypedClientsOnly(t *testing.T) {
 		var config ClientConfig
 		config.Master, config.ContentType = server.URL, contentType
 		connection, err := newConnection(config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		typed, err := connection.typed(connection.named("typed"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		others, err := kubernetes.NewForConfig(connection.named("others"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		dry, err := newClients(&Options{Generic: GenericConfig{DryRun: true}}, connection, nil)
 		if err != nil || dry.contentType != "application/json" {
 			t.Errorf("under --dry-run, which reads what is sent, clients speak %v, error %v", dry, err)
@@ -287,9 +273,7 @@ func TestWebhookHoldsUpNoWorker(t *testing.T) {
 			refusal := apierrors.NewTooManyRequests("go away", seconds)
 			refusal.ErrStatus.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 			body, err := json.Marshal(refusal.ErrStatus)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			server := roundTripper(func(r *http.Request) (*http.Response, error) {
 				header := http.Header{"Content-Type": {"application/json"}, "Retry-After": {fmt.Sprint(seconds)}}
 				return &http.Response{StatusCode: http.StatusTooManyRequests, Header: header, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
@@ -297,9 +281,7 @@ func TestWebhookHoldsUpNoWorker(t *testing.T) {
 			through := func(next http.RoundTripper) http.RoundTripper { return next }
 			all := &clients{connection: connection{base: &rest.Config{Host: "http://api", Transport: server, QPS: -1}}, fence: through}
 			client, err := kubernetes.NewForConfig(all.forController("x"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			begun := time.Now()
 			_, err = client.CoreV1().ConfigMaps("shop").Create(t.Context(), &corev1.ConfigMap{}, metav1.CreateOptions{})
 			if after, ok := apierrors.SuggestsClientDelay(err); !ok || after != seconds {

@@ -32,9 +32,7 @@ func elsewhereOf(t *testing.T, change func(*Options)) *process {
 	o.Client.RESTConfig = &rest.Config{Host: newAPIServer(t).URL, BearerToken: "our own"}
 	change(o)
 	p, err := builtProcess(t, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(p.openClusters.close)
 	return p
 }
@@ -67,9 +65,7 @@ func TestClustersThatCanBeOpened(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, err := p.openCluster("one", tc.cluster, tc.config)
 			if tc.err == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if got := c.RESTConfig.Timeout; got != tc.config.Timeout {
 					t.Errorf("its timeout is %s", got)
 				}
@@ -106,9 +102,7 @@ func (l recordedLoop) Close() { l <- "is closed" }
 func TestClusterRunsALoopUntilItIsClosed(t *testing.T) {
 	p := elsewhereOf(t, func(*Options) {})
 	c, err := p.openCluster("one", "far", &rest.Config{Host: "x"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	reconcile, end := context.WithCancel(t.Context())
 	end()
 	loop := make(recordedLoop, 3)
@@ -126,9 +120,7 @@ func TestClusterRunsALoopUntilItIsClosed(t *testing.T) {
 
 func TestClusterNeverGetsTheTokenOfThisProcess(t *testing.T) {
 	own := &rest.Config{BearerToken: "at the start", BearerTokenFile: filepath.Join(t.TempDir(), "token")}
-	if err := os.WriteFile(own.BearerTokenFile, []byte("an hour later\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(own.BearerTokenFile, []byte("an hour later\n"), 0o600))
 	for token, refused := range map[string]bool{"at the start": true, "an hour later": true, "its": false, "": false} {
 		if err := checkOtherCluster(&rest.Config{Host: "x", BearerToken: token}, own); (err != nil) != refused {
 			t.Errorf("the token %q: error %v", token, err)
@@ -177,9 +169,7 @@ func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 			})
 			request := func() (err error) {
 				c, err := p.openCluster("one", "far", &rest.Config{Host: server.URL, BearerToken: "its", TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				client := kubernetes.NewForConfigOrDie(c.RESTConfig).CoreV1().ConfigMaps("shop")
 				if tc.write {
 					_, err = client.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{})

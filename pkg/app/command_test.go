@@ -26,6 +26,14 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
+// must ends the test if there is an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // execute runs the command line. It returns what the command printed and its error. The command
 // must not get as far as Run.
 func execute(t *testing.T, args ...string) (string, error) {
@@ -51,19 +59,13 @@ func TestHelpGolden(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := execute(t, args...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			golden := filepath.Join("testdata", name+".golden")
 			if *update {
-				if err := os.WriteFile(golden, []byte(out), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(golden, []byte(out), 0o644))
 			}
 			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(string(want), out); diff != "" {
 				t.Errorf("%v differs from %s (make generate writes it):\n%s", args, golden, diff)
 			}
@@ -138,9 +140,7 @@ func TestControllersListSelectsControllers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := &Options{entries: entries, Generic: GenericConfig{Controllers: tc.items}}
 			on, err := o.enabled()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var got []string
 			for _, e := range on {
 				got = append(got, e.Name)
@@ -158,20 +158,14 @@ var deployDir = filepath.Join("..", "..", "deploy")
 // manager really has.
 func TestManifestsParse(t *testing.T) {
 	file, err := os.ReadFile(filepath.Join(deployDir, "base", "deployment.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var deployment appsv1.Deployment
-	if err := yaml.UnmarshalStrict(file, &deployment); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict(file, &deployment))
 	pod := deployment.Spec.Template.Spec
 	manager := pod.Containers[0]
 
 	o := newOptions(t)
-	if err := o.Parse(manager.Args); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Parse(manager.Args))
 	if err := o.Validate(); err != nil {
 		t.Error(err)
 	}
@@ -213,9 +207,7 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if found < 5 {
 		t.Errorf("%d flags were found: the test does not see them", found)
 	}
@@ -226,20 +218,14 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 func TestPodmanManifestsRunTheManagerAlike(t *testing.T) {
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(deployDir, "podman", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return strings.ReplaceAll(string(text), "\\\n    ", "")
 	}
 	var pod corev1.Pod
-	if err := yaml.UnmarshalStrict([]byte(read("pod.yaml")), &pod); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict([]byte(read("pod.yaml")), &pod))
 	manager, grace := pod.Spec.Containers[0], *pod.Spec.TerminationGracePeriodSeconds
 	o := newOptions(t)
-	if err := o.Parse(manager.Args); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Parse(manager.Args))
 	if time.Duration(grace)*time.Second <= o.Generic.ShutdownTimeout {
 		t.Errorf("terminationGracePeriodSeconds: %d s is not longer than --shutdown-timeout=%s", grace, o.Generic.ShutdownTimeout)
 	}
@@ -256,5 +242,13 @@ func TestPodmanManifestsRunTheManagerAlike(t *testing.T) {
 				t.Errorf("%s does not have %q", name, want)
 			}
 		}
+	}
+}
+
+// same compares what a test got with what it wants.
+func same(t testing.TB, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }

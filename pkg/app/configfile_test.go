@@ -29,9 +29,7 @@ func writeConfig(t *testing.T, flags ...string) string {
 func writeFile(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -109,13 +107,9 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 func effective(t *testing.T, args ...string) map[string]any {
 	t.Helper()
 	out, err := execute(t, append(args, "--print-effective-config")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var printed struct{ Flags map[string]any }
-	if err := yaml.Unmarshal([]byte(out), &printed); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(out), &printed))
 	return printed.Flags
 }
 
@@ -165,9 +159,7 @@ func unusual(t *testing.T, o *Options) []string {
 		`--allow-metric-labels=m="a": b,c`, "--vmodule=a=1,b=2", "--feature-gates=AllAlpha=true,AllBeta=false",
 		"--extra-limits=a=1", "--extra-texts=a,b", `--extra-texts="c"`, "--extra-times=1s,2m",
 	}
-	if err := o.Parse(all); err != nil {
-		t.Fatal(err)
-	}
+	must(t, o.Parse(all))
 	for name, f := range o.fileFlags() {
 		given, texts := f.Changed, []string{"7", "7s", "true", "false", "::1", "a=b"}
 		for was := f.Value.String(); !given && len(texts) > 0; texts = texts[1:] {
@@ -206,9 +198,7 @@ func TestConfigFileHasEveryFlag(t *testing.T) {
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()
 		o := build()
-		if err := o.Parse(args); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.Parse(args))
 		if err := o.readConfigFile(); err != nil {
 			t.Fatal(err)
 		}
@@ -233,13 +223,9 @@ func TestConfigFileHasEveryFlag(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			given := parse(t, args...)
 			var printed strings.Builder
-			if err := given.printConfig(&printed); err != nil {
-				t.Fatal(err)
-			}
+			must(t, given.printConfig(&printed))
 			shown, err := json.Marshal(given.effectiveConfig()) // as configz does
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for form, text := range map[string]string{"printed": printed.String(), "shown": string(shown)} {
 				read := parse(t, "--config="+writeFile(t, text))
 				if diff := cmp.Diff(texts(given), texts(read)); diff != "" {
@@ -252,9 +238,7 @@ func TestConfigFileHasEveryFlag(t *testing.T) {
 
 func TestConfigFileOfTheDocsIsAccepted(t *testing.T) {
 	doc, err := os.ReadFile(filepath.Join("..", "..", "docs", "operate", "configuration.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, rest, found := strings.Cut(string(doc), "```yaml\n")
 	example, _, closed := strings.Cut(rest, "```\n")
 	if !found || !closed {

@@ -45,9 +45,7 @@ func newTestDryRun(t *testing.T) *dryRun {
 		}
 		return w.Result(), nil
 	})}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return d
 }
 
@@ -137,13 +135,9 @@ func TestDryRunOfADeleteWithABody(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			again, err := sent.GetBody() // as for a second attempt on another connection
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, body := range []io.Reader{sent.Body, again} {
 				text, err := io.ReadAll(body)
 				if err != nil || sent.ContentLength != int64(len(text)) {

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -53,9 +52,7 @@ func lines(t *testing.T, err error, want ...string) {
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	if diff := cmp.Diff(want, strings.Split(err.Error(), "\n")); diff != "" {
-		t.Errorf("errors (-want +got):\n%s", diff)
-	}
+	same(t, "errors", want, strings.Split(err.Error(), "\n"))
 }
 
 func TestEntriesReportAllMistakes(t *testing.T) {
@@ -112,9 +109,7 @@ func TestControllersListHasTheOrderOfTheRegistry(t *testing.T) {
 	cmd := NewCommand(With(withFunctions(controllers.Entry{Name: "extra", Summary: "does more", OffByDefault: true})))
 	cmd.SetOut(&out)
 	cmd.SetArgs([]string{"controllers", "--controllers=extra"})
-	if err := cmd.Execute(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Execute())
 	words := strings.Join(strings.Fields(out.String()), " ")
 	if !strings.HasPrefix(words, "NAME DEFAULT NOW SUMMARY config-reload on off rolls workloads") || !strings.HasSuffix(words, "extra off on does more") {
 		t.Errorf("printed\n%s", out.String())
@@ -136,9 +131,7 @@ var ownBuild = []BuildOption{Named("shopkeeper"), WithoutBuiltIns(), With(withFu
 func newOptions(t *testing.T, build ...BuildOption) *Options {
 	t.Helper()
 	o, err := NewOptions(build...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return o
 }
 
@@ -150,9 +143,7 @@ func executeOwn(t *testing.T, args ...string) string {
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)
 	cmd.SetArgs(args)
-	if err := cmd.Execute(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Execute())
 	return out.String()
 }
 
@@ -192,9 +183,7 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 	slices.Sort(names)
 	want := []string{"shopkeeper", "shopkeeper-api-servers", "shopkeeper-api-servers-kube-system", "shopkeeper-authentication-reader",
 		"shopkeeper-controller-shelves", "shopkeeper-events", "shopkeeper-fence", "shopkeeper-host", "shopkeeper-reviews"}
-	if diff := cmp.Diff(want, names); diff != "" {
-		t.Errorf("the names of roles and accounts (-want +got):\n%s", diff)
-	}
+	same(t, "the names of roles and accounts", want, names)
 	if !strings.Contains(roles, "- kind: ServiceAccount\n  name: shopkeeper\n  namespace: kube-system\n") {
 		t.Errorf("the roles are not bound to the ServiceAccount shopkeeper:\n%s", roles)
 	}

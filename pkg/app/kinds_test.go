@@ -75,9 +75,7 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			server := &discoveryServer{answers: map[string]string{path: tc.answer, "/api": "404", "/apis": someGroups}}
 			m, err := newKinds(&rest.Config{Host: "http://api", Transport: server})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			waits, giveUp := context.WithCancel(t.Context())
 			gaveUp := make(chan error, 1)
 			go func() { _, err := m.resourceOf(waits, away); gaveUp <- err }()

@@ -38,14 +38,10 @@ func TestMetricsGolden(t *testing.T) {
 	}
 	golden := filepath.Join("testdata", "metrics.golden")
 	if *update {
-		if err := os.WriteFile(golden, []byte(text.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(golden, []byte(text.String()), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(want), text.String()); diff != "" {
 		t.Errorf("the metrics differ from %s (make generate writes it):\n%s", golden, diff)
 	}
@@ -78,9 +74,7 @@ var (
 func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistry, own bool) {
 	t.Helper()
 	gathered, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	types := map[string]string{}              // by name
 	values := map[[2]string]map[string]bool{} // by name and label
 	for _, family := range gathered {
@@ -151,25 +145,19 @@ func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistr
 // allControllers builds all controllers as Run does, and returns their registry.
 func allControllers(t *testing.T) metrics.KubeRegistry {
 	t.Helper()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	o := newOptions(t)
-	must(o.Parse([]string{"--controllers=" + strings.Join(o.controllerNames(), ","), "--compat=" + strings.Join(o.originals(), ","),
+	must(t, o.Parse([]string{"--controllers=" + strings.Join(o.controllerNames(), ","), "--compat=" + strings.Join(o.originals(), ","),
 		"--csr-approver-ip-ranges=10.0.0.0/8"}))
 	o.Client.Master = newAPIServer(t).URL
-	must(o.Validate())
+	must(t, o.Validate())
 	p, err := builtProcess(t, o)
-	must(err)
+	must(t, err)
 
 	// The libraries register their metrics with the first request and the first queue.
 	client, err := p.connection.typed(p.connection.named("test"))
-	must(err)
+	must(t, err)
 	_, err = client.CoreV1().ConfigMaps("shop").Get(t.Context(), "x", metav1.GetOptions{})
-	must(err)
+	must(t, err)
 	workqueue.NewNamed("test").ShutDown()
 	return p.registry
 }

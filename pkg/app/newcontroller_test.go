@@ -228,9 +228,7 @@ func TestApplyHasTenRequestsOnTheWay(t *testing.T) {
 			<-time.After(time.Second)
 			return &http.Response{StatusCode: http.StatusForbidden, Header: http.Header{}, Body: http.NoBody}, nil
 		})})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var all []runtime.ApplyConfiguration
 		for i := range 30 {
 			all = append(all, corev1ac.ConfigMap(fmt.Sprint(i), "shop"))
@@ -265,9 +263,7 @@ func TestHandlersAreServedUnderTheirName(t *testing.T) {
 		return &scripted{}, nil
 	}
 	all, err := buildAll(t, entry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for path, want := range map[string]string{
 		"/controllers/one/":       "/",
 		"/controllers/one/things": "/things",

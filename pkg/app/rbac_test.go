@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -27,9 +26,7 @@ import (
 func printRBAC(t *testing.T, args ...string) (rules, bindings []string) {
 	t.Helper()
 	out, err := execute(t, append([]string{"rbac"}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(out)))
 	for {
 		document, err := reader.Read()
@@ -46,9 +43,7 @@ func printRBAC(t *testing.T, args ...string) (rules, bindings []string) {
 		if err == nil {
 			err = yaml.Unmarshal(document, &o)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		where := o.Name
 		if o.Namespace != "" {
 			where += " in " + o.Namespace
@@ -144,9 +139,7 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 			for _, both := range [][2][]string{{tc.rules, rules}, {slices.Compact(bound), bindings}} {
 				slices.Sort(both[0])
 				slices.Sort(both[1])
-				if diff := cmp.Diff(both[0], both[1]); diff != "" {
-					t.Errorf("(-want +got):\n%s", diff)
-				}
+				same(t, "rules and bindings", both[0], both[1])
 			}
 		})
 	}
@@ -216,9 +209,7 @@ func TestRBACOfAnOwnNamespaceFollowsTheScope(t *testing.T) {
 		"a namespace of --namespaces that is not the own one":     {"shop", []string{"shop"}, rule("configmaps")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, g.rulesIn(tc.of, tc.scope)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			same(t, "rules", tc.want, g.rulesIn(tc.of, tc.scope))
 		})
 	}
 }

@@ -27,14 +27,10 @@ import (
 func writeCert(t *testing.T, dir, host string) (cert, key string) {
 	t.Helper()
 	certPEM, keyPEM, err := certutil.GenerateSelfSignedCertKey(host, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cert, key = filepath.Join(dir, host+".crt"), filepath.Join(dir, host+".key")
 	for path, content := range map[string][]byte{cert: certPEM, key: keyPEM} {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, content, 0o600))
 	}
 	return cert, key
 }
@@ -43,12 +39,8 @@ func writeCert(t *testing.T, dir, host string) (cert, key string) {
 func freeAddress(t *testing.T) *net.TCPAddr {
 	t.Helper()
 	port, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := port.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, port.Close())
 	return port.Addr().(*net.TCPAddr)
 }
 
@@ -77,9 +69,7 @@ func TestTLSIsAsConfigured(t *testing.T) {
 			tc.config.BindAddress, tc.config.BindPort = address.IP, address.Port
 			everything := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 			s, err := startServers(ctx, &Options{Secure: tc.config}, testHealth(), &auth{}, everything, nil, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer s.stop()
 
 			client := &tls.Config{}
@@ -94,9 +84,7 @@ func TestTLSIsAsConfigured(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer func() { _ = conn.Close() }()
 			state := conn.ConnectionState()
 			if err := state.PeerCertificates[0].VerifyHostname(tc.host); err != nil {
@@ -134,21 +122,15 @@ func TestCertificateMistakesAreErrors(t *testing.T) {
 func TestServersStop(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	o := &Options{Secure: SecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), BindPort: taken.Addr().(*net.TCPAddr).Port}}
 	if _, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, nil); err == nil || !strings.Contains(err.Error(), "--secure-port") {
 		t.Errorf("a port that is taken: %v, want an error about --secure-port", err)
 	}
-	if err := taken.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, taken.Close())
 	for range 2 {
 		s, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		s.stop()
 	}
 }
@@ -193,9 +175,7 @@ func TestWitnessIsServedToStandbys(t *testing.T) {
 	o.Secure.BindAddress, o.Secure.BindPort, o.Insecure.Port = address.IP, address.Port, 0
 	own := newWitness(o, "leader_1")
 	s, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	other := witness.New(netip.MustParseAddrPort("127.0.0.1:1"), "standby_1")
 	states, done := make(chan protocol.LeaderState, 10), make(chan struct{})
 	looking, stop := context.WithCancel(ctx)

@@ -44,9 +44,7 @@ func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			connection, err := net.Dial("tcp", server.Listener.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer connection.Close()
 			_ = connection.SetReadDeadline(time.Now().Add(30 * time.Second))
 			if _, err := fmt.Fprintf(connection, "POST /healthz HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n", header); err != nil {
@@ -95,9 +93,7 @@ func TestServerWaitsForPermittedCallers(t *testing.T) {
 	})), -time.Second)) // the deadline has passed
 	defer server.Close()
 	resp, err := http.Post(server.URL, "text/plain", io.MultiReader(strings.NewReader("a"), strings.NewReader("b")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer resp.Body.Close()
 	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != "ab" || ended != nil {
 		t.Errorf("%q, error %v, context %v", body, err, ended)
@@ -132,9 +128,7 @@ func TestVerbosityHighestShowsNoSecret(t *testing.T) {
 	}))
 	defer server.Close()
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	secret := &corev1.Secret{StringData: map[string]string{"written": "opensesame"}}
 	for level, logged := range map[int]bool{maxVerbosity: false, maxVerbosity + 1: true} {
 		var log bytes.Buffer
@@ -153,9 +147,7 @@ func TestReviewsHaveTheirOwnLimit(t *testing.T) {
 	process := connection{base: &rest.Config{Host: "https://b", QPS: -1, RateLimiter: flowcontrol.NewTokenBucketRateLimiter(1, 1)}}
 	config := reviewConfig(process, "authorization")
 	client, err := process.typed(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limiter := client.AuthenticationV1().RESTClient().GetRateLimiter()
 	if limiter == nil || limiter.QPS() != 200 || config.Burst != 400 {
 		t.Errorf("limiter %v, burst %d", limiter, config.Burst)
@@ -177,13 +169,9 @@ func TestReviewErrorsHideTheAPIServer(t *testing.T) {
 	o.Authentication.SkipLookup = true
 	o.Client.Master = gone.URL
 	connection, err := newConnection(o.Client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	auth, err := newAuth(o, connection)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, tc := range map[string]struct {
 		token string
 		code  int
@@ -226,9 +214,7 @@ func TestReviewsDoNotHoldUpTheExit(t *testing.T) {
 	}
 	o := &Options{Secure: SecureConfig{BindAddress: address.IP, BindPort: address.Port}}
 	s, err := startServers(ctx, o, testHealth(), auth, http.NotFoundHandler(), nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client := insecureClient()
 	go func() {
 		if response, err := client.Get("https://" + address.String() + "/metrics"); err == nil {

@@ -16,7 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
@@ -82,9 +81,7 @@ func host(t *testing.T, runs ...func(context.Context) error) (*hosted, *scripted
 func series(t *testing.T, registry metrics.KubeRegistry, name string, want float64) {
 	t.Helper()
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, family := range families {
 		if family.GetName() != name {
 			continue
@@ -113,9 +110,7 @@ func TestControllerThatStopsIsRestarted(t *testing.T) {
 			if err := h.supervise(ctx); err != nil {
 				t.Error(err)
 			}
-			if diff := cmp.Diff([]time.Duration{0, restartDelay, 2 * restartDelay}, c.starts); diff != "" {
-				t.Errorf("starts (-want +got):\n%s", diff)
-			}
+			same(t, "starts", []time.Duration{0, restartDelay, 2 * restartDelay}, c.starts)
 			series(t, registry, "quartermaster_controller_restarts_total", 3)
 			if got := h.Status().Restarts; got != 3 {
 				t.Errorf("the status shows %d restarts, want 3", got)
@@ -297,9 +292,7 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			scheme, err := NewScheme(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			e := recordTo(t.Context(), tc.sink, scheme)
 			recorder := e.recorder("test")
 			for i := range tc.count {

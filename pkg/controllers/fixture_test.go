@@ -217,9 +217,7 @@ func (f *fixture) said() []string {
 // expect compares what has happened since the last call with want.
 func (f *fixture) expect(want ...string) {
 	f.Helper()
-	if diff := cmp.Diff(want, f.said()); diff != "" {
-		f.Errorf("what happened (-want +got):\n%s", diff)
-	}
+	same(f, "what happened", want, f.said())
 }
 
 // closed returns a closed channel.
@@ -254,3 +252,11 @@ func textOf(cm *corev1.ConfigMap) string {
 }
 
 func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
+
+// same compares what a test got with what it wants.
+func same(t testing.TB, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -80,9 +79,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 			}
 			f.run()
 			pass(24 * time.Hour)
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("calls differ (-want +got):\n%s", diff)
-			}
+			same(t, "calls", tc.want, got)
 			if counters(t, f.registry, "test")[tc.result] == 0 {
 				t.Errorf("no reconcile was counted as %s", tc.result)
 			}
@@ -147,9 +144,7 @@ func TestPanicIsOfOneKey(t *testing.T) {
 		}
 		f.run()
 		pass(time.Minute)
-		if diff := cmp.Diff(map[string]int{"bad": 3, "good": 1}, calls); diff != "" {
-			t.Errorf("calls differ (-want +got):\n%s", diff)
-		}
+		same(t, "calls", map[string]int{"bad": 3, "good": 1}, calls)
 		status := f.loop.Status()
 		if status.Panics != 2 || status.Errors != 0 || status.Reconciles != 4 {
 			t.Errorf("status = %+v, want 2 panics, no errors, 4 reconciles", status)

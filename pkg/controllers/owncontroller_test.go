@@ -119,9 +119,7 @@ func TestWatchOwner(t *testing.T) {
 			for _, key := range ownersOf(tc.event, widget, noNamespace) {
 				ofCluster = append(ofCluster, key.String())
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("keys (-want +got):\n%s", diff)
-			}
+			same(t, "keys", tc.want, got)
 			if diff := cmp.Diff(wantOfCluster, ofCluster); diff != "" {
 				t.Errorf("keys of owners without a namespace (-want +got):\n%s", diff)
 			}

@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
@@ -40,15 +39,11 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 		f.opts.Workers = 2
 		f.reconcile = func(context.Context, cache.ObjectName) (time.Duration, error) { pass(time.Hour); return 0, nil }
 		f.build(WatchSelf(f.configMaps))
-		if diff := cmp.Diff(Status{Name: "test", Phase: PhaseStopped, Workers: 2, InFlight: []InFlight{}}, f.loop.Status()); diff != "" {
-			t.Errorf("status before Run differs (-want +got):\n%s", diff)
-		}
+		same(t, "status before Run", Status{Name: "test", Phase: PhaseStopped, Workers: 2, InFlight: []InFlight{}}, f.loop.Status())
 		f.run()
 		pass(time.Minute)
 		status := f.loop.Status()
-		if diff := cmp.Diff([]InFlight{{Key: "shop/slow", Since: f.begun}}, status.InFlight); diff != "" {
-			t.Errorf("in flight differs (-want +got):\n%s", diff)
-		}
+		same(t, "in flight", []InFlight{{Key: "shop/slow", Since: f.begun}}, status.InFlight)
 		if key, d := status.LongestRunning(time.Now()); key != "shop/slow" || d != time.Minute {
 			t.Errorf("longest running = %q for %v, want shop/slow for 1m", key, d)
 		}
@@ -86,9 +81,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total"}
-	if diff := cmp.Diff(want, series()); diff != "" {
-		t.Errorf("series (-want +got):\n%s", diff)
-	}
+	same(t, "series", want, series())
 	if got := l.Status().Name; got != "x-y/far" {
 		t.Errorf("its name is %s", got)
 	}
@@ -170,9 +163,7 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 			if tc.cause != "" {
 				want = &LastError{Key: "shop/c", Text: tc.cause, Time: time.Now()}
 			}
-			if diff := cmp.Diff(want, got.LastError); diff != "" {
-				t.Errorf("last error (-want +got):\n%s", diff)
-			}
+			same(t, "last error", want, got.LastError)
 		})
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"time"
 	"weak"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,13 +34,9 @@ func newClusterCache(t testing.TB, clients Clients, needs ...Need) (*ClusterCach
 	t.Helper()
 	reg := metrics.NewKubeRegistry()
 	caches, err := NewCaches(reg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f, err := caches.AddCluster(Config{}, clients, needs, clock.RealClock{}, func(string) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(f.Shutdown)
 	return f, reg
 }
@@ -68,13 +63,9 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 	startSynced(t, f)
 	for range 2 {
 		other, err := f.caches.AddCluster(Config{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		followed, err := Follow[*Object](t.Context(), other.ForController("names"), Need{Resource: Secrets})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		<-followed.informer.synced
 		if err := testutil.GatherAndCompare(reg, strings.NewReader(`
 			# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
@@ -158,9 +149,7 @@ func TestStatusShowsTheNeed(t *testing.T) {
 	got.LastActivityAge = nil
 	want := ResourceStatus{Version: "v1", Resource: "secrets", For: []string{"reload"}, Form: "content digest", FieldSelector: got.FieldSelector,
 		Synced: true, Objects: 2, ResourceVersion: "102", Lists: 1, Watches: 1}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("status (-want +got):\n%s", diff)
-	}
+	same(t, "status", want, got)
 }
 
 // apiServer serves a cluster's Secrets over HTTP in JSON. Clients that ask for metadata alone leave the rest out.
@@ -214,9 +203,7 @@ func writeError(w http.ResponseWriter, err error) {
 func clientsOf(t testing.TB, config *rest.Config) Clients {
 	t.Helper()
 	clients, err := NewClients(config, scheme.Scheme)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return clients
 }
 

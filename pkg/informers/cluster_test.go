@@ -262,14 +262,10 @@ func newTestCacheWith(t *testing.T, cfg Config, sources func(*plan, string) (sou
 	t.Helper()
 	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}, caches: &Caches{}}
 	plans, err := newPlans(needs, scheme.Scheme, cfg.Namespaces)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, p := range plans {
 		i, err := f.buildInformer(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, feed := range i.feeds {
 			feed.discover = func(context.Context) error { return notFound }
 		}

@@ -29,6 +29,14 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // inBubble runs a row of a table in a bubble of fake time.
 func inBubble(t *testing.T, name string, row func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
@@ -53,9 +61,7 @@ func cached(f *ClusterCache, name string) *Object { return f.informers[0].object
 func wantNames(t *testing.T, f *ClusterCache, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	if diff := cmp.Diff(want, names(f), cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("cached Secrets (-want +got):\n%s", diff)
-	}
+	same(t, "cached Secrets", want, names(f), cmpopts.EquateEmpty())
 }
 
 func secretsStatus(f *ClusterCache) ResourceStatus { return f.Status().Resources[0] }
@@ -206,9 +212,7 @@ func followSecrets(t *testing.T, f *ClusterCache, c *cluster, need Need, lists c
 	f.sourceFor = c.source
 	need.Resource, need.ListSlots = Secrets, lists
 	w, err := Follow[*Object](t.Context(), f.ForController(need.For), need)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.AddHandler(handler)
 	return w
 }
@@ -288,9 +292,7 @@ func TestFollowReturnsTheTypeOfTheNeed(t *testing.T) {
 		f := newTestCache(t, newCluster(named("a", "1")))
 		need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
 		w, err := Follow[*corev1.Secret](t.Context(), f.ForController("sync"), need)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		<-w.Synced()
 		if s, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(s.Data["value"]) != "1" {
 			t.Errorf("kept %v", s)
@@ -362,4 +364,12 @@ func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
 			t.Errorf("another controller's problem: %v", err)
 		}
 	})
+}
+
+// same compares what a test got with what it wants.
+func same(t testing.TB, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
 }

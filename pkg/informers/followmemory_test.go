@@ -82,29 +82,19 @@ func startServer(t testing.TB) *rest.Config {
 	cmd.Env = append(os.Environ(), serverEnv+"=1")
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = stdin.Close()
 		_ = cmd.Wait()
 	})
 	line, err := bufio.NewReader(stdout).ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	url, certificate, _ := strings.Cut(strings.TrimSpace(line), " ")
 	der, err := base64.StdEncoding.DecodeString(certificate)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config := &rest.Config{Host: url}
 	config.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	return config
@@ -148,9 +138,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 		need.Resource = schema.GroupVersionResource{Group: fmt.Sprintf("g%d.example.com", i%30), Version: "v1", Resource: fmt.Sprintf("resources%d", i)}
 		need.ListSlots = lists
 		w, err := Follow[*Object](t.Context(), f.ForController("ttl"), need)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w.AddHandler(h.handle)
 		all = append(all, w)
 	}

@@ -109,14 +109,10 @@ func TestFirstVersionIsUnknownUnderASelector(t *testing.T) {
 			i, f := newFeed(t, need)
 			put := f.Add
 			if tc.before != nil {
-				if err := f.Add(tc.before); err != nil {
-					t.Fatal(err)
-				}
+				must(t, f.Add(tc.before))
 				put = f.Update
 			}
-			if err := put(db("7", map[string]string{"k": "v"})); err != nil {
-				t.Fatal(err)
-			}
+			must(t, put(db("7", map[string]string{"k": "v"})))
 			if got := i.objects.get("shop/db").CreatedVersion(); got != tc.want {
 				t.Errorf("created at %q, want %q", got, tc.want)
 			}
@@ -155,9 +151,7 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		}
 		close(block)
 		synctest.Wait()
-		if diff := cmp.Diff(slices.Delete(want, 1, 2), slow.lines); diff != "" {
-			t.Errorf("the slow one was told (-want +got):\n%s", diff)
-		}
+		same(t, "the slow one was told", slices.Delete(want, 1, 2), slow.lines)
 	})
 }
 

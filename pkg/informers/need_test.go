@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -100,16 +99,12 @@ func TestNeedsShareAnInformer(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			plans, err := newPlans(tc.needs, scheme.Scheme, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var got []string
 			for _, p := range plans {
 				got = append(got, strings.Join(p.controllers(), " ")+": "+p.form()+" "+p.fieldSelector)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("plans (-want +got):\n%s", diff)
-			}
+			same(t, "plans", tc.want, got)
 		})
 	}
 }
@@ -163,9 +158,7 @@ func TestTypedObjectIsTrimmed(t *testing.T) {
 	o := reduced(t, p, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Finalizers: []string{"f"}, Generation: 3, ManagedFields: []metav1.ManagedFieldsEntry{{}},
 		Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: "{}", "k": "v"}, Labels: map[string]string{"l": "1"}}})
 	want := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Finalizers: []string{"f"}, Generation: 3, Annotations: map[string]string{"k": "v"}, Labels: map[string]string{"l": "1"}}}
-	if diff := cmp.Diff(want, objectAs[*corev1.Namespace](o)); diff != "" {
-		t.Errorf("object (-want +got):\n%s", diff)
-	}
+	same(t, "object", want, objectAs[*corev1.Namespace](o))
 	if len(o.GetFinalizers()) != 1 || o.GetGeneration() != 3 {
 		t.Errorf("finalizers %v, generation %d", o.GetFinalizers(), o.GetGeneration())
 	}

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -109,9 +108,7 @@ func TestObjectOfASecretTakesAtMost260Bytes(t *testing.T) {
 	f := &feed{informer: i, state: newState("secrets", clock.RealClock{})}
 	put := func() {
 		for n := range n {
-			if err := i.put(f, secret(n, 1024), true); err != nil {
-				t.Fatal(err)
-			}
+			must(t, i.put(f, secret(n, 1024), true))
 		}
 	}
 	put()
@@ -174,9 +171,7 @@ func TestObjectKeepsWhatItsNeedNames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := reduced(t, mustPlan(t, tc.needs...), &corev1.Secret{ObjectMeta: tc.object, Data: map[string][]byte{"value": []byte("v")}})
-			if diff := cmp.Diff(tc.want, describe(e)); diff != "" {
-				t.Errorf("entry (-want +got):\n%s", diff)
-			}
+			same(t, "entry", tc.want, describe(e))
 			again, err := newReducer(e.plan).reduce(e)
 			if err != nil || again != any(e) {
 				t.Errorf("a reduced object was reduced again: %v, %v", again, err)

@@ -15,7 +15,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	testingclock "k8s.io/utils/clock/testing"
@@ -132,9 +131,7 @@ func TestStreamedListThatBreaksIsReadOnce(t *testing.T) {
 		c.breakWatches(false)
 		pass(5 * time.Minute)
 		wantNames(t, f, "shop/a")
-		if diff := cmp.Diff([]string{"watch", "watch"}, verbs(c)); diff != "" {
-			t.Errorf("requests (-want +got):\n%s", diff)
-		}
+		same(t, "requests", []string{"watch", "watch"}, verbs(c))
 	})
 }
 

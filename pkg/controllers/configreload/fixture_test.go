@@ -165,9 +165,7 @@ func (f *fixture) apply(r controllertest.Request) error {
 // requested compares the counts of the requests since the last call of forget.
 func (f *fixture) requested(want map[string]int) {
 	f.t.Helper()
-	if diff := cmp.Diff(want, f.asked()); diff != "" {
-		f.t.Errorf("requests differ (-want +got):\n%s", diff)
-	}
+	same(f.t, "requests", want, f.asked())
 }
 
 // pass lets time pass, with everything that happens in it.
@@ -284,9 +282,7 @@ func (f *fixture) body(patch []byte) string {
 // expect compares the writes so far.
 func (f *fixture) expect(want ...string) {
 	f.t.Helper()
-	if diff := cmp.Diff(want, f.writes(), cmpopts.EquateEmpty()); diff != "" {
-		f.t.Errorf("writes differ (-want +got):\n%s", diff)
-	}
+	same(f.t, "writes", want, f.writes(), cmpopts.EquateEmpty())
 }
 
 // written compares the number of writes so far.
@@ -300,9 +296,7 @@ func (f *fixture) written(want int) {
 // told compares the Events since the last call of events, sorted.
 func (f *fixture) told(want ...string) {
 	f.t.Helper()
-	if diff := cmp.Diff(want, f.events(), cmpopts.EquateEmpty()); diff != "" {
-		f.t.Errorf("Events differ (-want +got):\n%s", diff)
-	}
+	same(f.t, "Events", want, f.events(), cmpopts.EquateEmpty())
 }
 
 // events returns the Events since the last call, sorted.
@@ -342,4 +336,12 @@ func toJSON(v any) string {
 		panic(err)
 	}
 	return string(data)
+}
+
+// same compares what a test got with what it wants.
+func same(t testing.TB, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
 }

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -64,9 +63,7 @@ func TestReconcileJobs(t *testing.T) {
 					Spec:       batchv1.JobSpec{Template: marked(h2)},
 				}
 				want.Spec.Template.Labels = map[string]string{"app": "web"}
-				if diff := cmp.Diff(want, f.job(), asCreated); diff != "" {
-					f.t.Errorf("Job differs (-want +got):\n%s", diff)
-				}
+				same(f.t, "Job", want, f.job(), asCreated)
 				if f.job().UID == "job-1" {
 					f.t.Error("it is still the old Job")
 				}

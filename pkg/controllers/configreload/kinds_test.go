@@ -108,9 +108,7 @@ func TestReconcileCronJobs(t *testing.T) {
 					},
 					Spec: batchv1.JobSpec{Template: marked(h2)},
 				}}
-				if diff := cmp.Diff(want, f.runs(), asCreated); diff != "" {
-					f.t.Errorf("Jobs differ (-want +got):\n%s", diff)
-				}
+				same(f.t, "Jobs", want, f.runs(), asCreated)
 			},
 			want: ran,
 		},

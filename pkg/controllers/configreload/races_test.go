@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -96,9 +95,7 @@ func TestLateAnswerIsNotOfTheSuccessor(t *testing.T) {
 		f.Put(cm("app-config", "color", "green"))
 		f.pass(time.Hour)
 		want := []corev1.EnvVar{{Name: cmVar, Value: hashOf("color", "green")}}
-		if diff := cmp.Diff(want, f.web().Spec.Template.Spec.Containers[0].Env); diff != "" {
-			t.Errorf("mark differs (-want +got):\n%s", diff)
-		}
+		same(t, "mark", want, f.web().Spec.Template.Spec.Containers[0].Env)
 	})
 }
 

@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -241,9 +240,7 @@ func TestFailingWorkloadHoldsUpNoOther(t *testing.T) {
 		got := f.writes()
 		slices.Sort(got)
 		other := envOn("deployments/api", stateOn("Deployment/shop/api", cmKey, h2), "web/"+cmVar, h2)
-		if diff := cmp.Diff([]string{other, roll, roll, roll}, got); diff != "" {
-			t.Errorf("writes differ (-want +got):\n%s", diff)
-		}
+		same(t, "writes", []string{other, roll, roll, roll}, got)
 		f.told(reloaded, failed+errForbidden.Error(), failed+errForbidden.Error(), failed+errForbidden.Error())
 		f.count(3, "reloads_total", "kind", "Deployment", "result", "error")
 	})
@@ -266,9 +263,7 @@ func TestMaxDelayEndsAWindow(t *testing.T) {
 		// The second window opens with the first change after the first patch, at 30.4 s. The
 		// changes after the second window are quiet at 60.8 + 3 s.
 		want := []time.Duration{30 * time.Second, 60400 * time.Millisecond, 63800 * time.Millisecond}
-		if diff := cmp.Diff(want, when); diff != "" {
-			t.Errorf("patches differ (-want +got):\n%s", diff)
-		}
+		same(t, "patches", want, when)
 		f.count(30, "coalesced_changes_total")
 	})
 }
