@@ -89,9 +89,6 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		defer clusters.mu.Unlock()
 		delete(clusters.all, name)
 	})
-	if clusters.all == nil {
-		clusters.all = map[string]func(){}
-	}
 	clusters.all[name] = closeNow
 	var loops sync.WaitGroup
 	return &controllers.Cluster{

@@ -21,6 +21,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -42,18 +43,11 @@ const helpColumns = 80
 // garbage takes as much memory as the cache; with less than 60, collecting takes a third of the CPU time.
 const gcPercent = 60
 
-// returnMemory calls debug.FreeOSMemory every minute until ctx ends. A start, a new list or the boundary of
-// many schedules leaves free memory that Go would otherwise keep as room for garbage. The second collection
-// frees what libraries keep in a sync.Pool.
+// returnMemory collects garbage and returns free memory every minute until ctx ends. A start, a new list or the
+// boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. The second
+// collection frees what libraries keep in a sync.Pool.
 func returnMemory(ctx context.Context) {
-	for {
-		select {
-		case <-time.After(time.Minute):
-			debug.FreeOSMemory()
-		case <-ctx.Done():
-			return
-		}
-	}
+	wait.UntilWithContext(ctx, func(context.Context) { debug.FreeOSMemory() }, time.Minute)
 }
 
 // NewCommand returns the command of a build. It runs the controllers of the registry and of the entries

@@ -60,11 +60,9 @@ func (e *events) recorder(component string) record.EventRecorder {
 func (e *events) stop() {
 	defer e.broadcaster.Shutdown()
 	e.recorder("").Event(&corev1.ObjectReference{Name: lastEvent}, corev1.EventTypeNormal, lastEvent, "")
-	timeout := time.NewTimer(eventsFlushTimeout)
-	defer timeout.Stop()
 	select {
 	case <-e.sink.flushed:
-	case <-timeout.C:
+	case <-time.After(eventsFlushTimeout):
 	}
 }
 

@@ -84,7 +84,8 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 		return nil, err
 	}
 	registry := metrics.NewKubeRegistry()
-	p = &process{options: o, scheme: d.scheme, registry: registry, loopMetrics: controllers.NewMetrics(registry)}
+	p = &process{options: o, scheme: d.scheme, registry: registry, loopMetrics: controllers.NewMetrics(registry),
+		openClusters: openClusters{all: map[string]func(){}}}
 	if p.connection, err = newConnection(o.Client); err != nil {
 		return nil, err
 	}

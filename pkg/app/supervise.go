@@ -136,9 +136,6 @@ func (h hostedControllers) withEveryReplica(everyReplica bool) hostedControllers
 // start starts the controllers. They stop when ctx ends or the returned function is called, which returns
 // when they have drained. If the drain takes longer than timeout, the error wraps election.ErrUnfinished.
 func (h hostedControllers) start(ctx context.Context, timeout time.Duration) (stop func() error) {
-	if len(h) == 0 {
-		return func() error { return nil }
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	drained := make(chan error, 1)
 	go func() { drained <- h.run(ctx) }()
@@ -237,12 +234,10 @@ func (h *hosted) supervise(ctx context.Context) error {
 		}
 		h.metrics.Restarted(h.name)
 		h.runs.ended(err)
-		failure := logger.WithValues("delay", restartDelay)
-		if stack != nil {
-			failure = failure.WithValues("stack", string(stack))
-		}
-		failure.Error(err, "Controller stopped unexpectedly, restarting")
-		if !sleep(ctx, restartDelay) {
+		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
+		select {
+		case <-time.After(restartDelay):
+		case <-ctx.Done():
 			return nil
 		}
 	}
@@ -289,17 +284,5 @@ func (r *runs) report(s *controllers.Status) {
 	s.Restarts = r.restarts
 	if r.lastErr != nil && (s.LastError == nil || s.LastError.Time.Before(r.lastErr.Time)) {
 		s.LastError = r.lastErr
-	}
-}
-
-// sleep waits for d. It returns false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
 	}
 }

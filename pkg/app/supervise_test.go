@@ -64,7 +64,10 @@ func untilTheEnd(ctx context.Context) error { <-ctx.Done(); return nil }
 
 func failsAfter(d time.Duration) func(context.Context) error {
 	return func(ctx context.Context) error {
-		sleep(ctx, d)
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+		}
 		return errors.New("out of luck")
 	}
 }

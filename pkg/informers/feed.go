@@ -71,11 +71,9 @@ func (f *feed) run(ctx context.Context) {
 			f.handleFailure(ctx, err)
 			f.state.logFailure(ctx, err)
 		}
-		timer := f.clock.NewTimer(delay.Step())
 		select {
-		case <-timer.C():
+		case <-f.clock.After(delay.Step()):
 		case <-ctx.Done():
-			timer.Stop()
 		}
 	}
 }
