@@ -23,9 +23,7 @@ const bodyLife = 5 * time.Second
 // time share a request.
 type bodies struct {
 	clock clock.PassiveClock
-
-	mu  sync.Mutex
-	all map[key]*body
+	all   sync.Map // of *body, by key
 }
 
 type body struct {
@@ -34,7 +32,7 @@ type body struct {
 	at     time.Time // the zero time if it was not read
 }
 
-func newBodies(c clock.PassiveClock) *bodies { return &bodies{clock: c, all: map[key]*body{}} }
+func newBodies(c clock.PassiveClock) *bodies { return &bodies{clock: c} }
 
 // get returns a federated object, at least as new as the version, which the cache has, or nil if the
 // object does not exist.
@@ -65,30 +63,19 @@ func (b *bodies) put(k key, object *unstructured.Unstructured) {
 }
 
 func (b *bodies) entry(k key) *body {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	entry := b.all[k]
-	if entry == nil {
-		entry = &body{}
-		b.all[k] = entry
-	}
-	return entry
+	entry, _ := b.all.LoadOrStore(k, &body{})
+	return entry.(*body)
 }
 
 // sweep drops what is too old.
 func (b *bodies) sweep() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for k, entry := range b.all {
-		if entry.mu.TryLock() {
+	for k, value := range b.all.Range {
+		if entry := value.(*body); entry.mu.TryLock() {
 			if b.clock.Since(entry.at) >= bodyLife {
-				delete(b.all, k)
+				b.all.Delete(k)
 			}
 			entry.mu.Unlock()
 		}
-	}
-	if len(b.all) == 0 {
-		b.all = map[key]*body{} // a map that has been large stays large
 	}
 }
 

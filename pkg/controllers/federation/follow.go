@@ -54,7 +54,8 @@ func (c *controller) snapshot() map[string]*federatedType {
 // followTypes follows the types that run, and FederatedNamespaces if they can be, and no others.
 func (c *controller) followTypes(ctx context.Context) {
 	wanted := map[string]*federatedType{}
-	if namespaces, exists := c.types.namespaces(); exists {
+	// Namespaces place others even if Namespaces themselves are not propagated.
+	if namespaces, follows := policy.Namespaces(c.types.read(), c.types.defined); follows {
 		wanted[namespaces.Name] = &federatedType{TypeConfig: namespaces}
 	}
 	config := c.settings(ctx)

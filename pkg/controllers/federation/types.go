@@ -80,12 +80,6 @@ func (l *typeLoop) defined(r schema.GroupResource) bool {
 	return exists
 }
 
-// namespaces returns the FederatedTypeConfig of Namespaces, if FederatedNamespaces can be followed: they
-// place others even if Namespaces themselves are not propagated.
-func (l *typeLoop) namespaces() (policy.TypeConfig, bool) {
-	return policy.Namespaces(l.read(), l.defined)
-}
-
 // read returns all FederatedTypeConfigs.
 func (l *typeLoop) read() (all []policy.TypeConfig) {
 	for _, object := range l.c.informers.types.List(l.c.cfg.Namespace, nil) {

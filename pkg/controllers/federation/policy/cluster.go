@@ -4,6 +4,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -68,20 +69,14 @@ func ReadCluster(u *unstructured.Unstructured) Cluster {
 
 // OlderCluster reports whether a KubeFedCluster is older than another. Of two of one second, one is.
 func OlderCluster(a, b metav1.Object) bool {
-	created, other := a.GetCreationTimestamp(), b.GetCreationTimestamp()
-	if created.Equal(&other) {
-		return a.GetName() < b.GetName()
-	}
-	return created.Before(&other)
+	created := a.GetCreationTimestamp()
+	return cmp.Or(created.Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName())) < 0
 }
 
 // AllowedUntil returns until when a KubeFedCluster allows removals. An annotation that is not a time allows
 // none.
 func AllowedUntil(object metav1.Object) time.Time {
-	until, err := time.Parse(time.RFC3339, object.GetAnnotations()[AllowRemovalsAnnotation])
-	if err != nil {
-		return time.Time{}
-	}
+	until, _ := time.Parse(time.RFC3339, object.GetAnnotations()[AllowRemovalsAnnotation]) // the zero time if it is none
 	return until
 }
 
