@@ -54,22 +54,18 @@ func terminate(j *batchv1.Job) {
 func TestReconcileJobs(t *testing.T) {
 	replaced := []string{tryJob, deleteJob, createJob}
 	runCases(t, map[string]reconcileCase{
-		"a Job is deleted and created again, also a finished one": {
-			objects: objs{cm1(), job(nil)},
-			change: func(f *fixture) {
-				f.put(2*time.Second, cm2())
-				want := &batchv1.Job{
-					ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{kAuto: "true"}},
-					Spec:       batchv1.JobSpec{Template: marked(h2)},
-				}
-				want.Spec.Template.Labels = map[string]string{"app": "web"}
-				same(f.t, "Job", want, f.job(), asCreated)
-				if f.job().UID == "job-1" {
-					f.t.Error("it is still the old Job")
-				}
-			},
-			want: replaced,
-		},
+		"a Job is deleted and created again, also a finished one": given(objs{cm1(), job(nil)}, func(f *fixture) {
+			f.put(2*time.Second, cm2())
+			want := &batchv1.Job{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{kAuto: "true"}},
+				Spec:       batchv1.JobSpec{Template: marked(h2)},
+			}
+			want.Spec.Template.Labels = map[string]string{"app": "web"}
+			same(f.t, "Job", want, f.job(), asCreated)
+			if f.job().UID == "job-1" {
+				f.t.Error("it is still the old Job")
+			}
+		}, replaced),
 		"a Job of a CronJob is left alone": {
 			objects: objs{cm1(), job(func(j *batchv1.Job) {
 				j.OwnerReferences = []metav1.OwnerReference{{Kind: "CronJob", Name: "web", Controller: ptr.To(true)}}

@@ -92,41 +92,33 @@ func TestReconcileCronJobs(t *testing.T) {
 	}
 
 	runCases(t, map[string]reconcileCase{
-		"a change runs the CronJob once": {
-			objects: objs{cm1(), byAuto(nil)},
-			change: func(f *fixture) {
-				f.put(2*time.Second, cm2())
-				// The name of a run depends on the version of the source.
-				version := controllertest.Get[corev1.ConfigMap](f.Host, "shop", "app-config").ResourceVersion
-				sum := sha256.Sum256([]byte(`cj-1{"configmap/app-config":"` + h2 + "@" + version + `","workload":"CronJob/shop/web"}`))
-				want := []*batchv1.Job{{
-					ObjectMeta: metav1.ObjectMeta{
-						Name: "web-" + hex.EncodeToString(sum[:4]), Namespace: "shop",
-						Labels:          map[string]string{"app": "web"},
-						Annotations:     map[string]string{"team": "shop", kAuto: "true", "cronjob.kubernetes.io/instantiate": "manual"},
-						OwnerReferences: []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "CronJob", Name: "web", UID: "cj-1", Controller: ptr.To(true)}},
-					},
-					Spec: batchv1.JobSpec{Template: marked(h2)},
-				}}
-				same(f.t, "Jobs", want, f.runs(), asCreated)
-			},
-			want: ran,
-		},
+		"a change runs the CronJob once": given(objs{cm1(), byAuto(nil)}, func(f *fixture) {
+			f.put(2*time.Second, cm2())
+			// The name of a run depends on the version of the source.
+			version := controllertest.Get[corev1.ConfigMap](f.Host, "shop", "app-config").ResourceVersion
+			sum := sha256.Sum256([]byte(`cj-1{"configmap/app-config":"` + h2 + "@" + version + `","workload":"CronJob/shop/web"}`))
+			want := []*batchv1.Job{{
+				ObjectMeta: metav1.ObjectMeta{
+					Name: "web-" + hex.EncodeToString(sum[:4]), Namespace: "shop",
+					Labels:          map[string]string{"app": "web"},
+					Annotations:     map[string]string{"team": "shop", kAuto: "true", "cronjob.kubernetes.io/instantiate": "manual"},
+					OwnerReferences: []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "CronJob", Name: "web", UID: "cj-1", Controller: ptr.To(true)}},
+				},
+				Spec: batchv1.JobSpec{Template: marked(h2)},
+			}}
+			same(f.t, "Jobs", want, f.runs(), asCreated)
+		}, ran),
 		"a suspended CronJob is not run under auto": given(objs{cm1(), byAuto(suspended)}, changeCM,
 			[]string{state}, "Normal ReloadSkipped Suspended, not reloaded for ConfigMap shop/app-config"),
 		"a suspended CronJob is run for a named source":                               {objects: objs{cm1(), byName(suspended)}, change: changeCM, want: ran},
 		"a CronJob that forbids concurrency is not run under auto while it is active": given(objs{cm1(), byAuto(busy)}, changeCM, []string{state}, skipped),
 		"a CronJob that forbids concurrency waits, for a named source, until it is not active": given(objs{cm1(), byName(busy)}, func(f *fixture) { changeCM(f); f.pass(5 * time.Minute); f.written(0); f.Put(byName(forbid)) },
 			ran, waits, reloaded),
-		"a Job of ours counts as active until it is complete": {
-			objects: objs{cm1(), byName(forbid), run("run-1")},
-			change: func(f *fixture) {
-				f.put(5*time.Minute, cm2())
-				f.requested(map[string]int{"list deployments": 1}) // for the original
-				f.put(10*time.Second, run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
-			},
-			want: ran, events: []string{waits, reloaded},
-		},
+		"a Job of ours counts as active until it is complete": given(objs{cm1(), byName(forbid), run("run-1")}, func(f *fixture) {
+			f.put(5*time.Minute, cm2())
+			f.requested(map[string]int{"list deployments": 1}) // for the original
+			f.put(10*time.Second, run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
+		}, ran, waits, reloaded),
 		"a Job of ours counts as active until it has failed": {objects: objs{cm1(), byName(forbid), run("run-1", batchv1.JobFailed)}, change: changeCM, want: ran},
 		"one unfinished Job among several skips the reload": given(objs{cm1(), byAuto(forbid), run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)}, changeCM,
 			[]string{state}, skipped),
@@ -152,19 +144,14 @@ func TestReconcileCronJobs(t *testing.T) {
 			want:    []string{create, recorded(cmKey, h2, dbKey, ""), recorded(cmKey, h2, dbKey, p1)},
 			events:  []string{reloaded, refused},
 		},
-		"a source that goes back to data of a Job that is still there runs another": {
-			objects: objs{cm1(), byAuto(nil)},
-			change: func(f *fixture) {
-				f.put(time.Minute, cm2())
-				f.put(time.Minute, cm1())
-				f.put(time.Minute, cm2())
-				if n := len(f.runs()); n != 3 {
-					f.t.Errorf("%d Jobs, want 3", n)
-				}
-			},
-			want:   []string{create, state, create, recorded(cmKey, h1), create, state},
-			events: []string{reloaded, reloaded, reloaded},
-		},
+		"a source that goes back to data of a Job that is still there runs another": given(objs{cm1(), byAuto(nil)}, func(f *fixture) {
+			f.put(time.Minute, cm2())
+			f.put(time.Minute, cm1())
+			f.put(time.Minute, cm2())
+			if n := len(f.runs()); n != 3 {
+				f.t.Errorf("%d Jobs, want 3", n)
+			}
+		}, []string{create, state, create, recorded(cmKey, h1), create, state}, reloaded, reloaded, reloaded),
 		"a dry run says that a suspended CronJob would be skipped": given(objs{cm1(), byAuto(suspended)}, changeCM,
 			nil, "Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config").with(func(c *config) { c.DryRun = true }),
 		"annotations of the Job template's own metadata are not read": {objects: objs{cm1(), cronJob(nil)}, change: changeCM},

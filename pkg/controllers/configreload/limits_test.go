@@ -71,27 +71,19 @@ func TestBurstIsOnePatchPerWorkload(t *testing.T) {
 
 func TestReconcileCosts(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
-		"a change is one request, though the cache is late and the workload is reconciled again meanwhile": {
-			configure: quietPeriod(0),
-			change: func(f *fixture) {
-				f.Lag(500*time.Millisecond, "deployments")
-				f.forget()
-				f.put(100*time.Millisecond, cm2())
-				f.put(2*time.Second, annotated(cm2(), kMatch, "true"))
-				f.requested(map[string]int{"patch deployments": 1})
-			},
-			want: rolled,
-		},
-		"a change during the patch is acted on at once": {
-			configure: quietPeriod(0),
-			change: func(f *fixture) {
-				f.once("patch", "deployments", func() { <-time.After(100 * time.Millisecond) })
-				f.put(50*time.Millisecond, cm2())
-				f.put(60*time.Millisecond, cm1())
-				f.written(2)
-			},
-			want: []string{roll, env(known1, "web/"+cmVar, h1)}, events: []string{reloaded, reloaded},
-		},
+		"a change is one request, though the cache is late and the workload is reconciled again meanwhile": given(nil, func(f *fixture) {
+			f.Lag(500*time.Millisecond, "deployments")
+			f.forget()
+			f.put(100*time.Millisecond, cm2())
+			f.put(2*time.Second, annotated(cm2(), kMatch, "true"))
+			f.requested(map[string]int{"patch deployments": 1})
+		}, rolled).with(quietPeriod(0)),
+		"a change during the patch is acted on at once": given(nil, func(f *fixture) {
+			f.once("patch", "deployments", func() { <-time.After(100 * time.Millisecond) })
+			f.put(50*time.Millisecond, cm2())
+			f.put(60*time.Millisecond, cm1())
+			f.written(2)
+		}, []string{roll, env(known1, "web/"+cmVar, h1)}, reloaded, reloaded).with(quietPeriod(0)),
 		// Such a workload is reconciled whenever a source of its namespace changes.
 		"a source that a workload with a pattern does not watch rolls nothing, also as it comes to be read": {
 			objects: objs{cm1(), cm("noise", "v", "0"), deploy(web, kAuto, "true", kCM, "zzz-.*", nativeState, known1)},

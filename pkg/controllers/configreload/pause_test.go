@@ -41,27 +41,18 @@ func TestReconcilePause(t *testing.T) {
 	h3 := hashOf("color", "green")
 	patchWithPause := "patch deployments/web " + toJSON(paused(envBody(known2, "web/"+cmVar, h2), second(1)))
 	runCases(t, map[string]reconcileCase{
-		"the first change pauses, the second does not extend the pause": {
-			objects: row(kPause, "5m"),
-			change: func(f *fixture) {
-				f.put(time.Minute, cm2())
-				f.put(4*time.Minute+500*time.Millisecond, cm("app-config", "color", "green"))
-				f.written(2)
-				f.count(1, "paused_deployments")
-			},
-			want:   []string{patchWithPause, env(stateOf(cmKey, h3), "web/"+cmVar, h3), resume()},
-			events: []string{reloaded, reloaded},
-		},
-		"the pause ends in time though the manager restarts meanwhile": {
-			objects: row(kPause, "5m"),
-			change: func(f *fixture) {
-				f.put(2*time.Minute, cm2())
-				f.Restart()
-				f.pass(2*time.Minute + 59*time.Second)
-				f.written(1)
-			},
-			want: []string{patchWithPause, resume()},
-		},
+		"the first change pauses, the second does not extend the pause": given(row(kPause, "5m"), func(f *fixture) {
+			f.put(time.Minute, cm2())
+			f.put(4*time.Minute+500*time.Millisecond, cm("app-config", "color", "green"))
+			f.written(2)
+			f.count(1, "paused_deployments")
+		}, []string{patchWithPause, env(stateOf(cmKey, h3), "web/"+cmVar, h3), resume()}, reloaded, reloaded),
+		"the pause ends in time though the manager restarts meanwhile": given(row(kPause, "5m"), func(f *fixture) {
+			f.put(2*time.Minute, cm2())
+			f.Restart()
+			f.pass(2*time.Minute + 59*time.Second)
+			f.written(1)
+		}, []string{patchWithPause, resume()}),
 		"a pause that ended while no manager ran ends at the start":           {objects: pausedBy(kPause, "5m", kPausedAt, second(-600)), want: []string{resume()}},
 		"a Deployment that somebody else paused is patched and never resumed": {objects: pausedBy(kPause, "5m"), change: changeCM, want: rolled},
 		"a pause that somebody ended leaves its time to be removed": given(row(kPause, "5m", kPausedAt, second(0)), nil,

@@ -39,16 +39,12 @@ func TestReconcileState(t *testing.T) {
 		"under search, a source that comes back with other data is a change": given(objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)}, func(f *fixture) { deleteCM(f); f.pass(time.Minute); f.Put(annotated(cm2(), kMatch, "true")) },
 			rolled),
 		"what only a pattern named is forgotten when it goes": given(objs{cm1(), deploy(pod(), kCM, "app-.*", nativeState, known1)}, deleteCM, []string{stateOnly("")}),
-		"on-delete removes the variable, and without the variable is recorded": {
-			configure: onDelete, objects: objs{cm1(), auto(marked(h1), known1)},
-			change: func(f *fixture) {
-				deleteCM(f)
-				f.pass(time.Minute)
-				f.put(time.Minute, cm1())
-				deleteCM(f)
-			},
-			want: []string{env(absent, "web/"+cmVar, ""), stateOnly(known1), stateOnly(absent)},
-		},
+		"on-delete removes the variable, and without the variable is recorded": given(objs{cm1(), auto(marked(h1), known1)}, func(f *fixture) {
+			deleteCM(f)
+			f.pass(time.Minute)
+			f.put(time.Minute, cm1())
+			deleteCM(f)
+		}, []string{env(absent, "web/"+cmVar, ""), stateOnly(known1), stateOnly(absent)}).with(onDelete),
 		"on-delete rolls for what only a pattern named, and forgets it": given(objs{cm1(), deploy(pod(variableSet(cmVar, h1)), kCM, "app-.*", nativeState, known1)}, deleteCM,
 			[]string{env("", "web/"+cmVar, "")}).with(onDelete),
 		"on-delete under the annotations strategy marks the deletion": given(nil, deleteCM,
@@ -56,26 +52,18 @@ func TestReconcileState(t *testing.T) {
 		"on-delete rolls once for what is named by a pattern and referenced": given(objs{cm1(), deploy(marked(h1), kCM, "app-.*", nativeState, known1)}, deleteCM,
 			[]string{env(absent, "web/"+cmVar, "")}).with(onDelete),
 		"a new reference is recorded, and rolls nothing by itself": given(objs{cm1(), db1(), both(known1)}, nil, []string{stateOnly(stateOf(cmKey, h1, dbKey, p1))}),
-		"a change right after the workload's creation is not swallowed by recording": {
-			configure: quietPeriod(10 * time.Second), objects: objs{cm1()},
-			change: func(f *fixture) {
-				f.refuse(1, "patch", "deployments", errTryAgain) // writing the state fails until the change is there
-				f.put(100*time.Millisecond, bare)
-				f.put(time.Minute, cm2())
-			},
-			want: []string{stateOnly(known1), roll}, events: []string{reloaded, notRecorded + errTryAgain.Error()},
-		},
-		"a state that cannot be recorded is tried again, and reported each time": {
-			objects: objs{cm1()},
-			change: func(f *fixture) {
-				f.refuse(3, "patch", "deployments", errForbidden)
-				f.Put(bare)
-				f.pass(5 * time.Second) // at once, and after 1 s and 3 s
-				f.count(3, "state_writes_total", "result", "error")
-				f.pass(5 * time.Second)
-			},
-			want: slices.Repeat([]string{stateOnly(known1)}, 4), events: slices.Repeat([]string{notRecorded + errForbidden.Error()}, 3),
-		},
+		"a change right after the workload's creation is not swallowed by recording": given(objs{cm1()}, func(f *fixture) {
+			f.refuse(1, "patch", "deployments", errTryAgain) // writing the state fails until the change is there
+			f.put(100*time.Millisecond, bare)
+			f.put(time.Minute, cm2())
+		}, []string{stateOnly(known1), roll}, reloaded, notRecorded+errTryAgain.Error()).with(quietPeriod(10 * time.Second)),
+		"a state that cannot be recorded is tried again, and reported each time": given(objs{cm1()}, func(f *fixture) {
+			f.refuse(3, "patch", "deployments", errForbidden)
+			f.Put(bare)
+			f.pass(5 * time.Second) // at once, and after 1 s and 3 s
+			f.count(3, "state_writes_total", "result", "error")
+			f.pass(5 * time.Second)
+		}, slices.Repeat([]string{stateOnly(known1)}, 4), slices.Repeat([]string{notRecorded + errForbidden.Error()}, 3)...),
 		"a state that is no state is reported and recorded anew": given(objs{cm1(), auto(web, "{")}, nil,
 			[]string{stateOnly(known1)}, invalid+nativeState+": not a JSON object of strings: unexpected end of JSON input"),
 		"a state that was copied from another workload is none": given(objs{cm1(), auto(web, stateOn("Deployment/other/web", cmKey, h2))}, nil,
@@ -83,18 +71,15 @@ func TestReconcileState(t *testing.T) {
 		"a state of the first release counts": {objects: objs{cm2(), auto(web, `{"configmap/app-config":"`+h1[:stateDigits]+`"}`)}, want: rolled},
 		"an empty state on a workload that asks for nothing is removed, once": given(objs{cm1(), deploy(web, nativeState, "")}, func(f *fixture) { f.pass(time.Minute); f.touch() },
 			[]string{stateOnly("")}),
-		"a state that others remove is written again, but rarely": {
-			change: func(f *fixture) {
-				f.put(time.Second, bare)
-				f.expect(stateOnly(known1))
-				for range 20 { // ten minutes of removing and restoring
-					f.put(29*time.Second, bare)
-				}
-				f.written(1)
-				changeCM(f) // still rolls the workload, from memory, and writes the state with it
-			},
-			want: []string{stateOnly(known1), roll},
-		},
+		"a state that others remove is written again, but rarely": given(nil, func(f *fixture) {
+			f.put(time.Second, bare)
+			f.expect(stateOnly(known1))
+			for range 20 { // ten minutes of removing and restoring
+				f.put(29*time.Second, bare)
+			}
+			f.written(1)
+			changeCM(f) // still rolls the workload, from memory, and writes the state with it
+		}, []string{stateOnly(known1), roll}),
 		"a state that others write back is no change": {
 			change: func(f *fixture) {
 				before := f.web()
@@ -113,30 +98,23 @@ func TestReconcileState(t *testing.T) {
 			events: slices.Repeat([]string{reloaded}, 3),
 		},
 		// Most workloads have not been rolled since the manager was last restarted or upgraded.
-		"a state of an earlier run stands": {
-			change: func(f *fixture) {
-				before := f.web()
-				f.put(time.Minute, cm2())
-				f.Restart()
+		"a state of an earlier run stands": given(nil, func(f *fixture) {
+			before := f.web()
+			f.put(time.Minute, cm2())
+			f.Restart()
+			f.pass(time.Minute)
+			f.Put(before)
+		}, []string{roll, stateOnly(known2)}),
+		"a state that is in Git is removed, but rarely, if the workload asks for nothing any more": given(objs{cm1(), inGit}, func(f *fixture) {
+			for range 15 {
 				f.pass(time.Minute)
-				f.Put(before)
-			},
-			want: []string{roll, stateOnly(known2)},
-		},
-		"a state that is in Git is removed, but rarely, if the workload asks for nothing any more": {
-			objects: objs{cm1(), inGit},
-			change: func(f *fixture) {
-				for range 15 {
-					f.pass(time.Minute)
-					f.Put(inGit)
-				}
-				f.pass(time.Hour)
-				f.written(4) // after 0, 1, 11 and 21 minutes
-				// The workload asks again, and nobody else has written its state meanwhile.
-				f.Put(annotated(f.web(), kAuto, "true"))
-			},
-			want: append(slices.Repeat([]string{stateOnly("")}, 4), stateOnly(known1)),
-		},
+				f.Put(inGit)
+			}
+			f.pass(time.Hour)
+			f.written(4) // after 0, 1, 11 and 21 minutes
+			// The workload asks again, and nobody else has written its state meanwhile.
+			f.Put(annotated(f.web(), kAuto, "true"))
+		}, append(slices.Repeat([]string{stateOnly("")}, 4), stateOnly(known1))),
 	})
 }
 
@@ -156,17 +134,13 @@ func TestFirstSight(t *testing.T) {
 			[]string{stateOnly(known1), stateOnly(known2)}),
 		"a change before the workload asks to be rolled rolls nothing": given(objs{cm1(), deploy(web)}, func(f *fixture) { changeCM(f); f.pass(10 * time.Millisecond); f.Put(asks()) },
 			[]string{stateOnly(known2)}),
-		"a change right after the source was added to the template rolls": {
-			objects: objs{cm1(), db1(), auto(pod(readsSecret("db")), stateOf(dbKey, p1))},
-			change: func(f *fixture) {
-				f.Lag(little, "deployments")
-				d := f.web()
-				reads("app-config")(&d.Spec.Template)
-				f.Put(d)
-				changeCM(f)
-			},
-			want: []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)},
-		},
+		"a change right after the source was added to the template rolls": given(objs{cm1(), db1(), auto(pod(readsSecret("db")), stateOf(dbKey, p1))}, func(f *fixture) {
+			f.Lag(little, "deployments")
+			d := f.web()
+			reads("app-config")(&d.Spec.Template)
+			f.Put(d)
+			changeCM(f)
+		}, []string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)}),
 		"next to the original, which is first, the template stays as it is though the cache does not know yet": {
 			change: func(f *fixture) {
 				f.Lag(10*time.Second, "deployments")
@@ -176,49 +150,33 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: []string{roll, roll}, // the first is refused
 		},
-		"a source that was there before the workload, and begins to count after it, rolls with on-create": {
-			configure: func(c *config) { onCreate(c); onlyLabelled(c) }, objects: objs{},
-			change: func(f *fixture) {
-				f.put(time.Second, cm2())
-				f.put(time.Minute, asks())
-				f.Put(labelled(cm2()))
-			},
-			want: []string{stateOnly(absent), roll},
-		},
-		"a source that has changed while it did not count rolls with on-create": {
-			configure: onlyLabelled, objects: objs{},
-			change: func(f *fixture) {
-				f.put(time.Second, labelled(cm1()))
-				f.Put(asks())
-				f.pass(time.Minute)
-				f.put(time.Minute, cm2())
-				f.Put(labelled(cm2()))
-			},
-			want: []string{stateOnly(known1), roll},
-		},
-		"a change before the end of ignore rolls nothing": {
-			objects: objs{cm1(), asks()},
-			change: func(f *fixture) {
-				f.put(time.Minute, annotated(cm1(), kIgnore, "true"))
-				f.Put(annotated(cm2(), kIgnore, "true"))
-				f.pass(time.Minute)
-				changeCM(f)
-			},
-			want: []string{stateOnly(known1), stateOnly(""), stateOnly(known2)},
-		},
+		"a source that was there before the workload, and begins to count after it, rolls with on-create": given(objs{}, func(f *fixture) {
+			f.put(time.Second, cm2())
+			f.put(time.Minute, asks())
+			f.Put(labelled(cm2()))
+		}, []string{stateOnly(absent), roll}).with(func(c *config) { onCreate(c); onlyLabelled(c) }),
+		"a source that has changed while it did not count rolls with on-create": given(objs{}, func(f *fixture) {
+			f.put(time.Second, labelled(cm1()))
+			f.Put(asks())
+			f.pass(time.Minute)
+			f.put(time.Minute, cm2())
+			f.Put(labelled(cm2()))
+		}, []string{stateOnly(known1), roll}).with(onlyLabelled),
+		"a change before the end of ignore rolls nothing": given(objs{cm1(), asks()}, func(f *fixture) {
+			f.put(time.Minute, annotated(cm1(), kIgnore, "true"))
+			f.Put(annotated(cm2(), kIgnore, "true"))
+			f.pass(time.Minute)
+			changeCM(f)
+		}, []string{stateOnly(known1), stateOnly(""), stateOnly(known2)}),
 		"a change that comes with the end of ignore rolls": {objects: objs{annotated(cm1(), kIgnore, "true"), asks()}, change: changeCM, want: rolled},
 		"a change before the source matches rolls nothing": given(objs{cm1(), deploy(web, kSearch, "true")}, func(f *fixture) { f.put(time.Minute, cm2()); f.Put(annotated(cm2(), kMatch, "true")) },
 			[]string{stateOnly(known2)}),
 		"a change that comes with the annotation that makes the source count rolls": given(objs{cm1(), deploy(web, kSearch, "true")}, func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
 			rolled),
-		"a change right after the source matches rolls": {
-			objects: objs{cm1(), deploy(web, kSearch, "true")},
-			change: func(f *fixture) {
-				f.put(10*time.Millisecond, annotated(cm1(), kMatch, "true"))
-				f.Put(annotated(cm2(), kMatch, "true"))
-			},
-			want: rolled,
-		},
+		"a change right after the source matches rolls": given(objs{cm1(), deploy(web, kSearch, "true")}, func(f *fixture) {
+			f.put(10*time.Millisecond, annotated(cm1(), kMatch, "true"))
+			f.Put(annotated(cm2(), kMatch, "true"))
+		}, rolled),
 		"a change before the namespace is selected rolls nothing": given(objs{namespace(), cm1(), asks()}, func(f *fixture) { f.put(time.Minute, cm2()); f.Put(labelled(namespace())) },
 			[]string{stateOnly(known2)}).with(func(c *config) { c.NamespaceSelector = []string{"env=prod"} }),
 	})

@@ -86,6 +86,11 @@ type reconcileCase struct {
 	run       func(f *fixture)
 }
 
+// given returns a row with what happens, and the objects at the start.
+func given(run func(f *fixture), objects ...runtime.Object) reconcileCase {
+	return reconcileCase{objects: objects, run: run}
+}
+
 func runCases(t *testing.T, cases map[string]reconcileCase) {
 	t.Helper()
 	for name, tc := range cases {
