@@ -103,16 +103,12 @@ func (d *dryRun) reasonNotTo(r *http.Request) string {
 	case "", "status", "scale":
 	case "attach", "exec", "portforward", "proxy":
 		return "what it connects to does not know dry runs" // for any method: exec by websocket is a GET
-	case "binding", "eviction":
-		if !builtIn {
-			return "it is not a subresource of custom resources"
-		}
 	default:
 		if !builtIn {
 			return "it is not a subresource of custom resources"
 		}
 		// For instance, the API server would issue a valid token of a ServiceAccount.
-		if r.Method == http.MethodPost {
+		if r.Method == http.MethodPost && info.Subresource != "binding" && info.Subresource != "eviction" {
 			return "the API server might create this subresource despite dryRun"
 		}
 	}

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -381,6 +382,6 @@ func (o *Options) Settings() controllers.Settings {
 	return controllers.Settings{
 		Compat: o.Generic.Compat, Namespaces: o.Generic.Namespaces, DryRun: o.Generic.DryRun, Namespace: lease.Namespace,
 		OwnNamespaces: []string{lease.Namespace, apifence.NamespaceFor(lease)},
-		Pod:           cache.ObjectName{Namespace: lease.Namespace, Name: os.Getenv("POD_NAME")},
+		Pod:           cache.ObjectName{Namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), lease.Namespace), Name: os.Getenv("POD_NAME")},
 	}
 }

@@ -80,7 +80,7 @@ type Config interface {
 
 // Settings is what the process decides for all controllers.
 type Settings struct {
-	// Namespace is the namespace of the process's Lease and Pod.
+	// Namespace is the namespace of the process's Lease, and of its Pod unless POD_NAMESPACE names another.
 	Namespace string
 	// Pod is the process's Pod; the name is empty if the Pod is not known.
 	Pod cache.ObjectName

@@ -81,11 +81,18 @@ func tenantOf[K comparable](key K) string {
 // key each. The keys of one tenant are first in, first out. A key may stand in several places: in both
 // lanes, and in the turns of all tenants on whose behalf it was added. It is taken from the place whose
 // turn comes first and then leaves the others. So nobody delays a key by adding it to a long queue of
-// their own. For instance, a key that shop has added to laneShown and team to laneChanged has two places, and
-// is taken when it is team's turn in laneChanged or, if that comes first, shop's in laneShown.
+// their own.
+//
+// For instance, shop adds the keys a and b to laneChanged, and team adds b and c:
+//
+//	order[laneChanged]: shop, team
+//	turns[laneChanged]: shop has places of a and b, team has places of b and c
+//
+// Pop takes a, from shop's turn, and then b, from team's turn; with that, b leaves shop's turn, which ends.
+// Then it takes c.
 //
 // A key is noted before it is added to the workqueue, which knows neither lanes nor tenants and may push
-// the key only when its reconcile has ended.
+// the key only when its reconcile has ended: the place of the note is in the turn but not yet in its ring.
 type lanes[K comparable] struct {
 	mu          sync.Mutex                   // the workqueue calls its methods, Push to Pop, under a lock of its own
 	places      map[K]*item[place[K]]        // of keys that are queued or noted

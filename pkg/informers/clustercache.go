@@ -38,12 +38,6 @@ func NewCaches(reg metrics.KubeRegistry) (*Caches, error) {
 	return c, nil
 }
 
-func (c *Caches) add(cluster *ClusterCache) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.all = append(c.all, cluster)
-}
-
 func (c *Caches) remove(cluster *ClusterCache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,7 +93,9 @@ func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock
 		}
 		cluster.informers = append(cluster.informers, i)
 	}
-	c.add(cluster)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = append(c.all, cluster)
 	return cluster, nil
 }
 
