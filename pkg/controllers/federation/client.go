@@ -165,7 +165,7 @@ func (c *client) mayRenew() bool {
 
 // config is for Host.Cluster. It has no token, which each request gets here.
 func (c *client) config(qps int) *rest.Config {
-	return &rest.Config{Host: c.connection.Endpoint.String(), Transport: c, QPS: float32(qps), Burst: 2 * qps}
+	return &rest.Config{Host: c.connection.Endpoint.String(), Transport: c, QPS: float32(qps), Burst: 2 * qps, Timeout: clusterTimeout}
 }
 
 // SetDial makes connections in another way, such as in the network of a test.
@@ -203,11 +203,9 @@ func (c *client) probe(ctx context.Context, timeout time.Duration) (result polic
 	if result = policy.ProbeResult(code, string(body)); result != policy.Well {
 		return result, "", ""
 	}
-	if code, body, err = c.get(ctx, t, "/version", timeout, maxBody); err != nil || code != http.StatusOK {
-		return result, "", ""
-	}
 	var info struct{ GitVersion string }
-	if json.Unmarshal(body, &info) != nil || len(info.GitVersion) > 64 {
+	code, body, err = c.get(ctx, t, "/version", timeout, maxBody)
+	if err != nil || code != http.StatusOK || json.Unmarshal(body, &info) != nil || len(info.GitVersion) > 64 {
 		return result, "", ""
 	}
 	return result, info.GitVersion, ""

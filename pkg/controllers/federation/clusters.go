@@ -89,10 +89,8 @@ func newClusterLoop(c *controller, loop controllers.LoopOptions) (*clusterLoop, 
 	loop.Workers, loop.DrainTimeout = probesAtOnce, drainTimeout
 	// Not the status, which the loop writes itself.
 	changes := controllers.WatchSelf(c.informers.clusters, controllers.GenerationChanged)
-	// The settings are read at each use; the watch makes the loop wait until they are in the cache.
-	known := controllers.WatchChanges(c.informers.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName { return nil })
 	var err error
-	l.Loop, err = controllers.NewLoop(loop, l.reconcile, changes, known, controllers.WatchChanges(c.informers.secrets, l.ofSecret))
+	l.Loop, err = controllers.NewLoop(loop, l.reconcile, changes, controllers.WaitFor[cache.ObjectName](c.informers.configs), controllers.WatchChanges(c.informers.secrets, l.ofSecret))
 	return l, err
 }
 

@@ -47,22 +47,22 @@ const (
 
 // controller propagates objects.
 type controller struct {
-	cfg            Config
-	host           controllers.Host
-	informers      informersOf
-	clock          clock.WithTicker
-	clusters       *clusterLoop
-	types          *typeLoop
-	loop           keyLoop
-	statuses       keyLoop
-	replicas       *spreader
-	dns            *dnsLoop // nil without --federation-dns
-	writtenOffLoop *controllers.Loop[cache.ObjectName]
-	bodies         *bodies
-	metrics        *domainMetrics
-	metadata       metadata.Interface // says nothing of Endpoints being deprecated
-	lists          chan struct{}
-	opened         chan struct{} // a cluster has been opened
+	cfg       Config
+	host      controllers.Host
+	informers informersOf
+	clock     clock.WithTicker
+	clusters  *clusterLoop
+	types     *typeLoop
+	loop      keyLoop
+	statuses  keyLoop
+	replicas  *spreader
+	dns       *dnsLoop // nil without --federation-dns
+	others    []loop   // all but the loop of the host
+	bodies    *bodies
+	metrics   *domainMetrics
+	metadata  metadata.Interface // says nothing of Endpoints being deprecated
+	lists     chan struct{}
+	opened    chan struct{} // a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
 	idle  atomic.Bool // since KubeFed leads
@@ -76,6 +76,12 @@ type controller struct {
 	joined        []policy.Cluster                 // the KubeFedClusters; nil until they are read
 	writtenOff    map[string]policy.WrittenOff     // the records of removals that were written off, by ConfigMap
 	lastSeen      map[string]map[string]*typeWatch // of clusters that are away, by type
+}
+
+// loop is a loop of the controller.
+type loop interface {
+	Run(context.Context) error
+	Status() controllers.Status
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
@@ -119,8 +125,10 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 		if c.dns, err = newDNSLoop(c, named("dns")); err != nil {
 			return nil, err
 		}
+		c.others = append(c.others, c.dns)
 	}
-	c.writtenOffLoop, err = c.newWrittenOffLoop(named("written-off"))
+	writtenOff, err := c.newWrittenOffLoop(named("written-off"))
+	c.others = append(c.others, c.clusters, c.types, c.statuses, c.replicas, writtenOff)
 	// Also while the loop does not run.
 	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.forgetJoined() })
 	c.metrics = newDomainMetrics(h.Metrics)
@@ -134,7 +142,7 @@ func (c *controller) clusterChanged(e controllers.Event[*unstructured.Unstructur
 	}
 	c.forgetJoined()
 	if e.Old != nil && e.New != nil {
-		c.retryHeld(e.New.GetName())
+		c.dropResults(e.New.GetName(), everyType) // removals may be allowed now
 	}
 	return queuedKeys(c.all(everyType))
 }
@@ -182,11 +190,11 @@ func (c *controller) Run(ctx context.Context) error {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	c.replicas.forgetAll()
+	c.replicas.decisions.Clear() // others may have written meanwhile
 	var all sync.WaitGroup
-	runs := []func(context.Context) error{c.clusters.Run, c.types.Run, c.loop.Run, c.statuses.Run, c.replicas.Run, c.writtenOffLoop.Run, c.watchForKubeFed}
-	if c.dns != nil {
-		runs = append(runs, c.dns.Run)
+	runs := []func(context.Context) error{c.loop.Run, c.watchForKubeFed}
+	for _, other := range c.others {
+		runs = append(runs, other.Run)
 	}
 	errs := make([]error, len(runs))
 	for i, run := range runs {
@@ -230,7 +238,9 @@ func (c *controller) lock(ctx context.Context) (held string, gone bool, err erro
 // kubeFedLeads reports whether somebody renews the lock within the time in which KubeFed does.
 func (c *controller) kubeFedLeads(ctx context.Context) (bool, error) {
 	before, _, err := c.lock(ctx)
-	if !c.sleep(ctx, kubeFedRenews) {
+	select {
+	case <-c.clock.After(kubeFedRenews):
+	case <-ctx.Done():
 		return false, nil
 	}
 	now, _, failed := c.lock(ctx)
@@ -259,16 +269,6 @@ func (c *controller) watchForKubeFed(ctx context.Context) error {
 	return nil
 }
 
-// sleep returns false if ctx ends first.
-func (c *controller) sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-c.clock.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // clusterStatus is what /debug/controllers/federation says of a cluster.
 type clusterStatus struct {
 	Name  string `json:"name"`
@@ -287,11 +287,8 @@ type clusterStatus struct {
 func (c *controller) Status() controllers.Status {
 	s := c.loop.Status()
 	s.Name = Name
-	others := []controllers.Status{c.clusters.Status(), c.types.Status(), c.statuses.Status(), c.replicas.Status(), c.writtenOffLoop.Status()}
-	if c.dns != nil {
-		others = append(others, c.dns.Status())
-	}
-	for _, other := range others {
+	for _, loop := range c.others {
+		other := loop.Status()
 		s.InFlight = append(s.InFlight, other.InFlight...)
 		s.Reconciles, s.Errors, s.Panics = s.Reconciles+other.Reconciles, s.Errors+other.Errors, s.Panics+other.Panics
 		if s.LastError == nil || other.LastError != nil && other.LastError.Time.After(s.LastError.Time) {
@@ -308,33 +305,32 @@ func (c *controller) Status() controllers.Status {
 }
 
 // clusterStatuses returns all clusters, sorted by name.
-func (c *controller) clusterStatuses() (all []clusterStatus) {
-	removals, writtenOff := map[string][2]int{}, map[string]int{}
+func (c *controller) clusterStatuses() []clusterStatus {
+	joined := c.joinedClusters()
+	all, byName := make([]clusterStatus, len(joined)), map[string]*clusterStatus{}
+	for i, cluster := range joined {
+		all[i] = clusterStatus{Name: cluster.Name, Ready: c.clusters.state(cluster.Name).health.Ready()}
+		byName[cluster.Name] = &all[i]
+		if r := c.readyCluster(cluster.Name); r != nil {
+			all[i].Types, all[i].Queue = r.states(), r.loop.Status().QueueDepth
+		}
+	}
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, record := range c.records {
 		for cluster, result := range record.results {
-			n := removals[cluster]
-			switch result.status {
-			case policy.WaitingForRemoval:
-				n[0]++
-			case policy.RemovalHeld:
-				n[0], n[1] = n[0]+1, n[1]+1
+			held := result.status == policy.RemovalHeld
+			if s := byName[cluster]; s != nil && (held || result.status == policy.WaitingForRemoval) {
+				if s.Pending++; held {
+					s.Held++
+				}
 			}
-			removals[cluster] = n
 		}
 	}
 	for _, record := range c.writtenOff {
-		writtenOff[record.Cluster]++
-	}
-	c.mu.Unlock()
-	for _, cluster := range c.joinedClusters() {
-		s := clusterStatus{Name: cluster.Name, Pending: removals[cluster.Name][0], Held: removals[cluster.Name][1]}
-		s.Ready = c.clusters.state(cluster.Name).health.Ready()
-		s.WrittenOff = writtenOff[cluster.Name]
-		if r := c.readyCluster(cluster.Name); r != nil {
-			s.Types, s.Queue = r.states(), r.loop.Status().QueueDepth
+		if s := byName[record.Cluster]; s != nil {
+			s.WrittenOff++
 		}
-		all = append(all, s)
 	}
 	return all
 }

@@ -31,7 +31,7 @@ func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
 	if object, exists := c.propagatedOf(v); exists {
 		client, _, kind := c.versionsClient(v)
 		err := client.Delete(ctx, object.GetName(), metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(object.GetUID()))})
-		if err != nil && !apierrors.IsNotFound(err) {
+		if ignoreNotFound(err) != nil {
 			return fmt.Errorf("%s %s: %w", kind, v.propagatedName(), err)
 		}
 	}
@@ -92,6 +92,13 @@ func patch(ctx context.Context, client dynamic.ResourceInterface, name string, c
 	return object, err
 }
 
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
 // writeVersions writes the PropagatedVersion of the federated object if it has changed.
 func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Propagated) error {
 	if v.recorded.Same(next) || v.recorded.Template == "" && v.recorded.Overrides == "" && len(next.Clusters) == 0 {
@@ -103,10 +110,7 @@ func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Pro
 	if err == nil && object != nil && policy.ReadPropagated(object).Owner != v.object.GetUID() {
 		// The record of an earlier federated object of this name goes with that one. The garbage collector may be
 		// about to delete it by its UID, so another takes its place.
-		err = client.Delete(ctx, name.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(object.GetUID()))})
-		if apierrors.IsNotFound(err) {
-			err = nil
-		}
+		err = ignoreNotFound(client.Delete(ctx, name.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(object.GetUID()))}))
 		object = nil
 	}
 	if err == nil && object == nil {
@@ -192,23 +196,6 @@ func (c *controller) warnHeld(r *readyCluster, why string) {
 	}
 }
 
-// retryHeld enqueues the keys whose removal from a cluster is held.
-func (c *controller) retryHeld(name string) {
-	r := c.readyCluster(name)
-	if r == nil {
-		return
-	}
-	c.mu.Lock()
-	var held []key
-	for k, record := range c.records {
-		if known := record.resultOf(name); known != nil && known.status == policy.RemovalHeld {
-			held = append(held, k)
-		}
-	}
-	c.mu.Unlock()
-	r.loop.Enqueue(held...)
-}
-
 const (
 	// collectEvery is statusEvery if the status of the objects in clusters is collected.
 	collectEvery = 5 * time.Second
@@ -218,8 +205,8 @@ const (
 )
 
 // statusEvery returns how often the status of the federated object is written at most.
-func (v *view) statusEvery() time.Duration {
-	if v.collects {
+func (t *federatedType) statusEvery() time.Duration {
+	if t != nil && t.collects {
 		return collectEvery
 	}
 	return statusEvery
@@ -229,14 +216,12 @@ func (v *view) statusEvery() time.Duration {
 func (c *controller) pace(ctx context.Context, k key) (time.Duration, error) {
 	c.mu.Lock()
 	record, t := c.recordFor(k), c.followed[k.kind]
-	if t != nil && t.collects {
-		if left := collectEvery - c.clock.Since(record.wrote); left > 0 {
-			c.mu.Unlock()
-			return left, nil
-		}
-	}
-	record.paced = true
+	left := t.statusEvery() - c.clock.Since(record.wrote)
+	record.paced = left <= 0
 	c.mu.Unlock()
+	if left > 0 {
+		return left, nil
+	}
 	c.loop.Enqueue(k)
 	select {
 	case <-c.clock.After(paceInterval):

@@ -4,8 +4,6 @@
 package federation
 
 import (
-	"sync"
-
 	"k8s.io/component-base/metrics"
 )
 
@@ -17,8 +15,7 @@ type domainMetrics struct {
 	lag                              *metrics.HistogramVec
 	spreads                          *metrics.Counter
 
-	mu       sync.Mutex
-	clusters map[string]bool // that have series
+	clusters map[string]bool // that have series; only set uses it
 }
 
 func newDomainMetrics(reg metrics.KubeRegistry) *domainMetrics {
@@ -43,8 +40,6 @@ func newDomainMetrics(reg metrics.KubeRegistry) *domainMetrics {
 
 // set sets the gauges, and ends the series of clusters that have gone.
 func (m *domainMetrics) set(all []clusterStatus) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	gone := m.clusters
 	m.clusters = map[string]bool{}
 	for _, c := range all {
@@ -52,10 +47,9 @@ func (m *domainMetrics) set(all []clusterStatus) {
 		if c.Ready {
 			ready = 1
 		}
-		m.ready.WithLabelValues(c.Name).Set(ready)
-		m.pending.WithLabelValues(c.Name).Set(float64(c.Pending))
-		m.held.WithLabelValues(c.Name).Set(float64(c.Held))
-		m.writtenOff.WithLabelValues(c.Name).Set(float64(c.WrittenOff))
+		for gauge, value := range map[*metrics.GaugeVec]float64{m.ready: ready, m.pending: float64(c.Pending), m.held: float64(c.Held), m.writtenOff: float64(c.WrittenOff)} {
+			gauge.WithLabelValues(c.Name).Set(value)
+		}
 		m.clusters[c.Name] = true
 		delete(gone, c.Name)
 	}

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -33,7 +31,6 @@ type readyCluster struct {
 	c       *controller
 	name    string
 	client  *client
-	objects dynamic.Interface
 	loop    keyLoop
 	running atomic.Bool // the loop takes keys
 	held    atomic.Bool // the KubeFedCluster has been told that removals are held
@@ -102,11 +99,6 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 func (c *controller) open(ctx context.Context, name string, client *client) (err error) {
 	r := &readyCluster{c: c, name: name, client: client,
 		types: map[string]*typeWatch{}, removed: map[types.UID]time.Time{}, liveAnnotations: map[key]*uint64{}, repeats: map[queuedKey]*policy.Repeats{}}
-	config := rest.CopyConfig(client.cluster.RESTConfig)
-	config.Timeout = clusterTimeout
-	if r.objects, err = dynamic.NewForConfig(config); err != nil {
-		return err
-	}
 	options := client.cluster.LoopOptions
 	options.Loop = "sync"
 	options.Workers, options.Background, options.DrainTimeout = clusterWorkers, r.background, drainTimeout

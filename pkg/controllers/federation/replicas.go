@@ -118,9 +118,6 @@ func (s *spreader) texts() map[string]string {
 	return texts
 }
 
-// forgetAll drops all decisions: others may have written meanwhile.
-func (s *spreader) forgetAll() { s.decisions.Clear() }
-
 func (s *spreader) reconcile(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
 	now := s.c.clock.Now()
 	object, exists := s.c.informers.preferences.Get(name)
@@ -282,19 +279,16 @@ func (s *spreader) observe(ctx context.Context, v *view, ready []*readyCluster, 
 // if not all are ready.
 func (r *readyCluster) observe(ctx context.Context, v *view) (w policy.Workload, err error) {
 	resource := schema.GroupVersionResource{Group: v.Target.Group, Version: v.Target.Version, Resource: v.Target.PluralName}
-	object, err := r.objects.Resource(resource).Namespace(v.key.Namespace).Get(ctx, v.key.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return w, nil
-	}
+	object, err := r.client.cluster.Dynamic.Resource(resource).Namespace(v.key.Namespace).Get(ctx, v.key.Name, metav1.GetOptions{})
 	if err != nil {
-		return w, err
+		return w, ignoreNotFound(err)
 	}
 	if w, err = policy.ReadWorkload(object); err != nil || w.Ready == w.Replicas {
 		return w, err
 	}
 	w.Ready = 0
 	for options := (metav1.ListOptions{LabelSelector: w.Selector, Limit: podsAtOnce}); ; {
-		page, err := r.objects.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(v.key.Namespace).List(ctx, options)
+		page, err := r.client.cluster.Dynamic.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(v.key.Namespace).List(ctx, options)
 		if err != nil {
 			return w, err
 		}

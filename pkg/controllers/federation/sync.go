@@ -104,7 +104,11 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		delete(c.records, k)
 		c.mu.Unlock()
 		if runs {
-			c.enqueueInClusters(k) // managed objects without a federated object
+			for _, r := range c.ready() {
+				if r.holds(k) {
+					r.loop.Enqueue(k) // a managed object without a federated object
+				}
+			}
 		}
 		return 0, nil
 	}
@@ -132,15 +136,6 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		after = wait
 	}
 	return after, err
-}
-
-// enqueueInClusters enqueues a key in every cluster that holds its object.
-func (c *controller) enqueueInClusters(k key) {
-	for _, r := range c.ready() {
-		if r.holds(k) {
-			r.loop.Enqueue(k)
-		}
-	}
 }
 
 // outcome is what the host knows of a federated object in one cluster.

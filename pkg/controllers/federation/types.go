@@ -4,6 +4,7 @@
 package federation
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -22,10 +23,8 @@ import (
 // typeLoop decides which types are propagated, and writes the status of FederatedTypeConfigs.
 type typeLoop struct {
 	*controllers.Loop[cache.ObjectName]
-	c *controller
-
-	mu     sync.Mutex
-	states map[string]typeState
+	c      *controller
+	states sync.Map // the last typeStates, by name
 }
 
 // typeState is what was last decided on a FederatedTypeConfig.
@@ -37,15 +36,12 @@ type typeState struct {
 
 // newTypeLoop returns the loop of the FederatedTypeConfigs of the federation namespace.
 func newTypeLoop(c *controller, loop controllers.LoopOptions) (*typeLoop, error) {
-	l := &typeLoop{c: c, states: map[string]typeState{}}
+	l := &typeLoop{c: c}
 	var err error
 	l.Loop, err = controllers.NewLoop(loop, l.reconcile,
 		// One type may need another type, or be the federated type of another, so each change concerns all.
 		controllers.WatchMapped(c.informers.types, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
-			if e.New == nil {
-				return append(l.all(), cache.MetaObjectToName(e.Old))
-			}
-			return l.all()
+			return append(l.all(), cache.MetaObjectToName(cmp.Or(e.New, e.Old)))
 		}, controllers.GenerationChanged),
 		controllers.WatchChanges(c.informers.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			return l.all()
@@ -64,10 +60,8 @@ func (l *typeLoop) all() []cache.ObjectName { return namesIn(l.c.informers.types
 
 // runningTypes returns the types that run.
 func (l *typeLoop) runningTypes() (types []policy.TypeConfig) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, t := range l.states {
-		if t.runs {
+	for _, state := range l.states.Range {
+		if t := state.(typeState); t.runs {
 			types = append(types, t.TypeConfig)
 		}
 	}
@@ -91,9 +85,7 @@ func (l *typeLoop) read() (all []policy.TypeConfig) {
 func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	object, exists := l.c.informers.types.Get(key)
 	if !exists {
-		l.mu.Lock()
-		delete(l.states, key.Name)
-		l.mu.Unlock()
+		l.states.Delete(key.Name)
 		return 0, nil
 	}
 	t, client := policy.ReadTypeConfig(object), l.c.ofFederation(federatedTypeConfigs)
@@ -118,11 +110,9 @@ func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 
 // set notes what was decided on a type. It reports whether its warning is a new one.
 func (l *typeLoop) set(t typeState) (warns bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	before := l.states[t.Name].warning
-	l.states[t.Name] = t
-	return t.warning.Reason != "" && t.warning != before
+	state, _ := l.states.Swap(t.Name, t)
+	before, _ := state.(typeState)
+	return t.warning.Reason != "" && t.warning != before.warning
 }
 
 // settings returns the settings of the federation. An invalid field has its default.

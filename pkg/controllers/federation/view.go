@@ -176,11 +176,8 @@ func (c *controller) isRecorded(ctx context.Context, v *view, cluster string) (b
 	}
 	client, _, _ := c.versionsClient(v)
 	object, err := client.Get(ctx, v.propagatedName().Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
 	if err != nil {
-		return false, err
+		return false, ignoreNotFound(err)
 	}
 	recorded := policy.ReadPropagated(object)
 	return recorded.Owner == v.object.GetUID() && recorded.Has(cluster), nil

@@ -35,7 +35,7 @@ func (w *work) clientFor(apiVersion string) dynamic.ResourceInterface {
 		gv.Version = w.Target.Version
 	}
 	resource := schema.GroupVersionResource{Group: w.Target.Group, Version: gv.Version, Resource: w.Target.PluralName}
-	return w.cluster.objects.Resource(resource).Namespace(w.target(w.key).Namespace)
+	return w.cluster.client.cluster.Dynamic.Resource(resource).Namespace(w.target(w.key).Namespace)
 }
 
 // get returns the cluster's object, or nil if there is none. It is read in the version in which it is

@@ -181,30 +181,18 @@ func (c *controller) record(ctx context.Context, record policy.WrittenOff) error
 	return err
 }
 
-// writtenOffOf reads the record that a cluster owes the removal of an object, or nil. The federated object
-// must have been found absent before: then its record has been written.
-func (w *work) writtenOffOf(ctx context.Context) (*policy.WrittenOff, error) {
+// owes reports whether the managed object of a federated object that is gone is to be deleted, with which
+// options. The federated object must have been found absent before: then the record of its removal has been
+// written.
+func (w *work) owes(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
 	name := policy.WrittenOffName(w.cluster.name, w.key.kind, w.key.Namespace, w.key.Name)
 	object, err := w.cluster.c.host.Client.CoreV1().ConfigMaps(w.cluster.c.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
 	if err != nil {
-		return nil, err
+		return false, options, ignoreNotFound(err)
 	}
 	record, err := policy.ReadWrittenOff(name, object.Data)
-	if err != nil {
-		return nil, nil // the loop of the records says so
-	}
-	return &record, nil
-}
-
-// owes reports whether the managed object of a federated object that is gone is to be deleted, with which
-// options.
-func (w *work) owes(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
-	record, err := w.writtenOffOf(ctx)
-	if record == nil || err != nil || !record.Covers(live) {
-		return false, options, err
+	if err != nil || !record.Covers(live) { // the loop of the records says what is wrong
+		return false, options, nil
 	}
 	_, err = w.client.Namespace(w.key.Namespace).Get(ctx, w.key.Name, metav1.GetOptions{}) // not one of a moment ago
 	switch {

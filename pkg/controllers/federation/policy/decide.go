@@ -71,11 +71,8 @@ func Decide(s State) Action {
 func (s State) refresh() Action {
 	live := s.Live
 	switch {
-	case live.Version != s.Recorded, strings.HasPrefix(live.Version, "gen:") && live.Labels != s.Rendered.Labels:
-		return Update
-	case !s.Rendered.Annotations:
-		return Nothing
-	case s.LiveAnnotations == nil, *s.LiveAnnotations != live.Annotations:
+	case live.Version != s.Recorded, strings.HasPrefix(live.Version, "gen:") && live.Labels != s.Rendered.Labels,
+		s.Rendered.Annotations && (s.LiveAnnotations == nil || *s.LiveAnnotations != live.Annotations):
 		return Update
 	}
 	return Nothing
@@ -136,10 +133,7 @@ func (r *Repeats) Wrote(content uint64, now time.Time) bool {
 	if content != r.content || r.Idle(now) {
 		*r = Repeats{content: content}
 	}
-	if len(r.at) == freeRepeats {
-		r.at = append(r.at[:0], r.at[1:]...)
-	}
-	r.at = append(r.at, now)
+	r.at = append(r.at[max(0, len(r.at)-freeRepeats+1):], now)
 	switch {
 	case r.wait > 0:
 		r.wait = min(2*r.wait, maxRepeat)

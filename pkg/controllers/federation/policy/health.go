@@ -71,9 +71,7 @@ func (h Health) Observe(r Result, err string, c Config) Health {
 		threshold = c.SuccessThreshold
 	}
 	switch {
-	case h.State == Unknown, r == NoClient, (h.State == Well) == (r == Well):
-		return next
-	case h.streak+1 >= threshold:
+	case h.State == Unknown, r == NoClient, (h.State == Well) == (r == Well), h.streak+1 >= threshold:
 		return next
 	}
 	h.streak++
@@ -115,13 +113,5 @@ const (
 // Status returns what the federated object reports of a cluster in this state, or "" if its cache can be
 // used. The cache of a type that is absent counts as empty.
 func (s Serving) Status() string {
-	switch s {
-	case Synced:
-		return ""
-	case Absent:
-		return APINotAvailable
-	case Forbidden:
-		return RetrievalFailed
-	}
-	return CachedRetrievalFailed
+	return map[Serving]string{NotListed: CachedRetrievalFailed, Absent: APINotAvailable, Forbidden: RetrievalFailed}[s]
 }

@@ -82,11 +82,8 @@ func statusOf[T any](u *unstructured.Unstructured) (status T) {
 // hashJSON hashes the JSON form of a value. The hash detects changes. It does not resist a collision that the
 // author of an object constructs.
 func hashJSON(v any) uint64 {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return 0
-	}
 	h := fnv.New64a()
+	data, _ := json.Marshal(v)
 	h.Write(data)
 	return h.Sum64()
 }

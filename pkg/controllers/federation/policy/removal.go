@@ -54,13 +54,7 @@ func (r Removals) HoldsUnrecorded(guard int, now time.Time) bool {
 }
 
 func (r Removals) guarded(guard int) bool {
-	switch {
-	case guard <= 0:
-		return true
-	case guard >= 100:
-		return false
-	}
-	return r.Deletions > guardFrom && r.Deletions*100 > r.Managed*guard
+	return guard <= 0 || guard < 100 && r.Deletions > guardFrom && r.Deletions*100 > r.Managed*guard
 }
 
 // DeleteOptions returns the options, from the annotation of a deleted federated object, of deletions in
@@ -126,10 +120,7 @@ func WrittenOffName(cluster, kind, namespace, name string) string {
 
 // Data returns the data of the record's ConfigMap.
 func (p WrittenOff) Data() map[string]string {
-	data, err := json.Marshal(p)
-	if err != nil {
-		return nil // not possible: it is plain data
-	}
+	data, _ := json.Marshal(p) // it is plain data
 	return map[string]string{recordKey: string(data)}
 }
 

@@ -178,7 +178,14 @@ func (r Request) retain(object map[string]any) error {
 			return take(object, live, "rules")
 		}
 	}
-	return r.retainReplicas(object, live)
+	retain, isBool := r.Federated.retainReplicas.(bool)
+	if r.Federated.retainReplicas != nil && !isBool {
+		return errors.New("retainReplicas: must be a boolean")
+	}
+	if !retain {
+		return nil
+	}
+	return take(object, live, "spec", "replicas")
 }
 
 // keep copies a field that the object does not have. An empty list counts as none.
@@ -228,15 +235,4 @@ func retainJob(object, live map[string]any) error {
 		}
 	}
 	return take(object, live, "spec", "selector")
-}
-
-func (r Request) retainReplicas(object, live map[string]any) error {
-	retain, isBool := r.Federated.retainReplicas.(bool)
-	switch {
-	case r.Federated.retainReplicas != nil && !isBool:
-		return errors.New("retainReplicas: must be a boolean")
-	case !retain:
-		return nil
-	}
-	return take(object, live, "spec", "replicas")
 }

@@ -96,10 +96,8 @@ func ReadTypeConfig(u *unstructured.Unstructured) TypeConfig {
 // plurals returns the plural that a kind has by default.
 func plurals(kind string) string {
 	kind = strings.ToLower(kind)
-	for _, ending := range []string{"s", "x", "ch", "sh", "z", "o"} {
-		if strings.HasSuffix(kind, ending) {
-			return kind + "es"
-		}
+	if slices.ContainsFunc([]string{"s", "x", "ch", "sh", "z", "o"}, func(ending string) bool { return strings.HasSuffix(kind, ending) }) {
+		return kind + "es"
 	}
 	if stem, found := strings.CutSuffix(kind, "y"); found {
 		return stem + "ies"
@@ -195,14 +193,8 @@ func (t *TypeConfig) CollectsStatus(c Config) bool {
 
 // NextStatus returns the status of a FederatedTypeConfig that runs or not, and whether to write it.
 func (t *TypeConfig) NextStatus(runs bool, c Config) (TypeStatus, bool) {
-	state := func(runs bool) string {
-		if runs {
-			return "Running"
-		}
-		return "NotRunning"
-	}
-	next := TypeStatus{ObservedGeneration: t.Generation, PropagationController: state(runs),
-		StatusController: state(runs && t.CollectsStatus(c))}
+	state := map[bool]string{true: "Running", false: "NotRunning"}
+	next := TypeStatus{ObservedGeneration: t.Generation, PropagationController: state[runs], StatusController: state[runs && t.CollectsStatus(c)]}
 	return next, next != t.Status
 }
 

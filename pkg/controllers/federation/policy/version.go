@@ -41,9 +41,7 @@ func (f *Federated) Versions() (v Versions) {
 // md5OfJSON returns the md5 of the JSON form and a newline.
 func md5OfJSON(v any) string {
 	h := md5.New()
-	if json.NewEncoder(h).Encode(v) != nil {
-		return ""
-	}
+	_ = json.NewEncoder(h).Encode(v) // it was JSON
 	return hex.EncodeToString(h.Sum(nil))
 }
 
@@ -102,26 +100,16 @@ func (p Propagated) Status() map[string]any {
 	return map[string]any{"templateVersion": p.Template, "overridesVersion": p.Overrides, "clusterVersions": clusters}
 }
 
-// SummarizePropagated returns what ReadPropagated reads as bytes, which the cache keeps instead of it: a line
-// for each text, since there are as many as clusters.
+// SummarizePropagated returns what ReadPropagated reads as bytes, which the cache keeps instead of it.
 func SummarizePropagated(u *unstructured.Unstructured) []byte {
-	p := ReadPropagated(u)
-	lines := []string{p.Template, p.Overrides, string(p.Owner)}
-	for _, name := range slices.Sorted(maps.Keys(p.Clusters)) {
-		lines = append(lines, name, p.Clusters[name])
-	}
-	return []byte(strings.Join(lines, "\n"))
+	data, _ := json.Marshal(ReadPropagated(u)) // it is plain data
+	return data
 }
 
 // ReadPropagatedSummary reads what SummarizePropagated returned.
 func ReadPropagatedSummary(summary []byte) (p Propagated) {
-	lines := strings.Split(string(summary), "\n")
-	if len(lines) < 3 || len(lines)%2 == 0 {
-		return Propagated{} // a text has several lines
-	}
-	p = Propagated{Versions{lines[0], lines[1]}, types.UID(lines[2]), map[string]string{}}
-	for pair := range slices.Chunk(lines[3:], 2) {
-		p.Clusters[pair[0]] = pair[1]
+	if json.Unmarshal(summary, &p) != nil {
+		return Propagated{}
 	}
 	return p
 }

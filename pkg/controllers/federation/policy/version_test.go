@@ -86,8 +86,6 @@ func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 		u := object(t, "metadata: {ownerReferences: [{uid: '7'}]}, status: "+text)
 		equal(t, ReadPropagatedSummary(SummarizePropagated(u)), ReadPropagated(u))
 	}
-	severalLines := object(t, `status: {clusterVersions: [{clusterName: a, version: "x\ny"}]}`)
-	equal(t, ReadPropagatedSummary(SummarizePropagated(severalLines)), Propagated{})
 	equal(t, ReadPropagatedSummary(nil), Propagated{})
 	equal(t, ReadPropagated(object(t, "status: {clusterVersions: 7}")), Propagated{})
 	if none := ReadPropagated(object(t, "spec: {}")); !none.Same(Propagated{}) {
