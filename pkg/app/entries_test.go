@@ -243,3 +243,16 @@ func TestBuildNameIsALabel(t *testing.T) {
 		t.Errorf("the error is %v, want %s", err, want)
 	}
 }
+
+func TestSettingsNameThePod(t *testing.T) {
+	t.Setenv("POD_NAME", "shopkeeper-0")
+	for namespace, want := range map[string]string{
+		"":       "kube-system/shopkeeper-0", // that of the Lease
+		"market": "market/shopkeeper-0",
+	} {
+		t.Setenv("POD_NAMESPACE", namespace)
+		if got := newOptions(t, ownBuild...).Settings().Pod.String(); got != want {
+			t.Errorf("with POD_NAMESPACE=%q, the Pod is %s, want %s", namespace, got, want)
+		}
+	}
+}
