@@ -78,8 +78,8 @@ type Topology struct {
 	Region string   `json:"region,omitempty"`
 }
 
-// ReadDNSRecord reads a ServiceDNSRecord or an IngressDNSRecord, and its domain of all Domains. The problem is
-// why nothing may be written for the record. A status that cannot be read counts as none.
+// ReadDNSRecord reads a ServiceDNSRecord or an IngressDNSRecord, and its domain of all Domains. The problem
+// is why nothing may be written for the record. A status that cannot be read counts as none.
 func ReadDNSRecord(u *unstructured.Unstructured, domains []*unstructured.Unstructured) (*DNSRecord, Problem) {
 	r := &DNSRecord{Namespace: u.GetNamespace(), Name: u.GetName(), Ingress: u.GetKind() == "IngressDNSRecord", Status: statusOf[DNSStatus](u), Last: map[string]ClusterDNS{}}
 	for _, c := range r.Status.DNS {

@@ -144,8 +144,8 @@ const (
 // StatusTooLarge is the reason of a Warning: the status of an object is not in its federated object.
 const StatusTooLarge = "StatusTooLarge"
 
-// SummarizeWithStatus returns SummarizeLiveObject and, in JSON, the status if it is an object. A status that is
-// too large is "true".
+// SummarizeWithStatus returns SummarizeLiveObject and, in JSON, the status if it is an object. A status that
+// is too large is "true".
 func SummarizeWithStatus(o metav1.Object) []byte {
 	data := SummarizeLiveObject(o)
 	var value any
