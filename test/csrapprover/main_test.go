@@ -27,6 +27,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -197,6 +198,15 @@ func (w *fixture) signed(request string) {
 		}
 		return nil
 	})
+}
+
+// decide approves or denies a request by hand.
+func (w *fixture) decide(request string, condition certificatesv1.RequestConditionType) {
+	w.Helper()
+	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"True","reason":"kubelet-serving-cert-approver","message":"x"}]}}`, condition)
+	if _, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Patch(w.ctx, request, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "approval"); err != nil {
+		w.Fatal(err)
+	}
 }
 
 // told waits for an Event on a Node that says that a request waits for a check.

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -215,21 +214,9 @@ func (w *fixture) label(node, label, value string) {
 func TestMigrationWritesNothing(t *testing.T) {
 	w := newFixture(t)
 	n := w.node("n", "10.2.0.1")
-	decide := func(name string, of certificatesv1.RequestConditionType) {
-		t.Helper()
-		requests := shared.Admin.CertificatesV1().CertificateSigningRequests()
-		r, err := requests.Get(w.ctx, name, metav1.GetOptions{})
-		if err == nil {
-			r.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: of, Status: corev1.ConditionTrue, Reason: "kubelet-serving-cert-approver", Message: "x"}}
-			_, err = requests.UpdateApproval(w.ctx, name, r, metav1.UpdateOptions{})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	approved, denied, waits := w.request(n, n), w.request(n, n), w.request(n, n, "10.2.0.1")
-	decide(approved, certificatesv1.CertificateApproved)
-	decide(denied, certificatesv1.CertificateDenied)
+	w.decide(approved, certificatesv1.CertificateApproved)
+	w.decide(denied, certificatesv1.CertificateDenied)
 	dry := shared.RunLeader(w.ctx, t, args("--csr-approver-dry-run")...)
 	if _, err := dry.WaitForLine(w.ctx, "Dry run: would approve"); err != nil {
 		t.Fatal(err)
