@@ -66,9 +66,7 @@ func TestClustersThatCanBeOpened(t *testing.T) {
 			c, err := p.openCluster("one", tc.cluster, tc.config)
 			if tc.err == "" {
 				must(t, err)
-				if got := c.RESTConfig.Timeout; got != tc.config.Timeout {
-					t.Errorf("its timeout is %s", got)
-				}
+				same(t, "timeout", tc.config.Timeout, c.RESTConfig.Timeout)
 				if got := c.RESTConfig.Host; !strings.HasPrefix(got, "https://") {
 					t.Errorf("its address is %s", got)
 				}
@@ -107,9 +105,7 @@ func TestClusterRunsALoopUntilItIsClosed(t *testing.T) {
 	end()
 	loop := make(recordedLoop, 3)
 	c.Go(reconcile, loop)
-	if got := <-loop; got != "begins, <nil>" {
-		t.Errorf("the loop %s", got)
-	}
+	same(t, "the loop", "begins, <nil>", <-loop)
 	for range 2 {
 		c.Close()
 	}

@@ -246,7 +246,7 @@ func TestPodmanManifestsRunTheManagerAlike(t *testing.T) {
 }
 
 // same compares what a test got with what it wants.
-func same(t testing.TB, what string, want, got any, options ...cmp.Option) {
+func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)

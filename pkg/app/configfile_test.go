@@ -248,7 +248,5 @@ func TestConfigFileOfTheDocsIsAccepted(t *testing.T) {
 		t.Errorf("compat %v", got)
 	}
 	overlay := filepath.Join("..", "..", "deploy", "examples", "config-file", "config.yaml")
-	if got := effective(t, "--config="+overlay)["v"]; got != 2 {
-		t.Errorf("v %v", got)
-	}
+	same(t, "v", 2, effective(t, "--config="+overlay)["v"])
 }

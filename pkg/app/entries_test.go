@@ -188,9 +188,7 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 		t.Errorf("the roles are not bound to the ServiceAccount shopkeeper:\n%s", roles)
 	}
 	o := newOptions(t, ownBuild...)
-	if got := o.Election.Lease().String(); got != "kube-system/shopkeeper" {
-		t.Errorf("the Lease is %s", got)
-	}
+	same(t, "Lease", "kube-system/shopkeeper", o.Election.Lease().String())
 }
 
 // TestRolesAreOfWhatCanStart has entries that both rbac and the start refuse, with one error.

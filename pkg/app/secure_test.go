@@ -183,9 +183,7 @@ func TestWitnessIsServedToStandbys(t *testing.T) {
 		defer close(done)
 		other.Watch(looking, protocol.Watched{Holder: "leader_1", Address: own.Address()}, func(state protocol.LeaderState) { states <- state })
 	}()
-	if got := <-states; got != protocol.LeaderAnswers {
-		t.Errorf("the standby sees %s", got)
-	}
+	same(t, "the standby sees", protocol.LeaderAnswers, <-states)
 	began := time.Now()
 	s.stop()
 	if took := time.Since(began); took > 4*time.Second { // after 5 s the server would cut the standby off

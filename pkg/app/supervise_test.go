@@ -115,9 +115,7 @@ func TestControllerThatStopsIsRestarted(t *testing.T) {
 			}
 			same(t, "starts", []time.Duration{0, restartDelay, 2 * restartDelay}, c.starts)
 			series(t, registry, "quartermaster_controller_restarts_total", 3)
-			if got := h.Status().Restarts; got != 3 {
-				t.Errorf("the status shows %d restarts, want 3", got)
-			}
+			same(t, "restarts in the status", 3, h.Status().Restarts)
 		})
 	}
 }

@@ -254,7 +254,7 @@ func textOf(cm *corev1.ConfigMap) string {
 func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
 
 // same compares what a test got with what it wants.
-func same(t testing.TB, what string, want, got any, options ...cmp.Option) {
+func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)

@@ -291,20 +291,6 @@ func TestFairnessOfChangesAgainstDueKeys(t *testing.T) {
 	}
 }
 
-func TestFairnessOfRequeuesAgainstTheReplay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newPaced(t, func(_ context.Context, _ *fixture, key cache.ObjectName) (after time.Duration) {
-			if key.Name == "199" { // the one that was written last is the first
-				after = 5*pace + pace/4
-			}
-			return after
-		}, objects("shop", 200)...)
-		for range 5 {
-			f.expectNext(8, "shop/199") // one, its delay of 5, and two before it
-		}
-	})
-}
-
 // TestFairnessOfReplayAgainstFanOut has an object of another tenant that makes many keys due while
 // a leader begins.
 func TestFairnessOfReplayAgainstFanOut(t *testing.T) {

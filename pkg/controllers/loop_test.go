@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -152,32 +151,7 @@ func TestPanicIsOfOneKey(t *testing.T) {
 		if status.LastError == nil || status.LastError.Key != "shop/bad" || !strings.Contains(status.LastError.Text, "nil pointer") {
 			t.Errorf("last error = %+v, want the panic of shop/bad", status.LastError)
 		}
-		if n := counters(t, f.registry, "test")[resultPanic]; n != 2 {
-			t.Errorf("panics counted = %v, want 2", n)
-		}
-	})
-}
-
-func TestKeyIsNeverWithTwoWorkers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, "a")
-		f.opts.Workers = 8
-		var now, most atomic.Int32
-		f.reconcile = func(context.Context, cache.ObjectName) (time.Duration, error) {
-			most.Store(max(most.Load(), now.Add(1)))
-			pass(time.Second)
-			now.Add(-1)
-			return 0, nil
-		}
-		f.run()
-		for i := range 5 {
-			f.put(fmt.Sprint(i), "a")
-		}
-		pass(time.Minute)
-		// Five events while the key was busy make one more reconcile, not five.
-		if n := f.loop.Status().Reconciles; most.Load() != 1 || n != 2 {
-			t.Errorf("%d at once in %d calls, want 1 in 2", most.Load(), n)
-		}
+		same(t, "panics counted", 2, counters(t, f.registry, "test")[resultPanic])
 	})
 }
 
@@ -189,9 +163,7 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 			f.build(WatchSelf(f.configMaps), WatchSelf(other))
 			f.run()
 			pass(time.Hour)
-			if got := f.loop.Status().Phase; got != PhaseSyncing {
-				t.Errorf("phase %s, want Syncing", got)
-			}
+			same(t, "phase", PhaseSyncing, f.loop.Status().Phase)
 			f.expect()
 			if syncs {
 				close(other.synced)

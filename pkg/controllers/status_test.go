@@ -82,9 +82,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	}
 	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total"}
 	same(t, "series", want, series())
-	if got := l.Status().Name; got != "x-y/far" {
-		t.Errorf("its name is %s", got)
-	}
+	same(t, "name", "x-y/far", l.Status().Name)
 	l.Close()
 	if got := series(); got != nil {
 		t.Errorf("left: %v", got)
@@ -144,9 +142,7 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 			}
 			f.stop()
 			synctest.Wait()
-			if got := f.loop.Status().Phase; got != PhaseDraining {
-				t.Errorf("phase after the context ended = %s, want %s", got, PhaseDraining)
-			}
+			same(t, "phase after the context ended", PhaseDraining, f.loop.Status().Phase)
 			if tc.cutAfter > 0 {
 				defer time.AfterFunc(tc.cutAfter, func() { cutOff(errors.New(hosts)) }).Stop()
 			}

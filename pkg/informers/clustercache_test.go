@@ -105,9 +105,8 @@ func TestListWithoutStreamsIsPaged(t *testing.T) {
 		c.noStreams = true
 		f := newTestCache(t, c, reloadNeed)
 		startSynced(t, f)
-		if got := len(names(f)); got != 2*pageSize+1 {
-			t.Errorf("%d objects in the cache", got)
-		}
+		synctest.Wait() // until it watches
+		same(t, "objects in the cache", 2*pageSize+1, len(names(f)))
 		c.breakWatches(true)
 		pass(2 * time.Minute)
 		for i, v := range c.requests {
@@ -367,7 +366,7 @@ func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
 }
 
 // same compares what a test got with what it wants.
-func same(t testing.TB, what string, want, got any, options ...cmp.Option) {
+func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)

@@ -113,9 +113,7 @@ func TestFirstVersionIsUnknownUnderASelector(t *testing.T) {
 				put = f.Update
 			}
 			must(t, put(db("7", map[string]string{"k": "v"})))
-			if got := i.objects.get("shop/db").CreatedVersion(); got != tc.want {
-				t.Errorf("created at %q, want %q", got, tc.want)
-			}
+			same(t, "created at", tc.want, i.objects.get("shop/db").CreatedVersion())
 		})
 	}
 }

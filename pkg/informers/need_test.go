@@ -140,9 +140,7 @@ func TestListByLabelsNeedsThem(t *testing.T) {
 			f := newTestCache(t, newCluster(), tc.need, Need{For: "b", Resource: Secrets, Fields: Labels})
 			informer := For[metav1.Object](f.ForController("a"), Secrets)
 			defer func() {
-				if got := recover(); got != tc.want {
-					t.Errorf("panics with %v, want %v", got, tc.want)
-				}
+				same(t, "panics with", tc.want, recover())
 			}()
 			informer.List("", tc.selector)
 		})

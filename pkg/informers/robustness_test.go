@@ -176,9 +176,7 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 			if err := f.Problem("reload"); err == nil || err.Error() != tc.want {
 				t.Errorf("problem %q, want %q", err, tc.want)
 			}
-			if got := hasSynced(f, "reload"); got != tc.synced {
-				t.Errorf("synced %t, want %t", got, tc.synced)
-			}
+			same(t, "synced", tc.synced, hasSynced(f, "reload"))
 			if err := f.CheckSync(nil); err != nil {
 				t.Errorf("informers-sync waits for what is refused: %v", err)
 			}
@@ -340,9 +338,7 @@ func TestFailuresAreAProblemInTime(t *testing.T) {
 			if err := s.problem(); (err != nil) != tc.problem {
 				t.Errorf("the problem is %v", err)
 			}
-			if got := s.failsLong(); got != tc.failsLong {
-				t.Errorf("it fails long: %t, want %t", got, tc.failsLong)
-			}
+			same(t, "it fails long", tc.failsLong, s.failsLong())
 		})
 	}
 }

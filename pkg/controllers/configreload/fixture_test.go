@@ -168,17 +168,19 @@ func (f *fixture) requested(want map[string]int) {
 	same(f.t, "requests", want, f.asked())
 }
 
-// pass lets time pass, with everything that happens in it.
-func (f *fixture) pass(d time.Duration) {
+// pass lets time pass, with everything that happens in it. It and put return the fixture, so that what follows can
+// be said after it.
+func (f *fixture) pass(d time.Duration) *fixture {
 	<-time.After(d)
 	synctest.Wait()
+	return f
 }
 
 // put adds or changes objects, and then lets time pass.
-func (f *fixture) put(d time.Duration, objects ...runtime.Object) {
+func (f *fixture) put(d time.Duration, objects ...runtime.Object) *fixture {
 	f.t.Helper()
 	f.Put(objects...)
-	f.pass(d)
+	return f.pass(d)
 }
 
 // web returns the Deployment web.
@@ -323,9 +325,7 @@ func (f *fixture) count(want float64, name string, labels ...string) {
 // noErrors checks that no reconcile has failed.
 func (f *fixture) noErrors() {
 	f.t.Helper()
-	if n := f.status().Errors; n != 0 {
-		f.t.Errorf("%d reconciles failed", n)
-	}
+	same(f.t, "reconciles failed", 0, f.status().Errors)
 }
 
 func (f *fixture) status() controllers.Status { return f.Controller(configreload.Name).Status() }
@@ -339,7 +339,7 @@ func toJSON(v any) string {
 }
 
 // same compares what a test got with what it wants.
-func same(t testing.TB, what string, want, got any, options ...cmp.Option) {
+func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)

@@ -95,8 +95,7 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 	row := func(verb string, answers []answer, want []string, events ...string) reconcileCase {
 		return reconcileCase{objects: objs{cm1(), job(nil)}, want: want, events: events, change: func(f *fixture) {
 			f.answer(verb, "jobs", answers...)
-			f.put(time.Hour, cm2())
-			f.count(0, "lost_jobs_total")
+			f.put(time.Hour, cm2()).count(0, "lost_jobs_total")
 			if want[len(want)-1] == createJob && f.job().Spec.Template.Spec.Containers[0].Env == nil {
 				f.t.Error("the Job carries no mark")
 			}
@@ -198,8 +197,7 @@ func TestJobChangeAroundItsCreation(t *testing.T) {
 		"a Job that somebody deletes meanwhile is left alone": {func(f *fixture) {
 			f.put(2*time.Second, cm2())
 			f.Delete(f.job())
-			f.pass(2 * time.Second)
-			f.noErrors()
+			f.pass(2 * time.Second).noErrors()
 		}, "", 1},
 	}, func(t bubble, tc row) {
 		f := newFixture(t.T, nil, cm1(), job(nil))
@@ -236,8 +234,7 @@ func TestJobNotRecreatedIsCounted(t *testing.T) {
 	}, func(t bubble, tc row) {
 		f := newFixture(t.T, nil, cm1(), job(nil))
 		f.refuse(99, tc.verb, "jobs", tc.refusal)
-		f.put(10*time.Second, cm2())
-		f.count(tc.lost, "lost_jobs_total")
+		f.put(10*time.Second, cm2()).count(tc.lost, "lost_jobs_total")
 		f.Restart(func() { f.count(tc.end, "lost_jobs_total") })
 	})
 }

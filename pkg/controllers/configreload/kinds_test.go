@@ -148,9 +148,7 @@ func TestReconcileCronJobs(t *testing.T) {
 			f.put(time.Minute, cm2())
 			f.put(time.Minute, cm1())
 			f.put(time.Minute, cm2())
-			if n := len(f.runs()); n != 3 {
-				f.t.Errorf("%d Jobs, want 3", n)
-			}
+			same(f.t, "Jobs", 3, len(f.runs()))
 		}, []string{create, state, create, recorded(cmKey, h1), create, state}, reloaded, reloaded, reloaded),
 		"a dry run says that a suspended CronJob would be skipped": given(objs{cm1(), byAuto(suspended)}, changeCM,
 			nil, "Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config").with(func(c *config) { c.DryRun = true }),
@@ -236,8 +234,7 @@ func TestReconcileRollouts(t *testing.T) {
 			containers(stateOf(cmKey, ""), other, reads("app-config"))),
 		"a conflict is decided on again": row(plain, &marked, known1, func(f *fixture) {
 			f.refuse(1, "patch", "rollouts", apierrors.NewConflict(configreload.RolloutsResource.GroupResource(), "web", errTryAgain))
-			f.put(time.Minute, cm2())
-			f.noErrors()
+			f.put(time.Minute, cm2()).noErrors()
 		}, replaced, replaced),
 		"the annotations strategy is a merge patch": row(strategyAnnotations, &web, known1, changeCM,
 			patch(known2, object{"template": object{"metadata": object{"annotations": object{compatMark: markOf(h2, 1)}}}})),

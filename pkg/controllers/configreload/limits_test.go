@@ -61,8 +61,7 @@ func TestBurstIsOnePatchPerWorkload(t *testing.T) {
 		for i := range n {
 			f.Put(source(i, "2"))
 		}
-		f.pass(time.Second)
-		f.requested(map[string]int{"patch deployments": n})
+		f.pass(time.Second).requested(map[string]int{"patch deployments": n})
 		f.count(n, "reloads_total", "result", "success")
 		f.count(n, "source_changes_total", "event", "update")
 		f.count(n, "lag_seconds")
@@ -75,14 +74,12 @@ func TestReconcileCosts(t *testing.T) {
 			f.Lag(500*time.Millisecond, "deployments")
 			f.forget()
 			f.put(100*time.Millisecond, cm2())
-			f.put(2*time.Second, annotated(cm2(), kMatch, "true"))
-			f.requested(map[string]int{"patch deployments": 1})
+			f.put(2*time.Second, annotated(cm2(), kMatch, "true")).requested(map[string]int{"patch deployments": 1})
 		}, rolled).with(quietPeriod(0)),
 		"a change during the patch is acted on at once": given(nil, func(f *fixture) {
 			f.once("patch", "deployments", func() { <-time.After(100 * time.Millisecond) })
 			f.put(50*time.Millisecond, cm2())
-			f.put(60*time.Millisecond, cm1())
-			f.written(2)
+			f.put(60*time.Millisecond, cm1()).written(2)
 		}, []string{roll, env(known1, "web/"+cmVar, h1)}, reloaded, reloaded).with(quietPeriod(0)),
 		// Such a workload is reconciled whenever a source of its namespace changes.
 		"a source that a workload with a pattern does not watch rolls nothing, also as it comes to be read": {
@@ -140,11 +137,8 @@ func TestReloadIsOfTheLastVersion(t *testing.T) {
 		} else {
 			f.Restart(func() { f.Put(tc.then...) })
 		}
-		f.pass(9500 * time.Millisecond)
-		f.expect(tc.want...)
-		if got := f.asked()["list configmaps"]; got != tc.asked {
-			t.Errorf("asked %d times, want %d", got, tc.asked)
-		}
+		f.pass(9500 * time.Millisecond).expect(tc.want...)
+		same(t, "lists of ConfigMaps", tc.asked, f.asked()["list configmaps"])
 	})
 }
 
@@ -170,8 +164,7 @@ func TestSourcesOfAWorkloadAreLimited(t *testing.T) {
 		f.told(invalid + "sources: the workload refers to more than 300, or its patterns name more; only the first by name are watched")
 		f.Put(source(policy.MaxSources, "2"), source(policy.MaxSources+2, "1")) // left alone
 		f.pass(time.Minute)
-		f.put(time.Minute, source(policy.MaxSources-1, "2"))
-		f.told("Normal Reloaded Reloaded for ConfigMap shop/app-299")
+		f.put(time.Minute, source(policy.MaxSources-1, "2")).told("Normal Reloaded Reloaded for ConfigMap shop/app-299")
 	})
 }
 
@@ -240,9 +233,7 @@ func TestUnusedSourceWakesNoWorker(t *testing.T) {
 			f.put(time.Minute, change)
 			return f.status().Reconciles - before
 		}
-		if n := reconciles(is); n != 0 {
-			t.Errorf("%d reconciles for a ConfigMap that nobody uses", n)
-		}
+		same(t, "reconciles for a ConfigMap that nobody uses", 0, reconciles(is))
 		if n := reconciles(cm2()); n == 0 {
 			t.Error("no reconcile for the ConfigMap of the Deployment")
 		}

@@ -43,15 +43,13 @@ func TestReconcilePause(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"the first change pauses, the second does not extend the pause": given(row(kPause, "5m"), func(f *fixture) {
 			f.put(time.Minute, cm2())
-			f.put(4*time.Minute+500*time.Millisecond, cm("app-config", "color", "green"))
-			f.written(2)
+			f.put(4*time.Minute+500*time.Millisecond, cm("app-config", "color", "green")).written(2)
 			f.count(1, "paused_deployments")
 		}, []string{patchWithPause, env(stateOf(cmKey, h3), "web/"+cmVar, h3), resume()}, reloaded, reloaded),
 		"the pause ends in time though the manager restarts meanwhile": given(row(kPause, "5m"), func(f *fixture) {
 			f.put(2*time.Minute, cm2())
 			f.Restart()
-			f.pass(2*time.Minute + 59*time.Second)
-			f.written(1)
+			f.pass(2*time.Minute + 59*time.Second).written(1)
 		}, []string{patchWithPause, resume()}),
 		"a pause that ended while no manager ran ends at the start":           {objects: pausedBy(kPause, "5m", kPausedAt, second(-600)), want: []string{resume()}},
 		"a Deployment that somebody else paused is patched and never resumed": {objects: pausedBy(kPause, "5m"), change: changeCM, want: rolled},
@@ -101,12 +99,9 @@ func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 		})
 		f.put(2*time.Second, cm2())
 		fail(f)
-		f.pass(period - 3*time.Second)
-		f.isPaused(true)
+		f.pass(period - 3*time.Second).isPaused(true)
 		f.pass(3 * time.Second)
-		if n := ends.Load(); n != 1 {
-			t.Errorf("tried to end the pause %d times when it was over, want 1", n)
-		}
+		same(t, "attempts to end the pause when it was over", 1, ends.Load())
 		f.pass(20 * time.Second) // for the second refusal
 		f.isPaused(false)
 	})
@@ -125,16 +120,12 @@ func TestPauseLastsItsPeriodAtMost(t *testing.T) {
 			f.pass(time.Minute)
 			f.touch()
 		}
-		f.pass(50 * time.Second)
-		f.isPaused(true)
-		f.pass(11 * time.Second)
-		f.isPaused(false)
+		f.pass(50 * time.Second).isPaused(true)
+		f.pass(11 * time.Second).isPaused(false)
 	})
 }
 
 func (f *fixture) isPaused(want bool) {
 	f.t.Helper()
-	if got := f.web().Spec.Paused; got != want {
-		f.t.Errorf("paused: %v, want %v", got, want)
-	}
+	same(f.t, "paused", want, f.web().Spec.Paused)
 }

@@ -38,8 +38,7 @@ func TestReconcileConflicts(t *testing.T) {
 	meanwhile := func(write func(f *fixture), events []string, want ...string) reconcileCase {
 		return reconcileCase{want: want, events: events, change: func(f *fixture) {
 			f.once("patch", "deployments", func() { write(f) })
-			f.put(time.Hour, cm2())
-			f.noErrors()
+			f.put(time.Hour, cm2()).noErrors()
 		}}
 	}
 	// refused returns a change that is refused n times.
@@ -161,8 +160,7 @@ func TestStandbyLeads(t *testing.T) {
 			tc.change(f)
 			version = f.web().ResourceVersion
 		})
-		f.pass(2 * time.Minute)
-		f.expect(tc.want...)
+		f.pass(2 * time.Minute).expect(tc.want...)
 		if got := f.web().ResourceVersion; (got != version) != tc.rolls {
 			t.Errorf("version %s becomes %s", version, got)
 		}

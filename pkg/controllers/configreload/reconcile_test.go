@@ -68,13 +68,11 @@ func runCases(t *testing.T, cases map[string]reconcileCase) {
 		if tc.change != nil {
 			tc.change(f)
 		}
-		f.pass(2 * time.Second)
-		f.told(eventsOf(tc.want, tc.events)...)
+		f.pass(2 * time.Second).told(eventsOf(tc.want, tc.events)...)
 		// Nothing may be left to do, neither later nor after a restart.
 		f.pass(20 * time.Minute)
 		f.Restart()
-		f.pass(time.Minute)
-		f.expect(tc.want...)
+		f.pass(time.Minute).expect(tc.want...)
 	})
 }
 
@@ -244,12 +242,10 @@ func TestDryRunWritesNothing(t *testing.T) {
 		configure: func(c *config) { c.DryRun = true },
 		objects:   objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1), paused},
 		change: func(f *fixture) {
-			f.put(time.Minute, cm2())
-			f.told(would)
+			f.put(time.Minute, cm2()).told(would)
 			f.touch() // it is decided on again, with nothing new
 			f.pass(time.Minute)
-			f.put(time.Minute, cm1())
-			f.count(2, "reloads_total", "result", "dry_run")
+			f.put(time.Minute, cm1()).count(2, "reloads_total", "result", "dry_run")
 		},
 		events: []string{would},
 	}})
@@ -316,8 +312,6 @@ func helmSecret(version string) runtime.Object {
 func TestOriginalIsLookedFor(t *testing.T) {
 	bubbles(t, map[string]bool{"--compat names the original": true, "--compat does not name it": false}, func(t bubble, compat bool) {
 		f := newFixture(t.T, func(c *config) { c.Compat = compat })
-		if got := f.asked()["list deployments"] > 0; got != compat {
-			t.Errorf("Deployments are listed: %v, want %v", got, compat)
-		}
+		same(t, "Deployments are listed", compat, f.asked()["list deployments"] > 0)
 	})
 }

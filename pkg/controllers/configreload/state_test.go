@@ -72,8 +72,7 @@ func TestReconcileState(t *testing.T) {
 		"an empty state on a workload that asks for nothing is removed, once": given(objs{cm1(), deploy(web, nativeState, "")}, func(f *fixture) { f.pass(time.Minute); f.touch() },
 			[]string{stateOnly("")}),
 		"a state that others remove is written again, but rarely": given(nil, func(f *fixture) {
-			f.put(time.Second, bare)
-			f.expect(stateOnly(known1))
+			f.put(time.Second, bare).expect(stateOnly(known1))
 			for range 20 { // ten minutes of removing and restoring
 				f.put(29*time.Second, bare)
 			}
@@ -89,8 +88,7 @@ func TestReconcileState(t *testing.T) {
 				}
 				f.written(3)
 				// Its pods have read the second version, though the template has no mark of it.
-				f.put(time.Minute, cm1())
-				f.written(4)
+				f.put(time.Minute, cm1()).written(4)
 				// After a restart, what stands on the workload counts.
 				f.Restart(func() { f.Put(before.DeepCopy(), cm2()) })
 			},

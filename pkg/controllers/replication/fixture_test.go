@@ -163,9 +163,10 @@ func (f *fixture) pass(d time.Duration) {
 }
 
 // restart hands over to a manager that knows nothing, after meanwhile. Earlier requests are forgotten.
-func (f *fixture) restart(meanwhile ...func()) {
+func (f *fixture) restart(meanwhile ...func()) *fixture {
 	f.t.Helper()
 	f.Restart(append(meanwhile, func() { f.asked() })...)
+	return f
 }
 
 // secret returns the Secret of that name, namespace/name, in the API server; nil if there is none.
@@ -174,8 +175,9 @@ func (f *fixture) secret(name string) *corev1.Secret {
 	return controllertest.Get[corev1.Secret](f.Host, namespace, name)
 }
 
-// edit changes a Secret behind the controller's back.
-func (f *fixture) edit(name string, changes ...func(*corev1.Secret)) {
+// edit changes a Secret behind the controller's back. It, remove and restart return the fixture, so that what
+// follows can be said after it.
+func (f *fixture) edit(name string, changes ...func(*corev1.Secret)) *fixture {
 	f.t.Helper()
 	s := f.secret(name)
 	if s == nil {
@@ -185,11 +187,13 @@ func (f *fixture) edit(name string, changes ...func(*corev1.Secret)) {
 		change(s)
 	}
 	f.Put(s)
+	return f
 }
 
-func (f *fixture) remove(name string) {
+func (f *fixture) remove(name string) *fixture {
 	f.t.Helper()
 	f.Delete(secret(name, ""))
+	return f
 }
 
 // asked returns the requests for Secrets with these verbs since the last call, sorted.

@@ -25,8 +25,7 @@ func TestReconcile(t *testing.T) {
 	// fight changes a target for ten minutes.
 	fight := func(f *fixture, target string) {
 		for range 600 {
-			f.edit(target, holding("placeholder"))
-			f.pass(time.Second)
+			f.edit(target, holding("placeholder")).pass(time.Second)
 		}
 		if n := len(f.asked("update")); n < 5 || n > 12 {
 			f.t.Errorf("%d updates, want at most 12", n)
@@ -36,8 +35,7 @@ func TestReconcile(t *testing.T) {
 	disable := func(f *fixture) {
 		f.Put(disabled("a"))
 		f.pass(time.Second)
-		f.remove("a/s")
-		f.after(time.Hour, "create b/s")
+		f.remove("a/s").after(time.Hour, "create b/s")
 	}
 	runCases(t, map[string]reconcileCase{
 		"an automatic source reaches every namespace that is not protected": given(func(f *fixture) {
@@ -58,8 +56,7 @@ func TestReconcile(t *testing.T) {
 			f.pass(2 * time.Second)
 			f.copies(8, 17)
 			f.edit("a/s19", holding("w"))
-			f.edit("a/s18", holding("w"))
-			f.pass(time.Millisecond)
+			f.edit("a/s18", holding("w")).pass(time.Millisecond)
 			f.holds("b/s19", "w") // an update does not wait for the turn of a marker
 			f.holds("b/s18", "w")
 			f.pass(3 * time.Second)
@@ -128,8 +125,7 @@ func TestReconcile(t *testing.T) {
 		"N11: a conflict is decided on again": given(func(f *fixture) {
 			f.after(time.Second, "create b/s")
 			f.once("update", func() error { return apierrors.NewConflict(corev1.Resource("secrets"), "s", errors.New("changed")) })
-			f.edit("a/s", holding("w"))
-			f.after(500*time.Millisecond, "get a/s, get a/s, get b/s, get b/s, update b/s, update b/s", allVerbs...)
+			f.edit("a/s", holding("w")).after(500*time.Millisecond, "get a/s, get a/s, get b/s, get b/s, update b/s, update b/s", allVerbs...)
 		}, secret("a/s", "v", "Q:push-to=b")),
 		"a creation that comes too late is decided on again": {
 			lag:     10 * time.Second,
@@ -137,8 +133,7 @@ func TestReconcile(t *testing.T) {
 			run: func(f *fixture) {
 				f.after(time.Minute, "create c/s")
 				f.Put(secret("b/s", "own"))
-				f.edit("a/s", annotate("Q:push-to=b,c"))
-				f.pass(time.Minute)
+				f.edit("a/s", annotate("Q:push-to=b,c")).pass(time.Minute)
 				f.holds("b/s", "own")
 			},
 		},
@@ -151,10 +146,8 @@ func TestReconcile(t *testing.T) {
 			lag:     time.Minute,
 			objects: []runtime.Object{secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "old", "Q:pull-from=a/none")},
 			run: func(f *fixture) {
-				f.edit("b/t", annotate("Q:pull-from=a/s"))
-				f.pass(30 * time.Second)
-				f.edit("a/s", annotate("Q:allow-pull"))
-				f.after(10*time.Minute, "")
+				f.edit("b/t", annotate("Q:pull-from=a/s")).pass(30 * time.Second)
+				f.edit("a/s", annotate("Q:allow-pull")).after(10*time.Minute, "")
 			},
 		},
 		"N18: a copy is not deleted if the live source wants it": {
@@ -162,10 +155,8 @@ func TestReconcile(t *testing.T) {
 			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
 			run: func(f *fixture) {
 				f.after(5*time.Minute, "create b/s")
-				f.edit("a/s", annotate("Q:push-to"))
-				f.pass(30 * time.Second)
-				f.edit("a/s", annotate("Q:push-to=b"))
-				f.after(10*time.Minute, "get a/s, get b/s", allVerbs...)
+				f.edit("a/s", annotate("Q:push-to")).pass(30 * time.Second)
+				f.edit("a/s", annotate("Q:push-to=b")).after(10*time.Minute, "get a/s, get b/s", allVerbs...)
 			},
 		},
 		"a source that went while its namespace was disabled is missed when the label goes": given(func(f *fixture) { disable(f); f.Put(namespace("a")); f.after(6*time.Second, "delete b/s") },
@@ -189,8 +180,7 @@ func TestReconcile(t *testing.T) {
 			f.pass(time.Minute)
 			f.copies(300, 300)
 			f.restart()
-			f.edit("a/s", annotate("x=y"))
-			f.after(time.Minute, "", allVerbs...)
+			f.edit("a/s", annotate("x=y")).after(time.Minute, "", allVerbs...)
 		}, manyNamespaces(300, secret("a/s", "v", "Q:push-to=n-*"))...),
 		"N20: a repair that does not last is made ever more seldom": given(func(f *fixture) {
 			f.after(time.Second, "create b/s")
@@ -203,10 +193,8 @@ func TestReconcile(t *testing.T) {
 			run:       func(f *fixture) { fight(f, "b/t") },
 		},
 		"a drift is reported, and the next one again after ten minutes": given(func(f *fixture) {
-			f.remove("b/s")
-			f.pass(11 * time.Minute)
-			f.remove("c/s")
-			f.pass(time.Second)
+			f.remove("b/s").pass(11 * time.Minute)
+			f.remove("c/s").pass(time.Second)
 			f.says("Normal DriftRepaired a/s: repaired c/s")
 		}, secret("a/s", "v", "Q:push-to=*")),
 		"with namespaces no Namespace is read": {
@@ -220,12 +208,10 @@ func TestReconcile(t *testing.T) {
 func TestTenantDelaysNoOther(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"a copy does not change hands while its source is away for a moment, and comes back": given(func(f *fixture) {
-			f.remove("a/s")
-			f.pass(4 * time.Second)
+			f.remove("a/s").pass(4 * time.Second)
 			f.Put(secret("a/s", "v", "Q:push-to=b"))
 			f.after(time.Minute, "create b/s")
-			f.remove("a/s")
-			f.after(time.Minute, "create b/s, delete b/s")
+			f.remove("a/s").after(time.Minute, "create b/s, delete b/s")
 			f.Put(secret("a/s", "v", "Q:push-to=b"))
 			f.after(time.Second, "create b/s, delete b/s")
 			f.holds("b/s", "v")
@@ -237,45 +223,36 @@ func TestTenantDelaysNoOther(t *testing.T) {
 			f.after(time.Hour, "")
 		}),
 		"a replacement that has no annotations for a moment deletes nothing": given(func(f *fixture) {
-			f.edit("a/s", annotate("Q:push-to"))
-			f.pass(4 * time.Second)
-			f.edit("a/s", annotate("Q:push-to=b,c"))
-			f.after(time.Hour, "create b/s, create c/s")
-			f.edit("a/s", annotate("Q:push-to=b"))
-			f.after(4*time.Second, "")
+			f.edit("a/s", annotate("Q:push-to")).pass(4 * time.Second)
+			f.edit("a/s", annotate("Q:push-to=b,c")).after(time.Hour, "create b/s, create c/s")
+			f.edit("a/s", annotate("Q:push-to=b")).after(4*time.Second, "")
 			f.after(2*time.Second, "delete c/s")
 		}, secret("a/s", "v", "Q:push-to=b,c")),
 		"a copy that cannot be created again is not deleted": given(func(f *fixture) {
-			f.edit("b/s", func(s *corev1.Secret) { s.Immutable = new(true) })
-			f.after(time.Second, "create b/s")
+			f.edit("b/s", func(s *corev1.Secret) { s.Immutable = new(true) }).after(time.Second, "create b/s")
 			f.before("create", func(controllertest.Request) error { return refusal("denied by a policy") })
-			f.edit("a/s", holding("w"))
-			f.after(100*time.Millisecond, "dry run: create b/s")
+			f.edit("a/s", holding("w")).after(100*time.Millisecond, "dry run: create b/s")
 			f.holds("b/s", "v")
 		}, secret("a/s", "v", "Q:push-to=b")),
 		"a source that grows too large in too many namespaces keeps its copies as they are": given(func(f *fixture) {
 			f.pass(time.Minute)
 			f.asked()
-			f.edit("a/s", holding(strings.Repeat("v", 1<<20)))
-			f.after(time.Minute, "")
+			f.edit("a/s", holding(strings.Repeat("v", 1<<20))).after(time.Minute, "")
 			f.copies(100, 100)
 		}, manyNamespaces(100, secret("a/s", "v", "Q:push-to=n-*"))...),
 		"without the flag a native push counts nowhere, and copies that exist stay until their source goes": given(func(f *fixture) {
 			f.cfg.PushNamespaces = ""
 			f.restart()
-			f.edit("a/s", holding("w"), annotate("Q:push-to=b,c"))
-			f.after(time.Hour, "")
+			f.edit("a/s", holding("w"), annotate("Q:push-to=b,c")).after(time.Hour, "")
 			f.told("PushForbidden Replicated")
-			f.remove("a/s")
-			f.after(time.Minute, "delete b/s")
+			f.remove("a/s").after(time.Minute, "delete b/s")
 		}, secret("a/s", "v", "Q:push-to=b")),
 		"a source with 400 targets, which take 3 s, takes turns with others": given(func(f *fixture) {
 			f.pass(time.Second)
 			f.Put(secret("a/wide", "v", "Q:push-to=n-*"))
 			f.pass(time.Second)
 			f.copies(100, 200)
-			f.edit("c/s", holding("w"))
-			f.pass(100 * time.Millisecond)
+			f.edit("c/s", holding("w")).pass(100 * time.Millisecond)
 			f.holds("b/t", "w")
 			f.pass(time.Minute)
 			f.copies(401, 401)

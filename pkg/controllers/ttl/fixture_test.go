@@ -95,8 +95,9 @@ func (f *fixture) writeRules(rules string) {
 	}
 }
 
-// start starts the manager on what was put before, and these objects.
-func (f *fixture) start(objects ...runtime.Object) {
+// start starts the manager on what was put before, and these objects. It and what changes objects return the
+// fixture, so that what follows can be said after it.
+func (f *fixture) start(objects ...runtime.Object) *fixture {
 	f.Helper()
 	f.objects = append(f.objects, objects...)
 	controllertest.Setup{Entries: []controllers.Entry{f.entry}, Flags: f.flags, Prepare: func(h *controllertest.Host) {
@@ -104,6 +105,7 @@ func (f *fixture) start(objects ...runtime.Object) {
 		h.OnRead(f.request)
 		h.OnWrite(f.request)
 	}}.NewHost(f.T, f.objects...)
+	return f
 }
 
 // request is called for requests of the controller, one at a time.
@@ -170,12 +172,13 @@ func ownedBy(kind string, u *unstructured.Unstructured) *unstructured.Unstructur
 }
 
 // whenRead changes an object just before the controller reads it live.
-func (f *fixture) whenRead(obj runtime.Object) {
+func (f *fixture) whenRead(obj runtime.Object) *fixture {
 	f.beforeRequests(func(controllertest.Request) error {
 		f.beforeRequests(nil)
 		f.Put(obj)
 		return nil
 	})
+	return f
 }
 
 // skew sets how far the clock of a resource's API server is ahead, or of every API server without a name.
@@ -199,19 +202,20 @@ func (f *fixture) repeated(reason string) (n int) {
 }
 
 // put creates or replaces an object. It is created two hours ago unless it exists.
-func (f *fixture) put(k kind, name string, annotations ...string) {
+func (f *fixture) put(k kind, name string, annotations ...string) *fixture {
 	f.Helper()
-	f.add(object(k, name, annotations...))
+	return f.add(object(k, name, annotations...))
 }
 
-func (f *fixture) add(objects ...runtime.Object) {
+func (f *fixture) add(objects ...runtime.Object) *fixture {
 	f.Helper()
 	if f.Host == nil {
 		f.objects = append(f.objects, objects...)
-		return
+		return f
 	}
 	f.Put(objects...)
 	f.Settle()
+	return f
 }
 
 // pass lets time pass.

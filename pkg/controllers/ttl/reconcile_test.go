@@ -34,8 +34,7 @@ func TestReconcile(t *testing.T) {
 		"what is due is deleted with its UID and version": {run: func(f *fixture) {
 			var sent string
 			f.beforeRequests(func(r controllertest.Request) error { sent = string(r.Body); return nil })
-			f.start(expiring("1h"))
-			f.asked(getP, deleteP)
+			f.start(expiring("1h")).asked(getP, deleteP)
 			for _, part := range []string{`"uid":"0`, `"resourceVersion":"1`, `"propagationPolicy":"Background"`} {
 				if !strings.Contains(sent, part) {
 					f.Errorf("the deletion is %s, without %s", sent, part)
@@ -45,21 +44,17 @@ func TestReconcile(t *testing.T) {
 			f.metric(1, "deletions_total", "group", "", "resource", "pods", "result", "success")
 		}},
 		"what is due in days is looked at every hour, without a request": {run: func(f *fixture) {
-			f.start(expiring("3d"))
-			f.askedAt(70*time.Hour, getP, deleteP)
+			f.start(expiring("3d")).askedAt(70*time.Hour, getP, deleteP)
 		}},
 		"an invalid value is told once": {run: func(f *fixture) {
 			f.start(expiring("-5m"))
-			f.add(expiring("-5m"))
-			f.askedAfter(24 * time.Hour)
+			f.add(expiring("-5m")).askedAfter(24 * time.Hour)
 			f.toldOf("InvalidTTL")
-			f.add(expiring("-6m"))
-			f.toldOf("InvalidTTL")
+			f.add(expiring("-6m")).toldOf("InvalidTTL")
 		}},
 		"the live object is due later": {run: func(f *fixture) {
 			f.start(expiring("3h"))
-			f.whenRead(expiring("1w"))
-			f.askedAfter(time.Hour, getP)
+			f.whenRead(expiring("1w")).askedAfter(time.Hour, getP)
 			f.askedAfter(24 * time.Hour)
 			f.toldOf()
 		}},
@@ -97,8 +92,7 @@ func TestReconcile(t *testing.T) {
 			for i := range 150 {
 				f.put(pod, fmt.Sprintf("shop/p%d", i), ttlController+"ttl", "1h")
 			}
-			f.start()
-			f.left(90, 0)
+			f.start().left(90, 0)
 			f.metric(0, "breaker_open")
 			f.metric(90, "overdue_objects")
 			f.metric(1, "stopped_namespaces")
@@ -120,27 +114,21 @@ func TestReconcile(t *testing.T) {
 			}
 		}},
 		"a dry run announces nothing, waits for nothing and tells nobody twice": {configure: func(c *ttl.Config) { c.DryRun = true; minute(c) }, run: func(f *fixture) {
-			f.start(expiring("1h"))
-			f.toldOf("WouldDeleteExpiredTTL")
-			f.add(expiring("1h", "status", "other"))
-			f.askedAfter(24*time.Hour, getP)
-			f.add(ownedBy("Node", expiring("1h")))
-			f.asked(getP)
+			f.start(expiring("1h")).toldOf("WouldDeleteExpiredTTL")
+			f.add(expiring("1h", "status", "other")).askedAfter(24*time.Hour, getP)
+			f.add(ownedBy("Node", expiring("1h"))).asked(getP)
 			f.toldOf()
-			f.add(expiring("2h"))
-			f.toldOf("WouldDeleteExpiredTTL")
+			f.add(expiring("2h")).toldOf("WouldDeleteExpiredTTL")
 			f.left(1, 0)
 		}},
 		"nobody looks at the clocks": {configure: func(c *ttl.Config) { c.MaxClockSkew = 0 }, run: func(f *fixture) {
 			f.start()
 			f.skew(-2*time.Hour, "")
-			f.add(expiring("1h"))
-			f.asked(getP, deleteP)
+			f.add(expiring("1h")).asked(getP, deleteP)
 		}},
 		"forbidden": {run: func(f *fixture) {
 			f.refuse(func() error { return forbidden })
-			f.start(expiring("1h"))
-			f.asked(getP, deleteP+" refused")
+			f.start(expiring("1h")).asked(getP, deleteP+" refused")
 			f.metric(1, "deletions_total", "result", "error")
 			f.toldOf("FailedToDeleteExpiredTTL")
 			f.askedAt(5*time.Minute, getP, deleteP+" refused")
@@ -155,8 +143,7 @@ func TestReconcile(t *testing.T) {
 		}},
 		"another error": {run: func(f *fixture) {
 			f.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
-			f.start(expiring("1h"))
-			f.askedAfter(2*time.Second, getP, deleteP+" refused", getP, deleteP+" refused")
+			f.start(expiring("1h")).askedAfter(2*time.Second, getP, deleteP+" refused", getP, deleteP+" refused")
 			f.toldOf()
 			f.pass(2 * time.Second)
 			f.toldOf("FailedToDeleteExpiredTTL")
@@ -166,16 +153,12 @@ func TestReconcile(t *testing.T) {
 		}},
 		"a TTL that is prolonged, and then shortened": {run: func(f *fixture) {
 			f.start(expiring("3h"))
-			f.add(expiring("9h"))
-			f.askedAfter(2 * time.Hour)
-			f.add(expiring("5h"))
-			f.askedAt(time.Hour, getP, deleteP)
+			f.add(expiring("9h")).askedAfter(2 * time.Hour)
+			f.add(expiring("5h")).askedAt(time.Hour, getP, deleteP)
 		}},
 		"a ReplicaSet that its Deployment has left behind": {configure: func(c *ttl.Config) { c.Include = []string{"replicasets.apps"} }, run: func(f *fixture) {
-			f.start(ownedBy("Deployment", object(replicaSet, "shop/r", ttlController+"ttl", "1h")))
-			f.asked()
-			f.put(replicaSet, "shop/r", ttlController+"ttl", "1h")
-			f.asked("get replicasets.apps shop/r", "delete replicasets.apps shop/r")
+			f.start(ownedBy("Deployment", object(replicaSet, "shop/r", ttlController+"ttl", "1h"))).asked()
+			f.put(replicaSet, "shop/r", ttlController+"ttl", "1h").asked("get replicasets.apps shop/r", "delete replicasets.apps shop/r")
 		}},
 		"a type whose API does not answer, or whose webhook does not, keeps nobody else waiting": {
 			configure: func(c *ttl.Config) { c.ConcurrentSyncs = 1 }, run: func(f *fixture) {
@@ -207,8 +190,7 @@ func TestReconcile(t *testing.T) {
 			f.put(configMap, "shop/d", ttlController+"ttl", "3h")
 			f.start()
 			f.skew(-2*time.Hour, "configmaps")
-			f.add(expiring("1h"))
-			f.asked(getP, deleteP)
+			f.add(expiring("1h")).asked(getP, deleteP)
 			f.toldOf("DeletedExpiredTTL")
 			f.pass(time.Hour)
 			if n := len(f.asks()); n != 1 {
@@ -227,8 +209,7 @@ func TestReconcile(t *testing.T) {
 		"the clock is behind the API server's": {run: func(f *fixture) {
 			f.start()
 			f.skew(2*time.Hour, "")
-			f.add(expiring("1h"))
-			f.asked(getP)
+			f.add(expiring("1h")).asked(getP)
 		}},
 	})
 }
@@ -284,13 +265,11 @@ func crd() *unstructured.Unstructured {
 func TestTypesComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, row{})
-		f.start()
-		f.metric(2, "watched_types")
+		f.start().metric(2, "watched_types")
 		f.add(crd())
 		f.pass(3 * time.Second)
 		f.metric(3, "watched_types")
-		f.put(widget, "shop/w", ttlController+"ttl", "0")
-		f.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
+		f.put(widget, "shop/w", ttlController+"ttl", "0").asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
 		f.put(widget, "shop/later", ttlController+"ttl", "5h")
 		f.Delete(crd())
 		f.pass(3 * time.Second)
@@ -306,8 +285,7 @@ func TestNamespacesLimitWhatIsWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, row{configure: func(c *ttl.Config) { c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io") }})
 		f.flags = append(f.flags, "--namespaces=shop")
-		f.start()
-		f.metric(2, "watched_types")
+		f.start().metric(2, "watched_types")
 		f.add(crd())
 		f.put(widget, "shop/w", ttlController+"ttl", "0")
 		f.put(widget, "elsewhere/w", ttlController+"ttl", "0")

@@ -67,12 +67,10 @@ func labelled(u *unstructured.Unstructured, labels map[string]string) *unstructu
 func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 	runRows(t, map[string]row{
 		"a Job is deleted an hour after it completes": {rules: ruleR, run: func(f *fixture) {
-			f.start(with(object(job, "shop/j"), int64(1), "status", "active"))
-			f.askedAfter(3 * time.Hour)
+			f.start(with(object(job, "shop/j"), int64(1), "status", "active")).askedAfter(3 * time.Hour)
 			f.metric(0, "rule_errors_total", "rule", "r")
 			f.metric(0, "tracked_objects")
-			f.add(done("shop/j", 0))
-			f.askedAt(time.Hour, getJ, deleteJ)
+			f.add(done("shop/j", 0)).askedAt(time.Hour, getJ, deleteJ)
 			texts, _ := f.events()
 			if want := "because of rule r, since 2000-01-01T03:00:00Z, ttl 1h, due at 2000-01-01T04:00:00Z"; len(texts) != 1 || !strings.HasSuffix(texts[0], want) {
 				f.Errorf("Events %q, want one that ends in %q", texts, want)
@@ -91,29 +89,23 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			}
 		}},
 		"an annotation of forever keeps rules away": {rules: ruleR, run: func(f *fixture) {
-			f.start(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "forever"))
-			f.askedAfter(3 * time.Hour)
-			f.add(done("shop/j", 5*time.Hour))
-			f.asked(getJ, deleteJ)
+			f.start(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "forever")).askedAfter(3 * time.Hour)
+			f.add(done("shop/j", 5*time.Hour)).asked(getJ, deleteJ)
 		}},
 		"an annotation that the cache does not show yet keeps rules away": {rules: ruleR, run: func(f *fixture) {
 			f.start(done("shop/j", 50*time.Minute))
-			f.whenRead(done("shop/j", 50*time.Minute, "quartermaster.dev/ttl", "forever"))
-			f.askedAfter(3*time.Hour, getJ)
+			f.whenRead(done("shop/j", 50*time.Minute, "quartermaster.dev/ttl", "forever")).askedAfter(3*time.Hour, getJ)
 		}},
 		"a rule decides on the whole object when an annotation goes": {rules: "\n- {name: r, resources: [jobs.batch], when: \"!has(object.spec)\", ttl: 1h}", run: func(f *fixture) {
 			f.start(with(object(job, "shop/j", "quartermaster.dev/ttl", "3h"), true, "spec", "suspend"))
-			f.whenRead(with(object(job, "shop/j"), true, "spec", "suspend"))
-			f.askedAfter(3*time.Hour, getJ)
+			f.whenRead(with(object(job, "shop/j"), true, "spec", "suspend")).askedAfter(3*time.Hour, getJ)
 		}},
 		"an annotation that does not count keeps no rule away": {rules: ruleR, configure: func(c *ttl.Config) { c.Annotations = []string{"native"} }, run: func(f *fixture) {
-			f.start(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01"))
-			f.asked(getJ, deleteJ)
+			f.start(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01")).asked(getJ, deleteJ)
 		}},
 		"a label that has changed since is read before the deletion": {rules: "\n- {name: r, resources: [jobs.batch], when: object.metadata.labels.keep == 'no', ttl: 3h}", run: func(f *fixture) {
 			f.start(labelled(object(job, "shop/j"), map[string]string{"keep": "no"}))
-			f.whenRead(labelled(object(job, "shop/j"), map[string]string{"keep": "yes"}))
-			f.askedAfter(3*time.Hour, getJ)
+			f.whenRead(labelled(object(job, "shop/j"), map[string]string{"keep": "yes"})).askedAfter(3*time.Hour, getJ)
 			f.toldOf()
 		}},
 		"a backlog stops no annotation": {rules: ruleR, run: func(f *fixture) {
@@ -124,8 +116,7 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			if got := len(controllertest.List[batchv1.Job](f.Host)); got != 90 {
 				f.Errorf("%d Jobs are left, want 90", got)
 			}
-			f.add(expiring("1h"))
-			f.left(0, 0)
+			f.add(expiring("1h")).left(0, 0)
 			f.metric(1, "stopped_namespaces")
 			f.metric(90, "overdue_objects")
 			texts, _ := f.events()
@@ -134,8 +125,7 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			}
 		}},
 		"a rule with dryRun deletes nothing, other rules do": {rules: "\n- {name: claims, resources: [persistentvolumeclaims], ttl: 1h, dryRun: true}" + ruleR, run: func(f *fixture) {
-			f.start(object(claim, "shop/c"), done("shop/j", 2*time.Hour))
-			f.toldOf("DeletedExpiredTTL", "WouldDeleteExpiredTTL")
+			f.start(object(claim, "shop/c"), done("shop/j", 2*time.Hour)).toldOf("DeletedExpiredTTL", "WouldDeleteExpiredTTL")
 			f.pass(3 * time.Hour)
 			got := f.asks()
 			slices.Sort(got)
@@ -155,10 +145,8 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 				return with(object(claim, "shop/c"), []any{map[string]any{"type": "Unused", "status": status,
 					"lastTransitionTime": time.Now().Add(-3 * 24 * time.Hour).UTC().Format(time.RFC3339)}}, "status", "conditions")
 			}
-			f.start(unused("True"))
-			f.metric(1, "tracked_objects")
-			f.add(unused("False"))
-			f.metric(0, "tracked_objects")
+			f.start(unused("True")).metric(1, "tracked_objects")
+			f.add(unused("False")).metric(0, "tracked_objects")
 			f.askedAfter(3 * time.Hour)
 		}},
 		"an object that is due in days is deleted on time and without an announcement": {rules: strings.Replace(ruleR, "1h", "3d", 1), configure: minute, run: func(f *fixture) {
@@ -199,8 +187,7 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			at("2000-01-08T00:00:00Z")
 			f.pass(24 * time.Hour)
 			f.metric(1, "rule_objects", "rule", "r")
-			f.add(labelled(object(job, "shop/j"), map[string]string{"x": "", "at": "2000-01-02T00:01:00Z"}))
-			f.askedAfter(time.Hour)
+			f.add(labelled(object(job, "shop/j"), map[string]string{"x": "", "at": "2000-01-02T00:01:00Z"})).askedAfter(time.Hour)
 			at("2000-01-08T00:00:00Z")
 			f.askedAfter(time.Hour)
 			f.pass(6*24*time.Hour - time.Hour + time.Second) // it is the 8th, 1:00

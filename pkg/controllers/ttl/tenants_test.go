@@ -27,33 +27,28 @@ func minute(c *ttl.Config) { c.Grace = time.Minute }
 func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 	runRows(t, map[string]row{
 		"what is due when a leader begins is announced once, and goes a minute later": {configure: minute, run: func(f *fixture) {
-			f.start(expiring("1h"))
-			f.toldOf("WillDeleteExpiredTTL")
+			f.start(expiring("1h")).toldOf("WillDeleteExpiredTTL")
 			f.add(expiring("1h", "status", "other")) // which does not begin the minute anew
 			f.askedAt(time.Minute, getP, deleteP)
 			f.toldOf("DeletedExpiredTTL")
 		}},
 		"a deadline that is now": {configure: minute, run: func(f *fixture) {
-			f.start(expiring("2h"))
-			f.askedAt(time.Minute, getP, deleteP)
+			f.start(expiring("2h")).askedAt(time.Minute, getP, deleteP)
 		}},
 		"what becomes due while it is watched goes to the second": {configure: minute, run: func(f *fixture) {
 			f.start()
-			f.put(pod, "shop/p", policy.NativeExpires, time.Now().Add(time.Second).UTC().Format(time.RFC3339))
-			f.askedAfter(time.Second, getP, deleteP)
+			f.put(pod, "shop/p", policy.NativeExpires, time.Now().Add(time.Second).UTC().Format(time.RFC3339)).askedAfter(time.Second, getP, deleteP)
 			f.toldOf("DeletedExpiredTTL")
 		}},
 		"a deadline that is moved to another time in the past begins a minute of its own": {configure: minute, run: func(f *fixture) {
 			f.start(expiring("1h"))
 			f.pass(30 * time.Second)
-			f.add(expiring("30m"))
-			f.toldOf("WillDeleteExpiredTTL", "WillDeleteExpiredTTL")
+			f.add(expiring("30m")).toldOf("WillDeleteExpiredTTL", "WillDeleteExpiredTTL")
 			f.askedAt(time.Minute, getP, deleteP)
 		}},
 		"the live object has another deadline, of which no watch has told": {configure: minute, run: func(f *fixture) {
 			f.start(expiring("3h"))
-			f.whenRead(expiring("2h"))
-			f.askedAfter(time.Hour, getP)
+			f.whenRead(expiring("2h")).askedAfter(time.Hour, getP)
 			f.toldOf("WillDeleteExpiredTTL")
 			f.pass(time.Minute)
 			f.toldOf("DeletedExpiredTTL")
@@ -72,8 +67,7 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 		for i := range 10 {
 			f.put(pod, fmt.Sprintf("shop/p%d", i), ttlController+"ttl", "1h")
 		}
-		f.start()
-		f.left(0, 4940)
+		f.start().left(0, 4940)
 		for round := range 3 {
 			f.pass(4 * time.Minute)
 			for i := range 10 {
