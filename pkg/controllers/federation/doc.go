@@ -17,7 +17,7 @@
 //	follow.go        what is followed: federated objects on the host, managed objects in clusters
 //	view.go          what is known of a federated object F at one moment
 //	sync.go          the loop of the host: what F asks of each cluster, and the outcome there
-//	host.go          what sync.go writes on the host: finalizers, versions, status; the loop that paces statuses
+//	host.go          what sync.go writes on the host, and the loop that paces statuses
 //	readycluster.go  the loop of a cluster that is ready
 //	write.go         what the loop of a cluster writes in the cluster
 //	writeoff.go      the loop of the records of removals that clusters owe, and how clusters are written off

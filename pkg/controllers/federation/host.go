@@ -212,7 +212,8 @@ func (t *federatedType) statusEvery() time.Duration {
 	return statusEvery
 }
 
-// pace lets the loop of the host, which alone writes statuses, write one that no write in a cluster has changed.
+// pace lets the loop of the host, which alone writes statuses, write one that no write in a cluster has
+// changed.
 func (c *controller) pace(ctx context.Context, k key) (time.Duration, error) {
 	c.mu.Lock()
 	record, t := c.recordFor(k), c.followed[k.kind]
@@ -230,8 +231,8 @@ func (c *controller) pace(ctx context.Context, k key) (time.Duration, error) {
 	return 0, nil
 }
 
-// recheckAll enqueues all federated objects after a cluster has gone away: those that are being deleted may be
-// written off, and the statuses of the others follow one by one.
+// recheckAll enqueues all federated objects after a cluster has gone away: those that are being deleted may
+// be written off, and the statuses of the others follow one by one.
 func (c *controller) recheckAll() {
 	for _, t := range c.snapshot() {
 		for _, object := range t.following.List(metav1.NamespaceAll, nil) {
