@@ -66,6 +66,8 @@ type controller struct {
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
 	idle  atomic.Bool // since KubeFed leads
+	// statusTook is how long the last status took to be read and written, in nanoseconds.
+	statusTook atomic.Int64
 	// invalidConfig is the resourceVersion of the KubeFedConfig that was last logged as invalid.
 	invalidConfig atomic.Value
 

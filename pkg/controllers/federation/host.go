@@ -164,6 +164,7 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 		if err != nil {
 			return fmt.Errorf("status of %s %s: %w", v.Federated.Kind, v.key.ObjectName, err)
 		}
+		c.statusTook.Store(int64(c.clock.Since(now)))
 		if object != nil {
 			c.bodies.put(v.key, object)
 		}
@@ -200,8 +201,9 @@ const (
 	// collectEvery is statusEvery if the status of the objects in clusters is collected.
 	collectEvery = 5 * time.Second
 	// paceInterval is the time between two statuses that follow from no write: there may be one of every
-	// federated object, and what somebody changes must not wait for them.
-	paceInterval = 20 * time.Millisecond
+	// federated object, and what somebody changes must not wait for them. While a status takes long to write,
+	// the time is longer, up to maxPaceInterval.
+	paceInterval, maxPaceInterval = 20 * time.Millisecond, 100 * time.Millisecond
 )
 
 // statusEvery returns how often the status of the federated object is written at most.
@@ -225,7 +227,7 @@ func (c *controller) pace(ctx context.Context, k key) (time.Duration, error) {
 	}
 	c.loop.Enqueue(k)
 	select {
-	case <-c.clock.After(paceInterval):
+	case <-c.clock.After(min(max(paceInterval, 2*time.Duration(c.statusTook.Load())), maxPaceInterval)):
 	case <-controllers.Draining(ctx):
 	}
 	return 0, nil
