@@ -43,9 +43,9 @@ const helpColumns = 80
 // garbage takes as much memory as the cache; with less than 60, collecting takes a third of the CPU time.
 const gcPercent = 60
 
-// returnMemory collects garbage and returns free memory every minute until ctx ends. A start, a new list or the
-// boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. The second
-// collection frees what libraries keep in a sync.Pool.
+// returnMemory collects garbage and returns free memory every minute until ctx ends. A start, a new list or
+// the boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. The
+// second collection frees what libraries keep in a sync.Pool.
 func returnMemory(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(context.Context) { debug.FreeOSMemory() }, time.Minute)
 }

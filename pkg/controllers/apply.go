@@ -60,8 +60,8 @@ func (h Host) apply(ctx context.Context, configs []runtime.ApplyConfiguration, s
 	return errors.Join(errs...)
 }
 
-// PatchFinalizers sets the finalizers of an object, unless somebody has changed it since obj was read: that is
-// a conflict. It needs the verb patch.
+// PatchFinalizers sets the finalizers of an object, unless somebody has changed it since obj was read: that
+// is a conflict. It needs the verb patch.
 func (h Host) PatchFinalizers(ctx context.Context, resource schema.GroupVersionResource, obj metav1.Object, finalizers []string) error {
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": obj.GetUID(), "resourceVersion": obj.GetResourceVersion(), "finalizers": finalizers}})

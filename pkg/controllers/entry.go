@@ -38,8 +38,8 @@ type Entry struct {
 	// after the flags have been parsed.
 	Needs func(Settings) ([]informers.Need, error)
 	// Permissions returns the RBAC rules that the controller needs, and no more; nil if there are none. It is
-	// called after the flags have been parsed. They must include list and watch for each resource that is in Needs or that
-	// the controller follows.
+	// called after the flags have been parsed. They must include list and watch for each resource that is in
+	// Needs or that the controller follows.
 	Permissions func(Settings) []rbacv1.PolicyRule
 	// NamespacePermissions returns further rules, each of which holds in one namespace, by its name; nil if
 	// there are none. Secrets that are only in the controller's own namespace belong here.

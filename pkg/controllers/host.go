@@ -79,9 +79,9 @@ type Cluster struct {
 	// Client and Dynamic are as in Host.
 	Client  kubernetes.Interface
 	Dynamic dynamic.Interface
-	// RESTConfig makes other clients. Writes of all clients pass the fence of the election and --dry-run, but not the
-	// fence in our own API server, and they do not hold up the release of our Lease. RESTConfig
-	// does not contain the credentials. Clients do not follow redirects.
+	// RESTConfig makes other clients. Writes of all clients pass the fence of the election and --dry-run, but
+	// not the fence in our own API server, and they do not hold up the release of our Lease. RESTConfig does not
+	// contain the credentials. Clients do not follow redirects.
 	RESTConfig *rest.Config
 	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain,
 	// since the other API server may not answer. Go runs it.

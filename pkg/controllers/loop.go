@@ -121,13 +121,14 @@ func (l *Loop[K]) add(key K, lane lane, tenant string) {
 // long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	var labels []string
-	// ctx may be that of another loop's reconcile, whose key and lane are not this loop's.
-	logger := klog.FromContext(processOf(ctx).work)
+	var values []any
 	for _, label := range [][2]string{{"controller", l.opts.Name}, {"loop", l.opts.Loop}, {"cluster", l.opts.Cluster}} {
 		if label[1] != "" {
-			logger, labels = logger.WithValues(label[0], label[1]), append(labels, label[:]...)
+			labels, values = append(labels, label[:]...), append(values, label[0], label[1])
 		}
 	}
+	// ctx may be that of another loop's reconcile, whose key and lane are not this loop's.
+	logger := klog.FromContext(processOf(ctx).work).WithValues(values...)
 	// The goroutines of the workers and of the queue inherit the labels.
 	pprof.Do(withLane(klog.NewContext(ctx, logger), laneChanged), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)

@@ -68,7 +68,8 @@ func (s *store) keys() []string {
 	return slices.AppendSeq(make([]string, 0, len(s.objects)), maps.Keys(s.objects))
 }
 
-// byIndex returns the objects that have a value in an index, in random order, and whether there is such an index.
+// byIndex returns the objects that have a value in an index, in random order, and whether there is such an
+// index.
 func (s *store) byIndex(name, value string) (objects []*Object, exists bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
