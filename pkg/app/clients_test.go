@@ -255,9 +255,7 @@ func TestWaitForAPIServer(t *testing.T) {
 			})}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			if err := waitForAPIServer(ctx, config); err != nil {
-				t.Error(err)
-			}
+			must(t, waitForAPIServer(ctx, config))
 			if asked != tc.asks {
 				t.Errorf("asked %d times, want %d", asked, tc.asks)
 			}

@@ -166,9 +166,7 @@ func TestManifestsParse(t *testing.T) {
 
 	o := newOptions(t)
 	must(t, o.Parse(manager.Args))
-	if err := o.Validate(); err != nil {
-		t.Error(err)
-	}
+	must(t, o.Validate())
 	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= o.Generic.ShutdownTimeout {
 		t.Errorf("terminationGracePeriodSeconds: %s is not longer than --shutdown-timeout=%s", grace, o.Generic.ShutdownTimeout)
 	}

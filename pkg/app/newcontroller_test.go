@@ -315,9 +315,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 
 func TestEveryReplicaNeedsAWarmStandby(t *testing.T) {
 	o := newOptions(t, With(withFunctions(controllers.Entry{Name: "one", EveryReplica: true}), withFunctions(controllers.Entry{Name: "two"})), WithoutBuiltIns())
-	if err := o.Validate(); err != nil {
-		t.Errorf("a warm standby: %v", err)
-	}
+	must(t, o.Validate())
 	o.Generic.Standby = standbyCold
 	lines(t, o.Validate(), "--standby: one runs on every replica, which needs the cache of a warm standby")
 }

@@ -87,9 +87,7 @@ func TestTLSIsAsConfigured(t *testing.T) {
 			must(t, err)
 			defer func() { _ = conn.Close() }()
 			state := conn.ConnectionState()
-			if err := state.PeerCertificates[0].VerifyHostname(tc.host); err != nil {
-				t.Error(err)
-			}
+			must(t, state.PeerCertificates[0].VerifyHostname(tc.host))
 			if state.NegotiatedProtocol != tc.protocol {
 				t.Errorf("speaks %q, want %q", state.NegotiatedProtocol, tc.protocol)
 			}

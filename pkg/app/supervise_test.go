@@ -110,9 +110,7 @@ func TestControllerThatStopsIsRestarted(t *testing.T) {
 			h, c, registry := host(t, run)
 			ctx, cancel := context.WithTimeout(t.Context(), 2*restartDelay+time.Second)
 			defer cancel()
-			if err := h.supervise(ctx); err != nil {
-				t.Error(err)
-			}
+			must(t, h.supervise(ctx))
 			same(t, "starts", []time.Duration{0, restartDelay, 2 * restartDelay}, c.starts)
 			series(t, registry, "quartermaster_controller_restarts_total", 3)
 			same(t, "restarts in the status", 3, h.Status().Restarts)
@@ -162,9 +160,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		series(t, registry, "quartermaster_controller_restarts_total", 2)
 		series(t, registry, "quartermaster_controller_panics_total", 1)
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		must(t, <-done)
 	})
 }
 

@@ -148,9 +148,7 @@ func TestCacheNotStartedShutsDown(t *testing.T) {
 		if f.CheckSync(nil) == nil {
 			t.Error("ready without having been started")
 		}
-		if err := f.Problem("reload"); err != nil {
-			t.Errorf("a problem of the controller though nobody has tried: %v", err)
-		}
+		must(t, f.Problem("reload"))
 		f.Shutdown()
 		f.Start(t.Context()) // after Shutdown: nothing
 		if hasSynced(f, "reload") {
@@ -359,9 +357,7 @@ func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
 		if err := f.Problem(ttlNeed.For); err == nil || !strings.Contains(err.Error(), "panics on 1 objects of secrets, one of them shop/a") {
 			t.Errorf("problem %v", err)
 		}
-		if err := f.Problem("other"); err != nil {
-			t.Errorf("another controller's problem: %v", err)
-		}
+		must(t, f.Problem("other"))
 	})
 }
 

@@ -213,9 +213,7 @@ func TestNamespaceTroubleStaysThere(t *testing.T) {
 			}
 			f := inNamespaces(t, map[string]*cluster{"a": a, "b": b, "c": c})
 			startSynced(t, f)
-			if err := f.CheckSync(nil); err != nil {
-				t.Errorf("not ready: %v", err)
-			}
+			must(t, f.CheckSync(nil))
 			pass(time.Minute)
 			tc.later(b)
 			a.put(in("a", "y", "1"))
@@ -300,18 +298,14 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 			if got := f.Problem("bad"); got == nil || !strings.Contains(got.Error(), "shop/bad") || strings.Contains(got.Error(), "nobody") {
 				t.Errorf("problem %v", got)
 			}
-			if err := f.Problem("reload"); err != nil {
-				t.Errorf("another controller's problem: %v", err)
-			}
+			must(t, f.Problem("reload"))
 			if !slices.Contains(counted, "bad") || slices.Contains(counted, "reload") {
 				t.Errorf("counted %v", counted)
 			}
 			r.mended = true
 			c.put(named("bad", "2"))
 			synctest.Wait()
-			if err := f.Problem("bad"); err != nil {
-				t.Errorf("after the mend: %v", err)
-			}
+			must(t, f.Problem("bad"))
 		})
 	}
 }
@@ -346,9 +340,7 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 				c.remove("shop/bad")
 				pass(time.Minute)
 				wantNames(t, f, "shop/fine")
-				if err := f.Problem("bad"); err != nil {
-					t.Errorf("problem %v", err)
-				}
+				must(t, f.Problem("bad"))
 			})
 		}
 	}
@@ -395,9 +387,7 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 		c.breakWatches(true) // gone without an event
 		c.remove("shop/bad")
 		pass(time.Minute)
-		if err := f.Problem("bad"); err != nil {
-			t.Error(err)
-		}
+		must(t, f.Problem("bad"))
 	})
 }
 

@@ -37,9 +37,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			c.failWith(func(string) error { return failure })
 			c.breakWatches(false)
 			pass(30 * time.Second)
-			if err := f.Problem("reload"); err != nil {
-				t.Errorf("reported after 30 seconds: %v", err)
-			}
+			must(t, f.Problem("reload"))
 			pass(10 * time.Minute)
 			wantNames(t, f, "shop/a")
 			if n := c.count() - before; n < 10 || n > 80 {
@@ -48,9 +46,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "secrets") {
 				t.Errorf("problem after ten minutes: %v", err)
 			}
-			if err := f.CheckSync(nil); err != nil {
-				t.Errorf("informers-sync fails after it had synced: %v", err)
-			}
+			must(t, f.CheckSync(nil))
 			s := secretsStatus(f)
 			if s.LastActivityAge.Duration < 10*time.Minute || s.Failures == 0 || s.LastFailure == nil {
 				t.Errorf("age %v, failures %d, last failure %v", s.LastActivityAge, s.Failures, s.LastFailure)
@@ -60,9 +56,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			c.put(named("b", "1"))
 			pass(2 * time.Minute)
 			wantNames(t, f, "shop/a", "shop/b")
-			if err := f.Problem("reload"); err != nil {
-				t.Errorf("problem after recovery: %v", err)
-			}
+			must(t, f.Problem("reload"))
 
 			c.failWith(func(string) error { return failure })
 			c.breakWatches(true)
@@ -170,16 +164,12 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 			f := twoResources(t, c, newCluster())
 			f.Start(t.Context())
 			pass(3 * time.Minute)
-			if err := f.Problem("other"); err != nil {
-				t.Errorf("problem of the other controller: %v", err)
-			}
+			must(t, f.Problem("other"))
 			if err := f.Problem("reload"); err == nil || err.Error() != tc.want {
 				t.Errorf("problem %q, want %q", err, tc.want)
 			}
 			same(t, "synced", tc.synced, hasSynced(f, "reload"))
-			if err := f.CheckSync(nil); err != nil {
-				t.Errorf("informers-sync waits for what is refused: %v", err)
-			}
+			must(t, f.CheckSync(nil))
 			c.failWith(nil)
 			pass(3 * time.Minute)
 			if err, logged := f.Problem("reload"), f.informers[0].feeds[0].state.logged; err != nil || logged != "" {
@@ -301,9 +291,7 @@ func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 		}
 		healthy.failWith(nil)
 		pass(2 * time.Minute)
-		if err := f.CheckSync(nil); err != nil {
-			t.Errorf("informers-sync waits for what only one controller needs: %v", err)
-		}
+		must(t, f.CheckSync(nil))
 		if f.Problem("reload") == nil || f.Problem("other") != nil {
 			t.Errorf("problems: of the controller %v, of the other %v", f.Problem("reload"), f.Problem("other"))
 		}
