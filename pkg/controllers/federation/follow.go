@@ -253,7 +253,9 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 			delete(r.liveAnnotations, k)
 			r.c.mu.Unlock()
 		}
-		r.loop.Enqueue(k)
+		if gone || old == nil || liveOf(old) != liveOf(object) {
+			r.loop.Enqueue(k) // a change of the status alone needs no write
+		}
 		r.c.replicas.changed(k)
 		r.c.dns.changed(k)
 		if t.collects {

@@ -185,9 +185,10 @@ func (r *readyCluster) live(k key) *policy.LiveObject {
 	if !exists {
 		return nil
 	}
-	live := policy.ReadLiveObject(object, object.Digest(Name))
-	return &live
+	return new(liveOf(object))
 }
+
+func liveOf(o *informers.Object) policy.LiveObject { return policy.ReadLiveObject(o, o.Digest(Name)) }
 
 // holds reports whether the cluster has a managed object of a key.
 func (r *readyCluster) holds(k key) bool {

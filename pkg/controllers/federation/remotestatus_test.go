@@ -73,12 +73,19 @@ func TestRemoteStatus(t *testing.T) {
 			f.Put(collecting(f.t))
 			f.Sleep(20 * time.Second)
 			f.Writes()
+			reconciles := func() float64 {
+				return f.Metric("quartermaster_controller_reconciles_total", "loop", "sync", "cluster", "c1")
+			}
+			before := reconciles()
 			for i := range 60 {
 				f.report(i)
 				f.Sleep(time.Second)
 			}
 			if n := f.statusWrites(); n < 8 || n > 13 {
 				f.t.Errorf("%d writes in a minute", n)
+			}
+			if n := reconciles() - before; n > 5 {
+				f.t.Errorf("%v reconciles in the cluster for changes of the status alone", n)
 			}
 			f.Sleep(5 * time.Second)
 			f.remote("c1=map[readyReplicas:59] c2=map[]")
