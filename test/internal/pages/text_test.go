@@ -77,6 +77,40 @@ func TestDocsNameMakeTargetsThatExist(t *testing.T) {
 	}
 }
 
+// cited is a test that a page names. `TestLong...` in CONTRIBUTING.md is the beginning of names, and does not match.
+var cited = regexp.MustCompile("`(Test[A-Z]\\w+)`")
+
+func TestDocsNameTestsThatExist(t *testing.T) {
+	var tests strings.Builder
+	err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		tests.Write(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for path := range byPath(t) {
+		text, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range cited.FindAllStringSubmatch(string(text), -1) {
+			found++
+			if !strings.Contains(tests.String(), "func "+m[1]+"(") {
+				t.Errorf("%s names the test %s, which does not exist", path, m[1])
+			}
+		}
+	}
+	if found < 4 {
+		t.Errorf("%d names of tests: these are not all", found)
+	}
+}
+
 // named is a page that a file names, by its address or by its path.
 var named = regexp.MustCompile(`(?:https://github\.com/quartermaster-dev/quartermaster/blob/main/|\b)(docs/[\w./-]+\.md)(?:#([\w-]+))?`)
 
