@@ -19,11 +19,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	applyappsv1 "k8s.io/client-go/applyconfigurations/apps/v1"
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
@@ -122,10 +120,7 @@ func (c *controller) reconcile(ctx context.Context, key cache.ObjectName) (after
 	if !exists {
 		return 0, nil // the garbage collector removes what it owned
 	}
-	if after, err = c.bring(ctx, w.DeepCopy()); apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		return 0, nil // it has changed, and the event of that change adds the key again
-	}
-	return after, err
+	return c.bring(ctx, w.DeepCopy())
 }
 
 // finalize deletes the Deployment, if it is the Widget's. When that is gone, it lets the Widget go.
@@ -137,19 +132,7 @@ func (c *controller) finalize(ctx context.Context, w *v1.Widget) error {
 		return c.host.Client.AppsV1().Deployments(w.Namespace).Delete(ctx, w.Name, metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &d.UID, ResourceVersion: &d.ResourceVersion}}) // as it was seen
 	}
-	_, err := c.setFinalizers(ctx, w, slices.DeleteFunc(w.Finalizers, func(f string) bool { return f == finalizer }))
-	return err
-}
-
-// setFinalizers sends a patch. An Update of a copy from the cache would remove the annotation of kubectl, which the
-// cache does not keep.
-func (c *controller) setFinalizers(ctx context.Context, w *v1.Widget, finalizers []string) (*v1.Widget, error) {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": w.UID, "resourceVersion": w.ResourceVersion, "finalizers": finalizers}})
-	if err != nil {
-		return nil, err
-	}
-	return c.client.Namespace(w.Namespace).Patch(ctx, w.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return c.host.PatchFinalizers(ctx, v1.Widgets, w, slices.DeleteFunc(w.Finalizers, func(f string) bool { return f == finalizer }))
 }
 
 // bring brings a Widget to its desired state.
@@ -158,11 +141,14 @@ func (c *controller) bring(ctx context.Context, w *v1.Widget) (after time.Durati
 		return 0, c.finalize(ctx, w)
 	}
 	if !slices.Contains(w.Finalizers, finalizer) {
-		if w, err = c.setFinalizers(ctx, w, append(w.Finalizers, finalizer)); err != nil {
-			return 0, err
-		}
+		return 0, c.host.PatchFinalizers(ctx, v1.Widgets, w, append(w.Finalizers, finalizer)) // its event brings the key again
 	}
 	deployment, exists := c.deployments.Get(cache.MetaObjectToName(w))
+	configMap, configMapExists := c.configMaps.Get(cache.MetaObjectToName(w))
+	if exists && !metav1.IsControlledBy(deployment, w) || configMapExists && !metav1.IsControlledBy(configMap, w) {
+		// No event of a foreign object brings the key again.
+		return time.Minute, c.report(ctx, w, nil, "NameTaken", "there is a Deployment or ConfigMap of its name that is not its own")
+	}
 	settings := c.cachedDigest(cache.NewObjectName(w.Namespace, w.Spec.Settings))
 	if w.Spec.Settings != "" && settings == nil {
 		return 0, c.report(ctx, w, deployment, "SettingsMissing", "there is no ConfigMap "+w.Spec.Settings)

@@ -13,9 +13,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	v1 "github.com/quartermaster-dev/quartermaster/examples/widget/api/v1"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -234,6 +236,41 @@ func TestWidgetGetsItsObjects(t *testing.T) {
 				f.wrote("patch widgets.example.com shop/a")
 				if f.pods() == nil {
 					f.Error("the Deployment is gone")
+				}
+			},
+		},
+		"a Widget leaves alone a Deployment of its name that is not its own, until it is gone": {
+			[]runtime.Object{widget(), &appsv1.Deployment{ObjectMeta: named("a")}},
+			func(f fixture) {
+				f.wrote("patch widgets.example.com shop/a", "update widgets.example.com/status shop/a")
+				f.is("NameTaken")
+				f.Delete(f.pods())
+				f.Sleep(time.Minute)
+				f.wrote(created[1:]...)
+				f.is("Progressing")
+			},
+		},
+		"a Widget leaves alone a ConfigMap of its name that is not its own": {
+			[]runtime.Object{widget(), &corev1.ConfigMap{ObjectMeta: named("a")}},
+			func(f fixture) {
+				f.wrote("patch widgets.example.com shop/a", "update widgets.example.com/status shop/a")
+				f.is("NameTaken")
+			},
+		},
+		"a Deployment that a quota refuses with a conflict is tried again, although no Widget changes": {
+			nil,
+			func(f fixture) {
+				start := time.Now()
+				f.OnWrite(func(write controllertest.Request) error {
+					if write.Resource == "deployments.apps" && time.Since(start) < time.Minute {
+						return apierrors.NewConflict(schema.GroupResource{Resource: "resourcequotas"}, "shop", nil)
+					}
+					return nil
+				})
+				f.change(widget())
+				f.Sleep(10 * time.Minute)
+				if f.pods() == nil {
+					f.Errorf("there is no Deployment after %q", f.Writes())
 				}
 			},
 		},
