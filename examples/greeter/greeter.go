@@ -55,8 +55,8 @@ func (c *Controller) reconcile(ctx context.Context, key cache.ObjectName) (time.
 		return 0, nil
 	}
 	if whom == "" {
-		// The loop recovers the panic, counts it and tries the key again; other controllers are not affected.
-		panic("a greeting for nobody")
+		// No retry mends what somebody wrote; the event of the next change adds the key again.
+		return 0, controllers.TerminalError(fmt.Errorf("the annotation %s names nobody", Annotation))
 	}
 
 	// Write once, then record the Event. The resourceVersion makes the write fail if the object has
