@@ -180,6 +180,12 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			f.asked(getJ, deleteJ)
 			f.toldOf("DeletedExpiredTTL")
 		}},
+		"an object whose deletion is under way": {run: func(f *fixture) {
+			p := expiring("3h")
+			p.SetFinalizers([]string{"example.com/wait"})
+			f.start(p).Delete(p)
+			f.askedAfter(24 * time.Hour)
+		}},
 		"a deadline that moves away and back counts as it is": {rules: "\n- {name: r, resources: [jobs.batch], when: has(object.metadata.labels.at), since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(f *fixture) {
 			at := func(label string) { f.Helper(); f.add(labelled(object(job, "shop/j"), map[string]string{"at": label})) }
 			at("1999-12-31T23:30:00Z")
