@@ -107,6 +107,27 @@ func TestDiscoveryFindsNothingAbsentWhereNoAPIServerAnswers(t *testing.T) {
 	}
 }
 
+func TestDiscoveryThatHangsFailsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clients := clientsOf(t, &rest.Config{Host: "http://api", Transport: hanging{}})
+		start := time.Now()
+		if _, err := clients.servedVersion(t.Context(), Secrets.GroupResource()); err == nil || apierrors.IsNotFound(err) {
+			t.Errorf("error %v, want one that does not say that the resource is absent", err)
+		}
+		if d := time.Since(start); d != discoveryTimeout {
+			t.Errorf("it took %s", d)
+		}
+	})
+}
+
+// hanging is a connection to an API server that never answers.
+type hanging struct{}
+
+func (hanging) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
 func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"))}
 	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"},

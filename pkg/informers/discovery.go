@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,6 +18,9 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/metadata"
 )
+
+// discoveryTimeout is how long an API server may take to say in which version it has a resource.
+const discoveryTimeout = 30 * time.Second
 
 // anyVersion lists and watches the metadata of a resource whose need names no version. It uses the group's
 // preferred version or, if the resource is not in it, another. It looks the version up at the first request,
@@ -93,6 +97,8 @@ func ServerGroups(ctx context.Context, d discovery.DiscoveryInterfaceWithContext
 // It asks discovery for this group only, so that an aggregated API that is down affects only those who need
 // it.
 func (c Clients) servedVersion(ctx context.Context, resource schema.GroupResource) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout) // the client has none
+	defer cancel()
 	groups, err := ServerGroups(ctx, c.discovery)
 	if err != nil {
 		return "", err
