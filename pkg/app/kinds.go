@@ -56,21 +56,24 @@ func newKinds(config *rest.Config) (*kinds, error) {
 }
 
 // resourceOf returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL
-// at most unless the request fails, and waits for the answer until ctx ends. For a known kind it asks every
-// knownKindTTL, and returns what it knows if the request fails.
+// at most unless the request fails, and waits for the answer until ctx ends. A known kind is returned at once;
+// every knownKindTTL the API server is asked beside.
 func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)
 	d, _ := known.(discovered)
 	age, found := time.Since(d.at), d.resources[kind.Kind]
 	if found == nil && age >= unknownKindTTL || age >= knownKindTTL {
+		answered := k.asking.DoChan(version.String(), func() (any, error) { return k.ask(version) })
+		if found != nil {
+			return found, nil
+		}
 		select {
-		case answer := <-k.asking.DoChan(version.String(), func() (any, error) { return k.ask(version) }):
-			if answer.Err == nil {
-				found = answer.Val.(discovered).resources[kind.Kind]
-			} else if found == nil {
+		case answer := <-answered:
+			if answer.Err != nil {
 				return nil, fmt.Errorf("find the resource of %s: %w", kind, answer.Err)
 			}
+			found = answer.Val.(discovered).resources[kind.Kind]
 		case <-ctx.Done():
 			return nil, fmt.Errorf("find the resource of %s: %w", kind, context.Cause(ctx))
 		}

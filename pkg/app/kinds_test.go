@@ -42,8 +42,8 @@ func (s *discoveryServer) RoundTrip(r *http.Request) (*http.Response, error) {
 const widgetsAlone = `{"kind":"APIResourceList","resources":[
 	{"name":"widgets","kind":"Widget","namespaced":true},{"name":"widgets/scale","kind":"Scale","namespaced":true}]}`
 
-// noServer stands for 404 at every path.
-const noServer, someGroups = "no server", `{"kind":"APIGroupList","groups":[{"name":"apps","versions":[{"groupVersion":"apps/v1","version":"v1"}]}]}`
+// noServer stands for 404 at every path, noAnswer for a request that hangs.
+const noServer, noAnswer, someGroups = "no server", "no answer", `{"kind":"APIGroupList","groups":[{"name":"apps","versions":[{"groupVersion":"apps/v1","version":"v1"}]}]}`
 
 func TestMapperAsksForUnknownKinds(t *testing.T) {
 	widget, scale, gadget := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"},
@@ -61,13 +61,15 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 		"a kind is asked for once":          {widgetsAlone, []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"widgets", "widgets", "widgets", "widgets"}, 1, 0},
 		"an unknown one every 10 s at most": {widgetsAlone, []schema.GroupVersionKind{gadget, gadget}, widgetsAlone, []string{"none", "none", "none", "none"}, 2, 0},
 		"one that comes is found":           {widgetsAlone, []schema.GroupVersionKind{gadget}, strings.ReplaceAll(strings.ReplaceAll(widgetsAlone, "widget", "gadget"), "Widget", "Gadget"), []string{"none", "gadgets"}, 2, 0},
-		"one that is defined again with another plural is found after 10 min": {
-			widgetsAlone, []schema.GroupVersionKind{widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1), []string{"widgets", "widgetries"}, 2, knownKindTTL},
+		"one that is defined again with another plural is found after 10 min, once it has been asked for": {
+			widgetsAlone, []schema.GroupVersionKind{widget, widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1),
+			[]string{"widgets", "widgets", "widgets", "widgetries"}, 2, knownKindTTL},
 		"one that is defined again is not looked for before": {
 			widgetsAlone, []schema.GroupVersionKind{widget}, strings.Replace(widgetsAlone, "widgets", "widgetries", 1), []string{"widgets", "widgets"}, 1, knownKindTTL - time.Second},
 		"a subresource is none":                                    {widgetsAlone, []schema.GroupVersionKind{scale}, widgetsAlone, []string{"none", "none"}, 2, 0},
 		"a version that comes is found":                            {"404", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"none", "none", "widgets", "widgets"}, 2, 0},
-		"a version that goes is noticed after 10 min":              {widgetsAlone, []schema.GroupVersionKind{widget}, "404", []string{"widgets", "none"}, 2, knownKindTTL},
+		"a version that goes is noticed after 10 min":              {widgetsAlone, []schema.GroupVersionKind{widget, widget}, "404", []string{"widgets", "widgets", "widgets", "none"}, 2, knownKindTTL},
+		"a known kind does not wait for an answer":                 {widgetsAlone, []schema.GroupVersionKind{widget}, noAnswer, []string{"widgets", "widgets"}, 2, knownKindTTL},
 		"a known kind outlasts a failure":                          {widgetsAlone, []schema.GroupVersionKind{widget}, "503", []string{"widgets", "widgets"}, 2, knownKindTTL},
 		"a known kind outlasts a load balancer that knows no path": {widgetsAlone, []schema.GroupVersionKind{widget, gadget}, noServer, []string{"widgets", "none", "widgets", "failure"}, 3, knownKindTTL},
 		"a failure is not remembered":                              {"503", []schema.GroupVersionKind{widget, widget}, widgetsAlone, []string{"failure", "failure", "widgets", "widgets"}, 3, 0},
@@ -83,7 +85,12 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 			var got []string
 			for range 2 {
 				for _, kind := range tc.ask {
+					start := time.Now()
 					found, err := m.resourceOf(t.Context(), kind)
+					if d := time.Since(start); d > 0 {
+						t.Errorf("it took %s to find %s", d, kind.Kind)
+					}
+					synctest.Wait() // for what is asked beside
 					switch {
 					case meta.IsNoMatchError(err):
 						got = append(got, "none")
@@ -94,6 +101,9 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 					}
 				}
 				server.answers[path] = tc.later
+				if tc.later == noAnswer {
+					delete(server.answers, path)
+				}
 				if tc.later == noServer {
 					server.answers = map[string]string{path: "404", "/api": "404", "/apis": "404"}
 				}
