@@ -59,7 +59,8 @@ type Host struct {
 	// Scheme holds the built-in types and those that the enabled entries add. Types that a library
 	// registers with client-go's scheme.Scheme are not in it.
 	Scheme *runtime.Scheme
-	// Events records Events with a source component of the controller's own, quartermaster-NAME.
+	// Events records Events with a source component of the controller's own, BUILD-NAME: quartermaster-NAME
+	// without app.Named.
 	Events record.EventRecorder
 	// LoopOptions is for NewLoop, with the name, the metrics and the clock filled in.
 	LoopOptions LoopOptions
