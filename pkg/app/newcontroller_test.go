@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,7 +27,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // gadget and gizmo are custom resources of one group as Go types.
@@ -100,16 +98,12 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"the version is another": {complete, typed, informer[*gadget](gadgets.GroupResource().WithVersion("v2")), `asks for version "v2" of gadgets.example.com, but needs version "v1"`},
 		"a client of a type that is missing in the scheme": {nil, nil, client[*gadget](gadgets),
 			"asks for a client of gadgets.example.com with *app.gadget, which AddToScheme has not added to the scheme"},
-		"a client of a type of another group": {nil, nil, client[*corev1.Pod](gadgets),
-			"asks for a client of gadgets.example.com with *v1.Pod, but that is a type of v1, not of example.com/v1"},
 		"a client of a type of two versions": {func(s *runtime.Scheme) error {
 			s.AddKnownTypes(schema.GroupVersion{Group: "example.com", Version: "v1beta1"}, &gadget{})
 			return complete(s)
 		}, nil, client[*gadget](gadgets), ""},
 		"the type is of another resource of the group": {twoKinds, typed, informer[*gizmo](gadgets),
 			"asks for gadgets.example.com as *app.gizmo, but these are of the kind Gadget"},
-		"a client of a type of another resource of the group": {twoKinds, nil, client[*gizmo](gadgets),
-			"asks for a client of gadgets.example.com with *app.gizmo, but these are of the kind Gadget"},
 		"a resource whose plural nobody can guess": {twoKinds, []informers.Need{{Resource: oddPlural, Form: informers.Typed}}, func(h controllers.Host) error {
 			informers.For[*gizmo](h, oddPlural)
 			controllers.ClientFor[*gizmo](h, oddPlural)
@@ -138,27 +132,6 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 				t.Errorf("the error is %v, want controller one: %s", err, tc.want)
 			}
 		})
-	}
-}
-
-// TestHostMistakeInAReconcileIsShown asks too late, so that the start does not fail.
-func TestHostMistakeInAReconcileIsShown(t *testing.T) {
-	entry := withFunctions(controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) {
-		return []informers.Need{{Resource: informers.Deployments}}, nil
-	}})
-	var h controllers.Host
-	entry.New = func(host controllers.Host) (controllers.Controller, error) { h = host; return &scripted{}, nil }
-	if _, err := buildAll(t, entry); err != nil {
-		t.Fatal(err)
-	}
-	for want, ask := range map[string]func(controllers.Host) error{
-		"asks for a client of gadgets.example.com with *app.gadget, which AddTo":     client[*gadget](gadgets),
-		"asks for the informer of secrets, which its entry does not declare":         informer[metav1.Object](informers.Secrets),
-		"asks for deployments.apps as *v1.Deployment, but its need has another Form": informer[*appsv1.Deployment](informers.Deployments),
-	} {
-		if _, err := panics.Recover(func() error { return ask(h) }); err == nil || !strings.HasPrefix(err.Error(), "panic: "+want) {
-			t.Errorf("the error is %v, want panic: %s", err, want)
-		}
 	}
 }
 
@@ -252,29 +225,19 @@ func (unwritable) IsApplyConfiguration()        {}
 func (unwritable) MarshalJSON() ([]byte, error) { return nil, errors.New("no") }
 
 func TestHandlersAreServedUnderTheirName(t *testing.T) {
-	entry := withFunctions(controllers.Entry{Name: "one"})
-	entry.New = func(h controllers.Host) (controllers.Controller, error) {
-		h.Handle(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == "/poison" {
-				panic("hunter2")
-			}
-			fmt.Fprint(w, r.URL.Path)
-		}))
-		return &scripted{}, nil
-	}
-	all, err := buildAll(t, entry)
-	must(t, err)
-	for path, want := range map[string]string{
-		"/controllers/one/":       "/",
-		"/controllers/one/things": "/things",
-		"/controllers/one/poison": "the controller's handler panicked\n",
-	} {
-		w := httptest.NewRecorder()
-		all[0].handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
-		if got := w.Body.String(); got != want {
-			t.Errorf("%s: %q, want %q", path, got, want)
+	h, _, registry := host(t, untilTheEnd)
+	handler := h.contained(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/poison" {
+			panic("hunter2")
 		}
+		fmt.Fprint(w, r.URL.Path)
+	}))
+	for path, want := range map[string]string{"/": "/", "/things": "/things", "/poison": "the controller's handler panicked\n"} {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/controllers/x"+path, nil))
+		same(t, path, want, w.Body.String())
 	}
+	series(t, registry, "quartermaster_controller_panics_total", 1)
 }
 
 func TestEveryReplicaStopsWithTheProcess(t *testing.T) {

@@ -33,6 +33,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/klog/v2/textlogger"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 )
 
 func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
@@ -192,8 +194,8 @@ func TestReviewErrorsHideTheAPIServer(t *testing.T) {
 	}
 }
 
-// TestReviewsDoNotHoldUpTheExit stops the servers while a request waits for its review.
-func TestReviewsDoNotHoldUpTheExit(t *testing.T) {
+// TestRequestsDoNotHoldUpTheExit stops the servers while a request waits for its review and a standby watches.
+func TestRequestsDoNotHoldUpTheExit(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	address := freeAddress(t)
 	reviewing, ended, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -213,7 +215,8 @@ func TestReviewsDoNotHoldUpTheExit(t *testing.T) {
 		}),
 	}
 	o := &Options{Secure: SecureConfig{BindAddress: address.IP, BindPort: address.Port}}
-	s, err := startServers(ctx, o, testHealth(), auth, http.NotFoundHandler(), nil, nil)
+	own := witness.New(address.AddrPort(), "leader_1")
+	s, err := startServers(ctx, o, testHealth(), auth, http.NotFoundHandler(), nil, own)
 	must(t, err)
 	client := insecureClient()
 	go func() {
@@ -222,7 +225,13 @@ func TestReviewsDoNotHoldUpTheExit(t *testing.T) {
 		}
 	}()
 	<-reviewing
+	watched, err := client.Get("https://" + address.String() + witness.Path + "?leader_1") // without credentials
+	must(t, err)
+	defer watched.Body.Close()
 	s.stop()
+	if beats, err := io.ReadAll(watched.Body); err != nil || watched.StatusCode != http.StatusOK {
+		t.Errorf("status %d, the standby got %q, with the error %v", watched.StatusCode, beats, err)
+	}
 	select {
 	case <-ended:
 	default:

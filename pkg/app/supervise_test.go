@@ -23,6 +23,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // scripted is a controller whose nth run calls the nth function. Further runs call the last one.
@@ -99,33 +100,11 @@ func series(t *testing.T, registry metrics.KubeRegistry, name string, want float
 	t.Errorf("there is no metric %s", name)
 }
 
-func TestControllerThatStopsIsRestarted(t *testing.T) {
-	for name, run := range map[string]func(context.Context) error{
-		"a controller that fails":                              failsAfter(0),
-		"a controller that returns without an error":           func(context.Context) error { return nil },
-		"a controller that panics":                             func(context.Context) error { panic("x") },
-		"a controller that returns a nil pointer as its error": func(context.Context) error { var g *gone; return g },
-	} {
-		inBubble(t, name, func(t *testing.T) {
-			h, c, registry := host(t, run)
-			ctx, cancel := context.WithTimeout(t.Context(), 2*restartDelay+time.Second)
-			defer cancel()
-			must(t, h.supervise(ctx))
-			same(t, "starts", []time.Duration{0, restartDelay, 2 * restartDelay}, c.starts)
-			series(t, registry, "quartermaster_controller_restarts_total", 3)
-			same(t, "restarts in the status", 3, h.Status().Restarts)
-		})
-	}
-}
-
-// gone is an error whose text panics on a nil pointer.
-type gone struct{ text string }
-
-func (g *gone) Error() string { return g.text }
-
 func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h, _, registry := host(t, failsAfter(0), func(context.Context) error { panic("poison") }, untilTheEnd)
+		returns := func(context.Context) error { return nil }
+		panicsWith := func(context.Context) error { panic(panics.Mistake("asks for secrets")) }
+		h, c, registry := host(t, failsAfter(0), returns, panicsWith, untilTheEnd)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- h.supervise(ctx) }()
@@ -152,12 +131,14 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		is("while it waits for the first restart", false)
 		pass(time.Minute)
 		is("a minute after the last restart", false)
-		if e := h.Status().LastError; e == nil || e.Key != "Run" || e.Text != "panic: a value of type string" {
+		if e := h.Status().LastError; e == nil || e.Key != "Run" || e.Text != "panic: asks for secrets" {
 			t.Errorf("last error %+v", e)
 		}
 		pass(healthyRun)
 		is("when it has run for a while", true)
-		series(t, registry, "quartermaster_controller_restarts_total", 2)
+		same(t, "starts", []time.Duration{0, restartDelay, 2 * restartDelay, 3 * restartDelay}, c.starts)
+		same(t, "restarts in the status", 3, h.Status().Restarts)
+		series(t, registry, "quartermaster_controller_restarts_total", 3)
 		series(t, registry, "quartermaster_controller_panics_total", 1)
 		cancel()
 		must(t, <-done)

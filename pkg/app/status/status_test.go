@@ -40,6 +40,8 @@ func TestEndpointWithoutAnAnswerHasARow(t *testing.T) {
 		"an endpoint that does not know the user": {respond(401, "Unauthorized"), "", "/debug/leader: 401 Unauthorized"},
 		"an endpoint that refuses the user":       {respond(403, "no"), "", "/debug/leader: forbidden; /debug/controllers/: forbidden"},
 		"an endpoint that is no manager's":        {respond(200, "<html>"), "", "/debug/leader: not a manager's response"},
+		"an endpoint that redirects": {http.RedirectHandler("https://127.0.0.1:1/x", http.StatusTemporaryRedirect).ServeHTTP, "",
+			"redirects to https://127.0.0.1:1/x, which is not followed"},
 		"an endpoint at which nobody listens":     {nil, "https://127.0.0.1:1", "refused"},
 		"an endpoint without TLS gets no request": {nil, "http://127.0.0.1:1", "must be https://HOST:PORT"},
 		"an endpoint that is no URL":              {nil, "127.0.0.1:10357", "must be https://HOST:PORT"},
@@ -213,19 +215,6 @@ func TestFenceIsFoundByItsNamespace(t *testing.T) {
 				t.Errorf("%+v, want %+v", got, tc.want)
 			}
 		})
-	}
-}
-
-func TestRedirectIsNotFollowed(t *testing.T) {
-	asked := false
-	elsewhere := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked = true }))
-	defer elsewhere.Close()
-	endpoint := httptest.NewTLSServer(http.RedirectHandler(elsewhere.URL+"/x", http.StatusTemporaryRedirect))
-	defer endpoint.Close()
-	o := options{endpointInsecure: true}
-	r := o.ask(t.Context(), &rest.Config{Host: "https://unused", BearerToken: "t"}, endpoint.URL)
-	if want := "redirects to " + elsewhere.URL + "/x, which is not followed"; asked || r.Reached || !strings.Contains(r.Error, want) {
-		t.Errorf("followed: %t; %+v, want %q", asked, r, want)
 	}
 }
 
