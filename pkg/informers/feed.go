@@ -46,9 +46,11 @@ type feed struct {
 	discover func(context.Context) error
 
 	// watchingSince is when the watch began; zero while the feed lists. freeSlot gives the slot of the present
-	// list back; a second call does nothing. Only the reflector's goroutine uses the two fields.
+	// list back; a second call does nothing. throttled is why the API server refused the streamed list that was
+	// asked for last, if it was too busy. Only the reflector's goroutine uses the three fields.
 	watchingSince time.Time
 	freeSlot      func()
+	throttled     error
 }
 
 func (f *feed) covers(namespace string) bool {
@@ -114,7 +116,10 @@ func (f *feed) Watch(opts metav1.ListOptions) (watch.Interface, error) {
 // ListWithContext returns the whole list, reduced page by page. With the reflector's own options, an
 // API server that cannot stream would return all objects in one response.
 func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-	list, err := f.list(ctx, opts)
+	list, err := runtime.Object(nil), f.throttled
+	if f.throttled = nil; err == nil { // otherwise the server is too busy for pages as well, and is asked later
+		list, err = f.list(ctx, opts)
+	}
 	if err != nil && ctx.Err() == nil {
 		f.state.recordFailure("list", err)
 	}
@@ -195,7 +200,9 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 		return nil, err
 	}
 	streams := opts.SendInitialEvents != nil
-	if !streams || !apierrors.IsInvalid(err) { // a server that does not stream lists is asked for pages
+	if streams && apierrors.IsTooManyRequests(err) {
+		f.throttled = err // ListWithContext returns it next
+	} else if !streams || !apierrors.IsInvalid(err) { // a server that does not stream lists is asked for pages
 		f.state.recordFailure("watch", err)
 	}
 	if streams && (apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err)) {

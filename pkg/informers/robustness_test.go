@@ -70,6 +70,29 @@ func TestFeedRetriesRefusals(t *testing.T) {
 	}
 }
 
+func TestServerThatIsTooBusyToStreamIsNotAskedForPages(t *testing.T) {
+	inBubble(t, "429", func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		c.failWith(func(string) error { return apierrors.NewTooManyRequests("later", 1) })
+		f := newTestCache(t, c, reloadNeed)
+		f.Start(t.Context())
+		pass(10 * time.Minute)
+		c.mu.Lock()
+		paged := slices.ContainsFunc(c.requests, func(r string) bool { return strings.HasPrefix(r, "list") })
+		c.mu.Unlock()
+		if n := c.count(); paged || n < 10 || n > 40 {
+			t.Errorf("%d requests in ten minutes, with pages: %t", n, paged)
+		}
+		if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "TooManyRequests") {
+			t.Errorf("problem %v", err)
+		}
+		c.failWith(nil)
+		pass(time.Minute)
+		wantNames(t, f, "shop/a")
+		must(t, f.Problem("reload"))
+	})
+}
+
 // TestEndingWatchBacksOff has a watch that keeps ending at once.
 func TestEndingWatchBacksOff(t *testing.T) {
 	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
