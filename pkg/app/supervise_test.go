@@ -58,6 +58,7 @@ func (s *scripted) Status() controllers.Status {
 
 // inBubble runs a row of a table in a bubble of fake time.
 func inBubble(t *testing.T, name string, row func(t *testing.T)) {
+	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
 }
 

@@ -229,6 +229,7 @@ func closed() chan struct{} {
 
 // inBubble runs a row of a table in a bubble of fake time.
 func inBubble(t *testing.T, name string, row func(t *testing.T)) {
+	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
 }
 

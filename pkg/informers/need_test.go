@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -112,7 +111,7 @@ func TestNeedsShareAnInformer(t *testing.T) {
 // TestCustomGoTypeHasItsOwnInformer has a Go type of a custom resource, which some of the objects may not
 // fit.
 func TestCustomGoTypeHasItsOwnInformer(t *testing.T) {
-	custom := apiruntime.NewScheme()
+	custom := runtime.NewScheme()
 	custom.AddKnownTypeWithName(rollouts.GroupVersion().WithKind("Rollout"), &appsv1.Deployment{})
 	plans, err := newPlans([]Need{{For: "a", Resource: rollouts, Form: Typed}, {For: "b", Resource: rollouts}}, custom, nil)
 	if err != nil || len(plans) != 2 {

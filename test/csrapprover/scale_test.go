@@ -103,8 +103,9 @@ func TestLongThousandAtOnce(t *testing.T) {
 	}
 }
 
-// TestLongMemory logs the memory of leaders: with an empty cache, with 5,000 Nodes and 10,000 requests that wait,
-// which is the most that they can take, and with as many requests that are approved, as in most clusters.
+// TestLongMemory logs the memory of leaders: with an empty cache, with 5,000 Nodes and 10,000 requests that
+// wait, which is the most that they can take, and with as many requests that are approved, as in most
+// clusters.
 func TestLongMemory(t *testing.T) {
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, time.Hour)

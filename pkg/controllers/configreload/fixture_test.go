@@ -168,8 +168,8 @@ func (f *fixture) requested(want map[string]int) {
 	same(f.t, "requests", want, f.asked())
 }
 
-// pass lets time pass, with everything that happens in it. It and put return the fixture, so that what follows can
-// be said after it.
+// pass lets time pass, with everything that happens in it. It and put return the fixture, so that what
+// follows can be said after it.
 func (f *fixture) pass(d time.Duration) *fixture {
 	<-time.After(d)
 	synctest.Wait()

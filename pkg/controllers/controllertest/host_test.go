@@ -77,6 +77,7 @@ func expect(t *testing.T, what string, got, want []string) {
 
 // inBubble runs a row of a table in a bubble of fake time.
 func inBubble(t *testing.T, name string, row func(t *testing.T)) {
+	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
 }
 

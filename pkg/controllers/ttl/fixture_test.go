@@ -62,6 +62,7 @@ type row struct {
 }
 
 func runRows(t *testing.T, rows map[string]row) {
+	t.Helper()
 	for name, r := range rows {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { r.run(newFixture(t, r)) })

@@ -77,7 +77,8 @@ func TestDocsNameMakeTargetsThatExist(t *testing.T) {
 	}
 }
 
-// cited is a test that a page names. `TestLong...` in CONTRIBUTING.md is the beginning of names, and does not match.
+// cited is a test that a page names. `TestLong...` in CONTRIBUTING.md is the beginning of names, and does not
+// match.
 var cited = regexp.MustCompile("`(Test[A-Z]\\w+)`")
 
 func TestDocsNameTestsThatExist(t *testing.T) {

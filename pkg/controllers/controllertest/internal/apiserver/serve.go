@@ -206,9 +206,9 @@ func (s *Server) update(c call) (*object, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	// The real API server would store the update, and the user's next `kubectl apply` would remove nothing. Of an update of
-	// a custom resource's status it takes the status alone.
-	if _, had := current.GetAnnotations()[corev1.LastAppliedConfigAnnotation]; had && !(c.resource.custom && c.Subresource == "status") {
+	// The real API server would store the update, and the user's next `kubectl apply` would remove nothing. Of
+	// an update of a custom resource's status it takes the status alone.
+	if _, had := current.GetAnnotations()[corev1.LastAppliedConfigAnnotation]; had && (!c.resource.custom || c.Subresource != "status") {
 		if _, has := obj.GetAnnotations()[corev1.LastAppliedConfigAnnotation]; !has {
 			return nil, false, apierrors.NewBadRequest("the update removes " + corev1.LastAppliedConfigAnnotation +
 				", which objects of the cache lack: patch the object, or read it live before you update it")
