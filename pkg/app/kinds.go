@@ -56,8 +56,8 @@ func newKinds(config *rest.Config) (*kinds, error) {
 }
 
 // resourceOf returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL
-// at most unless the request fails, and waits for the answer until ctx ends. A known kind is returned at once;
-// every knownKindTTL the API server is asked beside.
+// at most unless the request fails, and waits for the answer until ctx ends. A known kind is returned at
+// once; every knownKindTTL the API server is asked beside.
 func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)

@@ -194,7 +194,8 @@ func TestReviewErrorsHideTheAPIServer(t *testing.T) {
 	}
 }
 
-// TestRequestsDoNotHoldUpTheExit stops the servers while a request waits for its review and a standby watches.
+// TestRequestsDoNotHoldUpTheExit stops the servers while a request waits for its review and a standby
+// watches.
 func TestRequestsDoNotHoldUpTheExit(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	address := freeAddress(t)

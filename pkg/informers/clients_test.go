@@ -182,7 +182,8 @@ func TestStatusShowsTheNeed(t *testing.T) {
 	same(t, "status", want, got)
 }
 
-// apiServer serves a cluster's Secrets over HTTP in JSON. Clients that ask for metadata alone leave the rest out.
+// apiServer serves a cluster's Secrets over HTTP in JSON. Clients that ask for metadata alone leave the rest
+// out.
 type apiServer struct{ secrets *cluster }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
