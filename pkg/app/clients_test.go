@@ -12,7 +12,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -90,9 +89,7 @@ func TestTypedClientListsWhatTheServerHas(t *testing.T) {
 	if err != nil || len(list) != 2 || list[0].Name != "a" || list[1].Name != "b" {
 		t.Errorf("listed %v, error %v", list, err)
 	}
-	if want := "/apis/apps/v1/namespaces/shop/deployments?labelSelector=x%3Dy"; asked != want {
-		t.Errorf("asked for %s, want %s", asked, want)
-	}
+	same(t, "asked", "/apis/apps/v1/namespaces/shop/deployments?labelSelector=x%3Dy", asked)
 }
 
 // TestClientsAllHaveTheFence builds controllers as Run does. While this replica
@@ -108,9 +105,8 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 			}})
 			o := newOptions(t, With(probe), WithoutBuiltIns())
 			o.Client.Master, o.Client.ContentType, o.Generic.DryRun = server.URL, "application/json", dryRun
-			if _, err := builtProcess(t, o); err != nil {
-				t.Fatal(err)
-			}
+			_, err := builtProcess(t, o)
+			must(t, err)
 			host.Scheme, host.Mapping = clientscheme.Scheme, knownKinds
 			ctx := t.Context()
 			dyn, err := dynamic.NewForConfig(host.RESTConfig)
@@ -221,9 +217,7 @@ func TestContentTypeIsOfTypedClientsOnly(t *testing.T) {
 				t.Errorf("%s: %v", contentType, err)
 			}
 		}
-		if want := []string{contentType, "application/json"}; !slices.Equal(sent, want) {
-			t.Errorf("sent %v, want %v", sent, want)
-		}
+		same(t, "sent", []string{contentType, "application/json"}, sent)
 	}
 }
 
@@ -256,9 +250,7 @@ func TestWaitForAPIServer(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			must(t, waitForAPIServer(ctx, config))
-			if asked != tc.asks {
-				t.Errorf("asked %d times, want %d", asked, tc.asks)
-			}
+			same(t, "times asked", tc.asks, asked)
 		})
 	}
 }
@@ -285,9 +277,7 @@ func TestWebhookHoldsUpNoWorker(t *testing.T) {
 			if after, ok := apierrors.SuggestsClientDelay(err); !ok || after != seconds {
 				t.Errorf("the error is %v, with a delay of %d s", err, after)
 			}
-			if took := time.Since(begun); took != want {
-				t.Errorf("it took %s, want %s", took, want)
-			}
+			same(t, "time taken", want, time.Since(begun))
 		})
 	}
 }

@@ -13,12 +13,10 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -43,9 +41,8 @@ func elsewhereOf(t *testing.T, change func(*Options)) *process {
 
 func TestClustersThatCanBeOpened(t *testing.T) {
 	p := elsewhereOf(t, func(*Options) {})
-	if _, err := p.openCluster("other", "open", &rest.Config{Host: "x"}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := p.openCluster("other", "open", &rest.Config{Host: "x"})
+	must(t, err)
 	for name, tc := range map[string]struct {
 		cluster string
 		config  *rest.Config
@@ -76,9 +73,7 @@ func TestClustersThatCanBeOpened(t *testing.T) {
 				}
 				c.Close()
 				again, err := p.openCluster("one", tc.cluster, tc.config)
-				if err != nil {
-					t.Fatalf("it cannot be opened again: %v", err)
-				}
+				must(t, err)
 				again.Close()
 				return
 			}
@@ -130,20 +125,16 @@ func TestClusterNeverGetsTheTokenOfThisProcess(t *testing.T) {
 
 func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 	for name, tc := range map[string]struct {
-		change func(*Options)
-		answer func(http.ResponseWriter, *http.Request) // nil: not found
-		write  bool
-		leads  bool
-		sent   []string
-		is     error // of the error, if it is to be a certain one
+		dryRun, redirects, write, leads bool
+
+		sent []string
+		is   error // of the error, if it is to be a certain one
 	}{
 		"a replica that does not lead reads":              {sent: []string{"GET its"}},
 		"a replica that does not lead does not write":     {write: true, is: writefence.ErrNotLeading},
 		"a replica that leads writes":                     {write: true, leads: true, sent: []string{"POST its"}},
-		"a replica that leads writes dry under --dry-run": {change: func(o *Options) { o.Generic.DryRun = true }, write: true, leads: true, sent: []string{"POST its dry"}},
-		"a redirect of a write is not followed": {answer: func(w http.ResponseWriter, r *http.Request) {
-			http.Redirect(w, r, "/elsewhere", http.StatusPermanentRedirect)
-		}, write: true, leads: true, sent: []string{"POST its"}},
+		"a replica that leads writes dry under --dry-run": {dryRun: true, write: true, leads: true, sent: []string{"POST its dry"}},
+		"a redirect of a write is not followed":           {redirects: true, write: true, leads: true, sent: []string{"POST its"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -154,19 +145,14 @@ func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 					line += " dry"
 				}
 				sent = append(sent, line)
-				if tc.answer == nil {
+				if tc.redirects {
+					http.Redirect(w, r, "/elsewhere", http.StatusPermanentRedirect)
+				} else {
 					http.NotFound(w, r)
-					return
 				}
-				tc.answer(w, r)
 			}))
 			defer server.Close()
-			p := elsewhereOf(t, func(o *Options) {
-				o.Election.LeaderElect = !tc.leads
-				if tc.change != nil {
-					tc.change(o)
-				}
-			})
+			p := elsewhereOf(t, func(o *Options) { o.Election.LeaderElect, o.Generic.DryRun = !tc.leads, tc.dryRun })
 			request := func() (err error) {
 				c, err := p.openCluster("one", "far", &rest.Config{Host: server.URL, BearerToken: "its", TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
 				must(t, err)
@@ -181,18 +167,14 @@ func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 			var err error
 			if tc.leads {
 				end, stop := context.WithCancel(t.Context())
-				if runErr := p.lock.Run(end, func(context.Context) error { err = request(); stop(); return nil }); runErr != nil {
-					t.Fatal(runErr)
-				}
+				must(t, p.lock.Run(end, func(context.Context) error { err = request(); stop(); return nil }))
 			} else {
 				err = request()
 			}
 			if err == nil || tc.is != nil && !errors.Is(err, tc.is) || tc.is == nil && errors.Is(err, writefence.ErrNotLeading) {
 				t.Errorf("error %v", err)
 			}
-			if !slices.Equal(sent, tc.sent) {
-				t.Errorf("sent %q, want %q", sent, tc.sent)
-			}
+			same(t, "sent", tc.sent, sent)
 		})
 	}
 }
@@ -239,11 +221,9 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 		"a create is made dry":                                     {"POST /api/v1/namespaces/a/pods?fieldManager=x", "dryRun=All&fieldManager=x", ""},
 		"a delete without a body is made dry by its query":         {"DELETE /api/v1/namespaces/a/pods/b?gracePeriodSeconds=0", "dryRun=All&gracePeriodSeconds=0", ""},
 		"another value of the option is replaced":                  {"PUT /api/v1/nodes/a?dryRun=&dryRun=None", "dryRun=All", ""},
-		"a scale is made dry":                                      {"PATCH /apis/apps/v1/namespaces/a/deployments/b/scale", "dryRun=All", ""},
 		"the finalization of a namespace is made dry":              {"PUT /api/v1/namespaces/a/finalize", "dryRun=All", ""},
 		"an eviction is made dry":                                  {"POST /api/v1/namespaces/a/pods/b/eviction", "dryRun=All", ""},
 		"a binding is made dry":                                    {"POST /api/v1/namespaces/a/pods/b/binding", "dryRun=All", ""},
-		"a custom resource is made dry":                            {"POST /apis/custom.example.com/v1/things", "dryRun=All", ""},
 		"an update of a status is made dry":                        {"PUT /apis/custom.example.com/v1/things/a/status", "dryRun=All", ""},
 		"another subresource cannot be its own":                    {"PUT /apis/custom.example.com/v1/things/a/restart", "", "not a subresource of custom resources"},
 		"an aggregated API is refused":                             {"POST /apis/aggregated.example.com/v1/things", "", "aggregated"},
@@ -323,12 +303,8 @@ func TestDryRunOfADeleteWithABody(t *testing.T) {
 					t.Errorf("length %d: %q, %v", sent.ContentLength, text, err)
 				}
 				got := metav1.DeleteOptions{}
-				if err := json.Unmarshal(text, &got); err != nil {
-					t.Fatalf("%s: %v", text, err)
-				}
-				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("the options that are sent:\n%s", diff)
-				}
+				must(t, json.Unmarshal(text, &got))
+				same(t, "the options that are sent", want, got)
 			}
 		})
 	}

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,8 +19,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -38,8 +35,13 @@ func must(t *testing.T, err error) {
 // must not get as far as Run.
 func execute(t *testing.T, args ...string) (string, error) {
 	t.Helper()
+	return executeBuild(nil, args...)
+}
+
+// executeBuild runs the command line of a build.
+func executeBuild(build []BuildOption, args ...string) (string, error) {
 	var out bytes.Buffer
-	cmd := NewCommand()
+	cmd := NewCommand(build...)
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)
 	cmd.SetArgs(args)
@@ -114,39 +116,6 @@ func TestCommandLineIsChecked(t *testing.T) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error lacks %q:\n%v", want, err)
 				}
-			}
-		})
-	}
-}
-
-func TestControllersListSelectsControllers(t *testing.T) {
-	entries := []controllers.Entry{
-		{Name: "one"},
-		{Name: "two"},
-		{Name: "three", OffByDefault: true},
-	}
-	for name, tc := range map[string]struct {
-		items []string
-		want  []string
-	}{
-		"star is all that are on by default":          {[]string{"*"}, []string{"one", "two"}},
-		"a name adds one that is off":                 {[]string{"*", "three"}, []string{"one", "two", "three"}},
-		"a minus takes one away":                      {[]string{"*", "-one"}, []string{"two"}},
-		"without a star only the named ones run":      {[]string{"two"}, []string{"two"}},
-		"the first item that names it decides":        {[]string{"one", "-one"}, []string{"one"}},
-		"the order is the registry's, not the flag's": {[]string{"three", "one"}, []string{"one", "three"}},
-		"none at all is possible":                     {nil, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			o := &Options{entries: entries, Generic: GenericConfig{Controllers: tc.items}}
-			on, err := o.enabled()
-			must(t, err)
-			var got []string
-			for _, e := range on {
-				got = append(got, e.Name)
-			}
-			if !slices.Equal(got, tc.want) {
-				t.Errorf("got %v, want %v", got, tc.want)
 			}
 		})
 	}

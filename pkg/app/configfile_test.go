@@ -74,7 +74,8 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 		"another kind": {"apiVersion: quartermaster.dev/v1alpha1\nkind: ConfigMap\n", []string{`: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1alpha1" and "ConfigMap"`}},
 		"nothing at all": {
 			"# only this\n", []string{": the file is empty"}},
-		"something else than a map": {"- a\n", []string{": yaml: unmarshal errors:", "  line 1: cannot unmarshal !!seq into app.managerConfiguration"}},
+		"something else than a map":  {"- a\n", []string{": yaml: unmarshal errors:", "  line 1: cannot unmarshal !!seq into app.managerConfiguration"}},
+		"a file that does not exist": {"", []string{"--config: open : no such file or directory"}},
 		"two documents": {
 			configHeader + "---\n" + configHeader, []string{": the file must be a single document"}},
 		"no YAML": {
@@ -82,6 +83,9 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := writeFile(t, tc.text)
+			if tc.text == "" {
+				must(t, os.Remove(path))
+			}
 			args := []string{"--config", path, "--print-effective-config"}
 			if strings.Contains(name, "command line") {
 				args = append(args, "--insecure-port=70000")
@@ -90,17 +94,9 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 			if err == nil {
 				t.Fatal("accepted")
 			}
-			got := strings.Split(strings.ReplaceAll(err.Error(), path, ""), "\n")
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			same(t, "errors", tc.want, strings.Split(strings.ReplaceAll(err.Error(), path, ""), "\n"))
 		})
 	}
-	t.Run("a file that does not exist", func(t *testing.T) {
-		if _, err := execute(t, "--config=/nonexistent/config.yaml"); err == nil || !strings.Contains(err.Error(), "--config: open /nonexistent/config.yaml") {
-			t.Errorf("error %v", err)
-		}
-	})
 }
 
 // effective returns the flags that --print-effective-config prints.
@@ -139,9 +135,7 @@ func TestConfigFileOrderOfPrecedence(t *testing.T) {
 		"secure-port":                      1,
 		"leader-elect-lease-duration":      "15s",
 	} {
-		if diff := cmp.Diff(want, got[flag]); diff != "" {
-			t.Errorf("%s:\n%s", flag, diff)
-		}
+		same(t, flag, want, got[flag])
 	}
 	if _, there := got["config"]; there || len(got) < 80 {
 		t.Errorf("%d flags are printed, or --config is among them", len(got))
@@ -199,9 +193,7 @@ func TestConfigFileHasEveryFlag(t *testing.T) {
 		t.Helper()
 		o := build()
 		must(t, o.Parse(args))
-		if err := o.readConfigFile(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.readConfigFile())
 		return o
 	}
 	texts := func(o *Options) map[string]string {
@@ -244,9 +236,7 @@ func TestConfigFileOfTheDocsIsAccepted(t *testing.T) {
 	if !found || !closed {
 		t.Fatal("docs/operate/configuration.md has no example")
 	}
-	if got := effective(t, "--config="+writeFile(t, example))["compat"]; !cmp.Equal(got, []any{"reloader"}) {
-		t.Errorf("compat %v", got)
-	}
+	same[any](t, "compat", []any{"reloader"}, effective(t, "--config="+writeFile(t, example))["compat"])
 	overlay := filepath.Join("..", "..", "deploy", "examples", "config-file", "config.yaml")
 	same(t, "v", 2, effective(t, "--config="+overlay)["v"])
 }

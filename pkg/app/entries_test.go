@@ -4,7 +4,6 @@
 package app
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"regexp"
@@ -97,23 +96,37 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 			[]string{`--size is a flag of two groups, "controller one" and "controller two"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := NewCommand(With(tc.entries...))
-			cmd.SetArgs([]string{"--v=2", "--controllers=*"})
-			lines(t, cmd.Execute(), tc.want...)
+			_, err := executeBuild([]BuildOption{With(tc.entries...)}, "--v=2", "--controllers=*")
+			lines(t, err, tc.want...)
 		})
 	}
 }
 
-func TestControllersListHasTheOrderOfTheRegistry(t *testing.T) {
-	var out strings.Builder
-	cmd := NewCommand(With(withFunctions(controllers.Entry{Name: "extra", Summary: "does more", OffByDefault: true})))
-	cmd.SetOut(&out)
-	cmd.SetArgs([]string{"controllers", "--controllers=extra"})
-	must(t, cmd.Execute())
-	words := strings.Join(strings.Fields(out.String()), " ")
-	if !strings.HasPrefix(words, "NAME DEFAULT NOW SUMMARY config-reload on off rolls workloads") || !strings.HasSuffix(words, "extra off on does more") {
-		t.Errorf("printed\n%s", out.String())
+func TestControllersListSelectsControllers(t *testing.T) {
+	build := []BuildOption{WithoutBuiltIns(), With(withFunctions(controllers.Entry{Name: "one", Summary: "does it"}),
+		withFunctions(controllers.Entry{Name: "two"}), withFunctions(controllers.Entry{Name: "three", OffByDefault: true}))}
+	for name, tc := range map[string]struct {
+		items, one, two, three string
+	}{
+		"star is all that are on by default":     {"*", "on", "on", "off"},
+		"a name adds one that is off":            {"*,three", "on", "on", "on"},
+		"a minus takes one away":                 {"*,-one", "off", "on", "off"},
+		"without a star only the named ones run": {"two", "off", "on", "off"},
+		"the first item that names it decides":   {"one,-one", "on", "off", "off"},
+		"none at all is possible":                {"", "off", "off", "off"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := executeBuild(build, "controllers", "--controllers="+tc.items)
+			must(t, err)
+			want := fmt.Sprintf("NAME DEFAULT NOW SUMMARY one on %s does it two on %s three off %s", tc.one, tc.two, tc.three)
+			same(t, "list", want, strings.Join(strings.Fields(out), " "))
+		})
 	}
+	o := newOptions(t, build...)
+	o.Generic.Controllers = []string{"two", "one"}
+	on, err := o.enabled()
+	must(t, err)
+	same(t, "first in the order of the registry", "one", on[0].Name)
 }
 
 // ownBuild is a build with a name and a controller of its own.
@@ -135,18 +148,6 @@ func newOptions(t *testing.T, build ...BuildOption) *Options {
 	return o
 }
 
-// executeOwn runs a command line of that build.
-func executeOwn(t *testing.T, args ...string) string {
-	t.Helper()
-	var out bytes.Buffer
-	cmd := NewCommand(ownBuild...)
-	cmd.SetOut(&out)
-	cmd.SetErr(&out)
-	cmd.SetArgs(args)
-	must(t, cmd.Execute())
-	return out.String()
-}
-
 func TestBuildHasItsNameEverywhere(t *testing.T) {
 	for name, args := range map[string][]string{
 		"help":            {"--help"},
@@ -156,7 +157,8 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 		"rbac":            {"rbac"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out := executeOwn(t, args...)
+			out, err := executeBuild(ownBuild, args...)
+			must(t, err)
 			for _, builtIn := range []string{"config-reload", "replication", "--compat"} {
 				if strings.Contains(out, builtIn) {
 					t.Errorf("it has %s:\n%s", builtIn, out)
@@ -172,18 +174,16 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 			}
 		})
 	}
-	roles := executeOwn(t, "rbac")
-	got := regexp.MustCompile(`(?m)^  name: (.*)$`).FindAllStringSubmatch(roles, -1)
+	roles, err := executeBuild(ownBuild, "rbac")
+	must(t, err)
 	var names []string
-	for _, match := range got {
-		if !slices.Contains(names, match[1]) {
-			names = append(names, match[1])
-		}
+	for _, match := range regexp.MustCompile(`(?m)^  name: (.*)$`).FindAllStringSubmatch(roles, -1) {
+		names = append(names, match[1])
 	}
 	slices.Sort(names)
 	want := []string{"shopkeeper", "shopkeeper-api-servers", "shopkeeper-api-servers-kube-system", "shopkeeper-authentication-reader",
 		"shopkeeper-controller-shelves", "shopkeeper-events", "shopkeeper-fence", "shopkeeper-host", "shopkeeper-reviews"}
-	same(t, "the names of roles and accounts", want, names)
+	same(t, "the names of roles and accounts", want, slices.Compact(names))
 	if !strings.Contains(roles, "- kind: ServiceAccount\n  name: shopkeeper\n  namespace: kube-system\n") {
 		t.Errorf("the roles are not bound to the ServiceAccount shopkeeper:\n%s", roles)
 	}
@@ -235,9 +235,7 @@ func TestRolesAreOfWhatCanStart(t *testing.T) {
 
 func TestBuildNameIsALabel(t *testing.T) {
 	const want = `the name "My manager" of the build is not a DNS label: `
-	cmd := NewCommand(Named("My manager"))
-	cmd.SetArgs([]string{"rbac"})
-	if err := cmd.Execute(); err == nil || !strings.HasPrefix(err.Error(), want) {
+	if _, err := executeBuild([]BuildOption{Named("My manager")}, "rbac"); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("the error is %v, want %s", err, want)
 	}
 }
@@ -249,8 +247,6 @@ func TestSettingsNameThePod(t *testing.T) {
 		"market": "market/shopkeeper-0",
 	} {
 		t.Setenv("POD_NAMESPACE", namespace)
-		if got := newOptions(t, ownBuild...).Settings().Pod.String(); got != want {
-			t.Errorf("with POD_NAMESPACE=%q, the Pod is %s, want %s", namespace, got, want)
-		}
+		same(t, "Pod with POD_NAMESPACE="+namespace, want, newOptions(t, ownBuild...).Settings().Pod.String())
 	}
 }

@@ -49,9 +49,8 @@ func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
 			must(t, err)
 			defer connection.Close()
 			_ = connection.SetReadDeadline(time.Now().Add(30 * time.Second))
-			if _, err := fmt.Fprintf(connection, "POST /healthz HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n", header); err != nil {
-				t.Fatal(err)
-			}
+			_, err = fmt.Fprintf(connection, "POST /healthz HTTP/1.1\r\nHost: x\r\n%s\r\n\r\n", header)
+			must(t, err)
 			if _, err := io.ReadAll(connection); errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Error("the server keeps the connection open")
 			}
@@ -67,18 +66,18 @@ func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
 		counter.Inc()
 	}
 	requestmetrics.RequestResult.Increment(t.Context(), "200", http.MethodGet, "api")
-	w := httptest.NewRecorder()
-	metricsHandler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "\nwidgets_total 1\n") {
-		t.Errorf("status %d, and the metrics\n%s", w.Code, w.Body)
-	}
-	registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "bad"}, func() float64 { panic("no reason") }))
-	for range 2 {
-		w = httptest.NewRecorder()
+	serves := func(want string) {
+		t.Helper()
+		w := httptest.NewRecorder()
 		metricsHandler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "\nrest_client_requests_total{") {
-			t.Errorf("after a panic: status %d, and the metrics\n%s", w.Code, w.Body)
+		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), want) {
+			t.Errorf("status %d, want %q in the metrics\n%s", w.Code, want, w.Body)
 		}
+	}
+	serves("\nwidgets_total 1\n")
+	registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "bad"}, func() float64 { panic("no reason") }))
+	for range 2 { // after a panic
+		serves("\nrest_client_requests_total{")
 	}
 }
 
@@ -136,9 +135,8 @@ func TestVerbosityHighestShowsNoSecret(t *testing.T) {
 		var log bytes.Buffer
 		logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(level), textlogger.Output(&log)))
 		ctx := klog.NewContext(t.Context(), logger)
-		if _, err := client.CoreV1().Secrets("shop").Create(ctx, secret, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.CoreV1().Secrets("shop").Create(ctx, secret, metav1.CreateOptions{})
+		must(t, err)
 		if got := strings.Contains(log.String(), "opensesame"); got != logged {
 			t.Errorf("level %d logs the value: %t, want %t:\n%s", level, got, logged, log.String())
 		}
@@ -220,6 +218,7 @@ func TestRequestsDoNotHoldUpTheExit(t *testing.T) {
 	s, err := startServers(ctx, o, testHealth(), auth, http.NotFoundHandler(), nil, own)
 	must(t, err)
 	client := insecureClient()
+	client.Timeout = time.Minute
 	go func() {
 		if response, err := client.Get("https://" + address.String() + "/metrics"); err == nil {
 			_ = response.Body.Close()

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -202,9 +201,7 @@ func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 			_ = h.Status()
 			hostedControllers{h}.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/debug/controllers/other", nil))
 		}
-		if took := time.Since(began); took != (1+3*3)*statusTimeout {
-			t.Errorf("it took %v", took)
-		}
+		same(t, "time taken", (1+3*3)*statusTimeout, time.Since(began))
 		close(c.locked)
 		synctest.Wait()
 		series(t, registry, "quartermaster_controller_problem", 0)
@@ -279,13 +276,9 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 			}
 			begin := time.Now()
 			e.stop()
-			if took := time.Since(begin); took != tc.takes {
-				t.Errorf("the end took %s, want %s", took, tc.takes)
-			}
+			same(t, "time that the end took", tc.takes, time.Since(begin))
 			tc.sink.mu.Lock()
-			if got := tc.sink.received; !slices.Equal(got, tc.want) {
-				t.Errorf("sent %v, want %v", got, tc.want)
-			}
+			same(t, "sent", tc.want, tc.sink.received)
 			tc.sink.mu.Unlock()
 			<-time.After(time.Minute) // until what was on its way has ended
 		})
