@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -145,6 +146,28 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 				t.Errorf("of one read the API server saw %v", sent)
 			}
 		})
+	}
+}
+
+// TestCacheShowsThatItIsToldToWait has an API server, or a proxy, that tells clients to come back in a month.
+func TestCacheShowsThatItIsToldToWait(t *testing.T) {
+	probe := withFunctions(controllers.Entry{Name: "probe", Needs: func(controllers.Settings) ([]informers.Need, error) {
+		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
+	}})
+	o := newOptions(t, With(probe), WithoutBuiltIns())
+	o.Client.RESTConfig = &rest.Config{Host: "http://api", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+		header := http.Header{"Retry-After": {fmt.Sprint(30 * 24 * 3600)}}
+		return &http.Response{StatusCode: http.StatusTooManyRequests, Header: header, Body: http.NoBody, Request: r}, nil
+	})}
+	p, err := builtProcess(t, o)
+	must(t, err)
+	p.cache.Start(t.Context())
+	tells := func(context.Context) (bool, error) {
+		err := p.cache.Problem("probe")
+		return err != nil && strings.Contains(err.Error(), "TooManyRequests"), nil
+	}
+	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, tells); err != nil {
+		t.Errorf("the problem is %v", p.cache.Problem("probe"))
 	}
 }
 

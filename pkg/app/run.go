@@ -110,7 +110,9 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.clients, err = newClients(o, p.connection, p.lock.Fence); err != nil {
 		return nil, err
 	}
-	readers, err := informers.NewClients(p.connection.builtIn(p.connection.named("informers")), p.scheme)
+	readConfig := p.connection.named("informers")
+	readConfig.Wrap(withoutLongWaits) // a cache has its own back-off, and shows each failure
+	readers, err := informers.NewClients(p.connection.builtIn(readConfig), p.scheme)
 	if err != nil {
 		return nil, err
 	}
