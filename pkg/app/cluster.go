@@ -27,6 +27,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // otherClusterDrain is how long reconciles of a loop for another cluster have to drain by default.
@@ -100,13 +101,35 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 			context.AfterFunc(running, cancel)
 			loops.Go(func() {
 				defer loop.Close()
-				if err := loop.Run(ctx); err != nil {
-					klog.FromContext(ctx).Error(err, "Loop of another cluster ended", "cluster", name)
-				}
+				p.repeat(ctx, controller, name, loop)
 			})
 		},
 		Close: func() { end(); loops.Wait(); closeNow() },
 	}, nil
+}
+
+// repeat runs a loop of another cluster until ctx ends. If Run returns earlier, or panics, repeat starts it
+// again, as supervise does with controllers.
+func (p *process) repeat(ctx context.Context, controller, cluster string, loop controllers.ClusterLoop) {
+	for ctx.Err() == nil {
+		stack, err := panics.Recover(func() error { return loop.Run(ctx) })
+		if stack != nil {
+			p.loopMetrics.Panicked(controller)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = errors.New("Run returned before the cluster was closed")
+		}
+		p.loopMetrics.Restarted(controller)
+		klog.FromContext(ctx).Error(err, "Loop of another cluster stopped unexpectedly, restarting",
+			"controller", controller, "cluster", cluster, "delay", restartDelay, "stack", string(stack))
+		select {
+		case <-time.After(restartDelay):
+		case <-ctx.Done():
+		}
+	}
 }
 
 // close closes the clusters that the controllers have left open.

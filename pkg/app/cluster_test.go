@@ -22,8 +22,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/component-base/metrics"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 )
 
@@ -111,6 +113,38 @@ func TestClusterRunsALoopUntilItIsClosed(t *testing.T) {
 	if len(loop) != 2 || <-loop != "ends" || <-loop != "is closed" {
 		t.Error("Close has not waited until the loop was closed")
 	}
+}
+
+// failingLoop ends with an error, then panics, and then runs until its context ends.
+type failingLoop struct{ runs int }
+
+func (l *failingLoop) Run(ctx context.Context) error {
+	switch l.runs++; l.runs {
+	case 1:
+		return errors.New("ended early")
+	case 2:
+		panic("a bug")
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (*failingLoop) Close() {}
+
+func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
+	inBubble(t, "", func(t *testing.T) {
+		ctx, end := context.WithCancel(t.Context())
+		p, loop := &process{loopMetrics: controllers.NewMetrics(metrics.NewKubeRegistry())}, &failingLoop{}
+		ended := make(chan struct{})
+		go func() { p.repeat(ctx, "one", "far", loop); close(ended) }()
+		<-time.After(time.Minute)
+		if loop.runs != 3 {
+			t.Errorf("it ran %d times", loop.runs)
+		}
+		end()
+		<-ended
+		same(t, "runs after the end", 3, loop.runs)
+	})
 }
 
 func TestClusterNeverGetsTheTokenOfThisProcess(t *testing.T) {

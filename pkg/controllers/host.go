@@ -87,7 +87,8 @@ type Cluster struct {
 	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain,
 	// since the other API server may not answer. Go runs it.
 	LoopOptions LoopOptions
-	// Go runs a loop until Close. ctx may be the context of a reconcile, whose end does not end the loop.
+	// Go runs a loop until Close. A loop that ends earlier is started again. ctx may be the context of a
+	// reconcile, whose end does not end the loop.
 	Go func(ctx context.Context, loop ClusterLoop)
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
 	// closes its connections. A second call does nothing. A controller closes its clusters before its own Run
