@@ -44,8 +44,8 @@ const helpColumns = 80
 const gcPercent = 60
 
 // returnMemory collects garbage and returns free memory every minute until ctx ends. A start, a new list or
-// the boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. The
-// second collection frees what libraries keep in a sync.Pool.
+// the boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. What
+// a sync.Pool holds is freed a minute later, by the next collection.
 func returnMemory(ctx context.Context) {
 	wait.UntilWithContext(ctx, func(context.Context) { debug.FreeOSMemory() }, time.Minute)
 }

@@ -231,7 +231,7 @@ func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*pla
 // canServe reports whether p can take n without costing another need objects or history. Metadata fits every
 // object; a Go type may not fit an object of a custom resource.
 func (p *plan) canServe(n Need, readAs Form) bool {
-	mayMisfit := max(p.readAs, readAs) == Typed && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
+	mayMisfit := (p.readAs == Typed || readAs == Typed) && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
 	return p.resource == n.Resource && p.optional == n.Optional && p.namespace == n.Namespace &&
 		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector &&
 		(p.readAs == readAs || (p.readAs == Metadata || readAs == Metadata) && !mayMisfit) &&

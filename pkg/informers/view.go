@@ -36,7 +36,7 @@ type Informer[T any] interface {
 	// AddHandler calls a function with each change of an object, one at a time, in the order of an
 	// object's changes: old is nil for a new object, current for a deleted one. After a relist each object
 	// comes again, in most cases with the resourceVersion of old. initial is set for what was there before the
-	// cache had synced, or before AddHandler.
+	// cache had synced, or before AddHandler; an update may have it.
 	AddHandler(func(old, current T, initial bool))
 	// Synced returns a channel that is closed when the cache has been filled once.
 	Synced() <-chan struct{}
@@ -83,9 +83,9 @@ func (c ControllerCache) LiveVersion(ctx context.Context, resource schema.GroupV
 	if err != nil {
 		return "", fmt.Errorf("version of %s %s: %w", resourceName(resource), name, err)
 	}
-	for i := range list.Items {
-		if list.Items[i].Name == name.Name {
-			return list.Items[i].ResourceVersion, nil
+	for at := range list.Items {
+		if list.Items[at].Name == name.Name {
+			return list.Items[at].ResourceVersion, nil
 		}
 	}
 	return "", nil
