@@ -214,6 +214,7 @@ func TestDrainThatFailsSaysSo(t *testing.T) {
 		want bool
 	}{
 		"a controller that drains":                           {untilTheEnd, false},
+		"a controller that waits for its restart":            {failsAfter(0), false},
 		"a controller that returns the error of its context": {func(ctx context.Context) error { <-ctx.Done(); return fmt.Errorf("run: %w", ctx.Err()) }, false},
 		"a controller that returns the cause of its end":     {func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }, false},
 		"a controller that returns an error":                 {func(ctx context.Context) error { <-ctx.Done(); return errors.New("gave up") }, true},
