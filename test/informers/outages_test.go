@@ -66,11 +66,11 @@ func TestLongCacheAfterOutage(t *testing.T) {
 			return rule.Remove
 		}
 	}
-	reported := func(text string) func(context.Context, *testing.T, *cache) {
+	reported := func(verb, text string) func(context.Context, *testing.T, *cache) {
 		return func(ctx context.Context, t *testing.T, c *cache) {
 			t.Helper()
 			for _, resource := range []string{"secrets", "configmaps", "deployments.apps"} {
-				c.waitForProblem(ctx, t, "test", "cannot watch "+resource, text)
+				c.waitForProblem(ctx, t, "test", "cannot "+verb+" "+resource, text)
 			}
 			if n := c.metric(t, "quartermaster_informer_failures_total", "secrets"); n == 0 {
 				t.Error("quartermaster_informer_failures_total is 0")
@@ -89,7 +89,7 @@ func TestLongCacheAfterOutage(t *testing.T) {
 				proxy.Partition(faultproxy.Reset)
 				return proxy.Heal
 			},
-			shows: reported("no answer"),
+			shows: reported("watch", "no answer"),
 		},
 		"nothing arrives, no bookmark either": {
 			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
@@ -108,8 +108,8 @@ func TestLongCacheAfterOutage(t *testing.T) {
 				})
 			},
 		},
-		"the server returns 429": {breaks: failing(http.StatusTooManyRequests, time.Second), shows: reported("TooManyRequests")},
-		"the server returns 500": {breaks: failing(http.StatusInternalServerError, 0), shows: reported("InternalError")},
+		"the server returns 429": {breaks: failing(http.StatusTooManyRequests, time.Second), shows: reported("list", "TooManyRequests")},
+		"the server returns 500": {breaks: failing(http.StatusInternalServerError, 0), shows: reported("watch", "InternalError")},
 		"the version has expired, as when bookmarks are lost": {
 			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
 				rule := proxy.Add(faultproxy.Rule{Match: resumed, Status: http.StatusGone})
