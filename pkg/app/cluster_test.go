@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -132,12 +133,13 @@ func (l *failingLoop) Run(ctx context.Context) error {
 func (*failingLoop) Close() {}
 
 func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
-	inBubble(t, "", func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		p, loop := &process{loopMetrics: controllers.NewMetrics(metrics.NewKubeRegistry())}, &failingLoop{}
 		ended := make(chan struct{})
 		go func() { p.repeat(ctx, "one", "far", loop); close(ended) }()
 		<-time.After(time.Minute)
+		synctest.Wait()
 		if loop.runs != 3 {
 			t.Errorf("it ran %d times", loop.runs)
 		}
