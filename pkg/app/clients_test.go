@@ -81,12 +81,12 @@ func knownKinds(_ context.Context, kind schema.GroupVersionKind) (*meta.RESTMapp
 
 func TestTypedClientListsWhatTheServerHas(t *testing.T) {
 	asked := ""
-	h := controllers.Host{Scheme: clientscheme.Scheme, RESTConfig: &rest.Config{Host: "http://api", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+	c := controllers.Clients{Scheme: clientscheme.Scheme, RESTConfig: &rest.Config{Host: "http://api", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
 		asked = r.URL.RequestURI()
 		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
 			Body: io.NopCloser(strings.NewReader(`{"apiVersion":"apps/v1","kind":"DeploymentList","items":[{"metadata":{"name":"a"}},{"metadata":{"name":"b"}}]}`))}, nil
 	})}}
-	list, err := controllers.ClientFor[*appsv1.Deployment](h, informers.Deployments).List(t.Context(), "shop", metav1.ListOptions{LabelSelector: "x=y"})
+	list, err := controllers.ClientFor[*appsv1.Deployment](c, informers.Deployments).List(t.Context(), "shop", metav1.ListOptions{LabelSelector: "x=y"})
 	if err != nil || len(list) != 2 || list[0].Name != "a" || list[1].Name != "b" {
 		t.Errorf("listed %v, error %v", list, err)
 	}

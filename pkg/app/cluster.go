@@ -19,7 +19,6 @@ import (
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
@@ -72,9 +71,9 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	}
 	c := connection{readConfig, p.connection.contentType}
 	readers, err := informers.NewClients(c.builtIn(c.named("informers")), p.scheme)
-	client, clientErr := p.clients.typed(writeConfig)
-	dynamicClient, dynamicErr := dynamic.NewForConfig(writeConfig)
-	if err := errors.Join(err, clientErr, dynamicErr); err != nil {
+	kinds, kindsErr := newKinds(readConfig)
+	clients, clientsErr := p.clientsOf(controller, writeConfig, kinds)
+	if err := errors.Join(err, kindsErr, clientsErr); err != nil {
 		return fail(err)
 	}
 	cache, err := p.caches.AddCluster(informers.Config{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
@@ -93,7 +92,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	clusters.all[name] = closeNow
 	var loops sync.WaitGroup
 	return &controllers.Cluster{
-		ControllerCache: cache.ForController(controller), Client: client, Dynamic: dynamicClient, RESTConfig: writeConfig,
+		ControllerCache: cache.ForController(controller), Clients: clients,
 		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},
 		Go: func(ctx context.Context, loop controllers.ClusterLoop) {

@@ -20,6 +20,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -28,6 +29,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // elsewhereOf returns a process that has not been elected, and changes its options before.
@@ -159,6 +161,15 @@ func TestClusterNeverGetsTheTokenOfThisProcess(t *testing.T) {
 	}
 }
 
+// writesOf writes with every client of a cluster, and returns their errors.
+func writesOf(ctx context.Context, c *controllers.Cluster) []error {
+	c.Mapping = knownKinds
+	a := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "shop"}}
+	_, created := kubernetes.NewForConfigOrDie(c.RESTConfig).CoreV1().ConfigMaps("shop").Create(ctx, a, metav1.CreateOptions{})
+	_, updated := controllers.ClientFor[*corev1.ConfigMap](c, informers.ConfigMaps).Namespace("shop").Update(ctx, a, metav1.UpdateOptions{})
+	return []error{created, updated, c.Apply(ctx, corev1ac.ConfigMap("a", "shop")), c.PatchFinalizers(ctx, informers.ConfigMaps, a, nil)}
+}
+
 func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 	for name, tc := range map[string]struct {
 		dryRun, redirects, write, leads bool
@@ -168,15 +179,18 @@ func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 	}{
 		"a replica that does not lead reads":              {sent: []string{"GET its"}},
 		"a replica that does not lead does not write":     {write: true, is: writefence.ErrNotLeading},
-		"a replica that leads writes":                     {write: true, leads: true, sent: []string{"POST its"}},
-		"a replica that leads writes dry under --dry-run": {dryRun: true, write: true, leads: true, sent: []string{"POST its dry"}},
-		"a redirect of a write is not followed":           {redirects: true, write: true, leads: true, sent: []string{"POST its"}},
+		"a replica that leads writes":                     {write: true, leads: true, sent: []string{"POST its", "PUT its", "PATCH its one", "PATCH its one"}},
+		"a replica that leads writes dry under --dry-run": {dryRun: true, write: true, leads: true, sent: []string{"POST its dry", "PUT its dry", "PATCH its one dry", "PATCH its one dry"}},
+		"a redirect of a write is not followed":           {redirects: true, write: true, leads: true, sent: []string{"POST its", "PUT its", "PATCH its one", "PATCH its one"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var sent []string
 			server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				line := r.Method + " " + strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
+				if manager := r.URL.Query().Get("fieldManager"); manager != "" {
+					line += " " + manager
+				}
 				if r.URL.Query().Get("dryRun") != "" {
 					line += " dry"
 				}
@@ -189,26 +203,26 @@ func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 			}))
 			defer server.Close()
 			p := elsewhereOf(t, func(o *Options) { o.Election.LeaderElect, o.Generic.DryRun = !tc.leads, tc.dryRun })
-			request := func() (err error) {
+			request := func() []error {
 				c, err := p.openCluster("one", "far", &rest.Config{Host: server.URL, BearerToken: "its", TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
 				must(t, err)
-				client := kubernetes.NewForConfigOrDie(c.RESTConfig).CoreV1().ConfigMaps("shop")
 				if tc.write {
-					_, err = client.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{})
-				} else {
-					_, err = client.Get(t.Context(), "a", metav1.GetOptions{})
+					return writesOf(t.Context(), c)
 				}
-				return err
+				_, err = c.Client.CoreV1().ConfigMaps("shop").Get(t.Context(), "a", metav1.GetOptions{})
+				return []error{err}
 			}
-			var err error
+			var errs []error
 			if tc.leads {
 				end, stop := context.WithCancel(t.Context())
-				must(t, p.lock.Run(end, func(context.Context) error { err = request(); stop(); return nil }))
+				must(t, p.lock.Run(end, func(context.Context) error { errs = request(); stop(); return nil }))
 			} else {
-				err = request()
+				errs = request()
 			}
-			if err == nil || tc.is != nil && !errors.Is(err, tc.is) || tc.is == nil && errors.Is(err, writefence.ErrNotLeading) {
-				t.Errorf("error %v", err)
+			for _, err := range errs {
+				if err == nil || tc.is != nil && !errors.Is(err, tc.is) || tc.is == nil && errors.Is(err, writefence.ErrNotLeading) {
+					t.Errorf("errors %v", errs)
+				}
 			}
 			same(t, "sent", tc.sent, sent)
 		})

@@ -71,24 +71,28 @@ func (p *process) newController(entry controllers.Entry) (_ *hosted, err error) 
 }
 
 // host returns the host of a controller, without Handle.
-func (p *process) host(name string) (h controllers.Host, err error) {
-	config := p.clients.forController(name)
-	h = controllers.Host{
+func (p *process) host(name string) (controllers.Host, error) {
+	all, err := p.clientsOf(name, p.clients.forController(name), p.clients.kinds)
+	return controllers.Host{
+		Clients:         all,
 		Settings:        p.options.Settings(),
 		ControllerCache: p.cache.ForController(name),
 		Cluster: func(cluster string, config *rest.Config) (*controllers.Cluster, error) {
 			return p.openCluster(name, cluster, config)
 		},
-		Mapping:     p.clients.kinds.resourceOf,
-		RESTConfig:  config,
-		Scheme:      p.scheme,
 		Events:      p.events.recorder(p.options.name + "-" + name),
 		LoopOptions: controllers.LoopOptions{Name: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}},
 		Metrics:     p.registry,
-	}
-	var clientErr, dynamicErr, metadataErr error
-	h.Client, clientErr = p.clients.typed(config)
-	h.Dynamic, dynamicErr = dynamic.NewForConfig(config)
-	h.Metadata, metadataErr = metadata.NewForConfig(config)
-	return h, errors.Join(clientErr, dynamicErr, metadataErr)
+	}, err
+}
+
+// clientsOf returns a controller's clients of the API server to which config leads.
+func (p *process) clientsOf(controller string, config *rest.Config, kinds *kinds) (controllers.Clients, error) {
+	client, clientErr := p.clients.typed(config)
+	dynamicClient, dynamicErr := dynamic.NewForConfig(config)
+	metadataClient, metadataErr := metadata.NewForConfig(config)
+	return controllers.Clients{
+		Client: client, Dynamic: dynamicClient, Metadata: metadataClient, Mapping: kinds.resourceOf,
+		RESTConfig: config, Scheme: p.scheme, FieldManager: controller,
+	}, errors.Join(clientErr, dynamicErr, metadataErr)
 }

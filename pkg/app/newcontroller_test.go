@@ -173,7 +173,7 @@ func buildAll(t *testing.T, entries ...controllers.Entry) (hostedControllers, er
 }
 
 func TestApplyMistakesAreErrors(t *testing.T) {
-	h := controllers.Host{Mapping: knownKinds} // without a client: nothing is sent
+	c := controllers.Clients{Mapping: knownKinds} // without a client: nothing is sent
 	a := corev1ac.ConfigMap("a", "shop")
 	for name, tc := range map[string]struct {
 		configs []runtime.ApplyConfiguration
@@ -188,7 +188,7 @@ func TestApplyMistakesAreErrors(t *testing.T) {
 		"an object twice":                             {[]runtime.ApplyConfiguration{a, corev1ac.ConfigMap("a", "bar"), a}, "apply ConfigMap shop/a: it is among the objects twice"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := h.Apply(t.Context(), tc.configs...); err == nil || err.Error() != tc.want {
+			if err := c.Apply(t.Context(), tc.configs...); err == nil || err.Error() != tc.want {
 				t.Errorf("the error is %v, want %s", err, tc.want)
 			}
 		})
@@ -207,7 +207,7 @@ func TestApplyHasTenRequestsOnTheWay(t *testing.T) {
 			all = append(all, corev1ac.ConfigMap(fmt.Sprint(i), "shop"))
 		}
 		begun := time.Now()
-		err = controllers.Host{Mapping: knownKinds, Metadata: applies}.Apply(t.Context(), all...)
+		err = controllers.Clients{Mapping: knownKinds, Metadata: applies}.Apply(t.Context(), all...)
 		if took := time.Since(begun); !apierrors.IsForbidden(err) || took != 3*time.Second {
 			t.Errorf("30 requests of 1 s have taken %s, with the error %v", took, err)
 		}

@@ -28,19 +28,19 @@ import (
 //
 // Configurations of built-in types are in k8s.io/client-go/applyconfigurations, and controller-gen makes
 // configurations of custom resources; an unstructured object is applied with Dynamic.
-func (h Host) Apply(ctx context.Context, configs ...runtime.ApplyConfiguration) error {
-	return h.apply(ctx, configs)
+func (c Clients) Apply(ctx context.Context, configs ...runtime.ApplyConfiguration) error {
+	return c.apply(ctx, configs)
 }
 
 // ApplyStatus is Apply for the status of an object.
-func (h Host) ApplyStatus(ctx context.Context, config runtime.ApplyConfiguration) error {
-	return h.apply(ctx, []runtime.ApplyConfiguration{config}, "status")
+func (c Clients) ApplyStatus(ctx context.Context, config runtime.ApplyConfiguration) error {
+	return c.apply(ctx, []runtime.ApplyConfiguration{config}, "status")
 }
 
-func (h Host) apply(ctx context.Context, configs []runtime.ApplyConfiguration, subresources ...string) error {
+func (c Clients) apply(ctx context.Context, configs []runtime.ApplyConfiguration, subresources ...string) error {
 	patches := make([]patch, len(configs))
 	for i, config := range configs {
-		p, err := h.patchOf(ctx, config)
+		p, err := c.patchOf(ctx, config)
 		if err != nil {
 			return err
 		}
@@ -54,7 +54,7 @@ func (h Host) apply(ctx context.Context, configs []runtime.ApplyConfiguration, s
 	var requests errgroup.Group
 	requests.SetLimit(10) // the API server gives all controllers of the process one queue
 	for i, p := range patches {
-		requests.Go(func() error { errs[i] = h.send(ctx, p, subresources...); return nil })
+		requests.Go(func() error { errs[i] = c.send(ctx, p, subresources...); return nil })
 	}
 	_ = requests.Wait() // all errors are in errs
 	return errors.Join(errs...)
@@ -62,14 +62,14 @@ func (h Host) apply(ctx context.Context, configs []runtime.ApplyConfiguration, s
 
 // PatchFinalizers sets the finalizers of an object, unless somebody has changed it since obj was read: that
 // is a conflict. It needs the verb patch.
-func (h Host) PatchFinalizers(ctx context.Context, resource schema.GroupVersionResource, obj metav1.Object, finalizers []string) error {
+func (c Clients) PatchFinalizers(ctx context.Context, resource schema.GroupVersionResource, obj metav1.Object, finalizers []string) error {
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": obj.GetUID(), "resourceVersion": obj.GetResourceVersion(), "finalizers": finalizers}})
 	if err != nil {
 		return err
 	}
-	_, err = h.Metadata.Resource(resource).Namespace(obj.GetNamespace()).
-		Patch(ctx, obj.GetName(), types.MergePatchType, body, metav1.PatchOptions{FieldManager: h.LoopOptions.Name})
+	_, err = c.Metadata.Resource(resource).Namespace(obj.GetNamespace()).
+		Patch(ctx, obj.GetName(), types.MergePatchType, body, metav1.PatchOptions{FieldManager: c.FieldManager})
 	return err
 }
 
@@ -82,7 +82,7 @@ type patch struct {
 }
 
 // patchOf returns the patch of a configuration, or an error if the configuration does not name its object.
-func (h Host) patchOf(ctx context.Context, config runtime.ApplyConfiguration) (patch, error) {
+func (c Clients) patchOf(ctx context.Context, config runtime.ApplyConfiguration) (patch, error) {
 	body, err := json.Marshal(config)
 	if err != nil {
 		return patch{}, fmt.Errorf("apply a %T: %w", config, err)
@@ -96,7 +96,7 @@ func (h Host) patchOf(ctx context.Context, config runtime.ApplyConfiguration) (p
 		return patch{}, fmt.Errorf("apply a %T: its apiVersion, kind or name is missing", config)
 	}
 	name := cache.MetaObjectToName(&object)
-	mapping, err := h.Mapping(ctx, gvk)
+	mapping, err := c.Mapping(ctx, gvk)
 	if err != nil {
 		return patch{}, fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
 	}
@@ -110,12 +110,12 @@ func (h Host) patchOf(ctx context.Context, config runtime.ApplyConfiguration) (p
 	return patch{gvk.Kind, mapping.Resource, name, body}, nil
 }
 
-func (h Host) send(ctx context.Context, p patch, subresources ...string) error {
+func (c Clients) send(ctx context.Context, p patch, subresources ...string) error {
 	// Field validation would parse the patch again, to find fields that are there twice. Unknown ones are
 	// errors in any case.
-	opts := metav1.PatchOptions{FieldManager: h.LoopOptions.Name, Force: ptr.To(true), FieldValidation: metav1.FieldValidationIgnore}
+	opts := metav1.PatchOptions{FieldManager: c.FieldManager, Force: ptr.To(true), FieldValidation: metav1.FieldValidationIgnore}
 	// Of the response, only the metadata is asked for.
-	_, err := h.Metadata.Resource(p.resource).Namespace(p.object.Namespace).
+	_, err := c.Metadata.Resource(p.resource).Namespace(p.object.Namespace).
 		Patch(ctx, p.object.Name, types.ApplyPatchType, p.body, opts, subresources...)
 	if err != nil {
 		return fmt.Errorf("apply %s %s: %w", p.kind, p.object, err)

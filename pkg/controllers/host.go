@@ -29,9 +29,6 @@ import (
 // Host is what the manager passes to [Entry.New]. If a method of Host or a function that takes a Host finds
 // a mistake, such as an undeclared informer, it panics. The manager recovers the panic and does not start:
 // its error names the controller.
-//
-// All clients come from RESTConfig, so each of their writes passes both fences and --dry-run. They
-// read at any time and write only while this replica leads.
 type Host struct {
 	// Settings is what the process decides for all controllers.
 	Settings Settings
@@ -39,26 +36,13 @@ type Host struct {
 	// that the entry declares in Needs. informers.Follow returns the informer of a resource that the controller
 	// names at run time.
 	informers.ControllerCache
-	// Client is for the built-in types, Dynamic for objects of any type. See also ClientFor.
-	Client  kubernetes.Interface
-	Dynamic dynamic.Interface
-	// Metadata is for the metadata of objects of any type, without their content.
-	Metadata metadata.Interface
-	// Mapping finds the resource of a kind. For an unknown kind it asks the API server, every 10 seconds
-	// at most unless the request fails, and waits for the answer; the error is a meta.NoKindMatchError if no
-	// resource has the kind.
-	Mapping func(context.Context, schema.GroupVersionKind) (*meta.RESTMapping, error)
-	// RESTConfig makes other clients with the same limits. They speak JSON, which custom resources
-	// need.
-	RESTConfig *rest.Config
+	// Each write of the Clients passes both fences and --dry-run.
+	Clients
 	// Cluster opens the API server of another cluster, by a name that no other open cluster of the process
 	// has: it is a label of metrics. config holds credentials as contents, not as files or programs; build it
 	// from scratch, since RESTConfig may send the token of this process. QPS limits all clients
 	// together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig.
 	Cluster func(name string, config *rest.Config) (*Cluster, error)
-	// Scheme holds the built-in types and those that the enabled entries add. Types that a library
-	// registers with client-go's scheme.Scheme are not in it.
-	Scheme *runtime.Scheme
 	// Events records Events with a source component of the controller's own, BUILD-NAME: quartermaster-NAME
 	// without app.Named.
 	Events record.EventRecorder
@@ -72,18 +56,42 @@ type Host struct {
 	Handle func(http.Handler)
 }
 
+// Clients are a controller's clients of one API server. All come from RESTConfig. They read at any time and
+// write only while this replica leads.
+type Clients struct {
+	// Client is for the built-in types, Dynamic for objects of any type. See also ClientFor.
+	Client  kubernetes.Interface
+	Dynamic dynamic.Interface
+	// Metadata is for the metadata of objects of any type, without their content.
+	Metadata metadata.Interface
+	// Mapping finds the resource of a kind. For an unknown kind it asks the API server, every 10 seconds
+	// at most unless the request fails, and waits for the answer; the error is a meta.NoKindMatchError if no
+	// resource has the kind.
+	Mapping func(context.Context, schema.GroupVersionKind) (*meta.RESTMapping, error)
+	// RESTConfig makes other clients with the same limits. They speak JSON, which custom resources
+	// need.
+	RESTConfig *rest.Config
+	// Scheme holds the built-in types and those that the enabled entries add. Types that a library
+	// registers with client-go's scheme.Scheme are not in it.
+	Scheme *runtime.Scheme
+	// FieldManager is the entry's name, as which Apply and PatchFinalizers write.
+	FieldManager string
+}
+
+func (c Clients) clients() Clients { return c }
+
+// HasClients is [Clients] or what embeds them: a Host or a *Cluster.
+type HasClients interface{ clients() Clients }
+
 // Cluster is the API server of another cluster, see Host.Cluster. Before you open a cluster, read "Other
 // clusters" in docs/operate/security.md.
 type Cluster struct {
 	// ControllerCache is for informers.Follow, in all namespaces of that cluster.
 	informers.ControllerCache
-	// Client and Dynamic are as in Host.
-	Client  kubernetes.Interface
-	Dynamic dynamic.Interface
-	// RESTConfig makes other clients. Writes of all clients pass the fence of the election and --dry-run, but
-	// not the fence in our own API server, and they do not hold up the release of our Lease. RESTConfig does not
-	// contain the credentials. Clients do not follow redirects.
-	RESTConfig *rest.Config
+	// Writes of the Clients pass the fence of the election and --dry-run, but not the fence in our own API
+	// server, and they do not hold up the release of our Lease. RESTConfig does not contain the credentials. The
+	// Clients do not follow redirects.
+	Clients
 	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain,
 	// since the other API server may not answer. Go runs it.
 	LoopOptions LoopOptions
@@ -114,19 +122,20 @@ type TypedClient[T apiObject] struct {
 	client   rest.Interface
 }
 
-// ClientFor returns a client of a resource whose Go type is in the host's scheme, such as a custom
-// resource that the entry adds with AddToScheme. Built-in types can be had from Host.Client too.
-func ClientFor[T apiObject](h Host, resource schema.GroupVersionResource) TypedClient[T] {
-	if err := informers.CheckType(reflect.TypeFor[T](), resource, h.Scheme); err != nil {
+// ClientFor returns a client of a resource whose Go type is in the scheme, such as a custom resource that the
+// entry adds with AddToScheme. Built-in types can be had from Clients.Client too. A mistake panics, see Host.
+func ClientFor[T apiObject](has HasClients, resource schema.GroupVersionResource) TypedClient[T] {
+	c := has.clients()
+	if err := informers.CheckType(reflect.TypeFor[T](), resource, c.Scheme); err != nil {
 		panic(panics.Mistake(fmt.Sprintf("asks for a client of %s with %s, %v", resource.GroupResource(), reflect.TypeFor[T](), err)))
 	}
 	version := resource.GroupVersion()
-	config := rest.CopyConfig(h.RESTConfig)
+	config := rest.CopyConfig(c.RESTConfig)
 	config.APIPath, config.GroupVersion = "/apis", &version
 	if version.Group == "" {
 		config.APIPath = "/api"
 	}
-	config.NegotiatedSerializer = serializer.NewCodecFactory(h.Scheme).WithoutConversion()
+	config.NegotiatedSerializer = serializer.NewCodecFactory(c.Scheme).WithoutConversion()
 	client, err := rest.RESTClientFor(config)
 	if err != nil {
 		panic(panics.Mistake(fmt.Sprintf("client of %s: %v", resource.GroupResource(), err)))

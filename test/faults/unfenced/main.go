@@ -126,7 +126,7 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	}
 	controller, err := o.entry.New(controllers.Host{
 		ControllerCache: cache.ForController(o.entry.Name),
-		Client:          client,
+		Clients:         controllers.Clients{Client: client},
 		Metrics:         registry,
 		LoopOptions:     controllers.LoopOptions{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
 		// Nobody receives them.
