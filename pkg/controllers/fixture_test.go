@@ -24,6 +24,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,6 +42,7 @@ type memory struct {
 	objects  map[cache.ObjectName]*corev1.ConfigMap
 	handlers []func(old, current *corev1.ConfigMap, initial bool)
 	untold   []func()
+	panicked []string // names of the objects that Contain was called for
 }
 
 func newMemory(text string, names ...string) *memory {
@@ -68,7 +70,7 @@ func (m *memory) set(key cache.ObjectName, current *corev1.ConfigMap) {
 		m.objects[key] = current
 	}
 	for _, handler := range m.handlers {
-		m.tell(func() { handler(old, current, false) })
+		m.tell(func() { m.Contain(&metav1.ObjectMeta{Name: key.Name}, func() { handler(old, current, false) }) })
 	}
 }
 
@@ -126,6 +128,14 @@ func (m *memory) List(string, labels.Selector) []*corev1.ConfigMap {
 
 func (m *memory) Synced() <-chan struct{}    { return m.synced }
 func (m *memory) KeepsOwnerReferences() bool { return true }
+
+func (m *memory) Contain(object metav1.Object, call func()) {
+	if stack, _ := panics.Recover(func() error { call(); return nil }); stack != nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.panicked = append(m.panicked, object.GetName())
+	}
+}
 
 // fixture is a loop over ConfigMaps, in a bubble of fake time. Their informer has synced before, as on a warm
 // standby. A name without a namespace is of the namespace shop.

@@ -72,7 +72,7 @@ func NewLoop[K comparable](
 		return nil, fmt.Errorf("loop %s: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
 	}
 	for _, w := range watches {
-		m := &mapper[K]{loop: l, watch: w}
+		m := &mapper[K]{watch: w}
 		w.register(m)
 		l.mappers = append(l.mappers, m)
 	}
@@ -157,7 +157,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 	// All gates open before the first reconcile: what changes after that reconcile read it must enqueue
 	// the key again.
 	for _, m := range l.mappers {
-		m.open(q, logger)
+		m.open(q)
 		defer m.close()
 	}
 

@@ -6,34 +6,28 @@ package controllers
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // mapper maps the events of one watch to keys. Its handler is registered by NewLoop, and a gate drops the
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
-	loop  *Loop[K]
 	watch Watch[K]
 
-	mu     sync.Mutex // held while the mapping is called
-	queue  *queue[K]  // of the run; nil while there is none: the gate is closed
-	logger klog.Logger
+	mu    sync.Mutex // held while the mapping is called
+	queue *queue[K]  // of the run; nil while there is none: the gate is closed
 }
 
 // open lets events through to the queue.
-func (m *mapper[K]) open(q *queue[K], logger klog.Logger) {
+func (m *mapper[K]) open(q *queue[K]) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.queue, m.logger = q, logger
+	m.queue = q
 }
 
 // close drops events from now on. It waits for a mapping that is under way.
@@ -43,12 +37,12 @@ func (m *mapper[K]) close() {
 	m.queue = nil
 }
 
-// handle maps a change of an object if the gate is open.
-func (m *mapper[K]) handle(object cache.ObjectName, lane lane, mapping func() []K) {
+// handle maps a change of an object if the gate is open. The informer contains a panic of the mapping.
+func (m *mapper[K]) handle(lane lane, mapping func() []K) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queue != nil {
-		m.enqueue(object, lane, mapping)
+		m.enqueue(lane, mapping)
 	}
 }
 
@@ -60,17 +54,9 @@ func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 	m.watch.mapNewest(m, object)
 }
 
-// enqueue adds the keys of a changed object to a lane. If the mapping panics, that is counted and logged, and
-// the object waits for its next event. The caller holds mu.
-func (m *mapper[K]) enqueue(object cache.ObjectName, lane lane, mapping func() []K) {
-	var keys []K
-	stack, err := panics.Recover(func() error { keys = mapping(); return nil })
-	if stack != nil {
-		m.logger.Error(err, "Event mapping panicked", "object", object.String(), "stack", string(stack))
-		m.loop.recordFailure(object.String(), fmt.Errorf("event mapping: %w", err), true)
-		return
-	}
-	for _, key := range keys {
+// enqueue adds the keys of an object to a lane. The caller holds mu.
+func (m *mapper[K]) enqueue(lane lane, mapping func() []K) {
+	for _, key := range mapping() {
 		m.queue.keys.add(key, lane, tenantOf(key))
 	}
 }

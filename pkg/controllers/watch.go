@@ -46,8 +46,8 @@ func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Eve
 // each object in the cache as an addition. It leaves out events for which a function of only returns false,
 // such as [GenerationChanged]. It calls these functions for one event at a time, in the order of an
 // object's events. They must not block and must not change the objects, which belong to the cache. If
-// one panics, that is counted and logged, and the object waits for its next event, the next relist or the
-// next leader.
+// one panics, that is a problem of the controller, and the object waits for its next event, the next relist
+// or the next leader.
 func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
 	w := WatchChanges(informer, keys, only...)
 	w.replays = true
@@ -77,7 +77,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 		register: func(m *mapper[K]) {
 			informer.AddHandler(func(old, current T, initial bool) {
 				if e := (Event[T]{old, current}); !initial || !isNil(old) {
-					m.handle(nameOf(e), laneOfEvent(e), func() []K { return mapChosen(e) })
+					m.handle(laneOfEvent(e), func() []K { return mapChosen(e) })
 				}
 			})
 		},
@@ -91,7 +91,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 		},
 		mapNewest: func(m *mapper[K], name cache.ObjectName) {
 			if obj, exists := informer.Get(name); exists { // else its deletion is an event
-				m.enqueue(name, laneShown, func() []K { return mapChosen(Event[T]{New: obj}) })
+				informer.Contain(obj, func() { m.enqueue(laneShown, func() []K { return mapChosen(Event[T]{New: obj}) }) })
 			}
 		},
 	}

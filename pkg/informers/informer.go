@@ -186,6 +186,9 @@ func (i *informer) notify(e event) {
 	}
 }
 
+// eventHandler is how a problem names a function that is called with events.
+const eventHandler = "event handler"
+
 // listen adds a listener, and first queues an addition for each cached object.
 func (i *informer) listen(controller string, call func(event)) {
 	l := &listener{call: func(e event) {
@@ -196,9 +199,8 @@ func (i *informer) listen(controller string, call func(event)) {
 		if o == nil {
 			o = e.old
 		}
-		const function = "event handler"
-		if i.bad.contain(controller, function, o, func() { call(e) }) && e.new == nil {
-			i.bad.forgetCall(badCall{controller, function, o.objectName()})
+		if i.bad.contain(controller, eventHandler, o, func() { call(e) }) && e.new == nil {
+			i.bad.forgetCall(badCall{controller, eventHandler, o.objectName()})
 		}
 	}}
 	i.mu.Lock()

@@ -274,6 +274,12 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		"a Filter": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{Fields: Labels, Filter: func(obj metav1.Object) bool { r.check(obj); return true }}, nil
 		},
+		"a call by Contain": func(r *refusal) (Need, func(*ClusterCache)) {
+			return Need{}, func(f *ClusterCache) {
+				mine := For[metav1.Object](f.ForController("bad"), Secrets)
+				f.informerFor("reload", Secrets.GroupResource()).listen("reload", func(e event) { mine.Contain(e.new, func() { r.check(e.new) }) })
+			}
+		},
 		"a listener": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{}, func(f *ClusterCache) {
 				f.informerFor("bad", Secrets.GroupResource()).listen("bad", func(e event) { r.check(e.new) })

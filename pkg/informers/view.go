@@ -38,6 +38,9 @@ type Informer[T any] interface {
 	// comes again, in most cases with the resourceVersion of old. initial is set for what was there before the
 	// cache had synced, or before AddHandler; an update may have it.
 	AddHandler(func(old, current T, initial bool))
+	// Contain calls a function for an object as AddHandler does: if the function panics, that is counted, logged
+	// and a problem of the controller until a call for the object succeeds.
+	Contain(object metav1.Object, call func())
 	// Synced returns a channel that is closed when the cache has been filled once.
 	Synced() <-chan struct{}
 	// KeepsOwnerReferences reports whether the cache has them for this controller.
@@ -184,6 +187,10 @@ func (v view[T]) AddHandler(changed func(old, current T, initial bool)) {
 		}
 		changed(old, current, e.initial)
 	})
+}
+
+func (v view[T]) Contain(object metav1.Object, call func()) {
+	v.bad.contain(v.need.For, eventHandler, object, call)
 }
 
 func (v view[T]) Synced() <-chan struct{} { return v.synced }
