@@ -4,6 +4,7 @@
 package informers
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"slices"
@@ -282,6 +283,23 @@ func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
 		if w.informer.plan.readAs != Metadata {
 			t.Error("asks for the content")
 		}
+	})
+}
+
+func TestFollowOutlivesItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster()
+		f, h := newTestCache(t, c), &told{}
+		ctx, cancel := context.WithCancel(t.Context())
+		need := ttlNeed
+		need.Resource = Secrets
+		w, err := Follow[*Object](ctx, f.ForController("ttl"), need)
+		must(t, err)
+		w.AddHandler(h.handle)
+		<-w.Synced()
+		cancel() // as at the end of a reconcile
+		c.put(expiring("a", "1h"))
+		h.want(t, "+a=1h")
 	})
 }
 

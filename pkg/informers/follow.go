@@ -19,11 +19,10 @@ type Following[T any] struct {
 }
 
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
-// objects as with [For]. The resource is watched until Stop or until ctx ends; call Stop in any case. ctx is
-// that of the controller's Run or of LoopOptions.Background: the context of a reconcile ends with the
-// reconcile. Follow may be called before Start, and while the controller runs. Two controllers that follow
-// the same resource have a watch each. Failures do not fail the controller's health check; Status reports
-// them. They are retried at least once a minute.
+// objects as with [For]. The resource is watched until Stop, also after the end of ctx, which names the logger.
+// Follow may be called before Start, and while the controller runs. Two controllers that follow the same
+// resource have a watch each. Failures do not fail the controller's health check; Status reports them. They
+// are retried at least once a minute.
 func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.For = c.controller
@@ -54,7 +53,7 @@ func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*
 	if c.stopped {
 		return nil, errors.New("the informers have been shut down")
 	}
-	ctx, i.cancel = context.WithCancel(ctx)
+	ctx, i.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a reconcile's ctx ends with the reconcile
 	c.followed = append(c.followed, i)
 	c.start(ctx, i)
 	return i, nil
