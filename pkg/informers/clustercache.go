@@ -230,7 +230,7 @@ func (c *ClusterCache) CheckSync(*http.Request) error {
 	anySynced := slices.ContainsFunc(c.informers, (*informer).hasSynced)
 	for _, i := range c.informers {
 		for _, feed := range i.feeds {
-			if !feed.state.filled() && !feed.state.refused() && (!anySynced || !feed.state.failsLong()) {
+			if !feed.state.filled() && !feed.state.refusedFor(0) && (!anySynced || !feed.state.failsLong()) {
 				errs = append(errs, feed.state.problem())
 			}
 		}

@@ -127,13 +127,13 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 }
 
 // handleFailure handles the failure of a list or a watch. If discovery confirms that an optional resource
-// does not exist, handleFailure empties the cache, and the failure is no problem. If discovery has an absent
-// resource again, the failure is one.
+// does not exist, handleFailure empties the cache, and the failure is no problem. If discovery has the resource,
+// the failure is one, and a cache that was never filled counts as empty after refusedAfter.
 func (f *feed) handleFailure(ctx context.Context, err error) {
 	if f.informer.plan.optional && (apierrors.IsNotFound(err) || f.state.isAbsent()) {
 		switch discovered := f.discover(ctx); {
 		case ctx.Err() != nil:
-		case apierrors.IsNotFound(discovered) || discovered == nil && !f.state.filled():
+		case apierrors.IsNotFound(discovered) || discovered == nil && !f.state.filled() && f.state.refusedFor(refusedAfter):
 			_ = f.informer.replace(f, nil) // never fails without objects
 			f.state.markAbsent(apierrors.IsNotFound(discovered))
 		case discovered == nil:

@@ -50,14 +50,14 @@ func (i *informer) hasSynced() bool {
 }
 
 // checkSynced closes synced when every feed has filled its part of the cache. Once one has, checkSynced does
-// not wait for feeds that the API server refuses.
+// not wait for feeds that the API server has refused for refusedAfter.
 func (i *informer) checkSynced() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	anyFilled := false
 	for _, f := range i.feeds {
 		filled := f.state.filled()
-		if !filled && !f.state.refused() {
+		if !filled && !f.state.refusedFor(refusedAfter) {
 			return
 		}
 		anyFilled = anyFilled || filled

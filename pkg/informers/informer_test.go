@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -255,6 +256,32 @@ func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 			t.Error("not synced")
 		}
 	})
+}
+
+// TestNamespaceRefusedForAMomentIsWaitedFor has two namespaces, one of which is refused by an API server that
+// has just started.
+func TestNamespaceRefusedForAMomentIsWaitedFor(t *testing.T) {
+	for name, before := range map[string]error{"at once": nil, "after the API server was away": syscall.ECONNREFUSED} {
+		inBubble(t, name, func(t *testing.T) {
+			b, refusals := newCluster(in("b", "x", "1")), 0
+			start := time.Now()
+			b.failWith(func(string) error {
+				switch {
+				case before != nil && time.Since(start) < 2*failingAfter:
+					return before
+				case refusals == 2: // a streamed list, and pages
+					return nil
+				}
+				refusals++
+				return forbidden
+			})
+			f := inNamespaces(t, map[string]*cluster{"a": newCluster(in("a", "x", "1")), "b": b})
+			startSynced(t, f)
+			if wantNames(t, f, "a/x", "b/x"); refusals != 2 {
+				t.Errorf("%d refusals", refusals)
+			}
+		})
+	}
 }
 
 // refusal is a function of a controller that panics on the Secret "bad" until it is mended.

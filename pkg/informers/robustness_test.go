@@ -267,6 +267,33 @@ func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
 	}
 }
 
+// TestOptionalResourceThatIsBeingDefinedIsWaitedFor has a resource that discovery knows a moment before it can
+// be listed.
+func TestOptionalResourceThatIsBeingDefinedIsWaitedFor(t *testing.T) {
+	for name, tc := range map[string]struct {
+		defined time.Duration // when it can be listed
+		want    []string      // what the cache has when it has synced
+	}{
+		"it can be listed after a moment":     {5 * time.Second, []string{"shop/a"}},
+		"it can be listed only after an hour": {time.Hour, nil},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			c, start, need := newCluster(named("a", "1")), time.Now(), reloadNeed
+			c.failWith(func(string) error {
+				if time.Since(start) < tc.defined {
+					return notFound
+				}
+				return nil
+			})
+			need.Optional = true
+			f := newTestCache(t, c, need)
+			f.informers[0].feeds[0].discover = func(context.Context) error { return nil }
+			startSynced(t, f)
+			wantNames(t, f, tc.want...)
+		})
+	}
+}
+
 func TestReadinessWaitsUnlessRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		failure error

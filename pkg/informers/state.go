@@ -21,6 +21,10 @@ import (
 // problem of its controllers. A restart of the API server or a burst of 429 is over sooner.
 const failingAfter = time.Minute
 
+// refusedAfter is how long an API server must refuse a list before the cache counts as empty: one that has
+// just started, or has just got a role or a definition, refuses what it answers a moment later.
+const refusedAfter = 10 * time.Second
+
 // state records what has been observed of the requests of one feed.
 type state struct {
 	name  string // of the resource, and the namespace if there are several
@@ -41,6 +45,7 @@ type failure struct {
 	err         error
 	count       int64
 	since, last time.Time
+	refused     time.Time // since when the API server has answered 403 or 404; zero after any other failure
 }
 
 func newState(name string, c clock.PassiveClock) *state {
@@ -61,13 +66,13 @@ func (s *state) filled() bool {
 	return s.recorded.Lists > 0 || s.empty
 }
 
-// refused reports whether the API server has refused the last list with 403 or 404. A server that is slow or
-// away has not refused.
-func (s *state) refused() bool {
+// refusedFor reports whether the API server has refused lists with 403 or 404 for d, and nothing else. A
+// server that is slow or away has not refused.
+func (s *state) refusedFor(d time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failing["list"]
-	return f != nil && (apierrors.IsForbidden(f.err) || apierrors.IsNotFound(f.err))
+	return f != nil && !f.refused.IsZero() && s.clock.Since(f.refused) >= d
 }
 
 // recordList records a complete list.
@@ -150,6 +155,11 @@ func (s *state) recordFailure(verb string, err error) {
 	}
 	f.err, f.last = err, s.clock.Now()
 	f.count++
+	if !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) {
+		f.refused = time.Time{}
+	} else if f.refused.IsZero() {
+		f.refused = f.last
+	}
 	s.lastFailure = f
 }
 
