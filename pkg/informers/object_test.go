@@ -8,10 +8,10 @@ import (
 	"crypto/sha1"
 	"crypto/sha256"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -253,6 +253,36 @@ func TestIndexFollowsTheObjects(t *testing.T) {
 		t.Error("there is an index that was not added")
 	}
 	if keys := s.keys(); !slices.Equal(keys, []string{"a"}) || len(s.list()) != 1 || s.get("b") != nil {
-		t.Errorf("the store has %v", slices.Collect(maps.Keys(s.objects)))
+		t.Errorf("the store has %v", keys)
+	}
+}
+
+// TestSetHasWhatAMapHas fills a set and empties it again, several times, with changes in random order.
+func TestSetHasWhatAMapHas(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	s, want := set{}, map[string]*Object{}
+	for i := range 20_000 {
+		key := strconv.Itoa(random.IntN(1000))
+		if grows := i%4000 < 2000; grows == (random.IntN(10) > 0) {
+			want[key] = &Object{plan: &plan{}, packed: key}
+			s.put(want[key])
+		} else {
+			delete(want, key)
+			s.remove(key)
+		}
+		if got := s.get(key); got != want[key] || s.count != len(want) {
+			t.Fatalf("change %d: object %v of %s in place of %v, %d objects in place of %d", i, got, key, want[key], s.count, len(want))
+		}
+		if i%100 > 0 {
+			continue
+		}
+		if n := len(s.list()); n != len(want) || len(s.slots) > 4*n+5 {
+			t.Fatalf("change %d: %d objects listed in place of %d, in %d slots", i, n, len(want), len(s.slots))
+		}
+		for key := range want {
+			if s.get(key) != want[key] {
+				t.Fatalf("change %d: %s is lost", i, key)
+			}
+		}
 	}
 }

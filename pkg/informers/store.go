@@ -4,45 +4,41 @@
 package informers
 
 import (
-	"maps"
-	"slices"
+	"hash/maphash"
 	"sync"
 )
 
-// store holds the objects of an informer by their keys, and its indexes. client-go's store has interfaces in
-// place of pointers, and keys in place of the objects in its indexes, which take twice the memory.
+// store holds the objects of an informer by their keys, and its indexes.
 type store struct {
 	mu      sync.RWMutex
-	objects map[string]*Object
+	objects set
 	indexes map[string]*index
 }
 
 // index has the objects by the values that the function returns for them.
 type index struct {
 	valuesOf func(*Object) []string
-	objects  map[string]map[*Object]struct{}
+	objects  map[string]set
 }
 
-func newStore() *store {
-	return &store{objects: map[string]*Object{}, indexes: map[string]*index{}}
-}
+func newStore() *store { return &store{indexes: map[string]*index{}} }
 
 // get returns the object with a key, or nil.
 func (s *store) get(key string) *Object {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.objects[key]
+	return s.objects.get(key)
 }
 
 // put stores the object with a key in place of the present one; nil removes it.
 func (s *store) put(key string, o *Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before := s.objects[key]
+	before := s.objects.get(key)
 	if o == nil {
-		delete(s.objects, key)
+		s.objects.remove(key)
 	} else {
-		s.objects[key] = o
+		s.objects.put(o)
 	}
 	for _, i := range s.indexes {
 		if before != nil {
@@ -54,21 +50,22 @@ func (s *store) put(key string, o *Object) {
 	}
 }
 
-// list returns the objects in random order.
+// list returns the objects in no order.
 func (s *store) list() []*Object {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.AppendSeq(make([]*Object, 0, len(s.objects)), maps.Values(s.objects))
+	return s.objects.list()
 }
 
-// keys returns the keys of the objects in random order.
-func (s *store) keys() []string {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return slices.AppendSeq(make([]string, 0, len(s.objects)), maps.Keys(s.objects))
+// keys returns the keys of the objects in no order.
+func (s *store) keys() (keys []string) {
+	for _, o := range s.list() {
+		keys = append(keys, o.key())
+	}
+	return keys
 }
 
-// byIndex returns the objects that have a value in an index, in random order, and whether there is such an
+// byIndex returns the objects that have a value in an index, in no order, and whether there is such an
 // index.
 func (s *store) byIndex(name, value string) (objects []*Object, exists bool) {
 	s.mu.RLock()
@@ -78,7 +75,7 @@ func (s *store) byIndex(name, value string) (objects []*Object, exists bool) {
 		return nil, false
 	}
 	found := i.objects[value]
-	return slices.AppendSeq(make([]*Object, 0, len(found)), maps.Keys(found)), true
+	return found.list(), true
 }
 
 // addIndex adds an index, unless there is one of that name.
@@ -88,26 +85,101 @@ func (s *store) addIndex(name string, valuesOf func(*Object) []string) {
 	if s.indexes[name] != nil {
 		return
 	}
-	i := &index{valuesOf, map[string]map[*Object]struct{}{}}
+	i := &index{valuesOf, map[string]set{}}
 	s.indexes[name] = i
-	for _, o := range s.objects {
+	for _, o := range s.objects.list() {
 		i.add(o)
 	}
 }
 
 func (i *index) add(o *Object) {
 	for _, value := range i.valuesOf(o) {
-		if i.objects[value] == nil {
-			i.objects[value] = map[*Object]struct{}{}
-		}
-		i.objects[value][o] = struct{}{}
+		objects := i.objects[value]
+		objects.put(o)
+		i.objects[value] = objects
 	}
 }
 
 func (i *index) remove(o *Object) {
 	for _, value := range i.valuesOf(o) {
-		if delete(i.objects[value], o); len(i.objects[value]) == 0 {
+		objects := i.objects[value]
+		objects.remove(o.key())
+		if i.objects[value] = objects; objects.count == 0 {
 			delete(i.objects, value)
 		}
 	}
+}
+
+// set has objects by their keys. It is a hash table with linear probing, of nothing but pointers, since the
+// objects have the keys. An object takes 13 bytes in it, and more than 40 in a map.
+type set struct {
+	slots []*Object // an object is in the slot of its hash or, if that was taken, in the next free one
+	count int
+}
+
+var hashSeed = maphash.MakeSeed()
+
+// find returns the slot that has the object with a key, or the free one where it belongs.
+func (s *set) find(key string) int {
+	i := int(maphash.String(hashSeed, key) % uint64(len(s.slots)))
+	for s.slots[i] != nil && s.slots[i].key() != key {
+		i = (i + 1) % len(s.slots)
+	}
+	return i
+}
+
+func (s *set) get(key string) *Object {
+	if s.count == 0 {
+		return nil
+	}
+	return s.slots[s.find(key)]
+}
+
+// put adds an object in place of the one with its key.
+func (s *set) put(o *Object) {
+	if s.count >= len(s.slots)*3/4 {
+		s.resize(len(s.slots)*3/2 + 2)
+	}
+	i := s.find(o.key())
+	if s.slots[i] == nil {
+		s.count++
+	}
+	s.slots[i] = o
+}
+
+func (s *set) remove(key string) {
+	if s.get(key) == nil {
+		return
+	}
+	i := s.find(key)
+	s.slots[i] = nil
+	s.count--
+	// An object behind it may belong into the slot that is free now.
+	for i = (i + 1) % len(s.slots); s.slots[i] != nil; i = (i + 1) % len(s.slots) {
+		o := s.slots[i]
+		s.slots[i] = nil
+		s.slots[s.find(o.key())] = o
+	}
+	if s.count < len(s.slots)/4 {
+		s.resize(len(s.slots) / 2)
+	}
+}
+
+func (s *set) resize(slots int) {
+	objects := s.list()
+	s.slots = make([]*Object, slots)
+	for _, o := range objects {
+		s.slots[s.find(o.key())] = o
+	}
+}
+
+// list returns the objects in the order of their slots.
+func (s *set) list() []*Object {
+	list := make([]*Object, 0, s.count)
+	for _, o := range s.slots {
+		if o != nil {
+			list = append(list, o)
+		}
+	}
+	return list
 }
