@@ -75,8 +75,8 @@ func NewScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 type demands struct {
 	entries []controllers.Entry
 	scheme  *runtime.Scheme
-	needs   []informers.Need // with For filled in
-	grants  []grants         // of each entry
+	needs   []informers.Need
+	grants  []grants // of each entry
 }
 
 // collectDemands returns what the enabled entries ask for. The error lists the mistakes of all
@@ -103,10 +103,7 @@ func (o *Options) collectDemands() (d demands, err error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
-		for _, n := range needs {
-			n.For = e.Name
-			d.needs = append(d.needs, n)
-		}
+		d.needs = append(d.needs, informers.NeedsOf(e.Name, needs...)...)
 		d.grants = append(d.grants, granted)
 	}
 	if len(errs) > 0 {

@@ -126,8 +126,7 @@ func (m *memory) List(string, labels.Selector) []*corev1.ConfigMap {
 	return list
 }
 
-func (m *memory) Synced() <-chan struct{}    { return m.synced }
-func (m *memory) KeepsOwnerReferences() bool { return true }
+func (m *memory) Synced() <-chan struct{} { return m.synced }
 
 func (m *memory) Contain(object metav1.Object, call func()) {
 	if stack, _ := panics.Recover(func() error { call(); return nil }); stack != nil {

@@ -130,8 +130,8 @@ func (hanging) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
 	server := &apiServer{secrets: newCluster(named("a", "1"))}
-	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{For: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"},
-		Need{For: "there", Resource: Secrets, Namespace: "there"})
+	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{controller: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"},
+		Need{controller: "there", Resource: Secrets, Namespace: "there"})
 	for controller, want := range map[string]string{
 		"reload": "selector=metadata.name=a,type!=helm.sh/release.v1 labels=",
 		"some":   "selector=metadata.name=a,type=y labels=app=x",

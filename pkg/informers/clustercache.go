@@ -77,7 +77,7 @@ type ClusterCache struct {
 	wg       sync.WaitGroup
 }
 
-// AddCluster builds the informers for needs, and starts none. countPanic is called for each panic in a
+// AddCluster builds the informers for needs, each of [NeedsOf], and starts none. countPanic is called for each panic in a
 // function of the named controller. AddCluster returns an error if the needs cannot be met.
 func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
 	countPanic func(controller string)) (*ClusterCache, error) {

@@ -44,7 +44,7 @@ func inBubble(t *testing.T, name string, row func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
 }
 
-var reloadNeed = Need{For: "reload", Resource: Secrets, FieldSelector: NotHelm, Annotations: []string{"match"}, Digest: DigestOf(digestSHA1), History: true}
+var reloadNeed = Need{controller: "reload", Resource: Secrets, FieldSelector: NotHelm, Annotations: []string{"match"}, Digest: DigestOf(digestSHA1), History: true}
 
 func named(name, value string) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Data: map[string][]byte{"value": []byte(value)}}
@@ -159,7 +159,7 @@ func TestCacheNotStartedShutsDown(t *testing.T) {
 	})
 }
 
-var ttlNeed = Need{For: "ttl", Annotations: []string{"ttl"}, Fields: CreationTimestamp,
+var ttlNeed = Need{controller: "ttl", Annotations: []string{"ttl"}, Fields: CreationTimestamp,
 	Filter: func(m metav1.Object) bool { return m.GetAnnotations()["ttl"] != "" }}
 
 func expiring(name, ttl string) *corev1.Secret {
@@ -210,7 +210,7 @@ func followSecrets(t *testing.T, f *ClusterCache, c *cluster, need Need, lists c
 	t.Helper()
 	f.sourceFor = c.source
 	need.Resource, need.ListSlots = Secrets, lists
-	w, err := Follow[*Object](t.Context(), f.ForController(need.For), need)
+	w, err := Follow[*Object](t.Context(), f.ForController(need.controller), need)
 	must(t, err)
 	w.AddHandler(handler)
 	return w
@@ -266,7 +266,7 @@ func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f, h := newTestCache(t, c), &told{}
-		need := Need{For: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: DigestOf(func(o metav1.Object) []byte {
+		need := Need{controller: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: DigestOf(func(o metav1.Object) []byte {
 			return []byte(o.GetResourceVersion())
 		})}
 		w := followSecrets(t, f, c, need, nil, h.handle)
@@ -373,7 +373,7 @@ func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
 		})
 		f.Start(t.Context())
 		h.want(t, "+b=1h")
-		if err := f.Problem(ttlNeed.For); err == nil || !strings.Contains(err.Error(), "panics on 1 objects of secrets, one of them shop/a") {
+		if err := f.Problem(ttlNeed.controller); err == nil || !strings.Contains(err.Error(), "panics on 1 objects of secrets, one of them shop/a") {
 			t.Errorf("problem %v", err)
 		}
 		must(t, f.Problem("other"))

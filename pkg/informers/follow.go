@@ -25,7 +25,7 @@ type Following[T any] struct {
 // are retried at least once a minute.
 func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
-	need.For = c.controller
+	need.controller = c.controller
 	i, err := c.cluster.follow(ctx, need, reflect.TypeFor[T]())
 	if err != nil {
 		return nil, err
@@ -34,6 +34,8 @@ func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T]
 }
 
 func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {
+	listSlots := need.ListSlots
+	need.ListSlots = nil // no declared need may have it
 	plans, err := newPlans([]Need{need}, c.clients.scheme, c.cfg.Namespaces)
 	if err != nil {
 		return nil, err
@@ -43,10 +45,10 @@ func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*
 		err = need.checkType(need.Resource, t, c.clients.scheme)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", need.For, err)
+		return nil, fmt.Errorf("%s: %w", need.controller, err)
 	}
 	for _, feed := range i.feeds {
-		feed.listSlots = need.ListSlots
+		feed.listSlots = listSlots
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

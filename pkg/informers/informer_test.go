@@ -64,9 +64,9 @@ func TestObjectKnowsWhenItsDigestChanged(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			i, f := newFeed(t, Need{For: "a", Resource: Secrets, History: true, Digest: DigestOf(func(s *corev1.Secret) []byte {
+			i, f := newFeed(t, Need{controller: "a", Resource: Secrets, History: true, Digest: DigestOf(func(s *corev1.Secret) []byte {
 				return s.Data["value"]
-			})}, Need{For: "b", Resource: Secrets, Digest: DigestOf(func(s *corev1.Secret) []byte {
+			})}, Need{controller: "b", Resource: Secrets, Digest: DigestOf(func(s *corev1.Secret) []byte {
 				return []byte(s.ResourceVersion) // always another one
 			})})
 			for _, s := range steps {
@@ -106,7 +106,7 @@ func TestFirstVersionIsUnknownUnderASelector(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			need := tc.need
-			need.For, need.Resource = "a", Secrets
+			need.controller, need.Resource = "a", Secrets
 			i, f := newFeed(t, need)
 			put := f.Add
 			if tc.before != nil {
@@ -316,7 +316,7 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			r := &refusal{}
 			need, register := of(r)
-			need.For, need.Resource = "bad", Secrets
+			need.controller, need.Resource = "bad", Secrets
 			c := newCluster(named("bad", "1"), named("fine", "1"))
 			f := newTestCache(t, c, need, reloadNeed)
 			var counted []string
@@ -360,7 +360,7 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 		for how, relist := range map[string]bool{"by an event": false, "by a list": true} {
 			inBubble(t, name+" "+how, func(t *testing.T) {
 				c := newCluster(named("bad", "1"), named("fine", "1"))
-				f := newTestCache(t, c, Need{For: "bad", Resource: Secrets})
+				f := newTestCache(t, c, Need{controller: "bad", Resource: Secrets})
 				use(f)
 				startSynced(t, f)
 				synctest.Wait()
@@ -401,7 +401,7 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &refusal{mended: true}
 		c := newCluster(named("bad", "1"))
-		f := newTestCache(t, c, Need{For: "bad", Resource: Secrets, Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })})
+		f := newTestCache(t, c, Need{controller: "bad", Resource: Secrets, Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })})
 		startSynced(t, f)
 		synctest.Wait()
 		r.mended = false
@@ -425,7 +425,7 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 }
 
 func TestMisfitIsLeftOutAndReported(t *testing.T) {
-	i, f := newFeed(t, Need{For: "a", Resource: Deployments, Form: Typed}, Need{For: "b", Resource: Deployments, Form: Typed})
+	i, f := newFeed(t, Need{controller: "a", Resource: Deployments, Form: Typed}, Need{controller: "b", Resource: Deployments, Form: Typed})
 	owner := &ClusterCache{informers: []*informer{i}, run: t.Context()}
 	bad := func(name string) *misfit {
 		m := &misfit{err: errors.New("parsing time")}

@@ -35,7 +35,8 @@ var (
 	Jobs         = batchv1.SchemeGroupVersion.WithResource("jobs")
 )
 
-// Form is how much of an object the cache must hold for a controller.
+// Form is how much of an object the cache must hold for a controller. A plan for two needs decodes objects in
+// the later of their forms.
 type Form int
 
 const (
@@ -74,9 +75,6 @@ const (
 // objects, in the same version and form. Each controller then gets at least what it declared. Otherwise each
 // need has an informer of its own.
 type Need struct {
-	// For is the name of the controller, and of its digest, see Object.Digest. The host fills it
-	// in.
-	For string
 	// Resource to watch. A need of metadata may leave the version out, for custom resources. Discovery then
 	// finds the version, and finds it again when it changes.
 	Resource schema.GroupVersionResource
@@ -107,12 +105,23 @@ type Need struct {
 	// History says that the controller needs to know when this digest changed, see
 	// Object.ChangedVersion.
 	History bool
-	// ListSlots, if set, limits how many resources are listed at once of those that are followed with it, see
-	// [Follow]: each list holds a place in the channel.
+	// ListSlots, for [Follow] only, limits how many resources are listed at once of those that are followed with
+	// it: each list holds a place in the channel.
 	ListSlots chan struct{}
 	// Optional says that the resource may be missing. If the server does not have it in any version, it
 	// counts as empty and synced.
 	Optional bool
+
+	controller string // see NeedsOf
+}
+
+// NeedsOf returns the needs that the named controller has declared. The name is that of its digests too.
+func NeedsOf(controller string, declared ...Need) []Need {
+	needs := slices.Clone(declared)
+	for i := range needs {
+		needs[i].controller = controller
+	}
+	return needs
 }
 
 // NotHelm is a FieldSelector of Secrets that leaves out Helm's releases, which hold whole manifests. The
@@ -125,8 +134,10 @@ func (n *Need) validate(scheme *runtime.Scheme, namespaces []string) error {
 	_, fieldErr := fields.ParseSelector(n.FieldSelector)
 	sensitive := n.whole() && (n.Resource.GroupResource() == ConfigMaps.GroupResource() || n.Resource.GroupResource() == Secrets.GroupResource())
 	switch {
-	case n.For == "":
+	case n.controller == "":
 		return errors.New("need without a controller's name")
+	case n.ListSlots != nil:
+		return errors.New("ListSlots is for informers.Follow only")
 	case n.Resource.Resource == "":
 		return errors.New("need without resource")
 	case labelErr != nil:
@@ -205,7 +216,7 @@ func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*pla
 	for i, n := range needs {
 		err := n.validate(scheme, namespaces)
 		if err == nil && slices.ContainsFunc(needs[:i], func(other Need) bool {
-			return other.For == n.For && other.Resource.GroupResource() == n.Resource.GroupResource()
+			return other.controller == n.controller && other.Resource.GroupResource() == n.Resource.GroupResource()
 		}) {
 			err = errors.New("declared twice; a controller has one need of a resource")
 		}
@@ -213,7 +224,7 @@ func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*pla
 			err = n.Digest.check(&n, scheme)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", n.For, resourceName(n.Resource), err)
+			return nil, fmt.Errorf("%s: %s: %w", n.controller, resourceName(n.Resource), err)
 		}
 		at := slices.IndexFunc(plans, func(p *plan) bool { return p.canServe(n, n.readAs(scheme)) })
 		if at < 0 {
@@ -244,7 +255,7 @@ func (p *plan) add(n Need, readAs Form) {
 	p.readAs = max(p.readAs, readAs)
 	p.whole = p.whole || n.whole()
 	if n.Digest.exists() {
-		p.digests = append(p.digests, digest{controller: n.For, sum: n.Digest.sum, history: n.History})
+		p.digests = append(p.digests, digest{controller: n.controller, sum: n.Digest.sum, history: n.History})
 	}
 }
 
@@ -261,7 +272,7 @@ func (p *plan) form() string {
 
 // need returns what the named controller needs, or nil.
 func (p *plan) need(controller string) *Need {
-	at := slices.IndexFunc(p.needs, func(n Need) bool { return n.For == controller })
+	at := slices.IndexFunc(p.needs, func(n Need) bool { return n.controller == controller })
 	if at < 0 {
 		return nil
 	}
@@ -271,7 +282,7 @@ func (p *plan) need(controller string) *Need {
 func (p *plan) controllers() []string {
 	names := make([]string, 0, len(p.needs))
 	for _, n := range p.needs {
-		names = append(names, n.For)
+		names = append(names, n.controller)
 	}
 	return names
 }
@@ -286,7 +297,7 @@ func (p *plan) selects() bool {
 func (p *plan) content() (names []string) {
 	for _, n := range p.needs {
 		if n.Content {
-			names = append(names, n.For)
+			names = append(names, n.controller)
 		}
 	}
 	return names

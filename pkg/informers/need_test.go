@@ -33,28 +33,29 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 		want  string
 	}{
 		"no controller":                      {[]Need{{Resource: Secrets}}, "without a controller"},
-		"no resource":                        {[]Need{{For: "a"}}, "without resource"},
-		"typed Secrets":                      {[]Need{{For: "a", Resource: Secrets, Form: Typed, LabelSelector: "a=b"}}, "Content: true"},
-		"the data of all ConfigMaps":         {[]Need{{For: "a", Resource: ConfigMaps, Form: Typed, Content: true}}, "must have a selector"},
-		"Content of anything else":           {[]Need{{For: "a", Resource: Deployments, Form: Typed, Content: true}}, "have Content"},
-		"a selector that is none":            {[]Need{{For: "a", Resource: Jobs, LabelSelector: "=,"}}, "label selector"},
-		"a field selector that is none":      {[]Need{{For: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
-		"a history without a digest":         {[]Need{{For: "a", Resource: Jobs, History: true}}, "the need has History, but no Digest"},
-		"the data of all Secrets but Helm's": {[]Need{{For: "a", Resource: Secrets, Form: Typed, Content: true, FieldSelector: NotHelm}}, "must have a selector"},
-		"last-applied":                       {[]Need{{For: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
-		"typed form without a version":       {[]Need{{For: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "Resource.Version must be set"},
-		"digest without a version":           {[]Need{{For: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: DigestOf(digestSHA1)}}, "Resource.Version must be set"},
-		"unstructured Secrets":               {[]Need{{For: "a", Resource: Secrets, Form: Unstructured}}, "Content: true"},
-		"the same controller twice":          {[]Need{{For: "a", Resource: Secrets}, {For: "a", Resource: Secrets}}, "twice"},
-		"a digest of another type": {[]Need{{For: "a", Resource: Secrets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}},
+		"no resource":                        {[]Need{{controller: "a"}}, "without resource"},
+		"typed Secrets":                      {[]Need{{controller: "a", Resource: Secrets, Form: Typed, LabelSelector: "a=b"}}, "Content: true"},
+		"the data of all ConfigMaps":         {[]Need{{controller: "a", Resource: ConfigMaps, Form: Typed, Content: true}}, "must have a selector"},
+		"Content of anything else":           {[]Need{{controller: "a", Resource: Deployments, Form: Typed, Content: true}}, "have Content"},
+		"a selector that is none":            {[]Need{{controller: "a", Resource: Jobs, LabelSelector: "=,"}}, "label selector"},
+		"a field selector that is none":      {[]Need{{controller: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
+		"a history without a digest":         {[]Need{{controller: "a", Resource: Jobs, History: true}}, "the need has History, but no Digest"},
+		"the data of all Secrets but Helm's": {[]Need{{controller: "a", Resource: Secrets, Form: Typed, Content: true, FieldSelector: NotHelm}}, "must have a selector"},
+		"a limit of lists that run at once":  {[]Need{{controller: "a", Resource: Jobs, ListSlots: make(chan struct{})}}, "ListSlots is for informers.Follow only"},
+		"last-applied":                       {[]Need{{controller: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
+		"typed form without a version":       {[]Need{{controller: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "Resource.Version must be set"},
+		"digest without a version":           {[]Need{{controller: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: DigestOf(digestSHA1)}}, "Resource.Version must be set"},
+		"unstructured Secrets":               {[]Need{{controller: "a", Resource: Secrets, Form: Unstructured}}, "Content: true"},
+		"the same controller twice":          {[]Need{{controller: "a", Resource: Secrets}, {controller: "a", Resource: Secrets}}, "twice"},
+		"a digest of another type": {[]Need{{controller: "a", Resource: Secrets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}},
 			"its Digest takes *v1.ConfigMap, but these are of the kind Secret"},
-		"a digest of a type of another version": {[]Need{{For: "a", Resource: Secrets, Digest: DigestOf(func(*appsv1.Deployment) []byte { return nil })}},
+		"a digest of a type of another version": {[]Need{{controller: "a", Resource: Secrets, Digest: DigestOf(func(*appsv1.Deployment) []byte { return nil })}},
 			"its Digest takes *v1.Deployment, but that is a type of apps/v1, not of v1"},
-		"a digest of a Go type that the scheme lacks": {[]Need{{For: "a", Resource: widgets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}},
+		"a digest of a Go type that the scheme lacks": {[]Need{{controller: "a", Resource: widgets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}},
 			"its Digest takes *v1.ConfigMap, but the objects are *unstructured.Unstructured"},
-		"a digest of metadata as a whole object": {[]Need{{For: "a", Resource: Secrets, Form: Metadata, Digest: DigestOf(func(*corev1.Secret) []byte { return nil })}},
+		"a digest of metadata as a whole object": {[]Need{{controller: "a", Resource: Secrets, Form: Metadata, Digest: DigestOf(func(*corev1.Secret) []byte { return nil })}},
 			"must be metav1.Object"},
-		"the typed form of an unknown type": {[]Need{{For: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
+		"the typed form of an unknown type": {[]Need{{controller: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -68,31 +69,31 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 
 // TestNeedsShareAnInformer checks that they do only if none changes what another gets.
 func TestNeedsShareAnInformer(t *testing.T) {
-	digested := Need{For: "c", Resource: Deployments, Digest: DigestOf(digestSHA1), History: true}
-	with := func(n Need, of string, change func(*Need)) Need { n.For = of; change(&n); return n }
+	digested := Need{controller: "c", Resource: Deployments, Digest: DigestOf(digestSHA1), History: true}
+	with := func(n Need, of string, change func(*Need)) Need { n.controller = of; change(&n); return n }
 	cases := map[string]struct {
 		needs []Need
 		want  []string // plans
 	}{
-		"metadata suffices":                         {[]Need{{For: "a", Resource: Secrets}}, []string{"a: metadata "}},
-		"a digest of metadata needs no content":     {[]Need{{For: "a", Resource: Secrets, Form: Metadata, Digest: DigestOf(digestSHA1)}}, []string{"a: metadata "}},
-		"one digest needs the content":              {[]Need{{For: "a", Resource: Secrets, FieldSelector: NotHelm}, reloadNeed}, []string{"a reload: content digest " + NotHelm}},
-		"Helm's releases are left out for one only": {[]Need{reloadNeed, {For: "b", Resource: Secrets}}, []string{"reload: content digest " + NotHelm, "b: metadata "}},
-		"the whole object beside a digest":          {[]Need{digested, {For: "b", Resource: Deployments, Form: Typed}}, []string{"c b: typed "}},
+		"metadata suffices":                         {[]Need{{controller: "a", Resource: Secrets}}, []string{"a: metadata "}},
+		"a digest of metadata needs no content":     {[]Need{{controller: "a", Resource: Secrets, Form: Metadata, Digest: DigestOf(digestSHA1)}}, []string{"a: metadata "}},
+		"one digest needs the content":              {[]Need{{controller: "a", Resource: Secrets, FieldSelector: NotHelm}, reloadNeed}, []string{"a reload: content digest " + NotHelm}},
+		"Helm's releases are left out for one only": {[]Need{reloadNeed, {controller: "b", Resource: Secrets}}, []string{"reload: content digest " + NotHelm, "b: metadata "}},
+		"the whole object beside a digest":          {[]Need{digested, {controller: "b", Resource: Deployments, Form: Typed}}, []string{"c b: typed "}},
 		"a history each": {[]Need{digested, with(digested, "d", func(*Need) {}), with(digested, "e", func(n *Need) { n.History = false })},
 			[]string{"c e: content digest ", "d: content digest "}},
-		"typed and unstructured": {[]Need{{For: "a", Resource: Deployments, Form: Unstructured}, digested, {For: "b", Resource: Deployments, Form: Typed}, {For: "m", Resource: Deployments}},
+		"typed and unstructured": {[]Need{{controller: "a", Resource: Deployments, Form: Unstructured}, digested, {controller: "b", Resource: Deployments, Form: Typed}, {controller: "m", Resource: Deployments}},
 			[]string{"a m: unstructured ", "c b: typed "}},
-		"a digest of a custom resource and the whole": {[]Need{{For: "a", Resource: rollouts, Form: Unstructured}, {For: "b", Resource: rollouts, Digest: DigestOf(digestSHA1)}},
+		"a digest of a custom resource and the whole": {[]Need{{controller: "a", Resource: rollouts, Form: Unstructured}, {controller: "b", Resource: rollouts, Digest: DigestOf(digestSHA1)}},
 			[]string{"a b: unstructured "}},
-		"optional for one, required by another": {[]Need{{For: "a", Resource: Jobs, Optional: true}, {For: "b", Resource: Jobs}}, []string{"a: metadata ", "b: metadata "}},
-		"two versions": {[]Need{{For: "a", Resource: rollouts}, {For: "c", Resource: rollouts.GroupResource().WithVersion("v2")}},
+		"optional for one, required by another": {[]Need{{controller: "a", Resource: Jobs, Optional: true}, {controller: "b", Resource: Jobs}}, []string{"a: metadata ", "b: metadata "}},
+		"two versions": {[]Need{{controller: "a", Resource: rollouts}, {controller: "c", Resource: rollouts.GroupResource().WithVersion("v2")}},
 			[]string{"a: metadata ", "c: metadata "}},
 		"selectors, for the data of the Secrets that they choose": {
-			[]Need{reloadNeed, {For: "b", Resource: Secrets, Form: Typed, Content: true, LabelSelector: "app=x"},
-				{For: "c", Resource: Secrets, FieldSelector: "metadata.name=x"}, {For: "d", Resource: Secrets, Namespace: "shop"}},
+			[]Need{reloadNeed, {controller: "b", Resource: Secrets, Form: Typed, Content: true, LabelSelector: "app=x"},
+				{controller: "c", Resource: Secrets, FieldSelector: "metadata.name=x"}, {controller: "d", Resource: Secrets, Namespace: "shop"}},
 			[]string{"reload: content digest " + NotHelm, "b: typed ", "c: metadata metadata.name=x", "d: metadata "}},
-		"conditions": {[]Need{{For: "a", Resource: Jobs}, with(ttlNeed, "b", func(n *Need) { n.Resource = Jobs }), with(ttlNeed, "c", func(n *Need) { n.Resource = Jobs })},
+		"conditions": {[]Need{{controller: "a", Resource: Jobs}, with(ttlNeed, "b", func(n *Need) { n.Resource = Jobs }), with(ttlNeed, "c", func(n *Need) { n.Resource = Jobs })},
 			[]string{"a: metadata ", "b: metadata ", "c: metadata "}},
 	}
 	for name, tc := range cases {
@@ -113,7 +114,7 @@ func TestNeedsShareAnInformer(t *testing.T) {
 func TestCustomGoTypeHasItsOwnInformer(t *testing.T) {
 	custom := runtime.NewScheme()
 	custom.AddKnownTypeWithName(rollouts.GroupVersion().WithKind("Rollout"), &appsv1.Deployment{})
-	plans, err := newPlans([]Need{{For: "a", Resource: rollouts, Form: Typed}, {For: "b", Resource: rollouts}}, custom, nil)
+	plans, err := newPlans([]Need{{controller: "a", Resource: rollouts, Form: Typed}, {controller: "b", Resource: rollouts}}, custom, nil)
 	if err != nil || len(plans) != 2 {
 		t.Errorf("%d plans: %v", len(plans), err)
 	}
@@ -135,8 +136,8 @@ func TestListByLabelsNeedsThem(t *testing.T) {
 		"a selector, of whole objects": {Need{Form: Typed, Content: true, Namespace: "shop"}, labels.Set{"app": "x"}.AsSelector(), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tc.need.For, tc.need.Resource = "a", Secrets
-			f := newTestCache(t, newCluster(), tc.need, Need{For: "b", Resource: Secrets, Fields: Labels})
+			tc.need.controller, tc.need.Resource = "a", Secrets
+			f := newTestCache(t, newCluster(), tc.need, Need{controller: "b", Resource: Secrets, Fields: Labels})
 			informer := For[metav1.Object](f.ForController("a"), Secrets)
 			defer func() {
 				same(t, "panics with", tc.want, recover())
@@ -149,7 +150,7 @@ func TestListByLabelsNeedsThem(t *testing.T) {
 // TestTypedObjectIsTrimmed checks that a whole object loses managedFields and last-applied, and
 // that the rest is kept once.
 func TestTypedObjectIsTrimmed(t *testing.T) {
-	p := mustPlan(t, Need{For: "a", Resource: Namespaces, Form: Typed}, Need{For: "b", Resource: Namespaces, Digest: DigestOf(func(namespace *corev1.Namespace) []byte {
+	p := mustPlan(t, Need{controller: "a", Resource: Namespaces, Form: Typed}, Need{controller: "b", Resource: Namespaces, Digest: DigestOf(func(namespace *corev1.Namespace) []byte {
 		return []byte(namespace.Name)
 	})})
 	o := reduced(t, p, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", Finalizers: []string{"f"}, Generation: 3, ManagedFields: []metav1.ManagedFieldsEntry{{}},
@@ -195,7 +196,7 @@ func TestMisfitIsDecodedFromJSON(t *testing.T) {
 		"what is no JSON":            {`{`, []string{"error"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newTestCacheWith(t, Config{}, func(*plan, string) (source, error) { return source{}, nil }, Need{For: "a", Resource: Deployments, Form: Typed})
+			f := newTestCacheWith(t, Config{}, func(*plan, string) (source, error) { return source{}, nil }, Need{controller: "a", Resource: Deployments, Form: Typed})
 			obj, _, err := decoder.Decode([]byte(tc.in), nil, nil)
 			var got []string
 			add := func(obj runtime.Object) error {

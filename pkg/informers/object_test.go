@@ -102,8 +102,8 @@ func newReducer(p *plan) *reducer {
 // default goal RSS is about twice the live heap.
 func TestObjectOfASecretTakesAtMost260Bytes(t *testing.T) {
 	p := mustPlan(t,
-		Need{For: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: DigestOf(digestSHA1)},
-		Need{For: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: DigestOf(digestHMAC)})
+		Need{controller: "config-reload", Resource: Secrets, Annotations: []string{"reload.example.com/match"}, Digest: DigestOf(digestSHA1)},
+		Need{controller: "replication", Resource: Secrets, Annotations: []string{"copy.example.com/to"}, Digest: DigestOf(digestHMAC)})
 	const n = 50_000
 	before := liveHeap()
 	i := newInformer(p, func(string) {})
@@ -136,7 +136,7 @@ func liveHeap() int64 {
 func TestObjectKeepsWhatItsNeedNames(t *testing.T) {
 	const id = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 	deleted := metav1.Unix(1700000000, 0)
-	secrets := func(of string, n Need) Need { n.For, n.Resource = of, Secrets; return n }
+	secrets := func(of string, n Need) Need { n.controller, n.Resource = of, Secrets; return n }
 	for name, tc := range map[string]struct {
 		needs  []Need
 		object metav1.ObjectMeta
@@ -209,7 +209,7 @@ func describe(e *Object) map[string]any {
 }
 
 func TestObjectRefusesChanges(t *testing.T) {
-	e := reduced(t, mustPlan(t, Need{For: "a", Resource: Secrets}), secret(1, 10))
+	e := reduced(t, mustPlan(t, Need{controller: "a", Resource: Secrets}), secret(1, 10))
 	defer func() {
 		if recover() == nil {
 			t.Error("SetLabels did not panic")

@@ -97,7 +97,7 @@ func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []
 
 // filter calls the need's Filter. A panic counts as true, since it is harmless to keep too much.
 func (r *reducer) filter(n *Need, m metav1.Object) (wanted bool) {
-	return r.bad.contain(n.For, "Filter", m, func() { wanted = n.Filter(m) }) || wanted
+	return r.bad.contain(n.controller, "Filter", m, func() { wanted = n.Filter(m) }) || wanted
 }
 
 // metadata returns the declared parts of an object's metadata, and whether there are any.

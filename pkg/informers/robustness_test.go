@@ -160,7 +160,7 @@ func twoResources(t *testing.T, c, other *cluster) *ClusterCache {
 			return c.source(p, namespace)
 		}
 		return other.source(p, namespace)
-	}, reloadNeed, Need{For: "other", Resource: ConfigMaps})
+	}, reloadNeed, Need{controller: "other", Resource: ConfigMaps})
 }
 
 var forbidden = apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no"))

@@ -43,8 +43,6 @@ type Informer[T any] interface {
 	Contain(object metav1.Object, call func())
 	// Synced returns a channel that is closed when the cache has been filled once.
 	Synced() <-chan struct{}
-	// KeepsOwnerReferences reports whether the cache has them for this controller.
-	KeepsOwnerReferences() bool
 }
 
 // ControllerCache is the cache as one controller gets it. The controller's host embeds it.
@@ -150,7 +148,7 @@ func (v view[T]) indexName(name string) string {
 	if name == cache.NamespaceIndex {
 		return name
 	}
-	return v.need.For + "/" + name
+	return v.need.controller + "/" + name
 }
 
 func (v view[T]) ByIndex(index, value string) []T {
@@ -167,7 +165,7 @@ func (v view[T]) ByIndex(index, value string) []T {
 
 func (v view[T]) AddIndex(name string, values func(T) []string) {
 	valuesOf := func(o *Object) (found []string) {
-		v.bad.contain(v.need.For, "index "+name, o, func() { found = values(objectAs[T](o)) })
+		v.bad.contain(v.need.controller, "index "+name, o, func() { found = values(objectAs[T](o)) })
 		return found
 	}
 	if name == cache.NamespaceIndex {
@@ -177,7 +175,7 @@ func (v view[T]) AddIndex(name string, values func(T) []string) {
 }
 
 func (v view[T]) AddHandler(changed func(old, current T, initial bool)) {
-	v.listen(v.need.For, func(e event) {
+	v.listen(v.need.controller, func(e event) {
 		var old, current T
 		if e.old != nil {
 			old = objectAs[T](e.old)
@@ -190,11 +188,12 @@ func (v view[T]) AddHandler(changed func(old, current T, initial bool)) {
 }
 
 func (v view[T]) Contain(object metav1.Object, call func()) {
-	v.bad.contain(v.need.For, eventHandler, object, call)
+	v.bad.contain(v.need.controller, eventHandler, object, call)
 }
 
 func (v view[T]) Synced() <-chan struct{} { return v.synced }
 
+// KeepsOwnerReferences reports whether the cache has them for this controller. controllers.WatchOwner asks.
 func (v view[T]) KeepsOwnerReferences() bool {
 	return v.need.whole() || v.need.Fields&OwnerReferences != 0
 }

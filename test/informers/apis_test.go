@@ -71,7 +71,7 @@ func TestResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	t.Parallel()
 	ctx := fleet.Context(t)
 	namespace := shared.NewNamespace(ctx, t, nil)
-	c := newCache(t, shared.AdminConfig(), informers.Need{For: "test", Resource: widgets, Optional: true})
+	c := newCache(t, shared.AdminConfig(), informers.NeedsOf("test", informers.Need{Resource: widgets, Optional: true})...)
 	widget := func(version, name string) {
 		t.Helper()
 		gvr := widgets.GroupResource().WithVersion(version)
@@ -145,9 +145,9 @@ func TestAggregatedAPIDownConcernsNobodyElse(t *testing.T) {
 		}
 		return fmt.Errorf("the API is not down: %w", err)
 	})
-	needs := append(sourceNeeds(),
-		informers.Need{For: "concerned", Resource: schema.GroupVersionResource{Group: "down.example.com", Resource: "things"}, Optional: true},
-		informers.Need{For: "other", Resource: schema.GroupVersionResource{Group: "coordination.k8s.io", Resource: "leases"}})
+	needs := slices.Concat(sourceNeeds(),
+		informers.NeedsOf("concerned", informers.Need{Resource: schema.GroupVersionResource{Group: "down.example.com", Resource: "things"}, Optional: true}),
+		informers.NeedsOf("other", informers.Need{Resource: schema.GroupVersionResource{Group: "coordination.k8s.io", Resource: "leases"}}))
 	c := newCache(t, shared.AdminConfig(), needs...)
 	c.waitUntilHealthy(ctx, t, "test")
 	c.waitUntilHealthy(ctx, t, "other") // which needs discovery too

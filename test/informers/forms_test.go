@@ -107,8 +107,7 @@ func TestFormsOfAllResources(t *testing.T) {
 				}
 				config := rest.CopyConfig(shared.AdminConfig())
 				config.ContentType = contentType
-				tc.need.For = "test"
-				c := newCacheWith(t, config, scheme, tc.need)
+				c := newCacheWith(t, config, scheme, informers.NeedsOf("test", tc.need)...)
 				c.eventually(ctx, t, func() error {
 					for _, obj := range tc.list(c, tc.need.Resource) {
 						if obj.(metav1.Object).GetName() == "forms" {

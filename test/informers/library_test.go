@@ -144,11 +144,10 @@ func described(obj metav1.Object) string {
 
 // sourceNeeds returns needs of ConfigMaps, Secrets and Deployments, by a controller called test.
 func sourceNeeds() []informers.Need {
-	return []informers.Need{
-		{For: "test", Resource: informers.Secrets, FieldSelector: informers.NotHelm, Digest: informers.DigestOf(digest)},
-		{For: "test", Resource: informers.ConfigMaps, Digest: informers.DigestOf(digest)},
-		{For: "test", Resource: informers.Deployments, Form: informers.Typed},
-	}
+	return informers.NeedsOf("test",
+		informers.Need{Resource: informers.Secrets, FieldSelector: informers.NotHelm, Digest: informers.DigestOf(digest)},
+		informers.Need{Resource: informers.ConfigMaps, Digest: informers.DigestOf(digest)},
+		informers.Need{Resource: informers.Deployments, Form: informers.Typed})
 }
 
 func digest(obj runtime.Object) []byte {

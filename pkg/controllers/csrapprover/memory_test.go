@@ -98,10 +98,7 @@ func cacheOf(t *testing.T, nodes, requests int) (int64, *controller) {
 		t.Fatal(err)
 	}
 	seed := maphash.MakeSeed()
-	all := needs(seed)
-	for i := range all {
-		all[i].For = Name
-	}
+	all := informers.NeedsOf(Name, needs(seed)...)
 	caches, err := informers.NewCaches(metrics.NewKubeRegistry())
 	if err != nil {
 		t.Fatal(err)

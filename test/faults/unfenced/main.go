@@ -112,15 +112,12 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	for i := range needs {
-		needs[i].For = o.entry.Name
-	}
 	loops := controllers.NewMetrics(registry)
 	caches, err := informers.NewCaches(registry)
 	if err != nil {
 		return nil, nil, err
 	}
-	cache, err := caches.AddCluster(informers.Config{}, readers, needs, clock.RealClock{}, loops.Panicked)
+	cache, err := caches.AddCluster(informers.Config{}, readers, informers.NeedsOf(o.entry.Name, needs...), clock.RealClock{}, loops.Panicked)
 	if err != nil {
 		return nil, nil, err
 	}
