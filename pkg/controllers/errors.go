@@ -5,8 +5,10 @@ package controllers
 
 import (
 	"errors"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:
@@ -28,8 +30,8 @@ func IsOutcomeUnknown(err error) bool {
 
 // TerminalError returns an error with the text of err which says that it is not worth a retry, such as
 // for an object that nobody can make sense of. The loop counts and logs it, and calls reconcile again
-// at the object's next event, or after the duration that reconcile returned. For a nil err it returns
-// nil.
+// at the object's next event, or after the duration that reconcile returned. If it is joined with other
+// errors, all must be terminal. For a nil err it returns nil.
 func TerminalError(err error) error {
 	if err == nil {
 		return nil
@@ -42,8 +44,27 @@ type terminalError struct{ error }
 func (e *terminalError) Unwrap() error { return e.error }
 
 func isTerminal(err error) bool {
-	var e *terminalError
-	return errors.As(err, &e)
+	_, terminal := err.(*terminalError)
+	return terminal
+}
+
+// isConflict reports whether err is the API server's answer that an object has changed. It is not a conflict of
+// field managers, which a retry does not mend.
+func isConflict(err error) bool {
+	_, answer := err.(apierrors.APIStatus)
+	return answer && apierrors.IsConflict(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict)
+}
+
+// every reports whether is holds for err or an error that err wraps. If err joins errors, is must hold for each:
+// errors.As would find the first that is harmless, and hide the others.
+func every(err error, is func(error) bool) bool {
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		return is(err) || every(e.Unwrap(), is)
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !every(err, is) })
+	}
+	return is(err)
 }
 
 // IsNamespaceMissing reports whether a request was refused because its namespace does not exist.

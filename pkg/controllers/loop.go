@@ -12,7 +12,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
@@ -44,7 +43,7 @@ type Loop[K comparable] struct {
 // called again after that time, otherwise at the next event. After an error it is called again with
 // exponential back-off: at the latest after the duration if that is > 0, and not before the time that
 // the API server asked for, up to 5 min. After a [TerminalError] it is called as if there had been no
-// error. A conflict is no failure unless it comes again and again. After a refusal by the fence, on a
+// error. A conflict alone is no failure unless it comes again and again. After a refusal by the fence, on a
 // replica that does not lead yet, it is called when the replica begins to lead.
 func NewLoop[K comparable](
 	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
@@ -374,9 +373,9 @@ func resultOf(after time.Duration, err error, failures int) string {
 		return resultSuccess
 	case IsNotLeading(err):
 		return resultNotLeading
-	case isTerminal(err):
+	case every(err, isTerminal):
 		return resultTerminal
-	case apierrors.IsConflict(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict) && failures < quietConflicts:
+	case every(err, isConflict) && failures < quietConflicts:
 		return resultConflict
 	}
 	return resultError
