@@ -126,8 +126,7 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 					_, err := controllers.ClientFor[*corev1.ConfigMap](host, informers.ConfigMaps).Namespace("shop").Update(ctx, configMap, metav1.UpdateOptions{})
 					return err
 				},
-				"apply":             func() error { return host.Apply(ctx, corev1ac.ConfigMap("x", "shop")) },
-				"apply of a status": func() error { return host.ApplyStatus(ctx, corev1ac.Namespace("shop")) },
+				"apply": func() error { return host.Apply(ctx, corev1ac.ConfigMap("x", "shop")) },
 				"delete by another client made of the same configuration": func() error {
 					return dyn.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace("shop").Delete(ctx, "x", metav1.DeleteOptions{})
 				},

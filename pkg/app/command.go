@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -47,7 +48,18 @@ const gcPercent = 60
 // the boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. What
 // a sync.Pool holds is freed a minute later, by the next collection.
 func returnMemory(ctx context.Context) {
-	wait.UntilWithContext(ctx, func(context.Context) { debug.FreeOSMemory() }, time.Minute)
+	wait.UntilWithContext(ctx, func(context.Context) {
+		var m runtime.MemStats
+		if runtime.ReadMemStats(&m); isWorthCollecting(&m) {
+			debug.FreeOSMemory()
+		}
+	}, time.Minute)
+}
+
+// isWorthCollecting reports whether the heap is small or much of it is free: to collect a heap of several
+// GiB takes seconds of CPU time.
+func isWorthCollecting(m *runtime.MemStats) bool {
+	return m.HeapInuse < 256<<20 || m.HeapIdle-m.HeapReleased > m.HeapInuse/4
 }
 
 // NewCommand returns the command of a build. It runs the controllers of the registry and of the entries

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -217,5 +218,25 @@ func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) 
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func TestLargeHeapIsCollectedOnlyForItsFreeMemory(t *testing.T) {
+	const mib = 1 << 20
+	for name, tc := range map[string]struct {
+		inUse, idle, released uint64 // MiB
+		want                  bool
+	}{
+		"a small heap":                               {200, 0, 0, true},
+		"a large heap":                               {2000, 100, 0, false},
+		"a large heap after a burst":                 {2000, 1000, 0, true},
+		"a large heap whose free memory is the OS's": {2000, 1000, 900, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &runtime.MemStats{HeapInuse: tc.inUse * mib, HeapIdle: tc.idle * mib, HeapReleased: tc.released * mib}
+			if got := isWorthCollecting(m); got != tc.want {
+				t.Errorf("worth collecting: %v", got)
+			}
+		})
 	}
 }

@@ -55,10 +55,10 @@ func newKinds(config *rest.Config) (*kinds, error) {
 	return &kinds{discovery: discovery.ToDiscoveryInterfaceWithContext(client), versions: lru.New(maxVersions)}, nil
 }
 
-// resourceOf returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL
+// mapping returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL
 // at most unless the request fails, and waits for the answer until ctx ends. A known kind is returned at
 // once; every knownKindTTL the API server is asked beside.
-func (k *kinds) resourceOf(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
+func (k *kinds) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)
 	d, _ := known.(discovered)

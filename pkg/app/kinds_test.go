@@ -80,13 +80,13 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 			must(t, err)
 			waits, giveUp := context.WithCancel(t.Context())
 			gaveUp := make(chan error, 1)
-			go func() { _, err := m.resourceOf(waits, away); gaveUp <- err }()
+			go func() { _, err := m.mapping(waits, away); gaveUp <- err }()
 			synctest.Wait()
 			var got []string
 			for range 2 {
 				for _, kind := range tc.ask {
 					start := time.Now()
-					found, err := m.resourceOf(t.Context(), kind)
+					found, err := m.mapping(t.Context(), kind)
 					if d := time.Since(start); d > 0 {
 						t.Errorf("it took %s to find %s", d, kind.Kind)
 					}

@@ -92,7 +92,7 @@ func (p *process) clientsOf(controller string, config *rest.Config, kinds *kinds
 	dynamicClient, dynamicErr := dynamic.NewForConfig(config)
 	metadataClient, metadataErr := metadata.NewForConfig(config)
 	return controllers.Clients{
-		Client: client, Dynamic: dynamicClient, Metadata: metadataClient, Mapping: kinds.resourceOf,
+		Client: client, Dynamic: dynamicClient, Metadata: metadataClient, Mapping: kinds.mapping,
 		RESTConfig: config, Scheme: p.scheme, FieldManager: controller,
 	}, errors.Join(clientErr, dynamicErr, metadataErr)
 }

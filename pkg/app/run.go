@@ -89,16 +89,15 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.connection, err = newConnection(o.Client); err != nil {
 		return nil, err
 	}
-	events, err := startEvents(ctx, p.connection, p.scheme)
-	if err != nil {
+	if p.events, err = startEvents(ctx, p.connection, p.scheme); err != nil {
 		return nil, err
 	}
+	stopEvents := p.events.stop // p is nil when build has failed
 	defer func() {
 		if err != nil {
-			events.stop()
+			stopEvents()
 		}
 	}()
-	p.events = events
 	identity, err := newIdentity(o.Settings().Pod.Name)
 	if err != nil {
 		return nil, err

@@ -212,7 +212,7 @@ const (
 // reconcile, supervise starts it again: one controller must not stop the others. It returns the
 // error of the Run during which ctx ended.
 func (h *hosted) supervise(ctx context.Context) error {
-	logger := klog.LoggerWithName(klog.FromContext(ctx), h.name)
+	logger := klog.FromContext(ctx).WithValues("controller", h.name) // as in the log of a Loop
 	ctx = klog.NewContext(ctx, logger)
 	for {
 		h.runs.began()

@@ -11,13 +11,16 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
+	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
@@ -105,7 +108,9 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		returns := func(context.Context) error { return nil }
 		panicsWith := func(context.Context) error { panic(panics.Mistake("asks for secrets")) }
 		h, c, registry := host(t, failsAfter(0), returns, panicsWith, untilTheEnd)
-		ctx, cancel := context.WithCancel(t.Context())
+		var named atomic.Int32 // lines that name the controller as the lines of a Loop do
+		logger := funcr.New(func(_, line string) { named.Add(int32(strings.Count(line, `"controller"="x"`))) }, funcr.Options{})
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 		done := make(chan error)
 		go func() { done <- h.supervise(ctx) }()
 		pass := func(d time.Duration) { <-time.After(d); synctest.Wait() }
@@ -142,6 +147,9 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		series(t, registry, "quartermaster_controller_panics_total", 1)
 		cancel()
 		must(t, <-done)
+		if n := named.Load(); n != 3 {
+			t.Errorf("%d lines of the log name the controller, want one of each restart", n)
+		}
 	})
 }
 

@@ -44,21 +44,21 @@ type terminalError struct{ error }
 func (e *terminalError) Unwrap() error { return e.error }
 
 func isTerminal(err error) bool {
-	_, terminal := err.(*terminalError)
+	_, terminal := any(err).(*terminalError) // unwrapped by every
 	return terminal
 }
 
-// isConflict reports whether err is the API server's answer that an object has changed. It is not a conflict of
-// field managers, which a retry does not mend.
+// isConflict reports whether err is the API server's answer that an object has changed. A conflict of field
+// managers is another answer, which a retry does not mend.
 func isConflict(err error) bool {
-	_, answer := err.(apierrors.APIStatus)
+	_, answer := any(err).(apierrors.APIStatus)
 	return answer && apierrors.IsConflict(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict)
 }
 
-// every reports whether is holds for err or an error that err wraps. If err joins errors, is must hold for each:
-// errors.As would find the first that is harmless, and hide the others.
+// every reports whether is holds for err or an error that err wraps. If err joins errors, is must hold for
+// each of them: errors.As would find one that is harmless, and hide the others.
 func every(err error, is func(error) bool) bool {
-	switch e := err.(type) {
+	switch e := any(err).(type) {
 	case interface{ Unwrap() error }:
 		return is(err) || every(e.Unwrap(), is)
 	case interface{ Unwrap() []error }:

@@ -219,7 +219,7 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a short back-off is fine":      {LoopOptions{Name: "x", Metrics: m, MaxBackoff: minBackoff}, nothing, nil, ""},
 		"a watch in another cluster":    {LoopOptions{Name: "x", Cluster: "far", Metrics: m}, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{})}, "loop x/far: the loop of a cluster has no watches, use informers.Follow and Enqueue"},
 		"a second loop of a controller": {LoopOptions{Name: "two", Loop: "b", Metrics: m}, nothing, nil, ""},
-		"a second loop of one name":     {LoopOptions{Name: "two", Loop: "a", Metrics: m}, nothing, nil, "loop two-a: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
+		"a second loop of one name":     {LoopOptions{Name: "two", Loop: "a", Metrics: m}, nothing, nil, "loop two/a: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a second loop of one cluster":  {LoopOptions{Name: "two", Cluster: "far", Metrics: m}, nothing, nil, "loop two/far: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "loop x: watch: the informer is nil"},
 		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},

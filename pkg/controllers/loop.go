@@ -31,7 +31,7 @@ type Loop[K comparable] struct {
 	phase    Phase
 	queue    *queue[K]
 	inFlight map[K]time.Time
-	refused  map[K]struct{} // keys that wait until this replica leads
+	waiting  map[K]struct{} // keys that wait until this replica leads
 	counts   struct{ reconciles, errors, panics uint64 }
 	lastErr  *LastError
 }
@@ -87,7 +87,7 @@ func (l *Loop[K]) Close() { l.opts.Metrics.removeLoop(l.opts) }
 // again when Run begins, by a watch or by the caller. It may be called at any time and does not block.
 func (l *Loop[K]) Enqueue(keys ...K) {
 	for _, key := range keys {
-		l.add(key, laneChanged, tenantOf(key))
+		l.add(key, laneFirst, tenantOf(key))
 	}
 }
 
@@ -129,7 +129,7 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	// ctx may be that of another loop's reconcile, whose key and lane are not this loop's.
 	logger := klog.FromContext(processOf(ctx).work).WithValues(values...)
 	// The goroutines of the workers and of the queue inherit the labels.
-	pprof.Do(withLane(klog.NewContext(ctx, logger), laneChanged), pprof.Labels(labels...), func(ctx context.Context) {
+	pprof.Do(withLane(klog.NewContext(ctx, logger), laneFirst), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
 	return err
@@ -170,24 +170,20 @@ func (l *Loop[K]) run(parent context.Context) error {
 			}
 		})
 	}
-	workers.Go(func() { l.retryRefused(ctx) })
+	workers.Go(func() { l.retryWaiting(ctx) })
 	logger.Info("Loop started", "workers", l.opts.Workers)
-	replayEnd := make(chan struct{})
-	workers.Go(func() { l.replay(ctx, q); close(replayEnd) })
+	workers.Go(func() {
+		l.replay(ctx, q)
+		l.setPhase(PhaseRunning)
+	})
 
 	background := l.background(ctx)
 	var backgroundErr error
-	// Until ctx ends: the end of the replay changes the phase, and the end of Background ends ctx.
-	for ctx.Err() == nil {
-		select {
-		case <-replayEnd:
-			l.setPhase(PhaseRunning)
-			replayEnd = nil
-		case <-ctx.Done():
-		case backgroundErr = <-background:
-			background = nil
-			stop()
-		}
+	select {
+	case <-ctx.Done():
+	case backgroundErr = <-background: // never without Background
+		background = nil // it has been read
+		stop()
 	}
 	l.setPhase(PhaseDraining)
 	logger.Info("Loop is draining", "inFlight", l.Status().InFlight)
@@ -241,7 +237,7 @@ func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], error) {
 		return nil, fmt.Errorf("loop %s is already running", l.opts)
 	}
 	l.phase = PhaseSyncing
-	l.queue, l.refused = newQueue[K](l.opts, logger), map[K]struct{}{}
+	l.queue, l.waiting = newQueue[K](l.opts, logger), map[K]struct{}{}
 	return l.queue, nil
 }
 
@@ -278,29 +274,29 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 
 // waitToLead lets a key wait until this replica leads. It returns false if the replica leads already.
 func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
-	l.mu.Lock() // retryRefused sees the key if leading is open now
+	l.mu.Lock() // retryWaiting sees the key if leading is open now
 	defer l.mu.Unlock()
 	select {
 	case <-processOf(ctx).leading:
 		return false
 	default:
-		l.refused[key] = struct{}{}
+		l.waiting[key] = struct{}{}
 		return true
 	}
 }
 
-// retryRefused enqueues the keys of waitToLead when this replica begins to lead.
-func (l *Loop[K]) retryRefused(ctx context.Context) {
+// retryWaiting enqueues the keys of waitToLead when this replica begins to lead.
+func (l *Loop[K]) retryWaiting(ctx context.Context) {
 	select {
 	case <-processOf(ctx).leading:
 	case <-ctx.Done():
 		return
 	}
 	l.mu.Lock()
-	refused := l.refused
-	l.refused = nil
+	waiting := l.waiting
+	l.waiting = nil
 	l.mu.Unlock()
-	for key := range refused {
+	for key := range waiting {
 		l.Enqueue(key)
 	}
 }
@@ -384,5 +380,7 @@ func resultOf(after time.Duration, err error, failures int) string {
 func (l *Loop[K]) setPhase(p Phase) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.phase = p
+	if p != PhaseRunning || l.phase == PhaseSyncing { // the replay may end when the loop is draining
+		l.phase = p
+	}
 }

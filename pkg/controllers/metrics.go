@@ -24,7 +24,7 @@ const (
 var results = []string{resultSuccess, resultRequeue, resultConflict, resultError, resultTerminal, resultNotLeading, resultPanic}
 
 // Metrics holds the metrics of all controllers of a process: the loop's and the host's. Depth, latency and
-// retries of the queues come from client-go's workqueue provider, under LoopOptions.queueName.
+// retries of the queues come from client-go's workqueue provider, under LoopOptions.String.
 type Metrics struct {
 	reconciles *metrics.CounterVec
 	duration   *metrics.HistogramVec

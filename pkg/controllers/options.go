@@ -54,16 +54,9 @@ type LoopOptions struct {
 	Clock clock.WithTicker
 }
 
-// String returns the name for people: CONTROLLER, CONTROLLER-LOOP or CONTROLLER-LOOP/CLUSTER.
-func (o LoopOptions) String() string { return path.Join(o.queueName(), o.Cluster) }
-
-// queueName is the label name of the queue's metrics.
-func (o LoopOptions) queueName() string {
-	if o.Loop == "" {
-		return o.Name
-	}
-	return o.Name + "-" + o.Loop
-}
+// String returns the name for people, and the label name of the queue's metrics: CONTROLLER/LOOP/CLUSTER,
+// without what is empty.
+func (o LoopOptions) String() string { return path.Join(o.Name, o.Loop, o.Cluster) }
 
 // withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
 func (o LoopOptions) withDefaults() (LoopOptions, error) {

@@ -82,7 +82,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	}
 	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total"}
 	same(t, "series", want, series())
-	same(t, "name", "x-y/far", l.Status().Name)
+	same(t, "name", "x/y/far", l.Status().Name)
 	l.Close()
 	if got := series(); got != nil {
 		t.Errorf("left: %v", got)

@@ -91,7 +91,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 		},
 		mapNewest: func(m *mapper[K], name cache.ObjectName) {
 			if obj, exists := informer.Get(name); exists { // else its deletion is an event
-				informer.Contain(obj, func() { m.enqueue(laneShown, func() []K { return mapChosen(Event[T]{New: obj}) }) })
+				informer.Contain(obj, func() { m.enqueue(laneSecond, func() []K { return mapChosen(Event[T]{New: obj}) }) })
 			}
 		},
 	}
@@ -173,11 +173,11 @@ func nameOf[T metav1.Object](e Event[T]) cache.ObjectName {
 	return cache.MetaObjectToName(e.New)
 }
 
-// laneOfEvent returns laneShown for an update that changed nothing: after a relist, there is one for each
+// laneOfEvent returns laneSecond for an update that changed nothing: after a relist, there is one for each
 // object in the cache.
 func laneOfEvent[T metav1.Object](e Event[T]) lane {
 	if isNil(e.Old) || isNil(e.New) || e.New.GetResourceVersion() == "" || e.Old.GetResourceVersion() != e.New.GetResourceVersion() {
-		return laneChanged
+		return laneFirst
 	}
-	return laneShown
+	return laneSecond
 }
