@@ -92,10 +92,11 @@ func (m *memory) tell(f func()) {
 	}()
 }
 
-func (m *memory) AddHandler(handler func(old, current *corev1.ConfigMap, initial bool)) {
+func (m *memory) AddHandler(handler func(old, current *corev1.ConfigMap, initial bool)) (remove func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.handlers = append(m.handlers, handler)
+	return func() { m.handlers = nil }
 }
 
 // tellInitial tells of all objects that they were there from the beginning.

@@ -72,15 +72,20 @@ func NewLoop[K comparable](
 	}
 	for _, w := range watches {
 		m := &mapper[K]{watch: w}
-		w.register(m)
+		m.remove = w.register(m)
 		l.mappers = append(l.mappers, m)
 	}
 	return l, nil
 }
 
-// Close removes the metrics of the loop. Call it after Run has returned, for a loop that ends before the
-// process.
-func (l *Loop[K]) Close() { l.opts.Metrics.removeLoop(l.opts) }
+// Close removes the metrics and the watches of the loop. Call it after Run has returned, for a loop that ends
+// before the process.
+func (l *Loop[K]) Close() {
+	l.opts.Metrics.removeLoop(l.opts)
+	for _, m := range l.mappers {
+		m.remove()
+	}
+}
 
 // Enqueue adds keys to the queue. It is for triggers without an informer, such as a timer. While the loop
 // is not running, Enqueue drops the keys, as the loop drops events; what must not be missed is enqueued

@@ -92,6 +92,13 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	}
 }
 
+func TestClosedLoopHasNoHandler(t *testing.T) {
+	f := newFixture(t, "a")
+	f.build(WatchSelf(f.configMaps), WaitFor[cache.ObjectName](f.configMaps))
+	f.loop.Close()
+	same(t, "handlers", 0, len(f.configMaps.handlers))
+}
+
 // counters returns the reconciles of one controller by result.
 func counters(t *testing.T, gatherer metrics.Gatherer, controller string) map[string]float64 {
 	t.Helper()

@@ -21,7 +21,7 @@ type Watch[K comparable] struct {
 	mistake error
 	synced  func() <-chan struct{}
 	// register adds the handler that maps changes.
-	register func(*mapper[K])
+	register func(*mapper[K]) (remove func())
 	// replays is set if Run maps the objects in the cache too, when it begins: list returns them, and mapNewest
 	// maps the newest state of an object.
 	replays   bool
@@ -74,8 +74,8 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	return Watch[K]{
 		synced: informer.Synced,
 		// register drops the objects of the first list: Run waits for the informer, and then replays its cache.
-		register: func(m *mapper[K]) {
-			informer.AddHandler(func(old, current T, initial bool) {
+		register: func(m *mapper[K]) func() {
+			return informer.AddHandler(func(old, current T, initial bool) {
 				if e := (Event[T]{old, current}); !initial || !isNil(old) {
 					m.handle(laneOfEvent(e), func() []K { return mapChosen(e) })
 				}
@@ -99,7 +99,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 
 // WaitFor returns a watch that maps nothing: Run waits until the informer has synced.
 func WaitFor[K comparable, T any](informer informers.Informer[T]) Watch[K] {
-	return Watch[K]{synced: informer.Synced, register: func(*mapper[K]) {}}
+	return Watch[K]{synced: informer.Synced, register: func(*mapper[K]) func() { return func() {} }}
 }
 
 // WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of

@@ -5,6 +5,7 @@ package informers
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -167,7 +168,7 @@ func (i *informer) replace(f *feed, list []any) error {
 // event is a change of an object: old is nil for a new object, new for a deleted one.
 type event struct {
 	old, new *Object
-	initial  bool // the object was there before the informer had synced
+	initial  bool // the informer had not synced, or the listener was added later and the object was there
 }
 
 // listener calls a function of a controller with each event, one at a time. A slow function delays no other.
@@ -189,8 +190,9 @@ func (i *informer) notify(e event) {
 // eventHandler is how a problem names a function that is called with events.
 const eventHandler = "event handler"
 
-// listen adds a listener, and first queues an addition for each cached object.
-func (i *informer) listen(controller string, call func(event)) {
+// listen adds a listener, and first queues an addition for each cached object. The returned function removes
+// the listener, which still gets the events that are queued.
+func (i *informer) listen(controller string, call func(event)) (remove func()) {
 	l := &listener{call: func(e event) {
 		if i.stopped.Load() {
 			return
@@ -208,6 +210,11 @@ func (i *informer) listen(controller string, call func(event)) {
 	i.listeners = append(i.listeners, l)
 	for _, o := range i.objects.list() {
 		l.add(event{new: o, initial: true})
+	}
+	return func() {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		i.listeners = slices.DeleteFunc(i.listeners, func(other *listener) bool { return other == l })
 	}
 }
 

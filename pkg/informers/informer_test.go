@@ -154,6 +154,23 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 	})
 }
 
+func TestRemovedHandlerIsNotCalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(named("a", "1"))
+		f := newTestCache(t, c, reloadNeed)
+		removed, other := &told{}, &told{}
+		informer := For[*Object](f.ForController("reload"), Secrets)
+		remove := informer.AddHandler(removed.handle)
+		informer.AddHandler(other.handle)
+		startSynced(t, f)
+		synctest.Wait()
+		remove()
+		c.put(named("b", "1"))
+		removed.want(t, "+a=")
+		other.want(t, "+a=", "+b=")
+	})
+}
+
 func TestShutdownDoesNotWaitForAListenerThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTestCache(t, newCluster(named("a", "1"), named("b", "1")), reloadNeed)

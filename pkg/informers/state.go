@@ -33,10 +33,12 @@ type state struct {
 	mu           sync.Mutex
 	recorded     ResourceStatus // what status returns, without what it computes
 	lastActivity time.Time
-	empty        bool                // the resource was not listed, but counts as empty
 	failing      map[string]*failure // by verb; removed when the verb succeeds
 	lastFailure  *failure
 	logged       string // the error that was logged last; empty when requests succeed again
+	// countsAsEmpty is set once a resource that was not listed counts as empty, and stays set when the resource
+	// is no longer Absent.
+	countsAsEmpty bool
 }
 
 // failure is a series of failed requests with one verb.
@@ -63,7 +65,7 @@ func (s *state) addObjects(n int) {
 func (s *state) filled() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.recorded.Lists > 0 || s.empty
+	return s.recorded.Lists > 0 || s.countsAsEmpty
 }
 
 // refusedFor reports whether the API server has refused lists with 403 or 404 for d, and nothing else. A
@@ -89,7 +91,7 @@ func (s *state) recordList(version string) {
 func (s *state) markAbsent(allVersions bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.empty, s.recorded.Absent, s.lastActivity = true, allVersions, s.clock.Now()
+	s.countsAsEmpty, s.recorded.Absent, s.lastActivity = true, allVersions, s.clock.Now()
 	if allVersions {
 		s.recordSuccess("list", klog.Background())
 		s.recordSuccess("watch", klog.Background())

@@ -36,8 +36,9 @@ type Informer[T any] interface {
 	// AddHandler calls a function with each change of an object, one at a time, in the order of an
 	// object's changes: old is nil for a new object, current for a deleted one. After a relist each object
 	// comes again, in most cases with the resourceVersion of old. initial is set for what was there before the
-	// cache had synced, or before AddHandler; an update may have it.
-	AddHandler(func(old, current T, initial bool))
+	// cache had synced, or before AddHandler; an update may have it. The returned function removes the handler,
+	// which may still be called with changes from before.
+	AddHandler(func(old, current T, initial bool)) (remove func())
 	// Contain calls a function for an object as AddHandler does: if the function panics, that is counted, logged
 	// and a problem of the controller until a call for the object succeeds.
 	Contain(object metav1.Object, call func())
@@ -174,8 +175,8 @@ func (v view[T]) AddIndex(name string, values func(T) []string) {
 	v.objects.addIndex(v.indexName(name), valuesOf)
 }
 
-func (v view[T]) AddHandler(changed func(old, current T, initial bool)) {
-	v.listen(v.need.controller, func(e event) {
+func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove func()) {
+	return v.listen(v.need.controller, func(e event) {
 		var old, current T
 		if e.old != nil {
 			old = objectAs[T](e.old)
