@@ -26,13 +26,12 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // otherClusterDrain is how long reconciles of a loop for another cluster have to drain by default.
 const otherClusterDrain = 2 * time.Second
 
-// openClusters has, for each other cluster that a controller has opened, a function that closes it without
+// openClusters has, by CONTROLLER/NAME of each other cluster that is open, a function that closes it without
 // waiting for its loops.
 type openClusters struct {
 	mu  sync.Mutex
@@ -50,10 +49,10 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err := checkOtherCluster(config, p.connection.base); err != nil {
 		return fail(err)
 	}
-	clusters := &p.openClusters
+	clusters, key := &p.openClusters, controller+"/"+name
 	clusters.mu.Lock()
 	defer clusters.mu.Unlock()
-	if clusters.all[name] != nil {
+	if clusters.all[key] != nil {
 		return fail(errors.New("a cluster of this name is already open"))
 	}
 	readConfig, err := otherClusterConfig(config, controller, p.lock.FenceElsewhere)
@@ -87,48 +86,50 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		utilnet.CloseIdleConnectionsFor(readConfig.Transport)
 		clusters.mu.Lock()
 		defer clusters.mu.Unlock()
-		delete(clusters.all, name)
+		delete(clusters.all, key)
 	})
-	clusters.all[name] = closeNow
+	clusters.all[key] = closeNow
 	var loops sync.WaitGroup
 	return &controllers.Cluster{
 		ControllerCache: cache.ForController(controller), Clients: clients,
 		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},
-		Go: func(ctx context.Context, loop controllers.ClusterLoop) {
+		Go: func(ctx context.Context, loop controllers.ClusterLoop) (stop func()) {
 			ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-			context.AfterFunc(running, cancel)
+			ended := make(chan struct{})
+			clusters.mu.Lock() // Close waits only for what Go has added before
+			defer clusters.mu.Unlock()
+			if running.Err() != nil {
+				cancel()
+				loop.Close()
+				return func() {}
+			}
+			unlink := context.AfterFunc(running, cancel)
 			loops.Go(func() {
-				defer loop.Close()
+				defer close(ended)
+				defer unlink()
 				p.repeat(ctx, controller, name, loop)
 			})
+			return func() { cancel(); <-ended }
 		},
-		Close: func() { end(); loops.Wait(); closeNow() },
+		Close: func() {
+			clusters.mu.Lock()
+			end()
+			clusters.mu.Unlock()
+			loops.Wait()
+			closeNow()
+		},
 	}, nil
 }
 
-// repeat runs a loop of another cluster until ctx ends. If Run returns earlier, or panics, repeat starts it
-// again, as supervise does with controllers.
+// repeat runs a loop of another cluster until ctx ends, and closes it.
 func (p *process) repeat(ctx context.Context, controller, cluster string, loop controllers.ClusterLoop) {
-	for ctx.Err() == nil {
-		stack, err := panics.Recover(func() error { return loop.Run(ctx) })
-		if stack != nil {
-			p.loopMetrics.Panicked(controller)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		if err == nil {
-			err = errors.New("Run returned before the cluster was closed")
-		}
-		p.loopMetrics.Restarted(controller)
+	defer loop.Close()
+	// What fails while the loop stops is no news: the cluster may not answer.
+	_ = restart(ctx, p.loopMetrics, controller, loop.Run, func(err error, stack []byte) {
 		klog.FromContext(ctx).Error(err, "Loop of another cluster stopped unexpectedly, restarting",
 			"controller", controller, "cluster", cluster, "delay", restartDelay, "stack", string(stack))
-		select {
-		case <-time.After(restartDelay):
-		case <-ctx.Done():
-		}
-	}
+	})
 }
 
 // close closes the clusters that the controllers have left open.

@@ -46,27 +46,30 @@ func elsewhereOf(t *testing.T, change func(*Options)) *process {
 
 func TestClustersThatCanBeOpened(t *testing.T) {
 	p := elsewhereOf(t, func(*Options) {})
-	_, err := p.openCluster("other", "open", &rest.Config{Host: "x"})
-	must(t, err)
+	for controller, name := range map[string]string{"one": "open", "other": "theirs"} {
+		_, err := p.openCluster(controller, name, &rest.Config{Host: "x"})
+		must(t, err)
+	}
 	for name, tc := range map[string]struct {
 		cluster string
 		config  *rest.Config
 		err     string // "" if it can
 	}{
-		"a cluster with a token":       {"far", &rest.Config{Host: "far.example.com", BearerToken: "its", Timeout: time.Minute}, ""},
-		"a cluster with a certificate": {"far.example.com", &rest.Config{Host: "https://far.example.com", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, ""},
-		"a name that is no label":      {"a/b", &rest.Config{Host: "x"}, "a lowercase RFC 1123 subdomain"},
-		"none":                         {"far", nil, "names no API server"},
-		"no address":                   {"far", &rest.Config{}, "names no API server"},
-		"our own token":                {"far", &rest.Config{Host: "x", BearerToken: "our own"}, "has the token of this process"},
-		"a program":                    {"far", &rest.Config{Host: "x", ExecProvider: &clientcmdapi.ExecConfig{Command: "sh"}}, "runs a program"},
-		"a plugin":                     {"far", &rest.Config{Host: "x", AuthProvider: &clientcmdapi.AuthProviderConfig{}}, "runs a program"},
-		"a transport":                  {"far", &rest.Config{Host: "x", WrapTransport: withoutLongWaits}, "has a WrapTransport"},
-		"a file with the token":        {"far", &rest.Config{Host: "x", BearerTokenFile: "/token"}, "names a file"},
-		"a file with the authority":    {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAFile: "/ca"}}, "names a file"},
-		"a file with the key":          {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{KeyFile: "/key"}}, "names a file"},
-		"an authority that is none":    {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("x")}}, "unable to load root certificates"},
-		"a name that is open already":  {"open", &rest.Config{Host: "x"}, "a cluster of this name is already open"},
+		"a cluster with a token":                  {"far", &rest.Config{Host: "far.example.com", BearerToken: "its", Timeout: time.Minute}, ""},
+		"a cluster with a certificate":            {"far.example.com", &rest.Config{Host: "https://far.example.com", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, ""},
+		"a name that another controller has open": {"theirs", &rest.Config{Host: "x"}, ""},
+		"a name that is no label":                 {"a/b", &rest.Config{Host: "x"}, "a lowercase RFC 1123 subdomain"},
+		"none":                                    {"far", nil, "names no API server"},
+		"no address":                              {"far", &rest.Config{}, "names no API server"},
+		"our own token":                           {"far", &rest.Config{Host: "x", BearerToken: "our own"}, "has the token of this process"},
+		"a program":                               {"far", &rest.Config{Host: "x", ExecProvider: &clientcmdapi.ExecConfig{Command: "sh"}}, "runs a program"},
+		"a plugin":                                {"far", &rest.Config{Host: "x", AuthProvider: &clientcmdapi.AuthProviderConfig{}}, "runs a program"},
+		"a transport":                             {"far", &rest.Config{Host: "x", WrapTransport: withoutLongWaits}, "has a WrapTransport"},
+		"a file with the token":                   {"far", &rest.Config{Host: "x", BearerTokenFile: "/token"}, "names a file"},
+		"a file with the authority":               {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAFile: "/ca"}}, "names a file"},
+		"a file with the key":                     {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{KeyFile: "/key"}}, "names a file"},
+		"an authority that is none":               {"far", &rest.Config{Host: "x", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("x")}}, "unable to load root certificates"},
+		"a name that is open already":             {"open", &rest.Config{Host: "x"}, "a cluster of this name is already open"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := p.openCluster("one", tc.cluster, tc.config)
@@ -101,13 +104,23 @@ func (l recordedLoop) Run(ctx context.Context) error {
 
 func (l recordedLoop) Close() { l <- "is closed" }
 
-func TestClusterRunsALoopUntilItIsClosed(t *testing.T) {
+func TestClusterRunsALoopUntilItIsStoppedOrTheClusterIsClosed(t *testing.T) {
 	p := elsewhereOf(t, func(*Options) {})
 	c, err := p.openCluster("one", "far", &rest.Config{Host: "x"})
 	must(t, err)
 	reconcile, end := context.WithCancel(t.Context())
 	end()
 	loop := make(recordedLoop, 3)
+	for range 2 {
+		stop := c.Go(reconcile, loop)
+		same(t, "the loop", "begins, <nil>", <-loop)
+		for range 2 {
+			stop()
+		}
+		if len(loop) != 2 || <-loop != "ends" || <-loop != "is closed" {
+			t.Error("stop has not waited until the loop was closed")
+		}
+	}
 	c.Go(reconcile, loop)
 	same(t, "the loop", "begins, <nil>", <-loop)
 	for range 2 {
@@ -115,6 +128,10 @@ func TestClusterRunsALoopUntilItIsClosed(t *testing.T) {
 	}
 	if len(loop) != 2 || <-loop != "ends" || <-loop != "is closed" {
 		t.Error("Close has not waited until the loop was closed")
+	}
+	c.Go(reconcile, loop)()
+	if len(loop) != 1 || <-loop != "is closed" {
+		t.Error("a closed cluster has run a loop")
 	}
 }
 

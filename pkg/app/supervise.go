@@ -208,23 +208,33 @@ const (
 	healthyRun   = 5 * time.Minute
 )
 
-// supervise runs one controller until ctx ends. If Run returns earlier, or panics outside of a
-// reconcile, supervise starts it again: one controller must not stop the others. It returns the
+// supervise runs one controller until ctx ends, and starts it again if its Run ends earlier. It returns the
 // error of the Run during which ctx ended.
 func (h *hosted) supervise(ctx context.Context) error {
 	logger := klog.FromContext(ctx).WithValues("controller", h.name) // as in the log of a Loop
-	ctx = klog.NewContext(ctx, logger)
+	run := func(ctx context.Context) error { h.runs.began(); return h.Run(ctx) }
+	return restart(klog.NewContext(ctx, logger), h.metrics, h.name, run, func(err error, stack []byte) {
+		h.runs.ended(err)
+		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
+	})
+}
+
+// restart calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run returns
+// earlier, or panics outside of a reconcile, restart calls ended, and run again after restartDelay: one
+// controller must not stop the others. It returns the error of the run during which ctx ended.
+func restart(
+	ctx context.Context, m *controllers.Metrics, controller string, run func(context.Context) error, ended func(err error, stack []byte),
+) error {
 	for {
-		h.runs.began()
 		stack, err := panics.Recover(func() error {
-			err := h.Run(ctx)
+			err := run(ctx)
 			if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
-				return nil // the controller ended because it was told to
+				return nil // run ended because it was told to
 			}
 			return err
 		})
 		if stack != nil {
-			h.metrics.Panicked(h.name)
+			m.Panicked(controller)
 		}
 		if ctx.Err() != nil {
 			return err
@@ -232,9 +242,8 @@ func (h *hosted) supervise(ctx context.Context) error {
 		if err == nil {
 			err = errors.New("Run returned before its context ended")
 		}
-		h.metrics.Restarted(h.name)
-		h.runs.ended(err)
-		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
+		m.Restarted(controller)
+		ended(err, stack)
 		select {
 		case <-time.After(restartDelay):
 		case <-ctx.Done():

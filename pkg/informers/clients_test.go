@@ -98,6 +98,25 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 	}
 }
 
+func TestClustersOfOneNameCountTogether(t *testing.T) {
+	clients := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
+	f, reg := newClusterCache(t, clients, reloadNeed)
+	for _, controller := range []string{"one", "two"} {
+		cluster, err := f.caches.AddCluster(Config{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
+		must(t, err)
+		defer cluster.Shutdown()
+		followed, err := Follow[*Object](t.Context(), cluster.ForController(controller), Need{Resource: Secrets})
+		must(t, err)
+		<-followed.informer.synced
+	}
+	must(t, testutil.GatherAndCompare(reg, strings.NewReader(`
+		# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
+		# TYPE quartermaster_informer_objects gauge
+		quartermaster_informer_objects{cluster="",group="",resource="secrets"} 0
+		quartermaster_informer_objects{cluster="c1",group="",resource="secrets"} 2
+	`), "quartermaster_informer_objects"))
+}
+
 func TestDiscoveryFindsNothingAbsentWhereNoAPIServerAnswers(t *testing.T) {
 	proxy := httptest.NewServer(http.NotFoundHandler())
 	t.Cleanup(proxy.Close)

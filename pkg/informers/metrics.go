@@ -6,7 +6,6 @@ package informers
 import (
 	"math"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/metrics"
 )
 
@@ -77,30 +76,31 @@ func (c *Caches) DescribeWithStability(ch chan<- *metrics.Desc) {
 	}
 }
 
-// CollectWithStability implements metrics.StableCollector. All informers of a resource count together. In the
-// process's own cluster, followed resources do not count: it may be that nobody wants them.
+// CollectWithStability implements metrics.StableCollector. All informers of a resource in clusters of one name
+// count together: several controllers may have opened one cluster. In the process's own cluster, followed
+// resources do not count: it may be that nobody wants them.
 func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
+	sums := map[[3]string]*ResourceStatus{} // by cluster, group and resource
 	for _, cluster := range c.clusters() {
 		informers := cluster.informers
 		if cluster.cfg.Cluster != "" {
 			informers = cluster.allInformers()
 		}
-		sums := map[schema.GroupResource]*ResourceStatus{}
 		for _, i := range informers {
-			status := i.status()
+			status, labels := i.status(), [3]string{cluster.cfg.Cluster, i.plan.resource.Group, i.plan.resource.Resource}
 			for at := range status {
-				if sum := sums[i.plan.resource.GroupResource()]; sum != nil {
+				if sum := sums[labels]; sum != nil {
 					sum.add(&status[at])
 				} else {
-					sums[i.plan.resource.GroupResource()] = &status[at]
+					sums[labels] = &status[at]
 				}
 			}
 		}
-		for resource, status := range sums {
-			for _, m := range c.metrics {
-				if value := m.value(status); !math.IsNaN(value) {
-					ch <- metrics.NewLazyConstMetric(m.desc, m.kind, value, cluster.cfg.Cluster, resource.Group, resource.Resource)
-				}
+	}
+	for labels, status := range sums {
+		for _, m := range c.metrics {
+			if value := m.value(status); !math.IsNaN(value) {
+				ch <- metrics.NewLazyConstMetric(m.desc, m.kind, value, labels[:]...)
 			}
 		}
 	}
