@@ -61,12 +61,6 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			f.settled("create b/s")
 			f.labels("b/s", "team:c")
 		}},
-		"no name is pushed that another controller owns": {nil, func(f *fixture) {
-			owner := labelled("owner=helm", "status=deployed", "name=app", "version=9")
-			f.put(secret("c/sh.helm.release.v1.app.v9", "release=attack", with("Q:push-to=b", "M:replicate-to=b"), owner))
-			f.put(secret("c/bootstrap-token-abcdef", "k=attack", mine))
-			f.settled("", "NamespaceProtected c/sh.helm.release.v1.app.v9", "NamespaceProtected c/bootstrap-token-abcdef")
-		}},
 		"a source that asks for too much has nothing written": {func(o *Options) { o.MaxSpread = 64 << 10 }, func(f *fixture) {
 			for i := range 70 {
 				f.namespaces(fmt.Sprintf("n-%d", i))

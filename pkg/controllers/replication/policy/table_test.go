@@ -46,12 +46,6 @@ func TestDecide(t *testing.T) {
 			f.label("b", "env", "x")
 			f.put(secret("a/s", "k=v", auto("c"), with("R:reflection-auto-namespaces-selector=env=x"))).settled("create b/s, create c/s")
 		}},
-		"a namespace's labels decide": {nil, func(f *fixture) {
-			f.label("b", "env", "x")
-			f.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector=env=x"))).settled("create b/s")
-			f.label("b", "env", "").settled("delete b/s")
-			f.label("b", "env", "x").settled("create b/s")
-		}},
 		"what the reflector made and differs is updated in place": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", auto("b")), secret("b/s", "k=old", reflectorMade("a/s", "0"), with("x=y"))).settled("update b/s")
 			f.holds("b/s", "k=v", "x=y", "Q:source=*", "R:reflected-version=1", "R:auto-reflects=True")
@@ -136,11 +130,6 @@ func TestDecide(t *testing.T) {
 			f.digester = NewDigester(f.evaluator.Options, NewDigesterKey())
 			f.settled("update b/t")
 		}},
-		"a key that leaves the source leaves the target": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v j=w", permits), secret("b/t", "own=1", pull)).settled("update b/t")
-			f.edit("a/s", data("j=w")).settled("update b/t")
-			f.holds("b/t", "j=w own=1", "M:replicated-keys=j")
-		}},
 		"a key is in one section": {nil, func(f *fixture) {
 			f.put(configMap("a/s", "k=v bin=1(binary)", with("M:replicate-to=b"))).settled("create b/s")
 			f.edit("a/s", data("k=v")).settled("update b/s")
@@ -182,12 +171,6 @@ func TestDecide(t *testing.T) {
 			f.holds("b/t", "own=1", "M:replicated-keys=")
 			f.holds("b/u", "tls.crt=1 tls.key=2")
 		}},
-		"a pull follows its annotation": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", permits), secret("a/t", "j=w", permits), secret("b/t", "", pull)).settled("update b/t")
-			f.edit("b/t", with("M:replicate-from=a/t")).settled("update b/t")
-			f.holds("b/t", "j=w")
-			f.edit("a/s", data("k=x")).settled("")
-		}},
 		"what the replicator made and is right gets a marker and nothing else": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", labelled("t=1"), permits, with("M:replicate-to=b")))
 			f.put(secret("b/s", "k=v", labelled("t=1", "own=1"), replicatorMade("1", "k")), secret("b/t", "k=v", pull, replicatorMade("0", "k")))
@@ -223,15 +206,6 @@ func TestDecide(t *testing.T) {
 			f.edit("a/s", with("Q:push-to=!c")).settled("", "InvalidAnnotation a/s")
 			f.edit("a/s", with("Q:push-to=labels: ")).settled("", "InvalidAnnotation a/s")
 			f.edit("a/s", with("Q:push-to")).settled("delete b/s")
-		}},
-		"a missing source and a forbidden one look alike": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v"), secret("b/t", "", with("Q:pull-from=a/none")), secret("b/u", "", with("Q:pull-from=a/s")))
-			f.settled("", "PermissionDenied b/t", "PermissionDenied b/u")
-			missing := f.evaluator.Decide(f, Key{Secret, named("b/t")}, f.now).Problems[0].Text
-			forbidden := f.evaluator.Decide(f, Key{Secret, named("b/u")}, f.now).Problems[0].Text
-			if missing != "source a/none does not exist or does not allow namespace b" || forbidden != "source a/s does not exist or does not allow namespace b" {
-				f.t.Errorf("%q, %q", missing, forbidden)
-			}
 		}},
 		"a target that claims to have had data does not learn whether its source exists": {nil, func(f *fixture) {
 			f.put(secret("a/secret", "k=v"))
@@ -322,12 +296,6 @@ func TestDecide(t *testing.T) {
 			f.edit("b/s", with("M:replicate-from"))
 			f.put(secret("c/s", "k=other", with("M:replicate-to=b"))).settled("update b/s")
 		}},
-		"what is in sync is not written": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b", "Q:push-to=c"), permits), secret("b/t", "", pull)).settle()
-			f.writes = nil
-			f.digester = NewDigester(f.evaluator.Options, NewDigesterKey()) // a new process
-			f.edit("a/s", with("x=y")).settled("")
-		}},
 		"what a dialect that is off has made is held": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", auto("b"), with("M:replicate-to=c")), secret("b/t", "", pull)).settled("create b/s, create c/s")
 			f.evaluator.Reflector, f.evaluator.Replicator = false, false
@@ -364,23 +332,10 @@ func TestDecide(t *testing.T) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b;labels:env=x")), secret("a/t", "k=v", with("M:replicate-to-matching=")))
 			f.settled("create b/s, create b/t, create c/t", "InvalidAnnotation a/s")
 		}},
-		"a copy of the replicator is adopted, whatever else its source says": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b", "Q:push-to=b")), secret("b/s", "k=v", replicatorMade("1", "k"))).settle()
-			f.edit("a/s", data("k=w")).settled("mark b/s, update b/s")
-			f.holds("b/s", "k=w", "M:replicated-keys=(none)", "Q:source=*")
-		}},
 		"a copy of the replicator follows before its marker": {func(o *Options) { o.MarkAdopted = false }, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("b/s", "k=v", replicatorMade("1", "k"))).settle()
 			f.edit("a/s", data("k=w")).settled("update b/s")
 			f.holds("b/s", "k=w")
-		}},
-		"a copy of the replicator from a younger namespace gives way": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b")), secret("c/s", "k=w", with("M:replicate-to=b")), secret("b/s", "k=w", replicatorMade("2", "k")))
-			f.settled("create b/s, delete b/s", "TargetClaimed c/s")
-			f.holds("b/s", "k=v")
-			if got := f.get("b/s").Annotations[Marker]; !strings.Contains(got, `"source":"a/s"`) {
-				f.t.Errorf("marker %s", got)
-			}
 		}},
 	})
 }
