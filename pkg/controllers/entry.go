@@ -19,8 +19,8 @@ import (
 // Entry describes one controller. Its flags, help text, cache needs and permissions all come from
 // here. Name and New are required.
 type Entry struct {
-	// Name identifies the controller in --controllers, metrics, logs and health checks. It must be
-	// a DNS label that no other entry has as its name.
+	// Name identifies the controller in --controllers, metrics, logs and health checks, and is its field
+	// manager. It must be a DNS label that no other entry has as its name.
 	Name string
 	// Summary says in half a line what the controller does.
 	Summary string

@@ -28,8 +28,8 @@ import (
 
 // Cluster is the API server of another cluster, for controllers that call Host.Cluster.
 type Cluster struct {
-	// Host has the methods Put, Delete, Writes, OnRead, OnWrite and Lag of that API server, and is what Get
-	// and List of this package take. No manager belongs to it. Events that controllers record are of the
+	// Host has the methods Put, Delete, Writes, OnRead, OnWrite, Forbid, Lag and Relist of that API server, and
+	// is what Get and List of this package take. No manager belongs to it: call Settle, Sleep and Events of the
 	// host.
 	*Host
 	// Address is what a controller passes to Host.Cluster as the Host of the configuration, from wherever it

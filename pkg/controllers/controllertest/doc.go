@@ -18,7 +18,8 @@
 // The clock of the bubble begins at midnight UTC 2000-01-01 and stands still while anything is left to
 // do. So a test never waits in vain, and the order of writes is always the same.
 //
-// [Setup] is for several entries, flags of the manager and a standby.
+// [Setup] is for several entries, flags of the manager and a standby. docs/extend/testing.md has an example
+// of each kind of test.
 //
 // The package comment of internal/apiserver lists what the API server lacks: above all, validation and
 // other controllers. Test what depends on these on a real API server.

@@ -87,7 +87,7 @@ func refusal(r apiserver.Request) error {
 
 // Forbid makes the API server refuse all requests of the manager for these resources from now on, such as
 // widgets.example.com, although Permissions allow them: the roles of an installation may grant less. Watches
-// that have begun go on. Without resources, nothing is forbidden any more.
+// that have begun go on. The last call counts: without resources, nothing is forbidden any more.
 func (h *Host) Forbid(resources ...string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
