@@ -171,3 +171,33 @@ func TestDocsTextIsWrapped(t *testing.T) {
 		}
 	}
 }
+
+// TestDocsShowTheExample looks for each line of the steps that come before a heading in the sources of
+// examples/widget. A line with "…" stands for what was left out.
+func TestDocsShowTheExample(t *testing.T) {
+	const path, end = "docs/extend/own-controllers.md", "\n### 8. "
+	page, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sources []byte
+	for _, file := range []string{"api/v1/groupversion.go", "controller/controller.go"} {
+		text, err := os.ReadFile(filepath.Join(root, "examples/widget", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sources = append(sources, text...)
+	}
+	steps, _, found := strings.Cut(string(page), end)
+	blocks := strings.Split(steps, "```")
+	if !found || len(blocks) < 15 {
+		t.Fatalf("%s has %d blocks before %q: these are not all", path, len(blocks)/2, end)
+	}
+	for i := 1; i < len(blocks); i += 2 {
+		for line := range strings.SplitSeq(strings.TrimPrefix(blocks[i], "go\n"), "\n") {
+			if line = strings.TrimSpace(line); !strings.Contains(line, "…") && !bytes.Contains(sources, []byte(line)) {
+				t.Errorf("%s shows a line that examples/widget does not have: %s", path, line)
+			}
+		}
+	}
+}
