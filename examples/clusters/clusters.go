@@ -8,7 +8,6 @@ package clusters
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,7 +36,6 @@ func Entry() controllers.Entry {
 		},
 		New: func(h controllers.Host) (_ controllers.Controller, err error) {
 			c := &controller{host: h, secrets: informers.For[metav1.Object](h, informers.Secrets), members: map[string]*member{}}
-			h.LoopOptions.Background = c.closeAtTheEnd
 			c.Loop, err = controllers.NewLoop(h.LoopOptions, c.reconcile, controllers.WatchSelf(c.secrets))
 			return c, err
 		},
@@ -48,8 +46,7 @@ type controller struct {
 	*controllers.Loop[cache.ObjectName]
 	host    controllers.Host
 	secrets informers.Informer[metav1.Object]
-	mu      sync.Mutex
-	members map[string]*member // by name of the Secret
+	members map[string]*member // by name of the Secret; without a lock, since the loop has one worker
 }
 
 type member struct {
@@ -60,13 +57,6 @@ type member struct {
 // reconcile opens the cluster of a Secret, anew after a change, and closes it if the Secret has gone.
 func (c *controller) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	secret, exists := c.secrets.Get(key)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	select {
-	case <-controllers.Draining(ctx):
-		return 0, nil // closeAtTheEnd may have been here
-	default:
-	}
 	if old := c.members[key.Name]; old != nil && (!exists || old.version != secret.GetResourceVersion()) {
 		old.close()
 		delete(c.members, key.Name)
@@ -125,14 +115,12 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	return cluster.Close, nil
 }
 
-// closeAtTheEnd closes all clusters before Run returns.
-func (c *controller) closeAtTheEnd(ctx context.Context) error {
-	<-ctx.Done()
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// Run closes all clusters before it returns.
+func (c *controller) Run(ctx context.Context) error {
+	err := c.Loop.Run(ctx)
 	for _, m := range c.members {
 		m.close()
 	}
 	clear(c.members)
-	return nil
+	return err
 }
