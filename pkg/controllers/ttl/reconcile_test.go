@@ -46,9 +46,6 @@ func TestReconcile(t *testing.T) {
 			f.toldOf("DeletedExpiredTTL")
 			f.metric(1, "deletions_total", "group", "", "resource", "pods", "result", "success")
 		}},
-		"what is due in days is looked at every hour, without a request": {run: func(f *fixture) {
-			f.start(expiring("3d")).askedAt(70*time.Hour, getP, deleteP)
-		}},
 		"an invalid value is told once": {run: func(f *fixture) {
 			f.start(expiring("-5m"))
 			f.add(expiring("-5m")).askedAfter(24 * time.Hour)
@@ -90,31 +87,6 @@ func TestReconcile(t *testing.T) {
 			f.beforeRequests(nil)
 			f.pass(time.Minute)
 			f.left(0, 0)
-		}},
-		"the breaker": {run: func(f *fixture) {
-			for i := range 150 {
-				f.put(pod, fmt.Sprintf("shop/p%d", i), ttlController+"ttl", "1h")
-			}
-			f.start().left(90, 0)
-			f.metric(0, "breaker_open")
-			f.metric(90, "overdue_objects")
-			f.metric(1, "stopped_namespaces")
-			f.metric(90, "tracked_objects")
-			f.pass(5*time.Minute - time.Second)
-			f.left(90, 0)
-			f.pass(11 * time.Second) // they come spread over 10 s
-			f.left(30, 0)
-			f.pass(4 * time.Minute)
-			f.left(30, 0)
-			f.pass(80 * time.Second)
-			f.left(0, 0)
-			if n := f.repeated("TTLBreakerOpen"); n != 2 {
-				f.Errorf("%d Events of the breaker", n)
-			}
-			want := "Warning TTLBreakerOpen kube-system/manager-0: 60 objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for 5m0s"
-			if texts, _ := f.events(); !slices.Contains(texts, want) { // it does not name the namespace
-				f.Errorf("Events %q", texts)
-			}
 		}},
 		"a dry run announces nothing, waits for nothing and tells nobody twice": {configure: func(c *ttl.Config) { c.DryRun = true; minute(c) }, run: func(f *fixture) {
 			f.start(expiring("1h")).toldOf("WouldDeleteExpiredTTL")
@@ -220,41 +192,31 @@ func TestReconcile(t *testing.T) {
 // TestWhatCountsForTheBreaker has answers to a deletion, after which another object may be deleted or not.
 func TestWhatCountsForTheBreaker(t *testing.T) {
 	cm := schema.GroupResource{Resource: "configmaps"}
-	for name, test := range map[string]struct {
-		err    error
-		counts bool
-	}{
-		"forbidden":         {err: apierrors.NewForbidden(cm, "c", errors.New("by nobody"))},
-		"not found":         {err: apierrors.NewNotFound(cm, "c")},
-		"conflict":          {err: apierrors.NewConflict(cm, "c", errors.New("changed"))},
-		"invalid":           {err: apierrors.NewInvalid(schema.GroupKind{Kind: "ConfigMap"}, "c", nil)},
-		"too many requests": {err: apierrors.NewTooManyRequests("disruption budget", 30)},
-		"internal error":    {err: apierrors.NewInternalError(errors.New("webhook")), counts: true},
-		"an answer is lost": {counts: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, row{configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 }})
-				f.put(configMap, "shop/c", ttlController+"ttl", "1h")
-				f.beforeRequests(func(r controllertest.Request) error {
-					switch {
-					case r.Verb != "delete" || r.Name != "c":
-						return nil
-					case test.err == nil:
-						panic(http.ErrAbortHandler)
-					}
-					return test.err
-				})
-				f.start()
-				f.add(expiring("1h"))
-				if test.counts {
-					f.left(1, 1)
-				} else {
-					f.left(0, 1)
+	// answered has the deletion of the ConfigMap answered, or not if there is no error, before that of a Pod.
+	answered := func(podsLeft int, err error) row {
+		return row{configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 1 }, run: func(f *fixture) {
+			f.beforeRequests(func(r controllertest.Request) error {
+				switch {
+				case r.Verb != "delete" || r.Name != "c":
+					return nil
+				case err == nil:
+					panic(http.ErrAbortHandler)
 				}
+				return err
 			})
-		})
+			f.put(configMap, "shop/c", ttlController+"ttl", "1h").start()
+			f.add(expiring("1h")).left(podsLeft, 1)
+		}}
 	}
+	runRows(t, map[string]row{
+		"forbidden":         answered(0, apierrors.NewForbidden(cm, "c", errors.New("by nobody"))),
+		"not found":         answered(0, apierrors.NewNotFound(cm, "c")),
+		"conflict":          answered(0, apierrors.NewConflict(cm, "c", errors.New("changed"))),
+		"invalid":           answered(0, apierrors.NewInvalid(schema.GroupKind{Kind: "ConfigMap"}, "c", nil)),
+		"too many requests": answered(0, apierrors.NewTooManyRequests("disruption budget", 30)),
+		"internal error":    answered(1, apierrors.NewInternalError(errors.New("webhook"))),
+		"an answer is lost": answered(1, nil),
+	})
 }
 
 // crd returns the definition of Widgets.
@@ -346,6 +308,10 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 			f.put(pod, fmt.Sprintf("shop/p%d", i), ttlController+"ttl", "1h")
 		}
 		f.start().left(0, 4940)
+		f.metric(0, "breaker_open")
+		f.metric(1, "stopped_namespaces")
+		f.metric(4940, "overdue_objects")
+		f.metric(4940, "tracked_objects")
 		for round := range 3 {
 			f.pass(4 * time.Minute)
 			for i := range 10 {
@@ -366,6 +332,13 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 		}
 		f.metric(4, "breaker_trips_total", "scope", "namespace")
 		f.metric(0, "breaker_trips_total", "scope", "total")
+		if n := f.repeated("TTLBreakerOpen"); n != 4 {
+			t.Errorf("%d Events of the breaker", n)
+		}
+		want := "Warning TTLBreakerOpen kube-system/manager-0: 60 objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for 5m0s"
+		if texts, _ := f.events(); !slices.Contains(texts, want) { // it does not name the namespace
+			t.Errorf("Events %.1000q", texts)
+		}
 	})
 }
 

@@ -88,10 +88,6 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 				f.Errorf("the status is %+v", details.Rules)
 			}
 		}},
-		"an annotation of forever keeps rules away": {rules: ruleR, run: func(f *fixture) {
-			f.start(done("shop/j", 2*time.Hour, "quartermaster.dev/ttl", "forever")).askedAfter(3 * time.Hour)
-			f.add(done("shop/j", 5*time.Hour)).asked(getJ, deleteJ)
-		}},
 		"an annotation that the cache does not show yet keeps rules away": {rules: ruleR, run: func(f *fixture) {
 			f.start(done("shop/j", 50*time.Minute))
 			f.whenRead(done("shop/j", 50*time.Minute, "quartermaster.dev/ttl", "forever")).askedAfter(3*time.Hour, getJ)
@@ -99,9 +95,6 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 		"a rule decides on the whole object when an annotation goes": {rules: "\n- {name: r, resources: [jobs.batch], when: \"!has(object.spec)\", ttl: 1h}", run: func(f *fixture) {
 			f.start(with(object(job, "shop/j", "quartermaster.dev/ttl", "3h"), true, "spec", "suspend"))
 			f.whenRead(with(object(job, "shop/j"), true, "spec", "suspend")).askedAfter(3*time.Hour, getJ)
-		}},
-		"an annotation that does not count keeps no rule away": {rules: ruleR, configure: func(c *ttl.Config) { c.Annotations = []string{"native"} }, run: func(f *fixture) {
-			f.start(done("shop/j", 2*time.Hour, "janitor/expires", "2099-01-01")).asked(getJ, deleteJ)
 		}},
 		"a label that has changed since is read before the deletion": {rules: "\n- {name: r, resources: [jobs.batch], when: object.metadata.labels.keep == 'no', ttl: 3h}", run: func(f *fixture) {
 			f.start(labelled(object(job, "shop/j"), map[string]string{"keep": "no"}))
