@@ -43,7 +43,7 @@ func (d tolerantDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, 
 	if json.Unmarshal(data, &raw) != nil {
 		return obj, gvk, err
 	}
-	if raw.Items == nil {
+	if raw.Items == nil || !strings.HasSuffix(raw.Kind, "List") { // the object may have a field items
 		m := &misfit{err: err}
 		if json.Unmarshal(data, &m.PartialObjectMetadata) != nil || m.Name == "" {
 			return obj, gvk, err

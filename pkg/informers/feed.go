@@ -205,9 +205,12 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 	} else if !streams || !apierrors.IsInvalid(err) { // a server that does not stream lists is asked for pages
 		f.state.recordFailure("watch", err)
 	}
-	if streams && (apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err)) {
+	switch retried := apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err); {
+	case retried && streams:
 		// The reflector would wait without watching ctx, and delay Shutdown. So it asks for pages.
 		err = errors.New(err.Error())
+	case retried:
+		f.state.logFailure(ctx, err) // the reflector tries again, and does not return to run
 	}
 	return nil, err
 }

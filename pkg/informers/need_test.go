@@ -188,6 +188,7 @@ func TestMisfitIsDecodedFromJSON(t *testing.T) {
 	}{
 		"an object that fits":        {typed(object("a", "1")), []string{"a *v1.Deployment"}},
 		"an object that does not":    {typed(object("a", `"many"`)), []string{"a *informers.misfit"}},
+		"an object with items":       {`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"a"},"spec":[],"items":["x"]}`, []string{"a *informers.misfit"}},
 		"a list of which all fit":    {list(object("a", "1"), object("b", "2")), []string{"a *v1.Deployment", "b *v1.Deployment"}},
 		"a list of which one is bad": {list(object("a", "1"), object("b", "[]"), typed(object("c", "3"))), []string{"a *v1.Deployment", "b *informers.misfit", "c *v1.Deployment"}},
 		"a list of nothing":          {list(), nil},

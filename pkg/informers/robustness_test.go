@@ -15,8 +15,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
 )
 
@@ -32,6 +35,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			c := newCluster(named("a", "1"))
 			f := newTestCache(t, c, reloadNeed)
 			startSynced(t, f)
+			pass(time.Minute) // the reflector lists again after a watch of less than a second
 			before := c.count()
 
 			c.failWith(func(string) error { return failure })
@@ -47,6 +51,9 @@ func TestFeedRetriesRefusals(t *testing.T) {
 				t.Errorf("problem after ten minutes: %v", err)
 			}
 			must(t, f.CheckSync(nil))
+			if f.informers[0].feeds[0].state.logged == "" {
+				t.Error("nothing was logged")
+			}
 			s := secretsStatus(f)
 			if s.LastActivityAge.Duration < 10*time.Minute || s.Failures == 0 || s.LastFailure == nil {
 				t.Errorf("age %v, failures %d, last failure %v", s.LastActivityAge, s.Failures, s.LastFailure)
@@ -68,6 +75,22 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestFailureIsLoggedOncePerReason(t *testing.T) {
+	var logged []string
+	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{}))
+	s := newState("secrets", clock.RealClock{})
+	for _, err := range []error{errors.New("port 1"), errors.New("port 2"), forbidden, forbidden} {
+		s.recordFailure("watch", err)
+		s.logFailure(ctx, err)
+	}
+	if len(logged) != 2 || !strings.Contains(logged[0], "port 1") || !strings.Contains(logged[1], "forbidden") {
+		t.Errorf("logged %q", logged)
+	}
+	s.recordWatch(ctx)
+	s.logFailure(ctx, forbidden)
+	same(t, "lines after it worked again", 4, len(logged))
 }
 
 func TestServerThatIsTooBusyToStreamIsNotAskedForPages(t *testing.T) {

@@ -4,6 +4,7 @@
 package informers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,7 +36,7 @@ type state struct {
 	lastActivity time.Time
 	failing      map[string]*failure // by verb; removed when the verb succeeds
 	lastFailure  *failure
-	logged       string // the error that was logged last; empty when requests succeed again
+	logged       string // why the request failed that was logged last; empty when requests succeed again
 	// countsAsEmpty is set once a resource that was not listed counts as empty, and stays set when the resource
 	// is no longer Absent.
 	countsAsEmpty bool
@@ -176,7 +177,7 @@ func (s *state) problem() error {
 		if f == nil || s.recorded.Absent || filled && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
 			continue
 		}
-		errs = append(errs, f.describe(s.name))
+		errs = append(errs, fmt.Errorf("cannot %s %s: %s", verb, s.name, reasonOf(f.err)))
 	}
 	if !filled && len(errs) == 0 {
 		errs = append(errs, fmt.Errorf("%s not synced yet", s.name))
@@ -196,25 +197,21 @@ func isRefusal(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
 }
 
-// describe returns the reason without the error's own text, which is in the log and in
-// /debug/informers.
-func (f *failure) describe(resource string) error {
-	reason := string(apierrors.ReasonForError(f.err))
-	if reason == "" {
-		reason = "no answer"
-	}
-	return fmt.Errorf("cannot %s %s: %s", f.verb, resource, reason)
+// reasonOf returns why a request failed, without the error's own text, which is in the log and in
+// /debug/informers, and may name a port that is another one each time.
+func reasonOf(err error) string {
+	return cmp.Or(string(apierrors.ReasonForError(err)), "no answer")
 }
 
-// logFailure logs an error once until requests succeed again, since they are tried again for ever. An expired
-// version is not a failure: the informer lists again.
+// logFailure logs an error, unless the last one had the same reason and no request has succeeded since: they are
+// tried again for ever. An expired version is not a failure: the informer lists again.
 func (s *state) logFailure(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.recorded.Absent || s.logged == err.Error() || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+	if s.recorded.Absent || s.logged == reasonOf(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}
-	s.logged = err.Error()
+	s.logged = reasonOf(err)
 	klog.FromContext(ctx).Error(err, "Cannot list or watch", "resource", s.name)
 }
 
