@@ -70,7 +70,7 @@ func (m *memory) set(key cache.ObjectName, current *corev1.ConfigMap) {
 		m.objects[key] = current
 	}
 	for _, handler := range m.handlers {
-		m.tell(func() { m.Contain(&metav1.ObjectMeta{Name: key.Name}, func() { handler(old, current, false) }) })
+		m.tell(func() { handler(old, current, false) })
 	}
 }
 

@@ -48,14 +48,14 @@ func newStandby(t *testing.T, names ...string) *standby {
 		return 0, nil
 	}
 	s.build(WatchMapped(s.configMaps, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
-		s.say("map %s %s->%s", nameOf(e).Name, textOf(e.Old), textOf(e.New))
+		s.say("map %s %s->%s", objectOf(e).Name, textOf(e.Old), textOf(e.New))
 		if s.mapped != nil {
 			s.mapped()
 		}
-		return []cache.ObjectName{nameOf(e)}
+		return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))}
 	}), WatchChanges(s.others, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
-		s.say("other %s", nameOf(e).Name)
-		return []cache.ObjectName{nameOf(e)}
+		s.say("other %s", objectOf(e).Name)
+		return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))}
 	}))
 	return s
 }

@@ -290,7 +290,7 @@ func TestMappingThatPanicsIsContainedByTheInformer(t *testing.T) {
 			if e.New.Name == "bad" && textOf(e.New) != "mended" {
 				panic("cannot map this")
 			}
-			return []cache.ObjectName{nameOf(e)}
+			return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))}
 		}))
 		f.run()
 		same(t, "panics of a new leader", []string{"bad"}, f.configMaps.panicked)

@@ -38,12 +38,12 @@ func (m *mapper[K]) close() {
 	m.queue = nil
 }
 
-// handle maps a change of an object if the gate is open. The informer contains a panic of the mapping.
+// handle maps a change of an object if the gate is open.
 func (m *mapper[K]) handle(lane lane, mapping func() []K) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queue != nil {
-		m.enqueue(lane, mapping)
+		m.enqueue(lane, mapping())
 	}
 }
 
@@ -56,8 +56,8 @@ func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 }
 
 // enqueue adds the keys of an object to a lane. The caller holds mu.
-func (m *mapper[K]) enqueue(lane lane, mapping func() []K) {
-	for _, key := range mapping() {
+func (m *mapper[K]) enqueue(lane lane, keys []K) {
+	for _, key := range keys {
 		m.queue.keys.add(key, lane, tenantOf(key))
 	}
 }

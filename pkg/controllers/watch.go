@@ -39,7 +39,7 @@ type Event[T any] struct {
 // WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
 // are in the cache. only is as for [WatchMapped].
 func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Event[T]) bool) Watch[cache.ObjectName] {
-	return WatchMapped(informer, func(e Event[T]) []cache.ObjectName { return []cache.ObjectName{nameOf(e)} }, only...)
+	return WatchMapped(informer, func(e Event[T]) []cache.ObjectName { return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))} }, only...)
 }
 
 // WatchMapped returns a watch that maps events of objects of type T to keys. When Run begins, it maps
@@ -63,13 +63,13 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if informer == nil {
 		return Watch[K]{mistake: errors.New("the informer is nil")}
 	}
-	mapChosen := func(e Event[T]) []K {
-		for _, keep := range only {
-			if !keep(e) {
-				return nil
+	mapChosen := func(e Event[T]) (mapped []K) {
+		informer.Contain(objectOf(e), func() {
+			if !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) }) {
+				mapped = keys(e)
 			}
-		}
-		return keys(e)
+		})
+		return mapped
 	}
 	return Watch[K]{
 		synced: informer.Synced,
@@ -91,7 +91,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 		},
 		mapNewest: func(m *mapper[K], name cache.ObjectName) {
 			if obj, exists := informer.Get(name); exists { // else its deletion is an event
-				informer.Contain(obj, func() { m.enqueue(laneSecond, func() []K { return mapChosen(Event[T]{New: obj}) }) })
+				m.enqueue(laneSecond, mapChosen(Event[T]{New: obj}))
 			}
 		},
 	}
@@ -165,12 +165,12 @@ func isNil[T metav1.Object](obj T) bool {
 	return !v.IsValid() || v.IsNil()
 }
 
-// nameOf returns the name of the changed object.
-func nameOf[T metav1.Object](e Event[T]) cache.ObjectName {
+// objectOf returns the changed object.
+func objectOf[T metav1.Object](e Event[T]) T {
 	if isNil(e.New) {
-		return cache.MetaObjectToName(e.Old)
+		return e.Old
 	}
-	return cache.MetaObjectToName(e.New)
+	return e.New
 }
 
 // laneOfEvent returns laneSecond for an update that changed nothing: after a relist, there is one for each

@@ -187,9 +187,6 @@ func (i *informer) notify(e event) {
 	}
 }
 
-// eventHandler is how a problem names a function that is called with events.
-const eventHandler = "event handler"
-
 // listen adds a listener, and first queues an addition for each cached object. The returned function removes
 // the listener, which still gets the events that are queued.
 func (i *informer) listen(controller string, call func(event)) (remove func()) {
@@ -201,8 +198,9 @@ func (i *informer) listen(controller string, call func(event)) (remove func()) {
 		if o == nil {
 			o = e.old
 		}
-		if i.bad.contain(controller, eventHandler, o, func() { call(e) }) && e.new == nil {
-			i.bad.forgetCall(badCall{controller, eventHandler, o.objectName()})
+		const function = "event handler"
+		if i.bad.contain(controller, function, o, func() { call(e) }) && e.new == nil {
+			i.bad.forgetCall(badCall{controller, function, o.objectName()})
 		}
 	}}
 	i.mu.Lock()

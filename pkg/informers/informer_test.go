@@ -321,7 +321,9 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		"a call by Contain": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{}, func(f *ClusterCache) {
 				mine := For[metav1.Object](f.ForController("bad"), Secrets)
-				f.informerFor("reload", Secrets.GroupResource()).listen("reload", func(e event) { mine.Contain(e.new, func() { r.check(e.new) }) })
+				mine.AddHandler(func(_, current metav1.Object, _ bool) { // the handler itself succeeds
+					mine.Contain(current, func() { r.check(current) })
+				})
 			}
 		},
 		"a listener": func(r *refusal) (Need, func(*ClusterCache)) {
@@ -372,6 +374,15 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 		},
 		"a handler panics on its deletion": func(f *ClusterCache) {
 			For[metav1.Object](f.ForController("bad"), Secrets).AddHandler(func(_, current metav1.Object, _ bool) { check(current) })
+		},
+		"a mapping panics on its deletion": func(f *ClusterCache) {
+			mine := For[metav1.Object](f.ForController("bad"), Secrets)
+			mine.AddHandler(func(old, current metav1.Object, _ bool) {
+				if current != nil {
+					old = current
+				}
+				mine.Contain(old, func() { check(old) })
+			})
 		},
 	} {
 		for how, relist := range map[string]bool{"by an event": false, "by a list": true} {

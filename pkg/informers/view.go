@@ -39,8 +39,8 @@ type Informer[T any] interface {
 	// cache had synced, or before AddHandler; an update may have it. The returned function removes the handler,
 	// which may still be called with changes from before.
 	AddHandler(func(old, current T, initial bool)) (remove func())
-	// Contain calls a function for an object as AddHandler does: if the function panics, that is counted, logged
-	// and a problem of the controller until a call for the object succeeds.
+	// Contain calls a function that maps an object. If the function panics, that is counted, logged and a problem of
+	// the controller until a call for the object succeeds or the object is gone.
 	Contain(object metav1.Object, call func())
 	// Synced returns a channel that is closed when the cache has been filled once.
 	Synced() <-chan struct{}
@@ -189,7 +189,11 @@ func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove 
 }
 
 func (v view[T]) Contain(object metav1.Object, call func()) {
-	v.bad.contain(v.need.controller, eventHandler, object, call)
+	const function = "event mapping"
+	name := cache.MetaObjectToName(object)
+	if v.bad.contain(v.need.controller, function, object, call) && v.objects.get(name.String()) == nil {
+		v.bad.forgetCall(badCall{v.need.controller, function, name})
+	}
 }
 
 func (v view[T]) Synced() <-chan struct{} { return v.synced }
