@@ -90,8 +90,8 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 			return err
 		}
 		defer namespaces.Stop()
-		namespaces.AddHandler(func(_, namespace metav1.Object, _ bool) {
-			if namespace != nil {
+		namespaces.AddHandler(func(old, namespace metav1.Object, _ bool) {
+			if namespace != nil && (old == nil || old.GetResourceVersion() != namespace.GetResourceVersion()) {
 				loop.Enqueue(cache.MetaObjectToName(namespace))
 			}
 		})
