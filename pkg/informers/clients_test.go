@@ -4,17 +4,11 @@
 package informers
 
 import (
-	"bufio"
-	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"os/exec"
 	goruntime "runtime"
 	"runtime/debug"
 	"slices"
@@ -267,9 +261,6 @@ func serve(t *testing.T, s *apiServer) Clients {
 	return clientsOf(t, &rest.Config{Host: server.URL})
 }
 
-// serverEnv makes the test binary run as an API server, so that its memory is not in that of the test.
-const serverEnv = "INFORMERS_TEST_SERVER"
-
 // What the served types have: plain objects, and one with an annotation.
 const (
 	servedTypes  = 300
@@ -277,7 +268,8 @@ const (
 )
 
 // serveTypes serves the same plain objects, and an annotated one, as every resource.
-func serveTypes() {
+func serveTypes(t testing.TB) *rest.Config {
+	t.Helper()
 	object := func(i int) map[string]any {
 		annotations := map[string]string{"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat("x", 200)}
 		if i == plainObjects {
@@ -299,61 +291,23 @@ func serveTypes() {
 	}
 	add("BOOKMARK", map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": map[string]any{
 		"resourceVersion": "5000", "annotations": map[string]string{metav1.InitialEventsAnnotationKey: "true"}}})
-	serveUntilTheEnd(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(events)
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	}))
-}
-
-// serveUntilTheEnd serves until the standard input ends. It prints its address and certificate.
-func serveUntilTheEnd(handler http.Handler) {
-	server := httptest.NewUnstartedServer(handler)
 	server.EnableHTTP2 = true
 	server.StartTLS()
-	_, _ = fmt.Fprintln(os.Stdout, server.URL, base64.StdEncoding.EncodeToString(server.Certificate().Raw))
-	_, _ = io.Copy(io.Discard, os.Stdin)
+	t.Cleanup(server.Close)
+	return &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 }
 
-// startServer runs this binary as an API server.
-func startServer(t testing.TB) *rest.Config {
-	t.Helper()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), serverEnv+"=1")
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	must(t, err)
-	stdout, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = stdin.Close()
-		_ = cmd.Wait()
-	})
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	must(t, err)
-	url, certificate, _ := strings.Cut(strings.TrimSpace(line), " ")
-	der, err := base64.StdEncoding.DecodeString(certificate)
-	must(t, err)
-	config := &rest.Config{Host: url}
-	config.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	return config
-}
-
-// resident returns the resident memory of this process.
-func resident(t *testing.T) int {
-	t.Helper()
-	text, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Skip(err)
-	}
-	var kib int
-	_, rest, _ := strings.Cut(string(text), "VmRSS:")
-	if _, err := fmt.Sscan(rest, &kib); err != nil {
-		t.Fatal(err)
-	}
-	return kib << 10
+// resident returns how much memory Go has from the system.
+func resident() int {
+	var m goruntime.MemStats
+	goruntime.ReadMemStats(&m)
+	return int(m.Sys - m.HeapReleased)
 }
 
 // raceDetector reports whether the race detector is built in, which takes memory of its own.
@@ -369,9 +323,9 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 		t.Skip("measures memory")
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(60))
-	f, _ := newClusterCache(t, clientsOf(t, startServer(t)))
+	f, _ := newClusterCache(t, clientsOf(t, serveTypes(t)))
 	debug.FreeOSMemory()
-	before := resident(t)
+	before := resident()
 	var all []*Following[*Object]
 	h, lists := &told{}, make(chan struct{}, 2)
 	for i := range servedTypes {
@@ -385,7 +339,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 	}
 	peak := 0
 	eventually(t, "all types to sync", func() bool {
-		peak = max(peak, resident(t)-before)
+		peak = max(peak, resident()-before)
 		for _, w := range all {
 			if !w.Status().Synced {
 				return false
@@ -398,7 +352,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 		defer h.mu.Unlock()
 		return len(h.lines) == servedTypes
 	})
-	synced := resident(t) - before
+	synced := resident() - before
 	goruntime.GC()
 	var m goruntime.MemStats
 	goruntime.ReadMemStats(&m)

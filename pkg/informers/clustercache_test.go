@@ -6,7 +6,6 @@ package informers
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -22,13 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-func TestMain(m *testing.M) {
-	if os.Getenv(serverEnv) != "" {
-		serveTypes()
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // must ends the test if there is an error.
 func must(t testing.TB, err error) {
