@@ -46,10 +46,6 @@ func TestDecide(t *testing.T) {
 			f.label("b", "env", "x")
 			f.put(secret("a/s", "k=v", auto("c"), with("R:reflection-auto-namespaces-selector=env=x"))).settled("create b/s, create c/s")
 		}},
-		"what the reflector made and differs is updated in place": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", auto("b")), secret("b/s", "k=old", reflectorMade("a/s", "0"), with("x=y"))).settled("update b/s")
-			f.holds("b/s", "k=v", "x=y", "Q:source=*", "R:reflected-version=1", "R:auto-reflects=True")
-		}},
 		"a foreign object is not touched, and makes way": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", auto("b")), secret("b/s", "own=1", with("x=y"))).settled("", "TargetExists a/s")
 			f.remove("b/s").settled("create b/s")
@@ -155,11 +151,6 @@ func TestDecide(t *testing.T) {
 			f.edit("b/t", data("k=v own=1"), immutable).settled("create b/s, create b/t")
 			f.edit("a/s", with("M:replicate-to"))
 			f.remove("a/t").settled("", "SourceDeleted b/s", "SourceDeleted b/t")
-		}},
-		"only a marked orphan is deleted": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b"))).settled("create b/s")
-			f.remove("a/s")
-			f.put(secret("c/s", "k=v", replicatorMade("1", "k"))).settled("delete b/s")
 		}},
 		"a deleted source empties pull targets unless their type demands the keys": {nil, func(f *fixture) {
 			f.put(secret("a/s", "tls.crt=1 tls.key=2", permits), secret("b/t", "own=1", pull))
