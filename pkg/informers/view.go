@@ -29,9 +29,10 @@ type Informer[T any] interface {
 	List(namespace string, selector labels.Selector) []T
 	// ByIndex returns the objects that have the value in an index that AddIndex has added.
 	ByIndex(index, value string) []T
-	// AddIndex adds an index, in which an object has the values that the function returns. It is called
-	// while the controller is built. All controllers share [cache.NamespaceIndex], which has its own values.
-	// An index that is added again stays as it is.
+	// AddIndex adds an index, in which an object has the values that the function returns. The function must be
+	// pure, and must not read the informer, which is locked. AddIndex is called while the controller is built.
+	// All controllers share [cache.NamespaceIndex], which has its own values. An index that is added again stays
+	// as it is.
 	AddIndex(name string, values func(T) []string)
 	// AddHandler calls a function with each change of an object, one at a time, in the order of an
 	// object's changes: old is nil for a new object, current for a deleted one. After a relist each object
