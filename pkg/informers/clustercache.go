@@ -77,8 +77,8 @@ type ClusterCache struct {
 	wg       sync.WaitGroup
 }
 
-// AddCluster builds the informers for needs, each of [NeedsOf], and starts none. countPanic is called for each panic in a
-// function of the named controller. AddCluster returns an error if the needs cannot be met.
+// AddCluster builds the informers for needs, each of [NeedsOf], and starts none. countPanic is called for each
+// panic in a function of the named controller. AddCluster returns an error if the needs cannot be met.
 func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
 	countPanic func(controller string)) (*ClusterCache, error) {
 	cluster := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, countPanic: countPanic, caches: c}
