@@ -207,7 +207,7 @@ func (c *controller) Run(ctx context.Context) error {
 	}
 	<-ctx.Done()
 	for _, r := range c.ready() {
-		r.stop()
+		all.Go(r.stop)
 	}
 	all.Wait()
 	c.clusters.closeAll()

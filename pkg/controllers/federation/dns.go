@@ -181,9 +181,11 @@ func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (none []pol
 	if serving != policy.Synced || !exists {
 		return none, serving == policy.Synced || serving == policy.Absent
 	}
-	// The endpoints are followed before any type is.
-	if !record.Ingress && !record.Spec.AllowEmpty && len(r.endpoints.ByIndex(byService, k.ObjectName.String())) == 0 {
-		return none, servingOf(r.endpoints.Status()) == policy.Synced
+	r.c.mu.Lock()
+	endpoints := r.endpoints // they are followed before any type is
+	r.c.mu.Unlock()
+	if !record.Ingress && !record.Spec.AllowEmpty && len(endpoints.ByIndex(byService, k.ObjectName.String())) == 0 {
+		return none, servingOf(endpoints.Status()) == policy.Synced
 	}
 	return policy.ReadLoadBalancer(policy.ReadRemoteStatus(object.Digest(Name))), true
 }

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"maps"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,8 +33,7 @@ type readyCluster struct {
 	loop    keyLoop
 	running atomic.Bool // the loop takes keys
 	held    atomic.Bool // the KubeFedCluster has been told that removals are held
-	stop    context.CancelFunc
-	ended   sync.WaitGroup
+	stop    func()      // stops the loop, waits for it and closes it
 
 	// Under the controller's mu:
 	types map[string]*typeWatch
@@ -76,8 +74,6 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 		c.mu.Unlock()
 		r.keepWatches()
 		r.stop()
-		r.ended.Wait()
-		r.loop.Close()
 		r.client.CloseIdleConnections()
 		c.dropResults(name, everyType)
 		c.recheckAll()
@@ -105,12 +101,7 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	if r.loop, err = newKeyLoop(options, r.reconcile); err != nil {
 		return err
 	}
-	ctx, r.stop = context.WithCancel(context.WithoutCancel(ctx)) // longer than this probe
-	r.ended.Go(func() {
-		if err := r.loop.Run(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Cluster loop stopped unexpectedly", "cluster", name)
-		}
-	})
+	r.stop = client.cluster.Go(ctx, r.loop)
 	c.mu.Lock()
 	c.readyClusters[name] = r
 	c.mu.Unlock()
@@ -122,7 +113,8 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 	return nil
 }
 
-// background notes that the loop takes keys. When it ends, so do the watches.
+// background notes that the loop takes keys. When it ends, so do the watches, and follow starts others if the
+// loop is started again.
 func (r *readyCluster) background(ctx context.Context) error {
 	if r.c.dns != nil {
 		endpoints, err := r.c.dns.follow(ctx, r)
