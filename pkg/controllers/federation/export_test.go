@@ -39,6 +39,15 @@ func Running(c controllers.Controller) []policy.TypeConfig {
 	return c.(*controller).types.runningTypes()
 }
 
+// EndLoop ends what a cluster's loop follows, as its early end does. The returned function is its next start.
+func EndLoop(c controllers.Controller, name string) (again func(context.Context)) {
+	r := c.(*controller).readyCluster(name)
+	ended, end := context.WithCancel(context.Background())
+	end()
+	_ = r.background(ended)
+	return func(ctx context.Context) { go func() { _ = r.background(ctx) }() }
+}
+
 // SetLookup has host names resolved in the network of a test.
 func SetLookup(t *testing.T, lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)) {
 	t.Helper()

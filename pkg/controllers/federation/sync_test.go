@@ -46,6 +46,16 @@ func TestSyncScenarios(t *testing.T) {
 			f.wrote(f.c2.Host, updated)
 			f.status("FederatedConfigMap", "f", "c1= c2=")
 		},
+		"the loop of c1 ends early and is started again": func(f *fed) {
+			again := federation.EndLoop(f.Controller(federation.Name), "c1")
+			f.setF("c", "template", "data", "a")
+			f.Sleep(time.Minute)
+			f.wrote(f.c1.Host)
+			f.wrote(f.c2.Host, updated)
+			again(f.t.Context())
+			f.Sleep(time.Minute)
+			f.wrote(f.c1.Host, updated)
+		},
 		"c1 hangs, and c2 goes on": func(f *fed) {
 			f.c1.Hang()
 			f.setF("c", "template", "data", "a")
