@@ -219,9 +219,9 @@ func (h *hosted) supervise(ctx context.Context) error {
 	})
 }
 
-// restart calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run returns
-// earlier, or panics outside of a reconcile, restart calls ended, and run again after restartDelay: one
-// controller must not stop the others. It returns the error of the run during which ctx ended.
+// restart calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run
+// returns earlier, or panics outside of a reconcile, restart calls ended, and run again after restartDelay:
+// one controller must not stop the others. It returns the error of the run during which ctx ended.
 func restart(
 	ctx context.Context, m *controllers.Metrics, controller string, run func(context.Context) error, ended func(err error, stack []byte),
 ) error {

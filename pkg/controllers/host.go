@@ -95,14 +95,14 @@ type Cluster struct {
 	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain,
 	// since the other API server may not answer. Go runs it.
 	LoopOptions LoopOptions
-	// Go runs a loop until Close, or until stop, which waits for the loop's end; then it closes the loop. A loop
-	// that ends earlier is started again. ctx may be the context of a reconcile, whose end does not end the loop.
-	// After Close, Go only closes the loop.
+	// Go runs a loop until Close, or until stop, which waits for the loop's end; then it closes the loop. A
+	// loop that ends earlier is started again. ctx may be the context of a reconcile, whose end does not end
+	// the loop. After Close, Go only closes the loop.
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
 	// closes its connections. A second call does nothing. A controller closes its clusters before its own Run
-	// returns, or other loops may still write when the Lease is released. A reconcile of a loop that Go runs must
-	// call neither Close nor stop, which would wait for that reconcile.
+	// returns, or other loops may still write when the Lease is released. A reconcile of a loop that Go runs
+	// must call neither Close nor stop, which would wait for that reconcile.
 	Close func()
 }
 

@@ -76,9 +76,9 @@ func (c *Caches) DescribeWithStability(ch chan<- *metrics.Desc) {
 	}
 }
 
-// CollectWithStability implements metrics.StableCollector. All informers of a resource in clusters of one name
-// count together: several controllers may have opened one cluster. In the process's own cluster, followed
-// resources do not count: it may be that nobody wants them.
+// CollectWithStability implements metrics.StableCollector. All informers of a resource in clusters of one
+// name count together: several controllers may have opened one cluster. In the process's own cluster,
+// followed resources do not count: it may be that nobody wants them.
 func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
 	sums := map[[3]string]*ResourceStatus{} // by cluster, group and resource
 	for _, cluster := range c.clusters() {
