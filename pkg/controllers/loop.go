@@ -90,7 +90,8 @@ func (l *Loop[K]) Close() {
 // Enqueue adds keys to the first lane of the queue. It is for triggers without an informer, such as a timer,
 // and for the handlers of what informers.Follow follows; these should skip what a relist merely shows again.
 // While the loop is not running, Enqueue drops the keys, as the loop drops events; what must not be missed is
-// enqueued again when Run begins, by a watch or by the caller. It may be called at any time and does not block.
+// enqueued again when Run begins, by a watch or by the caller. Enqueue may be called at any time and does not
+// block.
 func (l *Loop[K]) Enqueue(keys ...K) {
 	for _, key := range keys {
 		l.add(key, laneFirst, tenantOf(key))

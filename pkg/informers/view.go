@@ -40,8 +40,8 @@ type Informer[T any] interface {
 	// cache had synced, or before AddHandler; an update may have it. The returned function removes the handler,
 	// which may still be called with changes from before.
 	AddHandler(func(old, current T, initial bool)) (remove func())
-	// Contain calls a function that maps an object. If the function panics, that is counted, logged and a problem of
-	// the controller until a call for the object succeeds or the object is gone.
+	// Contain calls a function that maps an object. If the function panics, that is counted, logged and a problem
+	// of the controller until a call for the object succeeds or the object is gone.
 	Contain(object metav1.Object, call func())
 	// Synced returns a channel that is closed when the cache has been filled once.
 	Synced() <-chan struct{}
