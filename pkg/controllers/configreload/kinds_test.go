@@ -249,16 +249,16 @@ func TestReconcileRollouts(t *testing.T) {
 }
 
 func TestKindsAreRolledAlike(t *testing.T) {
-	// Only Deployments can be paused.
-	meta := func(kind string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: "shop", Name: "web",
-			Annotations: map[string]string{kAuto: "true", kPause: "5m", nativeState: stateOn(kind+"/shop/web", cmKey, h1)}}
+	// row has app-config and a workload. Only Deployments can be paused.
+	row := func(kind, resource string, workload metav1.Object) reconcileCase {
+		workload.SetNamespace("shop")
+		workload.SetName("web")
+		annotated(workload, kAuto, "true", kPause, "5m", nativeState, stateOn(kind+"/shop/web", cmKey, h1))
+		return given(objs{cm1(), workload.(runtime.Object)}, changeCM, []string{envOn(resource+"/web", stateOn(kind+"/shop/web", cmKey, h2), "web/"+cmVar, h2)})
 	}
 	runCases(t, map[string]reconcileCase{
-		"a StatefulSet": given(objs{cm1(), &appsv1.StatefulSet{ObjectMeta: meta("StatefulSet"), Spec: appsv1.StatefulSetSpec{Template: web}}}, changeCM,
-			[]string{envOn("statefulsets/web", stateOn("StatefulSet/shop/web", cmKey, h2), "web/"+cmVar, h2)}),
-		"a DaemonSet": given(objs{cm1(), &appsv1.DaemonSet{ObjectMeta: meta("DaemonSet"), Spec: appsv1.DaemonSetSpec{Template: web}}}, changeCM,
-			[]string{envOn("daemonsets/web", stateOn("DaemonSet/shop/web", cmKey, h2), "web/"+cmVar, h2)}),
+		"a StatefulSet": row("StatefulSet", "statefulsets", &appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Template: web}}),
+		"a DaemonSet":   row("DaemonSet", "daemonsets", &appsv1.DaemonSet{Spec: appsv1.DaemonSetSpec{Template: web}}),
 	})
 }
 

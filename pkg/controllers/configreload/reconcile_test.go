@@ -138,8 +138,9 @@ func TestReconcileAnnotations(t *testing.T) {
 	}
 
 	runCases(t, map[string]reconcileCase{
-		"without compatibility the original's annotations mean nothing": given(objs{cm1(), deploy(web, kAuto, "true")}, changeCM, nil).with(withoutCompat),
-		"auto demands a reference":                                      {objects: objs{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM},
+		"without compatibility the original's annotations mean nothing, and it is not looked for": given(objs{cm1(), deploy(web, kAuto, "true")},
+			func(f *fixture) { changeCM(f); f.requested(map[string]int{}) }, nil).with(withoutCompat),
+		"auto demands a reference": {objects: objs{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM},
 		"a named source needs no reference, and marks the first container": of([]string{env(known2, "a/"+cmVar, h2)},
 			pod(containersNamed("a", "b")), kCM, "app-config"),
 		"items are regular expressions, trimmed": one(rolled, kCM, "[x], app-.*"),
@@ -307,11 +308,4 @@ func helmSecret(version string) runtime.Object {
 	s := db("x")
 	s.Type, s.Data = "helm.sh/release.v1", map[string][]byte{"release": []byte(version)}
 	return s
-}
-
-func TestOriginalIsLookedFor(t *testing.T) {
-	bubbles(t, map[string]bool{"--compat names the original": true, "--compat does not name it": false}, func(t bubble, compat bool) {
-		f := newFixture(t.T, func(c *config) { c.Compat = compat })
-		same(t, "Deployments are listed", compat, f.asked()["list deployments"] > 0)
-	})
 }

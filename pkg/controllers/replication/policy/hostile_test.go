@@ -5,6 +5,7 @@ package policy
 
 import (
 	"fmt"
+	"maps"
 	"math/rand"
 	"runtime"
 	"slices"
@@ -269,11 +270,7 @@ func FuzzDecideWritesNothingForeign(f *testing.F) {
 			"M:replication-allowed": {"true", "x"}, "M:replication-allowed-namespaces": {".*", "b"}, "M:replicate-from": {"a/s", "c/s"},
 			"M:replicated-from-version": {"1"}, "M:replicated-keys": {"", "k", "k,j"}, "kubectl.kubernetes.io/last-applied-configuration": {"{}"},
 		}
-		var keys []string
-		for key := range values {
-			keys = append(keys, key)
-		}
-		slices.Sort(keys)
+		keys := slices.Sorted(maps.Keys(values))
 		for range 30 {
 			name := names[rnd.Intn(len(names))]
 			switch rnd.Intn(6) {

@@ -73,8 +73,6 @@ func TestDecide(t *testing.T) {
 		"the janitor's TTL of 7d":                                {annotations: map[string]string{"janitor/ttl": "7d"}, wait: 166 * time.Hour},
 		"the janitor's TTL of 1h30m":                             {annotations: map[string]string{"janitor/ttl": "1h30m"}, wait: never, warnings: InvalidTTL},
 		"the janitor's TTL of forever":                           {annotations: map[string]string{"janitor/ttl": "forever"}, wait: never},
-		"expires: tomorrow":                                      {annotations: map[string]string{"janitor/expires": "2030-01-11"}, wait: 12 * time.Hour},
-		"an offset in the janitor's":                             {annotations: map[string]string{"janitor/expires": "2030-01-10T13:00:00+02:00"}, wait: never, warnings: InvalidTTL},
 		"an offset in the native":                                {annotations: map[string]string{"quartermaster.dev/expires": " 2030-01-10T13:00:00+02:00 "}},
 		"two annotations, of which the later deadline counts":    {annotations: map[string]string{T + "ttl": "1h", "janitor/expires": "2030-02-01"}, wait: 21*24*time.Hour + 12*time.Hour, warnings: ConflictingTTL},
 		"forever is the latest":                                  {annotations: map[string]string{"janitor/ttl": "forever", "janitor/expires": "2030-01-01"}, wait: never, warnings: ConflictingTTL},
