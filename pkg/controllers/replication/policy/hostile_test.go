@@ -163,11 +163,9 @@ func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
 func TestReplicatorPatternsAreBounded(t *testing.T) {
 	for name, tc := range map[string]struct{ list, want string }{
 		"a repeat":                             {"b|b[a-z0-9-]{62}", ""},
-		"many patterns":                        {strings.Repeat("team-[a-z]+-.*,", 17) + "b", ""},
 		"many that are plain":                  {strings.Repeat("team-.*-"+strings.Repeat("x", 200)+",", 60) + "b", ""},
 		"an alternative for each of 80 names":  {"(" + strings.Repeat("team-of-a1|", 80) + "b)", ""},
 		"more than one expression may hold":    {"(" + strings.Repeat("a|", 512) + "b)", InvalidPattern},
-		"nested repeats":                       {"(((a{1000}){1000}))|b", InvalidPattern},
 		"nested repeats within Go's limit":     {"((a{30}){30}b?){6}|b", InvalidPattern},
 		"many repeats":                         {strings.Repeat("a{999}", 10) + "|b", InvalidPattern},
 		"repeats in many patterns":             {strings.Repeat("a{999},", 10) + "[b]", InvalidPattern},

@@ -86,10 +86,6 @@ func TestDecide(t *testing.T) {
 				f.t.Errorf("annotations %v", got)
 			}
 		}},
-		"an empty list selects nothing, an empty selector everything": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", with("M:replicate-to="))).settled("")
-			f.edit("a/s", with("M:replicate-to", "M:replicate-to-matching=")).settled("create b/s, create c/s")
-		}},
 		"what only a pattern without a group matches is held": {nil, func(f *fixture) {
 			f.namespaces("b-dev", "my-prod")
 			f.put(secret("a/s", "k=v", with("M:replicate-to=b|prod")), secret("b-dev/s", "k=v", replicatorMade("1", "k"))).settle()
