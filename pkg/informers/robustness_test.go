@@ -297,7 +297,7 @@ func TestOptionalResourceThatIsBeingDefinedIsWaitedFor(t *testing.T) {
 		defined time.Duration // when it can be listed
 		want    []string      // what the cache has when it has synced
 	}{
-		"it can be listed after a moment":     {5 * time.Second, []string{"shop/a"}},
+		"it can be listed after a moment":     {time.Second, []string{"shop/a"}},
 		"it can be listed only after an hour": {time.Hour, nil},
 	} {
 		inBubble(t, name, func(t *testing.T) {

@@ -24,7 +24,7 @@ const failingAfter = time.Minute
 
 // refusedAfter is how long an API server must refuse a list before the cache counts as empty: one that has
 // just started, or has just got a role or a definition, refuses what it answers a moment later.
-const refusedAfter = 10 * time.Second
+const refusedAfter = 2 * time.Second
 
 // state records what has been observed of the requests of one feed.
 type state struct {
