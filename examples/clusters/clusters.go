@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -83,30 +82,20 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	if err != nil {
 		return nil, err
 	}
-	var loop *controllers.Loop[cache.ObjectName]
-	cluster.LoopOptions.Background = func(ctx context.Context) error {
-		namespaces, err := informers.Follow[metav1.Object](ctx, cluster, informers.Need{Resource: informers.Namespaces, ClusterScoped: true, LabelSelector: label + "!=" + secret.Name})
-		if err != nil {
-			return err
-		}
-		defer namespaces.Stop()
-		namespaces.AddHandler(func(old, namespace metav1.Object, _ bool) {
-			if namespace != nil && (old == nil || old.GetResourceVersion() != namespace.GetResourceVersion()) {
-				loop.Enqueue(cache.MetaObjectToName(namespace))
-			}
-		})
-		<-ctx.Done()
-		return nil
+	namespaces, err := informers.Follow[metav1.Object](ctx, cluster, informers.Need{Resource: informers.Namespaces, ClusterScoped: true, LabelSelector: label + "!=" + secret.Name})
+	if err != nil {
+		cluster.Close()
+		return nil, err
 	}
 	cluster.LoopOptions.Timeout = 10 * time.Second // it may not answer
-	loop, err = controllers.NewLoop(cluster.LoopOptions, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	loop, err := controllers.NewLoop(cluster.LoopOptions, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+		if _, exists := namespaces.Get(key); !exists {
+			return 0, nil // it has the label or is gone
+		}
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, label, secret.Name)
 		_, err := cluster.Client.CoreV1().Namespaces().Patch(ctx, key.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: name})
-		if apierrors.IsNotFound(err) {
-			err = nil
-		}
 		return 0, err
-	})
+	}, controllers.WatchSelf(namespaces))
 	if err != nil {
 		cluster.Close()
 		return nil, err

@@ -217,7 +217,6 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a back-off that ends too soon": {LoopOptions{Name: "x", Metrics: m, MaxBackoff: 1}, nothing, nil, "loop x: LoopOptions.MaxBackoff 1ns must be at least MinBackoff, which is 1s"},
 		"a drain that ended before":     {LoopOptions{Name: "x", Metrics: m, DrainTimeout: -1}, nothing, nil, "loop x: no duration of LoopOptions may be negative"},
 		"a short back-off is fine":      {LoopOptions{Name: "x", Metrics: m, MaxBackoff: minBackoff}, nothing, nil, ""},
-		"a watch in another cluster":    {LoopOptions{Name: "x", Cluster: "far", Metrics: m}, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{})}, "loop x/far: the loop of a cluster has no watches, use informers.Follow and Enqueue"},
 		"a second loop of a controller": {LoopOptions{Name: "two", Loop: "b", Metrics: m}, nothing, nil, ""},
 		"a second loop of one name":     {LoopOptions{Name: "two", Loop: "a", Metrics: m}, nothing, nil, "loop two/a: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a second loop of one cluster":  {LoopOptions{Name: "two", Cluster: "far", Metrics: m}, nothing, nil, "loop two/far: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},

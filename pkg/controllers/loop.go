@@ -56,9 +56,6 @@ func NewLoop[K comparable](
 		return nil, fmt.Errorf("loop %s: reconcile is nil", opts)
 	}
 	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]time.Time{}}
-	if opts.Cluster != "" && len(watches) > 0 {
-		return nil, fmt.Errorf("loop %s: the loop of a cluster has no watches, use informers.Follow and Enqueue", opts)
-	}
 	for _, w := range watches {
 		if w.mistake != nil {
 			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)
@@ -79,7 +76,7 @@ func NewLoop[K comparable](
 }
 
 // Close removes the metrics and the watches of the loop. Call it after Run has returned, for a loop that ends
-// before the process.
+// before the process. It does not stop what informers.Follow follows.
 func (l *Loop[K]) Close() {
 	l.opts.Metrics.removeLoop(l.opts)
 	for _, m := range l.mappers {
@@ -88,7 +85,7 @@ func (l *Loop[K]) Close() {
 }
 
 // Enqueue adds keys to the first lane of the queue. It is for triggers without an informer, such as a timer,
-// and for the handlers of what informers.Follow follows; these should skip what a relist merely shows again.
+// and for what is followed only after NewLoop, whose handlers should skip what a relist merely shows again.
 // While the loop is not running, Enqueue drops the keys, as the loop drops events; what must not be missed is
 // enqueued again when Run begins, by a watch or by the caller. Enqueue may be called at any time and does not
 // block.

@@ -509,15 +509,13 @@ func TestDrainDoesNotWaitForAClusterThatHangs(t *testing.T) {
 		"the cluster of the manager itself has the whole time":   {"", time.Minute, 5 * time.Second},
 	} {
 		inBubble(t, name, func(t *testing.T) {
-			f := newFixture(t)
+			f := newFixture(t, "a")
 			f.opts.Cluster, f.opts.DrainTimeout = tc.cluster, 5*time.Second
 			f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
 				<-ctx.Done()
 				return 0, nil
 			}
-			f.build()
 			f.run()
-			f.loop.Enqueue(keyOf("a"))
 			<-time.After(tc.running)
 			ended := time.Now()
 			f.end()

@@ -31,8 +31,7 @@ type LoopOptions struct {
 	// profiles.
 	Loop string
 	// Cluster is set for a loop that works in another cluster, see Cluster.LoopOptions. It is the label
-	// cluster. Such a loop has no watches, and its queue no metrics, since both would stay when the cluster
-	// goes: the handlers of what it follows call Enqueue.
+	// cluster. The queue of such a loop has no metrics, since they would stay when the cluster goes.
 	Cluster string
 	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
 	// at once.
