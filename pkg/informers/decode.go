@@ -37,23 +37,30 @@ func (d tolerantDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, 
 	}
 	var raw struct {
 		metav1.TypeMeta `json:",inline"`
-		Metadata        metav1.ListMeta
-		Items           *[]json.RawMessage
+		Metadata        struct {
+			metav1.ListMeta `json:",inline"`
+			Name            string
+		}
+		Items json.RawMessage
 	}
 	if json.Unmarshal(data, &raw) != nil {
 		return obj, gvk, err
 	}
-	if raw.Items == nil || !strings.HasSuffix(raw.Kind, "List") { // the object may have a field items
+	if raw.Items == nil || raw.Metadata.Name != "" { // an object may have a field items, a list has no name
 		m := &misfit{err: err}
 		if json.Unmarshal(data, &m.PartialObjectMetadata) != nil || m.Name == "" {
 			return obj, gvk, err
 		}
 		return m, gvk, nil
 	}
-	list := &metainternalversion.List{ListMeta: raw.Metadata}
+	var items []json.RawMessage
+	if json.Unmarshal(raw.Items, &items) != nil {
+		return obj, gvk, err
+	}
+	list := &metainternalversion.List{ListMeta: raw.Metadata.ListMeta}
 	kind := raw.GroupVersionKind()
 	kind.Kind = strings.TrimSuffix(kind.Kind, "List")
-	for _, item := range *raw.Items {
+	for _, item := range items {
 		obj, _, err := d.Decode(item, &kind, nil)
 		if err != nil {
 			return nil, gvk, err

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
@@ -24,9 +25,11 @@ type informer struct {
 
 	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
 	listeners []*listener
-	synced    chan struct{}      // closed when it has synced
-	stopped   atomic.Bool        // listeners are not called any more
-	cancel    context.CancelFunc // ends the feeds of a followed resource
+	// firstFilled is when one of the feeds had filled its part of the cache.
+	firstFilled time.Time
+	synced      chan struct{}      // closed when it has synced
+	stopped     atomic.Bool        // listeners are not called any more
+	cancel      context.CancelFunc // ends the feeds of a followed resource
 }
 
 func newInformer(p *plan, countPanic func(controller string)) *informer {
@@ -51,19 +54,20 @@ func (i *informer) hasSynced() bool {
 }
 
 // checkSynced closes synced when every feed has filled its part of the cache. Once one has, checkSynced does
-// not wait for feeds that the API server has refused for refusedAfter.
+// not wait for feeds that the API server has refused for refusedAfter, and still refuses: a server that has just
+// begun to answer one feed permits the others at their next list.
 func (i *informer) checkSynced() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	anyFilled := false
+	if i.firstFilled.IsZero() && slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.filled() }) {
+		i.firstFilled = i.feeds[0].state.clock.Now()
+	}
 	for _, f := range i.feeds {
-		filled := f.state.filled()
-		if !filled && !f.state.refusedFor(refusedAfter) {
+		if !f.state.filled() && !(f.state.refusedFor(refusedAfter) && f.state.listFailedAfter(i.firstFilled)) {
 			return
 		}
-		anyFilled = anyFilled || filled
 	}
-	if anyFilled && !i.hasSynced() {
+	if !i.firstFilled.IsZero() && !i.hasSynced() {
 		close(i.synced)
 	}
 }

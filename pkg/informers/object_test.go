@@ -457,15 +457,16 @@ func TestMisfitIsDecodedFromJSON(t *testing.T) {
 		in   string
 		want []string // name and type
 	}{
-		"an object that fits":        {typed(object("a", "1")), []string{"a *v1.Deployment"}},
-		"an object that does not":    {typed(object("a", `"many"`)), []string{"a *informers.misfit"}},
-		"an object with items":       {`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"a"},"spec":[],"items":["x"]}`, []string{"a *informers.misfit"}},
-		"a list of which all fit":    {list(object("a", "1"), object("b", "2")), []string{"a *v1.Deployment", "b *v1.Deployment"}},
-		"a list of which one is bad": {list(object("a", "1"), object("b", "[]"), typed(object("c", "3"))), []string{"a *v1.Deployment", "b *informers.misfit", "c *v1.Deployment"}},
-		"a list of nothing":          {list(), nil},
-		"what has no name":           {typed(object("", "[]")), []string{"error"}},
-		"what is no object":          {`"x"`, []string{"error"}},
-		"what is no JSON":            {`{`, []string{"error"}},
+		"an object that fits":          {typed(object("a", "1")), []string{"a *v1.Deployment"}},
+		"an object that does not":      {typed(object("a", `"many"`)), []string{"a *informers.misfit"}},
+		"an object with items":         {`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"a"},"spec":[],"items":["x"]}`, []string{"a *informers.misfit"}},
+		"a kind that is called a list": {`{"apiVersion":"apps/v1","kind":"DeploymentList","metadata":{"name":"a"},"items":{"x":1}}`, []string{"a *informers.misfit"}},
+		"a list of which all fit":      {list(object("a", "1"), object("b", "2")), []string{"a *v1.Deployment", "b *v1.Deployment"}},
+		"a list of which one is bad":   {list(object("a", "1"), object("b", "[]"), typed(object("c", "3"))), []string{"a *v1.Deployment", "b *informers.misfit", "c *v1.Deployment"}},
+		"a list of nothing":            {list(), nil},
+		"what has no name":             {typed(object("", "[]")), []string{"error"}},
+		"what is no object":            {`"x"`, []string{"error"}},
+		"what is no JSON":              {`{`, []string{"error"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newTestCacheWith(t, Config{}, func(*plan, string) (source, error) { return source{}, nil }, Need{controller: "a", Resource: Deployments, Form: Typed})

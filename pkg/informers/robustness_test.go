@@ -6,6 +6,7 @@ package informers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"strconv"
@@ -81,16 +82,18 @@ func TestFailureIsLoggedOncePerReason(t *testing.T) {
 	var logged []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{}))
 	s := newState("secrets", clock.RealClock{})
-	for _, err := range []error{errors.New("port 1"), errors.New("port 2"), forbidden, forbidden} {
+	for _, err := range []error{
+		fmt.Errorf("port 1: %w", syscall.ECONNREFUSED), fmt.Errorf("port 2: %w", syscall.ECONNREFUSED), errors.New("x509"), forbidden, forbidden,
+	} {
 		s.recordFailure("watch", err)
 		s.logFailure(ctx, err)
 	}
-	if len(logged) != 2 || !strings.Contains(logged[0], "port 1") || !strings.Contains(logged[1], "forbidden") {
+	if len(logged) != 3 || !strings.Contains(logged[0], "port 1") || !strings.Contains(logged[1], "x509") {
 		t.Errorf("logged %q", logged)
 	}
 	s.recordWatch(ctx)
 	s.logFailure(ctx, forbidden)
-	same(t, "lines after it worked again", 4, len(logged))
+	same(t, "lines after it worked again", 5, len(logged))
 }
 
 func TestServerThatIsTooBusyToStreamIsNotAskedForPages(t *testing.T) {

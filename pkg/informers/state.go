@@ -78,6 +78,14 @@ func (s *state) refusedFor(d time.Duration) bool {
 	return f != nil && !f.refused.IsZero() && s.clock.Since(f.refused) >= d
 }
 
+// listFailedAfter reports whether lists fail, and the last one failed after t.
+func (s *state) listFailedAfter(t time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.failing["list"]
+	return f != nil && f.last.After(t)
+}
+
 // recordList records a complete list.
 func (s *state) recordList(version string) {
 	s.mu.Lock()
@@ -203,15 +211,27 @@ func reasonOf(err error) string {
 	return cmp.Or(string(apierrors.ReasonForError(err)), "no answer")
 }
 
-// logFailure logs an error, unless the last one had the same reason and no request has succeeded since: they are
+// causeOf returns what one failure has in common with the next of its kind: its reason or, without one, the text
+// of the innermost error, since the others name a port that is another one each time.
+func causeOf(err error) string {
+	if reason := apierrors.ReasonForError(err); reason != metav1.StatusReasonUnknown {
+		return string(reason)
+	}
+	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
+		err = inner
+	}
+	return err.Error()
+}
+
+// logFailure logs an error, unless the last one had the same cause and no request has succeeded since: they are
 // tried again for ever. An expired version is not a failure: the informer lists again.
 func (s *state) logFailure(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.recorded.Absent || s.logged == reasonOf(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+	if s.recorded.Absent || s.logged == causeOf(err) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		return
 	}
-	s.logged = reasonOf(err)
+	s.logged = causeOf(err)
 	klog.FromContext(ctx).Error(err, "Cannot list or watch", "resource", s.name)
 }
 

@@ -18,7 +18,7 @@ type store struct {
 // index has the objects by the values that the function returns for them.
 type index struct {
 	valuesOf func(*Object) []string
-	objects  map[string]set
+	objects  map[string]*set
 }
 
 func newStore() *store { return &store{indexes: map[string]*index{}} }
@@ -74,8 +74,10 @@ func (s *store) byIndex(name, value string) (objects []*Object, exists bool) {
 	if !exists {
 		return nil, false
 	}
-	found := i.objects[value]
-	return found.list(), true
+	if found := i.objects[value]; found != nil {
+		objects = found.list()
+	}
+	return objects, true
 }
 
 // addIndex adds an index, unless there is one of that name.
@@ -85,7 +87,7 @@ func (s *store) addIndex(name string, valuesOf func(*Object) []string) {
 	if s.indexes[name] != nil {
 		return
 	}
-	i := &index{valuesOf, map[string]set{}}
+	i := &index{valuesOf, map[string]*set{}}
 	s.indexes[name] = i
 	for _, o := range s.objects.list() {
 		i.add(o)
@@ -94,17 +96,20 @@ func (s *store) addIndex(name string, valuesOf func(*Object) []string) {
 
 func (i *index) add(o *Object) {
 	for _, value := range i.valuesOf(o) {
-		objects := i.objects[value]
-		objects.put(o)
-		i.objects[value] = objects
+		if i.objects[value] == nil {
+			i.objects[value] = &set{}
+		}
+		i.objects[value].put(o)
 	}
 }
 
 func (i *index) remove(o *Object) {
 	for _, value := range i.valuesOf(o) {
 		objects := i.objects[value]
-		objects.remove(o.key())
-		if i.objects[value] = objects; objects.count == 0 {
+		if objects == nil {
+			continue // the function returned the value twice
+		}
+		if objects.remove(o.key()); objects.count == 0 {
 			delete(i.objects, value)
 		}
 	}

@@ -24,7 +24,7 @@ type Informer[T any] interface {
 	Get(name cache.ObjectName) (object T, exists bool)
 	// List returns the objects in a namespace, or in all if it is empty, whose labels the selector
 	// matches; nil matches all. With a selector, a need of the reduced form must have Fields: Labels, or List
-	// panics. The order of the objects is random. List looks at every object in the cache,
+	// panics. The objects are in no order. List looks at every object in the cache,
 	// unless there is the index [cache.NamespaceIndex].
 	List(namespace string, selector labels.Selector) []T
 	// ByIndex returns the objects that have the value in an index that AddIndex has added.
