@@ -99,6 +99,9 @@ func TestKustomizationIsComplete(t *testing.T) {
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), apifence.PolicyName+": written by Pod "+pods[1].Name) {
 		t.Errorf("a write of a Pod that does not lead: %v", err)
 	}
+	if _, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{}); err != nil {
+		t.Errorf("a successor that asks every API server for the fence: %v", err)
+	}
 
 	// The Widget goes, so that its finalizer does not keep the namespace.
 	if err := shared.Objects.Resource(widgets).Namespace(namespace).Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
