@@ -42,7 +42,7 @@ type memory struct {
 	objects  map[cache.ObjectName]*corev1.ConfigMap
 	handlers []func(old, current *corev1.ConfigMap, initial bool)
 	untold   []func()
-	panicked []string // names of the objects that Contain was called for
+	panicked []string // names of the objects on which a mapping panicked
 }
 
 func newMemory(text string, names ...string) *memory {
@@ -129,11 +129,15 @@ func (m *memory) List(string, labels.Selector) []*corev1.ConfigMap {
 
 func (m *memory) Synced() <-chan struct{} { return m.synced }
 
-func (m *memory) Contain(object metav1.Object, call func()) {
-	if stack, _ := panics.Recover(func() error { call(); return nil }); stack != nil {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.panicked = append(m.panicked, object.GetName())
+func (m *memory) KeepsOwnerReferences() bool { return true }
+
+func (m *memory) ContainPanics() func(object metav1.Object, call func()) {
+	return func(object metav1.Object, call func()) {
+		if stack, _ := panics.Recover(func() error { call(); return nil }); stack != nil {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.panicked = append(m.panicked, object.GetName())
+		}
 	}
 }
 

@@ -197,6 +197,8 @@ type forgetful struct {
 
 func (forgetful) KeepsOwnerReferences() bool { return false }
 
+func (forgetful) ContainPanics() func(metav1.Object, func()) { return nil }
+
 func TestLoopMistakesAreErrors(t *testing.T) {
 	m := NewMetrics(metrics.NewKubeRegistry())
 	fine := LoopOptions{Name: "x", Metrics: m}

@@ -29,6 +29,14 @@ type Watch[K comparable] struct {
 	mapNewest func(*mapper[K], cache.ObjectName)
 }
 
+// watchable is what a watch asks of an informer of the cache. The informer of a test may lack it.
+type watchable interface {
+	ContainPanics() func(object metav1.Object, call func())
+	KeepsOwnerReferences() bool
+}
+
+var _ watchable = &informers.Following[metav1.Object]{}
+
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
 // and Old then the last known state. After a relist, each object in the cache comes as
 // an update, in most cases with the resourceVersion of Old.
@@ -63,8 +71,12 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if informer == nil {
 		return Watch[K]{mistake: errors.New("the informer is nil")}
 	}
+	contain := func(_ metav1.Object, call func()) { call() }
+	if w, ok := informer.(watchable); ok {
+		contain = w.ContainPanics()
+	}
 	mapChosen := func(e Event[T]) (mapped []K) {
-		informer.Contain(objectOf(e), func() {
+		contain(objectOf(e), func() {
 			if !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) }) {
 				mapped = keys(e)
 			}
@@ -119,7 +131,7 @@ func noNamespace(metav1.Object) string { return "" }
 
 func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string) Watch[cache.ObjectName] {
 	w := WatchChanges(informer, func(e Event[T]) []cache.ObjectName { return ownersOf(e, owner, namespace) })
-	if i, knows := informer.(interface{ KeepsOwnerReferences() bool }); knows && !i.KeepsOwnerReferences() {
+	if i, ok := informer.(watchable); ok && !i.KeepsOwnerReferences() {
 		w.mistake = errors.New("WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences")
 	}
 	return w

@@ -13,9 +13,8 @@ import (
 
 // Following is the informer of a resource that a controller has asked for at run time, see [Follow].
 type Following[T any] struct {
-	Informer[T]
-	cluster  *ClusterCache
-	informer *informer
+	view[T]
+	cluster *ClusterCache
 }
 
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
@@ -30,7 +29,7 @@ func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T]
 	if err != nil {
 		return nil, err
 	}
-	return &Following[T]{view[T]{i, &i.plan.needs[0]}, c.cluster, i}, nil
+	return &Following[T]{view[T]{i, &i.plan.needs[0]}, c.cluster}, nil
 }
 
 func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {

@@ -5,12 +5,14 @@ package informers
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -25,6 +27,7 @@ type informer struct {
 
 	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
 	listeners []*listener
+	contained int // how many handlers and mappings there have been
 	// firstFilled is when one of the feeds had filled its part of the cache.
 	firstFilled time.Time
 	synced      chan struct{}      // closed when it has synced
@@ -191,9 +194,25 @@ func (i *informer) notify(e event) {
 	}
 }
 
+// contain returns a function that calls a handler or a mapping of a controller for an object and contains its
+// panics. Each handler and mapping has a number, so that the success of one does not hide the panic of another.
+func (i *informer) contain(controller, kind string) func(object metav1.Object, call func()) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.contained++
+	function := fmt.Sprintf("%s %d", kind, i.contained)
+	return func(object metav1.Object, call func()) {
+		name := cache.MetaObjectToName(object)
+		if i.bad.contain(controller, function, object, call) && i.objects.get(name.String()) == nil {
+			i.bad.forgetCall(badCall{controller, function, name})
+		}
+	}
+}
+
 // listen adds a listener, and first queues an addition for each cached object. The returned function removes
 // the listener, which still gets the events that are queued.
 func (i *informer) listen(controller string, call func(event)) (remove func()) {
+	contain := i.contain(controller, "event handler")
 	l := &listener{call: func(e event) {
 		if i.stopped.Load() {
 			return
@@ -202,10 +221,7 @@ func (i *informer) listen(controller string, call func(event)) (remove func()) {
 		if o == nil {
 			o = e.old
 		}
-		const function = "event handler"
-		if i.bad.contain(controller, function, o, func() { call(e) }) && e.new == nil {
-			i.bad.forgetCall(badCall{controller, function, o.objectName()})
-		}
+		contain(o, func() { call(e) })
 	}}
 	i.mu.Lock()
 	defer i.mu.Unlock()

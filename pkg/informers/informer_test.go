@@ -331,11 +331,13 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		"a Filter": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{Fields: Labels, Filter: func(obj metav1.Object) bool { r.check(obj); return true }}, nil
 		},
-		"a call by Contain": func(r *refusal) (Need, func(*ClusterCache)) {
+		"a mapping, whose sibling succeeds": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{}, func(f *ClusterCache) {
 				mine := For[metav1.Object](f.ForController("bad"), Secrets)
+				contain, sibling := mine.(view[metav1.Object]).ContainPanics(), mine.(view[metav1.Object]).ContainPanics()
 				mine.AddHandler(func(_, current metav1.Object, _ bool) { // the handler itself succeeds
-					mine.Contain(current, func() { r.check(current) })
+					contain(current, func() { r.check(current) })
+					sibling(current, func() {})
 				})
 			}
 		},
@@ -390,11 +392,12 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 		},
 		"a mapping panics on its deletion": func(f *ClusterCache) {
 			mine := For[metav1.Object](f.ForController("bad"), Secrets)
+			contain := mine.(view[metav1.Object]).ContainPanics()
 			mine.AddHandler(func(old, current metav1.Object, _ bool) {
 				if current != nil {
 					old = current
 				}
-				mine.Contain(old, func() { check(old) })
+				contain(old, func() { check(old) })
 			})
 		},
 	} {

@@ -40,9 +40,6 @@ type Informer[T any] interface {
 	// cache had synced, or before AddHandler; an update may have it. The returned function removes the handler,
 	// which may still be called with changes from before.
 	AddHandler(func(old, current T, initial bool)) (remove func())
-	// Contain calls a function that maps an object. If the function panics, that is counted, logged and a problem
-	// of the controller until a call for the object succeeds or the object is gone.
-	Contain(object metav1.Object, call func())
 	// Synced returns a channel that is closed when the cache has been filled once.
 	Synced() <-chan struct{}
 }
@@ -189,17 +186,16 @@ func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove 
 	})
 }
 
-func (v view[T]) Contain(object metav1.Object, call func()) {
-	const function = "event mapping"
-	name := cache.MetaObjectToName(object)
-	if v.bad.contain(v.need.controller, function, object, call) && v.objects.get(name.String()) == nil {
-		v.bad.forgetCall(badCall{v.need.controller, function, name})
-	}
-}
-
 func (v view[T]) Synced() <-chan struct{} { return v.synced }
 
-// KeepsOwnerReferences reports whether the cache has them for this controller. controllers.WatchOwner asks.
+// ContainPanics is for package controllers, like KeepsOwnerReferences. It returns a function that calls the
+// mapping of one watch for an object. If the mapping panics, that is counted, logged and a problem of the
+// controller until a call for the object succeeds or the object is gone.
+func (v view[T]) ContainPanics() func(object metav1.Object, call func()) {
+	return v.contain(v.need.controller, "event mapping")
+}
+
+// KeepsOwnerReferences reports whether the cache has them for this controller.
 func (v view[T]) KeepsOwnerReferences() bool {
 	return v.need.whole() || v.need.Fields&OwnerReferences != 0
 }
