@@ -82,17 +82,22 @@ func knownKinds(_ context.Context, kind schema.GroupVersionKind) (*meta.RESTMapp
 }
 
 func TestTypedClientListsWhatTheServerHas(t *testing.T) {
-	asked := ""
+	var asked []string
 	c := controllers.Clients{Scheme: clientscheme.Scheme, RESTConfig: &rest.Config{Host: "http://api", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
-		asked = r.URL.RequestURI()
+		asked = append(asked, r.URL.RequestURI())
+		page := `{"apiVersion":"apps/v1","kind":"DeploymentList","metadata":{"continue":"z"},"items":[{"metadata":{"name":"a"}}]}`
+		if r.URL.Query().Has("continue") {
+			page = `{"apiVersion":"apps/v1","kind":"DeploymentList","items":[{"metadata":{"name":"b"}}]}`
+		}
 		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
-			Body: io.NopCloser(strings.NewReader(`{"apiVersion":"apps/v1","kind":"DeploymentList","items":[{"metadata":{"name":"a"}},{"metadata":{"name":"b"}}]}`))}, nil
+			Body: io.NopCloser(strings.NewReader(page))}, nil
 	})}}
-	list, err := controllers.ClientFor[*appsv1.Deployment](c, informers.Deployments).List(t.Context(), "shop", metav1.ListOptions{LabelSelector: "x=y"})
+	list, err := controllers.ClientFor[*appsv1.Deployment](c, informers.Deployments).List(t.Context(), "shop", metav1.ListOptions{LabelSelector: "x=y", Limit: 1})
 	if err != nil || len(list) != 2 || list[0].Name != "a" || list[1].Name != "b" {
 		t.Errorf("listed %v, error %v", list, err)
 	}
-	same(t, "asked", "/apis/apps/v1/namespaces/shop/deployments?labelSelector=x%3Dy", asked)
+	const first = "/apis/apps/v1/namespaces/shop/deployments?labelSelector=x%3Dy&limit=1"
+	same(t, "asked", []string{first, strings.Replace(first, "?", "?continue=z&", 1)}, asked)
 }
 
 // TestClientsAllHaveTheFence builds controllers as Run does. While this replica

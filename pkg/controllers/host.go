@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/pager"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 
@@ -150,9 +151,12 @@ func (c TypedClient[T]) Namespace(namespace string) *gentype.Client[T] {
 	return gentype.NewClient(c.resource, c.client, metav1.ParameterCodec, namespace, newObject[T])
 }
 
-// List returns the objects that the API server has now, in one namespace or, if it is empty, in all.
+// List returns all objects that the API server has now, in one namespace or, if it is empty, in all. The Limit of
+// opts is how many to ask for at once, default 500.
 func (c TypedClient[T]) List(ctx context.Context, namespace string, opts metav1.ListOptions) (objects []T, err error) {
-	list, err := c.client.Get().Namespace(namespace).Resource(c.resource).VersionedParams(&opts, metav1.ParameterCodec).Do(ctx).Get()
+	list, _, err := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+		return c.client.Get().Namespace(namespace).Resource(c.resource).VersionedParams(&opts, metav1.ParameterCodec).Do(ctx).Get()
+	}).List(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
