@@ -57,4 +57,4 @@ func (c *controller) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (c *controller) Run(ctx context.Context) error { <-ctx.Done(); return nil }
-func (c *controller) Status() controllers.Status    { return controllers.Status{Name: name} }
+func (c *controller) Status() controllers.Status    { return controllers.Status{} }

@@ -360,6 +360,33 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 	})
 }
 
+// fixed is a loop that does not change.
+type fixed struct {
+	status Status
+	err    error
+}
+
+func (f fixed) Status() Status { return f.status }
+func (f fixed) Run(ctx context.Context) error {
+	if f.err == nil {
+		<-ctx.Done()
+	}
+	return f.err
+}
+
+func TestLoopsAreOneController(t *testing.T) {
+	early, late := &LastError{Key: "a"}, &LastError{Key: "b", Time: time.Unix(1, 0)}
+	l := Loops{
+		fixed{Status{Phase: PhaseRunning, Workers: 1, QueueDepth: 2, InFlight: []InFlight{{Key: "a"}}, Reconciles: 3, LastError: early}, errors.New("no more")},
+		fixed{Status{Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
+		fixed{Status{Phase: PhaseStopped, Panics: 1}, nil},
+	}
+	same(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
+	if err := l.Run(t.Context()); err == nil || err.Error() != "no more" {
+		t.Errorf("when one loop ends, Run returns %v", err)
+	}
+}
+
 func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
 	m := NewMetrics(registry)

@@ -47,6 +47,7 @@ const (
 
 // controller propagates objects.
 type controller struct {
+	controllers.Loops
 	cfg       Config
 	host      controllers.Host
 	informers informersOf
@@ -57,7 +58,6 @@ type controller struct {
 	statuses  keyLoop
 	replicas  *spreader
 	dns       *dnsLoop // nil without --federation-dns
-	others    []loop   // all but the loop of the host
 	bodies    *bodies
 	metrics   *domainMetrics
 	metadata  metadata.Interface // says nothing of Endpoints being deprecated
@@ -78,12 +78,6 @@ type controller struct {
 	joined        []policy.Cluster                 // the KubeFedClusters; nil until they are read
 	writtenOff    map[string]policy.WrittenOff     // the records of removals that were written off, by ConfigMap
 	lastSeen      map[string]map[string]*typeWatch // of clusters that are away, by type
-}
-
-// loop is a loop of the controller.
-type loop interface {
-	Run(context.Context) error
-	Status() controllers.Status
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
@@ -117,7 +111,9 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.statuses, err = newKeyLoop(named("statuses"), c.pace); err != nil {
+	options = named("statuses")
+	options.Background = c.watchForKubeFed
+	if c.statuses, err = newKeyLoop(options, c.pace); err != nil {
 		return nil, err
 	}
 	if c.replicas, err = newSpreader(c, named("replicas")); err != nil {
@@ -127,10 +123,10 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 		if c.dns, err = newDNSLoop(c, named("dns")); err != nil {
 			return nil, err
 		}
-		c.others = append(c.others, c.dns)
+		c.Loops = append(c.Loops, c.dns)
 	}
 	writtenOff, err := c.newWrittenOffLoop(named("written-off"))
-	c.others = append(c.others, c.clusters, c.types, c.statuses, c.replicas, writtenOff)
+	c.Loops = append(c.Loops, c.loop, c.clusters, c.types, c.statuses, c.replicas, writtenOff)
 	// Also while the loop does not run.
 	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.forgetJoined() })
 	c.metrics = newDomainMetrics(h.Metrics)
@@ -190,28 +186,9 @@ func (c *controller) Run(ctx context.Context) error {
 	if err := c.waitForKubeFed(ctx); err != nil || ctx.Err() != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	c.replicas.decisions.Clear() // others may have written meanwhile
-	var all sync.WaitGroup
-	runs := []func(context.Context) error{c.loop.Run, c.watchForKubeFed}
-	for _, other := range c.others {
-		runs = append(runs, other.Run)
-	}
-	errs := make([]error, len(runs))
-	for i, run := range runs {
-		all.Go(func() {
-			errs[i] = run(ctx)
-			stop() // none works without the others
-		})
-	}
-	<-ctx.Done()
-	for _, r := range c.ready() {
-		all.Go(r.stop)
-	}
-	all.Wait()
-	c.clusters.closeAll()
-	return errors.Join(errs...)
+	defer c.clusters.closeAll()
+	return c.Loops.Run(ctx)
 }
 
 // lock returns who holds the lock of KubeFed's election, and when it was renewed; "" is nobody. gone is set
@@ -261,8 +238,16 @@ func (c *controller) waitForKubeFed(ctx context.Context) error {
 	return err
 }
 
-// watchForKubeFed returns an error when KubeFed begins to lead, and Run then waits for its end.
+// watchForKubeFed returns an error when KubeFed begins to lead, and Run then waits for its end. Before it returns,
+// it ends the loops of the clusters.
 func (c *controller) watchForKubeFed(ctx context.Context) error {
+	defer func() {
+		var clusters sync.WaitGroup
+		defer clusters.Wait()
+		for _, r := range c.ready() {
+			clusters.Go(r.stop)
+		}
+	}()
 	for ctx.Err() == nil {
 		if leads, err := c.kubeFedLeads(ctx); leads && err == nil {
 			return errors.New("KubeFed has begun to lead")
@@ -287,16 +272,7 @@ type clusterStatus struct {
 
 // Status implements controllers.Controller.
 func (c *controller) Status() controllers.Status {
-	s := c.loop.Status()
-	s.Name = Name
-	for _, loop := range c.others {
-		other := loop.Status()
-		s.InFlight = append(s.InFlight, other.InFlight...)
-		s.Reconciles, s.Errors, s.Panics = s.Reconciles+other.Reconciles, s.Errors+other.Errors, s.Panics+other.Panics
-		if s.LastError == nil || other.LastError != nil && other.LastError.Time.After(s.LastError.Time) {
-			s.LastError = other.LastError
-		}
-	}
+	s := c.Loops.Status()
 	s.Details = struct {
 		Idle     bool            `json:"idleSinceKubeFedLeads"`
 		Clusters []clusterStatus `json:"clusters"`

@@ -1,0 +1,51 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+)
+
+// Loops are the loops of a controller that has several, and its Run and Status. Each is a [Loop], or embeds one.
+type Loops []Controller
+
+// Run runs the loops beside each other until ctx ends. If one ends earlier, all end.
+func (l Loops) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	errs := make([]error, len(l))
+	var running sync.WaitGroup
+	for i, loop := range l {
+		running.Go(func() {
+			defer stop()
+			errs[i] = loop.Run(ctx)
+		})
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+// phasesOfLoops are the phases in the order in which one loop's hides that of others.
+var phasesOfLoops = []Phase{PhaseDraining, PhaseSyncing, PhaseRunning, PhaseStopped}
+
+// Status returns the sum of what the loops do, and the most recent of their errors. Details and Problem are the
+// controller's to set.
+func (l Loops) Status() Status {
+	s := Status{Phase: PhaseStopped, InFlight: []InFlight{}}
+	for _, loop := range l {
+		one := loop.Status()
+		if slices.Index(phasesOfLoops, one.Phase) < slices.Index(phasesOfLoops, s.Phase) {
+			s.Phase = one.Phase
+		}
+		s.Workers, s.QueueDepth, s.InFlight = s.Workers+one.Workers, s.QueueDepth+one.QueueDepth, append(s.InFlight, one.InFlight...)
+		s.Reconciles, s.Errors, s.Panics = s.Reconciles+one.Reconciles, s.Errors+one.Errors, s.Panics+one.Panics
+		if s.LastError == nil || one.LastError != nil && one.LastError.Time.After(s.LastError.Time) {
+			s.LastError = one.LastError
+		}
+	}
+	return s
+}
