@@ -342,7 +342,7 @@ func failsAfter(d time.Duration) func(context.Context) error {
 func host(t *testing.T, runs ...func(context.Context) error) (*hosted, *scripted, metrics.KubeRegistry) {
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
-	c := &scripted{runs: runs, begun: time.Now(), status: controllers.Status{Name: "x"}}
+	c := &scripted{runs: runs, begun: time.Now()}
 	return newHosted("x", c, &informers.ClusterCache{}, controllers.NewMetrics(registry), time.Minute), c, registry
 }
 
@@ -429,7 +429,9 @@ func TestHealthCheckSaysTheProblem(t *testing.T) {
 		"a reconcile within the limit":        {reconcilingFor(30 * time.Second), ""},
 		"a reconcile that is over the limit":  {reconcilingFor(2 * time.Minute), "reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s"},
 		"a problem that the controller knows": {func(c *scripted) { c.status.Problem = "the API server refuses" }, "the API server refuses"},
-		"a status that panics":                {func(c *scripted) { c.panics = true }, "Status returned an error: panic: a value of type string"},
+		"a stuck reconcile and its cause": {func(c *scripted) { reconcilingFor(2 * time.Minute)(c); c.status.Problem = "no answer" },
+			"reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s\nno answer"},
+		"a status that panics": {func(c *scripted) { c.panics = true }, "Status returned an error: panic: a value of type string"},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			h, c, registry := host(t, untilTheEnd)

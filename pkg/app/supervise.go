@@ -52,17 +52,19 @@ func newHosted(
 	return h
 }
 
-// check returns the controller's own status, and why the health check fails. It fails for a stuck reconcile,
-// which holds its worker and its key for ever and which nothing else would show.
+// check returns the controller's own status, and all reasons why the health check fails. It fails for a stuck
+// reconcile, which holds its worker and its key for ever and which nothing else would show.
 func (h *hosted) check() (controllers.Status, error) {
 	s, err := h.controllerStatus()
-	if key, age := s.LongestRunning(time.Now()); age > h.stuckAfter {
-		return s, fmt.Errorf("reconciling %s for %s, longer than --controller-stuck-after=%s", key, age.Round(time.Second), h.stuckAfter)
-	}
+	s.Name = h.name
 	if s.Problem != "" {
 		err = errors.New(s.Problem)
 	}
-	return s, errors.Join(h.runs.problem(), h.cache.Problem(h.name), err)
+	var stuck error
+	if key, age := s.LongestRunning(time.Now()); age > h.stuckAfter {
+		stuck = fmt.Errorf("reconciling %s for %s, longer than --controller-stuck-after=%s", key, age.Round(time.Second), h.stuckAfter)
+	}
+	return s, errors.Join(stuck, h.runs.problem(), h.cache.Problem(h.name), err)
 }
 
 // Status returns the controller's status, with the restarts and the problem that only the host
@@ -91,7 +93,7 @@ func (h *hosted) controllerStatus() (controllers.Status, error) {
 			h.statusPanicked.Do(func() {
 				klog.Background().Error(err, "Status of a controller panicked", "controller", h.name, "stack", string(stack))
 			})
-			s = controllers.Status{Name: h.name}
+			s = controllers.Status{}
 		}
 		return s, err
 	})
@@ -102,7 +104,7 @@ func (h *hosted) controllerStatus() (controllers.Status, error) {
 		}
 		return a.Val.(controllers.Status), a.Err
 	case <-time.After(statusTimeout):
-		return controllers.Status{Name: h.name}, fmt.Errorf("Status did not return within %s", statusTimeout)
+		return controllers.Status{}, fmt.Errorf("Status did not return within %s", statusTimeout)
 	}
 }
 
