@@ -197,9 +197,10 @@ func (c *ClusterCache) Shutdown() {
 }
 
 // Problem returns what keeps the cache of a controller from being complete and current: an informer that has
-// not synced, a verb that RBAC does not allow, requests that have failed for more than a minute, an object
-// that does not fit its Go type, a function of the controller that panics. For a followed resource, only the
-// last two are problems. It returns nil if there is no problem, and before Start, as on a cold standby.
+// not synced, a verb that RBAC does not allow, requests that have failed, or watches that have each broken
+// early, for more than a minute, an object that does not fit its Go type, a function of the controller that
+// panics. For a followed resource, only the last two are problems. It returns nil if there is no problem, and
+// before Start, as on a cold standby.
 func (c *ClusterCache) Problem(controller string) error {
 	if !c.started() {
 		return nil

@@ -66,8 +66,11 @@ func (f *feed) run(ctx context.Context) {
 		f.watchingSince = time.Time{}
 		err := reflector.ListAndWatchWithContext(ctx)
 		f.giveListSlotBack()
-		if !f.watchingSince.IsZero() && f.clock.Since(f.watchingSince) > time.Minute {
+		switch watched := !f.watchingSince.IsZero(); {
+		case watched && f.clock.Since(f.watchingSince) > failingAfter:
 			delay = backoff
+		case watched && err == nil && ctx.Err() == nil:
+			f.state.recordBreak()
 		}
 		if err != nil && ctx.Err() == nil {
 			f.handleFailure(ctx, err)

@@ -131,6 +131,9 @@ func TestEndingWatchBacksOff(t *testing.T) {
 			if n := secretsStatus(f).Lists; n < 10 || n > 30 {
 				t.Errorf("%d lists in ten minutes", n)
 			}
+			if err := f.Problem("reload"); err == nil || err.Error() != "each watch of secrets breaks early" {
+				t.Errorf("problem while watches break: %v", err)
+			}
 			c.mu.Lock()
 			c.spoilt = false
 			c.mu.Unlock()
@@ -141,6 +144,8 @@ func TestEndingWatchBacksOff(t *testing.T) {
 			if n := secretsStatus(f).Lists; n != lists+1 {
 				t.Errorf("%d lists after a watch that could not be resumed", n-lists)
 			}
+			pass(time.Minute)
+			must(t, f.Problem("reload"))
 		})
 	}
 }

@@ -36,7 +36,8 @@ type state struct {
 	lastActivity time.Time
 	failing      map[string]*failure // by verb; removed when the verb succeeds
 	lastFailure  *failure
-	logged       string // why the request failed that was logged last; empty when requests succeed again
+	breaks       failure // see recordBreak
+	logged       string  // why the request failed that was logged last; empty when requests succeed again
 	// countsAsEmpty is set once a resource that was not listed counts as empty, and stays set when the resource
 	// is no longer Absent.
 	countsAsEmpty bool
@@ -174,6 +175,27 @@ func (s *state) recordFailure(verb string, err error) {
 	s.lastFailure = f
 }
 
+// maxBetweenBreaks is longer than a watch that broke early, the back-off after it and the next list take.
+const maxBetweenBreaks = 3 * failingAfter
+
+var errBreak = errors.New("the server accepted the watch, which broke early")
+
+// recordBreak records that a watch which the server had accepted broke within failingAfter. From the second in
+// a row on, that is a failure. A series ends when no watch has broken so early for maxBetweenBreaks.
+func (s *state) recordBreak() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.clock.Now()
+	if now.Sub(s.breaks.last) > maxBetweenBreaks {
+		s.breaks = failure{verb: "watch", err: errBreak, since: now, last: now, count: 1}
+		return
+	}
+	s.breaks.last = now
+	s.breaks.count++
+	s.recorded.Failures++
+	s.lastFailure = &s.breaks
+}
+
 // problem returns what is wrong, or nil if nothing is worth reporting.
 func (s *state) problem() error {
 	filled := s.filled()
@@ -186,6 +208,9 @@ func (s *state) problem() error {
 			continue
 		}
 		errs = append(errs, fmt.Errorf("cannot %s %s: %s", verb, s.name, reasonOf(f.err)))
+	}
+	if b := s.breaks; b.last.Sub(b.since) >= failingAfter && s.clock.Since(b.last) <= maxBetweenBreaks && !s.recorded.Absent {
+		errs = append(errs, fmt.Errorf("each watch of %s breaks early", s.name))
 	}
 	if !filled && len(errs) == 0 {
 		errs = append(errs, fmt.Errorf("%s not synced yet", s.name))
