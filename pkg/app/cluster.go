@@ -34,8 +34,26 @@ const otherClusterDrain = 2 * time.Second
 // openClusters has, by CONTROLLER/NAME of each other cluster that is open, a function that closes it without
 // waiting for its loops.
 type openClusters struct {
-	mu  sync.Mutex
-	all map[string]func()
+	mu    sync.Mutex
+	all   map[string]func()
+	loops sync.Map // of [2]string, the controller and the cluster of a loop, by its *runs
+}
+
+// problem returns an error that names the clusters in which loops of the controller have ended unexpectedly.
+func (o *openClusters) problem(controller string) error {
+	var problems []string
+	for r, of := range o.loops.Range {
+		if of := of.([2]string); of[0] == controller {
+			if err := r.(*runs).problem(); err != nil {
+				problems = append(problems, fmt.Sprintf("the loop of cluster %s %v", of[1], err))
+			}
+		}
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	slices.Sort(problems)
+	return errors.New(strings.Join(problems, "\n"))
 }
 
 // openCluster implements Host.Cluster.
@@ -108,7 +126,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 			loops.Go(func() {
 				defer close(ended)
 				defer unlink()
-				p.repeat(ctx, controller, name, loop)
+				p.runLoop(ctx, controller, name, loop)
 			})
 			return func() { cancel(); <-ended }
 		},
@@ -122,11 +140,14 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	}, nil
 }
 
-// repeat runs a loop of another cluster until ctx ends, and closes it.
-func (p *process) repeat(ctx context.Context, controller, cluster string, loop controllers.ClusterLoop) {
+// runLoop runs a loop of another cluster until ctx ends, and closes it.
+func (p *process) runLoop(ctx context.Context, controller, cluster string, loop controllers.ClusterLoop) {
 	defer loop.Close()
+	r := &runs{}
+	p.openClusters.loops.Store(r, [2]string{controller, cluster})
+	defer p.openClusters.loops.Delete(r)
 	// What fails while the loop stops is no news: the cluster may not answer.
-	_ = restart(ctx, p.loopMetrics, controller, loop.Run, func(err error, stack []byte) {
+	_ = r.keepRunning(ctx, p.loopMetrics, controller, loop.Run, func(err error, stack []byte) {
 		klog.FromContext(ctx).Error(err, "Loop of another cluster stopped unexpectedly, restarting",
 			"controller", controller, "cluster", cluster, "delay", restartDelay, "stack", string(stack))
 	})

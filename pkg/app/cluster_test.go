@@ -156,12 +156,14 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		p, loop := &process{loopMetrics: controllers.NewMetrics(metrics.NewKubeRegistry())}, &failingLoop{}
 		ended := make(chan struct{})
-		go func() { p.repeat(ctx, "one", "far", loop); close(ended) }()
+		go func() { p.runLoop(ctx, "one", "far", loop); close(ended) }()
 		<-time.After(time.Minute)
 		synctest.Wait()
 		if loop.runs != 3 {
 			t.Errorf("it ran %d times", loop.runs)
 		}
+		lines(t, p.openClusters.problem("one"), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
+		must(t, p.openClusters.problem("two"))
 		end()
 		<-ended
 		same(t, "runs after the end", 3, loop.runs)

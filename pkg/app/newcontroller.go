@@ -62,7 +62,7 @@ func (p *process) newController(entry controllers.Entry) (_ *hosted, err error) 
 	if c == nil {
 		return nil, errors.New("no controller was returned by New")
 	}
-	h := newHosted(entry.Name, c, p.cache, p.loopMetrics, p.options.Generic.ControllerStuckAfter)
+	h := newHosted(entry.Name, c, p.cache, &p.openClusters, p.loopMetrics, p.options.Generic.ControllerStuckAfter)
 	h.everyReplica = entry.EveryReplica
 	if handler != nil {
 		h.handler = h.contained(handler)

@@ -343,7 +343,7 @@ func host(t *testing.T, runs ...func(context.Context) error) (*hosted, *scripted
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
 	c := &scripted{runs: runs, begun: time.Now()}
-	return newHosted("x", c, &informers.ClusterCache{}, controllers.NewMetrics(registry), time.Minute), c, registry
+	return newHosted("x", c, &informers.ClusterCache{}, &openClusters{}, controllers.NewMetrics(registry), time.Minute), c, registry
 }
 
 // series compares a metric of the controller with want.
@@ -431,7 +431,7 @@ func TestHealthCheckSaysTheProblem(t *testing.T) {
 		"a problem that the controller knows": {func(c *scripted) { c.status.Problem = "the API server refuses" }, "the API server refuses"},
 		"a stuck reconcile and its cause": {func(c *scripted) { reconcilingFor(2 * time.Minute)(c); c.status.Problem = "no answer" },
 			"reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s\nno answer"},
-		"a status that panics": {func(c *scripted) { c.panics = true }, "Status returned an error: panic: a value of type string"},
+		"a status that panics": {func(c *scripted) { c.panics = true }, "Status: panic: a value of type string"},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			h, c, registry := host(t, untilTheEnd)

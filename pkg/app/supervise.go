@@ -32,6 +32,7 @@ type hosted struct {
 	metrics *controllers.Metrics
 	health  healthz.Check
 	runs    runs
+	others  *openClusters
 
 	stuckAfter   time.Duration // how long a reconcile may take, for the health check
 	everyReplica bool
@@ -44,9 +45,9 @@ type hosted struct {
 // newHosted returns c as a hosted controller. Its health check, its metric and its status report
 // the same problems.
 func newHosted(
-	name string, c controllers.Controller, cache *informers.ClusterCache, m *controllers.Metrics, stuckAfter time.Duration,
+	name string, c controllers.Controller, cache *informers.ClusterCache, others *openClusters, m *controllers.Metrics, stuckAfter time.Duration,
 ) *hosted {
-	h := &hosted{Controller: c, name: name, cache: cache, metrics: m, stuckAfter: stuckAfter}
+	h := &hosted{Controller: c, name: name, cache: cache, others: others, metrics: m, stuckAfter: stuckAfter}
 	h.health = healthz.NamedCheck("controller-"+name, func(*http.Request) error { _, err := h.check(); return err })
 	m.AddController(name, func() error { return h.health.Check(nil) })
 	return h
@@ -64,7 +65,7 @@ func (h *hosted) check() (controllers.Status, error) {
 	if key, age := s.LongestRunning(time.Now()); age > h.stuckAfter {
 		stuck = fmt.Errorf("reconciling %s for %s, longer than --controller-stuck-after=%s", key, age.Round(time.Second), h.stuckAfter)
 	}
-	return s, errors.Join(stuck, h.runs.problem(), h.cache.Problem(h.name), err)
+	return s, errors.Join(stuck, h.runs.problem(), h.others.problem(h.name), h.cache.Problem(h.name), err)
 }
 
 // Status returns the controller's status, with the restarts and the problem that only the host
@@ -100,7 +101,7 @@ func (h *hosted) controllerStatus() (controllers.Status, error) {
 	select {
 	case a := <-answer:
 		if a.Err != nil {
-			a.Err = fmt.Errorf("Status returned an error: %w", a.Err)
+			a.Err = fmt.Errorf("Status: %w", a.Err)
 		}
 		return a.Val.(controllers.Status), a.Err
 	case <-time.After(statusTimeout):
@@ -214,20 +215,19 @@ const (
 // error of the Run during which ctx ended.
 func (h *hosted) supervise(ctx context.Context) error {
 	logger := klog.FromContext(ctx).WithValues("controller", h.name) // as in the log of a Loop
-	run := func(ctx context.Context) error { h.runs.began(); return h.Run(ctx) }
-	return restart(klog.NewContext(ctx, logger), h.metrics, h.name, run, func(err error, stack []byte) {
-		h.runs.ended(err)
+	return h.runs.keepRunning(klog.NewContext(ctx, logger), h.metrics, h.name, h.Run, func(err error, stack []byte) {
 		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
 	})
 }
 
-// restart calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run
-// returns earlier, or panics outside of a reconcile, restart calls ended, and run again after restartDelay:
+// keepRunning calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run
+// returns earlier, or panics outside of a reconcile, keepRunning calls log, and run again after restartDelay:
 // one controller must not stop the others. It returns the error of the run during which ctx ended.
-func restart(
-	ctx context.Context, m *controllers.Metrics, controller string, run func(context.Context) error, ended func(err error, stack []byte),
+func (r *runs) keepRunning(
+	ctx context.Context, m *controllers.Metrics, controller string, run func(context.Context) error, log func(err error, stack []byte),
 ) error {
 	for {
+		r.began()
 		stack, err := panics.Recover(func() error {
 			err := run(ctx)
 			if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
@@ -245,7 +245,8 @@ func restart(
 			err = errors.New("Run returned before its context ended")
 		}
 		m.Restarted(controller)
-		ended(err, stack)
+		r.ended(err)
+		log(err, stack)
 		select {
 		case <-time.After(restartDelay):
 		case <-ctx.Done():
@@ -254,7 +255,7 @@ func restart(
 	}
 }
 
-// runs records how the runs of one controller ended.
+// runs records how the runs of one controller, or of its loop in another cluster, ended.
 type runs struct {
 	mu       sync.Mutex
 	restarts uint64
