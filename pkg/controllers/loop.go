@@ -44,7 +44,7 @@ type Loop[K comparable] struct {
 // exponential back-off: at the latest after the duration if that is > 0, and not before the time that
 // the API server asked for, up to 5 min. After a [TerminalError] it is called as if there had been no
 // error. A conflict alone is no failure unless it comes again and again. After a refusal by the fence, on a
-// replica that does not lead yet, it is called when the replica begins to lead.
+// replica that does not lead yet, it is called when the replica begins to lead, or after the duration.
 func NewLoop[K comparable](
 	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
@@ -258,20 +258,17 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 		return true // a queue that shuts down still hands out what it has
 	}
 	o := l.reconcileOnce(withLane(work, lane), key, limiter.NumRequeues(key))
-	switch {
-	case o.result == resultNotLeading && l.waitToLead(work, key):
-		limiter.Forget(key)
-	case o.retry:
+	if o.retry && (o.result != resultNotLeading || !l.waitToLead(work, key)) {
 		delay := limiter.When(key)
 		if o.after > 0 {
 			delay = min(delay, o.after)
 		}
 		q.AddAfter(key, max(delay, o.notBefore))
-	default:
-		limiter.Forget(key)
-		if o.after > 0 {
-			q.AddAfter(key, o.after)
-		}
+		return true
+	}
+	limiter.Forget(key)
+	if o.after > 0 {
+		q.AddAfter(key, o.after)
 	}
 	return true
 }
@@ -371,7 +368,7 @@ func resultOf(after time.Duration, err error, failures int) string {
 		return resultRequeue
 	case err == nil:
 		return resultSuccess
-	case IsNotLeading(err):
+	case IsNotLeading(err): // not every: the fence's error of a write in flight wraps that of the connection too
 		return resultNotLeading
 	case every(err, isTerminal):
 		return resultTerminal

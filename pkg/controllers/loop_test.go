@@ -267,7 +267,7 @@ func TestRefusedKeyIsTriedWhenLeading(t *testing.T) {
 			case <-f.leading:
 				return 0, nil
 			default:
-				return 0, fmt.Errorf("patch: %w", refusal{})
+				return map[string]time.Duration{"b": 40 * time.Minute}[key.Name], fmt.Errorf("patch: %w", refusal{})
 			}
 		}
 		f.run()
@@ -277,11 +277,11 @@ func TestRefusedKeyIsTriedWhenLeading(t *testing.T) {
 		if s := f.loop.Status(); s.Errors != 0 || s.LastError != nil {
 			t.Errorf("%d errors, the last one %+v: a refusal is none", s.Errors, s.LastError)
 		}
-		f.expect("a after 0s", "b after 1h0m0s")
+		f.expect("a after 0s", "b after 1h0m0s", "b after 1h40m0s")
 		close(f.leading)
 		pass(time.Hour)
 		slices.Sort(f.log)
-		f.expect("a after 2h0m0s", "b after 2h0m0s")
+		f.expect("a after 2h0m0s", "b after 2h0m0s", "b after 2h20m0s")
 	})
 }
 
