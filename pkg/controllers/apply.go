@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -29,17 +28,17 @@ import (
 // Configurations of built-in types are in k8s.io/client-go/applyconfigurations, and controller-gen makes
 // configurations of custom resources; an unstructured object is applied with Dynamic.
 func (c Clients) Apply(ctx context.Context, configs ...runtime.ApplyConfiguration) error {
-	patches := make([]patch, len(configs))
+	patches, targets := make([]patch, len(configs)), map[target]bool{}
 	for i, config := range configs {
 		p, err := c.patchOf(ctx, config)
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(patches[:i], func(other patch) bool { return other.resource == p.resource && other.object == p.object }) {
+		if targets[p.target] {
 			// Each would remove what the other has set, since both are of one field manager.
 			return fmt.Errorf("apply %s %s: it is among the objects twice", p.kind, p.object)
 		}
-		patches[i] = p
+		patches[i], targets[p.target] = p, true
 	}
 	errs := make([]error, len(patches))
 	var requests errgroup.Group
@@ -66,10 +65,14 @@ func (c Clients) PatchFinalizers(ctx context.Context, resource schema.GroupVersi
 
 // patch is what Apply sends of one object.
 type patch struct {
-	kind     string
+	kind string
+	target
+	body []byte
+}
+
+type target struct {
 	resource schema.GroupVersionResource
 	object   cache.ObjectName
-	body     []byte
 }
 
 // patchOf returns the patch of a configuration, or an error if the configuration does not name its object.
@@ -98,7 +101,7 @@ func (c Clients) patchOf(ctx context.Context, config runtime.ApplyConfiguration)
 	case !namespaced && name.Namespace != "":
 		return patch{}, fmt.Errorf("apply %s %s: objects of this kind have no namespace", gvk.Kind, name)
 	}
-	return patch{gvk.Kind, mapping.Resource, name, body}, nil
+	return patch{gvk.Kind, target{mapping.Resource, name}, body}, nil
 }
 
 func (c Clients) send(ctx context.Context, p patch) error {
