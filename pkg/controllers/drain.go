@@ -9,40 +9,40 @@ import (
 )
 
 type (
-	processKey  struct{}
+	lifetimeKey struct{}
 	drainingKey struct{}
 )
 
-// process is what the host tells a loop about the process.
-type process struct {
+// lifetime is what the host tells a loop: how long its work may last, and from when on this replica leads.
+type lifetime struct {
 	work    context.Context
 	leading <-chan struct{}
 }
 
-// WithProcess returns a copy of ctx for [Controller].Run. When ctx ends, the controller must drain; when
+// WithLifetime returns a copy of ctx for [Controller].Run. When ctx ends, the controller must drain; when
 // work ends, the contexts of its reconciles end too. The fence stops writes to the API server. The
 // contexts stop the rest, such as a request to another service. leading is closed when this replica begins to
 // lead.
-func WithProcess(ctx, work context.Context, leading <-chan struct{}) context.Context {
-	return context.WithValue(ctx, processKey{}, process{work, leading})
+func WithLifetime(ctx, work context.Context, leading <-chan struct{}) context.Context {
+	return context.WithValue(ctx, lifetimeKey{}, lifetime{work, leading})
 }
 
-// processOf returns what WithProcess has put into ctx. Without it, work does not end and the replica leads.
-func processOf(ctx context.Context) process {
-	if p, ok := ctx.Value(processKey{}).(process); ok {
-		return p
+// lifetimeOf returns what WithLifetime has put into ctx. Without it, work does not end and the replica leads.
+func lifetimeOf(ctx context.Context) lifetime {
+	if l, ok := ctx.Value(lifetimeKey{}).(lifetime); ok {
+		return l
 	}
 	leads := make(chan struct{})
 	close(leads)
-	return process{context.WithoutCancel(ctx), leads}
+	return lifetime{context.WithoutCancel(ctx), leads}
 }
 
-// workContext returns the context of reconciles. It does not end with ctx but with the context of the
-// process's work, and for the same cause. cutOff ends work and releases its resources.
+// workContext returns the context of reconciles. It does not end with ctx but with work of WithLifetime, and for
+// the same cause. cutOff ends it and releases its resources.
 func workContext(ctx context.Context) (work context.Context, cutOff context.CancelCauseFunc) {
-	processWork := processOf(ctx).work
+	hostWork := lifetimeOf(ctx).work
 	work, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainingKey{}, ctx.Done()))
-	unlink := context.AfterFunc(processWork, func() { cancel(context.Cause(processWork)) })
+	unlink := context.AfterFunc(hostWork, func() { cancel(context.Cause(hostWork)) })
 	return work, func(cause error) { unlink(); cancel(cause) }
 }
 

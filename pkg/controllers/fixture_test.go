@@ -150,7 +150,7 @@ type fixture struct {
 	// reconcile is what the loop calls; unless it is set, it says the name.
 	reconcile func(context.Context, cache.ObjectName) (time.Duration, error)
 	registry  metrics.KubeRegistry
-	work      context.Context // see WithProcess
+	work      context.Context // see WithLifetime
 	leading   chan struct{}   // closed when the replica leads
 	logger    klog.Logger
 	begun     time.Time
@@ -192,7 +192,7 @@ func (f *fixture) run() {
 	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), f.logger.WithValues("key", "of the reconcile that runs the loop")))
 	stopped := make(chan error, 1)
 	f.stop, f.stopped = stop, sync.OnceValue(func() error { return <-stopped })
-	go func() { stopped <- f.loop.Run(WithProcess(ctx, klog.NewContext(f.work, f.logger), f.leading)) }()
+	go func() { stopped <- f.loop.Run(WithLifetime(ctx, klog.NewContext(f.work, f.logger), f.leading)) }()
 	f.Cleanup(f.end)
 	synctest.Wait()
 }

@@ -16,24 +16,24 @@ import (
 type lane uint8
 
 const (
-	// laneFirst is the lane of changes, requeues, back-offs and Enqueue.
-	laneFirst lane = iota
-	// laneSecond is the lane of objects that are merely shown again: by a relist, or to a new leader.
-	laneSecond
+	// laneChanges is the lane of changes, requeues, back-offs and Enqueue.
+	laneChanges lane = iota
+	// laneShown is the lane of objects that are merely shown again: by a relist, or to a new leader.
+	laneShown
 )
 
-// changesFirst is how many keys of laneFirst are taken for each key of laneSecond, while both have keys.
+// changesFirst is how many keys of laneChanges are taken for each key of laneShown, while both have keys.
 // Otherwise a tenant who writes all the time would keep a new leader from what changed while nobody led.
 const changesFirst = 4
 
-// replayAhead is how many keys wait in laneSecond before Loop.replay waits too. The workqueue has each key in
+// replayAhead is how many keys wait in laneShown before Loop.replay waits too. The workqueue has each key in
 // three maps, and a map never becomes smaller: with 10,000 keys in the queue at once, the maps would take
 // 2 MiB for as long as the replica leads.
 const replayAhead = 500
 
 // queue is the queue of a loop. Its keys wait in lanes.
 type queue[K comparable] struct {
-	workqueue.TypedDelayingInterface[K] // Add and AddAfter add to laneFirst
+	workqueue.TypedDelayingInterface[K] // Add and AddAfter add to laneChanges
 	keys                                *laneQueue[K]
 }
 
@@ -54,8 +54,8 @@ type laneQueue[K comparable] struct {
 	lanes *lanes[K]
 }
 
-// Add adds a key to laneFirst. The workqueue calls it too, when the delay of a key has passed.
-func (q *laneQueue[K]) Add(key K) { q.add(key, laneFirst, tenantOf(key)) }
+// Add adds a key to laneChanges. The workqueue calls it too, when the delay of a key has passed.
+func (q *laneQueue[K]) Add(key K) { q.add(key, laneChanges, tenantOf(key)) }
 
 // add adds a key to a tenant's turn in a lane.
 func (q *laneQueue[K]) add(key K, lane lane, tenant string) {
@@ -83,10 +83,10 @@ func tenantOf[K comparable](key K) string {
 // turn comes first and then leaves the others. So nobody delays a key by adding it to a long queue of
 // their own.
 //
-// For instance, shop adds the keys a and b to laneFirst, and team adds b and c:
+// For instance, shop adds the keys a and b to laneChanges, and team adds b and c:
 //
-//	order[laneFirst]: shop, team
-//	turns[laneFirst]: shop has places of a and b, team has places of b and c
+//	order[laneChanges]: shop, team
+//	turns[laneChanges]: shop has places of a and b, team has places of b and c
 //
 // Pop takes a, from shop's turn, and then b, from team's turn; with that, b leaves shop's turn, which ends.
 // Then it takes c.
@@ -94,17 +94,17 @@ func tenantOf[K comparable](key K) string {
 // A key is noted before it is added to the workqueue, which knows neither lanes nor tenants and may push
 // the key only when its reconcile has ended: the place of the note is in the turn but not yet in its ring.
 type lanes[K comparable] struct {
-	mu           sync.Mutex                   // the workqueue calls its methods, Push to Pop, under a lock of its own
-	places       map[K]*item[place[K]]        // of keys that are queued or noted
-	turns        [2]map[string]*item[turn[K]] // of the tenants with places, by lane
-	order        [2]ring[turn[K]]             // the turns with queued keys, by lane
-	queued       int                          // keys
-	secondPlaces int                          // places in laneSecond, without noted ones
-	vacated      chan struct{}                // has an item once a place in laneSecond was left
-	inARow       int                          // keys taken from laneFirst since the last one from laneSecond
-	// onlySecond has popped keys that waited in laneSecond only, until the worker calls laneTakenFrom: Get of
+	mu          sync.Mutex                   // the workqueue calls its methods, Push to Pop, under a lock of its own
+	places      map[K]*item[place[K]]        // of keys that are queued or noted
+	turns       [2]map[string]*item[turn[K]] // of the tenants with places, by lane
+	order       [2]ring[turn[K]]             // the turns with queued keys, by lane
+	queued      int                          // keys
+	shownPlaces int                          // places in laneShown, without noted ones
+	vacated     chan struct{}                // has an item once a place in laneShown was left
+	inARow      int                          // keys taken from laneChanges since the last one from laneShown
+	// onlyShown has popped keys that waited in laneShown only, until the worker calls laneTakenFrom: Get of
 	// the workqueue returns nothing but the key.
-	onlySecond map[K]bool
+	onlyShown map[K]bool
 }
 
 // place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
@@ -124,7 +124,7 @@ type turn[K comparable] struct {
 }
 
 func newLanes[K comparable]() *lanes[K] {
-	l := &lanes[K]{places: map[K]*item[place[K]]{}, onlySecond: map[K]bool{}, vacated: make(chan struct{}, 1)}
+	l := &lanes[K]{places: map[K]*item[place[K]]{}, onlyShown: map[K]bool{}, vacated: make(chan struct{}, 1)}
 	for lane := range l.turns {
 		l.turns[lane] = map[string]*item[turn[K]]{}
 	}
@@ -162,7 +162,7 @@ func (l *lanes[K]) Push(key K) {
 	l.queued++
 	first := l.places[key]
 	if first == nil { // another Add of the key came between note and Add, and used the note
-		first = l.noteLocked(key, laneFirst, tenantOf(key))
+		first = l.noteLocked(key, laneChanges, tenantOf(key))
 	}
 	l.link(first)
 }
@@ -178,20 +178,21 @@ func (l *lanes[K]) Touch(key K) {
 func (l *lanes[K]) link(p *item[place[K]]) {
 	for ; p != nil && !p.linked(); p = p.value.nextOfKey {
 		t := p.value.turn
-		if t.value.keys.add(p); !t.linked() {
+		t.value.keys.add(p)
+		if !t.linked() {
 			l.order[t.value.lane].add(t)
 		}
-		if t.value.lane == laneSecond {
-			l.secondPlaces++
+		if t.value.lane == laneShown {
+			l.shownPlaces++
 		}
 	}
 }
 
-// waitForRoom waits while laneSecond has replayAhead keys. It returns false if ctx ends.
+// waitForRoom waits while laneShown has replayAhead keys. It returns false if ctx ends.
 func (l *lanes[K]) waitForRoom(ctx context.Context) bool {
 	for ctx.Err() == nil {
 		l.mu.Lock()
-		full := l.secondPlaces >= replayAhead
+		full := l.shownPlaces >= replayAhead
 		l.mu.Unlock()
 		if !full {
 			return true
@@ -211,24 +212,25 @@ func (l *lanes[K]) Len() int { return l.queued }
 func (l *lanes[K]) Pop() K {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	lane := laneFirst
-	if l.order[laneFirst].first == nil || l.inARow >= changesFirst && l.order[laneSecond].first != nil {
-		lane = laneSecond
+	lane := laneChanges
+	if l.order[laneChanges].first == nil || l.inARow >= changesFirst && l.order[laneShown].first != nil {
+		lane = laneShown
 	}
 	t := l.order[lane].first
 	l.order[lane].first = t.next
 	key := t.value.keys.first.value.key
-	onlySecond := true
+	onlyShown := true
 	for p := l.places[key]; p != nil; p = p.value.nextOfKey {
-		onlySecond = onlySecond && (!p.linked() || p.value.turn.value.lane == laneSecond)
+		onlyShown = onlyShown && (!p.linked() || p.value.turn.value.lane == laneShown)
 	}
 	l.leave(key)
 	l.queued--
-	if l.inARow++; lane == laneSecond {
+	l.inARow++
+	if lane == laneShown {
 		l.inARow = 0
 	}
-	if onlySecond {
-		l.onlySecond[key] = true
+	if onlyShown {
+		l.onlyShown[key] = true
 	}
 	return key
 }
@@ -255,14 +257,16 @@ func (l *lanes[K]) leave(key K) {
 func (l *lanes[K]) remove(p *item[place[K]]) {
 	t := p.value.turn
 	lane := t.value.lane
-	if t.value.keys.remove(p); t.value.keys.first == nil {
+	t.value.keys.remove(p)
+	if t.value.keys.first == nil {
 		l.order[lane].remove(t)
 	}
-	if t.value.places--; t.value.places == 0 {
+	t.value.places--
+	if t.value.places == 0 {
 		delete(l.turns[lane], t.value.tenant)
 	}
-	if lane == laneSecond {
-		l.secondPlaces--
+	if lane == laneShown {
+		l.shownPlaces--
 		select {
 		case l.vacated <- struct{}{}:
 		default:
@@ -270,16 +274,16 @@ func (l *lanes[K]) remove(p *item[place[K]]) {
 	}
 }
 
-// laneTakenFrom returns laneSecond for a popped key that stood in no turn of laneFirst. Each worker calls
+// laneTakenFrom returns laneShown for a popped key that stood in no turn of laneChanges. Each worker calls
 // it once for its key.
 func (l *lanes[K]) laneTakenFrom(key K) lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.onlySecond[key] {
-		return laneFirst
+	if !l.onlyShown[key] {
+		return laneChanges
 	}
-	delete(l.onlySecond, key)
-	return laneSecond
+	delete(l.onlyShown, key)
+	return laneShown
 }
 
 type laneKey struct{}
@@ -289,7 +293,7 @@ func withLane(ctx context.Context, lane lane) context.Context {
 	return context.WithValue(ctx, laneKey{}, lane)
 }
 
-// laneFrom returns the lane of withLane, or laneFirst.
+// laneFrom returns the lane of withLane, or laneChanges.
 func laneFrom(ctx context.Context) lane {
 	taken, _ := ctx.Value(laneKey{}).(lane)
 	return taken

@@ -26,11 +26,11 @@ func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
 
 // expectEmpty fails if anything is left in the lanes.
 func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K]) {
-	left := len(l.places) + len(l.onlySecond) + l.Len()
+	left := len(l.places) + len(l.onlyShown) + l.Len()
 	for i := range l.turns {
 		left += len(l.turns[i])
 	}
-	if left != 0 || l.order[laneFirst].first != nil || l.order[laneSecond].first != nil {
+	if left != 0 || l.order[laneChanges].first != nil || l.order[laneShown].first != nil {
 		t.Errorf("left in empty lanes: %d keys, places %v, turns %v", l.Len(), l.places, l.turns)
 	}
 }
@@ -38,7 +38,7 @@ func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K
 func TestLanesStoreNothingAfterShutdown(t *testing.T) {
 	q := testQueue[string](t)
 	q.ShutDown()
-	q.keys.add("a", laneFirst, "shop")
+	q.keys.add("a", laneChanges, "shop")
 	q.Add("b")
 	expectEmpty(t, q.keys.lanes)
 }
@@ -108,21 +108,21 @@ func (m *model) queued() map[string]bool {
 	return keys
 }
 
-// take returns the next key, and laneSecond if that is the only lane in which it stands.
+// take returns the next key, and laneShown if that is the only lane in which it stands.
 func (m *model) take() (key string, in lane) {
-	from := laneFirst
-	if len(m.lanes[laneFirst]) == 0 || m.inARow >= 4 && len(m.lanes[laneSecond]) > 0 {
-		from = laneSecond
+	from := laneChanges
+	if len(m.lanes[laneChanges]) == 0 || m.inARow >= 4 && len(m.lanes[laneShown]) > 0 {
+		from = laneShown
 	}
-	if m.inARow++; from == laneSecond {
+	if m.inARow++; from == laneShown {
 		m.inARow = 0
 	}
 	t := m.lanes[from][0]
 	m.lanes[from] = append(m.lanes[from][1:], t)
-	key, in = t.keys[0], laneSecond
-	for _, t := range m.lanes[laneFirst] {
+	key, in = t.keys[0], laneShown
+	for _, t := range m.lanes[laneChanges] {
 		if slices.Contains(t.keys, key) {
-			in = laneFirst
+			in = laneChanges
 		}
 	}
 	for i := range m.lanes {
@@ -191,7 +191,7 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 			"add as a delay does": func(*rapid.T) {
 				key := some("key", 8)
 				q.AddAfter(key, 0)
-				m.add(added{key, laneFirst, ""})
+				m.add(added{key, laneChanges, ""})
 			},
 			"take": take, "take again": take, "done": done,
 			"": func(t *rapid.T) {

@@ -91,7 +91,7 @@ func (l *Loop[K]) Close() {
 // block.
 func (l *Loop[K]) Enqueue(keys ...K) {
 	for _, key := range keys {
-		l.add(key, laneFirst, tenantOf(key))
+		l.add(key, laneChanges, tenantOf(key))
 	}
 }
 
@@ -119,7 +119,7 @@ func (l *Loop[K]) add(key K, lane lane, tenant string) {
 // that changed last. The package comment says which keys come first.
 //
 // After that it takes no more keys and lets the reconciles in flight finish. Their context does not
-// end with ctx, only with work of [WithProcess] or after LoopOptions.DrainTimeout. Run returns when all
+// end with ctx, only with work of [WithLifetime] or after LoopOptions.DrainTimeout. Run returns when all
 // workers and mappings have returned, however long that takes: the host, which holds the Lease, decides how
 // long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
@@ -131,9 +131,9 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 		}
 	}
 	// ctx may be that of another loop's reconcile, whose key and lane are not this loop's.
-	logger := klog.FromContext(processOf(ctx).work).WithValues(values...)
+	logger := klog.FromContext(lifetimeOf(ctx).work).WithValues(values...)
 	// The goroutines of the workers and of the queue inherit the labels.
-	pprof.Do(withLane(klog.NewContext(ctx, logger), laneFirst), pprof.Labels(labels...), func(ctx context.Context) {
+	pprof.Do(withLane(klog.NewContext(ctx, logger), laneChanges), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
 	return err
@@ -278,7 +278,7 @@ func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
 	l.mu.Lock() // retryWaiting sees the key if leading is open now
 	defer l.mu.Unlock()
 	select {
-	case <-processOf(ctx).leading:
+	case <-lifetimeOf(ctx).leading:
 		return false
 	default:
 		l.waiting[key] = struct{}{}
@@ -289,7 +289,7 @@ func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
 // retryWaiting enqueues the keys of waitToLead when this replica begins to lead.
 func (l *Loop[K]) retryWaiting(ctx context.Context) {
 	select {
-	case <-processOf(ctx).leading:
+	case <-lifetimeOf(ctx).leading:
 	case <-ctx.Done():
 		return
 	}

@@ -103,7 +103,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 		},
 		mapNewest: func(m *mapper[K], name cache.ObjectName) {
 			if obj, exists := informer.Get(name); exists { // else its deletion is an event
-				m.enqueue(laneSecond, mapChosen(Event[T]{New: obj}))
+				m.enqueue(laneShown, mapChosen(Event[T]{New: obj}))
 			}
 		},
 	}
@@ -185,11 +185,11 @@ func objectOf[T metav1.Object](e Event[T]) T {
 	return e.New
 }
 
-// laneOfEvent returns laneSecond for an update that changed nothing: after a relist, there is one for each
+// laneOfEvent returns laneShown for an update that changed nothing: after a relist, there is one for each
 // object in the cache.
 func laneOfEvent[T metav1.Object](e Event[T]) lane {
 	if isNil(e.Old) || isNil(e.New) || e.New.GetResourceVersion() == "" || e.Old.GetResourceVersion() != e.New.GetResourceVersion() {
-		return laneFirst
+		return laneChanges
 	}
-	return laneSecond
+	return laneShown
 }
