@@ -323,7 +323,7 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 				}
 				return
 			}
-			var refused *DryRunError
+			var refused *controllers.DryRunError
 			if !errors.As(err, &refused) || sent != nil {
 				t.Fatalf("sent %v, error %v", sent, err)
 			}
@@ -357,7 +357,7 @@ func TestDryRunOfADeleteWithABody(t *testing.T) {
 			r.Header.Set("Content-Type", tc.contentType)
 			sent, err := d.send(r)
 			if tc.refused != "" {
-				var refused *DryRunError
+				var refused *controllers.DryRunError
 				if !errors.As(err, &refused) || sent != nil || !strings.Contains(err.Error(), tc.refused) {
 					t.Fatalf("sent %v, error %v, want one about %s", sent, err, tc.refused)
 				}

@@ -22,19 +22,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 )
-
-// DryRunError is the error of a controller's request that was not sent, because --dry-run is set
-// and the request cannot be a dry run. Test for it with errors.As.
-type DryRunError struct {
-	Method, Path string
-	Reason       string
-}
-
-func (e *DryRunError) Error() string {
-	return fmt.Sprintf("%s %s was not sent, --dry-run forbids it: %s", e.Method, e.Path, e.Reason)
-}
 
 // dryRun turns the requests of controllers into dry runs. The API server reads the option dryRun from the
 // query and, for a DELETE with a body, which client-go always sends, from the body. Requests that may have an
@@ -82,7 +72,7 @@ func (d *dryRun) wrap(next http.RoundTripper) http.RoundTripper {
 			if r.Body != nil {
 				_ = r.Body.Close() // a RoundTripper must close it, and cannot report an error
 			}
-			return nil, &DryRunError{r.Method, r.URL.Path, reason}
+			return nil, &controllers.DryRunError{Method: r.Method, Path: r.URL.Path, Reason: reason}
 		}
 		return next.RoundTrip(r)
 	}}

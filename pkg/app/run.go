@@ -183,7 +183,7 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 		err = errors.Join(err, onLeader.unfinished(time.Now()))
 		cutOff(err)
 	}
-	// The controllers of every replica stop last.
+	// At the end of ctx these drain beside the others. They stop last if the election was lost.
 	err = errors.Join(err, stopEverywhere())
 	cutOff(err)
 	return err

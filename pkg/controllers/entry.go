@@ -51,7 +51,8 @@ type Entry struct {
 	// EveryReplica makes every replica run the controller, from the time when its cache is started
 	// until the process ends, and not only the one that leads. The fences refuse the writes of a
 	// replica that does not lead, see IsNotLeading. A reconcile that returns this error is called
-	// again when the replica leads.
+	// again when the replica leads. The Lease is released without waiting for such a controller: what
+	// it does outside of the API must not need the Lease.
 	EveryReplica bool
 	// New builds the controller. Every replica calls it at its start, standbys included, so that a
 	// mistake does not wait for a failover to show.

@@ -5,6 +5,7 @@ package controllers
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -43,9 +44,23 @@ type terminalError struct{ error }
 
 func (e *terminalError) Unwrap() error { return e.error }
 
-func isTerminal(err error) bool {
-	_, terminal := any(err).(*terminalError) // unwrapped by every
-	return terminal
+func isTerminal(err error) bool { // unwrapped by every
+	switch any(err).(type) {
+	case *terminalError, *DryRunError:
+		return true
+	}
+	return false
+}
+
+// DryRunError is the error of a controller's request that was not sent, because --dry-run is set and the
+// request cannot be a dry run. It is terminal, see TerminalError. Test for it with errors.As.
+type DryRunError struct {
+	Method, Path string
+	Reason       string
+}
+
+func (e *DryRunError) Error() string {
+	return fmt.Sprintf("%s %s was not sent, --dry-run forbids it: %s", e.Method, e.Path, e.Reason)
 }
 
 // isConflict reports whether err is the API server's answer that an object has changed. A conflict of field

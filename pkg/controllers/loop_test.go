@@ -62,7 +62,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 		"a terminal error is called again only after a duration": {0, []outcome{{after: 9 * time.Second, err: TerminalError(bad)}, {err: fmt.Errorf("read: %w", TerminalError(bad))}},
 			[]int{0, 9}, resultTerminal},
 		"a terminal error beside another is tried again": {0, []outcome{{err: fmt.Errorf("read: %w", errors.Join(TerminalError(bad), bad))}}, []int{0, 1}, resultError},
-		"several terminal errors are not":                {0, []outcome{{err: errors.Join(TerminalError(bad), TerminalError(bad))}}, []int{0}, resultTerminal},
+		"several terminal errors are not":                {0, []outcome{{err: errors.Join(TerminalError(bad), &DryRunError{})}}, []int{0}, resultTerminal},
 		"a conflict beside another error is an error":    {0, []outcome{{err: errors.Join(conflict, bad)}}, []int{0, 1}, resultError},
 		"several conflicts are none":                     {0, []outcome{{err: fmt.Errorf("apply: %w", errors.Join(conflict, conflict))}}, []int{0, 1}, resultConflict},
 		"a refusal of the fence is a result of its own":  {0, []outcome{{err: fmt.Errorf("patch: %w", refusal{})}}, []int{0, 1}, resultNotLeading},

@@ -32,7 +32,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -226,7 +225,7 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := tc.try()
-			var refused *app.DryRunError
+			var refused *controllers.DryRunError
 			switch {
 			case tc.refused && !errors.As(err, &refused):
 				t.Errorf("not refused: %v", err)
