@@ -74,7 +74,7 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 	}
 	var all []cached
 	for _, m := range l.mappers {
-		if !m.watch.replays {
+		if m.watch.list == nil {
 			continue
 		}
 		list := m.watch.list()

@@ -22,10 +22,9 @@ type Watch[K comparable] struct {
 	synced  func() <-chan struct{}
 	// register adds the handler that maps changes.
 	register func(*mapper[K]) (remove func())
-	// replays is set if Run maps the objects in the cache too, when it begins: list returns them, and mapNewest
-	// maps the newest state of an object.
-	replays   bool
-	list      func() []metav1.Object
+	// list, unless it is nil, returns what Run maps when it begins: the objects in the cache.
+	list func() []metav1.Object
+	// mapNewest maps the newest state of such an object.
 	mapNewest func(*mapper[K], cache.ObjectName)
 }
 
@@ -58,7 +57,14 @@ func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Eve
 // or the next leader.
 func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
 	w := WatchChanges(informer, keys, only...)
-	w.replays = true
+	w.list = func() []metav1.Object {
+		objects := informer.List(metav1.NamespaceAll, nil)
+		list := make([]metav1.Object, len(objects))
+		for i := range objects {
+			list[i] = objects[i]
+		}
+		return list
+	}
 	return w
 }
 
@@ -92,14 +98,6 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 					m.handle(laneOfEvent(e), func() []K { return mapChosen(e) })
 				}
 			})
-		},
-		list: func() []metav1.Object {
-			objects := informer.List(metav1.NamespaceAll, nil)
-			list := make([]metav1.Object, len(objects))
-			for i := range objects {
-				list[i] = objects[i]
-			}
-			return list
 		},
 		mapNewest: func(m *mapper[K], name cache.ObjectName) {
 			if obj, exists := informer.Get(name); exists { // else its deletion is an event
