@@ -9,6 +9,7 @@ import (
 	"net/http"
 
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
@@ -88,9 +89,13 @@ func (p *process) host(name string) (controllers.Host, error) {
 
 // clientsOf returns a controller's clients of the API server to which config leads.
 func (p *process) clientsOf(controller string, config *rest.Config, kinds *kinds) (controllers.Clients, error) {
-	client, clientErr := p.clients.typed(config)
-	dynamicClient, dynamicErr := dynamic.NewForConfig(config)
-	metadataClient, metadataErr := metadata.NewForConfig(config)
+	shared, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return controllers.Clients{}, err
+	}
+	client, clientErr := kubernetes.NewForConfigAndClient(p.clients.builtIn(config), shared)
+	dynamicClient, dynamicErr := dynamic.NewForConfigAndClient(config, shared)
+	metadataClient, metadataErr := metadata.NewForConfigAndClient(config, shared)
 	return controllers.Clients{
 		Client: client, Dynamic: dynamicClient, Metadata: metadataClient, Mapping: kinds.mapping,
 		RESTConfig: config, Scheme: p.scheme, FieldManager: controller,
