@@ -10,19 +10,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -39,28 +34,6 @@ import (
 // helpColumns is the width of --help. It does not follow the terminal, so that the generated pages
 // are the same everywhere.
 const helpColumns = 80
-
-// gcPercent is by how much the heap may grow before garbage is collected. With Go's default of 100,
-// garbage takes as much memory as the cache; with less than 60, collecting takes a third of the CPU time.
-const gcPercent = 60
-
-// returnMemory collects garbage and returns free memory every minute until ctx ends. A start, a new list or
-// the boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. What
-// a sync.Pool holds is freed a minute later, by the next collection.
-func returnMemory(ctx context.Context) {
-	wait.UntilWithContext(ctx, func(context.Context) {
-		var m runtime.MemStats
-		if runtime.ReadMemStats(&m); isWorthCollecting(&m) {
-			debug.FreeOSMemory()
-		}
-	}, time.Minute)
-}
-
-// isWorthCollecting reports whether the heap is small or much of it is free: to collect a heap of several
-// GiB takes seconds of CPU time.
-func isWorthCollecting(m *runtime.MemStats) bool {
-	return m.HeapInuse < 256<<20 || m.HeapIdle-m.HeapReleased > m.HeapInuse/4
-}
 
 // NewCommand returns the command of a build. It runs the controllers of the registry and of the entries
 // among the options. If an option is wrong, executing the command returns the error.
@@ -101,7 +74,7 @@ func NewCommand(options ...BuildOption) *cobra.Command {
 			if err := o.apply(); err != nil {
 				return err
 			}
-			background.Go(func() { returnMemory(ctx) })
+			background.Go(func() { tuneMemory(ctx) })
 			cliflag.PrintFlags(cmd.Flags())
 			return Run(ctx, o)
 		},
@@ -267,9 +240,6 @@ func (o *Options) apply() error {
 	if m := o.Metrics; m.ShowHiddenMetricsForVersion != "" || len(m.DisabledMetrics) > 0 || len(m.AllowListMapping) > 0 ||
 		m.AllowListMappingManifest != "" {
 		m.Apply()
-	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
 	}
 	return nil
 }
