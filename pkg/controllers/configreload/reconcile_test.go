@@ -160,7 +160,6 @@ func TestReconcileAnnotations(t *testing.T) {
 		"an exclusion on the template does not count":                   of(rolled, pod(reads("app-config"), onTemplate(kCMExclude, "app-config")), kCM, "app-config"),
 		"search rolls for a source with match": given(objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)}, func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
 			rolled),
-		"search leaves a source without match":                 one(unrecorded, kSearch, "true"),
 		"auto-all rolls a workload without annotations":        one(rolled).with(autoAll),
 		"auto-all leaves one that opts out":                    one(unrecorded, kAuto, "no").with(autoAll),
 		"search does not switch auto-all off":                  one(rolled, kSearch, "true").with(autoAll),
@@ -199,10 +198,6 @@ func TestReconcileReferences(t *testing.T) {
 		return func(t *corev1.PodTemplateSpec) { t.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: source}} }
 	}
 	ofCM := volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: named}})
-	projected := volume(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
-		{Secret: &corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "other"}}},
-		{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: named}},
-	}}})
 	mounts := []corev1.VolumeMount{{Name: "v", MountPath: "/etc/app"}}
 	ab := containersNamed("a", "b")
 	mounted := func(t *corev1.PodTemplateSpec) { t.Spec.Containers[1].VolumeMounts = mounts }
@@ -215,8 +210,6 @@ func TestReconcileReferences(t *testing.T) {
 		return reconcileCase{objects: objs{cm1(), auto(pod(options...), known1)}, change: changeCM, want: []string{env(known2, container+"/"+cmVar, h2)}}
 	}
 	runCases(t, map[string]reconcileCase{
-		"a projected source of a volume that the second container mounts": given(objs{cm1(), auto(pod(ab, projected, mounted), stateOf(cmKey, h1, "secret/other", ""))}, changeCM,
-			[]string{env(stateOf(cmKey, h2, "secret/other", ""), "b/"+cmVar, h2)}),
 		"a volume that only an init container mounts marks the first container": row("a", ab, ofCM, mountedInInit),
 		"a volume that nobody mounts is no reference":                           {objects: objs{cm1(), auto(pod(ab, ofCM), known1)}, change: changeCM, want: []string{stateOnly("")}},
 		"a mount beats an environment":                                          row("b", ab, reads("app-config"), ofCM, mounted),
@@ -225,12 +218,6 @@ func TestReconcileReferences(t *testing.T) {
 		}),
 		"an environment of an init container marks the first container": row("a", ab, inInit(corev1.Container{Name: "init", Env: []corev1.EnvVar{{
 			Name: "X", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: named, Key: "color"}}}}})),
-		"image pull secrets are no reference": {
-			objects: objs{db1(), deploy(pod(func(t *corev1.PodTemplateSpec) {
-				t.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "db"}}
-			}), kAuto, "true")},
-			change: changeDB,
-		},
 		"a variable of a source without a name, which the API server takes, is no reference": row("web", reads("app-config"), reads("")),
 	})
 }
@@ -288,7 +275,6 @@ func TestReconcileScope(t *testing.T) {
 	sourceSelector := func(c *config) { c.SourceSelector = []string{"env:prod"} }
 
 	runCases(t, map[string]reconcileCase{
-		"a namespace that the selector selects is worked in": given(objs{labelled(namespace()), cm1(), auto(web, known1)}, changeCM, rolled).with(selector("env:*")),
 		"a namespace outside the selector is left alone, until it becomes selected": given(objs{namespace(), cm1(), auto(web, known1)}, func(f *fixture) { f.put(time.Minute, cm2()); f.written(0); f.Put(labelled(namespace())) },
 			rolled).with(selector("env=prod")),
 		"Secrets of Helm releases do not count": given(objs{helmSecret("1"), auto(pod(readsSecret("db")), stateOf(dbKey, ""))}, func(f *fixture) { f.Put(helmSecret("2")) },
@@ -297,7 +283,6 @@ func TestReconcileScope(t *testing.T) {
 		"a namespace that is included and excluded is left alone": {configure: workedIn(shop, shop), change: changeCM},
 		"including namespaces switches the selector off": given(objs{namespace(), cm1(), auto(web, known1)}, changeCM,
 			rolled).with(func(c *config) { c.IncludeNamespaces, c.NamespaceSelector = shop, []string{"env=prod"} }),
-		"a source outside the source selector is absent": {configure: sourceSelector, objects: objs{cm1(), auto(web, absent)}, change: changeCM},
 		"a source that loses its label looks deleted": given(objs{labelled(cm1()), auto(marked(h1), known1)}, func(f *fixture) { f.Put(cm1()) },
 			[]string{env(absent, "web/"+cmVar, "")}).with(func(c *config) { sourceSelector(c); onDelete(c) }),
 		"a source of another namespace is none of this one's business": given(nil, func(f *fixture) { other := cm2(); other.Namespace = "depot"; f.Put(other) }, nil),

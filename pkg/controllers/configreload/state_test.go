@@ -162,12 +162,6 @@ func TestFirstSight(t *testing.T) {
 			f.put(time.Minute, cm2())
 			f.Put(labelled(cm2()))
 		}, []string{stateOnly(known1), roll}).with(onlyLabelled),
-		"a change before the end of ignore rolls nothing": given(objs{cm1(), asks()}, func(f *fixture) {
-			f.put(time.Minute, annotated(cm1(), kIgnore, "true"))
-			f.Put(annotated(cm2(), kIgnore, "true"))
-			f.pass(time.Minute)
-			changeCM(f)
-		}, []string{stateOnly(known1), stateOnly(""), stateOnly(known2)}),
 		"a change that comes with the end of ignore rolls": {objects: objs{annotated(cm1(), kIgnore, "true"), asks()}, change: changeCM, want: rolled},
 		"a change before the source matches rolls nothing": given(objs{cm1(), deploy(web, kSearch, "true")}, func(f *fixture) { f.put(time.Minute, cm2()); f.Put(annotated(cm2(), kMatch, "true")) },
 			[]string{stateOnly(known2)}),
@@ -179,28 +173,6 @@ func TestFirstSight(t *testing.T) {
 		}, rolled),
 		"a change before the namespace is selected rolls nothing": given(objs{namespace(), cm1(), asks()}, func(f *fixture) { f.put(time.Minute, cm2()); f.Put(labelled(namespace())) },
 			[]string{stateOnly(known2)}).with(func(c *config) { c.NamespaceSelector = []string{"env=prod"} }),
-	})
-}
-
-func TestFailingWorkloadHoldsUpNoOther(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		api := auto(web, stateOn("Deployment/shop/api", cmKey, h1))
-		api.Name = "api"
-		f := newFixture(t, nil, cm1(), auto(web, known1), api)
-		f.before("patch", "deployments", func(r controllertest.Request) error {
-			if r.Name == "web" {
-				return errForbidden
-			}
-			return nil
-		})
-		changeCM(f)
-		f.pass(4500 * time.Millisecond) // due after 1 s, again 1 s and 3 s later
-		got := f.writes()
-		slices.Sort(got)
-		other := envOn("deployments/api", stateOn("Deployment/shop/api", cmKey, h2), "web/"+cmVar, h2)
-		same(t, "writes", []string{other, roll, roll, roll}, got)
-		f.told(reloaded, failed+errForbidden.Error(), failed+errForbidden.Error(), failed+errForbidden.Error())
-		f.count(3, "reloads_total", "kind", "Deployment", "result", "error")
 	})
 }
 
@@ -320,14 +292,10 @@ func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 }
 
 func TestPauseLastsItsPeriodAtMost(t *testing.T) {
-	const year = 365 * 24 * 3600
-	bubbles(t, map[string]int{
-		"a pause that begins in a century": 100 * year,
-		"a pause that begins in a minute":  60,
-	}, func(t bubble, since int) {
-		d := deploy(pod(), kPause, "5m", kPausedAt, second(since))
+	synctest.Test(t, func(t *testing.T) {
+		d := deploy(pod(), kPause, "5m", kPausedAt, "2100-01-01T00:00:00Z")
 		d.Spec.Paused = true
-		f := newFixture(t.T, nil, d)
+		f := newFixture(t, nil, d)
 		for range 4 { // it is looked at again and again
 			f.pass(time.Minute)
 			f.touch()

@@ -241,6 +241,7 @@ func references() corev1.PodTemplateSpec {
 			{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: named("s")}}},
 		VolumeMounts: []corev1.VolumeMount{{Name: "cm"}, {Name: "tmp"}, {Name: "both"}},
 	}}
+	t.Spec.ImagePullSecrets = []corev1.LocalObjectReference{named("registry")}
 	t.Spec.InitContainers = []corev1.Container{{Name: "init", VolumeMounts: []corev1.VolumeMount{{Name: "secret"}}, Env: []corev1.EnvVar{
 		{Name: "C", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: named("c"), Key: "k"}}},
 		{Name: "N", ValueFrom: fromSecret("")},
@@ -292,23 +293,19 @@ func TestWorkloadCachedReadsAsLive(t *testing.T) {
 		obj  runtime.Object
 		want Content
 	}{
-		"Deployment": {&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Template: references()}}, full()},
 		"paused Deployment": {&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Paused: true, Template: references()}},
 			with(func(c *Content) { c.Paused = true })},
 		"StatefulSet": {&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Template: references()}}, full()},
 		"DaemonSet":   {&appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Template: references()}}, full()},
-		"suspended CronJob": {&batchv1.CronJob{ObjectMeta: meta, Spec: batchv1.CronJobSpec{Suspend: ptr.To(true),
+		"a suspended CronJob that forbids two Jobs at once": {&batchv1.CronJob{ObjectMeta: meta, Spec: batchv1.CronJobSpec{
+			Suspend: ptr.To(true), ConcurrencyPolicy: batchv1.ForbidConcurrent,
 			JobTemplate: batchv1.JobTemplateSpec{ObjectMeta: meta, Spec: batchv1.JobSpec{Template: references()}}}},
-			with(func(c *Content) { c.Suspended = true })},
-		"a CronJob that forbids two Jobs at once": {&batchv1.CronJob{Spec: batchv1.CronJobSpec{
-			ConcurrencyPolicy: batchv1.ForbidConcurrent, JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: references()}}}},
-			with(func(c *Content) { c.Forbids = true })},
+			with(func(c *Content) { c.Suspended, c.Forbids = true, true })},
 		"Job of a CronJob": {&batchv1.Job{ObjectMeta: owned, Spec: batchv1.JobSpec{Template: references()}},
 			with(func(c *Content) { c.CronJob, c.Elsewhere = "c", true })},
-		"Rollout": {rollout(map[string]any{"template": object}), full()},
 		"Rollout that refers to another workload": {rollout(map[string]any{"template": object, "workloadRef": map[string]any{"kind": "Deployment", "name": "x"}}),
 			with(func(c *Content) { c.Elsewhere = true })},
-		"Rollout without a template": {rollout(map[string]any{}), Content{}},
+		"Rollout whose template is null": {rollout(map[string]any{"template": nil}), Content{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := tc.obj.DeepCopyObject()
