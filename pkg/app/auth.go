@@ -57,10 +57,10 @@ func (c *AuthenticationConfig) AddFlags(fs *pflag.FlagSet) {
 		"Default: the CAs of the cluster.")
 }
 
-// auth delegates authentication and authorization to the API server. It can be built while the API
+// reviewer delegates authentication and authorization to the API server. It can be built while the API
 // server is away, so that probes are answered from the start: the CAs arrive with the first watch
 // and follow every rotation.
-type auth struct {
+type reviewer struct {
 	authenticator authenticator.Request
 	authorizer    authorizer.Authorizer
 	// clientCA has the CAs of users and of front proxies; nil if there are none.
@@ -69,12 +69,12 @@ type auth struct {
 	headers *headerrequest.RequestHeaderAuthRequestController
 }
 
-func newAuth(o *Options, c connection) (*auth, error) {
+func newReviewer(o *Options, c connection) (*reviewer, error) {
 	client, err := c.typed(reviewConfig(c, "authentication"))
 	if err != nil {
 		return nil, err
 	}
-	a := &auth{}
+	a := &reviewer{}
 	// kube-apiserver's values.
 	backoff := &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 5}
 	authentication := authenticatorfactory.DelegatingAuthenticatorConfig{
@@ -135,7 +135,7 @@ func reviewConfig(c connection, name string) *rest.Config {
 
 // lookUp makes the authenticator trust the front proxies that the cluster publishes and, unless
 // --client-ca-file names other CAs, the cluster's client certificates. Both follow every change.
-func (a *auth) lookUp(client kubernetes.Interface, config *authenticatorfactory.DelegatingAuthenticatorConfig) error {
+func (a *reviewer) lookUp(client kubernetes.Interface, config *authenticatorfactory.DelegatingAuthenticatorConfig) error {
 	published := func(key string) (*dynamiccertificates.ConfigMapCAController, error) {
 		return dynamiccertificates.NewDynamicCAFromConfigMapController(key, authenticationNamespace, authenticationConfigMap, key, client)
 	}
@@ -167,14 +167,14 @@ func (a *auth) lookUp(client kubernetes.Interface, config *authenticatorfactory.
 
 // run keeps the cluster's headers of front proxies up to date until ctx ends. The TLS server keeps the
 // CAs up to date.
-func (a *auth) run(ctx context.Context) {
+func (a *reviewer) run(ctx context.Context) {
 	if a.headers != nil {
 		a.headers.Run(ctx, 1)
 	}
 }
 
 // protect passes a request to next if its caller is allowed to see the path.
-func (a *auth) protect(next http.Handler) http.Handler {
+func (a *reviewer) protect(next http.Handler) http.Handler {
 	next = genericapifilters.WithAuthorization(withoutBodyTimeout(next), authorizer.AuthorizerFunc(a.authorize), scheme.Codecs)
 	next = genericapifilters.WithAuthentication(next, a.authenticator, genericapifilters.Unauthorized(scheme.Codecs), nil, nil)
 	return genericapifilters.WithRequestInfo(next, &apirequest.RequestInfoFactory{})
@@ -182,7 +182,7 @@ func (a *auth) protect(next http.Handler) http.Handler {
 
 // authorize decides as the authorizer does, with another error: the caller sees the error, and must not learn
 // from it where the API server is.
-func (a *auth) authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
+func (a *reviewer) authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
 	decision, reason, err := a.authorizer.Authorize(ctx, attributes)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot authorize a request", "path", attributes.GetPath(), "err", err)

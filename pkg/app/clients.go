@@ -80,17 +80,17 @@ func (c connection) typed(config *rest.Config) (*kubernetes.Clientset, error) {
 	return kubernetes.NewForConfig(c.builtIn(config))
 }
 
-// clients makes the clients of controllers. No other client writes for them, and every write passes the
+// clientMaker makes the clients of controllers. No other client writes for them, and every write passes the
 // fence.
-type clients struct {
+type clientMaker struct {
 	connection
 	fence  func(http.RoundTripper) http.RoundTripper
 	dryRun *dryRun // nil without --dry-run
 	kinds  *kinds
 }
 
-func newClients(o *Options, c connection, fence func(http.RoundTripper) http.RoundTripper) (*clients, error) {
-	made := &clients{connection: c, fence: fence}
+func newClientMaker(o *Options, c connection, fence func(http.RoundTripper) http.RoundTripper) (*clientMaker, error) {
+	made := &clientMaker{connection: c, fence: fence}
 	var err error
 	if made.kinds, err = newKinds(c.named("discovery")); err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func newClients(o *Options, c connection, fence func(http.RoundTripper) http.Rou
 
 // forController returns the configuration of a controller's clients: each write passes the fence and, with
 // --dry-run, is a dry run.
-func (c *clients) forController(name string) *rest.Config {
+func (c *clientMaker) forController(name string) *rest.Config {
 	config := c.named(name)
 	// The wrapper that is added first is the innermost: the fence is checked when the request is sent.
 	config.Wrap(withoutLongWaits)

@@ -193,7 +193,7 @@ func TestClientsShareOneLimit(t *testing.T) {
 			o.Client.QPS, o.Client.Burst = tc.qps, 7
 			connection, err := newConnection(o.Client)
 			must(t, err)
-			clients, err := newClients(o, connection, open)
+			clients, err := newClientMaker(o, connection, open)
 			must(t, err)
 			limiter := connection.base.RateLimiter
 			if (limiter != nil) != tc.limited {
@@ -236,7 +236,7 @@ func TestContentTypeIsOfTypedClientsOnly(t *testing.T) {
 		must(t, err)
 		others, err := kubernetes.NewForConfig(connection.named("others"))
 		must(t, err)
-		dry, err := newClients(&Options{Generic: GenericConfig{DryRun: true}}, connection, nil)
+		dry, err := newClientMaker(&Options{Generic: GenericConfig{DryRun: true}}, connection, nil)
 		if err != nil || dry.contentType != "application/json" {
 			t.Errorf("under --dry-run, which reads what is sent, clients speak %v, error %v", dry, err)
 		}
@@ -298,7 +298,7 @@ func TestWebhookHoldsUpNoWorker(t *testing.T) {
 				return &http.Response{StatusCode: http.StatusTooManyRequests, Header: header, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
 			})
 			through := func(next http.RoundTripper) http.RoundTripper { return next }
-			all := &clients{connection: connection{base: &rest.Config{Host: "http://api", Transport: server, QPS: -1}}, fence: through}
+			all := &clientMaker{connection: connection{base: &rest.Config{Host: "http://api", Transport: server, QPS: -1}}, fence: through}
 			client, err := kubernetes.NewForConfig(all.forController("x"))
 			must(t, err)
 			begun := time.Now()

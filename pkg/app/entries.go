@@ -71,26 +71,27 @@ func NewScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// demands are what the enabled entries ask of the process.
-type demands struct {
+// requirements are what the enabled entries ask of the process.
+type requirements struct {
 	entries []controllers.Entry
 	scheme  *runtime.Scheme
 	needs   []informers.Need
-	grants  []grants // of each entry
+	grants  map[string]grants // by name of the entry
 }
 
-// collectDemands returns what the enabled entries ask for. The error lists the mistakes of all
+// collectRequirements returns what the enabled entries ask for. The error lists the mistakes of all
 // entries. With such a mistake the manager does not start, and rbac prints no roles.
-func (o *Options) collectDemands() (d demands, err error) {
-	if d.entries, err = o.enabled(); err != nil {
-		return d, err
+func (o *Options) collectRequirements() (r requirements, err error) {
+	if r.entries, err = o.enabled(); err != nil {
+		return r, err
 	}
-	if d.scheme, err = NewScheme(d.entries); err != nil {
-		return d, err
+	if r.scheme, err = NewScheme(r.entries); err != nil {
+		return r, err
 	}
+	r.grants = map[string]grants{}
 	var errs []error
 	settings := o.Settings()
-	for _, e := range d.entries {
+	for _, e := range r.entries {
 		var needs []informers.Need
 		var granted grants
 		var err error
@@ -103,13 +104,13 @@ func (o *Options) collectDemands() (d demands, err error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
-		d.needs = append(d.needs, informers.NeedsOf(e.Name, needs...)...)
-		d.grants = append(d.grants, granted)
+		r.needs = append(r.needs, informers.NeedsOf(e.Name, needs...)...)
+		r.grants[e.Name] = granted
 	}
 	if len(errs) > 0 {
-		return d, errors.Join(errs...)
+		return r, errors.Join(errs...)
 	}
-	return d, informers.CheckNeeds(informers.Config{Namespaces: o.Generic.Namespaces}, d.needs, d.scheme)
+	return r, informers.CheckNeeds(informers.Config{Namespaces: o.Generic.Namespaces}, r.needs, r.scheme)
 }
 
 // controllerNames returns the names of all controllers, in the order of the registry.

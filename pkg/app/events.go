@@ -22,15 +22,15 @@ const eventsFlushTimeout = 3 * time.Second
 // for that many objects, as after a start; 512 take 0.8 MiB.
 const eventObjects = 512
 
-// events sends Events through a client of its own. They do not pass the fence, and are sent under
+// eventSender sends Events through a client of its own. They do not pass the fence, and are sent under
 // --dry-run too.
-type events struct {
+type eventSender struct {
 	broadcaster record.EventBroadcaster
 	scheme      *runtime.Scheme
 	sink        *eventSink
 }
 
-func startEvents(ctx context.Context, c connection, scheme *runtime.Scheme) (*events, error) {
+func startEvents(ctx context.Context, c connection, scheme *runtime.Scheme) (*eventSender, error) {
 	client, err := c.typed(c.named("events"))
 	if err != nil {
 		return nil, err
@@ -38,8 +38,8 @@ func startEvents(ctx context.Context, c connection, scheme *runtime.Scheme) (*ev
 	return recordTo(ctx, &typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")}, scheme), nil
 }
 
-func recordTo(ctx context.Context, sink record.EventSink, scheme *runtime.Scheme) *events {
-	e := &events{
+func recordTo(ctx context.Context, sink record.EventSink, scheme *runtime.Scheme) *eventSender {
+	e := &eventSender{
 		broadcaster: record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: eventObjects})),
 		scheme:      scheme,
 		sink:        &eventSink{sink, make(chan struct{})},
@@ -50,14 +50,14 @@ func recordTo(ctx context.Context, sink record.EventSink, scheme *runtime.Scheme
 }
 
 // recorder returns a recorder of Events with the given source component.
-func (e *events) recorder(component string) record.EventRecorder {
+func (e *eventSender) recorder(component string) record.EventRecorder {
 	return e.broadcaster.NewRecorder(e.scheme, corev1.EventSource{Component: component})
 }
 
 // stop returns when every Event that was recorded before has been sent, but after
 // eventsFlushTimeout at the latest. The broadcaster's Shutdown alone would drop Events that are not
 // sent yet.
-func (e *events) stop() {
+func (e *eventSender) stop() {
 	defer e.broadcaster.Shutdown()
 	e.recorder("").Event(&corev1.ObjectReference{Name: lastEvent}, corev1.EventTypeNormal, lastEvent, "")
 	select {

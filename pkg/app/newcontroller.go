@@ -35,7 +35,7 @@ func (p *process) newControllers(entries []controllers.Entry) (all hostedControl
 
 // newController builds the controller of an entry. If a function of the host panics with a Mistake, that is
 // the error.
-func (p *process) newController(entry controllers.Entry) (_ *hosted, err error) {
+func (p *process) newController(entry controllers.Entry) (_ *hostedController, err error) {
 	host, err := p.host(entry.Name)
 	if err != nil {
 		return nil, err

@@ -339,7 +339,7 @@ func failsAfter(d time.Duration) func(context.Context) error {
 }
 
 // host returns a hosted controller with an empty cache.
-func host(t *testing.T, runs ...func(context.Context) error) (*hosted, *scripted, metrics.KubeRegistry) {
+func host(t *testing.T, runs ...func(context.Context) error) (*hostedController, *scripted, metrics.KubeRegistry) {
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
 	c := &scripted{runs: runs, begun: time.Now()}

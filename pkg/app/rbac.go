@@ -64,7 +64,7 @@ switches off, and --dry-run need a ClusterRole even then.`, defaultName, o.name)
 
 // rbac returns what the process needs with this configuration, and nothing more: roles with their bindings.
 func (o *Options) rbac() (objects []any, err error) {
-	d, err := o.collectDemands()
+	required, err := o.collectRequirements()
 	if err != nil {
 		return nil, err
 	}
@@ -112,8 +112,8 @@ func (o *Options) rbac() (objects []any, err error) {
 			rule("authorization.k8s.io", "subjectaccessreviews", "", "create"))
 	}
 
-	for i, e := range d.entries {
-		granted, namespaces := d.grants[i], slices.Clone(workNamespaces)
+	for _, e := range required.entries {
+		granted, namespaces := required.grants[e.Name], slices.Clone(workNamespaces)
 		for _, namespace := range slices.Sorted(maps.Keys(granted)) {
 			if namespace != metav1.NamespaceAll && !slices.Contains(workNamespaces, namespace) {
 				namespaces = append(namespaces, namespace)
@@ -197,7 +197,8 @@ func grantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Nee
 	for _, need := range needs {
 		allows := func(rule rbacv1.PolicyRule) bool { return allowsToRead(rule, need) }
 		if !slices.ContainsFunc(slices.Concat(all[metav1.NamespaceAll], all[need.Namespace]), allows) {
-			return nil, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count", need.Resource.GroupResource())
+			return nil, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count",
+				need.Resource.GroupResource())
 		}
 	}
 	return all, nil

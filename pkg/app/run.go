@@ -62,14 +62,14 @@ type process struct {
 	options     *Options
 	connection  connection
 	scheme      *runtime.Scheme
-	events      *events
+	events      *eventSender
 	witness     *witness.Witness // nil if standbys cannot see this process
 	lock        *election.Lock
-	clients     *clients
+	clients     *clientMaker
 	caches      *informers.Caches
 	cache       *informers.ClusterCache // of the process's own cluster
 	controllers hostedControllers
-	auth        *auth // nil without a secure port
+	reviewer    *reviewer // nil without a secure port
 	registry    metrics.KubeRegistry
 	loopMetrics *controllers.Metrics
 
@@ -79,12 +79,12 @@ type process struct {
 // build builds everything. A mistake in the configuration fails here, on every replica. Events are
 // sent until ctx ends.
 func build(ctx context.Context, o *Options) (p *process, err error) {
-	d, err := o.collectDemands()
+	required, err := o.collectRequirements()
 	if err != nil {
 		return nil, err
 	}
 	registry := metrics.NewKubeRegistry()
-	p = &process{options: o, scheme: d.scheme, registry: registry, loopMetrics: controllers.NewMetrics(registry),
+	p = &process{options: o, scheme: required.scheme, registry: registry, loopMetrics: controllers.NewMetrics(registry),
 		openClusters: openClusters{all: map[string]func(){}}}
 	if p.connection, err = newConnection(o.Client); err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.lock, err = newLock(o, p.connection, p.events, registry, identity, p.witness); err != nil {
 		return nil, err
 	}
-	if p.clients, err = newClients(o, p.connection, p.lock.Fence); err != nil {
+	if p.clients, err = newClientMaker(o, p.connection, p.lock.Fence); err != nil {
 		return nil, err
 	}
 	readConfig := p.connection.named("informers")
@@ -118,15 +118,16 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.caches, err = informers.NewCaches(registry); err != nil {
 		return nil, err
 	}
-	p.cache, err = p.caches.AddCluster(informers.Config{Namespaces: o.Generic.Namespaces}, readers, d.needs, clock.RealClock{}, p.loopMetrics.Panicked)
+	config := informers.Config{Namespaces: o.Generic.Namespaces}
+	p.cache, err = p.caches.AddCluster(config, readers, required.needs, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return nil, err
 	}
-	if p.controllers, err = p.newControllers(d.entries); err != nil {
+	if p.controllers, err = p.newControllers(required.entries); err != nil {
 		return nil, err
 	}
 	if o.Secure.BindPort != 0 {
-		p.auth, err = newAuth(o, p.connection)
+		p.reviewer, err = newReviewer(o, p.connection)
 	}
 	return p, err
 }
@@ -134,7 +135,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 // listen starts the servers, which answer probes from here on.
 func (p *process) listen(ctx context.Context) (*servers, error) {
 	watchdog := healthz.LeaderWatchdog(watchdogTolerance, p.lock)
-	health := health{
+	checks := health{
 		healthz: healthz.NewHandler("/healthz", watchdog),
 		livez:   healthz.NewHandler("/livez", watchdog),
 		readyz: healthz.NewHandler("/readyz", healthz.NamedCheck("informers-sync", p.checkSync),
@@ -143,15 +144,15 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 	informersStatus := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.caches.Status()) })
 	protected := map[string]http.Handler{"/debug/leader": p.lock, "/debug/informers": informersStatus, "/debug/controllers/": p.controllers}
 	for _, c := range p.controllers {
-		if err := health.healthz.Add(c.health); err != nil {
+		if err := checks.healthz.Add(c.health); err != nil {
 			return nil, err
 		}
 		if c.handler != nil {
 			protected["/controllers/"+c.name+"/"] = c.handler
 		}
 	}
-	metrics := metricsHandler(p.registry)
-	return startServers(ctx, p.options, health, p.auth, introspectionHandler(p.options, metrics, protected), metrics, p.witness)
+	metricsPage := metricsHandler(p.registry)
+	return startServers(ctx, p.options, checks, p.reviewer, introspectionHandler(p.options, metricsPage, protected), metricsPage, p.witness)
 }
 
 // checkSync returns an error while the caches fill. A cold standby has none to wait for.

@@ -79,8 +79,8 @@ func (c *SecureConfig) tls() (*tls.Config, error) {
 	return config, errors.Join(version, suites)
 }
 
-// content is what the library's providers of certificates and CAs have in common.
-type content interface {
+// contentSource is what the library's providers of certificates and CAs have in common.
+type contentSource interface {
 	AddListener(dynamiccertificates.Listener)
 }
 
@@ -96,7 +96,7 @@ func (c *SecureConfig) serve(ctx context.Context, clientCA dynamiccertificates.C
 	if err != nil {
 		return nil, err
 	}
-	sources := []content{cert}
+	sources := []contentSource{cert}
 	if clientCA != nil {
 		// The authenticator judges the certificate. If TLS refused it, a valid token in the same
 		// request would be refused too.

@@ -69,13 +69,13 @@ type servers struct {
 // with the flag's name if a port or a certificate cannot be used. own, this process's witness, answers other
 // replicas without authentication; it may be nil.
 func startServers(
-	ctx context.Context, o *Options, h health, auth *auth, protected, metrics http.Handler, own *witness.Witness,
+	ctx context.Context, o *Options, h health, r *reviewer, protected, metricsPage http.Handler, own *witness.Witness,
 ) (*servers, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	s := &servers{logger: klog.FromContext(ctx), health: h, cancel: cancel}
-	err := s.startInsecure(ctx, o.Insecure, metrics)
+	err := s.startInsecure(ctx, o.Insecure, metricsPage)
 	if err == nil {
-		err = s.startSecure(ctx, &o.Secure, auth, protected, own)
+		err = s.startSecure(ctx, &o.Secure, r, protected, own)
 	}
 	if err != nil {
 		s.stop()
@@ -84,14 +84,14 @@ func startServers(
 	return s, nil
 }
 
-func (s *servers) startInsecure(ctx context.Context, cfg InsecureConfig, metrics http.Handler) error {
+func (s *servers) startInsecure(ctx context.Context, cfg InsecureConfig, metricsPage http.Handler) error {
 	if cfg.Port == 0 {
 		return nil
 	}
 	mux := http.NewServeMux()
 	s.health.install(mux)
 	if cfg.Metrics {
-		mux.Handle("/metrics", metrics)
+		mux.Handle("/metrics", metricsPage)
 	}
 	if err := s.serve(ctx, cfg.BindAddress, cfg.Port, mux, nil); err != nil {
 		return fmt.Errorf("--insecure-port: %w", err)
@@ -99,18 +99,18 @@ func (s *servers) startInsecure(ctx context.Context, cfg InsecureConfig, metrics
 	return nil
 }
 
-func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, auth *auth, protected http.Handler, own *witness.Witness) error {
+func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, r *reviewer, protected http.Handler, own *witness.Witness) error {
 	if cfg.BindPort == 0 {
 		return nil
 	}
-	config, err := cfg.serve(ctx, auth.clientCA)
+	config, err := cfg.serve(ctx, r.clientCA)
 	if err != nil {
 		return err
 	}
-	s.wg.Go(func() { auth.run(ctx) })
+	s.wg.Go(func() { r.run(ctx) })
 	mux := http.NewServeMux()
 	s.health.install(mux)
-	mux.Handle("/", auth.protect(protected))
+	mux.Handle("/", r.protect(protected))
 	if own != nil {
 		mux.Handle(witness.Path, own)
 	}
@@ -215,9 +215,9 @@ func setVerbosity(text string) (string, error) {
 }
 
 // introspectionHandler returns a handler of everything that needs RBAC permission for its nonResourceURL.
-func introspectionHandler(o *Options, metrics http.Handler, handlers map[string]http.Handler) http.Handler {
+func introspectionHandler(o *Options, metricsPage http.Handler, handlers map[string]http.Handler) http.Handler {
 	m := mux.NewPathRecorderMux("manager")
-	m.Handle("/metrics", metrics)
+	m.Handle("/metrics", metricsPage)
 	slis.SLIMetricsWithReset{}.Install(m)
 	m.Handle("/configz", configz(o))
 	flagz.Install(m, "manager", flagz.NamedFlagSetsReader{FlagSets: o.flags})

@@ -172,7 +172,7 @@ func TestReviewErrorsHideTheAPIServer(t *testing.T) {
 	o.Client.Master = gone.URL
 	connection, err := newConnection(o.Client)
 	must(t, err)
-	auth, err := newAuth(o, connection)
+	auth, err := newReviewer(o, connection)
 	must(t, err)
 	for name, tc := range map[string]struct {
 		token string
@@ -201,7 +201,7 @@ func TestRequestsDoNotHoldUpTheExit(t *testing.T) {
 	address := freeAddress(t)
 	reviewing, ended, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	defer close(over)
-	auth := &auth{
+	auth := &reviewer{
 		authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
 			return &authenticator.Response{User: &user.DefaultInfo{Name: user.Anonymous}}, true, nil
 		}),
@@ -289,7 +289,7 @@ func TestTLSIsAsConfigured(t *testing.T) {
 			address := freeAddress(t)
 			tc.config.BindAddress, tc.config.BindPort = address.IP, address.Port
 			everything := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
-			s, err := startServers(ctx, &Options{Secure: tc.config}, testHealth(), &auth{}, everything, nil, nil)
+			s, err := startServers(ctx, &Options{Secure: tc.config}, testHealth(), &reviewer{}, everything, nil, nil)
 			must(t, err)
 			defer s.stop()
 
@@ -341,12 +341,12 @@ func TestServersStop(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	o := &Options{Secure: SecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), BindPort: taken.Addr().(*net.TCPAddr).Port}}
-	if _, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, nil); err == nil || !strings.Contains(err.Error(), "--secure-port") {
+	if _, err := startServers(ctx, o, testHealth(), &reviewer{}, http.NotFoundHandler(), nil, nil); err == nil || !strings.Contains(err.Error(), "--secure-port") {
 		t.Errorf("a port that is taken: %v, want an error about --secure-port", err)
 	}
 	must(t, taken.Close())
 	for range 2 {
-		s, err := startServers(ctx, o, testHealth(), &auth{}, http.NotFoundHandler(), nil, nil)
+		s, err := startServers(ctx, o, testHealth(), &reviewer{}, http.NotFoundHandler(), nil, nil)
 		must(t, err)
 		s.stop()
 	}

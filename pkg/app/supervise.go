@@ -24,15 +24,15 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
-// hosted is a controller that the manager runs.
-type hosted struct {
+// hostedController is a controller that the manager runs.
+type hostedController struct {
 	controllers.Controller
 	name    string
 	cache   *informers.ClusterCache
 	metrics *controllers.Metrics
 	health  healthz.Check
 	runs    runs
-	others  *openClusters
+	others  *openClusters // of all controllers
 
 	stuckAfter   time.Duration // how long a reconcile may take, for the health check
 	everyReplica bool
@@ -45,9 +45,10 @@ type hosted struct {
 // newHosted returns c as a hosted controller. Its health check, its metric and its status report
 // the same problems.
 func newHosted(
-	name string, c controllers.Controller, cache *informers.ClusterCache, others *openClusters, m *controllers.Metrics, stuckAfter time.Duration,
-) *hosted {
-	h := &hosted{Controller: c, name: name, cache: cache, others: others, metrics: m, stuckAfter: stuckAfter}
+	name string, c controllers.Controller, cache *informers.ClusterCache, others *openClusters,
+	m *controllers.Metrics, stuckAfter time.Duration,
+) *hostedController {
+	h := &hostedController{Controller: c, name: name, cache: cache, others: others, metrics: m, stuckAfter: stuckAfter}
 	h.health = healthz.NamedCheck("controller-"+name, func(*http.Request) error { _, err := h.check(); return err })
 	m.AddController(name, func() error { return h.health.Check(nil) })
 	return h
@@ -55,7 +56,7 @@ func newHosted(
 
 // check returns the controller's own status, and all reasons why the health check fails. It fails for a stuck
 // reconcile, which holds its worker and its key for ever and which nothing else would show.
-func (h *hosted) check() (controllers.Status, error) {
+func (h *hostedController) check() (controllers.Status, error) {
 	s, err := h.controllerStatus()
 	s.Name = h.name
 	if s.Problem != "" {
@@ -70,7 +71,7 @@ func (h *hosted) check() (controllers.Status, error) {
 
 // Status returns the controller's status, with the restarts and the problem that only the host
 // knows.
-func (h *hosted) Status() controllers.Status {
+func (h *hostedController) Status() controllers.Status {
 	s, err := h.check()
 	h.runs.report(&s)
 	if err != nil {
@@ -85,7 +86,7 @@ const statusTimeout = time.Second
 
 // controllerStatus returns the controller's own status, or an error if its Status does not return or panics:
 // a scrape and the end of the process must neither wait for Status nor fail.
-func (h *hosted) controllerStatus() (controllers.Status, error) {
+func (h *hostedController) controllerStatus() (controllers.Status, error) {
 	answer := h.statusCalls.DoChan("", func() (any, error) {
 		var s controllers.Status
 		stack, err := panics.Recover(func() error { s = h.Controller.Status(); return nil })
@@ -110,7 +111,7 @@ func (h *hosted) controllerStatus() (controllers.Status, error) {
 }
 
 // contained returns a handler of a controller's paths that contains the controller's panics.
-func (h *hosted) contained(handler http.Handler) http.Handler {
+func (h *hostedController) contained(handler http.Handler) http.Handler {
 	return http.StripPrefix("/controllers/"+h.name, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			switch panicked := recover(); panicked {
@@ -129,11 +130,11 @@ func (h *hosted) contained(handler http.Handler) http.Handler {
 }
 
 // hostedControllers are the enabled controllers in the order of the registry.
-type hostedControllers []*hosted
+type hostedControllers []*hostedController
 
 // withEveryReplica returns the controllers that run on every replica, or those that run only on the leader.
 func (h hostedControllers) withEveryReplica(everyReplica bool) hostedControllers {
-	return slices.DeleteFunc(slices.Clone(h), func(c *hosted) bool { return c.everyReplica != everyReplica })
+	return slices.DeleteFunc(slices.Clone(h), func(c *hostedController) bool { return c.everyReplica != everyReplica })
 }
 
 // start starts the controllers. They stop when ctx ends or the returned function is called, which returns
@@ -179,7 +180,8 @@ func (h hostedControllers) unfinished(now time.Time) error {
 	for _, c := range h {
 		s, _ := c.controllerStatus()
 		for _, reconcile := range s.InFlight {
-			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop", c.name, reconcile.Key, now.Sub(reconcile.Since).Round(time.Second)))
+			age := now.Sub(reconcile.Since).Round(time.Second)
+			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop", c.name, reconcile.Key, age))
 		}
 	}
 	return errors.Join(errs...)
@@ -213,7 +215,7 @@ const (
 
 // supervise runs one controller until ctx ends, and starts it again if its Run ends earlier. It returns the
 // error of the Run during which ctx ended.
-func (h *hosted) supervise(ctx context.Context) error {
+func (h *hostedController) supervise(ctx context.Context) error {
 	logger := klog.FromContext(ctx).WithValues("controller", h.name) // as in the log of a Loop
 	return h.runs.keepRunning(klog.NewContext(ctx, logger), h.metrics, h.name, h.Run, func(err error, stack []byte) {
 		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
