@@ -37,16 +37,18 @@ type memory struct {
 	synced chan struct{}
 	listed func() // is called after each list, if it is set
 
-	mu       sync.Mutex
-	version  int
-	objects  map[cache.ObjectName]*corev1.ConfigMap
-	handlers []func(old, current *corev1.ConfigMap, initial bool)
-	untold   []func()
-	panicked []string // names of the objects on which a mapping panicked
+	mu        sync.Mutex
+	version   int
+	objects   map[cache.ObjectName]*corev1.ConfigMap
+	handlers  []func(old, current *corev1.ConfigMap, initial bool)
+	untold    []func()
+	functions int          // for which ContainPanics was called
+	panicking map[int]bool // whether the last call of the function panicked
+	panicked  []string     // names of the objects on which a mapping panicked
 }
 
 func newMemory(text string, names ...string) *memory {
-	m := &memory{synced: closed(), objects: map[cache.ObjectName]*corev1.ConfigMap{}}
+	m := &memory{synced: closed(), objects: map[cache.ObjectName]*corev1.ConfigMap{}, panicking: map[int]bool{}}
 	m.put(text, names...)
 	return m
 }
@@ -131,14 +133,17 @@ func (m *memory) Synced() <-chan struct{} { return m.synced }
 
 func (m *memory) KeepsOwnerReferences() bool { return true }
 
-func (m *memory) ContainPanics() func(object metav1.Object, call func()) {
+func (m *memory) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
+	m.functions++
+	function := m.functions
 	return func(object metav1.Object, call func()) {
-		if stack, _ := panics.Recover(func() error { call(); return nil }); stack != nil {
-			m.mu.Lock()
-			defer m.mu.Unlock()
+		stack, _ := panics.Recover(func() error { call(); return nil })
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.panicking[function] = stack != nil; stack != nil {
 			m.panicked = append(m.panicked, object.GetName())
 		}
-	}
+	}, func() { delete(m.panicking, function) }
 }
 
 // fixture is a loop over ConfigMaps, in a bubble of fake time. Their informer has synced before, as on a warm

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -293,11 +294,15 @@ func TestMappingThatPanicsIsContainedByTheInformer(t *testing.T) {
 				panic("cannot map this")
 			}
 			return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))}
-		}))
+		}, func(e Event[*corev1.ConfigMap]) bool { return textOf(e.New) != "left out" }))
 		f.run()
 		same(t, "panics of a new leader", []string{"bad"}, f.configMaps.panicked)
 		f.put("2", "bad")
 		same(t, "panics after an event", []string{"bad", "bad"}, f.configMaps.panicked)
+		f.put("left out", "bad")
+		if !slices.Contains(slices.Collect(maps.Values(f.configMaps.panicking)), true) {
+			t.Error("an event that is not mapped ended the problem of the mapping")
+		}
 		f.put("2", "good")
 		pass(time.Hour)
 		f.expect("good", "good")
@@ -426,8 +431,10 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 func TestClosedLoopHasNoHandler(t *testing.T) {
 	f := newFixture(t, "a")
 	f.build(WatchSelf(f.configMaps), WaitFor[cache.ObjectName](f.configMaps))
+	f.configMaps.panicking = map[int]bool{1: true, 2: true}
 	f.loop.Close()
 	same(t, "handlers", 0, len(f.configMaps.handlers))
+	same(t, "functions whose panics count", 0, len(f.configMaps.panicking))
 }
 
 // counters returns the reconciles of one controller by result.

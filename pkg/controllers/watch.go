@@ -30,7 +30,7 @@ type Watch[K comparable] struct {
 
 // watchable is what a watch asks of an informer of the cache. The informer of a test may lack it.
 type watchable interface {
-	ContainPanics() func(object metav1.Object, call func())
+	ContainPanics() (contain func(object metav1.Object, call func()), end func())
 	KeepsOwnerReferences() bool
 }
 
@@ -77,27 +77,39 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if informer == nil {
 		return Watch[K]{mistake: errors.New("the informer is nil")}
 	}
-	contain := func(_ metav1.Object, call func()) { call() }
-	if w, ok := informer.(watchable); ok {
-		contain = w.ContainPanics()
+	contain := func() (contain func(metav1.Object, func()), end func()) {
+		return func(_ metav1.Object, call func()) { call() }, func() {}
 	}
+	if w, ok := informer.(watchable); ok {
+		contain = w.ContainPanics
+	}
+	// Two, since an event that is not chosen does not mean that the object can be mapped.
+	containChoice, endChoice := contain()
+	containMapping, endMapping := contain()
 	mapChosen := func(e Event[T]) (mapped []K) {
-		contain(objectOf(e), func() {
-			if !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) }) {
-				mapped = keys(e)
-			}
+		chosen := false
+		containChoice(objectOf(e), func() {
+			chosen = !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
 		})
+		if chosen {
+			containMapping(objectOf(e), func() { mapped = keys(e) })
+		}
 		return mapped
 	}
 	return Watch[K]{
 		synced: informer.Synced,
 		// register drops the objects of the first list: Run waits for the informer, and then replays its cache.
 		register: func(m *mapper[K]) func() {
-			return informer.AddHandler(func(old, current T, initial bool) {
+			remove := informer.AddHandler(func(old, current T, initial bool) {
 				if e := (Event[T]{old, current}); !initial || !isNil(old) {
 					m.handle(laneOfEvent(e), func() []K { return mapChosen(e) })
 				}
 			})
+			return func() {
+				remove()
+				endChoice()
+				endMapping()
+			}
 		},
 		mapNewest: func(m *mapper[K], name cache.ObjectName) {
 			if obj, exists := informer.Get(name); exists { // else its deletion is an event

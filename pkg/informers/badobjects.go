@@ -95,6 +95,15 @@ func (b *badObjects) forgetCall(key badCall) {
 	delete(b.panicked, key)
 }
 
+// forgetFunction forgets all panics of a function, since it will not be called again.
+func (b *badObjects) forgetFunction(controller, function string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	maps.DeleteFunc(b.panicked, func(key badCall, _ struct{}) bool {
+		return key.controller == controller && key.function == function
+	})
+}
+
 // forgetGone forgets the objects that are gone.
 func (b *badObjects) forgetGone(isGone func(cache.ObjectName) bool) {
 	b.mu.Lock()

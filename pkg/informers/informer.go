@@ -195,24 +195,33 @@ func (i *informer) notify(e event) {
 }
 
 // contain returns a function that calls a handler or a mapping of a controller for an object and contains its
-// panics. Each handler and mapping has a number, so that the success of one does not hide the panic of another.
-func (i *informer) contain(controller, kind string) func(object metav1.Object, call func()) {
+// panics, and one that ends this: then nothing is called any more, and what has panicked is forgotten. Each handler
+// and mapping has a number, so that the success of one does not hide the panic of another.
+func (i *informer) contain(controller, kind string) (contain func(object metav1.Object, call func()), end func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.contained++
 	function := fmt.Sprintf("%s %d", kind, i.contained)
-	return func(object metav1.Object, call func()) {
+	var ended atomic.Bool
+	contain = func(object metav1.Object, call func()) {
+		if ended.Load() {
+			return
+		}
 		name := cache.MetaObjectToName(object)
-		if i.bad.contain(controller, function, object, call) && i.objects.get(name.String()) == nil {
+		if i.bad.contain(controller, function, object, call) && (ended.Load() || i.objects.get(name.String()) == nil) {
 			i.bad.forgetCall(badCall{controller, function, name})
 		}
+	}
+	return contain, func() {
+		ended.Store(true)
+		i.bad.forgetFunction(controller, function)
 	}
 }
 
 // listen adds a listener, and first queues an addition for each cached object. The returned function removes
-// the listener, which still gets the events that are queued.
+// the listener; a call that is in progress goes on.
 func (i *informer) listen(controller string, call func(event)) (remove func()) {
-	contain := i.contain(controller, "event handler")
+	contain, end := i.contain(controller, "event handler")
 	l := &listener{call: func(e event) {
 		if i.stopped.Load() {
 			return
@@ -231,8 +240,9 @@ func (i *informer) listen(controller string, call func(event)) (remove func()) {
 	}
 	return func() {
 		i.mu.Lock()
-		defer i.mu.Unlock()
 		i.listeners = slices.DeleteFunc(i.listeners, func(other *listener) bool { return other == l })
+		i.mu.Unlock()
+		end()
 	}
 }
 

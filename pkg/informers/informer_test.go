@@ -334,7 +334,8 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		"a mapping, whose sibling succeeds": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{}, func(f *ClusterCache) {
 				mine := For[metav1.Object](f.ForController("bad"), Secrets)
-				contain, sibling := mine.(view[metav1.Object]).ContainPanics(), mine.(view[metav1.Object]).ContainPanics()
+				contain, _ := mine.(view[metav1.Object]).ContainPanics()
+				sibling, _ := mine.(view[metav1.Object]).ContainPanics()
 				mine.AddHandler(func(_, current metav1.Object, _ bool) { // the handler itself succeeds
 					contain(current, func() { r.check(current) })
 					sibling(current, func() {})
@@ -377,6 +378,31 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 	}
 }
 
+func TestPanicOfARemovedHandlerIsNobodysProblem(t *testing.T) {
+	inBubble(t, "removed", func(t *testing.T) {
+		c := newCluster(named("bad", "1"))
+		f := newTestCache(t, c, Need{controller: "bad", Resource: Secrets})
+		calls := 0
+		var remove func()
+		remove = For[metav1.Object](f.ForController("bad"), Secrets).AddHandler(func(metav1.Object, metav1.Object, bool) {
+			if calls++; calls == 2 {
+				c.put(named("bad", "3"))
+				remove() // while a call panics and another event is queued
+			}
+			panic("x")
+		})
+		startSynced(t, f)
+		synctest.Wait()
+		if f.Problem("bad") == nil {
+			t.Error("no problem")
+		}
+		c.put(named("bad", "2"))
+		synctest.Wait()
+		must(t, f.Problem("bad"))
+		same(t, "calls", 2, calls)
+	})
+}
+
 func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 	check := func(obj metav1.Object) {
 		if obj == nil || obj.GetName() == "bad" {
@@ -392,7 +418,7 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 		},
 		"a mapping panics on its deletion": func(f *ClusterCache) {
 			mine := For[metav1.Object](f.ForController("bad"), Secrets)
-			contain := mine.(view[metav1.Object]).ContainPanics()
+			contain, _ := mine.(view[metav1.Object]).ContainPanics()
 			mine.AddHandler(func(old, current metav1.Object, _ bool) {
 				if current != nil {
 					old = current

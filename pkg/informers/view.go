@@ -189,9 +189,9 @@ func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove 
 func (v view[T]) Synced() <-chan struct{} { return v.synced }
 
 // ContainPanics is for package controllers, like KeepsOwnerReferences. It returns a function that calls the
-// mapping of one watch for an object. If the mapping panics, that is counted, logged and a problem of the
-// controller until a call for the object succeeds or the object is gone.
-func (v view[T]) ContainPanics() func(object metav1.Object, call func()) {
+// mapping of one watch for an object, and one that ends this. If the mapping panics, that is counted, logged and a
+// problem of the controller until a call for the object succeeds, the object is gone, or the watch has ended.
+func (v view[T]) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
 	return v.contain(v.need.controller, "event mapping")
 }
 
