@@ -115,19 +115,21 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		Go: func(ctx context.Context, loop controllers.ClusterLoop) (stop func()) {
 			ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 			ended := make(chan struct{})
+			unlink := context.AfterFunc(running, cancel)
 			clusters.mu.Lock() // Close waits only for what Go has added before
-			defer clusters.mu.Unlock()
-			if running.Err() != nil {
-				cancel()
-				loop.Close()
+			open := running.Err() == nil
+			if open {
+				loops.Go(func() {
+					defer close(ended)
+					defer unlink()
+					p.runLoop(ctx, controller, name, loop)
+				})
+			}
+			clusters.mu.Unlock()
+			if !open {
+				loop.Close() // without the lock, since it may close another cluster
 				return func() {}
 			}
-			unlink := context.AfterFunc(running, cancel)
-			loops.Go(func() {
-				defer close(ended)
-				defer unlink()
-				p.runLoop(ctx, controller, name, loop)
-			})
 			return func() { cancel(); <-ended }
 		},
 		Close: func() {
