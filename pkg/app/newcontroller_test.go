@@ -116,6 +116,11 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			controllers.ClientFor[*gizmo](h, oddPlural)
 			return nil
 		}, ""},
+		"two indexes of one name": {complete, typed, func(h controllers.Host) error {
+			informers.For[*gadget](h, gadgets).AddIndex("owner", nil)
+			informers.For[*gadget](h, gadgets).AddIndex("owner", nil)
+			return nil
+		}, "adds the index owner of gadgets.example.com twice"},
 		"two handlers": {nil, nil, func(h controllers.Host) error {
 			h.Handle(http.NotFoundHandler())
 			h.Handle(http.NotFoundHandler())

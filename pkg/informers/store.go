@@ -80,18 +80,19 @@ func (s *store) byIndex(name, value string) (objects []*Object, exists bool) {
 	return objects, true
 }
 
-// addIndex adds an index, unless there is one of that name.
-func (s *store) addIndex(name string, valuesOf func(*Object) []string) {
+// addIndex adds an index and reports whether the name was free. It leaves an index of that name as it is.
+func (s *store) addIndex(name string, valuesOf func(*Object) []string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.indexes[name] != nil {
-		return
+		return false
 	}
 	i := &index{valuesOf, map[string]*set{}}
 	s.indexes[name] = i
 	for _, o := range s.objects.list() {
 		i.add(o)
 	}
+	return true
 }
 
 func (i *index) add(o *Object) {

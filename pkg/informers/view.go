@@ -31,8 +31,8 @@ type Informer[T any] interface {
 	ByIndex(index, value string) []T
 	// AddIndex adds an index, in which an object has the values that the function returns. The function must be
 	// pure, and must not read the informer, which is locked. AddIndex is called while the controller is built.
-	// All controllers share [cache.NamespaceIndex], which has its own values. An index that is added again stays
-	// as it is.
+	// All controllers share [cache.NamespaceIndex], which has its own values. Any other index that is added twice
+	// is a mistake: AddIndex panics.
 	AddIndex(name string, values func(T) []string)
 	// AddHandler calls a function with each change of an object, one at a time, in the order of an
 	// object's changes: old is nil for a new object, current for a deleted one. After a relist each object
@@ -170,7 +170,9 @@ func (v view[T]) AddIndex(name string, values func(T) []string) {
 	if name == cache.NamespaceIndex {
 		valuesOf = func(o *Object) []string { return []string{o.GetNamespace()} }
 	}
-	v.objects.addIndex(v.indexName(name), valuesOf)
+	if !v.objects.addIndex(v.indexName(name), valuesOf) && name != cache.NamespaceIndex {
+		panic(panics.Mistake(fmt.Sprintf("adds the index %s of %s twice", name, v.name)))
+	}
 }
 
 func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove func()) {
