@@ -37,8 +37,8 @@ func lifetimeOf(ctx context.Context) lifetime {
 	return lifetime{context.WithoutCancel(ctx), leads}
 }
 
-// workContext returns the context of reconciles. It does not end with ctx but with work of WithLifetime, and for
-// the same cause. cutOff ends it and releases its resources.
+// workContext returns the context of reconciles. It does not end with ctx but with work of WithLifetime, and
+// for the same cause. cutOff ends it and releases its resources.
 func workContext(ctx context.Context) (work context.Context, cutOff context.CancelCauseFunc) {
 	hostWork := lifetimeOf(ctx).work
 	work, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainingKey{}, ctx.Done()))

@@ -152,8 +152,8 @@ func (c TypedClient[T]) Namespace(namespace string) *gentype.Client[T] {
 	return gentype.NewClient(c.resource, c.client, metav1.ParameterCodec, namespace, newObject[T])
 }
 
-// List returns all objects that the API server has now, in one namespace or, if it is empty, in all. The Limit of
-// opts is how many to ask for at once, default 500.
+// List returns all objects that the API server has now, in one namespace or, if it is empty, in all. The
+// Limit of opts is how many to ask for at once, default 500.
 func (c TypedClient[T]) List(ctx context.Context, namespace string, opts metav1.ListOptions) (objects []T, err error) {
 	list, _, err := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 		return c.client.Get().Namespace(namespace).Resource(c.resource).VersionedParams(&opts, metav1.ParameterCodec).Do(ctx).Get()
