@@ -109,7 +109,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	clusters.all[key] = closeNow
 	var loops sync.WaitGroup
 	return &controllers.Cluster{
-		ControllerCache: cache.ForController(controller), Clients: clients,
+		FollowCache: cache.ForController(controller).FollowCache, Clients: clients,
 		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},
 		Go: func(ctx context.Context, loop controllers.ClusterLoop) (stop func()) {

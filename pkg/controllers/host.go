@@ -87,8 +87,8 @@ type HasClients interface{ clients() Clients }
 // Cluster is the API server of another cluster, see Host.Cluster. Before you open a cluster, read "Other
 // clusters" in docs/operate/security.md.
 type Cluster struct {
-	// ControllerCache is for informers.Follow, in all namespaces of that cluster.
-	informers.ControllerCache
+	// FollowCache is for informers.Follow, in all namespaces of that cluster.
+	informers.FollowCache
 	// Writes of the Clients pass the fence of the election and --dry-run, but not the fence in our own API
 	// server, and they do not hold up the release of our Lease. RESTConfig does not contain the credentials. The
 	// Clients do not follow redirects.

@@ -331,8 +331,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 	for i := range servedTypes {
 		need := ttlNeed
 		need.Resource = schema.GroupVersionResource{Group: fmt.Sprintf("g%d.example.com", i%30), Version: "v1", Resource: fmt.Sprintf("resources%d", i)}
-		need.ListSlots = lists
-		w, err := Follow[*Object](t.Context(), f.ForController("ttl"), need)
+		w, err := Follow[*Object](t.Context(), f.ForController("ttl").WithListSlots(lists), need)
 		must(t, err)
 		w.AddHandler(h.handle)
 		all = append(all, w)

@@ -202,8 +202,8 @@ func (h *told) want(t *testing.T, want ...string) {
 func followSecrets(t *testing.T, f *ClusterCache, c *cluster, need Need, lists chan struct{}, handler func(old, current *Object, initial bool)) *Following[*Object] {
 	t.Helper()
 	f.sourceFor = c.source
-	need.Resource, need.ListSlots = Secrets, lists
-	w, err := Follow[*Object](t.Context(), f.ForController(need.controller), need)
+	need.Resource = Secrets
+	w, err := Follow[*Object](t.Context(), f.ForController(need.controller).WithListSlots(lists), need)
 	must(t, err)
 	w.AddHandler(handler)
 	return w

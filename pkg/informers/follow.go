@@ -25,16 +25,15 @@ type Following[T any] struct {
 func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
-	i, err := c.cluster.follow(ctx, need, reflect.TypeFor[T]())
+	i, err := c.follow(ctx, need, reflect.TypeFor[T]())
 	if err != nil {
 		return nil, err
 	}
 	return &Following[T]{view[T]{i, &i.plan.needs[0]}, c.cluster}, nil
 }
 
-func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {
-	listSlots := need.ListSlots
-	need.ListSlots = nil // no declared need may have it
+func (f FollowCache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {
+	c := f.cluster
 	plans, err := newPlans([]Need{need}, c.clients.scheme, c.cfg.Namespaces)
 	if err != nil {
 		return nil, err
@@ -47,7 +46,7 @@ func (c *ClusterCache) follow(ctx context.Context, need Need, t reflect.Type) (*
 		return nil, fmt.Errorf("%s: %w", need.controller, err)
 	}
 	for _, feed := range i.feeds {
-		feed.listSlots = listSlots
+		feed.listSlots = f.listSlots
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

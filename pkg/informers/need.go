@@ -105,9 +105,6 @@ type Need struct {
 	// History says that the controller needs to know when this digest changed, see
 	// Object.ChangedVersion.
 	History bool
-	// ListSlots, for [Follow] only, limits how many resources are listed at once of those that are followed with
-	// it: each list holds a place in the channel.
-	ListSlots chan struct{}
 	// Optional says that the resource may be missing. If the server does not have it in any version, it
 	// counts as empty and synced.
 	Optional bool
@@ -136,8 +133,6 @@ func (n *Need) validate(scheme *runtime.Scheme, namespaces []string) error {
 	switch {
 	case n.controller == "":
 		return errors.New("need without a controller's name")
-	case n.ListSlots != nil:
-		return errors.New("ListSlots is for informers.Follow only")
 	case n.Resource.Resource == "":
 		return errors.New("need without resource")
 	case labelErr != nil:

@@ -312,7 +312,6 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 		"a field selector that is none":      {[]Need{{controller: "a", Resource: Jobs, FieldSelector: "x"}}, "field selector"},
 		"a history without a digest":         {[]Need{{controller: "a", Resource: Jobs, History: true}}, "the need has History, but no Digest"},
 		"the data of all Secrets but Helm's": {[]Need{{controller: "a", Resource: Secrets, Form: Typed, Content: true, FieldSelector: NotHelm}}, "must have a selector"},
-		"a limit of lists that run at once":  {[]Need{{controller: "a", Resource: Jobs, ListSlots: make(chan struct{})}}, "ListSlots is for informers.Follow only"},
 		"last-applied":                       {[]Need{{controller: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
 		"typed form without a version":       {[]Need{{controller: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "Resource.Version must be set"},
 		"digest without a version":           {[]Need{{controller: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: DigestOf(digestSHA1)}}, "Resource.Version must be set"},

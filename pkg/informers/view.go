@@ -44,21 +44,38 @@ type Informer[T any] interface {
 	Synced() <-chan struct{}
 }
 
-// ControllerCache is the cache as one controller gets it. The controller's host embeds it.
-type ControllerCache struct {
+// FollowCache is the cache of a cluster as one controller gets it, for [Follow].
+type FollowCache struct {
 	cluster    *ClusterCache
 	controller string
+	listSlots  chan struct{}
 }
+
+// WithListSlots returns the cache with a limit: of the resources that are followed with the same channel, as many
+// are listed at once as the channel has places.
+func (c FollowCache) WithListSlots(slots chan struct{}) FollowCache {
+	c.listSlots = slots
+	return c
+}
+
+func (c FollowCache) cache() FollowCache { return c }
+
+// HasCache is a [FollowCache] or what embeds one: a controllers.Host or a *controllers.Cluster.
+type HasCache interface{ cache() FollowCache }
+
+// ControllerCache is the cache of the process's own cluster as one controller gets it, with what its entry
+// declares.
+type ControllerCache struct{ FollowCache }
 
 // ForController returns the cache for the named controller.
 func (c *ClusterCache) ForController(controller string) ControllerCache {
-	return ControllerCache{c, controller}
+	return ControllerCache{FollowCache{cluster: c, controller: controller}}
 }
 
-func (c ControllerCache) cache() ControllerCache { return c }
+func (c ControllerCache) declared() ControllerCache { return c }
 
-// HasCache is a [ControllerCache] or what embeds one: a controllers.Host or a *controllers.Cluster.
-type HasCache interface{ cache() ControllerCache }
+// HasNeeds is a [ControllerCache] or what embeds one: a controllers.Host.
+type HasNeeds interface{ declared() ControllerCache }
 
 // LiveVersion returns the resourceVersion that an object of a resource which the entry declares has in the
 // API server now, or "" if there is none or the need does not choose it; Need.Filter is not asked. A
@@ -99,8 +116,8 @@ const liveTimeout = 70 * time.Second
 // and *Object, metav1.Object or any other interface that an Object has, for any. For is called while a
 // controller is built, since it panics if the need, the scheme and T do not fit together; the manager's start
 // then fails with an error that names the controller.
-func For[T any](host HasCache, resource schema.GroupVersionResource) Informer[T] {
-	c := host.cache()
+func For[T any](host HasNeeds, resource schema.GroupVersionResource) Informer[T] {
+	c := host.declared()
 	i := c.cluster.informerFor(c.controller, resource.GroupResource())
 	if i == nil {
 		panic(panics.Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", resourceName(resource))))

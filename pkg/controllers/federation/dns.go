@@ -103,9 +103,9 @@ func (l *dnsLoop) changed(k key) {
 
 // follow follows the EndpointSlices of managed Services, whose labels they have.
 func (l *dnsLoop) follow(ctx context.Context, r *readyCluster) (*informers.Following[*informers.Object], error) {
-	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster, informers.Need{
+	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster.WithListSlots(l.c.lists), informers.Need{
 		Resource: discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), LabelSelector: policy.ManagedLabel + "=true",
-		Optional: true, ListSlots: l.c.lists, Digest: informers.DigestOf(policy.SummarizeEndpointSlice)})
+		Optional: true, Digest: informers.DigestOf(policy.SummarizeEndpointSlice)})
 	if err != nil {
 		return nil, err
 	}

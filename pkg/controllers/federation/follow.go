@@ -228,13 +228,13 @@ func (r *readyCluster) setServing(w *typeWatch, state policy.Serving, now time.T
 func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 	need := informers.Need{
 		Resource: schema.GroupVersionResource{Group: t.Target.Group, Resource: t.Target.PluralName}, ClusterScoped: !t.Target.Namespaced(),
-		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true, ListSlots: r.c.lists,
+		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true,
 		Digest: informers.DigestOf(policy.SummarizeLiveObject),
 	}
 	if t.collects || r.c.dns != nil && r.c.dns.records[t.Name] != nil {
 		need.Resource.Version, need.Form, need.Digest = t.Target.Version, informers.Reduced, informers.DigestOf(policy.SummarizeWithStatus)
 	}
-	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster, need)
+	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster.WithListSlots(r.c.lists), need)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot watch a type in the cluster", "type", t.Name, "err", err)
 		return

@@ -44,7 +44,7 @@ func Entry() controllers.Entry {
 			return newCommand(&flags, connect)
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			cfg, lists := flags.with(h.Settings), make(chan struct{}, listsAtOnce)
+			cfg, cache := flags.with(h.Settings), h.WithListSlots(make(chan struct{}, listsAtOnce))
 			var set *rules.Set
 			if cfg.RulesFile != "" {
 				var err error
@@ -53,8 +53,7 @@ func Entry() controllers.Entry {
 				}
 			}
 			follow := func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
-				need.ListSlots = lists
-				following, err := informers.Follow[metav1.Object](ctx, h, need)
+				following, err := informers.Follow[metav1.Object](ctx, cache, need)
 				if err != nil {
 					return nil, err
 				}
