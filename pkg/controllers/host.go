@@ -97,9 +97,9 @@ type Cluster struct {
 	// since the other API server may not answer. Go runs it.
 	LoopOptions LoopOptions
 	// Go runs a loop until Close, or until stop, which waits for the loop's end; then it closes the loop. A
-	// loop that ends earlier is started again, and is a problem of the controller until it has run for 5 min. ctx
-	// is that of Run or of a reconcile: it tells the loop whether this replica leads, but its end does not end the
-	// loop. After Close, Go only closes the loop.
+	// loop that ends earlier is started again, and is a problem of the controller until it has run for 5 min.
+	// ctx is that of Run or of a reconcile: it tells the loop whether this replica leads, but its end does not
+	// end the loop. After Close, Go only closes the loop.
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
 	// closes its connections. A second call does nothing. A controller closes its clusters before its own Run

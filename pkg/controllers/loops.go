@@ -10,7 +10,8 @@ import (
 	"sync"
 )
 
-// Loops are the loops of a controller that has several, and its Run and Status. Each is a [Loop], or embeds one.
+// Loops are the loops of a controller that has several, and its Run and Status. Each is a [Loop], or embeds
+// one.
 type Loops []Controller
 
 // Run runs the loops beside each other until ctx ends. If one ends earlier, all end.
@@ -32,8 +33,8 @@ func (l Loops) Run(ctx context.Context) error {
 // phasesOfLoops are the phases in the order in which one loop's hides that of others.
 var phasesOfLoops = []Phase{PhaseDraining, PhaseSyncing, PhaseRunning, PhaseStopped}
 
-// Status returns the sum of what the loops do, and the most recent of their errors. Details and Problem are the
-// controller's to set.
+// Status returns the sum of what the loops do, and the most recent of their errors. Details and Problem are
+// the controller's to set.
 func (l Loops) Status() Status {
 	s := Status{Phase: PhaseStopped, InFlight: []InFlight{}}
 	for _, loop := range l {
