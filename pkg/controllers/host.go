@@ -103,8 +103,8 @@ type Cluster struct {
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
 	// closes its connections. A second call does nothing. A controller closes its clusters before its own Run
-	// returns, or other loops may still write when the Lease is released. A reconcile of a loop that Go runs
-	// must call neither Close nor stop, which would wait for that reconcile.
+	// returns, or other loops may still write when the Lease is released. A loop that Go runs must call
+	// neither Close nor stop, in a reconcile or in Background: both would wait for it.
 	Close func()
 }
 

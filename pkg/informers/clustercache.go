@@ -176,9 +176,9 @@ func (c *ClusterCache) followedInformers() []*informer {
 	return slices.Clone(c.followed)
 }
 
-// Shutdown stops the informers, removes their metrics and returns when they make no more requests. A
-// call of a controller's handler that has begun may go on: one that hangs must not keep the process from
-// ending. The caches stay readable. Shutdown may be called without Start.
+// Shutdown stops the informers, removes their metrics and returns when they begin no more requests. A call of
+// a controller's handler that has begun may go on, and so may a Digest or a Filter of a paged list: one that
+// hangs must not keep the process from ending. The caches stay readable. Shutdown may be called without Start.
 func (c *ClusterCache) Shutdown() {
 	c.mu.Lock()
 	if c.stop != nil {
@@ -231,7 +231,7 @@ func (c *ClusterCache) CheckSync(*http.Request) error {
 	anySynced := slices.ContainsFunc(c.informers, (*informer).hasSynced)
 	for _, i := range c.informers {
 		for _, feed := range i.feeds {
-			if !feed.state.filled() && !feed.state.refusedFor(0) && (!anySynced || !feed.state.failsLong()) {
+			if !feed.state.filled() && !feed.state.isRefused() && (!anySynced || !feed.state.failsLong()) {
 				errs = append(errs, feed.state.problem())
 			}
 		}

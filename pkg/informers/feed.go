@@ -47,7 +47,8 @@ type feed struct {
 
 	// watchingSince is when the watch began; zero while the feed lists. freeSlot gives the slot of the present
 	// list back; a second call does nothing. throttled is why the API server refused the streamed list that was
-	// asked for last, if it was too busy. Only the reflector's goroutine uses the three fields.
+	// asked for last, if it was too busy. The goroutine of run uses the three fields; ListWithContext has
+	// another one, for which the reflector waits unless ctx ends.
 	watchingSince time.Time
 	freeSlot      func()
 	throttled     error
@@ -119,8 +120,10 @@ func (f *feed) Watch(opts metav1.ListOptions) (watch.Interface, error) {
 // ListWithContext returns the whole list, reduced page by page. With the reflector's own options, an
 // API server that cannot stream would return all objects in one response.
 func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-	list, err := runtime.Object(nil), f.throttled
-	if f.throttled = nil; err == nil { // otherwise the server is too busy for pages as well, and is asked later
+	err := f.throttled
+	f.throttled = nil
+	var list runtime.Object
+	if err == nil { // otherwise the server is too busy for pages as well, and is asked later
 		list, err = f.list(ctx, opts)
 	}
 	if err != nil && ctx.Err() == nil {
@@ -138,7 +141,7 @@ func (f *feed) handleFailure(ctx context.Context, err error) {
 		case ctx.Err() != nil:
 		case apierrors.IsNotFound(discovered) || discovered == nil && !f.state.filled() && f.state.refusedFor(refusedAfter):
 			_ = f.informer.replace(f, nil) // never fails without objects
-			f.state.markAbsent(apierrors.IsNotFound(discovered))
+			f.state.countAsEmpty(apierrors.IsNotFound(discovered))
 		case discovered == nil:
 			f.state.markPresent()
 		}

@@ -32,7 +32,8 @@ func (o *Object) inherit(before *Object, created bool) {
 			changed = o.version
 		}
 	}
-	if o.first = first; changed != 0 {
+	o.first = first
+	if changed != 0 {
 		if o.extra == nil {
 			o.extra = &extra{Object: emptyMeta}
 		}

@@ -166,8 +166,8 @@ func (n *Need) validate(scheme *runtime.Scheme, namespaces []string) error {
 // whole reports whether the controller gets more than an *Object.
 func (n *Need) whole() bool { return n.Form == Typed || n.Form == Unstructured }
 
-// readAs returns the form in which the API server's answer is decoded.
-func (n *Need) readAs(scheme *runtime.Scheme) Form {
+// decodedAs returns the form in which the API server's answer is decoded.
+func (n *Need) decodedAs(scheme *runtime.Scheme) Form {
 	switch {
 	case n.whole():
 		return n.Form
@@ -183,8 +183,8 @@ func (n *Need) readAs(scheme *runtime.Scheme) Form {
 type plan struct {
 	resource schema.GroupVersionResource
 	needs    []Need
-	// readAs is what the API server's answer is decoded as: Metadata, Typed or Unstructured.
-	readAs Form
+	// decodedAs is what the API server's answer is decoded as: Metadata, Typed or Unstructured.
+	decodedAs Form
 	// whole is set if a need wants the object itself.
 	whole bool
 	// digests are in the order in which objects hold them.
@@ -221,33 +221,33 @@ func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*pla
 		if err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", n.controller, resourceName(n.Resource), err)
 		}
-		at := slices.IndexFunc(plans, func(p *plan) bool { return p.canServe(n, n.readAs(scheme)) })
+		at := slices.IndexFunc(plans, func(p *plan) bool { return p.canServe(n, n.decodedAs(scheme)) })
 		if at < 0 {
 			plans = append(plans, &plan{
-				resource: n.Resource, optional: n.Optional, readAs: Metadata,
+				resource: n.Resource, optional: n.Optional, decodedAs: Metadata,
 				namespace: n.Namespace, labelSelector: n.LabelSelector, fieldSelector: n.FieldSelector,
 			})
 			at = len(plans) - 1
 		}
-		plans[at].add(n, n.readAs(scheme))
+		plans[at].add(n, n.decodedAs(scheme))
 	}
 	return plans, nil
 }
 
 // canServe reports whether p can take n without costing another need objects or history. Metadata fits every
 // object; a Go type may not fit an object of a custom resource.
-func (p *plan) canServe(n Need, readAs Form) bool {
-	mayMisfit := (p.readAs == Typed || readAs == Typed) && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
+func (p *plan) canServe(n Need, decodedAs Form) bool {
+	mayMisfit := (p.decodedAs == Typed || decodedAs == Typed) && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
 	return p.resource == n.Resource && p.optional == n.Optional && p.namespace == n.Namespace &&
 		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector &&
-		(p.readAs == readAs || (p.readAs == Metadata || readAs == Metadata) && !mayMisfit) &&
+		(p.decodedAs == decodedAs || (p.decodedAs == Metadata || decodedAs == Metadata) && !mayMisfit) &&
 		n.Filter == nil && p.needs[0].Filter == nil &&
 		!(n.History && slices.ContainsFunc(p.digests, func(d digest) bool { return d.history }))
 }
 
-func (p *plan) add(n Need, readAs Form) {
+func (p *plan) add(n Need, decodedAs Form) {
 	p.needs = append(p.needs, n)
-	p.readAs = max(p.readAs, readAs)
+	p.decodedAs = max(p.decodedAs, decodedAs)
 	p.whole = p.whole || n.whole()
 	if n.Digest.exists() {
 		p.digests = append(p.digests, digest{controller: n.controller, sum: n.Digest.sum, history: n.History})
@@ -258,8 +258,8 @@ func (p *plan) add(n Need, readAs Form) {
 func (p *plan) form() string {
 	switch {
 	case p.whole:
-		return strings.ToLower(p.readAs.String())
-	case p.readAs != Metadata:
+		return strings.ToLower(p.decodedAs.String())
+	case p.decodedAs != Metadata:
 		return "content digest"
 	}
 	return "metadata"
@@ -321,13 +321,13 @@ func (d Digest) exists() bool { return d.sum != nil }
 
 // check returns an error if the objects of the need are decoded as another type than the digest takes.
 func (d Digest) check(n *Need, scheme *runtime.Scheme) (err error) {
-	readAs := n.readAs(scheme)
+	decodedAs := n.decodedAs(scheme)
 	switch {
-	case readAs == Typed && d.argument.Kind() != reflect.Interface:
+	case decodedAs == Typed && d.argument.Kind() != reflect.Interface:
 		err = CheckType(d.argument, n.Resource, scheme)
-	case readAs == Unstructured && !reflect.TypeFor[*unstructured.Unstructured]().AssignableTo(d.argument):
+	case decodedAs == Unstructured && !reflect.TypeFor[*unstructured.Unstructured]().AssignableTo(d.argument):
 		err = errors.New("but the objects are *unstructured.Unstructured")
-	case readAs == Metadata && (d.argument.Kind() != reflect.Interface || !reflect.TypeFor[*metav1.PartialObjectMetadata]().AssignableTo(d.argument)):
+	case decodedAs == Metadata && (d.argument.Kind() != reflect.Interface || !reflect.TypeFor[*metav1.PartialObjectMetadata]().AssignableTo(d.argument)):
 		// Another need may want the whole object.
 		err = errors.New("but in the form Metadata that must be metav1.Object")
 	}

@@ -25,7 +25,8 @@ type Object struct {
 
 	plan *plan
 	// packed holds, for each digest of the plan, its length as a varint and its bytes, and then the key in
-	// the store, NAMESPACE/NAME. That is one allocation for all.
+	// the store, NAMESPACE/NAME: "\x03abc\x00shop/web" has a digest of three bytes and an empty one. That is one
+	// allocation for all.
 	packed string
 	// uid and version hold the usual forms. What does not fit is in extra.
 	uid     [16]byte

@@ -400,7 +400,7 @@ func TestFailuresAreAProblemInTime(t *testing.T) {
 			s := newState("secrets", clock)
 			s.recordList("1")
 			if tc.absent {
-				s.markAbsent(true)
+				s.countAsEmpty(true)
 			}
 			s.recordFailure("list", tc.err)
 			clock.SetTime(clock.Now().Add(tc.after))

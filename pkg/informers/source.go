@@ -72,7 +72,7 @@ type source struct {
 // sourceFor returns a source that reads no more of the resource than the plan uses. It reads all
 // namespaces if namespace is empty.
 func (c Clients) sourceFor(p *plan, namespace string) (source, error) {
-	switch p.readAs {
+	switch p.decodedAs {
 	case Metadata:
 		return sourceOf(c.metadataOf(p.resource, namespace)), nil
 	case Unstructured:

@@ -38,9 +38,7 @@ type state struct {
 	lastFailure  *failure
 	breaks       failure // see recordBreak
 	logged       string  // why the request failed that was logged last; empty when requests succeed again
-	// countsAsEmpty is set once a resource that was not listed counts as empty, and stays set when the resource
-	// is no longer Absent.
-	countsAsEmpty bool
+	everFilled   bool    // the resource has been listed, or has counted as empty
 }
 
 // failure is a series of failed requests with one verb.
@@ -63,11 +61,11 @@ func (s *state) addObjects(n int) {
 	s.recorded.Objects += n
 }
 
-// filled reports whether the cache has been filled once.
+// filled reports whether the cache has been filled once, or has counted as empty.
 func (s *state) filled() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.recorded.Lists > 0 || s.countsAsEmpty
+	return s.everFilled
 }
 
 // refusedFor reports whether the API server has refused lists with 403 or 404 for d, and nothing else. A
@@ -78,6 +76,9 @@ func (s *state) refusedFor(d time.Duration) bool {
 	f := s.failing["list"]
 	return f != nil && !f.refused.IsZero() && s.clock.Since(f.refused) >= d
 }
+
+// isRefused reports whether the API server refuses lists with 403 or 404.
+func (s *state) isRefused() bool { return s.refusedFor(0) }
 
 // listFailedAfter reports whether lists fail, and the last one failed after t.
 func (s *state) listFailedAfter(t time.Time) bool {
@@ -92,17 +93,18 @@ func (s *state) recordList(version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recorded.Lists++
+	s.everFilled = true
 	s.recorded.ResourceVersion, s.recorded.Absent, s.lastActivity = version, false, s.clock.Now()
 	s.recordSuccess("list", klog.Background())
 }
 
-// markAbsent records that the resource counts as empty, as the server has it in no version or, at the
-// start, not in this version.
-func (s *state) markAbsent(allVersions bool) {
+// countAsEmpty records that the resource counts as empty, as the server has it in no version or, at the start,
+// not in this version.
+func (s *state) countAsEmpty(inNoVersion bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.countsAsEmpty, s.recorded.Absent, s.lastActivity = true, allVersions, s.clock.Now()
-	if allVersions {
+	s.everFilled, s.recorded.Absent, s.lastActivity = true, inNoVersion, s.clock.Now()
+	if inNoVersion {
 		s.recordSuccess("list", klog.Background())
 		s.recordSuccess("watch", klog.Background())
 	}

@@ -110,7 +110,8 @@ func (i *index) remove(o *Object) {
 		if objects == nil {
 			continue // the function returned the value twice
 		}
-		if objects.remove(o.key()); objects.count == 0 {
+		objects.remove(o.key())
+		if objects.count == 0 {
 			delete(i.objects, value)
 		}
 	}

@@ -37,8 +37,9 @@ type Informer[T any] interface {
 	// AddHandler calls a function with each change of an object, one at a time, in the order of an
 	// object's changes: old is nil for a new object, current for a deleted one. After a relist each object
 	// comes again, in most cases with the resourceVersion of old. initial is set for what was there before the
-	// cache had synced, or before AddHandler; an update may have it. The returned function removes the handler,
-	// which may still be called with changes from before.
+	// cache had synced, or before AddHandler; an update has it too while one of --namespaces has been listed and
+	// another has not. The returned function removes the handler, which may still be called with changes from
+	// before.
 	AddHandler(func(old, current T, initial bool)) (remove func())
 	// Synced returns a channel that is closed when the cache has been filled once.
 	Synced() <-chan struct{}
@@ -51,8 +52,8 @@ type FollowCache struct {
 	listSlots  chan struct{}
 }
 
-// WithListSlots returns the cache with a limit: of the resources that are followed with the same channel, as many
-// are listed at once as the channel has places.
+// WithListSlots returns the cache with a limit: of the resources that are followed with the same channel, as
+// many are listed at once as the channel has places.
 func (c FollowCache) WithListSlots(slots chan struct{}) FollowCache {
 	c.listSlots = slots
 	return c
