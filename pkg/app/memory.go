@@ -17,9 +17,9 @@ import (
 // garbage takes as much memory as the cache; with less than 60, collecting takes a third of the CPU time.
 const gcPercent = 60
 
-// tuneMemory keeps garbage to gcPercent, and every minute collects it and returns free memory, until ctx ends.
-// A start, a new list or the boundary of many schedules leaves free memory that Go would otherwise keep as room
-// for garbage. What a sync.Pool holds is freed a minute later, by the next collection.
+// tuneMemory keeps garbage to gcPercent, and every minute collects it and returns free memory, until ctx
+// ends. A start, a new list or the boundary of many schedules leaves free memory that Go would otherwise keep
+// as room for garbage. What a sync.Pool holds is freed a minute later, by the next collection.
 func tuneMemory(ctx context.Context) {
 	if os.Getenv("GOGC") != "" {
 		return // somebody else tunes it

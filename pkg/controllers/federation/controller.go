@@ -238,8 +238,8 @@ func (c *controller) waitForKubeFed(ctx context.Context) error {
 	return err
 }
 
-// watchForKubeFed returns an error when KubeFed begins to lead, and Run then waits for its end. Before it returns,
-// it ends the loops of the clusters.
+// watchForKubeFed returns an error when KubeFed begins to lead, and Run then waits for its end. Before it
+// returns, it ends the loops of the clusters.
 func (c *controller) watchForKubeFed(ctx context.Context) error {
 	defer func() {
 		var clusters sync.WaitGroup
