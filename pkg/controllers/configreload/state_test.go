@@ -54,11 +54,6 @@ func TestReconcileState(t *testing.T) {
 		"on-delete rolls once for what is named by a pattern and referenced": given(objs{cm1(), deploy(marked(h1), kCM, "app-.*", nativeState, known1)}, deleteCM,
 			[]string{env(absent, "web/"+cmVar, "")}).with(onDelete),
 		"a new reference is recorded, and rolls nothing by itself": given(objs{cm1(), db1(), both(known1)}, nil, []string{stateOnly(stateOf(cmKey, h1, dbKey, p1))}),
-		"a change right after the workload's creation is not swallowed by recording": given(objs{cm1()}, func(f *fixture) {
-			f.refuse(1, "patch", "deployments", errTryAgain) // writing the state fails until the change is there
-			f.put(100*time.Millisecond, bare)
-			f.put(time.Minute, cm2())
-		}, []string{stateOnly(known1), roll}, reloaded, notRecorded+errTryAgain.Error()).with(quietPeriod(10 * time.Second)),
 		"a state that cannot be recorded is tried again, and reported each time": given(objs{cm1()}, func(f *fixture) {
 			f.refuse(3, "patch", "deployments", errForbidden)
 			f.Put(bare)
@@ -150,11 +145,6 @@ func TestFirstSight(t *testing.T) {
 			},
 			want: []string{roll, roll}, // the first is refused
 		},
-		"a source that was there before the workload, and begins to count after it, rolls with on-create": given(objs{}, func(f *fixture) {
-			f.put(time.Second, cm2())
-			f.put(time.Minute, asks())
-			f.Put(labelled(cm2()))
-		}, []string{stateOnly(absent), roll}).with(func(c *config) { onCreate(c); onlyLabelled(c) }),
 		"a source that has changed while it did not count rolls with on-create": given(objs{}, func(f *fixture) {
 			f.put(time.Second, labelled(cm1()))
 			f.Put(asks())
@@ -167,10 +157,6 @@ func TestFirstSight(t *testing.T) {
 			[]string{stateOnly(known2)}),
 		"a change that comes with the annotation that makes the source count rolls": given(objs{cm1(), deploy(web, kSearch, "true")}, func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
 			rolled),
-		"a change right after the source matches rolls": given(objs{cm1(), deploy(web, kSearch, "true")}, func(f *fixture) {
-			f.put(10*time.Millisecond, annotated(cm1(), kMatch, "true"))
-			f.Put(annotated(cm2(), kMatch, "true"))
-		}, rolled),
 		"a change before the namespace is selected rolls nothing": given(objs{namespace(), cm1(), asks()}, func(f *fixture) { f.put(time.Minute, cm2()); f.Put(labelled(namespace())) },
 			[]string{stateOnly(known2)}).with(func(c *config) { c.NamespaceSelector = []string{"env=prod"} }),
 	})

@@ -219,12 +219,6 @@ func (f *fixture) add(objects ...runtime.Object) *fixture {
 	return f
 }
 
-// pass lets time pass.
-func (f *fixture) pass(d time.Duration) {
-	f.Helper()
-	f.Sleep(d)
-}
-
 // asked compares the requests since the last time.
 func (f *fixture) asked(want ...string) {
 	f.Helper()
@@ -236,7 +230,7 @@ func (f *fixture) asked(want ...string) {
 // askedAfter lets time pass, and then is asked. With askedAt there is no request before.
 func (f *fixture) askedAfter(d time.Duration, want ...string) {
 	f.Helper()
-	f.pass(d)
+	f.Sleep(d)
 	f.asked(want...)
 }
 

@@ -67,7 +67,7 @@ func TestReconcile(t *testing.T) {
 				f.beforeRequests(nil)
 				return nil
 			})
-			f.pass(time.Hour + time.Second)
+			f.Sleep(time.Hour + time.Second)
 			f.asked(getP, getP, deleteP) // it is due too, but by its own event
 		}},
 		"a status that never rests": {run: func(f *fixture) {
@@ -77,15 +77,15 @@ func TestReconcile(t *testing.T) {
 				return nil
 			})
 			f.add(expiring("1h"))
-			f.pass(750 * time.Millisecond) // at once, and after 0.1, 0.2 and 0.4 s more
+			f.Sleep(750 * time.Millisecond) // at once, and after 0.1, 0.2 and 0.4 s more
 			f.asked(getP, deleteP, getP, deleteP, getP, deleteP, getP, deleteP)
 			f.toldOf("FailedToDeleteExpiredTTL")
-			f.pass(24 * time.Hour)
+			f.Sleep(24 * time.Hour)
 			if n := len(f.asks()); n < 2*23*60 || n > 2*(24*60+15) {
 				f.Errorf("%d requests in a day", n)
 			}
 			f.beforeRequests(nil)
-			f.pass(time.Minute)
+			f.Sleep(time.Minute)
 			f.left(0, 0)
 		}},
 		"a dry run announces nothing, waits for nothing and tells nobody twice": {configure: func(c *ttl.Config) { c.DryRun = true; minute(c) }, run: func(f *fixture) {
@@ -108,7 +108,7 @@ func TestReconcile(t *testing.T) {
 			f.toldOf("FailedToDeleteExpiredTTL")
 			f.askedAt(5*time.Minute, getP, deleteP+" refused")
 			f.toldOf()
-			f.pass(24 * time.Hour)
+			f.Sleep(24 * time.Hour)
 			if n := f.repeated("FailedToDeleteExpiredTTL"); n < 24 || n > 25 {
 				f.Errorf("%d Events in a day", n)
 			}
@@ -120,10 +120,10 @@ func TestReconcile(t *testing.T) {
 			f.refuse(func() error { return apierrors.NewInternalError(errors.New("webhook")) })
 			f.start(expiring("1h")).askedAfter(2*time.Second, getP, deleteP+" refused", getP, deleteP+" refused")
 			f.toldOf()
-			f.pass(2 * time.Second)
+			f.Sleep(2 * time.Second)
 			f.toldOf("FailedToDeleteExpiredTTL")
 			f.beforeRequests(nil)
-			f.pass(5 * time.Minute)
+			f.Sleep(5 * time.Minute)
 			f.toldOf("DeletedExpiredTTL")
 		}},
 		"a TTL that is prolonged, and then shortened": {run: func(f *fixture) {
@@ -148,16 +148,16 @@ func TestReconcile(t *testing.T) {
 				}
 				f.start()
 				f.add(expiring("1h"))
-				f.pass(11 * time.Second)
+				f.Sleep(11 * time.Second)
 				f.toldOf("DeletedExpiredTTL")
 				f.metric(1, "failing_types")
-				f.pass(time.Hour)
+				f.Sleep(time.Hour)
 				// Each of them is asked for in 70 s, of which the worker is free for a minute.
 				if n := len(f.asks()); n < 45 || n > 60 {
 					f.Errorf("%d requests in an hour", n)
 				}
 				f.beforeRequests(nil)
-				f.pass(2 * time.Minute)
+				f.Sleep(2 * time.Minute)
 				f.left(0, 0)
 			}},
 		"the clock of one type's API is wrong": {configure: func(c *ttl.Config) { c.ConcurrentSyncs = 1 }, run: func(f *fixture) {
@@ -167,18 +167,18 @@ func TestReconcile(t *testing.T) {
 			f.skew(-2*time.Hour, "configmaps")
 			f.add(expiring("1h")).asked(getP, deleteP)
 			f.toldOf("DeletedExpiredTTL")
-			f.pass(time.Hour)
+			f.Sleep(time.Hour)
 			if n := len(f.asks()); n != 1 {
 				f.Errorf("%d requests, want one for all objects of the type", n)
 			}
 			if skew := f.Metric("quartermaster_ttl_clock_skew_seconds"); skew < 7199 || skew > 7201 {
 				f.Errorf("the skew is %v", skew)
 			}
-			f.pass(time.Hour)
+			f.Sleep(time.Hour)
 			f.left(0, 2)
 			f.toldOf()
 			f.skew(30*time.Second, "")
-			f.pass(2 * time.Minute)
+			f.Sleep(2 * time.Minute)
 			f.left(0, 0)
 		}},
 		"the clock is behind the API server's": {run: func(f *fixture) {
@@ -232,14 +232,14 @@ func TestTypesComeAndGo(t *testing.T) {
 		f := newFixture(t, row{})
 		f.start().metric(2, "watched_types")
 		f.add(crd())
-		f.pass(3 * time.Second)
+		f.Sleep(3 * time.Second)
 		f.metric(3, "watched_types")
 		f.put(widget, "shop/w", ttlController+"ttl", "0").asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
 		f.put(widget, "shop/later", ttlController+"ttl", "5h")
 		f.Delete(crd())
-		f.pass(3 * time.Second)
+		f.Sleep(3 * time.Second)
 		f.metric(2, "watched_types")
-		f.pass(24 * time.Hour)
+		f.Sleep(24 * time.Hour)
 		f.asked() // the object of the type that is gone is forgotten
 	})
 }
@@ -254,7 +254,7 @@ func TestNamespacesLimitWhatIsWatched(t *testing.T) {
 		f.add(crd())
 		f.put(widget, "shop/w", ttlController+"ttl", "0")
 		f.put(widget, "elsewhere/w", ttlController+"ttl", "0")
-		f.pass(5 * time.Minute) // no definition tells of it
+		f.Sleep(5 * time.Minute) // no definition tells of it
 		f.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
 	})
 }
@@ -282,7 +282,7 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 		}},
 		"a deadline that is moved to another time in the past begins a minute of its own": {configure: minute, run: func(f *fixture) {
 			f.start(expiring("1h"))
-			f.pass(30 * time.Second)
+			f.Sleep(30 * time.Second)
 			f.add(expiring("30m")).toldOf("WillDeleteExpiredTTL", "WillDeleteExpiredTTL")
 			f.askedAt(time.Minute, getP, deleteP)
 		}},
@@ -290,7 +290,7 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 			f.start(expiring("3h"))
 			f.whenRead(expiring("2h")).askedAfter(time.Hour, getP)
 			f.toldOf("WillDeleteExpiredTTL")
-			f.pass(time.Minute)
+			f.Sleep(time.Minute)
 			f.toldOf("DeletedExpiredTTL")
 		}},
 	})
@@ -313,12 +313,12 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 		f.metric(4940, "overdue_objects")
 		f.metric(4940, "tracked_objects")
 		for round := range 3 {
-			f.pass(4 * time.Minute)
+			f.Sleep(4 * time.Minute)
 			for i := range 10 {
 				f.put(pod, fmt.Sprintf("shop/p%d", i), ttlController+"ttl", "1h")
 			}
 			f.left(0, 4940-60*round)
-			f.pass(80 * time.Second)
+			f.Sleep(80 * time.Second)
 			f.left(0, 4880-60*round)
 		}
 		gets := 0
@@ -366,7 +366,7 @@ func TestBreakerStopsEveryTenant(t *testing.T) {
 		if all := strings.Join(texts, "; "); !strings.Contains(all, "20 objects were deleted within a minute") || strings.Contains(all, "n1") {
 			t.Errorf("Events %s", all)
 		}
-		f.pass(17 * time.Minute)
+		f.Sleep(17 * time.Minute)
 		f.left(0, 0)
 	})
 }

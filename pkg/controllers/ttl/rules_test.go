@@ -119,7 +119,7 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 		}},
 		"a rule with dryRun deletes nothing, other rules do": {rules: "\n- {name: claims, resources: [persistentvolumeclaims], ttl: 1h, dryRun: true}" + ruleR, run: func(f *fixture) {
 			f.start(object(claim, "shop/c"), done("shop/j", 2*time.Hour)).toldOf("DeletedExpiredTTL", "WouldDeleteExpiredTTL")
-			f.pass(3 * time.Hour)
+			f.Sleep(3 * time.Hour)
 			got := f.asks()
 			slices.Sort(got)
 			if want := []string{deleteJ, getJ, "get persistentvolumeclaims shop/c"}; !slices.Equal(got, want) {
@@ -145,7 +145,7 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 		"an object that is due in days is deleted on time and without an announcement": {rules: strings.Replace(ruleR, "1h", "3d", 1), configure: minute, run: func(f *fixture) {
 			since := time.Now()
 			deadline := since.Add(3 * 24 * time.Hour)
-			until := func(at time.Time) { f.Helper(); f.pass(time.Until(at)) }
+			until := func(at time.Time) { f.Helper(); f.Sleep(time.Until(at)) }
 			next := func() *time.Time {
 				types := f.Controller(ttl.Name).Status().Details.(ttl.Details).Types
 				return types[slices.IndexFunc(types, func(k ttl.TypeStatus) bool { return k.Resource == "jobs.batch" })].NextDeadline
@@ -184,12 +184,12 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 			at("1999-12-31T23:30:00Z")
 			f.start()
 			at("2000-01-08T00:00:00Z")
-			f.pass(24 * time.Hour)
+			f.Sleep(24 * time.Hour)
 			f.metric(1, "rule_objects", "rule", "r")
 			f.add(labelled(object(job, "shop/j"), map[string]string{"x": "", "at": "2000-01-02T00:01:00Z"})).askedAfter(time.Hour)
 			at("2000-01-08T00:00:00Z")
 			f.askedAfter(time.Hour)
-			f.pass(6*24*time.Hour - time.Hour + time.Second) // it is the 8th, 1:00
+			f.Sleep(6*24*time.Hour - time.Hour + time.Second) // it is the 8th, 1:00
 			f.asked(getJ, deleteJ)
 			f.metric(0, "rule_objects", "rule", "r")
 		}},

