@@ -69,7 +69,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		must(t, err)
 		followed, err := Follow[*Object](t.Context(), other.ForController("names"), Need{Resource: Secrets})
 		must(t, err)
-		<-followed.informer.synced
+		<-followed.synced
 		if err := testutil.GatherAndCompare(reg, strings.NewReader(`
 			# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
 			# TYPE quartermaster_informer_objects gauge
@@ -101,7 +101,7 @@ func TestClustersOfOneNameCountTogether(t *testing.T) {
 		defer cluster.Shutdown()
 		followed, err := Follow[*Object](t.Context(), cluster.ForController(controller), Need{Resource: Secrets})
 		must(t, err)
-		<-followed.informer.synced
+		<-followed.synced
 	}
 	must(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 		# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.

@@ -77,8 +77,8 @@ type ClusterCache struct {
 	wg       sync.WaitGroup
 }
 
-// AddCluster builds the informers for needs, each of [NeedsOf], and starts none. countPanic is called for each
-// panic in a function of the named controller. AddCluster returns an error if the needs cannot be met.
+// AddCluster builds the informers for needs, each of [NeedsOf], and starts none. countPanic is called for
+// each panic in a function of the named controller. AddCluster returns an error if the needs cannot be met.
 func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
 	countPanic func(controller string)) (*ClusterCache, error) {
 	cluster := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, countPanic: countPanic, caches: c}
@@ -178,7 +178,8 @@ func (c *ClusterCache) followedInformers() []*informer {
 
 // Shutdown stops the informers, removes their metrics and returns when they begin no more requests. A call of
 // a controller's handler that has begun may go on, and so may a Digest or a Filter of a paged list: one that
-// hangs must not keep the process from ending. The caches stay readable. Shutdown may be called without Start.
+// hangs must not keep the process from ending. The caches stay readable. Shutdown may be called without
+// Start.
 func (c *ClusterCache) Shutdown() {
 	c.mu.Lock()
 	if c.stop != nil {

@@ -273,7 +273,7 @@ func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
 		if got := c.requests[0]; !strings.Contains(got, "labels=managed=true") {
 			t.Errorf("asked %s", got)
 		}
-		if w.informer.plan.decodedAs != Metadata {
+		if w.plan.decodedAs != Metadata {
 			t.Error("asks for the content")
 		}
 	})

@@ -133,8 +133,8 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 }
 
 // handleFailure handles the failure of a list or a watch. If discovery confirms that an optional resource
-// does not exist, handleFailure empties the cache, and the failure is no problem. If discovery has the resource,
-// the failure is one, and a cache that was never filled counts as empty after refusedAfter.
+// does not exist, handleFailure empties the cache, and the failure is no problem. If discovery has the
+// resource, the failure is one, and a cache that was never filled counts as empty after refusedAfter.
 func (f *feed) handleFailure(ctx context.Context, err error) {
 	if f.informer.plan.optional && (apierrors.IsNotFound(err) || f.state.isAbsent()) {
 		switch discovered := f.discover(ctx); {

@@ -18,10 +18,10 @@ type Following[T any] struct {
 }
 
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
-// objects as with [For]. The resource is watched until Stop, also after the end of ctx, which names the logger.
-// Follow may be called before Start, and while the controller runs. Two controllers that follow the same
-// resource have a watch each. Failures do not fail the controller's health check; Status reports them. They
-// are retried at least once a minute.
+// objects as with [For]. The resource is watched until Stop, also after the end of ctx, which names the
+// logger. Follow may be called before Start, and while the controller runs. Two controllers that follow the
+// same resource have a watch each. Failures do not fail the controller's health check; Status reports them.
+// They are retried at least once a minute.
 func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
@@ -75,7 +75,7 @@ func (f *Following[T]) Stop() { f.cluster.unfollow(f.informer) }
 // Status returns what is known of the resource and of the requests for it. With --namespaces, Status
 // returns the status of the first namespace that has a problem, otherwise of the first namespace.
 func (f *Following[T]) Status() ResourceStatus {
-	all := f.informer.status()
+	all := f.status()
 	at := max(0, slices.IndexFunc(all, func(s ResourceStatus) bool { return s.Problem != "" }))
 	return all[at]
 }

@@ -57,8 +57,8 @@ func (i *informer) hasSynced() bool {
 }
 
 // checkSynced closes synced when every feed has filled its part of the cache. Once one has, checkSynced does
-// not wait for feeds that the API server has refused for refusedAfter, and still refuses: a server that has just
-// begun to answer one feed permits the others at their next list.
+// not wait for feeds that the API server has refused for refusedAfter, and still refuses: a server that has
+// just begun to answer one feed permits the others at their next list.
 func (i *informer) checkSynced() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -66,7 +66,7 @@ func (i *informer) checkSynced() {
 		i.firstFilled = i.feeds[0].state.clock.Now()
 	}
 	for _, f := range i.feeds {
-		if !f.state.filled() && !(f.state.refusedFor(refusedAfter) && f.state.listFailedAfter(i.firstFilled)) {
+		if !f.state.filled() && (!f.state.refusedFor(refusedAfter) || !f.state.listFailedAfter(i.firstFilled)) {
 			return
 		}
 	}
@@ -195,8 +195,8 @@ func (i *informer) notify(e event) {
 }
 
 // contain returns a function that calls a handler or a mapping of a controller for an object and contains its
-// panics, and one that ends this: then nothing is called any more, and what has panicked is forgotten. Each handler
-// and mapping has a number, so that the success of one does not hide the panic of another.
+// panics, and one that ends this: then nothing is called any more, and what has panicked is forgotten. Each
+// handler and mapping has a number, so that the success of one does not hide the panic of another.
 func (i *informer) contain(controller, kind string) (contain func(object metav1.Object, call func()), end func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

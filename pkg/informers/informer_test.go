@@ -275,8 +275,8 @@ func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 	})
 }
 
-// TestNamespaceRefusedForAMomentIsWaitedFor has two namespaces, one or both of which are refused by an API server
-// that has just started.
+// TestNamespaceRefusedForAMomentIsWaitedFor has two namespaces, one or both of which are refused by an API
+// server that has just started.
 func TestNamespaceRefusedForAMomentIsWaitedFor(t *testing.T) {
 	for name, tc := range map[string]struct {
 		before error

@@ -298,8 +298,8 @@ func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
 	}
 }
 
-// TestOptionalResourceThatIsBeingDefinedIsWaitedFor has a resource that discovery knows a moment before it can
-// be listed.
+// TestOptionalResourceThatIsBeingDefinedIsWaitedFor has a resource that discovery knows a moment before it
+// can be listed.
 func TestOptionalResourceThatIsBeingDefinedIsWaitedFor(t *testing.T) {
 	for name, tc := range map[string]struct {
 		defined time.Duration // when it can be listed

@@ -98,8 +98,8 @@ func (s *state) recordList(version string) {
 	s.recordSuccess("list", klog.Background())
 }
 
-// countAsEmpty records that the resource counts as empty, as the server has it in no version or, at the start,
-// not in this version.
+// countAsEmpty records that the resource counts as empty, as the server has it in no version or, at the
+// start, not in this version.
 func (s *state) countAsEmpty(inNoVersion bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,8 +182,8 @@ const maxBetweenBreaks = 3 * failingAfter
 
 var errBreak = errors.New("the server accepted the watch, which broke early")
 
-// recordBreak records that a watch which the server had accepted broke within failingAfter. From the second in
-// a row on, that is a failure. A series ends when no watch has broken so early for maxBetweenBreaks.
+// recordBreak records that a watch which the server had accepted broke within failingAfter. From the second
+// in a row on, that is a failure. A series ends when no watch has broken so early for maxBetweenBreaks.
 func (s *state) recordBreak() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,8 +238,8 @@ func reasonOf(err error) string {
 	return cmp.Or(string(apierrors.ReasonForError(err)), "no answer")
 }
 
-// causeOf returns what one failure has in common with the next of its kind: its reason or, without one, the text
-// of the innermost error, since the others name a port that is another one each time.
+// causeOf returns what one failure has in common with the next of its kind: its reason or, without one, the
+// text of the innermost error, since the others name a port that is another one each time.
 func causeOf(err error) string {
 	if reason := apierrors.ReasonForError(err); reason != metav1.StatusReasonUnknown {
 		return string(reason)
@@ -250,8 +250,8 @@ func causeOf(err error) string {
 	return err.Error()
 }
 
-// logFailure logs an error, unless the last one had the same cause and no request has succeeded since: they are
-// tried again for ever. An expired version is not a failure: the informer lists again.
+// logFailure logs an error, unless the last one had the same cause and no request has succeeded since: they
+// are tried again for ever. An expired version is not a failure: the informer lists again.
 func (s *state) logFailure(ctx context.Context, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -31,8 +31,8 @@ type Informer[T any] interface {
 	ByIndex(index, value string) []T
 	// AddIndex adds an index, in which an object has the values that the function returns. The function must be
 	// pure, and must not read the informer, which is locked. AddIndex is called while the controller is built.
-	// All controllers share [cache.NamespaceIndex], which has its own values. Any other index that is added twice
-	// is a mistake: AddIndex panics.
+	// All controllers share [cache.NamespaceIndex], which has its own values. Any other index that is added
+	// twice is a mistake: AddIndex panics.
 	AddIndex(name string, values func(T) []string)
 	// AddHandler calls a function with each change of an object, one at a time, in the order of an
 	// object's changes: old is nil for a new object, current for a deleted one. After a relist each object
@@ -209,8 +209,9 @@ func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove 
 func (v view[T]) Synced() <-chan struct{} { return v.synced }
 
 // ContainPanics is for package controllers, like KeepsOwnerReferences. It returns a function that calls the
-// mapping of one watch for an object, and one that ends this. If the mapping panics, that is counted, logged and a
-// problem of the controller until a call for the object succeeds, the object is gone, or the watch has ended.
+// mapping of one watch for an object, and one that ends this. If the mapping panics, that is counted, logged
+// and a problem of the controller until a call for the object succeeds, the object is gone, or the watch has
+// ended.
 func (v view[T]) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
 	return v.contain(v.need.controller, "event mapping")
 }
