@@ -74,7 +74,7 @@ func NewCommand(options ...BuildOption) *cobra.Command {
 			if err := o.apply(); err != nil {
 				return err
 			}
-			background.Go(func() { tuneMemory(ctx) })
+			background.Go(func() { returnMemory(ctx) })
 			cliflag.PrintFlags(cmd.Flags())
 			return Run(ctx, o)
 		},

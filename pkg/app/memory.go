@@ -4,6 +4,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"runtime"
@@ -13,20 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// gcPercent is by how much the heap may grow before garbage is collected. With Go's default of 100,
-// garbage takes as much memory as the cache; with less than 60, collecting takes a third of the CPU time.
-const gcPercent = 60
-
-// tuneMemory keeps garbage to gcPercent, and every minute collects it and returns free memory, until ctx
-// ends. A start, a new list or the boundary of many schedules leaves free memory that Go would otherwise keep
-// as room for garbage. What a sync.Pool holds is freed a minute later, by the next collection.
-func tuneMemory(ctx context.Context) {
-	if os.Getenv("GOGC") != "" {
+// returnMemory collects garbage and returns free memory every minute until ctx ends. A start, a new list or the
+// boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. What a sync.Pool
+// holds is freed a minute later, by the next collection.
+func returnMemory(ctx context.Context) {
+	if cmp.Or(os.Getenv("GOGC"), os.Getenv("GOMEMLIMIT")) != "" {
 		return // somebody else tunes it
-	}
-	debug.SetGCPercent(gcPercent)
-	if os.Getenv("GOMEMLIMIT") != "" {
-		return // Go returns memory when it nears the limit
 	}
 	wait.UntilWithContext(ctx, func(context.Context) {
 		var m runtime.MemStats
