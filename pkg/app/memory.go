@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// returnMemory collects garbage and returns free memory every minute until ctx ends. A start, a new list or the
-// boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. What a sync.Pool
-// holds is freed a minute later, by the next collection.
+// returnMemory collects garbage and returns free memory every minute until ctx ends. A start, a new list or
+// the boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. What a
+// sync.Pool holds is freed a minute later, by the next collection.
 func returnMemory(ctx context.Context) {
 	if cmp.Or(os.Getenv("GOGC"), os.Getenv("GOMEMLIMIT")) != "" {
 		return // somebody else tunes it

@@ -53,8 +53,8 @@ func servedRequest(i int) string {
 		`"groups":["system:nodes"],"usages":["server auth"]},"status":%s}`, meta(servedNodes+i, fmt.Sprintf("csr-%05d", i)), strings.Repeat("A", 1<<10), "system:node:"+nodeName(i%servedNodes), status)
 }
 
-// TestCacheTakesAtMostTwoAndAHalfMiB has the caches and the indexes of the controller, and its memory of requests
-// that wait, empty and full.
+// TestCacheTakesAtMostTwoAndAHalfMiB has the caches and the indexes of the controller, and its memory of
+// requests that wait, empty and full.
 func TestCacheTakesAtMostTwoAndAHalfMiB(t *testing.T) {
 	empty, _ := cacheOf(t, 0, 0)
 	full, c := cacheOf(t, servedNodes, servedRequests)
