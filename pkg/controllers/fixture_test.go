@@ -40,7 +40,7 @@ type memory struct {
 	mu        sync.Mutex
 	version   int
 	objects   map[cache.ObjectName]*corev1.ConfigMap
-	handlers  []func(old, current *corev1.ConfigMap, initial bool)
+	handlers  []*func(old, current *corev1.ConfigMap, initial bool)
 	untold    []func()
 	functions int          // for which ContainPanics was called
 	panicking map[int]bool // whether the last call of the function panicked
@@ -72,7 +72,7 @@ func (m *memory) set(key cache.ObjectName, current *corev1.ConfigMap) {
 		m.objects[key] = current
 	}
 	for _, handler := range m.handlers {
-		m.tell(func() { handler(old, current, false) })
+		m.tell(func() { (*handler)(old, current, false) })
 	}
 }
 
@@ -97,8 +97,10 @@ func (m *memory) tell(f func()) {
 func (m *memory) AddHandler(handler func(old, current *corev1.ConfigMap, initial bool)) (remove func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.handlers = append(m.handlers, handler)
-	return func() { m.handlers = nil }
+	m.handlers = append(m.handlers, &handler)
+	return func() {
+		m.handlers = slices.DeleteFunc(m.handlers, func(other *func(old, current *corev1.ConfigMap, initial bool)) bool { return other == &handler })
+	}
 }
 
 // tellInitial tells of all objects that they were there from the beginning.
@@ -107,7 +109,7 @@ func (m *memory) tellInitial() {
 	defer m.mu.Unlock()
 	for _, handler := range m.handlers {
 		for _, o := range m.objects {
-			m.tell(func() { handler(nil, o, true) })
+			m.tell(func() { (*handler)(nil, o, true) })
 		}
 	}
 }
@@ -136,14 +138,18 @@ func (m *memory) KeepsOwnerReferences() bool { return true }
 func (m *memory) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
 	m.functions++
 	function := m.functions
+	ended := false
 	return func(object metav1.Object, call func()) {
+		if ended {
+			return
+		}
 		stack, _ := panics.Recover(func() error { call(); return nil })
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if m.panicking[function] = stack != nil; stack != nil {
 			m.panicked = append(m.panicked, object.GetName())
 		}
-	}, func() { delete(m.panicking, function) }
+	}, func() { delete(m.panicking, function); ended = true }
 }
 
 // fixture is a loop over ConfigMaps, in a bubble of fake time. Their informer has synced before, as on a warm

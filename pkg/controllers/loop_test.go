@@ -390,6 +390,9 @@ func TestLoopsAreOneController(t *testing.T) {
 	if err := l.Run(t.Context()); err == nil || err.Error() != "no more" {
 		t.Errorf("when one loop ends, Run returns %v", err)
 	}
+	if err := (Loops{nil}).Run(t.Context()); err == nil {
+		t.Error("a panic is no error")
+	}
 }
 
 func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
@@ -426,6 +429,23 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	if got := counters(t, registry, "x"); len(got) != len(results) {
 		t.Errorf("the loop of our own cluster has %v", got)
 	}
+}
+
+func TestWatchOfTwoLoopsOutlivesOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, "a")
+		w := WatchSelf(f.configMaps)
+		f.opts.Loop = "other"
+		f.build(w)
+		other := f.loop
+		f.opts.Loop = ""
+		f.build(w)
+		other.Close()
+		f.run()
+		f.expect("a")
+		f.put("2", "a")
+		f.expect("a")
+	})
 }
 
 func TestClosedLoopHasNoHandler(t *testing.T) {

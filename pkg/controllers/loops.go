@@ -8,6 +8,10 @@ import (
 	"errors"
 	"slices"
 	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // Loops are the loops of a controller that has several, and its Run and Status. Each is a [Loop], or embeds
@@ -23,7 +27,10 @@ func (l Loops) Run(ctx context.Context) error {
 	for i, loop := range l {
 		running.Go(func() {
 			defer stop()
-			errs[i] = loop.Run(ctx)
+			var stack []byte
+			if stack, errs[i] = panics.Recover(func() error { return loop.Run(ctx) }); stack != nil {
+				klog.FromContext(ctx).Error(errs[i], "A loop panicked", "stack", string(stack))
+			}
 		})
 	}
 	running.Wait()

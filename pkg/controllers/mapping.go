@@ -18,7 +18,8 @@ import (
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
 	watch  Watch[K]
-	remove func() // removes the handler
+	newest func(cache.ObjectName) // maps the newest state of an object of the cache; nil for WaitFor
+	remove func()                 // removes the handler
 
 	mu    sync.Mutex // held while the mapping is called
 	queue *queue[K]  // of the run; nil while there is none: the gate is closed
@@ -52,7 +53,7 @@ func (m *mapper[K]) handle(lane lane, mapping func() []K) {
 func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.watch.mapNewest(m, object)
+	m.newest(object)
 }
 
 // enqueue adds the keys of an object to a lane. The caller holds mu.

@@ -24,10 +24,11 @@ type Status struct {
 	QueueDepth int        `json:"queueDepth"`
 	InFlight   []InFlight `json:"inFlight"`
 
-	Reconciles uint64     `json:"reconciles"`
-	Errors     uint64     `json:"errors"`
-	Panics     uint64     `json:"panics"`
-	LastError  *LastError `json:"lastError,omitempty"`
+	Reconciles uint64 `json:"reconciles"`
+	Errors     uint64 `json:"errors"`
+	// Panics are those of reconciles. The metric counts those of other functions too.
+	Panics    uint64     `json:"panics"`
+	LastError *LastError `json:"lastError,omitempty"`
 
 	// Set by the controller:
 

@@ -20,12 +20,11 @@ type Watch[K comparable] struct {
 	// mistake is why NewLoop refuses the watch. If it is set, no other field is used.
 	mistake error
 	synced  func() <-chan struct{}
-	// register adds the handler that maps changes.
-	register func(*mapper[K]) (remove func())
 	// list, unless it is nil, returns what Run maps when it begins: the objects in the cache.
 	list func() []metav1.Object
-	// mapNewest maps the newest state of such an object.
-	mapNewest func(*mapper[K], cache.ObjectName)
+	// register adds the handler that maps changes, and sets what maps the newest state of an object. Each loop
+	// with the watch has its own.
+	register func(*mapper[K]) (remove func())
 }
 
 // watchable is what a watch asks of an informer of the cache. The informer of a test may lack it.
@@ -83,23 +82,28 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if w, ok := informer.(watchable); ok {
 		contain = w.ContainPanics
 	}
-	// Two, since an event that is not chosen does not mean that the object can be mapped.
-	containChoice, endChoice := contain()
-	containMapping, endMapping := contain()
-	mapChosen := func(e Event[T]) (mapped []K) {
-		chosen := false
-		containChoice(objectOf(e), func() {
-			chosen = !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
-		})
-		if chosen {
-			containMapping(objectOf(e), func() { mapped = keys(e) })
-		}
-		return mapped
-	}
 	return Watch[K]{
 		synced: informer.Synced,
-		// register drops the objects of the first list: Run waits for the informer, and then replays its cache.
 		register: func(m *mapper[K]) func() {
+			// Two, since an event that is not chosen does not mean that the object can be mapped.
+			containChoice, endChoice := contain()
+			containMapping, endMapping := contain()
+			mapChosen := func(e Event[T]) (mapped []K) {
+				chosen := false
+				containChoice(objectOf(e), func() {
+					chosen = !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
+				})
+				if chosen {
+					containMapping(objectOf(e), func() { mapped = keys(e) })
+				}
+				return mapped
+			}
+			m.newest = func(name cache.ObjectName) {
+				if obj, exists := informer.Get(name); exists { // else its deletion is an event
+					m.enqueue(laneShown, mapChosen(Event[T]{New: obj}))
+				}
+			}
+			// The objects of the first list are dropped: Run waits for the informer, and then replays its cache.
 			remove := informer.AddHandler(func(old, current T, initial bool) {
 				if e := (Event[T]{old, current}); !initial || !isNil(old) {
 					m.handle(laneOfEvent(e), func() []K { return mapChosen(e) })
@@ -109,11 +113,6 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 				remove()
 				endChoice()
 				endMapping()
-			}
-		},
-		mapNewest: func(m *mapper[K], name cache.ObjectName) {
-			if obj, exists := informer.Get(name); exists { // else its deletion is an event
-				m.enqueue(laneShown, mapChosen(Event[T]{New: obj}))
 			}
 		},
 	}

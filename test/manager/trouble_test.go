@@ -85,23 +85,21 @@ func TestControllerTroubleIsItsOwn(t *testing.T) {
 	explains("absent", "cannot list doodads.test.example.com: NotFound")
 	explains("forbidden", "cannot list leases.coordination.k8s.io: Forbidden")
 	explains("failing", "stopped unexpectedly")
-	// An event that cannot be mapped is counted and waits for the object's next event: no trouble that
-	// lasts.
-	check("poisoned", http.StatusOK, "ok")
+	explains("poisoned", "panics on 1 objects of configmaps, one of them "+s.Namespace+"/poisoned")
 	check("config-reload", http.StatusOK, "ok")
 	says(ctx, t, m.InsecureURL+"/livez", "", http.StatusOK, "ok")
 	says(ctx, t, m.SecureURL+"/metrics", token, http.StatusOK,
 		`quartermaster_controller_problem{controller="absent"} 1`,
 		`quartermaster_controller_problem{controller="forbidden"} 1`,
 		`quartermaster_controller_problem{controller="failing"} 1`,
-		`quartermaster_controller_problem{controller="poisoned"} 0`,
+		`quartermaster_controller_problem{controller="poisoned"} 1`,
 		`quartermaster_controller_problem{controller="config-reload"} 0`,
 		`quartermaster_controller_restarts_total{controller="config-reload"} 0`,
 		`quartermaster_controller_restarts_total{controller="failing"} `,
 		`quartermaster_controller_panics_total{controller="poisoned"} `)
 	var shown map[string]struct {
-		Restarts, Panics uint64
-		Problem          string
+		Restarts uint64
+		Problem  string
 	}
 	_, body, err := fleet.Get(m.SecureURL+"/debug/controllers/", token)
 	if err == nil {
@@ -110,7 +108,7 @@ func TestControllerTroubleIsItsOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if shown["failing"].Restarts == 0 || shown["poisoned"].Panics == 0 || !strings.Contains(shown["forbidden"].Problem, "Forbidden") || shown["config-reload"].Problem != "" {
+	if shown["failing"].Restarts == 0 || !strings.Contains(shown["poisoned"].Problem, "panics") || !strings.Contains(shown["forbidden"].Problem, "Forbidden") || shown["config-reload"].Problem != "" {
 		t.Errorf("/debug/controllers/ shows %+v", shown)
 	}
 	if out, _, _ := runStatus(ctx, t, "--endpoint="+m.SecureURL, "--endpoint-insecure"); !strings.Contains(out, "cannot list leases.coordination.k8s.io: Forbidden") {
@@ -126,6 +124,11 @@ func TestControllerTroubleIsItsOwn(t *testing.T) {
 	}
 	t.Cleanup(func() { _, _ = shared.Kubectl(context.Background(), "delete", "crd", doodads.GroupResource().String()) })
 	check("absent", http.StatusOK, "ok")
+	poisoned.Annotations = nil
+	if _, err := configMaps.Update(ctx, poisoned, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	check("poisoned", http.StatusOK, "ok")
 	if m.ExitCode() != -1 || standby.ExitCode() != -1 {
 		t.Errorf("a manager ended, with %d or %d", m.ExitCode(), standby.ExitCode())
 	}

@@ -42,7 +42,7 @@ func TestOriginalThatStillRunsIsReported(t *testing.T) {
 	deploy("another-runs", "replicator", "example.com/replicator", 1)
 	m := shared.RunLeader(f.ctx, t, args()...)
 	for _, name := range []string{"reflector-runs", "replicator-runs"} {
-		if _, err := m.WaitForLine(f.ctx, `is still running" logger="replication" deployment="`+f.namespaces["a"]+"/"+name); err != nil {
+		if _, err := m.WaitForLine(f.ctx, `is still running" controller="replication" deployment="`+f.namespaces["a"]+"/"+name); err != nil {
 			t.Fatal(err)
 		}
 	}
