@@ -50,7 +50,7 @@ func TestBarsAreAboutRows(t *testing.T) {
 	const empty, some, ours = "empty cluster", "5000 Secrets and 5000 ConfigMaps of 4 KiB, 500 Deployments", "quartermaster: leader"
 	for page, want := range map[string][]string{
 		"README.md": {
-			fmt.Sprintf("%.0f MiB on an empty cluster, about as much as one manager of controller-runtime with secure metrics (%.0f MiB without them)",
+			fmt.Sprintf("%.0f MiB on an empty cluster. One manager of controller-runtime takes %.0f MiB without metrics.",
 				memory(empty, ours), memory(empty, "controller-runtime: leader")),
 			fmt.Sprintf("Of %d limits that the project has set itself, [%d are not met](docs/bench/bench.md#bars)", len(bars), missed),
 		},
