@@ -13,6 +13,7 @@ import (
 	"k8s.io/component-base/cli"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 )
 
 func main() {
@@ -22,7 +23,7 @@ func main() {
 // command returns the manager's command. A program named kubectl-NAME is a plugin of kubectl, and its help
 // shows what a user of the plugin types.
 func command(program string) *cobra.Command {
-	cmd := app.NewCommand()
+	cmd := app.NewCommand(app.With(builtin.Entries()...))
 	name := strings.TrimSuffix(filepath.Base(program), filepath.Ext(program))
 	if plugin, ok := strings.CutPrefix(name, "kubectl-"); ok {
 		cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl " + plugin}

@@ -11,8 +11,9 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/examples/greeter"
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 )
 
 func main() {
-	os.Exit(cli.Run(app.NewCommand(app.With(greeter.Entry()))))
+	os.Exit(cli.Run(app.NewCommand(app.With(builtin.Entries()...), app.With(greeter.Entry()))))
 }

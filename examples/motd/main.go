@@ -21,7 +21,7 @@ import (
 )
 
 func main() {
-	os.Exit(cli.Run(app.NewCommand(app.Named("motd"), app.WithoutBuiltIns(), app.With(entry()))))
+	os.Exit(cli.Run(app.NewCommand(app.Named("motd"), app.With(entry()))))
 }
 
 // entry describes the controller to the host.

@@ -14,5 +14,5 @@ import (
 )
 
 func main() {
-	os.Exit(cli.Run(app.NewCommand(app.With(controller.Entry()), app.Named("widget"), app.WithoutBuiltIns())))
+	os.Exit(cli.Run(app.NewCommand(app.Named("widget"), app.With(controller.Entry()))))
 }

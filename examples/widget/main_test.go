@@ -15,7 +15,7 @@ import (
 )
 
 func TestRolesAreThoseThatTheBuildPrints(t *testing.T) {
-	cmd := app.NewCommand(app.With(controller.Entry()), app.Named("widget"), app.WithoutBuiltIns())
+	cmd := app.NewCommand(app.Named("widget"), app.With(controller.Entry()))
 	var printed bytes.Buffer
 	cmd.SetOut(&printed)
 	cmd.SetArgs([]string{"rbac"})

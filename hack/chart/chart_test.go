@@ -31,6 +31,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 )
 
 var (
@@ -189,7 +190,7 @@ func (o objects) args(t *testing.T) (args []string) {
 // manager runs the manager in this process.
 func manager(args ...string) (string, error) {
 	var out bytes.Buffer
-	cmd := app.NewCommand()
+	cmd := app.NewCommand(app.With(builtin.Entries()...))
 	cmd.SetOut(&out)
 	cmd.SetArgs(args)
 	err := cmd.Execute()

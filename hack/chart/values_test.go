@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 )
 
@@ -358,7 +359,7 @@ var byOtherValues = map[string]struct {
 // and the roles must be those that the manager prints for it.
 func TestFlagsAreAllReached(t *testing.T) {
 	reached := 0
-	app.NewCommand().Flags().VisitAll(func(flag *pflag.Flag) {
+	app.NewCommand(app.With(builtin.Entries()...)).Flags().VisitAll(func(flag *pflag.Flag) {
 		if slices.Contains([]string{"help", "print-effective-config", "version"}, flag.Name) {
 			return
 		}

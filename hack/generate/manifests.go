@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 )
 
 const header = "# Written by make generate from what manager rbac prints. Do not edit.\n"
@@ -102,7 +103,7 @@ type object struct {
 // rbac runs manager rbac.
 func rbac(flags ...string) (objects []object, err error) {
 	var out bytes.Buffer
-	cmd := app.NewCommand()
+	cmd := app.NewCommand(app.With(builtin.Entries()...))
 	cmd.SetOut(&out)
 	cmd.SetArgs(append([]string{"rbac"}, flags...))
 	if err := cmd.Execute(); err != nil {

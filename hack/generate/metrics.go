@@ -17,7 +17,7 @@ const metricsIntro = `# Metrics
 
 These are the metrics at ` + "`/metrics`" + ` with all controllers; [Operating](operating.md#metrics) says which are not listed.
 The manager's own are ALPHA: a release may rename them, and [CHANGELOG.md](../../CHANGELOG.md) says so. A label's
-values are those that it has from the start, if they are few.
+values are those of the start, if they are few; others may come later.
 `
 
 // metricsGroups are the sections of the page, by the prefix of a metric. The last one takes what is left.

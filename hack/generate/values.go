@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 )
@@ -134,7 +135,7 @@ func valuesSchema() ([]byte, error) {
 			ofController[role.Controller] = schema{}
 		}
 	}
-	app.NewCommand().Flags().VisitAll(func(flag *pflag.Flag) {
+	app.NewCommand(app.With(builtin.Entries()...)).Flags().VisitAll(func(flag *pflag.Flag) {
 		if slices.Contains(notFlags, flag.Name) {
 			return
 		}

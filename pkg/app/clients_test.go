@@ -34,6 +34,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -111,7 +112,7 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 				host = h
 				return &scripted{}, nil
 			}})
-			o := newOptions(t, With(probe), WithoutBuiltIns())
+			o := newOptions(t, With(probe))
 			o.Client.Master, o.Client.ContentType, o.Generic.DryRun = server.URL, "application/json", dryRun
 			_, err := builtProcess(t, o)
 			must(t, err)
@@ -160,7 +161,7 @@ func TestCacheShowsThatItIsToldToWait(t *testing.T) {
 	probe := withFunctions(controllers.Entry{Name: "probe", Needs: func(controllers.Settings) ([]informers.Need, error) {
 		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
 	}})
-	o := newOptions(t, With(probe), WithoutBuiltIns())
+	o := newOptions(t, With(probe))
 	o.Client.RESTConfig = &rest.Config{Host: "http://api", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
 		header := http.Header{"Retry-After": {fmt.Sprint(30 * 24 * 3600)}}
 		return &http.Response{StatusCode: http.StatusTooManyRequests, Header: header, Body: http.NoBody, Request: r}, nil
@@ -179,7 +180,7 @@ func TestCacheShowsThatItIsToldToWait(t *testing.T) {
 
 func TestClientsShareOneLimit(t *testing.T) {
 	server := newAPIServer(t)
-	o := newOptions(t)
+	o := newOptions(t, With(builtin.Entries()...))
 	o.Client.Master = server.URL
 	open := func(next http.RoundTripper) http.RoundTripper { return next }
 	for name, tc := range map[string]struct {

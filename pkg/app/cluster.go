@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -36,23 +35,49 @@ const otherClusterDrain = 2 * time.Second
 type openClusters struct {
 	mu    sync.Mutex
 	all   map[string]func()
-	loops sync.Map // of [2]string, the controller and the cluster of a loop, by its *runs
+	loops sync.Map // *runningLoop, true
+}
+
+// runningLoop is a loop of another cluster that Go runs.
+type runningLoop struct {
+	controllers.ClusterLoop
+	controller, cluster string
+	runs                runs
+}
+
+// of returns the loops of a controller, in the order of their clusters' names.
+func (o *openClusters) of(controller string) (all []*runningLoop) {
+	for key := range o.loops.Range {
+		if l := key.(*runningLoop); l.controller == controller {
+			all = append(all, l)
+		}
+	}
+	slices.SortFunc(all, func(a, b *runningLoop) int { return strings.Compare(a.cluster, b.cluster) })
+	return all
+}
+
+// addStatus adds the status of a controller's loops to that of the controller.
+func (o *openClusters) addStatus(controller string, s *controllers.Status) {
+	for _, l := range o.of(controller) {
+		one := l.Status()
+		for i := range one.InFlight {
+			one.InFlight[i].Key += " in cluster " + l.cluster
+		}
+		s.AddLoop(one)
+	}
 }
 
 // problem returns an error that names the clusters in which loops of the controller have ended unexpectedly.
 func (o *openClusters) problem(controller string) error {
 	var problems []string
-	for r, of := range o.loops.Range {
-		if of := of.([2]string); of[0] == controller {
-			if err := r.(*runs).problem(); err != nil {
-				problems = append(problems, fmt.Sprintf("the loop of cluster %s %v", of[1], err))
-			}
+	for _, l := range o.of(controller) {
+		if err := l.runs.problem(); err != nil {
+			problems = append(problems, fmt.Sprintf("the loop of cluster %s %v", l.cluster, err))
 		}
 	}
 	if len(problems) == 0 {
 		return nil
 	}
-	slices.Sort(problems)
 	return errors.New(strings.Join(problems, "\n"))
 }
 
@@ -145,20 +170,25 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 // runLoop runs a loop of another cluster until ctx ends, and closes it.
 func (p *process) runLoop(ctx context.Context, controller, cluster string, loop controllers.ClusterLoop) {
 	defer loop.Close()
-	r := &runs{}
-	p.openClusters.loops.Store(r, [2]string{controller, cluster})
-	defer p.openClusters.loops.Delete(r)
+	l := &runningLoop{ClusterLoop: loop, controller: controller, cluster: cluster}
+	p.openClusters.loops.Store(l, true)
+	defer p.openClusters.loops.Delete(l)
 	// What fails while the loop stops is no news: the cluster may not answer.
-	_ = r.keepRunning(ctx, p.loopMetrics, controller, loop.Run, func(err error, stack []byte) {
+	_ = l.runs.keepRunning(ctx, p.loopMetrics, controller, loop.Run, func(err error, stack []byte) {
 		klog.FromContext(ctx).Error(err, "Loop of another cluster stopped unexpectedly, restarting",
 			"controller", controller, "cluster", cluster, "delay", restartDelay, "stack", string(stack))
 	})
 }
 
-// close closes the clusters that the controllers have left open.
-func (o *openClusters) close() {
+// close closes the clusters that the named controller has left open, or all controllers if the name is empty.
+func (o *openClusters) close(controller string) {
+	var open []func()
 	o.mu.Lock()
-	open := slices.Collect(maps.Values(o.all))
+	for key, closeNow := range o.all {
+		if controller == "" || strings.HasPrefix(key, controller+"/") {
+			open = append(open, closeNow)
+		}
+	}
 	o.mu.Unlock()
 	for _, closeNow := range open {
 		closeNow()

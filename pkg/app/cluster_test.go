@@ -35,12 +35,12 @@ import (
 // elsewhereOf returns a process that has not been elected, and changes its options before.
 func elsewhereOf(t *testing.T, change func(*Options)) *process {
 	t.Helper()
-	o := newOptions(t, WithoutBuiltIns())
+	o := newOptions(t, With())
 	o.Client.RESTConfig = &rest.Config{Host: newAPIServer(t).URL, BearerToken: "our own"}
 	change(o)
 	p, err := builtProcess(t, o)
 	must(t, err)
-	t.Cleanup(p.openClusters.close)
+	t.Cleanup(func() { p.openClusters.close("") })
 	return p
 }
 
@@ -102,7 +102,8 @@ func (l recordedLoop) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (l recordedLoop) Close() { l <- "is closed" }
+func (recordedLoop) Status() controllers.Status { return controllers.Status{} }
+func (l recordedLoop) Close()                   { l <- "is closed" }
 
 func TestClusterRunsALoopUntilItIsStoppedOrTheClusterIsClosed(t *testing.T) {
 	p := elsewhereOf(t, func(*Options) {})
@@ -149,7 +150,11 @@ func (l *failingLoop) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (*failingLoop) Close() {}
+func (l *failingLoop) Status() (s controllers.Status) {
+	s.InFlight = []controllers.InFlight{{Key: "shop/a"}}
+	return s
+}
+func (l *failingLoop) Close() {}
 
 func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -164,6 +169,9 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		}
 		lines(t, p.openClusters.problem("one"), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
 		must(t, p.openClusters.problem("two"))
+		var s controllers.Status
+		p.openClusters.addStatus("one", &s)
+		same(t, "in flight", []controllers.InFlight{{Key: "shop/a in cluster far"}}, s.InFlight)
 		end()
 		<-ended
 		same(t, "runs after the end", 3, loop.runs)

@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package app assembles the manager: its flags, the registry of controllers, the servers, and Run,
-// which is the whole life of the process. It is the only package that knows every component.
+// Package app assembles a manager of the controllers that a program gives it: its flags, the servers, and Run,
+// which is the whole life of the process.
 package app
 
 import (
@@ -35,8 +35,8 @@ import (
 // are the same everywhere.
 const helpColumns = 80
 
-// NewCommand returns the command of a build. It runs the controllers of the registry and of the entries
-// among the options. If an option is wrong, executing the command returns the error.
+// NewCommand returns the command of a build, which runs the controllers among the options. If an option is
+// wrong, executing the command returns the error.
 func NewCommand(options ...BuildOption) *cobra.Command {
 	o, err := NewOptions(options...)
 	cmd := &cobra.Command{
@@ -156,7 +156,11 @@ func (o *Options) addEntryCommands(root *cobra.Command) error {
 		if e.Command == nil {
 			continue
 		}
-		cmd := e.Command(o.connect)
+		var cmd *cobra.Command
+		if err := contained("controller "+e.Name+": Command", func() error { cmd = e.Command(o.connect); return nil }); err != nil {
+			errs = append(errs, err)
+			continue
+		}
 		for _, c := range cmd.Commands() {
 			for _, fs := range o.flags.FlagSets {
 				c.Flags().AddFlagSet(fs)

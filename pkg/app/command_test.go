@@ -28,6 +28,8 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -40,11 +42,11 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// execute runs the command line. It returns what the command printed and its error. The command
+// execute runs the command line of the manager. It returns what the command printed and its error. The command
 // must not get as far as Run.
 func execute(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	return executeBuild(nil, args...)
+	return executeBuild([]BuildOption{With(builtin.Entries()...)}, args...)
 }
 
 // executeBuild runs the command line of a build.
@@ -142,7 +144,7 @@ func TestManifestsParse(t *testing.T) {
 	pod := deployment.Spec.Template.Spec
 	manager := pod.Containers[0]
 
-	o := newOptions(t)
+	o := newOptions(t, With(builtin.Entries()...))
 	must(t, o.Parse(manager.Args))
 	must(t, o.Validate())
 	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= o.Generic.ShutdownTimeout {
@@ -173,7 +175,7 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 		}
 		for _, match := range argument.FindAllStringSubmatch(string(text), -1) {
 			found++
-			o := newOptions(t)
+			o := newOptions(t, With(builtin.Entries()...))
 			// The kubelet replaces variables of the environment.
 			if err := o.Parse([]string{strings.ReplaceAll(match[1], "$(POD_NAMESPACE)", "team-a")}); err != nil {
 				t.Errorf("%s: %v", path, err)
@@ -200,7 +202,7 @@ func TestPodmanManifestsRunTheManagerAlike(t *testing.T) {
 	var pod corev1.Pod
 	must(t, yaml.UnmarshalStrict([]byte(read("pod.yaml")), &pod))
 	manager, grace := pod.Spec.Containers[0], *pod.Spec.TerminationGracePeriodSeconds
-	o := newOptions(t)
+	o := newOptions(t, With(builtin.Entries()...))
 	must(t, o.Parse(manager.Args))
 	if time.Duration(grace)*time.Second <= o.Generic.ShutdownTimeout {
 		t.Errorf("terminationGracePeriodSeconds: %d s is not longer than --shutdown-timeout=%s", grace, o.Generic.ShutdownTimeout)
@@ -372,7 +374,7 @@ func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistr
 // allControllers builds all controllers as Run does, and returns their registry.
 func allControllers(t *testing.T) metrics.KubeRegistry {
 	t.Helper()
-	o := newOptions(t)
+	o := newOptions(t, With(builtin.Entries()...))
 	must(t, o.Parse([]string{"--controllers=" + strings.Join(o.controllerNames(), ","), "--compat=" + strings.Join(o.originals(), ","),
 		"--csr-approver-ip-ranges=10.0.0.0/8"}))
 	o.Client.Master = newAPIServer(t).URL

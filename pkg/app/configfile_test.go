@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 )
 
 const configHeader = "apiVersion: quartermaster.dev/v1alpha1\nkind: ManagerConfiguration\n"
@@ -187,7 +188,7 @@ func (c *extraConfig) Validate(controllers.Settings) error { return nil }
 // --print-effective-config, or what /configz shows, is read as the file.
 func TestConfigFileHasEveryFlag(t *testing.T) {
 	build := func() *Options {
-		return newOptions(t, With(withFunctions(controllers.Entry{Name: "extra", Config: &extraConfig{}})))
+		return newOptions(t, With(builtin.Entries()...), With(withFunctions(controllers.Entry{Name: "extra", Config: &extraConfig{}})))
 	}
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()

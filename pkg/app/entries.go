@@ -27,7 +27,7 @@ func checkEntries(entries []controllers.Entry) error {
 	for i, e := range entries {
 		controller := "controller " + e.Name
 		if e.Name == "" {
-			controller = fmt.Sprintf("controller number %d of the registry, which has no name", i+1)
+			controller = fmt.Sprintf("controller number %d, which has no name", i+1)
 		}
 		add := func(format string, args ...any) {
 			errs = append(errs, fmt.Errorf("%s: %s", controller, fmt.Sprintf(format, args...)))
@@ -64,7 +64,7 @@ func NewScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 		if e.AddToScheme == nil {
 			continue
 		}
-		if err := e.AddToScheme(scheme); err != nil {
+		if err := contained("panicked", func() error { return e.AddToScheme(scheme) }); err != nil {
 			return nil, fmt.Errorf("controller %s: AddToScheme: %w", e.Name, err)
 		}
 	}
@@ -94,14 +94,15 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 	for _, e := range r.entries {
 		var needs []informers.Need
 		var granted grants
-		var err error
-		if e.Needs != nil {
-			needs, err = e.Needs(settings)
-		}
-		if err == nil {
-			granted, err = grantsOf(e, settings, needs)
-		}
-		if err != nil {
+		if err := contained("Needs or Permissions", func() (err error) {
+			if e.Needs != nil {
+				needs, err = e.Needs(settings)
+			}
+			if err == nil {
+				granted, err = grantsOf(e, settings, needs)
+			}
+			return err
+		}); err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
 		r.needs = append(r.needs, informers.NeedsOf(e.Name, needs...)...)
@@ -113,7 +114,7 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 	return r, informers.CheckNeeds(informers.Config{Namespaces: o.Generic.Namespaces}, r.needs, r.scheme)
 }
 
-// controllerNames returns the names of all controllers, in the order of the registry.
+// controllerNames returns the names of all controllers, in the order in which they were added.
 func (o *Options) controllerNames() []string {
 	names := make([]string, 0, len(o.entries))
 	for _, e := range o.entries {
@@ -132,7 +133,7 @@ func (o *Options) onByDefault() string {
 	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
-// enabled returns the entries that --controllers selects, in the order of the registry. As in
+// enabled returns the entries that --controllers selects, in the order in which they were added. As in
 // kube-controller-manager, the first item that names a controller decides, and '*' stands for all
 // that are on by default. An item that names no controller is an error.
 func (o *Options) enabled() ([]controllers.Entry, error) {

@@ -79,7 +79,7 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 			[]string{"controller one: the function New is missing", "controller two: the function New is missing"}},
 		"no name": {
 			[]controllers.Entry{withFunctions(controllers.Entry{})},
-			[]string{fmt.Sprintf("controller number %d", len(registry())+1) + ` of the registry, which has no name: the name "" is not a DNS label: ` + notALabel}},
+			[]string{`controller number 1, which has no name: the name "" is not a DNS label: ` + notALabel}},
 		"a name that is no label": {
 			[]controllers.Entry{withFunctions(controllers.Entry{Name: "100%d"})}, []string{`controller 100%d: the name "100%d" is not a DNS label: ` + notALabel}},
 		"one name twice": {
@@ -108,7 +108,7 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 }
 
 func TestControllersListSelectsControllers(t *testing.T) {
-	build := []BuildOption{WithoutBuiltIns(), With(withFunctions(controllers.Entry{Name: "one", Summary: "does it"}),
+	build := []BuildOption{With(withFunctions(controllers.Entry{Name: "one", Summary: "does it"}),
 		withFunctions(controllers.Entry{Name: "two"}), withFunctions(controllers.Entry{Name: "three", OffByDefault: true}))}
 	for name, tc := range map[string]struct {
 		items, one, two, three string
@@ -131,11 +131,11 @@ func TestControllersListSelectsControllers(t *testing.T) {
 	o.Generic.Controllers = []string{"two", "one"}
 	on, err := o.enabled()
 	must(t, err)
-	same(t, "first in the order of the registry", "one", on[0].Name)
+	same(t, "first in the order of the entries", "one", on[0].Name)
 }
 
 // ownBuild is a build with a name and a controller of its own.
-var ownBuild = []BuildOption{Named("shopkeeper"), WithoutBuiltIns(), With(withFunctions(controllers.Entry{
+var ownBuild = []BuildOption{Named("shopkeeper"), With(withFunctions(controllers.Entry{
 	Name: "shelves", Summary: "fills shelves",
 	Needs: func(controllers.Settings) ([]informers.Need, error) {
 		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
@@ -228,7 +228,7 @@ func TestRolesAreOfWhatCanStart(t *testing.T) {
 			for _, e := range tc.entries {
 				entries = append(entries, withFunctions(e))
 			}
-			o := newOptions(t, With(entries...), WithoutBuiltIns())
+			o := newOptions(t, With(entries...))
 			o.Generic.Namespaces = []string{"a"}
 			_, printed := o.rbac()
 			lines(t, printed, tc.want...)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime/debug"
 
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -33,9 +34,8 @@ func (p *process) newControllers(entries []controllers.Entry) (all hostedControl
 	return all, errors.Join(errs...)
 }
 
-// newController builds the controller of an entry. If a function of the host panics with a Mistake, that is
-// the error.
-func (p *process) newController(entry controllers.Entry) (_ *hostedController, err error) {
+// newController builds the controller of an entry.
+func (p *process) newController(entry controllers.Entry) (*hostedController, error) {
 	host, err := p.host(entry.Name)
 	if err != nil {
 		return nil, err
@@ -47,17 +47,8 @@ func (p *process) newController(entry controllers.Entry) (_ *hostedController, e
 		}
 		handler = h
 	}
-	defer func() {
-		switch r := recover().(type) {
-		case nil:
-		case panics.Mistake:
-			err = r
-		default:
-			panic(r)
-		}
-	}()
-	c, err := entry.New(host)
-	if err != nil {
+	var c controllers.Controller
+	if err := contained("New", func() (err error) { c, err = entry.New(host); return err }); err != nil {
 		return nil, err
 	}
 	if c == nil {
@@ -69,6 +60,21 @@ func (p *process) newController(entry controllers.Entry) (_ *hostedController, e
 		h.handler = h.contained(handler)
 	}
 	return h, nil
+}
+
+// contained calls a function of an entry. If the function panics, contained returns an error with the stack, or
+// the Mistake that a function of the host has found.
+func contained(name string, f func() error) (err error) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case panics.Mistake:
+			err = r
+		default:
+			err = fmt.Errorf("%s: panic: %v\n%s", name, r, debug.Stack()) // at the start no object has been read
+		}
+	}()
+	return f()
 }
 
 // host returns the host of a controller, without Handle.

@@ -50,20 +50,19 @@ type Options struct {
 	// ElectionClock is election.NewBootClock's if it is nil. No flag sets it: it is for tests.
 	ElectionClock protocol.Clock
 
-	name            string // of the build
-	withoutBuiltIns bool
-	entries         []controllers.Entry
-	flags           cliflag.NamedFlagSets
+	name    string // of the build
+	entries []controllers.Entry
+	flags   cliflag.NamedFlagSets
 }
 
 // defaultName is the name of a build without Named.
 const defaultName = "quartermaster"
 
-// BuildOption is what a program puts into its build of the manager: see [With], [Named] and
-// [WithoutBuiltIns].
+// BuildOption is what a program puts into its build of the manager: see [With] and [Named].
 type BuildOption func(*Options)
 
-// With adds controllers to a build, after the manager's own.
+// With adds controllers to a build. They start in the order in which they are added. Those of Quartermaster are
+// builtin.Entries.
 func With(entries ...controllers.Entry) BuildOption {
 	return func(o *Options) { o.entries = append(o.entries, entries...) }
 }
@@ -74,11 +73,6 @@ func With(entries ...controllers.Entry) BuildOption {
 // it. It must be a DNS label.
 func Named(name string) BuildOption {
 	return func(o *Options) { o.name = name }
-}
-
-// WithoutBuiltIns leaves the manager's own controllers out of a build.
-func WithoutBuiltIns() BuildOption {
-	return func(o *Options) { o.withoutBuiltIns = true }
 }
 
 // GenericConfig is the configuration that concerns all controllers alike.
@@ -145,9 +139,6 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 	if problems := validation.IsDNS1123Label(o.name); len(problems) > 0 {
 		return nil, fmt.Errorf("the name %q of the build is not a DNS label: %s", o.name, problems[0])
 	}
-	if !o.withoutBuiltIns {
-		o.entries = append(registry(), o.entries...)
-	}
 	if err := checkEntries(o.entries); err != nil {
 		return nil, err
 	}
@@ -182,6 +173,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs = sets.FlagSet("generic")
 	fs.StringSliceVar(&g.Controllers, "controllers", g.Controllers, ""+
 		"The controllers to run: '*' is all that are on by default, 'foo' switches foo on, '-foo' switches it off. "+
+		"The first item that names a controller decides. "+
 		"All: "+strings.Join(o.controllerNames(), ", ")+". On by default: "+o.onByDefault()+".")
 	if originals := o.originals(); len(originals) > 0 {
 		fs.StringSliceVar(&g.Compat, "compat", g.Compat, ""+
@@ -237,8 +229,12 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs.BoolVar(&g.Profiling, "profiling", g.Profiling, "Serve /debug/pprof on the secure port.")
 
 	for _, e := range o.entries {
-		if e.Config != nil {
-			e.Config.AddFlags(sets.FlagSet("controller " + e.Name))
+		if e.Config == nil {
+			continue
+		}
+		controller := "controller " + e.Name
+		if err := contained(controller+": AddFlags", func() error { e.Config.AddFlags(sets.FlagSet(controller)); return nil }); err != nil {
+			return sets, err
 		}
 	}
 
@@ -351,7 +347,7 @@ func (o *Options) Validate() error {
 	settings := o.Settings()
 	for _, e := range o.entries {
 		if e.Config != nil {
-			errs = append(errs, e.Config.Validate(settings))
+			errs = append(errs, contained("controller "+e.Name+": Validate", func() error { return e.Config.Validate(settings) }))
 		}
 	}
 	return o.File.locate(errors.Join(errs...))

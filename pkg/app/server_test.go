@@ -35,6 +35,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 )
@@ -157,7 +158,7 @@ func TestReviewsHaveTheirOwnLimit(t *testing.T) {
 }
 
 func TestNoSecurePortNeedsNoAuthorities(t *testing.T) {
-	o := newOptions(t, WithoutBuiltIns())
+	o := newOptions(t, With())
 	o.Client.Master, o.Authentication.ClientCAFile = newAPIServer(t).URL, filepath.Join(t.TempDir(), "none")
 	if _, err := builtProcess(t, o); err != nil {
 		t.Error(err)
@@ -167,7 +168,7 @@ func TestNoSecurePortNeedsNoAuthorities(t *testing.T) {
 func TestReviewErrorsHideTheAPIServer(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
-	o := newOptions(t)
+	o := newOptions(t, With(builtin.Entries()...))
 	o.Authentication.SkipLookup = true
 	o.Client.Master = gone.URL
 	connection, err := newConnection(o.Client)
@@ -372,7 +373,7 @@ func TestWitnessOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("POD_IP", tc.podIP)
-			o := newOptions(t)
+			o := newOptions(t, With(builtin.Entries()...))
 			o.Secure.BindPort = 10357
 			tc.change(o)
 			w := newWitness(o, "pod_1")

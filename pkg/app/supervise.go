@@ -89,7 +89,11 @@ const statusTimeout = time.Second
 func (h *hostedController) controllerStatus() (controllers.Status, error) {
 	answer := h.statusCalls.DoChan("", func() (any, error) {
 		var s controllers.Status
-		stack, err := panics.Recover(func() error { s = h.Controller.Status(); return nil })
+		stack, err := panics.Recover(func() error {
+			s = h.Controller.Status()
+			h.others.addStatus(h.name, &s)
+			return nil
+		})
 		if stack != nil {
 			h.metrics.Panicked(h.name)
 			h.statusPanicked.Do(func() {
@@ -129,7 +133,7 @@ func (h *hostedController) contained(handler http.Handler) http.Handler {
 	}))
 }
 
-// hostedControllers are the enabled controllers in the order of the registry.
+// hostedControllers are the enabled controllers in the order in which they were added.
 type hostedControllers []*hostedController
 
 // withEveryReplica returns the controllers that run on every replica, or those that run only on the leader.
@@ -218,15 +222,16 @@ const (
 func (h *hostedController) supervise(ctx context.Context) error {
 	logger := klog.FromContext(ctx).WithValues("controller", h.name) // as in the log of a Loop
 	return h.runs.keepRunning(klog.NewContext(ctx, logger), h.metrics, h.name, h.Run, func(err error, stack []byte) {
+		h.others.close(h.name) // the next Run opens them again
 		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
 	})
 }
 
 // keepRunning calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run
-// returns earlier, or panics outside of a reconcile, keepRunning calls log, and run again after restartDelay:
+// returns earlier, or panics outside of a reconcile, keepRunning calls ended, and run again after restartDelay:
 // one controller must not stop the others. It returns the error of the run during which ctx ended.
 func (r *runs) keepRunning(
-	ctx context.Context, m *controllers.Metrics, controller string, run func(context.Context) error, log func(err error, stack []byte),
+	ctx context.Context, m *controllers.Metrics, controller string, run func(context.Context) error, ended func(err error, stack []byte),
 ) error {
 	for {
 		r.began()
@@ -248,7 +253,7 @@ func (r *runs) keepRunning(
 		}
 		m.Restarted(controller)
 		r.ended(err)
-		log(err, stack)
+		ended(err, stack)
 		select {
 		case <-time.After(restartDelay):
 		case <-ctx.Done():

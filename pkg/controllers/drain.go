@@ -13,10 +13,11 @@ type (
 	drainingKey struct{}
 )
 
-// lifetime is what the host tells a loop: how long its work may last, and from when on this replica leads.
+// lifetime is what the host tells a loop: when the controller must drain, how long its work may last, and from
+// when on this replica leads.
 type lifetime struct {
-	work    context.Context
-	leading <-chan struct{}
+	run, work context.Context
+	leading   <-chan struct{}
 }
 
 // WithLifetime returns a copy of ctx for [Controller].Run. When ctx ends, the controller must drain; when
@@ -24,26 +25,35 @@ type lifetime struct {
 // contexts stop the rest, such as a request to another service. leading is closed when this replica begins to
 // lead.
 func WithLifetime(ctx, work context.Context, leading <-chan struct{}) context.Context {
-	return context.WithValue(ctx, lifetimeKey{}, lifetime{work, leading})
+	return context.WithValue(ctx, lifetimeKey{}, lifetime{ctx, work, leading})
 }
 
-// lifetimeOf returns what WithLifetime has put into ctx. Without it, work does not end and the replica leads.
+// lifetimeOf returns what WithLifetime has put into ctx. Without it, run is ctx, work does not end and the
+// replica leads.
 func lifetimeOf(ctx context.Context) lifetime {
 	if l, ok := ctx.Value(lifetimeKey{}).(lifetime); ok {
 		return l
 	}
 	leads := make(chan struct{})
 	close(leads)
-	return lifetime{context.WithoutCancel(ctx), leads}
+	return lifetime{ctx, context.WithoutCancel(ctx), leads}
 }
 
 // workContext returns the context of reconciles. It does not end with ctx but with work of WithLifetime, and
 // for the same cause. cutOff ends it and releases its resources.
 func workContext(ctx context.Context) (work context.Context, cutOff context.CancelCauseFunc) {
-	hostWork := lifetimeOf(ctx).work
-	work, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainingKey{}, ctx.Done()))
-	unlink := context.AfterFunc(hostWork, func() { cancel(context.Cause(hostWork)) })
-	return work, func(cause error) { unlink(); cancel(cause) }
+	host := lifetimeOf(ctx)
+	// A loop of another cluster outlasts the end of run, but its reconciles must learn of it.
+	draining, drain := context.WithCancel(ctx)
+	unlinkRun := context.AfterFunc(host.run, drain)
+	work, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainingKey{}, draining.Done()))
+	unlinkWork := context.AfterFunc(host.work, func() { cancel(context.Cause(host.work)) })
+	return work, func(cause error) {
+		unlinkRun()
+		drain()
+		unlinkWork()
+		cancel(cause)
+	}
 }
 
 // Draining returns a channel that is closed when the process, or the loop that runs the reconcile with this

@@ -286,3 +286,11 @@ func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) 
 		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -98,8 +98,8 @@ type Cluster struct {
 	LoopOptions LoopOptions
 	// Go runs a loop until Close, or until stop, which waits for the loop's end; then it closes the loop. A
 	// loop that ends earlier is started again, and is a problem of the controller until it has run for 5 min.
-	// ctx is that of Run or of a reconcile: it tells the loop whether this replica leads, but its end does not
-	// end the loop. After Close, Go only closes the loop.
+	// ctx is that of Run or of a reconcile: it tells the loop whether this replica leads. Its end does not end the
+	// loop, but closes the channel of Draining. After Close, Go only closes the loop.
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
 	// closes its connections. A second call does nothing. A controller closes its clusters before its own Run
@@ -108,9 +108,9 @@ type Cluster struct {
 	Close func()
 }
 
-// ClusterLoop is a [Loop] that works in another cluster.
+// ClusterLoop is a [Loop] that works in another cluster. Its Status is part of the controller's.
 type ClusterLoop interface {
-	Run(context.Context) error
+	Controller
 	Close()
 }
 

@@ -91,8 +91,15 @@ func tenantOf[K comparable](key K) string {
 // Pop takes a, from shop's turn, and then b, from team's turn; with that, b leaves shop's turn, which ends.
 // Then it takes c.
 //
-// A key is noted before it is added to the workqueue, which knows neither lanes nor tenants and may push
-// the key only when its reconcile has ended: the place of the note is in the turn but not yet in its ring.
+// The workqueue knows neither lanes nor tenants, so a key is noted before it is added: the turn has a place for
+// the key, in which it does not stand yet.
+//
+//	the key is         note            then Add of the workqueue calls
+//	not queued         makes a place   Push: the key stands there
+//	queued             makes a place   Touch: the key stands there too
+//	being reconciled   makes a place   nothing; Push comes when the reconcile has ended
+//
+// Pop takes a key from all places where it stands. Those that are only noted are for the next Push.
 type lanes[K comparable] struct {
 	mu          sync.Mutex                   // the workqueue calls its methods, Push to Pop, under a lock of its own
 	places      map[K]*item[place[K]]        // of keys that are queued or noted

@@ -203,9 +203,8 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 	m := NewMetrics(metrics.NewKubeRegistry())
 	fine := LoopOptions{Name: "x", Metrics: m}
 	for _, loop := range []LoopOptions{{Name: "two", Loop: "a", Metrics: m}, {Name: "two", Cluster: "far", Metrics: m}} {
-		if _, err := NewLoop(loop, nothing); err != nil {
-			t.Fatal(err)
-		}
+		_, err := NewLoop(loop, nothing)
+		must(t, err)
 	}
 	for name, tc := range map[string]struct {
 		opts      LoopOptions

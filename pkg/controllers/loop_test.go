@@ -186,9 +186,7 @@ func withBackground(t *testing.T, reconcile func(context.Context, string) (time.
 	var l *Loop[string]
 	l, err := NewLoop(LoopOptions{Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
 		Background: func(ctx context.Context) error { return background(ctx, l) }}, reconcile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
@@ -382,17 +380,16 @@ func (f fixed) Run(ctx context.Context) error {
 func TestLoopsAreOneController(t *testing.T) {
 	early, late := &LastError{Key: "a"}, &LastError{Key: "b", Time: time.Unix(1, 0)}
 	l := Loops{
-		fixed{Status{Phase: PhaseRunning, Workers: 1, QueueDepth: 2, InFlight: []InFlight{{Key: "a"}}, Reconciles: 3, LastError: early}, errors.New("no more")},
+		fixed{Status{Phase: PhaseRunning, Workers: 1, QueueDepth: 2, InFlight: []InFlight{{Key: "a"}}, Reconciles: 3, LastError: early}, context.Canceled},
 		fixed{Status{Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
 		fixed{Status{Phase: PhaseStopped, Panics: 1}, nil},
 	}
 	same(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
-	if err := l.Run(t.Context()); err == nil || err.Error() != "no more" {
+	if err := l.Run(t.Context()); !errors.Is(err, context.Canceled) {
 		t.Errorf("when one loop ends, Run returns %v", err)
 	}
-	if err := (Loops{nil}).Run(t.Context()); err == nil {
-		t.Error("a panic is no error")
-	}
+	defer func() { same(t, "Run panics with a loop", true, recover() != nil) }()
+	_ = (Loops{nil}).Run(t.Context())
 }
 
 func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
@@ -400,9 +397,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	m := NewMetrics(registry)
 	series := func() (names []string) {
 		families, err := registry.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, family := range families {
 			for _, metric := range family.GetMetric() {
 				if testutil.LabelsMatch(metric, map[string]string{"cluster": "far"}) {
@@ -413,22 +408,15 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 		return slices.Compact(names)
 	}
 	l, err := NewLoop(LoopOptions{Name: "x", Loop: "y", Cluster: "far", Metrics: m}, nothing)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := NewLoop(LoopOptions{Name: "x", Metrics: m}, nothing); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	_, err = NewLoop(LoopOptions{Name: "x", Metrics: m}, nothing)
+	must(t, err)
 	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total"}
 	same(t, "series", want, series())
 	same(t, "name", "x/y/far", l.Status().Name)
 	l.Close()
-	if got := series(); got != nil {
-		t.Errorf("left: %v", got)
-	}
-	if got := counters(t, registry, "x"); len(got) != len(results) {
-		t.Errorf("the loop of our own cluster has %v", got)
-	}
+	same(t, "series that are left", nil, series())
+	same(t, "results of the loop of our own cluster", len(results), len(counters(t, registry, "x")))
 }
 
 func TestWatchOfTwoLoopsOutlivesOne(t *testing.T) {
@@ -462,9 +450,7 @@ func counters(t *testing.T, gatherer metrics.Gatherer, controller string) map[st
 	t.Helper()
 	values, err := testutil.GetCounterValuesFromGatherer(gatherer, "quartermaster_controller_reconciles_total",
 		map[string]string{"controller": controller}, "result")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return values
 }
 
@@ -530,9 +516,12 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 }
 
 func TestReconcileLearnsOfTheDrain(t *testing.T) {
-	if Draining(t.Context()) != nil {
-		t.Error("a context that is not of a reconcile drains")
-	}
+	same(t, "drain of a context that is not of a reconcile", nil, Draining(t.Context()))
+	run, end := context.WithCancel(t.Context())
+	work, cutOff := workContext(context.WithoutCancel(WithLifetime(run, t.Context(), nil))) // as of a loop of another cluster
+	defer cutOff(nil)
+	end()
+	<-Draining(work)
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, "a")
 		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {

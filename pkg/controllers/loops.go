@@ -6,35 +6,42 @@ package controllers
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 	"slices"
 	"sync"
 
 	"k8s.io/klog/v2"
-
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // Loops are the loops of a controller that has several, and its Run and Status. Each is a [Loop], or embeds
 // one.
 type Loops []Controller
 
-// Run runs the loops beside each other until ctx ends. If one ends earlier, all end.
+// Run runs the loops beside each other until ctx ends. If one ends earlier, all end. If one panics, Run does.
 func (l Loops) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	errs := make([]error, len(l))
+	errs, panicked := make([]error, len(l)), make(chan any, len(l))
 	var running sync.WaitGroup
 	for i, loop := range l {
 		running.Go(func() {
 			defer stop()
-			var stack []byte
-			if stack, errs[i] = panics.Recover(func() error { return loop.Run(ctx) }); stack != nil {
-				klog.FromContext(ctx).Error(errs[i], "A loop panicked", "stack", string(stack))
-			}
+			defer func() {
+				if r := recover(); r != nil {
+					klog.FromContext(ctx).Error(nil, "A loop panicked", "stack", string(debug.Stack()))
+					panicked <- r
+				}
+			}()
+			errs[i] = loop.Run(ctx)
 		})
 	}
 	running.Wait()
-	return errors.Join(errs...)
+	select {
+	case r := <-panicked:
+		panic(r) // the host contains it
+	default:
+		return errors.Join(errs...)
+	}
 }
 
 // phasesOfLoops are the phases in the order in which one loop's hides that of others.
@@ -49,11 +56,7 @@ func (l Loops) Status() Status {
 		if slices.Index(phasesOfLoops, one.Phase) < slices.Index(phasesOfLoops, s.Phase) {
 			s.Phase = one.Phase
 		}
-		s.Workers, s.QueueDepth, s.InFlight = s.Workers+one.Workers, s.QueueDepth+one.QueueDepth, append(s.InFlight, one.InFlight...)
-		s.Reconciles, s.Errors, s.Panics = s.Reconciles+one.Reconciles, s.Errors+one.Errors, s.Panics+one.Panics
-		if s.LastError == nil || one.LastError != nil && one.LastError.Time.After(s.LastError.Time) {
-			s.LastError = one.LastError
-		}
+		s.AddLoop(one)
 	}
 	return s
 }

@@ -11,8 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // Watch is an informer and the mapping from its events to keys.
@@ -27,13 +29,22 @@ type Watch[K comparable] struct {
 	register func(*mapper[K]) (remove func())
 }
 
-// watchable is what a watch asks of an informer of the cache. The informer of a test may lack it.
+// watchable is what a watch asks of an informer of the cache. An informer of an author's own may lack it.
 type watchable interface {
 	ContainPanics() (contain func(object metav1.Object, call func()), end func())
 	KeepsOwnerReferences() bool
 }
 
 var _ watchable = &informers.Following[metav1.Object]{}
+
+// logPanics contains panics for an informer that is not watchable.
+func logPanics() (contain func(metav1.Object, func()), end func()) {
+	return func(_ metav1.Object, call func()) {
+		if stack, err := panics.Recover(func() error { call(); return nil }); stack != nil {
+			klog.Background().Error(err, "The mapping of an event panicked", "stack", string(stack))
+		}
+	}, func() {}
+}
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
 // and Old then the last known state. After a relist, each object in the cache comes as
@@ -76,9 +87,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if informer == nil {
 		return Watch[K]{mistake: errors.New("the informer is nil")}
 	}
-	contain := func() (contain func(metav1.Object, func()), end func()) {
-		return func(_ metav1.Object, call func()) { call() }, func() {}
-	}
+	contain := logPanics
 	if w, ok := informer.(watchable); ok {
 		contain = w.ContainPanics
 	}

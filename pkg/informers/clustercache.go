@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/metrics"
@@ -139,15 +140,15 @@ func (c *ClusterCache) start(ctx context.Context, i *informer) {
 	c.wg.Go(func() { i.detector.Run(ctx.Done()) })
 }
 
-// informerFor returns the informer that serves the controller's need of a resource, or nil. It does not
-// compare versions; [For] does.
-func (c *ClusterCache) informerFor(controller string, resource schema.GroupResource) *informer {
+// informerFor returns the informer that serves the controller's need of a resource with that name, and the need,
+// or nil. It does not compare versions; [For] does.
+func (c *ClusterCache) informerFor(controller string, resource schema.GroupResource, name string) (*informer, *Need) {
 	for _, i := range c.informers {
-		if i.plan.resource.GroupResource() == resource && i.plan.need(controller) != nil {
-			return i
+		if need := i.plan.need(controller); need != nil && need.Name == name && need.Resource.GroupResource() == resource {
+			return i, need
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // Start starts all informers and returns at once. They run until Shutdown, or until ctx ends, and
@@ -176,10 +177,12 @@ func (c *ClusterCache) followedInformers() []*informer {
 	return slices.Clone(c.followed)
 }
 
-// Shutdown stops the informers, removes their metrics and returns when they begin no more requests. A call of
-// a controller's handler that has begun may go on, and so may a Digest or a Filter of a paged list: one that
-// hangs must not keep the process from ending. The caches stay readable. Shutdown may be called without
-// Start.
+// shutdownTimeout is how long Shutdown waits for a Digest, a Filter or an index function that does not return.
+const shutdownTimeout = 5 * time.Second
+
+// Shutdown stops the informers, removes their metrics and returns when they begin no more requests, or after
+// shutdownTimeout. A call of a controller's function that has begun may go on: one that hangs must not keep the
+// process from ending. The caches stay readable. Shutdown may be called without Start.
 func (c *ClusterCache) Shutdown() {
 	c.mu.Lock()
 	if c.stop != nil {
@@ -193,7 +196,13 @@ func (c *ClusterCache) Shutdown() {
 	for _, i := range c.informers {
 		i.stopped.Store(true)
 	}
-	c.wg.Wait()
+	ended := make(chan struct{})
+	go func() { c.wg.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-c.clock.After(shutdownTimeout):
+		klog.Background().Error(nil, "Informers did not stop, since a function of a controller hangs", "after", shutdownTimeout)
+	}
 	c.caches.remove(c)
 }
 

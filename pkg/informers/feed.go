@@ -42,6 +42,9 @@ type feed struct {
 	clock     clock.WithDelayedExecution
 	// listSlots, if set, limits the lists that are read at once: each list holds a slot in it.
 	listSlots chan struct{}
+	// failuresBefore is how many lists had failed when another feed was the first to be filled. The informer's lock
+	// guards it.
+	failuresBefore int64
 	// discover returns a NotFound error if the server does not have the resource in any version.
 	discover func(context.Context) error
 
@@ -63,11 +66,16 @@ func (f *feed) run(ctx context.Context) {
 	reflector := cache.NewReflectorWithOptions(f, nil, f, cache.ReflectorOptions{
 		Name: f.state.name, TypeDescription: f.state.name,
 	})
+	firstFill := f.informer.firstFill
 	for delay := backoff; f.takeListSlot(ctx); {
 		f.watchingSince = time.Time{}
 		err := reflector.ListAndWatchWithContext(ctx)
 		f.giveListSlotBack()
-		switch watched := !f.watchingSince.IsZero(); {
+		watched := !f.watchingSince.IsZero()
+		if watched {
+			firstFill = nil
+		}
+		switch {
 		case watched && f.clock.Since(f.watchingSince) > failingAfter:
 			delay = backoff
 		case watched && err == nil && ctx.Err() == nil:
@@ -79,6 +87,8 @@ func (f *feed) run(ctx context.Context) {
 		}
 		select {
 		case <-f.clock.After(delay.Step()):
+		case <-firstFill: // another feed is answered, and may have to wait for this one
+			firstFill = nil
 		case <-ctx.Done():
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,18 +26,17 @@ type informer struct {
 
 	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
 	listeners []*listener
-	contained int // how many handlers and mappings there have been
-	// firstFilled is when one of the feeds had filled its part of the cache.
-	firstFilled time.Time
-	synced      chan struct{}      // closed when it has synced
-	stopped     atomic.Bool        // listeners are not called any more
-	cancel      context.CancelFunc // ends the feeds of a followed resource
+	contained int                // how many handlers and mappings there have been
+	firstFill chan struct{}      // closed when one of the feeds has filled its part of the cache
+	synced    chan struct{}      // closed when it has synced
+	stopped   atomic.Bool        // listeners are not called any more
+	cancel    context.CancelFunc // ends the feeds of a followed resource
 }
 
 func newInformer(p *plan, countPanic func(controller string)) *informer {
 	name := resourceName(p.resource)
 	i := &informer{
-		name: name, synced: make(chan struct{}), detector: cache.NewCacheMutationDetector(name),
+		name: name, firstFill: make(chan struct{}), synced: make(chan struct{}), detector: cache.NewCacheMutationDetector(name),
 		objects: newStore(),
 	}
 	i.reducer = &reducer{plan: p, bad: newBadObjects(name, countPanic), cached: func(namespace, name string) *Object {
@@ -47,9 +45,11 @@ func newInformer(p *plan, countPanic func(controller string)) *informer {
 	return i
 }
 
-func (i *informer) hasSynced() bool {
+func (i *informer) hasSynced() bool { return isClosed(i.synced) }
+
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-i.synced:
+	case <-c:
 		return true
 	default:
 		return false
@@ -58,21 +58,25 @@ func (i *informer) hasSynced() bool {
 
 // checkSynced closes synced when every feed has filled its part of the cache. Once one has, checkSynced does
 // not wait for feeds that the API server has refused for refusedAfter, and still refuses: a server that has
-// just begun to answer one feed permits the others at their next list.
+// just begun to answer one feed permits the others at their next list, which firstFill brings on.
 func (i *informer) checkSynced() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if i.firstFilled.IsZero() && slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.filled() }) {
-		i.firstFilled = i.feeds[0].state.clock.Now()
+	if i.hasSynced() || !slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.filled() }) {
+		return
+	}
+	if !isClosed(i.firstFill) {
+		for _, f := range i.feeds {
+			f.failuresBefore = f.state.listFailures()
+		}
+		close(i.firstFill)
 	}
 	for _, f := range i.feeds {
-		if !f.state.filled() && (!f.state.refusedFor(refusedAfter) || !f.state.listFailedAfter(i.firstFilled)) {
+		if !f.state.filled() && (!f.state.refusedFor(refusedAfter) || f.state.listFailures() == f.failuresBefore) {
 			return
 		}
 	}
-	if !i.firstFilled.IsZero() && !i.hasSynced() {
-		close(i.synced)
-	}
+	close(i.synced)
 }
 
 // put stores an object that f has read. created says that a watch saw it come.

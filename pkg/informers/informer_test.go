@@ -171,21 +171,30 @@ func TestRemovedHandlerIsNotCalled(t *testing.T) {
 	})
 }
 
-func TestShutdownDoesNotWaitForAListenerThatHangs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newTestCache(t, newCluster(named("a", "1"), named("b", "1")), reloadNeed)
-		startSynced(t, f)
-		block, calls := make(chan struct{}), 0
-		f.informers[0].listen("reload", func(event) { <-block; calls++ })
-		synctest.Wait()
-		begun := time.Now()
-		f.Shutdown()
-		close(block)
-		synctest.Wait()
-		if took := time.Since(begun); took > 0 || calls != 1 {
-			t.Errorf("Shutdown took %v; the listener was called %d times, want once, before Shutdown", took, calls)
-		}
-	})
+func TestShutdownDoesNotWaitForAFunctionThatHangs(t *testing.T) {
+	for function, want := range map[string]time.Duration{"listener": 0, "filter": shutdownTimeout} {
+		inBubble(t, function, func(t *testing.T) {
+			block, calls, c, need := make(chan struct{}), 0, newCluster(named("a", "1"), named("b", "1")), reloadNeed
+			hang := func(name string) {
+				if name == function {
+					<-block
+				}
+			}
+			need.Filter = func(o metav1.Object) bool { hang(o.GetName()); return true }
+			f := newTestCache(t, c, need)
+			startSynced(t, f)
+			f.informers[0].listen("reload", func(event) { hang("listener"); calls++ })
+			c.put(named("filter", "1"))
+			synctest.Wait()
+			begun := time.Now()
+			f.Shutdown()
+			took := time.Since(begun)
+			close(block)
+			if synctest.Wait(); took != want || function == "listener" && calls != 1 {
+				t.Errorf("Shutdown took %v; the listener was called %d times, want once, before Shutdown", took, calls)
+			}
+		})
+	}
 }
 
 // inNamespaces builds a cache that watches namespaces with a server each, and so with versions of
@@ -268,7 +277,7 @@ func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 			t.Error("synced without a list")
 		}
 		b.failWith(nil)
-		pass(2 * time.Minute) // a may just have been refused
+		pass(time.Minute + time.Second) // the longest back-off of b, after which a is asked again at once
 		if !hasSynced(f, "reload") {
 			t.Error("not synced")
 		}
@@ -344,7 +353,7 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		},
 		"a listener": func(r *refusal) (Need, func(*ClusterCache)) {
 			return Need{}, func(f *ClusterCache) {
-				f.informerFor("bad", Secrets.GroupResource()).listen("bad", func(e event) { r.check(e.new) })
+				f.informers[0].listen("bad", func(e event) { r.check(e.new) })
 			}
 		},
 	} {

@@ -71,10 +71,12 @@ const (
 
 // Need is what one controller needs of one resource. What no need names is not cached.
 //
-// A controller has one need of a resource. Needs of one resource share an informer if they select the same
-// objects, in the same version and form. Each controller then gets at least what it declared. Otherwise each
-// need has an informer of its own.
+// A controller has one need of a resource, or several with a Name each. Needs of several controllers share an
+// informer if they select the same objects of a resource, in the same version and form. Each controller then
+// gets at least what it declared. Otherwise each need has an informer of its own.
 type Need struct {
+	// Name tells the needs of one resource apart, see [ForNamed]. It may be empty.
+	Name string
 	// Resource to watch. A need of metadata may leave the version out, for custom resources. Discovery then
 	// finds the version, and finds it again when it changes.
 	Resource schema.GroupVersionResource
@@ -211,9 +213,9 @@ func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*pla
 	for i, n := range needs {
 		err := n.validate(scheme, namespaces)
 		if err == nil && slices.ContainsFunc(needs[:i], func(other Need) bool {
-			return other.controller == n.controller && other.Resource.GroupResource() == n.Resource.GroupResource()
+			return other.controller == n.controller && other.Name == n.Name && other.Resource.GroupResource() == n.Resource.GroupResource()
 		}) {
-			err = errors.New("declared twice; a controller has one need of a resource")
+			err = errors.New("declared twice; each need of a resource must have a Name of its own")
 		}
 		if err == nil && n.Digest.exists() {
 			err = n.Digest.check(&n, scheme)
@@ -235,10 +237,11 @@ func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*pla
 }
 
 // canServe reports whether p can take n without costing another need objects or history. Metadata fits every
-// object; a Go type may not fit an object of a custom resource.
+// object; a Go type may not fit an object of a custom resource. p takes one need of each controller, by whose
+// name it knows digests and handlers.
 func (p *plan) canServe(n Need, decodedAs Form) bool {
 	mayMisfit := (p.decodedAs == Typed || decodedAs == Typed) && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
-	return p.resource == n.Resource && p.optional == n.Optional && p.namespace == n.Namespace &&
+	return p.resource == n.Resource && p.need(n.controller) == nil && p.optional == n.Optional && p.namespace == n.Namespace &&
 		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector &&
 		(p.decodedAs == decodedAs || (p.decodedAs == Metadata || decodedAs == Metadata) && !mayMisfit) &&
 		n.Filter == nil && p.needs[0].Filter == nil &&

@@ -227,8 +227,8 @@ func TestObjectRefusesChanges(t *testing.T) {
 
 func TestIndexFollowsTheObjects(t *testing.T) {
 	s := newStore()
-	// An object with the version v has the digits of v as its values.
-	digits := func(o *Object) []string { return strings.Split(o.GetResourceVersion(), "") }
+	// An object with the version v has the digits of v as its values. The function may read the store.
+	digits := func(o *Object) []string { s.get("a"); return strings.Split(o.GetResourceVersion(), "") }
 	put := func(key string, version uint64) { s.put(key, &Object{plan: &plan{}, packed: key, version: version}) }
 	put("a", 12)
 	s.addIndex("digits", digits)
@@ -350,6 +350,8 @@ func TestNeedsShareAnInformer(t *testing.T) {
 		"one digest needs the content":              {[]Need{{controller: "a", Resource: Secrets, FieldSelector: NotHelm}, reloadNeed}, []string{"a reload: content digest " + NotHelm}},
 		"Helm's releases are left out for one only": {[]Need{reloadNeed, {controller: "b", Resource: Secrets}}, []string{"reload: content digest " + NotHelm, "b: metadata "}},
 		"the whole object beside a digest":          {[]Need{digested, {controller: "b", Resource: Deployments, Form: Typed}}, []string{"c b: typed "}},
+		"two needs of one controller": {[]Need{{controller: "a", Resource: Secrets}, {controller: "a", Resource: Secrets, Name: "more"}, {controller: "b", Resource: Secrets}},
+			[]string{"a b: metadata ", "a: metadata "}},
 		"a history each": {[]Need{digested, with(digested, "d", func(*Need) {}), with(digested, "e", func(n *Need) { n.History = false })},
 			[]string{"c e: content digest ", "d: content digest "}},
 		"typed and unstructured": {[]Need{{controller: "a", Resource: Deployments, Form: Unstructured}, digested, {controller: "b", Resource: Deployments, Form: Typed}, {controller: "m", Resource: Deployments}},
@@ -409,9 +411,7 @@ func TestListByLabelsNeedsThem(t *testing.T) {
 			tc.need.controller, tc.need.Resource = "a", Secrets
 			f := newTestCache(t, newCluster(), tc.need, Need{controller: "b", Resource: Secrets, Fields: Labels})
 			informer := For[metav1.Object](f.ForController("a"), Secrets)
-			defer func() {
-				same(t, "panics with", tc.want, recover())
-			}()
+			defer func() { same(t, "panics with", tc.want, recover()) }()
 			informer.List("", tc.selector)
 		})
 	}

@@ -80,12 +80,15 @@ func (s *state) refusedFor(d time.Duration) bool {
 // isRefused reports whether the API server refuses lists with 403 or 404.
 func (s *state) isRefused() bool { return s.refusedFor(0) }
 
-// listFailedAfter reports whether lists fail, and the last one failed after t.
-func (s *state) listFailedAfter(t time.Time) bool {
+// listFailures returns how many lists have failed since the last one that succeeded.
+func (s *state) listFailures() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failing["list"]
-	return f != nil && f.last.After(t)
+	if f == nil {
+		return 0
+	}
+	return f.count
 }
 
 // recordList records a complete list.

@@ -8,7 +8,9 @@ import (
 	"sync"
 )
 
-// store holds the objects of an informer by their keys, and its indexes.
+// store holds the objects of an informer by their keys, and its indexes. put and addIndex must not run beside each
+// other. They call the functions of indexes without mu: such a function may read the store or hang, and nobody else
+// waits.
 type store struct {
 	mu      sync.RWMutex
 	objects set
@@ -32,21 +34,25 @@ func (s *store) get(key string) *Object {
 
 // put stores the object with a key in place of the present one; nil removes it.
 func (s *store) put(key string, o *Object) {
+	before := s.get(key)
+	type change struct {
+		*index
+		removed, added []string
+	}
+	changes := make([]change, 0, len(s.indexes))
+	for _, i := range s.indexes {
+		changes = append(changes, change{i, i.values(before), i.values(o)})
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before := s.objects.get(key)
 	if o == nil {
 		s.objects.remove(key)
 	} else {
 		s.objects.put(o)
 	}
-	for _, i := range s.indexes {
-		if before != nil {
-			i.remove(before)
-		}
-		if o != nil {
-			i.add(o)
-		}
+	for _, c := range changes {
+		c.remove(key, c.removed)
+		c.add(o, c.added)
 	}
 }
 
@@ -82,21 +88,29 @@ func (s *store) byIndex(name, value string) (objects []*Object, exists bool) {
 
 // addIndex adds an index and reports whether the name was free. It leaves an index of that name as it is.
 func (s *store) addIndex(name string, valuesOf func(*Object) []string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.indexes[name] != nil {
 		return false
 	}
 	i := &index{valuesOf, map[string]*set{}}
-	s.indexes[name] = i
-	for _, o := range s.objects.list() {
-		i.add(o)
+	for _, o := range s.list() {
+		i.add(o, i.values(o))
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.indexes[name] = i
 	return true
 }
 
-func (i *index) add(o *Object) {
-	for _, value := range i.valuesOf(o) {
+// values returns the values of an object, or none for nil.
+func (i *index) values(o *Object) []string {
+	if o == nil {
+		return nil
+	}
+	return i.valuesOf(o)
+}
+
+func (i *index) add(o *Object, values []string) {
+	for _, value := range values {
 		if i.objects[value] == nil {
 			i.objects[value] = &set{}
 		}
@@ -104,13 +118,13 @@ func (i *index) add(o *Object) {
 	}
 }
 
-func (i *index) remove(o *Object) {
-	for _, value := range i.valuesOf(o) {
+func (i *index) remove(key string, values []string) {
+	for _, value := range values {
 		objects := i.objects[value]
 		if objects == nil {
 			continue // the function returned the value twice
 		}
-		objects.remove(o.key())
+		objects.remove(key)
 		if objects.count == 0 {
 			delete(i.objects, value)
 		}

@@ -30,7 +30,8 @@ type Informer[T any] interface {
 	// ByIndex returns the objects that have the value in an index that AddIndex has added.
 	ByIndex(index, value string) []T
 	// AddIndex adds an index, in which an object has the values that the function returns. The function must be
-	// pure, and must not read the informer, which is locked. AddIndex is called while the controller is built.
+	// pure. If it reads the informer, it sees the state before the change. AddIndex is called while the controller
+	// is built.
 	// All controllers share [cache.NamespaceIndex], which has its own values. Any other index that is added
 	// twice is a mistake: AddIndex panics.
 	AddIndex(name string, values func(T) []string)
@@ -80,9 +81,10 @@ type HasNeeds interface{ declared() ControllerCache }
 
 // LiveVersion returns the resourceVersion that an object of a resource which the entry declares has in the
 // API server now, or "" if there is none or the need does not choose it; Need.Filter is not asked. A
-// controller calls it when it suspects that the cache is behind.
+// controller calls it when it suspects that the cache is behind. Of several needs it asks for the one without a
+// Name.
 func (c ControllerCache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	i := c.cluster.informerFor(c.controller, resource.GroupResource())
+	i, _ := c.cluster.informerFor(c.controller, resource.GroupResource(), "")
 	if i == nil {
 		return "", fmt.Errorf("version of %s %s: %s does not need the resource", resourceName(resource), name, c.controller)
 	}
@@ -118,12 +120,20 @@ const liveTimeout = 70 * time.Second
 // controller is built, since it panics if the need, the scheme and T do not fit together; the manager's start
 // then fails with an error that names the controller.
 func For[T any](host HasNeeds, resource schema.GroupVersionResource) Informer[T] {
+	return ForNamed[T](host, resource, "")
+}
+
+// ForNamed is For, for the need with that Name.
+func ForNamed[T any](host HasNeeds, resource schema.GroupVersionResource, name string) Informer[T] {
 	c := host.declared()
-	i := c.cluster.informerFor(c.controller, resource.GroupResource())
+	i, need := c.cluster.informerFor(c.controller, resource.GroupResource(), name)
 	if i == nil {
-		panic(panics.Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", resourceName(resource))))
+		what := resourceName(resource)
+		if name != "" {
+			what += fmt.Sprintf(" with the name %q", name)
+		}
+		panic(panics.Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", what)))
 	}
-	need := i.plan.need(c.controller)
 	if err := need.checkType(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
 		panic(panics.Mistake(err.Error()))
 	}
@@ -188,7 +198,10 @@ func (v view[T]) AddIndex(name string, values func(T) []string) {
 	if name == cache.NamespaceIndex {
 		valuesOf = func(o *Object) []string { return []string{o.GetNamespace()} }
 	}
-	if !v.objects.addIndex(v.indexName(name), valuesOf) && name != cache.NamespaceIndex {
+	v.mu.Lock() // no put beside it
+	added := v.objects.addIndex(v.indexName(name), valuesOf)
+	v.mu.Unlock()
+	if !added && name != cache.NamespaceIndex {
 		panic(panics.Mistake(fmt.Sprintf("adds the index %s of %s twice", name, v.name)))
 	}
 }

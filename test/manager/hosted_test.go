@@ -13,6 +13,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -47,7 +48,7 @@ func host(ctx context.Context, t *testing.T, entry controllers.Entry, dryRun boo
 		h.Host = host
 		return h, nil
 	}
-	o, err := app.NewOptions(app.With(entry))
+	o, err := app.NewOptions(app.With(builtin.Entries()...), app.With(entry))
 	if err != nil {
 		t.Fatal(err)
 	}

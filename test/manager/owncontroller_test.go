@@ -29,6 +29,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -109,7 +110,7 @@ func (p *painter) serve(w http.ResponseWriter, r *http.Request) {
 func runPainter(ctx context.Context, t *testing.T) (p *painter, url string, stop func()) {
 	t.Helper()
 	p = &painter{}
-	o, err := app.NewOptions(app.With(paintersEntry(p)))
+	o, err := app.NewOptions(app.With(builtin.Entries()...), app.With(paintersEntry(p)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -256,9 +256,7 @@ func (f *fixture) writes() []string {
 func (f *fixture) body(patch []byte) string {
 	f.t.Helper()
 	var body map[string]any
-	if err := json.Unmarshal(patch, &body); err != nil {
-		f.t.Fatal(err)
-	}
+	must(f.t, json.Unmarshal(patch, &body))
 	m, _ := body["metadata"].(map[string]any)
 	a, _ := m["annotations"].(map[string]any)
 	version, _ := m["resourceVersion"].(string)
@@ -343,5 +341,13 @@ func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) 
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// must ends the test if there is an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

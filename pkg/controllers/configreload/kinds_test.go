@@ -170,9 +170,7 @@ func rollout(t *testing.T, template *corev1.PodTemplateSpec, annotations ...stri
 	}}
 	if template != nil {
 		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		u.Object["spec"].(map[string]any)["template"] = object
 	}
 	return annotated(u, annotations...)
@@ -197,9 +195,7 @@ func TestReconcileRollouts(t *testing.T) {
 	containers := func(state string, options ...podOption) string {
 		template := pod(options...)
 		list, _, err := unstructured.NestedSlice(rollout(t, &template).Object, "spec", "template", "spec", "containers")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return patch(state, object{"template": object{"spec": object{"containers": list}}})
 	}
 	replaced := containers(known2, other, variableSet(cmVar, h2), reads("app-config"))

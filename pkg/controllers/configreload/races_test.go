@@ -290,14 +290,10 @@ var faults = map[string]answer{
 func (f *fixture) audit() *[]string {
 	var values []string
 	client, err := kubernetes.NewForConfig(f.RESTConfig())
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	must(f.t, err)
 	last := f.web()
 	watch, err := client.AppsV1().Deployments("shop").Watch(f.t.Context(), metav1.ListOptions{ResourceVersion: last.ResourceVersion})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	must(f.t, err)
 	go func() {
 		for event := range watch.ResultChan() {
 			d, ok := event.Object.(*appsv1.Deployment)

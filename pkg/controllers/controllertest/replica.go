@@ -44,7 +44,7 @@ func (h *Host) start() *replica {
 	for _, e := range h.setup.Entries {
 		entries = append(entries, r.recorded(e))
 	}
-	o, err := app.NewOptions(app.With(entries...), app.WithoutBuiltIns(), app.Named(buildPrefix+rand.String(10)))
+	o, err := app.NewOptions(app.With(entries...), app.Named(buildPrefix+rand.String(10)))
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -26,7 +27,7 @@ import (
 const poison = "example.com/poison"
 
 func main() {
-	os.Exit(cli.Run(app.NewCommand(app.With(
+	os.Exit(cli.Run(app.NewCommand(app.With(builtin.Entries()...), app.With(
 		idle("absent", informers.Need{Resource: schema.GroupVersionResource{Group: "test.example.com", Version: "v1", Resource: "doodads"}}),
 		idle("forbidden", informers.Need{Resource: schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}}),
 		idle("poisoned", informers.Need{Resource: informers.ConfigMaps, Annotations: []string{poison}}),

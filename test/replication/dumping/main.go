@@ -16,6 +16,7 @@ import (
 	"k8s.io/component-base/cli"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 )
 
 func main() {
@@ -28,7 +29,7 @@ func main() {
 			}
 		}
 	}()
-	os.Exit(cli.Run(app.NewCommand()))
+	os.Exit(cli.Run(app.NewCommand(app.With(builtin.Entries()...))))
 }
 
 func dump(path string) error {

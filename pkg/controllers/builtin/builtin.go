@@ -1,7 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+// Package builtin is the registry of Quartermaster's own controllers. A build that does not import it does not
+// contain them.
+package builtin
 
 import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -13,7 +15,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 )
 
-// registry returns the built-in controllers in the order in which they start.
-func registry() []controllers.Entry {
+// Entries returns the built-in controllers in the order in which they start.
+func Entries() []controllers.Entry {
 	return []controllers.Entry{configreload.Entry(), replication.Entry(), ttl.Entry(), federation.Entry(), csrapprover.Entry(), scaleschedule.Entry()}
 }
