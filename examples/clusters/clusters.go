@@ -8,6 +8,7 @@ package clusters
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -104,12 +105,15 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	return cluster.Close, nil
 }
 
-// Run closes all clusters before it returns.
+// Run closes all clusters before it returns, at once, since each may take 2 s.
 func (c *controller) Run(ctx context.Context) error {
-	err := c.Loop.Run(ctx)
-	for _, m := range c.members {
-		m.close()
-	}
-	clear(c.members)
-	return err
+	defer func() {
+		var closing sync.WaitGroup
+		for _, m := range c.members {
+			closing.Go(m.close)
+		}
+		closing.Wait()
+		clear(c.members)
+	}()
+	return c.Loop.Run(ctx)
 }

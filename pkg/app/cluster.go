@@ -123,8 +123,10 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		return fail(err)
 	}
 	running, end := context.WithCancel(context.Background())
+	events := sendTo(running, clients.Client.CoreV1(), p.scheme)
 	closeNow := sync.OnceFunc(func() {
 		end()
+		events.stop(0)
 		cache.Shutdown()
 		utilnet.CloseIdleConnectionsFor(readConfig.Transport)
 		clusters.mu.Lock()
@@ -135,6 +137,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	var loops sync.WaitGroup
 	return &controllers.Cluster{
 		FollowCache: cache.ForController(controller).FollowCache, Clients: clients,
+		Events: events.recorder(p.options.name + "-" + controller),
 		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},
 		Go: func(ctx context.Context, loop controllers.ClusterLoop) (stop func()) {

@@ -150,11 +150,10 @@ func (l *failingLoop) Run(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (l *failingLoop) Status() (s controllers.Status) {
-	s.InFlight = []controllers.InFlight{{Key: "shop/a"}}
-	return s
+func (*failingLoop) Status() controllers.Status {
+	return controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a"}}}
 }
-func (l *failingLoop) Close() {}
+func (*failingLoop) Close() {}
 
 func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -169,8 +168,7 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		}
 		lines(t, p.openClusters.problem("one"), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
 		must(t, p.openClusters.problem("two"))
-		var s controllers.Status
-		p.openClusters.addStatus("one", &s)
+		s := newHosted("one", &scripted{}, &informers.ClusterCache{}, &p.openClusters, p.loopMetrics, time.Hour).Status()
 		same(t, "in flight", []controllers.InFlight{{Key: "shop/a in cluster far"}}, s.InFlight)
 		end()
 		<-ended
@@ -200,9 +198,8 @@ func writesOf(ctx context.Context, c *controllers.Cluster) []error {
 func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 	for name, tc := range map[string]struct {
 		dryRun, redirects, write, leads bool
-
-		sent []string
-		is   error // of the error, if it is to be a certain one
+		sent                            []string
+		is                              error // of the error, if it is to be a certain one
 	}{
 		"a replica that does not lead reads":              {sent: []string{"GET its"}},
 		"a replica that does not lead does not write":     {write: true, is: writefence.ErrNotLeading},

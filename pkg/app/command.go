@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package app assembles a manager of the controllers that a program gives it: its flags, the servers, and Run,
-// which is the whole life of the process.
+// Package app assembles a manager of the controllers that a program gives it: its flags, the servers, and
+// Run, which is the whole life of the process.
 package app
 
 import (

@@ -42,8 +42,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// execute runs the command line of the manager. It returns what the command printed and its error. The command
-// must not get as far as Run.
+// execute runs the command line of the manager. It returns what the command printed and its error. The
+// command must not get as far as Run.
 func execute(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	return executeBuild([]BuildOption{With(builtin.Entries()...)}, args...)

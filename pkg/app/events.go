@@ -5,6 +5,7 @@ package app
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,12 +23,25 @@ const eventsFlushTimeout = 3 * time.Second
 // for that many objects, as after a start; 512 take 0.8 MiB.
 const eventObjects = 512
 
-// eventSender sends Events through a client of its own. They do not pass the fence, and are sent under
-// --dry-run too.
+// eventSender sends Events. Each source has a queue of its own, so that a controller with many Events costs
+// no other controller one. Those of our own cluster go through a client that does not pass the fence, and are
+// sent under --dry-run too.
 type eventSender struct {
+	newBroadcaster func() record.EventBroadcaster
+	scheme         *runtime.Scheme
+	sink           record.EventSink
+
+	mu      sync.Mutex
+	queues  []*eventQueue
+	stopped bool
+}
+
+// eventQueue has the Events of one source.
+type eventQueue struct {
+	record.EventSink
 	broadcaster record.EventBroadcaster
-	scheme      *runtime.Scheme
-	sink        *eventSink
+	recorder    record.EventRecorder
+	flushed     chan struct{}
 }
 
 func startEvents(ctx context.Context, c connection, scheme *runtime.Scheme) (*eventSender, error) {
@@ -35,34 +49,73 @@ func startEvents(ctx context.Context, c connection, scheme *runtime.Scheme) (*ev
 	if err != nil {
 		return nil, err
 	}
-	return recordTo(ctx, &typedcorev1.EventSinkImpl{Interface: client.CoreV1().Events("")}, scheme), nil
+	return sendTo(ctx, client.CoreV1(), scheme), nil
+}
+
+// sendTo returns a sender that sends through a client until ctx ends.
+func sendTo(ctx context.Context, client typedcorev1.EventsGetter, scheme *runtime.Scheme) *eventSender {
+	return recordTo(ctx, &typedcorev1.EventSinkImpl{Interface: client.Events("")}, scheme)
 }
 
 func recordTo(ctx context.Context, sink record.EventSink, scheme *runtime.Scheme) *eventSender {
-	e := &eventSender{
-		broadcaster: record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: eventObjects})),
-		scheme:      scheme,
-		sink:        &eventSink{sink, make(chan struct{})},
-	}
-	e.broadcaster.StartStructuredLogging(4)
-	e.broadcaster.StartRecordingToSink(e.sink)
-	return e
+	return &eventSender{scheme: scheme, sink: sink, newBroadcaster: func() record.EventBroadcaster {
+		return record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: eventObjects}))
+	}}
 }
 
-// recorder returns a recorder of Events with the given source component.
+// recorder returns a recorder of Events with the given source component. Its queue is made for the first Event,
+// since most clusters get none.
 func (e *eventSender) recorder(component string) record.EventRecorder {
-	return e.broadcaster.NewRecorder(e.scheme, corev1.EventSource{Component: component})
+	return lazyRecorder(sync.OnceValue(func() record.EventRecorder {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if e.stopped {
+			return &record.FakeRecorder{} // drops Events
+		}
+		q := &eventQueue{EventSink: e.sink, broadcaster: e.newBroadcaster(), flushed: make(chan struct{})}
+		q.recorder = q.broadcaster.NewRecorder(e.scheme, corev1.EventSource{Component: component})
+		q.broadcaster.StartStructuredLogging(4)
+		q.broadcaster.StartRecordingToSink(q)
+		e.queues = append(e.queues, q)
+		return q.recorder
+	}))
 }
 
-// stop returns when every Event that was recorded before has been sent, but after
-// eventsFlushTimeout at the latest. The broadcaster's Shutdown alone would drop Events that are not
-// sent yet.
-func (e *eventSender) stop() {
-	defer e.broadcaster.Shutdown()
-	e.recorder("").Event(&corev1.ObjectReference{Name: lastEvent}, corev1.EventTypeNormal, lastEvent, "")
-	select {
-	case <-e.sink.flushed:
-	case <-time.After(eventsFlushTimeout):
+// lazyRecorder is a record.EventRecorder that is made for the first Event.
+type lazyRecorder func() record.EventRecorder
+
+// Event implements record.EventRecorder, as do the other methods.
+func (r lazyRecorder) Event(object runtime.Object, kind, reason, message string) {
+	r().Event(object, kind, reason, message)
+}
+
+// Eventf records an Event with a formatted message.
+func (r lazyRecorder) Eventf(object runtime.Object, kind, reason, format string, args ...any) {
+	r().Eventf(object, kind, reason, format, args...)
+}
+
+// AnnotatedEventf records an Event with annotations.
+func (r lazyRecorder) AnnotatedEventf(object runtime.Object, annotations map[string]string, kind, reason, format string, args ...any) {
+	r().AnnotatedEventf(object, annotations, kind, reason, format, args...)
+}
+
+// stop returns when every Event that was recorded before has been sent, but after timeout at the latest. The
+// broadcaster's Shutdown alone would drop Events that are not sent yet.
+func (e *eventSender) stop(timeout time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.stopped = true
+	over, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	for _, q := range e.queues {
+		q.recorder.Event(&corev1.ObjectReference{Name: lastEvent}, corev1.EventTypeNormal, lastEvent, "")
+	}
+	for _, q := range e.queues {
+		select {
+		case <-q.flushed:
+		case <-over.Done():
+		}
+		q.broadcaster.Shutdown()
 	}
 }
 
@@ -70,16 +123,11 @@ func (e *eventSender) stop() {
 // one by one, in order: when lastEvent arrives, all Events that were recorded before have been sent.
 const lastEvent = "quartermaster.dev/last-event"
 
-type eventSink struct {
-	record.EventSink
-	flushed chan struct{}
-}
-
 // Create implements record.EventSink.
-func (s *eventSink) Create(event *corev1.Event) (*corev1.Event, error) {
+func (q *eventQueue) Create(event *corev1.Event) (*corev1.Event, error) {
 	if event.Reason == lastEvent {
-		close(s.flushed)
+		close(q.flushed)
 		return event, nil
 	}
-	return s.EventSink.Create(event)
+	return q.EventSink.Create(event)
 }

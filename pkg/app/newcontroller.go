@@ -62,8 +62,8 @@ func (p *process) newController(entry controllers.Entry) (*hostedController, err
 	return h, nil
 }
 
-// contained calls a function of an entry. If the function panics, contained returns an error with the stack, or
-// the Mistake that a function of the host has found.
+// contained calls a function of an entry. If the function panics, contained returns an error with the stack,
+// or the Mistake that a function of the host has found.
 func contained(name string, f func() error) (err error) {
 	defer func() {
 		switch r := recover().(type) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,6 +27,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
@@ -170,7 +172,7 @@ func builtProcess(t *testing.T, o *Options) (*process, error) {
 	o.Secure.BindPort = 0 // authentication starts queues that nobody stops
 	p, err := build(t.Context(), o)
 	if err == nil {
-		t.Cleanup(p.events.broadcaster.Shutdown) // stop would wait for an API server that is not there
+		t.Cleanup(func() { p.events.stop(0) }) // the API server is not there
 		t.Cleanup(p.cache.Shutdown)
 	}
 	return p, err
@@ -216,9 +218,10 @@ func TestApplyMistakesAreErrors(t *testing.T) {
 
 func TestApplyHasTenRequestsOnTheWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		applies, err := metadata.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: roundTripper(func(*http.Request) (*http.Response, error) {
+		applies, err := metadata.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
 			<-time.After(time.Second)
-			return &http.Response{StatusCode: http.StatusForbidden, Header: http.Header{}, Body: http.NoBody}, nil
+			status := map[bool]int{true: http.StatusForbidden, false: http.StatusNotFound}[strings.HasSuffix(r.URL.Path, "/status")]
+			return &http.Response{StatusCode: status, Header: http.Header{}, Body: http.NoBody}, nil
 		})})
 		must(t, err)
 		var all []runtime.ApplyConfiguration
@@ -226,7 +229,7 @@ func TestApplyHasTenRequestsOnTheWay(t *testing.T) {
 			all = append(all, corev1ac.ConfigMap(fmt.Sprint(i), "shop"))
 		}
 		begun := time.Now()
-		err = controllers.Clients{Mapping: knownKinds, Metadata: applies}.Apply(t.Context(), all...)
+		err = controllers.Clients{Mapping: knownKinds, Metadata: applies}.ApplyStatus(t.Context(), all...)
 		if took := time.Since(begun); !apierrors.IsForbidden(err) || took != 3*time.Second || strings.Count(err.Error(), "apply ConfigMap shop/") != 30 {
 			t.Errorf("30 requests of 1 s have taken %s, with the error %v", took, err)
 		}
@@ -460,9 +463,7 @@ func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 		}
 		<-scraped
 		for range 3 {
-			if err := h.health.Check(nil); err == nil || !strings.Contains(err.Error(), "Status did not return within") {
-				t.Errorf("problem %v", err)
-			}
+			same(t, "problem", "Status did not return within 1s", fmt.Sprint(h.health.Check(nil)))
 			_ = hostedControllers{h}.unfinished(time.Now())
 			_ = h.Status()
 			hostedControllers{h}.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/debug/controllers/other", nil))
@@ -530,21 +531,22 @@ func TestEventsAreSentBeforeTheEnd(t *testing.T) {
 	}{
 		"without any Event nothing is waited for":      {&slowSink{}, 0, nil, 0},
 		"what was recorded is sent":                    {&slowSink{}, 1, []string{"R0"}, 2 * time.Second},
-		"what takes too long is given up":              {&slowSink{}, 9, []string{"R0"}, eventsFlushTimeout},
+		"what takes too long is given up":              {&slowSink{}, 9, []string{"R0", "R1"}, eventsFlushTimeout},
 		"an API server that is away is not waited for": {&slowSink{err: errors.New("away")}, 2, nil, eventsFlushTimeout},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			scheme, err := NewScheme(nil)
 			must(t, err)
 			e := recordTo(t.Context(), tc.sink, scheme)
-			recorder := e.recorder("test")
+			recorders := []record.EventRecorder{e.recorder("one"), e.recorder("two")} // neither waits for the other
 			for i := range tc.count {
-				recorder.Event(&corev1.ConfigMap{}, corev1.EventTypeNormal, fmt.Sprintf("R%d", i), "")
+				recorders[i%2].Event(&corev1.ConfigMap{}, corev1.EventTypeNormal, fmt.Sprintf("R%d", i), "")
 			}
 			begin := time.Now()
-			e.stop()
+			e.stop(eventsFlushTimeout)
 			same(t, "time that the end took", tc.takes, time.Since(begin))
 			tc.sink.mu.Lock()
+			slices.Sort(tc.sink.received)
 			same(t, "sent", tc.want, tc.sink.received)
 			tc.sink.mu.Unlock()
 			<-time.After(time.Minute) // until what was on its way has ended

@@ -38,7 +38,7 @@ func Run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	defer p.events.stop()
+	defer p.events.stop(eventsFlushTimeout)
 	servers, err := p.listen(processCtx)
 	if err != nil {
 		return err
@@ -92,10 +92,10 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.events, err = startEvents(ctx, p.connection, p.scheme); err != nil {
 		return nil, err
 	}
-	stopEvents := p.events.stop // p is nil when build has failed
+	events := p.events // p is nil when build has failed
 	defer func() {
 		if err != nil {
-			stopEvents()
+			events.stop(eventsFlushTimeout)
 		}
 	}()
 	identity, err := newIdentity(o.Settings().Pod.Name)

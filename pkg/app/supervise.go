@@ -228,8 +228,9 @@ func (h *hostedController) supervise(ctx context.Context) error {
 }
 
 // keepRunning calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run
-// returns earlier, or panics outside of a reconcile, keepRunning calls ended, and run again after restartDelay:
-// one controller must not stop the others. It returns the error of the run during which ctx ended.
+// returns earlier, or panics outside of a reconcile, keepRunning calls ended, and run again after
+// restartDelay: one controller must not stop the others. It returns the error of the run during which ctx
+// ended.
 func (r *runs) keepRunning(
 	ctx context.Context, m *controllers.Metrics, controller string, run func(context.Context) error, ended func(err error, stack []byte),
 ) error {
@@ -246,6 +247,9 @@ func (r *runs) keepRunning(
 			m.Panicked(controller)
 		}
 		if ctx.Err() != nil {
+			if stack != nil {
+				klog.FromContext(ctx).Error(err, "Controller panicked while it was stopping", "controller", controller, "stack", string(stack))
+			}
 			return err
 		}
 		if err == nil {

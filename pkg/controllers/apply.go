@@ -28,6 +28,15 @@ import (
 // Configurations of built-in types are in k8s.io/client-go/applyconfigurations, and controller-gen makes
 // configurations of custom resources; an unstructured object is applied with Dynamic.
 func (c Clients) Apply(ctx context.Context, configs ...runtime.ApplyConfiguration) error {
+	return c.apply(ctx, configs)
+}
+
+// ApplyStatus is Apply of the status of objects. It needs the verb patch of the subresource status.
+func (c Clients) ApplyStatus(ctx context.Context, configs ...runtime.ApplyConfiguration) error {
+	return c.apply(ctx, configs, "status")
+}
+
+func (c Clients) apply(ctx context.Context, configs []runtime.ApplyConfiguration, subresources ...string) error {
 	patches, targets := make([]patch, len(configs)), map[target]bool{}
 	for i, config := range configs {
 		p, err := c.patchOf(ctx, config)
@@ -44,7 +53,7 @@ func (c Clients) Apply(ctx context.Context, configs ...runtime.ApplyConfiguratio
 	var requests errgroup.Group
 	requests.SetLimit(10) // the API server gives all controllers of the process one queue
 	for i, p := range patches {
-		requests.Go(func() error { errs[i] = c.send(ctx, p); return nil })
+		requests.Go(func() error { errs[i] = c.send(ctx, p, subresources); return nil })
 	}
 	_ = requests.Wait() // all errors are in errs
 	return errors.Join(errs...)
@@ -104,13 +113,13 @@ func (c Clients) patchOf(ctx context.Context, config runtime.ApplyConfiguration)
 	return patch{gvk.Kind, target{mapping.Resource, name}, body}, nil
 }
 
-func (c Clients) send(ctx context.Context, p patch) error {
+func (c Clients) send(ctx context.Context, p patch, subresources []string) error {
 	// Field validation would parse the patch again, to find fields that are there twice. Unknown ones are
 	// errors in any case.
 	opts := metav1.PatchOptions{FieldManager: c.FieldManager, Force: ptr.To(true), FieldValidation: metav1.FieldValidationIgnore}
 	// Of the response, only the metadata is asked for.
 	_, err := c.Metadata.Resource(p.resource).Namespace(p.object.Namespace).
-		Patch(ctx, p.object.Name, types.ApplyPatchType, p.body, opts)
+		Patch(ctx, p.object.Name, types.ApplyPatchType, p.body, opts, subresources...)
 	if err != nil {
 		return fmt.Errorf("apply %s %s: %w", p.kind, p.object, err)
 	}

@@ -13,8 +13,8 @@ type (
 	drainingKey struct{}
 )
 
-// lifetime is what the host tells a loop: when the controller must drain, how long its work may last, and from
-// when on this replica leads.
+// lifetime is what the host tells a loop: when the controller must drain, how long its work may last, and
+// from when on this replica leads.
 type lifetime struct {
 	run, work context.Context
 	leading   <-chan struct{}

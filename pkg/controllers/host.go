@@ -93,12 +93,15 @@ type Cluster struct {
 	// server, and they do not hold up the release of our Lease. RESTConfig does not contain the credentials. The
 	// Clients do not follow redirects.
 	Clients
+	// Events records Events in that cluster. They are written like other objects, so the account needs to be
+	// allowed to create and patch Events. Close drops those that are not sent yet.
+	Events record.EventRecorder
 	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain,
 	// since the other API server may not answer. Go runs it.
 	LoopOptions LoopOptions
-	// Go runs a loop until Close, or until stop, which waits for the loop's end; then it closes the loop. A
-	// loop that ends earlier is started again, and is a problem of the controller until it has run for 5 min.
-	// ctx is that of Run or of a reconcile: it tells the loop whether this replica leads. Its end does not end the
+	// Go runs a loop until Close, or until stop, which waits for the loop's end; then it closes the loop. A loop
+	// that ends earlier is started again, and is a problem of the controller until it has run for 5 min. ctx is
+	// that of Run or of a reconcile: it tells the loop whether this replica leads. Its end does not end the
 	// loop, but closes the channel of Draining. After Close, Go only closes the loop.
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and

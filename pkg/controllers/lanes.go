@@ -91,8 +91,8 @@ func tenantOf[K comparable](key K) string {
 // Pop takes a, from shop's turn, and then b, from team's turn; with that, b leaves shop's turn, which ends.
 // Then it takes c.
 //
-// The workqueue knows neither lanes nor tenants, so a key is noted before it is added: the turn has a place for
-// the key, in which it does not stand yet.
+// The workqueue knows neither lanes nor tenants, so a key is noted before it is added: the turn has a place
+// for the key, in which it does not stand yet.
 //
 //	the key is         note            then Add of the workqueue calls
 //	not queued         makes a place   Push: the key stands there

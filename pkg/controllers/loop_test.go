@@ -311,15 +311,16 @@ func TestMappingThatPanicsIsContainedByTheInformer(t *testing.T) {
 
 func TestMappingEndsBeforeRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t)
+		f, mapping := newFixture(t), make(chan struct{})
 		f.build(WatchMapped(f.configMaps, func(Event[*corev1.ConfigMap]) []cache.ObjectName {
-			f.stop()
+			close(mapping)
 			letOthersRun() // such as Run, which would return if it did not wait
 			f.say("mapped")
 			return nil
 		}))
 		f.run()
 		f.configMaps.put("1", "late")
+		<-mapping
 		f.end()
 		f.expect("mapped")
 	})
@@ -518,8 +519,7 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 func TestReconcileLearnsOfTheDrain(t *testing.T) {
 	same(t, "drain of a context that is not of a reconcile", nil, Draining(t.Context()))
 	run, end := context.WithCancel(t.Context())
-	work, cutOff := workContext(context.WithoutCancel(WithLifetime(run, t.Context(), nil))) // as of a loop of another cluster
-	defer cutOff(nil)
+	work, _ := workContext(context.WithoutCancel(WithLifetime(run, t.Context(), nil))) // as of a loop of another cluster
 	end()
 	<-Draining(work)
 	synctest.Test(t, func(t *testing.T) {

@@ -140,8 +140,8 @@ func (c *ClusterCache) start(ctx context.Context, i *informer) {
 	c.wg.Go(func() { i.detector.Run(ctx.Done()) })
 }
 
-// informerFor returns the informer that serves the controller's need of a resource with that name, and the need,
-// or nil. It does not compare versions; [For] does.
+// informerFor returns the informer that serves the controller's need of a resource with that name, and the
+// need, or nil. It does not compare versions; [For] does.
 func (c *ClusterCache) informerFor(controller string, resource schema.GroupResource, name string) (*informer, *Need) {
 	for _, i := range c.informers {
 		if need := i.plan.need(controller); need != nil && need.Name == name && need.Resource.GroupResource() == resource {
@@ -177,12 +177,13 @@ func (c *ClusterCache) followedInformers() []*informer {
 	return slices.Clone(c.followed)
 }
 
-// shutdownTimeout is how long Shutdown waits for a Digest, a Filter or an index function that does not return.
+// shutdownTimeout is how long Shutdown waits for a Digest, a Filter or an index function that does not
+// return.
 const shutdownTimeout = 5 * time.Second
 
 // Shutdown stops the informers, removes their metrics and returns when they begin no more requests, or after
-// shutdownTimeout. A call of a controller's function that has begun may go on: one that hangs must not keep the
-// process from ending. The caches stay readable. Shutdown may be called without Start.
+// shutdownTimeout. A call of a controller's function that has begun may go on: one that hangs must not keep
+// the process from ending. The caches stay readable. Shutdown may be called without Start.
 func (c *ClusterCache) Shutdown() {
 	c.mu.Lock()
 	if c.stop != nil {

@@ -42,8 +42,8 @@ type feed struct {
 	clock     clock.WithDelayedExecution
 	// listSlots, if set, limits the lists that are read at once: each list holds a slot in it.
 	listSlots chan struct{}
-	// failuresBefore is how many lists had failed when another feed was the first to be filled. The informer's lock
-	// guards it.
+	// failuresBefore is how many lists had failed when another feed was the first to be filled. The informer's
+	// lock guards it.
 	failuresBefore int64
 	// discover returns a NotFound error if the server does not have the resource in any version.
 	discover func(context.Context) error

@@ -184,7 +184,8 @@ type event struct {
 
 // listener calls a function of a controller with each event, one at a time. A slow function delays no other.
 type listener struct {
-	call func(event)
+	call    func(event)
+	removed atomic.Bool
 
 	mu      sync.Mutex
 	events  []event
@@ -193,6 +194,7 @@ type listener struct {
 
 // notify queues an event for all listeners. The caller holds mu.
 func (i *informer) notify(e event) {
+	i.listeners = slices.DeleteFunc(i.listeners, func(l *listener) bool { return l.removed.Load() })
 	for _, l := range i.listeners {
 		l.add(e)
 	}
@@ -242,10 +244,8 @@ func (i *informer) listen(controller string, call func(event)) (remove func()) {
 	for _, o := range i.objects.list() {
 		l.add(event{new: o, initial: true})
 	}
-	return func() {
-		i.mu.Lock()
-		i.listeners = slices.DeleteFunc(i.listeners, func(other *listener) bool { return other == l })
-		i.mu.Unlock()
+	return func() { // without mu: an index function that hangs must not hang the end of a loop
+		l.removed.Store(true)
 		end()
 	}
 }

@@ -27,7 +27,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
@@ -114,7 +113,7 @@ func TestObjectOfASecretTakesAtMost260Bytes(t *testing.T) {
 	const n = 50_000
 	before := liveHeap()
 	i := newInformer(p, func(string) {})
-	i.objects.addIndex(cache.NamespaceIndex, func(o *Object) []string { return []string{o.GetNamespace()} })
+	i.objects.addIndex(byNamespace, func(o *Object) []string { return []string{o.GetNamespace()} })
 	f := &feed{informer: i, state: newState("secrets", clock.RealClock{})}
 	put := func() {
 		for n := range n {
@@ -315,7 +314,6 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 		"last-applied":                       {[]Need{{controller: "a", Resource: Secrets, Annotations: []string{corev1.LastAppliedConfigAnnotation}}}, "never cached"},
 		"typed form without a version":       {[]Need{{controller: "a", Resource: schema.GroupVersionResource{Resource: "pods"}, Form: Typed}}, "Resource.Version must be set"},
 		"digest without a version":           {[]Need{{controller: "a", Resource: widgets.GroupResource().WithVersion(""), Digest: DigestOf(digestSHA1)}}, "Resource.Version must be set"},
-		"unstructured Secrets":               {[]Need{{controller: "a", Resource: Secrets, Form: Unstructured}}, "Content: true"},
 		"the same controller twice":          {[]Need{{controller: "a", Resource: Secrets}, {controller: "a", Resource: Secrets}}, "twice"},
 		"a digest of another type": {[]Need{{controller: "a", Resource: Secrets, Digest: DigestOf(func(*corev1.ConfigMap) []byte { return nil })}},
 			"its Digest takes *v1.ConfigMap, but these are of the kind Secret"},

@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// store holds the objects of an informer by their keys, and its indexes. put and addIndex must not run beside each
-// other. They call the functions of indexes without mu: such a function may read the store or hang, and nobody else
-// waits.
+// store holds the objects of an informer by their keys, and its indexes. put and addIndex must not run beside
+// each other. They call the functions of indexes without mu: such a function may read the store or hang, and
+// nobody else waits.
 type store struct {
 	mu      sync.RWMutex
 	objects set

@@ -24,16 +24,13 @@ type Informer[T any] interface {
 	Get(name cache.ObjectName) (object T, exists bool)
 	// List returns the objects in a namespace, or in all if it is empty, whose labels the selector
 	// matches; nil matches all. With a selector, a need of the reduced form must have Fields: Labels, or List
-	// panics. The objects are in no order. List looks at every object in the cache,
-	// unless there is the index [cache.NamespaceIndex].
+	// panics. The objects are in no order. The first List of one namespace makes an index of all namespaces.
 	List(namespace string, selector labels.Selector) []T
 	// ByIndex returns the objects that have the value in an index that AddIndex has added.
 	ByIndex(index, value string) []T
-	// AddIndex adds an index, in which an object has the values that the function returns. The function must be
-	// pure. If it reads the informer, it sees the state before the change. AddIndex is called while the controller
-	// is built.
-	// All controllers share [cache.NamespaceIndex], which has its own values. Any other index that is added
-	// twice is a mistake: AddIndex panics.
+	// AddIndex adds an index, in which an object has the values that the function returns. These must depend on
+	// the object alone: the function must not read the informer. AddIndex is called while the controller is
+	// built. To add an index twice is a mistake: AddIndex panics.
 	AddIndex(name string, values func(T) []string)
 	// AddHandler calls a function with each change of an object, one at a time, in the order of an
 	// object's changes: old is nil for a new object, current for a deleted one. After a relist each object
@@ -81,8 +78,8 @@ type HasNeeds interface{ declared() ControllerCache }
 
 // LiveVersion returns the resourceVersion that an object of a resource which the entry declares has in the
 // API server now, or "" if there is none or the need does not choose it; Need.Filter is not asked. A
-// controller calls it when it suspects that the cache is behind. Of several needs it asks for the one without a
-// Name.
+// controller calls it when it suspects that the cache is behind. Of several needs it asks for the one without
+// a Name.
 func (c ControllerCache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
 	i, _ := c.cluster.informerFor(c.controller, resource.GroupResource(), "")
 	if i == nil {
@@ -157,26 +154,41 @@ func (v view[T]) List(namespace string, selector labels.Selector) []T {
 	if selector != nil && !selector.Empty() && !v.need.whole() && v.need.Fields&Labels == 0 {
 		panic(panics.Mistake(fmt.Sprintf("lists %s by labels, but its need has no Fields: Labels", v.name)))
 	}
-	stored, indexed := v.objects.byIndex(cache.NamespaceIndex, namespace)
-	if namespace == "" || !indexed {
-		stored = v.objects.list()
-	}
+	stored := v.stored(namespace)
 	list := make([]T, 0, len(stored))
 	for _, o := range stored {
-		if (namespace == "" || o.GetNamespace() == namespace) && (selector == nil || selector.Matches(labels.Set(o.GetLabels()))) {
+		if selector == nil || selector.Matches(labels.Set(o.GetLabels())) {
 			list = append(list, objectAs[T](o))
 		}
 	}
 	return list
 }
 
-// indexName returns the name of an index in the store.
-func (v view[T]) indexName(name string) string {
-	if name == cache.NamespaceIndex {
-		return name
+// byNamespace is the index that List makes. It is for all controllers.
+const byNamespace = "namespace"
+
+// stored returns the objects in a namespace, or in all if it is empty.
+func (v view[T]) stored(namespace string) []*Object {
+	if namespace == "" {
+		return v.objects.list()
 	}
-	return v.need.controller + "/" + name
+	objects, indexed := v.objects.byIndex(byNamespace, namespace)
+	if !indexed {
+		v.addStoreIndex(byNamespace, func(o *Object) []string { return []string{o.GetNamespace()} })
+		objects, _ = v.objects.byIndex(byNamespace, namespace)
+	}
+	return objects
 }
+
+// addStoreIndex adds an index to the store, and reports whether the name was free.
+func (i *informer) addStoreIndex(name string, values func(*Object) []string) bool {
+	i.mu.Lock() // no put beside it
+	defer i.mu.Unlock()
+	return i.objects.addIndex(name, values)
+}
+
+// indexName returns the name of an index in the store.
+func (v view[T]) indexName(name string) string { return v.need.controller + "/" + name }
 
 func (v view[T]) ByIndex(index, value string) []T {
 	stored, exists := v.objects.byIndex(v.indexName(index), value)
@@ -195,13 +207,7 @@ func (v view[T]) AddIndex(name string, values func(T) []string) {
 		v.bad.contain(v.need.controller, "index "+name, o, func() { found = values(objectAs[T](o)) })
 		return found
 	}
-	if name == cache.NamespaceIndex {
-		valuesOf = func(o *Object) []string { return []string{o.GetNamespace()} }
-	}
-	v.mu.Lock() // no put beside it
-	added := v.objects.addIndex(v.indexName(name), valuesOf)
-	v.mu.Unlock()
-	if !added && name != cache.NamespaceIndex {
+	if !v.addStoreIndex(v.indexName(name), valuesOf) {
 		panic(panics.Mistake(fmt.Sprintf("adds the index %s of %s twice", name, v.name)))
 	}
 }

@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package builtin is the registry of Quartermaster's own controllers. A build that does not import it does not
-// contain them.
+// Package builtin is the registry of Quartermaster's own controllers. A build that does not import it does
+// not contain them.
 package builtin
 
 import (

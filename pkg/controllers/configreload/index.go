@@ -36,15 +36,11 @@ type cachedSource interface {
 func (c *controller) addIndexes() {
 	for _, k := range c.kinds {
 		k.informer.AddIndex(bySource, func(obj metav1.Object) []string { return c.indexBySource(k, obj) })
-		if c.cfg.needsNamespaces() {
-			k.informer.AddIndex(cache.NamespaceIndex, nil)
-		}
 	}
 	if c.kinds["CronJob"] != nil {
 		c.in.Jobs.AddIndex(byCronJob, indexByCronJob)
 	}
 	for t, informer := range c.sources {
-		informer.AddIndex(cache.NamespaceIndex, nil)
 		if t == policy.SecretProviderClass {
 			informer.AddIndex(byClass, indexByClass)
 		}

@@ -99,7 +99,6 @@ func newController(cfg Config, watched []*kind, namespaces informers.Informer[*i
 
 // watch maps an object to itself, and what scales a workload to the workload too.
 func (c *controller) watch(k *kind) controllers.Watch[key] {
-	k.informer.AddIndex(cache.NamespaceIndex, nil) // all controllers share it
 	scales := k.Kind == policy.Autoscaler || k.Kind == policy.ScaledObject
 	if scales {
 		k.informer.AddIndex(byTarget, func(obj *informers.Object) []string {
