@@ -63,8 +63,8 @@ func recordTo(ctx context.Context, sink record.EventSink, scheme *runtime.Scheme
 	}}
 }
 
-// recorder returns a recorder of Events with the given source component. Its queue is made for the first Event,
-// since most clusters get none.
+// recorder returns a recorder of Events with the given source component. Its queue is made for the first
+// Event, since most clusters get none.
 func (e *eventSender) recorder(component string) record.EventRecorder {
 	return lazyRecorder(sync.OnceValue(func() record.EventRecorder {
 		e.mu.Lock()
