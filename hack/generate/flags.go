@@ -18,7 +18,8 @@ const flagsIntro = `# Flags
 
 These are the flags of ` + "`manager`" + `, as ` + "`manager --help`" + ` has them; its commands have their own ` + "`--help`" + `.
 [Configuration](configuration.md) says which matter most, and how a file sets them. The page of each
-[controller](../README.md#controllers) explains the controller's flags.
+[controller](../README.md#controllers) explains the controller's flags. A flag that takes no value is a switch. A
+flag without a default is off, 0 or empty.
 `
 
 var (

@@ -30,6 +30,9 @@ import (
 // otherClusterDrain is how long reconciles of a loop for another cluster have to drain by default.
 const otherClusterDrain = 2 * time.Second
 
+// eventTimeout is how long another API server may take for an Event: client-go's recorder waits without limit.
+const eventTimeout = 30 * time.Second
+
 // openClusters has, by CONTROLLER/NAME of each other cluster that is open, a function that closes it without
 // waiting for its loops.
 type openClusters struct {
@@ -115,7 +118,10 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	readers, err := informers.NewClients(c.builtIn(c.named("informers")), p.scheme)
 	kinds, kindsErr := newKinds(readConfig)
 	clients, clientsErr := p.clientsOf(controller, writeConfig, kinds)
-	if err := errors.Join(err, kindsErr, clientsErr); err != nil {
+	eventsConfig := rest.CopyConfig(writeConfig)
+	eventsConfig.Timeout = eventTimeout
+	eventsClient, eventsErr := c.typed(eventsConfig)
+	if err := errors.Join(err, kindsErr, clientsErr, eventsErr); err != nil {
 		return fail(err)
 	}
 	cache, err := p.caches.AddCluster(informers.Config{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
@@ -123,7 +129,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		return fail(err)
 	}
 	running, end := context.WithCancel(context.Background())
-	events := sendTo(running, clients.Client.CoreV1(), p.scheme)
+	events := sendTo(running, eventsClient.CoreV1(), p.scheme)
 	closeNow := sync.OnceFunc(func() {
 		end()
 		events.stop(0)

@@ -108,6 +108,9 @@ func (e *eventSender) stop(timeout time.Duration) {
 	over, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	for _, q := range e.queues {
+		if timeout == 0 {
+			break // the broadcaster may have been shut down, and would log that as an error
+		}
 		q.recorder.Event(&corev1.ObjectReference{Name: lastEvent}, corev1.EventTypeNormal, lastEvent, "")
 	}
 	for _, q := range e.queues {

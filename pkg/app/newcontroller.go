@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
+	"sync/atomic"
 
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -47,10 +48,19 @@ func (p *process) newController(entry controllers.Entry) (*hostedController, err
 		}
 		handler = h
 	}
+	var built atomic.Bool
+	open := host.Cluster
+	host.Cluster = func(name string, config *rest.Config) (*controllers.Cluster, error) {
+		if !built.Load() { // the cluster would be closed when Run ends, and be missing in the next Run
+			panic(panics.Mistake("calls Host.Cluster in New; call it in Run or in a reconcile"))
+		}
+		return open(name, config)
+	}
 	var c controllers.Controller
 	if err := contained("New", func() (err error) { c, err = entry.New(host); return err }); err != nil {
 		return nil, err
 	}
+	built.Store(true)
 	if c == nil {
 		return nil, errors.New("no controller was returned by New")
 	}

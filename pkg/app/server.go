@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
+	"golang.org/x/sync/singleflight"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/mux"
@@ -247,16 +248,30 @@ func configz(o *Options) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, config) })
 }
 
+// metricsTimeout is how long the functions of metrics may take. Prometheus waits for 10 s by default.
+const metricsTimeout = 5 * time.Second
+
 // metricsHandler serves our own registry together with the libraries' registry. A metric of one controller
 // that cannot be served, such as one of the libraries' names with another type, does not hide the others. If
-// the function of a metric panics, only the libraries' metrics are served.
+// the function of a metric panics, or does not return within metricsTimeout, only the libraries' metrics are
+// served.
 func metricsHandler(own metrics.KubeRegistry) http.Handler {
-	contained := prometheus.GathererFunc(func() (families []*dto.MetricFamily, err error) {
-		stack, err := panics.Recover(func() (err error) { families, err = own.Gather(); return err })
-		if stack != nil {
-			klog.Background().Error(err, "The function of a metric panicked", "stack", string(stack))
+	var scrapes singleflight.Group // a function that hangs holds up one goroutine, however often it is asked
+	contained := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+		answer := scrapes.DoChan("", func() (any, error) {
+			var families []*dto.MetricFamily
+			stack, err := panics.Recover(func() (err error) { families, err = own.Gather(); return err })
+			if stack != nil {
+				klog.Background().Error(err, "The function of a metric panicked", "stack", string(stack))
+			}
+			return families, err
+		})
+		select {
+		case a := <-answer:
+			return a.Val.([]*dto.MetricFamily), a.Err
+		case <-time.After(metricsTimeout):
+			return nil, fmt.Errorf("a metric of a controller did not answer within %s", metricsTimeout)
 		}
-		return families, err
 	})
 	return promhttp.HandlerFor(prometheus.Gatherers{legacyregistry.DefaultGatherer, contained}, promhttp.HandlerOpts{
 		ProcessStartTime: legacyregistry.GetProcessStart(),

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,26 +63,29 @@ func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
 }
 
 func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
-	registry := metrics.NewKubeRegistry()
-	for _, name := range []string{"rest_client_requests_total", "widgets_total"} { // the first is a library's
-		counter := metrics.NewCounter(&metrics.CounterOpts{Name: name, Help: "A controller's own."})
-		registry.MustRegister(counter)
-		counter.Inc()
-	}
-	requestmetrics.RequestResult.Increment(t.Context(), "200", http.MethodGet, "api")
-	serves := func(want string) {
-		t.Helper()
-		w := httptest.NewRecorder()
-		metricsHandler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), want) {
-			t.Errorf("status %d, want %q in the metrics\n%s", w.Code, want, w.Body)
+	synctest.Test(t, func(t *testing.T) {
+		registry := metrics.NewKubeRegistry()
+		for _, name := range []string{"rest_client_requests_total", "widgets_total"} { // the first is a library's
+			counter := metrics.NewCounter(&metrics.CounterOpts{Name: name, Help: "A controller's own."})
+			registry.MustRegister(counter)
+			counter.Inc()
 		}
-	}
-	serves("\nwidgets_total 1\n")
-	registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "bad"}, func() float64 { panic("no reason") }))
-	for range 2 { // after a panic
+		requestmetrics.RequestResult.Increment(t.Context(), "200", http.MethodGet, "api")
+		serves := func(want string) {
+			t.Helper()
+			w := httptest.NewRecorder()
+			metricsHandler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+			if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), want) {
+				t.Errorf("status %d, want %q in the metrics\n%s", w.Code, want, w.Body)
+			}
+		}
+		serves("\nwidgets_total 1\n")
+		registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "bad"}, func() float64 { panic("no reason") }))
 		serves("\nrest_client_requests_total{")
-	}
+		registry = metrics.NewKubeRegistry()
+		registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slow"}, func() float64 { <-t.Context().Done(); return 0 }))
+		serves("\nrest_client_requests_total{")
+	})
 }
 
 func TestServerWaitsForPermittedCallers(t *testing.T) {

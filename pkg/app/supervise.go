@@ -5,6 +5,7 @@ package app
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -74,6 +75,17 @@ func (h *hostedController) check() (controllers.Status, error) {
 func (h *hostedController) Status() controllers.Status {
 	s, err := h.check()
 	h.runs.report(&s)
+	if s.Details != nil { // which must not cost the status of other controllers
+		var details json.RawMessage
+		stack, detailsErr := panics.Recover(func() (err error) { details, err = json.Marshal(s.Details); return err })
+		if stack != nil {
+			h.metrics.Panicked(h.name)
+		}
+		if s.Details = details; detailsErr != nil {
+			s.Details = nil
+			err = errors.Join(err, fmt.Errorf("Status: Details as JSON: %w", detailsErr))
+		}
+	}
 	if err != nil {
 		s.Problem = err.Error()
 	}

@@ -39,7 +39,7 @@ type Host struct {
 	informers.ControllerCache
 	// Each write of the Clients passes both fences and --dry-run.
 	Clients
-	// Cluster opens the API server of another cluster, by a name that no other open cluster of the controller
+	// Cluster opens the API server of another cluster, in Run or in a reconcile, by a name that no other open cluster of the controller
 	// has: it is a label of metrics. config holds credentials as contents, not as files or programs; build it
 	// from scratch, since RESTConfig may send the token of this process. QPS limits all clients
 	// together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig.

@@ -224,7 +224,7 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "loop x: watch: the informer is nil"},
 		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
 		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
-		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences"},
+		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := NewLoop(tc.opts, tc.reconcile, tc.watches...)

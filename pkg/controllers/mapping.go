@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"sync"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -67,9 +66,9 @@ func (m *mapper[K]) enqueue(lane lane, keys []K) {
 // objects that changed last come first: what changed while nobody led has work to do, and most others have
 // none. Namespaces take turns, as in the queue.
 func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
-	type cached struct {
+	type cached struct { // without the object, which may be replaced long before its turn
 		mapper  *mapper[K]
-		obj     metav1.Object
+		name    cache.ObjectName
 		version uint64
 		turn    int
 	}
@@ -81,7 +80,7 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 		list := m.watch.list()
 		all = slices.Grow(all, len(list))
 		for _, obj := range list {
-			o := cached{mapper: m, obj: obj}
+			o := cached{mapper: m, name: cache.MetaObjectToName(obj)}
 			// Versions are decimal (KEP-5504). An object whose version is no number comes last.
 			o.version, _ = strconv.ParseUint(obj.GetResourceVersion(), 10, 64)
 			all = append(all, o)
@@ -90,15 +89,14 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 	slices.SortFunc(all, func(a, b cached) int { return cmp.Compare(b.version, a.version) })
 	turns := map[string]int{}
 	for i := range all {
-		namespace := all[i].obj.GetNamespace()
-		all[i].turn = turns[namespace]
-		turns[namespace]++
+		all[i].turn = turns[all[i].name.Namespace]
+		turns[all[i].name.Namespace]++
 	}
 	slices.SortStableFunc(all, func(a, b cached) int { return cmp.Compare(a.turn, b.turn) })
 	for _, o := range all {
 		if !q.keys.lanes.waitForRoom(ctx) {
 			return
 		}
-		o.mapper.mapNewest(cache.MetaObjectToName(o.obj))
+		o.mapper.mapNewest(o.name)
 	}
 }

@@ -32,7 +32,7 @@ type Status struct {
 
 	// Set by the controller:
 
-	// Details is the controller's own part of the status, as JSON.
+	// Details is the controller's own part of the status, as JSON: a copy, which nobody changes.
 	Details any `json:"details,omitempty"`
 	// Problem is why the controller's health check fails, or "" if it passes. The host adds the problems that it
 	// knows of.
@@ -52,7 +52,7 @@ const (
 	PhaseStopped Phase = "Stopped"
 	// PhaseSyncing is the phase in which Run waits for the informers, and then maps the objects in them.
 	PhaseSyncing Phase = "Syncing"
-	// PhaseRunning is the phase in which Run reconciles.
+	// PhaseRunning is the phase after that. Reconciles begin in PhaseSyncing.
 	PhaseRunning Phase = "Running"
 	// PhaseDraining is the phase in which Run finishes what is in flight and takes no more keys.
 	PhaseDraining Phase = "Draining"

@@ -150,7 +150,7 @@ func noNamespace(metav1.Object) string { return "" }
 func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string) Watch[cache.ObjectName] {
 	w := WatchChanges(informer, func(e Event[T]) []cache.ObjectName { return ownersOf(e, owner, namespace) })
 	if i, ok := informer.(watchable); ok && !i.KeepsOwnerReferences() {
-		w.mistake = errors.New("WatchOwner needs owner references, but no need of the resource has Fields: OwnerReferences")
+		w.mistake = errors.New("WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences")
 	}
 	return w
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 )
 
-// Entries returns the built-in controllers in the order in which they start.
+// Entries returns the built-in controllers in the order in which they are built.
 func Entries() []controllers.Entry {
 	return []controllers.Entry{configreload.Entry(), replication.Entry(), ttl.Entry(), federation.Entry(), csrapprover.Entry(), scaleschedule.Entry()}
 }
