@@ -30,7 +30,8 @@ import (
 // otherClusterDrain is how long reconciles of a loop for another cluster have to drain by default.
 const otherClusterDrain = 2 * time.Second
 
-// eventTimeout is how long another API server may take for an Event: client-go's recorder waits without limit.
+// eventTimeout is how long another API server may take for an Event: client-go's recorder waits without
+// limit.
 const eventTimeout = 30 * time.Second
 
 // openClusters has, by CONTROLLER/NAME of each other cluster that is open, a function that closes it without

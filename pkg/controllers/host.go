@@ -39,10 +39,10 @@ type Host struct {
 	informers.ControllerCache
 	// Each write of the Clients passes both fences and --dry-run.
 	Clients
-	// Cluster opens the API server of another cluster, in Run or in a reconcile, by a name that no other open cluster of the controller
-	// has: it is a label of metrics. config holds credentials as contents, not as files or programs; build it
-	// from scratch, since RESTConfig may send the token of this process. QPS limits all clients
-	// together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig.
+	// Cluster opens the API server of another cluster, in Run or in a reconcile, by a name that no other open
+	// cluster of the controller has: it is a label of metrics. config holds credentials as contents, not as
+	// files or programs; build it from scratch, since RESTConfig may send the token of this process. QPS limits
+	// all clients together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig.
 	Cluster func(name string, config *rest.Config) (*Cluster, error)
 	// Events records Events with a source component of the controller's own, BUILD-NAME: quartermaster-NAME
 	// without app.Named.
