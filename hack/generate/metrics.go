@@ -17,7 +17,8 @@ const metricsIntro = `# Metrics
 
 These are the metrics at ` + "`/metrics`" + ` with all controllers; [Operating](operating.md#metrics) says which are not listed.
 The manager's own are ALPHA: a release may rename them, and [CHANGELOG.md](../../CHANGELOG.md) says so. A label's
-values are those of the start, if they are few; others may come later.
+values here are those that exist at the start. Others appear when they first occur, such as the
+[reasons](monitoring.md#events) of ` + "`quartermaster_replication_problems_total`" + `.
 `
 
 // metricsGroups are the sections of the page, by the prefix of a metric. The last one takes what is left.
