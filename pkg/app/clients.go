@@ -4,14 +4,20 @@
 package app
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -121,19 +127,37 @@ func (c *clientMaker) forController(name string) *rest.Config {
 // Retry-After, which a webhook may set, says how long. For a longer wait, the key goes back to the queue.
 const longestWait = 5 // seconds
 
-// withoutLongWaits removes a Retry-After above longestWait. If the body is a Status, as of an API server or a
-// webhook, the error still says how long to wait. A text, as of a proxy, does not say it: the key comes back
-// after its back-off.
+// withoutLongWaits removes a Retry-After above longestWait. The error still says how long to wait, since the
+// body of a webhook's refusal is a Status that says it. A text, as of an API server that has too many
+// requests, is replaced with such a Status.
 func withoutLongWaits(next http.RoundTripper) http.RoundTripper {
 	return transport{next, func(r *http.Request) (*http.Response, error) {
 		resp, err := next.RoundTrip(r)
 		if err == nil {
 			if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > longestWait {
 				resp.Header.Del("Retry-After")
+				if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/") {
+					return asStatus(resp, seconds)
+				}
 			}
 		}
 		return resp, err
 	}}
+}
+
+// asStatus returns a response with a text as one with a Status, which says in how many seconds to try again.
+func asStatus(resp *http.Response, seconds int) (*http.Response, error) {
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // for people only
+	_ = resp.Body.Close()                                   // nobody reads the rest
+	refusal := apierrors.NewGenericServerResponse(resp.StatusCode, "", schema.GroupResource{}, "", string(text), seconds, true).ErrStatus
+	refusal.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+	body, err := json.Marshal(refusal)
+	if err != nil {
+		return nil, err
+	}
+	resp.Header.Set("Content-Type", "application/json")
+	resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return resp, nil
 }
 
 // transport sends requests by a function that passes them to next.

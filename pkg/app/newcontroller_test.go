@@ -200,7 +200,6 @@ func TestApplyMistakesAreErrors(t *testing.T) {
 	}{
 		"an object without a name":                    {[]runtime.ApplyConfiguration{a, corev1ac.ConfigMap("", "shop")}, "apply a *v1.ConfigMapApplyConfiguration: its apiVersion, kind or name is missing"},
 		"an object of a kind that nobody knows":       {[]runtime.ApplyConfiguration{corev1ac.Secret("x", "shop")}, `apply Secret shop/x: no matches for kind "Secret" in version "v1"`},
-		"that cannot be written as an object":         {[]runtime.ApplyConfiguration{unwritable{}}, "apply a app.unwritable: json: error calling MarshalJSON for type app.unwritable: no"},
 		"an object without the namespace of its kind": {[]runtime.ApplyConfiguration{corev1ac.ConfigMap("x", "")}, "apply ConfigMap x: its namespace is missing"},
 		"an object in a namespace that cannot be":     {[]runtime.ApplyConfiguration{corev1ac.Namespace("x").WithNamespace("shop")}, "apply Namespace shop/x: objects of this kind have no namespace"},
 		"an object twice":                             {[]runtime.ApplyConfiguration{a, corev1ac.ConfigMap("a", "bar"), a}, "apply ConfigMap shop/a: it is among the objects twice"},
@@ -232,11 +231,6 @@ func TestApplyHasTenRequestsOnTheWay(t *testing.T) {
 		}
 	})
 }
-
-type unwritable struct{}
-
-func (unwritable) IsApplyConfiguration()        {}
-func (unwritable) MarshalJSON() ([]byte, error) { return nil, errors.New("no") }
 
 func TestHandlersAreServedUnderTheirName(t *testing.T) {
 	h, _, registry := host(t, untilTheEnd)

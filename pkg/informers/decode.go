@@ -11,6 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // misfit is the metadata of an object that does not fit its Go type: a CustomResourceDefinition may
@@ -30,8 +33,20 @@ func (t tolerant) DecoderToVersion(d runtime.Decoder, gv runtime.GroupVersioner)
 
 type tolerantDecoder struct{ runtime.Decoder }
 
+// decode makes a panic, such as one of a Go type's own UnmarshalJSON, an error.
+func (d tolerantDecoder) decode(
+	data []byte, defaults *schema.GroupVersionKind, into runtime.Object,
+) (obj runtime.Object, gvk *schema.GroupVersionKind, err error) {
+	stack, panicked := panics.Recover(func() error { obj, gvk, err = d.Decoder.Decode(data, defaults, into); return nil })
+	if stack != nil {
+		klog.Background().Error(panicked, "A Go type panicked while an object was decoded", "stack", string(stack))
+		err = panicked
+	}
+	return obj, gvk, err
+}
+
 func (d tolerantDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
-	obj, gvk, err := d.Decoder.Decode(data, defaults, into)
+	obj, gvk, err := d.decode(data, defaults, into)
 	if err == nil || into != nil {
 		return obj, gvk, err
 	}

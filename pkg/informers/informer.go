@@ -194,10 +194,15 @@ type listener struct {
 
 // notify queues an event for all listeners. The caller holds mu.
 func (i *informer) notify(e event) {
-	i.listeners = slices.DeleteFunc(i.listeners, func(l *listener) bool { return l.removed.Load() })
+	i.forgetRemoved()
 	for _, l := range i.listeners {
 		l.add(e)
 	}
+}
+
+// forgetRemoved forgets the listeners that have been removed. The caller holds mu.
+func (i *informer) forgetRemoved() {
+	i.listeners = slices.DeleteFunc(i.listeners, func(l *listener) bool { return l.removed.Load() })
 }
 
 // contain returns a function that calls a handler or a mapping of a controller for an object and contains its
@@ -240,6 +245,7 @@ func (i *informer) listen(controller string, call func(event)) (remove func()) {
 	}}
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	i.forgetRemoved()
 	i.listeners = append(i.listeners, l)
 	for _, o := range i.objects.list() {
 		l.add(event{new: o, initial: true})

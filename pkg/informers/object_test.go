@@ -450,6 +450,8 @@ func TestMisfitIsDecodedFromJSON(t *testing.T) {
 	codecs := rest.CodecFactoryForGeneratedClient(scheme.Scheme, scheme.Codecs)
 	serializer, _ := apiruntime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), apiruntime.ContentTypeJSON)
 	decoder := tolerant{codecs.WithoutConversion()}.DecoderToVersion(serializer.Serializer, appsv1.SchemeGroupVersion)
+	obj, _, err := tolerantDecoder{}.Decode([]byte(object("a", "1")), nil, nil) // it panics, since its Decoder is nil
+	same(t, "what a panic leaves", "*informers.misfit <nil>", fmt.Sprintf("%T %v", obj, err))
 	for name, tc := range map[string]struct {
 		in   string
 		want []string // name and type
