@@ -5,13 +5,13 @@ package informers
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
@@ -33,14 +33,14 @@ func (t tolerant) DecoderToVersion(d runtime.Decoder, gv runtime.GroupVersioner)
 
 type tolerantDecoder struct{ runtime.Decoder }
 
-// decode makes a panic, such as one of a Go type's own UnmarshalJSON, an error.
+// decode makes a panic, such as one of a Go type's own UnmarshalJSON, an error with the stack. It is not logged
+// here: a tenant can bring it about with each write, and a misfit is logged once.
 func (d tolerantDecoder) decode(
 	data []byte, defaults *schema.GroupVersionKind, into runtime.Object,
 ) (obj runtime.Object, gvk *schema.GroupVersionKind, err error) {
 	stack, panicked := panics.Recover(func() error { obj, gvk, err = d.Decoder.Decode(data, defaults, into); return nil })
 	if stack != nil {
-		klog.Background().Error(panicked, "A Go type panicked while an object was decoded", "stack", string(stack))
-		err = panicked
+		err = fmt.Errorf("%w\n%s", panicked, stack)
 	}
 	return obj, gvk, err
 }
