@@ -33,8 +33,8 @@ func (t tolerant) DecoderToVersion(d runtime.Decoder, gv runtime.GroupVersioner)
 
 type tolerantDecoder struct{ runtime.Decoder }
 
-// decode makes a panic, such as one of a Go type's own UnmarshalJSON, an error with the stack. It is not logged
-// here: a tenant can bring it about with each write, and a misfit is logged once.
+// decode makes a panic, such as one of a Go type's own UnmarshalJSON, an error with the stack. It is not
+// logged here: a tenant can bring it about with each write, and a misfit is logged once.
 func (d tolerantDecoder) decode(
 	data []byte, defaults *schema.GroupVersionKind, into runtime.Object,
 ) (obj runtime.Object, gvk *schema.GroupVersionKind, err error) {
