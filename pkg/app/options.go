@@ -183,7 +183,8 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 		"A controller's health check fails while one of its reconciles has been running for longer than this.")
 	fs.DurationVar(&g.ShutdownTimeout, "shutdown-timeout", g.ShutdownTimeout, ""+
 		"The time that reconciles in flight have to finish after SIGTERM. If they do, the Lease is released at once; "+
-		"if they do not, the Lease expires and the exit code is 1. Keep terminationGracePeriodSeconds above this time.")
+		"if they do not, the Lease expires and the exit code is 1. Keep terminationGracePeriodSeconds at least 10 s above "+
+		"this time.")
 	fs.BoolVar(&g.DryRun, "dry-run", g.DryRun,
 		"Change nothing. Controllers send writes with dryRun=All or only report them, and a request that cannot be a dry run "+
 			"is refused. Leases and Events are written as always.")
