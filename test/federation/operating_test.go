@@ -60,8 +60,16 @@ func newOperator(j *joining) *operator {
 	return o
 }
 
-// runs runs the only block of the page with a text, and checks that it prints another.
+// runs runs the only block of the page with a text, and checks that it succeeds and prints another text.
 func (o *operator) runs(with, prints string) {
+	o.Helper()
+	if out, err := o.output(with); err != nil || !strings.Contains(out, prints) {
+		o.Fatalf("the block with %q: %v, want the output %q:\n%s", with, err, prints, out)
+	}
+}
+
+// output runs the only block of the page with a text, and returns its output and the error of its exit code.
+func (o *operator) output(with string) (string, error) {
 	o.Helper()
 	has := func(script string) bool { return strings.Contains(script, with) }
 	i := slices.IndexFunc(o.blocks, has)
@@ -72,12 +80,7 @@ func (o *operator) runs(with, prints string) {
 	cmd := exec.CommandContext(o.ctx, "bash", "-eo", "pipefail", "-c", o.blocks[i])
 	cmd.Dir, cmd.Env = o.dir, append(os.Environ(), "PATH="+o.dir+":"+os.Getenv("PATH"), "KUBECONFIG="+o.kubeconfig)
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		o.Fatalf("%s%v:\n%s", o.blocks[i], err, out)
-	}
-	if !strings.Contains(string(out), prints) {
-		o.Errorf("%sprints no %q:\n%s", o.blocks[i], prints, out)
-	}
+	return string(out), err
 }
 
 // TestLongOperatorsCommands brings about what each section of docs/operate/federation.md is for, and runs its
@@ -105,6 +108,9 @@ func TestLongOperatorsCommands(t *testing.T) {
 	last := all[len(all)-1]
 	o.status(last, "c2=")
 	o.runs("--user=jane", "yes")
+	if out, err := o.output("can-i update federatednamespaces"); err == nil || !strings.Contains(out, "no") {
+		t.Errorf("a tenant may update FederatedNamespaces: %v\n%s", err, out)
+	}
 
 	o.label("region", "null")
 	o.status(last, "c2=RemovalHeld")
