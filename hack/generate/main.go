@@ -3,9 +3,9 @@
 
 // Command generate writes what derives from the registry of controllers: the roles below deploy/,
 // as `manager rbac` prints them, the components that change them, the chart's roles, schema and
-// README, the federated types of deploy/federation, and the pages of the metrics and of the flags. With
-// --check it writes nothing: it fails if one of these files, a generated file of examples/widget or a picture
-// of docs/bench is not up to date.
+// README, the federated types of deploy/federation, and the pages of the metrics, the flags and the
+// commands. With --check it writes nothing: it fails if one of these files, a generated file of
+// examples/widget or a picture of docs/bench is not up to date.
 package main
 
 import (
@@ -48,7 +48,7 @@ func run(dir string, check bool) error {
 		return err
 	}
 	maps.Copy(manifests, ofFederation)
-	for _, generate := range []func(string) (map[string][]byte, error){metricsPage, flagsPage} {
+	for _, generate := range []func(string) (map[string][]byte, error){metricsPage, flagsPage, commandsPage} {
 		page, err := generate(dir)
 		if err != nil {
 			return err
