@@ -122,10 +122,14 @@ func parse(path, text string) (*Page, error) {
 			return nil, fmt.Errorf("%s:%d: the block does not end", path, start+1)
 		}
 		clear(prose[start : i+1])
+		text := dedent(lines[start : i+1])
 		if m[1] == "yaml" {
-			p.YAML = append(p.YAML, Block{Line: start + 1, Script: dedent(lines[start : i+1])})
+			p.YAML = append(p.YAML, Block{Line: start + 1, Script: text})
 		}
 		script, prompts := script(lines[start+1 : i])
+		if !prompts {
+			script = text
+		}
 		if !shells[m[1]] && (m[1] != "" || !prompts) {
 			continue
 		}
@@ -135,6 +139,9 @@ func parse(path, text string) (*Page, error) {
 			above = lines[start-1]
 		}
 		found := mark.FindStringSubmatch(above)
+		if found == nil && m[1] == "console" && !prompts {
+			continue // output
+		}
 		if found == nil {
 			return nil, fmt.Errorf("%s:%d: the line above these commands must be <!-- run --> or <!-- not run: why -->, and is %q",
 				path, start+1, above)
@@ -189,9 +196,6 @@ func script(lines []string) (commands string, prompts bool) {
 			goesOn = strings.HasSuffix(command, `\`)
 		}
 		prompts = prompts || prompt
-	}
-	if !prompts {
-		kept = lines
 	}
 	return strings.Join(kept, "\n") + "\n", prompts
 }
