@@ -2,11 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package pages reads the commands, the YAML and the links of the documentation, so that tests
-// can run the commands. Each fenced block of commands has one of two comments in the line above it,
+// can run the commands. Each fenced block sh has commands, and one of two comments in the line above it,
 // which the rendered page does not show:
 //
 //	<!-- run -->
 //	<!-- not run: why -->
+//
+// It has neither prompts nor output, so that a reader can copy it. Output is in a block of its own, console.
 package pages
 
 import (
@@ -56,7 +58,8 @@ var (
 	heading = regexp.MustCompile(`^#+ (.*)$`)
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	code    = regexp.MustCompile("`[^`]*`")
-	shells  = map[string]bool{"console": true, "sh": true, "bash": true, "shell": true}
+	prompt  = regexp.MustCompile(`(?m)^\s*\$ `)
+	shells  = map[string]bool{"sh": true, "bash": true, "shell": true}
 )
 
 // All reads all pages below root, the root of the repository. It returns an error for each that is
@@ -98,7 +101,7 @@ func skipped(root, path string, d fs.DirEntry) bool {
 	return strings.HasPrefix(d.Name(), ".")
 }
 
-// parse returns an error for a block of commands without a mark.
+// parse returns an error for a block of commands that has no mark, or has prompts.
 func parse(path, text string) (*Page, error) {
 	p := &Page{Path: path, Anchors: map[string]bool{}}
 	lines := strings.Split(text, "\n")
@@ -126,26 +129,24 @@ func parse(path, text string) (*Page, error) {
 		if m[1] == "yaml" {
 			p.YAML = append(p.YAML, Block{Line: start + 1, Script: text})
 		}
-		script, prompts := script(lines[start+1 : i])
-		if !prompts {
-			script = text
-		}
-		if !shells[m[1]] && (m[1] != "" || !prompts) {
-			continue
-		}
-		b := Block{Line: start + 1, Script: script}
 		above := ""
 		if start > 0 {
 			above = lines[start-1]
 		}
 		found := mark.FindStringSubmatch(above)
-		if found == nil && m[1] == "console" && !prompts {
-			continue // output
-		}
-		if found == nil {
+		switch {
+		case prompt.MatchString(text):
+			return nil, fmt.Errorf("%s:%d: commands are in a block sh without prompts, and their output is in a block console after it",
+				path, start+1)
+		case found == nil && shells[m[1]]:
 			return nil, fmt.Errorf("%s:%d: the line above these commands must be <!-- run --> or <!-- not run: why -->, and is %q",
 				path, start+1, above)
+		case found == nil:
+			continue
+		case m[1] != "sh":
+			return nil, fmt.Errorf("%s:%d: commands are in a block sh, and this one is %q", path, start+1, m[1])
 		}
+		b := Block{Line: start + 1, Script: text}
 		b.Reason, _ = strings.CutPrefix(found[1], "not run: ")
 		if b.Run = found[1] == "run"; b.Run {
 			b.Reason = ""
@@ -182,22 +183,6 @@ func dedent(block []string) string {
 		b.WriteString(strings.TrimPrefix(line, indent) + "\n")
 	}
 	return b.String()
-}
-
-// script returns the commands of a block. If lines begin with a prompt, what is not a command or its
-// continuation is output.
-func script(lines []string) (commands string, prompts bool) {
-	var kept []string
-	goesOn := false
-	for _, line := range lines {
-		command, prompt := strings.CutPrefix(strings.TrimSpace(line), "$ ")
-		if prompt || goesOn {
-			kept = append(kept, command)
-			goesOn = strings.HasSuffix(command, `\`)
-		}
-		prompts = prompts || prompt
-	}
-	return strings.Join(kept, "\n") + "\n", prompts
 }
 
 // anchor returns the fragment that GitHub gives a heading.

@@ -27,7 +27,7 @@ func byPath(t *testing.T) map[string]*Page {
 	return paths
 }
 
-// All returns an error if a block of commands is not marked.
+// All returns an error if a block of commands is not marked, or has prompts.
 func TestDocsCommandsAreRunOrSayWhyNot(t *testing.T) {
 	run, explained := 0, 0
 	for _, p := range byPath(t) {
@@ -93,20 +93,18 @@ func TestParse(t *testing.T) {
 		want *Page
 		err  string
 	}{
-		"commands and their output": {"<!-- run -->\n" + block + "console\n$ kubectl get \\\n    pods\nNAME\n$ true\n" + block,
-			&Page{Blocks: []Block{{Line: 2, Run: true, Script: "kubectl get \\\npods\ntrue\n"}}}, ""},
-		"a script without prompts": {"<!-- not run: too long -->\n" + block + "sh\nfor f in a; do\n  true\ndone\n" + block,
+		"a script": {"<!-- not run: too long -->\n" + block + "sh\nfor f in a; do\n  true\ndone\n" + block,
 			&Page{Blocks: []Block{{Line: 2, Reason: "too long", Script: "for f in a; do\n  true\ndone\n"}}}, ""},
 		"a script in a list": {"- a\n  <!-- run -->\n  " + block + "sh\n  # b\n  cat <<E | \\\n    cat\n  c\n  E\n  " + block,
 			&Page{Blocks: []Block{{Line: 3, Run: true, Script: "# b\ncat <<E | \\\n  cat\nc\nE\n"}}}, ""},
 		"output in a block of its own": {"<!-- run -->\n" + block + "sh\ntrue\n" + block + "\n\n" + block + "console\nNAME\n" + block,
 			&Page{Blocks: []Block{{Line: 2, Run: true, Script: "true\n"}}}, ""},
-		"a block in a list": {"1. a\n\n   <!-- run -->\n   " + block + "console\n   $ true\n   " + block,
-			&Page{Blocks: []Block{{Line: 4, Run: true, Script: "true\n"}}}, ""},
-		"no language, but a prompt":    {block + "\n$ true\n" + block, nil, "page.md:1: the line above"},
-		"no mark":                      {"text\n" + block + "console\n$ true\n" + block, nil, `page.md:2: the line above these commands must be`},
-		"a mark without a reason":      {"<!-- not run: -->\n" + block + "console\n$ true\n" + block, nil, `is "<!-- not run: -->"`},
-		"another mark":                 {"<!-- runs -->\n" + block + "console\n$ true\n" + block, nil, "page.md:2"},
+		"a prompt":                     {"<!-- run -->\n" + block + "sh\ntrue\n$ true\n" + block, nil, "page.md:2: commands are in a block sh without prompts"},
+		"a prompt in a list":           {"- a\n  " + block + "\n  $ true\n  " + block, nil, "page.md:2: commands are in a block sh without prompts"},
+		"no mark":                      {"text\n" + block + "sh\ntrue\n" + block, nil, `page.md:2: the line above these commands must be`},
+		"a mark without a reason":      {"<!-- not run: -->\n" + block + "sh\ntrue\n" + block, nil, `is "<!-- not run: -->"`},
+		"another mark":                 {"<!-- runs -->\n" + block + "sh\ntrue\n" + block, nil, "page.md:2"},
+		"a mark above output":          {"<!-- run -->\n" + block + "console\ntrue\n" + block, nil, `page.md:2: commands are in a block sh, and this one is "console"`},
 		"a block that does not end":    {block + "yaml\na: b\n", nil, "page.md:1: the block does not end"},
 		"other blocks are no commands": {block + "go\na b\n" + block + "\n" + block + "\na `drawing b`\n" + block, &Page{}, ""},
 		"YAML in a list": {"- a\n  " + block + "yaml\n  a:\n    b: c\n  " + block,
