@@ -32,7 +32,7 @@ func TestLongDocsCommands(t *testing.T) {
 	}
 	f, err := fleet.Start(context.Background(), fleet.Options{
 		Cluster:    cluster.Options{Nodes: 2},
-		Components: []string{"replication", "ttl-chosen-types", "compat-reloader"},
+		Components: []string{"replication", "ttl-chosen-types", "scale-schedule", "compat-reloader"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -54,8 +54,8 @@ func TestLongDocsCommands(t *testing.T) {
 	if err := f.ApplyDir(ctx, "testdata/originals.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	f.RunLeader(ctx, t)
-	f.RunStandby(ctx, t)
+	f.RunLeader(ctx, t, "--replication-push-namespaces=platform") // which a page lets push
+	f.RunStandby(ctx, t, "--replication-push-namespaces=platform")
 	reader := newReader(t, root, f.Cluster.Binary("kubectl"), f.Binary)
 	if err := f.WriteKubeconfig(reader.kubeconfig); err != nil { // a page may change it
 		t.Fatal(err)
