@@ -24,12 +24,19 @@ These are the commands of ` + "`manager`" + `, as their ` + "`--help`" + ` has t
 [flags](flags.md).
 `
 
+// commandsOutro stands for cobra's own command, whose help is long.
+const commandsOutro = `
+## manager completion
+
+` + "`manager completion SHELL`" + ` prints a script with which a shell completes commands and flags. SHELL is bash, fish,
+powershell or zsh. ` + "`manager completion SHELL --help`" + ` says how to load the script.
+`
+
 // commandsPage returns the page of the commands.
 func commandsPage(string) (map[string][]byte, error) {
-	manager := app.NewCommand(app.With(builtin.Entries()...))
-	manager.InitDefaultCompletionCmd()
 	page := bytes.NewBufferString(commandsIntro)
-	writeCommands(page, manager)
+	writeCommands(page, app.NewCommand(app.With(builtin.Entries()...)))
+	page.WriteString(commandsOutro)
 	return map[string][]byte{"../docs/operate/commands.md": page.Bytes()}, nil
 }
 

@@ -19,7 +19,7 @@ const flagsIntro = `# Flags
 These are the flags of ` + "`manager`" + `, as ` + "`manager --help`" + ` has them. [Commands](commands.md) has the flags of its commands.
 [Configuration](configuration.md) says which matter most, and how a file sets them. The page of each
 [controller](../README.md#controllers) explains the controller's flags. A flag that takes no value is a switch. A
-flag without a default is off, 0 or empty.
+flag without a default is off, 0 or empty, unless its meaning says otherwise.
 `
 
 var (

@@ -5,9 +5,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -17,8 +20,8 @@ const metricsIntro = `# Metrics
 
 These are the metrics at ` + "`/metrics`" + ` with all controllers; [Operating](operating.md#metrics) says which are not listed.
 The manager's own are ALPHA: a release may rename them, and [CHANGELOG.md](../../CHANGELOG.md) says so. A label's
-values here are those that exist at the start. Others appear when they first occur, such as the
-[reasons](monitoring.md#events) of ` + "`quartermaster_replication_problems_total`" + `.
+values here are those that exist at the start, without API groups and lists of more than twelve. Others appear when
+they first occur, such as the [reasons](monitoring.md#events) of ` + "`quartermaster_replication_problems_total`" + `.
 `
 
 // metricsGroups are the sections of the page, by the prefix of a metric. The last one takes what is left.
@@ -64,7 +67,8 @@ func metricsPage(dir string) (map[string][]byte, error) {
 		for _, line := range lines[2:] {
 			label, values, _ := strings.Cut(line, ":")
 			label = "`" + label + "`"
-			if all := strings.Fields(values); len(all) > 0 && len(all) <= fewValues {
+			if all := strings.Fields(values); len(all) > 0 && len(all) <= fewValues && label != "`group`" {
+				slices.SortFunc(all, byNumber)
 				label += ": " + strings.Join(all, ", ")
 			}
 			labels = append(labels, label)
@@ -83,4 +87,11 @@ func metricsPage(dir string) (map[string][]byte, error) {
 		}
 	}
 	return map[string][]byte{"../docs/operate/metrics.md": page.Bytes()}, nil
+}
+
+// byNumber compares numbers, and then texts.
+func byNumber(a, b string) int {
+	m, _ := strconv.Atoi(a)
+	n, _ := strconv.Atoi(b)
+	return cmp.Or(cmp.Compare(m, n), strings.Compare(a, b))
 }
