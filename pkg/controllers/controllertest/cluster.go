@@ -26,12 +26,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
 )
 
-// Cluster is the API server of another cluster, for controllers that call Host.Cluster.
+// Cluster is the API server of another cluster, for controllers that call Host.Cluster. No manager belongs to
+// it: [Host.Settle] and [Host.Sleep] wait for the controllers' work there too.
 type Cluster struct {
-	// Host has the methods Put, Delete, Writes, OnRead, OnWrite, Forbid, Lag and Relist of that API server, and
-	// is what Get and List of this package take. No manager belongs to it: call Settle, Sleep and Events of the
-	// host.
-	*Host
+	*APIServer
 	// Address is what a controller passes to Host.Cluster as the Host of the configuration, from wherever it
 	// has its clusters. A Transport of the configuration gets the network of the test by its method
 	// SetDial(func(context.Context, string, string) (net.Conn, error)).
@@ -76,11 +74,7 @@ func (h *Host) AddTLSCluster(name string, objects ...runtime.Object) *Cluster {
 // startCluster starts the API server of a cluster, without TLS if config is nil.
 func (h *Host) startCluster(c *Cluster, config *tls.Config, objects []runtime.Object) {
 	h.t.Helper()
-	c.Host = Setup{Entries: h.setup.Entries}.newHost(h.t)
-	c.scheme = h.scheme
-	c.Host.server = apiserver.New(h.scheme, apiserver.Hooks{Admit: c.admitAny, Wrote: c.recordWrite, Unsupported: c.unsupported,
-		Holds: c.holds, Clock: c.now})
-	c.Lag(0)
+	c.APIServer = newAPIServer(h.t, h.entries, h.scheme, func(r apiserver.Request) error { return c.admitAny(r) }, h.holds)
 	c.Put(objects...)
 	c.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if hangs := c.hangs.Load(); hangs != nil {
@@ -94,7 +88,7 @@ func (h *Host) startCluster(c *Cluster, config *tls.Config, objects []runtime.Ob
 			http.Error(w, "Unauthorized", http.StatusUnauthorized)
 			return
 		}
-		c.Host.server.ServeHTTP(w, r)
+		c.APIServer.server.ServeHTTP(w, r)
 	}))
 	c.server.Listener.Close()
 	c.server.Listener = c.network
@@ -109,6 +103,16 @@ func (h *Host) startCluster(c *Cluster, config *tls.Config, objects []runtime.Ob
 		c.server.CloseClientConnections()
 		c.server.Close()
 	})
+}
+
+// RESTConfig returns the configuration for a client of the test's own, which may do everything.
+func (c *Cluster) RESTConfig() *rest.Config {
+	config := c.APIServer.RESTConfig()
+	config.Host, config.CAData = c.Address, c.CA
+	if token := c.token.Load(); token != nil {
+		config.BearerToken = *token
+	}
+	return config
 }
 
 // SetToken makes the API server answer 401 Unauthorized, from now on, to each request without this bearer

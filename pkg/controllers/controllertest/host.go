@@ -4,9 +4,7 @@
 package controllertest
 
 import (
-	"maps"
 	"net/http/httptest"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,7 +18,6 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
 )
 
 // Setup says what the manager of a test runs.
@@ -35,30 +32,16 @@ type Setup struct {
 	Prepare func(*Host)
 }
 
-// Host is a manager and an API server of its own.
+// Host is a manager and an API server of its own, whose methods it has.
 type Host struct {
-	t        testing.TB
+	*APIServer
 	setup    Setup
 	settings controllers.Settings
-	scheme   *runtime.Scheme
-	server   *apiserver.Server
-	network  *network
 	logger   klog.Logger
 	leader   *replica
 	standby  *replica // nil if there is none
-	lags     map[string]time.Duration
-	latency  time.Duration
 	clusters []*Cluster
-
-	mu      sync.Mutex
-	writes  []written
-	missing map[string]bool // permissions that were reported
-	onRead  func(Request) error
-	onWrite func(Request) error
-	clock   func(resource string) time.Time
-	inHook  chan struct{} // has an item while a hook is called
-
-	forbidden []string // resources, see Forbid
+	missing  map[string]bool // permissions that were reported, under mu
 }
 
 // NewHost starts a manager that runs the entry: see [Setup.NewHost].
@@ -83,14 +66,12 @@ func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *
 func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	t.Helper()
 	requireBubble(t)
-	h := s.newHost(t)
-	var err error
-	if h.scheme, err = app.NewScheme(s.Entries); err != nil {
+	scheme, err := app.NewScheme(s.Entries)
+	if err != nil {
 		t.Fatal(err)
 	}
-	h.server = apiserver.New(h.scheme, apiserver.Hooks{
-		Admit: h.admit, Wrote: h.recordWrite, Unsupported: h.unsupported, Holds: h.holds, Clock: h.now})
-	h.Lag(0)
+	h := &Host{setup: s, missing: map[string]bool{}}
+	h.APIServer = newAPIServer(t, s.Entries, scheme, h.admit, h.holds)
 	h.Put(objects...)
 	server := httptest.NewUnstartedServer(h.server)
 	server.Listener.Close()
@@ -117,12 +98,6 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 		h.standby = h.start()
 	}
 	return h
-}
-
-func (s Setup) newHost(t testing.TB) *Host {
-	t.Helper()
-	return &Host{t: t, setup: s, network: newNetwork(), missing: map[string]bool{},
-		lags: map[string]time.Duration{}, latency: time.Millisecond, inHook: make(chan struct{}, 1)}
 }
 
 // requireBubble fails the test outside of a synctest bubble.
@@ -175,19 +150,19 @@ func (h *Host) waitForLeader() {
 func (h *Host) Settle() {
 	h.t.Helper()
 	wait := time.Duration(0)
-	hosts := []*Host{h}
+	servers := []*APIServer{h.APIServer}
 	for _, c := range h.clusters {
-		hosts = append(hosts, c.Host)
+		servers = append(servers, c.APIServer)
 	}
 	requests := func() (n int) {
-		for _, host := range hosts {
-			n += host.server.Requests()
+		for _, s := range servers {
+			n += s.server.Requests()
 		}
 		return n
 	}
-	for _, host := range hosts {
-		for _, lag := range host.lags {
-			wait = max(wait, host.latency+lag)
+	for _, s := range servers {
+		for _, lag := range s.lags {
+			wait = max(wait, s.latency+lag)
 		}
 	}
 	for range 10_000 {
@@ -208,51 +183,4 @@ func (h *Host) Sleep(d time.Duration) {
 	h.t.Helper()
 	<-time.After(d)
 	h.Settle()
-}
-
-// Lag delays the events of these resources, such as deployments, to the cache from now on; without
-// resources, all events. Without a delay, the cache has each write before the controller has the response;
-// with more than [Host.Latency], later. In production, either happens.
-func (h *Host) Lag(d time.Duration, resources ...string) {
-	if len(resources) == 0 {
-		clear(h.lags)
-		resources = []string{""}
-	}
-	for _, resource := range resources {
-		h.lags[resource] = d
-	}
-	h.setTiming()
-}
-
-// Latency sets how long the response to a write takes from now on, after the write took effect: a
-// millisecond, unless it is set.
-func (h *Host) Latency(d time.Duration) {
-	h.latency = d
-	h.setTiming()
-}
-
-func (h *Host) setTiming() {
-	h.server.SetTiming(apiserver.Timing{Latency: h.latency, Lag: maps.Clone(h.lags)})
-}
-
-// Relist ends all watches and lets none be resumed, as an API server does after an outage: the cache lists
-// everything again within a minute, and shows it to the controllers. What is put meanwhile is only in the
-// list.
-func (h *Host) Relist() { h.server.Expire() }
-
-// SetClock sets the clock of the API server, which its responses tell. Each resource may have an API server
-// with another clock.
-func (h *Host) SetClock(clock func(resource string) time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.clock = clock
-}
-
-func (h *Host) now(resource string) time.Time {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.clock == nil {
-		return time.Now()
-	}
-	return h.clock(resource)
 }

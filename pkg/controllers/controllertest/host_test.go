@@ -549,7 +549,7 @@ func TestControllerAppliesInAnotherCluster(t *testing.T) {
 		h.Settle()
 		expect(t, "writes in the cluster", far.Writes(), []string{"apply configmaps shop/a"})
 		expect(t, "writes in our own", h.Writes(), nil)
-		copied := controllertest.Get[corev1.ConfigMap](far.Host, "shop", "a")
+		copied := controllertest.Get[corev1.ConfigMap](far, "shop", "a")
 		if copied == nil || copied.Data["greeting"] != "hello" || len(copied.ManagedFields) == 0 || copied.ManagedFields[0].Manager != "copier" {
 			t.Errorf("the cluster has %+v", copied)
 		}

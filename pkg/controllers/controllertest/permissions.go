@@ -30,14 +30,14 @@ func agentOf(r apiserver.Request) string { return lastPart(r.UserAgent) }
 func lastPart(agent string) string { return agent[strings.LastIndex(agent, "/")+1:] }
 
 // hasEntry reports whether there is an entry of that name.
-func (h *Host) hasEntry(name string) bool {
-	return slices.ContainsFunc(h.setup.Entries, func(e controllers.Entry) bool { return e.Name == name })
+func (s *APIServer) hasEntry(name string) bool {
+	return slices.ContainsFunc(s.entries, func(e controllers.Entry) bool { return e.Name == name })
 }
 
 // rules returns what a user agent may do in a namespace; empty is the cluster. The cache may do what all
 // controllers may.
 func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
-	for _, e := range h.setup.Entries {
+	for _, e := range h.entries {
 		if agent == e.Name || agent == cacheAgent {
 			if e.Permissions != nil {
 				rules = append(rules, e.Permissions(h.settings)...)
@@ -64,14 +64,14 @@ func (h *Host) admit(r apiserver.Request) error {
 }
 
 // admitAny refuses what Forbid or a hook does.
-func (h *Host) admitAny(r apiserver.Request) error {
-	h.mu.Lock()
-	forbidden := slices.Contains(h.forbidden, r.Resource.String())
-	h.mu.Unlock()
+func (s *APIServer) admitAny(r apiserver.Request) error {
+	s.mu.Lock()
+	forbidden := slices.Contains(s.forbidden, r.Resource.String())
+	s.mu.Unlock()
 	if forbidden && agentOf(r) != testAgent {
 		return refusal(r)
 	}
-	return h.callHook(r)
+	return s.callHook(r)
 }
 
 // refusal is the error with which RBAC refuses a request.
@@ -88,29 +88,29 @@ func refusal(r apiserver.Request) error {
 // Forbid makes the API server refuse all requests of the manager for these resources from now on, such as
 // widgets.example.com, although Permissions allow them: the roles of an installation may grant less. Watches
 // that have begun go on. The last call counts: without resources, nothing is forbidden any more.
-func (h *Host) Forbid(resources ...string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.forbidden = resources
+func (s *APIServer) Forbid(resources ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forbidden = resources
 }
 
 // callHook calls the hook of OnRead or OnWrite.
-func (h *Host) callHook(r apiserver.Request) error {
+func (s *APIServer) callHook(r apiserver.Request) error {
 	reads := r.Verb == "get" || r.Verb == "list"
-	h.mu.Lock()
-	hook := h.onWrite
+	s.mu.Lock()
+	hook := s.onWrite
 	if reads {
-		hook = h.onRead
+		hook = s.onRead
 	}
-	h.mu.Unlock()
+	s.mu.Unlock()
 	// An apply that creates is admitted twice. The second time the server is locked, and the hook has
 	// seen the write.
 	creates := r.Verb == "create" && r.Patch == types.ApplyPatchType
 	if hook == nil || creates || r.Verb == "watch" || agentOf(r) == cacheAgent && r.Name == "" {
 		return nil
 	}
-	h.inHook <- struct{}{}
-	defer func() { <-h.inHook }()
+	s.inHook <- struct{}{}
+	defer func() { <-s.inHook }()
 	return hook(requestOf(r))
 }
 

@@ -41,7 +41,7 @@ func (h *Host) start() *replica {
 	h.t.Helper()
 	r := &replica{host: h, controllers: map[string]controllers.Controller{}}
 	var entries []controllers.Entry
-	for _, e := range h.setup.Entries {
+	for _, e := range h.entries {
 		entries = append(entries, r.recorded(e))
 	}
 	o, err := app.NewOptions(app.With(entries...), app.Named(buildPrefix+rand.String(10)))
@@ -123,7 +123,7 @@ func (r *replica) recorded(e controllers.Entry) controllers.Entry {
 // checkScopes fails the test if ClusterScoped of a Need is wrong.
 func (h *Host) checkScopes() {
 	h.t.Helper()
-	for _, e := range h.setup.Entries {
+	for _, e := range h.entries {
 		if e.Needs == nil {
 			continue
 		}

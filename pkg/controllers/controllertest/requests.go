@@ -36,7 +36,7 @@ type Request struct {
 	Body            []byte
 }
 
-// String returns the request in the form of [Host.Writes].
+// String returns the request in the form of [APIServer.Writes].
 func (r Request) String() string {
 	text := strings.TrimSpace(r.Verb + " " + r.Resource + " " + path.Join(r.Namespace, r.Name))
 	if r.DryRun {
@@ -62,18 +62,18 @@ func requestOf(r apiserver.Request) Request {
 
 // OnWrite calls hook before each write of the controllers, and refuses the write with the hook's error, if
 // any. The hook may change objects with Put, to provoke a conflict. It is called for one request at a time.
-func (h *Host) OnWrite(hook func(Request) error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.onWrite = hook
+func (s *APIServer) OnWrite(hook func(Request) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onWrite = hook
 }
 
 // OnRead is OnWrite for reads from the API server, LiveVersion of [controllers.Host] included, but
 // neither for reads from the cache nor for the lists and watches of the cache and of informers.Follow.
-func (h *Host) OnRead(hook func(Request) error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.onRead = hook
+func (s *APIServer) OnRead(hook func(Request) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onRead = hook
 }
 
 // Writes returns all writes of the controllers since the last call, refused writes too, in the order of
@@ -86,17 +86,17 @@ func (h *Host) OnRead(hook func(Request) error) {
 //	dry run: delete pods shop/a
 //
 // Events are not among them. With several entries, each begins with the name of its entry and a colon.
-func (h *Host) Writes() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	slices.SortStableFunc(h.writes, func(a, b written) int {
+func (s *APIServer) Writes() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slices.SortStableFunc(s.writes, func(a, b written) int {
 		return cmp.Or(a.at.Compare(b.at), strings.Compare(a.text, b.text))
 	})
 	var texts []string
-	for _, w := range h.writes {
+	for _, w := range s.writes {
 		texts = append(texts, w.text)
 	}
-	h.writes = nil
+	s.writes = nil
 	return texts
 }
 
@@ -107,11 +107,11 @@ type written struct {
 }
 
 // recordWrite records a write of a controller.
-func (h *Host) recordWrite(r apiserver.Request, result apiserver.Result) {
-	if !h.hasEntry(agentOf(r)) {
+func (s *APIServer) recordWrite(r apiserver.Request, result apiserver.Result) {
+	if !s.hasEntry(agentOf(r)) {
 		return
 	}
-	text := h.withEntryName(agentOf(r), requestOf(r).String())
+	text := s.withEntryName(agentOf(r), requestOf(r).String())
 	switch {
 	case result.Err != nil && apierrors.ReasonForError(result.Err) == "":
 		text += ": " + result.Err.Error()
@@ -120,21 +120,21 @@ func (h *Host) recordWrite(r apiserver.Request, result apiserver.Result) {
 	case result.Unchanged:
 		text += " (unchanged)"
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.writes = append(h.writes, written{time.Now(), text})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writes = append(s.writes, written{time.Now(), text})
 }
 
 // withEntryName returns text with the name of its entry, if there are several entries.
-func (h *Host) withEntryName(name, text string) string {
-	if len(h.setup.Entries) > 1 {
+func (s *APIServer) withEntryName(name, text string) string {
+	if len(s.entries) > 1 {
 		return name + ": " + text
 	}
 	return text
 }
 
 // Events returns the Events that the controllers have recorded, the oldest first, such as
-// "Normal Created shop/a: made Deployment a", with the names of several entries as in [Host.Writes].
+// "Normal Created shop/a: made Deployment a", with the names of several entries as in [APIServer.Writes].
 func (h *Host) Events() []string {
 	h.t.Helper()
 	events := List[corev1.Event](h)
@@ -151,12 +151,12 @@ func (h *Host) Events() []string {
 }
 
 // RESTConfig returns the configuration for a client of the test's own, which may do everything.
-func (h *Host) RESTConfig() *rest.Config {
-	config := h.network.config()
+func (s *APIServer) RESTConfig() *rest.Config {
+	config := s.network.config()
 	config.UserAgent, config.ContentType = testAgent, runtime.ContentTypeJSON
 	return config
 }
 
-func (h *Host) unsupported(r apiserver.Request, err error) {
-	h.t.Errorf("controller %s: %s: %v", agentOf(r), requestOf(r), err)
+func (s *APIServer) unsupported(r apiserver.Request, err error) {
+	s.t.Errorf("controller %s: %s: %v", agentOf(r), requestOf(r), err)
 }

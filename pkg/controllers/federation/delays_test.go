@@ -21,7 +21,7 @@ func TestChangesDoNotWaitForStatuses(t *testing.T) {
 		"a cluster goes away": func(f *fed) { f.c2.Cut() },
 		"the statuses of their objects change": func(f *fed) {
 			for i := range size {
-				f.set(f.c1.Host, "Deployment", "shop", fmt.Sprintf("d-%d", i), "{readyReplicas: 1}", "status")
+				f.set(f.c1, "Deployment", "shop", fmt.Sprintf("d-%d", i), "{readyReplicas: 1}", "status")
 			}
 		},
 	} {

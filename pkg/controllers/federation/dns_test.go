@@ -84,7 +84,7 @@ func (n *named) wroteDNS() []string {
 func (n *named) balance(c *controllertest.Cluster, addresses string) {
 	n.t.Helper()
 	for _, kind := range []string{"Service", "Ingress"} {
-		n.set(c.Host, kind, "shop", "web", "["+addresses+"]", "status", "loadBalancer", "ingress")
+		n.set(c, kind, "shop", "web", "["+addresses+"]", "status", "loadBalancer", "ingress")
 	}
 }
 

@@ -55,7 +55,7 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"a cluster that is rebuilt behind its endpoint gets everything, and loses nothing": func(f *fed) {
 			f.again(func() {
-				f.c2.Delete(f.get(f.c2.Host, "ConfigMap", "shop", "f"), f.get(f.c2.Host, "Namespace", "", "shop"), kubeSystem(""))
+				f.c2.Delete(f.get(f.c2, "ConfigMap", "shop", "f"), f.get(f.c2, "Namespace", "", "shop"), kubeSystem(""))
 				f.c2.Put(kubeSystem("three"))
 			})
 			if w := f.c2.Writes(); len(w) != 2 || !slices.Contains(w, created) || !slices.Contains(w, "create namespaces shop") {
@@ -73,7 +73,7 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "{quartermaster.dev/cluster-uid: two, quartermaster.dev/allow-removals: '2100-01-01T00:00:00Z'}", "metadata", "annotations")
 			f.c2.Put(object(f.t, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: shop, name: other, labels: {kubefed.io/managed: 'true'}}}"))
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c2)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
 			f.Sleep(2 * time.Minute)
@@ -87,7 +87,7 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			})
 			f.Delete(configMap(f.t))
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 			f.status("FederatedConfigMap", "f", "gone")
 		},
 		"what a cluster owes is not removed in its successor": func(f *fed) {
@@ -95,11 +95,11 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			f.c2.Delete(kubeSystem(""))
 			f.c2.Put(kubeSystem("three"))
 			f.back()
-			f.wrote(f.c2.Host)
+			f.wrote(f.c2)
 			f.has(f.c2, "managed")
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
 			f.Sleep(2 * time.Minute)
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 		},
 		"a restart, and an absence, replace nothing": func(f *fed) {
 			f.again(func() {})
@@ -114,7 +114,7 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			f.Sleep(20 * time.Minute)
 			f.identified("c3", "", false)
 			f.identified("c2", "two", true)
-			f.wrote(f.c2.Host, deleted) // by c2
+			f.wrote(f.c2, deleted) // by c2
 			f.warned("MalformedClusterConfig")
 			f.Delete(kubeFedCluster(f.c2, "c2"))
 			f.Sleep(2 * time.Minute)
@@ -128,7 +128,7 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			f.Sleep(2 * time.Minute)
 			f.identified("c1", "one", false)
 			f.identified("c2", "two", true)
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c2, updated)
 			f.warned(policy.ClusterReplaced, "MalformedClusterConfig")
 		},
 		"a cluster is joined twice while nobody leads": func(f *fed) {
@@ -137,13 +137,13 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.Restart(func() {
 				f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
-				f.set(f.c2.Host, "ConfigMap", "shop", "f", "mine", "data", "a")
+				f.set(f.c2, "ConfigMap", "shop", "f", "mine", "data", "a")
 				f.Put(secret("c3", "two"), kubeFedCluster(f.c2, "c3"))
 				f.setF("{clusters: [{name: c1}, {name: c3}]}", "placement")
 				f.c2.Writes()
 			})
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host, deleted) // by c2
+			f.wrote(f.c2, deleted) // by c2
 			f.identified("c3", "", false)
 		},
 		"a UID that may not be read": func(f *fed) {
@@ -165,13 +165,13 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 				}
 				return nil
 			})
-			f.Restart(func() { f.set(f.c2.Host, "ConfigMap", "shop", "f", "mine", "data", "a") })
+			f.Restart(func() { f.set(f.c2, "ConfigMap", "shop", "f", "mine", "data", "a") })
 			f.Sleep(2 * time.Minute)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c2)
 			f.identified("c2", "two", false)
 			f.c2.OnRead(nil)
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c2, updated)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 				f.Sleep(settling)
 				f.identified("c1", "one", true)
 				f.identified("c2", "two", true)
-				for _, host := range []*controllertest.Host{f.Host, f.c1.Host, f.c2.Host} {
+				for _, host := range []apiServer{f.Host, f.c1, f.c2} {
 					host.Writes()
 				}
 				f.Events()

@@ -39,7 +39,7 @@ func (f *fed) remote(want string) {
 // report sets the status of the Deployment in a cluster.
 func (f *fed) report(n int) {
 	f.t.Helper()
-	f.set(f.c1.Host, "Deployment", "shop", "d", fmt.Sprintf("{readyReplicas: %d}", n), "status")
+	f.set(f.c1, "Deployment", "shop", "d", fmt.Sprintf("{readyReplicas: %d}", n), "status")
 }
 
 func TestRemoteStatus(t *testing.T) {
@@ -66,7 +66,7 @@ func TestRemoteStatus(t *testing.T) {
 			if n := f.statusWrites(); n > 0 {
 				f.t.Errorf("%d writes of a status that is as it was", n)
 			}
-			f.wrote(f.c1.Host)
+			f.wrote(f.c1)
 		},
 		"it changes every second": func(f *fed) {
 			enable(f)
@@ -93,7 +93,7 @@ func TestRemoteStatus(t *testing.T) {
 		"it has fields that are null": func(f *fed) {
 			enable(f)
 			f.Put(collecting(f.t))
-			f.set(f.c1.Host, "Deployment", "shop", "d", "{readyReplicas: null, conditions: [{type: A, status: 'True', lastTransitionTime: null}]}", "status")
+			f.set(f.c1, "Deployment", "shop", "d", "{readyReplicas: null, conditions: [{type: A, status: 'True', lastTransitionTime: null}]}", "status")
 			f.Sleep(20 * time.Second)
 			f.remote("c1=map[conditions:[map[status:True type:A]]] c2=map[]")
 			f.Writes()
@@ -105,7 +105,7 @@ func TestRemoteStatus(t *testing.T) {
 		"it is too large": func(f *fed) {
 			enable(f)
 			f.Put(collecting(f.t))
-			f.set(f.c1.Host, "Deployment", "shop", "d", "{conditions: [{type: A, status: 'True', message: "+strings.Repeat("x", 33<<10)+"}]}", "status")
+			f.set(f.c1, "Deployment", "shop", "d", "{conditions: [{type: A, status: 'True', message: "+strings.Repeat("x", 33<<10)+"}]}", "status")
 			f.Sleep(20 * time.Second)
 			f.remote("c1=<nil> c2=map[]")
 			f.warned(policy.StatusTooLarge)

@@ -32,7 +32,7 @@ func TestRemovalGuardHoldsUntilRemovalsAreAllowed(t *testing.T) {
 		}
 		f.change(f.Host, "KubeFedCluster", namespace, "c2", func(u *unstructured.Unstructured) { u.SetLabels(nil) })
 		f.Sleep(10 * time.Minute)
-		f.wrote(f.c2.Host)
+		f.wrote(f.c2)
 		f.warned(policy.RemovalsHeld)
 		f.status("FederatedConfigMap", "f7", "CheckClusters c2=RemovalHeld")
 		if n := f.Metric(federation.MetricPrefix+"held_removals", "cluster", "c2"); n != 20 {
@@ -85,8 +85,8 @@ func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 		"the host's own Namespace loses its label when it is deselected": func(f *fed) {
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusters: []}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, "patch namespaces shop")
-			f.wrote(f.c2.Host, "delete namespaces shop")
+			f.wrote(f.c1, "patch namespaces shop")
+			f.wrote(f.c2, "delete namespaces shop")
 		},
 		"an adopted Namespace loses its label when it is deselected": func(f *fed) {
 			f.c2.Put(object(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: old}}"))
@@ -94,22 +94,22 @@ func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 			u.SetNamespace("old")
 			f.Put(u)
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host, "create namespaces old: AlreadyExists", "update namespaces old")
+			f.wrote(f.c2, "create namespaces old: AlreadyExists", "update namespaces old")
 			f.set(f.Host, "FederatedNamespace", "old", "old", "{clusters: []}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host, "patch namespaces old")
+			f.wrote(f.c2, "patch namespaces old")
 		},
 		"protected ones are never written": func(f *fed) {
 			u := federated(f.t, "Namespace", "kube-system", "{"+both+"}")
 			u.SetNamespace("kube-system")
 			f.Put(u)
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c2)
 		},
 		"one with another name than its namespace": func(f *fed) {
 			f.Put(federated(f.t, "Namespace", "other", "{"+both+"}"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c2)
 			f.warned(policy.InvalidName)
 		},
 	} {
@@ -147,11 +147,11 @@ func TestAdoptExisting(t *testing.T) {
 				f.Put(configMap(t))
 				f.Sleep(20 * time.Minute)
 				if adopt {
-					f.wrote(f.c1.Host, created+": AlreadyExists", updated)
+					f.wrote(f.c1, created+": AlreadyExists", updated)
 					f.has(f.c1, "managed")
 					return
 				}
-				f.wrote(f.c1.Host, created+": AlreadyExists")
+				f.wrote(f.c1, created+": AlreadyExists")
 				f.has(f.c1, "unlabelled")
 				f.status("FederatedConfigMap", "f", "CheckClusters c1=AlreadyExists c2=")
 			})
@@ -179,16 +179,16 @@ func TestRemovalWaitsForLists(t *testing.T) {
 				}
 				f.Restart(func() { served(false) })
 				f.Sleep(settling)
-				f.set(f.c1.Host, "ConfigMap", "shop", "f", "mine", "data", "a") // c1 looks at it
+				f.set(f.c1, "ConfigMap", "shop", "f", "mine", "data", "a") // c1 looks at it
 				f.Sleep(20 * time.Minute)
-				f.wrote(f.c1.Host)
-				f.wrote(f.c2.Host)
+				f.wrote(f.c1)
+				f.wrote(f.c2)
 				f.status("FederatedConfigMap", "f", meanwhile)
 				served(true)
 				f.setF("c", "template", "data", "a")
 				f.Sleep(20 * time.Minute)
-				f.wrote(f.c1.Host, updated)
-				f.wrote(f.c2.Host, updated)
+				f.wrote(f.c1, updated)
+				f.wrote(f.c2, updated)
 				f.status("FederatedConfigMap", "f", "c1= c2=")
 			})
 		})
@@ -212,7 +212,7 @@ func TestFederatedNamespacesGoWithTheirDefinition(t *testing.T) {
 				f.change(f.Host, "CustomResourceDefinition", "", definition, func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 				f.Sleep(5 * time.Minute)
 				for _, c := range []*controllertest.Cluster{f.c1, f.c2} {
-					f.wrote(c.Host, "patch namespaces shop")
+					f.wrote(c, "patch namespaces shop")
 					f.has(c, "managed")
 				}
 				f.status("FederatedNamespace", "shop", "gone")
@@ -240,25 +240,25 @@ func TestCustomTypeIsPropagated(t *testing.T) {
 	resources["Widget"] = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 	for name, test := range map[string]func(f *fed){
 		"c2 gets its objects when it begins to serve the type": func(f *fed) {
-			f.wrote(f.c1.Host, "create widgets.example.com shop/w")
+			f.wrote(f.c1, "create widgets.example.com shop/w")
 			f.status("FederatedWidget", "w", "CheckClusters c1= c2=APINotAvailable")
 			f.c2.Put(definition(f.t, "Widget", "widgets", "example.com", "v1"))
 			f.Sleep(10 * time.Minute)
-			f.wrote(f.c2.Host, "create widgets.example.com shop/w")
+			f.wrote(f.c2, "create widgets.example.com shop/w")
 			f.status("FederatedWidget", "w", "c1= c2=")
 		},
 		"c2 gets the version that its override names": func(f *fed) {
 			f.c2.Put(definition(f.t, "Widget", "widgets", "example.com", "v1beta1"))
 			f.set(f.Host, "FederatedWidget", "shop", "w", "[{clusterName: c2, clusterOverrides: [{path: /apiVersion, value: example.com/v1beta1}]}]", "spec", "overrides")
 			f.Sleep(10 * time.Minute)
-			f.wrote(f.c2.Host, "create widgets.example.com shop/w")
+			f.wrote(f.c2, "create widgets.example.com shop/w")
 			f.status("FederatedWidget", "w", "c1= c2=")
 			f.set(f.Host, "FederatedWidget", "shop", "w", "c", "spec", "template", "spec", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host, "update widgets.example.com shop/w")
+			f.wrote(f.c2, "update widgets.example.com shop/w")
 			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host, "delete widgets.example.com shop/w")
+			f.wrote(f.c2, "delete widgets.example.com shop/w")
 			f.status("FederatedWidget", "w", "gone")
 		},
 		"F is deleted while c2 lacks the API": func(f *fed) {
@@ -275,7 +275,7 @@ func TestCustomTypeIsPropagated(t *testing.T) {
 			})
 			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w")) // as the API server does next
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, "patch widgets.example.com shop/w")
+			f.wrote(f.c1, "patch widgets.example.com shop/w")
 			f.status("FederatedWidget", "w", "gone")
 		},
 	} {

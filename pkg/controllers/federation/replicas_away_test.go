@@ -48,7 +48,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			f.Sleep(10 * time.Second)
 			away(f, 2*time.Minute)
 			f.spreads("c1=5 c2=5")
-			if n := count(f.c2.Host, deletedApp); n != 0 {
+			if n := count(f.c2, deletedApp); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
 			if n := count(f.Host, wroteSpread); n != 2 {
@@ -71,7 +71,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 				f.Sleep(2 * time.Minute)
 			}
 			f.spreads("c1=5 c2=5")
-			if n := count(f.c2.Host, deletedApp); n != 0 {
+			if n := count(f.c2, deletedApp); n != 0 {
 				f.t.Errorf("c2 lost its Deployment %d times", n)
 			}
 			if n := count(f.Host, wroteSpread); n != 20 {
@@ -107,7 +107,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			f.status("FederatedDeployment", "d", "CheckClusters c1= c2=WaitingForRemoval")
 			f.OnWrite(nil)
 			f.Sleep(10 * time.Minute)
-			if n := count(f.c2.Host, deletedApp); n != 0 {
+			if n := count(f.c2, deletedApp); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
 			f.status("FederatedDeployment", "d", "c1= c2=")
@@ -118,7 +118,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			f.c2.Restore()
 			f.Restart()
 			f.Sleep(10 * time.Minute)
-			if n := count(f.c2.Host, deletedApp); n != 0 {
+			if n := count(f.c2, deletedApp); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
 			f.status("FederatedDeployment", "d", "c1= c2=")
@@ -130,7 +130,7 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			f.Sleep(30 * time.Second)
 			f.c2.Restore()
 			f.Sleep(10 * time.Minute)
-			if n := count(f.c2.Host, deletedApp); n != 0 {
+			if n := count(f.c2, deletedApp); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
 			f.spreads("c2=10")

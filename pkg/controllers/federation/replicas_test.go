@@ -78,7 +78,7 @@ func (f *fed) spreads(want string) {
 // Node.
 func (f *fed) run(c *controllertest.Cluster, ready int64) {
 	f.t.Helper()
-	u := f.get(c.Host, "Deployment", "shop", "d")
+	u := f.get(c, "Deployment", "shop", "d")
 	asked, _, _ := unstructured.NestedInt64(u.Object, "spec", "replicas")
 	for i := range asked {
 		status := "{phase: Running, conditions: [{type: Ready, status: 'True'}]}"
@@ -87,7 +87,7 @@ func (f *fed) run(c *controllertest.Cluster, ready int64) {
 		}
 		c.Put(object(f.t, fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {namespace: shop, name: d%d, labels: {app: d}}, status: %s}", i, status)))
 	}
-	f.set(c.Host, "Deployment", "shop", "d", fmt.Sprint(min(ready, asked)), "status", "readyReplicas")
+	f.set(c, "Deployment", "shop", "d", fmt.Sprint(min(ready, asked)), "status", "readyReplicas")
 }
 
 // runAll makes all replicas ready that are asked for.
@@ -100,7 +100,7 @@ func (f *fed) runAll(clusters ...*controllertest.Cluster) {
 
 // count returns how often the host or a cluster was written in this way since the last call, and forgets the
 // rest.
-func count(on *controllertest.Host, write string) int {
+func count(on apiServer, write string) int {
 	n := 0
 	for _, text := range on.Writes() {
 		if text == write {

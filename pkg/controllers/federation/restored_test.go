@@ -36,12 +36,12 @@ func (f *fed) allow() {
 func (f *fed) held() {
 	f.t.Helper()
 	f.Sleep(20 * time.Minute)
-	f.wrote(f.c2.Host)
+	f.wrote(f.c2)
 	f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
 	f.warned(policy.RemovalsHeld)
 	f.allow()
 	f.Sleep(10 * time.Second)
-	f.wrote(f.c2.Host, deleted)
+	f.wrote(f.c2, deleted)
 	f.status("FederatedConfigMap", "f", "c1=")
 	f.recorded("c1")
 }
@@ -63,7 +63,7 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			<-time.After(settling)
 			f.Lag(0, "propagatedversions")
 			f.Sleep(time.Second)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c2)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
 		},
 		"the host is restored to before F was created": func(f *fed) {
@@ -73,7 +73,7 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 				f.Delete(configMap(f.t))
 			})
 			f.Sleep(settling)
-			f.wrote(f.c2.Host, edited)
+			f.wrote(f.c2, edited)
 			f.has(f.c2, "unlabelled")
 		},
 		"somebody deletes the record": func(f *fed) {
@@ -100,7 +100,7 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.c2.Writes()
 			f.setF("{clusters: [{name: c1}]}", "placement")
 			f.Sleep(settling)
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 		},
 		"c2 is deselected while it is away, and a new leader finds the record": func(f *fed) {
 			f.c2.Cut()
@@ -112,7 +112,7 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.Restart()
 			f.c2.Restore()
 			f.Sleep(2 * time.Minute)
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 			f.status("FederatedConfigMap", "f", "c1=")
 			f.recorded("c1")
 		},
@@ -120,21 +120,21 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+both+"}"))
 			f.c1.Hang() // until it has a result, nothing is recorded
 			f.Sleep(time.Second)
-			f.wrote(f.c2.Host, "create configmaps shop/g")
+			f.wrote(f.c2, "create configmaps shop/g")
 			f.set(f.Host, "FederatedConfigMap", "shop", "g", "{clusters: [{name: c1}]}", "spec", "placement")
 			f.Sleep(settling)
-			f.wrote(f.c2.Host, "delete configmaps shop/g")
+			f.wrote(f.c2, "delete configmaps shop/g")
 		},
 		"c2 is deselected between two leaders, when c1 has hung since g was created": func(f *fed) {
 			f.c1.Hang()
 			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+both+"}"))
 			f.Sleep(time.Second)
-			f.wrote(f.c2.Host, "create configmaps shop/g")
+			f.wrote(f.c2, "create configmaps shop/g")
 			f.Restart(func() {
 				f.set(f.Host, "FederatedConfigMap", "shop", "g", "{clusters: [{name: c1}]}", "spec", "placement")
 			})
 			f.Sleep(2 * time.Minute)
-			f.wrote(f.c2.Host, "delete configmaps shop/g")
+			f.wrote(f.c2, "delete configmaps shop/g")
 		},
 		"F has the record of an earlier F, which the garbage collector deletes later": func(f *fed) {
 			earlier := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
@@ -152,7 +152,7 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.c2.Writes()
 			f.setF("{clusters: [{name: c1}]}", "placement")
 			f.Sleep(settling)
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 			f.recorded("c1")
 		},
 		"F is replaced by another of its name": func(f *fed) {
@@ -181,7 +181,7 @@ func TestClustersJoinAgainWithoutLabels(t *testing.T) {
 		f.Sleep(time.Minute)
 		f.Put(joined("c2", policy.ClusterSpec{APIEndpoint: f.c2.Address}))
 		f.Sleep(10 * time.Minute)
-		f.wrote(f.c2.Host, "update namespaces shop (unchanged)")
+		f.wrote(f.c2, "update namespaces shop (unchanged)")
 		f.status("FederatedConfigMap", "f3", "CheckClusters c2=RemovalHeld")
 		f.allow()
 		f.Sleep(10 * time.Second)

@@ -24,12 +24,12 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 	deployment := func(f *fed, retain string) any {
 		f.Put(federated(f.t, "Deployment", "d", "{"+retain+"template: {spec: {replicas: 1}}, "+both+"}"))
 		f.Sleep(time.Minute)
-		f.wrote(f.c1.Host, "create deployments.apps shop/d")
-		f.set(f.c1.Host, "Deployment", "shop", "d", "3", "spec", "replicas")
+		f.wrote(f.c1, "create deployments.apps shop/d")
+		f.set(f.c1, "Deployment", "shop", "d", "3", "spec", "replicas")
 		f.Sleep(time.Minute)
 		f.set(f.Host, "FederatedDeployment", "shop", "d", "true", "spec", "template", "spec", "paused")
 		f.Sleep(time.Minute)
-		spec := f.get(f.c1.Host, "Deployment", "shop", "d").Object["spec"].(map[string]any)
+		spec := f.get(f.c1, "Deployment", "shop", "d").Object["spec"].(map[string]any)
 		if spec["paused"] != true {
 			f.t.Errorf("%v", spec)
 		}
@@ -50,9 +50,9 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 		"changes of what is retained are no conflict, however many": func(f *fed) {
 			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+both+"}"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, "create jobs.batch shop/j")
+			f.wrote(f.c1, "create jobs.batch shop/j")
 			for range 10 {
-				f.set(f.c1.Host, "Job", "shop", "j", fmt.Sprintf("{matchLabels: {at: '%d'}}", time.Now().Unix()), "spec", "selector")
+				f.set(f.c1, "Job", "shop", "j", fmt.Sprintf("{matchLabels: {at: '%d'}}", time.Now().Unix()), "spec", "selector")
 				f.Sleep(time.Second)
 			}
 			if n := len(f.c1.Writes()); n != 10 {
@@ -62,19 +62,19 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 		"a Job keeps its generated selector": func(f *fed) {
 			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+both+"}"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, "create jobs.batch shop/j")
+			f.wrote(f.c1, "create jobs.batch shop/j")
 			// As an API server does when it creates a Job.
 			generated := "{batch.kubernetes.io/controller-uid: '7'}"
-			f.set(f.c1.Host, "Job", "shop", "j", "{matchLabels: "+generated+"}", "spec", "selector")
+			f.set(f.c1, "Job", "shop", "j", "{matchLabels: "+generated+"}", "spec", "selector")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, "update jobs.batch shop/j (unchanged)")
-			f.set(f.c1.Host, "Job", "shop", "j", generated, "spec", "template", "metadata", "labels")
+			f.wrote(f.c1, "update jobs.batch shop/j (unchanged)")
+			f.set(f.c1, "Job", "shop", "j", generated, "spec", "template", "metadata", "labels")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, "update jobs.batch shop/j (unchanged)")
+			f.wrote(f.c1, "update jobs.batch shop/j (unchanged)")
 			f.set(f.Host, "FederatedJob", "shop", "j", "{x: 'y'}", "spec", "template", "metadata", "labels")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, "update jobs.batch shop/j")
-			u := f.get(f.c1.Host, "Job", "shop", "j")
+			f.wrote(f.c1, "update jobs.batch shop/j")
+			u := f.get(f.c1, "Job", "shop", "j")
 			spec := u.Object["spec"].(map[string]any)
 			if u.GetLabels()["x"] != "y" || spec["selector"] == nil || spec["template"].(map[string]any)["metadata"] == nil {
 				f.t.Errorf("%v", u.Object)

@@ -35,37 +35,37 @@ func TestSyncScenarios(t *testing.T) {
 			f.recorded("c1", "c2")
 			f.has(f.c1, "managed")
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1.Host)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c1)
+			f.wrote(f.c2)
 			f.warned()
 		},
 		"F changes": func(f *fed) {
 			f.setF("c", "template", "data", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, updated)
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c1, updated)
+			f.wrote(f.c2, updated)
 			f.status("FederatedConfigMap", "f", "c1= c2=")
 		},
 		"the loop of c1 ends early and is started again": func(f *fed) {
 			again := federation.EndLoop(f.Controller(federation.Name), "c1")
 			f.setF("c", "template", "data", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host)
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c1)
+			f.wrote(f.c2, updated)
 			again(f.t.Context())
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, updated)
+			f.wrote(f.c1, updated)
 		},
 		"c1 hangs, and c2 goes on": func(f *fed) {
 			f.c1.Hang()
 			f.setF("c", "template", "data", "a")
 			f.Sleep(5 * time.Second)
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c2, updated)
 			f.Sleep(2 * time.Minute)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=ClusterNotReady c2=")
 			f.c1.Restore()
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, updated)
+			f.wrote(f.c1, updated)
 			f.status("FederatedConfigMap", "f", "c1= c2=")
 		},
 		"a new leader finds that c2 does not answer": func(f *fed) {
@@ -86,50 +86,50 @@ func TestSyncScenarios(t *testing.T) {
 			f.Sleep(time.Second)
 			f.setF("c", "template", "data", "a")
 			f.Sleep(5 * time.Second)
-			f.wrote(f.c1.Host)
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c1)
+			f.wrote(f.c2, updated)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=ClusterNotReady c2=")
 			f.Put(secret("c1", "one"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, updated)
+			f.wrote(f.c1, updated)
 		},
 		"a rotated token is used at the next request": func(f *fed) {
 			lists := func() float64 { return f.Metric("quartermaster_informer_lists_total", "cluster", "c1") }
 			before := lists()
 			f.Put(secret("c1", "other"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host)
+			f.wrote(f.c1)
 			if after := lists(); before == 0 || after != before {
 				f.t.Errorf("%v lists, before %v", after, before)
 			}
 			f.setF("c", "template", "data", "a")
 			f.Sleep(time.Second)
-			f.wrote(f.c1.Host, updated)
+			f.wrote(f.c1, updated)
 		},
 		"a type that is switched off writes nothing": func(f *fed) {
 			f.set(f.Host, "FederatedTypeConfig", namespace, "configmaps", "Disabled", "spec", "propagation")
 			f.Sleep(time.Second)
 			f.setF("c", "template", "data", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host)
+			f.wrote(f.c1)
 			f.set(f.Host, "FederatedTypeConfig", namespace, "configmaps", "Enabled", "spec", "propagation")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, updated)
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c1, updated)
+			f.wrote(f.c2, updated)
 		},
 		"types with namespaces stop without the FederatedTypeConfig of Namespaces": func(f *fed) {
 			f.Delete(f.get(f.Host, "FederatedTypeConfig", namespace, "namespaces"))
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1.Host)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c1)
+			f.wrote(f.c2)
 			f.has(f.c1, "managed")
 			f.warned("NamespaceTypeMissing")
 		},
 		"a malformed selector changes nothing in the clusters": func(f *fed) {
 			f.setF("{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "placement")
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1.Host)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c1)
+			f.wrote(f.c2)
 			f.status("FederatedConfigMap", "f", "ComputePlacementFailed")
 		},
 		"nothing is placed without a FederatedNamespace": func(f *fed) {
@@ -143,53 +143,53 @@ func TestSyncScenarios(t *testing.T) {
 		"the object in c2 is deleted when c2 is deselected": func(f *fed) {
 			f.setF("{clusters: [{name: c1}]}", "placement")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host)
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c1)
+			f.wrote(f.c2, deleted)
 			f.status("FederatedConfigMap", "f", "c1=")
 			f.recorded("c1")
 		},
 		"a cluster's annotations and finalizers stay": func(f *fed) {
-			f.change(f.c1.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) {
+			f.change(f.c1, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) {
 				u.SetAnnotations(map[string]string{"x": "y"})
 				u.SetFinalizers([]string{"example.com/mine"})
 			})
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, updated+" (unchanged)")
-			u := f.get(f.c1.Host, "ConfigMap", "shop", "f")
+			f.wrote(f.c1, updated+" (unchanged)")
+			u := f.get(f.c1, "ConfigMap", "shop", "f")
 			if u.GetAnnotations()["x"] != "y" || len(u.GetFinalizers()) != 1 {
 				f.t.Errorf("%v", u.Object["metadata"])
 			}
 		},
 		"a cluster's labels of its Namespace stay": func(f *fed) {
-			f.change(f.c1.Host, "Namespace", "", "shop", func(u *unstructured.Unstructured) {
+			f.change(f.c1, "Namespace", "", "shop", func(u *unstructured.Unstructured) {
 				u.SetLabels(map[string]string{policy.ManagedLabel: "true", "x": "y"})
 			})
 			f.Sleep(time.Minute)
-			if u := f.get(f.c1.Host, "Namespace", "", "shop"); u.GetLabels()["x"] != "y" {
+			if u := f.get(f.c1, "Namespace", "", "shop"); u.GetLabels()["x"] != "y" {
 				f.t.Errorf("labels %v", u.GetLabels())
 			}
 		},
 		"overridden annotations are written and restored": func(f *fed) {
-			f.set(f.c1.Host, "ConfigMap", "shop", "f", "{revision: '7'}", "metadata", "annotations")
+			f.set(f.c1, "ConfigMap", "shop", "f", "{revision: '7'}", "metadata", "annotations")
 			f.Sleep(time.Minute)
 			f.c1.Writes()
 			f.setF("[{clusterName: c1, clusterOverrides: [{op: add, path: /metadata/annotations, value: {foo: bar}}]}]", "overrides")
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1.Host, updated)
-			f.wrote(f.c2.Host)
-			if a := f.get(f.c1.Host, "ConfigMap", "shop", "f").GetAnnotations(); a["foo"] != "bar" || a["revision"] != "7" {
+			f.wrote(f.c1, updated)
+			f.wrote(f.c2)
+			if a := f.get(f.c1, "ConfigMap", "shop", "f").GetAnnotations(); a["foo"] != "bar" || a["revision"] != "7" {
 				f.t.Errorf("annotations %v", a)
 			}
-			f.change(f.c1.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetAnnotations(map[string]string{"revision": "7"}) })
+			f.change(f.c1, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetAnnotations(map[string]string{"revision": "7"}) })
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1.Host, updated)
+			f.wrote(f.c1, updated)
 		},
 		"an override of a missing path fails in its own cluster only": func(f *fed) {
 			f.setF("[{clusterName: c1, clusterOverrides: [{path: /x/y, value: 1}]}]", "overrides")
 			f.setF("c", "template", "data", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host)
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c1)
+			f.wrote(f.c2, updated)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=ApplyOverridesFailed c2=")
 			f.recorded("c1", "c2")
 			f.warned("UpdateInClusterFailed")
@@ -197,19 +197,19 @@ func TestSyncScenarios(t *testing.T) {
 		"an override to another namespace is refused": func(f *fed) {
 			f.setF("[{clusterName: c1, clusterOverrides: [{path: /metadata, value: {name: f, namespace: kube-system}}]}]", "overrides")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host)
+			f.wrote(f.c1)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=ApplyOverridesFailed c2=")
 		},
 		"an override cannot drop the managed label": func(f *fed) {
 			f.setF("[{clusterName: c1, clusterOverrides: [{path: /metadata/labels, value: {x: 'y'}}]}]", "overrides")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, updated)
-			if l := f.get(f.c1.Host, "ConfigMap", "shop", "f").GetLabels(); l[policy.ManagedLabel] != "true" || l["x"] != "y" {
+			f.wrote(f.c1, updated)
+			if l := f.get(f.c1, "ConfigMap", "shop", "f").GetLabels(); l[policy.ManagedLabel] != "true" || l["x"] != "y" {
 				f.t.Errorf("labels %v", l)
 			}
 		},
 		"an object labelled as not managed is left alone": func(f *fed) {
-			f.set(f.c1.Host, "ConfigMap", "shop", "f", "{kubefed.io/managed: 'false'}", "metadata", "labels")
+			f.set(f.c1, "ConfigMap", "shop", "f", "{kubefed.io/managed: 'false'}", "metadata", "labels")
 			f.setF("c", "template", "data", "a")
 			f.Sleep(20 * time.Minute)
 			for _, w := range f.c1.Writes() {
@@ -217,14 +217,14 @@ func TestSyncScenarios(t *testing.T) {
 					f.t.Errorf("wrote %q", w)
 				}
 			}
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c2, updated)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=ManagedLabelFalse c2=")
 		},
 		"a changed override of c1 writes in c1 alone": func(f *fed) {
 			f.setF("[{clusterName: c1, clusterOverrides: [{path: /data/a, value: x}]}]", "overrides")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, updated)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c1, updated)
+			f.wrote(f.c2)
 			f.recorded("c1", "c2")
 		},
 		"a restart writes nothing": func(f *fed) {
@@ -245,8 +245,8 @@ func TestSyncScenarios(t *testing.T) {
 			f.Restart()
 			f.Sleep(20 * time.Minute)
 			f.OnRead(nil)
-			f.wrote(f.c1.Host)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c1)
+			f.wrote(f.c2)
 			for _, w := range f.Writes() {
 				if !strings.HasPrefix(w, patched) {
 					f.t.Errorf("wrote %q on the host", w)
@@ -254,17 +254,17 @@ func TestSyncScenarios(t *testing.T) {
 			}
 		},
 		"drift is put right with one write": func(f *fed) {
-			f.set(f.c1.Host, "ConfigMap", "shop", "f", "mine", "data", "a")
+			f.set(f.c1, "ConfigMap", "shop", "f", "mine", "data", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, updated)
-			f.wrote(f.c2.Host)
-			if u := f.get(f.c1.Host, "ConfigMap", "shop", "f"); u.Object["data"].(map[string]any)["a"] != "b" {
+			f.wrote(f.c1, updated)
+			f.wrote(f.c2)
+			if u := f.get(f.c1, "ConfigMap", "shop", "f"); u.Object["data"].(map[string]any)["a"] != "b" {
 				f.t.Errorf("%v", u.Object)
 			}
 		},
 		"a write that somebody reverts each time is made ever more seldom": func(f *fed) {
 			for range 20 {
-				f.set(f.c1.Host, "ConfigMap", "shop", "f", "mine", "data", "a")
+				f.set(f.c1, "ConfigMap", "shop", "f", "mine", "data", "a")
 				f.Sleep(time.Second)
 			}
 			if n := len(f.c1.Writes()); n != 5 {
@@ -278,25 +278,25 @@ func TestSyncScenarios(t *testing.T) {
 		"a managed object without a federated object loses its label": func(f *fed) {
 			f.c1.Put(object(f.t, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: shop, name: other, labels: {kubefed.io/managed: 'true', x: 'y'}}}"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, "patch configmaps shop/other")
-			if l := f.get(f.c1.Host, "ConfigMap", "shop", "other").GetLabels(); len(l) != 1 {
+			f.wrote(f.c1, "patch configmaps shop/other")
+			if l := f.get(f.c1, "ConfigMap", "shop", "other").GetLabels(); len(l) != 1 {
 				f.t.Errorf("labels %v", l)
 			}
 		},
 		"deleting F deletes its objects in all clusters": func(f *fed) {
 			f.Delete(configMap(f.t))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, deleted)
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c1, deleted)
+			f.wrote(f.c2, deleted)
 			f.status("FederatedConfigMap", "f", "gone")
 		},
 		"F is deleted, and a cluster keeps its object for a while": func(f *fed) {
-			f.change(f.c1.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
+			f.change(f.c1, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
 			f.Sleep(time.Minute)
 			f.Delete(configMap(f.t))
 			f.Sleep(20 * time.Minute)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=WaitingForRemoval c2=")
-			f.change(f.c1.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
+			f.change(f.c1, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 			f.Sleep(time.Minute)
 			f.status("FederatedConfigMap", "f", "gone")
 		},
@@ -305,7 +305,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.Sleep(time.Second)
 			f.Delete(configMap(f.t))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, edited)
+			f.wrote(f.c1, edited)
 			f.has(f.c1, "unlabelled")
 			f.has(f.c2, "unlabelled")
 			f.status("FederatedConfigMap", "f", "gone")
@@ -315,13 +315,13 @@ func TestSyncScenarios(t *testing.T) {
 			f.Sleep(time.Second)
 			f.Delete(configMap(f.t))
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1.Host)
+			f.wrote(f.c1)
 			f.warned("InvalidDeleteOptions")
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/deleteoption: '{\"gracePeriodSeconds\":7}'}", "metadata", "annotations")
 			var body string
 			f.c1.OnWrite(func(r controllertest.Request) error { body = string(r.Body); return nil })
 			f.Sleep(time.Minute)
-			f.wrote(f.c1.Host, deleted)
+			f.wrote(f.c1, deleted)
 			if !strings.Contains(body, `"gracePeriodSeconds":7`) || !strings.Contains(body, `"resourceVersion"`) || !strings.Contains(body, `"uid"`) {
 				f.t.Error(body)
 			}
@@ -330,7 +330,7 @@ func TestSyncScenarios(t *testing.T) {
 		"a cluster that leaves keeps its objects": func(f *fed) {
 			f.Delete(kubeFedCluster(f.c2, "c2"))
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c2.Host)
+			f.wrote(f.c2)
 			f.has(f.c2, "managed")
 			f.status("FederatedConfigMap", "f", "c1=")
 			f.recorded("c1")
@@ -348,23 +348,23 @@ func TestSyncScenarios(t *testing.T) {
 					f.setF("c", "template", "data", "a")
 				}
 			}
-			f.wrote(f.c1.Host)
+			f.wrote(f.c1)
 			f.Sleep(2 * time.Minute)
-			f.wrote(f.c1.Host, updated)
+			f.wrote(f.c1, updated)
 		},
 		"a lock that KubeFed has left long ago delays no leader": func(f *fed) {
 			f.Put(object(f.t, fmt.Sprintf("{apiVersion: v1, kind: ConfigMap, metadata: {namespace: %s, name: %s, "+
 				"annotations: {control-plane.alpha.kubernetes.io/leader: '{\"renewTime\":%q}'}}}", namespace, federation.KubeFedLock, time.Now().Add(-2*time.Hour).UTC().Format(time.RFC3339))))
 			f.Restart(func() { f.setF("c", "template", "data", "a") })
 			f.Sleep(10 * time.Second)
-			f.wrote(f.c1.Host, updated)
+			f.wrote(f.c1, updated)
 		},
 		"a write in a cluster fails, and is tried again": func(f *fed) {
 			f.c1.OnWrite(func(controllertest.Request) error { return errors.New("no space left") })
 			f.setF("c", "template", "data", "a")
 			f.Sleep(5 * time.Second)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=UpdateFailed c2=")
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c2, updated)
 			f.warned("UpdateInClusterFailed")
 			f.c1.OnWrite(nil)
 			f.Sleep(20 * time.Minute)

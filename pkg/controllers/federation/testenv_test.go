@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -30,8 +31,15 @@ import (
 type fed struct {
 	*controllertest.Host
 	t       *testing.T
-	clients map[*controllertest.Host]dynamic.Interface
+	clients map[apiServer]dynamic.Interface
 	c1, c2  *controllertest.Cluster
+}
+
+// apiServer is the host's API server or a cluster's.
+type apiServer interface {
+	Put(objects ...runtime.Object)
+	Writes() []string
+	RESTConfig() *rest.Config
 }
 
 // settling is longer than availableDelay, after which placement may delete.
@@ -83,7 +91,7 @@ func newFedWith(t *testing.T, flags []string, objects ...runtime.Object) *fed {
 	const deploy = "../../../deploy/federation/"
 	host := controllertest.Setup{Entries: []controllers.Entry{federation.Entry()}, Flags: append(flags, "--federation-unsafe-endpoints")}.NewHost(t,
 		controllertest.ReadYAML(t, deploy+"crds/core.yaml", deploy+"crds/federated.yaml", deploy+"crds/scheduling.yaml", deploy+"crds/dns.yaml", "testdata/dnsendpoint.yaml", deploy+"types.yaml")...)
-	f := &fed{Host: host, t: t, clients: map[*controllertest.Host]dynamic.Interface{}}
+	f := &fed{Host: host, t: t, clients: map[apiServer]dynamic.Interface{}}
 	f.c1, f.c2 = host.AddCluster("c1"), host.AddCluster("c2")
 	f.Put(secret("c1", "one"), secret("c2", "two"))
 	f.Settle()
@@ -111,7 +119,7 @@ func run(t *testing.T, test func(f *fed)) {
 }
 
 // wrote checks what was written since the last call.
-func (f *fed) wrote(on *controllertest.Host, want ...string) {
+func (f *fed) wrote(on apiServer, want ...string) {
 	f.t.Helper()
 	if got := on.Writes(); !slices.Equal(got, want) {
 		f.t.Errorf("wrote %q, want %q", got, want)
@@ -136,7 +144,7 @@ var resources = map[string]schema.GroupVersionResource{
 }
 
 // get returns an object, or nil.
-func (f *fed) get(on *controllertest.Host, kind, namespace, name string) *unstructured.Unstructured {
+func (f *fed) get(on apiServer, kind, namespace, name string) *unstructured.Unstructured {
 	f.t.Helper()
 	client := f.clients[on]
 	if client == nil {
@@ -154,7 +162,7 @@ func (f *fed) get(on *controllertest.Host, kind, namespace, name string) *unstru
 }
 
 // change changes an object by a function, as somebody else does.
-func (f *fed) change(on *controllertest.Host, kind, namespace, name string, with func(*unstructured.Unstructured)) {
+func (f *fed) change(on apiServer, kind, namespace, name string, with func(*unstructured.Unstructured)) {
 	f.t.Helper()
 	u := f.get(on, kind, namespace, name)
 	if u == nil {
@@ -165,7 +173,7 @@ func (f *fed) change(on *controllertest.Host, kind, namespace, name string, with
 }
 
 // set changes a field, whose value is YAML; "" removes it.
-func (f *fed) set(on *controllertest.Host, kind, namespace, name, value string, path ...string) {
+func (f *fed) set(on apiServer, kind, namespace, name, value string, path ...string) {
 	f.t.Helper()
 	f.change(on, kind, namespace, name, func(u *unstructured.Unstructured) {
 		if value == "" {
@@ -240,7 +248,7 @@ func (f *fed) warned(want ...string) {
 func (f *fed) has(on *controllertest.Cluster, want string) {
 	f.t.Helper()
 	got := "gone"
-	if u := f.get(on.Host, "ConfigMap", "shop", "f"); u != nil {
+	if u := f.get(on, "ConfigMap", "shop", "f"); u != nil {
 		got = "unlabelled"
 		if u.GetLabels()[policy.ManagedLabel] == "true" {
 			got = "managed"

@@ -208,8 +208,8 @@ func TestTwoTypesOfOneFederatedTypeDoNotRun(t *testing.T) {
 				f.Sleep(settling)
 				f.setF("{clusters: [{name: c1}]}", "placement")
 				f.Sleep(time.Minute)
-				f.wrote(f.c1.Host)
-				f.wrote(f.c2.Host)
+				f.wrote(f.c1)
+				f.wrote(f.c2)
 				for _, name := range []string{name, "configmaps"} {
 					if !slices.ContainsFunc(f.Events(), func(event string) bool {
 						return strings.HasPrefix(event, "Warning UnsupportedType "+namespace+"/"+name+": federatedconfigmaps.types.kubefed.io is the federated type of ")
@@ -219,8 +219,8 @@ func TestTwoTypesOfOneFederatedTypeDoNotRun(t *testing.T) {
 				}
 				use(others)
 				f.Sleep(settling)
-				f.wrote(f.c1.Host)
-				f.wrote(f.c2.Host, deleted)
+				f.wrote(f.c1)
+				f.wrote(f.c2, deleted)
 			})
 		})
 	}

@@ -75,7 +75,7 @@ func (f *fed) noRecords() {
 // remade is the object in c2 as somebody else has made it at a time.
 func (f *fed) remade(at time.Time) *unstructured.Unstructured {
 	f.t.Helper()
-	u := f.get(f.c2.Host, "ConfigMap", "shop", "f")
+	u := f.get(f.c2, "ConfigMap", "shop", "f")
 	u.SetUID("")
 	u.SetCreationTimestamp(metav1.NewTime(at))
 	return u
@@ -101,7 +101,7 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			}
 			f.Sleep(20 * time.Minute)
 			f.back()
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 			f.noRecords()
 			if events := f.Events(); !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Normal WrittenOff ") }) {
 				f.t.Errorf("Events %q", events)
@@ -117,7 +117,7 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.status("FederatedConfigMap", "f", "gone")
 		},
 		"F is deleted, and c2 is away ever again but never for the grace": func(f *fed) {
-			f.change(f.c2.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
+			f.change(f.c2, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
 			f.Sleep(time.Minute)
 			f.Delete(configMap(f.t))
 			for range 5 {
@@ -136,7 +136,7 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.Put(again)
 			f.Sleep(time.Minute)
 			f.back()
-			f.wrote(f.c2.Host, updated)
+			f.wrote(f.c2, updated)
 			f.noRecords()
 			f.status("FederatedConfigMap", "f", "c1= c2=")
 		},
@@ -169,7 +169,7 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			var body string
 			f.c2.OnWrite(func(r controllertest.Request) error { body = string(r.Body); return nil })
 			f.back()
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 			if !strings.Contains(body, `"gracePeriodSeconds":7`) || !strings.Contains(body, `"resourceVersion"`) || !strings.Contains(body, `"uid"`) {
 				f.t.Error(body)
 			}
@@ -212,7 +212,7 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.Restart()
 			f.Sleep(6 * time.Minute)
 			f.back()
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 			f.noRecords()
 		},
 		"a new leader sees for itself that c2 is away": func(f *fed) {
@@ -239,7 +239,7 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.c2.Restore()
 			f.Put(secret("c2", "other")) // a probe at once
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 		},
 		"the record cannot be written": func(f *fed) {
 			f.OnWrite(func(r controllertest.Request) error {
@@ -270,21 +270,21 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.OnWrite(nil)
 			f.Restart(f.c2.Restore)
 			f.Sleep(time.Minute)
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 			f.status("FederatedConfigMap", "f", "gone")
 			f.noRecords()
 		},
 		"c2 is away again before its object is gone": func(f *fed) {
-			f.change(f.c2.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
+			f.change(f.c2, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
 			f.Sleep(time.Minute)
 			f.c2.Writes()
 			f.writtenOff()
 			f.back()
-			f.wrote(f.c2.Host, deleted)
+			f.wrote(f.c2, deleted)
 			if n := len(f.records()); n != 1 {
 				f.t.Errorf("%d records while c2 has its object", n)
 			}
-			f.change(f.c2.Host, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
+			f.change(f.c2, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 			f.Sleep(time.Minute)
 			f.noRecords()
 		},
