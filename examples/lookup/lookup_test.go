@@ -13,25 +13,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/quartermaster-dev/quartermaster/examples/lookup"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
 func TestPodIsFoundByItsAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		entry, handler := lookup.Entry(), http.Handler(nil) // the test kit does not serve it
-		entry.New = func(h controllers.Host) (controllers.Controller, error) {
-			h.Handle = func(given http.Handler) { handler = given }
-			return lookup.Entry().New(h)
-		}
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Status: corev1.PodStatus{PodIP: "10.0.0.7"}}
+		h := controllertest.NewHost(t, lookup.Entry(), pod)
 		expect := func(want string) {
 			response := httptest.NewRecorder()
-			if handler.ServeHTTP(response, httptest.NewRequest(http.MethodGet, "/10.0.0.7", nil)); response.Body.String() != want {
+			h.Handler("lookup").ServeHTTP(response, httptest.NewRequest(http.MethodGet, "/10.0.0.7", nil))
+			if response.Body.String() != want {
 				t.Errorf("answer %q, want %q", response.Body, want)
 			}
 		}
-		h := controllertest.NewHost(t, entry, pod)
 		expect("shop/web\n")
 		h.Delete(pod)
 		h.Settle()

@@ -16,7 +16,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest/internal/apiserver"
 )
 
-// APIServer is the API server of a test: that of the [Host], or that of a [Cluster].
+// APIServer is the API server of a [Host] or of a [Cluster].
 type APIServer struct {
 	t       testing.TB
 	entries []controllers.Entry
@@ -36,12 +36,13 @@ type APIServer struct {
 	forbidden []string // resources, see Forbid
 }
 
-// newAPIServer returns an API server without objects. admit may refuse a request; holds reports whether a user
-// agent may do all that a rule says.
+// newAPIServer returns an API server without objects. admit may refuse a request; holds reports whether a
+// user agent may do all that a rule says.
 func newAPIServer(
 	t testing.TB, entries []controllers.Entry, scheme *runtime.Scheme,
 	admit func(apiserver.Request) error, holds func(agent string, rule rbacv1.PolicyRule) bool,
 ) *APIServer {
+	t.Helper()
 	s := &APIServer{t: t, entries: entries, scheme: scheme, network: newNetwork(),
 		lags: map[string]time.Duration{}, latency: time.Millisecond, inHook: make(chan struct{}, 1)}
 	s.server = apiserver.New(scheme, apiserver.Hooks{

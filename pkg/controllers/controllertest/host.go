@@ -4,7 +4,9 @@
 package controllertest
 
 import (
+	"maps"
 	"net/http/httptest"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,7 +28,7 @@ type Setup struct {
 	Entries []controllers.Entry
 	// Flags are flags of the manager and of the entries, such as --namespaces=shop.
 	Flags []string
-	// Standby adds a second replica, which does not lead before [Host.Restart].
+	// Standby adds a second replica, which does not lead before [Host.Restart] or [Host.Depose].
 	Standby bool
 	// Prepare, if set, is called before the manager starts, for instance to set a hook or a lag.
 	Prepare func(*Host)
@@ -40,6 +42,7 @@ type Host struct {
 	logger   klog.Logger
 	leader   *replica
 	standby  *replica // nil if there is none
+	deposed  []*replica
 	clusters []*Cluster
 	missing  map[string]bool // permissions that were reported, under mu
 }
@@ -79,6 +82,9 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	server.Start()
 	h.logger = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2)))
 	t.Cleanup(func() {
+		for _, r := range h.deposed {
+			r.stop()
+		}
 		h.standby.stop()
 		h.leader.stop()
 		server.CloseClientConnections()
@@ -121,11 +127,36 @@ func (h *Host) Restart(meanwhile ...func()) {
 		f()
 	}
 	if h.standby == nil {
-		h.leader = h.start()
-		return
+		h.standby = h.start()
 	}
 	h.waitForLeader()
-	h.leader, h.standby = h.standby, h.start()
+	h.leader, h.standby = h.standby, nil
+	if h.setup.Standby {
+		h.standby = h.start()
+	}
+}
+
+// Depose removes the leader from the Lease while its controllers work: the fence cancels their writes in
+// flight and refuses all later ones, and the former leader's manager ends with an error. The standby, which
+// [Setup.Standby] adds, leads a minute later. There is no new standby before [Host.Restart].
+//
+// A hook may call Depose. If OnWrite's does, the controller does not learn the outcome of the write: the API
+// server carries it out unless the hook returns an error. The leader sees the change of the Lease by a watch,
+// which [APIServer.Relist] interrupts for ten seconds.
+func (h *Host) Depose() {
+	h.t.Helper()
+	if h.standby == nil {
+		h.t.Fatal("there is no standby for Depose: Setup.Standby adds one when the first replica leads, and Restart another one after a Depose")
+	}
+	lease := Get[coordinationv1.Lease](h, metav1.NamespaceSystem, leaseName)
+	lease.Spec.HolderIdentity = nil
+	h.leader.deposed = true
+	h.deposed = append(h.deposed, h.leader)
+	h.leader, h.standby = h.standby, nil
+	h.Put(lease)
+	// Settle would wait for the request whose hook this may be. The clock goes on when the leader has seen the
+	// Lease and closed the fence.
+	<-time.After(slices.Max(slices.Collect(maps.Values(h.lags))) + time.Millisecond)
 }
 
 // waitForLeader returns when the only replica leads, which takes some seconds after a handover.

@@ -5,6 +5,7 @@ package controllertest_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	goruntime "runtime"
 	"slices"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	rbacv1ac "k8s.io/client-go/applyconfigurations/rbac/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -59,16 +61,6 @@ func doing(name string, do func(context.Context, controllers.Host) error, rules 
 		}, controllers.WatchSelf(informers.For[metav1.Object](h, informers.ConfigMaps)))
 	}
 	return e
-}
-
-func applying(configs ...*corev1ac.ConfigMapApplyConfiguration) func(context.Context, controllers.Host) error {
-	return func(ctx context.Context, h controllers.Host) error {
-		var all []runtime.ApplyConfiguration
-		for _, c := range configs {
-			all = append(all, c)
-		}
-		return h.Apply(ctx, all...)
-	}
 }
 
 func expect(t *testing.T, what string, got, want []string) {
@@ -118,8 +110,7 @@ func TestFinalizersAreThoseThatWereRead(t *testing.T) {
 			if read == nil {
 				read, _ = informers.For[metav1.Object](h, informers.ConfigMaps).Get(cache.NewObjectName("shop", "a"))
 			}
-			err := h.PatchFinalizers(ctx, informers.ConfigMaps, read, []string{"example.com/keep"})
-			return controllers.TerminalError(err)
+			return controllers.TerminalError(h.PatchFinalizers(ctx, informers.ConfigMaps, read, []string{"example.com/keep"}))
 		}), asking("a"))
 		expect(t, "writes", h.Writes(), []string{"patch configmaps shop/a", "patch configmaps shop/a: Conflict"})
 		if a := controllertest.Get[corev1.ConfigMap](h, "shop", "a"); !slices.Equal(a.Finalizers, []string{"example.com/keep"}) {
@@ -132,7 +123,9 @@ func TestFinalizersAreThoseThatWereRead(t *testing.T) {
 // before each.
 func TestHookMeetsWritesOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := controllertest.NewHost(t, doing("applies", applying(corev1ac.ConfigMap("z", "shop"), corev1ac.ConfigMap("y", "shop"))))
+		h := controllertest.NewHost(t, doing("applies", func(ctx context.Context, h controllers.Host) error {
+			return h.Apply(ctx, corev1ac.ConfigMap("z", "shop"), corev1ac.ConfigMap("y", "shop"))
+		}))
 		inside, most := 0, 0
 		var seen []string
 		h.OnWrite(func(w controllertest.Request) error {
@@ -193,6 +186,39 @@ func TestStandbyWritesOnlyWhenItLeads(t *testing.T) {
 		h.Restart()
 		expect(t, "writes of the second leader", h.Writes(), []string{"apply configmaps shop/made (unchanged)"})
 	})
+}
+
+// TestTermEndsInTheMiddleOfAWrite has a leader that loses the Lease in its first write, and tries another.
+func TestTermEndsInTheMiddleOfAWrite(t *testing.T) {
+	for name, tc := range map[string]struct {
+		answer error // of the hook, to the first write
+		want   []string
+	}{
+		"the API server carries it out": {nil, []string{"apply configmaps shop/made", "apply configmaps shop/made (unchanged)", "apply configmaps shop/more"}},
+		"the API server refuses it":     {errors.New("no luck"), []string{"apply configmaps shop/made: no luck", "apply configmaps shop/made", "apply configmaps shop/more"}},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var made, more error // of the former leader
+			h := controllertest.Setup{Standby: true, Entries: []controllers.Entry{doing("keeper", func(ctx context.Context, h controllers.Host) error {
+				first, second := h.Apply(ctx, corev1ac.ConfigMap("made", "shop")), h.Apply(ctx, corev1ac.ConfigMap("more", "shop"))
+				if made == nil {
+					made, more = first, second
+				}
+				return errors.Join(first, second)
+			})}}.NewHost(t)
+			h.OnWrite(func(controllertest.Request) error { h.OnWrite(nil); h.Depose(); return tc.answer })
+			h.Put(asking("a"))
+			h.Sleep(time.Minute)
+			expect(t, "writes", h.Writes(), tc.want)
+			if !controllers.IsOutcomeUnknown(made) || !controllers.IsNotLeading(more) || controllers.IsOutcomeUnknown(more) {
+				t.Errorf("the writes of the former leader failed with %v, and with %v", made, more)
+			}
+			h.Restart()
+			h.Depose()
+			h.Sleep(time.Minute)
+			expect(t, "writes of new replicas", h.Writes(), slices.Repeat([]string{"apply configmaps shop/made (unchanged)", "apply configmaps shop/more (unchanged)"}, 2))
+		})
+	}
 }
 
 // TestApplyRefusesEscalation has a controller that makes roles and bindings.
@@ -265,18 +291,30 @@ func (f *failures) Fatal(args ...any) { f.Fatalf("%s", fmt.Sprint(args...)) }
 
 func (f *failures) Log(...any) {}
 
+// failsWith checks why a test fails, at the latest in its cleanups.
+func failsWith(t *testing.T, want string, test func(*failures)) {
+	t.Helper()
+	f := &failures{TB: t}
+	t.Cleanup(func() {
+		if got := f.text.String(); !strings.Contains(got, want) {
+			t.Errorf("the test failed with %q\nwant %q", got, want)
+		}
+	})
+	done := make(chan struct{})
+	go func() { defer close(done); test(f) }()
+	<-done
+}
+
 func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 	type entry = controllers.Entry
+	panicking := func(context.Context, controllers.Host) error { panic("no") }
+	slow := func(context.Context, controllers.Host) error { <-time.After(6 * time.Minute); return nil }
 	for name, test := range map[string]struct {
 		change func(*entry)
 		want   string
 	}{
 		"a verb that Permissions do not allow": {
-			func(e *entry) {
-				e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule {
-					return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}}
-				}
-			},
+			func(e *entry) { e.Permissions = allowing("configmaps") },
 			`controller greeter: Permissions do not allow what it does; missing is {APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"patch"}}`,
 		},
 		"a need that only a wildcard allows": {
@@ -284,19 +322,11 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			"controller greeter: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count",
 		},
 		"a resource that Permissions do not let it follow": {
-			func(e *entry) { *e = following(informers.Secrets, allowing("configmaps")) },
+			func(e *entry) { *e, _ = following(informers.Secrets, allowing("configmaps")) },
 			`Permissions do not allow what a controller follows; missing is {APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"watch"}}`,
 		},
-		"the name of a client of the manager's own": {
-			func(e *entry) { e.Name = "events" },
-			"controller events: the name is that of a client of the manager's own",
-		},
-		"a panic": {
-			func(e *entry) {
-				*e = doing("greeter", func(context.Context, controllers.Host) error { panic("no") })
-			},
-			"controller greeter panicked 9 times",
-		},
+		"the name of a client of the manager's own": {func(e *entry) { e.Name = "events" }, "controller events: the name is that of a client of the manager's own"},
+		"a panic": {func(e *entry) { *e = doing("greeter", panicking) }, "controller greeter panicked 9 times"},
 		"a cluster that the test has not added": {
 			func(e *entry) {
 				*e = doing("greeter", func(_ context.Context, h controllers.Host) error {
@@ -314,69 +344,50 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			},
 			"controller greeter: the objects of nodes have no namespace, so ClusterScoped must be set where it needs them",
 		},
+		"a second Depose":                    {func(*entry) {}, "there is no standby for Depose: Setup.Standby adds one"},
+		"a reconcile that outlasts its term": {func(e *entry) { *e = doing("greeter", slow) }, "HolderChanged\ncontroller greeter has been reconciling shop/a for"},
 	} {
 		inBubble(t, name, func(t *testing.T) {
-			f := &failures{TB: t}
-			e := greeter.Entry()
-			test.change(&e)
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				h := controllertest.NewHost(f, e, asking("a"))
+			failsWith(t, test.want, func(f *failures) {
+				e := greeter.Entry()
+				test.change(&e)
+				h := controllertest.Setup{Entries: []entry{e}, Standby: true}.NewHost(f, asking("a"))
 				h.Sleep(5 * time.Minute)
-				h.Restart()
-			}()
-			<-done
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			if got := f.text.String(); !strings.Contains(got, test.want) {
-				t.Errorf("the test failed with %q\nwant %q", got, test.want)
-			}
+				h.Depose()
+				h.Depose()
+			})
 		})
 	}
 }
 
-// allowing returns the Permissions to read resources of the core group.
+// allowing returns the Permissions to read resources of the groups of Pods and of Deployments.
 func allowing(resources ...string) func(controllers.Settings) []rbacv1.PolicyRule {
 	return func(controllers.Settings) []rbacv1.PolicyRule {
-		return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: resources, Verbs: []string{"get", "list", "watch"}}}
+		return []rbacv1.PolicyRule{{APIGroups: []string{"", "apps"}, Resources: resources, Verbs: []string{"get", "list", "watch"}}}
 	}
 }
 
-// following returns an entry that follows a resource and tells the state of it by Status.
-func following(resource schema.GroupVersionResource, permissions func(controllers.Settings) []rbacv1.PolicyRule) controllers.Entry {
+// following returns an entry that follows a resource, and where it stores what it follows.
+func following(
+	resource schema.GroupVersionResource, permissions func(controllers.Settings) []rbacv1.PolicyRule,
+) (controllers.Entry, *atomic.Pointer[informers.Following[metav1.Object]]) {
+	followed := &atomic.Pointer[informers.Following[metav1.Object]]{}
 	return controllers.Entry{
 		Name: "follower", Permissions: permissions,
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			f := &follower{}
 			h.LoopOptions.Background = func(ctx context.Context) error {
-				following, err := informers.Follow[metav1.Object](ctx, h, informers.Need{Resource: resource})
+				f, err := informers.Follow[metav1.Object](ctx, h, informers.Need{Resource: resource})
 				if err != nil {
 					return err
 				}
-				defer following.Stop()
-				f.following.Store(following)
+				defer f.Stop()
+				followed.Store(f)
 				<-ctx.Done()
 				return nil
 			}
-			var err error
-			f.Loop, err = controllers.NewLoop(h.LoopOptions, func(context.Context, string) (time.Duration, error) { return 0, nil })
-			return f, err
+			return controllers.NewLoop(h.LoopOptions, func(context.Context, string) (time.Duration, error) { return 0, nil })
 		},
-	}
-}
-
-type follower struct {
-	*controllers.Loop[string]
-	following atomic.Pointer[informers.Following[metav1.Object]]
-}
-
-func (f *follower) Status() controllers.Status {
-	s := f.Loop.Status()
-	if following := f.following.Load(); following != nil {
-		s.Details = following.Status()
-	}
-	return s
+	}, followed
 }
 
 func TestPanicsSayWhy(t *testing.T) {
@@ -387,20 +398,15 @@ func TestPanicsSayWhy(t *testing.T) {
 
 func TestForbiddenIsNoMistake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := controllertest.Setup{
-			Entries: []controllers.Entry{following(informers.Secrets, allowing("secrets"))},
-			Prepare: func(h *controllertest.Host) { h.Forbid("secrets") },
-		}.NewHost(t)
-		follows := func() informers.ResourceStatus {
-			return h.Controller("follower").Status().Details.(informers.ResourceStatus)
-		}
+		e, followed := following(informers.Secrets, allowing("secrets"))
+		h := controllertest.Setup{Entries: []controllers.Entry{e}, Prepare: func(h *controllertest.Host) { h.Forbid("secrets") }}.NewHost(t)
 		h.Sleep(time.Hour)
-		if s := follows(); !s.Forbidden || s.Synced {
+		if s := followed.Load().Status(); !s.Forbidden || s.Synced {
 			t.Errorf("status %+v", s)
 		}
 		h.Forbid()
 		h.Sleep(time.Minute)
-		if s := follows(); s.Forbidden || !s.Synced {
+		if s := followed.Load().Status(); s.Forbidden || !s.Synced {
 			t.Errorf("status %+v a minute later", s)
 		}
 	})
@@ -460,10 +466,8 @@ func TestFilterLosesNothingByOthersNeeds(t *testing.T) {
 		watching := func(name string, need informers.Need) controllers.Entry {
 			need.Resource = informers.Deployments
 			return controllers.Entry{
-				Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{need}, nil },
-				Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
-					return []rbacv1.PolicyRule{{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list", "watch"}}}
-				},
+				Name: name, Permissions: allowing("deployments"),
+				Needs: func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{need}, nil },
 				New: func(h controllers.Host) (controllers.Controller, error) {
 					deployments := informers.For[metav1.Object](h, informers.Deployments)
 					return controllers.NewLoop(h.LoopOptions, func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -489,16 +493,7 @@ func TestFilterLosesNothingByOthersNeeds(t *testing.T) {
 }
 
 func TestHostNeedsABubble(t *testing.T) {
-	f := &failures{TB: t}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		controllertest.NewHost(f, greeter.Entry())
-	}()
-	<-done
-	if !strings.Contains(f.text.String(), "must be called within synctest.Test") {
-		t.Error(f.text.String())
-	}
+	failsWith(t, "must be called within synctest.Test", func(f *failures) { controllertest.NewHost(f, greeter.Entry()) })
 }
 
 // TestBuiltInControllersWorkTogether has a Secret that is copied, a Deployment that reads the copy, and
@@ -536,15 +531,17 @@ func TestBuiltInControllersWorkTogether(t *testing.T) {
 
 func TestControllerAppliesInAnotherCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var far *controllertest.Cluster
 		h := controllertest.NewHost(t, doing("copier", func(ctx context.Context, h controllers.Host) error {
-			c, err := h.Cluster("far", &rest.Config{Host: "http://far.test"})
+			c, err := h.Cluster("far", &rest.Config{Host: far.Address, BearerToken: "token", TLSClientConfig: rest.TLSClientConfig{CAData: far.CA}})
 			if err != nil {
 				return err
 			}
 			defer c.Close()
 			return c.Apply(ctx, corev1ac.ConfigMap("a", "shop").WithData(map[string]string{"greeting": "hello"}))
 		}))
-		far := h.AddCluster("far")
+		far = h.AddTLSCluster("far")
+		far.SetToken("token")
 		h.Put(asking("a"))
 		h.Settle()
 		expect(t, "writes in the cluster", far.Writes(), []string{"apply configmaps shop/a"})
@@ -552,6 +549,9 @@ func TestControllerAppliesInAnotherCluster(t *testing.T) {
 		copied := controllertest.Get[corev1.ConfigMap](far, "shop", "a")
 		if copied == nil || copied.Data["greeting"] != "hello" || len(copied.ManagedFields) == 0 || copied.ManagedFields[0].Manager != "copier" {
 			t.Errorf("the cluster has %+v", copied)
+		}
+		if _, err := kubernetes.NewForConfigOrDie(far.RESTConfig()).Discovery().ServerVersion(); err != nil {
+			t.Error(err)
 		}
 	})
 }
