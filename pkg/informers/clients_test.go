@@ -4,8 +4,8 @@
 package informers
 
 import (
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -47,16 +48,9 @@ func newClusterCache(t testing.TB, clients Clients, needs ...Need) (*ClusterCach
 // eventually waits until a condition holds that depends on other goroutines and the network.
 func eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	deadline := time.NewTimer(2 * time.Minute)
-	defer deadline.Stop()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !done() {
-		select {
-		case <-tick.C:
-		case <-deadline.C:
-			t.Fatalf("waited in vain: %s", what)
-		}
+	poll := func(context.Context) (bool, error) { return done(), nil }
+	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 2*time.Minute, true, poll); err != nil {
+		t.Fatalf("waited in vain: %s", what)
 	}
 }
 
@@ -70,7 +64,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		followed, err := Follow[*Object](t.Context(), other.ForController("names"), Need{Resource: Secrets})
 		must(t, err)
 		<-followed.synced
-		if err := testutil.GatherAndCompare(reg, strings.NewReader(`
+		must(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 			# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
 			# TYPE quartermaster_informer_objects gauge
 			quartermaster_informer_objects{cluster="",group="",resource="secrets"} 1
@@ -79,9 +73,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 			# TYPE quartermaster_informer_synced gauge
 			quartermaster_informer_synced{cluster="",group="",resource="secrets"} 1
 			quartermaster_informer_synced{cluster="c1",group="",resource="secrets"} 1
-		`), "quartermaster_informer_objects", "quartermaster_informer_synced"); err != nil {
-			t.Error(err)
-		}
+		`), "quartermaster_informer_objects", "quartermaster_informer_synced"))
 		if all := f.caches.Status().Resources; !slices.ContainsFunc(all, func(r ResourceStatus) bool { return r.Cluster == "c1" }) {
 			t.Errorf("the other cluster is missing in %+v", all)
 		}
@@ -111,34 +103,35 @@ func TestClustersOfOneNameCountTogether(t *testing.T) {
 	`), "quartermaster_informer_objects"))
 }
 
+// connection is a connection to a server.
+type connection func(*http.Request) (*http.Response, error)
+
+func (c connection) RoundTrip(r *http.Request) (*http.Response, error) { return c(r) }
+
 func TestDiscoveryFindsNothingAbsentWhereNoAPIServerAnswers(t *testing.T) {
-	proxy := httptest.NewServer(http.NotFoundHandler())
-	t.Cleanup(proxy.Close)
-	_, err := clientsOf(t, &rest.Config{Host: proxy.URL}).servedVersion(t.Context(), Secrets.GroupResource())
-	if err == nil || apierrors.IsNotFound(err) {
-		t.Errorf("error %v, want one that does not say that the resource is absent", err)
+	for name, tc := range map[string]struct {
+		server connection
+		takes  time.Duration
+	}{
+		"a proxy answers that nothing is there": {func(r *http.Request) (*http.Response, error) {
+			w := httptest.NewRecorder()
+			http.NotFound(w, r)
+			return w.Result(), nil
+		}, 0},
+		"a server that hangs is given up in time": {func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		}, discoveryTimeout},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			start := time.Now()
+			_, err := clientsOf(t, &rest.Config{Host: "http://api", Transport: tc.server}).servedVersion(t.Context(), Secrets.GroupResource())
+			if err == nil || apierrors.IsNotFound(err) {
+				t.Errorf("error %v, want one that does not say that the resource is absent", err)
+			}
+			same(t, "it took", tc.takes, time.Since(start))
+		})
 	}
-}
-
-func TestDiscoveryThatHangsFailsInTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		clients := clientsOf(t, &rest.Config{Host: "http://api", Transport: hanging{}})
-		start := time.Now()
-		if _, err := clients.servedVersion(t.Context(), Secrets.GroupResource()); err == nil || apierrors.IsNotFound(err) {
-			t.Errorf("error %v, want one that does not say that the resource is absent", err)
-		}
-		if d := time.Since(start); d != discoveryTimeout {
-			t.Errorf("it took %s", d)
-		}
-	})
-}
-
-// hanging is a connection to an API server that never answers.
-type hanging struct{}
-
-func (hanging) RoundTrip(r *http.Request) (*http.Response, error) {
-	<-r.Context().Done()
-	return nil, r.Context().Err()
 }
 
 func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
@@ -172,13 +165,11 @@ func TestForbiddenNamespaceHidesNoOthersAge(t *testing.T) {
 		registry.CustomMustRegister(f.caches)
 		f.Start(t.Context())
 		pass(time.Second)
-		if err := testutil.GatherAndCompare(registry, strings.NewReader(`
+		must(t, testutil.GatherAndCompare(registry, strings.NewReader(`
 			# HELP quartermaster_informer_last_activity_age_seconds [ALPHA] Seconds since the last event, bookmark or list. A healthy watch gets a bookmark about once a minute.
 			# TYPE quartermaster_informer_last_activity_age_seconds gauge
 			quartermaster_informer_last_activity_age_seconds{cluster="",group="",resource="secrets"} 1
-		`), "quartermaster_informer_last_activity_age_seconds"); err != nil {
-			t.Error(err)
-		}
+		`), "quartermaster_informer_last_activity_age_seconds"))
 	})
 }
 
@@ -202,14 +193,14 @@ type apiServer struct{ secrets *cluster }
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	var opts metav1.ListOptions
 	if err := metav1.Convert_url_Values_To_v1_ListOptions(ptr.To(req.URL.Query()), &opts, nil); err != nil {
-		writeError(w, err)
+		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	if !opts.Watch {
 		list, err := s.secrets.list(req.Context(), opts)
 		if err != nil {
-			writeError(w, err)
+			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
 		}
 		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
@@ -218,7 +209,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	events, err := s.secrets.watch(req.Context(), opts)
 	if err != nil {
-		writeError(w, err)
+		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	defer events.Stop()
@@ -230,17 +221,6 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 		w.(http.Flusher).Flush()
 	}
-}
-
-func writeError(w http.ResponseWriter, err error) {
-	status := apierrors.NewInternalError(err).Status()
-	if known := apierrors.APIStatus(nil); errors.As(err, &known) {
-		status = known.Status()
-	}
-	status.Kind, status.APIVersion = "Status", "v1"
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(int(status.Code))
-	_ = json.NewEncoder(w).Encode(status)
 }
 
 // clientsOf returns clients as the manager builds them.

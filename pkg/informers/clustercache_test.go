@@ -61,6 +61,14 @@ func wantNames(t *testing.T, f *ClusterCache, want ...string) {
 
 func secretsStatus(f *ClusterCache) ResourceStatus { return f.Status().Resources[0] }
 
+// wantProblem looks for a text in the problem of a controller.
+func wantProblem(t testing.TB, f *ClusterCache, controller, want string) {
+	t.Helper()
+	if err := f.Problem(controller); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("problem of %s: %v, want one with %q", controller, err, want)
+	}
+}
+
 func startSynced(t *testing.T, f *ClusterCache) {
 	t.Helper()
 	f.Start(t.Context())
@@ -128,12 +136,8 @@ func TestCacheAgeShowsASilentServer(t *testing.T) {
 		c.bookmark()
 		pass(30 * time.Second)
 		s := secretsStatus(f)
-		if s.LastActivityAge.Duration != 30*time.Second {
-			t.Errorf("age of activity %v", s.LastActivityAge)
-		}
-		if s.ResourceVersion != "103" {
-			t.Errorf("resourceVersion %s, want the bookmark's", s.ResourceVersion)
-		}
+		same(t, "age of activity", 30*time.Second, s.LastActivityAge.Duration)
+		same(t, "resourceVersion, which is the bookmark's", "103", s.ResourceVersion)
 	})
 }
 
@@ -146,9 +150,7 @@ func TestCacheNotStartedShutsDown(t *testing.T) {
 		must(t, f.Problem("reload"))
 		f.Shutdown()
 		f.Start(t.Context()) // after Shutdown: nothing
-		if hasSynced(f, "reload") {
-			t.Error("synced after Shutdown")
-		}
+		same(t, "synced after Shutdown", false, hasSynced(f, "reload"))
 	})
 }
 
@@ -185,21 +187,19 @@ func (h *told) handle(old, current *Object, _ bool) {
 }
 
 // want compares what the handler was told since the last time, sorted: a list names its objects in no order.
-func (h *told) want(t *testing.T, want ...string) {
+func (h *told) want(t testing.TB, want ...string) {
 	t.Helper()
 	synctest.Wait()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	slices.Sort(h.lines)
 	slices.Sort(want)
-	if !slices.Equal(h.lines, want) {
-		t.Errorf("told %q, want %q", h.lines, want)
-	}
+	same(t, "told", want, h.lines, cmpopts.EquateEmpty())
 	h.lines = nil
 }
 
 // followSecrets follows the Secrets of a cluster.
-func followSecrets(t *testing.T, f *ClusterCache, c *cluster, need Need, lists chan struct{}, handler func(old, current *Object, initial bool)) *Following[*Object] {
+func followSecrets(t testing.TB, f *ClusterCache, c *cluster, need Need, lists chan struct{}, handler func(old, current *Object, initial bool)) *Following[*Object] {
 	t.Helper()
 	f.sourceFor = c.source
 	need.Resource = Secrets
@@ -255,122 +255,101 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 	}
 }
 
-func TestFollowKeepsTheFormOfTheNeed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		f, h := newTestCache(t, c), &told{}
-		need := Need{controller: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: DigestOf(func(o metav1.Object) []byte {
-			return []byte(o.GetResourceVersion())
-		})}
-		w := followSecrets(t, f, c, need, nil, h.handle)
-		h.want(t, "+a=")
-		if o, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(o.Digest("sync")) != "101" {
-			t.Errorf("kept %v", o)
-		}
-		if _, ok := w.Get(cache.NewObjectName("shop", "b")); ok {
-			t.Error("has what is not there")
-		}
-		if got := c.requests[0]; !strings.Contains(got, "labels=managed=true") {
-			t.Errorf("asked %s", got)
-		}
-		if w.plan.decodedAs != Metadata {
-			t.Error("asks for the content")
-		}
-	})
-}
+// bubble is the test of a row, in fake time of its own.
+type bubble struct{ *testing.T }
 
-func TestFollowOutlivesItsContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster()
-		f, h := newTestCache(t, c), &told{}
-		ctx, cancel := context.WithCancel(t.Context())
-		need := ttlNeed
-		need.Resource = Secrets
-		w, err := Follow[*Object](ctx, f.ForController("ttl"), need)
-		must(t, err)
-		w.AddHandler(h.handle)
-		<-w.Synced()
-		cancel() // as at the end of a reconcile
-		c.put(expiring("a", "1h"))
-		h.want(t, "+a=1h")
-	})
-}
-
-func TestFollowReturnsTheTypeOfTheNeed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newTestCache(t, newCluster(named("a", "1")))
-		need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
-		w, err := Follow[*corev1.Secret](t.Context(), f.ForController("sync"), need)
-		must(t, err)
-		<-w.Synced()
-		if s, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(s.Data["value"]) != "1" {
-			t.Errorf("kept %v", s)
-		}
-		if _, err := Follow[*corev1.ConfigMap](t.Context(), f.ForController("sync"), need); err == nil || !strings.Contains(err.Error(), "asks for secrets as *v1.ConfigMap") {
-			t.Errorf("error %v for another type", err)
-		}
-		if len(f.followed) != 1 {
-			t.Errorf("%d are followed", len(f.followed))
-		}
-	})
-}
-
-func TestFollowMayBeStoppedByItsHandler(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
-		f, calls := newTestCache(t, c), 0
-		var w *Following[*Object]
-		ready := make(chan struct{})
-		w = followSecrets(t, f, c, ttlNeed, nil, func(_, _ *Object, _ bool) {
-			<-ready
-			calls++
-			w.Stop()
-		})
-		close(ready)
-		c.put(expiring("c", "1h"))
-		pass(time.Minute)
-		f.Shutdown()
-		if calls != 1 {
-			t.Errorf("called %d times", calls)
-		}
-	})
-}
-
-func TestFollowListsWaitForEachOther(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slow, quick := newCluster(expiring("a", "1h")), newCluster(expiring("b", "1h"))
-		slow.endless = true
-		f, h := newTestCache(t, slow), &told{}
-		lists := make(chan struct{}, 1)
-		followSecrets(t, f, slow, ttlNeed, lists, (&told{}).handle)
-		synctest.Wait()
-		followSecrets(t, f, quick, ttlNeed, lists, h.handle)
-		pass(listSlotTimeout - time.Second)
-		h.want(t)
-		pass(2 * time.Second)
-		h.want(t, "+b=1h")
-		quick.put(expiring("c", "1h"))
-		h.want(t, "+c=1h")
-	})
-}
-
-func TestFollowContainsPanicsOfItsHandler(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
-		f, h := newTestCache(t, c), &told{}
-		followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), func(old, current *Object, initial bool) {
-			if current.GetName() == "a" {
-				panic("a")
+// TestFollow follows a cluster with the expiring Secrets a and b.
+func TestFollow(t *testing.T) {
+	for name, run := range map[string]func(t bubble, f *ClusterCache, c *cluster, h *told){
+		"it keeps the form of the need": func(t bubble, f *ClusterCache, c *cluster, h *told) {
+			need := Need{controller: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: DigestOf(func(o metav1.Object) []byte {
+				return []byte(o.GetResourceVersion())
+			})}
+			w := followSecrets(t, f, c, need, nil, h.handle)
+			h.want(t, "+a=", "+b=")
+			if o, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(o.Digest("sync")) != "101" {
+				t.Errorf("kept %v", o)
 			}
-			h.handle(old, current, initial)
+			if _, ok := w.Get(cache.NewObjectName("shop", "c")); ok {
+				t.Error("has what is not there")
+			}
+			if got := c.requests[0]; !strings.Contains(got, "labels=managed=true") {
+				t.Errorf("asked %s", got)
+			}
+			same(t, "form that it asks for", Metadata, w.plan.decodedAs)
+		},
+		"it outlives its context": func(t bubble, f *ClusterCache, c *cluster, h *told) {
+			ctx, cancel := context.WithCancel(t.Context())
+			need := ttlNeed
+			need.Resource = Secrets
+			w, err := Follow[*Object](ctx, f.ForController("ttl"), need)
+			must(t, err)
+			w.AddHandler(h.handle)
+			<-w.Synced()
+			cancel() // as at the end of a reconcile
+			h.want(t, "+a=1h", "+b=1h")
+			c.put(expiring("c", "1h"))
+			h.want(t, "+c=1h")
+		},
+		"it returns the type of the need": func(t bubble, f *ClusterCache, _ *cluster, _ *told) {
+			need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
+			w, err := Follow[*corev1.Secret](t.Context(), f.ForController("sync"), need)
+			must(t, err)
+			<-w.Synced()
+			if s, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(s.Data["value"]) != "1" {
+				t.Errorf("kept %v", s)
+			}
+			_, err = Follow[*corev1.ConfigMap](t.Context(), f.ForController("sync"), need)
+			if err == nil || !strings.Contains(err.Error(), "asks for secrets as *v1.ConfigMap") {
+				t.Errorf("error %v for another type", err)
+			}
+			same(t, "number that is followed", 1, len(f.followed))
+		},
+		"it may be stopped by its handler": func(t bubble, f *ClusterCache, c *cluster, _ *told) {
+			calls, ready := 0, make(chan struct{})
+			var w *Following[*Object]
+			w = followSecrets(t, f, c, ttlNeed, nil, func(_, _ *Object, _ bool) {
+				<-ready
+				calls++
+				w.Stop()
+			})
+			close(ready)
+			c.put(expiring("c", "1h"))
+			pass(time.Minute)
+			f.Shutdown()
+			same(t, "calls", 1, calls)
+		},
+		"lists wait for each other": func(t bubble, f *ClusterCache, slow *cluster, h *told) {
+			slow.endless = true
+			quick, lists := newCluster(expiring("x", "1h")), make(chan struct{}, 1)
+			followSecrets(t, f, slow, ttlNeed, lists, (&told{}).handle)
+			synctest.Wait()
+			followSecrets(t, f, quick, ttlNeed, lists, h.handle)
+			pass(listSlotTimeout - time.Second)
+			h.want(t)
+			pass(2 * time.Second)
+			h.want(t, "+x=1h")
+			quick.put(expiring("y", "1h"))
+			h.want(t, "+y=1h")
+		},
+		"it contains panics of its handler": func(t bubble, f *ClusterCache, c *cluster, h *told) {
+			followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), func(old, current *Object, initial bool) {
+				if current.GetName() == "a" {
+					panic("a")
+				}
+				h.handle(old, current, initial)
+			})
+			f.Start(t.Context())
+			h.want(t, "+b=1h")
+			wantProblem(t, f, ttlNeed.controller, "panics on 1 objects of secrets, one of them shop/a")
+			must(t, f.Problem("other"))
+		},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
+			run(bubble{t}, newTestCache(t, c), c, &told{})
 		})
-		f.Start(t.Context())
-		h.want(t, "+b=1h")
-		if err := f.Problem(ttlNeed.controller); err == nil || !strings.Contains(err.Error(), "panics on 1 objects of secrets, one of them shop/a") {
-			t.Errorf("problem %v", err)
-		}
-		must(t, f.Problem("other"))
-	})
+	}
 }
 
 // same compares what a test got with what it wants.

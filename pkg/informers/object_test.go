@@ -15,7 +15,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -56,9 +55,7 @@ func contentOf(obj apiruntime.Object) []byte {
 func mustPlan(tb testing.TB, needs ...Need) *plan {
 	tb.Helper()
 	plans, err := newPlans(needs, scheme.Scheme, nil)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	if len(plans) != 1 {
 		tb.Fatalf("got %d plans", len(plans))
 	}
@@ -94,9 +91,7 @@ func secret(i, size int) *corev1.Secret {
 func reduced(tb testing.TB, p *plan, obj apiruntime.Object) *Object {
 	tb.Helper()
 	r, err := newReducer(p).reduce(obj)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return r.(*Object)
 }
 
@@ -216,11 +211,7 @@ func describe(e *Object) map[string]any {
 
 func TestObjectRefusesChanges(t *testing.T) {
 	e := reduced(t, mustPlan(t, Need{controller: "a", Resource: Secrets}), secret(1, 10))
-	defer func() {
-		if recover() == nil {
-			t.Error("SetLabels did not panic")
-		}
-	}()
+	defer func() { same(t, "SetLabels panics", true, recover() != nil) }()
 	e.SetLabels(nil)
 }
 
@@ -245,9 +236,7 @@ func TestIndexFollowsTheObjects(t *testing.T) {
 			slices.Sort(names)
 			got[value] = strings.Join(names, " ")
 		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("objects by value (-want +got):\n%s", diff)
-		}
+		same(t, "objects by value", want, got)
 	}
 	check(map[string]string{"1": "a@12", "2": "a@12 b@23", "3": "b@23"})
 	put("a", 42)
@@ -339,6 +328,10 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 func TestNeedsShareAnInformer(t *testing.T) {
 	digested := Need{controller: "c", Resource: Deployments, Digest: DigestOf(digestSHA1), History: true}
 	with := func(n Need, of string, change func(*Need)) Need { n.controller = of; change(&n); return n }
+	custom := schema.GroupVersionResource{Group: "example.org", Version: "v1", Resource: "customs"}
+	types := apiruntime.NewScheme()
+	must(t, scheme.AddToScheme(types))
+	types.AddKnownTypeWithName(custom.GroupVersion().WithKind("Custom"), &appsv1.Deployment{})
 	cases := map[string]struct {
 		needs []Need
 		want  []string // plans
@@ -356,6 +349,8 @@ func TestNeedsShareAnInformer(t *testing.T) {
 			[]string{"a m: unstructured ", "c b: typed "}},
 		"a digest of a custom resource and the whole": {[]Need{{controller: "a", Resource: rollouts, Form: Unstructured}, {controller: "b", Resource: rollouts, Digest: DigestOf(digestSHA1)}},
 			[]string{"a b: unstructured "}},
+		"a Go type of a custom resource, which some of the objects may not fit": {[]Need{{controller: "a", Resource: custom, Form: Typed}, {controller: "b", Resource: custom}},
+			[]string{"a: typed ", "b: metadata "}},
 		"optional for one, required by another": {[]Need{{controller: "a", Resource: Jobs, Optional: true}, {controller: "b", Resource: Jobs}}, []string{"a: metadata ", "b: metadata "}},
 		"two versions": {[]Need{{controller: "a", Resource: rollouts}, {controller: "c", Resource: rollouts.GroupResource().WithVersion("v2")}},
 			[]string{"a: metadata ", "c: metadata "}},
@@ -368,7 +363,7 @@ func TestNeedsShareAnInformer(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			plans, err := newPlans(tc.needs, scheme.Scheme, nil)
+			plans, err := newPlans(tc.needs, types, nil)
 			must(t, err)
 			var got []string
 			for _, p := range plans {
@@ -376,17 +371,6 @@ func TestNeedsShareAnInformer(t *testing.T) {
 			}
 			same(t, "plans", tc.want, got)
 		})
-	}
-}
-
-// TestCustomGoTypeHasItsOwnInformer has a Go type of a custom resource, which some of the objects may not
-// fit.
-func TestCustomGoTypeHasItsOwnInformer(t *testing.T) {
-	custom := apiruntime.NewScheme()
-	custom.AddKnownTypeWithName(rollouts.GroupVersion().WithKind("Rollout"), &appsv1.Deployment{})
-	plans, err := newPlans([]Need{{controller: "a", Resource: rollouts, Form: Typed}, {controller: "b", Resource: rollouts}}, custom, nil)
-	if err != nil || len(plans) != 2 {
-		t.Errorf("%d plans: %v", len(plans), err)
 	}
 }
 
@@ -431,10 +415,6 @@ func TestTypedObjectIsTrimmed(t *testing.T) {
 	if objectAs[metav1.Object](o) != o || string(o.Digest("b")) != "shop" || o.GetLabels()["l"] != "1" || o.GetAnnotations()["k"] != "v" {
 		t.Errorf("digest %q, labels %v, annotations %v", o.Digest("b"), o.GetLabels(), o.GetAnnotations())
 	}
-}
-
-func deployment(name string) appsv1.Deployment {
-	return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: "5"}}
 }
 
 func TestMisfitIsDecodedFromJSON(t *testing.T) {

@@ -48,9 +48,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			if n := c.count() - before; n < 10 || n > 80 {
 				t.Errorf("%d requests in ten minutes", n)
 			}
-			if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "secrets") {
-				t.Errorf("problem after ten minutes: %v", err)
-			}
+			wantProblem(t, f, "reload", "secrets")
 			must(t, f.CheckSync(nil))
 			if f.informers[0].feeds[0].state.logged == "" {
 				t.Error("nothing was logged")
@@ -71,9 +69,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			pass(5 * time.Minute)
 			start := time.Now()
 			f.Shutdown()
-			if d := time.Since(start); d > 0 {
-				t.Errorf("Shutdown took %v", d)
-			}
+			same(t, "Shutdown took", 0, time.Since(start))
 		})
 	}
 }
@@ -109,9 +105,7 @@ func TestServerThatIsTooBusyToStreamIsNotAskedForPages(t *testing.T) {
 		if n := c.count(); paged || n < 10 || n > 40 {
 			t.Errorf("%d requests in ten minutes, with pages: %t", n, paged)
 		}
-		if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), "TooManyRequests") {
-			t.Errorf("problem %v", err)
-		}
+		wantProblem(t, f, "reload", "TooManyRequests")
 		c.failWith(nil)
 		pass(time.Minute)
 		wantNames(t, f, "shop/a")
@@ -131,9 +125,7 @@ func TestEndingWatchBacksOff(t *testing.T) {
 			if n := secretsStatus(f).Lists; n < 10 || n > 30 {
 				t.Errorf("%d lists in ten minutes", n)
 			}
-			if err := f.Problem("reload"); err == nil || err.Error() != "each watch of secrets breaks early" {
-				t.Errorf("problem while watches break: %v", err)
-			}
+			same(t, "problem while watches break", "each watch of secrets breaks early", fmt.Sprint(f.Problem("reload")))
 			c.mu.Lock()
 			c.spoilt = false
 			c.mu.Unlock()
@@ -141,9 +133,7 @@ func TestEndingWatchBacksOff(t *testing.T) {
 			lists := secretsStatus(f).Lists
 			c.breakWatches(true) // that is a list, at once
 			pass(2 * time.Second)
-			if n := secretsStatus(f).Lists; n != lists+1 {
-				t.Errorf("%d lists after a watch that could not be resumed", n-lists)
-			}
+			same(t, "lists, one after a watch that could not be resumed", lists+1, secretsStatus(f).Lists)
 			pass(time.Minute)
 			must(t, f.Problem("reload"))
 		})
@@ -202,9 +192,8 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 		want   string
 		synced bool
 	}{
-		"list and watch": {verbs: []string{"list", "watch"}, synced: false,
-			want: "cannot list secrets: Forbidden\ncannot watch secrets: Forbidden"},
-		"watch": {verbs: []string{"watch"}, synced: true, want: "cannot watch secrets: Forbidden"},
+		"list and watch": {[]string{"list", "watch"}, "cannot list secrets: Forbidden\ncannot watch secrets: Forbidden", false},
+		"watch":          {[]string{"watch"}, "cannot watch secrets: Forbidden", true},
 	}
 	for name, tc := range cases {
 		inBubble(t, name, func(t *testing.T) {
@@ -219,9 +208,7 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 			f.Start(t.Context())
 			pass(3 * time.Minute)
 			must(t, f.Problem("other"))
-			if err := f.Problem("reload"); err == nil || err.Error() != tc.want {
-				t.Errorf("problem %q, want %q", err, tc.want)
-			}
+			same(t, "problem", tc.want, fmt.Sprint(f.Problem("reload")))
 			same(t, "synced", tc.synced, hasSynced(f, "reload"))
 			must(t, f.CheckSync(nil))
 			c.failWith(nil)
@@ -255,9 +242,7 @@ func TestTroubleLaterKeepsTheCache(t *testing.T) {
 			c.breakWatches(false)
 			pass(tc.after)
 			wantNames(t, f, "shop/a")
-			if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), tc.problem) {
-				t.Errorf("problem %v, want %q", err, tc.problem)
-			}
+			wantProblem(t, f, "reload", tc.problem)
 			if err := f.CheckSync(nil); err != nil || secretsStatus(f).Absent {
 				t.Errorf("informers-sync: %v, absent: %t", err, secretsStatus(f).Absent)
 			}
@@ -281,9 +266,7 @@ func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
 			need.Optional = true
 			f := newTestCache(t, c, need)
 			startSynced(t, f)
-			if !secretsStatus(f).Absent {
-				t.Error("not absent at the start")
-			}
+			same(t, "absent at the start", true, secretsStatus(f).Absent)
 			feed := f.informers[0].feeds[0]
 			feed.discover = func(context.Context) error { return nil }
 			c.failWith(func(string) error { return tc.failure })
@@ -291,9 +274,7 @@ func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
 			if s := secretsStatus(f); s.Absent || feed.state.logged == "" {
 				t.Errorf("absent %t, logged %q", s.Absent, feed.state.logged)
 			}
-			if err := f.Problem("reload"); err == nil || !strings.Contains(err.Error(), tc.problem) {
-				t.Errorf("problem %v, want %q", err, tc.problem)
-			}
+			wantProblem(t, f, "reload", tc.problem)
 		})
 	}
 }
@@ -341,12 +322,8 @@ func TestReadinessWaitsUnlessRefused(t *testing.T) {
 			f := newTestCache(t, c, reloadNeed)
 			f.Start(t.Context())
 			pass(time.Minute)
-			if err := f.CheckSync(nil); (err == nil) != tc.want {
-				t.Errorf("informers-sync: %v", err)
-			}
-			if f.Problem("reload") == nil {
-				t.Error("the controller has no problem")
-			}
+			same(t, "ready", tc.want, f.CheckSync(nil) == nil)
+			wantProblem(t, f, "reload", "secrets")
 			c.failWith(nil)
 			pass(3 * time.Minute)
 			if err := f.CheckSync(nil); err != nil || !hasSynced(f, "reload") {
@@ -404,9 +381,7 @@ func TestFailuresAreAProblemInTime(t *testing.T) {
 			}
 			s.recordFailure("list", tc.err)
 			clock.SetTime(clock.Now().Add(tc.after))
-			if err := s.problem(); (err != nil) != tc.problem {
-				t.Errorf("the problem is %v", err)
-			}
+			same(t, "it is a problem", tc.problem, s.problem() != nil)
 			same(t, "it fails long", tc.failsLong, s.failsLong())
 		})
 	}
