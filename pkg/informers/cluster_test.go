@@ -34,7 +34,7 @@ type cluster struct {
 	objects   map[string]*corev1.Secret
 	history   []watch.Event
 	changed   chan struct{} // closed at every change
-	broken    chan struct{} // closed to end all watches
+	watches   []watch.Interface
 	fail      func(verb string) error
 	requests  []string // verb and options of all requests
 	noStreams bool
@@ -44,7 +44,7 @@ type cluster struct {
 }
 
 func newCluster(objects ...*corev1.Secret) *cluster {
-	c := &cluster{version: 100, objects: map[string]*corev1.Secret{}, changed: make(chan struct{}), broken: make(chan struct{})}
+	c := &cluster{version: 100, objects: map[string]*corev1.Secret{}, changed: make(chan struct{})}
 	for _, o := range objects {
 		c.put(o)
 	}
@@ -102,8 +102,10 @@ func (c *cluster) breakWatches(compact bool) {
 		c.version++
 		c.compacted = c.version
 	}
-	close(c.broken)
-	c.broken = make(chan struct{})
+	for _, w := range c.watches {
+		w.Stop()
+	}
+	c.watches = nil
 }
 
 // failWith makes requests fail until it is called with nil.
@@ -193,29 +195,22 @@ func (c *cluster) watch(ctx context.Context, o metav1.ListOptions) (watch.Interf
 		expired := apierrors.NewResourceExpired("too old resource version")
 		first = append(first, watch.Event{Type: watch.Error, Object: &expired.ErrStatus})
 	}
-	ctx, stop := context.WithCancel(ctx)
-	w := &clusterWatch{result: make(chan watch.Event), stop: stop}
-	go w.run(ctx, c, first, from, c.broken)
+	result := make(chan watch.Event)
+	w := watch.NewProxyWatcher(result)
+	context.AfterFunc(ctx, w.Stop)
+	c.watches = append(c.watches, w)
+	go c.send(result, w.StopChan(), first, from)
 	return w, nil
 }
 
-type clusterWatch struct {
-	result chan watch.Event
-	stop   context.CancelFunc
-}
-
-func (w *clusterWatch) ResultChan() <-chan watch.Event { return w.result }
-func (w *clusterWatch) Stop()                          { w.stop() }
-
-func (w *clusterWatch) run(ctx context.Context, c *cluster, events []watch.Event, from int, broken chan struct{}) {
-	defer close(w.result)
+// send sends these events and what happens after a version, until the watch is stopped.
+func (c *cluster) send(result chan<- watch.Event, stopped <-chan struct{}, events []watch.Event, from int) {
+	defer close(result)
 	for {
 		for _, e := range events {
 			select {
-			case w.result <- e:
-			case <-ctx.Done():
-				return
-			case <-broken:
+			case result <- e:
+			case <-stopped:
 				return
 			}
 		}
@@ -228,9 +223,7 @@ func (w *clusterWatch) run(ctx context.Context, c *cluster, events []watch.Event
 		case <-changed:
 		case <-time.After(time.Minute):
 			events = []watch.Event{{Type: watch.Bookmark, Object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(from)}}}}
-		case <-ctx.Done():
-			return
-		case <-broken:
+		case <-stopped:
 			return
 		}
 	}

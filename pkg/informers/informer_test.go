@@ -330,40 +330,34 @@ func (r *refusal) check(obj any) {
 }
 
 func TestPanicOfAFunctionIsContained(t *testing.T) {
-	for name, of := range map[string]func(*refusal) (Need, func(*ClusterCache)){
-		"a digest": func(r *refusal) (Need, func(*ClusterCache)) {
-			return Need{Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })}, nil
-		},
-		"a Filter": func(r *refusal) (Need, func(*ClusterCache)) {
-			return Need{Fields: Labels, Filter: func(obj metav1.Object) bool { r.check(obj); return true }}, nil
-		},
-		"a mapping, whose sibling succeeds": func(r *refusal) (Need, func(*ClusterCache)) {
-			return Need{}, func(f *ClusterCache) {
-				mine := For[metav1.Object](f.ForController("bad"), Secrets)
-				contain, _ := mine.(view[metav1.Object]).ContainPanics()
-				sibling, _ := mine.(view[metav1.Object]).ContainPanics()
-				mine.AddHandler(func(_, current metav1.Object, _ bool) { // the handler itself succeeds
-					contain(current, func() { r.check(current) })
-					sibling(current, func() {})
-				})
-			}
-		},
-		"a listener": func(r *refusal) (Need, func(*ClusterCache)) {
-			return Need{}, func(f *ClusterCache) {
-				f.informers[0].listen("bad", func(e event) { r.check(e.new) })
-			}
-		},
+	r := &refusal{}
+	for name, tc := range map[string]struct {
+		need     Need
+		register func(*ClusterCache)
+	}{
+		"a digest": {need: Need{Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })}},
+		"a Filter": {need: Need{Fields: Labels, Filter: func(obj metav1.Object) bool { r.check(obj); return true }}},
+		"a mapping, whose sibling succeeds": {register: func(f *ClusterCache) {
+			mine := For[metav1.Object](f.ForController("bad"), Secrets)
+			contain, _ := mine.(view[metav1.Object]).ContainPanics()
+			sibling, _ := mine.(view[metav1.Object]).ContainPanics()
+			mine.AddHandler(func(_, current metav1.Object, _ bool) { // the handler itself succeeds
+				contain(current, func() { r.check(current) })
+				sibling(current, func() {})
+			})
+		}},
+		"a listener": {register: func(f *ClusterCache) { f.informers[0].listen("bad", func(e event) { r.check(e.new) }) }},
 	} {
 		inBubble(t, name, func(t *testing.T) {
-			r := &refusal{}
-			need, register := of(r)
+			r.mended = false
+			need := tc.need
 			need.controller, need.Resource = "bad", Secrets
 			c := newCluster(named("bad", "1"), named("fine", "1"))
 			f := newTestCache(t, c, need, reloadNeed)
 			var counted []string
 			f.informers[0].bad.countPanic = func(controller string) { counted = append(counted, controller) }
-			if register != nil {
-				register(f)
+			if tc.register != nil {
+				tc.register(f)
 			}
 			startSynced(t, f)
 			synctest.Wait()
