@@ -315,9 +315,7 @@ func (f *fixture) events() (list []string) {
 // count compares the sum of a metric over the series with these labels.
 func (f *fixture) count(want float64, name string, labels ...string) {
 	f.t.Helper()
-	if got := f.Metric("quartermaster_config_reload_"+name, labels...); got != want {
-		f.t.Errorf("%s is %v, want %v", name, got, want)
-	}
+	same(f.t, name, want, f.Metric("quartermaster_config_reload_"+name, labels...))
 }
 
 // noErrors checks that no reconcile has failed.

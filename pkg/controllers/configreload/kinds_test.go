@@ -251,21 +251,14 @@ func TestKindsAreRolledAlike(t *testing.T) {
 
 // job returns a finished Job of its own, as the API server returns it.
 func job(change func(*batchv1.Job)) *batchv1.Job {
-	generated := map[string]string{
-		"controller-uid": "job-1", "job-name": "web",
-		"batch.kubernetes.io/controller-uid": "job-1", "batch.kubernetes.io/job-name": "web",
-	}
 	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "shop", Name: "web", UID: "job-1", Labels: map[string]string{"app": "web"},
-		Annotations:       map[string]string{kAuto: "true"},
-		CreationTimestamp: metav1.Unix(1, 0),
+		Namespace: "shop", Name: "web", UID: "job-1", CreationTimestamp: metav1.Unix(1, 0),
+		Labels: map[string]string{"app": "web"}, Annotations: map[string]string{kAuto: "true"},
 	}}
 	j.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"batch.kubernetes.io/controller-uid": "job-1"}}
 	j.Spec.Template = pod(reads("app-config"))
-	j.Spec.Template.Labels = map[string]string{"app": "web"}
-	for key, value := range generated {
-		j.Spec.Template.Labels[key] = value
-	}
+	j.Spec.Template.Labels = map[string]string{"app": "web", "controller-uid": "job-1", "job-name": "web",
+		"batch.kubernetes.io/controller-uid": "job-1", "batch.kubernetes.io/job-name": "web"}
 	j.Status.Succeeded = 1
 	if change != nil {
 		change(j)
@@ -292,16 +285,11 @@ func TestReconcileJobs(t *testing.T) {
 			}
 			want.Spec.Template.Labels = map[string]string{"app": "web"}
 			same(f.t, "Job", want, f.job(), asCreated)
-			if f.job().UID == "job-1" {
-				f.t.Error("it is still the old Job")
-			}
+			same(f.t, "it is still the old Job", false, f.job().UID == "job-1")
 		}, replaced),
-		"a Job of a CronJob is left alone": {
-			objects: objs{cm1(), job(func(j *batchv1.Job) {
-				j.OwnerReferences = []metav1.OwnerReference{{Kind: "CronJob", Name: "web", Controller: ptr.To(true)}}
-			})},
-			change: changeCM,
-		},
+		"a Job of a CronJob is left alone": given(objs{cm1(), job(func(j *batchv1.Job) {
+			j.OwnerReferences = []metav1.OwnerReference{{Kind: "CronJob", Name: "web", Controller: ptr.To(true)}}
+		})}, changeCM, nil),
 		"a Job with a manual selector is left alone": {
 			objects: objs{cm1(), job(func(j *batchv1.Job) { j.Spec.ManualSelector = ptr.To(true) })}, change: changeCM,
 			events: []string{"Normal ReloadSkipped The selector is manual, not reloaded for ConfigMap shop/app-config"},

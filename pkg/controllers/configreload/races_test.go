@@ -64,14 +64,11 @@ func TestReconcileConflicts(t *testing.T) {
 		// If the state is removed while a reload is being written, it is known from the version that the reload was
 		// decided on, even if the watch is late.
 		"the state is removed": meanwhile(func(f *fixture) { f.Lag(time.Second, "deployments"); f.Put(deploy(web, kAuto, "true")) }, rolls, roll, roll),
-		"a conflict without end is tried again": {
-			change: func(f *fixture) {
-				refused(3*4, errConflict, changeCM)(f)
-				f.noErrors()
-				f.count(3, "reloads_total", "kind", "Deployment", "result", "error")
-			},
-			want: slices.Repeat(rolled, 13), events: []string{reloaded, wasRefused, wasRefused, wasRefused},
-		},
+		"a conflict without end is tried again": given(nil, func(f *fixture) {
+			refused(3*4, errConflict, changeCM)(f)
+			f.noErrors()
+			f.count(3, "reloads_total", "kind", "Deployment", "result", "error")
+		}, slices.Repeat(rolled, 13), reloaded, wasRefused, wasRefused, wasRefused),
 		// A webhook may deny a write with any status, including 404, which also means that the workload is gone.
 		"a 404 that stays does not lose a reload, and is reported": {
 			change: refused(4, denial, changeCM), want: slices.Repeat(rolled, 5), events: []string{reloaded, failed + denial.ErrStatus.Message},
@@ -113,6 +110,7 @@ func TestStandbyLeads(t *testing.T) {
 		f.Put(auto(marked(hash), recordedOn(f.web().ResourceVersion, stateOf(cmKey, hash))))
 	}
 	rollBefore := func(f *fixture) { changeCM(f); record(f, h2) }
+	without := func(f *fixture) { f.Delete(known) }
 	type row struct {
 		sources, workloads time.Duration    // lags
 		before             func(f *fixture) // what both caches have
@@ -124,16 +122,10 @@ func TestStandbyLeads(t *testing.T) {
 		"a change of a source rolls":                 {change: changeCM, want: rolled, rolls: true},
 		"a change that was taken back rolls nothing": {change: func(f *fixture) { changeCM(f); f.Put(cm1()) }},
 		"a change after the creation of a workload that nobody has recorded rolls": {
-			workloads: little,
-			before:    func(f *fixture) { f.Delete(known) },
-			change:    func(f *fixture) { f.Put(asks()); changeCM(f) },
-			want:      rolled, rolls: true,
+			workloads: little, before: without, change: func(f *fixture) { f.Put(asks()); changeCM(f) }, want: rolled, rolls: true,
 		},
-		"a change before that creation is only recorded": {
-			workloads: little,
-			before:    func(f *fixture) { f.Delete(known) },
-			change:    func(f *fixture) { changeCM(f); f.Put(asks()) },
-			want:      []string{stateOnly(known2)}, rolls: true,
+		"a change before the creation of a workload that nobody has recorded is only recorded": {
+			workloads: little, before: without, change: func(f *fixture) { changeCM(f); f.Put(asks()) }, want: []string{stateOnly(known2)}, rolls: true,
 		},
 		"the workload arrives first":         {sources: long, workloads: little, change: rollBefore},
 		"the source arrives first":           {sources: little, workloads: long, change: rollBefore, want: rolled},
@@ -142,14 +134,12 @@ func TestStandbyLeads(t *testing.T) {
 		"only the source is late":            {sources: long, change: rollBefore},
 		"two rollouts are on their way":      {sources: long, workloads: little, change: func(f *fixture) { rollBefore(f); f.Put(cm1()); record(f, h1) }},
 		"the source is back where it was, and the predecessor did not roll for that any more": {
-			sources: little, workloads: long,
-			change: func(f *fixture) { rollBefore(f); f.Put(cm1()) },
-			want:   []string{env(known1, "web/"+cmVar, h1)}, rolls: true,
+			sources: little, workloads: long, change: func(f *fixture) { rollBefore(f); f.Put(cm1()) },
+			want: []string{env(known1, "web/"+cmVar, h1)}, rolls: true,
 		},
 		"a workload was created after another change, and only the source is late": {
-			sources: long,
-			before:  func(f *fixture) { f.Delete(known); changeCM(f); f.Put(asks()) },
-			change:  func(f *fixture) { f.Put(cm("app-config", "color", "green")); record(f, hashOf("color", "green")) },
+			sources: long, before: func(f *fixture) { without(f); changeCM(f); f.Put(asks()) },
+			change: func(f *fixture) { f.Put(cm("app-config", "color", "green")); record(f, hashOf("color", "green")) },
 		},
 		"the deletion of the source is late": {sources: long, change: func(f *fixture) { f.Delete(cm1()); record(f, "") }},
 	}, func(t bubble, tc row) {
@@ -162,14 +152,9 @@ func TestStandbyLeads(t *testing.T) {
 		f.Lag(tc.sources, "configmaps")
 		f.Lag(tc.workloads, "deployments")
 		version := ""
-		f.Restart(func() {
-			tc.change(f)
-			version = f.web().ResourceVersion
-		})
+		f.Restart(func() { tc.change(f); version = f.web().ResourceVersion })
 		f.pass(2 * time.Minute).expect(tc.want...)
-		if got := f.web().ResourceVersion; (got != version) != tc.rolls {
-			t.Errorf("version %s becomes %s", version, got)
-		}
+		same(t, "rolls", tc.rolls, f.web().ResourceVersion != version)
 	})
 }
 
@@ -330,9 +315,7 @@ func TestEventOfManySourcesIsCut(t *testing.T) {
 		f.refuse(1, "patch", "deployments", errTryAgain)
 		change("2")
 		events := f.events()
-		if len(events) != 2 {
-			t.Errorf("events %v, want a failure and a reload", events)
-		}
+		same(t, "Events, a failure and a reload", 2, len(events))
 		for _, e := range events {
 			if len(e) > 1100 {
 				t.Errorf("an Event of %d bytes: %s", len(e), e)
@@ -501,8 +484,6 @@ func TestUnusedSourceWakesNoWorker(t *testing.T) {
 			return f.status().Reconciles - before
 		}
 		same(t, "reconciles for a ConfigMap that nobody uses", 0, reconciles(is))
-		if n := reconciles(cm2()); n == 0 {
-			t.Error("no reconcile for the ConfigMap of the Deployment")
-		}
+		same(t, "a reconcile for the ConfigMap of the Deployment", true, reconciles(cm2()) > 0)
 	})
 }

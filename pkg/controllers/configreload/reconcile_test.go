@@ -222,23 +222,6 @@ func TestReconcileReferences(t *testing.T) {
 	})
 }
 
-func TestDryRunWritesNothing(t *testing.T) {
-	const would = "Normal WouldReload Would reload for ConfigMap shop/app-config"
-	paused := deploy(pod(), kPausedAt, "yesterday")
-	paused.Name, paused.Spec.Paused = "api", true
-	runCases(t, map[string]reconcileCase{"one Event for each change": {
-		configure: func(c *config) { c.DryRun = true },
-		objects:   objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1), paused},
-		change: func(f *fixture) {
-			f.put(time.Minute, cm2()).told(would)
-			f.touch() // it is decided on again, with nothing new
-			f.pass(time.Minute)
-			f.put(time.Minute, cm1()).count(2, "reloads_total", "result", "dry_run")
-		},
-		events: []string{would},
-	}})
-}
-
 // The names app.config and app-config have the same variable. The state distinguishes them.
 func TestVariableOfTwoSourcesHasTheLaterChange(t *testing.T) {
 	dotted := func(v string) runtime.Object { return cm("app.config", "v", v) }
@@ -266,6 +249,9 @@ func TestVariableOfTwoSourcesHasTheLaterChange(t *testing.T) {
 }
 
 func TestReconcileScope(t *testing.T) {
+	const would = "Normal WouldReload Would reload for ConfigMap shop/app-config"
+	paused := deploy(pod(), kPausedAt, "yesterday")
+	paused.Name, paused.Spec.Paused = "api", true
 	namespace := func() *corev1.Namespace { return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}} }
 	selector := func(items ...string) func(*config) { return func(c *config) { c.NamespaceSelector = items } }
 	workedIn := func(include, exclude []string) func(*config) {
@@ -285,6 +271,12 @@ func TestReconcileScope(t *testing.T) {
 			rolled).with(func(c *config) { c.IncludeNamespaces, c.NamespaceSelector = shop, []string{"env=prod"} }),
 		"a source that loses its label looks deleted": given(objs{labelled(cm1()), auto(marked(h1), known1)}, func(f *fixture) { f.Put(cm1()) },
 			[]string{env(absent, "web/"+cmVar, "")}).with(func(c *config) { sourceSelector(c); onDelete(c) }),
+		"a dry run writes nothing, and has one Event for each change": given(objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1), paused}, func(f *fixture) {
+			f.put(time.Minute, cm2()).told(would)
+			f.touch() // it is decided on again, with nothing new
+			f.pass(time.Minute)
+			f.put(time.Minute, cm1()).count(2, "reloads_total", "result", "dry_run")
+		}, nil, would).with(func(c *config) { c.DryRun = true }),
 		"a source of another namespace is none of this one's business": given(nil, func(f *fixture) { other := cm2(); other.Namespace = "depot"; f.Put(other) }, nil),
 	})
 }

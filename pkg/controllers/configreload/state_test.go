@@ -229,6 +229,14 @@ func TestReconcilePause(t *testing.T) {
 			rolled, reloaded, "Warning InvalidPausePeriod Reloaded without a pause: "+kPause+`: time: invalid duration "soon"`),
 		"a period that is not positive reloads without a pause": given(row(kPause, "-5m"), changeCM,
 			rolled, reloaded, "Warning InvalidPausePeriod Reloaded without a pause: "+kPause+": -5m0s is not positive"),
+		"a pause lasts its period at most, though it is looked at again and again": given(pausedBy(kPause, "5m", kPausedAt, "2100-01-01T00:00:00Z"), func(f *fixture) {
+			for range 4 {
+				f.pass(time.Minute)
+				f.touch()
+			}
+			f.pass(50 * time.Second).isPaused(true)
+			f.pass(11 * time.Second).isPaused(false)
+		}, []string{resume()}),
 		"a time that does not parse resumes now": {objects: pausedBy(kPause, "5m", kPausedAt, "yesterday"), want: []string{resume()}},
 		"a period that is gone resumes now":      {objects: pausedBy(kPausedAt, second(0)), want: []string{resume()}},
 		"a pause of a workload with native annotations is still resumed": given(pausedBy(nativeReload, "off", kPause, "5m", kPausedAt, second(0)), nil,
@@ -274,20 +282,6 @@ func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 		same(t, "attempts to end the pause when it was over", 1, ends.Load())
 		f.pass(20 * time.Second) // for the second refusal
 		f.isPaused(false)
-	})
-}
-
-func TestPauseLastsItsPeriodAtMost(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := deploy(pod(), kPause, "5m", kPausedAt, "2100-01-01T00:00:00Z")
-		d.Spec.Paused = true
-		f := newFixture(t, nil, d)
-		for range 4 { // it is looked at again and again
-			f.pass(time.Minute)
-			f.touch()
-		}
-		f.pass(50 * time.Second).isPaused(true)
-		f.pass(11 * time.Second).isPaused(false)
 	})
 }
 

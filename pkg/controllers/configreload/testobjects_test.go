@@ -195,9 +195,7 @@ type podOption func(*corev1.PodTemplateSpec)
 
 // pod returns a template with the container web, which reads app-config.
 func pod(options ...podOption) corev1.PodTemplateSpec {
-	t := corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{
-		Name: "web", Image: "registry.example/web:1",
-	}}}}
+	t := corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "web", Image: "registry.example/web:1"}}}}
 	for _, o := range options {
 		o(&t)
 	}
