@@ -134,38 +134,26 @@ func TestReconcile(t *testing.T) {
 			f.once("update", func() error { return apierrors.NewConflict(corev1.Resource("secrets"), "s", errors.New("changed")) })
 			f.edit("a/s", holding("w")).after(500*time.Millisecond, "get a/s, get a/s, get b/s, get b/s, update b/s, update b/s", allVerbs...)
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"a creation that comes too late is decided on again": {
-			lag:     10 * time.Second,
-			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=c")},
-			run: func(f *fixture) {
-				f.after(time.Minute, "create c/s")
-				f.Put(secret("b/s", "own"))
-				f.edit("a/s", annotate("Q:push-to=b,c")).pass(time.Minute)
-				f.holds("b/s", "own")
-			},
-		},
-		"N15: a dry run persists nothing": {
-			configure: func(c *replication.Config) { c.DryRun = true },
-			objects:   []runtime.Object{secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")},
-			run:       func(f *fixture) { f.expect("dry run: create b/s, dry run: create c/s"); f.told("") },
-		},
-		"N18: the live source decides, whatever the cache says": {
-			lag:     time.Minute,
-			objects: []runtime.Object{secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "old", "Q:pull-from=a/none")},
-			run: func(f *fixture) {
-				f.edit("b/t", annotate("Q:pull-from=a/s")).pass(30 * time.Second)
-				f.edit("a/s", annotate("Q:allow-pull")).after(10*time.Minute, "")
-			},
-		},
-		"N18: a copy is not deleted if the live source wants it": {
-			lag:     time.Minute,
-			objects: []runtime.Object{secret("a/s", "v", "Q:push-to=b")},
-			run: func(f *fixture) {
-				f.after(5*time.Minute, "create b/s")
-				f.edit("a/s", annotate("Q:push-to")).pass(30 * time.Second)
-				f.edit("a/s", annotate("Q:push-to=b")).after(10*time.Minute, "get a/s, get b/s", allVerbs...)
-			},
-		},
+		"a creation that comes too late is decided on again": given(func(f *fixture) {
+			f.Lag(10*time.Second, "secrets")
+			f.after(time.Minute, "create c/s")
+			f.Put(secret("b/s", "own"))
+			f.edit("a/s", annotate("Q:push-to=b,c")).pass(time.Minute)
+			f.holds("b/s", "own")
+		}, secret("a/s", "v", "Q:push-to=c")),
+		"N15: a dry run persists nothing": given(func(f *fixture) { f.expect("dry run: create b/s, dry run: create c/s"); f.told("") },
+			secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")).with(dryRun),
+		"N18: the live source decides, whatever the cache says": given(func(f *fixture) {
+			f.Lag(time.Minute, "secrets")
+			f.edit("b/t", annotate("Q:pull-from=a/s")).pass(30 * time.Second)
+			f.edit("a/s", annotate("Q:allow-pull")).after(10*time.Minute, "")
+		}, secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "old", "Q:pull-from=a/none")),
+		"N18: a copy is not deleted if the live source wants it": given(func(f *fixture) {
+			f.Lag(time.Minute, "secrets")
+			f.after(5*time.Minute, "create b/s")
+			f.edit("a/s", annotate("Q:push-to")).pass(30 * time.Second)
+			f.edit("a/s", annotate("Q:push-to=b")).after(10*time.Minute, "get a/s, get b/s", allVerbs...)
+		}, secret("a/s", "v", "Q:push-to=b")),
 		"a source that went while its namespace was disabled is missed when the label goes": given(func(f *fixture) { disable(f); f.Put(namespace("a")); f.after(6*time.Second, "delete b/s") },
 			secret("a/s", "v", "Q:push-to=b")),
 		"a source that went while its namespace was disabled is missed when the namespace goes": given(func(f *fixture) {
@@ -174,15 +162,10 @@ func TestReconcile(t *testing.T) {
 			f.after(9*time.Minute, "")
 			f.after(2*time.Minute, "delete b/s")
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"with namespaces a source that cannot be read is not gone": {
-			flags: []string{"--namespaces=b"},
-			objects: []runtime.Object{
-				secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k",
-					`Q:source={"copy":"b/t","dialect":"replicator","mode":"pull","source":"a/s","uid":"1"}`),
-				secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True"),
-			},
-			run: func(f *fixture) { f.after(time.Hour, "", allVerbs...) },
-		},
+		"with namespaces a source that cannot be read is not gone": given(func(f *fixture) { f.after(time.Hour, "", allVerbs...) },
+			secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k",
+				`Q:source={"copy":"b/t","dialect":"replicator","mode":"pull","source":"a/s","uid":"1"}`),
+			secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True")).with(nil, "--namespaces=b"),
 		"N19: what is in sync costs no request": given(func(f *fixture) {
 			f.pass(time.Minute)
 			f.copies(300, 300)
@@ -194,19 +177,15 @@ func TestReconcile(t *testing.T) {
 			fight(f, "b/s")
 			f.says("Warning DriftFight a/s: b/s is changed again and again, at last by test; it is repaired ever more seldom")
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"N20: also a dry run": {
-			configure: func(c *replication.Config) { c.DryRun = true },
-			objects:   []runtime.Object{secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")},
-			run:       func(f *fixture) { fight(f, "b/t") },
-		},
+		"N20: a repair of a dry run that does not last is made ever more seldom": given(func(f *fixture) { fight(f, "b/t") },
+			secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")).with(dryRun),
 		"a drift is reported, and the next one again after ten minutes": given(func(f *fixture) {
 			f.remove("b/s").pass(11 * time.Minute)
 			f.remove("c/s").pass(time.Second)
 			f.says("Normal DriftRepaired a/s: repaired c/s")
 		}, secret("a/s", "v", "Q:push-to=*")),
-		"with namespaces no Namespace is read": {
-			flags: []string{"--namespaces=a,b"}, objects: []runtime.Object{secret("a/s", "v", "Q:push-to=*")}, run: func(f *fixture) { f.expect("create b/s") },
-		},
+		"with namespaces no Namespace is read": given(func(f *fixture) { f.expect("create b/s") },
+			secret("a/s", "v", "Q:push-to=*")).with(nil, "--namespaces=a,b"),
 	})
 }
 
@@ -320,7 +299,6 @@ func manyNamespaces(n int, more ...runtime.Object) []runtime.Object {
 
 // reconcileCase is one row: the objects at the start, and what then happens.
 type reconcileCase struct {
-	lag       time.Duration
 	configure func(*replication.Config)
 	flags     []string
 	objects   []runtime.Object
@@ -332,15 +310,19 @@ func given(run func(f *fixture), objects ...runtime.Object) reconcileCase {
 	return reconcileCase{objects: objects, run: run}
 }
 
+// with returns the row with a configuration, which may be nil, and flags.
+func (tc reconcileCase) with(configure func(*replication.Config), flags ...string) reconcileCase {
+	tc.configure, tc.flags = configure, flags
+	return tc
+}
+
+func dryRun(c *replication.Config) { c.DryRun = true }
+
 func runCases(t *testing.T, cases map[string]reconcileCase) {
 	t.Helper()
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, tc.configure, tc.flags, tc.objects...)
-				f.Lag(tc.lag, "secrets")
-				tc.run(f)
-			})
+			synctest.Test(t, func(t *testing.T) { tc.run(newFixture(t, tc.configure, tc.flags, tc.objects...)) })
 		})
 	}
 }

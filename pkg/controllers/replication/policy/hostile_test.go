@@ -81,8 +81,7 @@ func TestTenantHarmsNoOther(t *testing.T) {
 				}
 			}
 			f.put(configMap("c/s", "", mine, many), configMap("a/t", "k=v", with("M:replicate-to=b"))).settled("create b/t", "TooManyKeys c/s")
-			f.edit("b/t", many)
-			f.remove("a/t").settled("")
+			f.edit("b/t", many).remove("a/t").settled("")
 		}},
 		"a value that is too long is held, in each grammar": {nil, func(f *fixture) {
 			long := strings.Repeat("*", 256<<10)

@@ -59,8 +59,7 @@ func TestDecide(t *testing.T) {
 		}},
 		"a withdrawn permission deletes copies and freezes mirrors": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", auto("b")), secret("b/m", "k=v", mirror)).settled("create b/s")
-			f.edit("a/s", with("R:reflection-allowed"))
-			f.step()
+			f.edit("a/s", with("R:reflection-allowed")).step()
 			f.expect("")
 			f.settled("delete b/s", "PermissionDenied b/m")
 		}},
@@ -72,8 +71,7 @@ func TestDecide(t *testing.T) {
 		"an orphan of the reflector is deleted": {nil, func(f *fixture) { f.put(secret("b/s", "k=v", reflectorMade("a/s", "1"))); f.settled("delete b/s") }},
 		"another type needs another copy": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", auto("b"))).settled("create b/s")
-			f.remove("a/s")
-			f.put(secret("a/s", "tls.crt= tls.key=", auto("b"), typed(corev1.SecretTypeTLS))).settled("recreate b/s")
+			f.remove("a/s").put(secret("a/s", "tls.crt= tls.key=", auto("b"), typed(corev1.SecretTypeTLS))).settled("recreate b/s")
 		}},
 
 		"a push copies data, type and labels": {nil, func(f *fixture) {
@@ -132,8 +130,7 @@ func TestDecide(t *testing.T) {
 		"a withdrawn push deletes copies and strips those with keys of their own": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", labelled("t=1"), with("M:replicate-to=b,c"))).settle()
 			f.edit("c/s", data("k=v own=1")).settled("create b/s, create c/s")
-			f.edit("a/s", with("M:replicate-to=nowhere"))
-			f.step()
+			f.edit("a/s", with("M:replicate-to=nowhere")).step()
 			f.expect("")
 			f.settled("delete b/s, strip c/s")
 			f.holds("c/s", "own=1", "Q:source=(none)", "M:replicated-at=(none)", "M:replicated-from-version=(none)", "M:replicated-keys=(none)")
@@ -145,14 +142,12 @@ func TestDecide(t *testing.T) {
 			f.settle()
 			f.edit("b/s", data("tls.crt=1 tls.key=2 own=1"))
 			f.edit("b/t", data("k=v own=1"), immutable).settled("create b/s, create b/t")
-			f.edit("a/s", with("M:replicate-to"))
-			f.remove("a/t").settled("", "SourceDeleted b/s", "SourceDeleted b/t")
+			f.edit("a/s", with("M:replicate-to")).remove("a/t").settled("", "SourceDeleted b/s", "SourceDeleted b/t")
 		}},
 		"a deleted source empties pull targets unless their type demands the keys": {nil, func(f *fixture) {
 			f.put(secret("a/s", "tls.crt=1 tls.key=2", permits), secret("b/t", "own=1", pull))
 			f.put(secret("b/u", "tls.crt= tls.key=", pull, typed(corev1.SecretTypeTLS))).settled("update b/t, update b/u")
-			f.remove("a/s")
-			f.step()
+			f.remove("a/s").step()
 			f.expect("")
 			f.settled("empty b/t", "SourceDeleted b/u")
 			f.holds("b/t", "own=1", "M:replicated-keys=")
@@ -166,8 +161,7 @@ func TestDecide(t *testing.T) {
 			f.labels("b/s", "own:1 t:1")
 		}},
 		"a source is never written to": {nil, func(f *fixture) {
-			f.label("a", "x", "1")
-			f.label("b", "x", "1")
+			f.label("a", "x", "1").label("b", "x", "1")
 			f.put(secret("a/s", "k=v", with("M:replicate-to-matching=x=1"), replicatorMade("1", "k"))).settled("create b/s")
 			f.label("a", "y", "1").settled("")
 		}},
@@ -180,8 +174,7 @@ func TestDecide(t *testing.T) {
 
 		"globs, exclusions and selectors": {nil, func(f *fixture) {
 			f.namespaces("team-1", "team-old")
-			f.label("team-old", "env", "x")
-			f.label("b", "env", "x")
+			f.label("team-old", "env", "x").label("b", "env", "x")
 			f.put(secret("a/s", "k=v", with("Q:push-to=team-*,!team-old; labels: env=x"))).settled("create b/s, create team-1/s")
 			f.holds("b/s", "k=v")
 			if got := f.get("b/s").Annotations; len(got) != 1 {
@@ -228,9 +221,7 @@ func TestDecide(t *testing.T) {
 		}},
 		"an immutable copy is replaced, an immutable pull target is not": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b", "Q:allow-pull=b")), secret("b/t", "", with("Q:pull-from=a/s"))).settled("create b/s, update b/t")
-			f.edit("b/s", immutable)
-			f.edit("b/t", immutable)
-			f.edit("a/s", data("k=w")).settled("recreate b/s", "TargetImmutable b/t")
+			f.edit("b/s", immutable).edit("b/t", immutable).edit("a/s", data("k=w")).settled("recreate b/s", "TargetImmutable b/t")
 		}},
 		"a namespace that is terminating gets nothing": {nil, func(f *fixture) {
 			f.ns["b"].Terminating = true
@@ -248,15 +239,13 @@ func TestDecide(t *testing.T) {
 		}},
 		"a disabled namespace of a source holds its copies": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b"))).settle()
-			f.label("a", NamespaceLabel, "disabled")
-			f.edit("a/s", with("Q:push-to=c"), data("k=w")).settled("create b/s")
+			f.label("a", NamespaceLabel, "disabled").edit("a/s", with("Q:push-to=c"), data("k=w")).settled("create b/s")
 			f.remove("a/s").settled("")
 			f.label("a", NamespaceLabel, "").settled("delete b/s")
 		}},
 		"a takeover waits while the owner's namespace is disabled": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b")), secret("c/s", "k=w", with("Q:push-to=b"))).settle()
-			f.label("a", NamespaceLabel, "disabled")
-			f.edit("a/s", with("Q:push-to")).settled("create b/s")
+			f.label("a", NamespaceLabel, "disabled").edit("a/s", with("Q:push-to")).settled("create b/s")
 			delete(f.ns, "a")
 			f.remove("a/s").settled("")
 			f.now = f.now.Add(missingGrace)
@@ -280,8 +269,7 @@ func TestDecide(t *testing.T) {
 		}},
 		"nobody's push takes a detached target with the replicator's keys for its copy": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", permits), secret("b/s", "", with("M:replicate-from=a/s"))).settle()
-			f.edit("b/s", with("M:replicate-from"))
-			f.put(secret("c/s", "k=other", with("M:replicate-to=b"))).settled("update b/s")
+			f.edit("b/s", with("M:replicate-from")).put(secret("c/s", "k=other", with("M:replicate-to=b"))).settled("update b/s")
 		}},
 		"what a dialect that is off has made is held": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", auto("b"), with("M:replicate-to=c")), secret("b/t", "", pull)).settled("create b/s, create c/s")
@@ -306,14 +294,12 @@ func TestDecide(t *testing.T) {
 		}},
 		"a copy of the replicator follows labels": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", labelled("t=1", "u=1"), with("M:replicate-to=b"))).settle()
-			f.edit("b/s", labelled("t=1", "u=1", "own=1"))
-			f.edit("a/s", labelled("t=2")).settled("create b/s, update b/s")
+			f.edit("b/s", labelled("t=1", "u=1", "own=1")).edit("a/s", labelled("t=2")).settled("create b/s, update b/s")
 			f.labels("b/s", "own:1 t:2")
 		}},
 		"a copy of the replicator that is immutable stays": {nil, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("M:replicate-to=b"))).settle()
-			f.edit("b/s", data("k=v own=1"), immutable)
-			f.edit("a/s", data("k=w")).settled("create b/s", "TypeConflict a/s")
+			f.edit("b/s", data("k=v own=1"), immutable).edit("a/s", data("k=w")).settled("create b/s", "TypeConflict a/s")
 		}},
 		"a selector without Namespaces is held": {func(o *Options) { o.NoNamespaces = true }, func(f *fixture) {
 			f.put(secret("a/s", "k=v", with("Q:push-to=b;labels:env=x")), secret("a/t", "k=v", with("M:replicate-to-matching=")))
