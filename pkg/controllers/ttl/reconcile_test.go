@@ -227,35 +227,33 @@ func crd() *unstructured.Unstructured {
 			"versions": []any{map[string]any{"name": "v1", "served": true}}}}}
 }
 
-func TestTypesComeAndGo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, row{})
-		f.start().metric(2, "watched_types")
-		f.add(crd())
-		f.Sleep(3 * time.Second)
-		f.metric(3, "watched_types")
-		f.put(widget, "shop/w", ttlController+"ttl", "0").asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
-		f.put(widget, "shop/later", ttlController+"ttl", "5h")
-		f.Delete(crd())
-		f.Sleep(3 * time.Second)
-		f.metric(2, "watched_types")
-		f.Sleep(24 * time.Hour)
-		f.asked() // the object of the type that is gone is forgotten
-	})
+// withClusterRoles has ClusterRoles deleted too.
+func withClusterRoles(c *ttl.Config) {
+	c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io")
 }
 
-// TestNamespacesLimitWhatIsWatched has a manager that may read some namespaces only, so neither types of the
-// cluster nor definitions.
-func TestNamespacesLimitWhatIsWatched(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, row{configure: func(c *ttl.Config) { c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io") }})
-		f.flags = append(f.flags, "--namespaces=shop")
-		f.start().metric(2, "watched_types")
-		f.add(crd())
-		f.put(widget, "shop/w", ttlController+"ttl", "0")
-		f.put(widget, "elsewhere/w", ttlController+"ttl", "0")
-		f.Sleep(5 * time.Minute) // no definition tells of it
-		f.asked("get widgets.example.com shop/w", "delete widgets.example.com shop/w")
+func TestTypesComeAndGo(t *testing.T) {
+	widgetGoes := []string{"get widgets.example.com shop/w", "delete widgets.example.com shop/w"}
+	runRows(t, map[string]row{
+		"a type is watched while it is defined, and then its objects are forgotten": {run: func(f *fixture) {
+			f.start().metric(2, "watched_types")
+			f.add(crd())
+			f.Sleep(3 * time.Second)
+			f.metric(3, "watched_types")
+			f.put(widget, "shop/w", ttlController+"ttl", "0").asked(widgetGoes...)
+			f.put(widget, "shop/later", ttlController+"ttl", "5h")
+			f.Delete(crd())
+			f.Sleep(3 * time.Second)
+			f.metric(2, "watched_types")
+			f.askedAfter(24 * time.Hour)
+		}},
+		"a manager of some namespaces reads neither types of the cluster nor definitions": {configure: withClusterRoles, run: func(f *fixture) {
+			f.flags = append(f.flags, "--namespaces=shop")
+			f.start().metric(2, "watched_types")
+			f.add(crd())
+			f.put(widget, "shop/w", ttlController+"ttl", "0")
+			f.put(widget, "elsewhere/w", ttlController+"ttl", "0").askedAfter(5*time.Minute, widgetGoes...) // no definition tells of it
+		}},
 	})
 }
 
@@ -346,10 +344,7 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 // no namespace.
 func TestBreakerStopsEveryTenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, row{configure: func(c *ttl.Config) {
-			c.MaxDeletionsPerMinute = 2
-			c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io")
-		}})
+		f := newFixture(t, row{configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 2; withClusterRoles(c) }})
 		for i := range 3 {
 			f.put(clusterRole, fmt.Sprintf("/r%d", i), ttlController+"ttl", "1h")
 		}

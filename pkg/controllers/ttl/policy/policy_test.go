@@ -260,73 +260,76 @@ func TestHugeValuesAreNotRead(t *testing.T) {
 	}
 }
 
+// breaker is a breaker from now on.
+type breaker struct {
+	*testing.T
+	Breaker
+}
+
+func (b *breaker) take(namespace string, after time.Duration, want bool, opens Scope) {
+	b.Helper()
+	if got, opened := b.Take(namespace, now.Add(after)); got != want || opened != opens {
+		b.Errorf("%s after %v: %t, opens %q", namespace, after, got, opened)
+	}
+}
+
+func (b *breaker) open(namespace string, after, want time.Duration) {
+	b.Helper()
+	if got := b.Open(namespace, now.Add(after)); got != want {
+		b.Errorf("%s after %v: open for %v", namespace, after, got)
+	}
+}
+
+func (b *breaker) stopped(after time.Duration, wantNamespaces int, wantAll bool) {
+	b.Helper()
+	if namespaces, all := b.Stopped(now.Add(after)); namespaces != wantNamespaces || all != wantAll {
+		b.Errorf("%d namespaces are stopped, all: %t", namespaces, all)
+	}
+}
+
 func TestBreakerOpensAtItsLimit(t *testing.T) {
-	b := Breaker{Limit: 2, Cooldown: 2 * time.Minute}
-	take := func(namespace string, after time.Duration, want bool, opens Scope) {
-		t.Helper()
-		if got, opened := b.Take(namespace, now.Add(after)); got != want || opened != opens {
-			t.Errorf("%s after %v: %t, opens %q", namespace, after, got, opened)
-		}
-	}
-	open := func(namespace string, after, want time.Duration) {
-		t.Helper()
-		if got := b.Open(namespace, now.Add(after)); got != want {
-			t.Errorf("%s after %v: open for %v", namespace, after, got)
-		}
-	}
-	take("a", 0, true, "")
-	take("a", 59*time.Second, true, "")
+	b := breaker{t, Breaker{Limit: 2, Cooldown: 2 * time.Minute}}
+	b.take("a", 0, true, "")
+	b.take("a", 59*time.Second, true, "")
 	b.Return("a")
-	take("a", 59*time.Second, true, "")
-	take("a", 60*time.Second, true, "") // the first has left the window
-	open("a", 60*time.Second, 0)
-	take("a", 61*time.Second, false, OneNamespace)
-	take("a", 62*time.Second, false, "") // it opens once
-	open("a", 100*time.Second, 81*time.Second)
-	open("b", 100*time.Second, 0)
-	take("b", 100*time.Second, true, "")
-	take("", 100*time.Second, true, "") // objects without a namespace have a count of their own
-	if namespaces, all := b.Stopped(now.Add(100 * time.Second)); namespaces != 1 || all {
-		t.Errorf("%d namespaces are stopped, all: %t", namespaces, all)
-	}
-	take("a", 180*time.Second, false, "")
-	take("a", 181*time.Second, true, "")
-	unlimited := Breaker{}
+	b.take("a", 59*time.Second, true, "")
+	b.take("a", 60*time.Second, true, "") // the first has left the window
+	b.open("a", 60*time.Second, 0)
+	b.take("a", 61*time.Second, false, OneNamespace)
+	b.take("a", 62*time.Second, false, "") // it opens once
+	b.open("a", 100*time.Second, 81*time.Second)
+	b.open("b", 100*time.Second, 0)
+	b.take("b", 100*time.Second, true, "")
+	b.take("", 100*time.Second, true, "") // objects without a namespace have a count of their own
+	b.stopped(100*time.Second, 1, false)
+	b.take("a", 180*time.Second, false, "")
+	b.take("a", 181*time.Second, true, "")
+	unlimited := breaker{T: t}
 	for range 1000 {
-		if permitted, _ := unlimited.Take("a", now); !permitted {
-			t.Fatal("without a limit it refuses")
-		}
+		unlimited.take("a", 0, true, "")
 	}
 }
 
 func TestBreakerLimitsAllNamespacesTogether(t *testing.T) {
-	b := Breaker{Limit: 2, Cooldown: time.Minute}
+	b := breaker{t, Breaker{Limit: 2, Cooldown: time.Minute}}
 	for i := range TotalLimitFactor * b.Limit {
-		if permitted, _ := b.Take(fmt.Sprint("n", i), now); !permitted {
-			t.Fatalf("refused after %d", i)
-		}
+		b.take(fmt.Sprint("n", i), 0, true, "")
 	}
 	b.Return("n0") // as much as another may take
-	if permitted, _ := b.Take("x", now); !permitted {
-		t.Error("refused what was given back")
-	}
-	if permitted, opened := b.Take("y", now); permitted || opened != AllNamespaces {
-		t.Errorf("permitted: %t, opens %q", permitted, opened)
-	}
-	if namespaces, all := b.Stopped(now); namespaces != 0 || !all || b.Open("z", now) != time.Minute {
-		t.Errorf("%d namespaces are stopped, all: %t", namespaces, all)
-	}
+	b.take("x", 0, true, "")
+	b.take("y", 0, false, AllNamespaces)
+	b.stopped(0, 0, true)
+	b.open("z", 0, time.Minute)
 	// A namespace that is full opens its own, however full the total is.
-	b = Breaker{Limit: 1, Cooldown: time.Hour}
+	b = breaker{t, Breaker{Limit: 1, Cooldown: time.Hour}}
 	for i := range TotalLimitFactor {
-		b.Take(fmt.Sprint("n", i), now)
+		b.take(fmt.Sprint("n", i), 0, true, "")
 	}
-	if _, opened := b.Take("n0", now); opened != OneNamespace {
-		t.Errorf("opens %q", opened)
-	}
+	b.take("n0", 0, false, OneNamespace)
 	// What is idle is forgotten, and what is stopped is not.
-	b.Take("later", now.Add(2*time.Minute))
-	if n := len(b.namespaces); n != 2 || b.Open("n0", now.Add(2*time.Minute)) == 0 {
+	b.take("later", 2*time.Minute, true, "")
+	b.open("n0", 2*time.Minute, time.Hour-2*time.Minute)
+	if n := len(b.namespaces); n != 2 {
 		t.Errorf("%d namespaces are remembered", n)
 	}
 }
