@@ -127,9 +127,7 @@ func TestCacheAgeShowsASilentServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestCache(t, c, reloadNeed)
-		if s := secretsStatus(f); s.LastActivityAge != nil {
-			t.Errorf("age before the start: %v", s.LastActivityAge)
-		}
+		same(t, "age before the start", nil, secretsStatus(f).LastActivityAge)
 		startSynced(t, f)
 		c.put(named("b", "1"))
 		pass(time.Minute)
@@ -144,9 +142,7 @@ func TestCacheAgeShowsASilentServer(t *testing.T) {
 func TestCacheNotStartedShutsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTestCache(t, newCluster(), reloadNeed)
-		if f.CheckSync(nil) == nil {
-			t.Error("ready without having been started")
-		}
+		same(t, "ready without having been started", false, f.CheckSync(nil) == nil)
 		must(t, f.Problem("reload"))
 		f.Shutdown()
 		f.Start(t.Context()) // after Shutdown: nothing

@@ -50,9 +50,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 			}
 			wantProblem(t, f, "reload", "secrets")
 			must(t, f.CheckSync(nil))
-			if f.informers[0].feeds[0].state.logged == "" {
-				t.Error("nothing was logged")
-			}
+			same(t, "something was logged", true, f.informers[0].feeds[0].state.logged != "")
 			s := secretsStatus(f)
 			if s.LastActivityAge.Duration < 10*time.Minute || s.Failures == 0 || s.LastFailure == nil {
 				t.Errorf("age %v, failures %d, last failure %v", s.LastActivityAge, s.Failures, s.LastFailure)
@@ -99,9 +97,7 @@ func TestServerThatIsTooBusyToStreamIsNotAskedForPages(t *testing.T) {
 		f := newTestCache(t, c, reloadNeed)
 		f.Start(t.Context())
 		pass(10 * time.Minute)
-		c.mu.Lock()
-		paged := slices.ContainsFunc(c.requests, func(r string) bool { return strings.HasPrefix(r, "list") })
-		c.mu.Unlock()
+		paged := slices.Contains(verbs(c), "list")
 		if n := c.count(); paged || n < 10 || n > 40 {
 			t.Errorf("%d requests in ten minutes, with pages: %t", n, paged)
 		}
@@ -344,9 +340,7 @@ func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 		f := twoResources(t, c, healthy)
 		f.Start(t.Context())
 		pass(10 * time.Minute)
-		if f.CheckSync(nil) == nil {
-			t.Error("informers-sync passes although nothing can be listed")
-		}
+		same(t, "ready although nothing can be listed", false, f.CheckSync(nil) == nil)
 		healthy.failWith(nil)
 		pass(2 * time.Minute)
 		must(t, f.CheckSync(nil))
