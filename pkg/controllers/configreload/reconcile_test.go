@@ -125,10 +125,6 @@ func TestReconcileAnnotations(t *testing.T) {
 	}
 	// one is of with the template web.
 	one := func(want []string, annotations ...string) reconcileCase { return of(want, web, annotations...) }
-	telling := func(tc reconcileCase, events ...string) reconcileCase {
-		tc.events = events
-		return tc
-	}
 	// ofSource is one with kAuto, if app-config has an annotation.
 	ofSource := func(want []string, key, value string) reconcileCase {
 		return reconcileCase{
@@ -144,8 +140,8 @@ func TestReconcileAnnotations(t *testing.T) {
 		"a named source needs no reference, and marks the first container": of([]string{env(known2, "a/"+cmVar, h2)},
 			pod(containersNamed("a", "b")), kCM, "app-config"),
 		"items are regular expressions, trimmed": one(rolled, kCM, "[x], app-.*"),
-		"an item that does not compile is reported, and the others count": telling(one(rolled, kCM, "[, app-config"),
-			reloaded, invalid+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"),
+		"an item that does not compile is reported, and the others count": given(objs{cm1(), deploy(web, kCM, "[, app-config", nativeState, known1)}, changeCM,
+			rolled, reloaded, invalid+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"),
 		"several items that do not compile are one Event": given(objs{deploy(web, kCM, "[, (", kAuto, "false")}, nil,
 			nil, invalid+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"+`; item "(": error parsing regexp: missing closing ): `+"`^($`"),
 		"annotations of the template count if the workload has none": of(rolled, pod(reads("app-config"), onTemplate(kAuto, "true"))),
