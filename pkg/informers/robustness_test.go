@@ -263,6 +263,7 @@ func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
 			f := newTestCache(t, c, need)
 			startSynced(t, f)
 			same(t, "absent at the start", true, secretsStatus(f).Absent)
+			synctest.Wait() // until the feed does not read what changes now
 			feed := f.informers[0].feeds[0]
 			feed.discover = func(context.Context) error { return nil }
 			c.failWith(func(string) error { return tc.failure })
