@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -34,13 +35,27 @@ const otherClusterDrain = 2 * time.Second
 // limit.
 const eventTimeout = 30 * time.Second
 
-// openClusters has, by CONTROLLER/NAME of each other cluster that is open, a function that closes it without
-// waiting for its loops.
+// openClusters has the other clusters that are open, by CONTROLLER/NAME.
 type openClusters struct {
 	mu    sync.Mutex
-	all   map[string]func()
+	all   map[string]*otherCluster
 	loops sync.Map // *runningLoop, true
 }
+
+// otherCluster is another cluster that a controller has open.
+type otherCluster struct {
+	process          *process
+	controller, name string
+	cache            *informers.ClusterCache
+	events           *eventSender
+	transport        http.RoundTripper
+	open             context.Context // ends when the cluster is closed
+	end              context.CancelFunc
+	loops            sync.WaitGroup
+	closeNow         func() // closes the cluster without waiting for its loops; a second call does nothing
+}
+
+func (c *otherCluster) key() string { return c.controller + "/" + c.name }
 
 // runningLoop is a loop of another cluster that Go runs.
 type runningLoop struct {
@@ -96,16 +111,17 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err := checkOtherCluster(config, p.connection.base); err != nil {
 		return fail(err)
 	}
-	clusters, key := &p.openClusters, controller+"/"+name
-	clusters.mu.Lock()
-	defer clusters.mu.Unlock()
-	if clusters.all[key] != nil {
+	other := &otherCluster{process: p, controller: controller, name: name}
+	p.openClusters.mu.Lock()
+	defer p.openClusters.mu.Unlock()
+	if p.openClusters.all[other.key()] != nil {
 		return fail(errors.New("a cluster of this name is already open"))
 	}
 	readConfig, err := otherClusterConfig(config, controller, p.lock.FenceElsewhere)
 	if err != nil {
 		return fail(err)
 	}
+	other.transport = readConfig.Transport
 	writeConfig := rest.CopyConfig(readConfig)
 	writeConfig.Timeout = config.Timeout // the cache has no timeout, which would end its watches
 	if p.clients.dryRun != nil {
@@ -125,56 +141,63 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err := errors.Join(err, kindsErr, clientsErr, eventsErr); err != nil {
 		return fail(err)
 	}
-	cache, err := p.caches.AddCluster(informers.Config{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
+	other.cache, err = p.caches.AddCluster(informers.Config{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return fail(err)
 	}
-	running, end := context.WithCancel(context.Background())
-	events := sendTo(running, eventsClient.CoreV1(), p.scheme)
-	closeNow := sync.OnceFunc(func() {
-		end()
-		events.stop(0)
-		cache.Shutdown()
-		utilnet.CloseIdleConnectionsFor(readConfig.Transport)
-		clusters.mu.Lock()
-		defer clusters.mu.Unlock()
-		delete(clusters.all, key)
-	})
-	clusters.all[key] = closeNow
-	var loops sync.WaitGroup
+	other.open, other.end = context.WithCancel(context.Background())
+	other.events = sendTo(other.open, eventsClient.CoreV1(), p.scheme)
+	other.closeNow = sync.OnceFunc(other.release)
+	p.openClusters.all[other.key()] = other
 	return &controllers.Cluster{
-		FollowCache: cache.ForController(controller).FollowCache, Clients: clients,
-		Events: events.recorder(p.options.name + "-" + controller),
+		FollowCache: other.cache.ForController(controller).FollowCache, Clients: clients,
+		Events: other.events.recorder(p.options.name + "-" + controller),
 		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},
-		Go: func(ctx context.Context, loop controllers.ClusterLoop) (stop func()) {
-			ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-			ended := make(chan struct{})
-			unlink := context.AfterFunc(running, cancel)
-			clusters.mu.Lock() // Close waits only for what Go has added before
-			open := running.Err() == nil
-			if open {
-				loops.Go(func() {
-					defer close(ended)
-					defer unlink()
-					p.runLoop(ctx, controller, name, loop)
-				})
-			}
-			clusters.mu.Unlock()
-			if !open {
-				loop.Close() // without the lock, since it may close another cluster
-				return func() {}
-			}
-			return func() { cancel(); <-ended }
-		},
-		Close: func() {
-			clusters.mu.Lock()
-			end()
-			clusters.mu.Unlock()
-			loops.Wait()
-			closeNow()
-		},
+		Go: other.run, Close: other.close,
 	}, nil
+}
+
+// run implements Cluster.Go.
+func (c *otherCluster) run(ctx context.Context, loop controllers.ClusterLoop) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	unlink := context.AfterFunc(c.open, cancel)
+	ended := make(chan struct{})
+	c.process.openClusters.mu.Lock() // close waits only for what run has added before
+	open := c.open.Err() == nil
+	if open {
+		c.loops.Go(func() {
+			defer close(ended)
+			defer unlink()
+			c.process.runLoop(ctx, c.controller, c.name, loop)
+		})
+	}
+	c.process.openClusters.mu.Unlock()
+	if !open {
+		loop.Close() // without the lock, since it may close another cluster
+		return func() {}
+	}
+	return func() { cancel(); <-ended }
+}
+
+// close implements Cluster.Close.
+func (c *otherCluster) close() {
+	c.process.openClusters.mu.Lock()
+	c.end()
+	c.process.openClusters.mu.Unlock()
+	c.loops.Wait()
+	c.closeNow()
+}
+
+// release closes what the cluster holds.
+func (c *otherCluster) release() {
+	c.end()
+	c.events.stop(0)
+	c.cache.Shutdown()
+	utilnet.CloseIdleConnectionsFor(c.transport)
+	c.process.openClusters.mu.Lock()
+	defer c.process.openClusters.mu.Unlock()
+	delete(c.process.openClusters.all, c.key())
 }
 
 // runLoop runs a loop of another cluster until ctx ends, and closes it.
@@ -192,16 +215,13 @@ func (p *process) runLoop(ctx context.Context, controller, cluster string, loop 
 
 // close closes the clusters that the named controller has left open, or all controllers if the name is empty.
 func (o *openClusters) close(controller string) {
-	var open []func()
 	o.mu.Lock()
-	for key, closeNow := range o.all {
-		if controller == "" || strings.HasPrefix(key, controller+"/") {
-			open = append(open, closeNow)
-		}
-	}
+	open := slices.Collect(maps.Values(o.all))
 	o.mu.Unlock()
-	for _, closeNow := range open {
-		closeNow()
+	for _, c := range open {
+		if controller == "" || c.controller == controller {
+			c.closeNow()
+		}
 	}
 }
 

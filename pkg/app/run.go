@@ -85,7 +85,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	}
 	registry := metrics.NewKubeRegistry()
 	p = &process{options: o, scheme: required.scheme, registry: registry, loopMetrics: controllers.NewMetrics(registry),
-		openClusters: openClusters{all: map[string]func(){}}}
+		openClusters: openClusters{all: map[string]*otherCluster{}}}
 	if p.connection, err = newConnection(o.Client); err != nil {
 		return nil, err
 	}

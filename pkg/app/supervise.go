@@ -190,14 +190,25 @@ func (h hostedControllers) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// statuses returns what status returns for each controller. It asks all at once, since each may take
+// statusTimeout.
+func (h hostedControllers) statuses(status func(*hostedController) controllers.Status) []controllers.Status {
+	all := make([]controllers.Status, len(h))
+	var asking sync.WaitGroup
+	for i, c := range h {
+		asking.Go(func() { all[i] = status(c) })
+	}
+	asking.Wait()
+	return all
+}
+
 // unfinished returns an error that names the reconciles in flight, or nil.
 func (h hostedControllers) unfinished(now time.Time) error {
 	var errs []error
-	for _, c := range h {
-		s, _ := c.controllerStatus()
+	for i, s := range h.statuses(func(c *hostedController) controllers.Status { s, _ := c.controllerStatus(); return s }) {
 		for _, reconcile := range s.InFlight {
 			age := now.Sub(reconcile.Since).Round(time.Second)
-			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop", c.name, reconcile.Key, age))
+			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop", h[i].name, reconcile.Key, age))
 		}
 	}
 	return errors.Join(errs...)
@@ -207,11 +218,10 @@ func (h hostedControllers) unfinished(now time.Time) error {
 // /debug/controllers/NAME.
 func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/debug/controllers/")
+	asked := slices.DeleteFunc(slices.Clone(h), func(c *hostedController) bool { return name != "" && name != c.name })
 	all := map[string]controllers.Status{}
-	for _, c := range h {
-		if name == "" || name == c.name {
-			all[c.name] = c.Status()
-		}
+	for i, s := range asked.statuses((*hostedController).Status) {
+		all[asked[i].name] = s
 	}
 	if name == "" {
 		writeJSON(w, all)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -80,6 +81,22 @@ func every(err error, is func(error) bool) bool {
 		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !every(err, is) })
 	}
 	return is(err)
+}
+
+// retryAfter returns the longest Retry-After of err and of the errors that it wraps or joins, or 0.
+func retryAfter(err error) (longest time.Duration) {
+	switch e := any(err).(type) {
+	case interface{ Unwrap() error }:
+		return retryAfter(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			longest = max(longest, retryAfter(one))
+		}
+	case apierrors.APIStatus:
+		seconds, _ := apierrors.SuggestsClientDelay(err)
+		longest = time.Duration(seconds) * time.Second
+	}
+	return longest
 }
 
 // IsNamespaceMissing reports whether a request was refused because its namespace does not exist.

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
@@ -330,9 +329,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	stack, err := panics.Recover(func() (err error) {
 		o.after, err = l.reconcile(ctx, key)
 		o.result = resultOf(o.after, err, failures)
-		if seconds, ok := apierrors.SuggestsClientDelay(err); ok {
-			o.notBefore = min(time.Duration(seconds)*time.Second, maxBackoff)
-		}
+		o.notBefore = min(retryAfter(err), maxBackoff)
 		return err
 	})
 	o.retry = err != nil && o.result != resultTerminal

@@ -53,6 +53,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 		"an error with a duration is tried again no later than after it": {0, []outcome{{err: bad}, {err: bad}, {after: 3 * time.Second, err: bad}, {after: time.Minute, err: bad}},
 			[]int{0, 1, 3, 6, 14}, resultError},
 		"Retry-After, even wrapped, beats such a duration":       {0, []outcome{{after: time.Second, err: fmt.Errorf("patch: %w", tooMany)}}, []int{0, 30}, resultError},
+		"the longest Retry-After of joined errors counts":        {0, []outcome{{err: fmt.Errorf("all: %w", errors.Join(apierrors.NewTooManyRequests("busy", 2), tooMany))}}, []int{0, 30}, resultError},
 		"a webhook cannot put a key off for a month":             {0, []outcome{{err: apierrors.NewTooManyRequests("go away", 30*24*3600)}}, []int{0, 300}, resultError},
 		"a conflict is no error":                                 {0, []outcome{{err: fmt.Errorf("update: %w", conflict)}}, []int{0, 1}, resultConflict},
 		"the fourth conflict in a row is one":                    {0, slices.Repeat([]outcome{{err: conflict}}, 4), []int{0, 1, 3, 7, 15}, resultError},

@@ -144,8 +144,12 @@ func (c *computedGauge) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- c
 
 // CollectWithStability implements metrics.StableCollector.
 func (c *computedGauge) CollectWithStability(ch chan<- metrics.Metric) {
-	for key, value := range c.values.Range { // without a lock: a value may wait for a controller
-		labels := key.([3]string)
-		ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, value.(func() float64)(), labels[:c.labels]...)
+	var computing sync.WaitGroup
+	for key, value := range c.values.Range { // at once, since a value may wait for a controller
+		computing.Go(func() {
+			labels := key.([3]string)
+			ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, value.(func() float64)(), labels[:c.labels]...)
+		})
 	}
+	computing.Wait()
 }
