@@ -208,7 +208,8 @@ func (p *process) runLoop(ctx context.Context, controller, cluster string, loop 
 	defer p.openClusters.loops.Delete(l)
 	// What fails while the loop stops is no news: the cluster may not answer.
 	_ = l.runs.keepRunning(ctx, p.loopMetrics, controller, loop.Run, func(err error, stack []byte) {
-		klog.FromContext(ctx).Error(err, "Loop of another cluster stopped unexpectedly, restarting",
+		// Not the logger of ctx, which may have the key of a reconcile.
+		klog.Background().Error(err, "Loop of another cluster stopped unexpectedly, restarting",
 			"controller", controller, "cluster", cluster, "delay", restartDelay, "stack", string(stack))
 	})
 }

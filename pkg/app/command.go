@@ -100,8 +100,10 @@ the others stand by with warm caches.`, "Quartermaster manager", o.title())
 		cmd.DisableFlagParsing = true
 	}
 	for _, c := range cmd.Commands() {
-		// Otherwise the manager's hook would set up logging, and errors would be log lines.
-		c.PersistentPreRun = func(*cobra.Command, []string) {}
+		if c.PersistentPreRun == nil && c.PersistentPreRunE == nil {
+			// Otherwise the manager's hook would set up logging, and errors would be log lines.
+			c.PersistentPreRun = func(*cobra.Command, []string) {}
+		}
 	}
 	setHelp(cmd, o.flags)
 	return cmd

@@ -42,13 +42,13 @@ func (p *process) newController(entry controllers.Entry) (*hostedController, err
 		return nil, err
 	}
 	var handler http.Handler
+	var built atomic.Bool
 	host.Handle = func(h http.Handler) {
-		if h == nil || handler != nil {
-			panic(panics.Mistake("calls Host.Handle with nil or twice"))
+		if h == nil || handler != nil || built.Load() {
+			panic(panics.Mistake("calls Host.Handle with nil, twice or after New"))
 		}
 		handler = h
 	}
-	var built atomic.Bool
 	open := host.Cluster
 	host.Cluster = func(name string, config *rest.Config) (*controllers.Cluster, error) {
 		if !built.Load() { // the cluster would be closed when Run ends, and be missing in the next Run

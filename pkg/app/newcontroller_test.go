@@ -476,6 +476,7 @@ func TestDrainThatFailsSaysSo(t *testing.T) {
 		"a controller that returns the error of its context": {func(ctx context.Context) error { <-ctx.Done(); return fmt.Errorf("run: %w", ctx.Err()) }, false},
 		"a controller that returns the cause of its end":     {func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }, false},
 		"a controller that returns an error":                 {func(ctx context.Context) error { <-ctx.Done(); return errors.New("gave up") }, true},
+		"a controller with a loop that returns an error":     {func(ctx context.Context) error { <-ctx.Done(); return errors.Join(ctx.Err(), errors.New("gave up")) }, true},
 		"a controller that panics as it drains":              {func(ctx context.Context) error { <-ctx.Done(); panic("x") }, true},
 	} {
 		inBubble(t, name, func(t *testing.T) {

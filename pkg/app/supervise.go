@@ -22,6 +22,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/errtree"
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
@@ -260,7 +261,7 @@ func (r *runs) keepRunning(
 		r.began()
 		stack, err := panics.Recover(func() error {
 			err := run(ctx)
-			if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+			if ctx.Err() != nil && errtree.Every(err, func(err error) bool { return any(err) == any(ctx.Err()) || any(err) == any(context.Cause(ctx)) }) {
 				return nil // run ended because it was told to
 			}
 			return err

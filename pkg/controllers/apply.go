@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // Apply applies objects server-side, with the entry's name as the field manager. It takes over fields that
@@ -60,8 +62,12 @@ func (c Clients) apply(ctx context.Context, configs []runtime.ApplyConfiguration
 }
 
 // PatchFinalizers sets the finalizers of an object, unless somebody has changed it since obj was read: that
-// is a conflict. It needs the verb patch.
+// is a conflict. It needs the verb patch. An *informers.Object is refused: most of them have no finalizers,
+// so that the patch would remove those of others.
 func (c Clients) PatchFinalizers(ctx context.Context, resource schema.GroupVersionResource, obj metav1.Object, finalizers []string) error {
+	if _, reduced := obj.(*informers.Object); reduced {
+		return fmt.Errorf("the finalizers of %s %s are not cached: read it live, or have it Typed or Unstructured", resource.GroupResource(), cache.MetaObjectToName(obj))
+	}
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": obj.GetUID(), "resourceVersion": obj.GetResourceVersion(), "finalizers": finalizers}})
 	if err != nil {

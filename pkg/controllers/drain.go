@@ -39,6 +39,11 @@ func lifetimeOf(ctx context.Context) lifetime {
 	return lifetime{ctx, context.WithoutCancel(ctx), leads}
 }
 
+// withoutDraining returns a copy of ctx of which Draining returns nil: ctx of Run may be that of a reconcile.
+func withoutDraining(ctx context.Context) context.Context {
+	return context.WithValue(ctx, drainingKey{}, nil)
+}
+
 // workContext returns the context of reconciles. It does not end with ctx but with work of WithLifetime, and
 // for the same cause. cutOff ends it and releases its resources.
 func workContext(ctx context.Context) (work context.Context, cutOff context.CancelCauseFunc) {

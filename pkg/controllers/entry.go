@@ -63,7 +63,8 @@ type Entry struct {
 type Controller interface {
 	// Run works until ctx ends, finishes what is in flight, and returns nil when none of its work
 	// goes on. The host waits for this as long as --shutdown-timeout says. If Run returns an error,
-	// the host assumes that some work goes on and does not release the Lease; ctx.Err() counts as nil.
+	// the host assumes that some work goes on and does not release the Lease. An error that is or wraps ctx.Err()
+	// counts as nil, but not one that also wraps another.
 	// If Run returns before ctx ends, or panics, the host closes the clusters that the controller has open, and
 	// starts it again. Run itself must stop what it follows and close the loops that it made, by defer.
 	Run(ctx context.Context) error

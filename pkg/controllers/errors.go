@@ -6,7 +6,6 @@ package controllers
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +19,13 @@ import (
 func IsNotLeading(err error) bool {
 	var refused interface{ NotLeading() bool }
 	return errors.As(err, &refused) && refused.NotLeading()
+}
+
+// refusesWrite is IsNotLeading of err itself, without what it wraps. The fence's error of a write that was in
+// flight joins the error of the connection.
+func refusesWrite(err error) bool {
+	refused, ok := any(err).(interface{ NotLeading() bool })
+	return ok && refused.NotLeading()
 }
 
 // IsOutcomeUnknown reports whether err is the error of a write that was in flight when the term of this
@@ -45,7 +51,7 @@ type terminalError struct{ error }
 
 func (e *terminalError) Unwrap() error { return e.error }
 
-func isTerminal(err error) bool { // unwrapped by every
+func isTerminal(err error) bool { // unwrapped by errtree.Every
 	switch any(err).(type) {
 	case *terminalError, *DryRunError:
 		return true
@@ -69,18 +75,6 @@ func (e *DryRunError) Error() string {
 func isConflict(err error) bool {
 	_, answer := any(err).(apierrors.APIStatus)
 	return answer && apierrors.IsConflict(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict)
-}
-
-// every reports whether is holds for err or an error that err wraps. If err joins errors, is must hold for
-// each of them: errors.As would find one that is harmless, and hide the others.
-func every(err error, is func(error) bool) bool {
-	switch e := any(err).(type) {
-	case interface{ Unwrap() error }:
-		return is(err) || every(e.Unwrap(), is)
-	case interface{ Unwrap() []error }:
-		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !every(err, is) })
-	}
-	return is(err)
 }
 
 // retryAfter returns the longest Retry-After of err and of the errors that it wraps or joins, or 0.

@@ -10,6 +10,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // lane says why a key is in the queue.
@@ -26,7 +28,7 @@ const (
 // Otherwise a tenant who writes all the time would keep a new leader from what changed while nobody led.
 const changesFirst = 4
 
-// replayAhead is how many keys wait in laneShown before Loop.replay waits too. The workqueue has each key in
+// replayAhead is how many keys wait in laneShown before a replay waits too. The workqueue has each key in
 // three maps, and a map never becomes smaller: with 10,000 keys in the queue at once, the maps would take
 // 2 MiB for as long as the replica leads.
 const replayAhead = 500
@@ -66,15 +68,18 @@ func (q *laneQueue[K]) add(key K, lane lane, tenant string) {
 	q.TypedInterface.Add(key)
 }
 
-// tenantOf returns in whose turn a key is taken.
-func tenantOf[K comparable](key K) string {
+// tenantOf returns in whose turn a key is taken. The turn of a key whose Tenant panics has no name: the panic
+// would end the process, and each new leader has the key again.
+func tenantOf[K comparable](key K) (tenant string) {
 	if name, ok := any(key).(cache.ObjectName); ok {
 		return name.Namespace
 	}
 	if k, ok := any(key).(interface{ Tenant() string }); ok {
-		return k.Tenant()
+		if stack, err := panics.Recover(func() error { tenant = k.Tenant(); return nil }); stack != nil {
+			klog.Background().Error(err, "Tenant of a key panicked", "stack", string(stack))
+		}
 	}
-	return ""
+	return tenant
 }
 
 // lanes stores the keys of a workqueue. In each of the two lanes, the tenants with keys take turns, one
@@ -107,7 +112,7 @@ type lanes[K comparable] struct {
 	order       [2]ring[turn[K]]             // the turns with queued keys, by lane
 	queued      int                          // keys
 	shownPlaces int                          // places in laneShown, without noted ones
-	vacated     chan struct{}                // has an item once a place in laneShown was left
+	vacated     chan struct{}                // has an item if laneShown may have room
 	inARow      int                          // keys taken from laneChanges since the last one from laneShown
 	// onlyShown has popped keys that waited in laneShown only, until the worker calls laneTakenFrom: Get of
 	// the workqueue returns nothing but the key.
@@ -202,6 +207,7 @@ func (l *lanes[K]) waitForRoom(ctx context.Context) bool {
 		full := l.shownPlaces >= replayAhead
 		l.mu.Unlock()
 		if !full {
+			l.wakeReplay() // another replay may wait, for which there is room too
 			return true
 		}
 		select {
@@ -274,10 +280,15 @@ func (l *lanes[K]) remove(p *item[place[K]]) {
 	}
 	if lane == laneShown {
 		l.shownPlaces--
-		select {
-		case l.vacated <- struct{}{}:
-		default:
-		}
+		l.wakeReplay()
+	}
+}
+
+// wakeReplay wakes one of those that wait for room.
+func (l *lanes[K]) wakeReplay() {
+	select {
+	case l.vacated <- struct{}{}:
+	default:
 	}
 }
 

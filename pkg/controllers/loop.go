@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"runtime/pprof"
+	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/errtree"
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
@@ -33,17 +35,22 @@ type Loop[K comparable] struct {
 	waiting  map[K]struct{} // keys that wait until this replica leads
 	counts   struct{ reconciles, errors, panics uint64 }
 	lastErr  *LastError
+	added    []*mapper[K]     // by Watch
+	admit    func(*mapper[K]) // maps what is in the cache of an added watch; nil unless workers run
+
+	closed sync.Once
 }
 
 // NewLoop registers the watches and returns a loop that drops their events until Run. Their informers need
 // not have started. NewLoop returns an error if opts or a watch is wrong.
 //
-// reconcile brings the object of one key to its desired state. If it returns a duration > 0, it is
-// called again after that time, otherwise at the next event. After an error it is called again with
-// exponential back-off: at the latest after the duration if that is > 0, and not before the time that
-// the API server asked for, up to 5 min. After a [TerminalError] it is called as if there had been no
-// error. A conflict alone is no failure unless it comes again and again. After a refusal by the fence, on a
-// replica that does not lead yet, it is called when the replica begins to lead, or after the duration.
+// reconcile brings the object of one key to its desired state. It is called at each event and, if it returns
+// a duration > 0, also after that time. After an error it is called again after a back-off that grows with
+// each error, or after the duration if that is shorter, but not earlier than the API server asked for, up to
+// 5 min. After a [TerminalError] it is called as if there had been no error. A conflict alone is no failure
+// unless it comes again and again. After a refusal by the fence, on a replica that does not lead yet, it is
+// called when the replica begins to lead, or after the duration. An event or a later result takes back no time
+// at which a call is due already.
 func NewLoop[K comparable](
 	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
@@ -67,20 +74,42 @@ func NewLoop[K comparable](
 		return nil, fmt.Errorf("loop %s: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
 	}
 	for _, w := range watches {
-		m := &mapper[K]{watch: w}
-		m.remove = w.register(m)
-		l.mappers = append(l.mappers, m)
+		l.mappers = append(l.mappers, newMapper(w))
 	}
 	return l, nil
 }
 
-// Close removes the metrics and the watches of the loop. Call it after Run has returned, for a loop that ends
-// before the process. It does not stop what informers.Follow follows.
-func (l *Loop[K]) Close() {
-	l.opts.Metrics.removeLoop(l.opts)
-	for _, m := range l.mappers {
-		m.remove()
+// Watch adds a watch to a loop that exists already, for instance of a resource that was found at run time. The
+// loop does not wait for its informer. Once that has synced, the loop maps the objects in the cache, and then
+// each change. remove ends the watch, and does not wait: a mapping that has begun goes on.
+func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
+	if watch.mistake != nil {
+		return nil, fmt.Errorf("loop %s: watch: %w", l.opts, watch.mistake)
 	}
+	m := newMapper(watch)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.added = append(l.added, m)
+	if l.admit != nil {
+		l.admit(m)
+	}
+	return func() {
+		m.remove()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.added = slices.DeleteFunc(l.added, func(other *mapper[K]) bool { return other == m })
+	}, nil
+}
+
+// Close removes the metrics and the watches of the loop. Call it after Run has returned, for a loop that ends
+// before the process. It does not stop what informers.Follow follows. A second call does nothing.
+func (l *Loop[K]) Close() {
+	l.closed.Do(func() { // the next loop of the name has metrics of the same labels
+		l.opts.Metrics.removeLoop(l.opts)
+		for _, m := range slices.Concat(l.mappers, l.addedWatches()) {
+			m.remove()
+		}
+	})
 }
 
 // Enqueue adds keys to the first lane of the queue. It is for triggers without an informer, such as a timer,
@@ -129,7 +158,8 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 			labels, values = append(labels, label[:]...), append(values, label[0], label[1])
 		}
 	}
-	// ctx may be that of another loop's reconcile, whose key and lane are not this loop's.
+	// ctx may be that of another loop's reconcile, whose key, lane and end are not this loop's.
+	ctx = withoutDraining(ctx)
 	logger := klog.FromContext(lifetimeOf(ctx).work).WithValues(values...)
 	// The goroutines of the workers and of the queue inherit the labels.
 	pprof.Do(withLane(klog.NewContext(ctx, logger), laneChanges), pprof.Labels(labels...), func(ctx context.Context) {
@@ -176,9 +206,21 @@ func (l *Loop[K]) run(parent context.Context) error {
 	workers.Go(func() { l.retryWaiting(ctx) })
 	logger.Info("Loop started", "workers", l.opts.Workers)
 	workers.Go(func() {
-		l.replay(ctx, q)
+		replay(ctx, q, l.mappers...)
 		l.setPhase(PhaseRunning)
 	})
+	l.admitAdded(func(m *mapper[K]) {
+		workers.Go(func() {
+			select {
+			case <-m.watch.synced():
+				m.open(q)
+				replay(ctx, q, m)
+			case <-m.removed:
+			case <-ctx.Done():
+			}
+		})
+	})
+	defer l.closeAdded()
 
 	background := l.background(ctx)
 	var backgroundErr error
@@ -189,6 +231,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 		stop()
 	}
 	l.setPhase(PhaseDraining)
+	l.admitAdded(nil)
 	logger.Info("Loop is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
 	if d := l.opts.DrainTimeout; d > 0 {
@@ -207,6 +250,29 @@ func (l *Loop[K]) run(parent context.Context) error {
 	}
 	logger.Info("Loop stopped")
 	return backgroundErr
+}
+
+func (l *Loop[K]) addedWatches() []*mapper[K] {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.added)
+}
+
+// admitAdded calls admit for each added watch, now and in Watch; nil ends that.
+func (l *Loop[K]) admitAdded(admit func(*mapper[K])) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.admit = admit; admit != nil {
+		for _, m := range l.added {
+			admit(m)
+		}
+	}
+}
+
+func (l *Loop[K]) closeAdded() {
+	for _, m := range l.addedWatches() {
+		m.close()
+	}
 }
 
 // background starts LoopOptions.Background and returns the channel of its error; nil without Background.
@@ -365,11 +431,11 @@ func resultOf(after time.Duration, err error, failures int) string {
 		return resultRequeue
 	case err == nil:
 		return resultSuccess
-	case IsNotLeading(err): // not every: the fence's error of a write in flight wraps that of the connection too
+	case errtree.Every(err, refusesWrite):
 		return resultNotLeading
-	case every(err, isTerminal):
+	case errtree.Every(err, isTerminal):
 		return resultTerminal
-	case every(err, isConflict) && failures < quietConflicts:
+	case errtree.Every(err, isConflict) && failures < quietConflicts:
 		return resultConflict
 	}
 	return resultError

@@ -68,6 +68,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 		"a conflict beside another error is an error":    {0, []outcome{{err: errors.Join(conflict, bad)}}, []int{0, 1}, resultError},
 		"several conflicts are none":                     {0, []outcome{{err: fmt.Errorf("apply: %w", errors.Join(conflict, conflict))}}, []int{0, 1}, resultConflict},
 		"a refusal of the fence is a result of its own":  {0, []outcome{{err: fmt.Errorf("patch: %w", refusal{})}}, []int{0, 1}, resultNotLeading},
+		"a refusal hides no other error":                 {0, []outcome{{err: errors.Join(refusal{}, bad)}}, []int{0, 1}, resultError},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			f := newFixture(t, "a")

@@ -18,6 +18,7 @@ import (
 type Loops []Controller
 
 // Run runs the loops beside each other until ctx ends. If one ends earlier, all end. If one panics, Run does.
+// They do not begin at the same instant: a loop may drop what another enqueues right after its own start.
 func (l Loops) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -16,12 +16,20 @@ import (
 // mapper maps the events of one watch to keys. Its handler is registered by NewLoop, and a gate drops the
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
-	watch  Watch[K]
-	newest func(cache.ObjectName) // maps the newest state of an object of the cache; nil for WaitFor
-	remove func()                 // removes the handler
+	watch   Watch[K]
+	newest  func(cache.ObjectName) // maps the newest state of an object of the cache; nil for WaitFor
+	remove  func()                 // removes the handler, once
+	removed chan struct{}          // closed by remove
 
 	mu    sync.Mutex // held while the mapping is called
 	queue *queue[K]  // of the run; nil while there is none: the gate is closed
+}
+
+func newMapper[K comparable](watch Watch[K]) *mapper[K] {
+	m := &mapper[K]{watch: watch, removed: make(chan struct{})}
+	unregister := watch.register(m)
+	m.remove = sync.OnceFunc(func() { close(m.removed); unregister() })
+	return m
 }
 
 // open lets events through to the queue.
@@ -62,10 +70,10 @@ func (m *mapper[K]) enqueue(lane lane, keys []K) {
 	}
 }
 
-// replay maps the objects in the caches, as fast as the queue takes them, and returns early if ctx ends. The
-// objects that changed last come first: what changed while nobody led has work to do, and most others have
-// none. Namespaces take turns, as in the queue.
-func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
+// replay maps the objects in the caches of watches, as fast as the queue takes them, and returns early if ctx
+// ends. The objects that changed last come first: what changed while nobody led has work to do, and most
+// others have none. Namespaces take turns, as in the queue.
+func replay[K comparable](ctx context.Context, q *queue[K], mappers ...*mapper[K]) {
 	type cached struct { // without the object, which may be replaced long before its turn
 		mapper  *mapper[K]
 		name    cache.ObjectName
@@ -73,7 +81,7 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 		turn    int
 	}
 	var all []cached
-	for _, m := range l.mappers {
+	for _, m := range mappers {
 		if m.watch.list == nil {
 			continue
 		}
@@ -97,6 +105,10 @@ func (l *Loop[K]) replay(ctx context.Context, q *queue[K]) {
 		if !q.keys.lanes.waitForRoom(ctx) {
 			return
 		}
-		o.mapper.mapNewest(o.name)
+		select {
+		case <-o.mapper.removed:
+		default:
+			o.mapper.mapNewest(o.name)
+		}
 	}
 }

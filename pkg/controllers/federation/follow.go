@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -89,6 +90,7 @@ func (c *controller) unfollow(name string) {
 	}
 	c.mu.Unlock()
 	if t != nil {
+		t.unwatch()
 		t.following.Stop()
 	}
 }
@@ -108,13 +110,19 @@ func (c *controller) followType(ctx context.Context, t *federatedType) (err erro
 	if t.following, err = informers.Follow[*informers.Object](ctx, c.host, need); err != nil {
 		return err
 	}
-	t.following.AddHandler(func(old, object *informers.Object, _ bool) { c.changed(t, old, object) })
+	t.unwatch, err = c.loop.Watch(controllers.WatchMapped(t.following, func(e controllers.Event[*informers.Object]) []queuedKey {
+		return []queuedKey{queuedKeyOf(c.changed(t, e.Old, e.New))}
+	}))
+	if err != nil {
+		t.following.Stop()
+		return err
+	}
 	c.followed[t.Name] = t
 	return nil
 }
 
-// changed enqueues what depends on a federated object.
-func (c *controller) changed(t *federatedType, old, object *informers.Object) {
+// changed enqueues what depends on a federated object, and returns its key.
+func (c *controller) changed(t *federatedType, old, object *informers.Object) key {
 	var before, after policy.Digest
 	name := cache.ObjectName{}
 	if old != nil {
@@ -131,7 +139,6 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) {
 	if old != nil && object != nil && before.Versions != after.Versions {
 		c.remember(&view{federatedType: t, key: k, object: object}, before)
 	}
-	c.loop.Enqueue(k)
 	if moved || before.Generation != after.Generation {
 		c.replicas.changed(k)
 	}
@@ -143,6 +150,7 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) {
 			}
 		}
 	}
+	return k
 }
 
 // remember keeps the digest of the federated object to which its recorded versions belong, so that a cluster

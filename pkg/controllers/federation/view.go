@@ -32,6 +32,7 @@ type federatedType struct {
 	// collects is set if the status of the objects in clusters is copied into the federated objects.
 	collects  bool
 	following *informers.Following[*informers.Object]
+	unwatch   func() // ends the loop's watch of it
 	client    dynamic.NamespaceableResourceInterface
 	// defined is when the API server last said that the CustomResourceDefinition is not being deleted. It is
 	// under the controller's mu.

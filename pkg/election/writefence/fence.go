@@ -38,6 +38,19 @@ func (notLeading) NotLeading() bool       { return true }
 func (e notLeading) OutcomeUnknown() bool { return e.inFlight }
 func (e notLeading) Is(target error) bool { return target == ErrNotLeading || target == error(e) }
 
+// endedError is ErrTermEnded of one write, with the error of its connection. Both are of one cause, so they
+// are not joined.
+type endedError struct {
+	notLeading
+	method, path string
+	err          error
+}
+
+func (e endedError) Error() string {
+	return fmt.Sprintf("the outcome of %s %s is unknown: %s: %v", e.method, e.path, e.notLeading.Error(), e.err)
+}
+func (e endedError) Unwrap() error { return e.err }
+
 // Clock returns the time since some fixed moment. It must neither stop nor go back.
 type Clock interface {
 	Now() time.Duration
@@ -258,7 +271,7 @@ func (t *fencedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		cancel(nil)
 		if ended {
-			return nil, fmt.Errorf("the outcome of %s %s is unknown: %w: %w", req.Method, req.URL.Path, ErrTermEnded, err)
+			return nil, endedError{notLeading{inFlight: true}, req.Method, req.URL.Path, err}
 		}
 		return nil, err
 	}

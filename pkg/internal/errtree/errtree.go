@@ -1,0 +1,23 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package errtree judges errors that wrap or join others. errors.Is and errors.As find one error that is
+// harmless, and hide those that are joined with it.
+package errtree
+
+import "slices"
+
+// Every reports whether is holds for err or for an error that err wraps. If err joins errors, is must hold for
+// err or for each of them.
+func Every(err error, is func(error) bool) bool {
+	if is(err) {
+		return true
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		return Every(e.Unwrap(), is)
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !Every(err, is) })
+	}
+	return false
+}
