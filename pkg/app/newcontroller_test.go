@@ -130,7 +130,7 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			h.Handle(http.NotFoundHandler())
 			return nil
 		},
-			"calls Host.Handle with nil or twice"},
+			"calls Host.Handle with nil, twice or after New"},
 		"owners that the cache holds": {nil, []informers.Need{{Resource: informers.Deployments, Fields: informers.OwnerReferences}}, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchOwner(informers.For[metav1.Object](h, informers.Deployments), schema.GroupKind{Kind: "Gadget"}))
 			return err
@@ -138,7 +138,7 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"New panics": {nil, nil, func(controllers.Host) error { panic("no") }, "New: panic: no"},
 		"a cluster in New": {nil, nil, func(h controllers.Host) error { _, err := h.Cluster("far", &rest.Config{Host: "x"}); return err },
 			"calls Host.Cluster in New; call it in Run or in a reconcile"},
-		"a handler that is nil": {nil, nil, func(h controllers.Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil or twice"},
+		"a handler that is nil": {nil, nil, func(h controllers.Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil, twice or after New"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			entry := withFunctions(controllers.Entry{Name: "one", AddToScheme: tc.add, Needs: func(controllers.Settings) ([]informers.Need, error) { return tc.needs, nil }})
@@ -444,6 +444,7 @@ func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, c, registry := host(t, untilTheEnd)
 		c.locked = make(chan struct{})
+		h.metrics.AddController("hangs too", func() error { return h.health.Check(nil) })
 		began, scraped := time.Now(), make(chan struct{})
 		go func() { defer close(scraped); series(t, registry, "quartermaster_controller_problem", 1) }()
 		synctest.Wait()
@@ -454,7 +455,7 @@ func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 		<-scraped
 		for range 3 {
 			same(t, "problem", "Status did not return within 1s", fmt.Sprint(h.health.Check(nil)))
-			_ = hostedControllers{h}.unfinished(time.Now())
+			_ = hostedControllers{h, h}.unfinished(time.Now())
 			_ = h.Status()
 			hostedControllers{h}.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/debug/controllers/other", nil))
 		}

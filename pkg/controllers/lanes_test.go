@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,6 +54,7 @@ func TestLanesKnowTheTenantOfAKey(t *testing.T) {
 		"is the namespace of an object's name":       {tenantOf(cache.NewObjectName("shop", "a")), "shop"},
 		"is what the key's method says":              {tenantOf(tenantKey{"shop", "a"}), "shop"},
 		"is the same for all keys of any other type": {tenantOf("a"), ""},
+		"is the same if the method panics":           {tenantOf((*tenantKey)(nil)), ""},
 	} {
 		if tc.got != tc.want {
 			t.Errorf("the tenant of a key %s: got %q, want %q", name, tc.got, tc.want)
@@ -300,6 +302,23 @@ func TestFairnessOfReplayAgainstFanOut(t *testing.T) {
 		f.expectNext(11, "mine/a") // the source, then the five others, each after one target at most
 		f.put("1", "busy/new")
 		f.expectNext(2, "busy/new")
+	})
+}
+
+func TestRoomWakesEachReplay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := testQueue[int](t)
+		for i := range replayAhead {
+			q.keys.add(i, laneShown, "")
+		}
+		var waiting sync.WaitGroup
+		for range 3 {
+			waiting.Go(func() { q.keys.lanes.waitForRoom(t.Context()) })
+		}
+		synctest.Wait()
+		key, _ := q.Get()
+		q.Done(key)
+		waiting.Wait()
 	})
 }
 

@@ -200,8 +200,10 @@ func TestLoopRunsItsBackground(t *testing.T) {
 		keys, err  string        // what is reconciled, and what Run returns
 		ends       time.Duration // until Run returns
 	}{
-		"keys are reconciled until the context ends": {func(ctx context.Context, l *Loop[string]) error {
-			l.Enqueue("a")
+		"keys are reconciled until the context ends, which is of a reconcile": {func(ctx context.Context, l *Loop[string]) error {
+			if Draining(ctx) == nil {
+				l.Enqueue("a")
+			}
 			<-time.After(time.Second)
 			l.Enqueue("b")
 			<-ctx.Done()
@@ -225,7 +227,7 @@ func TestLoopRunsItsBackground(t *testing.T) {
 				pass(tc.takes)
 				return 0, nil
 			}, tc.background)
-			ctx, cancel := context.WithTimeout(t.Context(), tc.ctx)
+			ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), drainingKey{}, (<-chan struct{})(closed())), tc.ctx)
 			defer cancel()
 			begun := time.Now()
 			err := l.Run(ctx)
@@ -439,11 +441,54 @@ func TestWatchOfTwoLoopsOutlivesOne(t *testing.T) {
 	})
 }
 
+func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
+	for name, before := range map[string]bool{"before the loop runs": true, "while the loop runs": false} {
+		inBubble(t, name, func(t *testing.T) {
+			f, other := newFixture(t, "a"), newMemory("1", "b")
+			other.synced = make(chan struct{})
+			if f.build(WatchSelf(f.configMaps)); !before {
+				f.run()
+			}
+			remove, err := f.loop.Watch(WatchSelf(other, func(Event[*corev1.ConfigMap]) bool { f.say("maps"); return true }))
+			must(t, err)
+			if before {
+				f.run()
+			}
+			f.expect("a")
+			close(other.synced)
+			synctest.Wait()
+			f.expect("maps", "b")
+			put := func(text string) { other.put(text, "b"); synctest.Wait() }
+			put("2")
+			f.expect("maps", "b")
+			f.end()
+			put("3")
+			f.run()
+			same(t, "what the next run does", []string{"a", "b", "maps"}, slices.Sorted(slices.Values(f.said())))
+			remove()
+			put("4")
+			f.end()
+			f.run()
+			f.expect("a")
+			same(t, "added watches", 0, len(f.loop.added))
+			if _, err = f.loop.Watch(WatchSelf[*corev1.ConfigMap](nil)); err == nil {
+				t.Error("a watch without an informer was accepted")
+			}
+		})
+	}
+}
+
 func TestClosedLoopHasNoHandler(t *testing.T) {
 	f := newFixture(t, "a")
 	f.build(WatchSelf(f.configMaps), WaitFor[cache.ObjectName](f.configMaps))
 	f.configMaps.panicking = map[int]bool{1: true, 2: true}
-	f.loop.Close()
+	_, err := f.loop.Watch(WatchSelf(f.configMaps))
+	must(t, err)
+	closed := f.loop
+	closed.Close()
+	f.build()
+	closed.Close()
+	same(t, "results of the next loop with metrics", len(results), len(counters(t, f.registry, "test")))
 	same(t, "handlers", 0, len(f.configMaps.handlers))
 	same(t, "functions whose panics count", 0, len(f.configMaps.panicking))
 }

@@ -107,8 +107,11 @@ func TestFinalizersAreThoseThatWereRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var read metav1.Object
 		h := controllertest.NewHost(t, doing("keeper", func(ctx context.Context, h controllers.Host) error {
-			if read == nil {
-				read, _ = informers.For[metav1.Object](h, informers.ConfigMaps).Get(cache.NewObjectName("shop", "a"))
+			if reduced, _ := informers.For[metav1.Object](h, informers.ConfigMaps).Get(cache.NewObjectName("shop", "a")); read == nil {
+				if h.PatchFinalizers(ctx, informers.ConfigMaps, reduced, nil) == nil {
+					t.Error("an object without its finalizers was accepted")
+				}
+				read, _ = h.Client.CoreV1().ConfigMaps("shop").Get(ctx, "a", metav1.GetOptions{})
 			}
 			return controllers.TerminalError(h.PatchFinalizers(ctx, informers.ConfigMaps, read, []string{"example.com/keep"}))
 		}), asking("a"))
