@@ -213,15 +213,12 @@ func TestRolesAreOfWhatCanStart(t *testing.T) {
 		"a need that Permissions do not allow": {[]controllers.Entry{forbidden},
 			[]string{"controller one: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count"}},
 		"a need without namespaces": {[]controllers.Entry{needing(informers.Need{Resource: informers.Namespaces, ClusterScoped: true})},
-			[]string{"one: namespaces: the objects have no namespace: not possible with --namespaces"}},
+			[]string{"controller one: needs namespaces, which have no namespace: not possible with --namespaces"}},
 		"a need in another namespace": {[]controllers.Entry{needing(informers.Need{Resource: informers.Secrets, Namespace: "b"})},
 			[]string{"one: secrets: the namespace b is not in --namespaces"}},
 		"needs that fail": {[]controllers.Entry{failing("one"), failing("two")}, []string{"controller one: cannot tell", "controller two: cannot tell"}},
 		"a scheme that fails": {[]controllers.Entry{{Name: "one", AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}},
 			[]string{"controller one: AddToScheme: no"}},
-		"permissions in a namespace without a name": {[]controllers.Entry{{Name: "one", NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
-			return map[string][]rbacv1.PolicyRule{"": nil}
-		}}}, []string{"controller one: has NamespacePermissions for a namespace without a name; rules for all namespaces belong in Permissions"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var entries []controllers.Entry
@@ -432,13 +429,14 @@ func TestRBACOfAnOwnNamespaceFollowsTheScope(t *testing.T) {
 	rule := func(resource string) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{resource}, Verbs: []string{"get"}}}
 	}
-	g := grants{"": rule("configmaps"), "mine": rule("secrets")}
+	g := grants{rule("configmaps"), map[string][]rbacv1.PolicyRule{"mine": rule("secrets"), "": rule("nodes")}}
 	for name, tc := range map[string]struct {
 		of    string
 		scope []string
 		want  []rbacv1.PolicyRule
 	}{
-		"everywhere": {"", []string{""}, rule("configmaps")},
+		"everywhere": {"", []string{""}, append(rule("configmaps"), rule("nodes")...)},
+		"objects without a namespace, with --namespaces":          {"", []string{"shop"}, rule("nodes")},
 		"the own namespace of a controller that works everywhere": {"mine", []string{""}, rule("secrets")},
 		"the own namespace, which is one of --namespaces":         {"mine", []string{"shop", "mine"}, append(rule("configmaps"), rule("secrets")...)},
 		"the own namespace, which is none of --namespaces":        {"mine", []string{"shop"}, rule("secrets")},

@@ -4,7 +4,6 @@
 package app
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -40,7 +39,8 @@ ClusterRoles have such names too, unless that namespace is kube-system.
 
 With --namespaces, each of the namespaces gets Roles in place of ClusterRoles,
 and the API server's fence is not used. The secure port, which --secure-port=0
-switches off, and --dry-run need a ClusterRole even then.`, defaultName, o.name),
+switches off, --dry-run and some controllers of a build of your own need a
+ClusterRole even then.`, defaultName, o.name),
 		func(w io.Writer) error {
 			objects, err := o.rbac()
 			if err != nil {
@@ -114,8 +114,8 @@ func (o *Options) rbac() (objects []any, err error) {
 
 	for _, e := range required.entries {
 		granted, namespaces := required.grants[e.Name], slices.Clone(workNamespaces)
-		for _, namespace := range slices.Sorted(maps.Keys(granted)) {
-			if namespace != metav1.NamespaceAll && !slices.Contains(workNamespaces, namespace) {
+		for _, namespace := range slices.Sorted(maps.Keys(granted.in)) {
+			if !slices.Contains(workNamespaces, namespace) {
 				namespaces = append(namespaces, namespace)
 			}
 		}
@@ -169,35 +169,38 @@ func rbacType(kind string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: kind}
 }
 
-// grants are what an entry may do, by namespace. Under the empty name are rules for every namespace that it
-// works in.
-type grants map[string][]rbacv1.PolicyRule
+// grants are what an entry may do: in every namespace that it works in, and in namespaces by their names; the
+// empty name is for objects that have no namespace.
+type grants struct {
+	everywhere []rbacv1.PolicyRule
+	in         map[string][]rbacv1.PolicyRule
+}
 
-// rulesIn returns the rules of the role in a namespace, if the controller works in workNamespaces.
+// rulesIn returns the rules of the role in a namespace, or of the ClusterRole if it is empty, if the controller
+// works in workNamespaces.
 func (g grants) rulesIn(namespace string, workNamespaces []string) []rbacv1.PolicyRule {
-	if namespace == metav1.NamespaceAll || !slices.Contains(workNamespaces, namespace) {
-		return g[namespace]
+	if !slices.Contains(workNamespaces, namespace) {
+		return g.in[namespace]
 	}
-	return slices.Concat(g[metav1.NamespaceAll], g[namespace])
+	return slices.Concat(g.everywhere, g.in[namespace])
 }
 
 // grantsOf returns the entry's permissions. It is an error if they do not let the cache list and watch a
 // resource in Needs.
-func grantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Need) (grants, error) {
-	all := grants{}
+func grantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Need) (all grants, err error) {
 	if e.NamespacePermissions != nil {
-		maps.Copy(all, e.NamespacePermissions(s))
-	}
-	if _, found := all[metav1.NamespaceAll]; found {
-		return nil, errors.New("has NamespacePermissions for a namespace without a name; rules for all namespaces belong in Permissions")
+		all.in = e.NamespacePermissions(s)
 	}
 	if e.Permissions != nil {
-		all[metav1.NamespaceAll] = e.Permissions(s)
+		all.everywhere = e.Permissions(s)
 	}
 	for _, need := range needs {
 		allows := func(rule rbacv1.PolicyRule) bool { return allowsToRead(rule, need) }
-		if !slices.ContainsFunc(slices.Concat(all[metav1.NamespaceAll], all[need.Namespace]), allows) {
-			return nil, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count",
+		if need.ClusterScoped && len(s.Namespaces) > 0 && !slices.ContainsFunc(all.in[metav1.NamespaceAll], allows) {
+			return all, fmt.Errorf("needs %s, which have no namespace: not possible with --namespaces", need.Resource.GroupResource())
+		}
+		if !slices.ContainsFunc(slices.Concat(all.everywhere, all.in[need.Namespace]), allows) {
+			return all, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count",
 				need.Resource.GroupResource())
 		}
 	}

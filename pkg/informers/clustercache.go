@@ -104,7 +104,7 @@ func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock
 func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
 	i := newInformer(p, c.countPanic)
 	namespaces := c.cfg.Namespaces
-	if p.namespace != "" || len(namespaces) == 0 {
+	if p.namespace != "" || p.clusterScoped || len(namespaces) == 0 {
 		namespaces = []string{p.namespace}
 	}
 	for _, namespace := range namespaces {

@@ -80,8 +80,8 @@ type Need struct {
 	// Resource to watch. A need of metadata may leave the version out, for custom resources. Discovery then
 	// finds the version, and finds it again when it changes.
 	Resource schema.GroupVersionResource
-	// ClusterScoped says that the resource has no namespaces. With --namespaces, such a need is an
-	// error.
+	// ClusterScoped says that the resource has no namespaces. With --namespaces, such a need is an error unless
+	// Entry.NamespacePermissions let it be listed and watched.
 	ClusterScoped bool
 	// Namespace, LabelSelector and FieldSelector, if set, restrict the need to the objects that they
 	// choose. They are sent to the API server, so FieldSelector may use the fields that it supports.
@@ -143,8 +143,6 @@ func (n *Need) validate(scheme *runtime.Scheme, namespaces []string) error {
 		return fmt.Errorf("field selector: %w", fieldErr)
 	case n.ClusterScoped && n.Namespace != "":
 		return errors.New("ClusterScoped and Namespace must not both be set")
-	case n.ClusterScoped && len(namespaces) > 0:
-		return errors.New("the objects have no namespace: not possible with --namespaces")
 	case n.Namespace != "" && len(namespaces) > 0 && !slices.Contains(namespaces, n.Namespace):
 		return fmt.Errorf("the namespace %s is not in --namespaces", n.Namespace)
 	case n.Resource.Version == "" && (n.whole() || n.Form == Reduced && n.Digest.exists()):
@@ -192,7 +190,7 @@ type plan struct {
 	// digests are in the order in which objects hold them.
 	digests                                 []digest
 	namespace, labelSelector, fieldSelector string
-	optional                                bool
+	clusterScoped, optional                 bool
 }
 
 type digest struct {
@@ -226,7 +224,7 @@ func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*pla
 		at := slices.IndexFunc(plans, func(p *plan) bool { return p.canServe(n, n.decodedAs(scheme)) })
 		if at < 0 {
 			plans = append(plans, &plan{
-				resource: n.Resource, optional: n.Optional, decodedAs: Metadata,
+				resource: n.Resource, clusterScoped: n.ClusterScoped, optional: n.Optional, decodedAs: Metadata,
 				namespace: n.Namespace, labelSelector: n.LabelSelector, fieldSelector: n.FieldSelector,
 			})
 			at = len(plans) - 1
@@ -241,7 +239,7 @@ func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*pla
 // name it knows digests and handlers.
 func (p *plan) canServe(n Need, decodedAs Form) bool {
 	mayMisfit := (p.decodedAs == Typed || decodedAs == Typed) && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
-	return p.resource == n.Resource && p.need(n.controller) == nil && p.optional == n.Optional && p.namespace == n.Namespace &&
+	return p.resource == n.Resource && p.need(n.controller) == nil && p.clusterScoped == n.ClusterScoped && p.optional == n.Optional && p.namespace == n.Namespace &&
 		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector &&
 		(p.decodedAs == decodedAs || (p.decodedAs == Metadata || decodedAs == Metadata) && !mayMisfit) &&
 		n.Filter == nil && p.needs[0].Filter == nil &&

@@ -39,7 +39,7 @@ func (s *APIServer) hasEntry(name string) bool {
 func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
 	for _, e := range h.entries {
 		if agent == e.Name || agent == cacheAgent {
-			if e.Permissions != nil {
+			if e.Permissions != nil && (namespace != "" || len(h.settings.Namespaces) == 0) {
 				rules = append(rules, e.Permissions(h.settings)...)
 			}
 			if e.NamespacePermissions != nil {
