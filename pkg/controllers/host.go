@@ -99,10 +99,10 @@ type Cluster struct {
 	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain,
 	// since the other API server may not answer. Go runs it.
 	LoopOptions LoopOptions
-	// Go runs a loop until Close, or until stop, which waits for the loop's end; then it closes the loop. A loop
-	// that ends earlier is started again, and is a problem of the controller until it has run for 5 min. ctx is
-	// that of Run or of a reconcile: it tells the loop whether this replica leads. Its end does not end the
-	// loop, but closes the channel of Draining. After Close, Go only closes the loop.
+	// Go runs a loop until Close or stop is called, and then closes the loop. stop waits for that. A loop that
+	// ends earlier is started again, and is a problem of the controller until it has run for 5 min. ctx is the
+	// context of Run or of a reconcile: it tells the loop whether this replica leads. When ctx ends, the loop
+	// goes on, but the channel of Draining is closed. After Close, Go closes the loop without running it.
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
 	// closes its connections. A second call does nothing. A controller closes its clusters before its own Run

@@ -83,10 +83,9 @@ func tenantOf[K comparable](key K) (tenant string) {
 }
 
 // lanes stores the keys of a workqueue. In each of the two lanes, the tenants with keys take turns, one
-// key each. The keys of one tenant are first in, first out. A key may stand in several places: in both
-// lanes, and in the turns of all tenants on whose behalf it was added. It is taken from the place whose
-// turn comes first and then leaves the others. So nobody delays a key by adding it to a long queue of
-// their own.
+// key each. The keys of one tenant are first in, first out. A key has a place for each lane and tenant for
+// which it was added. When the turn of one of its places comes, the key is taken and leaves all its places. So
+// nobody delays a key by adding it to a long queue of their own.
 //
 // For instance, shop adds the keys a and b to laneChanges, and team adds b and c:
 //
@@ -122,9 +121,11 @@ type lanes[K comparable] struct {
 // place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
 // one place in a turn, however often it is added.
 type place[K comparable] struct {
-	key       K
-	turn      *item[turn[K]]
-	nextOfKey *item[place[K]] // another place of the key; places that are only noted come first
+	key  K
+	turn *item[turn[K]]
+	// nextOfKey is another place of the key. In the list of a key's places, those that are only noted come
+	// before those where it stands.
+	nextOfKey *item[place[K]]
 }
 
 // turn has the keys of one tenant in one lane.

@@ -195,8 +195,36 @@ func (l *Loop[K]) run(parent context.Context) error {
 
 	work, cutOff := workContext(ctx)
 	defer cutOff(nil)
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](l.opts.MinBackoff, l.opts.MaxBackoff)
 	var workers sync.WaitGroup
+	l.startWorkers(ctx, work, q, &workers)
+	defer l.closeAdded()
+	logger.Info("Loop started", "workers", l.opts.Workers)
+
+	background := l.background(ctx)
+	var backgroundErr error
+	select {
+	case <-ctx.Done():
+	case backgroundErr = <-background: // never without Background
+		background = nil // it has been read
+		stop()
+	}
+	drained := l.drain(ctx, q, cutOff)
+	workers.Wait()
+	drained()
+	if background != nil {
+		backgroundErr = <-background
+	}
+	if backgroundErr != nil && parent.Err() != nil {
+		logger.Error(backgroundErr, "Background function failed while the loop was stopping")
+		backgroundErr = nil // none of its work goes on
+	}
+	logger.Info("Loop stopped")
+	return backgroundErr
+}
+
+// startWorkers starts what a run consists of, until ctx ends and q is empty: the workers, and what fills q.
+func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *sync.WaitGroup) {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](l.opts.MinBackoff, l.opts.MaxBackoff)
 	for range l.opts.Workers {
 		workers.Go(func() {
 			for l.reconcileNext(ctx, work, q, limiter) {
@@ -204,7 +232,6 @@ func (l *Loop[K]) run(parent context.Context) error {
 		})
 	}
 	workers.Go(func() { l.retryWaiting(ctx) })
-	logger.Info("Loop started", "workers", l.opts.Workers)
 	workers.Go(func() {
 		replay(ctx, q, l.mappers...)
 		l.setPhase(PhaseRunning)
@@ -220,36 +247,25 @@ func (l *Loop[K]) run(parent context.Context) error {
 			}
 		})
 	})
-	defer l.closeAdded()
+}
 
-	background := l.background(ctx)
-	var backgroundErr error
-	select {
-	case <-ctx.Done():
-	case backgroundErr = <-background: // never without Background
-		background = nil // it has been read
-		stop()
-	}
+// drain takes no more keys, and calls cutOff if the reconciles in flight do not end in time. Call drained when
+// they have ended.
+func (l *Loop[K]) drain(ctx context.Context, q *queue[K], cutOff context.CancelCauseFunc) (drained func()) {
+	logger := klog.FromContext(ctx)
 	l.setPhase(PhaseDraining)
 	l.admitAdded(nil)
 	logger.Info("Loop is draining", "inFlight", l.Status().InFlight)
 	q.ShutDown()
-	if d := l.opts.DrainTimeout; d > 0 {
-		defer time.AfterFunc(l.opts.drainTimeLeft(l.Status()), func() {
-			logger.Info("Reconciles did not end within the drain time; cancelling them", "drainTimeout", d, "inFlight", l.Status().InFlight)
-			cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts))
-		}).Stop()
+	d := l.opts.DrainTimeout
+	if d == 0 {
+		return func() {}
 	}
-	workers.Wait()
-	if background != nil {
-		backgroundErr = <-background
-	}
-	if backgroundErr != nil && parent.Err() != nil {
-		logger.Error(backgroundErr, "Background function failed while the loop was stopping")
-		backgroundErr = nil // none of its work goes on
-	}
-	logger.Info("Loop stopped")
-	return backgroundErr
+	timer := time.AfterFunc(l.opts.drainTimeLeft(l.Status()), func() {
+		logger.Info("Reconciles did not end within the drain time; cancelling them", "drainTimeout", d, "inFlight", l.Status().InFlight)
+		cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts))
+	})
+	return func() { timer.Stop() }
 }
 
 func (l *Loop[K]) addedWatches() []*mapper[K] {

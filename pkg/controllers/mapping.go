@@ -17,9 +17,9 @@ import (
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
 	watch   Watch[K]
-	newest  func(cache.ObjectName) // maps the newest state of an object of the cache; nil for WaitFor
-	remove  func()                 // removes the handler, once
-	removed chan struct{}          // closed by remove
+	newest  func(cache.ObjectName) []K // maps the newest state of an object of the cache; nil for WaitFor
+	remove  func()                     // removes the handler, once
+	removed chan struct{}              // closed by remove
 
 	mu    sync.Mutex // held while the mapping is called
 	queue *queue[K]  // of the run; nil while there is none: the gate is closed
@@ -27,7 +27,8 @@ type mapper[K comparable] struct {
 
 func newMapper[K comparable](watch Watch[K]) *mapper[K] {
 	m := &mapper[K]{watch: watch, removed: make(chan struct{})}
-	unregister := watch.register(m)
+	var unregister func()
+	m.newest, unregister = watch.register(m.handle)
 	m.remove = sync.OnceFunc(func() { close(m.removed); unregister() })
 	return m
 }
@@ -60,7 +61,7 @@ func (m *mapper[K]) handle(lane lane, mapping func() []K) {
 func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.newest(object)
+	m.enqueue(laneShown, m.newest(object))
 }
 
 // enqueue adds the keys of an object to a lane. The caller holds mu.

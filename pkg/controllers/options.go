@@ -41,9 +41,9 @@ type LoopOptions struct {
 	MinBackoff, MaxBackoff time.Duration
 	// Timeout, if set, is how long a reconcile may take. Then its context ends.
 	Timeout time.Duration
-	// DrainTimeout, if set, is how long the reconciles in flight may take to end when Run is to end. After it,
-	// their contexts end. The time of another cluster's loop counts from when the longest of them began: a
-	// cluster that has not answered for so long is not waited for. --shutdown-timeout applies in any case.
+	// DrainTimeout, if set, is how long the reconciles in flight may take to end when Run is to end. Then their
+	// contexts end. In a loop for another cluster it counts from the beginning of the longest reconcile: a
+	// cluster that has not answered for that long gets no more time. --shutdown-timeout applies in any case.
 	DrainTimeout time.Duration
 	Metrics      *Metrics
 	// Background, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns

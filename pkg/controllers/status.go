@@ -97,8 +97,12 @@ func (l *Loop[K]) Status() Status {
 
 // AddLoop adds what another loop of the controller does, apart from its phase.
 func (s *Status) AddLoop(one Status) {
-	s.Workers, s.QueueDepth, s.InFlight = s.Workers+one.Workers, s.QueueDepth+one.QueueDepth, append(s.InFlight, one.InFlight...)
-	s.Reconciles, s.Errors, s.Panics = s.Reconciles+one.Reconciles, s.Errors+one.Errors, s.Panics+one.Panics
+	s.Workers += one.Workers
+	s.QueueDepth += one.QueueDepth
+	s.InFlight = append(s.InFlight, one.InFlight...)
+	s.Reconciles += one.Reconciles
+	s.Errors += one.Errors
+	s.Panics += one.Panics
 	if s.LastError == nil || one.LastError != nil && one.LastError.Time.After(s.LastError.Time) {
 		s.LastError = one.LastError
 	}

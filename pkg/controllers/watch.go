@@ -24,9 +24,9 @@ type Watch[K comparable] struct {
 	synced  func() <-chan struct{}
 	// list, unless it is nil, returns what Run maps when it begins: the objects in the cache.
 	list func() []metav1.Object
-	// register adds the handler that maps changes, and sets what maps the newest state of an object. Each loop
-	// with the watch has its own.
-	register func(*mapper[K]) (remove func())
+	// register adds a handler that passes the mapping of each change to handle. newest, unless it is nil, maps
+	// the newest state of an object. Each loop with the watch has a handler of its own.
+	register func(handle func(lane, func() []K)) (newest func(cache.ObjectName) []K, remove func())
 }
 
 // watchable is what a watch asks of an informer of the cache. An informer of an author's own may lack it.
@@ -93,7 +93,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	}
 	return Watch[K]{
 		synced: informer.Synced,
-		register: func(m *mapper[K]) func() {
+		register: func(handle func(lane, func() []K)) (func(cache.ObjectName) []K, func()) {
 			// Two, since an event that is not chosen does not mean that the object can be mapped.
 			containChoice, endChoice := contain()
 			containMapping, endMapping := contain()
@@ -107,18 +107,20 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 				}
 				return mapped
 			}
-			m.newest = func(name cache.ObjectName) {
-				if obj, exists := informer.Get(name); exists { // else its deletion is an event
-					m.enqueue(laneShown, mapChosen(Event[T]{New: obj}))
+			newest := func(name cache.ObjectName) []K {
+				obj, exists := informer.Get(name)
+				if !exists {
+					return nil // its deletion is an event
 				}
+				return mapChosen(Event[T]{New: obj})
 			}
 			// The objects of the first list are dropped: Run waits for the informer, and then replays its cache.
 			remove := informer.AddHandler(func(old, current T, initial bool) {
 				if e := (Event[T]{old, current}); !initial || !isNil(old) {
-					m.handle(laneOfEvent(e), func() []K { return mapChosen(e) })
+					handle(laneOfEvent(e), func() []K { return mapChosen(e) })
 				}
 			})
-			return func() {
+			return newest, func() {
 				remove()
 				endChoice()
 				endMapping()
@@ -129,7 +131,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 
 // WaitFor returns a watch that maps nothing: Run waits until the informer has synced.
 func WaitFor[K comparable, T any](informer informers.Informer[T]) Watch[K] {
-	return Watch[K]{synced: informer.Synced, register: func(*mapper[K]) func() { return func() {} }}
+	return Watch[K]{synced: informer.Synced, register: func(func(lane, func() []K)) (func(cache.ObjectName) []K, func()) { return nil, func() {} }}
 }
 
 // WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of

@@ -48,13 +48,15 @@ type feed struct {
 	// discover returns a NotFound error if the server does not have the resource in any version.
 	discover func(context.Context) error
 
-	// watchingSince is when the watch began; zero while the feed lists. freeSlot gives the slot of the present
-	// list back; a second call does nothing. throttled is why the API server refused the streamed list that was
-	// asked for last, if it was too busy. The goroutine of run uses the three fields; ListWithContext has
-	// another one, for which the reflector waits unless ctx ends.
+	// The goroutine of run uses the fields below. So does ListWithContext, in another goroutine, for which the
+	// reflector waits unless ctx ends.
+
+	// watchingSince is when the watch began; zero while the feed lists.
 	watchingSince time.Time
-	freeSlot      func()
-	throttled     error
+	// freeSlot gives the slot of the present list back. A second call does nothing.
+	freeSlot func()
+	// throttled is the error of the last streamed list if the API server was too busy for it.
+	throttled error
 }
 
 func (f *feed) covers(namespace string) bool {

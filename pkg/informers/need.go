@@ -239,11 +239,11 @@ func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*pla
 // name it knows digests and handlers.
 func (p *plan) canServe(n Need, decodedAs Form) bool {
 	mayMisfit := (p.decodedAs == Typed || decodedAs == Typed) && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
-	return p.resource == n.Resource && p.need(n.controller) == nil && p.clusterScoped == n.ClusterScoped && p.optional == n.Optional && p.namespace == n.Namespace &&
-		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector &&
-		(p.decodedAs == decodedAs || (p.decodedAs == Metadata || decodedAs == Metadata) && !mayMisfit) &&
-		n.Filter == nil && p.needs[0].Filter == nil &&
-		!(n.History && slices.ContainsFunc(p.digests, func(d digest) bool { return d.history }))
+	decodes := p.decodedAs == decodedAs || (p.decodedAs == Metadata || decodedAs == Metadata) && !mayMisfit
+	objects := p.resource == n.Resource && p.clusterScoped == n.ClusterScoped && p.namespace == n.Namespace &&
+		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector && n.Filter == nil && p.needs[0].Filter == nil
+	histories := n.History && slices.ContainsFunc(p.digests, func(d digest) bool { return d.history }) // there is room for one
+	return objects && decodes && !histories && p.need(n.controller) == nil && p.optional == n.Optional
 }
 
 func (p *plan) add(n Need, decodedAs Form) {
