@@ -142,11 +142,16 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			entry := withFunctions(controllers.Entry{Name: "one", AddToScheme: tc.add, Needs: func(controllers.Settings) ([]informers.Need, error) { return tc.needs, nil }})
-			entry.New = func(h controllers.Host) (controllers.Controller, error) { return &scripted{}, tc.ask(h) }
+			var host controllers.Host
+			entry.New = func(h controllers.Host) (controllers.Controller, error) { host = h; return &scripted{}, tc.ask(h) }
 			_, err := buildAll(t, entry)
 			switch {
 			case tc.want == "" && err != nil:
 				t.Errorf("refused: %v", err)
+			case tc.want == "":
+				if _, err := panics.Recover(func() error { host.Handle(http.NotFoundHandler()); return nil }); err == nil {
+					t.Error("a handler after New was accepted")
+				}
 			case tc.want != "" && (err == nil || strings.Split(err.Error(), "\n")[0] != "controller one: "+tc.want):
 				t.Errorf("the error is %v, want controller one: %s", err, tc.want)
 			}

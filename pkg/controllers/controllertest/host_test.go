@@ -415,6 +415,27 @@ func TestForbiddenIsNoMistake(t *testing.T) {
 	})
 }
 
+func TestNamespacesDoNotHideObjectsWithoutOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nodes, read := corev1.SchemeGroupVersion.WithResource("nodes"), 0
+		e := doing("counter", func(_ context.Context, h controllers.Host) error {
+			read = len(informers.For[metav1.Object](h, nodes).List(metav1.NamespaceAll, nil))
+			return nil
+		})
+		e.Needs = func(controllers.Settings) ([]informers.Need, error) {
+			return []informers.Need{{Resource: informers.ConfigMaps}, {Resource: nodes, ClusterScoped: true}}, nil
+		}
+		e.NamespacePermissions = func(s controllers.Settings) map[string][]rbacv1.PolicyRule {
+			return map[string][]rbacv1.PolicyRule{"": allowing("nodes")(s)}
+		}
+		setup := controllertest.Setup{Entries: []controllers.Entry{e}, Flags: []string{"--namespaces=shop"}}
+		setup.NewHost(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, asking("a"))
+		if read != 1 {
+			t.Errorf("%d Nodes were read", read)
+		}
+	})
+}
+
 // TestChangeOvertakesARelist has 2,000 objects of one namespace that a relist shows unchanged, with
 // reconciles of 10 ms by one worker: in turn, the last of them would wait for 20 s.
 func TestChangeOvertakesARelist(t *testing.T) {
