@@ -285,8 +285,8 @@ func TestWaitForAPIServer(t *testing.T) {
 	}
 }
 
-// TestWebhookHoldsUpAWorkerForTenSeconds answers as the API server does if a webhook refuses with a code and a delay of
-// its own. client-go would wait that long in the request, ten times.
+// TestWebhookHoldsUpAWorkerForTenSeconds answers as the API server does if a webhook refuses with a code and
+// a delay of its own. client-go would wait that long in the request, ten times.
 func TestWebhookHoldsUpAWorkerForTenSeconds(t *testing.T) {
 	for seconds, want := range map[int]time.Duration{1: 10 * time.Second, 2: 0, 30 * 24 * 3600: 0, -16: 0} { // -16: 16, as a text
 		inBubble(t, fmt.Sprint(seconds), func(t *testing.T) {

@@ -132,7 +132,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		writeConfig.Wrap(dryRun.wrap)
 	}
 	c := connection{readConfig, p.connection.contentType}
-	readers, err := informers.NewClients(c.builtIn(c.named("informers")), p.scheme)
+	readers, err := informers.NewReaders(c.builtIn(c.named("informers")), p.scheme)
 	kinds, kindsErr := newKinds(readConfig)
 	clients, clientsErr := p.clientsOf(controller, writeConfig, kinds)
 	eventsConfig := rest.CopyConfig(writeConfig)
@@ -141,7 +141,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err := errors.Join(err, kindsErr, clientsErr, eventsErr); err != nil {
 		return fail(err)
 	}
-	other.cache, err = p.caches.AddCluster(informers.Config{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
+	other.cache, err = p.caches.AddCluster(informers.CacheConfig{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return fail(err)
 	}

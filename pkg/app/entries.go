@@ -111,7 +111,7 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 	if len(errs) > 0 {
 		return r, errors.Join(errs...)
 	}
-	return r, informers.CheckNeeds(informers.Config{Namespaces: o.Generic.Namespaces}, r.needs, r.scheme)
+	return r, informers.CheckNeeds(informers.CacheConfig{Namespaces: o.Generic.Namespaces}, r.needs, r.scheme)
 }
 
 // controllerNames returns the names of all controllers, in the order in which they were added.

@@ -111,14 +111,14 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	}
 	readConfig := p.connection.named("informers")
 	readConfig.Wrap(withoutLongWaits) // a cache has its own back-off, and shows each failure
-	readers, err := informers.NewClients(p.connection.builtIn(readConfig), p.scheme)
+	readers, err := informers.NewReaders(p.connection.builtIn(readConfig), p.scheme)
 	if err != nil {
 		return nil, err
 	}
 	if p.caches, err = informers.NewCaches(registry); err != nil {
 		return nil, err
 	}
-	config := informers.Config{Namespaces: o.Generic.Namespaces}
+	config := informers.CacheConfig{Namespaces: o.Generic.Namespaces}
 	p.cache, err = p.caches.AddCluster(config, readers, required.needs, clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return nil, err

@@ -34,12 +34,12 @@ import (
 )
 
 // newClusterCache builds a cache on real clients.
-func newClusterCache(t testing.TB, clients Clients, needs ...Need) (*ClusterCache, metrics.KubeRegistry) {
+func newClusterCache(t testing.TB, clients Readers, needs ...Need) (*ClusterCache, metrics.KubeRegistry) {
 	t.Helper()
 	reg := metrics.NewKubeRegistry()
 	caches, err := NewCaches(reg)
 	must(t, err)
-	f, err := caches.AddCluster(Config{}, clients, needs, clock.RealClock{}, func(string) {})
+	f, err := caches.AddCluster(CacheConfig{}, clients, needs, clock.RealClock{}, func(string) {})
 	must(t, err)
 	t.Cleanup(f.Shutdown)
 	return f, reg
@@ -59,7 +59,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 	f, reg := newClusterCache(t, clients, reloadNeed)
 	startSynced(t, f)
 	for range 2 {
-		other, err := f.caches.AddCluster(Config{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
+		other, err := f.caches.AddCluster(CacheConfig{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
 		must(t, err)
 		followed, err := Follow[*Object](t.Context(), other.ForController("names"), Need{Resource: Secrets})
 		must(t, err)
@@ -88,7 +88,7 @@ func TestClustersOfOneNameCountTogether(t *testing.T) {
 	clients := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
 	f, reg := newClusterCache(t, clients, reloadNeed)
 	for _, controller := range []string{"one", "two"} {
-		cluster, err := f.caches.AddCluster(Config{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
+		cluster, err := f.caches.AddCluster(CacheConfig{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
 		must(t, err)
 		defer cluster.Shutdown()
 		followed, err := Follow[*Object](t.Context(), cluster.ForController(controller), Need{Resource: Secrets})
@@ -222,14 +222,14 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 }
 
 // clientsOf returns clients as the manager builds them.
-func clientsOf(t testing.TB, config *rest.Config) Clients {
+func clientsOf(t testing.TB, config *rest.Config) Readers {
 	t.Helper()
-	clients, err := NewClients(config, scheme.Scheme)
+	clients, err := NewReaders(config, scheme.Scheme)
 	must(t, err)
 	return clients
 }
 
-func serve(t *testing.T, s *apiServer) Clients {
+func serve(t *testing.T, s *apiServer) Readers {
 	t.Helper()
 	server := httptest.NewServer(s)
 	t.Cleanup(func() {

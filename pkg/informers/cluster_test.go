@@ -246,14 +246,14 @@ func (c *cluster) since(from int) ([]watch.Event, int, chan struct{}) {
 // newTestCache builds a cache whose only source is the cluster.
 func newTestCache(t *testing.T, c *cluster, needs ...Need) *ClusterCache {
 	t.Helper()
-	return newTestCacheWith(t, Config{}, c.source, needs...)
+	return newTestCacheWith(t, CacheConfig{}, c.source, needs...)
 }
 
 // newTestCacheWith builds a cache on sources of any kind, which is shut down at the end. What the server says
 // is not found is not there in another version either.
-func newTestCacheWith(t *testing.T, cfg Config, sources func(*plan, string) (source, error), needs ...Need) *ClusterCache {
+func newTestCacheWith(t *testing.T, cfg CacheConfig, sources func(*plan, string) (source, error), needs ...Need) *ClusterCache {
 	t.Helper()
-	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Clients{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}, caches: &Caches{}}
+	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Readers{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}, caches: &Caches{}}
 	plans, err := newPlans(needs, scheme.Scheme, cfg.Namespaces)
 	must(t, err)
 	for _, p := range plans {

@@ -51,8 +51,8 @@ func (c *Caches) clusters() []*ClusterCache {
 	return slices.Clone(c.all)
 }
 
-// Config says what a ClusterCache is of.
-type Config struct {
+// CacheConfig says what a ClusterCache is of.
+type CacheConfig struct {
 	// Cluster is the label cluster of the metrics: empty for the cluster that the process runs in.
 	Cluster string
 	// Namespaces are the only namespaces that are read; empty means all.
@@ -61,9 +61,9 @@ type Config struct {
 
 // ClusterCache has the informers of the process for one cluster.
 type ClusterCache struct {
-	cfg       Config
+	cfg       CacheConfig
 	clock     clock.WithTickerAndDelayedExecution
-	clients   Clients
+	clients   Readers
 	sourceFor func(p *plan, namespace string) (source, error)
 	informers []*informer // of the declared needs
 	caches    *Caches
@@ -80,7 +80,7 @@ type ClusterCache struct {
 
 // AddCluster builds the informers for needs, each of [NeedsOf], and starts none. countPanic is called for
 // each panic in a function of the named controller. AddCluster returns an error if the needs cannot be met.
-func (c *Caches) AddCluster(cfg Config, clients Clients, needs []Need, clk clock.WithTickerAndDelayedExecution,
+func (c *Caches) AddCluster(cfg CacheConfig, clients Readers, needs []Need, clk clock.WithTickerAndDelayedExecution,
 	countPanic func(controller string)) (*ClusterCache, error) {
 	cluster := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, countPanic: countPanic, caches: c}
 	plans, err := newPlans(needs, clients.scheme, cfg.Namespaces)

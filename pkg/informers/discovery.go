@@ -28,7 +28,7 @@ const discoveryTimeout = 30 * time.Second
 type anyVersion struct {
 	resource  schema.GroupResource
 	namespace string
-	clients   Clients
+	clients   Readers
 
 	mu      sync.Mutex
 	version string
@@ -96,7 +96,7 @@ func ServerGroups(ctx context.Context, d discovery.DiscoveryInterfaceWithContext
 // servedVersion returns a version in which the server has the resource, or a NotFound error if it has none.
 // It asks discovery for this group only, so that an aggregated API that is down affects only those who need
 // it.
-func (c Clients) servedVersion(ctx context.Context, resource schema.GroupResource) (string, error) {
+func (c Readers) servedVersion(ctx context.Context, resource schema.GroupResource) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout) // the client has none
 	defer cancel()
 	groups, err := ServerGroups(ctx, c.discovery)

@@ -206,7 +206,7 @@ func inNamespaces(t *testing.T, clusters map[string]*cluster) *ClusterCache {
 	for namespace := range clusters {
 		namespaces = append(namespaces, namespace)
 	}
-	return newTestCacheWith(t, Config{Namespaces: namespaces}, func(p *plan, namespace string) (source, error) {
+	return newTestCacheWith(t, CacheConfig{Namespaces: namespaces}, func(p *plan, namespace string) (source, error) {
 		return clusters[namespace].source(p, namespace)
 	}, reloadNeed)
 }

@@ -200,7 +200,7 @@ type digest struct {
 }
 
 // CheckNeeds returns the error with which [Caches.AddCluster] refuses the needs, or nil.
-func CheckNeeds(cfg Config, needs []Need, scheme *runtime.Scheme) error {
+func CheckNeeds(cfg CacheConfig, needs []Need, scheme *runtime.Scheme) error {
 	_, err := newPlans(needs, scheme, cfg.Namespaces)
 	return err
 }

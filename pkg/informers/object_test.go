@@ -316,7 +316,7 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := (&Caches{}).AddCluster(Config{}, clients, tc.needs, clock.RealClock{}, func(string) {})
+			_, err := (&Caches{}).AddCluster(CacheConfig{}, clients, tc.needs, clock.RealClock{}, func(string) {})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one with %q", err, tc.want)
 			}
@@ -448,7 +448,7 @@ func TestMisfitIsDecodedFromJSON(t *testing.T) {
 		"what is no JSON":              {`{`, []string{"error"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newTestCacheWith(t, Config{}, func(*plan, string) (source, error) { return source{}, nil }, Need{controller: "a", Resource: Deployments, Form: Typed})
+			f := newTestCacheWith(t, CacheConfig{}, func(*plan, string) (source, error) { return source{}, nil }, Need{controller: "a", Resource: Deployments, Form: Typed})
 			obj, _, err := decoder.Decode([]byte(tc.in), nil, nil)
 			var got []string
 			add := func(obj apiruntime.Object) error {

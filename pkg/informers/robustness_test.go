@@ -172,7 +172,7 @@ func TestStreamedListThatBreaksIsReadOnce(t *testing.T) {
 // twoResources builds a cache with the Secrets of one cluster for reload, and ConfigMaps from another one.
 func twoResources(t *testing.T, c, other *cluster) *ClusterCache {
 	t.Helper()
-	return newTestCacheWith(t, Config{}, func(p *plan, namespace string) (source, error) {
+	return newTestCacheWith(t, CacheConfig{}, func(p *plan, namespace string) (source, error) {
 		if p.resource == Secrets {
 			return c.source(p, namespace)
 		}

@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Clients are what the informers read through. They share one HTTP client.
-type Clients struct {
+// Readers are what the informers read through. They share one HTTP client.
+type Readers struct {
 	config    *rest.Config
 	http      *http.Client
 	scheme    *runtime.Scheme
@@ -29,10 +29,10 @@ type Clients struct {
 	discovery discovery.DiscoveryInterfaceWithContext
 }
 
-// NewClients returns clients that read types of scheme as Go types, and others as unstructured
+// NewReaders returns readers that read types of scheme as Go types, and others as unstructured
 // objects. They use config's content type, or protobuf if it names none. It is an error if config is
 // invalid.
-func NewClients(config *rest.Config, scheme *runtime.Scheme) (Clients, error) {
+func NewReaders(config *rest.Config, scheme *runtime.Scheme) (Readers, error) {
 	config = rest.CopyConfig(config)
 	if config.ContentType == "" {
 		config.ContentType = runtime.ContentTypeProtobuf
@@ -44,20 +44,20 @@ func NewClients(config *rest.Config, scheme *runtime.Scheme) (Clients, error) {
 	if config.UserAgent == "" {
 		config.UserAgent = rest.DefaultKubernetesUserAgent()
 	}
-	c := Clients{config: config, scheme: scheme}
+	c := Readers{config: config, scheme: scheme}
 	var err error
 	if c.http, err = rest.HTTPClientFor(config); err != nil {
-		return Clients{}, fmt.Errorf("informers' HTTP client: %w", err)
+		return Readers{}, fmt.Errorf("informers' HTTP client: %w", err)
 	}
 	if c.metadata, err = metadata.NewForConfigAndClient(config, c.http); err != nil {
-		return Clients{}, fmt.Errorf("informers' metadata client: %w", err)
+		return Readers{}, fmt.Errorf("informers' metadata client: %w", err)
 	}
 	if c.dynamic, err = dynamic.NewForConfigAndClient(config, c.http); err != nil {
-		return Clients{}, fmt.Errorf("informers' dynamic client: %w", err)
+		return Readers{}, fmt.Errorf("informers' dynamic client: %w", err)
 	}
 	found, err := discovery.NewDiscoveryClientForConfigAndClient(config, c.http)
 	if err != nil {
-		return Clients{}, fmt.Errorf("informers' discovery client: %w", err)
+		return Readers{}, fmt.Errorf("informers' discovery client: %w", err)
 	}
 	c.discovery = discovery.ToDiscoveryInterfaceWithContext(found)
 	return c, nil
@@ -71,7 +71,7 @@ type source struct {
 
 // sourceFor returns a source that reads no more of the resource than the plan uses. It reads all
 // namespaces if namespace is empty.
-func (c Clients) sourceFor(p *plan, namespace string) (source, error) {
+func (c Readers) sourceFor(p *plan, namespace string) (source, error) {
 	switch p.decodedAs {
 	case Metadata:
 		return sourceOf(c.metadataOf(p.resource, namespace)), nil
@@ -82,7 +82,7 @@ func (c Clients) sourceFor(p *plan, namespace string) (source, error) {
 }
 
 // metadataOf reads the metadata of a resource, in any version if it names none.
-func (c Clients) metadataOf(resource schema.GroupVersionResource, namespace string) listWatcher[*metav1.PartialObjectMetadataList] {
+func (c Readers) metadataOf(resource schema.GroupVersionResource, namespace string) listWatcher[*metav1.PartialObjectMetadataList] {
 	if resource.Version == "" {
 		return &anyVersion{resource: resource.GroupResource(), namespace: namespace, clients: c}
 	}
@@ -90,7 +90,7 @@ func (c Clients) metadataOf(resource schema.GroupVersionResource, namespace stri
 }
 
 // typedSource returns a source of any resource whose types are in the scheme.
-func (c Clients) typedSource(p *plan, namespace string) (source, error) {
+func (c Readers) typedSource(p *plan, namespace string) (source, error) {
 	config := rest.CopyConfig(c.config)
 	version := p.resource.GroupVersion()
 	config.GroupVersion = &version

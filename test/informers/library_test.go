@@ -46,7 +46,7 @@ func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache
 
 func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, needs ...informers.Need) *cache {
 	t.Helper()
-	clients, err := informers.NewClients(config, scheme)
+	clients, err := informers.NewReaders(config, scheme)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, nee
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.ClusterCache, err = caches.AddCluster(informers.Config{}, clients, needs, c.clock, func(string) {})
+	c.ClusterCache, err = caches.AddCluster(informers.CacheConfig{}, clients, needs, c.clock, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,7 +93,7 @@ func cacheOf(t *testing.T, nodes, requests int) (int64, *controller) {
 		<-r.Context().Done()
 	}))
 	t.Cleanup(server.Close)
-	clients, err := informers.NewClients(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}, scheme.Scheme)
+	clients, err := informers.NewReaders(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}, scheme.Scheme)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func cacheOf(t *testing.T, nodes, requests int) (int64, *controller) {
 		t.Fatal(err)
 	}
 	before := liveHeap()
-	f, err := caches.AddCluster(informers.Config{}, clients, all, clock.RealClock{}, func(string) {})
+	f, err := caches.AddCluster(informers.CacheConfig{}, clients, all, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -104,7 +104,7 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	readers, err := informers.NewClients(config, scheme.Scheme)
+	readers, err := informers.NewReaders(config, scheme.Scheme)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -117,7 +117,7 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	cache, err := caches.AddCluster(informers.Config{}, readers, informers.NeedsOf(o.entry.Name, needs...), clock.RealClock{}, loops.Panicked)
+	cache, err := caches.AddCluster(informers.CacheConfig{}, readers, informers.NeedsOf(o.entry.Name, needs...), clock.RealClock{}, loops.Panicked)
 	if err != nil {
 		return nil, nil, err
 	}
