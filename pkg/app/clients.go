@@ -124,8 +124,8 @@ func (c *clientMaker) forController(name string) *rest.Config {
 }
 
 // longestWait is how long client-go may hold a worker before it sends a request again, ten times at most. The
-// header Retry-After, which a webhook may set, says how long. An API server that is busy says 1 s. For a longer
-// wait, the key goes back to the queue.
+// header Retry-After, which a webhook may set, says how long. An API server that is busy says 1 s. For a
+// longer wait, the key goes back to the queue.
 const longestWait = 1 // seconds
 
 // withoutLongWaits removes a Retry-After above longestWait. The error still says how long to wait, since the

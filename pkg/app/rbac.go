@@ -176,8 +176,8 @@ type grants struct {
 	in         map[string][]rbacv1.PolicyRule
 }
 
-// rulesIn returns the rules of the role in a namespace, or of the ClusterRole if it is empty, if the controller
-// works in workNamespaces.
+// rulesIn returns the rules of the role in a namespace, or of the ClusterRole if it is empty, if the
+// controller works in workNamespaces.
 func (g grants) rulesIn(namespace string, workNamespaces []string) []rbacv1.PolicyRule {
 	if !slices.Contains(workNamespaces, namespace) {
 		return g.in[namespace]

@@ -82,9 +82,9 @@ func tenantOf[K comparable](key K) (tenant string) {
 	return tenant
 }
 
-// lanes stores the keys of a workqueue. In each of the two lanes, the tenants with keys take turns, one
-// key each. The keys of one tenant are first in, first out. A key has a place for each lane and tenant for
-// which it was added. When the turn of one of its places comes, the key is taken and leaves all its places. So
+// lanes stores the keys of a workqueue. In each of the two lanes, the tenants with keys take turns, one key
+// each. The keys of one tenant are first in, first out. A key has a place for each lane and tenant for which
+// it was added. When the turn of one of its places comes, the key is taken and leaves all its places. So
 // nobody delays a key by adding it to a long queue of their own.
 //
 // For instance, shop adds the keys a and b to laneChanges, and team adds b and c:

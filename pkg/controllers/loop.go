@@ -49,8 +49,8 @@ type Loop[K comparable] struct {
 // each error, or after the duration if that is shorter, but not earlier than the API server asked for, up to
 // 5 min. After a [TerminalError] it is called as if there had been no error. A conflict alone is no failure
 // unless it comes again and again. After a refusal by the fence, on a replica that does not lead yet, it is
-// called when the replica begins to lead, or after the duration. An event or a later result takes back no time
-// at which a call is due already.
+// called when the replica begins to lead, or after the duration. An event or a later result takes back no
+// time at which a call is due already.
 func NewLoop[K comparable](
 	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
@@ -79,9 +79,9 @@ func NewLoop[K comparable](
 	return l, nil
 }
 
-// Watch adds a watch to a loop that exists already, for instance of a resource that was found at run time. The
-// loop does not wait for its informer. Once that has synced, the loop maps the objects in the cache, and then
-// each change. remove ends the watch, and does not wait: a mapping that has begun goes on.
+// Watch adds a watch to a loop that exists already, for instance of a resource that was found at run time.
+// The loop does not wait for its informer. Once that has synced, the loop maps the objects in the cache, and
+// then each change. remove ends the watch, and does not wait: a mapping that has begun goes on.
 func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 	if watch.mistake != nil {
 		return nil, fmt.Errorf("loop %s: watch: %w", l.opts, watch.mistake)
@@ -249,8 +249,8 @@ func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *
 	})
 }
 
-// drain takes no more keys, and calls cutOff if the reconciles in flight do not end in time. Call drained when
-// they have ended.
+// drain takes no more keys, and calls cutOff if the reconciles in flight do not end in time. Call drained
+// when they have ended.
 func (l *Loop[K]) drain(ctx context.Context, q *queue[K], cutOff context.CancelCauseFunc) (drained func()) {
 	logger := klog.FromContext(ctx)
 	l.setPhase(PhaseDraining)

@@ -32,11 +32,11 @@ type Informer[T any] interface {
 	// the object alone: the function must not read the informer. AddIndex is called while the controller is
 	// built. To add an index twice is a mistake: AddIndex panics.
 	AddIndex(name string, values func(T) []string)
-	// AddHandler calls a function with each change of an object, one at a time, in the order of an
-	// object's changes: old is nil for a new object, current for a deleted one. A relist shows each object
-	// again, in most cases with the resourceVersion of old. initial is set for objects that were there before the
-	// cache had synced, or before AddHandler. An update may have it too, while only some of --namespaces have
-	// been listed. The returned function removes the handler, which may still be called with earlier changes.
+	// AddHandler calls a function with each change of an object, one at a time, in the order of an object's
+	// changes: old is nil for a new object, current for a deleted one. A relist shows each object again, in most
+	// cases with the resourceVersion of old. initial is set for objects that were there before the cache had
+	// synced, or before AddHandler. An update may have it too, while only some of --namespaces have been listed.
+	// The returned function removes the handler, which may still be called with earlier changes.
 	AddHandler(func(old, current T, initial bool)) (remove func())
 	// Synced returns a channel that is closed when the cache has been filled once.
 	Synced() <-chan struct{}

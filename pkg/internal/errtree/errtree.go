@@ -7,13 +7,13 @@ package errtree
 
 import "slices"
 
-// Every reports whether is holds for err or for an error that err wraps. If err joins errors, is must hold for
-// err or for each of them.
+// Every reports whether is holds for err or for an error that err wraps. If err joins errors, is must hold
+// for err or for each of them.
 func Every(err error, is func(error) bool) bool {
 	if is(err) {
 		return true
 	}
-	switch e := err.(type) {
+	switch e := any(err).(type) {
 	case interface{ Unwrap() error }:
 		return Every(e.Unwrap(), is)
 	case interface{ Unwrap() []error }:
