@@ -4,7 +4,6 @@
 package scaleschedule
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -235,18 +234,15 @@ func TestLongMemory(t *testing.T) {
 	w := newFixture(t, 20*time.Minute)
 	measure := func() fleet.Memory {
 		t.Helper()
-		var all []fleet.Memory
-		for range 3 {
+		return fleet.MedianMemory(t, func() fleet.Memory {
 			m := shared.RunReleased(w.ctx, t, args()...)
 			fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "SCALE_SETTLE", 150))*time.Second) // Go collects garbage every 2 minutes
-			all = append(all, shared.MemoryOf(w.ctx, t, m))
-			t.Log(all[len(all)-1])
+			memory := shared.MemoryOf(w.ctx, t, m)
 			if err := m.Stop(w.ctx, fleet.Patience); err != nil {
 				t.Error(err)
 			}
-		}
-		slices.SortFunc(all, func(a, b fleet.Memory) int { return cmp.Compare(a.Resident, b.Resident) })
-		return all[1]
+			return memory
+		})
 	}
 	empty := measure()
 	for range 50 {

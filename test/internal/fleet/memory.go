@@ -4,10 +4,12 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -61,4 +63,16 @@ func (m Memory) String() string {
 // Minus returns by how much it is more than another.
 func (m Memory) Minus(other Memory) Memory {
 	return Memory{m.Resident - other.Resident, m.Own - other.Own, m.Live - other.Live}
+}
+
+// MedianMemory measures three times, logs each, and returns the one with the middle resident memory.
+func MedianMemory(t testing.TB, measure func() Memory) Memory {
+	t.Helper()
+	var all []Memory
+	for range 3 {
+		all = append(all, measure())
+		t.Log(all[len(all)-1])
+	}
+	slices.SortFunc(all, func(a, b Memory) int { return cmp.Compare(a.Resident, b.Resident) })
+	return all[1]
 }
