@@ -20,6 +20,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // Setup says what the manager of a test runs.
@@ -69,6 +70,7 @@ func NewHost(t testing.TB, entry controllers.Entry, objects ...runtime.Object) *
 func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	t.Helper()
 	requireBubble(t)
+	panics.ShowValues.Store(true)
 	scheme, err := app.NewScheme(s.Entries)
 	if err != nil {
 		t.Fatal(err)

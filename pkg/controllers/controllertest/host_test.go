@@ -394,9 +394,12 @@ func following(
 }
 
 func TestPanicsSayWhy(t *testing.T) {
-	if _, err := panics.Recover(func() error { panic("an unknown phase") }); err == nil || err.Error() != "panic: an unknown phase" {
-		t.Errorf("error %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		controllertest.NewHost(t, greeter.Entry())
+		if _, err := panics.Recover(func() error { panic("an unknown phase") }); err == nil || err.Error() != "panic: an unknown phase" {
+			t.Errorf("error %v", err)
+		}
+	})
 }
 
 func TestForbiddenIsNoMistake(t *testing.T) {

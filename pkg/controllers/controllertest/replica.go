@@ -21,15 +21,12 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 const leaseName = "test"
 
 // buildPrefix begins the names of builds, which are unique in a process. No - follows in them.
 const buildPrefix = "test-"
-
-func init() { panics.ShowValues = true }
 
 // replica is a running manager.
 type replica struct {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 )
 
 // Recover calls f, a function of a controller. If f panics, it returns the panic as an error, with
@@ -38,12 +39,12 @@ func (m Mistake) Error() string { return string(m) }
 func (Mistake) RuntimeError() {}
 
 // ShowValues lets the error of a panic show any value. The test kit sets it, since no object there is secret.
-var ShowValues bool
+var ShowValues atomic.Bool
 
 // panicError returns an error for what recover returned. Only the runtime's own errors are sure to contain
 // nothing of an object, which may be a Secret. Of other values the error says the type.
 func panicError(recovered any) error {
-	if ShowValues {
+	if ShowValues.Load() {
 		return fmt.Errorf("panic: %v", recovered)
 	}
 	if err, ok := recovered.(runtime.Error); ok {
