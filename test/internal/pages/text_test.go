@@ -149,6 +149,43 @@ func TestDocsPagesThatAreNamedExist(t *testing.T) {
 	}
 }
 
+var listMark = regexp.MustCompile(`^ *(?:[-*+]|[0-9]+[.)]) +`)
+
+// breaksParagraph reports whether line goes on with the paragraph of the line above, and begins with the mark of a
+// list, such as the number in "step 1.": then it may be rendered as a list. A list of its own comes after an
+// empty line, a full stop or a colon.
+func breaksParagraph(above, line string) bool {
+	indent := func(s string) int { return len(s) - len(strings.TrimLeft(s, " ")) }
+	text := indent(above)
+	if mark := listMark.FindString(above); mark != "" {
+		text = len(mark)
+	}
+	return listMark.MatchString(line) && indent(line) == text &&
+		strings.TrimSpace(above) != "" && !strings.HasSuffix(above, ":") && !strings.HasSuffix(above, ".")
+}
+
+func TestBreaksParagraph(t *testing.T) {
+	for name, tc := range map[string]struct {
+		above, line string
+		want        bool
+	}{
+		"a number in an item":       {"4. Do as in step", "   1. Then go on.", true},
+		"a number in a paragraph":   {"Do as in step", "1. Then go on.", true},
+		"in an item's second line":  {"   as in step", "   1. Then go on.", true},
+		"a dash":                    {"A controller", "- one of six - does it.", true},
+		"the next item":             {"3. Do this.", "4. Do that.", false},
+		"the next item, below text": {"   and this.", "4. Do that.", false},
+		"a list after a colon":      {"3. Copy one of these:", "   - this;", false},
+		"a list after a sentence":   {"4. Do that.", "   - Until then, wait.", false},
+		"a list after a blank line": {"", "1. Do this.", false},
+		"a number with a fraction":  {"The version", "1.36 is tested.", false},
+	} {
+		if got := breaksParagraph(tc.above, tc.line); got != tc.want {
+			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
+	}
+}
+
 // Tables, blocks, and lines without a blank, such as addresses, cannot be wrapped.
 func TestDocsTextIsWrapped(t *testing.T) {
 	for _, p := range byPath(t) {
@@ -156,8 +193,12 @@ func TestDocsTextIsWrapped(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		inBlock := false
+		inBlock, above := false, ""
 		for i, line := range strings.Split(string(text), "\n") {
+			if !inBlock && breaksParagraph(above, line) {
+				t.Errorf("%s:%d begins with the mark of a list within a paragraph", p.Path, i+1)
+			}
+			above = line
 			trimmed := strings.TrimSpace(line)
 			if strings.HasPrefix(trimmed, "```") {
 				inBlock = !inBlock
