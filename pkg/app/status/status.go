@@ -64,6 +64,7 @@ itself knows is on its secure port. Open a way there and name it, once for each
 replica:
 
   kubectl -n kube-system port-forward POD 10357 &
+  sleep 2    # until it says "Forwarding from"
   ` + of + ` status --endpoint https://127.0.0.1:10357 --endpoint-insecure
 
 It asks there as the user of the kubeconfig, who needs the verb get on the
