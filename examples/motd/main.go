@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command motd keeps a ConfigMap motd in every Namespace that has the label motd.
+// Command motd makes a ConfigMap motd in every Namespace that has the label motd.
 package main
 
 import (
@@ -28,7 +28,7 @@ func main() {
 func entry() controllers.Entry {
 	return controllers.Entry{
 		Name:    "motd",
-		Summary: "keeps a ConfigMap motd in Namespaces with the label motd",
+		Summary: "makes a ConfigMap motd in Namespaces with the label motd",
 		// What the cache keeps of each Namespace, besides its name.
 		Needs: func(controllers.Settings) ([]informers.Need, error) {
 			return []informers.Need{{Resource: informers.Namespaces, ClusterScoped: true, Fields: informers.Labels}}, nil

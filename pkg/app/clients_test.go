@@ -412,7 +412,7 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 			if err := <-gaveUp; tc.pause == 0 && !errors.Is(err, context.Canceled) {
 				t.Errorf("who waits for a version that hangs gave up with %v", err)
 			}
-			<-time.After(discoveryTimeout)
+			<-time.After(kindsTimeout)
 			synctest.Wait()
 		})
 	}

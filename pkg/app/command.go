@@ -3,6 +3,17 @@
 
 // Package app assembles a manager of the controllers that a program gives it: its flags, the servers, and
 // Run, which is the whole life of the process.
+//
+// Where to look, in the order of that life:
+//
+//	command.go, options.go, configfile.go   the command and its flags; rbac.go and entries.go: what entries ask for
+//	run.go                                  Run: build, listen, lead
+//	clients.go, dryrun.go, kinds.go         the clients of controllers, and what they pass before the API server
+//	newcontroller.go, cluster.go            the Host of a controller, and the other clusters that it opens
+//	lock.go                                 the Lease and the fences
+//	events.go, memory.go                    Events; free memory
+//	secure.go, auth.go, server.go           the servers
+//	supervise.go                            controllers that run, their health and their status
 package app
 
 import (

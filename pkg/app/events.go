@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
 // eventsFlushTimeout is how long the process waits at its end for Events that are not sent yet.
@@ -132,5 +134,21 @@ func (q *eventQueue) Create(event *corev1.Event) (*corev1.Event, error) {
 		close(q.flushed)
 		return event, nil
 	}
-	return q.EventSink.Create(event)
+	created, err := q.EventSink.Create(event)
+	return withoutRefusal(event, created, err)
+}
+
+// Patch implements record.EventSink.
+func (q *eventQueue) Patch(event *corev1.Event, patch []byte) (*corev1.Event, error) {
+	patched, err := q.EventSink.Patch(event, patch)
+	return withoutRefusal(event, patched, err)
+}
+
+// withoutRefusal drops an Event that the fence has refused. client-go would try again for two minutes, and the
+// Events behind it would wait.
+func withoutRefusal(event, sent *corev1.Event, err error) (*corev1.Event, error) {
+	if controllers.IsNotLeading(err) {
+		return event, nil
+	}
+	return sent, err
 }

@@ -27,8 +27,8 @@ const (
 	// knownKindTTL is how long a known kind is not asked for again: a definition may be made again with another
 	// plural or scope.
 	knownKindTTL = 10 * time.Minute
-	// discoveryTimeout is how long the API server may take to say which resources a version has.
-	discoveryTimeout = 30 * time.Second
+	// kindsTimeout is how long the API server may take to say which resources a version has.
+	kindsTimeout = 30 * time.Second
 	// maxVersions limits the versions of API groups that are remembered, since anybody may name more.
 	maxVersions = 1000
 )
@@ -87,7 +87,7 @@ func (k *kinds) mapping(ctx context.Context, kind schema.GroupVersionKind) (*met
 // ask asks the API server which resources a version has, and remembers its answer. It goes on if the caller
 // gives up, since other callers may wait for the same answer.
 func (k *kinds) ask(version schema.GroupVersion) (discovered, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), discoveryTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), kindsTimeout)
 	defer cancel()
 	list, err := k.discovery.ServerResourcesForGroupVersionWithContext(ctx, version.String())
 	if apierrors.IsNotFound(err) {

@@ -5,7 +5,10 @@ package controllers
 
 import (
 	"context"
+	"fmt"
 	"time"
+
+	"k8s.io/klog/v2"
 )
 
 type (
@@ -67,6 +70,25 @@ func workContext(ctx context.Context) (work context.Context, cutOff context.Canc
 func Draining(ctx context.Context) <-chan struct{} {
 	draining, _ := ctx.Value(drainingKey{}).(<-chan struct{})
 	return draining
+}
+
+// drain takes no more keys, and calls cutOff if the reconciles in flight do not end in time. Call drained
+// when they have ended.
+func (l *Loop[K]) drain(ctx context.Context, q *queue[K], cutOff context.CancelCauseFunc) (drained func()) {
+	logger := klog.FromContext(ctx)
+	l.setPhase(PhaseDraining)
+	l.admitAdded(nil)
+	logger.Info("Loop is draining", "inFlight", l.Status().InFlight)
+	q.ShutDown()
+	d := l.opts.DrainTimeout
+	if d == 0 {
+		return func() {}
+	}
+	timer := time.AfterFunc(l.opts.drainTimeLeft(l.Status()), func() {
+		logger.Info("Reconciles did not end within the drain time; cancelling them", "drainTimeout", d, "inFlight", l.Status().InFlight)
+		cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts))
+	})
+	return func() { timer.Stop() }
 }
 
 // drainTimeLeft returns how long the reconciles of a loop have to end that stops with a status.

@@ -39,7 +39,7 @@ type Entry struct {
 	Needs func(Settings) ([]informers.Need, error)
 	// Permissions returns the RBAC rules that the controller needs, and no more; nil if there are none. It is
 	// called after the flags have been parsed. They must include list and watch for each resource that is in
-	// Needs or that the controller follows.
+	// Needs or that the controller follows, so that all of what it may do is read in one place.
 	Permissions func(Settings) []rbacv1.PolicyRule
 	// NamespacePermissions returns further rules, each of which holds in one namespace, by its name; nil if
 	// there are none. Secrets that are only in the controller's own namespace belong here. Rules under the

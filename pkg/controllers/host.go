@@ -96,13 +96,14 @@ type Cluster struct {
 	// Events records Events in that cluster. They are written like other objects, so the account needs to be
 	// allowed to create and patch Events. Close drops those that are not sent yet.
 	Events record.EventRecorder
-	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight have 2 s to drain,
-	// since the other API server may not answer. Go runs it.
+	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight are cut off 2 s after
+	// the oldest of them began, since the other API server may not answer. Go runs the loop, and closes it; a
+	// loop that Go never got has to be closed.
 	LoopOptions LoopOptions
 	// Go runs a loop until Close or stop is called, and then closes the loop. stop waits for that. A loop that
 	// ends earlier is started again, and is a problem of the controller until it has run for 5 min. ctx is the
-	// context of Run or of a reconcile: it tells the loop whether this replica leads. When ctx ends, the loop
-	// goes on, but the channel of Draining is closed. After Close, Go closes the loop without running it.
+	// context of Run or of a reconcile: it tells the loop whether this replica leads. The loop outlasts ctx,
+	// and its channel of Draining is closed when the controller is told to drain. After Close, Go closes the loop without running it.
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
 	// closes its connections. A second call does nothing. A controller closes its clusters before its own Run

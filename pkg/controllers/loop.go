@@ -15,7 +15,6 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/errtree"
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
@@ -31,6 +30,7 @@ type Loop[K comparable] struct {
 	mu       sync.Mutex
 	phase    Phase
 	queue    *queue[K]
+	opened   bool // queue is of a run that has not begun
 	inFlight map[K]time.Time
 	waiting  map[K]struct{} // keys that wait until this replica leads
 	counts   struct{ reconciles, errors, panics uint64 }
@@ -44,13 +44,18 @@ type Loop[K comparable] struct {
 // NewLoop registers the watches and returns a loop that drops their events until Run. Their informers need
 // not have started. NewLoop returns an error if opts or a watch is wrong.
 //
-// reconcile brings the object of one key to its desired state. It is called at each event and, if it returns
-// a duration > 0, also after that time. After an error it is called again after a back-off that grows with
-// each error, or after the duration if that is shorter, but not earlier than the API server asked for, up to
-// 5 min. After a [TerminalError] it is called as if there had been no error. A conflict alone is no failure
-// unless it comes again and again. After a refusal by the fence, on a replica that does not lead yet, it is
-// called when the replica begins to lead, or after the duration. An event or a later result takes back no
-// time at which a call is due already.
+// reconcile brings the object of one key to its desired state. It is called for the key at each event, and in
+// addition:
+//
+//   - after the duration that it returns, if that is > 0;
+//   - after an error: when the back-off has passed, which grows with each error, or the duration if that is
+//     shorter, but not earlier than the API server asked for, up to 5 min. A conflict alone is no failure unless
+//     it comes again and again;
+//   - after a [TerminalError]: as if there had been no error;
+//   - after a refusal by the fence, on a replica that does not lead: when the replica begins to lead, or after
+//     the duration.
+//
+// A call that is due stays due, whatever an event or a later result brings.
 func NewLoop[K comparable](
 	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
@@ -83,6 +88,9 @@ func NewLoop[K comparable](
 // The loop does not wait for its informer. Once that has synced, the loop maps the objects in the cache, and
 // then each change. remove ends the watch, and does not wait: a mapping that has begun goes on.
 func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
+	if watch.mistake == nil && watch.list == nil {
+		watch.mistake = errors.New("WaitFor maps nothing, and a loop that exists does not wait")
+	}
 	if watch.mistake != nil {
 		return nil, fmt.Errorf("loop %s: watch: %w", l.opts, watch.mistake)
 	}
@@ -233,7 +241,7 @@ func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *
 	}
 	workers.Go(func() { l.retryWaiting(ctx) })
 	workers.Go(func() {
-		replay(ctx, q, l.mappers...)
+		replay(ctx, q, slices.DeleteFunc(slices.Clone(l.mappers), func(m *mapper[K]) bool { return !m.watch.primary })...)
 		l.setPhase(PhaseRunning)
 	})
 	l.admitAdded(func(m *mapper[K]) {
@@ -247,25 +255,6 @@ func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *
 			}
 		})
 	})
-}
-
-// drain takes no more keys, and calls cutOff if the reconciles in flight do not end in time. Call drained
-// when they have ended.
-func (l *Loop[K]) drain(ctx context.Context, q *queue[K], cutOff context.CancelCauseFunc) (drained func()) {
-	logger := klog.FromContext(ctx)
-	l.setPhase(PhaseDraining)
-	l.admitAdded(nil)
-	logger.Info("Loop is draining", "inFlight", l.Status().InFlight)
-	q.ShutDown()
-	d := l.opts.DrainTimeout
-	if d == 0 {
-		return func() {}
-	}
-	timer := time.AfterFunc(l.opts.drainTimeLeft(l.Status()), func() {
-		logger.Info("Reconciles did not end within the drain time; cancelling them", "drainTimeout", d, "inFlight", l.Status().InFlight)
-		cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts))
-	})
-	return func() { timer.Stop() }
 }
 
 func (l *Loop[K]) addedWatches() []*mapper[K] {
@@ -322,139 +311,21 @@ func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], error) {
 		return nil, fmt.Errorf("loop %s is already running", l.opts)
 	}
 	l.phase = PhaseSyncing
-	l.queue, l.waiting = newQueue[K](l.opts, logger), map[K]struct{}{}
+	if !l.opened {
+		l.queue = newQueue[K](l.opts, logger)
+	}
+	l.opened, l.waiting = false, map[K]struct{}{}
 	return l.queue, nil
 }
 
-// reconcileNext takes one key and reconciles it, unless ctx has ended. It returns false when the queue has
-// shut down.
-func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
-	key, shutdown := q.Get()
-	if shutdown {
-		return false
-	}
-	defer q.Done(key)
-	lane := q.keys.lanes.laneTakenFrom(key)
-	if ctx.Err() != nil {
-		return true // a queue that shuts down still hands out what it has
-	}
-	o := l.reconcileOnce(withLane(work, lane), key, limiter.NumRequeues(key))
-	if o.retry && (o.result != resultNotLeading || !l.waitToLead(work, key)) {
-		delay := limiter.When(key)
-		if o.after > 0 {
-			delay = min(delay, o.after)
-		}
-		q.AddAfter(key, max(delay, o.notBefore))
-		return true
-	}
-	limiter.Forget(key)
-	if o.after > 0 {
-		q.AddAfter(key, o.after)
-	}
-	return true
-}
-
-// waitToLead lets a key wait until this replica leads. It returns false if the replica leads already.
-func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
-	l.mu.Lock() // retryWaiting sees the key if leading is open now
+// openQueue makes the queue of the next run, if the loop is not running. Run must follow.
+func (l *Loop[K]) openQueue() {
+	l.mu.Lock()
 	defer l.mu.Unlock()
-	select {
-	case <-lifetimeOf(ctx).leading:
-		return false
-	default:
-		l.waiting[key] = struct{}{}
-		return true
+	if l.phase == PhaseStopped {
+		logger := klog.Background()
+		l.queue, l.opened = newQueue[K](l.opts, &logger), true
 	}
-}
-
-// retryWaiting enqueues the keys of waitToLead when this replica begins to lead.
-func (l *Loop[K]) retryWaiting(ctx context.Context) {
-	select {
-	case <-lifetimeOf(ctx).leading:
-	case <-ctx.Done():
-		return
-	}
-	l.mu.Lock()
-	waiting := l.waiting
-	l.waiting = nil
-	l.mu.Unlock()
-	for key := range waiting {
-		l.Enqueue(key)
-	}
-}
-
-// outcome is what came of a reconcile.
-type outcome struct {
-	result string
-	// after is what reconcile returned, notBefore how long the API server asked to wait.
-	after, notBefore time.Duration
-	retry            bool // with back-off
-}
-
-// reconcileOnce calls reconcile for key and records the outcome. failures is how often in a row reconcile
-// has failed for key.
-func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o outcome) {
-	// Only people read the text of a key, so the loop requires no method for it.
-	name := fmt.Sprint(key)
-	logger := klog.FromContext(work).WithValues("key", name)
-	started := l.opts.Clock.Now()
-	l.mu.Lock()
-	l.inFlight[key] = started
-	l.mu.Unlock()
-
-	ctx := klog.NewContext(work, logger)
-	if timeout := l.opts.Timeout; timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the reconcile took longer than LoopOptions.Timeout, %s", timeout))
-		defer cancel()
-	}
-	stack, err := panics.Recover(func() (err error) {
-		o.after, err = l.reconcile(ctx, key)
-		o.result = resultOf(o.after, err, failures)
-		o.notBefore = min(retryAfter(err), maxBackoff)
-		return err
-	})
-	o.retry = err != nil && o.result != resultTerminal
-	switch {
-	case stack != nil:
-		o.result = resultPanic
-		logger.Error(err, "Reconcile panicked", "stack", string(stack))
-	case o.result == resultNotLeading:
-		// The replica that leads, or its successor, does the work. That is not worth a line per key.
-		logger.V(2).Info("Reconcile refused, not leading", "err", err)
-	case o.result == resultConflict:
-		logger.V(2).Info("Reconcile met a conflict, trying again", "err", err)
-	case o.result == resultTerminal:
-		logger.Error(err, "Reconcile failed for good, not retrying before the next event")
-	case err != nil:
-		logger.Error(err, "Reconcile failed")
-	}
-	l.opts.Metrics.observe(l.opts, o.result, l.opts.Clock.Since(started))
-	l.mu.Lock()
-	delete(l.inFlight, key)
-	l.counts.reconciles++
-	l.mu.Unlock()
-	if err != nil && o.result != resultConflict && o.result != resultNotLeading {
-		l.recordFailure(name, err, stack != nil)
-	}
-	return o
-}
-
-// resultOf returns the metric's word for what reconcile returned. failures is as in reconcileOnce.
-func resultOf(after time.Duration, err error, failures int) string {
-	switch {
-	case err == nil && after > 0:
-		return resultRequeue
-	case err == nil:
-		return resultSuccess
-	case errtree.Every(err, refusesWrite):
-		return resultNotLeading
-	case errtree.Every(err, isTerminal):
-		return resultTerminal
-	case errtree.Every(err, isConflict) && failures < quietConflicts:
-		return resultConflict
-	}
-	return resultError
 }
 
 func (l *Loop[K]) setPhase(p Phase) {

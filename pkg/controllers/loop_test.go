@@ -397,6 +397,28 @@ func TestLoopsAreOneController(t *testing.T) {
 	_ = (Loops{nil}).Run(t.Context())
 }
 
+func TestLoopsDropNothingAtTheirStart(t *testing.T) {
+	for range 20 { // which goroutine is first is chance
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t)
+			f.build()
+			idle := func(context.Context, string) (time.Duration, error) { return 0, nil }
+			eager := withBackground(t, idle, func(ctx context.Context, _ *Loop[string]) error {
+				f.loop.Enqueue(keyOf("a"))
+				<-ctx.Done()
+				return nil
+			})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- Loops{f.loop, eager}.Run(ctx) }()
+			synctest.Wait()
+			f.expect("a")
+			cancel()
+			must(t, <-ended)
+		})
+	}
+}
+
 func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
 	m := NewMetrics(registry)
@@ -449,7 +471,15 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 			if f.build(WatchSelf(f.configMaps)); !before {
 				f.run()
 			}
-			remove, err := f.loop.Watch(WatchSelf(other, func(Event[*corev1.ConfigMap]) bool { f.say("maps"); return true }))
+			mapping := func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
+				f.say("maps")
+				return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))}
+			}
+			watch := WatchChanges(other, mapping) // the loop may have reconciled what depends on these objects
+			if before {
+				watch = WatchMapped(other, mapping)
+			}
+			remove, err := f.loop.Watch(watch)
 			must(t, err)
 			if before {
 				f.run()
@@ -471,8 +501,10 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 			f.run()
 			f.expect("a")
 			same(t, "added watches", 0, len(f.loop.added))
-			if _, err = f.loop.Watch(WatchSelf[*corev1.ConfigMap](nil)); err == nil {
-				t.Error("a watch without an informer was accepted")
+			for _, mistake := range []Watch[cache.ObjectName]{WatchSelf[*corev1.ConfigMap](nil), WaitFor[cache.ObjectName](f.configMaps)} {
+				if _, err = f.loop.Watch(mistake); err == nil {
+					t.Error("a watch that maps nothing was accepted")
+				}
 			}
 		})
 	}

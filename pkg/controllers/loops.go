@@ -18,10 +18,14 @@ import (
 type Loops []Controller
 
 // Run runs the loops beside each other until ctx ends. If one ends earlier, all end. If one panics, Run does.
-// They do not begin at the same instant: a loop may drop what another enqueues right after its own start.
 func (l Loops) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	for _, loop := range l {
+		if one, ok := loop.(interface{ openQueue() }); ok {
+			one.openQueue() // so that no loop drops what another enqueues at its start
+		}
+	}
 	errs, panicked := make([]error, len(l)), make(chan any, len(l))
 	var running sync.WaitGroup
 	for i, loop := range l {

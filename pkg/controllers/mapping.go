@@ -83,9 +83,6 @@ func replay[K comparable](ctx context.Context, q *queue[K], mappers ...*mapper[K
 	}
 	var all []cached
 	for _, m := range mappers {
-		if m.watch.list == nil {
-			continue
-		}
 		list := m.watch.list()
 		all = slices.Grow(all, len(list))
 		for _, obj := range list {

@@ -22,8 +22,11 @@ type Watch[K comparable] struct {
 	// mistake is why NewLoop refuses the watch. If it is set, no other field is used.
 	mistake error
 	synced  func() <-chan struct{}
-	// list, unless it is nil, returns what Run maps when it begins: the objects in the cache.
+	// list returns the objects in the cache; nil for WaitFor.
 	list func() []metav1.Object
+	// primary says that Run maps them when it begins. A watch that Loop.Watch adds maps them in any case: a
+	// reconcile may have run before the informer had them.
+	primary bool
 	// register adds a handler that passes the mapping of each change to handle. newest, unless it is nil, maps
 	// the newest state of an object. Each loop with the watch has a handler of its own.
 	register func(handle func(lane, func() []K)) (newest func(cache.ObjectName) []K, remove func())
@@ -47,7 +50,7 @@ func logPanics() (contain func(metav1.Object, func()), end func()) {
 }
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
-// and Old then the last known state. After a relist, each object in the cache comes as
+// and Old then the last state in the cache. After a relist, each object in the cache comes as
 // an update, in most cases with the resourceVersion of Old.
 type Event[T any] struct {
 	Old, New T
@@ -62,19 +65,13 @@ func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Eve
 // WatchMapped returns a watch that maps events of objects of type T to keys. When Run begins, it maps
 // each object in the cache as an addition. It leaves out events for which a function of only returns false,
 // such as [GenerationChanged]. It calls these functions for one event at a time, in the order of an
-// object's events. They must not block and must not change the objects, which belong to the cache. If
+// object's events, except that the newest state may come as an addition before events that led to it. They must
+// not block and must not change the objects, which belong to the cache. If
 // one panics, that is a problem of the controller, and the object waits for its next event, the next relist
 // or the next leader.
 func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
 	w := WatchChanges(informer, keys, only...)
-	w.list = func() []metav1.Object {
-		objects := informer.List(metav1.NamespaceAll, nil)
-		list := make([]metav1.Object, len(objects))
-		for i := range objects {
-			list[i] = objects[i]
-		}
-		return list
-	}
+	w.primary = true
 	return w
 }
 
@@ -93,6 +90,14 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	}
 	return Watch[K]{
 		synced: informer.Synced,
+		list: func() []metav1.Object {
+			objects := informer.List(metav1.NamespaceAll, nil)
+			list := make([]metav1.Object, len(objects))
+			for i := range objects {
+				list[i] = objects[i]
+			}
+			return list
+		},
 		register: func(handle func(lane, func() []K)) (func(cache.ObjectName) []K, func()) {
 			// Two, since an event that is not chosen does not mean that the object can be mapped.
 			containChoice, endChoice := contain()

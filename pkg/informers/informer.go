@@ -56,9 +56,12 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// checkSynced closes synced when every feed has filled its part of the cache. Once one has, checkSynced does
-// not wait for feeds that the API server has refused for refusedAfter, and still refuses: a server that has
-// just begun to answer one feed permits the others at their next list, which firstFill brings on.
+// checkSynced closes synced when one feed at least has filled its part of the cache, and each other feed has
+// too, or is refused by the API server. Before a feed counts as refused:
+//
+//   - the API server has refused it for refusedAfter;
+//   - and it has refused one more list since the first feed was filled: a server that has just begun to answer
+//     may answer that list. firstFill lets it begin at once.
 func (i *informer) checkSynced() {
 	i.mu.Lock()
 	defer i.mu.Unlock()

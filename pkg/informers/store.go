@@ -132,7 +132,8 @@ func (i *index) remove(key string, values []string) {
 }
 
 // set has objects by their keys. It is a hash table with linear probing, of nothing but pointers, since the
-// objects have the keys. An object takes 13 bytes in it, and more than 40 in a map.
+// objects have the keys. An object takes 13 bytes in it, and more than 40 in a map: with 200,000 Secrets and
+// one index, maps would take 11 MiB more, an eighth of what the manager takes.
 type set struct {
 	slots []*Object // an object is in the slot of its hash or, if that was taken, in the next free one
 	count int

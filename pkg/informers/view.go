@@ -10,6 +10,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
@@ -90,7 +91,7 @@ func (c ControllerCache) LiveVersion(ctx context.Context, resource schema.GroupV
 	}
 	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()
-	selector := "metadata.name=" + name.Name
+	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, name.Name).String()
 	if p.fieldSelector != "" {
 		selector += "," + p.fieldSelector
 	}

@@ -1,0 +1,147 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controllers
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/errtree"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
+)
+
+// reconcileNext takes one key and reconciles it, unless ctx has ended. It returns false when the queue has
+// shut down.
+func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
+	key, shutdown := q.Get()
+	if shutdown {
+		return false
+	}
+	defer q.Done(key)
+	lane := q.keys.lanes.laneTakenFrom(key)
+	if ctx.Err() != nil {
+		return true // a queue that shuts down still hands out what it has
+	}
+	o := l.reconcileOnce(withLane(work, lane), key, limiter.NumRequeues(key))
+	if o.retry && (o.result != resultNotLeading || !l.waitToLead(work, key)) {
+		delay := limiter.When(key)
+		if o.after > 0 {
+			delay = min(delay, o.after)
+		}
+		q.AddAfter(key, max(delay, o.notBefore))
+		return true
+	}
+	limiter.Forget(key)
+	if o.after > 0 {
+		q.AddAfter(key, o.after)
+	}
+	return true
+}
+
+// waitToLead lets a key wait until this replica leads. It returns false if the replica leads already.
+func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
+	l.mu.Lock() // retryWaiting sees the key if leading is open now
+	defer l.mu.Unlock()
+	select {
+	case <-lifetimeOf(ctx).leading:
+		return false
+	default:
+		l.waiting[key] = struct{}{}
+		return true
+	}
+}
+
+// retryWaiting enqueues the keys of waitToLead when this replica begins to lead.
+func (l *Loop[K]) retryWaiting(ctx context.Context) {
+	select {
+	case <-lifetimeOf(ctx).leading:
+	case <-ctx.Done():
+		return
+	}
+	l.mu.Lock()
+	waiting := l.waiting
+	l.waiting = nil
+	l.mu.Unlock()
+	for key := range waiting {
+		l.Enqueue(key)
+	}
+}
+
+// outcome is what came of a reconcile.
+type outcome struct {
+	result string
+	// after is what reconcile returned, notBefore how long the API server asked to wait.
+	after, notBefore time.Duration
+	retry            bool // with back-off
+}
+
+// reconcileOnce calls reconcile for key and records the outcome. failures is how often in a row reconcile
+// has failed for key.
+func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o outcome) {
+	// Only people read the text of a key, so the loop requires no method for it.
+	name := fmt.Sprint(key)
+	logger := klog.FromContext(work).WithValues("key", name)
+	started := l.opts.Clock.Now()
+	l.mu.Lock()
+	l.inFlight[key] = started
+	l.mu.Unlock()
+
+	ctx := klog.NewContext(work, logger)
+	if timeout := l.opts.Timeout; timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the reconcile took longer than LoopOptions.Timeout, %s", timeout))
+		defer cancel()
+	}
+	stack, err := panics.Recover(func() (err error) {
+		o.after, err = l.reconcile(ctx, key)
+		o.result = resultOf(o.after, err, failures)
+		o.notBefore = min(retryAfter(err), maxBackoff)
+		return err
+	})
+	o.retry = err != nil && o.result != resultTerminal
+	switch {
+	case stack != nil:
+		o.result = resultPanic
+		logger.Error(err, "Reconcile panicked", "stack", string(stack))
+	case o.result == resultNotLeading:
+		// The replica that leads, or its successor, does the work. That is not worth a line per key.
+		logger.V(2).Info("Reconcile refused, not leading", "err", err)
+	case o.result == resultConflict:
+		logger.V(2).Info("Reconcile met a conflict, trying again", "err", err)
+	case o.result == resultTerminal:
+		logger.Error(err, "Reconcile failed for good, not retrying before the next event")
+	case err != nil:
+		logger.Error(err, "Reconcile failed")
+	}
+	l.opts.Metrics.observe(l.opts, o.result, l.opts.Clock.Since(started))
+	l.mu.Lock()
+	delete(l.inFlight, key)
+	l.counts.reconciles++
+	l.mu.Unlock()
+	if err != nil && o.result != resultConflict && o.result != resultNotLeading {
+		l.recordFailure(name, err, stack != nil)
+	}
+	return o
+}
+
+// resultOf returns the metric's word for what reconcile returned. failures is as in reconcileOnce.
+func resultOf(after time.Duration, err error, failures int) string {
+	switch {
+	case err == nil && after > 0:
+		return resultRequeue
+	case err == nil:
+		return resultSuccess
+	case errtree.Every(err, refusesWrite):
+		return resultNotLeading
+	case errtree.Every(err, isTerminal):
+		return resultTerminal
+	case errtree.Every(err, isConflict) && failures < quietConflicts:
+		return resultConflict
+	}
+	return resultError
+}
