@@ -6,10 +6,11 @@
 //
 // Where to look, in the order of that life:
 //
-//	command.go, options.go, configfile.go   the command and its flags; rbac.go and entries.go: what entries ask for
+//	command.go, options.go, configfile.go   the command and its flags
+//	entries.go, rbac.go                     what the entries ask for
 //	run.go                                  Run: build, listen, lead
-//	clients.go, dryrun.go, kinds.go         the clients of controllers, and what they pass before the API server
-//	newcontroller.go, cluster.go            the Host of a controller, and the other clusters that it opens
+//	clients.go, dryrun.go, kinds.go         the clients of controllers, and what requests pass
+//	newcontroller.go, cluster.go            the Host of a controller, and other clusters
 //	lock.go                                 the Lease and the fences
 //	events.go, memory.go                    Events; free memory
 //	secure.go, auth.go, server.go           the servers

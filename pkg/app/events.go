@@ -144,8 +144,8 @@ func (q *eventQueue) Patch(event *corev1.Event, patch []byte) (*corev1.Event, er
 	return withoutRefusal(event, patched, err)
 }
 
-// withoutRefusal drops an Event that the fence has refused. client-go would try again for two minutes, and the
-// Events behind it would wait.
+// withoutRefusal drops an Event that the fence has refused. client-go would try again for two minutes, and
+// the Events behind it would wait.
 func withoutRefusal(event, sent *corev1.Event, err error) (*corev1.Event, error) {
 	if controllers.IsNotLeading(err) {
 		return event, nil

@@ -102,8 +102,9 @@ type Cluster struct {
 	LoopOptions LoopOptions
 	// Go runs a loop until Close or stop is called, and then closes the loop. stop waits for that. A loop that
 	// ends earlier is started again, and is a problem of the controller until it has run for 5 min. ctx is the
-	// context of Run or of a reconcile: it tells the loop whether this replica leads. The loop outlasts ctx,
-	// and its channel of Draining is closed when the controller is told to drain. After Close, Go closes the loop without running it.
+	// context of Run or of a reconcile: it tells the loop whether this replica leads. The loop outlasts ctx, and
+	// its channel of Draining is closed when the controller is told to drain. After Close, Go closes the loop
+	// without running it.
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
 	// closes its connections. A second call does nothing. A controller closes its clusters before its own Run

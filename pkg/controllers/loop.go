@@ -49,11 +49,11 @@ type Loop[K comparable] struct {
 //
 //   - after the duration that it returns, if that is > 0;
 //   - after an error: when the back-off has passed, which grows with each error, or the duration if that is
-//     shorter, but not earlier than the API server asked for, up to 5 min. A conflict alone is no failure unless
-//     it comes again and again;
+//     shorter, but not earlier than the API server asked for, up to 5 min. A conflict alone is no failure
+//     unless it comes again and again;
 //   - after a [TerminalError]: as if there had been no error;
-//   - after a refusal by the fence, on a replica that does not lead: when the replica begins to lead, or after
-//     the duration.
+//   - after a refusal by the fence, on a replica that does not lead: when the replica begins to lead, or
+//     after the duration.
 //
 // A call that is due stays due, whatever an event or a later result brings.
 func NewLoop[K comparable](

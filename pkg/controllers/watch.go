@@ -62,13 +62,12 @@ func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Eve
 	return WatchMapped(informer, func(e Event[T]) []cache.ObjectName { return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))} }, only...)
 }
 
-// WatchMapped returns a watch that maps events of objects of type T to keys. When Run begins, it maps
-// each object in the cache as an addition. It leaves out events for which a function of only returns false,
-// such as [GenerationChanged]. It calls these functions for one event at a time, in the order of an
-// object's events, except that the newest state may come as an addition before events that led to it. They must
-// not block and must not change the objects, which belong to the cache. If
-// one panics, that is a problem of the controller, and the object waits for its next event, the next relist
-// or the next leader.
+// WatchMapped returns a watch that maps events of objects of type T to keys. When Run begins, it maps each
+// object in the cache as an addition. It leaves out events for which a function of only returns false, such
+// as [GenerationChanged]. It calls these functions for one event at a time, in the order of an object's
+// events, except that the newest state may come as an addition before events that led to it. They must not
+// block and must not change the objects, which belong to the cache. If one panics, that is a problem of the
+// controller, and the object waits for its next event, the next relist or the next leader.
 func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
 	w := WatchChanges(informer, keys, only...)
 	w.primary = true

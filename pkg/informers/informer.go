@@ -60,8 +60,8 @@ func isClosed(c <-chan struct{}) bool {
 // too, or is refused by the API server. Before a feed counts as refused:
 //
 //   - the API server has refused it for refusedAfter;
-//   - and it has refused one more list since the first feed was filled: a server that has just begun to answer
-//     may answer that list. firstFill lets it begin at once.
+//   - and it has refused one more list since the first feed was filled: a server that has just begun to
+//     answer may answer that list. firstFill lets it begin at once.
 func (i *informer) checkSynced() {
 	i.mu.Lock()
 	defer i.mu.Unlock()

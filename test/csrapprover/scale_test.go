@@ -105,8 +105,8 @@ func TestLongThousandAtOnce(t *testing.T) {
 }
 
 // TestLongMemory logs by how much 5,000 Nodes and 10,000 requests make a leader larger, if the requests are
-// approved, as in most clusters, and if they wait, which is the most that they can take. The leader before has
-// a few of each: the program's pages that only objects need are no growth by objects.
+// approved, as in most clusters, and if they wait, which is the most that they can take. The leader before
+// has a few of each: the program's pages that only objects need are no growth by objects.
 func TestLongMemory(t *testing.T) {
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, time.Hour)
