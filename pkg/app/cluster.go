@@ -135,7 +135,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	readers, err := informers.NewReaders(c.builtIn(c.named("informers")), p.scheme)
 	kinds, kindsErr := newKinds(readConfig)
 	clients, clientsErr := p.clientsOf(controller, writeConfig, kinds)
-	eventsConfig := rest.CopyConfig(writeConfig)
+	eventsConfig := rest.AddUserAgent(rest.CopyConfig(writeConfig), "events")
 	eventsConfig.Timeout = eventTimeout
 	eventsClient, eventsErr := c.typed(eventsConfig)
 	if err := errors.Join(err, kindsErr, clientsErr, eventsErr); err != nil {

@@ -37,7 +37,7 @@ type APIServer struct {
 }
 
 // newAPIServer returns an API server without objects. admit may refuse a request; holds reports whether a
-// user agent may do all that a rule says.
+// user agent may do all that a rule says; without it, each may do everything.
 func newAPIServer(
 	t testing.TB, entries []controllers.Entry, scheme *runtime.Scheme,
 	admit func(apiserver.Request) error, holds func(agent string, rule rbacv1.PolicyRule) bool,

@@ -43,8 +43,8 @@ type Cluster struct {
 	hangs  atomic.Pointer[chan struct{}] // closed when the server hangs no more; nil: it does not hang
 }
 
-// AddCluster adds an API server at http://NAME.test with the given objects. It allows every request, without
-// credentials, unless SetToken or Forbid say otherwise.
+// AddCluster adds an API server at http://NAME.test with the given objects. It allows every request, whatever
+// Permissions say, without credentials, unless SetToken or Forbid say otherwise.
 func (h *Host) AddCluster(name string, objects ...runtime.Object) *Cluster {
 	h.t.Helper()
 	c := &Cluster{Address: "http://" + name + ".test"}
@@ -74,7 +74,7 @@ func (h *Host) AddTLSCluster(name string, objects ...runtime.Object) *Cluster {
 // startCluster starts the API server of a cluster, without TLS if config is nil.
 func (h *Host) startCluster(c *Cluster, config *tls.Config, objects []runtime.Object) {
 	h.t.Helper()
-	c.APIServer = newAPIServer(h.t, h.entries, h.scheme, func(r apiserver.Request) error { return c.admitAny(r) }, h.holds)
+	c.APIServer = newAPIServer(h.t, h.entries, h.scheme, func(r apiserver.Request) error { return c.admitAny(r) }, nil)
 	c.Put(objects...)
 	c.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if hangs := c.hangs.Load(); hangs != nil {

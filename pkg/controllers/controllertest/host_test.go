@@ -556,29 +556,58 @@ func TestBuiltInControllersWorkTogether(t *testing.T) {
 	})
 }
 
-func TestControllerAppliesInAnotherCluster(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var far *controllertest.Cluster
-		h := controllertest.NewHost(t, doing("copier", func(ctx context.Context, h controllers.Host) error {
-			c, err := h.Cluster("far", &rest.Config{Host: far.Address, BearerToken: "token", TLSClientConfig: rest.TLSClientConfig{CAData: far.CA}})
-			if err != nil {
-				return err
+func TestControllerWorksInAnotherCluster(t *testing.T) {
+	apply := func(ctx context.Context, c *controllers.Cluster) error {
+		return c.Apply(ctx, corev1ac.ConfigMap("a", "shop").WithData(map[string]string{"greeting": "hello"}))
+	}
+	for name, tc := range map[string]struct {
+		do             func(context.Context, *controllers.Cluster) error
+		hook           func(far kubernetes.Interface) error // is removed when it has been called
+		writes, events []string
+	}{
+		"an apply": {do: apply, writes: []string{"apply configmaps shop/a"}},
+		"a write whose hook carries it out and loses the response": {do: apply, hook: func(far kubernetes.Interface) error {
+			_, err := far.CoreV1().ConfigMaps("shop").Create(context.Background(), asking("a"), metav1.CreateOptions{})
+			return errors.Join(err, errors.New("lost"))
+		}, writes: []string{"apply configmaps shop/a: lost", "apply configmaps shop/a"}},
+		"a role with more than the controller may do at home": {do: func(ctx context.Context, c *controllers.Cluster) error {
+			role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "made"}, Rules: allowing("pods")(controllers.Settings{})}
+			_, err := c.Client.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{})
+			return controllers.TerminalError(err)
+		}, writes: []string{"create clusterroles.rbac.authorization.k8s.io made"}},
+		"an Event, which is no write and meets no hook": {do: func(_ context.Context, c *controllers.Cluster) error {
+			c.Events.Event(asking("a"), corev1.EventTypeNormal, "Seen", "by the test")
+			<-time.After(time.Second) // Close drops what is not sent
+			return nil
+		}, hook: func(kubernetes.Interface) error { return errors.New("met") }, events: []string{"Normal Seen shop/a: by the test"}},
+	} {
+		inBubble(t, name, func(t *testing.T) {
+			var far *controllertest.Cluster
+			h := controllertest.NewHost(t, doing("copier", func(ctx context.Context, h controllers.Host) error {
+				c, err := h.Cluster("far", &rest.Config{Host: far.Address, BearerToken: "token", TLSClientConfig: rest.TLSClientConfig{CAData: far.CA}})
+				if err != nil {
+					return err
+				}
+				defer c.Close()
+				return tc.do(ctx, c)
+			}))
+			far = h.AddTLSCluster("far")
+			far.SetToken("token")
+			if tc.hook != nil {
+				far.OnWrite(func(controllertest.Request) error {
+					defer far.OnWrite(nil)
+					return tc.hook(kubernetes.NewForConfigOrDie(far.RESTConfig()))
+				})
 			}
-			defer c.Close()
-			return c.Apply(ctx, corev1ac.ConfigMap("a", "shop").WithData(map[string]string{"greeting": "hello"}))
-		}))
-		far = h.AddTLSCluster("far")
-		far.SetToken("token")
-		h.Put(asking("a"))
-		h.Settle()
-		expect(t, "writes in the cluster", far.Writes(), []string{"apply configmaps shop/a"})
-		expect(t, "writes in our own", h.Writes(), nil)
-		copied := controllertest.Get[corev1.ConfigMap](far, "shop", "a")
-		if copied == nil || copied.Data["greeting"] != "hello" || len(copied.ManagedFields) == 0 || copied.ManagedFields[0].Manager != "copier" {
-			t.Errorf("the cluster has %+v", copied)
-		}
-		if _, err := kubernetes.NewForConfigOrDie(far.RESTConfig()).Discovery().ServerVersion(); err != nil {
-			t.Error(err)
-		}
-	})
+			h.Put(asking("a"))
+			h.Sleep(5 * time.Second)
+			expect(t, "writes in the cluster", far.Writes(), tc.writes)
+			expect(t, "Events in the cluster", far.Events(), tc.events)
+			expect(t, "writes in our own", h.Writes(), nil)
+			copied := controllertest.Get[corev1.ConfigMap](far, "shop", "a")
+			if name == "an apply" && (copied == nil || copied.Data["greeting"] != "hello" || len(copied.ManagedFields) == 0 || copied.ManagedFields[0].Manager != "copier") {
+				t.Errorf("the cluster has %+v", copied)
+			}
+		})
+	}
 }

@@ -29,6 +29,12 @@ func agentOf(r apiserver.Request) string { return lastPart(r.UserAgent) }
 
 func lastPart(agent string) string { return agent[strings.LastIndex(agent, "/")+1:] }
 
+// forControllers reports whether a user agent is that of the cache or of a controller, which may have an HTTP
+// client of its own in another cluster, with any user agent.
+func forControllers(agent string) bool {
+	return agent == cacheAgent || agent != testAgent && !slices.Contains(app.OwnAgents(), agent)
+}
+
 // hasEntry reports whether there is an entry of that name.
 func (s *APIServer) hasEntry(name string) bool {
 	return slices.ContainsFunc(s.entries, func(e controllers.Entry) bool { return e.Name == name })
@@ -53,7 +59,7 @@ func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
 // admit refuses what RBAC would, with the entries' permissions, and fails the test.
 func (h *Host) admit(r apiserver.Request) error {
 	agent := agentOf(r)
-	if agent == testAgent || agent != cacheAgent && slices.Contains(app.OwnAgents(), agent) {
+	if !forControllers(agent) {
 		return nil
 	}
 	if !allowAll(h.rules(agent, r.Namespace), ruleOf(r)) {
@@ -94,8 +100,12 @@ func (s *APIServer) Forbid(resources ...string) {
 	s.forbidden = resources
 }
 
-// callHook calls the hook of OnRead or OnWrite.
+// callHook calls the hook of OnRead or OnWrite for a controller or the cache. A hook's own request would wait
+// for the hook, and the manager's other clients are not the controllers' business.
 func (s *APIServer) callHook(r apiserver.Request) error {
+	if !forControllers(agentOf(r)) {
+		return nil
+	}
 	reads := r.Verb == "get" || r.Verb == "list"
 	s.mu.Lock()
 	hook := s.onWrite

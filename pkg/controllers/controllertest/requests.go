@@ -135,15 +135,15 @@ func (s *APIServer) withEntryName(name, text string) string {
 
 // Events returns the Events that the controllers have recorded, the oldest first, such as
 // "Normal Created shop/a: made Deployment a", with the names of several entries as in [APIServer.Writes].
-func (h *Host) Events() []string {
-	h.t.Helper()
-	events := List[corev1.Event](h)
+func (s *APIServer) Events() []string {
+	s.t.Helper()
+	events := List[corev1.Event](s)
 	slices.SortStableFunc(events, func(a, b *corev1.Event) int { return strings.Compare(string(a.UID), string(b.UID)) })
-	texts := make([]string, 0, len(events))
+	var texts []string
 	for _, e := range events {
 		_, name, _ := strings.Cut(strings.TrimPrefix(e.Source.Component, buildPrefix), "-")
-		if h.hasEntry(name) { // else it is the manager's own
-			texts = append(texts, h.withEntryName(name, fmt.Sprintf("%s %s %s: %s",
+		if s.hasEntry(name) { // else it is the manager's own
+			texts = append(texts, s.withEntryName(name, fmt.Sprintf("%s %s %s: %s",
 				e.Type, e.Reason, path.Join(e.InvolvedObject.Namespace, e.InvolvedObject.Name), e.Message)))
 		}
 	}
