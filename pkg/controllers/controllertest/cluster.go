@@ -76,7 +76,7 @@ func (h *Host) startCluster(c *Cluster, config *tls.Config, objects []runtime.Ob
 	h.t.Helper()
 	c.APIServer = newAPIServer(h.t, h.entries, h.scheme, func(r apiserver.Request) error { return c.admitAny(r) }, nil)
 	c.Put(objects...)
-	c.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	c.server = c.network.server(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if hangs := c.hangs.Load(); hangs != nil {
 			select {
 			case <-*hangs:
@@ -90,8 +90,6 @@ func (h *Host) startCluster(c *Cluster, config *tls.Config, objects []runtime.Ob
 		}
 		c.APIServer.server.ServeHTTP(w, r)
 	}))
-	c.server.Listener.Close()
-	c.server.Listener = c.network
 	if c.server.TLS = config; config != nil {
 		c.server.StartTLS()
 	} else {

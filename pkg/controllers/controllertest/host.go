@@ -5,7 +5,6 @@ package controllertest
 
 import (
 	"maps"
-	"net/http/httptest"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -78,9 +77,7 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	h := &Host{setup: s, missing: map[string]bool{}}
 	h.APIServer = newAPIServer(t, s.Entries, scheme, h.admit, h.holds)
 	h.Put(objects...)
-	server := httptest.NewUnstartedServer(h.server)
-	server.Listener.Close()
-	server.Listener = h.network
+	server := h.network.server(h.server)
 	server.Start()
 	h.logger = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2)))
 	t.Cleanup(func() {
@@ -113,7 +110,7 @@ func requireBubble(t testing.TB) {
 	t.Helper()
 	defer func() {
 		if recover() != nil {
-			t.Fatal("controllertest.NewHost must be called within synctest.Test, which stops the clocks")
+			t.Fatal("functions of controllertest must be called within synctest.Test, which stops the clocks")
 		}
 	}()
 	synctest.Wait()

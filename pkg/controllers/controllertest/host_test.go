@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	goruntime "runtime"
 	"slices"
 	"strings"
@@ -610,4 +612,21 @@ func TestControllerWorksInAnotherCluster(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestControllerReachesAnotherService(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		service := controllertest.Serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Host) }))
+		h := controllertest.NewHost(t, doing("caller", func(ctx context.Context, h controllers.Host) error {
+			response, err := service.Get("https://example.com")
+			if err != nil {
+				return err
+			}
+			defer response.Body.Close()
+			name, _ := io.ReadAll(response.Body)
+			return h.Apply(ctx, corev1ac.ConfigMap(string(name), "shop"))
+		}), asking("a"))
+		h.Sleep(time.Hour) // with an idle connection
+		expect(t, "writes", h.Writes(), []string{"apply configmaps shop/example.com"})
+	})
 }

@@ -7,8 +7,10 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"sync"
+	"testing"
 
 	"k8s.io/client-go/rest"
 )
@@ -62,10 +64,36 @@ func (n *network) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
+// server returns a server of this network, which is not started.
+func (n *network) server(handler http.Handler) *httptest.Server {
+	server := httptest.NewUnstartedServer(handler)
+	server.Listener.Close()
+	server.Listener = n
+	return server
+}
+
 // config returns the configuration of clients.
 func (n *network) config() *rest.Config {
 	return &rest.Config{
 		Host: "http://" + address{}.String(), Dial: n.dial, QPS: -1,
 		Proxy: func(*http.Request) (*url.URL, error) { return nil, nil },
 	}
+}
+
+// Serve returns a client for a controller that calls another service, such as a cloud or a registry: the
+// handler answers all requests of the client, to whatever host, those to https too. A server of [httptest]
+// will not do, since the clock of a bubble stands still while a goroutine waits for the real network.
+// [Host.Settle] does not wait for a handler that sleeps.
+func Serve(t testing.TB, handler http.Handler) *http.Client {
+	t.Helper()
+	requireBubble(t)
+	n := newNetwork()
+	server := n.server(handler)
+	server.Start()
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	// What DialTLSContext returns counts as encrypted already, so the service needs no certificate.
+	return &http.Client{Transport: &http.Transport{DialContext: n.dial, DialTLSContext: n.dial}}
 }
