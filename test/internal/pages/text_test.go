@@ -151,9 +151,9 @@ func TestDocsPagesThatAreNamedExist(t *testing.T) {
 
 var listMark = regexp.MustCompile(`^ *(?:[-*+]|[0-9]+[.)]) +`)
 
-// breaksParagraph reports whether line goes on with the paragraph of the line above, and begins with the mark of a
-// list, such as the number in "step 1.": then it may be rendered as a list. A list of its own comes after an
-// empty line, a full stop or a colon.
+// breaksParagraph reports whether line goes on with the paragraph of the line above, and begins with the mark
+// of a list, such as the number in "step 1.": then it may be rendered as a list. A list of its own comes
+// after an empty line, a full stop or a colon.
 func breaksParagraph(above, line string) bool {
 	indent := func(s string) int { return len(s) - len(strings.TrimLeft(s, " ")) }
 	text := indent(above)
