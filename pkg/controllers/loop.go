@@ -245,10 +245,10 @@ func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *
 		l.setPhase(PhaseRunning)
 	})
 	l.admitAdded(func(m *mapper[K]) {
+		m.open(q) // a reconcile may have read an object that is deleted before the replay
 		workers.Go(func() {
 			select {
 			case <-m.watch.synced():
-				m.open(q)
 				replay(ctx, q, m)
 			case <-m.removed:
 			case <-ctx.Done():

@@ -466,7 +466,7 @@ func TestWatchOfTwoLoopsOutlivesOne(t *testing.T) {
 func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 	for name, before := range map[string]bool{"before the loop runs": true, "while the loop runs": false} {
 		inBubble(t, name, func(t *testing.T) {
-			f, other := newFixture(t, "a"), newMemory("1", "b")
+			f, other := newFixture(t, "a"), newMemory("1", "b", "c")
 			other.synced = make(chan struct{})
 			if f.build(WatchSelf(f.configMaps)); !before {
 				f.run()
@@ -485,6 +485,9 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 				f.run()
 			}
 			f.expect("a")
+			other.set(keyOf("c"), nil)
+			synctest.Wait()
+			f.expect("maps", "c")
 			close(other.synced)
 			synctest.Wait()
 			f.expect("maps", "b")
