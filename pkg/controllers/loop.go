@@ -52,10 +52,10 @@ type Loop[K comparable] struct {
 //     shorter, but not earlier than the API server asked for, up to 5 min. A conflict alone is no failure
 //     unless it comes again and again;
 //   - after a [TerminalError]: as if there had been no error;
-//   - after a refusal by the fence, on a replica that does not lead: when the replica begins to lead, or
+//   - after a refusal by the fence, on a replica that does not lead yet: when the replica begins to lead, or
 //     after the duration.
 //
-// A call that is due stays due, whatever an event or a later result brings.
+// Of several times at which a key is to be called, the earliest stays: a later result does not postpone it.
 func NewLoop[K comparable](
 	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
@@ -318,13 +318,23 @@ func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], error) {
 	return l.queue, nil
 }
 
-// openQueue makes the queue of the next run, if the loop is not running. Run must follow.
+// openQueue makes the queue of the next run, if the loop is not running. Run or dropQueue must follow.
 func (l *Loop[K]) openQueue() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase == PhaseStopped {
 		logger := klog.Background()
 		l.queue, l.opened = newQueue[K](l.opts, &logger), true
+	}
+}
+
+// dropQueue ends a queue of which no run has begun.
+func (l *Loop[K]) dropQueue() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.opened {
+		l.queue.ShutDown()
+		l.queue, l.opened = nil, false
 	}
 }
 

@@ -419,6 +419,21 @@ func TestLoopsDropNothingAtTheirStart(t *testing.T) {
 	}
 }
 
+// unable embeds a loop that its Run does not reach.
+type unable struct{ *Loop[cache.ObjectName] }
+
+func (unable) Run(context.Context) error { return errors.New("cannot connect") }
+
+func TestLoopsLeaveNoQueueBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // which waits for the goroutines of the queue
+		f := newFixture(t)
+		f.build()
+		if err := (Loops{unable{f.loop}}).Run(t.Context()); err == nil || f.loop.queue != nil {
+			t.Errorf("Run returned %v and left the queue %v", err, f.loop.queue)
+		}
+	})
+}
+
 func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
 	m := NewMetrics(registry)

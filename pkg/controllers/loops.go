@@ -22,8 +22,12 @@ func (l Loops) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	for _, loop := range l {
-		if one, ok := loop.(interface{ openQueue() }); ok {
+		if one, ok := loop.(interface {
+			openQueue()
+			dropQueue()
+		}); ok {
 			one.openQueue() // so that no loop drops what another enqueues at its start
+			defer one.dropQueue()
 		}
 	}
 	errs, panicked := make([]error, len(l)), make(chan any, len(l))

@@ -75,7 +75,8 @@ func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], 
 }
 
 // WatchChanges is WatchMapped, except that it maps nothing but changes from the beginning of Run on.
-// It is for objects on which others depend: the reconcile of each other object sees earlier changes.
+// It is for objects on which others depend: the reconcile of each other object sees earlier changes. A watch
+// that [Loop.Watch] adds maps the objects in the cache too.
 func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
 	if keys == nil || slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return keep == nil }) {
 		return Watch[K]{mistake: errors.New("a function that maps or chooses events is nil")}
@@ -118,7 +119,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 				}
 				return mapChosen(Event[T]{New: obj})
 			}
-			// The objects of the first list are dropped: Run waits for the informer, and then replays its cache.
+			// The objects of the first list are dropped: the cache is replayed once the informer has synced.
 			remove := informer.AddHandler(func(old, current T, initial bool) {
 				if e := (Event[T]{old, current}); !initial || !isNil(old) {
 					handle(laneOfEvent(e), func() []K { return mapChosen(e) })

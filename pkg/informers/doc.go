@@ -18,9 +18,9 @@
 //	Informer[T]      one resource as one controller gets it, with the type of its objects
 //	Following[T]     one resource that a controller asked for at run time
 //
-// Authors of controllers use [Need], [DigestOf], [For], [Follow], and what these return. The rest is for the
-// manager and may change in any release: [Caches], [CacheConfig], [ClusterCache], [Readers], [NeedsOf],
-// [CheckNeeds], [CheckType], [ServerGroups], and the methods ContainPanics and KeepsOwnerReferences.
+// For the manager, not for authors of controllers, are [Caches], [NewCaches], [CacheConfig], [ClusterCache],
+// [Readers], [NewReaders], [NeedsOf], [CheckNeeds], [CheckType], [ServerGroups], and the methods ContainPanics
+// and KeepsOwnerReferences. They may change in any release.
 //
 // An event passes, in this order: a feed, which reads one namespace or all by client-go's reflector; the
 // reducer, which makes an Object of the decoded object; the store of the informer, where the Object learns

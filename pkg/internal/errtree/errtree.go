@@ -17,7 +17,8 @@ func Every(err error, is func(error) bool) bool {
 	case interface{ Unwrap() error }:
 		return Every(e.Unwrap(), is)
 	case interface{ Unwrap() []error }:
-		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !Every(err, is) })
+		joined := e.Unwrap()
+		return len(joined) > 0 && !slices.ContainsFunc(joined, func(err error) bool { return !Every(err, is) })
 	}
 	return false
 }
