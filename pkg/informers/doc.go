@@ -19,8 +19,8 @@
 //	Following[T]     one resource that a controller asked for at run time
 //
 // For the manager, not for authors of controllers, are [Caches], [NewCaches], [CacheConfig], [ClusterCache],
-// [Readers], [NewReaders], [NeedsOf], [CheckNeeds], [CheckType], [ServerGroups], and the methods ContainPanics
-// and KeepsOwnerReferences. They may change in any release.
+// [Readers], [NewReaders], [NeedsOf], [CheckNeeds], [CheckType], [ServerGroups], and the methods
+// ContainPanics and KeepsOwnerReferences. They may change in any release.
 //
 // An event passes, in this order: a feed, which reads one namespace or all by client-go's reflector; the
 // reducer, which makes an Object of the decoded object; the store of the informer, where the Object learns
