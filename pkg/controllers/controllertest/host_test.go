@@ -434,7 +434,9 @@ func TestNamespacesDoNotHideObjectsWithoutOne(t *testing.T) {
 			return map[string][]rbacv1.PolicyRule{"": allowing("nodes")(s)}
 		}
 		setup := controllertest.Setup{Entries: []controllers.Entry{e}, Flags: []string{"--namespaces=shop"}}
-		setup.NewHost(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, asking("a"))
+		h := setup.NewHost(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
+		h.Put(asking("a")) // when the Nodes have been read: the loop does not wait for them
+		h.Settle()
 		if read != 1 {
 			t.Errorf("%d Nodes were read", read)
 		}
