@@ -13,16 +13,15 @@ import (
 )
 
 // IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:
-// whether an error in err's tree has a method NotLeading() bool that returns true. The loop's
-// metric counts it apart from errors, and the log does not show it as one. A controller need not
-// report it either.
+// whether an error in err's tree has a method NotLeading() bool that returns true. The loop's metric counts
+// such an error apart, and the log does not show it, unless it is joined with an error of another kind. A
+// controller need not report it either.
 func IsNotLeading(err error) bool {
 	var refused interface{ NotLeading() bool }
 	return errors.As(err, &refused) && refused.NotLeading()
 }
 
-// refusesWrite is IsNotLeading of err itself, without what it wraps. The fence's error of a write that was in
-// flight joins the error of the connection.
+// refusesWrite is IsNotLeading of err itself, without what it wraps or joins.
 func refusesWrite(err error) bool {
 	refused, ok := any(err).(interface{ NotLeading() bool })
 	return ok && refused.NotLeading()

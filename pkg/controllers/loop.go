@@ -169,7 +169,7 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	// ctx may be that of another loop's reconcile, whose key, lane and end are not this loop's.
 	ctx = withoutDraining(ctx)
 	logger := klog.FromContext(lifetimeOf(ctx).work).WithValues(values...)
-	// The goroutines of the workers and of the queue inherit the labels.
+	// The goroutines of the workers inherit the labels, and those of the queue unless Loops has made it.
 	pprof.Do(withLane(klog.NewContext(ctx, logger), laneChanges), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
@@ -319,11 +319,10 @@ func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], error) {
 }
 
 // openQueue makes the queue of the next run, if the loop is not running. Run or dropQueue must follow.
-func (l *Loop[K]) openQueue() {
+func (l *Loop[K]) openQueue(logger klog.Logger) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase == PhaseStopped {
-		logger := klog.Background()
 		l.queue, l.opened = newQueue[K](l.opts, &logger), true
 	}
 }

@@ -23,10 +23,10 @@ func (l Loops) Run(ctx context.Context) error {
 	defer stop()
 	for _, loop := range l {
 		if one, ok := loop.(interface {
-			openQueue()
+			openQueue(klog.Logger)
 			dropQueue()
 		}); ok {
-			one.openQueue() // so that no loop drops what another enqueues at its start
+			one.openQueue(klog.FromContext(lifetimeOf(ctx).work)) // so that no loop drops what another enqueues at its start
 			defer one.dropQueue()
 		}
 	}
