@@ -150,7 +150,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	other.closeNow = sync.OnceFunc(other.release)
 	p.openClusters.all[other.key()] = other
 	return &controllers.Cluster{
-		FollowCache: other.cache.ForController(controller).FollowCache, Clients: clients,
+		Cache: other.cache.ForController(controller), Clients: clients,
 		Events: other.events.recorder(p.options.name + "-" + controller),
 		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},

@@ -91,9 +91,9 @@ func contained(name string, f func() error) (err error) {
 func (p *process) host(name string) (controllers.Host, error) {
 	all, err := p.clientsOf(name, p.clients.forController(name), p.clients.kinds)
 	return controllers.Host{
-		Clients:         all,
-		Settings:        p.options.Settings(),
-		ControllerCache: p.cache.ForController(name),
+		Clients:  all,
+		Settings: p.options.Settings(),
+		Cache:    p.cache.ForController(name),
 		Cluster: func(cluster string, config *rest.Config) (*controllers.Cluster, error) {
 			return p.openCluster(name, cluster, config)
 		},

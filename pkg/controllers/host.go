@@ -33,10 +33,10 @@ import (
 type Host struct {
 	// Settings is what the process decides for all controllers.
 	Settings Settings
-	// ControllerCache is the cache as the controller gets it. informers.For returns the informer of a resource
-	// that the entry declares in Needs. informers.Follow returns the informer of a resource that the controller
-	// names at run time.
-	informers.ControllerCache
+	// Cache is the cache as the controller gets it. informers.For returns the informer of a resource that the
+	// entry declares in Needs. informers.Follow returns the informer of a resource that the controller names at
+	// run time.
+	informers.Cache
 	// Each write of the Clients passes both fences and --dry-run.
 	Clients
 	// Cluster opens the API server of another cluster, in Run or in a reconcile, by a name that no other open
@@ -87,8 +87,8 @@ type HasClients interface{ clients() Clients }
 // Cluster is the API server of another cluster, see Host.Cluster. Before you open a cluster, read "Other
 // clusters" in docs/operate/security.md.
 type Cluster struct {
-	// FollowCache is for informers.Follow, in all namespaces of that cluster.
-	informers.FollowCache
+	// Cache is for informers.Follow, in all namespaces of that cluster. Needs are not declared for it.
+	informers.Cache
 	// Writes of the Clients pass the fence of the election and --dry-run, but not the fence in our own API
 	// server, and they do not hold up the release of our Lease. RESTConfig does not contain the credentials. The
 	// Clients do not follow redirects.

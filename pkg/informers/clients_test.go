@@ -61,7 +61,11 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 	for range 2 {
 		other, err := f.caches.AddCluster(CacheConfig{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
 		must(t, err)
-		followed, err := Follow[*Object](t.Context(), other.ForController("names"), Need{Resource: Secrets})
+		names := other.ForController("names")
+		if _, err := names.LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil || !strings.Contains(err.Error(), "use informers.Follow") {
+			t.Errorf("error %v for a version of what is declared nowhere", err)
+		}
+		followed, err := Follow[*Object](t.Context(), names, Need{Resource: Secrets})
 		must(t, err)
 		<-followed.synced
 		must(t, testutil.GatherAndCompare(reg, strings.NewReader(`

@@ -13,8 +13,7 @@
 //
 //	Caches           the caches of the process, one per cluster; their metrics and /debug/informers
 //	ClusterCache     the informers for one cluster
-//	FollowCache      a ClusterCache as one controller gets it, for what it asks for at run time
-//	ControllerCache  a FollowCache with what the controller declares, in its Host
+//	Cache            a ClusterCache as one controller gets it, in its Host or of another cluster
 //	Informer[T]      one resource as one controller gets it, with the type of its objects
 //	Following[T]     one resource that a controller asked for at run time
 //

@@ -32,30 +32,30 @@ func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T]
 	return &Following[T]{view[T]{i, &i.plan.needs[0]}, c.cluster}, nil
 }
 
-func (f FollowCache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {
-	c := f.cluster
-	plans, err := newPlans([]Need{need}, c.clients.scheme, c.cfg.Namespaces)
+func (c Cache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {
+	cluster := c.cluster
+	plans, err := newPlans([]Need{need}, cluster.clients.scheme, cluster.cfg.Namespaces)
 	if err != nil {
 		return nil, err
 	}
-	i, err := c.buildInformer(plans[0])
+	i, err := cluster.buildInformer(plans[0])
 	if err == nil {
-		err = need.checkType(need.Resource, t, c.clients.scheme)
+		err = need.checkType(need.Resource, t, cluster.clients.scheme)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", need.controller, err)
 	}
 	for _, feed := range i.feeds {
-		feed.listSlots = f.listSlots
+		feed.listSlots = c.listSlots
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stopped {
+	cluster.mu.Lock()
+	defer cluster.mu.Unlock()
+	if cluster.stopped {
 		return nil, errors.New("the informers have been shut down")
 	}
 	ctx, i.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a reconcile's ctx ends with the reconcile
-	c.followed = append(c.followed, i)
-	c.start(ctx, i)
+	cluster.followed = append(cluster.followed, i)
+	cluster.start(ctx, i)
 	return i, nil
 }
 

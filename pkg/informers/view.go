@@ -5,6 +5,7 @@ package informers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"time"
@@ -43,47 +44,52 @@ type Informer[T any] interface {
 	Synced() <-chan struct{}
 }
 
-// FollowCache is the cache of a cluster as one controller gets it, for [Follow].
-type FollowCache struct {
+// Cache is the cache of a cluster as one controller gets it: for [Follow] and, in the process's own cluster,
+// for what its entry declares.
+type Cache struct {
 	cluster    *ClusterCache
 	controller string
 	listSlots  chan struct{}
 }
 
+// ForController returns the cache for the named controller.
+func (c *ClusterCache) ForController(controller string) Cache {
+	return Cache{cluster: c, controller: controller}
+}
+
 // WithListSlots returns the cache with a limit: of the resources that are followed with the same channel, as
 // many are listed at once as the channel has places.
-func (c FollowCache) WithListSlots(slots chan struct{}) FollowCache {
+func (c Cache) WithListSlots(slots chan struct{}) Cache {
 	c.listSlots = slots
 	return c
 }
 
-func (c FollowCache) cache() FollowCache { return c }
+func (c Cache) cache() Cache { return c }
 
-// HasCache is a [FollowCache] or what embeds one: a controllers.Host or a *controllers.Cluster.
-type HasCache interface{ cache() FollowCache }
+// HasCache is a [Cache] or what embeds one: a controllers.Host or a *controllers.Cluster.
+type HasCache interface{ cache() Cache }
 
-// ControllerCache is the cache of the process's own cluster as one controller gets it, with what its entry
-// declares.
-type ControllerCache struct{ FollowCache }
-
-// ForController returns the cache for the named controller.
-func (c *ClusterCache) ForController(controller string) ControllerCache {
-	return ControllerCache{FollowCache{cluster: c, controller: controller}}
+// declared returns the informer of a resource that the entry declares, and its need. Otherwise the error
+// continues a sentence that names the resource.
+func (c Cache) declared(resource schema.GroupVersionResource, name string) (*informer, *Need, error) {
+	if c.cluster.cfg.Cluster != "" {
+		return nil, nil, errors.New("but another cluster has no declared needs: use informers.Follow")
+	}
+	i, need := c.cluster.informerFor(c.controller, resource.GroupResource(), name)
+	if i == nil {
+		return nil, nil, errors.New("which its entry does not declare in Needs")
+	}
+	return i, need, nil
 }
-
-func (c ControllerCache) declared() ControllerCache { return c }
-
-// HasNeeds is a [ControllerCache] or what embeds one: a controllers.Host.
-type HasNeeds interface{ declared() ControllerCache }
 
 // LiveVersion returns the resourceVersion that an object of a resource which the entry declares has in the
 // API server now, or "" if there is none or the need does not choose it; Need.Filter is not asked. A
 // controller calls it when it suspects that the cache is behind. Of several needs it asks for the one without
 // a Name.
-func (c ControllerCache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	i, _ := c.cluster.informerFor(c.controller, resource.GroupResource(), "")
-	if i == nil {
-		return "", fmt.Errorf("version of %s %s: %s does not need the resource", resourceName(resource), name, c.controller)
+func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
+	i, _, err := c.declared(resource, "")
+	if err != nil {
+		return "", fmt.Errorf("%s asks for the version of %s %s, %w", c.controller, resourceName(resource), name, err)
 	}
 	p := i.plan
 	if p.namespace != "" && p.namespace != name.Namespace {
@@ -116,20 +122,20 @@ const liveTimeout = 70 * time.Second
 // and *Object, metav1.Object or any other interface that an Object has, for any. For is called while a
 // controller is built, since it panics if the need, the scheme and T do not fit together; the manager's start
 // then fails with an error that names the controller.
-func For[T any](host HasNeeds, resource schema.GroupVersionResource) Informer[T] {
+func For[T any](host HasCache, resource schema.GroupVersionResource) Informer[T] {
 	return ForNamed[T](host, resource, "")
 }
 
 // ForNamed is For, for the need with that Name.
-func ForNamed[T any](host HasNeeds, resource schema.GroupVersionResource, name string) Informer[T] {
-	c := host.declared()
-	i, need := c.cluster.informerFor(c.controller, resource.GroupResource(), name)
-	if i == nil {
+func ForNamed[T any](host HasCache, resource schema.GroupVersionResource, name string) Informer[T] {
+	c := host.cache()
+	i, need, err := c.declared(resource, name)
+	if err != nil {
 		what := resourceName(resource)
 		if name != "" {
 			what += fmt.Sprintf(" with the name %q", name)
 		}
-		panic(panics.Mistake(fmt.Sprintf("asks for the informer of %s, which its entry does not declare in Needs", what)))
+		panic(panics.Mistake(fmt.Sprintf("asks for the informer of %s, %v", what, err)))
 	}
 	if err := need.checkType(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
 		panic(panics.Mistake(err.Error()))

@@ -157,7 +157,7 @@ func TestLiveVersionIsTheServers(t *testing.T) {
 			t.Errorf("version %q of %s, error %v, want %q", got, name, err, want)
 		}
 	}
-	if _, err := c.ForController("test").LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.Namespace, "db")); err == nil || !strings.Contains(err.Error(), "does not need the resource") {
+	if _, err := c.ForController("test").LiveVersion(ctx, informers.Jobs, toolscache.NewObjectName(s.Namespace, "db")); err == nil || !strings.Contains(err.Error(), "does not declare in Needs") {
 		t.Errorf("error %v", err)
 	}
 }

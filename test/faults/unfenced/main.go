@@ -122,10 +122,10 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 		return nil, nil, err
 	}
 	controller, err := o.entry.New(controllers.Host{
-		ControllerCache: cache.ForController(o.entry.Name),
-		Clients:         controllers.Clients{Client: client},
-		Metrics:         registry,
-		LoopOptions:     controllers.LoopOptions{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
+		Cache:       cache.ForController(o.entry.Name),
+		Clients:     controllers.Clients{Client: client},
+		Metrics:     registry,
+		LoopOptions: controllers.LoopOptions{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
 		// Nobody receives them.
 		Events: record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}),
 	})
