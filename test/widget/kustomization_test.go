@@ -31,7 +31,7 @@ import (
 const account = "system:serviceaccount:kube-system:widget"
 
 // TestKustomizationIsComplete applies it as it is, and the fence as
-// docs/extend/own-controllers.md has it. A manager with a token of one of the Deployment's Pods
+// docs/extend/fence-and-alerts.md has it. A manager with a token of one of the Deployment's Pods
 // reconciles a Widget, and the other Pod cannot write.
 func TestKustomizationIsComplete(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
@@ -137,16 +137,16 @@ func awaitPods(ctx context.Context, t *testing.T) (pods []corev1.Pod) {
 // ownFence is the name that the commands in the documentation give the policy.
 const ownFence = apifence.PolicyName + "-widget"
 
-// applyFenceOfTheDocs runs the commands that docs/extend/own-controllers.md has for the fence.
+// applyFenceOfTheDocs runs the commands that docs/extend/fence-and-alerts.md has for the fence.
 func applyFenceOfTheDocs(ctx context.Context, t *testing.T) {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/extend/own-controllers.md")
+	page, err := os.ReadFile("../../docs/extend/fence-and-alerts.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	commands := regexp.MustCompile("(?s)```sh\n(for [^`]*/fence/[^`]*)```").FindSubmatch(page)
 	if commands == nil {
-		t.Fatal("docs/extend/own-controllers.md has no commands for the fence")
+		t.Fatal("docs/extend/fence-and-alerts.md has no commands for the fence")
 	}
 	sh := exec.CommandContext(ctx, "sh", "-ec", string(commands[1]))
 	sh.Dir = "../.."
