@@ -38,6 +38,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/served"
 )
 
 // apiServer responds to every request with an empty ConfigMap, and records methods and credentials.
@@ -412,7 +413,7 @@ func TestMapperAsksForUnknownKinds(t *testing.T) {
 			if err := <-gaveUp; tc.pause == 0 && !errors.Is(err, context.Canceled) {
 				t.Errorf("who waits for a version that hangs gave up with %v", err)
 			}
-			<-time.After(kindsTimeout)
+			<-time.After(served.Timeout)
 			synctest.Wait()
 		})
 	}

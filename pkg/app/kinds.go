@@ -10,15 +10,13 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/lru"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/served"
 )
 
 const (
@@ -27,8 +25,6 @@ const (
 	// knownKindTTL is how long a known kind is not asked for again: a definition may be made again with another
 	// plural or scope.
 	knownKindTTL = 10 * time.Minute
-	// kindsTimeout is how long the API server may take to say which resources a version has.
-	kindsTimeout = 30 * time.Second
 	// maxVersions limits the versions of API groups that are remembered, since anybody may name more.
 	maxVersions = 1000
 )
@@ -36,7 +32,7 @@ const (
 // kinds finds the resources of kinds. Each request is for one version of one API group, so that neither an
 // unknown version nor an aggregated API that is down delays requests for others.
 type kinds struct {
-	discovery discovery.DiscoveryInterfaceWithContext
+	discovery *served.Discovery
 	versions  *lru.Cache // of discovered, by GroupVersion
 	asking    singleflight.Group
 }
@@ -52,7 +48,7 @@ func newKinds(config *rest.Config) (*kinds, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &kinds{discovery: discovery.ToDiscoveryInterfaceWithContext(client), versions: lru.New(maxVersions)}, nil
+	return &kinds{discovery: served.New(client), versions: lru.New(maxVersions)}, nil
 }
 
 // mapping returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL
@@ -87,18 +83,12 @@ func (k *kinds) mapping(ctx context.Context, kind schema.GroupVersionKind) (*met
 // ask asks the API server which resources a version has, and remembers its answer. It goes on if the caller
 // gives up, since other callers may wait for the same answer.
 func (k *kinds) ask(version schema.GroupVersion) (discovered, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), kindsTimeout)
-	defer cancel()
-	list, err := k.discovery.ServerResourcesForGroupVersionWithContext(ctx, version.String())
-	if apierrors.IsNotFound(err) {
-		list = &metav1.APIResourceList{}
-		_, err = informers.ServerGroups(ctx, k.discovery)
-	}
+	resources, err := k.discovery.Resources(context.Background(), version)
 	if err != nil {
 		return discovered{}, err
 	}
 	d := discovered{at: time.Now(), resources: map[string]*meta.RESTMapping{}}
-	for _, r := range list.APIResources {
+	for _, r := range resources {
 		if d.resources[r.Kind] != nil || strings.Contains(r.Name, "/") { // a subresource
 			continue
 		}

@@ -31,6 +31,8 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/served"
 )
 
 // newClusterCache builds a cache on real clients.
@@ -125,16 +127,42 @@ func TestDiscoveryFindsNothingAbsentWhereNoAPIServerAnswers(t *testing.T) {
 		"a server that hangs is given up in time": {func(r *http.Request) (*http.Response, error) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
-		}, discoveryTimeout},
+		}, served.Timeout},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			start := time.Now()
-			_, err := clientsOf(t, &rest.Config{Host: "http://api", Transport: tc.server}).servedVersion(t.Context(), Secrets.GroupResource())
+			_, err := clientsOf(t, &rest.Config{Host: "http://api", Transport: tc.server}).discovery.Version(t.Context(), Secrets.GroupResource())
 			if err == nil || apierrors.IsNotFound(err) {
 				t.Errorf("error %v, want one that does not say that the resource is absent", err)
 			}
 			same(t, "it took", tc.takes, time.Since(start))
 		})
+	}
+}
+
+func TestVersionIsAskedForOnce(t *testing.T) {
+	answers := map[string]string{
+		"/apis":         `{"kind":"APIGroupList","groups":[{"name":"apps","preferredVersion":{"groupVersion":"apps/v1","version":"v1"}}]}`,
+		"/apis/apps/v1": `{"kind":"APIResourceList","groupVersion":"apps/v1","resources":[{"name":"deployments","kind":"Deployment"}]}`,
+		"/apis/apps/v1/namespaces/shop/deployments": `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1"}`,
+	}
+	asked := 0
+	clients := clientsOf(t, &rest.Config{Host: "http://api", Transport: connection(func(r *http.Request) (*http.Response, error) {
+		asked++
+		w := httptest.NewRecorder()
+		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+		_, found := answers[r.URL.Path]
+		if !found {
+			w.WriteHeader(http.StatusNotFound)
+		}
+		_, _ = w.WriteString(answers[r.URL.Path])
+		return w.Result(), nil
+	})})
+	f, _ := newClusterCache(t, clients, Need{controller: "any", Resource: schema.GroupVersionResource{Group: "apps", Resource: "deployments"}})
+	for _, want := range []int{4, 5, 6} { // at first with /api, /apis and the version
+		_, err := f.ForController("any").LiveVersion(t.Context(), Deployments, cache.NewObjectName("shop", "a"))
+		must(t, err)
+		same(t, "requests", want, asked)
 	}
 }
 

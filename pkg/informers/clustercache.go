@@ -124,7 +124,7 @@ func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
 		i.feeds = append(i.feeds, &feed{
 			informer: i, namespace: namespace, source: src, state: state, clock: c.clock,
 			discover: func(ctx context.Context) error {
-				_, err := c.clients.servedVersion(ctx, p.resource.GroupResource())
+				_, err := c.clients.discovery.Version(ctx, p.resource.GroupResource())
 				return err
 			},
 		})

@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/served"
 )
 
 // Readers are what the informers read through. They share one HTTP client.
@@ -26,7 +28,7 @@ type Readers struct {
 	scheme    *runtime.Scheme
 	metadata  metadata.Interface
 	dynamic   dynamic.Interface
-	discovery discovery.DiscoveryInterfaceWithContext
+	discovery *served.Discovery
 }
 
 // NewReaders returns readers that read types of scheme as Go types, and others as unstructured
@@ -59,7 +61,7 @@ func NewReaders(config *rest.Config, scheme *runtime.Scheme) (Readers, error) {
 	if err != nil {
 		return Readers{}, fmt.Errorf("informers' discovery client: %w", err)
 	}
-	c.discovery = discovery.ToDiscoveryInterfaceWithContext(found)
+	c.discovery = served.New(found)
 	return c, nil
 }
 
@@ -84,7 +86,7 @@ func (c Readers) sourceFor(p *plan, namespace string) (source, error) {
 // metadataOf reads the metadata of a resource, in any version if it names none.
 func (c Readers) metadataOf(resource schema.GroupVersionResource, namespace string) listWatcher[*metav1.PartialObjectMetadataList] {
 	if resource.Version == "" {
-		return &anyVersion{resource: resource.GroupResource(), namespace: namespace, clients: c}
+		return anyVersion{resource: resource.GroupResource(), namespace: namespace, clients: c}
 	}
 	return c.metadata.Resource(resource).Namespace(namespace)
 }
