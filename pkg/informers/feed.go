@@ -8,6 +8,7 @@ import (
 	"errors"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -42,9 +43,9 @@ type feed struct {
 	clock     clock.WithDelayedExecution
 	// listSlots, if set, limits the lists that are read at once: each list holds a slot in it.
 	listSlots chan struct{}
-	// failuresBefore is how many lists had failed when another feed was the first to be filled. The informer's
-	// lock guards it.
-	failuresBefore int64
+	// refused says that the API server has refused lists for refusedAfter, and one of them that began after the
+	// first feed was filled: a server that has just begun to answer may answer that list.
+	refused atomic.Bool
 	// discover returns a NotFound error if the server does not have the resource in any version.
 	discover func(context.Context) error
 
@@ -68,13 +69,14 @@ func (f *feed) run(ctx context.Context) {
 	reflector := cache.NewReflectorWithOptions(f, nil, f, cache.ReflectorOptions{
 		Name: f.state.name, TypeDescription: f.state.name,
 	})
-	firstFill := f.informer.firstFill
 	for delay := backoff; f.takeListSlot(ctx); {
 		f.watchingSince = time.Time{}
+		firstFill := f.informer.firstFill
+		answering := isClosed(firstFill)
 		err := reflector.ListAndWatchWithContext(ctx)
 		f.giveListSlotBack()
 		watched := !f.watchingSince.IsZero()
-		if watched {
+		if answering || watched {
 			firstFill = nil
 		}
 		switch {
@@ -84,13 +86,13 @@ func (f *feed) run(ctx context.Context) {
 			f.state.recordBreak()
 		}
 		if err != nil && ctx.Err() == nil {
+			f.refused.Store(answering && f.state.refusedFor(refusedAfter))
 			f.handleFailure(ctx, err)
 			f.state.logFailure(ctx, err)
 		}
 		select {
 		case <-f.clock.After(delay.Step()):
 		case <-firstFill: // another feed is answered, and may have to wait for this one
-			firstFill = nil
 		case <-ctx.Done():
 		}
 	}

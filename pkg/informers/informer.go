@@ -27,7 +27,7 @@ type informer struct {
 	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
 	listeners []*listener
 	contained int                // how many handlers and mappings there have been
-	firstFill chan struct{}      // closed when one of the feeds has filled its part of the cache
+	firstFill chan struct{}      // closed when one of the feeds has filled its part of the cache: the others list at once
 	synced    chan struct{}      // closed when it has synced
 	stopped   atomic.Bool        // listeners are not called any more
 	cancel    context.CancelFunc // ends the feeds of a followed resource
@@ -57,11 +57,7 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // checkSynced closes synced when one feed at least has filled its part of the cache, and each other feed has
-// too, or is refused by the API server. Before a feed counts as refused:
-//
-//   - the API server has refused it for refusedAfter;
-//   - and it has refused one more list since the first feed was filled: a server that has just begun to
-//     answer may answer that list. firstFill lets it begin at once.
+// too, or is refused by the API server.
 func (i *informer) checkSynced() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -69,17 +65,11 @@ func (i *informer) checkSynced() {
 		return
 	}
 	if !isClosed(i.firstFill) {
-		for _, f := range i.feeds {
-			f.failuresBefore = f.state.listFailures()
-		}
 		close(i.firstFill)
 	}
-	for _, f := range i.feeds {
-		if !f.state.filled() && (!f.state.refusedFor(refusedAfter) || f.state.listFailures() == f.failuresBefore) {
-			return
-		}
+	if !slices.ContainsFunc(i.feeds, func(f *feed) bool { return !f.state.filled() && !f.refused.Load() }) {
+		close(i.synced)
 	}
-	close(i.synced)
 }
 
 // put stores an object that f has read. created says that a watch saw it come.

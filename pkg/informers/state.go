@@ -80,17 +80,6 @@ func (s *state) refusedFor(d time.Duration) bool {
 // isRefused reports whether the API server refuses lists with 403 or 404.
 func (s *state) isRefused() bool { return s.refusedFor(0) }
 
-// listFailures returns how many lists have failed since the last one that succeeded.
-func (s *state) listFailures() int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f := s.failing["list"]
-	if f == nil {
-		return 0
-	}
-	return f.count
-}
-
 // recordList records a complete list.
 func (s *state) recordList(version string) {
 	s.mu.Lock()
