@@ -5,11 +5,13 @@ package controllers
 
 import (
 	"context"
+	"maps"
 	"sync"
 
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/third_party/forked/golang/btree"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
@@ -59,7 +61,7 @@ type laneQueue[K comparable] struct {
 // Add adds a key to laneChanges. The workqueue calls it too, when the delay of a key has passed.
 func (q *laneQueue[K]) Add(key K) { q.add(key, laneChanges, tenantOf(key)) }
 
-// add adds a key to a tenant's turn in a lane.
+// add adds a key to a lane, on behalf of a tenant.
 func (q *laneQueue[K]) add(key K, lane lane, tenant string) {
 	if q.ShuttingDown() {
 		return // the workqueue would ignore the key, and its note would stay
@@ -82,219 +84,163 @@ func tenantOf[K comparable](key K) (tenant string) {
 	return tenant
 }
 
-// lanes stores the keys of a workqueue. In each of the two lanes, the tenants with keys take turns, one key
-// each. The keys of one tenant are first in, first out. A key has a place for each lane and tenant for which
-// it was added. When the turn of one of its places comes, the key is taken and leaves all its places. So
-// nobody delays a key by adding it to a long queue of their own.
+// lanes stores the keys of a workqueue, by fair queueing: each lane goes on in rounds, and in each round a
+// tenant has one turn. A key that a tenant adds is due in the round after the tenant's last one, or after the
+// present one if that is later. Keys of one round are taken in the order in which they were added.
 //
-// For instance, shop adds the keys a and b to laneChanges, and team adds b and c:
+// If several tenants add a key, it is due in the earliest of their rounds, and a tenant who would have it
+// later spends no turn. So nobody delays a key by adding it to a long queue of their own. For instance, shop
+// adds the keys a and b to a lane, and then team adds b and c. Without team, b would be due in round 2:
 //
-//	order[laneChanges]: shop, team
-//	turns[laneChanges]: shop has places of a and b, team has places of b and c
+//	round 1: a, b
+//	round 2: c
 //
-// Pop takes a, from shop's turn, and then b, from team's turn; with that, b leaves shop's turn, which ends.
-// Then it takes c.
+// The workqueue knows neither lanes nor tenants, so a key is noted before it is added:
 //
-// The workqueue knows neither lanes nor tenants, so a key is noted before it is added: the turn has a place
-// for the key, in which it does not stand yet.
-//
-//	the key is         note            then Add of the workqueue calls
-//	not queued         makes a place   Push: the key stands there
-//	queued             makes a place   Touch: the key stands there too
-//	being reconciled   makes a place   nothing; Push comes when the reconcile has ended
-//
-// Pop takes a key from all places where it stands. Those that are only noted are for the next Push.
+//	the key is         note                      then Add of the workqueue calls
+//	not queued         keeps when it is due      Push, which queues the key
+//	queued             may make it due earlier   Touch
+//	being reconciled   keeps when it is due      nothing; Push comes when the reconcile has ended
 type lanes[K comparable] struct {
-	mu          sync.Mutex                   // the workqueue calls its methods, Push to Pop, under a lock of its own
-	places      map[K]*item[place[K]]        // of keys that are queued or noted
-	turns       [2]map[string]*item[turn[K]] // of the tenants with places, by lane
-	order       [2]ring[turn[K]]             // the turns with queued keys, by lane
-	queued      int                          // keys
-	shownPlaces int                          // places in laneShown, without noted ones
-	vacated     chan struct{}                // has an item if laneShown may have room
-	inARow      int                          // keys taken from laneChanges since the last one from laneShown
-	// onlyShown has popped keys that waited in laneShown only, until the worker calls laneTakenFrom: Get of
-	// the workqueue returns nothing but the key.
+	mu            sync.Mutex // the workqueue calls its methods, Push to Pop, under a lock of its own
+	noted, queued map[K]*item[K]
+	lanes         [2]rounds[K]
+	inARow        int        // keys taken from laneChanges since the last one from laneShown
+	room          *sync.Cond // broadcasts when laneShown may have become shorter
+	// onlyShown has the taken keys that were queued in laneShown only, until the worker calls laneTakenFrom:
+	// Get of the workqueue returns nothing but the key.
 	onlyShown map[K]bool
 }
 
-// place is where a key stands in a turn's ring, or is to stand once the workqueue pushes it. A key has
-// one place in a turn, however often it is added.
-type place[K comparable] struct {
-	key  K
-	turn *item[turn[K]]
-	// nextOfKey is another place of the key. In the list of a key's places, those that are only noted come
-	// before those where it stands.
-	nextOfKey *item[place[K]]
+// item is a key, and when it is due in each lane: the round and the order in the round; 0 if it is not there.
+type item[K comparable] struct {
+	key K
+	due [2]uint64 // round*perRound + order
 }
 
-// turn has the keys of one tenant in one lane.
-type turn[K comparable] struct {
-	tenant string
-	lane   lane
-	places int // noted ones included
-	keys   ring[place[K]]
+// perRound is more than the keys that are added to a lane while one waits. It leaves 36 bits for the round.
+const perRound = 1 << 28
+
+// rounds has the queued keys of a lane.
+type rounds[K comparable] struct {
+	keys    *btree.BTree[*item[K]]
+	present uint64            // the round of the key that was taken last
+	last    map[string]uint64 // round of each tenant; it counts only if it is later than the present one
+	sweepAt int               // length of last
+	added   uint64            // keys so far
 }
 
 func newLanes[K comparable]() *lanes[K] {
-	l := &lanes[K]{places: map[K]*item[place[K]]{}, onlyShown: map[K]bool{}, vacated: make(chan struct{}, 1)}
-	for lane := range l.turns {
-		l.turns[lane] = map[string]*item[turn[K]]{}
+	l := &lanes[K]{noted: map[K]*item[K]{}, queued: map[K]*item[K]{}, onlyShown: map[K]bool{}}
+	l.room = sync.NewCond(&l.mu)
+	for i := range l.lanes {
+		less := func(a, b *item[K]) bool { return a.due[i] < b.due[i] }
+		l.lanes[i] = rounds[K]{keys: btree.New(32, less), last: map[string]uint64{}}
 	}
 	return l
 }
 
-// note says where a key is to stand that is added to the workqueue next.
+// note says in which lane, and on behalf of whom, a key is added to the workqueue next.
 func (l *lanes[K]) note(key K, lane lane, tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.noteLocked(key, lane, tenant)
 }
 
-func (l *lanes[K]) noteLocked(key K, lane lane, tenant string) *item[place[K]] {
-	t, first := l.turns[lane][tenant], l.places[key]
-	if t == nil {
-		t = &item[turn[K]]{value: turn[K]{tenant: tenant, lane: lane}}
-		l.turns[lane][tenant] = t
+func (l *lanes[K]) noteLocked(key K, lane lane, tenant string) {
+	it, queued := l.queued[key]
+	if !queued {
+		it = l.noted[key]
 	}
-	for p := first; p != nil; p = p.value.nextOfKey {
-		if p.value.turn == t {
-			return first
-		}
+	if it == nil {
+		it = &item[K]{key: key}
+		l.noted[key] = it
 	}
-	first = &item[place[K]]{value: place[K]{key: key, turn: t, nextOfKey: first}}
-	l.places[key] = first
-	t.value.places++
-	return first
+	r := &l.lanes[lane]
+	round := max(r.present, r.last[tenant]) + 1
+	if due := it.due[lane]; due != 0 && due/perRound <= round {
+		return
+	}
+	if queued {
+		r.keys.Delete(it)
+	}
+	it.due[lane] = round*perRound + r.added%perRound
+	if queued {
+		r.keys.ReplaceOrInsert(it)
+	}
+	r.last[tenant] = round
+	r.added++
+	if len(r.last) > r.sweepAt {
+		maps.DeleteFunc(r.last, func(_ string, last uint64) bool { return last <= r.present })
+		r.sweepAt = 2*len(r.last) + 100
+	}
 }
 
 // Push implements workqueue.Queue.
 func (l *lanes[K]) Push(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.queued++
-	first := l.places[key]
-	if first == nil { // another Add of the key came between note and Add, and used the note
-		first = l.noteLocked(key, laneChanges, tenantOf(key))
+	if l.noted[key] == nil { // it was taken between note and Add, or another Add used the note
+		l.noteLocked(key, laneChanges, tenantOf(key))
 	}
-	l.link(first)
-}
-
-// Touch implements workqueue.Queue: the key is queued, and was added again.
-func (l *lanes[K]) Touch(key K) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.link(l.places[key])
-}
-
-// link lets a key stand at its noted places. The argument is the first place of the key.
-func (l *lanes[K]) link(p *item[place[K]]) {
-	for ; p != nil && !p.linked(); p = p.value.nextOfKey {
-		t := p.value.turn
-		t.value.keys.add(p)
-		if !t.linked() {
-			l.order[t.value.lane].add(t)
-		}
-		if t.value.lane == laneShown {
-			l.shownPlaces++
+	it := l.noted[key]
+	delete(l.noted, key)
+	l.queued[key] = it
+	for i, due := range it.due {
+		if due != 0 {
+			l.lanes[i].keys.ReplaceOrInsert(it)
 		}
 	}
 }
 
-// waitForRoom waits while laneShown has replayAhead keys. It returns false if ctx ends.
-func (l *lanes[K]) waitForRoom(ctx context.Context) bool {
-	for ctx.Err() == nil {
-		l.mu.Lock()
-		full := l.shownPlaces >= replayAhead
-		l.mu.Unlock()
-		if !full {
-			l.wakeReplay() // another replay may wait, for which there is room too
-			return true
-		}
-		select {
-		case <-l.vacated: // the place may have been taken again
-		case <-ctx.Done():
-		}
-	}
-	return false
-}
+// Touch implements workqueue.Queue: a queued key was added again, and note has done what there is to do.
+func (l *lanes[K]) Touch(K) {}
 
-// Len implements workqueue.Queue. It counts keys, not places. The workqueue's lock guards queued.
-func (l *lanes[K]) Len() int { return l.queued }
+// Len implements workqueue.Queue. The workqueue's lock guards the length too.
+func (l *lanes[K]) Len() int { return len(l.queued) }
 
 // Pop implements workqueue.Queue. There is a key.
 func (l *lanes[K]) Pop() K {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	lane := laneChanges
-	if l.order[laneChanges].first == nil || l.inARow >= changesFirst && l.order[laneShown].first != nil {
-		lane = laneShown
-	}
-	t := l.order[lane].first
-	l.order[lane].first = t.next
-	key := t.value.keys.first.value.key
-	onlyShown := true
-	for p := l.places[key]; p != nil; p = p.value.nextOfKey {
-		onlyShown = onlyShown && (!p.linked() || p.value.turn.value.lane == laneShown)
-	}
-	l.leave(key)
-	l.queued--
+	from := laneChanges
 	l.inARow++
-	if lane == laneShown {
-		l.inARow = 0
+	if l.lanes[laneChanges].keys.Len() == 0 || l.inARow > changesFirst && l.lanes[laneShown].keys.Len() > 0 {
+		from, l.inARow = laneShown, 0
 	}
-	if onlyShown {
-		l.onlyShown[key] = true
-	}
-	return key
-}
-
-// leave removes a key from all places where it stands. What is only noted stays.
-func (l *lanes[K]) leave(key K) {
-	p := l.places[key]
-	if p.linked() {
-		delete(l.places, key)
-	}
-	for p != nil {
-		next := p.value.nextOfKey
-		if next != nil && next.linked() {
-			p.value.nextOfKey = nil
+	r := &l.lanes[from]
+	it, _ := r.keys.Min()
+	r.present = max(r.present, it.due[from]/perRound) // it may have been noted long ago
+	delete(l.queued, it.key)
+	for i, due := range it.due {
+		if due != 0 {
+			l.lanes[i].keys.Delete(it)
 		}
-		if p.linked() {
-			l.remove(p)
-		}
-		p = next
 	}
+	l.room.Broadcast()
+	if it.due[laneChanges] == 0 {
+		l.onlyShown[it.key] = true
+	}
+	return it.key
 }
 
-// remove removes a place, and its turn if that was the last one in it.
-func (l *lanes[K]) remove(p *item[place[K]]) {
-	t := p.value.turn
-	lane := t.value.lane
-	t.value.keys.remove(p)
-	if t.value.keys.first == nil {
-		l.order[lane].remove(t)
+// waitForRoom waits while laneShown has replayAhead keys. It returns false if ctx ends.
+func (l *lanes[K]) waitForRoom(ctx context.Context) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer context.AfterFunc(ctx, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.room.Broadcast()
+	})()
+	for ctx.Err() == nil && l.lanes[laneShown].keys.Len() >= replayAhead {
+		l.room.Wait()
 	}
-	t.value.places--
-	if t.value.places == 0 {
-		delete(l.turns[lane], t.value.tenant)
-	}
-	if lane == laneShown {
-		l.shownPlaces--
-		l.wakeReplay()
-	}
+	return ctx.Err() == nil
 }
 
-// wakeReplay wakes one of those that wait for room.
-func (l *lanes[K]) wakeReplay() {
-	select {
-	case l.vacated <- struct{}{}:
-	default:
-	}
-}
-
-// laneTakenFrom returns laneShown for a popped key that stood in no turn of laneChanges. Each worker calls
-// it once for its key.
+// laneTakenFrom returns laneShown for a taken key that was not queued in laneChanges. Each worker calls it
+// once for its key.
 func (l *lanes[K]) laneTakenFrom(key K) lane {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -316,35 +262,4 @@ func withLane(ctx context.Context, lane lane) context.Context {
 func laneFrom(ctx context.Context) lane {
 	taken, _ := ctx.Value(laneKey{}).(lane)
 	return taken
-}
-
-// ring is a doubly-linked list that takes no memory but its items. The last item is first.prev.
-type ring[T any] struct{ first *item[T] }
-
-type item[T any] struct {
-	prev, next *item[T] // nil outside of a ring
-	value      T
-}
-
-func (i *item[T]) linked() bool { return i.next != nil }
-
-// add adds an item as the last one.
-func (r *ring[T]) add(i *item[T]) {
-	if r.first == nil {
-		r.first, i.prev, i.next = i, i, i
-		return
-	}
-	i.prev, i.next = r.first.prev, r.first
-	i.prev.next, i.next.prev = i, i
-}
-
-func (r *ring[T]) remove(i *item[T]) {
-	switch {
-	case i.next == i:
-		r.first = nil
-	case r.first == i:
-		r.first = i.next
-	}
-	i.prev.next, i.next.prev = i.next, i.prev
-	i.prev, i.next = nil, nil
 }
