@@ -132,16 +132,16 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		writeConfig.Wrap(dryRun.wrap)
 	}
 	c := connection{readConfig, p.connection.contentType}
-	readers, err := informers.NewReaders(c.builtIn(c.named("informers")), p.scheme)
 	kinds, kindsErr := newKinds(readConfig)
 	clients, clientsErr := p.clientsOf(controller, writeConfig, kinds)
 	eventsConfig := rest.AddUserAgent(rest.CopyConfig(writeConfig), "events")
 	eventsConfig.Timeout = eventTimeout
 	eventsClient, eventsErr := c.typed(eventsConfig)
-	if err := errors.Join(err, kindsErr, clientsErr, eventsErr); err != nil {
+	if err := errors.Join(kindsErr, clientsErr, eventsErr); err != nil {
 		return fail(err)
 	}
-	other.cache, err = p.caches.AddCluster(informers.CacheConfig{Cluster: name}, readers, nil, clock.RealClock{}, p.loopMetrics.Panicked)
+	other.cache, err = p.caches.AddCluster(informers.CacheConfig{Cluster: name, Scheme: p.scheme}, c.builtIn(c.named("informers")),
+		clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return fail(err)
 	}

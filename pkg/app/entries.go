@@ -74,8 +74,7 @@ func NewScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 // requirements are what the enabled entries ask of the process.
 type requirements struct {
 	entries []controllers.Entry
-	scheme  *runtime.Scheme
-	needs   []informers.Need
+	cache   informers.CacheConfig
 	grants  map[string]grants // by name of the entry
 }
 
@@ -85,7 +84,8 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 	if r.entries, err = o.enabled(); err != nil {
 		return r, err
 	}
-	if r.scheme, err = NewScheme(r.entries); err != nil {
+	r.cache.Namespaces = o.Generic.Namespaces
+	if r.cache.Scheme, err = NewScheme(r.entries); err != nil {
 		return r, err
 	}
 	r.grants = map[string]grants{}
@@ -105,13 +105,13 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 		}); err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
-		r.needs = append(r.needs, informers.NeedsOf(e.Name, needs...)...)
+		r.cache.Declare(e.Name, needs...)
 		r.grants[e.Name] = granted
 	}
 	if len(errs) > 0 {
 		return r, errors.Join(errs...)
 	}
-	return r, informers.CheckNeeds(informers.CacheConfig{Namespaces: o.Generic.Namespaces}, r.needs, r.scheme)
+	return r, r.cache.Check()
 }
 
 // controllerNames returns the names of all controllers, in the order in which they were added.

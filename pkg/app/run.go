@@ -84,7 +84,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 		return nil, err
 	}
 	registry := metrics.NewKubeRegistry()
-	p = &process{options: o, scheme: required.scheme, registry: registry, loopMetrics: controllers.NewMetrics(registry),
+	p = &process{options: o, scheme: required.cache.Scheme, registry: registry, loopMetrics: controllers.NewMetrics(registry),
 		openClusters: openClusters{all: map[string]*otherCluster{}}}
 	if p.connection, err = newConnection(o.Client); err != nil {
 		return nil, err
@@ -111,15 +111,10 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	}
 	readConfig := p.connection.named("informers")
 	readConfig.Wrap(withoutLongWaits) // a cache has its own back-off, and shows each failure
-	readers, err := informers.NewReaders(p.connection.builtIn(readConfig), p.scheme)
-	if err != nil {
-		return nil, err
-	}
 	if p.caches, err = informers.NewCaches(registry); err != nil {
 		return nil, err
 	}
-	config := informers.CacheConfig{Namespaces: o.Generic.Namespaces}
-	p.cache, err = p.caches.AddCluster(config, readers, required.needs, clock.RealClock{}, p.loopMetrics.Panicked)
+	p.cache, err = p.caches.AddCluster(required.cache, p.connection.builtIn(readConfig), clock.RealClock{}, p.loopMetrics.Panicked)
 	if err != nil {
 		return nil, err
 	}

@@ -36,12 +36,12 @@ import (
 )
 
 // newClusterCache builds a cache on real clients.
-func newClusterCache(t testing.TB, clients Readers, needs ...Need) (*ClusterCache, metrics.KubeRegistry) {
+func newClusterCache(t testing.TB, config *rest.Config, needs ...Need) (*ClusterCache, metrics.KubeRegistry) {
 	t.Helper()
 	reg := metrics.NewKubeRegistry()
 	caches, err := NewCaches(reg)
 	must(t, err)
-	f, err := caches.AddCluster(CacheConfig{}, clients, needs, clock.RealClock{}, func(string) {})
+	f, err := caches.AddCluster(CacheConfig{Scheme: scheme.Scheme, needs: needs}, config, clock.RealClock{}, func(string) {})
 	must(t, err)
 	t.Cleanup(f.Shutdown)
 	return f, reg
@@ -57,11 +57,11 @@ func eventually(t *testing.T, what string, done func() bool) {
 }
 
 func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
-	clients := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
-	f, reg := newClusterCache(t, clients, reloadNeed)
+	config := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
+	f, reg := newClusterCache(t, config, reloadNeed)
 	startSynced(t, f)
 	for range 2 {
-		other, err := f.caches.AddCluster(CacheConfig{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
+		other, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, clock.RealClock{}, func(string) {})
 		must(t, err)
 		names := other.ForController("names")
 		if _, err := names.LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil || !strings.Contains(err.Error(), "use informers.Follow") {
@@ -91,10 +91,10 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 }
 
 func TestClustersOfOneNameCountTogether(t *testing.T) {
-	clients := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
-	f, reg := newClusterCache(t, clients, reloadNeed)
+	config := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
+	f, reg := newClusterCache(t, config, reloadNeed)
 	for _, controller := range []string{"one", "two"} {
-		cluster, err := f.caches.AddCluster(CacheConfig{Cluster: "c1"}, clients, nil, clock.RealClock{}, func(string) {})
+		cluster, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, clock.RealClock{}, func(string) {})
 		must(t, err)
 		defer cluster.Shutdown()
 		followed, err := Follow[*Object](t.Context(), cluster.ForController(controller), Need{Resource: Secrets})
@@ -131,7 +131,9 @@ func TestDiscoveryFindsNothingAbsentWhereNoAPIServerAnswers(t *testing.T) {
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			start := time.Now()
-			_, err := clientsOf(t, &rest.Config{Host: "http://api", Transport: tc.server}).discovery.Version(t.Context(), Secrets.GroupResource())
+			clients, err := newReaders(&rest.Config{Host: "http://api", Transport: tc.server}, scheme.Scheme)
+			must(t, err)
+			_, err = clients.discovery.Version(t.Context(), Secrets.GroupResource())
 			if err == nil || apierrors.IsNotFound(err) {
 				t.Errorf("error %v, want one that does not say that the resource is absent", err)
 			}
@@ -147,7 +149,7 @@ func TestVersionIsAskedForOnce(t *testing.T) {
 		"/apis/apps/v1/namespaces/shop/deployments": `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1"}`,
 	}
 	asked := 0
-	clients := clientsOf(t, &rest.Config{Host: "http://api", Transport: connection(func(r *http.Request) (*http.Response, error) {
+	config := &rest.Config{Host: "http://api", Transport: connection(func(r *http.Request) (*http.Response, error) {
 		asked++
 		w := httptest.NewRecorder()
 		w.Header().Set("Content-Type", runtime.ContentTypeJSON)
@@ -157,8 +159,8 @@ func TestVersionIsAskedForOnce(t *testing.T) {
 		}
 		_, _ = w.WriteString(answers[r.URL.Path])
 		return w.Result(), nil
-	})})
-	f, _ := newClusterCache(t, clients, Need{controller: "any", Resource: schema.GroupVersionResource{Group: "apps", Resource: "deployments"}})
+	})}
+	f, _ := newClusterCache(t, config, Need{controller: "any", Resource: schema.GroupVersionResource{Group: "apps", Resource: "deployments"}})
 	for _, want := range []int{4, 5, 6} { // at first with /api, /apis and the version
 		_, err := f.ForController("any").LiveVersion(t.Context(), Deployments, cache.NewObjectName("shop", "a"))
 		must(t, err)
@@ -253,22 +255,14 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// clientsOf returns clients as the manager builds them.
-func clientsOf(t testing.TB, config *rest.Config) Readers {
-	t.Helper()
-	clients, err := NewReaders(config, scheme.Scheme)
-	must(t, err)
-	return clients
-}
-
-func serve(t *testing.T, s *apiServer) Readers {
+func serve(t *testing.T, s *apiServer) *rest.Config {
 	t.Helper()
 	server := httptest.NewServer(s)
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
 	})
-	return clientsOf(t, &rest.Config{Host: server.URL})
+	return &rest.Config{Host: server.URL}
 }
 
 // What the served types have: plain objects, and one with an annotation.
@@ -333,7 +327,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 		t.Skip("measures memory")
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(60))
-	f, _ := newClusterCache(t, clientsOf(t, serveTypes(t)))
+	f, _ := newClusterCache(t, serveTypes(t))
 	debug.FreeOSMemory()
 	before := resident()
 	var all []*Following[*Object]

@@ -253,7 +253,7 @@ func newTestCache(t *testing.T, c *cluster, needs ...Need) *ClusterCache {
 // is not found is not there in another version either.
 func newTestCacheWith(t *testing.T, cfg CacheConfig, sources func(*plan, string) (source, error), needs ...Need) *ClusterCache {
 	t.Helper()
-	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: Readers{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}, caches: &Caches{}}
+	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: readers{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}, caches: &Caches{}}
 	plans, err := newPlans(needs, scheme.Scheme, cfg.Namespaces)
 	must(t, err)
 	for _, p := range plans {

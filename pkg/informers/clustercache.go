@@ -14,7 +14,9 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -57,13 +59,31 @@ type CacheConfig struct {
 	Cluster string
 	// Namespaces are the only namespaces that are read; empty means all.
 	Namespaces []string
+	// Scheme has the types that are read as Go types. Others are read as unstructured objects.
+	Scheme *runtime.Scheme
+
+	needs []Need
+}
+
+// Declare adds the needs of the named controller. The name is that of its digests too.
+func (c *CacheConfig) Declare(controller string, needs ...Need) {
+	for _, n := range needs {
+		n.controller = controller
+		c.needs = append(c.needs, n)
+	}
+}
+
+// Check returns the error with which [Caches.AddCluster] refuses the needs, or nil.
+func (c *CacheConfig) Check() error {
+	_, err := newPlans(c.needs, c.Scheme, c.Namespaces)
+	return err
 }
 
 // ClusterCache has the informers of the process for one cluster.
 type ClusterCache struct {
 	cfg       CacheConfig
 	clock     clock.WithTickerAndDelayedExecution
-	clients   Readers
+	clients   readers
 	sourceFor func(p *plan, namespace string) (source, error)
 	informers []*informer // of the declared needs
 	caches    *Caches
@@ -78,12 +98,18 @@ type ClusterCache struct {
 	wg       sync.WaitGroup
 }
 
-// AddCluster builds the informers for needs, each of [NeedsOf], and starts none. countPanic is called for
-// each panic in a function of the named controller. AddCluster returns an error if the needs cannot be met.
-func (c *Caches) AddCluster(cfg CacheConfig, clients Readers, needs []Need, clk clock.WithTickerAndDelayedExecution,
+// AddCluster builds the informers for the declared needs, and starts none. They read through one HTTP client,
+// in connection's content type, or protobuf if it names none. countPanic is called for each panic in a
+// function of the named controller. AddCluster returns an error if connection is invalid or the needs cannot
+// be met.
+func (c *Caches) AddCluster(cfg CacheConfig, connection *rest.Config, clk clock.WithTickerAndDelayedExecution,
 	countPanic func(controller string)) (*ClusterCache, error) {
+	clients, err := newReaders(connection, cfg.Scheme)
+	if err != nil {
+		return nil, err
+	}
 	cluster := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, countPanic: countPanic, caches: c}
-	plans, err := newPlans(needs, clients.scheme, cfg.Namespaces)
+	plans, err := newPlans(cfg.needs, cfg.Scheme, cfg.Namespaces)
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ import (
 type anyVersion struct {
 	resource  schema.GroupResource
 	namespace string
-	clients   Readers
+	clients   readers
 }
 
 func (a anyVersion) List(ctx context.Context, opts metav1.ListOptions) (list *metav1.PartialObjectMetadataList, err error) {

@@ -18,7 +18,7 @@
 //	Following[T]     one resource that a controller asked for at run time
 //
 // For the manager, not for authors of controllers, are [Caches], [NewCaches], [CacheConfig], [ClusterCache],
-// [Readers], [NewReaders], [NeedsOf], [CheckNeeds], [CheckType], and the methods
+// [CheckType], and the methods
 // ContainPanics and KeepsOwnerReferences. They may change in any release.
 //
 // An event passes, in this order: a feed, which reads one namespace or all by client-go's reflector; the

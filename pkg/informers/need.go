@@ -111,16 +111,7 @@ type Need struct {
 	// counts as empty and synced.
 	Optional bool
 
-	controller string // see NeedsOf
-}
-
-// NeedsOf returns the needs that the named controller has declared. The name is that of its digests too.
-func NeedsOf(controller string, declared ...Need) []Need {
-	needs := slices.Clone(declared)
-	for i := range needs {
-		needs[i].controller = controller
-	}
-	return needs
+	controller string // see CacheConfig.Declare
 }
 
 // NotHelm is a FieldSelector of Secrets that leaves out Helm's releases, which hold whole manifests. The
@@ -197,12 +188,6 @@ type digest struct {
 	controller string
 	sum        func(runtime.Object) []byte
 	history    bool
-}
-
-// CheckNeeds returns the error with which [Caches.AddCluster] refuses the needs, or nil.
-func CheckNeeds(cfg CacheConfig, needs []Need, scheme *runtime.Scheme) error {
-	_, err := newPlans(needs, scheme, cfg.Namespaces)
-	return err
 }
 
 // newPlans unites needs, in the order in which resources are first named.

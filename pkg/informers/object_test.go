@@ -286,7 +286,6 @@ var rollouts = schema.GroupVersionResource{Group: "example.com", Version: "v1", 
 
 func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 	widgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
-	clients := clientsOf(t, &rest.Config{})
 	cases := map[string]struct {
 		needs []Need
 		want  string
@@ -316,7 +315,7 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := (&Caches{}).AddCluster(CacheConfig{}, clients, tc.needs, clock.RealClock{}, func(string) {})
+			_, err := (&Caches{}).AddCluster(CacheConfig{Scheme: scheme.Scheme, needs: tc.needs}, &rest.Config{}, clock.RealClock{}, func(string) {})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one with %q", err, tc.want)
 			}

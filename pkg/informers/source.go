@@ -21,8 +21,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/served"
 )
 
-// Readers are what the informers read through. They share one HTTP client.
-type Readers struct {
+// readers are what the informers read through. They share one HTTP client.
+type readers struct {
 	config    *rest.Config
 	http      *http.Client
 	scheme    *runtime.Scheme
@@ -31,10 +31,7 @@ type Readers struct {
 	discovery *served.Discovery
 }
 
-// NewReaders returns readers that read types of scheme as Go types, and others as unstructured
-// objects. They use config's content type, or protobuf if it names none. It is an error if config is
-// invalid.
-func NewReaders(config *rest.Config, scheme *runtime.Scheme) (Readers, error) {
+func newReaders(config *rest.Config, scheme *runtime.Scheme) (readers, error) {
 	config = rest.CopyConfig(config)
 	if config.ContentType == "" {
 		config.ContentType = runtime.ContentTypeProtobuf
@@ -46,20 +43,20 @@ func NewReaders(config *rest.Config, scheme *runtime.Scheme) (Readers, error) {
 	if config.UserAgent == "" {
 		config.UserAgent = rest.DefaultKubernetesUserAgent()
 	}
-	c := Readers{config: config, scheme: scheme}
+	c := readers{config: config, scheme: scheme}
 	var err error
 	if c.http, err = rest.HTTPClientFor(config); err != nil {
-		return Readers{}, fmt.Errorf("informers' HTTP client: %w", err)
+		return readers{}, fmt.Errorf("informers' HTTP client: %w", err)
 	}
 	if c.metadata, err = metadata.NewForConfigAndClient(config, c.http); err != nil {
-		return Readers{}, fmt.Errorf("informers' metadata client: %w", err)
+		return readers{}, fmt.Errorf("informers' metadata client: %w", err)
 	}
 	if c.dynamic, err = dynamic.NewForConfigAndClient(config, c.http); err != nil {
-		return Readers{}, fmt.Errorf("informers' dynamic client: %w", err)
+		return readers{}, fmt.Errorf("informers' dynamic client: %w", err)
 	}
 	found, err := discovery.NewDiscoveryClientForConfigAndClient(config, c.http)
 	if err != nil {
-		return Readers{}, fmt.Errorf("informers' discovery client: %w", err)
+		return readers{}, fmt.Errorf("informers' discovery client: %w", err)
 	}
 	c.discovery = served.New(found)
 	return c, nil
@@ -73,7 +70,7 @@ type source struct {
 
 // sourceFor returns a source that reads no more of the resource than the plan uses. It reads all
 // namespaces if namespace is empty.
-func (c Readers) sourceFor(p *plan, namespace string) (source, error) {
+func (c readers) sourceFor(p *plan, namespace string) (source, error) {
 	switch p.decodedAs {
 	case Metadata:
 		return sourceOf(c.metadataOf(p.resource, namespace)), nil
@@ -84,7 +81,7 @@ func (c Readers) sourceFor(p *plan, namespace string) (source, error) {
 }
 
 // metadataOf reads the metadata of a resource, in any version if it names none.
-func (c Readers) metadataOf(resource schema.GroupVersionResource, namespace string) listWatcher[*metav1.PartialObjectMetadataList] {
+func (c readers) metadataOf(resource schema.GroupVersionResource, namespace string) listWatcher[*metav1.PartialObjectMetadataList] {
 	if resource.Version == "" {
 		return anyVersion{resource: resource.GroupResource(), namespace: namespace, clients: c}
 	}
@@ -92,7 +89,7 @@ func (c Readers) metadataOf(resource schema.GroupVersionResource, namespace stri
 }
 
 // typedSource returns a source of any resource whose types are in the scheme.
-func (c Readers) typedSource(p *plan, namespace string) (source, error) {
+func (c readers) typedSource(p *plan, namespace string) (source, error) {
 	config := rest.CopyConfig(c.config)
 	version := p.resource.GroupVersion()
 	config.GroupVersion = &version

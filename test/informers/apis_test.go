@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -71,7 +72,7 @@ func TestResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	t.Parallel()
 	ctx := fleet.Context(t)
 	namespace := shared.NewNamespace(ctx, t, nil)
-	c := newCache(t, shared.AdminConfig(), informers.NeedsOf("test", informers.Need{Resource: widgets, Optional: true})...)
+	c := newCache(t, shared.AdminConfig(), informers.Need{Resource: widgets, Optional: true})
 	widget := func(version, name string) {
 		t.Helper()
 		gvr := widgets.GroupResource().WithVersion(version)
@@ -145,10 +146,11 @@ func TestAggregatedAPIDownConcernsNobodyElse(t *testing.T) {
 		}
 		return fmt.Errorf("the API is not down: %w", err)
 	})
-	needs := slices.Concat(sourceNeeds(),
-		informers.NeedsOf("concerned", informers.Need{Resource: schema.GroupVersionResource{Group: "down.example.com", Resource: "things"}, Optional: true}),
-		informers.NeedsOf("other", informers.Need{Resource: schema.GroupVersionResource{Group: "coordination.k8s.io", Resource: "leases"}}))
-	c := newCache(t, shared.AdminConfig(), needs...)
+	cfg := informers.CacheConfig{Scheme: clientscheme.Scheme}
+	cfg.Declare("test", sourceNeeds()...)
+	cfg.Declare("concerned", informers.Need{Resource: schema.GroupVersionResource{Group: "down.example.com", Resource: "things"}, Optional: true})
+	cfg.Declare("other", informers.Need{Resource: schema.GroupVersionResource{Group: "coordination.k8s.io", Resource: "leases"}})
+	c := newCacheWith(t, shared.AdminConfig(), cfg)
 	c.waitUntilHealthy(ctx, t, "test")
 	c.waitUntilHealthy(ctx, t, "other") // which needs discovery too
 	if n := c.of(t, "leases").Objects; n == 0 {

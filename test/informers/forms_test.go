@@ -107,7 +107,9 @@ func TestFormsOfAllResources(t *testing.T) {
 				}
 				config := rest.CopyConfig(shared.AdminConfig())
 				config.ContentType = contentType
-				c := newCacheWith(t, config, scheme, informers.NeedsOf("test", tc.need)...)
+				cfg := informers.CacheConfig{Scheme: scheme}
+				cfg.Declare("test", tc.need)
+				c := newCacheWith(t, config, cfg)
 				c.eventually(ctx, t, func() error {
 					for _, obj := range tc.list(c, tc.need.Resource) {
 						if obj.(metav1.Object).GetName() == "forms" {

@@ -39,23 +39,22 @@ type cache struct {
 
 const clockStep = 2 * time.Second
 
+// newCache returns a cache with the needs of a controller called test.
 func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache {
 	t.Helper()
-	return newCacheWith(t, config, clientscheme.Scheme, needs...)
+	cfg := informers.CacheConfig{Scheme: clientscheme.Scheme}
+	cfg.Declare("test", needs...)
+	return newCacheWith(t, config, cfg)
 }
 
-func newCacheWith(t *testing.T, config *rest.Config, scheme *runtime.Scheme, needs ...informers.Need) *cache {
+func newCacheWith(t *testing.T, config *rest.Config, cfg informers.CacheConfig) *cache {
 	t.Helper()
-	clients, err := informers.NewReaders(config, scheme)
-	if err != nil {
-		t.Fatal(err)
-	}
 	c := &cache{clock: clocktesting.NewFakeClock(time.Now()), metrics: metrics.NewKubeRegistry()}
 	caches, err := informers.NewCaches(c.metrics)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.ClusterCache, err = caches.AddCluster(informers.CacheConfig{}, clients, needs, c.clock, func(string) {})
+	c.ClusterCache, err = caches.AddCluster(cfg, config, c.clock, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,12 +141,13 @@ func described(obj metav1.Object) string {
 	return obj.GetNamespace() + "/" + obj.GetName() + " " + obj.GetResourceVersion()
 }
 
-// sourceNeeds returns needs of ConfigMaps, Secrets and Deployments, by a controller called test.
+// sourceNeeds returns needs of ConfigMaps, Secrets and Deployments.
 func sourceNeeds() []informers.Need {
-	return informers.NeedsOf("test",
-		informers.Need{Resource: informers.Secrets, FieldSelector: informers.NotHelm, Digest: informers.DigestOf(digest)},
-		informers.Need{Resource: informers.ConfigMaps, Digest: informers.DigestOf(digest)},
-		informers.Need{Resource: informers.Deployments, Form: informers.Typed})
+	return []informers.Need{
+		{Resource: informers.Secrets, FieldSelector: informers.NotHelm, Digest: informers.DigestOf(digest)},
+		{Resource: informers.ConfigMaps, Digest: informers.DigestOf(digest)},
+		{Resource: informers.Deployments, Form: informers.Typed},
+	}
 }
 
 func digest(obj runtime.Object) []byte {

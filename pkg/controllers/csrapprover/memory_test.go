@@ -93,18 +93,16 @@ func cacheOf(t *testing.T, nodes, requests int) (int64, *controller) {
 		<-r.Context().Done()
 	}))
 	t.Cleanup(server.Close)
-	clients, err := informers.NewReaders(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}, scheme.Scheme)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := &rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{ContentType: "application/json"}}
 	seed := maphash.MakeSeed()
-	all := informers.NeedsOf(Name, needs(seed)...)
+	cfg := informers.CacheConfig{Scheme: scheme.Scheme}
+	cfg.Declare(Name, needs(seed)...)
 	caches, err := informers.NewCaches(metrics.NewKubeRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
 	before := liveHeap()
-	f, err := caches.AddCluster(informers.CacheConfig{}, clients, all, clock.RealClock{}, func(string) {})
+	f, err := caches.AddCluster(cfg, config, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

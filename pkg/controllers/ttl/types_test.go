@@ -59,12 +59,11 @@ func TestDiscoveryFindsDeletableTypes(t *testing.T) {
 // what the hook accepts.
 func newFollower(t *testing.T, set *rules.Set, hook func(informers.Need) error) *follower {
 	t.Helper()
-	clients, clientsErr := informers.NewReaders(&rest.Config{Host: "http://127.0.0.1:1"}, scheme.Scheme)
-	caches, cachesErr := informers.NewCaches(metrics.NewKubeRegistry())
-	if err := errors.Join(clientsErr, cachesErr); err != nil {
+	caches, err := informers.NewCaches(metrics.NewKubeRegistry())
+	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := caches.AddCluster(informers.CacheConfig{}, clients, nil, clock.RealClock{}, func(string) {})
+	all, err := caches.AddCluster(informers.CacheConfig{Scheme: scheme.Scheme}, &rest.Config{Host: "http://127.0.0.1:1"}, clock.RealClock{}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

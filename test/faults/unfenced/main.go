@@ -104,10 +104,6 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	readers, err := informers.NewReaders(config, scheme.Scheme)
-	if err != nil {
-		return nil, nil, err
-	}
 	needs, err := o.entry.Needs(controllers.Settings{})
 	if err != nil {
 		return nil, nil, err
@@ -117,7 +113,9 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	cache, err := caches.AddCluster(informers.CacheConfig{}, readers, informers.NeedsOf(o.entry.Name, needs...), clock.RealClock{}, loops.Panicked)
+	cacheConfig := informers.CacheConfig{Scheme: scheme.Scheme}
+	cacheConfig.Declare(o.entry.Name, needs...)
+	cache, err := caches.AddCluster(cacheConfig, config, clock.RealClock{}, loops.Panicked)
 	if err != nil {
 		return nil, nil, err
 	}
