@@ -27,6 +27,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -158,7 +159,7 @@ func (*failingLoop) Close() {}
 func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
-		p, loop := &process{loopMetrics: controllers.NewMetrics(metrics.NewKubeRegistry())}, &failingLoop{}
+		p, loop := &process{loopMetrics: loopmetrics.New(metrics.NewKubeRegistry())}, &failingLoop{}
 		ended := make(chan struct{})
 		go func() { p.runLoop(ctx, "one", "far", loop); close(ended) }()
 		<-time.After(time.Minute)

@@ -32,6 +32,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -340,7 +341,7 @@ func host(t *testing.T, runs ...func(context.Context) error) (*hostedController,
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
 	c := &scripted{runs: runs, begun: time.Now()}
-	return newHosted("x", c, &informers.ClusterCache{}, &openClusters{}, controllers.NewMetrics(registry), time.Minute), c, registry
+	return newHosted("x", c, &informers.ClusterCache{}, &openClusters{}, loopmetrics.New(registry), time.Minute), c, registry
 }
 
 // series compares a metric of the controller with want.

@@ -15,12 +15,13 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
 )
 
 // watchdogTolerance is how long a leader may outlast its Lease before /livez fails. It is
@@ -71,7 +72,7 @@ type process struct {
 	controllers hostedControllers
 	reviewer    *reviewer // nil without a secure port
 	registry    metrics.KubeRegistry
-	loopMetrics *controllers.Metrics
+	loopMetrics *loopmetrics.Metrics
 
 	openClusters openClusters
 }
@@ -84,7 +85,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 		return nil, err
 	}
 	registry := metrics.NewKubeRegistry()
-	p = &process{options: o, scheme: required.cache.Scheme, registry: registry, loopMetrics: controllers.NewMetrics(registry),
+	p = &process{options: o, scheme: required.cache.Scheme, registry: registry, loopMetrics: loopmetrics.New(registry),
 		openClusters: openClusters{all: map[string]*otherCluster{}}}
 	if p.connection, err = newConnection(o.Client); err != nil {
 		return nil, err
@@ -165,7 +166,7 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 	leading := make(chan struct{})
 	// The controllers of every replica run from here on.
 	everywhere, onLeader := p.controllers.withEveryReplica(true), p.controllers.withEveryReplica(false)
-	stopEverywhere := everywhere.start(controllers.WithLifetime(ctx, work, leading), p.options.Generic.ShutdownTimeout)
+	stopEverywhere := everywhere.start(lifetime.With(ctx, work, leading), p.options.Generic.ShutdownTimeout)
 	if fence := serverFence(p.options); fence != apifence.Unknown {
 		p.lock.SetServerFence(ctx, fence)
 	}
@@ -173,7 +174,7 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
 		p.cache.Start(processCtx) // a no-op on a warm standby
-		return onLeader.run(controllers.WithLifetime(ctx, work, leading))
+		return onLeader.run(lifetime.With(ctx, work, leading))
 	})
 	if err != nil {
 		err = errors.Join(err, onLeader.unfinished(time.Now()))

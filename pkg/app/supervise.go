@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/singleflight"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
@@ -31,7 +32,7 @@ type hostedController struct {
 	controllers.Controller
 	name    string
 	cache   *informers.ClusterCache
-	metrics *controllers.Metrics
+	metrics *loopmetrics.Metrics
 	health  healthz.Check
 	runs    runs
 	others  *openClusters // of all controllers
@@ -48,7 +49,7 @@ type hostedController struct {
 // the same problems.
 func newHosted(
 	name string, c controllers.Controller, cache *informers.ClusterCache, others *openClusters,
-	m *controllers.Metrics, stuckAfter time.Duration,
+	m *loopmetrics.Metrics, stuckAfter time.Duration,
 ) *hostedController {
 	h := &hostedController{Controller: c, name: name, cache: cache, others: others, metrics: m, stuckAfter: stuckAfter}
 	h.health = healthz.NamedCheck("controller-"+name, func(*http.Request) error { _, err := h.check(); return err })
@@ -103,8 +104,7 @@ func (h *hostedController) controllerStatus() (controllers.Status, error) {
 	answer := h.statusCalls.DoChan("", func() (any, error) {
 		var s controllers.Status
 		stack, err := panics.Recover(func() error {
-			s = h.Controller.Status()
-			h.others.addStatus(h.name, &s)
+			s = h.others.addStatus(h.name, h.Controller.Status())
 			return nil
 		})
 		if stack != nil {
@@ -255,7 +255,7 @@ func (h *hostedController) supervise(ctx context.Context) error {
 // restartDelay: one controller must not stop the others. It returns the error of the run during which ctx
 // ended.
 func (r *runs) keepRunning(
-	ctx context.Context, m *controllers.Metrics, controller string, run func(context.Context) error, ended func(err error, stack []byte),
+	ctx context.Context, m *loopmetrics.Metrics, controller string, run func(context.Context) error, ended func(err error, stack []byte),
 ) error {
 	for {
 		r.began()

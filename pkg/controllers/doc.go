@@ -12,9 +12,6 @@
 //
 //	c.Loop, err = controllers.NewLoop(host.LoopOptions, c.reconcile, controllers.WatchSelf(informer))
 //
-// [NewMetrics], the methods of [Metrics], [WithLifetime] and [Status.AddLoop] are for the manager, not for
-// authors of controllers, and may change in any release.
-//
 // # Which keys come first
 //
 // The queue of a loop has two lanes. Changes, requeues and what [Loop.Enqueue] adds come before what is

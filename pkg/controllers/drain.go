@@ -9,53 +9,26 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
 )
 
-type (
-	lifetimeKey struct{}
-	drainingKey struct{}
-)
-
-// lifetime is what the host tells a loop: when the controller must drain, how long its work may last, and
-// from when on this replica leads.
-type lifetime struct {
-	run, work context.Context
-	leading   <-chan struct{}
-}
-
-// WithLifetime returns a copy of ctx for [Controller].Run. When ctx ends, the controller must drain; when
-// work ends, the contexts of its reconciles end too. The fence stops writes to the API server. The
-// contexts stop the rest, such as a request to another service. leading is closed when this replica begins to
-// lead.
-func WithLifetime(ctx, work context.Context, leading <-chan struct{}) context.Context {
-	return context.WithValue(ctx, lifetimeKey{}, lifetime{ctx, work, leading})
-}
-
-// lifetimeOf returns what WithLifetime has put into ctx. Without it, run is ctx, work does not end and the
-// replica leads.
-func lifetimeOf(ctx context.Context) lifetime {
-	if l, ok := ctx.Value(lifetimeKey{}).(lifetime); ok {
-		return l
-	}
-	leads := make(chan struct{})
-	close(leads)
-	return lifetime{ctx, context.WithoutCancel(ctx), leads}
-}
+type drainingKey struct{}
 
 // withoutDraining returns a copy of ctx of which Draining returns nil: ctx of Run may be that of a reconcile.
 func withoutDraining(ctx context.Context) context.Context {
 	return context.WithValue(ctx, drainingKey{}, nil)
 }
 
-// workContext returns the context of reconciles. It does not end with ctx but with work of WithLifetime, and
+// workContext returns the context of reconciles. It does not end with ctx but with Work of the lifetime, and
 // for the same cause. cutOff ends it and releases its resources.
 func workContext(ctx context.Context) (work context.Context, cutOff context.CancelCauseFunc) {
-	host := lifetimeOf(ctx)
-	// A loop of another cluster outlasts the end of run, but its reconciles must learn of it.
+	host := lifetime.Of(ctx)
+	// A loop of another cluster outlasts the end of Run, but its reconciles must learn of it.
 	draining, drain := context.WithCancel(ctx)
-	unlinkRun := context.AfterFunc(host.run, drain)
+	unlinkRun := context.AfterFunc(host.Run, drain)
 	work, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainingKey{}, draining.Done()))
-	unlinkWork := context.AfterFunc(host.work, func() { cancel(context.Cause(host.work)) })
+	unlinkWork := context.AfterFunc(host.Work, func() { cancel(context.Cause(host.Work)) })
 	return work, func(cause error) {
 		unlinkRun()
 		drain()

@@ -23,7 +23,9 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
@@ -161,7 +163,7 @@ type fixture struct {
 	// reconcile is what the loop calls; unless it is set, it says the name.
 	reconcile func(context.Context, cache.ObjectName) (time.Duration, error)
 	registry  metrics.KubeRegistry
-	work      context.Context // see WithLifetime
+	work      context.Context // see lifetime.With
 	leading   chan struct{}   // closed when the replica leads
 	logger    klog.Logger
 	begun     time.Time
@@ -177,7 +179,7 @@ func newFixture(t *testing.T, names ...string) *fixture {
 	t.Helper()
 	f := &fixture{T: t, configMaps: newMemory("1", names...), registry: metrics.NewKubeRegistry(), work: context.Background(),
 		leading: closed(), logger: klog.Background(), begun: time.Now()}
-	f.opts = LoopOptions{Name: "test", Metrics: NewMetrics(f.registry)}
+	f.opts = LoopOptions{Name: "test", Metrics: loopmetrics.New(f.registry)}
 	f.reconcile = func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
 		f.say("%s", key.Name)
 		return 0, nil
@@ -203,7 +205,7 @@ func (f *fixture) run() {
 	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), f.logger.WithValues("key", "of the reconcile that runs the loop")))
 	stopped := make(chan error, 1)
 	f.stop, f.stopped = stop, sync.OnceValue(func() error { return <-stopped })
-	go func() { stopped <- f.loop.Run(WithLifetime(ctx, klog.NewContext(f.work, f.logger), f.leading)) }()
+	go func() { stopped <- f.loop.Run(lifetime.With(ctx, klog.NewContext(f.work, f.logger), f.leading)) }()
 	f.Cleanup(f.end)
 	synctest.Wait()
 }

@@ -23,6 +23,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -200,7 +201,7 @@ func (forgetful) KeepsOwnerReferences() bool { return false }
 func (forgetful) ContainPanics() (func(metav1.Object, func()), func()) { return nil, nil }
 
 func TestLoopMistakesAreErrors(t *testing.T) {
-	m := NewMetrics(metrics.NewKubeRegistry())
+	m := loopmetrics.New(metrics.NewKubeRegistry())
 	fine := LoopOptions{Name: "x", Metrics: m}
 	for _, loop := range []LoopOptions{{Name: "two", Loop: "a", Metrics: m}, {Name: "two", Cluster: "far", Metrics: m}} {
 		_, err := NewLoop(loop, nothing)

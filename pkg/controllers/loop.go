@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
@@ -72,7 +73,7 @@ func NewLoop[K comparable](
 			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)
 		}
 	}
-	if !opts.Metrics.addLoop(opts, func() time.Duration {
+	if !opts.Metrics.AddLoop(opts.labels(), func() time.Duration {
 		_, running := l.Status().LongestRunning(opts.Clock.Now())
 		return running
 	}) {
@@ -113,7 +114,7 @@ func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 // before the process. It does not stop what informers.Follow follows. A second call does nothing.
 func (l *Loop[K]) Close() {
 	l.closed.Do(func() { // the next loop of the name has metrics of the same labels
-		l.opts.Metrics.removeLoop(l.opts)
+		l.opts.Metrics.RemoveLoop(l.opts.labels())
 		for _, m := range slices.Concat(l.mappers, l.addedWatches()) {
 			m.remove()
 		}
@@ -155,7 +156,7 @@ func (l *Loop[K]) add(key K, lane lane, tenant string) {
 // that changed last. The package comment says which keys come first.
 //
 // After that it takes no more keys and lets the reconciles in flight finish. Their context does not
-// end with ctx, only with work of [WithLifetime] or after LoopOptions.DrainTimeout. Run returns when all
+// end with ctx, only when the term of this replica has ended or after LoopOptions.DrainTimeout. Run returns when all
 // workers and mappings have returned, however long that takes: the host, which holds the Lease, decides how
 // long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
@@ -168,7 +169,7 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	}
 	// ctx may be that of another loop's reconcile, whose key, lane and end are not this loop's.
 	ctx = withoutDraining(ctx)
-	logger := klog.FromContext(lifetimeOf(ctx).work).WithValues(values...)
+	logger := klog.FromContext(lifetime.Of(ctx).Work).WithValues(values...)
 	// The goroutines of the workers inherit the labels, and those of the queue unless Loops has made it.
 	pprof.Do(withLane(klog.NewContext(ctx, logger), laneChanges), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)

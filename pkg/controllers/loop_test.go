@@ -24,6 +24,9 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
 )
 
 // refusal is an error like the fence's.
@@ -47,28 +50,28 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 		want       []int     // seconds after which it is called
 		result     string
 	}{
-		"a duration calls again after it":                        {0, []outcome{{after: time.Minute}, {after: time.Hour}}, []int{0, 60, 3660}, resultRequeue},
-		"success, such as no terminal error, waits for an event": {0, []outcome{{err: TerminalError(nil)}}, []int{0}, resultSuccess},
-		"a success resets the back-off":                          {0, []outcome{{err: bad}, {err: bad}, {after: time.Second}, {err: bad}}, []int{0, 1, 3, 4, 5}, resultError},
+		"a duration calls again after it":                        {0, []outcome{{after: time.Minute}, {after: time.Hour}}, []int{0, 60, 3660}, loopmetrics.Requeue},
+		"success, such as no terminal error, waits for an event": {0, []outcome{{err: TerminalError(nil)}}, []int{0}, loopmetrics.Success},
+		"a success resets the back-off":                          {0, []outcome{{err: bad}, {err: bad}, {after: time.Second}, {err: bad}}, []int{0, 1, 3, 4, 5}, loopmetrics.Error},
 		"an error with a duration is tried again no later than after it": {0, []outcome{{err: bad}, {err: bad}, {after: 3 * time.Second, err: bad}, {after: time.Minute, err: bad}},
-			[]int{0, 1, 3, 6, 14}, resultError},
-		"Retry-After, even wrapped, beats such a duration":       {0, []outcome{{after: time.Second, err: fmt.Errorf("patch: %w", tooMany)}}, []int{0, 30}, resultError},
-		"the longest Retry-After of joined errors counts":        {0, []outcome{{err: fmt.Errorf("all: %w", errors.Join(apierrors.NewTooManyRequests("busy", 2), tooMany))}}, []int{0, 30}, resultError},
-		"a webhook cannot put a key off for a month":             {0, []outcome{{err: apierrors.NewTooManyRequests("go away", 30*24*3600)}}, []int{0, 300}, resultError},
-		"a conflict is no error":                                 {0, []outcome{{err: fmt.Errorf("update: %w", conflict)}}, []int{0, 1}, resultConflict},
-		"the fourth conflict in a row is one":                    {0, slices.Repeat([]outcome{{err: conflict}}, 4), []int{0, 1, 3, 7, 15}, resultError},
-		"a field that somebody else manages is an error at once": {0, []outcome{{err: managed}}, []int{0, 1}, resultError},
+			[]int{0, 1, 3, 6, 14}, loopmetrics.Error},
+		"Retry-After, even wrapped, beats such a duration":       {0, []outcome{{after: time.Second, err: fmt.Errorf("patch: %w", tooMany)}}, []int{0, 30}, loopmetrics.Error},
+		"the longest Retry-After of joined errors counts":        {0, []outcome{{err: fmt.Errorf("all: %w", errors.Join(apierrors.NewTooManyRequests("busy", 2), tooMany))}}, []int{0, 30}, loopmetrics.Error},
+		"a webhook cannot put a key off for a month":             {0, []outcome{{err: apierrors.NewTooManyRequests("go away", 30*24*3600)}}, []int{0, 300}, loopmetrics.Error},
+		"a conflict is no error":                                 {0, []outcome{{err: fmt.Errorf("update: %w", conflict)}}, []int{0, 1}, loopmetrics.Conflict},
+		"the fourth conflict in a row is one":                    {0, slices.Repeat([]outcome{{err: conflict}}, 4), []int{0, 1, 3, 7, 15}, loopmetrics.Error},
+		"a field that somebody else manages is an error at once": {0, []outcome{{err: managed}}, []int{0, 1}, loopmetrics.Error},
 		"the back-off grows to five minutes": {0, slices.Repeat([]outcome{{err: bad}}, 11),
-			[]int{0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 811, 1111}, resultError},
-		"a back-off of the loop's own": {5 * time.Second, slices.Repeat([]outcome{{err: bad}}, 5), []int{0, 1, 3, 7, 12, 17}, resultError},
+			[]int{0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 811, 1111}, loopmetrics.Error},
+		"a back-off of the loop's own": {5 * time.Second, slices.Repeat([]outcome{{err: bad}}, 5), []int{0, 1, 3, 7, 12, 17}, loopmetrics.Error},
 		"a terminal error is called again only after a duration": {0, []outcome{{after: 9 * time.Second, err: TerminalError(bad)}, {err: fmt.Errorf("read: %w", TerminalError(bad))}},
-			[]int{0, 9}, resultTerminal},
-		"a terminal error beside another is tried again": {0, []outcome{{err: fmt.Errorf("read: %w", errors.Join(TerminalError(bad), bad))}}, []int{0, 1}, resultError},
-		"several terminal errors are not":                {0, []outcome{{err: errors.Join(TerminalError(bad), &DryRunError{})}}, []int{0}, resultTerminal},
-		"a conflict beside another error is an error":    {0, []outcome{{err: errors.Join(conflict, bad)}}, []int{0, 1}, resultError},
-		"several conflicts are none":                     {0, []outcome{{err: fmt.Errorf("apply: %w", errors.Join(conflict, conflict))}}, []int{0, 1}, resultConflict},
-		"a refusal of the fence is a result of its own":  {0, []outcome{{err: fmt.Errorf("patch: %w", refusal{})}}, []int{0, 1}, resultNotLeading},
-		"a refusal hides no other error":                 {0, []outcome{{err: errors.Join(refusal{}, bad)}}, []int{0, 1}, resultError},
+			[]int{0, 9}, loopmetrics.Terminal},
+		"a terminal error beside another is tried again": {0, []outcome{{err: fmt.Errorf("read: %w", errors.Join(TerminalError(bad), bad))}}, []int{0, 1}, loopmetrics.Error},
+		"several terminal errors are not":                {0, []outcome{{err: errors.Join(TerminalError(bad), &DryRunError{})}}, []int{0}, loopmetrics.Terminal},
+		"a conflict beside another error is an error":    {0, []outcome{{err: errors.Join(conflict, bad)}}, []int{0, 1}, loopmetrics.Error},
+		"several conflicts are none":                     {0, []outcome{{err: fmt.Errorf("apply: %w", errors.Join(conflict, conflict))}}, []int{0, 1}, loopmetrics.Conflict},
+		"a refusal of the fence is a result of its own":  {0, []outcome{{err: fmt.Errorf("patch: %w", refusal{})}}, []int{0, 1}, loopmetrics.NotLeading},
+		"a refusal hides no other error":                 {0, []outcome{{err: errors.Join(refusal{}, bad)}}, []int{0, 1}, loopmetrics.Error},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			f := newFixture(t, "a")
@@ -88,7 +91,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 			if counters(t, f.registry, "test")[tc.result] == 0 {
 				t.Errorf("no reconcile was counted as %s", tc.result)
 			}
-			if n := f.loop.Status().Errors; tc.result == resultConflict && n != 0 {
+			if n := f.loop.Status().Errors; tc.result == loopmetrics.Conflict && n != 0 {
 				t.Errorf("the status shows %d errors", n)
 			}
 		})
@@ -157,7 +160,7 @@ func TestPanicIsOfOneKey(t *testing.T) {
 		if status.LastError == nil || status.LastError.Key != "shop/bad" || !strings.Contains(status.LastError.Text, "nil pointer") {
 			t.Errorf("last error = %+v, want the panic of shop/bad", status.LastError)
 		}
-		same(t, "panics counted", 2, counters(t, f.registry, "test")[resultPanic])
+		same(t, "panics counted", 2, counters(t, f.registry, "test")[loopmetrics.Panic])
 	})
 }
 
@@ -186,7 +189,7 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 func withBackground(t *testing.T, reconcile func(context.Context, string) (time.Duration, error), background func(context.Context, *Loop[string]) error) *Loop[string] {
 	t.Helper()
 	var l *Loop[string]
-	l, err := NewLoop(LoopOptions{Name: "x", Metrics: NewMetrics(metrics.NewKubeRegistry()),
+	l, err := NewLoop(LoopOptions{Name: "x", Metrics: loopmetrics.New(metrics.NewKubeRegistry()),
 		Background: func(ctx context.Context) error { return background(ctx, l) }}, reconcile)
 	must(t, err)
 	return l
@@ -436,7 +439,7 @@ func TestLoopsLeaveNoQueueBehind(t *testing.T) {
 
 func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	m := NewMetrics(registry)
+	m := loopmetrics.New(registry)
 	series := func() (names []string) {
 		families, err := registry.Gather()
 		must(t, err)
@@ -458,7 +461,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	same(t, "name", "x/y/far", l.Status().Name)
 	l.Close()
 	same(t, "series that are left", nil, series())
-	same(t, "results of the loop of our own cluster", len(results), len(counters(t, registry, "x")))
+	same(t, "results of the loop of our own cluster", len(loopmetrics.Results), len(counters(t, registry, "x")))
 }
 
 func TestWatchOfTwoLoopsOutlivesOne(t *testing.T) {
@@ -538,7 +541,7 @@ func TestClosedLoopHasNoHandler(t *testing.T) {
 	closed.Close()
 	f.build()
 	closed.Close()
-	same(t, "results of the next loop with metrics", len(results), len(counters(t, f.registry, "test")))
+	same(t, "results of the next loop with metrics", len(loopmetrics.Results), len(counters(t, f.registry, "test")))
 	same(t, "handlers", 0, len(f.configMaps.handlers))
 	same(t, "functions whose panics count", 0, len(f.configMaps.panicking))
 }
@@ -616,7 +619,7 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 func TestReconcileLearnsOfTheDrain(t *testing.T) {
 	same(t, "drain of a context that is not of a reconcile", nil, Draining(t.Context()))
 	run, end := context.WithCancel(t.Context())
-	work, _ := workContext(context.WithoutCancel(WithLifetime(run, t.Context(), nil))) // as of a loop of another cluster
+	work, _ := workContext(context.WithoutCancel(lifetime.With(run, t.Context(), nil))) // as of a loop of another cluster
 	end()
 	<-Draining(work)
 	synctest.Test(t, func(t *testing.T) {

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"k8s.io/klog/v2"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
 )
 
 // Loops are the loops of a controller that has several, and its Run and Status. Each is a [Loop], or embeds
@@ -26,7 +28,7 @@ func (l Loops) Run(ctx context.Context) error {
 			openQueue(klog.Logger)
 			dropQueue()
 		}); ok {
-			one.openQueue(klog.FromContext(lifetimeOf(ctx).work)) // so that no loop drops what another enqueues at its start
+			one.openQueue(klog.FromContext(lifetime.Of(ctx).Work)) // so that no loop drops what another enqueues at its start
 			defer one.dropQueue()
 		}
 	}
@@ -65,7 +67,15 @@ func (l Loops) Status() Status {
 		if slices.Index(phasesOfLoops, one.Phase) < slices.Index(phasesOfLoops, s.Phase) {
 			s.Phase = one.Phase
 		}
-		s.AddLoop(one)
+		s.Workers += one.Workers
+		s.QueueDepth += one.QueueDepth
+		s.InFlight = append(s.InFlight, one.InFlight...)
+		s.Reconciles += one.Reconciles
+		s.Errors += one.Errors
+		s.Panics += one.Panics
+		if s.LastError == nil || one.LastError != nil && one.LastError.Time.After(s.LastError.Time) {
+			s.LastError = one.LastError
+		}
 	}
 	return s
 }

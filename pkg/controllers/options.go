@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 )
 
 // minBackoff and maxBackoff are the defaults of LoopOptions. maxBackoff also limits how long an answer of the
@@ -45,7 +47,7 @@ type LoopOptions struct {
 	// contexts end. In a loop for another cluster it counts from the beginning of the longest reconcile: a
 	// cluster that has not answered for that long gets no more time. --shutdown-timeout applies in any case.
 	DrainTimeout time.Duration
-	Metrics      *Metrics
+	Metrics      *loopmetrics.Metrics
 	// Background, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns
 	// earlier, Run ends with its error. An error after ctx has ended does not count.
 	Background func(ctx context.Context) error
@@ -56,6 +58,11 @@ type LoopOptions struct {
 // String returns the name for people, and the label name of the queue's metrics: CONTROLLER/LOOP/CLUSTER,
 // without what is empty.
 func (o LoopOptions) String() string { return path.Join(o.Name, o.Loop, o.Cluster) }
+
+// labels returns the labels of the loop's metrics.
+func (o LoopOptions) labels() loopmetrics.Loop {
+	return loopmetrics.Loop{Controller: o.Name, Name: o.Loop, Cluster: o.Cluster}
+}
 
 // withDefaults returns the options with the defaults filled in, or an error that names what is wrong.
 func (o LoopOptions) withDefaults() (LoopOptions, error) {

@@ -11,7 +11,9 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/errtree"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
@@ -28,7 +30,7 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 		return true // a queue that shuts down still hands out what it has
 	}
 	o := l.reconcileOnce(withLane(work, lane), key, limiter.NumRequeues(key))
-	if o.retry && (o.result != resultNotLeading || !l.waitToLead(work, key)) {
+	if o.retry && (o.result != loopmetrics.NotLeading || !l.waitToLead(work, key)) {
 		delay := limiter.When(key)
 		if o.after > 0 {
 			delay = min(delay, o.after)
@@ -48,7 +50,7 @@ func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
 	l.mu.Lock() // retryWaiting sees the key if leading is open now
 	defer l.mu.Unlock()
 	select {
-	case <-lifetimeOf(ctx).leading:
+	case <-lifetime.Of(ctx).Leading:
 		return false
 	default:
 		l.waiting[key] = struct{}{}
@@ -59,7 +61,7 @@ func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
 // retryWaiting enqueues the keys of waitToLead when this replica begins to lead.
 func (l *Loop[K]) retryWaiting(ctx context.Context) {
 	select {
-	case <-lifetimeOf(ctx).leading:
+	case <-lifetime.Of(ctx).Leading:
 	case <-ctx.Done():
 		return
 	}
@@ -103,27 +105,27 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 		o.notBefore = min(retryAfter(err), maxBackoff)
 		return err
 	})
-	o.retry = err != nil && o.result != resultTerminal
+	o.retry = err != nil && o.result != loopmetrics.Terminal
 	switch {
 	case stack != nil:
-		o.result = resultPanic
+		o.result = loopmetrics.Panic
 		logger.Error(err, "Reconcile panicked", "stack", string(stack))
-	case o.result == resultNotLeading:
+	case o.result == loopmetrics.NotLeading:
 		// The replica that leads, or its successor, does the work. That is not worth a line per key.
 		logger.V(2).Info("Reconcile refused, not leading", "err", err)
-	case o.result == resultConflict:
+	case o.result == loopmetrics.Conflict:
 		logger.V(2).Info("Reconcile met a conflict, trying again", "err", err)
-	case o.result == resultTerminal:
+	case o.result == loopmetrics.Terminal:
 		logger.Error(err, "Reconcile failed for good, not retrying before the next event")
 	case err != nil:
 		logger.Error(err, "Reconcile failed")
 	}
-	l.opts.Metrics.observe(l.opts, o.result, l.opts.Clock.Since(started))
+	l.opts.Metrics.Observe(l.opts.labels(), o.result, l.opts.Clock.Since(started))
 	l.mu.Lock()
 	delete(l.inFlight, key)
 	l.counts.reconciles++
 	l.mu.Unlock()
-	if err != nil && o.result != resultConflict && o.result != resultNotLeading {
+	if err != nil && o.result != loopmetrics.Conflict && o.result != loopmetrics.NotLeading {
 		l.recordFailure(name, err, stack != nil)
 	}
 	return o
@@ -133,15 +135,15 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 func resultOf(after time.Duration, err error, failures int) string {
 	switch {
 	case err == nil && after > 0:
-		return resultRequeue
+		return loopmetrics.Requeue
 	case err == nil:
-		return resultSuccess
+		return loopmetrics.Success
 	case errtree.Every(err, refusesWrite):
-		return resultNotLeading
+		return loopmetrics.NotLeading
 	case errtree.Every(err, isTerminal):
-		return resultTerminal
+		return loopmetrics.Terminal
 	case errtree.Every(err, isConflict) && failures < quietConflicts:
-		return resultConflict
+		return loopmetrics.Conflict
 	}
-	return resultError
+	return loopmetrics.Error
 }

@@ -95,19 +95,6 @@ func (l *Loop[K]) Status() Status {
 	return s
 }
 
-// AddLoop adds what another loop of the controller does, apart from its phase.
-func (s *Status) AddLoop(one Status) {
-	s.Workers += one.Workers
-	s.QueueDepth += one.QueueDepth
-	s.InFlight = append(s.InFlight, one.InFlight...)
-	s.Reconciles += one.Reconciles
-	s.Errors += one.Errors
-	s.Panics += one.Panics
-	if s.LastError == nil || one.LastError != nil && one.LastError.Time.After(s.LastError.Time) {
-		s.LastError = one.LastError
-	}
-}
-
 // recordFailure records a failure for the status.
 func (l *Loop[K]) recordFailure(key string, err error, panicked bool) {
 	if panicked {

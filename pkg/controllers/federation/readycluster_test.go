@@ -11,13 +11,14 @@ import (
 
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
 // TestLoopOfAClusterIsStartedAgain lets the host run the loop of a cluster as after an early end.
 func TestLoopOfAClusterIsStartedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		options := controllers.LoopOptions{Name: Name, Metrics: controllers.NewMetrics(metrics.NewKubeRegistry())}
+		options := controllers.LoopOptions{Name: Name, Metrics: loopmetrics.New(metrics.NewKubeRegistry())}
 		var loop controllers.ClusterLoop
 		stopped := false
 		cluster := &controllers.Cluster{LoopOptions: options, Go: func(_ context.Context, l controllers.ClusterLoop) func() {

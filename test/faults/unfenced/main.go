@@ -34,6 +34,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
@@ -108,7 +109,7 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	if err != nil {
 		return nil, nil, err
 	}
-	loops := controllers.NewMetrics(registry)
+	loops := loopmetrics.New(registry)
 	caches, err := informers.NewCaches(registry)
 	if err != nil {
 		return nil, nil, err

@@ -1,7 +1,9 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package controllers
+// Package loopmetrics has the metrics of loops and controllers. The manager makes them, and hands them to loops in
+// controllers.LoopOptions. A program of test/ does so too, which pkg/internal would not allow.
+package loopmetrics
 
 import (
 	"sync"
@@ -12,19 +14,23 @@ import (
 
 // The results of a reconcile, as they are in the metric's label.
 const (
-	resultSuccess    = "success"
-	resultRequeue    = "requeue"
-	resultConflict   = "conflict"
-	resultError      = "error"
-	resultTerminal   = "terminal_error"
-	resultNotLeading = "not_leading"
-	resultPanic      = "panic"
+	Success    = "success"
+	Requeue    = "requeue"
+	Conflict   = "conflict"
+	Error      = "error"
+	Terminal   = "terminal_error"
+	NotLeading = "not_leading"
+	Panic      = "panic"
 )
 
-var results = []string{resultSuccess, resultRequeue, resultConflict, resultError, resultTerminal, resultNotLeading, resultPanic}
+// Results are all results.
+var Results = []string{Success, Requeue, Conflict, Error, Terminal, NotLeading, Panic}
+
+// Loop has the labels of a loop's series.
+type Loop struct{ Controller, Name, Cluster string }
 
 // Metrics holds the metrics of all controllers of a process: the loop's and the host's. Depth, latency and
-// retries of the queues come from client-go's workqueue provider, under LoopOptions.String.
+// retries of the queues come from client-go's workqueue provider.
 type Metrics struct {
 	reconciles *metrics.CounterVec
 	duration   *metrics.HistogramVec
@@ -34,8 +40,8 @@ type Metrics struct {
 	problem    *computedGauge
 }
 
-// NewMetrics registers the metrics with reg. It panics if they are registered already.
-func NewMetrics(reg metrics.KubeRegistry) *Metrics {
+// New registers the metrics with reg. It panics if they are registered already.
+func New(reg metrics.KubeRegistry) *Metrics {
 	m := &Metrics{
 		reconciles: metrics.NewCounterVec(&metrics.CounterOpts{
 			Name:           "quartermaster_controller_reconciles_total",
@@ -69,32 +75,33 @@ func NewMetrics(reg metrics.KubeRegistry) *Metrics {
 	return m
 }
 
-// addLoop initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It
+// AddLoop initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It
 // returns false if another loop has these series.
-func (m *Metrics) addLoop(o LoopOptions, longest func() time.Duration) bool {
-	if !m.longest.add(o.Name, o.Loop, o.Cluster, func() float64 { return longest().Seconds() }) {
+func (m *Metrics) AddLoop(l Loop, longest func() time.Duration) bool {
+	if !m.longest.add(l.Controller, l.Name, l.Cluster, func() float64 { return longest().Seconds() }) {
 		return false
 	}
-	for _, result := range results {
-		m.reconciles.WithLabelValues(o.Name, o.Loop, o.Cluster, result).Add(0)
+	for _, result := range Results {
+		m.reconciles.WithLabelValues(l.Controller, l.Name, l.Cluster, result).Add(0)
 	}
-	m.duration.WithLabelValues(o.Name, o.Loop, o.Cluster)
-	m.panics.WithLabelValues(o.Name).Add(0)
+	m.duration.WithLabelValues(l.Controller, l.Name, l.Cluster)
+	m.panics.WithLabelValues(l.Controller).Add(0)
 	return true
 }
 
-// removeLoop ends the series of a loop.
-func (m *Metrics) removeLoop(o LoopOptions) {
-	for _, result := range results {
-		m.reconciles.Delete(map[string]string{"controller": o.Name, "loop": o.Loop, "cluster": o.Cluster, "result": result})
+// RemoveLoop ends the series of a loop.
+func (m *Metrics) RemoveLoop(l Loop) {
+	for _, result := range Results {
+		m.reconciles.Delete(map[string]string{"controller": l.Controller, "loop": l.Name, "cluster": l.Cluster, "result": result})
 	}
-	m.duration.Delete(map[string]string{"controller": o.Name, "loop": o.Loop, "cluster": o.Cluster})
-	m.longest.remove(o.Name, o.Loop, o.Cluster)
+	m.duration.Delete(map[string]string{"controller": l.Controller, "loop": l.Name, "cluster": l.Cluster})
+	m.longest.remove(l.Controller, l.Name, l.Cluster)
 }
 
-func (m *Metrics) observe(o LoopOptions, result string, took time.Duration) {
-	m.reconciles.WithLabelValues(o.Name, o.Loop, o.Cluster, result).Inc()
-	m.duration.WithLabelValues(o.Name, o.Loop, o.Cluster).Observe(took.Seconds())
+// Observe counts a reconcile.
+func (m *Metrics) Observe(l Loop, result string, took time.Duration) {
+	m.reconciles.WithLabelValues(l.Controller, l.Name, l.Cluster, result).Inc()
+	m.duration.WithLabelValues(l.Controller, l.Name, l.Cluster).Observe(took.Seconds())
 }
 
 // AddController creates the series of a controller: its restarts and panics, and whether its health check

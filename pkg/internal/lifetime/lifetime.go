@@ -1,0 +1,32 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lifetime is what the manager tells the loops of a controller about its term.
+package lifetime
+
+import "context"
+
+type key struct{}
+
+// Lifetime says when a controller must drain, how long its work may last, and from when on this replica leads.
+type Lifetime struct {
+	Run, Work context.Context
+	Leading   <-chan struct{}
+}
+
+// With returns a copy of ctx for Run of a controller. When ctx ends, the controller must drain; when work
+// ends, the contexts of its reconciles end too. The fence stops writes to the API server. The contexts stop
+// the rest, such as a request to another service. leading is closed when this replica begins to lead.
+func With(ctx, work context.Context, leading <-chan struct{}) context.Context {
+	return context.WithValue(ctx, key{}, Lifetime{ctx, work, leading})
+}
+
+// Of returns what With has put into ctx. Without it, Run is ctx, Work does not end and the replica leads.
+func Of(ctx context.Context) Lifetime {
+	if l, ok := ctx.Value(key{}).(Lifetime); ok {
+		return l
+	}
+	leads := make(chan struct{})
+	close(leads)
+	return Lifetime{ctx, context.WithoutCancel(ctx), leads}
+}
