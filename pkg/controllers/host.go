@@ -24,6 +24,7 @@ import (
 	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/gotype"
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
@@ -135,7 +136,7 @@ type TypedClient[T apiObject] struct {
 // entry adds with AddToScheme. Built-in types can be had from Clients.Client too. A mistake panics, see Host.
 func ClientFor[T apiObject](has HasClients, resource schema.GroupVersionResource) TypedClient[T] {
 	c := has.clients()
-	if err := informers.CheckType(reflect.TypeFor[T](), resource, c.Scheme); err != nil {
+	if err := gotype.Check(reflect.TypeFor[T](), resource, c.Scheme); err != nil {
 		panic(panics.Mistake(fmt.Sprintf("asks for a client of %s with %s, %v", resource.GroupResource(), reflect.TypeFor[T](), err)))
 	}
 	version := resource.GroupVersion()

@@ -198,7 +198,7 @@ type forgetful struct {
 
 func (forgetful) KeepsOwnerReferences() bool { return false }
 
-func (forgetful) ContainPanics() (func(metav1.Object, func()), func()) { return nil, nil }
+func (forgetful) RecoverPanics() (func(metav1.Object, func()), func()) { return nil, nil }
 
 func TestLoopMistakesAreErrors(t *testing.T) {
 	m := loopmetrics.New(metrics.NewKubeRegistry())
@@ -226,6 +226,7 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
 		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
 		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
+		"owners that are not followed":  {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](&informers.Following[metav1.Object]{Informer: forgetful{}}, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := NewLoop(tc.opts, tc.reconcile, tc.watches...)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/watchable"
 )
 
 // Watch is an informer and the mapping from its events to keys.
@@ -32,16 +33,17 @@ type Watch[K comparable] struct {
 	register func(handle func(lane, func() []K)) (newest func(cache.ObjectName) []K, remove func())
 }
 
-// watchable is what a watch asks of an informer of the cache. An informer of an author's own may lack it.
-type watchable interface {
-	ContainPanics() (contain func(object metav1.Object, call func()), end func())
-	KeepsOwnerReferences() bool
+// watchableOf returns what a watch asks of an informer of the cache. One of an author's own may lack it.
+func watchableOf[T metav1.Object](informer informers.Informer[T]) (watchable.Informer, bool) {
+	if f, ok := informer.(*informers.Following[T]); ok {
+		informer = f.Informer
+	}
+	w, ok := informer.(watchable.Informer)
+	return w, ok
 }
 
-var _ watchable = &informers.Following[metav1.Object]{}
-
-// logPanics contains panics for an informer that is not watchable.
-func logPanics() (contain func(metav1.Object, func()), end func()) {
+// logPanics recovers the panics of a mapping for an informer that is not watchable.
+func logPanics() (mapping func(metav1.Object, func()), end func()) {
 	return func(_ metav1.Object, call func()) {
 		if stack, err := panics.Recover(func() error { call(); return nil }); stack != nil {
 			klog.Background().Error(err, "The mapping of an event panicked", "stack", string(stack))
@@ -84,9 +86,9 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if informer == nil {
 		return Watch[K]{mistake: errors.New("the informer is nil")}
 	}
-	contain := logPanics
-	if w, ok := informer.(watchable); ok {
-		contain = w.ContainPanics
+	recoverPanics := logPanics
+	if w, ok := watchableOf(informer); ok {
+		recoverPanics = w.RecoverPanics
 	}
 	return Watch[K]{
 		synced: informer.Synced,
@@ -100,15 +102,15 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 		},
 		register: func(handle func(lane, func() []K)) (func(cache.ObjectName) []K, func()) {
 			// Two, since an event that is not chosen does not mean that the object can be mapped.
-			containChoice, endChoice := contain()
-			containMapping, endMapping := contain()
+			choose, endChoice := recoverPanics()
+			mapping, endMapping := recoverPanics()
 			mapChosen := func(e Event[T]) (mapped []K) {
 				chosen := false
-				containChoice(objectOf(e), func() {
+				choose(objectOf(e), func() {
 					chosen = !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
 				})
 				if chosen {
-					containMapping(objectOf(e), func() { mapped = keys(e) })
+					mapping(objectOf(e), func() { mapped = keys(e) })
 				}
 				return mapped
 			}
@@ -155,11 +157,11 @@ func WatchClusterOwner[T metav1.Object](informer informers.Informer[T], owner sc
 func noNamespace(metav1.Object) string { return "" }
 
 func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string) Watch[cache.ObjectName] {
-	w := WatchChanges(informer, func(e Event[T]) []cache.ObjectName { return ownersOf(e, owner, namespace) })
-	if i, ok := informer.(watchable); ok && !i.KeepsOwnerReferences() {
-		w.mistake = errors.New("WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences")
+	watch := WatchChanges(informer, func(e Event[T]) []cache.ObjectName { return ownersOf(e, owner, namespace) })
+	if w, ok := watchableOf(informer); ok && !w.KeepsOwnerReferences() {
+		watch.mistake = errors.New("WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences")
 	}
-	return w
+	return watch
 }
 
 // ownersOf returns the owners of the kind that control the object, before and after the change.

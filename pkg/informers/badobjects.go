@@ -19,7 +19,7 @@ import (
 // may create such objects.
 const maxBad = 1000
 
-// badObjects contains panics of the controllers' functions that are called with the objects of one resource.
+// badObjects recovers panics of the controllers' functions that are called with the objects of one resource.
 // It remembers the objects on which a function panics, and the misfits. Neither ends the process or the work
 // of other controllers.
 type badObjects struct {
@@ -41,9 +41,9 @@ func newBadObjects(resource string, countPanic func(controller string)) *badObje
 	return &badObjects{resource: resource, countPanic: countPanic, panicked: map[badCall]struct{}{}, misfits: map[cache.ObjectName]struct{}{}}
 }
 
-// contain calls a function of a controller for m and reports whether it panicked. It logs a panic unless the
+// recoverPanic calls a function of a controller for m and reports whether it panicked. It logs a panic unless the
 // last call for the same object panicked too.
-func (b *badObjects) contain(controller, function string, m metav1.Object, call func()) bool {
+func (b *badObjects) recoverPanic(controller, function string, m metav1.Object, call func()) bool {
 	stack, err := panics.Recover(func() error { call(); return nil })
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -69,7 +69,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		}
 		followed, err := Follow[*Object](t.Context(), names, Need{Resource: Secrets})
 		must(t, err)
-		<-followed.synced
+		<-followed.Synced()
 		must(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 			# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
 			# TYPE quartermaster_informer_objects gauge
@@ -99,7 +99,7 @@ func TestClustersOfOneNameCountTogether(t *testing.T) {
 		defer cluster.Shutdown()
 		followed, err := Follow[*Object](t.Context(), cluster.ForController(controller), Need{Resource: Secrets})
 		must(t, err)
-		<-followed.synced
+		<-followed.Synced()
 	}
 	must(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 		# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.

@@ -272,7 +272,7 @@ func TestFollow(t *testing.T) {
 			if got := c.requests[0]; !strings.Contains(got, "labels=managed=true") {
 				t.Errorf("asked %s", got)
 			}
-			same(t, "form that it asks for", Metadata, w.plan.decodedAs)
+			same(t, "form that it asks for", Metadata, w.informer.plan.decodedAs)
 		},
 		"it outlives its context": func(t bubble, f *ClusterCache, c *cluster, h *told) {
 			ctx, cancel := context.WithCancel(t.Context())

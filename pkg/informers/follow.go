@@ -13,8 +13,9 @@ import (
 
 // Following is the informer of a resource that a controller has asked for at run time, see [Follow].
 type Following[T any] struct {
-	view[T]
-	cluster *ClusterCache
+	Informer[T]
+	informer *informer
+	cluster  *ClusterCache
 }
 
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
@@ -29,7 +30,7 @@ func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T]
 	if err != nil {
 		return nil, err
 	}
-	return &Following[T]{view[T]{i, &i.plan.needs[0]}, c.cluster}, nil
+	return &Following[T]{view[T]{i, &i.plan.needs[0]}, i, c.cluster}, nil
 }
 
 func (c Cache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {
@@ -75,7 +76,7 @@ func (f *Following[T]) Stop() { f.cluster.unfollow(f.informer) }
 // Status returns what is known of the resource and of the requests for it. With --namespaces, Status
 // returns the status of the first namespace that has a problem, otherwise of the first namespace.
 func (f *Following[T]) Status() ResourceStatus {
-	all := f.status()
+	all := f.informer.status()
 	at := max(0, slices.IndexFunc(all, func(s ResourceStatus) bool { return s.Problem != "" }))
 	return all[at]
 }

@@ -26,7 +26,7 @@ type informer struct {
 
 	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
 	listeners []*listener
-	contained int                // how many handlers and mappings there have been
+	handlers  int                // how many handlers and mappings there have been
 	firstFill chan struct{}      // closed when one of the feeds has filled its part of the cache: the others list at once
 	synced    chan struct{}      // closed when it has synced
 	stopped   atomic.Bool        // listeners are not called any more
@@ -198,25 +198,25 @@ func (i *informer) forgetRemoved() {
 	i.listeners = slices.DeleteFunc(i.listeners, func(l *listener) bool { return l.removed.Load() })
 }
 
-// contain returns a function that calls a handler or a mapping of a controller for an object and contains its
-// panics, and one that ends this: then nothing is called any more, and what has panicked is forgotten. Each
+// recoverPanics returns a function that calls a handler or a mapping of a controller for an object and recovers
+// its panics, and one that ends this: then nothing is called any more, and what has panicked is forgotten. Each
 // handler and mapping has a number, so that the success of one does not hide the panic of another.
-func (i *informer) contain(controller, kind string) (contain func(object metav1.Object, call func()), end func()) {
+func (i *informer) recoverPanics(controller, kind string) (handler func(object metav1.Object, call func()), end func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.contained++
-	function := fmt.Sprintf("%s %d", kind, i.contained)
+	i.handlers++
+	function := fmt.Sprintf("%s %d", kind, i.handlers)
 	var ended atomic.Bool
-	contain = func(object metav1.Object, call func()) {
+	handler = func(object metav1.Object, call func()) {
 		if ended.Load() {
 			return
 		}
 		name := cache.MetaObjectToName(object)
-		if i.bad.contain(controller, function, object, call) && (ended.Load() || i.objects.get(name.String()) == nil) {
+		if i.bad.recoverPanic(controller, function, object, call) && (ended.Load() || i.objects.get(name.String()) == nil) {
 			i.bad.forgetCall(badCall{controller, function, name})
 		}
 	}
-	return contain, func() {
+	return handler, func() {
 		ended.Store(true)
 		i.bad.forgetFunction(controller, function)
 	}
@@ -225,7 +225,7 @@ func (i *informer) contain(controller, kind string) (contain func(object metav1.
 // listen adds a listener, and first queues an addition for each cached object. The returned function removes
 // the listener; a call that is in progress goes on.
 func (i *informer) listen(controller string, call func(event)) (remove func()) {
-	contain, end := i.contain(controller, "event handler")
+	handler, end := i.recoverPanics(controller, "event handler")
 	l := &listener{call: func(e event) {
 		if i.stopped.Load() {
 			return
@@ -234,7 +234,7 @@ func (i *informer) listen(controller string, call func(event)) (remove func()) {
 		if o == nil {
 			o = e.old
 		}
-		contain(o, func() { call(e) })
+		handler(o, func() { call(e) })
 	}}
 	i.mu.Lock()
 	defer i.mu.Unlock()

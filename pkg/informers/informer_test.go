@@ -339,8 +339,8 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		"a Filter": {need: Need{Fields: Labels, Filter: func(obj metav1.Object) bool { r.check(obj); return true }}},
 		"a mapping, whose sibling succeeds": {register: func(f *ClusterCache) {
 			mine := For[metav1.Object](f.ForController("bad"), Secrets)
-			contain, _ := mine.(view[metav1.Object]).ContainPanics()
-			sibling, _ := mine.(view[metav1.Object]).ContainPanics()
+			contain, _ := mine.(view[metav1.Object]).RecoverPanics()
+			sibling, _ := mine.(view[metav1.Object]).RecoverPanics()
 			mine.AddHandler(func(_, current metav1.Object, _ bool) { // the handler itself succeeds
 				contain(current, func() { r.check(current) })
 				sibling(current, func() {})
@@ -416,7 +416,7 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 		},
 		"a mapping panics on its deletion": func(f *ClusterCache) {
 			mine := For[metav1.Object](f.ForController("bad"), Secrets)
-			contain, _ := mine.(view[metav1.Object]).ContainPanics()
+			contain, _ := mine.(view[metav1.Object]).RecoverPanics()
 			mine.AddHandler(func(old, current metav1.Object, _ bool) {
 				if current != nil {
 					old = current
@@ -457,7 +457,7 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 	for n := range maxBad + 1 {
 		p.addMisfit(&misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n)}}})
 	}
-	p.contain("reload", "Digest", named("a", "1"), func() { panic("x") })
+	p.recoverPanic("reload", "Digest", named("a", "1"), func() { panic("x") })
 	if logged != 1 || p.countMisfits() != maxBad {
 		t.Errorf("%d panics logged, %d misfits", logged, p.countMisfits())
 	}

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/gotype"
 )
 
 // Resources that the manager's own controllers use. A need may name any other resource just as
@@ -310,7 +312,7 @@ func (d Digest) check(n *Need, scheme *runtime.Scheme) (err error) {
 	decodedAs := n.decodedAs(scheme)
 	switch {
 	case decodedAs == Typed && d.argument.Kind() != reflect.Interface:
-		err = CheckType(d.argument, n.Resource, scheme)
+		err = gotype.Check(d.argument, n.Resource, scheme)
 	case decodedAs == Unstructured && !reflect.TypeFor[*unstructured.Unstructured]().AssignableTo(d.argument):
 		err = errors.New("but the objects are *unstructured.Unstructured")
 	case decodedAs == Metadata && (d.argument.Kind() != reflect.Interface || !reflect.TypeFor[*metav1.PartialObjectMetadata]().AssignableTo(d.argument)):

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/watchable"
 )
 
 // Informer is the cache of a resource as one controller gets it, with the type of its objects. They
@@ -210,7 +211,7 @@ func (v view[T]) ByIndex(index, value string) []T {
 
 func (v view[T]) AddIndex(name string, values func(T) []string) {
 	valuesOf := func(o *Object) (found []string) {
-		v.bad.contain(v.need.controller, "index "+name, o, func() { found = values(objectAs[T](o)) })
+		v.bad.recoverPanic(v.need.controller, "index "+name, o, func() { found = values(objectAs[T](o)) })
 		return found
 	}
 	if !v.addStoreIndex(v.indexName(name), valuesOf) {
@@ -233,15 +234,14 @@ func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove 
 
 func (v view[T]) Synced() <-chan struct{} { return v.synced }
 
-// ContainPanics is for package controllers, like KeepsOwnerReferences. It returns a function that calls the
-// mapping of one watch for an object, and one that ends this. If the mapping panics, that is counted, logged
-// and a problem of the controller until a call for the object succeeds, the object is gone, or the watch has
-// ended.
-func (v view[T]) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
-	return v.contain(v.need.controller, "event mapping")
+var _ watchable.Informer = view[metav1.Object]{}
+
+// RecoverPanics implements watchable.Informer.
+func (v view[T]) RecoverPanics() (mapping func(object metav1.Object, call func()), end func()) {
+	return v.recoverPanics(v.need.controller, "event mapping")
 }
 
-// KeepsOwnerReferences reports whether the cache has them for this controller.
+// KeepsOwnerReferences implements watchable.Informer.
 func (v view[T]) KeepsOwnerReferences() bool {
 	return v.need.whole() || v.need.Fields&OwnerReferences != 0
 }
