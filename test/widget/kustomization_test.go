@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,15 +31,15 @@ import (
 
 const account = "system:serviceaccount:kube-system:widget"
 
-// TestKustomizationIsComplete applies it as it is, and the fence as
-// docs/extend/fence-and-alerts.md has it. A manager with a token of one of the Deployment's Pods
+// TestKustomizationIsComplete applies it as it is, and the fence and the alerts as
+// docs/extend/fence-and-alerts.md has them. A manager with a token of one of the Deployment's Pods
 // reconciles a Widget, and the other Pod cannot write.
 func TestKustomizationIsComplete(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()
 	t.Cleanup(func() {
 		ctx := context.Background()
-		_, err := shared.Kubectl(ctx, "-n", "kube-system", "delete", "deployment/widget", "serviceaccount/widget",
+		_, err := shared.Kubectl(ctx, "-n", "kube-system", "delete", "deployment/widget", "serviceaccount/widget", "service/widget",
 			"validatingadmissionpolicybinding/"+ownFence, "validatingadmissionpolicy/"+ownFence)
 		if err := errors.Join(err, install(ctx)); err != nil { // the roles for the fleet's ServiceAccount again
 			t.Error(err)
@@ -47,7 +48,7 @@ func TestKustomizationIsComplete(t *testing.T) {
 	if err := shared.ApplyDir(ctx, "../../examples/widget/config"); err != nil {
 		t.Fatal(err)
 	}
-	applyFenceOfTheDocs(ctx, t)
+	runCommandsOfTheDocs(ctx, t)
 
 	pods := awaitPods(ctx, t)
 	leader, err := shared.ReplicaOf(ctx, &pods[0])
@@ -137,19 +138,29 @@ func awaitPods(ctx context.Context, t *testing.T) (pods []corev1.Pod) {
 // ownFence is the name that the commands in the documentation give the policy.
 const ownFence = apifence.PolicyName + "-widget"
 
-// applyFenceOfTheDocs runs the commands that docs/extend/fence-and-alerts.md has for the fence.
-func applyFenceOfTheDocs(ctx context.Context, t *testing.T) {
+// copied fails if a copy of an object or the dashboard is not the build's.
+const copied = `
+test "$(kubectl -n kube-system get services,servicemonitors,prometheusrules -l app.kubernetes.io/name=widget -o name | wc -l)" = 3
+if kubectl -n kube-system get prometheusrules widget -o yaml | cat - widget.json | grep -o 'job=[\]*"quartermaster'; then exit 1; fi`
+
+// runCommandsOfTheDocs runs the commands of docs/extend/fence-and-alerts.md.
+func runCommandsOfTheDocs(ctx context.Context, t *testing.T) {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/extend/fence-and-alerts.md")
-	if err != nil {
+	const crds = "testdata/monitoring.yaml"
+	dir, page := t.TempDir(), []byte(nil)
+	deploy, err := filepath.Abs("../../deploy")
+	if err == nil {
+		page, err = os.ReadFile("../../docs/extend/fence-and-alerts.md")
+	}
+	if err := errors.Join(err, os.Symlink(deploy, filepath.Join(dir, "deploy")), shared.ApplyDir(ctx, crds), shared.WaitForCRDs(ctx, crds)); err != nil {
 		t.Fatal(err)
 	}
-	commands := regexp.MustCompile("(?s)```sh\n(for [^`]*/fence/[^`]*)```").FindSubmatch(page)
-	if commands == nil {
-		t.Fatal("docs/extend/fence-and-alerts.md has no commands for the fence")
+	commands := regexp.MustCompile("```sh\n([^`]*)```").FindAllSubmatch(page, -1)
+	if len(commands) != 3 {
+		t.Fatalf("docs/extend/fence-and-alerts.md has %d blocks of commands", len(commands))
 	}
-	sh := exec.CommandContext(ctx, "sh", "-ec", string(commands[1]))
-	sh.Dir = "../.."
+	sh := exec.CommandContext(ctx, "sh", "-ec", string(slices.Concat(commands[0][1], commands[1][1], commands[2][1]))+copied)
+	sh.Dir = dir
 	sh.Env = append(os.Environ(), "KUBECONFIG="+shared.Kubeconfig(), "HOME="+shared.Dir(),
 		"PATH="+filepath.Dir(shared.Cluster.Binary("kubectl"))+":"+os.Getenv("PATH"))
 	if out, err := sh.CombinedOutput(); err != nil {
