@@ -6,6 +6,7 @@ package pages
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -82,6 +83,21 @@ func TestDocsPagesAreInTheIndex(t *testing.T) {
 	for path := range all {
 		if strings.HasPrefix(path, "docs/") && path != "docs/README.md" && !strings.HasPrefix(path, "docs/adr/0") && !found[path] {
 			t.Errorf("docs/README.md has no link to %s", path)
+		}
+	}
+}
+
+func TestDocsReadmesListTheirFolders(t *testing.T) {
+	all := byPath(t)
+	for _, dir := range []string{"deploy/components", "deploy/examples", "examples"} {
+		entries, err := os.ReadDir(filepath.Join(root, dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if page := all[dir+"/README.md"]; e.IsDir() && (page == nil || !slices.Contains(page.Links, e.Name())) {
+				t.Errorf("%s/README.md has no link to %s", dir, e.Name())
+			}
 		}
 	}
 }
