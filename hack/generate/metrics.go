@@ -19,9 +19,10 @@ const metricsIntro = `# Metrics
 <!-- Written by make generate. -->
 
 These are the metrics at ` + "`/metrics`" + ` with all controllers; [Operating](operating.md#metrics) says which are not listed.
-The manager's own are ALPHA: a release may rename them, and [CHANGELOG.md](../../CHANGELOG.md) says so. A label's
-values here are those that exist at the start, without API groups and lists of more than twelve. Others appear when
-they first occur, such as the [reasons](monitoring.md#events) of ` + "`quartermaster_replication_problems_total`" + `.
+The manager's own are ALPHA: a release may rename them, and [CHANGELOG.md](../../CHANGELOG.md) says so. The
+values of a label are listed if the manager knows them at its start and they are at most twelve. API groups are not
+listed, nor are values that exist only from their first occurrence on, such as most [reasons](monitoring.md#events) of
+` + "`quartermaster_replication_problems_total`" + `.
 `
 
 // metricsGroups are the sections of the page, by the prefix of a metric. The last one takes what is left.
