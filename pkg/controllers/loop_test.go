@@ -27,6 +27,7 @@ import (
 
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // refusal is an error like the fence's.
@@ -396,8 +397,8 @@ func TestLoopsAreOneController(t *testing.T) {
 	if err := l.Run(t.Context()); !errors.Is(err, context.Canceled) {
 		t.Errorf("when one loop ends, Run returns %v", err)
 	}
-	defer func() { same(t, "Run panics with a loop", true, recover() != nil) }()
-	_ = (Loops{nil}).Run(t.Context())
+	stack, _ := panics.Recover(func() error { return Loops{nil}.Run(t.Context()) })
+	same(t, "Run panics with a loop and has its stack", true, stack != nil && !strings.Contains(string(stack), "panics.Recover"))
 }
 
 func TestLoopsDropNothingAtTheirStart(t *testing.T) {

@@ -6,13 +6,13 @@ package controllers
 import (
 	"context"
 	"errors"
-	"runtime/debug"
 	"slices"
 	"sync"
 
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
+	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // Loops are the loops of a controller that has several, and its Run and Status. Each is a [Loop], or embeds
@@ -32,27 +32,28 @@ func (l Loops) Run(ctx context.Context) error {
 			defer one.dropQueue()
 		}
 	}
-	errs, panicked := make([]error, len(l)), make(chan any, len(l))
+	errs, panicked := make([]error, len(l)), make(chan panics.Raised, len(l))
 	var running sync.WaitGroup
 	for i, loop := range l {
 		running.Go(func() {
 			defer stop()
 			defer func() {
 				if r := recover(); r != nil {
-					klog.FromContext(ctx).Error(nil, "A loop panicked", "stack", string(debug.Stack()))
-					panicked <- r
+					panicked <- panics.RaisedBy(r)
 				}
 			}()
 			errs[i] = loop.Run(ctx)
 		})
 	}
 	running.Wait()
-	select {
-	case r := <-panicked:
-		panic(r) // the host contains it
-	default:
-		return errors.Join(errs...)
+	close(panicked)
+	if first, ok := <-panicked; ok {
+		for other := range panicked {
+			first.Stack = append(first.Stack, other.Stack...)
+		}
+		panic(first) // the host contains it, and logs the stacks
 	}
+	return errors.Join(errs...)
 }
 
 // phasesOfLoops are the phases in the order in which one loop's hides that of others.

@@ -18,7 +18,8 @@ import (
 func Recover(f func() error) (stack []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			stack, err = debug.Stack(), panicError(r)
+			raised := RaisedBy(r)
+			stack, err = raised.Stack, panicError(raised.Value)
 		}
 	}()
 	if err := f(); err != nil {
@@ -26,6 +27,23 @@ func Recover(f func() error) (stack []byte, err error) {
 	}
 	return nil, nil
 }
+
+// Raised is what a goroutine panics with that passes on the panic of another one. Recover returns the stack.
+type Raised struct {
+	Value any
+	Stack []byte
+}
+
+// RaisedBy returns what recover has returned, with the stack of the goroutine that panicked first.
+func RaisedBy(recovered any) Raised {
+	if raised, again := recovered.(Raised); again {
+		return raised
+	}
+	return Raised{recovered, debug.Stack()}
+}
+
+// Error implements error, for a panic that nothing recovers.
+func (r Raised) Error() string { return fmt.Sprintf("%v\n\n%s", r.Value, r.Stack) }
 
 // Mistake is what informers.For, and a function of the host that cannot return an error, panics with. The
 // manager returns it as the error of the controller's entry.
