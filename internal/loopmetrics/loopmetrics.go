@@ -1,8 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loopmetrics has the metrics of loops and controllers. The manager makes them, and hands them to loops in
-// controllers.LoopOptions. A program of test/ does so too, which pkg/internal would not allow.
+// Package loopmetrics has the metrics of loops and controllers. The manager makes them, and hands them to
+// loops in controllers.LoopOptions. A program of test/ does so too, which pkg/internal would not allow.
 package loopmetrics
 
 import (

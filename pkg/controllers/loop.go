@@ -156,9 +156,9 @@ func (l *Loop[K]) add(key K, lane lane, tenant string) {
 // that changed last. The package comment says which keys come first.
 //
 // After that it takes no more keys and lets the reconciles in flight finish. Their context does not
-// end with ctx, only when the term of this replica has ended or after LoopOptions.DrainTimeout. Run returns when all
-// workers and mappings have returned, however long that takes: the host, which holds the Lease, decides how
-// long to wait. It returns an error if the loop is already running.
+// end with ctx, only when the term of this replica has ended or after LoopOptions.DrainTimeout. Run returns
+// when all workers and mappings have returned, however long that takes: the host, which holds the Lease,
+// decides how long to wait. It returns an error if the loop is already running.
 func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	var labels []string
 	var values []any

@@ -8,7 +8,8 @@ import "context"
 
 type key struct{}
 
-// Lifetime says when a controller must drain, how long its work may last, and from when on this replica leads.
+// Lifetime says when a controller must drain, how long its work may last, and from when on this replica
+// leads.
 type Lifetime struct {
 	Run, Work context.Context
 	Leading   <-chan struct{}
