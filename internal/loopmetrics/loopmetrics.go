@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package loopmetrics has the metrics of loops and controllers. The manager makes them, and hands them to
-// loops in controllers.LoopOptions. A program of test/ does so too, which pkg/internal would not allow.
+// loops in controllers.LoopOptions.
 package loopmetrics
 
 import (

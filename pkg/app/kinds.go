@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/lru"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/served"
+	"github.com/quartermaster-dev/quartermaster/internal/served"
 )
 
 const (

@@ -33,10 +33,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // gadget and gizmo are custom resources of one group as Go types.

@@ -37,9 +37,9 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // health holds the handlers of the three health paths. Both servers serve them to everyone, without

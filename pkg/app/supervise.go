@@ -18,13 +18,13 @@ import (
 	"golang.org/x/sync/singleflight"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/errtree"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/errtree"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // hostedController is a controller that the manager runs.

@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
+	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 )
 
 type drainingKey struct{}

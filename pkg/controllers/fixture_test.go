@@ -23,10 +23,10 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

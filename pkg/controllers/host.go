@@ -23,9 +23,9 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/internal/gotype"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/gotype"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // Host is what the manager passes to [Entry.New]. If a method of Host or a function that takes a Host finds

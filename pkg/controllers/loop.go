@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
 // quietConflicts is how often in a row a key may meet a conflict before that is an error.

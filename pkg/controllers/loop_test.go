@@ -25,9 +25,9 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
 // refusal is an error like the fence's.

@@ -11,8 +11,8 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
 // Loops are the loops of a controller that has several, and its Run and Status. Each is a [Loop], or embeds

@@ -11,10 +11,10 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/errtree"
+	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/errtree"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/lifetime"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
 // reconcileNext takes one key and reconciles it, unless ctx has ended. It returns false when the queue has

@@ -13,9 +13,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/watchable"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/watchable"
 )
 
 // Watch is an informer and the mapping from its events to keys.

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
 // maxBad limits how many misfits of a resource are remembered, and how many calls that panic, since anybody
@@ -41,8 +41,8 @@ func newBadObjects(resource string, countPanic func(controller string)) *badObje
 	return &badObjects{resource: resource, countPanic: countPanic, panicked: map[badCall]struct{}{}, misfits: map[cache.ObjectName]struct{}{}}
 }
 
-// recoverPanic calls a function of a controller for m and reports whether it panicked. It logs a panic unless the
-// last call for the same object panicked too.
+// recoverPanic calls a function of a controller for m and reports whether it panicked. It logs a panic unless
+// the last call for the same object panicked too.
 func (b *badObjects) recoverPanic(controller, function string, m metav1.Object, call func()) bool {
 	stack, err := panics.Recover(func() error { call(); return nil })
 	b.mu.Lock()

@@ -32,7 +32,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/served"
+	"github.com/quartermaster-dev/quartermaster/internal/served"
 )
 
 // newClusterCache builds a cache on real clients.

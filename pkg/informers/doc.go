@@ -17,8 +17,8 @@
 //	Informer[T]      one resource as one controller gets it, with the type of its objects
 //	Following[T]     one resource that a controller asked for at run time
 //
-// For the manager, not for authors of controllers, are [Caches], [NewCaches], [CacheConfig] and [ClusterCache].
-// They may change in any release.
+// For the manager, not for authors of controllers, are [Caches], [NewCaches], [CacheConfig] and
+// [ClusterCache]. They may change in any release.
 //
 // An event passes, in this order: a feed, which reads one namespace or all by client-go's reflector; the
 // reducer, which makes an Object of the decoded object; the store of the informer, where the Object learns

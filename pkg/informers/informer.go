@@ -198,9 +198,10 @@ func (i *informer) forgetRemoved() {
 	i.listeners = slices.DeleteFunc(i.listeners, func(l *listener) bool { return l.removed.Load() })
 }
 
-// recoverPanics returns a function that calls a handler or a mapping of a controller for an object and recovers
-// its panics, and one that ends this: then nothing is called any more, and what has panicked is forgotten. Each
-// handler and mapping has a number, so that the success of one does not hide the panic of another.
+// recoverPanics returns a function that calls a handler or a mapping of a controller for an object and
+// recovers its panics, and one that ends this: then nothing is called any more, and what has panicked is
+// forgotten. Each handler and mapping has a number, so that the success of one does not hide the panic of
+// another.
 func (i *informer) recoverPanics(controller, kind string) (handler func(object metav1.Object, call func()), end func()) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

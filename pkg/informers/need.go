@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/gotype"
+	"github.com/quartermaster-dev/quartermaster/internal/gotype"
 )
 
 // Resources that the manager's own controllers use. A need may name any other resource just as

@@ -28,7 +28,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
 // digestSHA1 and digestHMAC have the sizes of what config-reload and replication declare.

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/served"
+	"github.com/quartermaster-dev/quartermaster/internal/served"
 )
 
 // readers are what the informers read through. They share one HTTP client.

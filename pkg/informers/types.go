@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/gotype"
+	"github.com/quartermaster-dev/quartermaster/internal/gotype"
 )
 
 // checkType returns an error if the controller cannot have the objects of the resource that it asks for as

@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/watchable"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/watchable"
 )
 
 // Informer is the cache of a resource as one controller gets it, with the type of its objects. They

@@ -32,13 +32,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/examples/greeter"
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // asking returns a ConfigMap that asks the greeter for a greeting.

@@ -21,12 +21,12 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/originals"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/retrystale"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
-	"github.com/quartermaster-dev/quartermaster/pkg/internal/panics"
 )
 
 // Name is the name of the controller.
