@@ -93,7 +93,7 @@ test: test-unit test-integration ## Run the unit and integration tests (9 min).
 
 .PHONY: test-unit
 test-unit: ## Run the tests that need no control plane (3 min).
-	$(TEST) -skip '^TestLong' ./cmd/... ./pkg/... ./hack/... ./examples/... ./test/internal/...
+	$(TEST) -skip '^TestLong' ./cmd/... ./internal/... ./pkg/... ./hack/... ./examples/... ./test/internal/...
 	@# hack/promql and hack/release read files of other modules, of which Go's cache does not know.
 	cd hack/promql && $(TEST) -count=1 ./...
 	cd hack/release && $(TEST) -count=1 ./...
@@ -118,7 +118,7 @@ test-e2e: ## Test an installation on your cluster: KUBECONFIG=path IMAGE=name:ta
 
 .PHONY: test-race
 test-race: ## Run the unit tests with the race detector.
-	$(TEST) -race -timeout 20m -skip '^TestLong' ./cmd/... ./pkg/... ./hack/cluster/... ./examples/... ./test/internal/...
+	$(TEST) -race -timeout 20m -skip '^TestLong' ./cmd/... ./internal/... ./pkg/... ./hack/cluster/... ./examples/... ./test/internal/...
 	cd examples/widget && $(TEST) -race ./...
 
 .PHONY: test-election
@@ -146,7 +146,7 @@ lint: ## Run golangci-lint, pinned in hack/tools: format, vet, imports and more.
 
 .PHONY: fmt
 fmt: ## Format every Go file as lint wants it.
-	$(LINT) fmt cmd pkg hack test examples
+	$(LINT) fmt cmd internal pkg hack test examples
 
 .PHONY: verify
 verify: ## Check go.mod, generated files, client-go versions and vulnerabilities (1 min).

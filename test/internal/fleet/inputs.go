@@ -20,7 +20,7 @@ func Race() bool { return os.Getenv("RACE") != "" }
 var readInputs = sync.OnceFunc(func() {
 	Race()
 	os.Getenv("KUBE_CACHE_MUTATION_DETECTOR")
-	Reads("cmd", "deploy", "examples", "hack/controlplane", "hack/nodes", "hack/run", "pkg")
+	Reads("cmd", "deploy", "examples", "hack/controlplane", "hack/nodes", "hack/run", "internal", "pkg")
 })
 
 // Reads reads folders of the checkout, and the test's own folder, so that Go's test cache forgets a result
