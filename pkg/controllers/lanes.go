@@ -5,6 +5,7 @@ package controllers
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"sync"
 
@@ -37,19 +38,23 @@ const replayAhead = 500
 
 // queue is the queue of a loop. Its keys wait in lanes.
 type queue[K comparable] struct {
-	workqueue.TypedDelayingInterface[K] // Add and AddAfter add to laneChanges
-	keys                                *laneQueue[K]
+	workqueue.TypedDelayingInterface[K]               // Add and AddAfter add to laneChanges
+	ready                               *laneQueue[K] // as opposed to those whose delay has yet to pass
 }
 
 func newQueue[K comparable](opts LoopOptions, logger *klog.Logger) *queue[K] {
 	lanes, name := newLanes[K](), opts.String()
+	lanes.panicked = func(key K, err error, stack []byte) {
+		opts.Metrics.Panicked(opts.Name)
+		logger.Error(err, "Tenant of a key panicked", "key", fmt.Sprint(key), "stack", string(stack))
+	}
 	if opts.Cluster != "" {
 		name = "" // without metrics, which client-go cannot remove
 	}
-	keys := &laneQueue[K]{lanes: lanes, TypedInterface: workqueue.NewTypedWithConfig(
+	ready := &laneQueue[K]{lanes: lanes, TypedInterface: workqueue.NewTypedWithConfig(
 		workqueue.TypedQueueConfig[K]{Name: name, Clock: opts.Clock, Queue: lanes})}
-	return &queue[K]{keys: keys, TypedDelayingInterface: workqueue.NewTypedDelayingQueueWithConfig(
-		workqueue.TypedDelayingQueueConfig[K]{Logger: logger, Name: name, Clock: opts.Clock, Queue: keys})}
+	return &queue[K]{ready: ready, TypedDelayingInterface: workqueue.NewTypedDelayingQueueWithConfig(
+		workqueue.TypedDelayingQueueConfig[K]{Logger: logger, Name: name, Clock: opts.Clock, Queue: ready})}
 }
 
 // laneQueue is a workqueue whose keys wait in lanes.
@@ -59,26 +64,26 @@ type laneQueue[K comparable] struct {
 }
 
 // Add adds a key to laneChanges. The workqueue calls it too, when the delay of a key has passed.
-func (q *laneQueue[K]) Add(key K) { q.add(key, laneChanges, tenantOf(key)) }
+func (q *laneQueue[K]) Add(key K) { q.add(key, laneChanges, q.lanes.tenantOf(key)) }
 
 // add adds a key to a lane, on behalf of a tenant.
-func (q *laneQueue[K]) add(key K, lane lane, tenant string) {
+func (q *laneQueue[K]) add(key K, in lane, tenant string) {
 	if q.ShuttingDown() {
 		return // the workqueue would ignore the key, and its note would stay
 	}
-	q.lanes.note(key, lane, tenant)
+	q.lanes.note(key, in, tenant)
 	q.TypedInterface.Add(key)
 }
 
 // tenantOf returns in whose turn a key is taken. The turn of a key whose Tenant panics has no name: the panic
 // would end the process, and each new leader has the key again.
-func tenantOf[K comparable](key K) (tenant string) {
+func (l *lanes[K]) tenantOf(key K) (tenant string) {
 	if name, ok := any(key).(cache.ObjectName); ok {
 		return name.Namespace
 	}
 	if k, ok := any(key).(interface{ Tenant() string }); ok {
 		if stack, err := panics.Recover(func() error { tenant = k.Tenant(); return nil }); stack != nil {
-			klog.Background().Error(err, "Tenant of a key panicked", "stack", string(stack))
+			l.panicked(key, err, stack)
 		}
 	}
 	return tenant
@@ -102,11 +107,13 @@ func tenantOf[K comparable](key K) (tenant string) {
 //	queued             may make it due earlier   Touch
 //	being reconciled   keeps when it is due      nothing; Push comes when the reconcile has ended
 type lanes[K comparable] struct {
+	panicked func(key K, err error, stack []byte) // is told of a panic of the key's Tenant
+
 	mu            sync.Mutex // the workqueue calls its methods, Push to Pop, under a lock of its own
 	noted, queued map[K]*item[K]
-	lanes         [2]rounds[K]
-	inARow        int        // keys taken from laneChanges since the last one from laneShown
-	room          *sync.Cond // broadcasts when laneShown may have become shorter
+	rounds        [2]rounds[K] // of each lane
+	inARow        int          // keys taken from laneChanges since the last one from laneShown
+	room          *sync.Cond   // broadcasts when laneShown may have become shorter
 	// onlyShown has the taken keys that were queued in laneShown only, until the worker calls laneTakenFrom:
 	// Get of the workqueue returns nothing but the key.
 	onlyShown map[K]bool
@@ -123,8 +130,8 @@ const perRound = 1 << 28
 
 // rounds has the queued keys of a lane.
 type rounds[K comparable] struct {
-	keys    *btree.BTree[*item[K]]
-	present uint64            // the round of the key that was taken last
+	due     *btree.BTree[*item[K]]
+	present uint64            // the latest round of which a key was taken
 	last    map[string]uint64 // round of each tenant; it counts only if it is later than the present one
 	sweepAt int               // length of last
 	added   uint64            // keys so far
@@ -133,21 +140,21 @@ type rounds[K comparable] struct {
 func newLanes[K comparable]() *lanes[K] {
 	l := &lanes[K]{noted: map[K]*item[K]{}, queued: map[K]*item[K]{}, onlyShown: map[K]bool{}}
 	l.room = sync.NewCond(&l.mu)
-	for i := range l.lanes {
+	for i := range l.rounds {
 		less := func(a, b *item[K]) bool { return a.due[i] < b.due[i] }
-		l.lanes[i] = rounds[K]{keys: btree.New(32, less), last: map[string]uint64{}}
+		l.rounds[i] = rounds[K]{due: btree.New(32, less), last: map[string]uint64{}}
 	}
 	return l
 }
 
 // note says in which lane, and on behalf of whom, a key is added to the workqueue next.
-func (l *lanes[K]) note(key K, lane lane, tenant string) {
+func (l *lanes[K]) note(key K, in lane, tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.noteLocked(key, lane, tenant)
+	l.noteLocked(key, in, tenant)
 }
 
-func (l *lanes[K]) noteLocked(key K, lane lane, tenant string) {
+func (l *lanes[K]) noteLocked(key K, in lane, tenant string) {
 	it, queued := l.queued[key]
 	if !queued {
 		it = l.noted[key]
@@ -156,17 +163,17 @@ func (l *lanes[K]) noteLocked(key K, lane lane, tenant string) {
 		it = &item[K]{key: key}
 		l.noted[key] = it
 	}
-	r := &l.lanes[lane]
+	r := &l.rounds[in]
 	round := max(r.present, r.last[tenant]) + 1
-	if due := it.due[lane]; due != 0 && due/perRound <= round {
+	if due := it.due[in]; due != 0 && due/perRound <= round {
 		return
 	}
 	if queued {
-		r.keys.Delete(it)
+		r.due.Delete(it)
 	}
-	it.due[lane] = round*perRound + r.added%perRound
+	it.due[in] = round*perRound + r.added%perRound
 	if queued {
-		r.keys.ReplaceOrInsert(it)
+		r.due.ReplaceOrInsert(it)
 	}
 	r.last[tenant] = round
 	r.added++
@@ -181,14 +188,14 @@ func (l *lanes[K]) Push(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.noted[key] == nil { // it was taken between note and Add, or another Add used the note
-		l.noteLocked(key, laneChanges, tenantOf(key))
+		l.noteLocked(key, laneChanges, l.tenantOf(key))
 	}
 	it := l.noted[key]
 	delete(l.noted, key)
 	l.queued[key] = it
 	for i, due := range it.due {
 		if due != 0 {
-			l.lanes[i].keys.ReplaceOrInsert(it)
+			l.rounds[i].due.ReplaceOrInsert(it)
 		}
 	}
 }
@@ -205,16 +212,16 @@ func (l *lanes[K]) Pop() K {
 	defer l.mu.Unlock()
 	from := laneChanges
 	l.inARow++
-	if l.lanes[laneChanges].keys.Len() == 0 || l.inARow > changesFirst && l.lanes[laneShown].keys.Len() > 0 {
+	if l.rounds[laneChanges].due.Len() == 0 || l.inARow > changesFirst && l.rounds[laneShown].due.Len() > 0 {
 		from, l.inARow = laneShown, 0
 	}
-	r := &l.lanes[from]
-	it, _ := r.keys.Min()
+	r := &l.rounds[from]
+	it, _ := r.due.Min()
 	r.present = max(r.present, it.due[from]/perRound) // it may have been noted long ago
 	delete(l.queued, it.key)
 	for i, due := range it.due {
 		if due != 0 {
-			l.lanes[i].keys.Delete(it)
+			l.rounds[i].due.Delete(it)
 		}
 	}
 	l.room.Broadcast()
@@ -233,7 +240,7 @@ func (l *lanes[K]) waitForRoom(ctx context.Context) bool {
 		defer l.mu.Unlock()
 		l.room.Broadcast()
 	})()
-	for ctx.Err() == nil && l.lanes[laneShown].keys.Len() >= replayAhead {
+	for ctx.Err() == nil && l.rounds[laneShown].due.Len() >= replayAhead {
 		l.room.Wait()
 	}
 	return ctx.Err() == nil
@@ -254,8 +261,8 @@ func (l *lanes[K]) laneTakenFrom(key K) lane {
 type laneKey struct{}
 
 // withLane returns the context of the reconcile of a key that was taken from a lane.
-func withLane(ctx context.Context, lane lane) context.Context {
-	return context.WithValue(ctx, laneKey{}, lane)
+func withLane(ctx context.Context, in lane) context.Context {
+	return context.WithValue(ctx, laneKey{}, in)
 }
 
 // laneFrom returns the lane of withLane, or laneChanges.

@@ -6,13 +6,17 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"pgregory.net/rapid"
@@ -28,8 +32,8 @@ func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
 // expectEmpty fails if anything is left in the lanes, but for the last rounds of some tenants.
 func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K]) {
 	left := len(l.noted) + l.Len() + len(l.onlyShown)
-	for _, r := range l.lanes {
-		if left += r.keys.Len(); left != 0 || len(r.last) > 100 {
+	for _, r := range l.rounds {
+		if left += r.due.Len(); left != 0 || len(r.last) > 100 {
 			t.Errorf("left in empty lanes: noted %v, %d queued, %d tenants", l.noted, l.Len(), len(r.last))
 		}
 	}
@@ -38,23 +42,23 @@ func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K
 func TestLanesForgetTenants(t *testing.T) {
 	q := testQueue[string](t)
 	for i := range 10_000 {
-		q.keys.add("a", laneShown, fmt.Sprint(i))
+		q.ready.add("a", laneShown, fmt.Sprint(i))
 		if i%2 == 0 {
 			q.Add("a") // so that a is taken from there
 		}
 		key, _ := q.Get()
-		q.keys.lanes.laneTakenFrom(key)
+		q.ready.lanes.laneTakenFrom(key)
 		q.Done(key)
 	}
-	expectEmpty(t, q.keys.lanes)
+	expectEmpty(t, q.ready.lanes)
 }
 
 func TestLanesStoreNothingAfterShutdown(t *testing.T) {
 	q := testQueue[string](t)
 	q.ShutDown()
-	q.keys.add("a", laneChanges, "shop")
+	q.ready.add("a", laneChanges, "shop")
 	q.Add("b")
-	expectEmpty(t, q.keys.lanes)
+	expectEmpty(t, q.ready.lanes)
 }
 
 // tenantKey is a key with a tenant of its own.
@@ -63,16 +67,22 @@ type tenantKey struct{ tenant, name string }
 func (k tenantKey) Tenant() string { return k.tenant }
 
 func TestLanesKnowTheTenantOfAKey(t *testing.T) {
-	for name, tc := range map[string]struct{ got, want string }{
-		"is the namespace of an object's name":       {tenantOf(cache.NewObjectName("shop", "a")), "shop"},
-		"is what the key's method says":              {tenantOf(tenantKey{"shop", "a"}), "shop"},
-		"is the same for all keys of any other type": {tenantOf("a"), ""},
-		"is the same if the method panics":           {tenantOf((*tenantKey)(nil)), ""},
+	f := newFixture(t)
+	f.logger = funcr.New(func(_, line string) { f.say("%s", strings.Split(line, ` "stack"=`)[0]) }, funcr.Options{})
+	q := newQueue[any](f.opts, &f.logger)
+	defer q.ShutDown()
+	for key, want := range map[any]string{
+		cache.NewObjectName("shop", "a"): "shop",
+		tenantKey{"shop", "a"}:           "shop",
+		"a":                              "",
+		(*tenantKey)(nil):                "", // its method panics
 	} {
-		if tc.got != tc.want {
-			t.Errorf("the tenant of a key %s: got %q, want %q", name, tc.got, tc.want)
-		}
+		same(t, fmt.Sprintf("tenant of %v", key), want, q.ready.lanes.tenantOf(key))
 	}
+	f.expect(`"msg"="Tenant of a key panicked" "error"="panic: value method github.com/quartermaster-dev/quartermaster/pkg/controllers.tenantKey.Tenant called using nil *tenantKey pointer" "key"="<nil>"`)
+	panics, err := testutil.GetCounterValuesFromGatherer(f.registry, "quartermaster_controller_panics_total", nil, "controller")
+	must(t, err)
+	same(t, "panics counted", map[string]float64{"test": 1}, panics)
 }
 
 // model is what lanes do, written without regard to cost: for each lane the keys in the order in which they
@@ -159,7 +169,7 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 			if m.busy[got] {
 				t.Fatalf("%s was taken twice at once", got)
 			}
-			from := q.keys.lanes.laneTakenFrom(got)
+			from := q.ready.lanes.laneTakenFrom(got)
 			if want, lane := m.take(); got != want || from != lane {
 				t.Fatalf("took %s from lane %d, want %s from %d", got, from, want, lane)
 			}
@@ -168,19 +178,14 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 			if len(m.busy) == 0 {
 				t.Skip("none is busy")
 			}
-			var busy []string
-			for key := range m.busy {
-				busy = append(busy, key)
-			}
-			slices.Sort(busy)
-			key := rapid.SampledFrom(busy).Draw(t, "done")
+			key := rapid.SampledFrom(slices.Sorted(maps.Keys(m.busy))).Draw(t, "done")
 			q.Done(key)
 			delete(m.busy, key)
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"add for a tenant": func(t *rapid.T) {
 				a := added{key: some("key", 8), in: lane(rapid.IntRange(0, 1).Draw(t, "lane")), tenant: some("tenant", 4)}
-				q.keys.add(a.key, a.in, a.tenant)
+				q.ready.add(a.key, a.in, a.tenant)
 				m.add(a)
 			},
 			"add as a delay does": func(*rapid.T) {
@@ -202,7 +207,7 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 				done(t)
 			}
 		}
-		expectEmpty(t, q.keys.lanes)
+		expectEmpty(t, q.ready.lanes)
 	})
 }
 
@@ -302,11 +307,11 @@ func TestRoomWakesEachReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue[int](t)
 		for i := range replayAhead {
-			q.keys.add(i, laneShown, "")
+			q.ready.add(i, laneShown, "")
 		}
 		var waiting sync.WaitGroup
 		for range 3 {
-			waiting.Go(func() { q.keys.lanes.waitForRoom(t.Context()) })
+			waiting.Go(func() { q.ready.lanes.waitForRoom(t.Context()) })
 		}
 		synctest.Wait()
 		key, _ := q.Get()

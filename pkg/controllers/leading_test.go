@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -290,9 +289,7 @@ func TestWatchOwner(t *testing.T) {
 				ofCluster = append(ofCluster, key.String())
 			}
 			same(t, "keys", tc.want, got)
-			if diff := cmp.Diff(wantOfCluster, ofCluster); diff != "" {
-				t.Errorf("keys of owners without a namespace (-want +got):\n%s", diff)
-			}
+			same(t, "keys of owners without a namespace", wantOfCluster, ofCluster)
 		})
 	}
 }

@@ -127,8 +127,10 @@ func (l *Loop[K]) Close() {
 // enqueued again when Run begins, by a watch or by the caller. Enqueue may be called at any time and does not
 // block.
 func (l *Loop[K]) Enqueue(keys ...K) {
-	for _, key := range keys {
-		l.add(key, laneChanges, tenantOf(key))
+	if q := l.queueOfRun(); q != nil {
+		for _, key := range keys {
+			q.ready.Add(key)
+		}
 	}
 }
 
@@ -136,19 +138,18 @@ func (l *Loop[K]) Enqueue(keys ...K) {
 // them due, in whose turn they are taken. ctx is the context of the reconcile: if the key of the reconcile
 // was in the queue only because an object was shown again, the new keys wait behind changes too.
 func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
-	for _, key := range keys {
-		l.add(key, laneFrom(ctx), tenant)
+	if q := l.queueOfRun(); q != nil {
+		for _, key := range keys {
+			q.ready.add(key, laneFrom(ctx), tenant)
+		}
 	}
 }
 
-// add adds a key to the queue of the run, if there is one.
-func (l *Loop[K]) add(key K, lane lane, tenant string) {
+// queueOfRun returns the queue of the run, which drops keys once it has shut down; nil before the first run.
+func (l *Loop[K]) queueOfRun() *queue[K] {
 	l.mu.Lock()
-	q := l.queue
-	l.mu.Unlock()
-	if q != nil {
-		q.keys.add(key, lane, tenant) // drops it if the queue has shut down
-	}
+	defer l.mu.Unlock()
+	return l.queue
 }
 
 // Run waits until the informers of the watches have synced. Then it reconciles until ctx ends: the keys

@@ -146,8 +146,7 @@ func TestPanicIsOfOneKey(t *testing.T) {
 			case k.Name == "bad" && calls["bad"] == 1:
 				panic("poison")
 			case k.Name == "bad" && calls["bad"] == 2:
-				var p *problem
-				return 0, p
+				return 0, (*problem)(nil)
 			}
 			return 0, nil
 		}

@@ -48,11 +48,11 @@ func (m *mapper[K]) close() {
 }
 
 // handle maps a change of an object if the gate is open.
-func (m *mapper[K]) handle(lane lane, mapping func() []K) {
+func (m *mapper[K]) handle(in lane, mapping func() []K) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queue != nil {
-		m.enqueue(lane, mapping())
+		m.enqueue(in, mapping())
 	}
 }
 
@@ -65,9 +65,9 @@ func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 }
 
 // enqueue adds the keys of an object to a lane. The caller holds mu.
-func (m *mapper[K]) enqueue(lane lane, keys []K) {
+func (m *mapper[K]) enqueue(in lane, keys []K) {
 	for _, key := range keys {
-		m.queue.keys.add(key, lane, tenantOf(key))
+		m.queue.ready.add(key, in, m.queue.ready.lanes.tenantOf(key))
 	}
 }
 
@@ -100,7 +100,7 @@ func replay[K comparable](ctx context.Context, q *queue[K], mappers ...*mapper[K
 	}
 	slices.SortStableFunc(all, func(a, b cached) int { return cmp.Compare(a.turn, b.turn) })
 	for _, o := range all {
-		if !q.keys.lanes.waitForRoom(ctx) {
+		if !q.ready.lanes.waitForRoom(ctx) {
 			return
 		}
 		select {

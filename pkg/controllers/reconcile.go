@@ -25,11 +25,11 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 		return false
 	}
 	defer q.Done(key)
-	lane := q.keys.lanes.laneTakenFrom(key)
+	from := q.ready.lanes.laneTakenFrom(key)
 	if ctx.Err() != nil {
 		return true // a queue that shuts down still hands out what it has
 	}
-	o := l.reconcileOnce(withLane(work, lane), key, limiter.NumRequeues(key))
+	o := l.reconcileOnce(withLane(work, from), key, limiter.NumRequeues(key))
 	if o.retry && (o.result != loopmetrics.NotLeading || !l.waitToLead(work, key)) {
 		delay := limiter.When(key)
 		if o.after > 0 {
