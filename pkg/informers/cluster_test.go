@@ -38,9 +38,9 @@ type cluster struct {
 	fail      func(verb string) error
 	requests  []string // verb and options of all requests
 	noStreams bool
-	endless   bool // streamed lists lack the bookmark that ends them
-	slow      bool // pages after the first get 410
-	spoilt    bool // watches, once they have begun, end with an error
+	endless   bool        // streamed lists lack the bookmark that ends them
+	slow      bool        // pages after the first get 410
+	last      watch.Event // if it has a type, watches and streamed lists end with it
 }
 
 func newCluster(objects ...*corev1.Secret) *cluster {
@@ -191,20 +191,20 @@ func (c *cluster) watch(ctx context.Context, o metav1.ListOptions) (watch.Interf
 		first = append(first, watch.Event{Type: watch.Bookmark, Object: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
 			ResourceVersion: strconv.Itoa(from), Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}})
 	}
-	if c.spoilt {
-		expired := apierrors.NewResourceExpired("too old resource version")
-		first = append(first, watch.Event{Type: watch.Error, Object: &expired.ErrStatus})
+	ends := c.last.Type != ""
+	if ends {
+		first = append(first, c.last)
 	}
 	result := make(chan watch.Event)
 	w := watch.NewProxyWatcher(result)
 	context.AfterFunc(ctx, w.Stop)
 	c.watches = append(c.watches, w)
-	go c.send(result, w.StopChan(), first, from)
+	go c.send(result, w.StopChan(), first, from, ends)
 	return w, nil
 }
 
-// send sends these events and what happens after a version, until the watch is stopped.
-func (c *cluster) send(result chan<- watch.Event, stopped <-chan struct{}, events []watch.Event, from int) {
+// send sends these events and what happens after a version, until the watch is stopped or ends.
+func (c *cluster) send(result chan<- watch.Event, stopped <-chan struct{}, events []watch.Event, from int, ends bool) {
 	defer close(result)
 	for {
 		for _, e := range events {
@@ -213,6 +213,10 @@ func (c *cluster) send(result chan<- watch.Event, stopped <-chan struct{}, event
 			case <-stopped:
 				return
 			}
+		}
+		if ends {
+			<-time.After(100 * time.Millisecond)
+			return
 		}
 		var changed chan struct{}
 		events, from, changed = c.since(from)

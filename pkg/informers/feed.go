@@ -54,6 +54,8 @@ type feed struct {
 
 	// watchingSince is when the watch began; zero while the feed lists.
 	watchingSince time.Time
+	// opened is when the last watch or streamed list began; zero after a complete list.
+	opened time.Time
 	// freeSlot gives the slot of the present list back. A second call does nothing.
 	freeSlot func()
 	// throttled is the error of the last streamed list if the API server was too busy for it.
@@ -70,15 +72,9 @@ func (f *feed) run(ctx context.Context) {
 		Name: f.state.name, TypeDescription: f.state.name,
 	})
 	for delay := backoff; f.takeListSlot(ctx); {
-		f.watchingSince = time.Time{}
-		firstFill := f.informer.firstFill
-		answering := isClosed(firstFill)
-		err := reflector.ListAndWatchWithContext(ctx)
-		f.giveListSlotBack()
+		answering := isClosed(f.informer.firstFill)
+		err := f.listAndWatch(ctx, reflector)
 		watched := !f.watchingSince.IsZero()
-		if answering || watched {
-			firstFill = nil
-		}
 		switch {
 		case watched && f.clock.Since(f.watchingSince) > failingAfter:
 			delay = backoff
@@ -90,11 +86,35 @@ func (f *feed) run(ctx context.Context) {
 			f.handleFailure(ctx, err)
 			f.state.logFailure(ctx, err)
 		}
-		select {
-		case <-f.clock.After(delay.Step()):
-		case <-firstFill: // another feed is answered, and may have to wait for this one
-		case <-ctx.Done():
-		}
+		f.wait(ctx, delay.Step(), !answering && !watched)
+	}
+}
+
+// listAndWatch lists and watches until the watch breaks, which is no error, or a request fails.
+func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) error {
+	f.watchingSince, f.opened = time.Time{}, time.Time{}
+	err := reflector.ListAndWatchWithContext(ctx)
+	f.giveListSlotBack()
+	if errors.Is(err, errBrief) {
+		return nil
+	}
+	return err
+}
+
+// wait waits before the next list. If it waits for the first fill too, it returns when another feed is
+// answered, which may have to wait for this one.
+func (f *feed) wait(ctx context.Context, pause time.Duration, forFirstFill bool) {
+	var firstFill <-chan struct{}
+	if forFirstFill {
+		firstFill = f.informer.firstFill
+	}
+	if f.state.isRefused() && !f.state.refusedFor(refusedAfter) {
+		pause = min(pause, refusedAfter) // until it is known whether the refusal counts
+	}
+	select {
+	case <-f.clock.After(pause):
+	case <-firstFill:
+	case <-ctx.Done():
 	}
 }
 
@@ -205,14 +225,22 @@ func (f *feed) setSelectors(opts *metav1.ListOptions) {
 // errNoAnswer is the error of a watch that did not begin.
 var errNoAnswer = errors.New("the connection broke or timed out before the server responded")
 
+// errBrief makes the reflector ask for pages, or return to run. It would not wait between two watches if
+// there was an event in the first.
+var errBrief = errors.New("the last watch ended within a second")
+
 // WatchWithContext opens a watch, or a list that is streamed as a watch.
 func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	f.setSelectors(&opts)
+	if f.clock.Since(f.opened) < time.Second {
+		return nil, errBrief
+	}
 	w, err := f.source.watch(ctx, opts)
 	if err == nil && reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch()) {
 		err = errNoAnswer // client-go returns it if the connection broke ten times
 	}
 	if err == nil {
+		f.opened = f.clock.Now()
 		f.state.recordWatch(ctx)
 		return w, nil
 	}
@@ -265,7 +293,7 @@ func (f *feed) Bookmark(version string) error {
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
 	f.giveListSlotBack()
-	f.watchingSince = f.clock.Now()
+	f.watchingSince, f.opened = f.clock.Now(), time.Time{}
 	if err := f.informer.replace(f, list); err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
@@ -111,19 +112,30 @@ func TestServerThatIsTooBusyToStreamIsNotAskedForPages(t *testing.T) {
 
 // TestEndingWatchBacksOff has a watch that keeps ending at once.
 func TestEndingWatchBacksOff(t *testing.T) {
-	for name, noStreams := range map[string]bool{"by streamed lists": false, "by paged lists": true} {
+	expired := watch.Event{Type: watch.Error, Object: &apierrors.NewResourceExpired("too old resource version").ErrStatus}
+	changed := watch.Event{Type: watch.Modified, Object: in("shop", "a", "2")}
+	for name, tc := range map[string]struct {
+		noStreams, endless bool
+		last               watch.Event
+	}{
+		"with an error, by streamed lists": {last: expired},
+		"with an error, by paged lists":    {last: expired, noStreams: true},
+		"with an event, by streamed lists": {last: changed},
+		"with an event, by paged lists":    {last: changed, noStreams: true},
+		"in the middle of a streamed list": {last: changed, endless: true},
+	} {
 		inBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("a", "1"))
-			c.noStreams, c.spoilt = noStreams, true
+			c.noStreams, c.endless, c.last = tc.noStreams, tc.endless, tc.last
 			f := newTestCache(t, c, reloadNeed)
-			startSynced(t, f)
+			f.Start(t.Context())
 			pass(10 * time.Minute)
 			if n := secretsStatus(f).Lists; n < 10 || n > 30 {
 				t.Errorf("%d lists in ten minutes", n)
 			}
 			same(t, "problem while watches break", "each watch of secrets breaks early", fmt.Sprint(f.Problem("reload")))
 			c.mu.Lock()
-			c.spoilt = false
+			c.endless, c.last = false, watch.Event{}
 			c.mu.Unlock()
 			pass(3 * time.Minute)
 			lists := secretsStatus(f).Lists
