@@ -85,7 +85,7 @@ func TestGitOpsExamplesInstallTheChart(t *testing.T) {
 			field(t, o, "spec", "destination", "namespace"))
 	})
 	t.Run("Argo CD ignores what the controllers write", func(t *testing.T) {
-		o := read(t, "argocd-application.yaml", "Application argocd/shop")
+		o := read(t, "argocd-shop.yaml", "Application argocd/shop")
 		ignored := map[string]bool{}
 		for _, item := range field(t, o, "spec", "ignoreDifferences").([]any) {
 			for _, manager := range field(t, item.(map[string]any), "managedFieldsManagers").([]any) {

@@ -85,7 +85,7 @@ func TestGitOpsObjectsFitTheirCRDs(t *testing.T) {
 	for name, tc := range map[string]struct{ file, right, wrong, refused string }{
 		"the Application for Argo CD": {"examples/gitops/argocd-application.yaml",
 			"selfHeal: true", "selfHealing: true", `unknown field "spec.syncPolicy.automated.selfHealing"`},
-		"the ignoreDifferences of the Application": {"examples/gitops/argocd-application.yaml",
+		"the ignoreDifferences of an Application": {"examples/gitops/argocd-shop.yaml",
 			"managedFieldsManagers: [quartermaster-replication]", "managedFieldsManagers: quartermaster-replication", "must be of type array"},
 		"the HelmRelease for Flux": {"examples/gitops/flux-helmrelease.yaml",
 			"mode: enabled", "mode: on", "spec.driftDetection.mode"},
