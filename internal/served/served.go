@@ -63,7 +63,9 @@ func (d *Discovery) Version(ctx context.Context, resource schema.GroupResource) 
 	if at < 0 {
 		return "", notFound
 	}
-	for _, v := range append([]metav1.GroupVersionForDiscovery{groups[at].PreferredVersion}, groups[at].Versions...) {
+	preferred := groups[at].PreferredVersion
+	others := slices.DeleteFunc(groups[at].Versions, func(v metav1.GroupVersionForDiscovery) bool { return v == preferred })
+	for _, v := range slices.Insert(others, 0, preferred) {
 		resources, err := d.Resources(ctx, resource.WithVersion(v.Version).GroupVersion())
 		if err != nil {
 			return "", err

@@ -8,10 +8,10 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // Informer is an informer of the cache. One of an author's own may lack these methods.
 type Informer interface {
-	// RecoverPanics returns a function that calls the mapping of one watch for an object, and one that ends
+	// ContainPanics returns a function that calls the mapping of one watch for an object, and one that ends
 	// this. If the mapping panics, that is counted, logged and a problem of the controller until a call for the
 	// object succeeds, the object is gone, or the watch has ended.
-	RecoverPanics() (mapping func(object metav1.Object, call func()), end func())
+	ContainPanics() (contain func(object metav1.Object, call func()), end func())
 	// KeepsOwnerReferences reports whether the cache has them for this controller.
 	KeepsOwnerReferences() bool
 }

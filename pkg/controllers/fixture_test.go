@@ -44,7 +44,7 @@ type memory struct {
 	objects   map[cache.ObjectName]*corev1.ConfigMap
 	handlers  []*func(old, current *corev1.ConfigMap, initial bool)
 	untold    []func()
-	functions int          // for which RecoverPanics was called
+	functions int          // for which ContainPanics was called
 	panicking map[int]bool // whether the last call of the function panicked
 	panicked  []string     // names of the objects on which a mapping panicked
 }
@@ -137,7 +137,7 @@ func (m *memory) Synced() <-chan struct{} { return m.synced }
 
 func (m *memory) KeepsOwnerReferences() bool { return true }
 
-func (m *memory) RecoverPanics() (contain func(object metav1.Object, call func()), end func()) {
+func (m *memory) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
 	m.functions++
 	function := m.functions
 	ended := false

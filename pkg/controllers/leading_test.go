@@ -197,7 +197,7 @@ type forgetful struct {
 
 func (forgetful) KeepsOwnerReferences() bool { return false }
 
-func (forgetful) RecoverPanics() (func(metav1.Object, func()), func()) { return nil, nil }
+func (forgetful) ContainPanics() (func(metav1.Object, func()), func()) { return nil, nil }
 
 func TestLoopMistakesAreErrors(t *testing.T) {
 	m := loopmetrics.New(metrics.NewKubeRegistry())

@@ -86,9 +86,9 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if informer == nil {
 		return Watch[K]{mistake: errors.New("the informer is nil")}
 	}
-	recoverPanics := logPanics
+	containPanics := logPanics
 	if w, ok := watchableOf(informer); ok {
-		recoverPanics = w.RecoverPanics
+		containPanics = w.ContainPanics
 	}
 	return Watch[K]{
 		synced: informer.Synced,
@@ -102,15 +102,15 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 		},
 		register: func(handle func(lane, func() []K)) (func(cache.ObjectName) []K, func()) {
 			// Two, since an event that is not chosen does not mean that the object can be mapped.
-			choose, endChoice := recoverPanics()
-			mapping, endMapping := recoverPanics()
+			containChoice, endChoice := containPanics()
+			containMapping, endMapping := containPanics()
 			mapChosen := func(e Event[T]) (mapped []K) {
 				chosen := false
-				choose(objectOf(e), func() {
+				containChoice(objectOf(e), func() {
 					chosen = !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
 				})
 				if chosen {
-					mapping(objectOf(e), func() { mapped = keys(e) })
+					containMapping(objectOf(e), func() { mapped = keys(e) })
 				}
 				return mapped
 			}

@@ -41,9 +41,9 @@ func newBadObjects(resource string, countPanic func(controller string)) *badObje
 	return &badObjects{resource: resource, countPanic: countPanic, panicked: map[badCall]struct{}{}, misfits: map[cache.ObjectName]struct{}{}}
 }
 
-// recoverPanic calls a function of a controller for m and reports whether it panicked. It logs a panic unless
+// contain calls a function of a controller for m and reports whether it panicked. It logs a panic unless
 // the last call for the same object panicked too.
-func (b *badObjects) recoverPanic(controller, function string, m metav1.Object, call func()) bool {
+func (b *badObjects) contain(controller, function string, m metav1.Object, call func()) bool {
 	stack, err := panics.Recover(func() error { call(); return nil })
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -91,8 +91,8 @@ type ClusterCache struct {
 	countPanic func(controller string)
 
 	mu       sync.Mutex
-	run      context.Context    // nil until started
-	stop     context.CancelFunc // ends run
+	running  bool               // from Start on
+	stop     context.CancelFunc // ends the informers of declared needs; nil until Start
 	stopped  bool
 	followed []*informer
 	wg       sync.WaitGroup
@@ -182,12 +182,13 @@ func (c *ClusterCache) informerFor(controller string, resource schema.GroupResou
 func (c *ClusterCache) Start(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.run != nil || c.stopped {
+	if c.running || c.stopped {
 		return
 	}
-	c.run, c.stop = context.WithCancel(ctx)
+	ctx, c.stop = context.WithCancel(ctx)
+	c.running = true
 	for _, i := range c.informers {
-		c.start(c.run, i)
+		c.start(ctx, i)
 	}
 	klog.FromContext(ctx).Info("Informers started", "informers", len(c.informers))
 }
@@ -279,7 +280,7 @@ func (c *ClusterCache) CheckSync(*http.Request) error {
 func (c *ClusterCache) started() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.run != nil
+	return c.running
 }
 
 // problem returns what is wrong with the requests of an informer.

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+
+	"k8s.io/klog/v2"
 )
 
 // Following is the informer of a resource that a controller has asked for at run time, see [Follow].
@@ -19,10 +21,10 @@ type Following[T any] struct {
 }
 
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
-// objects as with [For]. The resource is watched until Stop, also after the end of ctx, which names the
-// logger. Follow may be called before Start, and while the controller runs. Two controllers that follow the
-// same resource have a watch each. Failures do not fail the controller's health check; Status reports them.
-// They are retried at least once a minute.
+// objects as with [For]. The resource is watched until Stop, also after the end of ctx. Follow may be called
+// before Start, and while the controller runs. Two controllers that follow the same resource have a watch
+// each. Failures do not fail the controller's health check; Status reports them. They are retried at least
+// once a minute.
 func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
@@ -54,7 +56,9 @@ func (c Cache) follow(ctx context.Context, need Need, t reflect.Type) (*informer
 	if cluster.stopped {
 		return nil, errors.New("the informers have been shut down")
 	}
-	ctx, i.cancel = context.WithCancel(context.WithoutCancel(ctx)) // a reconcile's ctx ends with the reconcile
+	// A reconcile's ctx ends with the reconcile, and its logger has the key.
+	logger := klog.LoggerWithValues(klog.Background(), "controller", c.controller, "cluster", cluster.cfg.Cluster)
+	ctx, i.cancel = context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logger))
 	cluster.followed = append(cluster.followed, i)
 	cluster.start(ctx, i)
 	return i, nil

@@ -26,9 +26,9 @@ type informer struct {
 
 	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
 	listeners []*listener
-	handlers  int                // how many handlers and mappings there have been
 	firstFill chan struct{}      // closed when one of the feeds has filled its part of the cache: the others list at once
 	synced    chan struct{}      // closed when it has synced
+	handlers  atomic.Int64       // how many handlers and mappings there have been
 	stopped   atomic.Bool        // listeners are not called any more
 	cancel    context.CancelFunc // ends the feeds of a followed resource
 }
@@ -198,26 +198,23 @@ func (i *informer) forgetRemoved() {
 	i.listeners = slices.DeleteFunc(i.listeners, func(l *listener) bool { return l.removed.Load() })
 }
 
-// recoverPanics returns a function that calls a handler or a mapping of a controller for an object and
+// containPanics returns a function that calls a handler or a mapping of a controller for an object and
 // recovers its panics, and one that ends this: then nothing is called any more, and what has panicked is
 // forgotten. Each handler and mapping has a number, so that the success of one does not hide the panic of
 // another.
-func (i *informer) recoverPanics(controller, kind string) (handler func(object metav1.Object, call func()), end func()) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.handlers++
-	function := fmt.Sprintf("%s %d", kind, i.handlers)
+func (i *informer) containPanics(controller, kind string) (contain func(object metav1.Object, call func()), end func()) {
+	function := fmt.Sprintf("%s %d", kind, i.handlers.Add(1))
 	var ended atomic.Bool
-	handler = func(object metav1.Object, call func()) {
+	contain = func(object metav1.Object, call func()) {
 		if ended.Load() {
 			return
 		}
 		name := cache.MetaObjectToName(object)
-		if i.bad.recoverPanic(controller, function, object, call) && (ended.Load() || i.objects.get(name.String()) == nil) {
+		if i.bad.contain(controller, function, object, call) && (ended.Load() || i.objects.get(name.String()) == nil) {
 			i.bad.forgetCall(badCall{controller, function, name})
 		}
 	}
-	return handler, func() {
+	return contain, func() {
 		ended.Store(true)
 		i.bad.forgetFunction(controller, function)
 	}
@@ -226,7 +223,7 @@ func (i *informer) recoverPanics(controller, kind string) (handler func(object m
 // listen adds a listener, and first queues an addition for each cached object. The returned function removes
 // the listener; a call that is in progress goes on.
 func (i *informer) listen(controller string, call func(event)) (remove func()) {
-	handler, end := i.recoverPanics(controller, "event handler")
+	contain, end := i.containPanics(controller, "event handler")
 	l := &listener{call: func(e event) {
 		if i.stopped.Load() {
 			return
@@ -235,7 +232,7 @@ func (i *informer) listen(controller string, call func(event)) (remove func()) {
 		if o == nil {
 			o = e.old
 		}
-		handler(o, func() { call(e) })
+		contain(o, func() { call(e) })
 	}}
 	i.mu.Lock()
 	defer i.mu.Unlock()

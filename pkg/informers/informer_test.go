@@ -346,8 +346,8 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		"a Filter": {need: Need{Fields: Labels, Filter: func(obj metav1.Object) bool { r.check(obj); return true }}},
 		"a mapping, whose sibling succeeds": {register: func(f *ClusterCache) {
 			mine := For[metav1.Object](f.ForController("bad"), Secrets)
-			contain, _ := mine.(view[metav1.Object]).RecoverPanics()
-			sibling, _ := mine.(view[metav1.Object]).RecoverPanics()
+			contain, _ := mine.(view[metav1.Object]).ContainPanics()
+			sibling, _ := mine.(view[metav1.Object]).ContainPanics()
 			mine.AddHandler(func(_, current metav1.Object, _ bool) { // the handler itself succeeds
 				contain(current, func() { r.check(current) })
 				sibling(current, func() {})
@@ -423,7 +423,7 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 		},
 		"a mapping panics on its deletion": func(f *ClusterCache) {
 			mine := For[metav1.Object](f.ForController("bad"), Secrets)
-			contain, _ := mine.(view[metav1.Object]).RecoverPanics()
+			contain, _ := mine.(view[metav1.Object]).ContainPanics()
 			mine.AddHandler(func(old, current metav1.Object, _ bool) {
 				if current != nil {
 					old = current
@@ -464,7 +464,7 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 	for n := range maxBad + 1 {
 		p.addMisfit(&misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n)}}})
 	}
-	p.recoverPanic("reload", "Digest", named("a", "1"), func() { panic("x") })
+	p.contain("reload", "Digest", named("a", "1"), func() { panic("x") })
 	if logged != 1 || p.countMisfits() != maxBad {
 		t.Errorf("%d panics logged, %d misfits", logged, p.countMisfits())
 	}
@@ -497,7 +497,7 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 
 func TestMisfitIsLeftOutAndReported(t *testing.T) {
 	i, f := newFeed(t, Need{controller: "a", Resource: Deployments, Form: Typed}, Need{controller: "b", Resource: Deployments, Form: Typed})
-	owner := &ClusterCache{informers: []*informer{i}, run: t.Context()}
+	owner := &ClusterCache{informers: []*informer{i}, running: true}
 	bad := func(name string) *misfit {
 		m := &misfit{err: errors.New("parsing time")}
 		m.Namespace, m.Name, m.ResourceVersion = "shop", name, "7"

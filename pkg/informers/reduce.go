@@ -87,7 +87,7 @@ func (r *reducer) pack(m metav1.Object, obj runtime.Object) string {
 // digest calls the controller's Digest. If it panics, digest returns the digest of the cached object:
 // without a digest, the controller would believe that the content is gone.
 func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []byte) {
-	if r.bad.recoverPanic(d.controller, "Digest", m, func() { sum = d.sum(obj) }) {
+	if r.bad.contain(d.controller, "Digest", m, func() { sum = d.sum(obj) }) {
 		if before := r.cached(m.GetNamespace(), m.GetName()); before != nil && before.GetUID() == m.GetUID() {
 			return before.Digest(d.controller)
 		}
@@ -97,7 +97,7 @@ func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []
 
 // filter calls the need's Filter. A panic counts as true, since it is harmless to keep too much.
 func (r *reducer) filter(n *Need, m metav1.Object) (wanted bool) {
-	return r.bad.recoverPanic(n.controller, "Filter", m, func() { wanted = n.Filter(m) }) || wanted
+	return r.bad.contain(n.controller, "Filter", m, func() { wanted = n.Filter(m) }) || wanted
 }
 
 // metadata returns the declared parts of an object's metadata, and whether there are any.

@@ -47,7 +47,7 @@ type failure struct {
 	err         error
 	count       int64
 	since, last time.Time
-	refused     time.Time // since when the API server has answered 403 or 404; zero after any other failure
+	refused     time.Time // since when isRefusal has held for every failure; zero after any other
 }
 
 func newState(name string, c clock.PassiveClock) *state {
@@ -124,6 +124,7 @@ func (s *state) recordWatch(ctx context.Context) {
 	s.recordSuccess("watch", klog.FromContext(ctx))
 }
 
+// recordSuccess ends the failures of a verb. The caller holds mu.
 func (s *state) recordSuccess(verb string, logger klog.Logger) {
 	f := s.failing[verb]
 	if f == nil {
@@ -161,7 +162,7 @@ func (s *state) recordFailure(verb string, err error) {
 	}
 	f.err, f.last = err, s.clock.Now()
 	f.count++
-	if !apierrors.IsForbidden(err) && !apierrors.IsNotFound(err) {
+	if !isRefusal(err) {
 		f.refused = time.Time{}
 	} else if f.refused.IsZero() {
 		f.refused = f.last
@@ -198,7 +199,7 @@ func (s *state) problem() error {
 	var errs []error
 	for _, verb := range []string{"list", "watch"} {
 		f := s.failing[verb]
-		if f == nil || s.recorded.Absent || filled && !isRefusal(f.err) && s.clock.Since(f.since) < failingAfter {
+		if f == nil || s.recorded.Absent || filled && !isDenied(f.err) && s.clock.Since(f.since) < failingAfter {
 			continue
 		}
 		errs = append(errs, fmt.Errorf("cannot %s %s: %s", verb, s.name, reasonOf(f.err)))
@@ -220,8 +221,14 @@ func (s *state) failsLong() bool {
 	return f != nil && s.clock.Since(f.since) >= failingAfter
 }
 
+// isDenied reports whether the server does not let the process do this: 401 or 403.
+func isDenied(err error) bool {
+	return apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err)
+}
+
+// isRefusal reports whether the server answers, and does not list: 403 or 404.
 func isRefusal(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)
+	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
 }
 
 // reasonOf returns why a request failed, without the error's own text, which is in the log and in

@@ -9,8 +9,8 @@ import (
 )
 
 // store holds the objects of an informer by their keys, and its indexes. put and addIndex must not run beside
-// each other. They call the functions of indexes without mu: such a function may read the store or hang, and
-// nobody else waits.
+// each other. They call the functions of indexes without mu, so that get, list and byIndex do not wait for a
+// function that hangs.
 type store struct {
 	mu      sync.RWMutex
 	objects set

@@ -211,7 +211,7 @@ func (v view[T]) ByIndex(index, value string) []T {
 
 func (v view[T]) AddIndex(name string, values func(T) []string) {
 	valuesOf := func(o *Object) (found []string) {
-		v.bad.recoverPanic(v.need.controller, "index "+name, o, func() { found = values(objectAs[T](o)) })
+		v.bad.contain(v.need.controller, "index "+name, o, func() { found = values(objectAs[T](o)) })
 		return found
 	}
 	if !v.addStoreIndex(v.indexName(name), valuesOf) {
@@ -236,9 +236,9 @@ func (v view[T]) Synced() <-chan struct{} { return v.synced }
 
 var _ watchable.Informer = view[metav1.Object]{}
 
-// RecoverPanics implements watchable.Informer.
-func (v view[T]) RecoverPanics() (mapping func(object metav1.Object, call func()), end func()) {
-	return v.recoverPanics(v.need.controller, "event mapping")
+// ContainPanics implements watchable.Informer.
+func (v view[T]) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
+	return v.containPanics(v.need.controller, "event mapping")
 }
 
 // KeepsOwnerReferences implements watchable.Informer.
