@@ -5,6 +5,7 @@ package app
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -109,10 +110,7 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			server := newAPIServer(t)
 			var host controllers.Host
-			probe := withFunctions(controllers.Entry{Name: "probe", New: func(h controllers.Host) (controllers.Controller, error) {
-				host = h
-				return &scripted{}, nil
-			}})
+			probe := withFunctions(controllers.Entry{Name: "probe", New: func(h controllers.Host) (controllers.Controller, error) { host = h; return &scripted{}, nil }})
 			o := newOptions(t, With(probe))
 			o.Client.Master, o.Client.ContentType, o.Generic.DryRun = server.URL, "application/json", dryRun
 			_, err := builtProcess(t, o)
@@ -121,24 +119,19 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 			ctx := t.Context()
 			dyn, err := dynamic.NewForConfig(host.RESTConfig)
 			must(t, err)
-			configMaps := host.Client.CoreV1().ConfigMaps("shop")
+			configMaps, configMap := host.Client.CoreV1().ConfigMaps("shop"), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}
+			remove := func(c dynamic.Interface) error {
+				return c.Resource(informers.ConfigMaps).Namespace("shop").Delete(ctx, "x", metav1.DeleteOptions{})
+			}
 			for what, write := range map[string]func() error{
-				"create": func() error {
-					_, err := configMaps.Create(ctx, &corev1.ConfigMap{}, metav1.CreateOptions{})
-					return err
-				},
-				"delete by the dynamic client": func() error {
-					return host.Dynamic.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace("shop").Delete(ctx, "x", metav1.DeleteOptions{})
-				},
+				"create": func() error { _, err := configMaps.Create(ctx, configMap, metav1.CreateOptions{}); return err },
 				"update by a client of one type": func() error {
-					configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}}
 					_, err := controllers.ClientFor[*corev1.ConfigMap](host, informers.ConfigMaps).Namespace("shop").Update(ctx, configMap, metav1.UpdateOptions{})
 					return err
 				},
-				"apply": func() error { return host.Apply(ctx, corev1ac.ConfigMap("x", "shop")) },
-				"delete by another client made of the same configuration": func() error {
-					return dyn.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace("shop").Delete(ctx, "x", metav1.DeleteOptions{})
-				},
+				"apply":                        func() error { return host.Apply(ctx, corev1ac.ConfigMap("x", "shop")) },
+				"delete by the dynamic client": func() error { return remove(host.Dynamic) },
+				"delete by another client made of the same configuration": func() error { return remove(dyn) },
 			} {
 				if err := write(); !errors.Is(err, writefence.ErrNotLeading) {
 					t.Errorf("%s while not leading: %v, want ErrNotLeading", what, err)
@@ -328,10 +321,7 @@ func (s *discoveryServer) RoundTrip(r *http.Request) (*http.Response, error) {
 		<-r.Context().Done()
 		return nil, r.Context().Err()
 	}
-	status := map[string]int{"404": 404, "503": 503}[body]
-	if status == 0 {
-		status = 200
-	}
+	status := cmp.Or(map[string]int{"404": 404, "503": 503}[body], 200)
 	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
 }
 

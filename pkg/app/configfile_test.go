@@ -72,15 +72,12 @@ func TestConfigFileIsReadStrictly(t *testing.T) {
 				":7: allow-metric-labels: must be a list or a map, or a single line as on the command line"}},
 		"another version": {"apiVersion: quartermaster.dev/v1\nkind: ManagerConfiguration\n",
 			[]string{`: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1" and "ManagerConfiguration"`}},
-		"another kind": {"apiVersion: quartermaster.dev/v1alpha1\nkind: ConfigMap\n", []string{`: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1alpha1" and "ConfigMap"`}},
-		"nothing at all": {
-			"# only this\n", []string{": the file is empty"}},
+		"another kind":               {"apiVersion: quartermaster.dev/v1alpha1\nkind: ConfigMap\n", []string{`: must have apiVersion quartermaster.dev/v1alpha1 and kind ManagerConfiguration, got "quartermaster.dev/v1alpha1" and "ConfigMap"`}},
+		"nothing at all":             {"# only this\n", []string{": the file is empty"}},
 		"something else than a map":  {"- a\n", []string{": yaml: unmarshal errors:", "  line 1: cannot unmarshal !!seq into app.managerConfiguration"}},
 		"a file that does not exist": {"", []string{"--config: open : no such file or directory"}},
-		"two documents": {
-			configHeader + "---\n" + configHeader, []string{": the file must be a single document"}},
-		"no YAML": {
-			configHeader + "flags:\n\tv: 1\n", []string{": yaml: line 4: found character that cannot start any token"}},
+		"two documents":              {configHeader + "---\n" + configHeader, []string{": the file must be a single document"}},
+		"no YAML":                    {configHeader + "flags:\n\tv: 1\n", []string{": yaml: line 4: found character that cannot start any token"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := writeFile(t, tc.text)

@@ -65,10 +65,16 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 	flag := func(name, shorthand string) func(*pflag.FlagSet) {
 		return func(fs *pflag.FlagSet) { fs.BoolP(name, shorthand, false, "") }
 	}
-	command := func(name string) func(func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
-		return func(func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
-			return &cobra.Command{Use: name}
+	entry := func(name string, flags func(*pflag.FlagSet)) controllers.Entry {
+		return withFunctions(controllers.Entry{Name: name, Config: &flagsConfig{flags}})
+	}
+	none := func(*pflag.FlagSet) {}
+	commanded := func(name, command string) controllers.Entry {
+		e := entry(name, none)
+		e.Command = func(func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
+			return &cobra.Command{Use: command}
 		}
+		return e
 	}
 	for name, tc := range map[string]struct {
 		entries []controllers.Entry
@@ -77,28 +83,19 @@ func TestEntriesReportAllMistakes(t *testing.T) {
 		"no function New, in two entries": {
 			[]controllers.Entry{{Name: "one"}, withFunctions(controllers.Entry{Name: "fine"}), {Name: "two"}},
 			[]string{"controller one: the function New is missing", "controller two: the function New is missing"}},
-		"no name": {
-			[]controllers.Entry{withFunctions(controllers.Entry{})},
-			[]string{`controller number 1, which has no name: the name "" is not a DNS label: ` + notALabel}},
-		"a name that is no label": {
-			[]controllers.Entry{withFunctions(controllers.Entry{Name: "100%d"})}, []string{`controller 100%d: the name "100%d" is not a DNS label: ` + notALabel}},
-		"one name twice": {
-			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one"}), withFunctions(controllers.Entry{Name: "one"})},
-			[]string{"controller one: another entry has this name"}},
-		"a flag of the host": {
-			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("controllers", "")}})},
-			[]string{`--controllers is a flag of two groups, "generic" and "controller one"`}},
+		"no name":                 {[]controllers.Entry{entry("", none)}, []string{`controller number 1, which has no name: the name "" is not a DNS label: ` + notALabel}},
+		"a name that is no label": {[]controllers.Entry{entry("100%d", none)}, []string{`controller 100%d: the name "100%d" is not a DNS label: ` + notALabel}},
+		"one name twice":          {[]controllers.Entry{entry("one", none), entry("one", none)}, []string{"controller one: another entry has this name"}},
+		"a flag of the host":      {[]controllers.Entry{entry("one", flag("controllers", ""))}, []string{`--controllers is a flag of two groups, "generic" and "controller one"`}},
 		"a flag of a later group of the host, and one that every command has": {
-			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{func(fs *pflag.FlagSet) { flag("vmodule", "")(fs); flag("help", "")(fs) }}})},
+			[]controllers.Entry{entry("one", func(fs *pflag.FlagSet) { flag("vmodule", "")(fs); flag("help", "")(fs) })},
 			[]string{`--help is a flag of two groups, "global" and "controller one"`, `--vmodule is a flag of two groups, "controller one" and "logs"`}},
 		"the command of the manager, and one command twice": {
-			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Command: command("status")}), withFunctions(controllers.Entry{Name: "two", Command: command("size")}),
-				withFunctions(controllers.Entry{Name: "three", Command: command("size")})},
+			[]controllers.Entry{commanded("one", "status"), commanded("two", "size"), commanded("three", "size")},
 			[]string{`controller one: its command "status" is a command of the manager or of another controller`,
 				`controller three: its command "size" is a command of the manager or of another controller`}},
 		"a flag of another controller": {
-			[]controllers.Entry{withFunctions(controllers.Entry{Name: "one", Config: &flagsConfig{flag("size", "")}}), withFunctions(controllers.Entry{Name: "two", Config: &flagsConfig{flag("size", "")}})},
-			[]string{`--size is a flag of two groups, "controller one" and "controller two"`}},
+			[]controllers.Entry{entry("one", flag("size", "")), entry("two", flag("size", ""))}, []string{`--size is a flag of two groups, "controller one" and "controller two"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := executeBuild([]BuildOption{With(tc.entries...)}, "--v=2", "--controllers=*")
@@ -324,19 +321,10 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		args  []string
 		rules []string
 	}{
-		"without a flag, in the whole cluster": {rules: slices.Concat(host("kube-system"), fence, events, secure, controller(""))},
-		"a controller that is off needs nothing": {
-			args:  []string{"--controllers=-config-reload"},
-			rules: slices.Concat(host("kube-system"), fence, events, secure),
-		},
-		"without the secure port nobody is asked about": {
-			args:  []string{"--secure-port=0"},
-			rules: slices.Concat(host("kube-system"), fence, events, controller("")),
-		},
-		"without an election there is no Lease": {
-			args:  []string{"--leader-elect=false"},
-			rules: slices.Concat(events, secure, controller("")),
-		},
+		"without a flag, in the whole cluster":          {rules: slices.Concat(host("kube-system"), fence, events, secure, controller(""))},
+		"a controller that is off needs nothing":        {args: []string{"--controllers=-config-reload"}, rules: slices.Concat(host("kube-system"), fence, events, secure)},
+		"without the secure port nobody is asked about": {args: []string{"--secure-port=0"}, rules: slices.Concat(host("kube-system"), fence, events, controller(""))},
+		"without an election there is no Lease":         {args: []string{"--leader-elect=false"}, rules: slices.Concat(events, secure, controller(""))},
 		"the Namespace that names the leader is called after the Lease": {
 			args: []string{"--leader-elect-resource-namespace=home", "--secure-port=0", "--controllers=-config-reload"},
 			rules: slices.Concat(host("home"), []string{"quartermaster-events-home: create,patch events",

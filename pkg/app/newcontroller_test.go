@@ -97,25 +97,19 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			informers.ForNamed[metav1.Object](h, informers.Secrets, "all")
 			return informer[metav1.Object](informers.Secrets)(h)
 		}, "asks for the informer of secrets, which its entry does not declare in Needs"},
-		"the need is missing": {complete, nil, informer[*gadget](gadgets),
-			"asks for the informer of gadgets.example.com, which its entry does not declare in Needs"},
-		"the need is of the reduced form": {complete, []informers.Need{{Resource: gadgets}}, informer[*gadget](gadgets),
-			"asks for gadgets.example.com as *app.gadget, but its need has another Form than informers.Typed"},
-		"the type is missing in the scheme": {addTypes(map[string]runtime.Object{"GadgetList": &gadgetList{}}), typed,
-			informer[*gadget](gadgets),
+		"the need is missing":             {complete, nil, informer[*gadget](gadgets), "asks for the informer of gadgets.example.com, which its entry does not declare in Needs"},
+		"the need is of the reduced form": {complete, []informers.Need{{Resource: gadgets}}, informer[*gadget](gadgets), "asks for gadgets.example.com as *app.gadget, but its need has another Form than informers.Typed"},
+		"the type is missing in the scheme": {addTypes(map[string]runtime.Object{"GadgetList": &gadgetList{}}), typed, informer[*gadget](gadgets),
 			"asks for gadgets.example.com as *app.gadget, which AddToScheme has not added to the scheme"},
-		"the type of the list is missing in the scheme": {addTypes(map[string]runtime.Object{"Gadget": &gadget{}}), typed,
-			informer[*gadget](gadgets),
+		"the type of the list is missing in the scheme": {addTypes(map[string]runtime.Object{"Gadget": &gadget{}}), typed, informer[*gadget](gadgets),
 			"asks for gadgets.example.com as *app.gadget, but AddToScheme has not added GadgetList to the scheme"},
-		"the type is of another group": {complete, typed, informer[*corev1.Pod](gadgets),
-			"asks for gadgets.example.com as *v1.Pod, but that is a type of v1, not of example.com/v1"},
-		"the version is another": {complete, typed, informer[*gadget](gadgets.GroupResource().WithVersion("v2")), `asks for version "v2" of gadgets.example.com, but needs version "v1"`},
+		"the type is of another group": {complete, typed, informer[*corev1.Pod](gadgets), "asks for gadgets.example.com as *v1.Pod, but that is a type of v1, not of example.com/v1"},
+		"the version is another":       {complete, typed, informer[*gadget](gadgets.GroupResource().WithVersion("v2")), `asks for version "v2" of gadgets.example.com, but needs version "v1"`},
 		"a client of a type of two versions": {func(s *runtime.Scheme) error {
 			s.AddKnownTypes(schema.GroupVersion{Group: "example.com", Version: "v1beta1"}, &gadget{})
 			return complete(s)
 		}, nil, client[*gadget](gadgets), ""},
-		"the type is of another resource of the group": {twoKinds, typed, informer[*gizmo](gadgets),
-			"asks for gadgets.example.com as *app.gizmo, but these are of the kind Gadget"},
+		"the type is of another resource of the group": {twoKinds, typed, informer[*gizmo](gadgets), "asks for gadgets.example.com as *app.gizmo, but these are of the kind Gadget"},
 		"a resource whose plural nobody can guess": {twoKinds, []informers.Need{{Resource: oddPlural, Form: informers.Typed}}, func(h controllers.Host) error {
 			informers.For[*gizmo](h, oddPlural)
 			controllers.ClientFor[*gizmo](h, oddPlural)
@@ -130,15 +124,13 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			h.Handle(http.NotFoundHandler())
 			h.Handle(http.NotFoundHandler())
 			return nil
-		},
-			"calls Host.Handle with nil, twice or after New"},
+		}, "calls Host.Handle with nil, twice or after New"},
 		"owners that the cache holds": {nil, []informers.Need{{Resource: informers.Deployments, Fields: informers.OwnerReferences}}, func(h controllers.Host) error {
 			_, err := controllers.NewLoop(h.LoopOptions, nothing, controllers.WatchOwner(informers.For[metav1.Object](h, informers.Deployments), schema.GroupKind{Kind: "Gadget"}))
 			return err
 		}, ""},
-		"New panics": {nil, nil, func(controllers.Host) error { panic("no") }, "New: panic: no"},
-		"a cluster in New": {nil, nil, func(h controllers.Host) error { _, err := h.Cluster("far", &rest.Config{Host: "x"}); return err },
-			"calls Host.Cluster in New; call it in Run or in a reconcile"},
+		"New panics":            {nil, nil, func(controllers.Host) error { panic("no") }, "New: panic: no"},
+		"a cluster in New":      {nil, nil, func(h controllers.Host) error { _, err := h.Cluster("far", &rest.Config{Host: "x"}); return err }, "calls Host.Cluster in New; call it in Run or in a reconcile"},
 		"a handler that is nil": {nil, nil, func(h controllers.Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil, twice or after New"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,6 +5,7 @@ package app
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -278,8 +279,7 @@ func TestTLSIsAsConfigured(t *testing.T) {
 		client  *tls.Config
 		refused bool
 	}{
-		"without a certificate one is made for loopback": {
-			config: SecureConfig{}},
+		"without a certificate one is made for loopback": {config: SecureConfig{}},
 		"a TLS version below the lowest is refused": {
 			config: SecureConfig{MinVersion: "VersionTLS13"}, client: &tls.Config{MaxVersion: tls.VersionTLS12}, refused: true},
 		"a cipher suite that is not in the list is refused": {
@@ -298,10 +298,7 @@ func TestTLSIsAsConfigured(t *testing.T) {
 			must(t, err)
 			defer s.stop()
 
-			client := &tls.Config{}
-			if tc.client != nil {
-				client = tc.client
-			}
+			client := cmp.Or(tc.client, &tls.Config{})
 			client.InsecureSkipVerify, client.NextProtos = true, []string{"h2", "http/1.1"}
 			conn, err := tls.Dial("tcp", address.String(), client)
 			if tc.refused {

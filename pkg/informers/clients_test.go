@@ -57,7 +57,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 }
 
 func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
-	config := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
+	config := serve(t, newCluster(named("a", "1")))
 	f, reg := newClusterCache(t, config, reloadNeed)
 	startSynced(t, f)
 	for range 2 {
@@ -91,7 +91,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 }
 
 func TestClustersOfOneNameCountTogether(t *testing.T) {
-	config := serve(t, &apiServer{secrets: newCluster(named("a", "1"))})
+	config := serve(t, newCluster(named("a", "1")))
 	f, reg := newClusterCache(t, config, reloadNeed)
 	for _, controller := range []string{"one", "two"} {
 		cluster, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, clock.RealClock{}, func(string) {})
@@ -169,7 +169,7 @@ func TestVersionIsAskedForOnce(t *testing.T) {
 }
 
 func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
-	server := &apiServer{secrets: newCluster(named("a", "1"))}
+	server := newCluster(named("a", "1"))
 	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{controller: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"},
 		Need{controller: "there", Resource: Secrets, Namespace: "there"})
 	for controller, want := range map[string]string{
@@ -177,7 +177,7 @@ func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
 		"some":   "selector=metadata.name=a,type=y labels=app=x",
 	} {
 		got, err := f.ForController(controller).LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a"))
-		if asked := server.secrets.requests[len(server.secrets.requests)-1]; err != nil || got != "101" || !strings.HasSuffix(asked, want) {
+		if asked := server.requests[len(server.requests)-1]; err != nil || got != "101" || !strings.HasSuffix(asked, want) {
 			t.Errorf("%s: version %q, error %v, asked %s", controller, got, err, asked)
 		}
 	}
@@ -208,7 +208,7 @@ func TestForbiddenNamespaceHidesNoOthersAge(t *testing.T) {
 }
 
 func TestStatusShowsTheNeed(t *testing.T) {
-	f, _ := newClusterCache(t, serve(t, &apiServer{secrets: newCluster(named("a", "1"), named("b", "1"))}), reloadNeed)
+	f, _ := newClusterCache(t, serve(t, newCluster(named("a", "1"), named("b", "1"))), reloadNeed)
 	startSynced(t, f)
 	got := f.caches.Status().Resources[0]
 	same(t, "the age is there", true, got.LastActivityAge != nil)
@@ -218,11 +218,8 @@ func TestStatusShowsTheNeed(t *testing.T) {
 	same(t, "status", want, got)
 }
 
-// apiServer serves a cluster's Secrets over HTTP in JSON. Clients that ask for metadata alone leave the rest
-// out.
-type apiServer struct{ secrets *cluster }
-
-func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+// ServeHTTP serves the Secrets in JSON. Clients that ask for metadata alone leave the rest out.
+func (c *cluster) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	var opts metav1.ListOptions
 	if err := metav1.Convert_url_Values_To_v1_ListOptions(ptr.To(req.URL.Query()), &opts, nil); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -230,7 +227,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	if !opts.Watch {
-		list, err := s.secrets.list(req.Context(), opts)
+		list, err := c.list(req.Context(), opts)
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
@@ -239,7 +236,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		_ = json.NewEncoder(w).Encode(list)
 		return
 	}
-	events, err := s.secrets.watch(req.Context(), opts)
+	events, err := c.watch(req.Context(), opts)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -255,9 +252,9 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-func serve(t *testing.T, s *apiServer) *rest.Config {
+func serve(t *testing.T, c *cluster) *rest.Config {
 	t.Helper()
-	server := httptest.NewServer(s)
+	server := httptest.NewServer(c)
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()

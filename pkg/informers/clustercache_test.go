@@ -45,9 +45,7 @@ func named(name, value string) *corev1.Secret {
 
 // names returns the keys in the first cache.
 func names(f *ClusterCache) []string {
-	keys := f.informers[0].objects.keys()
-	slices.Sort(keys)
-	return keys
+	return slices.Sorted(slices.Values(f.informers[0].objects.keys()))
 }
 
 // cached returns a Secret of the namespace shop in the first cache, or nil.

@@ -6,6 +6,7 @@ package informers
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -202,11 +203,7 @@ func TestShutdownDoesNotWaitForAFunctionThatHangs(t *testing.T) {
 // their own.
 func inNamespaces(t *testing.T, clusters map[string]*cluster) *ClusterCache {
 	t.Helper()
-	var namespaces []string
-	for namespace := range clusters {
-		namespaces = append(namespaces, namespace)
-	}
-	return newTestCacheWith(t, CacheConfig{Namespaces: namespaces}, func(p *plan, namespace string) (source, error) {
+	return newTestCacheWith(t, CacheConfig{Namespaces: slices.Collect(maps.Keys(clusters))}, func(p *plan, namespace string) (source, error) {
 		return clusters[namespace].source(p, namespace)
 	}, reloadNeed)
 }
@@ -505,8 +502,7 @@ func TestMisfitIsLeftOutAndReported(t *testing.T) {
 	}
 	check := func(misfits int, want ...string) {
 		t.Helper()
-		got := i.objects.keys()
-		slices.Sort(got)
+		got := slices.Sorted(slices.Values(i.objects.keys()))
 		if diff := cmp.Diff(want, got); diff != "" || i.bad.countMisfits() != misfits {
 			t.Errorf("%d misfits, cached (-want +got):\n%s", i.bad.countMisfits(), diff)
 		}
