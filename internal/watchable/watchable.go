@@ -6,7 +6,7 @@ package watchable
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// Informer is an informer of the cache. One of an author's own may lack these methods.
+// Informer is an informer of the cache.
 type Informer interface {
 	// ContainPanics returns a function that calls the mapping of one watch for an object, and one that ends
 	// this. If the mapping panics, that is counted, logged and a problem of the controller until a call for the

@@ -80,8 +80,7 @@ func TestLanesKnowTheTenantOfAKey(t *testing.T) {
 		same(t, fmt.Sprintf("tenant of %v", key), want, q.ready.lanes.tenantOf(key))
 	}
 	f.expect(`"msg"="Tenant of a key panicked" "error"="panic: value method github.com/quartermaster-dev/quartermaster/pkg/controllers.tenantKey.Tenant called using nil *tenantKey pointer" "key"="<nil>"`)
-	panics, err := testutil.GetCounterValuesFromGatherer(f.registry, "quartermaster_controller_panics_total", nil, "controller")
-	must(t, err)
+	panics, _ := testutil.GetCounterValuesFromGatherer(f.registry, "quartermaster_controller_panics_total", nil, "controller")
 	same(t, "panics counted", map[string]float64{"test": 1}, panics)
 }
 

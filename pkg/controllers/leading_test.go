@@ -4,6 +4,7 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
@@ -190,10 +191,13 @@ func TestLeaderIsNotIdleBeforeTheReplay(t *testing.T) {
 	})
 }
 
-// forgetful is an informer whose cache holds no owner references.
-type forgetful struct {
+// wrapper is an informer of an author's own.
+type wrapper struct {
 	informers.Informer[metav1.Object]
 }
+
+// forgetful is an informer whose cache holds no owner references.
+type forgetful struct{ wrapper }
 
 func (forgetful) KeepsOwnerReferences() bool { return false }
 
@@ -222,17 +226,15 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a second loop of one name":     {LoopOptions{Name: "two", Loop: "a", Metrics: m}, nothing, nil, "loop two/a: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a second loop of one cluster":  {LoopOptions{Name: "two", Cluster: "far", Metrics: m}, nothing, nil, "loop two/far: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "loop x: watch: the informer is nil"},
+		"no informer to wait for":       {fine, nothing, []Watch[cache.ObjectName]{WaitFor[cache.ObjectName, metav1.Object](nil)}, "loop x: watch: the informer is nil"},
+		"a watch of a wrapper":          {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](wrapper{})}, "loop x: watch: a watch needs the informer that informers.For or Follow returned, not a controllers.wrapper"},
 		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
 		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
 		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
 		"owners that are not followed":  {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](&informers.Following[metav1.Object]{Informer: forgetful{}}, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := NewLoop(tc.opts, tc.reconcile, tc.watches...)
-			if got := fmt.Sprint(err); err != nil && got != tc.want || err == nil && tc.want != "" {
-				t.Errorf("NewLoop returned %v, want %q", err, tc.want)
-			}
-		})
+		_, err := NewLoop(tc.opts, tc.reconcile, tc.watches...)
+		same(t, "mistake: "+name, cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
 	}
 }
 

@@ -365,9 +365,7 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 		const longest = "quartermaster_controller_longest_running_reconcile_seconds"
 		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller and loop; 0 if none is.\n" +
 			"# TYPE " + longest + " gauge\n" + longest + `{cluster="",controller="test",loop=""} 60` + "\n"
-		if err := testutil.GatherAndCompare(f.registry, strings.NewReader(want), longest); err != nil {
-			t.Error(err)
-		}
+		must(t, testutil.GatherAndCompare(f.registry, strings.NewReader(want), longest))
 	})
 }
 
@@ -405,8 +403,7 @@ func TestLoopsDropNothingAtTheirStart(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture(t)
 			f.build()
-			idle := func(context.Context, string) (time.Duration, error) { return 0, nil }
-			eager := withBackground(t, idle, func(ctx context.Context, _ *Loop[string]) error {
+			eager := withBackground(t, func(context.Context, string) (time.Duration, error) { return 0, nil }, func(ctx context.Context, _ *Loop[string]) error {
 				f.loop.Enqueue(keyOf("a"))
 				<-ctx.Done()
 				return nil

@@ -5,15 +5,14 @@ package controllers
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/internal/watchable"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -33,22 +32,22 @@ type Watch[K comparable] struct {
 	register func(handle func(lane, func() []K)) (newest func(cache.ObjectName) []K, remove func())
 }
 
-// watchableOf returns what a watch asks of an informer of the cache. One of an author's own may lack it.
-func watchableOf[T metav1.Object](informer informers.Informer[T]) (watchable.Informer, bool) {
+// errNoInformer is the mistake of a watch without an informer.
+var errNoInformer = errors.New("the informer is nil")
+
+// watchableOf returns what a watch asks of an informer of the cache, or the mistake of the watch.
+func watchableOf[T metav1.Object](informer informers.Informer[T]) (watchable.Informer, error) {
+	if informer == nil {
+		return nil, errNoInformer
+	}
 	if f, ok := informer.(*informers.Following[T]); ok {
 		informer = f.Informer
 	}
 	w, ok := informer.(watchable.Informer)
-	return w, ok
-}
-
-// logPanics recovers the panics of a mapping for an informer that is not watchable.
-func logPanics() (mapping func(metav1.Object, func()), end func()) {
-	return func(_ metav1.Object, call func()) {
-		if stack, err := panics.Recover(func() error { call(); return nil }); stack != nil {
-			klog.Background().Error(err, "The mapping of an event panicked", "stack", string(stack))
-		}
-	}, func() {}
+	if !ok {
+		return nil, fmt.Errorf("a watch needs the informer that informers.For or Follow returned, not a %T", informer)
+	}
+	return w, nil
 }
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
@@ -83,12 +82,9 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if keys == nil || slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return keep == nil }) {
 		return Watch[K]{mistake: errors.New("a function that maps or chooses events is nil")}
 	}
-	if informer == nil {
-		return Watch[K]{mistake: errors.New("the informer is nil")}
-	}
-	containPanics := logPanics
-	if w, ok := watchableOf(informer); ok {
-		containPanics = w.ContainPanics
+	w, mistake := watchableOf(informer)
+	if mistake != nil {
+		return Watch[K]{mistake: mistake}
 	}
 	return Watch[K]{
 		synced: informer.Synced,
@@ -102,8 +98,8 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 		},
 		register: func(handle func(lane, func() []K)) (func(cache.ObjectName) []K, func()) {
 			// Two, since an event that is not chosen does not mean that the object can be mapped.
-			containChoice, endChoice := containPanics()
-			containMapping, endMapping := containPanics()
+			containChoice, endChoice := w.ContainPanics()
+			containMapping, endMapping := w.ContainPanics()
 			mapChosen := func(e Event[T]) (mapped []K) {
 				chosen := false
 				containChoice(objectOf(e), func() {
@@ -138,6 +134,9 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 
 // WaitFor returns a watch that maps nothing: Run waits until the informer has synced.
 func WaitFor[K comparable, T any](informer informers.Informer[T]) Watch[K] {
+	if informer == nil {
+		return Watch[K]{mistake: errNoInformer}
+	}
 	return Watch[K]{synced: informer.Synced, register: func(func(lane, func() []K)) (func(cache.ObjectName) []K, func()) { return nil, func() {} }}
 }
 
@@ -158,7 +157,7 @@ func noNamespace(metav1.Object) string { return "" }
 
 func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string) Watch[cache.ObjectName] {
 	watch := WatchChanges(informer, func(e Event[T]) []cache.ObjectName { return ownersOf(e, owner, namespace) })
-	if w, ok := watchableOf(informer); ok && !w.KeepsOwnerReferences() {
+	if w, mistake := watchableOf(informer); mistake == nil && !w.KeepsOwnerReferences() {
 		watch.mistake = errors.New("WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences")
 	}
 	return watch
