@@ -35,11 +35,11 @@ const otherClusterDrain = 2 * time.Second
 // limit.
 const eventTimeout = 30 * time.Second
 
-// openClusters has the other clusters that are open, by CONTROLLER/NAME.
+// openClusters has the other clusters that are open.
 type openClusters struct {
 	mu    sync.Mutex
-	all   map[string]*otherCluster
-	loops sync.Map // *runningLoop, true
+	all   map[string]*otherCluster // by CONTROLLER/NAME
+	loops []*runningLoop
 }
 
 // otherCluster is another cluster that a controller has open.
@@ -52,7 +52,7 @@ type otherCluster struct {
 	open             context.Context // ends when the cluster is closed
 	end              context.CancelFunc
 	loops            sync.WaitGroup
-	closeNow         func() // closes the cluster without waiting for its loops; a second call does nothing
+	releaseOnce      func() // calls release; a second call does nothing
 }
 
 func (c *otherCluster) key() string { return c.controller + "/" + c.name }
@@ -66,13 +66,27 @@ type runningLoop struct {
 
 // of returns the loops of a controller, in the order of their clusters' names.
 func (o *openClusters) of(controller string) (all []*runningLoop) {
-	for key := range o.loops.Range {
-		if l := key.(*runningLoop); l.controller == controller {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, l := range o.loops {
+		if l.controller == controller {
 			all = append(all, l)
 		}
 	}
 	slices.SortFunc(all, func(a, b *runningLoop) int { return strings.Compare(a.cluster, b.cluster) })
 	return all
+}
+
+func (o *openClusters) add(l *runningLoop) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.loops = append(o.loops, l)
+}
+
+func (o *openClusters) remove(l *runningLoop) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.loops = slices.DeleteFunc(o.loops, func(other *runningLoop) bool { return other == l })
 }
 
 // Status returns the status of the loop, with the name of the cluster.
@@ -164,7 +178,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	}
 	other.open, other.end = context.WithCancel(context.Background())
 	other.events = sendTo(other.open, eventsClient.CoreV1(), p.scheme)
-	other.closeNow = sync.OnceFunc(other.release)
+	other.releaseOnce = sync.OnceFunc(other.release)
 	p.openClusters.all[other.key()] = other
 	return &controllers.Cluster{
 		Cache: other.cache.ForController(controller), Clients: clients,
@@ -203,10 +217,10 @@ func (c *otherCluster) close() {
 	c.end()
 	c.process.openClusters.mu.Unlock()
 	c.loops.Wait()
-	c.closeNow()
+	c.releaseOnce()
 }
 
-// release closes what the cluster holds.
+// release closes what the cluster holds. It does not wait for the loops.
 func (c *otherCluster) release() {
 	c.end()
 	c.events.stop(0)
@@ -221,8 +235,8 @@ func (c *otherCluster) release() {
 func (p *process) runLoop(ctx context.Context, controller, cluster string, loop controllers.ClusterLoop) {
 	defer loop.Close()
 	l := &runningLoop{ClusterLoop: loop, controller: controller, cluster: cluster}
-	p.openClusters.loops.Store(l, true)
-	defer p.openClusters.loops.Delete(l)
+	p.openClusters.add(l)
+	defer p.openClusters.remove(l)
 	// What fails while the loop stops is no news: the cluster may not answer.
 	_ = l.runs.keepRunning(ctx, p.loopMetrics, controller, loop.Run, func(err error, stack []byte) {
 		// Not the logger of ctx, which may have the key of a reconcile.
@@ -238,7 +252,7 @@ func (o *openClusters) close(controller string) {
 	o.mu.Unlock()
 	for _, c := range open {
 		if controller == "" || c.controller == controller {
-			c.closeNow()
+			c.releaseOnce()
 		}
 	}
 }

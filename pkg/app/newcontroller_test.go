@@ -361,7 +361,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		panicsWith := func(context.Context) error { panic(panics.Mistake("asks for secrets")) }
 		h, c, registry := host(t, fails, returns, panicsWith, untilTheEnd)
 		closed := 0
-		h.others.all = map[string]*otherCluster{"x/far": {controller: "x", closeNow: func() { closed++ }}, "xx/far": {controller: "xx", closeNow: func() { t.Error("another's cluster was closed") }}}
+		h.others.all = map[string]*otherCluster{"x/far": {controller: "x", releaseOnce: func() { closed++ }}, "xx/far": {controller: "xx", releaseOnce: func() { t.Error("another's cluster was closed") }}}
 		var named atomic.Int32 // lines that name the controller as the lines of a Loop do
 		logger := funcr.New(func(_, line string) { named.Add(int32(strings.Count(line, `"controller"="x"`))) }, funcr.Options{})
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
