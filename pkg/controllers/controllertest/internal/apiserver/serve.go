@@ -9,6 +9,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,13 +23,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 )
 
 // read reads the verb, the options and the body.
 func (c *call) read(req *http.Request) (err error) {
-	if err := metav1.Convert_url_Values_To_v1_ListOptions((*urlValues)(&c.query), &c.options, nil); err != nil {
+	if err := metav1.Convert_url_Values_To_v1_ListOptions((*url.Values)(&c.query), &c.options, nil); err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
 	if c.selector, err = newSelector(c.Resource, c.options); err != nil {
@@ -215,7 +217,8 @@ func (s *Server) update(c call) (*object, bool, error) {
 		}
 	}
 	if c.resource.custom && obj.GetResourceVersion() == "" {
-		return nil, false, apierrors.NewInvalid(c.resource.gvk().GroupKind(), c.Name, mustBeSpecified())
+		missing := field.Invalid(field.NewPath("metadata", "resourceVersion"), "", "must be specified for an update")
+		return nil, false, apierrors.NewInvalid(c.resource.gvk().GroupKind(), c.Name, field.ErrorList{missing})
 	}
 	return s.replace(c.resource, c.Subresource, current, obj, c.manager, c.DryRun)
 }
