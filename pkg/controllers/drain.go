@@ -64,7 +64,8 @@ func (l *Loop[K]) drain(ctx context.Context, q *queue[K], cutOff context.CancelC
 	return func() { timer.Stop() }
 }
 
-// drainTimeLeft returns how long the reconciles of a loop have to end that stops with a status.
+// drainTimeLeft returns how long the reconciles in flight may still take, if s is the status of the loop when
+// it begins to drain.
 func (o LoopOptions) drainTimeLeft(s Status) time.Duration {
 	if o.Cluster == "" {
 		return o.DrainTimeout

@@ -40,8 +40,8 @@ type Host struct {
 	informers.Cache
 	// Each write of the Clients passes both fences and --dry-run.
 	Clients
-	// Cluster opens the API server of another cluster, in Run or in a reconcile, by a name that no other open
-	// cluster of the controller has: it is a label of metrics. config holds credentials as contents, not as
+	// Cluster opens the API server of another cluster, in Run or in a reconcile. name is a label of metrics; no
+	// other open cluster of the controller may have it. config holds credentials as contents, not as
 	// files or programs; build it from scratch, since RESTConfig may send the token of this process. QPS limits
 	// all clients together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig.
 	Cluster func(name string, config *rest.Config) (*Cluster, error)
@@ -99,7 +99,7 @@ type Cluster struct {
 	Events record.EventRecorder
 	// LoopOptions is for the NewLoop of a loop that works there. Its reconciles in flight are cut off 2 s after
 	// the oldest of them began, since the other API server may not answer. Go runs the loop, and closes it; a
-	// loop that Go never got has to be closed.
+	// loop that is not passed to Go has to be closed.
 	LoopOptions LoopOptions
 	// Go runs a loop until Close or stop is called, and then closes the loop. stop waits for that. A loop that
 	// ends earlier is started again, and is a problem of the controller until it has run for 5 min. ctx is the

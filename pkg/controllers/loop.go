@@ -56,7 +56,7 @@ type Loop[K comparable] struct {
 //   - after a refusal by the fence, on a replica that does not lead yet: when the replica begins to lead, or
 //     after the duration.
 //
-// Of several times at which a key is to be called, the earliest stays: a later result does not postpone it.
+// If a key is due at several times, the earliest counts: a later result does not postpone it.
 func NewLoop[K comparable](
 	opts LoopOptions, reconcile func(ctx context.Context, key K) (after time.Duration, err error), watches ...Watch[K],
 ) (*Loop[K], error) {
@@ -122,7 +122,8 @@ func (l *Loop[K]) Close() {
 }
 
 // Enqueue adds keys to the first lane of the queue. It is for triggers without an informer, such as a timer,
-// and for what is followed only after NewLoop, whose handlers should skip what a relist merely shows again.
+// and for the handlers of informers that are followed after NewLoop. Such a handler should skip what a relist
+// merely shows again.
 // While the loop is not running, Enqueue drops the keys, as the loop drops events; what must not be missed is
 // enqueued again when Run begins, by a watch or by the caller. Enqueue may be called at any time and does not
 // block.
@@ -232,7 +233,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 	return backgroundErr
 }
 
-// startWorkers starts what a run consists of, until ctx ends and q is empty: the workers, and what fills q.
+// startWorkers starts the workers and the goroutines that fill q, until ctx has ended and q is empty.
 func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *sync.WaitGroup) {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](l.opts.MinBackoff, l.opts.MaxBackoff)
 	for range l.opts.Workers {

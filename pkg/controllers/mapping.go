@@ -56,8 +56,8 @@ func (m *mapper[K]) handle(in lane, mapping func() []K) {
 	}
 }
 
-// mapNewest maps an object of the cache in its newest state, which includes each event that the gate dropped,
-// and is not older than what has been mapped since.
+// mapNewest maps the newest state of an object in the cache. That state includes each change whose event the
+// gate dropped, and is not older than any state that has been mapped.
 func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -16,9 +16,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 )
 
-// minBackoff and maxBackoff are the defaults of LoopOptions. maxBackoff also limits how long an answer of the
-// API server, which may be a webhook's, puts a key off. Nothing is given up: that would leave an object wrong
-// until something else changes it.
+// minBackoff and maxBackoff are the defaults of LoopOptions. maxBackoff also limits the Retry-After of an
+// answer, which may come from a webhook. A key is never given up: its object would stay wrong until something
+// else changes it.
 const (
 	minBackoff = time.Second
 	maxBackoff = 5 * time.Minute
@@ -29,7 +29,7 @@ const (
 type LoopOptions struct {
 	// Name is the controller's name. It is the label controller of metrics, log and profiles.
 	Name string
-	// Loop tells the loops of a controller apart that has several. It is the label loop of metrics, log and
+	// Loop is the name of the loop in a controller that has several. It is the label loop of metrics, log and
 	// profiles.
 	Loop string
 	// Cluster is set for a loop that works in another cluster, see Cluster.LoopOptions. It is the label

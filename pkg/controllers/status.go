@@ -26,7 +26,7 @@ type Status struct {
 
 	Reconciles uint64 `json:"reconciles"`
 	Errors     uint64 `json:"errors"`
-	// Panics are those of reconciles. The metric counts those of other functions too.
+	// Panics counts the panics of reconciles. The metric also counts those of other functions.
 	Panics    uint64     `json:"panics"`
 	LastError *LastError `json:"lastError,omitempty"`
 
