@@ -89,32 +89,15 @@ func (o *openClusters) remove(l *runningLoop) {
 	o.loops = slices.DeleteFunc(o.loops, func(other *runningLoop) bool { return other == l })
 }
 
-// Status returns the status of the loop, with the name of the cluster.
-func (l *runningLoop) Status() controllers.Status {
-	s := l.ClusterLoop.Status()
-	for i := range s.InFlight {
-		s.InFlight[i].Key += " in cluster " + l.cluster
-	}
-	return s
-}
-
-// known is a controller whose status is known.
-type known struct {
-	controllers.Controller
-	status controllers.Status
-}
-
-func (k known) Status() controllers.Status { return k.status }
-
-// addStatus returns the status of a controller with what its loops in other clusters do.
-func (o *openClusters) addStatus(controller string, s controllers.Status) controllers.Status {
-	all := controllers.Loops{known{status: s}}
+// addStatus adds what the loops of a controller in other clusters do to its status.
+func (o *openClusters) addStatus(controller string, s *controllers.Status) {
 	for _, l := range o.of(controller) {
-		all = append(all, l)
+		one := l.Status()
+		for i := range one.InFlight {
+			one.InFlight[i].Key += " in cluster " + l.cluster
+		}
+		s.Add(one)
 	}
-	sum := all.Status()
-	sum.Name, sum.Phase, sum.Details, sum.Problem = s.Name, s.Phase, s.Details, s.Problem
-	return sum
 }
 
 // problem returns an error that names the clusters in which loops of the controller have ended unexpectedly.

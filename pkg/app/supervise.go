@@ -104,7 +104,8 @@ func (h *hostedController) controllerStatus() (controllers.Status, error) {
 	answer := h.statusCalls.DoChan("", func() (any, error) {
 		var s controllers.Status
 		stack, err := panics.Recover(func() error {
-			s = h.others.addStatus(h.name, h.Controller.Status())
+			s = h.Controller.Status()
+			h.others.addStatus(h.name, &s)
 			return nil
 		})
 		if stack != nil {
@@ -203,13 +204,16 @@ func (h hostedControllers) statuses(status func(*hostedController) controllers.S
 	return all
 }
 
-// unfinished returns an error that names the reconciles in flight, or nil.
+// unfinished returns an error that names the reconciles in flight, and the controllers that drain without any.
 func (h hostedControllers) unfinished(now time.Time) error {
 	var errs []error
 	for i, s := range h.statuses(func(c *hostedController) controllers.Status { s, _ := c.controllerStatus(); return s }) {
 		for _, reconcile := range s.InFlight {
 			age := now.Sub(reconcile.Since).Round(time.Second)
 			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop", h[i].name, reconcile.Key, age))
+		}
+		if len(s.InFlight) == 0 && s.Phase == controllers.PhaseDraining {
+			errs = append(errs, fmt.Errorf("controller %s did not stop, although it reconciles nothing: its Background or the mapping of a watch goes on", h[i].name))
 		}
 	}
 	return errors.Join(errs...)

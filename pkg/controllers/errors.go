@@ -10,16 +10,15 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/internal/errtree"
 )
 
 // IsNotLeading reports whether err is the refusal of a write because this replica no longer leads:
 // whether an error in err's tree has a method NotLeading() bool that returns true. The loop's metric counts
 // such an error apart, and the log does not show it, unless it is joined with an error of another kind. A
 // controller need not report it either.
-func IsNotLeading(err error) bool {
-	var refused interface{ NotLeading() bool }
-	return errors.As(err, &refused) && refused.NotLeading()
-}
+func IsNotLeading(err error) bool { return errtree.Any(err, refusesWrite) }
 
 // refusesWrite is IsNotLeading of err itself, without what it wraps or joins.
 func refusesWrite(err error) bool {
@@ -31,8 +30,10 @@ func refusesWrite(err error) bool {
 // replica ended. IsNotLeading reports such an error too. The test is whether an error in err's tree has a
 // method OutcomeUnknown() bool that returns true.
 func IsOutcomeUnknown(err error) bool {
-	var ended interface{ OutcomeUnknown() bool }
-	return errors.As(err, &ended) && ended.OutcomeUnknown()
+	return errtree.Any(err, func(err error) bool {
+		ended, ok := any(err).(interface{ OutcomeUnknown() bool })
+		return ok && ended.OutcomeUnknown()
+	})
 }
 
 // TerminalError returns an error with the text of err which says that it is not worth a retry, such as

@@ -68,15 +68,7 @@ func (l Loops) Status() Status {
 		if slices.Index(phasesOfLoops, one.Phase) < slices.Index(phasesOfLoops, s.Phase) {
 			s.Phase = one.Phase
 		}
-		s.Workers += one.Workers
-		s.QueueDepth += one.QueueDepth
-		s.InFlight = append(s.InFlight, one.InFlight...)
-		s.Reconciles += one.Reconciles
-		s.Errors += one.Errors
-		s.Panics += one.Panics
-		if s.LastError == nil || one.LastError != nil && one.LastError.Time.After(s.LastError.Time) {
-			s.LastError = one.LastError
-		}
+		s.Add(one)
 	}
 	return s
 }

@@ -120,3 +120,16 @@ func (s Status) LongestRunning(now time.Time) (key string, running time.Duration
 	}
 	return key, running
 }
+
+// Add adds what another loop of the controller does, apart from its phase.
+func (s *Status) Add(other Status) {
+	s.Workers += other.Workers
+	s.QueueDepth += other.QueueDepth
+	s.InFlight = append(s.InFlight, other.InFlight...)
+	s.Reconciles += other.Reconciles
+	s.Errors += other.Errors
+	s.Panics += other.Panics
+	if s.LastError == nil || other.LastError != nil && other.LastError.Time.After(s.LastError.Time) {
+		s.LastError = other.LastError
+	}
+}

@@ -215,7 +215,7 @@ func TestTermEndsInTheMiddleOfAWrite(t *testing.T) {
 			h.Put(asking("a"))
 			h.Sleep(time.Minute)
 			expect(t, "writes", h.Writes(), tc.want)
-			if !controllers.IsOutcomeUnknown(made) || !controllers.IsNotLeading(more) || controllers.IsOutcomeUnknown(more) {
+			if !controllers.IsOutcomeUnknown(errors.Join(more, made)) || !controllers.IsNotLeading(more) || controllers.IsOutcomeUnknown(more) {
 				t.Errorf("the writes of the former leader failed with %v, and with %v", made, more)
 			}
 			h.Restart()
