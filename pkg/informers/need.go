@@ -324,3 +324,28 @@ func (d Digest) check(n *Need, scheme *runtime.Scheme) (err error) {
 	}
 	return nil
 }
+
+// checkType returns an error if the controller cannot have the objects of the resource that it asks for as
+// type t.
+func (n *Need) checkType(asked schema.GroupVersionResource, t reflect.Type, scheme *runtime.Scheme) error {
+	name := resourceName(n.Resource)
+	if reflect.TypeFor[*Object]().AssignableTo(t) {
+		return nil
+	}
+	form := Typed
+	if t == reflect.TypeFor[*unstructured.Unstructured]() {
+		form = Unstructured
+	}
+	switch {
+	case n.Form != form:
+		return fmt.Errorf("asks for %s as %s, but its need has another Form than informers.%s", name, t, form)
+	case asked != n.Resource:
+		return fmt.Errorf("asks for version %q of %s, but needs version %q", asked.Version, name, n.Resource.Version)
+	case form == Unstructured:
+		return nil
+	}
+	if err := gotype.Check(t, n.Resource, scheme); err != nil {
+		return fmt.Errorf("asks for %s as %s, %w", name, t, err)
+	}
+	return nil
+}
