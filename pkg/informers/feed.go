@@ -43,8 +43,8 @@ type feed struct {
 	clock     clock.WithDelayedExecution
 	// listSlots, if set, limits the lists that are read at once: each list holds a slot in it.
 	listSlots chan struct{}
-	// refused says that the API server has refused lists for refusedAfter, and one of them that began after the
-	// first feed was filled: a server that has just begun to answer may answer that list.
+	// refused says that the API server has refused lists for refusedAfter, and that the last of them began after
+	// firstFill. Before that, the server may just have started.
 	refused atomic.Bool
 	// discover returns a NotFound error if the server does not have the resource in any version.
 	discover func(context.Context) error
@@ -52,10 +52,12 @@ type feed struct {
 	// The goroutine of run uses the fields below. So does ListWithContext, in another goroutine, for which the
 	// reflector waits unless ctx ends.
 
-	// watchingSince is when the watch began; zero while the feed lists.
-	watchingSince time.Time
+	// listed is when the list was complete; zero before.
+	listed time.Time
 	// opened is when the last watch or streamed list began; zero after a complete list.
 	opened time.Time
+	// streams counts the streamed lists that have begun, until one list is complete or has failed.
+	streams int
 	// freeSlot gives the slot of the present list back. A second call does nothing.
 	freeSlot func()
 	// throttled is the error of the last streamed list if the API server was too busy for it.
@@ -74,11 +76,11 @@ func (f *feed) run(ctx context.Context) {
 	for delay := backoff; f.takeListSlot(ctx); {
 		answering := isClosed(f.informer.firstFill)
 		err := f.listAndWatch(ctx, reflector)
-		watched := !f.watchingSince.IsZero()
+		complete := !f.listed.IsZero()
 		switch {
-		case watched && f.clock.Since(f.watchingSince) > failingAfter:
+		case complete && f.clock.Since(f.listed) > failingAfter:
 			delay = backoff
-		case watched && err == nil && ctx.Err() == nil:
+		case complete && err == nil && ctx.Err() == nil:
 			f.state.recordBreak()
 		}
 		if err != nil && ctx.Err() == nil {
@@ -86,13 +88,13 @@ func (f *feed) run(ctx context.Context) {
 			f.handleFailure(ctx, err)
 			f.state.logFailure(ctx, err)
 		}
-		f.wait(ctx, delay.Step(), !answering && !watched)
+		f.wait(ctx, delay.Step(), !answering && !complete)
 	}
 }
 
 // listAndWatch lists and watches until the watch breaks, which is no error, or a request fails.
 func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) error {
-	f.watchingSince, f.opened = time.Time{}, time.Time{}
+	f.listed, f.opened, f.streams = time.Time{}, time.Time{}, 0
 	err := reflector.ListAndWatchWithContext(ctx)
 	f.giveListSlotBack()
 	if errors.Is(err, errBrief) {
@@ -225,14 +227,19 @@ func (f *feed) setSelectors(opts *metav1.ListOptions) {
 // errNoAnswer is the error of a watch that did not begin.
 var errNoAnswer = errors.New("the connection broke or timed out before the server responded")
 
-// errBrief makes the reflector ask for pages, or return to run. It would not wait between two watches if
-// there was an event in the first.
-var errBrief = errors.New("the last watch ended within a second")
+// maxStreams is how many streamed lists may break, as behind a proxy that cuts long responses, before the
+// list is read in pages. The reflector would stream it again for ever.
+const maxStreams = 2
+
+// errBrief makes the reflector ask for pages, or return to run. The reflector would not wait between two
+// watches if there was an event in the first.
+var errBrief = errors.New("the last watch ended within a second, or two streamed lists broke")
 
 // WatchWithContext opens a watch, or a list that is streamed as a watch.
 func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	f.setSelectors(&opts)
-	if f.clock.Since(f.opened) < time.Second {
+	streamed := opts.SendInitialEvents != nil
+	if f.clock.Since(f.opened) < time.Second || streamed && f.streams == maxStreams {
 		return nil, errBrief
 	}
 	w, err := f.source.watch(ctx, opts)
@@ -241,20 +248,22 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 	}
 	if err == nil {
 		f.opened = f.clock.Now()
+		if streamed {
+			f.streams++
+		}
 		f.state.recordWatch(ctx)
 		return w, nil
 	}
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	streams := opts.SendInitialEvents != nil
-	if streams && apierrors.IsTooManyRequests(err) {
+	if streamed && apierrors.IsTooManyRequests(err) {
 		f.throttled = err // ListWithContext returns it next
-	} else if !streams || !apierrors.IsInvalid(err) { // a server that does not stream lists is asked for pages
+	} else if !streamed || !apierrors.IsInvalid(err) { // a server that does not stream lists is asked for pages
 		f.state.recordFailure("watch", err)
 	}
 	switch retried := apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err); {
-	case retried && streams:
+	case retried && streamed:
 		// The reflector would wait without watching ctx, and delay Shutdown. So it asks for pages.
 		err = errors.New(err.Error())
 	case retried:
@@ -293,7 +302,7 @@ func (f *feed) Bookmark(version string) error {
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
 	f.giveListSlotBack()
-	f.watchingSince, f.opened = f.clock.Now(), time.Time{}
+	f.listed, f.opened = f.clock.Now(), time.Time{}
 	if err := f.informer.replace(f, list); err != nil {
 		return err
 	}

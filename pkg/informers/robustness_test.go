@@ -164,21 +164,23 @@ func TestPagesTooSlowAreAskedForAtOnce(t *testing.T) {
 	})
 }
 
-func TestStreamedListThatBreaksIsReadOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		c.endless = true
-		f := newTestCache(t, c, reloadNeed)
-		f.Start(t.Context())
-		pass(time.Minute)
-		c.mu.Lock()
-		c.endless = false
-		c.mu.Unlock()
-		c.breakWatches(false)
-		pass(5 * time.Minute)
-		wantNames(t, f, "shop/a")
-		same(t, "requests", []string{"watch", "watch"}, verbs(c))
-	})
+func TestStreamedListThatBreaksIsStreamedOnceMore(t *testing.T) {
+	for breaks, want := range map[int][]string{1: {"watch", "watch"}, 2: {"watch", "watch", "list", "watch"}} {
+		inBubble(t, fmt.Sprint(breaks), func(t *testing.T) {
+			c := newCluster(named("a", "1"))
+			c.endless = true
+			f := newTestCache(t, c, reloadNeed)
+			f.Start(t.Context())
+			for range breaks {
+				pass(10 * time.Second)
+				c.endless = breaks > 1 // the others wait
+				c.breakWatches(false)
+			}
+			pass(5 * time.Minute)
+			wantNames(t, f, "shop/a")
+			same(t, "requests", want, verbs(c))
+		})
+	}
 }
 
 // twoResources builds a cache with the Secrets of one cluster for reload, and ConfigMaps from another one.
