@@ -175,8 +175,8 @@ const maxBetweenBreaks = 3 * failingAfter
 
 var errBreak = errors.New("the server accepted the watch, which broke early")
 
-// recordBreak records that a watch which the server had accepted broke within failingAfter. From the second
-// in a row on, that is a failure. A series ends when no watch has broken so early for maxBetweenBreaks.
+// recordBreak records that a watch broke within failingAfter of its list. From the second in a row on, that
+// is a failure. A series ends when no watch has broken so early for maxBetweenBreaks.
 func (s *state) recordBreak() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,18 +188,23 @@ func (s *state) recordBreak() {
 	s.breaks.last = now
 	s.breaks.count++
 	s.recorded.Failures++
-	s.lastFailure = &s.breaks
+	broken := s.breaks // which the next series overwrites
+	s.lastFailure = &broken
 }
 
 // problem returns what is wrong, or nil if nothing is worth reporting.
 func (s *state) problem() error {
-	filled := s.filled()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.problemLocked()
+}
+
+// problemLocked is problem for a caller that holds mu.
+func (s *state) problemLocked() error {
 	var errs []error
 	for _, verb := range []string{"list", "watch"} {
 		f := s.failing[verb]
-		if f == nil || s.recorded.Absent || filled && !isDenied(f.err) && s.clock.Since(f.since) < failingAfter {
+		if f == nil || s.recorded.Absent || s.everFilled && !isDenied(f.err) && s.clock.Since(f.since) < failingAfter {
 			continue
 		}
 		errs = append(errs, fmt.Errorf("cannot %s %s: %s", verb, s.name, reasonOf(f.err)))
@@ -207,7 +212,7 @@ func (s *state) problem() error {
 	if b := s.breaks; b.last.Sub(b.since) >= failingAfter && s.clock.Since(b.last) <= maxBetweenBreaks && !s.recorded.Absent {
 		errs = append(errs, fmt.Errorf("each watch of %s breaks early", s.name))
 	}
-	if !filled && len(errs) == 0 {
+	if !s.everFilled && len(errs) == 0 {
 		errs = append(errs, fmt.Errorf("%s not synced yet", s.name))
 	}
 	return errors.Join(errs...)
@@ -263,14 +268,13 @@ func (s *state) logFailure(ctx context.Context, err error) {
 
 // status returns what is known of the requests.
 func (s *state) status() ResourceStatus {
-	problem, filled := s.problem(), s.filled()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	status := s.recorded
-	if problem != nil {
+	if problem := s.problemLocked(); problem != nil {
 		status.Problem = problem.Error()
 	}
-	status.Synced, status.Relists = filled, max(0, status.Lists-1)
+	status.Synced, status.Relists = s.everFilled, max(0, status.Lists-1)
 	if !s.lastActivity.IsZero() {
 		status.LastActivityAge = &metav1.Duration{Duration: s.clock.Since(s.lastActivity).Round(time.Millisecond)}
 	}
