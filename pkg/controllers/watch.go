@@ -35,9 +35,15 @@ type Watch[K comparable] struct {
 // errNoInformer is the mistake of a watch without an informer.
 var errNoInformer = errors.New("the informer is nil")
 
+// missing reports whether there is no informer. Follow returns a nil *Following with an error.
+func missing[T any](informer informers.Informer[T]) bool {
+	f, ok := informer.(*informers.Following[T])
+	return informer == nil || ok && f == nil
+}
+
 // watchableOf returns what a watch asks of an informer of the cache, or the mistake of the watch.
 func watchableOf[T metav1.Object](informer informers.Informer[T]) (watchable.Informer, error) {
-	if informer == nil {
+	if missing(informer) {
 		return nil, errNoInformer
 	}
 	if f, ok := informer.(*informers.Following[T]); ok {
@@ -134,7 +140,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 
 // WaitFor returns a watch that maps nothing: Run waits until the informer has synced.
 func WaitFor[K comparable, T any](informer informers.Informer[T]) Watch[K] {
-	if informer == nil {
+	if missing(informer) {
 		return Watch[K]{mistake: errNoInformer}
 	}
 	return Watch[K]{synced: informer.Synced, register: func(func(lane, func() []K)) (func(cache.ObjectName) []K, func()) { return nil, func() {} }}
