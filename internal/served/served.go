@@ -1,9 +1,10 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package served asks an API server by discovery what it serves. A request is for one group only, so that an
-// aggregated API that is down affects only those who need it. A server without any group is no API server: a
-// load balancer without a backend may answer 404 to everything, and that says nothing of any resource.
+// Package served asks an API server by discovery what it serves. It asks for the resources of one version
+// of a group at a time, so that an aggregated API that is down affects only those who need it. A server
+// without any group is no API server: a load balancer without a backend may answer 404 to everything, and
+// that says nothing of any resource.
 package served
 
 import (

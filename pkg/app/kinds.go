@@ -53,7 +53,7 @@ func newKinds(config *rest.Config) (*kinds, error) {
 
 // mapping returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL
 // at most unless the request fails, and waits for the answer until ctx ends. A known kind is returned at
-// once; every knownKindTTL the API server is asked beside.
+// once; every knownKindTTL the API server is asked beside and, if that fails, again by the next call.
 func (k *kinds) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)

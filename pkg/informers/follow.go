@@ -24,7 +24,7 @@ type Following[T any] struct {
 // objects as with [For]. The resource is watched until Stop, also after the end of ctx. Follow may be called
 // before Start, and while the controller runs. Two controllers that follow the same resource have a watch
 // each. Failures do not fail the controller's health check; Status reports them. They are retried at least
-// once a minute.
+// once a minute, if a list slot is free, see [Cache.WithListSlots].
 func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
