@@ -83,7 +83,7 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	if err != nil {
 		return nil, err
 	}
-	namespaces, err := informers.Follow[metav1.Object](ctx, cluster, informers.Need{Resource: informers.Namespaces, ClusterScoped: true, LabelSelector: label + "!=" + secret.Name})
+	namespaces, err := informers.Follow[metav1.Object](cluster, informers.Need{Resource: informers.Namespaces, ClusterScoped: true, LabelSelector: label + "!=" + secret.Name})
 	if err != nil {
 		cluster.Close()
 		return nil, err

@@ -67,7 +67,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		if _, err := names.LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil || !strings.Contains(err.Error(), "use informers.Follow") {
 			t.Errorf("error %v for a version of what is declared nowhere", err)
 		}
-		followed, err := Follow[*Object](t.Context(), names, Need{Resource: Secrets})
+		followed, err := Follow[*Object](names, Need{Resource: Secrets})
 		must(t, err)
 		<-followed.Synced()
 		must(t, testutil.GatherAndCompare(reg, strings.NewReader(`
@@ -97,7 +97,7 @@ func TestClustersOfOneNameCountTogether(t *testing.T) {
 		cluster, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, clock.RealClock{}, func(string) {})
 		must(t, err)
 		defer cluster.Shutdown()
-		followed, err := Follow[*Object](t.Context(), cluster.ForController(controller), Need{Resource: Secrets})
+		followed, err := Follow[*Object](cluster.ForController(controller), Need{Resource: Secrets})
 		must(t, err)
 		<-followed.Synced()
 	}
@@ -332,7 +332,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 	for i := range servedTypes {
 		need := ttlNeed
 		need.Resource = schema.GroupVersionResource{Group: fmt.Sprintf("g%d.example.com", i%30), Version: "v1", Resource: fmt.Sprintf("resources%d", i)}
-		w, err := Follow[*Object](t.Context(), f.ForController("ttl").WithListSlots(lists), need)
+		w, err := Follow[*Object](f.ForController("ttl").WithListSlots(lists), need)
 		must(t, err)
 		w.AddHandler(h.handle)
 		all = append(all, w)

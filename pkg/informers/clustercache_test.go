@@ -4,7 +4,6 @@
 package informers
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -197,7 +196,7 @@ func followSecrets(t testing.TB, f *ClusterCache, c *cluster, need Need, lists c
 	t.Helper()
 	f.sourceFor = c.source
 	need.Resource = Secrets
-	w, err := Follow[*Object](t.Context(), f.ForController(need.controller).WithListSlots(lists), need)
+	w, err := Follow[*Object](f.ForController(need.controller).WithListSlots(lists), need)
 	must(t, err)
 	w.AddHandler(handler)
 	return w
@@ -272,28 +271,26 @@ func TestFollow(t *testing.T) {
 			}
 			same(t, "form that it asks for", Metadata, w.informer.plan.decodedAs)
 		},
-		"it outlives its context": func(t bubble, f *ClusterCache, c *cluster, h *told) {
-			ctx, cancel := context.WithCancel(t.Context())
+		"it goes on after its first list": func(t bubble, f *ClusterCache, c *cluster, h *told) {
 			need := ttlNeed
 			need.Resource = Secrets
-			w, err := Follow[*Object](ctx, f.ForController("ttl"), need)
+			w, err := Follow[*Object](f.ForController("ttl"), need)
 			must(t, err)
 			w.AddHandler(h.handle)
 			<-w.Synced()
-			cancel() // as at the end of a reconcile
 			h.want(t, "+a=1h", "+b=1h")
 			c.put(expiring("c", "1h"))
 			h.want(t, "+c=1h")
 		},
 		"it returns the type of the need": func(t bubble, f *ClusterCache, _ *cluster, _ *told) {
 			need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
-			w, err := Follow[*corev1.Secret](t.Context(), f.ForController("sync"), need)
+			w, err := Follow[*corev1.Secret](f.ForController("sync"), need)
 			must(t, err)
 			<-w.Synced()
 			if s, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(s.Data["value"]) != "1" {
 				t.Errorf("kept %v", s)
 			}
-			_, err = Follow[*corev1.ConfigMap](t.Context(), f.ForController("sync"), need)
+			_, err = Follow[*corev1.ConfigMap](f.ForController("sync"), need)
 			if err == nil || !strings.Contains(err.Error(), "asks for secrets as *v1.ConfigMap") {
 				t.Errorf("error %v for another type", err)
 			}

@@ -21,21 +21,21 @@ type Following[T any] struct {
 }
 
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
-// objects as with [For]. The resource is watched until Stop, also after the end of ctx. Follow may be called
-// before Start, and while the controller runs. Two controllers that follow the same resource have a watch
-// each. Failures do not fail the controller's health check; Status reports them. They are retried at least
-// once a minute, if a list slot is free, see [Cache.WithListSlots].
-func Follow[T any](ctx context.Context, host HasCache, need Need) (*Following[T], error) {
+// objects as with [For]. The resource is watched until Stop. Follow may be called before Start, and while
+// the controller runs. Two controllers that follow the same resource have a watch each. Failures do not
+// fail the controller's health check; Status reports them. They are retried at least once a minute, if a
+// list slot is free, see [Cache.WithListSlots].
+func Follow[T any](host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
-	i, err := c.follow(ctx, need, reflect.TypeFor[T]())
+	i, err := c.follow(need, reflect.TypeFor[T]())
 	if err != nil {
 		return nil, err
 	}
 	return &Following[T]{view[T]{i, &i.plan.needs[0]}, i, c.cluster}, nil
 }
 
-func (c Cache) follow(ctx context.Context, need Need, t reflect.Type) (*informer, error) {
+func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 	cluster := c.cluster
 	plans, err := newPlans([]Need{need}, cluster.clients.scheme, cluster.cfg.Namespaces)
 	if err != nil {
@@ -56,9 +56,9 @@ func (c Cache) follow(ctx context.Context, need Need, t reflect.Type) (*informer
 	if cluster.stopped {
 		return nil, errors.New("the informers have been shut down")
 	}
-	// A reconcile's ctx ends with the reconcile, and its logger has the key.
 	logger := klog.LoggerWithValues(klog.Background(), "controller", c.controller, "cluster", cluster.cfg.Cluster)
-	ctx, i.cancel = context.WithCancel(klog.NewContext(context.WithoutCancel(ctx), logger))
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
+	i.cancel = cancel
 	cluster.followed = append(cluster.followed, i)
 	cluster.start(ctx, i)
 	return i, nil

@@ -381,7 +381,7 @@ func following(
 		Name: "follower", Permissions: permissions,
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			h.LoopOptions.Background = func(ctx context.Context) error {
-				f, err := informers.Follow[metav1.Object](ctx, h, informers.Need{Resource: resource})
+				f, err := informers.Follow[metav1.Object](h, informers.Need{Resource: resource})
 				if err != nil {
 					return err
 				}

@@ -72,7 +72,7 @@ func (c *controller) followTypes(ctx context.Context) {
 		c.unfollow(name)
 	}
 	for name, t := range wanted {
-		if err := c.followType(ctx, t); err != nil {
+		if err := c.followType(t); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot follow a federated type", "type", name)
 		}
 	}
@@ -96,7 +96,7 @@ func (c *controller) unfollow(name string) {
 }
 
 // followType follows the federated objects of a type.
-func (c *controller) followType(ctx context.Context, t *federatedType) (err error) {
+func (c *controller) followType(t *federatedType) (err error) {
 	resource := schema.GroupVersionResource{Group: t.Federated.Group, Version: t.Federated.Version, Resource: t.Federated.PluralName}
 	t.client = c.host.Dynamic.Resource(resource)
 	need := informers.Need{
@@ -107,7 +107,7 @@ func (c *controller) followType(ctx context.Context, t *federatedType) (err erro
 	// The handler waits until the type is in the map, so that what it enqueues is found.
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if t.following, err = informers.Follow[*informers.Object](ctx, c.host, need); err != nil {
+	if t.following, err = informers.Follow[*informers.Object](c.host, need); err != nil {
 		return err
 	}
 	t.unwatch, err = c.loop.Watch(controllers.WatchMapped(t.following, func(e controllers.Event[*informers.Object]) []queuedKey {
@@ -242,7 +242,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 	if t.collects || r.c.dns != nil && r.c.dns.records[t.Name] != nil {
 		need.Resource.Version, need.Form, need.Digest = t.Target.Version, informers.Reduced, informers.DigestOf(policy.SummarizeWithStatus)
 	}
-	following, err := informers.Follow[*informers.Object](ctx, r.client.cluster.WithListSlots(r.c.lists), need)
+	following, err := informers.Follow[*informers.Object](r.client.cluster.WithListSlots(r.c.lists), need)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot watch a type in the cluster", "type", t.Name, "err", err)
 		return

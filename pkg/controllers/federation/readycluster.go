@@ -117,7 +117,7 @@ func (c *controller) open(ctx context.Context, name string, client *client) (err
 // loop is started again.
 func (r *readyCluster) background(ctx context.Context) error {
 	if r.c.dns != nil {
-		endpoints, err := r.c.dns.follow(ctx, r)
+		endpoints, err := r.c.dns.follow(r)
 		if err != nil {
 			return err
 		}

@@ -4,7 +4,6 @@
 package ttl
 
 import (
-	"context"
 	"fmt"
 	"slices"
 
@@ -52,8 +51,8 @@ func Entry() controllers.Entry {
 					return nil, fmt.Errorf("--"+flagPrefix+"rules: %w", err)
 				}
 			}
-			follow := func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
-				following, err := informers.Follow[metav1.Object](ctx, cache, need)
+			follow := func(need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
+				following, err := informers.Follow[metav1.Object](cache, need)
 				if err != nil {
 					return nil, err
 				}

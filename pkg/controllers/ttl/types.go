@@ -39,7 +39,7 @@ var definitions = []schema.GroupVersionResource{
 
 // followFunc shows handler the objects that the need chooses, reduced to what the need names, until Stop.
 // handler may keep them.
-type followFunc func(ctx context.Context, need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error)
+type followFunc func(need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error)
 
 // discover returns the types that can be followed and whose objects can be deleted, in one version each.
 // down are the groups that did not answer. If there are no types either, no group has answered.
@@ -115,7 +115,7 @@ func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
 		}
 	}
 	for _, resource := range definitions {
-		following, err := f.follow(ctx, informers.Need{Resource: resource, ClusterScoped: true, Form: informers.Metadata},
+		following, err := f.follow(informers.Need{Resource: resource, ClusterScoped: true, Form: informers.Metadata},
 			func(_, _ metav1.Object, _ bool) { look() })
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot watch CustomResourceDefinitions or APIServices", "resource", resource.GroupResource())
@@ -194,7 +194,7 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 // begin follows a type.
 func (f *follower) begin(ctx context.Context, t policy.Type) (_ *followedType, err error) {
 	k := &followedType{Type: t, rules: f.rulesFor(t), records: map[cache.ObjectName]*dueRecord{}, expiring: map[uint8]int{}}
-	k.following, err = f.follow(ctx, need(f.options, t, k.rules), func(old, current metav1.Object, _ bool) {
+	k.following, err = f.follow(need(f.options, t, k.rules), func(old, current metav1.Object, _ bool) {
 		f.changed(ctx, k, old, current)
 	})
 	return k, err

@@ -4,7 +4,6 @@
 package ttl
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -68,11 +67,11 @@ func newFollower(t *testing.T, set *rules.Set, hook func(informers.Need) error) 
 		t.Fatal(err)
 	}
 	t.Cleanup(all.Shutdown)
-	follow := func(ctx context.Context, need informers.Need, _ func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
+	follow := func(need informers.Need, _ func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
 		if err := hook(need); err != nil {
 			return nil, err
 		}
-		return informers.Follow[metav1.Object](ctx, all.ForController(Name), need)
+		return informers.Follow[metav1.Object](all.ForController(Name), need)
 	}
 	cfg := NewConfig()
 	return &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, types: map[schema.GroupResource]*followedType{}}}
