@@ -204,7 +204,8 @@ func (h hostedControllers) statuses(status func(*hostedController) controllers.S
 	return all
 }
 
-// unfinished returns an error that names the reconciles in flight, and the controllers that drain without any.
+// unfinished returns an error that names the reconciles in flight, and the controllers that drain without
+// any.
 func (h hostedControllers) unfinished(now time.Time) error {
 	var errs []error
 	for i, s := range h.statuses(func(c *hostedController) controllers.Status { s, _ := c.controllerStatus(); return s }) {
