@@ -147,20 +147,22 @@ func TestPanicIsOfOneKey(t *testing.T) {
 				panic("poison")
 			case k.Name == "bad" && calls["bad"] == 2:
 				return 0, (*problem)(nil)
+			case k.Name == "bad" && calls["bad"] == 3:
+				return 0, TerminalError(struct{ error }{}) // its Error panics
 			}
 			return 0, nil
 		}
 		f.run()
 		pass(time.Minute)
-		same(t, "calls", map[string]int{"bad": 3, "good": 1}, calls)
+		same(t, "calls", map[string]int{"bad": 4, "good": 1}, calls)
 		status := f.loop.Status()
-		if status.Panics != 2 || status.Errors != 0 || status.Reconciles != 4 {
-			t.Errorf("status = %+v, want 2 panics, no errors, 4 reconciles", status)
+		if status.Panics != 3 || status.Errors != 0 || status.Reconciles != 5 {
+			t.Errorf("status = %+v, want 3 panics, no errors, 5 reconciles", status)
 		}
 		if status.LastError == nil || status.LastError.Key != "shop/bad" || !strings.Contains(status.LastError.Text, "nil pointer") {
 			t.Errorf("last error = %+v, want the panic of shop/bad", status.LastError)
 		}
-		same(t, "panics counted", 2, counters(t, f.registry, "test")[loopmetrics.Panic])
+		same(t, "panics counted", 3, counters(t, f.registry, "test")[loopmetrics.Panic])
 	})
 }
 

@@ -105,7 +105,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 		o.notBefore = min(retryAfter(err), maxBackoff)
 		return err
 	})
-	o.retry = err != nil && o.result != loopmetrics.Terminal
+	o.retry = err != nil && (stack != nil || o.result != loopmetrics.Terminal)
 	switch {
 	case stack != nil:
 		o.result = loopmetrics.Panic
