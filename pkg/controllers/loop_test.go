@@ -122,10 +122,12 @@ func TestLoopLogsNothingOfTheReconcileThatRunsIt(t *testing.T) {
 		f := newFixture(t, "a")
 		f.logger = funcr.New(func(_, line string) { f.say("%s", line) }, funcr.Options{})
 		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+			<-time.After(time.Second) // until the loop has logged its start
 			klog.FromContext(ctx).Info("hello")
 			return 0, nil
 		}
 		f.run()
+		pass(2 * time.Second)
 		f.expect(`"level"=0 "msg"="Loop started" "controller"="test" "workers"=1`, `"level"=0 "msg"="hello" "controller"="test" "key"="shop/a"`)
 	})
 }
