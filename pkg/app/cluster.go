@@ -100,18 +100,35 @@ func (o *openClusters) addStatus(controller string, s *controllers.Status) {
 	}
 }
 
-// problem returns an error that names the clusters in which loops of the controller have ended unexpectedly.
+// problem returns an error that names the clusters in which loops of the controller have ended unexpectedly,
+// objects do not fit their Go types, or functions of the controller panic. That a cluster does not answer is
+// no problem of the controller.
 func (o *openClusters) problem(controller string) error {
-	var problems []string
+	var errs []error
 	for _, l := range o.of(controller) {
 		if err := l.runs.problem(); err != nil {
-			problems = append(problems, fmt.Sprintf("the loop of cluster %s %v", l.cluster, err))
+			errs = append(errs, fmt.Errorf("the loop of cluster %s %w", l.cluster, err))
 		}
 	}
-	if len(problems) == 0 {
-		return nil
+	for _, c := range o.opened(controller) {
+		if err := c.cache.Problem(controller); err != nil {
+			errs = append(errs, fmt.Errorf("cluster %s: %w", c.name, err))
+		}
 	}
-	return errors.New(strings.Join(problems, "\n"))
+	return errors.Join(errs...)
+}
+
+// opened returns the clusters that the named controller has open, or all controllers if the name is empty, in
+// the order of their names.
+func (o *openClusters) opened(controller string) (clusters []*otherCluster) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, key := range slices.Sorted(maps.Keys(o.all)) {
+		if c := o.all[key]; controller == "" || c.controller == controller {
+			clusters = append(clusters, c)
+		}
+	}
+	return clusters
 }
 
 // openCluster implements Host.Cluster.
@@ -230,13 +247,8 @@ func (p *process) runLoop(ctx context.Context, controller, cluster string, loop 
 
 // close closes the clusters that the named controller has left open, or all controllers if the name is empty.
 func (o *openClusters) close(controller string) {
-	o.mu.Lock()
-	open := slices.Collect(maps.Values(o.all))
-	o.mu.Unlock()
-	for _, c := range open {
-		if controller == "" || c.controller == controller {
-			c.releaseOnce()
-		}
+	for _, c := range o.opened(controller) {
+		c.releaseOnce()
 	}
 }
 

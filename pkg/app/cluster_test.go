@@ -20,6 +20,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -164,9 +165,7 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		go func() { p.runLoop(ctx, "one", "far", loop); close(ended) }()
 		<-time.After(time.Minute)
 		synctest.Wait()
-		if loop.runs != 3 {
-			t.Errorf("it ran %d times", loop.runs)
-		}
+		same(t, "runs", 3, loop.runs)
 		lines(t, p.openClusters.problem("one"), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
 		must(t, p.openClusters.problem("two"))
 		s := newHosted("one", &scripted{}, &informers.ClusterCache{}, &p.openClusters, p.loopMetrics, time.Hour).Status()
@@ -175,6 +174,22 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		<-ended
 		same(t, "runs after the end", 3, loop.runs)
 	})
+}
+
+func TestPanicInAnotherClusterIsAProblemOfItsController(t *testing.T) {
+	p, server := elsewhereOf(t, func(*Options) {}), httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"type": "ADDED", "object": {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"namespace": "shop", "name": "a"}}}`)
+	}))
+	defer server.Close()
+	c, err := p.openCluster("one", "far", &rest.Config{Host: server.URL})
+	must(t, err)
+	defer c.Close()
+	_, err = informers.Follow[*informers.Object](c, informers.Need{Resource: informers.Secrets, Filter: func(metav1.Object) bool { panic("a bug") }})
+	must(t, err)
+	must(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return p.openClusters.problem("one") != nil, nil }))
+	lines(t, p.openClusters.problem("one"), "cluster far: Filter panics on 1 objects of secrets, one of them shop/a")
+	must(t, p.openClusters.problem("two"))
 }
 
 func TestClusterNeverGetsTheTokenOfThisProcess(t *testing.T) {
@@ -324,9 +339,7 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 				if err != nil || sent == nil {
 					t.Fatalf("not sent: %v", err)
 				}
-				if sent.URL.RawQuery != tc.query {
-					t.Errorf("sent with %q, want %q", sent.URL.RawQuery, tc.query)
-				}
+				same(t, "query", tc.query, sent.URL.RawQuery)
 				return
 			}
 			var refused *controllers.DryRunError

@@ -67,7 +67,7 @@ func (p *process) newController(entry controllers.Entry) (*hostedController, err
 	h := newHosted(entry.Name, c, p.cache, &p.openClusters, p.loopMetrics, p.options.Generic.ControllerStuckAfter)
 	h.everyReplica = entry.EveryReplica
 	if handler != nil {
-		h.handler = h.contained(handler)
+		h.handler = h.withoutPanics(handler)
 	}
 	return h, nil
 }

@@ -232,7 +232,7 @@ func TestApplyHasTenRequestsOnTheWay(t *testing.T) {
 
 func TestHandlersAreServedUnderTheirName(t *testing.T) {
 	h, _, registry := host(t, untilTheEnd)
-	handler := h.contained(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	handler := h.withoutPanics(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/poison" {
 			panic("hunter2")
 		}
@@ -361,7 +361,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		panicsWith := func(context.Context) error { panic(panics.Mistake("asks for secrets")) }
 		h, c, registry := host(t, fails, returns, panicsWith, untilTheEnd)
 		closed := 0
-		h.others.all = map[string]*otherCluster{"x/far": {controller: "x", releaseOnce: func() { closed++ }}, "xx/far": {controller: "xx", releaseOnce: func() { t.Error("another's cluster was closed") }}}
+		h.others.all = map[string]*otherCluster{"x/far": {controller: "x", cache: &informers.ClusterCache{}, releaseOnce: func() { closed++ }}, "xx/far": {controller: "xx", releaseOnce: func() { t.Error("another's cluster was closed") }}}
 		var named atomic.Int32 // lines that name the controller as the lines of a Loop do
 		logger := funcr.New(func(_, line string) { named.Add(int32(strings.Count(line, `"controller"="x"`))) }, funcr.Options{})
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
@@ -398,9 +398,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		series(t, registry, "quartermaster_controller_panics_total", 1)
 		cancel()
 		must(t, <-done)
-		if n := named.Load(); n != 3 {
-			t.Errorf("%d lines of the log name the controller, want one of each restart", n)
-		}
+		same(t, "lines of the log that name the controller, one of each restart", int32(3), named.Load())
 	})
 }
 

@@ -128,8 +128,8 @@ func (h *hostedController) controllerStatus() (controllers.Status, error) {
 	}
 }
 
-// contained returns a handler of a controller's paths that contains the controller's panics.
-func (h *hostedController) contained(handler http.Handler) http.Handler {
+// withoutPanics returns a handler of a controller's paths that contains the controller's panics.
+func (h *hostedController) withoutPanics(handler http.Handler) http.Handler {
 	return http.StripPrefix("/controllers/"+h.name, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
 			switch panicked := recover(); panicked {

@@ -38,8 +38,7 @@ type Loop[K comparable] struct {
 	lastErr  *LastError
 	added    []*mapper[K]     // by Watch
 	admit    func(*mapper[K]) // maps what is in the cache of an added watch; nil unless workers run
-
-	closed sync.Once
+	closed   bool
 }
 
 // NewLoop registers the watches and returns a loop that drops their events until Run. Their informers need
@@ -88,6 +87,7 @@ func NewLoop[K comparable](
 // Watch adds a watch to a loop that exists already, for instance of a resource that was found at run time.
 // The loop does not wait for its informer. Once that has synced, the loop maps the objects in the cache, and
 // then each change. remove ends the watch, and does not wait: a mapping that has begun goes on.
+// Watch returns an error for a watch that NewLoop would refuse, for WaitFor, and after Close.
 func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 	if watch.mistake == nil && watch.list == nil {
 		watch.mistake = errors.New("WaitFor maps nothing, and a loop that exists does not wait")
@@ -98,6 +98,10 @@ func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 	m := newMapper(watch)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.closed {
+		m.remove()
+		return nil, fmt.Errorf("loop %s is closed", l.opts)
+	}
 	l.added = append(l.added, m)
 	if l.admit != nil {
 		l.admit(m)
@@ -113,12 +117,17 @@ func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 // Close removes the metrics and the watches of the loop. Call it after Run has returned, for a loop that ends
 // before the process. It does not stop what informers.Follow follows. A second call does nothing.
 func (l *Loop[K]) Close() {
-	l.closed.Do(func() { // the next loop of the name has metrics of the same labels
-		l.opts.Metrics.RemoveLoop(l.opts.labels())
-		for _, m := range slices.Concat(l.mappers, l.addedWatches()) {
-			m.remove()
-		}
-	})
+	l.mu.Lock()
+	closed := l.closed
+	l.closed = true
+	l.mu.Unlock()
+	if closed { // the next loop of the name has metrics of the same labels
+		return
+	}
+	l.opts.Metrics.RemoveLoop(l.opts.labels())
+	for _, m := range slices.Concat(l.mappers, l.addedWatches()) {
+		m.remove()
+	}
 }
 
 // Enqueue adds keys to the first lane of the queue. It is for triggers without an informer, such as a timer,

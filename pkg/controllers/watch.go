@@ -74,8 +74,8 @@ func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Eve
 // as [GenerationChanged]. It calls these functions for one event at a time, in the order of an object's
 // events, except that the newest state may come as an addition before events that led to it. They must not
 // block and must not change the objects, which belong to the cache. If one panics, the object waits for its
-// next event, the next relist or the next leader; its deletion is lost. In the cluster of the process, the
-// panic is a problem of the controller while the object exists.
+// next event, the next relist or the next leader; its deletion is lost. The panic is a problem of the
+// controller while the object exists.
 func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
 	w := WatchChanges(informer, keys, only...)
 	w.primary = true

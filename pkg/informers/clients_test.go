@@ -92,21 +92,22 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 
 func TestClustersOfOneNameCountTogether(t *testing.T) {
 	config := serve(t, newCluster(named("a", "1")))
-	f, reg := newClusterCache(t, config, reloadNeed)
+	f, _ := newClusterCache(t, config, reloadNeed)
+	var clusters []*ClusterCache
 	for _, controller := range []string{"one", "two"} {
 		cluster, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, clock.RealClock{}, func(string) {})
 		must(t, err)
-		defer cluster.Shutdown()
 		followed, err := Follow[*Object](cluster.ForController(controller), Need{Resource: Secrets})
 		must(t, err)
 		<-followed.Synced()
+		clusters = append(clusters, cluster)
 	}
-	must(t, testutil.GatherAndCompare(reg, strings.NewReader(`
-		# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
-		# TYPE quartermaster_informer_objects gauge
-		quartermaster_informer_objects{cluster="",group="",resource="secrets"} 0
-		quartermaster_informer_objects{cluster="c1",group="",resource="secrets"} 2
-	`), "quartermaster_informer_objects"))
+	counts := func() ResourceStatus { return *f.caches.sums()[seriesLabels{"c1", "", "secrets"}] }
+	same(t, "objects and lists of both", []int64{2, 2}, []int64{int64(counts().Objects), counts().Lists})
+	clusters[0].Shutdown()
+	same(t, "objects of one, and lists, which never sink", []int64{1, 2}, []int64{int64(counts().Objects), counts().Lists})
+	clusters[1].Shutdown()
+	same(t, "counts of a cluster that nobody has open", 0, len(f.caches.ended))
 }
 
 // connection is a connection to a server.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"runtime/pprof"
 	"slices"
@@ -28,13 +29,14 @@ type Caches struct {
 	metrics.BaseStableCollector
 	metrics []resourceMetric
 
-	mu  sync.Mutex
-	all []*ClusterCache
+	mu    sync.Mutex
+	all   []*ClusterCache
+	ended map[seriesLabels]ResourceStatus // what informers have counted that have ended in the clusters of all
 }
 
 // NewCaches returns Caches without a cluster, and registers their metrics.
 func NewCaches(reg metrics.KubeRegistry) (*Caches, error) {
-	c := &Caches{metrics: resourceMetrics()}
+	c := &Caches{metrics: resourceMetrics(), ended: map[seriesLabels]ResourceStatus{}}
 	if err := reg.CustomRegister(c); err != nil {
 		return nil, fmt.Errorf("register informer metrics: %w", err)
 	}
@@ -45,6 +47,9 @@ func (c *Caches) remove(cluster *ClusterCache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.all = slices.DeleteFunc(c.all, func(other *ClusterCache) bool { return other == cluster })
+	maps.DeleteFunc(c.ended, func(labels seriesLabels, _ ResourceStatus) bool {
+		return !slices.ContainsFunc(c.all, func(open *ClusterCache) bool { return open.cfg.Cluster == labels[0] })
+	})
 }
 
 func (c *Caches) clusters() []*ClusterCache {
@@ -237,22 +242,19 @@ func (c *ClusterCache) Shutdown() {
 // Problem returns what keeps the cache of a controller from being complete and current: an informer that has
 // not synced, a verb that RBAC does not allow, requests that have failed, or watches that have each broken
 // early, for more than a minute, an object that does not fit its Go type, a function of the controller that
-// panics. For a followed resource, only the last two are problems. It returns nil if there is no problem, and
-// before Start, as on a cold standby.
+// panics. For a followed resource, only the last two are problems: it may be that no user wants the resource.
+// Problem returns nil if there is no problem. Before Start, as on a cold standby, no request is a problem.
 func (c *ClusterCache) Problem(controller string) error {
-	if !c.started() {
-		return nil
-	}
+	started := c.started()
 	var errs []error
-	for _, i := range c.informers {
-		if i.plan.need(controller) != nil {
-			errs = append(errs, i.problem(), i.bad.problem(controller))
+	for at, i := range c.allInformers() {
+		if i.plan.need(controller) == nil {
+			continue
 		}
-	}
-	for _, i := range c.followedInformers() { // without their requests: it may be that no user wants the resource
-		if i.plan.need(controller) != nil {
-			errs = append(errs, i.bad.problem(controller))
+		if declared := at < len(c.informers); declared && started {
+			errs = append(errs, i.problem())
 		}
+		errs = append(errs, i.bad.problem(controller))
 	}
 	return errors.Join(errs...)
 }

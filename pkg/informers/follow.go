@@ -68,8 +68,13 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 func (c *ClusterCache) unfollow(i *informer) {
 	i.cancel()
 	i.stopped.Store(true)
+	c.caches.mu.Lock()
+	defer c.caches.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.cfg.Cluster != "" && slices.Contains(c.followed, i) {
+		c.caches.keepCounts(c.cfg.Cluster, i)
+	}
 	c.followed = slices.DeleteFunc(c.followed, func(other *informer) bool { return other == i })
 }
 

@@ -62,11 +62,60 @@ func (s *ResourceStatus) add(other *ResourceStatus) {
 	if s.LastActivityAge == nil || other.LastActivityAge != nil && s.LastActivityAge.Duration < other.LastActivityAge.Duration {
 		s.LastActivityAge = other.LastActivityAge
 	}
+	s.addCounts(other)
+}
+
+// addCounts adds what the other status has counted.
+func (s *ResourceStatus) addCounts(other *ResourceStatus) {
 	s.Lists += other.Lists
 	s.Relists += other.Relists
 	s.Watches += other.Watches
 	s.Events += other.Events
 	s.Failures += other.Failures
+}
+
+// seriesLabels are the labels of a series: cluster, group and resource.
+type seriesLabels [3]string
+
+func (i *informer) labels(cluster string) seriesLabels {
+	return seriesLabels{cluster, i.plan.resource.Group, i.plan.resource.Resource}
+}
+
+// sums returns the status of all informers of a series together. Counters include informers that have ended,
+// since a counter that sinks would look as if the process had started anew.
+func (c *Caches) sums() map[seriesLabels]*ResourceStatus {
+	c.mu.Lock() // no informer ends meanwhile
+	defer c.mu.Unlock()
+	sums := map[seriesLabels]*ResourceStatus{}
+	for _, cluster := range c.all {
+		informers := cluster.informers
+		if cluster.cfg.Cluster != "" {
+			informers = cluster.allInformers()
+		}
+		for _, i := range informers {
+			for _, status := range i.status() {
+				if sum := sums[i.labels(cluster.cfg.Cluster)]; sum != nil {
+					sum.add(&status)
+				} else {
+					sums[i.labels(cluster.cfg.Cluster)] = &status
+				}
+			}
+		}
+	}
+	for labels, sum := range sums {
+		ended := c.ended[labels]
+		sum.addCounts(&ended)
+	}
+	return sums
+}
+
+// keepCounts keeps what an informer of a cluster has counted. The caller holds mu.
+func (c *Caches) keepCounts(cluster string, i *informer) {
+	sum := c.ended[i.labels(cluster)]
+	for _, status := range i.status() {
+		sum.addCounts(&status)
+	}
+	c.ended[i.labels(cluster)] = sum
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -80,24 +129,7 @@ func (c *Caches) DescribeWithStability(ch chan<- *metrics.Desc) {
 // name count together: several controllers may have opened one cluster. In the process's own cluster,
 // followed resources do not count: it may be that nobody wants them.
 func (c *Caches) CollectWithStability(ch chan<- metrics.Metric) {
-	sums := map[[3]string]*ResourceStatus{} // by cluster, group and resource
-	for _, cluster := range c.clusters() {
-		informers := cluster.informers
-		if cluster.cfg.Cluster != "" {
-			informers = cluster.allInformers()
-		}
-		for _, i := range informers {
-			status, labels := i.status(), [3]string{cluster.cfg.Cluster, i.plan.resource.Group, i.plan.resource.Resource}
-			for at := range status {
-				if sum := sums[labels]; sum != nil {
-					sum.add(&status[at])
-				} else {
-					sums[labels] = &status[at]
-				}
-			}
-		}
-	}
-	for labels, status := range sums {
+	for labels, status := range c.sums() {
 		for _, m := range c.metrics {
 			if value := m.value(status); !math.IsNaN(value) {
 				ch <- metrics.NewLazyConstMetric(m.desc, m.kind, value, labels[:]...)
