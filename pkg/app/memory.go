@@ -14,6 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
+// garbageAtStart is how much garbage there may be in the first minute, in percent of the live heap. The first
+// lists leave what is cached scattered among their garbage, in spans that no collection can free: the less
+// garbage, the fewer spans.
+const garbageAtStart = 50
+
 // returnMemory collects garbage and returns free memory every minute until ctx ends. A start, a new list or
 // the boundary of many schedules leaves free memory that Go would otherwise keep as room for garbage. What a
 // sync.Pool holds is freed a minute later, by the next collection.
@@ -21,7 +26,10 @@ func returnMemory(ctx context.Context) {
 	if cmp.Or(os.Getenv("GOGC"), os.Getenv("GOMEMLIMIT")) != "" {
 		return // somebody else tunes it
 	}
+	percent := garbageAtStart
 	wait.UntilWithContext(ctx, func(context.Context) {
+		debug.SetGCPercent(percent)
+		percent = 100
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		if isWorthCollecting(&m) {
