@@ -122,9 +122,7 @@ func TestVerbosityRequestIsChecked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()
 			handler.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/debug/flags/v", strings.NewReader(tc.body)))
-			if w.Code != tc.code {
-				t.Errorf("code %d, want %d: %s", w.Code, tc.code, w.Body)
-			}
+			same(t, "code of "+w.Body.String(), tc.code, w.Code)
 		})
 	}
 }

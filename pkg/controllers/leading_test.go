@@ -142,9 +142,7 @@ func TestLeaderBeginsWithoutLosingChanges(t *testing.T) {
 						last = line
 					}
 				}
-				if last != tc.want {
-					t.Errorf("the last one was %q, want %q; all: %v", last, tc.want, log)
-				}
+				same(t, fmt.Sprint("the last one of ", log), tc.want, last)
 			})
 		}
 	}
@@ -313,9 +311,7 @@ func TestGenerationChanged(t *testing.T) {
 		"one without generations": {changed{Old: with(0, 0), New: with(0, 0)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if kept := GenerationChanged(tc.event); kept != tc.kept {
-				t.Errorf("with the Go type: kept %v", kept)
-			}
+			same(t, "kept with the Go type", tc.kept, GenerationChanged(tc.event))
 			var untyped Event[metav1.Object]
 			if tc.event.Old != nil {
 				untyped.Old = tc.event.Old
@@ -323,9 +319,7 @@ func TestGenerationChanged(t *testing.T) {
 			if tc.event.New != nil {
 				untyped.New = tc.event.New
 			}
-			if kept := GenerationChanged(untyped); kept != tc.kept {
-				t.Errorf("with the interface: kept %v", kept)
-			}
+			same(t, "kept with the interface", tc.kept, GenerationChanged(untyped))
 		})
 	}
 }

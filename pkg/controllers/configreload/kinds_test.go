@@ -419,12 +419,8 @@ func TestJobChangeAroundItsCreation(t *testing.T) {
 		for _, job := range f.runs() {
 			mark = job.Spec.Template.Spec.Containers[0].Env[0].Value
 		}
-		if mark != tc.want {
-			t.Errorf("mark %s, want %s; writes %v", mark, tc.want, f.writes())
-		}
-		if n := f.asked()["try jobs"]; n != tc.n {
-			t.Errorf("replaced %d times, want %d; writes %v", n, tc.n, f.writes())
-		}
+		same(t, "mark", tc.want, mark)
+		same(t, "replacements", tc.n, f.asked()["try jobs"])
 		f.count(0, "pending_workloads")
 	})
 }
