@@ -306,6 +306,9 @@ func TestWebhookHoldsUpAWorkerForTenSeconds(t *testing.T) {
 			same(t, "time taken", want, time.Since(begun))
 		})
 	}
+	ofAPod := roundTripper(func(*http.Request) (*http.Response, error) { return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Retry-After": {"5"}}}, nil })
+	response, _ := withoutLongWaits(ofAPod).RoundTrip(nil)
+	same(t, "wait that a proxied Pod names", "5", response.Header.Get("Retry-After"))
 }
 
 // discoveryServer answers discovery by path, with a status if the answer is one, and hangs at the others.

@@ -244,6 +244,17 @@ func (l *Loop[K]) run(parent context.Context) error {
 
 // startWorkers starts the workers and the goroutines that fill q, until ctx has ended and q is empty.
 func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *sync.WaitGroup) {
+	l.admitAdded(func(m *mapper[K]) {
+		m.open(q) // before the first reconcile, as the others
+		workers.Go(func() {
+			select {
+			case <-m.watch.synced():
+				replay(ctx, q, m)
+			case <-m.removed:
+			case <-ctx.Done():
+			}
+		})
+	})
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](l.opts.MinBackoff, l.opts.MaxBackoff)
 	for range l.opts.Workers {
 		workers.Go(func() {
@@ -255,17 +266,6 @@ func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *
 	workers.Go(func() {
 		replay(ctx, q, slices.DeleteFunc(slices.Clone(l.mappers), func(m *mapper[K]) bool { return !m.watch.primary })...)
 		l.setPhase(PhaseRunning)
-	})
-	l.admitAdded(func(m *mapper[K]) {
-		m.open(q) // a reconcile may have read an object that is deleted before the replay
-		workers.Go(func() {
-			select {
-			case <-m.watch.synced():
-				replay(ctx, q, m)
-			case <-m.removed:
-			case <-ctx.Done():
-			}
-		})
 	})
 }
 
