@@ -17,8 +17,8 @@ import (
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
 	watch   Watch[K]
-	newest  func(cache.ObjectName) []K // maps the newest state of an object of the cache; nil for WaitFor
-	remove  func()                     // removes the handler, once
+	newest  func(cache.ObjectName) []K // of the registration; nil for WaitFor
+	remove  func()                     // ends the registration, once
 	removed chan struct{}              // closed by remove
 
 	mu    sync.Mutex // held while the mapping is called
@@ -27,8 +27,11 @@ type mapper[K comparable] struct {
 
 func newMapper[K comparable](watch Watch[K]) *mapper[K] {
 	m := &mapper[K]{watch: watch, removed: make(chan struct{})}
-	var unregister func()
-	m.newest, unregister = watch.register(m.handle)
+	unregister := func() {}
+	if watch.register != nil {
+		r := watch.register(m.handle)
+		m.newest, unregister = r.newest, r.remove
+	}
 	m.remove = sync.OnceFunc(func() { close(m.removed); unregister() })
 	return m
 }

@@ -27,9 +27,17 @@ type Watch[K comparable] struct {
 	// primary says that Run maps them when it begins. A watch that Loop.Watch adds maps them in any case: a
 	// reconcile may have run before the informer had them.
 	primary bool
-	// register adds a handler that passes the mapping of each change to handle. newest, unless it is nil, maps
-	// the newest state of an object. Each loop with the watch has a handler of its own.
-	register func(handle func(lane, func() []K)) (newest func(cache.ObjectName) []K, remove func())
+	// register registers a loop with the informer; nil for WaitFor.
+	register func(handle handler[K]) registration[K]
+}
+
+// handler is called for each change of an object, with its mapping to keys and the lane for them.
+type handler[K comparable] func(in lane, mapping func() []K)
+
+// registration is what one loop has of a watch.
+type registration[K comparable] struct {
+	newest func(cache.ObjectName) []K // maps the newest state of an object in the cache
+	remove func()                     // ends the calls of the handler
 }
 
 // errNoInformer is the mistake of a watch without an informer.
@@ -103,7 +111,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 			}
 			return list
 		},
-		register: func(handle func(lane, func() []K)) (func(cache.ObjectName) []K, func()) {
+		register: func(handle handler[K]) registration[K] {
 			// Two, since an event that is not chosen does not mean that the object can be mapped.
 			containChoice, endChoice := w.ContainPanics()
 			containMapping, endMapping := w.ContainPanics()
@@ -117,23 +125,25 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 				}
 				return mapped
 			}
-			newest := func(name cache.ObjectName) []K {
-				obj, exists := informer.Get(name)
-				if !exists {
-					return nil // its deletion is an event
-				}
-				return mapChosen(Event[T]{New: obj})
-			}
 			// The objects of the first list are dropped: the cache is replayed once the informer has synced.
 			remove := informer.AddHandler(func(old, current T, initial bool) {
 				if e := (Event[T]{old, current}); !initial || !isNil(old) {
 					handle(laneOfEvent(e), func() []K { return mapChosen(e) })
 				}
 			})
-			return newest, func() {
-				remove()
-				endChoice()
-				endMapping()
+			return registration[K]{
+				newest: func(name cache.ObjectName) []K {
+					obj, exists := informer.Get(name)
+					if !exists {
+						return nil // its deletion is an event
+					}
+					return mapChosen(Event[T]{New: obj})
+				},
+				remove: func() {
+					remove()
+					endChoice()
+					endMapping()
+				},
 			}
 		},
 	}
@@ -144,7 +154,7 @@ func WaitFor[K comparable, T any](informer informers.Informer[T]) Watch[K] {
 	if missing(informer) {
 		return Watch[K]{mistake: errNoInformer}
 	}
-	return Watch[K]{synced: informer.Synced, register: func(func(lane, func() []K)) (func(cache.ObjectName) []K, func()) { return nil, func() {} }}
+	return Watch[K]{synced: informer.Synced}
 }
 
 // WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of

@@ -52,17 +52,50 @@ type feed struct {
 	// The goroutine of run uses the fields below. So does ListWithContext, in another goroutine, for which the
 	// reflector waits unless ctx ends.
 
-	// listed is when the list was complete; zero before.
-	listed time.Time
-	// opened is when the last watch or streamed list began; zero after a complete list.
-	opened time.Time
-	// streams counts the streamed lists that have begun, until one list is complete or has failed.
-	streams int
+	attempt attempt
 	// freeSlot gives the slot of the present list back. A second call does nothing.
 	freeSlot func()
-	// throttled is the error of the last streamed list if the API server was too busy for it.
+}
+
+// attempt is the state of one call of the reflector's ListAndWatchWithContext. WatchWithContext tells the
+// reflector by its error what to do next:
+//
+//	asked for          error                      the reflector
+//	a streamed list    429, connection refused    waits without ctx, and asks again: it never gets these
+//	a streamed list    any other, errBrief        asks ListWithContext for pages
+//	a watch            429, connection refused    waits, and asks again
+//	a watch            any other, errBrief        returns the error to run
+type attempt struct {
+	listed  time.Time // when the list was complete; zero before
+	opened  time.Time // when the last watch or streamed list began; zero after a complete list
+	streams int       // how many streamed lists have begun
+	// throttled is the error of a streamed list for which the API server was too busy, for ListWithContext.
 	throttled error
 }
+
+// errBrief is for an attempt that must not go on as it is.
+var errBrief = errors.New("the last watch ended within a second, or two streamed lists broke")
+
+// maxStreams is how many streamed lists may break, as behind a proxy that cuts long responses, before the
+// list is read in pages. The reflector would stream it again for ever.
+const maxStreams = 2
+
+// isBrief reports whether the next request must wait or be another: the reflector does not wait between two
+// watches if there was an event in the first.
+func (a *attempt) isBrief(now time.Time, streamed bool) bool {
+	return now.Sub(a.opened) < time.Second || streamed && a.streams == maxStreams
+}
+
+// begin notes that a watch or a streamed list has begun.
+func (a *attempt) begin(now time.Time, streamed bool) {
+	a.opened = now
+	if streamed {
+		a.streams++
+	}
+}
+
+// complete notes that the list is complete.
+func (a *attempt) complete(now time.Time) { a.listed, a.opened = now, time.Time{} }
 
 func (f *feed) covers(namespace string) bool {
 	return f.namespace == metav1.NamespaceAll || f.namespace == namespace
@@ -76,9 +109,9 @@ func (f *feed) run(ctx context.Context) {
 	for delay := backoff; f.takeListSlot(ctx); {
 		answering := isClosed(f.informer.firstFill)
 		err := f.listAndWatch(ctx, reflector)
-		complete := !f.listed.IsZero()
+		complete := !f.attempt.listed.IsZero()
 		switch {
-		case complete && f.clock.Since(f.listed) > failingAfter:
+		case complete && f.clock.Since(f.attempt.listed) > failingAfter:
 			delay = backoff
 		case complete && err == nil && ctx.Err() == nil:
 			f.state.recordBreak()
@@ -94,7 +127,7 @@ func (f *feed) run(ctx context.Context) {
 
 // listAndWatch lists and watches until the watch breaks, which is no error, or a request fails.
 func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) error {
-	f.listed, f.opened, f.streams = time.Time{}, time.Time{}, 0
+	f.attempt = attempt{}
 	err := reflector.ListAndWatchWithContext(ctx)
 	f.giveListSlotBack()
 	if errors.Is(err, errBrief) {
@@ -156,8 +189,8 @@ func (f *feed) Watch(opts metav1.ListOptions) (watch.Interface, error) {
 // ListWithContext returns the whole list, reduced page by page. With the reflector's own options, an
 // API server that cannot stream would return all objects in one response.
 func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-	err := f.throttled
-	f.throttled = nil
+	err := f.attempt.throttled
+	f.attempt.throttled = nil
 	var list runtime.Object
 	if err == nil { // otherwise the server is too busy for pages as well, and is asked later
 		list, err = f.list(ctx, opts)
@@ -227,19 +260,11 @@ func (f *feed) setSelectors(opts *metav1.ListOptions) {
 // errNoAnswer is the error of a watch that did not begin.
 var errNoAnswer = errors.New("the connection broke or timed out before the server responded")
 
-// maxStreams is how many streamed lists may break, as behind a proxy that cuts long responses, before the
-// list is read in pages. The reflector would stream it again for ever.
-const maxStreams = 2
-
-// errBrief makes the reflector ask for pages, or return to run. The reflector would not wait between two
-// watches if there was an event in the first.
-var errBrief = errors.New("the last watch ended within a second, or two streamed lists broke")
-
 // WatchWithContext opens a watch, or a list that is streamed as a watch.
 func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	f.setSelectors(&opts)
 	streamed := opts.SendInitialEvents != nil
-	if f.clock.Since(f.opened) < time.Second || streamed && f.streams == maxStreams {
+	if f.attempt.isBrief(f.clock.Now(), streamed) {
 		return nil, errBrief
 	}
 	w, err := f.source.watch(ctx, opts)
@@ -247,27 +272,26 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 		err = errNoAnswer // client-go returns it if the connection broke ten times
 	}
 	if err == nil {
-		f.opened = f.clock.Now()
-		if streamed {
-			f.streams++
-		}
+		f.attempt.begin(f.clock.Now(), streamed)
 		f.state.recordWatch(ctx)
 		return w, nil
 	}
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	if streamed && apierrors.IsTooManyRequests(err) {
-		f.throttled = err // ListWithContext returns it next
-	} else if !streamed || !apierrors.IsInvalid(err) { // a server that does not stream lists is asked for pages
+	busy := apierrors.IsTooManyRequests(err)
+	switch {
+	case streamed && busy:
+		f.attempt.throttled = err
+	case streamed && apierrors.IsInvalid(err): // a server that does not stream lists is asked for pages
+	default:
 		f.state.recordFailure("watch", err)
 	}
-	switch retried := apierrors.IsTooManyRequests(err) || utilnet.IsConnectionRefused(err); {
+	switch retried := busy || utilnet.IsConnectionRefused(err); {
 	case retried && streamed:
-		// The reflector would wait without watching ctx, and delay Shutdown. So it asks for pages.
-		err = errors.New(err.Error())
+		err = errors.New(err.Error()) // see attempt: a wait without ctx would delay Shutdown
 	case retried:
-		f.state.logFailure(ctx, err) // the reflector tries again, and does not return to run
+		f.state.logFailure(ctx, err) // the reflector does not return to run
 	}
 	return nil, err
 }
@@ -302,7 +326,7 @@ func (f *feed) Bookmark(version string) error {
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
 	f.giveListSlotBack()
-	f.listed, f.opened = f.clock.Now(), time.Time{}
+	f.attempt.complete(f.clock.Now())
 	if err := f.informer.replace(f, list); err != nil {
 		return err
 	}
