@@ -306,8 +306,10 @@ func TestWebhookHoldsUpAWorkerForTenSeconds(t *testing.T) {
 			same(t, "time taken", want, time.Since(begun))
 		})
 	}
-	ofAPod := roundTripper(func(*http.Request) (*http.Response, error) { return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Retry-After": {"5"}}}, nil })
-	response, _ := withoutLongWaits(ofAPod).RoundTrip(nil)
+	response, _ := withoutLongWaits(roundTripper(func(*http.Request) (*http.Response, error) {
+		return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Retry-After": {"5"}}, Body: http.NoBody}, nil
+	})).RoundTrip(nil)
+	defer response.Body.Close()
 	same(t, "wait that a proxied Pod names", "5", response.Header.Get("Retry-After"))
 }
 

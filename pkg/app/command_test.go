@@ -244,9 +244,7 @@ func TestLargeHeapIsCollectedOnlyForItsFreeMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &runtime.MemStats{HeapInuse: tc.inUse * mib, HeapIdle: tc.idle * mib, HeapReleased: tc.released * mib}
-			if got := isWorthCollecting(m); got != tc.want {
-				t.Errorf("worth collecting: %v", got)
-			}
+			same(t, "worth collecting", tc.want, isWorthCollecting(m))
 		})
 	}
 }
