@@ -4,7 +4,7 @@
 package informers
 
 import (
-	"encoding/json"
+	stdjson "encoding/json"
 	"fmt"
 	"strings"
 
@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
@@ -50,13 +51,14 @@ func (d tolerantDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, 
 	if err == nil || into != nil {
 		return obj, gvk, err
 	}
+	// In the case of the keys, as client-go decodes: another case is another field, which a CRD may keep.
 	var raw struct {
 		metav1.TypeMeta `json:",inline"`
 		Metadata        struct {
 			metav1.ListMeta `json:",inline"`
-			Name            string
-		}
-		Items json.RawMessage
+			Name            string `json:"name"`
+		} `json:"metadata"`
+		Items stdjson.RawMessage `json:"items"`
 	}
 	if json.Unmarshal(data, &raw) != nil {
 		return obj, gvk, err
@@ -68,7 +70,7 @@ func (d tolerantDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, 
 		}
 		return m, gvk, nil
 	}
-	var items []json.RawMessage
+	var items []stdjson.RawMessage
 	if json.Unmarshal(raw.Items, &items) != nil {
 		return obj, gvk, err
 	}

@@ -442,6 +442,8 @@ func TestMisfitIsDecodedFromJSON(t *testing.T) {
 		"a list of which all fit":      {list(object("a", "1"), object("b", "2")), []string{"a *v1.Deployment", "b *v1.Deployment"}},
 		"a list of which one is bad":   {list(object("a", "1"), object("b", "[]"), typed(object("c", "3"))), []string{"a *v1.Deployment", "b *informers.misfit", "c *v1.Deployment"}},
 		"a list of nothing":            {list(), nil},
+		"a bad one with Metadata, too": {strings.Replace(typed(object("a", "[]")), "{", `{"Metadata":5,`, 1), []string{"a *informers.misfit"}},
+		"such a one in a list":         {list(strings.Replace(object("a", "[]"), "{", `{"Metadata":5,`, 1)), []string{"a *informers.misfit"}},
 		"what has no name":             {typed(object("", "[]")), []string{"error"}},
 		"what is no object":            {`"x"`, []string{"error"}},
 		"what is no JSON":              {`{`, []string{"error"}},
@@ -469,9 +471,7 @@ func TestMisfitIsDecodedFromJSON(t *testing.T) {
 			default:
 				err = add(obj)
 			}
-			if !slices.Equal(got, tc.want) {
-				t.Errorf("decoded %q, error %v, want %q", got, err, tc.want)
-			}
+			same(t, fmt.Sprint("decoded, with the error ", err), tc.want, got)
 		})
 	}
 }

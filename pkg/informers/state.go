@@ -237,9 +237,10 @@ func isRefusal(err error) bool {
 }
 
 // reasonOf returns why a request failed, without the error's own text, which is in the log and in
-// /debug/informers, and may name a port that is another one each time.
+// /debug/informers, and may name a port that is another one each time. An answer that is none of an API server
+// is not usable either.
 func reasonOf(err error) string {
-	return cmp.Or(string(apierrors.ReasonForError(err)), "no answer")
+	return cmp.Or(string(apierrors.ReasonForError(err)), "no usable answer")
 }
 
 // causeOf returns what one failure has in common with the next of its kind: its reason or, without one, the

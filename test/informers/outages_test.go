@@ -89,7 +89,7 @@ func TestLongCacheAfterOutage(t *testing.T) {
 				proxy.Partition(faultproxy.Reset)
 				return proxy.Heal
 			},
-			shows: reported("watch", "no answer"),
+			shows: reported("watch", "no usable answer"),
 		},
 		"nothing arrives, no bookmark either": {
 			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
@@ -175,7 +175,7 @@ func TestCacheAfterRestartOfTheServer(t *testing.T) {
 		}
 	})
 	shared.KillAPIServer()
-	direct.waitForProblem(ctx, t, "test", "secrets", "configmaps", "deployments.apps", "no answer")
+	direct.waitForProblem(ctx, t, "test", "secrets", "configmaps", "deployments.apps", "no usable answer")
 	if err := shared.StartAPIServer(ctx); err != nil {
 		t.Fatal(err)
 	}
