@@ -237,8 +237,8 @@ func isRefusal(err error) bool {
 }
 
 // reasonOf returns why a request failed, without the error's own text, which is in the log and in
-// /debug/informers, and may name a port that is another one each time. An answer that is none of an API server
-// is not usable either.
+// /debug/informers, and may name a port that is another one each time. What is no answer of an API server is
+// not usable either.
 func reasonOf(err error) string {
 	return cmp.Or(string(apierrors.ReasonForError(err)), "no usable answer")
 }
