@@ -10,29 +10,26 @@ import "slices"
 // Every reports whether is holds for err or for an error that err wraps. If err joins errors, is must hold
 // for err or for each of them.
 func Every(err error, is func(error) bool) bool {
-	if is(err) {
-		return true
-	}
-	switch e := any(err).(type) {
-	case interface{ Unwrap() error }:
-		return Every(e.Unwrap(), is)
-	case interface{ Unwrap() []error }:
-		joined := e.Unwrap()
-		return len(joined) > 0 && !slices.ContainsFunc(joined, func(err error) bool { return !Every(err, is) })
-	}
-	return false
+	parts := Parts(err)
+	return is(err) || len(parts) > 0 && !slices.ContainsFunc(parts, func(err error) bool { return !Every(err, is) })
 }
 
 // Any reports whether is holds for err, or for an error that err wraps or joins.
 func Any(err error, is func(error) bool) bool {
-	if is(err) {
-		return true
-	}
+	return is(err) || slices.ContainsFunc(Parts(err), func(err error) bool { return Any(err, is) })
+}
+
+// Parts returns the errors that err wraps or joins.
+func Parts(err error) []error {
 	switch e := any(err).(type) {
 	case interface{ Unwrap() error }:
-		return Any(e.Unwrap(), is)
+		if wrapped := e.Unwrap(); wrapped != nil {
+			return []error{wrapped}
+		}
 	case interface{ Unwrap() []error }:
-		return slices.ContainsFunc(e.Unwrap(), func(err error) bool { return Any(err, is) })
+		return e.Unwrap()
+	case interface{ Errors() []error }: // an Aggregate of apimachinery, which has no Unwrap
+		return e.Errors()
 	}
-	return false
+	return nil
 }

@@ -79,16 +79,12 @@ func isConflict(err error) bool {
 
 // retryAfter returns the longest Retry-After of err and of the errors that it wraps or joins, or 0.
 func retryAfter(err error) (longest time.Duration) {
-	switch e := any(err).(type) {
-	case interface{ Unwrap() error }:
-		return retryAfter(e.Unwrap())
-	case interface{ Unwrap() []error }:
-		for _, one := range e.Unwrap() {
-			longest = max(longest, retryAfter(one))
-		}
-	case apierrors.APIStatus:
+	if _, answer := any(err).(apierrors.APIStatus); answer {
 		seconds, _ := apierrors.SuggestsClientDelay(err)
 		longest = time.Duration(seconds) * time.Second
+	}
+	for _, part := range errtree.Parts(err) {
+		longest = max(longest, retryAfter(part))
 	}
 	return longest
 }
