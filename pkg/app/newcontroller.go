@@ -14,8 +14,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
@@ -99,8 +102,43 @@ func (p *process) host(name string) (controllers.Host, error) {
 		},
 		Events:      p.events.recorder(p.options.name + "-" + name),
 		LoopOptions: controllers.LoopOptions{Name: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}},
-		Metrics:     p.registry,
+		Metrics:     controllerMetrics{p.registry, name, p.loopMetrics},
 	}, err
+}
+
+// controllerMetrics is the registry as a controller gets it. A panic of its collectors would end the process,
+// since the registry calls them in goroutines of its own.
+type controllerMetrics struct {
+	metrics.KubeRegistry
+	controller  string
+	loopMetrics *loopmetrics.Metrics
+}
+
+// CustomRegister registers a collector.
+func (m controllerMetrics) CustomRegister(c metrics.StableCollector) error {
+	return m.KubeRegistry.CustomRegister(stableCollector{c, m})
+}
+
+// CustomMustRegister registers collectors, and panics if it cannot.
+func (m controllerMetrics) CustomMustRegister(all ...metrics.StableCollector) {
+	for _, c := range all {
+		m.KubeRegistry.CustomMustRegister(stableCollector{c, m})
+	}
+}
+
+// stableCollector is a collector of a controller.
+type stableCollector struct {
+	metrics.StableCollector
+	registry controllerMetrics
+}
+
+// CollectWithStability leaves out what the collector had not sent when it panicked.
+func (c stableCollector) CollectWithStability(ch chan<- metrics.Metric) {
+	stack, err := panics.Recover(func() error { c.StableCollector.CollectWithStability(ch); return nil })
+	if stack != nil {
+		c.registry.loopMetrics.Panicked(c.registry.controller)
+		klog.Background().Error(err, "A collector of metrics panicked", "controller", c.registry.controller, "stack", string(stack))
+	}
 }
 
 // clientsOf returns a controller's clients of the API server to which config leads.

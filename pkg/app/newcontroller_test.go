@@ -200,6 +200,7 @@ func TestApplyMistakesAreErrors(t *testing.T) {
 		"an object of a kind that nobody knows":       {[]runtime.ApplyConfiguration{corev1ac.Secret("x", "shop")}, `apply Secret shop/x: no matches for kind "Secret" in version "v1"`},
 		"an object without the namespace of its kind": {[]runtime.ApplyConfiguration{corev1ac.ConfigMap("x", "")}, "apply ConfigMap x: its namespace is missing"},
 		"an object in a namespace that cannot be":     {[]runtime.ApplyConfiguration{corev1ac.Namespace("x").WithNamespace("shop")}, "apply Namespace shop/x: objects of this kind have no namespace"},
+		"an object with a path for its name":          {[]runtime.ApplyConfiguration{corev1ac.ConfigMap("../a", "shop")}, `apply ConfigMap shop/../a: the name "../a" may not contain '/'`},
 		"an object twice":                             {[]runtime.ApplyConfiguration{a, corev1ac.ConfigMap("a", "bar"), a}, "apply ConfigMap shop/a: it is among the objects twice"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -37,6 +37,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/builtin"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
@@ -63,6 +64,14 @@ func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
 	}
 }
 
+// panicking is a collector.
+type panicking struct{ metrics.BaseStableCollector }
+
+func (panicking) DescribeWithStability(ch chan<- *metrics.Desc) {
+	ch <- metrics.NewDesc("worse", "help", nil, nil, metrics.ALPHA, "")
+}
+func (panicking) CollectWithStability(chan<- metrics.Metric) { panic("no reason") }
+
 func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		registry := metrics.NewKubeRegistry()
@@ -80,6 +89,7 @@ func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
 				t.Errorf("status %d, want %q in the metrics\n%s", w.Code, want, w.Body)
 			}
 		}
+		controllerMetrics{registry, "x", loopmetrics.New(registry)}.CustomMustRegister(&panicking{})
 		serves("\nwidgets_total 1\n")
 		registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "bad"}, func() float64 { panic("no reason") }))
 		serves("\nrest_client_requests_total{")

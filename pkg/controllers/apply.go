@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	applymetav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
@@ -68,14 +70,34 @@ func (c Clients) PatchFinalizers(ctx context.Context, resource schema.GroupVersi
 	if _, reduced := obj.(*informers.Object); reduced {
 		return fmt.Errorf("the finalizers of %s %s are not cached: read it live, or get it by its Go type from a need in the form Typed or Unstructured", resource.GroupResource(), cache.MetaObjectToName(obj))
 	}
+	name := cache.MetaObjectToName(obj)
+	if err := checkPath(name); err != nil {
+		return fmt.Errorf("patch %s %s: %w", resource.GroupResource(), name, err)
+	}
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": obj.GetUID(), "resourceVersion": obj.GetResourceVersion(), "finalizers": finalizers}})
 	if err != nil {
 		return err
 	}
-	_, err = c.Metadata.Resource(resource).Namespace(obj.GetNamespace()).
-		Patch(ctx, obj.GetName(), types.MergePatchType, body, metav1.PatchOptions{FieldManager: c.FieldManager})
+	_, err = c.Metadata.Resource(resource).Namespace(name.Namespace).
+		Patch(ctx, name.Name, types.MergePatchType, body, metav1.PatchOptions{FieldManager: c.FieldManager})
 	return err
+}
+
+// ControllerReference returns the owner reference of an object that owner controls. kind is owner's.
+func ControllerReference(owner metav1.Object, kind schema.GroupVersionKind) *applymetav1.OwnerReferenceApplyConfiguration {
+	return applymetav1.OwnerReference().WithAPIVersion(kind.GroupVersion().String()).WithKind(kind.Kind).
+		WithName(owner.GetName()).WithUID(owner.GetUID()).WithController(true).WithBlockOwnerDeletion(true)
+}
+
+// checkPath refuses a name that would lead to another path of the API. Clients.Metadata sends it as it is.
+func checkPath(name cache.ObjectName) error {
+	for _, part := range []string{name.Namespace, name.Name} {
+		if problems := rest.IsValidPathSegmentName(part); len(problems) > 0 {
+			return fmt.Errorf("the name %q %s", part, problems[0])
+		}
+	}
+	return nil
 }
 
 // patch is what Apply sends of one object.
@@ -105,6 +127,9 @@ func (c Clients) patchOf(ctx context.Context, config runtime.ApplyConfiguration)
 		return patch{}, fmt.Errorf("apply a %T: its apiVersion, kind or name is missing", config)
 	}
 	name := cache.MetaObjectToName(&object)
+	if err := checkPath(name); err != nil {
+		return patch{}, fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)
+	}
 	mapping, err := c.Mapping(ctx, gvk)
 	if err != nil {
 		return patch{}, fmt.Errorf("apply %s %s: %w", gvk.Kind, name, err)

@@ -57,6 +57,19 @@ func newQueue[K comparable](opts LoopOptions, logger *klog.Logger) *queue[K] {
 		workqueue.TypedDelayingQueueConfig[K]{Logger: logger, Name: name, Clock: opts.Clock, Queue: ready})}
 }
 
+// close shuts the queue down and takes the keys that no worker has taken: the metric of its depth, which the
+// next run of the loop goes on counting, would never lose them.
+func (q *queue[K]) close() {
+	q.ShutDown()
+	for {
+		key, shutdown := q.Get()
+		if shutdown {
+			return
+		}
+		q.Done(key)
+	}
+}
+
 // laneQueue is a workqueue whose keys wait in lanes.
 type laneQueue[K comparable] struct {
 	workqueue.TypedInterface[K]

@@ -333,8 +333,7 @@ func TestReplayWaitsForTheQueue(t *testing.T) {
 		f.expectNext(3, "mine/a")
 		pass((busy + 10) * pace)
 		synctest.Wait()
-		if s := f.loop.Status(); s.Reconciles != busy+2 || s.QueueDepth != 0 || s.Phase != PhaseRunning {
-			t.Errorf("%+v", s)
-		}
+		s := f.loop.Status()
+		same(t, "reconciles, keys queued and phase", []any{uint64(busy + 2), 0, PhaseRunning}, []any{s.Reconciles, s.QueueDepth, s.Phase})
 	})
 }

@@ -77,9 +77,8 @@ func TestLeaderLooksAtEveryPrimaryObject(t *testing.T) {
 		s.others.put("2", "b")
 		s.put("1", "c")
 		s.expectAll()
-		if s := s.loop.Status(); s.Phase != PhaseStopped || s.QueueDepth != 0 || s.Reconciles != 0 {
-			t.Errorf("status of a standby: %+v", s)
-		}
+		status := s.loop.Status()
+		same(t, "status of a standby", []any{PhaseStopped, 0, uint64(0)}, []any{status.Phase, status.QueueDepth, status.Reconciles})
 		s.run()
 		s.expectAll("map a none->2", "map b none->1", "map c none->1", "reconcile a 2/1", "reconcile b 1/2", "reconcile c 1/none")
 		s.others.put("3", "a")

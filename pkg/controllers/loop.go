@@ -79,7 +79,7 @@ func NewLoop[K comparable](
 		return nil, fmt.Errorf("loop %s: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
 	}
 	for _, w := range watches {
-		l.mappers = append(l.mappers, newMapper(w))
+		l.mappers = append(l.mappers, newMapper(w, opts.Clock))
 	}
 	return l, nil
 }
@@ -95,7 +95,7 @@ func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 	if watch.mistake != nil {
 		return nil, fmt.Errorf("loop %s: watch: %w", l.opts, watch.mistake)
 	}
-	m := newMapper(watch)
+	m := newMapper(watch, l.opts.Clock)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -197,7 +197,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 		return err
 	}
 	defer l.setPhase(PhaseStopped)
-	defer q.ShutDown()
+	defer q.close()
 
 	for _, m := range l.mappers {
 		select {
@@ -275,7 +275,8 @@ func (l *Loop[K]) addedWatches() []*mapper[K] {
 	return slices.Clone(l.added)
 }
 
-// admitAdded calls admit for each added watch, now and in Watch; nil ends that.
+// admitAdded calls admit for each added watch, now and in Watch; nil ends that. admit takes the lock of a
+// mapper whose gate is closed, so that no mapping, which may call a method of the loop, holds that lock.
 func (l *Loop[K]) admitAdded(admit func(*mapper[K])) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -344,7 +345,7 @@ func (l *Loop[K]) dropQueue() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.opened {
-		l.queue.ShutDown()
+		l.queue.close()
 		l.queue, l.opened = nil, false
 	}
 }

@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
@@ -57,7 +58,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 		"an error with a duration is tried again no later than after it": {0, []outcome{{err: bad}, {err: bad}, {after: 3 * time.Second, err: bad}, {after: time.Minute, err: bad}},
 			[]int{0, 1, 3, 6, 14}, loopmetrics.Error},
 		"Retry-After, even wrapped, beats such a duration":       {0, []outcome{{after: time.Second, err: fmt.Errorf("patch: %w", tooMany)}}, []int{0, 30}, loopmetrics.Error},
-		"the longest Retry-After of joined errors counts":        {0, []outcome{{err: fmt.Errorf("all: %w", errors.Join(apierrors.NewTooManyRequests("busy", 2), tooMany))}}, []int{0, 30}, loopmetrics.Error},
+		"the longest Retry-After of joined errors counts":        {0, []outcome{{err: fmt.Errorf("all: %w", utilerrors.NewAggregate([]error{apierrors.NewTooManyRequests("busy", 2), tooMany}))}}, []int{0, 30}, loopmetrics.Error},
 		"a webhook cannot put a key off for a month":             {0, []outcome{{err: apierrors.NewTooManyRequests("go away", 30*24*3600)}}, []int{0, 300}, loopmetrics.Error},
 		"a conflict is no error":                                 {0, []outcome{{err: fmt.Errorf("update: %w", conflict)}}, []int{0, 1}, loopmetrics.Conflict},
 		"the fourth conflict in a row is one":                    {0, slices.Repeat([]outcome{{err: conflict}}, 4), []int{0, 1, 3, 7, 15}, loopmetrics.Error},
@@ -158,9 +159,7 @@ func TestPanicIsOfOneKey(t *testing.T) {
 		pass(time.Minute)
 		same(t, "calls", map[string]int{"bad": 4, "good": 1}, calls)
 		status := f.loop.Status()
-		if status.Panics != 3 || status.Errors != 0 || status.Reconciles != 5 {
-			t.Errorf("status = %+v, want 3 panics, no errors, 5 reconciles", status)
-		}
+		same(t, "panics, errors and reconciles", []uint64{3, 0, 5}, []uint64{status.Panics, status.Errors, status.Reconciles})
 		if status.LastError == nil || status.LastError.Key != "shop/bad" || !strings.Contains(status.LastError.Text, "nil pointer") {
 			t.Errorf("last error = %+v, want the panic of shop/bad", status.LastError)
 		}
@@ -184,7 +183,11 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 				other.tellInitial() // later than they were mapped
 				synctest.Wait()
 				f.expect("a", "b")
+				return
 			}
+			f.loop.Enqueue(cache.ObjectName{Name: "x"})
+			f.end()
+			same(t, "keys left in the queue", 0, f.loop.Status().QueueDepth)
 		})
 	}
 }
@@ -241,9 +244,7 @@ func TestLoopRunsItsBackground(t *testing.T) {
 			if got := strings.Join(keys, " "); got != tc.keys || (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err {
 				t.Errorf("reconciled %q, error %v; want %q, %q", got, err, tc.keys, tc.err)
 			}
-			if took := time.Since(begun); took != tc.ends || l.Status().Phase != PhaseStopped {
-				t.Errorf("Run returned after %v in phase %s, want after %v", took, l.Status().Phase, tc.ends)
-			}
+			same(t, "when Run returned, and the phase", []any{tc.ends, PhaseStopped}, []any{time.Since(begun), l.Status().Phase})
 		})
 	}
 }
@@ -325,6 +326,7 @@ func TestMappingEndsBeforeRun(t *testing.T) {
 		f, mapping := newFixture(t), make(chan struct{})
 		f.build(WatchMapped(f.configMaps, func(Event[*corev1.ConfigMap]) []cache.ObjectName {
 			close(mapping)
+			same(t, "in flight", []InFlight{{Key: "shop/late (mapping)", Since: f.begun}}, f.loop.Status().InFlight)
 			letOthersRun() // such as Run, which would return if it did not wait
 			f.say("mapped")
 			return nil
@@ -363,11 +365,10 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 		pass(time.Minute)
 		status := f.loop.Status()
 		same(t, "in flight", []InFlight{{Key: "shop/slow", Since: f.begun}}, status.InFlight)
-		if key, d := status.LongestRunning(time.Now()); key != "shop/slow" || d != time.Minute {
-			t.Errorf("longest running = %q for %v, want shop/slow for 1m", key, d)
-		}
+		key, running := status.LongestRunning(time.Now())
+		same(t, "longest running", []any{"shop/slow", time.Minute}, []any{key, running})
 		const longest = "quartermaster_controller_longest_running_reconcile_seconds"
-		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller and loop; 0 if none is.\n" +
+		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile or mapping in flight, by controller and loop; 0 if none is.\n" +
 			"# TYPE " + longest + " gauge\n" + longest + `{cluster="",controller="test",loop=""} 60` + "\n"
 		must(t, testutil.GatherAndCompare(f.registry, strings.NewReader(want), longest))
 	})
@@ -593,9 +594,8 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 				}
 			}
 			f.run()
-			if got := f.loop.Status(); got.Phase != PhaseRunning || got.QueueDepth != 2 {
-				t.Errorf("status while running = %+v, want Running with 2 keys queued", got)
-			}
+			running := f.loop.Status()
+			same(t, "phase while running, and keys queued", []any{PhaseRunning, 2}, []any{running.Phase, running.QueueDepth})
 			f.stop()
 			synctest.Wait()
 			same(t, "phase after the context ended", PhaseDraining, f.loop.Status().Phase)
@@ -606,9 +606,7 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 			same(t, "time that Run took to return", tc.ends, time.Since(f.begun))
 			f.expect("began") // the queued keys must not be taken while draining
 			got := f.loop.Status()
-			if got.Phase != PhaseStopped || len(got.InFlight) > 0 {
-				t.Errorf("status after Run = %+v, want %s with nothing in flight", got, PhaseStopped)
-			}
+			same(t, "phase after Run, and keys in flight", []any{PhaseStopped, 0}, []any{got.Phase, len(got.InFlight)})
 			var want *LastError
 			if tc.cause != "" {
 				want = &LastError{Key: "shop/c", Text: tc.cause, Time: time.Now()}
@@ -637,9 +635,7 @@ func TestReconcileLearnsOfTheDrain(t *testing.T) {
 		f.run()
 		pass(time.Minute)
 		f.end()
-		if time.Since(f.begun) != time.Minute || f.loop.Status().LastError != nil {
-			t.Errorf("Run returned after %v, the last error is %+v", time.Since(f.begun), f.loop.Status().LastError)
-		}
+		same(t, "when Run returned, and the last error", []any{time.Minute, (*LastError)(nil)}, []any{time.Since(f.begun), f.loop.Status().LastError})
 	})
 }
 

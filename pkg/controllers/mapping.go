@@ -9,8 +9,11 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 )
 
 // mapper maps the events of one watch to keys. Its handler is registered by NewLoop, and a gate drops the
@@ -23,10 +26,19 @@ type mapper[K comparable] struct {
 
 	mu    sync.Mutex // held while the mapping is called
 	queue *queue[K]  // of the run; nil while there is none: the gate is closed
+
+	clock   clock.PassiveClock
+	calling atomic.Pointer[call] // the mapping that is under way
 }
 
-func newMapper[K comparable](watch Watch[K]) *mapper[K] {
-	m := &mapper[K]{watch: watch, removed: make(chan struct{})}
+// call is a call of a mapping.
+type call struct {
+	object cache.ObjectName
+	since  time.Time
+}
+
+func newMapper[K comparable](watch Watch[K], clk clock.PassiveClock) *mapper[K] {
+	m := &mapper[K]{watch: watch, clock: clk, removed: make(chan struct{})}
 	unregister := func() {}
 	if watch.register != nil {
 		r := watch.register(m.handle)
@@ -51,11 +63,11 @@ func (m *mapper[K]) close() {
 }
 
 // handle maps a change of an object if the gate is open.
-func (m *mapper[K]) handle(in lane, mapping func() []K) {
+func (m *mapper[K]) handle(object cache.ObjectName, in lane, mapping func() []K) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queue != nil {
-		m.enqueue(in, mapping())
+		m.enqueue(object, in, mapping)
 	}
 }
 
@@ -64,12 +76,14 @@ func (m *mapper[K]) handle(in lane, mapping func() []K) {
 func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.enqueue(laneShown, m.newest(object))
+	m.enqueue(object, laneShown, func() []K { return m.newest(object) })
 }
 
 // enqueue adds the keys of an object to a lane. The caller holds mu.
-func (m *mapper[K]) enqueue(in lane, keys []K) {
-	for _, key := range keys {
+func (m *mapper[K]) enqueue(object cache.ObjectName, in lane, mapping func() []K) {
+	m.calling.Store(&call{object, m.clock.Now()})
+	defer m.calling.Store(nil)
+	for _, key := range mapping() {
 		m.queue.ready.add(key, in, m.queue.ready.lanes.tenantOf(key))
 	}
 }

@@ -32,7 +32,7 @@ type Watch[K comparable] struct {
 }
 
 // handler is called for each change of an object, with its mapping to keys and the lane for them.
-type handler[K comparable] func(in lane, mapping func() []K)
+type handler[K comparable] func(object cache.ObjectName, in lane, mapping func() []K)
 
 // registration is what one loop has of a watch.
 type registration[K comparable] struct {
@@ -128,7 +128,7 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 			// The objects of the first list are dropped: the cache is replayed once the informer has synced.
 			remove := informer.AddHandler(func(old, current T, initial bool) {
 				if e := (Event[T]{old, current}); !initial || !isNil(old) {
-					handle(laneOfEvent(e), func() []K { return mapChosen(e) })
+					handle(cache.MetaObjectToName(objectOf(e)), laneOfEvent(e), func() []K { return mapChosen(e) })
 				}
 			})
 			return registration[K]{

@@ -152,13 +152,15 @@ func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
 			Cluster: c.cfg.Cluster, Group: p.resource.Group, Version: p.resource.Version, Resource: p.resource.Resource, Namespace: namespace,
 			For: p.controllers(), Form: p.form(), Content: p.content(), LabelSelector: p.labelSelector, FieldSelector: p.fieldSelector,
 		}
-		i.feeds = append(i.feeds, &feed{
+		f := &feed{
 			informer: i, namespace: namespace, source: src, state: state, clock: c.clock,
 			discover: func(ctx context.Context) error {
 				_, err := c.clients.discovery.Version(ctx, p.resource.GroupResource())
 				return err
 			},
-		})
+		}
+		i.feeds = append(i.feeds, f)
+		i.first.expect(f)
 	}
 	return i, nil
 }
@@ -234,7 +236,7 @@ func (c *ClusterCache) Shutdown() {
 	select {
 	case <-ended:
 	case <-c.clock.After(shutdownTimeout):
-		klog.Background().Error(nil, "Informers did not stop, since a function of a controller hangs", "after", shutdownTimeout)
+		klog.Background().Error(nil, "Informers did not stop: a function of a controller hangs, or client-go waits as the API server asked", "after", shutdownTimeout)
 	}
 	c.caches.remove(c)
 }

@@ -70,7 +70,7 @@ func startSynced(t *testing.T, f *ClusterCache) {
 	t.Helper()
 	f.Start(t.Context())
 	for _, i := range f.informers {
-		<-i.synced
+		<-i.first.synced
 	}
 }
 
@@ -114,9 +114,8 @@ func TestListWithoutStreamsIsPaged(t *testing.T) {
 				t.Errorf("request %d may be answered at once: %s", i, v)
 			}
 		}
-		if s := secretsStatus(f); s.Lists != 2 || s.Relists != 1 || s.Failures != 0 {
-			t.Errorf("lists %d, relists %d, failures %d", s.Lists, s.Relists, s.Failures)
-		}
+		s := secretsStatus(f)
+		same(t, "lists, relists and failures", []int64{2, 1, 0}, []int64{s.Lists, s.Relists, s.Failures})
 	})
 }
 
@@ -210,9 +209,7 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 			f, h := newTestCache(t, c), &told{}
 			w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h.handle)
 			h.want(t, "+a=1h", "+b=1h")
-			if s := w.Status(); !s.Synced || s.Objects != 2 {
-				t.Errorf("status %+v", s)
-			}
+			same(t, "synced, and objects", []any{true, 2}, []any{w.Status().Synced, w.Status().Objects})
 			c.put(named("plain", "2"))
 			c.put(named("new", "1"))
 			c.remove("shop/plain")
@@ -241,9 +238,7 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 			c.put(expiring("late", "1h"))
 			pass(time.Hour)
 			h.want(t)
-			if n := c.count(); n != requests || len(f.followed) != 0 {
-				t.Errorf("%d requests after Stop, %d watches", n-requests, len(f.followed))
-			}
+			same(t, "requests after Stop, and informers", []int{0, 0}, []int{c.count() - requests, len(f.followed)})
 		})
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"reflect"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -43,9 +42,6 @@ type feed struct {
 	clock     clock.WithDelayedExecution
 	// listSlots, if set, limits the lists that are read at once: each list holds a slot in it.
 	listSlots chan struct{}
-	// refused says that the API server has refused lists for refusedAfter, and that the last of them began after
-	// firstFill. Before that, the server may just have started.
-	refused atomic.Bool
 	// discover returns a NotFound error if the server does not have the resource in any version.
 	discover func(context.Context) error
 
@@ -63,6 +59,7 @@ type feed struct {
 //	asked for          error                      the reflector
 //	a streamed list    429, connection refused    waits without ctx, and asks again: it never gets these
 //	a streamed list    any other, errBrief        asks ListWithContext for pages
+//	                   429 in its events          waits without ctx, and asks again
 //	a watch            429, connection refused    waits, and asks again
 //	a watch            any other, errBrief        returns the error to run
 type attempt struct {
@@ -107,7 +104,7 @@ func (f *feed) run(ctx context.Context) {
 		Name: f.state.name, TypeDescription: f.state.name,
 	})
 	for delay := backoff; f.takeListSlot(ctx); {
-		answering := isClosed(f.informer.firstFill)
+		answering := isClosed(f.informer.first.answered)
 		err := f.listAndWatch(ctx, reflector)
 		complete := !f.attempt.listed.IsZero()
 		switch {
@@ -117,8 +114,10 @@ func (f *feed) run(ctx context.Context) {
 			f.state.recordBreak()
 		}
 		if err != nil && ctx.Err() == nil {
-			f.refused.Store(answering && f.state.refusedFor(refusedAfter))
 			f.handleFailure(ctx, err)
+			if answering && f.state.refusedFor(refusedAfter) {
+				f.informer.first.refuse(f)
+			}
 			f.state.logFailure(ctx, err)
 		}
 		f.wait(ctx, delay.Step(), !answering && !complete)
@@ -136,19 +135,19 @@ func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) err
 	return err
 }
 
-// wait waits before the next list. If it waits for the first fill too, it returns when another feed is
-// answered, which may have to wait for this one.
-func (f *feed) wait(ctx context.Context, pause time.Duration, forFirstFill bool) {
-	var firstFill <-chan struct{}
-	if forFirstFill {
-		firstFill = f.informer.firstFill
+// wait waits before the next list. If it waits for an answer too, it returns when another feed is answered,
+// which may have to wait for this one.
+func (f *feed) wait(ctx context.Context, pause time.Duration, forAnswer bool) {
+	var answered <-chan struct{}
+	if forAnswer {
+		answered = f.informer.first.answered
 	}
 	if f.state.isRefused() && !f.state.refusedFor(refusedAfter) {
 		pause = min(pause, refusedAfter) // until it is known whether the refusal counts
 	}
 	select {
 	case <-f.clock.After(pause):
-	case <-firstFill:
+	case <-answered:
 	case <-ctx.Done():
 	}
 }
@@ -205,17 +204,22 @@ func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (ru
 // does not exist, handleFailure empties the cache, and the failure is no problem. If discovery has the
 // resource, the failure is one, and a cache that was never filled counts as empty after refusedAfter.
 func (f *feed) handleFailure(ctx context.Context, err error) {
-	if f.informer.plan.optional && (apierrors.IsNotFound(err) || f.state.isAbsent()) {
-		switch discovered := f.discover(ctx); {
-		case ctx.Err() != nil:
-		case apierrors.IsNotFound(discovered) || discovered == nil && !f.state.filled() && f.state.refusedFor(refusedAfter):
-			_ = f.informer.replace(f, nil) // never fails without objects
-			f.state.countAsEmpty(apierrors.IsNotFound(discovered))
-		case discovered == nil:
-			f.state.markPresent()
-		}
+	mayBeAbsent := f.informer.plan.optional && (apierrors.IsNotFound(err) || f.state.isAbsent())
+	if !mayBeAbsent {
+		return
 	}
-	f.informer.checkSynced()
+	discovered := f.discover(ctx)
+	absent, present := apierrors.IsNotFound(discovered), discovered == nil
+	refusedFromTheStart := !f.state.filled() && f.state.refusedFor(refusedAfter)
+	switch {
+	case ctx.Err() != nil:
+	case absent, present && refusedFromTheStart:
+		_ = f.informer.replace(f, nil) // never fails without objects
+		f.state.countAsEmpty(absent)
+		f.informer.first.fill(f)
+	case present:
+		f.state.markPresent()
+	}
 }
 
 func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
@@ -331,7 +335,7 @@ func (f *feed) Replace(list []any, version string) error {
 		return err
 	}
 	f.state.recordList(version)
-	f.informer.checkSynced()
+	f.informer.first.fill(f)
 	return nil
 }
 

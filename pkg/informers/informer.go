@@ -26,8 +26,7 @@ type informer struct {
 
 	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
 	listeners []*listener
-	firstFill chan struct{}      // closed when one of the feeds has filled its part of the cache: the others list at once
-	synced    chan struct{}      // closed when it has synced
+	first     firstLists
 	handlers  atomic.Int64       // how many handlers and mappings there have been
 	stopped   atomic.Bool        // listeners are not called any more
 	cancel    context.CancelFunc // ends the feeds of a followed resource
@@ -36,8 +35,8 @@ type informer struct {
 func newInformer(p *plan, countPanic func(controller string)) *informer {
 	name := resourceName(p.resource)
 	i := &informer{
-		name: name, firstFill: make(chan struct{}), synced: make(chan struct{}), detector: cache.NewCacheMutationDetector(name),
-		objects: newStore(),
+		name: name, detector: cache.NewCacheMutationDetector(name), objects: newStore(),
+		first: firstLists{answered: make(chan struct{}), synced: make(chan struct{}), missing: map[*feed]struct{}{}},
 	}
 	i.reducer = &reducer{plan: p, bad: newBadObjects(name, countPanic), cached: func(namespace, name string) *Object {
 		return i.objects.get(cache.NewObjectName(namespace, name).String())
@@ -45,7 +44,7 @@ func newInformer(p *plan, countPanic func(controller string)) *informer {
 	return i
 }
 
-func (i *informer) hasSynced() bool { return isClosed(i.synced) }
+func (i *informer) hasSynced() bool { return isClosed(i.first.synced) }
 
 func isClosed(c <-chan struct{}) bool {
 	select {
@@ -56,19 +55,42 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// checkSynced closes synced when one feed at least has filled its part of the cache, and each other feed has
-// too, or is refused by the API server.
-func (i *informer) checkSynced() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.hasSynced() || !slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.filled() }) {
-		return
+// firstLists tells when an informer has synced: when each of its feeds has filled its part of the cache, or
+// is refused by an API server that has answered another feed.
+type firstLists struct {
+	answered chan struct{} // closed when a feed has filled its part of the cache: the others list at once
+	synced   chan struct{} // closed when the informer has synced
+
+	mu      sync.Mutex
+	missing map[*feed]struct{} // of neither kind
+}
+
+// expect adds a feed, before any feed runs.
+func (l *firstLists) expect(f *feed) { l.missing[f] = struct{}{} }
+
+// fill notes that a feed has filled its part of the cache, or that this part counts as empty.
+func (l *firstLists) fill(f *feed) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !isClosed(l.answered) {
+		close(l.answered)
 	}
-	if !isClosed(i.firstFill) {
-		close(i.firstFill)
-	}
-	if !slices.ContainsFunc(i.feeds, func(f *feed) bool { return !f.state.filled() && !f.refused.Load() }) {
-		close(i.synced)
+	l.found(f)
+}
+
+// refuse notes that the API server refuses the lists of a feed, the last of which began after answered was
+// closed. Before that, the server may just have started.
+func (l *firstLists) refuse(f *feed) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.found(f)
+}
+
+// found notes that a feed is not missing. The caller holds mu.
+func (l *firstLists) found(f *feed) {
+	delete(l.missing, f)
+	if len(l.missing) == 0 && !isClosed(l.synced) {
+		close(l.synced)
 	}
 }
 

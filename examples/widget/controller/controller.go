@@ -166,7 +166,8 @@ func (c *controller) bring(ctx context.Context, w *v1.Widget) (after time.Durati
 	own := digest(&corev1.ConfigMap{Data: data})
 	var changes []runtime.ApplyConfiguration
 	if !bytes.Equal(c.cachedDigest(cache.MetaObjectToName(w)), own) {
-		changes = append(changes, applycorev1.ConfigMap(w.Name, w.Namespace).WithOwnerReferences(owner(w)).WithData(data))
+		changes = append(changes, applycorev1.ConfigMap(w.Name, w.Namespace).WithData(data).
+			WithOwnerReferences(controllers.ControllerReference(w, v1.GroupVersion.WithKind("Widget"))))
 	}
 	if env := fmt.Sprintf("%x,%s:%x", own, w.Spec.Settings, settings); !exists || !isAsDesired(deployment, w, env) {
 		changes = append(changes, desired(w, env))
@@ -193,13 +194,10 @@ func desired(w *v1.Widget, env string) *applyappsv1.DeploymentApplyConfiguration
 	}
 	pod := applycorev1.PodTemplateSpec().WithLabels(labels).WithAnnotations(map[string]string{environment: env}).
 		WithSpec(applycorev1.PodSpec().WithContainers(container))
-	return applyappsv1.Deployment(w.Name, w.Namespace).WithOwnerReferences(owner(w)).WithSpec(applyappsv1.DeploymentSpec().
-		WithReplicas(w.Spec.Replicas).WithSelector(applymetav1.LabelSelector().WithMatchLabels(labels)).WithTemplate(pod))
-}
-
-func owner(w *v1.Widget) *applymetav1.OwnerReferenceApplyConfiguration {
-	return applymetav1.OwnerReference().WithAPIVersion(v1.GroupVersion.String()).WithKind(v1.Kind.Kind).
-		WithName(w.Name).WithUID(w.UID).WithController(true).WithBlockOwnerDeletion(true)
+	return applyappsv1.Deployment(w.Name, w.Namespace).
+		WithOwnerReferences(controllers.ControllerReference(w, v1.GroupVersion.WithKind("Widget"))).
+		WithSpec(applyappsv1.DeploymentSpec().WithReplicas(w.Spec.Replicas).
+			WithSelector(applymetav1.LabelSelector().WithMatchLabels(labels)).WithTemplate(pod))
 }
 
 // report writes the status if it has changed. It records an Event if the reason has.
