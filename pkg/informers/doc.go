@@ -20,8 +20,8 @@
 // For the manager, not for authors of controllers, are [Caches], [NewCaches], [CacheConfig] and
 // [ClusterCache]. They may change in any release.
 //
-// An event passes, in this order: a feed, which reads one namespace or all by client-go's reflector; the
-// reducer, which makes an Object of the decoded object; the store of the informer, where the Object learns
+// An event passes, in this order: a feed, which reads one namespace or all by client-go's reflector;
+// reduce, which makes an Object of the decoded object; the store of the informer, where the Object learns
 // from its predecessor; a listener for each handler.
 //
 // The informers run on the leader and on a warm standby.

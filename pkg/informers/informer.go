@@ -18,7 +18,8 @@ import (
 // informer keeps the objects of one plan. It has one feed for all namespaces, or one for each of
 // --namespaces, each of which changes nothing but the objects in its namespace.
 type informer struct {
-	*reducer
+	plan     *plan
+	bad      *badObjects
 	name     string
 	feeds    []*feed
 	objects  *store
@@ -34,14 +35,10 @@ type informer struct {
 
 func newInformer(p *plan, countPanic func(controller string)) *informer {
 	name := resourceName(p.resource)
-	i := &informer{
-		name: name, detector: cache.NewCacheMutationDetector(name), objects: newStore(),
+	return &informer{
+		plan: p, bad: newBadObjects(name, countPanic), name: name, detector: cache.NewCacheMutationDetector(name), objects: newStore(),
 		first: firstLists{answered: make(chan struct{}), synced: make(chan struct{}), missing: map[*feed]struct{}{}},
 	}
-	i.reducer = &reducer{plan: p, bad: newBadObjects(name, countPanic), cached: func(namespace, name string) *Object {
-		return i.objects.get(cache.NewObjectName(namespace, name).String())
-	}}
-	return i
 }
 
 func (i *informer) hasSynced() bool { return isClosed(i.first.synced) }

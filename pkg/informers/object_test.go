@@ -90,13 +90,9 @@ func secret(i, size int) *corev1.Secret {
 
 func reduced(tb testing.TB, p *plan, obj apiruntime.Object) *Object {
 	tb.Helper()
-	r, err := newReducer(p).reduce(obj)
+	r, err := newInformer(p, func(string) {}).reduce(obj)
 	must(tb, err)
 	return r.(*Object)
-}
-
-func newReducer(p *plan) *reducer {
-	return &reducer{plan: p, bad: newBadObjects("", func(string) {}), cached: func(string, string) *Object { return nil }}
 }
 
 // A Secret may cost 700 bytes of RSS, store and index included. With the garbage collector's
@@ -176,7 +172,7 @@ func TestObjectKeepsWhatItsNeedNames(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := reduced(t, mustPlan(t, tc.needs...), &corev1.Secret{ObjectMeta: tc.object, Data: map[string][]byte{"value": []byte("v")}})
 			same(t, "entry", tc.want, describe(e))
-			again, err := newReducer(e.plan).reduce(e)
+			again, err := newInformer(e.plan, func(string) {}).reduce(e)
 			if err != nil || again != any(e) {
 				t.Errorf("a reduced object was reduced again: %v, %v", again, err)
 			}

@@ -14,16 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 )
-
-// reducer turns what the client decoded into what the cache holds.
-type reducer struct {
-	plan *plan
-	bad  *badObjects
-	// cached returns the cached object of that name, or nil.
-	cached func(namespace, name string) *Object
-}
 
 // unwanted stands for all objects that the cache does not keep. That it has no name does no harm: client-go
 // takes the key of a listed object before it calls reduce.
@@ -31,7 +24,7 @@ var unwanted = &Object{plan: &plan{}}
 
 // reduce returns what the cache holds of obj: an *Object, unwanted, or the *misfit that obj is. It may
 // change obj, which the caller must not use again. It is a cache.TransformFunc.
-func (r *reducer) reduce(obj any) (any, error) {
+func (i *informer) reduce(obj any) (any, error) {
 	switch obj.(type) {
 	case *Object, *misfit:
 		return obj, nil
@@ -40,13 +33,13 @@ func (r *reducer) reduce(obj any) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reduce %T: %w", obj, err)
 	}
-	for i := range r.plan.needs { // a need with a Filter has a plan of its own
-		if n := &r.plan.needs[i]; n.Filter != nil && !r.filter(n, m) {
+	for at := range i.plan.needs { // a need with a Filter has a plan of its own
+		if n := &i.plan.needs[at]; n.Filter != nil && !i.filter(n, m) {
 			return unwanted, nil
 		}
 	}
 	m.SetManagedFields(nil)
-	o := &Object{plan: r.plan, packed: r.pack(m, obj.(runtime.Object))}
+	o := &Object{plan: i.plan, packed: i.pack(m, obj.(runtime.Object))}
 	uid, version := string(m.GetUID()), m.GetResourceVersion()
 	if id, err := uuid.Parse(uid); err == nil && len(uid) == 36 && uid == strings.ToLower(uid) {
 		o.uid = id // its String is uid
@@ -56,13 +49,13 @@ func (r *reducer) reduce(obj any) (any, error) {
 		o.version = v
 		version = ""
 	}
-	if r.plan.whole {
+	if i.plan.whole {
 		if a := m.GetAnnotations(); a != nil {
 			delete(a, corev1.LastAppliedConfigAnnotation)
 			m.SetAnnotations(a) // GetAnnotations of an unstructured object returns a copy
 		}
 		o.extra = &extra{Object: m}
-	} else if kept, needed := r.metadata(m); needed || uid != "" || version != "" {
+	} else if kept, needed := i.metadata(m); needed || uid != "" || version != "" {
 		kept.UID, kept.ResourceVersion = m.GetUID(), version
 		o.extra = &extra{Object: ptr.To(kept)} // on the heap for these only
 	}
@@ -70,11 +63,11 @@ func (r *reducer) reduce(obj any) (any, error) {
 }
 
 // pack returns the digests and the key of obj.
-func (r *reducer) pack(m metav1.Object, obj runtime.Object) string {
+func (i *informer) pack(m metav1.Object, obj runtime.Object) string {
 	var buffer [128]byte // enough for most, and not on the heap
 	b := buffer[:0]
-	for i := range r.plan.digests {
-		sum := r.digest(&r.plan.digests[i], m, obj)
+	for at := range i.plan.digests {
+		sum := i.digest(&i.plan.digests[at], m, obj)
 		b = binary.AppendUvarint(b, uint64(len(sum)))
 		b = append(b, sum...)
 	}
@@ -86,9 +79,9 @@ func (r *reducer) pack(m metav1.Object, obj runtime.Object) string {
 
 // digest calls the controller's Digest. If it panics, digest returns the digest of the cached object:
 // without a digest, the controller would believe that the content is gone.
-func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []byte) {
-	if r.bad.contain(d.controller, "Digest", m, func() { sum = d.sum(obj) }) {
-		if before := r.cached(m.GetNamespace(), m.GetName()); before != nil && before.GetUID() == m.GetUID() {
+func (i *informer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []byte) {
+	if i.bad.contain(d.controller, "Digest", m, func() { sum = d.sum(obj) }) {
+		if before := i.objects.get(cache.MetaObjectToName(m).String()); before != nil && before.GetUID() == m.GetUID() {
 			return before.Digest(d.controller)
 		}
 	}
@@ -96,15 +89,15 @@ func (r *reducer) digest(d *digest, m metav1.Object, obj runtime.Object) (sum []
 }
 
 // filter calls the need's Filter. A panic counts as true, since it is harmless to keep too much.
-func (r *reducer) filter(n *Need, m metav1.Object) (wanted bool) {
-	return r.bad.contain(n.controller, "Filter", m, func() { wanted = n.Filter(m) }) || wanted
+func (i *informer) filter(n *Need, m metav1.Object) (wanted bool) {
+	return i.bad.contain(n.controller, "Filter", m, func() { wanted = n.Filter(m) }) || wanted
 }
 
 // metadata returns the declared parts of an object's metadata, and whether there are any.
-func (r *reducer) metadata(m metav1.Object) (kept metav1.ObjectMeta, needed bool) {
+func (i *informer) metadata(m metav1.Object) (kept metav1.ObjectMeta, needed bool) {
 	annotations := m.GetAnnotations()
-	for i := range r.plan.needs {
-		n := &r.plan.needs[i]
+	for at := range i.plan.needs {
+		n := &i.plan.needs[at]
 		for _, key := range n.Annotations {
 			value, ok := annotations[key]
 			if !ok {
