@@ -100,9 +100,8 @@ func (f *feed) covers(namespace string) bool {
 
 // run lists and watches until ctx ends.
 func (f *feed) run(ctx context.Context) {
-	reflector := cache.NewReflectorWithOptions(f, nil, f, cache.ReflectorOptions{
-		Name: f.state.name, TypeDescription: f.state.name,
-	})
+	requests := &cache.ListWatch{ListWithContextFunc: f.ListWithContext, WatchFuncWithContext: f.WatchWithContext}
+	reflector := cache.NewReflectorWithOptions(requests, nil, f, cache.ReflectorOptions{Name: f.state.name, TypeDescription: f.state.name})
 	for delay := backoff; f.takeListSlot(ctx); {
 		answering := isClosed(f.informer.first.answered)
 		err := f.listAndWatch(ctx, reflector)
@@ -173,16 +172,6 @@ func (f *feed) giveListSlotBack() {
 	if f.freeSlot != nil {
 		f.freeSlot()
 	}
-}
-
-// List implements cache.ListerWatcher.
-func (f *feed) List(opts metav1.ListOptions) (runtime.Object, error) {
-	return f.ListWithContext(context.Background(), opts)
-}
-
-// Watch implements cache.ListerWatcher.
-func (f *feed) Watch(opts metav1.ListOptions) (watch.Interface, error) {
-	return f.WatchWithContext(context.Background(), opts)
 }
 
 // ListWithContext returns the whole list, reduced page by page. With the reflector's own options, an
