@@ -160,7 +160,7 @@ func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
 			},
 		}
 		i.feeds = append(i.feeds, f)
-		i.first.expect(f)
+		i.lists.expect(f)
 	}
 	return i, nil
 }

@@ -70,7 +70,7 @@ func startSynced(t *testing.T, f *ClusterCache) {
 	t.Helper()
 	f.Start(t.Context())
 	for _, i := range f.informers {
-		<-i.first.synced
+		<-i.lists.synced
 	}
 }
 

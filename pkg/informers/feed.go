@@ -103,7 +103,7 @@ func (f *feed) run(ctx context.Context) {
 	requests := &cache.ListWatch{ListWithContextFunc: f.ListWithContext, WatchFuncWithContext: f.WatchWithContext}
 	reflector := cache.NewReflectorWithOptions(requests, nil, f, cache.ReflectorOptions{Name: f.state.name, TypeDescription: f.state.name})
 	for delay := backoff; f.takeListSlot(ctx); {
-		answering := isClosed(f.informer.first.answered)
+		answering := isClosed(f.informer.lists.answered)
 		err := f.listAndWatch(ctx, reflector)
 		complete := !f.attempt.listed.IsZero()
 		switch {
@@ -115,7 +115,7 @@ func (f *feed) run(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			f.handleFailure(ctx, err)
 			if answering && f.state.refusedFor(refusedAfter) {
-				f.informer.first.refuse(f)
+				f.informer.lists.refuse(f)
 			}
 			f.state.logFailure(ctx, err)
 		}
@@ -139,7 +139,7 @@ func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) err
 func (f *feed) wait(ctx context.Context, pause time.Duration, forAnswer bool) {
 	var answered <-chan struct{}
 	if forAnswer {
-		answered = f.informer.first.answered
+		answered = f.informer.lists.answered
 	}
 	if f.state.isRefused() && !f.state.refusedFor(refusedAfter) {
 		pause = min(pause, refusedAfter) // until it is known whether the refusal counts
@@ -205,7 +205,7 @@ func (f *feed) handleFailure(ctx context.Context, err error) {
 	case absent, present && refusedFromTheStart:
 		_ = f.informer.replace(f, nil) // never fails without objects
 		f.state.countAsEmpty(absent)
-		f.informer.first.fill(f)
+		f.informer.lists.fill(f)
 	case present:
 		f.state.markPresent()
 	}
@@ -324,7 +324,7 @@ func (f *feed) Replace(list []any, version string) error {
 		return err
 	}
 	f.state.recordList(version)
-	f.informer.first.fill(f)
+	f.informer.lists.fill(f)
 	return nil
 }
 

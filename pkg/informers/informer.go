@@ -27,7 +27,7 @@ type informer struct {
 
 	mu        sync.Mutex // held until a change is queued for the listeners, so that they get changes in order
 	listeners []*listener
-	first     firstLists
+	lists     firstLists
 	handlers  atomic.Int64       // how many handlers and mappings there have been
 	stopped   atomic.Bool        // listeners are not called any more
 	cancel    context.CancelFunc // ends the feeds of a followed resource
@@ -37,59 +37,11 @@ func newInformer(p *plan, countPanic func(controller string)) *informer {
 	name := resourceName(p.resource)
 	return &informer{
 		plan: p, bad: newBadObjects(name, countPanic), name: name, detector: cache.NewCacheMutationDetector(name), objects: newStore(),
-		first: firstLists{answered: make(chan struct{}), synced: make(chan struct{}), missing: map[*feed]struct{}{}},
+		lists: firstLists{answered: make(chan struct{}), synced: make(chan struct{}), missing: map[*feed]struct{}{}},
 	}
 }
 
-func (i *informer) hasSynced() bool { return isClosed(i.first.synced) }
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// firstLists tells when an informer has synced: when each of its feeds has filled its part of the cache, or
-// is refused by an API server that has answered another feed.
-type firstLists struct {
-	answered chan struct{} // closed when a feed has filled its part of the cache: the others list at once
-	synced   chan struct{} // closed when the informer has synced
-
-	mu      sync.Mutex
-	missing map[*feed]struct{} // of neither kind
-}
-
-// expect adds a feed, before any feed runs.
-func (l *firstLists) expect(f *feed) { l.missing[f] = struct{}{} }
-
-// fill notes that a feed has filled its part of the cache, or that this part counts as empty.
-func (l *firstLists) fill(f *feed) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !isClosed(l.answered) {
-		close(l.answered)
-	}
-	l.found(f)
-}
-
-// refuse notes that the API server refuses the lists of a feed, the last of which began after answered was
-// closed. Before that, the server may just have started.
-func (l *firstLists) refuse(f *feed) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.found(f)
-}
-
-// found notes that a feed is not missing. The caller holds mu.
-func (l *firstLists) found(f *feed) {
-	delete(l.missing, f)
-	if len(l.missing) == 0 && !isClosed(l.synced) {
-		close(l.synced)
-	}
-}
+func (i *informer) hasSynced() bool { return isClosed(i.lists.synced) }
 
 // put stores an object that f has read. created says that a watch saw it come.
 func (i *informer) put(f *feed, obj any, created bool) error {

@@ -232,7 +232,7 @@ func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove 
 	})
 }
 
-func (v view[T]) Synced() <-chan struct{} { return v.first.synced }
+func (v view[T]) Synced() <-chan struct{} { return v.lists.synced }
 
 var _ watchable.Informer = view[metav1.Object]{}
 
