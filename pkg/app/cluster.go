@@ -49,7 +49,7 @@ type otherCluster struct {
 	cache            *informers.ClusterCache
 	events           *eventSender
 	transport        http.RoundTripper
-	open             context.Context // ends when the cluster is closed
+	life             context.Context // ends when the cluster is closed
 	end              context.CancelFunc
 	loops            sync.WaitGroup
 	releaseOnce      func() // calls release; a second call does nothing
@@ -64,8 +64,8 @@ type runningLoop struct {
 	runs                runs
 }
 
-// of returns the loops of a controller, in the order of their clusters' names.
-func (o *openClusters) of(controller string) (all []*runningLoop) {
+// loopsOf returns the loops of a controller, in the order of their clusters' names.
+func (o *openClusters) loopsOf(controller string) (all []*runningLoop) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, l := range o.loops {
@@ -91,7 +91,7 @@ func (o *openClusters) remove(l *runningLoop) {
 
 // addStatus adds what the loops of a controller in other clusters do to its status.
 func (o *openClusters) addStatus(controller string, s *controllers.Status) {
-	for _, l := range o.of(controller) {
+	for _, l := range o.loopsOf(controller) {
 		one := l.Status()
 		for i := range one.InFlight {
 			one.InFlight[i].Key += " in cluster " + l.cluster
@@ -105,12 +105,12 @@ func (o *openClusters) addStatus(controller string, s *controllers.Status) {
 // no problem of the controller.
 func (o *openClusters) problem(controller string) error {
 	var errs []error
-	for _, l := range o.of(controller) {
+	for _, l := range o.loopsOf(controller) {
 		if err := l.runs.problem(); err != nil {
 			errs = append(errs, fmt.Errorf("the loop of cluster %s %w", l.cluster, err))
 		}
 	}
-	for _, c := range o.opened(controller) {
+	for _, c := range o.clustersOf(controller) {
 		if err := c.cache.Problem(controller); err != nil {
 			errs = append(errs, fmt.Errorf("cluster %s: %w", c.name, err))
 		}
@@ -118,9 +118,9 @@ func (o *openClusters) problem(controller string) error {
 	return errors.Join(errs...)
 }
 
-// opened returns the clusters that the named controller has open, or all controllers if the name is empty, in
-// the order of their names.
-func (o *openClusters) opened(controller string) (clusters []*otherCluster) {
+// clustersOf returns the clusters that the named controller has open, or all controllers if the name is
+// empty, in the order of their names.
+func (o *openClusters) clustersOf(controller string) (clusters []*otherCluster) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, key := range slices.Sorted(maps.Keys(o.all)) {
@@ -129,6 +129,13 @@ func (o *openClusters) opened(controller string) (clusters []*otherCluster) {
 		}
 	}
 	return clusters
+}
+
+// close closes the clusters that the named controller has left open, or all controllers if the name is empty.
+func (o *openClusters) close(controller string) {
+	for _, c := range o.clustersOf(controller) {
+		c.releaseOnce()
+	}
 }
 
 // openCluster implements Host.Cluster.
@@ -176,8 +183,8 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err != nil {
 		return fail(err)
 	}
-	other.open, other.end = context.WithCancel(context.Background())
-	other.events = sendTo(other.open, eventsClient.CoreV1(), p.scheme)
+	other.life, other.end = context.WithCancel(context.Background())
+	other.events = sendTo(other.life, eventsClient.CoreV1(), p.scheme)
 	other.releaseOnce = sync.OnceFunc(other.release)
 	p.openClusters.all[other.key()] = other
 	return &controllers.Cluster{
@@ -192,10 +199,10 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 // run implements Cluster.Go.
 func (c *otherCluster) run(ctx context.Context, loop controllers.ClusterLoop) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	unlink := context.AfterFunc(c.open, cancel)
+	unlink := context.AfterFunc(c.life, cancel)
 	ended := make(chan struct{})
 	c.process.openClusters.mu.Lock() // close waits only for what run has added before
-	open := c.open.Err() == nil
+	open := c.life.Err() == nil
 	if open {
 		c.loops.Go(func() {
 			defer close(ended)
@@ -243,13 +250,6 @@ func (p *process) runLoop(ctx context.Context, controller, cluster string, loop 
 		klog.Background().Error(err, "Loop of another cluster stopped unexpectedly, restarting",
 			"controller", controller, "cluster", cluster, "delay", restartDelay, "stack", string(stack))
 	})
-}
-
-// close closes the clusters that the named controller has left open, or all controllers if the name is empty.
-func (o *openClusters) close(controller string) {
-	for _, c := range o.opened(controller) {
-		c.releaseOnce()
-	}
 }
 
 // checkOtherCluster refuses a configuration that runs a program or reads a file, since the author of the

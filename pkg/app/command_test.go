@@ -255,9 +255,10 @@ func TestLargeHeapIsCollectedOnlyForItsFreeMemory(t *testing.T) {
 // compares the list with a real manager's /metrics, and hack/promql the alerts and the dashboard with
 // the list.
 func TestMetricsGolden(t *testing.T) {
-	own, libraries := allControllers(t), legacyregistry.DefaultGatherer.(metrics.KubeRegistry)
+	p, libraries := allControllers(t), legacyregistry.DefaultGatherer.(metrics.KubeRegistry)
 	list := map[string]string{} // by name
-	describe(t, list, own, true)
+	describe(t, list, p.registry, true)
+	describe(t, list, p.controllerRegistry, true)
 	describe(t, list, libraries, false)
 	var text strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(list)) {
@@ -369,8 +370,8 @@ func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistr
 	}
 }
 
-// allControllers builds all controllers as Run does, and returns their registry.
-func allControllers(t *testing.T) metrics.KubeRegistry {
+// allControllers builds all controllers as Run does, and returns their process.
+func allControllers(t *testing.T) *process {
 	t.Helper()
 	o := newOptions(t, With(builtin.Entries()...))
 	must(t, o.Parse([]string{"--controllers=" + strings.Join(o.controllerNames(), ","), "--compat=" + strings.Join(o.originals(), ","),
@@ -386,5 +387,5 @@ func allControllers(t *testing.T) metrics.KubeRegistry {
 	_, err = client.CoreV1().ConfigMaps("shop").Get(t.Context(), "x", metav1.GetOptions{})
 	must(t, err)
 	workqueue.NewNamed("test").ShutDown()
-	return p.registry
+	return p
 }

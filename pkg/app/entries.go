@@ -64,7 +64,7 @@ func NewScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 		if e.AddToScheme == nil {
 			continue
 		}
-		if err := contained("panicked", func() error { return e.AddToScheme(scheme) }); err != nil {
+		if err := recovered("panicked", func() error { return e.AddToScheme(scheme) }); err != nil {
 			return nil, fmt.Errorf("controller %s: AddToScheme: %w", e.Name, err)
 		}
 	}
@@ -94,7 +94,7 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 	for _, e := range r.entries {
 		var needs []informers.Need
 		var granted grants
-		if err := contained("Needs or Permissions", func() (err error) {
+		if err := recovered("Needs or Permissions", func() (err error) {
 			if e.Needs != nil {
 				needs, err = e.Needs(settings)
 			}

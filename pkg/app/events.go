@@ -43,7 +43,8 @@ type eventQueue struct {
 	record.EventSink
 	broadcaster record.EventBroadcaster
 	recorder    record.EventRecorder
-	flushed     chan struct{}
+	flushed     chan struct{} // closed by flush
+	flush       func()
 }
 
 func startEvents(ctx context.Context, c connection, scheme *runtime.Scheme) (*eventSender, error) {
@@ -75,6 +76,7 @@ func (e *eventSender) recorder(component string) record.EventRecorder {
 			return &record.FakeRecorder{} // drops Events
 		}
 		q := &eventQueue{EventSink: e.sink, broadcaster: e.newBroadcaster(), flushed: make(chan struct{})}
+		q.flush = sync.OnceFunc(func() { close(q.flushed) })
 		q.recorder = q.broadcaster.NewRecorder(e.scheme, corev1.EventSource{Component: component})
 		q.broadcaster.StartStructuredLogging(4)
 		q.broadcaster.StartRecordingToSink(q)
@@ -113,7 +115,7 @@ func (e *eventSender) stop(timeout time.Duration) {
 		if timeout == 0 {
 			break // the broadcaster may have been shut down, and would log that as an error
 		}
-		q.recorder.Event(&corev1.ObjectReference{Name: lastEvent}, corev1.EventTypeNormal, lastEvent, "")
+		q.recorder.Event(&corev1.ObjectReference{Name: lastEvent}, corev1.EventTypeNormal, "LastEvent", "")
 	}
 	for _, q := range e.queues {
 		select {
@@ -124,14 +126,15 @@ func (e *eventSender) stop(timeout time.Duration) {
 	}
 }
 
-// lastEvent is the reason of an Event that is not sent. The broadcaster hands Events to the sink
-// one by one, in order: when lastEvent arrives, all Events that were recorded before have been sent.
+// lastEvent is the object of an Event that is not sent: no object has such a name. The broadcaster hands
+// Events to the sink one by one, in order: when lastEvent arrives, all Events that were recorded before have
+// been sent.
 const lastEvent = "quartermaster.dev/last-event"
 
 // Create implements record.EventSink.
 func (q *eventQueue) Create(event *corev1.Event) (*corev1.Event, error) {
-	if event.Reason == lastEvent {
-		close(q.flushed)
+	if event.InvolvedObject.Name == lastEvent {
+		q.flush()
 		return event, nil
 	}
 	created, err := q.EventSink.Create(event)

@@ -10,6 +10,8 @@ import (
 	"runtime/debug"
 	"sync/atomic"
 
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
@@ -60,7 +62,7 @@ func (p *process) newController(entry controllers.Entry) (*hostedController, err
 		return open(name, config)
 	}
 	var c controllers.Controller
-	if err := contained("New", func() (err error) { c, err = entry.New(host); return err }); err != nil {
+	if err := recovered("New", func() (err error) { c, err = entry.New(host); return err }); err != nil {
 		return nil, err
 	}
 	built.Store(true)
@@ -75,9 +77,9 @@ func (p *process) newController(entry controllers.Entry) (*hostedController, err
 	return h, nil
 }
 
-// contained calls a function of an entry. If the function panics, contained returns an error with the stack,
+// recovered calls a function of an entry. If the function panics, recovered returns an error with the stack,
 // or the Mistake that a function of the host has found.
-func contained(name string, f func() error) (err error) {
+func recovered(name string, f func() error) (err error) {
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
@@ -102,16 +104,22 @@ func (p *process) host(name string) (controllers.Host, error) {
 		},
 		Events:      p.events.recorder(p.options.name + "-" + name),
 		LoopOptions: controllers.LoopOptions{Name: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}},
-		Metrics:     controllerMetrics{p.registry, name, p.loopMetrics},
+		Metrics:     controllerMetrics{p.controllerRegistry, p.registry, name, p.loopMetrics},
 	}, err
 }
 
-// controllerMetrics is the registry as a controller gets it. A panic of its collectors would end the process,
-// since the registry calls them in goroutines of its own.
+// controllerMetrics is the registry of the controllers as one of them gets it. A panic of its collectors
+// would end the process, since the registry calls them in goroutines of its own.
 type controllerMetrics struct {
 	metrics.KubeRegistry
+	host        prometheus.Gatherer // of the metrics that Gather returns too
 	controller  string
 	loopMetrics *loopmetrics.Metrics
+}
+
+// Gather returns the metrics of the host and of all controllers.
+func (m controllerMetrics) Gather() ([]*dto.MetricFamily, error) {
+	return prometheus.Gatherers{m.host, m.KubeRegistry}.Gather()
 }
 
 // CustomRegister registers a collector.
@@ -126,19 +134,41 @@ func (m controllerMetrics) CustomMustRegister(all ...metrics.StableCollector) {
 	}
 }
 
+// RawMustRegister registers collectors without a stability level, and panics if it cannot.
+func (m controllerMetrics) RawMustRegister(all ...prometheus.Collector) {
+	for _, c := range all {
+		m.KubeRegistry.RawMustRegister(rawCollector{c, m})
+	}
+}
+
+// collect calls a collector. What it has not sent when it panics is left out.
+func (m controllerMetrics) collect(call func()) {
+	if stack, err := panics.Recover(func() error { call(); return nil }); stack != nil {
+		m.loopMetrics.Panicked(m.controller)
+		klog.Background().Error(err, "A collector of metrics panicked", "controller", m.controller, "stack", string(stack))
+	}
+}
+
 // stableCollector is a collector of a controller.
 type stableCollector struct {
 	metrics.StableCollector
 	registry controllerMetrics
 }
 
-// CollectWithStability leaves out what the collector had not sent when it panicked.
+// CollectWithStability implements metrics.StableCollector.
 func (c stableCollector) CollectWithStability(ch chan<- metrics.Metric) {
-	stack, err := panics.Recover(func() error { c.StableCollector.CollectWithStability(ch); return nil })
-	if stack != nil {
-		c.registry.loopMetrics.Panicked(c.registry.controller)
-		klog.Background().Error(err, "A collector of metrics panicked", "controller", c.registry.controller, "stack", string(stack))
-	}
+	c.registry.collect(func() { c.StableCollector.CollectWithStability(ch) })
+}
+
+// rawCollector is a collector of a controller without a stability level.
+type rawCollector struct {
+	prometheus.Collector
+	registry controllerMetrics
+}
+
+// Collect implements prometheus.Collector.
+func (c rawCollector) Collect(ch chan<- prometheus.Metric) {
+	c.registry.collect(func() { c.Collector.Collect(ch) })
 }
 
 // clientsOf returns a controller's clients of the API server to which config leads.

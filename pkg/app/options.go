@@ -233,7 +233,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 			continue
 		}
 		controller := "controller " + e.Name
-		if err := contained(controller+": AddFlags", func() error { e.Config.AddFlags(sets.FlagSet(controller)); return nil }); err != nil {
+		if err := recovered(controller+": AddFlags", func() error { e.Config.AddFlags(sets.FlagSet(controller)); return nil }); err != nil {
 			return sets, err
 		}
 	}
@@ -347,7 +347,7 @@ func (o *Options) Validate() error {
 	settings := o.Settings()
 	for _, e := range o.entries {
 		if e.Config != nil {
-			errs = append(errs, contained("controller "+e.Name+": Validate", func() error { return e.Config.Validate(settings) }))
+			errs = append(errs, recovered("controller "+e.Name+": Validate", func() error { return e.Config.Validate(settings) }))
 		}
 	}
 	return o.File.locate(errors.Join(errs...))

@@ -70,9 +70,11 @@ type process struct {
 	caches      *informers.Caches
 	cache       *informers.ClusterCache // of the process's own cluster
 	controllers hostedControllers
-	reviewer    *reviewer // nil without a secure port
-	registry    metrics.KubeRegistry
-	loopMetrics *loopmetrics.Metrics
+	reviewer    *reviewer            // nil without a secure port
+	registry    metrics.KubeRegistry // of the host's own metrics
+	// controllerRegistry has the metrics that controllers register.
+	controllerRegistry metrics.KubeRegistry
+	loopMetrics        *loopmetrics.Metrics
 
 	openClusters openClusters
 }
@@ -85,7 +87,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 		return nil, err
 	}
 	registry := metrics.NewKubeRegistry()
-	p = &process{options: o, scheme: required.cache.Scheme, registry: registry, loopMetrics: loopmetrics.New(registry),
+	p = &process{options: o, scheme: required.cache.Scheme, registry: registry, controllerRegistry: metrics.NewKubeRegistry(), loopMetrics: loopmetrics.New(registry),
 		openClusters: openClusters{all: map[string]*otherCluster{}}}
 	if p.connection, err = newConnection(o.Client); err != nil {
 		return nil, err
@@ -147,7 +149,7 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 			protected["/controllers/"+c.name+"/"] = c.handler
 		}
 	}
-	metricsPage := metricsHandler(p.registry)
+	metricsPage := metricsHandler(p.registry, p.controllerRegistry)
 	return startServers(ctx, p.options, checks, p.reviewer, introspectionHandler(p.options, metricsPage, protected), metricsPage, p.witness)
 }
 

@@ -29,7 +29,6 @@ import (
 	"k8s.io/apiserver/pkg/server/statusz"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
-	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	"k8s.io/component-base/metrics/prometheus/slis"
@@ -251,16 +250,16 @@ func configz(o *Options) http.Handler {
 // metricsTimeout is how long the functions of metrics may take. Prometheus waits for 10 s by default.
 const metricsTimeout = 5 * time.Second
 
-// metricsHandler serves our own registry together with the libraries' registry. A metric of one controller
-// that cannot be served, such as one of the libraries' names with another type, does not hide the others. If
-// the function of a metric panics, or does not return within metricsTimeout, only the libraries' metrics are
-// served.
-func metricsHandler(own metrics.KubeRegistry) http.Handler {
+// metricsHandler serves the registries of the libraries, of the host and of the controllers together. A
+// metric of one controller that cannot be served, such as one of the libraries' names with another type, does
+// not hide the others. If the function of a controller's metric panics, or does not return within
+// metricsTimeout, the metrics of the controllers' registry are left out.
+func metricsHandler(own, ofControllers prometheus.Gatherer) http.Handler {
 	var scrapes singleflight.Group // a function that hangs holds up one goroutine, however often it is asked
-	contained := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+	inTime := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
 		answer := scrapes.DoChan("", func() (any, error) {
 			var families []*dto.MetricFamily
-			stack, err := panics.Recover(func() (err error) { families, err = own.Gather(); return err })
+			stack, err := panics.Recover(func() (err error) { families, err = ofControllers.Gather(); return err })
 			if stack != nil {
 				klog.Background().Error(err, "The function of a metric panicked", "stack", string(stack))
 			}
@@ -273,7 +272,7 @@ func metricsHandler(own metrics.KubeRegistry) http.Handler {
 			return nil, fmt.Errorf("a metric of a controller did not answer within %s", metricsTimeout)
 		}
 	})
-	return promhttp.HandlerFor(prometheus.Gatherers{legacyregistry.DefaultGatherer, contained}, promhttp.HandlerOpts{
+	return promhttp.HandlerFor(prometheus.Gatherers{legacyregistry.DefaultGatherer, own, inTime}, promhttp.HandlerOpts{
 		ProcessStartTime: legacyregistry.GetProcessStart(),
 		ErrorHandling:    promhttp.ContinueOnError,
 		ErrorLog:         log.New(serverLog{klog.Background()}, "", 0),

@@ -72,30 +72,39 @@ func (panicking) DescribeWithStability(ch chan<- *metrics.Desc) {
 }
 func (panicking) CollectWithStability(chan<- metrics.Metric) { panic("no reason") }
 
+// panickingRaw is a collector without a stability level.
+type panickingRaw struct{ prometheus.Collector }
+
+func (panickingRaw) Collect(chan<- prometheus.Metric) { panic("no reason") }
+
 func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		registry := metrics.NewKubeRegistry()
-		for _, name := range []string{"rest_client_requests_total", "widgets_total"} { // the first is a library's
+		host, registry := metrics.NewKubeRegistry(), metrics.NewKubeRegistry()
+		for name, in := range map[string]metrics.KubeRegistry{"rest_client_requests_total": registry, "widgets_total": registry, "host_total": host} { // the first is a library's
 			counter := metrics.NewCounter(&metrics.CounterOpts{Name: name, Help: "A controller's own."})
-			registry.MustRegister(counter)
+			in.MustRegister(counter)
 			counter.Inc()
 		}
 		requestmetrics.RequestResult.Increment(t.Context(), "200", http.MethodGet, "api")
-		serves := func(want string) {
+		serves := func(all ...string) {
 			t.Helper()
 			w := httptest.NewRecorder()
-			metricsHandler(registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-			if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), want) {
-				t.Errorf("status %d, want %q in the metrics\n%s", w.Code, want, w.Body)
+			metricsHandler(host, registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+			for _, want := range append(all, "\nhost_total 1\n", "\nrest_client_requests_total{") {
+				if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), want) {
+					t.Errorf("status %d, want %q in the metrics\n%s", w.Code, want, w.Body)
+				}
 			}
 		}
-		controllerMetrics{registry, "x", loopmetrics.New(registry)}.CustomMustRegister(&panicking{})
+		mine := controllerMetrics{registry, host, "x", loopmetrics.New(host)}
+		mine.CustomMustRegister(&panicking{})
+		mine.RawMustRegister(panickingRaw{prometheus.NewCounter(prometheus.CounterOpts{Name: "worst"})})
 		serves("\nwidgets_total 1\n")
-		registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "bad"}, func() float64 { panic("no reason") }))
-		serves("\nrest_client_requests_total{")
+		mine.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "bad"}, func() float64 { panic("no reason") }))
+		serves()
 		registry = metrics.NewKubeRegistry()
 		registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slow"}, func() float64 { <-t.Context().Done(); return 0 }))
-		serves("\nrest_client_requests_total{")
+		serves()
 	})
 }
 
@@ -120,7 +129,7 @@ func TestServerWaitsForPermittedCallers(t *testing.T) {
 }
 
 func TestVerbosityRequestIsChecked(t *testing.T) {
-	handler := introspectionHandler(&Options{}, metricsHandler(metrics.NewKubeRegistry()), nil)
+	handler := introspectionHandler(&Options{}, metricsHandler(metrics.NewKubeRegistry(), metrics.NewKubeRegistry()), nil)
 	for name, tc := range map[string]struct {
 		body string
 		code int

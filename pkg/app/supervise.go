@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sync/singleflight"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/internal/errtree"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -238,13 +237,6 @@ func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// A controller whose Run returns on its own is started again after restartDelay. After a run of healthyRun,
-// the controller counts as healthy again.
-const (
-	restartDelay = 10 * time.Second
-	healthyRun   = 5 * time.Minute
-)
-
 // supervise runs one controller until ctx ends, and starts it again if its Run ends earlier. It returns the
 // error of the Run during which ctx ended.
 func (h *hostedController) supervise(ctx context.Context) error {
@@ -253,87 +245,4 @@ func (h *hostedController) supervise(ctx context.Context) error {
 		h.others.close(h.name) // the next Run opens them again
 		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
 	})
-}
-
-// keepRunning calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run
-// returns earlier, or panics outside of a reconcile, keepRunning calls ended, and run again after
-// restartDelay: one controller must not stop the others. It returns the error of the run during which ctx
-// ended.
-func (r *runs) keepRunning(
-	ctx context.Context, m *loopmetrics.Metrics, controller string, run func(context.Context) error, ended func(err error, stack []byte),
-) error {
-	for {
-		r.began()
-		stack, err := panics.Recover(func() error {
-			err := run(ctx)
-			if ctx.Err() != nil && errtree.Every(err, func(err error) bool { return any(err) == any(ctx.Err()) || any(err) == any(context.Cause(ctx)) }) {
-				return nil // run ended because it was told to
-			}
-			return err
-		})
-		if stack != nil {
-			m.Panicked(controller)
-		}
-		if ctx.Err() != nil {
-			if stack != nil {
-				klog.FromContext(ctx).Error(err, "Controller panicked while it was stopping", "controller", controller, "stack", string(stack))
-			}
-			return err
-		}
-		if err == nil {
-			err = errors.New("Run returned before its context ended")
-		}
-		m.Restarted(controller)
-		r.ended(err)
-		ended(err, stack)
-		select {
-		case <-time.After(restartDelay):
-		case <-ctx.Done():
-			return nil
-		}
-	}
-}
-
-// runs records how the runs of one controller, or of its loop in another cluster, ended.
-type runs struct {
-	mu       sync.Mutex
-	restarts uint64
-	since    time.Time // when the last run began or, later, ended
-	lastErr  *controllers.LastError
-}
-
-func (r *runs) began() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.since = time.Now()
-}
-
-// ended records an unexpected end.
-func (r *runs) ended(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.restarts++
-	r.since = time.Now()
-	r.lastErr = &controllers.LastError{Key: "Run", Text: err.Error(), Time: r.since}
-}
-
-// problem returns an error after an unexpected end, until a run has lasted healthyRun. The log has
-// the causes.
-func (r *runs) problem() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.restarts == 0 || time.Since(r.since) >= healthyRun {
-		return nil
-	}
-	return fmt.Errorf("stopped unexpectedly, %d times so far; it is restarted after %s", r.restarts, restartDelay)
-}
-
-// report adds the restarts to s and, if it is the most recent, the error of the last one.
-func (r *runs) report(s *controllers.Status) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s.Restarts = r.restarts
-	if r.lastErr != nil && (s.LastError == nil || s.LastError.Time.Before(r.lastErr.Time)) {
-		s.LastError = r.lastErr
-	}
 }

@@ -43,17 +43,16 @@ type Host struct {
 	// Cluster opens the API server of another cluster, in Run or in a reconcile. name is a label of metrics; no
 	// other open cluster of the controller may have it. config holds credentials as contents, not as files or
 	// programs; build it from scratch, since RESTConfig may send the token of this process. QPS limits all
-	// clients together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig. If the controller
-	// has left a cluster open when its Run ended, NewLoop refuses the loop of the next Run until the earlier one
-	// has ended.
+	// clients together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig. The host closes a
+	// cluster that is left open when Run ends. Until its loops have ended, NewLoop refuses loops of their names.
 	Cluster func(name string, config *rest.Config) (*Cluster, error)
 	// Events records Events with a source component of the controller's own, BUILD-NAME: quartermaster-NAME
 	// without app.Named.
 	Events record.EventRecorder
 	// LoopOptions is for NewLoop, with the name, the metrics and the clock filled in.
 	LoopOptions LoopOptions
-	// Metrics is where a controller registers metrics of its own. What a collector of CustomRegister has not
-	// sent when it panics is left out.
+	// Metrics is where a controller registers metrics of its own. What a collector has not sent when it panics
+	// is left out. Do not register with the Registerer.
 	Metrics metrics.KubeRegistry
 	// Handle serves a handler on the secure port of every replica, for the paths that begin with
 	// /controllers/NAME/ and for callers to whom RBAC allows the path. The handler sees the path

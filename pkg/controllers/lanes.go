@@ -57,8 +57,8 @@ func newQueue[K comparable](opts LoopOptions, logger *klog.Logger) *queue[K] {
 		workqueue.TypedDelayingQueueConfig[K]{Logger: logger, Name: name, Clock: opts.Clock, Queue: ready})}
 }
 
-// close shuts the queue down and takes the keys that no worker has taken: the metric of its depth, which the
-// next run of the loop goes on counting, would never lose them.
+// close shuts the queue down and takes the keys that no worker has taken. The next run counts on in the same
+// metric of the depth, so a key that is left here would be counted for ever.
 func (q *queue[K]) close() {
 	q.ShutDown()
 	for {

@@ -19,7 +19,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
-// quietConflicts is how often in a row a key may meet a conflict before that is an error.
+// quietConflicts is how often in a row a key may have failed before a conflict is an error.
 const quietConflicts = 3
 
 // Loop takes keys from a queue and reconciles them. Build it with [NewLoop].
@@ -78,9 +78,13 @@ func NewLoop[K comparable](
 	}) {
 		return nil, fmt.Errorf("loop %s: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
 	}
-	for _, w := range watches {
-		l.mappers = append(l.mappers, newMapper(w, opts.Clock))
+	mappers := make([]*mapper[K], len(watches))
+	for i, w := range watches {
+		mappers[i] = newMapper(w) // without mu: an index function that hangs must not hang the status
 	}
+	l.mu.Lock() // a scrape may ask for the status already
+	defer l.mu.Unlock()
+	l.mappers = mappers
 	return l, nil
 }
 
@@ -89,13 +93,13 @@ func NewLoop[K comparable](
 // then each change. remove ends the watch, and does not wait: a mapping that has begun goes on.
 // Watch returns an error for a watch that NewLoop would refuse, for WaitFor, and after Close.
 func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
-	if watch.mistake == nil && watch.list == nil {
+	if watch.mistake == nil && watch.source == nil {
 		watch.mistake = errors.New("WaitFor maps nothing, and a loop that exists does not wait")
 	}
 	if watch.mistake != nil {
 		return nil, fmt.Errorf("loop %s: watch: %w", l.opts, watch.mistake)
 	}
-	m := newMapper(watch, l.opts.Clock)
+	m := newMapper(watch)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -108,9 +112,12 @@ func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 	}
 	return func() {
 		m.remove()
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.added = slices.DeleteFunc(l.added, func(other *mapper[K]) bool { return other == m })
+		go func() {
+			m.stop() // until then Run waits for the mapping, and Status shows it
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.added = slices.DeleteFunc(l.added, func(other *mapper[K]) bool { return other == m })
+		}()
 	}, nil
 }
 
@@ -209,8 +216,8 @@ func (l *Loop[K]) run(parent context.Context) error {
 	// All gates open before the first reconcile: what changes after that reconcile read it must enqueue
 	// the key again.
 	for _, m := range l.mappers {
-		m.open(q)
-		defer m.close()
+		m.start(q)
+		defer m.stop()
 	}
 
 	work, cutOff := workContext(ctx)
@@ -245,7 +252,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 // startWorkers starts the workers and the goroutines that fill q, until ctx has ended and q is empty.
 func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *sync.WaitGroup) {
 	l.admitAdded(func(m *mapper[K]) {
-		m.open(q) // before the first reconcile, as the others
+		m.start(q) // before the first reconcile, as the others
 		workers.Go(func() {
 			select {
 			case <-m.watch.synced():
@@ -275,8 +282,8 @@ func (l *Loop[K]) addedWatches() []*mapper[K] {
 	return slices.Clone(l.added)
 }
 
-// admitAdded calls admit for each added watch, now and in Watch; nil ends that. admit takes the lock of a
-// mapper whose gate is closed, so that no mapping, which may call a method of the loop, holds that lock.
+// admitAdded calls admit for each added watch, now and in Watch; nil ends that. The gate of a
+// mapper that is admitted is closed, so no mapping runs under its lock, and admit does not wait.
 func (l *Loop[K]) admitAdded(admit func(*mapper[K])) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -289,7 +296,7 @@ func (l *Loop[K]) admitAdded(admit func(*mapper[K])) {
 
 func (l *Loop[K]) closeAdded() {
 	for _, m := range l.addedWatches() {
-		m.close()
+		m.stop()
 	}
 }
 

@@ -13,21 +13,19 @@ import (
 	"time"
 
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/utils/clock"
 )
 
 // mapper maps the events of one watch to keys. Its handler is registered by NewLoop, and a gate drops the
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
 	watch   Watch[K]
-	newest  func(cache.ObjectName) []K // of the registration; nil for WaitFor
-	remove  func()                     // ends the registration, once
-	removed chan struct{}              // closed by remove
+	mapped  registration[K] // nil for WaitFor
+	remove  func()          // ends the registration, once
+	removed chan struct{}   // closed by remove
 
 	mu    sync.Mutex // held while the mapping is called
 	queue *queue[K]  // of the run; nil while there is none: the gate is closed
 
-	clock   clock.PassiveClock
 	calling atomic.Pointer[call] // the mapping that is under way
 }
 
@@ -37,26 +35,29 @@ type call struct {
 	since  time.Time
 }
 
-func newMapper[K comparable](watch Watch[K], clk clock.PassiveClock) *mapper[K] {
-	m := &mapper[K]{watch: watch, clock: clk, removed: make(chan struct{})}
-	unregister := func() {}
-	if watch.register != nil {
-		r := watch.register(m.handle)
-		m.newest, unregister = r.newest, r.remove
+func newMapper[K comparable](watch Watch[K]) *mapper[K] {
+	m := &mapper[K]{watch: watch, removed: make(chan struct{})}
+	if watch.source != nil {
+		m.mapped = watch.source.register(m.handle)
 	}
-	m.remove = sync.OnceFunc(func() { close(m.removed); unregister() })
+	m.remove = sync.OnceFunc(func() {
+		close(m.removed)
+		if m.mapped != nil {
+			m.mapped.remove()
+		}
+	})
 	return m
 }
 
-// open lets events through to the queue.
-func (m *mapper[K]) open(q *queue[K]) {
+// start opens the gate: events get to the queue.
+func (m *mapper[K]) start(q *queue[K]) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.queue = q
 }
 
-// close drops events from now on. It waits for a mapping that is under way.
-func (m *mapper[K]) close() {
+// stop closes the gate. It waits for a mapping that is under way.
+func (m *mapper[K]) stop() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.queue = nil
@@ -76,12 +77,12 @@ func (m *mapper[K]) handle(object cache.ObjectName, in lane, mapping func() []K)
 func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.enqueue(object, laneShown, func() []K { return m.newest(object) })
+	m.enqueue(object, laneShown, func() []K { return m.mapped.newest(object) })
 }
 
 // enqueue adds the keys of an object to a lane. The caller holds mu.
 func (m *mapper[K]) enqueue(object cache.ObjectName, in lane, mapping func() []K) {
-	m.calling.Store(&call{object, m.clock.Now()})
+	m.calling.Store(&call{object, time.Now()})
 	defer m.calling.Store(nil)
 	for _, key := range mapping() {
 		m.queue.ready.add(key, in, m.queue.ready.lanes.tenantOf(key))
@@ -100,7 +101,7 @@ func replay[K comparable](ctx context.Context, q *queue[K], mappers ...*mapper[K
 	}
 	var all []cached
 	for _, m := range mappers {
-		list := m.watch.list()
+		list := m.watch.source.list()
 		all = slices.Grow(all, len(list))
 		for _, obj := range list {
 			o := cached{mapper: m, name: cache.MetaObjectToName(obj)}

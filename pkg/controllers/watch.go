@@ -13,31 +13,44 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/quartermaster-dev/quartermaster/internal/watchable"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 // Watch is an informer and the mapping from its events to keys.
 type Watch[K comparable] struct {
-	// mistake is why NewLoop refuses the watch. If it is set, no other field is used.
-	mistake error
+	mistake error // why NewLoop refuses the watch; then no other field is used
 	synced  func() <-chan struct{}
-	// list returns the objects in the cache; nil for WaitFor.
-	list func() []metav1.Object
-	// primary says that Run maps them when it begins. A watch that Loop.Watch adds maps them in any case: a
-	// reconcile may have run before the informer had them.
+	source  source[K] // nil for WaitFor
+	// primary says that Run maps the objects in the cache when it begins. A watch that Loop.Watch adds maps them
+	// in any case: a reconcile may have run before the informer had them.
 	primary bool
-	// register registers a loop with the informer; nil for WaitFor.
-	register func(handle handler[K]) registration[K]
 }
 
-// handler is called for each change of an object, with its mapping to keys and the lane for them.
-type handler[K comparable] func(object cache.ObjectName, in lane, mapping func() []K)
+// source is an informer with the functions of a watch. It hides the type of the objects.
+type source[K comparable] interface {
+	// list returns the objects in the cache.
+	list() []metav1.Object
+	// register registers a loop. handle is called for each change of an object, with its mapping to keys and the
+	// lane for them.
+	register(handle func(object cache.ObjectName, in lane, mapping func() []K)) registration[K]
+}
 
 // registration is what one loop has of a watch.
-type registration[K comparable] struct {
-	newest func(cache.ObjectName) []K // maps the newest state of an object in the cache
-	remove func()                     // ends the calls of the handler
+type registration[K comparable] interface {
+	// newest maps the newest state of an object in the cache.
+	newest(object cache.ObjectName) []K
+	// remove ends the calls of handle.
+	remove()
+}
+
+// watchable is what a watch asks of the informers of the cache, beyond what authors see.
+type watchable interface {
+	// ContainPanics returns a function that calls the mapping of one watch for an object, and one that ends
+	// this. If the mapping panics, that is counted, logged and a problem of the controller until a call for the
+	// object succeeds, the object is gone, or the watch has ended.
+	ContainPanics() (contain func(object metav1.Object, call func()), end func())
+	// KeepsOwnerReferences reports whether the cache has them for this controller.
+	KeepsOwnerReferences() bool
 }
 
 // errNoInformer is the mistake of a watch without an informer.
@@ -50,14 +63,14 @@ func missing[T any](informer informers.Informer[T]) bool {
 }
 
 // watchableOf returns what a watch asks of an informer of the cache, or the mistake of the watch.
-func watchableOf[T metav1.Object](informer informers.Informer[T]) (watchable.Informer, error) {
+func watchableOf[T metav1.Object](informer informers.Informer[T]) (watchable, error) {
 	if missing(informer) {
 		return nil, errNoInformer
 	}
 	if f, ok := informer.(*informers.Following[T]); ok {
 		informer = f.Informer
 	}
-	w, ok := informer.(watchable.Informer)
+	w, ok := informer.(watchable)
 	if !ok {
 		return nil, fmt.Errorf("a watch needs the informer that informers.For or Follow returned, not a %T", informer)
 	}
@@ -101,52 +114,71 @@ func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T],
 	if mistake != nil {
 		return Watch[K]{mistake: mistake}
 	}
-	return Watch[K]{
-		synced: informer.Synced,
-		list: func() []metav1.Object {
-			objects := informer.List(metav1.NamespaceAll, nil)
-			list := make([]metav1.Object, len(objects))
-			for i := range objects {
-				list[i] = objects[i]
-			}
-			return list
-		},
-		register: func(handle handler[K]) registration[K] {
-			// Two, since an event that is not chosen does not mean that the object can be mapped.
-			containChoice, endChoice := w.ContainPanics()
-			containMapping, endMapping := w.ContainPanics()
-			mapChosen := func(e Event[T]) (mapped []K) {
-				chosen := false
-				containChoice(objectOf(e), func() {
-					chosen = !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
-				})
-				if chosen {
-					containMapping(objectOf(e), func() { mapped = keys(e) })
-				}
-				return mapped
-			}
-			// The objects of the first list are dropped: the cache is replayed once the informer has synced.
-			remove := informer.AddHandler(func(old, current T, initial bool) {
-				if e := (Event[T]{old, current}); !initial || !isNil(old) {
-					handle(cache.MetaObjectToName(objectOf(e)), laneOfEvent(e), func() []K { return mapChosen(e) })
-				}
-			})
-			return registration[K]{
-				newest: func(name cache.ObjectName) []K {
-					obj, exists := informer.Get(name)
-					if !exists {
-						return nil // its deletion is an event
-					}
-					return mapChosen(Event[T]{New: obj})
-				},
-				remove: func() {
-					remove()
-					endChoice()
-					endMapping()
-				},
-			}
-		},
+	return Watch[K]{synced: informer.Synced, source: mapped[T, K]{informer, w.ContainPanics, keys, only}}
+}
+
+// mapped is an informer whose chosen events are mapped to keys.
+type mapped[T metav1.Object, K comparable] struct {
+	informer      informers.Informer[T]
+	containPanics func() (contain func(object metav1.Object, call func()), end func())
+	keys          func(Event[T]) []K
+	only          []func(Event[T]) bool
+}
+
+func (m mapped[T, K]) list() []metav1.Object {
+	objects := m.informer.List(metav1.NamespaceAll, nil)
+	list := make([]metav1.Object, len(objects))
+	for i := range objects {
+		list[i] = objects[i]
 	}
+	return list
+}
+
+func (m mapped[T, K]) register(handle func(object cache.ObjectName, in lane, mapping func() []K)) registration[K] {
+	r := &registered[T, K]{mapped: m}
+	// Two: a choice that says no must not clear the record of a mapping that panicked.
+	r.containChoice, r.endChoice = m.containPanics()
+	r.containMapping, r.endMapping = m.containPanics()
+	r.removeHandler = m.informer.AddHandler(func(old, current T, initial bool) {
+		// The objects of the first list are dropped: the cache is replayed once the informer has synced.
+		if e := (Event[T]{old, current}); !initial || !isNil(old) {
+			handle(cache.MetaObjectToName(objectOf(e)), laneOfEvent(e), func() []K { return r.mapEvent(e) })
+		}
+	})
+	return r
+}
+
+// registered is a registration of one loop.
+type registered[T metav1.Object, K comparable] struct {
+	mapped[T, K]
+	containChoice, containMapping        func(object metav1.Object, call func())
+	endChoice, endMapping, removeHandler func()
+}
+
+// mapEvent maps an event to keys if it is chosen.
+func (r *registered[T, K]) mapEvent(e Event[T]) (keys []K) {
+	chosen := false
+	r.containChoice(objectOf(e), func() {
+		chosen = !slices.ContainsFunc(r.only, func(keep func(Event[T]) bool) bool { return !keep(e) })
+	})
+	if chosen {
+		r.containMapping(objectOf(e), func() { keys = r.keys(e) })
+	}
+	return keys
+}
+
+func (r *registered[T, K]) newest(object cache.ObjectName) []K {
+	obj, exists := r.informer.Get(object)
+	if !exists {
+		return nil // its deletion is an event
+	}
+	return r.mapEvent(Event[T]{New: obj})
+}
+
+func (r *registered[T, K]) remove() {
+	r.removeHandler()
+	r.endChoice()
+	r.endMapping()
 }
 
 // WaitFor returns a watch that maps nothing: Run waits until the informer has synced.

@@ -77,8 +77,8 @@ var errBrief = errors.New("the last watch ended within a second, or two streamed
 // list is read in pages. The reflector would stream it again for ever.
 const maxStreams = 2
 
-// isBrief reports whether the next request must wait or be another: the reflector does not wait between two
-// watches if there was an event in the first.
+// isBrief reports whether the request must not be made now: the last one lasted less than a second, after
+// which the reflector does not wait if there was an event, or maxStreams lists have broken.
 func (a *attempt) isBrief(now time.Time, streamed bool) bool {
 	return now.Sub(a.opened) < time.Second || streamed && a.streams == maxStreams
 }
@@ -134,8 +134,8 @@ func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) err
 	return err
 }
 
-// wait waits before the next list. If it waits for an answer too, it returns when another feed is answered,
-// which may have to wait for this one.
+// wait waits before the next list. With forAnswer it returns once the server has answered another feed: the
+// informer may be waiting for this feed alone.
 func (f *feed) wait(ctx context.Context, pause time.Duration, forAnswer bool) {
 	var answered <-chan struct{}
 	if forAnswer {

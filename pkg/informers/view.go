@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
-	"github.com/quartermaster-dev/quartermaster/internal/watchable"
 )
 
 // Informer is the cache of a resource as one controller gets it, with the type of its objects. They
@@ -234,14 +233,12 @@ func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove 
 
 func (v view[T]) Synced() <-chan struct{} { return v.lists.synced }
 
-var _ watchable.Informer = view[metav1.Object]{}
-
-// ContainPanics implements watchable.Informer.
+// ContainPanics is for the watches of package controllers.
 func (v view[T]) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
 	return v.containPanics(v.need.controller, "event mapping")
 }
 
-// KeepsOwnerReferences implements watchable.Informer.
+// KeepsOwnerReferences is for the watches of package controllers.
 func (v view[T]) KeepsOwnerReferences() bool {
 	return v.need.whole() || v.need.Fields&OwnerReferences != 0
 }
