@@ -131,6 +131,25 @@ func TestControllersListSelectsControllers(t *testing.T) {
 	same(t, "first in the order of the entries", "one", on[0].Name)
 }
 
+// TestWorkersAreAFlag has a controller with Workers, but without Config, and one without Workers.
+func TestWorkersAreAFlag(t *testing.T) {
+	var got []int
+	create := func(h controllers.Host) (controllers.Controller, error) {
+		got = append(got, h.LoopOptions.Workers)
+		return &scripted{}, nil
+	}
+	build := With(controllers.Entry{Name: "one", Workers: 3, New: create}, controllers.Entry{Name: "two", New: create})
+	o := newOptions(t, build)
+	must(t, o.Parse([]string{"--one-concurrent-syncs=5"}))
+	o.Client.Master = newAPIServer(t).URL
+	_, err := builtProcess(t, o)
+	must(t, err)
+	same(t, "workers", []int{5, 0}, got)
+	path := writeConfig(t, "one-concurrent-syncs: 0", "two-concurrent-syncs: 1")
+	_, err = executeBuild([]BuildOption{build}, "--config="+path)
+	lines(t, err, path+":5: two-concurrent-syncs: not a flag that the file can set", path+":4: --one-concurrent-syncs: must be at least 1, got 0")
+}
+
 // ownBuild is a build with a name and a controller of its own.
 var ownBuild = []BuildOption{Named("shopkeeper"), With(withFunctions(controllers.Entry{
 	Name: "shelves", Summary: "fills shelves",

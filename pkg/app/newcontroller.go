@@ -103,7 +103,7 @@ func (p *process) host(name string) (controllers.Host, error) {
 			return p.openCluster(name, cluster, config)
 		},
 		Events:      p.events.recorder(p.options.name + "-" + name),
-		LoopOptions: controllers.LoopOptions{Name: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}},
+		LoopOptions: controllers.LoopOptions{Name: name, Workers: *p.options.workers[name], Metrics: p.loopMetrics, Clock: clock.RealClock{}},
 		Metrics:     controllerMetrics{p.controllerRegistry, p.registry, name, p.loopMetrics},
 	}, err
 }

@@ -52,6 +52,7 @@ type Options struct {
 
 	name    string // of the build
 	entries []controllers.Entry
+	workers map[string]*int // by name of the entry
 	flags   cliflag.NamedFlagSets
 }
 
@@ -73,6 +74,9 @@ func With(entries ...controllers.Entry) BuildOption {
 func Named(name string) BuildOption {
 	return func(o *Options) { o.name = name }
 }
+
+// workersFlag is the end of the name of the flag of Entry.Workers.
+const workersFlag = "-concurrent-syncs"
 
 // GenericConfig is the configuration that concerns all controllers alike.
 type GenericConfig struct {
@@ -228,12 +232,19 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 	fs = sets.FlagSet("debugging")
 	fs.BoolVar(&g.Profiling, "profiling", g.Profiling, "Serve /debug/pprof on the secure port.")
 
+	o.workers = map[string]*int{}
 	for _, e := range o.entries {
-		if e.Config == nil {
-			continue
-		}
-		controller := "controller " + e.Name
-		if err := recovered(controller+": AddFlags", func() error { e.Config.AddFlags(sets.FlagSet(controller)); return nil }); err != nil {
+		controller, workers := "controller "+e.Name, e.Workers
+		o.workers[e.Name] = &workers
+		if err := recovered(controller+": AddFlags", func() error {
+			if e.Config != nil {
+				e.Config.AddFlags(sets.FlagSet(controller))
+			}
+			if workers > 0 {
+				sets.FlagSet(controller).IntVar(&workers, e.Name+workersFlag, workers, "How many objects are reconciled at once.")
+			}
+			return nil
+		}); err != nil {
 			return sets, err
 		}
 	}
@@ -346,6 +357,9 @@ func (o *Options) Validate() error {
 	}
 	settings := o.Settings()
 	for _, e := range o.entries {
+		if n := *o.workers[e.Name]; e.Workers > 0 && n < 1 {
+			add(e.Name+workersFlag, "must be at least 1, got %d", n)
+		}
 		if e.Config != nil {
 			errs = append(errs, recovered("controller "+e.Name+": Validate", func() error { return e.Config.Validate(settings) }))
 		}

@@ -31,6 +31,9 @@ type Entry struct {
 	Compat []string
 	// Config binds and checks the controller's flags; nil if it has none.
 	Config Config
+	// Workers is the default of the flag --NAME-concurrent-syncs: how many keys each loop of the controller
+	// reconciles at once. Host.LoopOptions has its value. 0 means that there is no such flag, and 1 worker.
+	Workers int
 	// AddToScheme adds the types of the controller's custom resources to the scheme of the host;
 	// nil if it has none.
 	AddToScheme func(*runtime.Scheme) error

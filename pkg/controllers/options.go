@@ -24,8 +24,8 @@ const (
 	maxBackoff = 5 * time.Minute
 )
 
-// LoopOptions configures a [Loop]. Name and Metrics are required. The host fills in Name, Metrics and
-// Clock; a controller may set the others.
+// LoopOptions configures a [Loop]. Name and Metrics are required. The host fills in Name, Workers,
+// Metrics and Clock; a controller may set the others.
 type LoopOptions struct {
 	// Name is the controller's name. It is the label controller of metrics, log and profiles.
 	Name string
@@ -35,8 +35,8 @@ type LoopOptions struct {
 	// Cluster is set for a loop that works in another cluster, see Cluster.LoopOptions. It is the label
 	// cluster. The queue of such a loop has no metrics, since they would stay when the cluster goes.
 	Cluster string
-	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers
-	// at once.
+	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers at once. The
+	// host sets what --NAME-concurrent-syncs says if the entry has Workers.
 	Workers int
 	// MinBackoff is the first back-off of a failing key, default 1 s. Each further one is twice as long, up to
 	// MaxBackoff, default 5 min.

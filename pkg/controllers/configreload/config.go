@@ -40,8 +40,7 @@ type Config struct {
 	// CSI counts the secrets that the Secrets Store CSI driver mounts.
 	CSI bool
 	// DryRun reports what would be rolled and writes nothing to workloads.
-	DryRun          bool
-	ConcurrentSyncs int
+	DryRun bool
 }
 
 // NewConfig returns the defaults of the flags.
@@ -52,7 +51,6 @@ func NewConfig() Config {
 			QuietPeriod: time.Second,
 			MaxDelay:    30 * time.Second,
 		},
-		ConcurrentSyncs: 4,
 	}
 }
 
@@ -87,7 +85,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.MaxDelay, flagPrefix+"max-delay", c.MaxDelay,
 		"Roll a workload at the latest this long after the first change.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Report what would be rolled and write nothing to workloads.")
-	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Workloads reconciled at once.")
 }
 
 // Validate returns all problems, joined; each names its flag.
@@ -104,9 +101,6 @@ func (c *Config) Validate(s controllers.Settings) error {
 	}
 	if c.MaxDelay < c.QuietPeriod {
 		bad("max-delay", "must be at least the quiet period (%v), got %v", c.QuietPeriod, c.MaxDelay)
-	}
-	if c.ConcurrentSyncs < 1 {
-		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)
 	}
 	c.validateNames(bad)
 	if len(s.Namespaces) > 0 {

@@ -34,7 +34,7 @@ func TestFlagsFillTheConfig(t *testing.T) {
 		--config-reload-namespace-selector=(( --config-reload-source-selector=== --config-reload-exclude-sources=configMaps,Secrets,pods
 		--config-reload-exclude-kinds=jobs,pods --config-reload-argo-rollouts --config-reload-annotation-key=nothing=no=key
 		--config-reload-annotation-key=ignore=example.org/ignore --config-reload-quiet-period=-1ns --config-reload-max-delay=-2ns
-		--config-reload-dry-run --config-reload-csi --config-reload-concurrent-syncs=0`))
+		--config-reload-dry-run --config-reload-csi`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestFlagsFillTheConfig(t *testing.T) {
 		name, _, _ := strings.Cut(line, ":")
 		flags = append(flags, strings.TrimPrefix(name, "--config-reload-"))
 	}
-	wantFlags := strings.Fields(`strategy quiet-period max-delay concurrent-syncs namespace-selector source-selector
+	wantFlags := strings.Fields(`strategy quiet-period max-delay namespace-selector source-selector
 		include-namespaces exclude-namespaces exclude-sources exclude-sources exclude-kinds annotation-key annotation-key`)
 	if diff := cmp.Diff(wantFlags, flags); diff != "" {
 		t.Errorf("flags named differ (-want +got):\n%s\n%v", diff, err)

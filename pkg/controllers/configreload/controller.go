@@ -88,7 +88,6 @@ func newController(cfg Config, in informerSet, client kubernetes.Interface, dyn 
 	}
 	c.addIndexes()
 	c.metrics = newDomainMetrics(reg, c.memory, c.kinds)
-	loop.Workers = cfg.ConcurrentSyncs
 	c.loop, err = controllers.NewLoop(loop, c.reconcile, c.watches()...)
 	return c, err
 }

@@ -22,6 +22,7 @@ func Entry() controllers.Entry {
 		Summary:     "rolls workloads whose ConfigMaps or Secrets changed",
 		Compat:      []string{original},
 		Config:      &flags,
+		Workers:     4,
 		Needs:       func(s controllers.Settings) ([]informers.Need, error) { return needs(flags.with(s)) },
 		Permissions: func(s controllers.Settings) []rbacv1.PolicyRule { return permissions(flags.with(s)) },
 		New: func(h controllers.Host) (controllers.Controller, error) {

@@ -27,15 +27,14 @@ type Config struct {
 	// DenyFinal denies what can never be approved.
 	DenyFinal bool
 	// DryRun approves and denies nothing.
-	DryRun          bool
-	ConcurrentSyncs int
+	DryRun bool
 	// Pod is the manager's Pod, if it is known. The host sets it.
 	Pod cache.ObjectName
 }
 
 // NewConfig returns the defaults of the flags.
 func NewConfig() Config {
-	return Config{Options: policy.Options{DNSRegex: "{node}", MaxDuration: policy.LongestDuration}, MaxApprovalsPerNodePerHour: 20, ConcurrentSyncs: 2}
+	return Config{Options: policy.Options{DNSRegex: "{node}", MaxDuration: policy.LongestDuration}, MaxApprovalsPerNodePerHour: 20}
 }
 
 const flagPrefix = Name + "-"
@@ -51,7 +50,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.DenyFinal, flagPrefix+"deny-final", c.DenyFinal,
 		"Deny requests that can never be approved. By default they stay, so that somebody can approve them by hand.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Approve and deny nothing. Log what would be approved.")
-	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Requests decided on at once.")
 }
 
 // Validate returns all problems, joined; each names its flag. It is called for a controller that is not
@@ -64,9 +62,6 @@ func (c *Config) Validate(controllers.Settings) error {
 	c.Options.Validate(bad)
 	if c.MaxApprovalsPerNodePerHour < 0 {
 		bad("max-approvals-per-node-per-hour", "must not be negative, got %d", c.MaxApprovalsPerNodePerHour)
-	}
-	if c.ConcurrentSyncs < 1 {
-		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)
 	}
 	return errors.Join(errs...)
 }

@@ -23,7 +23,7 @@ func TestMistakesNameTheirFlags(t *testing.T) {
 		"a broken expression is refused":                               {"--csr-approver-dns-regex=(", []string{"--csr-approver-dns-regex"}},
 		"a range that is no CIDR is refused":                           {"--csr-approver-ip-ranges=10.0.0.0/8,10.0.0.1", []string{"--csr-approver-ip-ranges"}},
 		"a time that no signer gives":                                  {"--csr-approver-max-duration=8809h", []string{"--csr-approver-max-duration"}},
-		"a negative limit and nobody to work":                          {"--csr-approver-max-approvals-per-node-per-hour=-1 --csr-approver-concurrent-syncs=0", []string{"--csr-approver-max-approvals-per-node-per-hour", "--csr-approver-concurrent-syncs"}},
+		"a negative limit and an expression":                           {"--csr-approver-dns-regex=( --csr-approver-max-approvals-per-node-per-hour=-1", []string{"--csr-approver-dns-regex", "--csr-approver-max-approvals-per-node-per-hour"}},
 		"everything that is set on purpose":                            {"--csr-approver-ip-ranges=0.0.0.0/0,::/0 --csr-approver-dns-regex=.* --csr-approver-max-approvals-per-node-per-hour=0", nil},
 		"an expression that ends in a newline":                         {"--csr-approver-dns-regex=a\n", nil},
 	} {

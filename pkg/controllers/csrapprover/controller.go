@@ -78,7 +78,7 @@ func newController(cfg Config, seed maphash.Seed, requests, nodes informers.Info
 	}
 	c.metrics = newDomainMetrics(reg, c.memory)
 	c.addIndexes()
-	loop.Workers, loop.MaxBackoff = cfg.ConcurrentSyncs, maxBackoff
+	loop.MaxBackoff = maxBackoff
 	c.loop, err = controllers.NewLoop(loop, c.reconcile, controllers.WatchMapped(requests, c.ofRequest), controllers.WatchChanges(nodes, c.ofNode))
 	return c, err
 }

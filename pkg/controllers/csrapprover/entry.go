@@ -22,6 +22,7 @@ func Entry() controllers.Entry {
 		Summary:      "approves the requests of kubelets for serving certificates",
 		OffByDefault: true,
 		Config:       &flags,
+		Workers:      2,
 		Needs:        func(controllers.Settings) ([]informers.Need, error) { return needs(seed), nil },
 		Permissions:  func(controllers.Settings) []rbacv1.PolicyRule { return permissions() },
 		NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {

@@ -33,8 +33,7 @@ type Config struct {
 	// MaxSpread is Options.MaxSpread as a quantity.
 	MaxSpread resource.QuantityValue
 	// DryRun sends every write as a dry run.
-	DryRun          bool
-	ConcurrentSyncs int
+	DryRun bool
 }
 
 // NewConfig returns the defaults of the flags.
@@ -50,9 +49,8 @@ func NewConfig() Config {
 				"sealedsecrets.bitnami.com/*", "velero.io/*",
 			},
 		},
-		Kinds:           []string{string(policy.Secret), string(policy.ConfigMap)},
-		MaxSpread:       resource.QuantityValue{Quantity: resource.MustParse("64Mi")},
-		ConcurrentSyncs: 4,
+		Kinds:     []string{string(policy.Secret), string(policy.ConfigMap)},
+		MaxSpread: resource.QuantityValue{Quantity: resource.MustParse("64Mi")},
 	}
 }
 
@@ -80,7 +78,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.MarkAdopted, flagPrefix+"mark-adopted", c.MarkAdopted,
 		"Note the source on copies that kubernetes-replicator made, 5 per second. Without the note, a copy stays if its source goes first.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Send every write with dryRun=All and log it.")
-	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Objects reconciled at once.")
 }
 
 // Validate returns all problems, joined; each names its flag.
@@ -115,9 +112,6 @@ func (c *Config) Validate(controllers.Settings) error {
 	}
 	if c.DeletionGrace < 0 {
 		bad("deletion-grace-period", "must not be negative, got %v", c.DeletionGrace)
-	}
-	if c.ConcurrentSyncs < 1 {
-		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)
 	}
 	return errors.Join(errs...)
 }

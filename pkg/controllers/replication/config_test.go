@@ -47,7 +47,6 @@ func TestConfigMistakesNameTheirFlags(t *testing.T) {
 		"namespaces that do not parse":   {func(c *Config) { c.PushNamespaces = "A" }, "--replication-push-namespaces"},
 		"nothing but excluded ones":      {func(c *Config) { c.PushNamespaces = "!a" }, "--replication-push-namespaces"},
 		"a negative grace":               {func(c *Config) { c.DeletionGrace = -1 }, "--replication-deletion-grace-period"},
-		"no worker":                      {func(c *Config) { c.ConcurrentSyncs = 0 }, "--replication-concurrent-syncs"},
 		"an empty glob":                  {func(c *Config) { c.DeniedLabels = []string{""} }, "--replication-denied-labels"},
 		"a glob longer than a namespace": {func(c *Config) { c.ProtectedNamespaces = []string{strings.Repeat("*", 64)} }, "--replication-protected-namespaces"},
 		"a negative spread":              {func(c *Config) { c.MaxSpread.Quantity = resource.MustParse("-1") }, "--replication-max-spread"},

@@ -84,7 +84,6 @@ func newController(cfg Config, digester *policy.Digester, in informerSet, client
 		informer.AddIndex(index, c.indexOf(kind))
 	}
 	var err error
-	loop.Workers = cfg.ConcurrentSyncs
 	c.loop, err = controllers.NewLoop(loop, c.reconcile, c.watches()...)
 	return c, err
 }

@@ -31,6 +31,7 @@ func Entry() controllers.Entry {
 		OffByDefault: true,
 		Compat:       []string{reflector, replicator},
 		Config:       &flags,
+		Workers:      4,
 		Needs: func(s controllers.Settings) ([]informers.Need, error) {
 			cfg := flags.with(s)
 			return cfg.needs(policy.NewDigester(cfg.Options, key)), nil

@@ -26,16 +26,15 @@ type Config struct {
 	// MaxWritesPerSecond limits the writes; 0 means no limit.
 	MaxWritesPerSecond int
 	// MaxClockSkew is how far the clock may be from the API server's; 0 switches the check off.
-	MaxClockSkew    time.Duration
-	DryRun          bool
-	ConcurrentSyncs int
+	MaxClockSkew time.Duration
+	DryRun       bool
 }
 
 // NewConfig returns the defaults of the flags.
 func NewConfig() Config {
 	return Config{
 		Options: policy.Options{GracePeriod: 15 * time.Minute, Hold: 15 * time.Minute},
-		Kinds:   []string{"deployments", "statefulsets", "cronjobs"}, MaxWritesPerSecond: 20, MaxClockSkew: time.Minute, ConcurrentSyncs: 2,
+		Kinds:   []string{"deployments", "statefulsets", "cronjobs"}, MaxWritesPerSecond: 20, MaxClockSkew: time.Minute,
 	}
 }
 
@@ -69,7 +68,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
 		"Nothing is written while the clocks of the manager and of the API server are further apart; 0 switches the check off.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Scale nothing. Log what would be scaled, with an Event on it.")
-	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Workloads reconciled at once.")
 }
 
 // plurals returns the names of the kinds.
@@ -97,9 +95,6 @@ func (c *Config) Validate(controllers.Settings) error {
 	}
 	if c.MaxClockSkew != 0 && c.MaxClockSkew < 2*time.Second {
 		bad("max-clock-skew", "must be 0 or at least 2s, because the API server's clock is known in whole seconds only, got %v", c.MaxClockSkew)
-	}
-	if c.ConcurrentSyncs < 1 {
-		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)
 	}
 	return errors.Join(errs...)
 }

@@ -26,7 +26,7 @@ func TestValidateNamesTheFlag(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, flag := range []string{"kinds", "max-writes-per-second", "max-clock-skew", "concurrent-syncs", "default-uptime", "timezone", "hold"} {
+	for _, flag := range []string{"kinds", "max-writes-per-second", "max-clock-skew", "default-uptime", "timezone", "hold"} {
 		if !strings.Contains(err.Error(), "--scale-schedule-"+flag+": ") {
 			t.Errorf("no mistake in --scale-schedule-%s: %v", flag, err)
 		}

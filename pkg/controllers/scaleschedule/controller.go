@@ -82,7 +82,7 @@ func newController(cfg Config, watched []*kind, namespaces informers.Informer[*i
 		clock: loop.Clock, memory: newMemory(), onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain),
 	}
 	c.metrics = newDomainMetrics(reg, c)
-	loop.Workers, loop.MaxBackoff, loop.Background = cfg.ConcurrentSyncs, maxBackoff, c.lookAgain
+	loop.MaxBackoff, loop.Background = maxBackoff, c.lookAgain
 	var watches []controllers.Watch[key]
 	for _, k := range watched {
 		watches = append(watches, c.watch(k))

@@ -25,6 +25,7 @@ func Entry() controllers.Entry {
 		OffByDefault: true,
 		Compat:       []string{original},
 		Config:       &flags,
+		Workers:      2,
 		Needs:        func(s controllers.Settings) ([]informers.Need, error) { return flags.with(s).needs(), nil },
 		Permissions:  func(s controllers.Settings) []rbacv1.PolicyRule { return flags.with(s).permissions() },
 		New: func(h controllers.Host) (controllers.Controller, error) {

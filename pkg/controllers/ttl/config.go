@@ -39,8 +39,7 @@ type Config struct {
 	MaxDeletionsPerMinute int
 	BreakerCooldown       time.Duration
 	// MaxClockSkew is how far the clock may be from the API server's; 0 switches the check off.
-	MaxClockSkew    time.Duration
-	ConcurrentSyncs int
+	MaxClockSkew time.Duration
 }
 
 // NewConfig returns the defaults of the flags.
@@ -49,7 +48,7 @@ func NewConfig() Config {
 		Options: policy.Options{
 			Include: []string{"*"}, Exclude: []string{"events", "controllerrevisions", "leases", "endpoints", "endpointslices"}, ClusterScoped: true,
 		},
-		Grace: time.Minute, MaxDeletionsPerMinute: 60, BreakerCooldown: 5 * time.Minute, MaxClockSkew: time.Minute, ConcurrentSyncs: 2,
+		Grace: time.Minute, MaxDeletionsPerMinute: 60, BreakerCooldown: 5 * time.Minute, MaxClockSkew: time.Minute,
 	}
 }
 
@@ -83,7 +82,6 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.MaxClockSkew, flagPrefix+"max-clock-skew", c.MaxClockSkew,
 		"Nothing of a type is deleted while the clocks of the manager and of the type's API server are further apart; 0 switches the check off.")
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Delete nothing. Log what would be deleted, with an Event on it.")
-	fs.IntVar(&c.ConcurrentSyncs, flagPrefix+"concurrent-syncs", c.ConcurrentSyncs, "Objects deleted at once.")
 }
 
 // Validate returns all problems, joined; each names its flag.
@@ -105,9 +103,6 @@ func (c *Config) Validate(controllers.Settings) error {
 	}
 	if c.BreakerCooldown < time.Second {
 		bad("breaker-cooldown", "must be at least 1s, got %v", c.BreakerCooldown)
-	}
-	if c.ConcurrentSyncs < 1 {
-		bad("concurrent-syncs", "must be at least 1, got %d", c.ConcurrentSyncs)
 	}
 	return errors.Join(errs...)
 }

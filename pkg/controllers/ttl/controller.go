@@ -76,7 +76,7 @@ func newController(cfg Config, set *rules.Set, follow followFunc, client kuberne
 		types: map[schema.GroupResource]*followedType{}, faults: map[string]RuleFault{},
 	}
 	c.metrics = newDomainMetrics(reg, c)
-	loop.Workers, loop.Background = cfg.ConcurrentSyncs, c.followTypes
+	loop.Background = c.followTypes
 	c.loop, err = controllers.NewLoop(loop, c.reconcile)
 	return c, err
 }

@@ -38,6 +38,7 @@ func Entry() controllers.Entry {
 		OffByDefault: true,
 		Compat:       []string{ttlController, janitor},
 		Config:       &flags,
+		Workers:      2,
 		Permissions:  func(s controllers.Settings) []rbacv1.PolicyRule { return flags.with(s).permissions() },
 		Command: func(connect func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
 			return newCommand(&flags, connect)

@@ -136,7 +136,8 @@ func TestReconcile(t *testing.T) {
 			f.put(replicaSet, "shop/r", ttlController+"ttl", "1h").asked("get replicasets.apps shop/r", "delete replicasets.apps shop/r")
 		}},
 		"a type whose API does not answer, or whose webhook does not, keeps nobody else waiting": {
-			configure: func(c *ttl.Config) { c.ConcurrentSyncs = 1 }, run: func(f *fixture) {
+			run: func(f *fixture) {
+				f.entry.Workers = 1
 				f.beforeRequests(func(r controllertest.Request) error {
 					if r.Namespace == "hangs" {
 						<-time.After(11 * time.Second) // the client waits for ten
@@ -160,7 +161,8 @@ func TestReconcile(t *testing.T) {
 				f.Sleep(2 * time.Minute)
 				f.left(0, 0)
 			}},
-		"the clock of one type's API is wrong": {configure: func(c *ttl.Config) { c.ConcurrentSyncs = 1 }, run: func(f *fixture) {
+		"the clock of one type's API is wrong": {run: func(f *fixture) {
+			f.entry.Workers = 1
 			f.put(configMap, "shop/c", ttlController+"ttl", "3h")
 			f.put(configMap, "shop/d", ttlController+"ttl", "3h")
 			f.start()
@@ -325,7 +327,7 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 				gets++
 			}
 		}
-		if gets > 4*(60+f.cfg.ConcurrentSyncs) { // those that wait cost no requests
+		if gets > 4*(60+f.entry.Workers) { // those that wait cost no requests
 			t.Errorf("%d requests for 240 ConfigMaps", gets)
 		}
 		f.metric(4, "breaker_trips_total", "scope", "namespace")

@@ -124,7 +124,7 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 		Cache:       cache.ForController(o.entry.Name),
 		Clients:     controllers.Clients{Client: client},
 		Metrics:     registry,
-		LoopOptions: controllers.LoopOptions{Name: o.entry.Name, Metrics: loops, Clock: clock.RealClock{}},
+		LoopOptions: controllers.LoopOptions{Name: o.entry.Name, Workers: o.entry.Workers, Metrics: loops, Clock: clock.RealClock{}},
 		// Nobody receives them.
 		Events: record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}),
 	})
