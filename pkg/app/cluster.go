@@ -22,7 +22,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -179,7 +178,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		return fail(err)
 	}
 	other.cache, err = p.caches.AddCluster(informers.CacheConfig{Cluster: name, Scheme: p.scheme}, c.builtIn(c.named("informers")),
-		clock.RealClock{}, p.loopMetrics.Panicked)
+		p.loopMetrics.Panicked)
 	if err != nil {
 		return fail(err)
 	}
@@ -191,7 +190,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 		Cache: other.cache.ForController(controller), Clients: clients,
 		Events: other.events.recorder(p.options.name + "-" + controller),
 		LoopOptions: controllers.LoopOptions{
-			Name: controller, Cluster: name, Metrics: p.loopMetrics, Clock: clock.RealClock{}, DrainTimeout: otherClusterDrain},
+			Name: controller, Cluster: name, Metrics: p.loopMetrics, DrainTimeout: otherClusterDrain},
 		Go: other.run, Close: other.close,
 	}, nil
 }

@@ -18,7 +18,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
@@ -103,7 +102,7 @@ func (p *process) host(name string) (controllers.Host, error) {
 			return p.openCluster(name, cluster, config)
 		},
 		Events:      p.events.recorder(p.options.name + "-" + name),
-		LoopOptions: controllers.LoopOptions{Name: name, Workers: *p.options.workers[name], Metrics: p.loopMetrics, Clock: clock.RealClock{}},
+		LoopOptions: controllers.LoopOptions{Name: name, Workers: *p.options.workers[name], Metrics: p.loopMetrics},
 		Metrics:     controllerMetrics{p.controllerRegistry, p.registry, name, p.loopMetrics},
 	}, err
 }

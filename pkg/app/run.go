@@ -13,7 +13,6 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
@@ -117,7 +116,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.caches, err = informers.NewCaches(registry); err != nil {
 		return nil, err
 	}
-	p.cache, err = p.caches.AddCluster(required.cache, p.connection.builtIn(readConfig), clock.RealClock{}, p.loopMetrics.Panicked)
+	p.cache, err = p.caches.AddCluster(required.cache, p.connection.builtIn(readConfig), p.loopMetrics.Panicked)
 	if err != nil {
 		return nil, err
 	}

@@ -70,6 +70,6 @@ func (o LoopOptions) drainTimeLeft(s Status) time.Duration {
 	if o.Cluster == "" {
 		return o.DrainTimeout
 	}
-	_, running := s.LongestRunning(o.Clock.Now())
+	_, running := s.LongestRunning(time.Now())
 	return max(o.DrainTimeout-running, 0)
 }

@@ -49,7 +49,7 @@ type Host struct {
 	// Events records Events with a source component of the controller's own, BUILD-NAME: quartermaster-NAME
 	// without app.Named.
 	Events record.EventRecorder
-	// LoopOptions is for NewLoop, with the name, the workers, the metrics and the clock filled in.
+	// LoopOptions is for NewLoop, with the name, the workers and the metrics filled in.
 	LoopOptions LoopOptions
 	// Metrics is where a controller registers metrics of its own. What a collector has not sent when it panics
 	// is left out. Do not register with the Registerer.

@@ -52,9 +52,9 @@ func newQueue[K comparable](opts LoopOptions, logger *klog.Logger) *queue[K] {
 		name = "" // without metrics, which client-go cannot remove
 	}
 	ready := &laneQueue[K]{lanes: lanes, TypedInterface: workqueue.NewTypedWithConfig(
-		workqueue.TypedQueueConfig[K]{Name: name, Clock: opts.Clock, Queue: lanes})}
+		workqueue.TypedQueueConfig[K]{Name: name, Queue: lanes})}
 	return &queue[K]{ready: ready, TypedDelayingInterface: workqueue.NewTypedDelayingQueueWithConfig(
-		workqueue.TypedDelayingQueueConfig[K]{Logger: logger, Name: name, Clock: opts.Clock, Queue: ready})}
+		workqueue.TypedDelayingQueueConfig[K]{Logger: logger, Name: name, Queue: ready})}
 }
 
 // close shuts the queue down and takes the keys that no worker has taken. The next run counts on in the same

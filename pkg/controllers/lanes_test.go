@@ -18,13 +18,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 	"pgregory.net/rapid"
 )
 
 func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
 	logger := klog.Background()
-	q := newQueue[K](LoopOptions{Clock: clock.RealClock{}}, &logger)
+	q := newQueue[K](LoopOptions{}, &logger)
 	t.Cleanup(q.ShutDown)
 	return q
 }

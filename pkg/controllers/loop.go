@@ -73,7 +73,7 @@ func NewLoop[K comparable](
 		}
 	}
 	if !opts.Metrics.AddLoop(opts.labels(), func() time.Duration {
-		_, running := l.Status().LongestRunning(opts.Clock.Now())
+		_, running := l.Status().LongestRunning(time.Now())
 		return running
 	}) {
 		return nil, fmt.Errorf("loop %s: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)

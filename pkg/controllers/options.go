@@ -11,8 +11,6 @@ import (
 	"path"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 )
 
@@ -24,8 +22,8 @@ const (
 	maxBackoff = 5 * time.Minute
 )
 
-// LoopOptions configures a [Loop]. Name and Metrics are required. The host fills in Name, Workers,
-// Metrics and Clock; a controller may set the others.
+// LoopOptions configures a [Loop]. Name and Metrics are required. The host fills in Name, Workers
+// and Metrics; a controller may set the others.
 type LoopOptions struct {
 	// Name is the controller's name. It is the label controller of metrics, log and profiles.
 	Name string
@@ -51,8 +49,6 @@ type LoopOptions struct {
 	// Background, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns
 	// earlier, Run ends with its error. An error after ctx has ended does not count.
 	Background func(ctx context.Context) error
-	// Clock drives delays, back-off and the status, but not Timeout and DrainTimeout; default the real clock.
-	Clock clock.WithTicker
 }
 
 // String returns the name for people, and the label name of the queue's metrics: CONTROLLER/LOOP/CLUSTER,
@@ -68,9 +64,6 @@ func (o LoopOptions) labels() loopmetrics.Loop {
 func (o LoopOptions) withDefaults() (LoopOptions, error) {
 	o.Workers = max(o.Workers, 1)
 	o.MinBackoff, o.MaxBackoff = cmp.Or(o.MinBackoff, minBackoff), cmp.Or(o.MaxBackoff, maxBackoff)
-	if o.Clock == nil {
-		o.Clock = clock.RealClock{}
-	}
 	switch {
 	case o.Name == "":
 		return o, errors.New("loop without LoopOptions.Name")

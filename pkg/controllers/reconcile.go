@@ -88,7 +88,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	// Only people read the text of a key, so the loop requires no method for it.
 	name := fmt.Sprint(key)
 	logger := klog.FromContext(work).WithValues("key", name)
-	started := l.opts.Clock.Now()
+	started := time.Now()
 	l.mu.Lock()
 	l.inFlight[key] = started
 	l.mu.Unlock()
@@ -120,7 +120,7 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	case err != nil:
 		logger.Error(err, "Reconcile failed")
 	}
-	l.opts.Metrics.Observe(l.opts.labels(), o.result, l.opts.Clock.Since(started))
+	l.opts.Metrics.Observe(l.opts.labels(), o.result, time.Since(started))
 	l.mu.Lock()
 	delete(l.inFlight, key)
 	l.counts.reconciles++

@@ -113,7 +113,7 @@ func (l *Loop[K]) recordFailure(key string, err error, panicked bool) {
 	} else {
 		l.counts.errors++
 	}
-	l.lastErr = &LastError{Key: key, Text: err.Error(), Time: l.opts.Clock.Now()}
+	l.lastErr = &LastError{Key: key, Text: err.Error(), Time: time.Now()}
 }
 
 // LongestRunning returns the key that has been in flight for longest, and for how long. It returns "" and 0

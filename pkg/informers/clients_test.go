@@ -29,7 +29,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
-	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
 	"github.com/quartermaster-dev/quartermaster/internal/served"
@@ -41,7 +40,7 @@ func newClusterCache(t testing.TB, config *rest.Config, needs ...Need) (*Cluster
 	reg := metrics.NewKubeRegistry()
 	caches, err := NewCaches(reg)
 	must(t, err)
-	f, err := caches.AddCluster(CacheConfig{Scheme: scheme.Scheme, needs: needs}, config, clock.RealClock{}, func(string) {})
+	f, err := caches.AddCluster(CacheConfig{Scheme: scheme.Scheme, needs: needs}, config, func(string) {})
 	must(t, err)
 	t.Cleanup(f.Shutdown)
 	return f, reg
@@ -61,7 +60,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 	f, reg := newClusterCache(t, config, reloadNeed)
 	startSynced(t, f)
 	for range 2 {
-		other, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, clock.RealClock{}, func(string) {})
+		other, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, func(string) {})
 		must(t, err)
 		names := other.ForController("names")
 		if _, err := names.LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil || !strings.Contains(err.Error(), "use informers.Follow") {
@@ -95,7 +94,7 @@ func TestClustersOfOneNameCountTogether(t *testing.T) {
 	f, _ := newClusterCache(t, config, reloadNeed)
 	var clusters []*ClusterCache
 	for _, controller := range []string{"one", "two"} {
-		cluster, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, clock.RealClock{}, func(string) {})
+		cluster, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, func(string) {})
 		must(t, err)
 		followed, err := Follow[*Object](cluster.ForController(controller), Need{Resource: Secrets})
 		must(t, err)

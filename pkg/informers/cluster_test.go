@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/utils/clock"
 )
 
 // cluster is an API server with one resource, Secrets. Its lists, watches and streamed lists have
@@ -257,7 +256,7 @@ func newTestCache(t *testing.T, c *cluster, needs ...Need) *ClusterCache {
 // is not found is not there in another version either.
 func newTestCacheWith(t *testing.T, cfg CacheConfig, sources func(*plan, string) (source, error), needs ...Need) *ClusterCache {
 	t.Helper()
-	f := &ClusterCache{cfg: cfg, clock: clock.RealClock{}, clients: readers{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}, caches: &Caches{}}
+	f := &ClusterCache{cfg: cfg, clients: readers{scheme: scheme.Scheme}, sourceFor: sources, countPanic: func(string) {}, caches: &Caches{}}
 	plans, err := newPlans(needs, scheme.Scheme, cfg.Namespaces)
 	must(t, err)
 	for _, p := range plans {

@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 )
 
 // Caches are the caches of a process: the cache of its own cluster, and one for each other open cluster.
@@ -87,7 +86,6 @@ func (c *CacheConfig) Check() error {
 // ClusterCache has the informers of the process for one cluster.
 type ClusterCache struct {
 	cfg       CacheConfig
-	clock     clock.WithTickerAndDelayedExecution
 	clients   readers
 	sourceFor func(p *plan, namespace string) (source, error)
 	informers []*informer // of the declared needs
@@ -107,13 +105,12 @@ type ClusterCache struct {
 // in connection's content type, or protobuf if it names none. countPanic is called for each panic in a
 // function of the named controller. AddCluster returns an error if connection is invalid or the needs cannot
 // be met.
-func (c *Caches) AddCluster(cfg CacheConfig, connection *rest.Config, clk clock.WithTickerAndDelayedExecution,
-	countPanic func(controller string)) (*ClusterCache, error) {
+func (c *Caches) AddCluster(cfg CacheConfig, connection *rest.Config, countPanic func(controller string)) (*ClusterCache, error) {
 	clients, err := newReaders(connection, cfg.Scheme)
 	if err != nil {
 		return nil, err
 	}
-	cluster := &ClusterCache{cfg: cfg, clock: clk, clients: clients, sourceFor: clients.sourceFor, countPanic: countPanic, caches: c}
+	cluster := &ClusterCache{cfg: cfg, clients: clients, sourceFor: clients.sourceFor, countPanic: countPanic, caches: c}
 	plans, err := newPlans(cfg.needs, cfg.Scheme, cfg.Namespaces)
 	if err != nil {
 		return nil, err
@@ -147,13 +144,13 @@ func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
 		if namespace != "" {
 			name += " in " + namespace
 		}
-		state := newState(name, c.clock)
+		state := newState(name)
 		state.recorded = ResourceStatus{
 			Cluster: c.cfg.Cluster, Group: p.resource.Group, Version: p.resource.Version, Resource: p.resource.Resource, Namespace: namespace,
 			For: p.controllers(), Form: p.form(), Content: p.content(), LabelSelector: p.labelSelector, FieldSelector: p.fieldSelector,
 		}
 		f := &feed{
-			informer: i, namespace: namespace, source: src, state: state, clock: c.clock,
+			informer: i, namespace: namespace, source: src, state: state,
 			discover: func(ctx context.Context) error {
 				_, err := c.clients.discovery.Version(ctx, p.resource.GroupResource())
 				return err
@@ -235,7 +232,7 @@ func (c *ClusterCache) Shutdown() {
 	go func() { c.wg.Wait(); close(ended) }()
 	select {
 	case <-ended:
-	case <-c.clock.After(shutdownTimeout):
+	case <-time.After(shutdownTimeout):
 		klog.Background().Error(nil, "Informers did not stop: a function of a controller hangs, or client-go waits as the API server asked", "after", shutdownTimeout)
 	}
 	c.caches.remove(c)

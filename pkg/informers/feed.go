@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/utils/clock"
 )
 
 const (
@@ -39,7 +38,6 @@ type feed struct {
 	namespace string // empty: all
 	source    source
 	state     *state
-	clock     clock.WithDelayedExecution
 	// listSlots, if set, limits the lists that are read at once: each list holds a slot in it.
 	listSlots chan struct{}
 	// discover returns a NotFound error if the server does not have the resource in any version.
@@ -107,7 +105,7 @@ func (f *feed) run(ctx context.Context) {
 		err := f.listAndWatch(ctx, reflector)
 		complete := !f.attempt.listed.IsZero()
 		switch {
-		case complete && f.clock.Since(f.attempt.listed) > failingAfter:
+		case complete && time.Since(f.attempt.listed) > failingAfter:
 			delay = backoff
 		case complete && err == nil && ctx.Err() == nil:
 			f.state.recordBreak()
@@ -145,7 +143,7 @@ func (f *feed) wait(ctx context.Context, pause time.Duration, forAnswer bool) {
 		pause = min(pause, refusedAfter) // until it is known whether the refusal counts
 	}
 	select {
-	case <-f.clock.After(pause):
+	case <-time.After(pause):
 	case <-answered:
 	case <-ctx.Done():
 	}
@@ -162,7 +160,7 @@ func (f *feed) takeListSlot(ctx context.Context) bool {
 		return false
 	}
 	free := sync.OnceFunc(func() { <-f.listSlots })
-	timer := f.clock.AfterFunc(listSlotTimeout, free)
+	timer := time.AfterFunc(listSlotTimeout, free)
 	f.freeSlot = func() { timer.Stop(); free() }
 	return true
 }
@@ -257,7 +255,7 @@ var errNoAnswer = errors.New("the connection broke or timed out before the serve
 func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	f.setSelectors(&opts)
 	streamed := opts.SendInitialEvents != nil
-	if f.attempt.isBrief(f.clock.Now(), streamed) {
+	if f.attempt.isBrief(time.Now(), streamed) {
 		return nil, errBrief
 	}
 	w, err := f.source.watch(ctx, opts)
@@ -265,7 +263,7 @@ func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (w
 		err = errNoAnswer // client-go returns it if the connection broke ten times
 	}
 	if err == nil {
-		f.attempt.begin(f.clock.Now(), streamed)
+		f.attempt.begin(time.Now(), streamed)
 		f.state.recordWatch(ctx)
 		return w, nil
 	}
@@ -319,7 +317,7 @@ func (f *feed) Bookmark(version string) error {
 // Replace stores a list, and removes everything else.
 func (f *feed) Replace(list []any, version string) error {
 	f.giveListSlotBack()
-	f.attempt.complete(f.clock.Now())
+	f.attempt.complete(time.Now())
 	if err := f.informer.replace(f, list); err != nil {
 		return err
 	}

@@ -23,14 +23,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 )
 
 // newFeed returns an informer, and its only feed, without a source.
 func newFeed(t *testing.T, needs ...Need) (*informer, *feed) {
 	t.Helper()
 	i := newInformer(mustPlan(t, needs...), func(string) {})
-	f := &feed{informer: i, state: newState("objects", clock.RealClock{}), clock: clock.RealClock{}}
+	f := &feed{informer: i, state: newState("objects")}
 	i.feeds = []*feed{f}
 	return i, f
 }

@@ -26,7 +26,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
@@ -105,7 +104,7 @@ func TestObjectOfASecretTakesAtMost260Bytes(t *testing.T) {
 	before := liveHeap()
 	i := newInformer(p, func(string) {})
 	i.objects.addIndex(byNamespace, func(o *Object) []string { return []string{o.GetNamespace()} })
-	f := &feed{informer: i, state: newState("secrets", clock.RealClock{})}
+	f := &feed{informer: i, state: newState("secrets")}
 	put := func() {
 		for n := range n {
 			must(t, i.put(f, secret(n, 1024), true))
@@ -311,7 +310,7 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := (&Caches{}).AddCluster(CacheConfig{Scheme: scheme.Scheme, needs: tc.needs}, &rest.Config{}, clock.RealClock{}, func(string) {})
+			_, err := (&Caches{}).AddCluster(CacheConfig{Scheme: scheme.Scheme, needs: tc.needs}, &rest.Config{}, func(string) {})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("error %v, want one with %q", err, tc.want)
 			}

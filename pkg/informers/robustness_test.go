@@ -21,8 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
-	testingclock "k8s.io/utils/clock/testing"
 )
 
 func TestFeedRetriesRefusals(t *testing.T) {
@@ -76,7 +74,7 @@ func TestFeedRetriesRefusals(t *testing.T) {
 func TestFailureIsLoggedOncePerReason(t *testing.T) {
 	var logged []string
 	ctx := klog.NewContext(t.Context(), funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{}))
-	s := newState("secrets", clock.RealClock{})
+	s := newState("secrets")
 	for _, err := range []error{
 		fmt.Errorf("port 1: %w", syscall.ECONNREFUSED), fmt.Errorf("port 2: %w", syscall.ECONNREFUSED), errors.New("x509"), forbidden, forbidden,
 	} {
@@ -381,15 +379,14 @@ func TestFailuresAreAProblemInTime(t *testing.T) {
 		"a 403 is a problem at once":                       {err: apierrors.NewForbidden(schema.GroupResource{}, "", nil), problem: true},
 		"a resource that no server has is no problem":      {err: slow, after: time.Hour, absent: true, failsLong: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			clock := testingclock.NewFakePassiveClock(time.Now())
-			s := newState("secrets", clock)
+		inBubble(t, name, func(t *testing.T) {
+			s := newState("secrets")
 			s.recordList("1")
 			if tc.absent {
 				s.countAsEmpty(true)
 			}
 			s.recordFailure("list", tc.err)
-			clock.SetTime(clock.Now().Add(tc.after))
+			pass(tc.after)
 			same(t, "it is a problem", tc.problem, s.problem() != nil)
 			same(t, "it fails long", tc.failsLong, s.failsLong())
 		})

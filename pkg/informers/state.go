@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 )
 
 // failingAfter is how long the requests of a synced informer must fail before this counts as a
@@ -28,8 +27,7 @@ const refusedAfter = 2 * time.Second
 
 // state records what has been observed of the requests of one feed.
 type state struct {
-	name  string // of the resource, and the namespace if there are several
-	clock clock.PassiveClock
+	name string // of the resource, and the namespace if there are several
 
 	mu           sync.Mutex
 	recorded     ResourceStatus // what status returns, without what it computes
@@ -50,8 +48,8 @@ type failure struct {
 	refused     time.Time // since when isRefusal has held for every failure; zero after any other
 }
 
-func newState(name string, c clock.PassiveClock) *state {
-	return &state{name: name, clock: c, failing: map[string]*failure{}}
+func newState(name string) *state {
+	return &state{name: name, failing: map[string]*failure{}}
 }
 
 // addObjects adds to the number of cached objects.
@@ -74,7 +72,7 @@ func (s *state) refusedFor(d time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failing["list"]
-	return f != nil && !f.refused.IsZero() && s.clock.Since(f.refused) >= d
+	return f != nil && !f.refused.IsZero() && time.Since(f.refused) >= d
 }
 
 // isRefused reports whether the API server refuses lists with 403 or 404.
@@ -86,7 +84,7 @@ func (s *state) recordList(version string) {
 	defer s.mu.Unlock()
 	s.recorded.Lists++
 	s.everFilled = true
-	s.recorded.ResourceVersion, s.recorded.Absent, s.lastActivity = version, false, s.clock.Now()
+	s.recorded.ResourceVersion, s.recorded.Absent, s.lastActivity = version, false, time.Now()
 	s.recordSuccess("list", klog.Background())
 }
 
@@ -95,7 +93,7 @@ func (s *state) recordList(version string) {
 func (s *state) countAsEmpty(inNoVersion bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.everFilled, s.recorded.Absent, s.lastActivity = true, inNoVersion, s.clock.Now()
+	s.everFilled, s.recorded.Absent, s.lastActivity = true, inNoVersion, time.Now()
 	if inNoVersion {
 		s.recordSuccess("list", klog.Background())
 		s.recordSuccess("watch", klog.Background())
@@ -145,7 +143,7 @@ func (s *state) recordActivity(obj any, isEvent bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.recorded.ResourceVersion, s.lastActivity = m.GetResourceVersion(), s.clock.Now()
+	s.recorded.ResourceVersion, s.lastActivity = m.GetResourceVersion(), time.Now()
 	if isEvent {
 		s.recorded.Events++
 	}
@@ -157,10 +155,10 @@ func (s *state) recordFailure(verb string, err error) {
 	s.recorded.Failures++
 	f := s.failing[verb]
 	if f == nil {
-		f = &failure{verb: verb, since: s.clock.Now()}
+		f = &failure{verb: verb, since: time.Now()}
 		s.failing[verb] = f
 	}
-	f.err, f.last = err, s.clock.Now()
+	f.err, f.last = err, time.Now()
 	f.count++
 	if !isRefusal(err) {
 		f.refused = time.Time{}
@@ -180,7 +178,7 @@ var errBreak = errors.New("the server accepted the watch, which broke early")
 func (s *state) recordBreak() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock.Now()
+	now := time.Now()
 	if now.Sub(s.breaks.last) > maxBetweenBreaks {
 		s.breaks = failure{verb: "watch", err: errBreak, since: now, last: now, count: 1}
 		return
@@ -204,12 +202,12 @@ func (s *state) problemLocked() error {
 	var errs []error
 	for _, verb := range []string{"list", "watch"} {
 		f := s.failing[verb]
-		if f == nil || s.recorded.Absent || s.everFilled && !isDenied(f.err) && s.clock.Since(f.since) < failingAfter {
+		if f == nil || s.recorded.Absent || s.everFilled && !isDenied(f.err) && time.Since(f.since) < failingAfter {
 			continue
 		}
 		errs = append(errs, fmt.Errorf("cannot %s %s: %s", verb, s.name, reasonOf(f.err)))
 	}
-	if b := s.breaks; b.last.Sub(b.since) >= failingAfter && s.clock.Since(b.last) <= maxBetweenBreaks && !s.recorded.Absent {
+	if b := s.breaks; b.last.Sub(b.since) >= failingAfter && time.Since(b.last) <= maxBetweenBreaks && !s.recorded.Absent {
 		errs = append(errs, fmt.Errorf("each watch of %s breaks early", s.name))
 	}
 	if !s.everFilled && len(errs) == 0 {
@@ -223,7 +221,7 @@ func (s *state) failsLong() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failing["list"]
-	return f != nil && s.clock.Since(f.since) >= failingAfter
+	return f != nil && time.Since(f.since) >= failingAfter
 }
 
 // isDenied reports whether the server does not let the process do this: 401 or 403.
@@ -277,7 +275,7 @@ func (s *state) status() ResourceStatus {
 	}
 	status.Synced, status.Relists = s.everFilled, max(0, status.Lists-1)
 	if !s.lastActivity.IsZero() {
-		status.LastActivityAge = &metav1.Duration{Duration: s.clock.Since(s.lastActivity).Round(time.Millisecond)}
+		status.LastActivityAge = &metav1.Duration{Duration: time.Since(s.lastActivity).Round(time.Millisecond)}
 	}
 	if f := s.failing["list"]; f != nil {
 		status.Forbidden = apierrors.IsForbidden(f.err)

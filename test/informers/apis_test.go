@@ -83,7 +83,7 @@ func TestResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	follows := func(version string) {
 		absent := version == ""
 		t.Helper()
-		c.eventually(ctx, t, func() error {
+		fleet.Eventually(ctx, t, func() error {
 			s := c.of(t, "widgets")
 			if !s.Synced || s.Absent != absent || s.Problem != "" {
 				return fmt.Errorf("synced %t, absent %t, problem %q", s.Synced, s.Absent, s.Problem)
@@ -156,7 +156,7 @@ func TestAggregatedAPIDownConcernsNobodyElse(t *testing.T) {
 	if n := c.of(t, "leases").Objects; n == 0 {
 		t.Error("no Leases")
 	}
-	c.eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+	fleet.Eventually(ctx, t, func() error { return c.isCurrent(ctx) })
 	c.waitForProblem(ctx, t, "concerned", "things.down.example.com", "ServiceUnavailable")
 	if s := c.of(t, "things"); s.Synced {
 		t.Error("an API that is down was taken for one that has no such resource")

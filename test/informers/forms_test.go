@@ -110,7 +110,7 @@ func TestFormsOfAllResources(t *testing.T) {
 				cfg := informers.CacheConfig{Scheme: scheme}
 				cfg.Declare("test", tc.need)
 				c := newCacheWith(t, config, cfg)
-				c.eventually(ctx, t, func() error {
+				fleet.Eventually(ctx, t, func() error {
 					for _, obj := range tc.list(c, tc.need.Resource) {
 						if obj.(metav1.Object).GetName() == "forms" {
 							return isOf(obj, tc.want)
@@ -120,7 +120,7 @@ func TestFormsOfAllResources(t *testing.T) {
 				})
 				// An object that does not fit the Go type is left out, and keeps no other from the cache.
 				typed := tc.want == "*informers.Sprocket"
-				c.eventually(ctx, t, func() error {
+				fleet.Eventually(ctx, t, func() error {
 					if tc.need.Resource != sprockets || len(tc.list(c, sprockets)) == 2 != typed && (c.Problem("test") != nil) == typed {
 						return nil
 					}

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -23,21 +22,16 @@ import (
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// cache is a ClusterCache whose clock is fast: it advances by clockStep at every check, every 50 ms. So
-// what the cache reports after minutes takes the test seconds.
+// cache is a ClusterCache with its metrics.
 type cache struct {
 	*informers.ClusterCache
-	clock   *clocktesting.FakeClock
 	metrics metrics.KubeRegistry
 }
-
-const clockStep = 2 * time.Second
 
 // newCache returns a cache with the needs of a controller called test.
 func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache {
@@ -49,12 +43,12 @@ func newCache(t *testing.T, config *rest.Config, needs ...informers.Need) *cache
 
 func newCacheWith(t *testing.T, config *rest.Config, cfg informers.CacheConfig) *cache {
 	t.Helper()
-	c := &cache{clock: clocktesting.NewFakeClock(time.Now()), metrics: metrics.NewKubeRegistry()}
+	c := &cache{metrics: metrics.NewKubeRegistry()}
 	caches, err := informers.NewCaches(c.metrics)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.ClusterCache, err = caches.AddCluster(cfg, config, c.clock, func(string) {})
+	c.ClusterCache, err = caches.AddCluster(cfg, config, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,25 +57,16 @@ func newCacheWith(t *testing.T, config *rest.Config, cfg informers.CacheConfig) 
 	return c
 }
 
-// eventually polls until check returns nil.
-func (c *cache) eventually(ctx context.Context, t *testing.T, check func() error) {
-	t.Helper()
-	fleet.Eventually(ctx, t, func() error {
-		c.clock.Step(clockStep)
-		return check()
-	})
-}
-
 // waitUntilHealthy waits until all informers of the controller have synced and none has a problem.
 func (c *cache) waitUntilHealthy(ctx context.Context, t *testing.T, controller string) {
 	t.Helper()
-	c.eventually(ctx, t, func() error { return c.Problem(controller) })
+	fleet.Eventually(ctx, t, func() error { return c.Problem(controller) })
 }
 
 // waitForProblem waits for a problem that contains all parts.
 func (c *cache) waitForProblem(ctx context.Context, t *testing.T, controller string, parts ...string) {
 	t.Helper()
-	c.eventually(ctx, t, func() error {
+	fleet.Eventually(ctx, t, func() error {
 		problem := fmt.Sprint(c.Problem(controller))
 		for _, part := range parts {
 			if !strings.Contains(problem, part) {

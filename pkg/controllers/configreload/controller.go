@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
@@ -41,7 +40,6 @@ type controller struct {
 	kinds    map[string]*kind
 	client   kubernetes.Interface
 	events   record.EventRecorder
-	clock    clock.WithTicker
 	metrics  *domainMetrics
 	loop     *controllers.Loop[policy.QueueKey]
 	memory   *memory
@@ -70,7 +68,6 @@ func newController(cfg Config, in informerSet, client kubernetes.Interface, dyn 
 		sources:  map[policy.SourceType]informers.Informer[cachedSource]{},
 		client:   client,
 		events:   events,
-		clock:    loop.Clock,
 		selector: selector,
 		changes:  newChanges(),
 	}
@@ -141,7 +138,7 @@ func (c *controller) reconcile(ctx context.Context, key policy.QueueKey) (time.D
 		return 0, nil // the write will arrive as the cache's next event
 	}
 	if e.written != "" {
-		c.memory.update(key, w.UID, c.clock.Now(), func(e *entry) { e.written = "" })
+		c.memory.update(key, w.UID, time.Now(), func(e *entry) { e.written = "" })
 	}
 	var after time.Duration // a pause may end then, also if the workload cannot be read
 	return retrystale.Do(outdated, func(first, last bool) (_ time.Duration, err error) {
@@ -191,7 +188,7 @@ func (c *controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 	if selected := c.memory.selectedSince(w.Namespace); policy.Newer(selected, w.Since) {
 		w.Since = selected
 	}
-	now := c.clock.Now()
+	now := time.Now()
 	selection := c.keys.Selection(w)
 	e := c.memory.get(w.QueueKey, w.UID)
 

@@ -6,6 +6,7 @@ package configreload
 import (
 	"bytes"
 	"cmp"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -67,7 +68,7 @@ func (c *controller) sourceChanged(t policy.SourceType, event controllers.Event[
 		return nil
 	}
 	key := policy.QueueKey{Kind: t.Kind(), ObjectName: cache.NewObjectName(obj.GetNamespace(), name)}
-	now := c.clock.Now()
+	now := time.Now()
 	if c.changes.add(key, change{before, after, now, now}) {
 		c.metrics.coalesced.Inc()
 	}

@@ -63,11 +63,11 @@ func (c *controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p
 	}
 	r := &replacement{workload: w, names: namesOf(w, p), job: job}
 	// The replacement is noted first, because the deletion may take effect although its response is lost.
-	c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(e *entry) { e.recreate = r })
+	c.memory.update(w.QueueKey, w.UID, time.Now(), func(e *entry) { e.recreate = r })
 	err = c.deleteJob(ctx, w.QueueKey, metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
 	if err != nil {
 		if refused(err) {
-			c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(e *entry) { e.recreate = nil })
+			c.memory.update(w.QueueKey, w.UID, time.Now(), func(e *entry) { e.recreate = nil })
 		}
 		return outcome{}, err
 	}

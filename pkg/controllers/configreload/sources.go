@@ -129,7 +129,7 @@ func (c *controller) note(w *policy.Workload, selection *policy.Selection, sourc
 		e.before.Hash == e.after.Hash && policy.Concerns(w, selection, source, e.before, policy.Source{}) {
 		return
 	}
-	c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(live *entry) {
+	c.memory.update(w.QueueKey, w.UID, time.Now(), func(live *entry) {
 		if live.window.Add(source, e.before.Recorded(), e.first, e.last) {
 			c.metrics.coalesced.Inc()
 		}

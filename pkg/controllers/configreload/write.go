@@ -75,7 +75,7 @@ func (c *controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *po
 		c.announce(ctx, k, w, reasonSkipped, out.skipped+", not reloaded for "+names, resultSkipped)
 	default:
 		c.announce(ctx, k, w, reasonReloaded, "Reloaded for "+names, resultSuccess)
-		c.metrics.lag.Observe(c.clock.Now().Sub(f.Window.First).Seconds())
+		c.metrics.lag.Observe(time.Now().Sub(f.Window.First).Seconds())
 		if bad := f.Selection.BadPause; bad != nil && k.Pauses {
 			c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
 		}
@@ -121,7 +121,7 @@ func (c *controller) patch(ctx context.Context, k *kind, w *policy.Workload, as 
 // done notes that a plan was carried out: its state is recorded by the write that made version, by an
 // earlier write, or in memory.
 func (c *controller) done(w *policy.Workload, p *policy.Plan, e *entry, version string) {
-	now := c.clock.Now()
+	now := time.Now()
 	c.memory.update(w.QueueKey, w.UID, now, func(live *entry) {
 		if !p.Pending {
 			live.window.Close(&e.window, now)
@@ -184,7 +184,7 @@ func (c *controller) endPause(ctx context.Context, k *kind, w *policy.Workload, 
 		return fmt.Errorf("end pause of %s: %w", w.QueueKey, err)
 	}
 	workloadLogger(ctx, w).V(2).Info("Pause ended", "resumed", step == policy.PauseEnds)
-	c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(live *entry) {
+	c.memory.update(w.QueueKey, w.UID, time.Now(), func(live *entry) {
 		if version != w.Version {
 			live.written = version
 		}
@@ -210,7 +210,7 @@ func (c *controller) report(ctx context.Context, k *kind, w *policy.Workload, e 
 		workloadLogger(ctx, w).V(2).Info("Annotation is invalid", "problem", text)
 		c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalid, text)
 	}
-	c.memory.update(w.QueueKey, w.UID, c.clock.Now(), func(live *entry) { live.reported = all })
+	c.memory.update(w.QueueKey, w.UID, time.Now(), func(live *entry) { live.reported = all })
 }
 
 // announce logs, counts and records one Normal Event for all reloads of a plan.

@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
@@ -49,7 +48,6 @@ type controller struct {
 	nodes    informers.Informer[*informers.Object]
 	client   kubernetes.Interface
 	events   record.EventRecorder
-	clock    clock.WithTicker
 	metrics  *domainMetrics
 	memory   *memory
 	notices  *notices.Memory
@@ -73,7 +71,7 @@ func newController(cfg Config, seed maphash.Seed, requests, nodes informers.Info
 		return nil, errors.New("--" + flagPrefix + "ip-ranges: must be given; 0.0.0.0/0,::/0 permits every address")
 	}
 	c := &controller{
-		cfg: cfg, seed: seed, requests: requests, nodes: nodes, client: client, events: events, clock: loop.Clock,
+		cfg: cfg, seed: seed, requests: requests, nodes: nodes, client: client, events: events,
 		memory: newMemory(), notices: notices.New(maxForbidden),
 	}
 	c.metrics = newDomainMetrics(reg, c.memory)
@@ -195,7 +193,7 @@ func (c *controller) approvals(k key) (n int) {
 			n++
 		}
 	}
-	now := c.clock.Now()
+	now := time.Now()
 	for _, o := range c.requests.ByIndex(byNode, k.node.bucket()) {
 		_, counted := c.memory.sent[o.GetName()]
 		if r := requestOf(o); !counted && r.node == k.node && (r.approved.IsZero() || now.Sub(r.approved) < limitWindow) {
@@ -209,7 +207,7 @@ func (c *controller) approvals(k key) (n int) {
 func (c *controller) readAPIServerNames(ctx context.Context) (map[string]bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.apiServerNames != nil && c.clock.Since(c.apiServerReadAt) < apiServerAge {
+	if c.apiServerNames != nil && time.Since(c.apiServerReadAt) < apiServerAge {
 		return c.apiServerNames, nil
 	}
 	service, err := c.client.CoreV1().Services(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
@@ -227,7 +225,7 @@ func (c *controller) readAPIServerNames(ctx context.Context) (map[string]bool, e
 			found = append(found, endpoint.Addresses...)
 		}
 	}
-	c.apiServerNames, c.apiServerReadAt = map[string]bool{}, c.clock.Now()
+	c.apiServerNames, c.apiServerReadAt = map[string]bool{}, time.Now()
 	for _, address := range found {
 		name, _ := policy.Canonical(address)
 		c.apiServerNames[name] = true

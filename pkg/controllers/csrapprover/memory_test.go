@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -102,7 +101,7 @@ func cacheOf(t *testing.T, nodes, requests int) (int64, *controller) {
 		t.Fatal(err)
 	}
 	before := liveHeap()
-	f, err := caches.AddCluster(cfg, config, clock.RealClock{}, func(string) {})
+	f, err := caches.AddCluster(cfg, config, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

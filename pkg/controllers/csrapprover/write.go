@@ -60,7 +60,7 @@ func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 		logger.Info("Denied a request")
 	} else {
 		logger.Info("Approved a request")
-		c.metrics.lag.Observe(c.clock.Since(csr.CreationTimestamp.Time).Seconds())
+		c.metrics.lag.Observe(time.Since(csr.CreationTimestamp.Time).Seconds())
 	}
 	c.tell(k, eventType, event, fmt.Sprintf("request %s is %s: %s", k, strings.ToLower(string(condition)), message))
 	return nil
@@ -92,7 +92,7 @@ func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem)
 // refused returns when to try again after the API server refused a request of ours, and tells it.
 func (c *controller) refused(ctx context.Context, k key, err error) time.Duration {
 	pod := c.cfg.Pod
-	if c.notices.Due(eventForbidden, c.clock.Now()) {
+	if c.notices.Due(eventForbidden, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The API server refuses a request that an approval needs")
 		if pod.Name != "" {
 			c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},

@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/utils/clock"
 )
 
 // bodyLife is how long a federated object that was read serves all clusters.
@@ -22,8 +21,7 @@ const bodyLife = 5 * time.Second
 // bodies are federated objects as they were read a moment ago. All clusters that write one at the same
 // time share a request.
 type bodies struct {
-	clock clock.PassiveClock
-	all   sync.Map // of *body, by key
+	all sync.Map // of *body, by key
 }
 
 type body struct {
@@ -32,15 +30,13 @@ type body struct {
 	at     time.Time // the zero time if it was not read
 }
 
-func newBodies(c clock.PassiveClock) *bodies { return &bodies{clock: c} }
-
 // get returns a federated object, at least as new as the version, which the cache has, or nil if the
 // object does not exist.
 func (b *bodies) get(ctx context.Context, k key, version string, client dynamic.NamespaceableResourceInterface) (*unstructured.Unstructured, error) {
 	entry := b.entry(k)
 	entry.mu.Lock()
 	defer entry.mu.Unlock()
-	if !entry.at.IsZero() && b.clock.Since(entry.at) < bodyLife && notOlder(entry.object, version) {
+	if !entry.at.IsZero() && time.Since(entry.at) < bodyLife && notOlder(entry.object, version) {
 		return entry.object, nil
 	}
 	object, err := client.Namespace(k.Namespace).Get(ctx, k.Name, metav1.GetOptions{})
@@ -50,7 +46,7 @@ func (b *bodies) get(ctx context.Context, k key, version string, client dynamic.
 	if err != nil {
 		return nil, err
 	}
-	entry.object, entry.at = object, b.clock.Now()
+	entry.object, entry.at = object, time.Now()
 	return object, nil
 }
 
@@ -59,7 +55,7 @@ func (b *bodies) put(k key, object *unstructured.Unstructured) {
 	entry := b.entry(k)
 	entry.mu.Lock()
 	defer entry.mu.Unlock()
-	entry.object, entry.at = object, b.clock.Now()
+	entry.object, entry.at = object, time.Now()
 }
 
 func (b *bodies) entry(k key) *body {
@@ -71,7 +67,7 @@ func (b *bodies) entry(k key) *body {
 func (b *bodies) sweep() {
 	for k, value := range b.all.Range {
 		if entry := value.(*body); entry.mu.TryLock() {
-			if b.clock.Since(entry.at) >= bodyLife {
+			if time.Since(entry.at) >= bodyLife {
 				b.all.Delete(k)
 			}
 			entry.mu.Unlock()

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
@@ -158,7 +159,7 @@ func (l *clusterLoop) clusterOf(read policy.Cluster) *probedCluster {
 	defer l.mu.Unlock()
 	p := l.clusters[read.Name]
 	if p == nil {
-		now := l.c.clock.Now()
+		now := time.Now()
 		p = &probedCluster{clusterState: clusterState{health: policy.StartHealth(read.Status), readySince: now, awaySince: now}}
 		if since, away := read.NotReadySince(); away {
 			p.awaySince = since
@@ -219,7 +220,7 @@ func (l *clusterLoop) connect(ctx context.Context, p *probedCluster, object *uns
 	}
 	made, problem := p.client, read.Malformed
 	if !same && problem == nil {
-		made, problem = newClient(read.Spec, l.c.cfg.UnsafeEndpoints, l.secret(read.Spec.SecretRef.Name), l.c.clock)
+		made, problem = newClient(read.Spec, l.c.cfg.UnsafeEndpoints, l.secret(read.Spec.SecretRef.Name), clock.RealClock{})
 	}
 	if problem == nil && version == "" {
 		problem = errors.New("there is no such Secret")
@@ -274,10 +275,10 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 	before, probed := p.health, p.probed
 	l.mu.Lock()
 	if next.Ready() && !before.Ready() {
-		p.readySince = l.c.clock.Now()
+		p.readySince = time.Now()
 	}
 	if !next.Ready() && before.Ready() {
-		p.awaySince = l.c.clock.Now()
+		p.awaySince = time.Now()
 	}
 	if p.failures++; result == policy.Well {
 		p.failures = 0
@@ -301,7 +302,7 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 
 // write updates the status if it has changed, or is too old.
 func (l *clusterLoop) write(ctx context.Context, read policy.Cluster, p *probedCluster, version string) error {
-	status, changed := read.Status.Next(p.health, version, l.c.clock.Now())
+	status, changed := read.Status.Next(p.health, version, time.Now())
 	fields := map[string]any{"conditions": status.Conditions, "kubernetesVersion": status.KubernetesVersion}
 	if t := p.topology; t != nil && !reflect.DeepEqual(*t, status.Topology) {
 		fields["zones"], fields["region"], changed = t.Zones, t.Region, true

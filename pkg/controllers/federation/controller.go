@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
@@ -51,14 +50,13 @@ type controller struct {
 	cfg       Config
 	host      controllers.Host
 	informers informersOf
-	clock     clock.WithTicker
 	clusters  *clusterLoop
 	types     *typeLoop
 	loop      keyLoop
 	statuses  keyLoop
 	replicas  *spreader
 	dns       *dnsLoop // nil without --federation-dns
-	bodies    *bodies
+	bodies    bodies
 	metrics   *domainMetrics
 	metadata  metadata.Interface // says nothing of Endpoints being deprecated
 	lists     chan struct{}
@@ -81,7 +79,7 @@ type controller struct {
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
-	c := &controller{cfg: cfg, host: h, informers: informersFor(h), clock: h.LoopOptions.Clock, bodies: newBodies(h.LoopOptions.Clock), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
+	c := &controller{cfg: cfg, host: h, informers: informersFor(h), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{},
 		writtenOff: map[string]policy.WrittenOff{}, lastSeen: map[string]map[string]*typeWatch{}}
 	quiet := rest.CopyConfig(h.RESTConfig)
@@ -207,7 +205,7 @@ func (c *controller) lock(ctx context.Context) (held string, gone bool, err erro
 		held += object.Annotations[annotation]
 		var record struct{ RenewTime metav1.Time }
 		malformed := json.Unmarshal([]byte(object.Annotations[annotation]), &record)
-		if malformed != nil || record.RenewTime.IsZero() || c.clock.Since(record.RenewTime.Time) < kubeFedGone {
+		if malformed != nil || record.RenewTime.IsZero() || time.Since(record.RenewTime.Time) < kubeFedGone {
 			gone = false
 		}
 	}
@@ -218,7 +216,7 @@ func (c *controller) lock(ctx context.Context) (held string, gone bool, err erro
 func (c *controller) kubeFedLeads(ctx context.Context) (bool, error) {
 	before, _, err := c.lock(ctx)
 	select {
-	case <-c.clock.After(kubeFedRenews):
+	case <-time.After(kubeFedRenews):
 	case <-ctx.Done():
 		return false, nil
 	}

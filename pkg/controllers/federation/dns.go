@@ -245,7 +245,7 @@ func (l *dnsLoop) write(ctx context.Context, record *unstructured.Unstructured, 
 
 // survey reads in which zones and region the Nodes of a cluster are, page by page, if that is due.
 func (l *clusterLoop) survey(ctx context.Context, p *probedCluster, timeout time.Duration) {
-	if !l.c.cfg.DNS || l.c.clock.Since(p.surveyed) < surveyEvery {
+	if !l.c.cfg.DNS || time.Since(p.surveyed) < surveyEvery {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -259,7 +259,7 @@ func (l *clusterLoop) survey(ctx context.Context, p *probedCluster, timeout time
 			options.Continue = page.Continue
 		}
 	}
-	if p.surveyed = l.c.clock.Now(); err != nil {
+	if p.surveyed = time.Now(); err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot read the Nodes of a cluster", "err", truncatedError{err})
 		return
 	}

@@ -37,7 +37,7 @@ func (c *controller) follow(ctx context.Context) error {
 		c.bodies.sweep()
 		c.metrics.set(c.clusterStatuses())
 		select {
-		case <-c.clock.After(next):
+		case <-time.After(next):
 		case <-c.opened:
 		case <-ctx.Done():
 			return nil
@@ -202,7 +202,7 @@ func (r *readyCluster) syncWatches(ctx context.Context) (waits bool) {
 			delete(watches, name)
 		}
 	}
-	now := r.c.clock.Now()
+	now := time.Now()
 	r.sweep(now)
 	for name, t := range wanted {
 		w, watched := watches[name]

@@ -132,7 +132,7 @@ func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Pro
 // writeStatus writes the status of the federated object if it has changed, and drops the record if there is
 // nothing left to write. A status that follows from no write must be paced.
 func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy.Conclusion, paced bool) error {
-	now := c.clock.Now()
+	now := time.Now()
 	expected, _ := policy.FederatedStatus{}.Next(conclusion, now)
 	switch {
 	case conclusion.Wrote:
@@ -164,7 +164,7 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 		if err != nil {
 			return fmt.Errorf("status of %s %s: %w", v.Federated.Kind, v.key.ObjectName, err)
 		}
-		c.statusTook.Store(int64(c.clock.Since(now)))
+		c.statusTook.Store(int64(time.Since(now)))
 		if object != nil {
 			c.bodies.put(v.key, object)
 		}
@@ -219,7 +219,7 @@ func (t *federatedType) statusEvery() time.Duration {
 func (c *controller) pace(ctx context.Context, k key) (time.Duration, error) {
 	c.mu.Lock()
 	record, t := c.recordFor(k), c.followed[k.kind]
-	left := t.statusEvery() - c.clock.Since(record.wrote)
+	left := t.statusEvery() - time.Since(record.wrote)
 	record.paced = left <= 0
 	c.mu.Unlock()
 	if left > 0 {
@@ -227,7 +227,7 @@ func (c *controller) pace(ctx context.Context, k key) (time.Duration, error) {
 	}
 	c.loop.Enqueue(k)
 	select {
-	case <-c.clock.After(min(max(paceInterval, 2*time.Duration(c.statusTook.Load())), maxPaceInterval)):
+	case <-time.After(min(max(paceInterval, 2*time.Duration(c.statusTook.Load())), maxPaceInterval)):
 	case <-controllers.Draining(ctx):
 	}
 	return 0, nil

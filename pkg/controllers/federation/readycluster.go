@@ -298,7 +298,7 @@ func (r *readyCluster) removals() policy.Removals {
 // countRemovals counts the objects that placement would delete in the cluster or has deleted lately. It looks
 // at every object, but not again within a second if no placement has changed.
 func (r *readyCluster) countRemovals() removalCount {
-	epoch, now := r.c.epoch.Load(), r.c.clock.Now()
+	epoch, now := r.c.epoch.Load(), time.Now()
 	r.c.mu.Lock()
 	known := r.counted
 	maps.DeleteFunc(r.removed, func(_ types.UID, at time.Time) bool { return now.Sub(at) >= removalWindow })

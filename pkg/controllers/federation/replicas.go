@@ -119,7 +119,7 @@ func (s *spreader) texts() map[string]string {
 }
 
 func (s *spreader) reconcile(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
-	now := s.c.clock.Now()
+	now := time.Now()
 	object, exists := s.c.informers.preferences.Get(name)
 	if !exists {
 		s.decisions.Delete(name)
@@ -293,7 +293,7 @@ func (r *readyCluster) observe(ctx context.Context, v *view) (w policy.Workload,
 			return w, err
 		}
 		for i := range page.Items {
-			w.Count(&page.Items[i], r.c.clock.Now())
+			w.Count(&page.Items[i], time.Now())
 		}
 		if options.Continue = page.GetContinue(); options.Continue == "" {
 			return w, nil

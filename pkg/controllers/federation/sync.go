@@ -87,7 +87,7 @@ func (c *controller) recordFor(k key) *keyRecord {
 func (c *controller) recordSince(v *view) *keyRecord {
 	record := c.recordFor(v.key)
 	if record.fingerprint != v.fingerprint {
-		record.fingerprint, record.since = v.fingerprint, c.clock.Now()
+		record.fingerprint, record.since = v.fingerprint, time.Now()
 	}
 	return record
 }
@@ -233,7 +233,7 @@ func (c *controller) report(v *view, cluster string, next result, wrote bool) {
 	record.dirty = record.dirty || wrote
 	c.mu.Unlock()
 	if wrote && !since.IsZero() {
-		c.metrics.lag.WithLabelValues(cluster).Observe(c.clock.Since(since).Seconds())
+		c.metrics.lag.WithLabelValues(cluster).Observe(time.Since(since).Seconds())
 	}
 	if changed {
 		c.loop.Enqueue(v.key)
@@ -243,7 +243,7 @@ func (c *controller) report(v *view, cluster string, next result, wrote bool) {
 // conclude writes the outcome of a federated object on the host: its versions and its status or, if it is
 // being deleted and no cluster has its object, the removal of its finalizer.
 func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]outcome) (time.Duration, error) {
-	now := c.clock.Now()
+	now := time.Now()
 	c.mu.Lock()
 	record := c.recordSince(v)
 	conclusion := policy.Conclusion{Generation: v.digest.Generation, Wrote: record.dirty}

@@ -274,7 +274,7 @@ func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, erro
 // seen so before it.
 func (c *controller) definitionDeleted(ctx context.Context, v *view, t *federatedType) (bool, error) {
 	c.mu.Lock()
-	seen := c.clock.Now()
+	seen := time.Now()
 	if record := c.records[v.key]; record != nil && record.fingerprint == v.fingerprint {
 		seen = record.since
 	}
@@ -283,7 +283,7 @@ func (c *controller) definitionDeleted(ctx context.Context, v *view, t *federate
 	if defined {
 		return false, nil
 	}
-	now := c.clock.Now()
+	now := time.Now()
 	object, err := c.metadata.Resource(customResourceDefinitions).Get(ctx, t.Federated.GroupResource().String(), metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):

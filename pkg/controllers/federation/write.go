@@ -183,7 +183,7 @@ func (w *work) update(ctx context.Context) error {
 		w.remember(live, content, digest.For(w.cluster.name).Annotations)
 		return nil
 	}
-	now := w.cluster.c.clock.Now()
+	now := time.Now()
 	w.cluster.c.mu.Lock()
 	repeats := w.cluster.repeats[queuedKeyOf(w.key)]
 	if repeats == nil {
@@ -301,9 +301,9 @@ func (w *work) hold(ctx context.Context) (bool, error) {
 		// The plan that moved the replicas away does not know yet that the cluster is back.
 		return true, w.wait(policy.WaitingForRemoval, time.Second)
 	}
-	status, wait := removals.Hold(c.settings(ctx).AvailableDelay, c.cfg.RemovalGuard, c.clock.Now())
+	status, wait := removals.Hold(c.settings(ctx).AvailableDelay, c.cfg.RemovalGuard, time.Now())
 	why := fmt.Sprintf("%d of %d objects", removals.Deletions, removals.Managed)
-	if status == "" && removals.HoldsUnrecorded(c.cfg.RemovalGuard, c.clock.Now()) {
+	if status == "" && removals.HoldsUnrecorded(c.cfg.RemovalGuard, time.Now()) {
 		recorded, err := c.isRecorded(ctx, w.view, w.cluster.name)
 		if err != nil {
 			return false, err
@@ -341,7 +341,7 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 		}
 		if w.object != nil && !w.deleting { // by placement
 			w.cluster.c.mu.Lock()
-			w.cluster.removed[uid] = w.cluster.c.clock.Now()
+			w.cluster.removed[uid] = time.Now()
 			w.cluster.c.mu.Unlock()
 		}
 		options.Preconditions = &metav1.Preconditions{UID: &uid, ResourceVersion: &version}

@@ -101,7 +101,7 @@ func (c *controller) writeOffs(ctx context.Context, v *view, outcomes map[string
 		if !isAway {
 			return 0, nil // its result is awaited first
 		}
-		wait = max(wait, away.WriteOff(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGracePeriod, c.clock.Now()))
+		wait = max(wait, away.WriteOff(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGracePeriod, time.Now()))
 		due = append(due, name)
 	}
 	if wait > 0 {

@@ -19,7 +19,6 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -58,7 +57,6 @@ type controller struct {
 	in        informerSet
 	client    kubernetes.Interface
 	events    record.EventRecorder
-	clock     clock.WithTicker
 	metrics   *domainMetrics
 	memory    *memory
 	writes    *rate.Limiter
@@ -74,7 +72,7 @@ func newController(cfg Config, digester *policy.Digester, in informerSet, client
 ) (*controller, error) {
 	cfg.NoNamespaces, cfg.Options.MaxSpread = len(cfg.Scope) > 0, cfg.MaxSpread.Value()
 	c := &controller{
-		cfg: cfg, digester: digester, in: in, client: client, events: events, clock: loop.Clock,
+		cfg: cfg, digester: digester, in: in, client: client, events: events,
 		writes: rate.NewLimiter(writesPerSecond, writesAtOnce),
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
@@ -109,7 +107,7 @@ func (c *controller) Run(ctx context.Context) error {
 func (c *controller) Status() controllers.Status { return c.loop.Status() }
 
 func (c *controller) reconcile(ctx context.Context, t task) (time.Duration, error) {
-	now := c.clock.Now()
+	now := time.Now()
 	switch t.subject {
 	case theSource:
 		return c.expandSource(ctx, t.Key, now), nil
@@ -158,9 +156,9 @@ func (c *controller) act(ctx context.Context, key, source policy.Key, first bool
 		if err := l.read(ctx, wanted); err != nil {
 			return 0, err
 		}
-		p := c.evaluator.Decide(l, key, c.clock.Now())
+		p := c.evaluator.Decide(l, key, time.Now())
 		if p.Action == policy.Nothing {
-			c.memory.note(key, &p, c.clock.Now())
+			c.memory.note(key, &p, time.Now())
 			c.report(p.Problems)
 			return p.After, nil
 		}

@@ -36,7 +36,7 @@ const (
 
 // write carries out a plan that was made on what l has read.
 func (c *controller) write(ctx context.Context, key policy.Key, p *policy.Plan, l live) (time.Duration, error) {
-	now := c.clock.Now()
+	now := time.Now()
 	source, target := l.bodies[p.Source], l.bodies[key]
 	b := &policy.Body{}
 	if p.Action != policy.Delete {
@@ -214,7 +214,7 @@ func (c *controller) report(problems []policy.Problem) {
 // tell records an Event about an object, unless there was one of this reason a short while ago.
 func (c *controller) tell(about policy.Key, eventType, reason, text string) {
 	o := c.Get(about)
-	if !c.cfg.DryRun && o != nil && c.memory.notices.Due(event{about, reason}, c.clock.Now()) {
+	if !c.cfg.DryRun && o != nil && c.memory.notices.Due(event{about, reason}, time.Now()) {
 		c.events.Event(&corev1.ObjectReference{
 			APIVersion: "v1", Kind: string(about.Kind), Namespace: about.Namespace, Name: about.Name, UID: types.UID(o.UID), ResourceVersion: o.Version,
 		}, eventType, reason, text)

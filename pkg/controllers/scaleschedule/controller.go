@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/notices"
@@ -50,7 +49,6 @@ type controller struct {
 	objects    objects
 	limiter    *rate.Limiter
 	events     record.EventRecorder
-	clock      clock.WithTicker
 	metrics    *domainMetrics
 	memory     *memory
 	// onceNotices are what owners are told once, repeatedNotices what they are told again.
@@ -79,7 +77,7 @@ func newController(cfg Config, watched []*kind, namespaces informers.Informer[*i
 	}
 	c := &controller{
 		cfg: cfg, evaluator: cfg.evaluator(), kinds: watched, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
-		clock: loop.Clock, memory: newMemory(), onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain),
+		memory: newMemory(), onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain),
 	}
 	c.metrics = newDomainMetrics(reg, c)
 	loop.MaxBackoff, loop.Background = maxBackoff, c.lookAgain
@@ -187,7 +185,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	if !known {
 		return 0, nil // it comes up when the cache has its Namespace, which may say that it is to be down
 	}
-	now := c.clock.Now()
+	now := time.Now()
 	w := &workload{key: k, uid: obj.GetUID(), version: obj.GetResourceVersion(), Object: &o, namespace: namespace}
 	v := c.evaluator.Decide(w.Object, w.namespace, now)
 	for i := range v.Problems {
@@ -253,13 +251,13 @@ func (c *controller) namespace(name string) (*policy.Object, bool) {
 
 // lookAgain enqueues all workloads twice in the horizon, until ctx ends.
 func (c *controller) lookAgain(ctx context.Context) error {
-	ticker := c.clock.NewTicker(horizon / 2)
+	ticker := time.NewTicker(horizon / 2)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C():
+		case <-ticker.C:
 			c.enqueueWorkloads(ctx, metav1.NamespaceAll)
 		}
 	}

@@ -112,7 +112,7 @@ func (c *controller) write(ctx context.Context, w *workload, p *policy.Plan) (ti
 	if err := c.objects.patch(ctx, w.key, c.evaluator.Patch(w.Object, w.Kind, p, w.version)); err != nil {
 		return c.refused(ctx, w, p, "patch", err)
 	}
-	now := c.clock.Now()
+	now := time.Now()
 	c.memory.update(w.key, w.uid, func(e *entry) {
 		e.failures = 0
 		switch {
@@ -168,7 +168,7 @@ func (c *controller) clocksDiffer(ctx context.Context, w *workload) (time.Durati
 	if c.cfg.MaxClockSkew == 0 {
 		return 0, nil
 	}
-	now := c.clock.Now()
+	now := time.Now()
 	c.mu.Lock()
 	rests, fresh := c.writesAfter.Sub(now), now.Sub(c.clockCheckedAt) < clockInterval
 	c.mu.Unlock()
@@ -179,7 +179,7 @@ func (c *controller) clocksDiffer(ctx context.Context, w *workload) (time.Durati
 	if err != nil {
 		return 0, err
 	}
-	now = c.clock.Now()
+	now = time.Now()
 	skew := now.Sub(date.Add(time.Second / 2)) // dates are in whole seconds
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,7 +213,7 @@ func (c *controller) refused(ctx context.Context, w *workload, p *policy.Plan, o
 	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) {
 		return 0, err // the loop waits longer each time, and as long as the API server asks for
 	}
-	if c.repeatedNotices.Due(w.uid, c.clock.Now()) {
+	if c.repeatedNotices.Due(w.uid, time.Now()) {
 		klog.FromContext(ctx).Error(err, "Cannot scale a workload")
 		c.events.Event(w.reference(), corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
@@ -234,7 +234,7 @@ func (c *controller) warn(w *workload, p *policy.Problem) {
 			about.UID = obj.GetUID()
 		}
 	}
-	if !c.onceNotices.Due([3]string{string(about.UID), p.Reason, p.Text}, c.clock.Now()) {
+	if !c.onceNotices.Due([3]string{string(about.UID), p.Reason, p.Text}, time.Now()) {
 		return
 	}
 	if p.Reason == policy.InvalidSchedule {

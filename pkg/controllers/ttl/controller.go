@@ -19,7 +19,6 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/notices"
@@ -43,7 +42,6 @@ type controller struct {
 	client  kubernetes.Interface
 	objects objects
 	events  record.EventRecorder
-	clock   clock.WithTicker
 	metrics *domainMetrics
 	// Rules have a breaker of their own, so that a new rule with a backlog stops no annotations.
 	breaker, ruleBreaker *policy.Breaker
@@ -69,7 +67,7 @@ func newController(cfg Config, set *rules.Set, follow followFunc, client kuberne
 		return nil, err
 	}
 	c := &controller{
-		cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, client: client, objects: objects, events: events, clock: loop.Clock,
+		cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, client: client, objects: objects, events: events,
 		breaker:     &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
 		ruleBreaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
 		onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain), faultNotices: notices.New(time.Minute),
@@ -106,7 +104,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	if r == nil {
 		return 0, nil
 	}
-	now := c.clock.Now()
+	now := time.Now()
 	d := c.decide(k, obj, r.verdict, now)
 	if !withinHorizon(&d, now) {
 		k.forget(k.ObjectName, r)

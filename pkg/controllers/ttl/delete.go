@@ -49,9 +49,9 @@ const (
 
 // expire deletes the object of a record if it still has the UID, and is due as decided.
 func (c *controller) expire(ctx context.Context, k key, r *dueRecord, decided *policy.Decision, uid types.UID) (time.Duration, error) {
-	begun := c.clock.Now()
+	begun := time.Now()
 	live, date, err := c.objects.get(ctx, k.Type, k.ObjectName, decided.Rule != "" && k.rules.Whole)
-	now := c.clock.Now()
+	now := time.Now()
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil
@@ -92,7 +92,7 @@ func (c *controller) expire(ctx context.Context, k key, r *dueRecord, decided *p
 	if err == nil {
 		logger.V(2).Info("Deleted an expired object")
 		c.metrics.deletion(k, &d, resultSuccess)
-		c.metrics.lag.Observe(c.clock.Since(d.Deadline).Seconds())
+		c.metrics.lag.Observe(time.Since(d.Deadline).Seconds())
 		k.decided(r, policy.Never) // it is not overdue while its finalizers work
 		c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, "deleted because of "+d.Because())
 		return 0, nil
@@ -165,7 +165,7 @@ func (c *controller) refused(
 	if controllers.IsNotLeading(err) {
 		return 0, err
 	}
-	now := c.clock.Now()
+	now := time.Now()
 	if now.Sub(begun) >= slow && k.beginPause(now) {
 		klog.FromContext(ctx).Error(err, "A request took too long; pausing deletions of this type",
 			"resource", k.GroupResource(), "pause", typePause)
@@ -190,7 +190,7 @@ func (c *controller) refused(
 
 // tell sends an Event about an object once, and reports whether it has.
 func (c *controller) tell(k key, uid types.UID, eventType, reason, text string) bool {
-	due := c.onceNotices.Due([3]string{string(uid), reason, text}, c.clock.Now())
+	due := c.onceNotices.Due([3]string{string(uid), reason, text}, time.Now())
 	if due {
 		c.event(k, uid, eventType, reason, text)
 	}

@@ -207,7 +207,7 @@ func (c *controller) status() (list []TypeStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range c.types {
-		list = append(list, k.status(c.clock.Now()))
+		list = append(list, k.status(time.Now()))
 	}
 	slices.SortFunc(list, func(a, b TypeStatus) int { return strings.Compare(a.Resource, b.Resource) })
 	return list

@@ -34,7 +34,7 @@ func (c *controller) changed(ctx context.Context, k *followedType, old, obj meta
 		return
 	}
 	k.count(obj, 1)
-	name, now := cache.MetaObjectToName(obj), c.clock.Now()
+	name, now := cache.MetaObjectToName(obj), time.Now()
 	if old != nil && same(old, obj, c.options.Keys()) {
 		k.refresh(name, obj)
 		return
@@ -58,7 +58,7 @@ func (c *controller) lookAhead() {
 	c.mu.Unlock()
 	for _, k := range followed {
 		for _, obj := range k.following.List(metav1.NamespaceAll, nil) {
-			name, now := cache.MetaObjectToName(obj), c.clock.Now()
+			name, now := cache.MetaObjectToName(obj), time.Now()
 			if d := c.decide(key{k, name}, withDate(obj), verdictOf(obj), now); withinHorizon(&d, now) && k.find(name, now) {
 				c.loop.Enqueue(key{k, name})
 			}

@@ -4,6 +4,8 @@
 package ttl
 
 import (
+	"time"
+
 	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
@@ -79,14 +81,14 @@ func newDomainMetrics(reg metrics.KubeRegistry, c *controller) *domainMetrics {
 	}
 	reg.RawMustRegister(metrics.NewGaugeFunc(
 		gauge("breaker_open", "1 while annotations or rules delete nothing at all, because too many objects were due."), func() float64 {
-			_, all := c.breaker.Stopped(c.clock.Now())
-			_, ruled := c.ruleBreaker.Stopped(c.clock.Now())
+			_, all := c.breaker.Stopped(time.Now())
+			_, ruled := c.ruleBreaker.Stopped(time.Now())
 			return float64(count(all || ruled))
 		}))
 	reg.RawMustRegister(metrics.NewGaugeFunc(
 		gauge("stopped_namespaces", "Namespaces in which annotations or rules delete nothing, because too many of their objects were due."), func() float64 {
-			namespaces, _ := c.breaker.Stopped(c.clock.Now())
-			ruled, _ := c.ruleBreaker.Stopped(c.clock.Now())
+			namespaces, _ := c.breaker.Stopped(time.Now())
+			ruled, _ := c.ruleBreaker.Stopped(time.Now())
 			return float64(namespaces + ruled)
 		}))
 	return d

@@ -96,7 +96,7 @@ type RuleFault struct {
 // faultOf tells of an object for which a rule cannot be evaluated: anybody may make many, so there
 // is no Event.
 func (c *controller) faultOf(ctx context.Context, k key, v rules.Verdict) {
-	rule, now := c.rules.RuleOf(v).Name, c.clock.Now()
+	rule, now := c.rules.RuleOf(v).Name, time.Now()
 	c.metrics.ruleErrors.WithLabelValues(rule).Inc()
 	if c.faultNotices.Due(rule, now) {
 		klog.FromContext(ctx).Error(nil, "A rule cannot be evaluated for an object, which is not deleted",
@@ -128,7 +128,7 @@ func (c *controller) ruleStatus() []RuleStatus {
 		}
 		list = append(list, s)
 	}
-	now := c.clock.Now()
+	now := time.Now()
 	for _, k := range c.types {
 		if k.rules != nil {
 			k.addTo(list, now)

@@ -15,7 +15,6 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -65,18 +64,18 @@ func discover(client discovery.DiscoveryInterface) (types []policy.Type, down []
 func (c *controller) followTypes(ctx context.Context) error {
 	f := &follower{controller: c}
 	defer f.stop(ctx)
-	timer := c.clock.NewTimer(f.look(ctx))
+	timer := time.NewTimer(f.look(ctx))
 	defer timer.Stop()
 	f.followDefinitions(ctx, timer)
-	ticker := c.clock.NewTicker(horizon / 2)
+	ticker := time.NewTicker(horizon / 2)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C():
+		case <-ticker.C:
 			c.lookAhead()
-		case <-timer.C():
+		case <-timer.C:
 			if next := f.look(ctx); next > 0 {
 				timer.Reset(next)
 			}
@@ -99,7 +98,7 @@ func (f *follower) stop(ctx context.Context) {
 }
 
 // followDefinitions sets the timer when the definition of a type changes, and when it is first seen.
-func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
+func (f *follower) followDefinitions(ctx context.Context, timer *time.Timer) {
 	if len(f.cfg.Scope) > 0 {
 		return
 	}
@@ -109,7 +108,7 @@ func (f *follower) followDefinitions(ctx context.Context, timer clock.Timer) {
 	look := func() {
 		mu.Lock()
 		defer mu.Unlock()
-		if now := f.clock.Now(); !due.After(now) {
+		if now := time.Now(); !due.After(now) {
 			due = now.Add(settle)
 			timer.Reset(settle)
 		}

@@ -19,7 +19,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
-	"k8s.io/utils/clock"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
@@ -62,7 +61,7 @@ func newFollower(t *testing.T, set *rules.Set, hook func(informers.Need) error) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := caches.AddCluster(informers.CacheConfig{Scheme: scheme.Scheme}, &rest.Config{Host: "http://127.0.0.1:1"}, clock.RealClock{}, func(string) {})
+	all, err := caches.AddCluster(informers.CacheConfig{Scheme: scheme.Scheme}, &rest.Config{Host: "http://127.0.0.1:1"}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,6 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -116,7 +115,7 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	}
 	cacheConfig := informers.CacheConfig{Scheme: scheme.Scheme}
 	cacheConfig.Declare(o.entry.Name, needs...)
-	cache, err := caches.AddCluster(cacheConfig, config, clock.RealClock{}, loops.Panicked)
+	cache, err := caches.AddCluster(cacheConfig, config, loops.Panicked)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -124,7 +123,7 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 		Cache:       cache.ForController(o.entry.Name),
 		Clients:     controllers.Clients{Client: client},
 		Metrics:     registry,
-		LoopOptions: controllers.LoopOptions{Name: o.entry.Name, Workers: o.entry.Workers, Metrics: loops, Clock: clock.RealClock{}},
+		LoopOptions: controllers.LoopOptions{Name: o.entry.Name, Workers: o.entry.Workers, Metrics: loops},
 		// Nobody receives them.
 		Events: record.NewBroadcaster().NewRecorder(scheme.Scheme, corev1.EventSource{Component: "unfenced"}),
 	})
