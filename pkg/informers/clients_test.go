@@ -69,6 +69,7 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		followed, err := Follow[*Object](names, Need{Resource: Secrets})
 		must(t, err)
 		<-followed.Synced()
+		same(t, "list slots of the other clusters", 16, cap(followed.informer.feeds[0].listSlots))
 		must(t, testutil.GatherAndCompare(reg, strings.NewReader(`
 			# HELP quartermaster_informer_objects [ALPHA] Number of objects in the cache.
 			# TYPE quartermaster_informer_objects gauge
@@ -328,15 +329,16 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 	debug.FreeOSMemory()
 	before := resident()
 	var all []*Following[*Object]
-	h, lists := &told{}, make(chan struct{}, 2)
+	h := &told{}
 	for i := range servedTypes {
 		need := ttlNeed
 		need.Resource = schema.GroupVersionResource{Group: fmt.Sprintf("g%d.example.com", i%30), Version: "v1", Resource: fmt.Sprintf("resources%d", i)}
-		w, err := Follow[*Object](f.ForController("ttl").WithListSlots(lists), need)
+		w, err := Follow[*Object](f.ForController("ttl"), need)
 		must(t, err)
 		w.AddHandler(h.handle)
 		all = append(all, w)
 	}
+	same(t, "list slots of the own cluster", 2, cap(all[0].informer.feeds[0].listSlots))
 	peak := 0
 	eventually(t, "all types to sync", func() bool {
 		peak = max(peak, resident()-before)

@@ -27,6 +27,9 @@ import (
 type Caches struct {
 	metrics.BaseStableCollector
 	metrics []resourceMetric
+	// The lists of followed resources that are read at once hold a slot each, in the process's own cluster and
+	// in all others together.
+	ownSlots, otherSlots chan struct{}
 
 	mu    sync.Mutex
 	all   []*ClusterCache
@@ -35,7 +38,8 @@ type Caches struct {
 
 // NewCaches returns Caches without a cluster, and registers their metrics.
 func NewCaches(reg metrics.KubeRegistry) (*Caches, error) {
-	c := &Caches{metrics: resourceMetrics(), ended: map[seriesLabels]ResourceStatus{}}
+	c := &Caches{metrics: resourceMetrics(), ended: map[seriesLabels]ResourceStatus{},
+		ownSlots: make(chan struct{}, 2), otherSlots: make(chan struct{}, 16)}
 	if err := reg.CustomRegister(c); err != nil {
 		return nil, fmt.Errorf("register informer metrics: %w", err)
 	}

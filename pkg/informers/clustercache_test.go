@@ -195,7 +195,8 @@ func followSecrets(t testing.TB, f *ClusterCache, c *cluster, need Need, lists c
 	t.Helper()
 	f.sourceFor = c.source
 	need.Resource = Secrets
-	w, err := Follow[*Object](f.ForController(need.controller).WithListSlots(lists), need)
+	f.caches.ownSlots = lists
+	w, err := Follow[*Object](f.ForController(need.controller), need)
 	must(t, err)
 	w.AddHandler(handler)
 	return w

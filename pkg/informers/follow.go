@@ -24,7 +24,8 @@ type Following[T any] struct {
 // objects as with [For]. The resource is watched until Stop. Follow may be called before Start, and while
 // the controller runs. Two controllers that follow the same resource have a watch each. Failures do not
 // fail the controller's health check; Status reports them. They are retried at least once a minute, if a
-// list slot is free, see [Cache.WithListSlots].
+// list slot is free: two followed resources are listed at once in the process's own cluster, and 16 in all
+// others together.
 func Follow[T any](host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
@@ -48,8 +49,12 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", need.controller, err)
 	}
+	slots := cluster.caches.otherSlots
+	if cluster.cfg.Cluster == "" {
+		slots = cluster.caches.ownSlots
+	}
 	for _, feed := range i.feeds {
-		feed.listSlots = c.listSlots
+		feed.listSlots = slots
 	}
 	cluster.mu.Lock()
 	defer cluster.mu.Unlock()

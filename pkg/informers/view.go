@@ -49,19 +49,11 @@ type Informer[T any] interface {
 type Cache struct {
 	cluster    *ClusterCache
 	controller string
-	listSlots  chan struct{}
 }
 
 // ForController returns the cache for the named controller.
 func (c *ClusterCache) ForController(controller string) Cache {
 	return Cache{cluster: c, controller: controller}
-}
-
-// WithListSlots returns the cache with a limit: of the resources that are followed with the same channel, as
-// many are listed at once as the channel has places.
-func (c Cache) WithListSlots(slots chan struct{}) Cache {
-	c.listSlots = slots
-	return c
 }
 
 func (c Cache) cache() Cache { return c }

@@ -58,7 +58,7 @@ func cutOff(proxy *faultproxy.Proxy) {
 
 // outagePatience is enough for an outage that is reported after a minute, or shows in two, and for the back-off
 // after it.
-const outagePatience = 5 * time.Minute
+const outagePatience = 10 * time.Minute
 
 // TestLongCacheAfterOutage checks that the cache shows the outage, and equals the server after it.
 func TestLongCacheAfterOutage(t *testing.T) {

@@ -33,8 +33,6 @@ const (
 	// kubeFedGone is how old the last renewal of the lock must be to show at once that KubeFed does not lead:
 	// more than two clocks differ. After a migration the lock stays, and each new leader finds it.
 	kubeFedGone = time.Hour
-	// listsAtOnce limits the lists that clusters are asked for at once.
-	listsAtOnce = 16
 	// pollInterval is how often the states of watches are polled while a watch has no complete list,
 	// idlePollInterval how often otherwise: no event reports a state.
 	pollInterval, idlePollInterval = 250 * time.Millisecond, time.Second
@@ -59,8 +57,7 @@ type controller struct {
 	bodies    bodies
 	metrics   *domainMetrics
 	metadata  metadata.Interface // says nothing of Endpoints being deprecated
-	lists     chan struct{}
-	opened    chan struct{} // a cluster has been opened
+	opened    chan struct{}      // a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
 	idle  atomic.Bool // since KubeFed leads
@@ -79,7 +76,7 @@ type controller struct {
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
-	c := &controller{cfg: cfg, host: h, informers: informersFor(h), lists: make(chan struct{}, listsAtOnce), opened: make(chan struct{}, 1),
+	c := &controller{cfg: cfg, host: h, informers: informersFor(h), opened: make(chan struct{}, 1),
 		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{},
 		writtenOff: map[string]policy.WrittenOff{}, lastSeen: map[string]map[string]*typeWatch{}}
 	quiet := rest.CopyConfig(h.RESTConfig)

@@ -103,7 +103,7 @@ func (l *dnsLoop) changed(k key) {
 
 // follow follows the EndpointSlices of managed Services, whose labels they have.
 func (l *dnsLoop) follow(r *readyCluster) (*informers.Following[*informers.Object], error) {
-	following, err := informers.Follow[*informers.Object](r.client.cluster.WithListSlots(l.c.lists), informers.Need{
+	following, err := informers.Follow[*informers.Object](r.client.cluster, informers.Need{
 		Resource: discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), LabelSelector: policy.ManagedLabel + "=true",
 		Optional: true, Digest: informers.DigestOf(policy.SummarizeEndpointSlice)})
 	if err != nil {

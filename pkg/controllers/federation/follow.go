@@ -242,7 +242,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 	if t.collects || r.c.dns != nil && r.c.dns.records[t.Name] != nil {
 		need.Resource.Version, need.Form, need.Digest = t.Target.Version, informers.Reduced, informers.DigestOf(policy.SummarizeWithStatus)
 	}
-	following, err := informers.Follow[*informers.Object](r.client.cluster.WithListSlots(r.c.lists), need)
+	following, err := informers.Follow[*informers.Object](r.client.cluster, need)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot watch a type in the cluster", "type", t.Name, "err", err)
 		return

@@ -25,9 +25,6 @@ const (
 	janitor       = "janitor"
 )
 
-// listsAtOnce is how many types are listed at the same time.
-const listsAtOnce = 2
-
 // Entry describes the controller to the host. It is off by default, since it deletes what anybody has
 // annotated, or what rules choose.
 func Entry() controllers.Entry {
@@ -44,7 +41,7 @@ func Entry() controllers.Entry {
 			return newCommand(&flags, connect)
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			cfg, cache := flags.with(h.Settings), h.WithListSlots(make(chan struct{}, listsAtOnce))
+			cfg := flags.with(h.Settings)
 			var set *rules.Set
 			if cfg.RulesFile != "" {
 				var err error
@@ -53,7 +50,7 @@ func Entry() controllers.Entry {
 				}
 			}
 			follow := func(need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
-				following, err := informers.Follow[metav1.Object](cache, need)
+				following, err := informers.Follow[metav1.Object](h, need)
 				if err != nil {
 					return nil, err
 				}
