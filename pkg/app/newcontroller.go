@@ -133,41 +133,19 @@ func (m controllerMetrics) CustomMustRegister(all ...metrics.StableCollector) {
 	}
 }
 
-// RawMustRegister registers collectors without a stability level, and panics if it cannot.
-func (m controllerMetrics) RawMustRegister(all ...prometheus.Collector) {
-	for _, c := range all {
-		m.KubeRegistry.RawMustRegister(rawCollector{c, m})
-	}
-}
-
-// collect calls a collector. What it has not sent when it panics is left out.
-func (m controllerMetrics) collect(call func()) {
-	if stack, err := panics.Recover(func() error { call(); return nil }); stack != nil {
-		m.loopMetrics.Panicked(m.controller)
-		klog.Background().Error(err, "A collector of metrics panicked", "controller", m.controller, "stack", string(stack))
-	}
-}
-
 // stableCollector is a collector of a controller.
 type stableCollector struct {
 	metrics.StableCollector
 	registry controllerMetrics
 }
 
-// CollectWithStability implements metrics.StableCollector.
+// CollectWithStability leaves out what the collector has not sent when it panics.
 func (c stableCollector) CollectWithStability(ch chan<- metrics.Metric) {
-	c.registry.collect(func() { c.StableCollector.CollectWithStability(ch) })
-}
-
-// rawCollector is a collector of a controller without a stability level.
-type rawCollector struct {
-	prometheus.Collector
-	registry controllerMetrics
-}
-
-// Collect implements prometheus.Collector.
-func (c rawCollector) Collect(ch chan<- prometheus.Metric) {
-	c.registry.collect(func() { c.Collector.Collect(ch) })
+	stack, err := panics.Recover(func() error { c.StableCollector.CollectWithStability(ch); return nil })
+	if stack != nil {
+		c.registry.loopMetrics.Panicked(c.registry.controller)
+		klog.Background().Error(err, "A collector of metrics panicked", "controller", c.registry.controller, "stack", string(stack))
+	}
 }
 
 // clientsOf returns a controller's clients of the API server to which config leads.

@@ -52,7 +52,7 @@ type Host struct {
 	// LoopOptions is for NewLoop, with the name, the workers and the metrics filled in.
 	LoopOptions LoopOptions
 	// Metrics is where a controller registers metrics of its own. What a collector has not sent when it panics
-	// is left out. Do not register with the Registerer.
+	// is left out.
 	Metrics metrics.KubeRegistry
 	// Handle serves a handler on the secure port of every replica, for the paths that begin with
 	// /controllers/NAME/ and for callers to whom RBAC allows the path. The handler sees the path

@@ -116,7 +116,8 @@ func TestLongOperatorsCommands(t *testing.T) {
 	o.status(last, "c2=RemovalHeld")
 	o.runs("events", "RemovalsHeld")
 	o.runs("-l '!kubefed.io/managed'", "c2 RemovalHeld FederatedConfigMap shop/f-19")
-	o.runs("grep RemovalHeld not-well\nkubectl annotate", "c2 RemovalHeld FederatedConfigMap shop/f-19")
+	o.runs("grep RemovalHeld not-well", "c2 RemovalHeld FederatedConfigMap shop/f-19")
+	o.runs("annotate --overwrite", "")
 	o.status(last, "")
 	o.label("region", `"eu"`)
 	o.status(last, "c2=")
@@ -152,7 +153,8 @@ func TestLongOperatorsCommands(t *testing.T) {
 		}
 		return err
 	})
-	o.runs(policy.ClusterUIDAnnotation+"-", "f-19")
+	o.runs("-o wide", "f-19")
+	o.runs(policy.ClusterUIDAnnotation+"-", "")
 	o.has(o.c1, kubeFedClusters, namespace, "c2", func(u *unstructured.Unstructured) bool { return identity(u) == identity(before) })
 
 	o.runs("federatedtypeconfigs,kubefedconfigs", "")
