@@ -26,11 +26,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/internal/served"
 )
 
@@ -63,8 +63,8 @@ func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 		other, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, func(string) {})
 		must(t, err)
 		names := other.ForController("names")
-		if _, err := names.LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil || !strings.Contains(err.Error(), "use informers.Follow") {
-			t.Errorf("error %v for a version of what is declared nowhere", err)
+		if _, err := panics.Recover(func() error { For[*Object](names, Secrets); return nil }); err == nil || !strings.Contains(err.Error(), "use informers.Follow") {
+			t.Errorf("error %v for what is declared nowhere", err)
 		}
 		followed, err := Follow[*Object](names, Need{Resource: Secrets})
 		must(t, err)
@@ -161,32 +161,14 @@ func TestVersionIsAskedForOnce(t *testing.T) {
 		_, _ = w.WriteString(answers[r.URL.Path])
 		return w.Result(), nil
 	})}
-	f, _ := newClusterCache(t, config, Need{controller: "any", Resource: schema.GroupVersionResource{Group: "apps", Resource: "deployments"}})
+	clients, err := newReaders(config, scheme.Scheme)
+	must(t, err)
+	src, err := clients.sourceFor(mustPlan(t, Need{controller: "any", Resource: schema.GroupVersionResource{Group: "apps", Resource: "deployments"}}), "shop")
+	must(t, err)
 	for _, want := range []int{4, 5, 6} { // at first with /api, /apis and the version
-		_, err := f.ForController("any").LiveVersion(t.Context(), Deployments, cache.NewObjectName("shop", "a"))
+		_, err := src.list(t.Context(), metav1.ListOptions{})
 		must(t, err)
 		same(t, "requests", want, asked)
-	}
-}
-
-func TestLiveVersionIsOfTheControllersNeed(t *testing.T) {
-	server := newCluster(named("a", "1"))
-	f, _ := newClusterCache(t, serve(t, server), reloadNeed, Need{controller: "some", Resource: Secrets, LabelSelector: "app=x", FieldSelector: "type=y"},
-		Need{controller: "there", Resource: Secrets, Namespace: "there"})
-	for controller, want := range map[string]string{
-		"reload": "selector=metadata.name=a,type!=helm.sh/release.v1 labels=",
-		"some":   "selector=metadata.name=a,type=y labels=app=x",
-	} {
-		got, err := f.ForController(controller).LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a"))
-		if asked := server.requests[len(server.requests)-1]; err != nil || got != "101" || !strings.HasSuffix(asked, want) {
-			t.Errorf("%s: version %q, error %v, asked %s", controller, got, err, asked)
-		}
-	}
-	if got, err := f.ForController("there").LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); got != "" || err != nil {
-		t.Errorf("version %q, error %v in a namespace that the need does not choose", got, err)
-	}
-	if _, err := f.ForController("other").LiveVersion(t.Context(), Secrets, cache.NewObjectName("shop", "a")); err == nil {
-		t.Error("it was asked for by another controller's need")
 	}
 }
 

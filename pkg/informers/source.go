@@ -10,7 +10,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/discovery"
@@ -73,19 +72,14 @@ type source struct {
 func (c readers) sourceFor(p *plan, namespace string) (source, error) {
 	switch p.decodedAs {
 	case Metadata:
-		return sourceOf(c.metadataOf(p.resource, namespace)), nil
+		if p.resource.Version == "" {
+			return sourceOf(anyVersion{resource: p.resource.GroupResource(), namespace: namespace, clients: c}), nil
+		}
+		return sourceOf(c.metadata.Resource(p.resource).Namespace(namespace)), nil
 	case Unstructured:
 		return sourceOf(c.dynamic.Resource(p.resource).Namespace(namespace)), nil
 	}
 	return c.typedSource(p, namespace)
-}
-
-// metadataOf reads the metadata of a resource, in any version if it names none.
-func (c readers) metadataOf(resource schema.GroupVersionResource, namespace string) listWatcher[*metav1.PartialObjectMetadataList] {
-	if resource.Version == "" {
-		return anyVersion{resource: resource.GroupResource(), namespace: namespace, clients: c}
-	}
-	return c.metadata.Resource(resource).Namespace(namespace)
 }
 
 // typedSource returns a source of any resource whose types are in the scheme.

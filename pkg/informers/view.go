@@ -4,14 +4,10 @@
 package informers
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"reflect"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
@@ -61,54 +57,6 @@ func (c Cache) cache() Cache { return c }
 // HasCache is a [Cache] or what embeds one: a controllers.Host or a *controllers.Cluster.
 type HasCache interface{ cache() Cache }
 
-// declared returns the informer of a resource that the entry declares, and its need. Otherwise the error
-// continues a sentence that names the resource.
-func (c Cache) declared(resource schema.GroupVersionResource, name string) (*informer, *Need, error) {
-	if c.cluster.cfg.Cluster != "" {
-		return nil, nil, errors.New("but another cluster has no declared needs: use informers.Follow")
-	}
-	i, need := c.cluster.informerFor(c.controller, resource.GroupResource(), name)
-	if i == nil {
-		return nil, nil, errors.New("which its entry does not declare in Needs")
-	}
-	return i, need, nil
-}
-
-// LiveVersion returns the resourceVersion that an object of a resource which the entry declares has in the
-// API server now, or "" if there is none or the need does not choose it; Need.Filter is not asked. A
-// controller calls it when it suspects that the cache is behind. Of several needs it asks for the one without
-// a Name.
-func (c Cache) LiveVersion(ctx context.Context, resource schema.GroupVersionResource, name cache.ObjectName) (string, error) {
-	i, _, err := c.declared(resource, "")
-	if err != nil {
-		return "", fmt.Errorf("%s asks for the version of %s %s, %w", c.controller, resourceName(resource), name, err)
-	}
-	p := i.plan
-	if p.namespace != "" && p.namespace != name.Namespace {
-		return "", nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
-	defer cancel()
-	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, name.Name).String()
-	if p.fieldSelector != "" {
-		selector += "," + p.fieldSelector
-	}
-	list, err := c.cluster.clients.metadataOf(p.resource, name.Namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: selector, LabelSelector: p.labelSelector})
-	if err != nil {
-		return "", fmt.Errorf("version of %s %s: %w", resourceName(resource), name, err)
-	}
-	for at := range list.Items {
-		if list.Items[at].Name == name.Name {
-			return list.Items[at].ResourceVersion, nil
-		}
-	}
-	return "", nil
-}
-
-// liveTimeout is a little longer than kube-apiserver's default --request-timeout.
-const liveTimeout = 70 * time.Second
-
 // For returns the informer of a resource that the entry declares in Needs, with the type of its objects:
 // the Go type for a need in the form Typed, *unstructured.Unstructured for one in the form Unstructured,
 // and *Object, metav1.Object or any other interface that an Object has, for any. For is called while a
@@ -121,13 +69,16 @@ func For[T any](host HasCache, resource schema.GroupVersionResource) Informer[T]
 // ForNamed is For, for the need with that Name.
 func ForNamed[T any](host HasCache, resource schema.GroupVersionResource, name string) Informer[T] {
 	c := host.cache()
-	i, need, err := c.declared(resource, name)
-	if err != nil {
-		what := resourceName(resource)
+	i, need := c.cluster.informerFor(c.controller, resource.GroupResource(), name)
+	if i == nil {
+		what, why := resourceName(resource), "which its entry does not declare in Needs"
 		if name != "" {
 			what += fmt.Sprintf(" with the name %q", name)
 		}
-		panic(panics.Mistake(fmt.Sprintf("asks for the informer of %s, %v", what, err)))
+		if c.cluster.cfg.Cluster != "" {
+			why = "but another cluster has no declared needs: use informers.Follow"
+		}
+		panic(panics.Mistake(fmt.Sprintf("asks for the informer of %s, %s", what, why)))
 	}
 	if err := need.checkType(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
 		panic(panics.Mistake(err.Error()))

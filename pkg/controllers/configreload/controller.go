@@ -12,10 +12,12 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics"
@@ -39,6 +41,7 @@ type controller struct {
 	sources  map[policy.SourceType]informers.Informer[cachedSource] // without those that are ignored
 	kinds    map[string]*kind
 	client   kubernetes.Interface
+	metadata metadata.Interface
 	events   record.EventRecorder
 	metrics  *domainMetrics
 	loop     *controllers.Loop[policy.QueueKey]
@@ -51,9 +54,8 @@ type controller struct {
 var _ controllers.Controller = &controller{}
 
 // newController adds indexes and handlers to the informers, so it must be called before they are started. The
-// configuration must have passed Validate. The dynamic client is for Argo Rollouts and may be nil
-// without them.
-func newController(cfg Config, in informerSet, client kubernetes.Interface, dyn dynamic.Interface, events record.EventRecorder,
+// configuration must have passed Validate.
+func newController(cfg Config, in informerSet, clients controllers.Clients, events record.EventRecorder,
 	loop controllers.LoopOptions, reg metrics.KubeRegistry,
 ) (*controller, error) {
 	selector, err := parseSelector(cfg.NamespaceSelector)
@@ -66,12 +68,13 @@ func newController(cfg Config, in informerSet, client kubernetes.Interface, dyn 
 	c := &controller{
 		cfg: cfg, keys: cfg.keys(), in: in,
 		sources:  map[policy.SourceType]informers.Informer[cachedSource]{},
-		client:   client,
+		client:   clients.Client,
+		metadata: clients.Metadata,
 		events:   events,
 		selector: selector,
 		changes:  newChanges(),
 	}
-	c.kinds = c.newKinds(dyn)
+	c.kinds = c.newKinds(clients.Dynamic)
 	if c.kinds["CronJob"] != nil && in.Jobs == nil {
 		return nil, errors.New("CronJobs need an informer of Jobs")
 	}
@@ -250,7 +253,7 @@ func (c *controller) cacheIsBehind(ctx context.Context, f *policy.Facts, keys []
 		if key.Type == policy.SecretProviderClass || policy.Newer(cached.Version, w.Version) {
 			continue // this process has seen each change of a class
 		}
-		live, err := c.in.LiveVersion(ctx, sourceResource(key.Type), cache.NewObjectName(w.Namespace, key.Name))
+		live, err := c.liveVersion(ctx, w.Namespace, key)
 		if err != nil {
 			return false, fmt.Errorf("check whether the cache is behind: %w", err)
 		}
@@ -261,6 +264,31 @@ func (c *controller) cacheIsBehind(ctx context.Context, f *policy.Facts, keys []
 	}
 	return false, nil
 }
+
+// liveVersion returns the resourceVersion that a source has in the API server now, or "" if there is none or the
+// cache leaves it out. It is a list, since the controller may not get sources.
+func (c *controller) liveVersion(ctx context.Context, namespace string, key policy.SourceKey) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+	defer cancel()
+	selector := fields.OneTermEqualSelector(metav1.ObjectNameField, key.Name).String()
+	if key.Type == policy.Secret {
+		selector += "," + informers.NotHelm
+	}
+	resource := sourceResource(key.Type)
+	list, err := c.metadata.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
+	if err != nil {
+		return "", fmt.Errorf("version of %s %s/%s: %w", resource.Resource, namespace, key.Name, err)
+	}
+	for at := range list.Items {
+		if list.Items[at].Name == key.Name {
+			return list.Items[at].ResourceVersion, nil
+		}
+	}
+	return "", nil
+}
+
+// liveTimeout is a little longer than kube-apiserver's default --request-timeout.
+const liveTimeout = 70 * time.Second
 
 // soonest returns the shorter delay. Zero asks for nothing and is ignored.
 func soonest(a, b time.Duration) time.Duration {

@@ -27,7 +27,7 @@ func Entry() controllers.Entry {
 		Permissions: func(s controllers.Settings) []rbacv1.PolicyRule { return permissions(flags.with(s)) },
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags.with(h.Settings)
-			in := informerSet{LiveVersion: h.LiveVersion}
+			var in informerSet
 			sources := map[schema.GroupVersionResource]*informers.Informer[cachedSource]{
 				informers.ConfigMaps: &in.ConfigMaps, informers.Secrets: &in.Secrets, PodStatusesResource: &in.PodStatuses,
 			}
@@ -43,7 +43,7 @@ func Entry() controllers.Entry {
 					*others[resource] = informers.For[metav1.Object](h, resource)
 				}
 			}
-			return newController(cfg, in, h.Client, h.Dynamic, h.Events, h.LoopOptions, h.Metrics)
+			return newController(cfg, in, h.Clients, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }

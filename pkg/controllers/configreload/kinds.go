@@ -79,9 +79,6 @@ type informerSet struct {
 	CronJobs, Jobs, Rollouts              informers.Informer[metav1.Object]
 	// Namespaces is needed only with NamespaceSelector.
 	Namespaces informers.Informer[metav1.Object]
-	// LiveVersion asks the API server for the resourceVersion of a source; empty if it does not
-	// exist.
-	LiveVersion func(context.Context, schema.GroupVersionResource, cache.ObjectName) (string, error)
 }
 
 func sourceResource(t policy.SourceType) schema.GroupVersionResource {

@@ -380,6 +380,10 @@ func TestReloadIsOfTheLastVersion(t *testing.T) {
 		"a source that the selector leaves out counts as deleted": {
 			configure: func(c *config) { onDelete(c); c.SourceSelector = []string{"env=prod"} }, then: objs{cm2(), withMark}, want: unmarked, asked: 1,
 		},
+		"a Secret of a Helm release counts as deleted": {
+			configure: onDelete, then: objs{helmSecret("1"), auto(pod(readsSecret("db"), variableSet(dbVar, p1)), stateOf(dbKey, p1))},
+			want: []string{env(stateOf(dbKey, ""), "web/"+dbVar, "")},
+		},
 	}, func(t bubble, tc row) {
 		f := newFixture(t.T, func(c *config) {
 			c.QuietPeriod = 0
