@@ -116,7 +116,7 @@ func TestLongOperatorsCommands(t *testing.T) {
 	o.status(last, "c2=RemovalHeld")
 	o.runs("events", "RemovalsHeld")
 	o.runs("-l '!kubefed.io/managed'", "c2 RemovalHeld FederatedConfigMap shop/f-19")
-	o.runs("grep RemovalHeld not-well", "c2 RemovalHeld FederatedConfigMap shop/f-19")
+	o.runs("RemovalHeld not-well | sort", "c2 RemovalHeld FederatedConfigMap shop/f-19")
 	o.runs("annotate --overwrite", "")
 	o.status(last, "")
 	o.label("region", `"eu"`)
