@@ -56,8 +56,8 @@ func cutOff(proxy *faultproxy.Proxy) {
 	proxy.Heal()
 }
 
-// outagePatience is enough for an outage that is reported after a minute, or shows in two, and for the back-off
-// after it.
+// outagePatience is enough for an outage that is reported after a minute, or shows in two, and for the
+// back-off after it.
 const outagePatience = 10 * time.Minute
 
 // TestLongCacheAfterOutage checks that the cache shows the outage, and equals the server after it.

@@ -265,8 +265,8 @@ func (c *controller) cacheIsBehind(ctx context.Context, f *policy.Facts, keys []
 	return false, nil
 }
 
-// liveVersion returns the resourceVersion that a source has in the API server now, or "" if there is none or the
-// cache leaves it out. It is a list, since the controller may not get sources.
+// liveVersion returns the resourceVersion that a source has in the API server now, or "" if there is none or
+// the cache leaves it out. It is a list, since the controller may not get sources.
 func (c *controller) liveVersion(ctx context.Context, namespace string, key policy.SourceKey) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()

@@ -75,7 +75,7 @@ func (c *controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *po
 		c.announce(ctx, k, w, reasonSkipped, out.skipped+", not reloaded for "+names, resultSkipped)
 	default:
 		c.announce(ctx, k, w, reasonReloaded, "Reloaded for "+names, resultSuccess)
-		c.metrics.lag.Observe(time.Now().Sub(f.Window.First).Seconds())
+		c.metrics.lag.Observe(time.Since(f.Window.First).Seconds())
 		if bad := f.Selection.BadPause; bad != nil && k.Pauses {
 			c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
 		}

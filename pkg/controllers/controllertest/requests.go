@@ -68,8 +68,8 @@ func (s *APIServer) OnWrite(hook func(Request) error) {
 	s.onWrite = hook
 }
 
-// OnRead is OnWrite for reads from the API server, but neither for reads from the cache nor for the lists and watches
-// of the cache and of informers.Follow.
+// OnRead is OnWrite for reads from the API server, but neither for reads from the cache nor for the lists
+// and watches of the cache and of informers.Follow.
 func (s *APIServer) OnRead(hook func(Request) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
