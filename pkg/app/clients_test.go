@@ -137,15 +137,11 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 					t.Errorf("%s while not leading: %v, want ErrNotLeading", what, err)
 				}
 			}
-			if sent := server.take(); len(sent) != 0 {
-				t.Errorf("the API server saw %v", sent)
-			}
+			same(t, "requests that the API server saw", 0, len(server.take()))
 			if _, err := configMaps.Get(ctx, "x", metav1.GetOptions{}); err != nil {
 				t.Errorf("a read was refused: %v", err)
 			}
-			if sent := server.take(); len(sent) != 1 {
-				t.Errorf("of one read the API server saw %v", sent)
-			}
+			same(t, "requests that the API server saw of one read", 1, len(server.take()))
 		})
 	}
 }

@@ -332,9 +332,7 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 			r := httptest.NewRequest(method, "https://example.com/clusters/c"+path, nil)
 			before := r.URL.String()
 			sent, err := d.send(r)
-			if r.URL.String() != before {
-				t.Errorf("the caller's request was changed to %s", r.URL)
-			}
+			same(t, "the caller's request", before, r.URL.String())
 			if tc.refused == "" {
 				if err != nil || sent == nil {
 					t.Fatalf("not sent: %v", err)

@@ -79,9 +79,7 @@ func TestHelpGolden(t *testing.T) {
 			}
 			want, err := os.ReadFile(golden)
 			must(t, err)
-			if diff := cmp.Diff(string(want), out); diff != "" {
-				t.Errorf("%v differs from %s (make generate writes it):\n%s", args, golden, diff)
-			}
+			same(t, golden+", which make generate writes", string(want), out)
 			for line := range strings.Lines(out) {
 				if n := len([]rune(strings.TrimRight(line, "\n"))); n > helpColumns && strings.Contains(strings.TrimSpace(line), " ") && !strings.HasPrefix(strings.TrimSpace(line), "--") {
 					t.Errorf("line of %d columns, more than %d: %s", n, helpColumns, line)
@@ -150,12 +148,8 @@ func TestManifestsParse(t *testing.T) {
 	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= o.Generic.ShutdownTimeout {
 		t.Errorf("terminationGracePeriodSeconds: %s is not longer than --shutdown-timeout=%s", grace, o.Generic.ShutdownTimeout)
 	}
-	if port := int32(o.Secure.BindPort); manager.Ports[0].ContainerPort != port {
-		t.Errorf("containerPort %d is not --secure-port=%d", manager.Ports[0].ContainerPort, port)
-	}
-	if pod.ServiceAccountName != defaultName || deployment.Name != defaultName {
-		t.Errorf("Deployment %q runs as %q, but the roles are bound to %q", deployment.Name, pod.ServiceAccountName, defaultName)
-	}
+	same(t, "containerPort, as --secure-port", int32(o.Secure.BindPort), manager.Ports[0].ContainerPort)
+	same(t, "the Deployment, and the account to which the roles are bound", []string{defaultName, defaultName}, []string{deployment.Name, pod.ServiceAccountName})
 }
 
 // argument matches an item of args, or what a JSON patch adds to them.
@@ -270,9 +264,7 @@ func TestMetricsGolden(t *testing.T) {
 	}
 	want, err := os.ReadFile(golden)
 	must(t, err)
-	if diff := cmp.Diff(string(want), text.String()); diff != "" {
-		t.Errorf("the metrics differ from %s (make generate writes it):\n%s", golden, diff)
-	}
+	same(t, golden+", which make generate writes", string(want), text.String())
 }
 
 var (
