@@ -17,9 +17,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
-	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
@@ -103,49 +101,19 @@ func (p *process) host(name string) (controllers.Host, error) {
 		},
 		Events:      p.events.recorder(p.options.name + "-" + name),
 		LoopOptions: controllers.LoopOptions{Name: name, Workers: *p.options.workers[name], Metrics: p.loopMetrics},
-		Metrics:     controllerMetrics{p.controllerRegistry, p.registry, name, p.loopMetrics},
+		Metrics:     controllerMetrics{p.controllerRegistry, p.registry},
 	}, err
 }
 
-// controllerMetrics is the registry of the controllers as one of them gets it. A panic of its collectors
-// would end the process, since the registry calls them in goroutines of its own.
+// controllerMetrics is the registry of the controllers.
 type controllerMetrics struct {
 	metrics.KubeRegistry
-	host        prometheus.Gatherer // of the metrics that Gather returns too
-	controller  string
-	loopMetrics *loopmetrics.Metrics
+	host prometheus.Gatherer
 }
 
-// Gather returns the metrics of the host and of all controllers.
+// Gather returns the metrics of the host and of the controllers, for the test kit.
 func (m controllerMetrics) Gather() ([]*dto.MetricFamily, error) {
 	return prometheus.Gatherers{m.host, m.KubeRegistry}.Gather()
-}
-
-// CustomRegister registers a collector.
-func (m controllerMetrics) CustomRegister(c metrics.StableCollector) error {
-	return m.KubeRegistry.CustomRegister(stableCollector{c, m})
-}
-
-// CustomMustRegister registers collectors, and panics if it cannot.
-func (m controllerMetrics) CustomMustRegister(all ...metrics.StableCollector) {
-	for _, c := range all {
-		m.KubeRegistry.CustomMustRegister(stableCollector{c, m})
-	}
-}
-
-// stableCollector is a collector of a controller.
-type stableCollector struct {
-	metrics.StableCollector
-	registry controllerMetrics
-}
-
-// CollectWithStability leaves out what the collector has not sent when it panics.
-func (c stableCollector) CollectWithStability(ch chan<- metrics.Metric) {
-	stack, err := panics.Recover(func() error { c.StableCollector.CollectWithStability(ch); return nil })
-	if stack != nil {
-		c.registry.loopMetrics.Panicked(c.registry.controller)
-		klog.Background().Error(err, "A collector of metrics panicked", "controller", c.registry.controller, "stack", string(stack))
-	}
 }
 
 // clientsOf returns a controller's clients of the API server to which config leads.

@@ -93,10 +93,6 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 			h.Handle(http.NotFoundHandler())
 			return nil
 		}, ""},
-		"needs with a name each": {nil, []informers.Need{{Resource: informers.Secrets, Name: "few", Namespace: "shop"}, {Resource: informers.Secrets, Name: "all"}}, func(h controllers.Host) error {
-			informers.ForNamed[metav1.Object](h, informers.Secrets, "all")
-			return informer[metav1.Object](informers.Secrets)(h)
-		}, "asks for the informer of secrets, which its entry does not declare in Needs"},
 		"the need is missing":             {complete, nil, informer[*gadget](gadgets), "asks for the informer of gadgets.example.com, which its entry does not declare in Needs"},
 		"the need is of the reduced form": {complete, []informers.Need{{Resource: gadgets}}, informer[*gadget](gadgets), "asks for gadgets.example.com as *app.gadget, but its need has another Form than informers.Typed"},
 		"the type is missing in the scheme": {addTypes(map[string]runtime.Object{"GadgetList": &gadgetList{}}), typed, informer[*gadget](gadgets),

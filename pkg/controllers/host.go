@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"reflect"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -40,24 +41,36 @@ type Host struct {
 	informers.Cache
 	// Each write of the Clients passes both fences and --dry-run.
 	Clients
-	// Cluster opens the API server of another cluster, in Run or in a reconcile. name is a label of metrics; no
-	// other open cluster of the controller may have it. config holds credentials as contents, not as files or
-	// programs; build it from scratch, since RESTConfig may send the token of this process. QPS limits all
-	// clients together, 0 means no limit. Timeout is for the clients of Cluster.RESTConfig. The host closes a
-	// cluster that is left open when Run ends. Until its loops have ended, NewLoop refuses loops of their names.
+	// Cluster opens the API server of another cluster, in Run or in a reconcile.
+	//
+	//   - name is a label of metrics. No other open cluster of the controller may have it.
+	//   - config holds credentials as contents, not as files or programs. Build it from scratch, since RESTConfig
+	//     may send the token of this process.
+	//   - config.QPS limits all clients together; 0 means no limit. config.Timeout is for the clients of
+	//     Cluster.RESTConfig.
+	//
+	// The host closes a cluster that is left open when Run ends. Until its loops have ended, NewLoop refuses
+	// loops of their names.
 	Cluster func(name string, config *rest.Config) (*Cluster, error)
 	// Events records Events with a source component of the controller's own, BUILD-NAME: quartermaster-NAME
 	// without app.Named.
 	Events record.EventRecorder
 	// LoopOptions is for NewLoop, with the name, the workers and the metrics filled in.
 	LoopOptions LoopOptions
-	// Metrics is where a controller registers metrics of its own. What a collector has not sent when it panics
-	// is left out.
-	Metrics metrics.KubeRegistry
+	// Metrics is where a controller registers metrics of its own, in Entry.New.
+	Metrics MetricsRegistry
 	// Handle serves a handler on the secure port of every replica, for the paths that begin with
 	// /controllers/NAME/ and for callers to whom RBAC allows the path. The handler sees the path
 	// from the slash after NAME on. Entry.New may call it once.
 	Handle func(http.Handler)
+}
+
+// MetricsRegistry is where a controller registers its metrics. A mistake, such as a name that another
+// controller has registered, panics, see Host.
+type MetricsRegistry interface {
+	MustRegister(...metrics.Registerable)
+	// RawMustRegister is for what metrics.NewGaugeFunc returns, and for collectors.
+	RawMustRegister(...prometheus.Collector)
 }
 
 // Clients are a controller's clients of one API server. All come from RESTConfig. They read at any time and
@@ -103,16 +116,20 @@ type Cluster struct {
 	// the oldest of them began, since the other API server may not answer. Go runs the loop, and closes it; a
 	// loop that is not passed to Go has to be closed.
 	LoopOptions LoopOptions
-	// Go runs a loop until Close or stop is called, and then closes the loop. stop waits for that. A loop that
-	// ends earlier is started again, and is a problem of the controller until it has run for 5 min. ctx is the
-	// context of Run or of a reconcile: it tells the loop whether this replica leads. The loop outlasts ctx, and
-	// its channel of Draining is closed when the controller is told to drain. After Close, Go closes the loop
-	// without running it.
+	// Go runs a loop until Close or stop is called, and then closes the loop. stop waits for that.
+	//
+	//   - ctx is the context of Run or of a reconcile, and tells the loop whether this replica leads. The loop
+	//     outlasts ctx. Its channel of Draining is closed when the controller is told to drain.
+	// - A loop that ends earlier is started again, and is a problem of the controller until it has run for 5
+	// min.
+	//   - After Close, Go closes the loop without running it.
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
-	// closes its connections. A second call does nothing. A controller closes its clusters before its own Run
-	// returns, or other loops may still write when the Lease is released. A loop that Go runs must call
-	// neither Close nor stop, in a reconcile or in Background: both would wait for it.
+	// closes its connections. A second call does nothing.
+	//
+	//   - A controller closes its clusters before its own Run returns. Otherwise the loops may still write when
+	//     the Lease is released.
+	//   - A loop that Go runs must call neither Close nor stop: both would wait for it.
 	Close func()
 }
 

@@ -252,7 +252,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 // startWorkers starts the workers and the goroutines that fill q, until ctx has ended and q is empty.
 func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *sync.WaitGroup) {
 	l.admitAdded(func(m *mapper[K]) {
-		m.start(q) // before the first reconcile, as the others
+		m.start(q) // before the first reconcile, like the mappers of NewLoop
 		workers.Go(func() {
 			select {
 			case <-m.watch.synced():
@@ -282,8 +282,8 @@ func (l *Loop[K]) addedWatches() []*mapper[K] {
 	return slices.Clone(l.added)
 }
 
-// admitAdded calls admit for each added watch, now and in Watch; nil ends that. The gate of a
-// mapper that is admitted is closed, so no mapping runs under its lock, and admit does not wait.
+// admitAdded calls admit for each added watch, now and in Watch. With nil, Watch admits no more. The gate of
+// a mapper that is admitted is closed, so no mapping runs under its lock, and admit does not wait.
 func (l *Loop[K]) admitAdded(admit func(*mapper[K])) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

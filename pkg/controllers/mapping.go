@@ -77,6 +77,9 @@ func (m *mapper[K]) handle(object cache.ObjectName, in lane, mapping func() []K)
 func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.queue == nil {
+		return // removed meanwhile
+	}
 	m.enqueue(object, laneShown, func() []K { return m.mapped.newest(object) })
 }
 

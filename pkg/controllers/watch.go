@@ -45,9 +45,9 @@ type registration[K comparable] interface {
 
 // watchable is what a watch asks of the informers of the cache, beyond what authors see.
 type watchable interface {
-	// ContainPanics returns a function that calls the mapping of one watch for an object, and one that ends
-	// this. If the mapping panics, that is counted, logged and a problem of the controller until a call for the
-	// object succeeds, the object is gone, or the watch has ended.
+	// ContainPanics returns two functions. contain calls the mapping of one watch for an object. If the mapping
+	// panics, that is counted, logged and a problem of the controller until a call for the object succeeds, the
+	// object is gone, or the watch has ended. After end, contain calls nothing.
 	ContainPanics() (contain func(object metav1.Object, call func()), end func())
 	// KeepsOwnerReferences reports whether the cache has them for this controller.
 	KeepsOwnerReferences() bool

@@ -174,11 +174,11 @@ func (c *ClusterCache) start(ctx context.Context, i *informer) {
 	c.wg.Go(func() { i.detector.Run(ctx.Done()) })
 }
 
-// informerFor returns the informer that serves the controller's need of a resource with that name, and the
-// need, or nil. It does not compare versions; [For] does.
-func (c *ClusterCache) informerFor(controller string, resource schema.GroupResource, name string) (*informer, *Need) {
+// informerFor returns the informer that serves the controller's need of a resource, and the need, or nil. It
+// does not compare versions; [For] does.
+func (c *ClusterCache) informerFor(controller string, resource schema.GroupResource) (*informer, *Need) {
 	for _, i := range c.informers {
-		if need := i.plan.need(controller); need != nil && need.Name == name && need.Resource.GroupResource() == resource {
+		if need := i.plan.need(controller); need != nil && need.Resource.GroupResource() == resource {
 			return i, need
 		}
 	}

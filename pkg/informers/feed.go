@@ -25,7 +25,7 @@ const (
 	// pageSize limits how many full objects are in memory at once when a list cannot be streamed.
 	pageSize = 250
 	// listSlotTimeout is how long a list that does not end keeps the lists of other followed resources waiting.
-	listSlotTimeout = 30 * time.Second
+	listSlotTimeout = 5 * time.Second
 )
 
 // backoff is the back-off of client-go's informers.
@@ -100,12 +100,12 @@ func (f *feed) covers(namespace string) bool {
 func (f *feed) run(ctx context.Context) {
 	requests := &cache.ListWatch{ListWithContextFunc: f.ListWithContext, WatchFuncWithContext: f.WatchWithContext}
 	reflector := cache.NewReflectorWithOptions(requests, nil, f, cache.ReflectorOptions{Name: f.state.name, TypeDescription: f.state.name})
-	for delay := backoff; f.takeListSlot(ctx); {
+	delay := backoff
+	for f.takeListSlot(ctx) {
 		answering := isClosed(f.informer.lists.answered)
-		err := f.listAndWatch(ctx, reflector)
-		complete := !f.attempt.listed.IsZero()
+		complete, watched, err := f.listAndWatch(ctx, reflector)
 		switch {
-		case complete && time.Since(f.attempt.listed) > failingAfter:
+		case watched > failingAfter:
 			delay = backoff
 		case complete && err == nil && ctx.Err() == nil:
 			f.state.recordBreak()
@@ -121,15 +121,19 @@ func (f *feed) run(ctx context.Context) {
 	}
 }
 
-// listAndWatch lists and watches until the watch breaks, which is no error, or a request fails.
-func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) error {
+// listAndWatch lists and watches until the watch breaks, which is no error, or a request fails. It returns
+// whether the list was complete, and how long it has watched since then.
+func (f *feed) listAndWatch(ctx context.Context, reflector *cache.Reflector) (complete bool, watched time.Duration, err error) {
 	f.attempt = attempt{}
-	err := reflector.ListAndWatchWithContext(ctx)
+	err = reflector.ListAndWatchWithContext(ctx)
 	f.giveListSlotBack()
 	if errors.Is(err, errBrief) {
-		return nil
+		err = nil
 	}
-	return err
+	if complete = !f.attempt.listed.IsZero(); complete {
+		watched = time.Since(f.attempt.listed)
+	}
+	return complete, watched, err
 }
 
 // wait waits before the next list. With forAnswer it returns once the server has answered another feed: the

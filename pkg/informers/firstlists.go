@@ -12,7 +12,7 @@ type firstLists struct {
 	synced   chan struct{} // closed when the informer has synced
 
 	mu      sync.Mutex
-	missing map[*feed]struct{} // of neither kind
+	missing map[*feed]struct{} // have neither filled their part of the cache nor been refused
 }
 
 // expect adds a feed, before any feed runs.

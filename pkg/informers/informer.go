@@ -169,10 +169,9 @@ func (i *informer) forgetRemoved() {
 	i.listeners = slices.DeleteFunc(i.listeners, func(l *listener) bool { return l.removed.Load() })
 }
 
-// containPanics returns a function that calls a handler or a mapping of a controller for an object and
-// recovers its panics, and one that ends this: then nothing is called any more, and what has panicked is
-// forgotten. Each handler and mapping has a number, so that the success of one does not hide the panic of
-// another.
+// containPanics returns two functions. contain calls a handler or a mapping of a controller for an object,
+// and recovers its panics. After end, contain calls nothing, and what has panicked is forgotten. Each handler
+// and mapping has a number, so that the success of one does not hide the panic of another.
 func (i *informer) containPanics(controller, kind string) (contain func(object metav1.Object, call func()), end func()) {
 	function := fmt.Sprintf("%s %d", kind, i.handlers.Add(1))
 	var ended atomic.Bool

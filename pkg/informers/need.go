@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -19,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	clientscheme "k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/quartermaster-dev/quartermaster/internal/gotype"
 )
@@ -73,12 +71,10 @@ const (
 
 // Need is what one controller needs of one resource. What no need names is not cached.
 //
-// A controller has one need of a resource, or several with a Name each. Needs of several controllers share an
-// informer if they select the same objects of a resource, in the same version and form. Each controller then
-// gets at least what it declared. Otherwise each need has an informer of its own.
+// A controller has one need of a resource; what else it reads of the resource, it follows. Needs of several
+// controllers share an informer if they select the same objects of a resource, in the same version and form.
+// Each controller then gets at least what it declared. Otherwise each need has an informer of its own.
 type Need struct {
-	// Name tells the needs of one resource apart, see [ForNamed]. It may be empty.
-	Name string
 	// Resource to watch. A need of metadata may leave the version out, for custom resources. Discovery then
 	// finds the version, and finds it again when it changes.
 	Resource schema.GroupVersionResource
@@ -170,120 +166,6 @@ func (n *Need) decodedAs(scheme *runtime.Scheme) Form {
 		return Typed
 	}
 	return Unstructured
-}
-
-// plan is the union of the needs that one informer serves.
-type plan struct {
-	resource schema.GroupVersionResource
-	needs    []Need
-	// decodedAs is what the API server's answer is decoded as: Metadata, Typed or Unstructured.
-	decodedAs Form
-	// whole is set if a need wants the object itself.
-	whole bool
-	// digests are in the order in which objects hold them.
-	digests                                 []digest
-	namespace, labelSelector, fieldSelector string
-	clusterScoped, optional                 bool
-}
-
-type digest struct {
-	controller string
-	sum        func(runtime.Object) []byte
-	history    bool
-}
-
-// newPlans unites needs, in the order in which resources are first named.
-func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*plan, error) {
-	var plans []*plan
-	for i, n := range needs {
-		err := n.validate(scheme, namespaces)
-		if err == nil && slices.ContainsFunc(needs[:i], func(other Need) bool {
-			return other.controller == n.controller && other.Name == n.Name && other.Resource.GroupResource() == n.Resource.GroupResource()
-		}) {
-			err = errors.New("declared twice; each need of a resource must have a Name of its own")
-		}
-		if err == nil && n.Digest.exists() {
-			err = n.Digest.check(&n, scheme)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", n.controller, resourceName(n.Resource), err)
-		}
-		at := slices.IndexFunc(plans, func(p *plan) bool { return p.canServe(n, n.decodedAs(scheme)) })
-		if at < 0 {
-			plans = append(plans, &plan{
-				resource: n.Resource, clusterScoped: n.ClusterScoped, optional: n.Optional, decodedAs: Metadata,
-				namespace: n.Namespace, labelSelector: n.LabelSelector, fieldSelector: n.FieldSelector,
-			})
-			at = len(plans) - 1
-		}
-		plans[at].add(n, n.decodedAs(scheme))
-	}
-	return plans, nil
-}
-
-// canServe reports whether p can take n without costing another need objects or history. Metadata fits every
-// object; a Go type may not fit an object of a custom resource. p takes one need of each controller, by whose
-// name it knows digests and handlers.
-func (p *plan) canServe(n Need, decodedAs Form) bool {
-	mayMisfit := (p.decodedAs == Typed || decodedAs == Typed) && !clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
-	decodes := p.decodedAs == decodedAs || (p.decodedAs == Metadata || decodedAs == Metadata) && !mayMisfit
-	objects := p.resource == n.Resource && p.clusterScoped == n.ClusterScoped && p.namespace == n.Namespace &&
-		p.labelSelector == n.LabelSelector && p.fieldSelector == n.FieldSelector && n.Filter == nil && p.needs[0].Filter == nil
-	histories := n.History && slices.ContainsFunc(p.digests, func(d digest) bool { return d.history }) // there is room for one
-	return objects && decodes && !histories && p.need(n.controller) == nil && p.optional == n.Optional
-}
-
-func (p *plan) add(n Need, decodedAs Form) {
-	p.needs = append(p.needs, n)
-	p.decodedAs = max(p.decodedAs, decodedAs)
-	p.whole = p.whole || n.whole()
-	if n.Digest.exists() {
-		p.digests = append(p.digests, digest{controller: n.controller, sum: n.Digest.sum, history: n.History})
-	}
-}
-
-// form returns the name of the plan's form for people.
-func (p *plan) form() string {
-	switch {
-	case p.whole:
-		return strings.ToLower(p.decodedAs.String())
-	case p.decodedAs != Metadata:
-		return "content digest"
-	}
-	return "metadata"
-}
-
-// need returns what the named controller needs, or nil.
-func (p *plan) need(controller string) *Need {
-	at := slices.IndexFunc(p.needs, func(n Need) bool { return n.controller == controller })
-	if at < 0 {
-		return nil
-	}
-	return &p.needs[at]
-}
-
-func (p *plan) controllers() []string {
-	names := make([]string, 0, len(p.needs))
-	for _, n := range p.needs {
-		names = append(names, n.controller)
-	}
-	return names
-}
-
-// selects reports whether a change of an object can make the plan's selectors choose it. NotHelm does not
-// count, since the type of a Secret never changes.
-func (p *plan) selects() bool {
-	return p.labelSelector != "" || p.fieldSelector != "" && p.fieldSelector != NotHelm
-}
-
-// content returns the controllers that hold the data of ConfigMaps or Secrets.
-func (p *plan) content() (names []string) {
-	for _, n := range p.needs {
-		if n.Content {
-			names = append(names, n.controller)
-		}
-	}
-	return names
 }
 
 // resourceName returns "secrets" or "deployments.apps", as kubectl shows it.

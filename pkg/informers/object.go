@@ -59,6 +59,9 @@ func objectAs[T any](o *Object) T {
 	return any(o.extra.Object).(T) // For has checked the type
 }
 
+// String returns NAMESPACE/NAME, so that nothing else of the object gets into a log or an error.
+func (o *Object) String() string { return o.key() }
+
 func (o *Object) objectName() cache.ObjectName {
 	return cache.NewObjectName(o.GetNamespace(), o.GetName())
 }

@@ -335,8 +335,6 @@ func TestNeedsShareAnInformer(t *testing.T) {
 		"one digest needs the content":              {[]Need{{controller: "a", Resource: Secrets, FieldSelector: NotHelm}, reloadNeed}, []string{"a reload: content digest " + NotHelm}},
 		"Helm's releases are left out for one only": {[]Need{reloadNeed, {controller: "b", Resource: Secrets}}, []string{"reload: content digest " + NotHelm, "b: metadata "}},
 		"the whole object beside a digest":          {[]Need{digested, {controller: "b", Resource: Deployments, Form: Typed}}, []string{"c b: typed "}},
-		"two needs of one controller": {[]Need{{controller: "a", Resource: Secrets}, {controller: "a", Resource: Secrets, Name: "more"}, {controller: "b", Resource: Secrets}},
-			[]string{"a b: metadata ", "a: metadata "}},
 		"a history each": {[]Need{digested, with(digested, "d", func(*Need) {}), with(digested, "e", func(n *Need) { n.History = false })},
 			[]string{"c e: content digest ", "d: content digest "}},
 		"typed and unstructured": {[]Need{{controller: "a", Resource: Deployments, Form: Unstructured}, digested, {controller: "b", Resource: Deployments, Form: Typed}, {controller: "m", Resource: Deployments}},

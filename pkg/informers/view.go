@@ -63,22 +63,14 @@ type HasCache interface{ cache() Cache }
 // controller is built, since it panics if the need, the scheme and T do not fit together; the manager's start
 // then fails with an error that names the controller.
 func For[T any](host HasCache, resource schema.GroupVersionResource) Informer[T] {
-	return ForNamed[T](host, resource, "")
-}
-
-// ForNamed is For, for the need with that Name.
-func ForNamed[T any](host HasCache, resource schema.GroupVersionResource, name string) Informer[T] {
 	c := host.cache()
-	i, need := c.cluster.informerFor(c.controller, resource.GroupResource(), name)
+	i, need := c.cluster.informerFor(c.controller, resource.GroupResource())
 	if i == nil {
-		what, why := resourceName(resource), "which its entry does not declare in Needs"
-		if name != "" {
-			what += fmt.Sprintf(" with the name %q", name)
-		}
+		why := "which its entry does not declare in Needs"
 		if c.cluster.cfg.Cluster != "" {
 			why = "but another cluster has no declared needs: use informers.Follow"
 		}
-		panic(panics.Mistake(fmt.Sprintf("asks for the informer of %s, %s", what, why)))
+		panic(panics.Mistake(fmt.Sprintf("asks for the informer of %s, %s", resourceName(resource), why)))
 	}
 	if err := need.checkType(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
 		panic(panics.Mistake(err.Error()))

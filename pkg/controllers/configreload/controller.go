@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -56,7 +55,7 @@ var _ controllers.Controller = &controller{}
 // newController adds indexes and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate.
 func newController(cfg Config, in informerSet, clients controllers.Clients, events record.EventRecorder,
-	loop controllers.LoopOptions, reg metrics.KubeRegistry,
+	loop controllers.LoopOptions, reg controllers.MetricsRegistry,
 ) (*controller, error) {
 	selector, err := parseSelector(cfg.NamespaceSelector)
 	if err != nil {

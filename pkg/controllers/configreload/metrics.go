@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
 
@@ -46,7 +47,7 @@ type domainMetrics struct {
 	lag           *metrics.Histogram
 }
 
-func newDomainMetrics(reg metrics.KubeRegistry, m *memory, kinds map[string]*kind) *domainMetrics {
+func newDomainMetrics(reg controllers.MetricsRegistry, m *memory, kinds map[string]*kind) *domainMetrics {
 	counter := func(name, help string) *metrics.CounterOpts {
 		return &metrics.CounterOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}

@@ -31,7 +31,7 @@ const buildPrefix = "test-"
 // replica is a running manager.
 type replica struct {
 	host        *Host
-	registry    metrics.KubeRegistry
+	registry    metrics.Gatherer
 	controllers map[string]controllers.Controller
 	handlers    map[string]http.Handler
 	deposed     bool   // its error is expected
@@ -125,7 +125,7 @@ func (r *replica) recorded(e controllers.Entry) controllers.Entry {
 				r.handlers[e.Name] = handler
 			}
 			c, err := build(h)
-			r.registry, r.controllers[e.Name] = h.Metrics, c
+			r.registry, r.controllers[e.Name] = h.Metrics.(metrics.Gatherer), c
 			return c, err
 		}
 	}

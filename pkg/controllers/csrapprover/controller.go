@@ -19,7 +19,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
@@ -65,7 +64,7 @@ var _ controllers.Controller = &controller{}
 // configuration must have passed Validate. The informers keep what this package's entry declares, and
 // digests are made with the seed.
 func newController(cfg Config, seed maphash.Seed, requests, nodes informers.Informer[*informers.Object], client kubernetes.Interface, events record.EventRecorder,
-	loop controllers.LoopOptions, reg metrics.KubeRegistry,
+	loop controllers.LoopOptions, reg controllers.MetricsRegistry,
 ) (_ *controller, err error) {
 	if len(cfg.IPRanges) == 0 {
 		return nil, errors.New("--" + flagPrefix + "ip-ranges: must be given; 0.0.0.0/0,::/0 permits every address")

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
 )
 
@@ -28,7 +29,7 @@ type domainMetrics struct {
 	lag      *metrics.Histogram
 }
 
-func newDomainMetrics(reg metrics.KubeRegistry, m *memory) *domainMetrics {
+func newDomainMetrics(reg controllers.MetricsRegistry, m *memory) *domainMetrics {
 	d := &domainMetrics{
 		requests: metrics.NewCounterVec(&metrics.CounterOpts{Name: metricPrefix + "requests_total", StabilityLevel: metrics.ALPHA,
 			Help: "Requests for serving certificates by result (approved, denied, ignored, dry_run)."}, []string{"result"}),

@@ -5,6 +5,8 @@ package federation
 
 import (
 	"k8s.io/component-base/metrics"
+
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
 const metricPrefix = "quartermaster_federation_"
@@ -18,7 +20,7 @@ type domainMetrics struct {
 	clusters map[string]bool // that have series; only set uses it
 }
 
-func newDomainMetrics(reg metrics.KubeRegistry) *domainMetrics {
+func newDomainMetrics(reg controllers.MetricsRegistry) *domainMetrics {
 	gauge := func(name, help string) *metrics.GaugeVec {
 		return metrics.NewGaugeVec(&metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}, []string{"cluster"})
 	}

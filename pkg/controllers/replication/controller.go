@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
@@ -68,7 +67,7 @@ var _ controllers.Controller = &controller{}
 // newController adds indexes and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate. The caches must use the same digester.
 func newController(cfg Config, digester *policy.Digester, in informerSet, client kubernetes.Interface, events record.EventRecorder,
-	loop controllers.LoopOptions, reg metrics.KubeRegistry,
+	loop controllers.LoopOptions, reg controllers.MetricsRegistry,
 ) (*controller, error) {
 	cfg.NoNamespaces, cfg.Options.MaxSpread = len(cfg.Scope) > 0, cfg.MaxSpread.Value()
 	c := &controller{

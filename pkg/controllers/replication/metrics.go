@@ -6,6 +6,7 @@ package replication
 import (
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
@@ -26,7 +27,7 @@ type domainMetrics struct {
 	problems *metrics.CounterVec // reason
 }
 
-func newDomainMetrics(reg metrics.KubeRegistry, kinds []policy.Kind) *domainMetrics {
+func newDomainMetrics(reg controllers.MetricsRegistry, kinds []policy.Kind) *domainMetrics {
 	counter := func(name, help string, labels ...string) *metrics.CounterVec {
 		opts := &metrics.CounterOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 		return metrics.NewCounterVec(opts, labels)

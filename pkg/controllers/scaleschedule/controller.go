@@ -19,7 +19,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/internal/notices"
@@ -65,7 +64,7 @@ var _ controllers.Controller = &controller{}
 // informers, namespaces is nil if Namespaces do not count. Clients made from config write only while this
 // replica leads.
 func newController(cfg Config, watched []*kind, namespaces informers.Informer[*informers.Object], client kubernetes.Interface, config *rest.Config,
-	events record.EventRecorder, loop controllers.LoopOptions, reg metrics.KubeRegistry,
+	events record.EventRecorder, loop controllers.LoopOptions, reg controllers.MetricsRegistry,
 ) (*controller, error) {
 	objects, err := newAPI(config)
 	if err != nil {

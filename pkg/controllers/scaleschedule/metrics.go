@@ -6,6 +6,7 @@ package scaleschedule
 import (
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -29,7 +30,7 @@ type domainMetrics struct {
 	skew    *metrics.Gauge
 }
 
-func newDomainMetrics(reg metrics.KubeRegistry, c *controller) *domainMetrics {
+func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMetrics {
 	gauge := func(name, help string) *metrics.GaugeOpts {
 		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}

@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -60,7 +59,7 @@ var _ controllers.Controller = &controller{}
 // newController returns the controller. cfg must have passed Validate, and set is what its RulesFile has.
 // Clients made from config write only while this replica leads.
 func newController(cfg Config, set *rules.Set, follow followFunc, client kubernetes.Interface, config *rest.Config, events record.EventRecorder,
-	loop controllers.LoopOptions, reg metrics.KubeRegistry,
+	loop controllers.LoopOptions, reg controllers.MetricsRegistry,
 ) (*controller, error) {
 	objects, err := newAPI(config)
 	if err != nil {

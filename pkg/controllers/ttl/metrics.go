@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 )
 
@@ -31,7 +32,7 @@ type domainMetrics struct {
 	skew       *metrics.Gauge
 }
 
-func newDomainMetrics(reg metrics.KubeRegistry, c *controller) *domainMetrics {
+func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMetrics {
 	counter := func(name, help string) *metrics.CounterOpts {
 		return &metrics.CounterOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
