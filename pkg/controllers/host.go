@@ -44,8 +44,8 @@ type Host struct {
 	// Cluster opens the API server of another cluster, in Run or in a reconcile.
 	//
 	//   - name is a label of metrics. No other open cluster of the controller may have it.
-	//   - config holds credentials as contents, not as files or programs. Build it from scratch, since RESTConfig
-	//     may send the token of this process.
+	//   - config holds credentials as contents, not as files or programs. Build it from scratch, since
+	//     RESTConfig may send the token of this process.
 	//   - config.QPS limits all clients together; 0 means no limit. config.Timeout is for the clients of
 	//     Cluster.RESTConfig.
 	//
@@ -120,8 +120,8 @@ type Cluster struct {
 	//
 	//   - ctx is the context of Run or of a reconcile, and tells the loop whether this replica leads. The loop
 	//     outlasts ctx. Its channel of Draining is closed when the controller is told to drain.
-	// - A loop that ends earlier is started again, and is a problem of the controller until it has run for 5
-	// min.
+	//   - A loop that ends earlier is started again, and is a problem of the controller until it has run for
+	//     5 min.
 	//   - After Close, Go closes the loop without running it.
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
