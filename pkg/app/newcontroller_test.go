@@ -243,6 +243,18 @@ func TestHandlersAreServedUnderTheirName(t *testing.T) {
 	series(t, registry, "quartermaster_controller_panics_total", 1)
 }
 
+func TestEveryReplicaThatHasDrainedIsNotLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 20 { // select chooses at random
+			ctx, cancel := context.WithCancel(t.Context())
+			stop := hostedControllers{}.start(ctx, time.Second)
+			cancel()
+			<-time.After(time.Minute)
+			must(t, stop())
+		}
+	})
+}
+
 func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 	stuck := func(ctx context.Context) error { <-ctx.Done(); <-time.After(time.Hour); return nil }
 	reconciling := controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: time.Now()}}}

@@ -168,6 +168,9 @@ func (h hostedControllers) start(ctx context.Context, timeout time.Duration) (st
 		case err := <-drained:
 			return err
 		case <-timedOut:
+			if len(drained) > 0 { // stop was called late, and select chose one of the two
+				return <-drained
+			}
 			return errors.Join(fmt.Errorf("%w: the controllers with EveryReplica did not drain within %s", election.ErrUnfinished, timeout),
 				h.unfinished(time.Now()))
 		}
