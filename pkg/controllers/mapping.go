@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/client-go/tools/cache"
@@ -26,7 +25,8 @@ type mapper[K comparable] struct {
 	mu    sync.Mutex // held while the mapping is called
 	queue *queue[K]  // of the run; nil while there is none: the gate is closed
 
-	calling atomic.Pointer[call] // the mapping that is under way
+	callMu  sync.Mutex // not mu, which is held while the mapping is called
+	calling call       // the mapping that is under way, or the zero call
 }
 
 // call is a call of a mapping.
@@ -83,10 +83,25 @@ func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 	m.enqueue(object, laneShown, func() []K { return m.mapped.newest(object) })
 }
 
+// setCall notes the call for the status. It is a value: garbage for each event of a first list would lie
+// among what stays in the cache.
+func (m *mapper[K]) setCall(c call) {
+	m.callMu.Lock()
+	defer m.callMu.Unlock()
+	m.calling = c
+}
+
+// underWay returns the call of setCall.
+func (m *mapper[K]) underWay() call {
+	m.callMu.Lock()
+	defer m.callMu.Unlock()
+	return m.calling
+}
+
 // enqueue adds the keys of an object to a lane. The caller holds mu.
 func (m *mapper[K]) enqueue(object cache.ObjectName, in lane, mapping func() []K) {
-	m.calling.Store(&call{object, time.Now()})
-	defer m.calling.Store(nil)
+	m.setCall(call{object, time.Now()})
+	defer m.setCall(call{})
 	for _, key := range mapping() {
 		m.queue.ready.add(key, in, m.queue.ready.lanes.tenantOf(key))
 	}

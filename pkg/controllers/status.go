@@ -93,7 +93,7 @@ func (l *Loop[K]) Status() Status {
 		s.InFlight = append(s.InFlight, InFlight{Key: fmt.Sprint(key), Since: since})
 	}
 	for _, m := range slices.Concat(l.mappers, l.added) {
-		if c := m.calling.Load(); c != nil {
+		if c := m.underWay(); !c.since.IsZero() {
 			s.InFlight = append(s.InFlight, InFlight{Key: c.object.String() + " (mapping)", Since: c.since})
 		}
 	}
