@@ -177,7 +177,8 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err := errors.Join(kindsErr, clientsErr, eventsErr); err != nil {
 		return fail(err)
 	}
-	other.cache, err = p.caches.AddCluster(informers.CacheConfig{Cluster: name, Scheme: p.scheme}, c.builtIn(c.named("informers")), p.loopMetrics.Panicked)
+	other.cache, err = p.caches.AddCluster(
+		informers.CacheConfig{Cluster: name, Scheme: p.scheme}, c.builtIn(c.named("informers")), p.loopMetrics.Panicked)
 	if err != nil {
 		return fail(err)
 	}

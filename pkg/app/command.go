@@ -6,15 +6,16 @@
 //
 // Where to look, in the order of that life:
 //
-//	command.go, options.go, configfile.go   the command and its flags
-//	entries.go, rbac.go                     what the entries ask for
-//	run.go                                  Run: build, listen, lead
-//	clients.go, dryrun.go, kinds.go         the clients of controllers, and what requests pass
-//	newcontroller.go, cluster.go            the Host of a controller, and other clusters
-//	lock.go                                 the Lease and the fences
-//	events.go, memory.go                    Events; free memory
-//	secure.go, auth.go, server.go           the servers
-//	supervise.go                            controllers that run, their health and their status
+//	command.go                                the command
+//	options.go, configs.go, configfile.go     its flags
+//	entries.go, rbac.go                       what the entries ask for
+//	run.go                                    Run: build, listen, lead
+//	clients.go, dryrun.go, kinds.go           the clients of controllers, and what requests pass
+//	newcontroller.go, cluster.go              the Host of a controller, and other clusters
+//	lock.go                                   the Lease and the fences
+//	events.go, memory.go                      Events; free memory
+//	secure.go, auth.go, server.go, metrics.go the servers
+//	supervise.go, restart.go                  controllers that run, their health and their status
 package app
 
 import (
@@ -69,33 +70,41 @@ func NewCommand(options ...BuildOption) *cobra.Command {
 			}
 			return errors.Join(append(errs, o.readConfigFile(), o.Validate())...)
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.File.Print {
-				return o.printConfig(cmd.OutOrStdout())
-			}
-			var background sync.WaitGroup
-			defer background.Wait() // after stop
-			// The first signal ends ctx and restores the signals' default effect, so a second one
-			// ends the process at once.
-			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
-			defer stop()
-			defer context.AfterFunc(ctx, func() { // unless RunE returns first
-				stop()
-				klog.FromContext(ctx).Info("Stopping; a second signal ends the process at once", "reason", context.Cause(ctx))
-			})()
-			if err := o.apply(); err != nil {
-				return err
-			}
-			background.Go(func() { returnMemory(ctx) })
-			cliflag.PrintFlags(cmd.Flags())
-			return Run(ctx, o)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	cmd.SetContext(context.Background())
-	if err != nil {
-		cmd.DisableFlagParsing = true // so that err is returned for any arguments
-		return cmd
+	if err == nil {
+		err = o.complete(cmd)
 	}
+	cmd.DisableFlagParsing = err != nil // so that err is returned for any arguments
+	return cmd
+}
+
+// run is what the command does when its flags have been checked.
+func (o *Options) run(cmd *cobra.Command) error {
+	if o.File.Print {
+		return o.printConfig(cmd.OutOrStdout())
+	}
+	var background sync.WaitGroup
+	defer background.Wait() // after stop
+	// The first signal ends ctx and restores the signals' default effect, so a second one
+	// ends the process at once.
+	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	defer context.AfterFunc(ctx, func() { // unless run returns first
+		stop()
+		klog.FromContext(ctx).Info("Stopping; a second signal ends the process at once", "reason", context.Cause(ctx))
+	})()
+	if err := o.apply(); err != nil {
+		return err
+	}
+	background.Go(func() { returnMemory(ctx) })
+	cliflag.PrintFlags(cmd.Flags())
+	return Run(ctx, o)
+}
+
+// complete adds the flags, the commands and the help to cmd.
+func (o *Options) complete(cmd *cobra.Command) error {
 	cmd.Use = o.command()
 	cmd.Long = strings.ReplaceAll(`The Quartermaster manager runs controllers in one process instead of one
 operator each. Several replicas may run: one leads and runs the controllers,
@@ -108,9 +117,7 @@ the others stand by with warm caches.`, "Quartermaster manager", o.title())
 		cmd.Flags().AddFlagSet(fs)
 	}
 	cmd.AddCommand(status.NewCommand(o.command(), o.Election.Lease()), newControllersCommand(o), newRBACCommand(o))
-	if err = o.addEntryCommands(cmd); err != nil {
-		cmd.DisableFlagParsing = true
-	}
+	err := o.addEntryCommands(cmd)
 	for _, c := range cmd.Commands() {
 		if c.PersistentPreRun == nil && c.PersistentPreRunE == nil {
 			// Otherwise the manager's hook would set up logging, and errors would be log lines.
@@ -118,7 +125,7 @@ the others stand by with warm caches.`, "Quartermaster manager", o.title())
 		}
 	}
 	setHelp(cmd, o.flags)
-	return cmd
+	return err
 }
 
 // command returns the name of the command in its help.

@@ -251,8 +251,8 @@ func TestLargeHeapIsCollectedOnlyForItsFreeMemory(t *testing.T) {
 func TestMetricsGolden(t *testing.T) {
 	p, libraries := allControllers(t), legacyregistry.DefaultGatherer.(metrics.KubeRegistry)
 	list := map[string]string{} // by name
-	describe(t, list, p.registry, true)
-	describe(t, list, p.controllerRegistry, true)
+	describe(t, list, p.metrics.host, true)
+	describe(t, list, p.metrics.KubeRegistry, true)
 	describe(t, list, libraries, false)
 	var text strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(list)) {
@@ -366,7 +366,7 @@ func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistr
 func allControllers(t *testing.T) *process {
 	t.Helper()
 	o := newOptions(t, With(builtin.Entries()...))
-	must(t, o.Parse([]string{"--controllers=" + strings.Join(o.controllerNames(), ","), "--compat=" + strings.Join(o.originals(), ","),
+	must(t, o.Parse([]string{"--controllers=" + strings.Join(o.entries.names(), ","), "--compat=" + strings.Join(o.entries.originals(), ","),
 		"--csr-approver-ip-ranges=10.0.0.0/8"}))
 	o.Client.Master = newAPIServer(t).URL
 	must(t, o.Validate())

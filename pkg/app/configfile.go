@@ -43,6 +43,15 @@ type ConfigFile struct {
 	lines map[string]int // the line in which the file sets a flag, by the flag's name
 }
 
+// AddFlags adds the flags to fs.
+func (f *ConfigFile) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&f.Path, "config", f.Path, ""+
+		"A file of kind "+configurationKind+" ("+groupVersion.String()+") with values of flags. "+
+		"It is read at the start; a flag on the command line wins over it.")
+	fs.BoolVar(&f.Print, "print-effective-config", f.Print,
+		"Print the configuration that flags and --config result in, as a file for --config, and exit.")
+}
+
 // fileFlags returns the flags that can be in the configuration file, by name.
 func (o *Options) fileFlags() map[string]*pflag.Flag {
 	all := map[string]*pflag.Flag{}

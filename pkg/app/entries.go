@@ -84,7 +84,7 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 	if r.entries, err = o.enabled(); err != nil {
 		return r, err
 	}
-	r.cache.Namespaces = o.Generic.Namespaces
+	r.cache.Namespaces = o.Informers.Namespaces
 	if r.cache.Scheme, err = NewScheme(r.entries); err != nil {
 		return r, err
 	}
@@ -114,18 +114,21 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 	return r, r.cache.Check()
 }
 
-// controllerNames returns the names of all controllers, in the order in which they were added.
-func (o *Options) controllerNames() []string {
-	names := make([]string, 0, len(o.entries))
-	for _, e := range o.entries {
+// entries are the entries of a build, in the order in which they were added.
+type entries []controllers.Entry
+
+// names returns the names of all controllers.
+func (all entries) names() []string {
+	names := make([]string, 0, len(all))
+	for _, e := range all {
 		names = append(names, e.Name)
 	}
 	return names
 }
 
-func (o *Options) onByDefault() string {
+func (all entries) onByDefault() string {
 	var names []string
-	for _, e := range o.entries {
+	for _, e := range all {
 		if !e.OffByDefault {
 			names = append(names, e.Name)
 		}
@@ -133,30 +136,39 @@ func (o *Options) onByDefault() string {
 	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
-// enabled returns the entries that --controllers selects, in the order in which they were added. As in
-// kube-controller-manager, the first item that names a controller decides, and '*' stands for all
-// that are on by default. An item that names no controller is an error.
-func (o *Options) enabled() ([]controllers.Entry, error) {
+// originals returns the operators that controllers can replace: --compat can name them.
+func (all entries) originals() (names []string) {
+	for _, e := range all {
+		names = append(names, e.Compat...)
+	}
+	return names
+}
+
+// enabled returns the entries that the items of --controllers select. As in kube-controller-manager, the
+// first item that names a controller decides, and '*' stands for all that are on by default. An item that
+// names no controller is an error.
+func (all entries) enabled(items []string) (enabled entries, err error) {
 	var unknown []string
-	for _, item := range o.Generic.Controllers {
+	for _, item := range items {
 		name := strings.TrimPrefix(item, "-")
-		if item != "*" && !slices.ContainsFunc(o.entries, func(e controllers.Entry) bool { return e.Name == name }) {
+		if item != "*" && !slices.ContainsFunc(all, func(e controllers.Entry) bool { return e.Name == name }) {
 			unknown = append(unknown, fmt.Sprintf("%q", item))
 		}
 	}
 	if len(unknown) > 0 {
 		return nil, fmt.Errorf("--controllers: %s is not a known controller; known are %s",
-			strings.Join(unknown, ", "), strings.Join(o.controllerNames(), ", "))
+			strings.Join(unknown, ", "), strings.Join(all.names(), ", "))
 	}
-
-	var enabled []controllers.Entry
-	for _, e := range o.entries {
-		if isEnabled(e, o.Generic.Controllers) {
+	for _, e := range all {
+		if isEnabled(e, items) {
 			enabled = append(enabled, e)
 		}
 	}
 	return enabled, nil
 }
+
+// enabled returns the entries that --controllers selects.
+func (o *Options) enabled() (entries, error) { return o.entries.enabled(o.Generic.Controllers) }
 
 func isEnabled(e controllers.Entry, items []string) bool {
 	star := false

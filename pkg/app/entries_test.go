@@ -242,7 +242,7 @@ func TestRolesAreOfWhatCanStart(t *testing.T) {
 				entries = append(entries, withFunctions(e))
 			}
 			o := newOptions(t, With(entries...))
-			o.Generic.Namespaces = []string{"a"}
+			o.Informers.Namespaces = []string{"a"}
 			_, printed := o.rbac()
 			lines(t, printed, tc.want...)
 			_, started := build(t.Context(), o)

@@ -77,7 +77,7 @@ func newWitness(o *Options, identity string) *witness.Witness {
 
 // serverFence returns what is known of the fence in the API server without asking.
 func serverFence(o *Options) apifence.State {
-	if len(o.Generic.Namespaces) > 0 {
+	if len(o.Informers.Namespaces) > 0 {
 		// Such an installation needs no permission outside of namespaces, and a Namespace is outside.
 		return apifence.Absent
 	}

@@ -10,13 +10,10 @@ import (
 	"runtime/debug"
 	"sync/atomic"
 
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
-	"k8s.io/component-base/metrics"
 
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -101,19 +98,8 @@ func (p *process) host(name string) (controllers.Host, error) {
 		},
 		Events:      p.events.recorder(p.options.name + "-" + name),
 		LoopOptions: controllers.LoopOptions{Name: name, Workers: *p.options.workers[name], Metrics: p.loopMetrics},
-		Metrics:     controllerMetrics{p.controllerRegistry, p.registry},
+		Metrics:     p.metrics,
 	}, err
-}
-
-// controllerMetrics is the registry of the controllers.
-type controllerMetrics struct {
-	metrics.KubeRegistry
-	host prometheus.Gatherer
-}
-
-// Gather returns the metrics of the host and of the controllers, for the test kit.
-func (m controllerMetrics) Gather() ([]*dto.MetricFamily, error) {
-	return prometheus.Gatherers{m.host, m.KubeRegistry}.Gather()
 }
 
 // clientsOf returns a controller's clients of the API server to which config leads.

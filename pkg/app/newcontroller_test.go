@@ -293,7 +293,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 func TestEveryReplicaNeedsAWarmStandby(t *testing.T) {
 	o := newOptions(t, With(withFunctions(controllers.Entry{Name: "one", EveryReplica: true}), withFunctions(controllers.Entry{Name: "two"})))
 	must(t, o.Validate())
-	o.Generic.Standby = standbyCold
+	o.Informers.Standby = standbyCold
 	lines(t, o.Validate(), "--standby: one runs on every replica, which needs the cache of a warm standby")
 }
 

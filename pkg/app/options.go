@@ -7,11 +7,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -19,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	cliflag "k8s.io/component-base/cli/flag"
 	componentbaseconfig "k8s.io/component-base/config"
@@ -40,6 +36,7 @@ type Options struct {
 	Generic        GenericConfig
 	Client         ClientConfig
 	Election       election.Config
+	Informers      InformersConfig
 	Secure         SecureConfig
 	Insecure       InsecureConfig
 	Authentication AuthenticationConfig
@@ -51,7 +48,7 @@ type Options struct {
 	ElectionClock protocol.Clock
 
 	name    string // of the build
-	entries []controllers.Entry
+	entries entries
 	workers map[string]*int // by name of the entry
 	flags   cliflag.NamedFlagSets
 }
@@ -75,40 +72,6 @@ func Named(name string) BuildOption {
 	return func(o *Options) { o.name = name }
 }
 
-// workersFlag is the end of the name of the flag of Entry.Workers.
-const workersFlag = "-concurrent-syncs"
-
-// GenericConfig is the configuration that concerns all controllers alike.
-type GenericConfig struct {
-	Controllers          []string
-	Compat               []string
-	ControllerStuckAfter time.Duration
-	ShutdownTimeout      time.Duration
-	DryRun               bool
-	Profiling            bool
-	Standby              string   // standbyWarm or standbyCold
-	Namespaces           []string // empty means all
-}
-
-// With a warm standby, informers run on every replica; with a cold one, they start when the replica leads.
-const standbyWarm, standbyCold = "warm", "cold"
-
-// ClientConfig says how to reach the API server.
-type ClientConfig struct {
-	componentbaseconfig.ClientConnectionConfiguration
-	Master string
-	// RESTConfig, if set, is used in place of a kubeconfig. No flag sets it: it is for a program that
-	// runs the manager, such as a test.
-	RESTConfig *rest.Config
-}
-
-// InsecureConfig configures the plain HTTP server for health checks.
-type InsecureConfig struct {
-	BindAddress net.IP
-	Port        int
-	Metrics     bool
-}
-
 // NewOptions returns the defaults for a build with the given options. The error lists the mistakes in
 // all entries.
 func NewOptions(options ...BuildOption) (*Options, error) {
@@ -121,7 +84,6 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 			Controllers:          []string{"*"},
 			ControllerStuckAfter: 5 * time.Minute,
 			ShutdownTimeout:      20 * time.Second,
-			Standby:              standbyWarm,
 			Profiling:            true,
 		},
 		Client: ClientConfig{ClientConnectionConfiguration: componentbaseconfig.ClientConnectionConfiguration{
@@ -129,6 +91,7 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 			QPS:         -1, // docs/adr/0005-client-limits.md
 			Burst:       100,
 		}},
+		Informers:   InformersConfig{Standby: standbyWarm},
 		Secure:      SecureConfig{BindAddress: net.IPv4zero, BindPort: 10357},
 		Insecure:    InsecureConfig{BindAddress: net.IPv4(127, 0, 0, 1), Port: 10358},
 		Metrics:     metrics.NewOptions(),
@@ -151,6 +114,32 @@ func NewOptions(options ...BuildOption) (*Options, error) {
 	return o, err
 }
 
+// flagSets binds every flag, in groups, in the order of --help.
+func (o *Options) flagSets() (cliflag.NamedFlagSets, error) {
+	var sets cliflag.NamedFlagSets
+	o.File.AddFlags(sets.FlagSet(configurationFlags))
+	o.Generic.AddFlags(sets.FlagSet("generic"), o.entries)
+	o.Client.AddFlags(sets.FlagSet("client connection"))
+	o.addElectionFlags(sets.FlagSet("leader election"))
+	o.Informers.AddFlags(sets.FlagSet("informers"))
+	o.Secure.AddFlags(sets.FlagSet("secure serving"))
+	o.Authentication.AddFlags(sets.FlagSet("authentication"))
+	o.Insecure.AddFlags(sets.FlagSet("insecure serving"))
+	sets.FlagSet("debugging").BoolVar(&o.Generic.Profiling, "profiling", o.Generic.Profiling, "Serve /debug/pprof on the secure port.")
+	o.workers = map[string]*int{}
+	for _, e := range o.entries {
+		if err := o.addEntryFlags(e, &sets); err != nil {
+			return sets, err
+		}
+	}
+	o.Metrics.AddFlags(sets.FlagSet("metrics"))
+	logs := sets.FlagSet("logs")
+	logsapi.AddFlags(o.Logs, logs)
+	logs.Lookup("v").Usage = fmt.Sprintf("The log level, 0 to %d: above it, the values of Secrets would be logged.", maxVerbosity)
+	o.FeatureGate.AddFlag(sets.FlagSet("feature gates"))
+	return sets, checkFlagNames(sets)
+}
+
 // electionUsages are the usages of the flags of leader election. component-base's usages speak of candidates,
 // slots and masters. A flag that component-base drops makes TestHelpGolden panic.
 var electionUsages = map[string]string{
@@ -163,98 +152,35 @@ var electionUsages = map[string]string{
 	"-resource-namespace": "The namespace of the Lease.",
 }
 
-// flagSets binds every flag, in groups, in the order of --help.
-func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
-	fs := sets.FlagSet(configurationFlags)
-	fs.StringVar(&o.File.Path, "config", o.File.Path, ""+
-		"A file of kind "+configurationKind+" ("+groupVersion.String()+") with values of flags. "+
-		"It is read at the start; a flag on the command line wins over it.")
-	fs.BoolVar(&o.File.Print, "print-effective-config", o.File.Print,
-		"Print the configuration that flags and --config result in, as a file for --config, and exit.")
-
-	g := &o.Generic
-	fs = sets.FlagSet("generic")
-	fs.StringSliceVar(&g.Controllers, "controllers", g.Controllers, ""+
-		"The controllers to run: '*' is all that are on by default, 'foo' switches foo on, '-foo' switches it off. "+
-		"The first item that names a controller decides. "+
-		"All: "+strings.Join(o.controllerNames(), ", ")+". On by default: "+o.onByDefault()+".")
-	if originals := o.originals(); len(originals) > 0 {
-		fs.StringSliceVar(&g.Compat, "compat", g.Compat, ""+
-			"The operators that this installation replaces, whose annotations are understood besides the native ones: "+
-			"any of "+strings.Join(originals, ", ")+".")
-	}
-	fs.DurationVar(&g.ControllerStuckAfter, "controller-stuck-after", g.ControllerStuckAfter,
-		"A controller's health check fails while one of its reconciles has been running for longer than this.")
-	fs.DurationVar(&g.ShutdownTimeout, "shutdown-timeout", g.ShutdownTimeout, ""+
-		"The time that reconciles in flight have to finish after SIGTERM. If they do, the Lease is released at once; "+
-		"if they do not, the Lease expires and the exit code is 1. Keep terminationGracePeriodSeconds at least 10 s above "+
-		"this time.")
-	fs.BoolVar(&g.DryRun, "dry-run", g.DryRun,
-		"Change nothing. Controllers send writes with dryRun=All or only report them, and a request that cannot be a dry run "+
-			"is refused. Leases and Events are written as always.")
-
-	c := &o.Client
-	fs = sets.FlagSet("client connection")
-	fs.StringVar(&c.Kubeconfig, "kubeconfig", c.Kubeconfig,
-		"The kubeconfig file to use. Default: the ServiceAccount of the Pod.")
-	fs.StringVar(&c.Master, "master", c.Master, "The address of the API server; overrides the kubeconfig's.")
-	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, ""+
-		"Requests per second to the API server, of all controllers, the cache and Events together. Watches, the Lease and "+
-		"the reviews of who calls the secure port do not count. Negative: no limit.")
-	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "Requests that may go out at once under --kube-api-qps.")
-	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, ""+
-		"The content type of requests of typed clients for built-in types: "+runtime.ContentTypeProtobuf+" or "+
-		runtime.ContentTypeJSON+". Other clients speak JSON.")
-
-	fs = sets.FlagSet("leader election")
+// addElectionFlags adds the flags of leader election to fs.
+func (o *Options) addElectionFlags(fs *pflag.FlagSet) {
 	o.Election.AddFlags(fs)
 	for name, usage := range electionUsages {
 		fs.Lookup("leader-elect" + name).Usage = usage
 	}
+}
 
-	fs = sets.FlagSet("informers")
-	fs.StringVar(&g.Standby, "standby", g.Standby, ""+
-		"What a replica that does not lead keeps: \"warm\" synced caches, so that it can act at once when it "+
-		"becomes the leader; or \"cold\", none: it saves the memory and lists everything on becoming the leader.")
-	fs.StringSliceVar(&g.Namespaces, "namespaces", g.Namespaces, ""+
-		"The only namespaces to watch and to work in. Default: all. With --secure-port=0 and without "+
-		"--dry-run no permission in the whole cluster is needed then.")
+// workersFlag is the end of the name of the flag of Entry.Workers.
+const workersFlag = "-concurrent-syncs"
 
-	o.Secure.AddFlags(sets.FlagSet("secure serving"))
-	o.Authentication.AddFlags(sets.FlagSet("authentication"))
-
-	fs = sets.FlagSet("insecure serving")
-	fs.IPVar(&o.Insecure.BindAddress, "insecure-bind-address", o.Insecure.BindAddress,
-		"The address of the plain HTTP server, which has no authentication: /healthz, /livez and /readyz.")
-	fs.IntVar(&o.Insecure.Port, "insecure-port", o.Insecure.Port, "The port of the plain HTTP server; 0 switches it off.")
-	fs.BoolVar(&o.Insecure.Metrics, "insecure-metrics", o.Insecure.Metrics, "Serve /metrics on --insecure-port.")
-
-	fs = sets.FlagSet("debugging")
-	fs.BoolVar(&g.Profiling, "profiling", g.Profiling, "Serve /debug/pprof on the secure port.")
-
-	o.workers = map[string]*int{}
-	for _, e := range o.entries {
-		controller, workers := "controller "+e.Name, e.Workers
-		o.workers[e.Name] = &workers
-		if err := recovered(controller+": AddFlags", func() error {
-			if e.Config != nil {
-				e.Config.AddFlags(sets.FlagSet(controller))
-			}
-			if workers > 0 {
-				sets.FlagSet(controller).IntVar(&workers, e.Name+workersFlag, workers, "How many objects are reconciled at once.")
-			}
-			return nil
-		}); err != nil {
-			return sets, err
+// addEntryFlags adds the flags of an entry, in a group of its own.
+func (o *Options) addEntryFlags(e controllers.Entry, sets *cliflag.NamedFlagSets) error {
+	controller, workers := "controller "+e.Name, e.Workers
+	o.workers[e.Name] = &workers
+	return recovered(controller+": AddFlags", func() error {
+		if e.Config != nil {
+			e.Config.AddFlags(sets.FlagSet(controller))
 		}
-	}
+		if workers > 0 {
+			sets.FlagSet(controller).IntVar(&workers, e.Name+workersFlag, workers, "How many objects are reconciled at once.")
+		}
+		return nil
+	})
+}
 
-	o.Metrics.AddFlags(sets.FlagSet("metrics"))
-	logsapi.AddFlags(o.Logs, sets.FlagSet("logs"))
-	sets.FlagSet("logs").Lookup("v").Usage = fmt.Sprintf("The log level, 0 to %d: above it, the values of Secrets would be logged.", maxVerbosity)
-	o.FeatureGate.AddFlag(sets.FlagSet("feature gates"))
-
-	// The command would silently take one of two flags with the same name.
+// checkFlagNames returns an error if two groups have a flag of one name, of which the command would silently
+// take one.
+func checkFlagNames(sets cliflag.NamedFlagSets) error {
 	groups := map[string]string{"help": globalFlags, "version": globalFlags}
 	var errs []error
 	for _, group := range sets.Order {
@@ -265,7 +191,7 @@ func (o *Options) flagSets() (sets cliflag.NamedFlagSets, err error) {
 			groups[f.Name] = group
 		})
 	}
-	return sets, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // Parse sets what these flags say. It is for a program that runs the manager without its command.
@@ -277,106 +203,33 @@ func (o *Options) Parse(flags []string) error {
 	return all.Parse(flags)
 }
 
-// originals returns the operators that controllers can replace: --compat can name them.
-func (o *Options) originals() (names []string) {
-	for _, e := range o.entries {
-		names = append(names, e.Compat...)
-	}
-	return names
-}
-
 // Validate returns every mistake in the configuration. Each names its flag and, if the
 // configuration file sets the flag, the file and the line.
 func (o *Options) Validate() error {
-	var errs []error
-	add := func(flag, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
-	}
-
-	g := o.Generic
-	enabled, err := o.enabled()
-	if err != nil {
-		errs = append(errs, err)
-	}
-	for _, e := range enabled {
-		if e.EveryReplica && g.Standby == standbyCold {
-			add("standby", "%s runs on every replica, which needs the cache of a warm standby", e.Name)
-		}
-	}
-	originals := o.originals()
-	for _, name := range g.Compat {
-		if !slices.Contains(originals, name) {
-			add("compat", "%q is not known; known are %s", name, strings.Join(originals, ", "))
-		}
-	}
-	if g.Standby != standbyWarm && g.Standby != standbyCold {
-		add("standby", "%q is neither %q nor %q", g.Standby, standbyWarm, standbyCold)
-	}
-	for i, namespace := range g.Namespaces {
-		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
-			add("namespaces", "%q: %s", namespace, problems[0])
-		} else if slices.Contains(g.Namespaces[:i], namespace) {
-			add("namespaces", "%q is named twice", namespace)
-		}
-	}
-	if g.ControllerStuckAfter <= 0 {
-		add("controller-stuck-after", "must be greater than 0, got %s", g.ControllerStuckAfter)
-	}
-	if g.ShutdownTimeout <= 0 {
-		add("shutdown-timeout", "must be greater than 0, got %s", g.ShutdownTimeout)
-	}
-	if qps := float64(o.Client.QPS); math.IsNaN(qps) || math.IsInf(qps, 0) || qps >= 0 && o.Client.QPS < 0.1 {
-		add("kube-api-qps", "must be at least 0.1, or negative for no limit, got %v", qps)
-	}
-	if o.Client.QPS > 0 && o.Client.Burst <= 0 {
-		add("kube-api-burst", "must be greater than 0, got %d", o.Client.Burst)
-	}
-	if known := []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}; !slices.Contains(known, o.Client.ContentType) {
-		add("kube-api-content-type", "%q is not known; known are %s", o.Client.ContentType, strings.Join(known, ", "))
-	}
-	if o.Insecure.Port < 0 || o.Insecure.Port > 65535 {
-		add("insecure-port", "must be 0 to 65535, got %d", o.Insecure.Port)
-	}
-	if o.Insecure.Port != 0 && o.Insecure.Port == o.Secure.BindPort && o.Insecure.BindAddress.Equal(o.Secure.BindAddress) {
-		add("insecure-port", "must not be the --secure-port, got %d for both", o.Insecure.Port)
-	}
+	enabled, _ := o.enabled() // Generic.Validate returns the error
 	elector := o.election()
-	elector.DrainTimeout = max(elector.DrainTimeout, 1) // --shutdown-timeout is checked above
-	errs = append(errs, elector.Validate(), o.Secure.Validate())
-	errs = append(errs, o.Metrics.Validate()...)
-	if logErrs := logsapi.Validate(o.Logs, o.FeatureGate, nil); len(logErrs) > 0 {
-		errs = append(errs, logErrs.ToAggregate())
-	}
-	if err := checkVerbosity(o.Logs.Verbosity); err != nil {
-		add("v", "%v", err)
-	}
-	for _, item := range o.Logs.VModule {
-		if err := checkVerbosity(item.Verbosity); err != nil {
-			add("vmodule", "%s: %v", item.FilePattern, err)
-		}
-	}
-	settings := o.Settings()
+	elector.DrainTimeout = max(elector.DrainTimeout, 1) // Generic.Validate checks --shutdown-timeout
+	errs := append([]error{
+		o.Generic.Validate(o.entries), o.Client.Validate(), elector.Validate(), o.Informers.Validate(enabled),
+		o.Secure.Validate(), o.Insecure.Validate(o.Secure),
+	}, o.Metrics.Validate()...)
+	errs = append(errs, validateLogs(o))
 	for _, e := range o.entries {
-		if n := *o.workers[e.Name]; e.Workers > 0 && n < 1 {
-			add(e.Name+workersFlag, "must be at least 1, got %d", n)
-		}
-		if e.Config != nil {
-			errs = append(errs, recovered("controller "+e.Name+": Validate", func() error { return e.Config.Validate(settings) }))
-		}
+		errs = append(errs, o.validateEntry(e))
 	}
 	return o.File.locate(errors.Join(errs...))
 }
 
-// maxVerbosity is the highest level of the log. From 8 on, client-go logs the bodies of requests and
-// responses: the values of Secrets that are copied, and the tokens of those who call the secure port.
-const maxVerbosity = 7
-
-// checkVerbosity returns an error if the log would have secret values at this level.
-func checkVerbosity(level logsapi.VerbosityLevel) error {
-	if level > maxVerbosity {
-		return fmt.Errorf("must be at most %d, above which the values of Secrets would be logged, got %d", maxVerbosity, level)
+// validateEntry returns all problems with the flags of an entry, joined.
+func (o *Options) validateEntry(e controllers.Entry) error {
+	var errs []error
+	if n := *o.workers[e.Name]; e.Workers > 0 && n < 1 {
+		errs = append(errs, fmt.Errorf("--%s%s: must be at least 1, got %d", e.Name, workersFlag, n))
 	}
-	return nil
+	if e.Config != nil {
+		errs = append(errs, recovered("controller "+e.Name+": Validate", func() error { return e.Config.Validate(o.Settings()) }))
+	}
+	return errors.Join(errs...)
 }
 
 // election returns the configuration of the elector. Controllers may drain for --shutdown-timeout.
@@ -390,7 +243,7 @@ func (o *Options) election() election.Config {
 func (o *Options) Settings() controllers.Settings {
 	lease := o.Election.Lease()
 	return controllers.Settings{
-		Compat: o.Generic.Compat, Namespaces: o.Generic.Namespaces, DryRun: o.Generic.DryRun, Namespace: lease.Namespace,
+		Compat: o.Generic.Compat, Namespaces: o.Informers.Namespaces, DryRun: o.Generic.DryRun, Namespace: lease.Namespace,
 		OwnNamespaces: []string{lease.Namespace, apifence.NamespaceFor(lease)},
 		Pod:           cache.ObjectName{Namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), lease.Namespace), Name: os.Getenv("POD_NAME")},
 	}

@@ -69,7 +69,7 @@ func (o *Options) rbac() (objects []any, err error) {
 		return nil, err
 	}
 	home := o.Election.ResourceNamespace
-	workNamespaces := o.Generic.Namespaces
+	workNamespaces := o.Informers.Namespaces
 	if len(workNamespaces) == 0 {
 		workNamespaces = []string{metav1.NamespaceAll}
 	}
@@ -96,7 +96,7 @@ func (o *Options) rbac() (objects []any, err error) {
 		}
 	}
 	eventNamespaces := workNamespaces
-	if len(o.Generic.Namespaces) > 0 && !slices.Contains(workNamespaces, home) {
+	if len(o.Informers.Namespaces) > 0 && !slices.Contains(workNamespaces, home) {
 		eventNamespaces = append(slices.Clone(workNamespaces), home) // for Events about the Lease
 	}
 	grant("events", eventNamespaces, rule("", "events", "", "create", "patch"))

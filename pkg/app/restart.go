@@ -44,7 +44,7 @@ func (r *runs) keepRunning(
 		r.began()
 		stack, err := panics.Recover(func() error {
 			err := run(ctx)
-			if ctx.Err() != nil && errtree.Every(err, func(err error) bool { return any(err) == any(ctx.Err()) || any(err) == any(context.Cause(ctx)) }) {
+			if ctx.Err() != nil && errtree.Every(err, func(err error) bool { return isEndOf(ctx, err) }) {
 				return nil // run ended because it was told to
 			}
 			return err
@@ -70,6 +70,11 @@ func (r *runs) keepRunning(
 			return nil
 		}
 	}
+}
+
+// isEndOf reports whether err is what ctx has ended with.
+func isEndOf(ctx context.Context, err error) bool {
+	return any(err) == any(ctx.Err()) || any(err) == any(context.Cause(ctx))
 }
 
 func (r *runs) began() {

@@ -49,7 +49,7 @@ func Run(ctx context.Context, o *Options) error {
 	} else if err != nil {
 		return err
 	}
-	if o.Generic.Standby == standbyWarm {
+	if o.Informers.Standby == standbyWarm {
 		p.cache.Start(processCtx)
 	}
 	defer p.cache.Shutdown()
@@ -69,11 +69,9 @@ type process struct {
 	caches      *informers.Caches
 	cache       *informers.ClusterCache // of the process's own cluster
 	controllers hostedControllers
-	reviewer    *reviewer            // nil without a secure port
-	registry    metrics.KubeRegistry // of the host's own metrics
-	// controllerRegistry has the metrics that controllers register.
-	controllerRegistry metrics.KubeRegistry
-	loopMetrics        *loopmetrics.Metrics
+	reviewer    *reviewer // nil without a secure port
+	metrics     controllerMetrics
+	loopMetrics *loopmetrics.Metrics
 
 	openClusters openClusters
 }
@@ -86,8 +84,10 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 		return nil, err
 	}
 	registry := metrics.NewKubeRegistry()
-	p = &process{options: o, scheme: required.cache.Scheme, registry: registry, controllerRegistry: metrics.NewKubeRegistry(), loopMetrics: loopmetrics.New(registry),
-		openClusters: openClusters{all: map[string]*otherCluster{}}}
+	p = &process{
+		options: o, scheme: required.cache.Scheme, openClusters: openClusters{all: map[string]*otherCluster{}},
+		metrics: controllerMetrics{metrics.NewKubeRegistry(), registry}, loopMetrics: loopmetrics.New(registry),
+	}
 	if p.connection, err = newConnection(o.Client); err != nil {
 		return nil, err
 	}
@@ -148,13 +148,13 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 			protected["/controllers/"+c.name+"/"] = c.handler
 		}
 	}
-	metricsPage := metricsHandler(p.registry, p.controllerRegistry)
+	metricsPage := metricsHandler(p.metrics)
 	return startServers(ctx, p.options, checks, p.reviewer, introspectionHandler(p.options, metricsPage, protected), metricsPage, p.witness)
 }
 
 // checkSync returns an error while the caches fill. A cold standby has none to wait for.
 func (p *process) checkSync(r *http.Request) error {
-	if p.options.Generic.Standby == standbyCold && !p.lock.IsLeading() {
+	if p.options.Informers.Standby == standbyCold && !p.lock.IsLeading() {
 		return nil
 	}
 	return p.cache.CheckSync(r)

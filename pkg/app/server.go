@@ -18,10 +18,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-	dto "github.com/prometheus/client_model/go"
-	"golang.org/x/sync/singleflight"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/server/flagz"
 	"k8s.io/apiserver/pkg/server/mux"
@@ -29,14 +25,12 @@ import (
 	"k8s.io/apiserver/pkg/server/statusz"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
-	"k8s.io/component-base/metrics/legacyregistry"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	"k8s.io/component-base/metrics/prometheus/slis"
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"
 	"k8s.io/klog/v2"
 
-	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"
 	"github.com/quartermaster-dev/quartermaster/pkg/healthz"
 )
@@ -245,38 +239,6 @@ func introspectionHandler(o *Options, metricsPage http.Handler, handlers map[str
 func configz(o *Options) http.Handler {
 	config := map[string]any{groupVersion.Group: o.effectiveConfig()}
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, config) })
-}
-
-// metricsTimeout is how long the functions of metrics may take. Prometheus waits for 10 s by default.
-const metricsTimeout = 5 * time.Second
-
-// metricsHandler serves the registries of the libraries, of the host and of the controllers together. A
-// metric of one controller that cannot be served, such as one of the libraries' names with another type, does
-// not hide the others. If the function of a controller's metric panics, or does not return within
-// metricsTimeout, the metrics of the controllers' registry are left out.
-func metricsHandler(own, ofControllers prometheus.Gatherer) http.Handler {
-	var scrapes singleflight.Group // a function that hangs holds up one goroutine, however often it is asked
-	inTime := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
-		answer := scrapes.DoChan("", func() (any, error) {
-			var families []*dto.MetricFamily
-			stack, err := panics.Recover(func() (err error) { families, err = ofControllers.Gather(); return err })
-			if stack != nil {
-				klog.Background().Error(err, "The function of a metric panicked", "stack", string(stack))
-			}
-			return families, err
-		})
-		select {
-		case a := <-answer:
-			return a.Val.([]*dto.MetricFamily), a.Err
-		case <-time.After(metricsTimeout):
-			return nil, fmt.Errorf("a metric of a controller did not answer within %s", metricsTimeout)
-		}
-	})
-	return promhttp.HandlerFor(prometheus.Gatherers{legacyregistry.DefaultGatherer, own, inTime}, promhttp.HandlerOpts{
-		ProcessStartTime: legacyregistry.GetProcessStart(),
-		ErrorHandling:    promhttp.ContinueOnError,
-		ErrorLog:         log.New(serverLog{klog.Background()}, "", 0),
-	})
 }
 
 // writeJSON writes the response to a debug request.

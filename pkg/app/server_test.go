@@ -63,30 +63,37 @@ func TestServerEndsRequestsWithoutTheirBody(t *testing.T) {
 	}
 }
 
+type brokenCollector struct{ prometheus.Collector }
+
+func (brokenCollector) Collect(chan<- prometheus.Metric) { panic("no reason") }
+
 func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host, registry := metrics.NewKubeRegistry(), metrics.NewKubeRegistry()
+		all := controllerMetrics{registry, host}
 		for name, in := range map[string]metrics.KubeRegistry{"rest_client_requests_total": registry, "widgets_total": registry, "host_total": host} { // the first is a library's
 			counter := metrics.NewCounter(&metrics.CounterOpts{Name: name, Help: "A controller's own."})
 			in.MustRegister(counter)
 			counter.Inc()
 		}
 		requestmetrics.RequestResult.Increment(t.Context(), "200", http.MethodGet, "api")
-		serves := func(all ...string) {
+		serves := func(others ...string) {
 			t.Helper()
 			w := httptest.NewRecorder()
-			metricsHandler(host, registry).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-			for _, want := range append(all, "\nhost_total 1\n", "\nrest_client_requests_total{") {
+			metricsHandler(all).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+			for _, want := range append(others, "\nhost_total 1\n", "\nrest_client_requests_total{") {
 				if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), want) {
 					t.Errorf("status %d, want %q in the metrics\n%s", w.Code, want, w.Body)
 				}
 			}
 		}
-		serves("\nwidgets_total 1\n")
-		registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "bad"}, func() float64 { panic("no reason") }))
-		serves()
-		registry = metrics.NewKubeRegistry()
-		registry.RawMustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "slow"}, func() float64 { <-t.Context().Done(); return 0 }))
+		function := func(name string, f func() float64) prometheus.Collector {
+			return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name}, f)
+		}
+		all.RawMustRegister(function("fine", func() float64 { return 3 }), function("bad", func() float64 { panic("no reason") }),
+			brokenCollector{function("worse", nil)})
+		serves("\nwidgets_total 1\n", "\nfine 3\n")
+		all.RawMustRegister(function("slow", func() float64 { <-t.Context().Done(); return 0 }))
 		serves()
 	})
 }
@@ -112,7 +119,7 @@ func TestServerWaitsForPermittedCallers(t *testing.T) {
 }
 
 func TestVerbosityRequestIsChecked(t *testing.T) {
-	handler := introspectionHandler(&Options{}, metricsHandler(metrics.NewKubeRegistry(), metrics.NewKubeRegistry()), nil)
+	handler := introspectionHandler(&Options{}, metricsHandler(controllerMetrics{metrics.NewKubeRegistry(), metrics.NewKubeRegistry()}), nil)
 	for name, tc := range map[string]struct {
 		body string
 		code int
@@ -370,7 +377,7 @@ func TestWitnessOf(t *testing.T) {
 		"a process that does not know its IP is not reached":        {func(*Options) {}, "", ""},
 		"a process without a secure port is not reached":            {func(o *Options) { o.Secure.BindPort = 0 }, "10.0.0.1", ""},
 		"a process without an election is not reached":              {func(o *Options) { o.Election.LeaderElect = false }, "10.0.0.1", ""},
-		"a process that is restricted to namespaces is not reached": {func(o *Options) { o.Generic.Namespaces = []string{"a"} }, "10.0.0.1", ""},
+		"a process that is restricted to namespaces is not reached": {func(o *Options) { o.Informers.Namespaces = []string{"a"} }, "10.0.0.1", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("POD_IP", tc.podIP)

@@ -216,7 +216,8 @@ func (h hostedControllers) unfinished(now time.Time) error {
 			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop", h[i].name, reconcile.Key, age))
 		}
 		if len(s.InFlight) == 0 && s.Phase == controllers.PhaseDraining {
-			errs = append(errs, fmt.Errorf("controller %s did not stop, although it reconciles nothing: its Background or the mapping of a watch goes on", h[i].name))
+			errs = append(errs, fmt.Errorf("controller %s did not stop, although it reconciles nothing: "+
+				"its Background or the mapping of a watch goes on", h[i].name))
 		}
 	}
 	return errors.Join(errs...)

@@ -68,7 +68,9 @@ func (c Clients) apply(ctx context.Context, configs []runtime.ApplyConfiguration
 // so that the patch would remove those of others.
 func (c Clients) PatchFinalizers(ctx context.Context, resource schema.GroupVersionResource, obj metav1.Object, finalizers []string) error {
 	if _, reduced := obj.(*informers.Object); reduced {
-		return fmt.Errorf("the finalizers of %s %s are not cached: read it live, or get it by its Go type from a need in the form Typed or Unstructured", resource.GroupResource(), cache.MetaObjectToName(obj))
+		return fmt.Errorf("the finalizers of %s %s are not cached: "+
+			"read it live, or get it by its Go type from a need in the form Typed or Unstructured",
+			resource.GroupResource(), cache.MetaObjectToName(obj))
 	}
 	name := cache.MetaObjectToName(obj)
 	if err := checkPath(name); err != nil {

@@ -69,7 +69,8 @@ type Host struct {
 // controller has registered, panics, see Host.
 type MetricsRegistry interface {
 	MustRegister(...metrics.Registerable)
-	// RawMustRegister is for what metrics.NewGaugeFunc returns, and for collectors.
+	// RawMustRegister is for what metrics.NewGaugeFunc returns, and for collectors. If one panics, a scrape
+	// lacks its metrics only.
 	RawMustRegister(...prometheus.Collector)
 }
 

@@ -214,7 +214,6 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		want      string
 	}{
 		"no name":                       {LoopOptions{Metrics: m}, nothing, nil, "loop without LoopOptions.Name"},
-		"no metrics":                    {LoopOptions{Name: "x"}, nothing, nil, "loop x without LoopOptions.Metrics"},
 		"no function":                   {fine, nil, nil, "loop x: reconcile is nil"},
 		"a back-off that ends too soon": {LoopOptions{Name: "x", Metrics: m, MaxBackoff: 1}, nothing, nil, "loop x: LoopOptions.MaxBackoff 1ns must be at least MinBackoff, which is 1s"},
 		"a drain that ended before":     {LoopOptions{Name: "x", Metrics: m, DrainTimeout: -1}, nothing, nil, "loop x: no duration of LoopOptions may be negative"},

@@ -76,7 +76,8 @@ func NewLoop[K comparable](
 		_, running := l.Status().LongestRunning(time.Now())
 		return running
 	}) {
-		return nil, fmt.Errorf("loop %s: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
+		return nil, fmt.Errorf("loop %s: there is a loop of this name; "+
+			"each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
 	}
 	mappers := make([]*mapper[K], len(watches))
 	for i, w := range watches {

@@ -23,12 +23,15 @@ type Loops []Controller
 func (l Loops) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	// All have their queues before one runs. Otherwise a loop that begins late drops what another enqueues at
+	// its start, which no watch shows again: when a cluster has gone, federation's loop of clusters enqueues
+	// the objects whose status says so.
 	for _, loop := range l {
 		if one, ok := loop.(interface {
 			openQueue(klog.Logger)
 			dropQueue()
 		}); ok {
-			one.openQueue(klog.FromContext(lifetime.Of(ctx).Work)) // so that no loop drops what another enqueues at its start
+			one.openQueue(klog.FromContext(lifetime.Of(ctx).Work))
 			defer one.dropQueue()
 		}
 	}

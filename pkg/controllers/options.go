@@ -11,6 +11,8 @@ import (
 	"path"
 	"time"
 
+	"k8s.io/component-base/metrics"
+
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 )
 
@@ -22,8 +24,8 @@ const (
 	maxBackoff = 5 * time.Minute
 )
 
-// LoopOptions configures a [Loop]. Name and Metrics are required. The host fills in Name, Workers
-// and Metrics; a controller may set the others.
+// LoopOptions configures a [Loop]. The host fills in Name, Workers and Metrics; a controller may set the
+// others.
 type LoopOptions struct {
 	// Name is the controller's name. It is the label controller of metrics, log and profiles.
 	Name string
@@ -45,7 +47,8 @@ type LoopOptions struct {
 	// contexts end. In a loop for another cluster it counts from the beginning of the longest reconcile: a
 	// cluster that has not answered for that long gets no more time. --shutdown-timeout applies in any case.
 	DrainTimeout time.Duration
-	Metrics      *loopmetrics.Metrics
+	// Metrics counts for /metrics. A loop without it, in a test of its author's, counts for itself.
+	Metrics *loopmetrics.Metrics
 	// Background, if set, runs beside the workers until ctx ends, for instance to call Enqueue. If it returns
 	// earlier, Run ends with its error. An error after ctx has ended does not count.
 	Background func(ctx context.Context) error
@@ -67,12 +70,13 @@ func (o LoopOptions) withDefaults() (LoopOptions, error) {
 	switch {
 	case o.Name == "":
 		return o, errors.New("loop without LoopOptions.Name")
-	case o.Metrics == nil:
-		return o, fmt.Errorf("loop %s without LoopOptions.Metrics", o)
 	case min(o.DrainTimeout, o.Timeout, o.MinBackoff) < 0:
 		return o, fmt.Errorf("loop %s: no duration of LoopOptions may be negative", o)
 	case o.MaxBackoff < o.MinBackoff:
 		return o, fmt.Errorf("loop %s: LoopOptions.MaxBackoff %s must be at least MinBackoff, which is %s", o, o.MaxBackoff, o.MinBackoff)
+	}
+	if o.Metrics == nil {
+		o.Metrics = loopmetrics.New(metrics.NewKubeRegistry())
 	}
 	return o, nil
 }

@@ -87,7 +87,8 @@ type Event[T any] struct {
 // WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
 // are in the cache. only is as for [WatchMapped].
 func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Event[T]) bool) Watch[cache.ObjectName] {
-	return WatchMapped(informer, func(e Event[T]) []cache.ObjectName { return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))} }, only...)
+	own := func(e Event[T]) []cache.ObjectName { return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))} }
+	return WatchMapped(informer, own, only...)
 }
 
 // WatchMapped returns a watch that maps events of objects of type T to keys. When Run begins, it maps each
@@ -97,7 +98,9 @@ func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Eve
 // block and must not change the objects, which belong to the cache. If one panics, the object waits for its
 // next event, the next relist or the next leader; its deletion is lost. The panic is a problem of the
 // controller while the object exists.
-func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
+func WatchMapped[T metav1.Object, K comparable](
+	informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool,
+) Watch[K] {
 	w := WatchChanges(informer, keys, only...)
 	w.primary = true
 	return w
@@ -106,7 +109,9 @@ func WatchMapped[T metav1.Object, K comparable](informer informers.Informer[T], 
 // WatchChanges is WatchMapped, except that it maps nothing but changes from the beginning of Run on.
 // It is for objects on which others depend: the reconcile of each other object sees earlier changes. A watch
 // that [Loop.Watch] adds maps the objects in the cache too.
-func WatchChanges[T metav1.Object, K comparable](informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool) Watch[K] {
+func WatchChanges[T metav1.Object, K comparable](
+	informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool,
+) Watch[K] {
 	if keys == nil || slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return keep == nil }) {
 		return Watch[K]{mistake: errors.New("a function that maps or chooses events is nil")}
 	}
@@ -204,7 +209,9 @@ func WatchClusterOwner[T metav1.Object](informer informers.Informer[T], owner sc
 
 func noNamespace(metav1.Object) string { return "" }
 
-func watchOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string) Watch[cache.ObjectName] {
+func watchOwner[T metav1.Object](
+	informer informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string,
+) Watch[cache.ObjectName] {
 	watch := WatchChanges(informer, func(e Event[T]) []cache.ObjectName { return ownersOf(e, owner, namespace) })
 	if w, mistake := watchableOf(informer); mistake == nil && !w.KeepsOwnerReferences() {
 		watch.mistake = errors.New("WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences")

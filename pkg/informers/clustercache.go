@@ -237,7 +237,8 @@ func (c *ClusterCache) Shutdown() {
 	select {
 	case <-ended:
 	case <-time.After(shutdownTimeout):
-		klog.Background().Error(nil, "Informers did not stop: a function of a controller hangs, or client-go waits as the API server asked", "after", shutdownTimeout)
+		klog.Background().Error(nil, "Informers did not stop: a function of a controller hangs, or client-go waits as the API server asked",
+			"after", shutdownTimeout)
 	}
 	c.caches.remove(c)
 }

@@ -46,7 +46,9 @@ func (d tolerantDecoder) decode(
 	return obj, gvk, err
 }
 
-func (d tolerantDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+func (d tolerantDecoder) Decode(
+	data []byte, defaults *schema.GroupVersionKind, into runtime.Object,
+) (runtime.Object, *schema.GroupVersionKind, error) {
 	obj, gvk, err := d.decode(data, defaults, into)
 	if err == nil || into != nil {
 		return obj, gvk, err

@@ -120,7 +120,6 @@ const NotHelm = "type!=helm.sh/release.v1"
 func (n *Need) validate(scheme *runtime.Scheme, namespaces []string) error {
 	_, labelErr := labels.Parse(n.LabelSelector)
 	_, fieldErr := fields.ParseSelector(n.FieldSelector)
-	sensitive := n.whole() && (n.Resource.GroupResource() == ConfigMaps.GroupResource() || n.Resource.GroupResource() == Secrets.GroupResource())
 	switch {
 	case n.controller == "":
 		return errors.New("need without a controller's name")
@@ -138,16 +137,27 @@ func (n *Need) validate(scheme *runtime.Scheme, namespaces []string) error {
 		return errors.New("Resource.Version must be set in the forms Typed and Unstructured, and with a Digest")
 	case n.Form == Typed && !scheme.IsVersionRegistered(n.Resource.GroupVersion()):
 		return fmt.Errorf("the scheme has no types of %s, so it cannot be had in typed form", n.Resource.GroupVersion())
-	case sensitive && !n.Content:
-		return errors.New("the data of ConfigMaps and Secrets are cached only if the need says Content: true; read them live, or take a digest")
-	case sensitive && n.Namespace == "" && n.LabelSelector == "" && (n.FieldSelector == "" || n.FieldSelector == NotHelm):
-		return errors.New("the data of all ConfigMaps or Secrets are not cached; the need must have a selector or a namespace")
-	case n.Content && !sensitive:
-		return errors.New("only ConfigMaps and Secrets in the form Typed or Unstructured have Content")
 	case n.History && !n.Digest.exists():
 		return errors.New("the need has History, but no Digest")
 	case slices.Contains(n.Annotations, corev1.LastAppliedConfigAnnotation):
 		return errors.New(corev1.LastAppliedConfigAnnotation + " is never cached: that of a Secret holds its data")
+	}
+	return n.validateContent()
+}
+
+// validateContent returns an error if the need would cache the data of ConfigMaps or Secrets without saying
+// so, or of all.
+func (n *Need) validateContent() error {
+	resource := n.Resource.GroupResource()
+	sensitive := n.whole() && (resource == ConfigMaps.GroupResource() || resource == Secrets.GroupResource())
+	switch {
+	case n.Content && !sensitive:
+		return errors.New("only ConfigMaps and Secrets in the form Typed or Unstructured have Content")
+	case sensitive && !n.Content:
+		return errors.New("the data of ConfigMaps and Secrets are cached only if the need says Content: true; " +
+			"read them live, or take a digest")
+	case sensitive && n.Namespace == "" && n.LabelSelector == "" && (n.FieldSelector == "" || n.FieldSelector == NotHelm):
+		return errors.New("the data of all ConfigMaps or Secrets are not cached; the need must have a selector or a namespace")
 	}
 	return nil
 }
@@ -192,12 +202,13 @@ func (d Digest) exists() bool { return d.sum != nil }
 // check returns an error if the objects of the need are decoded as another type than the digest takes.
 func (d Digest) check(n *Need, scheme *runtime.Scheme) (err error) {
 	decodedAs := n.decodedAs(scheme)
+	takes := func(decoded reflect.Type) bool { return decoded.AssignableTo(d.argument) }
 	switch {
 	case decodedAs == Typed && d.argument.Kind() != reflect.Interface:
 		err = gotype.Check(d.argument, n.Resource, scheme)
-	case decodedAs == Unstructured && !reflect.TypeFor[*unstructured.Unstructured]().AssignableTo(d.argument):
+	case decodedAs == Unstructured && !takes(reflect.TypeFor[*unstructured.Unstructured]()):
 		err = errors.New("but the objects are *unstructured.Unstructured")
-	case decodedAs == Metadata && (d.argument.Kind() != reflect.Interface || !reflect.TypeFor[*metav1.PartialObjectMetadata]().AssignableTo(d.argument)):
+	case decodedAs == Metadata && (d.argument.Kind() != reflect.Interface || !takes(reflect.TypeFor[*metav1.PartialObjectMetadata]())):
 		// Another need may want the whole object.
 		err = errors.New("but in the form Metadata that must be metav1.Object")
 	}

@@ -5,6 +5,7 @@ package widget
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -73,6 +74,24 @@ func TestSemanticsOfTheTestKitsAPIServer(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestKitRunsAManagerOnARealAPIServer has a ConfigMap greeted from within the test's process.
+func TestKitRunsAManagerOnARealAPIServer(t *testing.T) {
+	ctx := fleet.Within(t.Context(), t, fleet.Patience)
+	f := newFixture(ctx, t, shared.AdminConfig(), shared.NewNamespace(ctx, t, nil))
+	asks := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{greeter.Annotation: "you"}}}
+	if _, err := f.configMaps.Create(ctx, asks, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	controllertest.RunOn(t, shared.AdminConfig(), nil, greeter.Entry())
+	fleet.Eventually(ctx, t, func() error {
+		greeted, err := f.configMaps.Get(ctx, "a", metav1.GetOptions{})
+		if err == nil && greeted.Annotations[greeter.Annotation] != "" {
+			err = errors.New("nobody was greeted")
+		}
+		return err
+	})
 }
 
 // widget returns a Widget of the name a with the given spec.message.
