@@ -65,7 +65,7 @@ func New(reg metrics.KubeRegistry) *Metrics {
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"controller"}),
 		longest: newComputedGauge("quartermaster_controller_longest_running_reconcile_seconds",
-			"Age of the oldest reconcile or mapping in flight, by controller and loop; 0 if none is.", "controller", "loop", "cluster"),
+			"Age of the oldest reconcile in flight, by controller and loop; 0 if none is.", "controller", "loop", "cluster"),
 		problem: newComputedGauge("quartermaster_controller_problem",
 			"1 while the health check of the controller fails, else 0, by controller.", "controller"),
 	}

@@ -51,7 +51,7 @@ type otherCluster struct {
 	life             context.Context // ends when the cluster is closed
 	end              context.CancelFunc
 	loops            sync.WaitGroup
-	releaseOnce      func() // calls release; a second call does nothing
+	release          func() // calls freeResources; a second call does nothing
 }
 
 func (c *otherCluster) key() string { return c.controller + "/" + c.name }
@@ -130,11 +130,14 @@ func (o *openClusters) clustersOf(controller string) (clusters []*otherCluster) 
 	return clusters
 }
 
-// close closes the clusters that the named controller has left open, or all controllers if the name is empty.
-func (o *openClusters) close(controller string) {
+// release releases the clusters that the named controller has left open, or all controllers if the name is
+// empty. Each may take informers' time to shut down, so all do so at once.
+func (o *openClusters) release(controller string) {
+	var releasing sync.WaitGroup
 	for _, c := range o.clustersOf(controller) {
-		c.releaseOnce()
+		releasing.Go(c.release)
 	}
+	releasing.Wait()
 }
 
 // openCluster implements Host.Cluster.
@@ -184,7 +187,7 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	}
 	other.life, other.end = context.WithCancel(context.Background())
 	other.events = sendTo(other.life, eventsClient.CoreV1(), p.scheme)
-	other.releaseOnce = sync.OnceFunc(other.release)
+	other.release = sync.OnceFunc(other.freeResources)
 	p.openClusters.all[other.key()] = other
 	return &controllers.Cluster{
 		Cache: other.cache.ForController(controller), Clients: clients,
@@ -223,11 +226,11 @@ func (c *otherCluster) close() {
 	c.end()
 	c.process.openClusters.mu.Unlock()
 	c.loops.Wait()
-	c.releaseOnce()
+	c.release()
 }
 
-// release closes what the cluster holds. It does not wait for the loops.
-func (c *otherCluster) release() {
+// freeResources closes what the cluster holds. It does not wait for the loops.
+func (c *otherCluster) freeResources() {
 	c.end()
 	c.events.stop(0)
 	c.cache.Shutdown()

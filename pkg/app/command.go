@@ -182,6 +182,9 @@ func (o *Options) addEntryCommands(root *cobra.Command) error {
 			errs = append(errs, err)
 			continue
 		}
+		if cmd == nil {
+			continue
+		}
 		for _, c := range cmd.Commands() {
 			for _, fs := range o.flags.FlagSets {
 				c.Flags().AddFlagSet(fs)

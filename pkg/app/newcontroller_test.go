@@ -370,7 +370,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		panicsWith := func(context.Context) error { panic(panics.Mistake("asks for secrets")) }
 		h, c, registry := host(t, fails, returns, panicsWith, untilTheEnd)
 		closed := 0
-		h.others.all = map[string]*otherCluster{"x/far": {controller: "x", cache: &informers.ClusterCache{}, releaseOnce: func() { closed++ }}, "xx/far": {controller: "xx", releaseOnce: func() { t.Error("another's cluster was closed") }}}
+		h.others.all = map[string]*otherCluster{"x/far": {controller: "x", cache: &informers.ClusterCache{}, release: func() { closed++ }}, "xx/far": {controller: "xx", release: func() { t.Error("another's cluster was closed") }}}
 		var named atomic.Int32 // lines that name the controller as the lines of a Loop do
 		logger := funcr.New(func(_, line string) { named.Add(int32(strings.Count(line, `"controller"="x"`))) }, funcr.Options{})
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
@@ -468,8 +468,8 @@ func TestStatusThatHangsHoldsNobodyUp(t *testing.T) {
 		close(c.locked)
 		synctest.Wait()
 		c.status.Details = t.Log
-		same(t, "problem", "Status: Details as JSON: json: unsupported type: func(...interface {})", h.Status().Problem)
-		series(t, registry, "quartermaster_controller_problem", 0)
+		same(t, "problem", "Status: as JSON, Details: json: unsupported type: func(...interface {})", h.Status().Problem)
+		series(t, registry, "quartermaster_controller_problem", 1)
 	})
 }
 

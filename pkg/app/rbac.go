@@ -82,6 +82,25 @@ func (o *Options) rbac() (objects []any, err error) {
 			}
 		}
 	}
+	o.hostGrants(home, workNamespaces, grant)
+	for _, e := range required.entries {
+		granted, namespaces := required.grants[e.Name], slices.Clone(workNamespaces)
+		for _, namespace := range slices.Sorted(maps.Keys(granted.in)) {
+			if !slices.Contains(workNamespaces, namespace) {
+				namespaces = append(namespaces, namespace)
+			}
+		}
+		for _, namespace := range namespaces {
+			grant("controller-"+e.Name, []string{namespace}, granted.rulesIn(namespace, workNamespaces)...)
+		}
+	}
+	return objects, nil
+}
+
+// hostGrants grants what the host itself needs.
+func (o *Options) hostGrants(
+	home string, workNamespaces []string, grant func(name string, namespaces []string, rules ...rbacv1.PolicyRule),
+) {
 	if o.Election.LeaderElect {
 		lease := o.Election.ResourceName
 		grant("host", []string{home},
@@ -111,19 +130,6 @@ func (o *Options) rbac() (objects []any, err error) {
 		grant("reviews", []string{metav1.NamespaceAll}, rule("authentication.k8s.io", "tokenreviews", "", "create"),
 			rule("authorization.k8s.io", "subjectaccessreviews", "", "create"))
 	}
-
-	for _, e := range required.entries {
-		granted, namespaces := required.grants[e.Name], slices.Clone(workNamespaces)
-		for _, namespace := range slices.Sorted(maps.Keys(granted.in)) {
-			if !slices.Contains(workNamespaces, namespace) {
-				namespaces = append(namespaces, namespace)
-			}
-		}
-		for _, namespace := range namespaces {
-			grant("controller-"+e.Name, []string{namespace}, granted.rulesIn(namespace, workNamespaces)...)
-		}
-	}
-	return objects, nil
 }
 
 func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {

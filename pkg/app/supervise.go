@@ -28,13 +28,13 @@ import (
 
 // hostedController is a controller that the manager runs.
 type hostedController struct {
-	controllers.Controller
-	name    string
-	cache   *informers.ClusterCache
-	metrics *loopmetrics.Metrics
-	health  healthz.Check
-	runs    runs
-	others  *openClusters // of all controllers
+	controller controllers.Controller
+	name       string
+	cache      *informers.ClusterCache
+	metrics    *loopmetrics.Metrics
+	health     healthz.Check
+	runs       runs
+	others     *openClusters // of all controllers
 
 	stuckAfter   time.Duration // how long a reconcile may take, for the health check
 	everyReplica bool
@@ -50,7 +50,7 @@ func newHosted(
 	name string, c controllers.Controller, cache *informers.ClusterCache, others *openClusters,
 	m *loopmetrics.Metrics, stuckAfter time.Duration,
 ) *hostedController {
-	h := &hostedController{Controller: c, name: name, cache: cache, others: others, metrics: m, stuckAfter: stuckAfter}
+	h := &hostedController{controller: c, name: name, cache: cache, others: others, metrics: m, stuckAfter: stuckAfter}
 	h.health = healthz.NamedCheck("controller-"+name, func(*http.Request) error { _, err := h.check(); return err })
 	m.AddController(name, func() error { return h.health.Check(nil) })
 	return h
@@ -76,17 +76,6 @@ func (h *hostedController) check() (controllers.Status, error) {
 func (h *hostedController) Status() controllers.Status {
 	s, err := h.check()
 	h.runs.report(&s)
-	if s.Details != nil { // which must not cost the status of other controllers
-		var details json.RawMessage
-		stack, detailsErr := panics.Recover(func() (err error) { details, err = json.Marshal(s.Details); return err })
-		if stack != nil {
-			h.metrics.Panicked(h.name)
-		}
-		if s.Details = details; detailsErr != nil {
-			s.Details = nil
-			err = errors.Join(err, fmt.Errorf("Status: Details as JSON: %w", detailsErr))
-		}
-	}
 	if err != nil {
 		s.Problem = err.Error()
 	}
@@ -103,9 +92,9 @@ func (h *hostedController) controllerStatus() (controllers.Status, error) {
 	answer := h.statusCalls.DoChan("", func() (any, error) {
 		var s controllers.Status
 		stack, err := panics.Recover(func() error {
-			s = h.Controller.Status()
+			s = h.controller.Status()
 			h.others.addStatus(h.name, &s)
-			return nil
+			return marshalDetails(&s)
 		})
 		if stack != nil {
 			h.metrics.Panicked(h.name)
@@ -125,6 +114,19 @@ func (h *hostedController) controllerStatus() (controllers.Status, error) {
 	case <-time.After(statusTimeout):
 		return controllers.Status{}, fmt.Errorf("Status did not return within %s", statusTimeout)
 	}
+}
+
+// marshalDetails makes the Details JSON, for which the controller may have a method of its own.
+func marshalDetails(s *controllers.Status) error {
+	if s.Details == nil {
+		return nil
+	}
+	details, err := json.Marshal(s.Details)
+	if s.Details = json.RawMessage(details); err != nil {
+		s.Details = nil
+		return fmt.Errorf("as JSON, Details: %w", err)
+	}
+	return nil
 }
 
 // withoutPanics returns a handler of a controller's paths that contains the controller's panics.
@@ -245,8 +247,8 @@ func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // error of the Run during which ctx ended.
 func (h *hostedController) supervise(ctx context.Context) error {
 	logger := klog.FromContext(ctx).WithValues("controller", h.name) // as in the log of a Loop
-	return h.runs.keepRunning(klog.NewContext(ctx, logger), h.metrics, h.name, h.Run, func(err error, stack []byte) {
-		h.others.close(h.name) // the next Run opens them again
+	return h.runs.keepRunning(klog.NewContext(ctx, logger), h.metrics, h.name, h.controller.Run, func(err error, stack []byte) {
+		h.others.release(h.name) // the next Run opens them again
 		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
 	})
 }

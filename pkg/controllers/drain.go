@@ -23,12 +23,12 @@ func withoutDraining(ctx context.Context) context.Context {
 // workContext returns the context of reconciles. It does not end with ctx but with Work of the lifetime, and
 // for the same cause. cutOff ends it and releases its resources.
 func workContext(ctx context.Context) (work context.Context, cutOff context.CancelCauseFunc) {
-	host := lifetime.Of(ctx)
+	term := lifetime.Of(ctx)
 	// A loop of another cluster outlasts the end of Run, but its reconciles must learn of it.
 	draining, drain := context.WithCancel(ctx)
-	unlinkRun := context.AfterFunc(host.Run, drain)
+	unlinkRun := context.AfterFunc(term.Run, drain)
 	work, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainingKey{}, draining.Done()))
-	unlinkWork := context.AfterFunc(host.Work, func() { cancel(context.Cause(host.Work)) })
+	unlinkWork := context.AfterFunc(term.Work, func() { cancel(context.Cause(term.Work)) })
 	return work, func(cause error) {
 		unlinkRun()
 		drain()

@@ -94,7 +94,7 @@ func NewLoop[K comparable](
 // then each change. remove ends the watch, and does not wait: a mapping that has begun goes on.
 // Watch returns an error for a watch that NewLoop would refuse, for WaitFor, and after Close.
 func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
-	if watch.mistake == nil && watch.source == nil {
+	if watch.mistake == nil && watch.register == nil {
 		watch.mistake = errors.New("WaitFor maps nothing, and a loop that exists does not wait")
 	}
 	if watch.mistake != nil {

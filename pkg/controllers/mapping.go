@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	"k8s.io/client-go/tools/cache"
 )
@@ -18,33 +17,24 @@ import (
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
 	watch   Watch[K]
-	mapped  registration[K] // nil for WaitFor
-	remove  func()          // ends the registration, once
-	removed chan struct{}   // closed by remove
+	newest  func(cache.ObjectName) []K // of the registration; nil for WaitFor
+	remove  func()                     // ends the registration, once
+	removed chan struct{}              // closed by remove
 
 	mu    sync.Mutex // held while the mapping is called
 	queue *queue[K]  // of the run; nil while there is none: the gate is closed
-
-	callMu  sync.Mutex // not mu, which is held while the mapping is called
-	calling call       // the mapping that is under way, or the zero call
-}
-
-// call is a call of a mapping.
-type call struct {
-	object cache.ObjectName
-	since  time.Time
 }
 
 func newMapper[K comparable](watch Watch[K]) *mapper[K] {
 	m := &mapper[K]{watch: watch, removed: make(chan struct{})}
-	if watch.source != nil {
-		m.mapped = watch.source.register(m.handle)
+	remove := func() {}
+	if watch.register != nil {
+		r := watch.register(m.handle)
+		m.newest, remove = r.newest, r.remove
 	}
 	m.remove = sync.OnceFunc(func() {
 		close(m.removed)
-		if m.mapped != nil {
-			m.mapped.remove()
-		}
+		remove()
 	})
 	return m
 }
@@ -64,11 +54,11 @@ func (m *mapper[K]) stop() {
 }
 
 // handle maps a change of an object if the gate is open.
-func (m *mapper[K]) handle(object cache.ObjectName, in lane, mapping func() []K) {
+func (m *mapper[K]) handle(in lane, mapping func() []K) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queue != nil {
-		m.enqueue(object, in, mapping)
+		m.enqueue(in, mapping())
 	}
 }
 
@@ -80,29 +70,12 @@ func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 	if m.queue == nil {
 		return // removed meanwhile
 	}
-	m.enqueue(object, laneShown, func() []K { return m.mapped.newest(object) })
+	m.enqueue(laneShown, m.newest(object))
 }
 
-// setCall notes the call for the status. It is a value: garbage for each event of a first list would lie
-// among what stays in the cache.
-func (m *mapper[K]) setCall(c call) {
-	m.callMu.Lock()
-	defer m.callMu.Unlock()
-	m.calling = c
-}
-
-// underWay returns the call of setCall.
-func (m *mapper[K]) underWay() call {
-	m.callMu.Lock()
-	defer m.callMu.Unlock()
-	return m.calling
-}
-
-// enqueue adds the keys of an object to a lane. The caller holds mu.
-func (m *mapper[K]) enqueue(object cache.ObjectName, in lane, mapping func() []K) {
-	m.setCall(call{object, time.Now()})
-	defer m.setCall(call{})
-	for _, key := range mapping() {
+// enqueue adds keys to a lane. The caller holds mu.
+func (m *mapper[K]) enqueue(in lane, keys []K) {
+	for _, key := range keys {
 		m.queue.ready.add(key, in, m.queue.ready.lanes.tenantOf(key))
 	}
 }
@@ -119,7 +92,7 @@ func replay[K comparable](ctx context.Context, q *queue[K], mappers ...*mapper[K
 	}
 	var all []cached
 	for _, m := range mappers {
-		list := m.watch.source.list()
+		list := m.watch.list()
 		all = slices.Grow(all, len(list))
 		for _, obj := range list {
 			o := cached{mapper: m, name: cache.MetaObjectToName(obj)}

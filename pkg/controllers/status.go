@@ -58,8 +58,7 @@ const (
 	PhaseDraining Phase = "Draining"
 )
 
-// InFlight is a key that a worker is reconciling, or "OBJECT (mapping)" for an object whose event is mapped
-// to keys: later events of the watch wait for that.
+// InFlight is a key that a worker is reconciling.
 type InFlight struct {
 	Key   string    `json:"key"`
 	Since time.Time `json:"since"`
@@ -91,11 +90,6 @@ func (l *Loop[K]) Status() Status {
 	}
 	for key, since := range l.inFlight {
 		s.InFlight = append(s.InFlight, InFlight{Key: fmt.Sprint(key), Since: since})
-	}
-	for _, m := range slices.Concat(l.mappers, l.added) {
-		if c := m.underWay(); !c.since.IsZero() {
-			s.InFlight = append(s.InFlight, InFlight{Key: c.object.String() + " (mapping)", Since: c.since})
-		}
 	}
 	slices.SortFunc(s.InFlight, func(a, b InFlight) int { return strings.Compare(a.Key, b.Key) })
 	return s

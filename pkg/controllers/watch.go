@@ -20,27 +20,20 @@ import (
 type Watch[K comparable] struct {
 	mistake error // why NewLoop refuses the watch; then no other field is used
 	synced  func() <-chan struct{}
-	source  source[K] // nil for WaitFor
+	// list returns the objects in the cache.
+	list func() []metav1.Object
+	// register registers a loop. handle is called for each change of an object, with its mapping to keys and the
+	// lane for them. It is nil for WaitFor.
+	register func(handle func(in lane, mapping func() []K)) registration[K]
 	// primary says that Run maps the objects in the cache when it begins. A watch that Loop.Watch adds maps them
 	// in any case: a reconcile may have run before the informer had them.
 	primary bool
 }
 
-// source is an informer with the functions of a watch. It hides the type of the objects.
-type source[K comparable] interface {
-	// list returns the objects in the cache.
-	list() []metav1.Object
-	// register registers a loop. handle is called for each change of an object, with its mapping to keys and the
-	// lane for them.
-	register(handle func(object cache.ObjectName, in lane, mapping func() []K)) registration[K]
-}
-
 // registration is what one loop has of a watch.
-type registration[K comparable] interface {
-	// newest maps the newest state of an object in the cache.
-	newest(object cache.ObjectName) []K
-	// remove ends the calls of handle.
-	remove()
+type registration[K comparable] struct {
+	newest func(object cache.ObjectName) []K // maps the newest state of an object in the cache
+	remove func()                            // ends the calls of handle
 }
 
 // watchable is what a watch asks of the informers of the cache, beyond what authors see.
@@ -119,71 +112,44 @@ func WatchChanges[T metav1.Object, K comparable](
 	if mistake != nil {
 		return Watch[K]{mistake: mistake}
 	}
-	return Watch[K]{synced: informer.Synced, source: mapped[T, K]{informer, w.ContainPanics, keys, only}}
-}
-
-// mapped is an informer whose chosen events are mapped to keys.
-type mapped[T metav1.Object, K comparable] struct {
-	informer      informers.Informer[T]
-	containPanics func() (contain func(object metav1.Object, call func()), end func())
-	keys          func(Event[T]) []K
-	only          []func(Event[T]) bool
-}
-
-func (m mapped[T, K]) list() []metav1.Object {
-	objects := m.informer.List(metav1.NamespaceAll, nil)
-	list := make([]metav1.Object, len(objects))
-	for i := range objects {
-		list[i] = objects[i]
-	}
-	return list
-}
-
-func (m mapped[T, K]) register(handle func(object cache.ObjectName, in lane, mapping func() []K)) registration[K] {
-	r := &registered[T, K]{mapped: m}
-	// Two: a choice that says no must not clear the record of a mapping that panicked.
-	r.containChoice, r.endChoice = m.containPanics()
-	r.containMapping, r.endMapping = m.containPanics()
-	r.removeHandler = m.informer.AddHandler(func(old, current T, initial bool) {
-		// The objects of the first list are dropped: the cache is replayed once the informer has synced.
-		if e := (Event[T]{old, current}); !initial || !isNil(old) {
-			handle(cache.MetaObjectToName(objectOf(e)), laneOfEvent(e), func() []K { return r.mapEvent(e) })
+	list := func() []metav1.Object {
+		objects := informer.List(metav1.NamespaceAll, nil)
+		list := make([]metav1.Object, len(objects))
+		for i := range objects {
+			list[i] = objects[i]
 		}
-	})
-	return r
-}
-
-// registered is a registration of one loop.
-type registered[T metav1.Object, K comparable] struct {
-	mapped[T, K]
-	containChoice, containMapping        func(object metav1.Object, call func())
-	endChoice, endMapping, removeHandler func()
-}
-
-// mapEvent maps an event to keys if it is chosen.
-func (r *registered[T, K]) mapEvent(e Event[T]) (keys []K) {
-	chosen := false
-	r.containChoice(objectOf(e), func() {
-		chosen = !slices.ContainsFunc(r.only, func(keep func(Event[T]) bool) bool { return !keep(e) })
-	})
-	if chosen {
-		r.containMapping(objectOf(e), func() { keys = r.keys(e) })
+		return list
 	}
-	return keys
-}
-
-func (r *registered[T, K]) newest(object cache.ObjectName) []K {
-	obj, exists := r.informer.Get(object)
-	if !exists {
-		return nil // its deletion is an event
+	register := func(handle func(in lane, mapping func() []K)) registration[K] {
+		// Two: a choice that says no must not clear the record of a mapping that panicked.
+		containChoice, endChoice := w.ContainPanics()
+		containMapping, endMapping := w.ContainPanics()
+		mapEvent := func(e Event[T]) (mapped []K) {
+			chosen := false
+			containChoice(objectOf(e), func() {
+				chosen = !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
+			})
+			if chosen {
+				containMapping(objectOf(e), func() { mapped = keys(e) })
+			}
+			return mapped
+		}
+		removeHandler := informer.AddHandler(func(old, current T, initial bool) {
+			// The objects of the first list are dropped: the cache is replayed once the informer has synced.
+			if e := (Event[T]{old, current}); !initial || !isNil(old) {
+				handle(laneOfEvent(e), func() []K { return mapEvent(e) })
+			}
+		})
+		newest := func(object cache.ObjectName) []K {
+			obj, exists := informer.Get(object)
+			if !exists {
+				return nil // its deletion is an event
+			}
+			return mapEvent(Event[T]{New: obj})
+		}
+		return registration[K]{newest, func() { removeHandler(); endChoice(); endMapping() }}
 	}
-	return r.mapEvent(Event[T]{New: obj})
-}
-
-func (r *registered[T, K]) remove() {
-	r.removeHandler()
-	r.endChoice()
-	r.endMapping()
+	return Watch[K]{synced: informer.Synced, list: list, register: register}
 }
 
 // WaitFor returns a watch that maps nothing: Run waits until the informer has synced.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -19,14 +20,20 @@ import (
 // may create such objects.
 const maxBad = 1000
 
+// stuckCall is how long a controller's function may take for one object. Meanwhile other events of the
+// resource wait.
+const stuckCall = time.Minute
+
 // badObjects recovers panics of the controllers' functions that are called with the objects of one resource.
-// It remembers the objects on which a function panics, and the misfits. Neither ends the process or the work
-// of other controllers.
+// It remembers the objects on which a function panics or hangs, and the misfits. None ends the process, nor a
+// panic or a misfit the work of other controllers.
 type badObjects struct {
 	resource   string
 	countPanic func(controller string) // called for every panic
 
 	mu       sync.Mutex
+	calls    uint64                 // so far
+	running  map[uint64]runningCall // by number of the call
 	panicked map[badCall]struct{}
 	misfits  map[cache.ObjectName]struct{} // a problem of all controllers
 }
@@ -37,20 +44,30 @@ type badCall struct {
 	object               cache.ObjectName
 }
 
+// runningCall is a call that has not returned.
+type runningCall struct {
+	badCall
+	since time.Time
+}
+
 func newBadObjects(resource string, countPanic func(controller string)) *badObjects {
-	return &badObjects{resource: resource, countPanic: countPanic, panicked: map[badCall]struct{}{}, misfits: map[cache.ObjectName]struct{}{}}
+	return &badObjects{resource: resource, countPanic: countPanic, running: map[uint64]runningCall{}, panicked: map[badCall]struct{}{},
+		misfits: map[cache.ObjectName]struct{}{}}
 }
 
 // contain calls a function of a controller for m and reports whether it panicked. It logs a panic unless
 // the last call for the same object panicked too.
 func (b *badObjects) contain(controller, function string, m metav1.Object, call func()) bool {
+	key := badCall{controller, function, cache.MetaObjectToName(m)}
+	b.mu.Lock()
+	b.calls++
+	number := b.calls
+	b.running[number] = runningCall{key, time.Now()}
+	b.mu.Unlock()
 	stack, err := panics.Recover(func() error { call(); return nil })
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if stack == nil && len(b.panicked) == 0 {
-		return false
-	}
-	key := badCall{controller, function, cache.MetaObjectToName(m)}
+	delete(b.running, number)
 	if stack == nil {
 		delete(b.panicked, key)
 		return false
@@ -119,11 +136,16 @@ func (b *badObjects) countMisfits() int {
 	return len(b.misfits)
 }
 
-// problem returns an error that names an object that does not fit its Go type, or else one on which a
-// function of the controller panics; nil if there is none.
+// problem returns an error that names an object on which a function of the controller hangs, or else one that
+// does not fit its Go type, or else one on which a function of the controller panics; nil if there is none.
 func (b *badObjects) problem(controller string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	for _, c := range b.running {
+		if age := time.Since(c.since); c.controller == controller && age >= stuckCall {
+			return fmt.Errorf("%s has not returned for %s of %s for %s", c.function, c.object, b.resource, age.Round(time.Second))
+		}
+	}
 	for object := range b.misfits {
 		return fmt.Errorf("%d objects of %s do not fit their Go type, one of them %s", len(b.misfits), b.resource, object)
 	}

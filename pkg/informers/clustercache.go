@@ -246,8 +246,9 @@ func (c *ClusterCache) Shutdown() {
 // Problem returns what keeps the cache of a controller from being complete and current: an informer that has
 // not synced, a verb that RBAC does not allow, requests that have failed, or watches that have each broken
 // early, for more than a minute, an object that does not fit its Go type, a function of the controller that
-// panics. For a followed resource, only the last two are problems: it may be that no user wants the resource.
-// Problem returns nil if there is no problem. Before Start, as on a cold standby, no request is a problem.
+// panics or hangs. For a followed resource, no request is a problem: it may be that no user wants the
+// resource. Problem returns nil if there is no problem. Before Start, as on a cold standby, no request is a
+// problem.
 func (c *ClusterCache) Problem(controller string) error {
 	started := c.started()
 	var errs []error

@@ -50,7 +50,7 @@ func (d tolerantDecoder) Decode(
 	data []byte, defaults *schema.GroupVersionKind, into runtime.Object,
 ) (runtime.Object, *schema.GroupVersionKind, error) {
 	obj, gvk, err := d.decode(data, defaults, into)
-	if err == nil || into != nil {
+	if err == nil || into != nil || runtime.IsNotRegisteredError(err) { // the scheme lacks the type of all objects
 		return obj, gvk, err
 	}
 	// In the case of the keys, as client-go decodes: another case is another field, which a CRD may keep.

@@ -466,6 +466,21 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 	}
 }
 
+func TestFunctionThatHangsIsAProblem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, goOn := newBadObjects("secrets", func(string) {}), make(chan struct{})
+		go p.contain("reload", "Digest", named("a", "1"), func() { <-goOn })
+		pass(stuckCall)
+		must(t, p.problem("other"))
+		if err := p.problem("reload"); err == nil || err.Error() != "Digest has not returned for shop/a of secrets for 1m0s" {
+			t.Errorf("the problem is %v", err)
+		}
+		close(goOn)
+		pass(0)
+		must(t, p.problem("reload"))
+	})
+}
+
 func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &refusal{mended: true}
