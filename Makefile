@@ -89,7 +89,7 @@ release: .cache/bin/release ## Write the release VERSION=vX.Y.Z to dist/ (10 min
 ##@ Check
 
 .PHONY: test
-test: test-unit test-integration ## Run the unit and integration tests (9 min).
+test: test-unit test-integration ## Run the unit and integration tests (8 min).
 
 .PHONY: test-unit
 test-unit: ## Run the tests that need no control plane (3 min).
@@ -101,9 +101,17 @@ test-unit: ## Run the tests that need no control plane (3 min).
 	cd examples/widget && $(TEST) ./...
 
 .PHONY: test-integration
-test-integration: controlplane ## Run the tests on a real control plane (6 min).
-	@# Several packages at a time, since they often wait, and the longest first.
-	$(INTEGRATION) -skip '^TestLong' -p 5 ./test/federation ./test/reload ./test/manager ./test/deploy \
+test-integration: controlplane ## Run the tests on a real control plane (5 min).
+	@# Several packages at a time, since they often wait, and the longest first, which is two processes.
+	@$(MAKE) -j2 test-federation test-others
+
+# These take half of the time of the tests of federation, which use one host after the other.
+HALF := ^(TestDNSRecordsReachExternalDNS|TestReplacedMember|TestRestoredHost|TestWrittenOffRemovalIsMadeLater)$$
+.PHONY: test-federation test-others
+test-federation: controlplane ## Run a half of the tests of federation (4 min).
+	$(INTEGRATION) -run '$(HALF)' ./test/federation
+test-others: controlplane ## Run the other tests on a real control plane (5 min).
+	$(INTEGRATION) -skip '^TestLong|$(HALF)' -p 4 ./test/federation ./test/reload ./test/manager ./test/deploy \
 	    $$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/)
 
 .PHONY: test-chart
