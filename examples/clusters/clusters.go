@@ -8,7 +8,6 @@ package clusters
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -105,15 +104,8 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 	return cluster.Close, nil
 }
 
-// Run closes all clusters before it returns, at once, since each may take 2 s.
+// Run forgets the clusters when it returns, since the host closes them then.
 func (c *controller) Run(ctx context.Context) error {
-	defer func() {
-		var closing sync.WaitGroup
-		for _, m := range c.members {
-			closing.Go(m.close)
-		}
-		closing.Wait()
-		clear(c.members)
-	}()
+	defer clear(c.members)
 	return c.Loop.Run(ctx)
 }

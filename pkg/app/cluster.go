@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -130,14 +131,18 @@ func (o *openClusters) clustersOf(controller string) (clusters []*otherCluster) 
 	return clusters
 }
 
-// release releases the clusters that the named controller has left open, or all controllers if the name is
-// empty. Each may take informers' time to shut down, so all do so at once.
+// release releases the clusters of clustersOf, without waiting for their loops.
 func (o *openClusters) release(controller string) {
-	var releasing sync.WaitGroup
+	o.each(controller, func(c *otherCluster) { c.release() })
+}
+
+// each calls do for the clusters of clustersOf at once, since each may take seconds.
+func (o *openClusters) each(controller string, do func(*otherCluster)) {
+	var doing sync.WaitGroup
 	for _, c := range o.clustersOf(controller) {
-		releasing.Go(c.release)
+		doing.Go(func() { do(c) })
 	}
-	releasing.Wait()
+	doing.Wait()
 }
 
 // openCluster implements Host.Cluster.
@@ -242,7 +247,12 @@ func (c *otherCluster) freeResources() {
 
 // runLoop runs a loop of another cluster until ctx ends, and closes it.
 func (p *process) runLoop(ctx context.Context, controller, cluster string, loop controllers.ClusterLoop) {
-	defer loop.Close()
+	defer func() {
+		if stack, err := panics.Recover(func() error { loop.Close(); return nil }); stack != nil {
+			p.loopMetrics.Panicked(controller)
+			klog.Background().Error(err, "Close of a loop panicked", "controller", controller, "cluster", cluster, "stack", string(stack))
+		}
+	}()
 	l := &runningLoop{ClusterLoop: loop, controller: controller, cluster: cluster}
 	p.openClusters.add(l)
 	defer p.openClusters.remove(l)

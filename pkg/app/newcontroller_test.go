@@ -369,8 +369,9 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		returns := func(context.Context) error { return nil }
 		panicsWith := func(context.Context) error { panic(panics.Mistake("asks for secrets")) }
 		h, c, registry := host(t, fails, returns, panicsWith, untilTheEnd)
-		closed := 0
-		h.others.all = map[string]*otherCluster{"x/far": {controller: "x", cache: &informers.ClusterCache{}, release: func() { closed++ }}, "xx/far": {controller: "xx", release: func() { t.Error("another's cluster was closed") }}}
+		closed, drained := 0, false
+		far := &otherCluster{process: &process{}, controller: "x", cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed++ }}
+		h.others.all = map[string]*otherCluster{"x/far": far, "xx/far": {controller: "xx", release: func() { t.Error("another's cluster was closed") }}}
 		var named atomic.Int32 // lines that name the controller as the lines of a Loop do
 		logger := funcr.New(func(_, line string) { named.Add(int32(strings.Count(line, `"controller"="x"`))) }, funcr.Options{})
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
@@ -405,8 +406,10 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		same(t, "closed clusters", 3, closed)
 		series(t, registry, "quartermaster_controller_restarts_total", 3)
 		series(t, registry, "quartermaster_controller_panics_total", 1)
+		far.loops.Go(func() { <-ctx.Done(); <-time.After(time.Second); drained = true })
 		cancel()
 		must(t, <-done)
+		same(t, "a loop in a cluster that was left open has drained", true, drained)
 		same(t, "lines of the log that name the controller, one of each restart", int32(3), named.Load())
 	})
 }

@@ -90,8 +90,7 @@ func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
 		function := func(name string, f func() float64) prometheus.Collector {
 			return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name}, f)
 		}
-		all.RawMustRegister(function("fine", func() float64 { return 3 }), function("bad", func() float64 { panic("no reason") }),
-			brokenCollector{function("worse", nil)})
+		all.RawMustRegister(function("fine", func() float64 { return 3 }), function("bad", func() float64 { panic("no reason") }), brokenCollector{function("worse", nil)})
 		serves("\nwidgets_total 1\n", "\nfine 3\n")
 		all.RawMustRegister(function("slow", func() float64 { <-t.Context().Done(); return 0 }))
 		serves()

@@ -244,8 +244,10 @@ func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // supervise runs one controller until ctx ends, and starts it again if its Run ends earlier. It returns the
-// error of the Run during which ctx ended.
+// error of the Run during which ctx ended, and only when the loops in clusters that the controller left open
+// have ended too.
 func (h *hostedController) supervise(ctx context.Context) error {
+	defer h.others.each(h.name, (*otherCluster).close)
 	logger := klog.FromContext(ctx).WithValues("controller", h.name) // as in the log of a Loop
 	return h.runs.keepRunning(klog.NewContext(ctx, logger), h.metrics, h.name, h.controller.Run, func(err error, stack []byte) {
 		h.others.release(h.name) // the next Run opens them again

@@ -127,10 +127,7 @@ type Cluster struct {
 	Go func(ctx context.Context, loop ClusterLoop) (stop func())
 	// Close ends the loops and waits for them, stops the followed informers, removes the cluster's metrics and
 	// closes its connections. A second call does nothing.
-	//
-	//   - A controller closes its clusters before its own Run returns. Otherwise the loops may still write when
-	//     the Lease is released.
-	//   - A loop that Go runs must call neither Close nor stop: both would wait for it.
+	// A loop that Go runs must call neither Close nor stop: both would wait for it.
 	Close func()
 }
 

@@ -362,10 +362,9 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 		same(t, "status before Run", Status{Name: "test", Phase: PhaseStopped, Workers: 2, InFlight: []InFlight{}}, f.loop.Status())
 		f.run()
 		pass(time.Minute)
-		status := f.loop.Status()
-		same(t, "in flight", []InFlight{{Key: "shop/slow", Since: f.begun}}, status.InFlight)
-		key, running := status.LongestRunning(time.Now())
-		same(t, "longest running", []any{"shop/slow", time.Minute}, []any{key, running})
+		same(t, "in flight", []InFlight{{Key: "shop/slow", Since: f.begun}}, f.loop.Status().InFlight)
+		key, running := Status{InFlight: []InFlight{{Key: "", Since: f.begun}, {Key: "a", Since: time.Now()}}}.LongestRunning(time.Now())
+		same(t, "longest running", []any{"", time.Minute}, []any{key, running})
 		const longest = "quartermaster_controller_longest_running_reconcile_seconds"
 		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller and loop; 0 if none is.\n" +
 			"# TYPE " + longest + " gauge\n" + longest + `{cluster="",controller="test",loop=""} 60` + "\n"

@@ -114,7 +114,7 @@ func (l *Loop[K]) recordFailure(key string, err error, panicked bool) {
 // if no key is in flight.
 func (s Status) LongestRunning(now time.Time) (key string, running time.Duration) {
 	for _, reconcile := range s.InFlight {
-		if d := now.Sub(reconcile.Since); key == "" || d > running {
+		if d := now.Sub(reconcile.Since); d >= running {
 			key, running = reconcile.Key, d
 		}
 	}

@@ -6,6 +6,7 @@ package informers
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,6 +38,9 @@ type badObjects struct {
 	panicked map[badCall]struct{}
 	misfits  map[cache.ObjectName]struct{} // a problem of all controllers
 }
+
+// ofEvents begins the names of functions that are called with events.
+const ofEvents = "event "
 
 // badCall is a function of a controller and an object, on which the last call of the function panicked.
 type badCall struct {
@@ -136,14 +140,17 @@ func (b *badObjects) countMisfits() int {
 	return len(b.misfits)
 }
 
-// problem returns an error that names an object on which a function of the controller hangs, or else one that
-// does not fit its Go type, or else one on which a function of the controller panics; nil if there is none.
+// problem returns an error that names an object on which a function of the controller hangs, or a function of
+// any controller for which all wait; or else an object that does not fit its Go type, or else one on which a
+// function of the controller panics; nil if there is none.
 func (b *badObjects) problem(controller string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, c := range b.running {
-		if age := time.Since(c.since); c.controller == controller && age >= stuckCall {
-			return fmt.Errorf("%s has not returned for %s of %s for %s", c.function, c.object, b.resource, age.Round(time.Second))
+		allWait := !strings.HasPrefix(c.function, ofEvents) // a handler has a queue of its own
+		if age := time.Since(c.since); age >= stuckCall && (allWait || c.controller == controller) {
+			return fmt.Errorf("%s of %s has not returned for %s of %s for %s",
+				c.function, c.controller, c.object, b.resource, age.Round(time.Second))
 		}
 	}
 	for object := range b.misfits {

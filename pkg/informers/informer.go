@@ -193,7 +193,7 @@ func (i *informer) containPanics(controller, kind string) (contain func(object m
 // listen adds a listener, and first queues an addition for each cached object. The returned function removes
 // the listener; a call that is in progress goes on.
 func (i *informer) listen(controller string, call func(event)) (remove func()) {
-	contain, end := i.containPanics(controller, "event handler")
+	contain, end := i.containPanics(controller, ofEvents+"handler")
 	l := &listener{call: func(e event) {
 		if i.stopped.Load() {
 			return

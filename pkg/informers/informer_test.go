@@ -467,18 +467,18 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 }
 
 func TestFunctionThatHangsIsAProblem(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p, goOn := newBadObjects("secrets", func(string) {}), make(chan struct{})
-		go p.contain("reload", "Digest", named("a", "1"), func() { <-goOn })
-		pass(stuckCall)
-		must(t, p.problem("other"))
-		if err := p.problem("reload"); err == nil || err.Error() != "Digest has not returned for shop/a of secrets for 1m0s" {
-			t.Errorf("the problem is %v", err)
-		}
-		close(goOn)
-		pass(0)
-		must(t, p.problem("reload"))
-	})
+	for function, ofOther := range map[string]string{"Digest": "Digest of reload has not returned for shop/a of secrets for 1m0s", "event mapping 1": "<nil>"} {
+		synctest.Test(t, func(t *testing.T) {
+			p, goOn := newBadObjects("secrets", func(string) {}), make(chan struct{})
+			go p.contain("reload", function, named("a", "1"), func() { <-goOn })
+			pass(stuckCall)
+			same(t, "problem", function+" of reload has not returned for shop/a of secrets for 1m0s", fmt.Sprint(p.problem("reload")))
+			same(t, "problem of another controller", ofOther, fmt.Sprint(p.problem("other")))
+			close(goOn)
+			pass(0)
+			must(t, p.problem("reload"))
+		})
+	}
 }
 
 func TestPanicOfADigestKeepsTheLast(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 )
@@ -56,7 +57,7 @@ func (i *informer) reduce(obj any) (any, error) {
 		}
 		o.extra = &extra{Object: m}
 	} else if kept, needed := i.metadata(m); needed || uid != "" || version != "" {
-		kept.UID, kept.ResourceVersion = m.GetUID(), version
+		kept.UID, kept.ResourceVersion = types.UID(uid), version
 		o.extra = &extra{Object: ptr.To(kept)} // on the heap for these only
 	}
 	return o, nil

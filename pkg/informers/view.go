@@ -170,7 +170,7 @@ func (v view[T]) Synced() <-chan struct{} { return v.lists.synced }
 
 // ContainPanics is for the watches of package controllers.
 func (v view[T]) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
-	return v.containPanics(v.need.controller, "event mapping")
+	return v.containPanics(v.need.controller, ofEvents+"mapping")
 }
 
 // KeepsOwnerReferences is for the watches of package controllers.
