@@ -69,9 +69,8 @@ func (brokenCollector) Collect(chan<- prometheus.Metric) { panic("no reason") }
 
 func TestMetricsThatCannotBeServedHideNoOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		host, registry := metrics.NewKubeRegistry(), metrics.NewKubeRegistry()
-		all := controllerMetrics{registry, host}
-		for name, in := range map[string]metrics.KubeRegistry{"rest_client_requests_total": registry, "widgets_total": registry, "host_total": host} { // the first is a library's
+		all := controllerMetrics{metrics.NewKubeRegistry(), metrics.NewKubeRegistry()}
+		for name, in := range map[string]metrics.KubeRegistry{"rest_client_requests_total": all, "widgets_total": all, "host_total": all.host} { // the first is a library's
 			counter := metrics.NewCounter(&metrics.CounterOpts{Name: name, Help: "A controller's own."})
 			in.MustRegister(counter)
 			counter.Inc()

@@ -366,8 +366,7 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 		key, running := Status{InFlight: []InFlight{{Key: "", Since: f.begun}, {Key: "a", Since: time.Now()}}}.LongestRunning(time.Now())
 		same(t, "longest running", []any{"", time.Minute}, []any{key, running})
 		const longest = "quartermaster_controller_longest_running_reconcile_seconds"
-		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller and loop; 0 if none is.\n" +
-			"# TYPE " + longest + " gauge\n" + longest + `{cluster="",controller="test",loop=""} 60` + "\n"
+		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller and loop; 0 if none is.\n# TYPE " + longest + " gauge\n" + longest + `{cluster="",controller="test",loop=""} 60` + "\n"
 		must(t, testutil.GatherAndCompare(f.registry, strings.NewReader(want), longest))
 	})
 }
