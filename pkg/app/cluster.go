@@ -101,7 +101,7 @@ func (o *openClusters) addStatus(controller string, s *controllers.Status) {
 }
 
 // problem returns an error that names the clusters in which loops of the controller have ended unexpectedly,
-// objects do not fit their Go types, or functions of the controller panic. That a cluster does not answer is
+// objects do not fit their Go types, or functions of the controller panic or hang. That a cluster does not answer is
 // no problem of the controller.
 func (o *openClusters) problem(controller string) error {
 	var errs []error
@@ -131,9 +131,9 @@ func (o *openClusters) clustersOf(controller string) (clusters []*otherCluster) 
 	return clusters
 }
 
-// release releases the clusters of clustersOf, without waiting for their loops.
-func (o *openClusters) release(controller string) {
-	o.each(controller, func(c *otherCluster) { c.release() })
+// release releases all clusters, without waiting for their loops.
+func (o *openClusters) release() {
+	o.each("", func(c *otherCluster) { c.release() })
 }
 
 // each calls do for the clusters of clustersOf at once, since each may take seconds.

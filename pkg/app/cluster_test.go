@@ -42,7 +42,7 @@ func elsewhereOf(t *testing.T, change func(*Options)) *process {
 	change(o)
 	p, err := builtProcess(t, o)
 	must(t, err)
-	t.Cleanup(func() { p.openClusters.release("") })
+	t.Cleanup(func() { p.openClusters.release() })
 	return p
 }
 

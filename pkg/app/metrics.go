@@ -30,10 +30,14 @@ const metricsTimeout = 5 * time.Second
 func metricsHandler(m controllerMetrics) http.Handler {
 	var scrapes singleflight.Group // a function that hangs holds up one goroutine, however often it is asked
 	inTime := prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
-		answer := scrapes.DoChan("", func() (any, error) { return m.KubeRegistry.Gather() })
+		answer := scrapes.DoChan("", func() (families any, err error) {
+			err = collected(func() (err error) { families, err = m.KubeRegistry.Gather(); return err })
+			return families, err
+		})
 		select {
 		case a := <-answer:
-			return a.Val.([]*dto.MetricFamily), a.Err
+			families, _ := a.Val.([]*dto.MetricFamily) // nil after a panic
+			return families, a.Err
 		case <-time.After(metricsTimeout):
 			return nil, fmt.Errorf("a metric of a controller did not answer within %s", metricsTimeout)
 		}
@@ -63,8 +67,8 @@ func (m controllerMetrics) Gather() ([]*dto.MetricFamily, error) {
 	return prometheus.Gatherers{m.host, m.KubeRegistry}.Gather()
 }
 
-// contained is a collector of a controller. If it panics, the scrape goes on without its metric: a panic in
-// a goroutine of the library would end the process.
+// contained is a collector of a controller. If it panics, or one of its metrics does, the scrape goes on
+// without the metric.
 type contained struct{ prometheus.Collector }
 
 // Collect implements prometheus.Collector.
@@ -77,6 +81,9 @@ func (c contained) Collect(ch chan<- prometheus.Metric) {
 		}
 	}()
 	for m := range each {
+		if err := collected(func() error { _ = m.Desc().String(); return nil }); err != nil { // it may be nil
+			m = prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
+		}
 		ch <- containedMetric{m}
 	}
 }

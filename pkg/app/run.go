@@ -53,7 +53,7 @@ func Run(ctx context.Context, o *Options) error {
 		p.cache.Start(processCtx)
 	}
 	defer p.cache.Shutdown()
-	defer p.openClusters.release("")
+	defer p.openClusters.release()
 	return p.lead(ctx, processCtx)
 }
 

@@ -250,7 +250,7 @@ func (h *hostedController) supervise(ctx context.Context) error {
 	defer h.others.each(h.name, (*otherCluster).close)
 	logger := klog.FromContext(ctx).WithValues("controller", h.name) // as in the log of a Loop
 	return h.runs.keepRunning(klog.NewContext(ctx, logger), h.metrics, h.name, h.controller.Run, func(err error, stack []byte) {
-		h.others.release(h.name) // the next Run opens them again
 		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
+		h.others.each(h.name, (*otherCluster).close) // the next Run opens them again
 	})
 }

@@ -49,8 +49,7 @@ type Host struct {
 	//   - config.QPS limits all clients together; 0 means no limit. config.Timeout is for the clients of
 	//     Cluster.RESTConfig.
 	//
-	// The host closes a cluster that is left open when Run ends. Until its loops have ended, NewLoop refuses
-	// loops of their names.
+	// The host closes a cluster that is left open when Run has returned, and waits for its loops.
 	Cluster func(name string, config *rest.Config) (*Cluster, error)
 	// Events records Events with a source component of the controller's own, BUILD-NAME: quartermaster-NAME
 	// without app.Named.

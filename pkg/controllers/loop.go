@@ -114,7 +114,7 @@ func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 	return func() {
 		m.remove()
 		go func() {
-			m.stop() // until then Run waits for the mapping, and Status shows it
+			m.stop() // until then Run waits for the mapping
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.added = slices.DeleteFunc(l.added, func(other *mapper[K]) bool { return other == m })

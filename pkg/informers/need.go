@@ -172,8 +172,6 @@ func (n *Need) decodedAs(scheme *runtime.Scheme) Form {
 		return n.Form
 	case n.Form == Metadata || !n.Digest.exists():
 		return Metadata
-	case n.Digest.argument == reflect.TypeFor[*unstructured.Unstructured]():
-		return Unstructured
 	case scheme.IsVersionRegistered(n.Resource.GroupVersion()):
 		return Typed
 	}
