@@ -101,8 +101,8 @@ func (o *openClusters) addStatus(controller string, s *controllers.Status) {
 }
 
 // problem returns an error that names the clusters in which loops of the controller have ended unexpectedly,
-// objects do not fit their Go types, or functions of the controller panic or hang. That a cluster does not answer is
-// no problem of the controller.
+// objects do not fit their Go types, or functions of the controller panic or hang. That a cluster does not
+// answer is no problem of the controller.
 func (o *openClusters) problem(controller string) error {
 	var errs []error
 	for _, l := range o.loopsOf(controller) {
