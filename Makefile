@@ -106,13 +106,14 @@ test-integration: controlplane ## Run the tests on a real control plane (5 min).
 	@$(MAKE) -j2 test-federation test-others
 
 # These take half of the time of the tests of federation, which use one host after the other.
-HALF := ^(TestDNSRecordsReachExternalDNS|TestReplacedMember|TestRestoredHost|TestWrittenOffRemovalIsMadeLater)$$
+FEDERATION_1 := ^(TestDNSRecordsReachExternalDNS|TestReplacedMember|TestRestoredHost|TestWrittenOffRemovalIsMadeLater)$$
 .PHONY: test-federation test-others
 test-federation: controlplane ## Run a half of the tests of federation (4 min).
-	$(INTEGRATION) -run '$(HALF)' ./test/federation
+	$(INTEGRATION) -run '$(FEDERATION_1)' ./test/federation
 test-others: controlplane ## Run the other tests on a real control plane (5 min).
-	$(INTEGRATION) -skip '^TestLong|$(HALF)' -p 4 ./test/federation ./test/reload ./test/manager ./test/deploy \
-	    $$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/)
+	@# An assignment, so that a package that go list cannot load is a failure.
+	others=$$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/) && \
+	$(INTEGRATION) -skip '^TestLong|$(FEDERATION_1)' -p 4 ./test/federation ./test/reload ./test/manager ./test/deploy $$others
 
 .PHONY: test-chart
 test-chart: controlplane ## Render the Helm chart, and install it on a real control plane.
@@ -144,7 +145,8 @@ test-long: test-race test-chart test-election ## Run race, chart, election and l
 .PHONY: fuzz
 fuzz: ## Fuzz each Fuzz function for FUZZTIME.
 	@for package in $$(git grep -l '^func Fuzz' -- '*_test.go' | xargs -n1 dirname | sort -u); do \
-	    for function in $$(go test -vet=off -list '^Fuzz' ./$$package | grep '^Fuzz'); do \
+	    listed=$$(go test -vet=off -list '^Fuzz' ./$$package) || exit 1; \
+	    for function in $$(echo "$$listed" | grep '^Fuzz'); do \
 	        go test -vet=off -run '^$$' -fuzz "^$$function$$" -fuzztime $(or $(FUZZTIME),1m) ./$$package; done; done
 
 .PHONY: lint

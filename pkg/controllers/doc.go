@@ -1,7 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controllers is what a controller is made with, and what the manager runs it by.
+// Package controllers has what an author needs to write a controller, and the interface by which the manager
+// runs it.
 //
 // An [Entry] describes a controller to the manager: its flags, what it needs in the cache, what it may do,
 // and New, which builds the [Controller]. New gets the [Host]: the cache, clients with fenced writes,

@@ -168,7 +168,7 @@ func (s *Sandbox) start(c Command) (*Process, error) {
 		return nil, err // otherwise the launcher would report it only in the log
 	}
 	pids := filepath.Join(s.Dir, "pids")
-	//nolint:noctx // the sandbox ends its processes itself, by group
+	// Without a context: the sandbox ends its processes itself, by group
 	cmd := exec.Command("/bin/sh", append([]string{"-c", launcher, pids, c.Path}, c.Args...)...)
 	// A file, not a pipe: the process continues even if nobody reads.
 	cmd.Stdout, cmd.Stderr = out, out

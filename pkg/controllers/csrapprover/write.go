@@ -22,9 +22,9 @@ import (
 const (
 	conditionReasonApproved = "QuartermasterApproved"
 	conditionReasonDenied   = "QuartermasterDenied"
-	eventApproved           = "ServingCertificateApproved"
-	eventNotApproved        = "ServingCertificateNotApproved"
-	eventForbidden          = "ServingCertificateForbidden"
+	reasonApproved          = "ServingCertificateApproved"
+	reasonNotApproved       = "ServingCertificateNotApproved"
+	reasonForbidden         = "ServingCertificateForbidden"
 )
 
 // A refused request is seldom allowed soon.
@@ -40,12 +40,12 @@ const maxMessage = 1024
 func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.CertificateSigningRequest,
 	condition certificatesv1.RequestConditionType, message string,
 ) error {
-	reason, result, eventType, event := conditionReasonApproved, resultApproved, corev1.EventTypeNormal, eventApproved
+	conditionReason, result, eventType, reason := conditionReasonApproved, resultApproved, corev1.EventTypeNormal, reasonApproved
 	if condition == certificatesv1.CertificateDenied {
-		reason, result, eventType, event = conditionReasonDenied, resultDenied, corev1.EventTypeWarning, eventNotApproved
+		conditionReason, result, eventType, reason = conditionReasonDenied, resultDenied, corev1.EventTypeWarning, reasonNotApproved
 	}
 	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-		Type: condition, Status: corev1.ConditionTrue, Reason: reason, Message: message,
+		Type: condition, Status: corev1.ConditionTrue, Reason: conditionReason, Message: message,
 	})
 	_, err := c.client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, k.name, csr, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
@@ -62,7 +62,7 @@ func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 		logger.Info("Approved a request")
 		c.metrics.lag.Observe(time.Since(csr.CreationTimestamp.Time).Seconds())
 	}
-	c.tell(k, eventType, event, fmt.Sprintf("request %s is %s: %s", k, strings.ToLower(string(condition)), message))
+	c.tell(k, eventType, reason, fmt.Sprintf("request %s is %s: %s", k, strings.ToLower(string(condition)), message))
 	return nil
 }
 
@@ -77,7 +77,7 @@ func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem)
 		} else {
 			logger.V(4).Info("Request not approved", "problems", describe(problems))
 			if problems[0].Check != policy.CheckNodeExists {
-				c.tell(k, corev1.EventTypeWarning, eventNotApproved, fmt.Sprintf("request %s is not approved: %s", k, describe(problems)))
+				c.tell(k, corev1.EventTypeWarning, reasonNotApproved, fmt.Sprintf("request %s is not approved: %s", k, describe(problems)))
 			}
 		}
 	}
@@ -92,11 +92,11 @@ func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem)
 // refused returns when to try again after the API server refused a request of ours, and tells it.
 func (c *controller) refused(ctx context.Context, k key, err error) time.Duration {
 	pod := c.cfg.Pod
-	if c.notices.Due(eventForbidden, time.Now()) {
+	if c.notices.Due(reasonForbidden, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The API server refuses a request that an approval needs")
 		if pod.Name != "" {
 			c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
-				corev1.EventTypeWarning, eventForbidden, short(err.Error()))
+				corev1.EventTypeWarning, reasonForbidden, short(err.Error()))
 		}
 	}
 	return min(minForbidden<<min(c.memory.refused(k.name), 10), maxForbidden)

@@ -58,99 +58,99 @@ type followedType struct {
 }
 
 // get returns a record, nil if there is none, and the object in it.
-func (k *followedType) get(name cache.ObjectName) (*dueRecord, metav1.Object) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if r := k.records[name]; r != nil {
+func (t *followedType) get(name cache.ObjectName) (*dueRecord, metav1.Object) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.records[name]; r != nil {
 		return r, r.obj
 	}
 	return nil, nil
 }
 
 // put sets the record of an object; nil is no record.
-func (k *followedType) put(name cache.ObjectName, r *dueRecord) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (t *followedType) put(name cache.ObjectName, r *dueRecord) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	switch {
-	case k.records == nil: // it has been stopped
+	case t.records == nil: // it has been stopped
 	case r == nil:
-		delete(k.records, name)
+		delete(t.records, name)
 	default:
-		k.records[name] = r
+		t.records[name] = r
 	}
 }
 
 // refresh notes a state of an object in its record, if there is one.
-func (k *followedType) refresh(name cache.ObjectName, obj metav1.Object) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if r := k.records[name]; r != nil {
+func (t *followedType) refresh(name cache.ObjectName, obj metav1.Object) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r := t.records[name]; r != nil {
 		r.obj = withDate(obj)
 	}
 }
 
 // find records an object at now if it has no record, and reports whether it did. It looks at the cache under
 // the lock: otherwise the event that the object is gone could come before the record.
-func (k *followedType) find(name cache.ObjectName, now time.Time) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	obj, exists := k.following.Get(name)
-	if !exists || k.records == nil || k.records[name] != nil {
+func (t *followedType) find(name cache.ObjectName, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	obj, exists := t.following.Get(name)
+	if !exists || t.records == nil || t.records[name] != nil {
 		return false
 	}
-	k.records[name] = newDueRecord(obj, now)
+	t.records[name] = newDueRecord(obj, now)
 	return true
 }
 
 // forget removes a record, unless another one has replaced it.
-func (k *followedType) forget(name cache.ObjectName, r *dueRecord) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.records[name] == r {
-		delete(k.records, name)
+func (t *followedType) forget(name cache.ObjectName, r *dueRecord) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.records[name] == r {
+		delete(t.records, name)
 	}
 }
 
 // count adds n to the number of objects such as obj.
-func (k *followedType) count(obj metav1.Object, n int) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.tracked += n
+func (t *followedType) count(obj metav1.Object, n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.tracked += n
 	if v := verdictOf(obj); v.Rule != 0 && v.Problem == 0 {
-		k.expiring[v.Rule] += n
+		t.expiring[v.Rule] += n
 	}
 }
 
-func (k *followedType) decided(r *dueRecord, deadline time.Time) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+func (t *followedType) decided(r *dueRecord, deadline time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	r.deadline = deadline
 }
 
 // beginPause leaves the type alone for a while, and reports whether this begins now.
-func (k *followedType) beginPause(now time.Time) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	begins := !k.pausedUntil.After(now)
+func (t *followedType) beginPause(now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	begins := !t.pausedUntil.After(now)
 	if begins {
-		k.pausedUntil = now.Add(typePause)
+		t.pausedUntil = now.Add(typePause)
 	}
 	return begins
 }
 
 // pauseLeft returns how long the type is left alone.
-func (k *followedType) pauseLeft(now time.Time) time.Duration {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return max(k.pausedUntil.Sub(now), 0)
+func (t *followedType) pauseLeft(now time.Time) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return max(t.pausedUntil.Sub(now), 0)
 }
 
 // stop ends the watch and forgets the objects.
-func (k *followedType) stop() {
-	k.following.Stop() // not under the lock, for which a handler may be waiting
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.records = nil
+func (t *followedType) stop() {
+	t.following.Stop() // not under the lock, for which a handler may be waiting
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.records = nil
 }
 
 // same reports whether two states of an object give the same deadline, if neither is being deleted. keys
@@ -181,17 +181,17 @@ type TypeStatus struct {
 	Problem      string     `json:"problem,omitempty"`
 }
 
-func (k *followedType) status(now time.Time) TypeStatus {
-	following := k.following.Status()
-	s := TypeStatus{Resource: k.GroupResource().String(), Version: k.Version, Synced: following.Synced, Problem: following.Problem}
-	if s.Problem == "" && k.pauseLeft(now) > 0 {
+func (t *followedType) status(now time.Time) TypeStatus {
+	following := t.following.Status()
+	s := TypeStatus{Resource: t.GroupResource().String(), Version: t.Version, Synced: following.Synced, Problem: following.Problem}
+	if s.Problem == "" && t.pauseLeft(now) > 0 {
 		s.Problem = "paused for a minute: the API server's clock differs, or a request took 5 s or more; see the log"
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	s.Tracked = k.tracked
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.Tracked = t.tracked
 	next := policy.Never
-	for _, r := range k.records {
+	for _, r := range t.records {
 		if !r.deadline.After(now) {
 			s.Overdue++
 		} else if r.deadline.Before(next) {
@@ -206,8 +206,8 @@ func (k *followedType) status(now time.Time) TypeStatus {
 func (c *controller) status() (list []TypeStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, k := range c.types {
-		list = append(list, k.status(time.Now()))
+	for _, t := range c.types {
+		list = append(list, t.status(time.Now()))
 	}
 	slices.SortFunc(list, func(a, b TypeStatus) int { return strings.Compare(a.Resource, b.Resource) })
 	return list

@@ -25,30 +25,30 @@ const horizon = time.Hour
 func withinHorizon(d *policy.Decision, now time.Time) bool { return d.Due(now.Add(horizon)) }
 
 // changed notes a change of an object of a type. old is nil for a new object, obj for one that is gone.
-func (c *controller) changed(ctx context.Context, k *followedType, old, obj metav1.Object) {
+func (c *controller) changed(ctx context.Context, t *followedType, old, obj metav1.Object) {
 	if old != nil {
-		k.count(old, -1)
+		t.count(old, -1)
 	}
 	if obj == nil {
-		k.put(cache.MetaObjectToName(old), nil)
+		t.put(cache.MetaObjectToName(old), nil)
 		return
 	}
-	k.count(obj, 1)
+	t.count(obj, 1)
 	name, now := cache.MetaObjectToName(obj), time.Now()
 	if old != nil && same(old, obj, c.options.Keys()) {
-		k.refresh(name, obj)
+		t.refresh(name, obj)
 		return
 	}
 	r := newDueRecord(obj, now)
 	if r.verdict.Problem != 0 {
-		c.faultOf(ctx, key{k, name}, r.verdict)
+		c.faultOf(ctx, key{t, name}, r.verdict)
 	}
-	if d := c.decide(key{k, name}, r.obj, r.verdict, now); !withinHorizon(&d, now) {
-		k.put(name, nil)
+	if d := c.decide(key{t, name}, r.obj, r.verdict, now); !withinHorizon(&d, now) {
+		t.put(name, nil)
 		return
 	}
-	k.put(name, r)
-	c.loop.Enqueue(key{k, name})
+	t.put(name, r)
+	c.loop.Enqueue(key{t, name})
 }
 
 // lookAhead records and enqueues the objects that have come within the horizon.
@@ -56,11 +56,11 @@ func (c *controller) lookAhead() {
 	c.mu.Lock()
 	followed := slices.Collect(maps.Values(c.types))
 	c.mu.Unlock()
-	for _, k := range followed {
-		for _, obj := range k.following.List(metav1.NamespaceAll, nil) {
+	for _, t := range followed {
+		for _, obj := range t.following.List(metav1.NamespaceAll, nil) {
 			name, now := cache.MetaObjectToName(obj), time.Now()
-			if d := c.decide(key{k, name}, withDate(obj), verdictOf(obj), now); withinHorizon(&d, now) && k.find(name, now) {
-				c.loop.Enqueue(key{k, name})
+			if d := c.decide(key{t, name}, withDate(obj), verdictOf(obj), now); withinHorizon(&d, now) && t.find(name, now) {
+				c.loop.Enqueue(key{t, name})
 			}
 		}
 	}

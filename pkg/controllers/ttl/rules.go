@@ -129,22 +129,22 @@ func (c *controller) ruleStatus() []RuleStatus {
 		list = append(list, s)
 	}
 	now := time.Now()
-	for _, k := range c.types {
-		if k.rules != nil {
-			k.addTo(list, now)
+	for _, t := range c.types {
+		if t.rules != nil {
+			t.addTo(list, now)
 		}
 	}
 	return list
 }
 
 // addTo adds the objects of the type to the rules by which they expire.
-func (k *followedType) addTo(list []RuleStatus, now time.Time) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for rule, n := range k.expiring {
+func (t *followedType) addTo(list []RuleStatus, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for rule, n := range t.expiring {
 		list[rule-1].Objects += n
 	}
-	for _, r := range k.records {
+	for _, r := range t.records {
 		if v := r.verdict; v.Rule != 0 && v.Problem == 0 && !r.deadline.After(now) {
 			list[v.Rule-1].Overdue++
 		}

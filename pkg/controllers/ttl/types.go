@@ -166,35 +166,35 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, down []string
 	for _, t := range f.wanted(types) {
 		wanted[t.GroupResource()] = f.rules.InVersion(t)
 	}
-	for name, k := range f.types { // nobody else writes it
-		if t, there := wanted[name]; there && t == k.Type || slices.Contains(down, name.Group) {
+	for name, followed := range f.types { // nobody else writes it
+		if t, there := wanted[name]; there && t == followed.Type || slices.Contains(down, name.Group) {
 			delete(wanted, name)
 			continue
 		}
 		klog.FromContext(ctx).V(2).Info("Stopped watching a type", "resource", name)
-		k.stop()
+		followed.stop()
 		f.mu.Lock()
 		delete(f.types, name)
 		f.mu.Unlock()
 	}
 	for name, t := range wanted {
-		k, err := f.begin(ctx, t)
+		followed, err := f.begin(ctx, t)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot watch a type", "resource", name)
 			continue
 		}
 		klog.FromContext(ctx).V(2).Info("Watching a type", "resource", name, "version", t.Version)
 		f.mu.Lock()
-		f.types[name] = k
+		f.types[name] = followed
 		f.mu.Unlock()
 	}
 }
 
 // begin follows a type.
-func (f *follower) begin(ctx context.Context, t policy.Type) (_ *followedType, err error) {
-	k := &followedType{Type: t, rules: f.rulesFor(t), records: map[cache.ObjectName]*dueRecord{}, expiring: map[uint8]int{}}
-	k.following, err = f.follow(need(f.options, t, k.rules), func(old, current metav1.Object, _ bool) {
-		f.changed(ctx, k, old, current)
+func (f *follower) begin(ctx context.Context, of policy.Type) (_ *followedType, err error) {
+	t := &followedType{Type: of, rules: f.rulesFor(of), records: map[cache.ObjectName]*dueRecord{}, expiring: map[uint8]int{}}
+	t.following, err = f.follow(need(f.options, of, t.rules), func(old, current metav1.Object, _ bool) {
+		f.changed(ctx, t, old, current)
 	})
-	return k, err
+	return t, err
 }

@@ -43,7 +43,7 @@ func Run(prepare func() error, main func() int) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	//nolint:noctx // it ends with this program
+	// Without a context: it ends with this program
 	cmd := exec.Command(self, os.Args[1:]...)
 	cmd.Env = append(os.Environ(), inside+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
