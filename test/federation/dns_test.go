@@ -92,7 +92,7 @@ func (n *named) serve(member, ready string) {
 // the Service begin with and D for the domain.
 func (n *named) endpoint(name string, want ...string) {
 	n.Helper()
-	short := strings.NewReplacer("test-service.test-namespace.test-domain.svc", "P", "your.domain.name", "D")
+	short := strings.NewReplacer("test-service."+n.shop+".test-domain.svc", "P", n.shop, "test-namespace", "your.domain.name", "D")
 	n.has(n.c1, dnsEndpoints, n.shop, name, func(u *unstructured.Unstructured) bool {
 		var got []string
 		all, _, _ := unstructured.NestedSlice(u.Object, "spec", "endpoints")
@@ -116,7 +116,7 @@ func (n *named) reach(url, condition string) {
 // own.
 func TestDNSRecordsReachExternalDNS(t *testing.T) {
 	n := &named{newJoining(t, 6*fleet.Patience)}
-	n.shop = "test-namespace"
+	n.shop = shared.NewNamespace(n.ctx, t, nil) // test-namespace in the example
 	shared.InstallWith(n.ctx, t, "federation", "federation-dns")
 	n.node("c1", "us-west1-b us-west1")
 	n.node("c2", "us-west1-b us-west1")
@@ -124,9 +124,6 @@ func TestDNSRecordsReachExternalDNS(t *testing.T) {
 	n.run(shared.Binary, "join", "c2", "--dns")
 	n.configure(`{"clusterHealthCheck":{"period":"2s"}}`)
 	shared.RunLeader(n.ctx, t, "--controllers=federation", "--federation-unsafe-endpoints", "--federation-dns")
-	if _, err := shared.Admin.CoreV1().Namespaces().Create(n.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: n.shop}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
 	n.open(n.shop)
 	n.create("kind: FederatedService, metadata: {name: test-service}, spec: {template: {spec: {type: LoadBalancer, selector: {app: d}, ports: [{port: 80}]}}, " + both + "}")
 	n.create("kind: FederatedIngress, metadata: {name: test-ingress}, spec: {template: {spec: {defaultBackend: {service: {name: test-service, port: {number: 80}}}}}, " + both + "}")
@@ -150,7 +147,7 @@ func TestDNSRecordsReachExternalDNS(t *testing.T) {
 	const example = `{"dnsName":"test-service.test-namespace.test-domain.svc%s.your.domain.name","recordTTL":300,"recordType":"A","targets":["192.0.2.1","192.0.2.2"]}`
 	n.has(n.c1, dnsEndpoints, n.shop, "service-test-service", func(u *unstructured.Unstructured) bool {
 		got, err := json.Marshal(u.Object["spec"])
-		return err == nil && string(got) == fmt.Sprintf(`{"endpoints":[`+example+`,`+example+`,`+example+`]}`, ".us-west1-b.us-west1", ".us-west1", "") &&
+		return err == nil && strings.ReplaceAll(string(got), n.shop, "test-namespace") == fmt.Sprintf(`{"endpoints":[`+example+`,`+example+`,`+example+`]}`, ".us-west1-b.us-west1", ".us-west1", "") &&
 			u.GetKind() == "DNSEndpoint" && len(u.GetLabels()) == 0 && len(u.GetAnnotations()) == 0 && u.Object["status"] == nil
 	})
 	const zone, region, all = "P.us-west1-b.us-west1.D", "P.us-west1.D", "P.D"
@@ -219,7 +216,7 @@ func TestDNSRecordsReachExternalDNS(t *testing.T) {
 	})
 	t.Run("a record that is wrong writes nothing", func(t *testing.T) {
 		n := n.under(t)
-		wrong := n.create("kind: ServiceDNSRecord, metadata: {name: wrong}, spec: {domainRef: test-domain, dnsPrefix: test-service.test-namespace.test-domain.svc}")
+		wrong := n.create("kind: ServiceDNSRecord, metadata: {name: wrong}, spec: {domainRef: test-domain, dnsPrefix: test-service." + n.shop + ".test-domain.svc}")
 		fleet.Eventually(fleet.Within(n.ctx, t, fleet.Patience), t, func() error {
 			list, err := shared.Admin.CoreV1().Events(n.shop).List(n.ctx, metav1.ListOptions{FieldSelector: "reason=InvalidDNSRecord,involvedObject.name=wrong"})
 			if err == nil && len(list.Items) == 0 {
@@ -237,16 +234,12 @@ func TestDNSRecordsReachExternalDNS(t *testing.T) {
 	if _, refused := n.used(); len(refused) > 0 {
 		t.Errorf("refused were %q", refused)
 	}
-	if err := shared.Admin.CoreV1().Namespaces().Delete(n.ctx, n.shop, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	// Pods have no kubelet that would confirm their end.
+	// The Namespaces end after the Pods, which have no kubelet that would confirm their end.
 	for _, in := range []kubernetes.Interface{shared.Admin, n.admin2} {
-		if err := in.CoreV1().Pods(n.shop).Delete(n.ctx, "p", *metav1.NewDeleteOptions(0)); err != nil && !apierrors.IsNotFound(err) {
+		if err := in.CoreV1().Pods(n.shop).Delete(n.ctx, "p", *metav1.NewDeleteOptions(0)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	n.has(n.c1, namespaces, "", n.shop, nil)
 }
 
 // under returns the members for a subtest.

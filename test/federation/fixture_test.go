@@ -100,12 +100,20 @@ func (p *scenario) wrote(tails map[string][]*cluster.AuditTail, member string, w
 // many federates 50 ConfigMaps in the clusters with the label of the scenario, which c2 has.
 func (p *scenario) many() (last *unstructured.Unstructured) {
 	p.Helper()
-	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, p.shop))
+	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""},"annotations":{%q:null}}}`, p.shop, policy.AllowRemovalsAnnotation))
 	for i := range 50 {
 		last = p.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: many-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {%s: ''}}}}", i, p.shop))
 	}
 	p.status(last, "c2=")
 	return last
+}
+
+// allowRemovals allows what many has made to be removed and, since this counts for a minute, what placement
+// removes in the scenarios that follow.
+func (m *members) allowRemovals() {
+	m.Helper()
+	until := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, policy.AllowRemovalsAnnotation, until))
 }
 
 // federate defines a type, its federated type, and a FederatedTypeConfig.

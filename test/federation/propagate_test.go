@@ -71,6 +71,7 @@ func TestObjectsArePropagated(t *testing.T) {
 	// c2 has no batch/v1 and lets the manager have no Secrets.
 	m := newMembers(t, 4*fleet.Patience, cluster.Options{WithoutControllerManager: true, APIServerArgs: []string{"--runtime-config=batch/v1=false"}},
 		"namespaces", "configmaps", "services", "serviceaccounts", "deployments", "replicasets", "ingresses", "clusterroles", "jobs")
+	m.configure(quick)
 	shared.RunLeader(m.ctx, t, "--controllers=*,federation", "--federation-unsafe-endpoints")
 	m.join("c3", "https://127.0.0.1:1", nil, " ") // its Secret has no token
 	m.ready("c1", "Ready=True")

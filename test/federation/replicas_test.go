@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -23,7 +22,7 @@ import (
 func (m *members) runPods(in kubernetes.Interface, pods, ready int) {
 	m.Helper()
 	fleet.Eventually(fleet.Within(m.ctx, m.T, fleet.Patience), m.T, func() error {
-		list, err := in.CoreV1().Pods("shop").List(m.ctx, metav1.ListOptions{LabelSelector: "app=d"})
+		list, err := in.CoreV1().Pods(m.shop).List(m.ctx, metav1.ListOptions{LabelSelector: "app=d"})
 		if err != nil {
 			return err
 		}
@@ -37,7 +36,7 @@ func (m *members) runPods(in kubernetes.Interface, pods, ready int) {
 				status.Phase, status.Conditions = corev1.PodPending, []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
 					Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.NewTime(time.Now().Add(-5 * time.Minute))}}
 			}
-			if _, err := in.CoreV1().Pods("shop").UpdateStatus(m.ctx, &list.Items[i], metav1.UpdateOptions{}); err != nil {
+			if _, err := in.CoreV1().Pods(m.shop).UpdateStatus(m.ctx, &list.Items[i], metav1.UpdateOptions{}); err != nil {
 				return err
 			}
 		}
@@ -51,33 +50,20 @@ func TestReplicas(t *testing.T) {
 	shared.RunLeader(m.ctx, t, "--controllers=*,federation", "--federation-unsafe-endpoints")
 	m.ready("c1", "Ready=True")
 	m.ready("c2", "Ready=True")
-	if _, err := shared.Admin.CoreV1().Namespaces().Create(m.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	m.create("kind: FederatedNamespace, metadata: {name: shop}, spec: {" + both + "}")
+	m.shop = shared.NewNamespace(m.ctx, t, nil)
+	m.open(m.shop)
 	placed, _, _ := strings.Cut(deployment, ", "+both)
 	d := m.create(placed + ", placement: {}}")
 	preference := m.create("kind: ReplicaSchedulingPreference, metadata: {name: d}, spec: {targetKind: FederatedDeployment, totalReplicas: 4}")
-	m.has(m.c1, deployments, "shop", "d", field(2, "spec", "replicas"))
-	m.has(m.c2, deployments, "shop", "d", field(2, "spec", "replicas"))
+	m.has(m.c1, deployments, m.shop, "d", field(2, "spec", "replicas"))
+	m.has(m.c2, deployments, m.shop, "d", field(2, "spec", "replicas"))
 	m.status(d, "c1= c2=")
 
 	m.runPods(shared.Admin, 2, 2)
 	m.runPods(m.admin2, 2, 1)
-	m.has(m.c1, deployments, "shop", "d", field(2, "status", "readyReplicas"))
-	m.has(m.c2, deployments, "shop", "d", field(1, "status", "readyReplicas"))
+	m.has(m.c1, deployments, m.shop, "d", field(2, "status", "readyReplicas"))
+	m.has(m.c2, deployments, m.shop, "d", field(1, "status", "readyReplicas"))
 	m.patch(preference, `{"spec":{"totalReplicas":5}}`) // or what runs is read after two minutes
-	m.has(m.c1, deployments, "shop", "d", field(4, "spec", "replicas"))
-	m.has(m.c2, deployments, "shop", "d", field(1, "spec", "replicas"))
-
-	if err := shared.Admin.CoreV1().Namespaces().Delete(m.ctx, "shop", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	// Pods have no kubelet that would confirm their end.
-	for _, in := range []kubernetes.Interface{shared.Admin, m.admin2} {
-		if err := in.CoreV1().Pods("shop").DeleteCollection(m.ctx, *metav1.NewDeleteOptions(0), metav1.ListOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			t.Fatal(err)
-		}
-	}
-	m.has(m.c1, namespaces, "", "shop", nil)
+	m.has(m.c1, deployments, m.shop, "d", field(4, "spec", "replicas"))
+	m.has(m.c2, deployments, m.shop, "d", field(1, "spec", "replicas"))
 }

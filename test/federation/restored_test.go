@@ -7,14 +7,12 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
-	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -78,7 +76,7 @@ func TestRestoredHost(t *testing.T) {
 					t.Error(w)
 				}
 			}
-			m.patch(c2, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, policy.AllowRemovalsAnnotation, time.Now().Add(time.Hour).UTC().Format(time.RFC3339)))
+			m.allowRemovals()
 			m.has(m.c2, configMaps, m.shop, named.GetName(), nil)
 			m.has(m.c2, configMaps, m.shop, labelled.GetName(), nil)
 			if _, err := client(after).Get(m.ctx, after.GetName(), metav1.GetOptions{}); !apierrors.IsNotFound(err) {

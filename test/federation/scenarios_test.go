@@ -223,10 +223,9 @@ var scenarios = map[string]func(*scenario){
 		p.patch(c2, fmt.Sprintf(`{"metadata":{"labels":{%q:null}}}`, p.shop))
 		p.status(last, "c2=RemovalHeld")
 		p.has(p.c2, configMaps, p.shop, last.GetName(), managed)
-		p.patch(c2, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, policy.AllowRemovalsAnnotation, time.Now().Add(time.Hour).UTC().Format(time.RFC3339)))
+		p.allowRemovals()
 		p.has(p.c2, configMaps, p.shop, last.GetName(), nil)
 		p.status(last, "")
-		p.patch(c2, fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, policy.AllowRemovalsAnnotation))
 	},
 	"removals wait when the federation namespace is deleted and clusters join again without labels": func(p *scenario) {
 		last := p.many()
@@ -234,6 +233,7 @@ var scenarios = map[string]func(*scenario){
 		p.status(last, "c2=RemovalHeld")
 		p.has(p.c2, configMaps, p.shop, last.GetName(), managed)
 		p.content(p.c1, "b")
+		p.allowRemovals()
 	},
 	"the status of objects in members is copied where gate and type ask for it": func(p *scenario) {
 		p.configure(`{"featureGates":[{"name":"RawResourceStatusCollection","configuration":"Enabled"}]}`)
