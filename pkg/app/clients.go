@@ -150,7 +150,8 @@ func withoutLongWaits(next http.RoundTripper) http.RoundTripper {
 func asStatus(resp *http.Response, seconds int) (*http.Response, error) {
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10)) // for people only
 	_ = resp.Body.Close()                                   // nobody reads the rest
-	refusal := apierrors.NewGenericServerResponse(resp.StatusCode, "", schema.GroupResource{}, "", string(text), seconds, true).ErrStatus
+	none := schema.GroupResource{}
+	refusal := apierrors.NewGenericServerResponse(resp.StatusCode, "", none, "", string(text), seconds, true).ErrStatus
 	refusal.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 	body, err := json.Marshal(refusal)
 	if err != nil {

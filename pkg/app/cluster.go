@@ -250,7 +250,8 @@ func (p *process) runLoop(ctx context.Context, controller, cluster string, loop 
 	defer func() {
 		if stack, err := panics.Recover(func() error { loop.Close(); return nil }); stack != nil {
 			p.loopMetrics.Panicked(controller)
-			klog.Background().Error(err, "Close of a loop panicked", "controller", controller, "cluster", cluster, "stack", string(stack))
+			klog.Background().Error(err, "Close of a loop panicked",
+				"controller", controller, "cluster", cluster, "stack", string(stack))
 		}
 	}()
 	l := &runningLoop{ClusterLoop: loop, controller: controller, cluster: cluster}
@@ -278,7 +279,8 @@ func checkOtherCluster(config, own *rest.Config) error {
 		return errors.New("the configuration names a file: pass the contents")
 	case config.WrapTransport != nil: // it may add the token of this process, and hides what it adds
 		return errors.New("the configuration has a WrapTransport: pass credentials, not a function that adds them")
-	case config.BearerToken != "" && slices.Contains([]string{own.BearerToken, strings.TrimSpace(string(tokenFile))}, config.BearerToken):
+	case config.BearerToken != "" &&
+		slices.Contains([]string{own.BearerToken, strings.TrimSpace(string(tokenFile))}, config.BearerToken):
 		return errors.New("the configuration has the token of this process, which is for its own API server")
 	}
 	return nil
@@ -286,7 +288,9 @@ func checkOtherCluster(config, own *rest.Config) error {
 
 // otherClusterConfig returns the configuration of a controller's clients in another cluster. They share
 // connections, and a limit if config has one. The fence is checked last, after all transports that may wait.
-func otherClusterConfig(config *rest.Config, controller string, fence func(http.RoundTripper) http.RoundTripper) (*rest.Config, error) {
+func otherClusterConfig(
+	config *rest.Config, controller string, fence func(http.RoundTripper) http.RoundTripper,
+) (*rest.Config, error) {
 	config = rest.AddUserAgent(rest.CopyConfig(config), controller)
 	if !strings.Contains(config.Host, "://") {
 		config.Host = "https://" + config.Host

@@ -191,7 +191,8 @@ func (o *Options) addEntryCommands(root *cobra.Command) error {
 			}
 		}
 		if slices.Contains(names, cmd.Name()) {
-			errs = append(errs, fmt.Errorf("controller %s: its command %q is a command of the manager or of another controller", e.Name, cmd.Name()))
+			errs = append(errs, fmt.Errorf("controller %s: its command %q is a command of the manager or of another controller",
+				e.Name, cmd.Name()))
 		}
 		names = append(names, cmd.Name())
 		root.AddCommand(cmd)

@@ -104,7 +104,8 @@ func (c *ClientConfig) Validate() error {
 		errs = append(errs, fmt.Errorf("--kube-api-burst: must be greater than 0, got %d", c.Burst))
 	}
 	if known := []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}; !slices.Contains(known, c.ContentType) {
-		errs = append(errs, fmt.Errorf("--kube-api-content-type: %q is not known; known are %s", c.ContentType, strings.Join(known, ", ")))
+		errs = append(errs, fmt.Errorf("--kube-api-content-type: %q is not known; known are %s",
+			c.ContentType, strings.Join(known, ", ")))
 	}
 	return errors.Join(errs...)
 }

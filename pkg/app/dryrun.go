@@ -51,8 +51,10 @@ func newDryRun(c connection) (*dryRun, error) {
 		return nil, err
 	}
 	return &dryRun{
-		prefix:      strings.TrimSuffix(base.Path, "/"),
-		paths:       request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")},
+		prefix: strings.TrimSuffix(base.Path, "/"),
+		paths: request.RequestInfoFactory{
+			APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api"),
+		},
 		builtIn:     builtIn,
 		apiServices: client.RESTClient(),
 	}, nil

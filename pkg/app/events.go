@@ -62,7 +62,8 @@ func sendTo(ctx context.Context, client typedcorev1.EventsGetter, scheme *runtim
 
 func recordTo(ctx context.Context, sink record.EventSink, scheme *runtime.Scheme) *eventSender {
 	return &eventSender{scheme: scheme, sink: sink, newBroadcaster: func() record.EventBroadcaster {
-		return record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: eventObjects}))
+		return record.NewBroadcaster(
+			record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: eventObjects}))
 	}}
 }
 
@@ -99,7 +100,9 @@ func (r lazyRecorder) Eventf(object runtime.Object, kind, reason, format string,
 }
 
 // AnnotatedEventf records an Event with annotations.
-func (r lazyRecorder) AnnotatedEventf(object runtime.Object, annotations map[string]string, kind, reason, format string, args ...any) {
+func (r lazyRecorder) AnnotatedEventf(
+	object runtime.Object, annotations map[string]string, kind, reason, format string, args ...any,
+) {
 	r().AnnotatedEventf(object, annotations, kind, reason, format, args...)
 }
 

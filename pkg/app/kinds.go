@@ -96,7 +96,9 @@ func (k *kinds) ask(version schema.GroupVersion) (discovered, error) {
 		if r.Namespaced {
 			scope = meta.RESTScopeNamespace
 		}
-		d.resources[r.Kind] = &meta.RESTMapping{Resource: version.WithResource(r.Name), GroupVersionKind: version.WithKind(r.Kind), Scope: scope}
+		d.resources[r.Kind] = &meta.RESTMapping{
+			Resource: version.WithResource(r.Name), GroupVersionKind: version.WithKind(r.Kind), Scope: scope,
+		}
 	}
 	k.versions.Add(version, d)
 	return d, nil

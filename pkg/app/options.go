@@ -125,7 +125,8 @@ func (o *Options) flagSets() (cliflag.NamedFlagSets, error) {
 	o.Secure.AddFlags(sets.FlagSet("secure serving"))
 	o.Authentication.AddFlags(sets.FlagSet("authentication"))
 	o.Insecure.AddFlags(sets.FlagSet("insecure serving"))
-	sets.FlagSet("debugging").BoolVar(&o.Generic.Profiling, "profiling", o.Generic.Profiling, "Serve /debug/pprof on the secure port.")
+	sets.FlagSet("debugging").BoolVar(&o.Generic.Profiling, "profiling", o.Generic.Profiling,
+		"Serve /debug/pprof on the secure port.")
 	o.workers = map[string]*int{}
 	for _, e := range o.entries {
 		if err := o.addEntryFlags(e, &sets); err != nil {
@@ -245,6 +246,8 @@ func (o *Options) Settings() controllers.Settings {
 	return controllers.Settings{
 		Compat: o.Generic.Compat, Namespaces: o.Informers.Namespaces, DryRun: o.Generic.DryRun, Namespace: lease.Namespace,
 		OwnNamespaces: []string{lease.Namespace, apifence.NamespaceFor(lease)},
-		Pod:           cache.ObjectName{Namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), lease.Namespace), Name: os.Getenv("POD_NAME")},
+		Pod: cache.ObjectName{
+			Namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), lease.Namespace), Name: os.Getenv("POD_NAME"),
+		},
 	}
 }

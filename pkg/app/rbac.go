@@ -203,7 +203,8 @@ func grantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Nee
 	for _, need := range needs {
 		allows := func(rule rbacv1.PolicyRule) bool { return allowsToRead(rule, need) }
 		if need.ClusterScoped && len(s.Namespaces) > 0 && !slices.ContainsFunc(all.in[metav1.NamespaceAll], allows) {
-			return all, fmt.Errorf("needs %s, which have no namespace: not possible with --namespaces", need.Resource.GroupResource())
+			return all, fmt.Errorf("needs %s, which have no namespace: not possible with --namespaces",
+				need.Resource.GroupResource())
 		}
 		if !slices.ContainsFunc(slices.Concat(all.everywhere, all.in[need.Namespace]), allows) {
 			return all, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count",

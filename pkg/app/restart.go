@@ -38,7 +38,8 @@ type runs struct {
 // restartDelay: one controller must not stop the others. It returns the error of the run during which ctx
 // ended.
 func (r *runs) keepRunning(
-	ctx context.Context, m *loopmetrics.Metrics, controller string, run func(context.Context) error, ended func(err error, stack []byte),
+	ctx context.Context, m *loopmetrics.Metrics, controller string,
+	run func(context.Context) error, ended func(err error, stack []byte),
 ) error {
 	for {
 		r.began()
@@ -54,7 +55,8 @@ func (r *runs) keepRunning(
 		}
 		if ctx.Err() != nil {
 			if stack != nil {
-				klog.FromContext(ctx).Error(err, "Controller panicked while it was stopping", "controller", controller, "stack", string(stack))
+				klog.FromContext(ctx).Error(err, "Controller panicked while it was stopping",
+					"controller", controller, "stack", string(stack))
 			}
 			return err
 		}

@@ -139,7 +139,9 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 			healthz.NamedCheck("lease-access", func(*http.Request) error { return p.lock.Problem() })),
 	}
 	informersStatus := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, p.caches.Status()) })
-	protected := map[string]http.Handler{"/debug/leader": p.lock, "/debug/informers": informersStatus, "/debug/controllers/": p.controllers}
+	protected := map[string]http.Handler{
+		"/debug/leader": p.lock, "/debug/informers": informersStatus, "/debug/controllers/": p.controllers,
+	}
 	for _, c := range p.controllers {
 		if err := checks.healthz.Add(c.health); err != nil {
 			return nil, err
@@ -149,7 +151,8 @@ func (p *process) listen(ctx context.Context) (*servers, error) {
 		}
 	}
 	metricsPage := metricsHandler(p.metrics)
-	return startServers(ctx, p.options, checks, p.reviewer, introspectionHandler(p.options, metricsPage, protected), metricsPage, p.witness)
+	introspection := introspectionHandler(p.options, metricsPage, protected)
+	return startServers(ctx, p.options, checks, p.reviewer, introspection, metricsPage, p.witness)
 }
 
 // checkSync returns an error while the caches fill. A cold standby has none to wait for.

@@ -93,7 +93,9 @@ func (s *servers) startInsecure(ctx context.Context, cfg InsecureConfig, metrics
 	return nil
 }
 
-func (s *servers) startSecure(ctx context.Context, cfg *SecureConfig, r *reviewer, protected http.Handler, own *witness.Witness) error {
+func (s *servers) startSecure(
+	ctx context.Context, cfg *SecureConfig, r *reviewer, protected http.Handler, own *witness.Witness,
+) error {
 	if cfg.BindPort == 0 {
 		return nil
 	}

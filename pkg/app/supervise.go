@@ -66,7 +66,8 @@ func (h *hostedController) check() (controllers.Status, error) {
 	}
 	var stuck error
 	if key, age := s.LongestRunning(time.Now()); age > h.stuckAfter {
-		stuck = fmt.Errorf("reconciling %s for %s, longer than --controller-stuck-after=%s", key, age.Round(time.Second), h.stuckAfter)
+		stuck = fmt.Errorf("reconciling %s for %s, longer than --controller-stuck-after=%s",
+			key, age.Round(time.Second), h.stuckAfter)
 	}
 	return s, errors.Join(stuck, h.runs.problem(), h.others.problem(h.name), h.cache.Problem(h.name), err)
 }
@@ -139,7 +140,8 @@ func (h *hostedController) withoutPanics(handler http.Handler) http.Handler {
 				panic(panicked) // net/http's own way to end a response
 			default:
 				h.metrics.Panicked(h.name)
-				klog.FromContext(r.Context()).Error(errors.New("panic in a controller's HTTP handler"), "HTTP handler of a controller panicked",
+				klog.FromContext(r.Context()).Error(errors.New("panic in a controller's HTTP handler"),
+					"HTTP handler of a controller panicked",
 					"controller", h.name, "type", fmt.Sprintf("%T", panicked), "stack", string(debug.Stack()))
 				http.Error(w, "the controller's handler panicked", http.StatusInternalServerError)
 			}
@@ -173,7 +175,8 @@ func (h hostedControllers) start(ctx context.Context, timeout time.Duration) (st
 			if len(drained) > 0 { // stop was called late, and select chose one of the two
 				return <-drained
 			}
-			return errors.Join(fmt.Errorf("%w: the controllers with EveryReplica did not drain within %s", election.ErrUnfinished, timeout),
+			return errors.Join(
+				fmt.Errorf("%w: the controllers with EveryReplica did not drain within %s", election.ErrUnfinished, timeout),
 				h.unfinished(time.Now()))
 		}
 	}
@@ -215,7 +218,8 @@ func (h hostedControllers) unfinished(now time.Time) error {
 	for i, s := range h.statuses(func(c *hostedController) controllers.Status { s, _ := c.controllerStatus(); return s }) {
 		for _, reconcile := range s.InFlight {
 			age := now.Sub(reconcile.Since).Round(time.Second)
-			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop", h[i].name, reconcile.Key, age))
+			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop",
+				h[i].name, reconcile.Key, age))
 		}
 		if len(s.InFlight) == 0 && s.Phase == controllers.PhaseDraining {
 			errs = append(errs, fmt.Errorf("controller %s did not stop, although it reconciles nothing: "+

@@ -66,7 +66,9 @@ func (c Clients) apply(ctx context.Context, configs []runtime.ApplyConfiguration
 // PatchFinalizers sets the finalizers of an object, unless somebody has changed it since obj was read: that
 // is a conflict. It needs the verb patch. An *informers.Object is refused: most of them have no finalizers,
 // so that the patch would remove those of others.
-func (c Clients) PatchFinalizers(ctx context.Context, resource schema.GroupVersionResource, obj metav1.Object, finalizers []string) error {
+func (c Clients) PatchFinalizers(
+	ctx context.Context, resource schema.GroupVersionResource, obj metav1.Object, finalizers []string,
+) error {
 	if _, reduced := obj.(*informers.Object); reduced {
 		return fmt.Errorf("the finalizers of %s %s are not cached: "+
 			"read it live, or get it by its Go type from a need in the form Typed or Unstructured",

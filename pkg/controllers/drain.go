@@ -58,7 +58,8 @@ func (l *Loop[K]) drain(ctx context.Context, q *queue[K], cutOff context.CancelC
 		return func() {}
 	}
 	timer := time.AfterFunc(l.opts.drainTimeLeft(l.Status()), func() {
-		logger.Info("Reconciles did not end within the drain time; cancelling them", "drainTimeout", d, "inFlight", l.Status().InFlight)
+		logger.Info("Reconciles did not end within the drain time; cancelling them",
+			"drainTimeout", d, "inFlight", l.Status().InFlight)
 		cutOff(fmt.Errorf("the reconcile did not end within the %s that %s has to drain", d, l.opts))
 	})
 	return func() { timer.Stop() }

@@ -153,7 +153,8 @@ type TypedClient[T apiObject] struct {
 func ClientFor[T apiObject](has HasClients, resource schema.GroupVersionResource) TypedClient[T] {
 	c := has.clients()
 	if err := gotype.Check(reflect.TypeFor[T](), resource, c.Scheme); err != nil {
-		panic(panics.Mistake(fmt.Sprintf("asks for a client of %s with %s, %v", resource.GroupResource(), reflect.TypeFor[T](), err)))
+		panic(panics.Mistake(fmt.Sprintf("asks for a client of %s with %s, %v",
+			resource.GroupResource(), reflect.TypeFor[T](), err)))
 	}
 	version := resource.GroupVersion()
 	config := rest.CopyConfig(c.RESTConfig)
@@ -178,7 +179,8 @@ func (c TypedClient[T]) Namespace(namespace string) *gentype.Client[T] {
 // Limit of opts is how many to ask for at once, default 500.
 func (c TypedClient[T]) List(ctx context.Context, namespace string, opts metav1.ListOptions) (objects []T, err error) {
 	list, _, err := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-		return c.client.Get().Namespace(namespace).Resource(c.resource).VersionedParams(&opts, metav1.ParameterCodec).Do(ctx).Get()
+		request := c.client.Get().Namespace(namespace).Resource(c.resource)
+		return request.VersionedParams(&opts, metav1.ParameterCodec).Do(ctx).Get()
 	}).List(ctx, opts)
 	if err != nil {
 		return nil, err

@@ -73,7 +73,8 @@ func (o LoopOptions) withDefaults() (LoopOptions, error) {
 	case min(o.DrainTimeout, o.Timeout, o.MinBackoff) < 0:
 		return o, fmt.Errorf("loop %s: no duration of LoopOptions may be negative", o)
 	case o.MaxBackoff < o.MinBackoff:
-		return o, fmt.Errorf("loop %s: LoopOptions.MaxBackoff %s must be at least MinBackoff, which is %s", o, o.MaxBackoff, o.MinBackoff)
+		return o, fmt.Errorf("loop %s: LoopOptions.MaxBackoff %s must be at least MinBackoff, which is %s",
+			o, o.MaxBackoff, o.MinBackoff)
 	}
 	if o.Metrics == nil {
 		o.Metrics = loopmetrics.New(metrics.NewKubeRegistry())

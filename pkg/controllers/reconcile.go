@@ -96,7 +96,8 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 	ctx := klog.NewContext(work, logger)
 	if timeout := l.opts.Timeout; timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the reconcile took longer than LoopOptions.Timeout, %s", timeout))
+		ctx, cancel = context.WithTimeoutCause(ctx, timeout,
+			fmt.Errorf("the reconcile took longer than LoopOptions.Timeout, %s", timeout))
 		defer cancel()
 	}
 	stack, err := panics.Recover(func() (err error) {

@@ -186,7 +186,9 @@ func watchOwner[T metav1.Object](
 }
 
 // ownersOf returns the owners of the kind that control the object, before and after the change.
-func ownersOf[T metav1.Object](e Event[T], owner schema.GroupKind, namespace func(metav1.Object) string) (owners []cache.ObjectName) {
+func ownersOf[T metav1.Object](
+	e Event[T], owner schema.GroupKind, namespace func(metav1.Object) string,
+) (owners []cache.ObjectName) {
 	for _, obj := range []T{e.Old, e.New} {
 		if isNil(obj) {
 			continue
@@ -196,7 +198,8 @@ func ownersOf[T metav1.Object](e Event[T], owner schema.GroupKind, namespace fun
 			continue
 		}
 		name := cache.NewObjectName(namespace(obj), ref.Name)
-		if gv, err := schema.ParseGroupVersion(ref.APIVersion); err == nil && gv.Group == owner.Group && !slices.Contains(owners, name) {
+		gv, err := schema.ParseGroupVersion(ref.APIVersion)
+		if err == nil && gv.Group == owner.Group && !slices.Contains(owners, name) {
 			owners = append(owners, name)
 		}
 	}
@@ -236,7 +239,10 @@ func objectOf[T metav1.Object](e Event[T]) T {
 // laneOfEvent returns laneShown for an update that changed nothing: after a relist, there is one for each
 // object in the cache.
 func laneOfEvent[T metav1.Object](e Event[T]) lane {
-	if isNil(e.Old) || isNil(e.New) || e.New.GetResourceVersion() == "" || e.Old.GetResourceVersion() != e.New.GetResourceVersion() {
+	if isNil(e.Old) || isNil(e.New) {
+		return laneChanges
+	}
+	if version := e.New.GetResourceVersion(); version == "" || version != e.Old.GetResourceVersion() {
 		return laneChanges
 	}
 	return laneShown

@@ -55,8 +55,10 @@ type runningCall struct {
 }
 
 func newBadObjects(resource string, countPanic func(controller string)) *badObjects {
-	return &badObjects{resource: resource, countPanic: countPanic, running: map[uint64]runningCall{}, panicked: map[badCall]struct{}{},
-		misfits: map[cache.ObjectName]struct{}{}}
+	return &badObjects{
+		resource: resource, countPanic: countPanic,
+		running: map[uint64]runningCall{}, panicked: map[badCall]struct{}{}, misfits: map[cache.ObjectName]struct{}{},
+	}
 }
 
 // contain calls a function of a controller for m and reports whether it panicked. It logs a panic unless
@@ -89,7 +91,8 @@ func (b *badObjects) addMisfit(m *misfit) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if remember(b.misfits, cache.MetaObjectToName(m)) {
-		klog.Background().Error(m.err, "An object does not fit its Go type, and is left out", "resource", b.resource, "object", klog.KObj(m))
+		klog.Background().Error(m.err, "An object does not fit its Go type, and is left out",
+			"resource", b.resource, "object", klog.KObj(m))
 	}
 }
 

@@ -109,7 +109,9 @@ type ClusterCache struct {
 // in connection's content type, or protobuf if it names none. countPanic is called for each panic in a
 // function of the named controller. AddCluster returns an error if connection is invalid or the needs cannot
 // be met.
-func (c *Caches) AddCluster(cfg CacheConfig, connection *rest.Config, countPanic func(controller string)) (*ClusterCache, error) {
+func (c *Caches) AddCluster(
+	cfg CacheConfig, connection *rest.Config, countPanic func(controller string),
+) (*ClusterCache, error) {
 	clients, err := newReaders(connection, cfg.Scheme)
 	if err != nil {
 		return nil, err
@@ -150,8 +152,10 @@ func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
 		}
 		state := newState(name)
 		state.recorded = ResourceStatus{
-			Cluster: c.cfg.Cluster, Group: p.resource.Group, Version: p.resource.Version, Resource: p.resource.Resource, Namespace: namespace,
-			For: p.controllers(), Form: p.form(), Content: p.content(), LabelSelector: p.labelSelector, FieldSelector: p.fieldSelector,
+			Cluster: c.cfg.Cluster, Namespace: namespace,
+			Group: p.resource.Group, Version: p.resource.Version, Resource: p.resource.Resource,
+			LabelSelector: p.labelSelector, FieldSelector: p.fieldSelector,
+			For: p.controllers(), Form: p.form(), Content: p.content(),
 		}
 		f := &feed{
 			informer: i, namespace: namespace, source: src, state: state,
@@ -237,8 +241,8 @@ func (c *ClusterCache) Shutdown() {
 	select {
 	case <-ended:
 	case <-time.After(shutdownTimeout):
-		klog.Background().Error(nil, "Informers did not stop: a function of a controller hangs, or client-go waits as the API server asked",
-			"after", shutdownTimeout)
+		klog.Background().Error(nil, "Informers did not stop: "+
+			"a function of a controller hangs, or client-go waits as the API server asked", "after", shutdownTimeout)
 	}
 	c.caches.remove(c)
 }

@@ -24,5 +24,15 @@
 // reduce, which makes an Object of the decoded object; the store of the informer, where the Object learns
 // from its predecessor; a listener for each handler.
 //
+// Where to look:
+//
+//	need.go, plan.go                           what controllers need, and what one informer serves
+//	clustercache.go, follow.go, view.go        the informers of a cluster, and how controllers get them
+//	source.go, decode.go, anyversion.go        how a resource is asked for and decoded
+//	feed.go, requests.go, firstlists.go        lists and watches of one informer
+//	reduce.go, object.go, history.go           what is kept of an object
+//	informer.go, store.go, badobjects.go       the cached objects, and who is told of a change
+//	state.go, failures.go, status.go, metrics.go   what the requests came to
+//
 // The informers run on the leader and on a warm standby.
 package informers

@@ -36,7 +36,8 @@ type informer struct {
 func newInformer(p *plan, countPanic func(controller string)) *informer {
 	name := resourceName(p.resource)
 	return &informer{
-		plan: p, bad: newBadObjects(name, countPanic), name: name, detector: cache.NewCacheMutationDetector(name), objects: newStore(),
+		plan: p, name: name, objects: newStore(),
+		bad: newBadObjects(name, countPanic), detector: cache.NewCacheMutationDetector(name),
 		lists: firstLists{answered: make(chan struct{}), synced: make(chan struct{}), missing: map[*feed]struct{}{}},
 	}
 }

@@ -45,12 +45,16 @@ func resourceMetrics() []resourceMetric {
 				}
 				return s.LastActivityAge.Seconds()
 			}),
-		newCounter("lists_total", "Number of complete lists, streamed or paged.", func(s *ResourceStatus) int64 { return s.Lists }),
-		newCounter("relists_total", "Number of complete lists after the first.", func(s *ResourceStatus) int64 { return s.Relists }),
+		newCounter("lists_total", "Number of complete lists, streamed or paged.",
+			func(s *ResourceStatus) int64 { return s.Lists }),
+		newCounter("relists_total", "Number of complete lists after the first.",
+			func(s *ResourceStatus) int64 { return s.Relists }),
 		newCounter("watches_total", "Number of watches that the server accepted, streamed lists included.",
 			func(s *ResourceStatus) int64 { return s.Watches }),
-		newCounter("events_total", "Number of events received, without those of streamed lists.", func(s *ResourceStatus) int64 { return s.Events }),
-		newCounter("failures_total", "Number of lists and watches that failed.", func(s *ResourceStatus) int64 { return s.Failures }),
+		newCounter("events_total", "Number of events received, without those of streamed lists.",
+			func(s *ResourceStatus) int64 { return s.Events }),
+		newCounter("failures_total", "Number of lists and watches that failed.",
+			func(s *ResourceStatus) int64 { return s.Failures }),
 	}
 }
 
@@ -59,8 +63,9 @@ func (s *ResourceStatus) add(other *ResourceStatus) {
 	s.Objects += other.Objects
 	s.Misfits += other.Misfits
 	s.Synced = s.Synced && other.Synced
-	if s.LastActivityAge == nil || other.LastActivityAge != nil && s.LastActivityAge.Duration < other.LastActivityAge.Duration {
-		s.LastActivityAge = other.LastActivityAge
+	age, otherAge := s.LastActivityAge, other.LastActivityAge
+	if age == nil || otherAge != nil && age.Duration < otherAge.Duration {
+		s.LastActivityAge = otherAge
 	}
 	s.addCounts(other)
 }

@@ -78,7 +78,8 @@ func (p *plan) canServe(n Need, decodedAs Form) bool {
 		return true
 	}
 	// Metadata fits every object; a Go type may not fit an object of a custom resource.
-	typed, builtIn := p.decodedAs == Typed || decodedAs == Typed, clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
+	typed := p.decodedAs == Typed || decodedAs == Typed
+	builtIn := clientscheme.Scheme.IsVersionRegistered(n.Resource.GroupVersion())
 	return (p.decodedAs == Metadata || decodedAs == Metadata) && (!typed || builtIn)
 }
 

@@ -4,7 +4,6 @@
 package informers
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,15 +36,6 @@ type state struct {
 	breaks       failure // see recordBreak
 	logged       string  // why the request failed that was logged last; empty when requests succeed again
 	everFilled   bool    // the resource has been listed, or has counted as empty
-}
-
-// failure is a series of failed requests with one verb.
-type failure struct {
-	verb        string
-	err         error
-	count       int64
-	since, last time.Time
-	refused     time.Time // since when isRefusal has held for every failure; zero after any other
 }
 
 func newState(name string) *state {
@@ -222,35 +212,6 @@ func (s *state) failsLong() bool {
 	defer s.mu.Unlock()
 	f := s.failing["list"]
 	return f != nil && time.Since(f.since) >= failingAfter
-}
-
-// isDenied reports whether the server does not let the process do this: 401 or 403.
-func isDenied(err error) bool {
-	return apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err)
-}
-
-// isRefusal reports whether the server answers, and does not list: 403 or 404.
-func isRefusal(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsNotFound(err)
-}
-
-// reasonOf returns why a request failed, without the error's own text, which is in the log and in
-// /debug/informers, and may name a port that is another one each time. What is no answer of an API server is
-// not usable either.
-func reasonOf(err error) string {
-	return cmp.Or(string(apierrors.ReasonForError(err)), "no usable answer")
-}
-
-// causeOf returns what one failure has in common with the next of its kind: its reason or, without one, the
-// text of the innermost error, since the others name a port that is another one each time.
-func causeOf(err error) string {
-	if reason := apierrors.ReasonForError(err); reason != metav1.StatusReasonUnknown {
-		return string(reason)
-	}
-	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
-		err = inner
-	}
-	return err.Error()
 }
 
 // logFailure logs an error, unless the last one had the same cause and no request has succeeded since: they

@@ -1,0 +1,158 @@
+// Copyright The Quartermaster Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package informers
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// The requests that the reflector makes through a feed.
+
+// pageSize limits how many full objects are in memory at once when a list cannot be streamed.
+const pageSize = 250
+
+// attempt is the state of one call of the reflector's ListAndWatchWithContext. WatchWithContext tells the
+// reflector by its error what to do next:
+//
+//	asked for          error                      the reflector
+//	a streamed list    429, connection refused    waits without ctx, and asks again: it never gets these
+//	a streamed list    any other, errBrief        asks ListWithContext for pages
+//	                   429 in its events          waits without ctx, and asks again
+//	a watch            429, connection refused    waits, and asks again
+//	a watch            any other, errBrief        returns the error to run
+type attempt struct {
+	listed  time.Time // when the list was complete; zero before
+	opened  time.Time // when the last watch or streamed list began; zero after a complete list
+	streams int       // how many streamed lists have begun
+	// throttled is the error of a streamed list for which the API server was too busy, for ListWithContext.
+	throttled error
+}
+
+// errBrief is for an attempt that must not go on as it is.
+var errBrief = errors.New("the last watch ended within a second, or two streamed lists broke")
+
+// maxStreams is how many streamed lists may break, as behind a proxy that cuts long responses, before the
+// list is read in pages. The reflector would stream it again for ever.
+const maxStreams = 2
+
+// isBrief reports whether the request must not be made now: the last one lasted less than a second, after
+// which the reflector does not wait if there was an event, or maxStreams lists have broken.
+func (a *attempt) isBrief(now time.Time, streamed bool) bool {
+	return now.Sub(a.opened) < time.Second || streamed && a.streams == maxStreams
+}
+
+// begin notes that a watch or a streamed list has begun.
+func (a *attempt) begin(now time.Time, streamed bool) {
+	a.opened = now
+	if streamed {
+		a.streams++
+	}
+}
+
+// complete notes that the list is complete.
+func (a *attempt) complete(now time.Time) { a.listed, a.opened = now, time.Time{} }
+
+// ListWithContext returns the whole list, reduced page by page. With the reflector's own options, an
+// API server that cannot stream would return all objects in one response.
+func (f *feed) ListWithContext(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	err := f.attempt.throttled
+	f.attempt.throttled = nil
+	var list runtime.Object
+	if err == nil { // otherwise the server is too busy for pages as well, and is asked later
+		list, err = f.list(ctx, opts)
+	}
+	if err != nil && ctx.Err() == nil {
+		f.state.recordFailure("list", err)
+	}
+	return list, err
+}
+
+func (f *feed) list(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+	f.setSelectors(&opts)
+	opts.Limit, opts.Continue, opts.ResourceVersion, opts.ResourceVersionMatch = pageSize, "", "", ""
+	list := &metainternalversion.List{}
+	for {
+		page, err := f.source.list(ctx, opts)
+		if apierrors.IsResourceExpired(err) && opts.Continue != "" {
+			// The list took longer than etcd keeps a version, and would again. So it is read as a whole.
+			list.Items, opts.Limit, opts.Continue = nil, 0, ""
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		m, err := meta.ListAccessor(page)
+		if err != nil {
+			return nil, err
+		}
+		// WithAlloc copies each item. Otherwise an object that is kept would keep the whole page.
+		if err := meta.EachListItemWithAlloc(page, func(obj runtime.Object) error {
+			reduced, err := f.informer.reduce(obj)
+			if err == nil && reduced != any(unwanted) {
+				list.Items = append(list.Items, reduced.(runtime.Object))
+			}
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		list.ResourceVersion = m.GetResourceVersion()
+		if opts.Continue = m.GetContinue(); opts.Continue == "" {
+			return list, nil
+		}
+	}
+}
+
+func (f *feed) setSelectors(opts *metav1.ListOptions) {
+	opts.LabelSelector, opts.FieldSelector = f.informer.plan.labelSelector, f.informer.plan.fieldSelector
+}
+
+// errNoAnswer is the error of a watch that did not begin.
+var errNoAnswer = errors.New("the connection broke or timed out before the server responded")
+
+// WatchWithContext opens a watch, or a list that is streamed as a watch.
+func (f *feed) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+	f.setSelectors(&opts)
+	streamed := opts.SendInitialEvents != nil
+	if f.attempt.isBrief(time.Now(), streamed) {
+		return nil, errBrief
+	}
+	w, err := f.source.watch(ctx, opts)
+	if err == nil && reflect.TypeOf(w) == reflect.TypeOf(watch.NewEmptyWatch()) {
+		err = errNoAnswer // client-go returns it if the connection broke ten times
+	}
+	if err == nil {
+		f.attempt.begin(time.Now(), streamed)
+		f.state.recordWatch(ctx)
+		return w, nil
+	}
+	if ctx.Err() != nil {
+		return nil, err
+	}
+	busy := apierrors.IsTooManyRequests(err)
+	switch {
+	case streamed && busy:
+		f.attempt.throttled = err
+	case streamed && apierrors.IsInvalid(err): // a server that does not stream lists is asked for pages
+	default:
+		f.state.recordFailure("watch", err)
+	}
+	switch retried := busy || utilnet.IsConnectionRefused(err); {
+	case retried && streamed:
+		err = errors.New(err.Error()) // see attempt: a wait without ctx would delay Shutdown
+	case retried:
+		f.state.logFailure(ctx, err) // the reflector does not return to run
+	}
+	return nil, err
+}
