@@ -100,7 +100,8 @@ func (p *scenario) wrote(tails map[string][]*cluster.AuditTail, member string, w
 // many federates 50 ConfigMaps in the clusters with the label of the scenario, which c2 has.
 func (p *scenario) many() (last *unstructured.Unstructured) {
 	p.Helper()
-	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""},"annotations":{%q:null}}}`, p.shop, policy.AllowRemovalsAnnotation))
+	p.forbidRemovals()
+	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, p.shop))
 	for i := range 50 {
 		last = p.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: many-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {%s: ''}}}}", i, p.shop))
 	}
@@ -114,6 +115,12 @@ func (m *members) allowRemovals() {
 	m.Helper()
 	until := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
 	m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, policy.AllowRemovalsAnnotation, until))
+}
+
+// forbidRemovals ends what allowRemovals has allowed.
+func (m *members) forbidRemovals() {
+	m.Helper()
+	m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, policy.AllowRemovalsAnnotation))
 }
 
 // federate defines a type, its federated type, and a FederatedTypeConfig.

@@ -18,10 +18,12 @@ import (
 
 // TestRestoredHost places objects in c2 after the host was backed up, and restores the host.
 func TestRestoredHost(t *testing.T) {
+	m := newMembers(t, 12*fleet.Patience, cluster.Options{WithoutControllerManager: true})
+	m.configure(quick)
 	for name, running := range map[string]bool{"while a manager runs": true, "while no manager runs": false} {
 		t.Run(name, func(t *testing.T) {
-			m := newMembers(t, 6*fleet.Patience, cluster.Options{WithoutControllerManager: true})
-			m.configure(quick)
+			m := m.in(t)
+			m.forbidRemovals() // which the other run has allowed
 			m.shop = shared.NewNamespace(m.ctx, t, nil)
 			m.open(m.shop)
 			replica, life := shared.NewReplica(m.ctx, t), 0
@@ -47,8 +49,7 @@ func TestRestoredHost(t *testing.T) {
 			}
 			manager = start()
 			m.patch(named, `{"spec":{"placement":{"clusters":[{"name":"c1"},{"name":"c2"}]}}}`)
-			c2 := object(t, "kind: KubeFedCluster, metadata: {name: c2}")
-			m.patch(c2, fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, m.shop))
+			m.patch(object(t, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, m.shop))
 			after := m.create("kind: FederatedConfigMap, metadata: {name: after}, spec: {template: {data: {a: b}}, " + both + "}")
 			m.status(named, "c1= c2=")
 			m.status(labelled, "c2=")
