@@ -13,14 +13,22 @@ type key struct{}
 type Lifetime struct {
 	Run, Work context.Context
 	Leading   <-chan struct{}
+
+	// Draining and Lane are set for reconciles: what Draining of package controllers returns, and from which
+	// lane of the queue the key was taken.
+	Draining <-chan struct{}
+	Lane     uint8
 }
 
 // With returns a copy of ctx for Run of a controller. When ctx ends, the controller must drain; when work
 // ends, the contexts of its reconciles end too. The fence stops writes to the API server. The contexts stop
 // the rest, such as a request to another service. leading is closed when this replica begins to lead.
 func With(ctx, work context.Context, leading <-chan struct{}) context.Context {
-	return context.WithValue(ctx, key{}, Lifetime{ctx, work, leading})
+	return Lifetime{Run: ctx, Work: work, Leading: leading}.In(ctx)
 }
+
+// In returns a copy of ctx of which Of returns l.
+func (l Lifetime) In(ctx context.Context) context.Context { return context.WithValue(ctx, key{}, l) }
 
 // Of returns what With has put into ctx. Without it, Run is ctx, Work does not end and the replica leads.
 func Of(ctx context.Context) Lifetime {
@@ -29,5 +37,5 @@ func Of(ctx context.Context) Lifetime {
 	}
 	leads := make(chan struct{})
 	close(leads)
-	return Lifetime{ctx, context.WithoutCancel(ctx), leads}
+	return Lifetime{Run: ctx, Work: context.WithoutCancel(ctx), Leading: leads}
 }

@@ -13,13 +13,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 )
 
-type drainingKey struct{}
-
-// withoutDraining returns a copy of ctx of which Draining returns nil: ctx of Run may be that of a reconcile.
-func withoutDraining(ctx context.Context) context.Context {
-	return context.WithValue(ctx, drainingKey{}, nil)
-}
-
 // workContext returns the context of reconciles. It does not end with ctx but with Work of the lifetime, and
 // for the same cause. cutOff ends it and releases its resources.
 func workContext(ctx context.Context) (work context.Context, cutOff context.CancelCauseFunc) {
@@ -27,9 +20,10 @@ func workContext(ctx context.Context) (work context.Context, cutOff context.Canc
 	// A loop of another cluster outlasts the end of Run, but its reconciles must learn of it.
 	draining, drain := context.WithCancel(ctx)
 	unlinkRun := context.AfterFunc(term.Run, drain)
-	work, cancel := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainingKey{}, draining.Done()))
+	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	unlinkWork := context.AfterFunc(term.Work, func() { cancel(context.Cause(term.Work)) })
-	return work, func(cause error) {
+	term.Draining = draining.Done()
+	return term.In(work), func(cause error) {
 		unlinkRun()
 		drain()
 		unlinkWork()
@@ -41,8 +35,7 @@ func workContext(ctx context.Context) (work context.Context, cutOff context.Canc
 // ctx, begins to drain: the reconcile should end soon, at a place from which its successor can go on. It may
 // still write. For any other context, Draining returns nil.
 func Draining(ctx context.Context) <-chan struct{} {
-	draining, _ := ctx.Value(drainingKey{}).(<-chan struct{})
-	return draining
+	return lifetime.Of(ctx).Draining
 }
 
 // drain takes no more keys, and calls cutOff if the reconciles in flight do not end in time. Call drained

@@ -273,16 +273,3 @@ func (l *lanes[K]) laneTakenFrom(key K) lane {
 	delete(l.onlyShown, key)
 	return laneShown
 }
-
-type laneKey struct{}
-
-// withLane returns the context of the reconcile of a key that was taken from a lane.
-func withLane(ctx context.Context, in lane) context.Context {
-	return context.WithValue(ctx, laneKey{}, in)
-}
-
-// laneFrom returns the lane of withLane, or laneChanges.
-func laneFrom(ctx context.Context) lane {
-	taken, _ := ctx.Value(laneKey{}).(lane)
-	return taken
-}

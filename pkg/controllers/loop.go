@@ -158,7 +158,7 @@ func (l *Loop[K]) Enqueue(keys ...K) {
 func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
 	if q := l.queueOfRun(); q != nil {
 		for _, key := range keys {
-			q.ready.add(key, laneFrom(ctx), tenant)
+			q.ready.add(key, lane(lifetime.Of(ctx).Lane), tenant)
 		}
 	}
 }
@@ -187,10 +187,11 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 		}
 	}
 	// ctx may be that of another loop's reconcile, whose key, lane and end are not this loop's.
-	ctx = withoutDraining(ctx)
-	logger := klog.FromContext(lifetime.Of(ctx).Work).WithValues(values...)
+	term := lifetime.Of(ctx)
+	term.Draining, term.Lane = nil, uint8(laneChanges)
+	logger := klog.FromContext(term.Work).WithValues(values...)
 	// The goroutines of the workers inherit the labels, and those of the queue unless Loops has made it.
-	pprof.Do(withLane(klog.NewContext(ctx, logger), laneChanges), pprof.Labels(labels...), func(ctx context.Context) {
+	pprof.Do(klog.NewContext(term.In(ctx), logger), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
 	return err

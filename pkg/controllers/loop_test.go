@@ -237,7 +237,9 @@ func TestLoopRunsItsBackground(t *testing.T) {
 				pass(tc.takes)
 				return 0, nil
 			}, tc.background)
-			ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), drainingKey{}, (<-chan struct{})(closed())), tc.ctx)
+			term := lifetime.Of(t.Context())
+			term.Draining = closed()
+			ctx, cancel := context.WithTimeout(term.In(t.Context()), tc.ctx)
 			defer cancel()
 			begun := time.Now()
 			err := l.Run(ctx)

@@ -29,7 +29,9 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 	if ctx.Err() != nil {
 		return true // a queue that shuts down still hands out what it has
 	}
-	o := l.reconcileOnce(withLane(work, from), key, limiter.NumRequeues(key))
+	term := lifetime.Of(work)
+	term.Lane = uint8(from)
+	o := l.reconcileOnce(term.In(work), key, limiter.NumRequeues(key))
 	if o.retry && (o.result != loopmetrics.NotLeading || !l.waitToLead(work, key)) {
 		delay := limiter.When(key)
 		if o.after > 0 {
