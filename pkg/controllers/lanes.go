@@ -76,15 +76,25 @@ type laneQueue[K comparable] struct {
 	lanes *lanes[K]
 }
 
-// Add adds a key to laneChanges. The workqueue calls it too, when the delay of a key has passed.
-func (q *laneQueue[K]) Add(key K) { q.add(key, laneChanges, q.lanes.tenantOf(key)) }
+// Add adds a key to laneChanges when it comes back: its delay has passed, or this replica leads.
+func (q *laneQueue[K]) Add(key K) {
+	q.lanes.mu.Lock()
+	tenant, kept := q.lanes.turns[key]
+	q.lanes.mu.Unlock()
+	if !kept {
+		tenant = q.lanes.tenantOf(key)
+	}
+	q.add(key, laneChanges, tenant, !kept)
+}
 
-// add adds a key to a lane, on behalf of a tenant.
-func (q *laneQueue[K]) add(key K, in lane, tenant string) {
+// add adds a key to a lane, on behalf of a tenant. own says that it is the key's own one.
+func (q *laneQueue[K]) add(key K, in lane, tenant string, own bool) {
 	if q.ShuttingDown() {
 		return // the workqueue would ignore the key, and its note would stay
 	}
-	q.lanes.note(key, in, tenant)
+	q.lanes.mu.Lock()
+	q.lanes.note(key, in, tenant, own)
+	q.lanes.mu.Unlock()
 	q.TypedInterface.Add(key)
 }
 
@@ -127,15 +137,17 @@ type lanes[K comparable] struct {
 	rounds        [2]rounds[K] // of each lane
 	inARow        int          // keys taken from laneChanges since the last one from laneShown
 	room          *sync.Cond   // broadcasts when laneShown may have become shorter
-	// onlyShown has the taken keys that were queued in laneShown only, until the worker calls laneTakenFrom:
-	// Get of the workqueue returns nothing but the key.
-	onlyShown map[K]bool
+	// taken has the taken keys until a worker calls takenItem. Get of the workqueue returns nothing but the key.
+	taken map[K]*item[K]
+	turns map[K]string // of keepTurn
 }
 
 // item is a key, and when it is due in each lane: the round and the order in the round; 0 if it is not there.
 type item[K comparable] struct {
-	key K
-	due [2]uint64 // round*perRound + order
+	key    K
+	due    [2]uint64 // round*perRound + order
+	tenant string    // the last one who made it due or, then, due earlier
+	own    bool      // whether the key's own tenant is among those who added it
 }
 
 // perRound is more than the keys that are added to a lane while one waits. It leaves 36 bits for the round.
@@ -151,7 +163,7 @@ type rounds[K comparable] struct {
 }
 
 func newLanes[K comparable]() *lanes[K] {
-	l := &lanes[K]{noted: map[K]*item[K]{}, queued: map[K]*item[K]{}, onlyShown: map[K]bool{}}
+	l := &lanes[K]{noted: map[K]*item[K]{}, queued: map[K]*item[K]{}, taken: map[K]*item[K]{}, turns: map[K]string{}}
 	l.room = sync.NewCond(&l.mu)
 	for i := range l.rounds {
 		less := func(a, b *item[K]) bool { return a.due[i] < b.due[i] }
@@ -160,14 +172,8 @@ func newLanes[K comparable]() *lanes[K] {
 	return l
 }
 
-// note says in which lane, and on behalf of whom, a key is added to the workqueue next.
-func (l *lanes[K]) note(key K, in lane, tenant string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.noteLocked(key, in, tenant)
-}
-
-func (l *lanes[K]) noteLocked(key K, in lane, tenant string) {
+// note says in which lane, and on behalf of whom, a key is added to the workqueue next. The caller holds mu.
+func (l *lanes[K]) note(key K, in lane, tenant string, own bool) {
 	it, queued := l.queued[key]
 	if !queued {
 		it = l.noted[key]
@@ -176,6 +182,7 @@ func (l *lanes[K]) noteLocked(key K, in lane, tenant string) {
 		it = &item[K]{key: key}
 		l.noted[key] = it
 	}
+	it.own = it.own || own
 	r := &l.rounds[in]
 	round := max(r.present, r.last[tenant]) + 1
 	if due := it.due[in]; due != 0 && due/perRound <= round {
@@ -184,7 +191,7 @@ func (l *lanes[K]) noteLocked(key K, in lane, tenant string) {
 	if queued {
 		r.due.Delete(it)
 	}
-	it.due[in] = round*perRound + r.added%perRound
+	it.due[in], it.tenant = round*perRound+r.added%perRound, tenant
 	if queued {
 		r.due.ReplaceOrInsert(it)
 	}
@@ -201,7 +208,7 @@ func (l *lanes[K]) Push(key K) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.noted[key] == nil { // it was taken between note and Add, or another Add used the note
-		l.noteLocked(key, laneChanges, l.tenantOf(key))
+		l.note(key, laneChanges, "", true) // Tenant might hang, and the workqueue holds its lock
 	}
 	it := l.noted[key]
 	delete(l.noted, key)
@@ -238,9 +245,7 @@ func (l *lanes[K]) Pop() K {
 		}
 	}
 	l.room.Broadcast()
-	if it.due[laneChanges] == 0 {
-		l.onlyShown[it.key] = true
-	}
+	l.taken[it.key] = it
 	return it.key
 }
 
@@ -262,14 +267,30 @@ func (l *lanes[K]) waitForRoom(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// laneTakenFrom returns laneShown for a taken key that was not queued in laneChanges. Each worker calls it
-// once for its key.
-func (l *lanes[K]) laneTakenFrom(key K) lane {
+// takenItem returns the item of a taken key, and laneShown if it was not queued in laneChanges. Each worker
+// calls it once for its key.
+func (l *lanes[K]) takenItem(key K) (it *item[K], from lane) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.onlyShown[key] {
-		return laneChanges
+	it = l.taken[key]
+	delete(l.taken, key)
+	if it.due[laneChanges] == 0 {
+		from = laneShown
 	}
-	delete(l.onlyShown, key)
-	return laneShown
+	return it, from
+}
+
+// keepTurn says in whose turn a key comes back that has been reconciled: not in its own if only others had
+// added it. For instance, a source in team has 300 targets in shop, and all fail. In the turns of shop, a change
+// in shop would wait for them. A key that has failed before comes back as it did then, so team cannot delay
+// what failed for shop by adding it again.
+func (l *lanes[K]) keepTurn(it *item[K], comesBack, failedBefore bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case it.own || !comesBack:
+		delete(l.turns, it.key)
+	case !failedBefore:
+		l.turns[it.key] = it.tenant
+	}
 }

@@ -30,7 +30,7 @@ func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
 
 // expectEmpty fails if anything is left in the lanes, but for the last rounds of some tenants.
 func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K]) {
-	left := len(l.noted) + l.Len() + len(l.onlyShown)
+	left := len(l.noted) + l.Len() + len(l.taken) + len(l.turns)
 	for _, r := range l.rounds {
 		if left += r.due.Len(); left != 0 || len(r.last) > 100 {
 			t.Errorf("left in empty lanes: noted %v, %d queued, %d tenants", l.noted, l.Len(), len(r.last))
@@ -41,12 +41,12 @@ func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K
 func TestLanesForgetTenants(t *testing.T) {
 	q := testQueue[string](t)
 	for i := range 10_000 {
-		q.ready.add("a", laneShown, fmt.Sprint(i))
+		q.ready.add("a", laneShown, fmt.Sprint(i), false)
 		if i%2 == 0 {
 			q.Add("a") // so that a is taken from there
 		}
 		key, _ := q.Get()
-		q.ready.lanes.laneTakenFrom(key)
+		q.ready.lanes.takenItem(key)
 		q.Done(key)
 	}
 	expectEmpty(t, q.ready.lanes)
@@ -55,7 +55,7 @@ func TestLanesForgetTenants(t *testing.T) {
 func TestLanesStoreNothingAfterShutdown(t *testing.T) {
 	q := testQueue[string](t)
 	q.ShutDown()
-	q.ready.add("a", laneChanges, "shop")
+	q.ready.add("a", laneChanges, "shop", false)
 	q.Add("b")
 	expectEmpty(t, q.ready.lanes)
 }
@@ -88,7 +88,9 @@ func TestLanesKnowTheTenantOfAKey(t *testing.T) {
 type model struct {
 	lanes  [2]modelLane
 	inARow int
-	busy   map[string]bool // keys that are being reconciled, and are not taken before that has ended
+	last   map[string]added // of each key: the tenant and own, since it was taken
+	busy   map[string]added // keys that are being reconciled, and are not taken before that has ended
+	turns  map[string]string // in which keys come back, unless in their own
 }
 
 type modelLane struct {
@@ -101,11 +103,14 @@ type added struct {
 	key    string
 	in     lane
 	tenant string
+	own    bool // whether the key's own tenant has added it
 	round  int
 }
 
 func (m *model) add(a added) {
 	l := &m.lanes[a.in]
+	last := m.last[a.key]
+	m.last[a.key] = added{tenant: last.tenant, own: last.own || a.own}
 	a.round = max(l.present, l.last[a.tenant]) + 1
 	if i := slices.IndexFunc(l.keys, func(k added) bool { return k.key == a.key }); i >= 0 {
 		if l.keys[i].round <= a.round {
@@ -114,13 +119,14 @@ func (m *model) add(a added) {
 		l.keys = slices.Delete(l.keys, i, i+1)
 	}
 	l.last[a.tenant] = a.round
+	m.last[a.key] = added{tenant: a.tenant, own: last.own || a.own}
 	l.keys = append(l.keys, a)
 	slices.SortStableFunc(l.keys, func(a, b added) int { return a.round - b.round })
 }
 
 // queued returns the keys of a lane that may be taken.
 func (m *model) queued(in lane) []added {
-	return slices.DeleteFunc(slices.Clone(m.lanes[in].keys), func(a added) bool { return m.busy[a.key] })
+	return slices.DeleteFunc(slices.Clone(m.lanes[in].keys), func(a added) bool { _, busy := m.busy[a.key]; return busy })
 }
 
 // len returns the number of keys that may be taken.
@@ -150,24 +156,27 @@ func (m *model) take() (key string, in lane) {
 	for i := range m.lanes {
 		m.lanes[i].keys = slices.DeleteFunc(m.lanes[i].keys, is)
 	}
-	m.busy[first.key] = true
+	m.busy[first.key] = m.last[first.key]
+	delete(m.last, first.key)
 	return first.key, in
 }
 
 func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		q := testQueue[string](t)
-		m := &model{lanes: [2]modelLane{{last: map[string]int{}}, {last: map[string]int{}}}, busy: map[string]bool{}}
+		m := &model{lanes: [2]modelLane{{last: map[string]int{}}, {last: map[string]int{}}}, last: map[string]added{}, busy: map[string]added{}, turns: map[string]string{}}
+		items := map[string]*item[string]{}
 		some := func(what string, n int) string { return what + fmt.Sprint(rapid.IntRange(0, n-1).Draw(t, what)) }
 		take := func(t *rapid.T) {
 			if q.Len() == 0 {
 				t.Skip("empty")
 			}
 			got, _ := q.Get()
-			if m.busy[got] {
+			if _, busy := m.busy[got]; busy {
 				t.Fatalf("%s was taken twice at once", got)
 			}
-			from := q.ready.lanes.laneTakenFrom(got)
+			it, from := q.ready.lanes.takenItem(got)
+			items[got] = it
 			if want, lane := m.take(); got != want || from != lane {
 				t.Fatalf("took %s from lane %d, want %s from %d", got, from, want, lane)
 			}
@@ -177,19 +186,27 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 				t.Skip("none is busy")
 			}
 			key := rapid.SampledFrom(slices.Sorted(maps.Keys(m.busy))).Draw(t, "done")
+			comesBack, failedBefore := rapid.Bool().Draw(t, "comes back"), rapid.Bool().Draw(t, "failed before")
+			q.ready.lanes.keepTurn(items[key], comesBack, failedBefore)
+			if taken := m.busy[key]; taken.own || !comesBack {
+				delete(m.turns, key)
+			} else if !failedBefore {
+				m.turns[key] = taken.tenant
+			}
 			q.Done(key)
 			delete(m.busy, key)
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"add for a tenant": func(t *rapid.T) {
-				a := added{key: some("key", 8), in: lane(rapid.IntRange(0, 1).Draw(t, "lane")), tenant: some("tenant", 4)}
-				q.ready.add(a.key, a.in, a.tenant)
+				a := added{key: some("key", 8), in: lane(rapid.IntRange(0, 1).Draw(t, "lane")), tenant: some("tenant", 4), own: rapid.Bool().Draw(t, "own")}
+				q.ready.add(a.key, a.in, a.tenant, a.own)
 				m.add(a)
 			},
 			"add as a delay does": func(*rapid.T) {
 				key := some("key", 8)
 				q.AddAfter(key, 0)
-				m.add(added{key: key, in: laneChanges})
+				tenant, kept := m.turns[key]
+				m.add(added{key: key, in: laneChanges, tenant: tenant, own: !kept})
 			},
 			"take": take, "take again": take, "done": done,
 			"": func(t *rapid.T) {
@@ -205,6 +222,7 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 				done(t)
 			}
 		}
+		clear(q.ready.lanes.turns) // checked by what the queue does
 		expectEmpty(t, q.ready.lanes)
 	})
 }
@@ -276,6 +294,17 @@ func TestFairnessOfChangesAgainstDueKeys(t *testing.T) {
 			}
 			return after
 		}},
+		"300 keys of ours that another's source has made due, and that come again": {func(f *fixture) {
+			f.loop.Enqueue(keyOf("busy/source"))
+			pass(time.Minute)
+		}, func(ctx context.Context, f *fixture, key cache.ObjectName) time.Duration {
+			if key.Name == "source" {
+				for _, name := range objects("mine", 300) {
+					f.loop.EnqueueFor(ctx, "busy", keyOf(name))
+				}
+			}
+			return time.Until(f.begun.Add(time.Minute)) // all at once
+		}},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			f := newPaced(t, tc.reconcile)
@@ -305,7 +334,7 @@ func TestRoomWakesEachReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue[int](t)
 		for i := range replayAhead {
-			q.ready.add(i, laneShown, "")
+			q.ready.add(i, laneShown, "", true)
 		}
 		var waiting sync.WaitGroup
 		for range 3 {

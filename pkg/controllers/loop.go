@@ -32,7 +32,7 @@ type Loop[K comparable] struct {
 	phase    Phase
 	queue    *queue[K]
 	opened   bool // queue is of a run that has not begun
-	inFlight map[K]time.Time
+	inFlight map[K]InFlight
 	waiting  map[K]struct{} // keys that wait until this replica leads
 	counts   struct{ reconciles, errors, panics uint64 }
 	lastErr  *LastError
@@ -66,7 +66,7 @@ func NewLoop[K comparable](
 	if reconcile == nil {
 		return nil, fmt.Errorf("loop %s: reconcile is nil", opts)
 	}
-	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]time.Time{}}
+	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]InFlight{}}
 	for _, w := range watches {
 		if w.mistake != nil {
 			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)
@@ -147,18 +147,19 @@ func (l *Loop[K]) Close() {
 func (l *Loop[K]) Enqueue(keys ...K) {
 	if q := l.queueOfRun(); q != nil {
 		for _, key := range keys {
-			q.ready.Add(key)
+			q.ready.add(key, laneChanges, q.ready.lanes.tenantOf(key), true)
 		}
 	}
 }
 
 // EnqueueFor adds keys from within a reconcile, on behalf of a tenant: the namespace whose object made
-// them due, in whose turn they are taken. ctx is the context of the reconcile: if the key of the reconcile
-// was in the queue only because an object was shown again, the new keys wait behind changes too.
+// them due, in whose turn they are taken, also when they come back after an error or a duration. ctx is the
+// context of the reconcile: if the key of the reconcile was in the queue only because an object was shown
+// again, the new keys wait behind changes too.
 func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
 	if q := l.queueOfRun(); q != nil {
 		for _, key := range keys {
-			q.ready.add(key, lane(lifetime.Of(ctx).Lane), tenant)
+			q.ready.add(key, lane(lifetime.Of(ctx).Lane), tenant, tenant == q.ready.lanes.tenantOf(key))
 		}
 	}
 }
@@ -271,7 +272,7 @@ func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *
 			}
 		})
 	}
-	workers.Go(func() { l.retryWaiting(ctx) })
+	workers.Go(func() { l.retryWaiting(ctx, q) })
 	workers.Go(func() {
 		replay(ctx, q, slices.DeleteFunc(slices.Clone(l.mappers), func(m *mapper[K]) bool { return !m.watch.primary })...)
 		l.setPhase(PhaseRunning)
@@ -284,8 +285,8 @@ func (l *Loop[K]) addedWatches() []*mapper[K] {
 	return slices.Clone(l.added)
 }
 
-// admitAdded calls admit for each added watch, now and in Watch. With nil, Watch admits no more. The gate of
-// a mapper that is admitted is closed, so no mapping runs under its lock, and admit does not wait.
+// admitAdded calls admit for each added watch, now and in Watch. With nil, Watch admits no more. admit takes
+// the lock of the mapper, under which a mapping may hang. None does yet: it opens the mapper's gate.
 func (l *Loop[K]) admitAdded(admit func(*mapper[K])) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -373,6 +373,29 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 	})
 }
 
+// mute is a key whose String hangs until the channel is closed.
+type mute chan struct{}
+
+func (m mute) String() string { <-m; return "mute" }
+
+func TestKeyWhoseStringHangsIsInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := NewLoop(LoopOptions{Name: "x"}, func(context.Context, mute) (time.Duration, error) { return 0, nil })
+		must(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		key, ended := make(mute), make(chan error)
+		go func() { ended <- l.Run(ctx) }()
+		synctest.Wait()
+		l.Enqueue(key)
+		pass(time.Minute)
+		text, running := l.Status().LongestRunning(time.Now())
+		same(t, "longest running", []any{"a key whose String has not returned", time.Minute}, []any{text, running})
+		close(key)
+		cancel()
+		must(t, <-ended)
+	})
+}
+
 // fixed is a loop that does not change.
 type fixed struct {
 	status Status

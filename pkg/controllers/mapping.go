@@ -76,7 +76,7 @@ func (m *mapper[K]) mapNewest(object cache.ObjectName) {
 // enqueue adds keys to a lane. The caller holds mu.
 func (m *mapper[K]) enqueue(in lane, keys []K) {
 	for _, key := range keys {
-		m.queue.ready.add(key, in, m.queue.ready.lanes.tenantOf(key))
+		m.queue.ready.add(key, in, m.queue.ready.lanes.tenantOf(key), true)
 	}
 }
 

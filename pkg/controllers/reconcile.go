@@ -25,13 +25,14 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 		return false
 	}
 	defer q.Done(key)
-	from := q.ready.lanes.laneTakenFrom(key)
+	it, from := q.ready.lanes.takenItem(key)
 	if ctx.Err() != nil {
 		return true // a queue that shuts down still hands out what it has
 	}
-	term := lifetime.Of(work)
+	term, failures := lifetime.Of(work), limiter.NumRequeues(key)
 	term.Lane = uint8(from)
-	o := l.reconcileOnce(term.In(work), key, limiter.NumRequeues(key))
+	o := l.reconcileOnce(term.In(work), key, failures)
+	q.ready.lanes.keepTurn(it, o.retry || o.after > 0, failures > 0)
 	if o.retry && (o.result != loopmetrics.NotLeading || !l.waitToLead(work, key)) {
 		delay := limiter.When(key)
 		if o.after > 0 {
@@ -61,7 +62,7 @@ func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
 }
 
 // retryWaiting enqueues the keys of waitToLead when this replica begins to lead.
-func (l *Loop[K]) retryWaiting(ctx context.Context) {
+func (l *Loop[K]) retryWaiting(ctx context.Context, q *queue[K]) {
 	select {
 	case <-lifetime.Of(ctx).Leading:
 	case <-ctx.Done():
@@ -72,7 +73,7 @@ func (l *Loop[K]) retryWaiting(ctx context.Context) {
 	l.waiting = nil
 	l.mu.Unlock()
 	for key := range waiting {
-		l.Enqueue(key)
+		q.ready.Add(key)
 	}
 }
 
@@ -87,14 +88,13 @@ type outcome struct {
 // reconcileOnce calls reconcile for key and records the outcome. failures is how often in a row reconcile
 // has failed for key.
 func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o outcome) {
+	started := time.Now()
+	l.setInFlight(key, InFlight{"a key whose String has not returned", started})
 	// Only people read the text of a key, so the loop requires no method for it.
 	name := fmt.Sprint(key)
-	logger := klog.FromContext(work).WithValues("key", name)
-	started := time.Now()
-	l.mu.Lock()
-	l.inFlight[key] = started
-	l.mu.Unlock()
+	l.setInFlight(key, InFlight{name, started})
 
+	logger := klog.FromContext(work).WithValues("key", name)
 	ctx := klog.NewContext(work, logger)
 	if timeout := l.opts.Timeout; timeout > 0 {
 		var cancel context.CancelFunc
@@ -132,6 +132,12 @@ func (l *Loop[K]) reconcileOnce(work context.Context, key K, failures int) (o ou
 		l.recordFailure(name, err, stack != nil)
 	}
 	return o
+}
+
+func (l *Loop[K]) setInFlight(key K, reconcile InFlight) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inFlight[key] = reconcile
 }
 
 // resultOf returns the metric's word for what reconcile returned. failures is as in reconcileOnce.

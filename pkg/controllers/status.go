@@ -4,7 +4,6 @@
 package controllers
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -88,8 +87,8 @@ func (l *Loop[K]) Status() Status {
 	if l.queue != nil {
 		s.QueueDepth = l.queue.Len()
 	}
-	for key, since := range l.inFlight {
-		s.InFlight = append(s.InFlight, InFlight{Key: fmt.Sprint(key), Since: since})
+	for _, reconcile := range l.inFlight {
+		s.InFlight = append(s.InFlight, reconcile)
 	}
 	slices.SortFunc(s.InFlight, func(a, b InFlight) int { return strings.Compare(a.Key, b.Key) })
 	return s
