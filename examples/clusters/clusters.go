@@ -44,7 +44,7 @@ func Entry() controllers.Entry {
 type controller struct {
 	*controllers.Loop[cache.ObjectName]
 	host    controllers.Host
-	secrets informers.Informer[metav1.Object]
+	secrets *informers.Informer[metav1.Object]
 	members map[string]*member // by name of the Secret; without a lock, since the loop has one worker
 }
 
@@ -95,7 +95,7 @@ func (c *controller) open(ctx context.Context, secret *corev1.Secret) (func(), e
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, label, secret.Name)
 		_, err := cluster.Client.CoreV1().Namespaces().Patch(ctx, key.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: name})
 		return 0, err
-	}, controllers.WatchSelf(namespaces))
+	}, controllers.WatchSelf(namespaces.Informer))
 	if err != nil {
 		cluster.Close()
 		return nil, err

@@ -31,14 +31,14 @@ const (
 // Controller greets ConfigMaps, with the Run and the Status of the shared loop.
 type Controller struct {
 	*controllers.Loop[cache.ObjectName]
-	configMaps informers.Informer[metav1.Object]
+	configMaps *informers.Informer[metav1.Object]
 	client     kubernetes.Interface
 	events     record.EventRecorder
 }
 
 // New returns a controller that does nothing until Run.
 func New(
-	configMaps informers.Informer[metav1.Object], client kubernetes.Interface, events record.EventRecorder, loop controllers.LoopOptions,
+	configMaps *informers.Informer[metav1.Object], client kubernetes.Interface, events record.EventRecorder, loop controllers.LoopOptions,
 ) (_ *Controller, err error) {
 	c := &Controller{configMaps: configMaps, client: client, events: events}
 	c.Loop, err = controllers.NewLoop(loop, c.reconcile, controllers.WatchSelf(configMaps))

@@ -42,7 +42,7 @@ func Entry() controllers.Entry {
 }
 
 type controller struct {
-	informers.Informer[*informers.Object]
+	*informers.Informer[*informers.Object]
 }
 
 // ServeHTTP answers callers to whom RBAC allows the path. /readyz fails until the cache is filled.

@@ -6,7 +6,6 @@ package controllers
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -18,7 +17,6 @@ import (
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
@@ -26,7 +24,6 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
-	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,8 +31,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // memory is an informer of ConfigMaps that a test fills. It tells its handlers of a change later than Get and
 // List show it, and of one change after the other.
 type memory struct {
-	informers.Informer[*corev1.ConfigMap] // nil: the loop needs no more methods than those below
-
 	synced chan struct{}
 	listed func() // is called after each list, if it is set
 
@@ -120,12 +115,17 @@ func (m *memory) Get(key cache.ObjectName) (*corev1.ConfigMap, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o := m.objects[key]
+	if textOf(o) == "of another Go type" {
+		panic("cannot convert this")
+	}
 	return o, o != nil
 }
 
-func (m *memory) List(string, labels.Selector) []*corev1.ConfigMap {
+func (m *memory) Objects() (list []metav1.Object) {
 	m.mu.Lock()
-	list := slices.Collect(maps.Values(m.objects))
+	for _, o := range m.objects {
+		list = append(list, o)
+	}
 	m.mu.Unlock()
 	if m.listed != nil {
 		m.listed()
@@ -135,7 +135,14 @@ func (m *memory) List(string, labels.Selector) []*corev1.ConfigMap {
 
 func (m *memory) Synced() <-chan struct{} { return m.synced }
 
-func (m *memory) KeepsOwnerReferences() bool { return true }
+// self returns what WatchSelf returns, and mapped what WatchMapped returns.
+func (m *memory) self() Watch[cache.ObjectName] { return m.mapped(ownName[*corev1.ConfigMap]) }
+
+func (m *memory) mapped(
+	keys func(Event[*corev1.ConfigMap]) []cache.ObjectName, only ...func(Event[*corev1.ConfigMap]) bool,
+) Watch[cache.ObjectName] {
+	return newWatch(m, true, keys, only)
+}
 
 func (m *memory) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
 	m.functions++
@@ -200,7 +207,7 @@ func (f *fixture) build(watches ...Watch[cache.ObjectName]) {
 func (f *fixture) run() {
 	f.Helper()
 	if f.loop == nil {
-		f.build(WatchSelf(f.configMaps))
+		f.build(f.configMaps.self())
 	}
 	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), f.logger.WithValues("key", "of the reconcile that runs the loop")))
 	stopped := make(chan error, 1)

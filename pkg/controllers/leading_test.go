@@ -19,6 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/utils/ptr"
@@ -48,16 +50,16 @@ func newStandby(t *testing.T, names ...string) *standby {
 		}
 		return 0, nil
 	}
-	s.build(WatchMapped(s.configMaps, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
+	s.build(s.configMaps.mapped(func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
 		s.say("map %s %s->%s", objectOf(e).Name, textOf(e.Old), textOf(e.New))
 		if s.mapped != nil {
 			s.mapped()
 		}
-		return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))}
-	}), WatchChanges(s.others, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
+		return ownName(e)
+	}), newWatch(s.others, false, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
 		s.say("other %s", objectOf(e).Name)
-		return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))}
-	}))
+		return ownName(e)
+	}, nil))
 	return s
 }
 
@@ -188,21 +190,16 @@ func TestLeaderIsNotIdleBeforeTheReplay(t *testing.T) {
 	})
 }
 
-// wrapper is an informer of an author's own.
-type wrapper struct {
-	informers.Informer[metav1.Object]
-}
-
-// forgetful is an informer whose cache holds no owner references.
-type forgetful struct{ wrapper }
-
-func (forgetful) KeepsOwnerReferences() bool { return false }
-
-func (forgetful) ContainPanics() (func(metav1.Object, func()), func()) { return nil, nil }
-
 func TestLoopMistakesAreErrors(t *testing.T) {
 	m := loopmetrics.New(metrics.NewKubeRegistry())
 	fine := LoopOptions{Name: "x", Metrics: m}
+	caches, err := informers.NewCaches(metrics.NewKubeRegistry())
+	must(t, err)
+	cfg := informers.CacheConfig{Scheme: scheme.Scheme}
+	cfg.Declare("x", informers.Need{Resource: informers.Jobs})
+	cluster, err := caches.AddCluster(cfg, &rest.Config{}, func(string) {})
+	must(t, err)
+	jobs := informers.For[metav1.Object](cluster.ForController("x"), informers.Jobs)
 	for _, loop := range []LoopOptions{{Name: "two", Loop: "a", Metrics: m}, {Name: "two", Cluster: "far", Metrics: m}} {
 		_, err := NewLoop(loop, nothing)
 		must(t, err)
@@ -221,13 +218,12 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"a second loop of a controller": {LoopOptions{Name: "two", Loop: "b", Metrics: m}, nothing, nil, ""},
 		"a second loop of one name":     {LoopOptions{Name: "two", Loop: "a", Metrics: m}, nothing, nil, "loop two/a: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
 		"a second loop of one cluster":  {LoopOptions{Name: "two", Cluster: "far", Metrics: m}, nothing, nil, "loop two/far: there is a loop of this name; each has a LoopOptions.Loop of its own, and one that has ended must be closed"},
-		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil), WatchSelf[metav1.Object]((*informers.Following[metav1.Object])(nil))}, "loop x: watch: the informer is nil"},
-		"no informer to wait for":       {fine, nothing, []Watch[cache.ObjectName]{WaitFor[cache.ObjectName, metav1.Object](nil), WaitFor[cache.ObjectName, metav1.Object]((*informers.Following[metav1.Object])(nil))}, "loop x: watch: the informer is nil"},
-		"a watch of a wrapper":          {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](wrapper{})}, "loop x: watch: a watch needs the informer that informers.For or Follow returned, not a controllers.wrapper"},
-		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
-		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](forgetful{}, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
-		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](forgetful{}, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
-		"owners that are not followed":  {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](&informers.Following[metav1.Object]{Informer: forgetful{}}, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
+		"a watch without an informer":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf[metav1.Object](nil)}, "loop x: watch: the informer is nil"},
+		"no informer to wait for":       {fine, nothing, []Watch[cache.ObjectName]{WaitFor[cache.ObjectName, metav1.Object](nil)}, "loop x: watch: the informer is nil"},
+		"no informer of owned objects":  {fine, nothing, []Watch[cache.ObjectName]{WatchOwner[metav1.Object](nil, schema.GroupKind{})}, "loop x: watch: the informer is nil"},
+		"a watch without a function":    {fine, nothing, []Watch[cache.ObjectName]{WatchMapped[metav1.Object, cache.ObjectName](jobs, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
+		"a filter without a function":   {fine, nothing, []Watch[cache.ObjectName]{WatchSelf(jobs, nil)}, "loop x: watch: a function that maps or chooses events is nil"},
+		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner(jobs, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
 	} {
 		_, err := NewLoop(tc.opts, tc.reconcile, tc.watches...)
 		same(t, "mistake: "+name, cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))

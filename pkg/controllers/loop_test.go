@@ -172,7 +172,7 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			f, other := newFixture(t, "a"), newMemory("1", "b")
 			other.synced = make(chan struct{})
-			f.build(WatchSelf(f.configMaps), WatchSelf(other))
+			f.build(f.configMaps.self(), other.self())
 			f.run()
 			pass(time.Hour)
 			same(t, "phase", PhaseSyncing, f.loop.Status().Phase)
@@ -301,16 +301,17 @@ func TestRefusedKeyIsTriedWhenLeading(t *testing.T) {
 func TestMappingThatPanicsIsContainedByTheInformer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, "bad", "good")
-		f.build(WatchMapped(f.configMaps, func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
+		f.put("of another Go type", "other")
+		f.build(f.configMaps.mapped(func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
 			if e.New.Name == "bad" && textOf(e.New) != "mended" {
 				panic("cannot map this")
 			}
-			return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))}
+			return ownName(e)
 		}, func(e Event[*corev1.ConfigMap]) bool { return textOf(e.New) != "left out" }))
 		f.run()
-		same(t, "panics of a new leader", []string{"bad"}, f.configMaps.panicked)
+		same(t, "panics of a new leader", []string{"other", "bad"}, f.configMaps.panicked)
 		f.put("2", "bad")
-		same(t, "panics after an event", []string{"bad", "bad"}, f.configMaps.panicked)
+		same(t, "panics after an event", []string{"other", "bad", "bad"}, f.configMaps.panicked)
 		f.put("left out", "bad")
 		if !slices.Contains(slices.Collect(maps.Values(f.configMaps.panicking)), true) {
 			t.Error("an event that is not mapped ended the problem of the mapping")
@@ -326,7 +327,7 @@ func TestMappingThatPanicsIsContainedByTheInformer(t *testing.T) {
 func TestMappingEndsBeforeRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, mapping := newFixture(t), make(chan struct{})
-		f.build(WatchMapped(f.configMaps, func(Event[*corev1.ConfigMap]) []cache.ObjectName {
+		f.build(f.configMaps.mapped(func(Event[*corev1.ConfigMap]) []cache.ObjectName {
 			close(mapping)
 			letOthersRun() // such as Run, which would return if it did not wait
 			f.say("mapped")
@@ -360,7 +361,7 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 		f := newFixture(t, "slow")
 		f.opts.Workers = 2
 		f.reconcile = func(context.Context, cache.ObjectName) (time.Duration, error) { pass(time.Hour); return 0, nil }
-		f.build(WatchSelf(f.configMaps))
+		f.build(f.configMaps.self())
 		same(t, "status before Run", Status{Name: "test", Phase: PhaseStopped, Workers: 2, InFlight: []InFlight{}}, f.loop.Status())
 		f.run()
 		pass(time.Minute)
@@ -491,7 +492,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 func TestWatchOfTwoLoopsOutlivesOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, "a")
-		w := WatchSelf(f.configMaps)
+		w := f.configMaps.self()
 		f.opts.Loop = "other"
 		f.build(w)
 		other := f.loop
@@ -510,16 +511,16 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			f, other := newFixture(t, "a"), newMemory("1", "b", "c")
 			other.synced = make(chan struct{})
-			if f.build(WatchSelf(f.configMaps)); !before {
+			if f.build(f.configMaps.self()); !before {
 				f.run()
 			}
 			mapping := func(e Event[*corev1.ConfigMap]) []cache.ObjectName {
 				f.say("maps")
-				return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))}
+				return ownName(e)
 			}
-			watch := WatchChanges(other, mapping) // the loop may have reconciled what depends on these objects
+			watch := newWatch(other, false, mapping, nil) // the loop may have reconciled what depends on these objects
 			if before {
-				watch = WatchMapped(other, mapping)
+				watch = other.mapped(mapping)
 			}
 			remove, err := f.loop.Watch(watch)
 			must(t, err)
@@ -546,7 +547,7 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 			f.run()
 			f.expect("a")
 			same(t, "added watches", 0, len(f.loop.added))
-			for _, mistake := range []Watch[cache.ObjectName]{WatchSelf[*corev1.ConfigMap](nil), WaitFor[cache.ObjectName](f.configMaps)} {
+			for _, mistake := range []Watch[cache.ObjectName]{WatchSelf[*corev1.ConfigMap](nil), {synced: f.configMaps.Synced}} {
 				if _, err = f.loop.Watch(mistake); err == nil {
 					t.Error("a watch that maps nothing was accepted")
 				}
@@ -557,13 +558,13 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 
 func TestClosedLoopHasNoHandler(t *testing.T) {
 	f := newFixture(t, "a")
-	f.build(WatchSelf(f.configMaps), WaitFor[cache.ObjectName](f.configMaps))
+	f.build(f.configMaps.self(), Watch[cache.ObjectName]{synced: f.configMaps.Synced})
 	f.configMaps.panicking = map[int]bool{1: true, 2: true}
-	_, err := f.loop.Watch(WatchSelf(f.configMaps))
+	_, err := f.loop.Watch(f.configMaps.self())
 	must(t, err)
 	closed := f.loop
 	closed.Close()
-	if _, err = closed.Watch(WatchSelf(f.configMaps)); err == nil {
+	if _, err = closed.Watch(f.configMaps.self()); err == nil {
 		t.Error("a closed loop took a watch")
 	}
 	f.build()

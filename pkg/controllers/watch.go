@@ -5,7 +5,6 @@ package controllers
 
 import (
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 
@@ -36,39 +35,16 @@ type registration[K comparable] struct {
 	remove func()                            // ends the calls of handle
 }
 
-// watchable is what a watch asks of the informers of the cache, beyond what authors see.
-type watchable interface {
-	// ContainPanics returns two functions. contain calls the mapping of one watch for an object. If the mapping
-	// panics, that is counted, logged and a problem of the controller until a call for the object succeeds, the
-	// object is gone, or the watch has ended. After end, contain calls nothing.
+// watchable is what a watch asks of an [informers.Informer].
+type watchable[T any] interface {
+	Objects() []metav1.Object
+	Get(name cache.ObjectName) (object T, exists bool)
+	AddHandler(changed func(old, current T, initial bool)) (remove func())
+	Synced() <-chan struct{}
 	ContainPanics() (contain func(object metav1.Object, call func()), end func())
-	// KeepsOwnerReferences reports whether the cache has them for this controller.
-	KeepsOwnerReferences() bool
 }
 
-// errNoInformer is the mistake of a watch without an informer.
 var errNoInformer = errors.New("the informer is nil")
-
-// missing reports whether there is no informer. Follow returns a nil *Following with an error.
-func missing[T any](informer informers.Informer[T]) bool {
-	f, ok := informer.(*informers.Following[T])
-	return informer == nil || ok && f == nil
-}
-
-// watchableOf returns what a watch asks of an informer of the cache, or the mistake of the watch.
-func watchableOf[T metav1.Object](informer informers.Informer[T]) (watchable, error) {
-	if missing(informer) {
-		return nil, errNoInformer
-	}
-	if f, ok := informer.(*informers.Following[T]); ok {
-		informer = f.Informer
-	}
-	w, ok := informer.(watchable)
-	if !ok {
-		return nil, fmt.Errorf("a watch needs the informer that informers.For or Follow returned, not a %T", informer)
-	}
-	return w, nil
-}
 
 // Event is a change of one object. Old is the zero T for an addition. New is the zero T for a deletion,
 // and Old then the last state in the cache. After a relist, each object in the cache comes as
@@ -79,9 +55,12 @@ type Event[T any] struct {
 
 // WatchSelf returns a watch that maps each object to its own name. When Run begins, it maps all that
 // are in the cache. only is as for [WatchMapped].
-func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Event[T]) bool) Watch[cache.ObjectName] {
-	own := func(e Event[T]) []cache.ObjectName { return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))} }
-	return WatchMapped(informer, own, only...)
+func WatchSelf[T metav1.Object](informer *informers.Informer[T], only ...func(Event[T]) bool) Watch[cache.ObjectName] {
+	return WatchMapped(informer, ownName[T], only...)
+}
+
+func ownName[T metav1.Object](e Event[T]) []cache.ObjectName {
+	return []cache.ObjectName{cache.MetaObjectToName(objectOf(e))}
 }
 
 // WatchMapped returns a watch that maps events of objects of type T to keys. When Run begins, it maps each
@@ -92,69 +71,66 @@ func WatchSelf[T metav1.Object](informer informers.Informer[T], only ...func(Eve
 // next event, the next relist or the next leader; its deletion is lost. The panic is a problem of the
 // controller while the object exists.
 func WatchMapped[T metav1.Object, K comparable](
-	informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool,
+	informer *informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool,
 ) Watch[K] {
-	w := WatchChanges(informer, keys, only...)
-	w.primary = true
-	return w
+	return newWatch(informer, true, keys, only)
 }
 
 // WatchChanges is WatchMapped, except that it maps nothing but changes from the beginning of Run on.
 // It is for objects on which others depend: the reconcile of each other object sees earlier changes. A watch
 // that [Loop.Watch] adds maps the objects in the cache too.
 func WatchChanges[T metav1.Object, K comparable](
-	informer informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool,
+	informer *informers.Informer[T], keys func(Event[T]) []K, only ...func(Event[T]) bool,
 ) Watch[K] {
-	if keys == nil || slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return keep == nil }) {
+	return newWatch(informer, false, keys, only)
+}
+
+func newWatch[T metav1.Object, K comparable](
+	informer watchable[T], primary bool, keys func(Event[T]) []K, only []func(Event[T]) bool,
+) Watch[K] {
+	switch {
+	case informer == watchable[T]((*informers.Informer[T])(nil)):
+		return Watch[K]{mistake: errNoInformer}
+	case keys == nil || slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return keep == nil }):
 		return Watch[K]{mistake: errors.New("a function that maps or chooses events is nil")}
-	}
-	w, mistake := watchableOf(informer)
-	if mistake != nil {
-		return Watch[K]{mistake: mistake}
-	}
-	list := func() []metav1.Object {
-		objects := informer.List(metav1.NamespaceAll, nil)
-		list := make([]metav1.Object, len(objects))
-		for i := range objects {
-			list[i] = objects[i]
-		}
-		return list
 	}
 	register := func(handle func(in lane, mapping func() []K)) registration[K] {
 		// Two: a choice that says no must not clear the record of a mapping that panicked.
-		containChoice, endChoice := w.ContainPanics()
-		containMapping, endMapping := w.ContainPanics()
-		mapEvent := func(e Event[T]) (mapped []K) {
+		containChoice, endChoice := informer.ContainPanics()
+		containMapping, endMapping := informer.ContainPanics()
+		mapEvent := func(object metav1.Object, get func() Event[T]) (mapped []K) {
+			var e Event[T]
 			chosen := false
-			containChoice(objectOf(e), func() {
-				chosen = !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
+			containChoice(object, func() {
+				e = get()
+				chosen = !isNil(objectOf(e)) && !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
 			})
 			if chosen {
-				containMapping(objectOf(e), func() { mapped = keys(e) })
+				containMapping(object, func() { mapped = keys(e) })
 			}
 			return mapped
 		}
 		removeHandler := informer.AddHandler(func(old, current T, initial bool) {
 			// The objects of the first list are dropped: the cache is replayed once the informer has synced.
 			if e := (Event[T]{old, current}); !initial || !isNil(old) {
-				handle(laneOfEvent(e), func() []K { return mapEvent(e) })
+				handle(laneOfEvent(e), func() []K { return mapEvent(objectOf(e), func() Event[T] { return e }) })
 			}
 		})
-		newest := func(object cache.ObjectName) []K {
-			obj, exists := informer.Get(object)
-			if !exists {
-				return nil // its deletion is an event
-			}
-			return mapEvent(Event[T]{New: obj})
+		newest := func(name cache.ObjectName) []K {
+			object := &metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}
+			return mapEvent(object, func() Event[T] {
+				current, _ := informer.Get(name) // the deletion is an event
+				return Event[T]{New: current}
+			})
 		}
 		return registration[K]{newest, func() { removeHandler(); endChoice(); endMapping() }}
 	}
-	return Watch[K]{synced: informer.Synced, list: list, register: register}
+	return Watch[K]{synced: informer.Synced, list: informer.Objects, register: register, primary: primary}
 }
 
 // WaitFor returns a watch that maps nothing: Run waits until the informer has synced.
-func WaitFor[K comparable, T any](informer informers.Informer[T]) Watch[K] {
-	if missing(informer) {
+func WaitFor[K comparable, T any](informer *informers.Informer[T]) Watch[K] {
+	if informer == nil {
 		return Watch[K]{mistake: errNoInformer}
 	}
 	return Watch[K]{synced: informer.Synced}
@@ -164,22 +140,22 @@ func WaitFor[K comparable, T any](informer informers.Informer[T]) Watch[K] {
 // that kind which controls it, before and after the change. The owner is in the same namespace; see also
 // [WatchClusterOwner]. The cache must hold the owner references: a need of the reduced form asks for them,
 // and otherwise NewLoop returns an error.
-func WatchOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind) Watch[cache.ObjectName] {
+func WatchOwner[T metav1.Object](informer *informers.Informer[T], owner schema.GroupKind) Watch[cache.ObjectName] {
 	return watchOwner(informer, owner, metav1.Object.GetNamespace)
 }
 
 // WatchClusterOwner is WatchOwner for an owner that has no namespace. Its objects may be in any namespace.
-func WatchClusterOwner[T metav1.Object](informer informers.Informer[T], owner schema.GroupKind) Watch[cache.ObjectName] {
+func WatchClusterOwner[T metav1.Object](informer *informers.Informer[T], owner schema.GroupKind) Watch[cache.ObjectName] {
 	return watchOwner(informer, owner, noNamespace)
 }
 
 func noNamespace(metav1.Object) string { return "" }
 
 func watchOwner[T metav1.Object](
-	informer informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string,
+	informer *informers.Informer[T], owner schema.GroupKind, namespace func(metav1.Object) string,
 ) Watch[cache.ObjectName] {
 	watch := WatchChanges(informer, func(e Event[T]) []cache.ObjectName { return ownersOf(e, owner, namespace) })
-	if w, mistake := watchableOf(informer); mistake == nil && !w.KeepsOwnerReferences() {
+	if watch.mistake == nil && !informer.KeepsOwnerReferences() {
 		watch.mistake = errors.New("WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences")
 	}
 	return watch

@@ -15,9 +15,8 @@ import (
 
 // Following is the informer of a resource that a controller has asked for at run time, see [Follow].
 type Following[T any] struct {
-	Informer[T]
-	informer *informer
-	cluster  *ClusterCache
+	*Informer[T]
+	cluster *ClusterCache
 }
 
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
@@ -33,7 +32,7 @@ func Follow[T any](host HasCache, need Need) (*Following[T], error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Following[T]{view[T]{i, &i.plan.needs[0]}, i, c.cluster}, nil
+	return &Following[T]{&Informer[T]{i, &i.plan.needs[0]}, c.cluster}, nil
 }
 
 func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {

@@ -342,8 +342,8 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 		"a Filter": {need: Need{Fields: Labels, Filter: func(obj metav1.Object) bool { r.check(obj); return true }}},
 		"a mapping, whose sibling succeeds": {register: func(f *ClusterCache) {
 			mine := For[metav1.Object](f.ForController("bad"), Secrets)
-			contain, _ := mine.(view[metav1.Object]).ContainPanics()
-			sibling, _ := mine.(view[metav1.Object]).ContainPanics()
+			contain, _ := mine.ContainPanics()
+			sibling, _ := mine.ContainPanics()
 			mine.AddHandler(func(_, current metav1.Object, _ bool) { // the handler itself succeeds
 				contain(current, func() { r.check(current) })
 				sibling(current, func() {})
@@ -419,7 +419,7 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 		},
 		"a mapping panics on its deletion": func(f *ClusterCache) {
 			mine := For[metav1.Object](f.ForController("bad"), Secrets)
-			contain, _ := mine.(view[metav1.Object]).ContainPanics()
+			contain, _ := mine.ContainPanics()
 			mine.AddHandler(func(old, current metav1.Object, _ bool) {
 				if current != nil {
 					old = current

@@ -15,29 +15,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
-// Informer is the cache of a resource as one controller gets it, with the type of its objects. They
-// belong to the cache: copy an object before you change it.
-type Informer[T any] interface {
-	// Get returns the object with that name, and whether the cache has it.
-	Get(name cache.ObjectName) (object T, exists bool)
-	// List returns the objects in a namespace, or in all if it is empty, whose labels the selector
-	// matches; nil matches all. With a selector, a need of the reduced form must have Fields: Labels, or List
-	// panics. The objects are in no order. The first List of one namespace makes an index of all namespaces.
-	List(namespace string, selector labels.Selector) []T
-	// ByIndex returns the objects that have the value in an index that AddIndex has added.
-	ByIndex(index, value string) []T
-	// AddIndex adds an index, in which an object has the values that the function returns. These must depend on
-	// the object alone: the function must not read the informer. AddIndex is called while the controller is
-	// built. To add an index twice is a mistake: AddIndex panics.
-	AddIndex(name string, values func(T) []string)
-	// AddHandler calls a function with each change of an object, one at a time, in the order of an object's
-	// changes: old is nil for a new object, current for a deleted one. A relist shows each object again, in most
-	// cases with the resourceVersion of old. initial is set for objects that were there before the cache had
-	// synced, or before AddHandler. An update may have it too, while only some of --namespaces have been listed.
-	// The returned function removes the handler, which may still be called with earlier changes.
-	AddHandler(func(old, current T, initial bool)) (remove func())
-	// Synced returns a channel that is closed when the cache has been filled once.
-	Synced() <-chan struct{}
+// Informer is the cache of a resource as one controller gets it from [For] or [Follow], with the type of its
+// objects. They belong to the cache: copy an object before you change it.
+type Informer[T any] struct {
+	*informer
+	need *Need
 }
 
 // Cache is the cache of a cluster as one controller gets it: for [Follow] and, in the process's own cluster,
@@ -62,7 +44,7 @@ type HasCache interface{ cache() Cache }
 // and *Object, metav1.Object or any other interface that an Object has, for any. For is called while a
 // controller is built, since it panics if the need, the scheme and T do not fit together; the manager's start
 // then fails with an error that names the controller.
-func For[T any](host HasCache, resource schema.GroupVersionResource) Informer[T] {
+func For[T any](host HasCache, resource schema.GroupVersionResource) *Informer[T] {
 	c := host.cache()
 	i, need := c.cluster.informerFor(c.controller, resource.GroupResource())
 	if i == nil {
@@ -75,27 +57,25 @@ func For[T any](host HasCache, resource schema.GroupVersionResource) Informer[T]
 	if err := need.checkType(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
 		panic(panics.Mistake(err.Error()))
 	}
-	return view[T]{i, need}
+	return &Informer[T]{i, need}
 }
 
-// view implements Informer.
-type view[T any] struct {
-	*informer
-	need *Need
-}
-
-func (v view[T]) Get(name cache.ObjectName) (object T, exists bool) {
-	if o := v.objects.get(name.String()); o != nil {
+// Get returns the object with that name, and whether the cache has it.
+func (i *Informer[T]) Get(name cache.ObjectName) (object T, exists bool) {
+	if o := i.objects.get(name.String()); o != nil {
 		return objectAs[T](o), true
 	}
 	return object, false
 }
 
-func (v view[T]) List(namespace string, selector labels.Selector) []T {
-	if selector != nil && !selector.Empty() && !v.need.whole() && v.need.Fields&Labels == 0 {
-		panic(panics.Mistake(fmt.Sprintf("lists %s by labels, but its need has no Fields: Labels", v.name)))
+// List returns the objects in a namespace, or in all if it is empty, whose labels the selector
+// matches; nil matches all. With a selector, a need of the reduced form must have Fields: Labels, or List
+// panics. The objects are in no order. The first List of one namespace makes an index of all namespaces.
+func (i *Informer[T]) List(namespace string, selector labels.Selector) []T {
+	if selector != nil && !selector.Empty() && !i.need.whole() && i.need.Fields&Labels == 0 {
+		panic(panics.Mistake(fmt.Sprintf("lists %s by labels, but its need has no Fields: Labels", i.name)))
 	}
-	stored := v.stored(namespace)
+	stored := i.stored(namespace)
 	list := make([]T, 0, len(stored))
 	for _, o := range stored {
 		if selector == nil || selector.Matches(labels.Set(o.GetLabels())) {
@@ -109,14 +89,14 @@ func (v view[T]) List(namespace string, selector labels.Selector) []T {
 const byNamespace = "namespace"
 
 // stored returns the objects in a namespace, or in all if it is empty.
-func (v view[T]) stored(namespace string) []*Object {
+func (i *informer) stored(namespace string) []*Object {
 	if namespace == "" {
-		return v.objects.list()
+		return i.objects.list()
 	}
-	objects, indexed := v.objects.byIndex(byNamespace, namespace)
+	objects, indexed := i.objects.byIndex(byNamespace, namespace)
 	if !indexed {
-		v.addStoreIndex(byNamespace, func(o *Object) []string { return []string{o.GetNamespace()} })
-		objects, _ = v.objects.byIndex(byNamespace, namespace)
+		i.addStoreIndex(byNamespace, func(o *Object) []string { return []string{o.GetNamespace()} })
+		objects, _ = i.objects.byIndex(byNamespace, namespace)
 	}
 	return objects
 }
@@ -129,12 +109,13 @@ func (i *informer) addStoreIndex(name string, values func(*Object) []string) boo
 }
 
 // indexName returns the name of an index in the store.
-func (v view[T]) indexName(name string) string { return v.need.controller + "/" + name }
+func (i *Informer[T]) indexName(name string) string { return i.need.controller + "/" + name }
 
-func (v view[T]) ByIndex(index, value string) []T {
-	stored, exists := v.objects.byIndex(v.indexName(index), value)
+// ByIndex returns the objects that have the value in an index that AddIndex has added.
+func (i *Informer[T]) ByIndex(index, value string) []T {
+	stored, exists := i.objects.byIndex(i.indexName(index), value)
 	if !exists {
-		panic(panics.Mistake(fmt.Sprintf("asks %s for the index %s, which it has not added", v.name, index)))
+		panic(panics.Mistake(fmt.Sprintf("asks %s for the index %s, which it has not added", i.name, index)))
 	}
 	list := make([]T, 0, len(stored))
 	for _, o := range stored {
@@ -143,18 +124,26 @@ func (v view[T]) ByIndex(index, value string) []T {
 	return list
 }
 
-func (v view[T]) AddIndex(name string, values func(T) []string) {
+// AddIndex adds an index, in which an object has the values that the function returns. These must depend on
+// the object alone: the function must not read the informer. AddIndex is called while the controller is
+// built. To add an index twice is a mistake: AddIndex panics.
+func (i *Informer[T]) AddIndex(name string, values func(T) []string) {
 	valuesOf := func(o *Object) (found []string) {
-		v.bad.contain(v.need.controller, "index "+name, o, func() { found = values(objectAs[T](o)) })
+		i.bad.contain(i.need.controller, "index "+name, o, func() { found = values(objectAs[T](o)) })
 		return found
 	}
-	if !v.addStoreIndex(v.indexName(name), valuesOf) {
-		panic(panics.Mistake(fmt.Sprintf("adds the index %s of %s twice", name, v.name)))
+	if !i.addStoreIndex(i.indexName(name), valuesOf) {
+		panic(panics.Mistake(fmt.Sprintf("adds the index %s of %s twice", name, i.name)))
 	}
 }
 
-func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove func()) {
-	return v.listen(v.need.controller, func(e event) {
+// AddHandler calls a function with each change of an object, one at a time, in the order of an object's
+// changes: old is nil for a new object, current for a deleted one. A relist shows each object again, in most
+// cases with the resourceVersion of old. initial is set for objects that were there before the cache had
+// synced, or before AddHandler. An update may have it too, while only some of --namespaces have been listed.
+// The returned function removes the handler, which may still be called with earlier changes.
+func (i *Informer[T]) AddHandler(changed func(old, current T, initial bool)) (remove func()) {
+	return i.listen(i.need.controller, func(e event) {
 		var old, current T
 		if e.old != nil {
 			old = objectAs[T](e.old)
@@ -166,14 +155,24 @@ func (v view[T]) AddHandler(changed func(old, current T, initial bool)) (remove 
 	})
 }
 
-func (v view[T]) Synced() <-chan struct{} { return v.lists.synced }
+// Synced returns a channel that is closed when the cache has been filled once.
+func (i *Informer[T]) Synced() <-chan struct{} { return i.lists.synced }
 
-// ContainPanics is for the watches of package controllers.
-func (v view[T]) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
-	return v.containPanics(v.need.controller, ofEvents+"mapping")
+// Objects returns all objects as the cache holds them. It is for the watches of package controllers.
+func (i *Informer[T]) Objects() []metav1.Object {
+	return (*Informer[metav1.Object])(i).List(metav1.NamespaceAll, nil)
 }
 
-// KeepsOwnerReferences is for the watches of package controllers.
-func (v view[T]) KeepsOwnerReferences() bool {
-	return v.need.whole() || v.need.Fields&OwnerReferences != 0
+// ContainPanics returns two functions, for the watches of package controllers. contain calls the mapping of
+// one watch for an object. If the mapping panics, that is counted, logged and a problem of the controller
+// until a call for the object succeeds, the object is gone, or the watch has ended. After end, contain calls
+// nothing.
+func (i *Informer[T]) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
+	return i.containPanics(i.need.controller, ofEvents+"mapping")
+}
+
+// KeepsOwnerReferences reports whether the cache has them for this controller. It is for the watches of
+// package controllers.
+func (i *Informer[T]) KeepsOwnerReferences() bool {
+	return i.need.whole() || i.need.Fields&OwnerReferences != 0
 }

@@ -40,7 +40,7 @@ type painter struct {
 	*controllers.Loop[cache.ObjectName]
 	controllers.Host
 	pod     string
-	gadgets informers.Informer[*Gadget]
+	gadgets *informers.Informer[*Gadget]
 	client  controllers.TypedClient[*Gadget]
 
 	mu      sync.Mutex

@@ -69,9 +69,9 @@ type controller struct {
 	*controllers.Loop[cache.ObjectName]
 	host        controllers.Host
 	client      controllers.TypedClient[*v1.Widget]
-	widgets     informers.Informer[*v1.Widget]
-	deployments informers.Informer[*appsv1.Deployment]
-	configMaps  informers.Informer[*informers.Object]
+	widgets     *informers.Informer[*v1.Widget]
+	deployments *informers.Informer[*appsv1.Deployment]
+	configMaps  *informers.Informer[*informers.Object]
 }
 
 func newController(h controllers.Host) (_ controllers.Controller, err error) {

@@ -37,7 +37,7 @@ type controller struct {
 	cfg      Config
 	keys     *policy.AnnotationKeys
 	in       informerSet
-	sources  map[policy.SourceType]informers.Informer[cachedSource] // without those that are ignored
+	sources  map[policy.SourceType]*informers.Informer[cachedSource] // without those that are ignored
 	kinds    map[string]*kind
 	client   kubernetes.Interface
 	metadata metadata.Interface
@@ -66,7 +66,7 @@ func newController(cfg Config, in informerSet, clients controllers.Clients, even
 	}
 	c := &controller{
 		cfg: cfg, keys: cfg.keys(), in: in,
-		sources:  map[policy.SourceType]informers.Informer[cachedSource]{},
+		sources:  map[policy.SourceType]*informers.Informer[cachedSource]{},
 		client:   clients.Client,
 		metadata: clients.Metadata,
 		events:   events,
@@ -78,7 +78,7 @@ func newController(cfg Config, in informerSet, clients controllers.Clients, even
 		return nil, errors.New("CronJobs need an informer of Jobs")
 	}
 	c.memory = newMemory(c.cachedUID)
-	for t, informer := range map[policy.SourceType]informers.Informer[cachedSource]{
+	for t, informer := range map[policy.SourceType]*informers.Informer[cachedSource]{
 		policy.ConfigMap: in.ConfigMaps, policy.Secret: in.Secrets, policy.SecretProviderClass: in.PodStatuses,
 	} {
 		if informer != nil && cfg.watches(t) {

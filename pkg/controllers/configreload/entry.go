@@ -28,10 +28,10 @@ func Entry() controllers.Entry {
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags.with(h.Settings)
 			var in informerSet
-			sources := map[schema.GroupVersionResource]*informers.Informer[cachedSource]{
+			sources := map[schema.GroupVersionResource]**informers.Informer[cachedSource]{
 				informers.ConfigMaps: &in.ConfigMaps, informers.Secrets: &in.Secrets, PodStatusesResource: &in.PodStatuses,
 			}
-			others := map[schema.GroupVersionResource]*informers.Informer[metav1.Object]{
+			others := map[schema.GroupVersionResource]**informers.Informer[metav1.Object]{
 				informers.Deployments: &in.Deployments, informers.StatefulSets: &in.StatefulSets, informers.DaemonSets: &in.DaemonSets,
 				informers.CronJobs: &in.CronJobs, informers.Jobs: &in.Jobs, RolloutsResource: &in.Rollouts,
 				informers.Namespaces: &in.Namespaces,

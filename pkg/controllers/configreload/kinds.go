@@ -74,11 +74,11 @@ const fieldManager = "quartermaster-config-reload"
 // and the result of workloadDigest, or as the ordinary types, Rollouts as unstructured. Of
 // namespaces, only the labels are read.
 type informerSet struct {
-	ConfigMaps, Secrets, PodStatuses      informers.Informer[cachedSource]
-	Deployments, StatefulSets, DaemonSets informers.Informer[metav1.Object]
-	CronJobs, Jobs, Rollouts              informers.Informer[metav1.Object]
+	ConfigMaps, Secrets, PodStatuses      *informers.Informer[cachedSource]
+	Deployments, StatefulSets, DaemonSets *informers.Informer[metav1.Object]
+	CronJobs, Jobs, Rollouts              *informers.Informer[metav1.Object]
 	// Namespaces is needed only with NamespaceSelector.
-	Namespaces informers.Informer[metav1.Object]
+	Namespaces *informers.Informer[metav1.Object]
 }
 
 func sourceResource(t policy.SourceType) schema.GroupVersionResource {
@@ -176,7 +176,7 @@ func sourceDigest(cfg Config) (func(obj runtime.Object) []byte, error) {
 // kind reads and writes one kind of workload.
 type kind struct {
 	*kindInfo
-	informer informers.Informer[metav1.Object]
+	informer *informers.Informer[metav1.Object]
 	// get reads from the API server.
 	get func(ctx context.Context, name cache.ObjectName) (metav1.Object, error)
 	// patch returns the new resourceVersion.
@@ -193,7 +193,7 @@ type getPatcher[T any] interface {
 	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (T, error)
 }
 
-func newKind[T metav1.Object, C getPatcher[T]](informer informers.Informer[metav1.Object], client func(namespace string) C, merge types.PatchType) *kind {
+func newKind[T metav1.Object, C getPatcher[T]](informer *informers.Informer[metav1.Object], client func(namespace string) C, merge types.PatchType) *kind {
 	return &kind{
 		informer: informer,
 		merge:    merge,

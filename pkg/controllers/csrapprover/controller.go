@@ -43,8 +43,8 @@ const (
 // controller approves requests.
 type controller struct {
 	cfg      Config
-	requests informers.Informer[*informers.Object]
-	nodes    informers.Informer[*informers.Object]
+	requests *informers.Informer[*informers.Object]
+	nodes    *informers.Informer[*informers.Object]
 	client   kubernetes.Interface
 	events   record.EventRecorder
 	metrics  *domainMetrics
@@ -63,7 +63,7 @@ var _ controllers.Controller = &controller{}
 // newController adds indexes and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate. The informers keep what this package's entry declares, and
 // digests are made with the seed.
-func newController(cfg Config, seed maphash.Seed, requests, nodes informers.Informer[*informers.Object], client kubernetes.Interface, events record.EventRecorder,
+func newController(cfg Config, seed maphash.Seed, requests, nodes *informers.Informer[*informers.Object], client kubernetes.Interface, events record.EventRecorder,
 	loop controllers.LoopOptions, reg controllers.MetricsRegistry,
 ) (_ *controller, err error) {
 	if len(cfg.IPRanges) == 0 {

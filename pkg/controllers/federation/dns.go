@@ -58,15 +58,15 @@ var lookupNetIP = net.DefaultResolver.LookupNetIP
 type dnsLoop struct {
 	keyLoop
 	c                  *controller
-	records            map[string]informers.Informer[*unstructured.Unstructured]
-	domains, endpoints informers.Informer[*unstructured.Unstructured]
+	records            map[string]*informers.Informer[*unstructured.Unstructured]
+	domains, endpoints *informers.Informer[*unstructured.Unstructured]
 	// outcomes are, by key, the policy.Problem for which nothing was last written, or the last answers.
 	outcomes sync.Map
 }
 
 func newDNSLoop(c *controller, options controllers.LoopOptions) (*dnsLoop, error) {
 	type event = controllers.Event[*unstructured.Unstructured]
-	l := &dnsLoop{c: c, records: map[string]informers.Informer[*unstructured.Unstructured]{},
+	l := &dnsLoop{c: c, records: map[string]*informers.Informer[*unstructured.Unstructured]{},
 		domains: informers.For[*unstructured.Unstructured](c.host, domains), endpoints: informers.For[*unstructured.Unstructured](c.host, c.cfg.dnsEndpoints())}
 	all := func(event) (keys []queuedKey) {
 		for kind, records := range l.records {

@@ -115,10 +115,10 @@ func (c *Config) namespacePermissions() []rbacv1.PolicyRule {
 
 // informersOf holds the informers of the needs.
 type informersOf struct {
-	clusters, configs, types, preferences informers.Informer[*unstructured.Unstructured]
-	secrets, namespaces, definitions      informers.Informer[metav1.Object]
-	propagated, clusterPropagated         informers.Informer[*informers.Object]
-	writtenOff                            informers.Informer[*corev1.ConfigMap]
+	clusters, configs, types, preferences *informers.Informer[*unstructured.Unstructured]
+	secrets, namespaces, definitions      *informers.Informer[metav1.Object]
+	propagated, clusterPropagated         *informers.Informer[*informers.Object]
+	writtenOff                            *informers.Informer[*corev1.ConfigMap]
 }
 
 func informersFor(h controllers.Host) informersOf {

@@ -110,7 +110,7 @@ func (c *controller) followType(t *federatedType) (err error) {
 	if t.following, err = informers.Follow[*informers.Object](c.host, need); err != nil {
 		return err
 	}
-	t.unwatch, err = c.loop.Watch(controllers.WatchMapped(t.following, func(e controllers.Event[*informers.Object]) []queuedKey {
+	t.unwatch, err = c.loop.Watch(controllers.WatchMapped(t.following.Informer, func(e controllers.Event[*informers.Object]) []queuedKey {
 		return []queuedKey{queuedKeyOf(c.changed(t, e.Old, e.New))}
 	}))
 	if err != nil {

@@ -60,7 +60,7 @@ func (l keyLoop) EnqueueFor(turn string, keys ...key) {
 }
 
 // namesIn returns the names of all objects of a namespace, or of all namespaces.
-func namesIn[T metav1.Object](objects informers.Informer[T], namespace string) (names []cache.ObjectName) {
+func namesIn[T metav1.Object](objects *informers.Informer[T], namespace string) (names []cache.ObjectName) {
 	for _, object := range objects.List(namespace, nil) {
 		names = append(names, cache.MetaObjectToName(object))
 	}

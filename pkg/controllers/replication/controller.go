@@ -44,8 +44,8 @@ const (
 // [policy.Cached], with the result of [policy.Digester.Digest]. Of Namespaces, the labels and the
 // times of creation and deletion are read; they are nil with Config.Scope.
 type informerSet struct {
-	Objects    map[policy.Kind]informers.Informer[policy.Cached]
-	Namespaces informers.Informer[metav1.Object]
+	Objects    map[policy.Kind]*informers.Informer[policy.Cached]
+	Namespaces *informers.Informer[metav1.Object]
 }
 
 // controller copies objects.

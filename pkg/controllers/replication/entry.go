@@ -42,7 +42,7 @@ func Entry() controllers.Entry {
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags.with(h.Settings)
-			in := informerSet{Objects: map[policy.Kind]informers.Informer[policy.Cached]{}}
+			in := informerSet{Objects: map[policy.Kind]*informers.Informer[policy.Cached]{}}
 			for _, kind := range cfg.CopiedKinds() {
 				in.Objects[kind] = informers.For[policy.Cached](h, resourceOf(kind))
 			}

@@ -63,7 +63,7 @@ var _ controllers.Controller = &controller{}
 // newController returns the controller. cfg must have passed Validate. watched are the kinds with their
 // informers, namespaces is nil if Namespaces do not count. Clients made from config write only while this
 // replica leads.
-func newController(cfg Config, watched []*kind, namespaces informers.Informer[*informers.Object], client kubernetes.Interface, config *rest.Config,
+func newController(cfg Config, watched []*kind, namespaces *informers.Informer[*informers.Object], client kubernetes.Interface, config *rest.Config,
 	events record.EventRecorder, loop controllers.LoopOptions, reg controllers.MetricsRegistry,
 ) (*controller, error) {
 	objects, err := newAPI(config)

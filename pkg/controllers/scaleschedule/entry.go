@@ -34,7 +34,7 @@ func Entry() controllers.Entry {
 			for _, k := range watched {
 				k.informer = informers.For[*informers.Object](h, k.resource)
 			}
-			var namespaces informers.Informer[*informers.Object]
+			var namespaces *informers.Informer[*informers.Object]
 			if len(cfg.Scope) == 0 {
 				namespaces = informers.For[*informers.Object](h, informers.Namespaces)
 			}

@@ -23,7 +23,7 @@ type kind struct {
 	resource schema.GroupVersionResource
 	// optional says that the resource may be missing.
 	optional bool
-	informer informers.Informer[*informers.Object]
+	informer *informers.Informer[*informers.Object]
 }
 
 // kinds returns all kinds in the order of the documentation.

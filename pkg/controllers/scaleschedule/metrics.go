@@ -67,7 +67,7 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 	return d
 }
 
-func countDown(informer informers.Informer[*informers.Object]) (n int) {
+func countDown(informer *informers.Informer[*informers.Object]) (n int) {
 	for _, obj := range informer.List("", nil) {
 		if o := policy.Decode(obj.Digest(Name)); o.HasRecord() {
 			n++
