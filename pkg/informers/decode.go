@@ -18,7 +18,7 @@ import (
 )
 
 // misfit is the metadata of an object that does not fit its Go type: a CustomResourceDefinition may
-// permit more than the type does, such as the time 2024-01-01t00:00:00z.
+// permit more than the type does, such as the time 2024-01-01t00:00:00z. Or the server sent another kind.
 type misfit struct {
 	metav1.PartialObjectMetadata
 	err error

@@ -48,6 +48,7 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", need.controller, err)
 	}
+	plans[0].expect(t)
 	slots := cluster.caches.otherSlots
 	if cluster.cfg.Cluster == "" {
 		slots = cluster.caches.ownSlots

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/klog/v2"
 )
 
@@ -507,12 +508,23 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 }
 
 func TestMisfitIsLeftOutAndReported(t *testing.T) {
+	for kind, bad := range map[string]func(metav1.ObjectMeta) any{
+		"does not decode": func(m metav1.ObjectMeta) any {
+			return &misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: m}, err: errors.New("parsing time")}
+		},
+		"is of another kind": func(m metav1.ObjectMeta) any { return &corev1.Secret{ObjectMeta: m} },
+	} {
+		t.Run("an object that "+kind, func(t *testing.T) { testMisfit(t, bad) })
+	}
+}
+
+func testMisfit(t *testing.T, misfit func(metav1.ObjectMeta) any) {
 	i, f := newFeed(t, Need{controller: "a", Resource: Deployments, Form: Typed}, Need{controller: "b", Resource: Deployments, Form: Typed})
-	owner := &ClusterCache{informers: []*informer{i}, running: true}
-	bad := func(name string) *misfit {
-		m := &misfit{err: errors.New("parsing time")}
-		m.Namespace, m.Name, m.ResourceVersion = "shop", name, "7"
-		return m
+	owner := &ClusterCache{informers: []*informer{i}, running: true, clients: readers{scheme: scheme.Scheme}}
+	For[*appsv1.Deployment](owner.ForController("a"), Deployments)
+	For[metav1.Object](owner.ForController("b"), Deployments)
+	bad := func(name string) any {
+		return misfit(metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: "7"})
 	}
 	check := func(misfits int, want ...string) {
 		t.Helper()
@@ -537,8 +549,7 @@ func TestMisfitIsLeftOutAndReported(t *testing.T) {
 	check(2, "shop/x", "shop/y")
 	_ = f.Update(fits("z"))
 	check(1, "shop/x", "shop/y", "shop/z")
-	again := bad("y")
-	again.UID = "another"
+	again := misfit(metav1.ObjectMeta{Namespace: "shop", Name: "y", UID: "another"})
 	_ = f.Replace([]any{bad("x"), again, fits("z")}, "11") // y was deleted and created between two lists
 	check(2, "shop/x", "shop/z")
 	_ = f.Delete(bad("x"))

@@ -6,8 +6,10 @@ package informers
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -26,6 +28,8 @@ type plan struct {
 	digests                                 []digest
 	namespace, labelSelector, fieldSelector string
 	clusterScoped, optional                 bool
+	// goType is the reflect.Type that a controller or its Digest takes; unset if all take what any object is.
+	goType atomic.Value
 }
 
 type digest struct {
@@ -89,6 +93,14 @@ func (p *plan) add(n Need, decodedAs Form) {
 	p.whole = p.whole || n.whole()
 	if n.Digest.exists() {
 		p.digests = append(p.digests, digest{controller: n.controller, sum: n.Digest.sum, history: n.History})
+		p.expect(n.Digest.argument)
+	}
+}
+
+// expect makes objects of another Go type than t misfits: a server may send any that the scheme has.
+func (p *plan) expect(t reflect.Type) {
+	if t.Kind() == reflect.Pointer && t != reflect.TypeFor[*Object]() {
+		p.goType.Store(t)
 	}
 }
 

@@ -6,6 +6,7 @@ package informers
 import (
 	"encoding/binary"
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -33,6 +34,11 @@ func (i *informer) reduce(obj any) (any, error) {
 	m, err := meta.Accessor(obj)
 	if err != nil {
 		return nil, fmt.Errorf("reduce %T: %w", obj, err)
+	}
+	if t := i.plan.goType.Load(); t != nil && t != any(reflect.TypeOf(m)) {
+		other := &misfit{err: fmt.Errorf("it is a %T, not a %s", m, t)}
+		other.Namespace, other.Name, other.UID = m.GetNamespace(), m.GetName(), m.GetUID()
+		return other, nil
 	}
 	for at := range i.plan.needs { // a need with a Filter has a plan of its own
 		if n := &i.plan.needs[at]; n.Filter != nil && !i.filter(n, m) {

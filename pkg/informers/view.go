@@ -57,6 +57,7 @@ func For[T any](host HasCache, resource schema.GroupVersionResource) *Informer[T
 	if err := need.checkType(resource, reflect.TypeFor[T](), c.cluster.clients.scheme); err != nil {
 		panic(panics.Mistake(err.Error()))
 	}
+	i.plan.expect(reflect.TypeFor[T]())
 	return &Informer[T]{i, need}
 }
 
