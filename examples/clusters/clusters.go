@@ -31,7 +31,7 @@ func Entry() controllers.Entry {
 			return []informers.Need{{Resource: informers.Secrets, Namespace: namespace, LabelSelector: "example.com/cluster"}}, nil
 		},
 		NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
-			return map[string][]rbacv1.PolicyRule{namespace: {{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}}}}
+			return map[string][]rbacv1.PolicyRule{namespace: {{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}}}}
 		},
 		New: func(h controllers.Host) (_ controllers.Controller, err error) {
 			c := &controller{host: h, secrets: informers.For[metav1.Object](h, informers.Secrets), members: map[string]*member{}}

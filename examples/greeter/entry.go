@@ -20,7 +20,7 @@ func Entry() controllers.Entry {
 			return []informers.Need{{Resource: informers.ConfigMaps, Annotations: []string{Annotation}}}, nil
 		},
 		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
-			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "patch"}}}
+			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"patch"}}}
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			return New(informers.For[metav1.Object](h, informers.ConfigMaps), h.Client, h.Events, h.LoopOptions)

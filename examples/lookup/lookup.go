@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -28,9 +27,6 @@ func Entry() controllers.Entry {
 		Name: name, Summary: "says which Pods have an address", EveryReplica: true,
 		Needs: func(controllers.Settings) ([]informers.Need, error) {
 			return []informers.Need{{Resource: pods, Digest: informers.DigestOf(func(pod *corev1.Pod) []byte { return []byte(pod.Status.PodIP) })}}, nil
-		},
-		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
-			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "watch"}}}
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			c := &controller{informers.For[*informers.Object](h, pods)}

@@ -34,10 +34,7 @@ func entry() controllers.Entry {
 			return []informers.Need{{Resource: informers.Namespaces, ClusterScoped: true, Fields: informers.Labels}}, nil
 		},
 		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
-			return []rbacv1.PolicyRule{
-				{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}},
-				{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}},
-			}
+			return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}}}
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			namespaces := informers.For[metav1.Object](h, informers.Namespaces)

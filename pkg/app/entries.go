@@ -75,7 +75,7 @@ func NewScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 type requirements struct {
 	entries []controllers.Entry
 	cache   informers.CacheConfig
-	grants  map[string]grants // by name of the entry
+	grants  map[string]Grants // by name of the entry
 }
 
 // collectRequirements returns what the enabled entries ask for. The error lists the mistakes of all
@@ -88,25 +88,23 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 	if r.cache.Scheme, err = NewScheme(r.entries); err != nil {
 		return r, err
 	}
-	r.grants = map[string]grants{}
+	r.grants = map[string]Grants{}
 	var errs []error
 	settings := o.Settings()
 	for _, e := range r.entries {
 		var needs []informers.Need
-		var granted grants
 		if err := recovered("Needs or Permissions", func() (err error) {
 			if e.Needs != nil {
 				needs, err = e.Needs(settings)
 			}
 			if err == nil {
-				granted, err = grantsOf(e, settings, needs)
+				r.grants[e.Name], err = GrantsOf(e, settings, needs)
 			}
 			return err
 		}); err != nil {
 			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
 		}
 		r.cache.Declare(e.Name, needs...)
-		r.grants[e.Name] = granted
 	}
 	if len(errs) > 0 {
 		return r, errors.Join(errs...)

@@ -26,18 +26,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// withFunctions returns the entry with a New that returns an idle controller, and with Permissions that let
-// the cache read what the entry needs, unless it has them.
+// withFunctions returns the entry with a New that returns an idle controller, unless it has one.
 func withFunctions(e controllers.Entry) controllers.Entry {
-	if e.Permissions == nil && e.Needs != nil {
-		e.Permissions = func(s controllers.Settings) (rules []rbacv1.PolicyRule) {
-			needs, _ := e.Needs(s)
-			for _, n := range needs {
-				rules = append(rules, rule(n.Resource.Group, n.Resource.Resource, "", "list", "watch"))
-			}
-			return rules
-		}
-	}
 	if e.New == nil {
 		e.New = func(controllers.Host) (controllers.Controller, error) { return &scripted{}, nil }
 	}
@@ -157,7 +147,7 @@ var ownBuild = []BuildOption{Named("shopkeeper"), With(withFunctions(controllers
 		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
 	},
 	Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
-		return []rbacv1.PolicyRule{rule("", "configmaps", "", "list", "watch", "patch")}
+		return []rbacv1.PolicyRule{rule("", "configmaps", "", "patch")}
 	},
 }))}
 
@@ -220,14 +210,10 @@ func TestRolesAreOfWhatCanStart(t *testing.T) {
 	failing := func(name string) controllers.Entry {
 		return controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, errors.New("cannot tell") }}
 	}
-	forbidden := needing(informers.Need{Resource: informers.ConfigMaps})
-	forbidden.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil }
 	for name, tc := range map[string]struct {
 		entries []controllers.Entry
 		want    []string
 	}{
-		"a need that Permissions do not allow": {[]controllers.Entry{forbidden},
-			[]string{"controller one: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count"}},
 		"a need without namespaces": {[]controllers.Entry{needing(informers.Need{Resource: informers.Namespaces, ClusterScoped: true})},
 			[]string{"controller one: needs namespaces, which have no namespace: not possible with --namespaces"}},
 		"a need in another namespace": {[]controllers.Entry{needing(informers.Need{Resource: informers.Secrets, Namespace: "b"})},
@@ -301,7 +287,7 @@ func printRBAC(t *testing.T, args ...string) (rules, bindings []string) {
 			t.Errorf("%s %s", o.Kind, where)
 		}
 		for _, r := range o.Rules {
-			rules = append(rules, where+": "+strings.Join(r.Verbs, ",")+" "+strings.Join(append(slices.Clone(r.Resources), r.ResourceNames...), ","))
+			rules = append(rules, where+": "+verbsAndResources(r))
 		}
 		for _, s := range o.Subjects {
 			if scope, _ := strings.CutSuffix(o.Kind, "Binding"); o.RoleRef.Kind != scope || o.RoleRef.Name != o.Name {
@@ -312,11 +298,17 @@ func printRBAC(t *testing.T, args ...string) (rules, bindings []string) {
 	}
 }
 
+// verbsAndResources returns "VERBS RESOURCES,NAMES".
+func verbsAndResources(r rbacv1.PolicyRule) string {
+	return strings.Join(r.Verbs, ",") + " " + strings.Join(append(slices.Clone(r.Resources), r.ResourceNames...), ",")
+}
+
 func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 	controller := func(where string) []string {
 		return []string{
 			"quartermaster-controller-config-reload" + where + ": list,watch configmaps,secrets",
-			"quartermaster-controller-config-reload" + where + ": get,list,watch,patch deployments",
+			"quartermaster-controller-config-reload" + where + ": list,watch deployments",
+			"quartermaster-controller-config-reload" + where + ": get,patch deployments",
 		}
 	}
 	host := func(namespace string) []string {
@@ -385,72 +377,45 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 	}
 }
 
-func TestRBACLetsTheCacheReadWhatIsNeeded(t *testing.T) {
-	rule := func(resources, verbs string, names ...string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{""}, Resources: strings.Fields(resources), Verbs: strings.Fields(verbs), ResourceNames: names}
+// TestGrantsFollowNeedsAndScope has a controller with permissions everywhere, in the namespace mine, and for
+// objects without a namespace.
+func TestGrantsFollowNeedsAndScope(t *testing.T) {
+	permit := func(resource string) []rbacv1.PolicyRule { return []rbacv1.PolicyRule{rule("", resource, "", "get")} }
+	e := controllers.Entry{
+		Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return permit("pods") },
+		NamespacePermissions: func(controllers.Settings) map[string][]rbacv1.PolicyRule {
+			return map[string][]rbacv1.PolicyRule{"mine": permit("secrets"), "": permit("namespaces")}
+		},
 	}
+	needs := []informers.Need{{Resource: informers.ConfigMaps}, {Resource: informers.Secrets},
+		{Resource: informers.ConfigMaps, FieldSelector: "metadata.name=one,metadata.namespace!=x"},
+		{Resource: informers.Deployments, FieldSelector: "metadata.name!=one"}, {Resource: informers.Secrets, Namespace: "mine"},
+		{Resource: informers.Namespaces, ClusterScoped: true}}
+	const everywhere = "list,watch configmaps,secrets; list,watch configmaps,one; list,watch deployments"
 	for name, tc := range map[string]struct {
-		rule   rbacv1.PolicyRule
-		in     string // the namespace in which the rule holds; empty for all
-		need   informers.Need
-		failed bool
-	}{
-		"a rule for the resource":                              {rule: rule("configmaps", "get list watch patch")},
-		"a rule for several resources":                         {rule: rule("pods configmaps", "list watch delete")},
-		"a rule for several groups":                            {rule: rbacv1.PolicyRule{APIGroups: []string{"apps", ""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}},
-		"a rule for another group":                             {rule: rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch"}}, failed: true},
-		"a rule for another resource":                          {rule: rule("pods", "list watch"), failed: true},
-		"a rule without watch":                                 {rule: rule("configmaps", "list"), failed: true},
-		"a rule without list":                                  {rule: rule("configmaps", "watch"), failed: true},
-		"a rule of wildcards, which do not count":              {rule: rule("*", "*"), failed: true},
-		"a rule with a name, for a need that chooses the name": {rule: rule("configmaps", "list watch", "mine"), need: informers.Need{FieldSelector: "metadata.name=mine"}},
-		"a rule with a name, for a need of all names":          {rule: rule("configmaps", "list watch", "mine"), failed: true},
-		"a rule with a name, for a need that chooses another":  {rule: rule("configmaps", "list watch", "mine"), need: informers.Need{FieldSelector: "metadata.name=other"}, failed: true},
-		"a rule of the only namespace of the need":             {rule: rule("configmaps", "list watch"), in: "shop", need: informers.Need{Namespace: "shop"}},
-		"a rule of all namespaces, for a need in one":          {rule: rule("configmaps", "list watch"), need: informers.Need{Namespace: "shop"}},
-		"a rule of one namespace, for a need in all":           {rule: rule("configmaps", "list watch"), in: "shop", failed: true},
-		"a rule of one namespace, for a need in another":       {rule: rule("configmaps", "list watch"), in: "shop", need: informers.Need{Namespace: "x"}, failed: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			rules := []rbacv1.PolicyRule{tc.rule}
-			e := controllers.Entry{Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return rules }}
-			if tc.in != "" {
-				e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule { return nil }
-				e.NamespacePermissions = func(controllers.Settings) map[string][]rbacv1.PolicyRule {
-					return map[string][]rbacv1.PolicyRule{tc.in: rules}
-				}
-			}
-			tc.need.Resource = informers.ConfigMaps
-			_, err := grantsOf(e, controllers.Settings{}, []informers.Need{tc.need})
-			const want = "needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count"
-			if (err != nil) != tc.failed || err != nil && err.Error() != want {
-				t.Errorf("error %v", err)
-			}
-		})
-	}
-}
-
-// TestRBACOfAnOwnNamespaceFollowsTheScope has the roles of a controller with a namespace of its own, in which
-// it may work anyway, and in which it may not.
-func TestRBACOfAnOwnNamespaceFollowsTheScope(t *testing.T) {
-	rule := func(resource string) []rbacv1.PolicyRule {
-		return []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{resource}, Verbs: []string{"get"}}}
-	}
-	g := grants{rule("configmaps"), map[string][]rbacv1.PolicyRule{"mine": rule("secrets"), "": rule("nodes")}}
-	for name, tc := range map[string]struct {
-		of    string
 		scope []string
-		want  []rbacv1.PolicyRule
+		want  map[string]string
 	}{
-		"everywhere": {"", []string{""}, append(rule("configmaps"), rule("nodes")...)},
-		"objects without a namespace, with --namespaces":          {"", []string{"shop"}, rule("nodes")},
-		"the own namespace of a controller that works everywhere": {"mine", []string{""}, rule("secrets")},
-		"the own namespace, which is one of --namespaces":         {"mine", []string{"shop", "mine"}, append(rule("configmaps"), rule("secrets")...)},
-		"the own namespace, which is none of --namespaces":        {"mine", []string{"shop"}, rule("secrets")},
-		"a namespace of --namespaces that is not the own one":     {"shop", []string{"shop"}, rule("configmaps")},
+		"in the whole cluster": {nil, map[string]string{
+			"": everywhere + "; list,watch namespaces; get pods; get namespaces", "mine": "list,watch secrets; get secrets"}},
+		"in two namespaces, one of them its own": {[]string{"shop", "mine"}, map[string]string{
+			"": "list,watch namespaces; get namespaces", "shop": everywhere + "; get pods",
+			"mine": everywhere + "; list,watch secrets; get pods; get secrets"}},
+		"in another namespace": {[]string{"shop"}, map[string]string{
+			"": "list,watch namespaces; get namespaces", "shop": everywhere + "; get pods", "mine": "list,watch secrets; get secrets"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			same(t, "rules", tc.want, g.rulesIn(tc.of, tc.scope))
+			granted, err := GrantsOf(e, controllers.Settings{Namespaces: tc.scope}, needs)
+			must(t, err)
+			got := map[string]string{}
+			for namespace, rules := range granted {
+				var texts []string
+				for _, r := range rules {
+					texts = append(texts, verbsAndResources(r))
+				}
+				got[namespace] = strings.Join(texts, "; ")
+			}
+			same(t, "rules", tc.want, got)
 		})
 	}
 }

@@ -69,10 +69,6 @@ func (o *Options) rbac() (objects []any, err error) {
 		return nil, err
 	}
 	home := o.Election.ResourceNamespace
-	workNamespaces := o.Informers.Namespaces
-	if len(workNamespaces) == 0 {
-		workNamespaces = []string{metav1.NamespaceAll}
-	}
 	account := metav1.ObjectMeta{Name: o.name, Namespace: home}
 	grant := func(name string, namespaces []string, rules ...rbacv1.PolicyRule) {
 		for _, namespace := range namespaces {
@@ -82,25 +78,26 @@ func (o *Options) rbac() (objects []any, err error) {
 			}
 		}
 	}
-	o.hostGrants(home, workNamespaces, grant)
+	o.hostGrants(home, grant)
 	for _, e := range required.entries {
-		granted, namespaces := required.grants[e.Name], slices.Clone(workNamespaces)
-		for _, namespace := range slices.Sorted(maps.Keys(granted.in)) {
-			if !slices.Contains(workNamespaces, namespace) {
-				namespaces = append(namespaces, namespace)
-			}
-		}
-		for _, namespace := range namespaces {
-			grant("controller-"+e.Name, []string{namespace}, granted.rulesIn(namespace, workNamespaces)...)
+		granted := required.grants[e.Name]
+		for _, namespace := range slices.Sorted(maps.Keys(granted)) {
+			grant("controller-"+e.Name, []string{namespace}, granted[namespace]...)
 		}
 	}
 	return objects, nil
 }
 
+// orCluster returns the namespaces of --namespaces, or the empty name, which stands for the cluster.
+func orCluster(namespaces []string) []string {
+	if len(namespaces) == 0 {
+		return []string{metav1.NamespaceAll}
+	}
+	return namespaces
+}
+
 // hostGrants grants what the host itself needs.
-func (o *Options) hostGrants(
-	home string, workNamespaces []string, grant func(name string, namespaces []string, rules ...rbacv1.PolicyRule),
-) {
+func (o *Options) hostGrants(home string, grant func(name string, namespaces []string, rules ...rbacv1.PolicyRule)) {
 	if o.Election.LeaderElect {
 		lease := o.Election.ResourceName
 		grant("host", []string{home},
@@ -114,9 +111,9 @@ func (o *Options) hostGrants(
 			grant("api-servers", []string{metav1.NamespaceSystem}, rule("coordination.k8s.io", "leases", "", "list"))
 		}
 	}
-	eventNamespaces := workNamespaces
-	if len(o.Informers.Namespaces) > 0 && !slices.Contains(workNamespaces, home) {
-		eventNamespaces = append(slices.Clone(workNamespaces), home) // for Events about the Lease
+	eventNamespaces := orCluster(o.Informers.Namespaces)
+	if len(o.Informers.Namespaces) > 0 && !slices.Contains(eventNamespaces, home) {
+		eventNamespaces = append(slices.Clone(eventNamespaces), home) // for Events about the Lease
 	}
 	grant("events", eventNamespaces, rule("", "events", "", "create", "patch"))
 	if o.Generic.DryRun {
@@ -175,52 +172,54 @@ func rbacType(kind string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: kind}
 }
 
-// grants are what an entry may do: in every namespace that it works in, and in namespaces by their names; the
-// empty name is for objects that have no namespace.
-type grants struct {
-	everywhere []rbacv1.PolicyRule
-	in         map[string][]rbacv1.PolicyRule
-}
+// Grants are rules by the namespace in which they hold; those under the empty name hold in the cluster.
+type Grants map[string][]rbacv1.PolicyRule
 
-// rulesIn returns the rules of the role in a namespace, or of the ClusterRole if it is empty, if the
-// controller works in workNamespaces.
-func (g grants) rulesIn(namespace string, workNamespaces []string) []rbacv1.PolicyRule {
-	if !slices.Contains(workNamespaces, namespace) {
-		return g.in[namespace]
-	}
-	return slices.Concat(g.everywhere, g.in[namespace])
-}
-
-// grantsOf returns the entry's permissions. It is an error if they do not let the cache list and watch a
-// resource in Needs.
-func grantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Need) (all grants, err error) {
+// GrantsOf returns what a controller may do: list and watch its needs, and what its permissions say.
+func GrantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Need) (Grants, error) {
+	granted, own := Grants{}, Grants{}
 	if e.NamespacePermissions != nil {
-		all.in = e.NamespacePermissions(s)
-	}
-	if e.Permissions != nil {
-		all.everywhere = e.Permissions(s)
+		own = e.NamespacePermissions(s)
 	}
 	for _, need := range needs {
-		allows := func(rule rbacv1.PolicyRule) bool { return allowsToRead(rule, need) }
-		if need.ClusterScoped && len(s.Namespaces) > 0 && !slices.ContainsFunc(all.in[metav1.NamespaceAll], allows) {
-			return all, fmt.Errorf("needs %s, which have no namespace: not possible with --namespaces",
+		namespaces := []string{need.Namespace}
+		if need.Namespace == "" && !need.ClusterScoped {
+			namespaces = orCluster(s.Namespaces)
+		}
+		names := func(r rbacv1.PolicyRule) bool {
+			return slices.Contains(r.APIGroups, need.Resource.Group) && slices.Contains(r.Resources, need.Resource.Resource)
+		}
+		if need.ClusterScoped && len(s.Namespaces) > 0 && !slices.ContainsFunc(own[metav1.NamespaceAll], names) {
+			return nil, fmt.Errorf("needs %s, which have no namespace: not possible with --namespaces",
 				need.Resource.GroupResource())
 		}
-		if !slices.ContainsFunc(slices.Concat(all.everywhere, all.in[need.Namespace]), allows) {
-			return all, fmt.Errorf("needs %s in the cache, but its permissions do not let it list and watch them; wildcards do not count",
-				need.Resource.GroupResource())
+		for _, namespace := range namespaces {
+			granted[namespace] = addRead(granted[namespace], need)
 		}
 	}
-	return all, nil
+	if e.Permissions != nil {
+		for _, namespace := range orCluster(s.Namespaces) {
+			granted[namespace] = append(granted[namespace], e.Permissions(s)...)
+		}
+	}
+	for namespace, rules := range own {
+		granted[namespace] = append(granted[namespace], rules...)
+	}
+	return granted, nil
 }
 
-// allowsToRead reports whether the rule lets the cache list and watch what the need chooses. A rule with
-// resourceNames does so if the need chooses one of the names: RBAC takes the name of a list or watch from the
-// field selector metadata.name.
-func allowsToRead(rule rbacv1.PolicyRule, need informers.Need) bool {
-	return slices.Contains(rule.APIGroups, need.Resource.Group) && slices.Contains(rule.Resources, need.Resource.Resource) &&
-		slices.Contains(rule.Verbs, "list") && slices.Contains(rule.Verbs, "watch") &&
-		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, chosenName(need)))
+// addRead adds a rule that lets the cache list and watch what the need chooses, or its resource to the last
+// rule. RBAC takes the name of a list or watch from the field selector metadata.name.
+func addRead(rules []rbacv1.PolicyRule, need informers.Need) []rbacv1.PolicyRule {
+	r := rule(need.Resource.Group, need.Resource.Resource, chosenName(need), "list", "watch")
+	if len(rules) > 0 {
+		last := &rules[len(rules)-1]
+		if slices.Equal(last.APIGroups, r.APIGroups) && slices.Equal(last.ResourceNames, r.ResourceNames) {
+			last.Resources = append(last.Resources, r.Resources...)
+			return rules
+		}
+	}
+	return append(rules, r)
 }
 
 // chosenName returns the name of the objects that a need chooses; empty if it chooses them by something else.

@@ -40,13 +40,14 @@ type Entry struct {
 	// Needs returns what the shared cache must keep for the controller; nil if that is nothing. It is called
 	// after the flags have been parsed.
 	Needs func(Settings) ([]informers.Need, error)
-	// Permissions returns the RBAC rules that the controller needs, and no more; nil if there are none. It is
-	// called after the flags have been parsed. They must include list and watch for each resource that is in
-	// Needs or that the controller follows, so that all of what it may do is read in one place.
+	// Permissions returns the RBAC rules for what the controller does itself, and list and watch of what it
+	// follows, and no more; nil if there are none. It is called after the flags have been parsed. The host adds
+	// list and watch of what is in Needs. The command rbac prints all of it.
 	Permissions func(Settings) []rbacv1.PolicyRule
 	// NamespacePermissions returns further rules, each of which holds in one namespace, by its name; nil if
 	// there are none. Secrets that are only in the controller's own namespace belong here. Rules under the
-	// empty name are for objects that have no namespace: they hold with --namespaces too, in a ClusterRole.
+	// empty name are for objects that have no namespace: they hold with --namespaces too, in a ClusterRole. A need
+	// of such objects is an error then if there is no such rule for the resource.
 	NamespacePermissions func(Settings) map[string][]rbacv1.PolicyRule
 	// Command returns a command for people, with subcommands that understand all flags of the manager;
 	// nil if there is none. connect returns what the flags say, and how the user of a kubeconfig

@@ -79,7 +79,7 @@ type Need struct {
 	// finds the version, and finds it again when it changes.
 	Resource schema.GroupVersionResource
 	// ClusterScoped says that the resource has no namespaces. With --namespaces, such a need is an error unless
-	// Entry.NamespacePermissions let it be listed and watched.
+	// Entry.NamespacePermissions has a rule for the resource under the empty name.
 	ClusterScoped bool
 	// Namespace, LabelSelector and FieldSelector, if set, restrict the need to the objects that they
 	// choose. They are sent to the API server, so FieldSelector may use the fields that it supports.

@@ -55,10 +55,10 @@ func Entry() controllers.Entry {
 		},
 		Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
 			return []rbacv1.PolicyRule{
-				{APIGroups: []string{"example.com"}, Resources: []string{"widgets"}, Verbs: []string{"list", "watch", "patch"}},
+				{APIGroups: []string{"example.com"}, Resources: []string{"widgets"}, Verbs: []string{"patch"}},
 				{APIGroups: []string{"example.com"}, Resources: []string{"widgets/status"}, Verbs: []string{"update"}},
-				{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list", "watch", "create", "patch", "delete"}},
-				{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"list", "watch", "create", "patch"}},
+				{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"create", "patch", "delete"}},
+				{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}},
 			}
 		},
 		New: newController,

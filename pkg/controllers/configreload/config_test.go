@@ -94,12 +94,12 @@ func TestPermissionsAreOnlyThoseUsed(t *testing.T) {
 		want      []string // group, resources, verbs
 	}{
 		"without Jobs and CronJobs, also with compatibility": {func(c *Config) { c.Compat, c.ExcludeKinds = true, []string{"jobs", "cronjobs"} }, []string{
-			"[] [configmaps secrets] [list watch]", "[apps] [deployments statefulsets daemonsets] [get list watch patch]", "[apps] [deployments] [list]"}},
+			"[apps] [deployments statefulsets daemonsets] [get patch]", "[apps] [deployments] [list]"}},
 		"CronJobs alone create Jobs": {func(c *Config) {
 			c.ExcludeKinds, c.ExcludeSources = []string{"jobs", "deployments", "statefulsets", "daemonsets"}, []string{"secrets"}
-		}, []string{"[] [configmaps] [list watch]", "[batch] [cronjobs] [get list watch patch]", "[batch] [jobs] [get list watch create]"}},
+		}, []string{"[batch] [cronjobs] [get patch]", "[batch] [jobs] [get create]"}},
 		"a dry run writes nothing to workloads": {func(c *Config) { c.DryRun = true }, []string{
-			"[] [configmaps secrets] [list watch]", "[apps] [deployments statefulsets daemonsets] [get list watch]", "[batch] [cronjobs jobs] [get list watch]"}},
+			"[apps] [deployments statefulsets daemonsets] [get]", "[batch] [cronjobs jobs] [get]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := NewConfig()

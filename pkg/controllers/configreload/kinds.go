@@ -109,7 +109,7 @@ func resources(cfg Config) []schema.GroupVersionResource {
 	return list
 }
 
-// permissions returns exactly what the controller needs under cfg. The host sends the Events.
+// permissions returns exactly what the controller does itself under cfg.
 func permissions(cfg Config) []rbacv1.PolicyRule {
 	var rules []rbacv1.PolicyRule
 	// allow adds to a rule with the same verbs and group, if there is one.
@@ -128,22 +128,17 @@ func permissions(cfg Config) []rbacv1.PolicyRule {
 		if !cfg.rolls(k) {
 			continue
 		}
-		verbs[k.resource] = []string{"get", "list", "watch"}
+		verbs[k.resource] = []string{"get"}
 		if !cfg.DryRun {
 			verbs[k.resource] = append(verbs[k.resource], k.writes...)
 		}
 	}
-	if _, cronJobs := verbs[cronJobsResource]; cronJobs && verbs[jobsResource] == nil {
-		verbs[jobsResource] = []string{"list", "watch"}
-		if !cfg.DryRun {
-			verbs[jobsResource] = []string{"get", "list", "watch", "create"}
-		}
+	if _, cronJobs := verbs[cronJobsResource]; cronJobs && verbs[jobsResource] == nil && !cfg.DryRun {
+		verbs[jobsResource] = []string{"get", "create"}
 	}
 	for _, resource := range resources(cfg) {
 		if v, ok := verbs[resource]; ok {
 			allow(resource, v...)
-		} else {
-			allow(resource, "list", "watch")
 		}
 	}
 	if cfg.Compat {

@@ -38,7 +38,7 @@ type Setup struct {
 type Host struct {
 	*APIServer
 	setup    Setup
-	settings controllers.Settings
+	granted  map[string]app.Grants // by name of the entry
 	logger   klog.Logger
 	leader   *replica
 	standby  *replica // nil if there is none
@@ -74,7 +74,7 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &Host{setup: s, missing: map[string]bool{}}
+	h := &Host{setup: s, granted: map[string]app.Grants{}, missing: map[string]bool{}}
 	h.APIServer = newAPIServer(t, s.Entries, scheme, h.admit, h.holds)
 	h.Put(objects...)
 	server := h.network.server(h.server)

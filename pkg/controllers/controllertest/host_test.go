@@ -52,7 +52,7 @@ func doing(name string, do func(context.Context, controllers.Host) error, rules 
 	e := greeter.Entry()
 	e.Name = name
 	e.Permissions = func(controllers.Settings) []rbacv1.PolicyRule {
-		return append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list", "watch", "create", "patch"}})
+		return append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "create", "patch"}})
 	}
 	e.New = func(h controllers.Host) (controllers.Controller, error) {
 		return controllers.NewLoop(h.LoopOptions, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -321,10 +321,6 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"a verb that Permissions do not allow": {
 			func(e *entry) { e.Permissions = allowing("configmaps") },
 			`controller greeter: Permissions do not allow what it does; missing is {APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"patch"}}`,
-		},
-		"a need that only a wildcard allows": {
-			func(e *entry) { e.Permissions = allowing("*") },
-			"controller greeter: needs configmaps in the cache, but its permissions do not let it list and watch them; wildcards do not count",
 		},
 		"a resource that Permissions do not let it follow": {
 			func(e *entry) { *e, _ = following(informers.Secrets, allowing("configmaps")) },

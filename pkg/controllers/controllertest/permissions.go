@@ -45,11 +45,9 @@ func (s *APIServer) hasEntry(name string) bool {
 func (h *Host) rules(agent, namespace string) (rules []rbacv1.PolicyRule) {
 	for _, e := range h.entries {
 		if agent == e.Name || agent == cacheAgent {
-			if e.Permissions != nil && (namespace != "" || len(h.settings.Namespaces) == 0) {
-				rules = append(rules, e.Permissions(h.settings)...)
-			}
-			if e.NamespacePermissions != nil {
-				rules = append(rules, e.NamespacePermissions(h.settings)[namespace]...)
+			rules = append(rules, h.granted[e.Name][""]...)
+			if namespace != "" {
+				rules = append(rules, h.granted[e.Name][namespace]...)
 			}
 		}
 	}
@@ -188,7 +186,7 @@ func (h *Host) reportMissing(r apiserver.Request, agent string) {
 	if reported {
 		return
 	}
-	if agent == cacheAgent { // the start has checked what is in Needs
+	if agent == cacheAgent { // what is in Needs is granted
 		h.t.Errorf("Permissions do not allow what a controller follows; missing is %s", missing)
 		return
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/app"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/election"
+	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
 const leaseName = "test"
@@ -65,8 +66,7 @@ func (h *Host) start() *replica {
 		h.t.Fatal(err)
 	}
 	if h.leader == nil {
-		h.settings = o.Settings()
-		h.checkScopes()
+		h.readEntries(o.Settings())
 	}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), h.logger))
 	ended := make(chan error, 1)
@@ -132,14 +132,16 @@ func (r *replica) recorded(e controllers.Entry) controllers.Entry {
 	return e
 }
 
-// checkScopes fails the test if ClusterScoped of a Need is wrong.
-func (h *Host) checkScopes() {
+// readEntries notes what the entries are granted. It fails the test if ClusterScoped of a Need is wrong. The
+// manager reports other mistakes.
+func (h *Host) readEntries(settings controllers.Settings) {
 	h.t.Helper()
 	for _, e := range h.entries {
-		if e.Needs == nil {
-			continue
+		var needs []informers.Need
+		if e.Needs != nil {
+			needs, _ = e.Needs(settings)
 		}
-		needs, _ := e.Needs(h.settings) // the manager has reported the error
+		h.granted[e.Name], _ = app.GrantsOf(e, settings, needs)
 		for _, n := range needs {
 			if namespaced, known := h.server.Namespaced(n.Resource); known && namespaced == n.ClusterScoped {
 				h.t.Fatalf("controller %s: the objects of %s have no namespace, so ClusterScoped must be set where it needs them, and only there", e.Name, n.Resource.GroupResource())

@@ -74,10 +74,10 @@ func permissions() []rbacv1.PolicyRule {
 	approve := rule(certificatesv1.GroupName, "signers", "approve")
 	approve.ResourceNames = []string{certificatesv1.KubeletServingSignerName}
 	return []rbacv1.PolicyRule{
-		rule(certificatesv1.GroupName, requestResource.Resource, "get", "list", "watch"),
+		rule(certificatesv1.GroupName, requestResource.Resource, "get"),
 		rule(certificatesv1.GroupName, requestResource.Resource+"/approval", "update"),
 		approve,
-		rule(corev1.GroupName, nodeResource.Resource, "get", "list", "watch"),
+		rule(corev1.GroupName, nodeResource.Resource, "get"),
 	}
 }
 

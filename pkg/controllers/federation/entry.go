@@ -80,16 +80,13 @@ func rules(group string, resources []string, verbs ...string) rbacv1.PolicyRule 
 func (c *Config) permissions() []rbacv1.PolicyRule {
 	all := []rbacv1.PolicyRule{
 		rules("types.kubefed.io", []string{"*"}, "get", "list", "watch", "update", "patch"),
-		rules(policy.SchedulingGroup, []string{"replicaschedulingpreferences"}, "list", "watch"),
-		rules(policy.CoreGroup, []string{"propagatedversions", "clusterpropagatedversions"}, "get", "list", "watch", "create", "delete"),
+		rules(policy.CoreGroup, []string{"propagatedversions", "clusterpropagatedversions"}, "get", "create", "delete"),
 		rules(policy.CoreGroup, []string{"propagatedversions/status", "clusterpropagatedversions/status"}, "patch"),
-		rules("", []string{"namespaces"}, "list", "watch"),
-		rules("apiextensions.k8s.io", []string{"customresourcedefinitions"}, "get", "list", "watch"),
+		rules("apiextensions.k8s.io", []string{"customresourcedefinitions"}, "get"),
 	}
 	if c.DNS {
-		all = append(all, rules(policy.DNSGroup, []string{serviceDNSRecords.Resource, ingressDNSRecords.Resource}, "list", "watch"),
-			rules(policy.DNSGroup, []string{serviceDNSRecords.Resource + "/status", ingressDNSRecords.Resource + "/status"}, "patch"),
-			rules(c.DNSEndpointGroup, []string{"dnsendpoints"}, "list", "watch", "create", "patch"))
+		all = append(all, rules(policy.DNSGroup, []string{serviceDNSRecords.Resource + "/status", ingressDNSRecords.Resource + "/status"}, "patch"),
+			rules(c.DNSEndpointGroup, []string{"dnsendpoints"}, "create", "patch"))
 	}
 	return all
 }
@@ -98,19 +95,13 @@ func (c *Config) permissions() []rbacv1.PolicyRule {
 func (c *Config) namespacePermissions() []rbacv1.PolicyRule {
 	kubefed := rules("", []string{"endpoints"}, "get")
 	kubefed.ResourceNames = []string{kubeFedLock}
-	all := []rbacv1.PolicyRule{
-		rules("", []string{"secrets"}, "get", "list", "watch"),
-		rules("", []string{"configmaps"}, "get", "list", "watch", "create", "update", "delete"),
-		rules(policy.CoreGroup, []string{"kubefedclusters", "kubefedconfigs"}, "list", "watch"),
-		rules(policy.CoreGroup, []string{"federatedtypeconfigs"}, "list", "watch", "patch"),
-		rules(policy.CoreGroup, []string{"kubefedclusters"}, "patch"),
+	return []rbacv1.PolicyRule{
+		rules("", []string{"secrets"}, "get"),
+		rules("", []string{"configmaps"}, "get", "create", "update", "delete"),
+		rules(policy.CoreGroup, []string{"kubefedclusters", "federatedtypeconfigs"}, "patch"),
 		rules(policy.CoreGroup, []string{"kubefedclusters/status", "federatedtypeconfigs/status"}, "patch"),
 		kubefed,
 	}
-	if c.DNS {
-		all = append(all, rules(policy.DNSGroup, []string{domains.Resource}, "list", "watch"))
-	}
-	return all
 }
 
 // informersOf holds the informers of the needs.

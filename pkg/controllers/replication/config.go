@@ -126,16 +126,13 @@ func (c *Config) CopiedKinds() []policy.Kind {
 	return slices.DeleteFunc(slices.Clone(policy.Kinds), func(kind policy.Kind) bool { return !slices.Contains(c.Kinds, string(kind)) })
 }
 
-// permissions returns exactly what the controller needs under c.
+// permissions returns exactly what the controller does itself under c.
 func (c *Config) permissions() []rbacv1.PolicyRule {
-	objects := rbacv1.PolicyRule{APIGroups: []string{""}, Verbs: []string{"get", "list", "watch", "create", "update", "delete"}}
+	objects := rbacv1.PolicyRule{APIGroups: []string{""}, Verbs: []string{"get", "create", "update", "delete"}}
 	for _, kind := range c.CopiedKinds() {
 		objects.Resources = append(objects.Resources, resourceOf(kind).Resource)
 	}
 	rules := []rbacv1.PolicyRule{objects}
-	if len(c.Scope) == 0 {
-		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}})
-	}
 	if c.Reflector || c.Replicator {
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"deployments"}, Verbs: []string{"list"}})
 	}

@@ -60,20 +60,15 @@ func (c *Config) needs() (needs []informers.Need) {
 	return needs
 }
 
-// permissions returns exactly what the controller needs.
+// permissions returns exactly what the controller does itself.
 func (c *Config) permissions() (rules []rbacv1.PolicyRule) {
 	allow := func(resource schema.GroupVersionResource, verbs ...string) {
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{resource.Group}, Resources: []string{resource.Resource}, Verbs: verbs})
 	}
 	for _, k := range c.watched() {
 		if c.scales(k) {
-			allow(k.resource, "get", "list", "watch", "patch")
-		} else {
-			allow(k.resource, "list", "watch")
+			allow(k.resource, "get", "patch")
 		}
-	}
-	if len(c.Scope) == 0 {
-		allow(informers.Namespaces, "list", "watch")
 	}
 	if c.Compat {
 		allow(informers.Deployments, "list") // to warn of the originals
