@@ -64,11 +64,11 @@ func NewCommand(options ...BuildOption) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var errs []error
+			var stray error
 			if len(args) > 0 {
-				errs = append(errs, fmt.Errorf("takes no arguments, and %q is not a command; see --help", args))
+				stray = fmt.Errorf("takes no arguments, and %q is not a command; see --help", args)
 			}
-			return errors.Join(append(errs, o.readConfigFile(), o.Validate())...)
+			return errors.Join(stray, o.Check())
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
@@ -153,7 +153,7 @@ func (o *Options) subcommand(name, short, long string, write func(io.Writer) err
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(o.readConfigFile(), o.Validate()); err != nil {
+			if err := o.Check(); err != nil {
 				return err
 			}
 			return write(cmd.OutOrStdout())
@@ -202,7 +202,7 @@ func (o *Options) addEntryCommands(root *cobra.Command) error {
 
 // connect returns what the flags say, and how a person reaches the API server: as with kubectl.
 func (o *Options) connect() (s controllers.Settings, config *rest.Config, err error) {
-	if err := errors.Join(o.readConfigFile(), o.Validate()); err != nil {
+	if err := o.Check(); err != nil {
 		return s, nil, err
 	}
 	files := clientcmd.NewDefaultClientConfigLoadingRules()

@@ -5,6 +5,7 @@ package app
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -143,8 +144,7 @@ func TestManifestsParse(t *testing.T) {
 	manager := pod.Containers[0]
 
 	o := newOptions(t, With(builtin.Entries()...))
-	must(t, o.Parse(manager.Args))
-	must(t, o.Validate())
+	must(t, errors.Join(o.Parse(manager.Args), o.Check()))
 	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= o.Generic.ShutdownTimeout {
 		t.Errorf("terminationGracePeriodSeconds: %s is not longer than --shutdown-timeout=%s", grace, o.Generic.ShutdownTimeout)
 	}
@@ -170,10 +170,9 @@ func TestManifestsUseFlagsThatExist(t *testing.T) {
 		for _, match := range argument.FindAllStringSubmatch(string(text), -1) {
 			found++
 			o := newOptions(t, With(builtin.Entries()...))
-			// The kubelet replaces variables of the environment.
-			if err := o.Parse([]string{strings.ReplaceAll(match[1], "$(POD_NAMESPACE)", "team-a")}); err != nil {
-				t.Errorf("%s: %v", path, err)
-			} else if err := o.Validate(); err != nil {
+			// The kubelet replaces variables of the environment, and mounts ConfigMaps.
+			kubelet := strings.NewReplacer("$(POD_NAMESPACE)", "team-a", "/etc/quartermaster", filepath.Join(deployDir, "examples", "config-file"))
+			if err := errors.Join(o.Parse([]string{kubelet.Replace(match[1])}), o.Check()); err != nil {
 				t.Errorf("%s: %v", path, err)
 			}
 		}
@@ -369,7 +368,7 @@ func allControllers(t *testing.T) *process {
 	must(t, o.Parse([]string{"--controllers=" + strings.Join(o.entries.names(), ","), "--compat=" + strings.Join(o.entries.originals(), ","),
 		"--csr-approver-ip-ranges=10.0.0.0/8"}))
 	o.Client.Master = newAPIServer(t).URL
-	must(t, o.Validate())
+	must(t, o.Check())
 	p, err := builtProcess(t, o)
 	must(t, err)
 

@@ -130,7 +130,7 @@ func TestWorkersAreAFlag(t *testing.T) {
 	}
 	build := With(controllers.Entry{Name: "one", Workers: 3, New: create}, controllers.Entry{Name: "two", New: create})
 	o := newOptions(t, build)
-	must(t, o.Parse([]string{"--one-concurrent-syncs=5"}))
+	must(t, errors.Join(o.Parse([]string{"--config=" + writeConfig(t, "one-concurrent-syncs: 5")}), o.Check()))
 	o.Client.Master = newAPIServer(t).URL
 	_, err := builtProcess(t, o)
 	must(t, err)

@@ -292,9 +292,9 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 
 func TestEveryReplicaNeedsAWarmStandby(t *testing.T) {
 	o := newOptions(t, With(withFunctions(controllers.Entry{Name: "one", EveryReplica: true}), withFunctions(controllers.Entry{Name: "two"})))
-	must(t, o.Validate())
+	must(t, o.Check())
 	o.Informers.Standby = standbyCold
-	lines(t, o.Validate(), "--standby: one runs on every replica, which needs the cache of a warm standby")
+	lines(t, o.Check(), "--standby: one runs on every replica, which needs the cache of a warm standby")
 }
 
 // scripted is a controller whose nth run calls the nth function. Further runs call the last one.

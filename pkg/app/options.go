@@ -195,7 +195,8 @@ func checkFlagNames(sets cliflag.NamedFlagSets) error {
 	return errors.Join(errs...)
 }
 
-// Parse sets what these flags say. It is for a program that runs the manager without its command.
+// Parse sets what these flags say. It is for a program that runs the manager without its command, and that
+// calls Check next.
 func (o *Options) Parse(flags []string) error {
 	all := pflag.NewFlagSet(o.name, pflag.ContinueOnError)
 	for _, fs := range o.flags.FlagSets {
@@ -204,9 +205,10 @@ func (o *Options) Parse(flags []string) error {
 	return all.Parse(flags)
 }
 
-// Validate returns every mistake in the configuration. Each names its flag and, if the
-// configuration file sets the flag, the file and the line.
-func (o *Options) Validate() error {
+// Check reads the configuration file, and returns every mistake in the configuration. Each names its flag
+// and, if the file sets the flag, the file and the line.
+func (o *Options) Check() error {
+	fileErr := o.readConfigFile()
 	enabled, _ := o.enabled() // Generic.Validate returns the error
 	elector := o.election()
 	elector.DrainTimeout = max(elector.DrainTimeout, 1) // Generic.Validate checks --shutdown-timeout
@@ -218,7 +220,7 @@ func (o *Options) Validate() error {
 	for _, e := range o.entries {
 		errs = append(errs, o.validateEntry(e))
 	}
-	return o.File.locate(errors.Join(errs...))
+	return errors.Join(fileErr, o.File.locate(errors.Join(errs...)))
 }
 
 // validateEntry returns all problems with the flags of an entry, joined.

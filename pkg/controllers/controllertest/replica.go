@@ -59,10 +59,7 @@ func (h *Host) start() *replica {
 	// So that an hour costs few requests.
 	o.Election.LeaseDuration.Duration, o.Election.RenewDeadline.Duration, o.Election.RetryPeriod.Duration = time.Minute, 40*time.Second, 10*time.Second
 	o.Secure.BindPort, o.Insecure.Port = 0, 0
-	if err := o.Parse(h.setup.Flags); err != nil {
-		h.t.Fatal(err)
-	}
-	if err := o.Validate(); err != nil {
+	if err := errors.Join(o.Parse(h.setup.Flags), o.Check()); err != nil {
 		h.t.Fatal(err)
 	}
 	if h.leader == nil {

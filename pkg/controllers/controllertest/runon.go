@@ -28,7 +28,7 @@ func RunOn(t testing.TB, config *rest.Config, flags []string, entries ...control
 		o.Generic.Controllers = append(o.Generic.Controllers, e.Name)
 	}
 	o.Client.RESTConfig, o.Election.LeaderElect, o.Secure.BindPort, o.Insecure.Port = config, false, 0, 0
-	if err := errors.Join(o.Parse(flags), o.Validate()); err != nil {
+	if err := errors.Join(o.Parse(flags), o.Check()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
