@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -35,118 +34,83 @@ const otherClusterDrain = 2 * time.Second
 // limit.
 const eventTimeout = 30 * time.Second
 
-// openClusters has the other clusters that are open.
+// openClusters are the other clusters that a controller has open.
 type openClusters struct {
-	mu    sync.Mutex
-	all   map[string]*otherCluster // by CONTROLLER/NAME
-	loops []*runningLoop
+	process    *process
+	controller string
+
+	mu  sync.Mutex
+	all []*otherCluster
 }
 
 // otherCluster is another cluster that a controller has open.
 type otherCluster struct {
-	process          *process
-	controller, name string
-	cache            *informers.ClusterCache
-	events           *eventSender
-	transport        http.RoundTripper
-	life             context.Context // ends when the cluster is closed
-	end              context.CancelFunc
-	loops            sync.WaitGroup
-	release          func() // calls freeResources; a second call does nothing
+	of        *openClusters
+	name      string
+	cache     *informers.ClusterCache
+	events    *eventSender
+	transport http.RoundTripper
+	life      context.Context // ends when the cluster is closed
+	end       context.CancelFunc
+	running   sync.WaitGroup
+	loops     []*runningLoop // guarded by of.mu
+	release   func()         // calls free; a second call does nothing
 }
-
-func (c *otherCluster) key() string { return c.controller + "/" + c.name }
 
 // runningLoop is a loop of another cluster that Go runs.
 type runningLoop struct {
 	controllers.ClusterLoop
-	controller, cluster string
-	runs                runs
+	restarts restarts
 }
 
-// loopsOf returns the loops of a controller, in the order of their clusters' names.
-func (o *openClusters) loopsOf(controller string) (all []*runningLoop) {
+// list returns the clusters that are open.
+func (o *openClusters) list() []*otherCluster {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, l := range o.loops {
-		if l.controller == controller {
-			all = append(all, l)
+	return slices.Clone(o.all)
+}
+
+// runningLoops returns the loops of the cluster.
+func (c *otherCluster) runningLoops() []*runningLoop {
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	return slices.Clone(c.loops)
+}
+
+// addStatus adds what the loops in other clusters do to the status of the controller.
+func (o *openClusters) addStatus(s *controllers.Status) {
+	for _, c := range o.list() {
+		for _, l := range c.runningLoops() {
+			one := l.Status()
+			for i := range one.InFlight {
+				one.InFlight[i].Key += " in cluster " + c.name
+			}
+			s.Add(one)
 		}
 	}
-	slices.SortFunc(all, func(a, b *runningLoop) int { return strings.Compare(a.cluster, b.cluster) })
-	return all
 }
 
-func (o *openClusters) add(l *runningLoop) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.loops = append(o.loops, l)
-}
-
-func (o *openClusters) remove(l *runningLoop) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.loops = slices.DeleteFunc(o.loops, func(other *runningLoop) bool { return other == l })
-}
-
-// addStatus adds what the loops of a controller in other clusters do to its status.
-func (o *openClusters) addStatus(controller string, s *controllers.Status) {
-	for _, l := range o.loopsOf(controller) {
-		one := l.Status()
-		for i := range one.InFlight {
-			one.InFlight[i].Key += " in cluster " + l.cluster
-		}
-		s.Add(one)
-	}
-}
-
-// problem returns an error that names the clusters in which loops of the controller have ended unexpectedly,
-// objects do not fit their Go types, or functions of the controller panic or hang. That a cluster does not
-// answer is no problem of the controller.
-func (o *openClusters) problem(controller string) error {
+// problem returns an error that names the clusters in which loops have ended unexpectedly, objects do not fit
+// their Go types, or functions of the controller panic or hang. That a cluster does not answer is no problem of
+// the controller.
+func (o *openClusters) problem() error {
 	var errs []error
-	for _, l := range o.loopsOf(controller) {
-		if err := l.runs.problem(); err != nil {
-			errs = append(errs, fmt.Errorf("the loop of cluster %s %w", l.cluster, err))
+	for _, c := range o.list() {
+		for _, l := range c.runningLoops() {
+			if err := l.restarts.problem(); err != nil {
+				errs = append(errs, fmt.Errorf("the loop of cluster %s %w", c.name, err))
+			}
 		}
-	}
-	for _, c := range o.clustersOf(controller) {
-		if err := c.cache.Problem(controller); err != nil {
+		if err := c.cache.Problem(o.controller); err != nil {
 			errs = append(errs, fmt.Errorf("cluster %s: %w", c.name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// clustersOf returns the clusters that the named controller has open, or all controllers if the name is
-// empty, in the order of their names.
-func (o *openClusters) clustersOf(controller string) (clusters []*otherCluster) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, key := range slices.Sorted(maps.Keys(o.all)) {
-		if c := o.all[key]; controller == "" || c.controller == controller {
-			clusters = append(clusters, c)
-		}
-	}
-	return clusters
-}
-
-// release releases all clusters, without waiting for their loops.
-func (o *openClusters) release() {
-	o.each("", func(c *otherCluster) { c.release() })
-}
-
-// each calls do for the clusters of clustersOf at once, since each may take seconds.
-func (o *openClusters) each(controller string, do func(*otherCluster)) {
-	var doing sync.WaitGroup
-	for _, c := range o.clustersOf(controller) {
-		doing.Go(func() { do(c) })
-	}
-	doing.Wait()
-}
-
-// openCluster implements Host.Cluster.
-func (p *process) openCluster(controller, name string, config *rest.Config) (*controllers.Cluster, error) {
+// open implements Host.Cluster.
+func (o *openClusters) open(name string, config *rest.Config) (*controllers.Cluster, error) {
+	p, controller := o.process, o.controller
 	fail := func(err error) (*controllers.Cluster, error) {
 		return nil, fmt.Errorf("cluster %q of controller %s: %w", name, controller, err)
 	}
@@ -156,17 +120,15 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err := checkOtherCluster(config, p.connection.base); err != nil {
 		return fail(err)
 	}
-	other := &otherCluster{process: p, controller: controller, name: name}
-	p.openClusters.mu.Lock()
-	defer p.openClusters.mu.Unlock()
-	if p.openClusters.all[other.key()] != nil {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if slices.ContainsFunc(o.all, func(c *otherCluster) bool { return c.name == name }) {
 		return fail(errors.New("a cluster of this name is already open"))
 	}
 	readConfig, err := otherClusterConfig(config, controller, p.lock.FenceElsewhere)
 	if err != nil {
 		return fail(err)
 	}
-	other.transport = readConfig.Transport
 	writeConfig := rest.CopyConfig(readConfig)
 	writeConfig.Timeout = config.Timeout // the cache has no timeout, which would end its watches
 	if p.clients.dryRun != nil {
@@ -185,39 +147,43 @@ func (p *process) openCluster(controller, name string, config *rest.Config) (*co
 	if err := errors.Join(kindsErr, clientsErr, eventsErr); err != nil {
 		return fail(err)
 	}
-	other.cache, err = p.caches.AddCluster(
+	cache, err := p.caches.AddCluster(
 		informers.CacheConfig{Cluster: name, Scheme: p.scheme}, c.builtIn(c.named("informers")), p.loopMetrics.Panicked)
 	if err != nil {
 		return fail(err)
 	}
-	other.life, other.end = context.WithCancel(context.Background())
-	other.events = sendTo(other.life, eventsClient.CoreV1(), p.scheme)
-	other.release = sync.OnceFunc(other.freeResources)
-	p.openClusters.all[other.key()] = other
+	life, end := context.WithCancel(context.Background())
+	events := sendTo(life, eventsClient.CoreV1(), p.scheme)
+	other := &otherCluster{
+		of: o, name: name, cache: cache, events: events, transport: readConfig.Transport, life: life, end: end}
+	other.release = sync.OnceFunc(other.free)
+	o.all = append(o.all, other)
 	return &controllers.Cluster{
-		Cache: other.cache.ForController(controller), Clients: clients,
-		Events: other.events.recorder(p.options.name + "-" + controller),
+		Cache: cache.ForController(controller), Clients: clients,
+		Events: events.recorder(p.options.name + "-" + controller),
 		LoopOptions: controllers.LoopOptions{
 			Name: controller, Cluster: name, Metrics: p.loopMetrics, DrainTimeout: otherClusterDrain},
-		Go: other.run, Close: other.close,
+		Go: other.Go, Close: other.close,
 	}, nil
 }
 
-// run implements Cluster.Go.
-func (c *otherCluster) run(ctx context.Context, loop controllers.ClusterLoop) (stop func()) {
+// Go implements Cluster.Go.
+func (c *otherCluster) Go(ctx context.Context, loop controllers.ClusterLoop) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	unlink := context.AfterFunc(c.life, cancel)
 	ended := make(chan struct{})
-	c.process.openClusters.mu.Lock() // close waits only for what run has added before
+	c.of.mu.Lock() // close waits only for what Go has added before
 	open := c.life.Err() == nil
 	if open {
-		c.loops.Go(func() {
+		l := &runningLoop{ClusterLoop: loop}
+		c.loops = append(c.loops, l)
+		c.running.Go(func() {
 			defer close(ended)
 			defer unlink()
-			c.process.runLoop(ctx, c.controller, c.name, loop)
+			c.run(ctx, l)
 		})
 	}
-	c.process.openClusters.mu.Unlock()
+	c.of.mu.Unlock()
 	if !open {
 		loop.Close() // without the lock, since it may close another cluster
 		return func() {}
@@ -227,42 +193,43 @@ func (c *otherCluster) run(ctx context.Context, loop controllers.ClusterLoop) (s
 
 // close implements Cluster.Close.
 func (c *otherCluster) close() {
-	c.process.openClusters.mu.Lock()
+	c.of.mu.Lock()
 	c.end()
-	c.process.openClusters.mu.Unlock()
-	c.loops.Wait()
+	c.of.mu.Unlock()
+	c.running.Wait()
 	c.release()
 }
 
-// freeResources closes what the cluster holds. It does not wait for the loops.
-func (c *otherCluster) freeResources() {
+// free closes what the cluster holds. It does not wait for the loops.
+func (c *otherCluster) free() {
 	c.end()
 	c.events.stop(0)
 	c.cache.Shutdown()
 	utilnet.CloseIdleConnectionsFor(c.transport)
-	c.process.openClusters.mu.Lock()
-	defer c.process.openClusters.mu.Unlock()
-	delete(c.process.openClusters.all, c.key())
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	c.of.all = slices.DeleteFunc(c.of.all, func(other *otherCluster) bool { return other == c })
 }
 
-// runLoop runs a loop of another cluster until ctx ends, and closes it.
-func (p *process) runLoop(ctx context.Context, controller, cluster string, loop controllers.ClusterLoop) {
+// run runs a loop until ctx ends, and closes it.
+func (c *otherCluster) run(ctx context.Context, l *runningLoop) {
+	m, controller := c.of.process.loopMetrics, c.of.controller
 	defer func() {
-		if stack, err := panics.Recover(func() error { loop.Close(); return nil }); stack != nil {
-			p.loopMetrics.Panicked(controller)
+		if stack, err := panics.Recover(func() error { l.Close(); return nil }); stack != nil {
+			m.Panicked(controller)
 			klog.Background().Error(err, "Close of a loop panicked",
-				"controller", controller, "cluster", cluster, "stack", string(stack))
+				"controller", controller, "cluster", c.name, "stack", string(stack))
 		}
 	}()
-	l := &runningLoop{ClusterLoop: loop, controller: controller, cluster: cluster}
-	p.openClusters.add(l)
-	defer p.openClusters.remove(l)
 	// What fails while the loop stops is no news: the cluster may not answer.
-	_ = l.runs.keepRunning(ctx, p.loopMetrics, controller, loop.Run, func(err error, stack []byte) {
+	_ = l.restarts.keepRunning(ctx, m, controller, l.Run, func(err error, stack []byte) {
 		// Not the logger of ctx, which may have the key of a reconcile.
 		klog.Background().Error(err, "Loop of another cluster stopped unexpectedly, restarting",
-			"controller", controller, "cluster", cluster, "delay", restartDelay, "stack", string(stack))
+			"controller", controller, "cluster", c.name, "delay", restartDelay, "stack", string(stack))
 	})
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	c.loops = slices.DeleteFunc(c.loops, func(other *runningLoop) bool { return other == l })
 }
 
 // checkOtherCluster refuses a configuration that runs a program or reads a file, since the author of the

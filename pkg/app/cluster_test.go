@@ -34,24 +34,27 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// elsewhereOf returns a process that has not been elected, and changes its options before.
-func elsewhereOf(t *testing.T, change func(*Options)) *process {
+// elsewhereOf returns the clusters of a controller in a process that has not been elected, and changes the
+// process's options before.
+func elsewhereOf(t *testing.T, change func(*Options)) *openClusters {
 	t.Helper()
 	o := newOptions(t, With())
 	o.Client.RESTConfig = &rest.Config{Host: newAPIServer(t).URL, BearerToken: "our own"}
 	change(o)
 	p, err := builtProcess(t, o)
 	must(t, err)
-	t.Cleanup(func() { p.openClusters.release() })
-	return p
+	one := &openClusters{process: p, controller: "one"}
+	t.Cleanup(func() { hostedControllers{{clusters: one}}.releaseClusters() })
+	return one
 }
 
 func TestClustersThatCanBeOpened(t *testing.T) {
-	p := elsewhereOf(t, func(*Options) {})
-	for controller, name := range map[string]string{"one": "open", "other": "theirs"} {
-		_, err := p.openCluster(controller, name, &rest.Config{Host: "x"})
-		must(t, err)
-	}
+	one := elsewhereOf(t, func(*Options) {})
+	_, err := one.open("open", &rest.Config{Host: "x"})
+	must(t, err)
+	theirs, err := (&openClusters{process: one.process, controller: "other"}).open("theirs", &rest.Config{Host: "x"})
+	must(t, err)
+	defer theirs.Close()
 	for name, tc := range map[string]struct {
 		cluster string
 		config  *rest.Config
@@ -74,7 +77,7 @@ func TestClustersThatCanBeOpened(t *testing.T) {
 		"a name that is open already":             {"open", &rest.Config{Host: "x"}, "a cluster of this name is already open"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, err := p.openCluster("one", tc.cluster, tc.config)
+			c, err := one.open(tc.cluster, tc.config)
 			if tc.err == "" {
 				must(t, err)
 				same(t, "timeout", tc.config.Timeout, c.RESTConfig.Timeout)
@@ -82,7 +85,7 @@ func TestClustersThatCanBeOpened(t *testing.T) {
 					t.Errorf("its address is %s", got)
 				}
 				c.Close()
-				again, err := p.openCluster("one", tc.cluster, tc.config)
+				again, err := one.open(tc.cluster, tc.config)
 				must(t, err)
 				again.Close()
 				return
@@ -108,8 +111,7 @@ func (recordedLoop) Status() controllers.Status { return controllers.Status{} }
 func (l recordedLoop) Close()                   { l <- "is closed" }
 
 func TestClusterRunsALoopUntilItIsStoppedOrTheClusterIsClosed(t *testing.T) {
-	p := elsewhereOf(t, func(*Options) {})
-	c, err := p.openCluster("one", "far", &rest.Config{Host: "x"})
+	c, err := elsewhereOf(t, func(*Options) {}).open("far", &rest.Config{Host: "x"})
 	must(t, err)
 	reconcile, end := context.WithCancel(t.Context())
 	end()
@@ -161,35 +163,34 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		p, loop := &process{loopMetrics: loopmetrics.New(metrics.NewKubeRegistry())}, &failingLoop{}
-		ended := make(chan struct{})
-		go func() { p.runLoop(ctx, "one", "far", loop); close(ended) }()
+		one := &openClusters{process: p, controller: "one"}
+		far := &otherCluster{of: one, name: "far", cache: &informers.ClusterCache{}, life: ctx, end: end, release: func() {}}
+		one.all = []*otherCluster{far}
+		far.Go(t.Context(), loop)
 		<-time.After(time.Minute)
 		synctest.Wait()
 		same(t, "runs", 3, loop.runs)
-		lines(t, p.openClusters.problem("one"), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
-		must(t, p.openClusters.problem("two"))
-		s := newHosted("one", &scripted{}, &informers.ClusterCache{}, &p.openClusters, p.loopMetrics, time.Hour).Status()
+		lines(t, one.problem(), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
+		s := newHosted("one", &scripted{}, &informers.ClusterCache{}, one, p.loopMetrics, time.Hour).Status()
 		same(t, "in flight", []controllers.InFlight{{Key: "shop/a in cluster far"}}, s.InFlight)
-		end()
-		<-ended
+		far.close()
 		same(t, "runs after the end", 3, loop.runs)
 	})
 }
 
 func TestPanicInAnotherClusterIsAProblemOfItsController(t *testing.T) {
-	p, server := elsewhereOf(t, func(*Options) {}), httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	one, server := elsewhereOf(t, func(*Options) {}), httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprint(w, `{"type": "ADDED", "object": {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"namespace": "shop", "name": "a"}}}`)
 	}))
 	defer server.Close()
-	c, err := p.openCluster("one", "far", &rest.Config{Host: server.URL})
+	c, err := one.open("far", &rest.Config{Host: server.URL})
 	must(t, err)
 	defer c.Close()
 	_, err = informers.Follow[*informers.Object](c, informers.Need{Resource: informers.Secrets, Filter: func(metav1.Object) bool { panic("a bug") }})
 	must(t, err)
-	must(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return p.openClusters.problem("one") != nil, nil }))
-	lines(t, p.openClusters.problem("one"), "cluster far: Filter panics on 1 objects of secrets, one of them shop/a")
-	must(t, p.openClusters.problem("two"))
+	must(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return one.problem() != nil, nil }))
+	lines(t, one.problem(), "cluster far: Filter panics on 1 objects of secrets, one of them shop/a")
 }
 
 func TestClusterNeverGetsTheTokenOfThisProcess(t *testing.T) {
@@ -242,9 +243,9 @@ func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 				}
 			}))
 			defer server.Close()
-			p := elsewhereOf(t, func(o *Options) { o.Election.LeaderElect, o.Generic.DryRun = !tc.leads, tc.dryRun })
+			one := elsewhereOf(t, func(o *Options) { o.Election.LeaderElect, o.Generic.DryRun = !tc.leads, tc.dryRun })
 			request := func() []error {
-				c, err := p.openCluster("one", "far", &rest.Config{Host: server.URL, BearerToken: "its", TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
+				c, err := one.open("far", &rest.Config{Host: server.URL, BearerToken: "its", TLSClientConfig: rest.TLSClientConfig{Insecure: true}})
 				must(t, err)
 				if tc.write {
 					return writesOf(t.Context(), c)
@@ -255,7 +256,7 @@ func TestClusterClientWritesOnlyWhileLeading(t *testing.T) {
 			var errs []error
 			if tc.leads {
 				end, stop := context.WithCancel(t.Context())
-				must(t, p.lock.Run(end, func(context.Context) error { errs = request(); stop(); return nil }))
+				must(t, one.process.lock.Run(end, func(context.Context) error { errs = request(); stop(); return nil }))
 			} else {
 				errs = request()
 			}

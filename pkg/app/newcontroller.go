@@ -48,12 +48,12 @@ func (p *process) newController(entry controllers.Entry) (*hostedController, err
 		}
 		handler = h
 	}
-	open := host.Cluster
+	clusters := &openClusters{process: p, controller: entry.Name}
 	host.Cluster = func(name string, config *rest.Config) (*controllers.Cluster, error) {
 		if !built.Load() { // the cluster would be closed when Run ends, and be missing in the next Run
 			panic(panics.Mistake("calls Host.Cluster in New; call it in Run or in a reconcile"))
 		}
-		return open(name, config)
+		return clusters.open(name, config)
 	}
 	var c controllers.Controller
 	if err := recovered("New", func() (err error) { c, err = entry.New(host); return err }); err != nil {
@@ -63,7 +63,7 @@ func (p *process) newController(entry controllers.Entry) (*hostedController, err
 	if c == nil {
 		return nil, errors.New("no controller was returned by New")
 	}
-	h := newHosted(entry.Name, c, p.cache, &p.openClusters, p.loopMetrics, p.options.Generic.ControllerStuckAfter)
+	h := newHosted(entry.Name, c, p.cache, clusters, p.loopMetrics, p.options.Generic.ControllerStuckAfter)
 	h.everyReplica = entry.EveryReplica
 	if handler != nil {
 		h.handler = h.withoutPanics(handler)
@@ -86,16 +86,13 @@ func recovered(name string, f func() error) (err error) {
 	return f()
 }
 
-// host returns the host of a controller, without Handle.
+// host returns the host of a controller, without Handle and Cluster.
 func (p *process) host(name string) (controllers.Host, error) {
 	all, err := p.clientsOf(name, p.clients.forController(name), p.clients.kinds)
 	return controllers.Host{
-		Clients:  all,
-		Settings: p.options.Settings(),
-		Cache:    p.cache.ForController(name),
-		Cluster: func(cluster string, config *rest.Config) (*controllers.Cluster, error) {
-			return p.openCluster(name, cluster, config)
-		},
+		Clients:     all,
+		Settings:    p.options.Settings(),
+		Cache:       p.cache.ForController(name),
 		Events:      p.events.recorder(p.options.name + "-" + name),
 		LoopOptions: controllers.LoopOptions{Name: name, Workers: *p.options.workers[name], Metrics: p.loopMetrics},
 		Metrics:     p.metrics,

@@ -370,8 +370,8 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		panicsWith := func(context.Context) error { panic(panics.Mistake("asks for secrets")) }
 		h, c, registry := host(t, fails, returns, panicsWith, untilTheEnd)
 		closed, drained := 0, false
-		far := &otherCluster{process: &process{}, controller: "x", cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed++ }}
-		h.others.all = map[string]*otherCluster{"x/far": far, "xx/far": {controller: "xx", release: func() { t.Error("another's cluster was closed") }}}
+		far := &otherCluster{of: h.clusters, cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed++ }}
+		h.clusters.all = []*otherCluster{far}
 		var named atomic.Int32 // lines that name the controller as the lines of a Loop do
 		logger := funcr.New(func(_, line string) { named.Add(int32(strings.Count(line, `"controller"="x"`))) }, funcr.Options{})
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
@@ -406,7 +406,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		same(t, "closed clusters", 3, closed)
 		series(t, registry, "quartermaster_controller_restarts_total", 3)
 		series(t, registry, "quartermaster_controller_panics_total", 1)
-		far.loops.Go(func() { <-ctx.Done(); <-time.After(time.Second); drained = true })
+		far.running.Go(func() { <-ctx.Done(); <-time.After(time.Second); drained = true })
 		cancel()
 		must(t, <-done)
 		same(t, "a loop in a cluster that was left open has drained", true, drained)

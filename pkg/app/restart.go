@@ -25,24 +25,24 @@ const (
 	healthyRun   = 5 * time.Minute
 )
 
-// runs records how the runs of one controller, or of its loop in another cluster, ended.
-type runs struct {
-	mu       sync.Mutex
-	restarts uint64
-	since    time.Time // when the last run began or, later, ended
-	lastErr  *controllers.LastError
+// restarts records how the runs of one controller, or of its loop in another cluster, ended.
+type restarts struct {
+	mu      sync.Mutex
+	count   uint64
+	since   time.Time // when the last run began or, later, ended
+	lastErr *controllers.LastError
 }
 
 // keepRunning calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run
 // returns earlier, or panics outside of a reconcile, keepRunning calls ended, and run again after
 // restartDelay: one controller must not stop the others. It returns the error of the run during which ctx
 // ended.
-func (r *runs) keepRunning(
+func (r *restarts) keepRunning(
 	ctx context.Context, m *loopmetrics.Metrics, controller string,
 	run func(context.Context) error, ended func(err error, stack []byte),
 ) error {
 	for {
-		r.began()
+		r.begin()
 		stack, err := panics.Recover(func() error {
 			err := run(ctx)
 			if ctx.Err() != nil && errtree.Every(err, func(err error) bool { return isEndOf(ctx, err) }) {
@@ -64,7 +64,7 @@ func (r *runs) keepRunning(
 			err = errors.New("Run returned before its context ended")
 		}
 		m.Restarted(controller)
-		r.ended(err)
+		r.end(err)
 		ended(err, stack)
 		select {
 		case <-time.After(restartDelay):
@@ -79,37 +79,37 @@ func isEndOf(ctx context.Context, err error) bool {
 	return any(err) == any(ctx.Err()) || any(err) == any(context.Cause(ctx))
 }
 
-func (r *runs) began() {
+func (r *restarts) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.since = time.Now()
 }
 
-// ended records an unexpected end.
-func (r *runs) ended(err error) {
+// end records an unexpected end.
+func (r *restarts) end(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.restarts++
+	r.count++
 	r.since = time.Now()
 	r.lastErr = &controllers.LastError{Key: "Run", Text: err.Error(), Time: r.since}
 }
 
 // problem returns an error after an unexpected end, until a run has lasted healthyRun. The log has
 // the causes.
-func (r *runs) problem() error {
+func (r *restarts) problem() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.restarts == 0 || time.Since(r.since) >= healthyRun {
+	if r.count == 0 || time.Since(r.since) >= healthyRun {
 		return nil
 	}
-	return fmt.Errorf("stopped unexpectedly, %d times so far; it is restarted after %s", r.restarts, restartDelay)
+	return fmt.Errorf("stopped unexpectedly, %d times so far; it is restarted after %s", r.count, restartDelay)
 }
 
 // report adds the restarts to s and, if it is the most recent, the error of the last one.
-func (r *runs) report(s *controllers.Status) {
+func (r *restarts) report(s *controllers.Status) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s.Restarts = r.restarts
+	s.Restarts = r.count
 	if r.lastErr != nil && (s.LastError == nil || s.LastError.Time.Before(r.lastErr.Time)) {
 		s.LastError = r.lastErr
 	}

@@ -53,7 +53,7 @@ func Run(ctx context.Context, o *Options) error {
 		p.cache.Start(processCtx)
 	}
 	defer p.cache.Shutdown()
-	defer p.openClusters.release()
+	defer p.controllers.releaseClusters()
 	return p.lead(ctx, processCtx)
 }
 
@@ -72,8 +72,6 @@ type process struct {
 	reviewer    *reviewer // nil without a secure port
 	metrics     controllerMetrics
 	loopMetrics *loopmetrics.Metrics
-
-	openClusters openClusters
 }
 
 // build builds everything. A mistake in the configuration fails here, on every replica. Events are
@@ -85,7 +83,7 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	}
 	registry := metrics.NewKubeRegistry()
 	p = &process{
-		options: o, scheme: required.cache.Scheme, openClusters: openClusters{all: map[string]*otherCluster{}},
+		options: o, scheme: required.cache.Scheme,
 		metrics: controllerMetrics{metrics.NewKubeRegistry(), registry}, loopMetrics: loopmetrics.New(registry),
 	}
 	if p.connection, err = newConnection(o.Client); err != nil {

@@ -33,8 +33,8 @@ type hostedController struct {
 	cache      *informers.ClusterCache
 	metrics    *loopmetrics.Metrics
 	health     healthz.Check
-	runs       runs
-	others     *openClusters // of all controllers
+	restarts   restarts
+	clusters   *openClusters
 
 	stuckAfter   time.Duration // how long a reconcile may take, for the health check
 	everyReplica bool
@@ -47,10 +47,10 @@ type hostedController struct {
 // newHosted returns c as a hosted controller. Its health check, its metric and its status report
 // the same problems.
 func newHosted(
-	name string, c controllers.Controller, cache *informers.ClusterCache, others *openClusters,
+	name string, c controllers.Controller, cache *informers.ClusterCache, clusters *openClusters,
 	m *loopmetrics.Metrics, stuckAfter time.Duration,
 ) *hostedController {
-	h := &hostedController{controller: c, name: name, cache: cache, others: others, metrics: m, stuckAfter: stuckAfter}
+	h := &hostedController{controller: c, name: name, cache: cache, clusters: clusters, metrics: m, stuckAfter: stuckAfter}
 	h.health = healthz.NamedCheck("controller-"+name, func(*http.Request) error { _, err := h.check(); return err })
 	m.AddController(name, func() error { return h.health.Check(nil) })
 	return h
@@ -69,14 +69,14 @@ func (h *hostedController) check() (controllers.Status, error) {
 		stuck = fmt.Errorf("reconciling %s for %s, longer than --controller-stuck-after=%s",
 			key, age.Round(time.Second), h.stuckAfter)
 	}
-	return s, errors.Join(stuck, h.runs.problem(), h.others.problem(h.name), h.cache.Problem(h.name), err)
+	return s, errors.Join(stuck, h.restarts.problem(), h.clusters.problem(), h.cache.Problem(h.name), err)
 }
 
 // Status returns the controller's status, with the restarts and the problem that only the host
 // knows.
 func (h *hostedController) Status() controllers.Status {
 	s, err := h.check()
-	h.runs.report(&s)
+	h.restarts.report(&s)
 	if err != nil {
 		s.Problem = err.Error()
 	}
@@ -94,7 +94,7 @@ func (h *hostedController) controllerStatus() (controllers.Status, error) {
 		var s controllers.Status
 		stack, err := panics.Recover(func() error {
 			s = h.controller.Status()
-			h.others.addStatus(h.name, &s)
+			h.clusters.addStatus(&s)
 			return marshalDetails(&s)
 		})
 		if stack != nil {
@@ -186,29 +186,36 @@ func (h hostedControllers) start(ctx context.Context, timeout time.Duration) (st
 // election.ErrUnfinished and names the controllers whose work may go on.
 func (h hostedControllers) run(ctx context.Context) error {
 	errs := make([]error, len(h))
-	var wg sync.WaitGroup
-	for i, c := range h {
-		wg.Go(func() {
-			if err := c.supervise(ctx); err != nil {
-				errs[i] = fmt.Errorf("controller %s: %w: %w", c.name, election.ErrUnfinished, err)
-			}
-		})
-	}
+	atOnce(h, func(i int, c *hostedController) {
+		if err := c.supervise(ctx); err != nil {
+			errs[i] = fmt.Errorf("controller %s: %w: %w", c.name, election.ErrUnfinished, err)
+		}
+	})
 	<-ctx.Done() // a process without controllers must not exit: it would be restarted for ever
-	wg.Wait()
 	return errors.Join(errs...)
 }
 
-// statuses returns what status returns for each controller. It asks all at once, since each may take
-// statusTimeout.
+// statuses returns what status returns for each controller.
 func (h hostedControllers) statuses(status func(*hostedController) controllers.Status) []controllers.Status {
 	all := make([]controllers.Status, len(h))
-	var asking sync.WaitGroup
-	for i, c := range h {
-		asking.Go(func() { all[i] = status(c) })
-	}
-	asking.Wait()
+	atOnce(h, func(i int, c *hostedController) { all[i] = status(c) })
 	return all
+}
+
+// releaseClusters releases what the controllers have left open, without waiting for the clusters' loops.
+func (h hostedControllers) releaseClusters() {
+	atOnce(h, func(_ int, c *hostedController) {
+		atOnce(c.clusters.list(), func(_ int, other *otherCluster) { other.release() })
+	})
+}
+
+// atOnce calls do for all elements at the same time, since a call may take long.
+func atOnce[T any](all []T, do func(at int, one T)) {
+	var doing sync.WaitGroup
+	for i, one := range all {
+		doing.Go(func() { do(i, one) })
+	}
+	doing.Wait()
 }
 
 // unfinished returns an error that names the reconciles in flight, and the controllers that drain without
@@ -251,10 +258,11 @@ func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // error of the Run during which ctx ended, and only when the loops in clusters that the controller left open
 // have ended too.
 func (h *hostedController) supervise(ctx context.Context) error {
-	defer h.others.each(h.name, (*otherCluster).close)
+	closeClusters := func() { atOnce(h.clusters.list(), func(_ int, c *otherCluster) { c.close() }) }
+	defer closeClusters()
 	logger := klog.FromContext(ctx).WithValues("controller", h.name) // as in the log of a Loop
-	return h.runs.keepRunning(klog.NewContext(ctx, logger), h.metrics, h.name, h.controller.Run, func(err error, stack []byte) {
+	return h.restarts.keepRunning(klog.NewContext(ctx, logger), h.metrics, h.name, h.controller.Run, func(err error, stack []byte) {
 		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
-		h.others.each(h.name, (*otherCluster).close) // the next Run opens them again
+		closeClusters() // the next Run opens them again
 	})
 }
