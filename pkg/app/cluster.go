@@ -82,6 +82,7 @@ func (o *openClusters) addStatus(s *controllers.Status) {
 	for _, c := range o.list() {
 		for _, l := range c.runningLoops() {
 			one := l.Status()
+			l.restarts.saw(one.Phase)
 			for i := range one.InFlight {
 				one.InFlight[i].Key += " in cluster " + c.name
 			}
@@ -90,14 +91,14 @@ func (o *openClusters) addStatus(s *controllers.Status) {
 	}
 }
 
-// problem returns an error that names the clusters in which loops have ended unexpectedly, objects do not fit
-// their Go types, or functions of the controller panic or hang. That a cluster does not answer is no problem of
-// the controller.
-func (o *openClusters) problem() error {
+// problem returns an error that names the clusters in which loops have ended unexpectedly or drain for longer
+// than stuckAfter, objects do not fit their Go types, or functions of the controller panic or hang. That a
+// cluster does not answer is no problem of the controller.
+func (o *openClusters) problem(stuckAfter time.Duration) error {
 	var errs []error
 	for _, c := range o.list() {
 		for _, l := range c.runningLoops() {
-			if err := l.restarts.problem(); err != nil {
+			if err := l.restarts.problem(stuckAfter); err != nil {
 				errs = append(errs, fmt.Errorf("the loop of cluster %s %w", c.name, err))
 			}
 		}

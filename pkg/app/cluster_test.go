@@ -155,7 +155,7 @@ func (l *failingLoop) Run(ctx context.Context) error {
 }
 
 func (*failingLoop) Status() controllers.Status {
-	return controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a"}}}
+	return controllers.Status{Phase: controllers.PhaseDraining, InFlight: []controllers.InFlight{{Key: "shop/a"}}}
 }
 func (*failingLoop) Close() {}
 
@@ -170,9 +170,11 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		<-time.After(time.Minute)
 		synctest.Wait()
 		same(t, "runs", 3, loop.runs)
-		lines(t, one.problem(), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
+		lines(t, one.problem(time.Hour), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
 		s := newHosted("one", &scripted{}, &informers.ClusterCache{}, one, p.loopMetrics, time.Hour).Status()
 		same(t, "in flight", []controllers.InFlight{{Key: "shop/a in cluster far"}}, s.InFlight)
+		<-time.After(2 * time.Hour)
+		lines(t, one.problem(time.Hour), "the loop of cluster far has been draining for 2h0m0s, longer than --controller-stuck-after=1h0m0s")
 		far.close()
 		same(t, "runs after the end", 3, loop.runs)
 	})
@@ -189,8 +191,8 @@ func TestPanicInAnotherClusterIsAProblemOfItsController(t *testing.T) {
 	defer c.Close()
 	_, err = informers.Follow[*informers.Object](c, informers.Need{Resource: informers.Secrets, Filter: func(metav1.Object) bool { panic("a bug") }})
 	must(t, err)
-	must(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return one.problem() != nil, nil }))
-	lines(t, one.problem(), "cluster far: Filter panics on 1 objects of secrets, one of them shop/a")
+	must(t, wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return one.problem(time.Hour) != nil, nil }))
+	lines(t, one.problem(time.Hour), "cluster far: Filter panics on 1 objects of secrets, one of them shop/a")
 }
 
 func TestClusterNeverGetsTheTokenOfThisProcess(t *testing.T) {

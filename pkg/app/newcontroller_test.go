@@ -372,6 +372,8 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		closed, drained := 0, false
 		far := &otherCluster{of: h.clusters, cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed++ }}
 		h.clusters.all = []*otherCluster{far}
+		const closing = healthyRun + time.Minute
+		far.running.Go(func() { <-time.After(closing) })
 		var named atomic.Int32 // lines that name the controller as the lines of a Loop do
 		logger := funcr.New(func(_, line string) { named.Add(int32(strings.Count(line, `"controller"="x"`))) }, funcr.Options{})
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
@@ -394,14 +396,16 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		}
 		pass(500 * time.Millisecond)
 		is("while it waits for the first restart", false)
-		pass(time.Minute)
+		pass(healthyRun)
+		is("while it waits for a loop in another cluster, for as long as a healthy run", false)
+		pass(2 * time.Minute)
 		is("a minute after the last restart", false)
 		if e := h.Status().LastError; e == nil || e.Key != "Run" || e.Text != "panic: asks for secrets" {
 			t.Errorf("last error %+v", e)
 		}
 		pass(healthyRun)
 		is("when it has run for a while", true)
-		same(t, "starts", []time.Duration{0, restartDelay, 2 * restartDelay, 3 * restartDelay}, c.starts)
+		same(t, "starts", []time.Duration{0, closing + restartDelay, closing + 2*restartDelay, closing + 3*restartDelay}, c.starts)
 		same(t, "restarts in the status", 3, h.Status().Restarts)
 		same(t, "closed clusters", 3, closed)
 		series(t, registry, "quartermaster_controller_restarts_total", 3)
@@ -415,26 +419,30 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 }
 
 func TestHealthCheckSaysTheProblem(t *testing.T) {
-	reconcilingFor := func(age time.Duration) func(*scripted) {
-		return func(c *scripted) {
-			c.status.InFlight = []controllers.InFlight{{Key: "shop/web", Since: time.Now().Add(-age)}}
-		}
+	draining := func(c *scripted) { c.status.Phase = controllers.PhaseDraining }
+	reconciling := func(c *scripted) {
+		c.status.InFlight = []controllers.InFlight{{Key: "shop/web", Since: time.Now()}}
 	}
 	for name, tc := range map[string]struct {
-		of   func(*scripted)
-		want string // "" for none
+		of    func(*scripted)
+		since time.Duration
+		want  string // "" for none
 	}{
-		"no reconcile":                        {func(*scripted) {}, ""},
-		"a reconcile within the limit":        {reconcilingFor(30 * time.Second), ""},
-		"a reconcile that is over the limit":  {reconcilingFor(2 * time.Minute), "reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s"},
-		"a problem that the controller knows": {func(c *scripted) { c.status.Problem = "the API server refuses" }, "the API server refuses"},
-		"a stuck reconcile and its cause": {func(c *scripted) { reconcilingFor(2 * time.Minute)(c); c.status.Problem = "no answer" },
+		"no reconcile":                        {func(*scripted) {}, time.Hour, ""},
+		"a reconcile within the limit":        {reconciling, 30 * time.Second, ""},
+		"a reconcile that is over the limit":  {reconciling, 2 * time.Minute, "reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s"},
+		"a drain within the limit":            {draining, 30 * time.Second, ""},
+		"a drain that is over the limit":      {draining, 2 * time.Minute, "has been draining for 2m0s, longer than --controller-stuck-after=1m0s"},
+		"a problem that the controller knows": {func(c *scripted) { c.status.Problem = "the API server refuses" }, 0, "the API server refuses"},
+		"a stuck reconcile and its cause": {func(c *scripted) { reconciling(c); c.status.Problem = "no answer" }, 2 * time.Minute,
 			"reconciling shop/web for 2m0s, longer than --controller-stuck-after=1m0s\nno answer"},
-		"a status that panics": {func(c *scripted) { c.panics = true }, "Status: panic: a value of type string"},
+		"a status that panics": {func(c *scripted) { c.panics = true }, 0, "Status: panic: a value of type string"},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			h, c, registry := host(t, untilTheEnd)
 			tc.of(c)
+			_ = h.Status() // the first to see a drain
+			<-time.After(tc.since)
 			series(t, registry, "quartermaster_controller_problem", map[bool]float64{true: 0, false: 1}[tc.want == ""]) // a scrape
 			if err := h.health.Check(nil); (err == nil) != (tc.want == "") || err != nil && err.Error() != tc.want {
 				t.Errorf("check: %v", err)

@@ -27,10 +27,11 @@ const (
 
 // restarts records how the runs of one controller, or of its loop in another cluster, ended.
 type restarts struct {
-	mu      sync.Mutex
-	count   uint64
-	since   time.Time // when the last run began or, later, ended
-	lastErr *controllers.LastError
+	mu       sync.Mutex
+	count    uint64
+	began    time.Time // when the last run began; zero after an unexpected end
+	draining time.Time // when the controller, or the loop, was first seen to drain; zero while it does not
+	lastErr  *controllers.LastError
 }
 
 // keepRunning calls run, the Run of a controller or of its loop in another cluster, until ctx ends. If run
@@ -82,7 +83,7 @@ func isEndOf(ctx context.Context, err error) bool {
 func (r *restarts) begin() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.since = time.Now()
+	r.began = time.Now()
 }
 
 // end records an unexpected end.
@@ -90,19 +91,34 @@ func (r *restarts) end(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.count++
-	r.since = time.Now()
-	r.lastErr = &controllers.LastError{Key: "Run", Text: err.Error(), Time: r.since}
+	r.began = time.Time{}
+	r.lastErr = &controllers.LastError{Key: "Run", Text: err.Error(), Time: time.Now()}
 }
 
-// problem returns an error after an unexpected end, until a run has lasted healthyRun. The log has
-// the causes.
-func (r *restarts) problem() error {
+// saw records the phase that a status shows.
+func (r *restarts) saw(phase controllers.Phase) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.count == 0 || time.Since(r.since) >= healthyRun {
-		return nil
+	if phase != controllers.PhaseDraining {
+		r.draining = time.Time{}
+	} else if r.draining.IsZero() {
+		r.draining = time.Now()
 	}
-	return fmt.Errorf("stopped unexpectedly, %d times so far; it is restarted after %s", r.count, restartDelay)
+}
+
+// problem returns an error after an unexpected end, until a run has lasted healthyRun. The log has the
+// causes. It also returns an error while a drain lasts longer than stuckAfter: nothing else shows that all
+// loops of a controller wait for the Background of one of them.
+func (r *restarts) problem(stuckAfter time.Duration) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if age := time.Since(r.draining); !r.draining.IsZero() && age > stuckAfter {
+		return fmt.Errorf("has been draining for %s, longer than --controller-stuck-after=%s", age.Round(time.Second), stuckAfter)
+	}
+	if r.count > 0 && (r.began.IsZero() || time.Since(r.began) < healthyRun) {
+		return fmt.Errorf("stopped unexpectedly, %d times so far; it is restarted after %s", r.count, restartDelay)
+	}
+	return nil
 }
 
 // report adds the restarts to s and, if it is the most recent, the error of the last one.

@@ -36,7 +36,7 @@ type hostedController struct {
 	restarts   restarts
 	clusters   *openClusters
 
-	stuckAfter   time.Duration // how long a reconcile may take, for the health check
+	stuckAfter   time.Duration // how long a reconcile or a drain may take, for the health check
 	everyReplica bool
 	handler      http.Handler // of the paths under /controllers/NAME/; nil if it serves none
 
@@ -69,7 +69,8 @@ func (h *hostedController) check() (controllers.Status, error) {
 		stuck = fmt.Errorf("reconciling %s for %s, longer than --controller-stuck-after=%s",
 			key, age.Round(time.Second), h.stuckAfter)
 	}
-	return s, errors.Join(stuck, h.restarts.problem(), h.clusters.problem(), h.cache.Problem(h.name), err)
+	return s, errors.Join(
+		stuck, h.restarts.problem(h.stuckAfter), h.clusters.problem(h.stuckAfter), h.cache.Problem(h.name), err)
 }
 
 // Status returns the controller's status, with the restarts and the problem that only the host
@@ -94,6 +95,7 @@ func (h *hostedController) controllerStatus() (controllers.Status, error) {
 		var s controllers.Status
 		stack, err := panics.Recover(func() error {
 			s = h.controller.Status()
+			h.restarts.saw(s.Phase)
 			h.clusters.addStatus(&s)
 			return marshalDetails(&s)
 		})
