@@ -281,9 +281,9 @@ func (l *lanes[K]) takenItem(key K) (it *item[K], from lane) {
 }
 
 // keepTurn says in whose turn a key comes back that has been reconciled: not in its own if only others had
-// added it. For instance, a source in team has 300 targets in shop, and all fail. In the turns of shop, a change
-// in shop would wait for them. A key that has failed before comes back as it did then, so team cannot delay
-// what failed for shop by adding it again.
+// added it. For instance, a source in team has 300 targets in shop, and all fail. In the turns of shop, a
+// change in shop would wait for them. A key that has failed before comes back as it did then, so team cannot
+// delay what failed for shop by adding it again.
 func (l *lanes[K]) keepTurn(it *item[K], comesBack, failedBefore bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -88,8 +88,8 @@ func TestLanesKnowTheTenantOfAKey(t *testing.T) {
 type model struct {
 	lanes  [2]modelLane
 	inARow int
-	last   map[string]added // of each key: the tenant and own, since it was taken
-	busy   map[string]added // keys that are being reconciled, and are not taken before that has ended
+	last   map[string]added  // of each key: the tenant and own, since it was taken
+	busy   map[string]added  // keys that are being reconciled, and are not taken before that has ended
 	turns  map[string]string // in which keys come back, unless in their own
 }
 
