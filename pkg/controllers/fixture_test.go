@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,6 +40,7 @@ type memory struct {
 	objects   map[cache.ObjectName]*corev1.ConfigMap
 	handlers  []*func(old, current *corev1.ConfigMap, initial bool)
 	untold    []func()
+	calls     atomic.Int32 // of contained functions that have not returned
 	functions int          // for which ContainPanics was called
 	panicking map[int]bool // whether the last call of the function panicked
 	panicked  []string     // names of the objects on which a mapping panicked
@@ -152,7 +154,9 @@ func (m *memory) ContainPanics() (contain func(object metav1.Object, call func()
 		if ended {
 			return
 		}
+		m.calls.Add(1)
 		stack, _ := panics.Recover(func() error { call(); return nil })
+		m.calls.Add(-1)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if m.panicking[function] = stack != nil; stack != nil {

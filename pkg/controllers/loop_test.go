@@ -375,23 +375,29 @@ func TestStatusHasTheLongestRunning(t *testing.T) {
 }
 
 // mute is a key whose String hangs until the channel is closed.
-type mute chan struct{}
+type mute struct {
+	speaks chan struct{}
+	tenant func() string
+}
 
-func (m mute) String() string { <-m; return "mute" }
+func (m *mute) String() string { <-m.speaks; return "mute" }
+func (m *mute) Tenant() string { return m.tenant() }
 
-func TestKeyWhoseStringHangsIsInFlight(t *testing.T) {
+func TestFunctionsOfAKeyAreSeenToHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := NewLoop(LoopOptions{Name: "x"}, func(context.Context, mute) (time.Duration, error) { return 0, nil })
+		configMaps, contained := newMemory("1", "a"), false
+		key := &mute{make(chan struct{}), func() string { contained = configMaps.calls.Load() > 0; return "" }}
+		l, err := NewLoop(LoopOptions{Name: "x"}, func(context.Context, *mute) (time.Duration, error) { return 0, nil },
+			newWatch(configMaps, true, func(Event[*corev1.ConfigMap]) []*mute { return []*mute{key} }, nil))
 		must(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
-		key, ended := make(mute), make(chan error)
+		ended := make(chan error)
 		go func() { ended <- l.Run(ctx) }()
-		synctest.Wait()
-		l.Enqueue(key)
 		pass(time.Minute)
+		same(t, "Tenant is called as part of the mapping", true, contained)
 		text, running := l.Status().LongestRunning(time.Now())
 		same(t, "longest running", []any{"a key whose String has not returned", time.Minute}, []any{text, running})
-		close(key)
+		close(key.speaks)
 		cancel()
 		must(t, <-ended)
 	})

@@ -17,9 +17,9 @@ import (
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
 	watch   Watch[K]
-	newest  func(cache.ObjectName) []K // of the registration; nil for WaitFor
-	remove  func()                     // ends the registration, once
-	removed chan struct{}              // closed by remove
+	newest  func(cache.ObjectName) // of the registration; nil for WaitFor
+	remove  func()                 // ends the registration, once
+	removed chan struct{}          // closed by remove
 
 	mu    sync.Mutex // held while the mapping is called
 	queue *queue[K]  // of the run; nil while there is none: the gate is closed
@@ -29,7 +29,7 @@ func newMapper[K comparable](watch Watch[K]) *mapper[K] {
 	m := &mapper[K]{watch: watch, removed: make(chan struct{})}
 	remove := func() {}
 	if watch.register != nil {
-		r := watch.register(m.handle)
+		r := watch.register(m)
 		m.newest, remove = r.newest, r.remove
 	}
 	m.remove = sync.OnceFunc(func() {
@@ -53,24 +53,13 @@ func (m *mapper[K]) stop() {
 	m.queue = nil
 }
 
-// handle maps a change of an object if the gate is open.
-func (m *mapper[K]) handle(in lane, mapping func() []K) {
+// ifOpen calls mapping if the gate is open.
+func (m *mapper[K]) ifOpen(mapping func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.queue != nil {
-		m.enqueue(in, mapping())
+		mapping()
 	}
-}
-
-// mapNewest maps the newest state of an object in the cache. That state includes each change whose event the
-// gate dropped, and is not older than any state that has been mapped.
-func (m *mapper[K]) mapNewest(object cache.ObjectName) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.queue == nil {
-		return // removed meanwhile
-	}
-	m.enqueue(laneShown, m.newest(object))
 }
 
 // enqueue adds keys to a lane. The caller holds mu.
@@ -115,7 +104,7 @@ func replay[K comparable](ctx context.Context, q *queue[K], mappers ...*mapper[K
 		select {
 		case <-o.mapper.removed:
 		default:
-			o.mapper.mapNewest(o.name)
+			o.mapper.newest(o.name)
 		}
 	}
 }

@@ -21,9 +21,8 @@ type Watch[K comparable] struct {
 	synced  func() <-chan struct{}
 	// list returns the objects in the cache.
 	list func() []metav1.Object
-	// register registers a loop. handle is called for each change of an object, with its mapping to keys and the
-	// lane for them. It is nil for WaitFor.
-	register func(handle func(in lane, mapping func() []K)) registration[K]
+	// register registers the mapper of a loop. It is nil for WaitFor.
+	register func(m *mapper[K]) registration[K]
 	// primary says that Run maps the objects in the cache when it begins. A watch that Loop.Watch adds maps them
 	// in any case: a reconcile may have run before the informer had them.
 	primary bool
@@ -31,8 +30,10 @@ type Watch[K comparable] struct {
 
 // registration is what one loop has of a watch.
 type registration[K comparable] struct {
-	newest func(object cache.ObjectName) []K // maps the newest state of an object in the cache
-	remove func()                            // ends the calls of handle
+	// newest maps the newest state of an object in the cache. That state includes each change whose event the
+	// gate of the mapper dropped, and is not older than any state that has been mapped.
+	newest func(object cache.ObjectName)
+	remove func() // ends the mapping of events
 }
 
 // watchable is what a watch asks of an [informers.Informer].
@@ -94,11 +95,11 @@ func newWatch[T metav1.Object, K comparable](
 	case keys == nil || slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return keep == nil }):
 		return Watch[K]{mistake: errors.New("a function that maps or chooses events is nil")}
 	}
-	register := func(handle func(in lane, mapping func() []K)) registration[K] {
+	register := func(m *mapper[K]) registration[K] {
 		// Two: a choice that says no must not clear the record of a mapping that panicked.
 		containChoice, endChoice := informer.ContainPanics()
 		containMapping, endMapping := informer.ContainPanics()
-		mapEvent := func(object metav1.Object, get func() Event[T]) (mapped []K) {
+		mapEvent := func(in lane, object metav1.Object, get func() Event[T]) {
 			var e Event[T]
 			chosen := false
 			containChoice(object, func() {
@@ -106,21 +107,22 @@ func newWatch[T metav1.Object, K comparable](
 				chosen = !isNil(objectOf(e)) && !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
 			})
 			if chosen {
-				containMapping(object, func() { mapped = keys(e) })
+				containMapping(object, func() { m.enqueue(in, keys(e)) }) // with Tenant of the keys
 			}
-			return mapped
 		}
 		removeHandler := informer.AddHandler(func(old, current T, initial bool) {
 			// The objects of the first list are dropped: the cache is replayed once the informer has synced.
 			if e := (Event[T]{old, current}); !initial || !isNil(old) {
-				handle(laneOfEvent(e), func() []K { return mapEvent(objectOf(e), func() Event[T] { return e }) })
+				m.ifOpen(func() { mapEvent(laneOfEvent(e), objectOf(e), func() Event[T] { return e }) })
 			}
 		})
-		newest := func(name cache.ObjectName) []K {
+		newest := func(name cache.ObjectName) {
 			object := &metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}
-			return mapEvent(object, func() Event[T] {
-				current, _ := informer.Get(name) // the deletion is an event
-				return Event[T]{New: current}
+			m.ifOpen(func() {
+				mapEvent(laneShown, object, func() Event[T] {
+					current, _ := informer.Get(name) // the deletion is an event
+					return Event[T]{New: current}
+				})
 			})
 		}
 		return registration[K]{newest, func() { removeHandler(); endChoice(); endMapping() }}
