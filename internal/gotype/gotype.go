@@ -1,7 +1,7 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gotype checks the Go types with which controllers ask for objects.
+// Package gotype checks the Go types with which controllers ask for objects, and configures clients of them.
 package gotype
 
 import (
@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 )
 
 // Check returns an error if t is not a pointer to the Go type of the resource. The error continues a
@@ -41,6 +42,16 @@ func Check(t reflect.Type, resource schema.GroupVersionResource, scheme *runtime
 		}
 	}
 	return fmt.Errorf("but that is a type of %s, not of %s", kinds[0].GroupVersion(), resource.GroupVersion())
+}
+
+// ClientConfig returns config for the client of a version of the API.
+func ClientConfig(config *rest.Config, version schema.GroupVersion, codecs runtime.NegotiatedSerializer) *rest.Config {
+	config = rest.CopyConfig(config)
+	config.APIPath, config.GroupVersion, config.NegotiatedSerializer = "/apis", &version, codecs
+	if version.Group == "" {
+		config.APIPath = "/api"
+	}
+	return config
 }
 
 // otherKind returns the kind of the resource if it is not kind, otherwise "". A scheme does not hold

@@ -156,14 +156,8 @@ func ClientFor[T apiObject](has HasClients, resource schema.GroupVersionResource
 		panic(panics.Mistake(fmt.Sprintf("asks for a client of %s with %s, %v",
 			resource.GroupResource(), reflect.TypeFor[T](), err)))
 	}
-	version := resource.GroupVersion()
-	config := rest.CopyConfig(c.RESTConfig)
-	config.APIPath, config.GroupVersion = "/apis", &version
-	if version.Group == "" {
-		config.APIPath = "/api"
-	}
-	config.NegotiatedSerializer = serializer.NewCodecFactory(c.Scheme).WithoutConversion()
-	client, err := rest.RESTClientFor(config)
+	codecs := serializer.NewCodecFactory(c.Scheme).WithoutConversion()
+	client, err := rest.RESTClientFor(gotype.ClientConfig(c.RESTConfig, resource.GroupVersion(), codecs))
 	if err != nil {
 		panic(panics.Mistake(fmt.Sprintf("client of %s: %v", resource.GroupResource(), err)))
 	}

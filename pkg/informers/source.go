@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/internal/gotype"
 	"github.com/quartermaster-dev/quartermaster/internal/served"
 )
 
@@ -84,16 +85,8 @@ func (c readers) sourceFor(p *plan, namespace string) (source, error) {
 
 // typedSource returns a source of any resource whose types are in the scheme.
 func (c readers) typedSource(p *plan, namespace string) (source, error) {
-	config := rest.CopyConfig(c.config)
-	version := p.resource.GroupVersion()
-	config.GroupVersion = &version
-	config.APIPath = "/apis"
-	if version.Group == "" {
-		config.APIPath = "/api"
-	}
-	codecs := rest.CodecFactoryForGeneratedClient(c.scheme, serializer.NewCodecFactory(c.scheme))
-	config.NegotiatedSerializer = tolerant{codecs.WithoutConversion()}
-	client, err := rest.RESTClientForConfigAndClient(config, c.http)
+	codecs := tolerant{rest.CodecFactoryForGeneratedClient(c.scheme, serializer.NewCodecFactory(c.scheme)).WithoutConversion()}
+	client, err := rest.RESTClientForConfigAndClient(gotype.ClientConfig(c.config, p.resource.GroupVersion(), codecs), c.http)
 	if err != nil {
 		return source{}, fmt.Errorf("client of %s: %w", resourceName(p.resource), err)
 	}
