@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -366,9 +367,20 @@ func series(t *testing.T, registry metrics.KubeRegistry, name string, want float
 
 func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		returns := func(context.Context) error { return nil }
+		var h *hostedController
+		follows := func(context.Context) error {
+			_, err := informers.Follow[metav1.Object](h.cache.ForController("x"), informers.Need{Resource: informers.Secrets})
+			return err
+		}
 		panicsWith := func(context.Context) error { panic(panics.Mistake("asks for secrets")) }
-		h, c, registry := host(t, fails, returns, panicsWith, untilTheEnd)
+		h, c, registry := host(t, fails, follows, panicsWith, untilTheEnd)
+		caches, err := informers.NewCaches(registry)
+		must(t, err)
+		h.cache, err = caches.AddCluster(informers.CacheConfig{Scheme: scheme.Scheme}, &rest.Config{Transport: transport{send: func(*http.Request) (*http.Response, error) {
+			return nil, errors.New("away")
+		}}}, func(string) {})
+		must(t, err)
+		h.cache.Start(t.Context())
 		closed, drained := 0, false
 		far := &otherCluster{of: h.clusters, cache: &informers.ClusterCache{}, end: func() {}, release: func() { closed++ }}
 		h.clusters.all = []*otherCluster{far}
@@ -408,6 +420,7 @@ func TestRestartsShowUntilARunHasLasted(t *testing.T) {
 		same(t, "starts", []time.Duration{0, closing + restartDelay, closing + 2*restartDelay, closing + 3*restartDelay}, c.starts)
 		same(t, "restarts in the status", 3, h.Status().Restarts)
 		same(t, "closed clusters", 3, closed)
+		same(t, "followed resources", 0, len(caches.Status().Resources))
 		series(t, registry, "quartermaster_controller_restarts_total", 3)
 		series(t, registry, "quartermaster_controller_panics_total", 1)
 		far.running.Go(func() { <-ctx.Done(); <-time.After(time.Second); drained = true })

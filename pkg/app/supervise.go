@@ -260,11 +260,14 @@ func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // error of the Run during which ctx ended, and only when the loops in clusters that the controller left open
 // have ended too.
 func (h *hostedController) supervise(ctx context.Context) error {
-	closeClusters := func() { atOnce(h.clusters.list(), func(_ int, c *otherCluster) { c.close() }) }
-	defer closeClusters()
+	endRun := func() {
+		atOnce(h.clusters.list(), func(_ int, c *otherCluster) { c.close() })
+		h.cache.EndRun(h.name)
+	}
+	defer endRun()
 	logger := klog.FromContext(ctx).WithValues("controller", h.name) // as in the log of a Loop
 	return h.restarts.keepRunning(klog.NewContext(ctx, logger), h.metrics, h.name, h.controller.Run, func(err error, stack []byte) {
 		logger.Error(err, "Controller stopped unexpectedly, restarting", "delay", restartDelay, "stack", string(stack))
-		closeClusters() // the next Run opens them again
+		endRun()
 	})
 }

@@ -69,9 +69,10 @@ type Controller interface {
 	// Run works until ctx ends, finishes what is in flight, and returns nil when none of its work goes on. The
 	// host waits for this as long as --shutdown-timeout says. If Run returns an error, the host assumes that
 	// some work goes on and does not release the Lease. An error that is or wraps ctx.Err() counts as nil, but
-	// not one that also wraps another. If Run returns before ctx ends, or panics, the host closes the clusters
-	// that the controller has open, and starts it again. Run itself must stop what it follows and close the
-	// loops that it made, by defer.
+	// not one that also wraps another. If Run returns before ctx ends, or panics, the host starts it again.
+	//
+	// In any case the host closes the clusters that Run left open, and stops what it follows. Run itself must
+	// close the loops that it made, by defer.
 	Run(ctx context.Context) error
 
 	// Status returns what the controller is doing. It may be called at any time, also before Run.

@@ -265,7 +265,7 @@ func TestFollow(t *testing.T) {
 			if got := c.requests[0]; !strings.Contains(got, "labels=managed=true") {
 				t.Errorf("asked %s", got)
 			}
-			same(t, "form that it asks for", Metadata, w.informer.plan.decodedAs)
+			same(t, "form that it asks for", Metadata, w.plan.decodedAs)
 		},
 		"it goes on after its first list": func(t bubble, f *ClusterCache, c *cluster, h *told) {
 			need := ttlNeed
@@ -291,6 +291,17 @@ func TestFollow(t *testing.T) {
 				t.Errorf("error %v for another type", err)
 			}
 			same(t, "number that is followed", 1, len(f.followed))
+		},
+		"it ends with the Run that began it": func(t bubble, f *ClusterCache, c *cluster, h *told) {
+			followSecrets(t, f, c, ttlNeed, nil, func(_, _ *Object, _ bool) {}) // by Entry.New
+			f.Start(t.Context())
+			followSecrets(t, f, c, ttlNeed, nil, h.handle)
+			followSecrets(t, f, c, reloadNeed, nil, func(_, _ *Object, _ bool) {}) // by another controller
+			h.want(t, "+a=1h", "+b=1h")
+			f.EndRun(ttlNeed.controller)
+			c.put(expiring("c", "1h"))
+			h.want(t)
+			same(t, "number that is followed", 2, len(f.followed))
 		},
 		"it may be stopped by its handler": func(t bubble, f *ClusterCache, c *cluster, _ *told) {
 			calls, ready := 0, make(chan struct{})

@@ -20,11 +20,11 @@ type Following[T any] struct {
 }
 
 // Follow returns the informer of a resource that the entry does not declare in Needs, with the type of its
-// objects as with [For]. The resource is watched until Stop. Follow may be called before Start, and while
-// the controller runs. Two controllers that follow the same resource have a watch each. Failures do not
-// fail the controller's health check; Status reports them. They are retried at least once a minute, if a
-// list slot is free: two followed resources are listed at once in the process's own cluster, and 16 in all
-// others together.
+// objects as with [For]. The resource is watched until Stop or until Run of the controller returns; what
+// Entry.New follows is watched until Stop. Two controllers that follow the same resource have a watch each.
+// Failures do not fail the controller's health check; Status reports them. They are retried at least once a
+// minute, if a list slot is free: two followed resources are listed at once in the process's own cluster, and
+// 16 in all others together.
 func Follow[T any](host HasCache, need Need) (*Following[T], error) {
 	c := host.cache()
 	need.controller = c.controller
@@ -63,10 +63,19 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 	}
 	logger := klog.LoggerWithValues(klog.Background(), "controller", c.controller, "cluster", cluster.cfg.Cluster)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
-	i.cancel = cancel
+	i.cancel, i.ofRun = cancel, cluster.running
 	cluster.followed = append(cluster.followed, i)
 	cluster.start(ctx, i)
 	return i, nil
+}
+
+// EndRun stops what the controller has followed since Start, since its Run has returned.
+func (c *ClusterCache) EndRun(controller string) {
+	for _, i := range c.followedInformers() {
+		if i.ofRun && i.plan.need(controller) != nil {
+			c.unfollow(i)
+		}
+	}
 }
 
 // unfollow ends the watch of a followed resource.
@@ -90,7 +99,7 @@ func (f *Following[T]) Stop() { f.cluster.unfollow(f.informer) }
 // Status returns what is known of the resource and of the requests for it. With --namespaces, Status
 // returns the status of the first namespace that has a problem, otherwise of the first namespace.
 func (f *Following[T]) Status() ResourceStatus {
-	all := f.informer.status()
+	all := f.status()
 	at := max(0, slices.IndexFunc(all, func(s ResourceStatus) bool { return s.Problem != "" }))
 	return all[at]
 }

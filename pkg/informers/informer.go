@@ -31,6 +31,7 @@ type informer struct {
 	handlers  atomic.Int64       // how many handlers and mappings there have been
 	stopped   atomic.Bool        // listeners are not called any more
 	cancel    context.CancelFunc // ends the feeds of a followed resource
+	ofRun     bool               // followed since Start
 }
 
 func newInformer(p *plan, countPanic func(controller string)) *informer {

@@ -519,6 +519,7 @@ func TestMisfitIsLeftOutAndReported(t *testing.T) {
 }
 
 func testMisfit(t *testing.T, misfit func(metav1.ObjectMeta) any) {
+	t.Helper()
 	i, f := newFeed(t, Need{controller: "a", Resource: Deployments, Form: Typed}, Need{controller: "b", Resource: Deployments, Form: Typed})
 	owner := &ClusterCache{informers: []*informer{i}, running: true, clients: readers{scheme: scheme.Scheme}}
 	For[*appsv1.Deployment](owner.ForController("a"), Deployments)

@@ -63,7 +63,7 @@ func discover(client discovery.DiscoveryInterface) (types []policy.Type, down []
 // their objects for what becomes due.
 func (c *controller) followTypes(ctx context.Context) error {
 	f := &follower{controller: c}
-	defer f.stop(ctx)
+	defer f.apply(ctx, nil, nil)
 	timer := time.NewTimer(f.look(ctx))
 	defer timer.Stop()
 	f.followDefinitions(ctx, timer)
@@ -88,13 +88,6 @@ type follower struct {
 	*controller
 	definitions []*informers.Following[metav1.Object]
 	problems    string // as last logged
-}
-
-func (f *follower) stop(ctx context.Context) {
-	for _, d := range f.definitions {
-		d.Stop()
-	}
-	f.apply(ctx, nil, nil)
 }
 
 // followDefinitions sets the timer when the definition of a type changes, and when it is first seen.
