@@ -286,6 +286,8 @@ func TestFollow(t *testing.T) {
 			if s, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(s.Data["value"]) != "1" {
 				t.Errorf("kept %v", s)
 			}
+			must(t, w.feeds[0].Update(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "c"}}))
+			same(t, "objects, without one of another kind", 2, len(w.List("", nil)))
 			_, err = Follow[*corev1.ConfigMap](f.ForController("sync"), need)
 			if err == nil || !strings.Contains(err.Error(), "asks for secrets as *v1.ConfigMap") {
 				t.Errorf("error %v for another type", err)

@@ -508,22 +508,24 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 }
 
 func TestMisfitIsLeftOutAndReported(t *testing.T) {
-	for kind, bad := range map[string]func(metav1.ObjectMeta) any{
-		"does not decode": func(m metav1.ObjectMeta) any {
-			return &misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: m}, err: errors.New("parsing time")}
-		},
-		"is of another kind": func(m metav1.ObjectMeta) any { return &corev1.Secret{ObjectMeta: m} },
-	} {
-		t.Run("an object that "+kind, func(t *testing.T) { testMisfit(t, bad) })
+	undecodable := func(m metav1.ObjectMeta) any {
+		return &misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: m}, err: errors.New("parsing time")}
 	}
+	other := func(m metav1.ObjectMeta) any { return &corev1.Secret{ObjectMeta: m} }
+	digested := Need{Digest: DigestOf(func(*appsv1.Deployment) []byte { return nil })}
+	t.Run("an object that does not decode", func(t *testing.T) { testMisfit(t, Need{Form: Typed}, undecodable) })
+	t.Run("an object of another kind", func(t *testing.T) { testMisfit(t, Need{Form: Typed}, other) })
+	t.Run("an object of another kind than a Digest takes", func(t *testing.T) { testMisfit(t, digested, other) })
 }
 
-func testMisfit(t *testing.T, misfit func(metav1.ObjectMeta) any) {
+func testMisfit(t *testing.T, need Need, misfit func(metav1.ObjectMeta) any) {
 	t.Helper()
-	i, f := newFeed(t, Need{controller: "a", Resource: Deployments, Form: Typed}, Need{controller: "b", Resource: Deployments, Form: Typed})
+	need.controller, need.Resource = "a", Deployments
+	i, f := newFeed(t, need, Need{controller: "b", Resource: Deployments, Form: Typed})
 	owner := &ClusterCache{informers: []*informer{i}, running: true, clients: readers{scheme: scheme.Scheme}}
-	For[*appsv1.Deployment](owner.ForController("a"), Deployments)
-	For[metav1.Object](owner.ForController("b"), Deployments)
+	if need.Form == Typed {
+		For[*appsv1.Deployment](owner.ForController("a"), Deployments)
+	}
 	bad := func(name string) any {
 		return misfit(metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: "7"})
 	}

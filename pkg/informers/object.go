@@ -59,6 +59,14 @@ func objectAs[T any](o *Object) T {
 	return any(o.extra.Object).(T) // For has checked the type
 }
 
+func objectsAs[T any](stored []*Object) []T {
+	list := make([]T, len(stored))
+	for at, o := range stored {
+		list[at] = objectAs[T](o)
+	}
+	return list
+}
+
 // String returns NAMESPACE/NAME, so that nothing else of the object gets into a log or an error.
 func (o *Object) String() string { return o.key() }
 

@@ -6,6 +6,7 @@ package informers
 import (
 	"fmt"
 	"reflect"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -77,13 +78,10 @@ func (i *Informer[T]) List(namespace string, selector labels.Selector) []T {
 		panic(panics.Mistake(fmt.Sprintf("lists %s by labels, but its need has no Fields: Labels", i.name)))
 	}
 	stored := i.stored(namespace)
-	list := make([]T, 0, len(stored))
-	for _, o := range stored {
-		if selector == nil || selector.Matches(labels.Set(o.GetLabels())) {
-			list = append(list, objectAs[T](o))
-		}
+	if selector != nil {
+		stored = slices.DeleteFunc(stored, func(o *Object) bool { return !selector.Matches(labels.Set(o.GetLabels())) })
 	}
-	return list
+	return objectsAs[T](stored)
 }
 
 // byNamespace is the index that List makes. It is for all controllers.
@@ -118,11 +116,7 @@ func (i *Informer[T]) ByIndex(index, value string) []T {
 	if !exists {
 		panic(panics.Mistake(fmt.Sprintf("asks %s for the index %s, which it has not added", i.name, index)))
 	}
-	list := make([]T, 0, len(stored))
-	for _, o := range stored {
-		list = append(list, objectAs[T](o))
-	}
-	return list
+	return objectsAs[T](stored)
 }
 
 // AddIndex adds an index, in which an object has the values that the function returns. These must depend on
