@@ -46,8 +46,8 @@ type Entry struct {
 	Permissions func(Settings) []rbacv1.PolicyRule
 	// NamespacePermissions returns further rules, each of which holds in one namespace, by its name; nil if
 	// there are none. Secrets that are only in the controller's own namespace belong here. Rules under the
-	// empty name are for objects that have no namespace: they hold with --namespaces too, in a ClusterRole. A need
-	// of such objects is an error then if there is no such rule for the resource.
+	// empty name are for objects that have no namespace: they hold with --namespaces too, in a ClusterRole. A
+	// need of such objects is an error then if there is no such rule for the resource.
 	NamespacePermissions func(Settings) map[string][]rbacv1.PolicyRule
 	// Command returns a command for people, with subcommands that understand all flags of the manager;
 	// nil if there is none. connect returns what the flags say, and how the user of a kubeconfig
