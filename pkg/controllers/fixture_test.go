@@ -33,7 +33,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // List show it, and of one change after the other.
 type memory struct {
 	synced chan struct{}
-	listed func() // is called after each list, if it is set
+	listed func()                      // is called after each list, if it is set
+	lacks  func(namespace string) bool // if it is set
 
 	mu        sync.Mutex
 	version   int
@@ -145,6 +146,8 @@ func (m *memory) mapped(
 ) Watch[cache.ObjectName] {
 	return newWatch(m, true, keys, only)
 }
+
+func (m *memory) Lacks(namespace string) bool { return m.lacks != nil && m.lacks(namespace) }
 
 func (m *memory) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
 	m.functions++

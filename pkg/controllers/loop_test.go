@@ -192,6 +192,19 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 	}
 }
 
+func TestKeyWaitsWhileACacheLacksItsNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, other := newFixture(t, "a", "team/b"), newMemory("1")
+		other.lacks = func(namespace string) bool { return namespace != "shop" && time.Since(f.begun) < time.Hour }
+		f.build(f.configMaps.self(), other.self())
+		f.run()
+		pass(time.Hour - time.Second)
+		f.expect("a")
+		pass(lackingRetry)
+		f.expect("b")
+	})
+}
+
 // withBackground returns a loop with such a function.
 func withBackground(t *testing.T, reconcile func(context.Context, string) (time.Duration, error), background func(context.Context, *Loop[string]) error) *Loop[string] {
 	t.Helper()

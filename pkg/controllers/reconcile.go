@@ -6,8 +6,10 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
@@ -30,6 +32,11 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 		return true // a queue that shuts down still hands out what it has
 	}
 	term, failures := lifetime.Of(work), limiter.NumRequeues(key)
+	if l.lacks(metav1.NamespaceAll) && l.lacks(q.ready.lanes.tenantOf(key)) { // almost never calls a Tenant
+		q.ready.lanes.keepTurn(it, true, failures > 0)
+		q.AddAfter(key, lackingRetry)
+		return true
+	}
 	term.Lane = uint8(from)
 	o := l.reconcileOnce(term.In(work), key, failures)
 	q.ready.lanes.keepTurn(it, o.retry || o.after > 0, failures > 0)
@@ -46,6 +53,15 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 		q.AddAfter(key, o.after)
 	}
 	return true
+}
+
+// lackingRetry is how soon a key is looked at again whose namespace a cache lacks.
+const lackingRetry = 10 * time.Second
+
+// lacks reports whether a cache for which Run has waited knows nothing of a namespace: to a reconcile, the
+// objects there would seem to be gone.
+func (l *Loop[K]) lacks(namespace string) bool {
+	return slices.ContainsFunc(l.mappers, func(m *mapper[K]) bool { return m.watch.lacks(namespace) })
 }
 
 // waitToLead lets a key wait until this replica leads. It returns false if the replica leads already.

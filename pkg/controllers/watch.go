@@ -19,6 +19,8 @@ import (
 type Watch[K comparable] struct {
 	mistake error // why NewLoop refuses the watch; then no other field is used
 	synced  func() <-chan struct{}
+	// lacks reports whether the cache knows nothing of a namespace, although it has synced.
+	lacks func(namespace string) bool
 	// list returns the objects in the cache.
 	list func() []metav1.Object
 	// register registers the mapper of a loop. It is nil for WaitFor.
@@ -42,6 +44,7 @@ type watchable[T any] interface {
 	Get(name cache.ObjectName) (object T, exists bool)
 	AddHandler(changed func(old, current T, initial bool)) (remove func())
 	Synced() <-chan struct{}
+	Lacks(namespace string) bool
 	ContainPanics() (contain func(object metav1.Object, call func()), end func())
 }
 
@@ -127,7 +130,7 @@ func newWatch[T metav1.Object, K comparable](
 		}
 		return registration[K]{newest, func() { removeHandler(); endChoice(); endMapping() }}
 	}
-	return Watch[K]{synced: informer.Synced, list: informer.Objects, register: register, primary: primary}
+	return Watch[K]{synced: informer.Synced, lacks: informer.Lacks, list: informer.Objects, register: register, primary: primary}
 }
 
 // WaitFor returns a watch that maps nothing: Run waits until the informer has synced.
@@ -135,7 +138,7 @@ func WaitFor[K comparable, T any](informer *informers.Informer[T]) Watch[K] {
 	if informer == nil {
 		return Watch[K]{mistake: errNoInformer}
 	}
-	return Watch[K]{synced: informer.Synced}
+	return Watch[K]{synced: informer.Synced, lacks: informer.Lacks}
 }
 
 // WatchOwner returns a watch of objects that others own: it maps a change of an object to the owner of

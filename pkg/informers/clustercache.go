@@ -165,7 +165,6 @@ func (c *ClusterCache) buildInformer(p *plan) (*informer, error) {
 			},
 		}
 		i.feeds = append(i.feeds, f)
-		i.lists.expect(f)
 	}
 	return i, nil
 }
@@ -277,8 +276,9 @@ func (c *ClusterCache) CheckSync(*http.Request) error {
 		return errors.New("informers are not started")
 	}
 	var errs []error
-	anySynced := slices.ContainsFunc(c.informers, (*informer).hasSynced)
-	for _, i := range c.informers {
+	waiting := slices.DeleteFunc(slices.Clone(c.informers), (*informer).hasSynced)
+	anySynced := len(waiting) < len(c.informers)
+	for _, i := range waiting {
 		for _, feed := range i.feeds {
 			if !feed.state.filled() && !feed.state.isRefused() && (!anySynced || !feed.state.failsLong()) {
 				errs = append(errs, feed.state.problem())

@@ -52,7 +52,6 @@ func (f *feed) run(ctx context.Context) {
 		cache.ReflectorOptions{Name: f.state.name, TypeDescription: f.state.name})
 	delay := backoff
 	for f.takeListSlot(ctx) {
-		answering := isClosed(f.informer.lists.answered)
 		complete, watched, err := f.listAndWatch(ctx, reflector)
 		switch {
 		case watched > failingAfter:
@@ -62,12 +61,10 @@ func (f *feed) run(ctx context.Context) {
 		}
 		if err != nil && ctx.Err() == nil {
 			f.handleFailure(ctx, err)
-			if answering && f.state.refusedFor(refusedAfter) {
-				f.informer.lists.refuse(f)
-			}
+			f.informer.reviewFirstLists()
 			f.state.logFailure(ctx, err)
 		}
-		f.wait(ctx, delay.Step(), !answering && !complete)
+		f.wait(ctx, delay.Step())
 	}
 }
 
@@ -88,14 +85,15 @@ func (f *feed) listAndWatch(
 	return complete, watched, err
 }
 
-// wait waits before the next list. With forAnswer it returns once the server has answered another feed: the
+// wait waits before the next list, at most until the server answers another feed for the first time: the
 // informer may be waiting for this feed alone.
-func (f *feed) wait(ctx context.Context, pause time.Duration, forAnswer bool) {
-	var answered <-chan struct{}
-	if forAnswer {
-		answered = f.informer.lists.answered
+func (f *feed) wait(ctx context.Context, pause time.Duration) {
+	lists := &f.informer.lists
+	answered := lists.answered
+	if isClosed(answered) {
+		answered = nil
 	}
-	if f.state.isRefused() && !f.state.refusedFor(refusedAfter) {
+	if f.state.isRefused() && !f.state.refusedSince(lists.answeredAt()) {
 		pause = min(pause, refusedAfter) // until it is known whether the refusal counts
 	}
 	select {
@@ -138,13 +136,12 @@ func (f *feed) handleFailure(ctx context.Context, err error) {
 	}
 	discovered := f.discover(ctx)
 	absent, present := apierrors.IsNotFound(discovered), discovered == nil
-	refusedFromTheStart := !f.state.filled() && f.state.refusedFor(refusedAfter)
+	refusedFromTheStart := !f.state.filled() && f.state.refusedSince(time.Time{})
 	switch {
 	case ctx.Err() != nil:
 	case absent, present && refusedFromTheStart:
 		_ = f.informer.replace(f, nil) // never fails without objects
 		f.state.countAsEmpty(absent)
-		f.informer.lists.fill(f)
 	case present:
 		f.state.markPresent()
 	}
@@ -185,7 +182,7 @@ func (f *feed) Replace(list []any, version string) error {
 		return err
 	}
 	f.state.recordList(version)
-	f.informer.lists.fill(f)
+	f.informer.reviewFirstLists()
 	return nil
 }
 

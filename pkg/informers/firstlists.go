@@ -3,45 +3,70 @@
 
 package informers
 
-import "sync"
+import (
+	"slices"
+	"sync"
+	"time"
+)
 
-// firstLists tells when an informer has synced: when each of its feeds has filled its part of the cache, or
-// is refused by an API server that has answered another feed.
+// firstLists tells when an informer has synced: when it waits for the first list of no feed.
 type firstLists struct {
 	answered chan struct{} // closed when a feed has filled its part of the cache: the others list at once
 	synced   chan struct{} // closed when the informer has synced
 
-	mu      sync.Mutex
-	missing map[*feed]struct{} // have neither filled their part of the cache nor been refused
+	mu    sync.Mutex
+	first time.Time // when answered was closed; not read before
 }
 
-// expect adds a feed, before any feed runs.
-func (l *firstLists) expect(f *feed) { l.missing[f] = struct{}{} }
+// answeredAt returns when a feed first filled its part of the cache; zero if none has.
+func (l *firstLists) answeredAt() time.Time {
+	if !isClosed(l.answered) {
+		return time.Time{}
+	}
+	return l.first
+}
 
-// fill notes that a feed has filled its part of the cache, or that this part counts as empty.
-func (l *firstLists) fill(f *feed) {
+// lacks reports whether nothing is known of the part of the cache that the feed fills: it was never filled,
+// and the API server, while it answers another feed, does not refuse this one. A server that answers none may
+// just have started.
+func (f *feed) lacks() bool {
+	answered := f.informer.lists.answeredAt()
+	return !f.state.filled() && (answered.IsZero() || !f.state.refusedSince(answered))
+}
+
+// waitedFor reports whether the informer waits for the feed: for failingAfter since another one was answered,
+// also if its list hangs.
+func (f *feed) waitedFor() bool {
+	answered := f.informer.lists.answeredAt()
+	return f.lacks() && (answered.IsZero() || time.Since(answered) < failingAfter)
+}
+
+// reviewFirstLists closes answered and synced if it is time, as after a list or a failure.
+func (i *informer) reviewFirstLists() {
+	l := &i.lists
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !isClosed(l.answered) {
+	first := !isClosed(l.answered) && slices.ContainsFunc(i.feeds, func(f *feed) bool { return f.state.filled() })
+	if first {
+		l.first = time.Now()
 		close(l.answered)
 	}
-	l.found(f)
-}
-
-// refuse notes that the API server refuses the lists of a feed, the last of which began after answered was
-// closed. Before that, the server may just have started.
-func (l *firstLists) refuse(f *feed) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.found(f)
-}
-
-// found notes that a feed is not missing. The caller holds mu.
-func (l *firstLists) found(f *feed) {
-	delete(l.missing, f)
-	if len(l.missing) == 0 && !isClosed(l.synced) {
+	switch {
+	case isClosed(l.synced):
+	case !slices.ContainsFunc(i.feeds, (*feed).waitedFor):
 		close(l.synced)
+	case first:
+		time.AfterFunc(failingAfter, i.reviewFirstLists)
 	}
+}
+
+// Lacks is for the watches of package controllers. It reports whether nothing is known of a namespace of the
+// cache or, if that is no namespace that is read, of any.
+func (i *informer) Lacks(namespace string) bool {
+	if at := slices.IndexFunc(i.feeds, func(f *feed) bool { return f.covers(namespace) }); at >= 0 {
+		return i.feeds[at].lacks()
+	}
+	return slices.ContainsFunc(i.feeds, (*feed).lacks)
 }
 
 func isClosed(c <-chan struct{}) bool {

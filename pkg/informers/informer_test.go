@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -215,31 +216,45 @@ func in(namespace, name, value string) *corev1.Secret {
 }
 
 func TestNamespaceTroubleStaysThere(t *testing.T) {
-	refuse := func(string) error { return forbidden }
+	refuse := func(b *cluster) { b.failWith(func(string) error { return forbidden }) }
+	fail := func(b *cluster) {
+		b.failWith(func(string) error { return apierrors.NewInternalError(errors.New("no key")) })
+	}
+	work, nothing := func(b *cluster) { b.failWith(nil) }, func(*cluster) {}
 	for name, tc := range map[string]struct {
 		before, later func(b *cluster)
+		lacking       bool     // nothing is known of b at first
 		b             []string // what the cache has of b in the end
 		lists         int64    // of b
 		problem       string
 	}{
-		"a watch is resumed":                  {nil, func(b *cluster) { b.breakWatches(false) }, []string{"b/x", "b/z"}, 1, ""},
-		"a watch that cannot be resumed":      {nil, func(b *cluster) { b.breakWatches(true) }, []string{"b/x", "b/z"}, 2, ""},
-		"a namespace that is refused later":   {nil, func(b *cluster) { b.failWith(refuse); b.breakWatches(false) }, []string{"b/x", "b/y"}, 1, "cannot watch secrets in b: Forbidden"},
-		"a namespace that is refused at once": {func(b *cluster) { b.failWith(refuse) }, func(*cluster) {}, nil, 0, "cannot list secrets in b: Forbidden"},
-		"a namespace that is granted later":   {func(b *cluster) { b.failWith(refuse) }, func(b *cluster) { b.failWith(nil) }, []string{"b/x", "b/z"}, 1, ""},
+		"a watch is resumed":                  {nothing, func(b *cluster) { b.breakWatches(false) }, false, []string{"b/x", "b/z"}, 1, ""},
+		"a watch that cannot be resumed":      {nothing, func(b *cluster) { b.breakWatches(true) }, false, []string{"b/x", "b/z"}, 2, ""},
+		"a namespace that is refused later":   {nothing, func(b *cluster) { refuse(b); b.breakWatches(false) }, false, []string{"b/x", "b/y"}, 1, "cannot watch secrets in b: Forbidden"},
+		"a namespace that is refused at once": {refuse, nothing, false, nil, 0, "cannot list secrets in b: Forbidden"},
+		"a namespace that is granted later":   {refuse, work, false, []string{"b/x", "b/z"}, 1, ""},
+		"a list that fails":                   {fail, nothing, true, nil, 0, "cannot list secrets in b: InternalError"},
+		"a list that works later":             {fail, work, true, []string{"b/x", "b/z"}, 1, ""},
+		"a list that hangs":                   {func(b *cluster) { b.endless = true }, nothing, true, nil, 0, "secrets in b not synced yet"},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			a, b, c := newCluster(in("a", "x", "1")), newCluster(in("b", "x", "1"), in("b", "y", "1")), newCluster(in("c", "x", "1"))
 			for range 900 { // far ahead of a
 				b.bookmark()
 			}
-			if tc.before != nil {
-				tc.before(b)
-			}
+			tc.before(b)
 			f := inNamespaces(t, map[string]*cluster{"a": a, "b": b, "c": c})
-			startSynced(t, f)
+			f.Start(t.Context())
+			pass(failingAfter)
 			must(t, f.CheckSync(nil))
-			pass(time.Minute)
+			i, late := f.informers[0], &told{}
+			i.listen("reload", func(e event) {
+				if e.old == nil && !e.initial && e.new.GetName() == "x" {
+					late.add("%s", e.new.key())
+				}
+			})
+			same(t, "synced, and lacks a, b, and any", []bool{true, false, tc.lacking, tc.lacking}, []bool{i.hasSynced(), i.Lacks("a"), i.Lacks("b"), i.Lacks("")})
+			known := i.objects.get("b/x") != nil
 			tc.later(b)
 			a.put(in("a", "y", "1"))
 			b.put(in("b", "z", "1"))
@@ -247,6 +262,8 @@ func TestNamespaceTroubleStaysThere(t *testing.T) {
 			c.remove("c/x")
 			pass(time.Hour)
 			wantNames(t, f, append([]string{"a/x", "a/y"}, tc.b...)...)
+			late.want(t, slices.DeleteFunc([]string{"b/x"}, func(string) bool { return known || tc.b == nil })...)
+			same(t, "lacks b in the end", tc.lacking && tc.b == nil, i.Lacks("b"))
 			if a.count() > 10 { // a watch ends after 5 to 10 minutes
 				t.Errorf("%d requests in a", a.count())
 			}
@@ -273,7 +290,7 @@ func TestNamespaceRefusedIsWaitedForIfAlone(t *testing.T) {
 		pass(5 * time.Minute)
 		same(t, "synced without a list", false, hasSynced(f, "reload"))
 		b.failWith(nil)
-		pass(time.Minute + time.Second) // the longest back-off of b, after which a is asked again at once
+		pass(time.Minute + 2*refusedAfter) // the longest back-off of b, after which a is asked again
 		same(t, "synced with one", true, hasSynced(f, "reload"))
 	})
 }
@@ -293,31 +310,30 @@ func TestNamespaceRefusedForAMomentIsWaitedFor(t *testing.T) {
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			a, b := newCluster(in("a", "x", "1")), newCluster(in("b", "x", "1"))
-			start, refusals, refused := time.Now(), 0, time.Time{}
+			start, refusals := time.Now(), 0
+			a.failWith(func(string) error {
+				switch {
+				case tc.before != nil && time.Since(start) < 2*failingAfter:
+					return tc.before
+				case tc.both && time.Since(start) <= time.Minute:
+					return forbidden
+				}
+				return nil
+			})
 			b.failWith(func(string) error {
 				switch {
 				case tc.before != nil && time.Since(start) < 2*failingAfter:
 					return tc.before
 				case tc.both && time.Since(start) > time.Minute || !tc.both && !tc.stays && refusals == 2: // a streamed list, and pages
 					return nil
-				case refusals == 0:
-					refused = time.Now()
 				}
 				refusals++
 				return forbidden
 			})
-			if tc.both {
-				a.failWith(func(string) error {
-					if time.Since(start) > time.Minute {
-						return nil
-					}
-					return forbidden
-				})
-			}
 			f := inNamespaces(t, map[string]*cluster{"a": a, "b": b})
 			startSynced(t, f)
 			wantNames(t, f, tc.want...)
-			if waited := time.Since(refused); tc.stays && waited > 5*time.Second {
+			if waited := time.Since(f.informers[0].lists.answeredAt()); tc.stays && waited > 5*time.Second {
 				t.Errorf("waited %v", waited)
 			}
 		})

@@ -56,17 +56,22 @@ func (s *state) filled() bool {
 	return s.everFilled
 }
 
-// refusedFor reports whether the API server has refused lists with 403 or 404 for d, and nothing else. A
-// server that is slow or away has not refused.
-func (s *state) refusedFor(d time.Duration) bool {
+// refusedSince reports whether the API server has refused lists with 403 or 404 for refusedAfter, from a time
+// on, and nothing else. A server that is slow or away has not refused.
+func (s *state) refusedSince(from time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failing["list"]
-	return f != nil && !f.refused.IsZero() && time.Since(f.refused) >= d
+	return f != nil && !f.refused.IsZero() && min(f.last.Sub(f.refused), f.last.Sub(from)) >= refusedAfter
 }
 
 // isRefused reports whether the API server refuses lists with 403 or 404.
-func (s *state) isRefused() bool { return s.refusedFor(0) }
+func (s *state) isRefused() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.failing["list"]
+	return f != nil && !f.refused.IsZero()
+}
 
 // recordList records a complete list.
 func (s *state) recordList(version string) {

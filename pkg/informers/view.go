@@ -150,7 +150,8 @@ func (i *Informer[T]) AddHandler(changed func(old, current T, initial bool)) (re
 	})
 }
 
-// Synced returns a channel that is closed when the cache has been filled once.
+// Synced returns a channel that is closed when the cache has been filled once, but for those of --namespaces
+// that cannot be read.
 func (i *Informer[T]) Synced() <-chan struct{} { return i.lists.synced }
 
 // Objects returns all objects as the cache holds them. It is for the watches of package controllers.
