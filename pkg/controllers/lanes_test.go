@@ -210,8 +210,8 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 			},
 			"take": take, "take again": take, "done": done,
 			"": func(t *rapid.T) {
-				if got, want := q.Len(), m.len(); got != want {
-					t.Fatalf("%d keys are queued, want %d", got, want)
+				if got, want := q.Len(), m.len(); got != want || !maps.Equal(q.ready.lanes.turns, m.turns) {
+					t.Fatalf("%d keys are queued, want %d; turns %v, want %v", got, want, q.ready.lanes.turns, m.turns)
 				}
 			},
 		})
@@ -222,7 +222,7 @@ func TestLanesDoWhatTheirModelDoes(t *testing.T) {
 				done(t)
 			}
 		}
-		clear(q.ready.lanes.turns) // checked by what the queue does
+		clear(q.ready.lanes.turns) // the same as those of the model
 		expectEmpty(t, q.ready.lanes)
 	})
 }
