@@ -211,23 +211,15 @@ func GrantsOf(e controllers.Entry, s controllers.Settings, needs []informers.Nee
 // addRead adds a rule that lets the cache list and watch what the need chooses, or its resource to the last
 // rule. RBAC takes the name of a list or watch from the field selector metadata.name.
 func addRead(rules []rbacv1.PolicyRule, need informers.Need) []rbacv1.PolicyRule {
-	r := rule(need.Resource.Group, need.Resource.Resource, chosenName(need), "list", "watch")
-	if len(rules) > 0 {
-		last := &rules[len(rules)-1]
-		if slices.Equal(last.APIGroups, r.APIGroups) && slices.Equal(last.ResourceNames, r.ResourceNames) {
-			last.Resources = append(last.Resources, r.Resources...)
-			return rules
-		}
+	name := ""
+	if selector, err := fields.ParseSelector(need.FieldSelector); err == nil { // otherwise the cache refuses the need
+		name, _ = selector.RequiresExactMatch(metav1.ObjectNameField)
+	}
+	r := rule(need.Resource.Group, need.Resource.Resource, name, "list", "watch")
+	if last := len(rules) - 1; last >= 0 &&
+		slices.Equal(rules[last].APIGroups, r.APIGroups) && slices.Equal(rules[last].ResourceNames, r.ResourceNames) {
+		rules[last].Resources = append(rules[last].Resources, r.Resources...)
+		return rules
 	}
 	return append(rules, r)
-}
-
-// chosenName returns the name of the objects that a need chooses; empty if it chooses them by something else.
-func chosenName(need informers.Need) string {
-	selector, err := fields.ParseSelector(need.FieldSelector)
-	if err != nil {
-		return "" // the cache refuses the need
-	}
-	name, _ := selector.RequiresExactMatch(metav1.ObjectNameField)
-	return name
 }
