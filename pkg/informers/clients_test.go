@@ -34,7 +34,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/served"
 )
 
-// newClusterCache builds a cache on real clients.
+// newClusterCache starts a cache on real clients, and waits until it has synced.
 func newClusterCache(t testing.TB, config *rest.Config, needs ...Need) (*ClusterCache, metrics.KubeRegistry) {
 	t.Helper()
 	reg := metrics.NewKubeRegistry()
@@ -43,6 +43,10 @@ func newClusterCache(t testing.TB, config *rest.Config, needs ...Need) (*Cluster
 	f, err := caches.AddCluster(CacheConfig{Scheme: scheme.Scheme, needs: needs}, config, func(string) {})
 	must(t, err)
 	t.Cleanup(f.Shutdown)
+	f.Start(t.Context())
+	for _, i := range f.informers {
+		<-i.lists.synced
+	}
 	return f, reg
 }
 
@@ -58,7 +62,6 @@ func eventually(t *testing.T, what string, done func() bool) {
 func TestClientsOfTwoClustersHaveTwoCaches(t *testing.T) {
 	config := serve(t, newCluster(named("a", "1")))
 	f, reg := newClusterCache(t, config, reloadNeed)
-	startSynced(t, f)
 	for range 2 {
 		other, err := f.caches.AddCluster(CacheConfig{Cluster: "c1", Scheme: scheme.Scheme}, config, func(string) {})
 		must(t, err)
@@ -192,7 +195,6 @@ func TestForbiddenNamespaceHidesNoOthersAge(t *testing.T) {
 
 func TestStatusShowsTheNeed(t *testing.T) {
 	f, _ := newClusterCache(t, serve(t, newCluster(named("a", "1"), named("b", "1"))), reloadNeed)
-	startSynced(t, f)
 	got := f.caches.Status().Resources[0]
 	same(t, "the age is there", true, got.LastActivityAge != nil)
 	got.LastActivityAge = nil
@@ -324,12 +326,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 	peak := 0
 	eventually(t, "all types to sync", func() bool {
 		peak = max(peak, resident()-before)
-		for _, w := range all {
-			if !w.Status().Synced {
-				return false
-			}
-		}
-		return true
+		return !slices.ContainsFunc(all, func(w *Following[*Object]) bool { return !w.Status().Synced })
 	})
 	eventually(t, "the handler to be told of each object", func() bool {
 		h.mu.Lock()

@@ -125,12 +125,6 @@ func (c *cluster) request(verb string, o metav1.ListOptions) error {
 	return nil
 }
 
-func (c *cluster) count() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.requests)
-}
-
 func (c *cluster) list(ctx context.Context, o metav1.ListOptions) (*corev1.SecretList, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

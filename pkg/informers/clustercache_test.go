@@ -38,8 +38,10 @@ func inBubble(t *testing.T, name string, row func(t *testing.T)) {
 
 var reloadNeed = Need{controller: "reload", Resource: Secrets, FieldSelector: NotHelm, Annotations: []string{"match"}, Digest: DigestOf(digestSHA1), History: true}
 
-func named(name, value string) *corev1.Secret {
-	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}, Data: map[string][]byte{"value": []byte(value)}}
+func named(name, value string) *corev1.Secret { return in("shop", name, value) }
+
+func in(namespace, name, value string) *corev1.Secret {
+	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string][]byte{"value": []byte(value)}}
 }
 
 // names returns the keys in the first cache.
@@ -66,12 +68,14 @@ func wantProblem(t testing.TB, f *ClusterCache, controller, want string) {
 	}
 }
 
+// startSynced waits in a synctest bubble until a cache has synced and watches.
 func startSynced(t *testing.T, f *ClusterCache) {
 	t.Helper()
 	f.Start(t.Context())
 	for _, i := range f.informers {
 		<-i.lists.synced
 	}
+	synctest.Wait()
 }
 
 // hasSynced reports whether all informers of the controller have.
@@ -96,6 +100,8 @@ func verbs(c *cluster) []string {
 	return vs
 }
 
+func (c *cluster) count() int { return len(verbs(c)) }
+
 func TestListWithoutStreamsIsPaged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster()
@@ -105,7 +111,6 @@ func TestListWithoutStreamsIsPaged(t *testing.T) {
 		c.noStreams = true
 		f := newTestCache(t, c, reloadNeed)
 		startSynced(t, f)
-		synctest.Wait() // until it watches
 		same(t, "objects in the cache", 2*pageSize+1, len(names(f)))
 		c.breakWatches(true)
 		pass(2 * time.Minute)
@@ -268,11 +273,7 @@ func TestFollow(t *testing.T) {
 			same(t, "form that it asks for", Metadata, w.plan.decodedAs)
 		},
 		"it goes on after its first list": func(t bubble, f *ClusterCache, c *cluster, h *told) {
-			need := ttlNeed
-			need.Resource = Secrets
-			w, err := Follow[*Object](f.ForController("ttl"), need)
-			must(t, err)
-			w.AddHandler(h.handle)
+			w := followSecrets(t, f, c, ttlNeed, nil, h.handle)
 			<-w.Synced()
 			h.want(t, "+a=1h", "+b=1h")
 			c.put(expiring("c", "1h"))

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -135,7 +134,6 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 			}
 		})
 		startSynced(t, f)
-		synctest.Wait()
 		c.put(named("b", "1"))
 		c.put(named("b", "2"))
 		c.remove("shop/a")
@@ -148,9 +146,8 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		c.remove("shop/c")
 		pass(time.Minute)
 		want := []string{"+a=", "initial", "+b=", "~b=", "-a", "-b", "+c=", "-c"}
-		if diff := cmp.Diff(want, h.lines); diff != "" || len(slow.lines) > 0 {
-			t.Errorf("the slow one was told %q, the other (-want +got):\n%s", slow.lines, diff)
-		}
+		same(t, "the other one was told", want, h.lines)
+		same(t, "the slow one was told at first", nil, slow.lines)
 		close(block)
 		synctest.Wait()
 		same(t, "the slow one was told", slices.Delete(want, 1, 2), slow.lines)
@@ -166,7 +163,6 @@ func TestRemovedHandlerIsNotCalled(t *testing.T) {
 		remove := informer.AddHandler(removed.handle)
 		informer.AddHandler(other.handle)
 		startSynced(t, f)
-		synctest.Wait()
 		remove()
 		c.put(named("b", "1"))
 		removed.want(t, "+a=")
@@ -207,12 +203,6 @@ func inNamespaces(t *testing.T, clusters map[string]*cluster) *ClusterCache {
 	return newTestCacheWith(t, CacheConfig{Namespaces: slices.Collect(maps.Keys(clusters))}, func(p *plan, namespace string) (source, error) {
 		return clusters[namespace].source(p, namespace)
 	}, reloadNeed)
-}
-
-func in(namespace, name, value string) *corev1.Secret {
-	s := named(name, value)
-	s.ObjectMeta = metav1.ObjectMeta{Namespace: namespace, Name: name}
-	return s
 }
 
 func TestNamespaceTroubleStaysThere(t *testing.T) {
@@ -380,7 +370,6 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 				tc.register(f)
 			}
 			startSynced(t, f)
-			synctest.Wait()
 
 			wantNames(t, f, "shop/bad", "shop/fine")
 			if got := fmt.Sprint(f.Problem("bad")); !strings.Contains(got, "shop/bad") || strings.Contains(got, "nobody") {
@@ -412,7 +401,6 @@ func TestPanicOfARemovedHandlerIsNobodysProblem(t *testing.T) {
 			panic("x")
 		})
 		startSynced(t, f)
-		synctest.Wait()
 		wantProblem(t, f, "bad", "shop/bad")
 		c.put(named("bad", "2"))
 		synctest.Wait()
@@ -451,7 +439,6 @@ func TestObjectThatIsGoneIsNobodysProblem(t *testing.T) {
 				f := newTestCache(t, c, Need{controller: "bad", Resource: Secrets})
 				use(f)
 				startSynced(t, f)
-				synctest.Wait()
 				wantProblem(t, f, "bad", "shop/bad")
 				if relist {
 					c.breakWatches(true)
@@ -504,7 +491,6 @@ func TestPanicOfADigestKeepsTheLast(t *testing.T) {
 		c := newCluster(named("bad", "1"))
 		f := newTestCache(t, c, Need{controller: "bad", Resource: Secrets, Digest: DigestOf(func(obj runtime.Object) []byte { r.check(obj); return digestSHA1(obj) })})
 		startSynced(t, f)
-		synctest.Wait()
 		r.mended = false
 		c.put(named("bad", "2"))
 		synctest.Wait()
@@ -547,10 +533,8 @@ func testMisfit(t *testing.T, need Need, misfit func(metav1.ObjectMeta) any) {
 	}
 	check := func(misfits int, want ...string) {
 		t.Helper()
-		got := slices.Sorted(slices.Values(i.objects.keys()))
-		if diff := cmp.Diff(want, got); diff != "" || i.bad.countMisfits() != misfits {
-			t.Errorf("%d misfits, cached (-want +got):\n%s", i.bad.countMisfits(), diff)
-		}
+		same(t, "cached", want, names(owner))
+		same(t, "misfits", misfits, i.bad.countMisfits())
 		for _, controller := range []string{"a", "b"} {
 			if err := owner.Problem(controller); (err != nil) != (misfits > 0) {
 				t.Errorf("problem of %s: %v", controller, err)

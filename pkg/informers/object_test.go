@@ -281,7 +281,7 @@ var rollouts = schema.GroupVersionResource{Group: "example.com", Version: "v1", 
 
 func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 	widgets := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
-	cases := map[string]struct {
+	for name, tc := range map[string]struct {
 		needs []Need
 		want  string
 	}{
@@ -307,8 +307,7 @@ func TestNeedsThatCannotBeMetAreErrors(t *testing.T) {
 		"a digest of metadata as a whole object": {[]Need{{controller: "a", Resource: Secrets, Form: Metadata, Digest: DigestOf(func(*corev1.Secret) []byte { return nil })}},
 			"must be metav1.Object"},
 		"the typed form of an unknown type": {[]Need{{controller: "a", Resource: widgets, Form: Typed}}, "cannot be had in typed form"},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := (&Caches{}).AddCluster(CacheConfig{Scheme: scheme.Scheme, needs: tc.needs}, &rest.Config{}, func(string) {})
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -326,7 +325,7 @@ func TestNeedsShareAnInformer(t *testing.T) {
 	types := apiruntime.NewScheme()
 	must(t, scheme.AddToScheme(types))
 	types.AddKnownTypeWithName(custom.GroupVersion().WithKind("Custom"), &appsv1.Deployment{})
-	cases := map[string]struct {
+	for name, tc := range map[string]struct {
 		needs []Need
 		want  []string // plans
 	}{
@@ -352,8 +351,7 @@ func TestNeedsShareAnInformer(t *testing.T) {
 			[]string{"reload: content digest " + NotHelm, "b: typed ", "c: metadata metadata.name=x", "d: metadata "}},
 		"conditions": {[]Need{{controller: "a", Resource: Jobs}, with(ttlNeed, "b", func(n *Need) { n.Resource = Jobs }), with(ttlNeed, "c", func(n *Need) { n.Resource = Jobs })},
 			[]string{"a: metadata ", "b: metadata ", "c: metadata "}},
-	}
-	for name, tc := range cases {
+	} {
 		t.Run(name, func(t *testing.T) {
 			plans, err := newPlans(tc.needs, types, nil)
 			must(t, err)

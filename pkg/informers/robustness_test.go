@@ -24,13 +24,12 @@ import (
 )
 
 func TestFeedRetriesRefusals(t *testing.T) {
-	cases := map[string]error{
+	for name, failure := range map[string]error{
 		"too many requests":  apierrors.NewTooManyRequests("later", 1),
 		"internal error":     apierrors.NewInternalError(errors.New("etcd is not available")),
 		"connection refused": syscall.ECONNREFUSED,
 		"broken connection":  io.ErrUnexpectedEOF,
-	}
-	for name, failure := range cases {
+	} {
 		inBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("a", "1"))
 			f := newTestCache(t, c, reloadNeed)
@@ -195,15 +194,14 @@ func twoResources(t *testing.T, c, other *cluster) *ClusterCache {
 var forbidden = apierrors.NewForbidden(Secrets.GroupResource(), "", errors.New("no"))
 
 func TestPermissionMissingConcernsItsController(t *testing.T) {
-	cases := map[string]struct {
+	for name, tc := range map[string]struct {
 		verbs  []string // that are forbidden
 		want   string
 		synced bool
 	}{
 		"list and watch": {[]string{"list", "watch"}, "cannot list secrets: Forbidden\ncannot watch secrets: Forbidden", false},
 		"watch":          {[]string{"watch"}, "cannot watch secrets: Forbidden", true},
-	}
-	for name, tc := range cases {
+	} {
 		inBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("a", "1"))
 			c.failWith(func(verb string) error {
@@ -228,62 +226,43 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 	}
 }
 
-// TestTroubleLaterKeepsTheCache has requests that fail after the cache has synced.
+// TestTroubleLaterKeepsTheCache has requests that fail after the cache has synced, although discovery finds
+// the resource.
 func TestTroubleLaterKeepsTheCache(t *testing.T) {
+	conversion := apierrors.NewInternalError(errors.New("the conversion webhook failed"))
 	for name, tc := range map[string]struct {
-		failure  error
-		optional bool // and the server has the resource in another version
-		after    time.Duration
-		problem  string
+		failure         error
+		optional, comes bool // it was absent at the start
+		after           time.Duration
+		problem         string
 	}{
-		"a permission is withdrawn, which is reported at once":         {forbidden, false, failingAfter / 2, "cannot watch secrets: Forbidden"},
-		"a required resource is absent":                                {notFound, false, 5 * time.Minute, "cannot list secrets: NotFound"},
-		"an optional resource goes, of which there is another version": {notFound, true, 5 * time.Minute, "cannot list secrets: NotFound"},
+		"a permission is withdrawn, which is reported at once":         {forbidden, false, false, failingAfter / 2, "cannot watch secrets: Forbidden"},
+		"a required resource is absent":                                {notFound, false, false, 5 * time.Minute, "cannot list secrets: NotFound"},
+		"an optional resource goes, of which there is another version": {notFound, true, false, 5 * time.Minute, "cannot list secrets: NotFound"},
+		"an optional resource comes, for which a role is missing":      {forbidden, true, true, 5 * time.Minute, "cannot list secrets: Forbidden"},
+		"an optional resource comes, whose conversion fails":           {conversion, true, true, 5 * time.Minute, "cannot list secrets: InternalError"},
+		"an optional resource comes in another version":                {notFound, true, true, 5 * time.Minute, "cannot list secrets: NotFound"},
 	} {
 		inBubble(t, name, func(t *testing.T) {
-			c, need := newCluster(named("a", "1")), reloadNeed
+			c, need, want := newCluster(named("a", "1")), reloadNeed, []string{"shop/a"}
 			need.Optional = tc.optional
-			f := newTestCache(t, c, need)
-			f.informers[0].feeds[0].discover = func(context.Context) error { return nil }
-			startSynced(t, f)
-			c.failWith(func(string) error { return tc.failure })
-			c.breakWatches(false)
-			pass(tc.after)
-			wantNames(t, f, "shop/a")
-			wantProblem(t, f, "reload", tc.problem)
-			if err := f.CheckSync(nil); err != nil || secretsStatus(f).Absent {
-				t.Errorf("informers-sync: %v, absent: %t", err, secretsStatus(f).Absent)
+			if tc.comes {
+				c.failWith(func(string) error { return notFound })
+				want = nil
 			}
-		})
-	}
-}
-
-func TestOptionalResourceThatComesButCannotBeListedIsAProblem(t *testing.T) {
-	for name, tc := range map[string]struct {
-		failure error
-		problem string
-	}{
-		"a role for it is missing":    {forbidden, "cannot list secrets: Forbidden"},
-		"its conversion fails":        {apierrors.NewInternalError(errors.New("the conversion webhook failed")), "cannot list secrets: InternalError"},
-		"it comes in another version": {notFound, "cannot list secrets: NotFound"},
-	} {
-		inBubble(t, name, func(t *testing.T) {
-			c := newCluster()
-			c.failWith(func(string) error { return notFound })
-			need := reloadNeed
-			need.Optional = true
 			f := newTestCache(t, c, need)
 			startSynced(t, f)
-			same(t, "absent at the start", true, secretsStatus(f).Absent)
-			synctest.Wait() // until the feed does not read what changes now
+			same(t, "absent at the start", tc.comes, secretsStatus(f).Absent)
 			feed := f.informers[0].feeds[0]
 			feed.discover = func(context.Context) error { return nil }
 			c.failWith(func(string) error { return tc.failure })
-			pass(5 * time.Minute)
-			if s := secretsStatus(f); s.Absent || feed.state.logged == "" {
-				t.Errorf("absent %t, logged %q", s.Absent, feed.state.logged)
-			}
+			c.breakWatches(false)
+			pass(tc.after)
+			wantNames(t, f, want...)
 			wantProblem(t, f, "reload", tc.problem)
+			if err := f.CheckSync(nil); err != nil || secretsStatus(f).Absent || feed.state.logged == "" {
+				t.Errorf("informers-sync: %v, absent: %t, logged: %q", err, secretsStatus(f).Absent, feed.state.logged)
+			}
 		})
 	}
 }
@@ -345,9 +324,7 @@ func TestReadinessWaitsUnlessRefused(t *testing.T) {
 func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, healthy := newCluster(named("a", "1")), newCluster()
-		fail := func(string) error {
-			return apierrors.NewInternalError(errors.New("conversion webhook for example.com/v1 failed"))
-		}
+		fail := func(string) error { return apierrors.NewInternalError(errors.New("its conversion webhook failed")) }
 		c.failWith(fail)
 		healthy.failWith(fail)
 		f := twoResources(t, c, healthy)
