@@ -148,9 +148,7 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 
 // TestCacheShowsThatItIsToldToWait has an API server, or a proxy, that tells clients to come back in a month.
 func TestCacheShowsThatItIsToldToWait(t *testing.T) {
-	probe := withFunctions(controllers.Entry{Name: "probe", Needs: func(controllers.Settings) ([]informers.Need, error) {
-		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
-	}})
+	probe := withFunctions(controllers.Entry{Name: "probe", Needs: needing(informers.Need{Resource: informers.ConfigMaps})})
 	o := newOptions(t, With(probe))
 	o.Client.RESTConfig = &rest.Config{Host: "http://api", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
 		header := http.Header{"Retry-After": {fmt.Sprint(30 * 24 * 3600)}}

@@ -294,17 +294,14 @@ func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistr
 	t.Helper()
 	gathered, err := registry.Gather()
 	must(t, err)
-	types := map[string]string{}              // by name
-	values := map[[2]string]map[string]bool{} // by name and label
+	types := map[string]string{}       // by name
+	values := map[[2]string][]string{} // by name and label
 	for _, family := range gathered {
 		types[family.GetName()] = strings.ToLower(family.GetType().String())
 		for _, metric := range family.GetMetric() {
 			for _, label := range metric.GetLabel() {
 				key := [2]string{family.GetName(), label.GetName()}
-				if values[key] == nil {
-					values[key] = map[string]bool{}
-				}
-				values[key][label.GetValue()] = true
+				values[key] = append(values[key], label.GetValue())
 			}
 		}
 	}
@@ -350,7 +347,7 @@ func describe(t *testing.T, list map[string]string, registry metrics.KubeRegistr
 			}
 			entry += "    " + label + ":"
 			// What the libraries have observed depends on which other tests have run.
-			for _, value := range slices.Sorted(maps.Keys(values[[2]string{name, label}])) {
+			for _, value := range slices.Compact(slices.Sorted(slices.Values(values[[2]string{name, label}]))) {
 				if own && value != "" {
 					entry += " " + value
 				}

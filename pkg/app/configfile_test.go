@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
@@ -166,26 +165,16 @@ func unusual(t *testing.T, o *Options) []string {
 	return all
 }
 
-// extraConfig is the configuration of a controller that is not in the registry.
-type extraConfig struct {
-	limits map[string]int
-	texts  []string
-	times  []time.Duration
-}
-
-func (c *extraConfig) AddFlags(fs *pflag.FlagSet) {
-	fs.StringToIntVar(&c.limits, "extra-limits", nil, "")
-	fs.StringArrayVar(&c.texts, "extra-texts", nil, "")
-	fs.DurationSliceVar(&c.times, "extra-times", nil, "")
-}
-
-func (c *extraConfig) Validate(controllers.Settings) error { return nil }
-
 // TestConfigFileHasEveryFlag checks that flags keep their values when the output of
 // --print-effective-config, or what /configz shows, is read as the file.
 func TestConfigFileHasEveryFlag(t *testing.T) {
+	extra := &flagsConfig{func(fs *pflag.FlagSet) {
+		fs.StringToInt("extra-limits", nil, "")
+		fs.StringArray("extra-texts", nil, "")
+		fs.DurationSlice("extra-times", nil, "")
+	}}
 	build := func() *Options {
-		return newOptions(t, With(builtin.Entries()...), With(withFunctions(controllers.Entry{Name: "extra", Config: &extraConfig{}})))
+		return newOptions(t, With(builtin.Entries()...), With(withFunctions(controllers.Entry{Name: "extra", Config: extra})))
 	}
 	parse := func(t *testing.T, args ...string) *Options {
 		t.Helper()

@@ -34,6 +34,11 @@ func withFunctions(e controllers.Entry) controllers.Entry {
 	return e
 }
 
+// needing returns the Needs of an entry.
+func needing(needs ...informers.Need) func(controllers.Settings) ([]informers.Need, error) {
+	return func(controllers.Settings) ([]informers.Need, error) { return needs, nil }
+}
+
 // flagsConfig is a Config that adds flags.
 type flagsConfig struct{ add func(*pflag.FlagSet) }
 
@@ -143,9 +148,7 @@ func TestWorkersAreAFlag(t *testing.T) {
 // ownBuild is a build with a name and a controller of its own.
 var ownBuild = []BuildOption{Named("shopkeeper"), With(withFunctions(controllers.Entry{
 	Name: "shelves", Summary: "fills shelves",
-	Needs: func(controllers.Settings) ([]informers.Need, error) {
-		return []informers.Need{{Resource: informers.ConfigMaps}}, nil
-	},
+	Needs: needing(informers.Need{Resource: informers.ConfigMaps}),
 	Permissions: func(controllers.Settings) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{rule("", "configmaps", "", "patch")}
 	},
@@ -204,9 +207,6 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 
 // TestRolesAreOfWhatCanStart has entries that both rbac and the start refuse, with one error.
 func TestRolesAreOfWhatCanStart(t *testing.T) {
-	needing := func(n informers.Need) controllers.Entry {
-		return controllers.Entry{Name: "one", Needs: func(controllers.Settings) ([]informers.Need, error) { return []informers.Need{n}, nil }}
-	}
 	failing := func(name string) controllers.Entry {
 		return controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, errors.New("cannot tell") }}
 	}
@@ -214,9 +214,9 @@ func TestRolesAreOfWhatCanStart(t *testing.T) {
 		entries []controllers.Entry
 		want    []string
 	}{
-		"a need without namespaces": {[]controllers.Entry{needing(informers.Need{Resource: informers.Namespaces, ClusterScoped: true})},
+		"a need without namespaces": {[]controllers.Entry{{Name: "one", Needs: needing(informers.Need{Resource: informers.Namespaces, ClusterScoped: true})}},
 			[]string{"controller one: needs namespaces, which have no namespace: not possible with --namespaces"}},
-		"a need in another namespace": {[]controllers.Entry{needing(informers.Need{Resource: informers.Secrets, Namespace: "b"})},
+		"a need in another namespace": {[]controllers.Entry{{Name: "one", Needs: needing(informers.Need{Resource: informers.Secrets, Namespace: "b"})}},
 			[]string{"one: secrets: the namespace b is not in --namespaces"}},
 		"needs that fail": {[]controllers.Entry{failing("one"), failing("two")}, []string{"controller one: cannot tell", "controller two: cannot tell"}},
 		"a scheme that fails": {[]controllers.Entry{{Name: "one", AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}},

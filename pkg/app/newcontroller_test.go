@@ -64,16 +64,9 @@ func addTypes(kinds map[string]runtime.Object) func(*runtime.Scheme) error {
 	}
 }
 
-// informer asks a host for an informer of Ts, and client for a client.
+// informer asks a host for an informer of Ts.
 func informer[T metav1.Object](resource schema.GroupVersionResource) func(controllers.Host) error {
 	return func(h controllers.Host) error { informers.For[T](h, resource); return nil }
-}
-
-func client[T interface {
-	runtime.Object
-	metav1.Object
-}](resource schema.GroupVersionResource) func(controllers.Host) error {
-	return func(h controllers.Host) error { controllers.ClientFor[T](h, resource); return nil }
 }
 
 func TestHostNamesTheControllerOfAMistake(t *testing.T) {
@@ -105,7 +98,7 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"a client of a type of two versions": {func(s *runtime.Scheme) error {
 			s.AddKnownTypes(schema.GroupVersion{Group: "example.com", Version: "v1beta1"}, &gadget{})
 			return complete(s)
-		}, nil, client[*gadget](gadgets), ""},
+		}, nil, func(h controllers.Host) error { controllers.ClientFor[*gadget](h, gadgets); return nil }, ""},
 		"the type is of another resource of the group": {twoKinds, typed, informer[*gizmo](gadgets), "asks for gadgets.example.com as *app.gizmo, but these are of the kind Gadget"},
 		"a resource whose plural nobody can guess": {twoKinds, []informers.Need{{Resource: oddPlural, Form: informers.Typed}}, func(h controllers.Host) error {
 			informers.For[*gizmo](h, oddPlural)
@@ -131,10 +124,10 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"a handler that is nil": {nil, nil, func(h controllers.Host) error { h.Handle(nil); return nil }, "calls Host.Handle with nil, twice or after New"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			entry := withFunctions(controllers.Entry{Name: "one", AddToScheme: tc.add, Needs: func(controllers.Settings) ([]informers.Need, error) { return tc.needs, nil }})
+			entry := withFunctions(controllers.Entry{Name: "one", AddToScheme: tc.add, Needs: needing(tc.needs...)})
 			var host controllers.Host
 			entry.New = func(h controllers.Host) (controllers.Controller, error) { host = h; return &scripted{}, tc.ask(h) }
-			_, err := buildAll(t, entry)
+			err := buildAll(t, entry)
 			switch {
 			case tc.want == "" && err != nil:
 				t.Errorf("refused: %v", err)
@@ -153,7 +146,7 @@ func TestEntryMustBuildAController(t *testing.T) {
 	none := func(name string) controllers.Entry {
 		return withFunctions(controllers.Entry{Name: name, New: func(controllers.Host) (controllers.Controller, error) { return nil, nil }})
 	}
-	_, err := buildAll(t, none("one"), withFunctions(controllers.Entry{Name: "fine"}), none("two"))
+	err := buildAll(t, none("one"), withFunctions(controllers.Entry{Name: "fine"}), none("two"))
 	lines(t, err, "controller one: no controller was returned by New", "controller two: no controller was returned by New")
 }
 
@@ -172,18 +165,12 @@ func builtProcess(t *testing.T, o *Options) (*process, error) {
 }
 
 // buildAll builds the controllers of entries as Run does.
-func buildAll(t *testing.T, entries ...controllers.Entry) (hostedControllers, error) {
+func buildAll(t *testing.T, entries ...controllers.Entry) error {
 	t.Helper()
-	o, err := NewOptions(With(entries...))
-	if err != nil {
-		return nil, err
-	}
+	o := newOptions(t, With(entries...))
 	o.Client.Master = newAPIServer(t).URL
-	p, err := builtProcess(t, o)
-	if err != nil {
-		return nil, err
-	}
-	return p.controllers, nil
+	_, err := builtProcess(t, o)
+	return err
 }
 
 func TestApplyMistakesAreErrors(t *testing.T) {
