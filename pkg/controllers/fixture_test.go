@@ -53,7 +53,6 @@ func newMemory(text string, names ...string) *memory {
 	return m
 }
 
-// put adds or changes ConfigMaps.
 func (m *memory) put(text string, names ...string) {
 	for _, name := range names {
 		key := keyOf(name)
@@ -239,7 +238,6 @@ func (f *fixture) put(text string, names ...string) {
 	synctest.Wait()
 }
 
-// say records what happens.
 func (f *fixture) say(format string, args ...any) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -261,7 +259,6 @@ func (f *fixture) expect(want ...string) {
 	same(f, "what happened", want, f.said())
 }
 
-// closed returns a closed channel.
 func closed() chan struct{} {
 	c := make(chan struct{})
 	close(c)
@@ -274,7 +271,6 @@ func inBubble(t *testing.T, name string, row func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
 }
 
-// pass waits until d has passed in the bubble.
 func pass(d time.Duration) { <-time.After(d) }
 
 func keyOf(name string) cache.ObjectName {
@@ -295,7 +291,6 @@ func textOf(cm *corev1.ConfigMap) string {
 
 func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
 
-// same compares what a test got with what it wants.
 func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
@@ -303,7 +298,6 @@ func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) 
 	}
 }
 
-// must ends the test if there is an error.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

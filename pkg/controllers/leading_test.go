@@ -245,7 +245,6 @@ func TestLoopTakesKeysFromOutside(t *testing.T) {
 	})
 }
 
-// owned returns a Deployment with the given owner.
 func owned(apiVersion, kind, name string, controller bool) *appsv1.Deployment {
 	return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", OwnerReferences: []metav1.OwnerReference{
 		{APIVersion: "v1", Kind: "ConfigMap", Name: "other"},

@@ -118,19 +118,26 @@ func TestReconcileEndsInTime(t *testing.T) {
 	})
 }
 
-func TestLoopLogsNothingOfTheReconcileThatRunsIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, "a")
-		f.logger = funcr.New(func(_, line string) { f.say("%s", line) }, funcr.Options{})
-		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
-			<-time.After(time.Second) // until the loop has logged its start
-			klog.FromContext(ctx).Info("hello")
-			return 0, nil
-		}
-		f.run()
-		pass(2 * time.Second)
-		f.expect(`"level"=0 "msg"="Loop started" "controller"="test" "workers"=1`, `"level"=0 "msg"="hello" "controller"="test" "key"="shop/a"`)
-	})
+// TestReconcileIsLoggedAndProfiledAsItself has a loop that another reconcile runs.
+func TestReconcileIsLoggedAndProfiledAsItself(t *testing.T) {
+	for loop, logged := range map[string]string{"": `"controller"="test"`, "main": `"controller"="test" "loop"="main"`} {
+		inBubble(t, "loop "+loop, func(t *testing.T) {
+			f := newFixture(t, "a")
+			f.opts.Loop = loop
+			f.logger = funcr.New(func(_, line string) { f.say("%s", line) }, funcr.Options{})
+			f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+				<-time.After(time.Second) // until the loop has logged its start
+				klog.FromContext(ctx).Info("hello")
+				controllerLabel, _ := pprof.Label(ctx, "controller")
+				loopLabel, _ := pprof.Label(ctx, "loop")
+				f.say("%s %s", controllerLabel, loopLabel)
+				return 0, nil
+			}
+			f.run()
+			pass(2 * time.Second)
+			f.expect(`"level"=0 "msg"="Loop started" `+logged+` "workers"=1`, `"level"=0 "msg"="hello" `+logged+` "key"="shop/a"`, "test "+loop)
+		})
+	}
 }
 
 // problem is an error whose methods panic on a nil pointer.
@@ -205,7 +212,6 @@ func TestKeyWaitsWhileACacheLacksItsNamespace(t *testing.T) {
 	})
 }
 
-// withBackground returns a loop with such a function.
 func withBackground(t *testing.T, reconcile func(context.Context, string) (time.Duration, error), background func(context.Context, *Loop[string]) error) *Loop[string] {
 	t.Helper()
 	var l *Loop[string]
@@ -351,21 +357,6 @@ func TestMappingEndsBeforeRun(t *testing.T) {
 		<-mapping
 		f.end()
 		f.expect("mapped")
-	})
-}
-
-func TestReconcilesHaveProfilingLabels(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, "a")
-		f.opts.Loop = "main"
-		f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
-			controller, _ := pprof.Label(ctx, "controller")
-			loop, _ := pprof.Label(ctx, "loop")
-			f.say("%s %s", controller, loop)
-			return 0, nil
-		}
-		f.run()
-		f.expect("test main")
 	})
 }
 
@@ -603,23 +594,29 @@ func counters(t *testing.T, gatherer metrics.Gatherer, controller string) map[st
 }
 
 func TestDrainEndsReconcilesInTime(t *testing.T) {
-	const hosts, own = "the host's time is up", "the reconcile did not end within the 5s that test has to drain"
+	const hosts, own = "the host's time is up", "the reconcile did not end within the 5s that test%s has to drain"
+	inTest, inFar := fmt.Sprintf(own, ""), fmt.Sprintf(own, "/far")
 	for name, tc := range map[string]struct {
-		deaf     bool          // whether the reconcile, which takes an hour, ignores the end of its context
+		deaf     bool // whether the reconcile, which takes an hour, ignores the end of its context
+		cluster  string
 		own      time.Duration // LoopOptions.DrainTimeout
+		running  time.Duration // until Run's context ends
 		cutAfter time.Duration // from the end of Run's context until the host cuts it off; 0: never
 		ends     time.Duration // from the end of Run's context until Run returns
 		cause    string        // of the cut, if there is one
 	}{
 		"a reconcile is waited for as long as the host does not cut it off": {ends: time.Hour},
 		"the host cuts a reconcile off, and says why":                       {cutAfter: 10 * time.Second, ends: 10 * time.Second, cause: hosts},
-		"a controller's own time cuts it off as well":                       {own: 5 * time.Second, cutAfter: 10 * time.Second, ends: 5 * time.Second, cause: own},
+		"a controller's own time cuts it off as well":                       {own: 5 * time.Second, cutAfter: 10 * time.Second, ends: 5 * time.Second, cause: inTest},
 		"the controller's own time does not extend the host's":              {own: time.Minute, cutAfter: 10 * time.Second, ends: 10 * time.Second, cause: hosts},
 		"Run does not return before a reconcile that ignores that":          {deaf: true, cutAfter: 10 * time.Second, ends: time.Hour},
+		"the rest of its own time is left to a cluster that is slow":        {cluster: "far", own: 5 * time.Second, running: 2 * time.Second, ends: 3 * time.Second, cause: inFar},
+		"a cluster that has hung for longer has no time left":               {cluster: "far", own: 5 * time.Second, running: time.Minute, cause: inFar},
+		"the cluster of the manager itself has the whole time":              {own: 5 * time.Second, running: time.Minute, ends: 5 * time.Second, cause: inTest},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			f := newFixture(t, "a", "b", "c")
-			f.opts.DrainTimeout = tc.own
+			f.opts.Cluster, f.opts.DrainTimeout = tc.cluster, tc.own
 			work, cutOff := context.WithCancelCause(t.Context())
 			defer cutOff(nil)
 			f.work = work
@@ -636,16 +633,19 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 				}
 			}
 			f.run()
+			pass(tc.running)
 			running := f.loop.Status()
 			same(t, "phase while running, and keys queued", []any{PhaseRunning, 2}, []any{running.Phase, running.QueueDepth})
 			f.stop()
 			synctest.Wait()
-			same(t, "phase after the context ended", PhaseDraining, f.loop.Status().Phase)
+			if tc.ends > 0 {
+				same(t, "phase after the context ended", PhaseDraining, f.loop.Status().Phase)
+			}
 			if tc.cutAfter > 0 {
 				defer time.AfterFunc(tc.cutAfter, func() { cutOff(errors.New(hosts)) }).Stop()
 			}
 			f.end()
-			same(t, "time that Run took to return", tc.ends, time.Since(f.begun))
+			same(t, "time that Run took to return", tc.ends, time.Since(f.begun)-tc.running)
 			f.expect("began") // the queued keys must not be taken while draining
 			got := f.loop.Status()
 			same(t, "phase after Run, and keys in flight", []any{PhaseStopped, 0}, []any{got.Phase, len(got.InFlight)})
@@ -679,30 +679,4 @@ func TestReconcileLearnsOfTheDrain(t *testing.T) {
 		f.end()
 		same(t, "when Run returned, and the last error", []any{time.Minute, (*LastError)(nil)}, []any{time.Since(f.begun), f.loop.Status().LastError})
 	})
-}
-
-// TestDrainDoesNotWaitForAClusterThatHangs has a loop with 5 s to drain, whose reconcile takes an hour.
-func TestDrainDoesNotWaitForAClusterThatHangs(t *testing.T) {
-	for name, tc := range map[string]struct {
-		cluster       string
-		running, ends time.Duration // until Run's context ends, and from then until Run returns
-	}{
-		"the rest of the time is left to a cluster that is slow": {"far", 2 * time.Second, 3 * time.Second},
-		"a cluster that has hung for longer has no time left":    {"far", time.Minute, 0},
-		"the cluster of the manager itself has the whole time":   {"", time.Minute, 5 * time.Second},
-	} {
-		inBubble(t, name, func(t *testing.T) {
-			f := newFixture(t, "a")
-			f.opts.Cluster, f.opts.DrainTimeout = tc.cluster, 5*time.Second
-			f.reconcile = func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
-				<-ctx.Done()
-				return 0, nil
-			}
-			f.run()
-			<-time.After(tc.running)
-			ended := time.Now()
-			f.end()
-			same(t, "time that Run took to return", tc.ends, time.Since(ended))
-		})
-	}
 }

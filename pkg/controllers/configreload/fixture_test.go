@@ -183,7 +183,6 @@ func (f *fixture) put(d time.Duration, objects ...runtime.Object) *fixture {
 	return f.pass(d)
 }
 
-// web returns the Deployment web.
 func (f *fixture) web() *appsv1.Deployment {
 	f.t.Helper()
 	d := controllertest.Get[appsv1.Deployment](f.Host, "shop", "web")
@@ -318,7 +317,6 @@ func (f *fixture) count(want float64, name string, labels ...string) {
 	same(f.t, name, want, f.Metric("quartermaster_config_reload_"+name, labels...))
 }
 
-// noErrors checks that no reconcile has failed.
 func (f *fixture) noErrors() {
 	f.t.Helper()
 	same(f.t, "reconciles failed", 0, f.status().Errors)
@@ -334,7 +332,6 @@ func toJSON(v any) string {
 	return string(data)
 }
 
-// same compares what a test got with what it wants.
 func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
@@ -342,7 +339,6 @@ func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) 
 	}
 }
 
-// must ends the test if there is an error.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

@@ -36,6 +36,8 @@ func TestReconcileConflicts(t *testing.T) {
 	)
 	denial.ErrStatus.Message = `admission webhook "teams.example" denied the request: ` + denial.ErrStatus.Message
 	pausedBefore.Spec.Paused = true
+	successor, green := deploy(web, kAuto, "true"), hashOf("color", "green")
+	successor.UID = "successor"
 	rolls, none := []string{reloaded}, []string{}
 	// meanwhile returns a row in which somebody writes between the decision and the patch, which is no failure.
 	meanwhile := func(write func(f *fixture), events []string, want ...string) reconcileCase {
@@ -64,6 +66,15 @@ func TestReconcileConflicts(t *testing.T) {
 		// If the state is removed while a reload is being written, it is known from the version that the reload was
 		// decided on, even if the watch is late.
 		"the state is removed": meanwhile(func(f *fixture) { f.Lag(time.Second, "deployments"); f.Put(deploy(web, kAuto, "true")) }, rolls, roll, roll),
+		// When the response to a write arrives, there is another object of that name, of which more is known.
+		"a late response is not the successor's": given(nil, func(f *fixture) {
+			f.Latency(30 * time.Second)
+			f.put(10*time.Second, cm2())
+			f.Delete(f.web())
+			f.put(10*time.Second, successor)
+			f.Put(cm("app-config", "color", "green"))
+			f.pass(time.Hour)
+		}, []string{roll, env(stateOf(cmKey, green), "web/"+cmVar, green)}, reloaded, reloaded),
 		"a conflict without end is tried again": given(nil, func(f *fixture) {
 			refused(3*4, errConflict, changeCM)(f)
 			f.noErrors()
@@ -80,24 +91,6 @@ func TestReconcileConflicts(t *testing.T) {
 		"a 404 of a webhook does not lose the end of a pause": {
 			objects: objs{pausedBefore}, change: refused(4, denial, func(*fixture) {}), want: slices.Repeat([]string{resume()}, 5),
 		},
-	})
-}
-
-// When the response to a write arrives, there may be another object of that name, of which more is
-// known.
-func TestLateAnswerIsNotOfTheSuccessor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, nil, cm1(), auto(web, known1))
-		f.Latency(30 * time.Second)
-		f.put(10*time.Second, cm2())
-		f.Delete(f.web())
-		successor := deploy(web, kAuto, "true")
-		successor.UID = "successor"
-		f.put(10*time.Second, successor)
-		f.Put(cm("app-config", "color", "green"))
-		f.pass(time.Hour)
-		want := []corev1.EnvVar{{Name: cmVar, Value: hashOf("color", "green")}}
-		same(t, "mark", want, f.web().Spec.Template.Spec.Containers[0].Env)
 	})
 }
 

@@ -153,7 +153,6 @@ func cm(name string, data ...string) *corev1.ConfigMap {
 	return c
 }
 
-// hashOf returns the hash of a ConfigMap with this data.
 func hashOf(data ...string) string {
 	return hex.EncodeToString(policy.DigestConfigMap(cm("", data...)))
 }
@@ -172,10 +171,8 @@ func db1() *corev1.Secret { return db("s3cr3t") }
 func db2() *corev1.Secret { return db("n3wpass") }
 
 func annotated[T metav1.Object](obj T, pairs ...string) T {
-	a := maps.Clone(obj.GetAnnotations())
-	if a == nil {
-		a = map[string]string{}
-	}
+	a := map[string]string{}
+	maps.Copy(a, obj.GetAnnotations())
 	for i := 0; i < len(pairs); i += 2 {
 		a[pairs[i]] = pairs[i+1]
 	}
@@ -250,7 +247,6 @@ var (
 	rolled                 = []string{roll}
 )
 
-// marked is web with a mark.
 func marked(hash string) corev1.PodTemplateSpec {
 	return pod(reads("app-config"), variableSet(cmVar, hash))
 }

@@ -331,13 +331,11 @@ func runCases(t *testing.T, cases map[string]reconcileCase) {
 // no creation of what is there already, which the cache did not show yet.
 func (f *fixture) request(r controllertest.Request) error {
 	f.mu.Lock()
+	if r.Resource == "secrets" && (r.Verb != "create" || r.DryRun || f.secret(r.Namespace+"/"+r.Name) == nil) {
+		f.requests = append(f.requests, r)
+	}
 	hooks := slices.Clone(f.hooks)
 	f.mu.Unlock()
-	if r.Resource == "secrets" && (r.Verb != "create" || r.DryRun || f.secret(r.Namespace+"/"+r.Name) == nil) {
-		f.mu.Lock()
-		f.requests = append(f.requests, r)
-		f.mu.Unlock()
-	}
 	if body := string(r.Body); r.Verb == "delete" && (!strings.Contains(body, `"uid":`) || !strings.Contains(body, `"resourceVersion":`)) {
 		f.t.Errorf("deletion of %s without preconditions", r.Name)
 	}
@@ -369,13 +367,10 @@ func (f *fixture) before(verb string, hook func(controllertest.Request) error) {
 
 // once calls hook before the first request for a Secret with that verb.
 func (f *fixture) once(verb string, hook func() error) {
-	done := false
-	f.before(verb, func(controllertest.Request) error {
-		if done {
-			return nil
-		}
-		done = true
-		return hook()
+	var once sync.Once
+	f.before(verb, func(controllertest.Request) (err error) {
+		once.Do(func() { err = hook() })
+		return err
 	})
 }
 
@@ -471,7 +466,6 @@ func (f *fixture) told(want string) {
 	}
 }
 
-// says looks for an Event.
 func (f *fixture) says(want string) {
 	f.t.Helper()
 	if all := f.Events(); !slices.Contains(all, want) {
@@ -487,7 +481,6 @@ func (f *fixture) count(want float64, name string, labels ...string) {
 	}
 }
 
-// holds compares the value of a Secret.
 func (f *fixture) holds(name, want string) {
 	f.t.Helper()
 	if s := f.secret(name); s == nil || string(s.Data["k"]) != want {

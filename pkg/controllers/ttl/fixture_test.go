@@ -4,6 +4,7 @@
 package ttl_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -87,7 +88,6 @@ func newFixture(t *testing.T, r row) *fixture {
 	return f
 }
 
-// writeRules writes a file of rules.
 func (f *fixture) writeRules(rules string) {
 	f.Helper()
 	f.cfg.RulesFile = filepath.Join(f.TempDir(), "rules.yaml")
@@ -208,6 +208,14 @@ func (f *fixture) put(k kind, name string, annotations ...string) *fixture {
 	return f.add(object(k, name, annotations...))
 }
 
+// putMany puts n objects that are due, whose names have their number.
+func (f *fixture) putMany(n int, k kind, name string) {
+	f.Helper()
+	for i := range n {
+		f.put(k, fmt.Sprintf(name, i), ttlController+"ttl", "1h")
+	}
+}
+
 func (f *fixture) add(objects ...runtime.Object) *fixture {
 	f.Helper()
 	if f.Host == nil {
@@ -238,6 +246,15 @@ func (f *fixture) askedAt(d time.Duration, want ...string) {
 	f.Helper()
 	f.askedAfter(d - time.Second)
 	f.askedAfter(time.Second, want...)
+}
+
+// askedOften lets time pass, and then compares how many requests there were since the last time.
+func (f *fixture) askedOften(d time.Duration, least, most int) {
+	f.Helper()
+	f.Sleep(d)
+	if n := len(f.asks()); n < least || n > most {
+		f.Errorf("%d requests in %v, want %d to %d", n, d, least, most)
+	}
 }
 
 // asks returns the requests since the last time.
@@ -278,7 +295,6 @@ func (f *fixture) left(wantPods, wantConfigMaps int) {
 	}
 }
 
-// metric compares a metric.
 func (f *fixture) metric(want float64, name string, labels ...string) {
 	f.Helper()
 	if got := f.Metric("quartermaster_ttl_"+name, labels...); got != want {

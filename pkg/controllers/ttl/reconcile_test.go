@@ -5,7 +5,6 @@ package ttl_test
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -80,10 +79,7 @@ func TestReconcile(t *testing.T) {
 			f.Sleep(750 * time.Millisecond) // at once, and after 0.1, 0.2 and 0.4 s more
 			f.asked(getP, deleteP, getP, deleteP, getP, deleteP, getP, deleteP)
 			f.toldOf("FailedToDeleteExpiredTTL")
-			f.Sleep(24 * time.Hour)
-			if n := len(f.asks()); n < 2*23*60 || n > 2*(24*60+15) {
-				f.Errorf("%d requests in a day", n)
-			}
+			f.askedOften(24*time.Hour, 2*23*60, 2*(24*60+15))
 			f.beforeRequests(nil)
 			f.Sleep(time.Minute)
 			f.left(0, 0)
@@ -108,12 +104,9 @@ func TestReconcile(t *testing.T) {
 			f.toldOf("FailedToDeleteExpiredTTL")
 			f.askedAt(5*time.Minute, getP, deleteP+" refused")
 			f.toldOf()
-			f.Sleep(24 * time.Hour)
+			f.askedOften(24*time.Hour, 2*23, 2*28)
 			if n := f.repeated("FailedToDeleteExpiredTTL"); n < 24 || n > 25 {
 				f.Errorf("%d Events in a day", n)
-			}
-			if n := len(f.asks()); n < 2*23 || n > 2*28 {
-				f.Errorf("%d requests in a day", n)
 			}
 		}},
 		"another error": {run: func(f *fixture) {
@@ -144,19 +137,14 @@ func TestReconcile(t *testing.T) {
 					}
 					return nil
 				})
-				for i := range 60 {
-					f.put(configMap, fmt.Sprintf("hangs/c%d", i), ttlController+"ttl", "1h")
-				}
+				f.putMany(60, configMap, "hangs/c%d")
 				f.start()
 				f.add(expiring("1h"))
 				f.Sleep(11 * time.Second)
 				f.toldOf("DeletedExpiredTTL")
 				f.metric(1, "failing_types")
-				f.Sleep(time.Hour)
 				// Each of them is asked for in 70 s, of which the worker is free for a minute.
-				if n := len(f.asks()); n < 45 || n > 60 {
-					f.Errorf("%d requests in an hour", n)
-				}
+				f.askedOften(time.Hour, 45, 60)
 				f.beforeRequests(nil)
 				f.Sleep(2 * time.Minute)
 				f.left(0, 0)
@@ -169,10 +157,7 @@ func TestReconcile(t *testing.T) {
 			f.skew(-2*time.Hour, "configmaps")
 			f.add(expiring("1h")).asked(getP, deleteP)
 			f.toldOf("DeletedExpiredTTL")
-			f.Sleep(time.Hour)
-			if n := len(f.asks()); n != 1 {
-				f.Errorf("%d requests, want one for all objects of the type", n)
-			}
+			f.askedOften(time.Hour, 1, 1) // for all objects of the type
 			if skew := f.Metric("quartermaster_ttl_clock_skew_seconds"); skew < 7199 || skew > 7201 {
 				f.Errorf("the skew is %v", skew)
 			}
@@ -229,7 +214,6 @@ func crd() *unstructured.Unstructured {
 			"versions": []any{map[string]any{"name": "v1", "served": true}}}}}
 }
 
-// withClusterRoles has ClusterRoles deleted too.
 func withClusterRoles(c *ttl.Config) {
 	c.Include = append(c.Include, "clusterroles.rbac.authorization.k8s.io")
 }
@@ -301,12 +285,8 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, row{})
-		for i := range 5000 {
-			f.put(configMap, fmt.Sprintf("greedy/c%d", i), ttlController+"ttl", "1h")
-		}
-		for i := range 10 {
-			f.put(pod, fmt.Sprintf("shop/p%d", i), ttlController+"ttl", "1h")
-		}
+		f.putMany(5000, configMap, "greedy/c%d")
+		f.putMany(10, pod, "shop/p%d")
 		f.start().left(0, 4940)
 		f.metric(0, "breaker_open")
 		f.metric(1, "stopped_namespaces")
@@ -314,9 +294,7 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 		f.metric(4940, "tracked_objects")
 		for round := range 3 {
 			f.Sleep(4 * time.Minute)
-			for i := range 10 {
-				f.put(pod, fmt.Sprintf("shop/p%d", i), ttlController+"ttl", "1h")
-			}
+			f.putMany(10, pod, "shop/p%d")
 			f.left(0, 4940-60*round)
 			f.Sleep(80 * time.Second)
 			f.left(0, 4880-60*round)
@@ -347,12 +325,8 @@ func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
 func TestBreakerStopsEveryTenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, row{configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 2; withClusterRoles(c) }})
-		for i := range 3 {
-			f.put(clusterRole, fmt.Sprintf("/r%d", i), ttlController+"ttl", "1h")
-		}
-		for i := range 50 {
-			f.put(pod, fmt.Sprintf("n%d/p", i), ttlController+"ttl", "1h")
-		}
+		f.putMany(3, clusterRole, "/r%d")
+		f.putMany(50, pod, "n%d/p")
 		f.start()
 		if n := len(controllertest.List[corev1.Pod](f.Host)) + len(controllertest.List[rbacv1.ClusterRole](f.Host)); n != 33 {
 			t.Errorf("%d are left, want 33", n)

@@ -210,7 +210,6 @@ func TestFileThatIsMissingFailsTheStart(t *testing.T) {
 	}
 }
 
-// TestCommandShowsWhatRulesDelete has the command that shows what a file would delete.
 func TestCommandShowsWhatRulesDelete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, row{configure: func(c *ttl.Config) { c.Include = append(c.Include, "jobs.batch") }})
