@@ -276,10 +276,24 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// send lets a request pass the dry run. It returns what is sent.
-func (d *dryRun) send(r *http.Request) (sent *http.Request, err error) {
-	_, err = d.wrap(roundTripper(func(r *http.Request) (*http.Response, error) { sent = r; return nil, nil })).RoundTrip(r) //nolint:bodyclose // there is no response
-	return sent, err
+// send returns what the dry run sends for a request, which it is to refuse if there is a reason.
+func (d *dryRun) send(t *testing.T, r *http.Request, reason string) (sent *http.Request) {
+	t.Helper()
+	_, err := d.wrap(roundTripper(func(r *http.Request) (*http.Response, error) { sent = r; return nil, nil })).RoundTrip(r) //nolint:bodyclose // there is no response
+	if reason == "" {
+		must(t, err)
+		return sent
+	}
+	var refused *controllers.DryRunError
+	if !errors.As(err, &refused) || sent != nil {
+		t.Fatalf("sent %v, error %v", sent, err)
+	}
+	for _, part := range []string{reason, "--dry-run", r.Method, r.URL.Path} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q lacks %q", err, part)
+		}
+	}
+	return nil
 }
 
 // newTestDryRun returns a dry run for an API server that is reached below a prefix. It has the
@@ -334,23 +348,10 @@ func TestDryRunSendsOrRefuses(t *testing.T) {
 			method, path, _ := strings.Cut(tc.request, " ")
 			r := httptest.NewRequest(method, "https://example.com/clusters/c"+path, nil)
 			before := r.URL.String()
-			sent, err := d.send(r)
+			sent := d.send(t, r, tc.refused)
 			same(t, "the caller's request", before, r.URL.String())
 			if tc.refused == "" {
-				if err != nil || sent == nil {
-					t.Fatalf("not sent: %v", err)
-				}
 				same(t, "query", tc.query, sent.URL.RawQuery)
-				return
-			}
-			var refused *controllers.DryRunError
-			if !errors.As(err, &refused) || sent != nil {
-				t.Fatalf("sent %v, error %v", sent, err)
-			}
-			for _, part := range []string{tc.refused, "--dry-run", method, r.URL.Path} {
-				if !strings.Contains(err.Error(), part) {
-					t.Errorf("%q lacks %q", err, part)
-				}
 			}
 		})
 	}
@@ -375,15 +376,10 @@ func TestDryRunOfADeleteWithABody(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := httptest.NewRequest(http.MethodDelete, "https://example.com/clusters/c/api/v1/namespaces/a/pods/b", strings.NewReader(tc.body))
 			r.Header.Set("Content-Type", tc.contentType)
-			sent, err := d.send(r)
+			sent := d.send(t, r, tc.refused)
 			if tc.refused != "" {
-				var refused *controllers.DryRunError
-				if !errors.As(err, &refused) || sent != nil || !strings.Contains(err.Error(), tc.refused) {
-					t.Fatalf("sent %v, error %v, want one about %s", sent, err, tc.refused)
-				}
 				return
 			}
-			must(t, err)
 			again, err := sent.GetBody() // as for a second attempt on another connection
 			must(t, err)
 			for _, body := range []io.Reader{sent.Body, again} {
