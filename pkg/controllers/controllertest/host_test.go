@@ -226,11 +226,12 @@ func TestTermEndsInTheMiddleOfAWrite(t *testing.T) {
 	}
 }
 
-// TestApplyRefusesEscalation has a controller that makes roles and bindings.
 func TestApplyRefusesEscalation(t *testing.T) {
-	may := func(verbs, resources string, names ...string) rbacv1.PolicyRule {
-		return rbacv1.PolicyRule{APIGroups: []string{"rbac.authorization.k8s.io"}, Verbs: strings.Fields(verbs), Resources: []string{resources}, ResourceNames: names}
+	may := func(verbs, resources string, names ...string) []rbacv1.PolicyRule {
+		return []rbacv1.PolicyRule{{APIGroups: []string{"rbac.authorization.k8s.io"}, Verbs: strings.Fields(verbs), Resources: []string{resources}, ResourceNames: names}}
 	}
+	const roleMade, bindingMade = "create roles.rbac.authorization.k8s.io shop/made", "apply rolebindings.rbac.authorization.k8s.io shop/made"
+	mayApply := may("create patch", "rolebindings")
 	reads := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"get", "list"}}}
 	deletes := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps", "secrets"}, Verbs: []string{"delete"}}}
 	role := func(rules []rbacv1.PolicyRule) func(context.Context, controllers.Host) error {
@@ -250,18 +251,13 @@ func TestApplyRefusesEscalation(t *testing.T) {
 		may  []rbacv1.PolicyRule
 		want string
 	}{
-		"a role with what the controller may do itself": {role(reads), []rbacv1.PolicyRule{may("create", "roles")}, "create roles.rbac.authorization.k8s.io shop/made"},
-		"a role with more": {role(deletes), []rbacv1.PolicyRule{may("create", "roles")}, "create roles.rbac.authorization.k8s.io shop/made: Forbidden"},
-		"a role with more, by a controller that may escalate": {role(deletes), []rbacv1.PolicyRule{may("create escalate", "roles")},
-			"create roles.rbac.authorization.k8s.io shop/made"},
-		"a binding to a role with what the controller may do": {binding("Role", "reads"), []rbacv1.PolicyRule{may("create patch", "rolebindings")},
-			"apply rolebindings.rbac.authorization.k8s.io shop/made"},
-		"a binding to a role with more": {binding("ClusterRole", "deletes"), []rbacv1.PolicyRule{may("create patch", "rolebindings")},
-			"apply rolebindings.rbac.authorization.k8s.io shop/made: Forbidden"},
-		"a binding to a role that the controller may bind": {binding("ClusterRole", "deletes"),
-			[]rbacv1.PolicyRule{may("create patch", "rolebindings"), may("bind", "clusterroles", "deletes")}, "apply rolebindings.rbac.authorization.k8s.io shop/made"},
-		"a binding to a role that does not exist": {binding("Role", "none"), []rbacv1.PolicyRule{may("create patch", "rolebindings")},
-			"apply rolebindings.rbac.authorization.k8s.io shop/made: NotFound"},
+		"a role with what the controller may do itself": {role(reads), may("create", "roles"), roleMade},
+		"a role with more": {role(deletes), may("create", "roles"), roleMade + ": Forbidden"},
+		"a role with more, by a controller that may escalate": {role(deletes), may("create escalate", "roles"), roleMade},
+		"a binding to a role with what the controller may do": {binding("Role", "reads"), mayApply, bindingMade},
+		"a binding to a role with more":                       {binding("ClusterRole", "deletes"), mayApply, bindingMade + ": Forbidden"},
+		"a binding to a role that the controller may bind":    {binding("ClusterRole", "deletes"), append(may("bind", "clusterroles", "deletes"), mayApply...), bindingMade},
+		"a binding to a role that does not exist":             {binding("Role", "none"), mayApply, bindingMade + ": NotFound"},
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			h := controllertest.NewHost(t, doing("grants", func(ctx context.Context, h controllers.Host) error {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -280,64 +279,57 @@ func TestGraceDelaysTheFirstDeletion(t *testing.T) {
 	})
 }
 
-// TestTenantWithThousandsDueDelaysNobody has 5,000 overdue ConfigMaps of one namespace, before Pods of
-// another, and again each time when they come back.
-func TestTenantWithThousandsDueDelaysNobody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, row{})
-		f.putMany(5000, configMap, "greedy/c%d")
-		f.putMany(10, pod, "shop/p%d")
-		f.start().left(0, 4940)
-		f.metric(0, "breaker_open")
-		f.metric(1, "stopped_namespaces")
-		f.metric(4940, "overdue_objects")
-		f.metric(4940, "tracked_objects")
-		for round := range 3 {
-			f.Sleep(4 * time.Minute)
+func TestBreakerStopsATenantOrAll(t *testing.T) {
+	runRows(t, map[string]row{
+		"5,000 overdue ConfigMaps of a namespace delay no Pods of another, nor each time when they come back": {run: func(f *fixture) {
+			f.putMany(5000, configMap, "greedy/c%d")
 			f.putMany(10, pod, "shop/p%d")
-			f.left(0, 4940-60*round)
-			f.Sleep(80 * time.Second)
-			f.left(0, 4880-60*round)
-		}
-		gets := 0
-		for _, r := range f.asks() {
-			if strings.HasPrefix(r, "get configmaps ") {
-				gets++
+			f.start().left(0, 4940)
+			f.metric(0, "breaker_open")
+			f.metric(1, "stopped_namespaces")
+			f.metric(4940, "overdue_objects")
+			f.metric(4940, "tracked_objects")
+			for round := range 3 {
+				f.Sleep(4 * time.Minute)
+				f.putMany(10, pod, "shop/p%d")
+				f.left(0, 4940-60*round)
+				f.Sleep(80 * time.Second)
+				f.left(0, 4880-60*round)
 			}
-		}
-		if gets > 4*(60+f.entry.Workers) { // those that wait cost no requests
-			t.Errorf("%d requests for 240 ConfigMaps", gets)
-		}
-		f.metric(4, "breaker_trips_total", "scope", "namespace")
-		f.metric(0, "breaker_trips_total", "scope", "total")
-		if n := f.repeated("TTLBreakerOpen"); n != 4 {
-			t.Errorf("%d Events of the breaker", n)
-		}
-		want := "Warning TTLBreakerOpen kube-system/manager-0: 60 objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for 5m0s"
-		if texts, _ := f.events(); !slices.Contains(texts, want) { // it does not name the namespace
-			t.Errorf("Events %.1000q", texts)
-		}
-	})
-}
-
-// TestBreakerStopsEveryTenant has as many objects due as only many namespaces together may delete. Some have
-// no namespace.
-func TestBreakerStopsEveryTenant(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, row{configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 2; withClusterRoles(c) }})
-		f.putMany(3, clusterRole, "/r%d")
-		f.putMany(50, pod, "n%d/p")
-		f.start()
-		if n := len(controllertest.List[corev1.Pod](f.Host)) + len(controllertest.List[rbacv1.ClusterRole](f.Host)); n != 33 {
-			t.Errorf("%d are left, want 33", n)
-		}
-		f.metric(1, "breaker_open")
-		texts, _ := f.events()
-		texts = slices.DeleteFunc(texts, func(text string) bool { return !strings.Contains(text, "TTLBreakerOpen") })
-		if all := strings.Join(texts, "; "); !strings.Contains(all, "20 objects were deleted within a minute") || strings.Contains(all, "n1") {
-			t.Errorf("Events %s", all)
-		}
-		f.Sleep(17 * time.Minute)
-		f.left(0, 0)
+			gets := 0
+			for _, r := range f.asks() {
+				if strings.HasPrefix(r, "get configmaps ") {
+					gets++
+				}
+			}
+			if gets > 4*(60+f.entry.Workers) { // those that wait cost no requests
+				f.Errorf("%d requests for 240 ConfigMaps", gets)
+			}
+			f.metric(4, "breaker_trips_total", "scope", "namespace")
+			f.metric(0, "breaker_trips_total", "scope", "total")
+			if n := f.repeated("TTLBreakerOpen"); n != 4 {
+				f.Errorf("%d Events of the breaker", n)
+			}
+			want := "Warning TTLBreakerOpen kube-system/manager-0: 60 objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for 5m0s"
+			if texts, _ := f.events(); !slices.Contains(texts, want) { // it does not name the namespace
+				f.Errorf("Events %.1000q", texts)
+			}
+		}},
+		"too many objects are due in many namespaces, and some without one": {configure: func(c *ttl.Config) { c.MaxDeletionsPerMinute = 2; withClusterRoles(c) }, run: func(f *fixture) {
+			f.putMany(3, clusterRole, "/r%d")
+			f.putMany(50, pod, "n%d/p")
+			f.start()
+			if n := len(controllertest.List[corev1.Pod](f.Host)) + len(controllertest.List[rbacv1.ClusterRole](f.Host)); n != 33 {
+				f.Errorf("%d are left, want 33", n)
+			}
+			f.metric(1, "breaker_open")
+			texts, _ := f.events()
+			texts = slices.DeleteFunc(texts, func(text string) bool { return !strings.Contains(text, "TTLBreakerOpen") })
+			if all := strings.Join(texts, "; "); !strings.Contains(all, "20 objects were deleted within a minute") || strings.Contains(all, "n1") {
+				f.Errorf("Events %s", all)
+			}
+			f.Sleep(17 * time.Minute)
+			f.left(0, 0)
+		}},
 	})
 }
