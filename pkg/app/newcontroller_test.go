@@ -33,6 +33,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -146,8 +147,13 @@ func TestEntryMustBuildAController(t *testing.T) {
 	none := func(name string) controllers.Entry {
 		return withFunctions(controllers.Entry{Name: name, New: func(controllers.Host) (controllers.Controller, error) { return nil, nil }})
 	}
-	err := buildAll(t, none("one"), withFunctions(controllers.Entry{Name: "fine"}), none("two"))
+	var host controllers.Host
+	fine := func(h controllers.Host) (controllers.Controller, error) { host = h; return &scripted{}, nil }
+	err := buildAll(t, none("one"), controllers.Entry{Name: "fine", New: fine}, none("two"))
 	lines(t, err, "controller one: no controller was returned by New", "controller two: no controller was returned by New")
+	// Nothing that one of them follows goes on.
+	_, err = informers.Follow[metav1.Object](host, informers.Need{Resource: informers.Secrets})
+	lines(t, err, "the informers have been shut down")
 }
 
 func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
@@ -244,7 +250,11 @@ func TestEveryReplicaThatHasDrainedIsNotLate(t *testing.T) {
 }
 
 func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
-	stuck := func(ctx context.Context) error { <-ctx.Done(); <-time.After(time.Hour); return nil }
+	stuck := func(ctx context.Context) error {
+		<-lifetime.Of(ctx).Run.Done() // by which loops in other clusters learn of it
+		<-time.After(time.Hour)
+		return nil
+	}
 	reconciling := controllers.Status{InFlight: []controllers.InFlight{{Key: "shop/a", Since: time.Now()}}}
 	for name, tc := range map[string]struct {
 		run    func(context.Context) error
@@ -262,7 +272,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 			c.status = tc.status
 			leaders, other, _ := host(t, untilTheEnd)
 			all := hostedControllers{leaders, here}
-			stop := all.withEveryReplica(true).start(t.Context(), 20*time.Second)
+			stop := all.withEveryReplica(true).start(lifetime.With(t.Context(), t.Context(), nil), 20*time.Second)
 			<-time.After(time.Minute)
 			synctest.Wait()
 			if len(c.starts) != 1 || len(other.starts) != 0 {

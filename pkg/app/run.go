@@ -39,6 +39,7 @@ func Run(ctx context.Context, o *Options) error {
 		return err
 	}
 	defer p.events.stop(eventsFlushTimeout)
+	defer p.cache.Shutdown() // Entry.New may have followed resources
 	servers, err := p.listen(processCtx)
 	if err != nil {
 		return err
@@ -52,7 +53,6 @@ func Run(ctx context.Context, o *Options) error {
 	if o.Informers.Standby == standbyWarm {
 		p.cache.Start(processCtx)
 	}
-	defer p.cache.Shutdown()
 	defer p.controllers.releaseClusters()
 	return p.lead(ctx, processCtx)
 }
@@ -92,11 +92,15 @@ func build(ctx context.Context, o *Options) (p *process, err error) {
 	if p.events, err = startEvents(ctx, p.connection, p.scheme); err != nil {
 		return nil, err
 	}
-	events := p.events // p is nil when build has failed
+	built := p // p is nil when build has failed
 	defer func() {
-		if err != nil {
-			events.stop(eventsFlushTimeout)
+		if err == nil {
+			return
 		}
+		if built.cache != nil {
+			built.cache.Shutdown()
+		}
+		built.events.stop(eventsFlushTimeout)
 	}()
 	identity, err := newIdentity(o.Settings().Pod.Name)
 	if err != nil {
