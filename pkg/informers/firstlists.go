@@ -60,8 +60,9 @@ func (i *informer) reviewFirstLists() {
 	}
 }
 
-// Lacks reports whether nothing is known of a namespace, although the cache has synced: its first list hangs or
-// fails, and is not refused. For a name that is not one of --namespaces, Lacks reports whether that is so of any.
+// Lacks reports whether nothing is known of a namespace, although the cache has synced: its first list hangs
+// or fails, and is not refused. For a name that is not one of --namespaces, Lacks reports whether that is so
+// of any.
 func (i *informer) Lacks(namespace string) bool {
 	if at := slices.IndexFunc(i.feeds, func(f *feed) bool { return f.covers(namespace) }); at >= 0 {
 		return i.feeds[at].lacks()
