@@ -369,7 +369,7 @@ func TestNamingEndsWithTheTerm(t *testing.T) {
 				ctx, stop := quietly(t)
 				defer stop()
 				hold(ctx, f, sync.OnceFunc(func() { takeover(f.fenceServer) }))
-				err := f.lock.apiFence.Raise(ctx)
+				err := f.lock.apiFence.NameLeader(ctx)
 				if !errors.Is(err, apifence.ErrSuperseded) || !strings.Contains(err.Error(), "b_1") || f.named() != "b_1" {
 					t.Errorf("got %v, %q is named", err, f.named())
 				}
@@ -471,8 +471,8 @@ func TestTermEndsWhenAnotherIsNamed(t *testing.T) {
 		defer stop()
 		ended := make(chan error, 1)
 		go func() {
-			_ = f.lock.apiFence.Raise(ctx)
-			ended <- f.lock.apiFence.Keep(ctx)
+			_ = f.lock.apiFence.NameLeader(ctx)
+			ended <- f.lock.apiFence.KeepNamed(ctx)
 		}()
 		pass(time.Second)
 		if err := f.write(); err != nil {

@@ -7,7 +7,8 @@
 // The record on the wire is the same as in k8s.io/client-go/tools/leaderelection, so electors of both
 // kinds can compete for one Lease, and kubectl shows the holder of either kind. No elector on the Lease may
 // use a lease duration longer than protocol.MaxLease.
-// docs/adr/0003-leader-election.md has the rules, and why two replicas cannot write at the same time.
+// docs/adr/0003-leader-election.md has the rules, which comments cite by their numbers, and why two
+// replicas cannot write at the same time.
 //
 // The package protocol decides what to do next. run.go follows these decisions, from standing by to
 // the release, and requests.go makes the requests. writefence and apifence refuse writes, in the

@@ -77,7 +77,7 @@ type Lock struct {
 	who      Candidate
 	fence    *writefence.Fence
 	apiFence *apifence.Fence // nil: there is none
-	shown    *display.Display
+	display  *display.Display
 	used     atomic.Bool // by Run
 }
 
@@ -99,15 +99,16 @@ func NewLock(cfg Config, who Candidate) (*Lock, error) {
 	if who.Clock == nil {
 		who.Clock = NewBootClock()
 	}
-	shown := display.New(cfg.Lease(), who.Identity, cfg.RenewDeadline.Duration, who.Clock, who.Events, who.Metrics)
-	l := &Lock{cfg: cfg, lease: cfg.Lease(), who: who, fence: writefence.New(who.Clock, shown.RefusedWrite), shown: shown}
+	l := &Lock{cfg: cfg, lease: cfg.Lease(), who: who}
+	l.display = display.New(l.lease, who.Identity, cfg.RenewDeadline.Duration, who.Clock, who.Events, who.Metrics)
+	l.fence = writefence.New(who.Clock, l.display.RefusedWrite)
 	if who.Namespaces != nil && cfg.LeaderElect {
 		t := cfg.timing()
 		l.apiFence = apifence.New(apifence.Config{
 			Lease: l.lease, Identity: who.Identity, PodUID: who.PodUID,
 			Namespaces: who.Namespaces, Leases: who.Client, Servers: who.Servers, Clock: who.Clock,
 			RequestTimeout: t.RequestTimeout(), Patience: t.Lease,
-			Found: l.SetServerFence, Trouble: shown.Trouble,
+			Found: l.SetServerFence, Trouble: l.display.Trouble,
 		})
 	}
 	return l, nil
@@ -146,24 +147,24 @@ func (l *Lock) IsLeading() bool {
 // tolerance, and has neither released it nor exited. Such a process is stuck and should be
 // restarted. A standby is healthy.
 func (l *Lock) Healthy(tolerance time.Duration) error {
-	return l.shown.Healthy(tolerance)
+	return l.display.Healthy(tolerance)
 }
 
 // Problem returns what keeps this replica from competing for the Lease or from leading and will last
 // until somebody repairs it, or nil.
 func (l *Lock) Problem() error {
-	return l.shown.Problem()
+	return l.display.Problem()
 }
 
 // ServeHTTP implements http.Handler for /debug/leader, in JSON.
 func (l *Lock) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	l.shown.ServeHTTP(w, req)
+	l.display.ServeHTTP(w, req)
 }
 
 // SetServerFence sets what is known of the fence in the API server. A lock with a client for Namespaces
 // finds that out by itself.
 func (l *Lock) SetServerFence(ctx context.Context, found apifence.State) {
-	if !l.shown.SetServerFence(found) {
+	if !l.display.SetServerFence(found) {
 		return
 	}
 	logger := klog.FromContext(ctx).WithValues("lease", l.lease, "serverFence", found)

@@ -139,9 +139,9 @@ var allMutants = []mutant{
 	{"fence: the Lease is not read before the name is written", true, "apifence/name.go",
 		"if err := f.confirmHolder(reading); err != nil {", "if err := error(nil); err != nil {"},
 	{"fence: lead starts before the name is written", true, "run.go",
-		"err := e.lock.apiFence.Raise(starting)", "err := error(nil)"},
+		"err := e.lock.apiFence.NameLeader(starting)", "err := error(nil)"},
 	{"fence: the leader does not name itself again", false, "apifence/name.go",
-		"if err := f.raise(ctx, true); err != nil && ctx.Err() == nil {", "if err := error(nil); err != nil {"},
+		"if err := f.nameLeader(ctx, true); err != nil && ctx.Err() == nil {", "if err := error(nil); err != nil {"},
 	{"fence: a holder that cannot lead keeps the Lease", false, "protocol/term.go",
 		"case !p.raised && now >= p.began+p.own.Lease:\n\t\treturn ActGiveUp", "case !p.raised && now >= p.began+p.own.Lease:\n\t\tp.began = now"},
 }

@@ -76,7 +76,7 @@ func (e *elector) read() {
 				return
 			}
 			f := failureOf(err)
-			e.lock.shown.Finished(e.logger(), "get", err, f)
+			e.lock.display.Finished(e.logger(), "get", err, f)
 			if f.Kind != protocol.FailNone {
 				e.protocol.OnReadFailed(f, e.now())
 				return
@@ -114,7 +114,7 @@ func (e *elector) write(act protocol.Action, now time.Duration) {
 		took := e.now() - sent
 		e.answer(e.ctx, func() {
 			f := failureOf(err)
-			e.lock.shown.Wrote(e.logger(), act.Kind, err, f, took)
+			e.lock.display.Wrote(e.logger(), act.Kind, err, f, took)
 			if f.Kind != protocol.FailNone {
 				p.OnWriteFailed(base, f, e.now())
 				return
@@ -170,7 +170,7 @@ func (e *elector) watch() {
 	ended := func(err error) {
 		answer(func() {
 			f := failureOf(err)
-			e.lock.shown.Finished(e.logger(), "watch", err, f)
+			e.lock.display.Finished(e.logger(), "watch", err, f)
 			e.protocol.OnWatchEnd(f, e.now())
 		})
 	}
@@ -190,7 +190,7 @@ func (e *elector) watch() {
 		defer w.Stop()
 		answer(func() {
 			e.protocol.OnWatchUp(e.now())
-			e.lock.shown.Finished(e.logger(), "watch", nil, protocol.Failure{})
+			e.lock.display.Finished(e.logger(), "watch", nil, protocol.Failure{})
 		})
 		for {
 			select {
@@ -229,7 +229,7 @@ func (e *elector) look(process protocol.Watched) {
 			e.answer(own, func() {
 				if id == e.lookID {
 					e.protocol.OnLeaderState(state, e.now())
-					e.lock.shown.SawLeader(e.logger(), process, state)
+					e.lock.display.SawLeader(e.logger(), process, state)
 				}
 			})
 		})

@@ -81,7 +81,7 @@ func (l *Lock) Run(ctx context.Context, lead func(ctx context.Context) error) er
 // runUnelected calls lead without an election.
 func (l *Lock) runUnelected(ctx context.Context, lead func(context.Context) error) error {
 	l.fence.TurnOff()
-	l.shown.Unelected()
+	l.display.Unelected()
 	done := make(chan error, 1)
 	go func() { done <- lead(ctx) }()
 	late := make(chan struct{})
@@ -129,7 +129,7 @@ func (e *elector) run(ctx context.Context, lead func(context.Context) error) err
 	for {
 		now := e.now()
 		act := e.protocol.Decide(now)
-		e.lock.shown.Update(e.protocol.View(), act.Kind == protocol.ActEnd)
+		e.lock.display.Update(e.protocol.View(), act.Kind == protocol.ActEnd)
 		switch act.Kind {
 		case protocol.ActEnd:
 			return e.end(ctx, act.Reason)
@@ -137,7 +137,7 @@ func (e *elector) run(ctx context.Context, lead func(context.Context) error) err
 			e.lead(ctx, lead)
 			continue
 		case protocol.ActGiveUp:
-			klog.FromContext(ctx).Error(e.lock.shown.Problem(), "This replica cannot lead; releasing the Lease", "lease", e.lock.lease)
+			klog.FromContext(ctx).Error(e.lock.display.Problem(), "This replica cannot lead; releasing the Lease", "lease", e.lock.lease)
 			e.stopStarting()
 			e.protocol.OnGiveUp(now)
 			continue
@@ -172,7 +172,7 @@ func (e *elector) logger() klog.Logger { return klog.FromContext(e.ctx) }
 // begin names this replica, which has won the Lease, for the fence in the API server. If the term owes
 // anything, it also proves that no predecessor can write.
 func (e *elector) begin() {
-	e.stopAsking() // Raise and Keep ask
+	e.stopAsking() // NameLeader and KeepNamed ask
 	e.look(protocol.Watched{})
 	if e.lock.apiFence == nil {
 		e.protocol.OnRaised()
@@ -182,12 +182,12 @@ func (e *elector) begin() {
 	e.stopStarting = stop
 	owes := e.protocol.Owes(e.now())
 	e.wg.Go(func() {
-		err := e.lock.apiFence.Raise(starting)
+		err := e.lock.apiFence.NameLeader(starting)
 		if starting.Err() != nil {
 			return
 		}
 		e.answer(starting, func() { e.onRaised(err) })
-		if err == nil && owes && e.lock.apiFence.Prove(starting, e.lock.shown.Unproved) == nil {
+		if err == nil && owes && e.lock.apiFence.Prove(starting, e.lock.display.Unproved) == nil {
 			e.answer(starting, e.protocol.OnProved)
 		}
 	})
@@ -211,10 +211,10 @@ func (e *elector) onRaised(err error) {
 func (e *elector) lead(ctx context.Context, lead func(context.Context) error) {
 	p := e.protocol
 	e.stopStarting()
-	e.lock.shown.Started(e.logger(), p.View())
+	e.lock.display.Started(e.logger(), p.View())
 	p.OnLeadStarted()
 	e.lock.fence.OpenUntil(p.Deadline())
-	e.lock.shown.Update(p.View(), false)
+	e.lock.display.Update(p.View(), false)
 	// lead drains after ctx has ended, so the end of ctx does not end the term.
 	leadCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	e.cancelLead, e.leadDone = cancel, make(chan error, 1)
@@ -222,12 +222,12 @@ func (e *elector) lead(ctx context.Context, lead func(context.Context) error) {
 	go func() { done <- lead(leadCtx) }()
 	if e.lock.apiFence != nil {
 		e.wg.Go(func() {
-			if err := e.lock.apiFence.Keep(e.ctx); err != nil {
+			if err := e.lock.apiFence.KeepNamed(e.ctx); err != nil {
 				e.answer(e.ctx, func() { e.onRaised(err) })
 			}
 		})
 	}
-	e.lock.shown.Record(p.View().Lease, "became leader")
+	e.lock.display.Record(p.View().Lease, "became leader")
 }
 
 // drain begins to stop: a standby returns, a leader drains.
@@ -249,18 +249,19 @@ func (e *elector) leadReturned() {
 	unfinished := errors.Is(e.leadErr, ErrUnfinished)
 	e.protocol.OnLeadReturned(now+e.lock.cfg.DrainTimeout, now, unfinished)
 	if !unfinished {
-		e.idle = e.lock.fence.Drain() // rule 8
+		e.idle = e.lock.fence.Drain() // rule 8: they end before the Lease is released
 	}
 }
 
-// quiet lets the Lease be released when no write of lead can be executed any more (rule 8).
+// quiet tells the protocol, once no write of lead is in flight, when none of them can be executed any more:
+// from then on the Lease may be released (rule 8).
 func (e *elector) quiet() { e.protocol.OnQuiet(e.lock.fence.QuietAt(), e.now()) }
 
 // end returns from Run.
 func (e *elector) end(ctx context.Context, reason protocol.Reason) error {
 	logger, p := klog.FromContext(ctx), e.protocol
 	term, held := p.Term()
-	defer func() { e.lock.shown.Ended(reason, held) }()
+	defer func() { e.lock.display.Ended(reason, held) }()
 	if !held {
 		if reason == protocol.ReasonStoreRestored {
 			return ErrRestored
@@ -274,7 +275,7 @@ func (e *elector) end(ctx context.Context, reason protocol.Reason) error {
 		e.cancelLead(lost)
 		defer func() {
 			logger.Info("Stopped leading", "lease", e.lock.lease, "term", term, "reason", reason)
-			e.lock.shown.Record(p.View().Lease, "stopped leading")
+			e.lock.display.Record(p.View().Lease, "stopped leading")
 		}()
 	}
 	switch {

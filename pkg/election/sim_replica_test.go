@@ -37,13 +37,13 @@ type simProc struct {
 	pinned   bool                     // the process stays connected to home whatever happens
 	broken   bool                     // the connection to home is broken, so the process takes another
 	cutOff   map[*simServer]time.Time // until when the process and an API server do not reach each other
-	draws    map[string]uint64        // by purpose
-	paused   time.Time                // until this time
+	draws    map[string]uint64        // how many random draws were made, by purpose
+	paused   time.Time                // when its pause ends, or has ended
 	resumed  chan struct{}            // closed by resume
 	stood    time.Duration            // for how long its clock has stood still
-	frozen   time.Time                // since when it stands still
-	apart    time.Time                // until this time, other replicas do not reach it
-	evidence map[*simProc]bool        // that another has ended
+	frozen   time.Time                // when its clock stopped; zero: the clock runs
+	apart    time.Time                // until when other replicas do not reach it
+	evidence map[*simProc]bool        // whether a leader's process seems to have ended, by process
 	maligned chan struct{}            // closed by malign
 	ended    chan struct{}            // closed by kill; nil if that closes no connection
 	gone     bool
@@ -83,7 +83,7 @@ func runOurs(ctx context.Context, p *simProc) error {
 	}
 	p.aware = func() bool {
 		lease, _ := p.sim.store.get()
-		term := lock.shown.Status(0).Term
+		term := lock.display.Status(0).Term
 		return term != nil && (lease == nil || *term == protocol.TermOf(lease))
 	}
 	p.mu.Unlock()

@@ -3,9 +3,9 @@
 
 // Package apifence knows the fence in the API server: a ValidatingAdmissionPolicy,
 // deploy/components/fence. Its parameter is an empty Namespace with an annotation that names the
-// one replica that may write. docs/adr/0006-fence-namespace.md has the rules. A replica raises the
-// fence before it leads: it names itself. It keeps the fence raised while it leads, and proves,
-// after it took the Lease early, that every API server refuses its predecessors.
+// one replica that may write. docs/adr/0006-fence-namespace.md has the rules. A replica names itself
+// before it leads, and again whenever its name has gone while it leads. After it took the Lease early, it
+// proves that every API server refuses its predecessors.
 //
 // ask.go asks an API server how it judges this replica, name.go names the leader, proof.go asks every API
 // server whether it refuses the predecessors, directory.go finds them, and refusal.go handles writes that
@@ -102,7 +102,7 @@ type Fence struct {
 	name  string        // of the Namespace
 	value string        // of the annotation when this replica leads
 	pod   string        // of this replica
-	again chan struct{} // wakes Keep
+	again chan struct{} // wakes KeepNamed
 
 	refusedAt atomic.Int64 // when an API server last refused a write, by Clock; 0: never
 

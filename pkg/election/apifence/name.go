@@ -39,16 +39,16 @@ var ErrSuperseded = errors.New("this replica does not hold the Lease any more")
 // errBarred is the error of a leader that the fence in the API server refuses for good.
 var errBarred = errors.New("the fence in the API server does not admit this replica")
 
-// Raise names this replica and returns nil when the API server admits its writes or has no fence. It
-// tries for as long as ctx lasts, unless it fails with ErrSuperseded.
-func (f *Fence) Raise(ctx context.Context) error {
-	return f.raise(ctx, false)
+// NameLeader names this replica as the leader, and returns nil when the API server admits its writes or has
+// no fence. It tries for as long as ctx lasts, unless it fails with ErrSuperseded.
+func (f *Fence) NameLeader(ctx context.Context) error {
+	return f.nameLeader(ctx, false)
 }
 
-// Keep asks every minute, and whenever the API server has refused a write, whether this replica is still
-// admitted, and names it again where its name has gone. It returns nil when ctx ends, and an error if
+// KeepNamed asks every minute, and whenever the API server has refused a write, whether this replica is
+// still admitted, and names it again where its name has gone. It returns nil when ctx ends, and an error if
 // the term must end: ErrSuperseded, or another error if the replica cannot be named.
-func (f *Fence) Keep(ctx context.Context) error {
+func (f *Fence) KeepNamed(ctx context.Context) error {
 	for {
 		select {
 		case <-time.After(f.between(50*time.Second, time.Minute)):
@@ -56,7 +56,7 @@ func (f *Fence) Keep(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		}
-		if err := f.raise(ctx, true); err != nil && ctx.Err() == nil {
+		if err := f.nameLeader(ctx, true); err != nil && ctx.Err() == nil {
 			return err
 		}
 		// Writes that another API server refuses because it lags may come by the hundred.
@@ -64,9 +64,9 @@ func (f *Fence) Keep(ctx context.Context) error {
 	}
 }
 
-// raise is Raise. For a leader it fails when the API server has not admitted it for Patience. Requests
-// without an answer do not count.
-func (f *Fence) raise(ctx context.Context, leads bool) error {
+// nameLeader is NameLeader. For a leader it fails when the API server has not admitted it for Patience.
+// Requests without an answer do not count.
+func (f *Fence) nameLeader(ctx context.Context, leads bool) error {
 	if !leads {
 		f.Trouble(errors.New("the API server has not answered yet")) // a webhook may hold the answer up
 	}

@@ -27,10 +27,11 @@ const (
 	proofBackoffMax = time.Second
 )
 
-// Prove returns when every API server refuses the predecessors of this replica, which Raise has named.
-// Each API server admits one Pod at a time, and the names follow each other in the order of the terms,
-// so an API server that admits this replica never admits a predecessor again (rule 11). Prove tells why
-// this is not proved yet, and tries again until ctx ends.
+// Prove returns when every API server refuses the predecessors of this replica, which NameLeader has named.
+// Rule 11 of docs/adr/0003-leader-election.md requires this before a replica that took the Lease early may
+// write. Each API server admits one Pod at a time, and the names follow each other in the order of the
+// terms, so an API server that admits this replica never admits a predecessor again. Prove tells why this
+// is not proved yet, and tries again until ctx ends.
 func (f *Fence) Prove(ctx context.Context, tell func(error)) error {
 	for backoff := backoffMin; ; backoff = min(2*backoff, proofBackoffMax) {
 		err := f.proveOnce(ctx)

@@ -16,7 +16,7 @@ const refusalLimit = 64 << 10
 
 // Transport goes around a transport with the client's fence. A write that the API server's fence has
 // refused fails with notLeading: the refusal says something about this replica and nothing about the
-// object. Keep then asks whether this replica is still named.
+// object. KeepNamed then asks whether this replica is still named.
 func (f *Fence) Transport(next http.RoundTripper, notLeading error) http.RoundTripper {
 	return &refusalTransport{fence: f, next: next, notLeading: notLeading}
 }

@@ -56,7 +56,7 @@ func noteOf(lease *coordinationv1.Lease) holderNote {
 func setNote(lease *coordinationv1.Lease, note holderNote) {
 	delete(lease.Annotations, ProcessAnnotation)
 	if note.Address != "" {
-		value, _ := json.Marshal(note) // of strings
+		value, _ := json.Marshal(note) // never fails: the note has strings and a flag
 		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, ProcessAnnotation, string(value))
 	}
 }

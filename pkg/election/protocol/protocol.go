@@ -22,16 +22,16 @@ type ActionKind string
 
 // What a replica may do next.
 const (
-	ActWait    ActionKind = "wait"
-	ActRead    ActionKind = "read"
-	ActWatch   ActionKind = "watch"
-	ActCreate  ActionKind = "create"  // the Lease; leading takes an ActAcquire later
-	ActAcquire ActionKind = "acquire" // the Lease from the last holder
-	ActRenew   ActionKind = "renew"
-	ActRelease ActionKind = "release"
-	ActLook    ActionKind = "look"    // at another process
+	ActWait    ActionKind = "wait"    // wait for an event or for the time Until
+	ActRead    ActionKind = "read"    // read the Lease
+	ActWatch   ActionKind = "watch"   // watch the Lease
+	ActCreate  ActionKind = "create"  // create the Lease; only a later ActAcquire begins a term
+	ActAcquire ActionKind = "acquire" // take the Lease from the last holder
+	ActRenew   ActionKind = "renew"   // renew the Lease
+	ActRelease ActionKind = "release" // release the Lease
+	ActLook    ActionKind = "look"    // look at another process
 	ActLead    ActionKind = "lead"    // start lead
-	ActGiveUp  ActionKind = "give up" // the attempt to lead
+	ActGiveUp  ActionKind = "give up" // give up the attempt to lead
 	ActEnd     ActionKind = "end"     // return from Run
 )
 

@@ -14,24 +14,24 @@ import (
 type State struct {
 	own      Timing
 	identity string
-	address  string // at which standbys reach this process
-	witness  bool   // somebody looks at the holder's process
+	address  string // where standbys reach this process; may be empty
+	witness  bool   // whether somebody looks at the holder's process
 	jitter   *rand.Rand
 
 	// What is known of the Lease.
-	known    bool                  // false before the first answer, and from a conflict until it is explained
+	known    bool                  // whether lease is current: false before the first answer, and from a conflict until it is explained
 	lease    *coordinationv1.Lease // the newest version, nil if there is none
-	duration time.Duration         // as the holder wrote it, whatever an edit says
+	duration time.Duration         // of the holder's claim, as the holder wrote it, whatever an edit says
 	claim    time.Duration         // when the holder's claim expires
-	distrust time.Duration         // until when an earlier holder may act without a claim, see rule 5
-	restored bool                  // the store was restored (rule 10)
-	endAt    time.Duration         // after the store was restored
+	distrust time.Duration         // until when an earlier holder may act without a claim (rule 5)
+	restored bool                  // whether the store was restored (rule 10)
+	endAt    time.Duration         // when a standby may end, if the store was restored
 
 	// What is known of the holder's process, see evidence.go.
-	note        holderNote    // in lease
+	note        holderNote    // what the holder says of itself in lease
 	watched     Watched       // the process that is looked at
-	leader      LeaderState   // what is seen of it
-	leaderSince time.Duration // since when
+	leader      LeaderState   // what is seen of that process
+	leaderSince time.Duration // since when leader is seen
 
 	// The term of this replica. holding stays true: Run serves one term. See term.go.
 	holding bool
@@ -39,25 +39,25 @@ type State struct {
 	began   time.Duration // when the acquisition was acknowledged
 	sent    time.Duration // when the last acknowledged write was about to be sent
 	owes    time.Duration // until when the term may not write without proof (rule 11)
-	raised  bool          // the API server's fence admits this replica, or there is none
-	leading bool          // lead was started
-	gaveUp  bool          // the attempt to lead was abandoned
-	lost    Reason        // why the term has ended
+	raised  bool          // whether the API server's fence admits this replica, or there is none
+	leading bool          // whether lead was started
+	gaveUp  bool          // whether the attempt to lead was abandoned
+	lost    Reason        // why the term has ended; empty: it has not
 
 	// The end of lead.
-	stopping     bool          // Run was asked to return
-	leadReturned bool          // its writes may still be under way
+	stopping     bool          // whether Run was asked to return
+	leadReturned bool          // whether lead has returned; its writes may still be under way
 	drainUntil   time.Duration // when lead must have returned and its writes must have ended
 	quietAt      time.Duration // when lead has returned and none of its writes can be executed any more
 
 	// The requests. At most one of each kind is in flight.
 	writing, reading, watching        bool
-	taking                            time.Duration // the obligation of the acquisition in flight, see owes
-	writeAt, readAt, watchAt          time.Duration // no request of this kind is sent before this time
+	taking                            time.Duration // owes, if the acquisition in flight begins a term
+	writeAt, readAt, watchAt          time.Duration // when the next request of this kind may be sent
 	writeFails, readFails, watchFails failures
 	readFrom                          *coordinationv1.Lease // the newest version when the read was sent
-	watchUp, watchCaughtUp            bool                  // the watch is established; the watch has sent a version
-	watchUpAt                         time.Duration
+	watchUp, watchCaughtUp            bool                  // whether the watch is established; whether it has sent a version
+	watchUpAt                         time.Duration         // when the watch was established
 }
 
 // New returns the state of a replica that knows nothing yet. Standbys reach it at the address, which may

@@ -1,7 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package writefence refuses the writes of a replica that does not lead, in its clients.
+// Package writefence refuses the writes of a replica that does not lead, in its clients. Comments
+// cite the rules of docs/adr/0003-leader-election.md by their numbers.
 package writefence
 
 import (
@@ -222,7 +223,7 @@ func (f *Fence) done(a *admission, unknown bool) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.inFlight, a)
-	if unknown && !a.elsewhere { // rule 8
+	if unknown && !a.elsewhere { // rule 8: the release waits for it
 		f.quiet = now + serverTimeout
 	}
 	if f.idle != nil && !a.elsewhere && !f.isBusy() {
