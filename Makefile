@@ -106,7 +106,7 @@ test-integration: controlplane ## Run the tests on a real control plane (5 min).
 	@$(MAKE) -j2 test-federation test-others
 
 # These take half of the time of the tests of federation, which use one host after the other.
-FEDERATION_1 := ^Test(DNSRecordsReachExternalDNS|ForbiddenTypeIsWrittenOff|ReplacedMember|RestoredHost|WrittenOffRemovalIsMadeLater)$$
+FEDERATION_1 := ^Test(DNSRecordsReachExternalDNS|ForbiddenTypeIsWrittenOff|ReplacedMemberGetsItsObjectsAgain|RestoredHostHoldsRemovals|WrittenOffRemovalIsMadeLater)$$
 .PHONY: test-federation test-others
 test-federation: controlplane ## Run a half of the tests of federation (4 min).
 	$(INTEGRATION) -run '$(FEDERATION_1)' ./test/federation

@@ -480,8 +480,8 @@ func compareRoles(t *testing.T, o objects) (missing, further string) {
 	return missing, further
 }
 
-// TestRolesOfSettingsTogether pairs all settings that change roles.
-func TestRolesOfSettingsTogether(t *testing.T) {
+// TestRolesFitEachPairOfSettings pairs all settings that change roles.
+func TestRolesFitEachPairOfSettings(t *testing.T) {
 	all := map[string]any{
 		"compat":                             []any{"reloader", "reflector", "replicator", "ttl-controller", "janitor", "downscaler"},
 		"controllers.replication.enabled":    true,

@@ -146,8 +146,8 @@ func TestClientsAllHaveTheFence(t *testing.T) {
 	}
 }
 
-// TestCacheShowsThatItIsToldToWait has an API server, or a proxy, that tells clients to come back in a month.
-func TestCacheShowsThatItIsToldToWait(t *testing.T) {
+// TestCacheReportsTooManyRequests has an API server, or a proxy, that tells clients to come back in a month.
+func TestCacheReportsTooManyRequests(t *testing.T) {
 	probe := withFunctions(controllers.Entry{Name: "probe", Needs: needing(informers.Need{Resource: informers.ConfigMaps})})
 	o := newOptions(t, With(probe))
 	o.Client.RESTConfig = &rest.Config{Host: "http://api", Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -208,7 +208,7 @@ func TestClientsShareOneLimit(t *testing.T) {
 	}
 }
 
-func TestContentTypeIsOfTypedClientsOnly(t *testing.T) {
+func TestOnlyTypedClientsUseTheContentType(t *testing.T) {
 	var sent []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent = append(sent, r.Header.Get("Content-Type"))
@@ -239,7 +239,7 @@ func TestContentTypeIsOfTypedClientsOnly(t *testing.T) {
 	}
 }
 
-func TestClientMistakeEndsTheWait(t *testing.T) {
+func TestWaitForAPIServerEndsWithABadConfig(t *testing.T) {
 	config := &rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{CAFile: "/no/such/file"}}
 	if err := waitForAPIServer(t.Context(), config); err == nil || t.Context().Err() != nil {
 		t.Errorf("error %v", err)

@@ -48,7 +48,7 @@ func elsewhereOf(t *testing.T, change func(*Options)) *openClusters {
 	return one
 }
 
-func TestClustersThatCanBeOpened(t *testing.T) {
+func TestOpenRefusesABadNameOrConfig(t *testing.T) {
 	one := elsewhereOf(t, func(*Options) {})
 	_, err := one.open("open", &rest.Config{Host: "x"})
 	must(t, err)

@@ -126,8 +126,8 @@ func TestControllersListSelectsControllers(t *testing.T) {
 	same(t, "first in the order of the entries", "one", on[0].Name)
 }
 
-// TestWorkersAreAFlag has a controller with Workers, but without Config, and one without Workers.
-func TestWorkersAreAFlag(t *testing.T) {
+// TestWorkersAreSetByTheirFlag has a controller with Workers, but without Config, and one without Workers.
+func TestWorkersAreSetByTheirFlag(t *testing.T) {
 	var got []int
 	create := func(h controllers.Host) (controllers.Controller, error) {
 		got = append(got, h.LoopOptions.Workers)
@@ -162,7 +162,7 @@ func newOptions(t *testing.T, build ...BuildOption) *Options {
 	return o
 }
 
-func TestBuildHasItsNameEverywhere(t *testing.T) {
+func TestBuildPrintsItsOwnNameEverywhere(t *testing.T) {
 	for name, args := range map[string][]string{
 		"help":            {"--help"},
 		"status":          {"status", "--help"},
@@ -205,8 +205,8 @@ func TestBuildHasItsNameEverywhere(t *testing.T) {
 	same(t, "Lease", "kube-system/shopkeeper", o.Election.Lease().String())
 }
 
-// TestRolesAreOfWhatCanStart has entries that both rbac and the start refuse, with one error.
-func TestRolesAreOfWhatCanStart(t *testing.T) {
+// TestRBACRefusesWhatTheStartRefuses has entries that both rbac and the start refuse, with one error.
+func TestRBACRefusesWhatTheStartRefuses(t *testing.T) {
 	failing := func(name string) controllers.Entry {
 		return controllers.Entry{Name: name, Needs: func(controllers.Settings) ([]informers.Need, error) { return nil, errors.New("cannot tell") }}
 	}
@@ -237,7 +237,7 @@ func TestRolesAreOfWhatCanStart(t *testing.T) {
 	}
 }
 
-func TestBuildNameIsALabel(t *testing.T) {
+func TestBuildNameMustBeADNSLabel(t *testing.T) {
 	const want = `the name "My manager" of the build is not a DNS label: `
 	if _, err := executeBuild([]BuildOption{Named("My manager")}, "rbac"); err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("the error is %v, want %s", err, want)

@@ -273,7 +273,7 @@ func freeAddress(t *testing.T) *net.TCPAddr {
 	return port.Addr().(*net.TCPAddr)
 }
 
-func TestTLSIsAsConfigured(t *testing.T) {
+func TestSecurePortUsesTheConfiguredTLS(t *testing.T) {
 	for name, tc := range map[string]struct {
 		config  SecureConfig
 		client  *tls.Config
@@ -336,9 +336,9 @@ func TestCertificateMistakesAreErrors(t *testing.T) {
 	}
 }
 
-// TestServersStop checks that stop frees the ports, and that the error about a port in use names
-// the flag.
-func TestServersStop(t *testing.T) {
+// TestServersFreeTheirPortsWhenTheyStop checks that stop frees the ports, and that the error about a port in
+// use names the flag.
+func TestServersFreeTheirPortsWhenTheyStop(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
@@ -358,7 +358,7 @@ func testHealth() health {
 	return health{healthz.NewHandler("/healthz"), healthz.NewHandler("/livez"), healthz.NewHandler("/readyz")}
 }
 
-func TestWitnessOf(t *testing.T) {
+func TestWitnessAddressFollowsTheFlags(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change  func(*Options)
 		podIP   string

@@ -330,7 +330,7 @@ func TestFairnessOfReplayAgainstFanOut(t *testing.T) {
 	})
 }
 
-func TestRoomWakesEachReplay(t *testing.T) {
+func TestRoomInTheQueueWakesEveryReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue[int](t)
 		for i := range replayAhead {

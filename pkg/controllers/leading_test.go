@@ -287,7 +287,7 @@ func TestWatchOwner(t *testing.T) {
 	}
 }
 
-func TestGenerationChanged(t *testing.T) {
+func TestGenerationChangedLeavesOutStatusChanges(t *testing.T) {
 	type changed = Event[*appsv1.Deployment]
 	with := func(generation int64, status int32) *appsv1.Deployment {
 		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "web", Generation: generation}, Status: appsv1.DeploymentStatus{Replicas: status}}

@@ -146,7 +146,7 @@ type problem struct{ text string }
 func (p *problem) Error() string    { return p.text }
 func (p *problem) NotLeading() bool { return p.text == "" }
 
-func TestPanicIsOfOneKey(t *testing.T) {
+func TestPanicOfAKeyStopsNoOtherKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, "bad", "good")
 		calls := map[string]int{}
@@ -343,7 +343,7 @@ func TestMappingThatPanicsIsContainedByTheInformer(t *testing.T) {
 	})
 }
 
-func TestMappingEndsBeforeRun(t *testing.T) {
+func TestRunWaitsForMappings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, mapping := newFixture(t), make(chan struct{})
 		f.build(f.configMaps.mapped(func(Event[*corev1.ConfigMap]) []cache.ObjectName {
@@ -360,7 +360,7 @@ func TestMappingEndsBeforeRun(t *testing.T) {
 	})
 }
 
-func TestStatusHasTheLongestRunning(t *testing.T) {
+func TestStatusShowsTheLongestRunningReconcile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, "slow")
 		f.opts.Workers = 2
@@ -387,7 +387,7 @@ type mute struct {
 func (m *mute) String() string { <-m.speaks; return "mute" }
 func (m *mute) Tenant() string { return m.tenant() }
 
-func TestFunctionsOfAKeyAreSeenToHang(t *testing.T) {
+func TestStatusShowsAKeyWhoseStringHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		configMaps, contained := newMemory("1", "a"), false
 		key := &mute{make(chan struct{}), func() string { contained = configMaps.calls.Load() > 0; return "" }}
@@ -421,7 +421,7 @@ func (f fixed) Run(ctx context.Context) error {
 	return f.err
 }
 
-func TestLoopsAreOneController(t *testing.T) {
+func TestLoopsHaveOneStatusAndEndTogether(t *testing.T) {
 	early, late := &LastError{Key: "a"}, &LastError{Key: "b", Time: time.Unix(1, 0)}
 	l := Loops{
 		fixed{Status{Phase: PhaseRunning, Workers: 1, QueueDepth: 2, InFlight: []InFlight{{Key: "a"}}, Reconciles: 3, LastError: early}, context.Canceled},

@@ -205,7 +205,7 @@ func inNamespaces(t *testing.T, clusters map[string]*cluster) *ClusterCache {
 	}, reloadNeed)
 }
 
-func TestNamespaceTroubleStaysThere(t *testing.T) {
+func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 	refuse := func(b *cluster) { b.failWith(func(string) error { return forbidden }) }
 	fail := func(b *cluster) {
 		b.failWith(func(string) error { return apierrors.NewInternalError(errors.New("no key")) })
@@ -485,7 +485,7 @@ func TestFunctionThatHangsIsAProblem(t *testing.T) {
 	}
 }
 
-func TestPanicOfADigestKeepsTheLast(t *testing.T) {
+func TestDigestThatPanicsKeepsTheLastDigest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &refusal{mended: true}
 		c := newCluster(named("bad", "1"))

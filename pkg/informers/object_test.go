@@ -407,7 +407,7 @@ func TestTypedObjectIsTrimmed(t *testing.T) {
 	}
 }
 
-func TestMisfitIsDecodedFromJSON(t *testing.T) {
+func TestDecoderKeepsAnObjectThatDoesNotFit(t *testing.T) {
 	object := func(name, replicas string) string {
 		return fmt.Sprintf(`{"metadata":{"namespace":"shop","name":%q,"resourceVersion":"5"},"spec":{"replicas":%s}}`, name, replicas)
 	}

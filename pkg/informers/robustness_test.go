@@ -226,9 +226,9 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 	}
 }
 
-// TestTroubleLaterKeepsTheCache has requests that fail after the cache has synced, although discovery finds
-// the resource.
-func TestTroubleLaterKeepsTheCache(t *testing.T) {
+// TestCacheKeepsItsObjectsWhenRequestsFail has requests that fail after the cache has synced, although
+// discovery finds the resource.
+func TestCacheKeepsItsObjectsWhenRequestsFail(t *testing.T) {
 	conversion := apierrors.NewInternalError(errors.New("the conversion webhook failed"))
 	for name, tc := range map[string]struct {
 		failure         error

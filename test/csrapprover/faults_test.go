@@ -103,8 +103,9 @@ func TestHundredsThatFailDelayNobody(t *testing.T) {
 	}
 }
 
-// TestRequestsThatGoMeanwhile sends requests with odd names, which are deleted while they are decided on.
-func TestRequestsThatGoMeanwhile(t *testing.T) {
+// TestRequestsDeletedMeanwhileAreForgotten sends requests with odd names, which are deleted while they are
+// decided on.
+func TestRequestsDeletedMeanwhileAreForgotten(t *testing.T) {
 	w := newFixture(t)
 	m := shared.RunLeader(w.ctx, t, args("--csr-approver-max-approvals-per-node-per-hour=0")...)
 	n := w.node("n", "10.3.0.7")

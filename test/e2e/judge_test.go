@@ -106,7 +106,7 @@ func shown(seconds float64, pod corev1.Pod) version[*corev1.Pod] {
 	return version[*corev1.Pod]{at: at(seconds), object: &pod}
 }
 
-func TestBadContainerExits(t *testing.T) {
+func TestBadContainerExitsCountOnce(t *testing.T) {
 	ended := func(code int32, seconds float64) func(*corev1.Pod) {
 		return func(pod *corev1.Pod) {
 			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{
@@ -130,7 +130,7 @@ func TestBadContainerExits(t *testing.T) {
 	}
 }
 
-func TestJudgeReload(t *testing.T) {
+func TestJudgeReloadFindsPodsWithOldData(t *testing.T) {
 	another := func(pod *corev1.Pod) { pod.Labels = map[string]string{"pod-template-hash": "2"} }
 	for name, tc := range map[string]struct {
 		pods    []corev1.Pod
@@ -153,7 +153,7 @@ func TestJudgeReload(t *testing.T) {
 	}
 }
 
-func TestCountEvents(t *testing.T) {
+func TestCountEventsCountsRepeats(t *testing.T) {
 	event := func(reason, name string, count int32) corev1.Event {
 		return corev1.Event{Reason: reason, InvolvedObject: corev1.ObjectReference{Name: name}, Count: count}
 	}

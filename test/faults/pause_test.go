@@ -159,7 +159,7 @@ func buildUnfenced(t *testing.T, elector string) setup {
 	return setup{program: program, args: []string{"--elector=" + elector}}
 }
 
-func TestPausedLeaderWithWritesUnderWay(t *testing.T) {
+func TestPausedLeadersWritesUnderWayAreRefused(t *testing.T) {
 	got, refused := newPauseScene(true, true, setup{}).play(t)
 	if stale := got.Stale(); len(stale) > 0 {
 		t.Errorf("%d stale writes", len(stale))
@@ -169,7 +169,7 @@ func TestPausedLeaderWithWritesUnderWay(t *testing.T) {
 	}
 }
 
-func TestPausedLeaderWithWorkOnWaking(t *testing.T) {
+func TestPausedLeaderWritesNothingStaleOnWaking(t *testing.T) {
 	if got, _ := newPauseScene(false, true, setup{}).play(t); len(got.Stale()) > 0 {
 		t.Errorf("%d stale writes", len(got.Stale()))
 	}

@@ -70,8 +70,9 @@ func (e *endpoint) lead(t *testing.T, c *cluster.Cluster) {
 	e.CloseClientConnections()
 }
 
-// TestReplacedMember rebuilds c2 from nothing behind the same endpoint and token, and then joins it twice.
-func TestReplacedMember(t *testing.T) {
+// TestReplacedMemberGetsItsObjectsAgain rebuilds c2 from nothing behind the same endpoint and token, and then
+// joins it twice.
+func TestReplacedMemberGetsItsObjectsAgain(t *testing.T) {
 	tokens := filepath.Join(t.TempDir(), "tokens")
 	if err := os.WriteFile(tokens, []byte("older-token,older,1\nyounger-token,younger,2\n"), 0o600); err != nil {
 		t.Fatal(err)

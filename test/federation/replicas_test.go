@@ -44,8 +44,8 @@ func (m *members) runPods(in kubernetes.Interface, pods, ready int) {
 	})
 }
 
-// TestReplicas spreads replicas, and moves those that find no Node.
-func TestReplicas(t *testing.T) {
+// TestReplicasThatFindNoNodeMove spreads replicas, and moves those that find no Node.
+func TestReplicasThatFindNoNodeMove(t *testing.T) {
 	m := newMembers(t, 4*fleet.Patience, cluster.Options{}, "namespaces", "deployments", "pods")
 	shared.RunLeader(m.ctx, t, "--controllers=*,federation", "--federation-unsafe-endpoints")
 	m.ready("c1", "Ready=True")

@@ -16,8 +16,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestRestoredHost places objects in c2 after the host was backed up, and restores the host.
-func TestRestoredHost(t *testing.T) {
+// TestRestoredHostHoldsRemovals places objects in c2 after the host was backed up, and restores the host.
+func TestRestoredHostHoldsRemovals(t *testing.T) {
 	m := newMembers(t, 12*fleet.Patience, cluster.Options{WithoutControllerManager: true})
 	m.configure(quick)
 	for name, running := range map[string]bool{"while a manager runs": true, "while no manager runs": false} {

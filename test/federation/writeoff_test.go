@@ -174,9 +174,9 @@ func TestWrittenOffRemovalIsMadeLater(t *testing.T) {
 	}
 }
 
-// TestLongAbsence has a member that is away for 10 minutes while objects are deleted, made again and changed,
-// with the usual settings.
-func TestLongAbsence(t *testing.T) {
+// TestLongAbsenceOfAMemberIsMadeUpFor has a member that is away for 10 minutes while objects are deleted,
+// made again and changed, with the usual settings.
+func TestLongAbsenceOfAMemberIsMadeUpFor(t *testing.T) {
 	m := newMembers(t, time.Hour, cluster.Options{WithoutControllerManager: true})
 	m.detour()
 	m.shop = shared.NewNamespace(m.ctx, t, nil)
@@ -305,8 +305,8 @@ func TestForbiddenTypeIsWrittenOff(t *testing.T) {
 	m.status(f[1], "c1= c2=")
 }
 
-// TestLongKilledWriteOffs kills the leader while it writes off and while the member makes the removals.
-func TestLongKilledWriteOffs(t *testing.T) {
+// TestLongWriteOffsSurviveKills kills the leader while it writes off and while the member makes the removals.
+func TestLongWriteOffsSurviveKills(t *testing.T) {
 	m := newAbsences(t, time.Hour)
 	c := &campaign{load: &load{members: m}}
 	t.Cleanup(func() {

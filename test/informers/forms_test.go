@@ -54,7 +54,7 @@ func (l *SprocketList) DeepCopyObject() runtime.Object {
 // typeOf is a digest that shows which type the function got.
 func typeOf(obj runtime.Object) []byte { return []byte(reflect.TypeOf(obj).String()) }
 
-func TestFormsOfAllResources(t *testing.T) {
+func TestCacheHoldsEachResourceInItsForm(t *testing.T) {
 	ctx := fleet.Context(t)
 	namespace := shared.NewNamespace(ctx, t, nil)
 	sprockets := schema.GroupVersionResource{Group: "forms.example.com", Version: "v1", Resource: "sprockets"}

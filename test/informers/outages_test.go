@@ -60,8 +60,8 @@ func cutOff(proxy *faultproxy.Proxy) {
 // back-off after it.
 const outagePatience = 10 * time.Minute
 
-// TestLongCacheAfterOutage checks that the cache shows the outage, and equals the server after it.
-func TestLongCacheAfterOutage(t *testing.T) {
+// TestLongCacheIsCurrentAfterAnOutage checks that the cache shows the outage, and equals the server after it.
+func TestLongCacheIsCurrentAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	failing := func(status int, retryAfter time.Duration) func(*testing.T, *faultproxy.Proxy) func() {
 		return func(_ *testing.T, proxy *faultproxy.Proxy) func() {
@@ -160,7 +160,7 @@ func TestLongCacheAfterOutage(t *testing.T) {
 	}
 }
 
-func TestCacheAfterRestartOfTheServer(t *testing.T) {
+func TestCacheIsCurrentAfterTheServerRestarts(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, outagePatience)
 	s := newStirredSample(ctx, t)
 	proxy := shared.NewProxy(t)
@@ -193,9 +193,9 @@ func TestCacheAfterRestartOfTheServer(t *testing.T) {
 	}
 }
 
-// TestCacheWithoutBookmarks checks that the cache equals the server, although all bookmarks but those that
-// end lists are lost.
-func TestCacheWithoutBookmarks(t *testing.T) {
+// TestCacheIsCurrentWithoutBookmarks checks that the cache equals the server, although all bookmarks but
+// those that end lists are lost.
+func TestCacheIsCurrentWithoutBookmarks(t *testing.T) {
 	t.Parallel()
 	ctx := fleet.Context(t)
 	s := newStirredSample(ctx, t)

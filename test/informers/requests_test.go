@@ -142,8 +142,8 @@ func checkStream(t *testing.T, resource string, uris []string) {
 	}
 }
 
-// TestVersionOfASource lists as config-reload does when it suspects that the cache is behind.
-func TestVersionOfASource(t *testing.T) {
+// TestVersionOfASourceNeedsOnlyAList lists as config-reload does when it suspects that the cache is behind.
+func TestVersionOfASourceNeedsOnlyAList(t *testing.T) {
 	ctx := fleet.Context(t)
 	// The client is the manager's, which may not get Secrets.
 	client, err := metadata.NewForConfig(shared.NewReplica(ctx, t).Config())

@@ -152,9 +152,9 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// TestEveryReplicaController runs two managers in this process. Both read, serve and reconcile.
-// The standby's writes are refused by its own fence, and would be by the API server's.
-func TestEveryReplicaController(t *testing.T) {
+// TestEveryReplicaControllerWritesOnlyOnTheLeader runs two managers in this process. Both read, serve and
+// reconcile. The standby's writes are refused by its own fence, and would be by the API server's.
+func TestEveryReplicaControllerWritesOnlyOnTheLeader(t *testing.T) {
 	ctx := fleet.Context(t)
 	serveGadgets(ctx, t)
 	ns := shared.NewNamespace(ctx, t, nil)

@@ -41,7 +41,7 @@ func says(ctx context.Context, t *testing.T, url, token string, code int, parts 
 	})
 }
 
-func TestControllerTroubleIsItsOwn(t *testing.T) {
+func TestTroubledControllerDisturbsNoOther(t *testing.T) {
 	ctx := fleet.Context(t)
 	troubled, err := cluster.BuildProgram(ctx, "test/manager/troubled", fleet.Race())
 	if err != nil {

@@ -19,10 +19,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestWebhookThatIsAwayKeepsNoLeader kills the leader while a webhook on Namespaces is away and
+// TestReplicaThatCannotBeNamedGivesUpTheLease kills the leader while a webhook on Namespaces is away and
 // fails closed, so that nobody can be named for the fence. The timings are the default ones: a renew
 // deadline of 10 s, a lease duration of 15 s.
-func TestWebhookThatIsAwayKeepsNoLeader(t *testing.T) {
+func TestReplicaThatCannotBeNamedGivesUpTheLease(t *testing.T) {
 	for name, listens := range map[string]bool{"its address refuses connections": false, "it does not answer": true} {
 		t.Run(name, func(t *testing.T) { testWebhook(t, listens) })
 	}

@@ -21,9 +21,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestCopiesAfterConcurrentChanges changes sources, namespaces and targets at once, for a while.
+// TestCopiesAreRightAfterConcurrentChanges changes sources, namespaces and targets at once, for a while.
 // Then the copies are those that the sources ask for, and what others made is as they made it.
-func TestCopiesAfterConcurrentChanges(t *testing.T) {
+func TestCopiesAreRightAfterConcurrentChanges(t *testing.T) {
 	const sources, changes = 6, 60
 	f := newFixture(t, "a", "b", "c", "d")
 	f.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)

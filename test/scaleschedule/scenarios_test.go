@@ -197,9 +197,9 @@ func TestLongFiveHundredAtOnce(t *testing.T) {
 	w.oncePerWorkload(due.Add(-time.Second), workloads, 0, `"downscaler/original-replicas":"3"`)
 }
 
-// TestLongIdle counts the requests of a leader with 500 Deployments in 50 Namespaces while nothing is due,
-// beyond its Lease and watches.
-func TestLongIdle(t *testing.T) {
+// TestLongIdleLeaderSendsNoRequests counts the requests of a leader with 500 Deployments in 50 Namespaces
+// while nothing is due, beyond its Lease and watches.
+func TestLongIdleLeaderSendsNoRequests(t *testing.T) {
 	idle := time.Duration(fleet.Setting(t, "SCALE_IDLE_MINUTES", 5)) * time.Minute
 	w := newFixture(t, idle+10*time.Minute)
 	for range 50 {

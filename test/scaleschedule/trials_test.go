@@ -72,9 +72,10 @@ func TestMigrationWritesNothing(t *testing.T) {
 	}
 }
 
-// TestLongTenantWithNonsense has a tenant whose Deployments have annotations that are long, absurd and change
-// all the time, while some are deleted, and somebody else's Deployment that is due meanwhile.
-func TestLongTenantWithNonsense(t *testing.T) {
+// TestLongTenantWithNonsenseDelaysNobody has a tenant whose Deployments have annotations that are long,
+// absurd and change all the time, while some are deleted, and somebody else's Deployment that is due
+// meanwhile.
+func TestLongTenantWithNonsenseDelaysNobody(t *testing.T) {
 	workloads := fleet.Setting(t, "SCALE_NONSENSE", 2000)
 	w, other := newFixture(t, 8*time.Minute), newFixture(t, 8*time.Minute)
 	m := shared.RunReleased(w.ctx, t, args()...)

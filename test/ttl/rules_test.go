@@ -266,7 +266,7 @@ func TestLeaderDiesBetweenTheRequestsOfARule(t *testing.T) {
 	w.deleted(want...)
 }
 
-func TestRuleWhoseTypeCannotBeListed(t *testing.T) {
+func TestRuleOfAForbiddenTypeStopsNoOther(t *testing.T) {
 	w := newFixture(t)
 	const role = "quartermaster-controller-ttl"
 	r, err := shared.Admin.RbacV1().ClusterRoles().Get(w.ctx, role, metav1.GetOptions{})

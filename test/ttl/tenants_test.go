@@ -47,9 +47,9 @@ func TestGraceHoldsAfterARestore(t *testing.T) {
 	w.deleted("configmaps/found", "configmaps/restored")
 }
 
-// TestLongHugeValues has annotations as long as the API server accepts. It logs the CPU time that
-// the leader took for one, and for beginning with twenty.
-func TestLongHugeValues(t *testing.T) {
+// TestLongHugeValuesAreReportedBriefly has annotations as long as the API server accepts. It logs the CPU
+// time that the leader took for one, and for beginning with twenty.
+func TestLongHugeValuesAreReportedBriefly(t *testing.T) {
 	w, other := newFixture(t), newFixture(t)
 	m := shared.RunLeader(w.ctx, t, args()...)
 	other.settle()

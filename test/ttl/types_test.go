@@ -149,9 +149,9 @@ func TestTypeWhoseAPIIsDownDisturbsNobody(t *testing.T) {
 	}
 }
 
-// TestTypesThatMayBeDeleted has a manager that may delete ConfigMaps and other chosen types, but
+// TestTypesThatAreForbiddenStopNoOther has a manager that may delete ConfigMaps and other chosen types, but
 // asks for all.
-func TestTypesThatMayBeDeleted(t *testing.T) {
+func TestTypesThatAreForbiddenStopNoOther(t *testing.T) {
 	w := newFixture(t)
 	patch := `[{"op": "remove", "path": "/rules/%d"}]`
 	const role = "quartermaster-controller-ttl"

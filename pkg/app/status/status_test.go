@@ -122,7 +122,7 @@ func TestEndpointOnLoopbackNeedsNoProxy(t *testing.T) {
 	}
 }
 
-func TestHolderThatSaysSoLeads(t *testing.T) {
+func TestStatusTrustsAHolderThatSaysItLeads(t *testing.T) {
 	const late = "<none>: pod-1_abc has not renewed in time"
 	for name, tc := range map[string]struct {
 		replica replica

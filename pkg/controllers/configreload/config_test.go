@@ -145,7 +145,7 @@ func TestAnnotationKeysAreDistinct(t *testing.T) {
 
 var webKey = policy.QueueKey{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")}
 
-func TestMemoryIsOfOneUID(t *testing.T) {
+func TestMemoryForgetsAReplacedObject(t *testing.T) {
 	cached, now := types.UID("old"), time.Unix(1, 0)
 	m := newMemory(func(policy.QueueKey) types.UID { return cached })
 	write := func(uid types.UID, version string) {

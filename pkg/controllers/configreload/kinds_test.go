@@ -352,7 +352,7 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 
 // The cache may have the new Job long before the response to its creation arrives, or long after. The
 // controller remembers what the Job was created again for.
-func TestJobChangeAroundItsCreation(t *testing.T) {
+func TestChangeNearAJobsCreationIsNotLost(t *testing.T) {
 	green := cm("app-config", "color", "green")
 	h3 := hashOf("color", "green")
 	// deny refuses the creations of 10 s, in which change happens.

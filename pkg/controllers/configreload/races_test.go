@@ -94,9 +94,9 @@ func TestReconcileConflicts(t *testing.T) {
 	})
 }
 
-// TestStandbyLeads changes something while nobody leads, or lets the predecessor roll the workload just
-// before it ends, while the caches of the standby are late.
-func TestStandbyLeads(t *testing.T) {
+// TestTakeoverRollsEachChangeOnce changes something while nobody leads, or lets the predecessor roll the
+// workload just before it ends, while the caches of the standby are late.
+func TestTakeoverRollsEachChangeOnce(t *testing.T) {
 	const little, long = 200 * time.Millisecond, 2 * time.Second
 	known, asks := auto(web, known1), func() runtime.Object { return deploy(web, kAuto, "true") }
 	record := func(f *fixture, hash string) {
@@ -317,7 +317,7 @@ func TestEventOfManySourcesIsCut(t *testing.T) {
 	})
 }
 
-func TestReconcileCosts(t *testing.T) {
+func TestReconcileWritesOncePerChange(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"a change is one request, though the cache is late and the workload is reconciled again meanwhile": given(nil, func(f *fixture) {
 			f.Lag(500*time.Millisecond, "deployments")
@@ -352,7 +352,7 @@ func TestReconcileCosts(t *testing.T) {
 }
 
 // The cache is compared with the API server if the workload may have been written after the source.
-func TestReloadIsOfTheLastVersion(t *testing.T) {
+func TestReloadUsesTheNewestVersionOfASource(t *testing.T) {
 	known, withMark := auto(web, known1), auto(marked(h1), known1)
 	unmarked := []string{env(absent, "web/"+cmVar, "")}
 	type row struct {

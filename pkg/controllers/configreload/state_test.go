@@ -115,7 +115,7 @@ func TestReconcileState(t *testing.T) {
 
 // What a workload is first seen with, or a source begins to count with, is no change; what happens right
 // afterwards is, in whatever order the caches learn of it.
-func TestFirstSight(t *testing.T) {
+func TestFirstSightIsNoChange(t *testing.T) {
 	const little = 100 * time.Millisecond
 	asks := func() runtime.Object { return deploy(web, kAuto, "true") }
 	onlyLabelled := func(c *config) { c.SourceSelector = []string{"env=prod"} }

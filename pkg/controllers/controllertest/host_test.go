@@ -105,7 +105,7 @@ func TestHostRunsAnEntryAsInProduction(t *testing.T) {
 	})
 }
 
-func TestFinalizersAreThoseThatWereRead(t *testing.T) {
+func TestPatchFinalizersRefusesAnOldVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var read metav1.Object
 		h := controllertest.NewHost(t, doing("keeper", func(ctx context.Context, h controllers.Host) error {
@@ -155,7 +155,7 @@ func TestHookMeetsWritesOneByOne(t *testing.T) {
 	})
 }
 
-func TestEventsAreOfTheirOwnEntry(t *testing.T) {
+func TestEventsNameTheirController(t *testing.T) {
 	tells := func(_ context.Context, h controllers.Host) error {
 		h.Events.Event(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a"}}, corev1.EventTypeNormal, "Seen", "by "+h.LoopOptions.Name)
 		return nil
@@ -387,7 +387,7 @@ func following(
 	}, followed
 }
 
-func TestPanicsSayWhy(t *testing.T) {
+func TestRecoveredPanicSaysWhy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		controllertest.NewHost(t, greeter.Entry())
 		if _, err := panics.Recover(func() error { panic("an unknown phase") }); err == nil || err.Error() != "panic: an unknown phase" {
@@ -396,7 +396,7 @@ func TestPanicsSayWhy(t *testing.T) {
 	})
 }
 
-func TestForbiddenIsNoMistake(t *testing.T) {
+func TestForbiddenTypeIsFollowedOnceItIsGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, followed := following(informers.Secrets, allowing("secrets"))
 		h := controllertest.Setup{Entries: []controllers.Entry{e}, Prepare: func(h *controllertest.Host) { h.Forbid("secrets") }}.NewHost(t)
@@ -515,7 +515,7 @@ func TestFilterLosesNothingByOthersNeeds(t *testing.T) {
 	})
 }
 
-func TestHostNeedsABubble(t *testing.T) {
+func TestNewHostFailsOutsideSynctest(t *testing.T) {
 	failsWith(t, "must be called within synctest.Test", func(f *failures) { controllertest.NewHost(f, greeter.Entry()) })
 }
 

@@ -175,8 +175,9 @@ func TestReconcile(t *testing.T) {
 	})
 }
 
-// TestWhatCountsForTheBreaker has answers to a deletion, after which another object may be deleted or not.
-func TestWhatCountsForTheBreaker(t *testing.T) {
+// TestBreakerCountsDeletionsThatMayHaveHappened has answers to a deletion, after which another object may be
+// deleted or not.
+func TestBreakerCountsDeletionsThatMayHaveHappened(t *testing.T) {
 	cm := schema.GroupResource{Resource: "configmaps"}
 	// answered has the deletion of the ConfigMap answered, or not if there is no error, before that of a Pod.
 	answered := func(podsLeft int, err error) row {

@@ -158,14 +158,15 @@ func TestLostLeadershipIsNoFailure(t *testing.T) {
 	}
 }
 
-func TestKeyTakesTheTurnOfItsNamespace(t *testing.T) {
+func TestTenantOfAKeyIsItsNamespace(t *testing.T) {
 	if got := (key{&followedType{}, cache.NewObjectName("shop", "p")}).Tenant(); got != "shop" {
 		t.Error(got)
 	}
 }
 
-// TestSameComparesUIDs has a successor of the same name, which a watch that was away shows as an update.
-func TestSameComparesUIDs(t *testing.T) {
+// TestSameTellsASuccessorApart has a successor of the same name, which a watch that was away shows as an
+// update.
+func TestSameTellsASuccessorApart(t *testing.T) {
 	obj := &metav1.ObjectMeta{UID: "1", Annotations: map[string]string{policy.NativeExpires: "x"}}
 	successor := obj.DeepCopy()
 	successor.UID = "2"

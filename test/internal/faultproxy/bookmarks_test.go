@@ -31,7 +31,7 @@ func line(t *testing.T, kind string) string {
 	return string(b) + "\n"
 }
 
-func TestBookmarkFilterAtEveryCut(t *testing.T) {
+func TestBookmarkFilterWorksAtEveryCut(t *testing.T) {
 	for contentType, event := range map[string]func(*testing.T, string) string{
 		"application/json": line,
 		"application/vnd.kubernetes.protobuf;stream=watch": frame,

@@ -90,7 +90,7 @@ func federationOf(t *testing.T, steps []string) *Members {
 	return m
 }
 
-func TestMembersAreJudged(t *testing.T) {
+func TestJudgeFindsWrongWritesToMembers(t *testing.T) {
 	for name, tc := range map[string]struct {
 		steps              []string
 		wrong, late, older int

@@ -14,7 +14,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
-func TestRolloutsAreJudged(t *testing.T) {
+func TestJudgeFindsRolloutsAndTheirAuthors(t *testing.T) {
 	version := func(revision int, uid, image string) *appsv1.Deployment {
 		d := &appsv1.Deployment{}
 		d.Namespace, d.Name, d.UID, d.ResourceVersion = "ns", "web", types.UID(uid), fmt.Sprint(revision)

@@ -164,7 +164,7 @@ func TestParseRefusesWhatDoesNotFit(t *testing.T) {
 }
 
 // An index is asked where the events of all workloads wait, so no expression is parsed for it.
-func TestOutlineHasNoExpressions(t *testing.T) {
+func TestOutlineParsesNoExpressions(t *testing.T) {
 	k := compatKeys()
 	for name, tc := range map[string]struct {
 		list     string
@@ -325,7 +325,7 @@ func TestWorkloadCachedReadsAsLive(t *testing.T) {
 	}
 }
 
-func TestWorkloadUnreadableIsItsOwnError(t *testing.T) {
+func TestUnreadableWorkloadIsAnErrorThatNamesIt(t *testing.T) {
 	for name, obj := range map[string]runtime.Object{
 		"a template of another form":       rollout(map[string]any{"template": map[string]any{"spec": "none"}}),
 		"a template that is no object":     rollout(map[string]any{"template": "none"}),

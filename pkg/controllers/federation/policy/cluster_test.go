@@ -185,7 +185,7 @@ func TestConditionsTellTheResultOfTheProbe(t *testing.T) {
 	}
 }
 
-func TestClusterStatusIsWrittenIf(t *testing.T) {
+func TestClusterStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 	ready := Health{State: Well}
 	before, _ := ClusterStatus{Topology: Topology{Zones: []string{"z"}}}.Next(ready, "v1.36.3", now)
 	offline, _ := ClusterStatus{}.Next(Health{State: NoAnswer, Error: "port 1"}, "", now)
@@ -226,7 +226,7 @@ func TestClusterStatusIsWrittenIf(t *testing.T) {
 	}
 }
 
-func TestClusterTextIsCut(t *testing.T) {
+func TestProbeErrorIsCutTo256Bytes(t *testing.T) {
 	h := Health{}.Observe(NoAnswer, string(slices.Repeat([]byte("\u00e9"), 300)), DefaultConfig())
 	if len(h.Error) != 256 {
 		t.Errorf("%d bytes", len(h.Error))

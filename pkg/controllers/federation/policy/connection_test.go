@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-func TestSpecMakesItsConnection(t *testing.T) {
+func TestConnectionFollowsTheClusterSpec(t *testing.T) {
 	ca := certificate(t, nil, "ca", now, now.Add(time.Hour))
 	tests := map[string]struct {
 		spec     func(*ClusterSpec)
@@ -76,7 +76,7 @@ func TestSpecMakesItsConnection(t *testing.T) {
 	}
 }
 
-func TestCheckAddress(t *testing.T) {
+func TestCheckAddressRefusesLocalAddresses(t *testing.T) {
 	for ip, allowed := range map[string]bool{"10.0.0.1": true, "192.0.2.1": true, "fd00::1": true, "2001:db8::1": true,
 		"127.0.0.1": false, "127.8.0.1": false, "::1": false, "::ffff:127.0.0.1": false, "169.254.169.254": false, "fe80::1": false, "fe80::1%eth0": false,
 		"224.0.0.1": false, "ff02::1": false, "0.0.0.0": false, "::": false, "::ffff:0.0.0.0": false} {

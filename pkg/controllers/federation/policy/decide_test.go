@@ -112,7 +112,7 @@ func TestActionToRemove(t *testing.T) {
 	}
 }
 
-func TestRemovalsHold(t *testing.T) {
+func TestRemovalsWaitAndAreHeldByTheGuard(t *testing.T) {
 	const delay = 20 * time.Second
 	settled := Removals{ReadySince: now.Add(-delay), Deletions: 20, Managed: 20}
 	with := func(change func(*Removals)) Removals { r := settled; change(&r); return r }

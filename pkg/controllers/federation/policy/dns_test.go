@@ -54,7 +54,7 @@ func clusterDNS(text string) ClusterDNS {
 	return c
 }
 
-func TestEndpoints(t *testing.T) {
+func TestEndpointsFollowTheTopology(t *testing.T) {
 	const service, short = `"domainRef":"fed"`, "web.shop.fed.svc."
 	var many []string
 	for i := range 100 {

@@ -92,7 +92,7 @@ func TestNamespacesOfTheSystemAreProtected(t *testing.T) {
 	}
 }
 
-func TestTemplateWithWhatIsNotPropagatedWarns(t *testing.T) {
+func TestTemplateWarnsOfFieldsNotPropagated(t *testing.T) {
 	tests := map[string]struct {
 		spec string
 		want []string

@@ -21,7 +21,7 @@ func texts(rules []rbacv1.PolicyRule) (all []string) {
 	return all
 }
 
-func TestClusterRules(t *testing.T) {
+func TestClusterRulesGrantWhatTypesNeed(t *testing.T) {
 	const verbs = "get list watch create update patch delete"
 	always := []string{": namespaces kube-system: get", ": /healthz /version: get"}
 	for name, test := range map[string]struct {

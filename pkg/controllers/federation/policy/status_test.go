@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestReasonOfThePropagation(t *testing.T) {
+func TestPropagationConditionHasItsReason(t *testing.T) {
 	well, bad := []ClusterResult{{Name: "c1"}}, []ClusterResult{{Name: "c1", Status: CreationFailed}}
 	tests := map[string]struct {
 		reason       string
@@ -34,7 +34,7 @@ func TestReasonOfThePropagation(t *testing.T) {
 	}
 }
 
-func TestStatusIsWrittenIf(t *testing.T) {
+func TestStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 	const first, later = "2026-11-24T12:00:00Z", "2026-11-24T12:01:00Z"
 	before := FederatedStatus{ObservedGeneration: 2, Conditions: []FederatedCondition{{Propagation, "False", first, first, CheckClusters}},
 		Clusters: []ClusterResult{{Name: "c2", Status: UpdateFailed}, {Name: "c1", RemoteStatus: map[string]any{"replicas": float64(3)}}}}

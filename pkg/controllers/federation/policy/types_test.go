@@ -122,7 +122,7 @@ func TestTypeRunsOnlyIfItsTargetIsSupported(t *testing.T) {
 	}
 }
 
-func TestTypeStatus(t *testing.T) {
+func TestTypeStatusShowsWhatRuns(t *testing.T) {
 	c := typeOf("Widget")
 	c.Generation, c.StatusCollection = 3, enabled
 	collecting := DefaultConfig()

@@ -54,7 +54,7 @@ type rawJSON string
 
 func (r rawJSON) MarshalJSON() ([]byte, error) { return []byte(r), nil }
 
-func TestPropagatedName(t *testing.T) {
+func TestPropagatedNameIsValidAndUnique(t *testing.T) {
 	seen := map[string]bool{}
 	for name, whole := range map[string]bool{"f": true, strings.Repeat("f", 243): true, strings.Repeat("f", 244): false, strings.Repeat("f", 243) + "g": false,
 		strings.Repeat("f", 209) + "." + strings.Repeat("f", 40): false} {
@@ -163,7 +163,7 @@ func TestDigestKeepsWhatDecides(t *testing.T) {
 	}
 }
 
-func TestLiveObjectSurvivesItsSummary(t *testing.T) {
+func TestLiveObjectIsReadBackFromItsSummary(t *testing.T) {
 	deleted := metav1.NewTime(now)
 	tests := map[string]struct {
 		object metav1.ObjectMeta
@@ -192,8 +192,8 @@ func TestLiveObjectSurvivesItsSummary(t *testing.T) {
 	}
 }
 
-// TestDigestStaysSmall bounds the digest of a federated object. TestLiveObjectSurvivesItsSummary bounds the
-// summary of a cluster's object.
+// TestDigestStaysSmall bounds the digest of a federated object. TestLiveObjectIsReadBackFromItsSummary bounds
+// the summary of a cluster's object.
 func TestDigestStaysSmall(t *testing.T) {
 	spec := "template: {data: {a: '" + strings.Repeat("x", 100_000) + "'}}, placement: {clusterSelector: {}}"
 	if n := len(Summarize(object(t, "spec: {"+spec+"}"))); n > 250 {

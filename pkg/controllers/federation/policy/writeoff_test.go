@@ -35,7 +35,7 @@ func TestWriteOffWaitsForTheGracePeriod(t *testing.T) {
 	}
 }
 
-func TestWrittenOffCovers(t *testing.T) {
+func TestWrittenOffCoversOnlyTheDeletedObject(t *testing.T) {
 	deleted := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	for name, test := range map[string]struct {
 		known, uid types.UID

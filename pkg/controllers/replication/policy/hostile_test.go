@@ -120,7 +120,7 @@ func TestTenantHarmsNoOther(t *testing.T) {
 	})
 }
 
-func TestReflectorSelectorReadOtherwiseHolds(t *testing.T) {
+func TestAmbiguousReflectorSelectorIsRefused(t *testing.T) {
 	for _, selector := range []string{"a>1", "a<1", "a in (,x)", "a=1,a=2", "a=b=c", "("} {
 		f := newFixture(t, nil)
 		f.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector="+selector))).settled("", "InvalidAnnotation a/s")
@@ -207,9 +207,9 @@ func TestPatternsEndInTime(t *testing.T) {
 	}
 }
 
-// TestPatternsWaitForOthersForFree has another evaluation run for longer than a source may take. It is in
-// real time, since what is limited is.
-func TestPatternsWaitForOthersForFree(t *testing.T) {
+// TestPatternTimeLimitDoesNotCountWaiting has another evaluation run for longer than a source may take. It is
+// in real time, since what is limited is.
+func TestPatternTimeLimitDoesNotCountWaiting(t *testing.T) {
 	f := newFixture(t, nil)
 	f.put(secret("c/s", "k=v", auto("[a-z]+")))
 	begun := make(chan bool)

@@ -324,8 +324,8 @@ func TestSelectorExcludesWorkloads(t *testing.T) {
 	}
 }
 
-// TestTargetsOfAutoscalers says which workload an autoscaler scales.
-func TestTargetsOfAutoscalers(t *testing.T) {
+// TestAutoscalerNamesTheWorkloadThatItScales says which workload an autoscaler scales.
+func TestAutoscalerNamesTheWorkloadThatItScales(t *testing.T) {
 	hpa := func(apiVersion, kind, name string) runtime.Object {
 		h := &autoscalingv2.HorizontalPodAutoscaler{}
 		h.Spec.ScaleTargetRef = autoscalingv2.CrossVersionObjectReference{APIVersion: apiVersion, Kind: kind, Name: name}
