@@ -102,18 +102,20 @@ test-unit: ## Run the tests that need no control plane (3 min).
 
 .PHONY: test-integration
 test-integration: controlplane ## Run the tests on a real control plane (5 min).
-	@# Several packages at a time, since they often wait, and the longest first, which is two processes.
-	@$(MAKE) -j2 test-federation test-others
+	@# Several packages at a time, since they often wait, and the longest one in two processes.
+	@$(MAKE) -j3 federation-slow federation-rest test-others
 
 # These take half of the time of the tests of federation, which use one host after the other.
-FEDERATION_1 := ^Test(DNSRecordsReachExternalDNS|ForbiddenTypeIsWrittenOff|ReplacedMemberGetsItsObjectsAgain|RestoredHostHoldsRemovals|WrittenOffRemovalIsMadeLater)$$
-.PHONY: test-federation test-others
-test-federation: controlplane ## Run a half of the tests of federation (4 min).
-	$(INTEGRATION) -run '$(FEDERATION_1)' ./test/federation
+SLOW_FEDERATION_TESTS := ^Test(DNSRecordsReachExternalDNS|ForbiddenTypeIsWrittenOff|ReplacedMemberGetsItsObjectsAgain|RestoredHostHoldsRemovals|WrittenOffRemovalIsMadeLater)$$
+.PHONY: federation-slow federation-rest test-others
+federation-slow: controlplane ## Run the slow half of the tests of federation (4 min).
+	$(INTEGRATION) -run '$(SLOW_FEDERATION_TESTS)' ./test/federation
+federation-rest: controlplane ## Run the other half (4 min).
+	$(INTEGRATION) -skip '^TestLong|$(SLOW_FEDERATION_TESTS)' ./test/federation
 test-others: controlplane ## Run the other tests on a real control plane (5 min).
 	@# An assignment, so that a package that go list cannot load is a failure.
-	others=$$(go list ./test/... | grep -v -e /faults -e /servers -e /internal/) && \
-	$(INTEGRATION) -skip '^TestLong|$(FEDERATION_1)' -p 4 ./test/federation ./test/reload ./test/manager ./test/deploy $$others
+	others=$$(go list ./test/... | grep -v -e /faults -e /federation -e /servers -e /internal/) && \
+	$(INTEGRATION) -skip '^TestLong' -p 3 ./test/reload ./test/manager ./test/deploy $$others
 
 .PHONY: test-chart
 test-chart: controlplane ## Render the Helm chart, and install it on a real control plane.
