@@ -100,7 +100,7 @@ func (b *bench) addIdle(role, subject string, p *process, events []auditv1.Event
 	others := map[string]int{}
 	for _, e := range events {
 		minute := int(e.RequestReceivedTimestamp.Sub(begin) / time.Minute)
-		if !p.did(e) || !isRequest(e) || e.RequestReceivedTimestamp.Time.Before(begin) || minute >= minutes {
+		if !p.madeRequest(e) || !isRequest(e) || e.RequestReceivedTimestamp.Time.Before(begin) || minute >= minutes {
 			continue
 		}
 		all[minute]++

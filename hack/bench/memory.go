@@ -21,41 +21,41 @@ const (
 	samples        = 10
 )
 
-// occupant is a resident process of the memory benchmark.
-type occupant struct {
+// measuredProcess is a resident process of the memory benchmark.
+type measuredProcess struct {
 	subject
-	row  string // the subject's name in the table
-	slot string
-	lead bool
-	own  []string // arguments in addition to the subject's
+	row       string // the subject's name in the table
+	slot      string
+	lead      bool
+	extraArgs []string // arguments in addition to the subject's
 
 	*process
 	pair *pair
 }
 
 // starts reports whether starts and takeovers of it are measured.
-func (o *occupant) starts() bool { return !o.lead && o.name != kcm }
+func (m *measuredProcess) starts() bool { return !m.lead && m.name != kcm }
 
-// occupants returns the processes with the given rows, all if rows is nil, in the order in which
+// measuredProcesses returns the processes with the given rows, all if rows is nil, in the order in which
 // they start, so that the leaders lead. They run at the same time: the memory of one does not
 // depend on the others, and all see the same cluster.
-func (b *bench) occupants(rows []string) []*occupant {
+func (b *bench) measuredProcesses(rows []string) []*measuredProcess {
 	manager := managerSubject(b, b.binaries.manager)
 	controllerRuntime, controllerManager := peerSubject(peer), kcmSubject(kcm)
-	all := []*occupant{
+	all := []*measuredProcess{
 		{subject: manager, row: ours + ": leader", slot: "a", lead: true},
 		{subject: manager, row: ours + ": warm standby", slot: "b"},
-		{subject: manager, row: ours + ": cold standby", slot: "c", own: []string{"--standby=cold"}},
+		{subject: manager, row: ours + ": cold standby", slot: "c", extraArgs: []string{"--standby=cold"}},
 		{subject: controllerRuntime, row: peer + ": leader", slot: "a", lead: true},
-		{subject: controllerRuntime, row: peerWarm + ": standby", slot: "b", own: []string{"-warm"}},
+		{subject: controllerRuntime, row: peerWarm + ": standby", slot: "b", extraArgs: []string{"-warm"}},
 		{subject: controllerRuntime, row: peer + ": standby", slot: "c"},
 		{subject: controllerManager, row: kcm + ": leader", slot: "a", lead: true},
 		{subject: controllerManager, row: kcm + ": standby", slot: "b"},
 	}
-	var wanted []*occupant
-	for _, o := range all {
-		if b.opts.wants(o.row) && (rows == nil || slices.Contains(rows, o.row)) {
-			wanted = append(wanted, o)
+	var wanted []*measuredProcess
+	for _, m := range all {
+		if b.opts.wants(m.row) && (rows == nil || slices.Contains(rows, m.row)) {
+			wanted = append(wanted, m)
 		}
 	}
 	return wanted
@@ -68,7 +68,7 @@ func (b *bench) memory(ctx context.Context) error {
 			b.add("memory/size of the binary, stripped", name, "MiB", mebibytes(path))
 		}
 	}
-	return b.occupyAll(ctx, "memory", b.opts.dataSets(), nil)
+	return b.measureDataSets(ctx, "memory", b.opts.dataSets(), nil)
 }
 
 // scale measures how the manager and controller-runtime handle very many Secrets.
@@ -77,12 +77,12 @@ func (b *bench) scale(ctx context.Context) error {
 	if len(b.baseline) == 0 { // otherwise memory has measured it
 		sets = append(b.opts.dataSets()[:1], sets...)
 	}
-	return b.occupyAll(ctx, "scale", sets,
+	return b.measureDataSets(ctx, "scale", sets,
 		[]string{ours + ": leader", ours + ": warm standby", peer + ": leader", peerWarm + ": standby"})
 }
 
-// occupyAll measures the occupants of the given rows, all if nil, on one data set after the other.
-func (b *bench) occupyAll(ctx context.Context, part string, sets []dataSet, rows []string) error {
+// measureDataSets measures the processes of the given rows, all if nil, on one data set after the other.
+func (b *bench) measureDataSets(ctx context.Context, part string, sets []dataSet, rows []string) error {
 	if err := b.ensureConfigMap(ctx, "trigger"); err != nil {
 		return err
 	}
@@ -100,23 +100,23 @@ func (b *bench) occupyAll(ctx context.Context, part string, sets []dataSet, rows
 		if err := b.fill(ctx, d); err != nil {
 			return err
 		}
-		if err := b.measureMemory(ctx, d, b.occupants(rows)); err != nil {
+		if err := b.measureMemory(ctx, d, b.measuredProcesses(rows)); err != nil {
 			return fmt.Errorf("%s: %w", d.name, err)
 		}
 	}
 	return nil
 }
 
-// measureMemory runs the occupants on one data set.
-func (b *bench) measureMemory(ctx context.Context, d dataSet, all []*occupant) (err error) {
+// measureMemory runs the processes on one data set.
+func (b *bench) measureMemory(ctx context.Context, d dataSet, all []*measuredProcess) (err error) {
 	defer func() {
-		for _, o := range all {
-			if o.process != nil {
-				err = errors.Join(err, o.Stop(context.Background(), stopGrace))
+		for _, m := range all {
+			if m.process != nil {
+				err = errors.Join(err, m.Stop(context.Background(), stopGrace))
 			}
 		}
 	}()
-	if err := b.occupy(ctx, all); err != nil {
+	if err := b.startAll(ctx, all); err != nil {
 		return err
 	}
 	if err := b.scrape(ctx, all); err != nil {
@@ -142,74 +142,74 @@ func (b *bench) measureMemory(ctx context.Context, d dataSet, all []*occupant) (
 	return b.addStarts(ctx, d, all)
 }
 
-// occupy starts all occupants one after the other, each when its predecessor is ready.
-func (b *bench) occupy(ctx context.Context, all []*occupant) (err error) {
+// startAll starts all one after the other, each when its predecessor is ready.
+func (b *bench) startAll(ctx context.Context, all []*measuredProcess) (err error) {
 	leaders := map[string]*pair{}
-	for _, o := range all {
-		b.progress("Starting %s", o.row)
-		if o.lead {
-			o.pair = &pair{b: b, subject: o.subject, lease: b.watchLease(ctx, o.lease)}
-			if o.process, err = o.pair.startLeader(ctx, o.slot); err != nil {
+	for _, m := range all {
+		b.progress("Starting %s", m.row)
+		if m.lead {
+			m.pair = &pair{b: b, subject: m.subject, lease: b.watchLease(ctx, m.lease)}
+			if m.process, err = m.pair.startLeader(ctx, m.slot); err != nil {
 				return err
 			}
-			o.pair.leader = o.process
-			leaders[o.lease] = o.pair
+			m.pair.leader = m.process
+			leaders[m.lease] = m.pair
 		} else {
-			p := &pair{b: b, subject: o.subject}
-			if o.process, err = p.startStandby(ctx, o.slot, o.own...); err != nil {
+			p := &pair{b: b, subject: m.subject}
+			if m.process, err = p.startStandby(ctx, m.slot, m.extraArgs...); err != nil {
 				return err
 			}
-			o.pair = leaders[o.lease]
+			m.pair = leaders[m.lease]
 		}
 	}
 	return nil
 }
 
 // addResident samples the memory of all, and compares it with that on the empty cluster.
-func (b *bench) addResident(ctx context.Context, d dataSet, all []*occupant) error {
+func (b *bench) addResident(ctx context.Context, d dataSet, all []*measuredProcess) error {
 	values, anonymous, peaks := map[string][]float64{}, map[string][]float64{}, map[string]float64{}
 	for range samples {
-		for _, o := range all {
-			r, err := readResidence(o.PID())
+		for _, m := range all {
+			r, err := readResidence(m.PID())
 			if err != nil {
-				return fmt.Errorf("%s: %w", o.row, err)
+				return fmt.Errorf("%s: %w", m.row, err)
 			}
-			values[o.row] = append(values[o.row], r.now)
-			anonymous[o.row] = append(anonymous[o.row], r.anonymous)
-			peaks[o.row] = r.peak
+			values[m.row] = append(values[m.row], r.now)
+			anonymous[m.row] = append(anonymous[m.row], r.anonymous)
+			peaks[m.row] = r.peak
 		}
 		if err := cluster.Sleep(ctx, sampleInterval); err != nil {
 			return err
 		}
 	}
-	for _, o := range all {
-		steady := b.add(d.rows+"RSS steady", o.row, "MiB", values[o.row]...)
-		b.add(d.rows+"RSS steady, of it not the program's file", o.row, "MiB", anonymous[o.row]...)
-		b.add(d.rows+"RSS peak since the start", o.row, "MiB", peaks[o.row])
+	for _, m := range all {
+		steady := b.add(d.rows+"RSS steady", m.row, "MiB", values[m.row]...)
+		b.add(d.rows+"RSS steady, of it not the program's file", m.row, "MiB", anonymous[m.row]...)
+		b.add(d.rows+"RSS peak since the start", m.row, "MiB", peaks[m.row])
 		if d.objects() == 0 {
-			b.baseline[o.row] = steady.Median
+			b.baseline[m.row] = steady.Median
 			continue
 		}
-		b.add(d.rows+"RSS growth per object", o.row, "bytes", (steady.Median-b.baseline[o.row])*(1<<20)/float64(d.objects()))
+		b.add(d.rows+"RSS growth per object", m.row, "bytes", (steady.Median-b.baseline[m.row])*(1<<20)/float64(d.objects()))
 	}
 	return nil
 }
 
 // scrape fetches the metrics of all once, with a token. Their memory then includes the
 // authentication and authorization of a scraper in use.
-func (b *bench) scrape(ctx context.Context, all []*occupant) error {
+func (b *bench) scrape(ctx context.Context, all []*measuredProcess) error {
 	client, err := b.scraper(ctx)
 	if err != nil {
 		return err
 	}
 	defer client.CloseIdleConnections()
-	for _, o := range all {
-		if o.metricsURL == "" {
+	for _, m := range all {
+		if m.metricsURL == "" {
 			continue
 		}
 		// The metrics may be available a moment after it is ready.
-		if err := eventually(ctx, 100*time.Millisecond, "the metrics of "+o.row, func(context.Context) error {
-			_, err := get(client, o.metricsURL)
+		if err := eventually(ctx, 100*time.Millisecond, "the metrics of "+m.row, func(context.Context) error {
+			_, err := get(client, m.metricsURL)
 			return err
 		}); err != nil {
 			return err
@@ -219,12 +219,12 @@ func (b *bench) scrape(ctx context.Context, all []*occupant) error {
 }
 
 // addCPU measures the CPU time of all while unrelated objects are updated.
-func (b *bench) addCPU(ctx context.Context, d dataSet, all []*occupant) error {
+func (b *bench) addCPU(ctx context.Context, d dataSet, all []*measuredProcess) error {
 	take := func() (map[string]float64, error) {
 		seconds := map[string]float64{}
-		for _, o := range all {
+		for _, m := range all {
 			var err error
-			if seconds[o.row], err = cpuSeconds(o.PID()); err != nil {
+			if seconds[m.row], err = cpuSeconds(m.PID()); err != nil {
 				return nil, err
 			}
 		}
@@ -247,18 +247,18 @@ func (b *bench) addCPU(ctx context.Context, d dataSet, all []*occupant) error {
 		return err
 	}
 	b.progress("%s: %d updates in %s", d.name, updates, took.Round(time.Second))
-	for _, o := range all {
-		b.add(d.rows+"CPU time of 10,000 updates", o.row, "s", (after[o.row]-before[o.row])*10000/float64(updates))
+	for _, m := range all {
+		b.add(d.rows+"CPU time of 10,000 updates", m.row, "s", (after[m.row]-before[m.row])*10000/float64(updates))
 	}
 	return nil
 }
 
 // addBurst changes the ConfigMaps of 100 Deployments and measures our leader's memory once all are
 // rolled.
-func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error {
+func (b *bench) addBurst(ctx context.Context, d dataSet, all []*measuredProcess) error {
 	n := min(workloads, d.deployments, d.configMaps)
-	for _, o := range all {
-		if o.name != ours || !o.lead {
+	for _, m := range all {
+		if m.name != ours || !m.lead {
 			continue
 		}
 		audit, err := b.tailAudit()
@@ -271,7 +271,7 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error 
 			return err
 		}
 		patches := func(e auditv1.Event) bool {
-			return o.did(e) && e.Stage == auditv1.StageResponseComplete && e.Verb == "patch" && isAbout(e, "deployments")
+			return m.madeRequest(e) && e.Stage == auditv1.StageResponseComplete && e.Verb == "patch" && isAbout(e, "deployments")
 		}
 		if err := eventually(ctx, 100*time.Millisecond, "the patches of the burst", func(context.Context) error {
 			got, err := audit.count(patches)
@@ -285,33 +285,33 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*occupant) error 
 		if err := cluster.Sleep(ctx, quiescence); err != nil {
 			return err
 		}
-		r, err := readResidence(o.PID())
+		r, err := readResidence(m.PID())
 		if err != nil {
 			return err
 		}
-		b.add(d.rows+"RSS after a burst of 100 reloads", o.row, "MiB", r.now)
+		b.add(d.rows+"RSS after a burst of 100 reloads", m.row, "MiB", r.now)
 	}
 	return nil
 }
 
 // addStarts measures warm and cold starts and takeovers of ours and of controller-runtime.
-func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error {
-	for _, o := range all { // the others would take over
-		if o.lead {
+func (b *bench) addStarts(ctx context.Context, d dataSet, all []*measuredProcess) error {
+	for _, m := range all { // the others would take over
+		if m.lead {
 			continue
 		}
-		if err := o.Stop(ctx, stopGrace); err != nil {
+		if err := m.Stop(ctx, stopGrace); err != nil {
 			return err
 		}
 	}
 	// In turn, so that an hour in which the machine is slow slows them alike.
 	ready := map[string][]float64{}
 	for range b.opts.times(5) {
-		for _, o := range all {
-			if !o.starts() {
+		for _, m := range all {
+			if !m.starts() {
 				continue
 			}
-			p, err := b.run(ctx, o.subject, o.slot, o.own...)
+			p, err := b.run(ctx, m.subject, m.slot, m.extraArgs...)
 			if err != nil {
 				return err
 			}
@@ -319,15 +319,15 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 			if err != nil {
 				return err
 			}
-			ready[o.row] = append(ready[o.row], took.Seconds())
+			ready[m.row] = append(ready[m.row], took.Seconds())
 			if err := p.Stop(ctx, stopGrace); err != nil {
 				return err
 			}
 		}
 	}
-	for _, o := range all {
-		if o.starts() {
-			b.add(d.rows+"start to ready", o.row, "s", ready[o.row]...)
+	for _, m := range all {
+		if m.starts() {
+			b.add(d.rows+"start to ready", m.row, "s", ready[m.row]...)
 		}
 	}
 	if d.late > 0 {
@@ -340,16 +340,16 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 		d.deployments += d.late
 		d.rows += fmt.Sprintf("with %d Deployments, ", d.late)
 	}
-	for _, o := range all {
-		if !o.starts() {
+	for _, m := range all {
+		if !m.starts() {
 			continue
 		}
 		var first, looked []float64
 		for range b.opts.times(5) {
-			if err := o.pair.respawn(ctx, o.own...); err != nil {
+			if err := m.pair.respawn(ctx, m.extraArgs...); err != nil {
 				return err
 			}
-			t, err := o.pair.takeover(ctx, syscall.SIGTERM)
+			t, err := m.pair.takeover(ctx, syscall.SIGTERM)
 			if err != nil {
 				return err
 			}
@@ -357,25 +357,25 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*occupant) error
 				first = append(first, milliseconds(t.first-max(t.written, t.created)))
 			}
 		}
-		b.add(d.rows+"new holder to first reconcile", o.row, "ms", first...)
-		if o.name != ours || o.own != nil || d.deployments == 0 {
+		b.add(d.rows+"new holder to first reconcile", m.row, "ms", first...)
+		if m.name != ours || m.extraArgs != nil || d.deployments == 0 {
 			continue
 		}
 		for range b.opts.times(5) {
-			if err := o.pair.respawn(ctx, o.own...); err != nil {
+			if err := m.pair.respawn(ctx, m.extraArgs...); err != nil {
 				return err
 			}
-			took, err := o.pair.lookAtAll(ctx, d.deployments)
+			took, err := m.pair.lookAtAll(ctx, d.deployments)
 			if err != nil {
 				return err
 			}
 			looked = append(looked, milliseconds(took))
 		}
-		b.add(d.rows+"new holder to all Deployments looked at", o.row, "ms", looked...)
+		b.add(d.rows+"new holder to all Deployments looked at", m.row, "ms", looked...)
 	}
-	for _, o := range all {
-		if o.lead { // those that lead now
-			o.process = o.pair.leader
+	for _, m := range all {
+		if m.lead { // those that lead now
+			m.process = m.pair.leader
 		}
 	}
 	return nil

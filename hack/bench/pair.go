@@ -135,7 +135,7 @@ func (p *pair) takeover(ctx context.Context, sig syscall.Signal) (t takeover, er
 	p.holder, p.leader, p.standby = view.name, next, nil
 
 	write, err := audit.first(ctx, "the new holder's write", func(e auditv1.Event) bool {
-		return next.did(e) && isLease(e) && cluster.AuditWrite(e) && e.ObjectRef.Name == p.subject.lease
+		return next.madeRequest(e) && isLease(e) && cluster.AuditWrite(e) && e.ObjectRef.Name == p.subject.lease
 	})
 	if err != nil {
 		return t, err
@@ -153,17 +153,17 @@ func (p *pair) takeover(ctx context.Context, sig syscall.Signal) (t takeover, er
 	}
 	t.created = created.StageTimestamp.Sub(begin)
 	done, err := audit.first(ctx, "work on "+work, func(e auditv1.Event) bool {
-		return (next.did(e) || old.did(e)) && isWorkOn(e, namespace, work)
+		return (next.madeRequest(e) || old.madeRequest(e)) && isWorkOn(e, namespace, work)
 	})
 	if err != nil {
 		return t, fmt.Errorf("%w; the last lines of %s:\n%s", err, next.Name, next.Tail(15))
 	}
 	if t.refused, err = audit.count(func(e auditv1.Event) bool {
-		return next.did(e) && e.ResponseStatus != nil && e.ResponseStatus.Code >= 400 && isAbout(e, "deployments")
+		return next.madeRequest(e) && e.ResponseStatus != nil && e.ResponseStatus.Code >= 400 && isAbout(e, "deployments")
 	}); err != nil {
 		return t, err
 	}
-	if next.did(done) {
+	if next.madeRequest(done) {
 		t.first = done.RequestReceivedTimestamp.Sub(begin)
 	}
 	if sig == syscall.SIGSTOP {
@@ -197,7 +197,7 @@ func proceed(ctx context.Context, old *process, audit *auditTail) (int, error) {
 		return 0, err
 	}
 	return audit.count(func(e auditv1.Event) bool {
-		return old.did(e) && isAbout(e, "deployments") && cluster.AuditWrite(e) && e.RequestReceivedTimestamp.After(begin) &&
+		return old.madeRequest(e) && isAbout(e, "deployments") && cluster.AuditWrite(e) && e.RequestReceivedTimestamp.After(begin) &&
 			e.ResponseStatus != nil && e.ResponseStatus.Code < 400
 	})
 }

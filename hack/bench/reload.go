@@ -129,7 +129,7 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *history) error {
 		}
 		seen = append(seen, milliseconds(at.Sub(begin)))
 		patch, err := audit.first(ctx, "the patch of "+name, func(e auditv1.Event) bool {
-			return e.RequestReceivedTimestamp.After(begin) && p.leader.did(e) && isPatch(e, name)
+			return e.RequestReceivedTimestamp.After(begin) && p.leader.madeRequest(e) && isPatch(e, name)
 		})
 		if err != nil {
 			return err
@@ -156,7 +156,7 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *history) error {
 	if err := cluster.Sleep(ctx, quiescence); err != nil {
 		return err
 	}
-	requests, err := audit.count(func(e auditv1.Event) bool { return p.leader.did(e) && isRequest(e) && !isLease(e) })
+	requests, err := audit.count(func(e auditv1.Event) bool { return p.leader.madeRequest(e) && isRequest(e) && !isLease(e) })
 	if err != nil {
 		return err
 	}
@@ -234,10 +234,10 @@ func (b *bench) oneBurst(ctx context.Context, p *pair, w *history) (took time.Du
 	}
 	patches = map[string]int{}
 	requests, err = audit.count(func(e auditv1.Event) bool {
-		if p.leader.did(e) && isPatch(e, "") {
+		if p.leader.madeRequest(e) && isPatch(e, "") {
 			patches[e.ObjectRef.Name]++
 		}
-		return p.leader.did(e) && isRequest(e) && !isLease(e)
+		return p.leader.madeRequest(e) && isRequest(e) && !isLease(e)
 	})
 	return took, patches, requests, err
 }

@@ -208,7 +208,7 @@ func (b *bench) restart(ctx context.Context, p *pair) error {
 			return err
 		}
 		requests, err := audit.count(func(e auditv1.Event) bool {
-			return p.leader.did(e) && isAbout(e, "secrets") && (cluster.AuditWrite(e) || e.Verb == "get")
+			return p.leader.madeRequest(e) && isAbout(e, "secrets") && (cluster.AuditWrite(e) || e.Verb == "get")
 		})
 		if err != nil {
 			return err

@@ -54,12 +54,12 @@ type timing struct{ lease, deadline, retry time.Duration }
 // process is a running subject.
 type process struct {
 	*sandbox.Process
-	slot       string
-	started    time.Time
-	readyURL   string
-	metricsURL string                     // empty if there are none
-	manager    *cluster.Manager           // of ours
-	did        func(e auditv1.Event) bool // reports whether a request is by this process
+	slot        string
+	started     time.Time
+	readyURL    string
+	metricsURL  string                     // empty if there are none
+	manager     *cluster.Manager           // of ours
+	madeRequest func(e auditv1.Event) bool // reports whether a request is by this process
 }
 
 func managerSubject(b *bench, binary string, args ...string) subject {
@@ -126,7 +126,7 @@ func (b *bench) startManager(ctx context.Context, binary, slot string, args []st
 	}
 	return &process{
 		Process: m.Process, started: started, readyURL: m.InsecureURL + "/readyz", metricsURL: m.SecureURL + "/metrics", manager: m,
-		did: func(e auditv1.Event) bool { return cluster.AuditPod(e) == r.Pod },
+		madeRequest: func(e auditv1.Event) bool { return cluster.AuditPod(e) == r.Pod },
 	}, nil
 }
 
@@ -178,7 +178,7 @@ func (b *bench) startPeerProcess(account, path string, args []string, readyURL, 
 		return nil, err
 	}
 	user := "system:serviceaccount:" + metav1.NamespaceSystem + ":" + account
-	return &process{Process: p, started: started, readyURL: readyURL, metricsURL: metricsURL, did: func(e auditv1.Event) bool { return e.User.Username == user }}, nil
+	return &process{Process: p, started: started, readyURL: readyURL, metricsURL: metricsURL, madeRequest: func(e auditv1.Event) bool { return e.User.Username == user }}, nil
 }
 
 // kubeconfig writes the kubeconfig of a ServiceAccount that may do everything.

@@ -250,7 +250,7 @@ func (w *widgetRun) collectRequests(audit *auditTail, name string, p *process) e
 	}
 	all, refused := 0, 0
 	for _, e := range events {
-		if !p.did(e) || !isRequest(e) || isLease(e) {
+		if !p.madeRequest(e) || !isRequest(e) || isLease(e) {
 			continue
 		}
 		all++
