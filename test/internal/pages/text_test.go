@@ -112,6 +112,25 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 	}
 }
 
+// inRepository is a folder or a file of the repository, or a pattern of such.
+var inRepository = regexp.MustCompile("`((?:cmd|deploy|examples|hack|internal|pkg|test)(?:/[\\w.*/-]+)?)`")
+
+func TestArchitectureNamesPathsThatExist(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "ARCHITECTURE.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := inRepository.FindAllSubmatch(text, -1)
+	for _, m := range found {
+		if matches, err := filepath.Glob(filepath.Join(root, string(m[1]))); err != nil || len(matches) == 0 {
+			t.Errorf("ARCHITECTURE.md names %s, which does not exist: %v", m[1], err)
+		}
+	}
+	if len(found) < 35 {
+		t.Errorf("%d names: these are not all", len(found))
+	}
+}
+
 // named is a page that a file names, by its address or by its path.
 var named = regexp.MustCompile(`(?:https://github\.com/quartermaster-dev/quartermaster/blob/main/|\b)(docs/[\w./-]+\.md)(?:#([\w-]+))?`)
 
