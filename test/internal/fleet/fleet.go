@@ -48,7 +48,7 @@ type Fleet struct {
 
 	Objects dynamic.Interface // the administrator's client
 
-	Binary string // of the manager
+	Binary string // the path of the manager's program
 
 	components []string     // see Options
 	replicas   atomic.Int32 // so far

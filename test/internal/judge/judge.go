@@ -71,7 +71,7 @@ const (
 	Revoked Verdict = "after a change by hand"
 	// Unknown means that the author of the write is not known, because the API server was killed before
 	// it logged the request.
-	Unknown Verdict = "by nobody knows whom"
+	Unknown Verdict = "by an unknown author"
 )
 
 // Finding is a write whose process did not hold the Lease.

@@ -159,7 +159,7 @@ func TestJudgeFindsWritesOfOthers(t *testing.T) {
 		"a write that was answered to nobody may be well": {
 			steps: []string{"a acquires", "cancelled: a writes", "b acquires"}, acquisitions: 2, unlogged: 1},
 		"a write of which the log knows nothing is told apart": {
-			steps: []string{"a acquires", "unlogged: a writes"}, findings: []string{"2 by nobody knows whom"}, acquisitions: 1, unlogged: 1},
+			steps: []string{"a acquires", "unlogged: a writes"}, findings: []string{"2 by an unknown author"}, acquisitions: 1, unlogged: 1},
 		"an acquisition that only a watch has shown counts, once its process is known": {
 			steps: []string{"a acquires", "unlogged: b acquires", "a writes", "b renews"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2},
 	} {
