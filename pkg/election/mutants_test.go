@@ -42,10 +42,10 @@ var allMutants = []mutant{
 
 	// 3: a standby waits for the duration of the record.
 	{"3: a Lease is taken a retry period before its claim runs out", true, "protocol/learn.go",
-		"claim := now + duration ", "claim := now + duration - p.own.Retry "},
+		"expires := now + duration ", "expires := now + duration - p.own.Retry "},
 	{"3: records are compared in seconds instead of versions", false, "protocol/learn.go",
-		"p.claim, p.duration = claim, duration", "if before == nil || before.Spec.RenewTime == nil || !isSameHolding(before, lease) || " +
-			"before.Spec.RenewTime.Unix() != lease.Spec.RenewTime.Unix() {\np.claim, p.duration = claim, duration\n}"},
+		"p.claimExpires, p.duration = expires, duration", "if before == nil || before.Spec.RenewTime == nil || !isSameHolding(before, lease) || " +
+			"before.Spec.RenewTime.Unix() != lease.Spec.RenewTime.Unix() {\np.claimExpires, p.duration = expires, duration\n}"},
 	{"3: a shortened duration counts at once", false, "protocol/learn.go",
 		"duration = p.durationAfter(before, lease, gapless)", "_ = gapless"},
 
@@ -59,9 +59,9 @@ var allMutants = []mutant{
 
 	// 5: a standby waits after anything irregular.
 	{"5: a deleted Lease is forgotten", true, "protocol/learn.go",
-		"\t\tp.distrust = max(p.freeAt(), now+max(p.own.Lease, p.duration))\n\t\tp.claim", "\t\tp.claim"},
+		"\t\tp.distrustUntil = max(p.freeAt(), now+max(p.own.Lease, p.duration))\n\t\tp.claimExpires", "\t\tp.claimExpires"},
 	{"5: a thief is trusted", false, "protocol/learn.go",
-		"\t\tp.distrust = max(p.freeAt(), now+max(p.own.Lease, p.duration))\n\t}", "\t}"},
+		"\t\tp.distrustUntil = max(p.freeAt(), now+max(p.own.Lease, p.duration))\n\t}", "\t}"},
 	{"5: a replica that was blind trusts the new record", false, "protocol/learn.go",
 		"case !p.isExpired(now) || !gapless:", "case !p.isExpired(now):"},
 
@@ -105,13 +105,13 @@ var allMutants = []mutant{
 
 	// 11: what a term owes.
 	{"11: what is owed does not keep the Lease from being released", true, "protocol/term.go",
-		"func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owes) }", "func (p *State) releaseAt() time.Duration { return p.quietAt }"},
+		"func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owesUntil) }", "func (p *State) releaseAt() time.Duration { return p.quietAt }"},
 	{"11: what is owed does not keep lead from starting", true, "protocol/term.go",
-		"case p.raised && now >= p.owes: // rule 11", "case p.raised:"},
+		"case p.admitted && now >= p.owesUntil: // rule 11", "case p.admitted:"},
 	{"11: a term owes nothing", false, "protocol/state.go",
-		"act.Owes, at = at, now", "at = now"},
+		"act.OwesUntil, at = at, now", "at = now"},
 	{"11: a term owes less than its predecessor's claim", false, "protocol/state.go",
-		"act.Owes, at = at, now", "act.Owes, at = at-p.own.Lease/2, now"},
+		"act.OwesUntil, at = at, now", "act.OwesUntil, at = at-p.own.Lease/2, now"},
 	{"11: no hint counts", false, "protocol/state.go",
 		"case now < at && p.isLeaderGone(): // rule 11", "case false:"},
 	{"11: two seconds take the place of the proof", true, "apifence/proof.go",
@@ -143,7 +143,7 @@ var allMutants = []mutant{
 	{"fence: the leader does not name itself again", false, "apifence/name.go",
 		"if err := f.nameLeader(ctx, true); err != nil && ctx.Err() == nil {", "if err := error(nil); err != nil {"},
 	{"fence: a holder that cannot lead keeps the Lease", false, "protocol/term.go",
-		"case !p.raised && now >= p.began+p.own.Lease:\n\t\treturn ActGiveUp", "case !p.raised && now >= p.began+p.own.Lease:\n\t\tp.began = now"},
+		"case !p.admitted && now >= p.began+p.own.Lease:\n\t\treturn ActGiveUp", "case !p.admitted && now >= p.began+p.own.Lease:\n\t\tp.began = now"},
 }
 
 // TestMutants runs the simulation on mutants of the package. They are built with the flag -overlay,

@@ -175,7 +175,7 @@ func (e *elector) begin() {
 	e.stopAsking() // NameLeader and KeepNamed ask
 	e.look(protocol.Watched{})
 	if e.lock.apiFence == nil {
-		e.protocol.OnRaised()
+		e.protocol.OnAdmitted()
 		return
 	}
 	starting, stop := context.WithCancel(e.ctx)
@@ -186,18 +186,18 @@ func (e *elector) begin() {
 		if starting.Err() != nil {
 			return
 		}
-		e.answer(starting, func() { e.onRaised(err) })
+		e.answer(starting, func() { e.onAdmitted(err) })
 		if err == nil && owes && e.lock.apiFence.Prove(starting, e.lock.display.Unproved) == nil {
 			e.answer(starting, e.protocol.OnProved)
 		}
 	})
 }
 
-// onRaised processes that the fence in the API server admits this replica, or why it never will.
-func (e *elector) onRaised(err error) {
+// onAdmitted processes that the fence in the API server admits this replica, or why it never will.
+func (e *elector) onAdmitted(err error) {
 	switch {
 	case err == nil:
-		e.protocol.OnRaised()
+		e.protocol.OnAdmitted()
 	case errors.Is(err, apifence.ErrSuperseded):
 		e.logger().Error(err, "Another replica holds the Lease", "lease", e.lock.lease)
 		e.protocol.OnEvicted(protocol.ReasonHolderChanged)
@@ -223,7 +223,7 @@ func (e *elector) lead(ctx context.Context, lead func(context.Context) error) {
 	if e.lock.apiFence != nil {
 		e.wg.Go(func() {
 			if err := e.lock.apiFence.KeepNamed(e.ctx); err != nil {
-				e.answer(e.ctx, func() { e.onRaised(err) })
+				e.answer(e.ctx, func() { e.onAdmitted(err) })
 			}
 		})
 	}

@@ -116,7 +116,7 @@ func (d *Display) Update(v protocol.View, ending bool) {
 	default:
 		d.phase = phaseLeading
 	}
-	if v.Owes > 0 && d.start == nil {
+	if v.OwesUntil > 0 && d.start == nil {
 		d.start = &Start{}
 	}
 	if v.Leader != d.view.Leader {
@@ -145,7 +145,7 @@ func (d *Display) Started(logger klog.Logger, v protocol.View) {
 	switch {
 	case d.start == nil:
 		d.start = &Start{After: StartFree}
-	case v.Owes == 0:
+	case v.OwesUntil == 0:
 		d.start = &Start{After: StartProved}
 	default:
 		d.start.After = StartWaited

@@ -35,7 +35,7 @@ func TestDisplayLeadsWhenControllersRun(t *testing.T) {
 	clock := &setClock{}
 	d := New(leaseName, "r", 10*time.Second, clock, nil, must(NewMetrics(metrics.NewKubeRegistry(), "x")))
 	leading := func() bool { return must(testutil.GetGaugeMetricValue(d.metrics.gauge(d.metrics.leading))) == 1 }
-	held := protocol.View{Holding: true, Owes: time.Second}
+	held := protocol.View{Holding: true, OwesUntil: time.Second}
 	d.Update(held, false)
 	if leading() || d.Status(0).Phase != "Starting" {
 		t.Errorf("it leads before lead has started, phase %s", d.Status(0).Phase)

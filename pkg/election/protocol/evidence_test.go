@@ -27,7 +27,7 @@ func TestEvidenceForATakeover(t *testing.T) {
 		"a process that has ended frees the Lease":                                 {func(p *State) { p.OnLeaderState(LeaderGone, 2*s) }, true},
 		"a process that could never be reached keeps the Lease":                    {func(p *State) { p.OnLeaderState(LeaderUnreachable, 2*s) }, false},
 		"a process at which nobody looks keeps the Lease":                          {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.witness = false }, false},
-		"a process that has ended frees the Lease while an earlier holder may act": {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.distrust = 9 * s }, true},
+		"a process that has ended frees the Lease while an earlier holder may act": {func(p *State) { p.OnLeaderState(LeaderGone, 2*s); p.distrustUntil = 9 * s }, true},
 		"a renewal that was under way when the process ended keeps the evidence": {func(p *State) {
 			p.OnLeaderState(LeaderGone, 2*s)
 			p.learn(testLease("2", 1, "a", byA, renewed), 2*s+SettleTime, true)
@@ -56,8 +56,8 @@ func TestEvidenceForATakeover(t *testing.T) {
 			test.happens(p)
 			free := p.freeAt()
 			act := p.Decide(4 * s)
-			if got := act.Kind == ActAcquire; got != test.want || got && act.Owes != free {
-				t.Errorf("it decides to %s, and owes until %s, want %s", act.Kind, act.Owes, free)
+			if got := act.Kind == ActAcquire; got != test.want || got && act.OwesUntil != free {
+				t.Errorf("it decides to %s, and owes until %s, want %s", act.Kind, act.OwesUntil, free)
 			}
 		})
 	}
@@ -108,8 +108,8 @@ func TestEarlyTakeoverKeepsTrust(t *testing.T) {
 		p := New("me", testTiming, "", true)
 		p.learn(testLease("1", 1, "a", noted(holderNote{Holder: "a"})), 0, true)
 		p.learn(testLease("2", 2, "b", noted(holderNote{Holder: "b", Early: early})), 2*s, true)
-		if p.distrust != want || p.freeAt() != 17*s {
-			t.Errorf("after a takeover, early %t, it distrusts until %s, want %s, and waits until %s", early, p.distrust, want, p.freeAt())
+		if p.distrustUntil != want || p.freeAt() != 17*s {
+			t.Errorf("after a takeover, early %t, it distrusts until %s, want %s, and waits until %s", early, p.distrustUntil, want, p.freeAt())
 		}
 	}
 }

@@ -12,14 +12,14 @@ import (
 // freeAt returns the time from which nobody else can believe that it leads, if no newer version is
 // seen.
 func (p *State) freeAt() time.Duration {
-	return max(p.claim, p.distrust)
+	return max(p.claimExpires, p.distrustUntil)
 }
 
 // isExpired reports whether the holder's claim has expired or almost expired. Another replica may
 // have seen the last renewal a little earlier; the fence of the holder is closed by SettleTime
 // before the end of its claim, see SafeLease.
 func (p *State) isExpired(now time.Duration) bool {
-	return now >= p.claim-SettleTime
+	return now >= p.claimExpires-SettleTime
 }
 
 // isFreed reports whether the Lease is free in a later version (rule 4). Within a term, the holder
@@ -71,8 +71,8 @@ func (p *State) judgeClaim(lease *coordinationv1.Lease, now time.Duration, gaple
 	if lease == nil {
 		// Rule 5: the last holder may have renewed the Lease until it was deleted. This also holds
 		// if the Lease is absent at first sight: somebody may lead on one that was just deleted.
-		p.distrust = max(p.freeAt(), now+max(p.own.Lease, p.duration))
-		p.claim, p.duration = 0, 0
+		p.distrustUntil = max(p.freeAt(), now+max(p.own.Lease, p.duration))
+		p.claimExpires, p.duration = 0, 0
 		return
 	}
 	before, duration := p.lease, DurationOf(lease, p.own.Lease)
@@ -85,13 +85,13 @@ func (p *State) judgeClaim(lease *coordinationv1.Lease, now time.Duration, gaple
 	case isFree(before) && isNext(before, lease):
 	case gapless && isNext(before, lease) && noteOf(lease).Early: // it carries the obligation, and its claim covers it
 	case !p.isExpired(now) || !gapless: // rule 5; another UID is never without a gap
-		p.distrust = max(p.freeAt(), now+max(p.own.Lease, p.duration))
+		p.distrustUntil = max(p.freeAt(), now+max(p.own.Lease, p.duration))
 	}
-	claim := now + duration // rule 3
-	if p.isFreed(lease) {   // rule 4
-		claim = 0
+	expires := now + duration // rule 3
+	if p.isFreed(lease) {     // rule 4
+		expires = 0
 	}
-	p.claim, p.duration = claim, duration
+	p.claimExpires, p.duration = expires, duration
 }
 
 // durationAfter returns the duration that counts after another version of the Lease (rule 3). An

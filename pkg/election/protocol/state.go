@@ -19,13 +19,13 @@ type State struct {
 	jitter   *rand.Rand
 
 	// What is known of the Lease.
-	known    bool                  // whether lease is current: false before the first answer, and from a conflict until it is explained
-	lease    *coordinationv1.Lease // the newest version, nil if there is none
-	duration time.Duration         // of the holder's claim, as the holder wrote it, whatever an edit says
-	claim    time.Duration         // when the holder's claim expires
-	distrust time.Duration         // until when an earlier holder may act without a claim (rule 5)
-	restored bool                  // whether the store was restored (rule 10)
-	endAt    time.Duration         // when a standby may end, if the store was restored
+	known         bool                  // whether lease is current: false before the first answer, and from a conflict until it is explained
+	lease         *coordinationv1.Lease // the newest version, nil if there is none
+	duration      time.Duration         // of the holder's claim, as the holder wrote it, whatever an edit says
+	claimExpires  time.Duration         // when the holder's claim expires
+	distrustUntil time.Duration         // until when an earlier holder may act without a claim (rule 5)
+	restored      bool                  // whether the store was restored (rule 10)
+	endAt         time.Duration         // when a standby may end, if the store was restored
 
 	// What is known of the holder's process, see evidence.go.
 	note        holderNote    // what the holder says of itself in lease
@@ -34,15 +34,15 @@ type State struct {
 	leaderSince time.Duration // since when leader is seen
 
 	// The term of this replica. holding stays true: Run serves one term. See term.go.
-	holding bool
-	term    Term
-	began   time.Duration // when the acquisition was acknowledged
-	sent    time.Duration // when the last acknowledged write was about to be sent
-	owes    time.Duration // until when the term may not write without proof (rule 11)
-	raised  bool          // whether the API server's fence admits this replica, or there is none
-	leading bool          // whether lead was started
-	gaveUp  bool          // whether the attempt to lead was abandoned
-	lost    Reason        // why the term has ended; empty: it has not
+	holding   bool
+	term      Term
+	began     time.Duration // when the acquisition was acknowledged
+	sent      time.Duration // when the last acknowledged write was about to be sent
+	owesUntil time.Duration // until when the term may not write without proof (rule 11)
+	admitted  bool          // whether the API server's fence admits this replica, or there is none
+	leading   bool          // whether lead was started
+	gaveUp    bool          // whether the attempt to lead was abandoned
+	lost      Reason        // why the term has ended; empty: it has not
 
 	// The end of lead.
 	stopping     bool          // whether Run was asked to return
@@ -52,7 +52,7 @@ type State struct {
 
 	// The requests. At most one of each kind is in flight.
 	writing, reading, watching        bool
-	taking                            time.Duration // owes, if the acquisition in flight begins a term
+	acquiringOwesUntil                time.Duration // owesUntil, if the acquisition in flight begins a term
 	writeAt, readAt, watchAt          time.Duration // when the next request of this kind may be sent
 	writeFails, readFails, watchFails failures
 	readFrom                          *coordinationv1.Lease // the newest version when the read was sent
@@ -96,7 +96,7 @@ func (p *State) Decide(now time.Duration) Action {
 	case p.lease == nil:
 		act, at = Action{Kind: ActCreate}, 0 // rule 6: a creation begins no term
 	case now < at && p.isLeaderGone(): // rule 11
-		act.Owes, at = at, now
+		act.OwesUntil, at = at, now
 	}
 	if at = max(at, p.writeAt); now < at {
 		wait.Until = min(wait.Until, at)
@@ -155,11 +155,11 @@ func (p *State) nextWatchAt() time.Duration {
 func (p *State) Proposal(act Action, now time.Duration, day time.Time) *coordinationv1.Lease {
 	switch act.Kind {
 	case ActAcquire:
-		lease := AcquiredLease(p.lease, p.identity, p.claimed(act.Owes, now), day)
-		setNote(lease, holderNote{Holder: p.identity, Address: p.address, Early: act.Owes > 0})
+		lease := AcquiredLease(p.lease, p.identity, p.claimed(act.OwesUntil, now), day)
+		setNote(lease, holderNote{Holder: p.identity, Address: p.address, Early: act.OwesUntil > 0})
 		return lease
 	case ActRenew:
-		return renewedLease(p.lease, p.claimed(p.owes, now), day)
+		return renewedLease(p.lease, p.claimed(p.owesUntil, now), day)
 	case ActRelease:
 		return ReleasedLease(p.lease, day)
 	}
@@ -168,7 +168,7 @@ func (p *State) Proposal(act Action, now time.Duration, day time.Time) *coordina
 
 // OnSent begins a write. Its answer, if it gets one, is passed to another method.
 func (p *State) OnSent(act Action) {
-	p.writing, p.taking = true, act.Owes
+	p.writing, p.acquiringOwesUntil = true, act.OwesUntil
 }
 
 // OnCreated processes the Lease that this replica has created. No term begins (rule 6).

@@ -148,7 +148,7 @@ func TestDecide(t *testing.T) {
 	leader := func(change ...func(*State)) *State {
 		p := standby()
 		p.OnAcquired(testLease("2", 2, "me"), 100*s, 100*s)
-		p.OnRaised()
+		p.OnAdmitted()
 		p.OnLeadStarted()
 		for _, c := range change {
 			c(p)
@@ -157,7 +157,7 @@ func TestDecide(t *testing.T) {
 	}
 	// holder has taken the Lease early and has not begun to lead.
 	holder := func(change ...func(*State)) *State {
-		p := standby(func(p *State) { p.taking = 110 * s })
+		p := standby(func(p *State) { p.acquiringOwesUntil = 110 * s })
 		p.OnAcquired(testLease("2", 2, "me"), 100*s, 100*s)
 		for _, c := range change {
 			c(p)
@@ -180,7 +180,7 @@ func TestDecide(t *testing.T) {
 		"a standby waits for the next read":                                {standby(func(p *State) { p.readAt = 7 * s }), 5 * s, wait(7 * s)},
 		"a standby takes an expired lease":                                 {standby(), 15 * s, Action{Kind: ActAcquire}},
 		"a standby takes a released lease at once":                         {standby(func(p *State) { p.learn(testLease("2", 1, "", released), 1, true) }), 1, Action{Kind: ActAcquire}},
-		"a standby does not take a Lease while an earlier holder may lead": {standby(func(p *State) { p.distrust = 20 * s }), 16 * s, wait(20 * s)},
+		"a standby does not take a Lease while an earlier holder may lead": {standby(func(p *State) { p.distrustUntil = 20 * s }), 16 * s, wait(20 * s)},
 		"a standby does not take a Lease while another write is under way": {standby(func(p *State) { p.writing = true }), 15 * s, wait(never)},
 		"a standby does not take a Lease right after a write that failed":  {standby(func(p *State) { p.writeAt = 16 * s }), 15 * s, wait(16 * s)},
 		"a standby does not take a Lease before a conflict is explained":   {standby(func(p *State) { p.known, p.reading = false, true }), 15 * s, wait(never)},
@@ -209,9 +209,9 @@ func TestDecide(t *testing.T) {
 		"a release has an end":                                                      {leader(func(p *State) { p.OnQuiet(0, 101*s) }), 110 * s, end(ReasonReleaseFailed)},
 		"a holder that is not admitted yet renews":                                  {holder(), 102 * s, Action{Kind: ActRenew}},
 		"a holder that is not admitted does not lead when nothing is owed any more": {holder(func(p *State) { p.writing = true }), 110*s - 1, wait(110 * s)},
-		"a holder that is admitted does not lead while something is owed":           {holder((*State).OnRaised), 101 * s, wait(102 * s)},
-		"a holder leads at once when every API server refuses the predecessors":     {holder((*State).OnRaised, (*State).OnProved), 101 * s, Action{Kind: ActLead}},
-		"a holder leads when the claims of the predecessors have ended":             {holder((*State).OnRaised, func(p *State) { p.sent = 109 * s }), 110 * s, Action{Kind: ActLead}},
+		"a holder that is admitted does not lead while something is owed":           {holder((*State).OnAdmitted), 101 * s, wait(102 * s)},
+		"a holder leads at once when every API server refuses the predecessors":     {holder((*State).OnAdmitted, (*State).OnProved), 101 * s, Action{Kind: ActLead}},
+		"a holder leads when the claims of the predecessors have ended":             {holder((*State).OnAdmitted, func(p *State) { p.sent = 109 * s }), 110 * s, Action{Kind: ActLead}},
 		"a holder that is not admitted gives up after a lease duration":             {holder(func(p *State) { p.sent = 114 * s }), 115 * s, Action{Kind: ActGiveUp}},
 		"a holder that has given up releases the Lease":                             {holder(func(p *State) { p.sent = 114 * s; p.OnGiveUp(115 * s) }), 115 * s, Action{Kind: ActRelease}},
 		"a holder that is stopped does not release what it owes":                    {holder(func(p *State) { p.OnStop(130*s, 101*s) }), 101 * s, wait(102 * s)},
@@ -368,8 +368,8 @@ func TestAnswersToWritesSetTheTerm(t *testing.T) {
 			p.OnReading()
 			p.learn(testLease("2", 2, "b"), s, true)
 			p.OnRead(late, 2*s)
-			if p.lease == late || p.distrust > 16*s {
-				t.Errorf("%s: the Lease is %v, distrust until %s", name, p.lease, p.distrust)
+			if p.lease == late || p.distrustUntil > 16*s {
+				t.Errorf("%s: the Lease is %v, distrust until %s", name, p.lease, p.distrustUntil)
 			}
 		}
 	})
@@ -437,7 +437,7 @@ func TestProposalClaimsWhatItOwes(t *testing.T) {
 	const s = time.Second
 	p := New("me", testTiming, "10.0.0.2:10357", true)
 	p.learn(testLease("1", 1, "a", lasting(60*s)), 0, true)
-	act := Action{Kind: ActAcquire, Owes: 60 * s}
+	act := Action{Kind: ActAcquire, OwesUntil: 60 * s}
 	wrote := p.Proposal(act, 2500*time.Millisecond, time.Unix(1000, 0))
 	if got := DurationOf(wrote, 0); got != 58*s {
 		t.Errorf("it claims %s, and owes 57.5 s", got)

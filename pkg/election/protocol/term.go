@@ -19,19 +19,19 @@ func (p *State) Deadline() time.Duration { return p.sent + p.own.Deadline }
 func (p *State) CoveredUntil() time.Duration { return p.sent + p.own.Covered() }
 
 // Owes reports whether the term of this replica owes anything at now.
-func (p *State) Owes(now time.Duration) bool { return now < p.owes }
+func (p *State) Owes(now time.Duration) bool { return now < p.owesUntil }
 
 // IsReleasable reports whether the Lease may be released.
 func (p *State) IsReleasable(now time.Duration) bool { return now >= p.releaseAt() }
 
 // releaseAt returns from when on the Lease may be released: the next holder does not wait (rule 4), so
 // no write of lead may be under way (rule 8), nor may a predecessor be able to write (rule 11).
-func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owes) }
+func (p *State) releaseAt() time.Duration { return max(p.quietAt, p.owesUntil) }
 
 // claimed returns the duration that a write of the Lease claims: it also covers what is owed, so that a
 // replica that knows only this record waits for the predecessors too.
-func (p *State) claimed(owes, now time.Duration) time.Duration {
-	left := (owes - now + time.Second - 1).Truncate(time.Second)
+func (p *State) claimed(owesUntil, now time.Duration) time.Duration {
+	left := (owesUntil - now + time.Second - 1).Truncate(time.Second)
 	return min(max(p.own.Lease, left), MaxLease)
 }
 
@@ -55,9 +55,9 @@ func (p *State) endOfTerm(now time.Duration) Reason {
 func (p *State) nextStep(now time.Duration) ActionKind {
 	switch {
 	case p.leading || p.stopping || p.gaveUp:
-	case p.raised && now >= p.owes: // rule 11
+	case p.admitted && now >= p.owesUntil: // rule 11
 		return ActLead
-	case !p.raised && now >= p.began+p.own.Lease:
+	case !p.admitted && now >= p.began+p.own.Lease:
 		return ActGiveUp
 	}
 	return ""
@@ -68,8 +68,8 @@ func (p *State) nextStepAt(now time.Duration) time.Duration {
 	at := never
 	switch {
 	case p.leading || p.stopping || p.gaveUp:
-	case p.raised:
-		at = p.owes
+	case p.admitted:
+		at = p.owesUntil
 	default:
 		at = p.began + p.own.Lease
 	}
@@ -88,7 +88,7 @@ func (p *State) OnAcquired(lease *coordinationv1.Lease, sent, now time.Duration)
 		return false
 	}
 	newest := p.lease // the watch may be ahead of the answer
-	p.holding, p.term, p.began, p.sent, p.owes = true, TermOf(lease), now, sent, p.taking
+	p.holding, p.term, p.began, p.sent, p.owesUntil = true, TermOf(lease), now, sent, p.acquiringOwesUntil
 	p.lease, p.note, p.known = lease, noteOf(lease), true
 	p.writeAt, p.writeFails = now, failures{}
 	p.learn(newest, now, true)
@@ -98,11 +98,11 @@ func (p *State) OnAcquired(lease *coordinationv1.Lease, sent, now time.Duration)
 	return !p.stopping
 }
 
-// OnRaised processes that the API server's fence admits this replica, or that there is none.
-func (p *State) OnRaised() { p.raised = true }
+// OnAdmitted processes that the API server's fence admits this replica, or that there is none.
+func (p *State) OnAdmitted() { p.admitted = true }
 
 // OnProved processes that every API server refuses the predecessors (rule 11).
-func (p *State) OnProved() { p.owes = 0 }
+func (p *State) OnProved() { p.owesUntil = 0 }
 
 // OnLeadStarted notes that lead has started.
 func (p *State) OnLeadStarted() { p.leading = true }
