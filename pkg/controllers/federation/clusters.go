@@ -33,7 +33,7 @@ var (
 	kubeFedConfigs            = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedconfigs"}
 	federatedTypeConfigs      = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "federatedtypeconfigs"}
 	customResourceDefinitions = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	// propagatedVersions and clusterPropagatedVersions record the last written versions by cluster.
+	// propagatedVersions and clusterPropagatedVersions have the last written versions by cluster.
 	propagatedVersions        = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1alpha1", Resource: "propagatedversions"}
 	clusterPropagatedVersions = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1alpha1", Resource: "clusterpropagatedversions"}
 )

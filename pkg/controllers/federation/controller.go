@@ -56,23 +56,23 @@ type controller struct {
 	dns       *dnsLoop // nil without --federation-dns
 	bodies    bodies
 	metrics   *domainMetrics
-	metadata  metadata.Interface // says nothing of Endpoints being deprecated
-	opened    chan struct{}      // a cluster has been opened
+	metadata  metadata.Interface // a client that does not log that Endpoints are deprecated
+	opened    chan struct{}      // receives when a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
-	idle  atomic.Bool // since KubeFed leads
+	idle  atomic.Bool // set while nothing is propagated because KubeFed leads
 	// statusTook is how long the last status took to be read and written, in nanoseconds.
 	statusTook atomic.Int64
 	// invalidConfig is the resourceVersion of the KubeFedConfig that was last logged as invalid.
 	invalidConfig atomic.Value
 
 	mu            sync.Mutex
-	followed      map[string]*federatedType // by the name of the FederatedTypeConfig
-	readyClusters map[string]*readyCluster  // those that are ready
+	followed      map[string]*federatedType // the followed types, by the name of the FederatedTypeConfig
+	readyClusters map[string]*readyCluster
 	records       map[key]*keyRecord
 	joined        []policy.Cluster                 // the KubeFedClusters; nil until they are read
 	writtenOff    map[string]policy.WrittenOff     // the records of removals that were written off, by ConfigMap
-	lastSeen      map[string]map[string]*typeWatch // of clusters that are away, by type
+	lastSeen      map[string]map[string]*typeWatch // the ended watches of clusters that are away, by type
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {

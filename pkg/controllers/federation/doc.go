@@ -34,7 +34,7 @@
 //	followed         the types whose federated objects are watched; set by follow.go, removed when the type
 //	                 stops or changes
 //	readyClusters    the clusters that have a loop; set and removed by readycluster.go
-//	types            the types watched in one cluster; set by follow.go, removed when the type stops, or with
+//	watches          the watches of one cluster, by type; set by follow.go, removed when the type stops or with
 //	                 the cluster's loop
 //	records          the outcomes by federated object and cluster; set by sync.go and follow.go, removed when
 //	                 they are written on the host, or when the type stops

@@ -22,7 +22,7 @@ import (
 // ends.
 func (c *controller) follow(ctx context.Context) error {
 	defer func() {
-		for name := range c.snapshot() {
+		for name := range c.followedTypes() {
 			c.unfollow(name)
 		}
 	}()
@@ -45,8 +45,8 @@ func (c *controller) follow(ctx context.Context) error {
 	}
 }
 
-// snapshot returns the types that are followed.
-func (c *controller) snapshot() map[string]*federatedType {
+// followedTypes returns the types that are followed, by the name of the FederatedTypeConfig.
+func (c *controller) followedTypes() map[string]*federatedType {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.followed)
@@ -63,7 +63,7 @@ func (c *controller) followTypes(ctx context.Context) {
 	for _, t := range c.types.runningTypes() {
 		wanted[t.Name] = &federatedType{TypeConfig: t, runs: true, collects: t.CollectsStatus(config)}
 	}
-	for name, t := range c.snapshot() {
+	for name, t := range c.followedTypes() {
 		next := wanted[name]
 		if next != nil && next.Generation == t.Generation && next.runs == t.runs && next.collects == t.collects {
 			delete(wanted, name)
@@ -137,7 +137,7 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) ke
 		c.epoch.Add(1)
 	}
 	if old != nil && object != nil && before.Versions != after.Versions {
-		c.remember(&view{federatedType: t, key: k, object: object}, before)
+		c.rememberDigest(&view{federatedType: t, key: k, object: object}, before)
 	}
 	if moved || before.Generation != after.Generation {
 		c.replicas.changed(k)
@@ -153,15 +153,15 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) ke
 	return k
 }
 
-// remember keeps the digest of the federated object to which its recorded versions belong, so that a cluster
-// whose overrides stay the same keeps its own.
-func (c *controller) remember(v *view, before policy.Digest) {
-	if c.recordedOf(v).Versions != before.Versions {
+// rememberDigest keeps the digest of the federated object to which the versions in the PropagatedVersion
+// belong, so that the version of a cluster whose overrides stay the same still holds.
+func (c *controller) rememberDigest(v *view, before policy.Digest) {
+	if c.propagatedOf(v).Versions != before.Versions {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.recordFor(v.key).recordedDigest = &before
+	c.ensureRecord(v.key).propagatedDigest = &before
 }
 
 func digestOf(o *informers.Object) policy.Digest { return policy.ReadDigest(o.Digest(Name)) }
@@ -195,7 +195,7 @@ func (r *readyCluster) syncWatches(ctx context.Context) (waits bool) {
 	if !r.running.Load() {
 		return true
 	}
-	wanted, watches := r.c.snapshot(), r.snapshot()
+	wanted, watches := r.c.followedTypes(), r.watchesByType()
 	for name, w := range watches {
 		if wanted[name] != w.federated {
 			r.stopWatch(name)
@@ -276,7 +276,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 		following.Stop() // the loop has ended meanwhile, and what it followed is stopped already
 		return
 	}
-	r.types[t.Name] = &typeWatch{following: following, federated: t, serving: policy.NotListed}
+	r.watches[t.Name] = &typeWatch{following: following, federated: t, serving: policy.NotListed}
 }
 
 // enqueueType enqueues all objects of a type when the state of its watch in the cluster has changed, as
@@ -302,8 +302,8 @@ func (r *readyCluster) enqueueType(w *typeWatch) {
 // stopWatch stops the watch of a type in the cluster.
 func (r *readyCluster) stopWatch(name string) {
 	r.c.mu.Lock()
-	w := r.types[name]
-	delete(r.types, name)
+	w := r.watches[name]
+	delete(r.watches, name)
 	r.c.mu.Unlock()
 	if w != nil {
 		w.following.Stop()

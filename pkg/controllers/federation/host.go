@@ -28,8 +28,8 @@ import (
 // delete that later, perhaps when a new federated object of this name has it. One that the cache does not
 // have yet is left to the garbage collector.
 func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
-	if object, exists := c.propagatedOf(v); exists {
-		client, _, kind := c.versionsClient(v)
+	if object, exists := c.propagatedVersion(v); exists {
+		client, _, kind := c.propagatedVersionClient(v)
 		err := client.Delete(ctx, object.GetName(), metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(object.GetUID()))})
 		if ignoreNotFound(err) != nil {
 			return fmt.Errorf("%s %s: %w", kind, v.propagatedName(), err)
@@ -99,17 +99,17 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// writeVersions writes the PropagatedVersion of the federated object if it has changed.
-func (c *controller) writeVersions(ctx context.Context, v *view, next policy.Propagated) error {
-	if v.recorded.Same(next) || v.recorded.Template == "" && v.recorded.Overrides == "" && len(next.Clusters) == 0 {
+// writePropagatedVersion writes the PropagatedVersion of the federated object if it has changed.
+func (c *controller) writePropagatedVersion(ctx context.Context, v *view, next policy.Propagated) error {
+	if v.propagated.Same(next) || v.propagated.Template == "" && v.propagated.Overrides == "" && len(next.Clusters) == 0 {
 		return nil
 	}
-	client, resource, kind := c.versionsClient(v)
+	client, resource, kind := c.propagatedVersionClient(v)
 	name, status := v.propagatedName(), map[string]any{"status": next.Status()}
 	object, err := patch(ctx, client, name.Name, status, "status")
 	if err == nil && object != nil && policy.ReadPropagated(object).Owner != v.object.GetUID() {
-		// The record of an earlier federated object of this name goes with that one. The garbage collector may be
-		// about to delete it by its UID, so another takes its place.
+		// It belongs to an earlier federated object of this name. The garbage collector may be about to delete it
+		// by its UID, so another takes its place.
 		err = ignoreNotFound(client.Delete(ctx, name.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(object.GetUID()))}))
 		object = nil
 	}
@@ -171,8 +171,8 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	record := c.recordFor(v.key)
-	record.dirty, record.paced, record.wrote = false, false, now
+	record := c.ensureRecord(v.key)
+	record.dirty, record.statusPaced, record.lastStatusWrite = false, false, now
 	return nil
 }
 
@@ -188,7 +188,7 @@ func (c *controller) deleteOptions(v *view, f *policy.Federated) (metav1.DeleteO
 
 // warnHeld tells once on a KubeFedCluster that removals are held.
 func (c *controller) warnHeld(r *readyCluster, why string) {
-	if r.held.Swap(true) {
+	if r.warnedHeld.Swap(true) {
 		return
 	}
 	if object, joined := c.kubeFedCluster(r.name); joined {
@@ -218,9 +218,9 @@ func (t *federatedType) statusEvery() time.Duration {
 // changed.
 func (c *controller) pace(ctx context.Context, k key) (time.Duration, error) {
 	c.mu.Lock()
-	record, t := c.recordFor(k), c.followed[k.kind]
-	left := t.statusEvery() - time.Since(record.wrote)
-	record.paced = left <= 0
+	record, t := c.ensureRecord(k), c.followed[k.kind]
+	left := t.statusEvery() - time.Since(record.lastStatusWrite)
+	record.statusPaced = left <= 0
 	c.mu.Unlock()
 	if left > 0 {
 		return left, nil
@@ -236,7 +236,7 @@ func (c *controller) pace(ctx context.Context, k key) (time.Duration, error) {
 // recheckAll enqueues all federated objects after a cluster has gone away: those that are being deleted may
 // be written off, and the statuses of the others follow one by one.
 func (c *controller) recheckAll() {
-	for _, t := range c.snapshot() {
+	for _, t := range c.followedTypes() {
 		for _, object := range t.following.List(metav1.NamespaceAll, nil) {
 			loop := c.statuses
 			if object.GetDeletionTimestamp() != nil {

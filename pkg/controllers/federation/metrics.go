@@ -17,7 +17,7 @@ type domainMetrics struct {
 	lag                              *metrics.HistogramVec
 	spreads                          *metrics.Counter
 
-	clusters map[string]bool // that have series; only set uses it
+	clusters map[string]bool // the clusters that have series; only set uses it
 }
 
 func newDomainMetrics(reg controllers.MetricsRegistry) *domainMetrics {

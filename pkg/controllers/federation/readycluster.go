@@ -27,16 +27,16 @@ const (
 
 // readyCluster is a cluster while it is ready: the watches of its objects, and the loop that writes them.
 type readyCluster struct {
-	c       *controller
-	name    string
-	client  *client
-	loop    keyLoop
-	running atomic.Bool // the loop takes keys
-	held    atomic.Bool // the KubeFedCluster has been told that removals are held
-	stop    func()      // stops the loop, waits for it and closes it
+	c          *controller
+	name       string
+	client     *client
+	loop       keyLoop
+	running    atomic.Bool // set while the loop takes keys
+	warnedHeld atomic.Bool // set while removals are held and the KubeFedCluster has a Warning of it
+	stop       func()      // stops the loop, waits for it and closes it
 
 	// Under the controller's mu:
-	types map[string]*typeWatch
+	watches map[string]*typeWatch // the watches of types, by the name of the FederatedTypeConfig
 	// endpoints are the EndpointSlices of managed Services, with --federation-dns.
 	endpoints *informers.Following[*informers.Object]
 	// liveAnnotations are hashes of annotations after the last write or read, of objects whose annotations are
@@ -94,7 +94,7 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 // open runs the loop of a cluster.
 func (c *controller) open(ctx context.Context, name string, client *client) (err error) {
 	r := &readyCluster{c: c, name: name, client: client,
-		types: map[string]*typeWatch{}, removed: map[types.UID]time.Time{}, liveAnnotations: map[key]*uint64{}, repeats: map[queuedKey]*policy.Repeats{}}
+		watches: map[string]*typeWatch{}, removed: map[types.UID]time.Time{}, liveAnnotations: map[key]*uint64{}, repeats: map[queuedKey]*policy.Repeats{}}
 	options := client.cluster.LoopOptions
 	options.Loop = "sync"
 	options.Workers, options.Background, options.DrainTimeout = clusterWorkers, r.background, drainTimeout
@@ -129,23 +129,23 @@ func (r *readyCluster) background(ctx context.Context) error {
 	r.running.Store(true)
 	<-ctx.Done()
 	r.running.Store(false)
-	for name := range r.snapshot() {
+	for name := range r.watchesByType() {
 		r.stopWatch(name)
 	}
 	return nil
 }
 
-// snapshot returns the watches, by the name of the FederatedTypeConfig.
-func (r *readyCluster) snapshot() map[string]*typeWatch {
+// watchesByType returns the watches, by the name of the FederatedTypeConfig.
+func (r *readyCluster) watchesByType() map[string]*typeWatch {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
-	return maps.Clone(r.types)
+	return maps.Clone(r.watches)
 }
 
 // objectOf returns the managed object of a key as the cache has it.
 func (r *readyCluster) objectOf(k key) (*informers.Object, bool) {
 	r.c.mu.Lock()
-	w := r.types[k.kind]
+	w := r.watches[k.kind]
 	r.c.mu.Unlock()
 	if w == nil {
 		return nil, false
@@ -157,15 +157,16 @@ func (r *readyCluster) objectOf(k key) (*informers.Object, bool) {
 func (r *readyCluster) serving(kind string) policy.Serving {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
-	if w := r.types[kind]; w != nil {
+	if w := r.watches[kind]; w != nil {
 		return w.serving
 	}
 	return policy.NotListed
 }
 
+// states returns the states of the watches, by the name of the FederatedTypeConfig.
 func (r *readyCluster) states() map[string]string {
 	states := map[string]string{}
-	for name := range r.snapshot() {
+	for name := range r.watchesByType() {
 		states[name] = string(r.serving(name))
 	}
 	return states
@@ -251,8 +252,8 @@ func (w *work) wait(status string, after time.Duration) error {
 	return nil
 }
 
-// confirmAbsent reads the cluster before a deleted federated object may go, and before the record of an
-// object that is not wanted goes, if an empty cache does not prove that the object is absent.
+// confirmAbsent reads the cluster before a deleted federated object may go, and before the PropagatedVersion
+// loses an object that is not wanted, if an empty cache does not prove that the object is absent.
 func (w *work) confirmAbsent(ctx context.Context) error {
 	if w.object == nil || w.wanted(w.cluster.name) {
 		return nil
@@ -308,7 +309,7 @@ func (r *readyCluster) countRemovals() removalCount {
 		return known
 	}
 	n := removalCount{epoch: epoch, at: now, deletions: len(removed), managed: len(removed)}
-	for _, w := range r.snapshot() {
+	for _, w := range r.watchesByType() {
 		for _, object := range w.following.List("", nil) {
 			if _, counted := removed[object.GetUID()]; counted {
 				continue

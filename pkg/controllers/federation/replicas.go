@@ -228,7 +228,8 @@ func (s *spreader) write(ctx context.Context, v *view, spread *unstructured.Unst
 // plan without that cluster would move its replicas, a plan with it needs to know what runs there.
 func (s *spreader) available(clusters []policy.Cluster, f *policy.Federated, delay time.Duration, now time.Time) (usable []*readyCluster, wait time.Duration) {
 	for _, cluster := range clusters {
-		state, r, left := s.c.clusters.state(cluster.Name), s.c.readyCluster(cluster.Name), time.Duration(0)
+		state, r := s.c.clusters.state(cluster.Name), s.c.readyCluster(cluster.Name)
+		left := time.Duration(0)
 		switch since, away := cluster.NotReadySince(); {
 		case r != nil && state.health.Ready():
 			usable = append(usable, r)

@@ -43,7 +43,7 @@ func (f *fed) held() {
 	f.Sleep(10 * time.Second)
 	f.wrote(f.c2, deleted)
 	f.status("FederatedConfigMap", "f", "c1=")
-	f.recorded("c1")
+	f.propagated("c1")
 }
 
 // TestPlacementDeletesWhatIsRecorded begins with the federated object in both clusters.
@@ -96,7 +96,7 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.setF("{clusters: [{name: c1}, {name: c2}]}", "placement")
 			f.Sleep(settling)
 			f.status("FederatedConfigMap", "f", "c1= c2=")
-			f.recorded("c1", "c2")
+			f.propagated("c1", "c2")
 			f.c2.Writes()
 			f.setF("{clusters: [{name: c1}]}", "placement")
 			f.Sleep(settling)
@@ -114,7 +114,7 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.Sleep(2 * time.Minute)
 			f.wrote(f.c2, deleted)
 			f.status("FederatedConfigMap", "f", "c1=")
-			f.recorded("c1")
+			f.propagated("c1")
 		},
 		"c2 is deselected before its object is recorded": func(f *fed) {
 			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+both+"}"))
@@ -144,7 +144,7 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.Put(earlier, configMap(f.t))
 			f.Sleep(settling)
 			f.status("FederatedConfigMap", "f", "c1= c2=")
-			f.recorded("c1", "c2")
+			f.propagated("c1", "c2")
 			own := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
 			if of := f.get(f.Host, "FederatedConfigMap", "shop", "f").GetUID(); own.GetUID() == earlier.GetUID() || policy.ReadPropagated(own).Owner != of {
 				f.t.Errorf("the record is %v of %v", own.GetUID(), own.GetOwnerReferences())
@@ -153,7 +153,7 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 			f.setF("{clusters: [{name: c1}]}", "placement")
 			f.Sleep(settling)
 			f.wrote(f.c2, deleted)
-			f.recorded("c1")
+			f.propagated("c1")
 		},
 		"F is replaced by another of its name": func(f *fed) {
 			f.Delete(configMap(f.t))

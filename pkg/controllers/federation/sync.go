@@ -22,24 +22,27 @@ const (
 	statusEvery = time.Second
 	// resultTimeout is how long the status of the federated object waits for the result of a cluster.
 	resultTimeout = time.Minute
-	// recordAfter is how long a cluster's new object is not recorded while other clusters have no result: a
-	// later leader would not delete what nobody has recorded.
-	recordAfter = 200 * time.Millisecond
+	// earlyVersionsEvery is how often, at most, the PropagatedVersion is written while a cluster has no result,
+	// and how long the first new objects wait for it.
+	earlyVersionsEvery = 200 * time.Millisecond
 )
 
-// keyRecord is the record of a key while there is something to do, or to be written on the host.
+// keyRecord is what this process remembers of a key while there is something to do, or to be written on the
+// host. What the next leader must know is in the PropagatedVersion.
 type keyRecord struct {
 	fingerprint uint64
 	since       time.Time // when the fingerprint was first seen
 	results     map[string]*result
-	// recordedDigest is the digest of the federated object to which the recorded versions belong, if the
-	// federated object has changed since.
-	recordedDigest *policy.Digest
-	// wrote is when the status was last written; dirty is set after a later write in a cluster.
-	wrote    time.Time
-	dirty    bool
-	paced    bool      // the loop of statuses has let the next status be written
-	recorded time.Time // when new objects were last recorded while a cluster had no result
+	// propagatedDigest is the digest of the federated object to which the versions in the PropagatedVersion
+	// belong, if the federated object has changed since.
+	propagatedDigest *policy.Digest
+	lastStatusWrite  time.Time
+	// dirty is set after a write in a cluster that is later than lastStatusWrite.
+	dirty bool
+	// statusPaced is set once the loop of statuses has let the next status be written.
+	statusPaced bool
+	// lastEarlyVersions is when the PropagatedVersion was last written while a cluster had no result.
+	lastEarlyVersions time.Time
 	// events are the reasons and texts of the Events that were recorded on the federated object.
 	events []string
 }
@@ -65,16 +68,16 @@ func (r *keyRecord) resultOf(cluster string) *result {
 	return r.results[cluster]
 }
 
-// resultFor returns the result of a cluster, made anew if there is none.
-func (r *keyRecord) resultFor(cluster string) *result {
+// ensureResult returns the result of a cluster, made anew if there is none.
+func (r *keyRecord) ensureResult(cluster string) *result {
 	if r.results[cluster] == nil {
 		r.results[cluster] = &result{}
 	}
 	return r.results[cluster]
 }
 
-// recordFor returns the record of a key, which the caller changes under mu.
-func (c *controller) recordFor(k key) *keyRecord {
+// ensureRecord returns the record of a key, made anew if there is none. The caller holds mu.
+func (c *controller) ensureRecord(k key) *keyRecord {
 	record := c.records[k]
 	if record == nil {
 		record = &keyRecord{results: map[string]*result{}}
@@ -83,9 +86,10 @@ func (c *controller) recordFor(k key) *keyRecord {
 	return record
 }
 
-// recordSince returns the record of a view, which notes when its fingerprint was first seen.
-func (c *controller) recordSince(v *view) *keyRecord {
-	record := c.recordFor(v.key)
+// noteFingerprint notes in the record of a view when its fingerprint was first seen, and returns the record.
+// The caller holds mu.
+func (c *controller) noteFingerprint(v *view) *keyRecord {
+	record := c.ensureRecord(v.key)
 	if record.fingerprint != v.fingerprint {
 		record.fingerprint, record.since = v.fingerprint, time.Now()
 	}
@@ -145,11 +149,12 @@ type outcome struct {
 	cleared bool
 }
 
-// outcomes returns the outcome in every cluster that should have, has, or is recorded to have the object. It
-// enqueues the key in each cluster that has something to do and has not reconciled the present fingerprint.
+// outcomes returns the outcome in every cluster that should have or has the object, or is in its
+// PropagatedVersion. It enqueues the key in each cluster that has something to do and has not reconciled the
+// present fingerprint.
 func (c *controller) outcomes(v *view) map[string]outcome {
 	names := slices.Clone(v.placed)
-	names = slices.AppendSeq(names, maps.Keys(v.recorded.Clusters))
+	names = slices.AppendSeq(names, maps.Keys(v.propagated.Clusters))
 	ready := c.ready()
 	for _, r := range ready {
 		if r.holds(v.key) {
@@ -189,7 +194,7 @@ func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
 	state := c.state(v, r)
 	action := policy.Decide(state)
 	c.mu.Lock()
-	known := c.recordSince(v).resultFor(name)
+	known := c.noteFingerprint(v).ensureResult(name)
 	found := outcome{status: known.status, cleared: known.cleared}
 	enqueue := false
 	switch {
@@ -218,11 +223,11 @@ func (c *controller) withdraw(k key, cluster string) {
 	}
 }
 
-// report records the outcome of a key in a cluster.
+// report notes the outcome of a key in a cluster.
 func (c *controller) report(v *view, cluster string, next result, wrote bool) {
 	c.mu.Lock()
-	record := c.recordFor(v.key)
-	known := record.resultFor(cluster)
+	record := c.ensureRecord(v.key)
+	known := record.ensureResult(cluster)
 	next.fingerprint, next.done = v.fingerprint, true
 	if next.version == "" {
 		next.version, next.content = known.version, known.content
@@ -245,20 +250,21 @@ func (c *controller) report(v *view, cluster string, next result, wrote bool) {
 func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]outcome) (time.Duration, error) {
 	now := time.Now()
 	c.mu.Lock()
-	record := c.recordSince(v)
+	record := c.noteFingerprint(v)
 	conclusion := policy.Conclusion{Generation: v.digest.Generation, Wrote: record.dirty}
 	if v.reason != "" && !v.deleting {
 		conclusion.Reason = v.reason
 	}
-	next, versions, waiting, unrecorded := time.Duration(0), map[string]string{}, []string{}, false
+	resultsLeft := time.Duration(0) // how long the results of clusters are awaited
+	versions := map[string]string{}
+	waiting := []string{}  // the clusters that are not cleared
+	hasNewVersion := false // whether the PropagatedVersion lacks a cluster that has been written
 	for name, outcome := range outcomes {
 		if !outcome.cleared {
 			waiting = append(waiting, name)
 		}
 		if outcome.pending {
-			if left := resultTimeout - now.Sub(record.since); left > 0 {
-				next = max(next, left)
-			}
+			resultsLeft = max(resultsLeft, resultTimeout-now.Sub(record.since))
 			if outcome.status == "" {
 				outcome.status = policy.CachedRetrievalFailed
 			}
@@ -268,43 +274,47 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 		}
 		known := record.results[name]
 		written := known != nil && known.version != ""
-		if (v.recorded.Has(name) || written && record.dirty) && (v.wanted(name) || !outcome.cleared) {
+		if (v.propagated.Has(name) || written && record.dirty) && (v.wanted(name) || !outcome.cleared) {
 			versions[name] = v.valid[name] // empty if the cluster has an older content
 		}
 		if written && v.wanted(name) && known.content == v.digest.Content(name) {
 			versions[name] = known.version
-			unrecorded = unrecorded || !v.recorded.Has(name)
+			hasNewVersion = hasNewVersion || !v.propagated.Has(name)
 		}
 	}
-	left, early, waited := v.statusEvery()-now.Sub(record.wrote), next > 0 && unrecorded && !v.deleting, min(now.Sub(record.since), now.Sub(record.recorded))
-	if early && waited >= recordAfter {
-		record.recorded = now
+	// While a cluster has no result, the status waits for it. The versions of new objects must not: a later
+	// leader would not delete an object of which no PropagatedVersion tells.
+	statusLeft := v.statusEvery() - now.Sub(record.lastStatusWrite)
+	early := resultsLeft > 0 && hasNewVersion && !v.deleting
+	earlyLeft := earlyVersionsEvery - min(now.Sub(record.since), now.Sub(record.lastEarlyVersions))
+	if early && earlyLeft <= 0 {
+		record.lastEarlyVersions = now
 	}
-	paced := record.paced
+	paced := record.statusPaced
 	c.mu.Unlock()
 	if v.deleting && len(waiting) == 0 {
 		return 0, c.removeFinalizer(ctx, v)
 	}
-	recorded := policy.Propagated{Versions: v.digest.Versions, Clusters: versions}
+	propagated := policy.Propagated{Versions: v.digest.Versions, Clusters: versions}
 	switch {
-	case early && waited < recordAfter:
-		return recordAfter - waited, nil
+	case early && earlyLeft > 0:
+		return earlyLeft, nil
 	case early:
-		return next, c.writeVersions(ctx, v, recorded)
-	case next > 0:
-		return next, nil
-	case left > 0 && v.collects:
+		return resultsLeft, c.writePropagatedVersion(ctx, v, propagated)
+	case resultsLeft > 0:
+		return resultsLeft, nil
+	case statusLeft > 0 && v.collects:
 		c.statuses.Enqueue(v.key)
 		return 0, nil
-	case left > 0:
-		return left, nil
+	case statusLeft > 0:
+		return statusLeft, nil
 	}
 	c.collect(v, conclusion.Clusters)
 	if v.deleting {
 		slices.Sort(waiting)
 		c.eventOnce(v, corev1.EventTypeNormal, "WaitForRemovalInCluster", "waiting until these clusters have removed the object: "+strings.Join(waiting, ", "))
 	} else if v.err == nil {
-		if err := c.writeVersions(ctx, v, recorded); err != nil {
+		if err := c.writePropagatedVersion(ctx, v, propagated); err != nil {
 			return 0, err
 		}
 	}
@@ -319,13 +329,13 @@ func (c *controller) warnOnce(v *view, problem policy.Problem) {
 // eventOnce records an Event on the federated object, once in the life of its record.
 func (c *controller) eventOnce(v *view, kind, reason, text string) {
 	c.mu.Lock()
-	record, event := c.recordFor(v.key), reason+" "+text
-	recorded := slices.Contains(record.events, event)
-	if !recorded {
+	record, event := c.ensureRecord(v.key), reason+" "+text
+	emitted := slices.Contains(record.events, event)
+	if !emitted {
 		record.events = append(record.events, event)
 	}
 	c.mu.Unlock()
-	if !recorded {
+	if !emitted {
 		c.emit(v, kind, reason, text)
 	}
 }
@@ -344,7 +354,7 @@ func (c *controller) forget(v *view) {
 	if record == nil {
 		return
 	}
-	record.paced = false
+	record.statusPaced = false
 	if record.dirty || v.collects || // the record holds the time of the status' last write
 		record.fingerprint != v.fingerprint || len(record.events) > 0 {
 		return

@@ -32,7 +32,7 @@ func TestSyncScenarios(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"F is in both": func(f *fed) {
 			f.status("FederatedConfigMap", "f", "c1= c2=")
-			f.recorded("c1", "c2")
+			f.propagated("c1", "c2")
 			f.has(f.c1, "managed")
 			f.Sleep(20 * time.Minute)
 			f.wrote(f.c1)
@@ -146,7 +146,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.wrote(f.c1)
 			f.wrote(f.c2, deleted)
 			f.status("FederatedConfigMap", "f", "c1=")
-			f.recorded("c1")
+			f.propagated("c1")
 		},
 		"a cluster's annotations and finalizers stay": func(f *fed) {
 			f.change(f.c1, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) {
@@ -191,7 +191,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.wrote(f.c1)
 			f.wrote(f.c2, updated)
 			f.status("FederatedConfigMap", "f", "CheckClusters c1=ApplyOverridesFailed c2=")
-			f.recorded("c1", "c2")
+			f.propagated("c1", "c2")
 			f.warned("UpdateInClusterFailed")
 		},
 		"an override to another namespace is refused": func(f *fed) {
@@ -225,7 +225,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.Sleep(time.Minute)
 			f.wrote(f.c1, updated)
 			f.wrote(f.c2)
-			f.recorded("c1", "c2")
+			f.propagated("c1", "c2")
 		},
 		"a restart writes nothing": func(f *fed) {
 			f.OnRead(func(r controllertest.Request) error {
@@ -333,7 +333,7 @@ func TestSyncScenarios(t *testing.T) {
 			f.wrote(f.c2)
 			f.has(f.c2, "managed")
 			f.status("FederatedConfigMap", "f", "c1=")
-			f.recorded("c1")
+			f.propagated("c1")
 		},
 		"federation rests while KubeFed leads": func(f *fed) {
 			lock := func(n int) {

@@ -217,15 +217,15 @@ func (f *fed) status(kind, name, want string) {
 	}
 }
 
-// recorded is what PropagatedVersion says of the federated object, by cluster.
-func (f *fed) recorded(want ...string) {
+// propagated checks which clusters the PropagatedVersion of the federated object has.
+func (f *fed) propagated(want ...string) {
 	f.t.Helper()
 	var got []string
 	if u := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f"); u != nil {
 		got = slices.Sorted(maps.Keys(policy.ReadPropagated(u).Clusters))
 	}
 	if !slices.Equal(got, want) {
-		f.t.Errorf("recorded are %q, want %q", got, want)
+		f.t.Errorf("the PropagatedVersion has the clusters %q, want %q", got, want)
 	}
 }
 

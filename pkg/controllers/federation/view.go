@@ -81,9 +81,10 @@ type view struct {
 	placed []string
 	reason string
 	err    error
-	// recorded has the versions that were last written. valid has the recorded versions that still hold.
-	recorded policy.Propagated
-	valid    map[string]string
+	// propagated has the versions that the PropagatedVersion says were last written, valid those of them that
+	// still hold.
+	propagated policy.Propagated
+	valid      map[string]string
 	// fingerprint is a hash of what the view asks of clusters.
 	fingerprint uint64
 }
@@ -92,9 +93,9 @@ type view struct {
 func (c *controller) viewOf(k key) (*view, bool) {
 	c.mu.Lock()
 	t, namespaces := c.followed[k.kind], c.followed[policy.NamespacesType]
-	var recorded *policy.Digest
+	var propagatedDigest *policy.Digest
 	if record := c.records[k]; record != nil {
-		recorded = record.recordedDigest
+		propagatedDigest = record.propagatedDigest
 	}
 	c.mu.Unlock()
 	if t == nil || !t.runs {
@@ -124,14 +125,14 @@ func (c *controller) viewOf(k key) (*view, bool) {
 	if !t.IsNamespace() || !policy.ProtectedNamespace(k.Name, c.cfg.ProtectedNamespaces...) {
 		v.placed, v.reason, v.err = policy.Place(&t.TypeConfig, v.digest.Placement, namespace, c.joinedClusters())
 	}
-	v.recorded = c.recordedOf(v)
-	v.valid = v.recorded.Valid(recorded, v.digest)
-	v.fingerprint = v.sum()
+	v.propagated = c.propagatedOf(v)
+	v.valid = v.propagated.Valid(propagatedDigest, v.digest)
+	v.fingerprint = v.computeFingerprint()
 	return v, true
 }
 
-// propagatedOf returns the cached PropagatedVersion of the federated object.
-func (c *controller) propagatedOf(v *view) (*informers.Object, bool) {
+// propagatedVersion returns the cached PropagatedVersion of the federated object.
+func (c *controller) propagatedVersion(v *view) (*informers.Object, bool) {
 	versions := c.informers.propagated
 	if !v.Federated.Namespaced() {
 		versions = c.informers.clusterPropagated
@@ -139,22 +140,23 @@ func (c *controller) propagatedOf(v *view) (*informers.Object, bool) {
 	return versions.Get(v.propagatedName())
 }
 
-// recordedOf returns the versions that were last written, by cluster. A record that an earlier federated
-// object of this name has left counts as none.
-func (c *controller) recordedOf(v *view) policy.Propagated {
-	object, exists := c.propagatedOf(v)
+// propagatedOf returns what the cached PropagatedVersion says. One that an earlier federated object of this
+// name has left counts as none.
+func (c *controller) propagatedOf(v *view) policy.Propagated {
+	object, exists := c.propagatedVersion(v)
 	if !exists {
 		return policy.Propagated{}
 	}
-	recorded := policy.ReadPropagatedSummary(object.Digest(Name))
-	if recorded.Owner != v.object.GetUID() {
+	propagated := policy.ReadPropagatedSummary(object.Digest(Name))
+	if propagated.Owner != v.object.GetUID() {
 		return policy.Propagated{}
 	}
-	return recorded
+	return propagated
 }
 
-// versionsClient returns the client of the PropagatedVersion of the federated object, and its kind.
-func (c *controller) versionsClient(v *view) (client dynamic.ResourceInterface, resource schema.GroupVersionResource, kind string) {
+// propagatedVersionClient returns the client for the PropagatedVersion of the federated object, and its
+// resource and kind.
+func (c *controller) propagatedVersionClient(v *view) (client dynamic.ResourceInterface, resource schema.GroupVersionResource, kind string) {
 	resource, kind = propagatedVersions, "PropagatedVersion"
 	if !v.Federated.Namespaced() {
 		resource, kind = clusterPropagatedVersions, "ClusterPropagatedVersion"
@@ -162,11 +164,11 @@ func (c *controller) versionsClient(v *view) (client dynamic.ResourceInterface, 
 	return c.host.Dynamic.Resource(resource).Namespace(v.key.Namespace), resource, kind
 }
 
-// isRecorded reports whether the host knows that federation wrote the object of a cluster. A host that was
-// restored does not know of what was placed later. The record is read from the API server, since the cache
-// may still have one that is lost; it may not be written yet. A record of another federated object does not
-// count.
-func (c *controller) isRecorded(ctx context.Context, v *view, cluster string) (bool, error) {
+// hasPropagatedTo reports whether federation wrote the object of a cluster, as far as the host knows. A host
+// that was restored does not know what was placed later. The PropagatedVersion is read from the API server,
+// since the cache may still have one that is lost. A version that has yet to be written there counts; a
+// PropagatedVersion of another federated object does not.
+func (c *controller) hasPropagatedTo(ctx context.Context, v *view, cluster string) (bool, error) {
 	c.mu.Lock()
 	record := c.records[v.key]
 	known := record.resultOf(cluster)
@@ -175,17 +177,17 @@ func (c *controller) isRecorded(ctx context.Context, v *view, cluster string) (b
 	if unwritten {
 		return true, nil
 	}
-	client, _, _ := c.versionsClient(v)
+	client, _, _ := c.propagatedVersionClient(v)
 	object, err := client.Get(ctx, v.propagatedName().Name, metav1.GetOptions{})
 	if err != nil {
 		return false, ignoreNotFound(err)
 	}
-	recorded := policy.ReadPropagated(object)
-	return recorded.Owner == v.object.GetUID() && recorded.Has(cluster), nil
+	propagated := policy.ReadPropagated(object)
+	return propagated.Owner == v.object.GetUID() && propagated.Has(cluster), nil
 }
 
-// sum hashes what clusters are asked for.
-func (v *view) sum() uint64 {
+// computeFingerprint returns the hash of what the view asks of clusters.
+func (v *view) computeFingerprint() uint64 {
 	return policy.Fingerprint(v.object.GetUID(), v.digest.Generation, v.digest.Versions, v.placed, v.reason, v.deleting, v.keepUnwanted,
 		v.object.GetAnnotations()[policy.DeleteOptionAnnotation])
 }
@@ -199,14 +201,14 @@ func (v *view) wanted(cluster string) bool {
 	return v.object != nil && !v.deleting && slices.Contains(v.placed, cluster)
 }
 
-// expected reports whether the federated object is placed or recorded in a cluster.
+// expected reports whether the federated object is placed in a cluster, or has it in its PropagatedVersion.
 func (v *view) expected(cluster string) bool {
-	return slices.Contains(v.placed, cluster) || v.recorded.Has(cluster)
+	return slices.Contains(v.placed, cluster) || v.propagated.Has(cluster)
 }
 
 // state returns the input of policy.Decide. Live is nil if the cluster has no managed object.
 func (c *controller) state(v *view, r *readyCluster) policy.State {
-	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(r.name), Keep: v.keepUnwanted, Recorded: v.valid[r.name], Rendered: v.digest.For(r.name)}
+	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(r.name), Keep: v.keepUnwanted, WrittenVersion: v.valid[r.name], Rendered: v.digest.For(r.name)}
 	if s.Live = r.live(v.key); s.Live != nil {
 		s.Own = c.isHostNamespace(v.federatedType, v.key, s.Live.UID)
 	}
@@ -214,7 +216,7 @@ func (c *controller) state(v *view, r *readyCluster) policy.State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if known := c.records[v.key].resultOf(r.name); known != nil && known.version != "" && known.content == content {
-		s.Recorded = known.version
+		s.WrittenVersion = known.version
 	}
 	s.LiveAnnotations = r.liveAnnotations[v.key]
 	return s

@@ -60,7 +60,7 @@ func (w *work) isOwn(live metav1.Object) bool {
 	return w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())
 }
 
-// fail records why the cluster does not have its object. The request is retried, unless policy refused the
+// fail sets why the cluster does not have its object. The request is retried, unless policy refused the
 // object. After a conflict, or when the term is over, there is no outcome.
 func (w *work) fail(status string, err error) error {
 	if controllers.IsNotLeading(err) || apierrors.IsConflict(err) {
@@ -221,7 +221,7 @@ func (w *work) needsNoWrite(live, object *unstructured.Unstructured, rendered po
 	return policy.Decide(state) == policy.Nothing
 }
 
-// written records a write of the content of the federated object.
+// written notes a write of the content of the federated object.
 func (w *work) written(f *policy.Federated, object *unstructured.Unstructured, reason string) {
 	digest := f.Digest()
 	w.wrote = true
@@ -229,7 +229,7 @@ func (w *work) written(f *policy.Federated, object *unstructured.Unstructured, r
 	w.event(reason, nil)
 }
 
-// remember records the version of an object that has the content.
+// remember notes the version of an object that has the content.
 func (w *work) remember(object *unstructured.Unstructured, content uint64, annotations bool) {
 	w.status, w.version, w.content = "", policy.ObjectVersion(object), content
 	if !annotations {
@@ -303,18 +303,18 @@ func (w *work) hold(ctx context.Context) (bool, error) {
 	}
 	status, wait := removals.Hold(c.settings(ctx).AvailableDelay, c.cfg.RemovalGuard, time.Now())
 	why := fmt.Sprintf("%d of %d objects", removals.Deletions, removals.Managed)
-	if status == "" && removals.HoldsUnrecorded(c.cfg.RemovalGuard, time.Now()) {
-		recorded, err := c.isRecorded(ctx, w.view, w.cluster.name)
+	if status == "" && removals.HoldsUnknown(c.cfg.RemovalGuard, time.Now()) {
+		propagated, err := c.hasPropagatedTo(ctx, w.view, w.cluster.name)
 		if err != nil {
 			return false, err
 		}
-		if !recorded {
+		if !propagated {
 			status, why = policy.RemovalHeld, "objects of which the host has no record, such as "+describe(w.view)
 		}
 	}
 	switch {
 	case status == "":
-		w.cluster.held.Store(false)
+		w.cluster.warnedHeld.Store(false)
 		return false, nil
 	case status == policy.RemovalHeld && !removals.Replaced: // a replaced cluster has a Warning of its own
 		c.warnHeld(w.cluster, why)

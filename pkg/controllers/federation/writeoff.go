@@ -122,7 +122,7 @@ func (c *controller) away(ctx context.Context, kind, cluster string) (policy.Awa
 	if r := c.readyCluster(cluster); r != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		w := r.types[kind]
+		w := r.watches[kind]
 		if w == nil || w.serving != policy.Forbidden {
 			return policy.Away{}, false
 		}
@@ -151,7 +151,7 @@ func (c *controller) writeOff(ctx context.Context, v *view, cluster string) (wri
 		then = "it removes its object when it is back"
 		record := policy.WrittenOff{Cluster: cluster, Type: v.Name, Namespace: v.key.Namespace, Name: v.key.Name, FederatedUID: v.object.GetUID(),
 			UID: c.lastUID(cluster, v.key), Deleted: v.object.GetDeletionTimestamp().UTC(), Options: options}
-		if err := c.record(ctx, record); err != nil {
+		if err := c.saveWrittenOff(ctx, record); err != nil {
 			return false, err
 		}
 	}
@@ -160,8 +160,8 @@ func (c *controller) writeOff(ctx context.Context, v *view, cluster string) (wri
 	return true, nil
 }
 
-// record writes a record. An earlier one, of a former federated object of this name, is replaced.
-func (c *controller) record(ctx context.Context, record policy.WrittenOff) error {
+// saveWrittenOff writes a record. An earlier one, of a former federated object of this name, is replaced.
+func (c *controller) saveWrittenOff(ctx context.Context, record policy.WrittenOff) error {
 	client := c.host.Client.CoreV1().ConfigMaps(c.cfg.Namespace)
 	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: policy.WrittenOffName(record.Cluster, record.Type, record.Namespace, record.Name),
 		Labels: map[string]string{policy.WrittenOffLabel: "true"}}, Data: record.Data()}
@@ -230,7 +230,7 @@ func (r *readyCluster) keepWatches() {
 		kept = map[string]*typeWatch{}
 		r.c.lastSeen[r.name] = kept
 	}
-	for name, w := range r.types {
+	for name, w := range r.watches {
 		if w.serving == policy.Synced { // otherwise what was seen before still counts
 			kept[name] = w
 		}

@@ -40,8 +40,8 @@ type State struct {
 	// Live is the managed object in the cache, or nil. Own is set if it is the host's own Namespace.
 	Live *LiveObject
 	Own  bool
-	// Recorded is the version that was last written, if it counts.
-	Recorded string
+	// WrittenVersion is the version of the object after the last write of the present content, or "".
+	WrittenVersion string
 	// Rendered is what the digest of the federated object says of the cluster.
 	Rendered OverrideDigest
 	// LiveAnnotations is the hash of the annotations after the last write or read of this process, or nil.
@@ -71,7 +71,7 @@ func Decide(s State) Action {
 func (s State) refresh() Action {
 	live := s.Live
 	switch {
-	case live.Version != s.Recorded, strings.HasPrefix(live.Version, "gen:") && live.Labels != s.Rendered.Labels,
+	case live.Version != s.WrittenVersion, strings.HasPrefix(live.Version, "gen:") && live.Labels != s.Rendered.Labels,
 		s.Rendered.Annotations && (s.LiveAnnotations == nil || *s.LiveAnnotations != live.Annotations):
 		return Update
 	}

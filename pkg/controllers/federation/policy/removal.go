@@ -47,9 +47,9 @@ func (r Removals) Hold(availableDelay time.Duration, guard int, now time.Time) (
 	return "", 0
 }
 
-// HoldsUnrecorded reports whether placement must not delete an object of which the host has no record.
-// Without a record, the host may have been restored to a time before the object was placed.
-func (r Removals) HoldsUnrecorded(guard int, now time.Time) bool {
+// HoldsUnknown reports whether placement must not delete an object that is in no PropagatedVersion: the host
+// may have been restored to a time before the object was placed.
+func (r Removals) HoldsUnknown(guard int, now time.Time) bool {
 	return guard < 100 && !now.Before(r.AllowedUntil)
 }
 

@@ -48,7 +48,8 @@ func md5OfJSON(v any) string {
 // Propagated is what a PropagatedVersion says.
 type Propagated struct {
 	Versions
-	// Owner is the UID of the federated object. An earlier one of the same name may have left its record.
+	// Owner is the UID of the federated object. An earlier one of the same name may have left its
+	// PropagatedVersion.
 	Owner types.UID
 	// Clusters are the last written versions of clusters' objects. The version of an older content is empty.
 	Clusters map[string]string
@@ -61,7 +62,7 @@ type clusterVersion struct {
 }
 
 // PropagatedName returns the name of the PropagatedVersion of a federated object. One that would be too long
-// ends with a hash instead. (KubeFed has no record then: the API server refuses its name.)
+// ends with a hash instead. (KubeFed writes none then: the API server refuses its name.)
 func PropagatedName(t *TypeConfig, name string) string {
 	name = strings.ToLower(t.Target.Kind) + "-" + name
 	if len(name) > validation.DNS1123SubdomainMaxLength {
@@ -120,22 +121,22 @@ func (p Propagated) Has(cluster string) bool {
 	return has
 }
 
-// Same reports whether two record the same.
+// Same reports whether two say the same.
 func (p Propagated) Same(other Propagated) bool {
 	return p.Versions == other.Versions && maps.Equal(p.Clusters, other.Clusters)
 }
 
-// Valid returns the recorded versions of clusters that still should have what was written: of all clusters if
-// the federated object is as it was. Recorded is its digest when the versions were recorded, or nil if this
+// Valid returns the versions of clusters that still should have what was written: of all clusters if the
+// federated object is as it was. then is its digest when the PropagatedVersion was written, or nil if this
 // process does not know it; with it, clusters whose own overrides are the same keep their versions.
-func (p Propagated) Valid(recorded *Digest, current Digest) map[string]string {
+func (p Propagated) Valid(then *Digest, current Digest) map[string]string {
 	valid := map[string]string{}
 	if current.Versions.Overrides == "" {
 		return valid // the overrides cannot be read, and every cluster fails
 	}
-	known := recorded != nil && recorded.Versions == p.Versions && p.Template == current.Versions.Template
+	known := then != nil && then.Versions == p.Versions && p.Template == current.Versions.Template
 	for cluster, version := range p.Clusters {
-		if p.Versions == current.Versions || known && recorded.For(cluster).Hash == current.For(cluster).Hash {
+		if p.Versions == current.Versions || known && then.For(cluster).Hash == current.For(cluster).Hash {
 			valid[cluster] = version
 		}
 	}

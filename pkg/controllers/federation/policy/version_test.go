@@ -60,7 +60,7 @@ func TestPropagatedNameIsValidAndUnique(t *testing.T) {
 		strings.Repeat("f", 209) + "." + strings.Repeat("f", 40): false} {
 		got := PropagatedName(typeOf("ConfigMap"), name)
 		if problems := validation.IsDNS1123Subdomain(got); len(problems) > 0 || seen[got] || (got == "configmap-"+name) != whole {
-			t.Errorf("%s has the record %s, %q", name, got, problems)
+			t.Errorf("%s has the PropagatedVersion %s, %q", name, got, problems)
 		}
 		seen[got] = true
 	}
@@ -74,7 +74,7 @@ func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 	equal(t, p.Status()["clusterVersions"], []clusterVersion{{"a", "gen:1"}, {"b", "rv:2"}})
 	read := ReadPropagated(object(t, "status: {templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}"))
 	if !read.Same(p) {
-		t.Errorf("another order is another record: %v", read)
+		t.Errorf("another order is another PropagatedVersion: %v", read)
 	}
 	for what, other := range map[string]Propagated{"version": of(map[string]string{"b": "rv:3", "a": "gen:1"}), "cluster": of(map[string]string{"a": "gen:1"}),
 		"template": {Versions: Versions{"u", "o"}, Clusters: p.Clusters}} {
@@ -93,34 +93,34 @@ func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestRecordedVersionsHoldUntilTheSpecChanges has records of c1 and c2.
-func TestRecordedVersionsHoldUntilTheSpecChanges(t *testing.T) {
+// TestPropagatedVersionsHoldUntilTheSpecChanges has versions of c1 and c2.
+func TestPropagatedVersionsHoldUntilTheSpecChanges(t *testing.T) {
 	const template = "template: {data: {a: b}}"
 	override := func(cluster, value string) string {
 		return ", overrides: [{clusterName: c3}, {clusterName: " + cluster + ", clusterOverrides: [{path: /data/a, value: " + value + "}]}]"
 	}
 	tests := map[string]struct {
-		recorded, was, is string // specs; was is "" after a restart
-		want              string
+		written, was, is string // specs; was is "" after a restart
+		want             string
 	}{
-		"all versions hold after a restart if the template is the same": {recorded: template, is: template, want: "c1 c2"},
-		"F is as it was":       {recorded: template, was: template, is: template, want: "c1 c2"},
-		"the template changed": {recorded: template, was: template, is: "template: {}"},
-		"the version of c1 is void when its override changes":          {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template + override("c1", "z"), want: "c2"},
-		"all versions are void after a restart if an override changed": {recorded: template + override("c1", "x"), is: template + override("c1", "z")},
-		"c1 is no longer overridden":                                   {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template, want: "c2"},
-		"an override of a cluster that holds nothing":                  {recorded: template, was: template, is: template + override("c4", "x"), want: "c1 c2"},
-		"F had changed when it was recorded":                           {recorded: template, was: template + override("c1", "x"), is: template + override("c1", "z")},
-		"the overrides of another cluster cannot be read":              {recorded: template, was: template, is: template + ", overrides: text"},
-		"c1 is named twice":                                            {recorded: template + override("c1", "x"), was: template + override("c1", "x"), is: template + strings.Replace(override("c1", "x"), "c3", "c1", 1), want: "c2"},
-		"c1 is named once more": {recorded: template + override("c1", "x"), was: template + override("c1", "x"), want: "c2",
+		"all versions hold after a restart if the template is the same": {written: template, is: template, want: "c1 c2"},
+		"F is as it was":       {written: template, was: template, is: template, want: "c1 c2"},
+		"the template changed": {written: template, was: template, is: "template: {}"},
+		"the version of c1 is void when its override changes":          {written: template + override("c1", "x"), was: template + override("c1", "x"), is: template + override("c1", "z"), want: "c2"},
+		"all versions are void after a restart if an override changed": {written: template + override("c1", "x"), is: template + override("c1", "z")},
+		"c1 is no longer overridden":                                   {written: template + override("c1", "x"), was: template + override("c1", "x"), is: template, want: "c2"},
+		"an override of a cluster that holds nothing":                  {written: template, was: template, is: template + override("c4", "x"), want: "c1 c2"},
+		"F had changed when it was written":                            {written: template, was: template + override("c1", "x"), is: template + override("c1", "z")},
+		"the overrides of another cluster cannot be read":              {written: template, was: template, is: template + ", overrides: text"},
+		"c1 is named twice":                                            {written: template + override("c1", "x"), was: template + override("c1", "x"), is: template + strings.Replace(override("c1", "x"), "c3", "c1", 1), want: "c2"},
+		"c1 is named once more": {written: template + override("c1", "x"), was: template + override("c1", "x"), want: "c2",
 			is: template + override("c1", "x")[:len(override("c1", "x"))-1] + ", {clusterName: c1}]"},
-		"nothing but the placement changed":                    {recorded: template, was: template, is: template + ", placement: {clusters: []}", want: "c1 c2"},
-		"the overrides could not be read when it was recorded": {recorded: template + ", overrides: text", is: template + ", overrides: text"},
+		"nothing but the placement changed":                   {written: template, was: template, is: template + ", placement: {clusters: []}", want: "c1 c2"},
+		"the overrides could not be read when it was written": {written: template + ", overrides: text", is: template + ", overrides: text"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := Propagated{Versions: federated(t, test.recorded).Versions(), Clusters: map[string]string{"c1": "gen:1", "c2": "rv:2"}}
+			p := Propagated{Versions: federated(t, test.written).Versions(), Clusters: map[string]string{"c1": "gen:1", "c2": "rv:2"}}
 			var was *Digest
 			if test.was != "" {
 				d := federated(t, test.was).Digest()
