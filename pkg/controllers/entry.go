@@ -40,14 +40,15 @@ type Entry struct {
 	// Needs returns what the shared cache must keep for the controller; nil if that is nothing. It is called
 	// after the flags have been parsed.
 	Needs func(Settings) ([]informers.Need, error)
-	// Permissions returns the RBAC rules for what the controller does itself, and list and watch of what it
-	// follows, and no more; nil if there are none. It is called after the flags have been parsed. The host adds
-	// list and watch of what is in Needs. The command rbac prints all of it.
+	// Permissions returns the RBAC rules for the controller's own requests, and rules with list and watch for
+	// each resource that it follows; nil if there are none. It should grant nothing else: the host adds list
+	// and watch for the resources in Needs. The command rbac prints all of these rules. Permissions is called
+	// after the flags have been parsed.
 	Permissions func(Settings) []rbacv1.PolicyRule
-	// NamespacePermissions returns further rules, each of which holds in one namespace, by its name; nil if
-	// there are none. Secrets that are only in the controller's own namespace belong here. Rules under the
-	// empty name are for objects that have no namespace: they hold with --namespaces too, in a ClusterRole. A
-	// need of such objects is an error then if there is no such rule for the resource.
+	// NamespacePermissions returns further rules, by the namespace in which they hold, such as rules for Secrets
+	// in the controller's own namespace; nil if there are none. The rules under the empty name are for
+	// cluster-scoped resources: rbac prints them as a ClusterRole, even with --namespaces. With --namespaces, a
+	// need of a cluster-scoped resource is an error unless one of these rules names the resource.
 	NamespacePermissions func(Settings) map[string][]rbacv1.PolicyRule
 	// Command returns a command for people, with subcommands that understand all flags of the manager;
 	// nil if there is none. connect returns what the flags say, and how the user of a kubeconfig
@@ -66,13 +67,15 @@ type Entry struct {
 
 // Controller is what the host runs while this replica leads.
 type Controller interface {
-	// Run works until ctx ends, finishes what is in flight, and returns nil when none of its work goes on. The
-	// host waits for this as long as --shutdown-timeout says. If Run returns an error, the host assumes that
-	// some work goes on and does not release the Lease. An error that is or wraps ctx.Err() counts as nil, but
-	// not one that also wraps another. If Run returns before ctx ends, or panics, the host starts it again.
+	// Run works until ctx ends. Then it finishes what is in flight, and returns nil once all of its work has
+	// ended. The host waits for Run as long as --shutdown-timeout says.
 	//
-	// In any case the host closes the clusters that Run left open, and stops what it follows. Run itself must
-	// close the loops that it made, by defer.
+	// If Run returns an error, the host assumes that some work goes on, and does not release the Lease. An
+	// error that is ctx.Err(), or wraps ctx.Err() and no other error, counts as nil. If Run panics, or returns
+	// before ctx ends, the host starts it again.
+	//
+	// After Run, however it ended, the host closes the clusters that Run left open, and stops what it follows.
+	// Run itself must close the loops that it made, by defer.
 	Run(ctx context.Context) error
 
 	// Status returns what the controller is doing. It may be called at any time, also before Run.

@@ -39,7 +39,7 @@ const replayAhead = 500
 // queue is the queue of a loop. Its keys wait in lanes.
 type queue[K comparable] struct {
 	workqueue.TypedDelayingInterface[K]               // Add and AddAfter add to laneChanges
-	ready                               *laneQueue[K] // as opposed to those whose delay has yet to pass
+	ready                               *laneQueue[K] // the keys whose delay, if any, has passed
 }
 
 func newQueue[K comparable](opts LoopOptions, logger *klog.Logger) *queue[K] {
@@ -87,7 +87,7 @@ func (q *laneQueue[K]) Add(key K) {
 	q.add(key, laneChanges, tenant, !kept)
 }
 
-// add adds a key to a lane, on behalf of a tenant. own says that it is the key's own one.
+// add adds a key to a lane, on behalf of a tenant. own says whether that is the key's own tenant.
 func (q *laneQueue[K]) add(key K, in lane, tenant string, own bool) {
 	if q.ShuttingDown() {
 		return // the workqueue would ignore the key, and its note would stay
@@ -134,12 +134,12 @@ type lanes[K comparable] struct {
 
 	mu            sync.Mutex // the workqueue calls its methods, Push to Pop, under a lock of its own
 	noted, queued map[K]*item[K]
-	rounds        [2]rounds[K] // of each lane
+	rounds        [2]rounds[K] // the rounds of each lane
 	inARow        int          // keys taken from laneChanges since the last one from laneShown
 	room          *sync.Cond   // broadcasts when laneShown may have become shorter
 	// taken has the taken keys until a worker calls takenItem. Get of the workqueue returns nothing but the key.
 	taken map[K]*item[K]
-	turns map[K]string // of keepTurn
+	turns map[K]string // the tenants that keepTurn has kept
 }
 
 // item is a key, and when it is due in each lane: the round and the order in the round; 0 if it is not there.

@@ -31,12 +31,12 @@ type Loop[K comparable] struct {
 	mu       sync.Mutex
 	phase    Phase
 	queue    *queue[K]
-	opened   bool // queue is of a run that has not begun
+	opened   bool // set while queue is that of a run that has not begun
 	inFlight map[K]InFlight
 	waiting  map[K]struct{} // keys that wait until this replica leads
 	counts   struct{ reconciles, errors, panics uint64 }
 	lastErr  *LastError
-	added    []*mapper[K]     // by Watch
+	added    []*mapper[K]     // the mappers of watches that Watch added
 	admit    func(*mapper[K]) // maps what is in the cache of an added watch; nil unless workers run
 	closed   bool
 }

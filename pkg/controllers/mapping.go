@@ -17,12 +17,12 @@ import (
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
 	watch   Watch[K]
-	newest  func(cache.ObjectName) // of the registration; nil for WaitFor
+	newest  func(cache.ObjectName) // the registration's; nil for WaitFor
 	remove  func()                 // ends the registration, once
 	removed chan struct{}          // closed by remove
 
 	mu    sync.Mutex // held while the mapping is called
-	queue *queue[K]  // of the run; nil while there is none: the gate is closed
+	queue *queue[K]  // the queue of the run; nil while there is none: the gate is closed
 }
 
 func newMapper[K comparable](watch Watch[K]) *mapper[K] {

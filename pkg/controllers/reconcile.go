@@ -98,7 +98,7 @@ type outcome struct {
 	result string
 	// after is what reconcile returned, notBefore how long the API server asked to wait.
 	after, notBefore time.Duration
-	retry            bool // with back-off
+	retry            bool // whether the key is retried, with back-off
 }
 
 // reconcileOnce calls reconcile for key and records the outcome. failures is how often in a row reconcile

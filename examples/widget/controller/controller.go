@@ -129,8 +129,9 @@ func (c *controller) finalize(ctx context.Context, w *v1.Widget) error {
 		if d.DeletionTimestamp != nil {
 			return nil
 		}
+		// The preconditions make the deletion fail if the Deployment has changed since the cache read it.
 		return c.host.Client.AppsV1().Deployments(w.Namespace).Delete(ctx, w.Name, metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &d.UID, ResourceVersion: &d.ResourceVersion}}) // as it was seen
+			Preconditions: &metav1.Preconditions{UID: &d.UID, ResourceVersion: &d.ResourceVersion}})
 	}
 	return c.host.PatchFinalizers(ctx, v1.Widgets, w, slices.DeleteFunc(w.Finalizers, func(f string) bool { return f == finalizer }))
 }

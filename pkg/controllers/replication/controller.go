@@ -78,7 +78,7 @@ func newController(cfg Config, digester *policy.Digester, in informerSet, client
 	c.memory = newMemory(c.metrics)
 	c.evaluator = policy.NewEvaluator(cfg.Options)
 	for kind, informer := range in.Objects {
-		informer.AddIndex(index, c.indexOf(kind))
+		informer.AddIndex(participantsIndex, c.indexOf(kind))
 	}
 	var err error
 	c.loop, err = controllers.NewLoop(loop, c.reconcile, c.watches()...)

@@ -39,9 +39,9 @@ func (t task) String() string { return strings.TrimSpace(string(t.subject) + " "
 // Tenant returns the namespace in whose turn the task is done, unless EnqueueFor names another.
 func (t task) Tenant() string { return t.Namespace }
 
-// The index, and the prefixes of its values.
+// The name of the index of participants, and the prefixes of the index's values.
 const (
-	index = Name + "/keys"
+	participantsIndex = Name + "/keys"
 	// pushers finds the sources that push, by name; without a name, all of them.
 	pushers = "push/"
 	// copiesOf and pullsOf find copies and pull targets by their source, namespace/name.
@@ -74,7 +74,7 @@ func (c *controller) indexOf(kind policy.Kind) func(policy.Cached) []string {
 
 // indexed returns the keys of the objects that the index has under a value.
 func (c *controller) indexed(kind policy.Kind, value string) (keys []policy.Key) {
-	for _, obj := range c.in.Objects[kind].ByIndex(index, value) {
+	for _, obj := range c.in.Objects[kind].ByIndex(participantsIndex, value) {
 		keys = append(keys, policy.NewKey(kind, obj.GetNamespace(), obj.GetName()))
 	}
 	return keys

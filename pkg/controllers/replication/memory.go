@@ -35,15 +35,17 @@ const (
 type memory struct {
 	metrics *domainMetrics
 	marks   *rate.Limiter
-	notices *notices.Memory // of events
+	notices *notices.Memory // the Events that were sent lately
 	mu      sync.Mutex
 	targets map[policy.Key]*entry
-	sources map[policy.Key]int // small, since anybody may have many of them
+	// sources are the numbers of namespaces for which pushing sources count, and no more: anybody may have many
+	// sources.
+	sources map[policy.Key]int
 }
 
 // entry is what is remembered of a target.
 type entry struct {
-	state metrics.GaugeMetric // that counts it
+	state metrics.GaugeMetric // the gauge that counts the target
 	// source is the version of the source that was written last. To write it again repairs a drift, which
 	// may happen from next on.
 	source  string

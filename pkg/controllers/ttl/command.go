@@ -61,15 +61,15 @@ default $KUBECONFIG, then ~/.kube/config.`,
 type trial struct {
 	*controller
 	now    time.Time
-	due    []string // rows of the table
-	counts []counts // by rule
-	notes  []string
+	due    []string // the rows of the table of objects that are due
+	counts []counts // the counts of each rule, in the order of the file
+	notes  []string // what is printed below the tables
 }
 
 // counts is how many objects a rule decides on.
 type counts struct {
 	due, later, faulty int
-	fault              string // of one of them
+	fault              string // the fault of one of the faulty objects
 }
 
 // run evaluates the rules for every object that they are about. The error has everything that could
@@ -121,17 +121,19 @@ func (t *trial) add(r *typeRules, obj metav1.Object) {
 	if v.Rule == 0 {
 		return
 	}
-	of, name, d := &t.counts[v.Rule-1], r.t.GroupResource().String()+"/"+obj.GetName(), t.rules.Decide(v)
+	ofRule := &t.counts[v.Rule-1]
+	name := r.t.GroupResource().String() + "/" + obj.GetName()
+	d := t.rules.Decide(v)
 	switch {
 	case v.Problem != 0:
-		of.faulty++
-		of.fault = fmt.Sprintf("%s, such as %s in %q: %v", v.Problem, name, obj.GetNamespace(), err)
+		ofRule.faulty++
+		ofRule.fault = fmt.Sprintf("%s, such as %s in %q: %v", v.Problem, name, obj.GetNamespace(), err)
 	case d.Due(t.now):
-		of.due++
+		ofRule.due++
 		t.due = append(t.due, fmt.Sprintf("%s\t%s\t%s\t%s\t%s", obj.GetNamespace(), name, d.Rule,
 			d.Since.UTC().Format(time.RFC3339), d.Deadline.UTC().Format(time.RFC3339)))
 	default:
-		of.later++
+		ofRule.later++
 	}
 }
 

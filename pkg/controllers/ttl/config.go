@@ -24,9 +24,9 @@ type Config struct {
 	// Annotations are the families that count; empty means native, and what Compat names.
 	Annotations []string
 	// The host sets these three, and OwnNamespaces of the Options.
-	Compat []policy.Family  // of the operators that this installation replaces
+	Compat []policy.Family  // the families of the operators that this installation replaces
 	Scope  []string         // the only namespaces that may be read and written; empty means all
-	Pod    cache.ObjectName // the manager's, if it is known
+	Pod    cache.ObjectName // the manager's Pod, if it is known
 	// RulesFile has rules for objects without annotations, see package rules; empty means none.
 	RulesFile string
 	// DryRun deletes nothing.

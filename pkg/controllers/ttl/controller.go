@@ -51,7 +51,7 @@ type controller struct {
 
 	mu     sync.Mutex
 	types  map[schema.GroupResource]*followedType
-	faults map[string]RuleFault // by rule
+	faults map[string]RuleFault // the last fault of each rule
 }
 
 var _ controllers.Controller = &controller{}
@@ -109,7 +109,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		k.forget(k.ObjectName, r)
 		return 0, nil
 	}
-	k.decided(r, d.Deadline)
+	k.setDeadline(r, d.Deadline)
 	if !d.Due(now) {
 		return wait(&d, now), nil
 	}

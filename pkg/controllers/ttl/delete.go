@@ -93,7 +93,7 @@ func (c *controller) expire(ctx context.Context, k key, r *dueRecord, decided *p
 		logger.V(2).Info("Deleted an expired object")
 		c.metrics.deletion(k, &d, resultSuccess)
 		c.metrics.lag.Observe(time.Since(d.Deadline).Seconds())
-		k.decided(r, policy.Never) // it is not overdue while its finalizers work
+		k.setDeadline(r, policy.Never) // it is not overdue while its finalizers work
 		c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, "deleted because of "+d.Because())
 		return 0, nil
 	}

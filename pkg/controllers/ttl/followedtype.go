@@ -34,9 +34,9 @@ func (k key) Tenant() string { return k.Namespace }
 type dueRecord struct {
 	obj       metav1.Object
 	verdict   rules.Verdict
-	firstSeen time.Time // with these annotations or this verdict
-	deadline  time.Time // by the last decision
-	failures  int       // only the worker that has the key uses it
+	firstSeen time.Time // when these annotations, or this verdict, were first seen
+	deadline  time.Time // the deadline of the last decision
+	failures  int       // the failed attempts; only the worker that has the key uses it
 }
 
 // newDueRecord returns the record of an object that is first seen at now, before a decision.
@@ -47,13 +47,13 @@ func newDueRecord(obj metav1.Object, now time.Time) *dueRecord {
 // followedType is a type whose objects are watched, with its objects that may expire.
 type followedType struct {
 	policy.Type
-	rules     *typeRules // nil without rules
+	rules     *typeRules // the rules for the type; nil if there are none
 	following *informers.Following[metav1.Object]
 
 	mu          sync.Mutex
 	records     map[cache.ObjectName]*dueRecord
-	tracked     int           // objects that may expire, in the cache
-	expiring    map[uint8]int // of them, those that expire by a rule, by its number
+	tracked     int           // the number of cached objects that may expire
+	expiring    map[uint8]int // the number of those that expire by a rule, by the number of the rule
 	pausedUntil time.Time
 }
 
@@ -121,7 +121,8 @@ func (t *followedType) count(obj metav1.Object, n int) {
 	}
 }
 
-func (t *followedType) decided(r *dueRecord, deadline time.Time) {
+// setDeadline notes the deadline of a decision in a record.
+func (t *followedType) setDeadline(r *dueRecord, deadline time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r.deadline = deadline
@@ -177,7 +178,7 @@ type TypeStatus struct {
 	Synced       bool       `json:"synced"`
 	Tracked      int        `json:"tracked"`
 	Overdue      int        `json:"overdue"`
-	NextDeadline *time.Time `json:"nextDeadline,omitempty"` // within an hour or so
+	NextDeadline *time.Time `json:"nextDeadline,omitempty"` // the first one within an hour or so
 	Problem      string     `json:"problem,omitempty"`
 }
 

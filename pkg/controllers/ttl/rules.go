@@ -111,7 +111,7 @@ func (c *controller) faultOf(ctx context.Context, k key, v rules.Verdict) {
 type RuleStatus struct {
 	Rule      string     `json:"rule"`
 	DryRun    bool       `json:"dryRun,omitempty"`
-	Objects   int        `json:"objects"` // that expire by it
+	Objects   int        `json:"objects"` // the number of objects that expire by it
 	Overdue   int        `json:"overdue"`
 	LastFault *RuleFault `json:"lastFault,omitempty"`
 }

@@ -87,7 +87,7 @@ func (c *controller) followTypes(ctx context.Context) error {
 type follower struct {
 	*controller
 	definitions []*informers.Following[metav1.Object]
-	problems    string // as last logged
+	problems    string // what was last logged
 }
 
 // followDefinitions sets the timer when the definition of a type changes, and when it is first seen.

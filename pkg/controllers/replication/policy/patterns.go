@@ -52,9 +52,10 @@ var noDotNetTime time.Time
 
 // matchers keeps parsed values.
 type matchers struct {
-	parsed     *lru.Cache // by grammar and text: the matcher
-	paused     *lru.Cache // by namespace with a list that took too long: until when none of its .NET patterns is run
-	unreadable bool       // the labels of Namespaces are unreadable
+	parsed *lru.Cache // the matchers, by grammar and text
+	// paused says until when no .NET pattern of a namespace is run, because one of its lists took too long.
+	paused     *lru.Cache
+	unreadable bool // set if the labels of Namespaces are unreadable
 }
 
 func newMatchers(unreadable bool) *matchers {

@@ -32,7 +32,7 @@ type role struct {
 	dialect Dialect
 	from    types.NamespacedName // the source of a pullTarget or pushCopy
 	marker  *marker              // the valid marker, if any
-	problem *Problem             // of a pullTarget whose annotations cannot be followed
+	problem *Problem             // the problem of a pullTarget whose annotations cannot be followed
 }
 
 // roleOf returns the role of an object, which may be nil. The first rule that fits decides.

@@ -36,29 +36,30 @@ type Breaker struct {
 	// namespaces has each namespace that had a deletion, until it is forgotten: after a minute without
 	// deletions, unless it is stopped. The total limits how many there are.
 	namespaces map[string]*tally
-	forgotten  time.Time // when idle namespaces were
+	lastForget time.Time // when idle namespaces were last forgotten
 }
 
 // tally is what a breaker knows of one namespace, or of all namespaces.
 type tally struct {
-	taken []time.Time // in the last minute, in order
-	until time.Time   // stopped before this
+	deletions    []time.Time // the times of those that were permitted in the last minute, in order
+	stoppedUntil time.Time
 }
 
+// full reports whether the last minute had as many deletions as the limit.
 func (t *tally) full(now time.Time, limit int) bool {
-	t.taken = slices.DeleteFunc(t.taken, func(deletion time.Time) bool { return now.Sub(deletion) >= window })
-	return len(t.taken) >= limit
+	t.deletions = slices.DeleteFunc(t.deletions, func(at time.Time) bool { return now.Sub(at) >= window })
+	return len(t.deletions) >= limit
 }
 
 // Open returns how long no deletion is permitted in a namespace.
 func (b *Breaker) Open(namespace string, now time.Time) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	until := b.total.until
-	if t := b.namespaces[namespace]; t != nil && t.until.After(until) {
-		until = t.until
+	stoppedUntil := b.total.stoppedUntil
+	if t := b.namespaces[namespace]; t != nil && t.stoppedUntil.After(stoppedUntil) {
+		stoppedUntil = t.stoppedUntil
 	}
-	return max(until.Sub(now), 0)
+	return max(stoppedUntil.Sub(now), 0)
 }
 
 // Stopped returns how many namespaces are stopped for their own deletions, and whether all are stopped.
@@ -66,11 +67,11 @@ func (b *Breaker) Stopped(now time.Time) (namespaces int, all bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, t := range b.namespaces {
-		if t.until.After(now) {
+		if t.stoppedUntil.After(now) {
 			namespaces++
 		}
 	}
-	return namespaces, b.total.until.After(now)
+	return namespaces, b.total.stoppedUntil.After(now)
 }
 
 // Take counts a deletion and reports whether it is permitted. If it is the first that exceeds a limit,
@@ -87,17 +88,17 @@ func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, opened 
 		t = &tally{}
 	}
 	switch {
-	case t.until.After(now), b.total.until.After(now):
+	case t.stoppedUntil.After(now), b.total.stoppedUntil.After(now):
 		return false, ""
 	case t.full(now, b.Limit):
-		t.until = now.Add(b.Cooldown)
+		t.stoppedUntil = now.Add(b.Cooldown)
 		return false, OneNamespace
 	case b.total.full(now, TotalLimitFactor*b.Limit):
-		b.total.until = now.Add(b.Cooldown)
+		b.total.stoppedUntil = now.Add(b.Cooldown)
 		return false, AllNamespaces
 	}
-	t.taken = append(t.taken, now)
-	b.total.taken = append(b.total.taken, now)
+	t.deletions = append(t.deletions, now)
+	b.total.deletions = append(b.total.deletions, now)
 	if b.namespaces == nil {
 		b.namespaces = map[string]*tally{}
 	}
@@ -107,11 +108,11 @@ func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, opened 
 
 // forget forgets idle namespaces, once a minute.
 func (b *Breaker) forget(now time.Time) {
-	if now.Sub(b.forgotten) < window {
+	if now.Sub(b.lastForget) < window {
 		return
 	}
-	b.forgotten = now
-	maps.DeleteFunc(b.namespaces, func(_ string, t *tally) bool { return !t.full(now, 1) && !t.until.After(now) })
+	b.lastForget = now
+	maps.DeleteFunc(b.namespaces, func(_ string, t *tally) bool { return !t.full(now, 1) && !t.stoppedUntil.After(now) })
 }
 
 // Return takes back the last permission in a namespace, which led to no deletion.
@@ -119,8 +120,8 @@ func (b *Breaker) Return(namespace string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, t := range []*tally{b.namespaces[namespace], &b.total} {
-		if t != nil && len(t.taken) > 0 {
-			t.taken = t.taken[:len(t.taken)-1]
+		if t != nil && len(t.deletions) > 0 {
+			t.deletions = t.deletions[:len(t.deletions)-1]
 		}
 	}
 }

@@ -101,7 +101,7 @@ func (s *Set) Decide(v Verdict) policy.Decision {
 type Typed struct {
 	t     policy.Type
 	set   *Set
-	rules []uint8 // as in Verdict
+	rules []uint8 // the numbers of the rules, as in Verdict
 	// Whole says that a rule reads more than the metadata.
 	Whole bool
 }

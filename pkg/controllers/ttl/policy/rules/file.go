@@ -48,7 +48,7 @@ type Rule struct {
 	TTL       string   `json:"ttl"`
 	DryRun    bool     `json:"dryRun"`
 
-	resources []schema.GroupVersionResource // in which * stands for every plural, and every group
+	resources []schema.GroupVersionResource // what Resources says; * stands for every plural, and every group
 	// every is set if a resource is a wildcard: the expressions then read some of the metadata only.
 	every       bool
 	forever     bool
