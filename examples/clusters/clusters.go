@@ -45,11 +45,12 @@ type controller struct {
 	*controllers.Loop[cache.ObjectName]
 	host    controllers.Host
 	secrets *informers.Informer[metav1.Object]
-	members map[string]*member // by name of the Secret; without a lock, since the loop has one worker
+	// members are the open clusters, by the name of the Secret. One worker needs no lock.
+	members map[string]*member
 }
 
 type member struct {
-	version string // of the Secret
+	version string // the resourceVersion of the Secret
 	close   func()
 }
 

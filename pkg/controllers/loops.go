@@ -15,8 +15,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
-// Loops are the loops of a controller that has several, and its Run and Status. Each is a [Loop], or embeds
-// one.
+// Loops are the loops of a controller that has several, and give it its Run and Status. Each is a [Loop], or
+// embeds one.
 type Loops []Controller
 
 // Run runs the loops beside each other until ctx ends. If one ends earlier, all end. If one panics, Run does.

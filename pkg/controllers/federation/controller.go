@@ -186,9 +186,9 @@ func (c *controller) Run(ctx context.Context) error {
 	return c.Loops.Run(ctx)
 }
 
-// lock returns who holds the lock of KubeFed's election, and when it was renewed; "" is nobody. gone is set
-// if nobody has renewed it for so long that KubeFed cannot lead.
-func (c *controller) lock(ctx context.Context) (held string, gone bool, err error) {
+// lock returns what says who holds the lock of KubeFed's election, and when it was renewed; "" is nobody.
+// gone is set if nobody has renewed it for so long that KubeFed cannot lead.
+func (c *controller) lock(ctx context.Context) (holders string, gone bool, err error) {
 	const annotation = "control-plane.alpha.kubernetes.io/leader"
 	gone = true
 	for _, resource := range []string{"configmaps", "endpoints"} {
@@ -199,14 +199,14 @@ func (c *controller) lock(ctx context.Context) (held string, gone bool, err erro
 		if err != nil || object.Annotations[annotation] == "" {
 			continue
 		}
-		held += object.Annotations[annotation]
+		holders += object.Annotations[annotation]
 		var record struct{ RenewTime metav1.Time }
 		malformed := json.Unmarshal([]byte(object.Annotations[annotation]), &record)
 		if malformed != nil || record.RenewTime.IsZero() || time.Since(record.RenewTime.Time) < kubeFedGone {
 			gone = false
 		}
 	}
-	return held, gone, nil
+	return holders, gone, nil
 }
 
 // kubeFedLeads reports whether somebody renews the lock within the time in which KubeFed does.

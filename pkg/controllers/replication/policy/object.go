@@ -115,7 +115,9 @@ func (d *Digester) Describe(b *Body) *Object {
 		Type: b.Type, Immutable: b.Immutable != nil && *b.Immutable, UserMade: userMade(b),
 		Annotations: map[string]string{},
 	}
-	replicator, left, keyText := false, maxAnnotations, 0
+	replicator := false
+	left := maxAnnotations
+	keyText := 0
 	for _, key := range annotations {
 		if value, has := b.Annotations[key]; has {
 			if left -= len(value); left < 0 || len(value) > maxPatternLength {
