@@ -55,14 +55,14 @@ func parallel(n int, do func(i int)) {
 	running.Wait()
 }
 
-// each does something for all sources, several at a time.
-func (f fan) each(do func(name string)) {
+// forEachSource does something for all sources, several at a time.
+func (f fan) forEachSource(do func(name string)) {
 	f.Helper()
 	parallel(f.sources, func(i int) { do(fmt.Sprintf("s%d", i)) })
 }
 
-// copies counts the copies with that content.
-func (f fan) copies(value string) int {
+// countCopies counts the copies with that content.
+func (f fan) countCopies(value string) int {
 	f.Helper()
 	list, err := shared.Admin.CoreV1().Secrets("").List(f.ctx, metav1.ListOptions{})
 	if err != nil {
@@ -78,10 +78,10 @@ func (f fan) copies(value string) int {
 	return n
 }
 
-func (f fan) awaitCopies(value string, enough func(int) bool) {
+func (f fan) waitForCopies(value string, enough func(int) bool) {
 	f.Helper()
 	fleet.Eventually(f.ctx, f, func() error {
-		if n := f.copies(value); !enough(n) {
+		if n := f.countCopies(value); !enough(n) {
 			return fmt.Errorf("%d copies with %q", n, value)
 		}
 		return nil
@@ -119,19 +119,19 @@ func TestLongHandoverInAFanOut(t *testing.T) {
 			leader = shared.RunLeader(f.ctx, t, args(tc.args...)...)
 			standby = shared.RunStandby(f.ctx, t, args(tc.args...)...)
 
-			f.each(func(name string) {
-				f.secret("a/"+name, "k=v", f.with("Q:push-to=labels: group={id},fan=yes"))
+			f.forEachSource(func(name string) {
+				f.secret("a/"+name, "k=v", f.annotated("Q:push-to=labels: group={id},fan=yes"))
 			})
-			handover(func() bool { n := f.copies("v"); return n > all/10 })
-			f.awaitCopies("v", func(n int) bool { return n == all })
+			handover(func() bool { n := f.countCopies("v"); return n > all/10 })
+			f.waitForCopies("v", func(n int) bool { return n == all })
 
-			f.each(func(name string) { f.edit("a/"+name, holding("k=w")) })
-			handover(func() bool { n := f.copies("w"); return n > all/10 })
-			f.awaitCopies("w", func(n int) bool { return n == all })
+			f.forEachSource(func(name string) { f.edit("a/"+name, holding("k=w")) })
+			handover(func() bool { n := f.countCopies("w"); return n > all/10 })
+			f.waitForCopies("w", func(n int) bool { return n == all })
 
-			f.each(func(name string) { f.remove("a/" + name) })
-			handover(func() bool { n := f.copies(""); return n < all*9/10 })
-			f.awaitCopies("", func(n int) bool { return n == 0 })
+			f.forEachSource(func(name string) { f.remove("a/" + name) })
+			handover(func() bool { n := f.countCopies(""); return n < all*9/10 })
+			f.waitForCopies("", func(n int) bool { return n == 0 })
 
 			counts := map[string]int{}
 			for _, write := range f.writes() {

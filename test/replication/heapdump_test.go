@@ -42,22 +42,22 @@ func TestHeapHasNoValueAfterItsWrite(t *testing.T) {
 	}
 	for i := range 10 {
 		name := fmt.Sprintf("planted-%d", i)
-		permitted := f.with("Q:push-to={b}", "M:replication-allowed=true", "M:replication-allowed-namespaces={b}")
+		permitted := f.annotated("Q:push-to={b}", "M:replication-allowed=true", "M:replication-allowed-namespaces={b}")
 		first, own := plant(), plant()
 		f.secret("a/"+name, "k="+first, permitted)
-		f.secret("b/pull-"+name, "own="+own, f.with("M:replicate-from={a}/"+name))
-		f.await("b/"+name+": k="+first, "b/pull-"+name+": k="+first+" own="+own)
+		f.secret("b/pull-"+name, "own="+own, f.annotated("M:replicate-from={a}/"+name))
+		f.waitForContent("b/"+name+": k="+first, "b/pull-"+name+": k="+first+" own="+own)
 		f.edit("b/"+name, holding("k="+plant())) // drift
-		f.await("b/" + name + ": k=" + first)
+		f.waitForContent("b/" + name + ": k=" + first)
 		f.edit("b/"+name, func(s *corev1.Secret) { s.Immutable = new(true) })
 		second := plant()
 		f.edit("a/"+name, holding("k="+second))
-		f.await("b/"+name+": k="+second, "b/pull-"+name+": k="+second+" own="+own)
+		f.waitForContent("b/"+name+": k="+second, "b/pull-"+name+": k="+second+" own="+own)
 	}
 	// What follows takes the buffers of the connection.
 	for i := range 20 {
 		name := fmt.Sprintf("plough-%d", i)
-		f.secret("a/"+name, "k="+strings.Repeat("x", 64<<10), f.with("Q:push-to={b}"))
+		f.secret("a/"+name, "k="+strings.Repeat("x", 64<<10), f.annotated("Q:push-to={b}"))
 		fleet.Eventually(f.ctx, t, func() error {
 			if f.get("b/"+name) == nil {
 				return fmt.Errorf("no copy of %s", name)

@@ -24,12 +24,12 @@ import (
 func TestLongHostileSourceKeepsNobodyWaiting(t *testing.T) {
 	f := newFan(t, 0, 200)
 	for _, name := range []string{"victim", "owner", "slow", "slow200"} {
-		f.namespace(name)
+		f.addNamespace(name)
 	}
 	shared.RunReleased(f.ctx, t, args()...)
-	f.secret("owner/s", "k=0", f.with("Q:allow-pull={victim}"))
-	f.secret("victim/t", "", f.with("Q:pull-from={owner}/s"))
-	f.await("victim/t: k=0")
+	f.secret("owner/s", "k=0", f.annotated("Q:allow-pull={victim}"))
+	f.secret("victim/t", "", f.annotated("Q:pull-from={owner}/s"))
+	f.waitForContent("victim/t: k=0")
 	latency := shared.NewLatency(f.ctx, t)
 	median := func(during string) time.Duration {
 		t.Helper()
@@ -37,8 +37,8 @@ func TestLongHostileSourceKeepsNobodyWaiting(t *testing.T) {
 			func(value string) bool { return f.content("victim/t") == "k="+value })
 	}
 	quiet := median("alone")
-	// while has four writers that send one patch after the other, whatever becomes of it.
-	while := func(name string, patch func(i int) (object, body string)) {
+	// measureDuring has four writers that send one patch after the other, whatever becomes of it.
+	measureDuring := func(name string, patch func(i int) (object, body string)) {
 		t.Helper()
 		ctx, stop := context.WithCancel(f.ctx)
 		var writers sync.WaitGroup
@@ -69,26 +69,26 @@ func TestLongHostileSourceKeepsNobodyWaiting(t *testing.T) {
 		"a marker of 200 KiB":       `Q:source={"copy":"` + strings.Repeat("x", 200<<10) + `"}`,
 		"200 KiB of keys":           "M:replicated-keys=" + strings.Repeat("k,", 100<<10),
 	} {
-		push := f.with(annotation, "R:reflection-allowed=true", "R:reflection-auto-enabled=true")
+		push := f.annotated(annotation, "R:reflection-allowed=true", "R:reflection-auto-enabled=true")
 		if !strings.HasPrefix(annotation, "R:") {
-			push = f.with(annotation)
+			push = f.annotated(annotation)
 		}
 		f.secret("a/hostile", "k=v", push)
-		while(name, func(i int) (object, body string) { return "a/hostile", fmt.Sprintf(`{"stringData":{"k":"%d"}}`, i) })
+		measureDuring(name, func(i int) (object, body string) { return "a/hostile", fmt.Sprintf(`{"stringData":{"k":"%d"}}`, i) })
 		f.remove("a/hostile")
 	}
 
 	// The first slow pattern stops all patterns of its namespace for 10 minutes, so each case has a namespace.
-	slow := f.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces="+strings.TrimSuffix(strings.Repeat("(.+.+)+_,", 60), ","))
+	slow := f.annotated("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces="+strings.TrimSuffix(strings.Repeat("(.+.+)+_,", 60), ","))
 	flap := func(object string, i int) (string, string) {
 		return object, fmt.Sprintf(`{"metadata":{"annotations":{"reflector.v1.k8s.emberstack.com/reflection-auto-namespaces":"(.+.+)+_%d"}}}`, i)
 	}
 	f.secret("slow/t", "k=v", slow)
-	while("a slow pattern of a source with the target's name", func(i int) (string, string) { return flap("slow/t", i) })
+	measureDuring("a slow pattern of a source with the target's name", func(i int) (string, string) { return flap("slow/t", i) })
 	parallel(200, func(i int) { f.secret(fmt.Sprint("slow200/s-", i), "k=v", slow) })
-	while("200 sources with slow patterns", func(i int) (string, string) { return flap(fmt.Sprint("slow200/s-", i%200), i) })
+	measureDuring("200 sources with slow patterns", func(i int) (string, string) { return flap(fmt.Sprint("slow200/s-", i%200), i) })
 
-	f.secret("a/wide", "k=v", f.with("Q:push-to=labels: group={id},fan=yes"))
+	f.secret("a/wide", "k=v", f.annotated("Q:push-to=labels: group={id},fan=yes"))
 	if took := median("while 200 targets are created"); took > quiet+time.Second {
 		t.Errorf("while 200 targets of a namespace are due, another's pull takes %v, alone %v", took, quiet)
 	}

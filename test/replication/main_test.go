@@ -44,7 +44,7 @@ type fixture struct {
 	ctx        context.Context
 	id         string
 	namespaces map[string]string
-	begin      time.Time
+	started    time.Time
 }
 
 var groups atomic.Int64
@@ -52,20 +52,20 @@ var groups atomic.Int64
 // newFixture creates the namespaces, each with the label group={id}.
 func newFixture(t *testing.T, names ...string) *fixture {
 	t.Helper()
-	f := &fixture{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("w%d", groups.Add(1)), namespaces: map[string]string{}, begin: time.Now()}
+	f := &fixture{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("w%d", groups.Add(1)), namespaces: map[string]string{}, started: time.Now()}
 	for _, name := range names {
-		f.namespace(name)
+		f.addNamespace(name)
 	}
 	return f
 }
 
-func (f *fixture) namespace(name string) {
+func (f *fixture) addNamespace(name string) {
 	f.Helper()
 	f.namespaces[name] = shared.NewNamespace(f.ctx, f, map[string]string{"group": f.id, "name": name})
 }
 
-// text replaces {name} by the namespace and {id} by the group's.
-func (f *fixture) text(s string) string {
+// expand replaces {name} by the namespace and {id} by the group's.
+func (f *fixture) expand(s string) string {
 	s = strings.ReplaceAll(s, "{id}", f.id)
 	for name, namespace := range f.namespaces {
 		s = strings.ReplaceAll(s, "{"+name+"}", namespace)
@@ -104,11 +104,11 @@ func dataOf(text string) map[string][]byte {
 	return data
 }
 
-// with sets annotations: key=value, or key alone to remove it.
-func (f *fixture) with(pairs ...string) func(*corev1.Secret) {
+// annotated sets annotations: key=value, or key alone to remove it.
+func (f *fixture) annotated(pairs ...string) func(*corev1.Secret) {
 	return func(s *corev1.Secret) {
 		for _, pair := range pairs {
-			key, value, has := strings.Cut(f.text(pair), "=")
+			key, value, has := strings.Cut(f.expand(pair), "=")
 			if s.Annotations == nil {
 				s.Annotations = map[string]string{}
 			}
@@ -199,8 +199,8 @@ func (f *fixture) content(object string) string {
 	return strings.Join(list, " ")
 }
 
-// await waits until each Secret holds its content: object: k=v.
-func (f *fixture) await(objects ...string) {
+// waitForContent waits until each Secret holds its content: object: k=v.
+func (f *fixture) waitForContent(objects ...string) {
 	f.Helper()
 	fleet.Eventually(f.ctx, f, func() error {
 		for _, text := range objects {
@@ -218,14 +218,14 @@ func (f *fixture) await(objects ...string) {
 func (f *fixture) settle() {
 	f.Helper()
 	name := fmt.Sprintf("canary-%d", time.Now().UnixNano())
-	f.secret("a/"+name, "k=v", f.with("Q:push-to={b}"))
-	f.await("b/" + name + ": k=v")
-	f.edit("a/"+name, f.with("Q:push-to"))
-	f.await("b/" + name + ": none")
+	f.secret("a/"+name, "k=v", f.annotated("Q:push-to={b}"))
+	f.waitForContent("b/" + name + ": k=v")
+	f.edit("a/"+name, f.annotated("Q:push-to"))
+	f.waitForContent("b/" + name + ": none")
 }
 
-// told waits for an Event about a Secret.
-func (f *fixture) told(object, reason string) {
+// waitForEvent waits for an Event about a Secret.
+func (f *fixture) waitForEvent(object, reason string) {
 	f.Helper()
 	namespace, name := f.split(object)
 	fleet.Eventually(f.ctx, f, func() error {
@@ -250,7 +250,7 @@ func (f *fixture) requests(match func(auditv1.Event) bool) (list []string) {
 	for name, namespace := range f.namespaces {
 		names[namespace] = name
 	}
-	for _, e := range shared.AuditSince(f, f.begin, match) {
+	for _, e := range shared.AuditSince(f, f.started, match) {
 		ref := e.ObjectRef
 		if cluster.AuditPod(e) == "" || ref == nil || names[ref.Namespace] == "" || ref.Resource != "secrets" && ref.Resource != "configmaps" ||
 			strings.HasPrefix(ref.Name, "canary-") {
@@ -262,8 +262,8 @@ func (f *fixture) requests(match func(auditv1.Event) bool) (list []string) {
 	return list
 }
 
-// wrote compares the writes so far.
-func (f *fixture) wrote(want ...string) {
+// expectWrites compares the writes so far.
+func (f *fixture) expectWrites(want ...string) {
 	f.Helper()
 	var got []string
 	fleet.Eventually(f.ctx, f, func() error { // an object has changed before its write is in the audit log

@@ -24,22 +24,22 @@ func TestMigrationWritesNothing(t *testing.T) {
 	}{
 		"from the reflector": {
 			setup: func(f *fixture) {
-				f.secret("a/s", "k=v", f.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true",
+				f.secret("a/s", "k=v", f.annotated("R:reflection-allowed=true", "R:reflection-auto-enabled=true",
 					"R:reflection-allowed-namespaces={b},{c}", "R:reflection-auto-namespaces={b},{c}"))
 				version := f.get("a/s").ResourceVersion
 				made := func(auto string) func(*corev1.Secret) {
-					return f.with("R:reflects={a}/s", "R:auto-reflects="+auto, "R:reflected-version="+version, "R:reflected-at=2026-01-01T00:00:00.1234567+00:00")
+					return f.annotated("R:reflects={a}/s", "R:auto-reflects="+auto, "R:reflected-version="+version, "R:reflected-at=2026-01-01T00:00:00.1234567+00:00")
 				}
 				f.secret("b/s", "k=v", made("True"))
-				f.secret("c/s", "k=v", made("True"), f.with("R:reflected-at=\"2024-01-01T00:00:00+00:00\""))
+				f.secret("c/s", "k=v", made("True"), f.annotated("R:reflected-at=\"2024-01-01T00:00:00+00:00\""))
 				f.secret("b/mirror", "k=v", made("False"), func(s *corev1.Secret) { s.Labels = map[string]string{"own": "1"} })
-				f.secret("c/mirror", "", f.with("R:reflects={a}/gone"))
-				f.secret("a/foreign", "k=v", f.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={b}"))
-				f.secret("b/foreign", "own=1", f.with("example.com/x=y"))
+				f.secret("c/mirror", "", f.annotated("R:reflects={a}/gone"))
+				f.secret("a/foreign", "k=v", f.annotated("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={b}"))
+				f.secret("b/foreign", "own=1", f.annotated("example.com/x=y"))
 				// A mirror that the reflector has converted: a tool applies it.
-				f.secret("b/converted", "k=v", made("True"), f.with("R:reflects={a}/converted", "kubectl.kubernetes.io/last-applied-configuration={}"))
-				f.secret("a/converted", "k=v", f.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={c}"))
-				f.secret("c/converted", "k=v", made("True"), f.with("R:reflects={a}/converted"))
+				f.secret("b/converted", "k=v", made("True"), f.annotated("R:reflects={a}/converted", "kubectl.kubernetes.io/last-applied-configuration={}"))
+				f.secret("a/converted", "k=v", f.annotated("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={c}"))
+				f.secret("c/converted", "k=v", made("True"), f.annotated("R:reflects={a}/converted"))
 			},
 			change: func(f *fixture) {
 				f.edit("a/s", holding("k=w"))
@@ -50,15 +50,15 @@ func TestMigrationWritesNothing(t *testing.T) {
 		},
 		"from the replicator": {
 			setup: func(f *fixture) {
-				f.secret("a/s", "k=v j=w", f.with("M:replicate-to={b}", "M:replicate-to-matching=group={id},name=c",
+				f.secret("a/s", "k=v j=w", f.annotated("M:replicate-to={b}", "M:replicate-to-matching=group={id},name=c",
 					"M:replication-allowed=true", "M:replication-allowed-namespaces={b}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
-				made := f.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+f.get("a/s").ResourceVersion, "M:replicated-keys=j,k")
+				made := f.annotated("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+f.get("a/s").ResourceVersion, "M:replicated-keys=j,k")
 				labelled := func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} }
 				f.secret("b/s", "k=v j=w", made, labelled)
 				f.secret("c/s", "k=v j=w own=1", made, labelled)
-				f.secret("b/pulled", "k=v j=w own=1", made, f.with("M:replicate-from={a}/s"))
-				f.secret("c/orphan", "k=v", f.with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version=1", "M:replicated-keys=k"))
-				f.secret("c/pulled", "own=1", f.with("M:replicate-from={a}/s"))
+				f.secret("b/pulled", "k=v j=w own=1", made, f.annotated("M:replicate-from={a}/s"))
+				f.secret("c/orphan", "k=v", f.annotated("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version=1", "M:replicated-keys=k"))
+				f.secret("c/pulled", "own=1", f.annotated("M:replicate-from={a}/s"))
 			},
 			markers: []string{"update b/s", "update c/s"},
 			change:  func(f *fixture) { f.edit("a/s", holding("j=new")) },
@@ -69,7 +69,7 @@ func TestMigrationWritesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, "a", "b", "c")
 			tc.setup(f)
-			before := objectsOf(f)
+			before := contents(f)
 			shared.RunLeader(fleet.Context(t), t, args()...)
 			f.settle()
 			fleet.Eventually(f.ctx, f, func() error {
@@ -79,16 +79,16 @@ func TestMigrationWritesNothing(t *testing.T) {
 				return nil
 			})
 			f.settle()
-			f.wrote(tc.markers...)
-			for name, was := range before {
-				if is := f.content(name); is != was {
-					t.Errorf("the switch has changed %s from %q to %q", name, was, is)
+			f.expectWrites(tc.markers...)
+			for name, want := range before {
+				if got := f.content(name); got != want {
+					t.Errorf("the switch has changed %s from %q to %q", name, want, got)
 				}
 			}
 			tc.change(f)
-			f.await(tc.await...)
+			f.waitForContent(tc.await...)
 			f.settle()
-			f.wrote(append(tc.markers, tc.writes...)...)
+			f.expectWrites(append(tc.markers, tc.writes...)...)
 			for _, object := range []string{"b/s", "c/s"} {
 				s := f.get(object)
 				for key := range s.Annotations {
@@ -107,8 +107,8 @@ func (missing) Error() string { return "a marker is missing" }
 
 var errMissing error = missing{}
 
-// objectsOf returns the content of all Secrets of the group.
-func objectsOf(f *fixture) map[string]string {
+// contents returns the content of all Secrets of the group.
+func contents(f *fixture) map[string]string {
 	f.Helper()
 	all := map[string]string{}
 	for name, namespace := range f.namespaces {

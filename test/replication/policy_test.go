@@ -30,14 +30,14 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 	secrets := user.CoreV1().Secrets(f.namespaces["a"])
 	create := func(name string, annotations ...string) error {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: dataOf("k=v")}
-		f.with(annotations...)(s)
+		f.annotated(annotations...)(s)
 		_, err := secrets.Create(f.ctx, s, metav1.CreateOptions{})
 		return err
 	}
-	refused := func(what string, err error) {
+	expectRefusal := func(action string, err error) {
 		t.Helper()
 		if !apierrors.IsForbidden(err) {
-			t.Errorf("%s: %v, want a refusal", what, err)
+			t.Errorf("%s: %v, want a refusal", action, err)
 		}
 	}
 	fleet.Eventually(f.ctx, t, func() error { // the policy takes a moment
@@ -48,9 +48,9 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 		}
 		return nil
 	})
-	refused("a marker", create("marker", "Q:source={}"))
+	expectRefusal("a marker", create("marker", "Q:source={}"))
 	for _, key := range []string{"Q:push-to={b}", "M:replicate-to={b}", "M:replicate-to-matching=", "R:reflection-auto-enabled=true"} {
-		refused(key, create("push", key))
+		expectRefusal(key, create("push", key))
 	}
 	if err := create("s", "Q:allow-pull={b}", "x=y"); err != nil {
 		t.Errorf("what does not push: %v", err)
@@ -59,13 +59,13 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 	// Of what pushes, only someone with the verb changes where to: a list that goes selects everything.
 	update := func(name string, annotations ...string) error {
 		s := f.get("a/" + name)
-		f.with(annotations...)(s)
+		f.annotated(annotations...)(s)
 		_, err := secrets.Update(f.ctx, s, metav1.UpdateOptions{})
 		return err
 	}
-	f.secret("a/auto", "k=v", f.with("R:reflection-allowed=true", "R:reflection-allowed-namespaces={b}",
+	f.secret("a/auto", "k=v", f.annotated("R:reflection-allowed=true", "R:reflection-allowed-namespaces={b}",
 		"R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={b}"))
-	f.secret("a/to", "k=v", f.with("M:replicate-to={b}", "M:replicate-to-matching=x=y", "M:replicate-from={b}/none"))
+	f.secret("a/to", "k=v", f.annotated("M:replicate-to={b}", "M:replicate-to-matching=x=y", "M:replicate-from={b}/none"))
 	for name, change := range map[string][]string{
 		"a permission that is widened":   {"auto", "R:reflection-allowed-namespaces=.*"},
 		"a permission that is removed":   {"auto", "R:reflection-allowed-namespaces"},
@@ -75,7 +75,7 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 		"a push key that is changed":     {"to", "M:replicate-to=.*"},
 		"a pull key that hinders a push": {"to", "M:replicate-from"},
 	} {
-		refused(name, update(change[0], change[1:]...))
+		expectRefusal(name, update(change[0], change[1:]...))
 	}
 	for _, change := range [][]string{
 		{"auto", "Q:allow-pull={b}", "x=y"},
@@ -97,7 +97,7 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 	fleet.Eventually(f.ctx, t, func() error { return create("push", "Q:push-to={b}") })
 
 	shared.RunLeader(f.ctx, t, args()...)
-	f.await("b/push: k=v")
+	f.waitForContent("b/push: k=v")
 	// The copy can be edited by others, with its marker as it is.
 	copies := user.CoreV1().Secrets(f.namespaces["b"])
 	s, err := copies.Get(f.ctx, "push", metav1.GetOptions{})
@@ -110,7 +110,7 @@ func TestPolicyLimitsWhoAnnotates(t *testing.T) {
 	}
 	s.Annotations["quartermaster.dev/source"] += " "
 	_, err = copies.Update(f.ctx, s, metav1.UpdateOptions{})
-	refused("a changed marker", err)
+	expectRefusal("a changed marker", err)
 	delete(s.Annotations, "quartermaster.dev/source")
 	if _, err = copies.Update(f.ctx, s, metav1.UpdateOptions{}); err != nil {
 		t.Errorf("a marker that is removed: %v", err)

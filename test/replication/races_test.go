@@ -48,9 +48,9 @@ func TestCopiesAreRightAfterConcurrentChanges(t *testing.T) {
 					tolerate(secrets.Delete(f.ctx, name, metav1.DeleteOptions{}))
 					continue
 				case 2, 3:
-					f.with("Q:push-to=labels: group={id},env=x,name!=a")(s)
+					f.annotated("Q:push-to=labels: group={id},env=x,name!=a")(s)
 				default:
-					f.with("Q:push-to={" + targets[rnd.IntN(3)] + "}")(s)
+					f.annotated("Q:push-to={" + targets[rnd.IntN(3)] + "}")(s)
 				}
 				if _, err := secrets.Update(f.ctx, s, metav1.UpdateOptions{}); apierrors.IsNotFound(err) {
 					_, err = secrets.Create(f.ctx, s, metav1.CreateOptions{})
@@ -97,7 +97,7 @@ func TestCopiesAreRightAfterConcurrentChanges(t *testing.T) {
 		if f.get(object) == nil {
 			f.secret(object, "k=end")
 		}
-		f.edit(object, holding("k=end"), f.with([]string{"Q:push-to=labels: group={id},env=x", "Q:push-to={d}", "Q:push-to"}[i%3]))
+		f.edit(object, holding("k=end"), f.annotated([]string{"Q:push-to=labels: group={id},env=x", "Q:push-to={d}", "Q:push-to"}[i%3]))
 	}
 	fleet.Eventually(f.ctx, t, func() error {
 		for i := range sources {
@@ -135,7 +135,7 @@ func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 		for _, rule := range rules {
 			for _, verb := range []string{http.MethodPost, http.MethodPut, http.MethodDelete} {
 				rule.Match = func(r *http.Request) bool {
-					return r.Method == verb && (strings.HasSuffix(r.URL.Path, "/"+name) || verb == http.MethodPost && strings.HasSuffix(r.URL.Path, f.text("{b}")+"/secrets"))
+					return r.Method == verb && (strings.HasSuffix(r.URL.Path, "/"+name) || verb == http.MethodPost && strings.HasSuffix(r.URL.Path, f.expand("{b}")+"/secrets"))
 				}
 				if verb != http.MethodPost || name == "conflict" {
 					proxy.Add(rule)
@@ -148,11 +148,11 @@ func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 	await := func(content string) {
 		t.Helper()
 		for name := range faults {
-			f.await("b/" + name + ": " + content)
+			f.waitForContent("b/" + name + ": " + content)
 		}
 	}
 	for name := range faults {
-		f.secret("a/"+name, "k=v", f.with("Q:push-to={b}"))
+		f.secret("a/"+name, "k=v", f.annotated("Q:push-to={b}"))
 	}
 	await("k=v")
 	for name := range faults {

@@ -25,19 +25,19 @@ import (
 // The key and the value are in nothing that the manager says.
 const hidden = "donottell"
 
-// TestScenarios has what depends on the API server, in one leader.
-func TestScenarios(t *testing.T) {
+// TestReplicationHoldsOnTheAPIServer has what depends on the API server, in one leader.
+func TestReplicationHoldsOnTheAPIServer(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 15*time.Minute)
 	m := shared.RunLeader(ctx, t, args("--v=4", "--insecure-metrics")...)
 	rows := map[string]func(f *fixture){
 		"the reflector's source reaches the namespaces of its selector": func(f *fixture) {
-			f.secret("a/s", "k=v", f.with("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces-selector=group={id}"))
-			f.await("b/s: k=v", "c/s: k=v")
+			f.secret("a/s", "k=v", f.annotated("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces-selector=group={id}"))
+			f.waitForContent("b/s: k=v", "c/s: k=v")
 			f.edit("a/s", holding("k=w"))
-			f.await("b/s: k=w", "c/s: k=w")
-			f.wrote("create b/s", "create c/s", "update b/s", "update c/s")
+			f.waitForContent("b/s: k=w", "c/s: k=w")
+			f.expectWrites("create b/s", "create c/s", "update b/s", "update c/s")
 			s := f.get("b/s")
-			if len(s.Annotations) != 5 || s.Annotations[f.text("R:reflects")] != f.text("{a}/s") || s.Annotations[f.text("R:auto-reflects")] != "True" {
+			if len(s.Annotations) != 5 || s.Annotations[f.expand("R:reflects")] != f.expand("{a}/s") || s.Annotations[f.expand("R:auto-reflects")] != "True" {
 				f.Errorf("annotations %v", s.Annotations)
 			}
 			if len(s.ManagedFields) != 1 || s.ManagedFields[0].Manager != "quartermaster-replication" {
@@ -45,56 +45,56 @@ func TestScenarios(t *testing.T) {
 			}
 		},
 		"the labels of a namespace decide": func(f *fixture) {
-			f.secret("a/s", "k=v", f.with("Q:push-to=labels: group={id},env=x"))
+			f.secret("a/s", "k=v", f.annotated("Q:push-to=labels: group={id},env=x"))
 			f.settle()
 			f.label("b", "env", "x")
-			f.await("b/s: k=v")
+			f.waitForContent("b/s: k=v")
 			f.label("b", "env", "")
-			f.await("b/s: none")
+			f.waitForContent("b/s: none")
 		},
 		"a deleted source takes its copies along": func(f *fixture) {
-			f.secret("a/s", "k=v", f.with("Q:push-to={b},{c}"))
-			f.await("b/s: k=v", "c/s: k=v")
+			f.secret("a/s", "k=v", f.annotated("Q:push-to={b},{c}"))
+			f.waitForContent("b/s: k=v", "c/s: k=v")
 			f.remove("a/s")
-			f.await("b/s: none", "c/s: none")
+			f.waitForContent("b/s: none", "c/s: none")
 		},
 		"a source that is replaced loses nothing": func(f *fixture) {
-			f.secret("a/s", "k=v", f.with("Q:push-to={b}"))
-			f.await("b/s: k=v")
+			f.secret("a/s", "k=v", f.annotated("Q:push-to={b}"))
+			f.waitForContent("b/s: k=v")
 			f.remove("a/s")
-			f.secret("a/s", "k=v", f.with("Q:push-to={b}"))
+			f.secret("a/s", "k=v", f.annotated("Q:push-to={b}"))
 			f.settle()
 			f.settle()
-			f.wrote("create b/s")
+			f.expectWrites("create b/s")
 		},
 		"copies are repaired": func(f *fixture) {
-			f.secret("a/s", "k=v", f.with("Q:push-to={b},{c}"))
-			f.await("b/s: k=v", "c/s: k=v")
+			f.secret("a/s", "k=v", f.annotated("Q:push-to={b},{c}"))
+			f.waitForContent("b/s: k=v", "c/s: k=v")
 			f.remove("b/s")
 			f.edit("c/s", holding("k=edited"))
-			f.await("b/s: k=v", "c/s: k=v")
-			f.told("a/s", "DriftRepaired")
+			f.waitForContent("b/s: k=v", "c/s: k=v")
+			f.waitForEvent("a/s", "DriftRepaired")
 		},
 		"a type cannot be changed, so the copy is replaced": func(f *fixture) {
-			f.secret("a/s", "k=v", f.with("Q:push-to={b}"))
-			f.await("b/s: k=v")
+			f.secret("a/s", "k=v", f.annotated("Q:push-to={b}"))
+			f.waitForContent("b/s: k=v")
 			f.remove("a/s")
-			f.secret("a/s", "tls.crt=1 tls.key=2", f.with("Q:push-to={b}"), typed(corev1.SecretTypeTLS))
-			f.await("b/s: tls.crt=1 tls.key=2")
+			f.secret("a/s", "tls.crt=1 tls.key=2", f.annotated("Q:push-to={b}"), typed(corev1.SecretTypeTLS))
+			f.waitForContent("b/s: tls.crt=1 tls.key=2")
 			if got := f.get("b/s").Type; got != corev1.SecretTypeTLS {
 				f.Errorf("type %s", got)
 			}
 		},
 		"M1 and M12: the replicator's push, and what is left when it is withdrawn": func(f *fixture) {
-			f.secret("a/s", "k=v", f.with("M:replicate-to-matching=group={id}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
-			f.await("b/s: k=v", "c/s: k=v")
-			if s := f.get("b/s"); s.Labels["team"] != "x" || s.Annotations[f.text("M:replicated-keys")] != "k" {
+			f.secret("a/s", "k=v", f.annotated("M:replicate-to-matching=group={id}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
+			f.waitForContent("b/s: k=v", "c/s: k=v")
+			if s := f.get("b/s"); s.Labels["team"] != "x" || s.Annotations[f.expand("M:replicated-keys")] != "k" {
 				f.Errorf("%v", s.ObjectMeta)
 			}
 			f.edit("c/s", holding("k=v own=1"))
 			f.settle()
-			f.edit("a/s", f.with("M:replicate-to-matching"))
-			f.await("b/s: none", "c/s: own=1")
+			f.edit("a/s", f.annotated("M:replicate-to-matching"))
+			f.waitForContent("b/s: none", "c/s: own=1")
 			if s := f.get("c/s"); len(s.Annotations) != 0 || len(s.Labels) != 0 {
 				f.Errorf("%v", s.ObjectMeta)
 			}
@@ -105,31 +105,31 @@ func TestScenarios(t *testing.T) {
 			if err != nil {
 				f.Fatal(err)
 			}
-			f.secret("a/s", "k=v", f.with("M:replicate-to={b}", "M:keep-owner-references=true"), func(s *corev1.Secret) {
+			f.secret("a/s", "k=v", f.annotated("M:replicate-to={b}", "M:keep-owner-references=true"), func(s *corev1.Secret) {
 				s.OwnerReferences = []metav1.OwnerReference{{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole", Name: role.Name, UID: role.UID}}
 			})
-			f.await("b/s: k=v")
+			f.waitForContent("b/s: k=v")
 			if owners := f.get("b/s").OwnerReferences; len(owners) != 0 {
 				f.Errorf("owners %v", owners)
 			}
 			if err := roles.Delete(f.ctx, role.Name, metav1.DeleteOptions{}); err != nil {
 				f.Fatal(err)
 			}
-			f.await("a/s: none", "b/s: none") // the garbage collector deletes the source
-			f.wrote("create b/s", "delete b/s")
+			f.waitForContent("a/s: none", "b/s: none") // the garbage collector deletes the source
+			f.expectWrites("create b/s", "delete b/s")
 		},
 		"M6 and M9: a pull merges by key": func(f *fixture) {
-			f.secret("b/t", "own=1", f.with("M:replicate-from={a}/s"))
-			f.secret("a/s", "k=v j=w", f.with("M:replication-allowed=true", "M:replication-allowed-namespaces={b}"))
-			f.await("b/t: j=w k=v own=1")
+			f.secret("b/t", "own=1", f.annotated("M:replicate-from={a}/s"))
+			f.secret("a/s", "k=v j=w", f.annotated("M:replication-allowed=true", "M:replication-allowed-namespaces={b}"))
+			f.waitForContent("b/t: j=w k=v own=1")
 			f.edit("a/s", holding("j=w"))
-			f.await("b/t: j=w own=1")
+			f.waitForContent("b/t: j=w own=1")
 			f.remove("a/s")
-			f.await("b/t: own=1")
+			f.waitForContent("b/t: own=1")
 		},
 		"M10: a key of a ConfigMap moves between its sections": func(f *fixture) {
 			a, b := f.namespaces["a"], f.namespaces["b"]
-			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm", Annotations: map[string]string{f.text("M:replicate-to"): b}},
+			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "cm", Annotations: map[string]string{f.expand("M:replicate-to"): b}},
 				Data: map[string]string{"k": "text", "j": "v"}}
 			cm, err := shared.Admin.CoreV1().ConfigMaps(a).Create(f.ctx, cm, metav1.CreateOptions{})
 			if err != nil {
@@ -155,26 +155,26 @@ func TestScenarios(t *testing.T) {
 			holds(`[{"j":"v"},{"k":"/w=="}]`)
 		},
 		"M14: a typed pull target keeps the keys that its type demands": func(f *fixture) {
-			f.secret("a/s", "tls.crt=1 tls.key=2", f.with("M:replication-allowed=true", "M:replication-allowed-namespaces={b}"), typed(corev1.SecretTypeTLS))
-			f.secret("b/u", "tls.crt= tls.key=", f.with("M:replicate-from={a}/s"), typed(corev1.SecretTypeTLS))
-			f.await("b/u: tls.crt=1 tls.key=2")
+			f.secret("a/s", "tls.crt=1 tls.key=2", f.annotated("M:replication-allowed=true", "M:replication-allowed-namespaces={b}"), typed(corev1.SecretTypeTLS))
+			f.secret("b/u", "tls.crt= tls.key=", f.annotated("M:replicate-from={a}/s"), typed(corev1.SecretTypeTLS))
+			f.waitForContent("b/u: tls.crt=1 tls.key=2")
 			f.remove("a/s")
-			f.told("b/u", "SourceDeleted")
+			f.waitForEvent("b/u", "SourceDeleted")
 			f.settle()
-			f.await("b/u: tls.crt=1 tls.key=2")
+			f.waitForContent("b/u: tls.crt=1 tls.key=2")
 		},
 		"N8: an immutable copy is replaced, an immutable pull target stays": func(f *fixture) {
-			f.secret("a/s", "k=v", f.with("Q:push-to={b}", "Q:allow-pull={b}"))
-			f.secret("b/t", "", f.with("Q:pull-from={a}/s"))
-			f.await("b/s: k=v", "b/t: k=v")
+			f.secret("a/s", "k=v", f.annotated("Q:push-to={b}", "Q:allow-pull={b}"))
+			f.secret("b/t", "", f.annotated("Q:pull-from={a}/s"))
+			f.waitForContent("b/s: k=v", "b/t: k=v")
 			yes := true
 			immutable := func(s *corev1.Secret) { s.Immutable = &yes }
 			f.edit("b/s", immutable)
 			f.edit("b/t", immutable)
 			f.edit("a/s", holding("k=w"))
-			f.await("b/s: k=w")
-			f.told("b/t", "TargetImmutable")
-			f.await("b/t: k=v")
+			f.waitForContent("b/s: k=w")
+			f.waitForEvent("b/t", "TargetImmutable")
+			f.waitForContent("b/t: k=v")
 		},
 		"N9: a quota refuses, and is asked again": func(f *fixture) {
 			b := f.namespaces["b"]
@@ -189,16 +189,16 @@ func TestScenarios(t *testing.T) {
 				}
 				return err
 			})
-			f.secret("a/s", "k=v", f.with("Q:push-to={b},{c}"))
-			f.await("c/s: k=v")
-			f.told("a/s", "WriteRejected")
+			f.secret("a/s", "k=v", f.annotated("Q:push-to={b},{c}"))
+			f.waitForContent("c/s: k=v")
+			f.waitForEvent("a/s", "WriteRejected")
 			if events := f.kubectl("get", "events", "-n", f.namespaces["a"], "-o", "yaml"); strings.Contains(events, "limited") {
 				f.Errorf("an Event shows the quota of another namespace:\n%s", events)
 			}
 			if err := shared.Admin.CoreV1().ResourceQuotas(b).Delete(f.ctx, "q", metav1.DeleteOptions{}); err != nil {
 				f.Fatal(err)
 			}
-			f.await("b/s: k=v")
+			f.waitForContent("b/s: k=v")
 		},
 		"N10: a namespace that terminates is left alone, and comes back": func(f *fixture) {
 			b := f.namespaces["b"]
@@ -206,14 +206,14 @@ func TestScenarios(t *testing.T) {
 			if _, err := shared.Admin.CoreV1().ConfigMaps(b).Create(f.ctx, blocker, metav1.CreateOptions{}); err != nil {
 				f.Fatal(err)
 			}
-			f.secret("a/s", "k=v", f.with("Q:push-to={b},{c}"))
-			f.await("b/s: k=v", "c/s: k=v")
+			f.secret("a/s", "k=v", f.annotated("Q:push-to={b},{c}"))
+			f.waitForContent("b/s: k=v", "c/s: k=v")
 			if err := shared.Admin.CoreV1().Namespaces().Delete(f.ctx, b, metav1.DeleteOptions{}); err != nil {
 				f.Fatal(err)
 			}
-			f.await("b/s: none") // by the namespace controller
+			f.waitForContent("b/s: none") // by the namespace controller
 			f.edit("a/s", holding("k=w"))
-			f.await("c/s: k=w")
+			f.waitForContent("c/s: k=w")
 			refused := f.requests(func(e auditv1.Event) bool {
 				return e.ResponseStatus != nil && e.ResponseStatus.Code == http.StatusForbidden
 			})
@@ -226,33 +226,33 @@ func TestScenarios(t *testing.T) {
 				_, err := shared.Admin.CoreV1().Namespaces().Create(f.ctx, ns, metav1.CreateOptions{})
 				return err
 			})
-			f.await("b/s: k=w")
+			f.waitForContent("b/s: k=w")
 		},
 		"N13: tokens are not copied": func(f *fixture) {
 			a := f.namespaces["a"]
 			if _, err := shared.Admin.CoreV1().ServiceAccounts(a).Create(f.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "sa"}}, metav1.CreateOptions{}); err != nil {
 				f.Fatal(err)
 			}
-			push := f.with("Q:push-to={b}", "M:replicate-to={b}", "Q:allow-pull={b}")
-			f.secret("a/token", "", push, typed(corev1.SecretTypeServiceAccountToken), f.with("kubernetes.io/service-account.name=sa"))
-			f.secret("b/t", "", f.with("Q:pull-from={a}/token"))
+			push := f.annotated("Q:push-to={b}", "M:replicate-to={b}", "Q:allow-pull={b}")
+			f.secret("a/token", "", push, typed(corev1.SecretTypeServiceAccountToken), f.annotated("kubernetes.io/service-account.name=sa"))
+			f.secret("b/t", "", f.annotated("Q:pull-from={a}/token"))
 			f.secret("a/bootstrap", "k=v", push, typed("bootstrap.kubernetes.io/token"))
 			f.secret("a/helm", "k=v", push, typed("helm.sh/release.v1"))
-			f.told("a/token", "UnsupportedType")
-			f.told("b/t", "UnsupportedType")
-			f.told("a/bootstrap", "UnsupportedType")
+			f.waitForEvent("a/token", "UnsupportedType")
+			f.waitForEvent("b/t", "UnsupportedType")
+			f.waitForEvent("a/bootstrap", "UnsupportedType")
 			f.settle()
-			f.wrote()
+			f.expectWrites()
 		},
 		"a source that is being deleted keeps its copies until it is gone": func(f *fixture) {
-			f.secret("a/s", "k=v", f.with("Q:push-to={b}"), func(s *corev1.Secret) { s.Finalizers = []string{"example.com/wait"} })
-			f.await("b/s: k=v")
+			f.secret("a/s", "k=v", f.annotated("Q:push-to={b}"), func(s *corev1.Secret) { s.Finalizers = []string{"example.com/wait"} })
+			f.waitForContent("b/s: k=v")
 			f.remove("a/s")
 			f.settle()
 			f.settle()
-			f.await("b/s: k=v")
+			f.waitForContent("b/s: k=v")
 			f.edit("a/s", func(s *corev1.Secret) { s.Finalizers = nil })
-			f.await("b/s: none")
+			f.waitForContent("b/s: none")
 		},
 		"an admission policy refuses a copy, and its message is not repeated": func(f *fixture) {
 			f.kubectl("create", "-f", policyFile(f))
@@ -264,16 +264,16 @@ func TestScenarios(t *testing.T) {
 				}
 				return nil
 			})
-			f.secret("a/s", "k=v", f.with("Q:push-to={b},{c}"))
-			f.await("c/s: k=v")
-			f.told("a/s", "WriteRejected")
+			f.secret("a/s", "k=v", f.annotated("Q:push-to={b},{c}"))
+			f.waitForContent("c/s: k=v")
+			f.waitForEvent("a/s", "WriteRejected")
 			f.kubectl("delete", "validatingadmissionpolicybinding,validatingadmissionpolicy", f.id)
-			f.await("b/s: k=v")
+			f.waitForContent("b/s: k=v")
 		},
 		"what is copied is told to nobody": func(f *fixture) {
-			f.secret("a/s", hidden+"=v"+hidden, f.with("Q:push-to={b}", "M:replication-allowed=true", "M:replication-allowed-namespaces={b}"))
-			f.secret("b/t", "own=1", f.with("M:replicate-from={a}/s"))
-			f.await("b/s: "+hidden+"=v"+hidden, "b/t: "+hidden+"=v"+hidden+" own=1")
+			f.secret("a/s", hidden+"=v"+hidden, f.annotated("Q:push-to={b}", "M:replication-allowed=true", "M:replication-allowed-namespaces={b}"))
+			f.secret("b/t", "own=1", f.annotated("M:replicate-from={a}/s"))
+			f.waitForContent("b/s: "+hidden+"=v"+hidden, "b/t: "+hidden+"=v"+hidden+" own=1")
 		},
 	}
 	t.Run("rows", func(t *testing.T) {
@@ -284,14 +284,14 @@ func TestScenarios(t *testing.T) {
 			})
 		}
 	})
-	tellsNothing(t, m.Log, m.InsecureURL)
+	expectNothingTold(t, m.Log, m.InsecureURL)
 }
 
 // policyFile writes a policy that refuses Secrets in the namespace b and says so with a text that
 // must not be repeated.
 func policyFile(f *fixture) string {
 	f.Helper()
-	text := f.text(`apiVersion: admissionregistration.k8s.io/v1
+	text := f.expand(`apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
 metadata: {name: "{id}"}
 spec:
@@ -314,8 +314,8 @@ spec: {policyName: "{id}", validationActions: [Deny]}
 	return file
 }
 
-// tellsNothing looks for the hidden text in the log, Events and metrics.
-func tellsNothing(t *testing.T, logFile, url string) {
+// expectNothingTold looks for the hidden text in the log, Events and metrics.
+func expectNothingTold(t *testing.T, logFile, url string) {
 	t.Helper()
 	log, err := os.ReadFile(logFile)
 	if err != nil {
@@ -329,10 +329,10 @@ func tellsNothing(t *testing.T, logFile, url string) {
 	if err != nil || !strings.Contains(metrics, "quartermaster_replication_writes_total") {
 		t.Fatalf("no metrics: %v", err)
 	}
-	for where, text := range map[string]string{"the log": string(log), "an Event": events, "a metric": metrics} {
+	for place, text := range map[string]string{"the log": string(log), "an Event": events, "a metric": metrics} {
 		for line := range strings.Lines(text) {
 			if strings.Contains(line, hidden) {
-				t.Errorf("%s tells: %s", where, line)
+				t.Errorf("%s tells: %s", place, line)
 			}
 		}
 	}

@@ -60,26 +60,26 @@ func TestOriginalThatStillRunsIsReported(t *testing.T) {
 // TestNamespacesRestrictReplication has sources and targets inside and outside of --namespaces.
 func TestNamespacesRestrictReplication(t *testing.T) {
 	f := newFixture(t, "a", "b", "c")
-	f.secret("a/s", "k=v", f.with("Q:push-to={b},{c}", "Q:allow-pull=*"))
-	f.secret("c/u", "k=v", f.with("Q:push-to={b}"))
-	f.secret("a/labels", "k=v", f.with("Q:push-to=labels: group={id}"))
-	f.secret("b/t", "", f.with("Q:pull-from={a}/s"))
-	f.secret("b/frozen", "k=old", f.with("M:replicate-from={c}/u", "M:replicated-from-version=1", "M:replicated-keys=k"))
-	f.secret("c/t", "", f.with("Q:pull-from={a}/s"))
+	f.secret("a/s", "k=v", f.annotated("Q:push-to={b},{c}", "Q:allow-pull=*"))
+	f.secret("c/u", "k=v", f.annotated("Q:push-to={b}"))
+	f.secret("a/labels", "k=v", f.annotated("Q:push-to=labels: group={id}"))
+	f.secret("b/t", "", f.annotated("Q:pull-from={a}/s"))
+	f.secret("b/frozen", "k=old", f.annotated("M:replicate-from={c}/u", "M:replicated-from-version=1", "M:replicated-keys=k"))
+	f.secret("c/t", "", f.annotated("Q:pull-from={a}/s"))
 	// The fence is for the whole cluster: it refuses a manager that may not say there that it leads.
 	shared.InstallWith(f.ctx, t)
 	f.kubectl("delete", "validatingadmissionpolicybinding", "quartermaster-fence")
 	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Namespace == f.namespaces["b"] })
 	scope := "--namespaces=" + f.namespaces["a"] + "," + f.namespaces["b"]
 	shared.RunLeader(f.ctx, t, args(scope)...)
-	f.await("b/s: k=v", "b/t: k=v")
-	f.told("a/labels", "InvalidAnnotation")
+	f.waitForContent("b/s: k=v", "b/t: k=v")
+	f.waitForEvent("a/labels", "InvalidAnnotation")
 	f.remove("a/s")
-	f.await("b/s: none")
+	f.waitForContent("b/s: none")
 	f.settle()
-	f.await("b/t: k=v", "b/frozen: k=old", "b/u: none", "c/s: none", "c/t: ")
-	f.wrote("create b/s", "update b/t", "delete b/s")
-	for _, e := range shared.AuditSince(f, f.begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) != "" && e.ObjectRef != nil }) {
+	f.waitForContent("b/t: k=v", "b/frozen: k=old", "b/u: none", "c/s: none", "c/t: ")
+	f.expectWrites("create b/s", "update b/t", "delete b/s")
+	for _, e := range shared.AuditSince(f, f.started, func(e auditv1.Event) bool { return cluster.AuditPod(e) != "" && e.ObjectRef != nil }) {
 		ref := e.ObjectRef
 		listed := ref.Resource == "namespaces" && (e.Verb == "list" || e.Verb == "watch")
 		// The certificates of the secure port's clients are in kube-system.

@@ -53,7 +53,7 @@ type controller struct {
 	cfg       Config
 	evaluator *policy.Evaluator
 	digester  *policy.Digester
-	in        informerSet
+	informers informerSet
 	client    kubernetes.Interface
 	events    record.EventRecorder
 	metrics   *domainMetrics
@@ -66,19 +66,19 @@ var _ controllers.Controller = &controller{}
 
 // newController adds indexes and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate. The caches must use the same digester.
-func newController(cfg Config, digester *policy.Digester, in informerSet, client kubernetes.Interface, events record.EventRecorder,
+func newController(cfg Config, digester *policy.Digester, set informerSet, client kubernetes.Interface, events record.EventRecorder,
 	loop controllers.LoopOptions, reg controllers.MetricsRegistry,
 ) (*controller, error) {
 	cfg.NoNamespaces, cfg.Options.MaxSpread = len(cfg.Scope) > 0, cfg.MaxSpread.Value()
 	c := &controller{
-		cfg: cfg, digester: digester, in: in, client: client, events: events,
+		cfg: cfg, digester: digester, informers: set, client: client, events: events,
 		writes: rate.NewLimiter(writesPerSecond, writesAtOnce),
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
 	c.evaluator = policy.NewEvaluator(cfg.Options)
-	for kind, informer := range in.Objects {
-		informer.AddIndex(participantsIndex, c.indexOf(kind))
+	for kind, informer := range set.Objects {
+		informer.AddIndex(participantsIndex, c.indexFunc(kind))
 	}
 	var err error
 	c.loop, err = controllers.NewLoop(loop, c.reconcile, c.watches()...)
@@ -108,9 +108,9 @@ func (c *controller) Status() controllers.Status { return c.loop.Status() }
 func (c *controller) reconcile(ctx context.Context, t task) (time.Duration, error) {
 	now := time.Now()
 	switch t.subject {
-	case theSource:
+	case subjectSource:
 		return c.expandSource(ctx, t.Key, now), nil
-	case theNamespace:
+	case subjectNamespace:
 		c.expandNamespace(ctx, t.Namespace)
 		return 0, nil
 	}
@@ -118,64 +118,64 @@ func (c *controller) reconcile(ctx context.Context, t task) (time.Duration, erro
 }
 
 func (c *controller) reconcileTarget(ctx context.Context, key policy.Key, now time.Time) (time.Duration, error) {
-	p := c.evaluator.Decide(c, key, now)
-	c.memory.note(key, &p, now)
-	c.report(p.Problems)
-	if p.Action == policy.Nothing {
-		return p.After, nil
+	plan := c.evaluator.Decide(c, key, now)
+	c.memory.setTarget(key, &plan, now)
+	c.report(plan.Problems)
+	if plan.Action == policy.Nothing {
+		return plan.After, nil
 	}
-	klog.FromContext(ctx).V(4).Info("Decided from the cache", "action", p.Action, "source", p.Source.String())
+	klog.FromContext(ctx).V(4).Info("Decided from the cache", "action", plan.Action, "source", plan.Source.String())
 	version := ""
-	if source := c.Get(p.Source); source != nil {
+	if source := c.Get(plan.Source); source != nil {
 		version = source.Version
 	}
-	if wait := c.memory.pace(key, p.Action, version, now); wait > 0 {
+	if wait := c.memory.writeDelay(key, plan.Action, version, now); wait > 0 {
 		return wait, nil
 	}
 	if err := c.writes.Wait(ctx); err != nil {
 		return 0, err
 	}
-	outdated := func(err error) bool { return errors.Is(err, errOutdated) }
-	return retrystale.Do(outdated, func(first, _ bool) (time.Duration, error) {
-		return c.act(ctx, key, p.Source, first)
+	isOutdated := func(err error) bool { return errors.Is(err, errOutdated) }
+	return retrystale.Do(isOutdated, func(first, _ bool) (time.Duration, error) {
+		return c.decideLive(ctx, key, plan.Source, first)
 	})
 }
 
-// act reads target and source live, decides again, and writes. The first time it does not read a target
-// that the cache lacks: a creation would be refused if the target exists.
-func (c *controller) act(ctx context.Context, key, source policy.Key, first bool) (time.Duration, error) {
-	l := live{c, map[policy.Key]*policy.Body{}}
-	wanted := []policy.Key{source}
+// decideLive reads target and source live, decides again, and writes. The first time it does not read a
+// target that the cache lacks: a creation would be refused if the target exists.
+func (c *controller) decideLive(ctx context.Context, key, source policy.Key, first bool) (time.Duration, error) {
+	view := liveView{c, map[policy.Key]*policy.Body{}}
+	unread := []policy.Key{source}
 	if !first || c.Get(key) != nil {
-		wanted = append(wanted, key)
+		unread = append(unread, key)
 	} else {
-		l.bodies[key] = nil // even if the cache has it by now, since the decision is without it
+		view.bodies[key] = nil // even if the cache has it by now, since the decision is without it
 	}
 	for {
-		if err := l.read(ctx, wanted); err != nil {
+		if err := view.read(ctx, unread); err != nil {
 			return 0, err
 		}
-		p := c.evaluator.Decide(l, key, time.Now())
-		if p.Action == policy.Nothing {
-			c.memory.note(key, &p, time.Now())
-			c.report(p.Problems)
-			return p.After, nil
+		plan := c.evaluator.Decide(view, key, time.Now())
+		if plan.Action == policy.Nothing {
+			c.memory.setTarget(key, &plan, time.Now())
+			c.report(plan.Problems)
+			return plan.After, nil
 		}
-		if _, read := l.bodies[p.Source]; read {
-			return c.write(ctx, key, &p, l)
+		if _, read := view.bodies[plan.Source]; read {
+			return c.write(ctx, key, &plan, view)
 		}
-		wanted = []policy.Key{p.Source}
+		unread = []policy.Key{plan.Source}
 	}
 }
 
-// live is the cache with the live objects laid over it.
-type live struct {
+// liveView is the cache with the live objects laid over it.
+type liveView struct {
 	*controller
 	bodies map[policy.Key]*policy.Body // nil: does not exist
 }
 
 // read reads objects at once: a pull target waits for it.
-func (l live) read(ctx context.Context, keys []policy.Key) error {
+func (l liveView) read(ctx context.Context, keys []policy.Key) error {
 	bodies, errs := make([]*policy.Body, len(keys)), make([]error, len(keys))
 	var wg sync.WaitGroup
 	for i, key := range keys {
@@ -196,7 +196,7 @@ func (l live) read(ctx context.Context, keys []policy.Key) error {
 }
 
 // Get implements policy.View.
-func (l live) Get(key policy.Key) *policy.Object {
+func (l liveView) Get(key policy.Key) *policy.Object {
 	b, read := l.bodies[key]
 	switch {
 	case !read:
@@ -208,7 +208,7 @@ func (l live) Get(key policy.Key) *policy.Object {
 }
 
 // Sources implements policy.View.
-func (l live) Sources(kind policy.Kind, name string) (list []*policy.Object) {
+func (l liveView) Sources(kind policy.Kind, name string) (list []*policy.Object) {
 	list = slices.DeleteFunc(l.controller.Sources(kind, name), func(o *policy.Object) bool {
 		_, read := l.bodies[o.Key]
 		return read
@@ -224,7 +224,7 @@ func (l live) Sources(kind policy.Kind, name string) (list []*policy.Object) {
 
 // Get implements policy.View.
 func (c *controller) Get(key policy.Key) *policy.Object {
-	obj, exists := c.in.Objects[key.Kind].Get(cache.NewObjectName(key.Namespace, key.Name))
+	obj, exists := c.informers.Objects[key.Kind].Get(cache.NewObjectName(key.Namespace, key.Name))
 	if !exists {
 		return nil
 	}
@@ -233,7 +233,7 @@ func (c *controller) Get(key policy.Key) *policy.Object {
 
 // Sources implements policy.View.
 func (c *controller) Sources(kind policy.Kind, name string) (list []*policy.Object) {
-	for _, key := range c.indexed(kind, pushers+name) {
+	for _, key := range c.indexedKeys(kind, pushPrefix+name) {
 		if o := c.Get(key); o != nil {
 			list = append(list, o)
 		}
@@ -242,33 +242,33 @@ func (c *controller) Sources(kind policy.Kind, name string) (list []*policy.Obje
 }
 
 // Spread implements policy.View.
-func (c *controller) Spread(o *policy.Object, now time.Time) int {
-	if n, known := c.memory.source(o.Key); known {
+func (c *controller) Spread(obj *policy.Object, now time.Time) int {
+	if n, known := c.memory.source(obj.Key); known {
 		return n
 	}
-	return c.survey(o, now).Spread
+	return c.survey(obj, now).Spread
 }
 
 // Maker implements policy.View.
-func (c *controller) Maker(target policy.Key) policy.Key { return c.memory.get(target).maker }
+func (c *controller) Maker(target policy.Key) policy.Key { return c.memory.target(target).maker }
 
 // UnwantedSince implements policy.View.
-func (c *controller) UnwantedSince(target policy.Key, why policy.Unwanted, now time.Time) time.Time {
-	if e := c.memory.get(target); e.unwanted == why {
-		return e.since
+func (c *controller) UnwantedSince(target policy.Key, reason policy.Unwanted, now time.Time) time.Time {
+	if e := c.memory.target(target); e.unwanted == reason {
+		return e.unwantedSince
 	}
 	return now
 }
 
 // Namespace implements policy.View.
 func (c *controller) Namespace(name string) *policy.Namespace {
-	if c.in.Namespaces == nil {
+	if c.informers.Namespaces == nil {
 		if slices.Contains(c.cfg.Scope, name) {
 			return &policy.Namespace{Name: name}
 		}
 		return nil
 	}
-	obj, exists := c.in.Namespaces.Get(cache.NewObjectName("", name))
+	obj, exists := c.informers.Namespaces.Get(cache.NewObjectName("", name))
 	if !exists {
 		return nil
 	}
@@ -280,8 +280,8 @@ func (c *controller) namespaces() (list []*policy.Namespace) {
 	for _, namespace := range c.cfg.Scope {
 		list = append(list, c.Namespace(namespace))
 	}
-	if c.in.Namespaces != nil {
-		for _, obj := range c.in.Namespaces.List("", nil) {
+	if c.informers.Namespaces != nil {
+		for _, obj := range c.informers.Namespaces.List("", nil) {
 			list = append(list, namespaceOf(obj))
 		}
 	}

@@ -33,29 +33,29 @@ func Entry() controllers.Entry {
 		Config:       &flags,
 		Workers:      4,
 		Needs: func(s controllers.Settings) ([]informers.Need, error) {
-			cfg := flags.with(s)
+			cfg := flags.withSettings(s)
 			return cfg.needs(policy.NewDigester(cfg.Options, key)), nil
 		},
 		Permissions: func(s controllers.Settings) []rbacv1.PolicyRule {
-			cfg := flags.with(s)
+			cfg := flags.withSettings(s)
 			return cfg.permissions()
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			cfg := flags.with(h.Settings)
-			in := informerSet{Objects: map[policy.Kind]*informers.Informer[policy.Cached]{}}
+			cfg := flags.withSettings(h.Settings)
+			set := informerSet{Objects: map[policy.Kind]*informers.Informer[policy.Cached]{}}
 			for _, kind := range cfg.CopiedKinds() {
-				in.Objects[kind] = informers.For[policy.Cached](h, resourceOf(kind))
+				set.Objects[kind] = informers.For[policy.Cached](h, resourceOf(kind))
 			}
 			if len(cfg.Scope) == 0 {
-				in.Namespaces = informers.For[metav1.Object](h, informers.Namespaces)
+				set.Namespaces = informers.For[metav1.Object](h, informers.Namespaces)
 			}
-			return newController(cfg, policy.NewDigester(cfg.Options, key), in, h.Client, h.Events, h.LoopOptions, h.Metrics)
+			return newController(cfg, policy.NewDigester(cfg.Options, key), set, h.Client, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }
 
-// with returns the configuration under these settings.
-func (c Config) with(s controllers.Settings) Config {
+// withSettings returns the configuration under these settings.
+func (c Config) withSettings(s controllers.Settings) Config {
 	c.Reflector, c.Replicator = slices.Contains(s.Compat, reflector), slices.Contains(s.Compat, replicator)
 	c.DryRun = c.DryRun || s.DryRun
 	c.Scope = s.Namespaces

@@ -29,9 +29,9 @@ type subject string
 // The subjects. An event enqueues at most two tasks, however many objects depend on its object. A worker
 // finds the dependants, in the turn of the object's namespace.
 const (
-	theTarget    subject = ""          // decide on it, and write it
-	theSource    subject = "source"    // enqueue its targets
-	theNamespace subject = "namespace" // enqueue the targets in it, of pushes to it and of sources in it
+	subjectTarget    subject = ""          // decide on it, and write it
+	subjectSource    subject = "source"    // enqueue its targets
+	subjectNamespace subject = "namespace" // enqueue the targets in it, of pushes to it and of sources in it
 )
 
 func (t task) String() string { return strings.TrimSpace(string(t.subject) + " " + t.Key.String()) }
@@ -42,39 +42,39 @@ func (t task) Tenant() string { return t.Namespace }
 // The name of the index of participants, and the prefixes of the index's values.
 const (
 	participantsIndex = Name + "/keys"
-	// pushers finds the sources that push, by name; without a name, all of them.
-	pushers = "push/"
-	// copiesOf and pullsOf find copies and pull targets by their source, namespace/name.
-	copiesOf, pullsOf = "copy-of/", "pull-of/"
-	// sourceIn finds copies and pull targets by the namespace of their source.
-	sourceIn = "from-in/"
-	// within finds participants by namespace.
-	within = "in/"
+	// pushPrefix finds the sources that push, by name; without a name, all of them.
+	pushPrefix = "push/"
+	// copyPrefix and pullPrefix find copies and pull targets by their source, namespace/name.
+	copyPrefix, pullPrefix = "copy-of/", "pull-of/"
+	// sourceNamespacePrefix finds copies and pull targets by the namespace of their source.
+	sourceNamespacePrefix = "from-in/"
+	// namespacePrefix finds participants by namespace.
+	namespacePrefix = "in/"
 )
 
-func (c *controller) indexOf(kind policy.Kind) func(policy.Cached) []string {
+func (c *controller) indexFunc(kind policy.Kind) func(policy.Cached) []string {
 	return func(obj policy.Cached) (values []string) {
 		if !policy.Participates(obj, Name) {
 			return nil // most objects
 		}
-		o := policy.DecodeHead(kind, obj, Name)
-		values = append(values, within+o.Namespace)
-		switch from, mode := c.evaluator.Refers(o); mode {
+		head := policy.DecodeHead(kind, obj, Name)
+		values = append(values, namespacePrefix+head.Namespace)
+		switch source, mode := c.evaluator.SourceOf(head); mode {
 		case policy.Push:
-			values = append(values, copiesOf+from.String(), sourceIn+from.Namespace)
+			values = append(values, copyPrefix+source.String(), sourceNamespacePrefix+source.Namespace)
 		case policy.Pull:
-			values = append(values, pullsOf+from.String(), sourceIn+from.Namespace)
+			values = append(values, pullPrefix+source.String(), sourceNamespacePrefix+source.Namespace)
 		}
-		if c.evaluator.Pushes(o) {
-			values = append(values, pushers, pushers+o.Name)
+		if c.evaluator.Pushes(head) {
+			values = append(values, pushPrefix, pushPrefix+head.Name)
 		}
 		return values
 	}
 }
 
-// indexed returns the keys of the objects that the index has under a value.
-func (c *controller) indexed(kind policy.Kind, value string) (keys []policy.Key) {
-	for _, obj := range c.in.Objects[kind].ByIndex(participantsIndex, value) {
+// indexedKeys returns the keys of the objects that the index has under a value.
+func (c *controller) indexedKeys(kind policy.Kind, value string) (keys []policy.Key) {
+	for _, obj := range c.informers.Objects[kind].ByIndex(participantsIndex, value) {
 		keys = append(keys, policy.NewKey(kind, obj.GetNamespace(), obj.GetName()))
 	}
 	return keys
@@ -82,14 +82,14 @@ func (c *controller) indexed(kind policy.Kind, value string) (keys []policy.Key)
 
 // watches returns the watches of all kinds and of namespaces. All events enter here.
 func (c *controller) watches() (list []controllers.Watch[task]) {
-	for kind, informer := range c.in.Objects {
+	for kind, informer := range c.informers.Objects {
 		list = append(list, controllers.WatchMapped(informer, func(event controllers.Event[policy.Cached]) []task {
 			return c.objectChanged(kind, event)
 		}))
 	}
-	if c.in.Namespaces != nil {
+	if c.informers.Namespaces != nil {
 		// The sources that push to them are mapped when a run begins.
-		list = append(list, controllers.WatchChanges(c.in.Namespaces, namespaceChanged))
+		list = append(list, controllers.WatchChanges(c.informers.Namespaces, namespaceChanged))
 	}
 	return list
 }
@@ -105,16 +105,16 @@ func (c *controller) objectChanged(kind policy.Kind, event controllers.Event[pol
 		}
 	}
 	if participates {
-		return []task{{theTarget, key}, {theSource, key}}
+		return []task{{subjectTarget, key}, {subjectSource, key}}
 	}
-	var found []task // for most objects, none
-	if len(c.indexed(kind, pushers+key.Name)) > 0 {
-		found = append(found, task{theTarget, key})
+	var tasks []task // for most objects, none
+	if len(c.indexedKeys(kind, pushPrefix+key.Name)) > 0 {
+		tasks = append(tasks, task{subjectTarget, key})
 	}
-	if len(c.indexed(kind, pullsOf+key.NamespacedName.String())) > 0 {
-		found = append(found, task{theSource, key})
+	if len(c.indexedKeys(kind, pullPrefix+key.NamespacedName.String())) > 0 {
+		tasks = append(tasks, task{subjectSource, key})
 	}
-	return found
+	return tasks
 }
 
 // namespaceChanged returns a namespace if a change of it matters to decisions.
@@ -123,37 +123,37 @@ func namespaceChanged(event controllers.Event[metav1.Object]) []task {
 	if event.Old != nil && event.New != nil && reflect.DeepEqual(namespaceOf(event.Old), namespaceOf(event.New)) {
 		return nil
 	}
-	return []task{{theNamespace, policy.NewKey("", obj.GetName(), "")}}
+	return []task{{subjectNamespace, policy.NewKey("", obj.GetName(), "")}}
 }
 
 // expandSource enqueues the targets of a source: the copies that it makes or has made, and the pull targets
 // that name it. Each pull target is enqueued in the turn of its own namespace.
 func (c *controller) expandSource(ctx context.Context, key policy.Key, now time.Time) (after time.Duration) {
 	var namespaces []string
-	if o := c.Get(key); o == nil || !c.evaluator.Pushes(o) {
+	if obj := c.Get(key); obj == nil || !c.evaluator.Pushes(obj) {
 		c.memory.forgetSource(key)
 	} else {
-		s := c.survey(o, now)
+		s := c.survey(obj, now)
 		c.report(s.Problems)
 		namespaces, after = s.Wanted, s.After
 	}
-	for _, copied := range c.indexed(key.Kind, copiesOf+key.NamespacedName.String()) {
+	for _, copied := range c.indexedKeys(key.Kind, copyPrefix+key.NamespacedName.String()) {
 		namespaces = append(namespaces, copied.Namespace)
 	}
 	slices.Sort(namespaces)
 	for _, ns := range slices.Compact(namespaces) {
-		c.loop.EnqueueFor(ctx, key.Namespace, task{theTarget, policy.NewKey(key.Kind, ns, key.Name)})
+		c.loop.EnqueueFor(ctx, key.Namespace, task{subjectTarget, policy.NewKey(key.Kind, ns, key.Name)})
 	}
-	for _, pull := range c.indexed(key.Kind, pullsOf+key.NamespacedName.String()) {
-		c.loop.EnqueueFor(ctx, pull.Namespace, task{theTarget, pull})
+	for _, pull := range c.indexedKeys(key.Kind, pullPrefix+key.NamespacedName.String()) {
+		c.loop.EnqueueFor(ctx, pull.Namespace, task{subjectTarget, pull})
 	}
 	return after
 }
 
 // survey evaluates a source for all namespaces, and remembers for how many it counts.
-func (c *controller) survey(o *policy.Object, now time.Time) policy.Survey {
-	s := c.evaluator.Survey(c, o, c.namespaces(), now)
-	c.memory.setSource(o.Key, s.Spread)
+func (c *controller) survey(obj *policy.Object, now time.Time) policy.Survey {
+	s := c.evaluator.Survey(c, obj, c.namespaces(), now)
+	c.memory.setSource(obj.Key, s.Spread)
 	return s
 }
 
@@ -161,15 +161,15 @@ func (c *controller) survey(o *policy.Object, now time.Time) policy.Survey {
 // the source's turn; its reconcile finds out whether the source does. The labels and the end of a namespace
 // also matter to targets elsewhere, so the targets of the namespace's sources are enqueued too.
 func (c *controller) expandNamespace(ctx context.Context, name string) {
-	for kind := range c.in.Objects {
-		for _, pusher := range c.indexed(kind, pushers) {
-			c.loop.EnqueueFor(ctx, pusher.Namespace, task{theTarget, policy.NewKey(kind, name, pusher.Name)})
+	for kind := range c.informers.Objects {
+		for _, pusher := range c.indexedKeys(kind, pushPrefix) {
+			c.loop.EnqueueFor(ctx, pusher.Namespace, task{subjectTarget, policy.NewKey(kind, name, pusher.Name)})
 		}
-		for _, key := range c.indexed(kind, within+name) {
-			c.loop.EnqueueFor(ctx, name, task{theTarget, key}, task{theSource, key})
+		for _, key := range c.indexedKeys(kind, namespacePrefix+name) {
+			c.loop.EnqueueFor(ctx, name, task{subjectTarget, key}, task{subjectSource, key})
 		}
-		for _, key := range c.indexed(kind, sourceIn+name) { // also of sources that are gone
-			c.loop.EnqueueFor(ctx, key.Namespace, task{theTarget, key})
+		for _, key := range c.indexedKeys(kind, sourceNamespacePrefix+name) { // also of sources that are gone
+			c.loop.EnqueueFor(ctx, key.Namespace, task{subjectTarget, key})
 		}
 	}
 }

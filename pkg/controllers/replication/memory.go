@@ -46,27 +46,28 @@ type memory struct {
 // entry is what is remembered of a target.
 type entry struct {
 	state metrics.GaugeMetric // the gauge that counts the target
-	// source is the version of the source that was written last. To write it again repairs a drift, which
-	// may happen from next on.
-	source  string
-	repairs int
-	next    time.Time
+	// sourceVersion is the version of the source that was written last. To write it again repairs a drift, which
+	// may happen from nextRepair on.
+	sourceVersion string
+	repairs       int
+	nextRepair    time.Time
 	// unwanted is why nobody wants the target, and since when; maker is the source of a copy without a
 	// marker.
-	unwanted policy.Unwanted
-	since    time.Time
-	maker    policy.Key
+	unwanted      policy.Unwanted
+	unwantedSince time.Time
+	maker         policy.Key
 }
 
+// event is the notice of an Event.
 type event struct {
-	about  policy.Key
+	object policy.Key
 	reason string
 }
 
 func newMemory(m *domainMetrics) *memory {
-	all := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, marksPerSecond), notices: notices.New(eventInterval)}
-	all.clear()
-	return all
+	mem := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, marksPerSecond), notices: notices.New(eventInterval)}
+	mem.clear()
+	return mem
 }
 
 func (m *memory) clear() {
@@ -79,15 +80,15 @@ func (m *memory) clear() {
 	m.notices.Clear()
 }
 
-// note remembers how a target stands at now; without a state, it is forgotten.
-func (m *memory) note(key policy.Key, p *policy.Plan, now time.Time) {
+// setTarget remembers how a target stands at now; without a state, it is forgotten.
+func (m *memory) setTarget(key policy.Key, plan *policy.Plan, now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.targets[key]
 	if e != nil {
 		e.state.Dec()
 	}
-	if p.State == "" {
+	if plan.State == "" {
 		delete(m.targets, key)
 		return
 	}
@@ -96,19 +97,19 @@ func (m *memory) note(key policy.Key, p *policy.Plan, now time.Time) {
 		// The name of a cached object is part of a longer text.
 		m.targets[policy.NewKey(key.Kind, strings.Clone(key.Namespace), strings.Clone(key.Name))] = e
 	}
-	e.state = m.metrics.targets.WithLabelValues(string(key.Kind), string(p.Dialect), string(p.Mode), string(p.State))
+	e.state = m.metrics.targets.WithLabelValues(string(key.Kind), string(plan.Dialect), string(plan.Mode), string(plan.State))
 	e.state.Inc()
-	if p.Unwanted != e.unwanted {
-		e.unwanted, e.since = p.Unwanted, now
+	if plan.Unwanted != e.unwanted {
+		e.unwanted, e.unwantedSince = plan.Unwanted, now
 	}
 	e.maker = policy.Key{}
-	if p.Adopted {
-		e.maker = p.Source
+	if plan.Adopted {
+		e.maker = plan.Source
 	}
 }
 
-// get returns what is remembered of a target.
-func (m *memory) get(key policy.Key) entry {
+// target returns what is remembered of a target.
+func (m *memory) target(key policy.Key) entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if e := m.targets[key]; e != nil {
@@ -137,26 +138,26 @@ func (m *memory) forgetSource(key policy.Key) {
 	delete(m.sources, key)
 }
 
-// pace returns how long a write has to wait: until the next repair of the target is due or, if the write
-// only adds a marker, until the rate allows it.
-func (m *memory) pace(key policy.Key, a policy.Action, source string, now time.Time) (wait time.Duration) {
+// writeDelay returns how long a write has to wait: until the next repair of the target is due or, if the
+// write only adds a marker, until the rate allows it.
+func (m *memory) writeDelay(key policy.Key, action policy.Action, source string, now time.Time) (wait time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.targets[key]
 	if e == nil {
 		return 0
 	}
-	if source == e.source && source != "" {
-		wait = max(e.next.Sub(now), 0)
+	if source == e.sourceVersion && source != "" {
+		wait = max(e.nextRepair.Sub(now), 0)
 	}
-	if wait == 0 && a == policy.Mark && !m.marks.AllowN(now, 1) {
+	if wait == 0 && action == policy.Mark && !m.marks.AllowN(now, 1) {
 		wait = markRetry // the limiter reserves nothing, else each attempt would reserve again
 	}
 	return wait
 }
 
-// wrote remembers a write, and returns how many drifts in a row have been repaired, this one included.
-func (m *memory) wrote(key policy.Key, source string, now time.Time) int {
+// recordWrite remembers a write, and returns how many drifts in a row have been repaired, this one included.
+func (m *memory) recordWrite(key policy.Key, source string, now time.Time) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.targets[key]
@@ -164,16 +165,16 @@ func (m *memory) wrote(key policy.Key, source string, now time.Time) int {
 		return 0
 	}
 	switch {
-	case e.source != source:
+	case e.sourceVersion != source:
 		e.repairs = 0
-	case now.Sub(e.next) > quietRepair:
+	case now.Sub(e.nextRepair) > quietRepair:
 		e.repairs = 1
 	default:
 		e.repairs++
 	}
-	e.source, e.next = source, now
+	e.sourceVersion, e.nextRepair = source, now
 	if e.repairs > 0 {
-		e.next = now.Add(min(firstRepair<<min(e.repairs-1, 10), maxRepair))
+		e.nextRepair = now.Add(min(firstRepair<<min(e.repairs-1, 10), maxRepair))
 	}
 	return e.repairs
 }

@@ -51,9 +51,9 @@ func newDomainMetrics(reg controllers.MetricsRegistry, kinds []policy.Kind) *dom
 				}
 			}
 		}
-		for _, a := range []policy.Action{policy.Create, policy.Update, policy.Recreate, policy.Mark, policy.Strip, policy.Empty, policy.Delete} {
+		for _, action := range []policy.Action{policy.Create, policy.Update, policy.Recreate, policy.Mark, policy.Strip, policy.Empty, policy.Delete} {
 			for _, result := range []string{resultSuccess, resultError, resultDryRun} {
-				d.writes.WithLabelValues(string(kind), string(a), result).Add(0)
+				d.writes.WithLabelValues(string(kind), string(action), result).Add(0)
 			}
 		}
 	}
@@ -61,6 +61,6 @@ func newDomainMetrics(reg controllers.MetricsRegistry, kinds []policy.Kind) *dom
 	return d
 }
 
-func (d *domainMetrics) wrote(k policy.Kind, a policy.Action, result string) {
-	d.writes.WithLabelValues(string(k), string(a), result).Inc()
+func (d *domainMetrics) countWrite(kind policy.Kind, action policy.Action, result string) {
+	d.writes.WithLabelValues(string(kind), string(action), result).Inc()
 }

@@ -26,33 +26,33 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/replication/policy"
 )
 
-// TestReconcile has the rules of docs/controllers/replication.md that are about requests, time and crashes.
-// Package policy has the others.
-func TestReconcile(t *testing.T) {
+// TestReconcileSendsTheDocumentedRequests has the rules of docs/controllers/replication.md that are about
+// requests, time and crashes. Package policy has the others.
+func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 	// fight changes a target for ten minutes.
 	fight := func(f *fixture, target string) {
 		for range 600 {
-			f.edit(target, holding("placeholder")).pass(time.Second)
+			f.edit(target, holding("placeholder")).advance(time.Second)
 		}
-		if n := len(f.asked("update")); n < 5 || n > 12 {
+		if n := len(f.takeRequests("update")); n < 5 || n > 12 {
 			f.t.Errorf("%d updates, want at most 12", n)
 		}
 	}
 	// disable has the namespace a disabled, and then its source deleted.
 	disable := func(f *fixture) {
 		f.Put(disabled("a"))
-		f.pass(time.Second)
-		f.remove("a/s").after(time.Hour, "create b/s")
+		f.advance(time.Second)
+		f.remove("a/s").expectAfter(time.Hour, "create b/s")
 	}
 	runCases(t, map[string]reconcileCase{
 		"an automatic source reaches every namespace that is not protected": given(func(f *fixture) {
-			f.expect("create b/s, create c/s")
-			f.told("NamespaceProtected Replicated")
-			f.count(2, "targets", "dialect", "reflector", "state", "in_sync")
+			f.expectRequests("create b/s, create c/s")
+			f.expectEvents("NamespaceProtected Replicated")
+			f.expectMetric(2, "targets", "dialect", "reflector", "state", "in_sync")
 		}, secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")),
-		"a namespace that is created gets its copies": given(func(f *fixture) { f.Put(namespace("new-1")); f.after(time.Second, "create new-1/s") },
+		"a namespace that is created gets its copies": given(func(f *fixture) { f.Put(namespace("new-1")); f.expectAfter(time.Second, "create new-1/s") },
 			secret("a/s", "v", "Q:push-to=new-*")),
-		"an orphan is found after a restart": given(func(f *fixture) { f.restart(func() { f.remove("a/s") }); f.after(6*time.Second, "delete b/s") },
+		"an orphan is found after a restart": given(func(f *fixture) { f.restart(func() { f.remove("a/s") }); f.expectAfter(6*time.Second, "delete b/s") },
 			secret("a/s", "v", "Q:push-to=b")),
 		"M16: markers are added a few per second": given(func(f *fixture) {
 			for i := range 20 {
@@ -60,14 +60,14 @@ func TestReconcile(t *testing.T) {
 				f.Put(secret("b/"+name, "v", "M:replicated-keys=k", "M:replicated-at=x"), secret("a/"+name, "v", "M:replicate-to=b"))
 				f.edit("b/"+name, annotate("M:replicated-from-version="+f.secret("a/"+name).ResourceVersion))
 			}
-			f.pass(2 * time.Second)
-			f.copies(8, 17)
+			f.advance(2 * time.Second)
+			f.expectCopies(8, 17)
 			f.edit("a/s19", holding("w"))
-			f.edit("a/s18", holding("w")).pass(time.Millisecond)
-			f.holds("b/s19", "w") // an update does not wait for the turn of a marker
-			f.holds("b/s18", "w")
-			f.pass(3 * time.Second)
-			f.copies(20, 20)
+			f.edit("a/s18", holding("w")).advance(time.Millisecond)
+			f.expectValue("b/s19", "w") // an update does not wait for the turn of a marker
+			f.expectValue("b/s18", "w")
+			f.advance(3 * time.Second)
+			f.expectCopies(20, 20)
 		}),
 		"M21: a source that goes during a fan-out leaves what was made, which is deleted": given(func(f *fixture) {
 			created := 0
@@ -78,11 +78,11 @@ func TestReconcile(t *testing.T) {
 				return nil
 			})
 			f.Put(secret("a/s", "v", "M:replicate-to=n-.*"))
-			f.pass(10 * time.Second)
+			f.advance(10 * time.Second)
 			if created < 100 || created > 200 {
 				f.t.Errorf("%d creations, want about 100", created)
 			}
-			f.copies(0, 0)
+			f.expectCopies(0, 0)
 		}, manyNamespaces(500)...),
 		"N9: a refused write is tried again, and told once, without the quota of its namespace": given(func(f *fixture) {
 			left := 5
@@ -94,15 +94,15 @@ func TestReconcile(t *testing.T) {
 				return refusal("exceeded quota: q, requested: secrets=1, used: secrets=41, limited: secrets=41")
 			})
 			f.Put(secret("a/s", "v", "Q:push-to=b,c"))
-			f.after(30*time.Second, "create b/s, create b/s, create b/s, create b/s, create b/s, create c/s")
-			f.told("Replicated WriteRejected")
+			f.expectAfter(30*time.Second, "create b/s, create b/s, create b/s, create b/s, create b/s, create c/s")
+			f.expectEvents("Replicated WriteRejected")
 			// Whoever pushes is not shown another namespace's quota.
-			f.says("Warning WriteRejected a/s: create Secret b/s: Forbidden")
-			f.after(time.Minute, "create b/s")
-			f.count(5, "writes_total", "result", "error")
+			f.expectEvent("Warning WriteRejected a/s: create Secret b/s: Forbidden")
+			f.expectAfter(time.Minute, "create b/s")
+			f.expectMetric(5, "writes_total", "result", "error")
 		}),
 		"a target that appears while the source is read is not written as if it were a new copy": given(func(f *fixture) {
-			f.once("get", func() error {
+			f.beforeFirst("get", func() error {
 				target := secret("b/s", "", "Q:pull-from=a/s")
 				target.Labels = map[string]string{"theirs": "yes"}
 				f.Put(target)
@@ -110,7 +110,7 @@ func TestReconcile(t *testing.T) {
 				return nil
 			})
 			f.Put(secret("a/s", "v", "Q:push-to=b", "Q:allow-pull=b"))
-			f.pass(10 * time.Second)
+			f.advance(10 * time.Second)
 			got := f.secret("b/s")
 			if got.Labels["theirs"] != "yes" || got.Annotations["quartermaster.dev/pull-from"] != "a/s" || string(got.Data["k"]) != "v" {
 				f.t.Errorf("labels %v, annotations %v, keys %d", got.Labels, got.Annotations, len(got.Data))
@@ -126,66 +126,66 @@ func TestReconcile(t *testing.T) {
 				return err
 			})
 			f.Put(secret("a/s", "v", "Q:push-to=b,c"))
-			f.after(9*time.Minute, "create b/s, create b/s, create c/s") // again after namespaceRetry
-			f.count(0, "writes_total", "result", "error")
+			f.expectAfter(9*time.Minute, "create b/s, create b/s, create c/s") // again after namespaceRetry
+			f.expectMetric(0, "writes_total", "result", "error")
 		}),
 		"N11: a conflict is decided on again": given(func(f *fixture) {
-			f.after(time.Second, "create b/s")
-			f.once("update", func() error { return apierrors.NewConflict(corev1.Resource("secrets"), "s", errors.New("changed")) })
-			f.edit("a/s", holding("w")).after(500*time.Millisecond, "get a/s, get a/s, get b/s, get b/s, update b/s, update b/s", allVerbs...)
+			f.expectAfter(time.Second, "create b/s")
+			f.beforeFirst("update", func() error { return apierrors.NewConflict(corev1.Resource("secrets"), "s", errors.New("changed")) })
+			f.edit("a/s", holding("w")).expectAfter(500*time.Millisecond, "get a/s, get a/s, get b/s, get b/s, update b/s, update b/s", allVerbs...)
 		}, secret("a/s", "v", "Q:push-to=b")),
 		"a creation that comes too late is decided on again": given(func(f *fixture) {
 			f.Lag(10*time.Second, "secrets")
-			f.after(time.Minute, "create c/s")
+			f.expectAfter(time.Minute, "create c/s")
 			f.Put(secret("b/s", "own"))
-			f.edit("a/s", annotate("Q:push-to=b,c")).pass(time.Minute)
-			f.holds("b/s", "own")
+			f.edit("a/s", annotate("Q:push-to=b,c")).advance(time.Minute)
+			f.expectValue("b/s", "own")
 		}, secret("a/s", "v", "Q:push-to=c")),
-		"N15: a dry run persists nothing": given(func(f *fixture) { f.expect("dry run: create b/s, dry run: create c/s"); f.told("") },
-			secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")).with(dryRun),
+		"N15: a dry run persists nothing": given(func(f *fixture) { f.expectRequests("dry run: create b/s, dry run: create c/s"); f.expectEvents("") },
+			secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")).withConfig(dryRun),
 		"N18: the live source decides, whatever the cache says": given(func(f *fixture) {
 			f.Lag(time.Minute, "secrets")
-			f.edit("b/t", annotate("Q:pull-from=a/s")).pass(30 * time.Second)
-			f.edit("a/s", annotate("Q:allow-pull")).after(10*time.Minute, "")
+			f.edit("b/t", annotate("Q:pull-from=a/s")).advance(30 * time.Second)
+			f.edit("a/s", annotate("Q:allow-pull")).expectAfter(10*time.Minute, "")
 		}, secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "old", "Q:pull-from=a/none")),
 		"N18: a copy is not deleted if the live source wants it": given(func(f *fixture) {
 			f.Lag(time.Minute, "secrets")
-			f.after(5*time.Minute, "create b/s")
-			f.edit("a/s", annotate("Q:push-to")).pass(30 * time.Second)
-			f.edit("a/s", annotate("Q:push-to=b")).after(10*time.Minute, "get a/s, get b/s", allVerbs...)
+			f.expectAfter(5*time.Minute, "create b/s")
+			f.edit("a/s", annotate("Q:push-to")).advance(30 * time.Second)
+			f.edit("a/s", annotate("Q:push-to=b")).expectAfter(10*time.Minute, "get a/s, get b/s", allVerbs...)
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"a source that went while its namespace was disabled is missed when the label goes": given(func(f *fixture) { disable(f); f.Put(namespace("a")); f.after(6*time.Second, "delete b/s") },
+		"a source that went while its namespace was disabled is missed when the label goes": given(func(f *fixture) { disable(f); f.Put(namespace("a")); f.expectAfter(6*time.Second, "delete b/s") },
 			secret("a/s", "v", "Q:push-to=b")),
 		"a source that went while its namespace was disabled is missed when the namespace goes": given(func(f *fixture) {
 			disable(f)
 			f.Delete(disabled("a"))
-			f.after(9*time.Minute, "")
-			f.after(2*time.Minute, "delete b/s")
+			f.expectAfter(9*time.Minute, "")
+			f.expectAfter(2*time.Minute, "delete b/s")
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"with namespaces a source that cannot be read is not gone": given(func(f *fixture) { f.after(time.Hour, "", allVerbs...) },
+		"with namespaces a source that cannot be read is not gone": given(func(f *fixture) { f.expectAfter(time.Hour, "", allVerbs...) },
 			secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k",
 				`Q:source={"copy":"b/t","dialect":"replicator","mode":"pull","source":"a/s","uid":"1"}`),
-			secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True")).with(nil, "--namespaces=b"),
+			secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True")).withConfig(nil, "--namespaces=b"),
 		"N19: what is in sync costs no request": given(func(f *fixture) {
-			f.pass(time.Minute)
-			f.copies(300, 300)
+			f.advance(time.Minute)
+			f.expectCopies(300, 300)
 			f.restart()
-			f.edit("a/s", annotate("x=y")).after(time.Minute, "", allVerbs...)
+			f.edit("a/s", annotate("x=y")).expectAfter(time.Minute, "", allVerbs...)
 		}, manyNamespaces(300, secret("a/s", "v", "Q:push-to=n-*"))...),
 		"N20: a repair that does not last is made ever more seldom": given(func(f *fixture) {
-			f.after(time.Second, "create b/s")
+			f.expectAfter(time.Second, "create b/s")
 			fight(f, "b/s")
-			f.says("Warning DriftFight a/s: b/s is changed again and again, at last by test; it is repaired ever more seldom")
+			f.expectEvent("Warning DriftFight a/s: b/s is changed again and again, at last by test; it is repaired ever more seldom")
 		}, secret("a/s", "v", "Q:push-to=b")),
 		"N20: a repair of a dry run that does not last is made ever more seldom": given(func(f *fixture) { fight(f, "b/t") },
-			secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")).with(dryRun),
+			secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")).withConfig(dryRun),
 		"a drift is reported, and the next one again after ten minutes": given(func(f *fixture) {
-			f.remove("b/s").pass(11 * time.Minute)
-			f.remove("c/s").pass(time.Second)
-			f.says("Normal DriftRepaired a/s: repaired c/s")
+			f.remove("b/s").advance(11 * time.Minute)
+			f.remove("c/s").advance(time.Second)
+			f.expectEvent("Normal DriftRepaired a/s: repaired c/s")
 		}, secret("a/s", "v", "Q:push-to=*")),
-		"with namespaces no Namespace is read": given(func(f *fixture) { f.expect("create b/s") },
-			secret("a/s", "v", "Q:push-to=*")).with(nil, "--namespaces=a,b"),
+		"with namespaces no Namespace is read": given(func(f *fixture) { f.expectRequests("create b/s") },
+			secret("a/s", "v", "Q:push-to=*")).withConfig(nil, "--namespaces=a,b"),
 	})
 }
 
@@ -194,54 +194,54 @@ func TestReconcile(t *testing.T) {
 func TestTenantDelaysNoOther(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"a copy does not change hands while its source is away for a moment, and comes back": given(func(f *fixture) {
-			f.remove("a/s").pass(4 * time.Second)
+			f.remove("a/s").advance(4 * time.Second)
 			f.Put(secret("a/s", "v", "Q:push-to=b"))
-			f.after(time.Minute, "create b/s")
-			f.remove("a/s").after(time.Minute, "create b/s, delete b/s")
+			f.expectAfter(time.Minute, "create b/s")
+			f.remove("a/s").expectAfter(time.Minute, "create b/s, delete b/s")
 			f.Put(secret("a/s", "v", "Q:push-to=b"))
-			f.after(time.Second, "create b/s, delete b/s")
-			f.holds("b/s", "v")
+			f.expectAfter(time.Second, "create b/s, delete b/s")
+			f.expectValue("b/s", "v")
 		}, secret("a/s", "v", "Q:push-to=b"), secret("c/s", "attack", "Q:push-to=b")),
 		"a restored backup loses no copy while its source's namespace is not there yet": given(func(f *fixture) {
 			f.Put(secret("b/s", "v", `Q:source={"copy":"b/s","dialect":"native","mode":"push","source":"later/s","uid":"1"}`))
-			f.pass(9 * time.Minute)
+			f.advance(9 * time.Minute)
 			f.Put(namespace("later"), secret("later/s", "v", "Q:push-to=b"))
-			f.after(time.Hour, "")
+			f.expectAfter(time.Hour, "")
 		}),
 		"a replacement that has no annotations for a moment deletes nothing": given(func(f *fixture) {
-			f.edit("a/s", annotate("Q:push-to")).pass(4 * time.Second)
-			f.edit("a/s", annotate("Q:push-to=b,c")).after(time.Hour, "create b/s, create c/s")
-			f.edit("a/s", annotate("Q:push-to=b")).after(4*time.Second, "")
-			f.after(2*time.Second, "delete c/s")
+			f.edit("a/s", annotate("Q:push-to")).advance(4 * time.Second)
+			f.edit("a/s", annotate("Q:push-to=b,c")).expectAfter(time.Hour, "create b/s, create c/s")
+			f.edit("a/s", annotate("Q:push-to=b")).expectAfter(4*time.Second, "")
+			f.expectAfter(2*time.Second, "delete c/s")
 		}, secret("a/s", "v", "Q:push-to=b,c")),
 		"a copy that cannot be created again is not deleted": given(func(f *fixture) {
-			f.edit("b/s", func(s *corev1.Secret) { s.Immutable = new(true) }).after(time.Second, "create b/s")
+			f.edit("b/s", func(s *corev1.Secret) { s.Immutable = new(true) }).expectAfter(time.Second, "create b/s")
 			f.before("create", func(controllertest.Request) error { return refusal("denied by a policy") })
-			f.edit("a/s", holding("w")).after(100*time.Millisecond, "dry run: create b/s")
-			f.holds("b/s", "v")
+			f.edit("a/s", holding("w")).expectAfter(100*time.Millisecond, "dry run: create b/s")
+			f.expectValue("b/s", "v")
 		}, secret("a/s", "v", "Q:push-to=b")),
 		"a source that grows too large in too many namespaces keeps its copies as they are": given(func(f *fixture) {
-			f.pass(time.Minute)
-			f.asked()
-			f.edit("a/s", holding(strings.Repeat("v", 1<<20))).after(time.Minute, "")
-			f.copies(100, 100)
+			f.advance(time.Minute)
+			f.takeRequests()
+			f.edit("a/s", holding(strings.Repeat("v", 1<<20))).expectAfter(time.Minute, "")
+			f.expectCopies(100, 100)
 		}, manyNamespaces(100, secret("a/s", "v", "Q:push-to=n-*"))...),
 		"without the flag a native push counts nowhere, and copies that exist stay until their source goes": given(func(f *fixture) {
 			f.cfg.PushNamespaces = ""
 			f.restart()
-			f.edit("a/s", holding("w"), annotate("Q:push-to=b,c")).after(time.Hour, "")
-			f.told("PushForbidden Replicated")
-			f.remove("a/s").after(time.Minute, "delete b/s")
+			f.edit("a/s", holding("w"), annotate("Q:push-to=b,c")).expectAfter(time.Hour, "")
+			f.expectEvents("PushForbidden Replicated")
+			f.remove("a/s").expectAfter(time.Minute, "delete b/s")
 		}, secret("a/s", "v", "Q:push-to=b")),
 		"a source with 400 targets, which take 3 s, takes turns with others": given(func(f *fixture) {
-			f.pass(time.Second)
+			f.advance(time.Second)
 			f.Put(secret("a/wide", "v", "Q:push-to=n-*"))
-			f.pass(time.Second)
-			f.copies(100, 200)
-			f.edit("c/s", holding("w")).pass(100 * time.Millisecond)
-			f.holds("b/t", "w")
-			f.pass(time.Minute)
-			f.copies(401, 401)
+			f.advance(time.Second)
+			f.expectCopies(100, 200)
+			f.edit("c/s", holding("w")).advance(100 * time.Millisecond)
+			f.expectValue("b/t", "w")
+			f.advance(time.Minute)
+			f.expectCopies(401, 401)
 		}, manyNamespaces(400, secret("c/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=c/s"))...),
 	})
 }
@@ -249,9 +249,9 @@ func TestTenantDelaysNoOther(t *testing.T) {
 // fixture is a cluster with a manager that runs replication, in a bubble of fake time.
 type fixture struct {
 	*controllertest.Host
-	t     *testing.T
-	cfg   *replication.Config
-	heard map[types.UID]int // how often each Event was told at the last call of told
+	t           *testing.T
+	cfg         *replication.Config
+	eventCounts map[types.UID]int // how often each Event was told at the last call of expectEvents
 
 	mu       sync.Mutex
 	requests []controllertest.Request
@@ -262,7 +262,7 @@ type fixture struct {
 func newFixture(t *testing.T, configure func(*replication.Config), flags []string, objects ...runtime.Object) *fixture {
 	t.Helper()
 	entry := replication.Entry()
-	f := &fixture{t: t, cfg: entry.Config.(*replication.Config), heard: map[types.UID]int{}}
+	f := &fixture{t: t, cfg: entry.Config.(*replication.Config), eventCounts: map[types.UID]int{}}
 	f.cfg.PushNamespaces = "*"
 	if configure != nil {
 		configure(f.cfg)
@@ -273,8 +273,8 @@ func newFixture(t *testing.T, configure func(*replication.Config), flags []strin
 	flags = append(flags, "--compat=reflector,replicator")
 	controllertest.Setup{Entries: []controllers.Entry{entry}, Flags: flags, Prepare: func(h *controllertest.Host) {
 		f.Host = h
-		h.OnRead(f.request)
-		h.OnWrite(f.request)
+		h.OnRead(f.onRequest)
+		h.OnWrite(f.onRequest)
 	}}.NewHost(t, objects...)
 	return f
 }
@@ -310,8 +310,8 @@ func given(run func(f *fixture), objects ...runtime.Object) reconcileCase {
 	return reconcileCase{objects: objects, run: run}
 }
 
-// with returns the row with a configuration, which may be nil, and flags.
-func (tc reconcileCase) with(configure func(*replication.Config), flags ...string) reconcileCase {
+// withConfig returns the row with a configuration, which may be nil, and flags.
+func (tc reconcileCase) withConfig(configure func(*replication.Config), flags ...string) reconcileCase {
 	tc.configure, tc.flags = configure, flags
 	return tc
 }
@@ -327,9 +327,9 @@ func runCases(t *testing.T, cases map[string]reconcileCase) {
 	}
 }
 
-// request is called for requests of the controller, one at a time. It records those for Secrets, but
+// onRequest is called for requests of the controller, one at a time. It records those for Secrets, but
 // no creation of what is there already, which the cache did not show yet.
-func (f *fixture) request(r controllertest.Request) error {
+func (f *fixture) onRequest(r controllertest.Request) error {
 	f.mu.Lock()
 	if r.Resource == "secrets" && (r.Verb != "create" || r.DryRun || f.secret(r.Namespace+"/"+r.Name) == nil) {
 		f.requests = append(f.requests, r)
@@ -365,8 +365,8 @@ func (f *fixture) before(verb string, hook func(controllertest.Request) error) {
 	})
 }
 
-// once calls hook before the first request for a Secret with that verb.
-func (f *fixture) once(verb string, hook func() error) {
+// beforeFirst calls hook before the first request for a Secret with that verb.
+func (f *fixture) beforeFirst(verb string, hook func() error) {
 	var once sync.Once
 	f.before(verb, func(controllertest.Request) (err error) {
 		once.Do(func() { err = hook() })
@@ -374,8 +374,8 @@ func (f *fixture) once(verb string, hook func() error) {
 	})
 }
 
-// pass lets time pass, with everything that happens in it.
-func (f *fixture) pass(d time.Duration) {
+// advance lets time pass, with everything that happens in it.
+func (f *fixture) advance(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
@@ -383,7 +383,7 @@ func (f *fixture) pass(d time.Duration) {
 // restart hands over to a manager that knows nothing, after meanwhile. Earlier requests are forgotten.
 func (f *fixture) restart(meanwhile ...func()) *fixture {
 	f.t.Helper()
-	f.Restart(append(meanwhile, func() { f.asked() })...)
+	f.Restart(append(meanwhile, func() { f.takeRequests() })...)
 	return f
 }
 
@@ -414,8 +414,8 @@ func (f *fixture) remove(name string) *fixture {
 	return f
 }
 
-// asked returns the requests for Secrets with these verbs since the last call, sorted.
-func (f *fixture) asked(verbs ...string) (list []string) {
+// takeRequests returns the requests for Secrets with these verbs since the last call, sorted.
+func (f *fixture) takeRequests(verbs ...string) (list []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.requests {
@@ -430,35 +430,35 @@ func (f *fixture) asked(verbs ...string) (list []string) {
 
 var allVerbs = []string{"get", "create", "update", "delete"}
 
-// after lets time pass, and then is expect.
-func (f *fixture) after(d time.Duration, want string, verbs ...string) {
+// expectAfter lets time pass, and then is expectRequests.
+func (f *fixture) expectAfter(d time.Duration, want string, verbs ...string) {
 	f.t.Helper()
-	f.pass(d)
-	f.expect(want, verbs...)
+	f.advance(d)
+	f.expectRequests(want, verbs...)
 }
 
-// expect compares the requests for Secrets with the given verbs since the last call, or those that
+// expectRequests compares the requests for Secrets with the given verbs since the last call, or those that
 // write.
-func (f *fixture) expect(want string, verbs ...string) {
+func (f *fixture) expectRequests(want string, verbs ...string) {
 	f.t.Helper()
 	if len(verbs) == 0 {
 		verbs = []string{"create", "update", "delete", "patch"}
 	}
-	if got := strings.Join(f.asked(verbs...), ", "); got != want {
+	if got := strings.Join(f.takeRequests(verbs...), ", "); got != want {
 		f.t.Errorf("requests %q, want %q", got, want)
 	}
 }
 
-// told compares the reasons of the Events since the last call, sorted.
-func (f *fixture) told(want string) {
+// expectEvents compares the reasons of the Events since the last call, sorted.
+func (f *fixture) expectEvents(want string) {
 	f.t.Helper()
-	f.pass(10 * time.Millisecond)
+	f.advance(10 * time.Millisecond)
 	var list []string
 	for _, e := range controllertest.List[corev1.Event](f.Host) {
-		for range int(e.Count) - f.heard[e.UID] {
+		for range int(e.Count) - f.eventCounts[e.UID] {
 			list = append(list, e.Reason)
 		}
-		f.heard[e.UID] = int(e.Count)
+		f.eventCounts[e.UID] = int(e.Count)
 	}
 	slices.Sort(list)
 	if got := strings.Join(list, " "); got != want {
@@ -466,30 +466,30 @@ func (f *fixture) told(want string) {
 	}
 }
 
-func (f *fixture) says(want string) {
+func (f *fixture) expectEvent(want string) {
 	f.t.Helper()
 	if all := f.Events(); !slices.Contains(all, want) {
 		f.t.Errorf("no Event %q in %q", want, all)
 	}
 }
 
-// count compares the sum of a metric over the series with these labels.
-func (f *fixture) count(want float64, name string, labels ...string) {
+// expectMetric compares the sum of a metric over the series with these labels.
+func (f *fixture) expectMetric(want float64, name string, labels ...string) {
 	f.t.Helper()
 	if got := f.Metric("quartermaster_replication_"+name, labels...); got != want {
 		f.t.Errorf("%s is %v, want %v", name, got, want)
 	}
 }
 
-func (f *fixture) holds(name, want string) {
+func (f *fixture) expectValue(name, want string) {
 	f.t.Helper()
 	if s := f.secret(name); s == nil || string(s.Data["k"]) != want {
 		f.t.Errorf("%s is %v, want one with the value %s", name, s, want)
 	}
 }
 
-// copies compares the number of Secrets with a marker, from least to most.
-func (f *fixture) copies(least, most int) {
+// expectCopies compares the number of Secrets with a marker, from least to most.
+func (f *fixture) expectCopies(least, most int) {
 	f.t.Helper()
 	n := 0
 	for _, s := range controllertest.List[corev1.Secret](f.Host) {

@@ -35,51 +35,51 @@ const (
 )
 
 // write carries out a plan that was made on what l has read.
-func (c *controller) write(ctx context.Context, key policy.Key, p *policy.Plan, l live) (time.Duration, error) {
+func (c *controller) write(ctx context.Context, key policy.Key, plan *policy.Plan, view liveView) (time.Duration, error) {
 	now := time.Now()
-	source, target := l.bodies[p.Source], l.bodies[key]
-	b := &policy.Body{}
-	if p.Action != policy.Delete {
-		b = c.evaluator.Apply(p, c.digester, key, source, target, now)
+	source, target := view.bodies[plan.Source], view.bodies[key]
+	body := &policy.Body{}
+	if plan.Action != policy.Delete {
+		body = c.evaluator.Apply(plan, c.digester, key, source, target, now)
 	}
-	if err := c.send(ctx, key, p.Action, b, target); err != nil {
-		return c.failed(ctx, key, p, err)
+	if err := c.send(ctx, key, plan.Action, body, target); err != nil {
+		return c.handleWriteError(ctx, key, plan, err)
 	}
 	logger := klog.FromContext(ctx)
 	repairs := 0
-	if source != nil && p.Action != policy.Delete {
-		repairs = c.memory.wrote(key, source.ResourceVersion, now)
+	if source != nil && plan.Action != policy.Delete {
+		repairs = c.memory.recordWrite(key, source.ResourceVersion, now)
 	}
 	if c.cfg.DryRun {
-		c.metrics.wrote(key.Kind, p.Action, resultDryRun)
-		logger.Info("Dry run: would write the target", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
+		c.metrics.countWrite(key.Kind, plan.Action, resultDryRun)
+		logger.Info("Dry run: would write the target", "action", plan.Action, "source", plan.Source.String(), "dialect", plan.Dialect)
 		return 0, nil
 	}
-	c.metrics.wrote(key.Kind, p.Action, resultSuccess)
-	logger.V(2).Info("Wrote the target", "action", p.Action, "source", p.Source.String(), "dialect", p.Dialect)
+	c.metrics.countWrite(key.Kind, plan.Action, resultSuccess)
+	logger.V(2).Info("Wrote the target", "action", plan.Action, "source", plan.Source.String(), "dialect", plan.Dialect)
 	reason, text := reasonReplicated, "replicated to "
 	switch {
-	case p.Action == policy.Mark:
+	case plan.Action == policy.Mark:
 		return 0, nil
-	case p.Action == policy.Delete || p.Action == policy.Strip || p.Action == policy.Empty:
+	case plan.Action == policy.Delete || plan.Action == policy.Strip || plan.Action == policy.Empty:
 		reason, text = reasonRemoved, "removed from "
 	case repairs > 0:
 		reason, text = reasonRepaired, "repaired "
 	}
-	c.tell(c.about(key, p), corev1.EventTypeNormal, reason, text+key.NamespacedName.String())
+	c.recordEvent(c.eventObject(key, plan), corev1.EventTypeNormal, reason, text+key.NamespacedName.String())
 	if repairs >= fightAfter {
-		c.tell(c.about(key, p), corev1.EventTypeWarning, reasonFight,
+		c.recordEvent(c.eventObject(key, plan), corev1.EventTypeWarning, reasonFight,
 			key.NamespacedName.String()+" is changed again and again"+lastManager(target)+"; it is repaired ever more seldom")
 	}
 	return 0, nil
 }
 
-// about returns the object of an Event: the target of a pull, the source of a push.
-func (c *controller) about(key policy.Key, p *policy.Plan) policy.Key {
-	if p.Mode == policy.Pull {
+// eventObject returns the object of an Event: the target of a pull, the source of a push.
+func (c *controller) eventObject(key policy.Key, plan *policy.Plan) policy.Key {
+	if plan.Mode == policy.Pull {
 		return key
 	}
-	return p.Source
+	return plan.Source
 }
 
 // lastManager names who wrote to the object last, other than this controller.
@@ -101,20 +101,20 @@ var errOutdated = errors.New("the target has changed since it was read")
 // says: its cache may be behind, and with --namespaces no event reports a new namespace.
 const namespaceRetry = 5 * time.Minute
 
-// failed returns when the loop should retry a failed write, and the error.
-func (c *controller) failed(ctx context.Context, key policy.Key, p *policy.Plan, err error) (time.Duration, error) {
+// handleWriteError returns when the loop should retry a failed write, and the error.
+func (c *controller) handleWriteError(ctx context.Context, key policy.Key, plan *policy.Plan, err error) (time.Duration, error) {
 	switch {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), controllers.IsNamespaceMissing(err):
 		return namespaceRetry, nil
-	case apierrors.IsAlreadyExists(err), p.Action != policy.Create && (apierrors.IsConflict(err) || apierrors.IsNotFound(err)):
+	case apierrors.IsAlreadyExists(err), plan.Action != policy.Create && (apierrors.IsConflict(err) || apierrors.IsNotFound(err)):
 		return 0, fmt.Errorf("%w: %w", errOutdated, err)
 	case controllers.IsNotLeading(err), ctx.Err() != nil:
 		return 0, err
 	}
-	c.metrics.wrote(key.Kind, p.Action, resultError)
+	c.metrics.countWrite(key.Kind, plan.Action, resultError)
 	// The message is for those who run the manager: it may show another namespace's quota.
-	c.tell(c.about(key, p), corev1.EventTypeWarning, reasonRejected, fmt.Sprintf("%s %s: %s", p.Action, key, reasonOf(err)))
-	return 0, newRejection(p.Action, key, err)
+	c.recordEvent(c.eventObject(key, plan), corev1.EventTypeWarning, reasonRejected, fmt.Sprintf("%s %s: %s", plan.Action, key, reasonOf(err)))
+	return 0, newRejection(plan.Action, key, err)
 }
 
 // reasonOf returns the API server's reason in one word.
@@ -132,14 +132,14 @@ type rejection struct {
 	error
 }
 
-func newRejection(a policy.Action, key policy.Key, err error) rejection {
-	why := reasonOf(err)
+func newRejection(action policy.Action, key policy.Key, err error) rejection {
+	reason := reasonOf(err)
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		if message := status.Status().Message; strings.Contains(message, "exceeded quota") || strings.Contains(message, ` is forbidden: User "`) {
-			why = message
+			reason = message
 		}
 	}
-	return rejection{fmt.Sprintf("%s %s: %s", a, key, why), err}
+	return rejection{fmt.Sprintf("%s %s: %s", action, key, reason), err}
 }
 
 func (r rejection) Error() string { return r.text }
@@ -147,11 +147,11 @@ func (r rejection) Error() string { return r.text }
 func (r rejection) Unwrap() error { return r.error }
 
 // send sends the requests of an action.
-func (c *controller) send(ctx context.Context, key policy.Key, a policy.Action, b, target *policy.Body) error {
+func (c *controller) send(ctx context.Context, key policy.Key, action policy.Action, b, target *policy.Body) error {
 	if key.Kind == policy.Secret {
-		return send(ctx, c.client.CoreV1().Secrets(key.Namespace), a, b.Secret(), target, c.cfg.DryRun)
+		return send(ctx, c.client.CoreV1().Secrets(key.Namespace), action, b.Secret(), target, c.cfg.DryRun)
 	}
-	return send(ctx, c.client.CoreV1().ConfigMaps(key.Namespace), a, b.ConfigMap(), target, c.cfg.DryRun)
+	return send(ctx, c.client.CoreV1().ConfigMaps(key.Namespace), action, b.ConfigMap(), target, c.cfg.DryRun)
 }
 
 // writer is the part of a typed client that writes.
@@ -163,25 +163,25 @@ type writer[T any] interface {
 
 // send updates and deletes only the version that was read: a change meanwhile is a conflict. Before it
 // deletes an object to create it again, a dry run of the creation asks quota and admission.
-func send[T any](ctx context.Context, client writer[T], a policy.Action, obj T, target *policy.Body, dryRun bool) (err error) {
+func send[T any](ctx context.Context, client writer[T], action policy.Action, obj T, target *policy.Body, dryRun bool) (err error) {
 	var dry []string
 	if dryRun {
 		dry = []string{metav1.DryRunAll}
 	}
-	if a == policy.Recreate {
+	if action == policy.Recreate {
 		_, err = client.Create(ctx, obj, metav1.CreateOptions{FieldManager: fieldManager, DryRun: []string{metav1.DryRunAll}})
 		if err != nil && !apierrors.IsAlreadyExists(err) { // the API server checks existence last
 			return err
 		}
 	}
-	if a == policy.Delete || a == policy.Recreate {
+	if action == policy.Delete || action == policy.Recreate {
 		err = client.Delete(ctx, target.Name, metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &target.UID, ResourceVersion: &target.ResourceVersion}, DryRun: dry,
 		})
 	}
 	switch {
-	case a == policy.Delete || err != nil || a == policy.Recreate && dryRun:
-	case a == policy.Create || a == policy.Recreate:
+	case action == policy.Delete || err != nil || action == policy.Recreate && dryRun:
+	case action == policy.Create || action == policy.Recreate:
 		_, err = client.Create(ctx, obj, metav1.CreateOptions{FieldManager: fieldManager, DryRun: dry})
 	default:
 		_, err = client.Update(ctx, obj, metav1.UpdateOptions{FieldManager: fieldManager, DryRun: dry})
@@ -207,16 +207,16 @@ func (c *controller) get(ctx context.Context, key policy.Key) (*policy.Body, err
 func (c *controller) report(problems []policy.Problem) {
 	for _, problem := range problems {
 		c.metrics.problems.WithLabelValues(problem.Reason).Inc()
-		c.tell(problem.About, corev1.EventTypeWarning, problem.Reason, problem.Text)
+		c.recordEvent(problem.Object, corev1.EventTypeWarning, problem.Reason, problem.Text)
 	}
 }
 
-// tell records an Event about an object, unless there was one of this reason a short while ago.
-func (c *controller) tell(about policy.Key, eventType, reason, text string) {
-	o := c.Get(about)
-	if !c.cfg.DryRun && o != nil && c.memory.notices.Due(event{about, reason}, time.Now()) {
+// recordEvent records an Event about an object, unless there was one of this reason a short while ago.
+func (c *controller) recordEvent(object policy.Key, eventType, reason, text string) {
+	obj := c.Get(object)
+	if !c.cfg.DryRun && obj != nil && c.memory.notices.Due(event{object, reason}, time.Now()) {
 		c.events.Event(&corev1.ObjectReference{
-			APIVersion: "v1", Kind: string(about.Kind), Namespace: about.Namespace, Name: about.Name, UID: types.UID(o.UID), ResourceVersion: o.Version,
+			APIVersion: "v1", Kind: string(object.Kind), Namespace: object.Namespace, Name: object.Name, UID: types.UID(obj.UID), ResourceVersion: obj.Version,
 		}, eventType, reason, text)
 	}
 }

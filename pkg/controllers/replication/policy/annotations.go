@@ -54,9 +54,9 @@ var annotations = []string{
 	replicatedFrom, replicatedKeys,
 }
 
-// written are the annotations that a controller of each dialect writes to a copy. A pull target
+// copyAnnotations are the annotations that a controller of each dialect writes to a copy. A pull target
 // keeps its user's annotations.
-var written = map[Dialect][]string{
+var copyAnnotations = map[Dialect][]string{
 	Native:     {Marker},
 	Reflector:  {reflects, autoReflects, reflectedVersion, reflectedAt},
 	Replicator: {replicatedAt, replicatedFrom, replicatedKeys},
@@ -71,7 +71,7 @@ type marker struct {
 	Source  string   `json:"source"`
 	UID     string   `json:"uid"`
 
-	from types.NamespacedName // Source, parsed
+	sourceName types.NamespacedName // Source, parsed
 }
 
 func (m *marker) text() string {
@@ -81,18 +81,18 @@ func (m *marker) text() string {
 
 // parseMarker returns the marker of the object, or nil if none counts: a marker that was pasted or
 // restored elsewhere does not count.
-func parseMarker(o *Object) *marker {
-	text, has := o.Annotations[Marker]
+func parseMarker(obj *Object) *marker {
+	text, has := obj.Annotations[Marker]
 	var m marker
-	if !has || json.Unmarshal([]byte(text), &m) != nil || m.Copy != o.NamespacedName.String() || !slices.Contains(Dialects, m.Dialect) {
+	if !has || json.Unmarshal([]byte(text), &m) != nil || m.Copy != obj.NamespacedName.String() || !slices.Contains(Dialects, m.Dialect) {
 		return nil
 	}
 	var ok bool
-	m.from, ok = parseReference(m.Source)
+	m.sourceName, ok = parseReference(m.Source)
 	switch {
 	case !ok || m.Mode != Push && m.Mode != Pull:
 		return nil
-	case m.Mode == Push && (m.from.Name != o.Name || m.from.Namespace == o.Namespace):
+	case m.Mode == Push && (m.sourceName.Name != obj.Name || m.sourceName.Namespace == obj.Namespace):
 		return nil
 	}
 	return &m
@@ -105,7 +105,7 @@ func parseReference(text string) (types.NamespacedName, bool) {
 	return types.NamespacedName{Namespace: namespace, Name: name}, namespace != "" && name != "" && !strings.Contains(name, "/")
 }
 
-// keyList parses the annotation replicated-keys. An empty one has no key.
-func keyList(text string) []string {
+// parseKeys parses the annotation replicated-keys. An empty one has no key.
+func parseKeys(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 }

@@ -56,8 +56,8 @@ func (e evaluation) match(key, grammar string, parse func(string) matcher, until
 	return v
 }
 
-// native returns whether push-to or allow-pull names the namespace.
-func (e evaluation) native(key string) Verdict {
+// matchNative returns whether push-to or allow-pull names the namespace.
+func (e evaluation) matchNative(key string) Verdict {
 	if !e.source.has(key) {
 		return no
 	}
@@ -69,7 +69,7 @@ func (e evaluation) reflectorAllows() Verdict {
 	if !isTrue(e.source.Annotations[reflectionAllowed]) {
 		return no
 	}
-	return e.reflectorList(allowedNamespaces, allowedSelector)
+	return e.matchReflectorList(allowedNamespaces, allowedSelector)
 }
 
 // reflectorPushes returns the reflector's push.
@@ -81,10 +81,10 @@ func (e evaluation) reflectorPushes() Verdict {
 	if v.Answer == No {
 		return no
 	}
-	return v.and(e.reflectorList(autoNamespaces, autoSelector))
+	return v.and(e.matchReflectorList(autoNamespaces, autoSelector))
 }
 
-func (e evaluation) reflectorList(key, selector string) Verdict {
+func (e evaluation) matchReflectorList(key, selector string) Verdict {
 	hasList := strings.TrimSpace(e.source.Annotations[key]) != ""
 	hasSelector := strings.TrimSpace(e.source.Annotations[selector]) != ""
 	if !hasList && !hasSelector {
@@ -129,16 +129,16 @@ type claim struct {
 	since   time.Time
 }
 
-// pushes returns what the source wants in a namespace by its annotations, in the dialects in which its
+// pushClaim returns what the source wants in a namespace by its annotations, in the dialects in which its
 // namespace may push. home is nil if the source's Namespace is not known.
-func (e *Evaluator) pushes(source *Object, home, ns *Namespace, now time.Time) claim {
-	a := evaluation{e, source, ns, now}
+func (e *Evaluator) pushClaim(source *Object, home, ns *Namespace, now time.Time) claim {
+	eval := evaluation{e, source, ns, now}
 	best := claim{source: source}
 	for _, next := range []struct {
 		Dialect
 		ask func() Verdict
-	}{{Native, func() Verdict { return a.native(PushTo) }}, {Reflector, a.reflectorPushes}, {Replicator, a.replicatorPushes}} {
-		if best.Answer == Yes || !e.asksIn(source, next.Dialect) || !e.mayPush(next.Dialect, source, home) {
+	}{{Native, func() Verdict { return eval.matchNative(PushTo) }}, {Reflector, eval.reflectorPushes}, {Replicator, eval.replicatorPushes}} {
+		if best.Answer == Yes || !e.hasPushKey(source, next.Dialect) || !e.mayPush(next.Dialect, source, home) {
 			continue
 		}
 		if v := next.ask(); v.Answer > best.Answer {
@@ -151,9 +151,9 @@ func (e *Evaluator) pushes(source *Object, home, ns *Namespace, now time.Time) c
 // mayPush reports whether a push in the dialect counts in the source's namespace. It is asked before the
 // source's own patterns. Without the flag, a push in an original's dialect counts everywhere, as in the
 // original, and a native push nowhere.
-func (e *Evaluator) mayPush(d Dialect, source *Object, home *Namespace) bool {
+func (e *Evaluator) mayPush(dialect Dialect, source *Object, home *Namespace) bool {
 	if e.PushNamespaces == "" {
-		return d != Native
+		return dialect != Native
 	}
 	if home == nil {
 		home = &Namespace{Name: source.Namespace}
@@ -163,20 +163,20 @@ func (e *Evaluator) mayPush(d Dialect, source *Object, home *Namespace) bool {
 
 // claims returns the claims on a target other than no, the strongest first: claims from the oldest
 // namespace, then by name. The age of a source does not count: it may have been made again.
-func (e *Evaluator) claims(v View, key Key, ns *Namespace, now time.Time) (list []claim) {
-	for _, source := range v.Sources(key.Kind, key.Name) {
+func (e *Evaluator) claims(view View, key Key, ns *Namespace, now time.Time) (list []claim) {
+	for _, source := range view.Sources(key.Kind, key.Name) {
 		if source.Namespace == key.Namespace || !e.Pushes(source) {
 			continue
 		}
-		home := v.Namespace(source.Namespace)
-		c := e.pushes(source, home, ns, now)
+		home := view.Namespace(source.Namespace)
+		c := e.pushClaim(source, home, ns, now)
 		if c.Answer == No {
 			continue
 		}
 		if home != nil {
 			c.since = home.Created
 		}
-		c.Verdict = e.holds(v, source, home, now).and(c.Verdict)
+		c.Verdict = e.sourceVerdict(view, source, home, now).and(c.Verdict)
 		list = append(list, c)
 	}
 	slices.SortFunc(list, func(a, b claim) int {
@@ -185,22 +185,22 @@ func (e *Evaluator) claims(v View, key Key, ns *Namespace, now time.Time) (list 
 	return list
 }
 
-// holds returns a held verdict if none of the source's pushes counts for now.
-func (e *Evaluator) holds(v View, source *Object, home *Namespace, now time.Time) Verdict {
-	if source.Deleting || home.is(labelDisabled) {
+// sourceVerdict returns a held verdict if none of the source's pushes counts for now.
+func (e *Evaluator) sourceVerdict(view View, source *Object, home *Namespace, now time.Time) Verdict {
+	if source.Deleting || home.isLabelled(labelDisabled) {
 		return Verdict{Answer: Held}
 	}
-	if u := unsupported(source); u.Answer != Yes {
+	if u := copyVerdict(source); u.Answer != Yes {
 		return u
 	}
-	return e.spread(source, v.Spread(source, now))
+	return e.spreadVerdict(source, view.Spread(source, now))
 }
 
 // minCopy is about the least that a copy takes of the API server's store, in bytes.
 const minCopy = 1 << 10
 
-// spread returns a held verdict if the source asks for too much in all namespaces together.
-func (e *Evaluator) spread(source *Object, namespaces int) Verdict {
+// spreadVerdict returns a held verdict if the source asks for too much in all namespaces together.
+func (e *Evaluator) spreadVerdict(source *Object, namespaces int) Verdict {
 	size := max(int64(source.Size), minCopy)
 	if e.MaxSpread > 0 && size*int64(namespaces) > e.MaxSpread {
 		return held(SpreadExceeded, fmt.Sprintf("%d bytes for each of %d namespaces are more than --replication-max-spread allows", size, namespaces))
@@ -221,29 +221,29 @@ type Survey struct {
 
 // Survey evaluates a pushing source for all namespaces, and reports its problems. There is one survey at a
 // time, and it ends soon: else the surveys of one tenant would occupy all workers.
-func (e *Evaluator) Survey(v View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
+func (e *Evaluator) Survey(view View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
 	e.surveys.Lock()
 	defer e.surveys.Unlock()
-	home := v.Namespace(source.Namespace)
-	told := map[string]bool{}
-	problem := func(d Verdict) {
-		if d.Answer == Held && d.Reason != "" && !told[d.Reason] {
-			told[d.Reason] = true
-			s.Problems = append(s.Problems, Problem{source.Key, d.Reason, d.Text})
+	home := view.Namespace(source.Namespace)
+	reported := map[string]bool{}
+	addProblem := func(v Verdict) {
+		if v.Answer == Held && v.Reason != "" && !reported[v.Reason] {
+			reported[v.Reason] = true
+			s.Problems = append(s.Problems, Problem{source.Key, v.Reason, v.Text})
 		}
-		if d.Reason == PatternTimeout {
+		if v.Reason == PatternTimeout {
 			s.After = timeoutPause
 		}
 	}
-	for _, d := range Dialects {
-		if e.asksIn(source, d) && !e.mayPush(d, source, home) {
-			problem(forbiddenPush)
+	for _, dialect := range Dialects {
+		if e.hasPushKey(source, dialect) && !e.mayPush(dialect, source, home) {
+			addProblem(forbiddenPush)
 		}
 	}
 	if source.Annotations[keepOwners] == "true" && e.Replicator {
-		problem(held(OwnerReferenceDropped, keepOwners+" has no effect: a copy with an owner in another namespace would be collected as garbage"))
+		addProblem(held(OwnerReferenceDropped, keepOwners+" has no effect: a copy with an owner in another namespace would be collected as garbage"))
 	}
-	problem(unsupported(source))
+	addProblem(copyVerdict(source))
 	var used time.Duration
 	for _, ns := range namespaces {
 		if ns.Name == source.Namespace {
@@ -251,50 +251,50 @@ func (e *Evaluator) Survey(v View, source *Object, namespaces []*Namespace, now 
 		}
 		c := patternlock.Do(func() claim {
 			defer func(start time.Time) { used += time.Since(start) }(time.Now())
-			return e.pushes(source, home, ns, now)
+			return e.pushClaim(source, home, ns, now)
 		})
 		if c.Answer == Yes {
 			s.Wanted = append(s.Wanted, ns.Name)
 		}
-		problem(c.Verdict)
-		if used > listTimeout && e.asksIn(source, Reflector) {
-			e.matchers.pause(source.Namespace, now) // so the other namespaces take no time
+		addProblem(c.Verdict)
+		if used > listTimeout && e.hasPushKey(source, Reflector) {
+			e.matchers.pauseNamespace(source.Namespace, now) // so the other namespaces take no time
 		}
 	}
 	if s.Spread = len(s.Wanted); s.After > 0 {
 		s.Spread = len(namespaces)
 	}
-	problem(e.spread(source, s.Spread))
+	addProblem(e.spreadVerdict(source, s.Spread))
 	return s
 }
 
 var forbiddenPush = held(PushForbidden, "--replication-push-namespaces does not allow a push from this namespace")
 
-// unsupported returns a held verdict for an object that is never copied.
-func unsupported(o *Object) Verdict {
-	switch t := corev1.SecretType(o.Type); {
-	case strings.HasPrefix(o.Type, "helm.sh"):
+// copyVerdict returns a held verdict for an object that is never copied.
+func copyVerdict(obj *Object) Verdict {
+	switch t := corev1.SecretType(obj.Type); {
+	case strings.HasPrefix(obj.Type, "helm.sh"):
 		return Verdict{Answer: Held}
 	case t == corev1.SecretTypeServiceAccountToken || t == "bootstrap.kubernetes.io/token":
-		return held(UnsupportedType, "Secrets of type "+o.Type+" are not copied")
-	case o.TooLarge:
+		return held(UnsupportedType, "Secrets of type "+obj.Type+" are not copied")
+	case obj.TooLarge:
 		return held(TooManyKeys, fmt.Sprintf("objects with more than %d keys, or of %d bytes together, are not copied", maxKeys, maxKeyText))
 	}
 	return yes
 }
 
-// permitted returns whether the source lets a pull target in ns have its data. d is the dialect of the
-// target.
-func (e *Evaluator) permitted(v View, source *Object, ns *Namespace, d Dialect, now time.Time) Verdict {
-	a := evaluation{e, source, ns, now}
-	verdict := a.native(AllowPull)
-	switch d {
+// pullVerdict returns whether the source lets a pull target in ns have its data. dialect is the dialect of
+// the target.
+func (e *Evaluator) pullVerdict(view View, source *Object, ns *Namespace, dialect Dialect, now time.Time) Verdict {
+	eval := evaluation{e, source, ns, now}
+	verdict := eval.matchNative(AllowPull)
+	switch dialect {
 	case Reflector:
-		verdict = verdict.or(a.reflectorAllows())
+		verdict = verdict.or(eval.reflectorAllows())
 	case Replicator:
-		verdict = verdict.or(a.replicatorAllows())
+		verdict = verdict.or(eval.replicatorAllows())
 	}
-	if source.Deleting || v.Namespace(source.Namespace).is(labelDisabled) {
+	if source.Deleting || view.Namespace(source.Namespace).isLabelled(labelDisabled) {
 		verdict = verdict.and(Verdict{Answer: Held})
 	}
 	return verdict

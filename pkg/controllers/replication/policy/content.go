@@ -73,19 +73,19 @@ func (b *Body) ConfigMap() *corev1.ConfigMap {
 	return cm
 }
 
-// desired returns what a target holds after a write, of values or of their hashes. The replicator
+// desiredContent returns what a target holds after a write, of values or of their hashes. The replicator
 // dialect keeps the target's content except for the replicated keys, and lays the source's content over
 // it; a key is in one section only. The other dialects replace everything.
-func desired[V any](d Dialect, source, target map[Slot]V, replicated []string) map[Slot]V {
-	if d != Replicator {
+func desiredContent[V any](dialect Dialect, source, target map[Slot]V, copied []string) map[Slot]V {
+	if dialect != Replicator {
 		return source
 	}
-	all := without(target, append(slices.Clone(replicated), keysOf(source)...))
+	all := withoutKeys(target, append(slices.Clone(copied), keysOf(source)...))
 	maps.Copy(all, source)
 	return all
 }
 
-func without[V any](content map[Slot]V, keys []string) map[Slot]V {
+func withoutKeys[V any](content map[Slot]V, keys []string) map[Slot]V {
 	rest := maps.Clone(content)
 	if rest == nil {
 		rest = map[Slot]V{}
@@ -106,13 +106,13 @@ func keysOf[V any](content map[Slot]V) []string {
 	return keys
 }
 
-// replicated returns the keys of a target that came from a source: all keys in a dialect that replaces
+// copiedKeys returns the keys of a target that came from a source: all keys in a dialect that replaces
 // everything.
-func replicated(target *Object, role role) []string {
+func copiedKeys(target *Object, role role) []string {
 	if role.kind == pushCopy && role.dialect != Replicator {
 		return keysOf(target.Content)
 	}
-	return keyList(target.Annotations[replicatedKeys])
+	return parseKeys(target.Annotations[replicatedKeys])
 }
 
 // copiedLabels returns the labels of a source that a replicator push copies.
@@ -127,9 +127,9 @@ func (e *Evaluator) copiedLabels(annotations, labels map[string]string) map[stri
 	return labels
 }
 
-// overlaid returns the labels of a target without the labels that were copied before, and with the labels
-// that are copied now.
-func overlaid(labels map[string]string, before *marker, now map[string]string) map[string]string {
+// overlayLabels returns the labels of a target without the labels that were copied before, and with the
+// labels that are copied now.
+func overlayLabels(labels map[string]string, before *marker, copied map[string]string) map[string]string {
 	all := maps.Clone(labels)
 	if all == nil {
 		all = map[string]string{}
@@ -139,82 +139,82 @@ func overlaid(labels map[string]string, before *marker, now map[string]string) m
 			delete(all, key)
 		}
 	}
-	maps.Copy(all, now)
+	maps.Copy(all, copied)
 	return all
 }
 
 // Apply returns the target as the plan wants it. The source is nil for Strip and Empty, and the
 // target is nil for Create. Apply changes neither.
-func (e *Evaluator) Apply(p *Plan, d *Digester, key Key, source, target *Body, now time.Time) *Body {
-	b := &Body{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Kind: key.Kind, Content: map[Slot][]byte{}}
-	var was role
+func (e *Evaluator) Apply(plan *Plan, digester *Digester, key Key, source, target *Body, now time.Time) *Body {
+	body := &Body{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Kind: key.Kind, Content: map[Slot][]byte{}}
+	var before role
 	var keys []string
-	if target != nil && p.Action != Recreate {
-		b.ObjectMeta, b.Type, b.Immutable, b.Content = *target.DeepCopy(), target.Type, target.Immutable, target.Content
-		described := d.Describe(target)
-		was = e.roleOf(described)
-		if was.kind == unmarkedCopy {
-			was.kind = pushCopy
+	if target != nil && plan.Action != Recreate {
+		body.ObjectMeta, body.Type, body.Immutable, body.Content = *target.DeepCopy(), target.Type, target.Immutable, target.Content
+		described := digester.Describe(target)
+		before = e.roleOf(described)
+		if before.kind == unmarkedCopy {
+			before.kind = pushCopy
 		}
-		keys = replicated(described, was)
+		keys = copiedKeys(described, before)
 	} else if source != nil {
-		b.Type = source.Type
+		body.Type = source.Type
 	}
-	if b.Annotations == nil {
-		b.Annotations = map[string]string{}
+	if body.Annotations == nil {
+		body.Annotations = map[string]string{}
 	}
-	if p.Action == Strip || p.Action == Empty {
-		b.Content = without(b.Content, keys)
-		if p.Action == Empty {
-			b.Annotations[replicatedKeys] = ""
-			return b
+	if plan.Action == Strip || plan.Action == Empty {
+		body.Content = withoutKeys(body.Content, keys)
+		if plan.Action == Empty {
+			body.Annotations[replicatedKeys] = ""
+			return body
 		}
-		b.Labels = overlaid(b.Labels, was.marker, nil)
-		for _, key := range append(slices.Clone(written[Replicator]), Marker) {
-			delete(b.Annotations, key)
+		body.Labels = overlayLabels(body.Labels, before.marker, nil)
+		for _, key := range append(slices.Clone(copyAnnotations[Replicator]), Marker) {
+			delete(body.Annotations, key)
 		}
-		return b
+		return body
 	}
-	m := &marker{Copy: key.NamespacedName.String(), Dialect: p.Dialect, Mode: p.Mode, Source: p.Source.NamespacedName.String(), UID: string(source.UID)}
-	if p.Mode == Push && p.Dialect == Replicator {
+	m := &marker{Copy: key.NamespacedName.String(), Dialect: plan.Dialect, Mode: plan.Mode, Source: plan.Source.NamespacedName.String(), UID: string(source.UID)}
+	if plan.Mode == Push && plan.Dialect == Replicator {
 		labels := e.copiedLabels(source.Annotations, source.Labels)
 		m.Labels = slices.Sorted(maps.Keys(labels))
-		if p.Action != Mark {
-			if was.marker == nil && len(labels) > 0 {
-				b.Labels = nil // the replicator replaces them too
+		if plan.Action != Mark {
+			if before.marker == nil && len(labels) > 0 {
+				body.Labels = nil // the replicator replaces them too
 			}
-			b.Labels = overlaid(b.Labels, was.marker, labels)
+			body.Labels = overlayLabels(body.Labels, before.marker, labels)
 		}
 	}
-	if p.Action != Mark {
-		b.Content = desired(p.Dialect, source.Content, b.Content, keys)
-		legacy(p, b, source, now)
+	if plan.Action != Mark {
+		body.Content = desiredContent(plan.Dialect, source.Content, body.Content, keys)
+		setLegacyAnnotations(plan, body, source, now)
 	}
-	b.Annotations[Marker] = m.text()
-	return b
+	body.Annotations[Marker] = m.text()
+	return body
 }
 
-// legacy sets the annotations that the original of the dialect writes, so that the original can be put
-// back, and removes the annotations of other dialects.
-func legacy(p *Plan, b, source *Body, now time.Time) {
-	for d, keys := range written {
+// setLegacyAnnotations sets the annotations that the original of the dialect writes, so that the original can
+// be put back, and removes the annotations of other dialects.
+func setLegacyAnnotations(plan *Plan, body, source *Body, now time.Time) {
+	for dialect, keys := range copyAnnotations {
 		for _, key := range keys {
-			if d != p.Dialect && (p.Mode == Push || key != reflects) {
-				delete(b.Annotations, key)
+			if dialect != plan.Dialect && (plan.Mode == Push || key != reflects) {
+				delete(body.Annotations, key)
 			}
 		}
 	}
-	switch p.Dialect {
+	switch plan.Dialect {
 	case Reflector:
-		b.Annotations[autoReflects] = map[Mode]string{Push: "True", Pull: "False"}[p.Mode]
-		b.Annotations[reflectedVersion] = source.ResourceVersion
-		b.Annotations[reflectedAt] = now.UTC().Format("2006-01-02T15:04:05-07:00")
-		if p.Mode == Push {
-			b.Annotations[reflects] = p.Source.NamespacedName.String()
+		body.Annotations[autoReflects] = map[Mode]string{Push: "True", Pull: "False"}[plan.Mode]
+		body.Annotations[reflectedVersion] = source.ResourceVersion
+		body.Annotations[reflectedAt] = now.UTC().Format("2006-01-02T15:04:05-07:00")
+		if plan.Mode == Push {
+			body.Annotations[reflects] = plan.Source.NamespacedName.String()
 		}
 	case Replicator:
-		b.Annotations[replicatedAt] = now.UTC().Format(time.RFC3339)
-		b.Annotations[replicatedFrom] = source.ResourceVersion
-		b.Annotations[replicatedKeys] = strings.Join(keysOf(source.Content), ",")
+		body.Annotations[replicatedAt] = now.UTC().Format(time.RFC3339)
+		body.Annotations[replicatedFrom] = source.ResourceVersion
+		body.Annotations[replicatedKeys] = strings.Join(keysOf(source.Content), ",")
 	}
 }

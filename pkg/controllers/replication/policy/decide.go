@@ -29,7 +29,7 @@ type View interface {
 	Maker(target Key) Key
 	// UnwantedSince returns since when every decision has found a target unwanted for this reason; now if
 	// the latest decision did not.
-	UnwantedSince(target Key, why Unwanted, now time.Time) time.Time
+	UnwantedSince(target Key, reason Unwanted, now time.Time) time.Time
 }
 
 // Unwanted is why a target is to lose its data, or empty. Each reason has its own grace.
@@ -89,105 +89,105 @@ type Plan struct {
 	After time.Duration
 }
 
-func (p *Plan) problem(about Key, reason, format string, args ...any) {
-	p.Problems = append(p.Problems, Problem{about, reason, fmt.Sprintf(format, args...)})
+func (p *Plan) addProblem(object Key, reason, format string, args ...any) {
+	p.Problems = append(p.Problems, Problem{object, reason, fmt.Sprintf(format, args...)})
 }
 
-// held reports why a claim is held, to the source.
-func (p *Plan) held(about Key, v Verdict) {
+// addHeld reports why a claim is held, to the source.
+func (p *Plan) addHeld(object Key, v Verdict) {
 	if v.Reason == PatternTimeout {
 		p.After = timeoutPause
 	}
 	if v.Reason != "" {
-		p.Problems = append(p.Problems, Problem{about, v.Reason, v.Text})
+		p.Problems = append(p.Problems, Problem{object, v.Reason, v.Text})
 	}
 }
 
 // Decide returns what is to be done with one target, which may not exist.
-func (e *Evaluator) Decide(v View, key Key, now time.Time) Plan {
-	target := v.Get(key)
+func (e *Evaluator) Decide(view View, key Key, now time.Time) Plan {
+	target := view.Get(key)
 	role := e.roleOf(target)
-	p := Plan{Dialect: role.dialect, Mode: Push}
+	plan := Plan{Dialect: role.dialect, Mode: Push}
 	if role.kind == pullTarget {
-		p.Mode = Pull
+		plan.Mode = Pull
 	}
 	if role.kind == pullTarget || role.kind == pushCopy {
-		p.State, p.Source = OnHold, Key{key.Kind, role.from}
+		plan.State, plan.Source = OnHold, Key{key.Kind, role.source}
 	}
-	ns := v.Namespace(key.Namespace)
-	if ns == nil || ns.Terminating || ns.is(labelDisabled) || target != nil && target.Deleting {
-		return p
+	ns := view.Namespace(key.Namespace)
+	if ns == nil || ns.Terminating || ns.isLabelled(labelDisabled) || target != nil && target.Deleting {
+		return plan
 	}
-	if p.Mode == Pull {
-		e.pull(&p, v, target, role, ns, now)
+	if plan.Mode == Pull {
+		e.decidePull(&plan, view, target, role, ns, now)
 	} else {
-		e.push(&p, v, key, target, role, ns, now)
+		e.decidePush(&plan, view, key, target, role, ns, now)
 	}
 	switch {
-	case p.Action != Nothing:
-		p.State = Due
-	case p.State == Refused && p.After == 0:
-		p.After = refusedRecheck // nothing refers to its source, so no event tells when the source stops asking
+	case plan.Action != Nothing:
+		plan.State = Due
+	case plan.State == Refused && plan.After == 0:
+		plan.After = refusedRecheck // nothing refers to its source, so no event tells when the source stops asking
 	}
-	return p
+	return plan
 }
 
-// push decides on a target that is not a pull target.
-func (e *Evaluator) push(p *Plan, v View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
-	claims := e.claims(v, key, ns, now)
+// decidePush decides on a target that is not a pull target.
+func (e *Evaluator) decidePush(plan *Plan, view View, key Key, target *Object, role role, ns *Namespace, now time.Time) {
+	claims := e.claims(view, key, ns, now)
 	if role.kind == unmarkedCopy {
-		if maker := e.makerOf(target, v.Maker(key), claims, ns, now); maker != nil {
-			role.kind, role.from = pushCopy, maker.source.NamespacedName
-			p.Source, p.Adopted = maker.source.Key, true
+		if maker := e.makerOf(target, view.Maker(key), claims, ns, now); maker != nil {
+			role.kind, role.source = pushCopy, maker.source.NamespacedName
+			plan.Source, plan.Adopted = maker.source.Key, true
 		} else {
-			p.State = Unclaimed
+			plan.State = Unclaimed
 		}
 	}
-	owner := Key{key.Kind, role.from}
-	winner := strongest(claims, owner)
+	owner := Key{key.Kind, role.source}
+	winner := strongestClaim(claims, owner)
 	switch {
-	case role.kind == pushCopy && unsupported(target).Answer != Yes:
-		p.State = OnHold // nobody can tell which keys are its own
+	case role.kind == pushCopy && copyVerdict(target).Answer != Yes:
+		plan.State = OnHold // nobody can tell which keys are its own
 		return
 	case winner == nil && role.kind != pushCopy:
 		return
-	case ns.is(labelPullOnly) || glob.MatchAny(e.ProtectedNamespaces, ns.Name) || glob.MatchAny(e.ProtectedNames, key.Name):
+	case ns.isLabelled(labelPullOnly) || glob.MatchAny(e.ProtectedNamespaces, ns.Name) || glob.MatchAny(e.ProtectedNames, key.Name):
 		if winner != nil && winner.Answer == Yes {
-			p.refuse(winner, NamespaceProtected, "nothing is pushed to %s", key.NamespacedName)
+			plan.refuse(winner, NamespaceProtected, "nothing is pushed to %s", key.NamespacedName)
 		}
 		return
 	case winner == nil:
-		e.release(p, v, target, role, false, now)
+		e.releaseCopy(plan, view, target, role, false, now)
 		return
 	case winner.Answer == Held:
-		p.State, p.Dialect, p.Source = OnHold, winner.dialect, winner.source.Key
-		p.held(winner.source.Key, winner.Verdict)
+		plan.State, plan.Dialect, plan.Source = OnHold, winner.dialect, winner.source.Key
+		plan.addHeld(winner.source.Key, winner.Verdict)
 		return
 	}
 	for i := range claims {
 		if c := &claims[i]; c.Answer == Yes && c != winner {
-			p.problem(c.source.Key, TargetClaimed, "%s belongs to another source of that name", key.NamespacedName)
+			plan.addProblem(c.source.Key, TargetClaimed, "%s belongs to another source of that name", key.NamespacedName)
 		}
 	}
 	switch {
 	case target != nil && role.kind != pushCopy:
-		p.refuse(winner, TargetExists, "%s exists and was not made by a push", key.NamespacedName)
+		plan.refuse(winner, TargetExists, "%s exists and was not made by a push", key.NamespacedName)
 	case target != nil && winner.source.Key != owner:
-		e.giveWay(p, v, target, role, claims, winner, now)
+		e.yieldCopy(plan, view, target, role, claims, winner, now)
 	case target == nil:
-		p.State, p.Dialect, p.Source, p.Action = InSync, winner.dialect, winner.source.Key, Create
+		plan.State, plan.Dialect, plan.Source, plan.Action = InSync, winner.dialect, winner.source.Key, Create
 	default:
-		p.State, p.Dialect, p.Source = InSync, winner.dialect, winner.source.Key
-		e.compare(p, winner.source, target, role)
+		plan.State, plan.Dialect, plan.Source = InSync, winner.dialect, winner.source.Key
+		e.compareCopy(plan, winner.source, target, role)
 	}
 }
 
 // makerOf returns the claim of the source from which the replicator made a copy, or nil. A later pusher of
 // the same name is not the maker, and equal data prove nothing, since much data is public. The copy must name
 // the source's present version, or must have named it when this run first looked: markers are written slowly.
-func (e *Evaluator) makerOf(target *Object, known Key, claims []claim, ns *Namespace, now time.Time) *claim {
+func (e *Evaluator) makerOf(target *Object, knownMaker Key, claims []claim, ns *Namespace, now time.Time) *claim {
 	i := slices.IndexFunc(claims, func(c claim) bool {
-		made := c.source.Version == target.Annotations[replicatedFrom] || c.source.Key == known
+		made := c.source.Version == target.Annotations[replicatedFrom] || c.source.Key == knownMaker
 		return made && evaluation{e, c.source, ns, now}.replicatorPushes().Answer != No
 	})
 	if i < 0 {
@@ -196,27 +196,27 @@ func (e *Evaluator) makerOf(target *Object, known Key, claims []claim, ns *Names
 	return &claims[i]
 }
 
-// giveWay decides on the copy of a source that has no claim, or a weaker claim than another source. The
+// yieldCopy decides on the copy of a source that has no claim, or a weaker claim than another source. The
 // data of one namespace is never replaced by another's: the copy is deleted, and then the other source's
 // copy is created.
-func (e *Evaluator) giveWay(p *Plan, v View, target *Object, role role, claims []claim, winner *claim, now time.Time) {
-	claimed := slices.ContainsFunc(claims, func(c claim) bool { return c.source.NamespacedName == role.from })
+func (e *Evaluator) yieldCopy(plan *Plan, view View, target *Object, role role, claims []claim, winner *claim, now time.Time) {
+	claimed := slices.ContainsFunc(claims, func(c claim) bool { return c.source.NamespacedName == role.source })
 	if !claimed {
-		e.release(p, v, target, role, true, now)
+		e.releaseCopy(plan, view, target, role, true, now)
 		return
 	}
-	p.State, p.Source = InSync, winner.source.Key
-	e.remove(p, target, role)
+	plan.State, plan.Source = InSync, winner.source.Key
+	e.removeCopy(plan, target, role)
 }
 
 func (p *Plan) refuse(c *claim, reason, format string, args ...any) {
 	p.State, p.Dialect, p.Source = Refused, c.dialect, c.source.Key
-	p.problem(c.source.Key, reason, format, args...)
+	p.addProblem(c.source.Key, reason, format, args...)
 }
 
-// strongest returns the claim that decides, or nil: the first claim that is yes, or that is held and
+// strongestClaim returns the claim that decides, or nil: the first claim that is yes, or that is held and
 // belongs to the owner of the copy. A held claim protects no other source's copy.
-func strongest(claims []claim, owner Key) *claim {
+func strongestClaim(claims []claim, owner Key) *claim {
 	i := slices.IndexFunc(claims, func(c claim) bool { return c.Answer == Yes || c.source.Key == owner })
 	if i < 0 {
 		return nil
@@ -233,43 +233,44 @@ const missingGrace = 10 * time.Minute
 
 // mustWait reports whether it is too early to conclude that nobody wants the target's data: during the
 // grace, or because its source's namespace is disabled or not known.
-func (e *Evaluator) mustWait(p *Plan, v View, target *Object, now time.Time) bool {
-	home := v.Namespace(p.Source.Namespace)
+func (e *Evaluator) mustWait(plan *Plan, view View, target *Object, now time.Time) bool {
+	home := view.Namespace(plan.Source.Namespace)
 	switch {
-	case home.is(labelDisabled):
+	case home.isLabelled(labelDisabled):
 		return true // the event of its label or its end decides again
 	case e.NoNamespaces && home == nil:
 		return true // --namespaces leaves it out
 	}
 	grace := e.DeletionGrace
-	p.Unwanted = Withdrawn
+	plan.Unwanted = Withdrawn
 	if home == nil {
-		p.Unwanted, grace = Homeless, max(grace, missingGrace)
+		plan.Unwanted, grace = Homeless, max(grace, missingGrace)
 	}
-	p.After = max(v.UnwantedSince(target.Key, p.Unwanted, now).Add(grace).Sub(now), 0)
-	return p.After > 0
+	plan.After = max(view.UnwantedSince(target.Key, plan.Unwanted, now).Add(grace).Sub(now), 0)
+	return plan.After > 0
 }
 
-// release removes a copy that its source does not want. contested says that another source wants its name.
-func (e *Evaluator) release(p *Plan, v View, target *Object, role role, contested bool, now time.Time) {
-	p.State = OnHold
-	source := v.Get(p.Source)
+// releaseCopy removes a copy that its source does not want. contested says that another source wants its
+// name.
+func (e *Evaluator) releaseCopy(plan *Plan, view View, target *Object, role role, contested bool, now time.Time) {
+	plan.State = OnHold
+	source := view.Get(plan.Source)
 	switch {
 	case !e.enabled(role.dialect), source != nil && source.Deleting:
 	case !contested && role.dialect == Native && e.PushNamespaces == "" && source != nil && source.has(PushTo):
 		// The flag was never set, so nobody has forbidden this source to push.
-		p.Problems = append(p.Problems, Problem{source.Key, PushForbidden, forbiddenPush.Text})
-	case !e.mustWait(p, v, target, now):
-		e.remove(p, target, role)
+		plan.Problems = append(plan.Problems, Problem{source.Key, PushForbidden, forbiddenPush.Text})
+	case !e.mustWait(plan, view, target, now):
+		e.removeCopy(plan, target, role)
 	}
 }
 
-// remove deletes a copy, or strips a copy that has keys of its own.
-func (e *Evaluator) remove(p *Plan, target *Object, role role) {
-	if role.dialect != Replicator || len(without(target.Content, replicated(target, role))) == 0 {
-		p.Action = Delete
-	} else if !p.keepsKeys(target) {
-		p.Action = Strip
+// removeCopy deletes a copy, or strips a copy that has keys of its own.
+func (e *Evaluator) removeCopy(plan *Plan, target *Object, role role) {
+	if role.dialect != Replicator || len(withoutKeys(target.Content, copiedKeys(target, role))) == 0 {
+		plan.Action = Delete
+	} else if !plan.mustKeepKeys(target) {
+		plan.Action = Strip
 	}
 }
 
@@ -278,69 +279,70 @@ var typesWithKeys = []corev1.SecretType{
 	corev1.SecretTypeTLS, corev1.SecretTypeDockercfg, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth,
 }
 
-// keepsKeys freezes a target whose type or immutability forbids the removal of keys.
-func (p *Plan) keepsKeys(target *Object) bool {
+// mustKeepKeys reports whether the target's type or immutability forbids the removal of keys, and then
+// freezes it.
+func (p *Plan) mustKeepKeys(target *Object) bool {
 	if !slices.Contains(typesWithKeys, corev1.SecretType(target.Type)) && !target.Immutable {
 		return false
 	}
 	p.State = Frozen
-	p.problem(target.Key, SourceDeleted,
+	p.addProblem(target.Key, SourceDeleted,
 		"has no source any more; it keeps its keys, because it is immutable or its type demands them")
 	return true
 }
 
-// pull decides on a pull target.
-func (e *Evaluator) pull(p *Plan, v View, target *Object, role role, ns *Namespace, now time.Time) {
+// decidePull decides on a pull target.
+func (e *Evaluator) decidePull(plan *Plan, view View, target *Object, role role, ns *Namespace, now time.Time) {
 	if role.problem != nil {
-		p.Problems = append(p.Problems, *role.problem)
+		plan.Problems = append(plan.Problems, *role.problem)
 		return
 	}
-	if e.cyclic(v, target.Key, p.Source) {
-		p.problem(target.Key, ReplicationCycle, "its source %s has its data from it, or from too far", role.from)
+	if e.cyclic(view, target.Key, plan.Source) {
+		plan.addProblem(target.Key, ReplicationCycle, "its source %s has its data from it, or from too far", role.source)
 		return
 	}
-	source := v.Get(p.Source)
+	source := view.Get(plan.Source)
 	permission := no
 	if source != nil {
-		permission = e.permitted(v, source, ns, role.dialect, now)
+		permission = e.pullVerdict(view, source, ns, role.dialect, now)
 	}
 	if permission.Answer != Yes {
-		p.State = Frozen
+		plan.State = Frozen
 		if source != nil {
-			p.held(source.Key, permission) // only the source's owner is told what is wrong with the source
-		} else if e.empties(p, v, target, role, now) {
+			plan.addHeld(source.Key, permission) // only the source's owner is told what is wrong with the source
+		} else if e.decideOrphan(plan, view, target, role, now) {
 			return
 		}
-		p.problem(target.Key, PermissionDenied, "source %s does not exist or does not allow namespace %s", role.from, ns.Name)
+		plan.addProblem(target.Key, PermissionDenied, "source %s does not exist or does not allow namespace %s", role.source, ns.Name)
 		return
 	}
 	for _, o := range []*Object{source, target} {
-		if v := unsupported(o); v.Answer != Yes {
-			p.held(target.Key, v)
+		if v := copyVerdict(o); v.Answer != Yes {
+			plan.addHeld(target.Key, v)
 			return
 		}
 	}
-	switch differs := !maps.Equal(desired(role.dialect, source.Content, target.Content, replicated(target, role)), target.Content); {
-	case !differs && (target.has(replicatedKeys) || role.dialect != Replicator) && (role.marker == nil || role.marker.from == role.from):
-		p.State = InSync
+	switch differs := !maps.Equal(desiredContent(role.dialect, source.Content, target.Content, copiedKeys(target, role)), target.Content); {
+	case !differs && (target.has(replicatedKeys) || role.dialect != Replicator) && (role.marker == nil || role.marker.sourceName == role.source):
+		plan.State = InSync
 	case target.Immutable:
-		p.State = Refused
-		p.problem(target.Key, TargetImmutable, "is immutable and has other data than its source")
+		plan.State = Refused
+		plan.addProblem(target.Key, TargetImmutable, "is immutable and has other data than its source")
 	default:
-		p.Action = Update
+		plan.Action = Update
 	}
 }
 
-// empties decides on a pull target whose source does not exist, and reports whether the decision is made.
-// Only a target with a marker certainly had data of the source; for any other, a missing source must look
-// like a forbidden source.
-func (e *Evaluator) empties(p *Plan, v View, target *Object, role role, now time.Time) bool {
-	mine := role.marker != nil && role.marker.from == role.from
-	if role.dialect != Replicator || !mine || len(keyList(target.Annotations[replicatedKeys])) == 0 {
+// decideOrphan decides on a pull target whose source does not exist, and reports whether the decision is
+// made. Only a target with a marker certainly had data of the source; for any other, a missing source must
+// look like a forbidden source.
+func (e *Evaluator) decideOrphan(plan *Plan, view View, target *Object, role role, now time.Time) bool {
+	hadData := role.marker != nil && role.marker.sourceName == role.source
+	if role.dialect != Replicator || !hadData || len(parseKeys(target.Annotations[replicatedKeys])) == 0 {
 		return false
 	}
-	if !e.mustWait(p, v, target, now) && !p.keepsKeys(target) {
-		p.Action = Empty
+	if !e.mustWait(plan, view, target, now) && !plan.mustKeepKeys(target) {
+		plan.Action = Empty
 	}
 	return true
 }
@@ -349,43 +351,43 @@ func (e *Evaluator) empties(p *Plan, v View, target *Object, role role, now time
 const maxChain = 8
 
 // cyclic reports whether the data of source comes from key, or from farther than maxChain.
-func (e *Evaluator) cyclic(v View, key, source Key) bool {
+func (e *Evaluator) cyclic(view View, key, source Key) bool {
 	for range maxChain {
 		if source == key {
 			return true
 		}
-		role := e.roleOf(v.Get(source))
+		role := e.roleOf(view.Get(source))
 		if role.kind != pullTarget || role.problem != nil {
 			return false
 		}
-		source.NamespacedName = role.from
+		source.NamespacedName = role.source
 	}
 	return true
 }
 
-// compare decides what a push does with its copy.
-func (e *Evaluator) compare(p *Plan, source, target *Object, role role) {
-	keys := replicated(target, role)
-	same := maps.Equal(desired(p.Dialect, source.Content, target.Content, keys), target.Content)
+// compareCopy decides what a push does with its copy.
+func (e *Evaluator) compareCopy(plan *Plan, source, target *Object, role role) {
+	keys := copiedKeys(target, role)
+	same := maps.Equal(desiredContent(plan.Dialect, source.Content, target.Content, keys), target.Content)
 	marked := role.marker != nil
 	retyped := marked && source.Type != target.Type
 	if retyped || !same && target.Immutable {
-		p.Action = Recreate
-		if p.Dialect == Replicator && len(without(target.Content, keys)) > 0 {
-			p.Action, p.State = Nothing, Refused
-			p.problem(source.Key, TypeConflict, "%s has another type or is immutable, and has keys of its own", target.NamespacedName)
+		plan.Action = Recreate
+		if plan.Dialect == Replicator && len(withoutKeys(target.Content, keys)) > 0 {
+			plan.Action, plan.State = Nothing, Refused
+			plan.addProblem(source.Key, TypeConflict, "%s has another type or is immutable, and has keys of its own", target.NamespacedName)
 		}
 		return
 	}
 	differs := !same
-	if p.Dialect == Replicator {
-		labels := overlaid(target.Labels, role.marker, e.copiedLabels(source.Annotations, source.Labels))
+	if plan.Dialect == Replicator {
+		labels := overlayLabels(target.Labels, role.marker, e.copiedLabels(source.Annotations, source.Labels))
 		differs = differs || !target.has(replicatedKeys) || !maps.Equal(labels, target.Labels)
 	}
 	switch {
 	case differs:
-		p.Action = Update
+		plan.Action = Update
 	case role.dialect == Replicator && !marked && e.MarkAdopted:
-		p.Action = Mark
+		plan.Action = Mark
 	}
 }

@@ -50,7 +50,7 @@ func newFixture(t testing.TB, configure func(*Options)) *fixture {
 		now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
 	}
 	f.evaluator = NewEvaluator(o)
-	f.namespaces("a", "b", "c", "kube-system")
+	f.addNamespaces("a", "b", "c", "kube-system")
 	return f
 }
 
@@ -67,7 +67,7 @@ func runCases(t *testing.T, rows map[string]row) {
 	}
 }
 
-func (f *fixture) namespaces(names ...string) {
+func (f *fixture) addNamespaces(names ...string) {
 	for _, name := range names {
 		f.ns[name] = &Namespace{Name: name, Created: f.now, Labels: map[string]string{}}
 		f.now = f.now.Add(time.Second)
@@ -102,17 +102,17 @@ func (f *fixture) put(bodies ...*Body) *fixture {
 
 func (f *fixture) remove(name string) *fixture {
 	for _, kind := range Kinds {
-		delete(f.objects, Key{kind, named(name)})
+		delete(f.objects, Key{kind, parseName(name)})
 	}
 	return f
 }
 
 // get returns the Secret, or else the ConfigMap, of that name.
 func (f *fixture) get(name string) *Body {
-	if b := f.objects[Key{Secret, named(name)}]; b != nil {
+	if b := f.objects[Key{Secret, parseName(name)}]; b != nil {
 		return b
 	}
-	return f.objects[Key{ConfigMap, named(name)}]
+	return f.objects[Key{ConfigMap, parseName(name)}]
 }
 
 // edit changes an object.
@@ -131,7 +131,7 @@ func (f *fixture) edit(name string, changes ...func(*Body)) *fixture {
 	return f.put(&c)
 }
 
-func named(text string) types.NamespacedName {
+func parseName(text string) types.NamespacedName {
 	n, _ := parseReference(text)
 	return n
 }
@@ -167,16 +167,16 @@ func (f *fixture) survey(source *Object, now time.Time) Survey {
 
 func (f *fixture) Maker(key Key) Key { return f.makers[key] }
 
-func (f *fixture) UnwantedSince(key Key, why Unwanted, now time.Time) time.Time {
-	if u := f.unwanted[key]; u.why == why {
+func (f *fixture) UnwantedSince(key Key, reason Unwanted, now time.Time) time.Time {
+	if u := f.unwanted[key]; u.reason == reason {
 		return u.since
 	}
 	return now
 }
 
 type unwanted struct {
-	why   Unwanted
-	since time.Time
+	reason Unwanted
+	since  time.Time
 }
 
 type cached struct {
@@ -194,8 +194,8 @@ func (f *fixture) settle() {
 	f.step()
 }
 
-// settled settles, and compares what was written and reported since the last comparison.
-func (f *fixture) settled(writes string, problems ...string) {
+// expectSettled settles, and compares what was written and reported since the last comparison.
+func (f *fixture) expectSettled(writes string, problems ...string) {
 	f.t.Helper()
 	f.settle()
 	f.expect(writes, problems...)
@@ -205,14 +205,14 @@ func (f *fixture) settled(writes string, problems ...string) {
 func (f *fixture) step() {
 	f.t.Helper()
 	for range 20 {
-		if !f.round() {
+		if !f.runRound() {
 			return
 		}
 	}
 	f.t.Fatalf("the writes do not end: %v", f.writes)
 }
 
-func (f *fixture) round() (wrote bool) {
+func (f *fixture) runRound() (wrote bool) {
 	keys := map[Key]bool{}
 	for key := range f.objects {
 		keys[key] = true
@@ -222,16 +222,16 @@ func (f *fixture) round() (wrote bool) {
 	}
 	for key := range f.objects {
 		if o := f.Get(key); f.evaluator.Pushes(o) {
-			f.report(f.survey(o, f.now).Problems)
+			f.addProblems(f.survey(o, f.now).Problems)
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(keys), func(a, b Key) int { return strings.Compare(a.String(), b.String()) }) {
 		p := f.evaluator.Decide(f, key, f.now)
-		f.report(p.Problems)
+		f.addProblems(p.Problems)
 		if delete(f.makers, key); p.Adopted {
 			f.makers[key] = p.Source
 		}
-		if p.Unwanted != f.unwanted[key].why {
+		if p.Unwanted != f.unwanted[key].reason {
 			f.unwanted[key] = unwanted{p.Unwanted, f.now}
 		}
 		if p.Action != Nothing {
@@ -242,21 +242,21 @@ func (f *fixture) round() (wrote bool) {
 	return wrote
 }
 
-func (f *fixture) report(problems []Problem) {
+func (f *fixture) addProblems(problems []Problem) {
 	for _, problem := range problems {
-		f.problems = append(f.problems, problem.Reason+" "+problem.About.NamespacedName.String())
+		f.problems = append(f.problems, problem.Reason+" "+problem.Object.NamespacedName.String())
 	}
 }
 
-func (f *fixture) apply(key Key, p *Plan) {
-	f.writes = append(f.writes, string(p.Action)+" "+key.NamespacedName.String())
-	if p.Action == Delete {
+func (f *fixture) apply(key Key, plan *Plan) {
+	f.writes = append(f.writes, string(plan.Action)+" "+key.NamespacedName.String())
+	if plan.Action == Delete {
 		f.remove(key.NamespacedName.String())
 		return
 	}
-	source, target := f.objects[p.Source], f.objects[key]
-	b := f.evaluator.Apply(p, f.digester, key, source, target, f.now)
-	if p.Action == Recreate {
+	source, target := f.objects[plan.Source], f.objects[key]
+	b := f.evaluator.Apply(plan, f.digester, key, source, target, f.now)
+	if plan.Action == Recreate {
 		f.remove(key.NamespacedName.String())
 	}
 	f.put(b)
@@ -280,8 +280,8 @@ func (f *fixture) expect(writes string, problems ...string) {
 	f.writes, f.problems = nil, nil
 }
 
-// holds compares the content of an object, as k=v pairs, and named annotations.
-func (f *fixture) holds(name, content string, annotations ...string) {
+// expectContent compares the content of an object, as k=v pairs, and named annotations.
+func (f *fixture) expectContent(name, content string, annotations ...string) {
 	f.t.Helper()
 	b := f.get(name)
 	if b == nil || !maps.EqualFunc(b.Content, contentOf(content), bytes.Equal) {
@@ -289,28 +289,28 @@ func (f *fixture) holds(name, content string, annotations ...string) {
 	}
 	for _, a := range annotations {
 		key, value, _ := strings.Cut(a, "=")
-		if got, has := b.Annotations[full(key)]; has != (value != "(none)") || has && value != "*" && got != value {
+		if got, has := b.Annotations[fullKey(key)]; has != (value != "(none)") || has && value != "*" && got != value {
 			f.t.Errorf("%s has %s=%q, want %q", name, key, got, value)
 		}
 	}
 }
 
-// labels compares the labels of an object, sorted.
-func (f *fixture) labels(name, want string) {
+// expectLabels compares the labels of an object, sorted.
+func (f *fixture) expectLabels(name, want string) {
 	f.t.Helper()
 	if got := fmt.Sprint(f.get(name).Labels); got != "map["+want+"]" {
 		f.t.Errorf("%s has the labels %s, want %s", name, got, want)
 	}
 }
 
-// full returns a key of an annotation: R: and M: stand for the prefixes of the originals, Q: for ours.
-func full(key string) string {
+// fullKey returns a key of an annotation: R: and M: stand for the prefixes of the originals, Q: for ours.
+func fullKey(key string) string {
 	return strings.NewReplacer("R:", reflectorPrefix, "M:", replicatorPrefix, "Q:", nativePrefix).Replace(key)
 }
 
 // configMap returns a ConfigMap with content k=v.
 func configMap(name, content string, changes ...func(*Body)) *Body {
-	n := named(name)
+	n := parseName(name)
 	b := &Body{ObjectMeta: metav1.ObjectMeta{Namespace: n.Namespace, Name: n.Name, Annotations: map[string]string{}}, Kind: ConfigMap, Content: contentOf(content)}
 	for _, change := range changes {
 		change(b)
@@ -332,21 +332,21 @@ func contentOf(text string) map[Slot][]byte {
 	return content
 }
 
-// with sets annotations: key=value, or key alone to remove it.
-func with(pairs ...string) func(*Body) {
+// annotated sets annotations: key=value, or key alone to remove it.
+func annotated(pairs ...string) func(*Body) {
 	return func(b *Body) {
 		for _, pair := range pairs {
 			key, value, has := strings.Cut(pair, "=")
 			if !has {
-				delete(b.Annotations, full(key))
+				delete(b.Annotations, fullKey(key))
 				continue
 			}
-			b.Annotations[full(key)] = value
+			b.Annotations[fullKey(key)] = value
 		}
 	}
 }
 
-func data(text string) func(*Body) { return func(b *Body) { b.Content = contentOf(text) } }
+func holding(text string) func(*Body) { return func(b *Body) { b.Content = contentOf(text) } }
 
 func typed(t corev1.SecretType) func(*Body) { return func(b *Body) { b.Type = string(t) } }
 
@@ -372,21 +372,21 @@ func asObject(b *Body) interface {
 	return b.ConfigMap()
 }
 
-// auto are the annotations of an automatic source of the reflector; to are its namespaces.
-func auto(to ...string) func(*Body) {
+// autoPush are the annotations of an automatic source of the reflector with these namespaces.
+func autoPush(namespaces ...string) func(*Body) {
 	pairs := []string{"R:reflection-allowed=true", "R:reflection-auto-enabled=true"}
-	if len(to) > 0 {
-		pairs = append(pairs, "R:reflection-auto-namespaces="+strings.Join(to, ","))
+	if len(namespaces) > 0 {
+		pairs = append(pairs, "R:reflection-auto-namespaces="+strings.Join(namespaces, ","))
 	}
-	return with(pairs...)
+	return annotated(pairs...)
 }
 
 // reflectorMade are the annotations of a copy that the reflector made.
 func reflectorMade(source, version string) func(*Body) {
-	return with("R:reflects="+source, "R:auto-reflects=True", "R:reflected-version="+version, "R:reflected-at=2026-01-01T00:00:00.1234567+00:00")
+	return annotated("R:reflects="+source, "R:auto-reflects=True", "R:reflected-version="+version, "R:reflected-at=2026-01-01T00:00:00.1234567+00:00")
 }
 
 // replicatorMade are the annotations of what the replicator wrote.
 func replicatorMade(version, keys string) func(*Body) {
-	return with("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+version, "M:replicated-keys="+keys)
+	return annotated("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+version, "M:replicated-keys="+keys)
 }

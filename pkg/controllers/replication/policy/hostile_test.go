@@ -18,56 +18,56 @@ import (
 
 // TestTenantHarmsNoOther has attacks by a writer of objects in namespace c, the youngest.
 func TestTenantHarmsNoOther(t *testing.T) {
-	mine := with("Q:push-to=b")
+	pushToB := annotated("Q:push-to=b")
 	runCases(t, map[string]row{
 		"an invalid claim does not keep the copy of a source that is gone": {nil, func(f *fixture) {
-			f.put(secret("a/s", "k=v", mine), secret("c/s", "k=attack", with("Q:push-to=!b"))).settled("create b/s", "InvalidAnnotation c/s")
-			f.remove("a/s").settled("delete b/s")
+			f.put(secret("a/s", "k=v", pushToB), secret("c/s", "k=attack", annotated("Q:push-to=!b"))).expectSettled("create b/s", "InvalidAnnotation c/s")
+			f.remove("a/s").expectSettled("delete b/s")
 		}},
 		"an invalid claim keeps the copy of its own source, as long as nobody with an older namespace asks": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=v", mine)).settle()
-			f.edit("c/s", with("Q:push-to=!b"), data("k=w")).settled("create b/s")
-			f.put(secret("a/s", "k=v", mine)).settled("create b/s, delete b/s")
+			f.put(secret("c/s", "k=v", pushToB)).settle()
+			f.edit("c/s", annotated("Q:push-to=!b"), holding("k=w")).expectSettled("create b/s")
+			f.put(secret("a/s", "k=v", pushToB)).expectSettled("create b/s, delete b/s")
 		}},
 		"a source that may push no more loses its copies, once the flag says so": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=v", mine)).settle()
+			f.put(secret("c/s", "k=v", pushToB)).settle()
 			f.evaluator.PushNamespaces = "a"
-			f.settled("create b/s, delete b/s", "PushForbidden c/s")
+			f.expectSettled("create b/s, delete b/s", "PushForbidden c/s")
 		}},
 		"the replicator's copy of public data is not adopted by who has the same": {nil, func(f *fixture) {
-			f.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")), secret("c/s", "ca.crt=public", with("M:replicate-to=b"))).settle()
-			f.edit("c/s", data("ca.crt=attack")).settled("", "TargetExists c/s")
-			f.holds("b/s", "ca.crt=public")
+			f.put(secret("b/s", "ca.crt=public", replicatorMade("77", "ca.crt")), secret("c/s", "ca.crt=public", annotated("M:replicate-to=b"))).settle()
+			f.edit("c/s", holding("ca.crt=attack")).expectSettled("", "TargetExists c/s")
+			f.expectContent("b/s", "ca.crt=public")
 		}},
 		"a copy that nobody has forbidden makes way for a source that may push": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=attack", mine)).settle()
+			f.put(secret("c/s", "k=attack", pushToB)).settle()
 			f.evaluator.PushNamespaces = ""
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b"))).settled("create b/s, create b/s, delete b/s")
-			f.holds("b/s", "k=v")
+			f.put(secret("a/s", "k=v", annotated("M:replicate-to=b"))).expectSettled("create b/s, create b/s, delete b/s")
+			f.expectContent("b/s", "k=v")
 		}},
 		"a copy with keys of its own does not go with its source": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=attack", with("M:replicate-to=b"))).settle()
-			f.edit("b/s", data("k=attack own=1"))
-			f.put(secret("a/s", "k=v", with("M:replicate-to=b"))).settled("create b/s, strip b/s", "TargetExists a/s")
-			f.holds("b/s", "own=1")
+			f.put(secret("c/s", "k=attack", annotated("M:replicate-to=b"))).settle()
+			f.edit("b/s", holding("k=attack own=1"))
+			f.put(secret("a/s", "k=v", annotated("M:replicate-to=b"))).expectSettled("create b/s, strip b/s", "TargetExists a/s")
+			f.expectContent("b/s", "own=1")
 		}},
 		"by default only the annotations of the originals push, as there": {func(o *Options) { o.PushNamespaces = "" }, func(f *fixture) {
-			f.put(secret("c/s", "k=attack", mine), secret("a/s", "k=v", with("M:replicate-to=b")), secret("a/t", "k=v", auto("b")))
-			f.settled("create b/s, create b/t", "PushForbidden c/s")
+			f.put(secret("c/s", "k=attack", pushToB), secret("a/s", "k=v", annotated("M:replicate-to=b")), secret("a/t", "k=v", autoPush("b")))
+			f.expectSettled("create b/s, create b/t", "PushForbidden c/s")
 		}},
 		"no label is copied by which another controller trusts an object": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=attack", with("M:replicate-to=b"), labelled(
+			f.put(secret("c/s", "k=attack", annotated("M:replicate-to=b"), labelled(
 				"sealedsecrets.bitnami.com/sealed-secrets-key=active", "argocd.argoproj.io/secret-type=cluster",
 				"kustomize.toolkit.fluxcd.io/name=x", "app.kubernetes.io/managed-by=Helm", "owner=helm", "team=c")))
-			f.settled("create b/s")
-			f.labels("b/s", "team:c")
+			f.expectSettled("create b/s")
+			f.expectLabels("b/s", "team:c")
 		}},
 		"a source that asks for too much has nothing written": {func(o *Options) { o.MaxSpread = 64 << 10 }, func(f *fixture) {
 			for i := range 70 {
-				f.namespaces(fmt.Sprintf("n-%d", i))
+				f.addNamespaces(fmt.Sprintf("n-%d", i))
 			}
-			f.put(configMap("c/s", "", with("Q:push-to=n-*"), func(b *Body) { b.Content[inData+"k"] = make([]byte, 1<<10) }))
-			f.put(configMap("c/small", "k=v", with("Q:push-to=n-1"))).settled("create n-1/small", "SpreadExceeded c/s")
+			f.put(configMap("c/s", "", annotated("Q:push-to=n-*"), func(b *Body) { b.Content[inData+"k"] = make([]byte, 1<<10) }))
+			f.put(configMap("c/small", "k=v", annotated("Q:push-to=n-1"))).expectSettled("create n-1/small", "SpreadExceeded c/s")
 			f.evaluator.MaxSpread = 0
 			f.step()
 			if len(f.writes) != 70 {
@@ -80,22 +80,22 @@ func TestTenantHarmsNoOther(t *testing.T) {
 					b.Content[Slot(fmt.Sprintf("%s%d", inData, i))] = []byte("x")
 				}
 			}
-			f.put(configMap("c/s", "", mine, many), configMap("a/t", "k=v", with("M:replicate-to=b"))).settled("create b/t", "TooManyKeys c/s")
-			f.edit("b/t", many).remove("a/t").settled("")
+			f.put(configMap("c/s", "", pushToB, many), configMap("a/t", "k=v", annotated("M:replicate-to=b"))).expectSettled("create b/t", "TooManyKeys c/s")
+			f.edit("b/t", many).remove("a/t").expectSettled("")
 		}},
 		"a value that is too long is held, in each grammar": {nil, func(f *fixture) {
 			long := strings.Repeat("*", 256<<10)
 			for i, key := range []string{"Q:push-to", "M:replicate-to", "M:replicate-to-matching", "R:reflection-auto-namespaces", "R:reflection-auto-namespaces-selector"} {
 				name := fmt.Sprintf("c/s%d", i)
-				f.put(secret(name, "k=v", with(key+"="+long)))
+				f.put(secret(name, "k=v", annotated(key+"="+long)))
 				if strings.HasPrefix(key, "R:") {
-					f.edit(name, auto(), with(key+"="+long))
+					f.edit(name, autoPush(), annotated(key+"="+long))
 				}
-				o := f.Get(Key{Secret, named(name)})
+				o := f.Get(Key{Secret, parseName(name)})
 				if size := len(f.digester.Digest(asObject(f.get(name)))); size > 1000 {
 					f.t.Errorf("%s: the cache keeps %d bytes", key, size)
 				}
-				if problems := f.survey(o, f.now).Problems; len(problems) != 1 || !strings.Contains(problems[0].Text, full(key)) {
+				if problems := f.survey(o, f.now).Problems; len(problems) != 1 || !strings.Contains(problems[0].Text, fullKey(key)) {
 					f.t.Errorf("%s: problems %v", key, problems)
 				}
 			}
@@ -111,11 +111,11 @@ func TestTenantHarmsNoOther(t *testing.T) {
 			}
 		}},
 		"a pattern is not longer than what it matches": {nil, func(f *fixture) {
-			f.put(secret("c/s", "k=v", with("Q:push-to="+strings.Repeat("*", 64)))).settled("", "InvalidAnnotation c/s")
+			f.put(secret("c/s", "k=v", annotated("Q:push-to="+strings.Repeat("*", 64)))).expectSettled("", "InvalidAnnotation c/s")
 		}},
 		"ConfigMaps may be pulled as with the replicator, without opening Secrets": {func(o *Options) { o.AllowConfigMaps = true }, func(f *fixture) {
-			f.put(configMap("a/s", "k=v"), secret("a/s", "k=v"), configMap("b/t", "", with("M:replicate-from=a/s")))
-			f.put(secret("b/u", "", with("M:replicate-from=a/s"))).settled("update b/t", "PermissionDenied b/u")
+			f.put(configMap("a/s", "k=v"), secret("a/s", "k=v"), configMap("b/t", "", annotated("M:replicate-from=a/s")))
+			f.put(secret("b/u", "", annotated("M:replicate-from=a/s"))).expectSettled("update b/t", "PermissionDenied b/u")
 		}},
 	})
 }
@@ -123,18 +123,18 @@ func TestTenantHarmsNoOther(t *testing.T) {
 func TestAmbiguousReflectorSelectorIsRefused(t *testing.T) {
 	for _, selector := range []string{"a>1", "a<1", "a in (,x)", "a=1,a=2", "a=b=c", "("} {
 		f := newFixture(t, nil)
-		f.put(secret("a/s", "k=v", auto(), with("R:reflection-auto-namespaces-selector="+selector))).settled("", "InvalidAnnotation a/s")
+		f.put(secret("a/s", "k=v", autoPush(), annotated("R:reflection-auto-namespaces-selector="+selector))).expectSettled("", "InvalidAnnotation a/s")
 	}
 }
 
 func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
 	f := newFixture(t, nil)
 	long := strings.Repeat("x", 60)
-	f.namespaces(long)
-	f.put(secret("a/s", "k=v", auto("(x+x+)+y", "x+", "b", "[c].*")))
-	ask := func(namespace, want string) {
+	f.addNamespaces(long)
+	f.put(secret("a/s", "k=v", autoPush("(x+x+)+y", "x+", "b", "[c].*")))
+	expect := func(namespace, want string) {
 		t.Helper()
-		got := f.evaluator.pushes(f.Get(NewKey(Secret, "a", "s")), f.ns["a"], f.ns[namespace], f.now)
+		got := f.evaluator.pushClaim(f.Get(NewKey(Secret, "a", "s")), f.ns["a"], f.ns[namespace], f.now)
 		text := "yes"
 		if got.Answer != Yes {
 			text = got.Reason + " " + got.Text
@@ -145,15 +145,15 @@ func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
 	}
 	const tooLong = `PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: pattern "(x+x+)+y" takes too long to match`
 	const paused = "PatternTimeout reflector.v1.k8s.emberstack.com/reflection-auto-namespaces: a pattern in this namespace took too long to match a while ago"
-	ask("c", "yes")
-	ask(long, tooLong) // and not "yes", although the next pattern matches
-	ask("c", paused)
-	ask("b", "yes")
+	expect("c", "yes")
+	expect(long, tooLong) // and not "yes", although the next pattern matches
+	expect("c", paused)
+	expect("b", "yes")
 	f.now = f.now.Add(timeoutPause - time.Second)
-	ask(long, paused)
+	expect(long, paused)
 	f.now = f.now.Add(time.Second)
-	ask("c", "yes")
-	ask(long, tooLong)
+	expect("c", "yes")
+	expect(long, tooLong)
 	if s := f.survey(f.Get(NewKey(Secret, "a", "s")), f.now); s.After != timeoutPause {
 		t.Errorf("the source is looked at again after %v", s.After)
 	}
@@ -187,9 +187,9 @@ func TestReplicatorPatternsAreBounded(t *testing.T) {
 func TestPatternsTooSlowCountForAllNamespaces(t *testing.T) {
 	f := newFixture(t, nil)
 	for i := range 2000 {
-		f.namespaces(fmt.Sprintf("%s-%d", strings.Repeat("x", 55), i))
+		f.addNamespaces(fmt.Sprintf("%s-%d", strings.Repeat("x", 55), i))
 	}
-	f.put(secret("c/s", "k=v", auto(strings.Repeat("(x+)_,", 60)+"b")))
+	f.put(secret("c/s", "k=v", autoPush(strings.Repeat("(x+)_,", 60)+"b")))
 	s := f.survey(f.Get(NewKey(Secret, "c", "s")), f.now)
 	if s.Spread != len(f.ns) || s.After != timeoutPause || len(s.Problems) != 1 || s.Problems[0].Reason != PatternTimeout {
 		t.Errorf("counts for %d namespaces, problems %v, again after %v", s.Spread, s.Problems, s.After)
@@ -197,7 +197,7 @@ func TestPatternsTooSlowCountForAllNamespaces(t *testing.T) {
 }
 
 func TestPatternsEndInTime(t *testing.T) {
-	match := list(dotNetRegex)(".+x,a.+,[ab].*")
+	match := listParser(dotNetRegex)(".+x,a.+,[ab].*")
 	ns := &Namespace{Name: "a-b"}
 	if v := match(ns, time.Now().Add(time.Hour)); v.Answer != Yes {
 		t.Errorf("%+v", v)
@@ -211,7 +211,7 @@ func TestPatternsEndInTime(t *testing.T) {
 // in real time, since what is limited is.
 func TestPatternTimeLimitDoesNotCountWaiting(t *testing.T) {
 	f := newFixture(t, nil)
-	f.put(secret("c/s", "k=v", auto("[a-z]+")))
+	f.put(secret("c/s", "k=v", autoPush("[a-z]+")))
 	begun := make(chan bool)
 	go patternlock.Do(func() bool {
 		close(begun)
@@ -237,14 +237,14 @@ func TestClaimsTakeLittleMemory(t *testing.T) {
 			strings.Repeat(strings.Repeat("a", maxExpression-2)+"?,", 15),
 		} {
 			text = fmt.Sprint(i, ",", text)[:min(len(text), maxPatternLength)]
-			m.get("net", text, list(dotNetRegex))
+			m.get("net", text, listParser(dotNetRegex))
 			m.get("go", text, goRegexList)
 		}
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)
-	if took := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) >> 20; took > 24 {
-		t.Errorf("parsed values take %d MiB", took)
+	if growth := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) >> 20; growth > 24 {
+		t.Errorf("parsed values take %d MiB", growth)
 	}
 	runtime.KeepAlive(m)
 }
@@ -258,7 +258,7 @@ func FuzzDecideWritesNothingForeign(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed int64) {
 		rnd := rand.New(rand.NewSource(seed))
 		pick := func(list ...string) string { return list[rnd.Intn(len(list))] }
-		w := newFixture(t, nil)
+		cluster := newFixture(t, nil)
 		names := []string{"a/s", "b/s", "c/s", "a/t", "b/t"}
 		values := map[string][]string{
 			"Q:push-to": {"b", "*", "!b", ""}, "Q:allow-pull": {"b", "*"}, "Q:pull-from": {"a/s", "b/s", "b/t", "x"},
@@ -272,26 +272,26 @@ func FuzzDecideWritesNothingForeign(f *testing.F) {
 			name := names[rnd.Intn(len(names))]
 			switch rnd.Intn(6) {
 			case 0:
-				w.remove(name)
+				cluster.remove(name)
 			case 1:
-				if w.get(name) != nil {
-					w.edit(name, data(pick("k=1", "k=2 j=1", "own=1")))
+				if cluster.get(name) != nil {
+					cluster.edit(name, holding(pick("k=1", "k=2 j=1", "own=1")))
 				}
 			default:
 				b := secret(name, pick("k=1", "own=1", ""))
 				for _, key := range keys {
 					if rnd.Intn(6) == 0 {
-						with(key + "=" + pick(values[key]...))(b)
+						annotated(key + "=" + pick(values[key]...))(b)
 					}
 				}
 				if rnd.Intn(8) == 0 {
-					with("Q:source={\"copy\":\"" + name + "\",\"dialect\":\"native\",\"mode\":\"push\",\"source\":\"" + pick(names...) + "\",\"uid\":\"\"}")(b)
+					annotated("Q:source={\"copy\":\"" + name + "\",\"dialect\":\"native\",\"mode\":\"push\",\"source\":\"" + pick(names...) + "\",\"uid\":\"\"}")(b)
 				}
-				w.put(b)
+				cluster.put(b)
 			}
-			w.now = w.now.Add(time.Minute)
-			for key, before := range w.objects {
-				p := w.evaluator.Decide(w, key, w.now)
+			cluster.now = cluster.now.Add(time.Minute)
+			for key, before := range cluster.objects {
+				p := cluster.evaluator.Decide(cluster, key, cluster.now)
 				if p.Action == Nothing {
 					continue
 				}

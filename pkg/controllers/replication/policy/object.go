@@ -86,8 +86,8 @@ func hasAny(m map[string]string, keys ...string) bool {
 // Digester computes what the cache keeps of an object. All objects that are compared must come from
 // digesters with the same key.
 type Digester struct {
-	all func(runtime.Object) bool // which objects without annotations are described too
-	mac sync.Pool
+	isBystander func(runtime.Object) bool // reports which objects without annotations are described too
+	mac         sync.Pool
 }
 
 // NewDigesterKey returns a random key.
@@ -100,7 +100,7 @@ func NewDigesterKey() []byte {
 // NewDigester returns a Digester with a key.
 func NewDigester(o Options, key []byte) *Digester {
 	return &Digester{
-		all: func(obj runtime.Object) bool {
+		isBystander: func(obj runtime.Object) bool {
 			_, configMap := obj.(*corev1.ConfigMap)
 			return o.Replicator && (o.AllowAll || o.AllowConfigMaps && configMap)
 		},
@@ -109,51 +109,51 @@ func NewDigester(o Options, key []byte) *Digester {
 }
 
 // Describe returns what decisions know of an object.
-func (d *Digester) Describe(b *Body) *Object {
-	o := &Object{
-		Key: b.Key(), UID: string(b.UID), Version: b.ResourceVersion, Deleting: b.DeletionTimestamp != nil,
-		Type: b.Type, Immutable: b.Immutable != nil && *b.Immutable, UserMade: userMade(b),
+func (d *Digester) Describe(body *Body) *Object {
+	obj := &Object{
+		Key: body.Key(), UID: string(body.UID), Version: body.ResourceVersion, Deleting: body.DeletionTimestamp != nil,
+		Type: body.Type, Immutable: body.Immutable != nil && *body.Immutable, UserMade: userMade(body),
 		Annotations: map[string]string{},
 	}
-	replicator := false
-	left := maxAnnotations
+	hasReplicator := false
+	budget := maxAnnotations
 	keyText := 0
 	for _, key := range annotations {
-		if value, has := b.Annotations[key]; has {
-			if left -= len(value); left < 0 || len(value) > maxPatternLength {
+		if value, has := body.Annotations[key]; has {
+			if budget -= len(value); budget < 0 || len(value) > maxPatternLength {
 				value = tooLongValue
-				o.TooLarge = o.TooLarge || key == replicatedKeys // it is not known which keys were replicated
+				obj.TooLarge = obj.TooLarge || key == replicatedKeys // it is not known which keys were replicated
 			}
-			o.Annotations[key] = value
-			replicator = replicator || strings.HasPrefix(key, replicatorPrefix)
+			obj.Annotations[key] = value
+			hasReplicator = hasReplicator || strings.HasPrefix(key, replicatorPrefix)
 		}
 	}
-	if replicator {
-		o.Labels = b.Labels
+	if hasReplicator {
+		obj.Labels = body.Labels
 	}
-	for slot, value := range b.Content {
-		o.Size += len(value)
+	for slot, value := range body.Content {
+		obj.Size += len(value)
 		keyText += len(slot)
 	}
-	if o.TooLarge = o.TooLarge || len(b.Content) > maxKeys || keyText > maxKeyText; o.TooLarge {
-		return o
+	if obj.TooLarge = obj.TooLarge || len(body.Content) > maxKeys || keyText > maxKeyText; obj.TooLarge {
+		return obj
 	}
-	o.Content = make(map[Slot]Sum, len(b.Content))
+	obj.Content = make(map[Slot]Sum, len(body.Content))
 	mac := d.mac.Get().(hash.Hash)
 	defer d.mac.Put(mac)
-	for slot, value := range b.Content {
+	for slot, value := range body.Content {
 		mac.Reset()
 		_, _ = mac.Write(value)
-		o.Content[slot] = Sum(base64.RawStdEncoding.EncodeToString(mac.Sum(nil)[:sumLength]))
+		obj.Content[slot] = Sum(base64.RawStdEncoding.EncodeToString(mac.Sum(nil)[:sumLength]))
 	}
-	return o
+	return obj
 }
 
 // userMade looks for traces that users and their tools leave on objects, and the reflector does not.
-func userMade(b *Body) bool {
-	return hasAny(b.Annotations, corev1.LastAppliedConfigAnnotation, "meta.helm.sh/release-name", "argocd.argoproj.io/tracking-id") ||
-		hasAny(b.Labels, "app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "kustomize.toolkit.fluxcd.io/name") ||
-		len(b.OwnerReferences) > 0 || len(b.Finalizers) > 0
+func userMade(body *Body) bool {
+	return hasAny(body.Annotations, corev1.LastAppliedConfigAnnotation, "meta.helm.sh/release-name", "argocd.argoproj.io/tracking-id") ||
+		hasAny(body.Labels, "app.kubernetes.io/managed-by", "app.kubernetes.io/instance", "kustomize.toolkit.fluxcd.io/name") ||
+		len(body.OwnerReferences) > 0 || len(body.Finalizers) > 0
 }
 
 // Digest returns what [Decode] needs of a Secret or ConfigMap; nil for an object that decisions do not
@@ -164,7 +164,7 @@ func (d *Digester) Digest(obj runtime.Object) []byte {
 		return nil
 	}
 	participates := hasAny(m.GetAnnotations(), annotations...)
-	if !participates && !d.all(obj) {
+	if !participates && !d.isBystander(obj) {
 		return nil
 	}
 	b := NewBody(obj)
@@ -174,11 +174,11 @@ func (d *Digester) Digest(obj runtime.Object) []byte {
 	o := d.Describe(b)
 	head, _ := json.Marshal(o) // texts and times only
 	content, _ := json.Marshal(o.Content)
-	mark := byte(bystander)
+	tag := byte(bystander)
 	if participates {
-		mark = participant
+		tag = participant
 	}
-	return slices.Concat([]byte{mark}, head, []byte("\n"), content)
+	return slices.Concat([]byte{tag}, head, []byte("\n"), content)
 }
 
 // The first byte of a digest.
@@ -190,7 +190,7 @@ const (
 // Cached is an object in the cache.
 type Cached interface {
 	metav1.Object
-	Digest(of string) []byte
+	Digest(controller string) []byte
 }
 
 // Participates reports whether an object has an annotation that decisions depend on. It costs nothing.

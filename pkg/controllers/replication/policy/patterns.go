@@ -54,12 +54,12 @@ var noDotNetTime time.Time
 type matchers struct {
 	parsed *lru.Cache // the matchers, by grammar and text
 	// paused says until when no .NET pattern of a namespace is run, because one of its lists took too long.
-	paused     *lru.Cache
-	unreadable bool // set if the labels of Namespaces are unreadable
+	paused           *lru.Cache
+	labelsUnreadable bool // set if the labels of Namespaces are unreadable
 }
 
-func newMatchers(unreadable bool) *matchers {
-	return &matchers{parsed: lru.New(maxParsed), paused: lru.New(maxPaused), unreadable: unreadable}
+func newMatchers(labelsUnreadable bool) *matchers {
+	return &matchers{parsed: lru.New(maxParsed), paused: lru.New(maxPaused), labelsUnreadable: labelsUnreadable}
 }
 
 // get returns the matcher for a text in the grammar that parse reads.
@@ -82,8 +82,9 @@ func tooLong(text string) bool {
 
 var tooLongText = fmt.Sprintf("is longer than %d bytes or has more than %d items", maxPatternLength, maxPatterns)
 
-// list parses items that are joined by commas, by item unless they are plain. Empty items match nothing.
-func list(item func(string) matcher) func(string) matcher {
+// listParser returns a parser of items that are joined by commas. Items that are not plain are parsed by
+// parseItem. Empty items match nothing.
+func listParser(parseItem func(string) matcher) func(string) matcher {
 	return func(text string) matcher {
 		if tooLong(text) {
 			return always(held(InvalidPattern, tooLongText))
@@ -91,15 +92,15 @@ func list(item func(string) matcher) func(string) matcher {
 		var items []matcher
 		for text := range strings.SplitSeq(text, ",") {
 			text = strings.TrimSpace(text)
-			pattern, plain := plain(text)
+			pattern, isPlain := plainGlob(text)
 			switch problem := glob.Check(text, maxExpression); {
 			case text == "":
 			case problem != "":
 				items = append(items, always(held(InvalidPattern, fmt.Sprintf("pattern %.80q %s", text, problem))))
-			case plain:
+			case isPlain:
 				items = append(items, matchPlain(pattern))
 			default:
-				items = append(items, item(text))
+				items = append(items, parseItem(text))
 			}
 		}
 		return anyOf(items)
@@ -125,7 +126,7 @@ func anyOf(items []matcher) matcher {
 // a list that took too long, no pattern of its namespace is run for a while, even if the list is replaced:
 // other tenants wait for it.
 func (e evaluation) matchDotNetList(key string) Verdict {
-	v := e.match(key, "net", list(dotNetRegex), noDotNetTime)
+	v := e.match(key, "net", listParser(dotNetRegex), noDotNetTime)
 	if v.Answer != Held {
 		return v
 	}
@@ -133,19 +134,21 @@ func (e evaluation) matchDotNetList(key string) Verdict {
 	if until, paused := e.matchers.paused.Get(author); paused && e.now.Before(until.(time.Time)) {
 		return held(PatternTimeout, key+": a pattern in this namespace took too long to match a while ago")
 	}
-	if v = e.match(key, "net", list(dotNetRegex), time.Now().Add(listTimeout)); v.Reason == PatternTimeout {
-		e.matchers.pause(author, e.now)
+	if v = e.match(key, "net", listParser(dotNetRegex), time.Now().Add(listTimeout)); v.Reason == PatternTimeout {
+		e.matchers.pauseNamespace(author, e.now)
 	}
 	return v
 }
 
-func (m *matchers) pause(author string, now time.Time) { m.paused.Add(author, now.Add(timeoutPause)) }
+func (m *matchers) pauseNamespace(author string, now time.Time) {
+	m.paused.Add(author, now.Add(timeoutPause))
+}
 
-// plain returns an item as a glob if nothing in it is special but .* for any text: most items are like
+// plainGlob returns an item as a glob if nothing in it is special but .* for any text: most items are like
 // this, and globs cost next to nothing. In both dialects, the glob matches the same names as the item. In
 // the reflector's, the first match counts: if an item matches the whole name, the first match begins at its
 // start, and since .* takes as much as possible, it ends at its end.
-func plain(item string) (pattern string, is bool) {
+func plainGlob(item string) (pattern string, ok bool) {
 	text := strings.ReplaceAll(item, ".*", "")
 	return strings.ReplaceAll(item, ".*", "*"), strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789-") == ""
 }
@@ -159,7 +162,7 @@ func matchPlain(pattern string) matcher {
 func dotNetRegex(item string) matcher {
 	re, err := regexp2.Compile(item)
 	if err != nil {
-		return always(held(InvalidPattern, invalid(item)))
+		return always(held(InvalidPattern, invalidText(item)))
 	}
 	re.MatchTimeout = matchTimeout
 	return func(ns *Namespace, until time.Time) Verdict {
@@ -180,19 +183,19 @@ func dotNetRegex(item string) matcher {
 	}
 }
 
-func invalid(item string) string {
+func invalidText(item string) string {
 	return fmt.Sprintf("pattern %.80q is not a regular expression, in which .* stands for any text", item)
 }
 
 // goRegexList parses the replicator's lists. An item that exceeds maxProgram is held.
 func goRegexList(text string) matcher {
-	left := maxProgram
-	return list(func(item string) matcher {
+	budget := maxProgram
+	return listParser(func(item string) matcher {
 		tree, err := syntax.Parse(item, syntax.Perl) // alone, since a parenthesis could end a group
 		if err != nil {
-			return always(held(InvalidPattern, invalid(item)))
+			return always(held(InvalidPattern, invalidText(item)))
 		}
-		if left -= itemProgram + glob.ExpressionSize(tree); left < 0 {
+		if budget -= itemProgram + glob.ExpressionSize(tree); budget < 0 {
 			return always(held(InvalidPattern, fmt.Sprintf("pattern %.80q is too large, or those before it are", item)))
 		}
 		return goRegex(item)
@@ -203,9 +206,9 @@ func goRegexList(text string) matcher {
 // without a group around it. A name that only the original's reading matches is ambiguous.
 func goRegex(item string) matcher {
 	grouped, err := regexp.Compile("^(?:" + item + ")$")
-	ungrouped, alsoErr := regexp.Compile("^" + strings.TrimSuffix(strings.TrimPrefix(item, "^"), "$") + "$")
-	if err != nil || alsoErr != nil {
-		return always(held(InvalidPattern, invalid(item)))
+	ungrouped, ungroupedErr := regexp.Compile("^" + strings.TrimSuffix(strings.TrimPrefix(item, "^"), "$") + "$")
+	if err != nil || ungroupedErr != nil {
+		return always(held(InvalidPattern, invalidText(item)))
 	}
 	ambiguous := strings.ContainsAny(item, "|^$") // else both readings are the same
 	return func(ns *Namespace, _ time.Time) Verdict {
@@ -228,7 +231,7 @@ func (m *matchers) selector(text string) matcher {
 	if err != nil {
 		return always(held(InvalidAnnotation, "is not a label selector"))
 	}
-	if m.unreadable && !parsed.Empty() {
+	if m.labelsUnreadable && !parsed.Empty() {
 		return always(held(InvalidAnnotation, "selects by labels of Namespaces, which are not read with --namespaces"))
 	}
 	return func(ns *Namespace, _ time.Time) Verdict {
@@ -239,15 +242,15 @@ func (m *matchers) selector(text string) matcher {
 // strictSelector is selector, but refuses selectors that the reflector reads in another way.
 func (m *matchers) strictSelector(text string) matcher {
 	requirements, _ := labels.ParseToRequirements(text) // selector reports the error
-	equal := map[string]bool{}
+	equalKeys := map[string]bool{}
 	for _, r := range requirements {
 		op := r.Operator()
-		equals := op == selection.Equals || op == selection.DoubleEquals
+		isEquality := op == selection.Equals || op == selection.DoubleEquals
 		if op == selection.GreaterThan || op == selection.LessThan ||
-			(op == selection.In || op == selection.NotIn) && r.Values().Has("") || equals && equal[r.Key()] {
+			(op == selection.In || op == selection.NotIn) && r.Values().Has("") || isEquality && equalKeys[r.Key()] {
 			return always(held(InvalidAnnotation, "is a label selector that the reflector reads in another way"))
 		}
-		equal[r.Key()] = equal[r.Key()] || equals
+		equalKeys[r.Key()] = equalKeys[r.Key()] || isEquality
 	}
 	return m.selector(text)
 }

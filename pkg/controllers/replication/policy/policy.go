@@ -93,8 +93,8 @@ type Options struct {
 	NoNamespaces bool
 }
 
-func (o *Options) enabled(d Dialect) bool {
-	return d == Native || d == Reflector && o.Reflector || d == Replicator && o.Replicator
+func (o *Options) enabled(dialect Dialect) bool {
+	return dialect == Native || dialect == Reflector && o.Reflector || dialect == Replicator && o.Replicator
 }
 
 // Namespace is what is known of a namespace.
@@ -112,11 +112,13 @@ const (
 	labelPullOnly  = "pull-only"
 )
 
-func (n *Namespace) is(value string) bool { return n != nil && n.Labels[NamespaceLabel] == value }
+func (n *Namespace) isLabelled(value string) bool {
+	return n != nil && n.Labels[NamespaceLabel] == value
+}
 
 // Problem is what the owner of an object should know.
 type Problem struct {
-	About        Key
+	Object       Key
 	Reason, Text string
 }
 

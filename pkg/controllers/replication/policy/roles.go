@@ -30,7 +30,7 @@ const (
 type role struct {
 	kind    roleKind
 	dialect Dialect
-	from    types.NamespacedName // the source of a pullTarget or pushCopy
+	source  types.NamespacedName // the source of a pullTarget or pushCopy
 	marker  *marker              // the valid marker, if any
 	problem *Problem             // the problem of a pullTarget whose annotations cannot be followed
 }
@@ -43,7 +43,7 @@ func (o *Options) roleOf(obj *Object) role {
 	a := obj.Annotations
 	m := parseMarker(obj)
 	automatic := isTrue(a[autoReflects])
-	pull, pulls := o.pullOf(obj, automatic)
+	pull, pulls := o.pullRole(obj, automatic)
 	source, ok := parseReference(a[reflects])
 	reflected := ok && automatic && o.Reflector && source.Name == obj.Name && source.Namespace != obj.Namespace
 	switch {
@@ -51,12 +51,12 @@ func (o *Options) roleOf(obj *Object) role {
 		pull.marker = m
 		return pull
 	case m != nil && m.Mode == Push:
-		return role{kind: pushCopy, dialect: m.Dialect, from: m.from, marker: m}
+		return role{kind: pushCopy, dialect: m.Dialect, source: m.sourceName, marker: m}
 	case reflected && obj.UserMade: // a mirror that the reflector took over
-		return role{kind: pullTarget, dialect: Reflector, from: source}
+		return role{kind: pullTarget, dialect: Reflector, source: source}
 	case reflected:
-		return role{kind: pushCopy, dialect: Reflector, from: source}
-	case o.hasPushKey(obj):
+		return role{kind: pushCopy, dialect: Reflector, source: source}
+	case o.hasAnyPushKey(obj):
 		return role{kind: pushSource}
 	case m == nil && o.Replicator && obj.has(replicatedFrom) && obj.has(replicatedKeys):
 		// With a marker, it would be a pull target that was detached.
@@ -65,8 +65,8 @@ func (o *Options) roleOf(obj *Object) role {
 	return role{kind: foreign}
 }
 
-// pullOf returns the role that the pull keys of obj ask for. It returns false if there are none.
-func (o *Options) pullOf(obj *Object, automatic bool) (pull role, found bool) {
+// pullRole returns the role that the pull keys of obj ask for. It returns false if there are none.
+func (o *Options) pullRole(obj *Object, automatic bool) (pull role, found bool) {
 	for _, p := range []struct {
 		dialect Dialect
 		key     string
@@ -79,29 +79,29 @@ func (o *Options) pullOf(obj *Object, automatic bool) (pull role, found bool) {
 		switch {
 		case !ok:
 			pull.problem = &Problem{obj.Key, InvalidAnnotation, p.key + " is not namespace/name"}
-		case found && source != pull.from && pull.problem == nil:
+		case found && source != pull.source && pull.problem == nil:
 			pull.problem = &Problem{obj.Key, ConflictingAnnotations, p.key + " names another source than an annotation of another dialect"}
 		}
 		if !found {
-			pull.kind, pull.dialect, pull.from = pullTarget, p.dialect, source
+			pull.kind, pull.dialect, pull.source = pullTarget, p.dialect, source
 		}
 		found = true
 	}
 	return pull, found
 }
 
-func (o *Options) hasPushKey(obj *Object) bool {
-	return slices.ContainsFunc(Dialects, func(d Dialect) bool { return o.asksIn(obj, d) })
+func (o *Options) hasAnyPushKey(obj *Object) bool {
+	return slices.ContainsFunc(Dialects, func(dialect Dialect) bool { return o.hasPushKey(obj, dialect) })
 }
 
-// asksIn reports whether an object has a push key of a dialect that is switched on.
-func (o *Options) asksIn(obj *Object, d Dialect) bool {
+// hasPushKey reports whether an object has a push key of a dialect that is switched on.
+func (o *Options) hasPushKey(obj *Object, dialect Dialect) bool {
 	switch {
-	case !o.enabled(d):
+	case !o.enabled(dialect):
 		return false
-	case d == Reflector:
+	case dialect == Reflector:
 		return isTrue(obj.Annotations[autoEnabled])
-	case d == Replicator:
+	case dialect == Replicator:
 		return obj.has(replicateTo) || obj.has(replicateToMatching)
 	}
 	return obj.has(PushTo)
@@ -110,16 +110,16 @@ func (o *Options) asksIn(obj *Object, d Dialect) bool {
 // isTrue is how the reflector reads a boolean.
 func isTrue(text string) bool { return strings.EqualFold(strings.TrimSpace(text), "true") }
 
-// Refers returns the source that an object refers to, for an index, and how: as the source of a copy,
+// SourceOf returns the source that an object refers to, for an index, and how: as the source of a copy,
 // or of a pull target. The mode is empty if the object refers to no source.
-func (o *Options) Refers(obj *Object) (from types.NamespacedName, mode Mode) {
+func (o *Options) SourceOf(obj *Object) (source types.NamespacedName, mode Mode) {
 	switch r := o.roleOf(obj); r.kind {
 	case pullTarget:
-		return r.from, Pull
+		return r.source, Pull
 	case pushCopy:
-		return r.from, Push
+		return r.source, Push
 	}
-	return from, ""
+	return source, ""
 }
 
 // Pushes reports whether an object is a source that pushes.
