@@ -255,7 +255,7 @@ func TestFederatedObjectIsStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	u.SetGeneration(stored.GetGeneration())
-	if got, want := string(policy.Summarize(stored)), string(policy.Summarize(u)); got != want {
+	if got, want := string(policy.SummarizeFederated(stored)), string(policy.SummarizeFederated(u)); got != want {
 		t.Errorf("stored as %s, sent as %s", got, want)
 	}
 }
@@ -279,8 +279,8 @@ func TestStatusIsStored(t *testing.T) {
 		"the status of a federated object": {"kind: FederatedSecret", federated, func(u *unstructured.Unstructured) bool {
 			return policy.ReadFederated(u).Status.Hash() == federated.Hash()
 		}},
-		"the status of a PropagatedVersion":        {"kind: PropagatedVersion", propagated.Status(), func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
-		"the status of a ClusterPropagatedVersion": {"kind: ClusterPropagatedVersion", propagated.Status(), func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Same(propagated) }},
+		"the status of a PropagatedVersion":        {"kind: PropagatedVersion", propagated.Status(), func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Equal(propagated) }},
+		"the status of a ClusterPropagatedVersion": {"kind: ClusterPropagatedVersion", propagated.Status(), func(u *unstructured.Unstructured) bool { return policy.ReadPropagated(u).Equal(propagated) }},
 		"the status of a FederatedTypeConfig": {"kind: FederatedTypeConfig, metadata: {name: widgets}, spec: {propagation: Disabled, targetType: {version: v1, kind: Widget, scope: Namespaced}, " +
 			"federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, scope: Namespaced}}", runs,
 			func(u *unstructured.Unstructured) bool { return policy.ReadTypeConfig(u).Status == runs }},

@@ -78,12 +78,12 @@ func (m *members) gone(all []*unstructured.Unstructured) {
 
 // pending returns the names of the federated objects of the test's namespace whose removal is recorded.
 func (m *members) pending() (names []string, err error) {
-	list, err := shared.Admin.CoreV1().ConfigMaps(namespace).List(m.ctx, metav1.ListOptions{LabelSelector: policy.WrittenOffLabel})
+	list, err := shared.Admin.CoreV1().ConfigMaps(namespace).List(m.ctx, metav1.ListOptions{LabelSelector: policy.WriteOffLabel})
 	if err != nil {
 		return nil, err
 	}
 	for _, cm := range list.Items {
-		record, err := policy.ReadWrittenOff(cm.Name, cm.Data)
+		record, err := policy.ReadWriteOff(cm.Name, cm.Data)
 		if err != nil {
 			return nil, err
 		}

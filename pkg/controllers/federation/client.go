@@ -44,7 +44,7 @@ const (
 type client struct {
 	connection policy.Connection
 	transport  *http.Transport
-	secret     func(context.Context) (map[string][]byte, error)
+	readSecret func(context.Context) (map[string][]byte, error)
 	clock      clock.PassiveClock
 	// cluster is what the host has opened with it.
 	cluster *controllers.Cluster
@@ -56,12 +56,12 @@ type client struct {
 
 // newClient returns a client, or the error that the KubeFedCluster gives none. The token must be read
 // before the first request.
-func newClient(spec policy.ClusterSpec, unsafe bool, secret func(context.Context) (map[string][]byte, error), c clock.PassiveClock) (*client, error) {
+func newClient(spec policy.ClusterSpec, unsafe bool, readSecret func(context.Context) (map[string][]byte, error), c clock.PassiveClock) (*client, error) {
 	connection, err := spec.Connection(unsafe)
 	if err != nil {
 		return nil, err
 	}
-	return &client{connection: connection, transport: newTransport(connection, unsafe), secret: secret, clock: c}, nil
+	return &client{connection: connection, transport: newTransport(connection, unsafe), readSecret: readSecret, clock: c}, nil
 }
 
 // newTransport returns the connections to a cluster. The environment's proxy does not count.
@@ -89,21 +89,21 @@ func newTransport(c policy.Connection, unsafe bool) *http.Transport {
 	}
 	if c.Proxy != nil && c.Proxy.Scheme == "https" {
 		// The proxy's own certificate is checked as usual. TLSClientConfig is for the API server behind it.
-		own := &tls.Dialer{NetDialer: dialer, Config: &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.Proxy.Hostname()}}
-		t.DialTLSContext = own.DialContext
+		proxyDialer := &tls.Dialer{NetDialer: dialer, Config: &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.Proxy.Hostname()}}
+		t.DialTLSContext = proxyDialer.DialContext
 	}
 	return t
 }
 
-// renew reads the token again. A Secret without a token is a *malformed error; the old token stays then.
-func (c *client) renew(ctx context.Context) error {
-	secret, err := c.secret(ctx)
+// renewToken reads the token again. A Secret without a token is a *malformedError; the old token stays then.
+func (c *client) renewToken(ctx context.Context) error {
+	secret, err := c.readSecret(ctx)
 	if err != nil {
 		return err
 	}
 	token, err := policy.ParseToken(secret)
 	if err != nil {
-		return &malformed{err}
+		return &malformedError{err}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,10 +111,10 @@ func (c *client) renew(ctx context.Context) error {
 	return nil
 }
 
-// malformed is an error that only a change of the KubeFedCluster or its Secret mends.
-type malformed struct{ error }
+// malformedError is an error that only a change of the KubeFedCluster or its Secret mends.
+type malformedError struct{ error }
 
-func (m *malformed) Unwrap() error { return m.error }
+func (m *malformedError) Unwrap() error { return m.error }
 
 // RoundTrip sends a request with the token. After a 401 it reads the token again, for the next request.
 // A redirect is not followed, since it could lead the token anywhere.
@@ -131,18 +131,18 @@ func (c *client) send(t *http.Transport, r *http.Request) (*http.Response, error
 		return nil, err
 	}
 	// A longer body is an error, so that a cluster cannot make the manager hold it.
-	response.Body = http.MaxBytesReader(nil, response.Body, boundOf(r))
+	response.Body = http.MaxBytesReader(nil, response.Body, responseLimit(r))
 	if response.StatusCode/100 == 3 {
 		response.Header.Del("Location")
 	}
-	if response.StatusCode == http.StatusUnauthorized && c.mayRenew() {
-		_ = c.renew(r.Context()) // the 401 is the answer; a Secret without a token shows when it changes
+	if response.StatusCode == http.StatusUnauthorized && c.mayRenewToken() {
+		_ = c.renewToken(r.Context()) // the 401 is the answer; a Secret without a token shows when it changes
 	}
 	return response, nil
 }
 
-// boundOf returns how long the answer to a request may be. A watch has no end.
-func boundOf(r *http.Request) int64 {
+// responseLimit returns how long the answer to a request may be. A watch has no end.
+func responseLimit(r *http.Request) int64 {
 	switch query := r.URL.Query(); {
 	case query.Has("watch"):
 		return math.MaxInt64
@@ -152,8 +152,8 @@ func boundOf(r *http.Request) int64 {
 	return maxObject
 }
 
-// mayRenew reports whether the token may be read again because of a 401, and counts that as done.
-func (c *client) mayRenew() bool {
+// mayRenewToken reports whether the token may be read again because of a 401, and counts that as done.
+func (c *client) mayRenewToken() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.clock.Since(c.readAt) < tokenRetryInterval {
@@ -193,14 +193,14 @@ func (c *client) newTransport() *http.Transport {
 
 // probe asks /healthz on a new connection, and /version if that is well. Each has the timeout, from
 // the name's resolution to the end of the body. problem is why there is no answer.
-func (c *client) probe(ctx context.Context, timeout time.Duration) (result policy.Result, version, problem string) {
+func (c *client) probe(ctx context.Context, timeout time.Duration) (result policy.ProbeResult, version, problem string) {
 	t := c.newTransport()
 	defer t.CloseIdleConnections()
 	code, body, err := c.get(ctx, t, "/healthz", timeout, maxHealth)
 	if err != nil {
 		return policy.NoAnswer, "", err.Error()
 	}
-	if result = policy.ProbeResult(code, string(body)); result != policy.Well {
+	if result = policy.ReadHealthz(code, string(body)); result != policy.Healthy {
 		return result, "", ""
 	}
 	var info struct{ GitVersion string }
@@ -215,9 +215,9 @@ func (c *client) probe(ctx context.Context, timeout time.Duration) (result polic
 func (c *client) get(ctx context.Context, t *http.Transport, path string, timeout time.Duration, limit int64) (int, []byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	at := *c.connection.Endpoint
-	at.Path = strings.TrimSuffix(at.Path, "/") + path
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), nil)
+	endpoint := *c.connection.Endpoint
+	endpoint.Path = strings.TrimSuffix(endpoint.Path, "/") + path
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint.String(), nil)
 	if err != nil {
 		return 0, nil, err
 	}

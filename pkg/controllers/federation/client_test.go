@@ -95,7 +95,7 @@ func (s *Server) client(t *testing.T, change func(*policy.ClusterSpec)) *client 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.renew(t.Context()); err != nil {
+	if err := c.renewToken(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.close)
@@ -110,18 +110,18 @@ func TestProbeTellsHowAClusterAnswers(t *testing.T) {
 		health  http.HandlerFunc
 		spec    func(*policy.ClusterSpec)
 		closed  bool
-		want    policy.Result
+		want    policy.ProbeResult
 		problem string
 	}{
-		"ok is well":                      {want: policy.Well},
-		"OK in upper case is well":        {health: answer(200, "OK"), want: policy.Well},
-		"another word than ok is unwell":  {health: answer(200, "failing"), want: policy.Unwell},
-		"another code than 200 is unwell": {health: answer(500, "ok"), want: policy.Unwell},
-		"an answer 401 is unwell":         {health: answer(401, "ok"), want: policy.Unwell},
-		"a body without end is unwell":    {health: func(w http.ResponseWriter, r *http.Request) { write(r, w, "ok") }, want: policy.Unwell},
+		"ok is well":                      {want: policy.Healthy},
+		"OK in upper case is well":        {health: answer(200, "OK"), want: policy.Healthy},
+		"another word than ok is unwell":  {health: answer(200, "failing"), want: policy.Unhealthy},
+		"another code than 200 is unwell": {health: answer(500, "ok"), want: policy.Unhealthy},
+		"an answer 401 is unwell":         {health: answer(401, "ok"), want: policy.Unhealthy},
+		"a body without end is unwell":    {health: func(w http.ResponseWriter, r *http.Request) { write(r, w, "ok") }, want: policy.Unhealthy},
 		"a redirect is unwell": {health: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/version", http.StatusFound)
-		}, want: policy.Unwell},
+		}, want: policy.Unhealthy},
 		"an answer that comes too late is no answer": {health: func(_ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 			panic(http.ErrAbortHandler) // an answer could still arrive before the connection is closed
@@ -137,16 +137,16 @@ func TestProbeTellsHowAClusterAnswers(t *testing.T) {
 			fmt.Fprint(w, "ok")
 		}, want: policy.NoAnswer, problem: "header"},
 		"an endpoint at which nobody listens is no answer":   {closed: true, want: policy.NoAnswer, problem: "refused"},
-		"an endpoint with a path is asked below it":          {spec: func(s *policy.ClusterSpec) { s.APIEndpoint += "/c1/" }, want: policy.Well},
+		"an endpoint with a path is asked below it":          {spec: func(s *policy.ClusterSpec) { s.APIEndpoint += "/c1/" }, want: policy.Healthy},
 		"a certificate of another CA is no answer":           {spec: func(s *policy.ClusterSpec) { s.CABundle = nil }, want: policy.NoAnswer, problem: "certificate"},
-		"a certificate of another CA is well without checks": {spec: func(s *policy.ClusterSpec) { s.CABundle, s.DisabledTLSValidations = nil, []string{"*"} }, want: policy.Well},
+		"a certificate of another CA is well without checks": {spec: func(s *policy.ClusterSpec) { s.CABundle, s.DisabledTLSValidations = nil, []string{"*"} }, want: policy.Healthy},
 		"a certificate for another name is no answer": {spec: func(s *policy.ClusterSpec) {
 			s.APIEndpoint = strings.Replace(s.APIEndpoint, "127.0.0.1", "localhost", 1)
 		}, want: policy.NoAnswer, problem: "certificate"},
 		"a certificate for another name is well without a check of the name": {spec: func(s *policy.ClusterSpec) {
 			s.APIEndpoint, s.DisabledTLSValidations = strings.Replace(s.APIEndpoint, "127.0.0.1", "localhost", 1), []string{"SubjectName"}
-		}, want: policy.Well},
-		"http to a server with TLS": {spec: func(s *policy.ClusterSpec) { s.APIEndpoint = strings.Replace(s.APIEndpoint, "https", "http", 1) }, want: policy.Unwell},
+		}, want: policy.Healthy},
+		"http to a server with TLS": {spec: func(s *policy.ClusterSpec) { s.APIEndpoint = strings.Replace(s.APIEndpoint, "https", "http", 1) }, want: policy.Unhealthy},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -166,7 +166,7 @@ func TestProbeTellsHowAClusterAnswers(t *testing.T) {
 			if result != test.want || (problem == "") != (test.problem == "") || !strings.Contains(problem, test.problem) || strings.Contains(problem, "good") {
 				t.Errorf("%v, %q, want %v, %q", result, problem, test.want, test.problem)
 			}
-			if (version == "v1.36.3") != (result == policy.Well) {
+			if (version == "v1.36.3") != (result == policy.Healthy) {
 				t.Errorf("version %q", version)
 			}
 		})
@@ -278,12 +278,12 @@ func TestTokenIsReadAgainWhenItIsRefused(t *testing.T) {
 		t.Errorf("the Secret was read %d times", server.reads)
 	}
 	server.secret = map[string][]byte{"token": []byte(" ")}
-	var malformed *malformed
-	if err := c.renew(t.Context()); !errors.As(err, &malformed) {
+	var malformed *malformedError
+	if err := c.renewToken(t.Context()); !errors.As(err, &malformed) {
 		t.Errorf("a Secret without a token: %v", err)
 	}
 	server.secret = nil
-	if err := c.renew(t.Context()); err == nil || errors.As(err, &malformed) {
+	if err := c.renewToken(t.Context()); err == nil || errors.As(err, &malformed) {
 		t.Errorf("a Secret that cannot be read: %v", err)
 	}
 }
@@ -308,7 +308,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 func TestProxyOfTheClusterIsUsedAndNoOther(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
 	server := NewServer(t)
-	if result, _, problem := server.client(t, nil).probe(t.Context(), 10*time.Second); result != policy.Well {
+	if result, _, problem := server.client(t, nil).probe(t.Context(), 10*time.Second); result != policy.Healthy {
 		t.Errorf("the proxy of the environment counts: %s", problem)
 	}
 	var asked []string
@@ -344,7 +344,7 @@ func TestProxyOfTheClusterIsUsedAndNoOther(t *testing.T) {
 	if result, _, problem := c.probe(t.Context(), 10*time.Second); result != policy.NoAnswer || !strings.Contains(problem, "certificate") {
 		t.Errorf("a proxy with a certificate of its own: %v %s", result, problem)
 	}
-	if want := []string{"CONNECT " + strings.TrimPrefix(server.URL, "https://")}; result != policy.Well || !slices.Equal(asked, want) {
+	if want := []string{"CONNECT " + strings.TrimPrefix(server.URL, "https://")}; result != policy.Healthy || !slices.Equal(asked, want) {
 		t.Errorf("%v %s, asked %v, want %v", result, problem, asked, want)
 	}
 }

@@ -38,8 +38,8 @@ var (
 	clusterPropagatedVersions = schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1alpha1", Resource: "clusterpropagatedversions"}
 )
 
-// probesAtOnce is how many clusters are probed at once.
-const probesAtOnce = 20
+// probeWorkers is how many clusters are probed at once.
+const probeWorkers = 20
 
 // clusterLoop probes the KubeFedClusters and holds the health of each.
 type clusterLoop struct {
@@ -57,12 +57,12 @@ type probedCluster struct {
 	client  *client // nil if the KubeFedCluster or its Secret gives none
 	problem error   // why there is no client
 	secret  string  // the version of the Secret that the token is from
-	// asked is set once the cluster has been asked which one it is, and until a probe fails: another cluster
-	// may answer next.
-	asked bool
-	// topology is where the Nodes are, nil if that is not known; surveyed is when they were read.
-	topology *policy.Topology
-	surveyed time.Time
+	// identified is set once the cluster has been asked which one it is, and until a probe fails: another
+	// cluster may answer next.
+	identified bool
+	// topology is where the Nodes are, nil if that is not known; topologyReadAt is when they were read.
+	topology       *policy.Topology
+	topologyReadAt time.Time
 	clusterState
 }
 
@@ -87,11 +87,11 @@ type clusterState struct {
 // controller when it has probed a cluster, with its client, which is nil if the cluster is not ready.
 func newClusterLoop(c *controller, loop controllers.LoopOptions) (*clusterLoop, error) {
 	l := &clusterLoop{c: c, clusters: map[string]*probedCluster{}}
-	loop.Workers, loop.DrainTimeout = probesAtOnce, drainTimeout
+	loop.Workers, loop.DrainTimeout = probeWorkers, drainTimeout
 	// Not the status, which the loop writes itself.
 	changes := controllers.WatchSelf(c.informers.clusters, controllers.GenerationChanged)
 	var err error
-	l.Loop, err = controllers.NewLoop(loop, l.reconcile, changes, controllers.WaitFor[cache.ObjectName](c.informers.configs), controllers.WatchChanges(c.informers.secrets, l.ofSecret))
+	l.Loop, err = controllers.NewLoop(loop, l.reconcile, changes, controllers.WaitFor[cache.ObjectName](c.informers.configs), controllers.WatchChanges(c.informers.secrets, l.secretChanged))
 	return l, err
 }
 
@@ -99,8 +99,8 @@ func newClusterLoop(c *controller, loop controllers.LoopOptions) (*clusterLoop, 
 func (l *clusterLoop) state(name string) (state clusterState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if p := l.clusters[name]; p != nil {
-		state = p.clusterState
+	if cluster := l.clusters[name]; cluster != nil {
+		state = cluster.clusterState
 	}
 	return state
 }
@@ -109,148 +109,148 @@ func (l *clusterLoop) state(name string) (state clusterState) {
 func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	object, exists := l.c.informers.clusters.Get(key)
 	if !exists {
-		l.forget(ctx, key.Name)
+		l.removeCluster(ctx, key.Name)
 		return 0, nil
 	}
-	config, read := l.c.settings(ctx), policy.ReadCluster(object)
-	p := l.clusterOf(read)
-	if err := l.connect(ctx, p, object, read); err != nil {
+	config, kubeFedCluster := l.c.settings(ctx), policy.ReadCluster(object)
+	cluster := l.ensureCluster(kubeFedCluster)
+	if err := l.connect(ctx, cluster, object, kubeFedCluster); err != nil {
 		return config.ProbePeriod, err
 	}
 	result, version := policy.NoClient, ""
 	var problem string
-	if p.client == nil {
-		problem = p.problem.Error()
+	if cluster.client == nil {
+		problem = cluster.problem.Error()
 	} else {
-		result, version, problem = p.client.probe(ctx, config.ProbeTimeout)
+		result, version, problem = cluster.client.probe(ctx, config.ProbeTimeout)
 		if ctx.Err() != nil {
 			return 0, ctx.Err() // the manager ends: that says nothing of the cluster
 		}
 	}
-	known, after := false, config.ProbePeriod
-	if result == policy.Well {
-		result, problem, known = l.identify(ctx, p, object, config.ProbeTimeout)
+	identityKnown, requeueAfter := false, config.ProbePeriod
+	if result == policy.Healthy {
+		result, problem, identityKnown = l.identify(ctx, cluster, object, config.ProbeTimeout)
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
 	}
-	p.asked = p.asked && result == policy.Well
-	l.observe(ctx, p, object, result, p.health.Observe(result, problem, config))
+	cluster.identified = cluster.identified && result == policy.Healthy
+	l.setHealth(ctx, cluster, object, result, cluster.health.Next(result, problem, config))
 	switch {
-	case !p.health.Ready():
-		l.c.setClient(ctx, read.Name, nil)
-	case known:
-		l.c.setClient(ctx, read.Name, p.client)
-	case result == policy.Well:
-		after = olderRecheck
+	case !cluster.health.Ready():
+		l.c.setClient(ctx, kubeFedCluster.Name, nil)
+	case identityKnown:
+		l.c.setClient(ctx, kubeFedCluster.Name, cluster.client)
+	case result == policy.Healthy:
+		requeueAfter = olderRecheckInterval
 	}
-	if known {
-		l.survey(ctx, p, config.ProbeTimeout)
+	if identityKnown {
+		l.readTopology(ctx, cluster, config.ProbeTimeout)
 	}
-	if err := l.write(ctx, read, p, version); err != nil || !known {
-		return after, err
+	if err := l.writeStatus(ctx, kubeFedCluster, cluster, version); err != nil || !identityKnown {
+		return requeueAfter, err
 	}
-	return after, l.writeIdentity(ctx, p, object)
+	return requeueAfter, l.writeIdentity(ctx, cluster, object)
 }
 
-// clusterOf returns the state of a cluster. A new process starts from the status of the KubeFedCluster.
-func (l *clusterLoop) clusterOf(read policy.Cluster) *probedCluster {
+// ensureCluster returns the state of a cluster. A new process starts from the status of the KubeFedCluster.
+func (l *clusterLoop) ensureCluster(kubeFedCluster policy.Cluster) *probedCluster {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := l.clusters[read.Name]
-	if p == nil {
+	cluster := l.clusters[kubeFedCluster.Name]
+	if cluster == nil {
 		now := time.Now()
-		p = &probedCluster{clusterState: clusterState{health: policy.StartHealth(read.Status), readySince: now, awaySince: now}}
-		if since, away := read.NotReadySince(); away {
-			p.awaySince = since
+		cluster = &probedCluster{clusterState: clusterState{health: policy.StartHealth(kubeFedCluster.Status), readySince: now, awaySince: now}}
+		if since, away := kubeFedCluster.NotReadySince(); away {
+			cluster.awaySince = since
 		}
-		l.clusters[read.Name] = p
+		l.clusters[kubeFedCluster.Name] = cluster
 	}
-	return p
+	return cluster
 }
 
-func (l *clusterLoop) forget(ctx context.Context, name string) {
+func (l *clusterLoop) removeCluster(ctx context.Context, name string) {
 	l.mu.Lock()
-	p := l.clusters[name]
+	cluster := l.clusters[name]
 	delete(l.clusters, name)
 	l.mu.Unlock()
-	if p != nil {
-		l.disconnect(ctx, name, p)
+	if cluster != nil {
+		l.disconnect(ctx, name, cluster)
 	}
 }
 
 // disconnect closes the client of a cluster, once nobody uses it.
-func (l *clusterLoop) disconnect(ctx context.Context, name string, p *probedCluster) {
+func (l *clusterLoop) disconnect(ctx context.Context, name string, cluster *probedCluster) {
 	l.c.setClient(ctx, name, nil)
-	if p.client != nil {
-		p.client.close()
-		p.client = nil
+	if cluster.client != nil {
+		cluster.client.close()
+		cluster.client = nil
 	}
 	l.mu.Lock()
-	p.asked, p.uid, p.replaced = false, "", false
-	p.topology, p.surveyed = nil, time.Time{}
+	cluster.identified, cluster.uid, cluster.replaced = false, "", false
+	cluster.topology, cluster.topologyReadAt = nil, time.Time{}
 	l.mu.Unlock()
 }
 
-// closeAll closes all clients, when the loop does not run.
-func (l *clusterLoop) closeAll() {
+// closeClients closes all clients, when the loop does not run.
+func (l *clusterLoop) closeClients() {
 	l.mu.Lock()
-	all := maps.Clone(l.clusters)
+	clusters := maps.Clone(l.clusters)
 	l.mu.Unlock()
 	var closing sync.WaitGroup
-	for name, p := range all {
-		closing.Go(func() { l.disconnect(context.Background(), name, p) })
+	for name, cluster := range clusters {
+		closing.Go(func() { l.disconnect(context.Background(), name, cluster) })
 	}
 	closing.Wait()
 }
 
 // connect gives a cluster its client, if it has none or the spec has changed, and its token, if the
 // Secret has changed. An error means that it is not known whether there is one.
-func (l *clusterLoop) connect(ctx context.Context, p *probedCluster, object *unstructured.Unstructured, read policy.Cluster) error {
+func (l *clusterLoop) connect(ctx context.Context, cluster *probedCluster, object *unstructured.Unstructured, kubeFedCluster policy.Cluster) error {
 	version := ""
-	if secret, exists := l.c.informers.secrets.Get(cache.ObjectName{Namespace: l.c.cfg.Namespace, Name: read.Spec.SecretRef.Name}); exists {
+	if secret, exists := l.c.informers.secrets.Get(cache.ObjectName{Namespace: l.c.cfg.Namespace, Name: kubeFedCluster.Spec.SecretRef.Name}); exists {
 		version = string(secret.GetUID()) + "/" + secret.GetResourceVersion()
 	}
-	same := p.client != nil && read.Malformed == nil && reflect.DeepEqual(p.spec, read.Spec)
-	if same && p.secret == version {
+	sameSpec := cluster.client != nil && kubeFedCluster.Malformed == nil && reflect.DeepEqual(cluster.spec, kubeFedCluster.Spec)
+	if sameSpec && cluster.secret == version {
 		return nil
 	}
-	if !same {
-		l.disconnect(ctx, read.Name, p) // the name is free for the next client
+	if !sameSpec {
+		l.disconnect(ctx, kubeFedCluster.Name, cluster) // the name is free for the next client
 	}
-	made, problem := p.client, read.Malformed
-	if !same && problem == nil {
-		made, problem = newClient(read.Spec, l.c.cfg.UnsafeEndpoints, l.secret(read.Spec.SecretRef.Name), clock.RealClock{})
+	client, problem := cluster.client, kubeFedCluster.Malformed
+	if !sameSpec && problem == nil {
+		client, problem = newClient(kubeFedCluster.Spec, l.c.cfg.UnsafeEndpoints, l.secretReader(kubeFedCluster.Spec.SecretRef.Name), clock.RealClock{})
 	}
 	if problem == nil && version == "" {
 		problem = errors.New("there is no such Secret")
 	}
 	if problem == nil {
-		err := made.renew(ctx)
-		if wrong := (*malformed)(nil); errors.As(err, &wrong) || apierrors.IsNotFound(err) {
+		err := client.renewToken(ctx)
+		if malformed := (*malformedError)(nil); errors.As(err, &malformed) || apierrors.IsNotFound(err) {
 			problem = err
 		} else if err != nil {
-			return fmt.Errorf("read the token of cluster %s: %w", read.Name, err)
+			return fmt.Errorf("read the token of cluster %s: %w", kubeFedCluster.Name, err)
 		}
 	}
-	if problem == nil && !same {
-		made.cluster, problem = l.c.host.Cluster(read.Name, made.config(l.c.cfg.ClusterQPS))
+	if problem == nil && !sameSpec {
+		client.cluster, problem = l.c.host.Cluster(kubeFedCluster.Name, client.config(l.c.cfg.ClusterQPS))
 	}
-	p.spec, p.secret, p.problem = read.Spec, version, problem
+	cluster.spec, cluster.secret, cluster.problem = kubeFedCluster.Spec, version, problem
 	if problem != nil {
-		l.disconnect(ctx, read.Name, p)
+		l.disconnect(ctx, kubeFedCluster.Name, cluster)
 		klog.FromContext(ctx).V(2).Info("Cannot connect to the cluster", "cluster", klog.KObj(object), "err", problem)
 		return nil
 	}
-	p.client = made
-	if !same && made.connection.Insecure() {
+	cluster.client = client
+	if !sameSpec && client.connection.Insecure() {
 		l.c.host.Events.Event(object, corev1.EventTypeWarning, "InsecureTLS", "disabledTLSValidations lets others pretend to be the API server, and get the token")
 	}
 	return nil
 }
 
-// ofSecret returns the clusters whose token a Secret has.
-func (l *clusterLoop) ofSecret(e controllers.Event[metav1.Object]) (keys []cache.ObjectName) {
+// secretChanged returns the clusters whose token a Secret has.
+func (l *clusterLoop) secretChanged(e controllers.Event[metav1.Object]) (keys []cache.ObjectName) {
 	secret := cmp.Or(e.New, e.Old)
 	for _, object := range l.c.informers.clusters.List(l.c.cfg.Namespace, nil) {
 		if policy.ReadCluster(object).Spec.SecretRef.Name == secret.GetName() {
@@ -260,7 +260,7 @@ func (l *clusterLoop) ofSecret(e controllers.Event[metav1.Object]) (keys []cache
 	return keys
 }
 
-func (l *clusterLoop) secret(name string) func(context.Context) (map[string][]byte, error) {
+func (l *clusterLoop) secretReader(name string) func(context.Context) (map[string][]byte, error) {
 	return func(ctx context.Context) (map[string][]byte, error) {
 		secret, err := l.c.host.Client.CoreV1().Secrets(l.c.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -270,26 +270,26 @@ func (l *clusterLoop) secret(name string) func(context.Context) (map[string][]by
 	}
 }
 
-// observe takes the health after a probe, and says what has become worse.
-func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *unstructured.Unstructured, result policy.Result, next policy.Health) {
-	before, probed := p.health, p.probed
+// setHealth takes the health after a probe, and says what has become worse.
+func (l *clusterLoop) setHealth(ctx context.Context, cluster *probedCluster, object *unstructured.Unstructured, result policy.ProbeResult, next policy.Health) {
+	before, probed := cluster.health, cluster.probed
 	l.mu.Lock()
 	if next.Ready() && !before.Ready() {
-		p.readySince = time.Now()
+		cluster.readySince = time.Now()
 	}
 	if !next.Ready() && before.Ready() {
-		p.awaySince = time.Now()
+		cluster.awaySince = time.Now()
 	}
-	if p.failures++; result == policy.Well {
-		p.failures = 0
+	if cluster.failures++; result == policy.Healthy {
+		cluster.failures = 0
 	}
-	p.health, p.probed = next, true
+	cluster.health, cluster.probed = next, true
 	l.mu.Unlock()
 	if next.Ready() != before.Ready() {
 		klog.FromContext(ctx).Info("Cluster readiness changed", "cluster", klog.KObj(object), "ready", next.Ready())
 	}
 	if !next.Ready() && (before.Ready() || !probed) {
-		l.c.recheckAll()
+		l.c.recheckObjects()
 	}
 	switch next.State {
 	case before.State:
@@ -300,16 +300,16 @@ func (l *clusterLoop) observe(ctx context.Context, p *probedCluster, object *uns
 	}
 }
 
-// write updates the status if it has changed, or is too old.
-func (l *clusterLoop) write(ctx context.Context, read policy.Cluster, p *probedCluster, version string) error {
-	status, changed := read.Status.Next(p.health, version, time.Now())
+// writeStatus updates the status if it has changed, or is too old.
+func (l *clusterLoop) writeStatus(ctx context.Context, kubeFedCluster policy.Cluster, cluster *probedCluster, version string) error {
+	status, changed := kubeFedCluster.Status.Next(cluster.health, version, time.Now())
 	fields := map[string]any{"conditions": status.Conditions, "kubernetesVersion": status.KubernetesVersion}
-	if t := p.topology; t != nil && !reflect.DeepEqual(*t, status.Topology) {
-		fields["zones"], fields["region"], changed = t.Zones, t.Region, true
+	if topology := cluster.topology; topology != nil && !reflect.DeepEqual(*topology, status.Topology) {
+		fields["zones"], fields["region"], changed = topology.Zones, topology.Region, true
 	}
 	if !changed {
 		return nil
 	}
-	_, err := patch(ctx, l.c.ofFederation(kubeFedClusters), read.Name, map[string]any{"status": fields}, "status")
+	_, err := patch(ctx, l.c.federationClient(kubeFedClusters), kubeFedCluster.Name, map[string]any{"status": fields}, "status")
 	return err
 }

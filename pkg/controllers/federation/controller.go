@@ -28,11 +28,11 @@ import (
 const (
 	// kubeFedLock is the ConfigMap or the Endpoints of KubeFed's election.
 	kubeFedLock = "kubefed-controller-manager"
-	// kubeFedRenews is the longest time between two renewals of the lock by KubeFed.
-	kubeFedRenews = 20 * time.Second
-	// kubeFedGone is how old the last renewal of the lock must be to show at once that KubeFed does not lead:
+	// kubeFedRenewPeriod is the longest time between two renewals of the lock by KubeFed.
+	kubeFedRenewPeriod = 20 * time.Second
+	// staleLockAge is how old the last renewal of the lock must be to show at once that KubeFed does not lead:
 	// more than two clocks differ. After a migration the lock stays, and each new leader finds it.
-	kubeFedGone = time.Hour
+	staleLockAge = time.Hour
 	// pollInterval is how often the states of watches are polled while a watch has no complete list,
 	// idlePollInterval how often otherwise: no event reports a state.
 	pollInterval, idlePollInterval = 250 * time.Millisecond, time.Second
@@ -45,59 +45,59 @@ const (
 // controller propagates objects.
 type controller struct {
 	controllers.Loops
-	cfg       Config
-	host      controllers.Host
-	informers informersOf
-	clusters  *clusterLoop
-	types     *typeLoop
-	loop      keyLoop
-	statuses  keyLoop
-	replicas  *spreader
-	dns       *dnsLoop // nil without --federation-dns
-	bodies    bodies
-	metrics   *domainMetrics
-	metadata  metadata.Interface // a client that does not log that Endpoints are deprecated
-	opened    chan struct{}      // receives when a cluster has been opened
+	cfg           Config
+	host          controllers.Host
+	informers     informerSet
+	clusters      *clusterLoop
+	types         *typeLoop
+	loop          keyLoop
+	statuses      keyLoop
+	replicas      *spreader
+	dns           *dnsLoop // nil without --federation-dns
+	recentObjects recentObjects
+	metrics       *domainMetrics
+	metadata      metadata.Interface // a client that does not log that Endpoints are deprecated
+	clusterOpened chan struct{}      // receives when a cluster has been opened
 	// epoch counts what may have moved objects between clusters.
 	epoch atomic.Uint64
 	idle  atomic.Bool // set while nothing is propagated because KubeFed leads
-	// statusTook is how long the last status took to be read and written, in nanoseconds.
-	statusTook atomic.Int64
+	// statusDuration is how long the last status took to be read and written, in nanoseconds.
+	statusDuration atomic.Int64
 	// invalidConfig is the resourceVersion of the KubeFedConfig that was last logged as invalid.
 	invalidConfig atomic.Value
 
-	mu            sync.Mutex
-	followed      map[string]*federatedType // the followed types, by the name of the FederatedTypeConfig
-	readyClusters map[string]*readyCluster
-	records       map[key]*keyRecord
-	joined        []policy.Cluster                 // the KubeFedClusters; nil until they are read
-	writtenOff    map[string]policy.WrittenOff     // the records of removals that were written off, by ConfigMap
-	lastSeen      map[string]map[string]*typeWatch // the ended watches of clusters that are away, by type
+	mu             sync.Mutex
+	federatedTypes map[string]*federatedType // the followed types, by the name of the FederatedTypeConfig
+	readyByName    map[string]*readyCluster
+	records        map[key]*keyRecord
+	clusterList    []policy.Cluster                 // the KubeFedClusters; nil until they are read
+	writeOffs      map[string]policy.WriteOff       // the records of removals that were written off, by ConfigMap
+	endedWatches   map[string]map[string]*typeWatch // the ended watches of clusters that are away, by type
 }
 
 func newController(cfg Config, h controllers.Host) (*controller, error) {
-	c := &controller{cfg: cfg, host: h, informers: informersFor(h), opened: make(chan struct{}, 1),
-		followed: map[string]*federatedType{}, readyClusters: map[string]*readyCluster{}, records: map[key]*keyRecord{},
-		writtenOff: map[string]policy.WrittenOff{}, lastSeen: map[string]map[string]*typeWatch{}}
-	quiet := rest.CopyConfig(h.RESTConfig)
-	quiet.WarningHandler = rest.NoWarnings{}
+	c := &controller{cfg: cfg, host: h, informers: newInformerSet(h), clusterOpened: make(chan struct{}, 1),
+		federatedTypes: map[string]*federatedType{}, readyByName: map[string]*readyCluster{}, records: map[key]*keyRecord{},
+		writeOffs: map[string]policy.WriteOff{}, endedWatches: map[string]map[string]*typeWatch{}}
+	quietConfig := rest.CopyConfig(h.RESTConfig)
+	quietConfig.WarningHandler = rest.NoWarnings{}
 	var err error
-	if c.metadata, err = metadata.NewForConfig(quiet); err != nil {
+	if c.metadata, err = metadata.NewForConfig(quietConfig); err != nil {
 		return nil, err
 	}
-	named := func(loop string) controllers.LoopOptions {
+	loopOptions := func(loop string) controllers.LoopOptions {
 		options := h.LoopOptions
 		options.Loop = loop
 		return options
 	}
-	if c.clusters, err = newClusterLoop(c, named("clusters")); err != nil {
+	if c.clusters, err = newClusterLoop(c, loopOptions("clusters")); err != nil {
 		return nil, err
 	}
-	if c.types, err = newTypeLoop(c, named("types")); err != nil {
+	if c.types, err = newTypeLoop(c, loopOptions("types")); err != nil {
 		return nil, err
 	}
-	options := named("sync")
-	options.Workers, options.Background = syncWorkers, c.follow
+	options := loopOptions("sync")
+	options.Workers, options.Background = syncWorkers, c.followObjects
 	c.loop, err = newKeyLoop(options, c.reconcile,
 		controllers.WatchChanges(c.informers.clusters, c.clusterChanged), controllers.WatchChanges(c.informers.definitions, c.definitionChanged),
 		controllers.WaitFor[queuedKey](c.informers.configs), controllers.WaitFor[queuedKey](c.informers.namespaces),
@@ -106,24 +106,24 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	options = named("statuses")
+	options = loopOptions("statuses")
 	options.Background = c.watchForKubeFed
-	if c.statuses, err = newKeyLoop(options, c.pace); err != nil {
+	if c.statuses, err = newKeyLoop(options, c.paceStatus); err != nil {
 		return nil, err
 	}
-	if c.replicas, err = newSpreader(c, named("replicas")); err != nil {
+	if c.replicas, err = newSpreader(c, loopOptions("replicas")); err != nil {
 		return nil, err
 	}
 	if cfg.DNS {
-		if c.dns, err = newDNSLoop(c, named("dns")); err != nil {
+		if c.dns, err = newDNSLoop(c, loopOptions("dns")); err != nil {
 			return nil, err
 		}
 		c.Loops = append(c.Loops, c.dns)
 	}
-	writtenOff, err := c.newWrittenOffLoop(named("written-off"))
-	c.Loops = append(c.Loops, c.loop, c.clusters, c.types, c.statuses, c.replicas, writtenOff)
+	writeOffs, err := c.newWriteOffLoop(loopOptions("written-off"))
+	c.Loops = append(c.Loops, c.loop, c.clusters, c.types, c.statuses, c.replicas, writeOffs)
 	// Also while the loop does not run.
-	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.forgetJoined() })
+	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.dropClusterList() })
 	c.metrics = newDomainMetrics(h.Metrics)
 	return c, err
 }
@@ -133,17 +133,17 @@ func (c *controller) clusterChanged(e controllers.Event[*unstructured.Unstructur
 	if e.Old != nil && e.New != nil && maps.Equal(e.Old.GetLabels(), e.New.GetLabels()) && maps.Equal(e.Old.GetAnnotations(), e.New.GetAnnotations()) {
 		return nil
 	}
-	c.forgetJoined()
+	c.dropClusterList()
 	if e.Old != nil && e.New != nil {
 		c.dropResults(e.New.GetName(), everyType) // removals may be allowed now
 	}
-	return queuedKeys(c.all(everyType))
+	return queuedKeys(c.federatedKeys(everyType))
 }
 
-// forgetJoined lets the KubeFedClusters be read again.
-func (c *controller) forgetJoined() {
+// dropClusterList lets the KubeFedClusters be read again.
+func (c *controller) dropClusterList() {
 	c.mu.Lock()
-	c.joined = nil
+	c.clusterList = nil
 	c.mu.Unlock()
 	c.epoch.Add(1)
 }
@@ -153,16 +153,16 @@ func (c *controller) definitionChanged(e controllers.Event[metav1.Object]) []que
 	if e.New == nil || e.New.GetDeletionTimestamp() == nil {
 		return nil
 	}
-	return queuedKeys(c.all(func(t *federatedType) bool { return t.Federated.GroupResource().String() == e.New.GetName() }))
+	return queuedKeys(c.federatedKeys(func(t *federatedType) bool { return t.Federated.GroupResource().String() == e.New.GetName() }))
 }
 
 func everyType(*federatedType) bool { return true }
 
-// all returns the keys of all federated objects of some types.
-func (c *controller) all(selects func(*federatedType) bool) (keys []key) {
+// federatedKeys returns the keys of all federated objects of some types.
+func (c *controller) federatedKeys(selects func(*federatedType) bool) (keys []key) {
 	c.mu.Lock()
 	var selected []*federatedType
-	for _, t := range c.followed {
+	for _, t := range c.federatedTypes {
 		if selects(t) {
 			selected = append(selected, t)
 		}
@@ -182,15 +182,15 @@ func (c *controller) Run(ctx context.Context) error {
 		return err
 	}
 	c.replicas.decisions.Clear() // others may have written meanwhile
-	defer c.clusters.closeAll()
+	defer c.clusters.closeClients()
 	return c.Loops.Run(ctx)
 }
 
-// lock returns what says who holds the lock of KubeFed's election, and when it was renewed; "" is nobody.
-// gone is set if nobody has renewed it for so long that KubeFed cannot lead.
-func (c *controller) lock(ctx context.Context) (holders string, gone bool, err error) {
+// readKubeFedLock returns what says who holds the lock of KubeFed's election, and when it was renewed; "" is
+// nobody. stale is set if nobody has renewed it for so long that KubeFed cannot lead.
+func (c *controller) readKubeFedLock(ctx context.Context) (holders string, stale bool, err error) {
 	const annotation = "control-plane.alpha.kubernetes.io/leader"
-	gone = true
+	stale = true
 	for _, resource := range []string{"configmaps", "endpoints"} {
 		object, err := c.metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: resource}).Namespace(c.cfg.Namespace).Get(ctx, kubeFedLock, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -202,29 +202,29 @@ func (c *controller) lock(ctx context.Context) (holders string, gone bool, err e
 		holders += object.Annotations[annotation]
 		var record struct{ RenewTime metav1.Time }
 		malformed := json.Unmarshal([]byte(object.Annotations[annotation]), &record)
-		if malformed != nil || record.RenewTime.IsZero() || time.Since(record.RenewTime.Time) < kubeFedGone {
-			gone = false
+		if malformed != nil || record.RenewTime.IsZero() || time.Since(record.RenewTime.Time) < staleLockAge {
+			stale = false
 		}
 	}
-	return holders, gone, nil
+	return holders, stale, nil
 }
 
 // kubeFedLeads reports whether somebody renews the lock within the time in which KubeFed does.
 func (c *controller) kubeFedLeads(ctx context.Context) (bool, error) {
-	before, _, err := c.lock(ctx)
+	before, _, beforeErr := c.readKubeFedLock(ctx)
 	select {
-	case <-time.After(kubeFedRenews):
+	case <-time.After(kubeFedRenewPeriod):
 	case <-ctx.Done():
 		return false, nil
 	}
-	now, _, failed := c.lock(ctx)
-	return now != before, errors.Join(err, failed)
+	after, _, afterErr := c.readKubeFedLock(ctx)
+	return after != before, errors.Join(beforeErr, afterErr)
 }
 
 // waitForKubeFed returns when KubeFed does not lead: two managers would undo each other's work.
 func (c *controller) waitForKubeFed(ctx context.Context) error {
-	_, gone, err := c.lock(ctx)
-	for leads := !gone; leads && err == nil; {
+	_, stale, err := c.readKubeFedLock(ctx)
+	for leads := !stale; leads && err == nil; {
 		if leads, err = c.kubeFedLeads(ctx); leads && err == nil && !c.idle.Swap(true) {
 			klog.FromContext(ctx).Info("KubeFed leads; nothing is propagated until it ends")
 		}
@@ -239,7 +239,7 @@ func (c *controller) watchForKubeFed(ctx context.Context) error {
 	defer func() {
 		var clusters sync.WaitGroup
 		defer clusters.Wait()
-		for _, r := range c.ready() {
+		for _, r := range c.readyClusters() {
 			clusters.Go(r.stop)
 		}
 	}()
@@ -273,19 +273,19 @@ func (c *controller) Status() controllers.Status {
 		Clusters []clusterStatus `json:"clusters"`
 		// Replicas are the last decisions on ReplicaSchedulingPreferences.
 		Replicas map[string]string `json:"replicas,omitempty"`
-	}{c.idle.Load(), c.clusterStatuses(), c.replicas.texts()}
+	}{c.idle.Load(), c.clusterStatuses(), c.replicas.decisionTexts()}
 	return s
 }
 
 // clusterStatuses returns all clusters, sorted by name.
 func (c *controller) clusterStatuses() []clusterStatus {
 	joined := c.joinedClusters()
-	all, byName := make([]clusterStatus, len(joined)), map[string]*clusterStatus{}
+	statuses, byName := make([]clusterStatus, len(joined)), map[string]*clusterStatus{}
 	for i, cluster := range joined {
-		all[i] = clusterStatus{Name: cluster.Name, Ready: c.clusters.state(cluster.Name).health.Ready()}
-		byName[cluster.Name] = &all[i]
+		statuses[i] = clusterStatus{Name: cluster.Name, Ready: c.clusters.state(cluster.Name).health.Ready()}
+		byName[cluster.Name] = &statuses[i]
 		if r := c.readyCluster(cluster.Name); r != nil {
-			all[i].Types, all[i].Queue = r.states(), r.loop.Status().QueueDepth
+			statuses[i].Types, statuses[i].Queue = r.availabilities(), r.loop.Status().QueueDepth
 		}
 	}
 	c.mu.Lock()
@@ -293,17 +293,17 @@ func (c *controller) clusterStatuses() []clusterStatus {
 	for _, record := range c.records {
 		for cluster, result := range record.results {
 			held := result.status == policy.RemovalHeld
-			if s := byName[cluster]; s != nil && (held || result.status == policy.WaitingForRemoval) {
-				if s.Pending++; held {
-					s.Held++
+			if status := byName[cluster]; status != nil && (held || result.status == policy.WaitingForRemoval) {
+				if status.Pending++; held {
+					status.Held++
 				}
 			}
 		}
 	}
-	for _, record := range c.writtenOff {
-		if s := byName[record.Cluster]; s != nil {
-			s.WrittenOff++
+	for _, record := range c.writeOffs {
+		if status := byName[record.Cluster]; status != nil {
+			status.WrittenOff++
 		}
 	}
-	return all
+	return statuses
 }

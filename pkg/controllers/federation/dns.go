@@ -41,13 +41,13 @@ var (
 
 const (
 	dnsWorkers = 5
-	// surveyEvery is how often the Nodes of a cluster are read, nodesAtOnce the length of a page of them.
-	surveyEvery = 10 * time.Minute
-	nodesAtOnce = 100
-	// recheckEvery is how often a record is looked at, and its host names are resolved, without an event.
-	recheckEvery = time.Minute
-	// byService is an index of EndpointSlices.
-	byService = "service"
+	// topologyInterval is how often the Nodes of a cluster are read, nodePageSize the length of a page of them.
+	topologyInterval = 10 * time.Minute
+	nodePageSize     = 100
+	// dnsRecheckInterval is how often a record is looked at, and its host names are resolved, without an event.
+	dnsRecheckInterval = time.Minute
+	// serviceIndex is an index of EndpointSlices.
+	serviceIndex = "service"
 )
 
 // lookupNetIP resolves the host names of load balancers.
@@ -70,8 +70,8 @@ func newDNSLoop(c *controller, options controllers.LoopOptions) (*dnsLoop, error
 		domains: informers.For[*unstructured.Unstructured](c.host, domains), endpoints: informers.For[*unstructured.Unstructured](c.host, c.cfg.dnsEndpoints())}
 	all := func(event) (keys []queuedKey) {
 		for kind, records := range l.records {
-			for _, name := range namesIn(records, metav1.NamespaceAll) {
-				keys = append(keys, queuedKeyOf(key{kind, name}))
+			for _, name := range objectNames(records, metav1.NamespaceAll) {
+				keys = append(keys, newQueuedKey(key{kind, name}))
 			}
 		}
 		return keys
@@ -81,11 +81,11 @@ func newDNSLoop(c *controller, options controllers.LoopOptions) (*dnsLoop, error
 	for kind, resource := range dnsRecords {
 		l.records[kind] = informers.For[*unstructured.Unstructured](c.host, resource)
 		watches = append(watches, controllers.WatchMapped(l.records[kind], func(e event) []queuedKey {
-			return []queuedKey{queuedKeyOf(key{kind, cache.MetaObjectToName(cmp.Or(e.New, e.Old))})}
+			return []queuedKey{newQueuedKey(key{kind, cache.MetaObjectToName(cmp.Or(e.New, e.Old))})}
 		}), controllers.WatchChanges(l.endpoints, func(e event) []queuedKey {
 			name := cache.MetaObjectToName(cmp.Or(e.New, e.Old))
 			_, name.Name, _ = strings.Cut(name.Name, "-")
-			return []queuedKey{queuedKeyOf(key{kind, name})}
+			return []queuedKey{newQueuedKey(key{kind, name})}
 		}))
 	}
 	options.Workers = dnsWorkers
@@ -94,15 +94,15 @@ func newDNSLoop(c *controller, options controllers.LoopOptions) (*dnsLoop, error
 	return l, err
 }
 
-// changed enqueues the record of an object in a cluster.
-func (l *dnsLoop) changed(k key) {
+// enqueueRecord enqueues the record of an object in a cluster.
+func (l *dnsLoop) enqueueRecord(k key) {
 	if l != nil && l.records[k.kind] != nil {
 		l.Enqueue(k)
 	}
 }
 
-// follow follows the EndpointSlices of managed Services, whose labels they have.
-func (l *dnsLoop) follow(r *readyCluster) (*informers.Following[*informers.Object], error) {
+// followEndpointSlices follows the EndpointSlices of managed Services, whose labels they have.
+func (l *dnsLoop) followEndpointSlices(r *readyCluster) (*informers.Following[*informers.Object], error) {
 	following, err := informers.Follow[*informers.Object](r.client.cluster, informers.Need{
 		Resource: discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), LabelSelector: policy.ManagedLabel + "=true",
 		Optional: true, Digest: informers.DigestOf(policy.SummarizeEndpointSlice)})
@@ -115,11 +115,11 @@ func (l *dnsLoop) follow(r *readyCluster) (*informers.Following[*informers.Objec
 		}
 		return k
 	}
-	following.AddIndex(byService, func(o *informers.Object) []string { return []string{service(o).ObjectName.String()} })
+	following.AddIndex(serviceIndex, func(o *informers.Object) []string { return []string{service(o).ObjectName.String()} })
 	following.AddHandler(func(old, object *informers.Object, _ bool) {
 		if before, after := service(old), service(object); before != after {
-			l.changed(before)
-			l.changed(after)
+			l.enqueueRecord(before)
+			l.enqueueRecord(after)
 		}
 	})
 	return following, nil
@@ -138,7 +138,7 @@ func (l *dnsLoop) reconcile(ctx context.Context, k key) (time.Duration, error) {
 		}
 		return 0, nil
 	}
-	clusters := l.observe(k, record)
+	clusters := l.clusterDNS(k, record)
 	if status := (policy.DNSStatus{Domain: record.Domain, DNS: clusters}); !reflect.DeepEqual(status, record.Status) {
 		client := l.c.host.Dynamic.Resource(dnsRecords[k.kind]).Namespace(k.Namespace)
 		if _, err := patch(ctx, client, k.Name, map[string]any{"status": status}, "status"); err != nil {
@@ -147,27 +147,27 @@ func (l *dnsLoop) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	}
 	outcome, _ := l.outcomes.Load(k)
 	last, _ := outcome.(map[string][]netip.Addr)
-	found, complete := resolve(ctx, clusters, last)
-	l.outcomes.Store(k, found)
-	return recheckEvery, l.write(ctx, object, record.Endpoints(clusters, found), complete)
+	answers, complete := resolveHosts(ctx, clusters, last)
+	l.outcomes.Store(k, answers)
+	return dnsRecheckInterval, l.write(ctx, object, record.Endpoints(clusters, answers), complete)
 }
 
-// observe returns what is known of the clusters. A cluster of which nothing is known keeps what the status
+// clusterDNS returns what is known of the clusters. A cluster of which nothing is known keeps what the status
 // says.
-func (l *dnsLoop) observe(k key, record *policy.DNSRecord) (clusters []policy.ClusterDNS) {
+func (l *dnsLoop) clusterDNS(k key, record *policy.DNSRecord) (clusters []policy.ClusterDNS) {
 	for _, cluster := range l.c.joinedClusters() {
-		now, known := policy.ClusterDNS{Cluster: cluster.Name}, false
-		if !record.Ingress {
-			now.Topology = cluster.Status.Topology
+		current, known := policy.ClusterDNS{Cluster: cluster.Name}, false
+		if !record.IsIngress {
+			current.Topology = cluster.Status.Topology
 		}
 		if r := l.c.readyCluster(cluster.Name); r != nil {
-			now.LoadBalancer.Ingress, known = r.loadBalancer(k, record)
+			current.LoadBalancer.Ingress, known = r.loadBalancer(k, record)
 		}
 		if !known {
-			now, known = record.Last[cluster.Name]
+			current, known = record.LastByCluster[cluster.Name]
 		}
 		if known {
-			clusters = append(clusters, now)
+			clusters = append(clusters, current)
 		}
 	}
 	return clusters
@@ -176,24 +176,24 @@ func (l *dnsLoop) observe(k key, record *policy.DNSRecord) (clusters []policy.Cl
 // loadBalancer returns the load balancer of an object of the cluster, and whether it is known. A Service that
 // has no ready endpoints has none.
 func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (none []policy.LoadBalancerIngress, known bool) {
-	serving := r.serving(k.kind)
-	object, exists := r.objectOf(k)
-	if serving != policy.Synced || !exists {
-		return none, serving == policy.Synced || serving == policy.Absent
+	availability := r.availability(k.kind)
+	object, exists := r.cachedObject(k)
+	if availability != policy.Synced || !exists {
+		return none, availability == policy.Synced || availability == policy.Absent
 	}
 	r.c.mu.Lock()
 	endpoints := r.endpoints // they are followed before any type is
 	r.c.mu.Unlock()
-	if !record.Ingress && !record.Spec.AllowEmpty && len(endpoints.ByIndex(byService, k.ObjectName.String())) == 0 {
-		return none, servingOf(endpoints.Status()) == policy.Synced
+	if !record.IsIngress && !record.Spec.AllowEmpty && len(endpoints.ByIndex(serviceIndex, k.ObjectName.String())) == 0 {
+		return none, availabilityOf(endpoints.Status()) == policy.Synced
 	}
 	return policy.ReadLoadBalancer(policy.ReadRemoteStatus(object.Digest(Name))), true
 }
 
-// resolve resolves the host names of load balancers. A failure keeps the last answer. complete is unset if it
-// is not known whether a name without a last answer exists.
-func resolve(ctx context.Context, clusters []policy.ClusterDNS, last map[string][]netip.Addr) (found map[string][]netip.Addr, complete bool) {
-	found, complete = map[string][]netip.Addr{}, true
+// resolveHosts resolves the host names of load balancers. A failure keeps the last answer. complete is unset
+// if it is not known whether a name without a last answer exists.
+func resolveHosts(ctx context.Context, clusters []policy.ClusterDNS, last map[string][]netip.Addr) (answers map[string][]netip.Addr, complete bool) {
+	answers, complete = map[string][]netip.Addr{}, true
 	var mu sync.Mutex
 	var resolving sync.WaitGroup
 	resolveOne := func(host string) {
@@ -201,41 +201,41 @@ func resolve(ctx context.Context, clusters []policy.ClusterDNS, last map[string]
 		problem, _ := errors.AsType[*net.DNSError](err)
 		mu.Lock()
 		defer mu.Unlock()
-		switch before, known := last[host]; {
+		switch previous, known := last[host]; {
 		case err == nil:
-			found[host] = addresses
+			answers[host] = addresses
 		case known:
-			found[host] = before
+			answers[host] = previous
 		case problem == nil || !problem.IsNotFound:
 			complete = false
 		}
 	}
 	for _, c := range clusters {
-		for _, i := range c.LoadBalancer.Ingress {
-			if i.Hostname != "" {
-				resolving.Go(func() { resolveOne(i.Hostname) })
+		for _, ingress := range c.LoadBalancer.Ingress {
+			if ingress.Hostname != "" {
+				resolving.Go(func() { resolveOne(ingress.Hostname) })
 			}
 		}
 	}
 	resolving.Wait()
-	return found, complete
+	return answers, complete
 }
 
 // write writes the DNSEndpoint of a record. One that exists has the last answers, and stays until the new
 // ones are complete.
 func (l *dnsLoop) write(ctx context.Context, record *unstructured.Unstructured, endpoints []map[string]any, complete bool) error {
 	resource, name := l.c.cfg.dnsEndpoints(), strings.TrimSuffix(strings.ToLower(record.GetKind()), "dnsrecord")+"-"+record.GetName()
-	have, exists := l.endpoints.Get(cache.NewObjectName(record.GetNamespace(), name))
+	existing, exists := l.endpoints.Get(cache.NewObjectName(record.GetNamespace(), name))
 	spec := map[string]any{"endpoints": endpoints}
-	owned := exists && slices.ContainsFunc(have.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.UID == record.GetUID() })
-	if exists && !complete || owned && policy.Fingerprint(have.Object["spec"]) == policy.Fingerprint(spec) {
+	owned := exists && slices.ContainsFunc(existing.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.UID == record.GetUID() })
+	if exists && !complete || owned && policy.Fingerprint(existing.Object["spec"]) == policy.Fingerprint(spec) {
 		return nil
 	}
-	want := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
-	want.SetGroupVersionKind(resource.GroupVersion().WithKind("DNSEndpoint"))
-	want.SetName(name)
-	want.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: record.GetAPIVersion(), Kind: record.GetKind(), Name: record.GetName(), UID: record.GetUID()}})
-	_, err := l.c.host.Dynamic.Resource(resource).Namespace(record.GetNamespace()).Apply(ctx, name, want, metav1.ApplyOptions{FieldManager: Name, Force: true})
+	desired := &unstructured.Unstructured{Object: map[string]any{"spec": spec}}
+	desired.SetGroupVersionKind(resource.GroupVersion().WithKind("DNSEndpoint"))
+	desired.SetName(name)
+	desired.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: record.GetAPIVersion(), Kind: record.GetKind(), Name: record.GetName(), UID: record.GetUID()}})
+	_, err := l.c.host.Dynamic.Resource(resource).Namespace(record.GetNamespace()).Apply(ctx, name, desired, metav1.ApplyOptions{FieldManager: Name, Force: true})
 	if err != nil {
 		return fmt.Errorf("DNSEndpoint %s/%s: %w", record.GetNamespace(), name, err)
 	}
@@ -243,25 +243,25 @@ func (l *dnsLoop) write(ctx context.Context, record *unstructured.Unstructured, 
 	return nil
 }
 
-// survey reads in which zones and region the Nodes of a cluster are, page by page, if that is due.
-func (l *clusterLoop) survey(ctx context.Context, p *probedCluster, timeout time.Duration) {
-	if !l.c.cfg.DNS || time.Since(p.surveyed) < surveyEvery {
+// readTopology reads in which zones and region the Nodes of a cluster are, page by page, if that is due.
+func (l *clusterLoop) readTopology(ctx context.Context, cluster *probedCluster, timeout time.Duration) {
+	if !l.c.cfg.DNS || time.Since(cluster.topologyReadAt) < topologyInterval {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	client, err := metadata.NewForConfig(p.client.cluster.RESTConfig)
-	found, options := policy.Topology{}, metav1.ListOptions{Limit: nodesAtOnce}
+	client, err := metadata.NewForConfig(cluster.client.cluster.RESTConfig)
+	topology, options := policy.Topology{}, metav1.ListOptions{Limit: nodePageSize}
 	for more := true; more && err == nil; more = options.Continue != "" {
 		var page *metav1.PartialObjectMetadataList
 		if page, err = client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).List(ctx, options); err == nil {
-			found.AddNodes(page.Items)
+			topology.AddNodes(page.Items)
 			options.Continue = page.Continue
 		}
 	}
-	if p.surveyed = time.Now(); err != nil {
+	if cluster.topologyReadAt = time.Now(); err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot read the Nodes of a cluster", "err", truncatedError{err})
 		return
 	}
-	p.topology = &found
+	cluster.topology = &topology
 }

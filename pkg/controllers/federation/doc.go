@@ -21,7 +21,7 @@
 //	readycluster.go  the loop of a cluster that is ready
 //	write.go         what the loop of a cluster writes in the cluster
 //	writeoff.go      the loop of the records of removals that clusters owe, and how clusters are written off
-//	bodies.go        federated objects that were read a moment ago
+//	recentobjects.go federated objects that were read a moment ago
 //
 // The state:
 //
@@ -31,9 +31,9 @@
 //	token            a cluster's bearer token; set by clusters.go and after a 401, removed with the client
 //	states           what was decided on each FederatedTypeConfig; set by types.go, removed with the
 //	                 FederatedTypeConfig
-//	followed         the types whose federated objects are watched; set by follow.go, removed when the type
+//	federatedTypes   the types whose federated objects are watched; set by follow.go, removed when the type
 //	                 stops or changes
-//	readyClusters    the clusters that have a loop; set and removed by readycluster.go
+//	readyByName      the clusters that have a loop; set and removed by readycluster.go
 //	watches          the watches of one cluster, by type; set by follow.go, removed when the type stops or with
 //	                 the cluster's loop
 //	records          the outcomes by federated object and cluster; set by sync.go and follow.go, removed when
@@ -42,8 +42,8 @@
 //	                 with the cluster's loop
 //	repeats          writes of a cluster's objects; set by write.go, removed when [policy.Repeats.Idle] says
 //	                 so, ten to twenty minutes after the last write, or with the cluster's loop
-//	writtenOff       the records of removals that clusters owe; set and removed as the cache has the ConfigMaps
-//	lastSeen         the ended watches of clusters that are away; set by writeoff.go, removed when the type is
+//	writeOffs        the records of removals that clusters owe; set and removed as the cache has the ConfigMaps
+//	endedWatches     the ended watches of clusters that are away; set by writeoff.go, removed when the type is
 //	                 listed again, or with the KubeFedCluster
 //	decisions        the last decision on each ReplicaSchedulingPreference; set by replicas.go, removed with
 //	                 the ReplicaSchedulingPreference, or when KubeFed has led

@@ -55,7 +55,7 @@ func (c *Config) needs() []informers.Need {
 		whole(informers.Need{Resource: kubeFedClusters}), whole(informers.Need{Resource: kubeFedConfigs}),
 		whole(informers.Need{Resource: federatedTypeConfigs}),
 		{Resource: informers.Secrets, Namespace: c.Namespace, FieldSelector: informers.NotHelm},
-		{Resource: informers.ConfigMaps, Namespace: c.Namespace, LabelSelector: policy.WrittenOffLabel + "=true", Form: informers.Typed, Content: true},
+		{Resource: informers.ConfigMaps, Namespace: c.Namespace, LabelSelector: policy.WriteOffLabel + "=true", Form: informers.Typed, Content: true},
 		{Resource: informers.Namespaces, ClusterScoped: true},
 		{Resource: customResourceDefinitions, ClusterScoped: true},
 		{Resource: propagatedVersions, Digest: versions},
@@ -71,49 +71,49 @@ func (c *Config) needs() []informers.Need {
 	return needs
 }
 
-func rules(group string, resources []string, verbs ...string) rbacv1.PolicyRule {
+func policyRule(group string, resources []string, verbs ...string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, Verbs: verbs}
 }
 
 // permissions holds for the types that deploy/federation installs. Whoever federates with types of
 // another group grants that.
 func (c *Config) permissions() []rbacv1.PolicyRule {
-	all := []rbacv1.PolicyRule{
-		rules("types.kubefed.io", []string{"*"}, "get", "list", "watch", "update", "patch"),
-		rules(policy.CoreGroup, []string{"propagatedversions", "clusterpropagatedversions"}, "get", "create", "delete"),
-		rules(policy.CoreGroup, []string{"propagatedversions/status", "clusterpropagatedversions/status"}, "patch"),
-		rules("apiextensions.k8s.io", []string{"customresourcedefinitions"}, "get"),
+	rules := []rbacv1.PolicyRule{
+		policyRule("types.kubefed.io", []string{"*"}, "get", "list", "watch", "update", "patch"),
+		policyRule(policy.CoreGroup, []string{"propagatedversions", "clusterpropagatedversions"}, "get", "create", "delete"),
+		policyRule(policy.CoreGroup, []string{"propagatedversions/status", "clusterpropagatedversions/status"}, "patch"),
+		policyRule("apiextensions.k8s.io", []string{"customresourcedefinitions"}, "get"),
 	}
 	if c.DNS {
-		all = append(all, rules(policy.DNSGroup, []string{serviceDNSRecords.Resource + "/status", ingressDNSRecords.Resource + "/status"}, "patch"),
-			rules(c.DNSEndpointGroup, []string{"dnsendpoints"}, "create", "patch"))
+		rules = append(rules, policyRule(policy.DNSGroup, []string{serviceDNSRecords.Resource + "/status", ingressDNSRecords.Resource + "/status"}, "patch"),
+			policyRule(c.DNSEndpointGroup, []string{"dnsendpoints"}, "create", "patch"))
 	}
-	return all
+	return rules
 }
 
 // namespacePermissions holds in the federation namespace, where the tokens of all clusters are.
 func (c *Config) namespacePermissions() []rbacv1.PolicyRule {
-	kubefed := rules("", []string{"endpoints"}, "get")
+	kubefed := policyRule("", []string{"endpoints"}, "get")
 	kubefed.ResourceNames = []string{kubeFedLock}
 	return []rbacv1.PolicyRule{
-		rules("", []string{"secrets"}, "get"),
-		rules("", []string{"configmaps"}, "get", "create", "update", "delete"),
-		rules(policy.CoreGroup, []string{"kubefedclusters", "federatedtypeconfigs"}, "patch"),
-		rules(policy.CoreGroup, []string{"kubefedclusters/status", "federatedtypeconfigs/status"}, "patch"),
+		policyRule("", []string{"secrets"}, "get"),
+		policyRule("", []string{"configmaps"}, "get", "create", "update", "delete"),
+		policyRule(policy.CoreGroup, []string{"kubefedclusters", "federatedtypeconfigs"}, "patch"),
+		policyRule(policy.CoreGroup, []string{"kubefedclusters/status", "federatedtypeconfigs/status"}, "patch"),
 		kubefed,
 	}
 }
 
-// informersOf holds the informers of the needs.
-type informersOf struct {
+// informerSet holds the informers of the needs.
+type informerSet struct {
 	clusters, configs, types, preferences *informers.Informer[*unstructured.Unstructured]
 	secrets, namespaces, definitions      *informers.Informer[metav1.Object]
 	propagated, clusterPropagated         *informers.Informer[*informers.Object]
-	writtenOff                            *informers.Informer[*corev1.ConfigMap]
+	writeOffs                             *informers.Informer[*corev1.ConfigMap]
 }
 
-func informersFor(h controllers.Host) informersOf {
-	return informersOf{
+func newInformerSet(h controllers.Host) informerSet {
+	return informerSet{
 		informers.For[*unstructured.Unstructured](h, kubeFedClusters), informers.For[*unstructured.Unstructured](h, kubeFedConfigs),
 		informers.For[*unstructured.Unstructured](h, federatedTypeConfigs), informers.For[*unstructured.Unstructured](h, replicaSchedulingPreferences),
 		informers.For[metav1.Object](h, informers.Secrets), informers.For[metav1.Object](h, informers.Namespaces),

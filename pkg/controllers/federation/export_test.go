@@ -44,8 +44,8 @@ func EndLoop(c controllers.Controller, name string) (again func(context.Context)
 	r := c.(*controller).readyCluster(name)
 	ended, end := context.WithCancel(context.Background())
 	end()
-	_ = r.background(ended)
-	return func(ctx context.Context) { go func() { _ = r.background(ctx) }() }
+	_ = r.runBackground(ended)
+	return func(ctx context.Context) { go func() { _ = r.runBackground(ctx) }() }
 }
 
 // SetLookup has host names resolved in the network of a test.

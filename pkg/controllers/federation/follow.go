@@ -18,9 +18,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// follow follows the federated objects of the types that run, on the host and in the clusters, until ctx
-// ends.
-func (c *controller) follow(ctx context.Context) error {
+// followObjects follows the federated objects of the types that run, on the host and in the clusters, until
+// ctx ends.
+func (c *controller) followObjects(ctx context.Context) error {
 	defer func() {
 		for name := range c.followedTypes() {
 			c.unfollow(name)
@@ -28,17 +28,17 @@ func (c *controller) follow(ctx context.Context) error {
 	}()
 	for {
 		c.followTypes(ctx)
-		next := idlePollInterval
-		for _, r := range c.ready() {
+		interval := idlePollInterval
+		for _, r := range c.readyClusters() {
 			if r.syncWatches(ctx) {
-				next = pollInterval
+				interval = pollInterval
 			}
 		}
-		c.bodies.sweep()
-		c.metrics.set(c.clusterStatuses())
+		c.recentObjects.removeExpired()
+		c.metrics.setGauges(c.clusterStatuses())
 		select {
-		case <-time.After(next):
-		case <-c.opened:
+		case <-time.After(interval):
+		case <-c.clusterOpened:
 		case <-ctx.Done():
 			return nil
 		}
@@ -49,14 +49,14 @@ func (c *controller) follow(ctx context.Context) error {
 func (c *controller) followedTypes() map[string]*federatedType {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return maps.Clone(c.followed)
+	return maps.Clone(c.federatedTypes)
 }
 
 // followTypes follows the types that run, and FederatedNamespaces if they can be, and no others.
 func (c *controller) followTypes(ctx context.Context) {
 	wanted := map[string]*federatedType{}
 	// Namespaces place others even if Namespaces themselves are not propagated.
-	if namespaces, follows := policy.Namespaces(c.types.read(), c.types.defined); follows {
+	if namespaces, follows := policy.Namespaces(c.types.typeConfigs(), c.types.isDefined); follows {
 		wanted[namespaces.Name] = &federatedType{TypeConfig: namespaces}
 	}
 	config := c.settings(ctx)
@@ -81,8 +81,8 @@ func (c *controller) followTypes(ctx context.Context) {
 // unfollow stops the watch of a type, and removes the records of its objects.
 func (c *controller) unfollow(name string) {
 	c.mu.Lock()
-	t := c.followed[name]
-	delete(c.followed, name)
+	t := c.federatedTypes[name]
+	delete(c.federatedTypes, name)
 	for k := range c.records {
 		if k.kind == name {
 			delete(c.records, k)
@@ -102,7 +102,7 @@ func (c *controller) followType(t *federatedType) (err error) {
 	need := informers.Need{
 		Resource: resource, ClusterScoped: !t.Federated.Namespaced(),
 		Annotations: []string{policy.OrphanAnnotation, policy.DeleteOptionAnnotation}, MaxAnnotation: 4096,
-		Digest: informers.DigestOf(policy.Summarize),
+		Digest: informers.DigestOf(policy.SummarizeFederated),
 	}
 	// The handler waits until the type is in the map, so that what it enqueues is found.
 	c.mu.Lock()
@@ -111,18 +111,18 @@ func (c *controller) followType(t *federatedType) (err error) {
 		return err
 	}
 	t.unwatch, err = c.loop.Watch(controllers.WatchMapped(t.following.Informer, func(e controllers.Event[*informers.Object]) []queuedKey {
-		return []queuedKey{queuedKeyOf(c.changed(t, e.Old, e.New))}
+		return []queuedKey{newQueuedKey(c.federatedChanged(t, e.Old, e.New))}
 	}))
 	if err != nil {
 		t.following.Stop()
 		return err
 	}
-	c.followed[t.Name] = t
+	c.federatedTypes[t.Name] = t
 	return nil
 }
 
-// changed enqueues what depends on a federated object, and returns its key.
-func (c *controller) changed(t *federatedType, old, object *informers.Object) key {
+// federatedChanged enqueues what depends on a federated object, and returns its key.
+func (c *controller) federatedChanged(t *federatedType, old, object *informers.Object) key {
 	var before, after policy.Digest
 	name := cache.ObjectName{}
 	if old != nil {
@@ -140,11 +140,11 @@ func (c *controller) changed(t *federatedType, old, object *informers.Object) ke
 		c.rememberDigest(&view{federatedType: t, key: k, object: object}, before)
 	}
 	if moved || before.Generation != after.Generation {
-		c.replicas.changed(k)
+		c.replicas.enqueuePreference(k)
 	}
 	if moved && t.IsNamespace() && name.Name == name.Namespace {
-		c.replicas.Enqueue(namesIn(c.informers.preferences, name.Namespace)...)
-		for _, k := range c.all(func(t *federatedType) bool { return t.Target.Namespaced() }) {
+		c.replicas.Enqueue(objectNames(c.informers.preferences, name.Namespace)...)
+		for _, k := range c.federatedKeys(func(t *federatedType) bool { return t.Target.Namespaced() }) {
 			if k.Namespace == name.Namespace {
 				c.loop.Enqueue(k)
 			}
@@ -170,14 +170,14 @@ func digestOf(o *informers.Object) policy.Digest { return policy.ReadDigest(o.Di
 type typeWatch struct {
 	following *informers.Following[*informers.Object]
 	federated *federatedType
-	// serving is what the watch has found out, since when it last changed. Only the goroutine of follow changes
-	// them, under the mu of the controller.
-	serving policy.Serving
-	since   time.Time
+	// availability is what the watch has found out, since when it last changed. Only the goroutine of
+	// followObjects changes them, under the mu of the controller.
+	availability policy.Availability
+	since        time.Time
 }
 
-// servingOf returns the state of the watch of a type in a cluster.
-func servingOf(s informers.ResourceStatus) policy.Serving {
+// availabilityOf returns the state of the watch of a type in a cluster.
+func availabilityOf(s informers.ResourceStatus) policy.Availability {
 	switch {
 	case s.Absent:
 		return policy.Absent
@@ -191,45 +191,45 @@ func servingOf(s informers.ResourceStatus) policy.Serving {
 
 // syncWatches starts and stops watches so that each running type has one, and enqueues the objects of each
 // type whose state has changed. It reports whether any type is not listed yet.
-func (r *readyCluster) syncWatches(ctx context.Context) (waits bool) {
+func (r *readyCluster) syncWatches(ctx context.Context) (unlisted bool) {
 	if !r.running.Load() {
 		return true
 	}
 	wanted, watches := r.c.followedTypes(), r.watchesByType()
-	for name, w := range watches {
-		if wanted[name] != w.federated {
+	for name, watch := range watches {
+		if wanted[name] != watch.federated {
 			r.stopWatch(name)
 			delete(watches, name)
 		}
 	}
 	now := time.Now()
-	r.sweep(now)
+	r.sweepRepeats(now)
 	for name, t := range wanted {
-		w, watched := watches[name]
+		watch, watched := watches[name]
 		switch {
 		case !t.runs:
 		case !watched:
 			r.startWatch(ctx, t)
-			waits = true
+			unlisted = true
 		default:
-			state := servingOf(w.following.Status())
-			if waits = waits || state == policy.NotListed; state != w.serving && state != policy.NotListed {
-				r.setServing(w, state, now)
+			state := availabilityOf(watch.following.Status())
+			if unlisted = unlisted || state == policy.NotListed; state != watch.availability && state != policy.NotListed {
+				r.setAvailability(watch, state, now)
 			}
 		}
 	}
-	return waits
+	return unlisted
 }
 
-// setServing notes a new state of the watch of a type.
-func (r *readyCluster) setServing(w *typeWatch, state policy.Serving, now time.Time) {
+// setAvailability notes a new state of the watch of a type.
+func (r *readyCluster) setAvailability(watch *typeWatch, state policy.Availability, now time.Time) {
 	r.c.mu.Lock()
-	w.serving, w.since = state, now
+	watch.availability, watch.since = state, now
 	if state == policy.Synced {
-		delete(r.c.lastSeen[r.name], w.federated.Name)
+		delete(r.c.endedWatches[r.name], watch.federated.Name)
 	}
 	r.c.mu.Unlock()
-	r.enqueueType(w)
+	r.enqueueType(watch)
 }
 
 // startWatch starts the watch of a type in the cluster.
@@ -261,11 +261,11 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 			delete(r.liveAnnotations, k)
 			r.c.mu.Unlock()
 		}
-		if gone || old == nil || liveOf(old) != liveOf(object) {
+		if gone || old == nil || readLiveObject(old) != readLiveObject(object) {
 			r.loop.Enqueue(k) // a change of the status alone needs no write
 		}
-		r.c.replicas.changed(k)
-		r.c.dns.changed(k)
+		r.c.replicas.enqueuePreference(k)
+		r.c.dns.enqueueRecord(k)
 		if t.collects {
 			r.c.statuses.Enqueue(k)
 		}
@@ -276,36 +276,36 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 		following.Stop() // the loop has ended meanwhile, and what it followed is stopped already
 		return
 	}
-	r.watches[t.Name] = &typeWatch{following: following, federated: t, serving: policy.NotListed}
+	r.watches[t.Name] = &typeWatch{following: following, federated: t, availability: policy.NotListed}
 }
 
 // enqueueType enqueues all objects of a type when the state of its watch in the cluster has changed, as
 // after the first complete list.
-func (r *readyCluster) enqueueType(w *typeWatch) {
-	for _, object := range w.following.List(metav1.NamespaceAll, nil) {
-		k := w.federated.keyOf(cache.MetaObjectToName(object))
-		r.c.dns.changed(k)
-		if _, exists := w.federated.following.Get(k.ObjectName); !exists {
+func (r *readyCluster) enqueueType(watch *typeWatch) {
+	for _, object := range watch.following.List(metav1.NamespaceAll, nil) {
+		k := watch.federated.keyOf(cache.MetaObjectToName(object))
+		r.c.dns.enqueueRecord(k)
+		if _, exists := watch.federated.following.Get(k.ObjectName); !exists {
 			r.loop.Enqueue(k)
 		}
 	}
-	for _, record := range r.c.owedBy(r.name) {
-		if record.Type == w.federated.Name {
-			r.loop.Enqueue(keyOf(record))
+	for _, record := range r.c.clusterWriteOffs(r.name) {
+		if record.Type == watch.federated.Name {
+			r.loop.Enqueue(writeOffKey(record))
 		}
 	}
-	this := func(t *federatedType) bool { return t == w.federated }
-	r.c.dropResults(r.name, this)
-	r.c.loop.EnqueueFor(r.name, r.c.all(this)...)
+	isType := func(t *federatedType) bool { return t == watch.federated }
+	r.c.dropResults(r.name, isType)
+	r.c.loop.EnqueueFor(r.name, r.c.federatedKeys(isType)...)
 }
 
 // stopWatch stops the watch of a type in the cluster.
 func (r *readyCluster) stopWatch(name string) {
 	r.c.mu.Lock()
-	w := r.watches[name]
+	watch := r.watches[name]
 	delete(r.watches, name)
 	r.c.mu.Unlock()
-	if w != nil {
-		w.following.Stop()
+	if watch != nil {
+		watch.following.Stop()
 	}
 }

@@ -35,7 +35,7 @@ func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
 			return fmt.Errorf("%s %s: %w", kind, v.propagatedName(), err)
 		}
 	}
-	if err := c.finalize(ctx, v, false); err != nil {
+	if err := c.ensureFinalizer(ctx, v, false); err != nil {
 		return err
 	}
 	c.mu.Lock()
@@ -44,15 +44,16 @@ func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
 	return nil
 }
 
-// finalize adds or removes the finalizer, which keeps the federated object until no cluster has its object.
-func (c *controller) finalize(ctx context.Context, v *view, wanted bool) error {
-	object, err := c.read(ctx, v.federatedType, v.key.ObjectName)
+// ensureFinalizer adds or removes the finalizer, which keeps the federated object until no cluster has its
+// object.
+func (c *controller) ensureFinalizer(ctx context.Context, v *view, wanted bool) error {
+	object, err := c.readObject(ctx, v.federatedType, v.key.ObjectName)
 	if object == nil || err != nil {
 		return err
 	}
 	changed, err := setFinalizer(ctx, v.client.Namespace(v.key.Namespace), object, policy.Finalizer, wanted)
 	if changed != nil {
-		c.bodies.put(v.key, changed)
+		c.recentObjects.put(v.key, changed)
 	}
 	return err
 }
@@ -74,8 +75,8 @@ func setFinalizer(ctx context.Context, client dynamic.ResourceInterface, object 
 		"metadata": map[string]any{"resourceVersion": object.GetResourceVersion(), "finalizers": finalizers}})
 }
 
-// ofFederation returns the client of a resource in the federation namespace.
-func (c *controller) ofFederation(resource schema.GroupVersionResource) dynamic.ResourceInterface {
+// federationClient returns the client of a resource in the federation namespace.
+func (c *controller) federationClient(resource schema.GroupVersionResource) dynamic.ResourceInterface {
 	return c.host.Dynamic.Resource(resource).Namespace(c.cfg.Namespace)
 }
 
@@ -101,7 +102,7 @@ func ignoreNotFound(err error) error {
 
 // writePropagatedVersion writes the PropagatedVersion of the federated object if it has changed.
 func (c *controller) writePropagatedVersion(ctx context.Context, v *view, next policy.Propagated) error {
-	if v.propagated.Same(next) || v.propagated.Template == "" && v.propagated.Overrides == "" && len(next.Clusters) == 0 {
+	if v.propagated.Equal(next) || v.propagated.Template == "" && v.propagated.Overrides == "" && len(next.Clusters) == 0 {
 		return nil
 	}
 	client, resource, kind := c.propagatedVersionClient(v)
@@ -137,23 +138,23 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 	switch {
 	case conclusion.Wrote:
 	case expected.Hash() == v.digest.Status:
-		c.forget(v)
+		c.dropRecord(v)
 		return nil
 	case !paced:
 		c.statuses.Enqueue(v.key)
 		return nil
 	}
-	f, err := c.body(ctx, v)
-	if f == nil || err != nil {
+	federated, err := c.readFederated(ctx, v)
+	if federated == nil || err != nil {
 		return err
 	}
-	for _, warning := range f.Warnings() {
+	for _, warning := range federated.Warnings() {
 		c.warnOnce(v, warning)
 	}
 	if v.err != nil {
 		c.warnOnce(v, policy.Problem{Reason: policy.ComputePlacementFailed, Text: v.err.Error()})
 	}
-	status, changed := f.Status.Next(conclusion, now)
+	status, changed := federated.Status.Next(conclusion, now)
 	if changed {
 		// null where a list is empty: a merge leaves what is absent.
 		fields := map[string]any{"observedGeneration": status.ObservedGeneration, "conditions": status.Conditions, "clusters": nil}
@@ -164,9 +165,9 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 		if err != nil {
 			return fmt.Errorf("status of %s %s: %w", v.Federated.Kind, v.key.ObjectName, err)
 		}
-		c.statusTook.Store(int64(time.Since(now)))
+		c.statusDuration.Store(int64(time.Since(now)))
 		if object != nil {
-			c.bodies.put(v.key, object)
+			c.recentObjects.put(v.key, object)
 		}
 	}
 	c.mu.Lock()
@@ -178,64 +179,64 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 
 // deleteOptions returns the DeleteOptions of the federated object for clusters. If they are malformed, its
 // deletion waits.
-func (c *controller) deleteOptions(v *view, f *policy.Federated) (metav1.DeleteOptions, error) {
-	options, err := f.DeleteOptions()
+func (c *controller) deleteOptions(v *view, federated *policy.Federated) (metav1.DeleteOptions, error) {
+	options, err := federated.DeleteOptions()
 	if err != nil {
 		c.warnOnce(v, policy.Problem{Reason: policy.InvalidDeleteOptions, Text: err.Error()})
 	}
 	return options, err
 }
 
-// warnHeld tells once on a KubeFedCluster that removals are held.
-func (c *controller) warnHeld(r *readyCluster, why string) {
+// warnRemovalsHeld tells once on a KubeFedCluster that removals are held.
+func (c *controller) warnRemovalsHeld(r *readyCluster, removals string) {
 	if r.warnedHeld.Swap(true) {
 		return
 	}
 	if object, joined := c.kubeFedCluster(r.name); joined {
 		c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.RemovalsHeld,
-			"placement would delete %s; the annotation %s with a time allows it until then", why, policy.AllowRemovalsAnnotation)
+			"placement would delete %s; the annotation %s with a time allows it until then", removals, policy.AllowRemovalsAnnotation)
 	}
 }
 
 const (
-	// collectEvery is statusEvery if the status of the objects in clusters is collected.
-	collectEvery = 5 * time.Second
+	// collectInterval is statusInterval if the status of the objects in clusters is collected.
+	collectInterval = 5 * time.Second
 	// paceInterval is the time between two statuses that follow from no write: there may be one of every
 	// federated object, and what somebody changes must not wait for them. While a status takes long to write,
 	// the time is longer, up to maxPaceInterval.
 	paceInterval, maxPaceInterval = 20 * time.Millisecond, 100 * time.Millisecond
 )
 
-// statusEvery returns how often the status of the federated object is written at most.
-func (t *federatedType) statusEvery() time.Duration {
+// statusInterval returns how often the status of the federated object is written at most.
+func (t *federatedType) statusInterval() time.Duration {
 	if t != nil && t.collects {
-		return collectEvery
+		return collectInterval
 	}
-	return statusEvery
+	return statusInterval
 }
 
-// pace lets the loop of the host, which alone writes statuses, write one that no write in a cluster has
+// paceStatus lets the loop of the host, which alone writes statuses, write one that no write in a cluster has
 // changed.
-func (c *controller) pace(ctx context.Context, k key) (time.Duration, error) {
+func (c *controller) paceStatus(ctx context.Context, k key) (time.Duration, error) {
 	c.mu.Lock()
-	record, t := c.ensureRecord(k), c.followed[k.kind]
-	left := t.statusEvery() - time.Since(record.lastStatusWrite)
-	record.statusPaced = left <= 0
+	record, t := c.ensureRecord(k), c.federatedTypes[k.kind]
+	remaining := t.statusInterval() - time.Since(record.lastStatusWrite)
+	record.statusPaced = remaining <= 0
 	c.mu.Unlock()
-	if left > 0 {
-		return left, nil
+	if remaining > 0 {
+		return remaining, nil
 	}
 	c.loop.Enqueue(k)
 	select {
-	case <-time.After(min(max(paceInterval, 2*time.Duration(c.statusTook.Load())), maxPaceInterval)):
+	case <-time.After(min(max(paceInterval, 2*time.Duration(c.statusDuration.Load())), maxPaceInterval)):
 	case <-controllers.Draining(ctx):
 	}
 	return 0, nil
 }
 
-// recheckAll enqueues all federated objects after a cluster has gone away: those that are being deleted may
-// be written off, and the statuses of the others follow one by one.
-func (c *controller) recheckAll() {
+// recheckObjects enqueues all federated objects after a cluster has gone away: those that are being deleted
+// may be written off, and the statuses of the others follow one by one.
+func (c *controller) recheckObjects() {
 	for _, t := range c.followedTypes() {
 		for _, object := range t.following.List(metav1.NamespaceAll, nil) {
 			loop := c.statuses
@@ -247,18 +248,18 @@ func (c *controller) recheckAll() {
 	}
 }
 
-// collect gives the results of clusters the status of their objects, if it is collected.
-func (c *controller) collect(v *view, results []policy.ClusterResult) {
+// collectStatuses gives the results of clusters the status of their objects, if it is collected.
+func (c *controller) collectStatuses(v *view, results []policy.ClusterResult) {
 	if !v.collects || v.deleting {
 		return
 	}
 	statuses := map[string]policy.RemoteStatus{}
-	for name, r := range c.ready() {
-		if object, exists := r.objectOf(v.key); exists {
+	for name, r := range c.readyClusters() {
+		if object, exists := r.cachedObject(v.key); exists {
 			statuses[name] = policy.ReadRemoteStatus(object.Digest(Name))
 		}
 	}
-	if left := policy.SetRemoteStatuses(results, statuses); len(left) > 0 {
-		c.warnOnce(v, policy.Problem{Reason: policy.StatusTooLarge, Text: "the status of these clusters is left out: " + strings.Join(left, ", ")})
+	if tooLarge := policy.SetRemoteStatuses(results, statuses); len(tooLarge) > 0 {
+		c.warnOnce(v, policy.Problem{Reason: policy.StatusTooLarge, Text: "the status of these clusters is left out: " + strings.Join(tooLarge, ", ")})
 	}
 }

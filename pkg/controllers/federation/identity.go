@@ -19,79 +19,79 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// olderRecheck is how often a KubeFedCluster looks whether one that may come first has been probed.
-const olderRecheck = 200 * time.Millisecond
+// olderRecheckInterval is how often a KubeFedCluster looks whether one that may come first has been probed.
+const olderRecheckInterval = 200 * time.Millisecond
 
 // identify returns the result of a probe of a cluster that is well, once it is known which cluster that is.
 // While this is false, the cluster must not be opened: another KubeFedCluster may lead to it.
-func (l *clusterLoop) identify(ctx context.Context, p *probedCluster, object *unstructured.Unstructured, timeout time.Duration) (result policy.Result, problem string, known bool) {
-	if !p.asked {
-		uid, result, problem := p.client.identity(ctx, timeout)
-		if result != policy.Well {
+func (l *clusterLoop) identify(ctx context.Context, cluster *probedCluster, object *unstructured.Unstructured, timeout time.Duration) (result policy.ProbeResult, problem string, known bool) {
+	if !cluster.identified {
+		uid, result, problem := cluster.client.readIdentity(ctx, timeout)
+		if result != policy.Healthy {
 			return result, problem, false
 		}
 		l.mu.Lock()
-		p.uid, p.asked = uid, true
+		cluster.uid, cluster.identified = uid, true
 		l.mu.Unlock()
 	}
-	if p.uid == "" {
-		return policy.Well, "", true
+	if cluster.uid == "" {
+		return policy.Healthy, "", true
 	}
-	recorded := types.UID(object.GetAnnotations()[policy.ClusterUIDAnnotation])
-	replaced := recorded != "" && recorded != p.uid
-	if replaced && !p.replaced {
+	recordedUID := types.UID(object.GetAnnotations()[policy.ClusterUIDAnnotation])
+	replaced := recordedUID != "" && recordedUID != cluster.uid
+	if replaced && !cluster.replaced {
 		l.c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.ClusterReplaced, "another cluster is behind the endpoint than before; placement deletes nothing there until the annotation %s is deleted", policy.ClusterUIDAnnotation)
 	}
 	l.mu.Lock()
-	p.replaced = replaced
+	cluster.replaced = replaced
 	l.mu.Unlock()
-	switch first, known := l.first(object, p.uid); {
-	case first != "":
-		return policy.NoClient, fmt.Sprintf("it leads to the same cluster as the KubeFedCluster %s, which did so before", first), false
+	switch preceding, known := l.precedingCluster(object, cluster.uid); {
+	case preceding != "":
+		return policy.NoClient, fmt.Sprintf("it leads to the same cluster as the KubeFedCluster %s, which did so before", preceding), false
 	case !known:
-		return policy.Well, "", false
+		return policy.Healthy, "", false
 	}
-	return policy.Well, "", true
+	return policy.Healthy, "", true
 }
 
-// first returns the KubeFedCluster that led to the same cluster before, or "": it is the one with the
-// recorded UID, or else the older one. known is false while another KubeFedCluster has not been probed,
+// precedingCluster returns the KubeFedCluster that led to the same cluster before, or "": it is the one with
+// the recorded UID, or else the older one. known is false while another KubeFedCluster has not been probed,
 // because it may lead to the same cluster.
-func (l *clusterLoop) first(object *unstructured.Unstructured, uid types.UID) (name string, known bool) {
-	recorded := func(o *unstructured.Unstructured) types.UID {
+func (l *clusterLoop) precedingCluster(object *unstructured.Unstructured, uid types.UID) (name string, known bool) {
+	recordedUID := func(o *unstructured.Unstructured) types.UID {
 		return types.UID(o.GetAnnotations()[policy.ClusterUIDAnnotation])
 	}
 	known = true
 	for _, other := range l.c.informers.clusters.List(l.c.cfg.Namespace, nil) {
-		before := policy.OlderCluster(other, object)
-		if its := recorded(other) == uid; its != (recorded(object) == uid) {
-			before = its
+		precedes := policy.OlderCluster(other, object)
+		if otherMatches := recordedUID(other) == uid; otherMatches != (recordedUID(object) == uid) {
+			precedes = otherMatches
 		}
-		if !before {
+		if !precedes {
 			continue
 		}
 		state := l.state(other.GetName())
-		is := cmp.Or(state.uid, recorded(other))
-		if is == uid {
+		otherUID := cmp.Or(state.uid, recordedUID(other))
+		if otherUID == uid {
 			return other.GetName(), true
 		}
-		known = known && (is != "" || state.probed)
+		known = known && (otherUID != "" || state.probed)
 	}
 	return "", known
 }
 
 // writeIdentity records which cluster a KubeFedCluster leads to, if nothing is recorded.
-func (l *clusterLoop) writeIdentity(ctx context.Context, p *probedCluster, object *unstructured.Unstructured) error {
-	if p.uid == "" || !p.health.Ready() || object.GetAnnotations()[policy.ClusterUIDAnnotation] != "" {
+func (l *clusterLoop) writeIdentity(ctx context.Context, cluster *probedCluster, object *unstructured.Unstructured) error {
+	if cluster.uid == "" || !cluster.health.Ready() || object.GetAnnotations()[policy.ClusterUIDAnnotation] != "" {
 		return nil
 	}
-	_, err := patch(ctx, l.c.ofFederation(kubeFedClusters), object.GetName(), map[string]any{
-		"metadata": map[string]any{"annotations": map[string]any{policy.ClusterUIDAnnotation: p.uid}}})
+	_, err := patch(ctx, l.c.federationClient(kubeFedClusters), object.GetName(), map[string]any{
+		"metadata": map[string]any{"annotations": map[string]any{policy.ClusterUIDAnnotation: cluster.uid}}})
 	return err
 }
 
-// identity asks the cluster which one it is. The UID is empty if it may not be read.
-func (c *client) identity(ctx context.Context, timeout time.Duration) (uid types.UID, result policy.Result, problem string) {
+// readIdentity asks the cluster which one it is. The UID is empty if it may not be read.
+func (c *client) readIdentity(ctx context.Context, timeout time.Duration) (uid types.UID, result policy.ProbeResult, problem string) {
 	t := c.newTransport()
 	defer t.CloseIdleConnections()
 	code, body, err := c.get(ctx, t, "/api/v1/namespaces/"+metav1.NamespaceSystem, timeout, maxBody)
@@ -99,15 +99,15 @@ func (c *client) identity(ctx context.Context, timeout time.Duration) (uid types
 	case err != nil:
 		return "", policy.NoAnswer, err.Error()
 	case code == http.StatusForbidden, code == http.StatusNotFound && isStatus(body):
-		return "", policy.Well, ""
+		return "", policy.Healthy, ""
 	case code != http.StatusOK:
-		return "", policy.Unwell, ""
+		return "", policy.Unhealthy, ""
 	}
 	var namespace metav1.PartialObjectMetadata
 	if json.Unmarshal(body, &namespace) != nil {
-		return "", policy.Unwell, ""
+		return "", policy.Unhealthy, ""
 	}
-	return namespace.UID, policy.Well, ""
+	return namespace.UID, policy.Healthy, ""
 }
 
 // isStatus reports whether a body is of an API server. A load balancer without a backend may answer 404 too.

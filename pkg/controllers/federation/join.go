@@ -45,13 +45,13 @@ var (
 
 // membership is a cluster that joins or leaves, with the flags of kubefedctl.
 type membership struct {
-	namespace, name                       string
-	clusterContext, hostContext, hostName string
-	secretName                            string
-	onlyNew, roles, dns, force, dryRun    bool
-	out                                   io.Writer
-	clusterConfig                         *rest.Config
-	host, cluster                         dynamic.Interface
+	namespace, name                                      string
+	clusterContext, hostContext, hostName                string
+	secretName                                           string
+	errorOnExisting, allowRoles, allowDNS, force, dryRun bool
+	out                                                  io.Writer
+	clusterConfig                                        *rest.Config
+	host, cluster                                        dynamic.Interface
 }
 
 // newCommand returns the command by which clusters join and leave.
@@ -64,7 +64,7 @@ func newCommand(flags *Config, connect func() (controllers.Settings, *rest.Confi
 				return err
 			}
 			m.name, m.namespace, m.dryRun, m.out = args[0], flags.Namespace, settings.DryRun, cmd.OutOrStdout()
-			if err := m.load(cmd.Flag("kubeconfig").Value.String()); err != nil {
+			if err := m.loadClients(cmd.Flag("kubeconfig").Value.String()); err != nil {
 				return err
 			}
 			return run(cmd.Context())
@@ -80,36 +80,36 @@ a ClusterRole and its binding, on the host a Secret and a KubeFedCluster. The
 ClusterRole has what the FederatedTypeConfigs of the host need, and nothing
 else. Run it again after a new FederatedTypeConfig, or after an error.`, m.join)
 	join.Flags().StringVar(&m.secretName, "secret-name", "", "The Secret on the host; by default the one that the KubeFedCluster has, or CLUSTER-token.")
-	join.Flags().BoolVar(&m.onlyNew, "error-on-existing", false, "It is an error if the KubeFedCluster exists.")
-	join.Flags().BoolVar(&m.roles, "rbac-types", false, "The manager may write roles that hold more than its own. It is an administrator of the cluster then.")
-	join.Flags().BoolVar(&m.dns, "dns", false, "The manager may also read what --federation-dns needs: Nodes and EndpointSlices.")
+	join.Flags().BoolVar(&m.errorOnExisting, "error-on-existing", false, "It is an error if the KubeFedCluster exists.")
+	join.Flags().BoolVar(&m.allowRoles, "rbac-types", false, "The manager may write roles that hold more than its own. It is an administrator of the cluster then.")
+	join.Flags().BoolVar(&m.allowDNS, "dns", false, "The manager may also read what --federation-dns needs: Nodes and EndpointSlices.")
 	unjoin := command("unjoin CLUSTER", "Let a cluster leave the federation", `Removes what join or kubefedctl join has made. The federation namespace and all
 propagated objects stay in the cluster.`, m.unjoin)
 	unjoin.Flags().BoolVar(&m.force, "force", false, "It is no error if something cannot be removed from the cluster.")
-	all := &cobra.Command{Use: Name, Short: "Let clusters join and leave the federation"}
-	all.AddCommand(join, unjoin)
-	return all
+	parent := &cobra.Command{Use: Name, Short: "Let clusters join and leave the federation"}
+	parent.AddCommand(join, unjoin)
+	return parent
 }
 
-// account returns the name of the ServiceAccount and its token in the cluster.
-func (m *membership) account() string { return m.name + "-" + m.hostName }
+// accountName returns the name of the ServiceAccount and its token in the cluster.
+func (m *membership) accountName() string { return m.name + "-" + m.hostName }
 
-// role returns the name of the ClusterRole and its binding in the cluster.
-func (m *membership) role() string { return "kubefed-controller-manager:" + m.account() }
+// roleName returns the name of the ClusterRole and its binding in the cluster.
+func (m *membership) roleName() string { return "kubefed-controller-manager:" + m.accountName() }
 
-// defaultSecret returns the name of the Secret on the host. The host may be the cluster, so the name is not
-// that of the token.
-func (m *membership) defaultSecret() string { return m.name + "-token" }
+// defaultSecretName returns the name of the Secret on the host. The host may be the cluster, so the name is
+// not that of the token.
+func (m *membership) defaultSecretName() string { return m.name + "-token" }
 
-// load makes the clients of the host and the cluster.
-func (m *membership) load(kubeconfig string) error {
+// loadClients makes the clients of the host and the cluster.
+func (m *membership) loadClients(kubeconfig string) error {
 	files := clientcmd.NewDefaultClientConfigLoadingRules()
 	files.ExplicitPath = kubeconfig
 	contexts, err := files.Load()
 	if err != nil {
 		return err
 	}
-	config := func(context string) (*rest.Config, dynamic.Interface, error) {
+	loadConfig := func(context string) (*rest.Config, dynamic.Interface, error) {
 		config, err := clientcmd.NewNonInteractiveClientConfig(*contexts, context, &clientcmd.ConfigOverrides{}, files).ClientConfig()
 		if err != nil {
 			return nil, nil, err
@@ -119,30 +119,30 @@ func (m *membership) load(kubeconfig string) error {
 	}
 	m.hostContext = cmp.Or(m.hostContext, contexts.CurrentContext)
 	m.hostName = cmp.Or(m.hostName, m.hostContext)
-	if problems := validation.IsDNS1123Subdomain(m.account()); len(problems) > 0 {
-		return fmt.Errorf("CLUSTER and --host-cluster-name: %q must be the name of a ServiceAccount: %s", m.account(), problems[0])
+	if problems := validation.IsDNS1123Subdomain(m.accountName()); len(problems) > 0 {
+		return fmt.Errorf("CLUSTER and --host-cluster-name: %q must be the name of a ServiceAccount: %s", m.accountName(), problems[0])
 	}
-	if _, m.host, err = config(m.hostContext); err != nil {
+	if _, m.host, err = loadConfig(m.hostContext); err != nil {
 		return fmt.Errorf("--host-cluster-context: %w", err)
 	}
-	if m.clusterConfig, m.cluster, err = config(cmp.Or(m.clusterContext, m.name)); err != nil && !m.force {
+	if m.clusterConfig, m.cluster, err = loadConfig(cmp.Or(m.clusterContext, m.name)); err != nil && !m.force {
 		return fmt.Errorf("--cluster-context: %w", err)
 	}
 	return nil
 }
 
 func (m *membership) join(ctx context.Context) error {
-	known, err := m.host.Resource(kubeFedClusters).Namespace(m.namespace).Get(ctx, m.name, metav1.GetOptions{})
+	existing, err := m.host.Resource(kubeFedClusters).Namespace(m.namespace).Get(ctx, m.name, metav1.GetOptions{})
 	switch {
-	case err == nil && m.onlyNew:
+	case err == nil && m.errorOnExisting:
 		return fmt.Errorf("--error-on-existing: there is %s", m.describe(m.host, kubeFedClusters, m.name))
 	case err == nil:
-		m.secretName = cmp.Or(m.secretName, policy.ReadCluster(known).Spec.SecretRef.Name)
+		m.secretName = cmp.Or(m.secretName, policy.ReadCluster(existing).Spec.SecretRef.Name)
 	case !apierrors.IsNotFound(err):
 		return fmt.Errorf("get %s: %w", m.describe(m.host, kubeFedClusters, m.name), err)
 	}
-	m.secretName = cmp.Or(m.secretName, m.defaultSecret())
-	switch other, err := m.sharer(ctx, m.secretName); {
+	m.secretName = cmp.Or(m.secretName, m.defaultSecretName())
+	switch other, err := m.secretSharer(ctx, m.secretName); {
 	case err != nil:
 		return err
 	case other != "":
@@ -152,33 +152,33 @@ func (m *membership) join(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list FederatedTypeConfigs: %w", err)
 	}
-	var all []policy.TypeConfig
+	var types []policy.TypeConfig
 	for i := range configs.Items {
-		all = append(all, policy.ReadTypeConfig(&configs.Items[i]))
+		types = append(types, policy.ReadTypeConfig(&configs.Items[i]))
 	}
 	// What the host refuses must be known before the cluster has anything.
 	secret := map[string]any{"data": map[string]any{"token": ""}}
-	if _, err := m.send(ctx, m.host, secretsResource, "Secret", m.secretName, secret, metav1.DryRunAll); err != nil {
-		return m.done("apply", m.host, secretsResource, m.secretName, err)
+	if _, err := m.applyObject(ctx, m.host, secretsResource, "Secret", m.secretName, secret, metav1.DryRunAll); err != nil {
+		return m.printResult("apply", m.host, secretsResource, m.secretName, err)
 	}
-	subject := map[string]any{"kind": rbacv1.ServiceAccountKind, "namespace": m.namespace, "name": m.account()}
+	subject := map[string]any{"kind": rbacv1.ServiceAccountKind, "namespace": m.namespace, "name": m.accountName()}
 	for _, object := range []struct {
 		resource schema.GroupVersionResource
 		kind     string
 		name     string
-		with     map[string]any
+		fields   map[string]any
 	}{
 		{namespacesResource, "Namespace", m.namespace, nil},
-		{accountsResource, "ServiceAccount", m.account(), map[string]any{"automountServiceAccountToken": false}},
-		{clusterRoleResource, "ClusterRole", m.role(), map[string]any{"rules": policy.ClusterRules(all, m.roles, m.dns)}},
-		{bindingResource, "ClusterRoleBinding", m.role(), map[string]any{"subjects": []any{subject},
-			"roleRef": map[string]any{"apiGroup": rbacv1.GroupName, "kind": "ClusterRole", "name": m.role()}}},
+		{accountsResource, "ServiceAccount", m.accountName(), map[string]any{"automountServiceAccountToken": false}},
+		{clusterRoleResource, "ClusterRole", m.roleName(), map[string]any{"rules": policy.ClusterRules(types, m.allowRoles, m.allowDNS)}},
+		{bindingResource, "ClusterRoleBinding", m.roleName(), map[string]any{"subjects": []any{subject},
+			"roleRef": map[string]any{"apiGroup": rbacv1.GroupName, "kind": "ClusterRole", "name": m.roleName()}}},
 	} {
-		if err := m.apply(ctx, m.cluster, object.resource, object.kind, object.name, object.with); err != nil {
+		if err := m.apply(ctx, m.cluster, object.resource, object.kind, object.name, object.fields); err != nil {
 			return err
 		}
 	}
-	token, ca, err := m.token(ctx)
+	token, ca, err := m.awaitToken(ctx)
 	if err != nil {
 		return err
 	}
@@ -206,17 +206,17 @@ func (m *membership) join(ctx context.Context) error {
 	return m.apply(ctx, m.host, kubeFedClusters, "KubeFedCluster", m.name, map[string]any{"spec": spec})
 }
 
-// token returns the token of the ServiceAccount and the certificates of the cluster, in base64, when the
+// awaitToken returns the token of the ServiceAccount and the certificates of the cluster, in base64, when the
 // cluster has issued them. The cluster deletes the token of a former ServiceAccount, and a new one is made
 // then.
-func (m *membership) token(ctx context.Context) (token, ca string, err error) {
+func (m *membership) awaitToken(ctx context.Context) (token, ca string, err error) {
 	err = wait.PollUntilContextTimeout(ctx, time.Second, tokenTimeout, true, func(ctx context.Context) (bool, error) {
-		secret, err := m.send(ctx, m.cluster, secretsResource, "Secret", m.account(), map[string]any{"type": string(corev1.SecretTypeServiceAccountToken),
-			"metadata": map[string]any{"annotations": map[string]any{corev1.ServiceAccountNameKey: m.account()}}})
+		secret, err := m.applyObject(ctx, m.cluster, secretsResource, "Secret", m.accountName(), map[string]any{"type": string(corev1.SecretTypeServiceAccountToken),
+			"metadata": map[string]any{"annotations": map[string]any{corev1.ServiceAccountNameKey: m.accountName()}}})
 		if err != nil || m.dryRun {
 			return m.dryRun, err
 		}
-		account, err := m.cluster.Resource(accountsResource).Namespace(m.namespace).Get(ctx, m.account(), metav1.GetOptions{})
+		account, err := m.cluster.Resource(accountsResource).Namespace(m.namespace).Get(ctx, m.accountName(), metav1.GetOptions{})
 		if err != nil {
 			return false, err
 		}
@@ -227,69 +227,70 @@ func (m *membership) token(ctx context.Context) (token, ca string, err error) {
 	if wait.Interrupted(err) {
 		err = fmt.Errorf("the cluster has issued no token in %s", tokenTimeout)
 	}
-	return token, ca, m.done("apply", m.cluster, secretsResource, m.account(), err)
+	return token, ca, m.printResult("apply", m.cluster, secretsResource, m.accountName(), err)
 }
 
-// client returns the client of a resource in the federation namespace, or in the whole cluster.
-func (m *membership) client(in dynamic.Interface, resource schema.GroupVersionResource) dynamic.ResourceInterface {
+// resourceClient returns the client of a resource in the federation namespace, or in the whole cluster.
+func (m *membership) resourceClient(client dynamic.Interface, resource schema.GroupVersionResource) dynamic.ResourceInterface {
 	switch resource {
 	case namespacesResource, clusterRoleResource, bindingResource:
-		return in.Resource(resource)
+		return client.Resource(resource)
 	}
-	return in.Resource(resource).Namespace(m.namespace)
+	return client.Resource(resource).Namespace(m.namespace)
 }
 
 // describe names an object in errors and in what is printed.
-func (m *membership) describe(in dynamic.Interface, resource schema.GroupVersionResource, name string) string {
-	where := "cluster " + m.name
-	if in == m.host {
-		where = "the host"
+func (m *membership) describe(client dynamic.Interface, resource schema.GroupVersionResource, name string) string {
+	place := "cluster " + m.name
+	if client == m.host {
+		place = "the host"
 	}
-	return fmt.Sprintf("%s/%s in %s", resource.Resource, name, where)
+	return fmt.Sprintf("%s/%s in %s", resource.Resource, name, place)
 }
 
 // apply makes an object what it should be, whoever has made it, and prints that.
-func (m *membership) apply(ctx context.Context, in dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any) error {
-	_, err := m.send(ctx, in, resource, kind, name, fields)
-	return m.done("apply", in, resource, name, err)
+func (m *membership) apply(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any) error {
+	_, err := m.applyObject(ctx, client, resource, kind, name, fields)
+	return m.printResult("apply", client, resource, name, err)
 }
 
-// send applies an object and returns the result. With --dry-run, it sends only what is a dry run itself.
-func (m *membership) send(ctx context.Context, in dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any, dryRun ...string) (*unstructured.Unstructured, error) {
+// applyObject applies an object and returns the result. With --dry-run, it sends only what is a dry run
+// itself.
+func (m *membership) applyObject(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any, dryRun ...string) (*unstructured.Unstructured, error) {
 	object := &unstructured.Unstructured{Object: map[string]any{}}
 	maps.Copy(object.Object, fields)
 	object.SetGroupVersionKind(resource.GroupVersion().WithKind(kind))
 	object.SetName(name)
 	data, err := json.Marshal(object.Object)
 	if err == nil && (!m.dryRun || dryRun != nil) {
-		object, err = m.client(in, resource).Patch(ctx, name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: "quartermaster-join", Force: new(true), DryRun: dryRun})
+		object, err = m.resourceClient(client, resource).Patch(ctx, name, types.ApplyPatchType, data, metav1.PatchOptions{FieldManager: "quartermaster-join", Force: new(true), DryRun: dryRun})
 	}
 	return object, err
 }
 
-// done prints what was done, or would be with --dry-run.
-func (m *membership) done(verb string, in dynamic.Interface, resource schema.GroupVersionResource, name string, err error) error {
-	what := verb + " " + m.describe(in, resource, name)
+// printResult prints what was done, or would be with --dry-run.
+func (m *membership) printResult(verb string, client dynamic.Interface, resource schema.GroupVersionResource, name string, err error) error {
+	text := verb + " " + m.describe(client, resource, name)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%s: %w", what, err)
+		return fmt.Errorf("%s: %w", text, err)
 	case m.dryRun:
-		what += " (dry run)"
+		text += " (dry run)"
 	}
-	_, err = fmt.Fprintln(m.out, what)
+	_, err = fmt.Fprintln(m.out, text)
 	return err
 }
 
 func (m *membership) unjoin(ctx context.Context) error {
-	known, err := m.host.Resource(kubeFedClusters).Namespace(m.namespace).Get(ctx, m.name, metav1.GetOptions{})
+	existing, err := m.host.Resource(kubeFedClusters).Namespace(m.namespace).Get(ctx, m.name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("get %s: %w", m.describe(m.host, kubeFedClusters, m.name), err)
 	}
-	secret := m.defaultSecret() // of a join that has failed before the KubeFedCluster
+	secret := m.defaultSecretName() // of a join that has failed before the KubeFedCluster
 	if err == nil {
-		secret = policy.ReadCluster(known).Spec.SecretRef.Name
+		secret = policy.ReadCluster(existing).Spec.SecretRef.Name
 	}
-	switch other, err := m.sharer(ctx, secret); {
+	switch other, err := m.secretSharer(ctx, secret); {
 	case err != nil:
 		return err
 	case other != "":
@@ -308,22 +309,22 @@ func (m *membership) unjoin(ctx context.Context) error {
 	if m.cluster == nil {
 		return nil
 	}
-	if _, absent := m.client(m.cluster, accountsResource).Get(ctx, m.account(), metav1.GetOptions{}); err == nil && apierrors.IsNotFound(absent) {
-		_, err := fmt.Fprintf(m.out, "note: %s is not there; if the cluster joined with another --host-cluster-name or --cluster-context, run unjoin with these too\n", m.describe(m.cluster, accountsResource, m.account()))
+	if _, accountErr := m.resourceClient(m.cluster, accountsResource).Get(ctx, m.accountName(), metav1.GetOptions{}); err == nil && apierrors.IsNotFound(accountErr) {
+		_, err := fmt.Fprintf(m.out, "note: %s is not there; if the cluster joined with another --host-cluster-name or --cluster-context, run unjoin with these too\n", m.describe(m.cluster, accountsResource, m.accountName()))
 		if err != nil {
 			return err
 		}
 	}
-	err = errors.Join(m.remove(ctx, m.cluster, bindingResource, m.role()), m.remove(ctx, m.cluster, clusterRoleResource, m.role()),
-		m.remove(ctx, m.cluster, secretsResource, m.account()), m.remove(ctx, m.cluster, accountsResource, m.account()))
+	err = errors.Join(m.remove(ctx, m.cluster, bindingResource, m.roleName()), m.remove(ctx, m.cluster, clusterRoleResource, m.roleName()),
+		m.remove(ctx, m.cluster, secretsResource, m.accountName()), m.remove(ctx, m.cluster, accountsResource, m.accountName()))
 	if err != nil && m.force {
 		_, err = fmt.Fprintln(m.out, err)
 	}
 	return err
 }
 
-// sharer returns the name of another KubeFedCluster that names a Secret, or "".
-func (m *membership) sharer(ctx context.Context, secret string) (other string, err error) {
+// secretSharer returns the name of another KubeFedCluster that names a Secret, or "".
+func (m *membership) secretSharer(ctx context.Context, secret string) (other string, err error) {
 	clusters, err := m.host.Resource(kubeFedClusters).Namespace(m.namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", fmt.Errorf("list KubeFedClusters: %w", err)
@@ -337,13 +338,13 @@ func (m *membership) sharer(ctx context.Context, secret string) (other string, e
 }
 
 // remove deletes an object, if it exists.
-func (m *membership) remove(ctx context.Context, in dynamic.Interface, resource schema.GroupVersionResource, name string) error {
+func (m *membership) remove(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, name string) error {
 	var err error
 	if !m.dryRun {
-		err = m.client(in, resource).Delete(ctx, name, metav1.DeleteOptions{})
+		err = m.resourceClient(client, resource).Delete(ctx, name, metav1.DeleteOptions{})
 	}
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	return m.done("delete", in, resource, name, err)
+	return m.printResult("delete", client, resource, name, err)
 }

@@ -33,11 +33,11 @@ func (q queuedKey) Tenant() string { return q.Value().Namespace }
 // String returns the text of the key.
 func (q queuedKey) String() string { return q.Value().String() }
 
-func queuedKeyOf(k key) queuedKey { return queuedKey{unique.Make(k)} }
+func newQueuedKey(k key) queuedKey { return queuedKey{unique.Make(k)} }
 
 func queuedKeys(keys []key) (queued []queuedKey) {
 	for _, k := range keys {
-		queued = append(queued, queuedKeyOf(k))
+		queued = append(queued, newQueuedKey(k))
 	}
 	return queued
 }
@@ -59,8 +59,8 @@ func (l keyLoop) EnqueueFor(turn string, keys ...key) {
 	l.Loop.EnqueueFor(context.Background(), turn, queuedKeys(keys)...)
 }
 
-// namesIn returns the names of all objects of a namespace, or of all namespaces.
-func namesIn[T metav1.Object](objects *informers.Informer[T], namespace string) (names []cache.ObjectName) {
+// objectNames returns the names of all objects of a namespace, or of all namespaces.
+func objectNames[T metav1.Object](objects *informers.Informer[T], namespace string) (names []cache.ObjectName) {
 	for _, object := range objects.List(namespace, nil) {
 		names = append(names, cache.MetaObjectToName(object))
 	}

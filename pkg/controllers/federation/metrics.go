@@ -17,7 +17,7 @@ type domainMetrics struct {
 	lag                              *metrics.HistogramVec
 	spreads                          *metrics.Counter
 
-	clusters map[string]bool // the clusters that have series; only set uses it
+	clusters map[string]bool // the clusters that have series; only setGauges uses it
 }
 
 func newDomainMetrics(reg controllers.MetricsRegistry) *domainMetrics {
@@ -40,20 +40,20 @@ func newDomainMetrics(reg controllers.MetricsRegistry) *domainMetrics {
 	return m
 }
 
-// set sets the gauges, and ends the series of clusters that have gone.
-func (m *domainMetrics) set(all []clusterStatus) {
+// setGauges sets the gauges, and ends the series of clusters that have gone.
+func (m *domainMetrics) setGauges(statuses []clusterStatus) {
 	gone := m.clusters
 	m.clusters = map[string]bool{}
-	for _, c := range all {
+	for _, status := range statuses {
 		ready := 0.0
-		if c.Ready {
+		if status.Ready {
 			ready = 1
 		}
-		for gauge, value := range map[*metrics.GaugeVec]float64{m.ready: ready, m.pending: float64(c.Pending), m.held: float64(c.Held), m.writtenOff: float64(c.WrittenOff)} {
-			gauge.WithLabelValues(c.Name).Set(value)
+		for gauge, value := range map[*metrics.GaugeVec]float64{m.ready: ready, m.pending: float64(status.Pending), m.held: float64(status.Held), m.writtenOff: float64(status.WrittenOff)} {
+			gauge.WithLabelValues(status.Name).Set(value)
 		}
-		m.clusters[c.Name] = true
-		delete(gone, c.Name)
+		m.clusters[status.Name] = true
+		delete(gone, status.Name)
 	}
 	for name := range gone {
 		labels := map[string]string{"cluster": name}

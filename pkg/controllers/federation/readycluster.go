@@ -43,11 +43,11 @@ type readyCluster struct {
 	// overridden.
 	liveAnnotations map[key]*uint64
 	// repeats are the recent writes of the same content.
-	repeats map[queuedKey]*policy.Repeats
-	counted removalCount
-	// removed are the objects that placement has deleted lately, and when.
-	removed map[types.UID]time.Time
-	swept   time.Time
+	repeats          map[queuedKey]*policy.Repeats
+	lastRemovalCount removalCount
+	// recentRemovals are the objects that placement has deleted lately, and when.
+	recentRemovals map[types.UID]time.Time
+	sweptAt        time.Time
 }
 
 // removalWindow is how long a deletion by placement counts, so that one change after the other counts.
@@ -57,7 +57,7 @@ const removalWindow = time.Minute
 // managed ones.
 type removalCount struct {
 	epoch              uint64
-	at                 time.Time
+	countedAt          time.Time
 	deletions, managed int
 }
 
@@ -70,54 +70,54 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 	}
 	if r != nil {
 		c.mu.Lock()
-		delete(c.readyClusters, name)
+		delete(c.readyByName, name)
 		c.mu.Unlock()
 		r.keepWatches()
 		r.stop()
 		r.client.CloseIdleConnections()
 		c.dropResults(name, everyType)
-		c.recheckAll()
+		c.recheckObjects()
 	}
 	if client == nil {
 		return
 	}
 	select {
 	case <-controllers.Draining(ctx):
-		return // closeAll follows
+		return // closeClients follows
 	default:
 	}
-	if err := c.open(ctx, name, client); err != nil {
+	if err := c.openCluster(ctx, name, client); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot open a cluster", "cluster", name)
 	}
 }
 
-// open runs the loop of a cluster.
-func (c *controller) open(ctx context.Context, name string, client *client) (err error) {
+// openCluster runs the loop of a cluster.
+func (c *controller) openCluster(ctx context.Context, name string, client *client) (err error) {
 	r := &readyCluster{c: c, name: name, client: client,
-		watches: map[string]*typeWatch{}, removed: map[types.UID]time.Time{}, liveAnnotations: map[key]*uint64{}, repeats: map[queuedKey]*policy.Repeats{}}
+		watches: map[string]*typeWatch{}, recentRemovals: map[types.UID]time.Time{}, liveAnnotations: map[key]*uint64{}, repeats: map[queuedKey]*policy.Repeats{}}
 	options := client.cluster.LoopOptions
 	options.Loop = "sync"
-	options.Workers, options.Background, options.DrainTimeout = clusterWorkers, r.background, drainTimeout
+	options.Workers, options.Background, options.DrainTimeout = clusterWorkers, r.runBackground, drainTimeout
 	if r.loop, err = newKeyLoop(options, r.reconcile); err != nil {
 		return err
 	}
 	r.stop = client.cluster.Go(ctx, r.loop)
 	c.mu.Lock()
-	c.readyClusters[name] = r
+	c.readyByName[name] = r
 	c.mu.Unlock()
 	select {
-	case c.opened <- struct{}{}:
+	case c.clusterOpened <- struct{}{}:
 	default:
 	}
-	c.loop.EnqueueFor(name, c.all(everyType)...)
+	c.loop.EnqueueFor(name, c.federatedKeys(everyType)...)
 	return nil
 }
 
-// background notes that the loop takes keys. When it ends, so do the watches, and follow starts others if the
-// loop is started again.
-func (r *readyCluster) background(ctx context.Context) error {
+// runBackground notes that the loop takes keys. When it ends, so do the watches, and followObjects starts
+// others if the loop is started again.
+func (r *readyCluster) runBackground(ctx context.Context) error {
 	if r.c.dns != nil {
-		endpoints, err := r.c.dns.follow(r)
+		endpoints, err := r.c.dns.followEndpointSlices(r)
 		if err != nil {
 			return err
 		}
@@ -142,50 +142,52 @@ func (r *readyCluster) watchesByType() map[string]*typeWatch {
 	return maps.Clone(r.watches)
 }
 
-// objectOf returns the managed object of a key as the cache has it.
-func (r *readyCluster) objectOf(k key) (*informers.Object, bool) {
+// cachedObject returns the managed object of a key as the cache has it.
+func (r *readyCluster) cachedObject(k key) (*informers.Object, bool) {
 	r.c.mu.Lock()
-	w := r.watches[k.kind]
+	watch := r.watches[k.kind]
 	r.c.mu.Unlock()
-	if w == nil {
+	if watch == nil {
 		return nil, false
 	}
-	return w.following.Get(w.federated.target(k))
+	return watch.following.Get(watch.federated.targetName(k))
 }
 
-// serving returns the state of the watch of a type.
-func (r *readyCluster) serving(kind string) policy.Serving {
+// availability returns the state of the watch of a type.
+func (r *readyCluster) availability(kind string) policy.Availability {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
-	if w := r.watches[kind]; w != nil {
-		return w.serving
+	if watch := r.watches[kind]; watch != nil {
+		return watch.availability
 	}
 	return policy.NotListed
 }
 
-// states returns the states of the watches, by the name of the FederatedTypeConfig.
-func (r *readyCluster) states() map[string]string {
-	states := map[string]string{}
+// availabilities returns the states of the watches, by the name of the FederatedTypeConfig.
+func (r *readyCluster) availabilities() map[string]string {
+	availabilities := map[string]string{}
 	for name := range r.watchesByType() {
-		states[name] = string(r.serving(name))
+		availabilities[name] = string(r.availability(name))
 	}
-	return states
+	return availabilities
 }
 
-// live returns the managed object of a key as the cache has it, or nil.
-func (r *readyCluster) live(k key) *policy.LiveObject {
-	object, exists := r.objectOf(k)
+// liveObject returns the managed object of a key as the cache has it, or nil.
+func (r *readyCluster) liveObject(k key) *policy.LiveObject {
+	object, exists := r.cachedObject(k)
 	if !exists {
 		return nil
 	}
-	return new(liveOf(object))
+	return new(readLiveObject(object))
 }
 
-func liveOf(o *informers.Object) policy.LiveObject { return policy.ReadLiveObject(o, o.Digest(Name)) }
+func readLiveObject(o *informers.Object) policy.LiveObject {
+	return policy.ReadLiveObject(o, o.Digest(Name))
+}
 
-// holds reports whether the cluster has a managed object of a key.
-func (r *readyCluster) holds(k key) bool {
-	_, exists := r.objectOf(k)
+// hasObject reports whether the cluster has a managed object of a key.
+func (r *readyCluster) hasObject(k key) bool {
+	_, exists := r.cachedObject(k)
 	return exists
 }
 
@@ -194,15 +196,15 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 	v, runs := r.c.viewOf(k)
 	switch {
 	case !runs, v.err != nil && !v.deleting,
-		v.object != nil && v.IsNamespace() && k.Name != k.Namespace, v.object != nil && !v.digest.Finalizer, // the host's loop comes first
-		r.serving(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
-		r.c.withdraw(k, r.name)
+		v.object != nil && v.IsNamespace() && k.Name != k.Namespace, v.object != nil && !v.digest.HasFinalizer, // the host's loop comes first
+		r.availability(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
+		r.c.withdrawResult(k, r.name)
 		return 0, nil
 	}
-	if err := r.settleWrittenOff(ctx, v); err != nil {
+	if err := r.settleWriteOff(ctx, v); err != nil {
 		return 0, err
 	}
-	w := &work{view: v, cluster: r, state: r.c.state(v, r)}
+	w := &work{view: v, cluster: r, state: r.c.objectState(v, r)}
 	var err error
 	switch policy.Decide(w.state) {
 	case policy.Nothing:
@@ -218,16 +220,16 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 	case policy.Unlabel:
 		err = w.remove(ctx, false)
 	}
-	switch unknown := w.unknown || err != nil; {
-	case !unknown && v.object != nil:
-		r.c.report(v, r.name, w.result, w.wrote)
-	case unknown && w.after == 0 && err == nil:
-		r.c.withdraw(k, r.name)
+	switch noOutcome := w.noOutcome || err != nil; {
+	case !noOutcome && v.object != nil:
+		r.c.reportResult(v, r.name, w.result, w.wrote)
+	case noOutcome && w.requeueAfter == 0 && err == nil:
+		r.c.withdrawResult(k, r.name)
 	}
 	if w.noAnswer {
 		r.c.clusters.Enqueue(cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: r.name}) // is it still there?
 	}
-	return w.after, cmp.Or(err, w.err)
+	return w.requeueAfter, cmp.Or(err, w.err)
 }
 
 // work is one reconcile of a key in a cluster, and its outcome. Its methods return an error if there is no
@@ -239,16 +241,16 @@ type work struct {
 	result
 	// wrote is set after a write, noAnswer after a request that got no answer.
 	wrote, noAnswer bool
-	// unknown is set if there is no outcome to report, but no error either.
-	unknown bool
-	after   time.Duration
+	// noOutcome is set if there is no outcome to report, but no error either.
+	noOutcome    bool
+	requeueAfter time.Duration
 	// err is why a request that is tried again failed. The outcome is reported.
 	err error
 }
 
-// wait is an outcome that will change.
-func (w *work) wait(status string, after time.Duration) error {
-	w.status, w.after = status, after
+// setWaiting sets an outcome that will change.
+func (w *work) setWaiting(status string, requeueAfter time.Duration) error {
+	w.status, w.requeueAfter = status, requeueAfter
 	return nil
 }
 
@@ -261,24 +263,24 @@ func (w *work) confirmAbsent(ctx context.Context) error {
 	if w.state.Live == nil && w.expected(w.cluster.name) {
 		live, err := w.get(ctx)
 		if err != nil {
-			return w.fail(policy.RetrievalFailed, err)
+			return w.setFailed(policy.RetrievalFailed, err)
 		}
-		if live != nil && policy.Present(live, w.isOwn(live)) {
-			return w.wait(policy.WaitingForRemoval, time.Second) // the cache will show it
+		if live != nil && policy.MustBeGone(live, w.isHostNamespace(live)) {
+			return w.setWaiting(policy.WaitingForRemoval, time.Second) // the cache will show it
 		}
 	}
 	w.cleared = true
 	return nil
 }
 
-// sweep forgets, once a minute, the writes that need no memory.
-func (r *readyCluster) sweep(now time.Time) {
-	if now.Sub(r.swept) < time.Minute {
+// sweepRepeats forgets, once a minute, the writes that need no memory.
+func (r *readyCluster) sweepRepeats(now time.Time) {
+	if now.Sub(r.sweptAt) < time.Minute {
 		return
 	}
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
-	r.swept = now
+	r.sweptAt = now
 	for k, repeats := range r.repeats {
 		if repeats.Idle(now) {
 			delete(r.repeats, k)
@@ -288,8 +290,8 @@ func (r *readyCluster) sweep(now time.Time) {
 
 // removals returns what policy needs to know before placement deletes an object in the cluster.
 func (r *readyCluster) removals() policy.Removals {
-	state, n := r.c.clusters.state(r.name), r.countRemovals()
-	removals := policy.Removals{ReadySince: state.readySince, Replaced: state.replaced, Deletions: n.deletions, Managed: n.managed}
+	state, count := r.c.clusters.state(r.name), r.countRemovals()
+	removals := policy.Removals{ReadySince: state.readySince, Replaced: state.replaced, Deletions: count.deletions, Managed: count.managed}
 	if object, joined := r.c.kubeFedCluster(r.name); joined {
 		removals.AllowedUntil = policy.AllowedUntil(object)
 	}
@@ -301,31 +303,31 @@ func (r *readyCluster) removals() policy.Removals {
 func (r *readyCluster) countRemovals() removalCount {
 	epoch, now := r.c.epoch.Load(), time.Now()
 	r.c.mu.Lock()
-	known := r.counted
-	maps.DeleteFunc(r.removed, func(_ types.UID, at time.Time) bool { return now.Sub(at) >= removalWindow })
-	removed := maps.Clone(r.removed)
+	last := r.lastRemovalCount
+	maps.DeleteFunc(r.recentRemovals, func(_ types.UID, at time.Time) bool { return now.Sub(at) >= removalWindow })
+	recent := maps.Clone(r.recentRemovals)
 	r.c.mu.Unlock()
-	if known.epoch == epoch && now.Sub(known.at) < time.Second {
-		return known
+	if last.epoch == epoch && now.Sub(last.countedAt) < time.Second {
+		return last
 	}
-	n := removalCount{epoch: epoch, at: now, deletions: len(removed), managed: len(removed)}
-	for _, w := range r.watchesByType() {
-		for _, object := range w.following.List("", nil) {
-			if _, counted := removed[object.GetUID()]; counted {
+	count := removalCount{epoch: epoch, countedAt: now, deletions: len(recent), managed: len(recent)}
+	for _, watch := range r.watchesByType() {
+		for _, object := range watch.following.List("", nil) {
+			if _, counted := recent[object.GetUID()]; counted {
 				continue
 			}
-			n.managed++
-			v, runs := r.c.viewOf(w.federated.keyOf(cache.MetaObjectToName(object)))
+			count.managed++
+			v, runs := r.c.viewOf(watch.federated.keyOf(cache.MetaObjectToName(object)))
 			if !runs || v.object == nil || v.deleting || v.keepUnwanted || v.err != nil || v.wanted(r.name) || object.GetDeletionTimestamp() != nil {
 				continue
 			}
 			if !r.c.isHostNamespace(v.federatedType, v.key, object.GetUID()) {
-				n.deletions++
+				count.deletions++
 			}
 		}
 	}
 	r.c.mu.Lock()
-	r.counted = n
+	r.lastRemovalCount = count
 	r.c.mu.Unlock()
-	return n
+	return count
 }

@@ -27,12 +27,12 @@ func TestLoopOfAClusterIsStartedAgain(t *testing.T) {
 		}}
 		cluster.LoopOptions.Cluster = "c1"
 		options.Loop = "host"
-		c := &controller{readyClusters: map[string]*readyCluster{}, opened: make(chan struct{}, 1)}
+		c := &controller{readyByName: map[string]*readyCluster{}, clusterOpened: make(chan struct{}, 1)}
 		var err error
 		if c.loop, err = newKeyLoop(options, nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.open(t.Context(), "c1", &client{cluster: cluster, transport: &http.Transport{}}); err != nil {
+		if err := c.openCluster(t.Context(), "c1", &client{cluster: cluster, transport: &http.Transport{}}); err != nil {
 			t.Fatal(err)
 		}
 		r := c.readyCluster("c1")

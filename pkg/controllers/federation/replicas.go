@@ -31,17 +31,17 @@ var replicaSchedulingPreferences = schema.GroupVersionResource{Group: policy.Sch
 
 const (
 	replicaWorkers = 5
-	// readEvery is how often the clusters are read for a preference, at most.
-	readEvery = 5 * time.Second
-	// lookForPods is how often they are read while not all Pods are ready: no event says that a Pod has had no
-	// Node for long.
-	lookForPods = 30 * time.Second
-	// settleFor is how long after a write what runs is not read again, if the preference and the clusters
+	// replicaReadInterval is how often the clusters are read for a preference, at most.
+	replicaReadInterval = 5 * time.Second
+	// podRecheckInterval is how often they are read while not all Pods are ready: no event says that a Pod has
+	// had no Node for long.
+	podRecheckInterval = 30 * time.Second
+	// settleTime is how long after a write what runs is not read again, if the preference and the clusters
 	// are the same. The replicas that were moved are not ready at once: they would go back to a cluster
 	// that is full, and come again.
-	settleFor = 2 * time.Minute
-	// podsAtOnce is the length of a page of Pods.
-	podsAtOnce = 100
+	settleTime = 2 * time.Minute
+	// podPageSize is the length of a page of Pods.
+	podPageSize = 100
 )
 
 // spreader writes placement and replicas of the federated objects that have a ReplicaSchedulingPreference.
@@ -53,9 +53,10 @@ type spreader struct {
 
 // decision is what was last decided on a preference.
 type decision struct {
-	// at is when it was made, with all that was known then; wrote is when the federated object was last written.
-	at, wrote time.Time
-	in        replicas.Input
+	// decidedAt is when it was made, with all that was known then; writtenAt is when the federated object was
+	// last written.
+	decidedAt, writtenAt time.Time
+	input                replicas.Input
 	// text is for people.
 	text string
 }
@@ -65,18 +66,18 @@ func newSpreader(c *controller, loop controllers.LoopOptions) (*spreader, error)
 	loop.Workers = replicaWorkers
 	var err error
 	all := func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
-		return namesIn(c.informers.preferences, metav1.NamespaceAll)
+		return objectNames(c.informers.preferences, metav1.NamespaceAll)
 	}
-	ofCluster := clusterChanges(func(c policy.Cluster) any { return []any{c.Labels, policy.StartHealth(c.Status).Ready()} })
+	labelsOrReadiness := clusterChanges(func(c policy.Cluster) any { return []any{c.Labels, policy.StartHealth(c.Status).Ready()} })
 	s.Loop, err = controllers.NewLoop(loop, s.reconcile, controllers.WatchSelf(c.informers.preferences),
-		controllers.WatchChanges(c.informers.clusters, all, ofCluster), controllers.WatchChanges(c.informers.configs, all))
+		controllers.WatchChanges(c.informers.clusters, all, labelsOrReadiness), controllers.WatchChanges(c.informers.configs, all))
 	return s, err
 }
 
 // clusterChanges leaves out updates of KubeFedClusters that do not change what a function returns.
-func clusterChanges(of func(policy.Cluster) any) func(controllers.Event[*unstructured.Unstructured]) bool {
+func clusterChanges(property func(policy.Cluster) any) func(controllers.Event[*unstructured.Unstructured]) bool {
 	return func(e controllers.Event[*unstructured.Unstructured]) bool {
-		return e.Old == nil || e.New == nil || !reflect.DeepEqual(of(policy.ReadCluster(e.Old)), of(policy.ReadCluster(e.New)))
+		return e.Old == nil || e.New == nil || !reflect.DeepEqual(property(policy.ReadCluster(e.Old)), property(policy.ReadCluster(e.New)))
 	}
 }
 
@@ -90,8 +91,9 @@ func (s *spreader) spreads(k key) bool {
 	return preference.Type() == k.kind
 }
 
-// changed enqueues the preference of a federated object when that has changed, or its object in a cluster.
-func (s *spreader) changed(k key) {
+// enqueuePreference enqueues the preference of a federated object when that has changed, or its object in a
+// cluster.
+func (s *spreader) enqueuePreference(k key) {
 	if s.spreads(k) {
 		s.Enqueue(k.ObjectName)
 	}
@@ -100,17 +102,17 @@ func (s *spreader) changed(k key) {
 // undecided reports whether a preference spreads the replicas of a federated object, and has not been decided
 // on since a time.
 func (s *spreader) undecided(k key, since time.Time) bool {
-	return s.spreads(k) && s.last(k.ObjectName).at.Before(since)
+	return s.spreads(k) && s.lastDecision(k.ObjectName).decidedAt.Before(since)
 }
 
-func (s *spreader) last(name cache.ObjectName) decision {
+func (s *spreader) lastDecision(name cache.ObjectName) decision {
 	value, _ := s.decisions.Load(name)
 	d, _ := value.(decision)
 	return d
 }
 
-// texts returns the decisions for people, by NAMESPACE/NAME.
-func (s *spreader) texts() map[string]string {
+// decisionTexts returns the decisions for people, by NAMESPACE/NAME.
+func (s *spreader) decisionTexts() map[string]string {
 	texts := map[string]string{}
 	for name, d := range s.decisions.Range {
 		texts[name.(cache.ObjectName).String()] = d.(decision).text
@@ -125,21 +127,21 @@ func (s *spreader) reconcile(ctx context.Context, name cache.ObjectName) (time.D
 		s.decisions.Delete(name)
 		return 0, nil
 	}
-	if left := readEvery - now.Sub(s.last(name).at); left > 0 {
-		return left, nil
+	if remaining := replicaReadInterval - now.Sub(s.lastDecision(name).decidedAt); remaining > 0 {
+		return remaining, nil
 	}
-	d, after, err := s.decide(ctx, object, now)
+	d, requeueAfter, err := s.decide(ctx, object, now)
 	if d.text != "" && err == nil {
-		d.at = now
+		d.decidedAt = now
 		s.decisions.Store(name, d)
 	}
-	return after, err
+	return requeueAfter, err
 }
 
-// refuse tells once why a preference writes nothing.
-func (s *spreader) refuse(object *unstructured.Unstructured, problem error) decision {
+// refusePreference tells once why a preference writes nothing.
+func (s *spreader) refusePreference(object *unstructured.Unstructured, problem error) decision {
 	text := "invalid: " + problem.Error()
-	if s.last(cache.MetaObjectToName(object)).text != text {
+	if s.lastDecision(cache.MetaObjectToName(object)).text != text {
 		s.c.host.Events.Event(object, corev1.EventTypeWarning, policy.InvalidPreference, problem.Error())
 	}
 	return decision{text: text}
@@ -147,65 +149,65 @@ func (s *spreader) refuse(object *unstructured.Unstructured, problem error) deci
 
 // decide writes the federated object of a preference, if that plans something else than before. It returns
 // the decision, without a text if it must wait, and when to decide again even without an event.
-func (s *spreader) decide(ctx context.Context, object *unstructured.Unstructured, now time.Time) (d decision, after time.Duration, err error) {
+func (s *spreader) decide(ctx context.Context, object *unstructured.Unstructured, now time.Time) (d decision, requeueAfter time.Duration, err error) {
 	config := s.c.settings(ctx)
 	preference, err := policy.ReadReplicaPreference(object)
 	switch {
-	case !config.Scheduler:
+	case !config.SchedulerPreferences:
 		return decision{text: "the gate SchedulerPreferences is off"}, 0, nil
 	case err != nil:
-		return s.refuse(object, err), 0, nil
+		return s.refusePreference(object, err), 0, nil
 	}
 	v, runs := s.c.viewOf(key{preference.Type(), cache.MetaObjectToName(object)})
 	if !runs || v.object == nil || v.deleting {
 		return d, 0, nil // an event follows when there is something to place
 	}
-	federated, err := s.c.read(ctx, v.federatedType, v.key.ObjectName)
+	federated, err := s.c.readObject(ctx, v.federatedType, v.key.ObjectName)
 	if federated == nil || err != nil {
 		return d, 0, err
 	}
 	clusters := s.c.joinedClusters()
 	if preference.Intersect {
-		namespace, err := s.c.namespaceBody(ctx, v)
+		namespace, err := s.c.readNamespace(ctx, v)
 		if err != nil {
 			return d, 0, err
 		}
 		if clusters, err = policy.SelectClusters(&v.TypeConfig, federated, namespace, clusters); err != nil {
-			return s.refuse(object, err), 0, nil
+			return s.refusePreference(object, err), 0, nil
 		}
 	}
-	ready, wait := s.available(clusters, policy.ReadFederated(federated), config.UnavailableDelay, now)
+	ready, wait := s.availableClusters(clusters, policy.ReadFederated(federated), config.UnavailableDelay, now)
 	switch {
 	case wait > 0:
 		return d, wait, nil
 	case len(ready) == 0:
 		return decision{text: "no cluster is ready"}, 0, nil
 	}
-	last := s.last(v.key.ObjectName)
-	d = decision{wrote: last.wrote, in: replicas.Input{Total: *preference.TotalReplicas, Rebalance: preference.Rebalance, Preferences: preference.Clusters,
-		Current: last.in.Current, Capacity: last.in.Capacity, Key: v.key.ObjectName.String()}}
+	last := s.lastDecision(v.key.ObjectName)
+	d = decision{writtenAt: last.writtenAt, input: replicas.Input{Total: *preference.TotalReplicas, Rebalance: preference.Rebalance, Preferences: preference.Clusters,
+		Current: last.input.Current, Capacity: last.input.Capacity, Key: v.key.ObjectName.String()}}
 	for _, r := range ready {
-		d.in.Clusters = append(d.in.Clusters, r.name)
+		d.input.Clusters = append(d.input.Clusters, r.name)
 	}
-	if after = settleFor - now.Sub(d.wrote); after <= 0 || !reflect.DeepEqual(d.in, last.in) {
-		if after, err = s.observe(ctx, v, ready, &d.in); err != nil {
+	if requeueAfter = settleTime - now.Sub(d.writtenAt); requeueAfter <= 0 || !reflect.DeepEqual(d.input, last.input) {
+		if requeueAfter, err = s.readWorkloads(ctx, v, ready, &d.input); err != nil {
 			return d, 0, err
 		}
 	}
 	plan := map[string]int64{}
-	for cluster, share := range replicas.Plan(d.in) {
+	for cluster, share := range replicas.Plan(d.input) {
 		plan[cluster] = share.Replicas()
 	}
 	spread, changed, err := policy.Spread(federated, plan)
 	if err != nil {
-		return s.refuse(object, err), 0, nil
+		return s.refusePreference(object, err), 0, nil
 	}
 	if changed {
-		d.wrote, err = now, s.write(ctx, v, spread)
-		after = settleFor
+		d.writtenAt, err = now, s.write(ctx, v, spread)
+		requeueAfter = settleTime
 	}
 	d.text = strings.TrimPrefix(fmt.Sprint(plan), "map")
-	return d, after, err
+	return d, requeueAfter, err
 }
 
 // write writes the federated object, unless somebody else has since it was read.
@@ -217,87 +219,87 @@ func (s *spreader) write(ctx context.Context, v *view, spread *unstructured.Unst
 	if err != nil {
 		return fmt.Errorf("replicas of %s %s: %w", v.Federated.Kind, v.key.ObjectName, err)
 	}
-	s.c.bodies.put(v.key, written)
+	s.c.recentObjects.put(v.key, written)
 	s.c.metrics.spreads.Inc()
 	klog.FromContext(ctx).V(2).Info("Wrote the replicas of a federated object", "object", klog.KRef(v.key.Namespace, v.key.Name))
 	return nil
 }
 
-// available returns the clusters of a plan. If there can be no plan yet, it returns how long to wait: a
-// cluster is not known yet, or the federated object is placed in one that has not been away for the delay. A
-// plan without that cluster would move its replicas, a plan with it needs to know what runs there.
-func (s *spreader) available(clusters []policy.Cluster, f *policy.Federated, delay time.Duration, now time.Time) (usable []*readyCluster, wait time.Duration) {
+// availableClusters returns the clusters of a plan. If there can be no plan yet, it returns how long to wait:
+// a cluster is not known yet, or the federated object is placed in one that has not been away for the delay.
+// A plan without that cluster would move its replicas, a plan with it needs to know what runs there.
+func (s *spreader) availableClusters(clusters []policy.Cluster, federated *policy.Federated, delay time.Duration, now time.Time) (usable []*readyCluster, wait time.Duration) {
 	for _, cluster := range clusters {
 		state, r := s.c.clusters.state(cluster.Name), s.c.readyCluster(cluster.Name)
-		left := time.Duration(0)
+		remaining := time.Duration(0)
 		switch since, away := cluster.NotReadySince(); {
 		case r != nil && state.health.Ready():
 			usable = append(usable, r)
 		case state.health.Ready(), !state.probed:
-			left = time.Second
-		case !slices.Contains(f.Placement.Clusters, cluster.Name):
+			remaining = time.Second
+		case !slices.Contains(federated.Placement.Clusters, cluster.Name):
 		case !away:
-			left = time.Second // its status will say so
+			remaining = time.Second // its status will say so
 		default:
-			left = since.Add(delay + time.Second).Sub(now) // the status has whole seconds
+			remaining = since.Add(delay + time.Second).Sub(now) // the status has whole seconds
 		}
-		if left > 0 && (wait == 0 || left < wait) {
-			wait = left
+		if remaining > 0 && (wait == 0 || remaining < wait) {
+			wait = remaining
 		}
 	}
 	return usable, wait
 }
 
-// observe reads what runs in the clusters, and returns when to read again even without an event.
-func (s *spreader) observe(ctx context.Context, v *view, ready []*readyCluster, in *replicas.Input) (after time.Duration, err error) {
-	in.Current, in.Capacity = map[string]int64{}, map[string]int64{}
+// readWorkloads reads what runs in the clusters, and returns when to read again even without an event.
+func (s *spreader) readWorkloads(ctx context.Context, v *view, ready []*readyCluster, input *replicas.Input) (requeueAfter time.Duration, err error) {
+	input.Current, input.Capacity = map[string]int64{}, map[string]int64{}
 	var (
 		mu      sync.Mutex
 		reading sync.WaitGroup
 	)
 	for _, r := range ready {
 		reading.Go(func() {
-			w, failed := r.observe(ctx, v)
+			workload, readErr := r.readWorkload(ctx, v)
 			mu.Lock()
 			defer mu.Unlock()
-			if failed != nil {
+			if readErr != nil {
 				r.c.clusters.Enqueue(cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: r.name}) // is it still there?
-				err = errors.Join(err, fmt.Errorf("replicas in cluster %s: %w", r.name, truncatedError{failed}))
+				err = errors.Join(err, fmt.Errorf("replicas in cluster %s: %w", r.name, truncatedError{readErr}))
 			}
-			if w.Ready != w.Replicas {
-				after = lookForPods
+			if workload.Ready != workload.Replicas {
+				requeueAfter = podRecheckInterval
 			}
-			if in.Current[r.name] = w.Ready; w.Unschedulable > 0 {
-				in.Capacity[r.name] = w.Replicas - w.Unschedulable
+			if input.Current[r.name] = workload.Ready; workload.Unschedulable > 0 {
+				input.Capacity[r.name] = workload.Replicas - workload.Unschedulable
 			}
 		})
 	}
 	reading.Wait()
-	return after, err
+	return requeueAfter, err
 }
 
-// observe reads a workload of the cluster, which is empty if there is none. Its Pods are read, page by page,
-// if not all are ready.
-func (r *readyCluster) observe(ctx context.Context, v *view) (w policy.Workload, err error) {
+// readWorkload reads a workload of the cluster, which is empty if there is none. Its Pods are read, page by
+// page, if not all are ready.
+func (r *readyCluster) readWorkload(ctx context.Context, v *view) (workload policy.Workload, err error) {
 	resource := schema.GroupVersionResource{Group: v.Target.Group, Version: v.Target.Version, Resource: v.Target.PluralName}
 	object, err := r.client.cluster.Dynamic.Resource(resource).Namespace(v.key.Namespace).Get(ctx, v.key.Name, metav1.GetOptions{})
 	if err != nil {
-		return w, ignoreNotFound(err)
+		return workload, ignoreNotFound(err)
 	}
-	if w, err = policy.ReadWorkload(object); err != nil || w.Ready == w.Replicas {
-		return w, err
+	if workload, err = policy.ReadWorkload(object); err != nil || workload.Ready == workload.Replicas {
+		return workload, err
 	}
-	w.Ready = 0
-	for options := (metav1.ListOptions{LabelSelector: w.Selector, Limit: podsAtOnce}); ; {
+	workload.Ready = 0
+	for options := (metav1.ListOptions{LabelSelector: workload.Selector, Limit: podPageSize}); ; {
 		page, err := r.client.cluster.Dynamic.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(v.key.Namespace).List(ctx, options)
 		if err != nil {
-			return w, err
+			return workload, err
 		}
 		for i := range page.Items {
-			w.Count(&page.Items[i], time.Now())
+			workload.CountPod(&page.Items[i], time.Now())
 		}
 		if options.Continue = page.GetContinue(); options.Continue == "" {
-			return w, nil
+			return workload, nil
 		}
 	}
 }

@@ -18,13 +18,13 @@ import (
 
 const (
 	syncWorkers = 10
-	// statusEvery is how often the status of the federated object is written at most.
-	statusEvery = time.Second
+	// statusInterval is how often the status of the federated object is written at most.
+	statusInterval = time.Second
 	// resultTimeout is how long the status of the federated object waits for the result of a cluster.
 	resultTimeout = time.Minute
-	// earlyVersionsEvery is how often, at most, the PropagatedVersion is written while a cluster has no result,
-	// and how long the first new objects wait for it.
-	earlyVersionsEvery = 200 * time.Millisecond
+	// earlyVersionsInterval is how often, at most, the PropagatedVersion is written while a cluster has no
+	// result, and how long the first new objects wait for it.
+	earlyVersionsInterval = 200 * time.Millisecond
 )
 
 // keyRecord is what this process remembers of a key while there is something to do, or to be written on the
@@ -50,9 +50,10 @@ type keyRecord struct {
 // result is what the loop of a cluster has reported of a key.
 type result struct {
 	fingerprint uint64
-	// done is set when the cluster's loop has reconciled the fingerprint. Until then, the key is in its queue.
-	done   bool
-	status string
+	// reconciled is set when the cluster's loop has reconciled the fingerprint. Until then, the key is in its
+	// queue.
+	reconciled bool
+	status     string
 	// version is the object's version after the last write of this content.
 	version string
 	content uint64
@@ -86,9 +87,9 @@ func (c *controller) ensureRecord(k key) *keyRecord {
 	return record
 }
 
-// noteFingerprint notes in the record of a view when its fingerprint was first seen, and returns the record.
-// The caller holds mu.
-func (c *controller) noteFingerprint(v *view) *keyRecord {
+// updateFingerprint notes in the record of a view when its fingerprint was first seen, and returns the
+// record. The caller holds mu.
+func (c *controller) updateFingerprint(v *view) *keyRecord {
 	record := c.ensureRecord(v.key)
 	if record.fingerprint != v.fingerprint {
 		record.fingerprint, record.since = v.fingerprint, time.Now()
@@ -108,8 +109,8 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		delete(c.records, k)
 		c.mu.Unlock()
 		if runs {
-			for _, r := range c.ready() {
-				if r.holds(k) {
+			for _, r := range c.readyClusters() {
+				if r.hasObject(k) {
 					r.loop.Enqueue(k) // a managed object without a federated object
 				}
 			}
@@ -121,25 +122,25 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 		return 0, nil
 	}
 	if v.err != nil && !v.deleting {
-		return c.conclude(ctx, v, nil)
+		return c.writeOutcomes(ctx, v, nil)
 	}
 	switch {
-	case v.digest.Finalizer:
+	case v.digest.HasFinalizer:
 	case v.deleting:
 		return 0, nil
 	default:
-		return 0, c.finalize(ctx, v, true) // its event is next: no cluster is written before that
+		return 0, c.ensureFinalizer(ctx, v, true) // its event is next: no cluster is written before that
 	}
 	outcomes := c.outcomes(v)
-	wait, err := c.writeOffs(ctx, v, outcomes)
+	wait, err := c.writeOffClusters(ctx, v, outcomes)
 	if err != nil {
 		return 0, err
 	}
-	after, err := c.conclude(ctx, v, outcomes)
-	if wait > 0 && (after == 0 || wait < after) {
-		after = wait
+	requeueAfter, err := c.writeOutcomes(ctx, v, outcomes)
+	if wait > 0 && (requeueAfter == 0 || wait < requeueAfter) {
+		requeueAfter = wait
 	}
-	return after, err
+	return requeueAfter, err
 }
 
 // outcome is what the host knows of a federated object in one cluster.
@@ -153,11 +154,11 @@ type outcome struct {
 // PropagatedVersion. It enqueues the key in each cluster that has something to do and has not reconciled the
 // present fingerprint.
 func (c *controller) outcomes(v *view) map[string]outcome {
-	names := slices.Clone(v.placed)
+	names := slices.Clone(v.placedClusters)
 	names = slices.AppendSeq(names, maps.Keys(v.propagated.Clusters))
-	ready := c.ready()
+	ready := c.readyClusters()
 	for _, r := range ready {
-		if r.holds(v.key) {
+		if r.hasObject(v.key) {
 			names = append(names, r.name)
 		}
 	}
@@ -165,14 +166,14 @@ func (c *controller) outcomes(v *view) map[string]outcome {
 	outcomes := map[string]outcome{}
 	for _, name := range slices.Compact(names) {
 		if _, joined := c.kubeFedCluster(name); joined {
-			outcomes[name] = c.outcomeIn(v, name, ready[name])
+			outcomes[name] = c.clusterOutcome(v, name, ready[name])
 		}
 	}
 	return outcomes
 }
 
-// outcomeIn returns the outcome in one cluster; r is nil if the cluster is not ready.
-func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
+// clusterOutcome returns the outcome in one cluster; r is nil if the cluster is not ready.
+func (c *controller) clusterOutcome(v *view, name string, r *readyCluster) outcome {
 	if r == nil {
 		switch state := c.clusters.state(name); {
 		case !state.probed:
@@ -182,59 +183,59 @@ func (c *controller) outcomeIn(v *view, name string, r *readyCluster) outcome {
 		}
 		return outcome{status: policy.ClusterNotReady}
 	}
-	serving := r.serving(v.Name)
-	if status := serving.Status(); status != "" {
+	availability := r.availability(v.Name)
+	if status := availability.Status(); status != "" {
 		wanted := v.wanted(name)
-		gone := serving == policy.Absent && !wanted
+		gone := availability == policy.Absent && !wanted
 		if gone {
 			status = ""
 		}
-		return outcome{status: status, pending: serving == policy.NotListed, cleared: gone}
+		return outcome{status: status, pending: availability == policy.NotListed, cleared: gone}
 	}
-	state := c.state(v, r)
+	state := c.objectState(v, r)
 	action := policy.Decide(state)
 	c.mu.Lock()
-	known := c.noteFingerprint(v).ensureResult(name)
-	found := outcome{status: known.status, cleared: known.cleared}
+	last := c.updateFingerprint(v).ensureResult(name)
+	current := outcome{status: last.status, cleared: last.cleared}
 	enqueue := false
 	switch {
-	case known.fingerprint == v.fingerprint && known.done:
+	case last.fingerprint == v.fingerprint && last.reconciled:
 	case action == policy.Nothing && (state.Live != nil || !v.expected(name)): // an empty cache may be late
-		known.status = ""
-		found.status, found.cleared = "", !v.wanted(name)
+		last.status = ""
+		current.status, current.cleared = "", !v.wanted(name)
 	default:
-		found.pending = true
-		enqueue = known.fingerprint != v.fingerprint
-		known.fingerprint, known.done = v.fingerprint, false
+		current.pending = true
+		enqueue = last.fingerprint != v.fingerprint
+		last.fingerprint, last.reconciled = v.fingerprint, false
 	}
 	c.mu.Unlock()
 	if enqueue {
 		r.loop.Enqueue(v.key)
 	}
-	return found
+	return current
 }
 
-// withdraw drops the pending result of a cluster whose loop has reconciled the key without an outcome.
-func (c *controller) withdraw(k key, cluster string) {
+// withdrawResult drops the pending result of a cluster whose loop has reconciled the key without an outcome.
+func (c *controller) withdrawResult(k key, cluster string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if record := c.records[k]; record.resultOf(cluster) != nil && !record.results[cluster].done {
+	if record := c.records[k]; record.resultOf(cluster) != nil && !record.results[cluster].reconciled {
 		delete(record.results, cluster)
 	}
 }
 
-// report notes the outcome of a key in a cluster.
-func (c *controller) report(v *view, cluster string, next result, wrote bool) {
+// reportResult notes the outcome of a key in a cluster.
+func (c *controller) reportResult(v *view, cluster string, next result, wrote bool) {
 	c.mu.Lock()
 	record := c.ensureRecord(v.key)
-	known := record.ensureResult(cluster)
-	next.fingerprint, next.done = v.fingerprint, true
+	last := record.ensureResult(cluster)
+	next.fingerprint, next.reconciled = v.fingerprint, true
 	if next.version == "" {
-		next.version, next.content = known.version, known.content
+		next.version, next.content = last.version, last.content
 	}
-	changed := wrote || known.status != next.status || known.cleared != next.cleared || known.fingerprint != next.fingerprint || !known.done
+	changed := wrote || last.status != next.status || last.cleared != next.cleared || last.fingerprint != next.fingerprint || !last.reconciled
 	since := record.since
-	*known = next
+	*last = next
 	record.dirty = record.dirty || wrote
 	c.mu.Unlock()
 	if wrote && !since.IsZero() {
@@ -245,12 +246,12 @@ func (c *controller) report(v *view, cluster string, next result, wrote bool) {
 	}
 }
 
-// conclude writes the outcome of a federated object on the host: its versions and its status or, if it is
-// being deleted and no cluster has its object, the removal of its finalizer.
-func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]outcome) (time.Duration, error) {
+// writeOutcomes writes the outcome of a federated object on the host: its versions and its status or, if it
+// is being deleted and no cluster has its object, the removal of its finalizer.
+func (c *controller) writeOutcomes(ctx context.Context, v *view, outcomes map[string]outcome) (time.Duration, error) {
 	now := time.Now()
 	c.mu.Lock()
-	record := c.noteFingerprint(v)
+	record := c.updateFingerprint(v)
 	conclusion := policy.Conclusion{Generation: v.digest.Generation, Wrote: record.dirty}
 	if v.reason != "" && !v.deleting {
 		conclusion.Reason = v.reason
@@ -269,24 +270,24 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 				outcome.status = policy.CachedRetrievalFailed
 			}
 		}
-		if v.placed != nil && slices.Contains(v.placed, name) || outcome.status != "" {
+		if v.placedClusters != nil && slices.Contains(v.placedClusters, name) || outcome.status != "" {
 			conclusion.Clusters = append(conclusion.Clusters, policy.ClusterResult{Name: name, Status: outcome.status})
 		}
-		known := record.results[name]
-		written := known != nil && known.version != ""
+		last := record.results[name]
+		written := last != nil && last.version != ""
 		if (v.propagated.Has(name) || written && record.dirty) && (v.wanted(name) || !outcome.cleared) {
-			versions[name] = v.valid[name] // empty if the cluster has an older content
+			versions[name] = v.validVersions[name] // empty if the cluster has an older content
 		}
-		if written && v.wanted(name) && known.content == v.digest.Content(name) {
-			versions[name] = known.version
+		if written && v.wanted(name) && last.content == v.digest.ContentHash(name) {
+			versions[name] = last.version
 			hasNewVersion = hasNewVersion || !v.propagated.Has(name)
 		}
 	}
 	// While a cluster has no result, the status waits for it. The versions of new objects must not: a later
 	// leader would not delete an object of which no PropagatedVersion tells.
-	statusLeft := v.statusEvery() - now.Sub(record.lastStatusWrite)
+	statusLeft := v.statusInterval() - now.Sub(record.lastStatusWrite)
 	early := resultsLeft > 0 && hasNewVersion && !v.deleting
-	earlyLeft := earlyVersionsEvery - min(now.Sub(record.since), now.Sub(record.lastEarlyVersions))
+	earlyLeft := earlyVersionsInterval - min(now.Sub(record.since), now.Sub(record.lastEarlyVersions))
 	if early && earlyLeft <= 0 {
 		record.lastEarlyVersions = now
 	}
@@ -309,7 +310,7 @@ func (c *controller) conclude(ctx context.Context, v *view, outcomes map[string]
 	case statusLeft > 0:
 		return statusLeft, nil
 	}
-	c.collect(v, conclusion.Clusters)
+	c.collectStatuses(v, conclusion.Clusters)
 	if v.deleting {
 		slices.Sort(waiting)
 		c.eventOnce(v, corev1.EventTypeNormal, "WaitForRemovalInCluster", "waiting until these clusters have removed the object: "+strings.Join(waiting, ", "))
@@ -336,18 +337,18 @@ func (c *controller) eventOnce(v *view, kind, reason, text string) {
 	}
 	c.mu.Unlock()
 	if !emitted {
-		c.emit(v, kind, reason, text)
+		c.recordEvent(v, kind, reason, text)
 	}
 }
 
-// emit records an Event on the federated object.
-func (c *controller) emit(v *view, kind, reason, text string) {
+// recordEvent records an Event on the federated object.
+func (c *controller) recordEvent(v *view, kind, reason, text string) {
 	c.host.Events.Event(&corev1.ObjectReference{APIVersion: v.Federated.APIVersion(), Kind: v.Federated.Kind,
 		Namespace: v.key.Namespace, Name: v.key.Name, UID: v.object.GetUID()}, kind, reason, text)
 }
 
-// forget drops the record of a key if all that it says is on the host.
-func (c *controller) forget(v *view) {
+// dropRecord drops the record of a key if all that it says is on the host.
+func (c *controller) dropRecord(v *view) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	record := c.records[v.key]
@@ -359,8 +360,8 @@ func (c *controller) forget(v *view) {
 		record.fingerprint != v.fingerprint || len(record.events) > 0 {
 		return
 	}
-	for _, known := range record.results {
-		if known.fingerprint == v.fingerprint && !known.done || known.status != "" {
+	for _, result := range record.results {
+		if result.fingerprint == v.fingerprint && !result.reconciled || result.status != "" {
 			return
 		}
 	}
@@ -374,7 +375,7 @@ func (c *controller) forget(v *view) {
 func (c *controller) dropResults(cluster string, selects func(*federatedType) bool) {
 	c.mu.Lock()
 	for k, record := range c.records {
-		if t := c.followed[k.kind]; t != nil && selects(t) {
+		if t := c.federatedTypes[k.kind]; t != nil && selects(t) {
 			delete(record.results, cluster)
 		}
 	}
@@ -385,14 +386,14 @@ func (c *controller) dropResults(cluster string, selects func(*federatedType) bo
 func (c *controller) readyCluster(name string) *readyCluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.readyClusters[name]
+	return c.readyByName[name]
 }
 
-// ready returns the clusters that are ready, by name.
-func (c *controller) ready() map[string]*readyCluster {
+// readyClusters returns the clusters that are ready, by name.
+func (c *controller) readyClusters() map[string]*readyCluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return maps.Clone(c.readyClusters)
+	return maps.Clone(c.readyByName)
 }
 
-func describe(v *view) string { return fmt.Sprintf("%s %q", v.Target.Kind, v.target(v.key)) }
+func describeTarget(v *view) string { return fmt.Sprintf("%s %q", v.Target.Kind, v.targetName(v.key)) }

@@ -41,22 +41,24 @@ func newTypeLoop(c *controller, loop controllers.LoopOptions) (*typeLoop, error)
 	l.Loop, err = controllers.NewLoop(loop, l.reconcile,
 		// One type may need another type, or be the federated type of another, so each change concerns all.
 		controllers.WatchMapped(c.informers.types, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
-			return append(l.all(), cache.MetaObjectToName(cmp.Or(e.New, e.Old)))
+			return append(l.names(), cache.MetaObjectToName(cmp.Or(e.New, e.Old)))
 		}, controllers.GenerationChanged),
 		controllers.WatchChanges(c.informers.configs, func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
-			return l.all()
+			return l.names()
 		}, controllers.GenerationChanged),
 		controllers.WatchChanges(c.informers.definitions, func(e controllers.Event[metav1.Object]) []cache.ObjectName {
 			if e.Old != nil && e.New != nil {
 				return nil // only its existence matters
 			}
-			return l.all()
+			return l.names()
 		}))
 	return l, err
 }
 
-// all returns the names of all FederatedTypeConfigs.
-func (l *typeLoop) all() []cache.ObjectName { return namesIn(l.c.informers.types, l.c.cfg.Namespace) }
+// names returns the names of all FederatedTypeConfigs.
+func (l *typeLoop) names() []cache.ObjectName {
+	return objectNames(l.c.informers.types, l.c.cfg.Namespace)
+}
 
 // runningTypes returns the types that run.
 func (l *typeLoop) runningTypes() (types []policy.TypeConfig) {
@@ -68,18 +70,18 @@ func (l *typeLoop) runningTypes() (types []policy.TypeConfig) {
 	return types
 }
 
-// defined reports whether there is a CustomResourceDefinition.
-func (l *typeLoop) defined(r schema.GroupResource) bool {
+// isDefined reports whether there is a CustomResourceDefinition.
+func (l *typeLoop) isDefined(r schema.GroupResource) bool {
 	_, exists := l.c.informers.definitions.Get(cache.ObjectName{Name: r.String()})
 	return exists
 }
 
-// read returns all FederatedTypeConfigs.
-func (l *typeLoop) read() (all []policy.TypeConfig) {
+// typeConfigs returns all FederatedTypeConfigs.
+func (l *typeLoop) typeConfigs() (configs []policy.TypeConfig) {
 	for _, object := range l.c.informers.types.List(l.c.cfg.Namespace, nil) {
-		all = append(all, policy.ReadTypeConfig(object))
+		configs = append(configs, policy.ReadTypeConfig(object))
 	}
-	return all
+	return configs
 }
 
 func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -88,16 +90,16 @@ func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 		l.states.Delete(key.Name)
 		return 0, nil
 	}
-	t, client := policy.ReadTypeConfig(object), l.c.ofFederation(federatedTypeConfigs)
+	t, client := policy.ReadTypeConfig(object), l.c.federationClient(federatedTypeConfigs)
 	if t.Deleting {
-		l.set(typeState{TypeConfig: t})
+		l.setState(typeState{TypeConfig: t})
 	}
 	if _, err := setFinalizer(ctx, client, object, policy.TypeFinalizer, !t.Deleting); err != nil || t.Deleting {
 		return 0, err
 	}
 	config := l.c.settings(ctx)
-	runs, warning := t.Runs(l.read(), config, l.defined)
-	if l.set(typeState{t, runs, warning}) {
+	runs, warning := t.Runs(l.typeConfigs(), config, l.isDefined)
+	if l.setState(typeState{t, runs, warning}) {
 		l.c.host.Events.Event(object, corev1.EventTypeWarning, warning.Reason, warning.Text)
 	}
 	status, changed := t.NextStatus(runs, config)
@@ -108,8 +110,8 @@ func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 	return 0, err
 }
 
-// set notes what was decided on a type. It reports whether its warning is a new one.
-func (l *typeLoop) set(t typeState) (warns bool) {
+// setState notes what was decided on a type. It reports whether its warning is a new one.
+func (l *typeLoop) setState(t typeState) (warns bool) {
 	state, _ := l.states.Swap(t.Name, t)
 	before, _ := state.(typeState)
 	return t.warning.Reason != "" && t.warning != before.warning

@@ -34,13 +34,13 @@ type federatedType struct {
 	following *informers.Following[*informers.Object]
 	unwatch   func() // ends the loop's watch of it
 	client    dynamic.NamespaceableResourceInterface
-	// defined is when the API server last said that the CustomResourceDefinition is not being deleted. It is
+	// definedAt is when the API server last said that the CustomResourceDefinition is not being deleted. It is
 	// under the controller's mu.
-	defined time.Time
+	definedAt time.Time
 }
 
-// target returns the name of the object in clusters.
-func (t *federatedType) target(k key) cache.ObjectName {
+// targetName returns the name of the object in clusters.
+func (t *federatedType) targetName(k key) cache.ObjectName {
 	if t.IsNamespace() {
 		return cache.ObjectName{Name: k.Name}
 	}
@@ -76,15 +76,15 @@ type view struct {
 	inputsListed bool
 	// keepUnwanted is set if clusters keep an object that is no longer wanted.
 	keepUnwanted bool
-	// placed, reason and err are the results of policy.Place: placed has the names of the clusters where the
-	// federated object belongs, sorted.
-	placed []string
-	reason string
-	err    error
-	// propagated has the versions that the PropagatedVersion says were last written, valid those of them that
-	// still hold.
-	propagated policy.Propagated
-	valid      map[string]string
+	// placedClusters, reason and err are the results of policy.Place: placedClusters has the names of the
+	// clusters where the federated object belongs, sorted.
+	placedClusters []string
+	reason         string
+	err            error
+	// propagated has the versions that the PropagatedVersion says were last written, validVersions those of them
+	// that still hold.
+	propagated    policy.Propagated
+	validVersions map[string]string
 	// fingerprint is a hash of what the view asks of clusters.
 	fingerprint uint64
 }
@@ -92,7 +92,7 @@ type view struct {
 // viewOf returns what is known of a key; false if its type does not run.
 func (c *controller) viewOf(k key) (*view, bool) {
 	c.mu.Lock()
-	t, namespaces := c.followed[k.kind], c.followed[policy.NamespacesType]
+	t, namespaces := c.federatedTypes[k.kind], c.federatedTypes[policy.NamespacesType]
 	var propagatedDigest *policy.Digest
 	if record := c.records[k]; record != nil {
 		propagatedDigest = record.propagatedDigest
@@ -123,10 +123,10 @@ func (c *controller) viewOf(k key) (*view, bool) {
 	v.deleting = v.object.GetDeletionTimestamp() != nil
 	v.keepUnwanted = v.keepUnwanted || v.deleting && v.object.GetAnnotations()[policy.OrphanAnnotation] == "true"
 	if !t.IsNamespace() || !policy.ProtectedNamespace(k.Name, c.cfg.ProtectedNamespaces...) {
-		v.placed, v.reason, v.err = policy.Place(&t.TypeConfig, v.digest.Placement, namespace, c.joinedClusters())
+		v.placedClusters, v.reason, v.err = policy.Place(&t.TypeConfig, v.digest.Placement, namespace, c.joinedClusters())
 	}
 	v.propagated = c.propagatedOf(v)
-	v.valid = v.propagated.Valid(propagatedDigest, v.digest)
+	v.validVersions = v.propagated.ValidVersions(propagatedDigest, v.digest)
 	v.fingerprint = v.computeFingerprint()
 	return v, true
 }
@@ -171,8 +171,8 @@ func (c *controller) propagatedVersionClient(v *view) (client dynamic.ResourceIn
 func (c *controller) hasPropagatedTo(ctx context.Context, v *view, cluster string) (bool, error) {
 	c.mu.Lock()
 	record := c.records[v.key]
-	known := record.resultOf(cluster)
-	unwritten := known != nil && known.version != "" && record.dirty
+	last := record.resultOf(cluster)
+	unwritten := last != nil && last.version != "" && record.dirty
 	c.mu.Unlock()
 	if unwritten {
 		return true, nil
@@ -188,7 +188,7 @@ func (c *controller) hasPropagatedTo(ctx context.Context, v *view, cluster strin
 
 // computeFingerprint returns the hash of what the view asks of clusters.
 func (v *view) computeFingerprint() uint64 {
-	return policy.Fingerprint(v.object.GetUID(), v.digest.Generation, v.digest.Versions, v.placed, v.reason, v.deleting, v.keepUnwanted,
+	return policy.Fingerprint(v.object.GetUID(), v.digest.Generation, v.digest.Versions, v.placedClusters, v.reason, v.deleting, v.keepUnwanted,
 		v.object.GetAnnotations()[policy.DeleteOptionAnnotation])
 }
 
@@ -198,25 +198,25 @@ func (v *view) propagatedName() cache.ObjectName {
 
 // wanted reports whether a cluster is to have the object.
 func (v *view) wanted(cluster string) bool {
-	return v.object != nil && !v.deleting && slices.Contains(v.placed, cluster)
+	return v.object != nil && !v.deleting && slices.Contains(v.placedClusters, cluster)
 }
 
 // expected reports whether the federated object is placed in a cluster, or has it in its PropagatedVersion.
 func (v *view) expected(cluster string) bool {
-	return slices.Contains(v.placed, cluster) || v.propagated.Has(cluster)
+	return slices.Contains(v.placedClusters, cluster) || v.propagated.Has(cluster)
 }
 
-// state returns the input of policy.Decide. Live is nil if the cluster has no managed object.
-func (c *controller) state(v *view, r *readyCluster) policy.State {
-	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(r.name), Keep: v.keepUnwanted, WrittenVersion: v.valid[r.name], Rendered: v.digest.For(r.name)}
-	if s.Live = r.live(v.key); s.Live != nil {
-		s.Own = c.isHostNamespace(v.federatedType, v.key, s.Live.UID)
+// objectState returns the input of policy.Decide. Live is nil if the cluster has no managed object.
+func (c *controller) objectState(v *view, r *readyCluster) policy.State {
+	s := policy.State{Exists: v.object != nil, Wanted: v.wanted(r.name), KeepUnwanted: v.keepUnwanted, WrittenVersion: v.validVersions[r.name], Rendered: v.digest.ForCluster(r.name)}
+	if s.Live = r.liveObject(v.key); s.Live != nil {
+		s.IsHostNamespace = c.isHostNamespace(v.federatedType, v.key, s.Live.UID)
 	}
-	content := v.digest.Content(r.name)
+	content := v.digest.ContentHash(r.name)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if known := c.records[v.key].resultOf(r.name); known != nil && known.version != "" && known.content == content {
-		s.WrittenVersion = known.version
+	if last := c.records[v.key].resultOf(r.name); last != nil && last.version != "" && last.content == content {
+		s.WrittenVersion = last.version
 	}
 	s.LiveAnnotations = r.liveAnnotations[v.key]
 	return s
@@ -236,14 +236,14 @@ func (c *controller) isHostNamespace(t *federatedType, k key, uid types.UID) boo
 func (c *controller) joinedClusters() []policy.Cluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.joined == nil {
-		c.joined = []policy.Cluster{}
+	if c.clusterList == nil {
+		c.clusterList = []policy.Cluster{}
 		for _, object := range c.informers.clusters.List(c.cfg.Namespace, nil) {
-			c.joined = append(c.joined, policy.ReadCluster(object))
+			c.clusterList = append(c.clusterList, policy.ReadCluster(object))
 		}
-		slices.SortFunc(c.joined, func(a, b policy.Cluster) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(c.clusterList, func(a, b policy.Cluster) int { return strings.Compare(a.Name, b.Name) })
 	}
-	return c.joined
+	return c.clusterList
 }
 
 // kubeFedCluster returns the KubeFedCluster of a cluster.
@@ -251,19 +251,19 @@ func (c *controller) kubeFedCluster(name string) (*unstructured.Unstructured, bo
 	return c.informers.clusters.Get(cache.ObjectName{Namespace: c.cfg.Namespace, Name: name})
 }
 
-// read returns a federated object as it was read from the API server a moment ago, not older than the cache
-// has it; nil if there is none.
-func (c *controller) read(ctx context.Context, t *federatedType, name cache.ObjectName) (*unstructured.Unstructured, error) {
+// readObject returns a federated object as it was read from the API server a moment ago, not older than the
+// cache has it; nil if there is none.
+func (c *controller) readObject(ctx context.Context, t *federatedType, name cache.ObjectName) (*unstructured.Unstructured, error) {
 	version := ""
 	if object, exists := t.following.Get(name); exists {
 		version = object.GetResourceVersion()
 	}
-	return c.bodies.get(ctx, key{t.Name, name}, version, t.client)
+	return c.recentObjects.get(ctx, key{t.Name, name}, version, t.client)
 }
 
-// body reads the federated object of a view.
-func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, error) {
-	object, err := c.read(ctx, v.federatedType, v.key.ObjectName)
+// readFederated reads the federated object of a view.
+func (c *controller) readFederated(ctx context.Context, v *view) (*policy.Federated, error) {
+	object, err := c.readObject(ctx, v.federatedType, v.key.ObjectName)
 	if object == nil || err != nil {
 		return nil, err
 	}
@@ -276,11 +276,11 @@ func (c *controller) body(ctx context.Context, v *view) (*policy.Federated, erro
 // seen so before it.
 func (c *controller) definitionDeleted(ctx context.Context, v *view, t *federatedType) (bool, error) {
 	c.mu.Lock()
-	seen := time.Now()
+	seenAt := time.Now()
 	if record := c.records[v.key]; record != nil && record.fingerprint == v.fingerprint {
-		seen = record.since
+		seenAt = record.since
 	}
-	defined := t.defined.After(seen)
+	defined := t.definedAt.After(seenAt)
 	c.mu.Unlock()
 	if defined {
 		return false, nil
@@ -295,20 +295,20 @@ func (c *controller) definitionDeleted(ctx context.Context, v *view, t *federate
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t.defined = now
+	t.definedAt = now
 	return false, nil
 }
 
-// namespaceBody reads the FederatedNamespace of a view. If it may be gone because its definition is deleted,
+// readNamespace reads the FederatedNamespace of a view. If it may be gone because its definition is deleted,
 // nobody knows where it would be.
-func (c *controller) namespaceBody(ctx context.Context, v *view) (*unstructured.Unstructured, error) {
+func (c *controller) readNamespace(ctx context.Context, v *view) (*unstructured.Unstructured, error) {
 	c.mu.Lock()
-	namespaces := c.followed[policy.NamespacesType]
+	namespaces := c.federatedTypes[policy.NamespacesType]
 	c.mu.Unlock()
 	if namespaces == nil {
 		return nil, errors.New("FederatedNamespaces are not followed")
 	}
-	object, err := c.read(ctx, namespaces, cache.ObjectName{Namespace: v.key.Namespace, Name: v.key.Namespace})
+	object, err := c.readObject(ctx, namespaces, cache.ObjectName{Namespace: v.key.Namespace, Name: v.key.Namespace})
 	if object != nil || err != nil {
 		return object, err
 	}
@@ -322,23 +322,23 @@ func (c *controller) namespaceBody(ctx context.Context, v *view) (*unstructured.
 // the federated object is to be in the cluster, and whether it exists: what a cache says is not enough to
 // remove something.
 func (c *controller) stillWanted(ctx context.Context, v *view, cluster string) (wanted, exists bool, err error) {
-	f, err := c.body(ctx, v)
-	if f == nil || err != nil || f.Deleting {
-		return false, f != nil, err
+	federated, err := c.readFederated(ctx, v)
+	if federated == nil || err != nil || federated.Deleting {
+		return false, federated != nil, err
 	}
 	var namespace *policy.Placement
 	if v.Target.Namespaced() {
-		read, err := c.namespaceBody(ctx, v)
+		federatedNamespace, err := c.readNamespace(ctx, v)
 		if err != nil {
 			return false, true, err
 		}
-		if read != nil {
-			namespace = &policy.ReadFederated(read).Placement
+		if federatedNamespace != nil {
+			namespace = &policy.ReadFederated(federatedNamespace).Placement
 		}
 	}
 	if v.keepUnwanted && v.IsNamespace() {
 		return false, true, nil
 	}
-	placed, _, err := policy.Place(&v.TypeConfig, f.Placement, namespace, c.joinedClusters())
+	placed, _, err := policy.Place(&v.TypeConfig, federated.Placement, namespace, c.joinedClusters())
 	return err != nil || slices.Contains(placed, cluster), true, nil
 }

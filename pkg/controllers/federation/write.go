@@ -35,15 +35,15 @@ func (w *work) clientFor(apiVersion string) dynamic.ResourceInterface {
 		gv.Version = w.Target.Version
 	}
 	resource := schema.GroupVersionResource{Group: w.Target.Group, Version: gv.Version, Resource: w.Target.PluralName}
-	return w.cluster.client.cluster.Dynamic.Resource(resource).Namespace(w.target(w.key).Namespace)
+	return w.cluster.client.cluster.Dynamic.Resource(resource).Namespace(w.targetName(w.key).Namespace)
 }
 
 // get returns the cluster's object, or nil if there is none. It is read in the version in which it is
 // written: the cluster may not serve another.
 func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
 	version := ""
-	if f, err := w.cluster.c.body(ctx, w.view); err == nil && f != nil {
-		if rendered, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.cluster.name}); err == nil {
+	if federated, err := w.cluster.c.readFederated(ctx, w.view); err == nil && federated != nil {
+		if rendered, err := policy.Render(policy.RenderRequest{Type: &w.TypeConfig, Federated: federated, Cluster: w.cluster.name}); err == nil {
 			version = rendered.GetAPIVersion()
 		}
 	}
@@ -55,14 +55,14 @@ func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
 	return live, err
 }
 
-// isOwn reports whether an object that was read is the host's own Namespace.
-func (w *work) isOwn(live metav1.Object) bool {
+// isHostNamespace reports whether an object that was read is the host's own Namespace.
+func (w *work) isHostNamespace(live metav1.Object) bool {
 	return w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())
 }
 
-// fail sets why the cluster does not have its object. The request is retried, unless policy refused the
+// setFailed sets why the cluster does not have its object. The request is retried, unless policy refused the
 // object. After a conflict, or when the term is over, there is no outcome.
-func (w *work) fail(status string, err error) error {
+func (w *work) setFailed(status string, err error) error {
 	if controllers.IsNotLeading(err) || apierrors.IsConflict(err) {
 		return err
 	}
@@ -71,12 +71,12 @@ func (w *work) fail(status string, err error) error {
 		status = refused.Status // not retried: only a change of what it is rendered from can help
 	} else {
 		if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
-			status, w.noAnswer = policy.TimedOut(status), true
+			status, w.noAnswer = policy.TimedOutStatus(status), true
 		}
-		w.err = fmt.Errorf("%s in cluster %s: %w", describe(w.view), w.cluster.name, truncatedError{err})
+		w.err = fmt.Errorf("%s in cluster %s: %w", describeTarget(w.view), w.cluster.name, truncatedError{err})
 	}
 	w.status = status
-	w.event(reason, err)
+	w.recordEvent(reason, err)
 	return nil
 }
 
@@ -99,53 +99,53 @@ var eventReasons = map[string]string{
 // eventTexts begin the text of an Event, by its reason.
 var eventTexts = map[string]string{"CreateInCluster": "Creating", "UpdateInCluster": "Updating", "DeleteInCluster": "Deleting"}
 
-// event records an Event on the federated object: the write, or its failure if the status of the cluster
-// is new.
-func (w *work) event(reason string, err error) {
+// recordEvent records an Event on the federated object: the write, or its failure if the status of the
+// cluster is new.
+func (w *work) recordEvent(reason string, err error) {
 	if reason == "" || w.object == nil {
 		return
 	}
-	kind, text := corev1.EventTypeNormal, fmt.Sprintf("%s %s in cluster %q", eventTexts[reason], describe(w.view), w.cluster.name)
+	kind, text := corev1.EventTypeNormal, fmt.Sprintf("%s %s in cluster %q", eventTexts[reason], describeTarget(w.view), w.cluster.name)
 	if err != nil {
 		w.cluster.c.mu.Lock()
-		known := w.cluster.c.records[w.key].resultOf(w.cluster.name)
-		same := known != nil && known.status == w.status
+		last := w.cluster.c.records[w.key].resultOf(w.cluster.name)
+		same := last != nil && last.status == w.status
 		w.cluster.c.mu.Unlock()
 		if same {
 			return
 		}
 		kind, reason, text = corev1.EventTypeWarning, reason+"Failed", text+": "+truncatedError{err}.Error()
 	}
-	w.cluster.c.emit(w.view, kind, reason, text)
+	w.cluster.c.recordEvent(w.view, kind, reason, text)
 }
 
 // create writes the object, or takes over one that is there.
 func (w *work) create(ctx context.Context) error {
-	f, err := w.cluster.c.body(ctx, w.view)
-	if f == nil || err != nil {
-		w.unknown = true // if it is gone, an event follows
+	federated, err := w.cluster.c.readFederated(ctx, w.view)
+	if federated == nil || err != nil {
+		w.noOutcome = true // if it is gone, an event follows
 		return err
 	}
-	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.cluster.name})
+	object, err := policy.Render(policy.RenderRequest{Type: &w.TypeConfig, Federated: federated, Cluster: w.cluster.name})
 	if err != nil {
-		return w.fail(policy.CreationFailed, err)
+		return w.setFailed(policy.CreationFailed, err)
 	}
 	created, err := w.clientFor(object.GetAPIVersion()).Create(ctx, object, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return w.update(ctx)
-	case absent(err):
-		return w.wait(policy.APINotAvailable, recheckInterval)
+	case isTypeAbsent(err):
+		return w.setWaiting(policy.APINotAvailable, recheckInterval)
 	case err != nil:
-		return w.fail(policy.CreationFailed, err)
+		return w.setFailed(policy.CreationFailed, err)
 	}
-	w.written(f, created, "CreateInCluster")
+	w.recordWrite(federated, created, "CreateInCluster")
 	return nil
 }
 
-// absent reports whether an error says that the cluster does not serve the type, and not that a namespace is
-// missing.
-func absent(err error) bool {
+// isTypeAbsent reports whether an error says that the cluster does not serve the type, and not that a
+// namespace is missing.
+func isTypeAbsent(err error) bool {
 	if !apierrors.IsNotFound(err) {
 		return false
 	}
@@ -155,58 +155,58 @@ func absent(err error) bool {
 
 // update reads the object, and writes it if it is not as it should be.
 func (w *work) update(ctx context.Context) error {
-	f, err := w.cluster.c.body(ctx, w.view)
-	if f == nil || err != nil {
-		w.unknown = true
+	federated, err := w.cluster.c.readFederated(ctx, w.view)
+	if federated == nil || err != nil {
+		w.noOutcome = true
 		return err
 	}
 	live, err := w.get(ctx)
 	switch {
 	case err != nil:
-		return w.fail(policy.RetrievalFailed, err)
+		return w.setFailed(policy.RetrievalFailed, err)
 	case live == nil:
-		w.unknown, w.after = true, time.Second // the cache will show it
+		w.noOutcome, w.requeueAfter = true, time.Second // the cache will show it
 		return nil
 	case live.GetDeletionTimestamp() != nil:
-		return w.wait(policy.WaitingForRemoval, 5*time.Second) // without the label, no event follows
+		return w.setWaiting(policy.WaitingForRemoval, 5*time.Second) // without the label, no event follows
 	}
-	if status := policy.AdoptExisting(live, w.isOwn(live), w.cluster.c.settings(ctx)); status != "" {
-		return w.wait(status, 0)
+	if status := policy.AdoptionRefusal(live, w.isHostNamespace(live), w.cluster.c.settings(ctx)); status != "" {
+		return w.setWaiting(status, 0)
 	}
-	object, err := policy.Render(policy.Request{Type: &w.TypeConfig, Federated: f, Cluster: w.cluster.name, Live: live, Own: w.isOwn(live)})
+	object, err := policy.Render(policy.RenderRequest{Type: &w.TypeConfig, Federated: federated, Cluster: w.cluster.name, Live: live, IsHostNamespace: w.isHostNamespace(live)})
 	if err != nil {
-		return w.fail(policy.UpdateFailed, err)
+		return w.setFailed(policy.UpdateFailed, err)
 	}
-	digest := f.Digest()
-	content := digest.Content(w.cluster.name)
-	if w.needsNoWrite(live, object, digest.For(w.cluster.name)) {
-		w.remember(live, content, digest.For(w.cluster.name).Annotations)
+	digest := federated.Digest()
+	content := digest.ContentHash(w.cluster.name)
+	if w.needsNoWrite(live, object, digest.ForCluster(w.cluster.name)) {
+		w.rememberVersion(live, content, digest.ForCluster(w.cluster.name).Annotations)
 		return nil
 	}
 	now := time.Now()
 	w.cluster.c.mu.Lock()
-	repeats := w.cluster.repeats[queuedKeyOf(w.key)]
+	repeats := w.cluster.repeats[newQueuedKey(w.key)]
 	if repeats == nil {
 		repeats = &policy.Repeats{}
-		w.cluster.repeats[queuedKeyOf(w.key)] = repeats
+		w.cluster.repeats[newQueuedKey(w.key)] = repeats
 	}
-	wait := repeats.Next(content).Sub(now)
+	wait := repeats.NextWrite(content).Sub(now)
 	w.cluster.c.mu.Unlock()
 	if wait > 0 {
-		return w.wait(policy.UpdateFailed, wait)
+		return w.setWaiting(policy.UpdateFailed, wait)
 	}
 	updated, err := w.clientFor(object.GetAPIVersion()).Update(ctx, object, metav1.UpdateOptions{})
 	if err != nil {
-		return w.fail(policy.UpdateFailed, err)
+		return w.setFailed(policy.UpdateFailed, err)
 	}
 	w.cluster.c.mu.Lock()
 	// A write that changes nothing reverts nothing: the change was to a field that is retained.
-	again := updated.GetResourceVersion() != live.GetResourceVersion() && repeats.Wrote(content, now)
+	contested := updated.GetResourceVersion() != live.GetResourceVersion() && repeats.AddWrite(content, now)
 	w.cluster.c.mu.Unlock()
-	if again {
+	if contested {
 		w.cluster.c.warnOnce(w.view, policy.Problem{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts the object in cluster %q again and again", w.cluster.name)})
 	}
-	w.written(f, updated, "UpdateInCluster")
+	w.recordWrite(federated, updated, "UpdateInCluster")
 	return nil
 }
 
@@ -221,23 +221,23 @@ func (w *work) needsNoWrite(live, object *unstructured.Unstructured, rendered po
 	return policy.Decide(state) == policy.Nothing
 }
 
-// written notes a write of the content of the federated object.
-func (w *work) written(f *policy.Federated, object *unstructured.Unstructured, reason string) {
-	digest := f.Digest()
+// recordWrite notes a write of the content of the federated object.
+func (w *work) recordWrite(federated *policy.Federated, object *unstructured.Unstructured, reason string) {
+	digest := federated.Digest()
 	w.wrote = true
-	w.remember(object, digest.Content(w.cluster.name), digest.For(w.cluster.name).Annotations)
-	w.event(reason, nil)
+	w.rememberVersion(object, digest.ContentHash(w.cluster.name), digest.ForCluster(w.cluster.name).Annotations)
+	w.recordEvent(reason, nil)
 }
 
-// remember notes the version of an object that has the content.
-func (w *work) remember(object *unstructured.Unstructured, content uint64, annotations bool) {
+// rememberVersion notes the version of an object that has the content.
+func (w *work) rememberVersion(object *unstructured.Unstructured, content uint64, annotations bool) {
 	w.status, w.version, w.content = "", policy.ObjectVersion(object), content
 	if !annotations {
 		return
 	}
-	read := policy.ReadLiveObject(object, policy.SummarizeLiveObject(object))
+	cached := policy.ReadLiveObject(object, policy.SummarizeLiveObject(object))
 	w.cluster.c.mu.Lock()
-	w.cluster.liveAnnotations[w.key] = &read.Annotations
+	w.cluster.liveAnnotations[w.key] = &cached.Annotations
 	w.cluster.c.mu.Unlock()
 }
 
@@ -245,18 +245,18 @@ func (w *work) remember(object *unstructured.Unstructured, content uint64, annot
 func (w *work) remove(ctx context.Context, deletes bool) error {
 	c := w.cluster.c
 	if !w.inputsListed {
-		w.unknown, w.after = true, time.Second
+		w.noOutcome, w.requeueAfter = true, time.Second
 		return nil
 	}
 	options := metav1.DeleteOptions{}
 	if w.deleting {
-		f, err := c.body(ctx, w.view)
-		if f == nil || err != nil {
-			w.unknown = true
+		federated, err := c.readFederated(ctx, w.view)
+		if federated == nil || err != nil {
+			w.noOutcome = true
 			return err
 		}
-		if options, err = c.deleteOptions(w.view, f); err != nil {
-			return w.wait(policy.WaitingForRemoval, 0) // until the annotation changes
+		if options, err = c.deleteOptions(w.view, federated); err != nil {
+			return w.setWaiting(policy.WaitingForRemoval, 0) // until the annotation changes
 		}
 		deleted, err := c.definitionDeleted(ctx, w.view, w.federatedType)
 		if err != nil {
@@ -265,51 +265,51 @@ func (w *work) remove(ctx context.Context, deletes bool) error {
 		deletes = deletes && !deleted
 	} else {
 		if deletes && w.object != nil {
-			if held, err := w.hold(ctx); held || err != nil {
+			if held, err := w.holdRemoval(ctx); held || err != nil {
 				return err
 			}
 		}
 		if wanted, exists, err := c.stillWanted(ctx, w.view, w.cluster.name); err != nil || wanted || exists != (w.object != nil) {
-			w.unknown, w.after = true, time.Second // the cache is behind
+			w.noOutcome, w.requeueAfter = true, time.Second // the cache is behind
 			return err
 		}
 	}
-	failed := policy.DeletionFailed
+	failedStatus := policy.DeletionFailed
 	if !deletes {
-		failed = policy.LabelRemovalFailed
+		failedStatus = policy.LabelRemovalFailed
 	}
 	live, err := w.get(ctx)
 	if err != nil {
-		return w.fail(failed, err)
+		return w.setFailed(failedStatus, err)
 	}
 	if w.object == nil && c.clusters.state(w.cluster.name).replaced {
-		w.unknown, w.after = true, recheckInterval
+		w.noOutcome, w.requeueAfter = true, recheckInterval
 		return nil
 	}
 	if w.object == nil && live != nil && !w.keepUnwanted {
-		if deletes, options, err = w.owes(ctx, live); err != nil {
+		if deletes, options, err = w.owedRemoval(ctx, live); err != nil {
 			return err
 		}
 	}
 	return w.removeLive(ctx, live, deletes, options)
 }
 
-// hold reports whether a deletion by placement must wait. The outcome says so then.
-func (w *work) hold(ctx context.Context) (bool, error) {
+// holdRemoval reports whether a deletion by placement must wait. The outcome says so then.
+func (w *work) holdRemoval(ctx context.Context) (bool, error) {
 	c, removals := w.cluster.c, w.cluster.removals()
 	if c.replicas.undecided(w.key, removals.ReadySince) {
 		// The plan that moved the replicas away does not know yet that the cluster is back.
-		return true, w.wait(policy.WaitingForRemoval, time.Second)
+		return true, w.setWaiting(policy.WaitingForRemoval, time.Second)
 	}
 	status, wait := removals.Hold(c.settings(ctx).AvailableDelay, c.cfg.RemovalGuard, time.Now())
-	why := fmt.Sprintf("%d of %d objects", removals.Deletions, removals.Managed)
-	if status == "" && removals.HoldsUnknown(c.cfg.RemovalGuard, time.Now()) {
+	removalText := fmt.Sprintf("%d of %d objects", removals.Deletions, removals.Managed)
+	if status == "" && removals.HoldsUnrecorded(c.cfg.RemovalGuard, time.Now()) {
 		propagated, err := c.hasPropagatedTo(ctx, w.view, w.cluster.name)
 		if err != nil {
 			return false, err
 		}
 		if !propagated {
-			status, why = policy.RemovalHeld, "objects of which the host has no record, such as "+describe(w.view)
+			status, removalText = policy.RemovalHeld, "objects of which the host has no record, such as "+describeTarget(w.view)
 		}
 	}
 	switch {
@@ -317,18 +317,18 @@ func (w *work) hold(ctx context.Context) (bool, error) {
 		w.cluster.warnedHeld.Store(false)
 		return false, nil
 	case status == policy.RemovalHeld && !removals.Replaced: // a replaced cluster has a Warning of its own
-		c.warnHeld(w.cluster, why)
+		c.warnRemovalsHeld(w.cluster, removalText)
 	}
-	return true, w.wait(status, cmp.Or(wait, recheckInterval))
+	return true, w.setWaiting(status, cmp.Or(wait, recheckInterval))
 }
 
 // removeLive removes an object that was read a moment ago, and no other.
 func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, deletes bool, options metav1.DeleteOptions) error {
 	if live == nil {
-		return w.wait(policy.WaitingForRemoval, recheckInterval) // the cache will show that it is gone
+		return w.setWaiting(policy.WaitingForRemoval, recheckInterval) // the cache will show that it is gone
 	}
 	action := policy.ActionToRemove(&w.TypeConfig, live)
-	if action == policy.Remove && (!deletes || w.isOwn(live)) {
+	if action == policy.Remove && (!deletes || w.isHostNamespace(live)) {
 		action = policy.Unlabel
 	}
 	uid, version := live.GetUID(), live.GetResourceVersion()
@@ -341,22 +341,22 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 		}
 		if w.object != nil && !w.deleting { // by placement
 			w.cluster.c.mu.Lock()
-			w.cluster.removed[uid] = time.Now()
+			w.cluster.recentRemovals[uid] = time.Now()
 			w.cluster.c.mu.Unlock()
 		}
 		options.Preconditions = &metav1.Preconditions{UID: &uid, ResourceVersion: &version}
 		if err := w.clientFor(live.GetAPIVersion()).Delete(ctx, w.key.Name, options); err != nil && !apierrors.IsNotFound(err) {
-			return w.fail(policy.DeletionFailed, err)
+			return w.setFailed(policy.DeletionFailed, err)
 		}
 	case policy.Unlabel:
 		if _, err := patch(ctx, w.clientFor(live.GetAPIVersion()), w.key.Name, map[string]any{"metadata": map[string]any{
 			"uid": uid, "resourceVersion": version, "labels": map[string]any{policy.ManagedLabel: nil}}}); err != nil {
-			return w.fail(policy.LabelRemovalFailed, err)
+			return w.setFailed(policy.LabelRemovalFailed, err)
 		}
 	default:
 		return nil
 	}
 	w.wrote = true
-	w.event("DeleteInCluster", nil)
+	w.recordEvent("DeleteInCluster", nil)
 	return nil
 }

@@ -20,52 +20,52 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// newWrittenOffLoop returns the loop of the records of removals that were written off.
-func (c *controller) newWrittenOffLoop(options controllers.LoopOptions) (*controllers.Loop[cache.ObjectName], error) {
-	c.informers.writtenOff.AddHandler(func(old, object *corev1.ConfigMap, _ bool) {
+// newWriteOffLoop returns the loop of the records of removals that were written off.
+func (c *controller) newWriteOffLoop(options controllers.LoopOptions) (*controllers.Loop[cache.ObjectName], error) {
+	c.informers.writeOffs.AddHandler(func(old, object *corev1.ConfigMap, _ bool) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if object == nil {
-			delete(c.writtenOff, old.Name)
-		} else if record, err := policy.ReadWrittenOff(object.Name, object.Data); err == nil {
-			c.writtenOff[object.Name] = record
+			delete(c.writeOffs, old.Name)
+		} else if record, err := policy.ReadWriteOff(object.Name, object.Data); err == nil {
+			c.writeOffs[object.Name] = record
 		}
 	})
-	return controllers.NewLoop(options, c.reconcileWrittenOff, controllers.WatchSelf(c.informers.writtenOff),
+	return controllers.NewLoop(options, c.reconcileWriteOff, controllers.WatchSelf(c.informers.writeOffs),
 		controllers.WatchChanges(c.informers.clusters, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			if e.New != nil {
 				return nil
 			}
-			return namesIn(c.informers.writtenOff, c.cfg.Namespace)
+			return objectNames(c.informers.writeOffs, c.cfg.Namespace)
 		}))
 }
 
-// reconcileWrittenOff deletes the record of a cluster that has left, and lets the loop of a ready cluster
+// reconcileWriteOff deletes the record of a cluster that has left, and lets the loop of a ready cluster
 // carry out the others.
-func (c *controller) reconcileWrittenOff(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
-	object, exists := c.informers.writtenOff.Get(name)
+func (c *controller) reconcileWriteOff(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
+	object, exists := c.informers.writeOffs.Get(name)
 	if !exists {
 		return 0, nil
 	}
-	record, err := policy.ReadWrittenOff(object.Name, object.Data)
+	record, err := policy.ReadWriteOff(object.Name, object.Data)
 	if err != nil {
 		return 0, controllers.TerminalError(fmt.Errorf("ConfigMap %s: %w", name, err))
 	}
 	if _, joined := c.kubeFedCluster(record.Cluster); !joined {
-		return 0, c.dropWrittenOff(ctx, object)
+		return 0, c.deleteWriteOff(ctx, object)
 	}
 	if r := c.readyCluster(record.Cluster); r != nil {
-		r.loop.Enqueue(keyOf(record))
+		r.loop.Enqueue(writeOffKey(record))
 	}
 	return 0, nil
 }
 
-func keyOf(record policy.WrittenOff) key {
+func writeOffKey(record policy.WriteOff) key {
 	return key{record.Type, cache.ObjectName{Namespace: record.Namespace, Name: record.Name}}
 }
 
-// dropWrittenOff deletes a record, unless somebody has changed it.
-func (c *controller) dropWrittenOff(ctx context.Context, object *corev1.ConfigMap) error {
+// deleteWriteOff deletes a record, unless somebody has changed it.
+func (c *controller) deleteWriteOff(ctx context.Context, object *corev1.ConfigMap) error {
 	preconditions := metav1.Preconditions{UID: &object.UID, ResourceVersion: &object.ResourceVersion}
 	err := c.host.Client.CoreV1().ConfigMaps(c.cfg.Namespace).Delete(ctx, object.Name, metav1.DeleteOptions{Preconditions: &preconditions})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -74,11 +74,11 @@ func (c *controller) dropWrittenOff(ctx context.Context, object *corev1.ConfigMa
 	return nil
 }
 
-// owedBy returns the records of a cluster.
-func (c *controller) owedBy(cluster string) (records []policy.WrittenOff) {
+// clusterWriteOffs returns the records of a cluster.
+func (c *controller) clusterWriteOffs(cluster string) (records []policy.WriteOff) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, record := range c.writtenOff {
+	for _, record := range c.writeOffs {
 		if record.Cluster == cluster {
 			records = append(records, record)
 		}
@@ -86,111 +86,113 @@ func (c *controller) owedBy(cluster string) (records []policy.WrittenOff) {
 	return records
 }
 
-// writeOffs lets a deleted federated object go if it waits for nothing but clusters that have been away for
-// long: what they owe is recorded first. Otherwise it returns when to look again.
-func (c *controller) writeOffs(ctx context.Context, v *view, outcomes map[string]outcome) (wait time.Duration, err error) {
+// writeOffClusters lets a deleted federated object go if it waits for nothing but clusters that have been
+// away for long: what they owe is recorded first. Otherwise it returns when to look again.
+func (c *controller) writeOffClusters(ctx context.Context, v *view, outcomes map[string]outcome) (wait time.Duration, err error) {
 	if !v.deleting || c.cfg.UnreachableGracePeriod <= 0 {
 		return 0, nil
 	}
 	var due []string
-	for name, is := range outcomes {
-		if is.cleared {
+	for name, outcome := range outcomes {
+		if outcome.cleared {
 			continue
 		}
-		away, isAway := c.away(ctx, v.Name, name)
-		if !isAway {
+		outage, away := c.clusterOutage(ctx, v.Name, name)
+		if !away {
 			return 0, nil // its result is awaited first
 		}
-		wait = max(wait, away.WriteOff(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGracePeriod, time.Now()))
+		wait = max(wait, outage.RemainingGrace(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGracePeriod, time.Now()))
 		due = append(due, name)
 	}
 	if wait > 0 {
 		return wait, nil
 	}
 	for _, name := range due {
-		written, err := c.writeOff(ctx, v, name)
+		written, err := c.writeOffCluster(ctx, v, name)
 		if err != nil {
-			return 0, fmt.Errorf("write off %s in cluster %s: %w", describe(v), name, err)
+			return 0, fmt.Errorf("write off %s in cluster %s: %w", describeTarget(v), name, err)
 		}
 		outcomes[name] = outcome{status: outcomes[name].status, cleared: written}
 	}
 	return 0, nil
 }
 
-// away returns what is known of a cluster that is not ready or refuses a type, and false if it is there.
-func (c *controller) away(ctx context.Context, kind, cluster string) (policy.Away, bool) {
+// clusterOutage returns what is known of a cluster that is not ready or refuses a type, and false if it is
+// there.
+func (c *controller) clusterOutage(ctx context.Context, kind, cluster string) (policy.Outage, bool) {
 	if r := c.readyCluster(cluster); r != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		w := r.watches[kind]
-		if w == nil || w.serving != policy.Forbidden {
-			return policy.Away{}, false
+		watch := r.watches[kind]
+		if watch == nil || watch.availability != policy.Forbidden {
+			return policy.Outage{}, false
 		}
-		return policy.Away{Since: w.since, Seen: true}, true
+		return policy.Outage{Since: watch.since, Confirmed: true}, true
 	}
 	state := c.clusters.state(cluster)
-	return policy.Away{Since: state.awaySince, Seen: state.probed && state.failures >= c.settings(ctx).FailureThreshold}, !state.health.Ready()
+	return policy.Outage{Since: state.awaySince, Confirmed: state.probed && state.failures >= c.settings(ctx).FailureThreshold}, !state.health.Ready()
 }
 
-// writeOff records what a cluster owes when the federated object has gone, unless its object is to stay.
-func (c *controller) writeOff(ctx context.Context, v *view, cluster string) (written bool, err error) {
-	f, err := c.body(ctx, v)
-	if f == nil || err != nil {
+// writeOffCluster records what a cluster owes when the federated object has gone, unless its object is to
+// stay.
+func (c *controller) writeOffCluster(ctx context.Context, v *view, cluster string) (written bool, err error) {
+	federated, err := c.readFederated(ctx, v)
+	if federated == nil || err != nil {
 		return false, err
 	}
-	options, err := c.deleteOptions(v, f)
+	options, err := c.deleteOptions(v, federated)
 	if err != nil {
 		return false, nil // until the annotation changes
 	}
-	goes, err := c.definitionDeleted(ctx, v, v.federatedType)
+	definitionDeleted, err := c.definitionDeleted(ctx, v, v.federatedType)
 	if err != nil {
 		return false, err
 	}
-	then := "its object stays there"
-	if !goes && !v.keepUnwanted {
-		then = "it removes its object when it is back"
-		record := policy.WrittenOff{Cluster: cluster, Type: v.Name, Namespace: v.key.Namespace, Name: v.key.Name, FederatedUID: v.object.GetUID(),
+	consequence := "its object stays there"
+	if !definitionDeleted && !v.keepUnwanted {
+		consequence = "it removes its object when it is back"
+		record := policy.WriteOff{Cluster: cluster, Type: v.Name, Namespace: v.key.Namespace, Name: v.key.Name, FederatedUID: v.object.GetUID(),
 			UID: c.lastUID(cluster, v.key), Deleted: v.object.GetDeletionTimestamp().UTC(), Options: options}
-		if err := c.saveWrittenOff(ctx, record); err != nil {
+		if err := c.saveWriteOff(ctx, record); err != nil {
 			return false, err
 		}
 	}
 	klog.FromContext(ctx).V(2).Info("Wrote off a deleted federated object", "object", klog.KRef(v.key.Namespace, v.key.Name), "type", v.Name, "cluster", cluster)
-	c.eventOnce(v, corev1.EventTypeNormal, "WrittenOff", fmt.Sprintf("cluster %q has been away for long; %s", cluster, then))
+	c.eventOnce(v, corev1.EventTypeNormal, "WrittenOff", fmt.Sprintf("cluster %q has been away for long; %s", cluster, consequence))
 	return true, nil
 }
 
-// saveWrittenOff writes a record. An earlier one, of a former federated object of this name, is replaced.
-func (c *controller) saveWrittenOff(ctx context.Context, record policy.WrittenOff) error {
+// saveWriteOff writes a record. An earlier one, of a former federated object of this name, is replaced.
+func (c *controller) saveWriteOff(ctx context.Context, record policy.WriteOff) error {
 	client := c.host.Client.CoreV1().ConfigMaps(c.cfg.Namespace)
-	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: policy.WrittenOffName(record.Cluster, record.Type, record.Namespace, record.Name),
-		Labels: map[string]string{policy.WrittenOffLabel: "true"}}, Data: record.Data()}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.cfg.Namespace, Name: policy.WriteOffName(record.Cluster, record.Type, record.Namespace, record.Name),
+		Labels: map[string]string{policy.WriteOffLabel: "true"}}, Data: record.Data()}
 	_, err := client.Create(ctx, object, metav1.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	is, err := client.Get(ctx, object.Name, metav1.GetOptions{})
+	existing, err := client.Get(ctx, object.Name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	if written, err := policy.ReadWrittenOff(is.Name, is.Data); err == nil && written.FederatedUID == record.FederatedUID {
+	if written, err := policy.ReadWriteOff(existing.Name, existing.Data); err == nil && written.FederatedUID == record.FederatedUID {
 		return nil // before a crash
 	}
-	object.UID, object.ResourceVersion = is.UID, is.ResourceVersion
+	object.UID, object.ResourceVersion = existing.UID, existing.ResourceVersion
 	_, err = client.Update(ctx, object, metav1.UpdateOptions{})
 	return err
 }
 
-// owes reports whether the managed object of a federated object that is gone is to be deleted, with which
-// options. The federated object must have been found absent before: then the record of its removal has been
-// written.
-func (w *work) owes(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
-	name := policy.WrittenOffName(w.cluster.name, w.key.kind, w.key.Namespace, w.key.Name)
+// owedRemoval reports whether the managed object of a federated object that is gone is to be deleted, with
+// which options. The federated object must have been found absent before: then the record of its removal has
+// been written.
+func (w *work) owedRemoval(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
+	name := policy.WriteOffName(w.cluster.name, w.key.kind, w.key.Namespace, w.key.Name)
 	object, err := w.cluster.c.host.Client.CoreV1().ConfigMaps(w.cluster.c.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return false, options, ignoreNotFound(err)
 	}
-	record, err := policy.ReadWrittenOff(name, object.Data)
+	record, err := policy.ReadWriteOff(name, object.Data)
 	if err != nil || !record.Covers(live) { // the loop of the records says what is wrong
 		return false, options, nil
 	}
@@ -199,20 +201,20 @@ func (w *work) owes(ctx context.Context, live metav1.Object) (deletes bool, opti
 	case apierrors.IsNotFound(err):
 		return true, record.Options, nil
 	case err == nil:
-		err = fmt.Errorf("%s exists again", describe(w.view))
+		err = fmt.Errorf("%s exists again", describeTarget(w.view))
 	}
 	return false, options, err
 }
 
-// settleWrittenOff deletes the record of an object once the cluster does not have that object any more, or is
+// settleWriteOff deletes the record of an object once the cluster does not have that object any more, or is
 // to have it again.
-func (r *readyCluster) settleWrittenOff(ctx context.Context, v *view) error {
-	name := cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: policy.WrittenOffName(r.name, v.key.kind, v.key.Namespace, v.key.Name)}
-	object, exists := r.c.informers.writtenOff.Get(name)
-	if !exists || r.holds(v.key) && !v.wanted(r.name) {
+func (r *readyCluster) settleWriteOff(ctx context.Context, v *view) error {
+	name := cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: policy.WriteOffName(r.name, v.key.kind, v.key.Namespace, v.key.Name)}
+	object, exists := r.c.informers.writeOffs.Get(name)
+	if !exists || r.hasObject(v.key) && !v.wanted(r.name) {
 		return nil
 	}
-	return r.c.dropWrittenOff(ctx, object)
+	return r.c.deleteWriteOff(ctx, object)
 }
 
 // keepWatches keeps what was last seen of a cluster's objects while the cluster is away, for the records of
@@ -222,17 +224,17 @@ func (r *readyCluster) keepWatches() {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
 	if !joined {
-		delete(r.c.lastSeen, r.name)
+		delete(r.c.endedWatches, r.name)
 		return
 	}
-	kept := r.c.lastSeen[r.name]
-	if kept == nil {
-		kept = map[string]*typeWatch{}
-		r.c.lastSeen[r.name] = kept
+	watches := r.c.endedWatches[r.name]
+	if watches == nil {
+		watches = map[string]*typeWatch{}
+		r.c.endedWatches[r.name] = watches
 	}
-	for name, w := range r.watches {
-		if w.serving == policy.Synced { // otherwise what was seen before still counts
-			kept[name] = w
+	for name, watch := range r.watches {
+		if watch.availability == policy.Synced { // otherwise what was seen before still counts
+			watches[name] = watch
 		}
 	}
 }
@@ -240,12 +242,12 @@ func (r *readyCluster) keepWatches() {
 // lastUID returns the UID of an object of a cluster, as it was last seen, or "".
 func (c *controller) lastUID(cluster string, k key) types.UID {
 	c.mu.Lock()
-	w := c.lastSeen[cluster][k.kind]
+	watch := c.endedWatches[cluster][k.kind]
 	c.mu.Unlock()
-	if w == nil {
+	if watch == nil {
 		return ""
 	}
-	object, exists := w.following.Get(w.federated.target(k))
+	object, exists := watch.following.Get(watch.federated.targetName(k))
 	if !exists {
 		return ""
 	}

@@ -20,13 +20,13 @@ import (
 )
 
 // records returns the records of removals that were written off.
-func (f *fed) records() (all []policy.WrittenOff) {
+func (f *fed) records() (all []policy.WriteOff) {
 	f.t.Helper()
 	for _, object := range controllertest.List[corev1.ConfigMap](f.Host) {
-		if object.Labels[policy.WrittenOffLabel] == "" {
+		if object.Labels[policy.WriteOffLabel] == "" {
 			continue
 		}
-		record, err := policy.ReadWrittenOff(object.Name, object.Data)
+		record, err := policy.ReadWriteOff(object.Name, object.Data)
 		if err != nil {
 			f.t.Error(err)
 		}

@@ -80,14 +80,14 @@ func AllowedUntil(object metav1.Object) time.Time {
 	return until
 }
 
-// rewriteAfter is how old an unchanged status may be.
-const rewriteAfter = 5 * time.Minute
+// maxStatusAge is how old an unchanged status may be.
+const maxStatusAge = 5 * time.Minute
 
 // Next returns the status after a probe, and whether to write it. A message alone is no reason to
 // write before its time: the errors of two failed connections differ by their ports.
-func (s ClusterStatus) Next(h Health, kubernetesVersion string, now time.Time) (ClusterStatus, bool) {
+func (s ClusterStatus) Next(health Health, kubernetesVersion string, now time.Time) (ClusterStatus, bool) {
 	next := s
-	next.Conditions = h.conditions()
+	next.Conditions = health.conditions()
 	if kubernetesVersion != "" {
 		next.KubernetesVersion = kubernetesVersion
 	}
@@ -96,13 +96,13 @@ func (s ClusterStatus) Next(h Health, kubernetesVersion string, now time.Time) (
 		c := &next.Conditions[i]
 		c.LastProbeTime, c.LastTransitionTime = metav1.NewTime(now), &metav1.Time{Time: now}
 		var old ClusterCondition // of another status if there was none
-		if at := slices.IndexFunc(s.Conditions, func(o ClusterCondition) bool { return o.Type == c.Type }); at >= 0 {
-			old = s.Conditions[at]
+		if j := slices.IndexFunc(s.Conditions, func(o ClusterCondition) bool { return o.Type == c.Type }); j >= 0 {
+			old = s.Conditions[j]
 		}
 		if old.Status == c.Status {
 			c.LastTransitionTime = old.LastTransitionTime
 		}
-		write = write || old.Status != c.Status || old.Reason != c.Reason || now.Sub(old.LastProbeTime.Time) >= rewriteAfter
+		write = write || old.Status != c.Status || old.Reason != c.Reason || now.Sub(old.LastProbeTime.Time) >= maxStatusAge
 	}
 	return next, write
 }

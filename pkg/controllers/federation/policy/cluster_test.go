@@ -41,7 +41,7 @@ func federated(t *testing.T, spec string) *Federated {
 
 // typeOf is the FederatedTypeConfig of one of the ten types, or of a Widget.
 func typeOf(kind string) *TypeConfig {
-	target := Resource{Version: "v1", Kind: kind, PluralName: plurals(kind), Scope: "Namespaced"}
+	target := Resource{Version: "v1", Kind: kind, PluralName: defaultPlural(kind), Scope: "Namespaced"}
 	switch kind {
 	case "Deployment", "ReplicaSet":
 		target.Group = "apps"
@@ -57,7 +57,7 @@ func typeOf(kind string) *TypeConfig {
 	if kind == "ClusterRole" {
 		target.Group = "rbac.authorization.k8s.io"
 	}
-	of := Resource{Group: "types.kubefed.io", Version: "v1beta1", Kind: "Federated" + kind, PluralName: plurals("Federated" + kind), Scope: target.Scope}
+	of := Resource{Group: "types.kubefed.io", Version: "v1beta1", Kind: "Federated" + kind, PluralName: defaultPlural("Federated" + kind), Scope: target.Scope}
 	if kind == "Namespace" {
 		of.Scope = "Namespaced"
 	}
@@ -93,8 +93,8 @@ func TestReadConfig(t *testing.T) {
 			})},
 		"gates, of which an unknown one is ignored": {spec: "scope: Cluster, featureGates: [{name: PushReconciler, configuration: Disabled}, {name: SchedulerPreferences, configuration: Disabled}, " +
 			"{name: RawResourceStatusCollection, configuration: Enabled}, {name: Other, configuration: Perhaps}]",
-			want: change(func(c *Config) { c.Push, c.Scheduler, c.RawStatus = false, false, true })},
-		"no adoption":                         {spec: "scope: Cluster, syncController: {adoptResources: Disabled}", want: change(func(c *Config) { c.Adopt = false })},
+			want: change(func(c *Config) { c.PushReconciler, c.SchedulerPreferences, c.RawStatusCollection = false, false, true })},
+		"no adoption":                         {spec: "scope: Cluster, syncController: {adoptResources: Disabled}", want: change(func(c *Config) { c.AdoptResources = false })},
 		"fields that are not used":            {spec: "scope: Cluster, leaderElect: {resourceLock: configmaps}, statusController: {}", want: DefaultConfig()},
 		"a period of nothing":                 {spec: "scope: Cluster, clusterHealthCheck: {period: 0s}", want: DefaultConfig(), errors: true},
 		"a threshold of nothing":              {spec: "scope: Cluster, clusterHealthCheck: {failureThreshold: 0}", want: DefaultConfig(), errors: true},
@@ -116,7 +116,7 @@ func TestReadConfig(t *testing.T) {
 // TestHealthChangesAfterItsThresholds follows the states through probes: w is well, u another answer, n no
 // answer, m no client.
 func TestHealthChangesAfterItsThresholds(t *testing.T) {
-	results := map[rune]Result{'w': Well, 'u': Unwell, 'n': NoAnswer, 'm': NoClient}
+	results := map[rune]ProbeResult{'w': Healthy, 'u': Unhealthy, 'n': NoAnswer, 'm': NoClient}
 	tests := map[string]struct {
 		status         string
 		success        int64
@@ -142,7 +142,7 @@ func TestHealthChangesAfterItsThresholds(t *testing.T) {
 			config.SuccessThreshold = max(test.success, 1)
 			h := StartHealth(ReadCluster(object(t, "status: {"+test.status+"}")).Status)
 			for i, probe := range test.probes {
-				if h = h.Observe(results[probe], "", config); h.State != results[rune(test.states[i])] {
+				if h = h.Next(results[probe], "", config); h.State != results[rune(test.states[i])] {
 					t.Fatalf("probe %d: state %v, want %c", i, h.State, test.states[i])
 				}
 				if h.Ready() != (test.states[i] == 'w') {
@@ -151,7 +151,7 @@ func TestHealthChangesAfterItsThresholds(t *testing.T) {
 			}
 		})
 	}
-	if ProbeResult(200, "OK") != Well || ProbeResult(200, "okay") != Unwell || ProbeResult(200, "ok\n") != Unwell || ProbeResult(500, "ok") != Unwell || ProbeResult(302, "ok") != Unwell {
+	if ReadHealthz(200, "OK") != Healthy || ReadHealthz(200, "okay") != Unhealthy || ReadHealthz(200, "ok\n") != Unhealthy || ReadHealthz(500, "ok") != Unhealthy || ReadHealthz(302, "ok") != Unhealthy {
 		t.Error("what an answer means")
 	}
 }
@@ -159,11 +159,11 @@ func TestHealthChangesAfterItsThresholds(t *testing.T) {
 func TestConditionsTellTheResultOfTheProbe(t *testing.T) {
 	const no, yes = "False", "True"
 	tests := map[string]struct {
-		result Result
+		result ProbeResult
 		want   [][4]string
 	}{
-		"200 and ok":     {result: Well, want: [][4]string{{"Ready", yes, "ClusterReady", "/healthz responded with ok"}}},
-		"another answer": {result: Unwell, want: [][4]string{{"Ready", no, "ClusterNotReady", "/healthz responded without ok"}, {"Offline", no, "ClusterReachable", "cluster is reachable"}}},
+		"200 and ok":     {result: Healthy, want: [][4]string{{"Ready", yes, "ClusterReady", "/healthz responded with ok"}}},
+		"another answer": {result: Unhealthy, want: [][4]string{{"Ready", no, "ClusterNotReady", "/healthz responded without ok"}, {"Offline", no, "ClusterReachable", "cluster is reachable"}}},
 		"no answer": {result: NoAnswer, want: [][4]string{{"Offline", yes, "ClusterNotReachable", "cluster is not reachable: refused"},
 			{"Ready", no, "ClusterNotReachable", "cluster is not reachable: refused"}}},
 		"no client": {result: NoClient, want: [][4]string{{"ConfigMalformed", yes, "ClusterConfigMalformed", "cluster's configuration may be malformed"},
@@ -171,7 +171,7 @@ func TestConditionsTellTheResultOfTheProbe(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			h := Health{}.Observe(test.result, "refused", DefaultConfig())
+			h := Health{}.Next(test.result, "refused", DefaultConfig())
 			status, write := ClusterStatus{}.Next(h, "", now)
 			if !write {
 				t.Error("a new status is not written")
@@ -186,7 +186,7 @@ func TestConditionsTellTheResultOfTheProbe(t *testing.T) {
 }
 
 func TestClusterStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
-	ready := Health{State: Well}
+	ready := Health{State: Healthy}
 	before, _ := ClusterStatus{Topology: Topology{Zones: []string{"z"}}}.Next(ready, "v1.36.3", now)
 	offline, _ := ClusterStatus{}.Next(Health{State: NoAnswer, Error: "port 1"}, "", now)
 	tests := map[string]struct {
@@ -205,7 +205,7 @@ func TestClusterStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 		"the cluster is offline":                {before: before, health: Health{State: NoAnswer}, after: time.Second, write: true, since: time.Second},
 		"another error, the same state":         {before: offline, health: Health{State: NoAnswer, Error: "port 2"}, after: time.Second},
 		"the cluster is ready again":            {before: offline, health: ready, after: time.Second, write: true, since: time.Second},
-		"the cluster answers, but is not ready": {before: offline, health: Health{State: Unwell}, after: time.Second, write: true},
+		"the cluster answers, but is not ready": {before: offline, health: Health{State: Unhealthy}, after: time.Second, write: true},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -227,11 +227,11 @@ func TestClusterStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 }
 
 func TestProbeErrorIsCutTo256Bytes(t *testing.T) {
-	h := Health{}.Observe(NoAnswer, string(slices.Repeat([]byte("\u00e9"), 300)), DefaultConfig())
+	h := Health{}.Next(NoAnswer, string(slices.Repeat([]byte("\u00e9"), 300)), DefaultConfig())
 	if len(h.Error) != 256 {
 		t.Errorf("%d bytes", len(h.Error))
 	}
-	if h := (Health{}).Observe(NoAnswer, "x"+string(slices.Repeat([]byte("\u00e9"), 300)), DefaultConfig()); len(h.Error) != 255 {
+	if h := (Health{}).Next(NoAnswer, "x"+string(slices.Repeat([]byte("\u00e9"), 300)), DefaultConfig()); len(h.Error) != 255 {
 		t.Errorf("%d bytes, which split a character", len(h.Error))
 	}
 }

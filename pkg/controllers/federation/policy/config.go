@@ -26,21 +26,21 @@ type Config struct {
 	// AvailableDelay is how long a cluster must be ready before placement deletes in it, and
 	// UnavailableDelay how long it must be not ready before its replicas move.
 	AvailableDelay, UnavailableDelay time.Duration
-	// Push, Scheduler and RawStatus are the feature gates PushReconciler, SchedulerPreferences and
-	// RawResourceStatusCollection.
-	Push, Scheduler, RawStatus bool
+	// PushReconciler, SchedulerPreferences and RawStatusCollection are the feature gates of these names, the
+	// last RawResourceStatusCollection.
+	PushReconciler, SchedulerPreferences, RawStatusCollection bool
 	// ProbePeriod and ProbeTimeout are the period and the time-out of health probes.
 	ProbePeriod, ProbeTimeout time.Duration
 	// FailureThreshold and SuccessThreshold are how many probes in a row change a cluster's state.
 	FailureThreshold, SuccessThreshold int64
-	// Adopt says that objects without the managed label may be overwritten.
-	Adopt bool
+	// AdoptResources says that objects without the managed label may be overwritten.
+	AdoptResources bool
 }
 
 // DefaultConfig returns what counts if there is no KubeFedConfig.
 func DefaultConfig() Config {
-	return Config{AvailableDelay: 20 * time.Second, UnavailableDelay: time.Minute, Push: true, Scheduler: true,
-		ProbePeriod: 10 * time.Second, ProbeTimeout: 3 * time.Second, FailureThreshold: 3, SuccessThreshold: 1, Adopt: true}
+	return Config{AvailableDelay: 20 * time.Second, UnavailableDelay: time.Minute, PushReconciler: true, SchedulerPreferences: true,
+		ProbePeriod: 10 * time.Second, ProbeTimeout: 3 * time.Second, FailureThreshold: 3, SuccessThreshold: 1, AdoptResources: true}
 }
 
 // ReadConfig returns the settings of a KubeFedConfig. The error names every field that is wrong;
@@ -68,41 +68,41 @@ func ReadConfig(object map[string]any) (Config, error) {
 	default:
 		errs = append(errs, fmt.Errorf("scope: must be Cluster or Namespaced, got %q", spec.Scope))
 	}
-	duration := func(name string, d *metav1.Duration, into *time.Duration) {
+	setDuration := func(name string, d *metav1.Duration, field *time.Duration) {
 		if d != nil && d.Duration <= 0 {
 			errs = append(errs, fmt.Errorf("%s: must be positive", name))
 		} else if d != nil {
-			*into = d.Duration
+			*field = d.Duration
 		}
 	}
-	duration("availableDelay", spec.ControllerDuration.AvailableDelay, &c.AvailableDelay)
-	duration("unavailableDelay", spec.ControllerDuration.UnavailableDelay, &c.UnavailableDelay)
-	duration("period", spec.ClusterHealthCheck.Period, &c.ProbePeriod)
-	duration("timeout", spec.ClusterHealthCheck.Timeout, &c.ProbeTimeout)
-	threshold := func(name string, n *int64, into *int64) {
+	setDuration("availableDelay", spec.ControllerDuration.AvailableDelay, &c.AvailableDelay)
+	setDuration("unavailableDelay", spec.ControllerDuration.UnavailableDelay, &c.UnavailableDelay)
+	setDuration("period", spec.ClusterHealthCheck.Period, &c.ProbePeriod)
+	setDuration("timeout", spec.ClusterHealthCheck.Timeout, &c.ProbeTimeout)
+	setThreshold := func(name string, n *int64, field *int64) {
 		if n != nil && *n < 1 {
 			errs = append(errs, fmt.Errorf("%s: must be at least 1", name))
 		} else if n != nil {
-			*into = *n
+			*field = *n
 		}
 	}
-	threshold("failureThreshold", spec.ClusterHealthCheck.FailureThreshold, &c.FailureThreshold)
-	threshold("successThreshold", spec.ClusterHealthCheck.SuccessThreshold, &c.SuccessThreshold)
-	toggle := func(name, value string, into *bool) {
+	setThreshold("failureThreshold", spec.ClusterHealthCheck.FailureThreshold, &c.FailureThreshold)
+	setThreshold("successThreshold", spec.ClusterHealthCheck.SuccessThreshold, &c.SuccessThreshold)
+	setToggle := func(name, value string, field *bool) {
 		if value != enabled && value != disabled {
 			errs = append(errs, fmt.Errorf("%s: must be Enabled or Disabled, got %q", name, value))
 			return
 		}
-		*into = value == enabled
+		*field = value == enabled
 	}
-	gates := map[string]*bool{"PushReconciler": &c.Push, "SchedulerPreferences": &c.Scheduler, "RawResourceStatusCollection": &c.RawStatus}
+	gates := map[string]*bool{"PushReconciler": &c.PushReconciler, "SchedulerPreferences": &c.SchedulerPreferences, "RawResourceStatusCollection": &c.RawStatusCollection}
 	for _, gate := range spec.FeatureGates {
-		if into := gates[gate.Name]; into != nil {
-			toggle(gate.Name, gate.Configuration, into)
+		if field := gates[gate.Name]; field != nil {
+			setToggle(gate.Name, gate.Configuration, field)
 		}
 	}
 	if adopt := spec.SyncController.AdoptResources; adopt != nil {
-		toggle("adoptResources", *adopt, &c.Adopt)
+		setToggle("adoptResources", *adopt, &c.AdoptResources)
 	}
 	return c, errors.Join(errs...)
 }

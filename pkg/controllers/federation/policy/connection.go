@@ -35,7 +35,7 @@ func (s ClusterSpec) Connection(unsafe bool) (c Connection, err error) {
 	if s.SecretRef.Name == "" {
 		return c, errors.New("secretRef.name: must be set")
 	}
-	if c.Endpoint, err = endpoint(s.APIEndpoint, unsafe); err != nil {
+	if c.Endpoint, err = parseEndpoint(s.APIEndpoint, unsafe); err != nil {
 		return c, fmt.Errorf("apiEndpoint: %w", err)
 	}
 	if len(bytes.TrimSpace(s.CABundle)) > 0 {
@@ -51,7 +51,7 @@ func (s ClusterSpec) Connection(unsafe bool) (c Connection, err error) {
 		if !slices.Contains([]string{"http", "https", "socks5"}, c.Proxy.Scheme) {
 			return c, errors.New("proxyURL: the scheme must be http, https or socks5")
 		}
-		if err := literal(c.Proxy, unsafe); err != nil {
+		if err := checkHost(c.Proxy, unsafe); err != nil {
 			return c, fmt.Errorf("proxyURL: %w", err)
 		}
 	}
@@ -70,7 +70,7 @@ func (s ClusterSpec) Connection(unsafe bool) (c Connection, err error) {
 	return c, nil
 }
 
-func endpoint(s string, unsafe bool) (*url.URL, error) {
+func parseEndpoint(s string, unsafe bool) (*url.URL, error) {
 	if !strings.Contains(s, "://") {
 		s = "https://" + s
 	}
@@ -83,11 +83,11 @@ func endpoint(s string, unsafe bool) (*url.URL, error) {
 	case u.User != nil || u.RawQuery != "" || u.Fragment != "":
 		return nil, errors.New("must have no more than a scheme, a host, a port and a path")
 	}
-	return u, literal(u, unsafe)
+	return u, checkHost(u, unsafe)
 }
 
-// literal checks a host that is an address. One that is a name is checked when it is dialled.
-func literal(u *url.URL, unsafe bool) error {
+// checkHost checks a host that is an address. One that is a name is checked when it is dialled.
+func checkHost(u *url.URL, unsafe bool) error {
 	if ip, err := netip.ParseAddr(u.Hostname()); err == nil {
 		return CheckAddress(ip, unsafe)
 	}

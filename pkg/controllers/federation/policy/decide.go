@@ -19,7 +19,7 @@ const (
 	Nothing Action = iota
 	// Wait until the cluster has deleted the object: WaitingForRemoval.
 	Wait
-	// Create it. If it is there already, AdoptExisting decides.
+	// Create it. If it is there already, AdoptionRefusal decides.
 	Create
 	// Update reads the object, renders it and, if that is another, writes it with its resourceVersion.
 	Update
@@ -34,12 +34,12 @@ type State struct {
 	// Exists is set if the federated object exists, Wanted if it is placed in the cluster and is not being
 	// deleted.
 	Exists, Wanted bool
-	// Keep is set if the cluster keeps an object that is not wanted: the federated object is an orphan, its
-	// CustomResourceDefinition is being deleted, or it is a Namespace that is never propagated.
-	Keep bool
-	// Live is the managed object in the cache, or nil. Own is set if it is the host's own Namespace.
-	Live *LiveObject
-	Own  bool
+	// KeepUnwanted is set if the cluster keeps an object that is not wanted: the federated object is an orphan,
+	// its CustomResourceDefinition is being deleted, or it is a Namespace that is never propagated.
+	KeepUnwanted bool
+	// Live is the managed object in the cache, or nil. IsHostNamespace is set if it is the host's own Namespace.
+	Live            *LiveObject
+	IsHostNamespace bool
 	// WrittenVersion is the version of the object after the last write of the present content, or "".
 	WrittenVersion string
 	// Rendered is what the digest of the federated object says of the cluster.
@@ -51,7 +51,7 @@ type State struct {
 // Decide returns what to do.
 func Decide(s State) Action {
 	switch live := s.Live; {
-	case live != nil && live.Deleting && s.Own:
+	case live != nil && live.Deleting && s.IsHostNamespace:
 		return Nothing // it and the federated object would wait for each other
 	case live != nil && live.Deleting:
 		return Wait
@@ -60,15 +60,15 @@ func Decide(s State) Action {
 	case live == nil:
 		return Nothing
 	case s.Wanted:
-		return s.refresh()
-	case s.Exists && !s.Own && !s.Keep:
+		return s.decideWanted()
+	case s.Exists && !s.IsHostNamespace && !s.KeepUnwanted:
 		return Remove
 	}
 	return Unlabel
 }
 
-// refresh decides on an object that is wanted and there.
-func (s State) refresh() Action {
+// decideWanted decides on an object that is wanted and there.
+func (s State) decideWanted() Action {
 	live := s.Live
 	switch {
 	case live.Version != s.WrittenVersion, strings.HasPrefix(live.Version, "gen:") && live.Labels != s.Rendered.Labels,
@@ -78,13 +78,13 @@ func (s State) refresh() Action {
 	return Nothing
 }
 
-// AdoptExisting returns the status of a cluster in which a create has found an object that must stay as it
+// AdoptionRefusal returns the status of a cluster in which a create has found an object that must stay as it
 // is, which is not tried again, or "". An object with the label is ours: the cache was late.
-func AdoptExisting(live metav1.Object, own bool, c Config) (status string) {
+func AdoptionRefusal(live metav1.Object, isHostNamespace bool, c Config) (status string) {
 	switch label := live.GetLabels()[ManagedLabel]; {
 	case label == "false":
 		return ManagedLabelFalse
-	case label != "true" && !own && !c.Adopt:
+	case label != "true" && !isHostNamespace && !c.AdoptResources:
 		return AlreadyExists
 	}
 	return ""
@@ -115,29 +115,29 @@ const (
 // otherwise have it written without end. The zero value has no writes.
 type Repeats struct {
 	content uint64
-	// at has the times of the last five writes.
-	at   []time.Time
-	wait time.Duration
+	// times has the times of the last five writes.
+	times []time.Time
+	wait  time.Duration
 }
 
-// Next returns when the content may be written; the zero time is at once.
-func (r *Repeats) Next(content uint64) time.Time {
+// NextWrite returns when the content may be written; the zero time is at once.
+func (r *Repeats) NextWrite(content uint64) time.Time {
 	if content != r.content || r.wait == 0 {
 		return time.Time{}
 	}
-	return r.at[len(r.at)-1].Add(r.wait)
+	return r.times[len(r.times)-1].Add(r.wait)
 }
 
-// Wrote counts a write. It reports whether the next one of the same content has to wait.
-func (r *Repeats) Wrote(content uint64, now time.Time) bool {
+// AddWrite counts a write. It reports whether the next one of the same content has to wait.
+func (r *Repeats) AddWrite(content uint64, now time.Time) bool {
 	if content != r.content || r.Idle(now) {
 		*r = Repeats{content: content}
 	}
-	r.at = append(r.at[max(0, len(r.at)-freeRepeats+1):], now)
+	r.times = append(r.times[max(0, len(r.times)-freeRepeats+1):], now)
 	switch {
 	case r.wait > 0:
 		r.wait = min(2*r.wait, maxRepeat)
-	case len(r.at) == freeRepeats && now.Sub(r.at[0]) < repeatWindow:
+	case len(r.times) == freeRepeats && now.Sub(r.times[0]) < repeatWindow:
 		r.wait = minRepeat
 	}
 	return r.wait > 0
@@ -145,5 +145,5 @@ func (r *Repeats) Wrote(content uint64, now time.Time) bool {
 
 // Idle reports whether the writes are so long ago that they need not be remembered.
 func (r *Repeats) Idle(now time.Time) bool {
-	return len(r.at) == 0 || now.Sub(r.at[len(r.at)-1]) >= r.wait+repeatWindow
+	return len(r.times) == 0 || now.Sub(r.times[len(r.times)-1]) >= r.wait+repeatWindow
 }

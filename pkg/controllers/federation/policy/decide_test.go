@@ -23,8 +23,8 @@ func TestDecide(t *testing.T) {
 		state State
 		want  Action
 	}{
-		"the host's own Namespace that is being deleted needs nothing if wanted":     {State{Exists: true, Wanted: true, Live: deleting, Own: true}, Nothing},
-		"the host's own Namespace that is being deleted needs nothing if not wanted": {State{Exists: true, Live: deleting, Own: true}, Nothing},
+		"the host's own Namespace that is being deleted needs nothing if wanted":     {State{Exists: true, Wanted: true, Live: deleting, IsHostNamespace: true}, Nothing},
+		"the host's own Namespace that is being deleted needs nothing if not wanted": {State{Exists: true, Live: deleting, IsHostNamespace: true}, Nothing},
 		"an object that is wanted and being deleted is waited for":                   {State{Exists: true, Wanted: true, Live: deleting}, Wait},
 		"an object that is not wanted and being deleted is waited for":               {State{Exists: true, Live: deleting}, Wait},
 		"an object without a federated object that is being deleted is waited for":   {State{Live: deleting}, Wait},
@@ -40,13 +40,13 @@ func TestDecide(t *testing.T) {
 		"overridden annotations as seen":                                             {State{Exists: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: annotated, LiveAnnotations: &seen}, Nothing},
 		"overridden annotations changed":                                             {State{Exists: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: annotated, LiveAnnotations: &other}, Update},
 		"overridden annotations after a restart":                                     {State{Exists: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: annotated}, Update},
-		"the host's own Namespace loses its label if not wanted":                     {State{Exists: true, Live: live("rv:7"), Own: true}, Unlabel},
+		"the host's own Namespace loses its label if not wanted":                     {State{Exists: true, Live: live("rv:7"), IsHostNamespace: true}, Unlabel},
 		"an object that is not wanted is removed":                                    {State{Exists: true, Live: live("gen:1")}, Remove},
 		"an object that is not wanted and absent needs nothing":                      {State{Exists: true}, Nothing},
 		"an object without a federated object loses its label":                       {State{Live: live("gen:1")}, Unlabel},
 		"an absent object without a federated object needs nothing":                  {State{}, Nothing},
-		"an object that is not wanted but kept loses its label":                      {State{Exists: true, Keep: true, Live: live("gen:1")}, Unlabel},
-		"an object that is kept and wanted needs nothing":                            {State{Exists: true, Keep: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: plain}, Nothing},
+		"an object that is not wanted but kept loses its label":                      {State{Exists: true, KeepUnwanted: true, Live: live("gen:1")}, Unlabel},
+		"an object that is kept and wanted needs nothing":                            {State{Exists: true, KeepUnwanted: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: plain}, Nothing},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestDecide(t *testing.T) {
 func TestAdoptExisting(t *testing.T) {
 	label := func(value string) map[string]string { return map[string]string{ManagedLabel: value} }
 	adopt, not := DefaultConfig(), DefaultConfig()
-	not.Adopt = false
+	not.AdoptResources = false
 	tests := map[string]struct {
 		labels map[string]string
 		own    bool
@@ -79,7 +79,7 @@ func TestAdoptExisting(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if status := AdoptExisting(&metav1.ObjectMeta{Labels: test.labels}, test.own, test.config); status != test.status {
+			if status := AdoptionRefusal(&metav1.ObjectMeta{Labels: test.labels}, test.own, test.config); status != test.status {
 				t.Errorf("got %q, want %q", status, test.status)
 			}
 		})
@@ -189,7 +189,7 @@ func TestObjectThatWasReadIsPresent(t *testing.T) {
 		"the host's own Namespace that is being deleted counts as gone": {live: metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, own: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Present(&test.live, test.own); got != test.want {
+			if got := MustBeGone(&test.live, test.own); got != test.want {
 				t.Error(got)
 			}
 		})
@@ -203,10 +203,10 @@ func TestRepeatsWaitLongerEachTime(t *testing.T) {
 	at := now
 	write := func(content uint64, seconds int, conflict bool) {
 		t.Helper()
-		if next := r.Next(content); next.After(at) {
+		if next := r.NextWrite(content); next.After(at) {
 			at = next
 		}
-		if got := r.Wrote(content, at); got != conflict {
+		if got := r.AddWrite(content, at); got != conflict {
 			t.Errorf("conflict: %t", got)
 		}
 		if got := int(at.Sub(now) / time.Second); got != seconds {

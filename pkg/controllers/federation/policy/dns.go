@@ -33,9 +33,9 @@ const (
 // of its own name and namespace in all clusters.
 type DNSRecord struct {
 	Namespace, Name string
-	// Ingress is set if it is an IngressDNSRecord, which has Hosts. All others are a ServiceDNSRecord's.
-	Ingress bool
-	Spec    struct {
+	// IsIngress is set if it is an IngressDNSRecord, which has Hosts. All others are a ServiceDNSRecord's.
+	IsIngress bool
+	Spec      struct {
 		Hosts        []string `json:"hosts"`
 		RecordTTL    int64    `json:"recordTTL"`
 		DomainRef    string   `json:"domainRef"`
@@ -47,8 +47,8 @@ type DNSRecord struct {
 	// Domain is the domain of a ServiceDNSRecord, as its Domain has it now.
 	Domain string
 	Status DNSStatus
-	// Last is what the status says of each cluster.
-	Last map[string]ClusterDNS
+	// LastByCluster is what the status says of each cluster.
+	LastByCluster map[string]ClusterDNS
 }
 
 // DNSStatus is the status of a DNSRecord.
@@ -81,25 +81,25 @@ type Topology struct {
 // ReadDNSRecord reads a ServiceDNSRecord or an IngressDNSRecord, and its domain of all Domains. The problem
 // is why nothing may be written for the record. A status that cannot be read counts as none.
 func ReadDNSRecord(u *unstructured.Unstructured, domains []*unstructured.Unstructured) (*DNSRecord, Problem) {
-	r := &DNSRecord{Namespace: u.GetNamespace(), Name: u.GetName(), Ingress: u.GetKind() == "IngressDNSRecord", Status: statusOf[DNSStatus](u), Last: map[string]ClusterDNS{}}
+	r := &DNSRecord{Namespace: u.GetNamespace(), Name: u.GetName(), IsIngress: u.GetKind() == "IngressDNSRecord", Status: statusOf[DNSStatus](u), LastByCluster: map[string]ClusterDNS{}}
 	for _, c := range r.Status.DNS {
-		r.Last[c.Cluster] = c
+		r.LastByCluster[c.Cluster] = c
 	}
 	if err := decode(u.Object["spec"], &r.Spec); err != nil {
-		return r, Problem{InvalidDNSRecord, "spec: " + cut(err.Error(), maxError)}
+		return r, Problem{InvalidDNSRecord, "spec: " + truncate(err.Error(), maxError)}
 	}
 	for _, domain := range domains {
 		if domain.GetName() == r.Spec.DomainRef {
 			r.Domain, _, _ = unstructured.NestedString(domain.Object, "domain")
 		}
 	}
-	return r, r.check()
+	return r, r.validate()
 }
 
-// check returns what is wrong with a record.
-func (r *DNSRecord) check() Problem {
+// validate returns what is wrong with a record.
+func (r *DNSRecord) validate() Problem {
 	switch {
-	case !r.Ingress && r.Domain == "":
+	case !r.IsIngress && r.Domain == "":
 		return Problem{DomainMissing, fmt.Sprintf("domainRef: the federation namespace has no Domain %.64q with a domain", r.Spec.DomainRef)}
 	case r.Spec.RecordTTL < 0, r.Spec.RecordTTL > math.MaxInt32, len(r.Spec.Hosts) > maxHosts:
 		return Problem{InvalidDNSRecord, fmt.Sprintf("recordTTL must be 0 to %d, and hosts at most %d", math.MaxInt32, maxHosts)}
@@ -118,7 +118,7 @@ func (r *DNSRecord) check() Problem {
 // has no addresses.
 func (r *DNSRecord) names(t Topology) map[string]string {
 	names := map[string]string{}
-	if r.Ingress {
+	if r.IsIngress {
 		for _, host := range r.Spec.Hosts {
 			names[host] = ""
 		}
@@ -144,7 +144,7 @@ func (r *DNSRecord) alias() string { return r.Spec.DNSPrefix + "." + r.Domain }
 
 // validName reports whether a text is a DNS name.
 func (r *DNSRecord) validName(name string) bool {
-	if r.Ingress {
+	if r.IsIngress {
 		name = strings.TrimPrefix(name, "*.")
 	}
 	long := slices.ContainsFunc(strings.Split(name, "."), func(label string) bool { return len(label) > validation.DNS1123LabelMaxLength })
@@ -161,7 +161,7 @@ func (r *DNSRecord) Endpoints(clusters []ClusterDNS, answers map[string][]netip.
 		}
 	}
 	delete(addresses, r.alias())
-	all := []map[string]any{}
+	endpoints := []map[string]any{}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		kind, targets := "A", slices.Compact(slices.Sorted(slices.Values(addresses[name])))
 		if len(targets) == 0 {
@@ -170,13 +170,13 @@ func (r *DNSRecord) Endpoints(clusters []ClusterDNS, answers map[string][]netip.
 		if targets[0] == "" || !r.validName(name) {
 			continue
 		}
-		e := map[string]any{"dnsName": name, "recordTTL": cmp.Or(r.Spec.RecordTTL, defaultTTL), "recordType": kind, "targets": targets}
+		endpoint := map[string]any{"dnsName": name, "recordTTL": cmp.Or(r.Spec.RecordTTL, defaultTTL), "recordType": kind, "targets": targets}
 		if r.Spec.ExternalName != "" && name != r.alias() {
-			e["labels"] = map[string]string{"serviceName": r.Name}
+			endpoint["labels"] = map[string]string{"serviceName": r.Name}
 		}
-		all = append(all, e)
+		endpoints = append(endpoints, endpoint)
 	}
-	return all
+	return endpoints
 }
 
 // ReadLoadBalancer reads the load balancer in the status of a Service or an Ingress. What is malformed there
@@ -188,17 +188,17 @@ func ReadLoadBalancer(status RemoteStatus) []LoadBalancerIngress {
 }
 
 // addresses returns the IPv4 addresses of the load balancer, since A records have no others.
-func (c ClusterDNS) addresses(answers map[string][]netip.Addr) (all []string) {
-	for _, i := range c.LoadBalancer.Ingress {
-		own, _ := netip.ParseAddr(i.IP) // the zero Addr is not IPv4
-		for _, ip := range append([]netip.Addr{own}, answers[i.Hostname]...) {
+func (c ClusterDNS) addresses(answers map[string][]netip.Addr) (addresses []string) {
+	for _, ingress := range c.LoadBalancer.Ingress {
+		address, _ := netip.ParseAddr(ingress.IP) // the zero Addr is not IPv4
+		for _, ip := range append([]netip.Addr{address}, answers[ingress.Hostname]...) {
 			if ip = ip.Unmap(); ip.Is4() {
-				all = append(all, ip.String())
+				addresses = append(addresses, ip.String())
 			}
 		}
 	}
-	slices.Sort(all)
-	return all[:min(len(all), maxAddresses)]
+	slices.Sort(addresses)
+	return addresses[:min(len(addresses), maxAddresses)]
 }
 
 // AddNodes adds the labels of Nodes that can be in a DNS name. Of several regions, the first by name counts.

@@ -174,8 +174,8 @@ func TestReadDNSRecordReadsTheStatusOfEachCluster(t *testing.T) {
 	status := map[string]any{"domain": "ex.org", "dns": []any{map[string]any{"cluster": "c1"},
 		map[string]any{"cluster": "c2", "region": "eu", "zones": []any{"a"}, "loadBalancer": map[string]any{"ingress": []any{map[string]any{"ip": "2.2.2.2"}}}}}}
 	r, _ := ReadDNSRecord(&unstructured.Unstructured{Object: map[string]any{"status": status}}, nil)
-	if got, want := r.Last["c2"], clusterDNS("c2 eu a 2.2.2.2"); !reflect.DeepEqual(got, want) || len(r.Last) != 2 {
-		t.Errorf("%+v, want %+v of c2", r.Last, want)
+	if got, want := r.LastByCluster["c2"], clusterDNS("c2 eu a 2.2.2.2"); !reflect.DeepEqual(got, want) || len(r.LastByCluster) != 2 {
+		t.Errorf("%+v, want %+v of c2", r.LastByCluster, want)
 	}
 	r, _ = ReadDNSRecord(&unstructured.Unstructured{Object: map[string]any{"status": map[string]any{"domain": "ex.org", "dns": "none"}}}, nil)
 	if !reflect.DeepEqual(r.Status, DNSStatus{}) {

@@ -16,8 +16,8 @@ type Federated struct {
 	Namespace, Name string
 	Generation      int64
 	Annotations     map[string]string
-	// Deleting and Finalizer are set if the object has a deletionTimestamp and our finalizer.
-	Deleting, Finalizer bool
+	// Deleting and HasFinalizer are set if the object has a deletionTimestamp and our finalizer.
+	Deleting, HasFinalizer bool
 	// Template is what clusters get, or nil.
 	Template  any
 	Placement Placement
@@ -34,7 +34,7 @@ type Federated struct {
 func ReadFederated(u *unstructured.Unstructured) *Federated {
 	f := &Federated{
 		Namespace: u.GetNamespace(), Name: u.GetName(), Generation: u.GetGeneration(), Annotations: u.GetAnnotations(),
-		Deleting: u.GetDeletionTimestamp() != nil, Finalizer: slices.Contains(u.GetFinalizers(), Finalizer), Status: statusOf[FederatedStatus](u),
+		Deleting: u.GetDeletionTimestamp() != nil, HasFinalizer: slices.Contains(u.GetFinalizers(), Finalizer), Status: statusOf[FederatedStatus](u),
 	}
 	if u.Object["spec"] == nil {
 		return f
@@ -72,10 +72,10 @@ type Digest struct {
 	Labels uint64 `json:"l"`
 	// Overrides are the digests of the overrides of each cluster, sorted by cluster.
 	Overrides []OverrideDigest `json:"o,omitempty"`
-	// Finalizer is set if the object has our finalizer. Status is the hash of its status, see
+	// HasFinalizer is set if the object has our finalizer. Status is the hash of its status, see
 	// FederatedStatus.Hash.
-	Finalizer bool   `json:"f,omitempty"`
-	Status    uint64 `json:"s"`
+	HasFinalizer bool   `json:"f,omitempty"`
+	Status       uint64 `json:"s"`
 }
 
 // OverrideDigest is what is kept of the overrides of a cluster.
@@ -90,11 +90,11 @@ type OverrideDigest struct {
 
 // Digest returns the digest of the federated object.
 func (f *Federated) Digest() Digest {
-	d := Digest{Generation: f.Generation, Versions: f.Versions(), Placement: f.Placement, Labels: hashJSON(f.labels(nil)), Finalizer: f.Finalizer, Status: f.Status.Hash()}
+	d := Digest{Generation: f.Generation, Versions: f.Versions(), Placement: f.Placement, Labels: hashJSON(f.labels(nil)), HasFinalizer: f.HasFinalizer, Status: f.Status.Hash()}
 	for _, cluster := range f.overrides {
 		operations := cluster.ClusterOverrides
-		if at := slices.IndexFunc(d.Overrides, func(o OverrideDigest) bool { return o.Cluster == cluster.ClusterName }); at >= 0 {
-			d.Overrides[at].Hash ^= hashJSON(cluster) // named twice, which fails
+		if i := slices.IndexFunc(d.Overrides, func(o OverrideDigest) bool { return o.Cluster == cluster.ClusterName }); i >= 0 {
+			d.Overrides[i].Hash ^= hashJSON(cluster) // named twice, which fails
 			continue
 		}
 		d.Overrides = append(d.Overrides, OverrideDigest{Cluster: cluster.ClusterName, Hash: hashJSON(operations),
@@ -104,27 +104,27 @@ func (f *Federated) Digest() Digest {
 	return d
 }
 
-// For returns what the digest says of a cluster.
-func (d *Digest) For(cluster string) OverrideDigest {
-	at, found := slices.BinarySearchFunc(d.Overrides, cluster, func(o OverrideDigest, name string) int { return cmp.Compare(o.Cluster, name) })
+// ForCluster returns what the digest says of a cluster.
+func (d *Digest) ForCluster(cluster string) OverrideDigest {
+	i, found := slices.BinarySearchFunc(d.Overrides, cluster, func(o OverrideDigest, name string) int { return cmp.Compare(o.Cluster, name) })
 	if !found {
 		return OverrideDigest{Cluster: cluster, Labels: d.Labels}
 	}
-	return d.Overrides[at]
+	return d.Overrides[i]
 }
 
-// Content returns a hash of what the federated object says of a cluster, for Repeats.
-func (d *Digest) Content(cluster string) uint64 {
-	return hashJSON([]any{d.Versions.Template, d.For(cluster).Hash})
+// ContentHash returns a hash of what the federated object says of a cluster, for Repeats.
+func (d *Digest) ContentHash(cluster string) uint64 {
+	return hashJSON([]any{d.Versions.Template, d.ForCluster(cluster).Hash})
 }
 
-// Summarize returns the digest of a federated object as bytes, which the cache keeps instead of it.
-func Summarize(u *unstructured.Unstructured) []byte {
+// SummarizeFederated returns the digest of a federated object as bytes, which the cache keeps instead of it.
+func SummarizeFederated(u *unstructured.Unstructured) []byte {
 	data, _ := json.Marshal(ReadFederated(u).Digest()) // a digest is plain data
 	return data
 }
 
-// ReadDigest reads what Summarize returned. With anything else, the placement is malformed.
+// ReadDigest reads what SummarizeFederated returned. With anything else, the placement is malformed.
 func ReadDigest(summary []byte) (d Digest) {
 	if json.Unmarshal(summary, &d) != nil {
 		d.Placement.Malformed = "it cannot be read"
@@ -139,11 +139,11 @@ func (f *Federated) labels(operations []Operation) map[string]any {
 	metadata, _ := template["metadata"].(map[string]any)
 	stub := map[string]any{}
 	if labels, isObject := metadata["labels"].(map[string]any); isObject {
-		stub["labels"] = copied(labels)
+		stub["labels"] = deepCopy(labels)
 	}
 	var object any = map[string]any{"metadata": stub}
 	for _, o := range operations {
-		if path, err := o.pointer(); err == nil && (len(path) < 2 && covers(path, "metadata") || covers(path, "metadata", "labels")) {
+		if path, err := o.pointer(); err == nil && (len(path) < 2 && overlaps(path, "metadata") || overlaps(path, "metadata", "labels")) {
 			if patched, err := o.apply(object, path); err == nil {
 				object = patched
 			}

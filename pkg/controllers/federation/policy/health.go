@@ -7,30 +7,30 @@ import (
 	"strings"
 )
 
-// Result is what a probe found.
-type Result int
+// ProbeResult is what a probe found.
+type ProbeResult int
 
 // Results of a probe. Unknown means that there was none.
 const (
-	Unknown  Result = iota
-	Well            // GET /healthz answered 200 and ok
-	Unwell          // another answer
-	NoAnswer        // no answer
-	NoClient        // the KubeFedCluster or its Secret gives no client
+	Unknown   ProbeResult = iota
+	Healthy               // GET /healthz answered 200 and ok
+	Unhealthy             // another answer
+	NoAnswer              // no answer
+	NoClient              // the KubeFedCluster or its Secret gives no client
 )
 
-// ProbeResult returns what an answer to GET /healthz means.
-func ProbeResult(code int, body string) Result {
+// ReadHealthz returns what an answer to GET /healthz means.
+func ReadHealthz(code int, body string) ProbeResult {
 	if code == 200 && strings.EqualFold(body, "ok") {
-		return Well
+		return Healthy
 	}
-	return Unwell
+	return Unhealthy
 }
 
 // Health is the state of a cluster. Its zero value takes the first result.
 type Health struct {
-	// State is the result after thresholds. Well means ready, every other result not ready.
-	State Result
+	// State is the result after thresholds. Healthy means ready, every other result not ready.
+	State ProbeResult
 	// Error is why there was no answer.
 	Error string
 	// streak is how many results in a row contradict the state.
@@ -46,7 +46,7 @@ func StartHealth(s ClusterStatus) Health {
 	}
 	switch {
 	case status[Ready] == "True":
-		return Health{State: Well}
+		return Health{State: Healthy}
 	case status[Ready] != "False":
 		return Health{}
 	case status[ConfigMalformed] == "True":
@@ -54,24 +54,24 @@ func StartHealth(s ClusterStatus) Health {
 	case status[Offline] == "True":
 		return Health{State: NoAnswer}
 	}
-	return Health{State: Unwell}
+	return Health{State: Unhealthy}
 }
 
 // Ready reports whether the cluster is ready.
-func (h Health) Ready() bool { return h.State == Well }
+func (h Health) Ready() bool { return h.State == Healthy }
 
 // maxError is how many bytes of another cluster's words are repeated.
 const maxError = 256
 
-// Observe returns the health after a probe.
-func (h Health) Observe(r Result, err string, c Config) Health {
-	next := Health{State: r, Error: cut(err, maxError)}
+// Next returns the health after a probe.
+func (h Health) Next(r ProbeResult, err string, c Config) Health {
+	next := Health{State: r, Error: truncate(err, maxError)}
 	threshold := c.FailureThreshold
-	if r == Well {
+	if r == Healthy {
 		threshold = c.SuccessThreshold
 	}
 	switch {
-	case h.State == Unknown, r == NoClient, (h.State == Well) == (r == Well), h.streak+1 >= threshold:
+	case h.State == Unknown, r == NoClient, (h.State == Healthy) == (r == Healthy), h.streak+1 >= threshold:
 		return next
 	}
 	h.streak++
@@ -84,9 +84,9 @@ func (h Health) conditions() []ClusterCondition {
 		return ClusterCondition{Type: kind, Status: status, Reason: reason, Message: message}
 	}
 	switch h.State {
-	case Well:
+	case Healthy:
 		return []ClusterCondition{condition(Ready, "True", "ClusterReady", "/healthz responded with ok")}
-	case Unwell:
+	case Unhealthy:
 		return []ClusterCondition{condition(Ready, "False", "ClusterNotReady", "/healthz responded without ok"),
 			condition(Offline, "False", "ClusterReachable", "cluster is reachable")}
 	case NoAnswer:
@@ -99,19 +99,19 @@ func (h Health) conditions() []ClusterCondition {
 	return nil
 }
 
-// Serving is whether a cluster serves a type.
-type Serving string
+// Availability is whether a cluster serves a type.
+type Availability string
 
 // States of a type in a cluster. NotListed is the state until the first list is complete.
 const (
-	NotListed Serving = "NotListed"
-	Synced    Serving = "Synced"
-	Absent    Serving = "Absent"
-	Forbidden Serving = "Forbidden"
+	NotListed Availability = "NotListed"
+	Synced    Availability = "Synced"
+	Absent    Availability = "Absent"
+	Forbidden Availability = "Forbidden"
 )
 
 // Status returns what the federated object reports of a cluster in this state, or "" if its cache can be
 // used. The cache of a type that is absent counts as empty.
-func (s Serving) Status() string {
-	return map[Serving]string{NotListed: CachedRetrievalFailed, Absent: APINotAvailable, Forbidden: RetrievalFailed}[s]
+func (s Availability) Status() string {
+	return map[Availability]string{NotListed: CachedRetrievalFailed, Absent: APINotAvailable, Forbidden: RetrievalFailed}[s]
 }

@@ -62,11 +62,11 @@ func (f *Federated) Operations(cluster string) ([]Operation, error) {
 	seen := make(map[string]bool, len(operations))
 	for _, o := range operations {
 		if !slices.Contains([]string{"", opAdd, opRemove, opReplace}, o.Op) {
-			return nil, fmt.Errorf("op: must be add, remove or replace, got %q", cut(o.Op, 64))
+			return nil, fmt.Errorf("op: must be add, remove or replace, got %q", truncate(o.Op, 64))
 		}
 		_, path, _ := strings.Cut(o.Path, "/")
 		if seen[path] {
-			return nil, fmt.Errorf("the path %q is overridden twice", cut(o.Path, maxError))
+			return nil, fmt.Errorf("the path %q is overridden twice", truncate(o.Path, maxError))
 		}
 		seen[path] = true
 	}
@@ -91,15 +91,15 @@ func (o Operation) pointer() ([]string, error) {
 	return keys, nil
 }
 
-// covers reports whether the path is one of the given keys, a part of it or above it.
-func covers(path []string, keys ...string) bool {
+// overlaps reports whether the path is one of the given keys, a part of it or above it.
+func overlaps(path []string, keys ...string) bool {
 	n := min(len(path), len(keys))
 	return slices.Equal(path[:n], keys[:n])
 }
 
 func (o Operation) touchesAnnotations() bool {
 	path, err := o.pointer()
-	return err == nil && covers(path, "metadata", "annotations")
+	return err == nil && overlaps(path, "metadata", "annotations")
 }
 
 var errMissing = errors.New("the object has no such path")
@@ -116,23 +116,23 @@ func (o Operation) apply(document any, path []string) (any, error) {
 	if annotations, isObject := o.Value.(map[string]any); isObject && o.Op != opRemove && slices.Equal(path, []string{"metadata", "annotations"}) {
 		fields, _ := document.(map[string]any)
 		metadata, _ := fields["metadata"].(map[string]any)
-		if there, has := metadata["annotations"].(map[string]any); has {
-			maps.Copy(there, copied(annotations))
+		if existing, has := metadata["annotations"].(map[string]any); has {
+			maps.Copy(existing, deepCopy(annotations))
 			return document, nil
 		}
 	}
-	return o.at(document, path)
+	return o.applyAt(document, path)
 }
 
-// at does the operation below a node, and returns what the node has become.
-func (o Operation) at(node any, path []string) (any, error) {
+// applyAt does the operation below a node, and returns what the node has become.
+func (o Operation) applyAt(node any, path []string) (any, error) {
 	key, rest := path[0], path[1:]
 	switch node := node.(type) {
 	case map[string]any:
 		child, has := node[key]
 		switch {
 		case len(rest) > 0:
-			child, err := o.at(child, rest)
+			child, err := o.applyAt(child, rest)
 			if err != nil {
 				return nil, err
 			}
@@ -147,12 +147,12 @@ func (o Operation) at(node any, path []string) (any, error) {
 		return node, nil
 	case []any:
 		adds := len(rest) == 0 && o.Op == opAdd
-		i, err := index(key, len(node), adds)
+		i, err := listIndex(key, len(node), adds)
 		switch {
 		case err != nil:
 			return nil, err
 		case len(rest) > 0:
-			node[i], err = o.at(node[i], rest)
+			node[i], err = o.applyAt(node[i], rest)
 			return node, err
 		case adds:
 			return slices.Insert(node, i, runtime.DeepCopyJSONValue(o.Value)), nil
@@ -165,9 +165,9 @@ func (o Operation) at(node any, path []string) (any, error) {
 	return nil, errMissing
 }
 
-// index returns the index that a key means in a list of n items. If one is to be added, there is one
+// listIndex returns the index that a key means in a list of n items. If one is to be added, there is one
 // more place, and "-" is the last.
-func index(key string, n int, adds bool) (int, error) {
+func listIndex(key string, n int, adds bool) (int, error) {
 	if adds {
 		if n++; key == "-" {
 			return n - 1, nil
@@ -175,7 +175,7 @@ func index(key string, n int, adds bool) (int, error) {
 	}
 	i, err := strconv.Atoi(key)
 	if err != nil || i >= n || i < -n {
-		return 0, fmt.Errorf("%q must be an index of a list with %d items", cut(key, 64), n)
+		return 0, fmt.Errorf("%q must be an index of a list with %d items", truncate(key, 64), n)
 	}
 	if i < 0 {
 		i += n
@@ -183,9 +183,9 @@ func index(key string, n int, adds bool) (int, error) {
 	return i, nil
 }
 
-// override applies the operations to an object, which it may change, and refuses a result that is
+// applyOverrides applies the operations to an object, which it may change, and refuses a result that is
 // another object.
-func override(object map[string]any, operations []Operation) (map[string]any, error) {
+func applyOverrides(object map[string]any, operations []Operation) (map[string]any, error) {
 	if len(operations) == 0 {
 		return object, nil
 	}
@@ -197,7 +197,7 @@ func override(object map[string]any, operations []Operation) (map[string]any, er
 			document, err = o.apply(document, path)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s %q: %w", cmp.Or(o.Op, opReplace), cut(o.Path, maxError), err)
+			return nil, fmt.Errorf("%s %q: %w", cmp.Or(o.Op, opReplace), truncate(o.Path, maxError), err)
 		}
 	}
 	patched := document.(map[string]any) // apply keeps it one
@@ -206,7 +206,7 @@ func override(object map[string]any, operations []Operation) (map[string]any, er
 	}
 	for key := range patched["metadata"].(map[string]any) { // identityOf has seen its name
 		if !slices.Contains([]string{"name", "namespace", "uid", "resourceVersion", "ownerReferences", "labels", "annotations", "finalizers"}, key) {
-			return nil, fmt.Errorf("overrides may not set metadata.%s", cut(key, 64))
+			return nil, fmt.Errorf("overrides may not set metadata.%s", truncate(key, 64))
 		}
 	}
 	if data, err := json.Marshal(patched); err != nil || len(data) > maxObject {
@@ -233,6 +233,6 @@ func groupOf(object map[string]any) string {
 	return "/"
 }
 
-func copied(object map[string]any) map[string]any {
+func deepCopy(object map[string]any) map[string]any {
 	return runtime.DeepCopyJSONValue(object).(map[string]any)
 }

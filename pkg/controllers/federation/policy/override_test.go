@@ -138,7 +138,7 @@ func TestOverridesOfALongListStayCheap(t *testing.T) {
 		operations = append(operations, Operation{Op: opAdd, Path: fmt.Sprintf("/list/%d", -1-i), Value: true})
 	}
 	f := &Federated{Name: "f", Namespace: "ns", Template: map[string]any{"list": []any{}}, overrides: []clusterOverrides{{"c1", operations}}}
-	got, err := Render(Request{Type: typeOf("ConfigMap"), Federated: f, Cluster: "c1"})
+	got, err := Render(RenderRequest{Type: typeOf("ConfigMap"), Federated: f, Cluster: "c1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func FuzzOverrides(f *testing.F) {
 			t.Skip()
 		}
 		u.Object["spec"] = map[string]any{"template": spec, "overrides": []any{map[string]any{"clusterName": "c1", "clusterOverrides": list}}}
-		request := Request{Type: typeOf("ConfigMap"), Federated: ReadFederated(u), Cluster: "c1"}
+		request := RenderRequest{Type: typeOf("ConfigMap"), Federated: ReadFederated(u), Cluster: "c1"}
 		if exists {
 			request.Live = &unstructured.Unstructured{}
 			if err := request.Live.UnmarshalJSON([]byte(fuzzLive)); err != nil {
@@ -176,7 +176,7 @@ func FuzzOverrides(f *testing.F) {
 		before := u.DeepCopy()
 		got, err := Render(request)
 		equal(t, u, before)
-		digest := ReadDigest(Summarize(u))
+		digest := ReadDigest(SummarizeFederated(u))
 		if err != nil {
 			return
 		}
@@ -197,7 +197,7 @@ func FuzzOverrides(f *testing.F) {
 			read.GetResourceVersion() != version || read.GetUID() != uid || exists && fmt.Sprint(read.Object["metadata"].(map[string]any)["ownerReferences"]) != "[map[name:o]]" || !exists && read.GetOwnerReferences() != nil || read.GetLabels()[ManagedLabel] != "true" || len(sent) > maxObject+1 {
 			t.Fatalf("%s and %s give %s", template, operations, sent)
 		}
-		if labels := hashed(read.GetLabels()); digest.For("c1").Labels != labels {
+		if labels := hashStrings(read.GetLabels()); digest.ForCluster("c1").Labels != labels {
 			t.Fatalf("%s and %s give other labels than their digest says: %s", template, operations, sent)
 		}
 	})
@@ -219,7 +219,7 @@ func FuzzPatch(f *testing.F) {
 		}
 		o := Operation{Op: op, Path: path, Value: v}
 		keys, err := o.pointer()
-		if _, isObject := v.(map[string]any); len(keys) == 0 && err == nil && !isObject || covers(keys, "metadata", "annotations") {
+		if _, isObject := v.(map[string]any); len(keys) == 0 && err == nil && !isObject || overlaps(keys, "metadata", "annotations") {
 			t.Skip() // where the two differ on purpose
 		}
 		plain, _ := json.Marshal(object)

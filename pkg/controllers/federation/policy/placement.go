@@ -47,13 +47,13 @@ func readPlacement(placement any) (p Placement) {
 		}
 	}
 	if err != nil {
-		return Placement{Malformed: cut(err.Error(), maxError)}
+		return Placement{Malformed: truncate(err.Error(), maxError)}
 	}
 	return p
 }
 
-// selects reports whether the placement selects a KubeFedCluster.
-func (p Placement) selects() (func(Cluster) bool, error) {
+// clusterFilter returns whether the placement selects a KubeFedCluster.
+func (p Placement) clusterFilter() (func(Cluster) bool, error) {
 	if p.Malformed != "" {
 		return nil, errors.New(p.Malformed)
 	}
@@ -72,7 +72,7 @@ func (p Placement) selects() (func(Cluster) bool, error) {
 // none. The reason is the reason of the condition: with ComputePlacementFailed nothing may be written, with
 // NamespaceNotFederated the federated object belongs nowhere.
 func Place(t *TypeConfig, placement Placement, namespace *Placement, clusters []Cluster) (names []string, reason string, err error) {
-	selected, err := placement.selects()
+	selected, err := placement.clusterFilter()
 	if err != nil {
 		return nil, ComputePlacementFailed, err
 	}
@@ -81,7 +81,7 @@ func Place(t *TypeConfig, placement Placement, namespace *Placement, clusters []
 		if namespace == nil {
 			return nil, NamespaceNotFederated, nil
 		}
-		if federated, err = namespace.selects(); err != nil {
+		if federated, err = namespace.clusterFilter(); err != nil {
 			return nil, ComputePlacementFailed, fmt.Errorf("FederatedNamespace: %w", err)
 		}
 	}

@@ -63,12 +63,12 @@ const (
 
 // decode reads a part of an object into a Go type by encoding/json, which makes numbers in an any
 // float64.
-func decode(part, into any) error {
+func decode(part, target any) error {
 	data, err := json.Marshal(part)
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(data, into)
+	return json.Unmarshal(data, target)
 }
 
 // statusOf returns the status of an object, or the zero T if it cannot be read.
@@ -91,7 +91,7 @@ func hashJSON(v any) uint64 {
 // Fingerprint hashes values that have a JSON form.
 func Fingerprint(parts ...any) uint64 { return hashJSON(parts) }
 
-// cut returns at most n bytes of a text that another cluster sent.
-func cut(s string, n int) string {
+// truncate returns at most n bytes of a text that another cluster sent.
+func truncate(s string, n int) string {
 	return strings.ToValidUTF8(s[:min(n, len(s))], "")
 }

@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// guardFrom is how many deletions by placement the guard never holds.
-const guardFrom = 10
+// unguardedDeletions is how many deletions by placement the guard never holds.
+const unguardedDeletions = 10
 
 // Removals is what is known of a cluster before placement deletes an object there.
 type Removals struct {
@@ -41,20 +41,20 @@ func (r Removals) Hold(availableDelay time.Duration, guard int, now time.Time) (
 		return RemovalHeld, 0
 	case now.Before(settled):
 		return WaitingForRemoval, settled.Sub(now)
-	case r.guarded(guard) && !now.Before(r.AllowedUntil):
+	case r.exceedsGuard(guard) && !now.Before(r.AllowedUntil):
 		return RemovalHeld, 0
 	}
 	return "", 0
 }
 
-// HoldsUnknown reports whether placement must not delete an object that is in no PropagatedVersion: the host
-// may have been restored to a time before the object was placed.
-func (r Removals) HoldsUnknown(guard int, now time.Time) bool {
+// HoldsUnrecorded reports whether placement must not delete an object that is in no PropagatedVersion: the
+// host may have been restored to a time before the object was placed.
+func (r Removals) HoldsUnrecorded(guard int, now time.Time) bool {
 	return guard < 100 && !now.Before(r.AllowedUntil)
 }
 
-func (r Removals) guarded(guard int) bool {
-	return guard <= 0 || guard < 100 && r.Deletions > guardFrom && r.Deletions*100 > r.Managed*guard
+func (r Removals) exceedsGuard(guard int) bool {
+	return guard <= 0 || guard < 100 && r.Deletions > unguardedDeletions && r.Deletions*100 > r.Managed*guard
 }
 
 // DeleteOptions returns the options, from the annotation of a deleted federated object, of deletions in
@@ -64,40 +64,40 @@ func (f *Federated) DeleteOptions() (options metav1.DeleteOptions, err error) {
 	if !has {
 		return options, nil
 	}
-	var given struct {
+	var annotation struct {
 		GracePeriodSeconds *int64                      `json:"gracePeriodSeconds"`
 		PropagationPolicy  *metav1.DeletionPropagation `json:"propagationPolicy"`
 	}
-	if json.Unmarshal([]byte(text), &given) != nil {
+	if json.Unmarshal([]byte(text), &annotation) != nil {
 		return options, errors.New(DeleteOptionAnnotation + ": must be DeleteOptions in JSON")
 	}
-	if given.GracePeriodSeconds != nil && *given.GracePeriodSeconds < 0 {
+	if annotation.GracePeriodSeconds != nil && *annotation.GracePeriodSeconds < 0 {
 		return options, errors.New(DeleteOptionAnnotation + ": gracePeriodSeconds must not be negative")
 	}
 	policies := []metav1.DeletionPropagation{metav1.DeletePropagationOrphan, metav1.DeletePropagationBackground, metav1.DeletePropagationForeground}
-	if given.PropagationPolicy != nil && !slices.Contains(policies, *given.PropagationPolicy) {
+	if annotation.PropagationPolicy != nil && !slices.Contains(policies, *annotation.PropagationPolicy) {
 		return options, errors.New(DeleteOptionAnnotation + ": propagationPolicy must be Orphan, Background or Foreground")
 	}
-	options.GracePeriodSeconds, options.PropagationPolicy = given.GracePeriodSeconds, given.PropagationPolicy
+	options.GracePeriodSeconds, options.PropagationPolicy = annotation.GracePeriodSeconds, annotation.PropagationPolicy
 	return options, nil
 }
 
-// Present reports whether an object that was read must be gone before a deleted federated object may go. Own
-// is set if it is the host's own Namespace.
-func Present(live metav1.Object, own bool) bool {
-	return live.GetLabels()[ManagedLabel] == "true" && (!own || live.GetDeletionTimestamp() == nil)
+// MustBeGone reports whether an object that was read must be gone before a deleted federated object may go.
+// The host's own Namespace need not be once it is being deleted.
+func MustBeGone(live metav1.Object, isHostNamespace bool) bool {
+	return live.GetLabels()[ManagedLabel] == "true" && (!isHostNamespace || live.GetDeletionTimestamp() == nil)
 }
 
 const (
-	// WrittenOffLabel is "true" on the ConfigMaps that record removals that were written off.
-	WrittenOffLabel = "quartermaster.dev/federation-written-off"
+	// WriteOffLabel is "true" on the ConfigMaps that record removals that were written off.
+	WriteOffLabel = "quartermaster.dev/federation-written-off"
 	// recordKey is the key of a record in the data of its ConfigMap.
 	recordKey = "record"
 )
 
-// WrittenOff is the record of a removal that a cluster still owes: its federated object was deleted while the
+// WriteOff is the record of a removal that a cluster still owes: its federated object was deleted while the
 // cluster was away, and is gone.
-type WrittenOff struct {
+type WriteOff struct {
 	Cluster string `json:"cluster"`
 	// Type is the name of the FederatedTypeConfig.
 	Type string `json:"type"`
@@ -112,62 +112,62 @@ type WrittenOff struct {
 	Options metav1.DeleteOptions `json:"options"`
 }
 
-// WrittenOffName returns the name of the ConfigMap with the record of an object in a cluster.
-func WrittenOffName(cluster, kind, namespace, name string) string {
+// WriteOffName returns the name of the ConfigMap with the record of an object in a cluster.
+func WriteOffName(cluster, kind, namespace, name string) string {
 	sum := sha256.Sum256([]byte(strings.Join([]string{cluster, kind, namespace, name}, "/")))
 	return "federation-written-off-" + hex.EncodeToString(sum[:16])
 }
 
 // Data returns the data of the record's ConfigMap.
-func (p WrittenOff) Data() map[string]string {
-	data, _ := json.Marshal(p) // it is plain data
+func (w WriteOff) Data() map[string]string {
+	data, _ := json.Marshal(w) // it is plain data
 	return map[string]string{recordKey: string(data)}
 }
 
-// ReadWrittenOff reads the record that is the data of a ConfigMap of this name.
-func ReadWrittenOff(name string, data map[string]string) (p WrittenOff, err error) {
-	if err := json.Unmarshal([]byte(data[recordKey]), &p); err != nil {
-		return p, fmt.Errorf("data.%s: %w", recordKey, err)
+// ReadWriteOff reads the record that is the data of a ConfigMap of this name.
+func ReadWriteOff(name string, data map[string]string) (w WriteOff, err error) {
+	if err := json.Unmarshal([]byte(data[recordKey]), &w); err != nil {
+		return w, fmt.Errorf("data.%s: %w", recordKey, err)
 	}
 	switch {
-	case WrittenOffName(p.Cluster, p.Type, p.Namespace, p.Name) != name:
-		return p, fmt.Errorf("data.%s: must be the record to which the name of the ConfigMap belongs", recordKey)
-	case p.Deleted.IsZero():
-		return p, errors.New("data." + recordKey + ": must have a time in deleted")
+	case WriteOffName(w.Cluster, w.Type, w.Namespace, w.Name) != name:
+		return w, fmt.Errorf("data.%s: must be the record to which the name of the ConfigMap belongs", recordKey)
+	case w.Deleted.IsZero():
+		return w, errors.New("data." + recordKey + ": must have a time in deleted")
 	}
-	return p, nil
+	return w, nil
 }
 
 // Covers reports whether the record means an object: the object was there when the federated object was
 // deleted. The times are of two clusters' clocks. The UID does not depend on them, but a manager that has
 // never seen the object does not know it.
-func (p WrittenOff) Covers(live metav1.Object) bool {
-	return live.GetCreationTimestamp().Time.Before(p.Deleted) && (p.UID == "" || p.UID == live.GetUID())
+func (w WriteOff) Covers(live metav1.Object) bool {
+	return live.GetCreationTimestamp().Time.Before(w.Deleted) && (w.UID == "" || w.UID == live.GetUID())
 }
 
-// Away is what is known of a cluster for which a deleted federated object waits.
-type Away struct {
+// Outage is what is known of a cluster for which a deleted federated object waits.
+type Outage struct {
 	// Since is when the cluster became not ready or, if it is ready, when it began to refuse the type.
 	Since time.Time
-	// Seen is set once this process has seen that itself.
-	Seen bool
+	// Confirmed is set once this process has seen that itself.
+	Confirmed bool
 }
 
-// awayRecheck is how often to look again at a cluster that this process has not yet seen away.
-const awayRecheck = 5 * time.Second
+// outageRecheckInterval is how often to look again at a cluster that this process has not yet seen away.
+const outageRecheckInterval = 5 * time.Second
 
-// WriteOff returns how long the cluster still holds the deleted federated object; 0 writes it off.
-func (a Away) WriteOff(deleted time.Time, grace time.Duration, now time.Time) time.Duration {
-	from := deleted
-	if a.Since.After(deleted) {
-		from = a.Since
+// RemainingGrace returns how long the cluster still holds the deleted federated object; 0 writes it off.
+func (o Outage) RemainingGrace(deleted time.Time, grace time.Duration, now time.Time) time.Duration {
+	start := deleted
+	if o.Since.After(deleted) {
+		start = o.Since
 	}
-	left := from.Add(grace).Sub(now)
+	left := start.Add(grace).Sub(now)
 	switch {
 	case left > 0:
 		return left
-	case !a.Seen:
-		return awayRecheck
+	case !o.Confirmed:
+		return outageRecheckInterval
 	}
 	return 0
 }

@@ -24,34 +24,34 @@ func (f *Failure) Error() string { return f.Status + ": " + f.Err.Error() }
 // Unwrap returns the cause.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// Request says what to render.
-type Request struct {
+// RenderRequest says what to render.
+type RenderRequest struct {
 	Type      *TypeConfig
 	Federated *Federated
 	Cluster   string
 	// Live is the cluster's object, read a moment ago, or nil to create it.
 	Live *unstructured.Unstructured
-	// Own is set if Live is the host's own Namespace.
-	Own bool
+	// IsHostNamespace is set if Live is the host's own Namespace.
+	IsHostNamespace bool
 }
 
 // Render returns the object that the cluster should hold. The error is a *Failure.
-func Render(r Request) (*unstructured.Unstructured, error) {
-	object, err := r.compute()
+func Render(r RenderRequest) (*unstructured.Unstructured, error) {
+	object, err := r.renderTemplate()
 	if err != nil {
 		return nil, &Failure{ComputeResourceFailed, err}
 	}
 	if r.Live != nil {
-		if err := r.retain(object); err != nil {
+		if err := r.retainFields(object); err != nil {
 			return nil, &Failure{FieldRetentionFailed, err}
 		}
 	}
 	operations, err := r.Federated.Operations(r.Cluster)
 	if err == nil {
-		object, err = override(object, operations)
+		object, err = applyOverrides(object, operations)
 	}
 	if err == nil {
-		err = r.mark(object)
+		err = r.markManaged(object)
 	}
 	if err != nil {
 		return nil, &Failure{ApplyOverridesFailed, err}
@@ -59,13 +59,13 @@ func Render(r Request) (*unstructured.Unstructured, error) {
 	return &unstructured.Unstructured{Object: object}, nil
 }
 
-// compute returns the template as an object of its own, without what belongs to the cluster.
-func (r Request) compute() (map[string]any, error) {
+// renderTemplate returns the template as an object of its own, without what belongs to the cluster.
+func (r RenderRequest) renderTemplate() (map[string]any, error) {
 	object := map[string]any{}
 	switch template := r.Federated.Template.(type) {
 	case nil:
 	case map[string]any:
-		object = copied(template)
+		object = deepCopy(template)
 	default:
 		return nil, errors.New("template: must be an object")
 	}
@@ -91,9 +91,9 @@ func (r Request) compute() (map[string]any, error) {
 	return object, nil
 }
 
-// mark sets the label that makes an object a managed one, and keeps an adopted Namespace one that is never
-// deleted, whatever the overrides made of it.
-func (r Request) mark(object map[string]any) error {
+// markManaged sets the label that makes an object a managed one, and keeps an adopted Namespace one that is
+// never deleted, whatever the overrides made of it.
+func (r RenderRequest) markManaged(object map[string]any) error {
 	labels, err := labelsOf(object)
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (r Request) mark(object map[string]any) error {
 	metadata := object["metadata"].(map[string]any)
 	metadata["labels"] = labels
 	if r.Type.IsNamespace() && r.Live != nil &&
-		(!r.Own && r.Live.GetLabels()[ManagedLabel] != "true" || r.Live.GetAnnotations()[AdoptedAnnotation] == "true") {
+		(!r.IsHostNamespace && r.Live.GetLabels()[ManagedLabel] != "true" || r.Live.GetAnnotations()[AdoptedAnnotation] == "true") {
 		if metadata["annotations"] == nil {
 			metadata["annotations"] = map[string]any{}
 		}
@@ -123,7 +123,7 @@ func labelsOf(object map[string]any) (map[string]any, error) {
 	}
 	for key, value := range labels {
 		if _, isString := value.(string); !isString {
-			return nil, fmt.Errorf("metadata.labels: %q must be a string", cut(key, maxError))
+			return nil, fmt.Errorf("metadata.labels: %q must be a string", truncate(key, maxError))
 		}
 	}
 	return labels, nil
@@ -142,8 +142,8 @@ var clusterFields = map[schema.GroupKind][][]string{
 	{Group: "networking.k8s.io", Kind: "Ingress"}: {{"spec", "ingressClassName"}},
 }
 
-// retain copies into the object what belongs to the cluster.
-func (r Request) retain(object map[string]any) error {
+// retainFields copies into the object what belongs to the cluster.
+func (r RenderRequest) retainFields(object map[string]any) error {
 	live, metadata := r.Live.Object, object["metadata"].(map[string]any)
 	liveMetadata, _ := live["metadata"].(map[string]any)
 	// Without the UID, the create branch of some types' PUTs ignores the resourceVersion.
@@ -153,19 +153,19 @@ func (r Request) retain(object map[string]any) error {
 		}
 	}
 	// A type without the status subresource would lose its status. Other types ignore it in a PUT.
-	if err := take(object, live, "status"); err != nil {
+	if err := copyField(object, live, "status"); err != nil {
 		return err
 	}
 	kind := schema.GroupKind{Group: r.Type.Target.Group, Kind: r.Type.Target.Kind}
 	for _, path := range clusterFields[kind] {
-		if err := keep(object, live, path...); err != nil {
+		if err := copyMissingField(object, live, path...); err != nil {
 			return err
 		}
 	}
 	switch kind {
 	case schema.GroupKind{Kind: "Namespace"}:
 		for key := range r.Live.GetLabels() {
-			if err := keep(object, live, "metadata", "labels", key); err != nil {
+			if err := copyMissingField(object, live, "metadata", "labels", key); err != nil {
 				return err
 			}
 		}
@@ -175,7 +175,7 @@ func (r Request) retain(object map[string]any) error {
 		return retainJob(object, live)
 	case schema.GroupKind{Group: "rbac.authorization.k8s.io", Kind: "ClusterRole"}:
 		if object["aggregationRule"] != nil {
-			return take(object, live, "rules")
+			return copyField(object, live, "rules")
 		}
 	}
 	retain, isBool := r.Federated.retainReplicas.(bool)
@@ -185,20 +185,20 @@ func (r Request) retain(object map[string]any) error {
 	if !retain {
 		return nil
 	}
-	return take(object, live, "spec", "replicas")
+	return copyField(object, live, "spec", "replicas")
 }
 
-// keep copies a field that the object does not have. An empty list counts as none.
-func keep(object, live map[string]any, path ...string) error {
-	there, _, err := unstructured.NestedFieldNoCopy(object, path...)
-	if list, isList := there.([]any); err != nil || there != nil && (!isList || len(list) > 0) {
+// copyMissingField copies a field that the object does not have. An empty list counts as none.
+func copyMissingField(object, live map[string]any, path ...string) error {
+	existing, _, err := unstructured.NestedFieldNoCopy(object, path...)
+	if list, isList := existing.([]any); err != nil || existing != nil && (!isList || len(list) > 0) {
 		return err
 	}
-	return take(object, live, path...)
+	return copyField(object, live, path...)
 }
 
-// take copies a field that the cluster's object has.
-func take(object, live map[string]any, path ...string) error {
+// copyField copies a field that the cluster's object has.
+func copyField(object, live map[string]any, path ...string) error {
 	value, has, err := unstructured.NestedFieldNoCopy(live, path...)
 	if err != nil || !has {
 		return nil
@@ -218,7 +218,7 @@ func retainClaim(object, live map[string]any) error {
 			return nil
 		}
 	}
-	return take(object, live, "spec", "claimRef")
+	return copyField(object, live, "spec", "claimRef")
 }
 
 func retainJob(object, live map[string]any) error {
@@ -230,9 +230,9 @@ func retainJob(object, live map[string]any) error {
 		return nil
 	}
 	for _, label := range generatedPodLabels {
-		if err := take(object, live, "spec", "template", "metadata", "labels", label); err != nil {
+		if err := copyField(object, live, "spec", "template", "metadata", "labels", label); err != nil {
 			return err
 		}
 	}
-	return take(object, live, "spec", "selector")
+	return copyField(object, live, "spec", "selector")
 }

@@ -27,7 +27,7 @@ func (r rendering) run(t *testing.T) {
 		r.kind = "ConfigMap"
 	}
 	f := object(t, "spec: {"+r.spec+"}")
-	request := Request{Type: typeOf(r.kind), Federated: ReadFederated(f), Cluster: "c1", Own: r.own}
+	request := RenderRequest{Type: typeOf(r.kind), Federated: ReadFederated(f), Cluster: "c1", IsHostNamespace: r.own}
 	before := f.DeepCopy()
 	var live *unstructured.Unstructured
 	if r.live != "" {

@@ -37,11 +37,11 @@ var spreadTypes = map[string]string{"FederatedDeployment": "deployments.apps", "
 // ReadReplicaPreference reads a ReplicaSchedulingPreference. An error means that nothing may be written.
 func ReadReplicaPreference(u *unstructured.Unstructured) (p ReplicaPreference, err error) {
 	if err := decode(u.Object["spec"], &p); err != nil {
-		return p, fmt.Errorf("spec: %s", cut(err.Error(), maxError))
+		return p, fmt.Errorf("spec: %s", truncate(err.Error(), maxError))
 	}
 	switch {
 	case p.Type() == "":
-		return p, fmt.Errorf("targetKind: must be FederatedDeployment or FederatedReplicaSet, got %q", cut(p.TargetKind, 64))
+		return p, fmt.Errorf("targetKind: must be FederatedDeployment or FederatedReplicaSet, got %q", truncate(p.TargetKind, 64))
 	case p.TotalReplicas == nil:
 		return p, errors.New("totalReplicas: must be set")
 	}
@@ -51,7 +51,7 @@ func ReadReplicaPreference(u *unstructured.Unstructured) (p ReplicaPreference, e
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Clusters)) {
 		if c := p.Clusters[name]; !valid(c.Min) || !valid(c.Weight) || c.Max != nil && !valid(*c.Max) {
-			return p, fmt.Errorf("clusters[%q]: each number must be 0 to %d", cut(name, 64), replicas.MaxNumber)
+			return p, fmt.Errorf("clusters[%q]: each number must be 0 to %d", truncate(name, 64), replicas.MaxNumber)
 		}
 	}
 	return p, nil
@@ -63,7 +63,7 @@ func (p ReplicaPreference) Type() string { return spreadTypes[p.TargetKind] }
 // SelectClusters returns the clusters that the selectors of a federated object and of its FederatedNamespace,
 // which is nil if there is none, both select. Lists of clusters do not count.
 func SelectClusters(t *TypeConfig, federated, namespace *unstructured.Unstructured, clusters []Cluster) (selected []Cluster, err error) {
-	selector := func(u *unstructured.Unstructured) *Placement {
+	selectorPlacement := func(u *unstructured.Unstructured) *Placement {
 		if u == nil {
 			return nil
 		}
@@ -71,7 +71,7 @@ func SelectClusters(t *TypeConfig, federated, namespace *unstructured.Unstructur
 		placement := readPlacement(map[string]any{"clusterSelector": value})
 		return &placement
 	}
-	names, _, err := Place(t, *selector(federated), selector(namespace), clusters)
+	names, _, err := Place(t, *selectorPlacement(federated), selectorPlacement(namespace), clusters)
 	for _, c := range clusters {
 		if slices.Contains(names, c.Name) {
 			selected = append(selected, c)
@@ -106,8 +106,8 @@ func Spread(u *unstructured.Unstructured, plan map[string]int64) (spread *unstru
 	names := slices.Sorted(maps.Keys(plan))
 	placed := readPlacement(spec["placement"])
 	slices.Sort(placed.Clusters)
-	samePlacement, before := placed.Malformed == "" && slices.Equal(placed.Clusters, names), spec["overrides"]
-	if samePlacement && (reflect.DeepEqual(before, overrides) || before == nil && len(overrides) == 0) {
+	samePlacement, current := placed.Malformed == "" && slices.Equal(placed.Clusters, names), spec["overrides"]
+	if samePlacement && (reflect.DeepEqual(current, overrides) || current == nil && len(overrides) == 0) {
 		return u, false, nil
 	}
 	spread = u.DeepCopy()
@@ -206,12 +206,12 @@ func ReadWorkload(u *unstructured.Unstructured) (w Workload, err error) {
 	return w, nil
 }
 
-// unschedulableFor is how long a Pod must have had no Node to say that a cluster is full: until then, a Node
-// may be on its way.
-const unschedulableFor = time.Minute
+// unschedulableDelay is how long a Pod must have had no Node to say that a cluster is full: until then, a
+// Node may be on its way.
+const unschedulableDelay = time.Minute
 
-// Count counts a Pod of the workload.
-func (w *Workload) Count(pod *unstructured.Unstructured, now time.Time) {
+// CountPod counts a Pod of the workload.
+func (w *Workload) CountPod(pod *unstructured.Unstructured, now time.Time) {
 	var status corev1.PodStatus
 	if decode(pod.Object["status"], &status) != nil {
 		return // neither ready nor known to be unschedulable
@@ -220,7 +220,7 @@ func (w *Workload) Count(pod *unstructured.Unstructured, now time.Time) {
 		switch {
 		case c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue && status.Phase == corev1.PodRunning:
 			w.Ready++
-		case c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable && now.Sub(c.LastTransitionTime.Time) > unschedulableFor:
+		case c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable && now.Sub(c.LastTransitionTime.Time) > unschedulableDelay:
 			w.Unschedulable++
 		}
 	}

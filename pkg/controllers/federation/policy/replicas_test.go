@@ -167,7 +167,7 @@ func TestReadWorkload(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, err := ReadWorkload(object(t, test.object))
 			for _, status := range test.pods {
-				w.Count(object(t, "status: "+status), now)
+				w.CountPod(object(t, "status: "+status), now)
 			}
 			got := fmt.Sprintf("%d %d %d %s", w.Replicas, w.Ready, w.Unschedulable, w.Selector)
 			if err != nil {

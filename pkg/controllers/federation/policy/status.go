@@ -71,8 +71,8 @@ const (
 	RemovalHeld           = "RemovalHeld"
 )
 
-// TimedOut returns the status of a write without an answer: CreationTimedOut for CreationFailed.
-func TimedOut(failed string) string {
+// TimedOutStatus returns the status of a write without an answer: CreationTimedOut for CreationFailed.
+func TimedOutStatus(failed string) string {
 	switch failed {
 	case CreationFailed, UpdateFailed, DeletionFailed, LabelRemovalFailed:
 		return strings.TrimSuffix(failed, "Failed") + "TimedOut"
@@ -94,8 +94,8 @@ type Conclusion struct {
 
 // Next returns the status after a reconcile, and whether to write it.
 func (s FederatedStatus) Next(c Conclusion, now time.Time) (FederatedStatus, bool) {
-	time := now.UTC().Format(time.RFC3339)
-	condition := FederatedCondition{Type: Propagation, Status: "True", LastUpdateTime: time, LastTransitionTime: time}
+	timestamp := now.UTC().Format(time.RFC3339)
+	condition := FederatedCondition{Type: Propagation, Status: "True", LastUpdateTime: timestamp, LastTransitionTime: timestamp}
 	condition.Reason = c.Reason
 	if c.Reason == "" && slices.ContainsFunc(c.Clusters, func(r ClusterResult) bool { return r.Status != "" }) {
 		condition.Reason = CheckClusters
@@ -103,11 +103,11 @@ func (s FederatedStatus) Next(c Conclusion, now time.Time) (FederatedStatus, boo
 	if condition.Reason != "" {
 		condition.Status = "False"
 	}
-	next := FederatedStatus{ObservedGeneration: c.Generation, Clusters: sorted(c.Clusters)}
-	changed := c.Wrote || hashJSON(next.Clusters) != hashJSON(sorted(s.Clusters))
+	next := FederatedStatus{ObservedGeneration: c.Generation, Clusters: sortedByName(c.Clusters)}
+	changed := c.Wrote || hashJSON(next.Clusters) != hashJSON(sortedByName(s.Clusters))
 	var old FederatedCondition
-	if at := slices.IndexFunc(s.Conditions, func(c FederatedCondition) bool { return c.Type == Propagation }); at >= 0 {
-		old = s.Conditions[at]
+	if i := slices.IndexFunc(s.Conditions, func(c FederatedCondition) bool { return c.Type == Propagation }); i >= 0 {
+		old = s.Conditions[i]
 	}
 	if old.Status == condition.Status {
 		condition.LastTransitionTime = old.LastTransitionTime
@@ -126,11 +126,11 @@ func (s FederatedStatus) Hash() uint64 {
 	for i := range s.Conditions {
 		s.Conditions[i].LastUpdateTime, s.Conditions[i].LastTransitionTime = "", ""
 	}
-	s.Clusters = sorted(s.Clusters)
+	s.Clusters = sortedByName(s.Clusters)
 	return hashJSON(s)
 }
 
-func sorted(results []ClusterResult) []ClusterResult {
+func sortedByName(results []ClusterResult) []ClusterResult {
 	return slices.SortedFunc(slices.Values(results), func(a, b ClusterResult) int { return cmp.Compare(a.Name, b.Name) })
 }
 
@@ -179,7 +179,7 @@ func ReadRemoteStatus(summary []byte) RemoteStatus {
 // SetRemoteStatuses gives the results of clusters, in the order of their names, the statuses of their
 // objects. It returns the clusters whose status is left out because it is too large.
 func SetRemoteStatuses(results []ClusterResult, statuses map[string]RemoteStatus) (tooLarge []string) {
-	left := maxRemoteStatuses
+	remaining := maxRemoteStatuses
 	slices.SortFunc(results, func(a, b ClusterResult) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range results {
 		name := results[i].Name
@@ -187,11 +187,11 @@ func SetRemoteStatuses(results []ClusterResult, statuses map[string]RemoteStatus
 		if len(status) == 0 || json.Unmarshal(status, &value) != nil {
 			continue
 		}
-		if _, isObject := value.(map[string]any); !isObject || len(status) > left {
+		if _, isObject := value.(map[string]any); !isObject || len(status) > remaining {
 			tooLarge = append(tooLarge, name)
 			continue
 		}
-		left -= len(status)
+		remaining -= len(status)
 		results[i].RemoteStatus = withoutNulls(value)
 	}
 	return tooLarge

@@ -94,7 +94,7 @@ func TestStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 func TestTimedOutNamesTheFailedRequest(t *testing.T) {
 	for failed, want := range map[string]string{CreationFailed: "CreationTimedOut", UpdateFailed: "UpdateTimedOut", DeletionFailed: "DeletionTimedOut",
 		LabelRemovalFailed: "LabelRemovalTimedOut", RetrievalFailed: RetrievalFailed} {
-		if got := TimedOut(failed); got != want {
+		if got := TimedOutStatus(failed); got != want {
 			t.Errorf("%s: %s", failed, got)
 		}
 	}

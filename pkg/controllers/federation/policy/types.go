@@ -85,7 +85,7 @@ func ReadTypeConfig(u *unstructured.Unstructured) TypeConfig {
 		t.Target.Group = group
 	}
 	if t.Federated.PluralName == "" {
-		t.Federated.PluralName = plurals(t.Federated.Kind)
+		t.Federated.PluralName = defaultPlural(t.Federated.Kind)
 	}
 	if t.Invalid = err; err == nil {
 		t.Invalid = t.validate()
@@ -93,8 +93,8 @@ func ReadTypeConfig(u *unstructured.Unstructured) TypeConfig {
 	return t
 }
 
-// plurals returns the plural that a kind has by default.
-func plurals(kind string) string {
+// defaultPlural returns the plural that a kind has by default.
+func defaultPlural(kind string) string {
 	kind = strings.ToLower(kind)
 	if slices.ContainsFunc([]string{"s", "x", "ch", "sh", "z", "o"}, func(ending string) bool { return strings.HasSuffix(kind, ending) }) {
 		return kind + "es"
@@ -138,13 +138,13 @@ func (t *TypeConfig) validate() error {
 // CustomResourceDefinition.
 func (t *TypeConfig) Runs(all []TypeConfig, c Config, exists func(schema.GroupResource) bool) (bool, Problem) {
 	switch {
-	case t.Deleting, t.Propagation == disabled, !c.Push, c.Namespaced:
+	case t.Deleting, t.Propagation == disabled, !c.PushReconciler, c.Namespaced:
 		return false, Problem{}
 	case t.Invalid != nil:
 		return false, Problem{UnsupportedType, t.Invalid.Error()}
 	}
-	if why := t.unsupported(all); why != "" {
-		return false, Problem{UnsupportedType, why}
+	if reason := t.unsupportedReason(all); reason != "" {
+		return false, Problem{UnsupportedType, reason}
 	}
 	if !exists(t.Federated.GroupResource()) {
 		return false, Problem{FederatedTypeMissing, fmt.Sprintf("there is no CustomResourceDefinition %s", t.Federated.GroupResource())}
@@ -162,12 +162,12 @@ func Namespaces(all []TypeConfig, exists func(schema.GroupResource) bool) (t Typ
 		return t, false
 	}
 	t = all[i]
-	return t, t.Invalid == nil && !t.Deleting && t.unsupported(all) == "" && exists(t.Federated.GroupResource())
+	return t, t.Invalid == nil && !t.Deleting && t.unsupportedReason(all) == "" && exists(t.Federated.GroupResource())
 }
 
-// unsupported returns why the target must not be written in clusters, or "". Of two types that have one
+// unsupportedReason returns why the target must not be written in clusters, or "". Of two types that have one
 // federated type neither runs: nobody knows which one is the mistake.
-func (t *TypeConfig) unsupported(all []TypeConfig) string {
+func (t *TypeConfig) unsupportedReason(all []TypeConfig) string {
 	target := t.Target.GroupResource()
 	for _, other := range all {
 		if other.Name != t.Name && other.Federated.GroupResource() == t.Federated.GroupResource() {
@@ -188,7 +188,7 @@ func (t *TypeConfig) unsupported(all []TypeConfig) string {
 
 // CollectsStatus reports whether the status of the targets is copied into their federated objects.
 func (t *TypeConfig) CollectsStatus(c Config) bool {
-	return t.StatusCollection == enabled && c.RawStatus
+	return t.StatusCollection == enabled && c.RawStatusCollection
 }
 
 // NextStatus returns the status of a FederatedTypeConfig that runs or not, and whether to write it.
@@ -204,29 +204,29 @@ func (t *TypeConfig) NextStatus(runs bool, c Config) (TypeStatus, bool) {
 func ClusterRules(all []TypeConfig, roles, dns bool) []rbacv1.PolicyRule {
 	targets := map[string][]string{}
 	for _, t := range all {
-		if t.Invalid == nil && t.unsupported(all) == "" {
+		if t.Invalid == nil && t.unsupportedReason(all) == "" {
 			targets[t.Target.Group] = append(targets[t.Target.Group], t.Target.PluralName)
 		}
 	}
 	var rules []rbacv1.PolicyRule
-	rule := func(group string, resources []string, verbs ...string) {
+	addRule := func(group string, resources []string, verbs ...string) {
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, Verbs: verbs})
 	}
 	for _, group := range slices.Sorted(maps.Keys(targets)) {
 		slices.Sort(targets[group])
-		rule(group, targets[group], "get", "list", "watch", "create", "update", "patch", "delete")
+		addRule(group, targets[group], "get", "list", "watch", "create", "update", "patch", "delete")
 	}
 	if roles && len(targets[rbacv1.GroupName]) > 0 {
-		rule(rbacv1.GroupName, []string{"clusterroles", "roles"}, "bind", "escalate")
+		addRule(rbacv1.GroupName, []string{"clusterroles", "roles"}, "bind", "escalate")
 	}
 	if slices.ContainsFunc([]string{"deployments", "replicasets"}, func(t string) bool { return slices.Contains(targets["apps"], t) }) {
-		rule("", []string{"pods"}, "list") // for replicas
+		addRule("", []string{"pods"}, "list") // for replicas
 	}
 	if dns {
-		rule("", []string{"nodes"}, "list")
-		rule("discovery.k8s.io", []string{"endpointslices"}, "list", "watch")
+		addRule("", []string{"nodes"}, "list")
+		addRule("discovery.k8s.io", []string{"endpointslices"}, "list", "watch")
 	}
-	rule("", []string{"namespaces"}, "get") // which cluster it is
+	addRule("", []string{"namespaces"}, "get") // which cluster it is
 	rules[len(rules)-1].ResourceNames = []string{metav1.NamespaceSystem}
 	return append(rules, rbacv1.PolicyRule{NonResourceURLs: []string{"/healthz", "/version"}, Verbs: []string{"get"}})
 }

@@ -53,7 +53,7 @@ func TestReadTypeConfig(t *testing.T) {
 func TestPluralsAreGuessedFromKinds(t *testing.T) {
 	for kind, want := range map[string]string{"Ingress": "ingresses", "Box": "boxes", "Church": "churches", "Bush": "bushes", "Fez": "fezes", "Hero": "heroes",
 		"Policy": "policies", "FederatedConfigMap": "federatedconfigmaps"} {
-		if got := plurals(kind); got != want {
+		if got := defaultPlural(kind); got != want {
 			t.Errorf("%s: %s, want %s", kind, got, want)
 		}
 	}
@@ -77,8 +77,8 @@ func TestTypeRunsOnlyIfItsTargetIsSupported(t *testing.T) {
 		"a type that is enabled":                                          {},
 		"a type whose propagation is disabled stops":                      {change: func(c *TypeConfig) { c.Propagation = disabled }, stops: true},
 		"a type that is being deleted stops":                              {change: func(c *TypeConfig) { c.Deleting = true }, stops: true},
-		"the gate PushReconciler is off":                                  {config: Config{Scheduler: true}, stops: true},
-		"the federation is restricted to a namespace":                     {config: Config{Push: true, Namespaced: true}, stops: true},
+		"the gate PushReconciler is off":                                  {config: Config{SchedulerPreferences: true}, stops: true},
+		"the federation is restricted to a namespace":                     {config: Config{PushReconciler: true, Namespaced: true}, stops: true},
 		"no CustomResourceDefinition":                                     {without: "federatedwidgets.types.kubefed.io", warning: FederatedTypeMissing},
 		"a type with namespaces needs the FederatedTypeConfig namespaces": {without: "namespaces", warning: NamespaceTypeMissing},
 		"no CustomResourceDefinition of FederatedNamespace":               {without: "federatednamespaces.types.kubefed.io", warning: NamespaceTypeMissing},
@@ -126,7 +126,7 @@ func TestTypeStatusShowsWhatRuns(t *testing.T) {
 	c := typeOf("Widget")
 	c.Generation, c.StatusCollection = 3, enabled
 	collecting := DefaultConfig()
-	collecting.RawStatus = true
+	collecting.RawStatusCollection = true
 	tests := map[string]struct {
 		runs   bool
 		config Config
@@ -150,7 +150,7 @@ func TestTypeStatusShowsWhatRuns(t *testing.T) {
 }
 
 func TestStatusOfAClusterThatServesAType(t *testing.T) {
-	for serving, want := range map[Serving]string{NotListed: CachedRetrievalFailed, Synced: "", Absent: APINotAvailable, Forbidden: RetrievalFailed} {
+	for serving, want := range map[Availability]string{NotListed: CachedRetrievalFailed, Synced: "", Absent: APINotAvailable, Forbidden: RetrievalFailed} {
 		t.Run(string(serving), func(t *testing.T) {
 			if got := serving.Status(); got != want {
 				t.Errorf("got %q, want %q", got, want)

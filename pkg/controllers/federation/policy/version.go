@@ -121,22 +121,22 @@ func (p Propagated) Has(cluster string) bool {
 	return has
 }
 
-// Same reports whether two say the same.
-func (p Propagated) Same(other Propagated) bool {
+// Equal reports whether two say the same.
+func (p Propagated) Equal(other Propagated) bool {
 	return p.Versions == other.Versions && maps.Equal(p.Clusters, other.Clusters)
 }
 
-// Valid returns the versions of clusters that still should have what was written: of all clusters if the
-// federated object is as it was. then is its digest when the PropagatedVersion was written, or nil if this
-// process does not know it; with it, clusters whose own overrides are the same keep their versions.
-func (p Propagated) Valid(then *Digest, current Digest) map[string]string {
+// ValidVersions returns the versions of clusters that still should have what was written: of all clusters if
+// the federated object is as it was. previous is its digest when the PropagatedVersion was written, or nil if
+// this process does not know it; with it, clusters whose own overrides are the same keep their versions.
+func (p Propagated) ValidVersions(previous *Digest, current Digest) map[string]string {
 	valid := map[string]string{}
 	if current.Versions.Overrides == "" {
 		return valid // the overrides cannot be read, and every cluster fails
 	}
-	known := then != nil && then.Versions == p.Versions && p.Template == current.Versions.Template
+	known := previous != nil && previous.Versions == p.Versions && p.Template == current.Versions.Template
 	for cluster, version := range p.Clusters {
-		if p.Versions == current.Versions || known && then.For(cluster).Hash == current.For(cluster).Hash {
+		if p.Versions == current.Versions || known && previous.ForCluster(cluster).Hash == current.ForCluster(cluster).Hash {
 			valid[cluster] = version
 		}
 	}
@@ -163,13 +163,13 @@ func ObjectVersion(o metav1.Object) string {
 // SummarizeLiveObject returns what the cache must keep of an object beyond its name, UID, resourceVersion
 // and deletionTimestamp: at most 26 bytes.
 func SummarizeLiveObject(o metav1.Object) []byte {
-	data := binary.LittleEndian.AppendUint64(make([]byte, 0, 18), hashed(o.GetLabels()))
-	data = binary.LittleEndian.AppendUint64(data, hashed(o.GetAnnotations()))
+	data := binary.LittleEndian.AppendUint64(make([]byte, 0, 18), hashStrings(o.GetLabels()))
+	data = binary.LittleEndian.AppendUint64(data, hashStrings(o.GetAnnotations()))
 	return binary.AppendVarint(data, o.GetGeneration())
 }
 
-// hashed is hashJSON of a map of strings. Nil is as good as empty.
-func hashed(m map[string]string) uint64 {
+// hashStrings is hashJSON of a map of strings. Nil is as good as empty.
+func hashStrings(m map[string]string) uint64 {
 	if m == nil {
 		m = map[string]string{}
 	}

@@ -73,12 +73,12 @@ func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 	p := of(map[string]string{"b": "rv:2", "a": "gen:1"})
 	equal(t, p.Status()["clusterVersions"], []clusterVersion{{"a", "gen:1"}, {"b", "rv:2"}})
 	read := ReadPropagated(object(t, "status: {templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}"))
-	if !read.Same(p) {
+	if !read.Equal(p) {
 		t.Errorf("another order is another PropagatedVersion: %v", read)
 	}
 	for what, other := range map[string]Propagated{"version": of(map[string]string{"b": "rv:3", "a": "gen:1"}), "cluster": of(map[string]string{"a": "gen:1"}),
 		"template": {Versions: Versions{"u", "o"}, Clusters: p.Clusters}} {
-		if p.Same(other) {
+		if p.Equal(other) {
 			t.Errorf("another %s is the same", what)
 		}
 	}
@@ -88,7 +88,7 @@ func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 	}
 	equal(t, ReadPropagatedSummary(nil), Propagated{})
 	equal(t, ReadPropagated(object(t, "status: {clusterVersions: 7}")), Propagated{})
-	if none := ReadPropagated(object(t, "spec: {}")); !none.Same(Propagated{}) {
+	if none := ReadPropagated(object(t, "spec: {}")); !none.Equal(Propagated{}) {
 		t.Error(none)
 	}
 }
@@ -126,7 +126,7 @@ func TestPropagatedVersionsHoldUntilTheSpecChanges(t *testing.T) {
 				d := federated(t, test.was).Digest()
 				was = &d
 			}
-			got := p.Valid(was, federated(t, test.is).Digest())
+			got := p.ValidVersions(was, federated(t, test.is).Digest())
 			if names := slices.Sorted(maps.Keys(got)); strings.Join(names, " ") != test.want {
 				t.Errorf("%v, want %s", got, test.want)
 			}
@@ -139,9 +139,9 @@ func TestDigestKeepsWhatDecides(t *testing.T) {
 		"{clusterName: c2, clusterOverrides: [{path: /data/a, value: c}, {op: add, path: /metadata/labels/c, value: d}, {op: remove, path: /data/z}]}, " +
 		"{clusterName: c1, clusterOverrides: [{op: add, path: /metadata/annotations, value: {a: b}}]}]"
 	f := object(t, "metadata: {name: f, namespace: ns, finalizers: [kubefed.io/sync-controller]}, spec: {"+spec+"}")
-	d := ReadDigest(Summarize(f))
+	d := ReadDigest(SummarizeFederated(f))
 	equal(t, d, ReadFederated(f).Digest())
-	if d.Versions.Template == "" || !d.Finalizer || !slices.Equal(d.Placement.Clusters, []string{"c1"}) {
+	if d.Versions.Template == "" || !d.HasFinalizer || !slices.Equal(d.Placement.Clusters, []string{"c1"}) {
 		t.Errorf("%+v", d)
 	}
 	for cluster, want := range map[string]struct {
@@ -154,11 +154,11 @@ func TestDigestKeepsWhatDecides(t *testing.T) {
 		"c3": {map[string]string{"a": "b"}, false, false},
 	} {
 		want.labels[ManagedLabel] = "true"
-		if got := d.For(cluster); got.Labels != hashed(want.labels) || (got.Hash != 0) != want.overridden || got.Annotations != want.annotations {
+		if got := d.ForCluster(cluster); got.Labels != hashStrings(want.labels) || (got.Hash != 0) != want.overridden || got.Annotations != want.annotations {
 			t.Errorf("%s: %+v", cluster, got)
 		}
 	}
-	if d.Content("c1") == d.Content("c3") || d.Content("c3") != d.Content("c4") {
+	if d.ContentHash("c1") == d.ContentHash("c3") || d.ContentHash("c3") != d.ContentHash("c4") {
 		t.Error("the content of clusters")
 	}
 }
@@ -170,9 +170,9 @@ func TestLiveObjectIsReadBackFromItsSummary(t *testing.T) {
 		want   LiveObject
 	}{
 		"an object with a generation": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", Generation: 3, Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}},
-			LiveObject{"u", "gen:3", false, hashed(map[string]string{"a": "b"}), hashed(map[string]string{"c": "d"})}},
-		"an object without a generation that is being deleted": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", DeletionTimestamp: &deleted}, LiveObject{"u", "rv:7", true, hashed(nil), hashed(map[string]string{})}},
-		"the largest generation":                               {metav1.ObjectMeta{Generation: math.MaxInt64}, LiveObject{"", fmt.Sprintf("gen:%d", math.MaxInt64), false, hashed(nil), hashed(nil)}},
+			LiveObject{"u", "gen:3", false, hashStrings(map[string]string{"a": "b"}), hashStrings(map[string]string{"c": "d"})}},
+		"an object without a generation that is being deleted": {metav1.ObjectMeta{UID: "u", ResourceVersion: "7", DeletionTimestamp: &deleted}, LiveObject{"u", "rv:7", true, hashStrings(nil), hashStrings(map[string]string{})}},
+		"the largest generation":                               {metav1.ObjectMeta{Generation: math.MaxInt64}, LiveObject{"", fmt.Sprintf("gen:%d", math.MaxInt64), false, hashStrings(nil), hashStrings(nil)}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -196,14 +196,14 @@ func TestLiveObjectIsReadBackFromItsSummary(t *testing.T) {
 // the summary of a cluster's object.
 func TestDigestStaysSmall(t *testing.T) {
 	spec := "template: {data: {a: '" + strings.Repeat("x", 100_000) + "'}}, placement: {clusterSelector: {}}"
-	if n := len(Summarize(object(t, "spec: {"+spec+"}"))); n > 250 {
+	if n := len(SummarizeFederated(object(t, "spec: {"+spec+"}"))); n > 250 {
 		t.Errorf("%d bytes of an F without overrides", n)
 	}
 	spec += ", overrides: ["
 	for i := range 20 {
 		spec += fmt.Sprintf("{clusterName: c%02d, clusterOverrides: [{path: /data/a, value: '%s'}]}, ", i, strings.Repeat("x", 1000))
 	}
-	if n := len(Summarize(object(t, "spec: {"+spec+"]}"))); n > 250+20*70 {
+	if n := len(SummarizeFederated(object(t, "spec: {"+spec+"]}"))); n > 250+20*70 {
 		t.Errorf("%d bytes of an F with 20 overrides", n)
 	}
 }

@@ -17,18 +17,18 @@ func TestWriteOffWaitsForTheGracePeriod(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 	for name, test := range map[string]struct {
-		away    policy.Away
+		away    policy.Outage
 		deleted time.Time
 		want    time.Duration
 	}{
-		"away and deleted for the grace":             {policy.Away{Since: ago(5 * time.Minute), Seen: true}, ago(5 * time.Minute), 0},
-		"away for long, deleted a minute ago":        {policy.Away{Since: ago(time.Hour), Seen: true}, ago(time.Minute), 4 * time.Minute},
-		"away for a minute, deleted long ago":        {policy.Away{Since: ago(time.Minute), Seen: true}, ago(time.Hour), 4 * time.Minute},
-		"long ago, and this process has not seen it": {policy.Away{Since: ago(time.Hour)}, ago(time.Hour), 5 * time.Second},
-		"a minute ago, this process has not seen it": {policy.Away{Since: ago(time.Minute)}, ago(time.Hour), 4 * time.Minute},
+		"away and deleted for the grace":             {policy.Outage{Since: ago(5 * time.Minute), Confirmed: true}, ago(5 * time.Minute), 0},
+		"away for long, deleted a minute ago":        {policy.Outage{Since: ago(time.Hour), Confirmed: true}, ago(time.Minute), 4 * time.Minute},
+		"away for a minute, deleted long ago":        {policy.Outage{Since: ago(time.Minute), Confirmed: true}, ago(time.Hour), 4 * time.Minute},
+		"long ago, and this process has not seen it": {policy.Outage{Since: ago(time.Hour)}, ago(time.Hour), 5 * time.Second},
+		"a minute ago, this process has not seen it": {policy.Outage{Since: ago(time.Minute)}, ago(time.Hour), 4 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := test.away.WriteOff(test.deleted, 5*time.Minute, now); got != test.want {
+			if got := test.away.RemainingGrace(test.deleted, 5*time.Minute, now); got != test.want {
 				t.Errorf("%s, want %s", got, test.want)
 			}
 		})
@@ -51,7 +51,7 @@ func TestWrittenOffCoversOnlyTheDeletedObject(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			live := &metav1.ObjectMeta{UID: test.uid, CreationTimestamp: metav1.NewTime(deleted.Add(test.made))}
-			if got := (policy.WrittenOff{UID: test.known, Deleted: deleted}).Covers(live); got != test.want {
+			if got := (policy.WriteOff{UID: test.known, Deleted: deleted}).Covers(live); got != test.want {
 				t.Errorf("covers: %t, want %t", got, test.want)
 			}
 		})
@@ -59,19 +59,19 @@ func TestWrittenOffCoversOnlyTheDeletedObject(t *testing.T) {
 }
 
 func TestReadWrittenOff(t *testing.T) {
-	record := policy.WrittenOff{Cluster: "c2", Type: "configmaps", Namespace: "shop", Name: "f", FederatedUID: "1", Deleted: time.Unix(1, 0).UTC()}
-	name := policy.WrittenOffName("c2", "configmaps", "shop", "f")
-	if read, err := policy.ReadWrittenOff(name, record.Data()); err != nil || read.Cluster != "c2" || !read.Deleted.Equal(record.Deleted) {
+	record := policy.WriteOff{Cluster: "c2", Type: "configmaps", Namespace: "shop", Name: "f", FederatedUID: "1", Deleted: time.Unix(1, 0).UTC()}
+	name := policy.WriteOffName("c2", "configmaps", "shop", "f")
+	if read, err := policy.ReadWriteOff(name, record.Data()); err != nil || read.Cluster != "c2" || !read.Deleted.Equal(record.Deleted) {
 		t.Errorf("read %v, %v", read, err)
 	}
 	without := record
 	without.Deleted = time.Time{}
 	for what, data := range map[string]map[string]string{"no data": nil, "no JSON": {"record": "x"}, "a record without a time": without.Data()} {
-		if _, err := policy.ReadWrittenOff(name, data); err == nil {
+		if _, err := policy.ReadWriteOff(name, data); err == nil {
 			t.Errorf("%s can be read", what)
 		}
 	}
-	if _, err := policy.ReadWrittenOff("federation-written-off-other", record.Data()); err == nil {
+	if _, err := policy.ReadWriteOff("federation-written-off-other", record.Data()); err == nil {
 		t.Error("a record under another name can be read")
 	}
 }

@@ -20,8 +20,8 @@ type Preference struct {
 	Weight int64  `json:"weight"`
 }
 
-// Any is the key of the preference for clusters that have none of their own.
-const Any = "*"
+// AnyCluster is the key of the preference for clusters that have none of their own.
+const AnyCluster = "*"
 
 // MaxNumber is the largest number in a preference, and the largest total: a workload cannot have more
 // replicas, and no product of two numbers overflows.
@@ -65,26 +65,26 @@ type cluster struct {
 }
 
 // Plan returns the share of each cluster.
-func Plan(in Input) map[string]Share {
-	shares := make(map[string]Share, len(in.Clusters))
-	all := make([]*cluster, 0, len(in.Clusters))
-	for _, name := range in.Clusters {
+func Plan(input Input) map[string]Share {
+	shares := make(map[string]Share, len(input.Clusters))
+	all := make([]*cluster, 0, len(input.Clusters))
+	for _, name := range input.Clusters {
 		shares[name] = Share{}
-		if c := in.cluster(name); c != nil {
+		if c := input.cluster(name); c != nil {
 			all = append(all, c)
 		}
 	}
 	slices.SortFunc(all, func(a, b *cluster) int {
 		return cmp.Or(cmp.Compare(b.weight, a.weight), cmp.Compare(a.hash, b.hash), cmp.Compare(a.name, b.name))
 	})
-	left := in.Total
+	left := input.Total
 	for _, c := range all {
 		c.plan = min(c.min, c.max, c.capacity, left)
 		left -= c.plan
 	}
-	if !in.Rebalance {
+	if !input.Rebalance {
 		for _, c := range all {
-			c.kept = max(0, min(in.Current[c.name], c.max, c.capacity)-c.plan)
+			c.kept = max(0, min(input.Current[c.name], c.max, c.capacity)-c.plan)
 			c.kept = min(c.kept, left)
 			c.plan += c.kept
 			left -= c.kept
@@ -95,7 +95,7 @@ func Plan(in Input) map[string]Share {
 		open, left, changed = distribute(open, left)
 	}
 	for _, c := range all {
-		if !in.Rebalance {
+		if !input.Rebalance {
 			c.overflow = min(c.overflow, left)
 		}
 		shares[c.name] = Share{Plan: c.plan, Overflow: c.overflow}
@@ -104,13 +104,13 @@ func Plan(in Input) map[string]Share {
 }
 
 // cluster returns a cluster before the plan, or nil if nothing is preferred for it.
-func (in *Input) cluster(name string) *cluster {
-	p, has := in.Preferences[name]
+func (input *Input) cluster(name string) *cluster {
+	p, has := input.Preferences[name]
 	if !has {
-		p, has = in.Preferences[Any]
+		p, has = input.Preferences[AnyCluster]
 	}
 	switch {
-	case len(in.Preferences) == 0:
+	case len(input.Preferences) == 0:
 		p = Preference{Weight: 1}
 	case !has:
 		return nil
@@ -119,18 +119,18 @@ func (in *Input) cluster(name string) *cluster {
 	if p.Max != nil {
 		c.max = *p.Max
 	}
-	if capacity, known := in.Capacity[name]; known {
+	if capacity, known := input.Capacity[name]; known {
 		c.capacity = max(0, capacity)
 	}
 	h := fnv.New32() // FNV-1, not FNV-1a
-	_, _ = h.Write([]byte(name + in.Key))
+	_, _ = h.Write([]byte(name + input.Key))
 	c.hash = h.Sum32()
 	return c
 }
 
 // distribute gives each open cluster its part, by weight, of what is left. It returns the clusters that can
 // take more, what is left then, and whether anything changed.
-func distribute(open []*cluster, left int64) (still []*cluster, _ int64, changed bool) {
+func distribute(open []*cluster, left int64) (remaining []*cluster, _ int64, changed bool) {
 	due, weights := left, int64(0)
 	for _, c := range open {
 		weights += c.weight
@@ -153,8 +153,8 @@ func distribute(open []*cluster, left int64) (still []*cluster, _ int64, changed
 		left -= total - c.plan
 		c.plan = total
 		if !full {
-			still = append(still, c)
+			remaining = append(remaining, c)
 		}
 	}
-	return still, left, changed
+	return remaining, left, changed
 }

@@ -43,7 +43,7 @@ func shares(clusters []string, plan map[string]replicas.Share) string {
 func weight(n int64) replicas.Preference { return replicas.Preference{Weight: n} }
 
 func TestPlan(t *testing.T) {
-	all := map[string]replicas.Preference{replicas.Any: weight(1)}
+	all := map[string]replicas.Preference{replicas.AnyCluster: weight(1)}
 	tests := map[string]struct {
 		total             int64
 		clusters          string
@@ -62,8 +62,8 @@ func TestPlan(t *testing.T) {
 		"what cannot run overflows":                                   {total: 50, clusters: "ABC", preferences: all, rebalance: true, capacity: "C10", want: "20 20 10; C7"},
 		"what runs nowhere overflows":                                 {total: 60, clusters: "ABC", preferences: map[string]replicas.Preference{"A": weight(1), "B": weight(1)}, capacity: "A10 B10", want: "10 10 0; A20 B20"},
 		"overflow is dropped when all replicas run without rebalance": {total: 50, clusters: "ABC", preferences: all, capacity: "C10", want: "20 20 10"},
-		"a minimum without a weight":                                  {total: 50, clusters: "ABC", preferences: map[string]replicas.Preference{replicas.Any: {Min: 20}}, want: "10 20 20"},
-		"a minimum over the capacity":                                 {total: 50, clusters: "ABC", preferences: map[string]replicas.Preference{replicas.Any: {Min: 20}}, capacity: "B10", want: "20 10 20"},
+		"a minimum without a weight":                                  {total: 50, clusters: "ABC", preferences: map[string]replicas.Preference{replicas.AnyCluster: {Min: 20}}, want: "10 20 20"},
+		"a minimum over the capacity":                                 {total: 50, clusters: "ABC", preferences: map[string]replicas.Preference{replicas.AnyCluster: {Min: 20}}, capacity: "B10", want: "20 10 20"},
 		"weights, maxima and a capacity": {total: 71, clusters: "ABCD", rebalance: true, capacity: "C10", want: "10 41 10 10; C11", preferences: map[string]replicas.Preference{
 			"A": {Weight: 10000, Max: new(int64(10))}, "B": weight(1), "C": {Weight: 1, Max: new(int64(21))}, "D": {Weight: 1, Max: new(int64(10))}}},
 		"minima and weights": {total: 9, clusters: "AB", want: "4 5", preferences: map[string]replicas.Preference{
@@ -71,11 +71,11 @@ func TestPlan(t *testing.T) {
 		"a maximum is stronger than a minimum": {total: 9, clusters: "AB", want: "2 7", preferences: map[string]replicas.Preference{
 			"A": {Min: 5, Max: new(int64(2))}, "B": weight(1)}},
 		"a cluster without a preference gets nothing": {total: 9, clusters: "AB", preferences: map[string]replicas.Preference{"A": weight(1)}, current: "B5", want: "9 0"},
-		"weights of 0 get the minimum alone":          {total: 9, clusters: "AB", preferences: map[string]replicas.Preference{replicas.Any: {Min: 2}}, want: "2 2"},
-		"more than all maxima is not placed":          {total: 9, clusters: "AB", preferences: map[string]replicas.Preference{replicas.Any: {Weight: 1, Max: new(int64(3))}}, want: "3 3"},
-		"a total of 0":                                {total: 0, clusters: "AB", preferences: map[string]replicas.Preference{replicas.Any: {Weight: 1, Min: 3}}, current: "A5", want: "0 0"},
+		"weights of 0 get the minimum alone":          {total: 9, clusters: "AB", preferences: map[string]replicas.Preference{replicas.AnyCluster: {Min: 2}}, want: "2 2"},
+		"more than all maxima is not placed":          {total: 9, clusters: "AB", preferences: map[string]replicas.Preference{replicas.AnyCluster: {Weight: 1, Max: new(int64(3))}}, want: "3 3"},
+		"a total of 0":                                {total: 0, clusters: "AB", preferences: map[string]replicas.Preference{replicas.AnyCluster: {Weight: 1, Min: 3}}, current: "A5", want: "0 0"},
 		"the largest numbers": {total: replicas.MaxNumber, clusters: "AB", want: "1073741823 1073741824",
-			preferences: map[string]replicas.Preference{replicas.Any: weight(replicas.MaxNumber)}},
+			preferences: map[string]replicas.Preference{replicas.AnyCluster: weight(replicas.MaxNumber)}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -97,7 +97,7 @@ func random(r *rand.Rand) replicas.Input {
 		Preferences: map[string]replicas.Preference{}, Current: map[string]int64{}, Capacity: map[string]int64{}}
 	clusters := []string{"A", "B", "C", "D", "E", "F"}
 	in.Clusters = clusters[:r.IntN(len(clusters)+1)]
-	for _, name := range append([]string{replicas.Any}, in.Clusters...) {
+	for _, name := range append([]string{replicas.AnyCluster}, in.Clusters...) {
 		if r.IntN(3) > 0 {
 			p := replicas.Preference{Weight: number() * r.Int64N(2), Min: number() * r.Int64N(2)}
 			if r.IntN(2) == 0 {
@@ -122,7 +122,7 @@ func wrong(in replicas.Input, plan map[string]replicas.Share) string {
 		share, has := plan[name]
 		preference, own := in.Preferences[name]
 		if !own {
-			preference = in.Preferences[replicas.Any]
+			preference = in.Preferences[replicas.AnyCluster]
 		}
 		capacity, known := in.Capacity[name]
 		sum += share.Plan

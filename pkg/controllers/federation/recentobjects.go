@@ -15,16 +15,16 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// bodyLife is how long a federated object that was read serves all clusters.
-const bodyLife = 5 * time.Second
+// recentObjectLife is how long a federated object that was read serves all clusters.
+const recentObjectLife = 5 * time.Second
 
-// bodies are federated objects as they were read a moment ago. All clusters that write one at the same
+// recentObjects are federated objects as they were read a moment ago. All clusters that write one at the same
 // time share a request.
-type bodies struct {
-	all sync.Map // of *body, by key
+type recentObjects struct {
+	entries sync.Map // of *recentObject, by key
 }
 
-type body struct {
+type recentObject struct {
 	mu     sync.Mutex // held while it is read
 	object *unstructured.Unstructured
 	at     time.Time // the zero time if it was not read
@@ -32,11 +32,11 @@ type body struct {
 
 // get returns a federated object, at least as new as the version, which the cache has, or nil if the
 // object does not exist.
-func (b *bodies) get(ctx context.Context, k key, version string, client dynamic.NamespaceableResourceInterface) (*unstructured.Unstructured, error) {
+func (b *recentObjects) get(ctx context.Context, k key, version string, client dynamic.NamespaceableResourceInterface) (*unstructured.Unstructured, error) {
 	entry := b.entry(k)
 	entry.mu.Lock()
 	defer entry.mu.Unlock()
-	if !entry.at.IsZero() && time.Since(entry.at) < bodyLife && notOlder(entry.object, version) {
+	if !entry.at.IsZero() && time.Since(entry.at) < recentObjectLife && notOlder(entry.object, version) {
 		return entry.object, nil
 	}
 	object, err := client.Namespace(k.Namespace).Get(ctx, k.Name, metav1.GetOptions{})
@@ -51,24 +51,24 @@ func (b *bodies) get(ctx context.Context, k key, version string, client dynamic.
 }
 
 // put takes what a write has returned.
-func (b *bodies) put(k key, object *unstructured.Unstructured) {
+func (b *recentObjects) put(k key, object *unstructured.Unstructured) {
 	entry := b.entry(k)
 	entry.mu.Lock()
 	defer entry.mu.Unlock()
 	entry.object, entry.at = object, time.Now()
 }
 
-func (b *bodies) entry(k key) *body {
-	entry, _ := b.all.LoadOrStore(k, &body{})
-	return entry.(*body)
+func (b *recentObjects) entry(k key) *recentObject {
+	entry, _ := b.entries.LoadOrStore(k, &recentObject{})
+	return entry.(*recentObject)
 }
 
-// sweep drops what is too old.
-func (b *bodies) sweep() {
-	for k, value := range b.all.Range {
-		if entry := value.(*body); entry.mu.TryLock() {
-			if time.Since(entry.at) >= bodyLife {
-				b.all.Delete(k)
+// removeExpired drops what is too old.
+func (b *recentObjects) removeExpired() {
+	for k, value := range b.entries.Range {
+		if entry := value.(*recentObject); entry.mu.TryLock() {
+			if time.Since(entry.at) >= recentObjectLife {
+				b.entries.Delete(k)
 			}
 			entry.mu.Unlock()
 		}
