@@ -42,26 +42,26 @@ const flagPrefix = "scale-schedule-"
 
 // AddFlags binds the --scale-schedule-* flags. The current values of c are their defaults.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
-	text := func(p *string, name, help string) { fs.StringVar(p, flagPrefix+name, *p, help) }
-	list := func(p *[]string, name, help string) { fs.StringSliceVar(p, flagPrefix+name, *p, help) }
-	list(&c.Kinds, "kinds", "What is scaled: "+strings.Join(plurals(), ", ")+".")
-	text(&c.DefaultUptime, "default-uptime", "The uptime of workloads without a schedule of their own, such as 'Mon-Fri 07:30-20:30 Europe/Berlin'. Outside it they are down.")
-	text(&c.DefaultDowntime, "default-downtime", "The downtime of workloads without a schedule of their own. Outside it they are up.")
-	text(&c.UpscalePeriod, "upscale-period", "When to scale workloads up that have no schedule of their own. Outside this time they are left as they are.")
-	text(&c.DownscalePeriod, "downscale-period", "When to scale workloads down that have no schedule of their own. Outside this time they are left as they are.")
-	text(&c.ForceUptime, "force-uptime", "When workloads are up, whatever the other schedules say. It does not count for a workload that has, or whose Namespace has, force-uptime or force-downtime.")
-	text(&c.ForceDowntime, "force-downtime", "When workloads are down, whatever the other schedules say. It does not count for a workload that has, or whose Namespace has, force-uptime or force-downtime.")
+	textFlag := func(p *string, name, help string) { fs.StringVar(p, flagPrefix+name, *p, help) }
+	listFlag := func(p *[]string, name, help string) { fs.StringSliceVar(p, flagPrefix+name, *p, help) }
+	listFlag(&c.Kinds, "kinds", "What is scaled: "+strings.Join(plurals(), ", ")+".")
+	textFlag(&c.DefaultUptime, "default-uptime", "The uptime of workloads without a schedule of their own, such as 'Mon-Fri 07:30-20:30 Europe/Berlin'. Outside it they are down.")
+	textFlag(&c.DefaultDowntime, "default-downtime", "The downtime of workloads without a schedule of their own. Outside it they are up.")
+	textFlag(&c.UpscalePeriod, "upscale-period", "When to scale workloads up that have no schedule of their own. Outside this time they are left as they are.")
+	textFlag(&c.DownscalePeriod, "downscale-period", "When to scale workloads down that have no schedule of their own. Outside this time they are left as they are.")
+	textFlag(&c.ForceUptime, "force-uptime", "When workloads are up, whatever the other schedules say. It does not count for a workload that has, or whose Namespace has, force-uptime or force-downtime.")
+	textFlag(&c.ForceDowntime, "force-downtime", "When workloads are down, whatever the other schedules say. It does not count for a workload that has, or whose Namespace has, force-uptime or force-downtime.")
 	fs.IntVar(&c.DowntimeReplicas, flagPrefix+"downtime-replicas", c.DowntimeReplicas, "The replicas of a workload that is down.")
 	fs.DurationVar(&c.GracePeriod, flagPrefix+"grace-period", c.GracePeriod, "How long a workload is not scaled down after its creation.")
-	text(&c.Timezone, "timezone", "The time zone of schedules that name none, such as Europe/Berlin. Without this flag such schedules are invalid.")
-	text(&c.Weekdays, "weekdays", "The days of schedules that name none, such as Mon-Fri. Without this flag such schedules are invalid.")
+	textFlag(&c.Timezone, "timezone", "The time zone of schedules that name none, such as Europe/Berlin. Without this flag such schedules are invalid.")
+	textFlag(&c.Weekdays, "weekdays", "The days of schedules that name none, such as Mon-Fri. Without this flag such schedules are invalid.")
 	fs.BoolVar(&c.Explicit, flagPrefix+"explicit", c.Explicit, "Scale only workloads that have the annotation exclude, such as exclude: \"false\", themselves or on their Namespace.")
-	list(&c.IncludeNamespaces, "include-namespaces", "Names or globs of the namespaces whose workloads are scaled. Default: all.")
-	list(&c.ExcludeNamespaces, "exclude-namespaces", "Names or globs of the namespaces whose workloads are left alone. Wins over --scale-schedule-include-namespaces.")
-	list(&c.ExcludeNames, "exclude-names", "Names or globs of the workloads that are left alone.")
-	text(&c.Selector, "selector", "Label selector of the workloads that are scaled. Default: all.")
-	text(&c.TimeAnnotation, "time-annotation", "Annotation of workloads with the time, in RFC 3339, from which the grace period counts in place of the creation.")
-	list(&c.AllowProtected, "allow-protected", "Protected namespaces whose workloads are scaled nevertheless: in:NAMESPACE. "+
+	listFlag(&c.IncludeNamespaces, "include-namespaces", "Names or globs of the namespaces whose workloads are scaled. Default: all.")
+	listFlag(&c.ExcludeNamespaces, "exclude-namespaces", "Names or globs of the namespaces whose workloads are left alone. Wins over --scale-schedule-include-namespaces.")
+	listFlag(&c.ExcludeNames, "exclude-names", "Names or globs of the workloads that are left alone.")
+	textFlag(&c.Selector, "selector", "Label selector of the workloads that are scaled. Default: all.")
+	textFlag(&c.TimeAnnotation, "time-annotation", "Annotation of workloads with the time, in RFC 3339, from which the grace period counts in place of the creation.")
+	listFlag(&c.AllowProtected, "allow-protected", "Protected namespaces whose workloads are scaled nevertheless: in:NAMESPACE. "+
 		"Protected are kube-system, kube-public, kube-node-lease and the manager's own.")
 	fs.DurationVar(&c.Hold, flagPrefix+"hold", c.Hold, "How long to leave a workload alone after somebody has scaled it up in its downtime.")
 	fs.IntVar(&c.MaxWritesPerSecond, flagPrefix+"max-writes-per-second", c.MaxWritesPerSecond, "How many writes are sent per second; further ones wait. 0 means no limit. Pods that all start at once exhaust node autoscalers and image pulls.")

@@ -35,8 +35,8 @@ const Name = "scale-schedule"
 // the clock, a workload is at most half of it late.
 const horizon = time.Hour
 
-// byTarget is an index of what scales workloads, by NAMESPACE/KIND/NAME of the workload.
-const byTarget = "scale-schedule-target"
+// targetIndex is an index of what scales workloads, by NAMESPACE/KIND/NAME of the workload.
+const targetIndex = "scale-schedule-target"
 
 // controller scales workloads.
 type controller struct {
@@ -52,7 +52,7 @@ type controller struct {
 	memory     *memory
 	// onceNotices are what owners are told once, repeatedNotices what they are told again.
 	onceNotices, repeatedNotices *notices.Memory
-	loop                         *controllers.Loop[key]
+	loop                         *controllers.Loop[objectKey]
 
 	mu                          sync.Mutex
 	clockCheckedAt, writesAfter time.Time
@@ -76,18 +76,18 @@ func newController(cfg Config, watched []*kind, namespaces *informers.Informer[*
 	}
 	c := &controller{
 		cfg: cfg, evaluator: cfg.evaluator(), kinds: watched, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
-		memory: newMemory(), onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain),
+		memory: newMemory(), onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(noticeInterval),
 	}
 	c.metrics = newDomainMetrics(reg, c)
-	loop.MaxBackoff, loop.Background = maxBackoff, c.lookAgain
-	var watches []controllers.Watch[key]
+	loop.MaxBackoff, loop.Background = maxBackoff, c.resyncWorkloads
+	var watches []controllers.Watch[objectKey]
 	for _, k := range watched {
 		watches = append(watches, c.watch(k))
 	}
 	if namespaces != nil {
 		c.namespaces = &kind{Kind: "Namespace", plural: "namespaces", resource: informers.Namespaces, informer: namespaces}
-		watches = append(watches, controllers.WatchChanges(namespaces, func(e controllers.Event[*informers.Object]) []key {
-			return []key{{c.namespaces, cache.MetaObjectToName(newest(e))}}
+		watches = append(watches, controllers.WatchChanges(namespaces, func(e controllers.Event[*informers.Object]) []objectKey {
+			return []objectKey{{c.namespaces, cache.MetaObjectToName(eventObject(e))}}
 		}, digestChanged))
 	}
 	c.loop, err = controllers.NewLoop(loop, c.reconcile, watches...)
@@ -95,32 +95,33 @@ func newController(cfg Config, watched []*kind, namespaces *informers.Informer[*
 }
 
 // watch maps an object to itself, and what scales a workload to the workload too.
-func (c *controller) watch(k *kind) controllers.Watch[key] {
-	scales := k.Kind == policy.Autoscaler || k.Kind == policy.ScaledObject
-	if scales {
-		k.informer.AddIndex(byTarget, func(obj *informers.Object) []string {
-			if o := policy.Decode(obj.Digest(Name)); o.Target != "" {
-				return []string{obj.GetNamespace() + "/" + o.Target}
+func (c *controller) watch(k *kind) controllers.Watch[objectKey] {
+	isScaler := k.Kind == policy.Autoscaler || k.Kind == policy.ScaledObject
+	if isScaler {
+		k.informer.AddIndex(targetIndex, func(obj *informers.Object) []string {
+			if o := policy.Decode(obj.Digest(Name)); o.ScaleTarget != "" {
+				return []string{obj.GetNamespace() + "/" + o.ScaleTarget}
 			}
 			return nil
 		})
 	}
-	return controllers.WatchMapped(k.informer, func(e controllers.Event[*informers.Object]) (keys []key) {
+	return controllers.WatchMapped(k.informer, func(e controllers.Event[*informers.Object]) (keys []objectKey) {
 		if c.cfg.scales(k) {
-			this := key{k, cache.MetaObjectToName(newest(e))}
-			keys = append(keys, this)
+			workload := objectKey{k, cache.MetaObjectToName(eventObject(e))}
+			keys = append(keys, workload)
 			if e.Old != nil && e.New != nil {
-				c.memory.compare(this, e.Old, e.New)
+				c.memory.rememberLostRecord(workload, e.Old, e.New)
 			}
 		}
-		if scales {
+		if isScaler {
 			keys = append(keys, c.targets(e)...)
 		}
 		return keys
 	})
 }
 
-func newest(e controllers.Event[*informers.Object]) *informers.Object {
+// eventObject returns the newest state of the object that an event is about.
+func eventObject(e controllers.Event[*informers.Object]) *informers.Object {
 	if e.New != nil {
 		return e.New
 	}
@@ -134,15 +135,15 @@ func digestChanged(e controllers.Event[*informers.Object]) bool {
 }
 
 // targets returns the workloads that an object scales, or has scaled.
-func (c *controller) targets(e controllers.Event[*informers.Object]) (keys []key) {
+func (c *controller) targets(e controllers.Event[*informers.Object]) (keys []objectKey) {
 	for _, obj := range []*informers.Object{e.Old, e.New} {
 		if obj == nil {
 			continue
 		}
-		target := policy.Decode(obj.Digest(Name)).Target
+		target := policy.Decode(obj.Digest(Name)).ScaleTarget
 		for _, k := range c.kinds {
 			if name, ok := strings.CutPrefix(target, string(k.Kind)+"/"); ok && c.cfg.scales(k) {
-				keys = append(keys, key{k, cache.NewObjectName(obj.GetNamespace(), name)})
+				keys = append(keys, objectKey{k, cache.NewObjectName(obj.GetNamespace(), name)})
 			}
 		}
 	}
@@ -165,70 +166,70 @@ func (c *controller) Run(ctx context.Context) error {
 // Status returns the state of the controller's loop.
 func (c *controller) Status() controllers.Status { return c.loop.Status() }
 
-func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	if k.kind == c.namespaces {
-		c.enqueueWorkloads(ctx, k.Name)
+func (c *controller) reconcile(ctx context.Context, key objectKey) (time.Duration, error) {
+	if key.kind == c.namespaces {
+		c.enqueueWorkloads(ctx, key.Name)
 		return 0, nil
 	}
-	obj, exists := k.informer.Get(k.ObjectName)
-	if !exists || obj.GetDeletionTimestamp() != nil || !c.evaluator.Covers(k.Namespace, k.Name) {
-		c.memory.forget(k)
+	obj, exists := key.informer.Get(key.ObjectName)
+	if !exists || obj.GetDeletionTimestamp() != nil || !c.evaluator.Covers(key.Namespace, key.Name) {
+		c.memory.forget(key)
 		return 0, nil
 	}
-	o := policy.Decode(obj.Digest(Name))
-	if o.Unselected {
-		c.memory.forget(k)
+	object := policy.Decode(obj.Digest(Name))
+	if object.Unselected {
+		c.memory.forget(key)
 		return 0, nil
 	}
-	namespace, known := c.namespace(k.Namespace)
+	namespace, known := c.namespace(key.Namespace)
 	if !known {
 		return 0, nil // it comes up when the cache has its Namespace, which may say that it is to be down
 	}
 	now := time.Now()
-	w := &workload{key: k, uid: obj.GetUID(), version: obj.GetResourceVersion(), Object: &o, namespace: namespace}
-	v := c.evaluator.Decide(w.Object, w.namespace, now)
-	for i := range v.Problems {
-		c.warn(w, &v.Problems[i])
+	workload := &workloadState{key, &object, obj.GetUID(), obj.GetResourceVersion(), namespace}
+	verdict := c.evaluator.Decide(workload.Object, workload.namespace, now)
+	for i := range verdict.Problems {
+		c.warnOwner(workload, &verdict.Problems[i])
 	}
-	e := c.memory.get(k, w.uid)
-	p := c.evaluator.Plan(w.Object, k.Kind, &v, c.rival(k), e.Remembered, now)
-	if p.Problem != nil {
-		c.warn(w, p.Problem)
+	previous := c.memory.get(key, workload.uid)
+	plan := c.evaluator.Plan(workload.Object, key.Kind, &verdict, c.rival(key), previous.History, now)
+	if plan.Problem != nil {
+		c.warnOwner(workload, plan.Problem)
 	}
-	if p.Remembered != e.Remembered {
-		c.memory.update(k, w.uid, func(now *entry) {
-			lost := now.Lost
-			if now.Remembered = p.Remembered; lost != e.Lost {
-				now.Lost = lost // a handler was faster
+	if plan.History != previous.History {
+		c.memory.update(key, workload.uid, func(latest *entry) {
+			lost := latest.LostRecord
+			if latest.History = plan.History; lost != previous.LostRecord {
+				latest.LostRecord = lost // a handler was faster
 			}
 		})
 	}
-	after := p.Wait
-	if next := v.Next.Sub(now); next <= horizon {
-		after = soonest(after, max(next, 0)) // 0 if there is no next
+	delay := plan.Wait
+	if next := verdict.Next.Sub(now); next <= horizon {
+		delay = shorterDelay(delay, max(next, 0)) // 0 if there is no next
 	}
 	if c.cfg.DryRun {
-		c.wouldWrite(ctx, w, &p, e.announced)
-		return after, nil
+		c.reportDryRun(ctx, workload, &plan, previous.dryRunAction)
+		return delay, nil
 	}
-	if p.Do == policy.Nothing {
-		return after, nil
+	if plan.Action == policy.Nothing {
+		return delay, nil
 	}
-	again, err := c.write(ctx, w, &p)
-	return soonest(after, again), err
+	retryDelay, err := c.write(ctx, workload, &plan)
+	return shorterDelay(delay, retryDelay), err
 }
 
-// workload is what a reconcile knows of a workload.
-type workload struct {
-	key
+// workloadState is what a reconcile knows of a workload.
+type workloadState struct {
+	objectKey
 	*policy.Object
 	uid       types.UID
 	version   string
 	namespace *policy.Object
 }
 
-// soonest returns the shorter delay. Zero asks for nothing and is ignored.
-func soonest(a, b time.Duration) time.Duration {
+// shorterDelay returns the shorter delay. Zero asks for nothing and is ignored.
+func shorterDelay(a, b time.Duration) time.Duration {
 	if a == 0 || b > 0 && b < a {
 		return b
 	}
@@ -248,8 +249,8 @@ func (c *controller) namespace(name string) (*policy.Object, bool) {
 	return &o, true
 }
 
-// lookAgain enqueues all workloads twice in the horizon, until ctx ends.
-func (c *controller) lookAgain(ctx context.Context) error {
+// resyncWorkloads enqueues all workloads twice in the horizon, until ctx ends.
+func (c *controller) resyncWorkloads(ctx context.Context) error {
 	ticker := time.NewTicker(horizon / 2)
 	defer ticker.Stop()
 	for {
@@ -270,26 +271,26 @@ func (c *controller) enqueueWorkloads(ctx context.Context, namespace string) {
 			continue
 		}
 		for _, obj := range k.informer.List(namespace, nil) {
-			of := key{k, cache.MetaObjectToName(obj)}
-			if namespace != metav1.NamespaceAll || c.memory.get(of, obj.GetUID()).failures == 0 {
-				c.loop.EnqueueFor(ctx, of.Namespace, of)
+			workload := objectKey{k, cache.MetaObjectToName(obj)}
+			if namespace != metav1.NamespaceAll || c.memory.get(workload, obj.GetUID()).failures == 0 {
+				c.loop.EnqueueFor(ctx, workload.Namespace, workload)
 			}
 		}
 	}
 }
 
 // rival returns who scales a workload besides.
-func (c *controller) rival(k key) policy.Rival {
-	rival := policy.Nobody
+func (c *controller) rival(key objectKey) policy.Rival {
+	rival := policy.RivalNone
 	for _, other := range c.kinds {
-		if (other.Kind != policy.Autoscaler && other.Kind != policy.ScaledObject) || other == k.kind ||
-			len(other.informer.ByIndex(byTarget, fmt.Sprintf("%s/%s/%s", k.Namespace, k.Kind, k.Name))) == 0 {
+		if (other.Kind != policy.Autoscaler && other.Kind != policy.ScaledObject) || other == key.kind ||
+			len(other.informer.ByIndex(targetIndex, fmt.Sprintf("%s/%s/%s", key.Namespace, key.Kind, key.Name))) == 0 {
 			continue
 		}
 		if other.Kind == policy.ScaledObject {
-			return policy.ByKEDA
+			return policy.RivalKEDA
 		}
-		rival = policy.ByAutoscaler
+		rival = policy.RivalAutoscaler
 	}
 	return rival
 }

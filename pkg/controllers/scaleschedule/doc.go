@@ -16,10 +16,10 @@
 // The state (only the notices outlive a run):
 //
 //	state            what it is                                  set by                   cleared by
-//	remembered       who raises a workload that is to be down,   a decision; a record     a decision other than
+//	History          who raises a workload that is to be down,   a decision; a record     a decision other than
 //	                 and a record that somebody has removed      that is removed          down
 //	failures         refusals in a row                           a write that fails       a write that succeeds
-//	announced        what a dry run has told                     a dry run                another decision
+//	dryRunAction     what a dry run has told                     a dry run                another decision
 //	clockCheckedAt   when the clocks were compared               a comparison             its age, a minute
 //	writesAfter      until when nothing is written               clocks that differ       expiry
 //	onceNotices      what owners are told once                   a Warning                newer notices

@@ -26,10 +26,10 @@ func Entry() controllers.Entry {
 		Compat:       []string{original},
 		Config:       &flags,
 		Workers:      2,
-		Needs:        func(s controllers.Settings) ([]informers.Need, error) { return flags.with(s).needs(), nil },
-		Permissions:  func(s controllers.Settings) []rbacv1.PolicyRule { return flags.with(s).permissions() },
+		Needs:        func(s controllers.Settings) ([]informers.Need, error) { return flags.withSettings(s).needs(), nil },
+		Permissions:  func(s controllers.Settings) []rbacv1.PolicyRule { return flags.withSettings(s).permissions() },
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			cfg := flags.with(h.Settings)
+			cfg := flags.withSettings(h.Settings)
 			watched := cfg.watched()
 			for _, k := range watched {
 				k.informer = informers.For[*informers.Object](h, k.resource)
@@ -43,8 +43,8 @@ func Entry() controllers.Entry {
 	}
 }
 
-// with returns the configuration under these settings.
-func (c Config) with(s controllers.Settings) *Config {
+// withSettings returns the configuration under these settings.
+func (c Config) withSettings(s controllers.Settings) *Config {
 	c.Compat = slices.Contains(s.Compat, original)
 	c.DryRun = c.DryRun || s.DryRun
 	c.Scope, c.OwnNamespaces = s.Namespaces, s.OwnNamespaces

@@ -76,17 +76,17 @@ func (c *Config) permissions() (rules []rbacv1.PolicyRule) {
 	return rules
 }
 
-// key names a workload or a Namespace.
-type key struct {
+// objectKey names a workload or a Namespace.
+type objectKey struct {
 	*kind
 	cache.ObjectName
 }
 
 // String returns deployments/shop/a.
-func (k key) String() string { return k.plural + "/" + k.ObjectName.String() }
+func (k objectKey) String() string { return k.plural + "/" + k.ObjectName.String() }
 
 // Tenant returns the namespace, in whose turn the queue takes the key.
-func (k key) Tenant() string {
+func (k objectKey) Tenant() string {
 	if k.Namespace == "" {
 		return k.Name // a Namespace
 	}

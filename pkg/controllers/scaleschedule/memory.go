@@ -18,69 +18,69 @@ import (
 // entry is what a run remembers of a workload. Most workloads have none.
 type entry struct {
 	uid types.UID
-	policy.Remembered
-	failures  int
-	announced policy.Action // by a dry run
+	policy.History
+	failures     int
+	dryRunAction policy.Action // the last that a dry run has reported
 }
 
 // memory holds the entries. Handlers and workers use it concurrently.
 type memory struct {
 	mu      sync.Mutex
-	entries map[key]*entry
+	entries map[objectKey]*entry
 }
 
-func newMemory() *memory { return &memory{entries: map[key]*entry{}} }
+func newMemory() *memory { return &memory{entries: map[objectKey]*entry{}} }
 
 // get returns a copy of an entry. An entry of another object of the same name does not count.
-func (m *memory) get(k key, uid types.UID) entry {
+func (m *memory) get(key objectKey, uid types.UID) entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if e := m.entries[k]; e != nil && e.uid == uid {
+	if e := m.entries[key]; e != nil && e.uid == uid {
 		return *e
 	}
 	return entry{uid: uid}
 }
 
 // update changes an entry, and forgets it if nothing is left.
-func (m *memory) update(k key, uid types.UID, change func(*entry)) {
+func (m *memory) update(key objectKey, uid types.UID, change func(*entry)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	e := m.entries[k]
+	e := m.entries[key]
 	if e == nil || e.uid != uid {
 		e = &entry{uid: uid}
 		// The names of a cached object are part of a longer text.
-		k.ObjectName = cache.NewObjectName(strings.Clone(k.Namespace), strings.Clone(k.Name))
+		key.ObjectName = cache.NewObjectName(strings.Clone(key.Namespace), strings.Clone(key.Name))
 	}
 	if change(e); *e == (entry{uid: uid}) {
-		delete(m.entries, k)
+		delete(m.entries, key)
 		return
 	}
-	m.entries[k] = e
+	m.entries[key] = e
 }
 
-func (m *memory) forget(k key) {
+func (m *memory) forget(key objectKey) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.entries, k)
+	delete(m.entries, key)
 }
 
-// compare remembers a record that somebody has removed while nothing else changed.
-func (m *memory) compare(k key, before, after *informers.Object) {
-	if before.GetUID() != after.GetUID() {
+// rememberLostRecord remembers a record that somebody has removed while nothing else changed.
+func (m *memory) rememberLostRecord(key objectKey, old, current *informers.Object) {
+	if old.GetUID() != current.GetUID() {
 		return
 	}
-	a, b := before.Digest(Name), after.Digest(Name)
-	if bytes.Equal(a, b) {
+	oldDigest, currentDigest := old.Digest(Name), current.Digest(Name)
+	if bytes.Equal(oldDigest, currentDigest) {
 		return
 	}
-	was, is := policy.Decode(a), policy.Decode(b)
-	if lost := was.Lost(&is, k.Kind); lost > 0 {
-		m.update(k, after.GetUID(), func(e *entry) { e.Lost = lost })
+	before, after := policy.Decode(oldDigest), policy.Decode(currentDigest)
+	if lost := before.LostRecord(&after, key.Kind); lost > 0 {
+		m.update(key, current.GetUID(), func(e *entry) { e.LostRecord = lost })
 	}
 }
 
-// contested returns how many workloads are left to whoever raises them.
-func (m *memory) contested() (n int) {
+// countContested returns how many workloads are left to whoever raises them.
+func (m *memory) countContested() (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.entries {

@@ -16,9 +16,9 @@ import (
 // TestMemoryForgetsAReplacedObject has a workload that is deleted and created anew before anything is decided
 // on it.
 func TestMemoryForgetsAReplacedObject(t *testing.T) {
-	m, k := newMemory(), key{kinds()[0], cache.NewObjectName("shop", "a")}
-	m.update(k, "1", func(e *entry) { e.Remembered = policy.Remembered{Contests: 3, Raised: time.Unix(1, 0)} })
-	if e := m.get(k, "1"); e.Contests != 3 || m.contested() != 1 {
+	m, k := newMemory(), objectKey{kinds()[0], cache.NewObjectName("shop", "a")}
+	m.update(k, "1", func(e *entry) { e.History = policy.History{Contests: 3, Raised: time.Unix(1, 0)} })
+	if e := m.get(k, "1"); e.Contests != 3 || m.countContested() != 1 {
 		t.Errorf("%+v", e)
 	}
 	if e := m.get(k, "2"); e != (entry{uid: "2"}) {
@@ -40,8 +40,8 @@ func (notLeading) NotLeading() bool { return true }
 
 func TestLostLeadershipIsNoFailure(t *testing.T) {
 	c := &controller{} // nothing of it is used: no Event, no metric
-	w := &workload{key: key{kinds()[0], cache.NewObjectName("shop", "a")}}
-	if after, err := c.refused(t.Context(), w, nil, "patch", notLeading{errors.New("no")}); after != 0 || err == nil {
+	w := &workloadState{objectKey: objectKey{kinds()[0], cache.NewObjectName("shop", "a")}}
+	if after, err := c.handleFailure(t.Context(), w, nil, "patch", notLeading{errors.New("no")}); after != 0 || err == nil {
 		t.Errorf("%v, %v", after, err)
 	}
 }

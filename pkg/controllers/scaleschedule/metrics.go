@@ -34,7 +34,7 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 	gauge := func(name, help string) *metrics.GaugeOpts {
 		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
-	d := &domainMetrics{
+	domain := &domainMetrics{
 		writes: metrics.NewCounterVec(&metrics.CounterOpts{Name: metricPrefix + "writes_total", StabilityLevel: metrics.ALPHA,
 			Help: "Writes by kind, direction (down, up) and result (success, dry_run, conflict, error)."}, []string{"kind", "direction", "result"}),
 		invalid: metrics.NewCounterVec(&metrics.CounterOpts{Name: metricPrefix + "invalid_annotations_total", StabilityLevel: metrics.ALPHA,
@@ -44,30 +44,30 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 			Buckets: []float64{0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800}}),
 		skew: metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's when they were last compared.")),
 	}
-	reg.MustRegister(d.writes, d.invalid, d.lag, d.skew)
+	reg.MustRegister(domain.writes, domain.invalid, domain.lag, domain.skew)
 	for _, k := range policy.Keys() {
-		d.invalid.WithLabelValues(k).Add(0)
+		domain.invalid.WithLabelValues(k).Add(0)
 	}
 	for _, k := range c.kinds {
 		if !c.cfg.scales(k) {
 			continue
 		}
-		for _, do := range []policy.Action{policy.ScaleDown, policy.ScaleUp} {
+		for _, action := range []policy.Action{policy.ScaleDown, policy.ScaleUp} {
 			for _, result := range []string{resultSuccess, resultDryRun, resultConflict, resultError} {
-				d.writes.WithLabelValues(string(k.Kind), direction(do), result).Add(0)
+				domain.writes.WithLabelValues(string(k.Kind), direction(action), result).Add(0)
 			}
 		}
 		opts := gauge("down_objects", "Workloads that have a record of the replicas to return to, by kind.")
 		opts.ConstLabels = map[string]string{"kind": string(k.Kind)}
-		reg.RawMustRegister(metrics.NewGaugeFunc(opts, func() float64 { return float64(countDown(k.informer)) }))
+		reg.RawMustRegister(metrics.NewGaugeFunc(opts, func() float64 { return float64(countScaledDown(k.informer)) }))
 	}
 	reg.RawMustRegister(metrics.NewGaugeFunc(
 		gauge("contested_objects", "Workloads that are left alone until the next boundary, because somebody has raised them again and again."),
-		func() float64 { return float64(c.memory.contested()) }))
-	return d
+		func() float64 { return float64(c.memory.countContested()) }))
+	return domain
 }
 
-func countDown(informer *informers.Informer[*informers.Object]) (n int) {
+func countScaledDown(informer *informers.Informer[*informers.Object]) (n int) {
 	for _, obj := range informer.List("", nil) {
 		if o := policy.Decode(obj.Digest(Name)); o.HasRecord() {
 			n++
@@ -76,13 +76,13 @@ func countDown(informer *informers.Informer[*informers.Object]) (n int) {
 	return n
 }
 
-func direction(do policy.Action) string {
-	if do == policy.ScaleDown || do == policy.PutBack {
+func direction(action policy.Action) string {
+	if action == policy.ScaleDown || action == policy.RestoreRecord {
 		return "down"
 	}
 	return "up"
 }
 
-func (d *domainMetrics) wrote(k policy.Kind, do policy.Action, result string) {
-	d.writes.WithLabelValues(string(k), direction(do), result).Inc()
+func (d *domainMetrics) countWrite(kind policy.Kind, action policy.Action, result string) {
+	d.writes.WithLabelValues(string(kind), direction(action), result).Inc()
 }

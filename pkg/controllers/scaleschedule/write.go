@@ -33,8 +33,8 @@ const (
 	// What the API server refuses is seldom allowed soon.
 	minForbidden = 5 * time.Minute
 	maxForbidden = time.Hour
-	// tellAgain is the time after which an owner is told again of a refusal.
-	tellAgain = time.Hour
+	// noticeInterval is the time after which an owner is told again of a refusal.
+	noticeInterval = time.Hour
 	// clockInterval is how long a comparison of the clocks holds, and how long nothing is written if they
 	// differ.
 	clockInterval = time.Minute
@@ -53,9 +53,9 @@ const (
 
 // objects asks the API server.
 type objects interface {
-	// date returns the time on the server's clock, zero if that is unknown. It reads the workload for it.
-	date(ctx context.Context, k key) (time.Time, error)
-	patch(ctx context.Context, k key, patch []byte) error
+	// serverTime reads the workload for the time on the server's clock, which is zero if that is unknown.
+	serverTime(ctx context.Context, key objectKey) (time.Time, error)
+	patch(ctx context.Context, key objectKey, patch []byte) error
 }
 
 // api implements objects. It reads and writes metadata, so that no workload is sent back.
@@ -69,15 +69,15 @@ func newAPI(config *rest.Config) (api, error) {
 	return api{client}, err
 }
 
-func (a api) date(ctx context.Context, k key) (date time.Time, err error) {
+func (a api) serverTime(ctx context.Context, key objectKey) (date time.Time, err error) {
 	ctx = context.WithValue(ctx, dateKey{}, &date)
-	_, err = a.client.Resource(k.resource).Namespace(k.Namespace).Get(ctx, k.Name, metav1.GetOptions{})
+	_, err = a.client.Resource(key.resource).Namespace(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	return date, err
 }
 
-func (a api) patch(ctx context.Context, k key, patch []byte) error {
-	_, err := a.client.Resource(k.resource).Namespace(k.Namespace).
-		Patch(ctx, k.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+func (a api) patch(ctx context.Context, key objectKey, patch []byte) error {
+	_, err := a.client.Resource(key.resource).Namespace(key.Namespace).
+		Patch(ctx, key.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 	return err
 }
 
@@ -96,10 +96,10 @@ func (r dateReader) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // write writes what is planned, and returns when to look again.
-func (c *controller) write(ctx context.Context, w *workload, p *policy.Plan) (time.Duration, error) {
-	wait, err := c.clocksDiffer(ctx, w)
+func (c *controller) write(ctx context.Context, workload *workloadState, plan *policy.Plan) (time.Duration, error) {
+	wait, err := c.clockPause(ctx, workload)
 	if err != nil {
-		return c.refused(ctx, w, p, "get", err)
+		return c.handleFailure(ctx, workload, plan, "get", err)
 	}
 	if wait > 0 {
 		return wait, nil
@@ -109,73 +109,76 @@ func (c *controller) write(ctx context.Context, w *workload, p *policy.Plan) (ti
 	if err := c.limiter.Wait(ctx); err != nil {
 		return 0, err
 	}
-	if err := c.objects.patch(ctx, w.key, c.evaluator.Patch(w.Object, w.Kind, p, w.version)); err != nil {
-		return c.refused(ctx, w, p, "patch", err)
+	patch := c.evaluator.Patch(workload.Object, workload.Kind, plan, workload.version)
+	if err := c.objects.patch(ctx, workload.objectKey, patch); err != nil {
+		return c.handleFailure(ctx, workload, plan, "patch", err)
 	}
 	now := time.Now()
-	c.memory.update(w.key, w.uid, func(e *entry) {
+	c.memory.update(workload.objectKey, workload.uid, func(e *entry) {
 		e.failures = 0
 		switch {
-		case p.Again:
+		case plan.Repeated:
 			e.Contests++
 			e.Raised = time.Time{}
-		case p.Do == policy.PutBack:
-			e.PutBack, e.Lost = true, 0
+		case plan.Action == policy.RestoreRecord:
+			e.RecordRestored, e.LostRecord = true, 0
 		}
 	})
-	c.metrics.wrote(w.Kind, p.Do, resultSuccess)
-	klog.FromContext(ctx).V(2).Info("Scaled a workload", "direction", direction(p.Do), "from", w.Number, "to", p.Number, "record", p.Record)
-	if p.Do == policy.ScaleDown && !p.Again || p.Do == policy.ScaleUp {
-		if since, known := c.evaluator.Since(w.Object, w.namespace, now, lagWindow); known {
-			c.metrics.lag.Observe(now.Sub(since).Seconds())
+	c.metrics.countWrite(workload.Kind, plan.Action, resultSuccess)
+	klog.FromContext(ctx).V(2).Info("Scaled a workload", "direction", direction(plan.Action), "from", workload.Number,
+		"to", plan.Number, "record", plan.Record)
+	if plan.Action == policy.ScaleDown && !plan.Repeated || plan.Action == policy.ScaleUp {
+		if boundary, known := c.evaluator.LastBoundary(workload.Object, workload.namespace, now, lagWindow); known {
+			c.metrics.lag.Observe(now.Sub(boundary).Seconds())
 		}
 	}
-	if reason, text := describe(w, p, reasonDown, reasonUp); reason != "" {
-		c.events.Event(w.reference(), corev1.EventTypeNormal, reason, text)
+	if reason, text := planEvent(workload, plan, reasonDown, reasonUp); reason != "" {
+		c.events.Event(workload.reference(), corev1.EventTypeNormal, reason, text)
 	}
 	return 0, nil
 }
 
-// describe returns the reason and the text of the Event of a plan; no reason if it only concerns the record.
-func describe(w *workload, p *policy.Plan, down, up string) (reason, text string) {
-	switch p.Do {
+// planEvent returns the reason and the text of the Event of a plan; no reason if it only concerns the record.
+func planEvent(workload *workloadState, plan *policy.Plan, downReason, upReason string) (reason, text string) {
+	switch plan.Action {
 	case policy.ScaleDown:
-		reason = down
+		reason = downReason
 	case policy.ScaleUp:
-		reason = up
+		reason = upReason
 	default:
 		return "", ""
 	}
-	return reason, fmt.Sprintf("from %s to %s by its schedule", policy.Describe(w.Kind, w.Number), policy.Describe(w.Kind, p.Number))
+	return reason, fmt.Sprintf("from %s to %s by its schedule", policy.DescribeNumber(workload.Kind, workload.Number),
+		policy.DescribeNumber(workload.Kind, plan.Number))
 }
 
-// wouldWrite tells what a dry run does not write, once until something else is planned.
-func (c *controller) wouldWrite(ctx context.Context, w *workload, p *policy.Plan, announced policy.Action) {
-	if p.Do == announced {
+// reportDryRun tells what a dry run does not write, unless it is what was reported last.
+func (c *controller) reportDryRun(ctx context.Context, workload *workloadState, plan *policy.Plan, reported policy.Action) {
+	if plan.Action == reported {
 		return
 	}
-	c.memory.update(w.key, w.uid, func(e *entry) { e.announced = p.Do })
-	if reason, text := describe(w, p, reasonWouldDown, reasonWouldUp); reason != "" {
+	c.memory.update(workload.objectKey, workload.uid, func(e *entry) { e.dryRunAction = plan.Action })
+	if reason, text := planEvent(workload, plan, reasonWouldDown, reasonWouldUp); reason != "" {
 		klog.FromContext(ctx).Info("Dry run: would scale", "change", text)
-		c.metrics.wrote(w.Kind, p.Do, resultDryRun)
-		c.events.Event(w.reference(), corev1.EventTypeNormal, reason, text)
+		c.metrics.countWrite(workload.Kind, plan.Action, resultDryRun)
+		c.events.Event(workload.reference(), corev1.EventTypeNormal, reason, text)
 	}
 }
 
-// clocksDiffer returns how long nothing is written since this clock and the API server's are too far apart.
+// clockPause returns how long nothing is written since this clock and the API server's are too far apart.
 // It asks for the API server's clock once a minute.
-func (c *controller) clocksDiffer(ctx context.Context, w *workload) (time.Duration, error) {
+func (c *controller) clockPause(ctx context.Context, workload *workloadState) (time.Duration, error) {
 	if c.cfg.MaxClockSkew == 0 {
 		return 0, nil
 	}
 	now := time.Now()
 	c.mu.Lock()
-	rests, fresh := c.writesAfter.Sub(now), now.Sub(c.clockCheckedAt) < clockInterval
+	pause, fresh := c.writesAfter.Sub(now), now.Sub(c.clockCheckedAt) < clockInterval
 	c.mu.Unlock()
-	if rests > 0 || fresh {
-		return max(rests, 0), nil
+	if pause > 0 || fresh {
+		return max(pause, 0), nil
 	}
-	date, err := c.objects.date(ctx, w.key)
+	date, err := c.objects.serverTime(ctx, workload.objectKey)
 	if err != nil {
 		return 0, err
 	}
@@ -196,54 +199,56 @@ func (c *controller) clocksDiffer(ctx context.Context, w *workload) (time.Durati
 	return clockInterval, nil
 }
 
-// refused returns when to try again after an error.
-func (c *controller) refused(ctx context.Context, w *workload, p *policy.Plan, operation string, err error) (time.Duration, error) {
+// handleFailure counts and reports the error of a request, and returns when to try again.
+func (c *controller) handleFailure(
+	ctx context.Context, workload *workloadState, plan *policy.Plan, operation string, err error,
+) (time.Duration, error) {
 	switch {
 	case controllers.IsNotLeading(err), ctx.Err() != nil:
 		return 0, err
 	case apierrors.IsNotFound(err):
 		return 0, nil
 	}
-	err = fmt.Errorf("%s %s: %w", operation, w.key, err)
+	err = fmt.Errorf("%s %s: %w", operation, workload.objectKey, err)
 	if apierrors.IsConflict(err) {
-		c.metrics.wrote(w.Kind, p.Do, resultConflict)
+		c.metrics.countWrite(workload.Kind, plan.Action, resultConflict)
 		return 0, err // the event of the change comes first
 	}
-	c.metrics.wrote(w.Kind, p.Do, resultError)
+	c.metrics.countWrite(workload.Kind, plan.Action, resultError)
 	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) {
 		return 0, err // the loop waits longer each time, and as long as the API server asks for
 	}
-	if c.repeatedNotices.Due(w.uid, time.Now()) {
+	if c.repeatedNotices.Due(workload.uid, time.Now()) {
 		klog.FromContext(ctx).Error(err, "Cannot scale a workload")
-		c.events.Event(w.reference(), corev1.EventTypeWarning, reasonFailed, err.Error())
+		c.events.Event(workload.reference(), corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
 	failures := 0
-	c.memory.update(w.key, w.uid, func(e *entry) {
+	c.memory.update(workload.objectKey, workload.uid, func(e *entry) {
 		failures = e.failures
 		e.failures++
 	})
 	return min(minForbidden<<min(failures, 10), maxForbidden), nil
 }
 
-// warn tells the owner of a workload, or of a Namespace, of a problem once.
-func (c *controller) warn(w *workload, p *policy.Problem) {
-	about := w.reference()
-	if p.Scope == policy.OfNamespace {
-		about = &corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: w.Namespace}
-		if obj, exists := c.namespaces.informer.Get(cache.NewObjectName("", w.Namespace)); exists {
-			about.UID = obj.GetUID()
+// warnOwner tells the owner of a workload, or of a Namespace, of a problem once.
+func (c *controller) warnOwner(workload *workloadState, problem *policy.Problem) {
+	subject := workload.reference()
+	if problem.Scope == policy.ScopeNamespace {
+		subject = &corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: workload.Namespace}
+		if obj, exists := c.namespaces.informer.Get(cache.NewObjectName("", workload.Namespace)); exists {
+			subject.UID = obj.GetUID()
 		}
 	}
-	if !c.onceNotices.Due([3]string{string(about.UID), p.Reason, p.Text}, time.Now()) {
+	if !c.onceNotices.Due([3]string{string(subject.UID), problem.Reason, problem.Text}, time.Now()) {
 		return
 	}
-	if p.Reason == policy.InvalidSchedule {
-		c.metrics.invalid.WithLabelValues(p.Key.String()).Inc()
+	if problem.Reason == policy.InvalidSchedule {
+		c.metrics.invalid.WithLabelValues(problem.Key.String()).Inc()
 	}
-	c.events.Event(about, corev1.EventTypeWarning, p.Reason, p.Text)
+	c.events.Event(subject, corev1.EventTypeWarning, problem.Reason, problem.Text)
 }
 
 // reference returns the object that an Event is about.
-func (w *workload) reference() *corev1.ObjectReference {
+func (w *workloadState) reference() *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: w.resource.GroupVersion().String(), Kind: string(w.Kind), Namespace: w.Namespace, Name: w.Name, UID: w.uid}
 }

@@ -28,8 +28,8 @@ import (
 
 // newCommand returns the command that tries a file of rules.
 func newCommand(flags *Config, connect func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
-	all := &cobra.Command{Use: Name, Short: "Try a file of rules of the controller " + Name}
-	all.AddCommand(&cobra.Command{
+	parent := &cobra.Command{Use: Name, Short: "Try a file of rules of the controller " + Name}
+	parent.AddCommand(&cobra.Command{
 		Use:   "test FILE",
 		Short: "Show what a file of rules would delete now",
 		Long: `Checks a file for --ttl-rules, reads the objects that its rules are about, and
@@ -47,14 +47,14 @@ default $KUBECONFIG, then ~/.kube/config.`,
 			if err != nil {
 				return err
 			}
-			cfg := flags.with(settings)
+			cfg := flags.withSettings(settings)
 			t := &trial{controller: &controller{cfg: *cfg, options: cfg.Policy(), rules: set}, now: time.Now(), counts: make([]counts, len(set.Rules()))}
 			err = t.run(cmd.Context(), config)
 			t.print(cmd.OutOrStdout())
 			return err
 		},
 	})
-	return all
+	return parent
 }
 
 // trial is what the rules say of the objects of a cluster.
@@ -77,38 +77,39 @@ type counts struct {
 func (t *trial) run(ctx context.Context, config *rest.Config) error {
 	config = rest.CopyConfig(config)
 	config.QPS = -1
-	client, clientErr := discovery.NewDiscoveryClientForConfig(config)
-	heads, headsErr := metadata.NewForConfig(config)
-	whole, wholeErr := dynamic.NewForConfig(config)
-	if err := errors.Join(clientErr, headsErr, wholeErr); err != nil {
+	discoveryClient, discoveryErr := discovery.NewDiscoveryClientForConfig(config)
+	metadataClient, metadataErr := metadata.NewForConfig(config)
+	dynamicClient, dynamicErr := dynamic.NewForConfig(config)
+	if err := errors.Join(discoveryErr, metadataErr, dynamicErr); err != nil {
 		return err
 	}
-	types, _, err := discover(client)
+	types, _, err := discover(discoveryClient)
 	errs := []error{err}
-	for _, missing := range t.rules.Missing(t.wanted(types)) {
+	for _, missing := range t.rules.MissingTypes(t.selectTypes(types)) {
 		t.notes = append(t.notes, missing+" is no type whose objects may be deleted here; the flags may exclude it, such as --ttl-include-resources")
 	}
 	namespaces := t.cfg.Scope
 	if len(namespaces) == 0 {
 		namespaces = []string{metav1.NamespaceAll}
 	}
-	for _, of := range t.wanted(types) {
-		r := t.rulesFor(t.rules.InVersion(of))
-		if r == nil {
+	for _, typ := range t.selectTypes(types) {
+		typeRules := t.rulesFor(t.rules.PinVersion(typ))
+		if typeRules == nil {
 			continue
 		}
+		opts := metav1.ListOptions{FieldSelector: typeNeed(t.options, typeRules.typ, typeRules).FieldSelector}
 		for _, namespace := range namespaces {
 			err := pager.New(func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-				if r.Whole {
-					return whole.Resource(r.t.GroupVersionResource).Namespace(namespace).List(ctx, opts)
+				if typeRules.NeedsWhole {
+					return dynamicClient.Resource(typeRules.typ.GroupVersionResource).Namespace(namespace).List(ctx, opts)
 				}
-				return heads.Resource(r.t.GroupVersionResource).Namespace(namespace).List(ctx, opts)
-			}).EachListItem(ctx, metav1.ListOptions{FieldSelector: need(t.options, r.t, r).FieldSelector}, func(obj runtime.Object) error {
-				t.add(r, obj.(metav1.Object))
+				return metadataClient.Resource(typeRules.typ.GroupVersionResource).Namespace(namespace).List(ctx, opts)
+			}).EachListItem(ctx, opts, func(obj runtime.Object) error {
+				t.add(typeRules, obj.(metav1.Object))
 				return nil
 			})
 			if err != nil {
-				errs = append(errs, fmt.Errorf("list %s: %w", path.Join(of.GroupResource().String(), namespace), err))
+				errs = append(errs, fmt.Errorf("list %s: %w", path.Join(typ.GroupResource().String(), namespace), err))
 			}
 		}
 	}
@@ -116,24 +117,24 @@ func (t *trial) run(ctx context.Context, config *rest.Config) error {
 }
 
 // add evaluates the rules for an object.
-func (t *trial) add(r *typeRules, obj metav1.Object) {
-	v, err := r.verdict(obj)
-	if v.Rule == 0 {
+func (t *trial) add(typeRules *typeRules, obj metav1.Object) {
+	verdict, err := typeRules.verdict(obj)
+	if verdict.Rule == 0 {
 		return
 	}
-	ofRule := &t.counts[v.Rule-1]
-	name := r.t.GroupResource().String() + "/" + obj.GetName()
-	d := t.rules.Decide(v)
+	ruleCounts := &t.counts[verdict.Rule-1]
+	name := typeRules.typ.GroupResource().String() + "/" + obj.GetName()
+	decision := t.rules.Decide(verdict)
 	switch {
-	case v.Problem != 0:
-		ofRule.faulty++
-		ofRule.fault = fmt.Sprintf("%s, such as %s in %q: %v", v.Problem, name, obj.GetNamespace(), err)
-	case d.Due(t.now):
-		ofRule.due++
-		t.due = append(t.due, fmt.Sprintf("%s\t%s\t%s\t%s\t%s", obj.GetNamespace(), name, d.Rule,
-			d.Since.UTC().Format(time.RFC3339), d.Deadline.UTC().Format(time.RFC3339)))
+	case verdict.Problem != 0:
+		ruleCounts.faulty++
+		ruleCounts.fault = fmt.Sprintf("%s, such as %s in %q: %v", verdict.Problem, name, obj.GetNamespace(), err)
+	case decision.Due(t.now):
+		ruleCounts.due++
+		t.due = append(t.due, fmt.Sprintf("%s\t%s\t%s\t%s\t%s", obj.GetNamespace(), name, decision.Rule,
+			decision.Since.UTC().Format(time.RFC3339), decision.Deadline.UTC().Format(time.RFC3339)))
 	default:
-		ofRule.later++
+		ruleCounts.later++
 	}
 }
 
@@ -149,10 +150,10 @@ func (t *trial) print(w io.Writer) {
 	}
 	fmt.Fprintln(table, "\nRULE\tDUE\tLATER\tFAULTY\tDRYRUN")
 	for i, r := range t.rules.Rules() {
-		of := t.counts[i]
-		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%t\n", r.Name, of.due, of.later, of.faulty, r.DryRun)
-		if of.faulty > 0 {
-			t.notes = append(t.notes, fmt.Sprintf("the rule %s %s", r.Name, of.fault))
+		ruleCounts := t.counts[i]
+		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%t\n", r.Name, ruleCounts.due, ruleCounts.later, ruleCounts.faulty, r.DryRun)
+		if ruleCounts.faulty > 0 {
+			t.notes = append(t.notes, fmt.Sprintf("the rule %s %s", r.Name, ruleCounts.fault))
 		}
 	}
 	_ = table.Flush()

@@ -122,7 +122,7 @@ func (c *Config) Policy() policy.Options {
 
 // permissions returns exactly what the controller needs under c.
 func (c *Config) permissions() (rules []rbacv1.PolicyRule) {
-	rule := func(group, resource string, verbs ...string) {
+	addRule := func(group, resource string, verbs ...string) {
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs})
 	}
 	for _, item := range c.Include {
@@ -130,15 +130,15 @@ func (c *Config) permissions() (rules []rbacv1.PolicyRule) {
 		if !qualified {
 			group = "*"
 		}
-		rule(group, plural, "get", "list", "watch", "delete")
+		addRule(group, plural, "get", "list", "watch", "delete")
 	}
 	if len(c.Scope) == 0 {
-		for _, r := range definitions {
-			rule(r.Group, r.Resource, "list", "watch")
+		for _, r := range definitionResources {
+			addRule(r.Group, r.Resource, "list", "watch")
 		}
 	}
 	if len(c.Compat) > 0 {
-		rule("apps", "deployments", "list")
+		addRule("apps", "deployments", "list")
 	}
 	return rules
 }

@@ -47,7 +47,7 @@ type controller struct {
 	// onceNotices are what owners are told once, repeatedNotices what they are told again, faultNotices the
 	// log lines about rules.
 	onceNotices, repeatedNotices, faultNotices *notices.Memory
-	loop                                       *controllers.Loop[key]
+	loop                                       *controllers.Loop[objectKey]
 
 	mu     sync.Mutex
 	types  map[schema.GroupResource]*followedType
@@ -69,7 +69,7 @@ func newController(cfg Config, set *rules.Set, follow followFunc, client kuberne
 		cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, client: client, objects: objects, events: events,
 		breaker:     &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
 		ruleBreaker: &policy.Breaker{Limit: cfg.MaxDeletionsPerMinute, Cooldown: cfg.BreakerCooldown},
-		onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(tellAgain), faultNotices: notices.New(time.Minute),
+		onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(noticeInterval), faultNotices: notices.New(time.Minute),
 		types: map[schema.GroupResource]*followedType{}, faults: map[string]RuleFault{},
 	}
 	c.metrics = newDomainMetrics(reg, c)
@@ -94,52 +94,53 @@ func (c *controller) Run(ctx context.Context) error {
 // Status returns the state of the controller's loop, and of each type.
 func (c *controller) Status() controllers.Status {
 	s := c.loop.Status()
-	s.Details = Details{c.status(), c.ruleStatus()}
+	s.Details = Details{c.typeStatuses(), c.ruleStatuses()}
 	return s
 }
 
-func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	r, obj := k.get(k.ObjectName)
-	if r == nil {
+func (c *controller) reconcile(ctx context.Context, key objectKey) (time.Duration, error) {
+	rec, obj := key.get(key.ObjectName)
+	if rec == nil {
 		return 0, nil
 	}
 	now := time.Now()
-	d := c.decide(k, obj, r.verdict, now)
-	if !withinHorizon(&d, now) {
-		k.forget(k.ObjectName, r)
+	decision := c.decide(key, obj, rec.verdict, now)
+	if !withinHorizon(&decision, now) {
+		key.forget(key.ObjectName, rec)
 		return 0, nil
 	}
-	k.setDeadline(r, d.Deadline)
-	if !d.Due(now) {
-		return wait(&d, now), nil
+	key.setDeadline(rec, decision.Deadline)
+	if !decision.Due(now) {
+		return lookDelay(&decision, now), nil
 	}
-	if left := c.grace(r, &d, now); left > 0 {
-		c.tell(k, obj.GetUID(), corev1.EventTypeNormal, reasonWillDelete, fmt.Sprintf("will be deleted in %v or later because of %s", c.cfg.Grace, d.Because()))
+	if left := c.graceLeft(rec, &decision, now); left > 0 {
+		c.recordEventOnce(key, obj.GetUID(), corev1.EventTypeNormal, reasonWillDelete,
+			fmt.Sprintf("will be deleted in %v or later because of %s", c.cfg.Grace, decision.Explanation()))
 		return left, nil
 	}
-	if pause := c.pause(k, &d, now); pause > 0 {
+	if pause := c.pause(key, &decision, now); pause > 0 {
 		return pause, nil
 	}
-	klog.FromContext(ctx).V(4).Info("Object is due", "annotation", d.Key, "rule", d.Rule, "deadline", d.Deadline)
-	return c.expire(ctx, k, r, &d, obj.GetUID())
+	klog.FromContext(ctx).V(4).Info("Object is due", "annotation", decision.Key, "rule", decision.Rule, "deadline", decision.Deadline)
+	return c.expire(ctx, key, rec, &decision, obj.GetUID())
 }
 
-// grace returns how long to leave an object alone that was due already when its present state was first
+// graceLeft returns how long to leave an object alone that was due already when its present state was first
 // seen: somebody may just have restored it from a backup, or given it a deadline by mistake. For a new
 // leader, every object that is due at the start is such an object.
-func (c *controller) grace(r *dueRecord, d *policy.Decision, now time.Time) time.Duration {
-	if c.dryRun(d) || d.Deadline.After(r.firstSeen) {
+func (c *controller) graceLeft(rec *dueRecord, decision *policy.Decision, now time.Time) time.Duration {
+	if c.dryRun(decision) || decision.Deadline.After(rec.firstSeen) {
 		return 0
 	}
-	return max(c.cfg.Grace-now.Sub(r.firstSeen), 0)
+	return max(c.cfg.Grace-now.Sub(rec.firstSeen), 0)
 }
 
 // pause returns when to look at an object again if nothing of its type or namespace may be deleted now; 0
 // means now. Objects that wait come back spread, so in another order each time: with more objects than
 // the breaker permits, the same objects would always be first otherwise. Each object that comes back
 // before the breaker's limit is reached costs a request; each later object costs microseconds.
-func (c *controller) pause(k key, d *policy.Decision, now time.Time) time.Duration {
-	pause := max(c.breakerOf(d).Open(k.Namespace, now), k.pauseLeft(now))
+func (c *controller) pause(key objectKey, decision *policy.Decision, now time.Time) time.Duration {
+	pause := max(c.breakerOf(decision).StoppedFor(key.Namespace, now), key.pauseLeft(now))
 	if pause > 0 {
 		pause += rand.N(spread)
 	}
@@ -148,34 +149,35 @@ func (c *controller) pause(k key, d *policy.Decision, now time.Time) time.Durati
 
 // decide decides on a state of an object, on which the rules have the verdict, and tells its owner the
 // warnings.
-func (c *controller) decide(k key, obj metav1.Object, v rules.Verdict, now time.Time) policy.Decision {
-	if v.Rule != 0 {
-		return c.rules.Decide(v)
+func (c *controller) decide(key objectKey, obj metav1.Object, verdict rules.Verdict, now time.Time) policy.Decision {
+	if verdict.Rule != 0 {
+		return c.rules.Decide(verdict)
 	}
-	d := c.options.Decide(k.Type, obj, now)
-	for _, w := range d.Problems {
-		if c.tell(k, obj.GetUID(), corev1.EventTypeWarning, w.Reason, w.Text) && w.Reason == policy.InvalidTTL {
-			c.metrics.invalid.WithLabelValues(w.Key).Inc()
+	decision := c.options.Decide(key.Type, obj, now)
+	for _, problem := range decision.Problems {
+		recorded := c.recordEventOnce(key, obj.GetUID(), corev1.EventTypeWarning, problem.Reason, problem.Text)
+		if recorded && problem.Reason == policy.InvalidTTL {
+			c.metrics.invalid.WithLabelValues(problem.Key).Inc()
 		}
 	}
-	return d
+	return decision
 }
 
 // breakerOf returns the breaker that counts the deletion.
-func (c *controller) breakerOf(d *policy.Decision) *policy.Breaker {
-	if d.Rule != "" {
+func (c *controller) breakerOf(decision *policy.Decision) *policy.Breaker {
+	if decision.Rule != "" {
 		return c.ruleBreaker
 	}
 	return c.breaker
 }
 
 // dryRun reports whether the decision deletes nothing.
-func (c *controller) dryRun(d *policy.Decision) bool { return c.cfg.DryRun || d.DryRun }
+func (c *controller) dryRun(decision *policy.Decision) bool { return c.cfg.DryRun || decision.DryRun }
 
-// wait returns when to look at an object again; 0 means at its next change.
-func wait(d *policy.Decision, now time.Time) time.Duration {
-	if d.Deadline.Equal(policy.Never) {
+// lookDelay returns when to look at an object again; 0 means at its next change.
+func lookDelay(decision *policy.Decision, now time.Time) time.Duration {
+	if decision.Deadline.Equal(policy.Never) {
 		return 0
 	}
-	return min(d.Deadline.Sub(now), horizon)
+	return min(decision.Deadline.Sub(now), horizon)
 }

@@ -27,15 +27,15 @@ const (
 	// changes all the time, or that somebody refuses as a conflict, waits as long as the maximum.
 	minConflict = 100 * time.Millisecond
 	maxConflict = time.Minute
-	// tellAfter is the number of failures after which an owner is told of errors other than Forbidden;
-	// tellAgain is the time after which the owner is told again.
-	tellAfter = 3
-	tellAgain = time.Hour
+	// noticeFailures is the number of failures after which an owner is told of errors other than Forbidden;
+	// noticeInterval is the time after which the owner is told again.
+	noticeFailures = 3
+	noticeInterval = time.Hour
 	// typePause is how long a type is left alone after its clock was found wrong, or after a request failed
-	// that took slow or longer: its API, or a webhook, does not answer. Without the pause, many objects of
-	// such a type would keep the workers from all other types.
-	typePause = time.Minute
-	slow      = 5 * time.Second
+	// that took slowRequest or longer: its API, or a webhook, does not answer. Without the pause, many
+	// objects of such a type would keep the workers from all other types.
+	typePause   = time.Minute
+	slowRequest = 5 * time.Second
 )
 
 // The reasons of Events, besides the reasons of package policy.
@@ -47,82 +47,87 @@ const (
 	reasonBreaker     = "TTLBreakerOpen"
 )
 
-// expire deletes the object of a record if it still has the UID, and is due as decided.
-func (c *controller) expire(ctx context.Context, k key, r *dueRecord, decided *policy.Decision, uid types.UID) (time.Duration, error) {
-	begun := time.Now()
-	live, date, err := c.objects.get(ctx, k.Type, k.ObjectName, decided.Rule != "" && k.rules.Whole)
+// expire deletes the object of a record if the live object has the UID too, and is due. cachedDecision is the
+// decision on the cached object.
+func (c *controller) expire(
+	ctx context.Context, key objectKey, rec *dueRecord, cachedDecision *policy.Decision, uid types.UID,
+) (time.Duration, error) {
+	start := time.Now()
+	live, serverTime, err := c.objects.get(ctx, key.Type, key.ObjectName, cachedDecision.Rule != "" && key.rules.NeedsWhole)
 	now := time.Now()
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil
 	case err != nil:
-		return c.refused(ctx, k, r, decided, uid, begun, "get", err)
+		return c.handleFailure(ctx, key, rec, cachedDecision, uid, start, "get", err)
 	case live.GetUID() != uid:
 		return 0, nil // its own event is on its way
-	case c.skewed(ctx, k, date, now):
-		return c.pause(k, decided, now), nil
+	case c.clockSkewed(ctx, key, serverTime, now):
+		return c.pause(key, cachedDecision, now), nil
 	}
-	var v rules.Verdict
-	if decided.Rule != "" { // else the rules decide on the event with which the annotation goes
-		v, _ = k.rules.verdict(live)
+	var verdict rules.Verdict
+	if cachedDecision.Rule != "" { // else the rules decide on the event with which the annotation goes
+		verdict, _ = key.rules.verdict(live)
 	}
-	d := c.decide(k, live, v, now)
+	decision := c.decide(key, live, verdict, now)
 	switch {
-	case !d.Due(now):
-		return wait(&d, now), nil
-	case c.cfg.Grace > 0 && !d.Deadline.Equal(decided.Deadline):
+	case !decision.Due(now):
+		return lookDelay(&decision, now), nil
+	case c.cfg.Grace > 0 && !decision.Deadline.Equal(cachedDecision.Deadline):
 		return c.cfg.Grace, nil // a deadline that nobody has been told of; its own event is on its way
 	}
-	logger := klog.FromContext(ctx).WithValues("annotation", d.Key, "rule", d.Rule, "value", d.Value, "deadline", d.Deadline)
-	if c.dryRun(&d) {
-		if c.tell(k, uid, corev1.EventTypeNormal, reasonWouldDelete, "would be deleted because of "+d.Because()) {
+	logger := klog.FromContext(ctx).WithValues(
+		"annotation", decision.Key, "rule", decision.Rule, "value", decision.Value, "deadline", decision.Deadline)
+	if c.dryRun(&decision) {
+		text := "would be deleted because of " + decision.Explanation()
+		if c.recordEventOnce(key, uid, corev1.EventTypeNormal, reasonWouldDelete, text) {
 			logger.Info("Dry run: would delete")
-			c.metrics.deletion(k, &d, resultDryRun)
+			c.metrics.countDeletion(key, &decision, resultDryRun)
 		}
 		return 0, nil
 	}
-	breaker := c.breakerOf(&d)
-	if permitted, opened := breaker.Take(k.Namespace, now); !permitted {
-		if opened != "" {
-			c.reportBreaker(ctx, k, &d, opened)
+	breaker := c.breakerOf(&decision)
+	if permitted, scope := breaker.Take(key.Namespace, now); !permitted {
+		if scope != "" {
+			c.reportBreaker(ctx, key, &decision, scope)
 		}
-		return c.pause(k, &d, now), nil
+		return c.pause(key, &decision, now), nil
 	}
-	err = c.objects.delete(ctx, k.Type, live)
+	err = c.objects.delete(ctx, key.Type, live)
 	if err == nil {
 		logger.V(2).Info("Deleted an expired object")
-		c.metrics.deletion(k, &d, resultSuccess)
-		c.metrics.lag.Observe(time.Since(d.Deadline).Seconds())
-		k.setDeadline(r, policy.Never) // it is not overdue while its finalizers work
-		c.event(k, uid, corev1.EventTypeNormal, reasonDeleted, "deleted because of "+d.Because())
+		c.metrics.countDeletion(key, &decision, resultSuccess)
+		c.metrics.lag.Observe(time.Since(decision.Deadline).Seconds())
+		key.setDeadline(rec, policy.Never) // it is not overdue while its finalizers work
+		c.recordEvent(key, uid, corev1.EventTypeNormal, reasonDeleted, "deleted because of "+decision.Explanation())
 		return 0, nil
 	}
 	switch apierrors.ReasonForError(err) {
 	case metav1.StatusReasonForbidden, metav1.StatusReasonNotFound, metav1.StatusReasonConflict,
 		metav1.StatusReasonInvalid, metav1.StatusReasonTooManyRequests:
-		breaker.Return(k.Namespace) // nothing was deleted; after other errors, such as 500 and 504, the object may have been
+		breaker.Return(key.Namespace) // nothing was deleted; after other errors, such as 500 and 504, the object may have been
 	}
 	if apierrors.IsNotFound(err) {
 		return 0, nil
 	}
-	return c.refused(ctx, k, r, &d, uid, begun, "delete", err)
+	return c.handleFailure(ctx, key, rec, &decision, uid, start, "delete", err)
 }
 
-// skewed reports whether this clock and the API server's are too far apart. date is the API server's
-// clock at now, in whole seconds, and zero if it is unknown. An aggregated API has its own clock, so only
-// the type is left alone.
-func (c *controller) skewed(ctx context.Context, k key, date, now time.Time) bool {
-	if c.cfg.MaxClockSkew == 0 || date.IsZero() {
+// clockSkewed reports whether this clock and the API server's are too far apart. serverTime is the API
+// server's clock at now, in whole seconds, and zero if it is unknown. An aggregated API has its own clock, so
+// only the type is left alone.
+func (c *controller) clockSkewed(ctx context.Context, key objectKey, serverTime, now time.Time) bool {
+	if c.cfg.MaxClockSkew == 0 || serverTime.IsZero() {
 		return false
 	}
-	skew := now.Sub(date.Add(time.Second / 2))
+	skew := now.Sub(serverTime.Add(time.Second / 2))
 	c.metrics.skew.Set(skew.Seconds())
 	if skew.Abs() <= c.cfg.MaxClockSkew+time.Second/2 {
 		return false
 	}
-	if k.beginPause(now) {
+	if key.beginPause(now) {
 		klog.FromContext(ctx).Error(nil, "The clocks of the manager and the API server differ too much, so nothing of this type is deleted",
-			"resource", k.GroupResource(), "ahead", skew.Round(time.Second), "flag", "--"+flagPrefix+"max-clock-skew")
+			"resource", key.GroupResource(), "ahead", skew.Round(time.Second), "flag", "--"+flagPrefix+"max-clock-skew")
 	}
 	return true
 }
@@ -130,55 +135,57 @@ func (c *controller) skewed(ctx context.Context, k key, date, now time.Time) boo
 // reportBreaker reports, in the log, in a metric and by an Event, that the deletion of k has opened the
 // breaker. Only the log names the namespace: the Events of the manager's Pod are for whoever may read that
 // namespace.
-func (c *controller) reportBreaker(ctx context.Context, k key, d *policy.Decision, opened policy.Scope) {
-	c.metrics.trips.WithLabelValues(string(opened)).Inc()
+func (c *controller) reportBreaker(ctx context.Context, key objectKey, decision *policy.Decision, scope policy.Scope) {
+	c.metrics.trips.WithLabelValues(string(scope)).Inc()
 	logger := klog.FromContext(ctx)
 	limit, text := c.cfg.MaxDeletionsPerMinute, "%d objects of one namespace were deleted within a minute and more are due; nothing in it is deleted for %v"
-	if opened == policy.OneNamespace {
-		logger = logger.WithValues("namespace", k.Namespace)
+	if scope == policy.OneNamespace {
+		logger = logger.WithValues("namespace", key.Namespace)
 	} else {
 		limit *= policy.TotalLimitFactor
 		text = "%d objects were deleted within a minute and more are due; nothing at all is deleted for %v"
 		overdue := map[string]int{}
-		for _, s := range c.status() {
+		for _, s := range c.typeStatuses() {
 			if s.Overdue > 0 {
 				overdue[s.Resource] = s.Overdue
 			}
 		}
 		logger = logger.WithValues("overdue", overdue)
 	}
-	if d.Rule != "" {
-		logger = logger.WithValues("rule", d.Rule)
-		text += ". This is about deletions by rules, of which " + d.Rule + " is due; annotations go on"
+	if decision.Rule != "" {
+		logger = logger.WithValues("rule", decision.Rule)
+		text += ". This is about deletions by rules, of which " + decision.Rule + " is due; annotations go on"
 	}
-	logger.Error(nil, "Breaker opened; nothing is deleted in its scope until the cooldown ends", "scope", opened, "limit", limit, "cooldown", c.cfg.BreakerCooldown, "flag", "--"+flagPrefix+"max-deletions-per-minute")
+	logger.Error(nil, "Breaker opened; nothing is deleted in its scope until the cooldown ends", "scope", scope, "limit", limit,
+		"cooldown", c.cfg.BreakerCooldown, "flag", "--"+flagPrefix+"max-deletions-per-minute")
 	if pod := c.cfg.Pod; pod.Name != "" {
 		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
 			corev1.EventTypeWarning, reasonBreaker, fmt.Sprintf(text, limit, c.cfg.BreakerCooldown))
 	}
 }
 
-// refused returns when to try again after an error of a request that began at begun.
-func (c *controller) refused(
-	ctx context.Context, k key, r *dueRecord, d *policy.Decision, uid types.UID, begun time.Time, operation string, err error,
+// handleFailure counts and reports the error of a request that began at start, and returns when to try again.
+func (c *controller) handleFailure(
+	ctx context.Context, key objectKey, rec *dueRecord, decision *policy.Decision, uid types.UID,
+	start time.Time, operation string, err error,
 ) (time.Duration, error) {
 	if controllers.IsNotLeading(err) {
 		return 0, err
 	}
 	now := time.Now()
-	if now.Sub(begun) >= slow && k.beginPause(now) {
+	if now.Sub(start) >= slowRequest && key.beginPause(now) {
 		klog.FromContext(ctx).Error(err, "A request took too long; pausing deletions of this type",
-			"resource", k.GroupResource(), "pause", typePause)
+			"resource", key.GroupResource(), "pause", typePause)
 	}
-	r.failures++
-	c.metrics.deletion(k, d, resultError)
-	err = fmt.Errorf("%s %s: %w", operation, k, err)
+	rec.failures++
+	c.metrics.countDeletion(key, decision, resultError)
+	err = fmt.Errorf("%s %s: %w", operation, key, err)
 	forbidden := apierrors.IsForbidden(err)
-	if (forbidden || r.failures >= tellAfter) && c.repeatedNotices.Due(uid, now) {
+	if (forbidden || rec.failures >= noticeFailures) && c.repeatedNotices.Due(uid, now) {
 		klog.FromContext(ctx).Error(err, "Cannot delete an expired object")
-		c.event(k, uid, corev1.EventTypeWarning, reasonFailed, err.Error())
+		c.recordEvent(key, uid, corev1.EventTypeWarning, reasonFailed, err.Error())
 	}
-	doublings := min(r.failures-1, 10)
+	doublings := min(rec.failures-1, 10)
 	switch {
 	case forbidden:
 		return min(minForbidden<<doublings, maxForbidden), nil
@@ -188,17 +195,17 @@ func (c *controller) refused(
 	return 0, err // the loop waits longer each time, and as long as the API server asks for
 }
 
-// tell sends an Event about an object once, and reports whether it has.
-func (c *controller) tell(k key, uid types.UID, eventType, reason, text string) bool {
+// recordEventOnce records an Event about an object unless it has been recorded, and reports whether it did.
+func (c *controller) recordEventOnce(key objectKey, uid types.UID, eventType, reason, text string) bool {
 	due := c.onceNotices.Due([3]string{string(uid), reason, text}, time.Now())
 	if due {
-		c.event(k, uid, eventType, reason, text)
+		c.recordEvent(key, uid, eventType, reason, text)
 	}
 	return due
 }
 
-func (c *controller) event(k key, uid types.UID, eventType, reason, text string) {
+func (c *controller) recordEvent(key objectKey, uid types.UID, eventType, reason, text string) {
 	c.events.Event(&corev1.ObjectReference{
-		APIVersion: k.GroupVersion().String(), Kind: k.Kind, Namespace: k.Namespace, Name: k.Name, UID: uid,
+		APIVersion: key.GroupVersion().String(), Kind: key.Kind, Namespace: key.Namespace, Name: key.Name, UID: uid,
 	}, eventType, reason, text)
 }

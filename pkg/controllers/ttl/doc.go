@@ -28,8 +28,8 @@
 //	records          the objects due within an hour        a change, a look twice  a later deadline, the end of
 //	                                                       an hour                 the type
 //	firstSeen        since when a record is as it is       a new record            a change that matters
-//	tracked          the objects that may expire; those    an object that comes    an object that goes, the end
-//	and expiring     of them that expire by a rule                                 of the type
+//	objectCount,     the objects that may expire; those    an object that comes    an object that goes, the end
+//	ruleCounts       of them that expire by a rule                                 of the type
 //	failures         refusals in a row                     a failed request        the end of the record
 //	onceNotices      what owners are told once             a problem               newer notices
 //	repeatedNotices  what owners are told again after an   a failed request        expiry, newer notices

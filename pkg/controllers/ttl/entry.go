@@ -36,12 +36,12 @@ func Entry() controllers.Entry {
 		Compat:       []string{ttlController, janitor},
 		Config:       &flags,
 		Workers:      2,
-		Permissions:  func(s controllers.Settings) []rbacv1.PolicyRule { return flags.with(s).permissions() },
+		Permissions:  func(s controllers.Settings) []rbacv1.PolicyRule { return flags.withSettings(s).permissions() },
 		Command: func(connect func() (controllers.Settings, *rest.Config, error)) *cobra.Command {
 			return newCommand(&flags, connect)
 		},
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			cfg := flags.with(h.Settings)
+			cfg := flags.withSettings(h.Settings)
 			var set *rules.Set
 			if cfg.RulesFile != "" {
 				var err error
@@ -62,8 +62,8 @@ func Entry() controllers.Entry {
 	}
 }
 
-// with returns the configuration under these settings.
-func (c Config) with(s controllers.Settings) *Config {
+// withSettings returns the configuration under these settings.
+func (c Config) withSettings(s controllers.Settings) *Config {
 	if slices.Contains(s.Compat, ttlController) {
 		c.Compat = append(c.Compat, policy.TTLController)
 	}
@@ -75,16 +75,16 @@ func (c Config) with(s controllers.Settings) *Config {
 	return &c
 }
 
-// need returns what is kept of a type.
-func need(options policy.Options, t policy.Type, r *typeRules) informers.Need {
+// typeNeed returns what is kept of a type.
+func typeNeed(options policy.Options, typ policy.Type, typeRules *typeRules) informers.Need {
 	n := informers.Need{
-		Resource: t.GroupVersionResource, ClusterScoped: !t.Namespaced, Filter: options.Annotated,
+		Resource: typ.GroupVersionResource, ClusterScoped: !typ.Namespaced, Filter: options.Annotated,
 		Annotations: append(options.Keys(), corev1.MirrorPodAnnotationKey), MaxAnnotation: policy.MaxValue,
 		Fields: informers.OwnerReferences | informers.CreationTimestamp,
 	}
-	if r != nil {
-		n.Filter, n.Digest, n.Fields = r.mayExpire, informers.DigestOf(r.digest), 0
-		if !r.Whole {
+	if typeRules != nil {
+		n.Filter, n.Digest, n.Fields = typeRules.mayExpire, informers.DigestOf(typeRules.digest), 0
+		if !typeRules.NeedsWhole {
 			n.Form = informers.Metadata
 		}
 	}

@@ -18,17 +18,17 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
-// key names an object.
-type key struct {
+// objectKey names an object.
+type objectKey struct {
 	*followedType
 	cache.ObjectName
 }
 
 // String returns pods/shop/p.
-func (k key) String() string { return k.GroupResource().String() + "/" + k.ObjectName.String() }
+func (k objectKey) String() string { return k.GroupResource().String() + "/" + k.ObjectName.String() }
 
 // Tenant returns the namespace, in whose turn the queue takes the key.
-func (k key) Tenant() string { return k.Namespace }
+func (k objectKey) Tenant() string { return k.Namespace }
 
 // dueRecord is what a run remembers of an object that is due within [horizon].
 type dueRecord struct {
@@ -52,8 +52,8 @@ type followedType struct {
 
 	mu          sync.Mutex
 	records     map[cache.ObjectName]*dueRecord
-	tracked     int           // the number of cached objects that may expire
-	expiring    map[uint8]int // the number of those that expire by a rule, by the number of the rule
+	objectCount int           // the number of cached objects that may expire
+	ruleCounts  map[uint8]int // the number of those that expire by a rule, by the number of the rule
 	pausedUntil time.Time
 }
 
@@ -80,8 +80,8 @@ func (t *followedType) put(name cache.ObjectName, r *dueRecord) {
 	}
 }
 
-// refresh notes a state of an object in its record, if there is one.
-func (t *followedType) refresh(name cache.ObjectName, obj metav1.Object) {
+// updateObject sets the object in its record, if there is one.
+func (t *followedType) updateObject(name cache.ObjectName, obj metav1.Object) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r := t.records[name]; r != nil {
@@ -89,9 +89,9 @@ func (t *followedType) refresh(name cache.ObjectName, obj metav1.Object) {
 	}
 }
 
-// find records an object at now if it has no record, and reports whether it did. It looks at the cache under
-// the lock: otherwise the event that the object is gone could come before the record.
-func (t *followedType) find(name cache.ObjectName, now time.Time) bool {
+// addRecord records an object at now if it has no record, and reports whether it did. It looks at the cache
+// under the lock: otherwise the event that the object is gone could come before the record.
+func (t *followedType) addRecord(name cache.ObjectName, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	obj, exists := t.following.Get(name)
@@ -111,17 +111,17 @@ func (t *followedType) forget(name cache.ObjectName, r *dueRecord) {
 	}
 }
 
-// count adds n to the number of objects such as obj.
-func (t *followedType) count(obj metav1.Object, n int) {
+// addToCounts adds n to the numbers of objects such as obj.
+func (t *followedType) addToCounts(obj metav1.Object, n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.tracked += n
+	t.objectCount += n
 	if v := verdictOf(obj); v.Rule != 0 && v.Problem == 0 {
-		t.expiring[v.Rule] += n
+		t.ruleCounts[v.Rule] += n
 	}
 }
 
-// setDeadline notes the deadline of a decision in a record.
+// setDeadline sets the deadline of a record to that of a decision.
 func (t *followedType) setDeadline(r *dueRecord, deadline time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -154,14 +154,14 @@ func (t *followedType) stop() {
 	t.records = nil
 }
 
-// same reports whether two states of an object give the same deadline, if neither is being deleted. keys
-// are the annotations that count; the cache may have other annotations, for other controllers.
-func same(a, b metav1.Object, keys []string) bool {
+// sameDeadline reports whether two states of an object give the same deadline, if neither is being deleted.
+// keys are the annotations that count; the cache may have other annotations, for other controllers.
+func sameDeadline(a, b metav1.Object, keys []string) bool {
 	return a.GetUID() == b.GetUID() && verdictOf(a) == verdictOf(b) && reflect.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences()) &&
 		!slices.ContainsFunc(keys, func(key string) bool {
-			was, had := a.GetAnnotations()[key]
-			is, has := b.GetAnnotations()[key]
-			return was != is || had != has
+			before, hadBefore := a.GetAnnotations()[key]
+			after, hasAfter := b.GetAnnotations()[key]
+			return before != after || hadBefore != hasAfter
 		})
 }
 
@@ -190,7 +190,7 @@ func (t *followedType) status(now time.Time) TypeStatus {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s.Tracked = t.tracked
+	s.Tracked = t.objectCount
 	next := policy.Never
 	for _, r := range t.records {
 		if !r.deadline.After(now) {
@@ -203,13 +203,13 @@ func (t *followedType) status(now time.Time) TypeStatus {
 	return s
 }
 
-// status returns the state of all types, by name.
-func (c *controller) status() (list []TypeStatus) {
+// typeStatuses returns the state of all types, by name.
+func (c *controller) typeStatuses() (statuses []TypeStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, t := range c.types {
-		list = append(list, t.status(time.Now()))
+		statuses = append(statuses, t.status(time.Now()))
 	}
-	slices.SortFunc(list, func(a, b TypeStatus) int { return strings.Compare(a.Resource, b.Resource) })
-	return list
+	slices.SortFunc(statuses, func(a, b TypeStatus) int { return strings.Compare(a.Resource, b.Resource) })
+	return statuses
 }

@@ -24,43 +24,45 @@ const horizon = time.Hour
 // withinHorizon reports whether an object is due within the horizon, or overdue.
 func withinHorizon(d *policy.Decision, now time.Time) bool { return d.Due(now.Add(horizon)) }
 
-// changed notes a change of an object of a type. old is nil for a new object, obj for one that is gone.
-func (c *controller) changed(ctx context.Context, t *followedType, old, obj metav1.Object) {
+// handleChange handles a change of an object of a type. old is nil for a new object, current for one that is
+// gone.
+func (c *controller) handleChange(ctx context.Context, t *followedType, old, current metav1.Object) {
 	if old != nil {
-		t.count(old, -1)
+		t.addToCounts(old, -1)
 	}
-	if obj == nil {
+	if current == nil {
 		t.put(cache.MetaObjectToName(old), nil)
 		return
 	}
-	t.count(obj, 1)
-	name, now := cache.MetaObjectToName(obj), time.Now()
-	if old != nil && same(old, obj, c.options.Keys()) {
-		t.refresh(name, obj)
+	t.addToCounts(current, 1)
+	name, now := cache.MetaObjectToName(current), time.Now()
+	if old != nil && sameDeadline(old, current, c.options.Keys()) {
+		t.updateObject(name, current)
 		return
 	}
-	r := newDueRecord(obj, now)
-	if r.verdict.Problem != 0 {
-		c.faultOf(ctx, key{t, name}, r.verdict)
+	rec := newDueRecord(current, now)
+	if rec.verdict.Problem != 0 {
+		c.reportFault(ctx, objectKey{t, name}, rec.verdict)
 	}
-	if d := c.decide(key{t, name}, r.obj, r.verdict, now); !withinHorizon(&d, now) {
+	if d := c.decide(objectKey{t, name}, rec.obj, rec.verdict, now); !withinHorizon(&d, now) {
 		t.put(name, nil)
 		return
 	}
-	t.put(name, r)
-	c.loop.Enqueue(key{t, name})
+	t.put(name, rec)
+	c.loop.Enqueue(objectKey{t, name})
 }
 
-// lookAhead records and enqueues the objects that have come within the horizon.
-func (c *controller) lookAhead() {
+// recordUpcoming records and enqueues the objects that have come within the horizon.
+func (c *controller) recordUpcoming() {
 	c.mu.Lock()
 	followed := slices.Collect(maps.Values(c.types))
 	c.mu.Unlock()
 	for _, t := range followed {
 		for _, obj := range t.following.List(metav1.NamespaceAll, nil) {
 			name, now := cache.MetaObjectToName(obj), time.Now()
-			if d := c.decide(key{t, name}, withDate(obj), verdictOf(obj), now); withinHorizon(&d, now) && t.find(name, now) {
-				c.loop.Enqueue(key{t, name})
+			d := c.decide(objectKey{t, name}, withDate(obj), verdictOf(obj), now)
+			if withinHorizon(&d, now) && t.addRecord(name, now) {
+				c.loop.Enqueue(objectKey{t, name})
 			}
 		}
 	}

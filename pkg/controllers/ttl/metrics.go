@@ -39,7 +39,7 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 	gauge := func(name, help string) *metrics.GaugeOpts {
 		return &metrics.GaugeOpts{Name: metricPrefix + name, Help: help, StabilityLevel: metrics.ALPHA}
 	}
-	d := &domainMetrics{
+	domain := &domainMetrics{
 		deletions: metrics.NewCounterVec(counter("deletions_total",
 			"Expired objects by type, result (success, dry_run, error) and rule, which is empty for annotations."),
 			[]string{"group", "resource", "result", "rule"}),
@@ -53,55 +53,55 @@ func newDomainMetrics(reg controllers.MetricsRegistry, c *controller) *domainMet
 			"How often too many objects of one namespace, or of all in total, were due within a minute."), []string{"scope"}),
 		skew: metrics.NewGauge(gauge("clock_skew_seconds", "How far the clock was ahead of the API server's at the last deletion.")),
 	}
-	reg.MustRegister(d.deletions, d.invalid, d.ruleErrors, d.lag, d.trips, d.skew)
+	reg.MustRegister(domain.deletions, domain.invalid, domain.ruleErrors, domain.lag, domain.trips, domain.skew)
 	for _, key := range c.options.Keys() {
-		d.invalid.WithLabelValues(key).Add(0)
+		domain.invalid.WithLabelValues(key).Add(0)
 	}
 	for i, r := range c.rules.Rules() {
-		d.ruleErrors.WithLabelValues(r.Name).Add(0)
+		domain.ruleErrors.WithLabelValues(r.Name).Add(0)
 		opts := gauge("rule_objects", "Objects that expire by the rule, in time.")
 		opts.ConstLabels = map[string]string{"rule": r.Name}
-		reg.RawMustRegister(metrics.NewGaugeFunc(opts, func() float64 { return float64(c.ruleStatus()[i].Objects) }))
+		reg.RawMustRegister(metrics.NewGaugeFunc(opts, func() float64 { return float64(c.ruleStatuses()[i].Objects) }))
 	}
-	// computed registers a gauge that is a sum over the types at each scrape.
-	computed := func(name, help string, value func(*TypeStatus) int) {
+	// addSum registers a gauge that is a sum over the types at each scrape.
+	addSum := func(name, help string, value func(*TypeStatus) int) {
 		reg.RawMustRegister(metrics.NewGaugeFunc(gauge(name, help), func() float64 {
-			sum, list := 0, c.status()
-			for i := range list {
-				sum += value(&list[i])
+			sum, statuses := 0, c.typeStatuses()
+			for i := range statuses {
+				sum += value(&statuses[i])
 			}
 			return float64(sum)
 		}))
 	}
-	computed("tracked_objects", "Objects with an annotation, and objects that a rule chooses.", func(s *TypeStatus) int { return s.Tracked })
-	computed("overdue_objects", "Objects whose deadline has passed.", func(s *TypeStatus) int { return s.Overdue })
-	computed("watched_types", "Types whose objects are known.", func(s *TypeStatus) int { return count(s.Synced) })
-	computed("failing_types", "Types that cannot be listed or watched now, or are left alone for a while.", func(s *TypeStatus) int { return count(s.Problem != "") })
+	addSum("tracked_objects", "Objects with an annotation, and objects that a rule chooses.", func(s *TypeStatus) int { return s.Tracked })
+	addSum("overdue_objects", "Objects whose deadline has passed.", func(s *TypeStatus) int { return s.Overdue })
+	addSum("watched_types", "Types whose objects are known.", func(s *TypeStatus) int { return boolToInt(s.Synced) })
+	addSum("failing_types", "Types that cannot be listed or watched now, or are left alone for a while.", func(s *TypeStatus) int { return boolToInt(s.Problem != "") })
 	for _, scope := range []policy.Scope{policy.OneNamespace, policy.AllNamespaces} {
-		d.trips.WithLabelValues(string(scope)).Add(0)
+		domain.trips.WithLabelValues(string(scope)).Add(0)
 	}
 	reg.RawMustRegister(metrics.NewGaugeFunc(
 		gauge("breaker_open", "1 while annotations or rules delete nothing at all, because too many objects were due."), func() float64 {
-			_, all := c.breaker.Stopped(time.Now())
-			_, ruled := c.ruleBreaker.Stopped(time.Now())
-			return float64(count(all || ruled))
+			_, annotationStopped := c.breaker.Stopped(time.Now())
+			_, ruleStopped := c.ruleBreaker.Stopped(time.Now())
+			return float64(boolToInt(annotationStopped || ruleStopped))
 		}))
 	reg.RawMustRegister(metrics.NewGaugeFunc(
 		gauge("stopped_namespaces", "Namespaces in which annotations or rules delete nothing, because too many of their objects were due."), func() float64 {
 			namespaces, _ := c.breaker.Stopped(time.Now())
-			ruled, _ := c.ruleBreaker.Stopped(time.Now())
-			return float64(namespaces + ruled)
+			ruleNamespaces, _ := c.ruleBreaker.Stopped(time.Now())
+			return float64(namespaces + ruleNamespaces)
 		}))
-	return d
+	return domain
 }
 
-func count(is bool) int {
-	if is {
+func boolToInt(condition bool) int {
+	if condition {
 		return 1
 	}
 	return 0
 }
 
-func (d *domainMetrics) deletion(k key, why *policy.Decision, result string) {
-	d.deletions.WithLabelValues(k.Group, k.Resource, result, why.Rule).Inc()
+func (d *domainMetrics) countDeletion(key objectKey, decision *policy.Decision, result string) {
+	d.deletions.WithLabelValues(key.Group, key.Resource, result, decision.Rule).Inc()
 }

@@ -32,7 +32,7 @@ type objects interface {
 // api implements objects.
 type api struct {
 	metadata metadata.Interface
-	whole    dynamic.Interface
+	dynamic  dynamic.Interface
 }
 
 func newAPI(config *rest.Config) (api, error) {
@@ -47,14 +47,14 @@ func newAPI(config *rest.Config) (api, error) {
 	return api{client, whole}, err
 }
 
-func (a api) get(ctx context.Context, t policy.Type, name cache.ObjectName, whole bool) (live metav1.Object, date time.Time, err error) {
-	ctx = context.WithValue(ctx, dateKey{}, &date)
+func (a api) get(ctx context.Context, t policy.Type, name cache.ObjectName, whole bool) (live metav1.Object, serverTime time.Time, err error) {
+	ctx = context.WithValue(ctx, dateKey{}, &serverTime)
 	if whole {
-		live, err = a.whole.Resource(t.GroupVersionResource).Namespace(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
+		live, err = a.dynamic.Resource(t.GroupVersionResource).Namespace(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 	} else {
 		live, err = a.metadata.Resource(t.GroupVersionResource).Namespace(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 	}
-	return live, date, err
+	return live, serverTime, err
 }
 
 func (a api) delete(ctx context.Context, t policy.Type, live metav1.Object) error {

@@ -17,8 +17,8 @@ import (
 
 // typeRules are the rules that may decide on objects of a type; nil if there are none.
 type typeRules struct {
-	*rules.Typed
-	t       policy.Type
+	*rules.TypeRules
+	typ     policy.Type
 	options *policy.Options
 }
 
@@ -33,7 +33,7 @@ func (c *controller) rulesFor(t policy.Type) *typeRules {
 // verdict returns what the rules say of an object, which must be whole if a rule reads more than the
 // metadata. The error, which may have values of the object, says more about a problem.
 func (r *typeRules) verdict(obj metav1.Object) (rules.Verdict, error) {
-	if r == nil || !r.options.MayRulesDecide(r.t, obj) {
+	if r == nil || !r.options.MayRulesDecide(r.typ, obj) {
 		return rules.Verdict{}, nil
 	}
 	return r.Evaluate(obj)
@@ -53,26 +53,26 @@ func (r *typeRules) digest(o metav1.Object) []byte {
 // mayExpire reports whether the cache keeps the object at all.
 func (r *typeRules) mayExpire(obj metav1.Object) bool {
 	if r.options.Annotated(obj) {
-		return !policy.IsCopyOrMirror(r.t, obj)
+		return !policy.IsCopyOrMirror(r.typ, obj)
 	}
 	v, _ := r.verdict(obj)
 	return v.Rule != 0
 }
 
-// dated is an annotated object of the cache with the time in its digest.
-type dated struct {
+// datedObject is an annotated object of the cache with the time in its digest.
+type datedObject struct {
 	metav1.Object
 	created metav1.Time
 }
 
 // GetCreationTimestamp returns the time.
-func (d dated) GetCreationTimestamp() metav1.Time { return d.created }
+func (d datedObject) GetCreationTimestamp() metav1.Time { return d.created }
 
 // withDate returns the cached object with the time in its digest, if one is there.
 func withDate(obj metav1.Object) metav1.Object {
-	if cached, ok := obj.(interface{ Digest(of string) []byte }); ok {
+	if cached, ok := obj.(interface{ Digest(string) []byte }); ok {
 		if sum := cached.Digest(Name); len(sum) == 8 {
-			return dated{obj, metav1.Unix(int64(binary.BigEndian.Uint64(sum)), 0)}
+			return datedObject{obj, metav1.Unix(int64(binary.BigEndian.Uint64(sum)), 0)}
 		}
 	}
 	return obj
@@ -80,7 +80,7 @@ func withDate(obj metav1.Object) metav1.Object {
 
 // verdictOf returns the verdict in the digest of a cached object.
 func verdictOf(obj metav1.Object) rules.Verdict {
-	if cached, ok := obj.(interface{ Digest(of string) []byte }); ok {
+	if cached, ok := obj.(interface{ Digest(string) []byte }); ok {
 		return rules.Decode(cached.Digest(Name))
 	}
 	return rules.Verdict{}
@@ -93,18 +93,18 @@ type RuleFault struct {
 	Time   time.Time `json:"time"`
 }
 
-// faultOf tells of an object for which a rule cannot be evaluated: anybody may make many, so there
-// is no Event.
-func (c *controller) faultOf(ctx context.Context, k key, v rules.Verdict) {
-	rule, now := c.rules.RuleOf(v).Name, time.Now()
+// reportFault reports an object for which a rule cannot be evaluated: anybody may make many, so there is no
+// Event.
+func (c *controller) reportFault(ctx context.Context, key objectKey, verdict rules.Verdict) {
+	rule, now := c.rules.RuleOf(verdict).Name, time.Now()
 	c.metrics.ruleErrors.WithLabelValues(rule).Inc()
 	if c.faultNotices.Due(rule, now) {
 		klog.FromContext(ctx).Error(nil, "A rule cannot be evaluated for an object, which is not deleted",
-			"rule", rule, "object", k.String(), "reason", v.Problem.String())
+			"rule", rule, "object", key.String(), "reason", verdict.Problem.String())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.faults[rule] = RuleFault{Object: k.String(), Reason: v.Problem.String(), Time: now}
+	c.faults[rule] = RuleFault{Object: key.String(), Reason: verdict.Problem.String(), Time: now}
 }
 
 // RuleStatus is what /debug/controllers/ttl shows of a rule.
@@ -116,37 +116,37 @@ type RuleStatus struct {
 	LastFault *RuleFault `json:"lastFault,omitempty"`
 }
 
-// ruleStatus returns the state of the rules, in the order of the file.
-func (c *controller) ruleStatus() []RuleStatus {
+// ruleStatuses returns the state of the rules, in the order of the file.
+func (c *controller) ruleStatuses() []RuleStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var list []RuleStatus
+	var statuses []RuleStatus
 	for _, r := range c.rules.Rules() {
 		s := RuleStatus{Rule: r.Name, DryRun: r.DryRun}
 		if fault, has := c.faults[r.Name]; has {
 			s.LastFault = &fault
 		}
-		list = append(list, s)
+		statuses = append(statuses, s)
 	}
 	now := time.Now()
 	for _, t := range c.types {
 		if t.rules != nil {
-			t.addTo(list, now)
+			t.addRuleCounts(statuses, now)
 		}
 	}
-	return list
+	return statuses
 }
 
-// addTo adds the objects of the type to the rules by which they expire.
-func (t *followedType) addTo(list []RuleStatus, now time.Time) {
+// addRuleCounts adds the objects of the type to the statuses of the rules by which they expire.
+func (t *followedType) addRuleCounts(statuses []RuleStatus, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for rule, n := range t.expiring {
-		list[rule-1].Objects += n
+	for rule, n := range t.ruleCounts {
+		statuses[rule-1].Objects += n
 	}
 	for _, r := range t.records {
-		if v := r.verdict; v.Rule != 0 && v.Problem == 0 && !r.deadline.After(now) {
-			list[v.Rule-1].Overdue++
+		if verdict := r.verdict; verdict.Rule != 0 && verdict.Problem == 0 && !r.deadline.After(now) {
+			statuses[verdict.Rule-1].Overdue++
 		}
 	}
 }

@@ -21,17 +21,17 @@ import (
 )
 
 const (
-	// retryDiscovery is when groups that did not answer are asked again.
-	retryDiscovery = 30 * time.Second
+	// discoveryRetryDelay is when groups that did not answer are asked again.
+	discoveryRetryDelay = 30 * time.Second
 	// discoveryInterval is how often to look for new types where their definitions cannot be watched.
 	discoveryInterval = 5 * time.Minute
-	// settle is how long to wait after a change of a definition: it takes the API server a moment to
+	// definitionDelay is how long to wait after a change of a definition: it takes the API server a moment to
 	// serve the type, and there is seldom only one.
-	settle = 2 * time.Second
+	definitionDelay = 2 * time.Second
 )
 
-// definitions are the types whose objects define types.
-var definitions = []schema.GroupVersionResource{
+// definitionResources are the types whose objects define types.
+var definitionResources = []schema.GroupVersionResource{
 	{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"},
 	{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"},
 }
@@ -41,12 +41,12 @@ var definitions = []schema.GroupVersionResource{
 type followFunc func(need informers.Need, handler func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error)
 
 // discover returns the types that can be followed and whose objects can be deleted, in one version each.
-// down are the groups that did not answer. If there are no types either, no group has answered.
-func discover(client discovery.DiscoveryInterface) (types []policy.Type, down []string, err error) {
+// downGroups are the groups that did not answer. If there are no types either, no group has answered.
+func discover(client discovery.DiscoveryInterface) (types []policy.Type, downGroups []string, err error) {
 	lists, err := discovery.ServerPreferredResources(client)
-	failed, _ := discovery.GroupDiscoveryFailedErrorGroups(err)
-	for gv := range failed {
-		down = append(down, gv.Group)
+	failedGroups, _ := discovery.GroupDiscoveryFailedErrorGroups(err)
+	for gv := range failedGroups {
+		downGroups = append(downGroups, gv.Group)
 	}
 	for _, list := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"get", "list", "watch", "delete"}}, lists) {
 		gv, err := schema.ParseGroupVersion(list.GroupVersion)
@@ -56,7 +56,7 @@ func discover(client discovery.DiscoveryInterface) (types []policy.Type, down []
 			}
 		}
 	}
-	return types, down, err
+	return types, downGroups, err
 }
 
 // followTypes follows the types of the API server as they come and go, until ctx ends, and looks through
@@ -64,7 +64,7 @@ func discover(client discovery.DiscoveryInterface) (types []policy.Type, down []
 func (c *controller) followTypes(ctx context.Context) error {
 	f := &follower{controller: c}
 	defer f.apply(ctx, nil, nil)
-	timer := time.NewTimer(f.look(ctx))
+	timer := time.NewTimer(f.discoverTypes(ctx))
 	defer timer.Stop()
 	f.followDefinitions(ctx, timer)
 	ticker := time.NewTicker(horizon / 2)
@@ -74,9 +74,9 @@ func (c *controller) followTypes(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-			c.lookAhead()
+			c.recordUpcoming()
 		case <-timer.C:
-			if next := f.look(ctx); next > 0 {
+			if next := f.discoverTypes(ctx); next > 0 {
 				timer.Reset(next)
 			}
 		}
@@ -86,8 +86,8 @@ func (c *controller) followTypes(ctx context.Context) error {
 // follower follows types during one run.
 type follower struct {
 	*controller
-	definitions []*informers.Following[metav1.Object]
-	problems    string // what was last logged
+	definitionWatches []*informers.Following[metav1.Object]
+	loggedProblems    string // what was last logged
 }
 
 // followDefinitions sets the timer when the definition of a type changes, and when it is first seen.
@@ -97,97 +97,100 @@ func (f *follower) followDefinitions(ctx context.Context, timer *time.Timer) {
 	}
 	var mu sync.Mutex
 	var due time.Time
-	// Later events do not put off the look that the first event has asked for.
-	look := func() {
+	// Later events do not put off the discovery that the first event has asked for.
+	scheduleDiscovery := func() {
 		mu.Lock()
 		defer mu.Unlock()
 		if now := time.Now(); !due.After(now) {
-			due = now.Add(settle)
-			timer.Reset(settle)
+			due = now.Add(definitionDelay)
+			timer.Reset(definitionDelay)
 		}
 	}
-	for _, resource := range definitions {
+	for _, resource := range definitionResources {
 		following, err := f.follow(informers.Need{Resource: resource, ClusterScoped: true, Form: informers.Metadata},
-			func(_, _ metav1.Object, _ bool) { look() })
+			func(_, _ metav1.Object, _ bool) { scheduleDiscovery() })
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot watch CustomResourceDefinitions or APIServices", "resource", resource.GroupResource())
 			continue
 		}
-		f.definitions = append(f.definitions, following)
+		f.definitionWatches = append(f.definitionWatches, following)
 	}
 }
 
-// look follows the existing types, and returns when to look again; 0 means at the next change.
-func (f *follower) look(ctx context.Context) time.Duration {
-	types, down, err := discover(f.client.Discovery())
-	problems := strings.Join(append(f.options.Unmatched(types), f.rules.Missing(f.wanted(types))...), ", ")
+// discoverTypes follows the existing types, and returns when to look again; 0 means at the next change.
+func (f *follower) discoverTypes(ctx context.Context) time.Duration {
+	types, downGroups, err := discover(f.client.Discovery())
+	problems := strings.Join(append(f.options.Unmatched(types), f.rules.MissingTypes(f.selectTypes(types))...), ", ")
 	if err != nil {
 		problems = err.Error()
 	}
-	if problems != f.problems {
-		f.problems = problems
+	if problems != f.loggedProblems {
+		f.loggedProblems = problems
 		klog.FromContext(ctx).Info("Cannot discover some types; watched types stay watched", "problem", problems)
 	}
-	if err == nil || len(down) > 0 {
-		f.apply(ctx, types, down)
+	if err == nil || len(downGroups) > 0 {
+		f.apply(ctx, types, downGroups)
 	}
 	if err != nil {
-		return retryDiscovery
+		return discoveryRetryDelay
 	}
-	if len(f.definitions) < len(definitions) || slices.ContainsFunc(f.definitions, func(d *informers.Following[metav1.Object]) bool {
+	unsynced := func(d *informers.Following[metav1.Object]) bool {
 		s := d.Status()
 		return !s.Synced || s.Problem != ""
-	}) {
+	}
+	if len(f.definitionWatches) < len(definitionResources) || slices.ContainsFunc(f.definitionWatches, unsynced) {
 		return discoveryInterval
 	}
 	return 0
 }
 
-// wanted returns which of the types are to be followed.
-func (c *controller) wanted(types []policy.Type) (wanted []policy.Type) {
+// selectTypes returns which of the types are to be followed.
+func (c *controller) selectTypes(types []policy.Type) (selected []policy.Type) {
 	for _, t := range types {
 		if c.options.Watches(t) && (t.Namespaced || len(c.cfg.Scope) == 0) {
-			wanted = append(wanted, t)
+			selected = append(selected, t)
 		}
 	}
-	return wanted
+	return selected
 }
 
-// apply follows the given types and, of groups that are down, the types that it already follows.
-func (f *follower) apply(ctx context.Context, types []policy.Type, down []string) {
+// apply follows the given types and, of groups that do not answer, the types that it already follows.
+func (f *follower) apply(ctx context.Context, types []policy.Type, downGroups []string) {
 	wanted := map[schema.GroupResource]policy.Type{}
-	for _, t := range f.wanted(types) {
-		wanted[t.GroupResource()] = f.rules.InVersion(t)
+	for _, t := range f.selectTypes(types) {
+		wanted[t.GroupResource()] = f.rules.PinVersion(t)
 	}
-	for name, followed := range f.types { // nobody else writes it
-		if t, there := wanted[name]; there && t == followed.Type || slices.Contains(down, name.Group) {
-			delete(wanted, name)
+	for resource, followed := range f.types { // nobody else writes it
+		if t, found := wanted[resource]; found && t == followed.Type || slices.Contains(downGroups, resource.Group) {
+			delete(wanted, resource)
 			continue
 		}
-		klog.FromContext(ctx).V(2).Info("Stopped watching a type", "resource", name)
+		klog.FromContext(ctx).V(2).Info("Stopped watching a type", "resource", resource)
 		followed.stop()
 		f.mu.Lock()
-		delete(f.types, name)
+		delete(f.types, resource)
 		f.mu.Unlock()
 	}
-	for name, t := range wanted {
-		followed, err := f.begin(ctx, t)
+	for resource, t := range wanted {
+		followed, err := f.followType(ctx, t)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot watch a type", "resource", name)
+			klog.FromContext(ctx).Error(err, "Cannot watch a type", "resource", resource)
 			continue
 		}
-		klog.FromContext(ctx).V(2).Info("Watching a type", "resource", name, "version", t.Version)
+		klog.FromContext(ctx).V(2).Info("Watching a type", "resource", resource, "version", t.Version)
 		f.mu.Lock()
-		f.types[name] = followed
+		f.types[resource] = followed
 		f.mu.Unlock()
 	}
 }
 
-// begin follows a type.
-func (f *follower) begin(ctx context.Context, of policy.Type) (_ *followedType, err error) {
-	t := &followedType{Type: of, rules: f.rulesFor(of), records: map[cache.ObjectName]*dueRecord{}, expiring: map[uint8]int{}}
-	t.following, err = f.follow(need(f.options, of, t.rules), func(old, current metav1.Object, _ bool) {
-		f.changed(ctx, t, old, current)
+// followType follows a type.
+func (f *follower) followType(ctx context.Context, typ policy.Type) (_ *followedType, err error) {
+	followed := &followedType{
+		Type: typ, rules: f.rulesFor(typ), records: map[cache.ObjectName]*dueRecord{}, ruleCounts: map[uint8]int{},
+	}
+	followed.following, err = f.follow(typeNeed(f.options, typ, followed.rules), func(old, current metav1.Object, _ bool) {
+		f.handleChange(ctx, followed, old, current)
 	})
-	return t, err
+	return followed, err
 }

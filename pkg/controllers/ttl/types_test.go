@@ -131,12 +131,12 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 
 // An object that goes while the cache is looked through gets no record, since no event would remove it.
 func TestWhatIsGoneIsNotRecorded(t *testing.T) {
-	k, err := newFollower(t, nil, func(informers.Need) error { return nil }).begin(t.Context(), pods)
+	k, err := newFollower(t, nil, func(informers.Need) error { return nil }).followType(t.Context(), pods)
 	if err != nil {
 		t.Fatal(err)
 	}
 	name := cache.NewObjectName("shop", "p")
-	if k.find(name, time.Time{}) || k.records[name] != nil {
+	if k.addRecord(name, time.Time{}) || k.records[name] != nil {
 		t.Error("it is recorded")
 	}
 	k.stop()
@@ -153,13 +153,13 @@ func (notLeading) NotLeading() bool { return true }
 func TestLostLeadershipIsNoFailure(t *testing.T) {
 	r := &dueRecord{}
 	c := &controller{} // nothing of it is used: no Event, no metric
-	if after, err := c.refused(t.Context(), key{}, r, nil, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || r.failures != 0 {
+	if after, err := c.handleFailure(t.Context(), objectKey{}, r, nil, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || r.failures != 0 {
 		t.Errorf("%v, %v, %d failures", after, err, r.failures)
 	}
 }
 
 func TestTenantOfAKeyIsItsNamespace(t *testing.T) {
-	if got := (key{&followedType{}, cache.NewObjectName("shop", "p")}).Tenant(); got != "shop" {
+	if got := (objectKey{&followedType{}, cache.NewObjectName("shop", "p")}).Tenant(); got != "shop" {
 		t.Error(got)
 	}
 }
@@ -170,7 +170,7 @@ func TestSameTellsASuccessorApart(t *testing.T) {
 	obj := &metav1.ObjectMeta{UID: "1", Annotations: map[string]string{policy.NativeExpires: "x"}}
 	successor := obj.DeepCopy()
 	successor.UID = "2"
-	if same(obj, successor, nil) || !same(obj, obj.DeepCopy(), []string{policy.NativeExpires}) {
+	if sameDeadline(obj, successor, nil) || !sameDeadline(obj, obj.DeepCopy(), []string{policy.NativeExpires}) {
 		t.Error("another object is the same, or the same is another")
 	}
 }

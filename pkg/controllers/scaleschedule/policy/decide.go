@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// Wanted says how a workload is to be.
-type Wanted uint8
+// DesiredState says how a workload is to be.
+type DesiredState uint8
 
-// How a workload is to be. Leave means that the controller does not change it.
+// The desired states. AsIs means that the controller does not change the workload.
 const (
-	Leave Wanted = iota
+	AsIs DesiredState = iota
 	Up
 	Down
 )
@@ -35,9 +35,9 @@ type Scope uint8
 
 // The scopes.
 const (
-	OfWorkload Scope = iota
-	OfNamespace
-	OfFlags
+	ScopeWorkload Scope = iota
+	ScopeNamespace
+	ScopeFlags
 )
 
 // Problem is something that the owner of an object should know. The object is the Namespace if that is the
@@ -52,7 +52,7 @@ type Problem struct {
 // Verdict says how a workload is to be, and with how many replicas it is down. Next is when that may
 // change without a change of an object; zero if it never does.
 type Verdict struct {
-	Wanted   Wanted
+	Desired  DesiredState
 	Target   int64
 	Next     time.Time
 	Problems []Problem
@@ -67,97 +67,116 @@ type decision struct {
 }
 
 // Decide returns how a workload is to be at now. namespace is what counts of its Namespace.
+//
+// A key counts from the most specific scope that sets it: the workload, else its Namespace, else the flags.
+// Of uptime, downtime and the two periods only those of one scope count, and so it is with the two forces: a
+// workload with "uptime: always" stays up, whatever downtime its Namespace has. The first of these rules that
+// applies decides:
+//
+//   - A value that is invalid, such as "downtime: 8-18 PST": as it is, with a warning.
+//   - exclude and exclude-until: as it is. "exclude-until: 2026-12-27" leaves it alone until that day.
+//   - force-uptime and force-downtime: up or down, whatever the rules below say. "force-uptime: always" of a
+//     Namespace keeps up a workload with "downtime: always".
+//   - upscale-period and downscale-period: up inside the one, down inside the other, as it is outside both.
+//     "downscale-period: Mon-Fri 20-21 UTC" alone scales down on Monday at 20:00, and never up.
+//   - uptime and downtime: down outside uptime and inside downtime, else up. "uptime: Mon-Fri 8-18 UTC" is up
+//     on Monday at 9:00 and down at 19:00. Without any schedule, a workload is to be up.
+//
+// If both forces, or both periods, hold now, the workload is left as it is, with a warning. A new workload
+// does not go down in its grace period: one with the uptime above that is created on Monday at 19:00 goes
+// down at 19:15 if the period is 15m.
 func (e *Evaluator) Decide(workload, namespace *Object, now time.Time) Verdict {
 	d := &decision{values: [3]*Values{&workload.Values, &namespace.Values, &e.flags}, defaults: e.defaults, now: now}
-	excluded := d.spans(d.scope(Exclude), Exclude)
-	until := d.excludedUntil()
-	forced := d.scope(ForceUptime, ForceDowntime)
-	forceUp, forceDown := d.spans(forced, ForceUptime), d.spans(forced, ForceDowntime)
-	timed := d.scope(Uptime, Downtime, UpscalePeriod, DownscalePeriod)
-	uptime, downtime := d.spans(timed, Uptime), d.spans(timed, Downtime)
-	upscale, downscale := d.spans(timed, UpscalePeriod), d.spans(timed, DownscalePeriod)
+	exclusion := d.spans(d.scope(Exclude), Exclude)
+	exclusionEnd := d.exclusionEnd()
+	forceScope := d.scope(ForceUptime, ForceDowntime)
+	forceUp, forceDown := d.spans(forceScope, ForceUptime), d.spans(forceScope, ForceDowntime)
+	scheduleScope := d.scope(Uptime, Downtime, UpscalePeriod, DownscalePeriod)
+	uptime, downtime := d.spans(scheduleScope, Uptime), d.spans(scheduleScope, Downtime)
+	upscale, downscale := d.spans(scheduleScope, UpscalePeriod), d.spans(scheduleScope, DownscalePeriod)
 	d.Target = d.target()
 	grace := d.grace()
 	if len(d.Problems) > 0 {
 		return d.Verdict
 	}
-	d.Next = until
-	if d.inside(excluded) || !until.IsZero() {
+	d.Next = exclusionEnd
+	if d.inside(exclusion) || !exclusionEnd.IsZero() {
 		return d.Verdict
 	}
 	switch up, down := d.inside(forceUp), d.inside(forceDown); {
 	case up && down:
-		d.conflict(forced, ForceUptime, ForceDowntime)
+		d.addConflict(forceScope, ForceUptime, ForceDowntime)
 	case up:
-		d.Wanted = Up
+		d.Desired = Up
 	case down:
-		d.Wanted = Down
-	case d.values[timed].has(UpscalePeriod, DownscalePeriod):
+		d.Desired = Down
+	case d.values[scheduleScope].has(UpscalePeriod, DownscalePeriod):
 		switch up, down := d.inside(upscale), d.inside(downscale); {
 		case up && down:
-			d.conflict(timed, UpscalePeriod, DownscalePeriod)
+			d.addConflict(scheduleScope, UpscalePeriod, DownscalePeriod)
 		case up:
-			d.Wanted = Up
+			d.Desired = Up
 		case down:
-			d.Wanted = Down
+			d.Desired = Down
 		}
 	default:
 		// Both are asked, so that Next is right.
 		up, down := d.inside(uptime), d.inside(downtime)
-		d.Wanted = Up
-		if down || !up && d.values[timed].has(Uptime) {
-			d.Wanted = Down
+		d.Desired = Up
+		if down || !up && d.values[scheduleScope].has(Uptime) {
+			d.Desired = Down
 		}
 	}
-	if end := workload.Created.Add(grace); d.Wanted == Down && end.After(now) {
-		d.Wanted, d.Next = Leave, sooner(d.Next, end)
+	if end := workload.Created.Add(grace); d.Desired == Down && end.After(now) {
+		d.Desired, d.Next = AsIs, earlier(d.Next, end)
 	}
 	return d.Verdict
 }
 
-// Since returns when the verdict that holds at now began, if that was at most within before now.
-func (e *Evaluator) Since(workload, namespace *Object, now time.Time, within time.Duration) (since time.Time, known bool) {
-	v := e.Decide(workload, namespace, now.Add(-within))
+// LastBoundary returns when the desired state of now began, if that was in the window before now. A boundary
+// that does not change the desired state does not count.
+func (e *Evaluator) LastBoundary(workload, namespace *Object, now time.Time, window time.Duration) (boundary time.Time, known bool) {
+	v := e.Decide(workload, namespace, now.Add(-window))
 	for !v.Next.IsZero() && !v.Next.After(now) {
 		next := e.Decide(workload, namespace, v.Next)
-		if next.Wanted != v.Wanted {
-			since, known = v.Next, true
+		if next.Desired != v.Desired {
+			boundary, known = v.Next, true
 		}
 		v = next
 	}
-	return since, known
+	return boundary, known
 }
 
 // scope returns the most specific scope that sets one of the keys, or the flags.
-func (d *decision) scope(of ...Key) Scope {
-	for _, s := range []Scope{OfWorkload, OfNamespace} {
-		if d.values[s].has(of...) {
+func (d *decision) scope(keys ...Key) Scope {
+	for _, s := range []Scope{ScopeWorkload, ScopeNamespace} {
+		if d.values[s].has(keys...) {
 			return s
 		}
 	}
-	return OfFlags
+	return ScopeFlags
 }
 
 // name returns the name of an annotation, or of a flag.
 func (d *decision) name(s Scope, k Key) string {
-	if s == OfFlags {
+	if s == ScopeFlags {
 		return "--scale-schedule-" + k.String()
 	}
 	return d.values[s].annotation(k)
 }
 
-// invalid notes that a value of a scope that counts cannot be understood.
-func (d *decision) invalid(s Scope, k Key, err error) {
+// addInvalid adds the problem that a value of a scope that counts cannot be understood.
+func (d *decision) addInvalid(s Scope, k Key, err error) {
 	name := d.name(s, k)
 	text := fmt.Sprintf("%s: %v; what it is for is not scaled", name, err)
 	if d.values[s].text[k] == tooLong {
-		text = fmt.Sprintf("%s is longer than %d bytes, or all together are longer than %d; what it is for is not scaled", name, MaxValue, maxTogether)
+		text = fmt.Sprintf("%s is longer than %d bytes, or all together are longer than %d; what it is for is not scaled", name, MaxValue, maxTotal)
 	}
 	d.Problems = append(d.Problems, Problem{s, InvalidSchedule, k, text})
 }
 
-// conflict notes that both of two keys count now, so that neither does.
-func (d *decision) conflict(s Scope, a, b Key) {
+// addConflict adds the problem that both of two keys count now, so that neither does.
+func (d *decision) addConflict(s Scope, a, b Key) {
 	d.Problems = append(d.Problems, Problem{s, ConflictingSchedule, a, fmt.Sprintf("both %s and %s hold now; nothing is scaled for them", d.name(s, a), d.name(s, b))})
 }
 
@@ -168,27 +187,28 @@ func (d *decision) spans(s Scope, k Key) Spans {
 	}
 	spans, err := ParseSpans(d.values[s].text[k], d.defaults)
 	if err != nil {
-		d.invalid(s, k, err)
+		d.addInvalid(s, k, err)
 	}
 	return spans
 }
 
 // inside reports whether now is inside of spans, and notes when that may change.
 func (d *decision) inside(spans Spans) bool {
-	inside, next := spans.At(d.now)
-	d.Next = sooner(d.Next, next)
+	inside, next := spans.Contains(d.now)
+	d.Next = earlier(d.Next, next)
 	return inside
 }
 
-// excludedUntil returns the time of the most specific scope that sets one in the future; zero if none does.
-func (d *decision) excludedUntil() time.Time {
+// exclusionEnd returns the exclude-until of the most specific scope that sets one in the future; zero if none
+// does.
+func (d *decision) exclusionEnd() time.Time {
 	for s, v := range d.values {
 		if !v.has(ExcludeUntil) {
 			continue
 		}
 		t, err := parseUntil(v.text[ExcludeUntil])
 		if err != nil {
-			d.invalid(Scope(s), ExcludeUntil, err)
+			d.addInvalid(Scope(s), ExcludeUntil, err)
 			break
 		}
 		if t.After(d.now) {
@@ -205,7 +225,7 @@ func parseUntil(value string) (t time.Time, err error) {
 			return t, nil
 		}
 	}
-	return t, fmt.Errorf("%q is none of YYYY-MM-DD, YYYY-MM-DDTHH:MM and a time in RFC 3339", cut(value))
+	return t, fmt.Errorf("%q is none of YYYY-MM-DD, YYYY-MM-DDTHH:MM and a time in RFC 3339", truncate(value))
 }
 
 // target returns the replicas of a workload that is down.
@@ -216,12 +236,12 @@ func (d *decision) target() int64 {
 		if !d.values[s].has(k) {
 			continue
 		}
-		n, err := number(strings.TrimSpace(d.values[s].text[k]))
+		n, err := parseNumber(strings.TrimSpace(d.values[s].text[k]))
 		switch {
 		case err != nil:
-			d.invalid(s, k, fmt.Errorf("%q is not a number from 0 to %d", cut(d.values[s].text[k]), math.MaxInt32))
+			d.addInvalid(s, k, fmt.Errorf("%q is not a number from 0 to %d", truncate(d.values[s].text[k]), math.MaxInt32))
 		case found && int64(n) != target:
-			d.invalid(s, k, fmt.Errorf("differs from %s", d.name(s, DowntimeReplicas)))
+			d.addInvalid(s, k, fmt.Errorf("differs from %s", d.name(s, DowntimeReplicas)))
 		}
 		target, found = int64(n), true
 	}
@@ -240,7 +260,7 @@ func (d *decision) grace() time.Duration {
 	}
 	grace, err := time.ParseDuration(value)
 	if err != nil || grace < 0 {
-		d.invalid(s, GracePeriod, fmt.Errorf("%q %w", cut(value), errGrace))
+		d.addInvalid(s, GracePeriod, fmt.Errorf("%q %w", truncate(value), errGrace))
 	}
 	return grace
 }

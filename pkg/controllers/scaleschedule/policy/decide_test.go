@@ -55,7 +55,7 @@ type given struct {
 	namespace   annotations
 	options     func(*Options)
 	rival       Rival
-	remembered  Remembered
+	remembered  History
 	owned       bool // by a ScaledObject
 }
 
@@ -112,7 +112,7 @@ func (g *given) decide(t *testing.T, now time.Time) (v Verdict, p Plan, patch, r
 	if p.Problem != nil {
 		all = append(all, p.Problem.Reason)
 	}
-	if p.Do != Nothing {
+	if p.Action != Nothing {
 		patch = string(r.Patch(&w, g.kind, &p, "7"))
 	}
 	return v, p, patch, strings.Join(all, " ")
@@ -176,13 +176,13 @@ func TestDecideAndPlan(t *testing.T) {
 		"a workload whose schedule is gone comes up":                                          {given{replicas: zero, annotations: annotations{R: "3"}}, U, "", 0},
 		"a workload that somebody stopped stays down in its uptime":                           {given{replicas: zero, annotations: annotations{ds + "uptime": N}}, none, "", 0},
 		"a workload that somebody raises is left alone at first":                              {given{replicas: 2, annotations: annotations{ds + "downtime": N, R: "3"}}, none, "", 0},
-		"a workload that somebody raised 15 minutes ago goes down again":                      {given{replicas: 2, annotations: annotations{ds + "downtime": N, R: "3"}, remembered: Remembered{Raised: now.Add(-15 * time.Minute)}}, D, "", 0},
-		"the larger number of a raised workload becomes the record":                           {given{replicas: 5, annotations: annotations{ds + "downtime": N, R: "3"}, remembered: Remembered{Raised: now.Add(-15 * time.Minute), Contests: 2}}, strings.Replace(D, "3", "5", 1), "", 0},
-		"a workload that is raised for the fourth time is left alone":                         {given{replicas: 5, annotations: annotations{ds + "downtime": N, R: "3"}, remembered: Remembered{Raised: now.Add(-15 * time.Minute), Contests: 3}}, none, ScaleContested, 0},
+		"a workload that somebody raised 15 minutes ago goes down again":                      {given{replicas: 2, annotations: annotations{ds + "downtime": N, R: "3"}, remembered: History{Raised: now.Add(-15 * time.Minute)}}, D, "", 0},
+		"the larger number of a raised workload becomes the record":                           {given{replicas: 5, annotations: annotations{ds + "downtime": N, R: "3"}, remembered: History{Raised: now.Add(-15 * time.Minute), Contests: 2}}, strings.Replace(D, "3", "5", 1), "", 0},
+		"a workload that is raised for the fourth time is left alone":                         {given{replicas: 5, annotations: annotations{ds + "downtime": N, R: "3"}, remembered: History{Raised: now.Add(-15 * time.Minute), Contests: 3}}, none, ScaleContested, 0},
 		"a workload above its record keeps its number when it comes up":                       {given{replicas: 4, annotations: annotations{ds + "uptime": N, R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
 		"a workload below its target keeps its number when it comes up":                       {given{replicas: zero, annotations: annotations{ds + "uptime": N, ds + "downtime-replicas": "1", R: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
-		"a record that somebody removed is put back":                                          {given{replicas: zero, annotations: annotations{ds + "downtime": N}, remembered: Remembered{Lost: 3}}, `{"metadata":{"annotations":{"downscaler/original-replicas":"3"},"resourceVersion":"7"}}`, "", 0},
-		"a record that is removed again is not put back":                                      {given{replicas: zero, annotations: annotations{ds + "downtime": N}, remembered: Remembered{Lost: 3, PutBack: true}}, none, "", 0},
+		"a record that somebody removed is put back":                                          {given{replicas: zero, annotations: annotations{ds + "downtime": N}, remembered: History{LostRecord: 3}}, `{"metadata":{"annotations":{"downscaler/original-replicas":"3"},"resourceVersion":"7"}}`, "", 0},
+		"a record that is removed again is not put back":                                      {given{replicas: zero, annotations: annotations{ds + "downtime": N}, remembered: History{LostRecord: 3, RecordRestored: true}}, none, "", 0},
 		"a record that is no number is an invalid schedule in the downtime":                   {given{annotations: annotations{ds + "downtime": N, R: "x"}}, none, InvalidSchedule, 0},
 		"a record that is no number is an invalid schedule in the uptime":                     {given{annotations: annotations{R: "x"}}, none, InvalidSchedule, 0},
 		"a negative record is an invalid schedule":                                            {given{annotations: annotations{R: "-1"}}, none, InvalidSchedule, 0},
@@ -205,10 +205,10 @@ func TestDecideAndPlan(t *testing.T) {
 		"a HorizontalPodAutoscaler that a ScaledObject owns is left alone":                    {given{kind: Autoscaler, replicas: 4, max: 6, owned: true, annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}}, none, "", 0},
 		"a HorizontalPodAutoscaler with a target of 0 has an invalid schedule":                {given{kind: Autoscaler, replicas: 4, max: 6, annotations: annotations{ds + "downtime": N}}, none, InvalidSchedule, 0},
 		"a HorizontalPodAutoscaler is left as it is where its Namespace gives a target of 0":  {given{kind: Autoscaler, replicas: 4, max: 6, namespace: annotations{ds + "downtime": N}}, none, "", 0},
-		"a Deployment with a HorizontalPodAutoscaler and a target of 1 is left alone":         {given{annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}, rival: ByAutoscaler}, none, ScaledByOther, 0},
-		"a Deployment with a HorizontalPodAutoscaler goes down to 0":                          {given{annotations: annotations{ds + "downtime": N}, rival: ByAutoscaler}, D, "", 0},
+		"a Deployment with a HorizontalPodAutoscaler and a target of 1 is left alone":         {given{annotations: annotations{ds + "downtime": N, ds + "downtime-replicas": "1"}, rival: RivalAutoscaler}, none, ScaledByOther, 0},
+		"a Deployment with a HorizontalPodAutoscaler goes down to 0":                          {given{annotations: annotations{ds + "downtime": N}, rival: RivalAutoscaler}, D, "", 0},
 		"a ScaledObject inside its downtime is paused at 0":                                   {given{kind: ScaledObject, namespace: annotations{ds + "downtime": N}}, `{"metadata":{"annotations":{"autoscaling.keda.sh/paused-replicas":"0","downscaler/original-replicas":"-1"},"resourceVersion":"7"}}`, "", 0},
-		"the Deployment of a ScaledObject is left alone":                                      {given{namespace: annotations{ds + "downtime": N}, rival: ByKEDA}, none, "", 0},
+		"the Deployment of a ScaledObject is left alone":                                      {given{namespace: annotations{ds + "downtime": N}, rival: RivalKEDA}, none, "", 0},
 		"a ScaledObject that was not paused before is resumed":                                {given{kind: ScaledObject, annotations: annotations{R: "-1", pausedReplicas: "0"}}, `{"metadata":{"annotations":{"autoscaling.keda.sh/paused-replicas":null,"downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
 		"the number at which a ScaledObject was paused becomes the record":                    {given{kind: ScaledObject, annotations: annotations{ds + "downtime": N, pausedReplicas: "2"}}, `{"metadata":{"annotations":{"autoscaling.keda.sh/paused-replicas":"0","downscaler/original-replicas":"2"},"resourceVersion":"7"}}`, "", 0},
 		"a ScaledObject that was paused at 2 before is paused at 2 again":                     {given{kind: ScaledObject, annotations: annotations{R: "2", pausedReplicas: "0"}}, `{"metadata":{"annotations":{"autoscaling.keda.sh/paused-replicas":"2","downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
@@ -254,13 +254,13 @@ func TestWarningNamesItsObject(t *testing.T) {
 		scope Scope
 		text  string
 	}{
-		"on the workload": {given{annotations: annotations{ds + "downtime": "8-18 PST"}}, OfWorkload,
+		"on the workload": {given{annotations: annotations{ds + "downtime": "8-18 PST"}}, ScopeWorkload,
 			`downscaler/downtime: "8-18 PST" names no time zone of the IANA database, such as Europe/Berlin; what it is for is not scaled`},
-		"on the Namespace": {given{namespace: annotations{qs + "exclude": ""}}, OfNamespace,
+		"on the Namespace": {given{namespace: annotations{qs + "exclude": ""}}, ScopeNamespace,
 			`quartermaster.dev/scale-exclude: "" is none of "Mon-Fri 07:30-20:30 Europe/Berlin", a span of RFC 3339 times, always, never; what it is for is not scaled`},
-		"by the flags": {given{options: func(o *Options) { o.ForceUptime, o.ForceDowntime = "always", "always" }}, OfFlags,
+		"by the flags": {given{options: func(o *Options) { o.ForceUptime, o.ForceDowntime = "always", "always" }}, ScopeFlags,
 			"both --scale-schedule-force-uptime and --scale-schedule-force-downtime hold now; nothing is scaled for them"},
-		"a value that is too long": {given{annotations: annotations{ds + "downtime": strings.Repeat("x", 2049)}}, OfWorkload,
+		"a value that is too long": {given{annotations: annotations{ds + "downtime": strings.Repeat("x", 2049)}}, ScopeWorkload,
 			"downscaler/downtime is longer than 2048 bytes, or all together are longer than 4096; what it is for is not scaled"},
 	} {
 		v, _, _, _ := test.decide(t, now)
@@ -354,8 +354,8 @@ func TestAutoscalerNamesTheWorkloadThatItScales(t *testing.T) {
 		"KEDA, without a target":       {keda(nil), "Deployment/", false},
 		"a Rollout without number":     {&unstructured.Unstructured{Object: map[string]any{"kind": "Rollout"}}, "", false},
 	} {
-		if o := Decode(rulesOf(t, options()).Digest(test.obj)); o.Target != test.want || o.Owned != test.owned {
-			t.Errorf("%s: %q, owned: %t", name, o.Target, o.Owned)
+		if o := Decode(rulesOf(t, options()).Digest(test.obj)); o.ScaleTarget != test.want || o.Owned != test.owned {
+			t.Errorf("%s: %q, owned: %t", name, o.ScaleTarget, o.Owned)
 		}
 	}
 }
@@ -364,7 +364,7 @@ func TestAutoscalerNamesTheWorkloadThatItScales(t *testing.T) {
 func TestDigestIsBounded(t *testing.T) {
 	all := annotations{}
 	for _, prefix := range []string{ds, qs} {
-		for k := range keys {
+		for k := range keyCount {
 			all[prefix+k.String()] = strings.Repeat("x", 10_000)
 		}
 	}
@@ -373,7 +373,7 @@ func TestDigestIsBounded(t *testing.T) {
 			all[key] = strings.Repeat("x", size)
 		}
 		g := given{annotations: all}
-		if n := len(rulesOf(t, options()).Digest(g.object())); n > maxTogether+100 {
+		if n := len(rulesOf(t, options()).Digest(g.object())); n > maxTotal+100 {
 			t.Errorf("annotations of %d bytes: the cache keeps %d", size, n)
 		}
 	}
@@ -397,7 +397,7 @@ func TestLagCountsFromTheLastEffectiveBoundary(t *testing.T) {
 	} {
 		r := rulesOf(t, options())
 		w := Object{Values: valuesOf(annotations{ds + "downtime": test.downtime}, true), Created: now.Add(-24 * time.Hour)}
-		since, known := r.Since(&w, &Object{}, now, time.Hour)
+		since, known := r.LastBoundary(&w, &Object{}, now, time.Hour)
 		if known != (test.want >= 0) || known && now.Sub(since) != test.want {
 			t.Errorf("%s: since %v, %t", name, since, known)
 		}

@@ -28,63 +28,63 @@ func (e *Evaluator) DigestNamespace(obj metav1.Object) []byte {
 
 // Digest returns what the cache keeps of a workload, a HorizontalPodAutoscaler or a ScaledObject.
 func (e *Evaluator) Digest(obj runtime.Object) []byte {
-	m := obj.(metav1.Object)
-	annotations := m.GetAnnotations()
-	o := Object{
-		Values: valuesOf(annotations, e.Compat), Created: m.GetCreationTimestamp().Time,
-		Unselected: !e.selector.Matches(labels.Set(m.GetLabels())),
+	metadata := obj.(metav1.Object)
+	annotations := metadata.GetAnnotations()
+	digested := Object{
+		Values: valuesOf(annotations, e.Compat), Created: metadata.GetCreationTimestamp().Time,
+		Unselected: !e.selector.Matches(labels.Set(metadata.GetLabels())),
 	}
 	if t, err := time.Parse(time.RFC3339, annotations[e.TimeAnnotation]); err == nil {
-		o.Created = t
+		digested.Created = t
 	}
-	switch w := obj.(type) {
+	switch workload := obj.(type) {
 	case *appsv1.Deployment:
-		o.Number = int64(ptr.Deref(w.Spec.Replicas, 1))
+		digested.Number = int64(ptr.Deref(workload.Spec.Replicas, 1))
 	case *appsv1.StatefulSet:
-		o.Number = int64(ptr.Deref(w.Spec.Replicas, 1))
+		digested.Number = int64(ptr.Deref(workload.Spec.Replicas, 1))
 	case *batchv1.CronJob:
-		if !ptr.Deref(w.Spec.Suspend, false) {
-			o.Number = 1
+		if !ptr.Deref(workload.Spec.Suspend, false) {
+			digested.Number = 1
 		}
 	case *autoscalingv2.HorizontalPodAutoscaler:
-		o.Number, o.Max = int64(ptr.Deref(w.Spec.MinReplicas, 1)), int64(w.Spec.MaxReplicas)
-		ref := w.Spec.ScaleTargetRef
-		o.Target = target(ref.APIVersion, ref.Kind, ref.Name)
-		if owner := metav1.GetControllerOfNoCopy(w); owner != nil {
-			o.Owned = owner.Kind == string(ScaledObject) && strings.HasPrefix(owner.APIVersion, "keda.sh/")
+		digested.Number, digested.Max = int64(ptr.Deref(workload.Spec.MinReplicas, 1)), int64(workload.Spec.MaxReplicas)
+		ref := workload.Spec.ScaleTargetRef
+		digested.ScaleTarget = scaleTarget(ref.APIVersion, ref.Kind, ref.Name)
+		if owner := metav1.GetControllerOfNoCopy(workload); owner != nil {
+			digested.Owned = owner.Kind == string(ScaledObject) && strings.HasPrefix(owner.APIVersion, "keda.sh/")
 		}
 	case *unstructured.Unstructured:
-		o.readCustom(w)
+		digested.readCustom(workload)
 	default:
-		o.Unreadable = true
+		digested.Unreadable = true
 	}
-	return o.Encode()
+	return digested.Encode()
 }
 
 // readCustom reads a Rollout or a ScaledObject. Its CustomResourceDefinition may permit anything.
-func (o *Object) readCustom(w *unstructured.Unstructured) {
-	if w.GetKind() == string(ScaledObject) {
+func (o *Object) readCustom(custom *unstructured.Unstructured) {
+	if custom.GetKind() == string(ScaledObject) {
 		text := func(field string) string {
-			value, _, _ := unstructured.NestedString(w.Object, "spec", "scaleTargetRef", field)
+			value, _, _ := unstructured.NestedString(custom.Object, "spec", "scaleTargetRef", field)
 			return value
 		}
-		o.Target = target(text("apiVersion"), text("kind"), text("name"))
+		o.ScaleTarget = scaleTarget(text("apiVersion"), text("kind"), text("name"))
 		o.Number = Unpaused
-		if paused, ok := w.GetAnnotations()[pausedReplicas]; ok {
+		if paused, ok := custom.GetAnnotations()[pausedReplicas]; ok {
 			n, err := strconv.ParseUint(paused, 10, 31)
 			o.Number, o.Unreadable = int64(n), err != nil
 		}
 		return
 	}
-	n, found, err := unstructured.NestedInt64(w.Object, "spec", "replicas")
+	n, found, err := unstructured.NestedInt64(custom.Object, "spec", "replicas")
 	if !found {
 		n = 1
 	}
 	o.Number, o.Unreadable = max(n, 0), err != nil
 }
 
-// target returns KIND/NAME of a workload that something else scales; empty if it is none of ours.
-func target(apiVersion, kind, name string) string {
+// scaleTarget returns KIND/NAME of a workload that something else scales; empty if it is none of ours.
+func scaleTarget(apiVersion, kind, name string) string {
 	group, _, _ := strings.Cut(apiVersion, "/")
 	switch Kind(kind) {
 	case "", Deployment:

@@ -48,14 +48,14 @@ func FuzzSpans(f *testing.F) {
 		}
 		now := time.Unix(seconds%(1<<34), 0)
 		for range 5 {
-			inside, next := spans.At(now)
+			inside, next := spans.Contains(now)
 			if next.IsZero() {
 				return
 			}
 			if !next.After(now) {
 				t.Fatalf("%q at %v: the next boundary is %v", value, now, next)
 			}
-			if before, _ := spans.At(next.Add(-time.Nanosecond)); before != inside {
+			if before, _ := spans.Contains(next.Add(-time.Nanosecond)); before != inside {
 				t.Fatalf("%q: inside is %t at %v, but %t just before the next boundary, %v", value, inside, now, before, next)
 			}
 			now = next
@@ -68,7 +68,7 @@ func FuzzObject(f *testing.F) {
 	f.Add("Mon-Fri 7-18 UTC", "3", "a", int64(3), true)
 	f.Fuzz(func(t *testing.T, schedule, record, name string, number int64, withCompat bool) {
 		annotations := map[string]string{"downscaler/uptime": schedule, "quartermaster.dev/scale-original-replicas": record}
-		o := Object{Values: valuesOf(annotations, withCompat), Number: max(number, 0), Target: name, Owned: withCompat}
+		o := Object{Values: valuesOf(annotations, withCompat), Number: max(number, 0), ScaleTarget: name, Owned: withCompat}
 		got := Decode(o.Encode())
 		o.Created = got.Created // in seconds
 		if got != o {

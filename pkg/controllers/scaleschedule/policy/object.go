@@ -33,16 +33,16 @@ const (
 	// same in the other family.
 	Record
 	OtherRecord
-	keys
+	keyCount
 )
 
-var keyNames = [keys]string{"uptime", "downtime", "upscale-period", "downscale-period", "force-uptime", "force-downtime", "exclude", "exclude-until",
-	"downtime-replicas", "downscale-replicas", "grace-period", record, record}
+var keyNames = [keyCount]string{"uptime", "downtime", "upscale-period", "downscale-period", "force-uptime", "force-downtime",
+	"exclude", "exclude-until", "downtime-replicas", "downscale-replicas", "grace-period", recordName, recordName}
 
 const (
-	native = "quartermaster.dev/scale-"
-	compat = "downscaler/"
-	record = "original-replicas"
+	nativePrefix = "quartermaster.dev/scale-"
+	compatPrefix = "downscaler/"
+	recordName   = "original-replicas"
 )
 
 // Keys returns the names of all keys, for metrics. The record has one name in both families.
@@ -51,8 +51,8 @@ func Keys() []string { return keyNames[:OtherRecord] }
 // String returns the name of the key without the prefix of its family.
 func (k Key) String() string { return keyNames[k] }
 
-// maxTogether is how long all values of an object may be together, in bytes.
-const maxTogether = 4096
+// maxTotal is how long all values of an object may be together, in bytes.
+const maxTotal = 4096
 
 // tooLong stands for a value that is too long, or belongs to values that are too long together.
 const tooLong = "\xff"
@@ -61,15 +61,15 @@ var errTooLong = errors.New("is too long")
 
 // Values are the annotations of one object that count.
 type Values struct {
-	text [keys]string
+	text [keyCount]string
 	set  uint16
 	// compat says that they are of the family downscaler/. That does not concern the record.
 	compat bool
 }
 
 // has reports whether one of the keys is set.
-func (v *Values) has(of ...Key) bool {
-	for _, k := range of {
+func (v *Values) has(keys ...Key) bool {
+	for _, k := range keys {
 		if v.set&(1<<k) != 0 {
 			return true
 		}
@@ -85,18 +85,18 @@ func (v *Values) put(k Key, text string) {
 // annotation returns the name of a key as it is on the object.
 func (v *Values) annotation(k Key) string {
 	if v.compat {
-		return compat + k.String()
+		return compatPrefix + k.String()
 	}
-	return native + k.String()
+	return nativePrefix + k.String()
 }
 
 // recordNames returns the annotation in which the record is written, and the other one, which counts
 // with compat only.
 func recordNames(withCompat bool) (own, other string) {
 	if withCompat {
-		return compat + record, native + record
+		return compatPrefix + recordName, nativePrefix + recordName
 	}
-	return native + record, ""
+	return nativePrefix + recordName, ""
 }
 
 // valuesOf returns what counts of an object's annotations.
@@ -111,7 +111,7 @@ func valuesOf(annotations map[string]string, withCompat bool) (v Values) {
 				v.put(k, text)
 			}
 		}
-		if total > maxTogether {
+		if total > maxTotal {
 			for k := range Record {
 				if v.has(k) {
 					v.text[k] = tooLong
@@ -119,8 +119,8 @@ func valuesOf(annotations map[string]string, withCompat bool) (v Values) {
 			}
 		}
 	}
-	if read(native); v.set == 0 && withCompat {
-		read(compat)
+	if read(nativePrefix); v.set == 0 && withCompat {
+		read(compatPrefix)
 		v.compat = true
 	}
 	own, other := recordNames(withCompat)
@@ -145,8 +145,8 @@ type Object struct {
 	Max int64
 	// Created is the creation, or the time in the annotation that stands for it.
 	Created time.Time
-	// Target is the workload that this object scales: KIND/NAME.
-	Target string
+	// ScaleTarget is the workload that this object scales: KIND/NAME.
+	ScaleTarget string
 	// Unselected says that the selector leaves the object out. Owned says that a ScaledObject owns it.
 	Unselected, Owned bool
 	// Unreadable says that the number cannot be understood.
@@ -172,15 +172,15 @@ func bit(set bool, b byte) byte {
 
 // Encode returns the object as the cache keeps it; nil if there is nothing in it.
 func (o *Object) Encode() []byte {
-	if o.set == 0 && o.Number == 0 && o.Created.IsZero() && o.Target == "" {
+	if o.set == 0 && o.Number == 0 && o.Created.IsZero() && o.ScaleTarget == "" {
 		return nil // a Namespace
 	}
 	b := []byte{bit(o.compat, bitCompat) | bit(o.Unselected, bitUnselected) | bit(o.Owned, bitOwned) | bit(o.Unreadable, bitUnreadable)}
 	b = binary.AppendUvarint(b, uint64(o.Number))
 	b = binary.AppendUvarint(b, uint64(o.Max))
 	b = binary.AppendUvarint(b, uint64(max(o.Created.Unix(), 0)))
-	b = appendText(b, o.Target)
-	for k := range keys {
+	b = appendText(b, o.ScaleTarget)
+	for k := range keyCount {
 		if o.has(k) {
 			b = appendText(append(b, byte(k)), o.text[k])
 		}
@@ -213,7 +213,7 @@ func Decode(digest []byte) (o Object) {
 	o.compat, o.Unselected, o.Owned, o.Unreadable = flags&bitCompat != 0, flags&bitUnselected != 0, flags&bitOwned != 0, flags&bitUnreadable != 0
 	o.Number, o.Max = uvarint(), uvarint()
 	o.Created = time.Unix(uvarint(), 0)
-	o.Target = text()
+	o.ScaleTarget = text()
 	for len(digest) > 0 {
 		k := Key(digest[0])
 		digest = digest[1:]
@@ -225,9 +225,9 @@ func Decode(digest []byte) (o Object) {
 // HasRecord reports whether the object has a record.
 func (o *Object) HasRecord() bool { return o.has(Record, OtherRecord) }
 
-// Lost returns the record of a workload that is gone from its next state while its number stayed; 0 if there
-// is none.
-func (o *Object) Lost(next *Object, kind Kind) int64 {
+// LostRecord returns the record of a workload that is gone from its next state while its number stayed; 0 if
+// there is none.
+func (o *Object) LostRecord(next *Object, kind Kind) int64 {
 	if !o.HasRecord() || next.HasRecord() || o.Number != next.Number {
 		return 0
 	}
@@ -251,21 +251,21 @@ func (o *Object) record(kind Kind) (largest int64, err error) {
 		case kind == ScaledObject && n == -1:
 			n = Unpaused
 		case err != nil || n < 0 || n > math.MaxInt32:
-			return 0, fmt.Errorf("%q is not a number of replicas", cut(o.text[k]))
+			return 0, fmt.Errorf("%q is not a number of replicas", truncate(o.text[k]))
 		}
 		largest = max(largest, n)
 	}
 	return largest, nil
 }
 
-// cut returns a text that is short enough for an Event. It may be a tenant's.
-func cut(text string) string {
-	const longest = 60
+// truncate returns a text that is short enough for an Event. It may be a tenant's.
+func truncate(text string) string {
+	const limit = 60
 	switch {
 	case text == tooLong:
 		return "…"
-	case len(text) > longest:
-		return strings.ToValidUTF8(text[:longest], "") + "…"
+	case len(text) > limit:
+		return strings.ToValidUTF8(text[:limit], "") + "…"
 	}
 	return text
 }

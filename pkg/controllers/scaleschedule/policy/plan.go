@@ -30,45 +30,46 @@ const pausedReplicas = "autoscaling.keda.sh/paused-replicas"
 // maxContests is how often a workload that others raise is scaled down again in one downtime.
 const maxContests = 3
 
-// Remembered is what is remembered of a workload while it is to be down. It begins anew with each run.
-type Remembered struct {
+// History is what others did to a workload while it is to be down, and what was done about it. It begins anew
+// with each run and each downtime.
+type History struct {
 	// Raised is when it was first seen above its target, with a record.
 	Raised time.Time
 	// Contests is how often it was scaled down again.
 	Contests int
-	// Lost is a record that somebody has removed while nothing else changed; 0 if there is none. PutBack says
-	// that one was put back.
-	Lost    int64
-	PutBack bool
+	// LostRecord is a record that somebody has removed while nothing else changed; 0 if there is none.
+	// RecordRestored says that one was put back.
+	LostRecord     int64
+	RecordRestored bool
 }
 
 // Contested reports whether the workload is left to whoever has raised it.
-func (r *Remembered) Contested() bool { return r.Contests >= maxContests && !r.Raised.IsZero() }
+func (r *History) Contested() bool { return r.Contests >= maxContests && !r.Raised.IsZero() }
 
 // Action is what is written.
 type Action uint8
 
-// The actions. Forget only removes the record, PutBack only writes it.
+// The actions. RemoveRecord and RestoreRecord leave the number of replicas alone.
 const (
 	Nothing Action = iota
 	ScaleDown
 	ScaleUp
-	Forget
-	PutBack
+	RemoveRecord
+	RestoreRecord
 )
 
 // Plan is what to do about a workload.
 type Plan struct {
-	Do Action
-	// Number and Record are what is written. A record is written by ScaleDown and PutBack.
+	Action Action
+	// Number and Record are what is written. A record is written by ScaleDown and RestoreRecord.
 	Number, Record int64
-	// Again says that the workload is scaled down again.
-	Again bool
+	// Repeated says that the workload is scaled down again.
+	Repeated bool
 	// Wait is when to look again; 0 is at the next change.
 	Wait time.Duration
-	// Remembered is what is to be remembered before anything is written.
-	Remembered Remembered
-	Problem    *Problem
+	// History is what is to be remembered before anything is written.
+	History History
+	Problem *Problem
 }
 
 // Rival says who scales the workload besides.
@@ -76,123 +77,130 @@ type Rival uint8
 
 // The rivals.
 const (
-	Nobody Rival = iota
-	ByAutoscaler
-	ByKEDA
+	RivalNone Rival = iota
+	RivalAutoscaler
+	RivalKEDA
 )
 
 // Plan returns what to do about a workload.
-func (e *Evaluator) Plan(o *Object, kind Kind, v *Verdict, rival Rival, m Remembered, now time.Time) (p Plan) {
-	if v.Wanted == Leave {
-		return p
+func (e *Evaluator) Plan(workload *Object, kind Kind, verdict *Verdict, rival Rival, history History, now time.Time) (plan Plan) {
+	if verdict.Desired == AsIs {
+		return plan
 	}
-	recorded, err := o.record(kind)
-	if err == nil && o.Unreadable {
+	recorded, err := workload.record(kind)
+	if err == nil && workload.Unreadable {
 		err = errors.New("the present number of replicas cannot be understood")
 	}
 	if err != nil {
-		p.Problem = &Problem{OfWorkload, InvalidSchedule, Record, fmt.Sprintf("%s: %v; it is not scaled", record, err)}
-		return p
+		plan.Problem = &Problem{ScopeWorkload, InvalidSchedule, Record, fmt.Sprintf("%s: %v; it is not scaled", recordName, err)}
+		return plan
 	}
-	target := v.Target
+	target := verdict.Target
 	if kind == CronJob {
 		target = 0
 	}
-	if v.Wanted == Up {
-		return o.planUp(kind, recorded, target)
+	if verdict.Desired == Up {
+		return workload.planUp(kind, recorded, target)
 	}
-	p.Remembered = m
+	plan.History = history
 	switch {
-	case rival == ByKEDA, kind == Autoscaler && o.Owned:
-		return p
+	case rival == RivalKEDA, kind == Autoscaler && workload.Owned:
+		return plan
 	case kind == Autoscaler && target == 0:
-		if o.has(Uptime, Downtime, UpscalePeriod, DownscalePeriod, ForceUptime, ForceDowntime, DowntimeReplicas, DownscaleReplicas) {
-			p.Problem = &Problem{OfWorkload, InvalidSchedule, DowntimeReplicas, o.annotation(DowntimeReplicas) + " must be at least 1 for a HorizontalPodAutoscaler; it is not scaled"}
+		if workload.has(Uptime, Downtime, UpscalePeriod, DownscalePeriod, ForceUptime, ForceDowntime, DowntimeReplicas, DownscaleReplicas) {
+			plan.Problem = &Problem{ScopeWorkload, InvalidSchedule, DowntimeReplicas, workload.annotation(DowntimeReplicas) + " must be at least 1 for a HorizontalPodAutoscaler; it is not scaled"}
 		}
-		return p
-	case rival == ByAutoscaler && target > 0:
-		p.Problem = &Problem{OfWorkload, ScaledByOther, DowntimeReplicas, "a HorizontalPodAutoscaler scales it, so it is not scaled to more than 0; annotate the HorizontalPodAutoscaler"}
-		return p
+		return plan
+	case rival == RivalAutoscaler && target > 0:
+		plan.Problem = &Problem{ScopeWorkload, ScaledByOther, DowntimeReplicas, "a HorizontalPodAutoscaler scales it, so it is not scaled to more than 0; annotate the HorizontalPodAutoscaler"}
+		return plan
 	}
-	e.planDown(&p, o, recorded, target, now)
-	return p
+	e.planDown(&plan, workload, recorded, target, now)
+	return plan
 }
 
-func (o *Object) planUp(kind Kind, recorded, target int64) (p Plan) {
+// planUp returns the plan for a workload that is to be up. Without a record it is left as it is, even if it
+// is stopped. With the record 3, a workload at 0 gets 3 replicas. One at 5, which somebody has raised, keeps
+// them and only loses its record; so does one below its target, which somebody has lowered.
+func (o *Object) planUp(kind Kind, recorded, target int64) (plan Plan) {
 	if !o.HasRecord() {
-		return p
+		return plan
 	}
-	p.Do, p.Number = ScaleUp, recorded
+	plan.Action, plan.Number = ScaleUp, recorded
 	if kind == Autoscaler {
-		p.Number = min(recorded, o.Max)
+		plan.Number = min(recorded, o.Max)
 	}
-	if o.Number >= recorded || o.Number < target || o.Number == p.Number {
-		p.Do = Forget
+	if o.Number >= recorded || o.Number < target || o.Number == plan.Number {
+		plan.Action = RemoveRecord
 	}
-	return p
+	return plan
 }
 
-func (e *Evaluator) planDown(p *Plan, o *Object, recorded, target int64, now time.Time) {
-	m := &p.Remembered
-	if o.Number <= target {
-		m.Raised = time.Time{}
-		if !o.HasRecord() && m.Lost > target && !m.PutBack {
-			p.Do, p.Record = PutBack, m.Lost
+// planDown completes the plan for a workload that is to be down. With the target 0, a workload at 3 goes to 0
+// with the record 3. One at 0 stays, and gets a record back that somebody has removed, once in a downtime.
+// One at 5 with the record 3 was raised by somebody: after the hold it goes down again, with the record 5.
+// After maxContests times it is left alone.
+func (e *Evaluator) planDown(plan *Plan, workload *Object, recorded, target int64, now time.Time) {
+	history := &plan.History
+	if workload.Number <= target {
+		history.Raised = time.Time{}
+		if !workload.HasRecord() && history.LostRecord > target && !history.RecordRestored {
+			plan.Action, plan.Record = RestoreRecord, history.LostRecord
 		}
 		return
 	}
-	if o.HasRecord() {
-		if m.Raised.IsZero() {
-			m.Raised = now
+	if workload.HasRecord() {
+		if history.Raised.IsZero() {
+			history.Raised = now
 		}
-		if m.Contested() {
-			p.Problem = &Problem{OfWorkload, ScaleContested, DowntimeReplicas, fmt.Sprintf(
+		if history.Contested() {
+			plan.Problem = &Problem{ScopeWorkload, ScaleContested, DowntimeReplicas, fmt.Sprintf(
 				"it was scaled down again %d times and raised each time, so it is left as it is until the next boundary", maxContests)}
 			return
 		}
-		if p.Wait = m.Raised.Add(e.Hold).Sub(now); p.Wait > 0 {
+		if plan.Wait = history.Raised.Add(e.Hold).Sub(now); plan.Wait > 0 {
 			return
 		}
-		p.Wait, p.Again = 0, true
+		plan.Wait, plan.Repeated = 0, true
 	}
-	p.Do, p.Number, p.Record = ScaleDown, target, max(recorded, o.Number)
+	plan.Action, plan.Number, plan.Record = ScaleDown, target, max(recorded, workload.Number)
 }
 
 // Patch returns the JSON merge patch of a plan. It applies to that version of the object and no other.
-func (e *Evaluator) Patch(o *Object, kind Kind, p *Plan, version string) []byte {
+func (e *Evaluator) Patch(workload *Object, kind Kind, plan *Plan, version string) []byte {
 	own, other := recordNames(e.Compat)
 	annotations := map[string]any{}
-	if o.has(Record) {
+	if workload.has(Record) {
 		annotations[own] = nil
 	}
-	if o.has(OtherRecord) {
+	if workload.has(OtherRecord) {
 		annotations[other] = nil
 	}
-	if p.Do == ScaleDown || p.Do == PutBack {
-		annotations[own] = formatNumber(p.Record)
+	if plan.Action == ScaleDown || plan.Action == RestoreRecord {
+		annotations[own] = formatNumber(plan.Record)
 	}
 	patch := map[string]any{"metadata": map[string]any{"resourceVersion": version, "annotations": annotations}}
-	if p.Do == ScaleDown || p.Do == ScaleUp {
+	if plan.Action == ScaleDown || plan.Action == ScaleUp {
 		switch kind {
 		case CronJob:
-			patch["spec"] = map[string]any{"suspend": p.Number == 0}
+			patch["spec"] = map[string]any{"suspend": plan.Number == 0}
 		case Autoscaler:
-			patch["spec"] = map[string]any{"minReplicas": p.Number}
+			patch["spec"] = map[string]any{"minReplicas": plan.Number}
 		case ScaledObject:
 			annotations[pausedReplicas] = nil
-			if p.Number != Unpaused {
-				annotations[pausedReplicas] = formatNumber(p.Number)
+			if plan.Number != Unpaused {
+				annotations[pausedReplicas] = formatNumber(plan.Number)
 			}
 		default:
-			patch["spec"] = map[string]any{"replicas": p.Number}
+			patch["spec"] = map[string]any{"replicas": plan.Number}
 		}
 	}
 	data, _ := json.Marshal(patch) // strings and numbers always marshal
 	return data
 }
 
-// Describe returns a number of a kind for people.
-func Describe(kind Kind, n int64) string {
+// DescribeNumber returns a number of a kind for people.
+func DescribeNumber(kind Kind, n int64) string {
 	switch {
 	case kind == CronJob && n == 0:
 		return "suspended"

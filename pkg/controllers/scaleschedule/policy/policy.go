@@ -64,62 +64,62 @@ type Evaluator struct {
 
 // NewEvaluator returns the evaluator. It calls bad with every mistake and the name of its flag without the
 // prefix.
-func NewEvaluator(o Options, bad func(flag, format string, args ...any)) *Evaluator {
-	r := &Evaluator{Options: o, selector: labels.Everything()}
-	if o.Timezone != "" {
-		zone, err := ParseZone(o.Timezone)
+func NewEvaluator(options Options, bad func(flag, format string, args ...any)) *Evaluator {
+	evaluator := &Evaluator{Options: options, selector: labels.Everything()}
+	if options.Timezone != "" {
+		zone, err := ParseZone(options.Timezone)
 		if err != nil {
-			bad("timezone", "%q %w", o.Timezone, err)
+			bad("timezone", "%q %w", options.Timezone, err)
 		}
-		r.defaults.Zone = zone
+		evaluator.defaults.Zone = zone
 	}
-	if o.Weekdays != "" {
-		days, err := ParseDays(o.Weekdays)
+	if options.Weekdays != "" {
+		days, err := ParseDays(options.Weekdays)
 		if err != nil {
-			bad("weekdays", "%q %w", o.Weekdays, err)
+			bad("weekdays", "%q %w", options.Weekdays, err)
 		}
-		r.defaults.Days = &days
+		evaluator.defaults.Days = &days
 	}
 	for _, f := range []struct {
 		flag, value string
 		key         Key
 	}{
-		{"default-uptime", o.DefaultUptime, Uptime}, {"default-downtime", o.DefaultDowntime, Downtime},
-		{"upscale-period", o.UpscalePeriod, UpscalePeriod}, {"downscale-period", o.DownscalePeriod, DownscalePeriod},
-		{"force-uptime", o.ForceUptime, ForceUptime}, {"force-downtime", o.ForceDowntime, ForceDowntime},
+		{"default-uptime", options.DefaultUptime, Uptime}, {"default-downtime", options.DefaultDowntime, Downtime},
+		{"upscale-period", options.UpscalePeriod, UpscalePeriod}, {"downscale-period", options.DownscalePeriod, DownscalePeriod},
+		{"force-uptime", options.ForceUptime, ForceUptime}, {"force-downtime", options.ForceDowntime, ForceDowntime},
 	} {
 		if f.value == "" {
 			continue
 		}
-		if _, err := ParseSpans(f.value, r.defaults); err != nil {
+		if _, err := ParseSpans(f.value, evaluator.defaults); err != nil {
 			bad(f.flag, "%w", err)
 		}
-		r.flags.put(f.key, f.value)
+		evaluator.flags.put(f.key, f.value)
 	}
-	if o.Explicit {
-		r.flags.put(Exclude, "true")
+	if options.Explicit {
+		evaluator.flags.put(Exclude, "true")
 	}
-	if o.DowntimeReplicas < 0 || o.DowntimeReplicas > math.MaxInt32 {
-		bad("downtime-replicas", "must be 0 to %d, got %d", math.MaxInt32, o.DowntimeReplicas)
+	if options.DowntimeReplicas < 0 || options.DowntimeReplicas > math.MaxInt32 {
+		bad("downtime-replicas", "must be 0 to %d, got %d", math.MaxInt32, options.DowntimeReplicas)
 	}
-	r.flags.put(DowntimeReplicas, strconv.Itoa(o.DowntimeReplicas))
-	if o.GracePeriod < 0 {
-		bad("grace-period", "must not be negative, got %v", o.GracePeriod)
+	evaluator.flags.put(DowntimeReplicas, strconv.Itoa(options.DowntimeReplicas))
+	if options.GracePeriod < 0 {
+		bad("grace-period", "must not be negative, got %v", options.GracePeriod)
 	}
-	r.flags.put(GracePeriod, o.GracePeriod.String())
-	if o.Hold < 0 {
-		bad("hold", "must not be negative, got %v", o.Hold)
+	evaluator.flags.put(GracePeriod, options.GracePeriod.String())
+	if options.Hold < 0 {
+		bad("hold", "must not be negative, got %v", options.Hold)
 	}
-	if o.Selector != "" {
-		selector, err := labels.Parse(o.Selector)
+	if options.Selector != "" {
+		selector, err := labels.Parse(options.Selector)
 		if err != nil {
 			bad("selector", "%w", err)
 		} else {
-			r.selector = selector
+			evaluator.selector = selector
 		}
 	}
-	o.validateNames(bad)
-	return r
+	options.validateNames(bad)
+	return evaluator
 }
 
 func (o *Options) validateNames(bad func(flag, format string, args ...any)) {

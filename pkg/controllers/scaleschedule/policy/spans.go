@@ -24,8 +24,8 @@ type Spans []span
 
 // span is one item of a value.
 type span interface {
-	// at reports whether now is inside, and when that may change next; zero if it never does.
-	at(now time.Time) (inside bool, next time.Time)
+	// contains reports whether now is inside, and when that may change next; zero if it never does.
+	contains(now time.Time) (inside bool, next time.Time)
 }
 
 // Defaults are what the items of a value may leave out.
@@ -48,24 +48,24 @@ func ParseSpans(value string, defaults Defaults) (Spans, error) {
 		item = strings.TrimSpace(item)
 		s, err := parseItem(item, defaults)
 		if err != nil {
-			return nil, fmt.Errorf("%q %w", cut(item), err)
+			return nil, fmt.Errorf("%q %w", truncate(item), err)
 		}
 		spans[i] = s
 	}
 	return spans, nil
 }
 
-// At reports whether now is inside, and when that may change next; zero if it never does.
-func (s Spans) At(now time.Time) (inside bool, next time.Time) {
+// Contains reports whether now is inside, and when that may change next; zero if it never does.
+func (s Spans) Contains(now time.Time) (inside bool, next time.Time) {
 	for _, item := range s {
-		in, change := item.at(now)
-		inside, next = inside || in, sooner(next, change)
+		itemInside, change := item.contains(now)
+		inside, next = inside || itemInside, earlier(next, change)
 	}
 	return inside, next
 }
 
-// sooner returns the earlier of two times, of which zero is none.
-func sooner(a, b time.Time) time.Time {
+// earlier returns the earlier of two times, of which zero is none.
+func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
 	}
@@ -78,9 +78,9 @@ func parseItem(item string, defaults Defaults) (span, error) {
 	}
 	switch {
 	case strings.EqualFold(item, "always"), strings.EqualFold(item, "true"):
-		return constant(true), nil
+		return constantSpan(true), nil
 	case strings.EqualFold(item, "never"), strings.EqualFold(item, "false"):
-		return constant(false), nil
+		return constantSpan(false), nil
 	}
 	for _, word := range []string{"from", "until"} {
 		if rest, ok := strings.CutPrefix(item, word); ok && strings.TrimLeft(rest, " -") != rest {
@@ -91,9 +91,9 @@ func parseItem(item string, defaults Defaults) (span, error) {
 			case rest != "":
 				return nil, errTime
 			case word == "from":
-				return absolute{from: t}, nil
+				return absoluteSpan{start: t}, nil
 			}
-			return absolute{until: t}, nil
+			return absoluteSpan{end: t}, nil
 		}
 	}
 	if len(item) > 4 && item[4] == '-' && strings.Trim(item[:4], "0123456789") == "" {
@@ -102,19 +102,19 @@ func parseItem(item string, defaults Defaults) (span, error) {
 	return parseWeekly(item, defaults)
 }
 
-// constant is always inside, or never.
-type constant bool
+// constantSpan is always inside, or never.
+type constantSpan bool
 
-func (c constant) at(time.Time) (bool, time.Time) { return bool(c), time.Time{} }
+func (c constantSpan) contains(time.Time) (bool, time.Time) { return bool(c), time.Time{} }
 
-// absolute is from one time, which counts, until another, which does not. Zero is no limit.
-type absolute struct{ from, until time.Time }
+// absoluteSpan is from its start, which counts, until its end, which does not. Zero is no limit.
+type absoluteSpan struct{ start, end time.Time }
 
-func (a absolute) at(now time.Time) (inside bool, next time.Time) {
-	inside = !now.Before(a.from) && (a.until.IsZero() || now.Before(a.until))
-	for _, t := range []time.Time{a.from, a.until} {
+func (a absoluteSpan) contains(now time.Time) (inside bool, next time.Time) {
+	inside = !now.Before(a.start) && (a.end.IsZero() || now.Before(a.end))
+	for _, t := range []time.Time{a.start, a.end} {
 		if t.After(now) {
-			next = sooner(next, t)
+			next = earlier(next, t)
 		}
 	}
 	return inside, next
@@ -123,16 +123,16 @@ func (a absolute) at(now time.Time) (inside bool, next time.Time) {
 var errTime = errors.New("is not a time such as 2026-12-24T18:00:00+01:00, or two with a dash between them")
 
 func parseAbsolute(item string) (span, error) {
-	from, rest, err := cutTime(item)
+	start, rest, err := cutTime(item)
 	if err != nil {
 		return nil, err
 	}
 	rest, dash := strings.CutPrefix(strings.TrimSpace(rest), "-")
-	until, rest, err := cutTime(strings.TrimSpace(rest))
+	end, rest, err := cutTime(strings.TrimSpace(rest))
 	if err != nil || !dash || rest != "" {
 		return nil, errTime
 	}
-	return absolute{from, until}, nil
+	return absoluteSpan{start, end}, nil
 }
 
 // cutTime parses the time in RFC 3339 with which text begins, and returns what follows it.
@@ -156,9 +156,9 @@ func cutTime(text string) (t time.Time, rest string, err error) {
 	return t, text[end:], nil
 }
 
-// weekly is a time of the day, in minutes, on days of the week. If it ends before it starts, it is from the
-// beginning of the day until its end, and from its start on.
-type weekly struct {
+// weeklySpan is a time of the day, in minutes, on days of the week. If it ends before it starts, it is from
+// the beginning of the day until its end, and from its start on.
+type weeklySpan struct {
 	days       Days
 	start, end int
 	zone       *time.Location
@@ -168,22 +168,22 @@ const wholeDay = 24 * 60
 
 func parseWeekly(item string, defaults Defaults) (span, error) {
 	fields := strings.Fields(item)
-	w := weekly{zone: defaults.Zone}
+	span := weeklySpan{zone: defaults.Zone}
 	days := defaults.Days
 	if len(fields) > 1 {
-		if given, err := ParseDays(fields[0]); err == nil {
-			days, fields = &given, fields[1:]
+		if itemDays, err := ParseDays(fields[0]); err == nil {
+			days, fields = &itemDays, fields[1:]
 		}
 	}
 	var err error
 	switch len(fields) {
 	case 2:
-		if w.zone, err = ParseZone(fields[1]); err != nil {
+		if span.zone, err = ParseZone(fields[1]); err != nil {
 			return nil, err
 		}
 		fallthrough
 	case 1:
-		if w.start, w.end, err = parseTimes(fields[0]); err != nil {
+		if span.start, span.end, err = parseTimes(fields[0]); err != nil {
 			return nil, err
 		}
 	default:
@@ -192,14 +192,14 @@ func parseWeekly(item string, defaults Defaults) (span, error) {
 	switch {
 	case days == nil:
 		return nil, errors.New("has no days, and --scale-schedule-weekdays is not given")
-	case w.zone == nil:
+	case span.zone == nil:
 		return nil, errors.New("has no time zone, and --scale-schedule-timezone is not given")
 	}
-	if w.start == w.end {
-		return constant(false), nil
+	if span.start == span.end {
+		return constantSpan(false), nil
 	}
-	w.days = *days
-	return w, nil
+	span.days = *days
+	return span, nil
 }
 
 var errWeekly = errors.New(`is none of "Mon-Fri 07:30-20:30 Europe/Berlin", a span of RFC 3339 times, always, never`)
@@ -221,19 +221,19 @@ func parseTime(text string) (int, error) {
 	if !both {
 		minute = "00"
 	}
-	h, err := number(hour)
+	h, err := parseNumber(hour)
 	if err != nil || len(hour) > 2 || len(minute) != 2 {
 		return 0, errWeekly
 	}
-	m, err := number(minute)
+	m, err := parseNumber(minute)
 	if err != nil || m > 59 || 60*h+m > wholeDay {
 		return 0, errWeekly
 	}
 	return 60*h + m, nil
 }
 
-// number parses digits without a sign.
-func number(digits string) (int, error) {
+// parseNumber parses digits without a sign.
+func parseNumber(digits string) (int, error) {
 	n, err := strconv.ParseUint(digits, 10, 31)
 	return int(n), err
 }
@@ -245,14 +245,14 @@ var dayNames = []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"}
 
 // ParseDays parses days such as Mon-Fri. Fri-Mon goes over the end of the week, Fri-Fri is one day.
 func ParseDays(text string) (Days, error) {
-	first, last, _ := strings.Cut(text, "-")
-	from, to := dayNamed(first), dayNamed(last)
-	if from < 0 || to < 0 {
+	firstName, lastName, _ := strings.Cut(text, "-")
+	day, lastDay := parseDay(firstName), parseDay(lastName)
+	if day < 0 || lastDay < 0 {
 		return 0, errDays
 	}
-	for days := Days(0); ; from = (from + 1) % len(dayNames) {
-		days |= 1 << from
-		if from == to {
+	for days := Days(0); ; day = (day + 1) % len(dayNames) {
+		days |= 1 << day
+		if day == lastDay {
 			return days, nil
 		}
 	}
@@ -260,23 +260,23 @@ func ParseDays(text string) (Days, error) {
 
 var errDays = errors.New("is not a range of days such as Mon-Fri")
 
-// dayNamed returns a time.Weekday, or -1.
-func dayNamed(name string) int {
+// parseDay returns a time.Weekday, or -1.
+func parseDay(name string) int {
 	return slices.IndexFunc(dayNames, func(known string) bool { return strings.EqualFold(name, known) })
 }
 
-func (w weekly) at(now time.Time) (inside bool, next time.Time) {
+func (w weeklySpan) contains(now time.Time) (inside bool, next time.Time) {
 	c := clockAt(w.zone, now)
 	year, month, day := now.In(w.zone).Date()
-	midnight := c.first(year, month, day+1, 0)
+	midnight := c.firstMoment(year, month, day+1, 0)
 	for !midnight.After(now) { // the clock went back over midnight: the next day has begun
 		day++
-		midnight = c.first(year, month, day+1, 0)
+		midnight = c.firstMoment(year, month, day+1, 0)
 	}
 	if w.days&(1<<time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Weekday()) == 0 {
 		return false, midnight
 	}
-	start, end := c.first(year, month, day, w.start), c.first(year, month, day, w.end)
+	start, end := c.firstMoment(year, month, day, w.start), c.firstMoment(year, month, day, w.end)
 	if w.start < w.end {
 		inside = !now.Before(start) && now.Before(end)
 	} else {
@@ -285,7 +285,7 @@ func (w weekly) at(now time.Time) (inside bool, next time.Time) {
 	next = midnight
 	for _, t := range []time.Time{start, end} {
 		if t.After(now) {
-			next = sooner(next, t)
+			next = earlier(next, t)
 		}
 	}
 	return inside, next

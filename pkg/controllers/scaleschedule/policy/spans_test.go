@@ -67,7 +67,7 @@ func TestSpansContainTheirMoments(t *testing.T) {
 		}
 		for want, times := range map[bool][]string{true: test.inside, false: test.outside} {
 			for _, text := range times {
-				if got, _ := spans.At(at(text)); got != want {
+				if got, _ := spans.Contains(at(text)); got != want {
 					t.Errorf("%q at %s: inside is %t", value, text, got)
 				}
 			}
@@ -97,9 +97,9 @@ func TestSpansFollowSummerTime(t *testing.T) {
 		}
 		var got []string
 		begin := at(test.night + "T12:00:00Z")
-		was, _ := spans.At(begin)
+		was, _ := spans.Contains(begin)
 		for now := begin; now.Before(begin.Add(15 * time.Hour)); now = now.Add(time.Minute) {
-			if inside, _ := spans.At(now); inside != was {
+			if inside, _ := spans.Contains(now); inside != was {
 				was = inside
 				got = append(got, now.Format("15:04"))
 			}
@@ -124,7 +124,7 @@ func TestInvalidSpansAreRefused(t *testing.T) {
 		if spans, err := ParseSpans(value, everyDay); err == nil {
 			t.Errorf("%q is %v", value, spans)
 		} else if len(err.Error()) > 250 {
-			t.Errorf("%q: the error has %d bytes", cut(value), len(err.Error()))
+			t.Errorf("%q: the error has %d bytes", truncate(value), len(err.Error()))
 		}
 	}
 	if _, err := ParseSpans("8-18", Defaults{Zone: time.UTC}); err == nil {
@@ -174,7 +174,7 @@ func BenchmarkAt(b *testing.B) {
 				b.Fatal(err)
 			}
 			for b.Loop() {
-				spans.At(at(now))
+				spans.Contains(at(now))
 			}
 		})
 	}

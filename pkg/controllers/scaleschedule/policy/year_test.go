@@ -80,10 +80,10 @@ func follow(t *testing.T, item string, year int) (changes []change) {
 		t.Fatal(err)
 	}
 	begin, end := time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(year+1, 1, 1, 0, 0, 0, 0, time.UTC)
-	was, _ := spans.At(begin.Add(-time.Minute))
+	was, _ := spans.Contains(begin.Add(-time.Minute))
 	steps := 0
 	for now := begin; now.Before(end); steps++ {
-		inside, next := spans.At(now)
+		inside, next := spans.Contains(now)
 		if inside != was {
 			changes = append(changes, change{now.UTC().Format(time.RFC3339), inside})
 		}
@@ -147,8 +147,8 @@ func TestDayThatBeginsTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	for now := at("2010-11-07T02:30:00Z"); now.Before(at("2010-11-07T05:00:00Z")); now = now.Add(time.Minute) {
-		if inside, next := spans.At(now); !inside || !next.After(now) {
-			t.Errorf("at %v, on the wall %v: inside is %t, the next boundary %v", now, now.In(spans[0].(weekly).zone), inside, next)
+		if inside, next := spans.Contains(now); !inside || !next.After(now) {
+			t.Errorf("at %v, on the wall %v: inside is %t, the next boundary %v", now, now.In(spans[0].(weeklySpan).zone), inside, next)
 		}
 	}
 }

@@ -11,17 +11,17 @@ import (
 	_ "time/tzdata" // images have no zones
 )
 
-// zones has the time zones that were named, since to load one takes a while. There are about 600 names.
-var zones = struct {
+// zoneCache has the time zones that were named, since to load one takes a while. There are about 600 names.
+var zoneCache = struct {
 	sync.Mutex
-	named map[string]*time.Location
-}{named: map[string]*time.Location{}}
+	zones map[string]*time.Location
+}{zones: map[string]*time.Location{}}
 
 // ParseZone returns a time zone by its name in the IANA database.
 func ParseZone(name string) (*time.Location, error) {
-	zones.Lock()
-	defer zones.Unlock()
-	if zone := zones.named[name]; zone != nil {
+	zoneCache.Lock()
+	defer zoneCache.Unlock()
+	if zone := zoneCache.zones[name]; zone != nil {
 		return zone, nil
 	}
 	// Names begin with a capital. Go knows Local, too, and a system has files such as posixrules.
@@ -32,52 +32,52 @@ func ParseZone(name string) (*time.Location, error) {
 	if err != nil {
 		return nil, errZone
 	}
-	zones.named[strings.Clone(name)] = zone
+	zoneCache.zones[strings.Clone(name)] = zone
 	return zone, nil
 }
 
 var errZone = errors.New("names no time zone of the IANA database, such as Europe/Berlin")
 
-// longest is longer than every shift of a clock, and than every offset from UTC.
-const longest = 24 * time.Hour
+// maxOffset is longer than every shift of a clock, and than every offset from UTC.
+const maxOffset = 24 * time.Hour
 
-// clock is the clock on the wall of a zone, with the offset that it has from one time until another; zero
-// is no limit.
+// clock is the clock on the wall of a zone, with the offset that it has from start until end; zero is no
+// limit.
 type clock struct {
-	zone        *time.Location
-	offset      time.Duration
-	from, until time.Time
+	zone       *time.Location
+	offset     time.Duration
+	start, end time.Time
 }
 
 func clockAt(zone *time.Location, t time.Time) clock {
 	t = t.In(zone)
 	_, offset := t.Zone()
-	from, until := t.ZoneBounds()
-	return clock{zone, time.Duration(offset) * time.Second, from, until}
+	start, end := t.ZoneBounds()
+	return clock{zone, time.Duration(offset) * time.Second, start, end}
 }
 
-// first returns the first moment at which the clock shows the given minute of a day, or a later one. So a
-// time that is skipped is the moment of the skip, and one that is there twice is the earlier.
-func (c clock) first(year int, month time.Month, day, minute int) time.Time {
-	shows := time.Date(year, month, day, 0, minute, 0, 0, time.UTC)
-	if t := shows.Add(-c.offset); c.covers(t.Add(-longest)) && c.covers(t) {
+// firstMoment returns the first moment at which the clock shows the given minute of a day, or a later one. So
+// a time that is skipped is the moment of the skip, and one that is there twice is the earlier.
+func (c clock) firstMoment(year int, month time.Month, day, minute int) time.Time {
+	wall := time.Date(year, month, day, 0, minute, 0, 0, time.UTC)
+	if t := wall.Add(-c.offset); c.covers(t.Add(-maxOffset)) && c.covers(t) {
 		return t
 	}
 	// Before it in every zone. From there on, the offsets are looked at in turn.
-	for t := shows.Add(-longest); ; {
+	for t := wall.Add(-maxOffset); ; {
 		c = clockAt(c.zone, t)
-		at := shows.Add(-c.offset)
+		at := wall.Add(-c.offset)
 		if at.Before(t) {
 			at = t // it was skipped, or the clock shows more already
 		}
-		if c.until.IsZero() || at.Before(c.until) {
+		if c.end.IsZero() || at.Before(c.end) {
 			return at
 		}
-		t = c.until
+		t = c.end
 	}
 }
 
 // covers reports whether the clock has this offset at t.
 func (c clock) covers(t time.Time) bool {
-	return (c.from.IsZero() || !t.Before(c.from)) && (c.until.IsZero() || t.Before(c.until))
+	return (c.start.IsZero() || !t.Before(c.start)) && (c.end.IsZero() || t.Before(c.end))
 }

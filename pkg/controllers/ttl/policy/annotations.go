@@ -64,7 +64,7 @@ var annotations = []annotation{
 		if value = strings.TrimSpace(value); value == forever {
 			return Never, nil
 		}
-		return after(obj.GetCreationTimestamp().Time, value, ParseDuration)
+		return deadlineAfter(obj.GetCreationTimestamp().Time, value, ParseDuration)
 	}},
 	{Native, NativeExpires, func(value string, _ metav1.Object) (time.Time, error) { return ParseExpires(strings.TrimSpace(value)) }},
 	{TTLController, TTLControllerTTL, func(value string, obj metav1.Object) (time.Time, error) {
@@ -77,13 +77,13 @@ var annotations = []annotation{
 				return start, fmt.Errorf("%s: %q is not a time in RFC 3339", TTLControllerRefreshed, refreshed)
 			}
 		}
-		return after(start, value, ParseDuration)
+		return deadlineAfter(start, value, ParseDuration)
 	}},
 	{Janitor, JanitorTTL, func(value string, obj metav1.Object) (time.Time, error) {
 		if value == forever {
 			return Never, nil
 		}
-		return after(obj.GetCreationTimestamp().Time, value, ParseJanitorTTL)
+		return deadlineAfter(obj.GetCreationTimestamp().Time, value, ParseJanitorTTL)
 	}},
 	{Janitor, JanitorExpires, func(value string, _ metav1.Object) (time.Time, error) { return ParseJanitorExpires(value) }},
 }
@@ -109,7 +109,8 @@ func (o *Options) Annotated(obj metav1.Object) bool {
 	})
 }
 
-func after(start time.Time, value string, parse func(string) (time.Duration, error)) (time.Time, error) {
+// deadlineAfter returns the time that is a duration after start.
+func deadlineAfter(start time.Time, value string, parse func(string) (time.Duration, error)) (time.Time, error) {
 	d, err := parse(value)
 	switch {
 	case err != nil:
@@ -125,30 +126,30 @@ func after(start time.Time, value string, parse func(string) (time.Duration, err
 var errDuration = errors.New("is not a duration such as 90m, 36h or 1w2d, of less than 292 years")
 
 var (
-	duration = regexp.MustCompile(`^[+-]?(0|([0-9.]+[a-z\x{b5}\x{3bc}]+)+)$`) // b5 and 3bc are both micro
-	summand  = regexp.MustCompile(`([0-9.]+)([a-z\x{b5}\x{3bc}]+)`)
+	durationPattern = regexp.MustCompile(`^[+-]?(0|([0-9.]+[a-z\x{b5}\x{3bc}]+)+)$`) // b5 and 3bc are both micro
+	summandPattern  = regexp.MustCompile(`([0-9.]+)([a-z\x{b5}\x{3bc}]+)`)
 )
 
 // ParseDuration parses a duration of k8s-ttl-controller: an optional sign, then 0 or one or more of number
 // and unit, which add up. The units are Go's, and d and w.
 func ParseDuration(s string) (time.Duration, error) {
-	if !duration.MatchString(s) {
+	if !durationPattern.MatchString(s) {
 		return 0, errDuration
 	}
 	var sum int64 // nanoseconds
-	for _, m := range summand.FindAllStringSubmatch(s, -1) {
-		number, unit, times := m[1], m[2], int64(1)
+	for _, m := range summandPattern.FindAllStringSubmatch(s, -1) {
+		number, unit, factor := m[1], m[2], int64(1)
 		switch unit {
 		case "d":
-			unit, times = "h", 24
+			unit, factor = "h", 24
 		case "w":
-			unit, times = "h", 7*24
+			unit, factor = "h", 7*24
 		}
 		d, err := time.ParseDuration(number + unit)
-		if err != nil || int64(d) > (math.MaxInt64-sum)/times {
+		if err != nil || int64(d) > (math.MaxInt64-sum)/factor {
 			return 0, errDuration
 		}
-		sum += times * int64(d)
+		sum += factor * int64(d)
 	}
 	if strings.HasPrefix(s, "-") {
 		sum = -sum
@@ -156,11 +157,11 @@ func ParseDuration(s string) (time.Duration, error) {
 	return time.Duration(sum), nil
 }
 
-var janitorTTL = regexp.MustCompile(`^[0-9]+[smhdw]$`)
+var janitorTTLPattern = regexp.MustCompile(`^[0-9]+[smhdw]$`)
 
 // ParseJanitorTTL parses a TTL of kube-janitor other than forever: a number with one unit.
 func ParseJanitorTTL(s string) (time.Duration, error) {
-	if !janitorTTL.MatchString(s) {
+	if !janitorTTLPattern.MatchString(s) {
 		return 0, errors.New(`must be a number with one unit of s, m, h, d, w, or "forever"`)
 	}
 	return ParseDuration(s)

@@ -51,8 +51,8 @@ func (t *tally) full(now time.Time, limit int) bool {
 	return len(t.deletions) >= limit
 }
 
-// Open returns how long no deletion is permitted in a namespace.
-func (b *Breaker) Open(namespace string, now time.Time) time.Duration {
+// StoppedFor returns how long no deletion is permitted in a namespace.
+func (b *Breaker) StoppedFor(namespace string, now time.Time) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	stoppedUntil := b.total.stoppedUntil
@@ -75,14 +75,14 @@ func (b *Breaker) Stopped(now time.Time) (namespaces int, all bool) {
 }
 
 // Take counts a deletion and reports whether it is permitted. If it is the first that exceeds a limit,
-// opened is what has been stopped now.
-func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, opened Scope) {
+// stopped is what has been stopped now.
+func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, stopped Scope) {
 	if b.Limit == 0 {
 		return true, ""
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.forget(now)
+	b.forgetIdle(now)
 	t := b.namespaces[namespace]
 	if t == nil {
 		t = &tally{}
@@ -106,8 +106,8 @@ func (b *Breaker) Take(namespace string, now time.Time) (permitted bool, opened 
 	return true, ""
 }
 
-// forget forgets idle namespaces, once a minute.
-func (b *Breaker) forget(now time.Time) {
+// forgetIdle forgets idle namespaces, once a minute.
+func (b *Breaker) forgetIdle(now time.Time) {
 	if now.Sub(b.lastForget) < window {
 		return
 	}

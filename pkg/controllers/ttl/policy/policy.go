@@ -103,26 +103,28 @@ func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 // Watches reports whether objects of a type may be deleted at all.
 func (o *Options) Watches(t Type) bool {
 	gr := t.GroupResource()
+	matches := func(item string) bool { return itemMatches(item, gr) }
 	switch {
-	case gr == revisions, !t.Namespaced && !o.ClusterScoped, slices.ContainsFunc(o.Exclude, func(item string) bool { return names(item, gr) }):
+	case gr == revisions, !t.Namespaced && !o.ClusterScoped, slices.ContainsFunc(o.Exclude, matches):
 		return false
 	case slices.Contains(protectedTypes, gr) && !slices.Contains(o.AllowProtected, gr.Resource):
 		return false
 	}
-	return slices.ContainsFunc(o.Include, func(item string) bool { return names(item, gr) })
+	return slices.ContainsFunc(o.Include, matches)
 }
 
 // Unmatched returns the items of Include that name none of the types.
 func (o *Options) Unmatched(types []Type) (items []string) {
 	for _, item := range o.Include {
-		if !slices.ContainsFunc(types, func(t Type) bool { return names(item, t.GroupResource()) }) {
+		if !slices.ContainsFunc(types, func(t Type) bool { return itemMatches(item, t.GroupResource()) }) {
 			items = append(items, item)
 		}
 	}
 	return items
 }
 
-func names(item string, t schema.GroupResource) bool {
+// itemMatches reports whether an item of Include or Exclude names a type.
+func itemMatches(item string, t schema.GroupResource) bool {
 	plural, group, qualified := strings.Cut(item, ".")
 	return (plural == "*" || plural == t.Resource) && (!qualified || group == t.Group)
 }
@@ -154,13 +156,13 @@ func comesBack(t Type, obj metav1.Object) bool {
 
 // MayRulesDecide reports whether rules may decide on the object: no annotation does, and it may be deleted.
 func (o *Options) MayRulesDecide(t Type, obj metav1.Object) bool {
-	return obj.GetDeletionTimestamp() == nil && !o.Annotated(obj) && !IsCopyOrMirror(t, obj) && !comesBack(t, obj) && o.protected(t, obj) == ""
+	return obj.GetDeletionTimestamp() == nil && !o.Annotated(obj) && !IsCopyOrMirror(t, obj) && !comesBack(t, obj) && o.protection(t, obj) == ""
 }
 
-// protected returns why the object must not be deleted, or "".
-func (o *Options) protected(t Type, obj metav1.Object) string {
+// protection returns why the object must not be deleted, or "".
+func (o *Options) protection(typ Type, obj metav1.Object) string {
 	namespace := obj.GetNamespace()
-	if t.GroupResource() == namespaces {
+	if typ.GroupResource() == namespaces {
 		namespace = obj.GetName()
 		if (strings.HasPrefix(namespace, "kube-") || namespace == metav1.NamespaceDefault || slices.Contains(o.OwnNamespaces, namespace)) &&
 			!slices.Contains(o.AllowProtected, allowNamespace+namespace) {
@@ -209,8 +211,8 @@ func (d *Decision) Due(now time.Time) bool {
 	return (d.Key != "" || d.Rule != "") && !now.Before(d.Deadline)
 }
 
-// Because returns why the object is due.
-func (d *Decision) Because() string {
+// Explanation returns why the object is due.
+func (d *Decision) Explanation() string {
 	due := d.Deadline.UTC().Format(time.RFC3339)
 	if d.Rule == "" {
 		return fmt.Sprintf("%s=%s, due at %s", d.Key, d.Value, due)
@@ -222,54 +224,54 @@ func (d *Decision) Because() string {
 const conflictTolerance = time.Second
 
 // Decide returns what becomes of an object. The latest deadline wins. An invalid value must not delete.
-func (o *Options) Decide(t Type, obj metav1.Object, now time.Time) Decision {
-	d := Decision{Deadline: Never}
-	if obj.GetDeletionTimestamp() != nil || IsCopyOrMirror(t, obj) {
-		return d
+func (o *Options) Decide(typ Type, obj metav1.Object, now time.Time) Decision {
+	decision := Decision{Deadline: Never}
+	if obj.GetDeletionTimestamp() != nil || IsCopyOrMirror(typ, obj) {
+		return decision
 	}
-	warn := func(reason, key, format string, args ...any) {
-		d.Problems = append(d.Problems, Problem{reason, key, fmt.Sprintf(format, args...)})
+	addProblem := func(reason, key, format string, args ...any) {
+		decision.Problems = append(decision.Problems, Problem{reason, key, fmt.Sprintf(format, args...)})
 	}
 	type claim struct {
 		key, value string
 		deadline   time.Time
 	}
 	var claims []claim
-	var all []string
+	var pairs []string
 	for _, a := range annotations {
-		value, has := obj.GetAnnotations()[a.key]
-		if !has || !o.counts(a.family, t) {
+		value, found := obj.GetAnnotations()[a.key]
+		if !found || !o.familyCounts(a.family, typ) {
 			continue
 		}
 		if len(value) > MaxValue {
-			warn(InvalidTTL, a.key, "%s: the value %v; the object is not deleted", a.key, errTooLong)
+			addProblem(InvalidTTL, a.key, "%s: the value %v; the object is not deleted", a.key, errTooLong)
 			continue
 		}
 		deadline, err := a.deadline(value, obj)
 		if err != nil {
-			warn(InvalidTTL, a.key, "%s: %q %v; the object is not deleted", a.key, value, err)
+			addProblem(InvalidTTL, a.key, "%s: %q %v; the object is not deleted", a.key, value, err)
 		}
 		claims = append(claims, claim{a.key, value, deadline})
-		all = append(all, a.key+"="+value)
+		pairs = append(pairs, a.key+"="+value)
 	}
-	if len(claims) == 0 || len(d.Problems) > 0 {
-		return d
+	if len(claims) == 0 || len(decision.Problems) > 0 {
+		return decision
 	}
 	byDeadline := func(a, b claim) int { return a.deadline.Compare(b.deadline) }
 	first, last := slices.MinFunc(claims, byDeadline), slices.MaxFunc(claims, byDeadline)
-	d.Deadline, d.Key, d.Value = last.deadline, last.key, last.value
+	decision.Deadline, decision.Key, decision.Value = last.deadline, last.key, last.value
 	if last.deadline.Sub(first.deadline) > conflictTolerance {
-		warn(ConflictingTTL, d.Key, "%s give different deadlines; the latest counts, %s", strings.Join(all, ", "), d.Key)
+		addProblem(ConflictingTTL, decision.Key, "%s give different deadlines; the latest counts, %s", strings.Join(pairs, ", "), decision.Key)
 	}
-	if why := o.protected(t, obj); why != "" && d.Due(now) {
-		warn(TTLProtected, d.Key, "%s=%s has passed, but %s", d.Key, d.Value, why)
-		d.Deadline = Never
+	if protection := o.protection(typ, obj); protection != "" && decision.Due(now) {
+		addProblem(TTLProtected, decision.Key, "%s=%s has passed, but %s", decision.Key, decision.Value, protection)
+		decision.Deadline = Never
 	}
-	return d
+	return decision
 }
 
-// counts reports whether annotations of a family count on a type.
-func (o *Options) counts(f Family, t Type) bool {
+// familyCounts reports whether annotations of a family count on a type.
+func (o *Options) familyCounts(f Family, t Type) bool {
 	return slices.Contains(o.Families, f) &&
 		(f != Janitor || t.Namespaced || t.GroupResource() == namespaces || o.JanitorClusterScoped)
 }

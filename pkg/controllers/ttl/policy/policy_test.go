@@ -275,7 +275,7 @@ func (b *breaker) take(namespace string, after time.Duration, want bool, opens S
 
 func (b *breaker) open(namespace string, after, want time.Duration) {
 	b.Helper()
-	if got := b.Open(namespace, now.Add(after)); got != want {
+	if got := b.StoppedFor(namespace, now.Add(after)); got != want {
 		b.Errorf("%s after %v: open for %v", namespace, after, got)
 	}
 }

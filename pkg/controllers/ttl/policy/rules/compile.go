@@ -20,16 +20,18 @@ const (
 	// loop, about 20 ms. The time that cel-go takes to count grows with the square of the steps, so
 	// that 100,000 would take 0.5 s.
 	maxCost = 20_000
-	// checkTimeAfter is how many steps of loops are taken between two looks at the clock.
-	checkTimeAfter = 10
+	// stepsPerClockCheck is how many steps of loops are taken between two looks at the clock.
+	stepsPerClockCheck = 10
 )
 
-// slow are functions that take as much time or memory as two texts or lists multiplied, which a
+// slowFunctions are functions that take as much time or memory as two texts or lists multiplied, which a
 // tenant may have written. CEL counts the cost of a call when it has returned.
-var slow = []string{"distinct", "flatten", "indexOf", "join", "lastIndexOf", "replace", "sets.contains", "sets.equivalent", "sets.intersects"}
+var slowFunctions = []string{
+	"distinct", "flatten", "indexOf", "join", "lastIndexOf", "replace", "sets.contains", "sets.equivalent", "sets.intersects",
+}
 
-// patterns are functions that are slow with a regular expression of a tenant.
-var patterns = []string{"matches", "find", "findAll"}
+// patternFunctions are functions that are slow with a regular expression of a tenant.
+var patternFunctions = []string{"matches", "find", "findAll"}
 
 // compiler compiles expressions. It has the functions that a ValidatingAdmissionPolicy has.
 type compiler struct {
@@ -37,39 +39,39 @@ type compiler struct {
 	metadata *cel.Env // object has the metadata that rules for every type may read
 }
 
-// readable is what rules for every type may read: what is in the metadata, and is kept for no other
+// readableFields is what rules for every type may read: what is in the metadata, and is kept for no other
 // reason.
-const readable = "metadata.name, namespace, labels, ownerReferences and creationTimestamp"
+const readableFields = "metadata.name, namespace, labels, ownerReferences and creationTimestamp"
 
 func newCompiler() (*compiler, error) {
 	// The library keeps one environment for each version, and the authorizer of the secure port has
 	// this one.
 	base := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv()
-	whole, err := base.Extend(cel.Variable("object", cel.DynType))
+	wholeEnv, err := base.Extend(cel.Variable("object", cel.DynType))
 	if err != nil {
 		return nil, err
 	}
-	object := func(name string, fields map[string]*apiservercel.DeclType) *apiservercel.DeclType {
-		declared := map[string]*apiservercel.DeclField{}
-		for name, of := range fields {
-			declared[name] = apiservercel.NewDeclField(name, of, false, nil, nil)
+	newObjectType := func(name string, fields map[string]*apiservercel.DeclType) *apiservercel.DeclType {
+		declFields := map[string]*apiservercel.DeclField{}
+		for name, fieldType := range fields {
+			declFields[name] = apiservercel.NewDeclField(name, fieldType, false, nil, nil)
 		}
-		return apiservercel.NewObjectType(name, declared)
+		return apiservercel.NewObjectType(name, declFields)
 	}
 	// The names of the types are none that an expression has.
-	text, yes := apiservercel.StringType, apiservercel.BoolType
-	owner := object("rules.Owner", map[string]*apiservercel.DeclType{
-		"apiVersion": text, "kind": text, "name": text, "uid": text, "controller": yes, "blockOwnerDeletion": yes})
-	metadata := object("rules.Metadata", map[string]*apiservercel.DeclType{
+	text, boolean := apiservercel.StringType, apiservercel.BoolType
+	owner := newObjectType("rules.Owner", map[string]*apiservercel.DeclType{
+		"apiVersion": text, "kind": text, "name": text, "uid": text, "controller": boolean, "blockOwnerDeletion": boolean})
+	metadata := newObjectType("rules.Metadata", map[string]*apiservercel.DeclType{
 		"name": text, "namespace": text, "creationTimestamp": text, "labels": apiservercel.NewMapType(text, text, -1),
 		"ownerReferences": apiservercel.NewListType(owner, -1)})
-	every := object("rules.Object", map[string]*apiservercel.DeclType{"metadata": metadata})
-	options, err := apiservercel.NewDeclTypeProvider(every, metadata, owner).EnvOptions(base.CELTypeProvider())
+	object := newObjectType("rules.Object", map[string]*apiservercel.DeclType{"metadata": metadata})
+	options, err := apiservercel.NewDeclTypeProvider(object, metadata, owner).EnvOptions(base.CELTypeProvider())
 	if err != nil {
 		return nil, err
 	}
-	some, err := base.Extend(append(options, cel.Variable("object", every.CelType()))...)
-	return &compiler{whole, some}, err
+	metadataEnv, err := base.Extend(append(options, cel.Variable("object", object.CelType()))...)
+	return &compiler{wholeEnv, metadataEnv}, err
 }
 
 // compile compiles the expressions of a rule.
@@ -83,10 +85,10 @@ func (r *Rule) compile(c *compiler, bad func(field, format string, args ...any))
 			continue
 		}
 		env, hint := c.whole, ""
-		if r.every {
-			env, hint = c.metadata, "; a rule for every type reads "+readable
+		if r.wildcard {
+			env, hint = c.metadata, "; a rule for every type reads "+readableFields
 		}
-		program, err := compile(env, e.text, e.want)
+		program, err := compileExpression(env, e.text, e.want)
 		if err != nil {
 			bad(e.field, "%v%s", err, hint)
 		}
@@ -94,25 +96,26 @@ func (r *Rule) compile(c *compiler, bad func(field, format string, args ...any))
 	}
 }
 
-func compile(env *cel.Env, text string, want *cel.Type) (cel.Program, error) {
+// compileExpression compiles an expression whose value has the wanted type.
+func compileExpression(env *cel.Env, text string, want *cel.Type) (cel.Program, error) {
 	if len(text) > maxExpression {
 		return nil, fmt.Errorf("is longer than %d bytes", maxExpression)
 	}
 	compiled, issues := env.Compile(text)
 	if issues.Err() != nil {
-		var all []string
+		var messages []string
 		for _, issue := range issues.Errors() {
-			all = append(all, fmt.Sprintf("%d:%d: %s", issue.Location.Line(), issue.Location.Column()+1, issue.Message))
+			messages = append(messages, fmt.Sprintf("%d:%d: %s", issue.Location.Line(), issue.Location.Column()+1, issue.Message))
 		}
-		return nil, errors.New(strings.Join(all, "; "))
+		return nil, errors.New(strings.Join(messages, "; "))
 	}
-	if got := compiled.OutputType(); !got.IsExactType(want) && !got.IsExactType(cel.DynType) {
-		return nil, fmt.Errorf("is of type %s, not %s", got, want)
+	if outputType := compiled.OutputType(); !outputType.IsExactType(want) && !outputType.IsExactType(cel.DynType) {
+		return nil, fmt.Errorf("is of type %s, not %s", outputType, want)
 	}
 	if err := checkCalls(compiled); err != nil {
 		return nil, err
 	}
-	return env.Program(compiled, cel.CostLimit(maxCost), cel.InterruptCheckFrequency(checkTimeAfter))
+	return env.Program(compiled, cel.CostLimit(maxCost), cel.InterruptCheckFrequency(stepsPerClockCheck))
 }
 
 // checkCalls returns an error if a call can take so long that no limit of the cost holds.
@@ -124,9 +127,9 @@ func checkCalls(compiled *cel.Ast) (err error) {
 		call := e.AsCall()
 		name, args := call.FunctionName(), call.Args()
 		switch {
-		case slices.Contains(slow, name):
+		case slices.Contains(slowFunctions, name):
 			err = fmt.Errorf("%s is not allowed, because its time is not limited", name)
-		case slices.Contains(patterns, name):
+		case slices.Contains(patternFunctions, name):
 			if call.IsMemberFunction() {
 				args = append([]ast.Expr{call.Target()}, args...)
 			}

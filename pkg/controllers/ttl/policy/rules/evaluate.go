@@ -26,8 +26,8 @@ import (
 )
 
 // maxTime is a limit for what CEL does not count as cost, such as the length of texts that a loop
-// compares. Only a loop of checkTimeAfter steps can meet it. It is longer than a process waits for
-// its share of a CPU.
+// compares. Only a loop of stepsPerClockCheck steps can meet it. It is longer than a process waits for its
+// share of a CPU.
 const maxTime = 250 * time.Millisecond
 
 // Problem is why a rule does not let an object expire. It names nothing of the object, which may be a
@@ -39,7 +39,7 @@ const (
 	_ Problem = iota
 	TooCostly
 	TooSlow
-	Missing
+	MissingField
 	Mistyped
 	NoTime
 	Failed
@@ -97,45 +97,45 @@ func (s *Set) Decide(v Verdict) policy.Decision {
 	return policy.Decision{Deadline: since.Add(r.ttl), Rule: r.Name, Value: r.TTL, Since: since, DryRun: r.DryRun}
 }
 
-// Typed is the rules for the objects of one type.
-type Typed struct {
-	t     policy.Type
+// TypeRules are the rules for the objects of one type.
+type TypeRules struct {
+	typ   policy.Type
 	set   *Set
 	rules []uint8 // the numbers of the rules, as in Verdict
-	// Whole says that a rule reads more than the metadata.
-	Whole bool
+	// NeedsWhole says that a rule reads more than the metadata.
+	NeedsWhole bool
 }
 
 // ForType returns the rules for the objects of a type, nil if there are none.
-func (s *Set) ForType(t policy.Type) *Typed {
-	typed := &Typed{t: t, set: s}
+func (s *Set) ForType(t policy.Type) *TypeRules {
+	typeRules := &TypeRules{typ: t, set: s}
 	for i, r := range s.Rules() {
-		if slices.ContainsFunc(r.resources, func(item schema.GroupVersionResource) bool { return names(item, t) }) {
-			typed.rules = append(typed.rules, uint8(i+1))
-			typed.Whole = typed.Whole || !r.every
+		if slices.ContainsFunc(r.resources, func(item schema.GroupVersionResource) bool { return itemMatches(item, t) }) {
+			typeRules.rules = append(typeRules.rules, uint8(i+1))
+			typeRules.NeedsWhole = typeRules.NeedsWhole || !r.wildcard
 		}
 	}
-	if len(typed.rules) == 0 {
+	if len(typeRules.rules) == 0 {
 		return nil
 	}
-	return typed
+	return typeRules
 }
 
 // Evaluate returns the verdict of the first rule that matches an object, or that cannot be
 // evaluated; the error, which may have values of the object, says more about a problem. The object
-// must be a whole one if Whole is set. It is not changed. Objects that another object controls go
+// must be a whole one if NeedsWhole is set. It is not changed. Objects that another object controls go
 // with that one, so rules for every type leave them alone.
-func (t *Typed) Evaluate(obj metav1.Object) (Verdict, error) {
+func (t *TypeRules) Evaluate(obj metav1.Object) (Verdict, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), maxTime)
 	defer cancel()
-	e := &evaluation{ctx: ctx, typed: t, obj: obj}
+	e := &evaluation{ctx: ctx, rules: t, obj: obj}
 	for _, number := range t.rules {
 		r := &t.set.rules[number-1]
-		if r.every && metav1.GetControllerOfNoCopy(obj) != nil {
+		if r.wildcard && metav1.GetControllerOfNoCopy(obj) != nil {
 			continue
 		}
 		if r.when != nil {
-			matched, err := run[types.Bool](e, r, r.when)
+			matched, err := evaluate[types.Bool](e, r, r.when)
 			if err != nil {
 				return Verdict{Rule: number, Problem: problemOf(err, Failed)}, err
 			}
@@ -148,11 +148,11 @@ func (t *Typed) Evaluate(obj metav1.Object) (Verdict, error) {
 		}
 		since := obj.GetCreationTimestamp().Time
 		if r.since != nil {
-			is, err := run[types.Timestamp](e, r, r.since)
+			value, err := evaluate[types.Timestamp](e, r, r.since)
 			if err != nil {
 				return Verdict{Rule: number, Problem: problemOf(err, NoTime)}, err
 			}
-			since = is.Time
+			since = value.Time
 		}
 		if since.Unix() < 0 {
 			return Verdict{}, nil // also without a creationTimestamp; such a field means something else
@@ -165,7 +165,7 @@ func (t *Typed) Evaluate(obj metav1.Object) (Verdict, error) {
 // evaluation is the evaluation of the rules for one object.
 type evaluation struct {
 	ctx             context.Context
-	typed           *Typed
+	rules           *TypeRules
 	obj             metav1.Object
 	cost            uint64
 	whole, metadata map[string]any // made when they are first read
@@ -176,8 +176,8 @@ var (
 	errType = errors.New("the value has another type")
 )
 
-// run evaluates an expression of a rule.
-func run[T ref.Val](e *evaluation, r *Rule, program cel.Program) (result T, err error) {
+// evaluate evaluates an expression of a rule.
+func evaluate[T ref.Val](e *evaluation, r *Rule, program cel.Program) (result T, err error) {
 	value, details, err := program.ContextEval(e.ctx, e.input(r))
 	if cost := details.ActualCost(); cost != nil {
 		e.cost += *cost
@@ -195,8 +195,8 @@ func run[T ref.Val](e *evaluation, r *Rule, program cel.Program) (result T, err 
 	return result, nil
 }
 
-// problemOf returns the problem of an expression that failed; other, if nothing else is known.
-func problemOf(err error, other Problem) Problem {
+// problemOf returns the problem of an expression that failed; fallback, if nothing else is known.
+func problemOf(err error, fallback Problem) Problem {
 	var cancelled interpreter.EvalCancelledError
 	switch {
 	case errors.Is(err, errCost), errors.As(err, &cancelled) && cancelled.Cause == interpreter.CostLimitExceeded:
@@ -204,16 +204,16 @@ func problemOf(err error, other Problem) Problem {
 	case errors.Is(err, interpreter.InterruptError{}):
 		return TooSlow
 	case strings.HasPrefix(err.Error(), "no such key"):
-		return Missing
+		return MissingField
 	case errors.Is(err, errType), strings.HasPrefix(err.Error(), "no such overload"):
 		return Mistyped
 	}
-	return other
+	return fallback
 }
 
 // input returns what the expressions of a rule read.
 func (e *evaluation) input(r *Rule) map[string]any {
-	if r.every {
+	if r.wildcard {
 		if e.metadata == nil {
 			e.metadata = map[string]any{"object": map[string]any{"metadata": common.SchemalessTypedToVal(&metav1.ObjectMeta{
 				Name: e.obj.GetName(), Namespace: e.obj.GetNamespace(), Labels: e.obj.GetLabels(),
@@ -222,18 +222,18 @@ func (e *evaluation) input(r *Rule) map[string]any {
 		return e.metadata
 	}
 	if e.whole == nil {
-		e.whole = map[string]any{"object": e.typed.value(e.obj)}
+		e.whole = map[string]any{"object": e.rules.value(e.obj)}
 	}
 	return e.whole
 }
 
 // value returns a whole object as expressions see it: as JSON, with its kind, which typed objects lack.
-func (t *Typed) value(obj metav1.Object) any {
+func (t *TypeRules) value(obj metav1.Object) any {
 	if u, ok := obj.(*unstructured.Unstructured); ok {
 		return u.Object
 	}
 	shallow := reflect.New(reflect.TypeOf(obj).Elem())
 	shallow.Elem().Set(reflect.ValueOf(obj).Elem())
-	shallow.Interface().(runtime.Object).GetObjectKind().SetGroupVersionKind(t.t.GroupVersion().WithKind(t.t.Kind))
+	shallow.Interface().(runtime.Object).GetObjectKind().SetGroupVersionKind(t.typ.GroupVersion().WithKind(t.typ.Kind))
 	return common.SchemalessTypedToVal(shallow.Interface())
 }

@@ -49,8 +49,8 @@ type Rule struct {
 	DryRun    bool     `json:"dryRun"`
 
 	resources []schema.GroupVersionResource // what Resources says; * stands for every plural, and every group
-	// every is set if a resource is a wildcard: the expressions then read some of the metadata only.
-	every       bool
+	// wildcard is set if a resource is a wildcard: the expressions then read some of the metadata only.
+	wildcard    bool
 	forever     bool
 	ttl         time.Duration
 	when, since cel.Program // nil: true, and the creationTimestamp
@@ -72,8 +72,8 @@ func Read(file string) (*Set, error) {
 	return set, nil
 }
 
-// second finds the beginning of a second document, which the parser of YAML would leave out.
-var second = regexp.MustCompile(`(?m)^[^#\s-].*\n(.*\n)*---`)
+// secondDocument finds the beginning of a second document, which the parser of YAML would leave out.
+var secondDocument = regexp.MustCompile(`(?m)^[^#\s-].*\n(.*\n)*---`)
 
 // Parse returns the rules in the text of a file, nil if there are none. The error lists every mistake.
 func Parse(text []byte) (*Set, error) {
@@ -83,7 +83,7 @@ func Parse(text []byte) (*Set, error) {
 	switch {
 	case len(text) > maxFile:
 		return nil, errors.New("is larger than 1 MiB")
-	case second.Match(text):
+	case secondDocument.Match(text):
 		return nil, errors.New("must be a single document")
 	}
 	if err := yaml.UnmarshalStrict(text, &file); err != nil {
@@ -99,32 +99,32 @@ func Parse(text []byte) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Set{rules: make([]Rule, len(file.Rules))}
+	set := &Set{rules: make([]Rule, len(file.Rules))}
 	var errs []error
-	taken, versions := map[string]bool{}, map[schema.GroupResource]string{}
+	usedNames, versions := map[string]bool{}, map[schema.GroupResource]string{}
 	for i, text := range file.Rules {
-		r, who := &s.rules[i], fmt.Sprintf("rule number %d", i+1)
+		r, ruleLabel := &set.rules[i], fmt.Sprintf("rule number %d", i+1)
 		bad := func(field, format string, args ...any) {
-			errs = append(errs, fmt.Errorf("%s: %s: %s", who, field, fmt.Sprintf(format, args...)))
+			errs = append(errs, fmt.Errorf("%s: %s: %s", ruleLabel, field, fmt.Sprintf(format, args...)))
 		}
-		var named struct{ Name string }
-		if _ = json.Unmarshal(text, &named); named.Name != "" {
-			who = "rule " + named.Name
+		var header struct{ Name string }
+		if _ = json.Unmarshal(text, &header); header.Name != "" {
+			ruleLabel = "rule " + header.Name
 		}
 		decoder := json.NewDecoder(bytes.NewReader(text))
 		decoder.DisallowUnknownFields()
 		if err := decoder.Decode(r); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", who, err))
+			errs = append(errs, fmt.Errorf("%s: %w", ruleLabel, err))
 			continue
 		}
-		if taken[r.Name] {
+		if usedNames[r.Name] {
 			bad("name", "another rule has it")
 		}
-		taken[r.Name] = true
-		r.check(bad)
+		usedNames[r.Name] = true
+		r.validate(bad)
 		r.compile(compiler, bad)
 		for _, item := range r.resources {
-			if version, named := versions[item.GroupResource()]; named && version != item.Version {
+			if version, found := versions[item.GroupResource()]; found && version != item.Version {
 				bad("resources", "another rule has %s in another version", item.GroupResource())
 			}
 			versions[item.GroupResource()] = item.Version
@@ -133,13 +133,13 @@ func Parse(text []byte) (*Set, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	return s, nil
+	return set, nil
 }
 
 var validName = regexp.MustCompile(`^[a-z][a-z0-9-]*$`)
 
-// check reads everything but the expressions.
-func (r *Rule) check(bad func(field, format string, args ...any)) {
+// validate reads everything but the expressions.
+func (r *Rule) validate(bad func(field, format string, args ...any)) {
 	if !validName.MatchString(r.Name) || len(r.Name) > maxName {
 		bad("name", "%q is not a lower-case letter, followed by letters, digits and hyphens, of %d characters at most", r.Name, maxName)
 	}
@@ -153,7 +153,7 @@ func (r *Rule) check(bad func(field, format string, args ...any)) {
 			continue
 		}
 		r.resources = append(r.resources, parsed)
-		r.every = r.every || parsed.Resource == "*"
+		r.wildcard = r.wildcard || parsed.Resource == "*"
 	}
 	switch text := strings.TrimSpace(r.TTL); text {
 	case "":
@@ -200,8 +200,8 @@ func parseResource(item string) (r schema.GroupVersionResource, err error) {
 	return r, errors.New("is no built-in type; another type is named with its version, such as widgets.v1.example.com")
 }
 
-// names reports whether an item of a rule names the type.
-func names(item schema.GroupVersionResource, t policy.Type) bool {
+// itemMatches reports whether an item of a rule names the type.
+func itemMatches(item schema.GroupVersionResource, t policy.Type) bool {
 	return (item.Resource == "*" || item.Resource == t.Resource) && (item.Group == "*" || item.Group == t.Group)
 }
 
@@ -213,11 +213,11 @@ func (s *Set) Rules() []Rule {
 	return s.rules
 }
 
-// InVersion returns the type in the version in which a rule names it, if one does.
-func (s *Set) InVersion(t policy.Type) policy.Type {
+// PinVersion returns the type in the version in which a rule names it, if one does.
+func (s *Set) PinVersion(t policy.Type) policy.Type {
 	for _, r := range s.Rules() {
 		for _, item := range r.resources {
-			if item.Version != "" && names(item, t) {
+			if item.Version != "" && itemMatches(item, t) {
 				t.Version = item.Version
 			}
 		}
@@ -225,11 +225,11 @@ func (s *Set) InVersion(t policy.Type) policy.Type {
 	return t
 }
 
-// Missing returns which types are named in rules, but are not among the types, each with its rule.
-func (s *Set) Missing(types []policy.Type) (missing []string) {
+// MissingTypes returns which types are named in rules, but are not among the types, each with its rule.
+func (s *Set) MissingTypes(types []policy.Type) (missing []string) {
 	for _, r := range s.Rules() {
 		for i, item := range r.resources {
-			if !slices.ContainsFunc(types, func(t policy.Type) bool { return names(item, t) }) {
+			if !slices.ContainsFunc(types, func(t policy.Type) bool { return itemMatches(item, t) }) {
 				missing = append(missing, fmt.Sprintf("%s of the rule %s", r.Resources[i], r.Name))
 			}
 		}

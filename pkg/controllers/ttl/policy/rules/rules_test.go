@@ -112,14 +112,14 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 		"a Job that is done expires":                             {rules: r, of: jobs, object: done, rule: "r", since: at},
 		"a Job that runs does not expire":                        {rules: r, of: jobs, object: "status: {active: 1}"},
 		"a Job that failed after some successes does not expire": {rules: r, of: jobs, object: `status: {succeeded: 1, failed: 7, conditions: [{type: Failed, status: "True"}]}`},
-		"a field that is missing is a problem":                   {rules: rule("jobs.batch", "when: object.status.x == 1"), of: jobs, object: done, rule: "r", problem: Missing},
+		"a field that is missing is a problem":                   {rules: rule("jobs.batch", "when: object.status.x == 1"), of: jobs, object: done, rule: "r", problem: MissingField},
 		"a rule with forever protects from later rules": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + r,
 			of: jobs, object: "metadata: {labels: {keep: ''}}" + done},
 		"a rule with forever does not protect what it does not match": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + r,
 			of: jobs, object: done, rule: "r", since: at},
 		"the first rule that matches decides":                     {rules: r + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", of: jobs, object: done, rule: "r", since: at},
 		"the second rule decides where the first does not match":  {rules: r + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", of: jobs, rule: "later"},
-		"an error decides, whatever later rules say":              {rules: rule("jobs.batch", "when: object.spec.x == 1") + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", of: jobs, rule: "r", problem: Missing},
+		"an error decides, whatever later rules say":              {rules: rule("jobs.batch", "when: object.spec.x == 1") + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", of: jobs, rule: "r", problem: MissingField},
 		"a rule for every type matches a Deployment":              {rules: temp, of: deployments, object: "metadata: {namespace: temp}", rule: "temp"},
 		"a rule for every type leaves a controlled Pod alone":     {rules: temp, of: pods, object: controlled},
 		"a rule for every type matches a custom resource":         {rules: temp, of: widgets, object: "metadata: {namespace: temp}", rule: "temp"},
@@ -128,7 +128,7 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 		"a rule for a group does not match another group":         {rules: rule("'*.apps'", "dryRun: true"), of: widgets},
 		"a rule for every type reads owners, labels and creation": {rules: rule("'*'", "when: \"object.metadata.?labels[?'a/b'].orValue('') == 'c' && timestamp(object.metadata.creationTimestamp) > timestamp('2019-04-01T00:00:00Z') && object.metadata.?ownerReferences.orValue([]).all(o, o.kind == 'Team' && !has(o.controller))\""), of: widgets, object: "metadata: {labels: {a/b: c}, ownerReferences: [{kind: Team, name: x, uid: '1', apiVersion: v1}]}", rule: "r"},
 		"a controlled object by a rule that names it":             {rules: rule("pods", "dryRun: false"), of: pods, object: controlled, rule: "r"},
-		"dyn lets nobody read what a rule may not":                {rules: rule("'*'", "when: dyn(object).metadata.annotations.a == 'b'"), of: widgets, object: "metadata: {annotations: {a: b}}", rule: "r", problem: Missing},
+		"dyn lets nobody read what a rule may not":                {rules: rule("'*'", "when: dyn(object).metadata.annotations.a == 'b'"), of: widgets, object: "metadata: {annotations: {a: b}}", rule: "r", problem: MissingField},
 		"since may be in the future":                              {rules: rule("jobs.batch", "since: timestamp('2030-01-17T10:00:00Z')"), of: jobs, rule: "r", since: at.Add(7 * 24 * time.Hour)},
 		"since with a text that is no time is a problem":          {rules: rule("jobs.batch", "since: timestamp(object.metadata.labels.at)"), of: jobs, object: "metadata: {labels: {at: yesterday}}", rule: "r", problem: NoTime},
 		"since with a text in place of a timestamp is a problem":  {rules: rule("jobs.batch", "since: object.metadata.labels.at"), of: jobs, object: "metadata: {labels: {at: '2030-01-01'}}", rule: "r", problem: Mistyped},
@@ -188,12 +188,12 @@ func TestDecide(t *testing.T) {
 		dryRun  bool
 	}{
 		"no rule":   {},
-		"a problem": {verdict: Verdict{Rule: 1, Problem: Missing}},
+		"a problem": {verdict: Verdict{Rule: 1, Problem: MissingField}},
 		"a rule":    {Verdict{Rule: 1, Since: at.Unix()}, "rule r, since 2030-01-10T10:00:00Z, ttl 1h, due at 2030-01-10T11:00:00Z", false},
 		"a dry run": {Verdict{Rule: 2, Since: at.Unix()}, "rule dry, since 2030-01-10T10:00:00Z, ttl 1w, due at 2030-01-17T10:00:00Z", true},
 	} {
 		d := set.Decide(test.verdict)
-		if never := d.Deadline.Equal(policy.Never) && d.Rule == ""; never != (test.because == "") || !never && d.Because() != test.because || d.DryRun != test.dryRun {
+		if never := d.Deadline.Equal(policy.Never) && d.Rule == ""; never != (test.because == "") || !never && d.Explanation() != test.because || d.DryRun != test.dryRun {
 			t.Errorf("%s: %+v, want %s", name, d, test.because)
 		}
 	}
@@ -261,10 +261,10 @@ func TestParse(t *testing.T) {
 			}
 		})
 	}
-	if set := parse(t, r); len(set.Rules()) != 1 || set.ForType(jobs) == nil || !set.ForType(jobs).Whole || set.ForType(pods) != nil {
+	if set := parse(t, r); len(set.Rules()) != 1 || set.ForType(jobs) == nil || !set.ForType(jobs).NeedsWhole || set.ForType(pods) != nil {
 		t.Error("the rules are not those of the file")
 	}
-	if set, err := Parse(nil); set != nil || err != nil || set.ForType(jobs) != nil || set.Missing([]policy.Type{jobs}) != nil {
+	if set, err := Parse(nil); set != nil || err != nil || set.ForType(jobs) != nil || set.MissingTypes([]policy.Type{jobs}) != nil {
 		t.Errorf("%v, %v", set, err)
 	}
 }
@@ -277,19 +277,19 @@ func TestRulesResolveTheirTypes(t *testing.T) {
 - {name: c, ttl: 1h, resources: ["*.apps", "*.gone.example.com"]}`)
 	other := widgets
 	other.Version = "v2"
-	if got := set.InVersion(other); got != widgets {
+	if got := set.PinVersion(other); got != widgets {
 		t.Errorf("%v, want the version of the rule", got)
 	}
-	if got := set.InVersion(jobs); got != jobs {
+	if got := set.PinVersion(jobs); got != jobs {
 		t.Error(got)
 	}
 	want := "[nodes of the rule a *.gone.example.com of the rule c]"
-	if got := fmt.Sprint(set.Missing([]policy.Type{jobs, widgets, deployments})); got != want {
+	if got := fmt.Sprint(set.MissingTypes([]policy.Type{jobs, widgets, deployments})); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	for of, want := range map[policy.Type]string{jobs: "[1 2] true", pods: "[2] false", deployments: "[2 3] false"} {
 		typed := set.ForType(of)
-		if got := fmt.Sprintf("%d %t", typed.rules, typed.Whole); got != want {
+		if got := fmt.Sprintf("%d %t", typed.rules, typed.NeedsWhole); got != want {
 			t.Errorf("%s: %s, want %s", of.Resource, got, want)
 		}
 	}
@@ -368,7 +368,7 @@ func TestNoValueIsRetained(t *testing.T) {
 	for i := range 10 {
 		for _, obj := range object(t, secrets, fmt.Sprintf("stringData: {a: %s}\ndata: {b: %s}", value(i), base64.StdEncoding.EncodeToString([]byte(value(100+i))))) {
 			v, err := typed.Evaluate(obj)
-			if v.Problem != Missing || !strings.Contains(err.Error(), value(i)) {
+			if v.Problem != MissingField || !strings.Contains(err.Error(), value(i)) {
 				t.Fatal(v, err)
 			}
 		}
