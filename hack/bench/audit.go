@@ -22,7 +22,7 @@ type auditTail struct {
 
 // tailAudit starts at the current end of the log.
 func (b *bench) tailAudit() (*auditTail, error) {
-	logs, err := b.c.TailAudit()
+	logs, err := b.cluster.TailAudit()
 	if err != nil {
 		return nil, err
 	}
@@ -48,8 +48,8 @@ func (t *auditTail) count(match func(auditv1.Event) bool) (int, error) {
 	return n, err
 }
 
-// first waits for the first event that matches.
-func (t *auditTail) first(ctx context.Context, what string, match func(auditv1.Event) bool) (found auditv1.Event, err error) {
+// awaitEvent waits for the first event that matches.
+func (t *auditTail) awaitEvent(ctx context.Context, what string, match func(auditv1.Event) bool) (event auditv1.Event, err error) {
 	err = eventually(ctx, 20*time.Millisecond, what, func(context.Context) error {
 		events, err := t.read()
 		if err != nil {
@@ -57,20 +57,20 @@ func (t *auditTail) first(ctx context.Context, what string, match func(auditv1.E
 		}
 		for _, e := range events {
 			if match(e) {
-				found = e
+				event = e
 				return nil
 			}
 		}
 		return errNotYet
 	})
-	return found, err
+	return event, err
 }
 
-type notYet struct{}
+type notYetError struct{}
 
-func (notYet) Error() string { return "not yet" }
+func (notYetError) Error() string { return "not yet" }
 
-var errNotYet = notYet{}
+var errNotYet = notYetError{}
 
 // isRequest reports whether the event is a request that counts as load: any but a watch, whether or
 // not it succeeded.
@@ -78,17 +78,17 @@ func isRequest(e auditv1.Event) bool {
 	return e.Stage == auditv1.StageResponseComplete && e.Verb != "watch"
 }
 
-// isAbout reports whether the event concerns objects of the resource. Some requests concern no
+// hasResource reports whether the event concerns objects of the resource. Some requests concern no
 // object.
-func isAbout(e auditv1.Event, resource string) bool {
+func hasResource(e auditv1.Event, resource string) bool {
 	return e.ObjectRef != nil && e.ObjectRef.Resource == resource
 }
 
-func isLease(e auditv1.Event) bool { return isAbout(e, "leases") }
+func isLeaseRequest(e auditv1.Event) bool { return hasResource(e, "leases") }
 
-// isWorkOn reports whether the event is a write of the named object, or of one whose name begins
+// isWriteOf reports whether the event is a write of the named object, or of one whose name begins
 // with that name, such as the ReplicaSet of a Deployment. Writing an Event about it does not count.
-func isWorkOn(e auditv1.Event, namespace, name string) bool {
+func isWriteOf(e auditv1.Event, namespace, name string) bool {
 	if !cluster.AuditWrite(e) || e.ObjectRef == nil || e.ObjectRef.Resource == "events" || e.ObjectRef.Namespace != namespace {
 		return false
 	}

@@ -39,33 +39,33 @@ func readBars(dir string) (bars []bar, err error) {
 // check returns the statistic of the row with its unit, and whether it is at most the limit. For a factor,
 // measured also has the factor that was measured and the statistic of the other subject.
 func (b bar) check(rows []row) (measured string, met bool, err error) {
-	value, unit, err := b.of(rows, b.subject)
+	value, unit, err := b.valueFor(rows, b.subject)
 	if err != nil {
 		return "", false, err
 	}
-	measured = strings.TrimSpace(number(value) + " " + unit)
+	measured = strings.TrimSpace(formatNumber(value) + " " + unit)
 	limitNumber, _, _ := strings.Cut(b.limit, " ")
 	limit, err := strconv.ParseFloat(limitNumber, 64)
 	if err != nil {
 		return "", false, err
 	}
-	if _, other, ok := strings.Cut(b.limit, " times that of "); ok {
-		theirs, _, err := b.of(rows, other)
+	if _, otherSubject, ok := strings.Cut(b.limit, " times that of "); ok {
+		otherValue, _, err := b.valueFor(rows, otherSubject)
 		if err != nil {
 			return "", false, err
 		}
-		limit *= theirs
-		measured += fmt.Sprintf(" (%.3g times %s %s)", value/theirs, number(theirs), unit)
+		limit *= otherValue
+		measured += fmt.Sprintf(" (%.3g times %s %s)", value/otherValue, formatNumber(otherValue), unit)
 	}
 	return measured, value <= limit, nil
 }
 
-// of returns the statistic of the bar's row of a subject, and the row's unit.
-func (b bar) of(rows []row, subject string) (value float64, unit string, err error) {
-	at := slices.IndexFunc(rows, func(r row) bool { return r.Bench == b.bench && r.Subject == subject })
-	if at < 0 {
+// valueFor returns the statistic of the bar's row of a subject, and the row's unit.
+func (b bar) valueFor(rows []row, subject string) (value float64, unit string, err error) {
+	i := slices.IndexFunc(rows, func(r row) bool { return r.Bench == b.bench && r.Subject == subject })
+	if i < 0 {
 		return 0, "", fmt.Errorf("no row %s of %s", b.bench, subject)
 	}
-	r := rows[at]
+	r := rows[i]
 	return map[string]float64{"median": r.Median, "p99": r.P99, "max": r.Max}[b.statistic], r.Unit, nil
 }

@@ -40,26 +40,26 @@ func TestBarsAreAboutRows(t *testing.T) {
 	if _, want, _ := strings.Cut(markdown(rows, bars, environment{}), "## Bars"); !strings.HasSuffix(string(page), want) {
 		t.Error("bench.md does not have the bars and rows of README.md and latest.json")
 	}
-	value := func(bench, of string) float64 {
-		value, _, err := bar{bench: bench, statistic: "median"}.of(rows, of)
+	median := func(bench, subject string) float64 {
+		value, _, err := bar{bench: bench, statistic: "median"}.valueFor(rows, subject)
 		if err != nil {
 			t.Error(err)
 		}
 		return value
 	}
-	const ours, empty = "quartermaster: leader", "memory/empty cluster"
+	const leader, emptyCluster = "quartermaster: leader", "memory/empty cluster"
 	sizing := func(cluster, bench string) string {
-		return fmt.Sprintf("| %s | %.0f MiB | %.0f MiB |", cluster, value(bench+", RSS steady", ours), max(
-			value(bench+", RSS peak since the start", ours), value(bench+", RSS peak since the start", "quartermaster: warm standby")))
+		return fmt.Sprintf("| %s | %.0f MiB | %.0f MiB |", cluster, median(bench+", RSS steady", leader), max(
+			median(bench+", RSS peak since the start", leader), median(bench+", RSS peak since the start", "quartermaster: warm standby")))
 	}
 	for page, want := range map[string][]string{
 		"README.md": {
 			fmt.Sprintf("%.0f MiB on an empty cluster. One manager of controller-runtime takes %.0f MiB without metrics.",
-				value(empty+", RSS steady", ours), value(empty+", RSS steady", "controller-runtime: leader")),
+				median(emptyCluster+", RSS steady", leader), median(emptyCluster+", RSS steady", "controller-runtime: leader")),
 			fmt.Sprintf("Of %d limits that the project has set itself, [%d are not met](docs/bench/bench.md#bars)", len(bars), missed),
 		},
 		"docs/operate/operating.md": {
-			sizing("nothing", empty),
+			sizing("nothing", emptyCluster),
 			sizing("5,000 Secrets and 5,000 ConfigMaps of 4 KiB, 500 Deployments", "memory/5000 Secrets and 5000 ConfigMaps of 4 KiB, 500 Deployments"),
 			sizing("50,000 Secrets", "memory/50000 Secrets of 1 KiB"),
 			sizing("200,000 Secrets", "scale/200000 Secrets of 256 bytes"),

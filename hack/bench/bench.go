@@ -37,7 +37,7 @@ type bench struct {
 	env   environment
 	rows  []row
 
-	c        *cluster.Cluster
+	cluster  *cluster.Cluster
 	admin    *kubernetes.Clientset
 	box      *sandbox.Sandbox // of the peers
 	binaries binaries
@@ -75,7 +75,7 @@ func newBench(ctx context.Context, root string, opts options) (_ *bench, err err
 		return nil, err
 	}
 	// kube-controller-manager is one of the subjects. Another one would work on the same objects.
-	b.c, err = cluster.Start(ctx, cluster.Options{WithoutControllerManager: true, AuditPolicy: auditPolicy, Progress: os.Stderr})
+	b.cluster, err = cluster.Start(ctx, cluster.Options{WithoutControllerManager: true, AuditPolicy: auditPolicy, Progress: os.Stderr})
 	if err != nil {
 		return nil, err
 	}
@@ -87,8 +87,8 @@ func newBench(ctx context.Context, root string, opts options) (_ *bench, err err
 	if b.box, err = sandbox.New(ctx, ""); err != nil {
 		return nil, err
 	}
-	b.admin = b.c.Admin
-	if err := b.c.InstallComponents(ctx); err != nil {
+	b.admin = b.cluster.Admin
+	if err := b.cluster.InstallComponents(ctx); err != nil {
 		return nil, err
 	}
 	b.env = b.readEnvironment(ctx, load)
@@ -101,7 +101,7 @@ func (b *bench) stop() error {
 	if b.box != nil {
 		errs = append(errs, b.box.Close())
 	}
-	return errors.Join(append(errs, b.c.Stop())...)
+	return errors.Join(append(errs, b.cluster.Stop())...)
 }
 
 // createNamespace does nothing if the namespace exists.
@@ -117,28 +117,28 @@ func ignoreExists(err error) error {
 	return err
 }
 
-// progress prints a line about the progress.
-func (b *bench) progress(format string, args ...any) {
+// logProgress prints a line about the progress.
+func (b *bench) logProgress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s %s\n", time.Since(b.begin).Round(time.Second), fmt.Sprintf(format, args...))
 }
 
-// add summarises values as a row and returns it. Without values, nothing was measured.
-func (b *bench) add(name, subject, unit string, values ...float64) row {
+// addRow summarises values as a row and returns it. Without values, nothing was measured.
+func (b *bench) addRow(name, subject, unit string, values ...float64) row {
 	if len(values) == 0 {
-		b.progress("%s, %s: no value", name, subject)
+		b.logProgress("%s, %s: no value", name, subject)
 		return row{}
 	}
 	r := newRow(name, subject, unit, b.begin.UTC().Format(time.DateOnly), values)
 	r.Machine, r.Commit = b.env.Machine, b.env.Commit
 	b.rows = append(b.rows, r)
-	b.progress("%s, %s: n %d, min %s, median %s, p99 %s, max %s %s",
-		name, subject, r.N, number(r.Min), number(r.Median), number(r.P99), number(r.Max), r.Unit)
+	b.logProgress("%s, %s: n %d, min %s, median %s, p99 %s, max %s %s",
+		name, subject, r.N, formatNumber(r.Min), formatNumber(r.Median), formatNumber(r.P99), formatNumber(r.Max), r.Unit)
 	return r
 }
 
-// write merges the rows so far into latest.json and writes all of them to bench.md.
-func (b *bench) write() error {
-	old, err := readRows(b.opts.out)
+// writeResults merges the rows so far into latest.json and writes all of them to bench.md.
+func (b *bench) writeResults() error {
+	old, err := readRows(b.opts.outDir)
 	if err != nil {
 		return err
 	}
@@ -146,13 +146,13 @@ func (b *bench) write() error {
 	if err != nil {
 		return err
 	}
-	all := merge(old, b.rows)
-	if err := os.MkdirAll(b.opts.out, 0o755); err != nil {
+	merged := mergeRows(old, b.rows)
+	if err := os.MkdirAll(b.opts.outDir, 0o755); err != nil {
 		return err
 	}
 	b.env.LoadAfter = loadAverage()
-	return errors.Join(writeRows(b.opts.out, all),
-		os.WriteFile(filepath.Join(b.opts.out, "bench.md"), []byte(markdown(all, bars, b.env)), 0o644))
+	return errors.Join(writeRows(b.opts.outDir, merged),
+		os.WriteFile(filepath.Join(b.opts.outDir, "bench.md"), []byte(markdown(merged, bars, b.env)), 0o644))
 }
 
 // build builds the measured programs with the flags of a release build.
@@ -168,7 +168,7 @@ func (b *bench) build(ctx context.Context) error {
 		{&b.binaries.widgetPeer, "bench-peer-widget", filepath.Join(b.root, "hack", "bench", "peer"), "./widget", ""},
 	} {
 		*p.path = filepath.Join(b.root, ".cache", "bin", p.name)
-		b.progress("Building %s", p.name)
+		b.logProgress("Building %s", p.name)
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags", p.tags, "-ldflags", "-s -w", "-o", *p.path, p.pkg)
 		cmd.Dir = p.dir
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")

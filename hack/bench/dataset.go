@@ -25,9 +25,9 @@ const dataNamespaces = 50
 // dataSet is what a cluster is filled with.
 type dataSet struct {
 	name                             string
-	rows                             string // the prefix of the names of its rows
+	rowPrefix                        string // the prefix of the names of its rows
 	secrets, configMaps, deployments int
-	late                             int // Deployments that are added before the handovers
+	lateDeployments                  int // Deployments that are added before the handovers
 	size                             int // bytes of the content of a Secret or ConfigMap
 }
 
@@ -36,17 +36,17 @@ func (d dataSet) objects() int { return d.secrets + d.configMaps }
 
 // dataSets returns the empty cluster and two full ones.
 func (o *options) dataSets() []dataSet {
-	n := o.times
+	n := o.scaled
 	mixed := dataSet{secrets: n(5000), configMaps: n(5000), deployments: n(500), size: 4096}
 	mixed.name = fmt.Sprintf("%d Secrets and %d ConfigMaps of 4 KiB, %d Deployments", mixed.secrets, mixed.configMaps, mixed.deployments)
-	many := dataSet{secrets: n(50000), late: n(500), size: 1024}
+	many := dataSet{secrets: n(50000), lateDeployments: n(500), size: 1024}
 	many.name = fmt.Sprintf("%d Secrets of 1 KiB", many.secrets)
 	return []dataSet{{name: "empty cluster"}, mixed, many}
 }
 
 // largeSet returns a data set as large as in the largest clusters.
 func (o *options) largeSet() dataSet {
-	n := o.times(200000)
+	n := o.scaled(200000)
 	return dataSet{name: fmt.Sprintf("%d Secrets of 256 bytes", n), secrets: n, size: 256}
 }
 
@@ -76,10 +76,10 @@ func dataMeta(name string) metav1.ObjectMeta {
 	}}
 }
 
-// fill creates a data set. It goes through the API server, so that the objects have everything that
+// createDataSet creates a data set. It goes through the API server, so that the objects have everything that
 // a client's objects have, such as managedFields.
-func (b *bench) fill(ctx context.Context, d dataSet) error {
-	config := b.c.AdminConfig()
+func (b *bench) createDataSet(ctx context.Context, d dataSet) error {
+	config := b.cluster.AdminConfig()
 	config.ContentType = runtime.ContentTypeProtobuf // 200,000 objects take a while
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -102,12 +102,12 @@ func (b *bench) fill(ctx context.Context, d dataSet) error {
 	if err != nil {
 		return err
 	}
-	err = b.fillDeployments(ctx, d.deployments)
-	b.progress("Created %d objects in %s", d.objects()+d.deployments, time.Since(begin).Round(time.Second))
+	err = b.createDeployments(ctx, d.deployments)
+	b.logProgress("Created %d objects in %s", d.objects()+d.deployments, time.Since(begin).Round(time.Second))
 	return err
 }
 
-func (b *bench) fillDeployments(ctx context.Context, n int) error {
+func (b *bench) createDeployments(ctx context.Context, n int) error {
 	return parallel(ctx, 32, n, func(ctx context.Context, i int) error {
 		_, err := b.admin.AppsV1().Deployments(dataNamespace(i)).Create(ctx, dataDeployment(i), metav1.CreateOptions{})
 		return err
@@ -130,8 +130,8 @@ func dataDeployment(i int) *appsv1.Deployment {
 	return d
 }
 
-// update changes the content of n objects, one key each, and returns how long that took.
-func (b *bench) update(ctx context.Context, d dataSet, n int) (time.Duration, error) {
+// updateObjects changes the content of n objects, one key each, and returns how long that took.
+func (b *bench) updateObjects(ctx context.Context, d dataSet, n int) (time.Duration, error) {
 	begin := time.Now()
 	err := parallel(ctx, 16, n, func(ctx context.Context, i int) error {
 		value := content(min(d.size, 1024))["key-0"]
@@ -142,33 +142,33 @@ func (b *bench) update(ctx context.Context, d dataSet, n int) (time.Duration, er
 			i, isSecret = 2*i, true
 		}
 		if isSecret {
-			name := d.deployments + i%max(1, d.secrets-d.deployments)
-			_, err := b.admin.CoreV1().Secrets(dataNamespace(name)).Patch(ctx, dataName("secret", name), types.MergePatchType,
+			index := d.deployments + i%max(1, d.secrets-d.deployments)
+			_, err := b.admin.CoreV1().Secrets(dataNamespace(index)).Patch(ctx, dataName("secret", index), types.MergePatchType,
 				fmt.Appendf(nil, `{"stringData":{"key-0":%q}}`, value), metav1.PatchOptions{})
 			return err
 		}
-		name := d.deployments + i%max(1, d.configMaps-d.deployments)
-		_, err := b.admin.CoreV1().ConfigMaps(dataNamespace(name)).Patch(ctx, dataName("config", name), types.MergePatchType,
+		index := d.deployments + i%max(1, d.configMaps-d.deployments)
+		_, err := b.admin.CoreV1().ConfigMaps(dataNamespace(index)).Patch(ctx, dataName("config", index), types.MergePatchType,
 			fmt.Appendf(nil, `{"data":{"key-0":%q}}`, value), metav1.PatchOptions{})
 		return err
 	})
 	return time.Since(begin), err
 }
 
-// empty deletes what fill has created, and what controllers have created from it.
-func (b *bench) empty(ctx context.Context) error {
-	now := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), GracePeriodSeconds: ptr.To[int64](0)}
-	all := metav1.ListOptions{}
+// deleteObjects deletes what createDataSet has created, and what controllers have created from it.
+func (b *bench) deleteObjects(ctx context.Context) error {
+	immediately := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), GracePeriodSeconds: ptr.To[int64](0)}
+	everything := metav1.ListOptions{}
 	begin := time.Now()
 	err := parallel(ctx, 8, dataNamespaces, func(ctx context.Context, i int) error {
 		ns := dataNamespace(i)
 		return errors.Join(
-			b.admin.AppsV1().Deployments(ns).DeleteCollection(ctx, now, all),
-			b.admin.AppsV1().ReplicaSets(ns).DeleteCollection(ctx, now, all),
-			b.admin.CoreV1().Secrets(ns).DeleteCollection(ctx, now, all),
-			b.admin.CoreV1().ConfigMaps(ns).DeleteCollection(ctx, now, all),
+			b.admin.AppsV1().Deployments(ns).DeleteCollection(ctx, immediately, everything),
+			b.admin.AppsV1().ReplicaSets(ns).DeleteCollection(ctx, immediately, everything),
+			b.admin.CoreV1().Secrets(ns).DeleteCollection(ctx, immediately, everything),
+			b.admin.CoreV1().ConfigMaps(ns).DeleteCollection(ctx, immediately, everything),
 		)
 	})
-	b.progress("Deleted all objects in %s", time.Since(begin).Round(time.Second))
+	b.logProgress("Deleted all objects in %s", time.Since(begin).Round(time.Second))
 	return err
 }

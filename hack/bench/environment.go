@@ -35,23 +35,23 @@ func (b *bench) readEnvironment(ctx context.Context, loadBefore string) environm
 	env := environment{
 		Date: b.begin.UTC().Format(time.DateTime) + " UTC",
 		// What the manager is built from has no changes: run has checked that, unless the figures go elsewhere.
-		Commit:     output(ctx, b.root, "git", "describe", "--tags", "--always"),
+		Commit:     commandOutput(ctx, b.root, "git", "describe", "--tags", "--always"),
 		Go:         strings.TrimPrefix(runtime.Version(), "go"),
-		Kubernetes: strings.TrimPrefix(output(ctx, b.root, b.c.Binary("kube-controller-manager"), "--version"), "Kubernetes "),
-		Kernel:     output(ctx, b.root, "uname", "-sr"),
+		Kubernetes: strings.TrimPrefix(commandOutput(ctx, b.root, b.cluster.Binary("kube-controller-manager"), "--version"), "Kubernetes "),
+		Kernel:     commandOutput(ctx, b.root, "uname", "-sr"),
 		LoadBefore: loadBefore,
 		Flags:      strings.Join(os.Args[1:], " "),
 	}
 	var load float64
 	if _, err := fmt.Sscan(loadBefore, &load); err == nil && load > float64(runtime.NumCPU())/2 {
 		env.Busy = true
-		b.progress("The load is %.2f on %d cores: do not compare the times with those of an idle machine", load, runtime.NumCPU())
+		b.logProgress("The load is %.2f on %d cores: do not compare the times with those of an idle machine", load, runtime.NumCPU())
 	}
-	env.ControllerRuntime = field(filepath.Join(b.root, "hack", "bench", "peer", "go.mod"), "sigs.k8s.io/controller-runtime")
+	env.ControllerRuntime = readField(filepath.Join(b.root, "hack", "bench", "peer", "go.mod"), "sigs.k8s.io/controller-runtime")
 	var kib float64
 	// Without a number of KiB, the machine has 0 GiB.
-	_, _ = fmt.Sscan(field("/proc/meminfo", "MemTotal"), &kib)
-	env.Machine = fmt.Sprintf("%d cores, %.0f GiB; %s", runtime.NumCPU(), kib/(1<<20), field("/proc/cpuinfo", "model name"))
+	_, _ = fmt.Sscan(readField("/proc/meminfo", "MemTotal"), &kib)
+	env.Machine = fmt.Sprintf("%d cores, %.0f GiB; %s", runtime.NumCPU(), kib/(1<<20), readField("/proc/cpuinfo", "model name"))
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range info.Deps {
 			if m.Path == "k8s.io/client-go" {
@@ -62,9 +62,9 @@ func (b *bench) readEnvironment(ctx context.Context, loadBefore string) environm
 	return env
 }
 
-// output returns the output of a command as one line. It returns "unknown" if the command fails,
+// commandOutput returns the output of a command as one line. It returns "unknown" if the command fails,
 // since the figures do not depend on it.
-func output(ctx context.Context, dir, name string, args ...string) string {
+func commandOutput(ctx context.Context, dir, name string, args ...string) string {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
 	out, err := cmd.Output()
@@ -74,9 +74,9 @@ func output(ctx context.Context, dir, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// field finds the first line of a file that begins with name, and returns what follows the name and
+// readField finds the first line of a file that begins with name, and returns what follows the name and
 // an optional colon.
-func field(path, name string) string {
+func readField(path, name string) string {
 	f, err := os.Open(path)
 	if err != nil {
 		return "unknown"

@@ -22,30 +22,30 @@ func (b *bench) handovers(ctx context.Context) error {
 		subject
 		n int
 	}{
-		{managerSubject(b, b.binaries.manager), b.opts.times(50)},
-		{peerSubject(peer), b.opts.times(50)},
-		{peerSubject(peerWarm, "-warm"), b.opts.times(50)},
-		{kcmSubject(kcmGate, "--feature-gates="+releaseGate+"=true"), b.opts.times(50)},
-		{kcmSubject(kcm), b.opts.times(10)},
+		{managerSubject(b, b.binaries.manager), b.opts.scaled(50)},
+		{peerSubject(peer), b.opts.scaled(50)},
+		{peerSubject(peerWarm, "-warm"), b.opts.scaled(50)},
+		{kcmSubject(kcmGate, "--feature-gates="+releaseGate+"=true"), b.opts.scaled(50)},
+		{kcmSubject(kcm), b.opts.scaled(10)},
 	} {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		all, err := b.takeovers(ctx, s.subject, syscall.SIGTERM, s.n)
+		takeovers, err := b.takeovers(ctx, s.subject, syscall.SIGTERM, s.n)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
-		var seen, written, first []float64
-		for _, t := range all {
-			seen = append(seen, milliseconds(t.seen))
+		var observed, written, reconciled []float64
+		for _, t := range takeovers {
+			observed = append(observed, milliseconds(t.observed))
 			written = append(written, milliseconds(t.written))
-			if t.first > 0 {
-				first = append(first, milliseconds(t.first))
+			if t.firstReconcile > 0 {
+				reconciled = append(reconciled, milliseconds(t.firstReconcile))
 			}
 		}
-		b.add("handover/SIGTERM to new holder, as a watch sees it", s.name, "ms", seen...)
-		b.add("handover/SIGTERM to new holder, as the audit log has it", s.name, "ms", written...)
-		b.add("handover/SIGTERM to first reconcile of the new leader", s.name, "ms", first...)
+		b.addRow("handover/SIGTERM to new holder, as a watch sees it", s.name, "ms", observed...)
+		b.addRow("handover/SIGTERM to new holder, as the audit log has it", s.name, "ms", written...)
+		b.addRow("handover/SIGTERM to first reconcile of the new leader", s.name, "ms", reconciled...)
 	}
 	return nil
 }
@@ -59,37 +59,37 @@ func (b *bench) failovers(ctx context.Context) error {
 		sig syscall.Signal
 		n   int
 	}{
-		{managerSubject(b, b.binaries.manager), timing{}, syscall.SIGKILL, b.opts.times(50)},
-		{peerSubject(peer), timing{}, syscall.SIGKILL, b.opts.times(5)},
-		{kcmSubject(kcm), timing{}, syscall.SIGKILL, b.opts.times(5)},
-		{managerSubject(b, b.binaries.manager), short, syscall.SIGKILL, b.opts.times(5)},
-		{peerSubject(peer), short, syscall.SIGKILL, b.opts.times(5)},
-		{managerSubject(b, b.binaries.manager), timing{}, syscall.SIGSTOP, b.opts.times(10)},
+		{managerSubject(b, b.binaries.manager), timing{}, syscall.SIGKILL, b.opts.scaled(50)},
+		{peerSubject(peer), timing{}, syscall.SIGKILL, b.opts.scaled(5)},
+		{kcmSubject(kcm), timing{}, syscall.SIGKILL, b.opts.scaled(5)},
+		{managerSubject(b, b.binaries.manager), short, syscall.SIGKILL, b.opts.scaled(5)},
+		{peerSubject(peer), short, syscall.SIGKILL, b.opts.scaled(5)},
+		{managerSubject(b, b.binaries.manager), timing{}, syscall.SIGSTOP, b.opts.scaled(10)},
 	} {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		all, err := b.takeovers(ctx, s.with(s.timing), s.sig, s.n)
+		takeovers, err := b.takeovers(ctx, s.withTiming(s.timing), s.sig, s.n)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
-		at := "15/10/2"
+		durations := "15/10/2"
 		if s.timing == short {
-			at = "3/2/0.5"
+			durations = "3/2/0.5"
 		}
-		var seen, first, stale []float64
-		for _, t := range all {
-			seen, stale = append(seen, t.seen.Seconds()), append(stale, float64(t.stale))
-			if t.first > 0 {
-				first = append(first, milliseconds(t.first-t.seen))
+		var observed, reconciled, stale []float64
+		for _, t := range takeovers {
+			observed, stale = append(observed, t.observed.Seconds()), append(stale, float64(t.staleWrites))
+			if t.firstReconcile > 0 {
+				reconciled = append(reconciled, milliseconds(t.firstReconcile-t.observed))
 			}
 		}
 		if s.sig == syscall.SIGSTOP {
-			b.add("failover/"+at+", writes of a stopped leader after SIGCONT", s.name, "", stale...)
+			b.addRow("failover/"+durations+", writes of a stopped leader after SIGCONT", s.name, "", stale...)
 		}
-		what := "failover/" + at + ", " + unix.SignalName(s.sig) + " to new holder"
-		b.add(what, s.name, "s", seen...)
-		b.add(what+", and from there to its first reconcile", s.name, "ms", first...)
+		row := "failover/" + durations + ", " + unix.SignalName(s.sig) + " to new holder"
+		b.addRow(row, s.name, "s", observed...)
+		b.addRow(row+", and from there to its first reconcile", s.name, "ms", reconciled...)
 	}
 	return b.restarts(ctx)
 }
@@ -97,41 +97,41 @@ func (b *bench) failovers(ctx context.Context) error {
 // restarts kills the only replica and starts the next process of its Pod, at the same port, as a kubelet
 // restarts a container.
 func (b *bench) restarts(ctx context.Context) (err error) {
-	if !b.opts.wants(ours) {
+	if !b.opts.wants(quartermaster) {
 		return nil
 	}
 	s := managerSubject(b, b.binaries.manager)
 	p := &pair{b: b, subject: s, lease: b.watchLease(ctx, s.lease)}
-	b.progress("%s: starting one replica", s.name)
+	b.logProgress("%s: starting one replica", s.name)
 	if p.leader, err = p.startLeader(ctx, "a"); err != nil {
 		return errors.Join(err, p.stop())
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
 	port := "--secure-port=" + p.leader.manager.SecureURL[strings.LastIndex(p.leader.manager.SecureURL, ":")+1:]
-	var took []float64
-	for range b.opts.times(10) {
+	var times []float64
+	for range b.opts.scaled(10) {
 		// A renewal passes.
 		if err := cluster.Sleep(ctx, 3*time.Second); err != nil {
 			return err
 		}
 		p.leader.Kill()
-		mark := p.lease.mark()
+		mark := p.lease.position()
 		next, err := b.run(ctx, s, "a", port)
 		if err != nil {
 			return err
 		}
 		p.leader = next
-		view, err := p.lease.newHolder(ctx, mark, p.holder)
+		holder, err := p.lease.awaitHolder(ctx, mark, p.holder)
 		if err != nil {
 			return fmt.Errorf("%w; the last lines of %s:\n%s", err, next.Name, next.Tail(15))
 		}
-		p.holder = view.name
-		took = append(took, view.at.Sub(next.started).Seconds())
+		p.holder = holder.name
+		times = append(times, holder.at.Sub(next.started).Seconds())
 		if _, err := next.waitReady(ctx); err != nil {
 			return err
 		}
 	}
-	b.add("failover/15/10/2, container restarted in the same Pod, its start to new holder", s.name, "s", took...)
+	b.addRow("failover/15/10/2, container restarted in the same Pod, its start to new holder", s.name, "s", times...)
 	return nil
 }
 
@@ -140,7 +140,7 @@ func (b *bench) takeovers(ctx context.Context, s subject, sig syscall.Signal, n 
 	if err := b.ensureConfigMap(ctx, "trigger"); err != nil {
 		return nil, err
 	}
-	b.progress("%s: starting a leader and a standby", s.name)
+	b.logProgress("%s: starting a leader and a standby", s.name)
 	p, err := b.startPair(ctx, s)
 	if err != nil {
 		return nil, err
@@ -156,9 +156,9 @@ func (b *bench) takeovers(ctx context.Context, s subject, sig syscall.Signal, n 
 			return nil, err
 		}
 		all = append(all, t)
-		b.progress("%s %d/%d: new holder after %s, written after %s, first reconcile after %s, %d writes refused before (load %s)", s.name, i+1, n,
-			t.seen.Round(100*time.Microsecond), t.written.Round(100*time.Microsecond), t.first.Round(100*time.Microsecond), t.refused, loadAverage())
-		if err := p.respawn(ctx); err != nil {
+		b.logProgress("%s %d/%d: new holder after %s, written after %s, first reconcile after %s, %d writes refused before (load %s)", s.name, i+1, n,
+			t.observed.Round(100*time.Microsecond), t.written.Round(100*time.Microsecond), t.firstReconcile.Round(100*time.Microsecond), t.refusedWrites, loadAverage())
+		if err := p.startNewStandby(ctx); err != nil {
 			return nil, err
 		}
 	}

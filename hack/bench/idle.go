@@ -30,7 +30,7 @@ func (b *bench) idle(ctx context.Context) (err error) {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		b.progress("%s: starting a leader and a standby", s.name)
+		b.logProgress("%s: starting a leader and a standby", s.name)
 		p, err := b.startPair(ctx, s)
 		if err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
@@ -41,7 +41,7 @@ func (b *bench) idle(ctx context.Context) (err error) {
 		return nil
 	}
 	minutes := int(b.opts.idle / time.Minute)
-	b.progress("Waiting for %s, then counting requests for %d minutes", idleWarmUp, minutes)
+	b.logProgress("Waiting for %s, then counting requests for %d minutes", idleWarmUp, minutes)
 	if err := cluster.Sleep(ctx, idleWarmUp); err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (b *bench) idle(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	before, err := cpuOf(pairs)
+	before, err := cpuTimes(pairs)
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func (b *bench) idle(ctx context.Context) (err error) {
 	if err := cluster.Sleep(ctx, time.Duration(minutes)*time.Minute); err != nil {
 		return err
 	}
-	after, err := cpuOf(pairs)
+	after, err := cpuTimes(pairs)
 	if err != nil {
 		return err
 	}
@@ -69,19 +69,19 @@ func (b *bench) idle(ctx context.Context) (err error) {
 		b.addIdle("leader", p.subject.name, p.leader, events, begin, minutes)
 		b.addIdle("standby", p.subject.name, p.standby, events, begin, minutes)
 		for j, role := range []string{"leader", "standby"} {
-			b.add("idle/"+role+", CPU time", p.subject.name, "ms per second", 1000*(after[i][j]-before[i][j])/b.opts.idle.Seconds())
+			b.addRow("idle/"+role+", CPU time", p.subject.name, "ms per second", 1000*(after[i][j]-before[i][j])/b.opts.idle.Seconds())
 			memory, err := readResidence([]*process{p.leader, p.standby}[j].PID())
 			if err != nil {
 				return err
 			}
-			b.add("idle/"+role+", RSS", p.subject.name, "MiB", memory.now)
+			b.addRow("idle/"+role+", RSS", p.subject.name, "MiB", memory.current)
 		}
 	}
 	return nil
 }
 
-// cpuOf returns the CPU time in seconds of the leader and the standby of each pair.
-func cpuOf(pairs []*pair) ([][2]float64, error) {
+// cpuTimes returns the CPU time in seconds of the leader and the standby of each pair.
+func cpuTimes(pairs []*pair) ([][2]float64, error) {
 	all := make([][2]float64, len(pairs))
 	for i, p := range pairs {
 		for j, process := range []*process{p.leader, p.standby} {
@@ -97,22 +97,22 @@ func cpuOf(pairs []*pair) ([][2]float64, error) {
 // addIdle adds a row of requests per minute.
 func (b *bench) addIdle(role, subject string, p *process, events []auditv1.Event, begin time.Time, minutes int) {
 	all, leases := make([]float64, minutes), make([]float64, minutes)
-	others := map[string]int{}
+	otherRequests := map[string]int{}
 	for _, e := range events {
 		minute := int(e.RequestReceivedTimestamp.Sub(begin) / time.Minute)
 		if !p.madeRequest(e) || !isRequest(e) || e.RequestReceivedTimestamp.Time.Before(begin) || minute >= minutes {
 			continue
 		}
 		all[minute]++
-		if isLease(e) {
+		if isLeaseRequest(e) {
 			leases[minute]++
 		} else {
-			others[e.Verb+" "+e.RequestURI]++
+			otherRequests[e.Verb+" "+e.RequestURI]++
 		}
 	}
-	b.add("idle/"+role+", requests but watches", subject, "per minute", all...)
-	b.add("idle/"+role+", of them for the Lease", subject, "per minute", leases...)
-	for request, n := range others {
-		b.progress("%s %s: %d times %s", subject, role, n, request)
+	b.addRow("idle/"+role+", requests but watches", subject, "per minute", all...)
+	b.addRow("idle/"+role+", of them for the Lease", subject, "per minute", leases...)
+	for request, n := range otherRequests {
+		b.logProgress("%s %s: %d times %s", subject, role, n, request)
 	}
 }

@@ -25,9 +25,9 @@ import (
 
 // options are the flags.
 type options struct {
-	run      []string
+	parts    []string
 	subjects []string
-	out      string
+	outDir   string
 
 	idle   time.Duration
 	settle time.Duration
@@ -75,14 +75,14 @@ func parseFlags() (options, error) {
 	var o options
 	benches := flag.String("run", strings.Join(names, ","), "the benchmarks to run")
 	subjects := flag.String("subjects", "", "only those whose names begin with this: quartermaster, kube-controller-manager, controller-runtime (default all)")
-	flag.StringVar(&o.out, "out", "", "the folder of bench.md and latest.json (default docs/bench)")
+	flag.StringVar(&o.outDir, "out", "", "the folder of bench.md and latest.json (default docs/bench)")
 	flag.DurationVar(&o.idle, "idle", 3*time.Minute, "idle: how long requests are counted, in whole minutes")
 	flag.DurationVar(&o.settle, "settle", 150*time.Second, "memory, scale, replication, widgets: the time from synced to steady; Go collects garbage at least every 2 minutes")
 	flag.Float64Var(&o.scale, "scale", 1, "multiplies the numbers of repetitions and of objects; less than 1 for a trial")
 	flag.Parse()
 
-	o.run = strings.Split(*benches, ",")
-	for _, name := range o.run {
+	o.parts = strings.Split(*benches, ",")
+	for _, name := range o.parts {
 		if !slices.Contains(names, name) {
 			return o, fmt.Errorf("-run: %q is none of %s", name, strings.Join(names, ", "))
 		}
@@ -99,8 +99,8 @@ func parseFlags() (options, error) {
 	return o, nil
 }
 
-// times returns a usual number of repetitions or of objects, scaled.
-func (o *options) times(n int) int { return max(1, int(float64(n)*o.scale)) }
+// scaled returns a usual number of repetitions or of objects, scaled.
+func (o *options) scaled(n int) int { return max(1, int(float64(n)*o.scale)) }
 
 // wants reports whether a subject is to be measured.
 func (o *options) wants(subject string) bool {
@@ -112,9 +112,9 @@ func run(ctx context.Context, opts options) (err error) {
 	if err != nil {
 		return err
 	}
-	if opts.out == "" {
-		opts.out = filepath.Join(root, "docs", "bench")
-		if changed := output(ctx, root, "git", "status", "--porcelain", "--", ".", ":!docs/bench"); changed != "" {
+	if opts.outDir == "" {
+		opts.outDir = filepath.Join(root, "docs", "bench")
+		if changed := commandOutput(ctx, root, "git", "status", "--porcelain", "--", ".", ":!docs/bench"); changed != "" {
 			return fmt.Errorf("commit first, since bench.md names the commit that is measured, or write elsewhere with -out:\n%s", changed)
 		}
 	}
@@ -125,18 +125,18 @@ func run(ctx context.Context, opts options) (err error) {
 	defer func() { err = errors.Join(err, b.stop()) }()
 	begin := time.Now()
 	for _, p := range parts() {
-		if !slices.Contains(opts.run, p.name) {
+		if !slices.Contains(opts.parts, p.name) {
 			continue
 		}
-		b.progress("--- %s (load %s)", p.name, loadAverage())
+		b.logProgress("--- %s (load %s)", p.name, loadAverage())
 		if err := p.run(b, ctx); err != nil {
-			return errors.Join(fmt.Errorf("%s: %w", p.name, err), b.write())
+			return errors.Join(fmt.Errorf("%s: %w", p.name, err), b.writeResults())
 		}
 		// The rows are written after every part, so that they are not lost if a later part fails.
-		if err := b.write(); err != nil {
+		if err := b.writeResults(); err != nil {
 			return err
 		}
 	}
-	b.progress("Done after %s", time.Since(begin).Round(time.Second))
+	b.logProgress("Done after %s", time.Since(begin).Round(time.Second))
 	return nil
 }

@@ -19,15 +19,15 @@ func markdown(rows []row, bars []bar, env environment) string {
 	writeEnvironment(&s, env)
 	writeBars(&s, rows, bars)
 	for _, p := range parts() {
-		var of []row
+		var partRows []row
 		for _, r := range rows {
 			if r.part() == p.name {
-				of = append(of, r)
+				partRows = append(partRows, r)
 			}
 		}
-		if len(of) > 0 {
+		if len(partRows) > 0 {
 			fmt.Fprintf(&s, "\n## %s\n\n", p.name)
-			writeTable(&s, of)
+			writeTable(&s, partRows)
 		}
 	}
 	return s.String()
@@ -75,7 +75,7 @@ func writeTable(s *strings.Builder, rows []row) {
 	for _, r := range rows {
 		_, bench, _ := strings.Cut(r.Bench, "/")
 		fmt.Fprintf(s, "| %s | %s | %d | %s | %s | %s | %s | %s | %s |\n", bench, r.Subject, r.N,
-			number(r.Min), number(r.Median), number(r.P99), number(r.Max), r.Unit, r.Date)
+			formatNumber(r.Min), formatNumber(r.Median), formatNumber(r.P99), formatNumber(r.Max), r.Unit, r.Date)
 	}
 }
 
@@ -84,10 +84,10 @@ func writeBars(s *strings.Builder, rows []row, bars []bar) {
 		"| row | subject | | bar | measured | met |\n|---|---|---|---|--:|---|\n")
 	for _, b := range bars {
 		measured, met, err := b.check(rows)
-		shown := map[bool]string{true: "yes", false: "no"}[met]
+		verdict := map[bool]string{true: "yes", false: "no"}[met]
 		if err != nil {
-			shown = "not measured"
+			verdict = "not measured"
 		}
-		fmt.Fprintf(s, "| %s | %s | %s | %s | %s | %s |\n", b.bench, b.subject, b.statistic, b.limit, measured, shown)
+		fmt.Fprintf(s, "| %s | %s | %s | %s | %s | %s |\n", b.bench, b.subject, b.statistic, b.limit, measured, verdict)
 	}
 }

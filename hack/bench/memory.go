@@ -26,15 +26,15 @@ type measuredProcess struct {
 	subject
 	row       string // the subject's name in the table
 	slot      string
-	lead      bool
+	leads     bool
 	extraArgs []string // arguments in addition to the subject's
 
 	*process
 	pair *pair
 }
 
-// starts reports whether starts and takeovers of it are measured.
-func (m *measuredProcess) starts() bool { return !m.lead && m.name != kcm }
+// startsMeasured reports whether starts and takeovers of it are measured.
+func (m *measuredProcess) startsMeasured() bool { return !m.leads && m.name != kcm }
 
 // measuredProcesses returns the processes with the given rows, all if rows is nil, in the order in which
 // they start, so that the leaders lead. They run at the same time: the memory of one does not
@@ -43,13 +43,13 @@ func (b *bench) measuredProcesses(rows []string) []*measuredProcess {
 	manager := managerSubject(b, b.binaries.manager)
 	controllerRuntime, controllerManager := peerSubject(peer), kcmSubject(kcm)
 	all := []*measuredProcess{
-		{subject: manager, row: ours + ": leader", slot: "a", lead: true},
-		{subject: manager, row: ours + ": warm standby", slot: "b"},
-		{subject: manager, row: ours + ": cold standby", slot: "c", extraArgs: []string{"--standby=cold"}},
-		{subject: controllerRuntime, row: peer + ": leader", slot: "a", lead: true},
+		{subject: manager, row: quartermaster + ": leader", slot: "a", leads: true},
+		{subject: manager, row: quartermaster + ": warm standby", slot: "b"},
+		{subject: manager, row: quartermaster + ": cold standby", slot: "c", extraArgs: []string{"--standby=cold"}},
+		{subject: controllerRuntime, row: peer + ": leader", slot: "a", leads: true},
 		{subject: controllerRuntime, row: peerWarm + ": standby", slot: "b", extraArgs: []string{"-warm"}},
 		{subject: controllerRuntime, row: peer + ": standby", slot: "c"},
-		{subject: controllerManager, row: kcm + ": leader", slot: "a", lead: true},
+		{subject: controllerManager, row: kcm + ": leader", slot: "a", leads: true},
 		{subject: controllerManager, row: kcm + ": standby", slot: "b"},
 	}
 	var wanted []*measuredProcess
@@ -63,9 +63,10 @@ func (b *bench) measuredProcesses(rows []string) []*measuredProcess {
 
 // memory measures the memory of caches, on an empty cluster and on two full ones.
 func (b *bench) memory(ctx context.Context) error {
-	for name, path := range map[string]string{ours: b.binaries.manager, peer: b.binaries.peer, kcm: b.c.Binary("kube-controller-manager")} {
+	for name, path := range map[string]string{quartermaster: b.binaries.manager, peer: b.binaries.peer,
+		kcm: b.cluster.Binary("kube-controller-manager")} {
 		if b.opts.wants(name) {
-			b.add("memory/size of the binary, stripped", name, "MiB", mebibytes(path))
+			b.addRow("memory/size of the binary, stripped", name, "MiB", mebibytes(path))
 		}
 	}
 	return b.measureDataSets(ctx, "memory", b.opts.dataSets(), nil)
@@ -78,7 +79,7 @@ func (b *bench) scale(ctx context.Context) error {
 		sets = append(b.opts.dataSets()[:1], sets...)
 	}
 	return b.measureDataSets(ctx, "scale", sets,
-		[]string{ours + ": leader", ours + ": warm standby", peer + ": leader", peerWarm + ": standby"})
+		[]string{quartermaster + ": leader", quartermaster + ": warm standby", peer + ": leader", peerWarm + ": standby"})
 }
 
 // measureDataSets measures the processes of the given rows, all if nil, on one data set after the other.
@@ -92,12 +93,12 @@ func (b *bench) measureDataSets(ctx context.Context, part string, sets []dataSet
 		}
 	}
 	for _, d := range sets {
-		d.rows = part + "/" + d.name + ", "
-		if err := b.empty(ctx); err != nil { // deletes the data set before
+		d.rowPrefix = part + "/" + d.name + ", "
+		if err := b.deleteObjects(ctx); err != nil { // deletes the data set before
 			return err
 		}
-		b.progress("%s: filling the cluster (load %s)", d.name, loadAverage())
-		if err := b.fill(ctx, d); err != nil {
+		b.logProgress("%s: filling the cluster (load %s)", d.name, loadAverage())
+		if err := b.createDataSet(ctx, d); err != nil {
 			return err
 		}
 		if err := b.measureMemory(ctx, d, b.measuredProcesses(rows)); err != nil {
@@ -122,7 +123,7 @@ func (b *bench) measureMemory(ctx context.Context, d dataSet, all []*measuredPro
 	if err := b.scrape(ctx, all); err != nil {
 		return err
 	}
-	b.progress("%s: all started, waiting for %s", d.name, b.opts.settle)
+	b.logProgress("%s: all started, waiting for %s", d.name, b.opts.settle)
 	if err := cluster.Sleep(ctx, b.opts.settle); err != nil {
 		return err
 	}
@@ -146,8 +147,8 @@ func (b *bench) measureMemory(ctx context.Context, d dataSet, all []*measuredPro
 func (b *bench) startAll(ctx context.Context, all []*measuredProcess) (err error) {
 	leaders := map[string]*pair{}
 	for _, m := range all {
-		b.progress("Starting %s", m.row)
-		if m.lead {
+		b.logProgress("Starting %s", m.row)
+		if m.leads {
 			m.pair = &pair{b: b, subject: m.subject, lease: b.watchLease(ctx, m.lease)}
 			if m.process, err = m.pair.startLeader(ctx, m.slot); err != nil {
 				return err
@@ -174,7 +175,7 @@ func (b *bench) addResident(ctx context.Context, d dataSet, all []*measuredProce
 			if err != nil {
 				return fmt.Errorf("%s: %w", m.row, err)
 			}
-			values[m.row] = append(values[m.row], r.now)
+			values[m.row] = append(values[m.row], r.current)
 			anonymous[m.row] = append(anonymous[m.row], r.anonymous)
 			peaks[m.row] = r.peak
 		}
@@ -183,14 +184,14 @@ func (b *bench) addResident(ctx context.Context, d dataSet, all []*measuredProce
 		}
 	}
 	for _, m := range all {
-		steady := b.add(d.rows+"RSS steady", m.row, "MiB", values[m.row]...)
-		b.add(d.rows+"RSS steady, of it not the program's file", m.row, "MiB", anonymous[m.row]...)
-		b.add(d.rows+"RSS peak since the start", m.row, "MiB", peaks[m.row])
+		steady := b.addRow(d.rowPrefix+"RSS steady", m.row, "MiB", values[m.row]...)
+		b.addRow(d.rowPrefix+"RSS steady, of it not the program's file", m.row, "MiB", anonymous[m.row]...)
+		b.addRow(d.rowPrefix+"RSS peak since the start", m.row, "MiB", peaks[m.row])
 		if d.objects() == 0 {
 			b.baseline[m.row] = steady.Median
 			continue
 		}
-		b.add(d.rows+"RSS growth per object", m.row, "bytes", (steady.Median-b.baseline[m.row])*(1<<20)/float64(d.objects()))
+		b.addRow(d.rowPrefix+"RSS growth per object", m.row, "bytes", (steady.Median-b.baseline[m.row])*(1<<20)/float64(d.objects()))
 	}
 	return nil
 }
@@ -220,7 +221,7 @@ func (b *bench) scrape(ctx context.Context, all []*measuredProcess) error {
 
 // addCPU measures the CPU time of all while unrelated objects are updated.
 func (b *bench) addCPU(ctx context.Context, d dataSet, all []*measuredProcess) error {
-	take := func() (map[string]float64, error) {
+	cpuTimes := func() (map[string]float64, error) {
 		seconds := map[string]float64{}
 		for _, m := range all {
 			var err error
@@ -230,25 +231,25 @@ func (b *bench) addCPU(ctx context.Context, d dataSet, all []*measuredProcess) e
 		}
 		return seconds, nil
 	}
-	before, err := take()
+	before, err := cpuTimes()
 	if err != nil {
 		return err
 	}
-	updates := b.opts.times(10000)
-	took, err := b.update(ctx, d, updates)
+	updates := b.opts.scaled(10000)
+	took, err := b.updateObjects(ctx, d, updates)
 	if err != nil {
 		return err
 	}
 	if err := cluster.Sleep(ctx, quiescence); err != nil {
 		return err
 	}
-	after, err := take()
+	after, err := cpuTimes()
 	if err != nil {
 		return err
 	}
-	b.progress("%s: %d updates in %s", d.name, updates, took.Round(time.Second))
+	b.logProgress("%s: %d updates in %s", d.name, updates, took.Round(time.Second))
 	for _, m := range all {
-		b.add(d.rows+"CPU time of 10,000 updates", m.row, "s", (after[m.row]-before[m.row])*10000/float64(updates))
+		b.addRow(d.rowPrefix+"CPU time of 10,000 updates", m.row, "s", (after[m.row]-before[m.row])*10000/float64(updates))
 	}
 	return nil
 }
@@ -256,9 +257,9 @@ func (b *bench) addCPU(ctx context.Context, d dataSet, all []*measuredProcess) e
 // addBurst changes the ConfigMaps of 100 Deployments and measures our leader's memory once all are
 // rolled.
 func (b *bench) addBurst(ctx context.Context, d dataSet, all []*measuredProcess) error {
-	n := min(workloads, d.deployments, d.configMaps)
+	n := min(workloadCount, d.deployments, d.configMaps)
 	for _, m := range all {
-		if m.name != ours || !m.lead {
+		if m.name != quartermaster || !m.leads {
 			continue
 		}
 		audit, err := b.tailAudit()
@@ -266,12 +267,12 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*measuredProcess)
 			return err
 		}
 		if err := parallel(ctx, 16, n, func(ctx context.Context, i int) error {
-			return b.change(ctx, dataNamespace(i), dataName("config", i))
+			return b.changeConfigMap(ctx, dataNamespace(i), dataName("config", i))
 		}); err != nil {
 			return err
 		}
 		patches := func(e auditv1.Event) bool {
-			return m.madeRequest(e) && e.Stage == auditv1.StageResponseComplete && e.Verb == "patch" && isAbout(e, "deployments")
+			return m.madeRequest(e) && e.Stage == auditv1.StageResponseComplete && e.Verb == "patch" && hasResource(e, "deployments")
 		}
 		if err := eventually(ctx, 100*time.Millisecond, "the patches of the burst", func(context.Context) error {
 			got, err := audit.count(patches)
@@ -289,7 +290,7 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*measuredProcess)
 		if err != nil {
 			return err
 		}
-		b.add(d.rows+"RSS after a burst of 100 reloads", m.row, "MiB", r.now)
+		b.addRow(d.rowPrefix+"RSS after a burst of 100 reloads", m.row, "MiB", r.current)
 	}
 	return nil
 }
@@ -297,7 +298,7 @@ func (b *bench) addBurst(ctx context.Context, d dataSet, all []*measuredProcess)
 // addStarts measures warm and cold starts and takeovers of ours and of controller-runtime.
 func (b *bench) addStarts(ctx context.Context, d dataSet, all []*measuredProcess) error {
 	for _, m := range all { // the others would take over
-		if m.lead {
+		if m.leads {
 			continue
 		}
 		if err := m.Stop(ctx, stopGrace); err != nil {
@@ -306,9 +307,9 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*measuredProcess
 	}
 	// In turn, so that an hour in which the machine is slow slows them alike.
 	ready := map[string][]float64{}
-	for range b.opts.times(5) {
+	for range b.opts.scaled(5) {
 		for _, m := range all {
-			if !m.starts() {
+			if !m.startsMeasured() {
 				continue
 			}
 			p, err := b.run(ctx, m.subject, m.slot, m.extraArgs...)
@@ -326,55 +327,55 @@ func (b *bench) addStarts(ctx context.Context, d dataSet, all []*measuredProcess
 		}
 	}
 	for _, m := range all {
-		if m.starts() {
-			b.add(d.rows+"start to ready", m.row, "s", ready[m.row]...)
+		if m.startsMeasured() {
+			b.addRow(d.rowPrefix+"start to ready", m.row, "s", ready[m.row]...)
 		}
 	}
-	if d.late > 0 {
-		if err := b.fillDeployments(ctx, d.late); err != nil {
+	if d.lateDeployments > 0 {
+		if err := b.createDeployments(ctx, d.lateDeployments); err != nil {
 			return err
 		}
 		if err := cluster.Sleep(ctx, quiescence); err != nil { // the leaders write to them
 			return err
 		}
-		d.deployments += d.late
-		d.rows += fmt.Sprintf("with %d Deployments, ", d.late)
+		d.deployments += d.lateDeployments
+		d.rowPrefix += fmt.Sprintf("with %d Deployments, ", d.lateDeployments)
 	}
 	for _, m := range all {
-		if !m.starts() {
+		if !m.startsMeasured() {
 			continue
 		}
-		var first, looked []float64
-		for range b.opts.times(5) {
-			if err := m.pair.respawn(ctx, m.extraArgs...); err != nil {
+		var reconciled, caughtUp []float64
+		for range b.opts.scaled(5) {
+			if err := m.pair.startNewStandby(ctx, m.extraArgs...); err != nil {
 				return err
 			}
 			t, err := m.pair.takeover(ctx, syscall.SIGTERM)
 			if err != nil {
 				return err
 			}
-			if t.first > 0 {
-				first = append(first, milliseconds(t.first-max(t.written, t.created)))
+			if t.firstReconcile > 0 {
+				reconciled = append(reconciled, milliseconds(t.firstReconcile-max(t.written, t.created)))
 			}
 		}
-		b.add(d.rows+"new holder to first reconcile", m.row, "ms", first...)
-		if m.name != ours || m.extraArgs != nil || d.deployments == 0 {
+		b.addRow(d.rowPrefix+"new holder to first reconcile", m.row, "ms", reconciled...)
+		if m.name != quartermaster || m.extraArgs != nil || d.deployments == 0 {
 			continue
 		}
-		for range b.opts.times(5) {
-			if err := m.pair.respawn(ctx, m.extraArgs...); err != nil {
+		for range b.opts.scaled(5) {
+			if err := m.pair.startNewStandby(ctx, m.extraArgs...); err != nil {
 				return err
 			}
-			took, err := m.pair.lookAtAll(ctx, d.deployments)
+			took, err := m.pair.catchUp(ctx, d.deployments)
 			if err != nil {
 				return err
 			}
-			looked = append(looked, milliseconds(took))
+			caughtUp = append(caughtUp, milliseconds(took))
 		}
-		b.add(d.rows+"new holder to all Deployments looked at", m.row, "ms", looked...)
+		b.addRow(d.rowPrefix+"new holder to all Deployments looked at", m.row, "ms", caughtUp...)
 	}
 	for _, m := range all {
-		if m.lead { // those that lead now
+		if m.leads { // those that lead now
 			m.process = m.pair.leader
 		}
 	}

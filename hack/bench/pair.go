@@ -31,7 +31,7 @@ type pair struct {
 
 	leader, standby *process
 	holder          string // the leader's identity in the Lease
-	count           int
+	takeovers       int
 }
 
 // startPair starts a leader, and a standby once it leads.
@@ -48,16 +48,16 @@ func (b *bench) startPair(ctx context.Context, s subject) (*pair, error) {
 }
 
 func (p *pair) startLeader(ctx context.Context, slot string) (*process, error) {
-	old, mark := p.lease.last(), p.lease.mark()
+	old, mark := p.lease.lastName(), p.lease.position()
 	leader, err := p.b.run(ctx, p.subject, slot)
 	if err != nil {
 		return nil, err
 	}
-	view, err := p.lease.newHolder(ctx, mark, old)
+	holder, err := p.lease.awaitHolder(ctx, mark, old)
 	if err != nil {
 		return leader, fmt.Errorf("%w; the last lines of %s:\n%s", err, leader.Name, leader.Tail(15))
 	}
-	p.holder = view.name
+	p.holder = holder.name
 	_, err = leader.waitReady(ctx)
 	return leader, err
 }
@@ -84,27 +84,27 @@ func (p *pair) stop() error {
 
 // takeover holds durations from the signal to the old leader.
 type takeover struct {
-	seen    time.Duration // until the watch of the benchmark's client delivered the new holder
-	written time.Duration // until kube-apiserver had written it, according to the audit log
-	began   time.Time     // when it had
-	created time.Duration // until kube-apiserver had created what trigger creates
-	// first lasts until the first write of the new leader's controller arrived at kube-apiserver,
-	// see trigger. It is zero if the old leader did that work before it ended.
-	first time.Duration
-	// refused is how many writes of the new leader's controller kube-apiserver refused before.
-	refused int
-	stale   int // writes of the old leader's controller that succeeded after SIGCONT
+	observed time.Duration // until the watch of the benchmark's client delivered the new holder
+	written  time.Duration // until kube-apiserver had written it, according to the audit log
+	wonLease time.Time     // when it had
+	created  time.Duration // until kube-apiserver had created what createTrigger creates
+	// firstReconcile lasts until the first write of the new leader's controller arrived at kube-apiserver,
+	// see createTrigger. It is zero if the old leader did that work before it ended.
+	firstReconcile time.Duration
+	// refusedWrites is how many writes of the new leader's controller kube-apiserver refused before.
+	refusedWrites int
+	staleWrites   int // writes of the old leader's controller that succeeded after SIGCONT
 }
 
 // takeover sends the leader SIGTERM, SIGKILL or SIGSTOP and measures how the standby takes over. Then the
-// standby is the leader, and there is no standby until respawn.
+// standby is the leader, and there is no standby until startNewStandby.
 func (p *pair) takeover(ctx context.Context, sig syscall.Signal) (t takeover, err error) {
 	audit, err := p.b.tailAudit()
 	if err != nil {
 		return t, err
 	}
-	p.count++
-	work := fmt.Sprintf("trigger-%d", p.count)
+	p.takeovers++
+	triggerName := fmt.Sprintf("trigger-%d", p.takeovers)
 	// The leader ends at a random point of the period in which leaders renew and standbys poll, but
 	// only after the standby has seen a renewal: for a Lease that it has only found, the claim counts
 	// from then.
@@ -119,62 +119,62 @@ func (p *pair) takeover(ctx context.Context, sig syscall.Signal) (t takeover, er
 		return t, err
 	}
 
-	mark, old, next := p.lease.mark(), p.leader, p.standby
+	mark, old, next := p.lease.position(), p.leader, p.standby
 	begin := time.Now()
 	if err := old.Signal(sig); err != nil {
 		return t, err
 	}
-	if err := p.b.trigger(ctx, namespace, work); err != nil {
+	if err := p.b.createTrigger(ctx, namespace, triggerName); err != nil {
 		return t, err
 	}
-	view, err := p.lease.newHolder(ctx, mark, p.holder)
+	holder, err := p.lease.awaitHolder(ctx, mark, p.holder)
 	if err != nil {
 		return t, fmt.Errorf("%w; the last lines of %s:\n%s", err, next.Name, next.Tail(15))
 	}
-	t.seen = view.at.Sub(begin)
-	p.holder, p.leader, p.standby = view.name, next, nil
+	t.observed = holder.at.Sub(begin)
+	p.holder, p.leader, p.standby = holder.name, next, nil
 
-	write, err := audit.first(ctx, "the new holder's write", func(e auditv1.Event) bool {
-		return next.madeRequest(e) && isLease(e) && cluster.AuditWrite(e) && e.ObjectRef.Name == p.subject.lease
+	leaseWrite, err := audit.awaitEvent(ctx, "the new holder's write", func(e auditv1.Event) bool {
+		return next.madeRequest(e) && isLeaseRequest(e) && cluster.AuditWrite(e) && e.ObjectRef.Name == p.subject.lease
 	})
 	if err != nil {
 		return t, err
 	}
-	t.began = write.StageTimestamp.Time
-	t.written = t.began.Sub(begin)
-	if write.RequestReceivedTimestamp.Sub(begin) > t.seen {
-		return t, fmt.Errorf("the watch brought the new holder after %s, but the write arrived after %s", t.seen, write.RequestReceivedTimestamp.Sub(begin))
+	t.wonLease = leaseWrite.StageTimestamp.Time
+	t.written = t.wonLease.Sub(begin)
+	if leaseWrite.RequestReceivedTimestamp.Sub(begin) > t.observed {
+		return t, fmt.Errorf("the watch brought the new holder after %s, but the write arrived after %s", t.observed, leaseWrite.RequestReceivedTimestamp.Sub(begin))
 	}
-	created, err := audit.first(ctx, "the creation of "+work, func(e auditv1.Event) bool {
-		return e.Verb == "create" && isWorkOn(e, namespace, work)
+	created, err := audit.awaitEvent(ctx, "the creation of "+triggerName, func(e auditv1.Event) bool {
+		return e.Verb == "create" && isWriteOf(e, namespace, triggerName)
 	})
 	if err != nil {
 		return t, err
 	}
 	t.created = created.StageTimestamp.Sub(begin)
-	done, err := audit.first(ctx, "work on "+work, func(e auditv1.Event) bool {
-		return (next.madeRequest(e) || old.madeRequest(e)) && isWorkOn(e, namespace, work)
+	firstWrite, err := audit.awaitEvent(ctx, "work on "+triggerName, func(e auditv1.Event) bool {
+		return (next.madeRequest(e) || old.madeRequest(e)) && isWriteOf(e, namespace, triggerName)
 	})
 	if err != nil {
 		return t, fmt.Errorf("%w; the last lines of %s:\n%s", err, next.Name, next.Tail(15))
 	}
-	if t.refused, err = audit.count(func(e auditv1.Event) bool {
-		return next.madeRequest(e) && e.ResponseStatus != nil && e.ResponseStatus.Code >= 400 && isAbout(e, "deployments")
+	if t.refusedWrites, err = audit.count(func(e auditv1.Event) bool {
+		return next.madeRequest(e) && e.ResponseStatus != nil && e.ResponseStatus.Code >= 400 && hasResource(e, "deployments")
 	}); err != nil {
 		return t, err
 	}
-	if next.madeRequest(done) {
-		t.first = done.RequestReceivedTimestamp.Sub(begin)
+	if next.madeRequest(firstWrite) {
+		t.firstReconcile = firstWrite.RequestReceivedTimestamp.Sub(begin)
 	}
 	if sig == syscall.SIGSTOP {
-		if t.stale, err = proceed(ctx, old, audit); err != nil {
+		if t.staleWrites, err = resume(ctx, old, audit); err != nil {
 			return t, err
 		}
 	}
 	if err := old.Wait(ctx); sig == syscall.SIGTERM && old.ExitCode() == -1 {
 		return t, err
 	}
-	return t, p.b.cleanTriggers(ctx)
+	return t, p.b.deleteTriggers(ctx)
 }
 
 // awaitFence waits until a replica of ours knows that the fence is in force.
@@ -186,9 +186,9 @@ func (p *process) awaitFence(ctx context.Context) error {
 	return err
 }
 
-// proceed lets a stopped leader go on until it ends, and returns how many writes of its controller
+// resume lets a stopped leader go on until it ends, and returns how many writes of its controller
 // succeeded.
-func proceed(ctx context.Context, old *process, audit *auditTail) (int, error) {
+func resume(ctx context.Context, old *process, audit *auditTail) (int, error) {
 	begin := time.Now()
 	if err := old.Signal(syscall.SIGCONT); err != nil {
 		return 0, err
@@ -197,13 +197,13 @@ func proceed(ctx context.Context, old *process, audit *auditTail) (int, error) {
 		return 0, err
 	}
 	return audit.count(func(e auditv1.Event) bool {
-		return old.madeRequest(e) && isAbout(e, "deployments") && cluster.AuditWrite(e) && e.RequestReceivedTimestamp.After(begin) &&
+		return old.madeRequest(e) && hasResource(e, "deployments") && cluster.AuditWrite(e) && e.RequestReceivedTimestamp.After(begin) &&
 			e.ResponseStatus != nil && e.ResponseStatus.Code < 400
 	})
 }
 
-// respawn starts a standby in the slot of the old leader.
-func (p *pair) respawn(ctx context.Context, args ...string) (err error) {
+// startNewStandby starts a standby in the slot of the old leader.
+func (p *pair) startNewStandby(ctx context.Context, args ...string) (err error) {
 	slot := "a"
 	if p.leader.slot == slot {
 		slot = "b"
@@ -212,20 +212,20 @@ func (p *pair) respawn(ctx context.Context, args ...string) (err error) {
 	return err
 }
 
-// trigger creates a Deployment for which every subject's controller has one thing to write: ours
+// createTrigger creates a Deployment for which every subject's controller has one thing to write: ours
 // records the state of the ConfigMap that it uses, controller-runtime's adds an annotation,
 // and kube-controller-manager creates its ReplicaSet.
-func (b *bench) trigger(ctx context.Context, namespace, name string) error {
+func (b *bench) createTrigger(ctx context.Context, namespace, name string) error {
 	_, err := b.admin.AppsV1().Deployments(namespace).Create(ctx, newDeployment(name, "trigger"), metav1.CreateOptions{})
 	return err
 }
 
-// cleanTriggers deletes what trigger has created in the benchmarks' namespace.
-func (b *bench) cleanTriggers(ctx context.Context) error {
-	all := metav1.ListOptions{}
-	now := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
-	err := b.admin.AppsV1().Deployments(namespace).DeleteCollection(ctx, now, all)
-	return errors.Join(err, b.admin.AppsV1().ReplicaSets(namespace).DeleteCollection(ctx, now, all))
+// deleteTriggers deletes what createTrigger has created in the benchmarks' namespace.
+func (b *bench) deleteTriggers(ctx context.Context) error {
+	everything := metav1.ListOptions{}
+	background := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
+	err := b.admin.AppsV1().Deployments(namespace).DeleteCollection(ctx, background, everything)
+	return errors.Join(err, b.admin.AppsV1().ReplicaSets(namespace).DeleteCollection(ctx, background, everything))
 }
 
 // newDeployment returns a Deployment without Pods that is rolled when its ConfigMap changes.

@@ -20,14 +20,14 @@ const clockTicks = 100
 
 // residence is the resident memory of a process, in MiB.
 type residence struct {
-	now       float64
-	peak      float64 // the highest value of now since the start
-	anonymous float64 // the part of now that is heap and stacks, not files such as the program itself
+	current   float64
+	peak      float64 // the highest value of current since the start
+	anonymous float64 // the part of current that is heap and stacks, not files such as the program itself
 }
 
 func readResidence(pid int) (r residence, err error) {
-	for name, value := range map[string]*float64{"VmRSS": &r.now, "VmHWM": &r.peak, "RssAnon": &r.anonymous} {
-		text, _, _ := strings.Cut(field(fmt.Sprintf("/proc/%d/status", pid), name+":"), " ")
+	for name, value := range map[string]*float64{"VmRSS": &r.current, "VmHWM": &r.peak, "RssAnon": &r.anonymous} {
+		text, _, _ := strings.Cut(readField(fmt.Sprintf("/proc/%d/status", pid), name+":"), " ")
 		kib, err := strconv.ParseFloat(text, 64)
 		if err != nil {
 			return r, err

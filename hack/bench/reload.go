@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// plain names a Deployment that does not ask to be rolled and a ConfigMap that nobody uses.
-	plain = "plain"
-	// workloads is the number of Deployments of reload, each with a ConfigMap of its own.
-	workloads = 100
+	// plainName names a Deployment that does not ask to be rolled and a ConfigMap that nobody uses.
+	plainName = "plain"
+	// workloadCount is the number of Deployments of reload, each with a ConfigMap of its own.
+	workloadCount = 100
 	// changePause is the time between two single changes, so that each is a reload of its own.
 	changePause = 100 * time.Millisecond
 	// floorRow is what a change takes without a controller.
@@ -36,27 +36,27 @@ func (b *bench) reload(ctx context.Context) (err error) {
 	if !b.opts.wants(s.name) {
 		return nil
 	}
-	b.progress("%s: starting a leader and a standby, then %d Deployments", s.name, workloads)
+	b.logProgress("%s: starting a leader and a standby, then %d Deployments", s.name, workloadCount)
 	p, err := b.startPair(ctx, s)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	w, err := b.createWorkloads(ctx)
+	templates, err := b.createWorkloads(ctx)
 	if err != nil {
 		return err
 	}
-	for _, measure := range []func(context.Context, *pair, *history) error{b.oneAtATime, b.burst, b.whileDown} {
+	for _, measure := range []func(context.Context, *pair, *history) error{b.measureSingles, b.measureBursts, b.measureDowntime} {
 		// The Events of the previous measurement are sent meanwhile.
 		if err := cluster.Sleep(ctx, quiescence); err != nil {
 			return err
 		}
-		if err := measure(ctx, p, w); err != nil {
+		if err := measure(ctx, p, templates); err != nil {
 			return err
 		}
 	}
 	// Later parts begin on an empty cluster.
-	return errors.Join(b.cleanTriggers(ctx),
+	return errors.Join(b.deleteTriggers(ctx),
 		b.admin.CoreV1().ConfigMaps(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
 
@@ -64,16 +64,16 @@ func workloadName(i int) string { return fmt.Sprintf("web-%03d", i) }
 
 // createWorkloads creates the Deployments and waits until a manager has recorded the state of all.
 func (b *bench) createWorkloads(ctx context.Context) (*history, error) {
-	w := b.watchTemplates(ctx, namespace)
-	unwatched := newDeployment(plain, "none")
-	unwatched.Annotations = nil
-	if _, err := b.admin.AppsV1().Deployments(namespace).Create(ctx, unwatched, metav1.CreateOptions{}); err != nil {
+	templates := b.watchTemplates(ctx, namespace)
+	plainDeployment := newDeployment(plainName, "none")
+	plainDeployment.Annotations = nil
+	if _, err := b.admin.AppsV1().Deployments(namespace).Create(ctx, plainDeployment, metav1.CreateOptions{}); err != nil {
 		return nil, err
 	}
-	if err := b.ensureConfigMap(ctx, plain); err != nil {
+	if err := b.ensureConfigMap(ctx, plainName); err != nil {
 		return nil, err
 	}
-	err := parallel(ctx, 8, workloads, func(ctx context.Context, i int) error {
+	err := parallel(ctx, 8, workloadCount, func(ctx context.Context, i int) error {
 		if err := b.ensureConfigMap(ctx, workloadName(i)); err != nil {
 			return err
 		}
@@ -83,7 +83,7 @@ func (b *bench) createWorkloads(ctx context.Context) (*history, error) {
 	if err != nil {
 		return nil, err
 	}
-	return w, eventually(ctx, 100*time.Millisecond, "the state of every Deployment", func(ctx context.Context) error {
+	return templates, eventually(ctx, 100*time.Millisecond, "the state of every Deployment", func(ctx context.Context) error {
 		all, err := b.admin.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -94,48 +94,48 @@ func (b *bench) createWorkloads(ctx context.Context) (*history, error) {
 				recorded++
 			}
 		}
-		if recorded < workloads {
-			return fmt.Errorf("%d of %d have it", recorded, workloads)
+		if recorded < workloadCount {
+			return fmt.Errorf("%d of %d have it", recorded, workloadCount)
 		}
 		return nil
 	})
 }
 
-// change gives a ConfigMap another value.
-func (b *bench) change(ctx context.Context, namespace, name string) error {
+// changeConfigMap gives a ConfigMap another value.
+func (b *bench) changeConfigMap(ctx context.Context, namespace, name string) error {
 	patch := fmt.Appendf(nil, `{"data":{"value":"%x"}}`, rand.Uint64())
 	_, err := b.admin.CoreV1().ConfigMaps(namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
 }
 
-// oneAtATime changes one ConfigMap after the other and waits for its Deployment.
-func (b *bench) oneAtATime(ctx context.Context, p *pair, w *history) error {
+// measureSingles changes one ConfigMap after the other and waits for its Deployment.
+func (b *bench) measureSingles(ctx context.Context, p *pair, templates *history) error {
 	audit, err := b.tailAudit()
 	if err != nil {
 		return err
 	}
-	var seen, logged, floor []float64
-	changes := b.opts.times(200)
+	var observed, logged, floor []float64
+	changes := b.opts.scaled(200)
 	for i := range changes {
-		name := workloadName(i % workloads)
-		mark := w.mark()
+		name := workloadName(i % workloadCount)
+		mark := templates.position()
 		begin := time.Now()
-		if err := b.change(ctx, namespace, name); err != nil {
+		if err := b.changeConfigMap(ctx, namespace, name); err != nil {
 			return err
 		}
-		at, err := w.rolled(ctx, mark, name)
+		at, err := templates.awaitRoll(ctx, mark, name)
 		if err != nil {
 			return err
 		}
-		seen = append(seen, milliseconds(at.Sub(begin)))
-		patch, err := audit.first(ctx, "the patch of "+name, func(e auditv1.Event) bool {
+		observed = append(observed, milliseconds(at.Sub(begin)))
+		patch, err := audit.awaitEvent(ctx, "the patch of "+name, func(e auditv1.Event) bool {
 			return e.RequestReceivedTimestamp.After(begin) && p.leader.madeRequest(e) && isPatch(e, name)
 		})
 		if err != nil {
 			return err
 		}
-		update, err := audit.first(ctx, "the change of "+name, func(e auditv1.Event) bool {
-			return e.RequestReceivedTimestamp.After(begin) && e.Verb == "patch" && isAbout(e, "configmaps") && e.ObjectRef.Name == name
+		update, err := audit.awaitEvent(ctx, "the change of "+name, func(e auditv1.Event) bool {
+			return e.RequestReceivedTimestamp.After(begin) && e.Verb == "patch" && hasResource(e, "configmaps") && e.ObjectRef.Name == name
 		})
 		if err != nil {
 			return err
@@ -144,7 +144,7 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *history) error {
 		if err := cluster.Sleep(ctx, changePause); err != nil {
 			return err
 		}
-		took, err := b.roundTrip(ctx, w)
+		took, err := b.roundTrip(ctx, templates)
 		if err != nil {
 			return err
 		}
@@ -156,74 +156,76 @@ func (b *bench) oneAtATime(ctx context.Context, p *pair, w *history) error {
 	if err := cluster.Sleep(ctx, quiescence); err != nil {
 		return err
 	}
-	requests, err := audit.count(func(e auditv1.Event) bool { return p.leader.madeRequest(e) && isRequest(e) && !isLease(e) })
+	requests, err := audit.count(func(e auditv1.Event) bool { return p.leader.madeRequest(e) && isRequest(e) && !isLeaseRequest(e) })
 	if err != nil {
 		return err
 	}
-	b.add("reload/one change, sent to patch seen by a watch", ours, "ms", seen...)
-	b.add("reload/"+floorRow, apiserver, "ms", floor...)
-	b.add("reload/one change, update received to patch written, by the audit log", ours, "ms", logged...)
-	b.add("reload/one change, API requests", ours, "per change", float64(requests)/float64(changes))
+	b.addRow("reload/one change, sent to patch seen by a watch", quartermaster, "ms", observed...)
+	b.addRow("reload/"+floorRow, apiserver, "ms", floor...)
+	b.addRow("reload/one change, update received to patch written, by the audit log", quartermaster, "ms", logged...)
+	b.addRow("reload/one change, API requests", quartermaster, "per change", float64(requests)/float64(changes))
 	return nil
 }
 
 // roundTrip does by itself the least that a controller has to do: it changes a ConfigMap that no
 // workload uses, patches the template of a Deployment that uses none, and waits until its watch
 // delivers the patch. The result is the API server's and the machine's share of a reload.
-func (b *bench) roundTrip(ctx context.Context, w *history) (time.Duration, error) {
-	mark := w.mark()
+func (b *bench) roundTrip(ctx context.Context, templates *history) (time.Duration, error) {
+	mark := templates.position()
 	begin := time.Now()
-	if err := b.change(ctx, namespace, plain); err != nil {
+	if err := b.changeConfigMap(ctx, namespace, plainName); err != nil {
 		return 0, err
 	}
 	patch := fmt.Appendf(nil, `{"spec":{"template":{"metadata":{"annotations":{"value":"%x"}}}}}`, rand.Uint64())
-	if _, err := b.admin.AppsV1().Deployments(namespace).Patch(ctx, plain, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := b.admin.AppsV1().Deployments(namespace).Patch(ctx, plainName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		return 0, err
 	}
-	at, err := w.rolled(ctx, mark, plain)
+	at, err := templates.awaitRoll(ctx, mark, plainName)
 	return at.Sub(begin), err
 }
 
 // isPatch reports whether the event is a patch of a Deployment, by anybody.
 func isPatch(e auditv1.Event, name string) bool {
-	return cluster.AuditWrite(e) && e.Verb == "patch" && isAbout(e, "deployments") &&
+	return cluster.AuditWrite(e) && e.Verb == "patch" && hasResource(e, "deployments") &&
 		e.ObjectRef.Namespace == namespace && (name == "" || e.ObjectRef.Name == name)
 }
 
-// burst lets 16 clients change all ConfigMaps at once, several times.
-func (b *bench) burst(ctx context.Context, p *pair, w *history) error {
-	var seconds, ofEach, requests []float64
-	for range b.opts.times(5) {
-		took, patches, n, err := b.oneBurst(ctx, p, w)
+// measureBursts lets 16 clients change all ConfigMaps at once, several times.
+func (b *bench) measureBursts(ctx context.Context, p *pair, templates *history) error {
+	var seconds, patchCounts, requests []float64
+	for range b.opts.scaled(5) {
+		took, patches, n, err := b.runBurst(ctx, p, templates)
 		if err != nil {
 			return err
 		}
 		seconds, requests = append(seconds, took.Seconds()), append(requests, float64(n))
-		for i := range workloads {
-			ofEach = append(ofEach, float64(patches[workloadName(i)]))
+		for i := range workloadCount {
+			patchCounts = append(patchCounts, float64(patches[workloadName(i)]))
 		}
 	}
-	b.add("reload/burst of 100 ConfigMaps of 100 Deployments, all patched", ours, "s", seconds...)
-	b.add("reload/burst, patches of a Deployment", ours, "patches", ofEach...)
-	b.add("reload/burst, API requests", ours, "requests", requests...)
+	b.addRow("reload/burst of 100 ConfigMaps of 100 Deployments, all patched", quartermaster, "s", seconds...)
+	b.addRow("reload/burst, patches of a Deployment", quartermaster, "patches", patchCounts...)
+	b.addRow("reload/burst, API requests", quartermaster, "requests", requests...)
 	return nil
 }
 
-// oneBurst returns the time from the first change until the last Deployment was patched, the patches
+// runBurst returns the time from the first change until the last Deployment was patched, the patches
 // of each Deployment and the requests of the leader.
-func (b *bench) oneBurst(ctx context.Context, p *pair, w *history) (took time.Duration, patches map[string]int, requests int, err error) {
+func (b *bench) runBurst(ctx context.Context, p *pair, templates *history) (took time.Duration, patches map[string]int, requests int, err error) {
 	audit, err := b.tailAudit()
 	if err != nil {
 		return 0, nil, 0, err
 	}
-	mark := w.mark()
+	mark := templates.position()
 	begin := time.Now()
-	err = parallel(ctx, 16, workloads, func(ctx context.Context, i int) error { return b.change(ctx, namespace, workloadName(i)) })
+	err = parallel(ctx, 16, workloadCount, func(ctx context.Context, i int) error {
+		return b.changeConfigMap(ctx, namespace, workloadName(i))
+	})
 	if err != nil {
 		return 0, nil, 0, err
 	}
-	for i := range workloads {
-		at, err := w.rolled(ctx, mark, workloadName(i))
+	for i := range workloadCount {
+		at, err := templates.awaitRoll(ctx, mark, workloadName(i))
 		if err != nil {
 			return 0, nil, 0, err
 		}
@@ -237,34 +239,36 @@ func (b *bench) oneBurst(ctx context.Context, p *pair, w *history) (took time.Du
 		if p.leader.madeRequest(e) && isPatch(e, "") {
 			patches[e.ObjectRef.Name]++
 		}
-		return p.leader.madeRequest(e) && isRequest(e) && !isLease(e)
+		return p.leader.madeRequest(e) && isRequest(e) && !isLeaseRequest(e)
 	})
 	return took, patches, requests, err
 }
 
-// whileDown changes ConfigMaps while no manager runs, and then starts one twice. The first start
+// measureDowntime changes ConfigMaps while no manager runs, and then starts one twice. The first start
 // must find the changes, the second nothing.
-func (b *bench) whileDown(ctx context.Context, p *pair, w *history) error {
-	const changed = workloads / 10
-	var seconds, ofChanged, ofOthers, later []float64
-	for range b.opts.times(5) {
+func (b *bench) measureDowntime(ctx context.Context, p *pair, templates *history) error {
+	const changed = workloadCount / 10
+	var seconds, changedCounts, otherCounts, laterCounts []float64
+	for range b.opts.scaled(5) {
 		if err := p.stop(); err != nil {
 			return err
 		}
 		p.leader, p.standby = nil, nil
-		if err := parallel(ctx, 4, changed, func(ctx context.Context, i int) error { return b.change(ctx, namespace, workloadName(i)) }); err != nil {
+		if err := parallel(ctx, 4, changed, func(ctx context.Context, i int) error {
+			return b.changeConfigMap(ctx, namespace, workloadName(i))
+		}); err != nil {
 			return err
 		}
 		audit, err := b.tailAudit()
 		if err != nil {
 			return err
 		}
-		mark := w.mark()
+		mark := templates.position()
 		if p.leader, err = p.startLeader(ctx, "a"); err != nil {
 			return err
 		}
 		for i := range changed {
-			at, err := w.rolled(ctx, mark, workloadName(i))
+			at, err := templates.awaitRoll(ctx, mark, workloadName(i))
 			if err != nil {
 				return err
 			}
@@ -273,15 +277,15 @@ func (b *bench) whileDown(ctx context.Context, p *pair, w *history) error {
 		if err := cluster.Sleep(ctx, quiescence); err != nil {
 			return err
 		}
-		for i := range workloads {
+		for i := range workloadCount {
 			n, err := audit.count(func(e auditv1.Event) bool { return isPatch(e, workloadName(i)) })
 			if err != nil {
 				return err
 			}
 			if i < changed {
-				ofChanged = append(ofChanged, float64(n))
+				changedCounts = append(changedCounts, float64(n))
 			} else {
-				ofOthers = append(ofOthers, float64(n))
+				otherCounts = append(otherCounts, float64(n))
 			}
 		}
 		before, err := audit.count(func(e auditv1.Event) bool { return isPatch(e, "") })
@@ -301,11 +305,11 @@ func (b *bench) whileDown(ctx context.Context, p *pair, w *history) error {
 		if err != nil {
 			return err
 		}
-		later = append(later, float64(after-before))
+		laterCounts = append(laterCounts, float64(after-before))
 	}
-	b.add("reload/changed while down, start to patched", ours, "s", seconds...)
-	b.add("reload/changed while down, patches of a Deployment concerned", ours, "patches", ofChanged...)
-	b.add("reload/changed while down, patches of another Deployment", ours, "patches", ofOthers...)
-	b.add("reload/changed while down, patches after a second start", ours, "patches", later...)
+	b.addRow("reload/changed while down, start to patched", quartermaster, "s", seconds...)
+	b.addRow("reload/changed while down, patches of a Deployment concerned", quartermaster, "patches", changedCounts...)
+	b.addRow("reload/changed while down, patches of another Deployment", quartermaster, "patches", otherCounts...)
+	b.addRow("reload/changed while down, patches after a second start", quartermaster, "patches", laterCounts...)
 	return nil
 }

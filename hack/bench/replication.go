@@ -18,12 +18,12 @@ import (
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
 )
 
-// fans are the numbers of namespaces that get copies of one Secret. The namespaces of a smaller
+// fanSizes are the numbers of namespaces that get copies of one Secret. The namespaces of a smaller
 // fan are among the largest's.
-var fans = []int{200, 2000}
+var fanSizes = []int{200, 2000}
 
-// inOrder is the number of copies that a new leader finds in order.
-const inOrder = 1000
+// copiesInOrder is the number of copies that a new leader finds in order.
+const copiesInOrder = 1000
 
 // replicationFlags switch it on.
 var replicationFlags = []string{"--controllers=*,replication", "--compat=reflector,replicator", "--replication-push-namespaces=*"}
@@ -34,42 +34,42 @@ func (b *bench) replication(ctx context.Context) error {
 	if !b.opts.wants(s.name) {
 		return nil
 	}
-	if err := b.c.InstallComponents(ctx, "replication", "replication-compat"); err != nil {
+	if err := b.cluster.InstallComponents(ctx, "replication", "replication-compat"); err != nil {
 		return err
 	}
-	if err := b.fansOut(ctx, s); err != nil {
+	if err := b.measureFans(ctx, s); err != nil {
 		return err
 	}
-	return b.cleanFans(ctx)
+	return b.deleteFans(ctx)
 }
 
-// fansOut measures a leader beside a standby.
-func (b *bench) fansOut(ctx context.Context, s subject) (err error) {
-	err = parallel(ctx, 32, fans[len(fans)-1], func(ctx context.Context, i int) error { return b.createFan(ctx, i) })
+// measureFans measures a leader beside a standby.
+func (b *bench) measureFans(ctx context.Context, s subject) (err error) {
+	err = parallel(ctx, 32, fanSizes[len(fanSizes)-1], func(ctx context.Context, i int) error { return b.createFanNamespace(ctx, i) })
 	if err != nil {
 		return err
 	}
-	b.progress("%s: starting a leader and a standby", s.name)
+	b.logProgress("%s: starting a leader and a standby", s.name)
 	p, err := b.startPair(ctx, s)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	for _, n := range fans {
-		if err := b.fanOut(ctx, n); err != nil {
+	for _, n := range fanSizes {
+		if err := b.measureFan(ctx, n); err != nil {
 			return err
 		}
 	}
-	if err := b.pulls(ctx); err != nil {
+	if err := b.measurePulls(ctx); err != nil {
 		return err
 	}
-	return b.restart(ctx, p)
+	return b.measureRestart(ctx, p)
 }
 
-// createFan creates a namespace with a label for each of the fans that it belongs to.
-func (b *bench) createFan(ctx context.Context, i int) error {
+// createFanNamespace creates a namespace with a label for each of the fans that it belongs to.
+func (b *bench) createFanNamespace(ctx context.Context, i int) error {
 	labels := map[string]string{"bench-fan": "all"}
-	for _, n := range fans {
+	for _, n := range fanSizes {
 		if i < n {
 			labels[fanLabel(n)] = "yes"
 		}
@@ -81,10 +81,10 @@ func (b *bench) createFan(ctx context.Context, i int) error {
 
 func fanLabel(n int) string { return fmt.Sprintf("bench-fan-%d", n) }
 
-// fanOut creates and changes a Secret that is pushed to n namespaces, several times.
-func (b *bench) fanOut(ctx context.Context, n int) error {
-	var create, update []float64
-	for i := range b.opts.times(5) {
+// measureFan creates and changes a Secret that is pushed to n namespaces, several times.
+func (b *bench) measureFan(ctx context.Context, n int) error {
+	var createTimes, updateTimes []float64
+	for i := range b.opts.scaled(5) {
 		if err := cluster.Sleep(ctx, quiescence); err != nil {
 			return err
 		}
@@ -104,38 +104,38 @@ func (b *bench) fanOut(ctx context.Context, n int) error {
 		if err := awaitCopies(ctx, copies, n, "a"); err != nil {
 			return err
 		}
-		create = append(create, time.Since(begin).Seconds())
-		half := time.Now()
+		createTimes = append(createTimes, time.Since(begin).Seconds())
+		updateBegin := time.Now()
 		if err := b.changeSecret(ctx, namespace, name, "b"); err != nil {
 			return err
 		}
 		if err := awaitCopies(ctx, copies, n, "b"); err != nil {
 			return err
 		}
-		update = append(update, time.Since(half).Seconds())
+		updateTimes = append(updateTimes, time.Since(updateBegin).Seconds())
 		copies.Stop()
 	}
-	rows := fmt.Sprintf("replication/one Secret to %d namespaces, ", n)
-	b.add(rows+"all created", ours, "s", create...)
-	b.add(rows+"all updated", ours, "s", update...)
+	prefix := fmt.Sprintf("replication/one Secret to %d namespaces, ", n)
+	b.addRow(prefix+"all created", quartermaster, "s", createTimes...)
+	b.addRow(prefix+"all updated", quartermaster, "s", updateTimes...)
 	return nil
 }
 
 // awaitCopies waits until n copies hold the value.
 func awaitCopies(ctx context.Context, copies watch.Interface, n int, value string) error {
 	timeout := time.After(patience)
-	seen := map[string]bool{}
-	for len(seen) < n {
+	current := map[string]bool{}
+	for len(current) < n {
 		select {
 		case e, ok := <-copies.ResultChan():
 			if !ok {
 				return errors.New("the watch of the copies ended")
 			}
 			if s, ok := e.Object.(*corev1.Secret); ok && s.Namespace != namespace && e.Type != watch.Deleted && string(s.Data["value"]) == value {
-				seen[s.Namespace] = true
+				current[s.Namespace] = true
 			}
 		case <-timeout:
-			return fmt.Errorf("%d of %d copies after %s", len(seen), n, patience)
+			return fmt.Errorf("%d of %d copies after %s", len(current), n, patience)
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -149,9 +149,9 @@ func (b *bench) changeSecret(ctx context.Context, namespace, name, value string)
 	return err
 }
 
-// pulls changes a source again and again and waits each time for the pull target of the replicator's
+// measurePulls changes a source again and again and waits each time for the pull target of the replicator's
 // dialect.
-func (b *bench) pulls(ctx context.Context) error {
+func (b *bench) measurePulls(ctx context.Context) error {
 	const target, name = "fan-0000", "pulled"
 	targets, err := b.admin.CoreV1().Secrets(target).Watch(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -167,8 +167,8 @@ func (b *bench) pulls(ctx context.Context) error {
 			return err
 		}
 	}
-	var took []float64
-	for i := range b.opts.times(200) {
+	var pullTimes []float64
+	for i := range b.opts.scaled(200) {
 		value := fmt.Sprint("value ", i)
 		if err := b.changeSecret(ctx, namespace, name, value); err != nil {
 			return err
@@ -177,24 +177,24 @@ func (b *bench) pulls(ctx context.Context) error {
 		if err := awaitCopies(ctx, targets, 1, value); err != nil {
 			return err
 		}
-		took = append(took, milliseconds(time.Since(begin)))
+		pullTimes = append(pullTimes, milliseconds(time.Since(begin)))
 		if err := cluster.Sleep(ctx, changePause); err != nil {
 			return err
 		}
 	}
-	b.add("replication/pull, source updated to target updated as a watch sees it", ours, "ms", took...)
+	b.addRow("replication/pull, source updated to target updated as a watch sees it", quartermaster, "ms", pullTimes...)
 	return nil
 }
 
-// restart starts the leader again among more than inOrder copies that are right, and counts what it
-// requests of Secrets beside lists and watches.
-func (b *bench) restart(ctx context.Context, p *pair) error {
+// measureRestart starts the leader again among more than copiesInOrder copies that are right, and counts what
+// it requests of Secrets beside lists and watches.
+func (b *bench) measureRestart(ctx context.Context, p *pair) error {
 	if err := p.stop(); err != nil {
 		return err
 	}
 	p.leader, p.standby = nil, nil
-	for _, n := range fans {
-		if n < inOrder {
+	for _, n := range fanSizes {
+		if n < copiesInOrder {
 			continue
 		}
 		audit, err := b.tailAudit()
@@ -208,21 +208,21 @@ func (b *bench) restart(ctx context.Context, p *pair) error {
 			return err
 		}
 		requests, err := audit.count(func(e auditv1.Event) bool {
-			return p.leader.madeRequest(e) && isAbout(e, "secrets") && (cluster.AuditWrite(e) || e.Verb == "get")
+			return p.leader.madeRequest(e) && hasResource(e, "secrets") && (cluster.AuditWrite(e) || e.Verb == "get")
 		})
 		if err != nil {
 			return err
 		}
-		b.add(fmt.Sprintf("replication/a new leader among %d copies in order, requests", n*b.opts.times(5)), ours, "requests", float64(requests))
+		b.addRow(fmt.Sprintf("replication/a new leader among %d copies in order, requests", n*b.opts.scaled(5)), quartermaster, "requests", float64(requests))
 	}
 	return nil
 }
 
-// cleanFans deletes the sources and their copies, since later parts begin on an empty cluster.
-func (b *bench) cleanFans(ctx context.Context) error {
-	all := metav1.ListOptions{}
-	err := parallel(ctx, 32, fans[len(fans)-1], func(ctx context.Context, i int) error {
-		return b.admin.CoreV1().Secrets(fmt.Sprintf("fan-%04d", i)).DeleteCollection(ctx, metav1.DeleteOptions{}, all)
+// deleteFans deletes the sources and their copies, since later parts begin on an empty cluster.
+func (b *bench) deleteFans(ctx context.Context) error {
+	everything := metav1.ListOptions{}
+	err := parallel(ctx, 32, fanSizes[len(fanSizes)-1], func(ctx context.Context, i int) error {
+		return b.admin.CoreV1().Secrets(fmt.Sprintf("fan-%04d", i)).DeleteCollection(ctx, metav1.DeleteOptions{}, everything)
 	})
-	return errors.Join(err, b.admin.CoreV1().Secrets(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, all))
+	return errors.Join(err, b.admin.CoreV1().Secrets(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, everything))
 }

@@ -40,16 +40,16 @@ func (r row) part() string {
 func newRow(bench, subject, unit, date string, values []float64) row {
 	sorted := slices.Sorted(slices.Values(values))
 	rank := func(p float64) float64 {
-		return round(sorted[max(0, int(math.Ceil(p*float64(len(sorted))))-1)])
+		return roundFigure(sorted[max(0, int(math.Ceil(p*float64(len(sorted))))-1)])
 	}
 	return row{
 		Bench: bench, Subject: subject, N: len(sorted), Unit: unit, Date: date,
-		Min: round(sorted[0]), Median: rank(0.5), P99: rank(0.99), Max: round(sorted[len(sorted)-1]),
+		Min: roundFigure(sorted[0]), Median: rank(0.5), P99: rank(0.99), Max: roundFigure(sorted[len(sorted)-1]),
 	}
 }
 
-// round keeps four significant digits, and every digit before the point.
-func round(v float64) float64 {
+// roundFigure keeps four significant digits, and every digit before the point.
+func roundFigure(v float64) float64 {
 	if v == 0 {
 		return 0
 	}
@@ -58,8 +58,8 @@ func round(v float64) float64 {
 	return math.Round(v*scale) / scale
 }
 
-// merge replaces all old rows of a part and subject by the fresh ones.
-func merge(old, fresh []row) []row {
+// mergeRows replaces all old rows of a part and subject by the fresh ones.
+func mergeRows(old, fresh []row) []row {
 	type key struct{ part, subject string }
 	measured := map[key]bool{}
 	for _, r := range fresh {
@@ -103,4 +103,4 @@ func writeRows(dir string, rows []row) error {
 	return os.WriteFile(filepath.Join(dir, "latest.json"), []byte("[\n"+strings.Join(lines, ",\n")+"\n]\n"), 0o644)
 }
 
-func number(v float64) string { return fmt.Sprintf("%.10g", v) }
+func formatNumber(v float64) string { return fmt.Sprintf("%.10g", v) }

@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// lookInterval limits how exact the times of lookAtAll are.
-const lookInterval = 2 * time.Millisecond
+// statusInterval limits how exact the times of catchUp are.
+const statusInterval = 2 * time.Millisecond
 
 // scraper returns a client with a token that may read everything that the subjects serve.
 func (b *bench) scraper(ctx context.Context) (*http.Client, error) {
@@ -34,17 +34,17 @@ func (b *bench) scraper(ctx context.Context) (*http.Client, error) {
 	return rest.HTTPClientFor(config)
 }
 
-// lookAtAll ends our leader and returns how long after the write that made the standby the holder it
+// catchUp ends our leader and returns how long after the write that made the standby the holder it
 // had reconciled n workloads and had none left. A workload with nothing to write shows only in the
 // controller's own status.
-func (p *pair) lookAtAll(ctx context.Context, n int) (time.Duration, error) {
+func (p *pair) catchUp(ctx context.Context, n int) (time.Duration, error) {
 	client, err := p.b.scraper(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer client.CloseIdleConnections()
 	url := strings.TrimSuffix(p.standby.metricsURL, "/metrics") + "/debug/controllers/config-reload"
-	done := func() error {
+	checkCaughtUp := func() error {
 		body, err := get(client, url)
 		if err != nil {
 			return err
@@ -61,18 +61,18 @@ func (p *pair) lookAtAll(ctx context.Context, n int) (time.Duration, error) {
 		}
 		return nil
 	}
-	if err := done(); err == nil { // also lets the standby review the token before it counts
+	if err := checkCaughtUp(); err == nil { // also lets the standby review the token before it counts
 		return 0, fmt.Errorf("%s has reconciled as a standby", p.standby.Name)
 	}
 	ended := make(chan time.Time, 1)
 	failed := make(chan error, 1)
 	go func() {
-		failed <- eventually(ctx, lookInterval, "all workloads to be reconciled", func(context.Context) error { return done() })
+		failed <- eventually(ctx, statusInterval, "all workloads to be reconciled", func(context.Context) error { return checkCaughtUp() })
 		ended <- time.Now()
 	}()
 	t, err := p.takeover(ctx, syscall.SIGTERM)
 	if pollErr := <-failed; err == nil {
 		err = pollErr
 	}
-	return (<-ended).Sub(t.began), err
+	return (<-ended).Sub(t.wonLease), err
 }

@@ -26,12 +26,12 @@ const releaseGate = "ControllerManagerReleaseLeaderElectionLockOnExit"
 
 // Names of the subjects in the table.
 const (
-	ours      = "quartermaster"
-	kcm       = "kube-controller-manager"
-	kcmGate   = "kube-controller-manager, release gate"
-	peer      = "controller-runtime"
-	peerWarm  = "controller-runtime, EnableWarmup"
-	apiserver = "kube-apiserver"
+	quartermaster = "quartermaster"
+	kcm           = "kube-controller-manager"
+	kcmGate       = "kube-controller-manager, release gate"
+	peer          = "controller-runtime"
+	peerWarm      = "controller-runtime, EnableWarmup"
+	apiserver     = "kube-apiserver"
 )
 
 // subject is a program that elects a leader by a Lease in kube-system. Its processes run in slots.
@@ -63,7 +63,7 @@ type process struct {
 }
 
 func managerSubject(b *bench, binary string, args ...string) subject {
-	return subject{name: ours, lease: "quartermaster", args: args, timings: kubeTimings,
+	return subject{name: quartermaster, lease: "quartermaster", args: args, timings: kubeTimings,
 		start: func(_ *bench, ctx context.Context, s subject, slot string, args []string) (*process, error) {
 			return b.startManager(ctx, binary, slot, append(slices.Clone(s.args), args...))
 		}}
@@ -84,8 +84,8 @@ func kubeTimings(t timing) []string {
 		"--leader-elect-retry-period=" + t.retry.String()}
 }
 
-// with returns the subject with another timing.
-func (s subject) with(t timing) subject {
+// withTiming returns the subject with another timing.
+func (s subject) withTiming(t timing) subject {
 	if t != (timing{}) {
 		s.args = append(slices.Clone(s.args), s.timings(t)...)
 	}
@@ -107,7 +107,7 @@ func (b *bench) replica(ctx context.Context, slot string) (r *cluster.Replica, e
 	if r = b.replicas[slot]; r != nil {
 		return r, nil
 	}
-	r, err = b.c.NewReplica(ctx, "bench-"+slot)
+	r, err = b.cluster.NewReplica(ctx, "bench-"+slot)
 	if err == nil {
 		b.replicas[slot] = r
 	}
@@ -120,7 +120,7 @@ func (b *bench) startManager(ctx context.Context, binary, slot string, args []st
 		return nil, err
 	}
 	started := time.Now()
-	m, err := b.c.StartManager(r, cluster.ManagerOptions{Binary: binary, Args: args})
+	m, err := b.cluster.StartManager(r, cluster.ManagerOptions{Binary: binary, Args: args})
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +143,7 @@ func (b *bench) startKCM(ctx context.Context, s subject, slot string, args []str
 		return nil, err
 	}
 	ca := filepath.Join(b.box.Dir, "root-ca.crt")
-	if err := os.WriteFile(ca, b.c.AdminConfig().CAData, 0o600); err != nil {
+	if err := os.WriteFile(ca, b.cluster.AdminConfig().CAData, 0o600); err != nil {
 		return nil, err
 	}
 	all := append([]string{
@@ -152,7 +152,7 @@ func (b *bench) startKCM(ctx context.Context, s subject, slot string, args []str
 		"--root-ca-file=" + ca,
 	}, append(slices.Clone(s.args), args...)...)
 	url := fmt.Sprintf("https://127.0.0.1:%d", port)
-	return b.startPeerProcess(account, b.c.Binary("kube-controller-manager"), all, url+"/healthz", url+"/metrics")
+	return b.startPeerProcess(account, b.cluster.Binary("kube-controller-manager"), all, url+"/healthz", url+"/metrics")
 }
 
 // startPeer starts the manager of controller-runtime.
@@ -183,8 +183,8 @@ func (b *bench) startPeerProcess(account, path string, args []string, readyURL, 
 
 // kubeconfig writes the kubeconfig of a ServiceAccount that may do everything.
 func (b *bench) kubeconfig(ctx context.Context, account string) (path string, err error) {
-	config := rest.AnonymousClientConfig(b.c.AdminConfig())
-	if config.BearerToken, err = b.c.NewAccount(ctx, metav1.NamespaceSystem, account, "cluster-admin"); err != nil {
+	config := rest.AnonymousClientConfig(b.cluster.AdminConfig())
+	if config.BearerToken, err = b.cluster.NewAccount(ctx, metav1.NamespaceSystem, account, "cluster-admin"); err != nil {
 		return "", err
 	}
 	path = filepath.Join(b.box.Dir, account+".kubeconfig")

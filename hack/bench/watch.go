@@ -24,9 +24,9 @@ import (
 
 // history is what a watch of the benchmark's own client has delivered: names, with the times.
 type history struct {
-	mu      sync.Mutex
-	seen    []sighting
-	changed chan struct{} // closed and replaced at every addition
+	mu        sync.Mutex
+	sightings []sighting
+	changed   chan struct{} // closed and replaced at every addition
 }
 
 // sighting records when the watch showed a new holder of the Lease, or a Deployment with a changed template.
@@ -40,37 +40,37 @@ func newHistory() *history { return &history{changed: make(chan struct{})} }
 func (h *history) add(s sighting) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.seen = append(h.seen, s)
+	h.sightings = append(h.sightings, s)
 	close(h.changed)
 	h.changed = make(chan struct{})
 }
 
-// mark returns the place in the history to wait from.
-func (h *history) mark() int {
+// position returns the place in the history to wait from.
+func (h *history) position() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.seen)
+	return len(h.sightings)
 }
 
-// last returns the newest name, empty if there is none.
-func (h *history) last() string {
+// lastName returns the newest name, empty if there is none.
+func (h *history) lastName() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.seen) == 0 {
+	if len(h.sightings) == 0 {
 		return ""
 	}
-	return h.seen[len(h.seen)-1].name
+	return h.sightings[len(h.sightings)-1].name
 }
 
-// await waits for the first matching name since mark.
-func (h *history) await(ctx context.Context, mark int, what string, match func(name string) bool) (sighting, error) {
+// await waits for the first matching name since position.
+func (h *history) await(ctx context.Context, position int, what string, match func(name string) bool) (sighting, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%s: not within %s", what, patience))
 	defer cancel()
 	for {
 		h.mu.Lock()
-		seen, changed := h.seen[mark:], h.changed
+		sightings, changed := h.sightings[position:], h.changed
 		h.mu.Unlock()
-		for _, s := range seen {
+		for _, s := range sightings {
 			if match(s.name) {
 				return s, nil
 			}
@@ -83,14 +83,15 @@ func (h *history) await(ctx context.Context, mark int, what string, match func(n
 	}
 }
 
-// follow calls do with every event until ctx ends. It watches again when the API server ends a watch,
+// followWatch calls do with every event until ctx ends. It watches again when the API server ends a watch,
 // which it does after about an hour.
-func (b *bench) follow(ctx context.Context, what string, start func() (watch.Interface, error), do func(at time.Time, e watch.Event)) {
+func (b *bench) followWatch(ctx context.Context, what string, start func() (watch.Interface, error),
+	do func(at time.Time, e watch.Event)) {
 	go func() {
 		for ctx.Err() == nil && !b.stopping.Load() {
 			events, err := start()
 			if err != nil {
-				b.progress("The watch of %s failed: %v", what, err)
+				b.logProgress("The watch of %s failed: %v", what, err)
 				_ = cluster.Sleep(ctx, time.Second) // the loop notices the end of ctx
 				continue
 			}
@@ -109,7 +110,7 @@ func (b *bench) watchLease(ctx context.Context, name string) *history {
 	}
 	h := newHistory()
 	b.leases[name] = h
-	b.follow(ctx, "Lease "+name, func() (watch.Interface, error) {
+	b.followWatch(ctx, "Lease "+name, func() (watch.Interface, error) {
 		return b.admin.CoordinationV1().Leases(metav1.NamespaceSystem).Watch(ctx, metav1.ListOptions{
 			FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()})
 	}, func(at time.Time, e watch.Event) {
@@ -120,16 +121,17 @@ func (b *bench) watchLease(ctx context.Context, name string) *history {
 	return h
 }
 
-// newHolder waits for the first holder since mark other than old.
-func (h *history) newHolder(ctx context.Context, mark int, old string) (sighting, error) {
-	return h.await(ctx, mark, fmt.Sprintf("take the Lease from %q", old), func(holder string) bool { return holder != "" && holder != old })
+// awaitHolder waits for the first holder since position other than old.
+func (h *history) awaitHolder(ctx context.Context, position int, old string) (sighting, error) {
+	return h.await(ctx, position, fmt.Sprintf("take the Lease from %q", old),
+		func(holder string) bool { return holder != "" && holder != old })
 }
 
 // watchTemplates follows the changes of pod templates of the Deployments of a namespace until ctx ends.
 func (b *bench) watchTemplates(ctx context.Context, namespace string) *history {
 	h := newHistory()
 	templates := map[string]corev1.PodTemplateSpec{}
-	b.follow(ctx, "Deployments", func() (watch.Interface, error) {
+	b.followWatch(ctx, "Deployments", func() (watch.Interface, error) {
 		return b.admin.AppsV1().Deployments(namespace).Watch(ctx, metav1.ListOptions{})
 	}, func(at time.Time, e watch.Event) {
 		d, ok := e.Object.(*appsv1.Deployment)
@@ -144,9 +146,10 @@ func (b *bench) watchTemplates(ctx context.Context, namespace string) *history {
 	return h
 }
 
-// rolled waits for the first change of a Deployment's template since mark, and returns when it was seen.
-func (h *history) rolled(ctx context.Context, mark int, name string) (time.Time, error) {
-	s, err := h.await(ctx, mark, "roll "+name, func(rolled string) bool { return rolled == name })
+// awaitRoll waits for the first change of a Deployment's template since position, and returns when it was
+// seen.
+func (h *history) awaitRoll(ctx context.Context, position int, name string) (time.Time, error) {
+	s, err := h.await(ctx, position, "roll "+name, func(rolled string) bool { return rolled == name })
 	return s.at, err
 }
 

@@ -43,16 +43,16 @@ func (b *bench) widgets(ctx context.Context) (err error) {
 		managerSubject(b, b.binaries.widget, "--leader-elect-resource-name=quartermaster", "--kube-api-qps=-1"),
 		{name: peer, start: (*bench).startPeer, binary: b.binaries.widgetPeer},
 	}
-	objects, err := dynamic.NewForConfig(b.c.AdminConfig())
+	objects, err := dynamic.NewForConfig(b.cluster.AdminConfig())
 	if err != nil {
 		return err
 	}
-	w := &widgetRun{bench: b, objects: objects.Resource(widgetResource), n: b.opts.times(10000)}
+	w := &widgetRun{bench: b, objects: objects.Resource(widgetResource), n: b.opts.scaled(10000)}
 	if err := w.install(ctx); err != nil {
 		return err
 	}
 	defer func() {
-		_, deleteErr := b.c.Kubectl(context.WithoutCancel(ctx), "delete", "--timeout=60s", "-f", filepath.Join(b.root, widgetCRD))
+		_, deleteErr := b.cluster.Kubectl(context.WithoutCancel(ctx), "delete", "--timeout=60s", "-f", filepath.Join(b.root, widgetCRD))
 		err = errors.Join(err, deleteErr)
 	}()
 	// There and back, so that neither gains by the order if the machine becomes faster or slower.
@@ -60,20 +60,20 @@ func (b *bench) widgets(ctx context.Context) (err error) {
 		if !b.opts.wants(s.name) {
 			continue
 		}
-		if err := w.fill(ctx); err != nil {
+		if err := w.createWidgets(ctx); err != nil {
 			return err
 		}
 		if err := w.measure(ctx, s); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
-		if err := w.empty(ctx); err != nil {
+		if err := w.deleteWidgets(ctx); err != nil {
 			return err
 		}
 	}
 	for _, s := range subjects {
 		for _, r := range w.collected {
 			if r.subject == s.name {
-				b.add(fmt.Sprintf("widgets/%d Widgets, %s", w.n, r.name), r.subject, r.unit, r.values...)
+				b.addRow(fmt.Sprintf("widgets/%d Widgets, %s", w.n, r.name), r.subject, r.unit, r.values...)
 			}
 		}
 	}
@@ -93,8 +93,8 @@ type widgetRow struct {
 	values              []float64
 }
 
-// collect adds values to a row.
-func (w *widgetRun) collect(name, subject, unit string, values ...float64) {
+// addValues adds values to a row.
+func (w *widgetRun) addValues(name, subject, unit string, values ...float64) {
 	for i := range w.collected {
 		if r := &w.collected[i]; r.name == name && r.subject == subject {
 			r.values = append(r.values, values...)
@@ -108,10 +108,10 @@ func (w *widgetRun) collect(name, subject, unit string, values ...float64) {
 // ServiceAccount that all our managers have here.
 func (w *widgetRun) install(ctx context.Context) error {
 	crd := filepath.Join(w.root, widgetCRD)
-	if err := w.c.ApplyDir(ctx, crd); err != nil {
+	if err := w.cluster.ApplyDir(ctx, crd); err != nil {
 		return err
 	}
-	if err := w.c.WaitForCRDs(ctx, crd); err != nil {
+	if err := w.cluster.WaitForCRDs(ctx, crd); err != nil {
 		return err
 	}
 	roles, err := exec.CommandContext(ctx, w.binaries.widget, "rbac", "--leader-elect-resource-name=quartermaster").Output()
@@ -123,7 +123,7 @@ func (w *widgetRun) install(ctx context.Context) error {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return err
 	}
-	if err := w.c.ApplyDir(ctx, file); err != nil {
+	if err := w.cluster.ApplyDir(ctx, file); err != nil {
 		return err
 	}
 	for i := range dataNamespaces {
@@ -131,11 +131,11 @@ func (w *widgetRun) install(ctx context.Context) error {
 			return err
 		}
 	}
-	return w.bench.empty(ctx)
+	return w.deleteObjects(ctx)
 }
 
-// fill creates the Widgets and their settings.
-func (w *widgetRun) fill(ctx context.Context) error {
+// createWidgets creates the Widgets and their settings.
+func (w *widgetRun) createWidgets(ctx context.Context) error {
 	begin := time.Now()
 	settings := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: widgetSettings}, Data: map[string]string{"COLOR": "red"}}
 	for i := range dataNamespaces {
@@ -152,17 +152,17 @@ func (w *widgetRun) fill(ctx context.Context) error {
 		_, err := w.objects.Namespace(dataNamespace(i)).Create(ctx, widget, metav1.CreateOptions{})
 		return err
 	})
-	w.progress("Created %d Widgets in %s", w.n, time.Since(begin).Round(time.Second))
+	w.logProgress("Created %d Widgets in %s", w.n, time.Since(begin).Round(time.Second))
 	return err
 }
 
 // measure runs a subject until it has reconciled all Widgets, and then until its memory is steady.
 func (w *widgetRun) measure(ctx context.Context, s subject) (err error) {
-	now, err := w.objects.List(ctx, metav1.ListOptions{Limit: 1})
+	list, err := w.objects.List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
 		return err
 	}
-	events, err := w.objects.Watch(ctx, metav1.ListOptions{ResourceVersion: now.GetResourceVersion()})
+	events, err := w.objects.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()})
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (w *widgetRun) measure(ctx context.Context, s subject) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.Stop(context.WithoutCancel(ctx), stopGrace)) }()
-	if err := w.await(ctx, events, p); err != nil {
+	if err := w.awaitConditions(ctx, events, p); err != nil {
 		return err
 	}
 	took := time.Since(p.started)
@@ -184,26 +184,26 @@ func (w *widgetRun) measure(ctx context.Context, s subject) (err error) {
 	if err != nil {
 		return err
 	}
-	w.progress("%s: all reconciled after %s, waiting for %s", s.name, took.Round(time.Millisecond), w.opts.settle)
+	w.logProgress("%s: all reconciled after %s, waiting for %s", s.name, took.Round(time.Millisecond), w.opts.settle)
 	if err := cluster.Sleep(ctx, w.opts.settle); err != nil {
 		return err
 	}
-	w.collect("start to all reconciled", s.name, "s", took.Seconds())
-	w.collect("CPU time until then", s.name, "s", cpu)
+	w.addValues("start to all reconciled", s.name, "s", took.Seconds())
+	w.addValues("CPU time until then", s.name, "s", cpu)
 	if err := w.collectMemory(ctx, s.name, p); err != nil {
 		return err
 	}
 	if err := w.collectRequests(audit, s.name, p); err != nil {
 		return err
 	}
-	return w.check(ctx)
+	return w.checkOwned(ctx)
 }
 
-// await returns when each Widget has a condition, which is the last that the controllers write.
-func (w *widgetRun) await(ctx context.Context, events watch.Interface, p *process) error {
+// awaitConditions returns when each Widget has a condition, which is the last that the controllers write.
+func (w *widgetRun) awaitConditions(ctx context.Context, events watch.Interface, p *process) error {
 	timeout := time.After(widgetPatience)
-	done := map[types.UID]bool{}
-	for len(done) < w.n {
+	reconciled := map[types.UID]bool{}
+	for len(reconciled) < w.n {
 		select {
 		case e, ok := <-events.ResultChan():
 			widget, isWidget := e.Object.(*unstructured.Unstructured)
@@ -212,10 +212,11 @@ func (w *widgetRun) await(ctx context.Context, events watch.Interface, p *proces
 			}
 			conditions, _, _ := unstructured.NestedSlice(widget.Object, "status", "conditions")
 			if len(conditions) > 0 {
-				done[widget.GetUID()] = true
+				reconciled[widget.GetUID()] = true
 			}
 		case <-timeout:
-			return fmt.Errorf("%d of %d Widgets were reconciled after %s; its last lines:\n%s", len(done), w.n, widgetPatience, p.Tail(15))
+			return fmt.Errorf("%d of %d Widgets were reconciled after %s; its last lines:\n%s",
+				len(reconciled), w.n, widgetPatience, p.Tail(15))
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -231,13 +232,13 @@ func (w *widgetRun) collectMemory(ctx context.Context, name string, p *process) 
 		if err != nil {
 			return err
 		}
-		steady, peak = append(steady, r.now), r.peak
+		steady, peak = append(steady, r.current), r.peak
 		if err := cluster.Sleep(ctx, sampleInterval); err != nil {
 			return err
 		}
 	}
-	w.collect("RSS steady", name, "MiB", steady...)
-	w.collect("RSS peak since the start", name, "MiB", peak)
+	w.addValues("RSS steady", name, "MiB", steady...)
+	w.addValues("RSS peak since the start", name, "MiB", peak)
 	return nil
 }
 
@@ -250,7 +251,7 @@ func (w *widgetRun) collectRequests(audit *auditTail, name string, p *process) e
 	}
 	all, refused := 0, 0
 	for _, e := range events {
-		if !p.madeRequest(e) || !isRequest(e) || isLease(e) {
+		if !p.madeRequest(e) || !isRequest(e) || isLeaseRequest(e) {
 			continue
 		}
 		all++
@@ -258,13 +259,13 @@ func (w *widgetRun) collectRequests(audit *auditTail, name string, p *process) e
 			refused++
 		}
 	}
-	w.collect("API requests per Widget", name, "requests", float64(all)/float64(w.n))
-	w.collect("refused requests", name, "requests", float64(refused))
+	w.addValues("API requests per Widget", name, "requests", float64(all)/float64(w.n))
+	w.addValues("refused requests", name, "requests", float64(refused))
 	return nil
 }
 
-// check returns an error unless each Widget has its two objects.
-func (w *widgetRun) check(ctx context.Context) error {
+// checkOwned returns an error unless each Widget has its two objects.
+func (w *widgetRun) checkOwned(ctx context.Context) error {
 	deployments, err := w.admin.AppsV1().Deployments("").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -290,8 +291,8 @@ func (w *widgetRun) check(ctx context.Context) error {
 	return nil
 }
 
-// empty deletes all Widgets, without their finalizers, and what they own.
-func (w *widgetRun) empty(ctx context.Context) error {
+// deleteWidgets deletes all Widgets, without their finalizers, and what they own.
+func (w *widgetRun) deleteWidgets(ctx context.Context) error {
 	begin := time.Now()
 	err := parallel(ctx, 32, w.n, func(ctx context.Context, i int) error {
 		_, err := w.objects.Namespace(dataNamespace(i)).Patch(ctx, dataName("widget", i), types.MergePatchType,
@@ -304,6 +305,6 @@ func (w *widgetRun) empty(ctx context.Context) error {
 	err = parallel(ctx, 8, dataNamespaces, func(ctx context.Context, i int) error {
 		return w.objects.Namespace(dataNamespace(i)).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 	})
-	w.progress("Deleted the Widgets in %s", time.Since(begin).Round(time.Second))
-	return errors.Join(err, w.bench.empty(ctx))
+	w.logProgress("Deleted the Widgets in %s", time.Since(begin).Round(time.Second))
+	return errors.Join(err, w.deleteObjects(ctx))
 }

@@ -66,18 +66,18 @@ func renderChart(chart *chart.Chart, values, namespace string) (objects, error) 
 }
 
 // renderFiles returns what each template becomes. A strict engine finds values that are misspelt.
-func renderFiles(by engine.Engine, chart *chart.Chart, values, namespace string) (map[string]string, error) {
-	var own map[string]any
-	if err := yaml.Unmarshal([]byte(values), &own); err != nil {
+func renderFiles(renderer engine.Engine, chart *chart.Chart, values, namespace string) (map[string]string, error) {
+	var userValues map[string]any
+	if err := yaml.Unmarshal([]byte(values), &userValues); err != nil {
 		return nil, err
 	}
-	all, err := util.ToRenderValues(chart, own,
+	all, err := util.ToRenderValues(chart, userValues,
 		common.ReleaseOptions{Name: "any", Namespace: namespace, IsInstall: true, Revision: 1}, &common.Capabilities{
 			KubeVersion: common.KubeVersion{Version: "v1.36.0", Major: "1", Minor: "36"}})
 	if err != nil {
 		return nil, err
 	}
-	return by.RenderWithContext(context.Background(), chart, all)
+	return renderer.RenderWithContext(context.Background(), chart, all)
 }
 
 func mustRender(t *testing.T, values, namespace string) objects {
@@ -197,8 +197,8 @@ func manager(args ...string) (string, error) {
 	return out.String(), err
 }
 
-// inForce returns the configuration that arguments result in, however they are written.
-func inForce(t *testing.T, args []string) string {
+// effectiveConfig returns the configuration that arguments result in, however they are written.
+func effectiveConfig(t *testing.T, args []string) string {
 	t.Helper()
 	config, err := manager(append([]string{"--print-effective-config"}, args...)...)
 	if err != nil {
@@ -222,7 +222,7 @@ func (o objects) permissions(t *testing.T) map[string]bool {
 			granted[fmt.Sprint(key, object["roleRef"], object["subjects"])] = true
 		case strings.HasSuffix(kind, "Role"):
 			for _, rule := range object["rules"].([]any) {
-				for _, permission := range atoms(rule.(map[string]any)) {
+				for _, permission := range singlePermissions(rule.(map[string]any)) {
 					granted[key+permission] = true
 				}
 			}
@@ -231,8 +231,8 @@ func (o objects) permissions(t *testing.T) map[string]bool {
 	return granted
 }
 
-// atoms returns what a rule grants, each verb for each resource by itself.
-func atoms(rule map[string]any) (permissions []string) {
+// singlePermissions returns what a rule grants, each verb for each resource by itself.
+func singlePermissions(rule map[string]any) (permissions []string) {
 	list := func(field string) []any {
 		if values, ok := rule[field].([]any); ok && len(values) > 0 {
 			return values
@@ -256,7 +256,7 @@ func atoms(rule map[string]any) (permissions []string) {
 // comparable returns the objects without differences of no consequence.
 func (o objects) comparable(t *testing.T) objects {
 	t.Helper()
-	config := inForce(t, o.args(t))
+	config := effectiveConfig(t, o.args(t))
 	for key, object := range o {
 		kind, _, _ := strings.Cut(key, " ")
 		switch {
@@ -269,7 +269,7 @@ func (o objects) comparable(t *testing.T) objects {
 		case strings.HasSuffix(kind, "Role"):
 			var permissions []string
 			for _, rule := range object["rules"].([]any) {
-				permissions = append(permissions, atoms(rule.(map[string]any))...)
+				permissions = append(permissions, singlePermissions(rule.(map[string]any))...)
 			}
 			slices.Sort(permissions)
 			object["rules"] = permissions
@@ -292,8 +292,8 @@ func TestChartPassesHelmLint(t *testing.T) {
 	}
 }
 
-// schemaOnce reads the schema.
-var schemaOnce = sync.OnceValues(func() (map[string]any, error) {
+// readSchema reads the schema.
+var readSchema = sync.OnceValues(func() (map[string]any, error) {
 	text, err := os.ReadFile(filepath.Join(chartDir, "values.schema.json"))
 	if err != nil {
 		return nil, err

@@ -29,7 +29,7 @@ func TestExamplesRender(t *testing.T) {
 				t.Fatal(err)
 			}
 			o := mustRender(t, string(values), "kube-system")
-			config := inForce(t, o.args(t))
+			config := effectiveConfig(t, o.args(t))
 			missing, further := compareRoles(t, o)
 			if missing != "" || further != "" {
 				t.Errorf("manager rbac prints, and the chart does not grant:%s\nthe chart grants besides:%s", missing, further)
@@ -77,7 +77,7 @@ func TestGitOpsExamplesInstallTheChart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		inForce(t, mustRender(t, string(text), namespace.(string)).args(t))
+		effectiveConfig(t, mustRender(t, string(text), namespace.(string)).args(t))
 	}
 	t.Run("Argo CD", func(t *testing.T) {
 		o := read(t, "argocd-application.yaml", "Application argocd/quartermaster")
@@ -129,7 +129,7 @@ var code = regexp.MustCompile("`([a-z][A-Za-z]*(?:\\.[A-Za-z0-9-]+)*)`")
 // TestTablesNameValuesThatExist looks up the values of this chart that the last columns of the
 // migration tables name.
 func TestTablesNameValuesThatExist(t *testing.T) {
-	schema, err := schemaOnce()
+	schema, err := readSchema()
 	if err != nil {
 		t.Fatal(err)
 	}

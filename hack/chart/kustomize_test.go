@@ -93,18 +93,18 @@ func TestChartRendersWhatKustomizeDoes(t *testing.T) {
 	})
 }
 
-// ofKubeSystem matches the names that only an installation in kube-system has.
-var ofKubeSystem = regexp.MustCompile(`kube-system|quartermaster-leader['"\n]|quartermaster-(fence|replication)\n`)
+// kubeSystemNames matches the names that only an installation in kube-system has.
+var kubeSystemNames = regexp.MustCompile(`kube-system|quartermaster-leader['"\n]|quartermaster-(fence|replication)\n`)
 
 // TestChartElsewhereHasOtherNames renders the chart for another namespace, and compares
 // its cluster-scoped objects with those of an installation in kube-system.
 func TestChartElsewhereHasOtherNames(t *testing.T) {
 	const values = "{replicationPolicy: {enabled: true}}"
-	here, there := mustRender(t, values, "kube-system"), mustRender(t, values, "ops")
-	if len(here) != len(there) {
-		t.Errorf("%d objects here and %d there", len(here), len(there))
+	kubeSystem, elsewhere := mustRender(t, values, "kube-system"), mustRender(t, values, "ops")
+	if len(kubeSystem) != len(elsewhere) {
+		t.Errorf("%d objects here and %d there", len(kubeSystem), len(elsewhere))
 	}
-	for key, object := range there {
+	for key, object := range elsewhere {
 		switch _, name, _ := strings.Cut(key, " "); {
 		case strings.HasPrefix(name, "ops/"), strings.HasSuffix(name, "-ops"):
 		default:
@@ -117,7 +117,7 @@ func TestChartElsewhereHasOtherNames(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if name := ofKubeSystem.Find(text); name != nil {
+		if name := kubeSystemNames.Find(text); name != nil {
 			t.Errorf("%s refers to %s:\n%s", key, name, text)
 		}
 	}

@@ -23,7 +23,7 @@ func TestRolesFollowListsAsTheManagerReadsThem(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := mustRender(t, values, "ops")
-			inForce(t, o.args(t))
+			effectiveConfig(t, o.args(t))
 			if missing, further := compareRoles(t, o); missing != "" || further != "" {
 				t.Errorf("manager rbac prints, and the chart does not grant:%s\nthe chart grants besides:%s", missing, further)
 			}

@@ -87,11 +87,11 @@ func TestRulesAreMountedAndRollTheManager(t *testing.T) {
 		values := "{controllers: {ttl: {enabled: true, rules: [{name: a, resources: [pods], when: \"object.a == 'b'\", ttl: " + ttl + "}]}}, podAnnotations: {a: b}, extraVolumes: [{name: x, emptyDir: {}}]}"
 		o := mustRender(t, values, "ops")
 		text, _, _ := unstructured.NestedString(o["ConfigMap ops/quartermaster-ttl-rules"], "data", "rules.yaml")
-		set, err := rules.Parse([]byte(text))
-		if err != nil || len(set.Rules()) != 1 || set.Rules()[0].TTL != ttl || set.Rules()[0].When != "object.a == 'b'" {
+		ruleSet, err := rules.Parse([]byte(text))
+		if err != nil || len(ruleSet.Rules()) != 1 || ruleSet.Rules()[0].TTL != ttl || ruleSet.Rules()[0].When != "object.a == 'b'" {
 			t.Fatalf("%v: the rules are %s", err, text)
 		}
-		if config := inForce(t, o.args(t)); !strings.Contains(config, "ttl-rules: /etc/quartermaster/ttl/rules.yaml") {
+		if config := effectiveConfig(t, o.args(t)); !strings.Contains(config, "ttl-rules: /etc/quartermaster/ttl/rules.yaml") {
 			t.Error("the flag is not set")
 		}
 		deployment := o["Deployment ops/quartermaster"]
@@ -115,7 +115,7 @@ func TestNotesNameOriginalsThatNothingReplaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	schema, err := schemaOnce()
+	schema, err := readSchema()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestValuesThatAreEmptyMayBeNull(t *testing.T) {
 	}
 	tried := 0
 	for name, value := range chart.Values {
-		if of := reflect.ValueOf(value); of.Kind() != reflect.Map && of.Kind() != reflect.Slice || of.Len() > 0 {
+		if v := reflect.ValueOf(value); v.Kind() != reflect.Map && v.Kind() != reflect.Slice || v.Len() > 0 {
 			continue
 		}
 		tried++
@@ -218,11 +218,11 @@ func TestValuesAreAllUsed(t *testing.T) {
 	walk = func(path []string, values map[string]any) {
 		for key, value := range values {
 			path := append(slices.Clone(path), key)
-			if below, ok := value.(map[string]any); ok && len(below) > 0 {
-				walk(path, below)
+			if child, ok := value.(map[string]any); ok && len(child) > 0 {
+				walk(path, child)
 				continue
 			}
-			other := change(strings.Join(path, "."), value)
+			changedTo := changedValue(strings.Join(path, "."), value)
 			changed++
 			used := false
 			for name, base := range bases {
@@ -230,7 +230,7 @@ func TestValuesAreAllUsed(t *testing.T) {
 				if err := yaml.Unmarshal([]byte(base), &values); err != nil {
 					t.Fatal(err)
 				}
-				set(values, other, path...)
+				setPath(values, changedTo, path...)
 				text, err := yaml.Marshal(values)
 				if err != nil {
 					t.Fatal(err)
@@ -251,7 +251,7 @@ func TestValuesAreAllUsed(t *testing.T) {
 		t.Errorf("%d values: the test does not see them", changed)
 	}
 
-	schema, err := schemaOnce()
+	schema, err := readSchema()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,8 +262,8 @@ func TestValuesAreAllUsed(t *testing.T) {
 	}
 }
 
-// change returns another value.
-func change(path string, value any) any {
+// changedValue returns another value.
+func changedValue(path string, value any) any {
 	if sample, ok := samples[path]; ok {
 		return sample
 	}
@@ -280,21 +280,21 @@ func change(path string, value any) any {
 	return map[string]any{"a": "b"}
 }
 
-// set sets a value in a tree.
-func set(values map[string]any, value any, path ...string) {
+// setPath sets a value in a tree.
+func setPath(values map[string]any, value any, path ...string) {
 	for _, key := range path[:len(path)-1] {
-		below, ok := values[key].(map[string]any)
+		child, ok := values[key].(map[string]any)
 		if !ok {
-			below = map[string]any{}
-			values[key] = below
+			child = map[string]any{}
+			values[key] = child
 		}
-		values = below
+		values = child
 	}
 	values[path[len(path)-1]] = value
 }
 
-// ofFlags are valid values of flags that do not take any text, and differ from the default.
-var ofFlags = map[string]any{
+// flagSamples are valid values of flags that do not take any text, and differ from the default.
+var flagSamples = map[string]any{
 	"allow-metric-labels":              map[string]any{"metric1,label1": "v1"},
 	"allow-metric-labels-manifest":     os.DevNull,
 	"config":                           filepath.Join(deployDir, "examples", "config-file", "config.yaml"),
@@ -342,8 +342,8 @@ var ofFlags = map[string]any{
 	"vmodule":                          "a=2",
 }
 
-// byOtherValues are flags that values of their own set, or the namespace of the release.
-var byOtherValues = map[string]struct {
+// valuesOfFlags are flags that values of their own set, or the namespace of the release.
+var valuesOfFlags = map[string]struct {
 	values string
 	args   []string
 }{
@@ -365,7 +365,7 @@ func TestFlagsAreAllReached(t *testing.T) {
 		}
 		reached++
 		t.Run(flag.Name, func(t *testing.T) {
-			values, wanted := byOtherValues[flag.Name].values, byOtherValues[flag.Name].args
+			values, wanted := valuesOfFlags[flag.Name].values, valuesOfFlags[flag.Name].args
 			if values == "" {
 				values, wanted = valuesFor(t, flag)
 			}
@@ -397,7 +397,7 @@ func TestFlagsAreAllReached(t *testing.T) {
 // have to result in.
 func valuesFor(t *testing.T, flag *pflag.Flag) (string, []string) {
 	t.Helper()
-	value, ok := ofFlags[flag.Name]
+	value, ok := flagSamples[flag.Name]
 	if !ok {
 		switch flag.Value.Type() {
 		case "bool":
@@ -422,12 +422,12 @@ func valuesFor(t *testing.T, flag *pflag.Flag) (string, []string) {
 	for _, controller := range []string{"config-reload", "replication", "ttl", "federation", "csr-approver", "scale-schedule"} {
 		if strings.HasPrefix(flag.Name, controller+"-") {
 			flags = []string{"controllers", controller, "flags"}
-			set(values, true, "controllers", controller, "enabled")
+			setPath(values, true, "controllers", controller, "enabled")
 		}
 	}
-	set(values, value, append(flags, flag.Name)...)
-	for _, needed := range goesWith[flag.Name] {
-		set(values, "a", append(flags, needed)...)
+	setPath(values, value, append(flags, flag.Name)...)
+	for _, needed := range companionFlags[flag.Name] {
+		setPath(values, "a", append(flags, needed)...)
 	}
 	text, err := yaml.Marshal(values)
 	if err != nil {
@@ -449,8 +449,8 @@ func valuesFor(t *testing.T, flag *pflag.Flag) (string, []string) {
 	return string(text), args
 }
 
-// goesWith are the flags without which a flag is refused.
-var goesWith = map[string][]string{
+// companionFlags are the flags without which a flag is refused.
+var companionFlags = map[string][]string{
 	"tls-cert-file":        {"tls-private-key-file"},
 	"tls-private-key-file": {"tls-cert-file"},
 }
@@ -508,7 +508,7 @@ func TestRolesFitEachPairOfSettings(t *testing.T) {
 		case "leader-elect-resource-name", "federation-namespace":
 			return "a"
 		}
-		if value, ok := ofFlags[flag]; ok {
+		if value, ok := flagSamples[flag]; ok {
 			return value
 		}
 		return true
@@ -523,13 +523,13 @@ func TestRolesFitEachPairOfSettings(t *testing.T) {
 		}
 	}
 	paths := slices.Sorted(maps.Keys(all))
-	for i, one := range paths {
-		for _, other := range paths[:i] {
+	for i, first := range paths {
+		for _, second := range paths[:i] {
 			values := map[string]any{"replicaCount": 1}
-			for _, path := range []string{one, other} {
-				set(values, all[path], strings.Split(path, ".")...)
+			for _, path := range []string{first, second} {
+				setPath(values, all[path], strings.Split(path, ".")...)
 			}
-			pair := fmt.Sprint(one, " and ", other)
+			pair := fmt.Sprint(first, " and ", second)
 			if strings.Contains(pair, "namespaced") && (strings.Contains(pair, "namespace-selector") ||
 				strings.Contains(pair, "csr-approver.enabled") || strings.Contains(pair, "federation.enabled")) {
 				continue // the manager refuses this

@@ -14,11 +14,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// publish gives the API server an address in the EndpointSlice default/kubernetes, as API servers
+// publishAddress gives the API server an address in the EndpointSlice default/kubernetes, as API servers
 // do that do not listen on the loopback interface only, which no EndpointSlice may name. Without
 // such an address a manager that takes the Lease early waits for the end of its predecessor's
 // claim.
-func (c *Cluster) publish(ctx context.Context) error {
+func (c *Cluster) publishAddress(ctx context.Context) error {
 	ip, err := ownAddress()
 	if err != nil || ip == nil {
 		return err
@@ -28,11 +28,11 @@ func (c *Cluster) publish(ctx context.Context) error {
 	}
 	go func() {
 		for {
-			from, err := c.published.Accept() // until Stop
+			client, err := c.published.Accept() // until Stop
 			if err != nil {
 				return
 			}
-			go forward(from, strings.TrimPrefix(c.URL(), "https://"))
+			go forward(client, strings.TrimPrefix(c.URL(), "https://"))
 		}
 	}()
 	slice := &discoveryv1.EndpointSlice{
@@ -59,15 +59,15 @@ func ownAddress() (net.IP, error) {
 	return nil, err
 }
 
-func forward(from net.Conn, address string) {
-	defer func() { _ = from.Close() }() // either end may have closed it
-	to, err := net.Dial("tcp", address)
+func forward(client net.Conn, address string) {
+	defer func() { _ = client.Close() }() // either end may have closed it
+	server, err := net.Dial("tcp", address)
 	if err != nil {
 		return
 	}
 	go func() {
-		_, _ = io.Copy(to, from) // until either end closes
-		_ = to.Close()
+		_, _ = io.Copy(server, client) // until either end closes
+		_ = server.Close()
 	}()
-	_, _ = io.Copy(from, to)
+	_, _ = io.Copy(client, server)
 }

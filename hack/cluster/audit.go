@@ -38,13 +38,13 @@ func (c *Cluster) AuditLogs() []string {
 func (c *Cluster) AuditEvents() (events []auditv1.Event, err error) {
 	c.auditMu.Lock()
 	defer c.auditMu.Unlock()
-	if c.audits == nil {
+	if c.auditTails == nil {
 		for _, path := range c.AuditLogs() {
-			c.audits = append(c.audits, &AuditTail{path: path})
+			c.auditTails = append(c.auditTails, &AuditTail{path: path})
 		}
-		c.auditEvents = make([][]auditv1.Event, len(c.audits))
+		c.auditEvents = make([][]auditv1.Event, len(c.auditTails))
 	}
-	for i, tail := range c.audits {
+	for i, tail := range c.auditTails {
 		added, err := tail.Read()
 		if err != nil {
 			return nil, err
@@ -129,5 +129,5 @@ func AuditWrite(event auditv1.Event) bool {
 			return false
 		}
 	}
-	return !dryRun(event.RequestURI)
+	return !isDryRun(event.RequestURI)
 }

@@ -13,18 +13,18 @@ import (
 // Backup copies the store to a folder of the cluster's directory, which must not exist. Nothing answers
 // meanwhile.
 func (c *Cluster) Backup(ctx context.Context, name string) error {
-	return c.offline(ctx, func(store string) error { return copyStore(filepath.Join(c.box.Dir, name), store) })
+	return c.whileStopped(ctx, func(store string) error { return copyStore(filepath.Join(c.box.Dir, name), store) })
 }
 
 // Restore puts the store back to what Backup has copied, with the resourceVersions of then.
 func (c *Cluster) Restore(ctx context.Context, name string) error {
-	return c.offline(ctx, func(store string) error {
+	return c.whileStopped(ctx, func(store string) error {
 		return errors.Join(os.RemoveAll(store), copyStore(store, filepath.Join(c.box.Dir, name)))
 	})
 }
 
-// offline calls a function with the folder of the store while kube-apiserver and etcd are stopped.
-func (c *Cluster) offline(ctx context.Context, do func(store string) error) error {
+// whileStopped calls a function with the folder of the store while kube-apiserver and etcd are stopped.
+func (c *Cluster) whileStopped(ctx context.Context, do func(store string) error) error {
 	if err := errors.Join(c.StopAPIServer(ctx), c.etcd.Stop(ctx, apiServerGrace)); err != nil {
 		return err
 	}
@@ -35,9 +35,9 @@ func (c *Cluster) offline(ctx context.Context, do func(store string) error) erro
 }
 
 // copyStore copies a folder, and keeps its files to this user: etcd demands that.
-func copyStore(to, from string) error {
-	if err := os.CopyFS(to, os.DirFS(from)); err != nil {
+func copyStore(target, source string) error {
+	if err := os.CopyFS(target, os.DirFS(source)); err != nil {
 		return err
 	}
-	return os.Chmod(to, 0o700)
+	return os.Chmod(target, 0o700)
 }

@@ -68,10 +68,10 @@ type Cluster struct {
 	// Admin is a client of a member of system:masters, without a rate limit.
 	Admin *kubernetes.Clientset
 
-	opts Options
-	bin  string
-	box  *sandbox.Sandbox
-	pki  *pki
+	opts   Options
+	binDir string
+	box    *sandbox.Sandbox
+	pki    *pki
 
 	schedulerBin, kubeletsBin string // empty without nodes
 
@@ -90,7 +90,7 @@ type Cluster struct {
 	installed *corev1.PodSpec // of the Deployment that Install left out
 
 	auditMu     sync.Mutex // guards what follows
-	audits      []*AuditTail
+	auditTails  []*AuditTail
 	auditEvents [][]auditv1.Event // that each of them has read
 
 	mu      sync.Mutex
@@ -108,11 +108,11 @@ func Start(ctx context.Context, opts Options) (_ *Cluster, err error) {
 	if opts.Progress == nil {
 		opts.Progress = io.Discard
 	}
-	bin, err := controlplane.Ensure(ctx, opts.Progress)
+	binDir, err := controlplane.Ensure(ctx, opts.Progress)
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{opts: opts, bin: bin}
+	c := &Cluster{opts: opts, binDir: binDir}
 	if opts.Nodes > 0 {
 		if c.schedulerBin, c.kubeletsBin, err = BuildNodes(ctx, opts.Progress); err != nil {
 			return nil, err
@@ -130,9 +130,9 @@ func Start(ctx context.Context, opts Options) (_ *Cluster, err error) {
 			err = errors.Join(err, c.Stop())
 		}
 	}()
-	start, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("it took longer than %v", startTimeout))
+	startCtx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("it took longer than %v", startTimeout))
 	defer cancel()
-	if err := c.startAll(start); err != nil {
+	if err := c.startAll(startCtx); err != nil {
 		return nil, fmt.Errorf("start the control plane: %w", err)
 	}
 	c.mu.Lock()
@@ -168,7 +168,7 @@ func (c *Cluster) startAll(ctx context.Context) error {
 		return err
 	}
 	if c.opts.SecondAPIServer != nil {
-		if err := c.startSecond(ctx); err != nil {
+		if err := c.startSecondAPIServer(ctx); err != nil {
 			return err
 		}
 	}
@@ -183,7 +183,7 @@ func (c *Cluster) startAll(ctx context.Context) error {
 		}
 	}
 	if c.opts.SecondAPIServer == nil {
-		if err := c.publish(ctx); err != nil {
+		if err := c.publishAddress(ctx); err != nil {
 			return fmt.Errorf("publish the address of the API server: %w", err)
 		}
 	}
@@ -217,11 +217,11 @@ func (c *Cluster) Stop() error {
 func (c *Cluster) Check() error {
 	c.apiServerMu.Lock()
 	defer c.apiServerMu.Unlock()
-	all := []*sandbox.Process{c.etcd, c.apiServer, c.controllerManager, c.scheduler, c.kubelets}
+	processes := []*sandbox.Process{c.etcd, c.apiServer, c.controllerManager, c.scheduler, c.kubelets}
 	if c.second != nil {
-		all = append(all, c.second.process)
+		processes = append(processes, c.second.process)
 	}
-	for _, p := range all {
+	for _, p := range processes {
 		if p != nil && p.ExitCode() >= 0 {
 			return fmt.Errorf("%s ended with code %d; its last lines:\n%s", p.Name, p.ExitCode(), p.Tail(15))
 		}
@@ -239,12 +239,12 @@ func (c *Cluster) reservePort() (int, error) {
 func (c *Cluster) Dir() string { return c.box.Dir }
 
 // Binary returns the path of one of the built programs, such as "kubectl".
-func (c *Cluster) Binary(name string) string { return filepath.Join(c.bin, name) }
+func (c *Cluster) Binary(name string) string { return filepath.Join(c.binDir, name) }
 
 // URL returns the URL of the first kube-apiserver.
-func (c *Cluster) URL() string { return c.urlOf(c.address()) }
+func (c *Cluster) URL() string { return c.serverURL(c.address()) }
 
-func (c *Cluster) urlOf(address string) string {
+func (c *Cluster) serverURL(address string) string {
 	return "https://" + net.JoinHostPort(address, strconv.Itoa(c.apiServerPort))
 }
 

@@ -193,7 +193,7 @@ func (c *Cluster) startControllerManager(ctx context.Context) error {
 
 // start starts one of the built programs.
 func (c *Cluster) start(name string, args ...string) (*sandbox.Process, error) {
-	return c.box.Start(sandbox.Command{Name: name, Path: filepath.Join(c.bin, name), Args: args, Env: CleanEnv()})
+	return c.box.Start(sandbox.Command{Name: name, Path: filepath.Join(c.binDir, name), Args: args, Env: CleanEnv()})
 }
 
 func get(ctx context.Context, client *http.Client, url string) error {

@@ -62,24 +62,24 @@ func (c *Cluster) Overlay(components ...string) (string, error) {
 // Install applies a kustomization without its Deployment. Managers that start from now on get that
 // Deployment's arguments and environment.
 func (c *Cluster) Install(ctx context.Context, kustomization string) error {
-	all, err := c.render(ctx, kustomization)
+	manifests, err := c.render(ctx, kustomization)
 	if err != nil {
 		return err
 	}
-	at := slices.IndexFunc(all, func(m manifest) bool { return m.kind == "Deployment" })
-	if at < 0 {
+	i := slices.IndexFunc(manifests, func(m manifest) bool { return m.kind == "Deployment" })
+	if i < 0 {
 		return fmt.Errorf("%s: there is no Deployment", kustomization)
 	}
 	d := new(appsv1.Deployment)
-	if err := yaml.UnmarshalStrict(all[at].text, d); err != nil {
+	if err := yaml.UnmarshalStrict(manifests[i].text, d); err != nil {
 		return fmt.Errorf("%s: %w", kustomization, err)
 	}
 	c.installed = &d.Spec.Template.Spec
-	return c.apply(ctx, slices.Delete(all, at, at+1))
+	return c.apply(ctx, slices.Delete(manifests, i, i+1))
 }
 
-// AsDeployed puts the arguments and the environment of a Pod's manager before those in the options.
-func AsDeployed(pod corev1.PodSpec, r *Replica, o ManagerOptions) (ManagerOptions, error) {
+// DeployedOptions puts the arguments and the environment of a Pod's manager before those in the options.
+func DeployedOptions(pod corev1.PodSpec, r *Replica, o ManagerOptions) (ManagerOptions, error) {
 	fields := map[string]string{"metadata.name": r.Pod, "metadata.uid": string(r.UID), "status.podIP": loopback}
 	manager := pod.Containers[0]
 	args := slices.DeleteFunc(slices.Clone(manager.Args), func(arg string) bool {
@@ -89,13 +89,13 @@ func AsDeployed(pod corev1.PodSpec, r *Replica, o ManagerOptions) (ManagerOption
 	var env []string
 	for _, e := range manager.Env {
 		value := e.Value
-		if from := e.ValueFrom; from != nil {
+		if source := e.ValueFrom; source != nil {
 			known := false
-			if from.FieldRef != nil {
-				value, known = fields[from.FieldRef.FieldPath]
+			if source.FieldRef != nil {
+				value, known = fields[source.FieldRef.FieldPath]
 			}
 			if !known {
-				return o, fmt.Errorf("environment variable %s: no process can have it from %v", e.Name, from)
+				return o, fmt.Errorf("environment variable %s: no process can have it from %v", e.Name, source)
 			}
 		}
 		env = append(env, e.Name+"="+value)

@@ -88,7 +88,7 @@ func (c *Cluster) render(ctx context.Context, path string) (all []manifest, err 
 			if err != nil {
 				return nil, err
 			}
-			return split([]byte(text))
+			return splitManifests([]byte(text))
 		}
 		if files, err = filepath.Glob(filepath.Join(path, "*.yaml")); err != nil {
 			return nil, err
@@ -99,7 +99,7 @@ func (c *Cluster) render(ctx context.Context, path string) (all []manifest, err 
 		if err != nil {
 			return nil, err
 		}
-		manifests, err := split(text)
+		manifests, err := splitManifests(text)
 		if err != nil {
 			return nil, fmt.Errorf("read %s: %w", file, err)
 		}
@@ -108,7 +108,7 @@ func (c *Cluster) render(ctx context.Context, path string) (all []manifest, err 
 	return all, nil
 }
 
-func split(stream []byte) (all []manifest, err error) {
+func splitManifests(stream []byte) (all []manifest, err error) {
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(stream)))
 	for {
 		text, err := reader.Read()
@@ -126,8 +126,8 @@ func split(stream []byte) (all []manifest, err error) {
 	}
 }
 
-// dryRun reports whether a request's URI asks for a dry run.
-func dryRun(uri string) bool {
+// isDryRun reports whether a request's URI asks for a dry run.
+func isDryRun(uri string) bool {
 	u, err := url.Parse(uri)
 	return err == nil && u.Query().Get("dryRun") == "All"
 }

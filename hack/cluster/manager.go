@@ -44,7 +44,7 @@ type Manager struct {
 // installed Deployment before those in o, and returns at once. Use WaitForLine or /readyz to wait
 // for it.
 func (c *Cluster) StartManager(r *Replica, o ManagerOptions) (*Manager, error) {
-	o, err := AsDeployed(*c.installed, r, o)
+	o, err := DeployedOptions(*c.installed, r, o)
 	if err != nil {
 		return nil, err
 	}

@@ -42,14 +42,14 @@ func newPKI(dir string) (*pki, error) {
 	}
 	p := &pki{dir: dir}
 	for _, ca := range []struct {
-		name string
-		to   **authority
+		name   string
+		target **authority
 	}{{"serving-ca", &p.servingCA}, {"client-ca", &p.clientCA}, {"front-proxy-ca", &p.frontCA}} {
 		var err error
-		if *ca.to, err = newAuthority(ca.name); err != nil {
+		if *ca.target, err = newAuthority(ca.name); err != nil {
 			return nil, err
 		}
-		if err := p.write(ca.name+".crt", certPEM((*ca.to).cert)); err != nil {
+		if err := p.write(ca.name+".crt", certPEM((*ca.target).cert)); err != nil {
 			return nil, err
 		}
 	}
@@ -74,7 +74,7 @@ func newPKI(dir string) (*pki, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, p.serviceAccountKey()
+	return p, p.writeServiceAccountKey()
 }
 
 func newAuthority(name string) (*authority, error) {
@@ -133,8 +133,8 @@ func (p *pki) issue(ca *authority, name, user, group string, usage x509.ExtKeyUs
 	return crt, key, p.write(name+".key", key)
 }
 
-// serviceAccountKey writes the key that signs the tokens of ServiceAccounts.
-func (p *pki) serviceAccountKey() error {
+// writeServiceAccountKey writes the key that signs the tokens of ServiceAccounts.
+func (p *pki) writeServiceAccountKey() error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return err

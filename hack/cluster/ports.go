@@ -21,39 +21,39 @@ const (
 // reservation keeps other processes that use this package from choosing the same port.
 type reservation struct {
 	port int
-	held net.Listener
+	lock net.Listener
 }
 
 func (r reservation) release() {
-	if r.held != nil {
-		_ = r.held.Close()
+	if r.lock != nil {
+		_ = r.lock.Close()
 	}
 }
 
 // reservePort finds a port on which nobody listens. It stays reserved until it is released or this
 // process ends.
 func reservePort() (reservation, error) {
-	var last error
+	var lastErr error
 	for range 100 {
 		port := firstPort + rand.IntN(lastPort-firstPort+1)
 		r, err := tryPort(port)
 		if err == nil {
 			return r, nil
 		}
-		last = err
+		lastErr = err
 	}
-	return reservation{}, fmt.Errorf("find a free port: %w", last)
+	return reservation{}, fmt.Errorf("find a free port: %w", lastErr)
 }
 
 func tryPort(port int) (reservation, error) {
 	r := reservation{port: port}
 	if runtime.GOOS == "linux" {
 		// An abstract socket is a lock on a name. It leaves no file and ends with the process.
-		held, err := net.Listen("unix", "@quartermaster-port-"+strconv.Itoa(port))
+		lock, err := net.Listen("unix", "@quartermaster-port-"+strconv.Itoa(port))
 		if err != nil {
 			return r, err
 		}
-		r.held = held
+		r.lock = lock
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(loopback, strconv.Itoa(port)))
 	if err == nil {

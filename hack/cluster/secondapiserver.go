@@ -32,7 +32,7 @@ type secondAPIServer struct {
 	auditLog string
 }
 
-func (c *Cluster) startSecond(ctx context.Context) (err error) {
+func (c *Cluster) startSecondAPIServer(ctx context.Context) (err error) {
 	s := &secondAPIServer{auditLog: filepath.Join(c.box.Dir, "audit-2.log")}
 	s.etcd, err = c.opts.SecondAPIServer(filepath.Join(c.box.Dir, etcdHoldSocket), filepath.Join(c.box.Dir, etcdName))
 	if err != nil {
@@ -57,6 +57,6 @@ func (c *Cluster) startSecond(ctx context.Context) (err error) {
 // SecondConfig is AdminConfig for the second API server.
 func (c *Cluster) SecondConfig() *rest.Config {
 	config := c.AdminConfig()
-	config.Host = c.urlOf(secondAddress)
+	config.Host = c.serverURL(secondAddress)
 	return config
 }

@@ -26,17 +26,17 @@ func Sleep(ctx context.Context, d time.Duration) error {
 // Poll calls check every interval until it returns nil. If ctx ends before, Poll returns the cause
 // and the last error of check.
 func Poll(ctx context.Context, interval time.Duration, check func(context.Context) error) error {
-	var last error
+	var lastErr error
 	for {
 		err := check(ctx)
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() == nil || last == nil { // an error from before ctx ended says more
-			last = err
+		if ctx.Err() == nil || lastErr == nil { // an error from before ctx ended says more
+			lastErr = err
 		}
 		if err := Sleep(ctx, interval); err != nil {
-			return fmt.Errorf("%w: %w", err, last)
+			return fmt.Errorf("%w: %w", err, lastErr)
 		}
 	}
 }

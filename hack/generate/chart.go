@@ -20,18 +20,18 @@ import (
 
 const chartDir = "helm/quartermaster"
 
-// chartFiles are manifests that the chart has copies of, since a chart includes no file from outside.
-var chartFiles = map[string]string{
+// chartCopies are manifests that the chart has copies of, since a chart includes no file from outside.
+var chartCopies = map[string]string{
 	"alerts.yaml":             "components/monitoring/alerts.yaml",
 	"dashboard.json":          "components/monitoring/dashboard.json",
 	"fence.yaml":              "components/fence/fence.yaml",
 	"replication-policy.yaml": "components/replication-policy/policy.yaml",
 }
 
-// chart returns what is generated of the chart, by path below deploy, the directory dir.
-func chart(dir string) (map[string][]byte, error) {
+// chartFiles returns what is generated of the chart, by path below deploy, the directory dir.
+func chartFiles(dir string) (map[string][]byte, error) {
 	files := map[string][]byte{}
-	for name, source := range chartFiles {
+	for name, source := range chartCopies {
 		text, err := os.ReadFile(filepath.Join(dir, source))
 		if err != nil {
 			return nil, err
@@ -63,19 +63,19 @@ const rolesHeader = "# Written by make generate from what manager rbac prints. D
 
 // The namespace of the federation is a flag. Names of roles there end in the installation's namespace.
 const (
-	federationNamespace = "kube-federation-system"
-	ofAnother           = "-kube-system"
+	federationNamespace  = "kube-federation-system"
+	otherNamespaceSuffix = "-kube-system"
 )
 
 // The rules for each type that ttl may delete are made like the rules for this type.
 const anyType = "plural.group"
 
-// allOn switches on what settings only change.
-var allOn = []string{"--controllers=*,replication,ttl,federation,csr-approver,scale-schedule", "--scale-schedule-kinds=", "--ttl-include-resources=" + anyType}
+// baseFlags switches on what settings only change.
+var baseFlags = []string{"--controllers=*,replication,ttl,federation,csr-approver,scale-schedule", "--scale-schedule-kinds=", "--ttl-include-resources=" + anyType}
 
-// settings are the flags that add rules to allOn's, or take some away, by the name under which
+// settings are the flags that add rules to baseFlags, or take some away, by the name under which
 // the template quartermaster.settings of the chart knows them: NAME=ITEM for an item of a list,
-// NAME=only ITEM,... for a list. allOn names no kind of scale-schedule, to which these add. The list of
+// NAME=only ITEM,... for a list. baseFlags name no kind of scale-schedule, to which these add. The list of
 // types of ttl is not among them: the chart writes the rules for these itself.
 var settings = map[string]string{
 	"authentication-skip-lookup":                    "--authentication-skip-lookup",
@@ -104,8 +104,8 @@ var settings = map[string]string{
 	"replication-kinds=only secret":                 "--replication-kinds=Secret",
 }
 
-// leavingOut are flags with lists of what is left out, whose items are settings too.
-var leavingOut = map[string][]string{
+// excludeFlags are flags with lists of what is left out, whose items are settings too.
+var excludeFlags = map[string][]string{
 	"config-reload-exclude-kinds":   {"cronjobs", "daemonsets", "deployments", "jobs", "rollouts", "statefulsets"},
 	"config-reload-exclude-sources": {"configmaps", "secrets"},
 }
@@ -114,7 +114,7 @@ var leavingOut = map[string][]string{
 type chartRole struct {
 	Name       string      `json:"name"`
 	Controller string      `json:"controller,omitempty"` // that the role is for
-	In         []string    `json:"in"`                   // cluster, release, default, kube-system, federation, or watched, which is the cluster without --namespaces
+	Scopes     []string    `json:"in"`                   // cluster, release, default, kube-system, federation, or watched, which is the cluster without --namespaces
 	Rules      []chartRule `json:"rules"`
 }
 
@@ -125,10 +125,10 @@ type chartRule struct {
 	Rule      rbacv1.PolicyRule `json:"rule"`
 }
 
-// withAllOn returns allOn and the flags. With --namespaces, it leaves out the controllers that do not start
-// then.
-func withAllOn(flags ...string) []string {
-	all := append(slices.Clone(allOn), flags...)
+// withBaseFlags returns baseFlags and the flags. With --namespaces, it leaves out the controllers that do not
+// start then.
+func withBaseFlags(flags ...string) []string {
+	all := append(slices.Clone(baseFlags), flags...)
 	if slices.ContainsFunc(flags, func(f string) bool { return strings.HasPrefix(f, "--namespaces=") }) {
 		all[0] = "--controllers=*,replication,ttl,scale-schedule"
 	}
@@ -139,125 +139,126 @@ func chartRoles() (roles []*chartRole, err error) {
 	// role returns the role, to which it adds nothing if it is there.
 	role := func(o object) *chartRole {
 		name := strings.TrimPrefix(o.Name, "quartermaster-")
-		at := slices.IndexFunc(roles, func(r *chartRole) bool { return r.Name == name })
-		if at < 0 {
+		i := slices.IndexFunc(roles, func(r *chartRole) bool { return r.Name == name })
+		if i < 0 {
 			r := &chartRole{Name: name}
-			if controller, is := strings.CutPrefix(name, "controller-"); is {
-				r.Controller = strings.TrimSuffix(controller, ofAnother)
+			if controller, ok := strings.CutPrefix(name, "controller-"); ok {
+				r.Controller = strings.TrimSuffix(controller, otherNamespaceSuffix)
 			}
-			roles, at = append(roles, r), len(roles)
+			roles, i = append(roles, r), len(roles)
 		}
-		return roles[at]
+		return roles[i]
 	}
-	base, err := rbac(allOn...)
+	base, err := rbac(baseFlags...)
 	if err != nil {
 		return nil, err
 	}
 	for _, o := range base {
-		for _, rule := range byResource(o.Rules) {
+		for _, rule := range splitByResource(o.Rules) {
 			r := role(o)
 			r.Rules = append(r.Rules, chartRule{Rule: rule})
 		}
 	}
-	// granted returns the rules with these flags besides allOn.
+	// granted returns the rules with these flags besides baseFlags.
 	granted := func(flags ...string) (map[*chartRole][]rbacv1.PolicyRule, error) {
-		with, err := rbac(withAllOn(flags...)...)
+		objects, err := rbac(withBaseFlags(flags...)...)
 		rules := map[*chartRole][]rbacv1.PolicyRule{}
-		for _, o := range with {
+		for _, o := range objects {
 			if len(o.Rules) > 0 {
-				rules[role(o)] = byResource(o.Rules)
+				rules[role(o)] = splitByResource(o.Rules)
 			}
 		}
 		return rules, err
 	}
-	all, lists := maps.Clone(settings), []string{}
-	for flag, items := range leavingOut {
+	flagsBySetting, lists := maps.Clone(settings), []string{}
+	for flag, items := range excludeFlags {
 		for _, item := range items {
-			all[flag+"="+item] = "--" + flag + "=" + item
+			flagsBySetting[flag+"="+item] = "--" + flag + "=" + item
 			lists = append(lists, flag+"="+item)
 		}
 	}
 	slices.Sort(lists)
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		rules, err := granted(all[name])
+	for _, name := range slices.Sorted(maps.Keys(flagsBySetting)) {
+		rules, err := granted(flagsBySetting[name])
 		if err != nil {
 			return nil, err
 		}
 		for _, r := range roles {
-			r.compare(name, rules[r])
+			r.recordSetting(name, rules[r])
 		}
 	}
 	// A workload that is not rolled may still be watched for another kind.
 	kinds := slices.DeleteFunc(slices.Clone(lists), func(name string) bool { return !strings.Contains(name, "kinds") })
 	for _, r := range roles {
-		both := func(one, other string) ([]rbacv1.PolicyRule, error) {
-			rules, err := granted(all[one], all[other])
+		grantedWith := func(one, other string) ([]rbacv1.PolicyRule, error) {
+			rules, err := granted(flagsBySetting[one], flagsBySetting[other])
 			return rules[r], err
 		}
 		for i := range r.Rules {
-			if err := errors.Join(r.Rules[i].leaveOut(lists, both), r.Rules[i].leaveOutBoth(kinds, both)); err != nil {
+			if err := errors.Join(r.Rules[i].recordExclusions(lists, grantedWith),
+				r.Rules[i].recordPairs(kinds, grantedWith)); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return roles, place(roles, base)
+	return roles, setScopes(roles, base)
 }
 
-// byResource returns a rule for each resource, so that settings leave out one and not the others.
-func byResource(rules []rbacv1.PolicyRule) (divided []rbacv1.PolicyRule) {
+// splitByResource returns a rule for each resource, so that settings leave out one and not the others.
+func splitByResource(rules []rbacv1.PolicyRule) (divided []rbacv1.PolicyRule) {
 	for _, rule := range rules {
 		for _, resource := range rule.Resources {
-			one := rule
-			one.Resources = []string{resource}
-			divided = append(divided, one)
+			single := rule
+			single.Resources = []string{resource}
+			divided = append(divided, single)
 		}
 	}
 	return divided
 }
 
-func equal(a rbacv1.PolicyRule) func(rbacv1.PolicyRule) bool {
+func equals(a rbacv1.PolicyRule) func(rbacv1.PolicyRule) bool {
 	return func(b rbacv1.PolicyRule) bool { return reflect.DeepEqual(a, b) }
 }
 
-// compare notes which rules are there because of a setting, and which are not.
-func (r *chartRole) compare(setting string, granted []rbacv1.PolicyRule) {
+// recordSetting notes which rules are there because of a setting, and which are not.
+func (r *chartRole) recordSetting(setting string, granted []rbacv1.PolicyRule) {
 	for i := range r.Rules {
-		if c := &r.Rules[i]; len(c.When) == 0 && !slices.ContainsFunc(granted, equal(c.Rule)) {
+		if c := &r.Rules[i]; len(c.When) == 0 && !slices.ContainsFunc(granted, equals(c.Rule)) {
 			c.Unless = append(c.Unless, setting)
 		}
 	}
 	for _, rule := range granted {
-		at := slices.IndexFunc(r.Rules, func(c chartRule) bool { return equal(rule)(c.Rule) })
-		if at < 0 {
-			at = len(r.Rules)
+		i := slices.IndexFunc(r.Rules, func(c chartRule) bool { return equals(rule)(c.Rule) })
+		if i < 0 {
+			i = len(r.Rules)
 			r.Rules = append(r.Rules, chartRule{Rule: rule, When: []string{}})
 		}
-		if c := &r.Rules[at]; c.When != nil {
+		if c := &r.Rules[i]; c.When != nil {
 			c.When = append(c.When, setting)
 		}
 	}
 }
 
-// leaveOut notes which items of lists take away what other settings bring about.
-func (c *chartRule) leaveOut(lists []string, granted func(when, item string) ([]rbacv1.PolicyRule, error)) error {
+// recordExclusions notes which items of lists take away what other settings bring about.
+func (c *chartRule) recordExclusions(lists []string, granted func(when, item string) ([]rbacv1.PolicyRule, error)) error {
 	for _, item := range lists {
-		stays := len(c.When) == 0
+		kept := len(c.When) == 0
 		for _, when := range c.When {
 			rules, err := granted(when, item)
 			if err != nil {
 				return err
 			}
-			stays = stays || slices.ContainsFunc(rules, equal(c.Rule))
+			kept = kept || slices.ContainsFunc(rules, equals(c.Rule))
 		}
-		if !stays {
+		if !kept {
 			c.Unless = append(c.Unless, item)
 		}
 	}
 	return nil
 }
 
-// leaveOutBoth notes which two items of lists take away together what each of them leaves.
-func (c *chartRule) leaveOutBoth(lists []string, granted func(one, other string) ([]rbacv1.PolicyRule, error)) error {
+// recordPairs notes which two items of lists take away together what each of them leaves.
+func (c *chartRule) recordPairs(lists []string, granted func(one, other string) ([]rbacv1.PolicyRule, error)) error {
 	for i, one := range lists {
 		for _, other := range lists[:i] {
 			if len(c.When) > 0 || slices.Contains(c.Unless, one) || slices.Contains(c.Unless, other) {
@@ -265,7 +266,7 @@ func (c *chartRule) leaveOutBoth(lists []string, granted func(one, other string)
 			}
 			if rules, err := granted(one, other); err != nil {
 				return err
-			} else if !slices.ContainsFunc(rules, equal(c.Rule)) {
+			} else if !slices.ContainsFunc(rules, equals(c.Rule)) {
 				c.UnlessAll = []string{other, one}
 			}
 		}
@@ -273,10 +274,10 @@ func (c *chartRule) leaveOutBoth(lists []string, granted func(one, other string)
 	return nil
 }
 
-// place finds out where the roles stand, from the roles of an installation in another namespace or, if they
-// are not used with --namespaces, from base.
-func place(roles []*chartRole, base []object) error {
-	scoped, err := rbac(withAllOn(
+// setScopes finds out where the roles stand, from the roles of an installation in another namespace or, if
+// they are not used with --namespaces, from base.
+func setScopes(roles []*chartRole, base []object) error {
+	scoped, err := rbac(withBaseFlags(
 		"--dry-run", "--namespaces=watched", "--leader-elect-resource-namespace=release", "--scale-schedule-kinds=deployments")...)
 	if err != nil {
 		return err
@@ -284,18 +285,18 @@ func place(roles []*chartRole, base []object) error {
 	for _, r := range roles {
 		for _, o := range scoped {
 			if strings.HasSuffix(o.Kind, "Role") && o.Namespace != federationNamespace && o.Namespace != metav1.NamespaceDefault && strings.TrimSuffix(o.Name, "-release") == "quartermaster-"+r.Name {
-				r.In = append(r.In, cmp.Or(o.Namespace, "cluster"))
+				r.Scopes = append(r.Scopes, cmp.Or(o.Namespace, "cluster"))
 			}
 		}
-		if r.In != nil {
+		if r.Scopes != nil {
 			continue
 		}
 		for _, o := range base {
 			if strings.HasSuffix(o.Kind, "Role") && o.Name == "quartermaster-"+r.Name {
-				r.In = append(r.In, cmp.Or(map[string]string{"": "cluster", federationNamespace: "federation"}[o.Namespace], o.Namespace))
+				r.Scopes = append(r.Scopes, cmp.Or(map[string]string{"": "cluster", federationNamespace: "federation"}[o.Namespace], o.Namespace))
 			}
 		}
-		r.Name = strings.TrimSuffix(r.Name, ofAnother) // the chart adds its own namespace
+		r.Name = strings.TrimSuffix(r.Name, otherNamespaceSuffix) // the chart adds its own namespace
 	}
 	return nil
 }

@@ -11,8 +11,8 @@ import (
 	"path/filepath"
 )
 
-// checkElsewhere checks what modules of their own generate.
-func checkElsewhere() error {
+// checkModules checks what modules of their own generate.
+func checkModules() error {
 	return errors.Join(
 		checkFolder("examples/widget", func(folder string) *exec.Cmd {
 			return exec.Command("go", "-C", folder, "generate", "./...")
@@ -28,22 +28,22 @@ func checkFolder(folder string, generate func(folder string) *exec.Cmd) error {
 	if err := os.MkdirAll(".cache", 0o755); err != nil {
 		return err
 	}
-	copied, err := os.MkdirTemp(".cache", "check-")
+	copyDir, err := os.MkdirTemp(".cache", "check-")
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(copied)
-	if err := os.CopyFS(copied, os.DirFS(folder)); err != nil {
+	defer os.RemoveAll(copyDir)
+	if err := os.CopyFS(copyDir, os.DirFS(folder)); err != nil {
 		return err
 	}
-	absolute, err := filepath.Abs(copied)
+	absolute, err := filepath.Abs(copyDir)
 	if err != nil {
 		return err
 	}
 	if out, err := generate(absolute).CombinedOutput(); err != nil {
 		return fmt.Errorf("generate %s: %w\n%s", folder, err, out)
 	}
-	if out, err := exec.Command("diff", "-r", folder, copied).CombinedOutput(); err != nil {
+	if out, err := exec.Command("diff", "-r", folder, copyDir).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s is not up to date; run make generate\n%s", folder, out)
 	}
 	return nil

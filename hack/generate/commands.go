@@ -59,16 +59,16 @@ func writeCommands(page *bytes.Buffer, cmd *cobra.Command) {
 		fmt.Fprintf(page, "\n%s\n", strings.TrimSpace(text))
 	}
 	var flags cliflag.NamedFlagSets
-	own := flags.FlagSet("own")
+	ownFlags := flags.FlagSet("own")
 	cmd.Flags().VisitAll(func(flag *pflag.Flag) {
 		if cmd.Root().Flags().Lookup(flag.Name) != flag {
-			own.AddFlag(flag)
+			ownFlags.AddFlag(flag)
 		}
 	})
 	if cmd.Flags().Lookup("controllers") != nil {
 		fmt.Fprint(page, "\nIt takes the [flags of the manager](flags.md).\n")
 	}
-	if own.HasFlags() {
+	if ownFlags.HasFlags() {
 		var help bytes.Buffer
 		cliflag.PrintSections(&help, flags, 80) // as the manager's help
 		writeFlags(page, help.String())

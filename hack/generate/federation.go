@@ -11,11 +11,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// propagated is a type that the federation propagates.
-type propagated struct{ group, kind, plural, scope, short string }
+// propagatedType is a type that the federation propagates.
+type propagatedType struct{ group, kind, plural, scope, short string }
 
 // propagatedTypes are the types of KubeFed's chart.
-var propagatedTypes = []propagated{
+var propagatedTypes = []propagatedType{
 	{"", "Namespace", "namespaces", "Cluster", "ns"},
 	{"", "ConfigMap", "configmaps", "Namespaced", "cm"},
 	{"", "Secret", "secrets", "Namespaced", ""},
@@ -33,9 +33,9 @@ var federatedType string
 
 const federationHeader = "# Written by make generate from hack/generate/federation.go. Do not edit.\n"
 
-// federation returns the CustomResourceDefinitions of the federated types, and their
+// federationFiles returns the CustomResourceDefinitions of the federated types, and their
 // FederatedTypeConfigs.
-func federation() (map[string][]byte, error) {
+func federationFiles() (map[string][]byte, error) {
 	definitions, configs := []byte(federationHeader), []byte(federationHeader)
 	for i, t := range propagatedTypes {
 		scope := t.scope

@@ -24,7 +24,7 @@ func main() {
 	flag.Parse()
 	err := run("deploy", *check)
 	if *check {
-		err = errors.Join(err, checkElsewhere())
+		err = errors.Join(err, checkModules())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "Error:", err)
@@ -34,30 +34,30 @@ func main() {
 
 // run writes nothing if check is set, and returns an error if a file is not up to date.
 func run(dir string, check bool) error {
-	manifests, err := manifests()
+	files, err := manifestFiles()
 	if err != nil {
 		return err
 	}
-	ofChart, err := chart(dir)
+	chart, err := chartFiles(dir)
 	if err != nil {
 		return fmt.Errorf("chart: %w", err)
 	}
-	maps.Copy(manifests, ofChart)
-	ofFederation, err := federation()
+	maps.Copy(files, chart)
+	federation, err := federationFiles()
 	if err != nil {
 		return err
 	}
-	maps.Copy(manifests, ofFederation)
+	maps.Copy(files, federation)
 	for _, generate := range []func(string) (map[string][]byte, error){metricsPage, flagsPage, commandsPage} {
 		page, err := generate(dir)
 		if err != nil {
 			return err
 		}
-		maps.Copy(manifests, page)
+		maps.Copy(files, page)
 	}
 	var outdated []error
-	for _, name := range slices.Sorted(maps.Keys(manifests)) {
-		path, manifest := filepath.Join(dir, name), manifests[name]
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		path, manifest := filepath.Join(dir, name), files[name]
 		have, err := os.ReadFile(path)
 		if err == nil && bytes.Equal(have, manifest) {
 			continue

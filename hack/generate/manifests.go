@@ -55,32 +55,32 @@ var notes = map[string]string{
 		"# delete what is protected, but whoever has the manager's token can.\n",
 }
 
-// manifests returns the files to write below deploy/, by path.
-func manifests() (map[string][]byte, error) {
+// manifestFiles returns the files to write below deploy/, by path.
+func manifestFiles() (map[string][]byte, error) {
 	defaults, err := rbac()
 	if err != nil {
 		return nil, err
 	}
-	files := map[string][]byte{"rbac/roles.yaml": join(defaults)}
-	for name, own := range components {
-		base, flags := defaults, own
+	files := map[string][]byte{"rbac/roles.yaml": joinObjects(defaults)}
+	for name, ownFlags := range components {
+		base, flags := defaults, ownFlags
 		if required, ok := requires[name]; ok {
-			flags = slices.Concat(components[required], own)
+			flags = slices.Concat(components[required], ownFlags)
 			if base, err = rbac(components[required]...); err != nil {
 				return nil, err
 			}
 		}
-		with, err := rbac(flags...)
+		objects, err := rbac(flags...)
 		if err != nil {
 			return nil, err
 		}
-		component, more, err := change(own, base, with)
+		component, added, err := newComponent(ownFlags, base, objects)
 		if err != nil {
 			return nil, fmt.Errorf("component %s: %w", name, err)
 		}
-		if len(more) > 0 {
+		if len(added) > 0 {
 			component.Resources = []string{"rbac.yaml"}
-			files["components/"+name+"/rbac.yaml"] = join(more)
+			files["components/"+name+"/rbac.yaml"] = joinObjects(added)
 		}
 		text, err := yaml.Marshal(component)
 		if err != nil {
@@ -119,7 +119,7 @@ func rbac(flags ...string) (objects []object, err error) {
 	return objects, nil
 }
 
-func join(objects []object) []byte {
+func joinObjects(objects []object) []byte {
 	var documents [][]byte
 	for _, o := range objects {
 		documents = append(documents, o.text)
@@ -127,39 +127,39 @@ func join(objects []object) []byte {
 	return append([]byte(header), bytes.Join(documents, []byte("---\n"))...)
 }
 
-// change returns the component that sets flags and patches the default roles into those that the
+// newComponent returns the component that sets flags and patches the default roles into those that the
 // flags need, and the objects that it adds.
-func change(flags []string, defaults, with []object) (k kustomization, more []object, err error) {
+func newComponent(flags []string, defaults, wanted []object) (k kustomization, added []object, err error) {
 	k = kustomization{APIVersion: "kustomize.config.k8s.io/v1alpha1", Kind: "Component"}
 	for _, flag := range flags {
 		k.patch("Deployment", "quartermaster", "add", "/spec/template/spec/containers/0/args/-", flag)
 	}
-	for _, o := range with {
-		was := find(defaults, o)
-		if was == nil {
-			more = append(more, o)
+	for _, o := range wanted {
+		original := findObject(defaults, o)
+		if original == nil {
+			added = append(added, o)
 			continue
 		}
-		rules, err := additional(was.Rules, o.Rules)
+		rules, err := addedRules(original.Rules, o.Rules)
 		if err != nil {
 			return k, nil, fmt.Errorf("%s %s: %w", o.Kind, o.Name, err)
 		}
 		for _, rule := range rules {
-			k.patch(inAnyScope(o.Kind), o.Name, "add", "/rules/-", rule)
+			k.patch(kindPattern(o.Kind), o.Name, "add", "/rules/-", rule)
 		}
 	}
 	for _, o := range defaults {
-		if find(with, o) == nil {
+		if findObject(wanted, o) == nil {
 			k.Patches = append(k.Patches, patch{target{o.Kind, o.Name},
 				"$patch: delete\napiVersion: " + o.APIVersion + "\nkind: " + o.Kind + "\nmetadata:\n  name: any\n"})
 		}
 	}
-	return k, more, nil
+	return k, added, nil
 }
 
-// inAnyScope also matches the kind to which the component namespaced changes it, since components
+// kindPattern also matches the kind to which the component namespaced changes it, since components
 // come in any order.
-func inAnyScope(kind string) string {
+func kindPattern(kind string) string {
 	switch kind {
 	case "ClusterRole", "ClusterRoleBinding":
 		return kind + "|" + kind[len("Cluster"):]
@@ -167,27 +167,27 @@ func inAnyScope(kind string) string {
 	return kind
 }
 
-func find(objects []object, o object) *object {
-	at := slices.IndexFunc(objects, func(other object) bool {
-		return other.Kind == o.Kind && other.Namespace == o.Namespace && other.Name == o.Name
+func findObject(objects []object, o object) *object {
+	i := slices.IndexFunc(objects, func(candidate object) bool {
+		return candidate.Kind == o.Kind && candidate.Namespace == o.Namespace && candidate.Name == o.Name
 	})
-	if at < 0 {
+	if i < 0 {
 		return nil
 	}
-	return &objects[at]
+	return &objects[i]
 }
 
-// additional returns the rules of all that are not in defaults.
-func additional(defaults, all []rbacv1.PolicyRule) ([]rbacv1.PolicyRule, error) {
-	in := func(rules []rbacv1.PolicyRule, rule rbacv1.PolicyRule) bool {
+// addedRules returns the rules of all that are not in defaults.
+func addedRules(defaults, all []rbacv1.PolicyRule) ([]rbacv1.PolicyRule, error) {
+	contains := func(rules []rbacv1.PolicyRule, rule rbacv1.PolicyRule) bool {
 		return slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool { return reflect.DeepEqual(r, rule) })
 	}
 	for _, rule := range defaults {
-		if !in(all, rule) {
+		if !contains(all, rule) {
 			return nil, fmt.Errorf("the flag changes the rule %v instead of adding one", rule)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(rule rbacv1.PolicyRule) bool { return in(defaults, rule) }), nil
+	return slices.DeleteFunc(slices.Clone(all), func(rule rbacv1.PolicyRule) bool { return contains(defaults, rule) }), nil
 }
 
 // kustomization has the fields that are needed here.
@@ -212,6 +212,6 @@ type target struct {
 func (k *kustomization) patch(kind, name, op, path string, value any) {
 	// Strings and rules always marshal.
 	text, _ := json.Marshal([]any{map[string]any{"op": op, "path": path, "value": value}})
-	asYAML, _ := yaml.JSONToYAML(text)
-	k.Patches = append(k.Patches, patch{target{kind, name}, string(asYAML)})
+	operation, _ := yaml.JSONToYAML(text)
+	k.Patches = append(k.Patches, patch{target{kind, name}, string(operation)})
 }

@@ -56,21 +56,21 @@ func metricsPage(dir string) (map[string][]byte, error) {
 			continue // after the last one
 		}
 		name, kind, _ := strings.Cut(lines[0], " ")
-		kind, later, _ := strings.Cut(kind, ",")
+		kind, condition, _ := strings.Cut(kind, ",")
 		help := lines[1]
 		if strings.HasPrefix(help, "[") { // the stability
 			_, help, _ = strings.Cut(help, "] ")
 		}
-		if later != "" {
-			help += " Exists" + later + "."
+		if condition != "" {
+			help += " Exists" + condition + "."
 		}
 		var labels []string
 		for _, line := range lines[2:] {
 			label, values, _ := strings.Cut(line, ":")
 			label = "`" + label + "`"
-			if all := strings.Fields(values); len(all) > 0 && len(all) <= fewValues && label != "`group`" {
-				slices.SortFunc(all, byNumber)
-				label += ": " + strings.Join(all, ", ")
+			if listed := strings.Fields(values); len(listed) > 0 && len(listed) <= fewValues && label != "`group`" {
+				slices.SortFunc(listed, compareNumbers)
+				label += ": " + strings.Join(listed, ", ")
 			}
 			labels = append(labels, label)
 		}
@@ -90,8 +90,8 @@ func metricsPage(dir string) (map[string][]byte, error) {
 	return map[string][]byte{"../docs/operate/metrics.md": page.Bytes()}, nil
 }
 
-// byNumber compares numbers, and then texts.
-func byNumber(a, b string) int {
+// compareNumbers compares numbers, and then texts.
+func compareNumbers(a, b string) int {
 	m, _ := strconv.Atoi(a)
 	n, _ := strconv.Atoi(b)
 	return cmp.Or(cmp.Compare(m, n), strings.Compare(a, b))

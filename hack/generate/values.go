@@ -47,9 +47,9 @@ type values struct {
 		Enabled              bool     `json:"enabled"`
 		AdditionalNamespaces []string `json:"additionalNamespaces"`
 	} `json:"namespaced"`
-	Fence             enabled `json:"fence"`
-	ReplicationPolicy enabled `json:"replicationPolicy"`
-	FlowSchema        enabled `json:"flowSchema"`
+	Fence             toggle `json:"fence"`
+	ReplicationPolicy toggle `json:"replicationPolicy"`
+	FlowSchema        toggle `json:"flowSchema"`
 	RBAC              struct {
 		Create bool `json:"create"`
 	} `json:"rbac"`
@@ -101,7 +101,7 @@ type values struct {
 	Global map[string]any `json:"global"`
 }
 
-type enabled struct {
+type toggle struct {
 	Enabled bool `json:"enabled"`
 }
 
@@ -120,19 +120,19 @@ func valuesSchema() ([]byte, error) {
 	s := schemaOf(reflect.TypeFor[values]())
 	s["$schema"] = "http://json-schema.org/draft-07/schema#"
 	properties := s["properties"].(schema)
-	properties["compat"] = schema{"type": "array", "items": schema{"enum": settingsOf("compat=")}}
+	properties["compat"] = schema{"type": "array", "items": schema{"enum": settingNames("compat=")}}
 	properties["replicaCount"] = schema{"type": "integer", "minimum": 0}
 
 	// A controller is known by the flags that begin with its name.
 	general, controllers := schema{}, schema{}
-	ofController := map[string]schema{}
+	controllerFlags := map[string]schema{}
 	roles, err := chartRoles()
 	if err != nil {
 		return nil, err
 	}
 	for _, role := range roles {
 		if role.Controller != "" {
-			ofController[role.Controller] = schema{}
+			controllerFlags[role.Controller] = schema{}
 		}
 	}
 	app.NewCommand(app.With(builtin.Entries()...)).Flags().VisitAll(func(flag *pflag.Flag) {
@@ -140,21 +140,21 @@ func valuesSchema() ([]byte, error) {
 			return
 		}
 		flags := general
-		for name, own := range ofController {
+		for name, ownFlags := range controllerFlags {
 			if strings.HasPrefix(flag.Name, name+"-") {
-				flags = own
+				flags = ownFlags
 			}
 		}
 		flags[flag.Name] = schemaOfFlag(flag)
 	})
-	for name, flags := range ofController {
-		of := schema{"enabled": schema{"type": "boolean"}, "flags": closed(flags)}
+	for name, flags := range controllerFlags {
+		section := schema{"enabled": schema{"type": "boolean"}, "flags": closedObject(flags)}
 		if name == ttl.Name {
-			of["rules"] = schemaOf(reflect.TypeFor[[]rules.Rule]())
+			section["rules"] = schemaOf(reflect.TypeFor[[]rules.Rule]())
 		}
-		controllers[name] = closed(of)
+		controllers[name] = closedObject(section)
 	}
-	properties["flags"], properties["controllers"] = closed(general), closed(controllers)
+	properties["flags"], properties["controllers"] = closedObject(general), closedObject(controllers)
 
 	text := new(bytes.Buffer)
 	encoder := json.NewEncoder(text)
@@ -164,26 +164,26 @@ func valuesSchema() ([]byte, error) {
 	return text.Bytes(), err
 }
 
-func settingsOf(prefix string) (names []string) {
+func settingNames(prefix string) (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		if rest, ok := strings.CutPrefix(name, prefix); ok {
-			names = append(names, rest)
+		if item, ok := strings.CutPrefix(name, prefix); ok {
+			names = append(names, item)
 		}
 	}
 	return names
 }
 
-// closed returns the schema of an object with these properties and no others.
-func closed(properties schema) schema {
+// closedObject returns the schema of an object with these properties and no others.
+func closedObject(properties schema) schema {
 	return schema{"type": "object", "properties": properties, "additionalProperties": false}
 }
 
 // schemaOfFlag returns the schema of the values that the flag takes.
 func schemaOfFlag(flag *pflag.Flag) schema {
-	text, number, truth := schema{"type": "string"}, schema{"type": "number"}, schema{"type": "boolean"}
+	text, number, boolean := schema{"type": "string"}, schema{"type": "number"}, schema{"type": "boolean"}
 	switch flag.Value.Type() {
 	case "bool":
-		return truth
+		return boolean
 	case "int", "int32", "Level":
 		return schema{"type": "integer"}
 	case "float32":
@@ -199,7 +199,7 @@ func schemaOfFlag(flag *pflag.Flag) schema {
 	case "stringToString":
 		return schema{"type": "object", "additionalProperties": text}
 	case "mapStringBool":
-		return schema{"type": "object", "additionalProperties": truth}
+		return schema{"type": "object", "additionalProperties": boolean}
 	}
 	return text
 }
@@ -233,7 +233,7 @@ func schemaOf(t reflect.Type) schema {
 				properties[name] = schemaOf(field.Type)
 			}
 		}
-		return closed(properties)
+		return closedObject(properties)
 	case reflect.String:
 		return schema{"type": "string"}
 	case reflect.Bool:
@@ -298,16 +298,16 @@ func tableRows(table *bytes.Buffer, path string, mapping *yaml.Node) error {
 			if err != nil {
 				return err
 			}
-			shown := "`" + string(initial) + "`"
-			if len(shown) > 60 || value.Kind == yaml.MappingNode && len(value.Content) > 0 {
-				shown = "see values.yaml"
+			cell := "`" + string(initial) + "`"
+			if len(cell) > 60 || value.Kind == yaml.MappingNode && len(value.Content) > 0 {
+				cell = "see values.yaml"
 			}
-			fmt.Fprintf(table, "| `%s` | %s | %s |\n", name, shown, strings.ReplaceAll(strings.Join(lines, " "), "|", `\|`))
+			fmt.Fprintf(table, "| `%s` | %s | %s |\n", name, cell, strings.ReplaceAll(strings.Join(lines, " "), "|", `\|`))
 		} else if path == "" {
 			return fmt.Errorf("values.yaml: %s has no comment", name)
 		}
-		if below := mapping.Content[i+1]; below.Kind == yaml.MappingNode {
-			if err := tableRows(table, path+key.Value+".", below); err != nil {
+		if child := mapping.Content[i+1]; child.Kind == yaml.MappingNode {
+			if err := tableRows(table, path+key.Value+".", child); err != nil {
 				return err
 			}
 		}

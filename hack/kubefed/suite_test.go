@@ -17,4 +17,4 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestSuite(t *testing.T) { e2e.RunE2ETests(t) }
+func TestKubeFedSuitePasses(t *testing.T) { e2e.RunE2ETests(t) }

@@ -90,14 +90,14 @@ func controllerConfig(kubeconfig string) (config controllers.Config, err error) 
 	if err != nil {
 		return config, err
 	}
-	to, err := clients.ToRESTConfig()
+	restConfig, err := clients.ToRESTConfig()
 	if err != nil {
 		return config, err
 	}
-	if config.RESTClient, err = rest.RESTClientFor(to); err != nil {
+	if config.RESTClient, err = rest.RESTClientFor(restConfig); err != nil {
 		return config, err
 	}
-	if config.TypedClient, err = kubernetes.NewForConfig(to); err != nil {
+	if config.TypedClient, err = kubernetes.NewForConfig(restConfig); err != nil {
 		return config, err
 	}
 	if config.DynamicClient, err = clients.ToDynamicClient(); err != nil {
@@ -109,26 +109,26 @@ func controllerConfig(kubeconfig string) (config controllers.Config, err error) 
 
 // stages returns what happens to Nodes and Pods, and after how long.
 func stages() (map[internalversion.StageResourceRef][]*internalversion.Stage, error) {
-	all := map[internalversion.StageResourceRef][]*internalversion.Stage{}
+	byResource := map[internalversion.StageResourceRef][]*internalversion.Stage{}
 	for _, s := range []struct {
 		yaml  string
-		after time.Duration // 0 keeps the stage's delay
+		delay time.Duration // 0 keeps the stage's delay
 	}{
 		{yaml: fast.DefaultNodeInit},
 		{yaml: heartbeat.DefaultNodeHeartbeatWithLease},
-		{yaml: podfast.DefaultPodReady, after: podStart},
-		{yaml: podfast.DefaultPodComplete, after: jobRun},
+		{yaml: podfast.DefaultPodReady, delay: podStart},
+		{yaml: podfast.DefaultPodComplete, delay: jobRun},
 		{yaml: podfast.DefaultPodDelete},
 	} {
 		stage, err := kwokconfig.UnmarshalWithType[*internalversion.Stage](s.yaml)
 		if err != nil {
 			return nil, err
 		}
-		if s.after > 0 {
-			stage.Spec.Delay = &internalversion.StageDelay{DurationMilliseconds: ptr.To(s.after.Milliseconds())}
+		if s.delay > 0 {
+			stage.Spec.Delay = &internalversion.StageDelay{DurationMilliseconds: ptr.To(s.delay.Milliseconds())}
 		}
 		ref := stage.Spec.ResourceRef
-		all[ref] = append(all[ref], stage)
+		byResource[ref] = append(byResource[ref], stage)
 	}
-	return all, nil
+	return byResource, nil
 }

@@ -44,7 +44,7 @@ type canvas struct {
 	height vg.Length
 }
 
-func (c canvas) at(x, y vg.Length) vg.Point { return vg.Point{X: x, Y: c.height - y} }
+func (c canvas) point(x, y vg.Length) vg.Point { return vg.Point{X: x, Y: c.height - y} }
 
 // text draws s around the height y, on white, so that no line of the grid runs through it.
 func (c canvas) text(x, y, size vg.Length, bold bool, col color.Color, align text.XAlignment, s string) {
@@ -55,8 +55,8 @@ func (c canvas) text(x, y, size vg.Length, bold bool, col color.Color, align tex
 	}
 	style := text.Style{Color: col, Font: f, XAlign: align, YAlign: text.YCenter, Handler: plot.DefaultTextHandler}
 	begin := x + vg.Length(align)*style.Width(s)
-	c.FillPolygon(white, []vg.Point{c.at(begin-2, y-size*0.7), c.at(begin+style.Width(s)*1.1, y-size*0.7), c.at(begin+style.Width(s)*1.1, y+size*0.7), c.at(begin-2, y+size*0.7)})
-	c.FillText(style, c.at(x, y-1.5), s) // the middle of small letters
+	c.FillPolygon(white, []vg.Point{c.point(begin-2, y-size*0.7), c.point(begin+style.Width(s)*1.1, y-size*0.7), c.point(begin+style.Width(s)*1.1, y+size*0.7), c.point(begin-2, y+size*0.7)})
+	c.FillText(style, c.point(x, y-1.5), s) // the middle of small letters
 }
 
 func (c canvas) line(x1, y1, x2, y2, thick vg.Length, col color.Color) {
@@ -65,7 +65,7 @@ func (c canvas) line(x1, y1, x2, y2, thick vg.Length, col color.Color) {
 
 // draw returns the picture as SVG.
 func (p picture) draw(rows []row) ([]byte, error) {
-	measured, err := p.measured(rows)
+	provenance, err := p.provenance(rows)
 	if err != nil {
 		return nil, err
 	}
@@ -78,14 +78,14 @@ func (p picture) draw(rows []row) ([]byte, error) {
 	c.panel()
 	c.text(margin, 24, 16, true, ink, text.XLeft, p.title)
 	c.text(margin, 43, 10, false, faint, text.XLeft, p.subtitle)
-	c.text(margin, height-14, 8, false, faint, text.XLeft, measured)
+	c.text(margin, height-14, 8, false, faint, text.XLeft, provenance)
 	p.axis(c)
 	y := heading + lineHeight/2
 	for _, g := range p.groups {
 		c.text(margin, y+2, 10, true, ink, text.XLeft, g.title)
 		y += lineHeight
 		for _, l := range g.lines {
-			r, err := l.of(rows)
+			r, err := l.findRow(rows)
 			if err != nil {
 				return nil, err
 			}
@@ -118,8 +118,8 @@ func (c canvas) panel() {
 	c.Stroke(path)
 }
 
-// x returns where a value is.
-func (p picture) x(value float64) vg.Length {
+// position returns where a value is.
+func (p picture) position(value float64) vg.Length {
 	left, right := margin+labels, width-margin-30
 	share := value / p.max
 	if p.log {
@@ -136,8 +136,8 @@ func (p picture) axis(c canvas) {
 	}
 	bottom := c.height - footing + 4
 	for _, tick := range ticks {
-		c.line(p.x(tick), heading, p.x(tick), bottom, 1, grid)
-		c.text(p.x(tick), bottom+10, 9, false, faint, text.XCenter, p.format(tick))
+		c.line(p.position(tick), heading, p.position(tick), bottom, 1, grid)
+		c.text(p.position(tick), bottom+10, 9, false, faint, text.XCenter, p.format(tick))
 	}
 }
 
@@ -149,21 +149,21 @@ func (p picture) line(c canvas, y vg.Length, l line, r row) {
 	}
 	c.text(margin+14, y, 10, bold, ink, text.XLeft, l.name)
 	switch {
-	case l.instead != "":
-		c.text(margin+labels+6, y, 10, false, faint, text.XLeft, l.instead)
+	case l.substitute != "":
+		c.text(margin+labels+6, y, 10, false, faint, text.XLeft, l.substitute)
 	case p.log:
-		c.line(margin+labels, y, p.x(r.Min), y, 1, grid)
-		c.line(p.x(r.Min), y, p.x(r.P99), y, 5, col)
+		c.line(margin+labels, y, p.position(r.Min), y, 1, grid)
+		c.line(p.position(r.Min), y, p.position(r.P99), y, 5, col)
 		c.SetColor(col)
 		var dot vg.Path
-		dot.Move(vg.Point{X: p.x(r.Median) + 5, Y: c.height - y})
-		dot.Arc(vg.Point{X: p.x(r.Median), Y: c.height - y}, 5, 0, 2*math.Pi)
+		dot.Move(vg.Point{X: p.position(r.Median) + 5, Y: c.height - y})
+		dot.Arc(vg.Point{X: p.position(r.Median), Y: c.height - y}, 5, 0, 2*math.Pi)
 		dot.Close()
 		c.Fill(dot)
-		c.text(max(p.x(r.P99), p.x(r.Median)+5)+6, y, 10, bold, ink, text.XLeft, p.format(r.Median))
+		c.text(max(p.position(r.P99), p.position(r.Median)+5)+6, y, 10, bold, ink, text.XLeft, p.format(r.Median))
 	default:
-		c.line(p.x(0), y, p.x(r.Median), y, 12, col)
-		c.text(p.x(r.Median)+6, y, 10, bold, ink, text.XLeft, p.format(r.Median))
+		c.line(p.position(0), y, p.position(r.Median), y, 12, col)
+		c.text(p.position(r.Median)+6, y, 10, bold, ink, text.XLeft, p.format(r.Median))
 	}
 }
 

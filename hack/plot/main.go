@@ -69,14 +69,14 @@ type group struct {
 type line struct {
 	name, bench, subject string
 	quoted               row
-	instead              string // of a figure, why there is none
+	substitute           string // of a figure, why there is none
 }
 
 const (
-	ours   = "quartermaster"
-	kcm    = "kube-controller-manager"
-	peer   = "controller-runtime"
-	quoted = ", measured earlier"
+	quartermaster = "quartermaster"
+	kcm           = "kube-controller-manager"
+	peer          = "controller-runtime"
+	quotedSuffix  = ", measured earlier"
 )
 
 // pictures by the names of their files.
@@ -87,13 +87,13 @@ var pictures = map[string]picture{
 		log:      true, min: 0.004, max: 60,
 		groups: []group{
 			{"after SIGTERM, as in an upgrade or a drain", []line{
-				{name: "Quartermaster", bench: handover, subject: ours},
+				{name: "Quartermaster", bench: handover, subject: quartermaster},
 				{name: kcm + ", alpha gate", bench: handover, subject: kcm + ", release gate"},
 				{name: peer, bench: handover, subject: peer},
 				{name: kcm, bench: handover, subject: kcm},
 			}},
 			{"after SIGKILL, as in a crash", []line{
-				{name: "Quartermaster", bench: crash, subject: ours},
+				{name: "Quartermaster", bench: crash, subject: quartermaster},
 				{name: kcm, bench: crash, subject: kcm},
 				{name: peer, bench: crash, subject: peer},
 			}},
@@ -106,7 +106,7 @@ var pictures = map[string]picture{
 		groups: []group{
 			{"empty cluster", steady("memory/empty cluster")},
 			{"50,000 Secrets of 1 KiB", steady("memory/50000 Secrets of 1 KiB")},
-			{"200,000 Secrets of 256 bytes", append(steady("scale/200000 Secrets of 256 bytes")[:2], line{name: kcm, instead: "not measured"})},
+			{"200,000 Secrets of 256 bytes", append(steady("scale/200000 Secrets of 256 bytes")[:2], line{name: kcm, substitute: "not measured"})},
 		},
 	},
 	"reload": {
@@ -115,16 +115,16 @@ var pictures = map[string]picture{
 		log:      true, min: 0.004, max: 60,
 		groups: []group{
 			{"one change", []line{
-				{name: "Quartermaster", bench: "reload/one change, update received to patch written, by the audit log", subject: ours},
-				{name: "Reloader" + quoted, quoted: row{Min: 0.0096, Median: 0.0096, P99: 0.016}},
+				{name: "Quartermaster", bench: "reload/one change, update received to patch written, by the audit log", subject: quartermaster},
+				{name: "Reloader" + quotedSuffix, quoted: row{Min: 0.0096, Median: 0.0096, P99: 0.016}},
 			}},
 			{"100 changes at once, until all are rolled", []line{
-				{name: "Quartermaster", bench: "reload/burst of 100 ConfigMaps of 100 Deployments, all patched", subject: ours},
-				{name: "Reloader" + quoted, quoted: row{Min: 10, Median: 10, P99: 10}},
+				{name: "Quartermaster", bench: "reload/burst of 100 ConfigMaps of 100 Deployments, all patched", subject: quartermaster},
+				{name: "Reloader" + quotedSuffix, quoted: row{Min: 10, Median: 10, P99: 10}},
 			}},
 			{"changed while nothing ran, from the next start", []line{
-				{name: "Quartermaster", bench: "reload/changed while down, start to patched", subject: ours},
-				{name: "Reloader" + quoted, instead: "never: the change is lost"},
+				{name: "Quartermaster", bench: "reload/changed while down, start to patched", subject: quartermaster},
+				{name: "Reloader" + quotedSuffix, substitute: "never: the change is lost"},
 			}},
 		},
 	},
@@ -138,34 +138,34 @@ const (
 // steady returns the lines of one data set.
 func steady(set string) []line {
 	return []line{
-		{name: "Quartermaster", bench: set + ", RSS steady", subject: ours + ": leader"},
+		{name: "Quartermaster", bench: set + ", RSS steady", subject: quartermaster + ": leader"},
 		{name: peer, bench: set + ", RSS steady", subject: peer + ": leader"},
 		{name: kcm, bench: set + ", RSS steady", subject: kcm + ": leader"},
 	}
 }
 
-// of finds the row of the line, in seconds if it is a time.
-func (l line) of(rows []row) (row, error) {
+// findRow finds the row of the line, in seconds if it is a time.
+func (l line) findRow(rows []row) (row, error) {
 	if l.bench == "" {
 		return l.quoted, nil
 	}
-	at := slices.IndexFunc(rows, func(r row) bool { return r.Bench == l.bench && r.Subject == l.subject })
-	if at < 0 {
+	i := slices.IndexFunc(rows, func(r row) bool { return r.Bench == l.bench && r.Subject == l.subject })
+	if i < 0 {
 		return row{}, fmt.Errorf("no row %s of %s", l.bench, l.subject)
 	}
-	r := rows[at]
+	r := rows[i]
 	if r.Unit == "ms" {
 		r.Min, r.Median, r.P99 = r.Min/1000, r.Median/1000, r.P99/1000
 	}
 	return r, nil
 }
 
-// measured says when and on which machines the rows were measured.
-func (p picture) measured(rows []row) (string, error) {
+// provenance says when and on which machines the rows were measured.
+func (p picture) provenance(rows []row) (string, error) {
 	machines := map[string][]string{}
 	for _, g := range p.groups {
 		for _, l := range g.lines {
-			r, err := l.of(rows)
+			r, err := l.findRow(rows)
 			if err != nil {
 				return "", err
 			}

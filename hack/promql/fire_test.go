@@ -60,7 +60,7 @@ func TestAlertsFireAndEnd(t *testing.T) {
 	alerts := readAlerts(t)
 	for _, alert := range alerts {
 		t.Run(alert.Alert, func(t *testing.T) {
-			var all scraped
+			var all seriesStorage
 			for _, line := range incidents[alert.Alert] {
 				all = append(all, parse(t, line))
 			}
@@ -76,7 +76,7 @@ func TestAlertsFireAndEnd(t *testing.T) {
 				hold = time.Duration(d)
 			}
 			const step = 5 * time.Second
-			query, err := engine.NewRangeQuery(t.Context(), &storage.MockQueryable{MockQuerier: &storage.MockQuerier{SelectMockFunction: all.selects}}, nil, alert.Expr, time.UnixMilli(0), time.UnixMilli(all.end()), step)
+			query, err := engine.NewRangeQuery(t.Context(), &storage.MockQueryable{MockQuerier: &storage.MockQuerier{SelectMockFunction: all.selectSeries}}, nil, alert.Expr, time.UnixMilli(0), time.UnixMilli(all.end()), step)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -87,12 +87,12 @@ func TestAlertsFireAndEnd(t *testing.T) {
 			}
 			fired := false
 			for _, series := range result {
-				since := series.Floats[0].T // when the condition began to hold
+				pendingSince := series.Floats[0].T // when the condition began to hold
 				for i, point := range series.Floats {
 					if i > 0 && point.T-series.Floats[i-1].T > step.Milliseconds() {
-						since = point.T
+						pendingSince = point.T
 					}
-					if point.T-since < hold.Milliseconds() {
+					if point.T-pendingSince < hold.Milliseconds() {
 						continue // pending
 					}
 					fired = true
@@ -111,8 +111,8 @@ func TestAlertsFireAndEnd(t *testing.T) {
 	}
 }
 
-// scraped has all series. It is the storage of a query.
-type scraped []promql.Series
+// seriesStorage has all series. It is the storage of a query.
+type seriesStorage []promql.Series
 
 func parse(t *testing.T, line string) promql.Series {
 	t.Helper()
@@ -131,39 +131,39 @@ func parse(t *testing.T, line string) promql.Series {
 }
 
 // end is when the shortest series ends.
-func (s scraped) end() (ms int64) {
-	for _, one := range s {
-		if last := one.Floats[len(one.Floats)-1].T; ms == 0 || last < ms {
+func (s seriesStorage) end() (ms int64) {
+	for _, series := range s {
+		if last := series.Floats[len(series.Floats)-1].T; ms == 0 || last < ms {
 			ms = last
 		}
 	}
 	return ms
 }
 
-func (s scraped) selects(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
-	set := &selection{}
-	for _, one := range s {
-		if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(one.Metric.Get(m.Name)) }) {
-			set.left = append(set.left, promql.NewStorageSeries(one))
+func (s seriesStorage) selectSeries(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
+	set := &selectedSeries{}
+	for _, series := range s {
+		if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(series.Metric.Get(m.Name)) }) {
+			set.remaining = append(set.remaining, promql.NewStorageSeries(series))
 		}
 	}
 	return set
 }
 
-// selection implements storage.SeriesSet.
-type selection struct {
-	now  storage.Series
-	left []storage.Series
+// selectedSeries implements storage.SeriesSet.
+type selectedSeries struct {
+	current   storage.Series
+	remaining []storage.Series
 }
 
-func (s *selection) Next() bool {
-	if len(s.left) == 0 {
+func (s *selectedSeries) Next() bool {
+	if len(s.remaining) == 0 {
 		return false
 	}
-	s.now, s.left = s.left[0], s.left[1:]
+	s.current, s.remaining = s.remaining[0], s.remaining[1:]
 	return true
 }
 
-func (s *selection) At() storage.Series              { return s.now }
-func (*selection) Err() error                        { return nil }
-func (*selection) Warnings() annotations.Annotations { return nil }
+func (s *selectedSeries) At() storage.Series              { return s.current }
+func (*selectedSeries) Err() error                        { return nil }
+func (*selectedSeries) Warnings() annotations.Annotations { return nil }

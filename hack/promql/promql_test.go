@@ -34,7 +34,7 @@ func listedMetrics(t *testing.T) map[string]metric {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := map[string]metric{"up": {}} // of Prometheus itself
+	metrics := map[string]metric{"up": {}} // of Prometheus itself
 	var last metric
 	help := false
 	for line := range strings.Lines(string(text)) {
@@ -43,11 +43,11 @@ func listedMetrics(t *testing.T) map[string]metric {
 		case !strings.HasPrefix(line, " "):
 			last, help = metric{}, true
 			if !strings.HasPrefix(fields[1], "histogram") {
-				list[fields[0]] = last
+				metrics[fields[0]] = last
 				continue
 			}
 			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-				list[fields[0]+suffix] = last
+				metrics[fields[0]+suffix] = last
 			}
 		case help:
 			help = false
@@ -55,18 +55,18 @@ func listedMetrics(t *testing.T) map[string]metric {
 			last[strings.TrimSuffix(fields[0], ":")] = fields[1:]
 		}
 	}
-	if len(list) < 80 {
-		t.Fatalf("%d series are listed: the test does not see them", len(list))
+	if len(metrics) < 80 {
+		t.Fatalf("%d series are listed: the test does not see them", len(metrics))
 	}
-	return list
+	return metrics
 }
 
-// named matches the labels that an alert or a legend names.
-var named = regexp.MustCompile(`\$labels\.(\w+)|\{\{(\w+)\}\}`)
+// labelReference matches the labels that an alert or a legend names.
+var labelReference = regexp.MustCompile(`\$labels\.(\w+)|\{\{(\w+)\}\}`)
 
 // checkQuery checks a query, and the labels that the texts about its result name. It returns the series
 // that the query asks for.
-func checkQuery(t *testing.T, list map[string]metric, query string, texts ...string) (series []string) {
+func checkQuery(t *testing.T, metrics map[string]metric, query string, texts ...string) (series []string) {
 	t.Helper()
 	expr, err := parser.NewParser(parser.Options{}).ParseExpr(query)
 	if err != nil {
@@ -79,17 +79,17 @@ func checkQuery(t *testing.T, list map[string]metric, query string, texts ...str
 	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
 		switch e := node.(type) {
 		case *parser.VectorSelector:
-			m, ok := list[e.Name]
+			m, ok := metrics[e.Name]
 			if !ok {
 				t.Errorf("%s: the manager has no series %s", query, e.Name)
 			}
 			series = append(series, e.Name)
-			ours := false
+			restricted := false
 			for label := range m {
 				labels = append(labels, label)
 			}
 			for _, matcher := range e.LabelMatchers {
-				ours = ours || matcher.String() == `job="quartermaster"`
+				restricted = restricted || matcher.String() == `job="quartermaster"`
 				used = append(used, matcher.Name)
 				for value := range strings.SplitSeq(matcher.Value, "|") {
 					if known := m[matcher.Name]; len(known) > 0 && !slices.Contains(known, value) {
@@ -97,7 +97,7 @@ func checkQuery(t *testing.T, list map[string]metric, query string, texts ...str
 					}
 				}
 			}
-			if !ours {
+			if !restricted {
 				t.Errorf("%s: %s is not restricted to the manager", query, e.Name)
 			}
 		case *parser.AggregateExpr:
@@ -108,15 +108,15 @@ func checkQuery(t *testing.T, list map[string]metric, query string, texts ...str
 			}
 		case *parser.Call:
 			if e.Func.Name == "rate" || e.Func.Name == "increase" {
-				if of := e.Args[0].String(); !counter.MatchString(of) {
-					t.Errorf("%s: %s of %s, which is no counter", query, e.Func.Name, of)
+				if argument := e.Args[0].String(); !counter.MatchString(argument) {
+					t.Errorf("%s: %s of %s, which is no counter", query, e.Func.Name, argument)
 				}
 			}
 		}
 		return nil
 	})
 	for _, text := range texts {
-		for _, match := range named.FindAllStringSubmatch(text, -1) {
+		for _, match := range labelReference.FindAllStringSubmatch(text, -1) {
 			used = append(used, match[1]+match[2])
 		}
 	}
@@ -135,7 +135,7 @@ type alert struct {
 	Annotations      map[string]string
 }
 
-func readAlerts(t *testing.T) (all []alert) {
+func readAlerts(t *testing.T) (alerts []alert) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(monitoring, "alerts.yaml"))
 	if err != nil {
@@ -148,18 +148,18 @@ func readAlerts(t *testing.T) (all []alert) {
 		t.Fatal(err)
 	}
 	for _, group := range rules.Spec.Groups {
-		all = append(all, group.Rules...)
+		alerts = append(alerts, group.Rules...)
 	}
-	if len(all) < 20 {
-		t.Fatalf("%d alerts: the test does not see them", len(all))
+	if len(alerts) < 20 {
+		t.Fatalf("%d alerts: the test does not see them", len(alerts))
 	}
-	return all
+	return alerts
 }
 
 func TestAlertsAskForMetricsThatExist(t *testing.T) {
-	list := listedMetrics(t)
+	metrics := listedMetrics(t)
 	for _, alert := range readAlerts(t) {
-		checkQuery(t, list, alert.Expr, alert.Annotations["summary"], alert.Annotations["description"])
+		checkQuery(t, metrics, alert.Expr, alert.Annotations["summary"], alert.Annotations["description"])
 	}
 }
 
@@ -179,30 +179,30 @@ func TestPanelsAskForMetricsThatExist(t *testing.T) {
 	if err := json.Unmarshal(text, &dashboard); err != nil {
 		t.Fatal(err)
 	}
-	list, row, shown := listedMetrics(t), "", map[string]map[string]bool{}
+	metrics, row, shown := listedMetrics(t), "", map[string]map[string]bool{}
 	for _, p := range dashboard.Panels {
 		if p.Type == "row" {
 			row, shown[p.Title] = p.Title, map[string]bool{}
 		}
 		for _, target := range p.Targets {
-			for _, name := range checkQuery(t, list, strings.ReplaceAll(target.Expr, "$__rate_interval", "5m"), target.LegendFormat) {
+			for _, name := range checkQuery(t, metrics, strings.ReplaceAll(target.Expr, "$__rate_interval", "5m"), target.LegendFormat) {
 				shown[row][name] = true
 			}
 		}
 	}
-	controllers := list["quartermaster_controller_problem"]["controller"]
+	controllers := metrics["quartermaster_controller_problem"]["controller"]
 	if len(controllers) < 3 {
 		t.Fatalf("the controllers are %q: the test does not see them", controllers)
 	}
 	for _, controller := range controllers {
-		prefix, of := "quartermaster_"+strings.ReplaceAll(controller, "-", "_")+"_", 0
+		prefix, count := "quartermaster_"+strings.ReplaceAll(controller, "-", "_")+"_", 0
 		for name := range shown[controller] {
 			if strings.HasPrefix(name, prefix) {
-				of++
+				count++
 			}
 		}
-		if of < 3 {
-			t.Errorf("the row %s has panels of %d metrics %s...", controller, of, prefix)
+		if count < 3 {
+			t.Errorf("the row %s has panels of %d metrics %s...", controller, count, prefix)
 		}
 	}
 }

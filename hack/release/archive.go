@@ -20,23 +20,23 @@ type file struct {
 	Link    string // if this is a symbolic link
 }
 
-// targz returns a gzipped tar.
-func targz(modified time.Time, files []file) ([]byte, error) {
-	unzipped, err := tarred(modified, files)
+// makeTarGz returns a gzipped tar.
+func makeTarGz(modified time.Time, files []file) ([]byte, error) {
+	archive, err := makeTar(modified, files)
 	if err != nil {
 		return nil, err
 	}
 	var buffer bytes.Buffer
 	compressed := gzip.NewWriter(&buffer)
-	if _, err := compressed.Write(unzipped); err != nil {
+	if _, err := compressed.Write(archive); err != nil {
 		return nil, err
 	}
 	err = compressed.Close()
 	return buffer.Bytes(), err
 }
 
-// tarred returns a tar. It says nothing about who made it, on which machine and when.
-func tarred(modified time.Time, files []file) ([]byte, error) {
+// makeTar returns a tar. It says nothing about who made it, on which machine and when.
+func makeTar(modified time.Time, files []file) ([]byte, error) {
 	var buffer bytes.Buffer
 	archive := tar.NewWriter(&buffer)
 	for _, f := range files {
@@ -55,7 +55,7 @@ func tarred(modified time.Time, files []file) ([]byte, error) {
 	return buffer.Bytes(), err
 }
 
-func zipped(modified time.Time, files []file) ([]byte, error) {
+func makeZip(modified time.Time, files []file) ([]byte, error) {
 	var buffer bytes.Buffer
 	archive := zip.NewWriter(&buffer)
 	for _, f := range files {

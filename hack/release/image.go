@@ -27,10 +27,10 @@ type image struct {
 	Version  string // its tag
 	Revision string
 	Created  time.Time
-	Managers []managerOf
+	Managers []managerBinary
 }
 
-type managerOf struct {
+type managerBinary struct {
 	Architecture string
 	Binary       []byte
 }
@@ -57,7 +57,7 @@ func (i image) config() v1.Config {
 func (i image) index() (v1.ImageIndex, error) {
 	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
 	for _, m := range i.Managers {
-		files, err := tarred(i.Created, []file{{Name: "manager", Mode: 0o755, Content: m.Binary}})
+		files, err := makeTar(i.Created, []file{{Name: "manager", Mode: 0o755, Content: m.Binary}})
 		if err != nil {
 			return nil, err
 		}
@@ -67,16 +67,16 @@ func (i image) index() (v1.ImageIndex, error) {
 		if err != nil {
 			return nil, err
 		}
-		one, err := mutate.ConfigFile(mutate.MediaType(empty.Image, types.OCIManifestSchema1), &v1.ConfigFile{
+		platformImage, err := mutate.ConfigFile(mutate.MediaType(empty.Image, types.OCIManifestSchema1), &v1.ConfigFile{
 			OS: "linux", Architecture: m.Architecture, Created: v1.Time{Time: i.Created}, Config: i.config(), RootFS: v1.RootFS{Type: "layers"}})
 		if err == nil {
-			one, err = mutate.Append(mutate.ConfigMediaType(one, types.OCIConfigJSON), mutate.Addendum{Layer: layer,
+			platformImage, err = mutate.Append(mutate.ConfigMediaType(platformImage, types.OCIConfigJSON), mutate.Addendum{Layer: layer,
 				History: v1.History{Created: v1.Time{Time: i.Created}}})
 		}
 		if err != nil {
 			return nil, err
 		}
-		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: plainImage{one},
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: plainImage{platformImage},
 			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: m.Architecture}}})
 	}
 	return index, nil
@@ -103,7 +103,7 @@ func (i image) archive() ([]byte, string, error) {
 		return nil, "", err
 	}
 	defer os.RemoveAll(dir)
-	to, err := layout.Write(dir, empty.Index)
+	target, err := layout.Write(dir, empty.Index)
 	if err != nil {
 		return nil, "", err
 	}
@@ -113,7 +113,7 @@ func (i image) archive() ([]byte, string, error) {
 	if !strings.Contains(name, "/") {
 		name = "docker.io/library/" + name
 	}
-	if err := to.AppendIndex(index, layout.WithAnnotations(map[string]string{
+	if err := target.AppendIndex(index, layout.WithAnnotations(map[string]string{
 		"io.containerd.image.name":          name + ":" + i.Version,
 		"org.opencontainers.image.ref.name": i.Version,
 	})); err != nil {
@@ -131,6 +131,6 @@ func (i image) archive() ([]byte, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	archive, err := tarred(i.Created, files)
+	archive, err := makeTar(i.Created, files)
 	return archive, digest.String(), err
 }

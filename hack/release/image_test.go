@@ -22,7 +22,7 @@ import (
 
 func testImage() image {
 	return image{Name: "quartermaster", Version: "v1.2.3", Revision: "0123abc", Created: time.Unix(1_700_000_000, 0).UTC(),
-		Managers: []managerOf{{"amd64", []byte("for amd64")}, {"arm64", []byte("for arm64")}}}
+		Managers: []managerBinary{{"amd64", []byte("for amd64")}, {"arm64", []byte("for arm64")}}}
 }
 
 // TestImageHasEachPlatform unpacks the archive and reads it as a registry's client does.
@@ -64,11 +64,11 @@ func TestImageHasEachPlatform(t *testing.T) {
 		t.Fatalf("%+v: %v", list, err)
 	}
 	for i, m := range testImage().Managers {
-		one, err := index.Image(list.Manifests[i].Digest)
+		platformImage, err := index.Image(list.Manifests[i].Digest)
 		if err != nil {
 			t.Fatal(err)
 		}
-		config, err := one.ConfigFile()
+		config, err := platformImage.ConfigFile()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +79,7 @@ func TestImageHasEachPlatform(t *testing.T) {
 		if !list.Manifests[i].Platform.Equals(*want) || !config.Platform().Equals(*want) {
 			t.Errorf("platforms %v and %v, not %v", list.Manifests[i].Platform, config.Platform(), want)
 		}
-		layers, err := one.Layers()
+		layers, err := platformImage.Layers()
 		if err != nil || len(layers) != 1 {
 			t.Fatalf("%d layers: %v", len(layers), err)
 		}

@@ -27,8 +27,8 @@ type license struct {
 	Texts map[string]string // by file
 }
 
-// licensesOf reads the licenses of modules, by path, from their sources.
-func licensesOf(ctx context.Context, modules []debug.Module) (map[string]license, error) {
+// readLicenses reads the licenses of modules, by path, from their sources.
+func readLicenses(ctx context.Context, modules []debug.Module) (map[string]license, error) {
 	dirs, err := sources(ctx, modules)
 	if err != nil {
 		return nil, err
@@ -121,22 +121,22 @@ func readLicense(module fs.FS, deep bool) (license, error) {
 	return l, err
 }
 
-// known are the licenses under which we may hand on what we link, by a sentence that only they
+// knownLicenses are the licenses under which we may hand on what we link, by a sentence that only they
 // have. A module with another one is for a person to judge.
-var known = []struct{ id, sentence, without string }{
+var knownLicenses = []struct{ id, sentence, excluded string }{
 	{id: "Apache-2.0", sentence: `Apache License,? Version 2\.0`},
 	{id: "MIT", sentence: `Permission is hereby granted, free of charge, to any person obtaining a copy`},
 	{id: "ISC", sentence: `Permission to use, copy, modify, and(/or)? distribute this software for any purpose`},
 	{id: "BSD-3-Clause", sentence: `Redistribution and use in source and binary forms.*endorse or promote products`},
-	{id: "BSD-2-Clause", sentence: `Redistribution and use in source and binary forms`, without: `endorse or promote products`},
+	{id: "BSD-2-Clause", sentence: `Redistribution and use in source and binary forms`, excluded: `endorse or promote products`},
 }
 
 // identify returns the identifiers of the licenses in a text.
 func identify(text string) (ids []string) {
 	text = strings.Join(strings.Fields(text), " ")
-	for _, k := range known {
+	for _, k := range knownLicenses {
 		if regexp.MustCompile(k.sentence).MatchString(text) &&
-			(k.without == "" || !regexp.MustCompile(k.without).MatchString(text)) {
+			(k.excluded == "" || !regexp.MustCompile(k.excluded).MatchString(text)) {
 			ids = append(ids, k.id)
 		}
 	}

@@ -72,7 +72,7 @@ func (r release) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	notes, err := notesOf(string(changelog), r.Version)
+	notes, err := releaseNotes(string(changelog), r.Version)
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (r release) run(ctx context.Context) error {
 		return err
 	}
 	files["RELEASE_NOTES.md"] = []byte(notes)
-	if err := write(r.Out, files); err != nil {
+	if err := writeFiles(r.Out, files); err != nil {
 		return err
 	}
 	fmt.Fprintf(r.Log, "Wrote %d files to %s. The image's digest is %s\n", len(files)+1, r.Out, digest)
@@ -104,17 +104,17 @@ func (r release) writeImage(ctx context.Context, name string) error {
 	}
 	i := image{Name: name, Version: r.Version, Revision: r.revision, Created: r.time}
 	for _, platform := range r.Platforms {
-		manager, err := os.ReadFile(binary(platform))
+		manager, err := os.ReadFile(binaryPath(platform))
 		if err != nil {
 			return err
 		}
-		i.Managers = append(i.Managers, managerOf{path.Base(platform), manager})
+		i.Managers = append(i.Managers, managerBinary{path.Base(platform), manager})
 	}
 	archive, digest, err := i.archive()
 	if err != nil {
 		return err
 	}
-	file := filepath.Join("bin", r.base()+"-image.oci.tar")
+	file := filepath.Join("bin", r.baseName()+"-image.oci.tar")
 	if err := os.WriteFile(file, archive, 0o644); err != nil {
 		return err
 	}
@@ -122,8 +122,8 @@ func (r release) writeImage(ctx context.Context, name string) error {
 	return nil
 }
 
-// base is what the names of files begin with.
-func (r release) base() string { return "quartermaster-" + strings.TrimPrefix(r.Version, "v") }
+// baseName is what the names of files begin with.
+func (r release) baseName() string { return "quartermaster-" + strings.TrimPrefix(r.Version, "v") }
 
 // check returns an error if the working tree has changes, or if the version belongs to another commit.
 func (r release) check(ctx context.Context) error {
@@ -138,11 +138,11 @@ func (r release) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	here, err := git(ctx, "tag", "--points-at", "HEAD", "--list", r.Version)
+	headTag, err := git(ctx, "tag", "--points-at", "HEAD", "--list", r.Version)
 	if err != nil {
 		return err
 	}
-	if tag != here {
+	if tag != headTag {
 		return fmt.Errorf("the tag %s is on another commit than %s", r.Version, r.revision)
 	}
 	return nil
@@ -182,7 +182,7 @@ func git(ctx context.Context, args ...string) (string, error) {
 func (r release) build(ctx context.Context) error {
 	args := []string{"--no-print-directory", "VERSION=" + r.Version, "chart"}
 	for _, platform := range r.Platforms {
-		args = append(args, binary(platform))
+		args = append(args, binaryPath(platform))
 	}
 	cmd := exec.CommandContext(ctx, "make", args...)
 	// Variables and options that the user gave make do not change what is released.
@@ -195,61 +195,61 @@ func (r release) build(ctx context.Context) error {
 	return nil
 }
 
-func binary(platform string) string { return "bin/" + platform + "/manager" }
+func binaryPath(platform string) string { return "bin/" + platform + "/manager" }
 
 // files returns the files of the release by name, and the image's digest.
 func (r release) files(ctx context.Context) (map[string][]byte, string, error) {
 	files := map[string][]byte{}
-	base := r.base()
-	chart, err := os.ReadFile(filepath.Join("bin", base+".tgz"))
+	baseName := r.baseName()
+	chart, err := os.ReadFile(filepath.Join("bin", baseName+".tgz"))
 	if err != nil {
 		return nil, "", err
 	}
-	files[base+".tgz"] = chart
+	files[baseName+".tgz"] = chart
 	license, err := os.ReadFile("LICENSE")
 	if err != nil {
 		return nil, "", err
 	}
 	image := image{Name: "quartermaster", Version: r.Version, Revision: r.revision, Created: r.time}
 	for _, platform := range r.Platforms {
-		manager, err := os.ReadFile(binary(platform))
+		manager, err := os.ReadFile(binaryPath(platform))
 		if err != nil {
 			return nil, "", err
 		}
-		bill, others, err := materials(ctx, manager, r.Version)
+		bill, thirdParty, err := materials(ctx, manager, r.Version)
 		if err != nil {
 			return nil, "", err
 		}
 		goos, goarch, _ := strings.Cut(platform, "/")
-		name := base + "-" + goos + "-" + goarch
+		name := baseName + "-" + goos + "-" + goarch
 		files[name+".cdx.json"] = bill
 		licenses := []file{
 			{Name: "LICENSE", Mode: 0o644, Content: license},
-			{Name: "THIRD_PARTY_LICENSES.txt", Mode: 0o644, Content: others},
+			{Name: "THIRD_PARTY_LICENSES.txt", Mode: 0o644, Content: thirdParty},
 		}
 		if goos == "windows" {
-			files[name+".zip"], err = zipped(r.time, append(licenses, file{Name: plugin + ".exe", Mode: 0o755, Content: manager}))
+			files[name+".zip"], err = makeZip(r.time, append(licenses, file{Name: plugin + ".exe", Mode: 0o755, Content: manager}))
 		} else {
-			files[name+".tar.gz"], err = targz(r.time, append(licenses,
+			files[name+".tar.gz"], err = makeTarGz(r.time, append(licenses,
 				file{Name: "manager", Mode: 0o755, Content: manager}, file{Name: plugin, Link: "manager"}))
 		}
 		if err != nil {
 			return nil, "", err
 		}
 		if goos == "linux" {
-			image.Managers = append(image.Managers, managerOf{goarch, manager})
+			image.Managers = append(image.Managers, managerBinary{goarch, manager})
 		}
 	}
 	archive, digest, err := image.archive()
-	files[base+"-image.oci.tar"] = archive
+	files[baseName+"-image.oci.tar"] = archive
 	return files, digest, err
 }
 
 // plugin is the name by which kubectl finds the manager.
 const plugin = "kubectl-quartermaster"
 
-// write writes the files, and at last SHA256SUMS.
-func write(dir string, files map[string][]byte) error {
+// writeFiles writes the files, and at last SHA256SUMS.
+func writeFiles(dir string, files map[string][]byte) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}

@@ -56,7 +56,7 @@ func TestNotesAreTheSectionOfTheVersion(t *testing.T) {
 		"a zero":                               {version: "v1.2.0-0", wantErr: "no section"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := notesOf(changelog, test.version)
+			got, err := releaseNotes(changelog, test.version)
 			if got != test.want || (err != nil) != (test.wantErr != "") || err != nil && !strings.Contains(err.Error(), test.wantErr) {
 				t.Errorf("got %q, %v", got, err)
 			}
@@ -69,7 +69,7 @@ func TestNotesAreTheSectionOfTheVersion(t *testing.T) {
 func TestReleaseRefusedWritesNothing(t *testing.T) {
 	for name, test := range map[string]struct {
 		version string
-		then    string // a script
+		script  string // is run in the repository
 		wantErr string
 	}{
 		"a file was changed":                               {"v1.2.0", "echo >>CHANGELOG.md", "M CHANGELOG.md"},
@@ -92,7 +92,7 @@ func TestReleaseRefusedWritesNothing(t *testing.T) {
 			if err := os.WriteFile("CHANGELOG.md", []byte(changelog), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			script := "set -e; git init -q; git add .; git commit -q -m first; " + test.then
+			script := "set -e; git init -q; git add .; git commit -q -m first; " + test.script
 			if out, err := exec.CommandContext(t.Context(), "sh", "-c", script).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
@@ -143,7 +143,7 @@ func TestMakeWorksInAFolderWithASpace(t *testing.T) {
 func TestWriteReplacesAnEarlierRelease(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, files := range []map[string][]byte{{"old": []byte("1")}, {"b": []byte("2"), "a": []byte("1")}} {
-		if err := write("dist", files); err != nil {
+		if err := writeFiles("dist", files); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -162,11 +162,11 @@ func TestArchivesHoldTheFiles(t *testing.T) {
 		{Name: "LICENSE", Mode: 0o644, Content: []byte("text")},
 		{Name: "manager", Mode: 0o755, Content: []byte("binary")},
 	}
-	tgz, err := targz(modified, append(files, file{Name: plugin, Link: "manager"}))
+	tgz, err := makeTarGz(modified, append(files, file{Name: plugin, Link: "manager"}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	zip, err := zipped(modified, files)
+	zip, err := makeZip(modified, files)
 	if err != nil {
 		t.Fatal(err)
 	}

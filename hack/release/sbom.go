@@ -28,7 +28,7 @@ func materials(ctx context.Context, binary []byte, version string) (bill, texts 
 		return nil, nil, fmt.Errorf("read the modules: %w", err)
 	}
 	modules := modules(info)
-	licenses, err := licensesOf(ctx, modules)
+	licenses, err := readLicenses(ctx, modules)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -22,11 +22,11 @@ const (
 )
 
 func TestNewBOM(t *testing.T) {
-	const us = "github.com/quartermaster-dev/quartermaster"
+	const modulePath = "github.com/quartermaster-dev/quartermaster"
 	info := &debug.BuildInfo{
 		GoVersion: "go1.26.8",
-		Path:      us + "/cmd/manager",
-		Main:      debug.Module{Path: us, Version: "(devel)"},
+		Path:      modulePath + "/cmd/manager",
+		Main:      debug.Module{Path: modulePath, Version: "(devel)"},
 		Deps: []*debug.Module{
 			{Path: "example.com/old", Version: "v2.0.0+incompatible", Sum: "h1:abc="},
 			{Path: "example.com/replaced", Version: "v1.0.0", Replace: &debug.Module{Path: "example.com/fork", Version: "v1.0.1"}},
@@ -48,8 +48,8 @@ func TestNewBOM(t *testing.T) {
 	}
 	want := cdx.NewBOM()
 	want.Metadata = &cdx.Metadata{Component: &cdx.Component{
-		BOMRef: "pkg:golang/" + us + "@v1.2.3", Type: "application", Name: "manager", Version: "v1.2.3",
-		PackageURL: "pkg:golang/" + us + "@v1.2.3",
+		BOMRef: "pkg:golang/" + modulePath + "@v1.2.3", Type: "application", Name: "manager", Version: "v1.2.3",
+		PackageURL: "pkg:golang/" + modulePath + "@v1.2.3",
 		Hashes:     &[]cdx.Hash{{Algorithm: "SHA-256", Value: "9a3a45d01531a20e89ac6ae10b0b0beb0492acd7216a368aa062d1a5fecaf9cd"}},
 		Licenses:   licensed("Apache-2.0"),
 		Properties: &[]cdx.Property{{Name: "go:GOARCH", Value: "arm64"}},

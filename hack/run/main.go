@@ -35,7 +35,7 @@ type options struct {
 }
 
 func main() {
-	opts, err := parse(os.Args[1:])
+	opts, err := parseFlags(os.Args[1:])
 	if errors.Is(err, pflag.ErrHelp) {
 		return
 	}
@@ -55,7 +55,7 @@ func main() {
 	}
 }
 
-func parse(args []string) (options, error) {
+func parseFlags(args []string) (options, error) {
 	var o options
 	fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
 	fs.IntVar(&o.replicas, "replicas", 2, "managers")

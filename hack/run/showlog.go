@@ -17,8 +17,8 @@ import (
 
 // The relevant lines of a manager's log in klog's text format: warnings, errors and these messages.
 var (
-	header   = regexp.MustCompile(`^([IWEF])\d{4} [\d:.]+ +\d+ [^]]+\] (.*)$`)
-	messages = []string{`"Stopped leading"`, `"Handled a reload"`, `"The API server answers"`}
+	klogHeader = regexp.MustCompile(`^([IWEF])\d{4} [\d:.]+ +\d+ [^]]+\] (.*)$`)
+	messages   = []string{`"Stopped leading"`, `"Handled a reload"`, `"The API server answers"`}
 )
 
 // showLog copies the relevant lines of a manager's log, on average at most one a second.
@@ -26,10 +26,10 @@ func (ms *managers) showLog(ctx context.Context, m *cluster.Manager) {
 	limit := rate.NewLimiter(1, 10)
 	hidden := 0
 	for line := range m.Lines(ctx) {
-		text, ok := interesting(line)
+		text, ok := relevantText(line)
 		switch {
 		case strings.HasPrefix(text, `"Started leading"`):
-			ms.lead(m)
+			ms.recordLeader(m)
 			continue
 		case !ok:
 			continue
@@ -46,8 +46,8 @@ func (ms *managers) showLog(ctx context.Context, m *cluster.Manager) {
 	}
 }
 
-func interesting(line string) (text string, ok bool) {
-	match := header.FindStringSubmatch(line)
+func relevantText(line string) (text string, ok bool) {
+	match := klogHeader.FindStringSubmatch(line)
 	if match == nil {
 		return "", false // a stack trace, or the rest of a longer message
 	}
@@ -66,12 +66,12 @@ func interesting(line string) (text string, ok bool) {
 	}
 }
 
-// introduce prints what there is and what to try.
-func (ms *managers) introduce(binary string, nodes int) {
+// printIntroduction prints what there is and what to try.
+func (ms *managers) printIntroduction(binary string, nodes int) {
 	c, out := ms.cluster, ms.out
 	kubectl := quote(filepath.Join(c.Dir(), "kubectl"))
 	status := quote(binary) + " status --kubeconfig=" + quote(c.Kubeconfig()) + " --endpoint-insecure"
-	for _, m := range ms.all {
+	for _, m := range ms.list {
 		status += " --endpoint=" + m.SecureURL
 	}
 	note, watch := "Nothing runs in the Pods, as the nodes are simulated.", "rollout status deployment/web"
@@ -80,7 +80,7 @@ func (ms *managers) introduce(binary string, nodes int) {
 	}
 	fmt.Fprintf(out, "\nkubeconfig   %s\n", c.Kubeconfig())
 	fmt.Fprintf(out, "logs         %s\n", filepath.Join(c.Dir(), "logs"))
-	for _, m := range ms.all {
+	for _, m := range ms.list {
 		fmt.Fprintf(out, "%s\n  health     %s/readyz?verbose\n  metrics    %s/metrics\n", m.Pod, m.InsecureURL, m.SecureURL)
 	}
 	fmt.Fprintf(out, `
@@ -99,14 +99,14 @@ Try in another terminal:
 
 Ctrl-C stops everything and removes %[4]s.
 
-`, kubectl, quote(ms.leaderPID()), ms.all[0].SecureURL, c.Dir(), status, note, watch)
+`, kubectl, quote(ms.leaderPID()), ms.list[0].SecureURL, c.Dir(), status, note, watch)
 }
 
-var plain = regexp.MustCompile(`^[A-Za-z0-9_./:@%+,=-]+$`)
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./:@%+,=-]+$`)
 
 // quote quotes s as one word of a POSIX shell.
 func quote(s string) string {
-	if plain.MatchString(s) {
+	if plainWord.MatchString(s) {
 		return s
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"

@@ -34,11 +34,11 @@ func runManagers(ctx context.Context, opts options, root, dir string, lock *os.F
 			fmt.Println("Stopped.")
 		}
 	}()
-	ms := &managers{out: os.Stdout, cluster: c, leads: make(chan struct{})}
-	if err := prepare(ctx, c, root); err != nil {
+	ms := &managers{out: os.Stdout, cluster: c, leading: make(chan struct{})}
+	if err := installSample(ctx, c, root); err != nil {
 		return err
 	}
-	if err := grant(ctx, c, binary, opts.args); err != nil {
+	if err := grantRoles(ctx, c, binary, opts.args); err != nil {
 		return err
 	}
 	start := c.StartManager
@@ -61,22 +61,22 @@ func runManagers(ctx context.Context, opts options, root, dir string, lock *os.F
 	if err := ms.waitForLeader(ctx); err != nil {
 		return err
 	}
-	ms.introduce(binary, opts.nodes)
-	return ms.follow(ctx)
+	ms.printIntroduction(binary, opts.nodes)
+	return ms.watchExits(ctx)
 }
 
 // startCluster starts the control plane. The end of ctx ends the start, but not the started
 // cluster: at Ctrl-C the managers stop before it.
 func startCluster(ctx context.Context, dir string, nodes int, lock *os.File) (*cluster.Cluster, error) {
-	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	unlink := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
-	defer unlink()
-	return cluster.Start(life, cluster.Options{Dir: dir, Hold: []*os.File{lock}, Nodes: nodes, Progress: os.Stdout})
+	clusterCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stopLink := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+	defer stopLink()
+	return cluster.Start(clusterCtx, cluster.Options{Dir: dir, Hold: []*os.File{lock}, Nodes: nodes, Progress: os.Stdout})
 }
 
-// prepare applies what an administrator would apply before the managers start, except for the
+// installSample applies what an administrator would apply before the managers start, except for the
 // manager's Deployment, whose replicas run as processes.
-func prepare(ctx context.Context, c *cluster.Cluster, root string) error {
+func installSample(ctx context.Context, c *cluster.Cluster, root string) error {
 	if err := c.InstallComponents(ctx); err != nil {
 		return err
 	}
@@ -89,8 +89,8 @@ func prepare(ctx context.Context, c *cluster.Cluster, root string) error {
 	return os.WriteFile(filepath.Join(c.Dir(), "kubectl"), []byte(script), 0o700)
 }
 
-// grant applies the roles that managers with these flags need. Without flags deploy/ has them.
-func grant(ctx context.Context, c *cluster.Cluster, binary string, args []string) error {
+// grantRoles applies the roles that managers with these flags need. Without flags deploy/ has them.
+func grantRoles(ctx context.Context, c *cluster.Cluster, binary string, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}

@@ -153,7 +153,7 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	options, err := cluster.AsDeployed(pod.Spec, replica, cluster.ManagerOptions{Binary: name})
+	options, err := cluster.DeployedOptions(pod.Spec, replica, cluster.ManagerOptions{Binary: name})
 	if err != nil {
 		return err
 	}

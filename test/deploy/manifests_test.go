@@ -164,7 +164,7 @@ func TestControllerLeftOutLeavesNothing(t *testing.T) {
 			t.Errorf("%s %s is left", o.GetKind(), o.GetName())
 		}
 	}
-	o, err := cluster.AsDeployed(deploymentOf(t, manifests).Spec.Template.Spec, &cluster.Replica{}, cluster.ManagerOptions{})
+	o, err := cluster.DeployedOptions(deploymentOf(t, manifests).Spec.Template.Spec, &cluster.Replica{}, cluster.ManagerOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

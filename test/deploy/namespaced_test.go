@@ -193,7 +193,7 @@ func startInNamespace(ctx context.Context, t *testing.T, manifests, namespace, n
 	if err := replica.Via(proxy.URL(), proxy.CA()); err != nil {
 		t.Fatal(err)
 	}
-	o, err := cluster.AsDeployed(spec, replica, cluster.ManagerOptions{Binary: shared.Binary,
+	o, err := cluster.DeployedOptions(spec, replica, cluster.ManagerOptions{Binary: shared.Binary,
 		Args: slices.Concat([]string{"--secure-port=0", "--config-reload-quiet-period=0"}, fleet.ShortTimings, args)})
 	if err != nil {
 		t.Fatal(err)

@@ -55,7 +55,7 @@ func TestKustomizationIsComplete(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := cluster.AsDeployed(pods[0].Spec, leader, cluster.ManagerOptions{Binary: shared.Binary})
+	o, err := cluster.DeployedOptions(pods[0].Spec, leader, cluster.ManagerOptions{Binary: shared.Binary})
 	if err != nil {
 		t.Fatal(err)
 	}

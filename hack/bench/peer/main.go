@@ -33,8 +33,8 @@ import (
 )
 
 const (
-	asked = "quartermaster.dev/reload"
-	seen  = "peer.bench.quartermaster.dev/seen"
+	reloadAnnotation = "quartermaster.dev/reload"
+	seenAnnotation   = "peer.bench.quartermaster.dev/seen"
 )
 
 type options struct {
@@ -78,18 +78,18 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	nothing := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return nil })
+	noRequests := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request { return nil })
 	err = ctrl.NewControllerManagedBy(mgr).
 		For(&appsv1.Deployment{}).
-		Watches(&corev1.Secret{}, nothing).Watches(&corev1.ConfigMap{}, nothing).
+		Watches(&corev1.Secret{}, noRequests).Watches(&corev1.ConfigMap{}, noRequests).
 		WithOptions(controller.Options{EnableWarmup: &o.warm, MaxConcurrentReconciles: 4}).
 		Complete(&reconciler{mgr.GetClient()})
 	if err != nil {
 		return err
 	}
-	cached := []client.Object{&appsv1.Deployment{}, &corev1.Secret{}, &corev1.ConfigMap{}}
-	synced := &synced{mgr: mgr, cached: cached, always: o.warm}
-	if err := errors.Join(mgr.Add(synced), mgr.AddReadyzCheck("synced", synced.check), mgr.AddHealthzCheck("ping", healthz.Ping)); err != nil {
+	objects := []client.Object{&appsv1.Deployment{}, &corev1.Secret{}, &corev1.ConfigMap{}}
+	caches := &cacheSync{mgr: mgr, objects: objects, everyReplica: o.warm}
+	if err := errors.Join(mgr.Add(caches), mgr.AddReadyzCheck("synced", caches.check), mgr.AddHealthzCheck("ping", healthz.Ping)); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
@@ -103,48 +103,48 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.client.Get(ctx, req.NamespacedName, &d); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if d.Annotations[asked] == "" || d.Annotations[seen] != "" {
+	if d.Annotations[reloadAnnotation] == "" || d.Annotations[seenAnnotation] != "" {
 		return reconcile.Result{}, nil
 	}
 	changed := d.DeepCopy()
-	changed.Annotations[seen] = "true"
+	changed.Annotations[seenAnnotation] = "true"
 	return reconcile.Result{}, client.IgnoreNotFound(r.client.Patch(ctx, changed, client.MergeFrom(&d)))
 }
 
-// synced reports when the caches that the controller uses have synced: on the leader, and with warm
+// cacheSync reports when the caches that the controller uses have synced: on the leader, and with warm
 // on every replica.
-type synced struct {
-	mgr    ctrl.Manager
-	cached []client.Object
-	always bool
-	done   atomic.Bool
+type cacheSync struct {
+	mgr          ctrl.Manager
+	objects      []client.Object
+	everyReplica bool
+	synced       atomic.Bool
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
-func (s *synced) NeedLeaderElection() bool { return !s.always }
+func (s *cacheSync) NeedLeaderElection() bool { return !s.everyReplica }
 
 // Start implements manager.Runnable.
-func (s *synced) Start(ctx context.Context) error {
-	for _, obj := range s.cached {
+func (s *cacheSync) Start(ctx context.Context) error {
+	for _, obj := range s.objects {
 		// Returns once it has synced.
 		if _, err := s.mgr.GetCache().GetInformer(ctx, obj); err != nil {
 			return err
 		}
 	}
-	s.done.Store(true)
+	s.synced.Store(true)
 	return nil
 }
 
 // check implements healthz.Checker. A standby without a cache is ready at once.
-func (s *synced) check(*http.Request) error {
+func (s *cacheSync) check(*http.Request) error {
 	select {
 	case <-s.mgr.Elected():
 	default:
-		if !s.always {
+		if !s.everyReplica {
 			return nil
 		}
 	}
-	if !s.done.Load() {
+	if !s.synced.Load() {
 		return errors.New("caches have not synced")
 	}
 	return nil

@@ -58,7 +58,7 @@ func TestReleaseFromInstallToReinstall(t *testing.T) {
 			defer cancel()
 			r := newRelease(t, home)
 			r.install(t)
-			r.lead(ctx, t)
+			r.recordLeader(ctx, t)
 			r.expectFence(ctx, t)
 
 			r.upgrade(t, map[string]any{"replicaCount": 3, "compat": []any{"reloader"}})
@@ -98,7 +98,7 @@ func TestReleaseTakesOverFromKustomize(t *testing.T) {
 	if _, err := shared.Kubectl(ctx, "apply", "-k", filepath.Join("..", "..", "..", "deploy")); err != nil {
 		t.Fatal(err)
 	}
-	r.lead(ctx, t)
+	r.recordLeader(ctx, t)
 	before, err := r.admin.AppsV1().Deployments(r.home).Get(ctx, "quartermaster", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -116,11 +116,11 @@ func TestReleaseTakesOverFromKustomize(t *testing.T) {
 	r.expectFence(ctx, t)
 
 	// kubectl still owns the fields.
-	more := map[string]any{"replicaCount": 3}
-	if err := r.tryUpgrade(t, more, false); err == nil || !strings.Contains(err.Error(), "conflict") {
+	values := map[string]any{"replicaCount": 3}
+	if err := r.tryUpgrade(t, values, false); err == nil || !strings.Contains(err.Error(), "conflict") {
 		t.Errorf("an upgrade without --force-conflicts: %v", err)
 	}
-	if err := r.tryUpgrade(t, more, true); err != nil {
+	if err := r.tryUpgrade(t, values, true); err != nil {
 		t.Error(err)
 	}
 	r.uninstall(t)
@@ -133,7 +133,7 @@ func TestReleaseTakesOverWhatUninstallingKeeps(t *testing.T) {
 	defer cancel()
 	r := newRelease(t, "ops")
 	r.install(t)
-	r.lead(ctx, t)
+	r.recordLeader(ctx, t)
 	r.uninstall(t)
 
 	takeOwnership := func(install *action.Install) { install.TakeOwnership = true }
@@ -229,8 +229,8 @@ func (r *release) uninstall(t *testing.T) {
 	}
 }
 
-// lead writes what a manager writes that begins to lead.
-func (r *release) lead(ctx context.Context, t *testing.T) {
+// recordLeader writes what a manager writes that begins to lead.
+func (r *release) recordLeader(ctx context.Context, t *testing.T) {
 	t.Helper()
 	_, err := r.admin.CoordinationV1().Leases(r.home).Patch(ctx, "quartermaster", types.MergePatchType,
 		[]byte(`{"spec":{"holderIdentity":"`+leaderPod+`","leaseDurationSeconds":15}}`), metav1.PatchOptions{})
@@ -292,7 +292,7 @@ func (r *release) expectFence(ctx context.Context, t *testing.T) {
 			[]byte(`{"metadata":{"annotations":{"by":"a manager"}}}`), metav1.PatchOptions{})
 		return err
 	}
-	leader, standby := r.as(ctx, t, "leader"), r.as(ctx, t, "standby")
+	leader, standby := r.podClient(ctx, t, "leader"), r.podClient(ctx, t, "standby")
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
 		// The API server needs a moment for a policy, and for roles.
 		refused := write(standby)
@@ -306,8 +306,8 @@ func (r *release) expectFence(ctx context.Context, t *testing.T) {
 	}
 }
 
-// as returns a client with the token of a Pod of the manager.
-func (r *release) as(ctx context.Context, t *testing.T, name string) kubernetes.Interface {
+// podClient returns a client with the token of a Pod of the manager.
+func (r *release) podClient(ctx context.Context, t *testing.T, name string) kubernetes.Interface {
 	t.Helper()
 	pods := r.admin.CoreV1().Pods(r.home)
 	// An earlier Pod of this name belongs to the ServiceAccount of an earlier release.

@@ -27,8 +27,8 @@ import (
 // progressInterval is how long a person waits for a sign of life, on a terminal or not.
 const progressInterval = 5 * time.Second
 
-// unused is how long a build is kept after its last use.
-const unused = 30 * 24 * time.Hour
+// retention is how long a build is kept after its last use.
+const retention = 30 * 24 * time.Hour
 
 // binary is one of the programs. The packages of the first four are also the tools of
 // hack/controlplane/go.mod. The package of kube-scheduler imports only what those four import too.
@@ -57,24 +57,24 @@ func EnsureScheduler(ctx context.Context, w io.Writer) (dir string, err error) {
 	return ensure(ctx, w, "scheduler", "kube-scheduler", []binary{{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"}})
 }
 
-func ensure(ctx context.Context, w io.Writer, cache, what string, bins []binary) (dir string, err error) {
+func ensure(ctx context.Context, w io.Writer, cache, product string, bins []binary) (dir string, err error) {
 	root, err := Root()
 	if err != nil {
 		return "", err
 	}
-	user, err := os.UserCacheDir()
+	userCache, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
 	}
 	b := builder{
-		module: filepath.Join(root, "hack", "controlplane"),
-		cache:  filepath.Join(user, "quartermaster", cache),
-		what:   what,
-		bins:   bins,
-		out:    w,
+		module:  filepath.Join(root, "hack", "controlplane"),
+		cache:   filepath.Join(userCache, "quartermaster", cache),
+		product: product,
+		bins:    bins,
+		out:     w,
 	}
 	if dir, err = b.ensure(ctx); err != nil {
-		return "", fmt.Errorf("build %s: %w", what, err)
+		return "", fmt.Errorf("build %s: %w", product, err)
 	}
 	return dir, nil
 }
@@ -107,11 +107,11 @@ var (
 )
 
 type builder struct {
-	module string // folder of the nested module
-	cache  string // holds the lock and a folder for each key
-	what   string // is built, in messages
-	bins   []binary
-	out    io.Writer
+	module  string // folder of the nested module
+	cache   string // holds the lock and a folder for each key
+	product string // is built, in messages
+	bins    []binary
+	out     io.Writer
 
 	version string // of Kubernetes
 	ldflags string
@@ -119,11 +119,11 @@ type builder struct {
 }
 
 func (b *builder) ensure(ctx context.Context) (dir string, err error) {
-	if err := b.plan(ctx); err != nil {
+	if err := b.readPins(ctx); err != nil {
 		return "", err
 	}
 	dir = filepath.Join(b.cache, b.version+"-"+b.key)
-	if b.complete(dir) {
+	if b.isComplete(dir) {
 		now := time.Now()
 		return dir, os.Chtimes(dir, now, now) // for prune
 	}
@@ -135,15 +135,15 @@ func (b *builder) ensure(ctx context.Context) (dir string, err error) {
 		return "", fmt.Errorf("wait for the lock: %w", err)
 	}
 	defer lock.Close()
-	if b.complete(dir) { // another process built it while this one waited
+	if b.isComplete(dir) { // another process built it while this one waited
 		return dir, nil
 	}
 	return dir, b.build(ctx, dir, lock)
 }
 
-// complete checks the files too: the folder appears at once, but somebody may have deleted files
+// isComplete checks the files too: the folder appears at once, but somebody may have deleted files
 // from it.
-func (b *builder) complete(dir string) bool {
+func (b *builder) isComplete(dir string) bool {
 	for _, bin := range b.bins {
 		if _, err := os.Stat(filepath.Join(dir, bin.name)); err != nil {
 			return false
@@ -152,7 +152,7 @@ func (b *builder) complete(dir string) bool {
 	return true
 }
 
-func (b *builder) plan(ctx context.Context) error {
+func (b *builder) readPins(ctx context.Context) error {
 	mod, err := os.ReadFile(filepath.Join(b.module, "go.mod"))
 	if err != nil {
 		return err
@@ -211,7 +211,7 @@ func (b *builder) lock(ctx context.Context) (*os.File, error) {
 	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	begin, said := time.Now(), time.Time{}
+	begin, reported := time.Now(), time.Time{}
 	for {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
@@ -221,9 +221,9 @@ func (b *builder) lock(ctx context.Context) (*os.File, error) {
 			f.Close()
 			return nil, err
 		}
-		if time.Since(said) >= progressInterval {
-			said = time.Now()
-			fmt.Fprintf(b.out, "Another process builds %s; waiting (%s)\n", b.what, since(begin))
+		if time.Since(reported) >= progressInterval {
+			reported = time.Now()
+			fmt.Fprintf(b.out, "Another process builds %s; waiting (%s)\n", b.product, elapsed(begin))
 		}
 		select {
 		case <-ctx.Done():
@@ -245,19 +245,19 @@ func (b *builder) build(ctx context.Context, dir string, lock *os.File) error {
 		return err
 	}
 	begin := time.Now()
-	fmt.Fprintf(b.out, "Building %s, Kubernetes %s; this can take some minutes, once\n", b.what, b.version)
-	done := filepath.Join(box.Dir, "bin")
+	fmt.Fprintf(b.out, "Building %s, Kubernetes %s; this can take some minutes, once\n", b.product, b.version)
+	built := filepath.Join(box.Dir, "bin")
 	for i, bin := range b.bins {
 		step := fmt.Sprintf("[%d/%d] %s", i+1, len(b.bins), bin.name)
-		if err := b.compile(ctx, box, bin, step, filepath.Join(done, bin.name)); err != nil {
+		if err := b.compile(ctx, box, bin, step, filepath.Join(built, bin.name)); err != nil {
 			return errors.Join(fmt.Errorf("%s: %w", bin.name, err), box.Close())
 		}
 	}
 	// What is there is incomplete, see Ensure.
-	if err := errors.Join(os.RemoveAll(dir), os.Rename(done, dir), box.Close()); err != nil {
+	if err := errors.Join(os.RemoveAll(dir), os.Rename(built, dir), box.Close()); err != nil {
 		return err
 	}
-	fmt.Fprintf(b.out, "Built %s in %s: %s\n", b.what, since(begin), dir)
+	fmt.Fprintf(b.out, "Built %s in %s: %s\n", b.product, elapsed(begin), dir)
 	return b.prune()
 }
 
@@ -273,7 +273,7 @@ func (b *builder) prune() error {
 		if err != nil {
 			return err
 		}
-		if !e.IsDir() || time.Since(info.ModTime()) < unused {
+		if !e.IsDir() || time.Since(info.ModTime()) < retention {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(b.cache, e.Name())); err != nil {
@@ -310,12 +310,12 @@ func (b *builder) compile(ctx context.Context, box *sandbox.Sandbox, bin binary,
 			p.Kill()
 			return context.Cause(ctx)
 		case <-tick.C:
-			fmt.Fprintf(b.out, "%s: %s, %s\n", step, since(begin), progress(p.Log))
+			fmt.Fprintf(b.out, "%s: %s, %s\n", step, elapsed(begin), progress(p.Log))
 		case <-p.Done():
 			if err := p.Wait(ctx); err != nil {
 				return fmt.Errorf("%w; go build said:\n%s", err, p.Tail(20))
 			}
-			fmt.Fprintf(b.out, "%s: built in %s\n", step, since(begin))
+			fmt.Fprintf(b.out, "%s: built in %s\n", step, elapsed(begin))
 			return nil
 		}
 	}
@@ -345,4 +345,4 @@ func progress(log string) string {
 	}
 }
 
-func since(t time.Time) time.Duration { return time.Since(t).Round(time.Second) }
+func elapsed(t time.Time) time.Duration { return time.Since(t).Round(time.Second) }

@@ -22,11 +22,11 @@ func newBuilder(t *testing.T) (*builder, *bytes.Buffer) {
 	t.Helper()
 	dir, out := t.TempDir(), &bytes.Buffer{}
 	b := &builder{
-		module: filepath.Join(dir, "module"),
-		cache:  filepath.Join(dir, "cache"),
-		what:   "the control plane",
-		bins:   []binary{{"one", "./one"}, {"two", "./two"}},
-		out:    out,
+		module:  filepath.Join(dir, "module"),
+		cache:   filepath.Join(dir, "cache"),
+		product: "the control plane",
+		bins:    []binary{{"one", "./one"}, {"two", "./two"}},
+		out:     out,
 	}
 	write(t, filepath.Join(b.module, "go.mod"), "module example.com/tools\n\ngo 1.26.0\n\nexclude (\n\tk8s.io/kubernetes v1.2.3\n)\n")
 	write(t, filepath.Join(b.module, "go.sum"), "")
@@ -68,7 +68,7 @@ func TestBuildIsDoneOnceForAKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasPrefix(filepath.Base(dir), "v1.2.3-") || !b.complete(dir) {
+	if !strings.HasPrefix(filepath.Base(dir), "v1.2.3-") || !b.isComplete(dir) {
 		t.Errorf("the folder %s is not named by the version, or not complete", dir)
 	}
 	if diff := cmp.Diff([]string{filepath.Base(dir)}, cached(t, b)); diff != "" {
@@ -81,16 +81,16 @@ func TestBuildIsDoneOnceForAKey(t *testing.T) {
 	}
 
 	out.Reset()
-	if again, err := b.ensure(t.Context()); err != nil || again != dir || out.Len() > 0 {
-		t.Errorf("the second time: %s, %v, and it said %q", again, err, out)
+	if rebuilt, err := b.ensure(t.Context()); err != nil || rebuilt != dir || out.Len() > 0 {
+		t.Errorf("the second time: %s, %v, and it said %q", rebuilt, err, out)
 	}
 	if err := os.Remove(filepath.Join(dir, "two")); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := b.ensure(t.Context()); err != nil || again != dir || !b.complete(dir) {
-		t.Errorf("after a program was deleted: %s, %v, complete: %v", again, err, b.complete(dir))
+	if rebuilt, err := b.ensure(t.Context()); err != nil || rebuilt != dir || !b.isComplete(dir) {
+		t.Errorf("after a program was deleted: %s, %v, complete: %v", rebuilt, err, b.isComplete(dir))
 	}
-	unusedFor(t, dir, unused+time.Hour)
+	setLastUse(t, dir, retention+time.Hour)
 	if _, err := b.ensure(t.Context()); err != nil { // uses it
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestBuildIsDoneOnceForAKey(t *testing.T) {
 	if n := len(cached(t, b)); n != 2 {
 		t.Errorf("%d builds are kept, want both", n)
 	}
-	unusedFor(t, dir, unused+time.Hour)
+	setLastUse(t, dir, retention+time.Hour)
 	write(t, filepath.Join(b.module, "go.sum"), "\n\n")
 	if _, err := b.ensure(t.Context()); err != nil {
 		t.Fatal(err)
@@ -110,13 +110,13 @@ func TestBuildIsDoneOnceForAKey(t *testing.T) {
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the unused build is kept (%v)", err)
 	}
-	if !b.complete(other) {
+	if !b.isComplete(other) {
 		t.Error("a build that was used a moment ago is gone")
 	}
 }
 
-// unusedFor makes a build look as if nobody had used it for that long.
-func unusedFor(t *testing.T, dir string, d time.Duration) {
+// setLastUse makes a build look as if nobody had used it for that long.
+func setLastUse(t *testing.T, dir string, d time.Duration) {
 	t.Helper()
 	last := time.Now().Add(-d)
 	if err := os.Chtimes(dir, last, last); err != nil {
@@ -128,18 +128,18 @@ func TestBuildTwiceAtOnceBuildsOnce(t *testing.T) {
 	first, out := newBuilder(t)
 	second := *first
 	second.out = &bytes.Buffer{}
-	var both sync.WaitGroup
+	var builds sync.WaitGroup
 	for _, b := range []*builder{first, &second} {
-		both.Go(func() {
+		builds.Go(func() {
 			if _, err := b.ensure(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})
 	}
-	both.Wait()
-	said := out.String() + second.out.(*bytes.Buffer).String()
-	if n := strings.Count(said, "Built the control plane"); n != 1 {
-		t.Errorf("built %d times:\n%s", n, said)
+	builds.Wait()
+	output := out.String() + second.out.(*bytes.Buffer).String()
+	if n := strings.Count(output, "Built the control plane"); n != 1 {
+		t.Errorf("built %d times:\n%s", n, output)
 	}
 }
 

@@ -25,10 +25,10 @@ type Process struct {
 	Name string
 	Log  string // the file that gets stdout and stderr
 
-	cmd   *exec.Cmd
-	begin int64         // size of the log when the process started
-	done  chan struct{} // closed after it has ended and was waited for
-	err   error         // of Wait; read it only after done
+	cmd      *exec.Cmd
+	logStart int64         // size of the log when the process started
+	done     chan struct{} // closed after it has ended and was waited for
+	err      error         // of Wait; read it only after done
 }
 
 // PID returns the process id, which is also the id of the process group.
@@ -112,7 +112,7 @@ func (p *Process) Lines(ctx context.Context) iter.Seq[string] {
 			return // the file was removed with the sandbox
 		}
 		defer f.Close()
-		if _, err := f.Seek(p.begin, io.SeekStart); err != nil {
+		if _, err := f.Seek(p.logStart, io.SeekStart); err != nil {
 			return
 		}
 		tick := time.NewTicker(pollInterval)
@@ -125,14 +125,14 @@ func (p *Process) Lines(ctx context.Context) iter.Seq[string] {
 			}
 			rest = append(rest, chunk...)
 			for {
-				line, after, found := bytes.Cut(rest, []byte("\n"))
+				line, remainder, found := bytes.Cut(rest, []byte("\n"))
 				if !found {
 					break
 				}
 				if !yield(string(line)) {
 					return
 				}
-				rest = after
+				rest = remainder
 			}
 			if ended {
 				if len(rest) > 0 {
@@ -159,20 +159,20 @@ func (p *Process) WaitForLine(ctx context.Context, text string) (string, error) 
 			return line, nil
 		}
 	}
-	why := "it ended"
+	reason := "it ended"
 	if ctx.Err() != nil {
-		why = context.Cause(ctx).Error()
+		reason = context.Cause(ctx).Error()
 	}
-	return "", fmt.Errorf("wait for %q in the log of %s: %s; its last lines:\n%s", text, p.Name, why, p.Tail(20))
+	return "", fmt.Errorf("wait for %q in the log of %s: %s; its last lines:\n%s", text, p.Name, reason, p.Tail(20))
 }
 
 // Tail returns the last n lines of the process's log, for error messages.
 func (p *Process) Tail(n int) string {
 	log, err := os.ReadFile(p.Log)
-	if err != nil || int64(len(log)) < p.begin {
+	if err != nil || int64(len(log)) < p.logStart {
 		return "(no log)"
 	}
-	lines := strings.Split(strings.TrimRight(string(log[p.begin:]), "\n"), "\n")
+	lines := strings.Split(strings.TrimRight(string(log[p.logStart:]), "\n"), "\n")
 	if len(lines) > n {
 		lines = lines[len(lines)-n:]
 	}

@@ -180,7 +180,7 @@ func (s *Sandbox) start(c Command) (*Process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	p := &Process{Name: c.Name, Log: log, cmd: cmd, begin: begin, done: make(chan struct{})}
+	p := &Process{Name: c.Name, Log: log, cmd: cmd, logStart: begin, done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
 		p.err = cmd.Wait()

@@ -25,15 +25,15 @@ import (
 const ownerEnv = "SANDBOX_TEST_OWNER"
 
 func TestMain(m *testing.M) {
-	if how := os.Getenv(ownerEnv); how != "" {
-		owner(how)
+	if ending := os.Getenv(ownerEnv); ending != "" {
+		owner(ending)
 		return
 	}
 	goleak.VerifyTestMain(m)
 }
 
 // owner creates a sandbox with two processes, prints them, and ends without closing it.
-func owner(how string) {
+func owner(ending string) {
 	s, err := New(context.Background(), "")
 	if err != nil {
 		panic(err)
@@ -51,7 +51,7 @@ func owner(how string) {
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, syscall.SIGINT, syscall.SIGHUP)
 	fmt.Println(s.Dir, strings.Join(pids, " "))
-	switch how {
+	switch ending {
 	case "panic":
 		panic("on purpose")
 	case "exit":

@@ -29,9 +29,9 @@ import (
 )
 
 const (
-	finalizer   = "example.com/widget"
-	environment = "example.com/environment"
-	bySettings  = "spec.settings"
+	finalizer     = "example.com/widget"
+	environment   = "example.com/environment"
+	settingsIndex = "spec.settings"
 )
 
 //+kubebuilder:rbac:groups=example.com,resources=widgets,verbs=get;list;watch;update;patch
@@ -54,21 +54,21 @@ func (r *reconciler) setUp(mgr ctrl.Manager) error {
 		}
 		return nil
 	}
-	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1.Widget{}, bySettings, index); err != nil {
+	if err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1.Widget{}, settingsIndex, index); err != nil {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(mgr).
 		For(&v1.Widget{}).
 		Owns(&appsv1.Deployment{}).
 		Owns(&corev1.ConfigMap{}).
-		Watches(&corev1.ConfigMap{}, handler.EnqueueRequestsFromMapFunc(r.settingsChanged)).
+		Watches(&corev1.ConfigMap{}, handler.EnqueueRequestsFromMapFunc(r.widgetRequests)).
 		Complete(r)
 }
 
-// settingsChanged returns the Widgets whose settings are in a ConfigMap.
-func (r *reconciler) settingsChanged(ctx context.Context, obj client.Object) (requests []reconcile.Request) {
+// widgetRequests returns the Widgets whose settings are in a ConfigMap.
+func (r *reconciler) widgetRequests(ctx context.Context, obj client.Object) (requests []reconcile.Request) {
 	var list v1.WidgetList
-	if err := r.List(ctx, &list, client.InNamespace(obj.GetNamespace()), client.MatchingFields{bySettings: obj.GetName()}); err != nil {
+	if err := r.List(ctx, &list, client.InNamespace(obj.GetNamespace()), client.MatchingFields{settingsIndex: obj.GetName()}); err != nil {
 		return nil
 	}
 	for i := range list.Items {
@@ -96,17 +96,17 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		configMap := &corev1.ConfigMap{}
 		err := r.Get(ctx, types.NamespacedName{Namespace: w.Namespace, Name: w.Spec.Settings}, configMap)
 		if apierrors.IsNotFound(err) {
-			return ctrl.Result{}, r.report(ctx, w, nil, "SettingsMissing", "there is no ConfigMap "+w.Spec.Settings)
+			return ctrl.Result{}, r.updateStatus(ctx, w, nil, "SettingsMissing", "there is no ConfigMap "+w.Spec.Settings)
 		} else if err != nil {
 			return ctrl.Result{}, err
 		}
 		settings = hash(configMap.Data)
 	}
 	replicas, expired := w.Spec.Replicas, false
-	var after time.Duration
+	var remaining time.Duration
 	if l := w.Spec.Lifetime; l != nil {
-		if after = time.Until(w.CreationTimestamp.Add(l.Duration)); after <= 0 {
-			replicas, expired, after = 0, true, 0
+		if remaining = time.Until(w.CreationTimestamp.Add(l.Duration)); remaining <= 0 {
+			replicas, expired, remaining = 0, true, 0
 		}
 	}
 
@@ -120,7 +120,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: w.Namespace, Name: w.Name}}
 	if _, err := controllerutil.CreateOrUpdate(ctx, r.Client, deployment, func() error {
-		desire(deployment, w, replicas, hash(data)+","+w.Spec.Settings+":"+settings)
+		setDeployment(deployment, w, replicas, hash(data)+","+w.Spec.Settings+":"+settings)
 		return controllerutil.SetControllerReference(w, deployment, r.scheme)
 	}); err != nil {
 		return ctrl.Result{}, err
@@ -133,7 +133,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	case deployment.Status.ReadyReplicas < replicas:
 		reason, message = "Progressing", "its Pods are not ready"
 	}
-	return ctrl.Result{RequeueAfter: after}, r.report(ctx, w, deployment, reason, message)
+	return ctrl.Result{RequeueAfter: remaining}, r.updateStatus(ctx, w, deployment, reason, message)
 }
 
 // finalize deletes the Deployment. When that is gone, it lets the Widget go.
@@ -155,8 +155,8 @@ func (r *reconciler) finalize(ctx context.Context, w *v1.Widget) error {
 	return nil
 }
 
-// report writes the status if it has changed. It records an Event if the reason has.
-func (r *reconciler) report(ctx context.Context, w *v1.Widget, d *appsv1.Deployment, reason, message string) error {
+// updateStatus writes the status if it has changed. It records an Event if the reason has.
+func (r *reconciler) updateStatus(ctx context.Context, w *v1.Widget, d *appsv1.Deployment, reason, message string) error {
 	before := w.DeepCopy().Status
 	w.Status.ObservedGeneration = w.Generation
 	if d != nil {
@@ -173,14 +173,14 @@ func (r *reconciler) report(ctx context.Context, w *v1.Widget, d *appsv1.Deploym
 	if err := r.Status().Update(ctx, w); err != nil {
 		return err
 	}
-	if was := meta.FindStatusCondition(before.Conditions, "Ready"); was == nil || was.Reason != reason {
+	if previous := meta.FindStatusCondition(before.Conditions, "Ready"); previous == nil || previous.Reason != reason {
 		r.events.Event(w, corev1.EventTypeNormal, reason, message)
 	}
 	return nil
 }
 
-// desire sets what the controller sets of a Deployment, and leaves the defaults alone.
-func desire(d *appsv1.Deployment, w *v1.Widget, replicas int32, env string) {
+// setDeployment sets what the controller sets of a Deployment, and leaves the defaults alone.
+func setDeployment(d *appsv1.Deployment, w *v1.Widget, replicas int32, env string) {
 	labels := map[string]string{"example.com/widget": w.Name}
 	d.Spec.Replicas = &replicas
 	d.Spec.Selector = &metav1.LabelSelector{MatchLabels: labels}
