@@ -56,19 +56,19 @@ func (h hash) bucket() string { return string([]byte{byte(h % 160)}) }
 // digestRequest returns the state, the hash of the node, 0 if the sender is no kubelet, and when the request
 // was approved, in seconds.
 func digestRequest(seed maphash.Seed, csr *certificatesv1.CertificateSigningRequest) []byte {
-	s, at, node := pending, int64(0), uint64(0)
+	s, approvedAt, node := pending, int64(0), uint64(0)
 	if policy.Decided(csr) {
 		s = denied
 	}
 	for _, c := range csr.Status.Conditions {
 		if c.Type == certificatesv1.CertificateApproved {
-			s, at = approved, max(c.LastUpdateTime.Unix(), 0)
+			s, approvedAt = approved, max(c.LastUpdateTime.Unix(), 0)
 		}
 	}
 	if name := policy.NodeName(csr); name != "" {
 		node = maphash.String(seed, name)
 	}
-	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64([]byte{byte(s)}, node), uint32(at))
+	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64([]byte{byte(s)}, node), uint32(approvedAt))
 }
 
 // request is what the cache has of a request.
@@ -110,21 +110,21 @@ func namesOf(o *informers.Object) []string {
 
 // The indexes.
 const (
-	byName = "name" // Nodes
-	byNode = "node" // approved requests
+	nameIndex = "name" // Nodes
+	nodeIndex = "node" // approved requests
 )
 
 func (c *controller) hash(name string) hash { return hash(maphash.String(c.seed, name)) }
 
 func (c *controller) addIndexes() {
 	// A request that waits is looked up by its node only when a Node changes, which is seldom.
-	c.requests.AddIndex(byNode, func(o *informers.Object) []string {
+	c.requests.AddIndex(nodeIndex, func(o *informers.Object) []string {
 		if r := requestOf(o); r.state == approved {
 			return []string{r.node.bucket()}
 		}
 		return nil
 	})
-	c.nodes.AddIndex(byName, func(o *informers.Object) (buckets []string) {
+	c.nodes.AddIndex(nameIndex, func(o *informers.Object) (buckets []string) {
 		for _, name := range namesOf(o) {
 			buckets = append(buckets, c.hash(name).bucket())
 		}
@@ -134,7 +134,7 @@ func (c *controller) addIndexes() {
 
 // node returns the Node whose name has a hash; nil if there is none.
 func (c *controller) node(h hash) *informers.Object {
-	for _, o := range c.nodes.ByIndex(byName, h.bucket()) {
+	for _, o := range c.nodes.ByIndex(nameIndex, h.bucket()) {
 		if c.hash(o.GetName()) == h {
 			return o
 		}
@@ -142,9 +142,9 @@ func (c *controller) node(h hash) *informers.Object {
 	return nil
 }
 
-// nodesWith returns the names of the Nodes that have a name or an address.
-func (c *controller) nodesWith(name string) (nodes []string) {
-	for _, o := range c.nodes.ByIndex(byName, c.hash(name).bucket()) {
+// nodesNamed returns the names of the Nodes that have a name or an address.
+func (c *controller) nodesNamed(name string) (nodes []string) {
+	for _, o := range c.nodes.ByIndex(nameIndex, c.hash(name).bucket()) {
 		if slices.Contains(namesOf(o), name) {
 			nodes = append(nodes, o.GetName())
 		}
@@ -152,50 +152,50 @@ func (c *controller) nodesWith(name string) (nodes []string) {
 	return nodes
 }
 
-// key names a request, in the turn of its node.
-type key struct {
+// requestKey names a request, in the turn of its node.
+type requestKey struct {
 	node hash
 	name string
 }
 
 // Tenant returns the node, in whose turn the queue takes the key.
-func (k key) Tenant() string { return strconv.FormatUint(uint64(k.node), 36) }
+func (k requestKey) Tenant() string { return strconv.FormatUint(uint64(k.node), 36) }
 
 // String returns the name of the request.
-func (k key) String() string { return k.name }
+func (k requestKey) String() string { return k.name }
 
-func same(e controllers.Event[*informers.Object]) bool {
-	return e.Old != nil && e.New != nil && bytes.Equal(e.Old.Digest(Name), e.New.Digest(Name))
+func unchanged(event controllers.Event[*informers.Object]) bool {
+	return event.Old != nil && event.New != nil && bytes.Equal(event.Old.Digest(Name), event.New.Digest(Name))
 }
 
-// ofRequest maps a change of a request to its key.
-func (c *controller) ofRequest(e controllers.Event[*informers.Object]) []key {
-	o := e.New
+// requestChanged maps a change of a request to its key.
+func (c *controller) requestChanged(event controllers.Event[*informers.Object]) []requestKey {
+	o := event.New
 	if o == nil {
-		o = e.Old
+		o = event.Old
 	}
 	r := requestOf(o)
-	if same(e) || e.Old == nil && r.state != pending {
+	if unchanged(event) || event.Old == nil && r.state != pending {
 		return nil
 	}
-	return []key{{r.node, o.GetName()}}
+	return []requestKey{{r.node, o.GetName()}}
 }
 
-// ofNode maps a change of a Node to the requests that wait, of itself and of the Nodes that share a name or
-// an address with it. It leaves out what no Node can mend.
-func (c *controller) ofNode(e controllers.Event[*informers.Object]) (keys []key) {
-	if same(e) {
+// nodeChanged maps a change of a Node to the requests that wait, of itself and of the Nodes that share a name
+// or an address with it. It leaves out what no Node can mend.
+func (c *controller) nodeChanged(event controllers.Event[*informers.Object]) (keys []requestKey) {
+	if unchanged(event) {
 		return nil
 	}
-	concerned := map[hash]bool{}
-	for _, name := range append(namesOf(e.Old), namesOf(e.New)...) {
-		for _, node := range c.nodesWith(name) {
-			concerned[c.hash(node)] = true
+	affectedNodes := map[hash]bool{}
+	for _, name := range append(namesOf(event.Old), namesOf(event.New)...) {
+		for _, node := range c.nodesNamed(name) {
+			affectedNodes[c.hash(node)] = true
 		}
 	}
 	for _, o := range c.requests.List(metav1.NamespaceAll, nil) {
-		if r := requestOf(o); r.state == pending && concerned[r.node] && !c.memory.final(o.GetName()) {
-			keys = append(keys, key{r.node, o.GetName()})
+		if r := requestOf(o); r.state == pending && affectedNodes[r.node] && !c.memory.isFinal(o.GetName()) {
+			keys = append(keys, requestKey{r.node, o.GetName()})
 		}
 	}
 	return keys

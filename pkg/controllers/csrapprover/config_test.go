@@ -58,18 +58,18 @@ func TestRangesAreRequired(t *testing.T) {
 
 // TestPermissionsAreForOneSigner holds that nothing else can be approved.
 func TestPermissionsAreForOneSigner(t *testing.T) {
-	found := false
+	ok := false
 	for _, rule := range Entry().Permissions(controllers.Settings{}) {
 		for _, verb := range rule.Verbs {
 			if verb == "approve" {
-				found = true
+				ok = true
 				if diff := cmp.Diff([]string{"kubernetes.io/kubelet-serving"}, rule.ResourceNames); diff != "" {
 					t.Error(diff)
 				}
 			}
 		}
 	}
-	if !found {
+	if !ok {
 		t.Error("no rule permits to approve")
 	}
 }

@@ -51,7 +51,7 @@ type controller struct {
 	memory   *memory
 	notices  *notices.Memory
 	seed     maphash.Seed // of the digests of requests
-	loop     *controllers.Loop[key]
+	loop     *controllers.Loop[requestKey]
 
 	mu              sync.Mutex // held while the API server's addresses are read
 	apiServerNames  map[string]bool
@@ -76,7 +76,7 @@ func newController(cfg Config, seed maphash.Seed, requests, nodes *informers.Inf
 	c.metrics = newDomainMetrics(reg, c.memory)
 	c.addIndexes()
 	loop.MaxBackoff = maxBackoff
-	c.loop, err = controllers.NewLoop(loop, c.reconcile, controllers.WatchMapped(requests, c.ofRequest), controllers.WatchChanges(nodes, c.ofNode))
+	c.loop, err = controllers.NewLoop(loop, c.reconcile, controllers.WatchMapped(requests, c.requestChanged), controllers.WatchChanges(nodes, c.nodeChanged))
 	return c, err
 }
 
@@ -86,80 +86,80 @@ func (c *controller) Run(ctx context.Context) error { return c.loop.Run(ctx) }
 // Status returns the state of the controller's loop, with a problem while the API server refuses requests.
 func (c *controller) Status() controllers.Status {
 	s := c.loop.Status()
-	if n := c.memory.count(func(w waits) bool { return w.refusals > 0 }); n > 0 {
+	if n := c.memory.count(func(w waitState) bool { return w.refusals > 0 }); n > 0 {
 		s.Problem = fmt.Sprintf("the API server refuses what %d requests need; see the log", n)
 	}
 	return s
 }
 
-func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	o, exists := c.requests.Get(cache.NewObjectName("", k.name))
+func (c *controller) reconcile(ctx context.Context, key requestKey) (time.Duration, error) {
+	o, exists := c.requests.Get(cache.NewObjectName("", key.name))
 	switch {
 	case !exists || requestOf(o).state != pending:
-		c.memory.forget(k.name)
+		c.memory.forget(key.name)
 		return 0, nil
-	case k.node == 0:
+	case key.node == 0:
 		c.metrics.requests.WithLabelValues(resultIgnored).Inc()
 		return 0, nil
 	}
-	after, err := c.decide(ctx, k)
+	after, err := c.decide(ctx, key)
 	if apierrors.IsConflict(err) {
-		after, err = c.decide(ctx, k)
+		after, err = c.decide(ctx, key)
 	}
 	if apierrors.IsForbidden(err) && !controllers.IsNotLeading(err) {
-		return c.refused(ctx, k, err), nil
+		return c.handleRefusal(ctx, key, err), nil
 	}
 	return after, err
 }
 
 // decide reads a request and decides on it. What the cache shows to fail costs no request of ours.
-func (c *controller) decide(ctx context.Context, k key) (time.Duration, error) {
-	if !c.withinLimit(k, false) {
-		return c.wait(ctx, k, problem(policy.CheckRate)), nil
+func (c *controller) decide(ctx context.Context, key requestKey) (time.Duration, error) {
+	if !c.withinLimit(key, false) {
+		return c.reportWait(ctx, key, problem(policy.CheckRate)), nil
 	}
-	if c.node(k.node) == nil {
-		return c.wait(ctx, k, problem(policy.CheckNodeExists)), nil
+	if c.node(key.node) == nil {
+		return c.reportWait(ctx, key, problem(policy.CheckNodeExists)), nil
 	}
-	csr, err := c.client.CertificatesV1().CertificateSigningRequests().Get(ctx, k.name, metav1.GetOptions{})
+	csr, err := c.client.CertificatesV1().CertificateSigningRequests().Get(ctx, key.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil
 	case err != nil:
-		return 0, fmt.Errorf("get request %s: %w", k, err)
-	case policy.Decided(csr) || c.hash(policy.NodeName(csr)) != k.node:
+		return 0, fmt.Errorf("get request %s: %w", key, err)
+	case policy.Decided(csr) || c.hash(policy.NodeName(csr)) != key.node:
 		return 0, nil // its event is on its way
 	}
-	asked, problems := c.cfg.ParseRequest(csr)
+	requested, problems := c.cfg.ParseRequest(csr)
 	if len(problems) > 0 {
 		if c.cfg.DenyFinal && !c.cfg.DryRun {
-			return 0, c.write(ctx, k, csr, certificatesv1.CertificateDenied, describe(problems))
+			return 0, c.write(ctx, key, csr, certificatesv1.CertificateDenied, describe(problems))
 		}
-		return c.wait(ctx, k, problems), nil
+		return c.reportWait(ctx, key, problems), nil
 	}
-	if problems, err = c.judge(ctx, policy.NodeName(csr), &asked); err != nil {
+	if problems, err = c.judgeRequest(ctx, policy.NodeName(csr), &requested); err != nil {
 		return 0, err
 	}
 	if len(problems) > 0 || c.cfg.DryRun {
-		return c.wait(ctx, k, problems), nil
+		return c.reportWait(ctx, key, problems), nil
 	}
-	if !c.withinLimit(k, true) {
-		return c.wait(ctx, k, problem(policy.CheckRate)), nil
+	if !c.withinLimit(key, true) {
+		return c.reportWait(ctx, key, problem(policy.CheckRate)), nil
 	}
-	return 0, c.write(ctx, k, csr, certificatesv1.CertificateApproved, "every name and address is the Node's")
+	return 0, c.write(ctx, key, csr, certificatesv1.CertificateApproved, "every name and address is the Node's")
 }
 
-// judge returns the checks of what the cluster says that a request fails.
-func (c *controller) judge(ctx context.Context, of string, asked *policy.Requested) ([]policy.Problem, error) {
-	node, err := c.client.CoreV1().Nodes().Get(ctx, of, metav1.GetOptions{})
+// judgeRequest returns the checks of what the cluster says that a request fails.
+func (c *controller) judgeRequest(ctx context.Context, nodeName string, requested *policy.CertificateNames) ([]policy.Problem, error) {
+	node, err := c.client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return problem(policy.CheckNodeExists), nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("get Node %s: %w", of, err)
+		return nil, fmt.Errorf("get Node %s: %w", nodeName, err)
 	}
-	problems := c.cfg.Judge(asked, node, func(name string) bool {
-		for _, other := range c.nodesWith(name) {
-			if other != of {
+	problems := c.cfg.Judge(requested, node, func(name string) bool {
+		for _, other := range c.nodesNamed(name) {
+			if other != nodeName {
 				return true
 			}
 		}
@@ -169,33 +169,33 @@ func (c *controller) judge(ctx context.Context, of string, asked *policy.Request
 		return problems, nil
 	}
 	apiServer, err := c.readAPIServerNames(ctx)
-	return policy.JudgeAPIServer(asked, apiServer), err
+	return policy.JudgeAPIServer(requested, apiServer), err
 }
 
 // withinLimit reports whether one more request of the node may be approved. If take is set, the request
 // counts as approved from now on.
-func (c *controller) withinLimit(k key, take bool) bool {
+func (c *controller) withinLimit(key requestKey, reserve bool) bool {
 	c.memory.mu.Lock()
 	defer c.memory.mu.Unlock()
-	within := c.cfg.MaxApprovalsPerNodePerHour == 0 || c.approvals(k) < c.cfg.MaxApprovalsPerNodePerHour
-	if within && take {
-		c.memory.sent[k.name] = k.node
+	within := c.cfg.MaxApprovalsPerNodePerHour == 0 || c.approvals(key) < c.cfg.MaxApprovalsPerNodePerHour
+	if within && reserve {
+		c.memory.sent[key.name] = key.node
 	}
 	return within
 }
 
 // approvals returns how many other requests of the node were approved a short while ago. The caller holds
 // memory.mu.
-func (c *controller) approvals(k key) (n int) {
+func (c *controller) approvals(key requestKey) (n int) {
 	for name, node := range c.memory.sent {
-		if node == k.node && name != k.name {
+		if node == key.node && name != key.name {
 			n++
 		}
 	}
 	now := time.Now()
-	for _, o := range c.requests.ByIndex(byNode, k.node.bucket()) {
+	for _, o := range c.requests.ByIndex(nodeIndex, key.node.bucket()) {
 		_, counted := c.memory.sent[o.GetName()]
-		if r := requestOf(o); !counted && r.node == k.node && (r.approved.IsZero() || now.Sub(r.approved) < limitWindow) {
+		if r := requestOf(o); !counted && r.node == key.node && (r.approved.IsZero() || now.Sub(r.approved) < limitWindow) {
 			n++
 		}
 	}
@@ -218,14 +218,14 @@ func (c *controller) readAPIServerNames(ctx context.Context) (map[string]bool, e
 	if err != nil {
 		return nil, fmt.Errorf("list the endpoints of the API server: %w", err)
 	}
-	found := slices.Clone(service.Spec.ClusterIPs)
+	addresses := slices.Clone(service.Spec.ClusterIPs)
 	for i := range endpoints.Items {
 		for _, endpoint := range endpoints.Items[i].Endpoints {
-			found = append(found, endpoint.Addresses...)
+			addresses = append(addresses, endpoint.Addresses...)
 		}
 	}
 	c.apiServerNames, c.apiServerReadAt = map[string]bool{}, time.Now()
-	for _, address := range found {
+	for _, address := range addresses {
 		name, _ := policy.Canonical(address)
 		c.apiServerNames[name] = true
 	}

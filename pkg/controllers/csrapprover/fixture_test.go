@@ -28,7 +28,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover"
 )
 
-var key = func() ed25519.PrivateKey {
+var kubeletKey = func() ed25519.PrivateKey {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		panic(err)
@@ -37,16 +37,16 @@ var key = func() ed25519.PrivateKey {
 }()
 
 // request returns the request of a node's kubelet for names and addresses.
-func request(name, node string, asks ...string) *certificatesv1.CertificateSigningRequest {
+func request(name, node string, names ...string) *certificatesv1.CertificateSigningRequest {
 	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}
-	for _, ask := range asks {
-		if ip := net.ParseIP(ask); ip != nil {
+	for _, name := range names {
+		if ip := net.ParseIP(name); ip != nil {
 			template.IPAddresses = append(template.IPAddresses, ip)
 		} else {
-			template.DNSNames = append(template.DNSNames, ask)
+			template.DNSNames = append(template.DNSNames, name)
 		}
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, kubeletKey)
 	if err != nil {
 		panic(err)
 	}
@@ -61,10 +61,10 @@ func request(name, node string, asks ...string) *certificatesv1.CertificateSigni
 	}
 }
 
-// decided returns the request with a condition.
-func decided(r *certificatesv1.CertificateSigningRequest, of certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequest {
+// withCondition returns the request with a condition.
+func withCondition(r *certificatesv1.CertificateSigningRequest, condition certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequest {
 	r = r.DeepCopy()
-	r.Status.Conditions = append(r.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: of, Status: corev1.ConditionTrue, Reason: "Other"})
+	r.Status.Conditions = append(r.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: condition, Status: corev1.ConditionTrue, Reason: "Other"})
 	return r
 }
 
@@ -83,7 +83,7 @@ func node(name string, addresses ...string) *corev1.Node {
 type fixture struct {
 	*testing.T
 	*controllertest.Host
-	told int // Events that were compared
+	comparedEvents int // how many Events expect has compared
 
 	mu    sync.Mutex
 	reads []string
@@ -101,13 +101,13 @@ func newFixture(t *testing.T, flags []string, objects ...runtime.Object) *fixtur
 	}, objects...)
 	f.Host = controllertest.Setup{
 		Entries: []controllers.Entry{csrapprover.Entry()}, Flags: append([]string{"--csr-approver-ip-ranges=10.0.0.0/24"}, flags...),
-		Prepare: func(h *controllertest.Host) { h.OnRead(f.read) },
+		Prepare: func(h *controllertest.Host) { h.OnRead(f.recordRead) },
 	}.NewHost(t, objects...)
 	return f
 }
 
-// read notes the reads of the controller.
-func (f *fixture) read(r controllertest.Request) error {
+// recordRead notes the reads of the controller.
+func (f *fixture) recordRead(r controllertest.Request) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.reads = append(f.reads, r.String())
@@ -127,8 +127,8 @@ func (f *fixture) expect(writes []string, events ...string) {
 		f.Errorf("writes (-want +got):\n%s", diff)
 	}
 	all := f.Events()
-	fresh := all[min(f.told, len(all)):]
-	f.told = len(all)
+	fresh := all[min(f.comparedEvents, len(all)):]
+	f.comparedEvents = len(all)
 	if len(fresh) != len(events) {
 		f.Errorf("Events %q, want %q", fresh, events)
 		return
@@ -142,8 +142,8 @@ func (f *fixture) expect(writes []string, events ...string) {
 	}
 }
 
-// approval is the write for each of the requests.
-func approval(names ...string) (writes []string) {
+// approvalWrites is the write for each of the requests.
+func approvalWrites(names ...string) (writes []string) {
 	for _, name := range names {
 		writes = append(writes, "update certificatesigningrequests.certificates.k8s.io/approval "+name)
 	}
@@ -160,8 +160,8 @@ func (f *fixture) conditions(name string) string {
 	return strings.Join(all, ", ")
 }
 
-// approved returns how many requests are approved.
-func (f *fixture) approved() (n int) {
+// countApproved returns how many requests are approved.
+func (f *fixture) countApproved() (n int) {
 	f.Helper()
 	for _, r := range controllertest.List[certificatesv1.CertificateSigningRequest](f.Host) {
 		n += len(r.Status.Conditions)
@@ -169,15 +169,15 @@ func (f *fixture) approved() (n int) {
 	return n
 }
 
-func (f *fixture) metric(want float64, name string, labels ...string) {
+func (f *fixture) expectMetric(want float64, name string, labels ...string) {
 	f.Helper()
 	if got := f.Metric("quartermaster_csr_approver_"+name, labels...); got != want {
 		f.Errorf("%s %v is %v, want %v", name, labels, got, want)
 	}
 }
 
-// requests returns the reads since the last call, sorted, without those of the cache.
-func (f *fixture) requests() []string {
+// takeReads returns the reads since the last call, sorted, without those of the cache.
+func (f *fixture) takeReads() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	reads := slices.Sorted(slices.Values(f.reads))
@@ -185,9 +185,9 @@ func (f *fixture) requests() []string {
 	return reads
 }
 
-func numbered(format string, n int, make func(name string) runtime.Object) (objects []runtime.Object) {
+func numberedObjects(format string, n int, newObject func(name string) runtime.Object) (objects []runtime.Object) {
 	for i := range n {
-		objects = append(objects, make(fmt.Sprintf(format, i)))
+		objects = append(objects, newObject(fmt.Sprintf(format, i)))
 	}
 	return objects
 }

@@ -12,13 +12,13 @@ import (
 // memory is what a run remembers of requests, by name, until the cache shows that they are decided or gone.
 type memory struct {
 	mu      sync.Mutex
-	waiting map[string]waits
+	waiting map[string]waitState
 	// sent has the nodes of requests of which an approval was sent. The cache may not show it yet.
 	sent map[string]hash
 }
 
-// waits says why a request waits. Its size matters, since there may be thousands.
-type waits struct {
+// waitState says why a request waits. Its size matters, since there may be thousands.
+type waitState struct {
 	// checks has bit n set for each failed check n, and bit 0 once the request was decided on.
 	checks uint16
 	// refusals counts the answers 403 in a row.
@@ -26,7 +26,7 @@ type waits struct {
 }
 
 func newMemory() *memory {
-	return &memory{waiting: map[string]waits{}, sent: map[string]hash{}}
+	return &memory{waiting: map[string]waitState{}, sent: map[string]hash{}}
 }
 
 func (m *memory) forget(name string) {
@@ -36,29 +36,29 @@ func (m *memory) forget(name string) {
 	delete(m.sent, name)
 }
 
-// wait notes why a request waits, and reports whether that is new.
-func (m *memory) wait(name string, problems []policy.Problem) bool {
-	now := waits{checks: 1}
+// recordWait notes why a request waits, and reports whether that is new.
+func (m *memory) recordWait(name string, problems []policy.Problem) bool {
+	current := waitState{checks: 1}
 	for _, p := range problems {
-		now.checks |= 1 << p.Check
+		current.checks |= 1 << p.Check
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	was, waited := m.waiting[name]
-	m.waiting[name] = now
+	before, waited := m.waiting[name]
+	m.waiting[name] = current
 	delete(m.sent, name)
-	return !waited || was.checks != now.checks
+	return !waited || before.checks != current.checks
 }
 
-// final reports whether a request has failed a check for good: what it asks for never changes.
-func (m *memory) final(name string) bool {
+// isFinal reports whether a request has failed a check for good: what it asks for never changes.
+func (m *memory) isFinal(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.waiting[name].checks&(1<<policy.CheckNodeExists-2) != 0
 }
 
-// refused notes a refusal, and returns how many came before it.
-func (m *memory) refused(name string) (before uint8) {
+// recordRefusal notes a refusal, and returns how many came before it.
+func (m *memory) recordRefusal(name string) (before uint8) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.waiting[name]
@@ -68,11 +68,11 @@ func (m *memory) refused(name string) (before uint8) {
 }
 
 // count returns how many requests wait for such reasons.
-func (m *memory) count(such func(waits) bool) (n int) {
+func (m *memory) count(matches func(waitState) bool) (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, w := range m.waiting {
-		if such(w) {
+		if matches(w) {
 			n++
 		}
 	}

@@ -55,12 +55,12 @@ func servedRequest(i int) string {
 // TestCacheTakesAtMostTwoAndAHalfMiB has the caches and the indexes of the controller, and its memory of
 // requests that wait, empty and full.
 func TestCacheTakesAtMostTwoAndAHalfMiB(t *testing.T) {
-	empty, _ := cacheOf(t, 0, 0)
-	full, c := cacheOf(t, servedNodes, servedRequests)
+	empty, _ := newFullCache(t, 0, 0)
+	full, c := newFullCache(t, servedNodes, servedRequests)
 	waiting := liveHeap()
 	for _, o := range c.requests.List("", nil) {
 		if requestOf(o).state == pending {
-			c.memory.wait(o.GetName(), problem(policy.CheckNodeAddresses))
+			c.memory.recordWait(o.GetName(), problem(policy.CheckNodeAddresses))
 		}
 	}
 	waiting = liveHeap() - waiting
@@ -69,14 +69,14 @@ func TestCacheTakesAtMostTwoAndAHalfMiB(t *testing.T) {
 	if growth > 5<<19 {
 		t.Errorf("%d KiB", growth>>10)
 	}
-	if got := c.nodesWith("10.0.1.2"); len(got) != 1 || got[0] != nodeName(258) {
+	if got := c.nodesNamed("10.0.1.2"); len(got) != 1 || got[0] != nodeName(258) {
 		t.Errorf("nodes %q", got)
 	}
 	runtime.KeepAlive(c)
 }
 
-// cacheOf returns a controller with a full cache, and how much heap that takes.
-func cacheOf(t *testing.T, nodes, requests int) (int64, *controller) {
+// newFullCache returns a controller with a full cache, and how much heap that takes.
+func newFullCache(t *testing.T, nodes, requests int) (int64, *controller) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, object, kind := nodes, servedNode, `"kind":"Node","apiVersion":"v1"`

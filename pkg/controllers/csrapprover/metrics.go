@@ -45,7 +45,7 @@ func newDomainMetrics(reg controllers.MetricsRegistry, m *memory) *domainMetrics
 		reg.RawMustRegister(metrics.NewGaugeFunc(&metrics.GaugeOpts{Name: metricPrefix + "waiting_requests", StabilityLevel: metrics.ALPHA,
 			Help:        "Requests that are not approved, by the number of the check that they fail.",
 			ConstLabels: map[string]string{"check": strconv.Itoa(int(check))},
-		}, func() float64 { return float64(m.count(func(w waits) bool { return w.checks&(1<<check) != 0 })) }))
+		}, func() float64 { return float64(m.count(func(w waitState) bool { return w.checks&(1<<check) != 0 })) }))
 	}
 	return d
 }

@@ -25,14 +25,14 @@ import (
 )
 
 const (
-	told    = "Normal ServingCertificateApproved n1: request "
-	notTold = "Warning ServingCertificateNotApproved n1: request "
-	refusal = "Warning ServingCertificateForbidden"
+	approvedEvent    = "Normal ServingCertificateApproved n1: request "
+	notApprovedEvent = "Warning ServingCertificateNotApproved n1: request "
+	forbiddenEvent   = "Warning ServingCertificateForbidden"
 )
 
-// TestReconcile has what depends on more than one object or moment. The checks of one request are tested in
-// package policy.
-func TestReconcile(t *testing.T) {
+// TestReconcileApprovesOnlyWhatPasses has what depends on more than one object or moment. The checks of one
+// request are tested in package policy.
+func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 	r1 := request("r1", "n1", "n1", "10.0.0.1")
 	for name, tc := range map[string]struct {
 		flags   []string
@@ -42,14 +42,14 @@ func TestReconcile(t *testing.T) {
 		"a name with an address, and an address alone, are approved": {
 			objects: []runtime.Object{r1},
 			do: func(f *fixture) {
-				f.expect(approval("r1"), told+`r1 is approved`)
+				f.expect(approvalWrites("r1"), approvedEvent+`r1 is approved`)
 				f.put(request("r2", "n1", "10.0.0.1"))
-				f.expect(approval("r2"), told+"r2")
+				f.expect(approvalWrites("r2"), approvedEvent+"r2")
 				if got := f.conditions("r1"); got != "Approved QuartermasterApproved" {
 					f.Error(got)
 				}
-				f.metric(2, "requests_total", "result", "approved")
-				f.metric(2, "lag_seconds")
+				f.expectMetric(2, "requests_total", "result", "approved")
+				f.expectMetric(2, "lag_seconds")
 			},
 		},
 		"what no kubelet has sent is ignored": {
@@ -60,8 +60,8 @@ func TestReconcile(t *testing.T) {
 				group.Spec.Groups = []string{"system:authenticated"}
 				f.put(other, account, group)
 				f.expect(nil)
-				f.metric(2, "requests_total", "result", "ignored") // the cache does not even have the other signer's
-				f.noRequests()
+				f.expectMetric(2, "requests_total", "result", "ignored") // the cache does not even have the other signer's
+				f.expectNoReads()
 			},
 		},
 		"another common name waits, and is read once": {
@@ -69,42 +69,42 @@ func TestReconcile(t *testing.T) {
 				stranger := request("r1", "n2", "n1", "10.0.0.1")
 				stranger.Spec.Username = "system:node:n1"
 				f.put(stranger)
-				f.expect(nil, notTold+"r1 is not approved: check 3: ")
-				f.metric(1, "waiting_requests", "check", "3")
-				f.requests()
+				f.expect(nil, notApprovedEvent+"r1 is not approved: check 3: ")
+				f.expectMetric(1, "waiting_requests", "check", "3")
+				f.takeReads()
 				f.put(node("n1", "10.0.0.1", "10.0.0.2"))
 				f.Sleep(24 * time.Hour)
-				f.noRequests()
+				f.expectNoReads()
 				f.Delete(stranger)
 				f.Settle()
-				f.metric(0, "waiting_requests", "check", "3")
+				f.expectMetric(0, "waiting_requests", "check", "3")
 				f.expect(nil)
 			},
 		},
 		"a request is approved when the Node lists its address": {
 			do: func(f *fixture) {
 				f.put(request("r1", "n1", "10.0.0.2"))
-				f.expect(nil, notTold+`r1 is not approved: check 9: |"10.0.0.2"`)
+				f.expect(nil, notApprovedEvent+`r1 is not approved: check 9: |"10.0.0.2"`)
 				f.put(node("n1", "10.0.0.1", "10.0.0.2"))
-				f.expect(approval("r1"), told+"r1")
-				f.metric(0, "waiting_requests", "check", "9")
+				f.expect(approvalWrites("r1"), approvedEvent+"r1")
+				f.expectMetric(0, "waiting_requests", "check", "9")
 			},
 		},
 		"a request is approved when the other Node with its address is deleted": {
 			objects: []runtime.Object{node("n2", "10.0.0.1"), r1},
 			do: func(f *fixture) {
-				f.expect(nil, notTold+`r1 is not approved: check 11: |"10.0.0.1"`)
+				f.expect(nil, notApprovedEvent+`r1 is not approved: check 11: |"10.0.0.1"`)
 				f.Delete(node("n2"))
 				f.Settle()
-				f.expect(approval("r1"), told+"r1")
+				f.expect(approvalWrites("r1"), approvedEvent+"r1")
 			},
 		},
 		"a request is approved when the other Node loses its address": {
 			objects: []runtime.Object{node("n2", "10.0.0.1"), r1},
 			do: func(f *fixture) {
-				f.expect(nil, notTold)
+				f.expect(nil, notApprovedEvent)
 				f.put(node("n2", "10.0.0.3"))
-				f.expect(approval("r1"), told)
+				f.expect(approvalWrites("r1"), approvedEvent)
 			},
 		},
 		"nodes that claim each other's addresses get nothing, and who has its own alone does": {
@@ -113,58 +113,58 @@ func TestReconcile(t *testing.T) {
 				for _, r := range []runtime.Object{r1, request("r2", "n2", "10.0.0.1"), request("r3", "n3", "10.0.0.3")} {
 					f.put(r)
 				}
-				f.expect(approval("r3"), notTold, "Warning ServingCertificateNotApproved n2", "Normal ServingCertificateApproved n3")
+				f.expect(approvalWrites("r3"), notApprovedEvent, "Warning ServingCertificateNotApproved n2", "Normal ServingCertificateApproved n3")
 			},
 		},
 		"an endpoint of the API server is approved once the Node is one of the control plane": {
 			objects: []runtime.Object{node("n1", "10.0.0.250"), request("r1", "n1", "10.0.0.250")},
 			do: func(f *fixture) {
-				f.expect(nil, notTold+"r1 is not approved: check 12: ")
+				f.expect(nil, notApprovedEvent+"r1 is not approved: check 12: ")
 				labelled := node("n1", "10.0.0.250")
 				labelled.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""}
 				f.put(labelled)
-				f.expect(approval("r1"), told)
+				f.expect(approvalWrites("r1"), approvedEvent)
 			},
 		},
 		"an endpoint in another form of its address counts": {
 			flags:   []string{"--csr-approver-ip-ranges=fd00::/64"},
 			objects: []runtime.Object{node("n1", "fd00::1"), endpoints("FD00:0::01"), request("r1", "n1", "fd00::1")},
-			do:      func(f *fixture) { f.expect(nil, notTold+"r1 is not approved: check 12: ") },
+			do:      func(f *fixture) { f.expect(nil, notApprovedEvent+"r1 is not approved: check 12: ") },
 		},
 		"an endpoint that goes is noticed within minutes": {
 			objects: []runtime.Object{node("n1", "10.0.0.250"), request("r1", "n1", "10.0.0.250")},
 			do: func(f *fixture) {
-				f.expect(nil, notTold)
+				f.expect(nil, notApprovedEvent)
 				f.Delete(endpoints("10.0.0.250"))
 				f.Sleep(4 * time.Minute)
 				f.expect(nil)
 				f.Sleep(2 * time.Minute)
-				f.expect(approval("r1"), told)
+				f.expect(approvalWrites("r1"), approvedEvent)
 			},
 		},
 		"a request waits for its Node to be created": {
 			do: func(f *fixture) {
 				f.put(request("r1", "n9", "n9", "10.0.0.9"))
-				f.noRequests()
+				f.expectNoReads()
 				f.Sleep(10 * time.Second)
 				f.expect(nil)
-				f.metric(1, "waiting_requests", "check", "8")
+				f.expectMetric(1, "waiting_requests", "check", "8")
 				f.put(node("n9", "10.0.0.9"))
-				f.expect(approval("r1"), "Normal ServingCertificateApproved n9")
+				f.expect(approvalWrites("r1"), "Normal ServingCertificateApproved n9")
 			},
 		},
 		"20 of 21 requests within a minute are approved, and the last when they are gone": {
 			do: func(f *fixture) {
-				many := numbered("r%02d", 21, func(name string) runtime.Object { return request(name, "n1", "n1") })
+				many := numberedObjects("r%02d", 21, func(name string) runtime.Object { return request(name, "n1", "n1") })
 				f.put(many...)
 				f.Sleep(time.Minute)
-				if n := f.approved(); n != 20 {
+				if n := f.countApproved(); n != 20 {
 					f.Errorf("%d are approved", n)
 				}
-				f.metric(1, "waiting_requests", "check", "13")
+				f.expectMetric(1, "waiting_requests", "check", "13")
 				f.Delete(many[:1]...)
 				f.Sleep(5 * time.Minute)
-				if n := f.approved(); n != 20 {
+				if n := f.countApproved(); n != 20 {
 					f.Errorf("%d are approved, and one is gone", n)
 				}
 			},
@@ -172,16 +172,16 @@ func TestReconcile(t *testing.T) {
 		"the limit counts approvals of the last hour only": {
 			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=1"},
 			do: func(f *fixture) {
-				before := decided(request("before", "n1", "n1"), certificatesv1.CertificateApproved)
+				before := withCondition(request("before", "n1", "n1"), certificatesv1.CertificateApproved)
 				before.Status.Conditions[0].LastUpdateTime = metav1.NewTime(time.Now().Add(-58 * time.Minute))
 				f.put(before)
 				f.put(r1)
-				f.requests()
-				f.expect(nil, notTold+"r1 is not approved: check 13: ")
+				f.takeReads()
+				f.expect(nil, notApprovedEvent+"r1 is not approved: check 13: ")
 				f.Sleep(4 * time.Minute)
-				f.noRequests()
+				f.expectNoReads()
 				f.Sleep(2 * time.Minute)
-				f.expect(approval("r1"), told)
+				f.expect(approvalWrites("r1"), approvedEvent)
 			},
 		},
 		"200 nodes, more than an index has values, do not count for each other": {
@@ -195,12 +195,12 @@ func TestReconcile(t *testing.T) {
 				f.put(nodes...)
 				f.put(requests[:100]...)
 				f.put(requests[100:]...)
-				if n := f.approved(); n != 200 {
+				if n := f.countApproved(); n != 200 {
 					f.Errorf("%d are approved", n)
 				}
 				for _, e := range f.Events() {
-					var of, request string
-					if _, err := fmt.Sscanf(e, "Normal ServingCertificateApproved %s request %s", &of, &request); err != nil || "r-"+of != request+":" {
+					var nodeName, request string
+					if _, err := fmt.Sscanf(e, "Normal ServingCertificateApproved %s request %s", &nodeName, &request); err != nil || "r-"+nodeName != request+":" {
 						f.Errorf("Event %q", e)
 					}
 				}
@@ -217,14 +217,14 @@ func TestReconcile(t *testing.T) {
 				f.put(r1)
 				f.Sleep(3 * time.Second)
 				f.put(request("r2", "n1", "n1"))
-				f.expect([]string{approval("r1")[0] + ": InternalError", approval("r2")[0]}, notTold+"r1", told+"r2")
+				f.expect([]string{approvalWrites("r1")[0] + ": InternalError", approvalWrites("r2")[0]}, notApprovedEvent+"r1", approvedEvent+"r2")
 			},
 		},
 		"a limit of 0 approves everything": {
 			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=0"},
 			do: func(f *fixture) {
-				f.put(numbered("r%02d", 30, func(name string) runtime.Object { return request(name, "n1", "n1") })...)
-				if n := f.approved(); n != 30 {
+				f.put(numberedObjects("r%02d", 30, func(name string) runtime.Object { return request(name, "n1", "n1") })...)
+				if n := f.countApproved(); n != 30 {
 					f.Errorf("%d are approved", n)
 				}
 			},
@@ -232,19 +232,19 @@ func TestReconcile(t *testing.T) {
 		"approvals that the cache does not show yet count": {
 			do: func(f *fixture) {
 				f.Lag(10 * time.Second)
-				f.put(numbered("r%02d", 40, func(name string) runtime.Object { return request(name, "n1", "n1") })...)
-				if n := f.approved(); n != 20 {
+				f.put(numberedObjects("r%02d", 40, func(name string) runtime.Object { return request(name, "n1", "n1") })...)
+				if n := f.countApproved(); n != 20 {
 					f.Errorf("%d are approved", n)
 				}
 			},
 		},
 		"a new leader counts the approvals of its predecessor": {
 			do: func(f *fixture) {
-				make := func(name string) runtime.Object { return request(name, "n1", "n1") }
-				f.put(numbered("a%02d", 10, make)...)
-				f.Restart(func() { f.Put(numbered("b%02d", 20, make)...) })
+				newObject := func(name string) runtime.Object { return request(name, "n1", "n1") }
+				f.put(numberedObjects("a%02d", 10, newObject)...)
+				f.Restart(func() { f.Put(numberedObjects("b%02d", 20, newObject)...) })
 				f.Sleep(time.Minute)
-				if n := f.approved(); n != 20 {
+				if n := f.countApproved(); n != 20 {
 					f.Errorf("%d are approved", n)
 				}
 			},
@@ -256,23 +256,23 @@ func TestReconcile(t *testing.T) {
 				final.Spec.Username = "system:node:n1"
 				f.put(final)
 				f.put(request("waits", "n1", "10.0.0.2"))
-				f.expect(approval("final"), notTold+"final is denied: check 3: ", notTold+"waits is not approved: check 9")
+				f.expect(approvalWrites("final"), notApprovedEvent+"final is denied: check 3: ", notApprovedEvent+"waits is not approved: check 9")
 				if got := f.conditions("final"); got != "Denied QuartermasterDenied" {
 					f.Error(got)
 				}
-				f.metric(1, "requests_total", "result", "denied")
+				f.expectMetric(1, "requests_total", "result", "denied")
 			},
 		},
 		"what is decided already is ignored": {
 			do: func(f *fixture) {
 				signed := request("signed", "n1", "n1")
 				signed.Status.Certificate = []byte("x")
-				f.put(decided(request("approved", "n1", "n1"), certificatesv1.CertificateApproved),
-					decided(request("denied", "n1", "n1"), certificatesv1.CertificateDenied),
-					decided(request("failed", "n1", "n1"), certificatesv1.CertificateFailed), signed)
+				f.put(withCondition(request("approved", "n1", "n1"), certificatesv1.CertificateApproved),
+					withCondition(request("denied", "n1", "n1"), certificatesv1.CertificateDenied),
+					withCondition(request("failed", "n1", "n1"), certificatesv1.CertificateFailed), signed)
 				f.Restart()
 				f.expect(nil)
-				f.noRequests()
+				f.expectNoReads()
 				if n := f.Controller("csr-approver").Status().Reconciles; n > 0 {
 					f.Errorf("%d reconciles", n)
 				}
@@ -280,9 +280,9 @@ func TestReconcile(t *testing.T) {
 		},
 		"a request that somebody approves meanwhile is left as it is": {
 			do: func(f *fixture) {
-				f.onceBeforeWrite(func() { f.Put(decided(r1, certificatesv1.CertificateApproved)) })
+				f.beforeFirstWrite(func() { f.Put(withCondition(r1, certificatesv1.CertificateApproved)) })
 				f.put(r1)
-				f.expect([]string{approval("r1")[0] + ": Conflict"})
+				f.expect([]string{approvalWrites("r1")[0] + ": Conflict"})
 				if got := f.conditions("r1"); got != "Approved Other" {
 					f.Error(got)
 				}
@@ -290,9 +290,9 @@ func TestReconcile(t *testing.T) {
 		},
 		"a request that somebody denies meanwhile is left as it is": {
 			do: func(f *fixture) {
-				f.onceBeforeWrite(func() { f.Put(decided(r1, certificatesv1.CertificateDenied)) })
+				f.beforeFirstWrite(func() { f.Put(withCondition(r1, certificatesv1.CertificateDenied)) })
 				f.put(r1)
-				f.expect([]string{approval("r1")[0] + ": Conflict"})
+				f.expect([]string{approvalWrites("r1")[0] + ": Conflict"})
 				if got := f.conditions("r1"); got != "Denied Other" {
 					f.Error(got)
 				}
@@ -300,9 +300,9 @@ func TestReconcile(t *testing.T) {
 		},
 		"a request that somebody deletes meanwhile is forgotten": {
 			do: func(f *fixture) {
-				f.onceBeforeWrite(func() { f.Delete(r1) })
+				f.beforeFirstWrite(func() { f.Delete(r1) })
 				f.put(r1)
-				f.expect([]string{approval("r1")[0] + ": NotFound"})
+				f.expect([]string{approvalWrites("r1")[0] + ": NotFound"})
 				if n := f.Controller("csr-approver").Status().Errors; n > 0 {
 					f.Errorf("%d errors", n)
 				}
@@ -313,10 +313,10 @@ func TestReconcile(t *testing.T) {
 			do: func(f *fixture) {
 				labelled := r1.DeepCopy()
 				labelled.Labels = map[string]string{"a": "b"}
-				f.onceBeforeWrite(func() { f.Put(labelled) })
+				f.beforeFirstWrite(func() { f.Put(labelled) })
 				f.put(r1)
-				f.expect([]string{approval("r1")[0] + ": Conflict", approval("r1")[0]}, told)
-				if got := strings.Count(strings.Join(f.requests(), "\n"), "certificatesigningrequests"); got != 2 {
+				f.expect([]string{approvalWrites("r1")[0] + ": Conflict", approvalWrites("r1")[0]}, approvedEvent)
+				if got := strings.Count(strings.Join(f.takeReads(), "\n"), "certificatesigningrequests"); got != 2 {
 					f.Errorf("%d reads of the request", got)
 				}
 			},
@@ -339,8 +339,8 @@ func TestReconcile(t *testing.T) {
 				f.put(r1)
 				f.put(stranger)
 				f.put(node("n1", "10.0.0.1", "10.0.0.2"))
-				f.expect(nil, notTold+"r2")
-				f.metric(1, "requests_total", "result", "dry_run")
+				f.expect(nil, notApprovedEvent+"r2")
+				f.expectMetric(1, "requests_total", "result", "dry_run")
 			},
 		},
 		"--dry-run approves nothing": {
@@ -348,27 +348,27 @@ func TestReconcile(t *testing.T) {
 			do: func(f *fixture) {
 				f.put(r1)
 				f.expect(nil)
-				f.metric(1, "requests_total", "result", "dry_run")
+				f.expectMetric(1, "requests_total", "result", "dry_run")
 			},
 		},
 		"nothing is looked up by DNS": {
 			do: func(f *fixture) {
-				was := net.DefaultResolver
-				f.Cleanup(func() { net.DefaultResolver = was })
+				resolver := net.DefaultResolver
+				f.Cleanup(func() { net.DefaultResolver = resolver })
 				net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
 					f.Error("a name is looked up")
 					return nil, errors.New("no DNS")
 				}}
 				f.put(r1)
-				f.expect(approval("r1"), told)
+				f.expect(approvalWrites("r1"), approvedEvent)
 			},
 		},
 		"hundreds of requests that fail delay no other node's, and write few Events": {
 			objects: []runtime.Object{node("n2", "10.0.0.2")},
 			do: func(f *fixture) {
-				f.Put(numbered("r%03d", 500, func(name string) runtime.Object { return request(name, "n1", "n1.evil.example") })...)
+				f.Put(numberedObjects("r%03d", 500, func(name string) runtime.Object { return request(name, "n1", "n1.evil.example") })...)
 				f.put(request("good", "n2", "n2"))
-				if diff := cmp.Diff(approval("good"), f.Writes()); diff != "" {
+				if diff := cmp.Diff(approvalWrites("good"), f.Writes()); diff != "" {
 					f.Error(diff)
 				}
 				var events int32 // those that client-go combines are written again
@@ -378,19 +378,19 @@ func TestReconcile(t *testing.T) {
 				if events < 10 || events > 30 {
 					f.Errorf("%d writes of Events", events)
 				}
-				f.metric(500, "waiting_requests", "check", "9")
-				f.metric(500, "waiting_requests", "check", "10")
+				f.expectMetric(500, "waiting_requests", "check", "9")
+				f.expectMetric(500, "waiting_requests", "check", "10")
 			},
 		},
 		"the requests of an approval are few": {
 			do: func(f *fixture) {
 				f.put(r1)
 				want := "get certificatesigningrequests.certificates.k8s.io r1\nget nodes n1\nget services default/kubernetes\nlist endpointslices.discovery.k8s.io default"
-				if got := strings.Join(f.requests(), "\n"); got != want {
+				if got := strings.Join(f.takeReads(), "\n"); got != want {
 					f.Errorf("reads:\n%s", got)
 				}
 				f.put(request("r2", "n1", "n1"))
-				if got := f.requests(); len(got) != 2 {
+				if got := f.takeReads(); len(got) != 2 {
 					f.Errorf("reads: %q", got)
 				}
 			},
@@ -398,15 +398,15 @@ func TestReconcile(t *testing.T) {
 		"a request that waits costs nothing, whatever a kubelet reports": {
 			do: func(f *fixture) {
 				f.put(request("r1", "n1", "10.0.0.2"))
-				f.requests()
+				f.takeReads()
 				for i := range 10 {
 					n := node("n1", "10.0.0.1")
 					n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, LastHeartbeatTime: metav1.NewTime(time.Now().Add(time.Duration(i) * time.Second))}}
 					f.put(n)
 				}
 				f.Sleep(24 * time.Hour)
-				f.noRequests()
-				f.expect(nil, notTold)
+				f.expectNoReads()
+				f.expect(nil, notApprovedEvent)
 			},
 		},
 		"the cache has a Node that is gone": {
@@ -417,7 +417,7 @@ func TestReconcile(t *testing.T) {
 				f.Writes()
 				f.Sleep(2 * time.Minute)
 				f.expect(nil)
-				f.metric(1, "waiting_requests", "check", "8")
+				f.expectMetric(1, "waiting_requests", "check", "8")
 			},
 		},
 		"the cache does not know yet that the Node has lost an address": {
@@ -425,7 +425,7 @@ func TestReconcile(t *testing.T) {
 				f.Lag(time.Minute, "nodes")
 				f.Put(node("n1", "10.0.0.3"))
 				f.put(r1)
-				f.expect(nil, notTold+"r1 is not approved: check 9")
+				f.expect(nil, notApprovedEvent+"r1 is not approved: check 9")
 			},
 		},
 		"the request is another one of the same name, of another signer, when it is read": {
@@ -458,7 +458,7 @@ func TestReconcile(t *testing.T) {
 				f.put(r1)
 				f.expect(nil)
 				f.Sleep(2 * time.Second)
-				f.expect(approval("r1"), "Normal ServingCertificateApproved n2")
+				f.expect(approvalWrites("r1"), "Normal ServingCertificateApproved n2")
 			},
 		},
 		"a refusal is tried again after minutes, told once, and a problem until then": {
@@ -466,7 +466,7 @@ func TestReconcile(t *testing.T) {
 				f.OnWrite(func(controllertest.Request) error { return forbidden() })
 				f.put(r1)
 				f.put(request("r2", "n1", "n1"))
-				f.expect([]string{approval("r1")[0] + ": Forbidden", approval("r2")[0] + ": Forbidden"}, refusal+" kube-system/manager-0")
+				f.expect([]string{approvalWrites("r1")[0] + ": Forbidden", approvalWrites("r2")[0] + ": Forbidden"}, forbiddenEvent+" kube-system/manager-0")
 				if p := f.Controller("csr-approver").Status().Problem; !strings.Contains(p, "refuses what 2 requests need") {
 					f.Errorf("problem %q", p)
 				}
@@ -478,7 +478,7 @@ func TestReconcile(t *testing.T) {
 				f.expect(nil)
 				f.OnWrite(nil)
 				f.Sleep(2 * time.Minute)
-				f.expect(approval("r1", "r2"), told, told)
+				f.expect(approvalWrites("r1", "r2"), approvedEvent, approvedEvent)
 				if p := f.Controller("csr-approver").Status().Problem; p != "" {
 					f.Errorf("problem %q", p)
 				}
@@ -496,7 +496,7 @@ func TestReconcile(t *testing.T) {
 				f.expect(nil)
 				f.OnRead(nil)
 				f.Sleep(3 * time.Second)
-				f.expect(approval("r1"), told)
+				f.expect(approvalWrites("r1"), approvedEvent)
 			},
 		},
 	} {
@@ -506,15 +506,15 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-func (f *fixture) noRequests() {
+func (f *fixture) expectNoReads() {
 	f.Helper()
-	if got := f.requests(); len(got) > 0 {
+	if got := f.takeReads(); len(got) > 0 {
 		f.Errorf("requests %q", got)
 	}
 }
 
-// onceBeforeWrite calls f before the first write.
-func (f *fixture) onceBeforeWrite(hook func()) {
+// beforeFirstWrite calls hook before the first write.
+func (f *fixture) beforeFirstWrite(hook func()) {
 	f.OnWrite(func(controllertest.Request) error {
 		f.OnWrite(nil)
 		hook()

@@ -37,7 +37,7 @@ const (
 const maxMessage = 1024
 
 // write approves or denies exactly the request that was read.
-func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.CertificateSigningRequest,
+func (c *controller) write(ctx context.Context, key requestKey, csr *certificatesv1.CertificateSigningRequest,
 	condition certificatesv1.RequestConditionType, message string,
 ) error {
 	conditionReason, result, eventType, reason := conditionReasonApproved, resultApproved, corev1.EventTypeNormal, reasonApproved
@@ -47,12 +47,12 @@ func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 	csr.Status.Conditions = append(csr.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
 		Type: condition, Status: corev1.ConditionTrue, Reason: conditionReason, Message: message,
 	})
-	_, err := c.client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, k.name, csr, metav1.UpdateOptions{})
+	_, err := c.client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, key.name, csr, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("update the approval of request %s: %w", k, err)
+		return fmt.Errorf("update the approval of request %s: %w", key, err)
 	}
 	logger := klog.FromContext(ctx).V(2).WithValues("node", policy.NodeName(csr), "message", message)
 	c.metrics.requests.WithLabelValues(result).Inc()
@@ -62,14 +62,14 @@ func (c *controller) write(ctx context.Context, k key, csr *certificatesv1.Certi
 		logger.Info("Approved a request")
 		c.metrics.lag.Observe(time.Since(csr.CreationTimestamp.Time).Seconds())
 	}
-	c.tell(k, eventType, reason, fmt.Sprintf("request %s is %s: %s", k, strings.ToLower(string(condition)), message))
+	c.recordEvent(key, eventType, reason, fmt.Sprintf("request %s is %s: %s", key, strings.ToLower(string(condition)), message))
 	return nil
 }
 
-// wait records why a request waits, reports it once in the log and by an Event, and returns when to decide
-// again if no event comes.
-func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem) time.Duration {
-	if c.memory.wait(k.name, problems) {
+// reportWait records why a request waits, reports it once in the log and by an Event, and returns when to
+// decide again if no event comes.
+func (c *controller) reportWait(ctx context.Context, key requestKey, problems []policy.Problem) time.Duration {
+	if c.memory.recordWait(key.name, problems) {
 		logger := klog.FromContext(ctx)
 		if len(problems) == 0 {
 			logger.Info("Dry run: would approve")
@@ -77,7 +77,7 @@ func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem)
 		} else {
 			logger.V(4).Info("Request not approved", "problems", describe(problems))
 			if problems[0].Check != policy.CheckNodeExists {
-				c.tell(k, corev1.EventTypeWarning, reasonNotApproved, fmt.Sprintf("request %s is not approved: %s", k, describe(problems)))
+				c.recordEvent(key, corev1.EventTypeWarning, reasonNotApproved, fmt.Sprintf("request %s is not approved: %s", key, describe(problems)))
 			}
 		}
 	}
@@ -89,17 +89,17 @@ func (c *controller) wait(ctx context.Context, k key, problems []policy.Problem)
 	return 0
 }
 
-// refused returns when to try again after the API server refused a request of ours, and tells it.
-func (c *controller) refused(ctx context.Context, k key, err error) time.Duration {
+// handleRefusal reports that the API server refused a request of ours, and returns when to try again.
+func (c *controller) handleRefusal(ctx context.Context, key requestKey, err error) time.Duration {
 	pod := c.cfg.Pod
 	if c.notices.Due(reasonForbidden, time.Now()) {
 		klog.FromContext(ctx).Error(err, "The API server refuses a request that an approval needs")
 		if pod.Name != "" {
 			c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name},
-				corev1.EventTypeWarning, reasonForbidden, short(err.Error()))
+				corev1.EventTypeWarning, reasonForbidden, truncate(err.Error()))
 		}
 	}
-	return min(minForbidden<<min(c.memory.refused(k.name), 10), maxForbidden)
+	return min(minForbidden<<min(c.memory.recordRefusal(key.name), 10), maxForbidden)
 }
 
 func describe(problems []policy.Problem) string {
@@ -110,12 +110,12 @@ func describe(problems []policy.Problem) string {
 	return strings.Join(texts, "; ")
 }
 
-func short(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxMessage)], "") }
+func truncate(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxMessage)], "") }
 
-// tell records an Event on the Node of a request, if it exists: so the API server's limit of Events is a
-// limit for each node.
-func (c *controller) tell(k key, eventType, reason, text string) {
-	if o := c.node(k.node); o != nil {
-		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: o.GetName(), UID: o.GetUID()}, eventType, reason, short(text))
+// recordEvent records an Event on the Node of a request, if it exists: so the API server's limit of Events is
+// a limit for each node.
+func (c *controller) recordEvent(key requestKey, eventType, reason, text string) {
+	if o := c.node(key.node); o != nil {
+		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: o.GetName(), UID: o.GetUID()}, eventType, reason, truncate(text))
 	}
 }

@@ -15,22 +15,22 @@ const maxAddresses = 64
 // controlPlane is a label that kubelets cannot set, see the admission plugin NodeRestriction.
 const controlPlane = "node-role.kubernetes.io/control-plane"
 
-// Judge returns the checks that a request of the node's kubelet fails now. ofOtherNode reports whether
+// Judge returns the checks that a request of the node's kubelet fails now. otherNodeHas reports whether
 // another Node has a name or an address.
-func (o *Options) Judge(asked *Requested, node *corev1.Node, ofOtherNode func(string) bool) (problems []Problem) {
+func (o *Options) Judge(requested *CertificateNames, node *corev1.Node, otherNodeHas func(string) bool) (problems []Problem) {
 	if node.DeletionTimestamp != nil {
 		problems = append(problems, Problem{Check: CheckNodeExists})
 	}
-	listed := listedIn(node)
-	problems = appendIf(problems, CheckNodeAddresses, asked.All(), func(name string) bool { return !listed[name] })
-	problems = appendIf(problems, CheckFlags, o.refused(asked, node.Name), func(string) bool { return true })
-	return appendIf(problems, CheckUnique, asked.All(), ofOtherNode)
+	listed := listedNames(node)
+	problems = appendFailure(problems, CheckNodeAddresses, requested.All(), func(name string) bool { return !listed[name] })
+	problems = appendFailure(problems, CheckFlags, o.forbiddenNames(requested, node.Name), func(string) bool { return true })
+	return appendFailure(problems, CheckUnique, requested.All(), otherNodeHas)
 }
 
 // JudgeAPIServer is Judge for the names and addresses of the API server. A node of the control plane may have
 // them.
-func JudgeAPIServer(asked *Requested, ofAPIServer map[string]bool) []Problem {
-	return appendIf(nil, CheckAPIServer, asked.All(), func(name string) bool { return ofAPIServer[name] })
+func JudgeAPIServer(requested *CertificateNames, apiServerNames map[string]bool) []Problem {
+	return appendFailure(nil, CheckAPIServer, requested.All(), func(name string) bool { return apiServerNames[name] })
 }
 
 // IsControlPlane reports whether a Node is one of the control plane.
@@ -39,33 +39,33 @@ func IsControlPlane(node *corev1.Node) bool {
 	return labelled
 }
 
-// appendIf appends the failure of a check if some of the names are wrong.
-func appendIf(problems []Problem, check Check, names []string, wrong func(string) bool) []Problem {
-	names = slices.DeleteFunc(names, func(name string) bool { return !wrong(name) })
+// appendFailure appends the failure of a check if some of the names are wrong.
+func appendFailure(problems []Problem, check Check, names []string, fails func(string) bool) []Problem {
+	names = slices.DeleteFunc(names, func(name string) bool { return !fails(name) })
 	if len(names) > 0 {
 		problems = append(problems, Problem{check, names})
 	}
 	return problems
 }
 
-// refused returns the names and addresses that the administrator does not permit.
-func (o *Options) refused(asked *Requested, node string) (list []string) {
-	expression, err := o.dnsNames(node)
-	for _, name := range asked.DNS {
+// forbiddenNames returns the names and addresses that the administrator does not permit.
+func (o *Options) forbiddenNames(requested *CertificateNames, node string) (list []string) {
+	expression, err := o.dnsExpression(node)
+	for _, name := range requested.DNS {
 		if err != nil || !expression.MatchString(name) {
 			list = append(list, name)
 		}
 	}
-	for _, ip := range asked.IPs {
-		if !o.contains(ip) {
+	for _, ip := range requested.IPs {
+		if !o.permitsAddress(ip) {
 			list = append(list, ip.String())
 		}
 	}
 	return list
 }
 
-// listedIn returns the DNS names and the addresses of a Node that a certificate may have.
-func listedIn(node *corev1.Node) map[string]bool {
+// listedNames returns the DNS names and the addresses of a Node that a certificate may have.
+func listedNames(node *corev1.Node) map[string]bool {
 	listed := map[string]bool{}
 	for _, a := range addresses(node) {
 		name, isAddress := Canonical(a.Address)

@@ -36,7 +36,8 @@ const (
 	CheckRate
 )
 
-var failures = map[Check]string{
+// checkTexts say why a request fails a check.
+var checkTexts = map[Check]string{
 	CheckEncoding:      "it is not one PEM block of at most 16 KiB with a valid signature",
 	CheckSubject:       "the subject is not the kubelet's user and group",
 	CheckUsages:        "the usages are not those of a server",
@@ -57,15 +58,15 @@ type Problem struct {
 	Names []string
 }
 
-// shownNames is how many names a text has. Whoever sends a request chooses them.
-const shownNames = 3
+// maxShownNames is how many names a text has. Whoever sends a request chooses them.
+const maxShownNames = 3
 
 // String describes the problem in ASCII.
 func (p Problem) String() string {
-	text := fmt.Sprintf("check %d: %s", p.Check, failures[p.Check])
+	text := fmt.Sprintf("check %d: %s", p.Check, checkTexts[p.Check])
 	for i, name := range p.Names {
-		if i == shownNames {
-			return fmt.Sprintf("%s and %d more", text, len(p.Names)-shownNames)
+		if i == maxShownNames {
+			return fmt.Sprintf("%s and %d more", text, len(p.Names)-maxShownNames)
 		}
 		text += fmt.Sprintf(" %+.60q", name)
 	}
@@ -95,7 +96,7 @@ func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 	// Compile the expression alone first, so that the anchors enclose all of it, and then with the longest name.
 	_, err := regexp.Compile(o.DNSRegex)
 	if err == nil {
-		_, err = o.dnsNames(strings.Repeat("a", validation.DNS1123SubdomainMaxLength))
+		_, err = o.dnsExpression(strings.Repeat("a", validation.DNS1123SubdomainMaxLength))
 	}
 	if err != nil {
 		bad("dns-regex", "%.200q is not a regular expression: %v", o.DNSRegex, err)
@@ -108,13 +109,13 @@ func (o *Options) Validate(bad func(flag, format string, args ...any)) {
 	}
 }
 
-// dnsNames returns what the DNS names of a node match.
-func (o *Options) dnsNames(node string) (*regexp.Regexp, error) {
+// dnsExpression returns what the DNS names of a node match.
+func (o *Options) dnsExpression(node string) (*regexp.Regexp, error) {
 	return regexp.Compile(`\A(?:` + strings.ReplaceAll(o.DNSRegex, "{node}", regexp.QuoteMeta(node)) + `)\z`)
 }
 
-// contains reports whether one of the ranges has an address.
-func (o *Options) contains(ip netip.Addr) bool {
+// permitsAddress reports whether one of the ranges has an address.
+func (o *Options) permitsAddress(ip netip.Addr) bool {
 	return slices.ContainsFunc(o.IPRanges, func(item string) bool {
 		prefix, err := netip.ParsePrefix(item)
 		return err == nil && prefix.Contains(ip)

@@ -40,14 +40,14 @@ var key = func() ed25519.PrivateKey {
 
 // fixture is what a row changes: a request of the kubelet of node n1, and the cluster.
 type fixture struct {
-	template x509.CertificateRequest
-	key      crypto.Signer
-	encode   func(der []byte) []byte
-	csr      certificatesv1.CertificateSigningRequest
-	options  Options
-	node     corev1.Node
-	others   []corev1.Node
-	api      []string // the API server's
+	template  x509.CertificateRequest
+	key       crypto.Signer
+	encode    func(der []byte) []byte
+	csr       certificatesv1.CertificateSigningRequest
+	options   Options
+	node      corev1.Node
+	others    []corev1.Node
+	apiServer []string // the API server's
 }
 
 func newFixture() *fixture {
@@ -58,9 +58,9 @@ func newFixture() *fixture {
 			Subject:  pkix.Name{CommonName: "system:node:n1", Organization: []string{"system:nodes"}},
 			DNSNames: []string{"n1"}, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)},
 		},
-		options: Options{IPRanges: []string{"10.0.0.0/24"}, DNSRegex: "{node}", MaxDuration: LongestDuration},
-		node:    nodeWith("n1", "n1", "10.0.0.1"),
-		api:     []string{"10.96.0.1", "10.0.0.250"},
+		options:   Options{IPRanges: []string{"10.0.0.0/24"}, DNSRegex: "{node}", MaxDuration: LongestDuration},
+		node:      nodeWith("n1", "n1", "10.0.0.1"),
+		apiServer: []string{"10.96.0.1", "10.0.0.250"},
 	}
 	f.csr.Spec = certificatesv1.CertificateSigningRequestSpec{
 		SignerName: certificatesv1.KubeletServingSignerName, Username: "system:node:n1", Groups: []string{"system:nodes", "system:authenticated"},
@@ -83,8 +83,8 @@ func nodeWith(name, host string, addresses ...string) corev1.Node {
 	return n
 }
 
-// failed returns the checks that fail, such as "9 11", or "" for an approval.
-func (f *fixture) failed(t *testing.T) string {
+// failedChecks returns the checks that fail, such as "9 11", or "" for an approval.
+func (f *fixture) failedChecks(t *testing.T) string {
 	t.Helper()
 	der, err := x509.CreateCertificateRequest(rand.Reader, &f.template, f.key)
 	if err != nil {
@@ -94,20 +94,20 @@ func (f *fixture) failed(t *testing.T) string {
 	if NodeName(&f.csr) == "" {
 		return "1"
 	}
-	asked, problems := f.options.ParseRequest(&f.csr)
+	requested, problems := f.options.ParseRequest(&f.csr)
 	if len(problems) == 0 {
-		problems = f.options.Judge(&asked, &f.node, func(name string) bool {
+		problems = f.options.Judge(&requested, &f.node, func(name string) bool {
 			return slices.ContainsFunc(f.others, func(other corev1.Node) bool {
 				return other.Name == name || slices.Contains(NodeNames(&other), name)
 			})
 		})
 		if !IsControlPlane(&f.node) {
-			api := map[string]bool{}
-			for _, a := range f.api {
+			apiServer := map[string]bool{}
+			for _, a := range f.apiServer {
 				name, _ := Canonical(a)
-				api[name] = true
+				apiServer[name] = true
 			}
-			problems = append(problems, JudgeAPIServer(&asked, api)...)
+			problems = append(problems, JudgeAPIServer(&requested, apiServer)...)
 		}
 	}
 	var checks []string
@@ -120,12 +120,12 @@ func (f *fixture) failed(t *testing.T) string {
 	return strings.Join(checks, " ")
 }
 
-func with(extensions ...pkix.Extension) func(*fixture) {
+func withExtensions(extensions ...pkix.Extension) func(*fixture) {
 	return func(f *fixture) { f.template.ExtraExtensions = extensions }
 }
 
-// names returns an extension with general names, each with the tag of its kind.
-func names(kinds ...byte) pkix.Extension {
+// generalNames returns an extension with general names, each with the tag of its kind.
+func generalNames(kinds ...byte) pkix.Extension {
 	var all []asn1.RawValue
 	for _, kind := range kinds {
 		value := map[byte][]byte{2: []byte("n1"), 7: {10, 0, 0, 1}}[kind]
@@ -138,7 +138,7 @@ func names(kinds ...byte) pkix.Extension {
 	return pkix.Extension{Id: subjectAltName, Value: der}
 }
 
-func asks(dns []string, ips ...string) func(*fixture) {
+func requests(dns []string, ips ...string) func(*fixture) {
 	return func(f *fixture) {
 		f.template.DNSNames, f.template.IPAddresses = dns, nil
 		for _, ip := range ips {
@@ -155,13 +155,13 @@ func seconds(s int32) func(*fixture) {
 	return func(f *fixture) { f.csr.Spec.ExpirationSeconds = &s }
 }
 
-func reports(list ...corev1.NodeAddress) func(*fixture) {
+func nodeAddresses(list ...corev1.NodeAddress) func(*fixture) {
 	return func(f *fixture) { f.node.Status.Addresses = list }
 }
 
-func both(all ...func(*fixture)) func(*fixture) {
+func allOf(changes ...func(*fixture)) func(*fixture) {
 	return func(f *fixture) {
-		for _, change := range all {
+		for _, change := range changes {
 			change(f)
 		}
 	}
@@ -174,17 +174,17 @@ func manyIPs(n int) (list []string) {
 	return list
 }
 
-// TestChecksThatARequestFails has requests, also of a node that was broken into, and the checks that they
+// TestEachCheckFailsWhatItForbids has requests, also of a node that was broken into, and the checks that they
 // fail.
-func TestChecksThatARequestFails(t *testing.T) {
-	control := func(f *fixture) { f.node.Labels = map[string]string{controlPlane: ""} }
+func TestEachCheckFailsWhatItForbids(t *testing.T) {
+	inControlPlane := func(f *fixture) { f.node.Labels = map[string]string{controlPlane: ""} }
 	for name, tc := range map[string]struct {
 		change func(*fixture)
 		failed string
 	}{
 		"a DNS name and an address of the Node pass":            {},
-		"an address alone passes":                               {asks(nil, "10.0.0.1"), ""},
-		"a DNS name alone passes":                               {asks([]string{"n1"}), ""},
+		"an address alone passes":                               {requests(nil, "10.0.0.1"), ""},
+		"a DNS name alone passes":                               {requests([]string{"n1"}), ""},
 		"another signer fails check 1":                          {func(f *fixture) { f.csr.Spec.SignerName = "kubernetes.io/kube-apiserver-client" }, "1"},
 		"a ServiceAccount fails check 1":                        {func(f *fixture) { f.csr.Spec.Username = "system:serviceaccount:a:b" }, "1"},
 		"a node without the group system:nodes fails check 1":   {func(f *fixture) { f.csr.Spec.Groups = []string{"system:authenticated"} }, "1"},
@@ -201,19 +201,19 @@ func TestChecksThatARequestFails(t *testing.T) {
 		"key encipherment beside server auth passes":            {usages("key encipherment", "server auth", "digital signature"), ""},
 		"an e-mail address fails check 5":                       {func(f *fixture) { f.template.EmailAddresses = []string{"a@example.com"} }, "5"},
 		"a URI fails check 5":                                   {func(f *fixture) { f.template.URIs = []*url.URL{{Scheme: "spiffe", Host: "a"}} }, "5"},
-		"a request without names and addresses fails check 5":   {asks(nil), "5"},
-		"33 addresses fail check 5":                             {asks(nil, manyIPs(33)...), "5"},
-		"32 addresses pass":                                     {both(asks(nil, manyIPs(32)...), func(f *fixture) { f.node = nodeWith("n1", "n1", manyIPs(32)...) }), ""},
-		"a CA certificate fails check 5":                        {with(pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Value: []byte{0x30, 3, 1, 1, 0xff}}), "5"},
-		"the extension key usage passes":                        {with(pkix.Extension{Id: keyUsage, Value: []byte{3, 2, 5, 0xa0}}), ""},
-		"a name of a kind that Go skips fails check 5":          {with(names(2, 7, 8)), "5"},
-		"the encoded names pass without the kind that Go skips": {with(names(2, 7)), ""},
-		"an address as a DNS name fails check 5":                {asks([]string{"10.0.0.1"}), "5"},
-		"a DNS name with a zero byte fails check 5":             {asks([]string{"n1\x00.evil.example"}), "5"},
-		"a DNS name with a blank fails check 5":                 {asks([]string{"n1 "}), "5"},
-		"a DNS name with a dot at its end fails check 5":        {asks([]string{"n1."}), "5"},
-		"an empty DNS name fails check 5":                       {asks([]string{""}), "5"},
-		"a DNS name of 300 bytes fails check 5":                 {asks([]string{strings.Repeat("a.", 149) + "aa"}), "5"},
+		"a request without names and addresses fails check 5":   {requests(nil), "5"},
+		"33 addresses fail check 5":                             {requests(nil, manyIPs(33)...), "5"},
+		"32 addresses pass":                                     {allOf(requests(nil, manyIPs(32)...), func(f *fixture) { f.node = nodeWith("n1", "n1", manyIPs(32)...) }), ""},
+		"a CA certificate fails check 5":                        {withExtensions(pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Value: []byte{0x30, 3, 1, 1, 0xff}}), "5"},
+		"the extension key usage passes":                        {withExtensions(pkix.Extension{Id: keyUsage, Value: []byte{3, 2, 5, 0xa0}}), ""},
+		"a name of a kind that Go skips fails check 5":          {withExtensions(generalNames(2, 7, 8)), "5"},
+		"the encoded names pass without the kind that Go skips": {withExtensions(generalNames(2, 7)), ""},
+		"an address as a DNS name fails check 5":                {requests([]string{"10.0.0.1"}), "5"},
+		"a DNS name with a zero byte fails check 5":             {requests([]string{"n1\x00.evil.example"}), "5"},
+		"a DNS name with a blank fails check 5":                 {requests([]string{"n1 "}), "5"},
+		"a DNS name with a dot at its end fails check 5":        {requests([]string{"n1."}), "5"},
+		"an empty DNS name fails check 5":                       {requests([]string{""}), "5"},
+		"a DNS name of 300 bytes fails check 5":                 {requests([]string{strings.Repeat("a.", 149) + "aa"}), "5"},
 		"a request that is not PEM fails check 2":               {func(f *fixture) { f.encode = func(der []byte) []byte { return der } }, "2"},
 		"an empty request fails check 2":                        {func(f *fixture) { f.encode = func([]byte) []byte { return nil } }, "2"},
 		"two PEM blocks fail check 2":                           {func(f *fixture) { f.encode = func(der []byte) []byte { return bytes.Repeat(toPEM(der), 2) } }, "2"},
@@ -223,75 +223,75 @@ func TestChecksThatARequestFails(t *testing.T) {
 		}, ""},
 		"a PEM block of another type fails check 2":                                                 {func(f *fixture) { f.encode = asCertificate }, "2"},
 		"a broken signature fails check 2":                                                          {func(f *fixture) { f.encode = func(der []byte) []byte { der[len(der)-1] ^= 1; return toPEM(der) } }, "2"},
-		"a name that was changed after signing fails check 2":                                       {func(f *fixture) { f.encode = renamed }, "2"},
+		"a name that was changed after signing fails check 2":                                       {func(f *fixture) { f.encode = renameNode }, "2"},
 		"a request of 17 KiB fails check 2":                                                         {func(f *fixture) { f.template.Subject.Locality = []string{strings.Repeat("x", 12500)} }, "2"},
-		"a DNS name that only begins with the node's name fails checks 9 and 10":                    {asks([]string{"n1.evil.example"}), "9 10"},
-		"a DNS name that only begins with the node's name fails check 10 even if the Node lists it": {both(asks([]string{"n1.evil.example"}), func(f *fixture) { f.node = nodeWith("n1", "n1.evil.example") }), "10"},
-		"the name of another node with the same prefix fails checks 9 and 10":                       {asks([]string{"n10"}), "9 10"},
-		"a DNS name in upper case passes":                                                           {asks([]string{"N1"}), ""},
+		"a DNS name that only begins with the node's name fails checks 9 and 10":                    {requests([]string{"n1.evil.example"}), "9 10"},
+		"a DNS name that only begins with the node's name fails check 10 even if the Node lists it": {allOf(requests([]string{"n1.evil.example"}), func(f *fixture) { f.node = nodeWith("n1", "n1.evil.example") }), "10"},
+		"the name of another node with the same prefix fails checks 9 and 10":                       {requests([]string{"n10"}), "9 10"},
+		"a DNS name in upper case passes":                                                           {requests([]string{"N1"}), ""},
 		"a Node that lists its name in upper case passes":                                           {func(f *fixture) { f.node = nodeWith("n1", "N1", "10.0.0.1") }, ""},
-		"an address that the Node does not list fails check 9":                                      {asks(nil, "10.0.0.2"), "9"},
-		"an address that the Node lists passes":                                                     {both(asks(nil, "10.0.0.2"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.0.0.2") }), ""},
+		"an address that the Node does not list fails check 9":                                      {requests(nil, "10.0.0.2"), "9"},
+		"an address that the Node lists passes":                                                     {allOf(requests(nil, "10.0.0.2"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.0.0.2") }), ""},
 		"an IPv4 address in the form of IPv6 passes":                                                {withMapped, ""},
-		"an address that the Node lists as its host name fails check 9":                             {reports(corev1.NodeAddress{Type: corev1.NodeHostName, Address: "n1"}, corev1.NodeAddress{Type: corev1.NodeHostName, Address: "10.0.0.1"}), "9"},
-		"a DNS name that the Node lists as an address fails check 9":                                {reports(corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "n1"}, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}), "9"},
-		"external and internal names and addresses of the Node pass": {both(asks([]string{"n1", "n1.example.com"}, "10.0.0.1", "10.0.0.2"), func(f *fixture) { f.options.DNSRegex = `{node}(\.example\.com)?` },
-			reports(corev1.NodeAddress{Type: corev1.NodeInternalDNS, Address: "n1"}, corev1.NodeAddress{Type: corev1.NodeExternalDNS, Address: "n1.example.com"},
+		"an address that the Node lists as its host name fails check 9":                             {nodeAddresses(corev1.NodeAddress{Type: corev1.NodeHostName, Address: "n1"}, corev1.NodeAddress{Type: corev1.NodeHostName, Address: "10.0.0.1"}), "9"},
+		"a DNS name that the Node lists as an address fails check 9":                                {nodeAddresses(corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "n1"}, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}), "9"},
+		"external and internal names and addresses of the Node pass": {allOf(requests([]string{"n1", "n1.example.com"}, "10.0.0.1", "10.0.0.2"), func(f *fixture) { f.options.DNSRegex = `{node}(\.example\.com)?` },
+			nodeAddresses(corev1.NodeAddress{Type: corev1.NodeInternalDNS, Address: "n1"}, corev1.NodeAddress{Type: corev1.NodeExternalDNS, Address: "n1.example.com"},
 				corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "10.0.0.2"})), ""},
-		"the 65th address of the Node fails check 9":      {both(asks(nil, "10.0.0.65"), func(f *fixture) { f.node = nodeWith("n1", "n1", manyIPs(65)...) }), "9"},
-		"an address outside of the ranges fails check 10": {both(asks(nil, "10.9.0.1"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.9.0.1") }), "10"},
-		"ranges of all addresses let every address of the Node pass": {both(asks(nil, "10.9.0.1"), func(f *fixture) {
+		"the 65th address of the Node fails check 9":      {allOf(requests(nil, "10.0.0.65"), func(f *fixture) { f.node = nodeWith("n1", "n1", manyIPs(65)...) }), "9"},
+		"an address outside of the ranges fails check 10": {allOf(requests(nil, "10.9.0.1"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.9.0.1") }), "10"},
+		"ranges of all addresses let every address of the Node pass": {allOf(requests(nil, "10.9.0.1"), func(f *fixture) {
 			f.node, f.options.IPRanges = nodeWith("n1", "n1", "10.9.0.1"), []string{"0.0.0.0/0", "::/0"}
 		}), ""},
 		"an expression that matches a part of the name fails check 10":             {func(f *fixture) { f.options.DNSRegex = "n" }, "10"},
 		"an expression that matches the end of the name fails check 10":            {func(f *fixture) { f.options.DNSRegex = "1" }, "10"},
 		"an expression whose alternatives match a part of the name fails check 10": {func(f *fixture) { f.options.DNSRegex = "x|n" }, "10"},
-		"a dot in the node's name matches a dot only": {both(asks([]string{"nx1"}), func(f *fixture) {
+		"a dot in the node's name matches a dot only": {allOf(requests([]string{"nx1"}), func(f *fixture) {
 			f.csr.Spec.Username, f.template.Subject.CommonName, f.node = "system:node:n.1", "system:node:n.1", nodeWith("n.1", "nx1")
 		}), "10"},
 		"an address that another Node lists fails check 11":                     {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "n2", "10.0.0.1")} }, "11"},
 		"an address that is another Node's host name fails check 11":            {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "10.0.0.1")} }, "11"},
 		"an address that another Node lists in the form of IPv6 fails check 11": {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "n2", "::ffff:10.0.0.1")} }, "11"},
-		"a DNS name that is another Node's name fails check 11": {both(asks([]string{"n2"}), func(f *fixture) {
+		"a DNS name that is another Node's name fails check 11": {allOf(requests([]string{"n2"}), func(f *fixture) {
 			f.node, f.options.DNSRegex, f.others = nodeWith("n1", "n2"), ".*", []corev1.Node{nodeWith("n2", "host2")}
 		}), "11"},
 		"another Node with other addresses does not matter":    {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "n2", "10.0.0.2")} }, ""},
-		"kubernetes.default.svc fails check 7":                 {both(asks([]string{"kubernetes.default.svc"}), func(f *fixture) { f.node, f.options.DNSRegex = nodeWith("n1", "kubernetes.default.svc"), ".*" }), "7"},
-		"kubernetes fails check 7 in upper case too":           {asks([]string{"Kubernetes"}), "7"},
-		"kubernetes.default with another domain fails check 7": {asks([]string{"kubernetes.default.example"}), "7"},
-		"the name of a Service fails check 7":                  {asks([]string{"registry.kube-system.svc"}), "7"},
-		"the long name of a Service fails check 7":             {asks([]string{"a.b.svc.Cluster.Local"}), "7"},
-		"localhost fails check 7":                              {asks([]string{"localhost"}), "7"},
-		"a wildcard fails checks 5 and 7":                      {asks([]string{"*.n1"}), "5 7"},
-		"127.0.0.1 fails check 7":                              {asks(nil, "127.0.0.1"), "7"},
+		"kubernetes.default.svc fails check 7":                 {allOf(requests([]string{"kubernetes.default.svc"}), func(f *fixture) { f.node, f.options.DNSRegex = nodeWith("n1", "kubernetes.default.svc"), ".*" }), "7"},
+		"kubernetes fails check 7 in upper case too":           {requests([]string{"Kubernetes"}), "7"},
+		"kubernetes.default with another domain fails check 7": {requests([]string{"kubernetes.default.example"}), "7"},
+		"the name of a Service fails check 7":                  {requests([]string{"registry.kube-system.svc"}), "7"},
+		"the long name of a Service fails check 7":             {requests([]string{"a.b.svc.Cluster.Local"}), "7"},
+		"localhost fails check 7":                              {requests([]string{"localhost"}), "7"},
+		"a wildcard fails checks 5 and 7":                      {requests([]string{"*.n1"}), "5 7"},
+		"127.0.0.1 fails check 7":                              {requests(nil, "127.0.0.1"), "7"},
 		"127.0.0.1 in the form of IPv6 fails check 7":          {func(f *fixture) { f.template.IPAddresses = []net.IP{net.ParseIP("::ffff:127.0.0.1").To16()} }, "7"},
-		"the loopback address of IPv6 fails check 7":           {asks(nil, "::1"), "7"},
-		"a link-local address fails check 7":                   {asks(nil, "169.254.169.254"), "7"},
-		"a multicast address fails check 7":                    {asks(nil, "224.0.0.1", "ff02::1"), "7"},
-		"the unspecified address fails check 7":                {asks(nil, "0.0.0.0", "::"), "7"},
-		"an endpoint of the API server fails check 12":         {both(asks(nil, "10.0.0.250"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.0.0.250") }), "12"},
-		"the cluster IP of the API server fails check 12": {both(asks(nil, "10.96.0.1"), func(f *fixture) {
+		"the loopback address of IPv6 fails check 7":           {requests(nil, "::1"), "7"},
+		"a link-local address fails check 7":                   {requests(nil, "169.254.169.254"), "7"},
+		"a multicast address fails check 7":                    {requests(nil, "224.0.0.1", "ff02::1"), "7"},
+		"the unspecified address fails check 7":                {requests(nil, "0.0.0.0", "::"), "7"},
+		"an endpoint of the API server fails check 12":         {allOf(requests(nil, "10.0.0.250"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.0.0.250") }), "12"},
+		"the cluster IP of the API server fails check 12": {allOf(requests(nil, "10.96.0.1"), func(f *fixture) {
 			f.node, f.options.IPRanges = nodeWith("n1", "n1", "10.96.0.1"), []string{"10.0.0.0/8"}
 		}), "12"},
-		"an endpoint of the API server passes for a control plane node": {both(asks(nil, "10.0.0.250"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.0.0.250"); control(f) }), ""},
+		"an endpoint of the API server passes for a control plane node": {allOf(requests(nil, "10.0.0.250"), func(f *fixture) { f.node = nodeWith("n1", "n1", "10.0.0.250"); inControlPlane(f) }), ""},
 		"a Node that is being deleted fails check 8":                    {func(f *fixture) { f.node.DeletionTimestamp = &metav1.Time{} }, "8"},
 		"a certificate for 600 s passes":                                {seconds(600), ""},
 		"a certificate for 366 days passes":                             {seconds(366 * 86400), ""},
 		"a certificate for 368 days fails check 6":                      {seconds(368 * 86400), "6"},
 		"the longest possible duration fails check 6":                   {seconds(1<<31 - 1), "6"},
-		"a duration above --csr-approver-max-duration fails check 6":    {both(seconds(7200), func(f *fixture) { f.options.MaxDuration = time.Hour }), "6"},
+		"a duration above --csr-approver-max-duration fails check 6":    {allOf(seconds(7200), func(f *fixture) { f.options.MaxDuration = time.Hour }), "6"},
 		"a key of RSA":                                 {func(f *fixture) { f.key = rsaKey() }, ""},
 		"a key on P-256":                               {func(f *fixture) { f.key = ecdsaKey() }, ""},
-		"everything is wrong":                          {both(usages("client auth"), seconds(1<<30), asks([]string{"*"}), func(f *fixture) { f.template.Subject.CommonName = "x" }), "3 4 5 6 7"},
+		"everything is wrong":                          {allOf(usages("client auth"), seconds(1<<30), requests([]string{"*"}), func(f *fixture) { f.template.Subject.CommonName = "x" }), "3 4 5 6 7"},
 		"the Node has thousands of addresses":          {func(f *fixture) { f.node = nodeWith("n1", "n1", slices.Repeat([]string{"10.0.0.1"}, 10_000)...) }, ""},
-		"the Node has addresses that are no addresses": {reports(corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: strings.Repeat("x", 1<<20)}, corev1.NodeAddress{Type: corev1.NodeInternalIP}), "9"},
+		"the Node has addresses that are no addresses": {nodeAddresses(corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: strings.Repeat("x", 1<<20)}, corev1.NodeAddress{Type: corev1.NodeInternalIP}), "9"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture()
 			if tc.change != nil {
 				tc.change(f)
 			}
-			if got := f.failed(t); got != tc.failed {
+			if got := f.failedChecks(t); got != tc.failed {
 				t.Errorf("checks %q fail, want %q", got, tc.failed)
 			}
 		})
@@ -302,7 +302,7 @@ func asCertificate(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-func renamed(der []byte) []byte {
+func renameNode(der []byte) []byte {
 	return toPEM(bytes.ReplaceAll(der, []byte("\x82\x02n1"), []byte("\x82\x02n2")))
 }
 
@@ -349,9 +349,9 @@ func TestDecidedRequestsAreRecognised(t *testing.T) {
 		want   bool
 	}{
 		"nobody has decided":         {},
-		"approved":                   {conditioned(certificatesv1.CertificateApproved), true},
-		"denied":                     {conditioned(certificatesv1.CertificateDenied), true},
-		"failed":                     {conditioned(certificatesv1.CertificateFailed), true},
+		"approved":                   {withCondition(certificatesv1.CertificateApproved), true},
+		"denied":                     {withCondition(certificatesv1.CertificateDenied), true},
+		"failed":                     {withCondition(certificatesv1.CertificateFailed), true},
 		"signed without a condition": {certificatesv1.CertificateSigningRequestStatus{Certificate: []byte("x")}, true},
 	} {
 		if got := Decided(&certificatesv1.CertificateSigningRequest{Status: tc.status}); got != tc.want {
@@ -360,8 +360,8 @@ func TestDecidedRequestsAreRecognised(t *testing.T) {
 	}
 }
 
-func conditioned(of certificatesv1.RequestConditionType) certificatesv1.CertificateSigningRequestStatus {
-	return certificatesv1.CertificateSigningRequestStatus{Conditions: []certificatesv1.CertificateSigningRequestCondition{{Type: of}}}
+func withCondition(condition certificatesv1.RequestConditionType) certificatesv1.CertificateSigningRequestStatus {
+	return certificatesv1.CertificateSigningRequestStatus{Conditions: []certificatesv1.CertificateSigningRequestCondition{{Type: condition}}}
 }
 
 func TestTextsNameWhatFailed(t *testing.T) {
@@ -377,7 +377,7 @@ func TestTextsNameWhatFailed(t *testing.T) {
 		}
 	}
 	for check := CheckEncoding; check <= CheckRate; check++ {
-		if failures[check] == "" {
+		if checkTexts[check] == "" {
 			t.Errorf("check %d has no text", check)
 		}
 	}
@@ -428,14 +428,14 @@ func FuzzRequest(f *testing.F) {
 		}
 		csr := fixture.csr
 		csr.Spec.Request, csr.Spec.ExpirationSeconds = text, ptr.To[int32](600)
-		asked, problems := fixture.options.ParseRequest(&csr)
+		requested, problems := fixture.options.ParseRequest(&csr)
 		// Few inputs have a valid signature, so what comes after it is read as well.
 		if block, _ := pem.Decode(text); block != nil {
 			if request, err := x509.ParseCertificateRequest(block.Bytes); err == nil {
-				read(request)
+				readNames(request)
 			}
 		}
-		all := asked.All()
+		all := requested.All()
 		if len(problems) == 0 && (len(all) == 0 || len(all) > maxNames) {
 			t.Errorf("%d names pass", len(all))
 		}
@@ -445,7 +445,7 @@ func FuzzRequest(f *testing.F) {
 			}
 		}
 		if len(problems) == 0 {
-			fixture.options.Judge(&asked, &fixture.node, func(string) bool { return false })
+			fixture.options.Judge(&requested, &fixture.node, func(string) bool { return false })
 		}
 	})
 }

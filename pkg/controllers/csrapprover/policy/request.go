@@ -26,8 +26,8 @@ const (
 // NodeName returns the name of the node whose kubelet has sent a request for a serving certificate. It
 // returns "" if check 1 fails.
 func NodeName(csr *certificatesv1.CertificateSigningRequest) string {
-	node, ofNode := strings.CutPrefix(csr.Spec.Username, "system:node:")
-	if !ofNode || !slices.Contains(csr.Spec.Groups, "system:nodes") || csr.Spec.SignerName != certificatesv1.KubeletServingSignerName {
+	node, isNode := strings.CutPrefix(csr.Spec.Username, "system:node:")
+	if !isNode || !slices.Contains(csr.Spec.Groups, "system:nodes") || csr.Spec.SignerName != certificatesv1.KubeletServingSignerName {
 		return ""
 	}
 	return node
@@ -38,53 +38,53 @@ func Decided(csr *certificatesv1.CertificateSigningRequest) bool {
 	return len(csr.Status.Conditions) > 0 || len(csr.Status.Certificate) > 0
 }
 
-// Requested has the names and addresses that a certificate is asked for. Names are in lower case, and
+// CertificateNames has the names and addresses that a certificate is asked for. Names are in lower case, and
 // an IPv4 address in an IPv6 address is an IPv4 address.
-type Requested struct {
+type CertificateNames struct {
 	DNS []string
 	IPs []netip.Addr
 }
 
 // All returns names and addresses in the form that [Canonical] returns.
-func (r *Requested) All() []string {
-	all := slices.Clone(r.DNS)
-	for _, ip := range r.IPs {
+func (n *CertificateNames) All() []string {
+	all := slices.Clone(n.DNS)
+	for _, ip := range n.IPs {
 		all = append(all, ip.String())
 	}
 	return all
 }
 
 // ParseRequest returns what a kubelet's request asks for, and the final checks that it fails.
-func (o *Options) ParseRequest(csr *certificatesv1.CertificateSigningRequest) (asked Requested, problems []Problem) {
-	fail := func(c Check, names ...string) { problems = append(problems, Problem{c, names}) }
-	request := decode(csr.Spec.Request)
+func (o *Options) ParseRequest(csr *certificatesv1.CertificateSigningRequest) (requested CertificateNames, problems []Problem) {
+	addProblem := func(c Check, names ...string) { problems = append(problems, Problem{c, names}) }
+	request := decodePEM(csr.Spec.Request)
 	switch {
 	case request == nil:
-		fail(CheckEncoding)
+		addProblem(CheckEncoding)
 	case !isSubject(request, csr.Spec.Username):
-		fail(CheckSubject)
+		addProblem(CheckSubject)
 	}
-	if !areServers(csr.Spec.Usages) {
-		fail(CheckUsages)
+	if !areServerUsages(csr.Spec.Usages) {
+		addProblem(CheckUsages)
 	}
 	if request != nil {
 		var wrong []string
 		var ok bool
-		if asked, wrong, ok = read(request); !ok {
-			fail(CheckNames, wrong...)
+		if requested, wrong, ok = readNames(request); !ok {
+			addProblem(CheckNames, wrong...)
 		}
 	}
 	if seconds := csr.Spec.ExpirationSeconds; seconds != nil && time.Duration(*seconds)*time.Second > o.MaxDuration {
-		fail(CheckDuration)
+		addProblem(CheckDuration)
 	}
-	if reserved := asked.reserved(); len(reserved) > 0 {
-		fail(CheckReserved, reserved...)
+	if reserved := requested.reservedNames(); len(reserved) > 0 {
+		addProblem(CheckReserved, reserved...)
 	}
-	return asked, problems
+	return requested, problems
 }
 
-// decode returns a request whose signature is its key's, otherwise nil.
-func decode(text []byte) *x509.CertificateRequest {
+// decodePEM returns a request whose signature is its key's, otherwise nil.
+func decodePEM(text []byte) *x509.CertificateRequest {
 	text = bytes.TrimSpace(text)
 	if len(text) > maxRequest || !bytes.HasPrefix(text, []byte("-----BEGIN "+pemType+"-----")) {
 		return nil
@@ -107,7 +107,7 @@ func isSubject(request *x509.CertificateRequest, user string) bool {
 	return s.CommonName == user && slices.Equal(s.Organization, []string{"system:nodes"}) && len(s.Names) == 2
 }
 
-func areServers(usages []certificatesv1.KeyUsage) bool {
+func areServerUsages(usages []certificatesv1.KeyUsage) bool {
 	return slices.Contains(usages, certificatesv1.UsageDigitalSignature) && slices.Contains(usages, certificatesv1.UsageServerAuth) &&
 		!slices.ContainsFunc(usages, func(u certificatesv1.KeyUsage) bool {
 			return u != certificatesv1.UsageDigitalSignature && u != certificatesv1.UsageServerAuth && u != certificatesv1.UsageKeyEncipherment
@@ -119,11 +119,11 @@ var (
 	keyUsage       = asn1.ObjectIdentifier{2, 5, 29, 15}
 )
 
-// read returns what the request asks for. If it must not ask for that, ok is false and wrong has the names.
-func read(request *x509.CertificateRequest) (asked Requested, wrong []string, ok bool) {
+// readNames returns what the request asks for. If that is forbidden, ok is false and wrong has the names.
+func readNames(request *x509.CertificateRequest) (requested CertificateNames, wrong []string, ok bool) {
 	count := len(request.DNSNames) + len(request.IPAddresses)
 	if count == 0 || count > maxNames {
-		return asked, nil, false
+		return requested, nil, false
 	}
 	ok = len(request.EmailAddresses)+len(request.URIs) == 0
 	for _, extension := range request.Extensions {
@@ -139,27 +139,27 @@ func read(request *x509.CertificateRequest) (asked Requested, wrong []string, ok
 		}
 	}
 	for _, name := range request.DNSNames {
-		asked.DNS = append(asked.DNS, strings.ToLower(name))
+		requested.DNS = append(requested.DNS, strings.ToLower(name))
 		if canonical, isAddress := Canonical(name); canonical == "" || isAddress {
 			wrong, ok = append(wrong, name), false
 		}
 	}
 	for _, ip := range request.IPAddresses {
 		address, _ := netip.AddrFromSlice(ip) // package x509 accepts no other length
-		asked.IPs = append(asked.IPs, address.Unmap())
+		requested.IPs = append(requested.IPs, address.Unmap())
 	}
-	return asked, wrong, ok
+	return requested, wrong, ok
 }
 
-// reserved returns the names and addresses that mean the cluster itself, or no host in particular.
-func (r *Requested) reserved() (list []string) {
-	for _, name := range r.DNS {
+// reservedNames returns the names and addresses that mean the cluster itself, or no host in particular.
+func (n *CertificateNames) reservedNames() (list []string) {
+	for _, name := range n.DNS {
 		if strings.Contains(name, "*") || name == "localhost" || name == "kubernetes" || strings.HasPrefix(name, "kubernetes.default") ||
 			strings.HasSuffix(name, ".svc") || strings.HasSuffix(name, ".cluster.local") {
 			list = append(list, name)
 		}
 	}
-	for _, ip := range r.IPs {
+	for _, ip := range n.IPs {
 		if ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() {
 			list = append(list, ip.String())
 		}

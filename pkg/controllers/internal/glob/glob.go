@@ -42,18 +42,18 @@ func MatchAny(patterns []string, name string) bool {
 func Match(pattern, name string) bool {
 	part, rest, more := strings.Cut(pattern, "*")
 	if !more {
-		return len(name) == len(part) && begins(name, part)
+		return len(name) == len(part) && matchesPrefix(name, part)
 	}
-	if !begins(name, part) {
+	if !matchesPrefix(name, part) {
 		return false
 	}
 	name = name[len(part):]
 	// Each part between two stars is taken where it first occurs, since that leaves most of the name.
 	for {
 		if part, rest, more = strings.Cut(rest, "*"); !more {
-			return len(name) >= len(part) && begins(name[len(name)-len(part):], part)
+			return len(name) >= len(part) && matchesPrefix(name[len(name)-len(part):], part)
 		}
-		for !begins(name, part) {
+		for !matchesPrefix(name, part) {
 			if name == "" {
 				return false
 			}
@@ -63,8 +63,8 @@ func Match(pattern, name string) bool {
 	}
 }
 
-// begins reports whether the name begins with a part of a pattern that has no star.
-func begins(name, part string) bool {
+// matchesPrefix reports whether the name begins with a part of a pattern that has no star.
+func matchesPrefix(name, part string) bool {
 	if len(name) < len(part) {
 		return false
 	}

@@ -32,7 +32,7 @@ func New(interval time.Duration) *Memory {
 func (m *Memory) Due(notice any, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if sent, was := m.sent.Get(notice); was && now.Sub(sent.(time.Time)) < m.interval {
+	if sentAt, found := m.sent.Get(notice); found && now.Sub(sentAt.(time.Time)) < m.interval {
 		return false
 	}
 	m.sent.Add(notice, now)

@@ -16,9 +16,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// runsOne reports whether a Deployment that is not scaled to 0 has a container whose image contains one
+// runsImage reports whether a Deployment that is not scaled to 0 has a container whose image contains one
 // of the names.
-func runsOne(d *appsv1.Deployment, images ...string) bool {
+func runsImage(d *appsv1.Deployment, images ...string) bool {
 	return (d.Spec.Replicas == nil || *d.Spec.Replicas > 0) && slices.ContainsFunc(d.Spec.Template.Spec.Containers, func(ctr corev1.Container) bool {
 		return slices.ContainsFunc(images, func(image string) bool { return strings.Contains(ctr.Image, image) })
 	})
@@ -40,7 +40,7 @@ func Warn(ctx context.Context, client kubernetes.Interface, scope []string, sele
 				return
 			}
 			for i := range list.Items {
-				if d := &list.Items[i]; runsOne(d, images...) {
+				if d := &list.Items[i]; runsImage(d, images...) {
 					logger.Error(nil, "The operator that this controller replaces is still running", "deployment", klog.KObj(d))
 				}
 			}

@@ -9,13 +9,13 @@ package patternlock
 
 import "sync"
 
-// one is for all controllers of the process, since they share its processors.
-var one sync.Mutex
+// mu is for all controllers of the process, since they share its processors.
+var mu sync.Mutex
 
 // Do returns the result of matching one name, while no other call of Do runs. Callers that have
 // many names call it for each, so that others have their turn in between.
 func Do[T any](match func() T) T {
-	one.Lock()
-	defer one.Unlock()
+	mu.Lock()
+	defer mu.Unlock()
 	return match()
 }
