@@ -123,27 +123,27 @@ func (c *Config) validateNames(bad func(flag, format string, args ...any)) {
 	if _, err := parseSelector(c.SourceSelector); err != nil {
 		bad("source-selector", "%w", err)
 	}
-	namespaces := func(flag string, list []string) {
+	checkNamespaces := func(flag string, list []string) {
 		for _, namespace := range list {
 			if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
 				bad(flag, "%q: %s", namespace, strings.Join(problems, "; "))
 			}
 		}
 	}
-	namespaces("include-namespaces", c.IncludeNamespaces)
-	namespaces("exclude-namespaces", c.ExcludeNamespaces)
-	ignored := map[policy.SourceType]bool{}
+	checkNamespaces("include-namespaces", c.IncludeNamespaces)
+	checkNamespaces("exclude-namespaces", c.ExcludeNamespaces)
+	excluded := map[policy.SourceType]bool{}
 	for _, item := range c.ExcludeSources {
 		switch strings.ToLower(item) {
 		case "configmaps":
-			ignored[policy.ConfigMap] = true
+			excluded[policy.ConfigMap] = true
 		case "secrets":
-			ignored[policy.Secret] = true
+			excluded[policy.Secret] = true
 		default:
 			bad("exclude-sources", "must be configmaps or secrets, got %q", item)
 		}
 	}
-	if len(ignored) == 2 {
+	if len(excluded) == 2 {
 		bad("exclude-sources", "must leave one of configmaps and secrets")
 	}
 	for _, item := range c.ExcludeKinds {
@@ -188,26 +188,26 @@ func parseSelector(items []string) (labels.Selector, error) {
 	return selector, nil
 }
 
-// watches reports whether sources of a type count.
-func (c *Config) watches(t policy.SourceType) bool {
-	if t == policy.SecretProviderClass {
+// watchesType reports whether sources of a type count.
+func (c *Config) watchesType(typ policy.SourceType) bool {
+	if typ == policy.SecretProviderClass {
 		return c.CSI
 	}
 	return !slices.ContainsFunc(c.ExcludeSources, func(item string) bool {
-		return strings.EqualFold(item, t.String()+"s")
+		return strings.EqualFold(item, typ.String()+"s")
 	})
 }
 
 func (c *Config) watchedTypes() []policy.SourceType {
-	return slices.DeleteFunc(slices.Clone(policy.SourceTypes), func(t policy.SourceType) bool { return !c.watches(t) })
+	return slices.DeleteFunc(slices.Clone(policy.SourceTypes), func(typ policy.SourceType) bool { return !c.watchesType(typ) })
 }
 
-func (c *Config) keys() *policy.AnnotationKeys {
+func (c *Config) annotationKeys() *policy.AnnotationKeys {
 	return policy.NewAnnotationKeys(&c.Options, c.watchedTypes())
 }
 
-// rolls reports whether workloads of a kind are rolled.
-func (c *Config) rolls(k *kindInfo) bool {
+// rollsKind reports whether workloads of a kind are rolled.
+func (c *Config) rollsKind(k *kindInfo) bool {
 	if k.custom && !c.ArgoRollouts {
 		return false
 	}

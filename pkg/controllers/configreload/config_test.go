@@ -65,7 +65,7 @@ func TestFlagsFillTheConfig(t *testing.T) {
 	}
 }
 
-func TestParseSelector(t *testing.T) {
+func TestSelectorFlagTakesColonsAndStars(t *testing.T) {
 	for name, tc := range map[string]struct {
 		items         []string
 		wants, leaves labels.Set
@@ -149,15 +149,15 @@ func TestMemoryForgetsAReplacedObject(t *testing.T) {
 	cached, now := types.UID("old"), time.Unix(1, 0)
 	m := newMemory(func(policy.QueueKey) types.UID { return cached })
 	write := func(uid types.UID, version string) {
-		m.update(webKey, uid, now, func(e *entry) { e.written = version })
+		m.update(webKey, uid, now, func(e *entry) { e.writtenVersion = version })
 	}
 	expect := func(what string, uid types.UID, last, written string) {
 		t.Helper()
-		if e := m.get(webKey, uid); e.last != last || e.written != written {
+		if e := m.get(webKey, uid); e.lastState != last || e.writtenVersion != written {
 			t.Errorf("%s: %+v", what, e)
 		}
 	}
-	m.update(webKey, "old", now, func(e *entry) { e.last = "x" })
+	m.update(webKey, "old", now, func(e *entry) { e.lastState = "x" })
 	expect("the new object of that name inherits", "new", "", "")
 	write("new", "4")
 	expect("an update of another object than the cache has", "old", "x", "")
@@ -167,13 +167,13 @@ func TestMemoryForgetsAReplacedObject(t *testing.T) {
 	write("old", "")
 	expect("the new object after a late update of the old one", "new", "", "5")
 	waiting := &replacement{}
-	m.update(webKey, "new", now, func(e *entry) { e.recreate = waiting })
+	m.update(webKey, "new", now, func(e *entry) { e.replacement = waiting })
 	cached = "newer"
 	write("newer", "6")
 	if r, _ := m.replacement(webKey); r != waiting {
 		t.Error("a Job that waits to be created again is forgotten for another one")
 	}
-	m.update(webKey, "new", now, func(e *entry) { e.written, e.recreate = "", nil })
+	m.update(webKey, "new", now, func(e *entry) { e.writtenVersion, e.replacement = "", nil })
 	if len(m.entries) != 0 {
 		t.Errorf("%d entries are left with nothing to remember", len(m.entries))
 	}
@@ -184,23 +184,23 @@ func TestMemoryForgetsAReplacedObject(t *testing.T) {
 func TestSourceChangesAreMerged(t *testing.T) {
 	c := newChanges()
 	source := policy.SourceKey{Type: policy.ConfigMap, Name: "app-config"}
-	of := sourceKey("shop", source)
+	key := sourceKey("shop", source)
 	a, b, d := policy.Source{Hash: "a"}, policy.Source{Hash: "b"}, policy.Source{Hash: "d"}
 	at := func(s int64) time.Time { return time.Unix(s, 0) }
-	c.add(of, change{a, b, at(1), at(1)})
-	c.add(of, change{b, d, at(2), at(2)})
-	if got, want := c.pending[of], (change{a, d, at(1), at(2)}); got != want {
+	c.add(key, change{a, b, at(1), at(1)})
+	c.add(key, change{b, d, at(2), at(2)})
+	if got, want := c.pending[key], (change{a, d, at(1), at(2)}); got != want {
 		t.Errorf("pending %+v, want %+v", got, want)
 	}
-	if !c.hand(of, source, []policy.QueueKey{webKey}) || c.hand(of, source, []policy.QueueKey{webKey}) {
+	if !c.distribute(key, source, []policy.QueueKey{webKey}) || c.distribute(key, source, []policy.QueueKey{webKey}) {
 		t.Error("a change is not handed on exactly once")
 	}
-	c.add(of, change{d, a, at(3), at(3)})
+	c.add(key, change{d, a, at(3), at(3)})
 	if got, want := c.take(webKey, map[policy.SourceKey]bool{source: true})[source], (change{a, a, at(1), at(3)}); got != want {
 		t.Errorf("taken %+v, want %+v", got, want)
 	}
-	if c.hand(of, source, nil); len(c.pending)+len(c.handed) > 0 {
-		t.Errorf("left: %v, %v", c.pending, c.handed)
+	if c.distribute(key, source, nil); len(c.pending)+len(c.distributed) > 0 {
+		t.Errorf("left: %v, %v", c.pending, c.distributed)
 	}
 }
 

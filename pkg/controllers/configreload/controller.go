@@ -34,38 +34,38 @@ const Name = "config-reload"
 
 // controller rolls workloads.
 type controller struct {
-	cfg      Config
-	keys     *policy.AnnotationKeys
-	in       informerSet
-	sources  map[policy.SourceType]*informers.Informer[cachedSource] // without those that are ignored
-	kinds    map[string]*kind
-	client   kubernetes.Interface
-	metadata metadata.Interface
-	events   record.EventRecorder
-	metrics  *domainMetrics
-	loop     *controllers.Loop[policy.QueueKey]
-	memory   *memory
-	selector labels.Selector // of namespaces
-	csi      sync.Once       // guards the line about CSI secrets
-	changes  *changes
+	cfg       Config
+	keys      *policy.AnnotationKeys
+	informers informerSet
+	sources   map[policy.SourceType]*informers.Informer[cachedSource] // without those that are ignored
+	kinds     map[string]*kind
+	client    kubernetes.Interface
+	metadata  metadata.Interface
+	events    record.EventRecorder
+	metrics   *domainMetrics
+	loop      *controllers.Loop[policy.QueueKey]
+	memory    *memory
+	selector  labels.Selector // of namespaces
+	csiOnce   sync.Once       // guards the line about CSI secrets
+	changes   *changes
 }
 
 var _ controllers.Controller = &controller{}
 
 // newController adds indexes and handlers to the informers, so it must be called before they are started. The
 // configuration must have passed Validate.
-func newController(cfg Config, in informerSet, clients controllers.Clients, events record.EventRecorder,
+func newController(cfg Config, set informerSet, clients controllers.Clients, events record.EventRecorder,
 	loop controllers.LoopOptions, reg controllers.MetricsRegistry,
 ) (*controller, error) {
 	selector, err := parseSelector(cfg.NamespaceSelector)
 	if err != nil {
 		return nil, err
 	}
-	if cfg.needsNamespaces() && in.Namespaces == nil {
+	if cfg.needsNamespaces() && set.Namespaces == nil {
 		return nil, errors.New("--config-reload-namespace-selector needs an informer of namespaces")
 	}
 	c := &controller{
-		cfg: cfg, keys: cfg.keys(), in: in,
+		cfg: cfg, keys: cfg.annotationKeys(), informers: set,
 		sources:  map[policy.SourceType]*informers.Informer[cachedSource]{},
 		client:   clients.Client,
 		metadata: clients.Metadata,
@@ -74,15 +74,15 @@ func newController(cfg Config, in informerSet, clients controllers.Clients, even
 		changes:  newChanges(),
 	}
 	c.kinds = c.newKinds(clients.Dynamic)
-	if c.kinds["CronJob"] != nil && in.Jobs == nil {
+	if c.kinds["CronJob"] != nil && set.Jobs == nil {
 		return nil, errors.New("CronJobs need an informer of Jobs")
 	}
 	c.memory = newMemory(c.cachedUID)
-	for t, informer := range map[policy.SourceType]*informers.Informer[cachedSource]{
-		policy.ConfigMap: in.ConfigMaps, policy.Secret: in.Secrets, policy.SecretProviderClass: in.PodStatuses,
+	for typ, informer := range map[policy.SourceType]*informers.Informer[cachedSource]{
+		policy.ConfigMap: set.ConfigMaps, policy.Secret: set.Secrets, policy.SecretProviderClass: set.PodStatuses,
 	} {
-		if informer != nil && cfg.watches(t) {
-			c.sources[t] = informer
+		if informer != nil && cfg.watchesType(typ) {
+			c.sources[typ] = informer
 		}
 	}
 	c.addIndexes()
@@ -125,7 +125,7 @@ func (c *controller) reconcile(ctx context.Context, key policy.QueueKey) (time.D
 		return c.recreateJob(ctx, k, key, r)
 	}
 	obj, exists := k.informer.Get(key.ObjectName)
-	if !exists || !c.selected(key.Namespace) {
+	if !exists || !c.isSelected(key.Namespace) {
 		c.memory.forget(key)
 		c.changes.take(key, nil)
 		return 0, nil
@@ -136,14 +136,14 @@ func (c *controller) reconcile(ctx context.Context, key policy.QueueKey) (time.D
 		return 0, err
 	}
 	e := c.memory.get(key, w.UID)
-	if e.behind(w.Version) {
+	if e.isBehind(w.Version) {
 		return 0, nil // the write will arrive as the cache's next event
 	}
-	if e.written != "" {
-		c.memory.update(key, w.UID, time.Now(), func(e *entry) { e.written = "" })
+	if e.writtenVersion != "" {
+		c.memory.update(key, w.UID, time.Now(), func(e *entry) { e.writtenVersion = "" })
 	}
 	var after time.Duration // a pause may end then, also if the workload cannot be read
-	return retrystale.Do(outdated, func(first, last bool) (_ time.Duration, err error) {
+	return retrystale.Do(isOutdated, func(first, last bool) (_ time.Duration, err error) {
 		if !first {
 			klog.FromContext(ctx).V(4).Info("Workload has changed, reading it live")
 			live, err := k.get(ctx, key.ObjectName)
@@ -158,9 +158,9 @@ func (c *controller) reconcile(ctx context.Context, key policy.QueueKey) (time.D
 			if w, err = policy.NewWorkload(&k.Kind, live, Name); err != nil {
 				return 0, err
 			}
-			w.Follow(before)
+			w.InheritVersions(before)
 		}
-		after, err = c.step(ctx, k, w, last)
+		after, err = c.reconcileVersion(ctx, k, w, last)
 		return after, err
 	})
 }
@@ -174,21 +174,21 @@ func (c *controller) cachedUID(key policy.QueueKey) types.UID {
 	return obj.GetUID()
 }
 
-// settle is how soon the controller looks again if an event, which usually comes sooner, does not.
-const settle = time.Second
+// settleDelay is how soon the controller looks again if an event, which usually comes sooner, does not.
+const settleDelay = time.Second
 
 // pauseRetry is how soon the end of a pause is retried after a failure, also if other failures of
 // the workload have made its back-off longer.
 const pauseRetry = 10 * time.Second
 
-// step decides on one version of a workload and does what is due. A conflict is reported as a
+// reconcileVersion decides on one version of a workload and does what is due. A conflict is reported as a
 // failure only if last is set.
-func (c *controller) step(ctx context.Context, k *kind, w *policy.Workload, last bool) (time.Duration, error) {
+func (c *controller) reconcileVersion(ctx context.Context, k *kind, w *policy.Workload, last bool) (time.Duration, error) {
 	if w.Deleting {
 		return 0, nil
 	}
-	if selected := c.memory.selectedSince(w.Namespace); policy.Newer(selected, w.Since) {
-		w.Since = selected
+	if selected := c.memory.selectedSince(w.Namespace); policy.Newer(selected, w.ContentVersion) {
+		w.ContentVersion = selected
 	}
 	now := time.Now()
 	selection := c.keys.Selection(w)
@@ -196,7 +196,7 @@ func (c *controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 
 	step, pause := c.keys.PauseState(w, selection, e.pause, now)
 	if pause != e.pause {
-		c.memory.update(w.QueueKey, w.UID, now, func(live *entry) { live.pause = pause })
+		c.memory.update(w.QueueKey, w.UID, now, func(current *entry) { current.pause = pause })
 	}
 	if step != policy.PauseStands && !c.cfg.DryRun {
 		if err := c.endPause(ctx, k, w, step); err != nil {
@@ -206,34 +206,34 @@ func (c *controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 	}
 	pauseLeft := max(pause.Until.Sub(now), 0)
 	if !c.cfg.CSI && c.keys.RequestsCSI(w) {
-		c.csi.Do(func() {
+		c.csiOnce.Do(func() {
 			workloadLogger(ctx, w).Info("Annotations for secretproviderclasses have no effect without --config-reload-csi; logged once")
 		})
 	}
 
-	f, problem, err := c.facts(w, selection, &e, now)
+	facts, problem, err := c.collectFacts(w, selection, &e, now)
 	if problem != nil {
-		c.report(ctx, k, w, &e, append(slices.Clone(selection.Problems), *problem))
+		c.reportProblems(ctx, k, w, &e, append(slices.Clone(selection.Problems), *problem))
 		return pauseLeft, nil
 	}
-	p := c.cfg.Decide(f)
+	plan := c.cfg.Decide(facts)
 	if err != nil {
-		p.Problems = append(slices.Clone(p.Problems), policy.StateProblem(err))
+		plan.Problems = append(slices.Clone(plan.Problems), policy.StateProblem(err))
 	}
-	c.report(ctx, k, w, &e, p.Problems)
-	behind, err := c.cacheIsBehind(ctx, f, p.Trusted)
+	c.reportProblems(ctx, k, w, &e, plan.Problems)
+	behind, err := c.cacheIsBehind(ctx, facts, plan.Trusted)
 	if err != nil {
 		return pauseLeft, err
 	}
 	if behind {
-		return soonest(settle, pauseLeft), nil // the event comes sooner
+		return soonest(settleDelay, pauseLeft), nil // the event comes sooner
 	}
 	var after time.Duration
 	switch {
-	case len(p.Reloads) > 0:
-		after, err = c.reload(ctx, k, f, &p, &e, last)
+	case len(plan.Reloads) > 0:
+		after, err = c.reloadWorkload(ctx, k, facts, &plan, &e, last)
 	default:
-		after, err = c.record(ctx, k, f, &p, &e, last)
+		after, err = c.recordState(ctx, k, facts, &plan, &e, last)
 	}
 	if err != nil {
 		return pauseLeft, err // a failing reload does not delay the end of a pause
@@ -245,10 +245,10 @@ func (c *controller) step(ctx context.Context, k *kind, w *policy.Workload, last
 // old data. The cache of sources may lag by any time, also on a replica that has just begun to lead,
 // while the record on the workload may be newer. A version of a source that is newer
 // than the workload's is safe; for any other, the API server is asked whether it is the latest.
-func (c *controller) cacheIsBehind(ctx context.Context, f *policy.Facts, keys []policy.SourceKey) (bool, error) {
-	w := f.Workload
+func (c *controller) cacheIsBehind(ctx context.Context, facts *policy.Facts, keys []policy.SourceKey) (bool, error) {
+	w := facts.Workload
 	for _, key := range keys {
-		cached := f.Sources[key]
+		cached := facts.Sources[key]
 		if key.Type == policy.SecretProviderClass || policy.Newer(cached.Version, w.Version) {
 			continue // this process has seen each change of a class
 		}
@@ -278,9 +278,9 @@ func (c *controller) liveVersion(ctx context.Context, namespace string, key poli
 	if err != nil {
 		return "", fmt.Errorf("version of %s %s/%s: %w", resource.Resource, namespace, key.Name, err)
 	}
-	for at := range list.Items {
-		if list.Items[at].Name == key.Name {
-			return list.Items[at].ResourceVersion, nil
+	for i := range list.Items {
+		if list.Items[i].Name == key.Name {
+			return list.Items[i].ResourceVersion, nil
 		}
 	}
 	return "", nil
@@ -297,32 +297,34 @@ func soonest(a, b time.Duration) time.Duration {
 	return a
 }
 
-// facts collects what the decision on w depends on, unless there is a problem with its patterns. The error
-// says that the state annotation could not be parsed; then nothing is recorded.
-func (c *controller) facts(w *policy.Workload, selection *policy.Selection, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
-	recorded, err := c.recorded(w, e)
-	sources, watched, problem := c.lookUp(w, selection, recorded)
+// collectFacts collects what the decision on w depends on, unless there is a problem with its patterns. The
+// error says that the state annotation could not be parsed; then nothing is recorded.
+func (c *controller) collectFacts(w *policy.Workload, selection *policy.Selection, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
+	recorded, err := c.recordedState(w, e)
+	sources, watched, problem := c.lookUpSources(w, selection, recorded)
 	if problem != nil {
 		return nil, problem, err
 	}
 	// Changes that the workload has not been handed yet belong to this decision too.
 	for source, change := range c.changes.take(w.QueueKey, watched) {
-		c.note(w, selection, source, change)
+		c.extendWindow(w, selection, source, change)
 	}
 	*e = c.memory.get(w.QueueKey, w.UID)
 	return &policy.Facts{Workload: w, Selection: selection, Recorded: recorded, Sources: sources, Window: e.window, Now: now}, nil, err
 }
 
-// recorded returns what was last recorded of w; nil if nothing was.
-func (c *controller) recorded(w *policy.Workload, e *entry) (policy.State, error) {
-	return policy.ParseState(w.Recorded(e.last), w.QueueKey)
+// recordedState returns what was last recorded of w; nil if nothing was.
+func (c *controller) recordedState(w *policy.Workload, e *entry) (policy.State, error) {
+	return policy.ParseState(w.Recorded(e.lastState), w.QueueKey)
 }
 
-// inMemory reports whether the state of w is kept in memory, not on the workload.
-func (c *controller) inMemory(w *policy.Workload) bool { return c.cfg.DryRun || w.Kind.Stateless }
+// keepsStateInMemory reports whether the state of w is kept in memory, not on the workload.
+func (c *controller) keepsStateInMemory(w *policy.Workload) bool {
+	return c.cfg.DryRun || w.Kind.Stateless
+}
 
-// selected reports whether the controller works in a namespace.
-func (c *controller) selected(namespace string) bool {
+// isSelected reports whether the controller works in a namespace.
+func (c *controller) isSelected(namespace string) bool {
 	switch {
 	case slices.Contains(c.cfg.ExcludeNamespaces, namespace):
 		return false
@@ -331,8 +333,8 @@ func (c *controller) selected(namespace string) bool {
 	case !c.cfg.needsNamespaces():
 		return true
 	}
-	obj, exists := c.in.Namespaces.Get(cache.NewObjectName("", namespace))
-	return exists && c.selects(obj)
+	obj, exists := c.informers.Namespaces.Get(cache.NewObjectName("", namespace))
+	return exists && c.selectorMatches(obj)
 }
 
 // workloadLogger returns a logger with the workload's name.

@@ -36,21 +36,21 @@ const (
 // cronJobRun is the Job that a CronJob was last run as.
 type cronJobRun struct {
 	name string
-	// ranFor are the hashes that the Job was created for, until they are recorded.
-	ranFor policy.State
+	// hashes are the hashes that the Job was created for, until they are recorded.
+	hashes policy.State
 }
 
 const suspended = "Suspended"
 
 // runCronJob runs a CronJob once, outside of its schedule.
-func (c *controller) runCronJob(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry) (outcome, error) {
-	w := f.Workload
-	name, hashes := runName(f, p), p.Hashes()
+func (c *controller) runCronJob(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry) (outcome, error) {
+	w := facts.Workload
+	name, hashes := runName(facts, plan), plan.Hashes()
 	// If the same reload is decided on again, its Job was created but the state was not written. The
 	// name contains the versions of the sources, so a Job of that name is ours.
-	ran := maps.Equal(e.job.ranFor, hashes) || c.cachedJob(w.Namespace, name) != nil
-	if w.Forbids && !ran && p.ByName() && c.hasActiveJob(w.UID) {
-		return outcome{wait: activeJobPoll}, nil // without a request, for as long as it takes
+	ran := maps.Equal(e.lastRun.hashes, hashes) || c.cachedJob(w.Namespace, name) != nil
+	if w.ForbidsConcurrent && !ran && plan.ByName() && c.cacheHasActiveJob(w.UID) {
+		return outcome{retryAfter: activeJobPoll}, nil // without a request, for as long as it takes
 	}
 	obj, err := k.get(ctx, w.ObjectName)
 	if err != nil {
@@ -60,47 +60,47 @@ func (c *controller) runCronJob(ctx context.Context, k *kind, f *policy.Facts, p
 	if live.ResourceVersion != w.Version {
 		return outcome{}, errOutdated(w)
 	}
-	var busy bool
-	if w.Forbids && !ran {
-		if busy, err = c.runs(ctx, live, e); err != nil {
+	var isActive bool
+	if w.ForbidsConcurrent && !ran {
+		if isActive, err = c.hasActiveJob(ctx, live, e); err != nil {
 			return outcome{}, err
 		}
 	}
 	var out outcome
 	switch {
 	case ran:
-	case w.Suspended && !p.ByName():
-		out.skipped = suspended
-	case busy && !p.ByName():
-		out.skipped = "A Job is active"
-	case busy:
-		return outcome{wait: activeJobPoll}, nil
+	case w.Suspended && !plan.ByName():
+		out.skipReason = suspended
+	case isActive && !plan.ByName():
+		out.skipReason = "A Job is active"
+	case isActive:
+		return outcome{retryAfter: activeJobPoll}, nil
 	default:
-		job := c.cronJobRun(live, name, f, p)
+		job := c.newRunJob(live, name, facts, plan)
 		_, err := c.client.BatchV1().Jobs(w.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return outcome{}, err
 		}
 		// The Job may be deleted before the state is written, for instance because it finished and
 		// has a TTL.
-		c.memory.update(w.QueueKey, w.UID, f.Now, func(live *entry) { live.job = cronJobRun{name: name, ranFor: hashes} })
+		c.memory.update(w.QueueKey, w.UID, facts.Now, func(current *entry) { current.lastRun = cronJobRun{name: name, hashes: hashes} })
 	}
-	if patch, changes := policy.MetadataPatch(w, p.State); changes {
-		out.version, err = c.patch(ctx, k, w, k.merge, patch)
+	if patch, changes := policy.MetadataPatch(w, plan.State); changes {
+		out.version, err = c.sendPatch(ctx, k, w, k.mergeType, patch)
 	}
 	return out, err
 }
 
-// runs reports whether a Job of the CronJob has not finished. The CronJob's status lists only the
+// hasActiveJob reports whether a Job of the CronJob has not finished. The CronJob's status lists only the
 // Jobs that its controller created, and the cache may not have ours yet.
-func (c *controller) runs(ctx context.Context, cj *batchv1.CronJob, e *entry) (bool, error) {
-	if len(cj.Status.Active) > 0 || c.hasActiveJob(cj.UID) {
+func (c *controller) hasActiveJob(ctx context.Context, cj *batchv1.CronJob, e *entry) (bool, error) {
+	if len(cj.Status.Active) > 0 || c.cacheHasActiveJob(cj.UID) {
 		return true, nil
 	}
-	if e.job.name == "" || c.cachedJob(cj.Namespace, e.job.name) != nil {
+	if e.lastRun.name == "" || c.cachedJob(cj.Namespace, e.lastRun.name) != nil {
 		return false, nil
 	}
-	job, err := c.client.BatchV1().Jobs(cj.Namespace).Get(ctx, e.job.name, metav1.GetOptions{})
+	job, err := c.client.BatchV1().Jobs(cj.Namespace).Get(ctx, e.lastRun.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
@@ -110,9 +110,9 @@ func (c *controller) runs(ctx context.Context, cj *batchv1.CronJob, e *entry) (b
 	return !policy.JobFinished(job), nil
 }
 
-// hasActiveJob reports whether the cache has a Job of the CronJob that has not finished.
-func (c *controller) hasActiveJob(cronJob types.UID) bool {
-	return slices.ContainsFunc(c.in.Jobs.ByIndex(byCronJob, string(cronJob)), func(obj metav1.Object) bool {
+// cacheHasActiveJob reports whether the cache has a Job of the CronJob that has not finished.
+func (c *controller) cacheHasActiveJob(cronJob types.UID) bool {
+	return slices.ContainsFunc(c.informers.Jobs.ByIndex(cronJobIndex, string(cronJob)), func(obj metav1.Object) bool {
 		w, err := policy.NewWorkload(&jobKind, obj, Name)
 		return err == nil && !w.Finished
 	})
@@ -120,17 +120,17 @@ func (c *controller) hasActiveJob(cronJob types.UID) bool {
 
 // cachedJob returns a Job of the cache; nil if the cache does not have it.
 func (c *controller) cachedJob(namespace, name string) metav1.Object {
-	obj, _ := c.in.Jobs.Get(cache.NewObjectName(namespace, name))
+	obj, _ := c.informers.Jobs.Get(cache.NewObjectName(namespace, name))
 	return obj
 }
 
 // runName derives the Job's name from the CronJob and the versions of the sources that it runs for,
 // so that a retry does not create a second Job. The versions matter because a source may go back to
 // data for which a Job still exists.
-func runName(f *policy.Facts, p *policy.Plan) string {
-	w, s := f.Workload, p.Hashes()
+func runName(facts *policy.Facts, plan *policy.Plan) string {
+	w, s := facts.Workload, plan.Hashes()
 	for key, hash := range s {
-		s[key] = hash + "@" + f.Sources[key].Version
+		s[key] = hash + "@" + facts.Sources[key].Version
 	}
 	sum := sha256.Sum256([]byte(string(w.UID) + s.Text(w.QueueKey, "")))
 	return cutName(w.Name) + "-" + hex.EncodeToString(sum[:4])
@@ -141,8 +141,8 @@ func cutName(name string) string {
 	return strings.TrimRight(name[:min(len(name), maxCronJobName)], "-.")
 }
 
-// cronJobRun returns the Job of one reload.
-func (c *controller) cronJobRun(cj *batchv1.CronJob, name string, f *policy.Facts, p *policy.Plan) *batchv1.Job {
+// newRunJob returns the Job of one reload.
+func (c *controller) newRunJob(cj *batchv1.CronJob, name string, facts *policy.Facts, plan *policy.Plan) *batchv1.Job {
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        name,
@@ -161,6 +161,6 @@ func (c *controller) cronJobRun(cj *batchv1.CronJob, name string, f *policy.Fact
 		job.Annotations = map[string]string{}
 	}
 	job.Annotations[instantiateAnnotation] = "manual"
-	c.cfg.Mark(f, p, &job.Spec.Template)
+	c.cfg.Mark(facts, plan, &job.Spec.Template)
 	return job
 }

@@ -19,22 +19,22 @@
 // The state annotation of a workload has what is recorded of its sources. A run also remembers, in
 // memory.go:
 //
-//	field      what it is                          set by                      cleared by
-//	last       the newest recorded state that      a decision, once it is      never. A newer annotation
-//	           this run knows, and the version     carried out                 takes precedence
-//	           of the workload that carries it
-//	window     changes that wait for one reload,   events; a difference that   the reload; or the decision
-//	           with the data before them           no event announced          that nothing is to do
-//	written    the version of the last write       each patch                  the cache, when it has it
-//	rewritten  when a state that somebody else     that write                  rewriteInterval
-//	           changed was last written again
-//	reported   the problems for which there was    a reconcile that finds      a reconcile that finds none
-//	           an Event                            other problems
-//	job        the Job that a CronJob was last     its creation                its hashes: when the state is
-//	           run as, and for which data                                      recorded, or by another
-//	                                                                           change of a source
-//	recreate   a Job that is replaced              its deletion                its creation
-//	pause      the pause of a Deployment           a reload, a decision        its end
+//	field             what it is                         set by                     cleared by
+//	lastState         the newest recorded state that     a decision, once it is     never. A newer annotation
+//	                  this run knows, and the version    carried out                takes precedence
+//	                  of the workload that carries it
+//	window            changes that wait for one reload,  events; a difference that  the reload; or the decision
+//	                  with the data before them          no event announced         that nothing is to do
+//	writtenVersion    the version of the last write      each patch                 the cache, when it has it
+//	rewrittenAt       when a state that somebody else    that write                 rewriteInterval
+//	                  changed was last written again
+//	reportedProblems  the problems for which there was   a reconcile that finds     a reconcile that finds none
+//	                  an Event                           other problems
+//	lastRun           the Job that a CronJob was last    its creation               its hashes: when the state
+//	                  run as, and for which data                                    is recorded, or by another
+//	                                                                                change of a source
+//	replacement       a Job that is replaced             its deletion               its creation
+//	pause             the pause of a Deployment          a reload, a decision       its end
 //
 // All fields end with the workload and with the run.
 //

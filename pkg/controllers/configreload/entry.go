@@ -23,18 +23,18 @@ func Entry() controllers.Entry {
 		Compat:      []string{original},
 		Config:      &flags,
 		Workers:     4,
-		Needs:       func(s controllers.Settings) ([]informers.Need, error) { return needs(flags.with(s)) },
-		Permissions: func(s controllers.Settings) []rbacv1.PolicyRule { return permissions(flags.with(s)) },
+		Needs:       func(s controllers.Settings) ([]informers.Need, error) { return needs(flags.withSettings(s)) },
+		Permissions: func(s controllers.Settings) []rbacv1.PolicyRule { return permissions(flags.withSettings(s)) },
 		New: func(h controllers.Host) (controllers.Controller, error) {
-			cfg := flags.with(h.Settings)
-			var in informerSet
+			cfg := flags.withSettings(h.Settings)
+			var set informerSet
 			sources := map[schema.GroupVersionResource]**informers.Informer[cachedSource]{
-				informers.ConfigMaps: &in.ConfigMaps, informers.Secrets: &in.Secrets, PodStatusesResource: &in.PodStatuses,
+				informers.ConfigMaps: &set.ConfigMaps, informers.Secrets: &set.Secrets, PodStatusesResource: &set.PodStatuses,
 			}
 			others := map[schema.GroupVersionResource]**informers.Informer[metav1.Object]{
-				informers.Deployments: &in.Deployments, informers.StatefulSets: &in.StatefulSets, informers.DaemonSets: &in.DaemonSets,
-				informers.CronJobs: &in.CronJobs, informers.Jobs: &in.Jobs, RolloutsResource: &in.Rollouts,
-				informers.Namespaces: &in.Namespaces,
+				informers.Deployments: &set.Deployments, informers.StatefulSets: &set.StatefulSets, informers.DaemonSets: &set.DaemonSets,
+				informers.CronJobs: &set.CronJobs, informers.Jobs: &set.Jobs, RolloutsResource: &set.Rollouts,
+				informers.Namespaces: &set.Namespaces,
 			}
 			for _, resource := range resources(cfg) {
 				if source := sources[resource]; source != nil {
@@ -43,7 +43,7 @@ func Entry() controllers.Entry {
 					*others[resource] = informers.For[metav1.Object](h, resource)
 				}
 			}
-			return newController(cfg, in, h.Clients, h.Events, h.LoopOptions, h.Metrics)
+			return newController(cfg, set, h.Clients, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }
@@ -51,8 +51,8 @@ func Entry() controllers.Entry {
 // original is the name in --compat of stakater/Reloader.
 const original = "reloader"
 
-// with returns the configuration under these settings.
-func (c Config) with(s controllers.Settings) Config {
+// withSettings returns the configuration under these settings.
+func (c Config) withSettings(s controllers.Settings) Config {
 	c.Compat = slices.Contains(s.Compat, original)
 	c.DryRun = c.DryRun || s.DryRun
 	c.Scope = s.Namespaces

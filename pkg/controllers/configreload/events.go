@@ -27,35 +27,35 @@ func (c *controller) watches() []controllers.Watch[policy.QueueKey] {
 			return []policy.QueueKey{{Kind: k.Name, ObjectName: cache.MetaObjectToName(cmp.Or(event.New, event.Old))}}
 		}))
 	}
-	if k := c.kinds["Job"]; c.in.Jobs != nil && k == nil {
+	if k := c.kinds["Job"]; c.informers.Jobs != nil && k == nil {
 		// The CronJobs' Jobs are read from the cache, which has to be synced.
-		list = append(list, controllers.WatchChanges(c.in.Jobs, func(controllers.Event[metav1.Object]) []policy.QueueKey { return nil }))
+		list = append(list, controllers.WatchChanges(c.informers.Jobs, func(controllers.Event[metav1.Object]) []policy.QueueKey { return nil }))
 	}
-	for t, informer := range c.sources {
+	for typ, informer := range c.sources {
 		list = append(list, controllers.WatchChanges(informer, func(event controllers.Event[cachedSource]) []policy.QueueKey {
-			return c.sourceChanged(t, event)
+			return c.sourceChanged(typ, event)
 		}))
 	}
 	if c.cfg.needsNamespaces() {
-		list = append(list, controllers.WatchChanges(c.in.Namespaces, c.namespaceChanged))
+		list = append(list, controllers.WatchChanges(c.informers.Namespaces, c.namespaceChanged))
 	}
 	return list
 }
 
 // sourceChanged notes a change of a source, and enqueues the source.
-func (c *controller) sourceChanged(t policy.SourceType, event controllers.Event[cachedSource]) []policy.QueueKey {
-	was, is := digestOf(event.Old), digestOf(event.New)
-	c.metrics.sourceChanged(t, was, is)
+func (c *controller) sourceChanged(typ policy.SourceType, event controllers.Event[cachedSource]) []policy.QueueKey {
+	oldDigest, newDigest := digestOf(event.Old), digestOf(event.New)
+	c.metrics.sourceChanged(typ, oldDigest, newDigest)
 	obj := cmp.Or(event.New, event.Old)
-	name := sourceName(t, obj)
-	if name == "" || !c.selected(obj.GetNamespace()) {
+	name := sourceName(typ, obj)
+	if name == "" || !c.isSelected(obj.GetNamespace()) {
 		return nil
 	}
-	before, after := c.source(event.Old), c.source(event.New)
-	if bytes.Equal(was, is) && (is == nil || before.Same(after)) {
+	before, after := c.readSource(event.Old), c.readSource(event.New)
+	if bytes.Equal(oldDigest, newDigest) && (newDigest == nil || before.Same(after)) {
 		return nil // a new version alone is not a change
 	}
-	if t == policy.SecretProviderClass {
+	if typ == policy.SecretProviderClass {
 		// One of many pods that comes or goes is not a change, see policy.
 		if !before.Exists() {
 			before = after
@@ -64,32 +64,32 @@ func (c *controller) sourceChanged(t policy.SourceType, event controllers.Event[
 		}
 	}
 	// Most sources concern nobody. A workload that comes to use the source later finds it changed.
-	if !c.concernsAny(obj.GetNamespace(), policy.SourceKey{Type: t, Name: name}) {
+	if !c.affectsAny(obj.GetNamespace(), policy.SourceKey{Type: typ, Name: name}) {
 		return nil
 	}
-	key := policy.QueueKey{Kind: t.Kind(), ObjectName: cache.NewObjectName(obj.GetNamespace(), name)}
+	key := policy.QueueKey{Kind: typ.Kind(), ObjectName: cache.NewObjectName(obj.GetNamespace(), name)}
 	now := time.Now()
 	if c.changes.add(key, change{before, after, now, now}) {
-		c.metrics.coalesced.Inc()
+		c.metrics.coalescedChanges.Inc()
 	}
 	return []policy.QueueKey{key}
 }
 
 // namespaceChanged enqueues a namespace that begins or ceases to be selected.
 func (c *controller) namespaceChanged(event controllers.Event[metav1.Object]) []policy.QueueKey {
-	was := event.Old != nil && c.selects(event.Old)
-	is := event.New != nil && c.selects(event.New)
+	wasSelected := event.Old != nil && c.selectorMatches(event.Old)
+	isSelected := event.New != nil && c.selectorMatches(event.New)
 	if event.New == nil {
 		c.memory.setSelected(event.Old.GetName(), "")
 		return nil
 	}
-	if was == is {
+	if wasSelected == isSelected {
 		return nil
 	}
 	c.memory.setSelected(event.New.GetName(), event.New.GetResourceVersion())
 	return []policy.QueueKey{{Kind: namespaceKind, ObjectName: cache.NewObjectName(event.New.GetName(), "")}}
 }
 
-func (c *controller) selects(namespace metav1.Object) bool {
+func (c *controller) selectorMatches(namespace metav1.Object) bool {
 	return c.selector.Matches(labels.Set(namespace.GetLabels()))
 }

@@ -37,9 +37,9 @@ type config = configreload.Config
 // fixture is a cluster with a manager that runs config-reload, in a bubble of fake time.
 type fixture struct {
 	*controllertest.Host
-	t     *testing.T
-	cfg   *config
-	heard map[types.UID]int32 // how often each Event was told at the last call of events
+	t           *testing.T
+	cfg         *config
+	eventCounts map[types.UID]int32 // how often each Event was told at the last call of events
 
 	mu       sync.Mutex
 	requests []controllertest.Request
@@ -49,13 +49,13 @@ type fixture struct {
 // newFixture creates the objects and starts the manager, with compatibility unless configure ends it.
 func newFixture(t *testing.T, configure func(*config), objects ...runtime.Object) *fixture {
 	t.Helper()
-	return begin(t, controllertest.Setup{}, configure, objects)
+	return startFixture(t, controllertest.Setup{}, configure, objects)
 }
 
-func begin(t *testing.T, setup controllertest.Setup, configure func(*config), objects []runtime.Object) *fixture {
+func startFixture(t *testing.T, setup controllertest.Setup, configure func(*config), objects []runtime.Object) *fixture {
 	t.Helper()
 	entry := configreload.Entry()
-	f := &fixture{t: t, cfg: entry.Config.(*config), heard: map[types.UID]int32{}}
+	f := &fixture{t: t, cfg: entry.Config.(*config), eventCounts: map[types.UID]int32{}}
 	f.cfg.Compat = true
 	if configure != nil {
 		configure(f.cfg)
@@ -66,15 +66,15 @@ func begin(t *testing.T, setup controllertest.Setup, configure func(*config), ob
 	setup.Entries = []controllers.Entry{entry}
 	setup.Prepare = func(h *controllertest.Host) {
 		f.Host = h
-		h.OnRead(f.request)
-		h.OnWrite(f.request)
+		h.OnRead(f.onRequest)
+		h.OnWrite(f.onRequest)
 	}
 	setup.NewHost(t, objects...)
 	return f
 }
 
-// request is called for requests of the controller, one at a time.
-func (f *fixture) request(r controllertest.Request) error {
+// onRequest is called for requests of the controller, one at a time.
+func (f *fixture) onRequest(r controllertest.Request) error {
 	f.mu.Lock()
 	f.requests = append(f.requests, r)
 	hooks := slices.Clone(f.hooks)
@@ -87,20 +87,20 @@ func (f *fixture) request(r controllertest.Request) error {
 	return nil
 }
 
-// before calls hook before each request with that verb, or try for the dry run of a creation, for that
+// beforeRequest calls hook before each request with that verb, or try for the dry run of a creation, for that
 // resource, such as deployments. The hook may refuse the request.
-func (f *fixture) before(verb, resource string, hook func(controllertest.Request) error) {
+func (f *fixture) beforeRequest(verb, resource string, hook func(controllertest.Request) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.hooks = append(f.hooks, func(r controllertest.Request) error {
-		if v, of := kindOf(r); v != verb || of != resource {
+		if gotVerb, res := verbAndResource(r); gotVerb != verb || res != resource {
 			return nil
 		}
 		return hook(r)
 	})
 }
 
-func kindOf(r controllertest.Request) (verb, resource string) {
+func verbAndResource(r controllertest.Request) (verb, resource string) {
 	resource, _, _ = strings.Cut(r.Resource, ".")
 	if r.DryRun {
 		return "try", resource
@@ -111,9 +111,9 @@ func kindOf(r controllertest.Request) (verb, resource string) {
 // answer is called before a request of the controller, which it may refuse.
 type answer = func(f *fixture, r controllertest.Request) error
 
-// answer calls each of these before one of the next requests of that kind.
-func (f *fixture) answer(verb, resource string, answers ...answer) {
-	f.before(verb, resource, func(r controllertest.Request) error {
+// answerNext calls each of these before one of the next requests of that kind.
+func (f *fixture) answerNext(verb, resource string, answers ...answer) {
+	f.beforeRequest(verb, resource, func(r controllertest.Request) error {
 		if len(answers) == 0 {
 			return nil
 		}
@@ -125,14 +125,14 @@ func (f *fixture) answer(verb, resource string, answers ...answer) {
 
 func refusal(err error) answer { return func(*fixture, controllertest.Request) error { return err } }
 
-// refuse refuses the next n requests.
-func (f *fixture) refuse(n int, verb, resource string, err error) {
-	f.answer(verb, resource, slices.Repeat([]answer{refusal(err)}, n)...)
+// refuseNext refuses the next n requests.
+func (f *fixture) refuseNext(n int, verb, resource string, err error) {
+	f.answerNext(verb, resource, slices.Repeat([]answer{refusal(err)}, n)...)
 }
 
-// once calls hook before the first request of that kind.
-func (f *fixture) once(verb, resource string, hook func()) {
-	f.answer(verb, resource, func(*fixture, controllertest.Request) error { hook(); return nil })
+// beforeFirst calls hook before the first request of that kind.
+func (f *fixture) beforeFirst(verb, resource string, hook func()) {
+	f.answerNext(verb, resource, func(*fixture, controllertest.Request) error { hook(); return nil })
 }
 
 var (
@@ -141,8 +141,8 @@ var (
 	errTimeout  = apierrors.NewTimeoutError("no answer", 1)
 )
 
-// apply carries out a request of the controller, and returns the error of an answer that is lost.
-func (f *fixture) apply(r controllertest.Request) error {
+// applyRequest carries out a request of the controller, and returns the error of an answer that is lost.
+func (f *fixture) applyRequest(r controllertest.Request) error {
 	client, err := kubernetes.NewForConfig(f.RESTConfig())
 	if err != nil {
 		return err
@@ -162,15 +162,15 @@ func (f *fixture) apply(r controllertest.Request) error {
 	return errTimeout
 }
 
-// requested compares the counts of the requests since the last call of forget.
-func (f *fixture) requested(want map[string]int) {
+// expectRequests compares the counts of the requests since the last call of forgetRequests.
+func (f *fixture) expectRequests(want map[string]int) {
 	f.t.Helper()
-	same(f.t, "requests", want, f.asked())
+	expectEqual(f.t, "requests", want, f.countRequests())
 }
 
-// pass lets time pass, with everything that happens in it. It and put return the fixture, so that what
+// advance lets time pass, with everything that happens in it. It and put return the fixture, so that what
 // follows can be said after it.
-func (f *fixture) pass(d time.Duration) *fixture {
+func (f *fixture) advance(d time.Duration) *fixture {
 	<-time.After(d)
 	synctest.Wait()
 	return f
@@ -180,7 +180,7 @@ func (f *fixture) pass(d time.Duration) *fixture {
 func (f *fixture) put(d time.Duration, objects ...runtime.Object) *fixture {
 	f.t.Helper()
 	f.Put(objects...)
-	return f.pass(d)
+	return f.advance(d)
 }
 
 func (f *fixture) web() *appsv1.Deployment {
@@ -192,29 +192,29 @@ func (f *fixture) web() *appsv1.Deployment {
 	return d
 }
 
-// touch changes the Deployment web in what does not concern the controller.
-func (f *fixture) touch() {
+// touchWeb changes the Deployment web in what does not concern the controller.
+func (f *fixture) touchWeb() {
 	f.t.Helper()
 	f.Put(annotated(f.web(), "example.org/touched", time.Now().String()))
 }
 
-// runs returns the Jobs.
-func (f *fixture) runs() []*batchv1.Job { return controllertest.List[batchv1.Job](f.Host) }
+// jobs returns the Jobs.
+func (f *fixture) jobs() []*batchv1.Job { return controllertest.List[batchv1.Job](f.Host) }
 
-// asked counts the requests since the last call of forget, by verb and resource. A list of the controller's
-// cache is a question for the version of a source.
-func (f *fixture) asked() map[string]int {
+// countRequests counts the requests since the last call of forgetRequests, by verb and resource. A list of
+// the controller's cache is a question for the version of a source.
+func (f *fixture) countRequests() map[string]int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	count := map[string]int{}
 	for _, r := range f.requests {
-		verb, resource := kindOf(r)
+		verb, resource := verbAndResource(r)
 		count[verb+" "+resource]++
 	}
 	return count
 }
 
-func (f *fixture) forget() {
+func (f *fixture) forgetRequests() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.requests = nil
@@ -232,13 +232,13 @@ func (f *fixture) writes() []string {
 	defer f.mu.Unlock()
 	var list []string
 	for _, r := range f.requests {
-		verb, resource := kindOf(r)
+		verb, resource := verbAndResource(r)
 		text := verb + " " + resource + "/" + r.Name
 		switch verb {
 		case "get", "list":
 			continue
 		case "patch":
-			text += " " + f.body(r.Body)
+			text += " " + f.patchBody(r.Body)
 		case "create":
 			text = runSuffix.ReplaceAllString(text, "-RUN")
 		case "delete":
@@ -252,17 +252,17 @@ func (f *fixture) writes() []string {
 	return list
 }
 
-func (f *fixture) body(patch []byte) string {
+func (f *fixture) patchBody(patch []byte) string {
 	f.t.Helper()
 	var body map[string]any
-	must(f.t, json.Unmarshal(patch, &body))
+	failOnError(f.t, json.Unmarshal(patch, &body))
 	m, _ := body["metadata"].(map[string]any)
 	a, _ := m["annotations"].(map[string]any)
 	version, _ := m["resourceVersion"].(string)
 	delete(m, "resourceVersion")
 	if recorded, ok := a[nativeState].(string); ok {
-		state, on := withoutVersion(recorded)
-		if a[nativeState] = state; on != version {
+		state, recordedVersion := withoutVersion(recorded)
+		if a[nativeState] = state; recordedVersion != version {
 			f.t.Errorf("state %s is not recorded on the version of the patch: %s", recorded, patch)
 		}
 	}
@@ -278,48 +278,48 @@ func (f *fixture) body(patch []byte) string {
 	return toJSON(body)
 }
 
-// expect compares the writes so far.
-func (f *fixture) expect(want ...string) {
+// expectWrites compares the writes so far.
+func (f *fixture) expectWrites(want ...string) {
 	f.t.Helper()
-	same(f.t, "writes", want, f.writes(), cmpopts.EquateEmpty())
+	expectEqual(f.t, "writes", want, f.writes(), cmpopts.EquateEmpty())
 }
 
-// written compares the number of writes so far.
-func (f *fixture) written(want int) {
+// expectWriteCount compares the number of writes so far.
+func (f *fixture) expectWriteCount(want int) {
 	f.t.Helper()
 	if got := f.writes(); len(got) != want {
 		f.t.Errorf("%d writes so far, want %d: %v", len(got), want, got)
 	}
 }
 
-// told compares the Events since the last call of events, sorted.
-func (f *fixture) told(want ...string) {
+// expectEvents compares the Events since the last call of events, sorted.
+func (f *fixture) expectEvents(want ...string) {
 	f.t.Helper()
-	same(f.t, "Events", want, f.events(), cmpopts.EquateEmpty())
+	expectEqual(f.t, "Events", want, f.events(), cmpopts.EquateEmpty())
 }
 
 // events returns the Events since the last call, sorted.
 func (f *fixture) events() (list []string) {
-	f.pass(10 * time.Millisecond)
+	f.advance(10 * time.Millisecond)
 	for _, e := range controllertest.List[corev1.Event](f.Host) {
-		for range e.Count - f.heard[e.UID] {
+		for range e.Count - f.eventCounts[e.UID] {
 			list = append(list, fmt.Sprintf("%s %s %s", e.Type, e.Reason, e.Message))
 		}
-		f.heard[e.UID] = e.Count
+		f.eventCounts[e.UID] = e.Count
 	}
 	slices.Sort(list)
 	return list
 }
 
-// count compares the sum of a metric over the series with these labels.
-func (f *fixture) count(want float64, name string, labels ...string) {
+// expectMetric compares the sum of a metric over the series with these labels.
+func (f *fixture) expectMetric(want float64, name string, labels ...string) {
 	f.t.Helper()
-	same(f.t, name, want, f.Metric("quartermaster_config_reload_"+name, labels...))
+	expectEqual(f.t, name, want, f.Metric("quartermaster_config_reload_"+name, labels...))
 }
 
-func (f *fixture) noErrors() {
+func (f *fixture) expectNoErrors() {
 	f.t.Helper()
-	same(f.t, "reconciles failed", 0, f.status().Errors)
+	expectEqual(f.t, "reconciles failed", 0, f.status().Errors)
 }
 
 func (f *fixture) status() controllers.Status { return f.Controller(configreload.Name).Status() }
@@ -332,14 +332,14 @@ func toJSON(v any) string {
 	return string(data)
 }
 
-func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
+func expectEqual[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }
 
-func must(t testing.TB, err error) {
+func failOnError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -14,14 +14,15 @@ import (
 
 // Indexes of the workloads.
 const (
-	// bySource finds workloads by a source that they reference or name. The value byPattern finds workloads
-	// that name sources by a pattern, which any source may match. Workloads that do not opt in are left out.
-	bySource  = "source"
-	byPattern = "*"
-	// byCronJob finds Jobs by the UID of the CronJob that controls them.
-	byCronJob = "cronjob"
-	// byClass finds the statuses of pods by their SecretProviderClass.
-	byClass = "class"
+	// sourceIndex finds workloads by a source that they reference or name. The value patternValue finds
+	// workloads that name sources by a pattern, which any source may match. Workloads that do not opt in are
+	// left out.
+	sourceIndex  = "source"
+	patternValue = "*"
+	// cronJobIndex finds Jobs by the UID of the CronJob that controls them.
+	cronJobIndex = "cronjob"
+	// classIndex finds the statuses of pods by their SecretProviderClass.
+	classIndex = "class"
 )
 
 // cachedSource is what the controller reads of a cached ConfigMap, Secret or status of a pod.
@@ -29,20 +30,20 @@ type cachedSource interface {
 	metav1.Object // with at least the annotations of sourceAnnotations
 	// Digest returns the result of sourceDigest for the controller's Name; nil if the object does
 	// not count.
-	Digest(of string) []byte
+	Digest(controllerName string) []byte
 	policy.History
 }
 
 func (c *controller) addIndexes() {
 	for _, k := range c.kinds {
-		k.informer.AddIndex(bySource, func(obj metav1.Object) []string { return c.indexBySource(k, obj) })
+		k.informer.AddIndex(sourceIndex, func(obj metav1.Object) []string { return c.indexBySource(k, obj) })
 	}
 	if c.kinds["CronJob"] != nil {
-		c.in.Jobs.AddIndex(byCronJob, indexByCronJob)
+		c.informers.Jobs.AddIndex(cronJobIndex, indexByCronJob)
 	}
-	for t, informer := range c.sources {
-		if t == policy.SecretProviderClass {
-			informer.AddIndex(byClass, indexByClass)
+	for typ, informer := range c.sources {
+		if typ == policy.SecretProviderClass {
+			informer.AddIndex(classIndex, indexByClass)
 		}
 	}
 }
@@ -62,7 +63,7 @@ func (c *controller) indexBySource(k *kind, obj metav1.Object) []string {
 		return nil
 	}
 	if slices.ContainsFunc(policy.SourceTypes, selection.NamesByPattern) {
-		return []string{w.Namespace + "/" + byPattern}
+		return []string{w.Namespace + "/" + patternValue}
 	}
 	var values []string
 	for _, key := range w.References() {
@@ -74,7 +75,7 @@ func (c *controller) indexBySource(k *kind, obj metav1.Object) []string {
 		values = append(values, sourceIndexValue(w.Namespace, key))
 	}
 	if len(values) > maxIndexed {
-		return []string{w.Namespace + "/" + byPattern}
+		return []string{w.Namespace + "/" + patternValue}
 	}
 	slices.Sort(values)
 	return slices.Compact(values)
@@ -103,8 +104,8 @@ func indexByClass(s cachedSource) []string {
 }
 
 // sourceName returns the name by which workloads know a source: for the status of a pod, its class.
-func sourceName(t policy.SourceType, obj cachedSource) string {
-	if t != policy.SecretProviderClass {
+func sourceName(typ policy.SourceType, obj cachedSource) string {
+	if typ != policy.SecretProviderClass {
 		return obj.GetName()
 	}
 	_, class := policy.ParseDigest(obj.Digest(Name))
@@ -119,8 +120,8 @@ func digestOf(obj cachedSource) []byte {
 	return obj.Digest(Name)
 }
 
-// source reads a cached source.
-func (c *controller) source(obj cachedSource) policy.Source {
+// readSource reads a cached source.
+func (c *controller) readSource(obj cachedSource) policy.Source {
 	if obj == nil {
 		return policy.Source{}
 	}
@@ -130,7 +131,7 @@ func (c *controller) source(obj cachedSource) policy.Source {
 		return s
 	}
 	s.Hash, _ = policy.ParseDigest(digest)
-	s.Changed = obj.ChangedVersion()
+	s.ChangedVersion = obj.ChangedVersion()
 	s.Ignored, s.Matched = c.keys.Flags(obj.GetAnnotations())
 	return s
 }
@@ -139,43 +140,43 @@ func (c *controller) source(obj cachedSource) policy.Source {
 // patterns of one workload: about 0.05 s. Ten patterns such as app-.* and 3,000 names take half as many.
 const maxScan = 2 << 20
 
-// lookUp returns the cached sources that may concern w, and the keys of these sources and of absent sources
-// that would concern w. If the patterns of w take too long, it returns that problem.
-func (c *controller) lookUp(
+// lookUpSources returns the cached sources that may concern w, and the keys of these sources and of absent
+// sources that would concern w. If the patterns of w take too long, it returns that problem.
+func (c *controller) lookUpSources(
 	w *policy.Workload, selection *policy.Selection, recorded policy.State,
-) (found map[policy.SourceKey]policy.Source, watched map[policy.SourceKey]bool, problem *policy.Problem) {
-	found, watched = map[policy.SourceKey]policy.Source{}, map[policy.SourceKey]bool{}
-	get := func(key policy.SourceKey) {
+) (sources map[policy.SourceKey]policy.Source, watched map[policy.SourceKey]bool, problem *policy.Problem) {
+	sources, watched = map[policy.SourceKey]policy.Source{}, map[policy.SourceKey]bool{}
+	addSource := func(key policy.SourceKey) {
 		watched[key] = true
 		if obj := c.cachedSource(w.Namespace, key); obj != nil {
-			found[key] = c.source(obj)
+			sources[key] = c.readSource(obj)
 		}
 	}
 	for _, key := range w.References() {
-		get(key)
+		addSource(key)
 	}
 	for key := range recorded {
-		get(key)
+		addSource(key)
 	}
 	for key := range selection.Names {
-		get(key)
+		addSource(key)
 	}
 	steps := 0
-	for t, informer := range c.sources {
-		if !selection.NamesByPattern(t) {
+	for typ, informer := range c.sources {
+		if !selection.NamesByPattern(typ) {
 			continue
 		}
 		for _, obj := range informer.List(w.Namespace, nil) {
-			key := policy.SourceKey{Type: t, Name: sourceName(t, obj)}
+			key := policy.SourceKey{Type: typ, Name: sourceName(typ, obj)}
 			if steps += selection.Steps(key); steps > maxScan {
-				return nil, nil, c.keys.ScanProblem(selection, t)
+				return nil, nil, c.keys.ScanProblem(selection, typ)
 			}
 			if selection.ByName(key) == policy.Named {
-				get(key)
+				addSource(key)
 			}
 		}
 	}
-	return found, watched, nil
+	return sources, watched, nil
 }
 
 // cachedSource returns a source; nil if there is none. For a class it returns the status of the pod whose
@@ -189,12 +190,12 @@ func (c *controller) cachedSource(namespace string, key policy.SourceKey) cached
 		obj, _ := informer.Get(cache.NewObjectName(namespace, key.Name)) // nil if there is none
 		return obj
 	}
-	var last cachedSource
-	for _, s := range informer.ByIndex(byClass, namespace+"/"+key.Name) {
-		if last == nil || policy.Newer(s.ChangedVersion(), last.ChangedVersion()) || s.ChangedVersion() != "" && last.ChangedVersion() == "" ||
-			last.ChangedVersion() == "" && policy.Newer(s.FirstVersion(), last.FirstVersion()) {
-			last = s
+	var latest cachedSource
+	for _, s := range informer.ByIndex(classIndex, namespace+"/"+key.Name) {
+		if latest == nil || policy.Newer(s.ChangedVersion(), latest.ChangedVersion()) || s.ChangedVersion() != "" && latest.ChangedVersion() == "" ||
+			latest.ChangedVersion() == "" && policy.Newer(s.FirstVersion(), latest.FirstVersion()) {
+			latest = s
 		}
 	}
-	return last
+	return latest
 }

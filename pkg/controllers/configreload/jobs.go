@@ -39,8 +39,8 @@ type replacement struct {
 
 // replaceJob deletes a Job and creates it again. The Job is lost only if the process is killed or
 // its term ends between the two, see recreateJob.
-func (c *controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
-	w := f.Workload
+func (c *controller) replaceJob(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (outcome, error) {
+	w := facts.Workload
 	jobs := c.client.BatchV1().Jobs(w.Namespace)
 	live, err := jobs.Get(ctx, w.Name, metav1.GetOptions{})
 	if err != nil {
@@ -50,10 +50,10 @@ func (c *controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p
 		return outcome{}, errOutdated(w)
 	}
 	if ptr.Deref(live.Spec.ManualSelector, false) {
-		return outcome{skipped: "The selector is manual"}, nil
+		return outcome{skipReason: "The selector is manual"}, nil
 	}
 	job := jobCopy(live)
-	c.cfg.Mark(f, p, &job.Spec.Template)
+	c.cfg.Mark(facts, plan, &job.Spec.Template)
 
 	// A refusal by admission must be known before the Job is deleted.
 	trial := job.DeepCopy()
@@ -61,13 +61,13 @@ func (c *controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p
 	if _, err := jobs.Create(ctx, trial, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldManager: fieldManager}); err != nil {
 		return outcome{}, fmt.Errorf("try the new Job: %w", err)
 	}
-	r := &replacement{workload: w, names: namesOf(w, p), job: job}
+	r := &replacement{workload: w, names: namesOf(w, plan), job: job}
 	// The replacement is noted first, because the deletion may take effect although its response is lost.
-	c.memory.update(w.QueueKey, w.UID, time.Now(), func(e *entry) { e.recreate = r })
+	c.memory.update(w.QueueKey, w.UID, time.Now(), func(e *entry) { e.replacement = r })
 	err = c.deleteJob(ctx, w.QueueKey, metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
 	if err != nil {
-		if refused(err) {
-			c.memory.update(w.QueueKey, w.UID, time.Now(), func(e *entry) { e.recreate = nil })
+		if isRefusal(err) {
+			c.memory.update(w.QueueKey, w.UID, time.Now(), func(e *entry) { e.replacement = nil })
 		}
 		return outcome{}, err
 	}
@@ -79,9 +79,9 @@ func (c *controller) replaceJob(ctx context.Context, k *kind, f *policy.Facts, p
 	return outcome{handedOn: true}, nil
 }
 
-func (c *controller) deleteJob(ctx context.Context, key policy.QueueKey, only metav1.Preconditions) error {
+func (c *controller) deleteJob(ctx context.Context, key policy.QueueKey, preconditions metav1.Preconditions) error {
 	return c.client.BatchV1().Jobs(key.Namespace).Delete(ctx, key.Name, metav1.DeleteOptions{
-		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), Preconditions: &only,
+		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), Preconditions: &preconditions,
 	})
 }
 
@@ -141,13 +141,13 @@ func (c *controller) recreateJob(ctx context.Context, k *kind, key policy.QueueK
 	case err != nil:
 		return 0, fmt.Errorf("create %s again: %w", key, err)
 	}
-	c.announce(ctx, k, r.workload, reasonReloaded, "Reloaded for "+r.names, resultSuccess)
+	c.announceReload(ctx, k, r.workload, reasonReloaded, "Reloaded for "+r.names, resultSuccess)
 	c.memory.forget(key)
-	return settle, nil // its event arrives sooner
+	return settleDelay, nil // its event arrives sooner
 }
 
-func (c *controller) giveUpJob(ctx context.Context, key policy.QueueKey, why string) {
-	klog.FromContext(ctx).Error(nil, "Job was deleted for a reload and is not created again", "job", key.ObjectName, "reason", why)
+func (c *controller) giveUpJob(ctx context.Context, key policy.QueueKey, reason string) {
+	klog.FromContext(ctx).Error(nil, "Job was deleted for a reload and is not created again", "job", key.ObjectName, "reason", reason)
 	c.metrics.lostJobs.Inc()
 	c.memory.forget(key)
 }

@@ -26,9 +26,9 @@ import (
 type kindInfo struct {
 	policy.Kind
 	resource schema.GroupVersionResource
-	// writes are the verbs of a reload, besides get.
-	writes []string
-	custom bool // its resource may be missing, and it has no Go type
+	// writeVerbs are the verbs of a reload, besides get.
+	writeVerbs []string
+	custom     bool // its resource may be missing, and it has no Go type
 }
 
 // RolloutsResource is the resource of Argo Rollouts.
@@ -47,12 +47,12 @@ var (
 
 // kindInfos are the kinds that can be rolled.
 var kindInfos = []kindInfo{
-	{Kind: policy.Kind{Name: "Deployment", Pauses: true}, resource: appsv1.SchemeGroupVersion.WithResource("deployments"), writes: []string{"patch"}},
-	{Kind: policy.Kind{Name: "StatefulSet"}, resource: appsv1.SchemeGroupVersion.WithResource("statefulsets"), writes: []string{"patch"}},
-	{Kind: policy.Kind{Name: "DaemonSet"}, resource: appsv1.SchemeGroupVersion.WithResource("daemonsets"), writes: []string{"patch"}},
-	{Kind: policy.Kind{Name: "CronJob"}, resource: cronJobsResource, writes: []string{"patch"}},
-	{Kind: policy.Kind{Name: "Job", Stateless: true}, resource: jobsResource, writes: []string{"create", "delete"}},
-	{Kind: policy.Kind{Name: "Rollout", Restarts: true}, resource: RolloutsResource, writes: []string{"patch"}, custom: true},
+	{Kind: policy.Kind{Name: "Deployment", Pauses: true}, resource: appsv1.SchemeGroupVersion.WithResource("deployments"), writeVerbs: []string{"patch"}},
+	{Kind: policy.Kind{Name: "StatefulSet"}, resource: appsv1.SchemeGroupVersion.WithResource("statefulsets"), writeVerbs: []string{"patch"}},
+	{Kind: policy.Kind{Name: "DaemonSet"}, resource: appsv1.SchemeGroupVersion.WithResource("daemonsets"), writeVerbs: []string{"patch"}},
+	{Kind: policy.Kind{Name: "CronJob"}, resource: cronJobsResource, writeVerbs: []string{"patch"}},
+	{Kind: policy.Kind{Name: "Job", Stateless: true}, resource: jobsResource, writeVerbs: []string{"create", "delete"}},
+	{Kind: policy.Kind{Name: "Rollout", Restarts: true}, resource: RolloutsResource, writeVerbs: []string{"patch"}, custom: true},
 }
 
 // pluralNames returns the kinds as the flags name them.
@@ -81,21 +81,21 @@ type informerSet struct {
 	Namespaces *informers.Informer[metav1.Object]
 }
 
-func sourceResource(t policy.SourceType) schema.GroupVersionResource {
-	if t == policy.SecretProviderClass {
+func sourceResource(typ policy.SourceType) schema.GroupVersionResource {
+	if typ == policy.SecretProviderClass {
 		return PodStatusesResource
 	}
-	return corev1.SchemeGroupVersion.WithResource(t.String() + "s")
+	return corev1.SchemeGroupVersion.WithResource(typ.String() + "s")
 }
 
 // resources returns the resources for which cfg needs an informer.
 func resources(cfg Config) []schema.GroupVersionResource {
 	var list []schema.GroupVersionResource
-	for _, t := range cfg.watchedTypes() {
-		list = append(list, sourceResource(t))
+	for _, typ := range cfg.watchedTypes() {
+		list = append(list, sourceResource(typ))
 	}
 	for i := range kindInfos {
-		if cfg.rolls(&kindInfos[i]) {
+		if cfg.rollsKind(&kindInfos[i]) {
 			list = append(list, kindInfos[i].resource)
 		}
 	}
@@ -125,12 +125,12 @@ func permissions(cfg Config) []rbacv1.PolicyRule {
 	verbs := map[schema.GroupVersionResource][]string{}
 	for i := range kindInfos {
 		k := &kindInfos[i]
-		if !cfg.rolls(k) {
+		if !cfg.rollsKind(k) {
 			continue
 		}
 		verbs[k.resource] = []string{"get"}
 		if !cfg.DryRun {
-			verbs[k.resource] = append(verbs[k.resource], k.writes...)
+			verbs[k.resource] = append(verbs[k.resource], k.writeVerbs...)
 		}
 	}
 	if _, cronJobs := verbs[cronJobsResource]; cronJobs && verbs[jobsResource] == nil && !cfg.DryRun {
@@ -148,14 +148,16 @@ func permissions(cfg Config) []rbacv1.PolicyRule {
 }
 
 // sourceAnnotations returns the keys that the cache must keep of sources.
-func sourceAnnotations(cfg Config) []string { return cfg.keys().SourceKeys() }
+func sourceAnnotations(cfg Config) []string { return cfg.annotationKeys().SourceKeys() }
 
 // workloadAnnotations returns the keys that the cache must keep of workloads.
-func workloadAnnotations(cfg Config) []string { return cfg.keys().WorkloadKeys() }
+func workloadAnnotations(cfg Config) []string { return cfg.annotationKeys().WorkloadKeys() }
 
 // workloadDigest returns the function that the cache calls on a workload. What that function returns
 // is kept in place of the content.
-func workloadDigest(cfg Config) func(obj runtime.Object) []byte { return cfg.keys().DigestWorkload }
+func workloadDigest(cfg Config) func(obj runtime.Object) []byte {
+	return cfg.annotationKeys().DigestWorkload
+}
 
 // sourceDigest returns the function that the cache calls on a source. That function returns nil for
 // a source that does not count under cfg, because the source selector does not select it or because
@@ -175,11 +177,11 @@ type kind struct {
 	// get reads from the API server.
 	get func(ctx context.Context, name cache.ObjectName) (metav1.Object, error)
 	// patch returns the new resourceVersion.
-	patch func(ctx context.Context, name cache.ObjectName, as types.PatchType, data []byte) (string, error)
-	// merge is the patch type for everything outside of lists.
-	merge types.PatchType
+	patch func(ctx context.Context, name cache.ObjectName, patchType types.PatchType, data []byte) (string, error)
+	// mergeType is the patch type for everything outside of lists.
+	mergeType types.PatchType
 	// reload sends the writes of a reload.
-	reload func(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry) (outcome, error)
+	reload func(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry) (outcome, error)
 }
 
 // getPatcher is the part of a client for one namespace that is used here.
@@ -188,15 +190,15 @@ type getPatcher[T any] interface {
 	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts metav1.PatchOptions, sub ...string) (T, error)
 }
 
-func newKind[T metav1.Object, C getPatcher[T]](informer *informers.Informer[metav1.Object], client func(namespace string) C, merge types.PatchType) *kind {
+func newKind[T metav1.Object, C getPatcher[T]](informer *informers.Informer[metav1.Object], client func(namespace string) C, mergeType types.PatchType) *kind {
 	return &kind{
-		informer: informer,
-		merge:    merge,
+		informer:  informer,
+		mergeType: mergeType,
 		get: func(ctx context.Context, name cache.ObjectName) (metav1.Object, error) {
 			return client(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
 		},
-		patch: func(ctx context.Context, name cache.ObjectName, as types.PatchType, data []byte) (string, error) {
-			obj, err := client(name.Namespace).Patch(ctx, name.Name, as, data, metav1.PatchOptions{FieldManager: fieldManager})
+		patch: func(ctx context.Context, name cache.ObjectName, patchType types.PatchType, data []byte) (string, error) {
+			obj, err := client(name.Namespace).Patch(ctx, name.Name, patchType, data, metav1.PatchOptions{FieldManager: fieldManager})
 			if err != nil {
 				return "", err
 			}
@@ -210,18 +212,18 @@ func (c *controller) newKinds(dyn dynamic.Interface) map[string]*kind {
 	const strategic = types.StrategicMergePatchType
 	apps, batch := c.client.AppsV1(), c.client.BatchV1()
 	all := map[string]*kind{
-		"Deployment":  newKind(c.in.Deployments, apps.Deployments, strategic),
-		"StatefulSet": newKind(c.in.StatefulSets, apps.StatefulSets, strategic),
-		"DaemonSet":   newKind(c.in.DaemonSets, apps.DaemonSets, strategic),
-		"CronJob":     newKind(c.in.CronJobs, batch.CronJobs, strategic),
-		"Job":         newKind(c.in.Jobs, batch.Jobs, strategic),
+		"Deployment":  newKind(c.informers.Deployments, apps.Deployments, strategic),
+		"StatefulSet": newKind(c.informers.StatefulSets, apps.StatefulSets, strategic),
+		"DaemonSet":   newKind(c.informers.DaemonSets, apps.DaemonSets, strategic),
+		"CronJob":     newKind(c.informers.CronJobs, batch.CronJobs, strategic),
+		"Job":         newKind(c.informers.Jobs, batch.Jobs, strategic),
 	}
 	for _, k := range all {
 		k.reload = c.patchTemplate
 	}
 	all["CronJob"].reload, all["Job"].reload = c.runCronJob, c.replaceJob
 	if dyn != nil {
-		all["Rollout"] = newKind(c.in.Rollouts, func(namespace string) rolloutClient {
+		all["Rollout"] = newKind(c.informers.Rollouts, func(namespace string) rolloutClient {
 			return rolloutClient{dyn.Resource(RolloutsResource).Namespace(namespace)}
 		}, types.MergePatchType)
 		all["Rollout"].reload = c.patchRollout
@@ -229,7 +231,7 @@ func (c *controller) newKinds(dyn dynamic.Interface) map[string]*kind {
 	kinds := map[string]*kind{}
 	for i := range kindInfos {
 		info := &kindInfos[i]
-		if k := all[info.Name]; k != nil && k.informer != nil && c.cfg.rolls(info) {
+		if k := all[info.Name]; k != nil && k.informer != nil && c.cfg.rollsKind(info) {
 			k.kindInfo = info
 			kinds[info.Name] = k
 		}

@@ -42,32 +42,32 @@ func cronJob(change func(*batchv1.CronJob), annotations ...string) *batchv1.Cron
 	return cj
 }
 
-// asCreated ignores the fields that stand in for those set by the API server.
-var asCreated = cmp.Options{
+// ignoreServerFields ignores the fields that stand in for those set by the API server.
+var ignoreServerFields = cmp.Options{
 	cmpopts.IgnoreTypes(metav1.TypeMeta{}),
 	cmpopts.IgnoreFields(metav1.ObjectMeta{}, "UID", "ResourceVersion", "Generation", "CreationTimestamp", "ManagedFields"),
 }
 
-func TestReconcileCronJobs(t *testing.T) {
+func TestReconcileRunsACronJobOncePerChange(t *testing.T) {
 	stateOf := func(pairs ...string) string { return stateOn("CronJob/shop/web", pairs...) }
 	recorded := func(pairs ...string) string {
 		return "patch cronjobs/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: stateOf(pairs...)}}})
 	}
 	const (
 		create  = "create jobs/web-RUN"
-		refused = failed + "Internal error occurred: try again"
+		refused = failedEvent + "Internal error occurred: try again"
 		skipped = "Normal ReloadSkipped A Job is active, not reloaded for ConfigMap shop/app-config"
 		waits   = "Normal ReloadWaits A Job is active and concurrencyPolicy is Forbid, waits to reload for ConfigMap shop/app-config"
 	)
-	state := recorded(cmKey, h2)
+	state := recorded(cmKey, hash2)
 	ran := []string{create, state}
 
 	type option = func(*batchv1.CronJob)
 	byAuto := func(change option) *batchv1.CronJob {
-		return cronJob(change, kAuto, "true", nativeState, stateOf(cmKey, h1))
+		return cronJob(change, kAuto, "true", nativeState, stateOf(cmKey, hash1))
 	}
 	byName := func(change option) *batchv1.CronJob {
-		return cronJob(change, kCM, "app-config", nativeState, stateOf(cmKey, h1))
+		return cronJob(change, kCM, "app-config", nativeState, stateOf(cmKey, hash1))
 	}
 	suspended := func(cj *batchv1.CronJob) { cj.Spec.Suspend = ptr.To(true) }
 	forbid := func(cj *batchv1.CronJob) { cj.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent }
@@ -83,23 +83,23 @@ func TestReconcileCronJobs(t *testing.T) {
 			}
 		})
 	}
-	ofAnother := run("run-1")
-	ofAnother.OwnerReferences[0].UID = "cj-0"
+	foreignJob := run("run-1")
+	foreignJob.OwnerReferences[0].UID = "cj-0"
 	// unrecorded changes the ConfigMap, so that a Job is created, and refuses the next n patches of its CronJob.
 	unrecorded := func(n int, then func(f *fixture)) func(f *fixture) {
 		return func(f *fixture) {
-			f.refuse(n, "patch", "cronjobs", errTryAgain)
+			f.refuseNext(n, "patch", "cronjobs", errTryAgain)
 			f.put(1500*time.Millisecond, cm2())
 			then(f)
 		}
 	}
 
 	runCases(t, map[string]reconcileCase{
-		"a change runs the CronJob once": given(objs{cm1(), byAuto(nil)}, func(f *fixture) {
+		"a change runs the CronJob once": given(objectList{cm1(), byAuto(nil)}, func(f *fixture) {
 			f.put(2*time.Second, cm2())
 			// The name of a run depends on the version of the source.
 			version := controllertest.Get[corev1.ConfigMap](f.Host, "shop", "app-config").ResourceVersion
-			sum := sha256.Sum256([]byte(`cj-1{"configmap/app-config":"` + h2 + "@" + version + `","workload":"CronJob/shop/web"}`))
+			sum := sha256.Sum256([]byte(`cj-1{"configmap/app-config":"` + hash2 + "@" + version + `","workload":"CronJob/shop/web"}`))
 			want := []*batchv1.Job{{
 				ObjectMeta: metav1.ObjectMeta{
 					Name: "web-" + hex.EncodeToString(sum[:4]), Namespace: "shop",
@@ -107,49 +107,49 @@ func TestReconcileCronJobs(t *testing.T) {
 					Annotations:     map[string]string{"team": "shop", kAuto: "true", "cronjob.kubernetes.io/instantiate": "manual"},
 					OwnerReferences: []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "CronJob", Name: "web", UID: "cj-1", Controller: ptr.To(true)}},
 				},
-				Spec: batchv1.JobSpec{Template: marked(h2)},
+				Spec: batchv1.JobSpec{Template: marked(hash2)},
 			}}
-			same(f.t, "Jobs", want, f.runs(), asCreated)
+			expectEqual(f.t, "Jobs", want, f.jobs(), ignoreServerFields)
 		}, ran),
-		"a suspended CronJob is not run under auto": given(objs{cm1(), byAuto(suspended)}, changeCM,
+		"a suspended CronJob is not run under auto": given(objectList{cm1(), byAuto(suspended)}, changeCM,
 			[]string{state}, "Normal ReloadSkipped Suspended, not reloaded for ConfigMap shop/app-config"),
-		"a suspended CronJob is run for a named source":                               {objects: objs{cm1(), byName(suspended)}, change: changeCM, want: ran},
-		"a CronJob that forbids concurrency is not run under auto while it is active": given(objs{cm1(), byAuto(busy)}, changeCM, []string{state}, skipped),
-		"a CronJob that forbids concurrency waits, for a named source, until it is not active": given(objs{cm1(), byName(busy)}, func(f *fixture) { changeCM(f); f.pass(5 * time.Minute); f.written(0); f.Put(byName(forbid)) },
-			ran, waits, reloaded),
-		"a Job of ours counts as active until it is complete": given(objs{cm1(), byName(forbid), run("run-1")}, func(f *fixture) {
+		"a suspended CronJob is run for a named source":                               {objects: objectList{cm1(), byName(suspended)}, change: changeCM, want: ran},
+		"a CronJob that forbids concurrency is not run under auto while it is active": given(objectList{cm1(), byAuto(busy)}, changeCM, []string{state}, skipped),
+		"a CronJob that forbids concurrency waits, for a named source, until it is not active": given(objectList{cm1(), byName(busy)}, func(f *fixture) { f.put(5*time.Minute, cm2()).expectWriteCount(0); f.Put(byName(forbid)) },
+			ran, waits, reloadedEvent),
+		"a Job of ours counts as active until it is complete": given(objectList{cm1(), byName(forbid), run("run-1")}, func(f *fixture) {
 			f.put(5*time.Minute, cm2())
-			f.requested(map[string]int{"list deployments": 1}) // for the original
+			f.expectRequests(map[string]int{"list deployments": 1}) // for the original
 			f.put(10*time.Second, run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
-		}, ran, waits, reloaded),
-		"a Job of ours counts as active until it has failed": {objects: objs{cm1(), byName(forbid), run("run-1", batchv1.JobFailed)}, change: changeCM, want: ran},
-		"one unfinished Job among several skips the reload": given(objs{cm1(), byAuto(forbid), run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)}, changeCM,
+		}, ran, waits, reloadedEvent),
+		"a Job of ours counts as active until it has failed": {objects: objectList{cm1(), byName(forbid), run("run-1", batchv1.JobFailed)}, change: changeCM, want: ran},
+		"one unfinished Job among several skips the reload": given(objectList{cm1(), byAuto(forbid), run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)}, changeCM,
 			[]string{state}, skipped),
-		"somebody else's Job does not count":         {objects: objs{cm1(), byName(forbid), ofAnother}, change: changeCM, want: ran},
-		"where concurrency is allowed no Job counts": {objects: objs{cm1(), byName(nil), run("run-1")}, change: changeCM, want: ran},
-		"a repetition does not wait for the Job that it has created": given(objs{cm1(), byName(forbid)}, func(f *fixture) { f.refuse(1, "patch", "cronjobs", errTryAgain); changeCM(f) },
-			[]string{create, state, state}, reloaded, refused),
-		"a repetition neither skips the reload nor creates a Job again that is gone": given(objs{cm1(), byAuto(forbid)}, unrecorded(2, func(f *fixture) { f.Delete(f.runs()[0]); f.pass(time.Minute) }),
-			[]string{create, state, state, state}, reloaded, refused, refused),
-		"a repetition is not skipped as the CronJob is suspended by now": given(objs{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(byAuto(suspended)) }),
-			[]string{create, state, state}, reloaded, refused),
-		"a CronJob does not run again as the source has a label more by now": given(objs{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(labelled(cm2())) }),
-			[]string{create, state, state}, reloaded, refused),
-		"a new leader does not run a CronJob again": given(objs{cm1(), byAuto(forbid)}, unrecorded(1, func(f *fixture) { f.Restart() }),
-			[]string{create, state, state}, reloaded, refused),
-		"a CronJob runs again as the source has gone back and come again": given(objs{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(cm1()); f.pass(10 * time.Millisecond); changeCM(f) }),
-			[]string{create, state, create, state}, reloaded, refused),
-		"a CronJob runs again as another source has changed too": given(objs{cm1(), db1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, p1))}, unrecorded(1, changeDB),
-			[]string{create, recorded(cmKey, h2, dbKey, p1), create, recorded(cmKey, h2, dbKey, p2)}, reloadedBoth, refused),
+		"somebody else's Job does not count":         {objects: objectList{cm1(), byName(forbid), foreignJob}, change: changeCM, want: ran},
+		"where concurrency is allowed no Job counts": {objects: objectList{cm1(), byName(nil), run("run-1")}, change: changeCM, want: ran},
+		"a repetition does not wait for the Job that it has created": given(objectList{cm1(), byName(forbid)}, func(f *fixture) { f.refuseNext(1, "patch", "cronjobs", errTryAgain); changeCM(f) },
+			[]string{create, state, state}, reloadedEvent, refused),
+		"a repetition neither skips the reload nor creates a Job again that is gone": given(objectList{cm1(), byAuto(forbid)}, unrecorded(2, func(f *fixture) { f.Delete(f.jobs()[0]); f.advance(time.Minute) }),
+			[]string{create, state, state, state}, reloadedEvent, refused, refused),
+		"a repetition is not skipped as the CronJob is suspended by now": given(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(byAuto(suspended)) }),
+			[]string{create, state, state}, reloadedEvent, refused),
+		"a CronJob does not run again as the source has a label more by now": given(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(labelled(cm2())) }),
+			[]string{create, state, state}, reloadedEvent, refused),
+		"a new leader does not run a CronJob again": given(objectList{cm1(), byAuto(forbid)}, unrecorded(1, func(f *fixture) { f.Restart() }),
+			[]string{create, state, state}, reloadedEvent, refused),
+		"a CronJob runs again as the source has gone back and come again": given(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(cm1()); f.advance(10 * time.Millisecond); changeCM(f) }),
+			[]string{create, state, create, state}, reloadedEvent, refused),
+		"a CronJob runs again as another source has changed too": given(objectList{cm1(), db1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, hash1, dbKey, dbHash1))}, unrecorded(1, changeDB),
+			[]string{create, recorded(cmKey, hash2, dbKey, dbHash1), create, recorded(cmKey, hash2, dbKey, dbHash2)}, reloadedBothEvent, refused),
 		"a repetition finds its Job though the state is another by now": {
-			objects: objs{cm1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, h1, dbKey, ""))},
+			objects: objectList{cm1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, hash1, dbKey, ""))},
 			change:  unrecorded(1, func(f *fixture) { f.Put(db1()) }), // recorded, not rolled
-			want:    []string{create, recorded(cmKey, h2, dbKey, ""), recorded(cmKey, h2, dbKey, p1)},
-			events:  []string{reloaded, refused},
+			want:    []string{create, recorded(cmKey, hash2, dbKey, ""), recorded(cmKey, hash2, dbKey, dbHash1)},
+			events:  []string{reloadedEvent, refused},
 		},
-		"a dry run says that a suspended CronJob would be skipped": given(objs{cm1(), byAuto(suspended)}, changeCM,
-			nil, "Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config").with(func(c *config) { c.DryRun = true }),
-		"annotations of the Job template's own metadata are not read": {objects: objs{cm1(), cronJob(nil)}, change: changeCM},
+		"a dry run says that a suspended CronJob would be skipped": given(objectList{cm1(), byAuto(suspended)}, changeCM,
+			nil, "Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config").withConfig(func(c *config) { c.DryRun = true }),
+		"annotations of the Job template's own metadata are not read": {objects: objectList{cm1(), cronJob(nil)}, change: changeCM},
 	})
 }
 
@@ -170,24 +170,24 @@ func rollout(t *testing.T, template *corev1.PodTemplateSpec, annotations ...stri
 	}}
 	if template != nil {
 		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
-		must(t, err)
+		failOnError(t, err)
 		u.Object["spec"].(map[string]any)["template"] = object
 	}
 	return annotated(u, annotations...)
 }
 
-func TestReconcileRollouts(t *testing.T) {
+func TestReconcilePatchesRollouts(t *testing.T) {
 	stateOf := func(pairs ...string) string { return stateOn("Rollout/shop/web", pairs...) }
-	known1, known2 := stateOf(cmKey, h1), stateOf(cmKey, h2)
+	oldState, newState := stateOf(cmKey, hash1), stateOf(cmKey, hash2)
 	other := variableSet("OTHER", "x")
 	fromSecret := func(t *corev1.PodTemplateSpec) {
 		t.Spec.Containers[0].EnvFrom = append(t.Spec.Containers[0].EnvFrom, corev1.EnvFromSource{
 			SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "db"}},
 		})
 	}
-	marked := pod(other, variableSet(cmVar, h1), reads("app-config"))
-	two := pod(other, variableSet(dbVar, p1), variableSet(cmVar, h1), reads("app-config"), fromSecret)
-	current, bare := pod(reads("app-config"), variableSet(cmVar, h2)), pod(reads("app-config"), fromSecret)
+	marked := pod(other, variableSet(cmVar, hash1), reads("app-config"))
+	two := pod(other, variableSet(dbVar, dbHash1), variableSet(cmVar, hash1), reads("app-config"), fromSecret)
+	current, bare := pod(reads("app-config"), variableSet(cmVar, hash2)), pod(reads("app-config"), fromSecret)
 	patch := func(state string, spec object) string {
 		return "patch rollouts/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: state}}, "spec": spec})
 	}
@@ -195,43 +195,43 @@ func TestReconcileRollouts(t *testing.T) {
 	containers := func(state string, options ...podOption) string {
 		template := pod(options...)
 		list, _, err := unstructured.NestedSlice(rollout(t, &template).Object, "spec", "template", "spec", "containers")
-		must(t, err)
+		failOnError(t, err)
 		return patch(state, object{"template": object{"spec": object{"containers": list}}})
 	}
-	replaced := containers(known2, other, variableSet(cmVar, h2), reads("app-config"))
+	replaced := containers(newState, other, variableSet(cmVar, hash2), reads("app-config"))
 	// row has a Rollout with this template and this state.
 	row := func(configure func(*config), template *corev1.PodTemplateSpec, state string, change func(f *fixture), want ...string) reconcileCase {
 		return reconcileCase{
 			configure: func(c *config) { c.ArgoRollouts = true; configure(c) }, change: change, want: want,
-			objects: objs{rolloutDefinition, cm1(), db1(), rollout(t, template, kAuto, "true", nativeState, state)},
+			objects: objectList{rolloutDefinition, cm1(), db1(), rollout(t, template, kAuto, "true", nativeState, state)},
 		}
 	}
 	plain := func(*config) {}
 	both := func(template *corev1.PodTemplateSpec, options ...podOption) reconcileCase {
-		tc := row(plain, template, stateOf(cmKey, h1, dbKey, p1), func(f *fixture) { changeCM(f); changeDB(f) },
-			containers(stateOf(cmKey, h2, dbKey, p2), options...))
+		tc := row(plain, template, stateOf(cmKey, hash1, dbKey, dbHash1), func(f *fixture) { changeCM(f); changeDB(f) },
+			containers(stateOf(cmKey, hash2, dbKey, dbHash2), options...))
 		tc.events = []string{"Normal Reloaded Reloaded for Secret shop/db, ConfigMap shop/app-config"}
 		return tc
 	}
-	restarted := rollout(t, &current, kAuto, "true", compatStrategy, "restart", nativeState, known1)
+	restarted := rollout(t, &current, kAuto, "true", compatStrategy, "restart", nativeState, oldState)
 	argo := func(c *config) { c.ArgoRollouts = true }
 
 	runCases(t, map[string]reconcileCase{
-		"the first variable of a container is added": row(plain, &web, known1, changeCM, containers(known2, reads("app-config"), variableSet(cmVar, h2))),
+		"the first variable of a container is added": row(plain, &web, oldState, changeCM, containers(newState, reads("app-config"), variableSet(cmVar, hash2))),
 		"several variables are each replaced where they stand": both(&two,
-			other, variableSet(dbVar, p2), variableSet(cmVar, h2), reads("app-config"), fromSecret),
-		"several variables are added one after the other": both(&bare, reads("app-config"), fromSecret, variableSet(dbVar, p2), variableSet(cmVar, h2)),
-		"on-delete removes it where it stands": row(onDelete, &marked, known1, deleteCM,
+			other, variableSet(dbVar, dbHash2), variableSet(cmVar, hash2), reads("app-config"), fromSecret),
+		"several variables are added one after the other": both(&bare, reads("app-config"), fromSecret, variableSet(dbVar, dbHash2), variableSet(cmVar, hash2)),
+		"on-delete removes it where it stands": row(onDelete, &marked, oldState, deleteCM,
 			containers(stateOf(cmKey, ""), other, reads("app-config"))),
-		"a conflict is decided on again": row(plain, &marked, known1, func(f *fixture) {
-			f.refuse(1, "patch", "rollouts", apierrors.NewConflict(configreload.RolloutsResource.GroupResource(), "web", errTryAgain))
-			f.put(time.Minute, cm2()).noErrors()
+		"a conflict is decided on again": row(plain, &marked, oldState, func(f *fixture) {
+			f.refuseNext(1, "patch", "rollouts", apierrors.NewConflict(configreload.RolloutsResource.GroupResource(), "web", errTryAgain))
+			f.put(time.Minute, cm2()).expectNoErrors()
 		}, replaced, replaced),
-		"the annotations strategy is a merge patch": row(strategyAnnotations, &web, known1, changeCM,
-			patch(known2, object{"template": object{"metadata": object{"annotations": object{compatMark: markOf(h2, 1)}}}})),
-		"the strategy restart marks nothing, and a variable that an earlier configuration left tells nothing": given(objs{rolloutDefinition, cm1(), restarted}, changeCM,
-			[]string{patch(known2, object{"restartAt": second(1)})}).with(argo),
-		"without the flag Rollouts are left alone": {objects: objs{rolloutDefinition, cm1(), rollout(t, &web, kAuto, "true", nativeState, known1)}, change: changeCM},
+		"the annotations strategy is a merge patch": row(strategyAnnotations, &web, oldState, changeCM,
+			patch(newState, object{"template": object{"metadata": object{"annotations": object{compatMark: markOf(hash2, 1)}}}})),
+		"the strategy restart marks nothing, and a variable that an earlier configuration left tells nothing": given(objectList{rolloutDefinition, cm1(), restarted}, changeCM,
+			[]string{patch(newState, object{"restartAt": second(1)})}).withConfig(argo),
+		"without the flag Rollouts are left alone": {objects: objectList{rolloutDefinition, cm1(), rollout(t, &web, kAuto, "true", nativeState, oldState)}, change: changeCM},
 	})
 }
 
@@ -240,8 +240,8 @@ func TestKindsAreRolledAlike(t *testing.T) {
 	row := func(kind, resource string, workload metav1.Object) reconcileCase {
 		workload.SetNamespace("shop")
 		workload.SetName("web")
-		annotated(workload, kAuto, "true", kPause, "5m", nativeState, stateOn(kind+"/shop/web", cmKey, h1))
-		return given(objs{cm1(), workload.(runtime.Object)}, changeCM, []string{envOn(resource+"/web", stateOn(kind+"/shop/web", cmKey, h2), "web/"+cmVar, h2)})
+		annotated(workload, kAuto, "true", kPause, "5m", nativeState, stateOn(kind+"/shop/web", cmKey, hash1))
+		return given(objectList{cm1(), workload.(runtime.Object)}, changeCM, []string{envOn(resource+"/web", stateOn(kind+"/shop/web", cmKey, hash2), "web/"+cmVar, hash2)})
 	}
 	runCases(t, map[string]reconcileCase{
 		"a StatefulSet": row("StatefulSet", "statefulsets", &appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Template: web}}),
@@ -274,33 +274,33 @@ func terminate(j *batchv1.Job) {
 	j.DeletionTimestamp, j.Finalizers = ptr.To(metav1.Unix(1, 0)), []string{"example.org/wait"}
 }
 
-func TestReconcileJobs(t *testing.T) {
+func TestReconcileReplacesJobs(t *testing.T) {
 	replaced := []string{tryJob, deleteJob, createJob}
 	runCases(t, map[string]reconcileCase{
-		"a Job is deleted and created again, also a finished one": given(objs{cm1(), job(nil)}, func(f *fixture) {
+		"a Job is deleted and created again, also a finished one": given(objectList{cm1(), job(nil)}, func(f *fixture) {
 			f.put(2*time.Second, cm2())
 			want := &batchv1.Job{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{kAuto: "true"}},
-				Spec:       batchv1.JobSpec{Template: marked(h2)},
+				Spec:       batchv1.JobSpec{Template: marked(hash2)},
 			}
 			want.Spec.Template.Labels = map[string]string{"app": "web"}
-			same(f.t, "Job", want, f.job(), asCreated)
-			same(f.t, "it is still the old Job", false, f.job().UID == "job-1")
+			expectEqual(f.t, "Job", want, f.job(), ignoreServerFields)
+			expectEqual(f.t, "it is still the old Job", false, f.job().UID == "job-1")
 		}, replaced),
-		"a Job of a CronJob is left alone": given(objs{cm1(), job(func(j *batchv1.Job) {
+		"a Job of a CronJob is left alone": given(objectList{cm1(), job(func(j *batchv1.Job) {
 			j.OwnerReferences = []metav1.OwnerReference{{Kind: "CronJob", Name: "web", Controller: ptr.To(true)}}
 		})}, changeCM, nil),
 		"a Job with a manual selector is left alone": {
-			objects: objs{cm1(), job(func(j *batchv1.Job) { j.Spec.ManualSelector = ptr.To(true) })}, change: changeCM,
+			objects: objectList{cm1(), job(func(j *batchv1.Job) { j.Spec.ManualSelector = ptr.To(true) })}, change: changeCM,
 			events: []string{"Normal ReloadSkipped The selector is manual, not reloaded for ConfigMap shop/app-config"},
 		},
-		"a Job that terminates is left alone": {objects: objs{cm1(), job(terminate)}, change: changeCM},
+		"a Job that terminates is left alone": {objects: objectList{cm1(), job(terminate)}, change: changeCM},
 		"a Job that admission would refuse is not deleted": {
-			objects: objs{cm1(), job(nil)}, change: func(f *fixture) { f.refuse(1, "try", "jobs", jobForbidden); changeCM(f) },
-			want: append([]string{tryJob}, replaced...), events: []string{reloaded, failed + "try the new Job: " + jobForbidden.Error()},
+			objects: objectList{cm1(), job(nil)}, change: func(f *fixture) { f.refuseNext(1, "try", "jobs", jobForbidden); changeCM(f) },
+			want: append([]string{tryJob}, replaced...), events: []string{reloadedEvent, failedEvent + "try the new Job: " + jobForbidden.Error()},
 		},
 		"the creation is tried until it succeeds": {
-			objects: objs{cm1(), job(nil)}, change: func(f *fixture) { f.refuse(3, "create", "jobs", errTryAgain); changeCM(f); f.pass(time.Minute) },
+			objects: objectList{cm1(), job(nil)}, change: func(f *fixture) { f.refuseNext(3, "create", "jobs", errTryAgain); changeCM(f); f.advance(time.Minute) },
 			want: append(slices.Clone(replaced), createJob, createJob, createJob),
 		},
 	})
@@ -311,9 +311,9 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 	gone := func(f *fixture, _ controllertest.Request) error { f.Delete(job(nil)); return errTimeout }
 	// row answers requests with that verb.
 	row := func(verb string, answers []answer, want []string, events ...string) reconcileCase {
-		return reconcileCase{objects: objs{cm1(), job(nil)}, want: want, events: events, change: func(f *fixture) {
-			f.answer(verb, "jobs", answers...)
-			f.put(time.Hour, cm2()).count(0, "lost_jobs_total")
+		return reconcileCase{objects: objectList{cm1(), job(nil)}, want: want, events: events, change: func(f *fixture) {
+			f.answerNext(verb, "jobs", answers...)
+			f.put(time.Hour, cm2()).expectMetric(0, "lost_jobs_total")
 			if want[len(want)-1] == createJob && f.job().Spec.Template.Spec.Containers[0].Env == nil {
 				f.t.Error("the Job carries no mark")
 			}
@@ -322,7 +322,7 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"the deletion was done, and the second is refused": row("delete",
 			[]answer{gone, refusal(apierrors.NewTooManyRequests("later", 1)), refusal(jobForbidden)},
-			[]string{tryJob, deleteJob, deleteJob, deleteJob, deleteJob, createJob}, reloaded, failed+errTimeout.Error()),
+			[]string{tryJob, deleteJob, deleteJob, deleteJob, deleteJob, createJob}, reloadedEvent, failedEvent+errTimeout.Error()),
 		"the deletion was done, but finalizers hold it up": row("delete",
 			[]answer{
 				func(f *fixture, _ controllertest.Request) error { f.Put(job(terminate)); return errTimeout },
@@ -332,21 +332,21 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 					return nil
 				},
 			},
-			append([]string{tryJob, deleteJob, deleteJob}, slices.Repeat([]string{createJob}, 36)...), reloaded, failed+errTimeout.Error()),
+			append([]string{tryJob, deleteJob, deleteJob}, slices.Repeat([]string{createJob}, 36)...), reloadedEvent, failedEvent+errTimeout.Error()),
 		"the deletion was not done": row("delete", []answer{refusal(errTryAgain), refusal(errTimeout)},
-			[]string{tryJob, deleteJob, deleteJob, deleteJob, createJob}, reloaded, failed+errTryAgain.Error()),
+			[]string{tryJob, deleteJob, deleteJob, deleteJob, createJob}, reloadedEvent, failedEvent+errTryAgain.Error()),
 		"the deletion is refused": row("delete", []answer{refusal(jobForbidden)},
-			[]string{tryJob, deleteJob, tryJob, deleteJob, createJob}, reloaded, failed+jobForbidden.Error()),
+			[]string{tryJob, deleteJob, tryJob, deleteJob, createJob}, reloadedEvent, failedEvent+jobForbidden.Error()),
 		"somebody else takes the name": row("create",
 			[]answer{func(f *fixture, _ controllertest.Request) error {
-				f.Put(job(func(j *batchv1.Job) { j.UID = "job-2"; variableSet(cmVar, h2)(&j.Spec.Template) }))
+				f.Put(job(func(j *batchv1.Job) { j.UID = "job-2"; variableSet(cmVar, hash2)(&j.Spec.Template) }))
 				return nil
 			}},
-			[]string{tryJob, deleteJob, createJob}, reloaded),
+			[]string{tryJob, deleteJob, createJob}, reloadedEvent),
 		"somebody else deletes the Job at that moment, so it is not created again": row("delete",
 			[]answer{func(f *fixture, _ controllertest.Request) error { f.Delete(job(nil)); return nil }}, []string{tryJob, deleteJob}),
 		"the creation was done": row("create",
-			[]answer{(*fixture).apply}, []string{tryJob, deleteJob, createJob, createJob}, reloaded),
+			[]answer{(*fixture).applyRequest}, []string{tryJob, deleteJob, createJob, createJob}, reloadedEvent),
 	})
 }
 
@@ -355,19 +355,19 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 func TestChangeNearAJobsCreationIsNotLost(t *testing.T) {
 	green := cm("app-config", "color", "green")
 	h3 := hashOf("color", "green")
-	// deny refuses the creations of 10 s, in which change happens.
-	deny := func(err error, change func(f *fixture)) func(f *fixture) {
+	// refuseCreations refuses the creations of 10 s, in which change happens.
+	refuseCreations := func(err error, change func(f *fixture)) func(f *fixture) {
 		return func(f *fixture) {
-			begun := time.Now()
-			f.before("create", "jobs", func(controllertest.Request) error {
-				if time.Since(begun) < 10*time.Second {
+			start := time.Now()
+			f.beforeRequest("create", "jobs", func(controllertest.Request) error {
+				if time.Since(start) < 10*time.Second {
 					return err
 				}
 				return nil
 			})
 			f.put(5*time.Second, cm2())
 			change(f)
-			f.pass(5 * time.Second)
+			f.advance(5 * time.Second)
 		}
 	}
 	putGreen := func(f *fixture) { f.Put(green) }
@@ -378,7 +378,7 @@ func TestChangeNearAJobsCreationIsNotLost(t *testing.T) {
 	}
 	bubbles(t, map[string]row{
 		"a change before the creation is answered is not lost": {func(f *fixture) {
-			f.once("create", "jobs", func() {
+			f.beforeFirst("create", "jobs", func() {
 				f.Latency(20 * time.Second)
 				time.AfterFunc(10*time.Second, func() { f.Put(green) })
 				time.AfterFunc(20*time.Second, func() { f.Latency(time.Millisecond) })
@@ -386,8 +386,8 @@ func TestChangeNearAJobsCreationIsNotLost(t *testing.T) {
 			changeCM(f)
 		}, h3, 2},
 		"a change before the answer to the creation is lost is not": {func(f *fixture) {
-			f.answer("create", "jobs", func(_ *fixture, r controllertest.Request) error {
-				lost := f.apply(r)
+			f.answerNext("create", "jobs", func(_ *fixture, r controllertest.Request) error {
+				lost := f.applyRequest(r)
 				<-time.After(10 * time.Second)
 				f.Put(green)
 				<-time.After(10 * time.Second)
@@ -395,33 +395,33 @@ func TestChangeNearAJobsCreationIsNotLost(t *testing.T) {
 			})
 			changeCM(f)
 		}, h3, 2},
-		"a change that takes the source back before the cache has the new Job is not lost": {func(f *fixture) { changeCM(f); f.pass(2 * time.Second); f.Put(cm1()) }, h1, 2},
-		"a change before the creation replaces the Job no second time":                     {deny(jobForbidden, putGreen), h2, 1},
+		"a change that takes the source back before the cache has the new Job is not lost": {func(f *fixture) { changeCM(f); f.advance(2 * time.Second); f.Put(cm1()) }, hash1, 2},
+		"a change before the creation replaces the Job no second time":                     {refuseCreations(jobForbidden, putGreen), hash2, 1},
 		"the way back from a change before the creation replaces the Job": {func(f *fixture) {
-			deny(jobForbidden, putGreen)(f)
-			f.pass(time.Minute)
+			refuseCreations(jobForbidden, putGreen)(f)
+			f.advance(time.Minute)
 			changeCM(f)
-		}, h2, 2},
+		}, hash2, 2},
 		"no other 404 than the namespace's ends the attempts": {
-			deny(apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"), func(*fixture) {}), h2, 1,
+			refuseCreations(apierrors.NewNotFound(schema.GroupResource{Group: "kueue.x-k8s.io", Resource: "localqueues"}, "shop"), func(*fixture) {}), hash2, 1,
 		},
 		"a Job that somebody deletes meanwhile is left alone": {func(f *fixture) {
 			f.put(2*time.Second, cm2())
 			f.Delete(f.job())
-			f.pass(2 * time.Second).noErrors()
+			f.advance(2 * time.Second).expectNoErrors()
 		}, "", 1},
 	}, func(t bubble, tc row) {
 		f := newFixture(t.T, nil, cm1(), job(nil))
 		f.Lag(3*time.Second, "jobs")
 		tc.change(f)
-		f.pass(time.Hour)
+		f.advance(time.Hour)
 		var mark string
-		for _, job := range f.runs() {
+		for _, job := range f.jobs() {
 			mark = job.Spec.Template.Spec.Containers[0].Env[0].Value
 		}
-		same(t, "mark", tc.want, mark)
-		same(t, "replacements", tc.n, f.asked()["try jobs"])
-		f.count(0, "pending_workloads")
+		expectEqual(t, "mark", tc.want, mark)
+		expectEqual(t, "replacements", tc.n, f.countRequests()["try jobs"])
+		f.expectMetric(0, "pending_workloads")
 	})
 }
 
@@ -440,9 +440,9 @@ func TestJobNotRecreatedIsCounted(t *testing.T) {
 		"an unanswered deletion counts no lost Job": {"delete", errTryAgain, 0, 0},
 	}, func(t bubble, tc row) {
 		f := newFixture(t.T, nil, cm1(), job(nil))
-		f.refuse(99, tc.verb, "jobs", tc.refusal)
-		f.put(10*time.Second, cm2()).count(tc.lost, "lost_jobs_total")
-		f.Restart(func() { f.count(tc.end, "lost_jobs_total") })
+		f.refuseNext(99, tc.verb, "jobs", tc.refusal)
+		f.put(10*time.Second, cm2()).expectMetric(tc.lost, "lost_jobs_total")
+		f.Restart(func() { f.expectMetric(tc.end, "lost_jobs_total") })
 	})
 }
 

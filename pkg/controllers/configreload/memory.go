@@ -15,42 +15,42 @@ import (
 
 // entry is what a run remembers of one workload; the package comment has a table of the fields.
 type entry struct {
-	uid       types.UID
-	last      string // the state, as the text of an annotation; empty: none is known
-	window    policy.Window
-	written   string // a resourceVersion
-	rewritten time.Time
-	reported  string
-	job       cronJobRun
-	recreate  *replacement
-	pause     policy.Pause
+	uid              types.UID
+	lastState        string // the state, as the text of an annotation; empty: none is known
+	window           policy.Window
+	writtenVersion   string // a resourceVersion
+	rewrittenAt      time.Time
+	reportedProblems string
+	lastRun          cronJobRun
+	replacement      *replacement
+	pause            policy.Pause
 }
 
 // rewriteInterval is the least time between two writes of a state annotation that somebody else
 // removes or changes.
 const rewriteInterval = 10 * time.Minute
 
-func (e *entry) empty(now time.Time) bool {
-	return e.last == "" && !e.window.IsOpen() && e.written == "" && now.Sub(e.rewritten) >= rewriteInterval &&
-		e.reported == "" && e.job.name == "" && e.recreate == nil && e.pause == (policy.Pause{})
+func (e *entry) isEmpty(now time.Time) bool {
+	return e.lastState == "" && !e.window.IsOpen() && e.writtenVersion == "" && now.Sub(e.rewrittenAt) >= rewriteInterval &&
+		e.reportedProblems == "" && e.lastRun.name == "" && e.replacement == nil && e.pause == (policy.Pause{})
 }
 
-// behind reports whether a cached version is older than the last write.
-func (e *entry) behind(version string) bool { return policy.Newer(e.written, version) }
+// isBehind reports whether a cached version is older than the last write.
+func (e *entry) isBehind(version string) bool { return policy.Newer(e.writtenVersion, version) }
 
 // memory holds the entries. Handlers and workers use it concurrently.
 type memory struct {
 	mu      sync.Mutex
 	entries map[policy.QueueKey]*entry
-	// selected holds, for each namespace that was selected during this run, the version since when.
-	selected map[string]string
-	// cached returns the UID of the object that is now in the cache. It is called under the lock,
+	// selectedVersions holds, for each namespace that was selected during this run, the version since when.
+	selectedVersions map[string]string
+	// cachedUID returns the UID of the object that is now in the cache. It is called under the lock,
 	// so that nobody else has seen a later UID.
-	cached func(policy.QueueKey) types.UID
+	cachedUID func(policy.QueueKey) types.UID
 }
 
-func newMemory(cached func(policy.QueueKey) types.UID) *memory {
-	return &memory{entries: map[policy.QueueKey]*entry{}, selected: map[string]string{}, cached: cached}
+func newMemory(cachedUID func(policy.QueueKey) types.UID) *memory {
+	return &memory{entries: map[policy.QueueKey]*entry{}, selectedVersions: map[string]string{}, cachedUID: cachedUID}
 }
 
 // get returns a copy for a decision. An entry of another object of the same name is ignored.
@@ -73,7 +73,7 @@ func (m *memory) replacement(key policy.QueueKey) (r *replacement, known bool) {
 	defer m.mu.Unlock()
 	e, known := m.entries[key]
 	if known {
-		r = e.recreate
+		r = e.replacement
 	}
 	return r, known
 }
@@ -88,7 +88,7 @@ func (m *memory) update(key policy.QueueKey, uid types.UID, now time.Time, chang
 	e, ok := m.entries[key]
 	switch {
 	case ok && e.uid == uid:
-	case ok && (e.recreate != nil || m.cached(key) != uid):
+	case ok && (e.replacement != nil || m.cachedUID(key) != uid):
 		return
 	default:
 		e = &entry{uid: uid}
@@ -96,7 +96,7 @@ func (m *memory) update(key policy.QueueKey, uid types.UID, now time.Time, chang
 		key.Name = strings.Clone(key.Name)
 	}
 	change(e)
-	if e.empty(now) {
+	if e.isEmpty(now) {
 		delete(m.entries, key)
 		return
 	}
@@ -114,15 +114,15 @@ func (m *memory) clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.entries)
-	clear(m.selected)
+	clear(m.selectedVersions)
 }
 
 // setSelected notes the version with which a namespace was selected; empty if it is gone.
 func (m *memory) setSelected(namespace, version string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if delete(m.selected, namespace); version != "" {
-		m.selected[namespace] = version
+	if delete(m.selectedVersions, namespace); version != "" {
+		m.selectedVersions[namespace] = version
 	}
 }
 
@@ -130,7 +130,7 @@ func (m *memory) setSelected(namespace, version string) {
 func (m *memory) selectedSince(namespace string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.selected[namespace]
+	return m.selectedVersions[namespace]
 }
 
 // counts returns the number of open windows and of paused Deployments.
@@ -154,8 +154,8 @@ func (m *memory) replacements() map[policy.QueueKey]*replacement {
 	defer m.mu.Unlock()
 	list := map[policy.QueueKey]*replacement{}
 	for key, e := range m.entries {
-		if e.recreate != nil {
-			list[key] = e.recreate
+		if e.replacement != nil {
+			list[key] = e.replacement
 		}
 	}
 	return list

@@ -32,19 +32,19 @@ const metricPrefix = "quartermaster_config_reload_"
 // sourceEvent has the labels of a counter of source_changes_total. The counters are looked up once, since
 // every update of a source counts.
 type sourceEvent struct {
-	t     policy.SourceType
-	event string
+	sourceType policy.SourceType
+	event      string
 }
 
 // domainMetrics are the metrics of this controller; the loop's are in package controllers.
 type domainMetrics struct {
-	reloads       *metrics.CounterVec // kind, result
-	sourceChanges map[sourceEvent]metrics.CounterMetric
-	stateWrites   *metrics.CounterVec // result
-	coalesced     *metrics.Counter
-	invalid       *metrics.Counter
-	lostJobs      *metrics.Counter
-	lag           *metrics.Histogram
+	reloads            *metrics.CounterVec // kind, result
+	sourceChanges      map[sourceEvent]metrics.CounterMetric
+	stateWrites        *metrics.CounterVec // result
+	coalescedChanges   *metrics.Counter
+	invalidAnnotations *metrics.Counter
+	lostJobs           *metrics.Counter
+	lag                *metrics.Histogram
 }
 
 func newDomainMetrics(reg controllers.MetricsRegistry, m *memory, kinds map[string]*kind) *domainMetrics {
@@ -60,9 +60,9 @@ func newDomainMetrics(reg controllers.MetricsRegistry, m *memory, kinds map[stri
 		sourceChanges: map[sourceEvent]metrics.CounterMetric{},
 		stateWrites: metrics.NewCounterVec(counter("state_writes_total",
 			"Patches of the state annotation alone, by result."), []string{"result"}),
-		coalesced: metrics.NewCounter(counter("coalesced_changes_total",
+		coalescedChanges: metrics.NewCounter(counter("coalesced_changes_total",
 			"Changes that joined a reload that was already waiting.")),
-		invalid: metrics.NewCounter(counter("invalid_annotations_total", "Annotations that could not be understood.")),
+		invalidAnnotations: metrics.NewCounter(counter("invalid_annotations_total", "Annotations that could not be understood.")),
 		lostJobs: metrics.NewCounter(counter("lost_jobs_total",
 			"Jobs that were deleted for a reload and could not be created again.")),
 		lag: metrics.NewHistogram(&metrics.HistogramOpts{
@@ -77,7 +77,7 @@ func newDomainMetrics(reg controllers.MetricsRegistry, m *memory, kinds map[stri
 		func() float64 { n, _ := m.counts(); return float64(n) })
 	paused := metrics.NewGaugeFunc(gauge("paused_deployments", "Deployments that are paused after a reload."),
 		func() float64 { _, n := m.counts(); return float64(n) })
-	reg.MustRegister(d.reloads, sourceChanges, d.stateWrites, d.coalesced, d.invalid, d.lostJobs, d.lag)
+	reg.MustRegister(d.reloads, sourceChanges, d.stateWrites, d.coalescedChanges, d.invalidAnnotations, d.lostJobs, d.lag)
 	reg.RawMustRegister(pending, paused)
 	// A series that is zero from the first scrape makes rates and alerts work.
 	for name := range kinds {
@@ -88,16 +88,16 @@ func newDomainMetrics(reg controllers.MetricsRegistry, m *memory, kinds map[stri
 	for _, result := range []string{resultSuccess, resultError} {
 		d.stateWrites.WithLabelValues(result).Add(0)
 	}
-	for _, t := range policy.SourceTypes {
+	for _, typ := range policy.SourceTypes {
 		for _, event := range []string{eventCreate, eventUpdate, eventDelete} {
-			d.sourceChanges[sourceEvent{t, event}] = sourceChanges.WithLabelValues(t.String(), event)
+			d.sourceChanges[sourceEvent{typ, event}] = sourceChanges.WithLabelValues(typ.String(), event)
 		}
 	}
 	return d
 }
 
 // sourceChanged counts a change of a source from one digest to another; nil stands for no source.
-func (d *domainMetrics) sourceChanged(t policy.SourceType, before, after []byte) {
+func (d *domainMetrics) sourceChanged(typ policy.SourceType, before, after []byte) {
 	var event string
 	switch {
 	case before == nil && after != nil:
@@ -109,5 +109,5 @@ func (d *domainMetrics) sourceChanged(t policy.SourceType, before, after []byte)
 	default:
 		return
 	}
-	d.sourceChanges[sourceEvent{t, event}].Inc()
+	d.sourceChanges[sourceEvent{typ, event}].Inc()
 }

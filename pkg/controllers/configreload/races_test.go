@@ -28,44 +28,44 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
-func TestReconcileConflicts(t *testing.T) {
+func TestReconcileDecidesAgainOnAConflict(t *testing.T) {
 	var (
 		denial       = apierrors.NewNotFound(schema.GroupResource{Group: "policy.example", Resource: "teams"}, "shop")
-		wasRefused   = failed + errConflict.Error()
+		wasRefused   = failedEvent + errConflict.Error()
 		pausedBefore = deploy(pod(), kPause, "5m", kPausedAt, second(-240))
 	)
 	denial.ErrStatus.Message = `admission webhook "teams.example" denied the request: ` + denial.ErrStatus.Message
 	pausedBefore.Spec.Paused = true
 	successor, green := deploy(web, kAuto, "true"), hashOf("color", "green")
 	successor.UID = "successor"
-	rolls, none := []string{reloaded}, []string{}
+	rolls, none := []string{reloadedEvent}, []string{}
 	// meanwhile returns a row in which somebody writes between the decision and the patch, which is no failure.
 	meanwhile := func(write func(f *fixture), events []string, want ...string) reconcileCase {
 		return reconcileCase{want: want, events: events, change: func(f *fixture) {
-			f.once("patch", "deployments", func() { write(f) })
-			f.put(time.Hour, cm2()).noErrors()
+			f.beforeFirst("patch", "deployments", func() { write(f) })
+			f.put(time.Hour, cm2()).expectNoErrors()
 		}}
 	}
 	// refused returns a change that is refused n times.
 	refused := func(n int, err error, change func(f *fixture)) func(f *fixture) {
 		return func(f *fixture) {
-			f.refuse(n, "patch", "deployments", err)
+			f.refuseNext(n, "patch", "deployments", err)
 			change(f)
-			f.pass(time.Minute)
+			f.advance(time.Minute)
 		}
 	}
 	runCases(t, map[string]reconcileCase{
-		"the change is still to be made": meanwhile((*fixture).touch, rolls, roll, roll),
+		"the change is still to be made": meanwhile((*fixture).touchWeb, rolls, rollPatch, rollPatch),
 		"a second manager has made the change already": meanwhile(func(f *fixture) {
-			f.Put(auto(marked(h2), recordedOn(f.web().ResourceVersion, known2)))
-		}, none, roll),
-		"somebody wrote what it would have written, and the template stays as it is": meanwhile(func(f *fixture) { f.Put(auto(marked(h2), known2)) },
-			rolls, roll, envAlone("web/"+cmVar, h2)),
-		"the workload is gone":   meanwhile(func(f *fixture) { f.Delete(f.web()) }, none, roll),
-		"the workload opted out": meanwhile(func(f *fixture) { f.Put(deploy(web, nativeState, known1)) }, none, roll, stateOnly("")),
+			f.Put(autoWeb(marked(hash2), recordedOn(f.web().ResourceVersion, state2)))
+		}, none, rollPatch),
+		"somebody wrote what it would have written, and the template stays as it is": meanwhile(func(f *fixture) { f.Put(autoWeb(marked(hash2), state2)) },
+			rolls, rollPatch, envWithoutState("web/"+cmVar, hash2)),
+		"the workload is gone":   meanwhile(func(f *fixture) { f.Delete(f.web()) }, none, rollPatch),
+		"the workload opted out": meanwhile(func(f *fixture) { f.Put(deploy(web, nativeState, state1)) }, none, rollPatch, statePatch("")),
 		// If the state is removed while a reload is being written, it is known from the version that the reload was
 		// decided on, even if the watch is late.
-		"the state is removed": meanwhile(func(f *fixture) { f.Lag(time.Second, "deployments"); f.Put(deploy(web, kAuto, "true")) }, rolls, roll, roll),
+		"the state is removed": meanwhile(func(f *fixture) { f.Lag(time.Second, "deployments"); f.Put(deploy(web, kAuto, "true")) }, rolls, rollPatch, rollPatch),
 		// When the response to a write arrives, there is another object of that name, of which more is known.
 		"a late response is not the successor's": given(nil, func(f *fixture) {
 			f.Latency(30 * time.Second)
@@ -73,23 +73,23 @@ func TestReconcileConflicts(t *testing.T) {
 			f.Delete(f.web())
 			f.put(10*time.Second, successor)
 			f.Put(cm("app-config", "color", "green"))
-			f.pass(time.Hour)
-		}, []string{roll, env(stateOf(cmKey, green), "web/"+cmVar, green)}, reloaded, reloaded),
+			f.advance(time.Hour)
+		}, []string{rollPatch, envPatch(stateOf(cmKey, green), "web/"+cmVar, green)}, reloadedEvent, reloadedEvent),
 		"a conflict without end is tried again": given(nil, func(f *fixture) {
 			refused(3*4, errConflict, changeCM)(f)
-			f.noErrors()
-			f.count(3, "reloads_total", "kind", "Deployment", "result", "error")
-		}, slices.Repeat(rolled, 13), reloaded, wasRefused, wasRefused, wasRefused),
+			f.expectNoErrors()
+			f.expectMetric(3, "reloads_total", "kind", "Deployment", "result", "error")
+		}, slices.Repeat(rollPatches, 13), reloadedEvent, wasRefused, wasRefused, wasRefused),
 		// A webhook may deny a write with any status, including 404, which also means that the workload is gone.
 		"a 404 that stays does not lose a reload, and is reported": {
-			change: refused(4, denial, changeCM), want: slices.Repeat(rolled, 5), events: []string{reloaded, failed + denial.ErrStatus.Message},
+			change: refused(4, denial, changeCM), want: slices.Repeat(rollPatches, 5), events: []string{reloadedEvent, failedEvent + denial.ErrStatus.Message},
 		},
 		"a 404 of a webhook does not lose the recording of a state": {
-			objects: objs{cm1(), deploy(web)}, change: refused(4, denial, func(f *fixture) { f.Put(deploy(web, kAuto, "true")) }),
-			want: slices.Repeat([]string{stateOnly(known1)}, 5), events: []string{notRecorded + denial.ErrStatus.Message},
+			objects: objectList{cm1(), deploy(web)}, change: refused(4, denial, func(f *fixture) { f.Put(deploy(web, kAuto, "true")) }),
+			want: slices.Repeat([]string{statePatch(state1)}, 5), events: []string{notRecordedEvent + denial.ErrStatus.Message},
 		},
 		"a 404 of a webhook does not lose the end of a pause": {
-			objects: objs{pausedBefore}, change: refused(4, denial, func(*fixture) {}), want: slices.Repeat([]string{resume()}, 5),
+			objects: objectList{pausedBefore}, change: refused(4, denial, func(*fixture) {}), want: slices.Repeat([]string{resumePatch()}, 5),
 		},
 	})
 }
@@ -98,12 +98,12 @@ func TestReconcileConflicts(t *testing.T) {
 // workload just before it ends, while the caches of the standby are late.
 func TestTakeoverRollsEachChangeOnce(t *testing.T) {
 	const little, long = 200 * time.Millisecond, 2 * time.Second
-	known, asks := auto(web, known1), func() runtime.Object { return deploy(web, kAuto, "true") }
+	workload, asksForAuto := autoWeb(web, state1), func() runtime.Object { return deploy(web, kAuto, "true") }
 	record := func(f *fixture, hash string) {
-		f.Put(auto(marked(hash), recordedOn(f.web().ResourceVersion, stateOf(cmKey, hash))))
+		f.Put(autoWeb(marked(hash), recordedOn(f.web().ResourceVersion, stateOf(cmKey, hash))))
 	}
-	rollBefore := func(f *fixture) { changeCM(f); record(f, h2) }
-	without := func(f *fixture) { f.Delete(known) }
+	rollBefore := func(f *fixture) { changeCM(f); record(f, hash2) }
+	withoutWorkload := func(f *fixture) { f.Delete(workload) }
 	type row struct {
 		sources, workloads time.Duration    // lags
 		before             func(f *fixture) // what both caches have
@@ -112,42 +112,42 @@ func TestTakeoverRollsEachChangeOnce(t *testing.T) {
 		rolls              bool // else all of want is refused
 	}
 	bubbles(t, map[string]row{
-		"a change of a source rolls":                 {change: changeCM, want: rolled, rolls: true},
+		"a change of a source rolls":                 {change: changeCM, want: rollPatches, rolls: true},
 		"a change that was taken back rolls nothing": {change: func(f *fixture) { changeCM(f); f.Put(cm1()) }},
 		"a change after the creation of a workload that nobody has recorded rolls": {
-			workloads: little, before: without, change: func(f *fixture) { f.Put(asks()); changeCM(f) }, want: rolled, rolls: true,
+			workloads: little, before: withoutWorkload, change: func(f *fixture) { f.Put(asksForAuto()); changeCM(f) }, want: rollPatches, rolls: true,
 		},
 		"a change before the creation of a workload that nobody has recorded is only recorded": {
-			workloads: little, before: without, change: func(f *fixture) { changeCM(f); f.Put(asks()) }, want: []string{stateOnly(known2)}, rolls: true,
+			workloads: little, before: withoutWorkload, change: func(f *fixture) { changeCM(f); f.Put(asksForAuto()) }, want: []string{statePatch(state2)}, rolls: true,
 		},
 		"the workload arrives first":         {sources: long, workloads: little, change: rollBefore},
-		"the source arrives first":           {sources: little, workloads: long, change: rollBefore, want: rolled},
+		"the source arrives first":           {sources: little, workloads: long, change: rollBefore, want: rollPatches},
 		"workload and source arrive at once": {sources: long, workloads: long, change: rollBefore},
-		"only the workload is late":          {workloads: long, change: rollBefore, want: rolled},
+		"only the workload is late":          {workloads: long, change: rollBefore, want: rollPatches},
 		"only the source is late":            {sources: long, change: rollBefore},
-		"two rollouts are on their way":      {sources: long, workloads: little, change: func(f *fixture) { rollBefore(f); f.Put(cm1()); record(f, h1) }},
+		"two rollouts are on their way":      {sources: long, workloads: little, change: func(f *fixture) { rollBefore(f); f.Put(cm1()); record(f, hash1) }},
 		"the source is back where it was, and the predecessor did not roll for that any more": {
 			sources: little, workloads: long, change: func(f *fixture) { rollBefore(f); f.Put(cm1()) },
-			want: []string{env(known1, "web/"+cmVar, h1)}, rolls: true,
+			want: []string{envPatch(state1, "web/"+cmVar, hash1)}, rolls: true,
 		},
 		"a workload was created after another change, and only the source is late": {
-			sources: long, before: func(f *fixture) { without(f); changeCM(f); f.Put(asks()) },
+			sources: long, before: func(f *fixture) { withoutWorkload(f); changeCM(f); f.Put(asksForAuto()) },
 			change: func(f *fixture) { f.Put(cm("app-config", "color", "green")); record(f, hashOf("color", "green")) },
 		},
 		"the deletion of the source is late": {sources: long, change: func(f *fixture) { f.Delete(cm1()); record(f, "") }},
 	}, func(t bubble, tc row) {
-		f := begin(t.T, controllertest.Setup{Standby: true}, onDelete, objs{cm1(), known})
+		f := startFixture(t.T, controllertest.Setup{Standby: true}, onDelete, objectList{cm1(), workload})
 		if tc.before != nil {
 			tc.before(f)
-			f.pass(time.Minute)
-			f.forget()
+			f.advance(time.Minute)
+			f.forgetRequests()
 		}
 		f.Lag(tc.sources, "configmaps")
 		f.Lag(tc.workloads, "deployments")
 		version := ""
 		f.Restart(func() { tc.change(f); version = f.web().ResourceVersion })
-		f.pass(2 * time.Minute).expect(tc.want...)
-		same(t, "rolls", tc.rolls, f.web().ResourceVersion != version)
+		f.advance(2 * time.Minute).expectWrites(tc.want...)
+		expectEqual(t, "rolls", tc.rolls, f.web().ResourceVersion != version)
 	})
 }
 
@@ -168,9 +168,9 @@ var raceSteps = map[string]func(f *fixture, n int){
 		synctest.Wait() // reading and writing is one step
 		f.Put(annotated(f.web(), "example.org/touched", fmt.Sprint(n)))
 	},
-	"time passes":                 func(f *fixture, n int) { f.pass(time.Duration(n) * time.Millisecond) },
+	"time passes":                 func(f *fixture, n int) { f.advance(time.Duration(n) * time.Millisecond) },
 	"another manager takes over":  func(f *fixture, _ int) { f.Restart() },
-	"no manager runs for a while": func(f *fixture, _ int) { f.Restart(func() { f.pass(time.Second) }) },
+	"no manager runs for a while": func(f *fixture, _ int) { f.Restart(func() { f.advance(time.Second) }) },
 }
 
 // raceCase is an order of events, with the outcomes of the patches.
@@ -198,7 +198,7 @@ var raceCases = rapid.Custom(func(t *rapid.T) raceCase {
 // In any order of events and with any outcome of requests, no change is lost and none rolls twice.
 func TestChangesRollExactlyOnce(t *testing.T) {
 	for seed := range 10 {
-		for _, problem := range race(t, raceCases.Example(seed)) {
+		for _, problem := range runRace(t, raceCases.Example(seed)) {
 			t.Errorf("seed %d: %s", seed, problem)
 		}
 	}
@@ -206,21 +206,21 @@ func TestChangesRollExactlyOnce(t *testing.T) {
 
 func TestLongChangesRollExactlyOnce(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		for _, problem := range race(t, raceCases.Draw(rt, "case")) {
+		for _, problem := range runRace(t, raceCases.Draw(rt, "case")) {
 			rt.Error(problem)
 		}
 	})
 }
 
-// race returns the problems found at the end.
-func race(t *testing.T, c raceCase) (problems []string) {
+// runRace returns the problems found at the end.
+func runRace(t *testing.T, c raceCase) (problems []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, func(cfg *config) {
 			cfg.QuietPeriod = c.quiet
 			strategyAnnotations(cfg) // every patch rolls; a variable would hide a second patch
 			cfg.ExcludeSources, cfg.ExcludeKinds = []string{"secrets"}, []string{"statefulsets", "daemonsets", "cronjobs", "jobs"}
-		}, cm("app-config", "v", "0"), auto(web, stateOf(cmKey, hashOf("v", "0"))))
+		}, cm("app-config", "v", "0"), autoWeb(web, stateOf(cmKey, hashOf("v", "0"))))
 		for resource, lag := range c.lags {
 			f.Lag(lag, resource)
 		}
@@ -228,13 +228,13 @@ func race(t *testing.T, c raceCase) (problems []string) {
 		for _, outcome := range c.outcomes {
 			outcomes = append(outcomes, faults[outcome])
 		}
-		f.answer("patch", "deployments", outcomes...)
-		rolled := f.audit()
+		f.answerNext("patch", "deployments", outcomes...)
+		rolled := f.recordMarks()
 		for _, s := range c.steps {
 			raceSteps[s.name](f, s.n)
 		}
 		f.Put(cm("app-config", "v", "final"))
-		f.pass(2 * time.Hour) // including back-off
+		f.advance(2 * time.Hour) // including back-off
 		for i := 1; i < len(*rolled); i++ {
 			if (*rolled)[i] == (*rolled)[i-1] {
 				problems = append(problems, fmt.Sprintf("rolled twice to the same data: %v", *rolled))
@@ -257,21 +257,21 @@ var faults = map[string]answer{
 	"conflict":             refusal(errConflict),
 	"429":                  refusal(apierrors.NewTooManyRequests("made up", 2)),
 	"time-out":             refusal(errTimeout),
-	"applied, answer lost": (*fixture).apply,
+	"applied, answer lost": (*fixture).applyRequest,
 	"applied late, answer lost": func(f *fixture, r controllertest.Request) error {
-		time.AfterFunc(1500*time.Millisecond, func() { _ = f.apply(r) })
+		time.AfterFunc(1500*time.Millisecond, func() { _ = f.applyRequest(r) })
 		return errTimeout
 	},
 }
 
-// audit collects the hash in the mark each time the pod template changes in the API server.
-func (f *fixture) audit() *[]string {
+// recordMarks collects the hash in the mark each time the pod template changes in the API server.
+func (f *fixture) recordMarks() *[]string {
 	var values []string
 	client, err := kubernetes.NewForConfig(f.RESTConfig())
-	must(f.t, err)
+	failOnError(f.t, err)
 	last := f.web()
 	watch, err := client.AppsV1().Deployments("shop").Watch(f.t.Context(), metav1.ListOptions{ResourceVersion: last.ResourceVersion})
-	must(f.t, err)
+	failOnError(f.t, err)
 	go func() {
 		for event := range watch.ResultChan() {
 			d, ok := event.Object.(*appsv1.Deployment)
@@ -302,13 +302,13 @@ func TestEventOfManySourcesIsCut(t *testing.T) {
 			for i := range 50 {
 				f.Put(cm(fmt.Sprintf("app-%03d", i), "v", version))
 			}
-			f.pass(time.Minute)
+			f.advance(time.Minute)
 		}
 		change("1")
-		f.refuse(1, "patch", "deployments", errTryAgain)
+		f.refuseNext(1, "patch", "deployments", errTryAgain)
 		change("2")
 		events := f.events()
-		same(t, "Events, a failure and a reload", 2, len(events))
+		expectEqual(t, "Events, a failure and a reload", 2, len(events))
 		for _, e := range events {
 			if len(e) > 1100 {
 				t.Errorf("an Event of %d bytes: %s", len(e), e)
@@ -321,40 +321,40 @@ func TestReconcileWritesOncePerChange(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"a change is one request, though the cache is late and the workload is reconciled again meanwhile": given(nil, func(f *fixture) {
 			f.Lag(500*time.Millisecond, "deployments")
-			f.forget()
+			f.forgetRequests()
 			f.put(100*time.Millisecond, cm2())
-			f.put(2*time.Second, annotated(cm2(), kMatch, "true")).requested(map[string]int{"patch deployments": 1})
-			f.count(1, "reloads_total", "result", "success")
-			f.count(1, "source_changes_total", "event", "update")
-			f.count(1, "lag_seconds")
-		}, rolled).with(quietPeriod(0)),
+			f.put(2*time.Second, annotated(cm2(), kMatch, "true")).expectRequests(map[string]int{"patch deployments": 1})
+			f.expectMetric(1, "reloads_total", "result", "success")
+			f.expectMetric(1, "source_changes_total", "event", "update")
+			f.expectMetric(1, "lag_seconds")
+		}, rollPatches).withConfig(quietPeriod(0)),
 		"a change during the patch is acted on at once": given(nil, func(f *fixture) {
-			f.once("patch", "deployments", func() { <-time.After(100 * time.Millisecond) })
+			f.beforeFirst("patch", "deployments", func() { <-time.After(100 * time.Millisecond) })
 			f.put(50*time.Millisecond, cm2())
-			f.put(60*time.Millisecond, cm1()).written(2)
-		}, []string{roll, env(known1, "web/"+cmVar, h1)}, reloaded, reloaded).with(quietPeriod(0)),
+			f.put(60*time.Millisecond, cm1()).expectWriteCount(2)
+		}, []string{rollPatch, envPatch(state1, "web/"+cmVar, hash1)}, reloadedEvent, reloadedEvent).withConfig(quietPeriod(0)),
 		// Such a workload is reconciled whenever a source of its namespace changes.
 		"a source that a workload with a pattern does not watch rolls nothing, also as it comes to be read": {
-			objects: objs{cm1(), cm("noise", "v", "0"), deploy(web, kAuto, "true", kCM, "zzz-.*", nativeState, known1)},
+			objects: objectList{cm1(), cm("noise", "v", "0"), deploy(web, kAuto, "true", kCM, "zzz-.*", nativeState, state1)},
 			change: func(f *fixture) {
 				changeCM(f)
 				for i := range 3 {
 					f.put(400*time.Millisecond, cm("noise", "v", fmt.Sprint(i+1)))
 				}
-				f.written(1)
+				f.expectWriteCount(1)
 				now := f.web()
 				now.Spec.Template = pod(reads("app-config"), reads("noise")) // a rollout by somebody else
 				f.Put(now)
 			},
-			want: []string{roll, stateOnly(stateOf(cmKey, h2, "configmap/noise", hashOf("v", "3")))},
+			want: []string{rollPatch, statePatch(stateOf(cmKey, hash2, "configmap/noise", hashOf("v", "3")))},
 		},
 	})
 }
 
 // The cache is compared with the API server if the workload may have been written after the source.
 func TestReloadUsesTheNewestVersionOfASource(t *testing.T) {
-	known, withMark := auto(web, known1), auto(marked(h1), known1)
-	unmarked := []string{env(absent, "web/"+cmVar, "")}
+	workload, withMark := autoWeb(web, state1), autoWeb(marked(hash1), state1)
+	unmarked := []string{envPatch(stateAbsent, "web/"+cmVar, "")}
 	type row struct {
 		configure func(*config)
 		objects   []runtime.Object // which the cache has
@@ -365,17 +365,17 @@ func TestReloadUsesTheNewestVersionOfASource(t *testing.T) {
 		asked     int
 	}
 	bubbles(t, map[string]row{
-		"a source that is newer than the workload is not asked for": {then: objs{known, cm2()}, want: rolled},
-		"a source that is older is asked for again if asking fails": {then: objs{cm2(), known}, failures: 3, want: rolled, asked: 4},
-		"a source that is gone rolls nothing":                       {objects: objs{cm2()}, late: func(f *fixture) { f.Delete(cm2()) }, then: objs{known}, asked: 10},
-		"a source that is gone is asked for under on-delete":        {configure: onDelete, then: objs{withMark}, want: unmarked, asked: 1},
-		"a source that only the cache does not have rolls nothing":  {configure: onDelete, late: changeCM, then: objs{withMark}, asked: 10},
+		"a source that is newer than the workload is not asked for": {then: objectList{workload, cm2()}, want: rollPatches},
+		"a source that is older is asked for again if asking fails": {then: objectList{cm2(), workload}, failures: 3, want: rollPatches, asked: 4},
+		"a source that is gone rolls nothing":                       {objects: objectList{cm2()}, late: func(f *fixture) { f.Delete(cm2()) }, then: objectList{workload}, asked: 10},
+		"a source that is gone is asked for under on-delete":        {configure: onDelete, then: objectList{withMark}, want: unmarked, asked: 1},
+		"a source that only the cache does not have rolls nothing":  {configure: onDelete, late: changeCM, then: objectList{withMark}, asked: 10},
 		"a source that the selector leaves out counts as deleted": {
-			configure: func(c *config) { onDelete(c); c.SourceSelector = []string{"env=prod"} }, then: objs{cm2(), withMark}, want: unmarked, asked: 1,
+			configure: func(c *config) { onDelete(c); c.SourceSelector = []string{"env=prod"} }, then: objectList{cm2(), withMark}, want: unmarked, asked: 1,
 		},
 		"a Secret of a Helm release counts as deleted": {
-			configure: onDelete, then: objs{helmSecret("1"), auto(pod(readsSecret("db"), variableSet(dbVar, p1)), stateOf(dbKey, p1))},
-			want: []string{env(stateOf(dbKey, ""), "web/"+dbVar, "")},
+			configure: onDelete, then: objectList{helmSecret("1"), autoWeb(pod(readsSecret("db"), variableSet(dbVar, dbHash1)), stateOf(dbKey, dbHash1))},
+			want: []string{envPatch(stateOf(dbKey, ""), "web/"+dbVar, "")},
 		},
 	}, func(t bubble, tc row) {
 		f := newFixture(t.T, func(c *config) {
@@ -384,8 +384,8 @@ func TestReloadUsesTheNewestVersionOfASource(t *testing.T) {
 				tc.configure(c)
 			}
 		}, tc.objects...)
-		f.forget()
-		f.refuse(tc.failures, "list", "configmaps", errTryAgain)
+		f.forgetRequests()
+		f.refuseNext(tc.failures, "list", "configmaps", errTryAgain)
 		if tc.late != nil {
 			f.Lag(time.Minute, "configmaps")
 			tc.late(f)
@@ -393,8 +393,8 @@ func TestReloadUsesTheNewestVersionOfASource(t *testing.T) {
 		} else {
 			f.Restart(func() { f.Put(tc.then...) })
 		}
-		f.pass(9500 * time.Millisecond).expect(tc.want...)
-		same(t, "lists of ConfigMaps", tc.asked, f.asked()["list configmaps"])
+		f.advance(9500 * time.Millisecond).expectWrites(tc.want...)
+		expectEqual(t, "lists of ConfigMaps", tc.asked, f.countRequests()["list configmaps"])
 	})
 }
 
@@ -412,15 +412,15 @@ func TestSourcesOfAWorkloadAreLimited(t *testing.T) {
 		"sources chosen by a pattern and references alike": deploy(pod(references...), nativeReload, "auto,configmap/app-*"),
 	}, func(t bubble, workload *appsv1.Deployment) {
 		f := newFixture(t.T, nil, append(slices.Clone(objects), workload)...)
-		f.pass(time.Minute)
+		f.advance(time.Minute)
 		state, err := policy.ParseState(f.web().Annotations[nativeState], policy.QueueKey{Kind: "Deployment", ObjectName: cache.NewObjectName("shop", "web")})
 		if err != nil || len(state) != policy.MaxSources {
 			t.Errorf("%d sources are recorded, %v", len(state), err)
 		}
-		f.told(invalid + "sources: the workload refers to more than 300, or its patterns name more; only the first by name are watched")
+		f.expectEvents(invalidEvent + "sources: the workload refers to more than 300, or its patterns name more; only the first by name are watched")
 		f.Put(source(policy.MaxSources, "2"), source(policy.MaxSources+2, "1")) // left alone
-		f.pass(time.Minute)
-		f.put(time.Minute, source(policy.MaxSources-1, "2")).told("Normal Reloaded Reloaded for ConfigMap shop/app-299")
+		f.advance(time.Minute)
+		f.put(time.Minute, source(policy.MaxSources-1, "2")).expectEvents("Normal Reloaded Reloaded for ConfigMap shop/app-299")
 	})
 }
 
@@ -435,7 +435,7 @@ func TestPatternsTooSlowAreRefused(t *testing.T) {
 		"native wildcards that fill a list": {nativeReload, strings.Repeat("configmap/"+strings.Repeat("*a", 120)+",", 40)},
 	}, func(t bubble, annotation [2]string) {
 		newFixture(t.T, nil, append(slices.Clone(objects), deploy(pod(), annotation[0], annotation[1]))...).
-			told(invalid + annotation[0] + ": its patterns take too long to match against all names in the namespace, so nothing rolls the workload")
+			expectEvents(invalidEvent + annotation[0] + ": its patterns take too long to match against all names in the namespace, so nothing rolls the workload")
 	})
 }
 
@@ -452,18 +452,18 @@ func TestNamespaceWithManyChangesDelaysNoOther(t *testing.T) {
 		}
 		f := newFixture(t, nil, append(objects, noisy, cm1(), deploy(web, kAuto, "true"))...)
 		rolled := map[string]time.Time{}
-		f.before("patch", "deployments", func(r controllertest.Request) error {
+		f.beforeRequest("patch", "deployments", func(r controllertest.Request) error {
 			<-time.After(100 * time.Millisecond)
 			rolled[r.Namespace] = time.Now()
 			return nil
 		})
 		f.put(100*time.Millisecond, changed)
-		begun := time.Now()
+		start := time.Now()
 		f.put(time.Minute, cm2())
-		if took, most := rolled["shop"].Sub(begun), f.cfg.QuietPeriod+time.Second; took > most {
+		if took, most := rolled["shop"].Sub(start), f.cfg.QuietPeriod+time.Second; took > most {
 			t.Errorf("the other namespace's workload was rolled after %v, want %v at most", took, most)
 		}
-		if took := rolled["noisy"].Sub(begun); took < 7*time.Second {
+		if took := rolled["noisy"].Sub(start); took < 7*time.Second {
 			t.Errorf("all was done after %v, so nothing waited", took)
 		}
 	})
@@ -471,16 +471,16 @@ func TestNamespaceWithManyChangesDelaysNoOther(t *testing.T) {
 
 func TestUnusedSourceWakesNoWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		was, is := cm1(), cm2()
-		was.Name, is.Name = "unused", "unused"
-		f := newFixture(t, quietPeriod(0), cm1(), was, deploy(web, kAuto, "true"))
+		oldSource, newSource := cm1(), cm2()
+		oldSource.Name, newSource.Name = "unused", "unused"
+		f := newFixture(t, quietPeriod(0), cm1(), oldSource, deploy(web, kAuto, "true"))
 		reconciles := func(change runtime.Object) uint64 {
-			f.pass(time.Minute)
+			f.advance(time.Minute)
 			before := f.status().Reconciles
 			f.put(time.Minute, change)
 			return f.status().Reconciles - before
 		}
-		same(t, "reconciles for a ConfigMap that nobody uses", 0, reconciles(is))
-		same(t, "a reconcile for the ConfigMap of the Deployment", true, reconciles(cm2()) > 0)
+		expectEqual(t, "reconciles for a ConfigMap that nobody uses", 0, reconciles(newSource))
+		expectEqual(t, "a reconcile for the ConfigMap of the Deployment", true, reconciles(cm2()) > 0)
 	})
 }

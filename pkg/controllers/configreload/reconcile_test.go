@@ -31,29 +31,29 @@ const (
 	kPausedAt  = "deployment.reloader.stakater.com/paused-at"
 )
 
-// started is the second at which every test's bubble begins.
-const started = 946684800
+// startSecond is the second at which every test's bubble begins.
+const startSecond = 946684800
 
-// objs are the objects at the start.
-type objs = []runtime.Object
+// objectList are the objects at the start.
+type objectList = []runtime.Object
 
 // reconcileCase is one row: the objects at the start, what then happens, and the complete list of
 // resulting writes and Events. Without objects, there are app-config and the Deployment that rolls for it.
 // Without events, a row that rolls has the Event of a reload for app-config.
 type reconcileCase struct {
 	configure func(*config)
-	objects   objs
+	objects   objectList
 	change    func(f *fixture)
 	want      []string
 	events    []string
 }
 
 // given returns a row with these objects. Its Events are those of a reload unless it has others.
-func given(objects objs, change func(f *fixture), want []string, events ...string) reconcileCase {
+func given(objects objectList, change func(f *fixture), want []string, events ...string) reconcileCase {
 	return reconcileCase{objects: objects, change: change, want: want, events: events}
 }
 
-func (tc reconcileCase) with(configure func(*config)) reconcileCase {
+func (tc reconcileCase) withConfig(configure func(*config)) reconcileCase {
 	tc.configure = configure
 	return tc
 }
@@ -62,17 +62,17 @@ func runCases(t *testing.T, cases map[string]reconcileCase) {
 	t.Helper()
 	bubbles(t, cases, func(t bubble, tc reconcileCase) {
 		if tc.objects == nil {
-			tc.objects = objs{cm1(), auto(web, known1)}
+			tc.objects = objectList{cm1(), autoWeb(web, state1)}
 		}
 		f := newFixture(t.T, tc.configure, tc.objects...)
 		if tc.change != nil {
 			tc.change(f)
 		}
-		f.pass(2 * time.Second).told(eventsOf(tc.want, tc.events)...)
+		f.advance(2 * time.Second).expectEvents(eventsOf(tc.want, tc.events)...)
 		// Nothing may be left to do, neither later nor after a restart.
-		f.pass(20 * time.Minute)
+		f.advance(20 * time.Minute)
 		f.Restart()
-		f.pass(time.Minute).expect(tc.want...)
+		f.advance(time.Minute).expectWrites(tc.want...)
 	})
 }
 
@@ -90,11 +90,11 @@ func bubbles[T any](t *testing.T, rows map[string]T, run func(t bubble, row T)) 
 }
 
 const (
-	reloaded     = "Normal Reloaded Reloaded for ConfigMap shop/app-config"
-	reloadedBoth = reloaded + ", Secret shop/db"
-	failed       = "Warning ReloadFail Reload for ConfigMap shop/app-config failed: "
-	notRecorded  = "Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: "
-	invalid      = "Warning InvalidReloadAnnotation "
+	reloadedEvent     = "Normal Reloaded Reloaded for ConfigMap shop/app-config"
+	reloadedBothEvent = reloadedEvent + ", Secret shop/db"
+	failedEvent       = "Warning ReloadFail Reload for ConfigMap shop/app-config failed: "
+	notRecordedEvent  = "Warning ReloadStateFail The state of its sources could not be recorded, so a change while no manager runs may be missed: "
+	invalidEvent      = "Warning InvalidReloadAnnotation "
 )
 
 func eventsOf(want, events []string) []string {
@@ -102,7 +102,7 @@ func eventsOf(want, events []string) []string {
 		return strings.Contains(write, `"template":`) || strings.Contains(write, `"restartAt":`) || strings.HasPrefix(write, "create ")
 	}
 	if events == nil && slices.ContainsFunc(want, rolls) {
-		return []string{reloaded}
+		return []string{reloadedEvent}
 	}
 	return events
 }
@@ -117,102 +117,102 @@ func changeCM(f *fixture) { f.Put(cm2()) }
 func changeDB(f *fixture) { f.Put(db2()) }
 func deleteCM(f *fixture) { f.Delete(cm1()) }
 
-func TestReconcileAnnotations(t *testing.T) {
-	unrecorded := []string{stateOnly("")}
-	// of returns a row with a Deployment that has recorded app-config, which changes.
-	of := func(want []string, template corev1.PodTemplateSpec, annotations ...string) reconcileCase {
-		return reconcileCase{objects: objs{cm1(), deploy(template, append(annotations, nativeState, known1)...)}, change: changeCM, want: want}
+func TestReconcileObeysAnnotations(t *testing.T) {
+	unrecorded := []string{statePatch("")}
+	// row returns a row with a Deployment that has recorded app-config, which changes.
+	row := func(want []string, template corev1.PodTemplateSpec, annotations ...string) reconcileCase {
+		return reconcileCase{objects: objectList{cm1(), deploy(template, append(annotations, nativeState, state1)...)}, change: changeCM, want: want}
 	}
-	// one is of with the template web.
-	one := func(want []string, annotations ...string) reconcileCase { return of(want, web, annotations...) }
-	// ofSource is one with kAuto, if app-config has an annotation.
-	ofSource := func(want []string, key, value string) reconcileCase {
+	// webRow is row with the template web.
+	webRow := func(want []string, annotations ...string) reconcileCase { return row(want, web, annotations...) }
+	// sourceRow is webRow with kAuto, if app-config has an annotation.
+	sourceRow := func(want []string, key, value string) reconcileCase {
 		return reconcileCase{
-			objects: objs{annotated(cm1(), key, value), auto(web, known1)},
+			objects: objectList{annotated(cm1(), key, value), autoWeb(web, state1)},
 			change:  func(f *fixture) { f.Put(annotated(cm2(), key, value)) }, want: want,
 		}
 	}
 
 	runCases(t, map[string]reconcileCase{
-		"without compatibility the original's annotations mean nothing, and it is not looked for": given(objs{cm1(), deploy(web, kAuto, "true")},
-			func(f *fixture) { changeCM(f); f.requested(map[string]int{}) }, nil).with(withoutCompat),
-		"auto demands a reference": {objects: objs{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM},
-		"a named source needs no reference, and marks the first container": of([]string{env(known2, "a/"+cmVar, h2)},
+		"without compatibility the original's annotations mean nothing, and it is not looked for": given(objectList{cm1(), deploy(web, kAuto, "true")},
+			func(f *fixture) { changeCM(f); f.expectRequests(map[string]int{}) }, nil).withConfig(withoutCompat),
+		"auto demands a reference": {objects: objectList{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM},
+		"a named source needs no reference, and marks the first container": row([]string{envPatch(state2, "a/"+cmVar, hash2)},
 			pod(containersNamed("a", "b")), kCM, "app-config"),
-		"items are regular expressions, trimmed": one(rolled, kCM, "[x], app-.*"),
-		"an item that does not compile is reported, and the others count": given(objs{cm1(), deploy(web, kCM, "[, app-config", nativeState, known1)}, changeCM,
-			rolled, reloaded, invalid+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"),
-		"several items that do not compile are one Event": given(objs{deploy(web, kCM, "[, (", kAuto, "false")}, nil,
-			nil, invalid+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"+`; item "(": error parsing regexp: missing closing ): `+"`^($`"),
-		"annotations of the template count if the workload has none": of(rolled, pod(reads("app-config"), onTemplate(kAuto, "true"))),
-		"the fall-back to the template is decided for each type": given(objs{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db"), onTemplate(kAuto, "true")), kSecret, "db", nativeState, stateOf(cmKey, h1, dbKey, p1))}, changeCM,
-			[]string{env(stateOf(cmKey, h2, dbKey, p1), "web/"+cmVar, h2)}),
-		"the presence of a key on the workload stops the fall-back":     of(unrecorded, pod(reads("app-config"), onTemplate(kAuto, "true")), kAuto, ""),
-		"auto=false vetoes no named source":                             one(rolled, kAuto, "false", kCM, "app-config"),
-		"an ignored source is dropped from the state and rolls nothing": ofSource(unrecorded, kIgnore, "true"),
-		"the native annotation ignores a source as well":                ofSource(unrecorded, nativeReload, "off"),
-		"ignore must be exactly true":                                   ofSource(rolled, kIgnore, "True"),
-		"an exclusion beats a named match":                              one(unrecorded, kCM, "app-config", kCMExclude, "other, app-config"),
-		"an exclusion on the template does not count":                   of(rolled, pod(reads("app-config"), onTemplate(kCMExclude, "app-config")), kCM, "app-config"),
-		"search rolls for a source with match": given(objs{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, known1)}, func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
-			rolled),
-		"auto-all rolls a workload without annotations":        one(rolled).with(autoAll),
-		"auto-all leaves one that opts out":                    one(unrecorded, kAuto, "no").with(autoAll),
-		"search does not switch auto-all off":                  one(rolled, kSearch, "true").with(autoAll),
-		"the typed auto opts out of auto-all":                  one(unrecorded, kCMAuto, "0").with(autoAll),
-		"an empty value does not opt out":                      one(rolled, kAuto, "").with(autoAll),
-		"auto understands what ParseBool does":                 one(rolled, kAuto, "T"),
-		"the typed auto alone rolls":                           one(rolled, kCMAuto, "1"),
-		"a type that is ignored by flag is not watched at all": one(unrecorded, kAuto, "true").with(func(c *config) { c.ExcludeSources = []string{"ConfigMaps"} }),
-		"a kind that is ignored by flag is left alone":         one(nil, kAuto, "true").with(func(c *config) { c.ExcludeKinds = []string{"Deployments"} }),
-		"another key can stand for an annotation": one(rolled, "example.org/auto", "true").with(
+		"items are regular expressions, trimmed": webRow(rollPatches, kCM, "[x], app-.*"),
+		"an item that does not compile is reported, and the others count": given(objectList{cm1(), deploy(web, kCM, "[, app-config", nativeState, state1)}, changeCM,
+			rollPatches, reloadedEvent, invalidEvent+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"),
+		"several items that do not compile are one Event": given(objectList{deploy(web, kCM, "[, (", kAuto, "false")}, nil,
+			nil, invalidEvent+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"+`; item "(": error parsing regexp: missing closing ): `+"`^($`"),
+		"annotations of the template count if the workload has none": row(rollPatches, pod(reads("app-config"), onTemplate(kAuto, "true"))),
+		"the fall-back to the template is decided for each type": given(objectList{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db"), onTemplate(kAuto, "true")), kSecret, "db", nativeState, stateOf(cmKey, hash1, dbKey, dbHash1))}, changeCM,
+			[]string{envPatch(stateOf(cmKey, hash2, dbKey, dbHash1), "web/"+cmVar, hash2)}),
+		"the presence of a key on the workload stops the fall-back":     row(unrecorded, pod(reads("app-config"), onTemplate(kAuto, "true")), kAuto, ""),
+		"auto=false vetoes no named source":                             webRow(rollPatches, kAuto, "false", kCM, "app-config"),
+		"an ignored source is dropped from the state and rolls nothing": sourceRow(unrecorded, kIgnore, "true"),
+		"the native annotation ignores a source as well":                sourceRow(unrecorded, nativeReload, "off"),
+		"ignore must be exactly true":                                   sourceRow(rollPatches, kIgnore, "True"),
+		"an exclusion beats a named match":                              webRow(unrecorded, kCM, "app-config", kCMExclude, "other, app-config"),
+		"an exclusion on the template does not count":                   row(rollPatches, pod(reads("app-config"), onTemplate(kCMExclude, "app-config")), kCM, "app-config"),
+		"search rolls for a source with match": given(objectList{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, state1)}, func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
+			rollPatches),
+		"auto-all rolls a workload without annotations":        webRow(rollPatches).withConfig(autoAll),
+		"auto-all leaves one that opts out":                    webRow(unrecorded, kAuto, "no").withConfig(autoAll),
+		"search does not switch auto-all off":                  webRow(rollPatches, kSearch, "true").withConfig(autoAll),
+		"the typed auto opts out of auto-all":                  webRow(unrecorded, kCMAuto, "0").withConfig(autoAll),
+		"an empty value does not opt out":                      webRow(rollPatches, kAuto, "").withConfig(autoAll),
+		"auto understands what ParseBool does":                 webRow(rollPatches, kAuto, "T"),
+		"the typed auto alone rolls":                           webRow(rollPatches, kCMAuto, "1"),
+		"a type that is ignored by flag is not watched at all": webRow(unrecorded, kAuto, "true").withConfig(func(c *config) { c.ExcludeSources = []string{"ConfigMaps"} }),
+		"a kind that is ignored by flag is left alone":         webRow(nil, kAuto, "true").withConfig(func(c *config) { c.ExcludeKinds = []string{"Deployments"} }),
+		"another key can stand for an annotation": webRow(rollPatches, "example.org/auto", "true").withConfig(
 			func(c *config) { c.AnnotationKeys = map[string]string{"auto": "example.org/auto"} }),
 
 		// native annotations
-		"native annotations beat the others and mark by annotation": given(objs{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), nativeReload, "auto,!secret/db", kAuto, "false", nativeState, known1)}, func(f *fixture) { changeDB(f); f.pass(time.Minute); changeCM(f) },
-			[]string{ann(known2, nativeMark, h2, 61)}),
-		"off beats auto-all":                                 one(unrecorded, nativeReload, "off").with(autoAll),
-		"native annotations count without compatibility":     one([]string{ann(known2, nativeMark, h2, 1)}, nativeReload, "auto").with(withoutCompat),
-		"a glob names sources that nobody references":        of([]string{ann(known2, nativeMark, h2, 1)}, pod(), nativeReload, "configmap/app-*"),
-		"a dot in a glob is a dot":                           of(unrecorded, pod(), nativeReload, "configmap/app.*"),
-		"never wins over a glob":                             one(unrecorded, nativeReload, "!configmap/app-*, configmap/*, auto"),
-		"native annotations leave old variables as they are": of([]string{ann(known2, nativeMark, h2, 1)}, marked(h1), nativeReload, "auto"),
-		"the template's native annotation counts if the workload has none": of([]string{ann(known2, nativeMark, h2, 1)},
+		"native annotations beat the others and mark by annotation": given(objectList{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), nativeReload, "auto,!secret/db", kAuto, "false", nativeState, state1)}, func(f *fixture) { changeDB(f); f.advance(time.Minute); changeCM(f) },
+			[]string{annotationPatch(state2, nativeMark, hash2, 61)}),
+		"off beats auto-all":                                 webRow(unrecorded, nativeReload, "off").withConfig(autoAll),
+		"native annotations count without compatibility":     webRow([]string{annotationPatch(state2, nativeMark, hash2, 1)}, nativeReload, "auto").withConfig(withoutCompat),
+		"a glob names sources that nobody references":        row([]string{annotationPatch(state2, nativeMark, hash2, 1)}, pod(), nativeReload, "configmap/app-*"),
+		"a dot in a glob is a dot":                           row(unrecorded, pod(), nativeReload, "configmap/app.*"),
+		"never wins over a glob":                             webRow(unrecorded, nativeReload, "!configmap/app-*, configmap/*, auto"),
+		"native annotations leave old variables as they are": row([]string{annotationPatch(state2, nativeMark, hash2, 1)}, marked(hash1), nativeReload, "auto"),
+		"the template's native annotation counts if the workload has none": row([]string{annotationPatch(state2, nativeMark, hash2, 1)},
 			pod(reads("app-config"), onTemplate(nativeReload, "configmap/app-config"))),
-		"an item that is no good is reported once, and the others count": given(objs{cm1(), deploy(web, nativeReload, "auto, pod/x", nativeState, known1)}, func(f *fixture) { f.pass(time.Minute); changeCM(f) },
-			[]string{ann(known2, nativeMark, h2, 61)}, reloaded, invalid+nativeReload+`: item "pod/x": is none of off, auto, TYPE/NAME, !TYPE/NAME with TYPE configmap, secret or secretproviderclass`),
-		"a delay of its own replaces the quiet period, and stretches the longest one": given(objs{cm1(), deploy(web, nativeReload, "auto", nativeDelay, "1m", nativeState, known1)}, func(f *fixture) { changeCM(f); f.pass(59 * time.Second); f.written(0) },
-			[]string{ann(known2, nativeMark, h2, 60)}),
-		"a delay that is no good is reported": given(objs{deploy(pod(), nativeReload, "off", nativeDelay, "0s")}, nil,
-			nil, invalid+nativeDelay+`: "0s" is not a positive duration`),
+		"an item that is no good is reported once, and the others count": given(objectList{cm1(), deploy(web, nativeReload, "auto, pod/x", nativeState, state1)}, func(f *fixture) { f.advance(time.Minute); changeCM(f) },
+			[]string{annotationPatch(state2, nativeMark, hash2, 61)}, reloadedEvent, invalidEvent+nativeReload+`: item "pod/x": is none of off, auto, TYPE/NAME, !TYPE/NAME with TYPE configmap, secret or secretproviderclass`),
+		"a delay of its own replaces the quiet period, and stretches the longest one": given(objectList{cm1(), deploy(web, nativeReload, "auto", nativeDelay, "1m", nativeState, state1)}, func(f *fixture) { changeCM(f); f.advance(59 * time.Second); f.expectWriteCount(0) },
+			[]string{annotationPatch(state2, nativeMark, hash2, 60)}),
+		"a delay that is no good is reported": given(objectList{deploy(pod(), nativeReload, "off", nativeDelay, "0s")}, nil,
+			nil, invalidEvent+nativeDelay+`: "0s" is not a positive duration`),
 	})
 }
 
-func TestReconcileReferences(t *testing.T) {
+func TestReconcileMarksTheContainerThatRefers(t *testing.T) {
 	named := corev1.LocalObjectReference{Name: "app-config"}
 	volume := func(source corev1.VolumeSource) podOption {
 		return func(t *corev1.PodTemplateSpec) { t.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: source}} }
 	}
-	ofCM := volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: named}})
+	cmVolume := volume(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: named}})
 	mounts := []corev1.VolumeMount{{Name: "v", MountPath: "/etc/app"}}
 	ab := containersNamed("a", "b")
 	mounted := func(t *corev1.PodTemplateSpec) { t.Spec.Containers[1].VolumeMounts = mounts }
-	inInit := func(c corev1.Container) podOption {
+	initContainer := func(c corev1.Container) podOption {
 		return func(t *corev1.PodTemplateSpec) { t.Spec.InitContainers = []corev1.Container{c} }
 	}
-	mountedInInit := inInit(corev1.Container{Name: "init", VolumeMounts: mounts})
+	mountedInInit := initContainer(corev1.Container{Name: "init", VolumeMounts: mounts})
 	// row has a Deployment that has recorded app-config, and is marked in this container.
 	row := func(container string, options ...podOption) reconcileCase {
-		return reconcileCase{objects: objs{cm1(), auto(pod(options...), known1)}, change: changeCM, want: []string{env(known2, container+"/"+cmVar, h2)}}
+		return reconcileCase{objects: objectList{cm1(), autoWeb(pod(options...), state1)}, change: changeCM, want: []string{envPatch(state2, container+"/"+cmVar, hash2)}}
 	}
 	runCases(t, map[string]reconcileCase{
-		"a volume that only an init container mounts marks the first container": row("a", ab, ofCM, mountedInInit),
-		"a volume that nobody mounts is no reference":                           {objects: objs{cm1(), auto(pod(ab, ofCM), known1)}, change: changeCM, want: []string{stateOnly("")}},
-		"a mount beats an environment":                                          row("b", ab, reads("app-config"), ofCM, mounted),
-		"a mount in an init container beats an environment": row("a", ab, ofCM, mountedInInit, func(t *corev1.PodTemplateSpec) {
+		"a volume that only an init container mounts marks the first container": row("a", ab, cmVolume, mountedInInit),
+		"a volume that nobody mounts is no reference":                           {objects: objectList{cm1(), autoWeb(pod(ab, cmVolume), state1)}, change: changeCM, want: []string{statePatch("")}},
+		"a mount beats an environment":                                          row("b", ab, reads("app-config"), cmVolume, mounted),
+		"a mount in an init container beats an environment": row("a", ab, cmVolume, mountedInInit, func(t *corev1.PodTemplateSpec) {
 			t.Spec.Containers[1].EnvFrom = []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: named}}}
 		}),
-		"an environment of an init container marks the first container": row("a", ab, inInit(corev1.Container{Name: "init", Env: []corev1.EnvVar{{
+		"an environment of an init container marks the first container": row("a", ab, initContainer(corev1.Container{Name: "init", Env: []corev1.EnvVar{{
 			Name: "X", ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: named, Key: "color"}}}}})),
 		"a variable of a source without a name, which the API server takes, is no reference": row("web", reads("app-config"), reads("")),
 	})
@@ -228,23 +228,23 @@ func TestVariableOfTwoSourcesHasTheLaterChange(t *testing.T) {
 	// row has a Deployment that refers to both.
 	row := func(change func(f *fixture), want []string, events ...string) reconcileCase {
 		return reconcileCase{
-			objects: objs{cm1(), dotted("1"), auto(pod(reads("app-config"), reads("app.config")), state(h1, hash("1")))},
+			objects: objectList{cm1(), dotted("1"), autoWeb(pod(reads("app-config"), reads("app.config")), state(hash1, hash("1")))},
 			change:  change, want: want, events: events,
 		}
 	}
-	both := []string{env(state(h2, hash("2")), "web/"+cmVar, h2)}
-	const ofBoth = "Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"
+	both := []string{envPatch(state(hash2, hash("2")), "web/"+cmVar, hash2)}
+	const reloadedInOrder = "Normal Reloaded Reloaded for ConfigMap shop/app.config, ConfigMap shop/app-config"
 	runCases(t, map[string]reconcileCase{
-		"the later change stands": row(func(f *fixture) { f.Put(dotted("2")); f.pass(100 * time.Millisecond); changeCM(f) }, both, ofBoth),
-		"two sources change at one instant, and the first by type and name stands": row(func(f *fixture) { f.Put(dotted("2"), cm2()) }, both, ofBoth),
+		"the later change stands": row(func(f *fixture) { f.Put(dotted("2")); f.advance(100 * time.Millisecond); changeCM(f) }, both, reloadedInOrder),
+		"two sources change at one instant, and the first by type and name stands": row(func(f *fixture) { f.Put(dotted("2"), cm2()) }, both, reloadedInOrder),
 		"two sources come to equal data, and the later one leaves the template as it is": row(
-			func(f *fixture) { f.Put(dotted("2")); f.pass(time.Minute); f.Put(cm("app-config", "v", "2")) },
-			[]string{env(state(h1, hash("2")), "web/"+cmVar, hash("2")), env(state(hash("2"), hash("2")), "web/"+cmVar, hash("2"))},
-			reloaded, "Normal Reloaded Reloaded for ConfigMap shop/app.config"),
+			func(f *fixture) { f.Put(dotted("2")); f.advance(time.Minute); f.Put(cm("app-config", "v", "2")) },
+			[]string{envPatch(state(hash1, hash("2")), "web/"+cmVar, hash("2")), envPatch(state(hash("2"), hash("2")), "web/"+cmVar, hash("2"))},
+			reloadedEvent, "Normal Reloaded Reloaded for ConfigMap shop/app.config"),
 	})
 }
 
-func TestReconcileScope(t *testing.T) {
+func TestReconcileStaysInItsScope(t *testing.T) {
 	const would = "Normal WouldReload Would reload for ConfigMap shop/app-config"
 	paused := deploy(pod(), kPausedAt, "yesterday")
 	paused.Name, paused.Spec.Paused = "api", true
@@ -257,22 +257,22 @@ func TestReconcileScope(t *testing.T) {
 	sourceSelector := func(c *config) { c.SourceSelector = []string{"env:prod"} }
 
 	runCases(t, map[string]reconcileCase{
-		"a namespace outside the selector is left alone, until it becomes selected": given(objs{namespace(), cm1(), auto(web, known1)}, func(f *fixture) { f.put(time.Minute, cm2()); f.written(0); f.Put(labelled(namespace())) },
-			rolled).with(selector("env=prod")),
-		"Secrets of Helm releases do not count": given(objs{helmSecret("1"), auto(pod(readsSecret("db")), stateOf(dbKey, ""))}, func(f *fixture) { f.Put(helmSecret("2")) },
+		"a namespace outside the selector is left alone, until it becomes selected": given(objectList{namespace(), cm1(), autoWeb(web, state1)}, func(f *fixture) { f.put(time.Minute, cm2()); f.expectWriteCount(0); f.Put(labelled(namespace())) },
+			rollPatches).withConfig(selector("env=prod")),
+		"Secrets of Helm releases do not count": given(objectList{helmSecret("1"), autoWeb(pod(readsSecret("db")), stateOf(dbKey, ""))}, func(f *fixture) { f.Put(helmSecret("2")) },
 			nil),
 		"only the namespaces of the flag are worked in":           {configure: workedIn([]string{"other"}, nil), change: changeCM},
 		"a namespace that is included and excluded is left alone": {configure: workedIn(shop, shop), change: changeCM},
-		"including namespaces switches the selector off": given(objs{namespace(), cm1(), auto(web, known1)}, changeCM,
-			rolled).with(func(c *config) { c.IncludeNamespaces, c.NamespaceSelector = shop, []string{"env=prod"} }),
-		"a source that loses its label looks deleted": given(objs{labelled(cm1()), auto(marked(h1), known1)}, func(f *fixture) { f.Put(cm1()) },
-			[]string{env(absent, "web/"+cmVar, "")}).with(func(c *config) { sourceSelector(c); onDelete(c) }),
-		"a dry run writes nothing, and has one Event for each change": given(objs{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, known1), paused}, func(f *fixture) {
-			f.put(time.Minute, cm2()).told(would)
-			f.touch() // it is decided on again, with nothing new
-			f.pass(time.Minute)
-			f.put(time.Minute, cm1()).count(2, "reloads_total", "result", "dry_run")
-		}, nil, would).with(func(c *config) { c.DryRun = true }),
+		"including namespaces switches the selector off": given(objectList{namespace(), cm1(), autoWeb(web, state1)}, changeCM,
+			rollPatches).withConfig(func(c *config) { c.IncludeNamespaces, c.NamespaceSelector = shop, []string{"env=prod"} }),
+		"a source that loses its label looks deleted": given(objectList{labelled(cm1()), autoWeb(marked(hash1), state1)}, func(f *fixture) { f.Put(cm1()) },
+			[]string{envPatch(stateAbsent, "web/"+cmVar, "")}).withConfig(func(c *config) { sourceSelector(c); onDelete(c) }),
+		"a dry run writes nothing, and has one Event for each change": given(objectList{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, state1), paused}, func(f *fixture) {
+			f.put(time.Minute, cm2()).expectEvents(would)
+			f.touchWeb() // it is decided on again, with nothing new
+			f.advance(time.Minute)
+			f.put(time.Minute, cm1()).expectMetric(2, "reloads_total", "result", "dry_run")
+		}, nil, would).withConfig(func(c *config) { c.DryRun = true }),
 		"a source of another namespace is none of this one's business": given(nil, func(f *fixture) { other := cm2(); other.Namespace = "depot"; f.Put(other) }, nil),
 	})
 }

@@ -22,9 +22,9 @@ func (c rolloutClient) Get(ctx context.Context, name string, opts metav1.GetOpti
 }
 
 // patchRollout reloads an Argo Rollout.
-func (c *controller) patchRollout(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
-	w := f.Workload
-	patch, err := c.cfg.MergePatch(f, p, func() ([]any, error) {
+func (c *controller) patchRollout(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (outcome, error) {
+	w := facts.Workload
+	patch, err := c.cfg.MergePatch(facts, plan, func() ([]any, error) {
 		live, err := k.get(ctx, w.ObjectName)
 		if err != nil {
 			return nil, err
@@ -41,6 +41,6 @@ func (c *controller) patchRollout(ctx context.Context, k *kind, f *policy.Facts,
 	if err != nil {
 		return outcome{}, err
 	}
-	version, err := c.patch(ctx, k, w, k.merge, patch)
+	version, err := c.sendPatch(ctx, k, w, k.mergeType, patch)
 	return outcome{version: version}, err
 }

@@ -21,8 +21,8 @@ type change struct {
 	first, last   time.Time
 }
 
-// then returns the change merged with a later change. A source that is again as it was has not changed.
-func (c change) then(later change) change {
+// merge returns the change merged with a later change. A source that is again as it was has not changed.
+func (c change) merge(later change) change {
 	if !c.before.Same(c.after) {
 		later.before = c.before
 	}
@@ -35,9 +35,9 @@ func (c change) then(later change) change {
 // changes. So no event handler evaluates the annotations of workloads. Handlers and workers use it
 // concurrently.
 type changes struct {
-	mu      sync.Mutex
-	pending map[policy.QueueKey]change                      // by source
-	handed  map[policy.QueueKey]map[policy.SourceKey]change // by workload
+	mu          sync.Mutex
+	pending     map[policy.QueueKey]change                      // by source
+	distributed map[policy.QueueKey]map[policy.SourceKey]change // by workload
 }
 
 func newChanges() *changes {
@@ -49,35 +49,35 @@ func newChanges() *changes {
 func (c *changes) clear() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.pending, c.handed = map[policy.QueueKey]change{}, map[policy.QueueKey]map[policy.SourceKey]change{}
+	c.pending, c.distributed = map[policy.QueueKey]change{}, map[policy.QueueKey]map[policy.SourceKey]change{}
 }
 
 // add notes an event. It returns true if the event is merged with others.
-func (c *changes) add(key policy.QueueKey, e change) bool {
+func (c *changes) add(key policy.QueueKey, latest change) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	earlier, merged := c.pending[key]
 	if merged {
-		e = earlier.then(e)
+		latest = earlier.merge(latest)
 	}
-	c.pending[key] = e
+	c.pending[key] = latest
 	return merged
 }
 
-// hand hands the pending change of a source to workloads. It returns false if there is none.
-func (c *changes) hand(key policy.QueueKey, source policy.SourceKey, workloads []policy.QueueKey) bool {
+// distribute hands the pending change of a source to workloads. It returns false if there is none.
+func (c *changes) distribute(key policy.QueueKey, source policy.SourceKey, workloads []policy.QueueKey) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e, ok := c.pending[key]
+	next, ok := c.pending[key]
 	delete(c.pending, key)
 	for _, w := range workloads {
-		if ok && c.handed[w] == nil {
-			c.handed[w] = map[policy.SourceKey]change{}
+		if ok && c.distributed[w] == nil {
+			c.distributed[w] = map[policy.SourceKey]change{}
 		}
-		if earlier, has := c.handed[w][source]; has {
-			c.handed[w][source] = earlier.then(e)
+		if earlier, has := c.distributed[w][source]; has {
+			c.distributed[w][source] = earlier.merge(next)
 		} else if ok {
-			c.handed[w][source] = e
+			c.distributed[w][source] = next
 		}
 	}
 	return ok
@@ -88,22 +88,22 @@ func (c *changes) hand(key policy.QueueKey, source policy.SourceKey, workloads [
 func (c *changes) take(workload policy.QueueKey, watched map[policy.SourceKey]bool) map[policy.SourceKey]change {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	taken := c.handed[workload]
-	delete(c.handed, workload)
+	result := c.distributed[workload]
+	delete(c.distributed, workload)
 	for source := range watched {
 		e, ok := c.pending[sourceKey(workload.Namespace, source)]
 		if !ok {
 			continue
 		}
-		if taken == nil {
-			taken = map[policy.SourceKey]change{}
+		if result == nil {
+			result = map[policy.SourceKey]change{}
 		}
-		if earlier, has := taken[source]; has {
-			e = earlier.then(e)
+		if earlier, has := result[source]; has {
+			e = earlier.merge(e)
 		}
-		taken[source] = e
+		result[source] = e
 	}
-	return taken
+	return result
 }
 
 // sourceKey returns the key of a source in the queue.
@@ -113,38 +113,38 @@ func sourceKey(namespace string, source policy.SourceKey) policy.QueueKey {
 
 // reconcileSource hands a change of a source to the workloads that it may concern.
 func (c *controller) reconcileSource(ctx context.Context, key policy.QueueKey) {
-	i := slices.IndexFunc(policy.SourceTypes, func(t policy.SourceType) bool { return t.Kind() == key.Kind })
+	i := slices.IndexFunc(policy.SourceTypes, func(typ policy.SourceType) bool { return typ.Kind() == key.Kind })
 	source := policy.SourceKey{Type: policy.SourceTypes[i], Name: key.Name}
-	workloads := slices.Collect(c.concerned(key.Namespace, source))
-	if c.changes.hand(key, source, workloads) {
+	workloads := slices.Collect(c.affectedWorkloads(key.Namespace, source))
+	if c.changes.distribute(key, source, workloads) {
 		c.loop.EnqueueFor(ctx, key.Namespace, workloads...)
 	}
 }
 
-// note opens or extends the window of w, if a change of a source matters to it: its data changed, or
+// extendWindow opens or extends the window of w, if a change of a source matters to it: its data changed, or
 // it begins to count with the data that it has.
-func (c *controller) note(w *policy.Workload, selection *policy.Selection, source policy.SourceKey, e change) {
+func (c *controller) extendWindow(w *policy.Workload, selection *policy.Selection, source policy.SourceKey, e change) {
 	if !policy.Concerns(w, selection, source, e.before, e.after) ||
 		// If an annotation of the source changed, the record may have to change.
 		e.before.Hash == e.after.Hash && policy.Concerns(w, selection, source, e.before, policy.Source{}) {
 		return
 	}
-	c.memory.update(w.QueueKey, w.UID, time.Now(), func(live *entry) {
-		if live.window.Add(source, e.before.Recorded(), e.first, e.last) {
-			c.metrics.coalesced.Inc()
+	c.memory.update(w.QueueKey, w.UID, time.Now(), func(current *entry) {
+		if current.window.Add(source, e.before.Recorded(), e.first, e.last) {
+			c.metrics.coalescedChanges.Inc()
 		}
-		if ran, ok := live.job.ranFor[source]; ok && ran != e.after.Hash {
-			live.job.ranFor = nil
+		if ranHash, ok := current.lastRun.hashes[source]; ok && ranHash != e.after.Hash {
+			current.lastRun.hashes = nil
 		}
 	})
 }
 
-// concerned yields the cached workloads that a source may concern.
-func (c *controller) concerned(namespace string, source policy.SourceKey) iter.Seq[policy.QueueKey] {
+// affectedWorkloads yields the cached workloads that a source may concern.
+func (c *controller) affectedWorkloads(namespace string, source policy.SourceKey) iter.Seq[policy.QueueKey] {
 	return func(yield func(policy.QueueKey) bool) {
-		for _, value := range []string{sourceIndexValue(namespace, source), namespace + "/" + byPattern} {
+		for _, value := range []string{sourceIndexValue(namespace, source), namespace + "/" + patternValue} {
 			for _, k := range c.kinds {
-				for _, obj := range k.informer.ByIndex(bySource, value) {
+				for _, obj := range k.informer.ByIndex(sourceIndex, value) {
 					if !yield(policy.QueueKey{Kind: k.Name, ObjectName: cache.MetaObjectToName(obj)}) {
 						return
 					}
@@ -154,9 +154,9 @@ func (c *controller) concerned(namespace string, source policy.SourceKey) iter.S
 	}
 }
 
-// concernsAny reports whether a source may concern any cached workload.
-func (c *controller) concernsAny(namespace string, source policy.SourceKey) bool {
-	for range c.concerned(namespace, source) {
+// affectsAny reports whether a source may concern any cached workload.
+func (c *controller) affectsAny(namespace string, source policy.SourceKey) bool {
+	for range c.affectedWorkloads(namespace, source) {
 		return true
 	}
 	return false

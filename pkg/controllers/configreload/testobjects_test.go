@@ -19,10 +19,10 @@ import (
 
 // The full hashes of the fixture's sources.
 const (
-	h1 = "fc284a838ce31ea4fb2467fe13c7ac02add6ef3c"
-	h2 = "021bc5a93e1158e601054a83173249b9c3f8d40d"
-	p1 = "e013dcfd8b3a9e80e812740978788202e1ef1325"
-	p2 = "e1f0b16200882bc8804ce5393e673fef02e6e2e5"
+	hash1   = "fc284a838ce31ea4fb2467fe13c7ac02add6ef3c"
+	hash2   = "021bc5a93e1158e601054a83173249b9c3f8d40d"
+	dbHash1 = "e013dcfd8b3a9e80e812740978788202e1ef1325"
+	dbHash2 = "e1f0b16200882bc8804ce5393e673fef02e6e2e5"
 )
 
 const (
@@ -47,7 +47,7 @@ const (
 	deletedHash = "aae45badef99284e4dae01d6046154ea9d99532f"
 )
 
-func orNull(text string) any {
+func nullIfEmpty(text string) any {
 	if text == "" {
 		return nil
 	}
@@ -93,16 +93,16 @@ const (
 	dbKey = "secret/db"
 )
 
-// env returns the patch of the env-vars strategy on the Deployment web: the state, and pairs of
+// envPatch returns the patch of the env-vars strategy on the Deployment web: the state, and pairs of
 // container/variable and hash, of one container. An empty hash removes the variable.
-func env(state string, pairs ...string) string { return envOn("deployments/web", state, pairs...) }
+func envPatch(state string, pairs ...string) string { return envOn("deployments/web", state, pairs...) }
 
 func envOn(target, state string, pairs ...string) string {
 	return "patch " + target + " " + toJSON(envBody(state, pairs...))
 }
 
-// envAlone is env without a state.
-func envAlone(pairs ...string) string {
+// envWithoutState is envPatch without a state.
+func envWithoutState(pairs ...string) string {
 	body := envBody("", pairs...)
 	delete(body, "metadata")
 	return "patch deployments/web " + toJSON(body)
@@ -120,27 +120,27 @@ func envBody(state string, pairs ...string) object {
 		variables = append(variables, v)
 	}
 	return object{
-		"metadata": object{"annotations": object{nativeState: orNull(state)}},
+		"metadata": object{"annotations": object{nativeState: nullIfEmpty(state)}},
 		"spec":     object{"template": object{"spec": object{"containers": []object{{"name": container, "env": variables}}}}},
 	}
 }
 
 // markOf returns the annotation that marks a template for app-config, n seconds after the start.
 func markOf(hash string, n int) string {
-	return fmt.Sprintf(`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":%q,"containerRefs":["web"],"observedAt":%d}`, hash, started+n)
+	return fmt.Sprintf(`{"type":"CONFIGMAP","name":"app-config","namespace":"shop","hash":%q,"containerRefs":["web"],"observedAt":%d}`, hash, startSecond+n)
 }
 
-// ann returns the patch of the annotations strategy.
-func ann(state, key, hash string, n int) string {
+// annotationPatch returns the patch of the annotations strategy.
+func annotationPatch(state, key, hash string, n int) string {
 	return "patch deployments/web " + toJSON(object{
 		"metadata": object{"annotations": object{nativeState: state}},
 		"spec":     object{"template": object{"metadata": object{"annotations": object{key: markOf(hash, n)}}}},
 	})
 }
 
-// stateOnly returns a patch of the metadata alone; an empty state removes the annotation.
-func stateOnly(state string) string {
-	return "patch deployments/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: orNull(state)}}})
+// statePatch returns a patch of the metadata alone; an empty state removes the annotation.
+func statePatch(state string) string {
+	return "patch deployments/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: nullIfEmpty(state)}}})
 }
 
 // sources
@@ -241,18 +241,18 @@ func containersNamed(names ...string) podOption {
 // web is the template that reads app-config. Most tests have the Deployment auto(web, known1), which is
 // marked by a variable when app-config changes.
 var (
-	web                    = pod(reads("app-config"))
-	known1, known2, absent = stateOf(cmKey, h1), stateOf(cmKey, h2), stateOf(cmKey, "")
-	roll                   = env(known2, "web/"+cmVar, h2)
-	rolled                 = []string{roll}
+	web                         = pod(reads("app-config"))
+	state1, state2, stateAbsent = stateOf(cmKey, hash1), stateOf(cmKey, hash2), stateOf(cmKey, "")
+	rollPatch                   = envPatch(state2, "web/"+cmVar, hash2)
+	rollPatches                 = []string{rollPatch}
 )
 
 func marked(hash string) corev1.PodTemplateSpec {
 	return pod(reads("app-config"), variableSet(cmVar, hash))
 }
 
-// auto returns the Deployment web with this state, which rolls for whatever it refers to.
-func auto(template corev1.PodTemplateSpec, state string) *appsv1.Deployment {
+// autoWeb returns the Deployment web with this state, which rolls for whatever it refers to.
+func autoWeb(template corev1.PodTemplateSpec, state string) *appsv1.Deployment {
 	return deploy(template, kAuto, "true", nativeState, state)
 }
 

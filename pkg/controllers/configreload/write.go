@@ -37,64 +37,64 @@ const (
 type outcome struct {
 	// version is the workload's resourceVersion if it was written.
 	version string
-	// skipped is why nothing was rolled although the state is recorded.
-	skipped string
-	// wait is set if nothing was done; decide again after this time.
-	wait time.Duration
+	// skipReason is why nothing was rolled although the state is recorded.
+	skipReason string
+	// retryAfter is set if nothing was done; decide again after this time.
+	retryAfter time.Duration
 	// handedOn is set if the rest is done, and reported, by recreateJob.
 	handedOn bool
 }
 
-// reload does what is due and then reports it.
-func (c *controller) reload(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry, last bool) (time.Duration, error) {
-	w := f.Workload
-	names := namesOf(w, p)
+// reloadWorkload does what is due and then reports it.
+func (c *controller) reloadWorkload(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry, last bool) (time.Duration, error) {
+	w := facts.Workload
+	names := namesOf(w, plan)
 	if c.cfg.DryRun {
-		if w.Suspended && !p.ByName() {
-			c.announce(ctx, k, w, reasonSkipped, suspended+", would not reload for "+names, resultSkipped)
+		if w.Suspended && !plan.ByName() {
+			c.announceReload(ctx, k, w, reasonSkipped, suspended+", would not reload for "+names, resultSkipped)
 		} else {
-			c.announce(ctx, k, w, reasonWouldReload, "Would reload for "+names, resultDryRun)
+			c.announceReload(ctx, k, w, reasonWouldReload, "Would reload for "+names, resultDryRun)
 		}
-		c.done(w, p, e, "")
+		c.finishPlan(w, plan, e, "")
 		return 0, nil
 	}
-	out, err := k.reload(ctx, k, f, p, e)
+	out, err := k.reload(ctx, k, facts, plan, e)
 	switch {
-	case outdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
+	case isOutdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
 		return 0, err // not a failure of this reload: it is decided on again
 	case err != nil:
 		c.metrics.reloads.WithLabelValues(k.Name, resultError).Inc()
 		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", policy.Truncate(names), policy.Truncate(err.Error()))
 		return 0, fmt.Errorf("reload %s: %w", w.QueueKey, err)
 	case out.handedOn:
-		return settle, nil
-	case out.wait > 0:
-		c.tellOfWait(ctx, k, f, names)
-		return out.wait, nil
-	case out.skipped != "":
-		c.announce(ctx, k, w, reasonSkipped, out.skipped+", not reloaded for "+names, resultSkipped)
+		return settleDelay, nil
+	case out.retryAfter > 0:
+		c.reportWait(ctx, k, facts, names)
+		return out.retryAfter, nil
+	case out.skipReason != "":
+		c.announceReload(ctx, k, w, reasonSkipped, out.skipReason+", not reloaded for "+names, resultSkipped)
 	default:
-		c.announce(ctx, k, w, reasonReloaded, "Reloaded for "+names, resultSuccess)
-		c.metrics.lag.Observe(time.Since(f.Window.First).Seconds())
-		if bad := f.Selection.BadPause; bad != nil && k.Pauses {
+		c.announceReload(ctx, k, w, reasonReloaded, "Reloaded for "+names, resultSuccess)
+		c.metrics.lag.Observe(time.Since(facts.Window.First).Seconds())
+		if bad := facts.Selection.BadPause; bad != nil && k.Pauses {
 			c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
 		}
 	}
-	c.done(w, p, e, out.version)
+	c.finishPlan(w, plan, e, out.version)
 	return 0, nil
 }
 
-// outdated reports whether the workload has changed or is gone. Admission may return the same
+// isOutdated reports whether the workload has changed or is gone. Admission may return the same
 // errors for other reasons, so a live read has to confirm it.
-func outdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
+func isOutdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
 // errOutdated makes reconcile decide again on the live object.
 func errOutdated(w *policy.Workload) error {
 	return apierrors.NewConflict(schema.GroupResource{Resource: w.QueueKey.Kind}, w.Name, fmt.Errorf("is not at version %s any more", w.Version))
 }
 
-// refused reports whether a request certainly changed nothing.
-func refused(err error) bool {
+// isRefusal reports whether a request certainly changed nothing.
+func isRefusal(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
 		return controllers.IsNotLeading(err) && !controllers.IsOutcomeUnknown(err) // other errors may be broken connections
@@ -104,63 +104,63 @@ func refused(err error) bool {
 }
 
 // patchTemplate reloads a workload by one patch of its pod template.
-func (c *controller) patchTemplate(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, _ *entry) (outcome, error) {
-	version, err := c.patch(ctx, k, f.Workload, types.StrategicMergePatchType, c.cfg.TemplatePatch(f, c.keys, p))
+func (c *controller) patchTemplate(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (outcome, error) {
+	version, err := c.sendPatch(ctx, k, facts.Workload, types.StrategicMergePatchType, c.cfg.TemplatePatch(facts, c.keys, plan))
 	return outcome{version: version}, err
 }
 
-// patch sends a patch and returns the new version.
-func (c *controller) patch(ctx context.Context, k *kind, w *policy.Workload, as types.PatchType, patch any) (string, error) {
+// sendPatch sends a patch and returns the new version.
+func (c *controller) sendPatch(ctx context.Context, k *kind, w *policy.Workload, patchType types.PatchType, patch any) (string, error) {
 	data, err := json.Marshal(patch)
 	if err != nil {
 		return "", fmt.Errorf("marshal patch: %w", err)
 	}
-	return k.patch(ctx, w.ObjectName, as, data)
+	return k.patch(ctx, w.ObjectName, patchType, data)
 }
 
-// done notes that a plan was carried out: its state is recorded by the write that made version, by an
+// finishPlan notes that a plan was carried out: its state is recorded by the write that made version, by an
 // earlier write, or in memory.
-func (c *controller) done(w *policy.Workload, p *policy.Plan, e *entry, version string) {
+func (c *controller) finishPlan(w *policy.Workload, plan *policy.Plan, e *entry, version string) {
 	now := time.Now()
-	c.memory.update(w.QueueKey, w.UID, now, func(live *entry) {
-		if !p.Pending {
-			live.window.Close(&e.window, now)
-			live.job.ranFor = nil
+	c.memory.update(w.QueueKey, w.UID, now, func(current *entry) {
+		if !plan.Pending {
+			current.window.Close(&e.window, now)
+			current.lastRun.hashes = nil
 		}
 		if version != "" && version != w.Version {
-			live.written = version
+			current.writtenVersion = version
 		}
 		// A workload that never had anything to record takes no memory.
-		if len(p.State) > 0 || version != "" || live.last != "" {
-			live.last = p.State.Text(w.QueueKey, w.Version)
+		if len(plan.State) > 0 || version != "" || current.lastState != "" {
+			current.lastState = plan.State.Text(w.QueueKey, w.Version)
 		}
 	})
 }
 
-// record writes the state alone, if it differs from the state on the workload.
-func (c *controller) record(ctx context.Context, k *kind, f *policy.Facts, p *policy.Plan, e *entry, last bool) (time.Duration, error) {
-	w, now := f.Workload, f.Now
-	if p.Found {
-		c.memory.update(w.QueueKey, w.UID, now, func(live *entry) { live.window.Open(now) })
+// recordState writes the state alone, if it differs from the state on the workload.
+func (c *controller) recordState(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry, last bool) (time.Duration, error) {
+	w, now := facts.Workload, facts.Now
+	if plan.OpensWindow {
+		c.memory.update(w.QueueKey, w.UID, now, func(current *entry) { current.window.Open(now) })
 	}
-	if p.State == nil {
-		return p.After, nil
+	if plan.State == nil {
+		return plan.After, nil
 	}
-	patch, changes := policy.MetadataPatch(w, p.State)
-	if c.inMemory(w) || !changes {
-		c.done(w, p, e, "")
-		return p.After, nil
+	patch, changes := policy.MetadataPatch(w, plan.State)
+	if c.keepsStateInMemory(w) || !changes {
+		c.finishPlan(w, plan, e, "")
+		return plan.After, nil
 	}
 	// Somebody else has changed the record. A tool that changes it again and again must not cause a
 	// write each time.
-	others := e.last != "" && !f.Recorded.IsRecordedOn(w)
-	if left := e.rewritten.Add(rewriteInterval).Sub(now); others && !e.rewritten.IsZero() && left > 0 {
-		c.done(w, p, e, "")
-		return soonest(p.After, left), nil
+	changedByOthers := e.lastState != "" && !facts.Recorded.IsRecordedOn(w)
+	if remaining := e.rewrittenAt.Add(rewriteInterval).Sub(now); changedByOthers && !e.rewrittenAt.IsZero() && remaining > 0 {
+		c.finishPlan(w, plan, e, "")
+		return soonest(plan.After, remaining), nil
 	}
-	version, err := c.patch(ctx, k, w, k.merge, patch)
+	version, err := c.sendPatch(ctx, k, w, k.mergeType, patch)
 	switch {
-	case outdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
+	case isOutdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
 		return 0, err // not a failure: it is decided on again
 	case err != nil:
 		c.metrics.stateWrites.WithLabelValues(resultError).Inc()
@@ -169,52 +169,52 @@ func (c *controller) record(ctx context.Context, k *kind, f *policy.Facts, p *po
 		return 0, fmt.Errorf("record state of %s: %w", w.QueueKey, err)
 	}
 	c.metrics.stateWrites.WithLabelValues(resultSuccess).Inc()
-	workloadLogger(ctx, w).V(2).Info("State recorded", "sources", len(p.State))
-	c.done(w, p, e, version)
-	if others {
-		c.memory.update(w.QueueKey, w.UID, now, func(live *entry) { live.rewritten = now })
+	workloadLogger(ctx, w).V(2).Info("State recorded", "sources", len(plan.State))
+	c.finishPlan(w, plan, e, version)
+	if changedByOthers {
+		c.memory.update(w.QueueKey, w.UID, now, func(current *entry) { current.rewrittenAt = now })
 	}
-	return p.After, nil
+	return plan.After, nil
 }
 
 // endPause resumes a Deployment, or removes the time of a pause that is over.
 func (c *controller) endPause(ctx context.Context, k *kind, w *policy.Workload, step policy.PauseStep) error {
-	version, err := c.patch(ctx, k, w, k.merge, c.keys.PausePatch(w, step))
+	version, err := c.sendPatch(ctx, k, w, k.mergeType, c.keys.PausePatch(w, step))
 	if err != nil {
 		return fmt.Errorf("end pause of %s: %w", w.QueueKey, err)
 	}
 	workloadLogger(ctx, w).V(2).Info("Pause ended", "resumed", step == policy.PauseEnds)
-	c.memory.update(w.QueueKey, w.UID, time.Now(), func(live *entry) {
+	c.memory.update(w.QueueKey, w.UID, time.Now(), func(current *entry) {
 		if version != w.Version {
-			live.written = version
+			current.writtenVersion = version
 		}
 	})
 	return nil
 }
 
-// report reports annotations that could not be parsed, once for each set of them.
-func (c *controller) report(ctx context.Context, k *kind, w *policy.Workload, e *entry, problems []policy.Problem) {
+// reportProblems reports annotations that could not be parsed, once for each set of them.
+func (c *controller) reportProblems(ctx context.Context, k *kind, w *policy.Workload, e *entry, problems []policy.Problem) {
 	texts := make([]string, len(problems))
 	for i, p := range problems {
 		texts[i] = p.String()
 	}
-	all := strings.Join(texts, "\n")
-	if all == e.reported {
+	joined := strings.Join(texts, "\n")
+	if joined == e.reportedProblems {
 		return
 	}
 	for _, text := range texts {
-		if strings.Contains(e.reported, text) {
+		if strings.Contains(e.reportedProblems, text) {
 			continue
 		}
-		c.metrics.invalid.Inc()
+		c.metrics.invalidAnnotations.Inc()
 		workloadLogger(ctx, w).V(2).Info("Annotation is invalid", "problem", text)
 		c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalid, text)
 	}
-	c.memory.update(w.QueueKey, w.UID, time.Now(), func(live *entry) { live.reported = all })
+	c.memory.update(w.QueueKey, w.UID, time.Now(), func(current *entry) { current.reportedProblems = joined })
 }
 
-// announce logs, counts and records one Normal Event for all reloads of a plan.
-func (c *controller) announce(ctx context.Context, k *kind, w *policy.Workload, reason, text, result string) {
+// announceReload logs, counts and records one Normal Event for all reloads of a plan.
+func (c *controller) announceReload(ctx context.Context, k *kind, w *policy.Workload, reason, text, result string) {
 	level := 2
 	if result == resultDryRun {
 		level = 0 // a dry run leaves nothing but this line
@@ -224,21 +224,21 @@ func (c *controller) announce(ctx context.Context, k *kind, w *policy.Workload, 
 	c.events.Event(reference(k, w), corev1.EventTypeNormal, reason, policy.Truncate(text))
 }
 
-// tellOfWait sends one Event that a reload waits for the end of a Job, which may take forever.
-func (c *controller) tellOfWait(ctx context.Context, k *kind, f *policy.Facts, names string) {
-	w := f.Workload
-	if f.Window.Waits {
+// reportWait sends one Event that a reload waits for the end of a Job, which may take forever.
+func (c *controller) reportWait(ctx context.Context, k *kind, facts *policy.Facts, names string) {
+	w := facts.Workload
+	if facts.Window.Waits {
 		return
 	}
 	workloadLogger(ctx, w).V(2).Info("Reload waits for a Job to finish")
 	c.events.Eventf(reference(k, w), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", policy.Truncate(names))
-	c.memory.update(w.QueueKey, w.UID, f.Now, func(live *entry) { live.window.Waits = true })
+	c.memory.update(w.QueueKey, w.UID, facts.Now, func(current *entry) { current.window.Waits = true })
 }
 
 // namesOf returns type, name and namespace of the reloads' sources.
-func namesOf(w *policy.Workload, p *policy.Plan) string {
-	list := make([]string, len(p.Reloads))
-	for i, r := range p.Reloads {
+func namesOf(w *policy.Workload, plan *policy.Plan) string {
+	list := make([]string, len(plan.Reloads))
+	for i, r := range plan.Reloads {
 		list[i] = r.Key.Type.Kind() + " " + w.Namespace + "/" + r.Key.Name
 	}
 	return strings.Join(list, ", ")

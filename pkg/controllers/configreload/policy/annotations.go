@@ -67,17 +67,17 @@ func (o *Options) CheckKey(logical string) error {
 // AnnotationKeys are the annotation keys that count.
 type AnnotationKeys struct {
 	compat, autoAll                             bool
-	ignored                                     [NumTypes]bool
+	ignoredTypes                                [NumTypes]bool
 	auto, search, match, ignore, pause, pauseAt string
 	typedAuto, reload, exclude                  [NumTypes]string
-	// selecting are the keys from which the selection of a workload is parsed; workload are all keys that are
-	// read of a workload.
-	selecting, workload []string
+	// selectionKeys are the keys from which the selection of a workload is parsed; workloadKeys are all keys
+	// that are read of a workload.
+	selectionKeys, workloadKeys []string
 }
 
 // NewAnnotationKeys returns the keys of the options. Sources of the types that are not watched never match.
 func NewAnnotationKeys(o *Options, watched []SourceType) *AnnotationKeys {
-	of := func(logical string) string {
+	keyOf := func(logical string) string {
 		if key, ok := o.AnnotationKeys[logical]; ok {
 			return key
 		}
@@ -85,28 +85,28 @@ func NewAnnotationKeys(o *Options, watched []SourceType) *AnnotationKeys {
 	}
 	k := &AnnotationKeys{
 		compat: o.Compat, autoAll: o.AutoAll,
-		auto: of("auto"), search: of("auto-search"), match: of("search-match"), ignore: of("ignore"),
-		pause: of("pause-deployment"), pauseAt: of("pause-deployment-time"),
-		typedAuto: [NumTypes]string{of("configmap-auto"), of("secret-auto"), csiPrefix + "/auto"},
-		reload:    [NumTypes]string{of("configmap"), of("secret"), csiPrefix + "/reload"},
+		auto: keyOf("auto"), search: keyOf("auto-search"), match: keyOf("search-match"), ignore: keyOf("ignore"),
+		pause: keyOf("pause-deployment"), pauseAt: keyOf("pause-deployment-time"),
+		typedAuto: [NumTypes]string{keyOf("configmap-auto"), keyOf("secret-auto"), csiPrefix + "/auto"},
+		reload:    [NumTypes]string{keyOf("configmap"), keyOf("secret"), csiPrefix + "/reload"},
 		exclude: [NumTypes]string{
 			"configmaps.exclude.reloader.stakater.com/reload",
 			"secrets.exclude.reloader.stakater.com/reload",
 			"secretproviderclasses.exclude.reloader.stakater.com/reload",
 		},
-		selecting: []string{nativeReload, nativeDelay},
+		selectionKeys: []string{nativeReload, nativeDelay},
 	}
-	for _, t := range SourceTypes {
-		k.ignored[t] = !slices.Contains(watched, t)
+	for _, typ := range SourceTypes {
+		k.ignoredTypes[typ] = !slices.Contains(watched, typ)
 	}
 	if o.Compat {
-		k.selecting = append(k.selecting, k.auto, k.search, k.pause)
-		k.selecting = slices.Concat(k.selecting, k.typedAuto[:], k.reload[:], k.exclude[:])
+		k.selectionKeys = append(k.selectionKeys, k.auto, k.search, k.pause)
+		k.selectionKeys = slices.Concat(k.selectionKeys, k.typedAuto[:], k.reload[:], k.exclude[:])
 	}
 	// A workload may carry the mark under either strategy's key, also without compat.
-	k.workload = slices.Concat(k.selecting, []string{StateKey, nativeMark, compatMark})
+	k.workloadKeys = slices.Concat(k.selectionKeys, []string{StateKey, nativeMark, compatMark})
 	if o.Compat {
-		k.workload = append(k.workload, compatStrategy, k.pauseAt)
+		k.workloadKeys = append(k.workloadKeys, compatStrategy, k.pauseAt)
 	}
 	return k
 }
@@ -122,13 +122,13 @@ func (k *AnnotationKeys) SourceKeys() []string {
 
 // WorkloadKeys returns the keys that the cache must keep of workloads and, through
 // [AnnotationKeys.DigestWorkload], of their pod templates.
-func (k *AnnotationKeys) WorkloadKeys() []string { return k.workload }
+func (k *AnnotationKeys) WorkloadKeys() []string { return k.workloadKeys }
 
 // RequestsCSI reports whether an annotation asks for CSI secrets.
 func (k *AnnotationKeys) RequestsCSI(w *Workload) bool {
 	const t = SecretProviderClass
 	return k.compat && slices.ContainsFunc([]string{k.typedAuto[t], k.reload[t], k.exclude[t]}, func(key string) bool {
-		_, ok := fallback(w.Meta, w.Template, key)
+		_, ok := annotationOrTemplate(w.Meta, w.Template, key)
 		return ok
 	})
 }

@@ -48,8 +48,8 @@ type Plan struct {
 	// time.
 	Pending bool
 	After   time.Duration
-	// Found is set if there is a difference without a window; open a window.
-	Found bool
+	// OpensWindow is set if there is a difference without a window; open a window.
+	OpensWindow bool
 	// Problems are the problems of the selection, and of the sources that they select.
 	Problems []Problem
 }
@@ -70,64 +70,64 @@ func (p *Plan) Hashes() State {
 }
 
 // Decide returns what is to be done with a workload.
-func (o *Options) Decide(f *Facts) Plan {
-	p := Plan{Problems: f.Selection.Problems}
+func (o *Options) Decide(facts *Facts) Plan {
+	plan := Plan{Problems: facts.Selection.Problems}
 	next := State{}
 	var reloads []Reload
-	watched, tooMany := f.watchSet()
+	watched, tooMany := facts.watchSet()
 	if tooMany {
 		// Without the number of sources, which would make each change of it another problem.
-		p.Problems = append(slices.Clone(p.Problems), Problem{"sources", fmt.Sprintf(
+		plan.Problems = append(slices.Clone(plan.Problems), Problem{"sources", fmt.Sprintf(
 			"the workload refers to more than %d, or its patterns name more; only the first by name are watched", MaxSources)})
 	}
 	for _, key := range watched {
-		value, r := o.decideSource(f, key)
+		value, r := o.decideSource(facts, key)
 		if r != nil {
 			reloads = append(reloads, *r)
 		}
-		if was, known := f.Recorded[key]; r != nil || known && value != was {
-			p.Trusted = append(p.Trusted, key)
+		if recorded, known := facts.Recorded[key]; r != nil || known && value != recorded {
+			plan.Trusted = append(plan.Trusted, key)
 		}
 		next[key] = value
 	}
-	for _, key := range f.onlyPatterns() {
+	for _, key := range facts.patternOnlySources() {
 		// If the disappearance of a source rolls the workload, the source is forgotten with it.
-		if _, r := o.decideSource(f, key); r != nil {
+		if _, r := o.decideSource(facts, key); r != nil {
 			reloads = append(reloads, *r)
-			p.Trusted = append(p.Trusted, key)
+			plan.Trusted = append(plan.Trusted, key)
 		}
 	}
 
-	due, wait := o.due(f, reloads)
+	due, wait := o.windowOver(facts, reloads)
 	if !due {
-		p.Trusted, p.Pending, p.After, p.Found = nil, true, wait, !f.Window.IsOpen()
-		return p
+		plan.Trusted, plan.Pending, plan.After, plan.OpensWindow = nil, true, wait, !facts.Window.IsOpen()
+		return plan
 	}
 	// This is the order in which the reloads are written. Among changes of one instant, the first
 	// by type and name is written last.
 	slices.SortFunc(reloads, func(a, b Reload) int {
 		return cmp.Or(a.changed.Compare(b.changed), -compareKeys(a.Key, b.Key))
 	})
-	p.State, p.Reloads = next, reloads
-	return p
+	plan.State, plan.Reloads = next, reloads
+	return plan
 }
 
-// due reports whether the window is over, and if not, how long it still lasts. Without window and reloads
-// it returns true.
-func (o *Options) due(f *Facts, reloads []Reload) (bool, time.Duration) {
-	first, last := f.Window.First, f.Window.Last
-	if !f.Window.IsOpen() {
+// windowOver reports whether the window is over, and if not, how long it still lasts. Without window and
+// reloads it returns true.
+func (o *Options) windowOver(facts *Facts, reloads []Reload) (bool, time.Duration) {
+	first, last := facts.Window.First, facts.Window.Last
+	if !facts.Window.IsOpen() {
 		if len(reloads) == 0 {
 			return true, 0
 		}
-		first, last = f.Now, f.Now
+		first, last = facts.Now, facts.Now
 	}
-	quiet := cmp.Or(f.Selection.Delay, o.QuietPeriod)
+	quiet := cmp.Or(facts.Selection.Delay, o.QuietPeriod)
 	at := last.Add(quiet)
 	if limit := first.Add(max(o.MaxDelay, quiet)); limit.Before(at) {
 		at = limit
 	}
-	wait := at.Sub(f.Now)
+	wait := at.Sub(facts.Now)
 	return wait <= 0, wait
 }
 
@@ -152,32 +152,32 @@ func (f *Facts) watchSet() (list []SourceKey, tooMany bool) {
 		set[key] = set[key] || f.match(key) == Named
 	}
 	for key, s := range f.Sources {
-		byPattern[key] = !set[key] && s.Exists() && f.match(key) == Named && !f.Selection.waitsFor(key)
+		byPattern[key] = !set[key] && s.Exists() && f.match(key) == Named && !f.Selection.namesExactly(key)
 	}
-	list, tooMany = collect(set)
-	more, alsoTooMany := collect(byPattern)
+	list, tooMany = collectSources(set)
+	more, alsoTooMany := collectSources(byPattern)
 	list = append(list, more...)
 	slices.SortFunc(list, compareKeys)
 	return list, tooMany || alsoTooMany
 }
 
-// onlyPatterns returns the recorded sources that are gone and that only a pattern names.
-func (f *Facts) onlyPatterns() []SourceKey {
+// patternOnlySources returns the recorded sources that are gone and that only a pattern names.
+func (f *Facts) patternOnlySources() []SourceKey {
 	set := map[SourceKey]bool{}
 	for key, value := range f.Recorded {
-		set[key] = value != "" && !f.Sources[key].Exists() && f.match(key) == Named && !f.Selection.waitsFor(key)
+		set[key] = value != "" && !f.Sources[key].Exists() && f.match(key) == Named && !f.Selection.namesExactly(key)
 	}
 	for _, key := range f.Workload.References() {
 		delete(set, key)
 	}
-	list, _ := collect(set)
+	list, _ := collectSources(set)
 	return list
 }
 
-// collect returns the members of a set, sorted, or only the first members if there are too many.
-func collect(set map[SourceKey]bool) (list []SourceKey, tooMany bool) {
-	for key, in := range set {
-		if in {
+// collectSources returns the members of a set, sorted, or only the first members if there are too many.
+func collectSources(set map[SourceKey]bool) (list []SourceKey, tooMany bool) {
+	for key, isMember := range set {
+		if isMember {
 			list = append(list, key)
 		}
 	}
@@ -187,45 +187,45 @@ func collect(set map[SourceKey]bool) (list []SourceKey, tooMany bool) {
 
 // decideSource compares one source with its record. It returns the value to record once everything is
 // done, and the reload if there is one.
-func (o *Options) decideSource(f *Facts, key SourceKey) (string, *Reload) {
-	w, source, change := f.Workload, f.Sources[key], f.Window.Changes[key]
-	roll := &Reload{Key: key, match: f.match(key), Hash: source.Hash, changed: change.At}
-	now := source.Recorded()
-	was, known := f.Recorded[key]
+func (o *Options) decideSource(facts *Facts, key SourceKey) (string, *Reload) {
+	w, source, change := facts.Workload, facts.Sources[key], facts.Window.Changes[key]
+	reload := &Reload{Key: key, match: facts.match(key), Hash: source.Hash, changed: change.At}
+	current := source.Recorded()
+	recorded, known := facts.Recorded[key]
 	if !known && !change.At.IsZero() {
-		was, known = change.Was, true
+		recorded, known = change.Before, true
 	}
-	appeared, gone := was == "", now == ""
+	appeared, gone := recorded == "", current == ""
 	var marked bool
-	roll.container, marked = w.chooseContainer(key, roll.match)
+	reload.container, marked = w.chooseContainer(key, reload.match)
 	switch {
 	case !marked:
-		return now, nil
+		return current, nil
 	// Pods come and go with their mounts. Only a new mount of a running pod is a change.
-	case key.Type == SecretProviderClass && source.Changed == "":
-		return cmp.Or(now, was), nil
-	case known && was == now:
-		return now, nil
+	case key.Type == SecretProviderClass && source.ChangedVersion == "":
+		return cmp.Or(current, recorded), nil
+	case known && recorded == current:
+		return current, nil
 	// The pods began with this data. An older state was recorded since the cache of sources was behind.
-	case Newer(w.Created, cmp.Or(source.Changed, source.Version)):
-		return now, nil
+	case Newer(w.CreatedVersion, cmp.Or(source.ChangedVersion, source.Version)):
+		return current, nil
 	// The pods may have read the data before the change, though nothing recorded them.
-	case appeared && Newer(source.Changed, w.Since):
-		return now, roll
+	case appeared && Newer(source.ChangedVersion, w.ContentVersion):
+		return current, reload
 	case !known, appeared && !o.OnCreate:
-		return now, nil
+		return current, nil
 	// The old value is kept, so that a source that comes back with the same data is not a change.
 	case gone && !o.OnDelete:
-		return was, nil
+		return recorded, nil
 	// There is no variable to remove; the original does not roll either.
-	case gone && !o.byAnnotation(f) && !slices.Contains(w.Containers[roll.container].Vars, variable(key)):
-		return now, nil
+	case gone && !o.marksByAnnotation(facts) && !slices.Contains(w.Containers[reload.container].Vars, variableName(key)):
+		return current, nil
 	}
-	return now, roll
+	return current, reload
 }
 
-func (o *Options) byAnnotation(f *Facts) bool {
-	return f.Selection.native || o.Strategy == StrategyAnnotations
+func (o *Options) marksByAnnotation(facts *Facts) bool {
+	return facts.Selection.native || o.Strategy == StrategyAnnotations
 }
 
 // Concerns reports whether a workload selects a source, before or after a change of it.

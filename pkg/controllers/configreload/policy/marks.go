@@ -27,27 +27,27 @@ type envMark struct {
 	value     string
 }
 
-// variable returns the mark of one reload as a variable.
-func (r *Reload) variable() envMark {
-	return envMark{container: r.container, name: variable(r.Key), value: r.Hash}
+// envMark returns the mark of one reload as a variable.
+func (r *Reload) envMark() envMark {
+	return envMark{container: r.container, name: variableName(r.Key), value: r.Hash}
 }
 
 // marks turns reloads, in order, into marks: all of them as variables, or the last of them as an
 // annotation.
-func (o *Options) marks(f *Facts, reloads []Reload) marks {
-	if !o.byAnnotation(f) {
+func (o *Options) marks(facts *Facts, reloads []Reload) marks {
+	if !o.marksByAnnotation(facts) {
 		return marks{env: variables(reloads)}
 	}
 	last := reloads[len(reloads)-1]
 	value, _ := json.Marshal(mark{ // strings and a number always marshal
-		Type:          last.Key.Type.mark(),
+		Type:          last.Key.Type.markType(),
 		Name:          last.Key.Name,
-		Namespace:     f.Workload.Namespace,
+		Namespace:     facts.Workload.Namespace,
 		Hash:          cmp.Or(last.Hash, deletedHash),
-		ContainerRefs: []string{f.Workload.Containers[last.container].Name},
-		ObservedAt:    f.Now.Unix(),
+		ContainerRefs: []string{facts.Workload.Containers[last.container].Name},
+		ObservedAt:    facts.Now.Unix(),
 	})
-	return marks{key: f.Selection.markKey(), value: string(value)}
+	return marks{key: facts.Selection.markKey(), value: string(value)}
 }
 
 // variables returns the variables of reloads. If two names map to one variable, the later reload
@@ -55,7 +55,7 @@ func (o *Options) marks(f *Facts, reloads []Reload) marks {
 func variables(reloads []Reload) []envMark {
 	var env []envMark
 	for _, r := range reloads {
-		e := r.variable()
+		e := r.envMark()
 		same := func(o envMark) bool { return o.container == e.container && o.name == e.name }
 		if i := slices.IndexFunc(env, same); i >= 0 {
 			env[i] = e
@@ -77,8 +77,8 @@ type mark struct {
 	ObservedAt    int64    `json:"observedAt"`
 }
 
-// apply sets the marks in the template of an object that is to be created.
-func (m *marks) apply(template *corev1.PodTemplateSpec) {
+// applyToTemplate sets the marks in the template of an object that is to be created.
+func (m *marks) applyToTemplate(template *corev1.PodTemplateSpec) {
 	if m.key != "" {
 		metav1.SetMetaDataAnnotation(&template.ObjectMeta, m.key, m.value)
 	}
@@ -91,9 +91,9 @@ func (m *marks) apply(template *corev1.PodTemplateSpec) {
 	}
 }
 
-// applyTo sets the marks in the containers of an unstructured template, which keeps unknown fields.
+// applyToContainers sets the marks in the containers of an unstructured template, which keeps unknown fields.
 // It returns an error if the containers differ from the containers of the decision.
-func (m *marks) applyTo(containers []any) error {
+func (m *marks) applyToContainers(containers []any) error {
 	for _, e := range m.env {
 		if e.container >= len(containers) {
 			return fmt.Errorf("there is no container %d", e.container)
@@ -103,15 +103,15 @@ func (m *marks) applyTo(containers []any) error {
 			return fmt.Errorf("container %d is not an object", e.container)
 		}
 		env, _ := ctr["env"].([]any)
-		at := slices.IndexFunc(env, func(v any) bool {
+		i := slices.IndexFunc(env, func(v any) bool {
 			fields, ok := v.(Object)
 			return ok && fields["name"] == e.name
 		})
 		switch variable := (Object{"name": e.name, "value": e.value}); {
-		case e.value == "" && at >= 0:
-			env = slices.Delete(env, at, at+1)
-		case e.value != "" && at >= 0:
-			env[at] = variable
+		case e.value == "" && i >= 0:
+			env = slices.Delete(env, i, i+1)
+		case e.value != "" && i >= 0:
+			env[i] = variable
 		case e.value != "":
 			env = append(env, variable)
 		}

@@ -21,16 +21,16 @@ type names struct {
 	exact map[string]struct{} // a source of that name may be waited for
 	globs []string
 	re    *regexp.Regexp // all expressions of the list; nil: there is none
-	// outlined is set in an outline if there are expressions.
-	outlined bool
+	// hasExpressions is set in an outline if there are expressions.
+	hasExpressions bool
 	// steps is what each character of a name costs to match, see [Selection.Steps].
 	steps int
 }
 
-func (n *names) empty() bool { return len(n.exact) == 0 && !n.patterns() }
+func (n *names) isEmpty() bool { return len(n.exact) == 0 && !n.hasPatterns() }
 
-// patterns reports whether anything but an exact name is in the list.
-func (n *names) patterns() bool { return len(n.globs) > 0 || n.re != nil || n.outlined }
+// hasPatterns reports whether anything but an exact name is in the list.
+func (n *names) hasPatterns() bool { return len(n.globs) > 0 || n.re != nil || n.hasExpressions }
 
 func (n *names) has(name string) bool {
 	_, ok := n.exact[name]
@@ -38,7 +38,7 @@ func (n *names) has(name string) bool {
 }
 
 func (n *names) match(name string) bool {
-	return n.has(name) || n.patterns() && patternlock.Do(func() bool {
+	return n.has(name) || n.hasPatterns() && patternlock.Do(func() bool {
 		return glob.MatchAny(n.globs, name) || n.re != nil && n.re.MatchString(name)
 	})
 }
@@ -96,24 +96,24 @@ func parseExpression(item string, steps *int) (*syntax.Regexp, error) {
 	return parsed, nil
 }
 
-// compile returns one expression for all of a list. A common beginning is in it once.
-func compile(all []*syntax.Regexp) (*regexp.Regexp, error) {
+// compileExpressions returns one expression for all of a list. A common beginning is in it once.
+func compileExpressions(all []*syntax.Regexp) (*regexp.Regexp, error) {
 	alternatives := make([]string, len(all))
 	for i, parsed := range all {
-		prepare(parsed)
+		simplifyExpression(parsed)
 		alternatives[i] = "(?:" + parsed.String() + ")"
 	}
 	return regexp.Compile(strings.Join(alternatives, "|"))
 }
 
-// prepare removes group names, which must be unique, and replaces \A by ^: names have one line, and
-// regexp compiles \A in cubic time.
-func prepare(re *syntax.Regexp) {
+// simplifyExpression removes group names, which must be unique, and replaces \A by ^: names have one line,
+// and regexp compiles \A in cubic time.
+func simplifyExpression(re *syntax.Regexp) {
 	re.Name = ""
 	if re.Op == syntax.OpBeginText {
 		re.Op = syntax.OpBeginLine
 	}
 	for _, sub := range re.Sub {
-		prepare(sub)
+		simplifyExpression(sub)
 	}
 }

@@ -29,13 +29,13 @@ func MetadataPatch(w *Workload, s State) (patch Object, changes bool) {
 
 // TemplatePatch returns a strategic merge patch with everything that a reload changes: marks, state
 // and, for a workload that pauses, the pause.
-func (o *Options) TemplatePatch(f *Facts, k *AnnotationKeys, p *Plan) Object {
-	patch, _ := MetadataPatch(f.Workload, p.State)
-	m := o.marks(f, p.Reloads)
-	spec := Object{"template": m.template(f.Workload)}
-	if f.Workload.Kind.Pauses && f.Selection.pause > 0 && !f.Workload.Paused {
+func (o *Options) TemplatePatch(facts *Facts, k *AnnotationKeys, plan *Plan) Object {
+	patch, _ := MetadataPatch(facts.Workload, plan.State)
+	m := o.marks(facts, plan.Reloads)
+	spec := Object{"template": m.templatePatch(facts.Workload)}
+	if facts.Workload.Kind.Pauses && facts.Selection.pause > 0 && !facts.Workload.Paused {
 		spec["paused"] = true
-		patch["metadata"].(Object)["annotations"].(Object)[k.pauseAt] = f.Now.UTC().Format(time.RFC3339)
+		patch["metadata"].(Object)["annotations"].(Object)[k.pauseAt] = facts.Now.UTC().Format(time.RFC3339)
 	}
 	patch["spec"] = spec
 	return patch
@@ -43,20 +43,20 @@ func (o *Options) TemplatePatch(f *Facts, k *AnnotationKeys, p *Plan) Object {
 
 // MergePatch is TemplatePatch for a custom resource, which has no strategic merge. containers returns the
 // containers of the live object at the workload's version; they are sent as a whole.
-func (o *Options) MergePatch(f *Facts, p *Plan, containers func() ([]any, error)) (Object, error) {
-	patch, _ := MetadataPatch(f.Workload, p.State)
-	if o.restarts(f) {
-		patch["spec"] = Object{"restartAt": f.Now.UTC().Format(time.RFC3339)}
+func (o *Options) MergePatch(facts *Facts, plan *Plan, containers func() ([]any, error)) (Object, error) {
+	patch, _ := MetadataPatch(facts.Workload, plan.State)
+	if o.mustRestart(facts) {
+		patch["spec"] = Object{"restartAt": facts.Now.UTC().Format(time.RFC3339)}
 		return patch, nil
 	}
-	m := o.marks(f, p.Reloads)
+	m := o.marks(facts, plan.Reloads)
 	if m.key != "" {
-		patch["spec"] = Object{"template": m.template(f.Workload)}
+		patch["spec"] = Object{"template": m.templatePatch(facts.Workload)}
 		return patch, nil
 	}
 	list, err := containers()
 	if err == nil {
-		err = m.applyTo(list)
+		err = m.applyToContainers(list)
 	}
 	if err != nil {
 		return nil, err
@@ -65,22 +65,22 @@ func (o *Options) MergePatch(f *Facts, p *Plan, containers func() ([]any, error)
 	return patch, nil
 }
 
-// restarts reports whether the workload is an Argo Rollout that takes no mark.
-func (o *Options) restarts(f *Facts) bool {
-	return o.Compat && !f.Selection.native && f.Workload.Kind.Restarts && f.Workload.Meta[compatStrategy] == rolloutRestart
+// mustRestart reports whether the workload is an Argo Rollout that takes no mark.
+func (o *Options) mustRestart(facts *Facts) bool {
+	return o.Compat && !facts.Selection.native && facts.Workload.Kind.Restarts && facts.Workload.Meta[compatStrategy] == rolloutRestart
 }
 
 // rolloutRestart is the value of compatStrategy that asks for a restart instead of a mark.
 const rolloutRestart = "restart"
 
 // Mark sets the marks of a reload in the template of an object that is to be created.
-func (o *Options) Mark(f *Facts, p *Plan, template *corev1.PodTemplateSpec) {
-	m := o.marks(f, p.Reloads)
-	m.apply(template)
+func (o *Options) Mark(facts *Facts, plan *Plan, template *corev1.PodTemplateSpec) {
+	m := o.marks(facts, plan.Reloads)
+	m.applyToTemplate(template)
 }
 
-// template returns the part of a strategic merge patch below spec.template.
-func (m *marks) template(w *Workload) Object {
+// templatePatch returns the part of a strategic merge patch below spec.template.
+func (m *marks) templatePatch(w *Workload) Object {
 	if m.key != "" {
 		return Object{"metadata": Object{"annotations": Object{m.key: m.value}}}
 	}

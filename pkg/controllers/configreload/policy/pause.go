@@ -29,9 +29,9 @@ type Pause struct {
 // PauseState decides on a pause by the annotations and by what the run has seen of it, so that a restart
 // or another leader comes to the same decision. The rest of a pause is at most its period, even if the
 // pause began in the future. The zero Pause means that no pause of ours is active.
-func (k *AnnotationKeys) PauseState(w *Workload, s *Selection, seen Pause, now time.Time) (PauseStep, Pause) {
-	since, ours := w.Meta[k.pauseAt]
-	if !k.compat || !w.Kind.Pauses || !ours {
+func (k *AnnotationKeys) PauseState(w *Workload, s *Selection, known Pause, now time.Time) (PauseStep, Pause) {
+	since, hasTime := w.Meta[k.pauseAt]
+	if !k.compat || !w.Kind.Pauses || !hasTime {
 		return PauseStands, Pause{}
 	}
 	if !w.Paused {
@@ -41,19 +41,19 @@ func (k *AnnotationKeys) PauseState(w *Workload, s *Selection, seen Pause, now t
 	if err != nil || s.pause == 0 {
 		return PauseEnds, Pause{}
 	}
-	if seen.since != since || seen.period != s.pause {
-		seen = Pause{since, s.pause, now.Add(min(started.Add(s.pause).Sub(now), s.pause))}
+	if known.since != since || known.period != s.pause {
+		known = Pause{since, s.pause, now.Add(min(started.Add(s.pause).Sub(now), s.pause))}
 	}
-	if !seen.Until.After(now) {
+	if !known.Until.After(now) {
 		return PauseEnds, Pause{}
 	}
-	return PauseStands, seen
+	return PauseStands, known
 }
 
 // PausedByUs reports whether the workload carries the time of a pause.
 func (k *AnnotationKeys) PausedByUs(w *Workload) bool {
-	_, ours := w.Meta[k.pauseAt]
-	return ours && k.compat && w.Kind.Pauses
+	_, hasTime := w.Meta[k.pauseAt]
+	return hasTime && k.compat && w.Kind.Pauses
 }
 
 // parsePause reads how long a reload pauses a Deployment.

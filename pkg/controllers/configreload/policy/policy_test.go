@@ -80,7 +80,7 @@ func TestVariableNamesItsSource(t *testing.T) {
 		{Secret, "1-x"}:       "STAKATER_1_X_SECRET",
 		{Secret, ".x"}:        "STAKATER_X_SECRET",
 	} {
-		if got := variable(key); got != want {
+		if got := variableName(key); got != want {
 			t.Errorf("variable of %s = %s, want %s", key, got, want)
 		}
 	}
@@ -105,19 +105,19 @@ func TestParseCostIsBounded(t *testing.T) {
 			value := strings.Repeat(list.item+",", maxList/(len(list.item)+1))
 			var before, after goruntime.MemStats
 			goruntime.ReadMemStats(&before)
-			r := k.parse(map[string]string{list.key: value}, nil)
+			selection := k.parseSelection(map[string]string{list.key: value}, nil)
 			goruntime.ReadMemStats(&after)
 			if got := (after.TotalAlloc - before.TotalAlloc) >> 20; got > 64 {
 				t.Errorf("%d MiB allocated", got)
 			}
-			if re := r.types[ConfigMap].named.re; re != nil {
+			if re := selection.types[ConfigMap].named.re; re != nil {
 				parsed, _ := syntax.Parse(re.String(), syntax.Perl) // as regexp did
 				program, err := syntax.Compile(parsed.Simplify())
 				if err != nil || len(program.Inst) > 2*maxSteps+maxList {
 					t.Errorf("expressions of %d steps, %v", len(program.Inst), err)
 				}
 			}
-			for _, p := range r.Problems {
+			for _, p := range selection.Problems {
 				if len(p.String()) > 600 {
 					t.Errorf("problem of %d bytes", len(p.String()))
 				}
@@ -152,12 +152,12 @@ func TestParseRefusesWhatDoesNotFit(t *testing.T) {
 		"off alone does not":                                 {map[string]string{nativeReload: "off,"}, No, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := k.parse(tc.meta, nil)
-			if got := r.match(SourceKey{ConfigMap, "app-config"}, Source{}); got != tc.want {
+			selection := k.parseSelection(tc.meta, nil)
+			if got := selection.match(SourceKey{ConfigMap, "app-config"}, Source{}); got != tc.want {
 				t.Errorf("match = %v, want %v", got, tc.want)
 			}
-			if len(r.Problems) != tc.bad {
-				t.Errorf("problems %.500s, want %d", r.Problems, tc.bad)
+			if len(selection.Problems) != tc.bad {
+				t.Errorf("problems %.500s, want %d", selection.Problems, tc.bad)
 			}
 		})
 	}
@@ -177,13 +177,13 @@ func TestOutlineParsesNoExpressions(t *testing.T) {
 		"a name with dots": {"a.b", true, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := k.Outline(&Workload{Kind: &Kind{Name: "Deployment"}, Meta: map[string]string{kCM: tc.list}})
+			selection := k.Outline(&Workload{Kind: &Kind{Name: "Deployment"}, Meta: map[string]string{kCM: tc.list}})
 			names := 0
-			for range r.Names {
+			for range selection.Names {
 				names++
 			}
-			if r.NamesByPattern(ConfigMap) != tc.patterns || names != tc.names || r.types[ConfigMap].named.re != nil || len(r.Problems) > 0 {
-				t.Errorf("%+v", r)
+			if selection.NamesByPattern(ConfigMap) != tc.patterns || names != tc.names || selection.types[ConfigMap].named.re != nil || len(selection.Problems) > 0 {
+				t.Errorf("%+v", selection)
 			}
 		})
 	}
@@ -213,10 +213,10 @@ func (cached) ChangedVersion() string { return "" }
 // reduce returns a workload as the cache keeps it.
 func reduce(k *AnnotationKeys, obj runtime.Object) cached {
 	m := obj.(metav1.Object)
-	kept := maps.Clone(m.GetAnnotations())
-	maps.DeleteFunc(kept, func(key, _ string) bool { return !slices.Contains(k.WorkloadKeys(), key) })
+	annotations := maps.Clone(m.GetAnnotations())
+	maps.DeleteFunc(annotations, func(key, _ string) bool { return !slices.Contains(k.WorkloadKeys(), key) })
 	return cached{&metav1.ObjectMeta{Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUID(),
-		ResourceVersion: m.GetResourceVersion(), Annotations: kept}, k.DigestWorkload(obj)}
+		ResourceVersion: m.GetResourceVersion(), Annotations: annotations}, k.DigestWorkload(obj)}
 }
 
 // references returns a template that refers to sources in every possible way, and to other things.
@@ -271,7 +271,7 @@ func TestWorkloadCachedReadsAsLive(t *testing.T) {
 			Volumes: map[string][]SourceKey{"cm": {{ConfigMap, "files"}}, "secret": {{Secret, "certs"}}, "both": {{ConfigMap, "p"}, {Secret, "q"}}},
 		}
 	}
-	with := func(change func(*Content)) Content {
+	contentWith := func(change func(*Content)) Content {
 		c := full()
 		change(&c)
 		return c
@@ -287,17 +287,17 @@ func TestWorkloadCachedReadsAsLive(t *testing.T) {
 		want Content
 	}{
 		"paused Deployment": {&appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Paused: true, Template: references()}},
-			with(func(c *Content) { c.Paused = true })},
+			contentWith(func(c *Content) { c.Paused = true })},
 		"StatefulSet": {&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{Template: references()}}, full()},
 		"DaemonSet":   {&appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Template: references()}}, full()},
 		"a suspended CronJob that forbids two Jobs at once": {&batchv1.CronJob{ObjectMeta: meta, Spec: batchv1.CronJobSpec{
 			Suspend: ptr.To(true), ConcurrencyPolicy: batchv1.ForbidConcurrent,
 			JobTemplate: batchv1.JobTemplateSpec{ObjectMeta: meta, Spec: batchv1.JobSpec{Template: references()}}}},
-			with(func(c *Content) { c.Suspended, c.Forbids = true, true })},
+			contentWith(func(c *Content) { c.Suspended, c.ForbidsConcurrent = true, true })},
 		"Job of a CronJob": {&batchv1.Job{ObjectMeta: owned, Spec: batchv1.JobSpec{Template: references()}},
-			with(func(c *Content) { c.CronJob, c.Elsewhere = "c", true })},
+			contentWith(func(c *Content) { c.CronJob, c.RolledElsewhere = "c", true })},
 		"Rollout that refers to another workload": {rollout(map[string]any{"template": object, "workloadRef": map[string]any{"kind": "Deployment", "name": "x"}}),
-			with(func(c *Content) { c.Elsewhere = true })},
+			contentWith(func(c *Content) { c.RolledElsewhere = true })},
 		"Rollout whose template is null": {rollout(map[string]any{"template": nil}), Content{}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -309,7 +309,7 @@ func TestWorkloadCachedReadsAsLive(t *testing.T) {
 			if diff := cmp.Diff(before, tc.obj); diff != "" {
 				t.Errorf("the object has changed (-before +after):\n%s", diff)
 			}
-			cached.Asks = 0 // which only the cache has
+			cached.AnnotationSum = 0 // which only the cache has
 			if diff := cmp.Diff(tc.want, cached.Content); diff != "" {
 				t.Errorf("cached (-want +got):\n%s", diff)
 			}
@@ -318,7 +318,7 @@ func TestWorkloadCachedReadsAsLive(t *testing.T) {
 				t.Fatal(err)
 			}
 			delete(live.Template, "example.com/other") // the only other difference
-			if diff := cmp.Diff(live, cached, cmpopts.IgnoreUnexported(Workload{}), cmpopts.IgnoreFields(Workload{}, "Since")); diff != "" {
+			if diff := cmp.Diff(live, cached, cmpopts.IgnoreUnexported(Workload{}), cmpopts.IgnoreFields(Workload{}, "ContentVersion")); diff != "" {
 				t.Errorf("live and cached differ (-live +cached):\n%s", diff)
 			}
 		})
@@ -359,11 +359,11 @@ func TestHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := k.Selection(w)
-			if len(r.Problems) != 1 || !strings.HasPrefix(r.Problems[0].String(), annotation[0]+": ") || len(r.Problems[0].String()) > 600 {
-				t.Errorf("problems %v, want one that names the annotation", r.Problems)
+			selection := k.Selection(w)
+			if len(selection.Problems) != 1 || !strings.HasPrefix(selection.Problems[0].String(), annotation[0]+": ") || len(selection.Problems[0].String()) > 600 {
+				t.Errorf("problems %v, want one that names the annotation", selection.Problems)
 			}
-			if steps := r.Steps(SourceKey{Name: strings.Repeat("a", 253)}); steps > 1000 {
+			if steps := selection.Steps(SourceKey{Name: strings.Repeat("a", 253)}); steps > 1000 {
 				t.Errorf("a name takes %d steps", steps)
 			}
 		})

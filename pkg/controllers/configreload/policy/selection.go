@@ -27,9 +27,9 @@ const (
 
 // Selection has the parsed annotations of a workload: which sources it selects.
 type Selection struct {
-	outline bool // see [AnnotationKeys.Outline]
-	native  bool // the workload has the native annotation, so it is marked by annotation under the native key
-	types   [NumTypes]typeSelection
+	isOutline bool // see [AnnotationKeys.Outline]
+	native    bool // the workload has the native annotation, so it is marked by annotation under the native key
+	types     [NumTypes]typeSelection
 	// Delay replaces the quiet period; 0 does not.
 	Delay time.Duration
 	// pause is how long a reload pauses a Deployment; 0 does not.
@@ -45,14 +45,14 @@ type typeSelection struct {
 	search   bool
 	named    names
 	excluded names
-	// never is set if the list of exclusions is too long. Then nothing matches: it is better not to
+	// rejectsAll is set if the list of exclusions is too long. Then nothing matches: it is better not to
 	// roll at all than to roll for something excluded.
-	never bool
+	rejectsAll bool
 }
 
 // Empty reports whether the workload asks for nothing.
 func (s *Selection) Empty() bool {
-	return !slices.ContainsFunc(s.types[:], func(t typeSelection) bool { return t.auto || t.search || !t.named.empty() })
+	return !slices.ContainsFunc(s.types[:], func(t typeSelection) bool { return t.auto || t.search || !t.named.isEmpty() })
 }
 
 // ByName returns how the lists of names select a source: No if it is excluded, Named if an item names
@@ -60,7 +60,7 @@ func (s *Selection) Empty() bool {
 func (s *Selection) ByName(key SourceKey) Match {
 	t := &s.types[key.Type]
 	switch {
-	case t.never || t.excluded.match(key.Name):
+	case t.rejectsAll || t.excluded.match(key.Name):
 		return No
 	case t.named.match(key.Name):
 		return Named
@@ -69,8 +69,8 @@ func (s *Selection) ByName(key SourceKey) Match {
 }
 
 // ScanProblem says that the patterns for a type of sources take too long.
-func (k *AnnotationKeys) ScanProblem(s *Selection, t SourceType) *Problem {
-	key := k.reload[t]
+func (k *AnnotationKeys) ScanProblem(s *Selection, typ SourceType) *Problem {
+	key := k.reload[typ]
 	if s.native {
 		key = nativeReload
 	}
@@ -98,15 +98,15 @@ func (s *Selection) match(key SourceKey, source Source) Match {
 	return No
 }
 
-// waitsFor reports whether an item is exactly the source's name, so that the source's absence is
+// namesExactly reports whether an item is exactly the source's name, so that the source's absence is
 // recorded.
-func (s *Selection) waitsFor(key SourceKey) bool { return s.types[key.Type].named.has(key.Name) }
+func (s *Selection) namesExactly(key SourceKey) bool { return s.types[key.Type].named.has(key.Name) }
 
 // Names yields the sources that are named exactly.
 func (s *Selection) Names(yield func(SourceKey) bool) {
-	for _, t := range SourceTypes {
-		for name := range s.types[t].named.exact {
-			if !yield(SourceKey{t, name}) {
+	for _, typ := range SourceTypes {
+		for name := range s.types[typ].named.exact {
+			if !yield(SourceKey{typ, name}) {
 				return
 			}
 		}
@@ -114,11 +114,13 @@ func (s *Selection) Names(yield func(SourceKey) bool) {
 }
 
 // NamesByPattern reports whether a source may be named by anything but its exact name.
-func (s *Selection) NamesByPattern(t SourceType) bool { return s.types[t].named.patterns() }
+func (s *Selection) NamesByPattern(typ SourceType) bool { return s.types[typ].named.hasPatterns() }
 
 // TakesReferenced reports whether references to sources of this type count, for some sources at
 // least.
-func (s *Selection) TakesReferenced(t SourceType) bool { return s.types[t].auto || s.types[t].search }
+func (s *Selection) TakesReferenced(typ SourceType) bool {
+	return s.types[typ].auto || s.types[typ].search
+}
 
 // markKey returns the template's annotation under the annotations strategy.
 func (s *Selection) markKey() string {
@@ -142,16 +144,16 @@ func Truncate(text string) string {
 	return strings.ToValidUTF8(text[:most], "") + "..."
 }
 
-// nothing is the selection of a workload that is rolled through another object: a Job through its CronJob,
-// a Rollout through the workload that it refers to.
-var nothing = &Selection{}
+// emptySelection is the selection of a workload that is rolled through another object: a Job through its
+// CronJob, a Rollout through the workload that it refers to.
+var emptySelection = &Selection{}
 
 // Selection returns what a workload selects.
 func (k *AnnotationKeys) Selection(w *Workload) *Selection {
-	if w.Elsewhere {
-		return nothing
+	if w.RolledElsewhere {
+		return emptySelection
 	}
-	return k.parse(clipAll(w.Meta, k.selecting), clipAll(w.Template, k.selecting))
+	return k.parseSelection(clipAll(w.Meta, k.selectionKeys), clipAll(w.Template, k.selectionKeys))
 }
 
 // clip shortens a value of an annotation: a value of more than maxList bytes is refused, an annotation may
@@ -172,24 +174,24 @@ func clipAll(annotations map[string]string, keys []string) map[string]string {
 // Outline returns the selection of a workload without its expressions; it only says whether it is empty.
 // It is for an index, where the events of all workloads wait.
 func (k *AnnotationKeys) Outline(w *Workload) *Selection {
-	return k.read(&Selection{outline: true}, clipAll(w.Meta, k.selecting), clipAll(w.Template, k.selecting))
+	return k.fillSelection(&Selection{isOutline: true}, clipAll(w.Meta, k.selectionKeys), clipAll(w.Template, k.selectionKeys))
 }
 
-// parse reads the annotations of a workload (meta) and of its template.
-func (k *AnnotationKeys) parse(meta, template map[string]string) *Selection {
-	return k.read(&Selection{}, meta, template)
+// parseSelection reads the annotations of a workload (meta) and of its template.
+func (k *AnnotationKeys) parseSelection(meta, template map[string]string) *Selection {
+	return k.fillSelection(&Selection{}, meta, template)
 }
 
-func (k *AnnotationKeys) read(s *Selection, meta, template map[string]string) *Selection {
-	if value, ok := fallback(meta, template, nativeReload); ok {
+func (k *AnnotationKeys) fillSelection(s *Selection, meta, template map[string]string) *Selection {
+	if value, ok := annotationOrTemplate(meta, template, nativeReload); ok {
 		k.parseNative(s, value)
 	} else {
-		for _, t := range SourceTypes {
-			k.parseType(s, t, meta, template)
+		for _, typ := range SourceTypes {
+			k.parseType(s, typ, meta, template)
 		}
 		k.parsePause(s, meta)
 	}
-	for t, ignored := range k.ignored {
+	for t, ignored := range k.ignoredTypes {
 		if ignored {
 			s.types[t] = typeSelection{}
 		}
@@ -197,7 +199,7 @@ func (k *AnnotationKeys) read(s *Selection, meta, template map[string]string) *S
 	if value, ok := meta[nativeDelay]; ok {
 		d, err := time.ParseDuration(value)
 		if err != nil || d <= 0 {
-			s.bad(nativeDelay, fmt.Sprintf("%q is not a positive duration", Truncate(value)))
+			s.addProblem(nativeDelay, fmt.Sprintf("%q is not a positive duration", Truncate(value)))
 		} else {
 			s.Delay = d
 		}
@@ -205,9 +207,9 @@ func (k *AnnotationKeys) read(s *Selection, meta, template map[string]string) *S
 	return s
 }
 
-// fallback returns a value from the workload, or from the template if the workload does not have
+// annotationOrTemplate returns a value from the workload, or from the template if the workload does not have
 // the key.
-func fallback(meta, template map[string]string, key string) (string, bool) {
+func annotationOrTemplate(meta, template map[string]string, key string) (string, bool) {
 	if value, ok := meta[key]; ok {
 		return value, true
 	}
@@ -215,39 +217,39 @@ func fallback(meta, template map[string]string, key string) (string, bool) {
 	return value, ok
 }
 
-func (k *AnnotationKeys) parseType(s *Selection, t SourceType, meta, template map[string]string) {
-	selection := &s.types[t]
+func (k *AnnotationKeys) parseType(s *Selection, typ SourceType, meta, template map[string]string) {
+	selection := &s.types[typ]
 	if !k.compat {
 		selection.auto = k.autoAll
 		return
 	}
 	from := meta
-	if !slices.ContainsFunc([]string{k.reload[t], k.auto, k.typedAuto[t], k.search}, func(key string) bool {
+	if !slices.ContainsFunc([]string{k.reload[typ], k.auto, k.typedAuto[typ], k.search}, func(key string) bool {
 		_, ok := meta[key]
 		return ok
 	}) {
 		from = template
 	}
 	selection.search = from[k.search] == "true"
-	selection.auto = isTrue(from[k.auto]) || isTrue(from[k.typedAuto[t]]) ||
-		k.autoAll && from[k.auto] == "" && from[k.typedAuto[t]] == ""
+	selection.auto = isTrue(from[k.auto]) || isTrue(from[k.typedAuto[typ]]) ||
+		k.autoAll && from[k.auto] == "" && from[k.typedAuto[typ]] == ""
 
-	if len(meta[k.exclude[t]]) > maxList {
-		selection.never = true
-		s.bad(k.exclude[t], fmt.Sprintf("%v, so until it is shorter, no %s rolls the workload", errListTooLong, t.Kind()))
+	if len(meta[k.exclude[typ]]) > maxList {
+		selection.rejectsAll = true
+		s.addProblem(k.exclude[typ], fmt.Sprintf("%v, so until it is shorter, no %s rolls the workload", errListTooLong, typ.Kind()))
 		return
 	}
-	for item := range items(meta[k.exclude[t]]) {
+	for item := range splitItems(meta[k.exclude[typ]]) {
 		selection.excluded.add(item)
 	}
-	if len(from[k.reload[t]]) > maxList {
-		s.bad(k.reload[t], errListTooLong.Error())
+	if len(from[k.reload[typ]]) > maxList {
+		s.addProblem(k.reload[typ], errListTooLong.Error())
 		return
 	}
-	var bad []string
+	var problems []string
 	var expressions []*syntax.Regexp
 	steps := maxSteps
-	for item := range items(from[k.reload[t]]) {
+	for item := range splitItems(from[k.reload[typ]]) {
 		if isName(item) {
 			selection.named.add(item)
 		}
@@ -257,25 +259,25 @@ func (k *AnnotationKeys) parseType(s *Selection, t SourceType, meta, template ma
 			}
 			continue
 		}
-		if s.outline {
-			selection.named.outlined = true
+		if s.isOutline {
+			selection.named.hasExpressions = true
 			continue
 		}
 		parsed, err := parseExpression(item, &steps)
 		if err != nil {
-			bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
+			problems = append(problems, fmt.Sprintf("item %q: %v", item, err))
 			continue
 		}
 		expressions = append(expressions, parsed)
 	}
 	if len(expressions) > 0 {
 		var err error
-		if selection.named.re, err = compile(expressions); err != nil {
-			bad = append(bad, err.Error())
+		if selection.named.re, err = compileExpressions(expressions); err != nil {
+			problems = append(problems, err.Error())
 		}
 	}
 	selection.named.steps += maxSteps - max(steps, 0)
-	s.bad(k.reload[t], bad...)
+	s.addProblem(k.reload[typ], problems...)
 }
 
 func isTrue(text string) bool {
@@ -283,15 +285,15 @@ func isTrue(text string) bool {
 	return err == nil && b
 }
 
-// bad reports the items of one annotation that do not count. It keeps only as much as is shown.
-func (s *Selection) bad(key string, items ...string) {
+// addProblem reports the items of one annotation that do not count. It keeps only as much as is shown.
+func (s *Selection) addProblem(key string, items ...string) {
 	if len(items) > 0 {
 		s.Problems = append(s.Problems, Problem{key, Truncate(strings.Join(items, "; "))})
 	}
 }
 
-// items yields the trimmed, non-empty items of a comma-separated list.
-func items(list string) func(yield func(string) bool) {
+// splitItems yields the trimmed, non-empty items of a comma-separated list.
+func splitItems(list string) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		for item := range strings.SplitSeq(list, ",") {
 			if item = strings.TrimSpace(item); item != "" && !yield(item) {
@@ -304,18 +306,18 @@ func items(list string) func(yield func(string) bool) {
 func (k *AnnotationKeys) parseNative(s *Selection, value string) {
 	s.native = true
 	if len(value) > maxList {
-		s.bad(nativeReload, fmt.Sprintf("%v, so until it is shorter, nothing rolls the workload", errListTooLong))
+		s.addProblem(nativeReload, fmt.Sprintf("%v, so until it is shorter, nothing rolls the workload", errListTooLong))
 		return
 	}
-	off, others := false, false
-	var bad []string
+	isOff, hasOthers := false, false
+	var problems []string
 	for t := range s.types {
 		s.types[t].auto = k.autoAll
 	}
-	for item := range items(value) {
+	for item := range splitItems(value) {
 		switch item {
 		case reloadOff:
-			off = true
+			isOff = true
 			continue
 		case reloadAuto:
 			for t := range s.types {
@@ -323,23 +325,23 @@ func (k *AnnotationKeys) parseNative(s *Selection, value string) {
 			}
 		default:
 			if err := s.addNative(item); err != nil {
-				bad = append(bad, fmt.Sprintf("item %q: %v", item, err))
+				problems = append(problems, fmt.Sprintf("item %q: %v", item, err))
 			}
 		}
-		others = true
+		hasOthers = true
 	}
-	if off {
+	if isOff {
 		s.types = [NumTypes]typeSelection{}
-		if others {
-			bad = append(bad, "off contradicts the other items; off counts")
+		if hasOthers {
+			problems = append(problems, "off contradicts the other items; off counts")
 		}
 	}
-	s.bad(nativeReload, bad...)
+	s.addProblem(nativeReload, problems...)
 }
 
 // addNative adds an item that names sources.
 func (s *Selection) addNative(item string) error {
-	rest, never := strings.CutPrefix(item, "!")
+	rest, isExclusion := strings.CutPrefix(item, "!")
 	key, ok := parseSourceKey(rest)
 	if !ok {
 		return errNative
@@ -351,7 +353,7 @@ func (s *Selection) addNative(item string) error {
 		return errNative
 	}
 	list := &s.types[key.Type].named
-	if never {
+	if isExclusion {
 		list = &s.types[key.Type].excluded
 	}
 	if strings.Contains(key.Name, "*") {

@@ -32,8 +32,8 @@ func (t SourceType) String() string {
 	return [NumTypes]string{"configmap", "secret", "secretproviderclass"}[t]
 }
 
-// mark returns the type as used in marks.
-func (t SourceType) mark() string { return strings.ToUpper(t.Kind()) }
+// markType returns the type as used in marks.
+func (t SourceType) markType() string { return strings.ToUpper(t.Kind()) }
 
 // Kind returns the type as people write it.
 func (t SourceType) Kind() string {
@@ -56,11 +56,11 @@ func (k SourceKey) MarshalText() ([]byte, error) { return []byte(k.String()), ni
 // require one in env.
 func (k *SourceKey) UnmarshalText(text []byte) error {
 	t, name, _ := strings.Cut(string(text), "/")
-	at := slices.IndexFunc(SourceTypes, func(s SourceType) bool { return s.String() == t })
-	if at < 0 {
+	i := slices.IndexFunc(SourceTypes, func(s SourceType) bool { return s.String() == t })
+	if i < 0 {
 		return fmt.Errorf("%q does not begin with the type of a source", text)
 	}
-	*k = SourceKey{SourceTypes[at], name}
+	*k = SourceKey{SourceTypes[i], name}
 	return nil
 }
 
@@ -82,8 +82,8 @@ type Source struct {
 	Ignored bool
 	Matched bool
 	Version string // resourceVersion
-	// Changed is the version at which this process last saw the data change; empty if it did not.
-	Changed string
+	// ChangedVersion is the version at which this process last saw the data change; empty if it did not.
+	ChangedVersion string
 }
 
 // Same reports whether another version has the same data, and they count in the same way.

@@ -14,8 +14,8 @@ const stateDigits = 16
 
 // The fields of a state besides the sources.
 const (
-	ofField = "workload" // the owner of the state
-	onField = "version"  // the version of the workload on which the state was recorded
+	ownerField   = "workload" // the owner of the state
+	versionField = "version"  // the version of the workload on which the state was recorded
 )
 
 // State is what was last known of the sources that a workload watches: the first digits of each
@@ -24,7 +24,7 @@ type State map[SourceKey]string
 
 // ParseState reads the state of a workload from an annotation. It returns nil if the text is empty
 // or copied from another workload.
-func ParseState(text string, of QueueKey) (State, error) {
+func ParseState(text string, owner QueueKey) (State, error) {
 	if text == "" {
 		return nil, nil
 	}
@@ -33,11 +33,11 @@ func ParseState(text string, of QueueKey) (State, error) {
 		return nil, fmt.Errorf("not a JSON object of strings: %w", err)
 	}
 	// The states of the first release have no such field.
-	if owner, ok := raw[ofField]; ok && owner != of.String() {
+	if stateOwner, ok := raw[ownerField]; ok && stateOwner != owner.String() {
 		return nil, nil
 	}
-	delete(raw, ofField)
-	delete(raw, onField)
+	delete(raw, ownerField)
+	delete(raw, versionField)
 	s := make(State, len(raw))
 	for name, value := range raw {
 		key, ok := parseSourceKey(name)
@@ -53,27 +53,27 @@ func ParseState(text string, of QueueKey) (State, error) {
 }
 
 // Text returns the annotation of a workload, as recorded on a version of it.
-func (s State) Text(of QueueKey, on string) string {
+func (s State) Text(owner QueueKey, version string) string {
 	raw := make(map[string]string, len(s)+2)
 	for key, value := range s {
 		raw[key.String()] = value
 	}
-	raw[ofField] = of.String()
-	if on != "" {
-		raw[onField] = on
+	raw[ownerField] = owner.String()
+	if version != "" {
+		raw[versionField] = version
 	}
 	text, _ := json.Marshal(raw) // a map of strings always marshals, with sorted keys
 	return string(text)
 }
 
-// recordedOn returns the version of a workload on which a text was recorded; empty if the text has no
+// recordedVersion returns the version of a workload on which a text was recorded; empty if the text has no
 // version, or belongs to another workload.
-func recordedOn(text string, of QueueKey) string {
+func recordedVersion(text string, owner QueueKey) string {
 	var raw map[string]string
-	if err := json.Unmarshal([]byte(text), &raw); err != nil || raw[ofField] != of.String() {
+	if err := json.Unmarshal([]byte(text), &raw); err != nil || raw[ownerField] != owner.String() {
 		return ""
 	}
-	return raw[onField]
+	return raw[versionField]
 }
 
 // Recorded returns the later of two states: last, which a run remembers and may be empty, and the
@@ -87,8 +87,8 @@ func (w *Workload) Recorded(last string) string {
 	if last == "" {
 		return annotation
 	}
-	on := recordedOn(annotation, w.QueueKey)
-	if Newer(w.Version, on) && !Newer(recordedOn(last, w.QueueKey), on) {
+	version := recordedVersion(annotation, w.QueueKey)
+	if Newer(w.Version, version) && !Newer(recordedVersion(last, w.QueueKey), version) {
 		return annotation
 	}
 	return last
@@ -100,7 +100,7 @@ func (s State) IsRecordedOn(w *Workload) bool {
 	if len(s) == 0 {
 		return !annotated
 	}
-	return annotation == s.Text(w.QueueKey, recordedOn(annotation, w.QueueKey))
+	return annotation == s.Text(w.QueueKey, recordedVersion(annotation, w.QueueKey))
 }
 
 // StateProblem reports an annotation that ParseState could not read.

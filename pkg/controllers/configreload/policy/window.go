@@ -13,17 +13,17 @@ type Window struct {
 	First, Last time.Time
 	// Changes holds the sources that were seen to change.
 	Changes map[SourceKey]Change
-	// Touched counts the changes, so that a change during the write of a reload is not dropped with the
+	// ChangeCount counts the changes, so that a change during the write of a reload is not dropped with the
 	// window.
-	Touched int
+	ChangeCount int
 	// Waits is set when the Event about waiting for a Job was sent.
 	Waits bool
 }
 
 // Change is the change of a source during a window.
 type Change struct {
-	At  time.Time // of the last change
-	Was string    // as recorded in a state, before the first change
+	At     time.Time // of the last change
+	Before string    // as recorded in a state, before the first change
 }
 
 // IsOpen reports whether there is a window.
@@ -38,13 +38,13 @@ func (w *Window) Open(now time.Time) {
 
 // Add notes changes of a source, from first to last, if they are not noted yet. It returns true if they
 // join changes that are already waiting.
-func (w *Window) Add(key SourceKey, was string, first, last time.Time) (joined bool) {
-	before, ok := w.Changes[key]
+func (w *Window) Add(key SourceKey, before string, first, last time.Time) (joined bool) {
+	earlier, ok := w.Changes[key]
 	switch {
-	case ok && !last.After(before.At):
+	case ok && !last.After(earlier.At):
 		return false
 	case ok:
-		was = before.Was
+		before = earlier.Before
 	}
 	joined = w.IsOpen()
 	w.Open(first)
@@ -54,15 +54,15 @@ func (w *Window) Add(key SourceKey, was string, first, last time.Time) (joined b
 	if w.Changes == nil {
 		w.Changes = map[SourceKey]Change{}
 	}
-	w.Changes[key] = Change{At: last, Was: was}
-	w.Touched++
+	w.Changes[key] = Change{At: last, Before: before}
+	w.ChangeCount++
 	return joined
 }
 
 // Close ends the window in which a decision was made. Changes since then keep a window open.
 func (w *Window) Close(decided *Window, now time.Time) {
-	if w.Touched == decided.Touched {
-		*w = Window{Touched: w.Touched}
+	if w.ChangeCount == decided.ChangeCount {
+		*w = Window{ChangeCount: w.ChangeCount}
 		return
 	}
 	w.First, w.Waits = now, false

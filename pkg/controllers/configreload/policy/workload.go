@@ -54,13 +54,13 @@ type Workload struct {
 	Kind    *Kind
 	UID     types.UID
 	Version string // resourceVersion
-	// Since is the version since which the workload has this content and these annotations, as far as
+	// ContentVersion is the version since which the workload has this content and these annotations, as far as
 	// this process has seen.
-	Since string
-	// Created is the version at the creation; empty if this process has not seen the creation.
-	Created  string
-	Deleting bool
-	Meta     map[string]string // annotations
+	ContentVersion string
+	// CreatedVersion is the version at the creation; empty if this process has not seen the creation.
+	CreatedVersion string
+	Deleting       bool
+	Meta           map[string]string // annotations
 	Content
 	references []SourceKey // see References
 }
@@ -69,19 +69,19 @@ type Workload struct {
 // JSON from [AnnotationKeys.DigestWorkload], one for each workload of the cluster, so the names are short and
 // empty fields are left out.
 type Content struct {
-	Template   map[string]string      `json:"t,omitempty"` // annotations of the pod template
-	Inits      []Container            `json:"i,omitempty"`
-	Containers []Container            `json:"c,omitempty"`
-	Volumes    map[string][]SourceKey `json:"v,omitempty"` // the sources of volumes, by the volume's name
-	Paused     bool                   `json:"p,omitempty"` // Deployments
-	Suspended  bool                   `json:"s,omitempty"` // CronJobs
-	Forbids    bool                   `json:"b,omitempty"` // CronJobs: two Jobs at once
-	Finished   bool                   `json:"f,omitempty"` // Jobs
-	CronJob    types.UID              `json:"j,omitempty"` // of the CronJob that controls a Job
-	Elsewhere  bool                   `json:"e,omitempty"` // rolled through another object
-	// Asks distinguishes the annotations of the workload, so that the cache notices when it begins
+	Template          map[string]string      `json:"t,omitempty"` // annotations of the pod template
+	Inits             []Container            `json:"i,omitempty"`
+	Containers        []Container            `json:"c,omitempty"`
+	Volumes           map[string][]SourceKey `json:"v,omitempty"` // the sources of volumes, by the volume's name
+	Paused            bool                   `json:"p,omitempty"` // Deployments
+	Suspended         bool                   `json:"s,omitempty"` // CronJobs
+	ForbidsConcurrent bool                   `json:"b,omitempty"` // CronJobs: two Jobs at once
+	Finished          bool                   `json:"f,omitempty"` // Jobs
+	CronJob           types.UID              `json:"j,omitempty"` // of the CronJob that controls a Job
+	RolledElsewhere   bool                   `json:"e,omitempty"` // rolled through another object
+	// AnnotationSum distinguishes the annotations of the workload, so that the cache notices when it begins
 	// to ask for something. Only the cache has it.
-	Asks uint32 `json:"a,omitempty"`
+	AnnotationSum uint32 `json:"a,omitempty"`
 	// Problem is why the workload cannot be read; if it is set, the rest is empty.
 	Problem string `json:"x,omitempty"`
 }
@@ -96,21 +96,21 @@ type Container struct {
 
 // DigestWorkload returns what the cache keeps of a workload in place of the content.
 func (k *AnnotationKeys) DigestWorkload(obj runtime.Object) []byte {
-	c, err := describe(obj)
+	c, err := describeWorkload(obj)
 	if err != nil {
 		c = Content{Problem: err.Error()}
 	} else {
-		c.Asks = k.asks(obj.(metav1.Object).GetAnnotations())
+		c.AnnotationSum = k.annotationSum(obj.(metav1.Object).GetAnnotations())
 	}
-	c.Template = clipAll(c.Template, k.workload)
+	c.Template = clipAll(c.Template, k.workloadKeys)
 	data, _ := json.Marshal(c) // strings always marshal
 	return data
 }
 
-// asks returns a checksum of the annotations that the selection is made of; 0 without any.
-func (k *AnnotationKeys) asks(annotations map[string]string) uint32 {
+// annotationSum returns a checksum of the annotations that the selection is made of; 0 without any.
+func (k *AnnotationKeys) annotationSum(annotations map[string]string) uint32 {
 	var sum hash.Hash32
-	for _, key := range k.selecting {
+	for _, key := range k.selectionKeys {
 		if value, ok := annotations[key]; ok {
 			if sum == nil {
 				sum = fnv.New32a()
@@ -127,7 +127,7 @@ func (k *AnnotationKeys) asks(annotations map[string]string) uint32 {
 // Cached is a workload that the cache has reduced.
 type Cached interface {
 	// Digest returns the result of [AnnotationKeys.DigestWorkload].
-	Digest(of string) []byte
+	Digest(controller string) []byte
 	History
 }
 
@@ -139,8 +139,8 @@ type History interface {
 }
 
 // NewWorkload reads a workload. A workload that the cache has reduced consists of its metadata and the
-// digest of that name. From the API server it is the API type, or unstructured for an Argo Rollout.
-func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
+// digest for the controller. From the API server it is the API type, or unstructured for an Argo Rollout.
+func NewWorkload(kind *Kind, obj any, controller string) (*Workload, error) {
 	m, err := meta.Accessor(obj)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", kind.Name, err)
@@ -154,10 +154,10 @@ func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
 		Meta:     m.GetAnnotations(),
 	}
 	if cached, ok := obj.(Cached); ok {
-		w.Since, w.Created = cmp.Or(cached.ChangedVersion(), cached.FirstVersion()), cached.CreatedVersion()
-		err = json.Unmarshal(cached.Digest(digest), &w.Content)
+		w.ContentVersion, w.CreatedVersion = cmp.Or(cached.ChangedVersion(), cached.FirstVersion()), cached.CreatedVersion()
+		err = json.Unmarshal(cached.Digest(controller), &w.Content)
 	} else {
-		w.Content, err = describe(obj)
+		w.Content, err = describeWorkload(obj)
 	}
 	if err == nil && w.Problem != "" {
 		err = errors.New(w.Problem)
@@ -168,15 +168,15 @@ func NewWorkload(kind *Kind, obj any, digest string) (*Workload, error) {
 	return w, nil
 }
 
-// Follow takes over the versions from the cached workload when it is now read live.
-func (w *Workload) Follow(before *Workload) {
-	w.Since = w.Version
-	if w.UID == before.UID {
-		w.Since, w.Created = before.Since, before.Created
+// InheritVersions takes over the versions from the cached workload when it is now read live.
+func (w *Workload) InheritVersions(cached *Workload) {
+	w.ContentVersion = w.Version
+	if w.UID == cached.UID {
+		w.ContentVersion, w.CreatedVersion = cached.ContentVersion, cached.CreatedVersion
 	}
 }
 
-func describe(obj any) (Content, error) {
+func describeWorkload(obj any) (Content, error) {
 	switch o := obj.(type) {
 	case *appsv1.Deployment:
 		c := describeTemplate(&o.Spec.Template)
@@ -190,13 +190,13 @@ func describe(obj any) (Content, error) {
 		// The metadata of jobTemplate itself is not read.
 		c := describeTemplate(&o.Spec.JobTemplate.Spec.Template)
 		c.Suspended = o.Spec.Suspend != nil && *o.Spec.Suspend
-		c.Forbids = o.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent
+		c.ForbidsConcurrent = o.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent
 		return c, nil
 	case *batchv1.Job:
 		c := describeTemplate(&o.Spec.Template)
 		c.Finished = JobFinished(o)
 		if owner := metav1.GetControllerOfNoCopy(o); owner != nil && owner.Kind == "CronJob" {
-			c.CronJob, c.Elsewhere = owner.UID, true
+			c.CronJob, c.RolledElsewhere = owner.UID, true
 		}
 		return c, nil
 	case *unstructured.Unstructured:
@@ -211,7 +211,7 @@ func describeRollout(o *unstructured.Unstructured) (Content, error) {
 		return Content{}, err
 	}
 	c := describeTemplate(template)
-	_, c.Elsewhere, _ = unstructured.NestedMap(o.Object, "spec", "workloadRef")
+	_, c.RolledElsewhere, _ = unstructured.NestedMap(o.Object, "spec", "workloadRef")
 	return c, nil
 }
 
@@ -365,23 +365,23 @@ func (w *Workload) chooseContainer(key SourceKey, m Match) (int, bool) {
 
 const variablePrefix = "STAKATER_"
 
-// variable returns the name of the environment variable that marks a source: upper case, each run
+// variableName returns the name of the environment variable that marks a source: upper case, each run
 // of other characters replaced by one underscore, no underscore at the start.
-func variable(key SourceKey) string {
+func variableName(key SourceKey) string {
 	var b strings.Builder
 	b.WriteString(variablePrefix)
-	last := false // the last character was kept
+	kept := false // the last character was kept
 	for _, r := range strings.ToUpper(key.Name) {
 		stays := r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
 		if stays {
 			b.WriteRune(r)
-		} else if last {
+		} else if kept {
 			b.WriteByte('_')
 		}
-		last = stays
+		kept = stays
 	}
 	b.WriteByte('_')
-	b.WriteString(key.Type.mark())
+	b.WriteString(key.Type.markType())
 	return b.String()
 }
 
