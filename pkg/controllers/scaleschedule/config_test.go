@@ -35,7 +35,7 @@ func TestValidateNamesTheFlag(t *testing.T) {
 
 // TestPermissionsFollowKindsAndNamespaces says what the controller may do.
 func TestPermissionsFollowKindsAndNamespaces(t *testing.T) {
-	all := func(settings controllers.Settings, change func(*scaleschedule.Config)) map[string]string {
+	permissions := func(settings controllers.Settings, change func(*scaleschedule.Config)) map[string]string {
 		entry := scaleschedule.Entry()
 		if change != nil {
 			change(entry.Config.(*scaleschedule.Config))
@@ -48,9 +48,9 @@ func TestPermissionsFollowKindsAndNamespaces(t *testing.T) {
 	}
 	const write = "get patch"
 	for name, test := range map[string]struct{ got, want map[string]string }{
-		"by default": {all(controllers.Settings{}, nil), map[string]string{
+		"by default": {permissions(controllers.Settings{}, nil), map[string]string{
 			"deployments.apps": write, "statefulsets.apps": write, "cronjobs.batch": write}},
-		"the other kinds, in some namespaces": {all(controllers.Settings{Namespaces: []string{"a"}},
+		"the other kinds, in some namespaces": {permissions(controllers.Settings{Namespaces: []string{"a"}},
 			func(c *scaleschedule.Config) {
 				c.Kinds = []string{"horizontalpodautoscalers", "rollouts.argoproj.io", "scaledobjects.keda.sh"}
 			}), map[string]string{"horizontalpodautoscalers.autoscaling": write, "rollouts.argoproj.io": write, "scaledobjects.keda.sh": write}},

@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	ds = "downscaler/"
-	R  = ds + "original-replicas"
+	ds        = "downscaler/"
+	recordKey = ds + "original-replicas"
 	// patchA is the write that most tests wait for.
 	patchA = "patch deployments.apps shop/a"
 )
@@ -40,23 +40,23 @@ const (
 type fixture struct {
 	*testing.T
 	*controllertest.Host
-	entry   controllers.Entry
-	cfg     *scaleschedule.Config
-	flags   []string
-	objects []runtime.Object // until start
-	told    int              // Events that were compared
+	entry          controllers.Entry
+	cfg            *scaleschedule.Config
+	flags          []string
+	objects        []runtime.Object // until start
+	comparedEvents int              // Events that were compared
 
-	mu       sync.Mutex
-	requests []string
-	bodies   []string // of patches
-	before   func(controllertest.Request) error
+	mu          sync.Mutex
+	requests    []string
+	bodies      []string // of patches
+	requestHook func(controllertest.Request) error
 }
 
 func newFixture(t *testing.T, configure func(*scaleschedule.Config)) *fixture {
 	t.Helper()
 	f := &fixture{T: t, entry: scaleschedule.Entry(), flags: []string{"--compat=downscaler"}}
 	f.cfg = f.entry.Config.(*scaleschedule.Config)
-	f.cfg.MaxWritesPerSecond = 0 // tests of the limit set it, see limited
+	f.cfg.MaxWritesPerSecond = 0 // tests of the limit set it, see withWriteLimit
 	if configure != nil {
 		configure(f.cfg)
 	}
@@ -66,15 +66,15 @@ func newFixture(t *testing.T, configure func(*scaleschedule.Config)) *fixture {
 // start starts the manager on what was put before.
 func (f *fixture) start() {
 	f.Helper()
-	given := map[string]bool{}
+	known := map[string]bool{}
 	for _, obj := range f.objects {
 		if n, ok := obj.(*corev1.Namespace); ok {
-			given[n.Name] = true
+			known[n.Name] = true
 		}
 	}
 	for _, obj := range f.objects {
-		if name := obj.(metav1.Object).GetNamespace(); name != "" && !given[name] {
-			given[name] = true
+		if name := obj.(metav1.Object).GetNamespace(); name != "" && !known[name] {
+			known[name] = true
 			f.objects = append(f.objects, namespace(name))
 		}
 	}
@@ -91,11 +91,11 @@ func (f *fixture) request(r controllertest.Request) error {
 		return nil
 	}
 	f.mu.Lock()
-	before := f.before
+	hook := f.requestHook
 	f.mu.Unlock()
 	text, err := r.String(), error(nil)
-	if before != nil {
-		if err = before(r); err != nil {
+	if hook != nil {
+		if err = hook(r); err != nil {
 			text += " refused"
 		}
 	}
@@ -108,11 +108,11 @@ func (f *fixture) request(r controllertest.Request) error {
 	return err
 }
 
-// beforePatch calls f before each patch, and refuses it with the error, if any.
+// beforePatch calls hook before each patch, and refuses it with the error, if any.
 func (f *fixture) beforePatch(hook func(controllertest.Request) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.before = func(r controllertest.Request) error {
+	f.requestHook = func(r controllertest.Request) error {
 		if r.Verb == "patch" {
 			return hook(r)
 		}
@@ -120,11 +120,11 @@ func (f *fixture) beforePatch(hook func(controllertest.Request) error) {
 	}
 }
 
-// asked compares the requests since the last time, without the reads that compare the clocks.
-func (f *fixture) asked(want ...string) {
+// expectWrites compares the requests since the last time, without the reads that compare the clocks.
+func (f *fixture) expectWrites(want ...string) {
 	f.Helper()
 	var got []string
-	for _, r := range f.all() {
+	for _, r := range f.takeRequests() {
 		if !strings.HasPrefix(r, "get ") {
 			got = append(got, r)
 		}
@@ -134,27 +134,27 @@ func (f *fixture) asked(want ...string) {
 	}
 }
 
-// all returns all requests since the last time.
-func (f *fixture) all() []string {
+// takeRequests returns all requests since the last time.
+func (f *fixture) takeRequests() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer func() { f.requests = nil }()
 	return f.requests
 }
 
-// annotated returns annotations, given as keys and values.
-func annotated(pairs []string) map[string]string {
-	a := map[string]string{}
+// annotationMap returns annotations, given as keys and values.
+func annotationMap(pairs []string) map[string]string {
+	annotations := map[string]string{}
 	for i := 0; i < len(pairs); i += 2 {
-		a[pairs[i]] = pairs[i+1]
+		annotations[pairs[i]] = pairs[i+1]
 	}
-	return a
+	return annotations
 }
 
 // meta is the metadata of an object that was created an hour ago.
 func meta(name string, annotations ...string) metav1.ObjectMeta {
 	namespace, name, _ := strings.Cut(name, "/")
-	return metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: annotated(annotations), CreationTimestamp: metav1.NewTime(time.Now().Add(-time.Hour))}
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: annotationMap(annotations), CreationTimestamp: metav1.NewTime(time.Now().Add(-time.Hour))}
 }
 
 func deployment(name string, replicas int32, annotations ...string) *appsv1.Deployment {
@@ -165,9 +165,9 @@ func namespace(name string, annotations ...string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: meta("/"+name, annotations...)}
 }
 
-// in returns a span from one time after now until another.
-func in(from, until time.Duration) string {
-	return time.Now().Add(from).UTC().Format(time.RFC3339) + "-" + time.Now().Add(until).UTC().Format(time.RFC3339)
+// span returns a span from one time after now until another.
+func span(start, end time.Duration) string {
+	return time.Now().Add(start).UTC().Format(time.RFC3339) + "-" + time.Now().Add(end).UTC().Format(time.RFC3339)
 }
 
 // add creates or replaces objects, and lets the controller work.
@@ -184,22 +184,22 @@ func (f *fixture) add(objects ...runtime.Object) {
 // scale changes the replicas of a Deployment as somebody else does.
 func (f *fixture) scale(name string, replicas int32) {
 	f.Helper()
-	f.edit(name, func(d *appsv1.Deployment) { d.Spec.Replicas = &replicas })
+	f.editDeployment(name, func(d *appsv1.Deployment) { d.Spec.Replicas = &replicas })
 }
 
 // annotate sets annotations of a Deployment, or removes those with an empty value.
 func (f *fixture) annotate(name string, pairs ...string) {
 	f.Helper()
-	f.edit(name, func(d *appsv1.Deployment) {
+	f.editDeployment(name, func(d *appsv1.Deployment) {
 		if d.Annotations == nil {
 			d.Annotations = map[string]string{}
 		}
-		maps.Copy(d.Annotations, annotated(pairs))
+		maps.Copy(d.Annotations, annotationMap(pairs))
 		maps.DeleteFunc(d.Annotations, func(_, value string) bool { return value == "" })
 	})
 }
 
-func (f *fixture) edit(name string, change func(*appsv1.Deployment)) {
+func (f *fixture) editDeployment(name string, change func(*appsv1.Deployment)) {
 	f.Helper()
 	namespace, name, _ := strings.Cut(name, "/")
 	d := controllertest.Get[appsv1.Deployment](f.Host, namespace, name)
@@ -207,8 +207,8 @@ func (f *fixture) edit(name string, change func(*appsv1.Deployment)) {
 	f.add(d)
 }
 
-// is compares the replicas of a Deployment and its record, such as "0 (3)".
-func (f *fixture) is(name, want string) {
+// expectReplicas compares the replicas of a Deployment and its record, such as "0 (3)".
+func (f *fixture) expectReplicas(name, want string) {
 	f.Helper()
 	namespace, name, _ := strings.Cut(name, "/")
 	if got := stateOf(controllertest.Get[appsv1.Deployment](f.Host, namespace, name)); got != want {
@@ -218,30 +218,30 @@ func (f *fixture) is(name, want string) {
 
 func stateOf(d *appsv1.Deployment) string {
 	state := fmt.Sprint(ptr.Deref(d.Spec.Replicas, -1))
-	if record, ok := d.Annotations[R]; ok {
+	if record, ok := d.Annotations[recordKey]; ok {
 		state += " (" + record + ")"
 	}
 	return state
 }
 
-// toldOf compares the reasons of the Events since the last time, and what they are about.
-func (f *fixture) toldOf(want ...string) {
+// expectEvents compares the reasons of the Events since the last time, and what they are about.
+func (f *fixture) expectEvents(want ...string) {
 	f.Helper()
 	all := f.Events()
 	var got []string
-	for _, text := range all[f.told:] {
+	for _, text := range all[f.comparedEvents:] {
 		fields := strings.Fields(text)
 		got = append(got, fields[1]+" "+strings.TrimSuffix(fields[2], ":"))
 	}
-	f.told = len(all)
+	f.comparedEvents = len(all)
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
 		f.Errorf("Events %q, want %q", got, want)
 	}
 }
 
-// records returns the records that were written, in order.
-func (f *fixture) records() (records []string) {
+// takeRecords returns the records that were written, in order.
+func (f *fixture) takeRecords() (records []string) {
 	f.Helper()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -250,22 +250,22 @@ func (f *fixture) records() (records []string) {
 		if err := json.Unmarshal([]byte(body), &sent); err != nil {
 			f.Fatal(err)
 		}
-		records = append(records, sent.Annotations[R])
+		records = append(records, sent.Annotations[recordKey])
 	}
 	f.bodies = nil
 	return records
 }
 
-// metric compares a metric.
-func (f *fixture) metric(want float64, name string, labels ...string) {
+// expectMetric compares a metric.
+func (f *fixture) expectMetric(want float64, name string, labels ...string) {
 	f.Helper()
 	if got := f.Metric("quartermaster_scale_schedule_"+name, labels...); got != want {
 		f.Errorf("%s is %v, want %v", name, got, want)
 	}
 }
 
-// repeated returns how often an Event was told. Events with the same text are one object.
-func (f *fixture) repeated(reason string) (n int) {
+// countEvents returns how often an Event was recorded. Events with the same text are one object.
+func (f *fixture) countEvents(reason string) (n int) {
 	for _, e := range controllertest.List[corev1.Event](f.Host) {
 		if e.Reason == reason {
 			n += int(max(e.Count, 1))

@@ -22,18 +22,18 @@ func TestHostileTenantDelaysNobody(t *testing.T) {
 	for name, run := range map[string]func(f *fixture){
 		"300 workloads that are due delay nobody": func(f *fixture) {
 			for i := range 300 {
-				f.add(deployment(fmt.Sprintf("hostile/a%d", i), 3, ds+"downtime", in(time.Minute, 2*time.Hour)))
+				f.add(deployment(fmt.Sprintf("hostile/a%d", i), 3, ds+"downtime", span(time.Minute, 2*time.Hour)))
 			}
-			f.add(deployment("shop/a", 3, ds+"downtime", in(time.Minute+time.Second, 2*time.Hour)))
+			f.add(deployment("shop/a", 3, ds+"downtime", span(time.Minute+time.Second, 2*time.Hour)))
 			f.start()
 			f.Sleep(time.Minute + 2*time.Second)
-			f.is("shop/a", "0 (3)")
-			if n := len(f.all()); n > 50 {
+			f.expectReplicas("shop/a", "0 (3)")
+			if n := len(f.takeRequests()); n > 50 {
 				f.Errorf("%d requests before", n)
 			}
 		},
 		"who raises at once, all day, costs three writes a downtime": func(f *fixture) {
-			f.add(deployment("shop/a", 3, ds+"downtime", in(0, 12*time.Hour)+","+in(13*time.Hour, 23*time.Hour)))
+			f.add(deployment("shop/a", 3, ds+"downtime", span(0, 12*time.Hour)+","+span(13*time.Hour, 23*time.Hour)))
 			f.start()
 			for range 24 * 60 {
 				f.Sleep(time.Minute)
@@ -43,7 +43,7 @@ func TestHostileTenantDelaysNobody(t *testing.T) {
 				}
 			}
 			// Down, three times down again and up, in each of two downtimes.
-			if n := len(slices.DeleteFunc(f.all(), func(r string) bool { return r != patchA })); n > 10 {
+			if n := len(slices.DeleteFunc(f.takeRequests(), func(r string) bool { return r != patchA })); n > 10 {
 				f.Errorf("%d writes", n)
 			}
 		},
@@ -53,7 +53,7 @@ func TestHostileTenantDelaysNobody(t *testing.T) {
 			for i := range 20 {
 				f.annotate("shop/a", ds+"downtime", []string{"always", "never"}[i%2])
 			}
-			if n := len(slices.DeleteFunc(f.all(), func(r string) bool { return r != patchA })); n > 20 {
+			if n := len(slices.DeleteFunc(f.takeRequests(), func(r string) bool { return r != patchA })); n > 20 {
 				f.Errorf("%d writes", n)
 			}
 		},
@@ -64,15 +64,15 @@ func TestHostileTenantDelaysNobody(t *testing.T) {
 			}
 			f.add(deployment("shop/a", 3, ds+"downtime", "always"))
 			f.start()
-			f.is("shop/a", "0 (3)")
+			f.expectReplicas("shop/a", "0 (3)")
 			f.Sleep(24 * time.Hour)
-			if n := len(f.all()); n > 2 {
+			if n := len(f.takeRequests()); n > 2 {
 				f.Errorf("%d requests", n)
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { run(newFixture(t, limited)) })
+			synctest.Test(t, func(t *testing.T) { run(newFixture(t, withWriteLimit)) })
 		})
 	}
 }
@@ -89,7 +89,7 @@ func TestLongYearKeepsItsSchedule(t *testing.T) {
 		for _, zone := range zones {
 			f.add(deployment("shop/"+strings.ToLower(zone[len(zone)-4:]), 3, ds+"uptime", "01:45-20:30 "+zone))
 		}
-		f.before = func(r controllertest.Request) error {
+		f.requestHook = func(r controllertest.Request) error {
 			if r.Verb == "patch" {
 				direction := " up"
 				if strings.Contains(string(r.Body), `"replicas":0`) {
@@ -125,8 +125,8 @@ func TestLongYearKeepsItsSchedule(t *testing.T) {
 					want = append(want, at.UTC().Format("2006-01-02T15:04")+map[bool]string{true: " up", false: " down"}[up])
 				}
 			}
-			if have := got[strings.ToLower(name[len(name)-4:])]; !slices.Equal(have, want) || len(want) < 500 {
-				t.Errorf("%s: scaled %d times, want %d; the first are %q, %q", name, len(have), len(want), have[:min(3, len(have))], want[:min(3, len(want))])
+			if scaled := got[strings.ToLower(name[len(name)-4:])]; !slices.Equal(scaled, want) || len(want) < 500 {
+				t.Errorf("%s: scaled %d times, want %d; the first are %q, %q", name, len(scaled), len(want), scaled[:min(3, len(scaled))], want[:min(3, len(want))])
 			}
 		}
 	})

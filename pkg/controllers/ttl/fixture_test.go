@@ -46,13 +46,13 @@ type fixture struct {
 	cfg   *ttl.Config
 	flags []string
 
-	objects []runtime.Object // until start
-	told    int              // Events that were compared
+	objects        []runtime.Object // until start
+	comparedEvents int              // Events that were compared
 
 	mu       sync.Mutex
 	requests []string
-	// before is called before a get or delete is executed. It may refuse it.
-	before func(controllertest.Request) error
+	// requestHook is called before a get or delete is executed. It may refuse it.
+	requestHook func(controllertest.Request) error
 }
 
 // row is a row of a table: the configuration, rules if there are any, and what happens.
@@ -115,11 +115,11 @@ func (f *fixture) request(r controllertest.Request) error {
 		return nil
 	}
 	f.mu.Lock()
-	before := f.before
+	hook := f.requestHook
 	f.mu.Unlock()
 	text, err := r.String(), error(nil)
-	if before != nil {
-		if err = before(r); err != nil {
+	if hook != nil {
+		if err = hook(r); err != nil {
 			text += " refused"
 		}
 	}
@@ -129,15 +129,15 @@ func (f *fixture) request(r controllertest.Request) error {
 	return err
 }
 
-// beforeRequests sets before; nil lets all pass.
+// beforeRequests sets requestHook; nil lets all pass.
 func (f *fixture) beforeRequests(hook func(controllertest.Request) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.before = hook
+	f.requestHook = hook
 }
 
-// refuse refuses deletions with the error that hook returns, if any.
-func (f *fixture) refuse(hook func() error) {
+// refuseDeletions refuses deletions with the error that hook returns, if any.
+func (f *fixture) refuseDeletions(hook func() error) {
 	f.beforeRequests(func(r controllertest.Request) error {
 		if r.Verb == "delete" {
 			return hook()
@@ -153,27 +153,27 @@ func object(k kind, name string, annotations ...string) *unstructured.Unstructur
 	u.SetNamespace(namespace)
 	u.SetName(name)
 	u.SetCreationTimestamp(metav1.NewTime(time.Now().Add(-2 * time.Hour)))
-	annotated := map[string]string{}
+	annotationMap := map[string]string{}
 	for i := 0; i < len(annotations); i += 2 {
-		annotated[annotations[i]] = annotations[i+1]
+		annotationMap[annotations[i]] = annotations[i+1]
 	}
-	u.SetAnnotations(annotated)
+	u.SetAnnotations(annotationMap)
 	return u
 }
 
-// expiring returns the Pod shop/p with a TTL, and more annotations.
-func expiring(ttl string, annotations ...string) *unstructured.Unstructured {
+// expiringPod returns the Pod shop/p with a TTL, and more annotations.
+func expiringPod(ttl string, annotations ...string) *unstructured.Unstructured {
 	return object(pod, "shop/p", append([]string{ttlController + "ttl", ttl}, annotations...)...)
 }
 
-// ownedBy returns the object with an owner that controls it.
-func ownedBy(kind string, u *unstructured.Unstructured) *unstructured.Unstructured {
+// withOwner returns the object with an owner that controls it.
+func withOwner(kind string, u *unstructured.Unstructured) *unstructured.Unstructured {
 	u.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "apps/v1", Kind: kind, Name: "d", UID: "1", Controller: new(true)}})
 	return u
 }
 
-// whenRead changes an object just before the controller reads it live.
-func (f *fixture) whenRead(obj runtime.Object) *fixture {
+// putBeforeRead changes an object just before the controller reads it live.
+func (f *fixture) putBeforeRead(obj runtime.Object) *fixture {
 	f.beforeRequests(func(controllertest.Request) error {
 		f.beforeRequests(nil)
 		f.Put(obj)
@@ -183,17 +183,17 @@ func (f *fixture) whenRead(obj runtime.Object) *fixture {
 }
 
 // skew sets how far the clock of a resource's API server is ahead, or of every API server without a name.
-func (f *fixture) skew(ahead time.Duration, of string) {
+func (f *fixture) skew(ahead time.Duration, skewedResource string) {
 	f.SetClock(func(resource string) time.Time {
-		if of == "" || of == resource {
+		if skewedResource == "" || skewedResource == resource {
 			return time.Now().Add(ahead)
 		}
 		return time.Now()
 	})
 }
 
-// repeated returns how often an Event was told. Events with the same text are one object.
-func (f *fixture) repeated(reason string) (n int) {
+// countEvents returns how often an Event was recorded. Events with the same text are one object.
+func (f *fixture) countEvents(reason string) (n int) {
 	for _, e := range controllertest.List[corev1.Event](f.Host) {
 		if e.Reason == reason {
 			n += int(e.Count)
@@ -227,50 +227,50 @@ func (f *fixture) add(objects ...runtime.Object) *fixture {
 	return f
 }
 
-// asked compares the requests since the last time.
-func (f *fixture) asked(want ...string) {
+// expectRequests compares the requests since the last time.
+func (f *fixture) expectRequests(want ...string) {
 	f.Helper()
-	if got := f.asks(); !slices.Equal(got, want) {
+	if got := f.takeRequests(); !slices.Equal(got, want) {
 		f.Errorf("requests %q, want %q", got, want)
 	}
 }
 
-// askedAfter lets time pass, and then is asked. With askedAt there is no request before.
-func (f *fixture) askedAfter(d time.Duration, want ...string) {
+// expectRequestsAfter lets time pass, and then is expectRequests. In expectRequestsAt there is none before.
+func (f *fixture) expectRequestsAfter(d time.Duration, want ...string) {
 	f.Helper()
 	f.Sleep(d)
-	f.asked(want...)
+	f.expectRequests(want...)
 }
 
-func (f *fixture) askedAt(d time.Duration, want ...string) {
+func (f *fixture) expectRequestsAt(d time.Duration, want ...string) {
 	f.Helper()
-	f.askedAfter(d - time.Second)
-	f.askedAfter(time.Second, want...)
+	f.expectRequestsAfter(d - time.Second)
+	f.expectRequestsAfter(time.Second, want...)
 }
 
-// askedOften lets time pass, and then compares how many requests there were since the last time.
-func (f *fixture) askedOften(d time.Duration, least, most int) {
+// expectRequestCount lets time pass, and then compares how many requests there were since the last time.
+func (f *fixture) expectRequestCount(d time.Duration, least, most int) {
 	f.Helper()
 	f.Sleep(d)
-	if n := len(f.asks()); n < least || n > most {
+	if n := len(f.takeRequests()); n < least || n > most {
 		f.Errorf("%d requests in %v, want %d to %d", n, d, least, most)
 	}
 }
 
-// asks returns the requests since the last time.
-func (f *fixture) asks() []string {
+// takeRequests returns the requests since the last time.
+func (f *fixture) takeRequests() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	defer func() { f.requests = nil }()
 	return f.requests
 }
 
-// events returns the Events since the last time, and their reasons, sorted.
-func (f *fixture) events() (texts, reasons []string) {
+// takeEvents returns the Events since the last time, and their reasons, sorted.
+func (f *fixture) takeEvents() (texts, reasons []string) {
 	f.Helper()
 	all := f.Events()
-	texts = all[f.told:]
-	f.told = len(all)
+	texts = all[f.comparedEvents:]
+	f.comparedEvents = len(all)
 	for _, text := range texts {
 		reasons = append(reasons, strings.Fields(text)[1])
 	}
@@ -278,16 +278,16 @@ func (f *fixture) events() (texts, reasons []string) {
 	return texts, reasons
 }
 
-// toldOf compares the reasons of the Events since the last time.
-func (f *fixture) toldOf(want ...string) {
+// expectEvents compares the reasons of the Events since the last time.
+func (f *fixture) expectEvents(want ...string) {
 	f.Helper()
-	if _, got := f.events(); !slices.Equal(got, want) {
+	if _, got := f.takeEvents(); !slices.Equal(got, want) {
 		f.Errorf("Events %q, want %q", got, want)
 	}
 }
 
-// left compares how many Pods and ConfigMaps there are.
-func (f *fixture) left(wantPods, wantConfigMaps int) {
+// expectLeft compares how many Pods and ConfigMaps there are.
+func (f *fixture) expectLeft(wantPods, wantConfigMaps int) {
 	f.Helper()
 	pods, configMaps := len(controllertest.List[corev1.Pod](f.Host)), len(controllertest.List[corev1.ConfigMap](f.Host))
 	if pods != wantPods || configMaps != wantConfigMaps {
@@ -295,7 +295,7 @@ func (f *fixture) left(wantPods, wantConfigMaps int) {
 	}
 }
 
-func (f *fixture) metric(want float64, name string, labels ...string) {
+func (f *fixture) expectMetric(want float64, name string, labels ...string) {
 	f.Helper()
 	if got := f.Metric("quartermaster_ttl_"+name, labels...); got != want {
 		f.Errorf("%s is %v, want %v", name, got, want)

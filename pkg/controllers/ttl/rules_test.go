@@ -41,23 +41,23 @@ const (
   ttl: 1h`
 )
 
-// with returns the object with a field of its own.
-func with(u *unstructured.Unstructured, value any, path ...string) *unstructured.Unstructured {
+// withField returns the object with a field of its own.
+func withField(u *unstructured.Unstructured, value any, path ...string) *unstructured.Unstructured {
 	if err := unstructured.SetNestedField(u.Object, value, path...); err != nil {
 		panic(err)
 	}
 	return u
 }
 
-// done returns a Job that was completed so long ago.
-func done(name string, ago time.Duration, annotations ...string) *unstructured.Unstructured {
-	return with(object(job, name, annotations...), map[string]any{
+// completedJob returns a Job that was completed so long ago.
+func completedJob(name string, ago time.Duration, annotations ...string) *unstructured.Unstructured {
+	return withField(object(job, name, annotations...), map[string]any{
 		"completionTime": time.Now().Add(-ago).UTC().Format(time.RFC3339),
 		"conditions":     []any{map[string]any{"type": "Complete", "status": "True"}},
 	}, "status")
 }
 
-func labelled(u *unstructured.Unstructured, labels map[string]string) *unstructured.Unstructured {
+func withLabels(u *unstructured.Unstructured, labels map[string]string) *unstructured.Unstructured {
 	u.SetLabels(labels)
 	return u
 }
@@ -67,66 +67,66 @@ func labelled(u *unstructured.Unstructured, labels map[string]string) *unstructu
 func TestRulesDeleteWhatTheyChoose(t *testing.T) {
 	runRows(t, map[string]row{
 		"a Job is deleted an hour after it completes": {rules: ruleR, run: func(f *fixture) {
-			f.start(with(object(job, "shop/j"), int64(1), "status", "active")).askedAfter(3 * time.Hour)
-			f.metric(0, "rule_errors_total", "rule", "r")
-			f.metric(0, "tracked_objects")
-			f.add(done("shop/j", 0)).askedAt(time.Hour, getJ, deleteJ)
-			texts, _ := f.events()
+			f.start(withField(object(job, "shop/j"), int64(1), "status", "active")).expectRequestsAfter(3 * time.Hour)
+			f.expectMetric(0, "rule_errors_total", "rule", "r")
+			f.expectMetric(0, "tracked_objects")
+			f.add(completedJob("shop/j", 0)).expectRequestsAt(time.Hour, getJ, deleteJ)
+			texts, _ := f.takeEvents()
 			if want := "because of rule r, since 2000-01-01T03:00:00Z, ttl 1h, due at 2000-01-01T04:00:00Z"; len(texts) != 1 || !strings.HasSuffix(texts[0], want) {
 				f.Errorf("Events %q, want one that ends in %q", texts, want)
 			}
-			f.metric(1, "deletions_total", "group", "batch", "resource", "jobs", "result", "success", "rule", "r")
+			f.expectMetric(1, "deletions_total", "group", "batch", "resource", "jobs", "result", "success", "rule", "r")
 		}},
 		"an object without a field that a rule reads is not deleted": {rules: "\n- {name: r, resources: [jobs.batch], when: object.status.x == 1, ttl: 1h}", run: func(f *fixture) {
-			f.start(done("shop/j", 2*time.Hour))
-			f.add(with(done("shop/j", 2*time.Hour), int64(1), "status", "failed")) // which changes nothing
-			f.askedAfter(3 * time.Hour)
-			f.toldOf()
-			f.metric(1, "rule_errors_total", "rule", "r")
+			f.start(completedJob("shop/j", 2*time.Hour))
+			f.add(withField(completedJob("shop/j", 2*time.Hour), int64(1), "status", "failed")) // which changes nothing
+			f.expectRequestsAfter(3 * time.Hour)
+			f.expectEvents()
+			f.expectMetric(1, "rule_errors_total", "rule", "r")
 			details := f.Controller(ttl.Name).Status().Details.(ttl.Details)
 			if len(details.Rules) != 1 || details.Rules[0].LastFault == nil || details.Rules[0].LastFault.Object != "jobs.batch/shop/j" || details.Rules[0].Objects != 0 {
 				f.Errorf("the status is %+v", details.Rules)
 			}
 		}},
 		"an annotation that the cache does not show yet keeps rules away": {rules: ruleR, run: func(f *fixture) {
-			f.start(done("shop/j", 50*time.Minute))
-			f.whenRead(done("shop/j", 50*time.Minute, "quartermaster.dev/ttl", "forever")).askedAfter(3*time.Hour, getJ)
+			f.start(completedJob("shop/j", 50*time.Minute))
+			f.putBeforeRead(completedJob("shop/j", 50*time.Minute, "quartermaster.dev/ttl", "forever")).expectRequestsAfter(3*time.Hour, getJ)
 		}},
 		"a rule decides on the whole object when an annotation goes": {rules: "\n- {name: r, resources: [jobs.batch], when: \"!has(object.spec)\", ttl: 1h}", run: func(f *fixture) {
-			f.start(with(object(job, "shop/j", "quartermaster.dev/ttl", "3h"), true, "spec", "suspend"))
-			f.whenRead(with(object(job, "shop/j"), true, "spec", "suspend")).askedAfter(3*time.Hour, getJ)
+			f.start(withField(object(job, "shop/j", "quartermaster.dev/ttl", "3h"), true, "spec", "suspend"))
+			f.putBeforeRead(withField(object(job, "shop/j"), true, "spec", "suspend")).expectRequestsAfter(3*time.Hour, getJ)
 		}},
 		"a label that has changed since is read before the deletion": {rules: "\n- {name: r, resources: [jobs.batch], when: object.metadata.labels.keep == 'no', ttl: 3h}", run: func(f *fixture) {
-			f.start(labelled(object(job, "shop/j"), map[string]string{"keep": "no"}))
-			f.whenRead(labelled(object(job, "shop/j"), map[string]string{"keep": "yes"})).askedAfter(3*time.Hour, getJ)
-			f.toldOf()
+			f.start(withLabels(object(job, "shop/j"), map[string]string{"keep": "no"}))
+			f.putBeforeRead(withLabels(object(job, "shop/j"), map[string]string{"keep": "yes"})).expectRequestsAfter(3*time.Hour, getJ)
+			f.expectEvents()
 		}},
 		"a backlog stops no annotation": {rules: ruleR, run: func(f *fixture) {
 			for i := range 150 {
-				f.add(done(fmt.Sprintf("shop/j%d", i), 2*time.Hour))
+				f.add(completedJob(fmt.Sprintf("shop/j%d", i), 2*time.Hour))
 			}
 			f.start()
 			if got := len(controllertest.List[batchv1.Job](f.Host)); got != 90 {
 				f.Errorf("%d Jobs are left, want 90", got)
 			}
-			f.add(expiring("1h")).left(0, 0)
-			f.metric(1, "stopped_namespaces")
-			f.metric(90, "overdue_objects")
-			texts, _ := f.events()
+			f.add(expiringPod("1h")).expectLeft(0, 0)
+			f.expectMetric(1, "stopped_namespaces")
+			f.expectMetric(90, "overdue_objects")
+			texts, _ := f.takeEvents()
 			if text := texts[slices.IndexFunc(texts, func(s string) bool { return strings.Contains(s, "TTLBreakerOpen") })]; !strings.Contains(text, "of which r is due") {
 				f.Error(text)
 			}
 		}},
 		"a rule with dryRun deletes nothing, other rules do": {rules: "\n- {name: claims, resources: [persistentvolumeclaims], ttl: 1h, dryRun: true}" + ruleR, run: func(f *fixture) {
-			f.start(object(claim, "shop/c"), done("shop/j", 2*time.Hour)).toldOf("DeletedExpiredTTL", "WouldDeleteExpiredTTL")
+			f.start(object(claim, "shop/c"), completedJob("shop/j", 2*time.Hour)).expectEvents("DeletedExpiredTTL", "WouldDeleteExpiredTTL")
 			f.Sleep(3 * time.Hour)
-			got := f.asks()
+			got := f.takeRequests()
 			slices.Sort(got)
 			if want := []string{deleteJ, getJ, "get persistentvolumeclaims shop/c"}; !slices.Equal(got, want) {
 				f.Errorf("requests %q, want %q", got, want)
 			}
-			f.metric(1, "deletions_total", "result", "dry_run", "rule", "claims")
-			f.toldOf()
+			f.expectMetric(1, "deletions_total", "result", "dry_run", "rule", "claims")
+			f.expectEvents()
 		}},
 		"a claim that is mounted again is not deleted": {rules: `
 - name: unused
@@ -134,68 +134,68 @@ func TestRulesDeleteWhatTheyChoose(t *testing.T) {
   when: "object.status.conditions.exists(c, c.type == 'Unused' && c.status == 'True')"
   since: timestamp(object.status.conditions.filter(c, c.type == 'Unused')[0].lastTransitionTime)
   ttl: 3d2h`, run: func(f *fixture) {
-			unused := func(status string) *unstructured.Unstructured {
-				return with(object(claim, "shop/c"), []any{map[string]any{"type": "Unused", "status": status,
+			claimUnused := func(status string) *unstructured.Unstructured {
+				return withField(object(claim, "shop/c"), []any{map[string]any{"type": "Unused", "status": status,
 					"lastTransitionTime": time.Now().Add(-3 * 24 * time.Hour).UTC().Format(time.RFC3339)}}, "status", "conditions")
 			}
-			f.start(unused("True")).metric(1, "tracked_objects")
-			f.add(unused("False")).metric(0, "tracked_objects")
-			f.askedAfter(3 * time.Hour)
+			f.start(claimUnused("True")).expectMetric(1, "tracked_objects")
+			f.add(claimUnused("False")).expectMetric(0, "tracked_objects")
+			f.expectRequestsAfter(3 * time.Hour)
 		}},
-		"an object that is due in days is deleted on time and without an announcement": {rules: strings.Replace(ruleR, "1h", "3d", 1), configure: minute, run: func(f *fixture) {
+		"an object that is due in days is deleted on time and without an announcement": {rules: strings.Replace(ruleR, "1h", "3d", 1), configure: withGrace, run: func(f *fixture) {
 			since := time.Now()
 			deadline := since.Add(3 * 24 * time.Hour)
-			until := func(at time.Time) { f.Helper(); f.Sleep(time.Until(at)) }
-			next := func() *time.Time {
+			sleepUntil := func(at time.Time) { f.Helper(); f.Sleep(time.Until(at)) }
+			nextDeadline := func() *time.Time {
 				types := f.Controller(ttl.Name).Status().Details.(ttl.Details).Types
 				return types[slices.IndexFunc(types, func(k ttl.TypeStatus) bool { return k.Resource == "jobs.batch" })].NextDeadline
 			}
-			f.start(done("shop/j", 0))
-			until(since.Add(24 * time.Hour))
-			f.add(with(done("shop/j", time.Since(since)), int64(1), "status", "failed")) // as after a new list
-			until(since.Add(30 * time.Hour))
+			f.start(completedJob("shop/j", 0))
+			sleepUntil(since.Add(24 * time.Hour))
+			f.add(withField(completedJob("shop/j", time.Since(since)), int64(1), "status", "failed")) // as after a new list
+			sleepUntil(since.Add(30 * time.Hour))
 			f.Restart()
-			until(deadline.Add(-90 * time.Minute))
-			if at := next(); at != nil {
+			sleepUntil(deadline.Add(-90 * time.Minute))
+			if at := nextDeadline(); at != nil {
 				f.Errorf("there is a record with the deadline %v", at)
 			}
 			if n := f.Controller(ttl.Name).Status().Reconciles; n > 0 {
 				f.Errorf("%d reconciles of what is not due within an hour", n)
 			}
-			f.metric(1, "tracked_objects")
-			f.metric(1, "rule_objects", "rule", "r")
-			until(deadline.Add(-time.Second))
-			if at := next(); at == nil || !at.Equal(deadline) {
+			f.expectMetric(1, "tracked_objects")
+			f.expectMetric(1, "rule_objects", "rule", "r")
+			sleepUntil(deadline.Add(-time.Second))
+			if at := nextDeadline(); at == nil || !at.Equal(deadline) {
 				f.Errorf("the next deadline is %v, want %v", at, deadline)
 			}
-			f.asked()
-			until(deadline)
-			f.asked(getJ, deleteJ)
-			f.toldOf("DeletedExpiredTTL")
+			f.expectRequests()
+			sleepUntil(deadline)
+			f.expectRequests(getJ, deleteJ)
+			f.expectEvents("DeletedExpiredTTL")
 		}},
 		"an object whose deletion is under way": {run: func(f *fixture) {
-			p := expiring("3h")
+			p := expiringPod("3h")
 			p.SetFinalizers([]string{"example.com/wait"})
 			f.start(p).Delete(p)
-			f.askedAfter(24 * time.Hour)
+			f.expectRequestsAfter(24 * time.Hour)
 		}},
 		"a deadline that moves away and back counts as it is": {rules: "\n- {name: r, resources: [jobs.batch], when: has(object.metadata.labels.at), since: timestamp(object.metadata.labels.at), ttl: 1h}", run: func(f *fixture) {
-			at := func(label string) { f.Helper(); f.add(labelled(object(job, "shop/j"), map[string]string{"at": label})) }
-			at("1999-12-31T23:30:00Z")
+			moveDeadline := func(at string) { f.Helper(); f.add(withLabels(object(job, "shop/j"), map[string]string{"at": at})) }
+			moveDeadline("1999-12-31T23:30:00Z")
 			f.start()
-			at("2000-01-08T00:00:00Z")
+			moveDeadline("2000-01-08T00:00:00Z")
 			f.Sleep(24 * time.Hour)
-			f.metric(1, "rule_objects", "rule", "r")
-			f.add(labelled(object(job, "shop/j"), map[string]string{"x": "", "at": "2000-01-02T00:01:00Z"})).askedAfter(time.Hour)
-			at("2000-01-08T00:00:00Z")
-			f.askedAfter(time.Hour)
+			f.expectMetric(1, "rule_objects", "rule", "r")
+			f.add(withLabels(object(job, "shop/j"), map[string]string{"x": "", "at": "2000-01-02T00:01:00Z"})).expectRequestsAfter(time.Hour)
+			moveDeadline("2000-01-08T00:00:00Z")
+			f.expectRequestsAfter(time.Hour)
 			f.Sleep(6*24*time.Hour - time.Hour + time.Second) // it is the 8th, 1:00
-			f.asked(getJ, deleteJ)
-			f.metric(0, "rule_objects", "rule", "r")
+			f.expectRequests(getJ, deleteJ)
+			f.expectMetric(0, "rule_objects", "rule", "r")
 		}},
 		"a Secret": {rules: "\n- {name: r, resources: [secrets], when: \"object.data.a == 'eA=='\", ttl: 1h}", run: func(f *fixture) {
-			f.start(with(object(secret, "shop/s"), "eA==", "data", "a"), with(object(secret, "shop/t"), "eQ==", "data", "a"))
-			f.asked("get secrets shop/s", "delete secrets shop/s")
+			f.start(withField(object(secret, "shop/s"), "eA==", "data", "a"), withField(object(secret, "shop/t"), "eQ==", "data", "a"))
+			f.expectRequests("get secrets shop/s", "delete secrets shop/s")
 		}},
 	})
 }
@@ -213,8 +213,8 @@ func TestFileThatIsMissingFailsTheStart(t *testing.T) {
 func TestCommandShowsWhatRulesDelete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, row{configure: func(c *ttl.Config) { c.Include = append(c.Include, "jobs.batch") }})
-		f.add(done("shop/j", 2*time.Hour), done("shop/later", time.Minute), done("kube-system/j", 2*time.Hour),
-			done("shop/kept", 2*time.Hour, "quartermaster.dev/ttl", "forever"), object(pod, "shop/p"), object(configMap, "temp/c"))
+		f.add(completedJob("shop/j", 2*time.Hour), completedJob("shop/later", time.Minute), completedJob("kube-system/j", 2*time.Hour),
+			completedJob("shop/kept", 2*time.Hour, "quartermaster.dev/ttl", "forever"), object(pod, "shop/p"), object(configMap, "temp/c"))
 		f.start()
 		f.writeRules(ruleR + `
 - {name: bad, resources: [pods], when: object.spec.x == 1, ttl: 1h}
@@ -244,6 +244,6 @@ the rule bad reads a field that the object lacks, such as pods/p in "shop": no s
 		if got := out.String(); got != want {
 			t.Errorf("printed\n%swant\n%s", got, want)
 		}
-		f.asked()
+		f.expectRequests()
 	})
 }

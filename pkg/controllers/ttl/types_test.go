@@ -47,30 +47,30 @@ func TestDiscoveryFindsDeletableTypes(t *testing.T) {
 		fmt.Fprint(w, body)
 	}))
 	defer server.Close()
-	types, down, err := discover(kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL}).Discovery())
-	if len(types) != 1 || types[0].GroupVersionResource != pods.GroupVersionResource || !types[0].Namespaced || len(down) != 1 || down[0] != "example.com" || err == nil {
-		t.Errorf("%v, %v, %v", types, down, err)
+	types, downGroups, err := discover(kubernetes.NewForConfigOrDie(&rest.Config{Host: server.URL}).Discovery())
+	if len(types) != 1 || types[0].GroupVersionResource != pods.GroupVersionResource || !types[0].Namespaced || len(downGroups) != 1 || downGroups[0] != "example.com" || err == nil {
+		t.Errorf("%v, %v, %v", types, downGroups, err)
 	}
 }
 
 // newFollower returns a follower of types whose objects never come, since no API server answers. It follows
-// what the hook accepts.
-func newFollower(t *testing.T, set *rules.Set, hook func(informers.Need) error) *follower {
+// what accept permits.
+func newFollower(t *testing.T, set *rules.Set, accept func(informers.Need) error) *follower {
 	t.Helper()
 	caches, err := informers.NewCaches(metrics.NewKubeRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := caches.AddCluster(informers.CacheConfig{Scheme: scheme.Scheme}, &rest.Config{Host: "http://127.0.0.1:1"}, func(string) {})
+	cluster, err := caches.AddCluster(informers.CacheConfig{Scheme: scheme.Scheme}, &rest.Config{Host: "http://127.0.0.1:1"}, func(string) {})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(all.Shutdown)
+	t.Cleanup(cluster.Shutdown)
 	follow := func(need informers.Need, _ func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
-		if err := hook(need); err != nil {
+		if err := accept(need); err != nil {
 			return nil, err
 		}
-		return informers.Follow[metav1.Object](all.ForController(Name), need)
+		return informers.Follow[metav1.Object](cluster.ForController(Name), need)
 	}
 	cfg := NewConfig()
 	return &follower{controller: &controller{cfg: cfg, options: cfg.Policy(), rules: set, follow: follow, types: map[schema.GroupResource]*followedType{}}}
@@ -90,7 +90,7 @@ func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 	for _, step := range []struct {
 		name         string
 		types        []policy.Type
-		down         []string
+		downGroups   []string
 		unfollowable string
 		want         int
 	}{
@@ -101,7 +101,7 @@ func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 		{"it is gone", []policy.Type{pods}, nil, "", 1},
 	} {
 		unfollowable = step.unfollowable
-		f.apply(t.Context(), step.types, step.down)
+		f.apply(t.Context(), step.types, step.downGroups)
 		if n := len(f.types); n != step.want {
 			t.Errorf("%s: %d types are followed, want %d", step.name, n, step.want)
 		}
@@ -131,16 +131,16 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 
 // An object that goes while the cache is looked through gets no record, since no event would remove it.
 func TestWhatIsGoneIsNotRecorded(t *testing.T) {
-	k, err := newFollower(t, nil, func(informers.Need) error { return nil }).followType(t.Context(), pods)
+	followed, err := newFollower(t, nil, func(informers.Need) error { return nil }).followType(t.Context(), pods)
 	if err != nil {
 		t.Fatal(err)
 	}
 	name := cache.NewObjectName("shop", "p")
-	if k.addRecord(name, time.Time{}) || k.records[name] != nil {
+	if followed.addRecord(name, time.Time{}) || followed.records[name] != nil {
 		t.Error("it is recorded")
 	}
-	k.stop()
-	if k.put(name, &dueRecord{}); k.records != nil {
+	followed.stop()
+	if followed.put(name, &dueRecord{}); followed.records != nil {
 		t.Error("a type that has been stopped has records")
 	}
 }
@@ -151,10 +151,10 @@ type notLeading struct{ error }
 func (notLeading) NotLeading() bool { return true }
 
 func TestLostLeadershipIsNoFailure(t *testing.T) {
-	r := &dueRecord{}
+	rec := &dueRecord{}
 	c := &controller{} // nothing of it is used: no Event, no metric
-	if after, err := c.handleFailure(t.Context(), objectKey{}, r, nil, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || r.failures != 0 {
-		t.Errorf("%v, %v, %d failures", after, err, r.failures)
+	if after, err := c.handleFailure(t.Context(), objectKey{}, rec, nil, "1", time.Time{}, "delete", notLeading{errors.New("no")}); after != 0 || err == nil || rec.failures != 0 {
+		t.Errorf("%v, %v, %d failures", after, err, rec.failures)
 	}
 }
 
@@ -164,9 +164,9 @@ func TestTenantOfAKeyIsItsNamespace(t *testing.T) {
 	}
 }
 
-// TestSameTellsASuccessorApart has a successor of the same name, which a watch that was away shows as an
-// update.
-func TestSameTellsASuccessorApart(t *testing.T) {
+// TestSameDeadlineTellsASuccessorApart has a successor of the same name, which a watch that was away shows as
+// an update.
+func TestSameDeadlineTellsASuccessorApart(t *testing.T) {
 	obj := &metav1.ObjectMeta{UID: "1", Annotations: map[string]string{policy.NativeExpires: "x"}}
 	successor := obj.DeepCopy()
 	successor.UID = "2"

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func at(text string) time.Time {
+func mustTime(text string) time.Time {
 	t, err := time.Parse(time.RFC3339, text)
 	if err != nil {
 		panic(err)
@@ -67,7 +67,7 @@ func TestSpansContainTheirMoments(t *testing.T) {
 		}
 		for want, times := range map[bool][]string{true: test.inside, false: test.outside} {
 			for _, text := range times {
-				if got, _ := spans.Contains(at(text)); got != want {
+				if got, _ := spans.Contains(mustTime(text)); got != want {
 					t.Errorf("%q at %s: inside is %t", value, text, got)
 				}
 			}
@@ -96,11 +96,11 @@ func TestSpansFollowSummerTime(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		begin := at(test.night + "T12:00:00Z")
-		was, _ := spans.Contains(begin)
+		begin := mustTime(test.night + "T12:00:00Z")
+		before, _ := spans.Contains(begin)
 		for now := begin; now.Before(begin.Add(15 * time.Hour)); now = now.Add(time.Minute) {
-			if inside, _ := spans.Contains(now); inside != was {
-				was = inside
+			if inside, _ := spans.Contains(now); inside != before {
+				before = inside
 				got = append(got, now.Format("15:04"))
 			}
 		}
@@ -138,8 +138,8 @@ func TestInvalidSpansAreRefused(t *testing.T) {
 	}
 }
 
-// hostile is a value that takes as long as possible: as many items as it may have, in zones of their own.
-func hostile() string {
+// hostileSpans is a value that takes as long as possible: as many items as it may have, in several zones.
+func hostileSpans() string {
 	zones := []string{"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca"}
 	var items []string
 	for i := range maxItems {
@@ -149,7 +149,7 @@ func hostile() string {
 }
 
 func BenchmarkParse(b *testing.B) {
-	value := hostile()
+	value := hostileSpans()
 	b.SetBytes(int64(len(value)))
 	for b.Loop() {
 		if _, err := ParseSpans(value, Defaults{}); err != nil {
@@ -169,12 +169,12 @@ func BenchmarkInvalidZone(b *testing.B) {
 func BenchmarkAt(b *testing.B) {
 	for name, now := range map[string]string{"in a season": "2026-07-01T12:00:00Z", "on a change": "2026-03-29T00:30:00Z"} {
 		b.Run(name, func(b *testing.B) {
-			spans, err := ParseSpans(hostile(), Defaults{})
+			spans, err := ParseSpans(hostileSpans(), Defaults{})
 			if err != nil {
 				b.Fatal(err)
 			}
 			for b.Loop() {
-				spans.Contains(at(now))
+				spans.Contains(mustTime(now))
 			}
 		})
 	}

@@ -11,12 +11,12 @@ import (
 
 // change is a moment at which a workload goes inside of a span, or outside.
 type change struct {
-	at     string
+	time   string
 	inside bool
 }
 
-// yearly are the spans that every zone is tried with: days as ParseDays has them, times in minutes.
-var yearly = []struct {
+// yearlySpans are the spans that every zone is tried with: days as ParseDays has them, times in minutes.
+var yearlySpans = []struct {
 	item       string
 	days       string // by weekday from Sunday on
 	start, end int
@@ -33,64 +33,64 @@ var yearly = []struct {
 	{"Sat-Sat 0-24", "______S", 0, 1440},
 }
 
-// walk returns the changes of every span in a year. It looks at every minute, and knows nothing of offsets: a
+// wallClockChanges returns the changes of every span in a year. It looks at every minute, without offsets: a
 // time of the day has been reached when the clock on the wall has shown it, or a later one, on that day.
-func walk(zone *time.Location, year int) [][]change {
-	tables := make([][]change, len(yearly))
-	type reached struct{ start, end, inside bool }
-	states := make([]reached, len(yearly))
-	var day time.Time // the latest that has begun
+func wallClockChanges(zone *time.Location, year int) [][]change {
+	tables := make([][]change, len(yearlySpans))
+	type dayState struct{ start, end, inside bool }
+	states := make([]dayState, len(yearlySpans))
+	var today time.Time // the latest that has begun
 	begin, end := time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(year+1, 1, 1, 0, 0, 0, 0, time.UTC)
 	for t := begin.AddDate(0, 0, -3); t.Before(end); t = t.Add(time.Minute) {
 		wall := t.In(zone)
 		y, m, d := wall.Date()
 		minute := wall.Hour()*60 + wall.Minute()
 		date := time.Date(y, m, d, 0, 0, 0, 0, time.UTC)
-		begins := date.After(day)
+		begins := date.After(today)
 		if begins {
-			day = date
-		} else if date.Before(day) {
+			today = date
+		} else if date.Before(today) {
 			minute = 0 // the clock went back into yesterday; today has begun
 		}
-		for i := range yearly {
-			s, of := &states[i], yearly[i]
+		for i := range yearlySpans {
+			day, row := &states[i], yearlySpans[i]
 			if begins {
-				s.start, s.end = false, false
+				day.start, day.end = false, false
 			}
-			s.start, s.end = s.start || minute >= of.start, s.end || minute >= of.end
-			inside := s.start && !s.end
-			if of.start > of.end {
-				inside = s.start || !s.end
+			day.start, day.end = day.start || minute >= row.start, day.end || minute >= row.end
+			inside := day.start && !day.end
+			if row.start > row.end {
+				inside = day.start || !day.end
 			}
-			inside = inside && of.days[day.Weekday()] != '_'
-			if inside != s.inside && !t.Before(begin) {
+			inside = inside && row.days[today.Weekday()] != '_'
+			if inside != day.inside && !t.Before(begin) {
 				tables[i] = append(tables[i], change{t.Format(time.RFC3339), inside})
 			}
-			s.inside = inside
+			day.inside = inside
 		}
 	}
 	return tables
 }
 
-// follow returns the changes of a span in a year, by waiting for the next boundary each time.
-func follow(t *testing.T, item string, year int) (changes []change) {
+// boundaryChanges returns the changes of a span in a year, by waiting for the next boundary each time.
+func boundaryChanges(t *testing.T, item string, year int) (changes []change) {
 	t.Helper()
 	spans, err := ParseSpans(item, Defaults{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	begin, end := time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(year+1, 1, 1, 0, 0, 0, 0, time.UTC)
-	was, _ := spans.Contains(begin.Add(-time.Minute))
+	before, _ := spans.Contains(begin.Add(-time.Minute))
 	steps := 0
 	for now := begin; now.Before(end); steps++ {
 		inside, next := spans.Contains(now)
-		if inside != was {
+		if inside != before {
 			changes = append(changes, change{now.UTC().Format(time.RFC3339), inside})
 		}
 		if !next.After(now) {
 			t.Fatalf("%s: at %v the next boundary is %v", item, now, next)
 		}
-		was, now = inside, next
+		before, now = inside, next
 	}
 	if steps > 366*4 {
 		t.Errorf("%s: woke up %d times", item, steps)
@@ -98,8 +98,8 @@ func follow(t *testing.T, item string, year int) (changes []change) {
 	return changes
 }
 
-// TestSchedulesOverAYear compares every boundary of a year with a table.
-func TestSchedulesOverAYear(t *testing.T) {
+// TestSpansChangeAsTheWallClockShows compares every boundary of a year with a table.
+func TestSpansChangeAsTheWallClockShows(t *testing.T) {
 	for _, test := range []struct {
 		zone  string
 		years []int
@@ -121,10 +121,10 @@ func TestSchedulesOverAYear(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, year := range test.years {
-			tables := walk(zone, year)
+			tables := wallClockChanges(zone, year)
 			for i, want := range tables {
-				item := yearly[i].item + " " + test.zone
-				got := follow(t, item, year)
+				item := yearlySpans[i].item + " " + test.zone
+				got := boundaryChanges(t, item, year)
 				if len(want) < 50 {
 					t.Fatalf("%s: the table has %d changes", item, len(want))
 				}
@@ -139,14 +139,14 @@ func TestSchedulesOverAYear(t *testing.T) {
 	}
 }
 
-// TestDayThatBeginsTwice looks at the hour before midnight that came again in Newfoundland, when Sunday had
-// begun for a minute.
-func TestDayThatBeginsTwice(t *testing.T) {
+// TestDayThatBeginsTwiceStaysInside looks at the hour before midnight that came again in Newfoundland, when
+// Sunday had begun for a minute.
+func TestDayThatBeginsTwiceStaysInside(t *testing.T) {
 	spans, err := ParseSpans("Sun-Sun 0-24 America/St_Johns", Defaults{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for now := at("2010-11-07T02:30:00Z"); now.Before(at("2010-11-07T05:00:00Z")); now = now.Add(time.Minute) {
+	for now := mustTime("2010-11-07T02:30:00Z"); now.Before(mustTime("2010-11-07T05:00:00Z")); now = now.Add(time.Minute) {
 		if inside, next := spans.Contains(now); !inside || !next.After(now) {
 			t.Errorf("at %v, on the wall %v: inside is %t, the next boundary %v", now, now.In(spans[0].(weeklySpan).zone), inside, next)
 		}

@@ -39,21 +39,21 @@ func defaults() Options {
 
 // newObject returns an object that was created two hours ago: by default, the Pod shop/p.
 func newObject(kind, namespace, name string, annotations map[string]string, change func(*metav1.PartialObjectMetadata)) (Type, *metav1.PartialObjectMetadata) {
-	of := typeOf(cmp.Or(kind, "Pod"))
+	typ := typeOf(cmp.Or(kind, "Pod"))
 	obj := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
 		Namespace: cmp.Or(namespace, "shop"), Name: cmp.Or(name, "p"), CreationTimestamp: metav1.Time{Time: created}, Annotations: annotations}}
-	if !of.Namespaced {
+	if !typ.Namespaced {
 		obj.Namespace = ""
 	}
 	if change != nil {
 		change(obj)
 	}
-	return of, obj
+	return typ, obj
 }
 
-// TestDecide has what one object decides: the rules of docs/controllers/ttl.md, each with an example.
-func TestDecide(t *testing.T) {
-	const T = "k8s-ttl-controller.twin.sh/"
+// TestDecideFollowsTheAnnotations has the rules of docs/controllers/ttl.md about one object.
+func TestDecideFollowsTheAnnotations(t *testing.T) {
+	const prefix = "k8s-ttl-controller.twin.sh/"
 	tests := map[string]struct {
 		kind, namespace, name string // Pod shop/p
 		annotations           map[string]string
@@ -62,29 +62,29 @@ func TestDecide(t *testing.T) {
 		wait                  time.Duration // 0 is due, never is not at all
 		warnings              string        // reasons, by blanks
 	}{
-		"due in days":                                            {annotations: map[string]string{T + "ttl": "3d"}, wait: 70 * time.Hour},
-		"due at the deadline itself":                             {annotations: map[string]string{T + "ttl": "2h"}},
-		"refreshed, with an offset":                              {annotations: map[string]string{T + "ttl": "1h", T + "refreshed-at": "2030-01-10T13:30:00+02:00"}, wait: 30 * time.Minute},
-		"refreshed in the future":                                {annotations: map[string]string{T + "ttl": "1h", T + "refreshed-at": "2030-01-10T13:00:00.5Z"}, wait: 2*time.Hour + time.Second/2},
-		"refreshed at no time":                                   {annotations: map[string]string{T + "ttl": "1h", T + "refreshed-at": "yesterday"}, wait: never, warnings: InvalidTTL},
-		"refreshed, but without a TTL":                           {annotations: map[string]string{T + "refreshed-at": "2020-01-01T00:00:00Z"}, wait: never},
-		"invalid: -5m":                                           {annotations: map[string]string{T + "ttl": "-5m"}, wait: never, warnings: InvalidTTL},
-		"invalid: forever is not k8s-ttl-controller's":           {annotations: map[string]string{T + "ttl": "forever"}, wait: never, warnings: InvalidTTL},
+		"due in days":                                            {annotations: map[string]string{prefix + "ttl": "3d"}, wait: 70 * time.Hour},
+		"due at the deadline itself":                             {annotations: map[string]string{prefix + "ttl": "2h"}},
+		"refreshed, with an offset":                              {annotations: map[string]string{prefix + "ttl": "1h", prefix + "refreshed-at": "2030-01-10T13:30:00+02:00"}, wait: 30 * time.Minute},
+		"refreshed in the future":                                {annotations: map[string]string{prefix + "ttl": "1h", prefix + "refreshed-at": "2030-01-10T13:00:00.5Z"}, wait: 2*time.Hour + time.Second/2},
+		"refreshed at no time":                                   {annotations: map[string]string{prefix + "ttl": "1h", prefix + "refreshed-at": "yesterday"}, wait: never, warnings: InvalidTTL},
+		"refreshed, but without a TTL":                           {annotations: map[string]string{prefix + "refreshed-at": "2020-01-01T00:00:00Z"}, wait: never},
+		"invalid: -5m":                                           {annotations: map[string]string{prefix + "ttl": "-5m"}, wait: never, warnings: InvalidTTL},
+		"invalid: forever is not k8s-ttl-controller's":           {annotations: map[string]string{prefix + "ttl": "forever"}, wait: never, warnings: InvalidTTL},
 		"the janitor's TTL of 7d":                                {annotations: map[string]string{"janitor/ttl": "7d"}, wait: 166 * time.Hour},
 		"the janitor's TTL of 1h30m":                             {annotations: map[string]string{"janitor/ttl": "1h30m"}, wait: never, warnings: InvalidTTL},
 		"the janitor's TTL of forever":                           {annotations: map[string]string{"janitor/ttl": "forever"}, wait: never},
 		"an offset in the native":                                {annotations: map[string]string{"quartermaster.dev/expires": " 2030-01-10T13:00:00+02:00 "}},
-		"two annotations, of which the later deadline counts":    {annotations: map[string]string{T + "ttl": "1h", "janitor/expires": "2030-02-01"}, wait: 21*24*time.Hour + 12*time.Hour, warnings: ConflictingTTL},
+		"two annotations, of which the later deadline counts":    {annotations: map[string]string{prefix + "ttl": "1h", "janitor/expires": "2030-02-01"}, wait: 21*24*time.Hour + 12*time.Hour, warnings: ConflictingTTL},
 		"forever is the latest":                                  {annotations: map[string]string{"janitor/ttl": "forever", "janitor/expires": "2030-01-01"}, wait: never, warnings: ConflictingTTL},
-		"two annotations with one deadline":                      {annotations: map[string]string{"quartermaster.dev/ttl": "1h", T + "ttl": "60m"}},
+		"two annotations with one deadline":                      {annotations: map[string]string{"quartermaster.dev/ttl": "1h", prefix + "ttl": "60m"}},
 		"an invalid annotation beside a valid one":               {annotations: map[string]string{"janitor/ttl": "1x", "janitor/expires": "2030-01-01"}, wait: never, warnings: InvalidTTL},
-		"a family that is off":                                   {annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.Families = []Family{Native} }, wait: never},
-		"an object that is being deleted":                        {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.DeletionTimestamp = &metav1.Time{Time: now} }, wait: never},
-		"in kube-system":                                         {namespace: "kube-system", annotations: map[string]string{T + "ttl": "1h"}, wait: never, warnings: TTLProtected},
-		"in kube-system, not due yet":                            {namespace: "kube-system", annotations: map[string]string{T + "ttl": "3h"}, wait: time.Hour},
-		"in kube-system, allowed":                                {namespace: "kube-system", annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.AllowProtected = []string{"in:kube-system"} }},
-		"in the manager's own namespace":                         {namespace: "manager", annotations: map[string]string{T + "ttl": "1h"}, wait: never, warnings: TTLProtected},
-		"allowing a namespace itself does not allow its objects": {namespace: "kube-public", annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.AllowProtected = []string{"namespace:kube-public"} }, wait: never, warnings: TTLProtected},
+		"a family that is off":                                   {annotations: map[string]string{prefix + "ttl": "1h"}, options: func(o *Options) { o.Families = []Family{Native} }, wait: never},
+		"an object that is being deleted":                        {annotations: map[string]string{prefix + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.DeletionTimestamp = &metav1.Time{Time: now} }, wait: never},
+		"in kube-system":                                         {namespace: "kube-system", annotations: map[string]string{prefix + "ttl": "1h"}, wait: never, warnings: TTLProtected},
+		"in kube-system, not due yet":                            {namespace: "kube-system", annotations: map[string]string{prefix + "ttl": "3h"}, wait: time.Hour},
+		"in kube-system, allowed":                                {namespace: "kube-system", annotations: map[string]string{prefix + "ttl": "1h"}, options: func(o *Options) { o.AllowProtected = []string{"in:kube-system"} }},
+		"in the manager's own namespace":                         {namespace: "manager", annotations: map[string]string{prefix + "ttl": "1h"}, wait: never, warnings: TTLProtected},
+		"allowing a namespace itself does not allow its objects": {namespace: "kube-public", annotations: map[string]string{prefix + "ttl": "1h"}, options: func(o *Options) { o.AllowProtected = []string{"namespace:kube-public"} }, wait: never, warnings: TTLProtected},
 		"a Namespace":                                            {kind: "Namespace", name: "pr-123", annotations: map[string]string{"janitor/ttl": "1h"}},
 		"a Namespace kube-*":                                     {kind: "Namespace", name: "kube-foo", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never, warnings: TTLProtected},
 		"the Namespace default":                                  {kind: "Namespace", name: "default", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never, warnings: TTLProtected},
@@ -92,31 +92,31 @@ func TestDecide(t *testing.T) {
 		"the Namespace default, allowed":                         {kind: "Namespace", name: "default", annotations: map[string]string{"janitor/ttl": "1h"}, options: func(o *Options) { o.AllowProtected = []string{"namespace:default"} }},
 		"a ClusterRole, by the janitor":                          {kind: "ClusterRole", annotations: map[string]string{"janitor/ttl": "1h"}, wait: never},
 		"a ClusterRole, by the janitor, allowed":                 {kind: "ClusterRole", annotations: map[string]string{"janitor/ttl": "1h"}, options: func(o *Options) { o.JanitorClusterScoped = true }},
-		"a ClusterRole, by k8s-ttl-controller":                   {kind: "ClusterRole", annotations: map[string]string{T + "ttl": "1h"}},
-		"a ReplicaSet with the annotations of its Deployment":    {kind: "ReplicaSet", annotations: map[string]string{T + "ttl": "1h"}, change: controlledBy("Deployment"), wait: never},
-		"a ReplicaSet of nobody":                                 {kind: "ReplicaSet", annotations: map[string]string{T + "ttl": "1h"}},
-		"a mirror Pod":                                           {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.Annotations[corev1.MirrorPodAnnotationKey] = "x" }, wait: never},
-		"a Pod of a ReplicaSet":                                  {annotations: map[string]string{T + "ttl": "1h"}, change: controlledBy("ReplicaSet")},
-		"a namespace that is excluded":                           {annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.ExcludeNamespaces = []string{"sh*"} }, wait: never, warnings: TTLProtected},
-		"a namespace that is not included":                       {annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"pr-*"} }, wait: never, warnings: TTLProtected},
-		"a Namespace that is not included":                       {kind: "Namespace", name: "x", annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"pr-*"} }, wait: never, warnings: TTLProtected},
-		"a ClusterRole is in no namespace":                       {kind: "ClusterRole", annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"pr-*"} }},
-		"a protected namespace is not allowed by being included": {namespace: "kube-system", annotations: map[string]string{T + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"*"} }, wait: never, warnings: TTLProtected},
-		"an object without a creationTimestamp":                  {annotations: map[string]string{T + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.CreationTimestamp = metav1.Time{} }, wait: never, warnings: InvalidTTL},
+		"a ClusterRole, by k8s-ttl-controller":                   {kind: "ClusterRole", annotations: map[string]string{prefix + "ttl": "1h"}},
+		"a ReplicaSet with the annotations of its Deployment":    {kind: "ReplicaSet", annotations: map[string]string{prefix + "ttl": "1h"}, change: controlledBy("Deployment"), wait: never},
+		"a ReplicaSet of nobody":                                 {kind: "ReplicaSet", annotations: map[string]string{prefix + "ttl": "1h"}},
+		"a mirror Pod":                                           {annotations: map[string]string{prefix + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.Annotations[corev1.MirrorPodAnnotationKey] = "x" }, wait: never},
+		"a Pod of a ReplicaSet":                                  {annotations: map[string]string{prefix + "ttl": "1h"}, change: controlledBy("ReplicaSet")},
+		"a namespace that is excluded":                           {annotations: map[string]string{prefix + "ttl": "1h"}, options: func(o *Options) { o.ExcludeNamespaces = []string{"sh*"} }, wait: never, warnings: TTLProtected},
+		"a namespace that is not included":                       {annotations: map[string]string{prefix + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"pr-*"} }, wait: never, warnings: TTLProtected},
+		"a Namespace that is not included":                       {kind: "Namespace", name: "x", annotations: map[string]string{prefix + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"pr-*"} }, wait: never, warnings: TTLProtected},
+		"a ClusterRole is in no namespace":                       {kind: "ClusterRole", annotations: map[string]string{prefix + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"pr-*"} }},
+		"a protected namespace is not allowed by being included": {namespace: "kube-system", annotations: map[string]string{prefix + "ttl": "1h"}, options: func(o *Options) { o.IncludeNamespaces = []string{"*"} }, wait: never, warnings: TTLProtected},
+		"an object without a creationTimestamp":                  {annotations: map[string]string{prefix + "ttl": "1h"}, change: func(o *metav1.PartialObjectMetadata) { o.CreationTimestamp = metav1.Time{} }, wait: never, warnings: InvalidTTL},
 		"blanks around a native TTL":                             {annotations: map[string]string{"quartermaster.dev/ttl": " 1h\n"}},
 		"native forever":                                         {annotations: map[string]string{"quartermaster.dev/ttl": "forever"}, wait: never},
-		"two that are invalid":                                   {annotations: map[string]string{"quartermaster.dev/ttl": "x", T + "ttl": "y"}, wait: never, warnings: InvalidTTL + " " + InvalidTTL},
+		"two that are invalid":                                   {annotations: map[string]string{"quartermaster.dev/ttl": "x", prefix + "ttl": "y"}, wait: never, warnings: InvalidTTL + " " + InvalidTTL},
 		"a year that no object reaches":                          {annotations: map[string]string{"quartermaster.dev/expires": "9999-12-31"}, wait: time.Duration(1<<63 - 1)},
 		"the first instant of time":                              {annotations: map[string]string{"quartermaster.dev/expires": "0001-01-01T00:00:00Z"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			of, obj := newObject(test.kind, test.namespace, test.name, test.annotations, test.change)
+			typ, obj := newObject(test.kind, test.namespace, test.name, test.annotations, test.change)
 			o := defaults()
 			if test.options != nil {
 				test.options(&o)
 			}
-			d := o.Decide(of, obj, now)
+			d := o.Decide(typ, obj, now)
 			got := never
 			if d.Due(now) {
 				got = 0
@@ -190,16 +190,16 @@ func TestRulesDecideWithoutAnAnnotation(t *testing.T) {
 		"a ConfigMap that is called as a Namespace":             {kind: "ConfigMap", name: "default", want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			of, obj := newObject(test.kind, test.namespace, test.name, map[string]string{}, test.change)
+			typ, obj := newObject(test.kind, test.namespace, test.name, map[string]string{}, test.change)
 			o := defaults()
-			if got := o.MayRulesDecide(of, obj); got != test.want {
+			if got := o.MayRulesDecide(typ, obj); got != test.want {
 				t.Errorf("%t, want %t", got, test.want)
 			}
 		})
 	}
 }
 
-func TestValidate(t *testing.T) {
+func TestValidateNamesEachFlag(t *testing.T) {
 	o := defaults()
 	mistakes := map[string]string{}
 	bad := func(flag, format string, args ...any) { mistakes[flag] = fmt.Sprintf(format, args...) }
@@ -260,27 +260,27 @@ func TestHugeValuesAreNotRead(t *testing.T) {
 	}
 }
 
-// breaker is a breaker from now on.
-type breaker struct {
+// breakerTest is a breaker from now on.
+type breakerTest struct {
 	*testing.T
 	Breaker
 }
 
-func (b *breaker) take(namespace string, after time.Duration, want bool, opens Scope) {
+func (b *breakerTest) expectTake(namespace string, after time.Duration, want bool, wantStopped Scope) {
 	b.Helper()
-	if got, opened := b.Take(namespace, now.Add(after)); got != want || opened != opens {
-		b.Errorf("%s after %v: %t, opens %q", namespace, after, got, opened)
+	if got, stopped := b.Take(namespace, now.Add(after)); got != want || stopped != wantStopped {
+		b.Errorf("%s after %v: %t, opens %q", namespace, after, got, stopped)
 	}
 }
 
-func (b *breaker) open(namespace string, after, want time.Duration) {
+func (b *breakerTest) expectStoppedFor(namespace string, after, want time.Duration) {
 	b.Helper()
 	if got := b.StoppedFor(namespace, now.Add(after)); got != want {
 		b.Errorf("%s after %v: open for %v", namespace, after, got)
 	}
 }
 
-func (b *breaker) stopped(after time.Duration, wantNamespaces int, wantAll bool) {
+func (b *breakerTest) expectStopped(after time.Duration, wantNamespaces int, wantAll bool) {
 	b.Helper()
 	if namespaces, all := b.Stopped(now.Add(after)); namespaces != wantNamespaces || all != wantAll {
 		b.Errorf("%d namespaces are stopped, all: %t", namespaces, all)
@@ -288,47 +288,47 @@ func (b *breaker) stopped(after time.Duration, wantNamespaces int, wantAll bool)
 }
 
 func TestBreakerOpensAtItsLimit(t *testing.T) {
-	b := breaker{t, Breaker{Limit: 2, Cooldown: 2 * time.Minute}}
-	b.take("a", 0, true, "")
-	b.take("a", 59*time.Second, true, "")
+	b := breakerTest{t, Breaker{Limit: 2, Cooldown: 2 * time.Minute}}
+	b.expectTake("a", 0, true, "")
+	b.expectTake("a", 59*time.Second, true, "")
 	b.Return("a")
-	b.take("a", 59*time.Second, true, "")
-	b.take("a", 60*time.Second, true, "") // the first has left the window
-	b.open("a", 60*time.Second, 0)
-	b.take("a", 61*time.Second, false, OneNamespace)
-	b.take("a", 62*time.Second, false, "") // it opens once
-	b.open("a", 100*time.Second, 81*time.Second)
-	b.open("b", 100*time.Second, 0)
-	b.take("b", 100*time.Second, true, "")
-	b.take("", 100*time.Second, true, "") // objects without a namespace have a count of their own
-	b.stopped(100*time.Second, 1, false)
-	b.take("a", 180*time.Second, false, "")
-	b.take("a", 181*time.Second, true, "")
-	unlimited := breaker{T: t}
+	b.expectTake("a", 59*time.Second, true, "")
+	b.expectTake("a", 60*time.Second, true, "") // the first has left the window
+	b.expectStoppedFor("a", 60*time.Second, 0)
+	b.expectTake("a", 61*time.Second, false, OneNamespace)
+	b.expectTake("a", 62*time.Second, false, "") // it opens once
+	b.expectStoppedFor("a", 100*time.Second, 81*time.Second)
+	b.expectStoppedFor("b", 100*time.Second, 0)
+	b.expectTake("b", 100*time.Second, true, "")
+	b.expectTake("", 100*time.Second, true, "") // objects without a namespace have a count of their own
+	b.expectStopped(100*time.Second, 1, false)
+	b.expectTake("a", 180*time.Second, false, "")
+	b.expectTake("a", 181*time.Second, true, "")
+	unlimited := breakerTest{T: t}
 	for range 1000 {
-		unlimited.take("a", 0, true, "")
+		unlimited.expectTake("a", 0, true, "")
 	}
 }
 
 func TestBreakerLimitsAllNamespacesTogether(t *testing.T) {
-	b := breaker{t, Breaker{Limit: 2, Cooldown: time.Minute}}
+	b := breakerTest{t, Breaker{Limit: 2, Cooldown: time.Minute}}
 	for i := range TotalLimitFactor * b.Limit {
-		b.take(fmt.Sprint("n", i), 0, true, "")
+		b.expectTake(fmt.Sprint("n", i), 0, true, "")
 	}
 	b.Return("n0") // as much as another may take
-	b.take("x", 0, true, "")
-	b.take("y", 0, false, AllNamespaces)
-	b.stopped(0, 0, true)
-	b.open("z", 0, time.Minute)
+	b.expectTake("x", 0, true, "")
+	b.expectTake("y", 0, false, AllNamespaces)
+	b.expectStopped(0, 0, true)
+	b.expectStoppedFor("z", 0, time.Minute)
 	// A namespace that is full opens its own, however full the total is.
-	b = breaker{t, Breaker{Limit: 1, Cooldown: time.Hour}}
+	b = breakerTest{t, Breaker{Limit: 1, Cooldown: time.Hour}}
 	for i := range TotalLimitFactor {
-		b.take(fmt.Sprint("n", i), 0, true, "")
+		b.expectTake(fmt.Sprint("n", i), 0, true, "")
 	}
-	b.take("n0", 0, false, OneNamespace)
+	b.expectTake("n0", 0, false, OneNamespace)
 	// What is idle is forgotten, and what is stopped is not.
-	b.take("later", 2*time.Minute, true, "")
-	b.open("n0", 2*time.Minute, time.Hour-2*time.Minute)
+	b.expectTake("later", 2*time.Minute, true, "")
+	b.expectStoppedFor("n0", 2*time.Minute, time.Hour-2*time.Minute)
 	if n := len(b.namespaces); n != 2 {
 		t.Errorf("%d namespaces are remembered", n)
 	}
@@ -344,7 +344,7 @@ var durations = map[string]time.Duration{
 var noDurations = []string{"", "5", "d", "1 h", " 1h", "1h ", "1H", "1D", "1mo", "1y", "15251w", "9223372036854775808ns", "15250w1w", "+", "-", ".", ".h",
 	"--1h", "+-1h", "1.2.3h", "1h5", "00", "0.0", "forever", "1e3s", "99999999999999999999h", "\u0661h"}
 
-func TestParseDuration(t *testing.T) {
+func TestParseDurationAddsUpItsUnits(t *testing.T) {
 	for s, want := range durations {
 		if got, err := ParseDuration(s); err != nil || got != want {
 			t.Errorf("%q: %v, %v; want %v", s, got, err, want)
@@ -357,7 +357,7 @@ func TestParseDuration(t *testing.T) {
 	}
 }
 
-func TestParseTimes(t *testing.T) {
+func TestParseExpiresTakesTheFormsOfItsFamily(t *testing.T) {
 	for s, janitors := range map[string]bool{
 		"2030-01-10": true, "2030-01-10T11:59": true, "2030-01-10T11:59:00Z": true, "2030-02-29": false, "2030-01-10T11:59:00.5Z": false,
 		"2030-01-10T1:59": false, "2030-1-10": false, "2030-01-10 11:59": false, "2030-01-10T11:59Z": false, "2030-01-10T11:59:00+00:00": false, "": false, "forever": false,

@@ -37,18 +37,18 @@ var (
 	widgets     = policy.Type{GroupVersionResource: schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}, Kind: "Widget", Namespaced: true}
 )
 
-// r is the rule r of the specification.
-const r = `
+// jobRule is the rule r of the specification.
+const jobRule = `
 - name: r
   resources: [jobs.batch]
   when: "object.?status.conditions.orValue([]).exists(c, c.type == 'Complete' && c.status == 'True')"
   since: timestamp(object.status.completionTime)
   ttl: 1h`
 
-const done = `
+const completedJob = `
 status: {succeeded: 1, completionTime: "2030-01-10T10:00:00Z", conditions: [{type: Complete, status: "True"}]}`
 
-var at = time.Date(2030, 1, 10, 10, 0, 0, 0, time.UTC)
+var completedAt = time.Date(2030, 1, 10, 10, 0, 0, 0, time.UTC)
 
 func parse(t testing.TB, text string) *Set {
 	t.Helper()
@@ -60,7 +60,7 @@ func parse(t testing.TB, text string) *Set {
 }
 
 // object returns an object that was created at 8:00, unstructured, and typed if its type is built in.
-func object(t testing.TB, of policy.Type, text string) (objects []metav1.Object) {
+func object(t testing.TB, typ policy.Type, text string) (objects []metav1.Object) {
 	t.Helper()
 	u := &unstructured.Unstructured{}
 	if err := yaml.Unmarshal([]byte(text), &u.Object); err != nil {
@@ -69,14 +69,14 @@ func object(t testing.TB, of policy.Type, text string) (objects []metav1.Object)
 	if u.Object == nil {
 		u.Object = map[string]any{}
 	}
-	u.SetGroupVersionKind(of.GroupVersion().WithKind(of.Kind))
+	u.SetGroupVersionKind(typ.GroupVersion().WithKind(typ.Kind))
 	u.SetName("x")
 	if u.GetNamespace() == "" {
 		u.SetNamespace("shop")
 	}
-	u.SetCreationTimestamp(metav1.NewTime(at.Add(-2 * time.Hour)))
+	u.SetCreationTimestamp(metav1.NewTime(completedAt.Add(-2 * time.Hour)))
 	objects = append(objects, u)
-	if typed, err := clientscheme.Scheme.New(of.GroupVersion().WithKind(of.Kind)); err == nil {
+	if typed, err := clientscheme.Scheme.New(typ.GroupVersion().WithKind(typ.Kind)); err == nil {
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, typed); err != nil {
 			t.Fatal(err)
 		}
@@ -86,13 +86,13 @@ func object(t testing.TB, of policy.Type, text string) (objects []metav1.Object)
 	return objects
 }
 
-// TestEvaluate evaluates rules for one object.
-func TestEvaluate(t *testing.T) {
+// TestEvaluateDecidesByTheFirstMatch evaluates rules for one object.
+func TestEvaluateDecidesByTheFirstMatch(t *testing.T) {
 	const temp = `
 - {name: temp, resources: ["*"], when: "object.metadata.?namespace.orValue('') == 'temp'", ttl: 1h}`
 	controlled := `
 metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x, uid: "1", controller: true}]}`
-	rule := func(of, rest string) string { return "\n- {name: r, ttl: 1h, resources: [" + of + "], " + rest + "}" }
+	rule := func(typ, rest string) string { return "\n- {name: r, ttl: 1h, resources: [" + typ + "], " + rest + "}" }
 	// The file does what kube-cleanup-operator does, and not what that deletes by mistake.
 	file := filepath.Join("..", "..", "..", "..", "..", "deploy", "examples", "ttl-rules", "rules.yaml")
 	text, err := os.ReadFile(file)
@@ -104,57 +104,57 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 
 	for name, test := range map[string]struct {
 		rules, object string
-		of            policy.Type
+		typ           policy.Type
 		rule          string    // that matches
 		since         time.Time // if not its creation
 		problem       Problem
 	}{
-		"a Job that is done expires":                             {rules: r, of: jobs, object: done, rule: "r", since: at},
-		"a Job that runs does not expire":                        {rules: r, of: jobs, object: "status: {active: 1}"},
-		"a Job that failed after some successes does not expire": {rules: r, of: jobs, object: `status: {succeeded: 1, failed: 7, conditions: [{type: Failed, status: "True"}]}`},
-		"a field that is missing is a problem":                   {rules: rule("jobs.batch", "when: object.status.x == 1"), of: jobs, object: done, rule: "r", problem: MissingField},
-		"a rule with forever protects from later rules": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + r,
-			of: jobs, object: "metadata: {labels: {keep: ''}}" + done},
-		"a rule with forever does not protect what it does not match": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + r,
-			of: jobs, object: done, rule: "r", since: at},
-		"the first rule that matches decides":                     {rules: r + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", of: jobs, object: done, rule: "r", since: at},
-		"the second rule decides where the first does not match":  {rules: r + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", of: jobs, rule: "later"},
-		"an error decides, whatever later rules say":              {rules: rule("jobs.batch", "when: object.spec.x == 1") + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", of: jobs, rule: "r", problem: MissingField},
-		"a rule for every type matches a Deployment":              {rules: temp, of: deployments, object: "metadata: {namespace: temp}", rule: "temp"},
-		"a rule for every type leaves a controlled Pod alone":     {rules: temp, of: pods, object: controlled},
-		"a rule for every type matches a custom resource":         {rules: temp, of: widgets, object: "metadata: {namespace: temp}", rule: "temp"},
-		"a rule for every type does not match another namespace":  {rules: temp, of: widgets},
-		"a rule for a group matches its types":                    {rules: rule("'*.example.com'", "dryRun: true"), of: widgets, rule: "r"},
-		"a rule for a group does not match another group":         {rules: rule("'*.apps'", "dryRun: true"), of: widgets},
-		"a rule for every type reads owners, labels and creation": {rules: rule("'*'", "when: \"object.metadata.?labels[?'a/b'].orValue('') == 'c' && timestamp(object.metadata.creationTimestamp) > timestamp('2019-04-01T00:00:00Z') && object.metadata.?ownerReferences.orValue([]).all(o, o.kind == 'Team' && !has(o.controller))\""), of: widgets, object: "metadata: {labels: {a/b: c}, ownerReferences: [{kind: Team, name: x, uid: '1', apiVersion: v1}]}", rule: "r"},
-		"a controlled object by a rule that names it":             {rules: rule("pods", "dryRun: false"), of: pods, object: controlled, rule: "r"},
-		"dyn lets nobody read what a rule may not":                {rules: rule("'*'", "when: dyn(object).metadata.annotations.a == 'b'"), of: widgets, object: "metadata: {annotations: {a: b}}", rule: "r", problem: MissingField},
-		"since may be in the future":                              {rules: rule("jobs.batch", "since: timestamp('2030-01-17T10:00:00Z')"), of: jobs, rule: "r", since: at.Add(7 * 24 * time.Hour)},
-		"since with a text that is no time is a problem":          {rules: rule("jobs.batch", "since: timestamp(object.metadata.labels.at)"), of: jobs, object: "metadata: {labels: {at: yesterday}}", rule: "r", problem: NoTime},
-		"since with a text in place of a timestamp is a problem":  {rules: rule("jobs.batch", "since: object.metadata.labels.at"), of: jobs, object: "metadata: {labels: {at: '2030-01-01'}}", rule: "r", problem: Mistyped},
-		"since before 1970 matches nothing":                       {rules: rule("jobs.batch", "since: timestamp('1969-12-31T23:59:59Z')"), of: jobs},
-		"since a fraction of a second, which is rounded":          {rules: rule("jobs.batch", "since: timestamp('2030-01-10T09:59:59.000001Z')"), of: jobs, rule: "r", since: at},
-		"when is no boolean, which only its value shows":          {rules: rule("jobs.batch", "when: object.metadata.name"), of: jobs, rule: "r", problem: Mistyped},
-		"a comparison of other types":                             {rules: rule("jobs.batch", "when: object.metadata.name > 1"), of: jobs, rule: "r", problem: Mistyped},
-		"a division by zero":                                      {rules: rule("jobs.batch", "when: \"1 / size(object.metadata.?labels.orValue({})) > 0\""), of: jobs, rule: "r", problem: Failed},
-		"the kind, which the cache drops":                         {rules: rule("jobs.batch", "when: object.kind == 'Job' && object.apiVersion == 'batch/v1'"), of: jobs, rule: "r"},
-		"bytes are text in base64, as in JSON":                    {rules: rule("secrets", "when: object.data.a == 'eA=='"), of: secrets, object: "data: {a: eA==}", rule: "r"},
-		"quantities, numbers and lists":                           {rules: rule("pods", "when: \"quantity(object.spec.containers[0].resources.requests.cpu).isLessThan(quantity('1')) && object.spec.priority == 7\""), of: pods, object: "spec: {priority: 7, containers: [{name: c, resources: {requests: {cpu: 100m}}}]}", rule: "r"},
-		"example: a Job that succeeded":                           {rules: example, of: jobs, object: done, rule: "jobs-succeeded", since: at},
-		"example: an evicted Pod":                                 {rules: example, of: pods, object: "status: {phase: Failed, reason: Evicted, " + notReady + "}", rule: "pods-evicted", since: at},
-		"example: an evicted Pod that never was ready":            {rules: example, of: pods, object: "status: {phase: Failed, reason: Evicted}", rule: "pods-evicted"},
-		"example: a Pod of nobody that is done":                   {rules: example, of: pods, object: "status: {phase: Succeeded, " + notReady + "}", rule: "pods-orphaned", since: at},
-		"example: a Pod of nobody that is not ready":              {rules: example, of: pods, object: "status: {phase: Running, " + notReady + "}"},
-		"example: a Pod of a Job that is done":                    {rules: example, of: pods, object: "metadata: {ownerReferences: [{kind: Job, name: x, uid: '1', apiVersion: batch/v1}]}\nstatus: {phase: Succeeded, " + notReady + "}"},
-		"example: a Pod that nobody has looked at yet":            {rules: example, of: pods},
-		"a type that no rule names":                               {rules: r, of: pods},
+		"a Job that is done expires":                             {rules: jobRule, typ: jobs, object: completedJob, rule: "r", since: completedAt},
+		"a Job that runs does not expire":                        {rules: jobRule, typ: jobs, object: "status: {active: 1}"},
+		"a Job that failed after some successes does not expire": {rules: jobRule, typ: jobs, object: `status: {succeeded: 1, failed: 7, conditions: [{type: Failed, status: "True"}]}`},
+		"a field that is missing is a problem":                   {rules: rule("jobs.batch", "when: object.status.x == 1"), typ: jobs, object: completedJob, rule: "r", problem: MissingField},
+		"a rule with forever protects from later rules": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + jobRule,
+			typ: jobs, object: "metadata: {labels: {keep: ''}}" + completedJob},
+		"a rule with forever does not protect what it does not match": {rules: "\n- {name: keep, resources: [jobs.batch], when: \"'keep' in object.metadata.?labels.orValue({})\", ttl: forever}" + jobRule,
+			typ: jobs, object: completedJob, rule: "r", since: completedAt},
+		"the first rule that matches decides":                     {rules: jobRule + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", typ: jobs, object: completedJob, rule: "r", since: completedAt},
+		"the second rule decides where the first does not match":  {rules: jobRule + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", typ: jobs, rule: "later"},
+		"an error decides, whatever later rules say":              {rules: rule("jobs.batch", "when: object.spec.x == 1") + "\n- {name: later, resources: [jobs.batch], ttl: 1m}", typ: jobs, rule: "r", problem: MissingField},
+		"a rule for every type matches a Deployment":              {rules: temp, typ: deployments, object: "metadata: {namespace: temp}", rule: "temp"},
+		"a rule for every type leaves a controlled Pod alone":     {rules: temp, typ: pods, object: controlled},
+		"a rule for every type matches a custom resource":         {rules: temp, typ: widgets, object: "metadata: {namespace: temp}", rule: "temp"},
+		"a rule for every type does not match another namespace":  {rules: temp, typ: widgets},
+		"a rule for a group matches its types":                    {rules: rule("'*.example.com'", "dryRun: true"), typ: widgets, rule: "r"},
+		"a rule for a group does not match another group":         {rules: rule("'*.apps'", "dryRun: true"), typ: widgets},
+		"a rule for every type reads owners, labels and creation": {rules: rule("'*'", "when: \"object.metadata.?labels[?'a/b'].orValue('') == 'c' && timestamp(object.metadata.creationTimestamp) > timestamp('2019-04-01T00:00:00Z') && object.metadata.?ownerReferences.orValue([]).all(o, o.kind == 'Team' && !has(o.controller))\""), typ: widgets, object: "metadata: {labels: {a/b: c}, ownerReferences: [{kind: Team, name: x, uid: '1', apiVersion: v1}]}", rule: "r"},
+		"a controlled object by a rule that names it":             {rules: rule("pods", "dryRun: false"), typ: pods, object: controlled, rule: "r"},
+		"dyn lets nobody read what a rule may not":                {rules: rule("'*'", "when: dyn(object).metadata.annotations.a == 'b'"), typ: widgets, object: "metadata: {annotations: {a: b}}", rule: "r", problem: MissingField},
+		"since may be in the future":                              {rules: rule("jobs.batch", "since: timestamp('2030-01-17T10:00:00Z')"), typ: jobs, rule: "r", since: completedAt.Add(7 * 24 * time.Hour)},
+		"since with a text that is no time is a problem":          {rules: rule("jobs.batch", "since: timestamp(object.metadata.labels.at)"), typ: jobs, object: "metadata: {labels: {at: yesterday}}", rule: "r", problem: NoTime},
+		"since with a text in place of a timestamp is a problem":  {rules: rule("jobs.batch", "since: object.metadata.labels.at"), typ: jobs, object: "metadata: {labels: {at: '2030-01-01'}}", rule: "r", problem: Mistyped},
+		"since before 1970 matches nothing":                       {rules: rule("jobs.batch", "since: timestamp('1969-12-31T23:59:59Z')"), typ: jobs},
+		"since a fraction of a second, which is rounded":          {rules: rule("jobs.batch", "since: timestamp('2030-01-10T09:59:59.000001Z')"), typ: jobs, rule: "r", since: completedAt},
+		"when is no boolean, which only its value shows":          {rules: rule("jobs.batch", "when: object.metadata.name"), typ: jobs, rule: "r", problem: Mistyped},
+		"a comparison of other types":                             {rules: rule("jobs.batch", "when: object.metadata.name > 1"), typ: jobs, rule: "r", problem: Mistyped},
+		"a division by zero":                                      {rules: rule("jobs.batch", "when: \"1 / size(object.metadata.?labels.orValue({})) > 0\""), typ: jobs, rule: "r", problem: Failed},
+		"the kind, which the cache drops":                         {rules: rule("jobs.batch", "when: object.kind == 'Job' && object.apiVersion == 'batch/v1'"), typ: jobs, rule: "r"},
+		"bytes are text in base64, as in JSON":                    {rules: rule("secrets", "when: object.data.a == 'eA=='"), typ: secrets, object: "data: {a: eA==}", rule: "r"},
+		"quantities, numbers and lists":                           {rules: rule("pods", "when: \"quantity(object.spec.containers[0].resources.requests.cpu).isLessThan(quantity('1')) && object.spec.priority == 7\""), typ: pods, object: "spec: {priority: 7, containers: [{name: c, resources: {requests: {cpu: 100m}}}]}", rule: "r"},
+		"example: a Job that succeeded":                           {rules: example, typ: jobs, object: completedJob, rule: "jobs-succeeded", since: completedAt},
+		"example: an evicted Pod":                                 {rules: example, typ: pods, object: "status: {phase: Failed, reason: Evicted, " + notReady + "}", rule: "pods-evicted", since: completedAt},
+		"example: an evicted Pod that never was ready":            {rules: example, typ: pods, object: "status: {phase: Failed, reason: Evicted}", rule: "pods-evicted"},
+		"example: a Pod of nobody that is done":                   {rules: example, typ: pods, object: "status: {phase: Succeeded, " + notReady + "}", rule: "pods-orphaned", since: completedAt},
+		"example: a Pod of nobody that is not ready":              {rules: example, typ: pods, object: "status: {phase: Running, " + notReady + "}"},
+		"example: a Pod of a Job that is done":                    {rules: example, typ: pods, object: "metadata: {ownerReferences: [{kind: Job, name: x, uid: '1', apiVersion: batch/v1}]}\nstatus: {phase: Succeeded, " + notReady + "}"},
+		"example: a Pod that nobody has looked at yet":            {rules: example, typ: pods},
+		"a type that no rule names":                               {rules: jobRule, typ: pods},
 	} {
 		t.Run(name, func(t *testing.T) {
 			set := parse(t, test.rules)
-			for _, obj := range object(t, test.of, test.object) {
+			for _, obj := range object(t, test.typ, test.object) {
 				var got Verdict
 				var err error
-				if typed := set.ForType(test.of); typed != nil {
+				if typed := set.ForType(test.typ); typed != nil {
 					got, err = typed.Evaluate(obj)
 				}
 				want := Verdict{Problem: test.problem}
@@ -164,7 +164,7 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 					}
 				}
 				if want.Rule != 0 && want.Problem == 0 {
-					want.Since = at.Add(-2 * time.Hour).Unix()
+					want.Since = completedAt.Add(-2 * time.Hour).Unix()
 					if !test.since.IsZero() {
 						want.Since = test.since.Unix()
 					}
@@ -180,28 +180,28 @@ metadata: {namespace: temp, ownerReferences: [{apiVersion: v1, kind: X, name: x,
 	}
 }
 
-func TestDecide(t *testing.T) {
-	set := parse(t, r+"\n- {name: dry, resources: [pods], ttl: 1w, dryRun: true}")
+func TestDecideAddsTheTTL(t *testing.T) {
+	set := parse(t, jobRule+"\n- {name: dry, resources: [pods], ttl: 1w, dryRun: true}")
 	for name, test := range map[string]struct {
-		verdict Verdict
-		because string // "" if it is never due
-		dryRun  bool
+		verdict     Verdict
+		explanation string // "" if it is never due
+		dryRun      bool
 	}{
 		"no rule":   {},
 		"a problem": {verdict: Verdict{Rule: 1, Problem: MissingField}},
-		"a rule":    {Verdict{Rule: 1, Since: at.Unix()}, "rule r, since 2030-01-10T10:00:00Z, ttl 1h, due at 2030-01-10T11:00:00Z", false},
-		"a dry run": {Verdict{Rule: 2, Since: at.Unix()}, "rule dry, since 2030-01-10T10:00:00Z, ttl 1w, due at 2030-01-17T10:00:00Z", true},
+		"a rule":    {Verdict{Rule: 1, Since: completedAt.Unix()}, "rule r, since 2030-01-10T10:00:00Z, ttl 1h, due at 2030-01-10T11:00:00Z", false},
+		"a dry run": {Verdict{Rule: 2, Since: completedAt.Unix()}, "rule dry, since 2030-01-10T10:00:00Z, ttl 1w, due at 2030-01-17T10:00:00Z", true},
 	} {
 		d := set.Decide(test.verdict)
-		if never := d.Deadline.Equal(policy.Never) && d.Rule == ""; never != (test.because == "") || !never && d.Explanation() != test.because || d.DryRun != test.dryRun {
-			t.Errorf("%s: %+v, want %s", name, d, test.because)
+		if never := d.Deadline.Equal(policy.Never) && d.Rule == ""; never != (test.explanation == "") || !never && d.Explanation() != test.explanation || d.DryRun != test.dryRun {
+			t.Errorf("%s: %+v, want %s", name, d, test.explanation)
 		}
 	}
 }
 
-// TestParse has files with mistakes, and what the error names.
-func TestParse(t *testing.T) {
-	rule := func(rest string) string { return "rules:\n- {name: r, resources: [pods], ttl: 1h, " + rest + "}" }
+// TestParseListsEveryMistake has files with mistakes, and what the error names.
+func TestParseListsEveryMistake(t *testing.T) {
+	rule := func(fields string) string { return "rules:\n- {name: r, resources: [pods], ttl: 1h, " + fields + "}" }
 	item := func(resource string) string { return "rules: [{name: r, ttl: 1h, resources: ['" + resource + "']}]" }
 	for name, test := range map[string]struct {
 		text string
@@ -261,7 +261,7 @@ func TestParse(t *testing.T) {
 			}
 		})
 	}
-	if set := parse(t, r); len(set.Rules()) != 1 || set.ForType(jobs) == nil || !set.ForType(jobs).NeedsWhole || set.ForType(pods) != nil {
+	if set := parse(t, jobRule); len(set.Rules()) != 1 || set.ForType(jobs) == nil || !set.ForType(jobs).NeedsWhole || set.ForType(pods) != nil {
 		t.Error("the rules are not those of the file")
 	}
 	if set, err := Parse(nil); set != nil || err != nil || set.ForType(jobs) != nil || set.MissingTypes([]policy.Type{jobs}) != nil {
@@ -269,7 +269,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestTypes has how rules name types.
+// TestRulesResolveTheirTypes has how rules name types.
 func TestRulesResolveTheirTypes(t *testing.T) {
 	set := parse(t, `
 - {name: a, ttl: 1h, resources: [jobs.batch, widgets.v1.example.com, nodes]}
@@ -287,17 +287,17 @@ func TestRulesResolveTheirTypes(t *testing.T) {
 	if got := fmt.Sprint(set.MissingTypes([]policy.Type{jobs, widgets, deployments})); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	for of, want := range map[policy.Type]string{jobs: "[1 2] true", pods: "[2] false", deployments: "[2 3] false"} {
-		typed := set.ForType(of)
+	for typ, want := range map[policy.Type]string{jobs: "[1 2] true", pods: "[2] false", deployments: "[2 3] false"} {
+		typed := set.ForType(typ)
 		if got := fmt.Sprintf("%d %t", typed.rules, typed.NeedsWhole); got != want {
-			t.Errorf("%s: %s, want %s", of.Resource, got, want)
+			t.Errorf("%s: %s, want %s", typ.Resource, got, want)
 		}
 	}
 }
 
-// hostile returns an object of about 1.5 MiB, with lists of 10,000 items, a map as large and a long
+// hostileObject returns an object of about 1.5 MiB, with lists of 10,000 items, a map as large and a long
 // text.
-func hostile() *unstructured.Unstructured {
+func hostileObject() *unstructured.Unstructured {
 	list, keys := make([]any, 10_000), map[string]any{}
 	for i := range list {
 		list[i] = fmt.Sprintf("%060d", i)
@@ -324,7 +324,7 @@ func TestHostileObjectsEndAnEvaluation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			set := parse(t, "\n- {name: r, resources: [widgets.v1.example.com], ttl: 1h, when: \""+test.when+"\"}")
-			obj := hostile()
+			obj := hostileObject()
 			begin := time.Now()
 			v, err := set.ForType(widgets).Evaluate(obj)
 			t.Logf("%v after %v: %.100v", v.Problem, time.Since(begin), err)
@@ -341,7 +341,7 @@ func TestAllRulesTogetherHaveALimit(t *testing.T) {
 	for i := range 20 {
 		fmt.Fprintf(&text, "\n- {name: r%d, resources: [widgets.v1.example.com], ttl: 1h, when: \"object.spec.a.exists(x, x == 'none%d')\"}", i, i)
 	}
-	obj := hostile()
+	obj := hostileObject()
 	obj.Object["spec"].(map[string]any)["a"] = obj.Object["spec"].(map[string]any)["a"].([]any)[:1000]
 	// In a bubble no time passes during the evaluation, so that on a busy machine too the cost ends it.
 	synctest.Test(t, func(t *testing.T) {
