@@ -35,14 +35,14 @@ func TestLeaderDiesBeforeItsWrite(t *testing.T) {
 	held := proxy.Add(faultproxy.Rule{Match: isApproval, Hold: never})
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args(fleet.ShortTimings...)})
 	shared.WaitForLeader(w.ctx, t, m)
-	n := w.node("n", "10.3.0.1")
-	name := w.request(n, n, "10.3.0.1")
+	n := w.createNode("n", "10.3.0.1")
+	name := w.createRequest(n, n, "10.3.0.1")
 	if err := held.WaitHits(w.ctx, 1); err != nil {
 		t.Fatal(err)
 	}
 	m.Kill()
 	shared.RunLeader(w.ctx, t, args(fleet.ShortTimings...)...)
-	w.signed(name)
+	w.waitUntilSigned(name)
 	w.settle()
 	if got := w.approvals()[name]; got != 1 {
 		t.Errorf("it was approved %d times", got)
@@ -59,10 +59,10 @@ func TestLostAnswerApprovesOnce(t *testing.T) {
 	proxy.Add(faultproxy.Rule{Match: isApproval, Times: 1, Status: http.StatusInternalServerError})
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args()})
 	shared.WaitForLeader(w.ctx, t, m)
-	n := w.node("n", "10.3.0.2")
+	n := w.createNode("n", "10.3.0.2")
 	for range 4 {
-		name := w.request(n, n)
-		w.signed(name)
+		name := w.createRequest(n, n)
+		w.waitUntilSigned(name)
 		if got := w.approvals()[name]; got > 1 {
 			t.Errorf("%s was approved %d times", name, got)
 		}
@@ -73,18 +73,18 @@ func TestLostAnswerApprovesOnce(t *testing.T) {
 func TestHundredsThatFailDelayNobody(t *testing.T) {
 	w := newFixture(t)
 	m := shared.RunLeader(w.ctx, t, args()...)
-	evil, good := w.node("evil", "10.3.0.3"), w.node("good", "10.3.0.4")
-	client, request := kubelet(t, evil).CertificatesV1().CertificateSigningRequests(), requestFor(evil, evil+".evil.example")
+	evil, good := w.createNode("evil", "10.3.0.3"), w.createNode("good", "10.3.0.4")
+	client, request := kubelet(t, evil).CertificatesV1().CertificateSigningRequests(), newRequest(evil, evil+".evil.example")
 	parallel(500, func(int) {
 		created, err := client.Create(w.ctx, request, metav1.CreateOptions{})
 		if err != nil {
 			t.Error(err)
 			return
 		}
-		t.Cleanup(func() { w.remove(created.Name) })
+		t.Cleanup(func() { w.deleteRequest(created.Name) })
 	})
 	begin := time.Now()
-	w.signed(w.request(good, good, "10.3.0.4"))
+	w.waitUntilSigned(w.createRequest(good, good, "10.3.0.4"))
 	t.Logf("the other node's request was signed after %v", time.Since(begin).Round(time.Millisecond))
 	fleet.Eventually(w.ctx, t, func() error {
 		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_csr_approver_waiting_requests{check="9"} 500`)
@@ -108,8 +108,8 @@ func TestHundredsThatFailDelayNobody(t *testing.T) {
 func TestRequestsDeletedMeanwhileAreForgotten(t *testing.T) {
 	w := newFixture(t)
 	m := shared.RunLeader(w.ctx, t, args("--csr-approver-max-approvals-per-node-per-hour=0")...)
-	n := w.node("n", "10.3.0.7")
-	client, requests := kubelet(t, n).CertificatesV1().CertificateSigningRequests(), []*certificatesv1.CertificateSigningRequest{requestFor(n, n), requestFor(n, n+".evil.example")}
+	n := w.createNode("n", "10.3.0.7")
+	client, requests := kubelet(t, n).CertificatesV1().CertificateSigningRequests(), []*certificatesv1.CertificateSigningRequest{newRequest(n, n), newRequest(n, n+".evil.example")}
 	names := []string{"0", "system.node.n1", "kubernetes.default.svc", "10.0.0.1", "a." + strings.Repeat("x", 200) + ".b"}
 	parallel(200, func(i int) {
 		r := requests[i%2].DeepCopy()
@@ -118,9 +118,9 @@ func TestRequestsDeletedMeanwhileAreForgotten(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		w.remove(r.Name)
+		w.deleteRequest(r.Name)
 	})
-	w.signed(w.request(n, n))
+	w.waitUntilSigned(w.createRequest(n, n))
 	fleet.Eventually(w.ctx, t, func() error {
 		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_csr_approver_waiting_requests{check="9"} 0`)
 	})
@@ -136,8 +136,8 @@ func TestRequestsDeletedMeanwhileAreForgotten(t *testing.T) {
 func TestNothingIsAskedForWhileNothingChanges(t *testing.T) {
 	w := newFixture(t)
 	m := shared.RunLeader(w.ctx, t, args()...)
-	n := w.node("n", "10.3.0.5")
-	w.told(n, w.request(n, "10.3.0.6"), "check 9")
+	n := w.createNode("n", "10.3.0.5")
+	w.expectWaiting(n, w.createRequest(n, "10.3.0.6"), "check 9")
 	w.settle()
 	begin := time.Now()
 	for range 10 {

@@ -53,11 +53,12 @@ func permitKubelets(ctx context.Context) error {
 	return err
 }
 
-// ranges are the addresses that the tests' nodes may have. The cluster IP of the API server is among them.
-const ranges = "--csr-approver-ip-ranges=10.0.0.0/8"
+// rangesFlag are the addresses that the tests' nodes may have. The cluster IP of the API server is among
+// them.
+const rangesFlag = "--csr-approver-ip-ranges=10.0.0.0/8"
 
-func args(more ...string) []string {
-	return append([]string{"--controllers=-config-reload", ranges, "--insecure-metrics"}, more...)
+func args(flags ...string) []string {
+	return append([]string{"--controllers=-config-reload", rangesFlag, "--insecure-metrics"}, flags...)
 }
 
 var key = func() ed25519.PrivateKey {
@@ -68,7 +69,7 @@ var key = func() ed25519.PrivateKey {
 	return key
 }()
 
-var groups atomic.Int32 // so far
+var fixtures atomic.Int32 // so far
 
 // fixture is a group of nodes.
 type fixture struct {
@@ -80,23 +81,23 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	return &fixture{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("g%d", groups.Add(1)), begin: time.Now()}
+	return &fixture{T: t, ctx: fleet.Context(t), id: fmt.Sprintf("g%d", fixtures.Add(1)), begin: time.Now()}
 }
 
 // node creates a Node with its name as its host name and an address, and returns its name.
-func (w *fixture) node(name string, addresses ...string) string {
+func (w *fixture) createNode(name string, addresses ...string) string {
 	w.Helper()
 	name = w.id + "-" + name
 	if _, err := shared.Admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 		w.Fatal(err)
 	}
 	w.Cleanup(func() { _ = shared.Admin.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}) })
-	w.report(name, append([]string{name}, addresses...)...)
+	w.setAddresses(name, append([]string{name}, addresses...)...)
 	return name
 }
 
-// report writes names and addresses into the status of a Node, as its kubelet does.
-func (w *fixture) report(node string, names ...string) {
+// setAddresses writes names and addresses into the status of a Node, as its kubelet does.
+func (w *fixture) setAddresses(node string, names ...string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
 		n, err := shared.Admin.CoreV1().Nodes().Get(w.ctx, node, metav1.GetOptions{})
@@ -128,14 +129,14 @@ func kubelet(t testing.TB, node string) kubernetes.Interface {
 	return client
 }
 
-// requestFor returns a request of a node's kubelet.
-func requestFor(node string, asks ...string) *certificatesv1.CertificateSigningRequest {
+// newRequest returns a request of a node's kubelet.
+func newRequest(node string, hosts ...string) *certificatesv1.CertificateSigningRequest {
 	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}
-	for _, ask := range asks {
-		if ip := net.ParseIP(ask); ip != nil {
+	for _, host := range hosts {
+		if ip := net.ParseIP(host); ip != nil {
 			template.IPAddresses = append(template.IPAddresses, ip)
 		} else {
-			template.DNSNames = append(template.DNSNames, ask)
+			template.DNSNames = append(template.DNSNames, host)
 		}
 	}
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
@@ -153,22 +154,22 @@ func requestFor(node string, asks ...string) *certificatesv1.CertificateSigningR
 }
 
 // request sends a request as a node's kubelet, and returns its name.
-func (w *fixture) request(node string, asks ...string) string {
+func (w *fixture) createRequest(node string, hosts ...string) string {
 	w.Helper()
-	return w.send(node, requestFor(node, asks...))
+	return w.create(node, newRequest(node, hosts...))
 }
 
-func (w *fixture) send(node string, request *certificatesv1.CertificateSigningRequest) string {
+func (w *fixture) create(node string, request *certificatesv1.CertificateSigningRequest) string {
 	w.Helper()
 	created, err := kubelet(w, node).CertificatesV1().CertificateSigningRequests().Create(w.ctx, request, metav1.CreateOptions{})
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.Cleanup(func() { w.remove(created.Name) })
+	w.Cleanup(func() { w.deleteRequest(created.Name) })
 	return created.Name
 }
 
-func (w *fixture) remove(request string) {
+func (w *fixture) deleteRequest(request string) {
 	err := shared.Admin.CertificatesV1().CertificateSigningRequests().Delete(context.Background(), request, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		w.Error(err)
@@ -176,7 +177,7 @@ func (w *fixture) remove(request string) {
 }
 
 // state returns the conditions of a request by their types, and whether it is signed.
-func (w *fixture) state(request string) (state string, signed bool) {
+func (w *fixture) state(request string) (state string, waitUntilSigned bool) {
 	w.Helper()
 	r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(w.ctx, request, metav1.GetOptions{})
 	if err != nil {
@@ -189,12 +190,12 @@ func (w *fixture) state(request string) (state string, signed bool) {
 	return strings.Join(types, " "), len(r.Status.Certificate) > 0
 }
 
-// signed waits until a request is signed.
-func (w *fixture) signed(request string) {
+// waitUntilSigned waits until a request is signed.
+func (w *fixture) waitUntilSigned(request string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
-		if state, signed := w.state(request); state != "Approved" || !signed {
-			return fmt.Errorf("request %s is %q, signed: %t", request, state, signed)
+		if state, waitUntilSigned := w.state(request); state != "Approved" || !waitUntilSigned {
+			return fmt.Errorf("request %s is %q, signed: %t", request, state, waitUntilSigned)
 		}
 		return nil
 	})
@@ -209,8 +210,8 @@ func (w *fixture) decide(request string, condition certificatesv1.RequestConditi
 	}
 }
 
-// told waits for an Event on a Node that says that a request waits for a check.
-func (w *fixture) told(node, request, text string) {
+// expectWaiting waits for an Event on a Node that says that a request waits for a check.
+func (w *fixture) expectWaiting(node, request, text string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
 		events, err := shared.Admin.CoreV1().Events(metav1.NamespaceDefault).List(w.ctx, metav1.ListOptions{

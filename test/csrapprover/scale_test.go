@@ -29,13 +29,13 @@ func parallel(n int, do func(i int)) {
 	running.Wait()
 }
 
-// nodes creates the Nodes from one number to before another, with a name and an address each, and returns
-// their names.
-func (w *fixture) nodes(from, to int) []string {
+// createNodes creates the Nodes from one number to before another, with a name and an address each, and
+// returns their names.
+func (w *fixture) createNodes(first, end int) []string {
 	w.Helper()
-	names := make([]string, to-from)
+	names := make([]string, end-first)
 	parallel(len(names), func(i int) {
-		names[i] = w.node(fmt.Sprintf("worker-%d.compute.internal", from+i), addressOf(from+i))
+		names[i] = w.createNode(fmt.Sprintf("worker-%d.compute.internal", first+i), addressOf(first+i))
 	})
 	return names
 }
@@ -47,11 +47,11 @@ func addressOf(i int) string { return fmt.Sprintf("10.%d.%d.%d", 64+i/62500, i/2
 func TestApprovalTakesMilliseconds(t *testing.T) {
 	w := newFixture(t)
 	shared.RunReleased(w.ctx, t, args()...)
-	names := w.nodes(0, 100)
+	names := w.createNodes(0, 100)
 	var took []time.Duration
 	for i, n := range names {
-		name := w.request(n, n, addressOf(i))
-		took = append(took, w.untilApproved(name, time.Now()))
+		name := w.createRequest(n, n, addressOf(i))
+		took = append(took, w.approvalTime(name, time.Now()))
 	}
 	slices.Sort(took)
 	t.Logf("median %v, p99 %v, most %v", took[50].Round(time.Millisecond), took[98].Round(time.Millisecond), took[99].Round(time.Millisecond))
@@ -60,8 +60,8 @@ func TestApprovalTakesMilliseconds(t *testing.T) {
 	}
 }
 
-// untilApproved returns how long it took since begin until the request was approved.
-func (w *fixture) untilApproved(name string, begin time.Time) time.Duration {
+// approvalTime returns how long it took since begin until the request was approved.
+func (w *fixture) approvalTime(name string, begin time.Time) time.Duration {
 	w.Helper()
 	requests := shared.Admin.CertificatesV1().CertificateSigningRequests()
 	for w.ctx.Err() == nil {
@@ -82,12 +82,12 @@ func TestLongThousandAtOnce(t *testing.T) {
 	const n = 1000
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, 5*time.Minute)
-	names := w.nodes(0, n)
+	names := w.createNodes(0, n)
 	m := shared.RunReleased(w.ctx, t, args()...)
 	requests, created := make([]*certificatesv1.CertificateSigningRequest, n), make([]string, n)
-	parallel(n, func(i int) { requests[i] = requestFor(names[i], names[i], addressOf(i)) })
+	parallel(n, func(i int) { requests[i] = newRequest(names[i], names[i], addressOf(i)) })
 	begin := time.Now()
-	parallel(n, func(i int) { created[i] = w.send(names[i], requests[i]) })
+	parallel(n, func(i int) { created[i] = w.create(names[i], requests[i]) })
 	sent := time.Since(begin)
 	fleet.Eventually(w.ctx, t, func() error {
 		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, fmt.Sprintf("quartermaster_csr_approver_requests_total{result=\"approved\"} %d\n", n))
@@ -104,17 +104,17 @@ func TestLongThousandAtOnce(t *testing.T) {
 	}
 }
 
-// TestLongMemory logs by how much 5,000 Nodes and 10,000 requests make a leader larger, if the requests are
-// approved, as in most clusters, and if they wait, which is the most that they can take. The leader before
-// has a few of each: the program's pages that only objects need are no growth by objects.
-func TestLongMemory(t *testing.T) {
+// TestLongGrowthByRequestsIsLogged logs by how much 5,000 Nodes and 10,000 requests make a leader larger, if
+// the requests are approved, as in most clusters, and if they wait, which is the most that they can take. The
+// leader before has a few of each: the program's pages that only objects need are no growth by objects.
+func TestLongGrowthByRequestsIsLogged(t *testing.T) {
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, time.Hour)
 	measure := func(waiting int) fleet.Memory {
 		t.Helper()
 		m := shared.RunReleased(w.ctx, t, args()...)
-		waits := fmt.Sprintf("quartermaster_csr_approver_waiting_requests{check=\"9\"} %d\n", waiting)
-		for fleet.Answers(m.InsecureURL+"/metrics", "", 200, waits) != nil && w.ctx.Err() == nil {
+		waitingMetric := fmt.Sprintf("quartermaster_csr_approver_waiting_requests{check=\"9\"} %d\n", waiting)
+		for fleet.Answers(m.InsecureURL+"/metrics", "", 200, waitingMetric) != nil && w.ctx.Err() == nil {
 			fleet.Wait(w.ctx, 5*time.Second) // to answer takes memory, too
 		}
 		fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "CSR_SETTLE", 150))*time.Second) // the manager gives memory back each minute
@@ -125,13 +125,13 @@ func TestLongMemory(t *testing.T) {
 		return memory
 	}
 	var names, requests []string
-	grow := func(nodes int) {
+	grow := func(createNodes int) {
 		t.Helper()
-		names = append(names, w.nodes(len(names), nodes)...)
-		sent := make([]string, 2*nodes-len(requests))
+		names = append(names, w.createNodes(len(names), createNodes)...)
+		sent := make([]string, 2*createNodes-len(requests))
 		parallel(len(sent), func(i int) {
-			n := names[(len(requests)+i)%nodes]
-			sent[i] = w.send(n, requestFor(n, "wait.example.com"))
+			n := names[(len(requests)+i)%createNodes]
+			sent[i] = w.create(n, newRequest(n, "wait.example.com"))
 		})
 		requests = append(requests, sent...)
 	}

@@ -19,15 +19,15 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestScenarios has what the API server and the signer decide, in one leader.
-func TestScenarios(t *testing.T) {
+// TestLeaderApprovesWhatTheNodeOwns has what the API server and the signer decide, in one leader.
+func TestLeaderApprovesWhatTheNodeOwns(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 5*time.Minute)
 	m := shared.RunLeader(ctx, t, args("--csr-approver-dns-regex={node}(\\..*)?", "--v=4")...)
 	for name, run := range map[string]func(w *fixture){
 		"a kubelet gets a certificate that servers can use": func(w *fixture) {
-			n := w.node("n", "10.1.0.1")
-			name := w.request(n, n, "10.1.0.1")
-			w.signed(name)
+			n := w.createNode("n", "10.1.0.1")
+			name := w.createRequest(n, n, "10.1.0.1")
+			w.waitUntilSigned(name)
 			r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(w.ctx, name, metav1.GetOptions{})
 			if err != nil {
 				w.Fatal(err)
@@ -47,49 +47,49 @@ func TestScenarios(t *testing.T) {
 			}
 		},
 		"a node asks for a name that begins with its own": func(w *fixture) {
-			n := w.node("n", "10.1.0.2")
-			w.told(n, w.request(n, n+".evil.example"), "check 9")
+			n := w.createNode("n", "10.1.0.2")
+			w.expectWaiting(n, w.createRequest(n, n+".evil.example"), "check 9")
 			// With the wide expression of this test, only other checks are left once the Node claims it.
-			w.report(n, n, "auth.example.com")
-			w.told(n, w.request(n, "auth.example.com"), "check 10")
+			w.setAddresses(n, n, "auth.example.com")
+			w.expectWaiting(n, w.createRequest(n, "auth.example.com"), "check 10")
 		},
 		"a request is approved when the Node reports its address": func(w *fixture) {
-			n := w.node("n", "10.1.0.3")
-			name := w.request(n, "10.1.0.4")
-			w.told(n, name, "check 9")
-			w.report(n, n, "10.1.0.3", "10.1.0.4")
-			w.signed(name)
+			n := w.createNode("n", "10.1.0.3")
+			name := w.createRequest(n, "10.1.0.4")
+			w.expectWaiting(n, name, "check 9")
+			w.setAddresses(n, n, "10.1.0.3", "10.1.0.4")
+			w.waitUntilSigned(name)
 		},
 		"a node claims another's address": func(w *fixture) {
-			victim, evil := w.node("victim", "10.1.0.5"), w.node("evil", "10.1.0.6")
-			w.signed(w.request(victim, victim, "10.1.0.5"))
-			w.report(evil, evil, "10.1.0.6", "10.1.0.5")
-			w.told(evil, w.request(evil, evil, "10.1.0.5"), "check 11")
-			w.told(evil, w.request(evil, "::ffff:10.1.0.5"), "check 11")
-			w.signed(w.request(evil, evil, "10.1.0.6")) // its own it gets
-			waits := w.request(victim, "10.1.0.5")
-			w.told(victim, waits, "check 11") // so the victim waits too
-			w.report(evil, evil, "10.1.0.6")
-			w.signed(waits)
+			victim, evil := w.createNode("victim", "10.1.0.5"), w.createNode("evil", "10.1.0.6")
+			w.waitUntilSigned(w.createRequest(victim, victim, "10.1.0.5"))
+			w.setAddresses(evil, evil, "10.1.0.6", "10.1.0.5")
+			w.expectWaiting(evil, w.createRequest(evil, evil, "10.1.0.5"), "check 11")
+			w.expectWaiting(evil, w.createRequest(evil, "::ffff:10.1.0.5"), "check 11")
+			w.waitUntilSigned(w.createRequest(evil, evil, "10.1.0.6")) // its own it gets
+			waiting := w.createRequest(victim, "10.1.0.5")
+			w.expectWaiting(victim, waiting, "check 11") // so the victim waits too
+			w.setAddresses(evil, evil, "10.1.0.6")
+			w.waitUntilSigned(waiting)
 		},
 		"a node claims another's name": func(w *fixture) {
-			victim, evil := w.node("victim", "10.1.0.7"), w.node("evil", "10.1.0.8")
-			w.report(evil, victim, "10.1.0.8")
-			w.told(evil, w.request(evil, victim), "check 10")
+			victim, evil := w.createNode("victim", "10.1.0.7"), w.createNode("evil", "10.1.0.8")
+			w.setAddresses(evil, victim, "10.1.0.8")
+			w.expectWaiting(evil, w.createRequest(evil, victim), "check 10")
 		},
 		"a node claims the names of the API server": func(w *fixture) {
-			n := w.node("n", "10.1.0.9")
-			w.report(n, n, "kubernetes.default.svc", "127.0.0.1")
-			w.told(n, w.request(n, "kubernetes.default.svc"), "check 7")
-			w.told(n, w.request(n, "127.0.0.1"), "check 7")
+			n := w.createNode("n", "10.1.0.9")
+			w.setAddresses(n, n, "kubernetes.default.svc", "127.0.0.1")
+			w.expectWaiting(n, w.createRequest(n, "kubernetes.default.svc"), "check 7")
+			w.expectWaiting(n, w.createRequest(n, "127.0.0.1"), "check 7")
 		},
 		"a node claims the cluster IP of the API server": func(w *fixture) {
 			service, err := shared.Admin.CoreV1().Services(metav1.NamespaceDefault).Get(w.ctx, "kubernetes", metav1.GetOptions{})
 			if err != nil {
 				w.Fatal(err)
 			}
-			n := w.node("n", "10.1.0.10", service.Spec.ClusterIP)
-			w.told(n, w.request(n, service.Spec.ClusterIP), "check 12")
+			n := w.createNode("n", "10.1.0.10", service.Spec.ClusterIP)
+			w.expectWaiting(n, w.createRequest(n, service.Spec.ClusterIP), "check 12")
 		},
 		"a node claims an endpoint of the API server, and is of the control plane later": func(w *fixture) {
 			slices, err := shared.Admin.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(w.ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
@@ -97,76 +97,76 @@ func TestScenarios(t *testing.T) {
 				w.Skip("the API server has published no address here", err)
 			}
 			address := slices.Items[0].Endpoints[0].Addresses[0]
-			n := w.node("n", address)
-			name := w.request(n, address)
+			n := w.createNode("n", address)
+			name := w.createRequest(n, address)
 			w.label(n, "node-role.kubernetes.io/control-plane", "")
 			if address[:3] != "10." {
-				w.told(n, name, "check 10") // it is outside of the ranges
+				w.expectWaiting(n, name, "check 10") // it is outside of the ranges
 				return
 			}
-			w.signed(name)
+			w.waitUntilSigned(name)
 		},
 		"a request is approved when its Node is created": func(w *fixture) {
 			n := w.id + "-late"
-			name := w.request(n, n, "10.1.0.11")
+			name := w.createRequest(n, n, "10.1.0.11")
 			w.settle()
 			if state, _ := w.state(name); state != "" {
 				w.Errorf("it is %q", state)
 			}
-			w.node("late", "10.1.0.11")
-			w.signed(name)
+			w.createNode("late", "10.1.0.11")
+			w.waitUntilSigned(name)
 		},
 		"a request waits when its Node is deleted": func(w *fixture) {
-			n := w.node("n", "10.1.0.12")
+			n := w.createNode("n", "10.1.0.12")
 			if err := shared.Admin.CoreV1().Nodes().Delete(w.ctx, n, metav1.DeleteOptions{}); err != nil {
 				w.Fatal(err)
 			}
-			name := w.request(n, n, "10.1.0.12")
+			name := w.createRequest(n, n, "10.1.0.12")
 			w.settle()
 			if state, _ := w.state(name); state != "" {
 				w.Errorf("it is %q", state)
 			}
 		},
 		"other signers and users are ignored": func(w *fixture) {
-			n := w.node("n", "10.1.0.13")
-			client := requestFor(n)
+			n := w.createNode("n", "10.1.0.13")
+			client := newRequest(n)
 			client.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
 			client.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
-			names := []string{w.send(n, client)}
-			byAdmin, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Create(w.ctx, requestFor(n, n), metav1.CreateOptions{})
+			names := []string{w.create(n, client)}
+			adminRequest, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Create(w.ctx, newRequest(n, n), metav1.CreateOptions{})
 			if err != nil {
 				w.Fatal(err)
 			}
-			w.Cleanup(func() { w.remove(byAdmin.Name) })
+			w.Cleanup(func() { w.deleteRequest(adminRequest.Name) })
 			w.settle()
-			for _, name := range append(names, byAdmin.Name) {
+			for _, name := range append(names, adminRequest.Name) {
 				if state, _ := w.state(name); state != "" {
 					w.Errorf("%s is %q", name, state)
 				}
 			}
 		},
 		"20 of 25 requests at once are approved": func(w *fixture) {
-			n := w.node("n", "10.1.0.14")
+			n := w.createNode("n", "10.1.0.14")
 			for range 25 {
-				w.request(n, n)
+				w.createRequest(n, n)
 			}
 			fleet.Eventually(w.ctx, w, func() error {
-				if len(w.approvedOf(n)) < 20 {
+				if len(w.approvedRequests(n)) < 20 {
 					return errNotYet
 				}
 				return nil
 			})
 			w.settle()
-			if approved := w.approvedOf(n); len(approved) != 20 {
+			if approved := w.approvedRequests(n); len(approved) != 20 {
 				w.Errorf("%d are approved", len(approved))
 			}
 		},
 		"a certificate may be for 600 s": func(w *fixture) {
-			n := w.node("n", "10.1.0.15")
-			r := requestFor(n, n)
+			n := w.createNode("n", "10.1.0.15")
+			r := newRequest(n, n)
 			r.Spec.ExpirationSeconds = new(int32)
 			*r.Spec.ExpirationSeconds = 600
-			w.signed(w.send(n, r))
+			w.waitUntilSigned(w.create(n, r))
 		},
 	} {
 		t.Run(name, func(t *testing.T) { run(newFixture(t)) })
@@ -180,12 +180,12 @@ func TestScenarios(t *testing.T) {
 // settle waits until the controller has decided on everything that happened before.
 func (w *fixture) settle() {
 	w.Helper()
-	n := w.node(fmt.Sprintf("canary-%d", time.Now().UnixNano()))
-	w.signed(w.request(n, n))
+	n := w.createNode(fmt.Sprintf("canary-%d", time.Now().UnixNano()))
+	w.waitUntilSigned(w.createRequest(n, n))
 }
 
-// approvedOf returns the approved requests of a node.
-func (w *fixture) approvedOf(node string) (names []string) {
+// approvedRequests returns the approved requests of a node.
+func (w *fixture) approvedRequests(node string) (names []string) {
 	w.Helper()
 	list, err := shared.Admin.CertificatesV1().CertificateSigningRequests().List(w.ctx, metav1.ListOptions{})
 	if err != nil {
@@ -213,8 +213,8 @@ func (w *fixture) label(node, label, value string) {
 // run beside the original writes nothing; without it, what waits is approved, and nothing else is written.
 func TestMigrationWritesNothing(t *testing.T) {
 	w := newFixture(t)
-	n := w.node("n", "10.2.0.1")
-	approved, denied, waits := w.request(n, n), w.request(n, n), w.request(n, n, "10.2.0.1")
+	n := w.createNode("n", "10.2.0.1")
+	approved, denied, waiting := w.createRequest(n, n), w.createRequest(n, n), w.createRequest(n, n, "10.2.0.1")
 	w.decide(approved, certificatesv1.CertificateApproved)
 	w.decide(denied, certificatesv1.CertificateDenied)
 	dry := shared.RunLeader(w.ctx, t, args("--csr-approver-dry-run")...)
@@ -228,12 +228,12 @@ func TestMigrationWritesNothing(t *testing.T) {
 		t.Errorf("the dry run has written %v", writes)
 	}
 	shared.RunLeader(w.ctx, t, args()...)
-	w.signed(waits)
+	w.waitUntilSigned(waiting)
 	w.settle()
 	if state, _ := w.state(denied); state != "Denied" {
 		t.Errorf("what was denied is %q", state)
 	}
-	if writes := w.approvals(); writes[approved]+writes[denied] > 0 || writes[waits] != 1 {
+	if writes := w.approvals(); writes[approved]+writes[denied] > 0 || writes[waiting] != 1 {
 		t.Errorf("writes %v", writes)
 	}
 }

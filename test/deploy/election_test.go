@@ -48,7 +48,7 @@ func TestElectionHasAPriorityLevelOfItsOwn(t *testing.T) {
 		{http.MethodGet, "/api/v1/namespaces/default/configmaps"}:                                            false,
 	} {
 		fleet.Eventually(ctx, t, func() error { // the API server may not have seen the schema yet
-			got, err := flowSchemaOf(ctx, client, request[0], config.Host+request[1])
+			got, err := matchedFlowSchema(ctx, client, request[0], config.Host+request[1])
 			if err == nil && (got == string(schema.UID)) != elects {
 				err = fmt.Errorf("%v: FlowSchema %s", request, got)
 			}
@@ -57,7 +57,7 @@ func TestElectionHasAPriorityLevelOfItsOwn(t *testing.T) {
 	}
 }
 
-func flowSchemaOf(ctx context.Context, client *http.Client, method, url string) (uid string, err error) {
+func matchedFlowSchema(ctx context.Context, client *http.Client, method, url string) (uid string, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
 		return "", err
@@ -78,13 +78,13 @@ func TestFenceIsInstalledWithItsNamespace(t *testing.T) {
 	fenced := 0
 	for name, kustomization := range installations(t) {
 		var namespaces, parameters []string
-		for _, o := range objectsOf(t, render(ctx, t, kustomization)) {
+		for _, o := range parseObjects(t, render(ctx, t, kustomization)) {
 			switch o.GetKind() {
 			case "Namespace":
 				namespaces = append(namespaces, o.GetName())
 			case "ValidatingAdmissionPolicyBinding":
 				// Other policies have no parameter.
-				if parameter, has, _ := unstructured.NestedString(o.Object, "spec", "paramRef", "name"); has {
+				if parameter, ok, _ := unstructured.NestedString(o.Object, "spec", "paramRef", "name"); ok {
 					parameters = append(parameters, parameter)
 				}
 			}

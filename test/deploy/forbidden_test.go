@@ -26,18 +26,18 @@ import (
 func TestForbiddenNamespaceConcernsOnlyItself(t *testing.T) {
 	length := time.Duration(fleet.Setting(t, "MINUTES", 0)) * time.Minute
 	ctx := fleet.Within(t.Context(), t, 3*fleet.Patience+length)
-	home, second, third := shared.NewSample(ctx, t), shared.NewSample(ctx, t), shared.NewSample(ctx, t)
-	component := render(ctx, t, namespacedOverlay(t, home.Namespace, "namespaced"))
+	first, second, third := shared.NewSample(ctx, t), shared.NewSample(ctx, t), shared.NewSample(ctx, t)
+	component := render(ctx, t, namespacedOverlay(t, first.Namespace, "namespaced"))
 	kubectlApply(ctx, t, component)
-	kubectlApply(ctx, t, printRBAC(ctx, t, second.Namespace, home.Namespace))
-	rights := printRBAC(ctx, t, third.Namespace, home.Namespace)
+	kubectlApply(ctx, t, printRBAC(ctx, t, second.Namespace, first.Namespace))
+	rights := printRBAC(ctx, t, third.Namespace, first.Namespace)
 	kubectlApply(ctx, t, rights)
 	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.ObjectRef != nil && e.ObjectRef.Namespace == third.Namespace })
 
 	round := 0
 	start := func() (cut, stop func()) {
 		round++
-		m, proxy := startInNamespace(ctx, t, component, home.Namespace, fmt.Sprint("manager-", round), "--namespaces="+second.Namespace+","+third.Namespace)
+		m, proxy := startInNamespace(ctx, t, component, first.Namespace, fmt.Sprint("manager-", round), "--namespaces="+second.Namespace+","+third.Namespace)
 		fleet.Eventually(ctx, t, func() error { return fleet.Answers(m.InsecureURL+"/readyz", "", 200) })
 		return func() { proxy.Partition(faultproxy.Reset); proxy.Heal() }, func() {
 			if err := m.Stop(ctx, 30*time.Second); err != nil {
@@ -46,21 +46,21 @@ func TestForbiddenNamespaceConcernsOnlyItself(t *testing.T) {
 		}
 	}
 	cut, stop := start()
-	for _, s := range []fleet.Sample{home, second, third} {
+	for _, s := range []fleet.Sample{first, second, third} {
 		s.WaitUntilKnown(ctx, t, "web")
 	}
 
-	var alone, beside []time.Duration
+	var allAllowed, oneForbidden []time.Duration
 	for range 10 {
-		alone = append(alone, rollTime(ctx, t, home), rollTime(ctx, t, second))
+		allAllowed = append(allAllowed, rollTime(ctx, t, first), rollTime(ctx, t, second))
 	}
-	forbid(ctx, t, third.Namespace, "system:serviceaccount:"+home.Namespace+":quartermaster")
+	forbid(ctx, t, third.Namespace, "system:serviceaccount:"+first.Namespace+":quartermaster")
 	cut() // the API server does not end a watch that it has accepted
 	before := generation(ctx, t, third)
 	third.Paint(ctx, t, "unseen")
 	for end, n := time.Now().Add(length), 0; n < 4 || time.Now().Before(end); n++ {
 		for range 5 {
-			beside = append(beside, rollTime(ctx, t, home), rollTime(ctx, t, second))
+			oneForbidden = append(oneForbidden, rollTime(ctx, t, first), rollTime(ctx, t, second))
 		}
 		if n%2 == 0 {
 			cut()
@@ -81,7 +81,7 @@ func TestForbiddenNamespaceConcernsOnlyItself(t *testing.T) {
 		return nil
 	})
 	t.Logf("median from a change to the workload's new template: %v with three namespaces, %v while one is forbidden (%d rolls, at most %v, %d managers)",
-		median(alone), median(beside), len(beside), slices.Max(beside).Round(time.Millisecond), round)
+		median(allAllowed), median(oneForbidden), len(oneForbidden), slices.Max(oneForbidden).Round(time.Millisecond), round)
 }
 
 // forbid deletes the RoleBindings in the namespace, and waits until the user may not watch ConfigMaps there.

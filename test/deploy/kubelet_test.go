@@ -29,11 +29,11 @@ import (
 // arguments, environment, ServiceAccount, ConfigMaps, readiness probe and grace period. It also
 // acts as the scheduler.
 type kubelet struct {
-	node     string
-	binaries map[string]string // by image
-	pods     map[types.UID]*podProcess
-	beat     time.Time // the last heartbeat of the node
-	problems []error
+	node          string
+	binaries      map[string]string // by image
+	pods          map[types.UID]*podProcess
+	lastHeartbeat time.Time // the last heartbeat of the node
+	problems      []error
 }
 
 type podProcess struct {
@@ -70,7 +70,7 @@ func startKubelet(ctx context.Context, t *testing.T, binaries map[string]string)
 				return
 			case <-tick.C:
 			}
-			if err := k.sync(ctx); err != nil && ctx.Err() == nil {
+			if err := k.syncPods(ctx); err != nil && ctx.Err() == nil {
 				k.problems = append(k.problems, err)
 			}
 		}
@@ -86,9 +86,9 @@ func startKubelet(ctx context.Context, t *testing.T, binaries map[string]string)
 	}
 }
 
-// sync takes every Pod one step further.
-func (k *kubelet) sync(ctx context.Context) error {
-	if err := k.beatHeart(ctx); err != nil {
+// syncPods takes every Pod one step further.
+func (k *kubelet) syncPods(ctx context.Context) error {
+	if err := k.sendHeartbeat(ctx); err != nil {
 		return err
 	}
 	list, err := shared.Admin.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=quartermaster"})
@@ -107,25 +107,25 @@ func (k *kubelet) sync(ctx context.Context) error {
 			err = shared.Admin.CoreV1().Pods(pod.Namespace).Bind(ctx, &corev1.Binding{
 				ObjectMeta: metav1.ObjectMeta{Name: pod.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: k.node}}, metav1.CreateOptions{})
 		case p == nil && pod.DeletionTimestamp == nil:
-			err = k.start(ctx, pod)
+			err = k.startPod(ctx, pod)
 		case pod.DeletionTimestamp != nil:
-			err = k.end(ctx, pod, p)
+			err = k.endPod(ctx, pod, p)
 		case p.ExitCode() != -1:
 			err = fmt.Errorf("%s ended with %d; its last lines:\n%s", pod.Name, p.ExitCode(), p.Tail(20))
 		case !p.ready:
-			err = k.probe(ctx, pod, p)
+			err = k.probePod(ctx, pod, p)
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// beatHeart sends heartbeats, so that kube-controller-manager does not consider the node dead.
-func (k *kubelet) beatHeart(ctx context.Context) error {
-	if time.Since(k.beat) < heartbeat {
+// sendHeartbeat sends heartbeats, so that kube-controller-manager does not consider the node dead.
+func (k *kubelet) sendHeartbeat(ctx context.Context) error {
+	if time.Since(k.lastHeartbeat) < heartbeat {
 		return nil
 	}
-	k.beat = time.Now()
+	k.lastHeartbeat = time.Now()
 	leases := shared.Admin.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: k.node},
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: &k.node, RenewTime: ptr.To(metav1.NowMicro()), LeaseDurationSeconds: ptr.To[int32](40)}}
@@ -137,9 +137,9 @@ func (k *kubelet) beatHeart(ctx context.Context) error {
 	return err
 }
 
-// start starts the Pod's process under the Pod's name, by which the audit log distinguishes
+// startPod starts the Pod's process under the Pod's name, by which the audit log distinguishes
 // processes.
-func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) error {
+func (k *kubelet) startPod(ctx context.Context, pod *corev1.Pod) error {
 	container := pod.Spec.Containers[0]
 	binary, ok := k.binaries[container.Image]
 	if !ok {
@@ -167,8 +167,8 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// probe runs the Pod's readiness probe, and updates the Pod's status when it succeeds.
-func (k *kubelet) probe(ctx context.Context, pod *corev1.Pod, p *podProcess) error {
+// probePod runs the Pod's readiness probe, and updates the Pod's status when it succeeds.
+func (k *kubelet) probePod(ctx context.Context, pod *corev1.Pod, p *podProcess) error {
 	get := pod.Spec.Containers[0].ReadinessProbe.HTTPGet
 	if get.Scheme != corev1.URISchemeHTTPS {
 		return fmt.Errorf("%s: the probe uses %s", pod.Name, get.Scheme)
@@ -182,8 +182,8 @@ func (k *kubelet) probe(ctx context.Context, pod *corev1.Pod, p *podProcess) err
 	return err
 }
 
-// end sends SIGTERM and, once the process has ended, removes the Pod.
-func (k *kubelet) end(ctx context.Context, pod *corev1.Pod, p *podProcess) error {
+// endPod sends SIGTERM and, once the process has ended, removes the Pod.
+func (k *kubelet) endPod(ctx context.Context, pod *corev1.Pod, p *podProcess) error {
 	switch {
 	case p == nil || p.ExitCode() != -1:
 		if p != nil && p.ExitCode() != 0 {

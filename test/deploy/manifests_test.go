@@ -27,8 +27,8 @@ import (
 
 const deployDir = "../../deploy"
 
-// objectsOf parses the objects of manifests.
-func objectsOf(t *testing.T, manifests string) []*unstructured.Unstructured {
+// parseObjects parses the objects of manifests.
+func parseObjects(t *testing.T, manifests string) []*unstructured.Unstructured {
 	t.Helper()
 	var list []*unstructured.Unstructured
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(manifests)))
@@ -48,10 +48,10 @@ func objectsOf(t *testing.T, manifests string) []*unstructured.Unstructured {
 	}
 }
 
-// deploymentOf returns the Deployment in manifests.
-func deploymentOf(t *testing.T, manifests string) *appsv1.Deployment {
+// findDeployment returns the Deployment in manifests.
+func findDeployment(t *testing.T, manifests string) *appsv1.Deployment {
 	t.Helper()
-	for _, o := range objectsOf(t, manifests) {
+	for _, o := range parseObjects(t, manifests) {
 		if o.GetKind() != "Deployment" {
 			continue
 		}
@@ -71,7 +71,7 @@ func installations(t *testing.T) map[string]string {
 	t.Helper()
 	names := map[string]string{"the default": deployDir, "managers outside of the cluster": filepath.Join(deployDir, "podman")}
 	var all []string
-	for _, dir := range kustomizationsIn(t, "components") {
+	for _, dir := range kustomizations(t, "components") {
 		name := filepath.Base(dir)
 		if name == "fence" { // part of the default
 			continue
@@ -80,7 +80,7 @@ func installations(t *testing.T) map[string]string {
 		names["the default with "+name] = overlay(t, name)
 	}
 	names["all components"] = overlay(t, all...)
-	for _, dir := range kustomizationsIn(t, "examples") {
+	for _, dir := range kustomizations(t, "examples") {
 		names["example "+filepath.Base(dir)] = dir
 	}
 	if len(all) < 3 || len(names) < len(all)+3 {
@@ -89,7 +89,7 @@ func installations(t *testing.T) map[string]string {
 	return names
 }
 
-func kustomizationsIn(t *testing.T, dir string) []string {
+func kustomizations(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(deployDir, dir))
 	if err != nil {
@@ -113,7 +113,7 @@ func TestManifestsAreAccepted(t *testing.T) {
 	dir, want := t.TempDir(), 0
 	for name, kustomization := range installations(t) {
 		manifests := render(ctx, t, kustomization)
-		want += len(objectsOf(t, manifests))
+		want += len(parseObjects(t, manifests))
 		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(manifests), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +134,7 @@ func TestPodIsAllowedInARestrictedNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := deploymentOf(t, render(ctx, t, deployDir)).Spec.Template
+	template := findDeployment(t, render(ctx, t, deployDir)).Spec.Template
 	pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
 	pod.Name, pod.Spec.ServiceAccountName = "manager", "default"
 	create := func() error {
@@ -159,12 +159,12 @@ func TestPodIsAllowedInARestrictedNamespace(t *testing.T) {
 func TestControllerLeftOutLeavesNothing(t *testing.T) {
 	ctx := fleet.Context(t)
 	manifests := render(ctx, t, filepath.Join(deployDir, "examples", "without-config-reload"))
-	for _, o := range objectsOf(t, manifests) {
+	for _, o := range parseObjects(t, manifests) {
 		if strings.HasSuffix(o.GetName(), "config-reload") {
 			t.Errorf("%s %s is left", o.GetKind(), o.GetName())
 		}
 	}
-	o, err := cluster.DeployedOptions(deploymentOf(t, manifests).Spec.Template.Spec, &cluster.Replica{}, cluster.ManagerOptions{})
+	o, err := cluster.DeployedOptions(findDeployment(t, manifests).Spec.Template.Spec, &cluster.Replica{}, cluster.ManagerOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

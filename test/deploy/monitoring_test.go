@@ -23,7 +23,7 @@ type alert struct {
 	Labels, Annotations map[string]string
 }
 
-func alertsOf(t *testing.T, o *unstructured.Unstructured) []alert {
+func ruleAlerts(t *testing.T, o *unstructured.Unstructured) []alert {
 	t.Helper()
 	var rule struct {
 		Spec struct{ Groups []struct{ Rules []alert } }
@@ -81,10 +81,10 @@ func listedMetrics(t *testing.T) (list map[string]metric, later map[string]bool)
 }
 
 var (
-	comment = regexp.MustCompile(`^# (HELP|TYPE) (\S+) (.*)`)
-	series  = regexp.MustCompile(`^([a-z0-9_]+)(?:\{(.*)\})? `)
-	label   = regexp.MustCompile(`([a-z_]+)="(?:[^"\\]|\\.)*"`)
-	partOf  = regexp.MustCompile(`_(bucket|sum|count)$`)
+	comment         = regexp.MustCompile(`^# (HELP|TYPE) (\S+) (.*)`)
+	series          = regexp.MustCompile(`^([a-z0-9_]+)(?:\{(.*)\})? `)
+	label           = regexp.MustCompile(`([a-z_]+)="(?:[^"\\]|\\.)*"`)
+	histogramSuffix = regexp.MustCompile(`_(bucket|sum|count)$`)
 )
 
 // exportedMetrics reads a manager's page. A metric whose series differ in their labels has no help.
@@ -108,7 +108,7 @@ func exportedMetrics(page string) map[string]metric {
 		}
 		name := match[1]
 		if all[name].Type == "" {
-			name = partOf.ReplaceAllString(name, "")
+			name = histogramSuffix.ReplaceAllString(name, "")
 		}
 		var labels []string
 		for _, l := range label.FindAllStringSubmatch(match[2], -1) {
@@ -174,13 +174,13 @@ func TestAlertsAreExplained(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := 0
-	for _, o := range objectsOf(t, render(ctx, t, overlay(t, "monitoring"))) {
+	count := 0
+	for _, o := range parseObjects(t, render(ctx, t, overlay(t, "monitoring"))) {
 		if o.GetKind() != "PrometheusRule" {
 			continue
 		}
-		for _, a := range alertsOf(t, o) {
-			found++
+		for _, a := range ruleAlerts(t, o) {
+			count++
 			if a.Labels["severity"] == "" || a.Annotations["summary"] == "" || a.Annotations["description"] == "" {
 				t.Errorf("%s lacks its severity, summary or description", a.Alert)
 			}
@@ -188,16 +188,16 @@ func TestAlertsAreExplained(t *testing.T) {
 				t.Errorf("%s: runbook_url is %q, want ...%s", a.Alert, a.Annotations["runbook_url"], want)
 			}
 			severity := strings.ToUpper(a.Labels["severity"][:1]) + a.Labels["severity"][1:]
-			after := "at once"
+			delay := "at once"
 			if n := len(a.For); n > 0 {
-				after = "after " + a.For[:n-1] + map[string]string{"s": " s", "m": " min", "h": " h"}[a.For[n-1:]]
+				delay = "after " + a.For[:n-1] + map[string]string{"s": " s", "m": " min", "h": " h"}[a.For[n-1:]]
 			}
-			if begin := "\n## " + a.Alert + "\n\n" + severity + ", " + after + ".\n"; !strings.Contains(string(runbook), begin) {
+			if begin := "\n## " + a.Alert + "\n\n" + severity + ", " + delay + ".\n"; !strings.Contains(string(runbook), begin) {
 				t.Errorf("docs/operate/alerts.md has no section that begins with %q", begin)
 			}
 		}
 	}
-	if found == 0 {
+	if count == 0 {
 		t.Error("there are no alerts")
 	}
 }

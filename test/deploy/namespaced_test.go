@@ -40,7 +40,7 @@ func TestNamespacedInstallationNeedsNoClusterRole(t *testing.T) {
 	kubectlApply(ctx, t, added)
 
 	account := "system:serviceaccount:" + home.namespace + ":quartermaster"
-	granted := grantedBy(t, component+"---\n"+added)
+	granted := grantedPermissions(t, component+"---\n"+added)
 	if len(granted) < 50 {
 		t.Errorf("%d permissions are granted: the test does not see them", len(granted))
 	}
@@ -69,7 +69,7 @@ func TestNamespacedInstallationNeedsNoClusterRole(t *testing.T) {
 	fleet.Eventually(ctx, t, func() error {
 		unused := maps.Clone(granted)
 		for _, e := range shared.AuditSince(t, begin, fleet.Allowed) {
-			request := permissionOf(e)
+			request := requestPermission(e)
 			maps.DeleteFunc(unused, func(p permission, _ bool) bool { return p.covers(request) })
 		}
 		if len(unused) > 0 {
@@ -113,8 +113,8 @@ func TestNamespacedComponentGrantsWhatRBACPrints(t *testing.T) {
 					args = append(args, flags[c])
 				}
 			}
-			got := grantedBy(t, render(ctx, t, namespacedOverlay(t, "team-a", components...)))
-			want := grantedBy(t, printRBAC(ctx, t, "team-a", "team-a", args...))
+			got := grantedPermissions(t, render(ctx, t, namespacedOverlay(t, "team-a", components...)))
+			want := grantedPermissions(t, printRBAC(ctx, t, "team-a", "team-a", args...))
 			if diff := cmp.Diff(want, got, cmp.AllowUnexported(permission{})); diff != "" || len(got) < 20 {
 				t.Errorf("(-printed +granted):\n%s", diff)
 			}
@@ -165,7 +165,7 @@ func kubectlApply(ctx context.Context, t *testing.T, manifests string) {
 // after the Deployment's arguments.
 func startInNamespace(ctx context.Context, t *testing.T, manifests, namespace, name string, args ...string) (*cluster.Manager, *faultproxy.Proxy) {
 	t.Helper()
-	spec := deploymentOf(t, manifests).Spec.Template.Spec
+	spec := findDeployment(t, manifests).Spec.Template.Spec
 	container := &spec.Containers[0]
 	for i := range container.Env {
 		if from := container.Env[i].ValueFrom; from != nil && from.FieldRef != nil && from.FieldRef.FieldPath == "metadata.namespace" {

@@ -40,9 +40,9 @@ func (p permission) String() string {
 
 // covers reports whether p permits the request.
 func (p permission) covers(request permission) bool {
-	is := func(granted, asked string) bool { return granted == "" || granted == asked }
+	matches := func(granted, asked string) bool { return granted == "" || granted == asked }
 	return p.user == request.user && p.verb == request.verb && p.group == request.group && p.resource == request.resource &&
-		is(p.namespace, request.namespace) && is(p.name, request.name) && p.path == request.path
+		matches(p.namespace, request.namespace) && matches(p.name, request.name) && p.path == request.path
 }
 
 // TestPermissionsAreAllUsed makes managers do everything that needs permission, and then looks in
@@ -58,7 +58,7 @@ func TestPermissionsAreAllUsed(t *testing.T) {
 			installCRDs(ctx, t)
 			begin := time.Now()
 			shared.InstallWith(ctx, t, components...)
-			granted := grantedBy(t, render(ctx, t, overlay(t, components...)))
+			granted := grantedPermissions(t, render(ctx, t, overlay(t, components...)))
 			if len(granted) < 30 {
 				t.Fatalf("%d permissions are granted: the test does not see them", len(granted))
 			}
@@ -68,7 +68,7 @@ func TestPermissionsAreAllUsed(t *testing.T) {
 			fleet.Eventually(ctx, t, func() error {
 				unused := maps.Clone(granted)
 				for _, e := range shared.AuditSince(t, begin, fleet.Allowed) {
-					request := permissionOf(e)
+					request := requestPermission(e)
 					maps.DeleteFunc(unused, func(p permission, _ bool) bool { return p.covers(request) })
 				}
 				if len(unused) == 0 {
@@ -86,18 +86,18 @@ func TestPermissionsAreAllUsed(t *testing.T) {
 	}
 }
 
-// grantedBy returns what the roles among the manifests grant to their subjects. The roles for
+// grantedPermissions returns what the roles among the manifests grant to their subjects. The roles for
 // readers of metrics are bound to nobody here.
-func grantedBy(t *testing.T, manifests string) map[permission]bool {
+func grantedPermissions(t *testing.T, manifests string) map[permission]bool {
 	t.Helper()
 	type role struct{ kind, namespace, name string }
 	rules := map[role][]rbacv1.PolicyRule{}
-	objects := objectsOf(t, manifests)
+	objects := parseObjects(t, manifests)
 	for _, o := range objects {
 		switch o.GetKind() {
 		case "Role", "ClusterRole":
 			r := &rbacv1.ClusterRole{}
-			convert(t, o, r)
+			fromUnstructured(t, o, r)
 			rules[role{o.GetKind(), o.GetNamespace(), o.GetName()}] = r.Rules
 		}
 	}
@@ -109,16 +109,16 @@ func grantedBy(t *testing.T, manifests string) map[permission]bool {
 			continue
 		}
 		b := &rbacv1.ClusterRoleBinding{}
-		convert(t, o, b)
-		of := role{kind: b.RoleRef.Kind, name: b.RoleRef.Name}
+		fromUnstructured(t, o, b)
+		reference := role{kind: b.RoleRef.Kind, name: b.RoleRef.Name}
 		if b.RoleRef.Kind == "Role" {
-			of.namespace = o.GetNamespace()
+			reference.namespace = o.GetNamespace()
 		}
 		for _, subject := range b.Subjects {
 			user := "system:serviceaccount:" + subject.Namespace + ":" + subject.Name
 			// No rules if the role is not ours, such as extension-apiserver-authentication-reader.
-			for _, rule := range rules[of] {
-				for _, p := range permissionsOf(rule) {
+			for _, rule := range rules[reference] {
+				for _, p := range rulePermissions(rule) {
 					p.user, p.namespace = user, o.GetNamespace()
 					all[p] = true
 				}
@@ -128,14 +128,14 @@ func grantedBy(t *testing.T, manifests string) map[permission]bool {
 	return all
 }
 
-func convert(t *testing.T, o *unstructured.Unstructured, into any) {
+func fromUnstructured(t *testing.T, o *unstructured.Unstructured, object any) {
 	t.Helper()
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, into); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, object); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func permissionsOf(rule rbacv1.PolicyRule) []permission {
+func rulePermissions(rule rbacv1.PolicyRule) []permission {
 	var list []permission
 	for _, verb := range rule.Verbs {
 		for _, path := range rule.NonResourceURLs {
@@ -156,7 +156,7 @@ func permissionsOf(rule rbacv1.PolicyRule) []permission {
 	return list
 }
 
-func permissionOf(e auditv1.Event) permission {
+func requestPermission(e auditv1.Event) permission {
 	p := permission{user: e.User.Username, verb: e.Verb}
 	ref := e.ObjectRef
 	if ref == nil {

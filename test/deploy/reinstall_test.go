@@ -24,16 +24,16 @@ import (
 )
 
 const (
-	standbysWrites = 5 // after each
+	standbyWrites = 5 // after each
 
-	// writesWithin is how long a new leader may take from its first request to its first write of a
+	// firstWriteLimit is how long a new leader may take from its first request to its first write of a
 	// workload, its start on a busy machine included.
-	writesWithin = 20 * time.Second
+	firstWriteLimit = 20 * time.Second
 )
 
-// TestLongReinstall applies and deletes deploy/ again and again, as a user does. Each time the new
-// leader must write, and the fence in the API server must refuse the standby.
-func TestLongReinstall(t *testing.T) {
+// TestLongReinstalledLeaderIsFenced applies and deletes deploy/ again and again, as a user does. Each time
+// the new leader must write, and the fence in the API server must refuse the standby.
+func TestLongReinstalledLeaderIsFenced(t *testing.T) {
 	const rounds = 4
 	for name, ended := range map[string]bool{
 		"what was deleted while managers ran":           false,
@@ -55,20 +55,20 @@ func TestLongReinstall(t *testing.T) {
 					if ended {
 						removeDeployment(ctx, t)
 					}
-					deleteAll(ctx, t)
+					deleteInstallation(ctx, t)
 					s.Paint(ctx, t, fmt.Sprint("color-", round)) // work for the next leader
 				}
 				begin := time.Now()
 				apply(ctx, t, "v0.9.1")
 				waitForVersion(ctx, t, "v0.9.1")
 				leader := shared.HolderPod(ctx, t)
-				fleet.Eventually(ctx, t, func() error { return wrote(t, begin, leader) })
-				refused += refusedToStandby(ctx, t, s.Namespace, leader)
+				fleet.Eventually(ctx, t, func() error { return checkFirstWrite(t, begin, leader) })
+				refused += refusedWrites(ctx, t, s.Namespace, leader)
 				if round > 0 {
-					heldByNobodyBefore(ctx, t)
+					expectFirstTerm(ctx, t)
 				}
 			}
-			if want := rounds * standbysWrites; refused != want {
+			if want := rounds * standbyWrites; refused != want {
 				t.Errorf("the API server has refused %d of %d writes of standbys", refused, want)
 			}
 			removeDeployment(ctx, t)
@@ -79,9 +79,9 @@ func TestLongReinstall(t *testing.T) {
 	}
 }
 
-// heldByNobodyBefore checks that the leader did not wait for a leader of the former installation: its term
+// expectFirstTerm checks that the leader did not wait for a leader of the former installation: its term
 // is the first of a new Lease.
-func heldByNobodyBefore(ctx context.Context, t *testing.T) {
+func expectFirstTerm(ctx context.Context, t *testing.T) {
 	t.Helper()
 	lease, err := shared.Admin.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, fleet.LeaseName, metav1.GetOptions{})
 	if err != nil {
@@ -92,8 +92,8 @@ func heldByNobodyBefore(ctx context.Context, t *testing.T) {
 	}
 }
 
-// deleteAll deletes what deploy/ has installed, and waits until it is gone.
-func deleteAll(ctx context.Context, t *testing.T) {
+// deleteInstallation deletes what deploy/ has installed, and waits until it is gone.
+func deleteInstallation(ctx context.Context, t *testing.T) {
 	t.Helper()
 	begin := time.Now()
 	if _, err := shared.Kubectl(ctx, "delete", "--ignore-not-found", "-k", overlay(t)); err != nil {
@@ -118,8 +118,8 @@ func deleteAll(ctx context.Context, t *testing.T) {
 	})
 }
 
-// wrote returns nil once the leader has written a workload, and checks how soon it has.
-func wrote(t *testing.T, begin time.Time, leader string) error {
+// checkFirstWrite returns nil once the leader has written a workload, and checks how soon it has.
+func checkFirstWrite(t *testing.T, begin time.Time, leader string) error {
 	t.Helper()
 	var first time.Time
 	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == leader }) {
@@ -129,8 +129,8 @@ func wrote(t *testing.T, begin time.Time, leader string) error {
 		}
 		if fleet.IsControllerWrite(e, leader) && e.ResponseStatus != nil && e.ResponseStatus.Code == 200 {
 			took := at.Sub(first)
-			if t.Logf("%s wrote %s after its first request", leader, took.Round(time.Millisecond)); took > writesWithin {
-				t.Errorf("this is more than %s", writesWithin)
+			if t.Logf("%s wrote %s after its first request", leader, took.Round(time.Millisecond)); took > firstWriteLimit {
+				t.Errorf("this is more than %s", firstWriteLimit)
 			}
 			return nil
 		}
@@ -138,8 +138,8 @@ func wrote(t *testing.T, begin time.Time, leader string) error {
 	return errors.New(leader + " has written nothing yet")
 }
 
-// refusedToStandby returns how many writes of a replica that does not lead the fence has refused.
-func refusedToStandby(ctx context.Context, t *testing.T, namespace, leader string) (refused int) {
+// refusedWrites returns how many writes of a replica that does not lead the fence has refused.
+func refusedWrites(ctx context.Context, t *testing.T, namespace, leader string) (refused int) {
 	t.Helper()
 	pods, err := shared.Admin.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=quartermaster"})
 	if err != nil {
@@ -158,7 +158,7 @@ func refusedToStandby(ctx context.Context, t *testing.T, namespace, leader strin
 		if err != nil {
 			t.Fatal(err)
 		}
-		for range standbysWrites {
+		for range standbyWrites {
 			_, err := client.AppsV1().Deployments(namespace).Patch(ctx, "shop", types.MergePatchType,
 				[]byte(`{"metadata":{"annotations":{"by":"a standby"}}}`), metav1.PatchOptions{})
 			if apierrors.IsForbidden(err) && strings.Contains(err.Error(), apifence.PolicyName+": written by Pod "+pod.Name) {

@@ -43,14 +43,14 @@ func TestLongUpgradeLosesAndRepeatsNothing(t *testing.T) {
 	apply(ctx, t, "v0.9.1")
 	waitForVersion(ctx, t, "v0.9.1")
 	w := newWork(ctx, t)
-	w.waitFor(ctx, 0)
+	w.waitForRound(ctx, 0)
 
 	endWork := w.start(ctx)
-	fleet.Eventually(ctx, t, func() error { return w.begun(ctx) })
+	fleet.Eventually(ctx, t, func() error { return w.checkBegun(ctx) })
 	apply(ctx, t, "v0.9.2")
 	waitForVersion(ctx, t, "v0.9.2")
 	rounds := endWork()
-	w.waitFor(ctx, rounds)
+	w.waitForRound(ctx, rounds)
 
 	if err := availability(); err != nil {
 		t.Error(err)
@@ -180,9 +180,9 @@ func removeDeployment(ctx context.Context, t *testing.T) {
 	})
 }
 
-// work is ConfigMaps cfg-0, cfg-1, ..., each of which rolls one of the Deployments app-0, app-1,
+// workloads is ConfigMaps cfg-0, cfg-1, ..., each of which rolls one of the Deployments app-0, app-1,
 // ...
-type work struct {
+type workloads struct {
 	t         *testing.T
 	namespace string
 }
@@ -192,10 +192,10 @@ const (
 	roundPeriod = 300 * time.Millisecond
 )
 
-func newWork(ctx context.Context, t *testing.T) work {
+func newWork(ctx context.Context, t *testing.T) workloads {
 	t.Helper()
 	s := newTestNamespace(ctx, t)
-	w := work{t, s.namespace}
+	w := workloads{t, s.namespace}
 	for i := range workSize {
 		cm := w.configMap(i, 0)
 		if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(ctx, cm, metav1.CreateOptions{}); err != nil {
@@ -210,14 +210,14 @@ func newWork(ctx context.Context, t *testing.T) work {
 	return w
 }
 
-func (w work) configMap(i, round int) *corev1.ConfigMap {
+func (w workloads) configMap(i, round int) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("cfg-%d", i), Namespace: w.namespace},
 		Data: map[string]string{"round": fmt.Sprint(round)}}
 }
 
 // start changes all ConfigMaps again and again until the returned function is called, which returns
 // how often.
-func (w work) start(ctx context.Context) (end func() (rounds int)) {
+func (w workloads) start(ctx context.Context) (end func() (rounds int)) {
 	ctx, cancel := context.WithCancel(ctx)
 	rounds := 0
 	var running sync.WaitGroup
@@ -247,14 +247,14 @@ func (w work) start(ctx context.Context) (end func() (rounds int)) {
 	}
 }
 
-// Values of roundOf that are not rounds.
+// Values of recordedRound that are not rounds.
 const (
 	absent  = -1 // the Deployment was seen before its ConfigMap
 	unknown = -2
 )
 
-// roundOf returns the round that a Deployment's state is from.
-func (w work) roundOf(i int, annotations map[string]string, rounds int) int {
+// recordedRound returns the round that a Deployment's state is from.
+func (w workloads) recordedRound(i int, annotations map[string]string, rounds int) int {
 	var recorded map[string]string
 	if err := json.Unmarshal([]byte(annotations[fleet.StateAnnotation]), &recorded); err != nil {
 		return unknown
@@ -271,8 +271,8 @@ func (w work) roundOf(i int, annotations map[string]string, rounds int) int {
 	return unknown
 }
 
-// waitFor waits until all Deployments have been rolled for the round.
-func (w work) waitFor(ctx context.Context, round int) {
+// waitForRound waits until all Deployments have been rolled for the round.
+func (w workloads) waitForRound(ctx context.Context, round int) {
 	w.t.Helper()
 	fleet.Eventually(ctx, w.t, func() error {
 		list, err := shared.Admin.AppsV1().Deployments(w.namespace).List(ctx, metav1.ListOptions{})
@@ -284,7 +284,7 @@ func (w work) waitFor(ctx context.Context, round int) {
 			if _, err := fmt.Sscanf(d.Name, "app-%d", &i); err != nil {
 				return err
 			}
-			if got := w.roundOf(i, d.Annotations, round); got != round {
+			if got := w.recordedRound(i, d.Annotations, round); got != round {
 				return fmt.Errorf("%s is at round %d, not %d", d.Name, got, round)
 			}
 		}
@@ -292,17 +292,17 @@ func (w work) waitFor(ctx context.Context, round int) {
 	})
 }
 
-// begun returns nil once a Deployment has been rolled.
-func (w work) begun(ctx context.Context) error {
+// checkBegun returns nil once a Deployment has been rolled.
+func (w workloads) checkBegun(ctx context.Context) error {
 	d, err := shared.Admin.AppsV1().Deployments(w.namespace).Get(ctx, "app-0", metav1.GetOptions{})
-	if err == nil && w.roundOf(0, d.Annotations, 0) == 0 {
+	if err == nil && w.recordedRound(0, d.Annotations, 0) == 0 {
 		err = errors.New("nothing is rolled yet")
 	}
 	return err
 }
 
 // judge checks in the audit log that the upgrade lost and repeated nothing.
-func (w work) judge(begin time.Time, rounds int, pods []string) {
+func (w workloads) judge(begin time.Time, rounds int, pods []string) {
 	w.t.Helper()
 	rolled := judge.NewRollouts()
 	lease := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName}
@@ -314,19 +314,19 @@ func (w work) judge(begin time.Time, rounds int, pods []string) {
 		}
 		for _, pod := range pods {
 			if fleet.IsControllerWrite(e, pod) {
-				writes[e.ObjectRef.Name] = append(writes[e.ObjectRef.Name], w.stateIn(e))
+				writes[e.ObjectRef.Name] = append(writes[e.ObjectRef.Name], w.writtenState(e))
 			}
 		}
 	}
 
-	total, by := 0, map[string]int{}
+	total, writesByPod := 0, map[string]int{}
 	for i := range workSize {
 		name := fmt.Sprintf("app-%d", i)
 		list := writes[name]
 		slices.SortFunc(list, func(a, b versionedState) int { return int(a.revision) - int(b.revision) })
 		last, rollouts := unknown, 0
 		for _, v := range list {
-			round := w.roundOf(i, v.annotations, rounds)
+			round := w.recordedRound(i, v.annotations, rounds)
 			if round <= last {
 				w.t.Errorf("%s was written for round %d by %s at revision %d, after round %d", name, round, v.pod, v.revision, last)
 			}
@@ -334,13 +334,13 @@ func (w work) judge(begin time.Time, rounds int, pods []string) {
 			if round > 0 {
 				rollouts++
 			}
-			by[v.pod]++
+			writesByPod[v.pod]++
 		}
 		if last != rounds {
 			w.t.Errorf("the last write of %s was for round %d, not %d: it is lost", name, last, rounds)
 		}
 		// Recording the first state is no rollout; each further write is one.
-		if got := len(rolled.Of("deployments/" + w.namespace + "/" + name)); got != rollouts {
+		if got := len(rolled.Find("deployments/" + w.namespace + "/" + name)); got != rollouts {
 			w.t.Errorf("%s was rolled %d times in %d writes", name, got, rollouts)
 		}
 		total += len(list)
@@ -359,7 +359,7 @@ func (w work) judge(begin time.Time, rounds int, pods []string) {
 			w.t.Errorf("%s took over from %s without a release", a.Process, a.Previous.Holder)
 		}
 	}
-	w.t.Logf("%d rounds, %d writes, by Pod %v", rounds, total, by)
+	w.t.Logf("%d rounds, %d writes, by Pod %v", rounds, total, writesByPod)
 }
 
 type versionedState struct {
@@ -368,7 +368,7 @@ type versionedState struct {
 	pod         string
 }
 
-func (w work) stateIn(e auditv1.Event) versionedState {
+func (w workloads) writtenState(e auditv1.Event) versionedState {
 	w.t.Helper()
 	var o metav1.PartialObjectMetadata
 	if err := json.Unmarshal(e.ResponseObject.Raw, &o); err != nil {

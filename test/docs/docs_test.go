@@ -26,7 +26,7 @@ func TestLongDocsCommands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := pages.All(root)
+	all, err := pages.ReadAll(root)
 	if err != nil {
 		t.Fatal(err)
 	}

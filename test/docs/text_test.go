@@ -23,7 +23,7 @@ func readerWithoutCluster(t *testing.T) (*reader, []*pages.Page) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := pages.All(root)
+	all, err := pages.ReadAll(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,13 +43,13 @@ func readerWithoutCluster(t *testing.T) (*reader, []*pages.Page) {
 // command the manager prints its own help, so the help must be the command's.
 func TestDocsNameCommandsThatExist(t *testing.T) {
 	reader, all := readerWithoutCluster(t)
-	script, named := "set +x\nbad=0\n", 0
+	script, count := "set +x\nbad=0\n", 0
 	for _, p := range all {
 		for _, m := range p.Text {
 			if m.Words[0] != "kubectl" && m.Words[0] != "manager" {
 				continue
 			}
-			named++
+			count++
 			command := strings.Join(m.Words, " ")
 			if strings.ContainsAny(command, "|<>") {
 				t.Errorf("%s:%d: give it a block, and write NAME for what the reader fills in: %s", p.Path, m.Line, command)
@@ -62,8 +62,8 @@ func TestDocsNameCommandsThatExist(t *testing.T) {
 			script += fmt.Sprintf("%s --help >help && grep -q '^  %s' help || { bad=1; echo '%s:%d'; }\n", command, usage, p.Path, m.Line)
 		}
 	}
-	if named < 20 {
-		t.Errorf("%d commands: these are not all", named)
+	if count < 20 {
+		t.Errorf("%d commands: these are not all", count)
 	}
 	reader.run(fleet.Context(t), t, script+"exit $bad\n")
 }
@@ -72,7 +72,7 @@ func TestDocsNameCommandsThatExist(t *testing.T) {
 // commit.
 func TestDocsOverlaysCanBeBuilt(t *testing.T) {
 	reader, all := readerWithoutCluster(t)
-	here := strings.NewReplacer(
+	localPaths := strings.NewReplacer(
 		"https://github.com/quartermaster-dev/quartermaster//", "../", "?ref=v0.1.0", "", // as from elsewhere
 		"<path>/", "../")
 	overlay := filepath.Join(reader.dir, "overlay")
@@ -88,7 +88,7 @@ func TestDocsOverlaysCanBeBuilt(t *testing.T) {
 				continue
 			}
 			built++
-			if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(here.Replace(b.Script)), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(localPaths.Replace(b.Script)), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			t.Run(p.Path, func(t *testing.T) { reader.run(fleet.Context(t), t, "kubectl kustomize overlay >/dev/null") })

@@ -50,8 +50,8 @@ func (c *cluster) watch(ctx context.Context, t *testing.T) {
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = replicas }))
 	leases := informers.NewSharedInformerFactoryWithOptions(c, 0, informers.WithNamespace(home),
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "metadata.name=" + fleet.LeaseName }))
-	see(t, c, pods.Core().V1().Pods().Informer(), &c.pods)
-	see(t, c, leases.Coordination().V1().Leases().Informer(), &c.leases)
+	recordVersions(t, c, pods.Core().V1().Pods().Informer(), &c.pods)
+	recordVersions(t, c, leases.Coordination().V1().Leases().Informer(), &c.leases)
 	for _, f := range []informers.SharedInformerFactory{pods, leases} {
 		f.Start(ctx.Done())
 		f.WaitForCacheSync(ctx.Done())
@@ -59,8 +59,8 @@ func (c *cluster) watch(ctx context.Context, t *testing.T) {
 	}
 }
 
-// see appends each version that the informer shows.
-func see[T any](t *testing.T, c *cluster, informer cache.SharedIndexInformer, versions *[]version[T]) {
+// recordVersions appends each version that the informer shows.
+func recordVersions[T any](t *testing.T, c *cluster, informer cache.SharedIndexInformer, versions *[]version[T]) {
 	t.Helper()
 	add := func(object any, deleted bool) {
 		if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
@@ -75,8 +75,8 @@ func see[T any](t *testing.T, c *cluster, informer cache.SharedIndexInformer, ve
 	must(t, err)
 }
 
-// seen returns what was seen so far.
-func (c *cluster) seen() ([]version[*corev1.Pod], []version[*coordinationv1.Lease]) {
+// recorded returns what was seen so far.
+func (c *cluster) recorded() ([]version[*corev1.Pod], []version[*coordinationv1.Lease]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.pods), slices.Clone(c.leases)
@@ -96,20 +96,20 @@ func (c *cluster) leader(ctx context.Context, t *testing.T) (leader, standby *co
 	lease, err := c.CoordinationV1().Leases(home).Get(ctx, fleet.LeaseName, metav1.GetOptions{})
 	must(t, err)
 	for _, pod := range c.replicas(ctx, t) {
-		if pod.Name == podOf(lease) {
+		if pod.Name == holderPod(lease) {
 			leader = &pod
 		} else {
 			standby = &pod
 		}
 	}
 	if leader == nil {
-		t.Fatalf("the Lease names %q, which is no replica", podOf(lease))
+		t.Fatalf("the Lease names %q, which is no replica", holderPod(lease))
 	}
 	return leader, standby
 }
 
-// settle waits until a Deployment has been rolled out and none of its old Pods is left.
-func (c *cluster) settle(ctx context.Context, t *testing.T, namespace, name string) {
+// waitForRollout waits until a Deployment has been rolled out and none of its old Pods is left.
+func (c *cluster) waitForRollout(ctx context.Context, t *testing.T, namespace, name string) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
 		d, err := c.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
@@ -129,13 +129,13 @@ func (c *cluster) settle(ctx context.Context, t *testing.T, namespace, name stri
 	})
 }
 
-// next waits for the first handover after since, and checks whether the Lease was released before and
-// that it took no longer than the bar.
-func (c *cluster) next(ctx context.Context, t *testing.T, since time.Time, released bool, bar time.Duration) handover {
+// expectHandover waits for the first handover after since, and checks whether the Lease was released before
+// and that it took no longer than the bar.
+func (c *cluster) expectHandover(ctx context.Context, t *testing.T, since time.Time, released bool, bar time.Duration) handover {
 	t.Helper()
 	var h handover
 	fleet.Eventually(ctx, t, func() (err error) {
-		_, leases := c.seen()
+		_, leases := c.recorded()
 		h, err = firstHandover(leases, since)
 		return err
 	})
@@ -149,8 +149,8 @@ func (c *cluster) next(ctx context.Context, t *testing.T, since time.Time, relea
 // expectGoodEnds checks that every manager that ended since then ended with code 0.
 func (c *cluster) expectGoodEnds(t *testing.T, since time.Time) {
 	t.Helper()
-	pods, _ := c.seen()
-	for _, bad := range badEnds(pods, since) {
+	pods, _ := c.recorded()
+	for _, bad := range failedExits(pods, since) {
 		t.Error(bad)
 	}
 }
@@ -158,13 +158,13 @@ func (c *cluster) expectGoodEnds(t *testing.T, since time.Time) {
 // expectSpread checks that replicas share a node only if there are too few nodes.
 func (c *cluster) expectSpread(ctx context.Context, t *testing.T) {
 	t.Helper()
-	if err := spread(c.replicas(ctx, t), c.nodes); err != nil {
+	if err := checkSpread(c.replicas(ctx, t), c.nodes); err != nil {
 		t.Error(err)
 	}
 }
 
-// as returns a client with the token of a Pod.
-func (c *cluster) as(ctx context.Context, t *testing.T, pod *corev1.Pod) kubernetes.Interface {
+// podClient returns a client with the token of a Pod.
+func (c *cluster) podClient(ctx context.Context, t *testing.T, pod *corev1.Pod) kubernetes.Interface {
 	t.Helper()
 	token, err := c.CoreV1().ServiceAccounts(home).CreateToken(ctx, pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{

@@ -75,7 +75,7 @@ func TestOnACluster(t *testing.T) {
 				if err := way.uninstall(context.Background()); err != nil {
 					t.Error(err)
 				}
-				c.settleGone(fleet.Within(context.Background(), t, patience), t)
+				c.waitUntilGone(fleet.Within(context.Background(), t, patience), t)
 			})
 			for i, step := range steps {
 				ok := t.Run(step.name, func(t *testing.T) { step.do(fleet.Within(t.Context(), t, patience), t, c, way.installer) })
@@ -116,11 +116,11 @@ func (c *cluster) connect(ctx context.Context, t *testing.T) {
 	}
 }
 
-func install(ctx context.Context, t *testing.T, c *cluster, by installer) {
+func install(ctx context.Context, t *testing.T, c *cluster, method installer) {
 	t.Helper()
 	begin := time.Now()
-	must(t, by.install(ctx))
-	c.settle(ctx, t, home, "quartermaster")
+	must(t, method.install(ctx))
+	c.waitForRollout(ctx, t, home, "quartermaster")
 	c.expectLeaderSoon(ctx, t, begin)
 	c.expectSpread(ctx, t)
 }
@@ -137,7 +137,7 @@ func (c *cluster) expectLeaderSoon(ctx context.Context, t *testing.T, begin time
 			}
 		}
 	}
-	h := c.next(ctx, t, begin, false, patience)
+	h := c.expectHandover(ctx, t, begin, false, patience)
 	if leads := h.at.Sub(started); leads > afterInstall {
 		t.Errorf("somebody leads %s after the first container's start, more than %s", leads, afterInstall)
 	}
@@ -181,7 +181,7 @@ func status(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 func fence(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	leader, standby := c.leader(ctx, t)
 	write := func(pod *corev1.Pod) error {
-		_, err := c.as(ctx, t, pod).AppsV1().Deployments(home).Patch(ctx, "quartermaster", types.MergePatchType,
+		_, err := c.podClient(ctx, t, pod).AppsV1().Deployments(home).Patch(ctx, "quartermaster", types.MergePatchType,
 			[]byte(`{"metadata":{"annotations":{"by":"a test"}}}`), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
 	}
@@ -196,7 +196,7 @@ func fence(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 func restart(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	begin := time.Now()
 	c.roll(ctx, t)
-	c.next(ctx, t, begin, true, afterRelease)
+	c.expectHandover(ctx, t, begin, true, afterRelease)
 	c.expectGoodEnds(t, begin)
 	c.expectSpread(ctx, t)
 }
@@ -204,7 +204,7 @@ func restart(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 func (c *cluster) roll(ctx context.Context, t *testing.T) {
 	t.Helper()
 	must(t, c.kubectl(ctx, "-n="+home, "rollout", "restart", "deployment/quartermaster"))
-	c.settle(ctx, t, home, "quartermaster")
+	c.waitForRollout(ctx, t, home, "quartermaster")
 }
 
 // budget evicts both replicas at the same time.
@@ -221,7 +221,7 @@ func budget(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	if evicted != 1 {
 		t.Errorf("%d of 2 replicas were evicted at the same time", evicted)
 	}
-	c.settle(ctx, t, home, "quartermaster")
+	c.waitForRollout(ctx, t, home, "quartermaster")
 	c.expectGoodEnds(t, begin)
 }
 
@@ -234,8 +234,8 @@ func drain(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	begin := time.Now()
 	t.Cleanup(func() { must(t, c.kubectl(context.Background(), "uncordon", leader.Spec.NodeName)) })
 	must(t, c.kubectl(ctx, "drain", leader.Spec.NodeName, "--pod-selector="+replicas, "--ignore-daemonsets"))
-	c.next(ctx, t, begin, true, afterRelease)
-	c.settle(ctx, t, home, "quartermaster")
+	c.expectHandover(ctx, t, begin, true, afterRelease)
+	c.waitForRollout(ctx, t, home, "quartermaster")
 	c.expectGoodEnds(t, begin)
 	must(t, c.kubectl(ctx, "uncordon", leader.Spec.NodeName))
 	for range 3 {
@@ -256,36 +256,36 @@ func crash(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	begin := time.Now()
 	_, err := c.CoreV1().Pods(home).UpdateEphemeralContainers(ctx, leader.Name, leader, metav1.UpdateOptions{})
 	must(t, err)
-	if h := c.next(ctx, t, begin, false, afterCrash); h.released {
+	if h := c.expectHandover(ctx, t, begin, false, afterCrash); h.released {
 		t.Error("the leader has released the Lease")
 	}
 	fleet.Eventually(ctx, t, func() error {
-		pods, _ := c.seen()
-		if bad := badEnds(pods, begin); len(bad) != 1 {
+		pods, _ := c.recorded()
+		if bad := failedExits(pods, begin); len(bad) != 1 {
 			return fmt.Errorf("not one crash, but %q", bad)
 		}
 		return nil
 	})
-	c.settle(ctx, t, home, "quartermaster")
+	c.waitForRollout(ctx, t, home, "quartermaster")
 }
 
 func forceDelete(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	leader, _ := c.leader(ctx, t)
 	begin := time.Now()
 	must(t, c.CoreV1().Pods(home).Delete(ctx, leader.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
-	c.next(ctx, t, begin, false, afterCrash)
-	c.settle(ctx, t, home, "quartermaster")
+	c.expectHandover(ctx, t, begin, false, afterCrash)
+	c.waitForRollout(ctx, t, home, "quartermaster")
 }
 
 func scale(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	for _, n := range []int{1, 2, 3, 2} {
 		begin := time.Now()
 		must(t, c.kubectl(ctx, "-n="+home, "scale", "deployment/quartermaster", fmt.Sprint("--replicas=", n)))
-		c.settle(ctx, t, home, "quartermaster")
+		c.waitForRollout(ctx, t, home, "quartermaster")
 		c.expectGoodEnds(t, begin)
 		fleet.Eventually(ctx, t, func() error {
 			lease, err := c.CoordinationV1().Leases(home).Get(ctx, fleet.LeaseName, metav1.GetOptions{})
-			if err == nil && !slices.ContainsFunc(c.replicas(ctx, t), func(pod corev1.Pod) bool { return pod.Name == podOf(lease) }) {
+			if err == nil && !slices.ContainsFunc(c.replicas(ctx, t), func(pod corev1.Pod) bool { return pod.Name == holderPod(lease) }) {
 				err = fmt.Errorf("of %d replicas none leads", n)
 			}
 			return err
@@ -293,26 +293,26 @@ func scale(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	}
 }
 
-func upgradeAndRollBack(ctx context.Context, t *testing.T, c *cluster, by installer) {
+func upgradeAndRollBack(ctx context.Context, t *testing.T, c *cluster, method installer) {
 	for _, step := range []struct {
-		do  func(context.Context) error
-		has bool
-	}{{by.upgrade, true}, {by.rollBack, false}} {
+		do           func(context.Context) error
+		wantUpgraded bool
+	}{{method.upgrade, true}, {method.rollBack, false}} {
 		begin := time.Now()
 		must(t, step.do(ctx))
-		c.settle(ctx, t, home, "quartermaster")
+		c.waitForRollout(ctx, t, home, "quartermaster")
 		for _, pod := range c.replicas(ctx, t) {
-			if slices.Contains(pod.Spec.Containers[0].Args, upgraded) != step.has {
+			if slices.Contains(pod.Spec.Containers[0].Args, upgradeFlag) != step.wantUpgraded {
 				t.Errorf("%s has the arguments %q", pod.Name, pod.Spec.Containers[0].Args)
 			}
 		}
-		c.next(ctx, t, begin, true, afterRelease)
+		c.expectHandover(ctx, t, begin, true, afterRelease)
 		c.expectGoodEnds(t, begin)
 	}
 }
 
-// settleGone waits until no replica is left.
-func (c *cluster) settleGone(ctx context.Context, t *testing.T) {
+// waitUntilGone waits until no replica is left.
+func (c *cluster) waitUntilGone(ctx context.Context, t *testing.T) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
 		pods, err := c.CoreV1().Pods(home).List(ctx, metav1.ListOptions{LabelSelector: replicas})
@@ -324,28 +324,28 @@ func (c *cluster) settleGone(ctx context.Context, t *testing.T) {
 }
 
 // uninstallInOrder follows docs/operate/operating.md.
-func uninstallInOrder(ctx context.Context, t *testing.T, c *cluster, by installer) {
+func uninstallInOrder(ctx context.Context, t *testing.T, c *cluster, method installer) {
 	begin := time.Now()
 	must(t, c.kubectl(ctx, "-n="+home, "delete", "deployment/quartermaster", "--cascade=foreground"))
-	c.settleGone(ctx, t)
+	c.waitUntilGone(ctx, t)
 	c.expectGoodEnds(t, begin)
 	lease, err := c.CoordinationV1().Leases(home).Get(ctx, fleet.LeaseName, metav1.GetOptions{})
-	if err != nil || podOf(lease) != "" {
-		t.Errorf("the Lease still names %q (%v)", podOf(lease), err)
+	if err != nil || holderPod(lease) != "" {
+		t.Errorf("the Lease still names %q (%v)", holderPod(lease), err)
 	}
-	c.again(ctx, t, by)
+	c.reinstall(ctx, t, method)
 }
 
-func uninstallAtOnce(ctx context.Context, t *testing.T, c *cluster, by installer) {
-	c.again(ctx, t, by)
+func uninstallAtOnce(ctx context.Context, t *testing.T, c *cluster, method installer) {
+	c.reinstall(ctx, t, method)
 }
 
-// again uninstalls and installs.
-func (c *cluster) again(ctx context.Context, t *testing.T, by installer) {
+// reinstall uninstalls and installs.
+func (c *cluster) reinstall(ctx context.Context, t *testing.T, method installer) {
 	t.Helper()
-	must(t, by.uninstall(ctx))
-	install(ctx, t, c, by)
-	fence(ctx, t, c, by)
+	must(t, method.uninstall(ctx))
+	install(ctx, t, c, method)
+	fence(ctx, t, c, method)
 }
 
 func must(t *testing.T, err error) {

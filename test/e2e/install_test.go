@@ -21,7 +21,7 @@ type installer interface {
 	uninstall(context.Context) error // also of what is not installed
 }
 
-const upgraded = "--v=1"
+const upgradeFlag = "--v=1"
 
 // run runs a program in a folder of this repository, for the cluster, and returns what it prints.
 func (c *cluster) run(ctx context.Context, dir, program string, args ...string) (string, error) {
@@ -57,13 +57,13 @@ type kustomize struct {
 }
 
 // apply writes the overlay and applies it.
-func (k *kustomize) apply(ctx context.Context, more string) error {
+func (k *kustomize) apply(ctx context.Context, patches string) error {
 	deploy, err := filepath.Rel(k.dir, filepath.Join(k.root, "deploy", "default")) // it accepts no absolute path
 	if err != nil {
 		return err
 	}
 	name, tag, digest := splitImage(k.image)
-	text := fmt.Sprintf("resources: [%q]\nimages: [{name: quartermaster, newName: %q, newTag: %q, digest: %q}]\n%s", deploy, name, tag, digest, more)
+	text := fmt.Sprintf("resources: [%q]\nimages: [{name: quartermaster, newName: %q, newTag: %q, digest: %q}]\n%s", deploy, name, tag, digest, patches)
 	if err := os.WriteFile(filepath.Join(k.dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func (k *kustomize) apply(ctx context.Context, more string) error {
 func (k *kustomize) install(ctx context.Context) error { return k.apply(ctx, "") }
 
 func (k *kustomize) upgrade(ctx context.Context) error {
-	const add = `[{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "` + upgraded + `"}]`
+	const add = `[{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "` + upgradeFlag + `"}]`
 	return k.apply(ctx, "patches: [{target: {kind: Deployment}, patch: '"+add+"'}]\n")
 }
 

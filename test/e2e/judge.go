@@ -40,7 +40,7 @@ func firstHandover(leases []version[*coordinationv1.Lease], since time.Time) (ha
 	h := handover{}
 	begin := since
 	for _, v := range leases {
-		holder := podOf(v.object)
+		holder := holderPod(v.object)
 		if v.deleted {
 			holder = ""
 		}
@@ -57,8 +57,8 @@ func firstHandover(leases []version[*coordinationv1.Lease], since time.Time) (ha
 	return h, fmt.Errorf("nobody has followed %q", h.from)
 }
 
-// podOf returns the Pod that holds the Lease, whose holder is PODNAME_UUID.
-func podOf(lease *coordinationv1.Lease) string {
+// holderPod returns the Pod that holds the Lease, whose holder is PODNAME_UUID.
+func holderPod(lease *coordinationv1.Lease) string {
 	pod, _, _ := strings.Cut(ptr.Deref(lease.Spec.HolderIdentity, ""), "_")
 	return pod
 }
@@ -70,8 +70,8 @@ func isLive(pod *corev1.Pod) bool {
 		pod.Status.Phase != corev1.PodFailed && pod.Status.Phase != corev1.PodSucceeded
 }
 
-// spread returns an error if a node has more of the live Pods than it need have.
-func spread(pods []corev1.Pod, nodes int) error {
+// checkSpread returns an error if a node has more of the live Pods than it need have.
+func checkSpread(pods []corev1.Pod, nodes int) error {
 	count, live := map[string]int{}, 0
 	for i := range pods {
 		if isLive(&pods[i]) {
@@ -87,9 +87,9 @@ func spread(pods []corev1.Pod, nodes int) error {
 	return nil
 }
 
-// badEnds returns the ends of containers since a time with another code than 0. A Pod that the
+// failedExits returns the ends of containers since a time with another code than 0. A Pod that the
 // kubelet has no chance to report on, because it was deleted by force, is not among them.
-func badEnds(pods []version[*corev1.Pod], since time.Time) []string {
+func failedExits(pods []version[*corev1.Pod], since time.Time) []string {
 	bad := map[string]bool{}
 	for _, v := range pods {
 		for _, status := range v.object.Status.ContainerStatuses {

@@ -48,7 +48,7 @@ func reloads(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 		}
 		return err
 	})
-	c.settle(ctx, t, namespace, "shop")
+	c.waitForRollout(ctx, t, namespace, "shop")
 	for round := range rounds {
 		color := fmt.Sprint(round + 1)
 		if _, err := maps.Patch(ctx, "colors", types.MergePatchType, []byte(`{"data":{"color":"`+color+`"}}`), metav1.PatchOptions{}); err != nil {
@@ -61,9 +61,9 @@ func reloads(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 			}
 			return err
 		})
-		c.settle(ctx, t, namespace, "shop")
-		pods, printed := c.printed(ctx, t, namespace, "shop")
-		if err := judgeReload(pods, printed, color+" "+color); err != nil {
+		c.waitForRollout(ctx, t, namespace, "shop")
+		pods, readLogs := c.readLogs(ctx, t, namespace, "shop")
+		if err := judgeReload(pods, readLogs, color+" "+color); err != nil {
 			t.Error(err)
 		}
 	}
@@ -80,8 +80,8 @@ func unprivileged() *corev1.SecurityContext {
 	return &corev1.SecurityContext{AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}}
 }
 
-// printed returns what each Pod of an app has printed since its start.
-func (c *cluster) printed(ctx context.Context, t *testing.T, namespace, app string) ([]corev1.Pod, map[string]string) {
+// readLogs returns what each Pod of an app has printed since its start.
+func (c *cluster) readLogs(ctx context.Context, t *testing.T, namespace, app string) ([]corev1.Pod, map[string]string) {
 	t.Helper()
 	pods, err := c.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	must(t, err)

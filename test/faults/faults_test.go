@@ -23,7 +23,7 @@ import (
 // drill is one fault being injected.
 type drill struct {
 	*rand.Rand
-	all             replicas
+	replicas        replicas
 	leader, standby *replica // when it began
 }
 
@@ -31,8 +31,8 @@ type drill struct {
 type fault struct {
 	name   string
 	inject func(ctx context.Context, d *drill) error
-	// alone is set if it is not combined with others.
-	alone bool
+	// exclusive is set if it is not combined with others.
+	exclusive bool
 	// pauses is set if it pauses the leader: it is not combined with another such fault, which
 	// would wake the leader.
 	pauses bool
@@ -45,49 +45,49 @@ var faults = []fault{
 	{name: "standby killed", inject: func(_ context.Context, d *drill) error { d.standby.life().Kill(); return nil }},
 	{name: "leader stopped in good order", inject: stopGracefully},
 	{name: "leader paused, shorter than the Lease", pauses: true, inject: func(ctx context.Context, d *drill) error {
-		return pause(ctx, d.leader, d.between(100, 1800))
+		return pause(ctx, d.leader, d.randomDuration(100, 1800))
 	}},
 	{name: "leader paused, about as long as the Lease", pauses: true, inject: func(ctx context.Context, d *drill) error {
-		return pause(ctx, d.leader, d.between(1800, 3800))
+		return pause(ctx, d.leader, d.randomDuration(1800, 3800))
 	}},
 	{name: "leader paused until another leads", pauses: true, inject: pauseUntilReplaced},
 	{name: "leader paused until another leads, with writes queued", pauses: true, inject: pauseWithWritesQueued},
 	{name: "standby paused", inject: func(ctx context.Context, d *drill) error {
-		return pause(ctx, d.standby, d.between(100, 5000))
+		return pause(ctx, d.standby, d.randomDuration(100, 5000))
 	}},
-	{name: "leader partitioned, connections hang", inject: partition(faultproxy.Hang, leaderOf)},
-	{name: "leader partitioned, connections reset", inject: partition(faultproxy.Reset, leaderOf)},
-	{name: "standby partitioned, connections hang", inject: partition(faultproxy.Hang, standbyOf)},
-	{name: "standby partitioned, connections reset", inject: partition(faultproxy.Reset, standbyOf)},
+	{name: "leader partitioned, connections hang", inject: partition(faultproxy.Hang, pickLeader)},
+	{name: "leader partitioned, connections reset", inject: partition(faultproxy.Reset, pickLeader)},
+	{name: "standby partitioned, connections hang", inject: partition(faultproxy.Hang, pickStandby)},
+	{name: "standby partitioned, connections reset", inject: partition(faultproxy.Reset, pickStandby)},
 	{name: "lease writes delayed", inject: func(ctx context.Context, d *drill) error {
-		return d.rule(ctx, d.some(), d.between(1000, 6000), faultproxy.Rule{Match: isLeaseWrite, Delay: d.between(100, 3000)})
+		return d.applyRule(ctx, d.randomReplicas(), d.randomDuration(1000, 6000), faultproxy.Rule{Match: isLeaseWrite, Delay: d.randomDuration(100, 3000)})
 	}},
 	{name: "responses to lease writes lost", inject: func(ctx context.Context, d *drill) error {
-		return d.rule(ctx, d.some(), d.between(500, 6000), faultproxy.Rule{Match: isLeaseWrite, DropResponse: true})
+		return d.applyRule(ctx, d.randomReplicas(), d.randomDuration(500, 6000), faultproxy.Rule{Match: isLeaseWrite, DropResponse: true})
 	}},
 	{name: "responses to work lost", inject: func(ctx context.Context, d *drill) error {
-		return d.rule(ctx, d.all, d.between(500, 3000), faultproxy.Rule{Match: isWork, DropResponse: true})
+		return d.applyRule(ctx, d.replicas, d.randomDuration(500, 3000), faultproxy.Rule{Match: isWork, DropResponse: true})
 	}},
 	{name: "work delayed", inject: func(ctx context.Context, d *drill) error {
-		return d.rule(ctx, d.all, d.between(500, 4000), faultproxy.Rule{Match: isWork, Delay: d.between(100, 3000)})
+		return d.applyRule(ctx, d.replicas, d.randomDuration(500, 4000), faultproxy.Rule{Match: isWork, Delay: d.randomDuration(100, 3000)})
 	}},
 	{name: "storm of 429", inject: func(ctx context.Context, d *drill) error {
-		return d.rule(ctx, d.some(), d.between(500, 5000), faultproxy.Rule{Match: d.share(), Status: http.StatusTooManyRequests, RetryAfter: time.Second})
+		return d.applyRule(ctx, d.randomReplicas(), d.randomDuration(500, 5000), faultproxy.Rule{Match: d.randomMatch(), Status: http.StatusTooManyRequests, RetryAfter: time.Second})
 	}},
 	{name: "storm of 500", inject: func(ctx context.Context, d *drill) error {
-		return d.rule(ctx, d.some(), d.between(500, 5000), faultproxy.Rule{Match: d.share(), Status: http.StatusInternalServerError})
+		return d.applyRule(ctx, d.randomReplicas(), d.randomDuration(500, 5000), faultproxy.Rule{Match: d.randomMatch(), Status: http.StatusInternalServerError})
 	}},
-	{name: "API server restarted", alone: true, inject: func(ctx context.Context, _ *drill) error { return shared.RestartAPIServer(ctx) }},
-	{name: "API server killed", alone: true, inject: func(ctx context.Context, d *drill) error {
+	{name: "API server restarted", exclusive: true, inject: func(ctx context.Context, _ *drill) error { return shared.RestartAPIServer(ctx) }},
+	{name: "API server killed", exclusive: true, inject: func(ctx context.Context, d *drill) error {
 		shared.KillAPIServer()
-		fleet.Wait(ctx, d.between(0, 4000))
+		fleet.Wait(ctx, d.randomDuration(0, 4000))
 		return shared.StartAPIServer(ctx)
 	}},
-	{name: "API server paused", alone: true, inject: func(ctx context.Context, d *drill) error {
+	{name: "API server paused", exclusive: true, inject: func(ctx context.Context, d *drill) error {
 		if err := shared.SignalAPIServer(syscall.SIGSTOP); err != nil {
 			return err
 		}
-		fleet.Wait(ctx, d.between(500, 5000))
+		fleet.Wait(ctx, d.randomDuration(500, 5000))
 		return shared.SignalAPIServer(syscall.SIGCONT)
 	}},
 	{name: "lease deleted", inject: func(ctx context.Context, _ *drill) error {
@@ -119,47 +119,47 @@ var faults = []fault{
 	}},
 }
 
-// goesWith reports whether two faults may be injected together.
-func (f fault) goesWith(other fault) bool {
-	return !f.alone && !other.alone && (!f.pauses || !other.pauses)
+// combinesWith reports whether two faults may be injected together.
+func (f fault) combinesWith(other fault) bool {
+	return !f.exclusive && !other.exclusive && (!f.pauses || !other.pauses)
 }
 
-func leaderOf(d *drill) *replica  { return d.leader }
-func standbyOf(d *drill) *replica { return d.standby }
+func pickLeader(d *drill) *replica  { return d.leader }
+func pickStandby(d *drill) *replica { return d.standby }
 
-// between returns a time between two numbers of milliseconds.
-func (d *drill) between(from, to int) time.Duration {
-	return time.Duration(from+d.IntN(to-from+1)) * time.Millisecond
+// randomDuration returns a time between two numbers of milliseconds.
+func (d *drill) randomDuration(least, most int) time.Duration {
+	return time.Duration(least+d.IntN(most-least+1)) * time.Millisecond
 }
 
-// some returns the leader alone, or all replicas.
-func (d *drill) some() replicas {
+// randomReplicas returns the leader alone, or all replicas.
+func (d *drill) randomReplicas() replicas {
 	if d.IntN(3) == 0 {
-		return d.all
+		return d.replicas
 	}
 	return replicas{d.leader}
 }
 
-// share returns a matcher of all requests, of those for the Lease, or of the work.
-func (d *drill) share() func(*http.Request) bool {
+// randomMatch returns a matcher of all requests, of those for the Lease, or of the work.
+func (d *drill) randomMatch() func(*http.Request) bool {
 	return []func(*http.Request) bool{nil, isLeaseWrite, isWork}[d.IntN(3)]
 }
 
-// rule applies a rule at the replicas' proxies for a while.
-func (d *drill) rule(ctx context.Context, at replicas, while time.Duration, rule faultproxy.Rule) error {
-	for _, r := range at {
-		defer r.proxy.Add(rule).Remove()
+// applyRule applies a rule at the replicas' proxies for a while.
+func (d *drill) applyRule(ctx context.Context, targets replicas, duration time.Duration, applyRule faultproxy.Rule) error {
+	for _, r := range targets {
+		defer r.proxy.Add(applyRule).Remove()
 	}
-	fleet.Wait(ctx, while)
+	fleet.Wait(ctx, duration)
 	return nil
 }
 
-func partition(mode faultproxy.Mode, whom func(*drill) *replica) func(context.Context, *drill) error {
+func partition(mode faultproxy.Mode, pick func(*drill) *replica) func(context.Context, *drill) error {
 	return func(ctx context.Context, d *drill) error {
-		proxy := whom(d).proxy
+		proxy := pick(d).proxy
 		proxy.Partition(mode)
 		defer proxy.Heal()
-		fleet.Wait(ctx, d.between(100, 6000))
+		fleet.Wait(ctx, d.randomDuration(100, 6000))
 		return nil
 	}
 }
@@ -167,7 +167,7 @@ func partition(mode faultproxy.Mode, whom func(*drill) *replica) func(context.Co
 // stopGracefully stops the leader, half of the time during work that takes long.
 func stopGracefully(ctx context.Context, d *drill) error {
 	if d.IntN(2) == 0 {
-		defer d.leader.proxy.Add(faultproxy.Rule{Match: isWork, Delay: d.between(100, 2000)}).Remove()
+		defer d.leader.proxy.Add(faultproxy.Rule{Match: isWork, Delay: d.randomDuration(100, 2000)}).Remove()
 	}
 	if err := d.leader.life().Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -180,12 +180,12 @@ func stopGracefully(ctx context.Context, d *drill) error {
 	}
 }
 
-func pause(ctx context.Context, r *replica, while time.Duration) error {
+func pause(ctx context.Context, r *replica, duration time.Duration) error {
 	m := r.life()
 	if err := m.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	fleet.Wait(ctx, while)
+	fleet.Wait(ctx, duration)
 	return m.Signal(syscall.SIGCONT)
 }
 
@@ -194,8 +194,8 @@ func pauseUntilReplaced(ctx context.Context, d *drill) error {
 	if err := m.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	_, err := d.all.waitForLeader(ctx, d.leader)
-	fleet.Wait(ctx, d.between(0, 500))
+	_, err := d.replicas.waitForLeader(ctx, d.leader)
+	fleet.Wait(ctx, d.randomDuration(0, 500))
 	if err := m.Signal(syscall.SIGCONT); err != nil {
 		return err
 	}
@@ -205,17 +205,17 @@ func pauseUntilReplaced(ctx context.Context, d *drill) error {
 // pauseWithWritesQueued releases the writes that the former leader has in flight, before or after
 // it wakes.
 func pauseWithWritesQueued(ctx context.Context, d *drill) error {
-	_, release := d.leader.hold(ctx, 1+d.IntN(3), 2*time.Second)
+	_, release := d.leader.holdWork(ctx, 1+d.IntN(3), 2*time.Second)
 	defer release()
 	m := d.leader.life()
 	if err := m.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	_, err := d.all.waitForLeader(ctx, d.leader)
-	fleet.Wait(ctx, d.between(0, 500))
+	_, err := d.replicas.waitForLeader(ctx, d.leader)
+	fleet.Wait(ctx, d.randomDuration(0, 500))
 	if d.IntN(2) == 0 {
 		release()
-		fleet.Wait(ctx, d.between(0, 50))
+		fleet.Wait(ctx, d.randomDuration(0, 50))
 	}
 	if err := m.Signal(syscall.SIGCONT); err != nil {
 		return err

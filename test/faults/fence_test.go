@@ -34,7 +34,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-func clientOf(t testing.TB, config *rest.Config) *kubernetes.Clientset {
+func newClient(t testing.TB, config *rest.Config) *kubernetes.Clientset {
 	t.Helper()
 	config = rest.CopyConfig(config)
 	config.QPS = -1
@@ -54,12 +54,12 @@ func tokenClient(ctx context.Context, t testing.TB) *kubernetes.Clientset {
 	}
 	config := rest.AnonymousClientConfig(shared.AdminConfig())
 	config.BearerToken = token
-	return clientOf(t, config)
+	return newClient(t, config)
 }
 
-// impersonated returns a configuration that impersonates the manager's ServiceAccount. Like a token
+// impersonatedConfig returns a configuration that impersonates the manager's ServiceAccount. Like a token
 // from a Secret, it lacks any information about a Pod.
-func impersonated() *rest.Config {
+func impersonatedConfig() *rest.Config {
 	config := shared.AdminConfig()
 	config.Impersonate.UserName = "system:serviceaccount:kube-system:quartermaster"
 	return config
@@ -77,24 +77,24 @@ const (
 )
 
 var (
-	seen        = regexp.MustCompile(`quartermaster-fence: written by Pod (\S+), the leader is '([^']*)'`)
-	seenWithout = "quartermaster-fence: written by a token without a Pod, the leader is "
+	refusalPattern = regexp.MustCompile(`quartermaster-fence: written by Pod (\S+), the leader is '([^']*)'`)
+	podlessRefusal = "quartermaster-fence: written by a token without a Pod, the leader is "
 )
 
-// probe probes for the fence as a manager does.
-func probe(ctx context.Context, client kubernetes.Interface) (string, error) {
+// probeFence probes for the fence as a manager does.
+func probeFence(ctx context.Context, client kubernetes.Interface) (string, error) {
 	_, err := client.CoreV1().Namespaces().Patch(ctx, leaderNamespace, types.MergePatchType, []byte("{}"),
 		metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 	if err == nil || apierrors.IsNotFound(err) {
 		return noFence, nil
 	}
-	found := seen.FindStringSubmatch(err.Error())
+	match := refusalPattern.FindStringSubmatch(err.Error())
 	switch {
-	case strings.Contains(err.Error(), seenWithout):
+	case strings.Contains(err.Error(), podlessRefusal):
 		return cannotJudge, nil
-	case found == nil:
+	case match == nil:
 		return noFence, err
-	case strings.HasPrefix(found[2], found[1]+"_"):
+	case strings.HasPrefix(match[2], match[1]+"_"):
 		return admits, nil
 	}
 	return refuses, nil
@@ -104,7 +104,7 @@ func probe(ctx context.Context, client kubernetes.Interface) (string, error) {
 func waitForVerdict(ctx context.Context, t testing.TB, client kubernetes.Interface, want string) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
-		got, err := probe(ctx, client)
+		got, err := probeFence(ctx, client)
 		if err == nil && got != want {
 			err = fmt.Errorf("the fence's verdict is %q, want %q", got, want)
 		}
@@ -123,29 +123,29 @@ func nameLeader(ctx context.Context, t testing.TB, identity string) *corev1.Name
 	return named
 }
 
-// withFence waits until the fence in the API server is in force, which takes a while after its
+// waitForFence waits until the fence in the API server is in force, which takes a while after its
 // installation.
-func withFence(ctx context.Context, t testing.TB) {
+func waitForFence(ctx context.Context, t testing.TB) {
 	t.Helper()
 	waitForVerdict(ctx, t, tokenClient(ctx, t), cannotJudge)
 }
 
-// withoutFence switches off the fence in the API server until the end of the test.
-func withoutFence(t testing.TB) {
+// disableFence switches off the fence in the API server until the end of the test.
+func disableFence(t testing.TB) {
 	t.Helper()
 	ctx := fleet.Context(t)
 	anybody := tokenClient(ctx, t)
-	enforce(ctx, t, admissionregistrationv1.Audit)
+	setFenceAction(ctx, t, admissionregistrationv1.Audit)
 	waitForVerdict(ctx, t, anybody, noFence)
 	t.Cleanup(func() {
 		ctx := fleet.Within(context.Background(), t, fleet.Patience)
-		enforce(ctx, t, admissionregistrationv1.Deny)
+		setFenceAction(ctx, t, admissionregistrationv1.Deny)
 		waitForVerdict(ctx, t, anybody, cannotJudge)
 	})
 }
 
-// enforce sets what the API server does with writes that the fence refuses.
-func enforce(ctx context.Context, t testing.TB, action admissionregistrationv1.ValidationAction) {
+// setFenceAction sets what the API server does with writes that the fence refuses.
+func setFenceAction(ctx context.Context, t testing.TB, action admissionregistrationv1.ValidationAction) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"validationActions":[%q]}}`, action)
 	_, err := shared.Admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Patch(ctx, apifence.PolicyName,
@@ -161,8 +161,8 @@ func TestFenceInTheAPIServerJudgesEachWriter(t *testing.T) {
 	permitDeletions(ctx, t, w.Namespace)
 	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
 	clients := map[string]*kubernetes.Clientset{
-		"a": clientOf(t, a.Config()), "b": clientOf(t, b.Config()), "a token without a Pod": tokenClient(ctx, t),
-		"a user without extra": clientOf(t, impersonated()), "somebody else": shared.Admin,
+		"a": newClient(t, a.Config()), "b": newClient(t, b.Config()), "a token without a Pod": tokenClient(ctx, t),
+		"a user without extra": newClient(t, impersonatedConfig()), "somebody else": shared.Admin,
 	}
 	t.Cleanup(func() { nameLeader(context.Background(), t, "") })
 
@@ -178,31 +178,31 @@ func TestFenceInTheAPIServerJudgesEachWriter(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			nameLeader(ctx, t, tc.leader)
-			for who, client := range clients {
+			for writer, client := range clients {
 				switch {
-				case tc.admitted[who]:
+				case tc.admitted[writer]:
 					waitForVerdict(ctx, t, client, admits)
-				case who == "a token without a Pod", who == "a user without extra":
+				case writer == "a token without a Pod", writer == "a user without extra":
 					waitForVerdict(ctx, t, client, cannotJudge) // and therefore refused
-				case who != "somebody else": // to whom the fence does not apply
+				case writer != "somebody else": // to whom the fence does not apply
 					waitForVerdict(ctx, t, client, refuses)
 				}
 			}
-			for who, client := range clients {
-				admitted := tc.admitted[who] || who == "somebody else"
-				writes := leaderWrites(ctx, w, client)
-				maps.Copy(writes, deletions(ctx, w.Namespace, client))
+			for writer, client := range clients {
+				admitted := tc.admitted[writer] || writer == "somebody else"
+				writes := tryLeaderWrites(ctx, w, client)
+				maps.Copy(writes, tryDeletions(ctx, w.Namespace, client))
 				for what, err := range writes {
 					switch refused := isFenceRefusal(err); {
 					case admitted && err != nil:
-						t.Errorf("%s may not %s: %v", who, what, err)
+						t.Errorf("%s may not %s: %v", writer, what, err)
 					case !admitted && !refused:
-						t.Errorf("%s may %s: %v", who, what, err)
+						t.Errorf("%s may %s: %v", writer, what, err)
 					}
 				}
-				for what, err := range standbyWrites(ctx, client) {
+				for what, err := range tryStandbyWrites(ctx, client) {
 					if err != nil {
-						t.Errorf("%s may not %s: %v", who, what, err)
+						t.Errorf("%s may not %s: %v", writer, what, err)
 					}
 				}
 			}
@@ -214,9 +214,9 @@ func isFenceRefusal(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), apifence.PolicyName+": written by")
 }
 
-// leaderWrites does writes that the managers' role permits and only a leader may do, and returns
+// tryLeaderWrites does writes that the managers' role permits and only a leader may do, and returns
 // their errors.
-func leaderWrites(ctx context.Context, w *fleet.Workloads, client kubernetes.Interface) map[string]error {
+func tryLeaderWrites(ctx context.Context, w *fleet.Workloads, client kubernetes.Interface) map[string]error {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"content":"%d"}}}`, w.NextContent())
 	deployments, jobs := client.AppsV1().Deployments(w.Namespace), client.BatchV1().Jobs(w.Namespace)
 	_, patched := deployments.Patch(ctx, fleet.DeploymentName(0), types.MergePatchType, patch, metav1.PatchOptions{})
@@ -259,8 +259,8 @@ func permitDeletions(ctx context.Context, t testing.TB, namespace string) {
 	})
 }
 
-// deletions deletes what every replica may write, and returns the errors.
-func deletions(ctx context.Context, namespace string, client kubernetes.Interface) map[string]error {
+// tryDeletions deletes what every replica may write, and returns the errors.
+func tryDeletions(ctx context.Context, namespace string, client kubernetes.Interface) map[string]error {
 	name := metav1.ObjectMeta{Name: "deleted", Namespace: namespace}
 	_, _ = shared.Admin.CoreV1().Events(namespace).Create(ctx, // it may be there
 		&corev1.Event{ObjectMeta: name, InvolvedObject: corev1.ObjectReference{Namespace: namespace}}, metav1.CreateOptions{})
@@ -271,8 +271,8 @@ func deletions(ctx context.Context, namespace string, client kubernetes.Interfac
 	}
 }
 
-// standbyWrites does writes that every replica may do, and returns their errors.
-func standbyWrites(ctx context.Context, client kubernetes.Interface) map[string]error {
+// tryStandbyWrites does writes that every replica may do, and returns their errors.
+func tryStandbyWrites(ctx context.Context, client kubernetes.Interface) map[string]error {
 	event := &corev1.Event{ObjectMeta: metav1.ObjectMeta{GenerateName: "event-"}, InvolvedObject: corev1.ObjectReference{Namespace: "default"}}
 	event, recorded := client.CoreV1().Events("default").Create(ctx, event, metav1.CreateOptions{})
 	counted := recorded
@@ -307,14 +307,14 @@ func TestFenceFollowsTheName(t *testing.T) {
 	ctx := fleet.Context(t)
 	w := shared.NewWorkloads(ctx, t, writers)
 	a, b := shared.NewReplica(ctx, t), shared.NewReplica(ctx, t)
-	former, next := clientOf(t, a.Config()), clientOf(t, b.Config())
+	former, next := newClient(t, a.Config()), newClient(t, b.Config())
 	t.Cleanup(func() { nameLeader(context.Background(), t, "") })
 
 	type write struct {
 		revision uint64
 		done     time.Time
 	}
-	var lags, firsts []time.Duration
+	var lags, admissions []time.Duration
 	late := 0
 	for range rounds {
 		nameLeader(ctx, t, a.Pod+"_x")
@@ -348,7 +348,7 @@ func TestFenceFollowsTheName(t *testing.T) {
 		named := nameLeader(ctx, t, b.Pod+"_x")
 		changed := time.Now()
 		waitForVerdict(ctx, t, next, admits)
-		firsts = append(firsts, time.Since(changed))
+		admissions = append(admissions, time.Since(changed))
 		running.Wait()
 		revision, err := strconv.ParseUint(named.ResourceVersion, 10, 64)
 		if err != nil {
@@ -367,7 +367,7 @@ func TestFenceFollowsTheName(t *testing.T) {
 		}
 	}
 	slices.Sort(lags)
-	slices.Sort(firsts)
+	slices.Sort(admissions)
 	t.Logf("%d changes of the leader: %d writes of the former passed afterwards, the last one %s (median) and at most %s after the change; the next was admitted after %s (median), at most %s",
-		rounds, late, lags[rounds/2], lags[rounds-1], firsts[rounds/2], firsts[rounds-1])
+		rounds, late, lags[rounds/2], lags[rounds-1], admissions[rounds/2], admissions[rounds-1])
 }

@@ -23,30 +23,30 @@ import (
 // fencedPair is a leader and a standby that run while somebody changes the fence in the API server.
 type fencedPair struct {
 	*fleet.Workloads
-	t             *testing.T
-	leader        *replica
-	follower      *replica
-	leaders, next kubernetes.Interface // clients with the tokens of the leader and of the standby
+	t                           *testing.T
+	leader                      *replica
+	follower                    *replica
+	leaderClient, standbyClient kubernetes.Interface // clients with the tokens of the leader and of the standby
 }
 
 func newFencedPair(ctx context.Context, t *testing.T) *fencedPair {
 	t.Helper()
-	withFence(ctx, t)
+	waitForFence(ctx, t)
 	w := shared.NewWorkloads(ctx, t, 1)
-	all := newReplicas(ctx, t, 2, setup{args: []string{"--insecure-metrics"}})
-	leader, err := all.waitForLeader(ctx)
+	replicas := newReplicas(ctx, t, 2, setup{args: []string{"--insecure-metrics"}})
+	leader, err := replicas.waitForLeader(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fencedPair{Workloads: w, t: t, leader: leader, follower: all.others(leader)[0]}
-	f.leaders, f.next = clientOf(t, f.leader.Config()), clientOf(t, f.follower.Config())
+	f := &fencedPair{Workloads: w, t: t, leader: leader, follower: replicas.others(leader)[0]}
+	f.leaderClient, f.standbyClient = newClient(t, f.leader.Config()), newClient(t, f.follower.Config())
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	return f
 }
 
-// writes checks that the leader does its work, and returns how long that took. Nobody has an Event
+// expectWork checks that the leader does its work, and returns how long that took. Nobody has an Event
 // to read about it.
-func (f *fencedPair) writes(ctx context.Context) time.Duration {
+func (f *fencedPair) expectWork(ctx context.Context) time.Duration {
 	f.t.Helper()
 	begin := time.Now()
 	if err := f.Change(ctx, 0); err != nil {
@@ -54,7 +54,7 @@ func (f *fencedPair) writes(ctx context.Context) time.Duration {
 	}
 	fleet.Eventually(ctx, f.t, func() error { return f.Settled(ctx) })
 	took := time.Since(begin)
-	if f.leader.ended() {
+	if f.leader.hasEnded() {
 		f.t.Fatal("the leader has ended")
 	}
 	events, err := shared.Admin.CoreV1().Events(f.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=Warning"})
@@ -67,19 +67,19 @@ func (f *fencedPair) writes(ctx context.Context) time.Duration {
 	return took
 }
 
-// refused checks that the API server refuses the standby.
-func (f *fencedPair) refused(ctx context.Context) {
+// expectRefusal checks that the API server refuses the standby.
+func (f *fencedPair) expectRefusal(ctx context.Context) {
 	f.t.Helper()
-	waitForVerdict(ctx, f.t, f.next, refuses)
-	for what, err := range leaderWrites(ctx, f.Workloads, f.next) {
+	waitForVerdict(ctx, f.t, f.standbyClient, refuses)
+	for what, err := range tryLeaderWrites(ctx, f.Workloads, f.standbyClient) {
 		if !isFenceRefusal(err) {
 			f.t.Errorf("a standby may %s: %v", what, err)
 		}
 	}
 }
 
-// says waits until the leader and the standby report the state of the fence.
-func (f *fencedPair) says(ctx context.Context, state apifence.State) {
+// waitForState waits until the leader and the standby report the state of the fence.
+func (f *fencedPair) waitForState(ctx context.Context, state apifence.State) {
 	f.t.Helper()
 	for _, r := range []*replica{f.leader, f.follower} {
 		fleet.Eventually(ctx, f.t, func() error {
@@ -145,7 +145,7 @@ func deleteNamespace(ctx context.Context, t *testing.T) {
 func TestFenceChangesUnderALeader(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 6*fleet.Patience)
 	f := newFencedPair(ctx, t)
-	f.says(ctx, apifence.Enforced)
+	f.waitForState(ctx, apifence.Enforced)
 	t.Cleanup(func() { applyFence(context.Background(), t) }) // should a step have failed
 
 	t.Run("deleted and applied again, four times", func(t *testing.T) {
@@ -153,39 +153,39 @@ func TestFenceChangesUnderALeader(t *testing.T) {
 		for range 4 {
 			deletePolicy(ctx, t)
 			deleteNamespace(ctx, t)
-			without := f.writes(ctx)
+			unfenced := f.expectWork(ctx)
 			applyFence(ctx, t)
 			waitForVerdict(ctx, t, tokenClient(ctx, t), cannotJudge)
-			t.Logf("the leader took %s for its work without the fence, %s with it again", without, f.writes(ctx))
-			f.refused(ctx)
+			t.Logf("the leader took %s for its work without the fence, %s with it again", unfenced, f.expectWork(ctx))
+			f.expectRefusal(ctx)
 		}
 	})
 	t.Run("the policy deleted, and applied again", func(t *testing.T) {
 		f.t = t
 		deletePolicy(ctx, t)
-		waitForVerdict(ctx, t, f.next, noFence)
-		f.writes(ctx)
+		waitForVerdict(ctx, t, f.standbyClient, noFence)
+		f.expectWork(ctx)
 		applyFence(ctx, t)
-		waitForVerdict(ctx, t, f.leaders, admits) // the name was there all the time
-		f.writes(ctx)
-		f.refused(ctx)
+		waitForVerdict(ctx, t, f.leaderClient, admits) // the name was there all the time
+		f.expectWork(ctx)
+		f.expectRefusal(ctx)
 	})
 	t.Run("the Namespace deleted, and applied again", func(t *testing.T) {
 		f.t = t
 		deleteNamespace(ctx, t)
-		waitForVerdict(ctx, t, f.next, noFence) // without it the fence refuses nobody
-		for who, client := range map[string]kubernetes.Interface{"somebody else": shared.Admin, "the standby": f.next} {
-			for what, err := range leaderWrites(ctx, f.Workloads, client) {
+		waitForVerdict(ctx, t, f.standbyClient, noFence) // without it the fence refuses nobody
+		for writer, client := range map[string]kubernetes.Interface{"somebody else": shared.Admin, "the standby": f.standbyClient} {
+			for what, err := range tryLeaderWrites(ctx, f.Workloads, client) {
 				if err != nil {
-					t.Errorf("%s may not %s: %v", who, what, err)
+					t.Errorf("%s may not %s: %v", writer, what, err)
 				}
 			}
 		}
-		f.writes(ctx)
+		f.expectWork(ctx)
 		applyFence(ctx, t)
-		waitForVerdict(ctx, t, f.leaders, refuses) // nobody is named until the leader has something to write
-		t.Logf("the leader took %s for its work", f.writes(ctx))
-		f.refused(ctx)
+		waitForVerdict(ctx, t, f.leaderClient, refuses) // nobody is named until the leader has something to write
+		t.Logf("the leader took %s for its work", f.expectWork(ctx))
+		f.expectRefusal(ctx)
 	})
 	for name, leader := range map[string]string{
 		"wiped by kubectl replace": "",
@@ -198,10 +198,10 @@ func TestFenceChangesUnderALeader(t *testing.T) {
 			} else if _, err := shared.Kubectl(ctx, "replace", "-f", fenceFile(t, "namespace.yaml")); err != nil {
 				t.Fatal(err)
 			}
-			waitForVerdict(ctx, t, f.leaders, refuses)
-			t.Logf("the leader took %s for its work", f.writes(ctx))
-			waitForVerdict(ctx, t, f.leaders, admits)
-			f.refused(ctx)
+			waitForVerdict(ctx, t, f.leaderClient, refuses)
+			t.Logf("the leader took %s for its work", f.expectWork(ctx))
+			waitForVerdict(ctx, t, f.leaderClient, admits)
+			f.expectRefusal(ctx)
 		})
 	}
 }
@@ -211,15 +211,15 @@ func TestLongFenceChangesAreNoticed(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 6*fleet.Patience)
 	f := newFencedPair(ctx, t)
 	t.Cleanup(func() { applyFence(context.Background(), t) })
-	f.says(ctx, apifence.Enforced)
+	f.waitForState(ctx, apifence.Enforced)
 	deletePolicy(ctx, t)
-	f.says(ctx, apifence.Absent)
+	f.waitForState(ctx, apifence.Absent)
 	applyFence(ctx, t)
-	f.says(ctx, apifence.Enforced)
+	f.waitForState(ctx, apifence.Enforced)
 	deleteNamespace(ctx, t)
-	f.says(ctx, apifence.Absent)
+	f.waitForState(ctx, apifence.Absent)
 	applyFence(ctx, t)
-	f.says(ctx, apifence.Enforced)
-	f.writes(ctx)
-	f.refused(ctx)
+	f.waitForState(ctx, apifence.Enforced)
+	f.expectWork(ctx)
+	f.expectRefusal(ctx)
 }

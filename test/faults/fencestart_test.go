@@ -21,26 +21,26 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestLongFenceOfABusyAPIServer starts the API server again and again while somebody whom the fence
+// TestLongFenceHoldsOnABusyAPIServer starts the API server again and again while somebody whom the fence
 // does not concern writes, and a Pod that does not lead tries to. The first must never be refused,
 // the second always. Parameters of a kind that the API server does not read by itself would fail
 // this: the more Leases there are, the longer it refuses everybody.
-func TestLongFenceOfABusyAPIServer(t *testing.T) {
+func TestLongFenceHoldsOnABusyAPIServer(t *testing.T) {
 	const leases, starts = 30000, 5
 	ctx := fleet.Within(t.Context(), t, 8*fleet.Patience)
-	withFence(ctx, t)
+	waitForFence(ctx, t)
 	nameLeader(ctx, t, "somebody_x")
 	t.Cleanup(func() { nameLeader(context.Background(), t, "") })
 	w := shared.NewWorkloads(ctx, t, 1)
-	standby := clientOf(t, shared.NewReplica(ctx, t).Config())
+	standby := newClient(t, shared.NewReplica(ctx, t).Config())
 	createLeases(ctx, t, w.Namespace, leases)
-	defer burn()()
+	defer loadProcessors()()
 	for range starts {
 		if err := shared.StopAPIServer(ctx); err != nil {
 			t.Fatal(err)
 		}
-		others := startWriting(ctx, func(ctx context.Context) error { return w.Change(ctx, 0) })
-		fenced := startWriting(ctx, func(ctx context.Context) error { return annotate(ctx, standby, w.Namespace) })
+		others := startWrites(ctx, func(ctx context.Context) error { return w.Change(ctx, 0) })
+		fenced := startWrites(ctx, func(ctx context.Context) error { return annotate(ctx, standby, w.Namespace) })
 		begin := time.Now()
 		if err := shared.StartAPIServer(ctx); err != nil {
 			t.Fatal(err)
@@ -66,8 +66,8 @@ func TestLongFenceOfABusyAPIServer(t *testing.T) {
 	}
 }
 
-// writing is what becomes of the writes of one client.
-type writing struct {
+// writeCounts is what becomes of the writes of one client.
+type writeCounts struct {
 	admitted, refused atomic.Int64
 	stop              func()
 
@@ -76,16 +76,16 @@ type writing struct {
 	refusal error     // the last one
 }
 
-// startWriting writes, four requests at a time, until stop is called, which must precede reading
+// startWrites writes, four requests at a time, until stop is called, which must precede reading
 // first and refusal.
-func startWriting(ctx context.Context, write func(context.Context) error) *writing {
-	w := &writing{}
+func startWrites(ctx context.Context, write func(context.Context) error) *writeCounts {
+	w := &writeCounts{}
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				w.count(ctx, write(ctx))
+				w.countWrite(ctx, write(ctx))
 			}
 		})
 	}
@@ -96,7 +96,7 @@ func startWriting(ctx context.Context, write func(context.Context) error) *writi
 	return w
 }
 
-func (w *writing) count(ctx context.Context, err error) {
+func (w *writeCounts) countWrite(ctx context.Context, err error) {
 	switch {
 	case err == nil:
 		if w.admitted.Add(1) == 1 {
@@ -123,7 +123,7 @@ func annotate(ctx context.Context, client kubernetes.Interface, namespace string
 // createLeases creates Leases until the end of the test.
 func createLeases(ctx context.Context, t *testing.T, namespace string, n int) {
 	t.Helper()
-	client := clientOf(t, shared.AdminConfig())
+	client := newClient(t, shared.AdminConfig())
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range 16 {
@@ -149,9 +149,9 @@ func createLeases(ctx context.Context, t *testing.T, namespace string, n int) {
 	})
 }
 
-// burn leaves the API server a third of the processors until the returned function is
+// loadProcessors leaves the API server a third of the processors until the returned function is
 // called.
-func burn() (stop func()) {
+func loadProcessors() (stop func()) {
 	const share = 2
 	var stopped atomic.Bool
 	var wg sync.WaitGroup

@@ -37,10 +37,10 @@ type contender struct {
 	done     chan struct{}
 }
 
-// theirs starts client-go's elector, ours our own. Both reach the API server through a proxy.
-func theirs(ctx context.Context, t *testing.T, namespace string) *contender {
+// runClientGo starts client-go's elector, ours our own. Both reach the API server through a proxy.
+func runClientGo(ctx context.Context, t *testing.T, namespace string) *contender {
 	t.Helper()
-	return contend(ctx, t, "theirs", func(ctx context.Context, config *rest.Config, identity string) error {
+	return startContender(ctx, t, "theirs", func(ctx context.Context, config *rest.Config, identity string) error {
 		client, err := kubernetes.NewForConfig(config)
 		if err != nil {
 			return err
@@ -58,9 +58,9 @@ func theirs(ctx context.Context, t *testing.T, namespace string) *contender {
 	})
 }
 
-func ours(ctx context.Context, t *testing.T, namespace string) *contender {
+func runElector(ctx context.Context, t *testing.T, namespace string) *contender {
 	t.Helper()
-	return contend(ctx, t, "ours", func(ctx context.Context, config *rest.Config, identity string) error {
+	return startContender(ctx, t, "ours", func(ctx context.Context, config *rest.Config, identity string) error {
 		client, err := kubernetes.NewForConfig(election.ClientConfig(config))
 		if err != nil {
 			return err
@@ -78,7 +78,7 @@ func ours(ctx context.Context, t *testing.T, namespace string) *contender {
 	})
 }
 
-func contend(ctx context.Context, t *testing.T, name string, run func(context.Context, *rest.Config, string) error) *contender {
+func startContender(ctx context.Context, t *testing.T, name string, run func(context.Context, *rest.Config, string) error) *contender {
 	t.Helper()
 	token, err := shared.AdminToken(ctx)
 	if err != nil {
@@ -104,12 +104,12 @@ func contend(ctx context.Context, t *testing.T, name string, run func(context.Co
 // TestElectorTakesTurnsWithClientGo hands one Lease back and forth between the two electors, by
 // release and by expiry.
 func TestElectorTakesTurnsWithClientGo(t *testing.T) {
-	kinds := map[string]func(context.Context, *testing.T, string) *contender{"ours": ours, "theirs": theirs}
+	kinds := map[string]func(context.Context, *testing.T, string) *contender{"ours": runElector, "theirs": runClientGo}
 	release := func(c *contender) { c.stop() }
 	die := func(c *contender) { c.proxy.Partition(faultproxy.Hang) } // to the others it looks dead
 	for name, tc := range map[string]struct {
 		first, second string
-		end           func(*contender)
+		endTerm       func(*contender)
 	}{
 		"ours releases, theirs takes it": {"ours", "theirs", release},
 		"theirs releases, ours takes it": {"theirs", "ours", release},
@@ -149,7 +149,7 @@ func TestElectorTakesTurnsWithClientGo(t *testing.T) {
 				t.Errorf("the Lease was held by %s in term %d, now by %s in term %d",
 					first.identity, *before.LeaseTransitions, *now.HolderIdentity, *now.LeaseTransitions)
 			}
-			tc.end(first)
+			tc.endTerm(first)
 			waitForHolder(ctx, t, lease, second)
 			if after := lease(); *after.LeaseTransitions != *before.LeaseTransitions+1 {
 				t.Errorf("leaseTransitions went from %d to %d", *before.LeaseTransitions, *after.LeaseTransitions)

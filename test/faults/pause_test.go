@@ -48,40 +48,40 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	t.Helper()
 	ctx := fleet.Context(t)
 	if p.fence {
-		withFence(ctx, t)
+		waitForFence(ctx, t)
 	} else {
-		withoutFence(t)
+		disableFence(t)
 	}
 	w := shared.NewWorkloads(ctx, t, workers+4)
 	history := shared.NewRecorder(t.Context(), t, w)
-	all := newReplicas(ctx, t, 2, p.setup)
+	replicas := newReplicas(ctx, t, 2, p.setup)
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
-	former, err := all.waitForLeader(ctx)
+	former, err := replicas.waitForLeader(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := all.others(former)[0]
-	unreachable := next.proxy.Add(faultproxy.Rule{Match: isWorkOn(p.underWay, p.queued), Status: http.StatusServiceUnavailable})
+	next := replicas.others(former)[0]
+	unreachable := next.proxy.Add(faultproxy.Rule{Match: matchWorkOn(p.underWay, p.queued), Status: http.StatusServiceUnavailable})
 
 	gate := make(chan struct{})
 	held := former.proxy.Add(faultproxy.Rule{Match: isWork, Hold: gate})
-	p.change(ctx, t, w, p.underWay)
+	p.changeConfigMaps(ctx, t, w, p.underWay)
 	if err := held.WaitHits(ctx, len(p.underWay)); err != nil {
 		t.Fatal(err)
 	}
 	if err := former.life().Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := all.waitForLeader(ctx, former); err != nil {
+	if _, err := replicas.waitForLeader(ctx, former); err != nil {
 		t.Fatal(err)
 	}
-	p.change(ctx, t, w, p.queued)
-	p.change(ctx, t, w, p.done)
+	p.changeConfigMaps(ctx, t, w, p.queued)
+	p.changeConfigMaps(ctx, t, w, p.done)
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx, p.done...) })
 
 	held.Remove()
 	close(gate)
-	fleet.Eventually(ctx, t, func() error { return answered(former, w, len(p.underWay)) })
+	fleet.Eventually(ctx, t, func() error { return checkAnswered(former, w, len(p.underWay)) })
 	if err := former.life().Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -90,8 +90,8 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	}
 	unreachable.Remove()
 	// Work that has failed often waits for its back-off. The next change does not.
-	p.change(ctx, t, w, p.underWay)
-	p.change(ctx, t, w, p.queued)
+	p.changeConfigMaps(ctx, t, w, p.underWay)
+	p.changeConfigMaps(ctx, t, w, p.queued)
 	fleet.Eventually(ctx, t, func() error { return w.Settled(ctx) })
 	got, err := history.Judge()
 	if err != nil {
@@ -103,17 +103,17 @@ func (p pauseScene) play(t *testing.T) (*judge.Judgement, int) {
 	return got, history.Refused()
 }
 
-func (p pauseScene) change(ctx context.Context, t *testing.T, w *fleet.Workloads, which []int) {
+func (p pauseScene) changeConfigMaps(ctx context.Context, t *testing.T, w *fleet.Workloads, indexes []int) {
 	t.Helper()
-	for _, i := range which {
+	for _, i := range indexes {
 		if err := w.Change(ctx, i); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// isWorkOn returns a matcher of the work on some of the Deployments.
-func isWorkOn(groups ...[]int) func(*http.Request) bool {
+// matchWorkOn returns a matcher of the work on some of the Deployments.
+func matchWorkOn(groups ...[]int) func(*http.Request) bool {
 	var paths []string
 	for _, group := range groups {
 		for _, i := range group {
@@ -125,9 +125,9 @@ func isWorkOn(groups ...[]int) func(*http.Request) bool {
 	}
 }
 
-// answered waits until the API server has responded to the requests that were held. They are the
+// checkAnswered waits until the API server has responded to the requests that were held. They are the
 // last that the former leader sent: those before got their responses before the pause.
-func answered(r *replica, w *fleet.Workloads, n int) error {
+func checkAnswered(r *replica, w *fleet.Workloads, n int) error {
 	events, err := shared.AuditEvents()
 	if err != nil {
 		return err
@@ -138,14 +138,14 @@ func answered(r *replica, w *fleet.Workloads, n int) error {
 			got[e.ObjectRef.Name]++
 		}
 	}
-	twice := 0 // the first is for the initial state
+	answered := 0 // the first is for the initial state
 	for _, times := range got {
 		if times >= 2 {
-			twice++
+			answered++
 		}
 	}
-	if twice < n {
-		return fmt.Errorf("%d of %d held requests have a response", twice, n)
+	if answered < n {
+		return fmt.Errorf("%d of %d held requests have a response", answered, n)
 	}
 	return nil
 }

@@ -23,8 +23,8 @@ import (
 )
 
 var (
-	flagKinds = flag.String("kinds", "", "a regular expression: only faults of matching names are injected by TestFaults")
-	flagFence = flag.String("fence", "both", "the fences of TestFaults: both, client (the one in the API server is off; late writes are counted) or "+
+	flagKinds = flag.String("kinds", "", "a regular expression: only faults of matching names are injected")
+	flagFence = flag.String("fence", "both", "the fences in force: both, client (the one in the API server is off; late writes are counted) or "+
 		"none (in neither; there must be late writes)")
 )
 
@@ -35,32 +35,32 @@ const (
 	workDelay    = 40 * time.Millisecond
 )
 
-// TestFaults injects faults in a random order into three managers that always have work. After each
-// fault, somebody must lead and all work must be done. In the whole run, nobody may have written
-// without leading. FAULTS says how many faults, of which 25 are one of each kind, and SEED how they are
-// chosen; 0 is another seed in each run.
-func TestFaults(t *testing.T) {
+// TestFaultsLetNobodyWriteWithoutLeading injects faults in a random order into three managers that always
+// have work. After each fault, somebody must lead and all work must be done. In the whole run, nobody may
+// have written without leading. FAULTS says how many faults, of which 25 are one of each kind, and SEED how
+// they are chosen; 0 is another seed in each run.
+func TestFaultsLetNobodyWriteWithoutLeading(t *testing.T) {
 	seed := uint64(fleet.Setting(t, "SEED", 1))
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
-	only, err := regexp.Compile(*flagKinds)
+	kindPattern, err := regexp.Compile(*flagKinds)
 	if err != nil {
 		t.Fatal(err)
 	}
 	managers := setup{}
 	if *flagFence == "both" {
-		withFence(fleet.Context(t), t)
+		waitForFence(fleet.Context(t), t)
 	} else {
-		withoutFence(t)
+		disableFence(t)
 	}
 	if *flagFence == "none" {
 		managers = buildUnfenced(t, "ours")
 	}
 	c := newCampaign(t, seed, managers)
 	c.recorder.Fenced = *flagFence == "both"
-	kinds := deck{rand: c.rand, all: slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return !only.MatchString(f.name) })}
-	if len(kinds.all) == 0 {
+	kinds := deck{rand: c.rand, kinds: slices.DeleteFunc(slices.Clone(faults), func(f fault) bool { return !kindPattern.MatchString(f.name) })}
+	if len(kinds.kinds) == 0 {
 		t.Fatalf("no kind of fault matches -kinds=%s", *flagKinds)
 	}
 	for i := range fleet.Setting(t, "FAULTS", 6) {
@@ -69,7 +69,7 @@ func TestFaults(t *testing.T) {
 			break
 		}
 	}
-	c.report()
+	c.logReport()
 	if *flagFence == "none" && len(c.last.Stale()) == 0 {
 		t.Error("without any fence there is no late write: the judge or the faults are too weak")
 	}
@@ -78,13 +78,13 @@ func TestFaults(t *testing.T) {
 // deck deals all faults in a random order, again and again.
 type deck struct {
 	rand  *rand.Rand
-	all   []fault
+	kinds []fault
 	cards []fault // left of the current round
 }
 
 func (d *deck) draw() fault {
 	if len(d.cards) == 0 {
-		d.cards = slices.Clone(d.all)
+		d.cards = slices.Clone(d.kinds)
 		d.rand.Shuffle(len(d.cards), func(i, j int) { d.cards[i], d.cards[j] = d.cards[j], d.cards[i] })
 	}
 	card := d.cards[0]
@@ -92,16 +92,16 @@ func (d *deck) draw() fault {
 	return card
 }
 
-// campaign is one run of TestFaults.
+// campaign is one run of TestFaultsLetNobodyWriteWithoutLeading.
 type campaign struct {
 	t         *testing.T
 	seed      uint64
 	rand      *rand.Rand
 	workloads *fleet.Workloads
-	all       replicas
+	replicas  replicas
 	recorder  *fleet.Recorder
 	last      *judge.Judgement
-	seen      map[uint64]judge.Verdict // findings that were reported
+	reported  map[uint64]judge.Verdict // findings that were reported
 	kinds     map[string]*tally
 }
 
@@ -116,11 +116,11 @@ type tally struct {
 func newCampaign(t *testing.T, seed uint64, managers setup) *campaign {
 	t.Helper()
 	ctx := fleet.Context(t)
-	c := &campaign{t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 0)), kinds: map[string]*tally{}, last: &judge.Judgement{}, seen: map[uint64]judge.Verdict{}}
+	c := &campaign{t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 0)), kinds: map[string]*tally{}, last: &judge.Judgement{}, reported: map[uint64]judge.Verdict{}}
 	c.workloads = shared.NewWorkloads(ctx, t, 12)
 	c.recorder = shared.NewRecorder(t.Context(), t, c.workloads)
-	c.all = newReplicas(ctx, t, 3, managers)
-	for _, r := range c.all {
+	c.replicas = newReplicas(ctx, t, 3, managers)
+	for _, r := range c.replicas {
 		r.proxy.Add(faultproxy.Rule{Match: isWork, Delay: workDelay})
 	}
 	fleet.Eventually(ctx, t, func() error { return c.workloads.Settled(ctx) })
@@ -133,18 +133,18 @@ func (c *campaign) inject(i int, f fault) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), fleet.Patience, fmt.Errorf("it took longer than %s", fleet.Patience))
 	defer cancel()
-	together := []fault{f}
-	if second := faults[c.rand.IntN(len(faults))]; f.goesWith(second) && c.rand.IntN(5) == 0 {
-		together = append(together, second)
+	combined := []fault{f}
+	if second := faults[c.rand.IntN(len(faults))]; f.combinesWith(second) && c.rand.IntN(5) == 0 {
+		combined = append(combined, second)
 		name += " + " + second.name
 	}
 	stop := c.workloads.Stream(ctx, changePeriod)
 	fleet.Wait(ctx, time.Duration(c.rand.IntN(600))*time.Millisecond) // at any phase of the renewals
 	begin := time.Now()
-	err := c.injectAll(ctx, together)
+	err := c.injectAll(ctx, combined)
 	healed := time.Now()
 	if err == nil {
-		err = c.restart()
+		err = c.restartEnded()
 	}
 	stop()
 	// Work that has failed often waits for its back-off, after some faults for minutes. The next
@@ -155,7 +155,7 @@ func (c *campaign) inject(i int, f fault) {
 		}
 	}
 	if err == nil {
-		err = fleet.Poll(ctx, func() error { return c.healthy(ctx) })
+		err = fleet.Poll(ctx, func() error { return c.checkHealthy(ctx) })
 	}
 	if err != nil {
 		t.Errorf("seed %d, fault %d, %s: %v", c.seed, i, name, err)
@@ -163,16 +163,16 @@ func (c *campaign) inject(i int, f fault) {
 	c.judge(i, f.name, name, begin, time.Since(healed))
 }
 
-func (c *campaign) injectAll(ctx context.Context, together []fault) error {
-	leader, err := c.all.waitForLeader(ctx)
+func (c *campaign) injectAll(ctx context.Context, combined []fault) error {
+	leader, err := c.replicas.waitForLeader(ctx)
 	if err != nil {
 		return err
 	}
-	errs := make([]error, len(together))
+	errs := make([]error, len(combined))
 	var wg sync.WaitGroup
-	for i, f := range together {
-		standbys := c.all.others(leader)
-		d := &drill{Rand: rand.New(rand.NewPCG(c.rand.Uint64(), 0)), all: c.all, leader: leader, standby: standbys[c.rand.IntN(len(standbys))]}
+	for i, f := range combined {
+		standbys := c.replicas.others(leader)
+		d := &drill{Rand: rand.New(rand.NewPCG(c.rand.Uint64(), 0)), replicas: c.replicas, leader: leader, standby: standbys[c.rand.IntN(len(standbys))]}
 		wg.Go(func() {
 			if err := f.inject(ctx, d); err != nil {
 				errs[i] = fmt.Errorf("%s: %w", f.name, err)
@@ -183,10 +183,10 @@ func (c *campaign) injectAll(ctx context.Context, together []fault) error {
 	return errors.Join(errs...)
 }
 
-// restart restarts ended managers, as a kubelet would.
-func (c *campaign) restart() error {
-	for _, r := range c.all {
-		if r.ended() {
+// restartEnded restarts ended managers, as a kubelet would.
+func (c *campaign) restartEnded() error {
+	for _, r := range c.replicas {
+		if r.hasEnded() {
 			if err := r.start(); err != nil {
 				return err
 			}
@@ -195,17 +195,17 @@ func (c *campaign) restart() error {
 	return nil
 }
 
-// healthy returns nil once every manager is ready, somebody leads and all work is done.
-func (c *campaign) healthy(ctx context.Context) error {
-	if err := c.restart(); err != nil { // a manager may notice late that it no longer leads
+// checkHealthy returns nil once every manager is ready, somebody leads and all work is done.
+func (c *campaign) checkHealthy(ctx context.Context) error {
+	if err := c.restartEnded(); err != nil { // a manager may notice late that it no longer leads
 		return err
 	}
-	for _, r := range c.all {
-		if err := r.ready(); err != nil {
+	for _, r := range c.replicas {
+		if err := r.checkReady(); err != nil {
 			return err
 		}
 	}
-	if _, err := c.all.leader(ctx); err != nil {
+	if _, err := c.replicas.leader(ctx); err != nil {
 		return err
 	}
 	return c.workloads.Settled(ctx)
@@ -234,10 +234,10 @@ func (c *campaign) judge(i int, kind, name string, begin time.Time, recovery tim
 		}
 	}
 	for _, f := range got.Findings {
-		if c.seen[f.Revision] == f.Verdict {
+		if c.reported[f.Revision] == f.Verdict {
 			continue
 		}
-		c.seen[f.Revision] = f.Verdict
+		c.reported[f.Revision] = f.Verdict
 		k.findings++
 		if f.Stale() && *flagFence == "both" {
 			t.Errorf("seed %d, fault %d, %s: %s\n%s", c.seed, i, name, f, c.recorder.Around(f.Revision))
@@ -250,8 +250,8 @@ func (c *campaign) judge(i int, kind, name string, begin time.Time, recovery tim
 	c.last = got
 }
 
-// report prints the figures of the whole campaign.
-func (c *campaign) report() {
+// logReport prints the figures of the whole campaign.
+func (c *campaign) logReport() {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', tabwriter.AlignRight)
 	// Writes to memory.

@@ -58,7 +58,7 @@ func newReplicas(ctx context.Context, t testing.TB, n int, s setup) replicas {
 		}
 	}
 	for _, r := range all {
-		fleet.Eventually(ctx, t, r.ready)
+		fleet.Eventually(ctx, t, r.checkReady)
 	}
 	return all
 }
@@ -83,10 +83,10 @@ func (r *replica) life() *cluster.Manager {
 	return r.manager
 }
 
-func (r *replica) ended() bool { return r.life().ExitCode() != -1 }
+func (r *replica) hasEnded() bool { return r.life().ExitCode() != -1 }
 
-func (r *replica) ready() error {
-	if m := r.life(); r.ended() {
+func (r *replica) checkReady() error {
+	if m := r.life(); r.hasEnded() {
 		return fmt.Errorf("%s ended with %d; its last lines:\n%s", m.Pod, m.ExitCode(), m.Tail(20))
 	}
 	return fleet.Ready(r.life())
@@ -121,19 +121,19 @@ func (all replicas) leader(ctx context.Context) (*replica, error) {
 }
 
 // waitForLeader waits until a replica that is not in except holds the Lease.
-func (all replicas) waitForLeader(ctx context.Context, except ...*replica) (found *replica, err error) {
+func (all replicas) waitForLeader(ctx context.Context, except ...*replica) (leader *replica, err error) {
 	err = fleet.Poll(ctx, func() (err error) {
-		if found, err = all.leader(ctx); err != nil {
+		if leader, err = all.leader(ctx); err != nil {
 			return err
 		}
 		for _, r := range except {
-			if r == found {
+			if r == leader {
 				return errors.New("the Lease is still held by " + r.Pod)
 			}
 		}
 		return nil
 	})
-	return found, err
+	return leader, err
 }
 
 // others returns all replicas but r.
@@ -157,14 +157,14 @@ func isLeaseWrite(r *http.Request) bool {
 	return r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/leases/")
 }
 
-// hold holds a replica's work at its proxy until the returned function is called. It waits for a
-// while until atLeast requests are held.
-func (r *replica) hold(ctx context.Context, atLeast int, while time.Duration) (held *faultproxy.ActiveRule, release func()) {
+// holdWork holds a replica's work at its proxy until the returned function is called. It waits
+// until minHits requests are held, at most for the limit.
+func (r *replica) holdWork(ctx context.Context, minHits int, limit time.Duration) (held *faultproxy.ActiveRule, release func()) {
 	gate := make(chan struct{})
 	held = r.proxy.Add(faultproxy.Rule{Match: isWork, Hold: gate})
-	ctx, cancel := context.WithTimeout(ctx, while)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	_ = held.WaitHits(ctx, atLeast)
+	_ = held.WaitHits(ctx, minHits)
 	return held, sync.OnceFunc(func() {
 		held.Remove()
 		close(gate)

@@ -127,7 +127,7 @@ func (m *members) forbidRemovals() {
 func (p *scenario) federate(kind, plural string, target schema.GroupVersionResource) *unstructured.Unstructured {
 	p.Helper()
 	federated := schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federated" + plural}
-	err := errors.Join(fleet.Define(p.ctx, p.c1, target, kind), fleet.Define(p.ctx, p.c1, federated, "Federated"+kind, "status"))
+	err := errors.Join(fleet.DefineResource(p.ctx, p.c1, target, kind), fleet.DefineResource(p.ctx, p.c1, federated, "Federated"+kind, "status"))
 	if err != nil {
 		p.Fatal(err)
 	}

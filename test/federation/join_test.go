@@ -164,7 +164,7 @@ func TestJoinAndUnjoin(t *testing.T) {
 	// A new type, and a role with more than the manager has, need another join.
 	p := &scenario{members: j.members}
 	w := p.federate("Sprocket", "sprockets", schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"})
-	if err := fleet.Define(j.ctx, j.c2, schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"}, "Sprocket"); err != nil {
+	if err := fleet.DefineResource(j.ctx, j.c2, schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"}, "Sprocket"); err != nil {
 		t.Fatal(err)
 	}
 	role := object(t, fmt.Sprintf("kind: FederatedClusterRole, metadata: {name: %s}, spec: {template: {rules: [{apiGroups: ['example.com'], resources: [levers], verbs: [get]}]}, %s}", j.shop, both))

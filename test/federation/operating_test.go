@@ -40,7 +40,7 @@ func newOperator(j *joining) *operator {
 	if err != nil {
 		j.Fatal(err)
 	}
-	all, err := pages.All(root)
+	all, err := pages.ReadAll(root)
 	if err != nil {
 		j.Fatal(err)
 	}

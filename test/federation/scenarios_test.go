@@ -255,7 +255,7 @@ var scenarios = map[string]func(*scenario){
 		target := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 		w := p.federate("Widget", "widgets", target)
 		p.status(w, "c1= c2=APINotAvailable")
-		if err := fleet.Define(p.ctx, p.c2, target, "Widget"); err != nil {
+		if err := fleet.DefineResource(p.ctx, p.c2, target, "Widget"); err != nil {
 			p.Fatal(err)
 		}
 		p.status(w, "c1= c2=")
@@ -272,7 +272,7 @@ var scenarios = map[string]func(*scenario){
 		target := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "gadgets"}
 		older := target
 		older.Version = "v1beta1"
-		if err := fleet.Define(p.ctx, p.c2, older, "Gadget"); err != nil {
+		if err := fleet.DefineResource(p.ctx, p.c2, older, "Gadget"); err != nil {
 			p.Fatal(err)
 		}
 		w := p.federate("Gadget", "gadgets", target)

@@ -52,14 +52,14 @@ func TestLongRolloutsEnd(t *testing.T) {
 			do(ctx, t, sample{f.NewSample(ctx, t), f})
 		})
 	}
-	permitted(t, f)
+	expectNoRefusals(t, f)
 }
 
 func rollsOnASecret(ctx context.Context, t *testing.T, s sample) {
 	t.Helper()
 	s.deploy(ctx, t, map[string]string{fleet.ReloadAnnotation: "auto"})
 	s.SetSecret(ctx, t, "second")
-	s.rolls(ctx, t)
+	s.expectRollout(ctx, t)
 }
 
 func rollsAfterAPause(ctx context.Context, t *testing.T, s sample) {
@@ -73,7 +73,7 @@ func rollsAfterAPause(ctx context.Context, t *testing.T, s sample) {
 		}
 		return err
 	})
-	s.rolls(ctx, t)
+	s.expectRollout(ctx, t)
 }
 
 // deploy creates Deployment api, which uses the Secret, and waits until it is available and
@@ -86,9 +86,9 @@ func (s sample) deploy(ctx context.Context, t *testing.T, annotations map[string
 	s.WaitUntilKnown(ctx, t, "api")
 }
 
-// rolls waits for the end of the first rollout. Then the Pods have the last template, and run on
+// expectRollout waits for the end of the first rollout. Then the Pods have the last template, and run on
 // nodes.
-func (s sample) rolls(ctx context.Context, t *testing.T) {
+func (s sample) expectRollout(ctx context.Context, t *testing.T) {
 	t.Helper()
 	s.WaitForReplicaSets(ctx, t, "api", 2)
 	s.kubectl(ctx, t, "rollout", "status", "deployment/api")
@@ -199,8 +199,8 @@ func spreadsTheManager(ctx context.Context, t *testing.T, s sample) {
 	s.kubectl(ctx, t, "-n=kube-system", "delete", "deployment/quartermaster")
 }
 
-// permitted reports what the scheduler, the kubelets and the manager were refused.
-func permitted(t *testing.T, f *fleet.Fleet) {
+// expectNoRefusals reports what the scheduler, the kubelets and the manager were refused.
+func expectNoRefusals(t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	if err := f.Refused(fleet.Context(t)); err != nil {
 		t.Error(err)

@@ -116,7 +116,7 @@ func (b burst) start() (end func() (rounds int)) {
 func (b burst) rolled(n int) error {
 	got := 0
 	for i := range b.size {
-		if len(rollouts.Of(objectName("deployments", b.namespace, fmt.Sprintf("app-%d", i)))) > 0 {
+		if len(rollouts.Find(objectName("deployments", b.namespace, fmt.Sprintf("app-%d", i)))) > 0 {
 			got++
 		}
 	}
@@ -153,11 +153,11 @@ func (b burst) judge(rounds int) map[string]int {
 	for i := range b.size {
 		last := 0
 		for _, v := range b.rollouts(b.object(i)) {
-			by[v.By]++
+			by[v.Writer]++
 			hashes := hashesOf(marks(v.PodTemplateSpec))
 			round := roundOf(hashes, rounds)
 			if round <= last {
-				b.t.Errorf("%s was rolled at revision %d by %s for round %d (%v), after round %d", b.object(i), v.Revision, v.By, round, hashes, last)
+				b.t.Errorf("%s was rolled at revision %d by %s for round %d (%v), after round %d", b.object(i), v.Revision, v.Writer, round, hashes, last)
 			}
 			last = round
 		}

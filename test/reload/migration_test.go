@@ -85,8 +85,8 @@ func TestMigrationRollsNothing(t *testing.T) {
 			s.waitForState("deployments/last", "configmap/late")
 			readLog(t, begin)
 			for _, object := range rollouts.Objects() {
-				for _, v := range rollouts.Of(object) {
-					if v.By == m.Pod {
+				for _, v := range rollouts.Find(object) {
+					if v.Writer == m.Pod {
 						t.Errorf("the switch alone has rolled %s at revision %d", object, v.Revision)
 					}
 				}
@@ -115,7 +115,7 @@ func TestMigrationRollsNothing(t *testing.T) {
 			s.eventually(func() error {
 				readLog(t, begin)
 				for object := range want {
-					if by := s.rollouts(object); len(by) == 0 || by[len(by)-1].By == "" {
+					if by := s.rollouts(object); len(by) == 0 || by[len(by)-1].Writer == "" {
 						return fmt.Errorf("the audit log does not say who has rolled %s last", object)
 					}
 				}
@@ -125,8 +125,8 @@ func TestMigrationRollsNothing(t *testing.T) {
 				t.Errorf("rollouts after one change (-want +got):\n%s", diff)
 			}
 			for object := range want {
-				if by := s.rollouts(object); by[len(by)-1].By != m.Pod {
-					t.Errorf("the last rollout of %s is by %s", object, by[len(by)-1].By)
+				if by := s.rollouts(object); by[len(by)-1].Writer != m.Pod {
+					t.Errorf("the last rollout of %s is by %s", object, by[len(by)-1].Writer)
 				}
 			}
 			if got := fmt.Sprint(s.eventsOf("deployments/bystander", "Reloaded"), s.eventsOf("deployments/silent", "Reloaded")); got != "0 0" {

@@ -222,7 +222,7 @@ func (s testNamespace) waitForStateOf(object string, state map[string]string) {
 	s.t.Helper()
 	state["workload"] = s.get(object).GetKind() + "/" + s.namespace + object[strings.Index(object, "/"):]
 	s.eventually(func() error {
-		if got := fleet.Recorded(s.annotation(object, fleet.StateAnnotation)); !maps.Equal(got, state) {
+		if got := fleet.ParseState(s.annotation(object, fleet.StateAnnotation)); !maps.Equal(got, state) {
 			return fmt.Errorf("state of %s is %v, want %v", object, got, state)
 		}
 		return nil
@@ -286,7 +286,7 @@ func (s testNamespace) rollouts(object string) []judge.Template {
 			s.t.Fatal(err)
 		}
 		s.eventually(func() error {
-			if !rollouts.Saw(full, revision) {
+			if !rollouts.Knows(full, revision) {
 				return fmt.Errorf("the watch has not shown revision %d of %s", revision, full)
 			}
 			return nil
@@ -295,8 +295,8 @@ func (s testNamespace) rollouts(object string) []judge.Template {
 		s.t.Fatal(err)
 	}
 	var list []judge.Template
-	for _, v := range rollouts.Of(full) {
-		if v.By != admin && v.By != "kubectl" {
+	for _, v := range rollouts.Find(full) {
+		if v.Writer != admin && v.Writer != "kubectl" {
 			list = append(list, v)
 		}
 	}

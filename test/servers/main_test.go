@@ -30,17 +30,17 @@ import (
 
 // All tests of the package share them.
 var (
-	shared *fleet.Fleet
-	etcd   *holdproxy.Proxy // between the second API server and etcd
+	shared    *fleet.Fleet
+	etcdProxy *holdproxy.Proxy // between the second API server and etcd
 )
 
-func startEtcdProxy(socket, to string) (_ io.Closer, err error) {
-	etcd, err = holdproxy.Start(socket, to)
-	return etcd, err
+func startEtcdProxy(socket, target string) (_ io.Closer, err error) {
+	etcdProxy, err = holdproxy.Start(socket, target)
+	return etcdProxy, err
 }
 
 func TestMain(m *testing.M) {
-	code, err := netns.Run(build, func() int {
+	code, err := netns.Run(buildPrograms, func() int {
 		return fleet.Main(m, &shared, fleet.Options{
 			Cluster: cluster.Options{WithoutControllerManager: true, SecondAPIServer: startEtcdProxy}})
 	})
@@ -55,8 +55,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// build builds what the tests run, since a build may have to download modules.
-func build() error {
+// buildPrograms builds what the tests run, since a build may have to download modules.
+func buildPrograms() error {
 	ctx := context.Background()
 	_, err := cluster.BuildProgram(ctx, "cmd/manager", fleet.Race())
 	if err == nil {

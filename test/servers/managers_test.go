@@ -72,12 +72,12 @@ func startManager(ctx context.Context, t *testing.T, server *rest.Config) *clust
 func (m *managers) succession(got *judge.Judgement, begin time.Time) string {
 	former := fleet.ProcessName(m.leader.Pod, 1)
 	first := judge.Write{}
-	for by, w := range got.First {
-		if by != former && fleet.IsReplica(by) && (first.By == "" || w.Revision < first.Revision) {
+	for process, w := range got.First {
+		if process != former && fleet.IsReplica(process) && (first.Writer == "" || w.Revision < first.Revision) {
 			first = w
 		}
 	}
-	if first.By == "" {
+	if first.Writer == "" {
 		return "the leader led on"
 	}
 	return fmt.Sprintf("the next leader's first write %v after the fault began", first.Done.Sub(begin).Round(time.Millisecond))

@@ -25,8 +25,8 @@ import (
 
 var flagCount = flag.Bool("count", false, "report writes of former leaders without failing")
 
-// away is how long a leader is paused or partitioned: shorter than its own renew deadline of 10 s.
-const away = 7 * time.Second
+// outage is how long a leader is paused or partitioned: shorter than its own renew deadline of 10 s.
+const outage = 7 * time.Second
 
 // fault is what happens to the leader. Its API server has begun to lag when inject is called, and
 // catches up a lag after inject returns. If reportedDead is set, standbys take it for ended at
@@ -44,14 +44,14 @@ var faults = []fault{
 			return err
 		}
 		c.proxy.CloseCleanly()
-		fleet.Wait(ctx, away)
+		fleet.Wait(ctx, outage)
 		return c.leader.Signal(syscall.SIGCONT)
 	}},
 	{"partition with its API server", true, func(ctx context.Context, c *managers) error {
-		etcd.Hold(holdproxy.Everything)
-		defer etcd.Release(holdproxy.Everything)
+		etcdProxy.Hold(holdproxy.Everything)
+		defer etcdProxy.Release(holdproxy.Everything)
 		c.proxy.CloseCleanly()
-		fleet.Wait(ctx, away)
+		fleet.Wait(ctx, outage)
 		return nil
 	}},
 	{"handover", false, func(_ context.Context, c *managers) error { return c.leader.Signal(syscall.SIGTERM) }},
@@ -59,22 +59,22 @@ var faults = []fault{
 
 var lags = []time.Duration{300 * time.Millisecond, 3 * time.Second, 30 * time.Second}
 
-// TestLongLaggingServer plays each case ROUNDS times.
-func TestLongLaggingServer(t *testing.T) {
+// TestLongLaggingServerKeepsTheFence plays each case ROUNDS times.
+func TestLongLaggingServerKeepsTheFence(t *testing.T) {
 	rounds := fleet.Setting(t, "ROUNDS", 10)
 	for _, f := range faults {
 		for _, lag := range lags {
 			t.Run(fmt.Sprintf("%s, lag %v", f.name, lag), func(t *testing.T) {
 				for i := range rounds {
-					t.Run(fmt.Sprint("round ", i+1), func(t *testing.T) { play(t, f, lag) })
+					t.Run(fmt.Sprint("round ", i+1), func(t *testing.T) { playCase(t, f, lag) })
 				}
 			})
 		}
 	}
 }
 
-// play lets one fault happen to a leader whose API server lags.
-func play(t *testing.T, f fault, lag time.Duration) {
+// playCase lets one fault happen to a leader whose API server lags.
+func playCase(t *testing.T, f fault, lag time.Duration) {
 	t.Helper()
 	ctx := fleet.Within(t.Context(), t, 2*time.Minute+lag)
 	waitForFence(ctx, t)
@@ -86,14 +86,14 @@ func play(t *testing.T, f fault, lag time.Duration) {
 	defer stop()
 
 	lagging := []string{"namespaces", "leases"}
-	etcd.Hold(lagging...)
-	defer etcd.Release(lagging...)
+	etcdProxy.Hold(lagging...)
+	defer etcdProxy.Release(lagging...)
 	begin := time.Now()
 	if err := f.inject(ctx, c); err != nil {
 		t.Fatal(err)
 	}
 	fleet.Wait(ctx, lag)
-	etcd.Release(lagging...)
+	etcdProxy.Release(lagging...)
 	released := time.Now()
 
 	fleet.Eventually(ctx, t, func() error {

@@ -95,7 +95,7 @@ func run(ctx context.Context, o options) error {
 	if o.elector == "client-go" {
 		return runClientGo(ctx, o, config, identity, controller)
 	}
-	return runOurs(ctx, o, config, identity, controller, registry)
+	return runElector(ctx, o, config, identity, controller, registry)
 }
 
 // newController returns the controller with a client that has no fence.
@@ -130,7 +130,7 @@ func newController(o options, config *rest.Config, registry metrics.KubeRegistry
 	return controller, cache, err
 }
 
-func runOurs(ctx context.Context, o options, config *rest.Config, identity string, controller controllers.Controller, registry metrics.KubeRegistry) error {
+func runElector(ctx context.Context, o options, config *rest.Config, identity string, controller controllers.Controller, registry metrics.KubeRegistry) error {
 	client, err := kubernetes.NewForConfig(election.ClientConfig(config))
 	if err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func frame(t *testing.T, kind string) string {
+func encodeFrame(t *testing.T, kind string) string {
 	t.Helper()
 	e := metav1.WatchEvent{Type: kind}
 	b, err := e.Marshal()
@@ -22,7 +22,7 @@ func frame(t *testing.T, kind string) string {
 	return string(binary.BigEndian.AppendUint32(nil, uint32(len(b)))) + string(b)
 }
 
-func line(t *testing.T, kind string) string {
+func encodeLine(t *testing.T, kind string) string {
 	t.Helper()
 	b, err := json.Marshal(metav1.WatchEvent{Type: kind})
 	if err != nil {
@@ -33,17 +33,17 @@ func line(t *testing.T, kind string) string {
 
 func TestBookmarkFilterWorksAtEveryCut(t *testing.T) {
 	for contentType, event := range map[string]func(*testing.T, string) string{
-		"application/json": line,
-		"application/vnd.kubernetes.protobuf;stream=watch": frame,
+		"application/json": encodeLine,
+		"application/vnd.kubernetes.protobuf;stream=watch": encodeFrame,
 	} {
 		t.Run(contentType, func(t *testing.T) {
-			in := event(t, "BOOKMARK") + event(t, "ADDED") + event(t, "BOOKMARK") + event(t, "BOOKMARK") + event(t, "DELETED")
+			stream := event(t, "BOOKMARK") + event(t, "ADDED") + event(t, "BOOKMARK") + event(t, "BOOKMARK") + event(t, "DELETED")
 			want := event(t, "ADDED") + event(t, "DELETED")
-			for cut := range len(in) {
+			for cut := range len(stream) {
 				w := httptest.NewRecorder()
 				w.Header().Set("Content-Type", contentType)
 				f := &bookmarkFilter{ResponseWriter: w}
-				for _, part := range []string{in[:cut], in[cut:]} {
+				for _, part := range []string{stream[:cut], stream[cut:]} {
 					if n, err := f.Write([]byte(part)); n != len(part) || err != nil {
 						t.Fatalf("cut at %d: wrote %d of %d, %v", cut, n, len(part), err)
 					}

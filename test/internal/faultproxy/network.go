@@ -37,7 +37,7 @@ func newNetwork(l net.Listener) *network {
 	return n
 }
 
-func (n *network) set(mode Mode) {
+func (n *network) setMode(mode Mode) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.mode != Hang && mode == Hang {
@@ -55,7 +55,7 @@ func (n *network) set(mode Mode) {
 }
 
 func (n *network) close() {
-	n.set(Reset) // ends the connections that hang
+	n.setMode(Reset) // ends the connections that hang
 }
 
 func (n *network) gate() <-chan struct{} {
@@ -96,17 +96,17 @@ type conn struct {
 // Read also waits after reading: what arrives during a partition is delivered after its end.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	c.pass()
+	c.waitUntilPassable()
 	return n, err
 }
 
 func (c *conn) Write(b []byte) (int, error) {
-	c.pass()
+	c.waitUntilPassable()
 	return c.Conn.Write(b)
 }
 
-// pass waits until the network is not hanging or the connection is closed.
-func (c *conn) pass() {
+// waitUntilPassable waits until the network is not hanging or the connection is closed.
+func (c *conn) waitUntilPassable() {
 	for {
 		gate := c.net.gate()
 		select {

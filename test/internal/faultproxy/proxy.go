@@ -157,8 +157,8 @@ func (p *Proxy) Close() error {
 	p.closing.Do(func() {
 		p.net.close()
 		p.closeErr = p.server.Close()
-		if served := <-p.served; !errors.Is(served, http.ErrServerClosed) {
-			p.closeErr = errors.Join(p.closeErr, served)
+		if serveErr := <-p.served; !errors.Is(serveErr, http.ErrServerClosed) {
+			p.closeErr = errors.Join(p.closeErr, serveErr)
 		}
 		p.upstream.CloseIdleConnections()
 	})
@@ -173,10 +173,10 @@ func (p *Proxy) CA() []byte { return p.ca }
 
 // Partition cuts every connection between the clients and the proxy, open ones and new ones, until
 // Heal.
-func (p *Proxy) Partition(mode Mode) { p.net.set(mode) }
+func (p *Proxy) Partition(mode Mode) { p.net.setMode(mode) }
 
 // Heal ends a partition. Connections that hung continue.
-func (p *Proxy) Heal() { p.net.set(Connected) }
+func (p *Proxy) Heal() { p.net.setMode(Connected) }
 
 // Requests returns the requests so far, oldest first.
 func (p *Proxy) Requests() []Request {
@@ -202,12 +202,12 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	p.mu.Unlock()
 
 	drop, bookmarks := false, true
-	for _, rule := range p.hit(r) {
-		if !rule.pause(r.Context()) {
+	for _, rule := range p.applyingRules(r) {
+		if !rule.waitAsRuled(r.Context()) {
 			panic(http.ErrAbortHandler) // the client has disconnected
 		}
 		if rule.Status != 0 {
-			answer(w, rule.Status, rule.RetryAfter)
+			writeStatus(w, rule.Status, rule.RetryAfter)
 			return
 		}
 		drop = drop || rule.DropResponse
@@ -225,8 +225,8 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	panic(http.ErrAbortHandler)
 }
 
-// answer writes a Status like the API server.
-func answer(w http.ResponseWriter, status int, retryAfter time.Duration) {
+// writeStatus writes a Status like the API server.
+func writeStatus(w http.ResponseWriter, status int, retryAfter time.Duration) {
 	w.Header().Set("Content-Type", "application/json")
 	if retryAfter > 0 {
 		w.Header().Set("Retry-After", fmt.Sprintf("%.0f", retryAfter.Seconds()))

@@ -66,11 +66,11 @@ func (a *ActiveRule) WaitHits(ctx context.Context, n int) error {
 	}
 }
 
-// hit returns the rules that apply to the request, and counts the request for each of them.
-func (p *Proxy) hit(r *http.Request) []*ActiveRule {
+// applyingRules returns the rules that apply to the request, and counts the request for each of them.
+func (p *Proxy) applyingRules(r *http.Request) []*ActiveRule {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var hit []*ActiveRule
+	var applyingRules []*ActiveRule
 	for _, a := range slices.Clone(p.rules) {
 		if a.Match != nil && !a.Match(r) {
 			continue
@@ -81,16 +81,16 @@ func (p *Proxy) hit(r *http.Request) []*ActiveRule {
 		if a.Times > 0 && a.hits >= a.Times {
 			a.remove()
 		}
-		hit = append(hit, a)
+		applyingRules = append(applyingRules, a)
 		if a.Status != 0 {
 			break // it responds, so later rules do not see the request
 		}
 	}
-	return hit
+	return applyingRules
 }
 
-// pause waits as the rule says and reports whether the client is still connected.
-func (a *ActiveRule) pause(ctx context.Context) bool {
+// waitAsRuled waits as the rule says and reports whether the client is still connected.
+func (a *ActiveRule) waitAsRuled(ctx context.Context) bool {
 	if a.Delay > 0 {
 		timer := time.NewTimer(a.Delay)
 		defer timer.Stop()

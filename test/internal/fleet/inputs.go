@@ -16,17 +16,17 @@ import (
 // Race reports whether the environment asks for managers with the race detector.
 func Race() bool { return os.Getenv("RACE") != "" }
 
-// readInputs calls Reads for what the programs on a control plane are built from, and what is installed.
+// readInputs calls DependOn for what the programs on a control plane are built from, and what is installed.
 var readInputs = sync.OnceFunc(func() {
 	Race()
 	os.Getenv("KUBE_CACHE_MUTATION_DETECTOR")
-	Reads("cmd", "deploy", "examples", "hack/controlplane", "hack/nodes", "hack/run", "internal", "pkg")
+	DependOn("cmd", "deploy", "examples", "hack/controlplane", "hack/nodes", "hack/run", "internal", "pkg")
 })
 
-// Reads reads folders of the checkout, and the test's own folder, so that Go's test cache forgets a result
+// DependOn reads folders of the checkout, and the test's own folder, so that Go's test cache forgets a result
 // when a file there changes. Go does not know the files that a started program or TestMain reads: it
 // records what the test's own process opens while tests run.
-func Reads(folders ...string) {
+func DependOn(folders ...string) {
 	root, err := controlplane.Root()
 	if err != nil {
 		panic(err) // a test runs in a checkout

@@ -38,7 +38,7 @@ func (f *Fleet) NewLatency(ctx context.Context, t testing.TB) *Latency {
 // Median makes 11 changes and returns the median of the times until each is done. It logs it beside the
 // time that the API server takes meanwhile for what nobody can save: a change, and its result, each
 // written and read.
-func (l *Latency) Median(during string, change func(value string), done func(value string) bool) time.Duration {
+func (l *Latency) Median(situation string, change func(value string), done func(value string) bool) time.Duration {
 	l.t.Helper()
 	var took, direct []time.Duration
 	for range 11 {
@@ -48,26 +48,26 @@ func (l *Latency) Median(during string, change func(value string), done func(val
 		change(value)
 		for !done(value) {
 			if time.Since(begin) > Patience {
-				l.t.Fatalf("%s: not done within %v", during, Patience)
+				l.t.Fatalf("%s: not done within %v", situation, Patience)
 			}
 		}
 		took = append(took, time.Since(begin))
 		begin = time.Now()
 		for _, written := range []string{"the change", "its result"} {
-			l.direct(value + written)
+			l.writeAndRead(value + written)
 		}
 		direct = append(direct, time.Since(begin))
 	}
 	slices.Sort(took)
 	slices.Sort(direct)
 	median := took[len(took)/2]
-	l.t.Logf("%s: median %v, most %v; the API server alone %v, most %v: ratio %.1f", during, median.Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond),
+	l.t.Logf("%s: median %v, most %v; the API server alone %v, most %v: ratio %.1f", situation, median.Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond),
 		direct[len(direct)/2].Round(time.Millisecond), direct[len(direct)-1].Round(time.Millisecond), float64(median)/float64(direct[len(direct)/2]))
 	return median
 }
 
-// direct writes and reads.
-func (l *Latency) direct(value string) {
+// writeAndRead writes and reads.
+func (l *Latency) writeAndRead(value string) {
 	l.t.Helper()
 	configMaps := l.fleet.Admin.CoreV1().ConfigMaps(l.namespace)
 	if _, err := configMaps.Patch(l.ctx, "direct", types.MergePatchType, []byte(`{"data":{"k":"`+value+`"}}`), metav1.PatchOptions{}); err != nil {

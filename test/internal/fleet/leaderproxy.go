@@ -34,14 +34,14 @@ func (f *Fleet) NewLeaderProxy(ctx context.Context, t *testing.T) *LeaderProxy {
 	}
 	p := &LeaderProxy{Listener: listener}
 	t.Cleanup(func() { _ = listener.Close() })
-	var note map[string]any
+	var process map[string]any
 	Eventually(ctx, t, func() error {
-		return json.Unmarshal([]byte(f.Lease(ctx, t).Annotations[protocol.ProcessAnnotation]), &note)
+		return json.Unmarshal([]byte(f.Lease(ctx, t).Annotations[protocol.ProcessAnnotation]), &process)
 	})
-	leader := note["address"].(string)
+	leader := process["address"].(string)
 	go p.serve(leader)
-	note["address"] = listener.Addr().String()
-	value, err := json.Marshal(note)
+	process["address"] = listener.Addr().String()
+	value, err := json.Marshal(process)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,35 +58,35 @@ func (f *Fleet) NewLeaderProxy(ctx context.Context, t *testing.T) *LeaderProxy {
 
 func (p *LeaderProxy) serve(leader string) {
 	for {
-		in, err := p.Accept()
+		client, err := p.Accept()
 		if err != nil {
 			return
 		}
-		out, err := net.Dial("tcp", leader)
+		server, err := net.Dial("tcp", leader)
 		if err != nil {
-			_ = in.Close()
+			_ = client.Close()
 			return
 		}
 		p.mu.Lock()
-		p.conns = append(p.conns, in.(*net.TCPConn))
+		p.conns = append(p.conns, client.(*net.TCPConn))
 		p.mu.Unlock()
-		go p.pass(out, in)
-		go p.pass(in, out)
+		go p.copyUntilStalled(server, client)
+		go p.copyUntilStalled(client, server)
 	}
 }
 
-func (p *LeaderProxy) pass(to io.WriteCloser, from io.ReadCloser) {
+func (p *LeaderProxy) copyUntilStalled(target io.WriteCloser, source io.ReadCloser) {
 	buf := make([]byte, 4096)
 	for {
-		n, err := from.Read(buf)
+		n, err := source.Read(buf)
 		p.mu.Lock()
 		p.mu.Unlock() //nolint:staticcheck // it waits while nothing passes
 		if err == nil {
-			_, err = to.Write(buf[:n])
+			_, err = target.Write(buf[:n])
 		}
 		if err != nil {
-			_ = to.Close()
-			_ = from.Close()
+			_ = target.Close()
+			_ = source.Close()
 			return
 		}
 	}
@@ -96,12 +96,12 @@ func (p *LeaderProxy) pass(to io.WriteCloser, from io.ReadCloser) {
 func (p *LeaderProxy) Stall() { p.mu.Lock() }
 
 // Reset ends the connections like a firewall, and refuses others.
-func (p *LeaderProxy) Reset() { p.end(func(conn *net.TCPConn) { _ = conn.SetLinger(0) }) }
+func (p *LeaderProxy) Reset() { p.closeAll(func(conn *net.TCPConn) { _ = conn.SetLinger(0) }) }
 
 // CloseCleanly ends the connections as the kernel does for a process that ends, and refuses others.
-func (p *LeaderProxy) CloseCleanly() { p.end(func(*net.TCPConn) {}) }
+func (p *LeaderProxy) CloseCleanly() { p.closeAll(func(*net.TCPConn) {}) }
 
-func (p *LeaderProxy) end(prepare func(*net.TCPConn)) {
+func (p *LeaderProxy) closeAll(prepare func(*net.TCPConn)) {
 	_ = p.Close()
 	p.mu.Lock()
 	defer p.mu.Unlock()

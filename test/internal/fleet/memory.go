@@ -18,15 +18,16 @@ import (
 
 // Memory is how much memory a manager takes, in MiB.
 type Memory struct {
-	// Resident is the memory of the process, of which Own is what is no page of a file, such as the program.
-	Resident, Own float64
+	// Resident is the memory of the process, of which Anonymous is what is no page of a file, such as the
+	// program.
+	Resident, Anonymous float64
 	// Live is the heap right after a collection of garbage, which Memory asks for after it has read the
-	// others: what Own has besides is garbage, and room for it.
+	// others: what Anonymous has besides is garbage, and room for it.
 	Live float64
 }
 
 // MemoryOf returns how much memory a manager takes.
-func (f *Fleet) MemoryOf(ctx context.Context, t testing.TB, m *cluster.Manager) (now Memory) {
+func (f *Fleet) MemoryOf(ctx context.Context, t testing.TB, m *cluster.Manager) (memory Memory) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("the memory of a process is read from /proc")
@@ -35,14 +36,14 @@ func (f *Fleet) MemoryOf(ctx context.Context, t testing.TB, m *cluster.Manager) 
 	if err != nil {
 		t.Fatal(err) // the manager has ended
 	}
-	number := func(text, before string, unit float64) (n float64) {
-		_, after, _ := strings.Cut(text, before)
-		if _, err := fmt.Sscan(after, &n); err != nil {
-			t.Fatalf("no %q: %v", before, err)
+	number := func(text, prefix string, unit float64) (n float64) {
+		_, rest, _ := strings.Cut(text, prefix)
+		if _, err := fmt.Sscan(rest, &n); err != nil {
+			t.Fatalf("no %q: %v", prefix, err)
 		}
 		return n * unit / (1 << 20)
 	}
-	now.Resident, now.Own = number(string(status), "VmRSS:", 1<<10), number(string(status), "RssAnon:", 1<<10)
+	memory.Resident, memory.Anonymous = number(string(status), "VmRSS:", 1<<10), number(string(status), "RssAnon:", 1<<10)
 	token, err := f.AdminToken(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -51,18 +52,18 @@ func (f *Fleet) MemoryOf(ctx context.Context, t testing.TB, m *cluster.Manager) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	now.Live = number(profile, "# HeapAlloc =", 1)
-	return now
+	memory.Live = number(profile, "# HeapAlloc =", 1)
+	return memory
 }
 
 // String returns the figures for a log.
 func (m Memory) String() string {
-	return fmt.Sprintf("%.1f MiB resident, %.1f of its own, %.2f of live heap", m.Resident, m.Own, m.Live)
+	return fmt.Sprintf("%.1f MiB resident, %.1f of its own, %.2f of live heap", m.Resident, m.Anonymous, m.Live)
 }
 
 // Minus returns by how much it is more than another.
 func (m Memory) Minus(other Memory) Memory {
-	return Memory{m.Resident - other.Resident, m.Own - other.Own, m.Live - other.Live}
+	return Memory{m.Resident - other.Resident, m.Anonymous - other.Anonymous, m.Live - other.Live}
 }
 
 // MedianMemory measures three times, logs each, and returns the one with the middle resident memory.

@@ -54,10 +54,10 @@ func (f *Fleet) NewRecorder(ctx context.Context, t testing.TB, w *Workloads) *Re
 	var watches sync.WaitGroup
 	leases, deployments := f.Admin.CoordinationV1().Leases(metav1.NamespaceSystem), f.Admin.AppsV1().Deployments(w.Namespace)
 	watches.Go(func() {
-		v.follow(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return leases.List(ctx, o) }, leases.Watch)
+		v.followVersions(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return leases.List(ctx, o) }, leases.Watch)
 	})
 	watches.Go(func() {
-		v.follow(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		v.followVersions(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			return deployments.List(ctx, o)
 		}, deployments.Watch)
 	})
@@ -68,44 +68,44 @@ func (f *Fleet) NewRecorder(ctx context.Context, t testing.TB, w *Workloads) *Re
 	return v
 }
 
-// follow sees every version of a resource's objects, except for those that come and go while the
+// followVersions sees every version of a resource's objects, except for those that come and go while the
 // API server is down.
-func (r *Recorder) follow(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
+func (r *Recorder) followVersions(ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	open func(context.Context, metav1.ListOptions) (watch.Interface, error)) {
-	from := ""
+	version := ""
 	for ctx.Err() == nil {
-		if from == "" {
+		if version == "" {
 			all, err := list(ctx, metav1.ListOptions{})
 			if err == nil {
-				err = meta.EachListItem(all, func(o runtime.Object) error { return r.see(o, false) })
-				from = all.(metav1.ListInterface).GetResourceVersion()
+				err = meta.EachListItem(all, func(o runtime.Object) error { return r.addVersion(o, false) })
+				version = all.(metav1.ListInterface).GetResourceVersion()
 			}
 			if err != nil {
 				Wait(ctx, 50*time.Millisecond)
 				continue
 			}
 		}
-		w, err := open(ctx, metav1.ListOptions{ResourceVersion: from})
+		w, err := open(ctx, metav1.ListOptions{ResourceVersion: version})
 		if err != nil {
-			from = "" // the version may be too old
+			version = "" // the version may be too old
 			Wait(ctx, 50*time.Millisecond)
 			continue
 		}
 		for e := range w.ResultChan() {
 			if e.Type == watch.Error {
-				from = ""
+				version = ""
 				break
 			}
-			if err := r.see(e.Object, e.Type == watch.Deleted); err != nil {
-				r.fail(err)
+			if err := r.addVersion(e.Object, e.Type == watch.Deleted); err != nil {
+				r.addFailure(err)
 			}
-			from = e.Object.(metav1.Object).GetResourceVersion()
+			version = e.Object.(metav1.Object).GetResourceVersion()
 		}
 		w.Stop()
 	}
 }
 
-func (r *Recorder) see(o runtime.Object, deleted bool) error {
+func (r *Recorder) addVersion(o runtime.Object, deleted bool) error {
 	switch o := o.(type) {
 	case *coordinationv1.Lease:
 		return r.AddLease(o, deleted)
@@ -118,7 +118,7 @@ func (r *Recorder) see(o runtime.Object, deleted bool) error {
 	return fmt.Errorf("a watch has shown a %T", o)
 }
 
-func (r *Recorder) fail(err error) {
+func (r *Recorder) addFailure(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failures = append(r.failures, err)
@@ -136,22 +136,22 @@ func (r *Recorder) Judge() (*judge.Judgement, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, log := range r.logs {
-		if err := r.read(log); err != nil {
+		if err := r.readLog(log); err != nil {
 			return nil, err
 		}
 	}
 	return r.History.Judge(), errors.Join(r.failures...)
 }
 
-func (r *Recorder) read(log *cluster.AuditTail) error {
+func (r *Recorder) readLog(log *cluster.AuditTail) error {
 	events, err := log.Read()
 	if err != nil {
 		return err
 	}
 	for _, e := range events {
-		ofWorkloads := e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" && e.ObjectRef.Namespace == r.workloads.Namespace
+		isWorkload := e.ObjectRef != nil && e.ObjectRef.Resource == "deployments" && e.ObjectRef.Namespace == r.workloads.Namespace
 		isLease := e.ObjectRef != nil && e.ObjectRef.Resource == "leases"
-		if !ofWorkloads && !isLease || e.Verb == "get" || e.Verb == "watch" {
+		if !isWorkload && !isLease || e.Verb == "get" || e.Verb == "watch" {
 			continue
 		}
 		if isRefusal(e) {

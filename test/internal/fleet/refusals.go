@@ -33,20 +33,20 @@ func (f *Fleet) ExpectRefusals(match func(auditv1.Event) bool) {
 
 // StartAPIServer calls cluster.StartAPIServer. Refusals meanwhile do not count.
 func (f *Fleet) StartAPIServer(ctx context.Context) error {
-	return f.starting(func() error { return f.Cluster.StartAPIServer(ctx) })
+	return f.excuseStart(func() error { return f.Cluster.StartAPIServer(ctx) })
 }
 
 // Backup calls cluster.Backup, which starts the API server anew. Refusals meanwhile do not count.
 func (f *Fleet) Backup(ctx context.Context, name string) error {
-	return f.starting(func() error { return f.Cluster.Backup(ctx, name) })
+	return f.excuseStart(func() error { return f.Cluster.Backup(ctx, name) })
 }
 
 // Restore calls cluster.Restore, which starts the API server anew. Refusals meanwhile do not count.
 func (f *Fleet) Restore(ctx context.Context, name string) error {
-	return f.starting(func() error { return f.Cluster.Restore(ctx, name) })
+	return f.excuseStart(func() error { return f.Cluster.Restore(ctx, name) })
 }
 
-func (f *Fleet) starting(start func() error) error {
+func (f *Fleet) excuseStart(start func() error) error {
 	begin := time.Now()
 	err := start()
 	f.mu.Lock()
@@ -75,23 +75,23 @@ func (f *Fleet) Refused(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	seen := 0
+	judged := 0
 	refused := map[string]int{}
 	for _, e := range events {
 		if !managers[e.User.Username] {
 			continue
 		}
-		seen++
+		judged++
 		if e.Annotations[decision] == "forbid" && !f.isExcused(e) {
-			refused[fmt.Sprintf("%s: %s %s (%s)", e.User.Username, e.Verb, path(e), e.UserAgent)]++
+			refused[fmt.Sprintf("%s: %s %s (%s)", e.User.Username, e.Verb, requestPath(e), e.UserAgent)]++
 		}
 	}
 	var errs []error
-	if seen == 0 && f.replicas.Load() > 0 {
+	if judged == 0 && f.replicas.Load() > 0 {
 		errs = append(errs, errors.New("the audit log has no request of a manager: nothing is judged"))
 	}
-	for what, times := range refused {
-		errs = append(errs, fmt.Errorf("refused %d times: %s", times, what))
+	for request, times := range refused {
+		errs = append(errs, fmt.Errorf("refused %d times: %s", times, request))
 	}
 	return errors.Join(errs...)
 }
@@ -127,9 +127,9 @@ func (f *Fleet) isExcused(e auditv1.Event) bool {
 	return false
 }
 
-// path returns the request's URI without its query, which may differ between requests of the same
+// requestPath returns the request's URI without its query, which may differ between requests of the same
 // list.
-func path(e auditv1.Event) string {
+func requestPath(e auditv1.Event) string {
 	p, _, _ := strings.Cut(e.RequestURI, "?")
 	return p
 }

@@ -14,13 +14,13 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// InstallResource is Define for the API server of the fleet.
+// InstallResource is DefineResource for the API server of the fleet.
 func (f *Fleet) InstallResource(ctx context.Context, gvr schema.GroupVersionResource, kind string) error {
-	return Define(ctx, f.Objects, gvr, kind)
+	return DefineResource(ctx, f.Objects, gvr, kind)
 }
 
-// Define defines a custom resource, which keeps every field, and waits until it is served.
-func Define(ctx context.Context, in dynamic.Interface, gvr schema.GroupVersionResource, kind string, subresources ...string) error {
+// DefineResource defines a custom resource, which keeps every field, and waits until it is served.
+func DefineResource(ctx context.Context, client dynamic.Interface, gvr schema.GroupVersionResource, kind string, subresources ...string) error {
 	subs := map[string]any{}
 	for _, name := range subresources {
 		subs[name] = map[string]any{}
@@ -36,13 +36,13 @@ func Define(ctx context.Context, in dynamic.Interface, gvr schema.GroupVersionRe
 		},
 	}}
 	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	if _, err := in.Resource(crds).Create(ctx, crd, metav1.CreateOptions{}); err != nil {
+	if _, err := client.Resource(crds).Create(ctx, crd, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, Patience, fmt.Errorf("%s are not served", gvr.Resource))
 	defer cancel()
 	return Poll(ctx, func() error {
-		_, err := in.Resource(gvr).List(ctx, metav1.ListOptions{})
+		_, err := client.Resource(gvr).List(ctx, metav1.ListOptions{})
 		return err
 	})
 }

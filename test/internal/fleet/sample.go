@@ -123,8 +123,8 @@ func (s Sample) WaitForReplicaSets(ctx context.Context, t testing.TB, name strin
 	})
 }
 
-// HasEvent returns an error unless there is an Event about an object of the name.
-func (s Sample) HasEvent(ctx context.Context, name, reason string) error {
+// CheckEvent returns an error unless there is an Event about an object of the name.
+func (s Sample) CheckEvent(ctx context.Context, name, reason string) error {
 	events, err := s.fleet.Admin.CoreV1().Events(s.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
 	if err == nil && len(events.Items) == 0 {
 		err = fmt.Errorf("no Event %s on %s", reason, name)
@@ -136,7 +136,7 @@ func (s Sample) HasEvent(ctx context.Context, name, reason string) error {
 func (s Sample) Greet(ctx context.Context, t testing.TB, name string) {
 	t.Helper()
 	s.CreateConfigMap(ctx, t, name, map[string]string{"example.com/greet": "world"})
-	Eventually(ctx, t, func() error { return s.HasEvent(ctx, name, "Greeted") })
+	Eventually(ctx, t, func() error { return s.CheckEvent(ctx, name, "Greeted") })
 }
 
 // NewNamespace creates a namespace, which is deleted at the end of the test.

@@ -12,9 +12,9 @@ const (
 	StateAnnotation = "quartermaster.dev/reload-state"
 )
 
-// Recorded returns the sources in a state annotation, without the version of the workload; nil if the text
+// ParseState returns the sources in a state annotation, without the version of the workload; nil if the text
 // is not a state.
-func Recorded(annotation string) map[string]string {
+func ParseState(annotation string) map[string]string {
 	var state map[string]string
 	if err := json.Unmarshal([]byte(annotation), &state); err != nil {
 		return nil

@@ -103,7 +103,7 @@ func (w *Workloads) Stream(ctx context.Context, period time.Duration) (stop func
 
 // Settled returns nil once the given Deployments, or all, have recorded exactly the content of
 // their ConfigMaps.
-func (w *Workloads) Settled(ctx context.Context, which ...int) error {
+func (w *Workloads) Settled(ctx context.Context, indexes ...int) error {
 	configMaps, err := w.fleet.Admin.CoreV1().ConfigMaps(w.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -114,12 +114,12 @@ func (w *Workloads) Settled(ctx context.Context, which ...int) error {
 	}
 	recorded := map[string]map[string]string{}
 	for _, d := range deployments.Items {
-		recorded[d.Name] = Recorded(d.Annotations[StateAnnotation])
+		recorded[d.Name] = ParseState(d.Annotations[StateAnnotation])
 	}
 	var errs []error
 	for i := range w.Size {
 		for _, cm := range configMaps.Items {
-			if cm.Name != configMap(i) || len(which) > 0 && !slices.Contains(which, i) {
+			if cm.Name != configMap(i) || len(indexes) > 0 && !slices.Contains(indexes, i) {
 				continue
 			}
 			digest := hex.EncodeToString(policy.DigestConfigMap(&cm))[:16]

@@ -48,7 +48,7 @@ type Proxy struct {
 type link struct {
 	api, etcd net.Conn
 	resource  string // "" until it is known; guarded by Proxy.mu
-	rest      []byte // of what the API server has sent, as long as the resource is unknown
+	unparsed  []byte // of what the API server has sent, as long as the resource is unknown
 }
 
 // Start starts a proxy that listens on one socket and connects to the socket of etcd.
@@ -78,12 +78,12 @@ func (p *Proxy) Close() error {
 }
 
 // Hold holds the connections of the resources, such as "leases", until Release.
-func (p *Proxy) Hold(resources ...string) { p.set(true, resources) }
+func (p *Proxy) Hold(resources ...string) { p.setHeld(true, resources) }
 
 // Release passes on what the connections were sent meanwhile, and from now on.
-func (p *Proxy) Release(resources ...string) { p.set(false, resources) }
+func (p *Proxy) Release(resources ...string) { p.setHeld(false, resources) }
 
-func (p *Proxy) set(held bool, resources []string) {
+func (p *Proxy) setHeld(held bool, resources []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, r := range resources {
@@ -116,7 +116,7 @@ func (p *Proxy) serve() {
 }
 
 // copy passes on one direction until the connection ends.
-func (p *Proxy) copy(l *link, to, from net.Conn) {
+func (p *Proxy) copy(l *link, target, source net.Conn) {
 	defer func() {
 		_ = l.close()
 		p.mu.Lock()
@@ -125,10 +125,10 @@ func (p *Proxy) copy(l *link, to, from net.Conn) {
 	}()
 	buffer := make([]byte, 32<<10)
 	for {
-		n, err := from.Read(buffer)
+		n, err := source.Read(buffer)
 		if n > 0 {
-			p.pass(l, buffer[:n], from == l.api)
-			if _, err := to.Write(buffer[:n]); err != nil {
+			p.waitUntilReleased(l, buffer[:n], source == l.api)
+			if _, err := target.Write(buffer[:n]); err != nil {
 				return
 			}
 		}
@@ -138,15 +138,15 @@ func (p *Proxy) copy(l *link, to, from net.Conn) {
 	}
 }
 
-// pass returns when the bytes may be passed on. The resource is looked for before, so that the
+// waitUntilReleased returns when the bytes may be passed on. The resource is looked for before, so that the
 // request that names it is held too.
-func (p *Proxy) pass(l *link, sent []byte, byAPIServer bool) {
+func (p *Proxy) waitUntilReleased(l *link, sent []byte, fromAPIServer bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if byAPIServer && l.resource == "" {
-		l.rest = slices.Concat(l.rest, sent)
-		if l.resource = resourceIn(l.rest); l.resource != "" {
-			l.rest = nil
+	if fromAPIServer && l.resource == "" {
+		l.unparsed = slices.Concat(l.unparsed, sent)
+		if l.resource = findResource(l.unparsed); l.resource != "" {
+			l.unparsed = nil
 		}
 	}
 	for !p.closed && (p.held[Everything] || p.held[l.resource]) {
@@ -154,8 +154,8 @@ func (p *Proxy) pass(l *link, sent []byte, byAPIServer bool) {
 	}
 }
 
-// resourceIn returns the resource of the first key, or "" if there is no complete one.
-func resourceIn(sent []byte) string {
+// findResource returns the resource of the first key, or "" if there is no complete one.
+func findResource(sent []byte) string {
 	found := key.FindSubmatch(sent)
 	if found == nil {
 		return ""

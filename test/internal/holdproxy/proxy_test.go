@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// echo is an etcd that answers with what it was sent.
-func echo(t *testing.T, socket string) {
+// startEcho is an etcd that answers with what it was sent.
+func startEcho(t *testing.T, socket string) {
 	t.Helper()
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
@@ -30,11 +30,11 @@ func echo(t *testing.T, socket string) {
 	}()
 }
 
-func start(t *testing.T) (p *Proxy, dial func() net.Conn) {
+func startProxy(t *testing.T) (p *Proxy, dial func() net.Conn) {
 	t.Helper()
 	dir := t.TempDir()
 	etcd, socket := filepath.Join(dir, "etcd"), filepath.Join(dir, "proxy")
-	echo(t, etcd)
+	startEcho(t, etcd)
 	p, err := Start(socket, etcd)
 	if err != nil {
 		t.Fatal(err)
@@ -50,15 +50,15 @@ func start(t *testing.T) (p *Proxy, dial func() net.Conn) {
 	}
 }
 
-func send(t *testing.T, conn net.Conn, text string) {
+func sendText(t *testing.T, conn net.Conn, text string) {
 	t.Helper()
 	if _, err := io.WriteString(conn, text); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// answered waits for the answer to what was sent.
-func answered(t *testing.T, conn net.Conn, text string) {
+// expectEcho waits for the answer to what was sent.
+func expectEcho(t *testing.T, conn net.Conn, text string) {
 	t.Helper()
 	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
@@ -69,8 +69,8 @@ func answered(t *testing.T, conn net.Conn, text string) {
 	}
 }
 
-// silent checks that nothing arrives. Other connections have had answers, so there was time.
-func silent(t *testing.T, conn net.Conn) {
+// expectSilence checks that nothing arrives. Other connections have had answers, so there was time.
+func expectSilence(t *testing.T, conn net.Conn) {
 	t.Helper()
 	if err := conn.SetReadDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
 		t.Fatal(err)
@@ -81,27 +81,27 @@ func silent(t *testing.T, conn net.Conn) {
 }
 
 func TestProxyHoldsOnlySomeResources(t *testing.T) {
-	p, dial := start(t)
+	p, dial := startProxy(t)
 	open, other := dial(), dial()
-	send(t, open, "\x00\x12/registry/name")
-	answered(t, open, "\x00\x12/registry/name")
-	send(t, open, "spaces/default")
-	answered(t, open, "spaces/default")
-	send(t, other, "\x00\x12/registry/pods/a/b and /registry/namespaces/")
-	answered(t, other, "\x00\x12/registry/pods/a/b and /registry/namespaces/")
+	sendText(t, open, "\x00\x12/registry/name")
+	expectEcho(t, open, "\x00\x12/registry/name")
+	sendText(t, open, "spaces/default")
+	expectEcho(t, open, "spaces/default")
+	sendText(t, other, "\x00\x12/registry/pods/a/b and /registry/namespaces/")
+	expectEcho(t, other, "\x00\x12/registry/pods/a/b and /registry/namespaces/")
 
 	p.Hold("namespaces", "leases")
 	opened := dial()
-	send(t, open, "one")
-	send(t, opened, "/registry/leases\x12\x00")
-	send(t, other, "two")
-	answered(t, other, "two")
-	silent(t, open)
-	silent(t, opened)
+	sendText(t, open, "one")
+	sendText(t, opened, "/registry/leases\x12\x00")
+	sendText(t, other, "two")
+	expectEcho(t, other, "two")
+	expectSilence(t, open)
+	expectSilence(t, opened)
 
 	p.Release("namespaces")
-	answered(t, open, "one")
-	silent(t, opened)
+	expectEcho(t, open, "one")
+	expectSilence(t, opened)
 	p.Release("leases")
-	answered(t, opened, "/registry/leases\x12\x00")
+	expectEcho(t, opened, "/registry/leases\x12\x00")
 }

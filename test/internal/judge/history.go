@@ -37,7 +37,7 @@ type History struct {
 	mu        sync.Mutex
 	logged    record
 	watched   record
-	processOf map[string]string // by identity
+	processes map[string]string // by identity
 	// attempts holds, for each value of the annotation, the processes whose requests to write it
 	// had no certain outcome.
 	attempts map[attempt]map[string]bool
@@ -63,7 +63,7 @@ const leaseField = `"f:renewTime"`
 // was, if the log does not.
 func New(lease types.NamespacedName, annotation string, isReplica func(process string) bool) *History {
 	return &History{lease: lease, isReplica: isReplica, annotation: annotation, logged: newRecord(), watched: newRecord(),
-		processOf: map[string]string{}, attempts: map[attempt]map[string]bool{}}
+		processes: map[string]string{}, attempts: map[attempt]map[string]bool{}}
 }
 
 // Process returns the name of the program with which a user agent begins.
@@ -78,9 +78,9 @@ func (h *History) AddEvent(e auditv1.Event) error {
 		return nil
 	}
 	isLease := e.ObjectRef.Resource == "leases"
-	ours := isLease && e.ObjectRef.Namespace == h.lease.Namespace && e.ObjectRef.Name == h.lease.Name
+	isManagers := isLease && e.ObjectRef.Namespace == h.lease.Namespace && e.ObjectRef.Name == h.lease.Name
 	switch replica := h.isReplica(Process(e.UserAgent)); {
-	case isLease && (!ours || e.Verb == "delete"): // only a watch shows the revision of a deletion
+	case isLease && (!isManagers || e.Verb == "delete"): // only a watch shows the revision of a deletion
 		return nil
 	case !isLease && (!replica || e.ObjectRef.Resource == "events"):
 		return nil
@@ -100,15 +100,15 @@ func (h *History) addLeaseWrite(e auditv1.Event) error {
 	if err := json.Unmarshal(e.ResponseObject.Raw, &lease); err != nil {
 		return err
 	}
-	v, err := versionOf(&lease, Process(e.UserAgent), e.StageTimestamp.Time)
+	v, err := newLeaseVersion(&lease, Process(e.UserAgent), e.StageTimestamp.Time)
 	if err != nil {
 		return err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.logged.versions[v.Revision] = v
-	if h.isReplica(v.By) && v.Holder != "" {
-		h.processOf[v.Holder] = v.By
+	if h.isReplica(v.Writer) && v.Holder != "" {
+		h.processes[v.Holder] = v.Writer
 	}
 	return nil
 }
@@ -118,13 +118,13 @@ func (h *History) addWrite(e auditv1.Event) error {
 	if err := json.Unmarshal(e.ResponseObject.Raw, &object); err != nil {
 		return err
 	}
-	revision, err := revisionOf(&object)
+	revision, err := parseRevision(&object)
 	if err != nil {
 		return err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.logged.writes[revision] = Write{Revision: revision, Object: nameOf(e), By: Process(e.UserAgent),
+	h.logged.writes[revision] = Write{Revision: revision, Object: objectName(e), Writer: Process(e.UserAgent),
 		Received: e.RequestReceivedTimestamp.Time, Done: e.StageTimestamp.Time}
 	return nil
 }
@@ -137,7 +137,7 @@ func (h *History) addAttempt(e auditv1.Event) {
 	if certain || e.RequestObject == nil || json.Unmarshal(e.RequestObject.Raw, &object) != nil {
 		return
 	}
-	key := attempt{nameOf(e), object.Annotations[h.annotation]}
+	key := attempt{objectName(e), object.Annotations[h.annotation]}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.attempts[key] == nil {
@@ -146,14 +146,14 @@ func (h *History) addAttempt(e auditv1.Event) {
 	h.attempts[key][Process(e.UserAgent)] = true
 }
 
-func nameOf(e auditv1.Event) string { return e.ObjectRef.Resource + "/" + e.ObjectRef.Name }
+func objectName(e auditv1.Event) string { return e.ObjectRef.Resource + "/" + e.ObjectRef.Name }
 
 // AddLease adds a version of the Lease that a watch has shown.
 func (h *History) AddLease(lease *coordinationv1.Lease, deleted bool) error {
 	if lease.Namespace != h.lease.Namespace || lease.Name != h.lease.Name {
 		return nil
 	}
-	v, err := versionOf(lease, owner(lease, leaseField), time.Now())
+	v, err := newLeaseVersion(lease, fieldOwner(lease, leaseField), time.Now())
 	if err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func (h *History) AddObject(resource string, object metav1.Object) error {
 	if value == "" {
 		return nil
 	}
-	revision, err := revisionOf(object)
+	revision, err := parseRevision(object)
 	if err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func (h *History) AddObject(resource string, object metav1.Object) error {
 // attribute finds out which process made a write that only a watch has shown.
 func (h *History) attribute(w Write) Write {
 	processes := slices.Sorted(maps.Keys(h.attempts[attempt{w.Object, w.value}]))
-	w.By = strings.Join(processes, " or ")
+	w.Writer = strings.Join(processes, " or ")
 	return w
 }
 
@@ -198,7 +198,7 @@ func (h *History) Judge() *Judgement {
 		writes[revision] = h.attribute(w)
 	}
 	maps.Copy(writes, h.logged.writes)
-	result := judge(sorted(versions), sorted(writes), h.processOf, h.Fenced)
+	result := judge(sorted(versions), sorted(writes), h.processes, h.Fenced)
 	result.Unlogged = len(writes) - len(h.logged.writes)
 	return result
 }
@@ -211,26 +211,26 @@ func (h *History) Around(revision uint64) string {
 	lines := map[uint64]string{}
 	for source, r := range map[string]record{"watch": h.watched, "log": h.logged} {
 		for at, v := range r.versions {
-			lines[at] = fmt.Sprintf("%d %s lease: written by %s, holder %q, transitions %d, deleted %t (%s)", at, clock(v.Time), v.By, v.Holder, v.Transitions, v.Deleted, source)
+			lines[at] = fmt.Sprintf("%d %s lease: written by %s, holder %q, transitions %d, deleted %t (%s)", at, clock(v.Time), v.Writer, v.Holder, v.Transitions, v.Deleted, source)
 		}
 		for at, w := range r.writes {
-			lines[at] = fmt.Sprintf("%d %s %s: written by %s, received %s (%s)", at, clock(w.Done), w.Object, w.By, clock(w.Received), source)
+			lines[at] = fmt.Sprintf("%d %s %s: written by %s, received %s (%s)", at, clock(w.Done), w.Object, w.Writer, clock(w.Received), source)
 		}
 	}
 	maps.DeleteFunc(lines, func(at uint64, _ string) bool { return at+span < revision || at > revision+span })
 	return strings.Join(sorted(lines), "\n")
 }
 
-func versionOf(lease *coordinationv1.Lease, by string, at time.Time) (LeaseVersion, error) {
-	revision, err := revisionOf(lease)
+func newLeaseVersion(lease *coordinationv1.Lease, writer string, at time.Time) (LeaseVersion, error) {
+	revision, err := parseRevision(lease)
 	return LeaseVersion{
-		Revision: revision, UID: lease.UID, By: by, Time: at,
+		Revision: revision, UID: lease.UID, Writer: writer, Time: at,
 		Holder: ptr.Deref(lease.Spec.HolderIdentity, ""), Transitions: ptr.Deref(lease.Spec.LeaseTransitions, 0),
 		Duration: time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 0)) * time.Second,
 	}, err
 }
 
-func revisionOf(object metav1.Object) (uint64, error) {
+func parseRevision(object metav1.Object) (uint64, error) {
 	revision, err := strconv.ParseUint(object.GetResourceVersion(), 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("resourceVersion of %s: %w", object.GetName(), err)
@@ -238,8 +238,8 @@ func revisionOf(object metav1.Object) (uint64, error) {
 	return revision, nil
 }
 
-// owner returns who has last changed a field.
-func owner(object metav1.Object, field string) string {
+// fieldOwner returns who has last changed a field.
+func fieldOwner(object metav1.Object, field string) string {
 	for _, entry := range object.GetManagedFields() {
 		if entry.FieldsV1 != nil && strings.Contains(entry.FieldsV1.GetRawString(), field) {
 			return entry.Manager

@@ -32,7 +32,7 @@ type LeaseVersion struct {
 	Holder      string // identity
 	Transitions int32
 	Duration    time.Duration // of the claim
-	By          string        // the process that wrote it
+	Writer      string        // the process that wrote it
 	Time        time.Time     // when the API server had responded, or when a watch has shown it
 	Deleted     bool
 }
@@ -41,7 +41,7 @@ type LeaseVersion struct {
 type Write struct {
 	Revision uint64
 	Object   string
-	By       string    // process
+	Writer   string    // process
 	Received time.Time // by the API server; zero if only a watch has shown it
 	Done     time.Time // when the API server had responded, or when a watch has shown it
 
@@ -90,9 +90,9 @@ func (f Finding) Stale() bool {
 
 // String returns the whole finding on one line.
 func (f Finding) String() string {
-	s := fmt.Sprintf("%s: %s wrote %s at revision %d (received %s, done %s)", f.Verdict, f.By, f.Object, f.Revision, clock(f.Received), clock(f.Done))
+	s := fmt.Sprintf("%s: %s wrote %s at revision %d (received %s, done %s)", f.Verdict, f.Writer, f.Object, f.Revision, clock(f.Received), clock(f.Done))
 	if f.Since.Revision > 0 {
-		s += fmt.Sprintf("; the Lease at revision %d, written by %s at %s, names %q", f.Since.Revision, f.Since.By, clock(f.Since.Time), f.Since.Holder)
+		s += fmt.Sprintf("; the Lease at revision %d, written by %s at %s, names %q", f.Since.Revision, f.Since.Writer, clock(f.Since.Time), f.Since.Holder)
 	}
 	return s
 }
@@ -135,27 +135,27 @@ func (j *Judgement) Former() []Finding {
 
 // judging is the state of judging one history.
 type judging struct {
-	processOf    map[string]string   // by identity
+	processes    map[string]string   // by identity
 	acquisitions []Acquisition       // in order
 	versions     []LeaseVersion      // in order
-	wrote        map[string][]uint64 // revisions by process, in order
+	revisions    map[string][]uint64 // revisions by process, in order
 	fenced       bool
 }
 
-// judge judges all writes. processOf maps identities to the replicas' processes.
-func judge(versions []LeaseVersion, writes []Write, processOf map[string]string, fenced bool) *Judgement {
-	j := &judging{processOf: processOf, versions: versions, wrote: map[string][]uint64{}, fenced: fenced}
+// judge judges all writes. processes maps identities to the replicas' processes.
+func judge(versions []LeaseVersion, writes []Write, processes map[string]string, fenced bool) *Judgement {
+	j := &judging{processes: processes, versions: versions, revisions: map[string][]uint64{}, fenced: fenced}
 	j.findAcquisitions()
 	for _, w := range writes {
-		j.wrote[w.By] = append(j.wrote[w.By], w.Revision)
+		j.revisions[w.Writer] = append(j.revisions[w.Writer], w.Revision)
 	}
 	result := &Judgement{Writes: len(writes), Acquisitions: j.acquisitions, First: map[string]Write{}}
 	for _, w := range writes {
-		if _, known := result.First[w.By]; !known {
-			result.First[w.By] = w
+		if _, known := result.First[w.Writer]; !known {
+			result.First[w.Writer] = w
 		}
 		result.Last = w
-		if f, ok := j.find(w); ok {
+		if f, ok := j.judgeWrite(w); ok {
 			result.Findings = append(result.Findings, f)
 		}
 	}
@@ -168,25 +168,25 @@ func judge(versions []LeaseVersion, writes []Write, processOf map[string]string,
 func (j *judging) findAcquisitions() {
 	var previous LeaseVersion
 	for _, v := range j.versions {
-		process, ours := j.processOf[v.Holder]
+		process, known := j.processes[v.Holder]
 		sameTerm := v.UID == previous.UID && v.Holder == previous.Holder && v.Transitions == previous.Transitions
-		if ours && !v.Deleted && !sameTerm && v.Transitions > 0 {
+		if known && !v.Deleted && !sameTerm && v.Transitions > 0 {
 			j.acquisitions = append(j.acquisitions, Acquisition{LeaseVersion: v, Process: process, Previous: previous})
 		}
 		previous = v
 	}
 }
 
-// find returns what is wrong with the write, if anything.
-func (j *judging) find(w Write) (Finding, bool) {
-	if w.By == "" || strings.Contains(w.By, " or ") {
+// judgeWrite returns what is wrong with the write, if anything.
+func (j *judging) judgeWrite(w Write) (Finding, bool) {
+	if w.Writer == "" || strings.Contains(w.Writer, " or ") {
 		return Finding{Write: w, Verdict: Unknown}, true
 	}
-	after, _ := slices.BinarySearchFunc(j.acquisitions, w.Revision, func(a Acquisition, r uint64) int { return cmp.Compare(a.Revision, r) })
-	before := j.acquisitions[:after] // those before the write
+	count, _ := slices.BinarySearchFunc(j.acquisitions, w.Revision, func(a Acquisition, r uint64) int { return cmp.Compare(a.Revision, r) })
+	earlier := j.acquisitions[:count] // those before the write
 	last := -1
-	for i, a := range slices.Backward(before) {
-		if a.Process == w.By {
+	for i, a := range slices.Backward(earlier) {
+		if a.Process == w.Writer {
 			last = i
 			break
 		}
@@ -194,17 +194,17 @@ func (j *judging) find(w Write) (Finding, bool) {
 	if last < 0 {
 		return Finding{Write: w, Verdict: NeverLed}, true
 	}
-	if last+1 < len(before) {
-		successor := before[last+1]
+	if last+1 < len(earlier) {
+		successor := earlier[last+1]
 		f := Finding{Write: w, Verdict: Late, Since: successor.LeaseVersion}
-		if j.anyWroteBefore(before[last+1:], w) {
+		if j.anyWroteBefore(earlier[last+1:], w) {
 			f.Verdict = Overlap
-		} else if (j.fenced || successor.early()) && last+2 == len(before) {
+		} else if (j.fenced || successor.early()) && last+2 == len(earlier) {
 			f.Verdict = InOrder
 		}
 		return f, true
 	}
-	return j.findEnd(w, before[last])
+	return j.findEnd(w, earlier[last])
 }
 
 // findEnd finds the end of a term without a successor.
@@ -216,7 +216,7 @@ func (j *judging) findEnd(w Write, term Acquisition) (Finding, bool) {
 			return Finding{}, false
 		case v.Deleted, v.UID != term.UID, v.Holder != term.Holder, v.Transitions != term.Transitions:
 			f := Finding{Write: w, Verdict: Revoked, Since: v}
-			if !v.Deleted && v.Holder == "" && v.By == term.Process {
+			if !v.Deleted && v.Holder == "" && v.Writer == term.Process {
 				f.Verdict = AfterRelease
 			}
 			return f, true
@@ -234,7 +234,7 @@ func (j *judging) anyWroteBefore(later []Acquisition, w Write) bool {
 }
 
 func (j *judging) firstWriteSince(a Acquisition) (uint64, bool) {
-	all := j.wrote[a.Process]
+	all := j.revisions[a.Process]
 	i, _ := slices.BinarySearch(all, a.Revision)
 	if i == len(all) {
 		return 0, false

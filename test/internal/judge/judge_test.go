@@ -18,7 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// historyOf builds the history of a test from a list of steps; each is one revision of etcd, from 1
+// parseHistory builds the history of a test from a list of steps; each is one revision of etcd, from 1
 // on. The processes are a, b and c, their identities a_1, b_1, c_1; hand is somebody else.
 //
 //	"a acquires"  "a renews"  "a releases"  "a creates"  "a writes"  "a claims an hour"
@@ -26,7 +26,7 @@ import (
 //
 // A step with the prefix "unlogged:" is not in the log; a watch has shown it. A step with the
 // prefix "cancelled:" is in the log without success, but a watch has shown that it was executed.
-func historyOf(t *testing.T, steps []string) *History {
+func parseHistory(t *testing.T, steps []string) *History {
 	t.Helper()
 	h := New(types.NamespacedName{Namespace: "ns", Name: "lease"}, "state", func(p string) bool { return p == "a" || p == "b" || p == "c" })
 	lease := &coordinationv1.Lease{}
@@ -34,45 +34,45 @@ func historyOf(t *testing.T, steps []string) *History {
 	for i, step := range steps {
 		step, unlogged := strings.CutPrefix(step, "unlogged: ")
 		step, cancelled := strings.CutPrefix(step, "cancelled: ")
-		by, what, _ := strings.Cut(step, " ")
-		if what == "writes" {
+		writer, action, _ := strings.Cut(step, " ")
+		if action == "writes" {
 			object := metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "web", ResourceVersion: fmt.Sprint(i + 1)}}
 			object.Annotations = map[string]string{"state": fmt.Sprint(i + 1)}
 			if cancelled {
-				e := event(by, "patch", "deployments", object)
+				e := newEvent(writer, "patch", "deployments", object)
 				e.RequestObject, e.ResponseObject, e.ResponseStatus.Code = e.ResponseObject, nil, 504
 				if err := h.AddEvent(e); err != nil {
 					t.Fatal(err)
 				}
 			}
-			add(t, unlogged || cancelled, func() error { return h.AddObject("deployments", &object) }, h, event(by, "patch", "deployments", object))
+			addStep(t, unlogged || cancelled, func() error { return h.AddObject("deployments", &object) }, h, newEvent(writer, "patch", "deployments", object))
 			continue
 		}
 		lease = lease.DeepCopy()
 		lease.ResourceVersion = fmt.Sprint(i + 1)
-		switch what {
+		switch action {
 		case "acquires":
-			lease.Spec.HolderIdentity, lease.Spec.LeaseTransitions = ptr.To(by+"_1"), ptr.To(ptr.Deref(lease.Spec.LeaseTransitions, 0)+1)
+			lease.Spec.HolderIdentity, lease.Spec.LeaseTransitions = ptr.To(writer+"_1"), ptr.To(ptr.Deref(lease.Spec.LeaseTransitions, 0)+1)
 		case "claims an hour":
 			lease.Spec.LeaseDurationSeconds = ptr.To[int32](3600)
 		case "takes":
-			lease.Spec.HolderIdentity = ptr.To(by + "_1")
+			lease.Spec.HolderIdentity = ptr.To(writer + "_1")
 		case "releases", "clears":
 			lease.Spec.HolderIdentity = ptr.To("")
 		case "creates":
 			lease.UID += "x"
-			lease.Spec.HolderIdentity, lease.Spec.LeaseTransitions = ptr.To(by+"_1"), ptr.To[int32](0)
+			lease.Spec.HolderIdentity, lease.Spec.LeaseTransitions = ptr.To(writer+"_1"), ptr.To[int32](0)
 		case "renews", "edits", "deletes":
 		default:
 			t.Fatalf("step %q", step)
 		}
-		lease.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: by, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:renewTime":{}}}`)}}
-		add(t, unlogged || what == "deletes", func() error { return h.AddLease(lease, what == "deletes") }, h, event(by, "update", "leases", lease))
+		lease.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: writer, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:renewTime":{}}}`)}}
+		addStep(t, unlogged || action == "deletes", func() error { return h.AddLease(lease, action == "deletes") }, h, newEvent(writer, "update", "leases", lease))
 	}
 	return h
 }
 
-func add(t *testing.T, unlogged bool, watched func() error, h *History, logged auditv1.Event) {
+func addStep(t *testing.T, unlogged bool, watched func() error, h *History, logged auditv1.Event) {
 	t.Helper()
 	err := watched() // a watch shows everything
 	if err == nil && !unlogged {
@@ -83,9 +83,9 @@ func add(t *testing.T, unlogged bool, watched func() error, h *History, logged a
 	}
 }
 
-func event(by, verb, resource string, object any) auditv1.Event {
+func newEvent(writer, verb, resource string, object any) auditv1.Event {
 	raw, _ := json.Marshal(object) // API types always marshal
-	e := auditv1.Event{Stage: auditv1.StageResponseComplete, Verb: verb, UserAgent: by + "/v1 (linux)/x",
+	e := auditv1.Event{Stage: auditv1.StageResponseComplete, Verb: verb, UserAgent: writer + "/v1 (linux)/x",
 		ResponseStatus: &metav1.Status{Code: 200}, ResponseObject: &runtime.Unknown{Raw: raw},
 		ObjectRef: &auditv1.ObjectReference{Resource: resource, Namespace: "ns", Name: "web"}}
 	if resource == "leases" {
@@ -164,7 +164,7 @@ func TestJudgeFindsWritesOfOthers(t *testing.T) {
 			steps: []string{"a acquires", "unlogged: b acquires", "a writes", "b renews"}, findings: []string{"3 late, before the successor's first write"}, acquisitions: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			history := historyOf(t, tc.steps)
+			history := parseHistory(t, tc.steps)
 			history.Fenced = tc.fenced
 			got := history.Judge()
 			var findings []string

@@ -47,10 +47,10 @@ type placement struct {
 
 type memberWrite struct {
 	target
-	cluster, verb, by string
-	revision          uint64
-	received, done    time.Time
-	content           int // see contentOf
+	cluster, verb, writer string
+	revision              uint64
+	received, done        time.Time
+	content               int // see parseContent
 }
 
 // MembersJudgement is the result for a federation.
@@ -95,12 +95,12 @@ func (m *Members) AddHost(e auditv1.Event) error {
 	if err := json.Unmarshal(e.ResponseObject.Raw, &object); err != nil {
 		return err
 	}
-	revision, err := revisionOf(&object)
+	revision, err := parseRevision(&object)
 	if err != nil {
 		return errors.Join(err, errors.New("a federated object that is deleted must have its finalizer"))
 	}
 	p := placement{revision: revision, received: e.RequestReceivedTimestamp.Time, done: e.StageTimestamp.Time}
-	if p.content, err = contentOf(object.Spec.Template.Data); err != nil {
+	if p.content, err = parseContent(object.Spec.Template.Data); err != nil {
 		return err
 	}
 	for _, c := range object.Spec.Placement.Clusters {
@@ -108,8 +108,8 @@ func (m *Members) AddHost(e auditv1.Event) error {
 			p.clusters = append(p.clusters, c.Name)
 		}
 	}
-	of := targetOf(e, strings.TrimPrefix(e.ObjectRef.Resource, "federated"), object.Name)
-	m.placements[of] = append(m.placements[of], p)
+	placed := newTarget(e, strings.TrimPrefix(e.ObjectRef.Resource, "federated"), object.Name)
+	m.placements[placed] = append(m.placements[placed], p)
 	return nil
 }
 
@@ -119,7 +119,7 @@ func (m *Members) AddMember(member string, e auditv1.Event) error {
 	if e.ObjectRef == nil || !cluster.AuditWrite(e) && (e.Verb != "delete" || !lost) {
 		return nil
 	}
-	w := memberWrite{target: targetOf(e, e.ObjectRef.Resource, e.ObjectRef.Name), cluster: member, verb: e.Verb, by: Process(e.UserAgent),
+	w := memberWrite{target: newTarget(e, e.ObjectRef.Resource, e.ObjectRef.Name), cluster: member, verb: e.Verb, writer: Process(e.UserAgent),
 		received: e.RequestReceivedTimestamp.Time, done: e.StageTimestamp.Time}
 	if w.resource == "configmaps" && (w.verb == "create" || w.verb == "update") {
 		if e.ResponseObject == nil {
@@ -131,10 +131,10 @@ func (m *Members) AddMember(member string, e auditv1.Event) error {
 		}
 		err := json.Unmarshal(e.ResponseObject.Raw, &object)
 		if err == nil {
-			w.revision, err = revisionOf(&object)
+			w.revision, err = parseRevision(&object)
 		}
 		if err == nil {
-			w.content, err = contentOf(object.Data)
+			w.content, err = parseContent(object.Data)
 		}
 		if err != nil {
 			return err
@@ -145,16 +145,16 @@ func (m *Members) AddMember(member string, e auditv1.Event) error {
 	return nil
 }
 
-// contentOf returns the number in a ConfigMap that grows with each change; 0 if there is none.
-func contentOf(data map[string]string) (int, error) {
+// parseContent returns the number in a ConfigMap that grows with each change; 0 if there is none.
+func parseContent(data map[string]string) (int, error) {
 	if data["content"] == "" {
 		return 0, nil
 	}
 	return strconv.Atoi(data["content"])
 }
 
-// targetOf returns the object in members. Its name is not in the URL of a POST.
-func targetOf(e auditv1.Event, resource, name string) target {
+// newTarget returns the object in members. Its name is not in the URL of a POST.
+func newTarget(e auditv1.Event, resource, name string) target {
 	if resource == "namespaces" {
 		return target{resource: resource, name: name}
 	}
@@ -163,35 +163,35 @@ func targetOf(e auditv1.Event, resource, name string) target {
 
 // Judge judges everything so far.
 func (m *Members) Judge() *MembersJudgement {
-	for _, of := range m.placements {
-		slices.SortFunc(of, func(a, b placement) int { return cmp.Compare(a.revision, b.revision) })
+	for _, versions := range m.placements {
+		slices.SortFunc(versions, func(a, b placement) int { return cmp.Compare(a.revision, b.revision) })
 	}
 	slices.SortFunc(m.writes, func(a, b memberWrite) int {
 		return cmp.Or(cmp.Compare(a.cluster, b.cluster), cmp.Compare(a.revision, b.revision))
 	})
 	terms := m.lease.Judge().Acquisitions
 	j := &MembersJudgement{Writes: len(m.writes)}
-	type one struct {
+	type key struct {
 		cluster string
 		target
 	}
-	newest := map[one]memberWrite{}
+	newest := map[key]memberWrite{}
 	for _, w := range m.writes {
 		if w.verb == "delete" {
 			j.Deletions++
-			if m.wanted(w) {
+			if m.isWanted(w) {
 				j.Wrong = append(j.Wrong, w.String()+": the host wants it")
 			}
 		}
-		if since := termEnd(terms, w); since != "" {
-			j.Late = append(j.Late, w.String()+": "+since)
+		if violation := termEnd(terms, w); violation != "" {
+			j.Late = append(j.Late, w.String()+": "+violation)
 		}
-		before := newest[one{w.cluster, w.target}]
-		if w.content < before.content && w.content > 0 {
-			j.Older = append(j.Older, fmt.Sprintf("%v: it had content %d", w, before.content))
+		newestWrite := newest[key{w.cluster, w.target}]
+		if w.content < newestWrite.content && w.content > 0 {
+			j.Older = append(j.Older, fmt.Sprintf("%v: it had content %d", w, newestWrite.content))
 		}
-		if w.content > before.content {
-			newest[one{w.cluster, w.target}] = w
+		if w.content > newestWrite.content {
+			newest[key{w.cluster, w.target}] = w
 		}
 	}
 	return j
@@ -199,17 +199,17 @@ func (m *Members) Judge() *MembersJudgement {
 
 // Delays returns how long it took from each change to a content after the given one on the host until the
 // member had this content or a later one, sorted. Unfinished is how many it never had.
-func (m *Members) Delays(member string, after int) (delays []time.Duration, unfinished int) {
+func (m *Members) Delays(member string, content int) (delays []time.Duration, unfinished int) {
 	m.Judge() // sorts
-	for of, placements := range m.placements {
-		last := after
+	for object, placements := range m.placements {
+		last := content
 		for _, p := range placements {
 			if p.content <= last || !slices.Contains(p.clusters, member) {
 				continue
 			}
 			last = p.content
 			written := slices.IndexFunc(m.writes, func(w memberWrite) bool {
-				return w.cluster == member && w.target == of && w.content >= p.content
+				return w.cluster == member && w.target == object && w.content >= p.content
 			})
 			if written < 0 {
 				unfinished++
@@ -222,41 +222,41 @@ func (m *Members) Delays(member string, after int) (delays []time.Duration, unfi
 	return delays, unfinished
 }
 
-// wanted reports whether the host wants an object from a Grace before its deletion until afterwards.
-func (m *Members) wanted(w memberWrite) bool {
-	from, to := w.received.Add(-Grace), w.done
-	wants := func(of target) bool {
+// isWanted reports whether the host wants an object from a Grace before its deletion until afterwards.
+func (m *Members) isWanted(w memberWrite) bool {
+	begin, end := w.received.Add(-Grace), w.done
+	wants := func(object target) bool {
 		var since time.Time // zero while it is not wanted
-		for _, p := range m.placements[of] {
-			switch has := slices.Contains(p.clusters, w.cluster); {
-			case has && since.IsZero():
+		for _, p := range m.placements[object] {
+			switch placed := slices.Contains(p.clusters, w.cluster); {
+			case placed && since.IsZero():
 				since = p.done
-			case !has && !since.IsZero():
-				if since.Before(from) && p.received.After(to) {
+			case !placed && !since.IsZero():
+				if since.Before(begin) && p.received.After(end) {
 					return true
 				}
 				since = time.Time{}
 			}
 		}
-		return !since.IsZero() && since.Before(from)
+		return !since.IsZero() && since.Before(begin)
 	}
 	return wants(w.target) && (w.namespace == "" || wants(target{resource: "namespaces", name: w.namespace}))
 }
 
 // termEnd returns why a write came after the term of the process; "" if it did not.
 func termEnd(terms []Acquisition, w memberWrite) string {
-	own := slices.IndexFunc(terms, func(a Acquisition) bool { return a.Process == w.by })
+	i := slices.IndexFunc(terms, func(a Acquisition) bool { return a.Process == w.writer })
 	switch {
-	case own < 0:
+	case i < 0:
 		return "it never led"
-	case own+1 < len(terms) && terms[own+1].Time.Before(w.received):
-		return fmt.Sprintf("%s leads since %s", terms[own+1].Process, clock(terms[own+1].Time))
+	case i+1 < len(terms) && terms[i+1].Time.Before(w.received):
+		return fmt.Sprintf("%s leads since %s", terms[i+1].Process, clock(terms[i+1].Time))
 	}
 	return ""
 }
 
 // String returns the whole write on one line.
 func (w memberWrite) String() string {
-	return fmt.Sprintf("%s: %s of %s %s/%s by %s, received %s, done %s, content %d", w.cluster, w.verb, w.resource, w.namespace, w.name, w.by,
+	return fmt.Sprintf("%s: %s of %s %s/%s by %s, received %s, done %s, content %d", w.cluster, w.verb, w.resource, w.namespace, w.name, w.writer,
 		clock(w.received), clock(w.done), w.content)
 }

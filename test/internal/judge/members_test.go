@@ -17,14 +17,14 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
-// federationOf builds the history of a federation from steps, each of which is "SECOND BY WHAT" and a
+// parseFederation builds the history of a federation from steps, each of which is "SECOND BY WHAT" and a
 // revision of all stores. The member is c2, the object f in the namespace ns.
 //
 //	"1 a leads"  "1 user places c1 c2"  "1 user deletes"  "1 user places-namespace c2"  "1 user changes 7"
 //	"2 a creates 7"  "3 a updates 8"  "4 a removes"  "5 a removes-without-answer"
 //
 // A request takes half a second.
-func federationOf(t *testing.T, steps []string) *Members {
+func parseFederation(t *testing.T, steps []string) *Members {
 	t.Helper()
 	lease := New(types.NamespacedName{Namespace: "ns", Name: "lease"}, "", func(p string) bool { return p == "a" || p == "b" })
 	m := NewMembers(lease)
@@ -35,14 +35,14 @@ func federationOf(t *testing.T, steps []string) *Members {
 		if _, err := fmt.Sscan(words[0], &second); err != nil {
 			t.Fatal(err)
 		}
-		by, what, rest := words[1], words[2], words[3:]
+		writer, action, names := words[1], words[2], words[3:]
 		object := map[string]any{"metadata": map[string]any{"name": "f", "resourceVersion": fmt.Sprint(i + 1)}}
-		e := event(by, "patch", "federatedconfigmaps", nil)
+		e := newEvent(writer, "patch", "federatedconfigmaps", nil)
 		e.ObjectRef.Name, e.ObjectRef.APIGroup = "f", "types.kubefed.io"
 		at := time.Unix(int64(second), 0)
 		e.RequestReceivedTimestamp, e.StageTimestamp = metav1.NewMicroTime(at), metav1.NewMicroTime(at.Add(time.Second/2))
 		clusters := []map[string]string{}
-		for _, name := range rest {
+		for _, name := range names {
 			clusters = append(clusters, map[string]string{"name": name})
 		}
 		add := m.AddHost
@@ -50,29 +50,29 @@ func federationOf(t *testing.T, steps []string) *Members {
 			add, e.Verb = func(e auditv1.Event) error { return m.AddMember("c2", e) }, verb
 			e.ObjectRef.Resource, e.ObjectRef.APIGroup = "configmaps", ""
 		}
-		switch what {
+		switch action {
 		case "leads":
 			terms++
 			object["metadata"] = map[string]any{"name": "lease", "namespace": "ns", "resourceVersion": fmt.Sprint(i + 1)}
-			object["spec"] = map[string]any{"holderIdentity": by + "_1", "leaseTransitions": terms}
+			object["spec"] = map[string]any{"holderIdentity": writer + "_1", "leaseTransitions": terms}
 			e.ObjectRef.Resource, e.ObjectRef.Name, e.ObjectRef.APIGroup = "leases", "lease", "coordination.k8s.io"
 		case "places", "places-namespace":
 			object["spec"] = map[string]any{"placement": map[string]any{"clusters": clusters}}
-			if what == "places-namespace" {
+			if action == "places-namespace" {
 				object["metadata"].(map[string]any)["name"] = "ns"
 				e.ObjectRef.Resource = "federatednamespaces"
 			}
 		case "changes": // it is in c2
-			object["spec"] = map[string]any{"template": map[string]any{"data": map[string]any{"content": rest[0]}},
+			object["spec"] = map[string]any{"template": map[string]any{"data": map[string]any{"content": names[0]}},
 				"placement": map[string]any{"clusters": []any{map[string]any{"name": "c2"}}}}
 		case "deletes":
 			e.Verb = "delete"
 		case "creates", "updates":
-			member(strings.TrimSuffix(what, "s"))
-			object["data"] = map[string]any{"content": rest[0]}
+			member(strings.TrimSuffix(action, "s"))
+			object["data"] = map[string]any{"content": names[0]}
 		case "removes", "removes-without-answer":
 			member("delete")
-			if what != "removes" {
+			if action != "removes" {
 				e.ResponseStatus.Code = 504
 			}
 		default:
@@ -133,7 +133,7 @@ func TestJudgeFindsWrongWritesToMembers(t *testing.T) {
 			steps: []string{"1 a leads", "2 a creates 3", "3 a updates 3"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := federationOf(t, tc.steps)
+			m := parseFederation(t, tc.steps)
 			slices.Reverse(m.writes) // the order of events does not matter
 			got := m.Judge()
 			if len(got.Wrong) != tc.wrong || len(got.Late) != tc.late || len(got.Older) != tc.older {
@@ -145,7 +145,7 @@ func TestJudgeFindsWrongWritesToMembers(t *testing.T) {
 }
 
 func TestDelaysUntilAMemberHasTheContent(t *testing.T) {
-	m := federationOf(t, []string{"1 a leads", "1 user changes 1", "2 user changes 2", "4 a updates 2", "4 user changes 3", "5 user changes 4", "9 a updates 4", "10 user changes 5"})
+	m := parseFederation(t, []string{"1 a leads", "1 user changes 1", "2 user changes 2", "4 a updates 2", "4 user changes 3", "5 user changes 4", "9 a updates 4", "10 user changes 5"})
 	got, unfinished := m.Delays("c2", 1)
 	if want := []time.Duration{2 * time.Second, 4 * time.Second, 5 * time.Second}; !slices.Equal(got, want) || unfinished != 1 {
 		t.Errorf("%v, %d unfinished, want %v, 1", got, unfinished, want)

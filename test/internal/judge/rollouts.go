@@ -30,9 +30,9 @@ type Rollouts struct {
 // Template is a version of a workload.
 type Template struct {
 	Revision uint64
-	// By is the Pod whose manager wrote it, or else the program in the user agent; empty if only a
+	// Writer is the Pod whose manager wrote it, or else the program in the user agent; empty if only a
 	// watch has shown it.
-	By string
+	Writer string
 	corev1.PodTemplateSpec
 
 	uid  types.UID
@@ -52,11 +52,11 @@ func (r *Rollouts) AddEvent(e auditv1.Event) error {
 	if e.ResponseObject == nil {
 		return fmt.Errorf("the audit log lacks the response to %s %s", e.Verb, e.RequestURI)
 	}
-	by := cluster.AuditPod(e)
-	if by == "" {
-		by = Process(e.UserAgent)
+	writer := cluster.AuditPod(e)
+	if writer == "" {
+		writer = Process(e.UserAgent)
 	}
-	return r.add(e.ObjectRef.Resource+"/"+e.ObjectRef.Namespace+"/"+e.ObjectRef.Name, e.ResponseObject.Raw, by)
+	return r.add(e.ObjectRef.Resource+"/"+e.ObjectRef.Namespace+"/"+e.ObjectRef.Name, e.ResponseObject.Raw, writer)
 }
 
 // AddObject adds a version of RESOURCE/NAMESPACE/NAME that the test has seen otherwise.
@@ -68,7 +68,7 @@ func (r *Rollouts) AddObject(object string, version any) error {
 	return r.add(object, raw, "")
 }
 
-func (r *Rollouts) add(object string, raw []byte, by string) error {
+func (r *Rollouts) add(object string, raw []byte, writer string) error {
 	var o struct {
 		metav1.ObjectMeta `json:"metadata"`
 
@@ -79,7 +79,7 @@ func (r *Rollouts) add(object string, raw []byte, by string) error {
 	if err := json.Unmarshal(raw, &o); err != nil {
 		return fmt.Errorf("version of %s: %w", object, err)
 	}
-	revision, err := revisionOf(&o.ObjectMeta)
+	revision, err := parseRevision(&o.ObjectMeta)
 	if err != nil {
 		return fmt.Errorf("version of %s: %w", object, err)
 	}
@@ -93,15 +93,15 @@ func (r *Rollouts) add(object string, raw []byte, by string) error {
 	if r.versions[object] == nil {
 		r.versions[object] = map[uint64]Template{}
 	}
-	if by == "" {
-		by = r.versions[object][revision].By
+	if writer == "" {
+		writer = r.versions[object][revision].Writer
 	}
-	r.versions[object][revision] = Template{Revision: revision, By: by, PodTemplateSpec: o.Spec.Template, uid: o.UID, text: string(text)}
+	r.versions[object][revision] = Template{Revision: revision, Writer: writer, PodTemplateSpec: o.Spec.Template, uid: o.UID, text: string(text)}
 	return nil
 }
 
-// Saw reports whether the revision of the object is known.
-func (r *Rollouts) Saw(object string, revision uint64) bool {
+// Knows reports whether the revision of the object is known.
+func (r *Rollouts) Knows(object string, revision uint64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_, ok := r.versions[object][revision]
@@ -120,18 +120,18 @@ func (r *Rollouts) Objects() []string {
 	return names
 }
 
-// Of returns the versions of RESOURCE/NAMESPACE/NAME, in order, whose pod template differs from the
+// Find returns the versions of RESOURCE/NAMESPACE/NAME, in order, whose pod template differs from the
 // previous version's. The first version of an object is not a rollout.
-func (r *Rollouts) Of(object string) []Template {
+func (r *Rollouts) Find(object string) []Template {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var list []Template
-	var before Template
+	var previous Template
 	for _, v := range sorted(r.versions[object]) {
-		if v.uid == before.uid && v.text != before.text {
+		if v.uid == previous.uid && v.text != previous.text {
 			list = append(list, v)
 		}
-		before = v
+		previous = v
 	}
 	return list
 }

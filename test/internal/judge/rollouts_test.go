@@ -22,8 +22,8 @@ func TestJudgeFindsRolloutsAndTheirAuthors(t *testing.T) {
 		return d
 	}
 	const object = "deployments/ns/web"
-	patch := func(by string, d *appsv1.Deployment) auditv1.Event {
-		e := event(by, "patch", "deployments", d)
+	patch := func(writer string, d *appsv1.Deployment) auditv1.Event {
+		e := newEvent(writer, "patch", "deployments", d)
 		e.ObjectRef.APIGroup = appsv1.GroupName
 		return e
 	}
@@ -72,8 +72,8 @@ func TestJudgeFindsRolloutsAndTheirAuthors(t *testing.T) {
 				}
 			}
 			var got []string
-			for _, v := range r.Of(object) {
-				got = append(got, fmt.Sprintf("%d %s", v.Revision, v.By))
+			for _, v := range r.Find(object) {
+				got = append(got, fmt.Sprintf("%d %s", v.Revision, v.Writer))
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("rollouts (-want +got):\n%s", diff)

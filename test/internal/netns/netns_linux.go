@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside is set in the environment of the program inside of the namespace.
-const inside = "QUARTERMASTER_IN_NETNS"
+// insideEnv is set in the environment of the program inside of the namespace.
+const insideEnv = "QUARTERMASTER_IN_NETNS"
 
 // ErrForbidden means that this user may not create namespaces.
 var ErrForbidden = errors.New("this user may not create a network namespace: run as root, or allow unprivileged user namespaces")
@@ -30,7 +30,7 @@ var ErrForbidden = errors.New("this user may not create a network namespace: run
 // Run calls main in a new network namespace and returns its exit code: it starts this program again,
 // with the same arguments. Before that, it calls prepare, which still has the machine's network.
 func Run(prepare func() error, main func() int) (code int, err error) {
-	if os.Getenv(inside) != "" {
+	if os.Getenv(insideEnv) != "" {
 		if err := addAddresses(); err != nil {
 			return 0, fmt.Errorf("give the loopback interface its addresses: %w", err)
 		}
@@ -45,7 +45,7 @@ func Run(prepare func() error, main func() int) (code int, err error) {
 	}
 	// Without a context: it ends with this program
 	cmd := exec.Command(self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Env = append(os.Environ(), insideEnv+"=1")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if os.Geteuid() != 0 {
@@ -83,12 +83,12 @@ func addAddresses() error {
 		return err
 	}
 	defer func() { _ = unix.Close(socket) }()
-	up, err := unix.NewIfreq("lo")
+	interfaceUp, err := unix.NewIfreq("lo")
 	if err != nil {
 		return err
 	}
-	up.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	if err := unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, up); err != nil {
+	interfaceUp.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	if err := unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, interfaceUp); err != nil {
 		return err
 	}
 	alias, err := unix.NewIfreq("lo:1")

@@ -62,15 +62,15 @@ var (
 	shells  = map[string]bool{"sh": true, "bash": true, "shell": true}
 )
 
-// All reads all pages below root, the root of the repository. It returns an error for each that is
+// ReadAll reads all pages below root, the root of the repository. It returns an error for each that is
 // not as this package wants it.
-func All(root string) (pages []*Page, err error) {
+func ReadAll(root string) (pages []*Page, err error) {
 	var errs []error
 	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case skipped(root, path, d), d.IsDir() && d.Name() == "testdata":
+		case isSkipped(root, path, d), d.IsDir() && d.Name() == "testdata":
 			return filepath.SkipDir
 		case filepath.Ext(path) != ".md":
 			return nil
@@ -90,8 +90,8 @@ func All(root string) (pages []*Page, err error) {
 	return pages, errors.Join(append(errs, err)...)
 }
 
-// skipped reports whether a folder has what is built, or what is not ours.
-func skipped(root, path string, d fs.DirEntry) bool {
+// isSkipped reports whether a folder has what is built, or what is not ours.
+func isSkipped(root, path string, d fs.DirEntry) bool {
 	switch {
 	case !d.IsDir() || path == root:
 		return false
@@ -125,7 +125,7 @@ func parse(path, text string) (*Page, error) {
 			return nil, fmt.Errorf("%s:%d: the block does not end", path, start+1)
 		}
 		clear(prose[start : i+1])
-		text := dedent(lines[start : i+1])
+		text := unindent(lines[start : i+1])
 		if m[1] == "yaml" {
 			p.YAML = append(p.YAML, Block{Line: start + 1, Script: text})
 		}
@@ -165,9 +165,9 @@ func mentions(lines []string) (found []Mention) {
 			end++
 		}
 		paragraph := strings.Join(lines[start:end], "\n")
-		for _, at := range code.FindAllStringIndex(paragraph, -1) {
-			if words := strings.Fields(strings.Trim(paragraph[at[0]:at[1]], "`")); len(words) > 1 {
-				found = append(found, Mention{Line: start + 1 + strings.Count(paragraph[:at[0]], "\n"), Words: words})
+		for _, span := range code.FindAllStringIndex(paragraph, -1) {
+			if words := strings.Fields(strings.Trim(paragraph[span[0]:span[1]], "`")); len(words) > 1 {
+				found = append(found, Mention{Line: start + 1 + strings.Count(paragraph[:span[0]], "\n"), Words: words})
 			}
 		}
 		start = end
@@ -175,8 +175,8 @@ func mentions(lines []string) (found []Mention) {
 	return found
 }
 
-// dedent returns what is between the fences, without their indentation.
-func dedent(block []string) string {
+// unindent returns what is between the fences, without their indentation.
+func unindent(block []string) string {
 	indent, _, _ := strings.Cut(block[0], "`")
 	var b strings.Builder
 	for _, line := range block[1 : len(block)-1] {

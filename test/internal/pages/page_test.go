@@ -15,9 +15,9 @@ import (
 
 const root = "../../.."
 
-func byPath(t *testing.T) map[string]*Page {
+func readPages(t *testing.T) map[string]*Page {
 	t.Helper()
-	list, err := All(root)
+	list, err := ReadAll(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,10 +28,10 @@ func byPath(t *testing.T) map[string]*Page {
 	return paths
 }
 
-// All returns an error if a block of commands is not marked, or has prompts.
+// ReadAll returns an error if a block of commands is not marked, or has prompts.
 func TestDocsCommandsAreRunOrSayWhyNot(t *testing.T) {
 	run, explained := 0, 0
-	for _, p := range byPath(t) {
+	for _, p := range readPages(t) {
 		for _, b := range p.Blocks {
 			if b.Run {
 				run++
@@ -46,7 +46,7 @@ func TestDocsCommandsAreRunOrSayWhyNot(t *testing.T) {
 }
 
 func TestDocsLinksLeadSomewhere(t *testing.T) {
-	all := byPath(t)
+	all := readPages(t)
 	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/README.md", "deploy/helm/quartermaster/README.md"} {
 		if all[name] == nil {
 			t.Errorf("no page %s", name)
@@ -72,7 +72,7 @@ func TestDocsLinksLeadSomewhere(t *testing.T) {
 }
 
 func TestDocsPagesAreInTheIndex(t *testing.T) {
-	all := byPath(t)
+	all := readPages(t)
 	found := map[string]bool{}
 	for _, index := range []string{"docs/README.md", "docs/adr/README.md"} {
 		for _, l := range all[index].Links {
@@ -88,7 +88,7 @@ func TestDocsPagesAreInTheIndex(t *testing.T) {
 }
 
 func TestDocsReadmesListTheirFolders(t *testing.T) {
-	all := byPath(t)
+	all := readPages(t)
 	for _, dir := range []string{"deploy/components", "deploy/examples", "examples"} {
 		entries, err := os.ReadDir(filepath.Join(root, dir))
 		if err != nil {
@@ -102,7 +102,7 @@ func TestDocsReadmesListTheirFolders(t *testing.T) {
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestParseChecksEachBlock(t *testing.T) {
 	const block = "```"
 	for name, tc := range map[string]struct {
 		page string

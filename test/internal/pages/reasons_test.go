@@ -30,13 +30,13 @@ func TestDocsNameReasonsThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	found, sections := 0, 0
-	for path := range byPath(t) {
+	for path := range readPages(t) {
 		text, err := os.ReadFile(filepath.Join(root, path))
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, section, has := strings.Cut(string(text), "\n## It does nothing for my object\n")
-		if !has {
+		_, section, ok := strings.Cut(string(text), "\n## It does nothing for my object\n")
+		if !ok {
 			continue
 		}
 		sections++

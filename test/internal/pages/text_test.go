@@ -19,7 +19,7 @@ import (
 // It finds a key that is there twice, too.
 func TestDocsYAMLIsYAML(t *testing.T) {
 	found := 0
-	for _, p := range byPath(t) {
+	for _, p := range readPages(t) {
 		for _, b := range p.YAML {
 			found++
 			var value any
@@ -60,7 +60,7 @@ func TestDocsNameMakeTargetsThatExist(t *testing.T) {
 			}
 		}
 	}
-	for _, p := range byPath(t) {
+	for _, p := range readPages(t) {
 		for _, m := range p.Text {
 			if m.Words[0] == "make" {
 				check(p.Path, m.Line, m.Words[1:])
@@ -77,9 +77,9 @@ func TestDocsNameMakeTargetsThatExist(t *testing.T) {
 	}
 }
 
-// cited is a test that a page names. `TestLong...` in CONTRIBUTING.md is the beginning of names, and does not
-// match.
-var cited = regexp.MustCompile("`(Test[A-Z]\\w+)`")
+// testReference is a test that a page names. `TestLong...` in CONTRIBUTING.md is the beginning of names, and
+// does not match.
+var testReference = regexp.MustCompile("`(Test[A-Z]\\w+)`")
 
 func TestDocsNameTestsThatExist(t *testing.T) {
 	var tests strings.Builder
@@ -95,12 +95,12 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	found := 0
-	for path := range byPath(t) {
+	for path := range readPages(t) {
 		text, err := os.ReadFile(filepath.Join(root, path))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range cited.FindAllStringSubmatch(string(text), -1) {
+		for _, m := range testReference.FindAllStringSubmatch(string(text), -1) {
 			found++
 			if !strings.Contains(tests.String(), "func "+m[1]+"(") {
 				t.Errorf("%s names the test %s, which does not exist", path, m[1])
@@ -112,15 +112,15 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 	}
 }
 
-// inRepository is a folder or a file of the repository, or a pattern of such.
-var inRepository = regexp.MustCompile("`((?:cmd|deploy|examples|hack|internal|pkg|test)(?:/[\\w.*/-]+)?)`")
+// repositoryPath is a folder or a file of the repository, or a pattern of such.
+var repositoryPath = regexp.MustCompile("`((?:cmd|deploy|examples|hack|internal|pkg|test)(?:/[\\w.*/-]+)?)`")
 
 func TestArchitectureNamesPathsThatExist(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "ARCHITECTURE.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := inRepository.FindAllSubmatch(text, -1)
+	found := repositoryPath.FindAllSubmatch(text, -1)
 	for _, m := range found {
 		if matches, err := filepath.Glob(filepath.Join(root, string(m[1]))); err != nil || len(matches) == 0 {
 			t.Errorf("ARCHITECTURE.md names %s, which does not exist: %v", m[1], err)
@@ -131,18 +131,18 @@ func TestArchitectureNamesPathsThatExist(t *testing.T) {
 	}
 }
 
-// named is a page that a file names, by its address or by its path.
-var named = regexp.MustCompile(`(?:https://github\.com/quartermaster-dev/quartermaster/blob/main/|\b)(docs/[\w./-]+\.md)(?:#([\w-]+))?`)
+// pageReference is a page that a file names, by its address or by its path.
+var pageReference = regexp.MustCompile(`(?:https://github\.com/quartermaster-dev/quartermaster/blob/main/|\b)(docs/[\w./-]+\.md)(?:#([\w-]+))?`)
 
 // Alerts, comments and messages name pages, and links do not break with them.
 func TestDocsPagesThatAreNamedExist(t *testing.T) {
-	all := byPath(t)
+	all := readPages(t)
 	found := 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case skipped(root, path, d):
+		case isSkipped(root, path, d):
 			return filepath.SkipDir
 		case !d.Type().IsRegular():
 			return nil
@@ -151,7 +151,7 @@ func TestDocsPagesThatAreNamedExist(t *testing.T) {
 		if err != nil || bytes.IndexByte(text, 0) >= 0 {
 			return err
 		}
-		for _, m := range named.FindAllSubmatch(text, -1) {
+		for _, m := range pageReference.FindAllSubmatch(text, -1) {
 			found++
 			page, fragment := all[string(m[1])], string(m[2])
 			if page == nil || fragment != "" && !page.Anchors[fragment] {
@@ -183,7 +183,7 @@ func breaksParagraph(above, line string) bool {
 		strings.TrimSpace(above) != "" && !strings.HasSuffix(above, ":") && !strings.HasSuffix(above, ".")
 }
 
-func TestBreaksParagraph(t *testing.T) {
+func TestBreaksParagraphFindsListMarks(t *testing.T) {
 	for name, tc := range map[string]struct {
 		above, line string
 		want        bool
@@ -207,7 +207,7 @@ func TestBreaksParagraph(t *testing.T) {
 
 // Tables, blocks, and lines without a blank, such as addresses, cannot be wrapped.
 func TestDocsTextIsWrapped(t *testing.T) {
-	for _, p := range byPath(t) {
+	for _, p := range readPages(t) {
 		text, err := os.ReadFile(filepath.Join(root, p.Path))
 		if err != nil {
 			t.Fatal(err)
