@@ -31,30 +31,30 @@ func (p pairs) object(i int) string { return "deployments/" + p.name(i) }
 func (p pairs) create(i int, delay time.Duration) {
 	p.t.Helper()
 	p.configMap(p.name(i), "before")
-	p.testNamespace.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
+	p.testNamespace.create(newDeployment(p.name(i), annotated(auto, "true"), uses("configmap/"+p.name(i))))
 	// The delay is what is tested: where the change falls between the steps of the manager.
 	<-time.After(delay)
 	p.configMap(p.name(i), "after")
 }
 
-// wantOneEach waits until all are marked, and expects one rollout of each.
-func (p pairs) wantOneEach(begin time.Time) {
+// expectOneRolloutEach waits until all are marked, and expects one rollout of each.
+func (p pairs) expectOneRolloutEach(begin time.Time) {
 	p.t.Helper()
 	p.eventually(func() error {
 		var errs []error
 		for i := range p.n {
-			if got := marks(p.template(p.object(i)))[variable("configmap/"+p.name(i))]; got != hashOf("after") {
+			if got := marks(p.template(p.object(i)))[variableName("configmap/"+p.name(i))]; got != hashOf("after") {
 				errs = append(errs, fmt.Errorf("%s is marked with %q: its change is lost so far", p.object(i), got))
 			}
 		}
 		return errors.Join(errs...)
 	})
-	readLog(p.t, begin)
+	readAuditLog(p.t, begin)
 	want := map[string]int{}
 	for i := range p.n {
 		want[p.object(i)] = 1
 	}
-	if diff := cmp.Diff(want, p.counts()); diff != "" {
+	if diff := cmp.Diff(want, p.countRollouts()); diff != "" {
 		p.t.Errorf("rollouts (-want +got):\n%s", diff)
 	}
 }
@@ -62,7 +62,7 @@ func (p pairs) wantOneEach(begin time.Time) {
 func TestCreationThenChangeRolls(t *testing.T) {
 	begin := time.Now()
 	p := pairs{newTestNamespace(t, nil), 200}
-	shared.RunLeader(fleet.Context(t), t, atOnce()...)
+	shared.RunLeader(fleet.Context(t), t, immediateArgs()...)
 	var creating sync.WaitGroup
 	const workers = 10
 	for worker := range workers {
@@ -73,12 +73,12 @@ func TestCreationThenChangeRolls(t *testing.T) {
 		})
 	}
 	creating.Wait()
-	p.wantOneEach(begin)
+	p.expectOneRolloutEach(begin)
 }
 
 // A standby has seen what happened while nobody led.
 func TestCreationThenChangeRollsAfterACrash(t *testing.T) {
-	for name, kill := range map[string]int{ // before which pair the leader is killed
+	for name, killAt := range map[string]int{ // before which pair the leader is killed
 		"which is killed before":  0,
 		"which is killed between": 15,
 	} {
@@ -86,10 +86,10 @@ func TestCreationThenChangeRollsAfterACrash(t *testing.T) {
 			ctx := fleet.Context(t)
 			begin := time.Now()
 			p := pairs{newTestNamespace(t, nil), 30}
-			old := shared.RunLeader(ctx, t, atOnce(fleet.ShortTimings...)...)
-			next := shared.RunStandby(ctx, t, atOnce(fleet.ShortTimings...)...)
+			old := shared.RunLeader(ctx, t, immediateArgs(fleet.ShortTimings...)...)
+			next := shared.RunStandby(ctx, t, immediateArgs(fleet.ShortTimings...)...)
 			for i := range p.n {
-				if i == kill {
+				if i == killAt {
 					if err := old.Signal(syscall.SIGKILL); err != nil {
 						t.Fatal(err)
 					}
@@ -97,7 +97,7 @@ func TestCreationThenChangeRollsAfterACrash(t *testing.T) {
 				p.create(i, time.Duration(i%21)*time.Millisecond)
 			}
 			shared.WaitForLeader(ctx, t, next)
-			p.wantOneEach(begin)
+			p.expectOneRolloutEach(begin)
 		})
 	}
 }
@@ -105,18 +105,18 @@ func TestCreationThenChangeRollsAfterACrash(t *testing.T) {
 func TestCreationAfterTheChangeRollsNothing(t *testing.T) {
 	begin := time.Now()
 	p := pairs{newTestNamespace(t, nil), 30}
-	shared.RunLeader(fleet.Context(t), t, atOnce()...)
+	shared.RunLeader(fleet.Context(t), t, immediateArgs()...)
 	for i := range p.n {
 		p.configMap(p.name(i), "before")
 		p.configMap(p.name(i), "after")
-		p.testNamespace.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
+		p.testNamespace.create(newDeployment(p.name(i), annotated(auto, "true"), uses("configmap/"+p.name(i))))
 	}
 	for i := range p.n {
 		p.waitForState(p.object(i), "configmap/"+p.name(i))
 	}
-	lastWord(t)
-	readLog(t, begin)
-	if diff := cmp.Diff(map[string]int{}, p.counts()); diff != "" {
+	waitUntilIdle(t)
+	readAuditLog(t, begin)
+	if diff := cmp.Diff(map[string]int{}, p.countRollouts()); diff != "" {
 		t.Errorf("rollouts (-want +got):\n%s", diff)
 	}
 }
@@ -125,9 +125,9 @@ func TestCreationAfterTheChangeRollsNothing(t *testing.T) {
 func TestAnnotatingRollsNothing(t *testing.T) {
 	begin := time.Now()
 	s := newTestNamespace(t, nil)
-	shared.RunLeader(fleet.Context(t), t, atOnce()...)
+	shared.RunLeader(fleet.Context(t), t, immediateArgs()...)
 	s.configMap("app-config", "blue")
-	s.create(newDeployment("web", nil, uses(cm)), newDeployment("worker", is(auto, "true"), uses("configmap/other")))
+	s.create(newDeployment("web", nil, uses(cm)), newDeployment("worker", annotated(auto, "true"), uses("configmap/other")))
 	s.configMap("app-config", "red")
 	s.patch(web, `{"metadata":{"annotations":{"`+auto+`":"true"}}}`)
 	s.waitForState(web, cm)
@@ -136,9 +136,9 @@ func TestAnnotatingRollsNothing(t *testing.T) {
 	s.configMap("other", "red")
 	s.patch(worker, `{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"web","envFrom":[{"configMapRef":{"name":"app-config"}}]}]}}}}`)
 	s.waitForState(worker, cm)
-	lastWord(t)
-	readLog(t, begin)
-	got := s.counts()
+	waitUntilIdle(t)
+	readAuditLog(t, begin)
+	got := s.countRollouts()
 	delete(got, worker) // of its old source, unless its new one was faster
 	if diff := cmp.Diff(map[string]int{}, got); diff != "" {
 		t.Errorf("rollouts (-want +got):\n%s", diff)
@@ -152,31 +152,31 @@ func TestRevertingToolIsNoLoop(t *testing.T) {
 	s.configMap("app-config", "blue")
 	s.configMap("last", "blue")
 	const last, lastSource = "deployments/last", "configmap/last"
-	s.create(newDeployment("web", is(auto, "true"), uses(cm)),
+	s.create(newDeployment("web", annotated(auto, "true"), uses(cm)),
 		// This takes longer than what is rolled at once.
-		newDeployment("last", is(fleet.ReloadAnnotation, "auto", "quartermaster.dev/reload-delay", "2s"), uses(lastSource)))
-	shared.RunLeader(fleet.Context(t), t, atOnce()...)
+		newDeployment("last", annotated(fleet.ReloadAnnotation, "auto", "quartermaster.dev/reload-delay", "2s"), uses(lastSource)))
+	shared.RunLeader(fleet.Context(t), t, immediateArgs()...)
 	s.waitForState(web, cm)
 	s.waitForState(last, lastSource)
-	paint(s, "green") // so that the manifest has a mark
+	changeColor(s, "green") // so that the manifest has a mark
 	exported := s.get(web)
 	manifest, err := json.Marshal(map[string]any{"spec": exported.Object["spec"], "metadata": map[string]any{"annotations": exported.GetAnnotations()}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, color := range []string{"red", "yellow"} {
-		paint(s, color)
+		changeColor(s, color)
 		for range 20 {
 			s.patch(web, string(manifest))
 		}
 		s.configMap("last", color)
 		s.waitForMark(last, lastSource) // what has not been rolled by then will not be
 	}
-	readLog(t, begin)
-	if diff := cmp.Diff(map[string]int{web: 3, last: 2}, s.counts()); diff != "" {
+	readAuditLog(t, begin)
+	if diff := cmp.Diff(map[string]int{web: 3, last: 2}, s.countRollouts()); diff != "" {
 		t.Errorf("rollouts for three changes (-want +got):\n%s", diff)
 	}
-	if n := s.eventsOf(web, "Reloaded"); n != 3 {
+	if n := s.countEvents(web, "Reloaded"); n != 3 {
 		t.Errorf("%d Events Reloaded, want 3", n)
 	}
 }
@@ -185,7 +185,7 @@ func TestLongBurstIsOneRolloutEach(t *testing.T) {
 	const workers = 10
 	begin := time.Now()
 	p := pairs{newTestNamespace(t, nil), 1000}
-	each := func(do func(i int)) {
+	forEach := func(do func(i int)) {
 		var running sync.WaitGroup
 		for worker := range workers {
 			running.Go(func() {
@@ -196,16 +196,16 @@ func TestLongBurstIsOneRolloutEach(t *testing.T) {
 		}
 		running.Wait()
 	}
-	each(func(i int) {
+	forEach(func(i int) {
 		p.configMap(p.name(i), "before")
-		p.testNamespace.create(newDeployment(p.name(i), is(auto, "true"), uses("configmap/"+p.name(i))))
+		p.testNamespace.create(newDeployment(p.name(i), annotated(auto, "true"), uses("configmap/"+p.name(i))))
 	})
-	shared.RunLeader(fleet.Context(t), t, atOnce("--config-reload-concurrent-syncs=16")...)
-	each(func(i int) { p.waitForState(p.object(i), "configmap/"+p.name(i)) })
+	shared.RunLeader(fleet.Context(t), t, immediateArgs("--config-reload-concurrent-syncs=16")...)
+	forEach(func(i int) { p.waitForState(p.object(i), "configmap/"+p.name(i)) })
 	first := time.Now()
-	each(func(i int) { p.configMap(p.name(i), "after") })
+	forEach(func(i int) { p.configMap(p.name(i), "after") })
 	changed := time.Since(first)
-	p.eventually(func() error { return burst{p.testNamespace, p.n}.rolled(p.n) })
+	p.eventually(func() error { return burst{p.testNamespace, p.n}.checkRolled(p.n) })
 	t.Logf("%d ConfigMaps were changed within %v, and all Deployments were rolled after %v", p.n, changed, time.Since(first))
-	p.wantOneEach(begin)
+	p.expectOneRolloutEach(begin)
 }

@@ -43,20 +43,20 @@ func classHash(version string) string {
 	return fmt.Sprintf("%x", sha1.Sum([]byte("SecretProviderClassName=vault;secret/db="+version)))
 }
 
-func TestLongCSISecretsOnTheAPIServer(t *testing.T) {
+func TestLongCSISecretRollsWhenItRotates(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	shared.InstallWith(ctx, t, "csi-secrets")
 	s := newTestNamespace(t, nil)
-	s.create(newDeployment("web", is("secretproviderclass.reloader.stakater.com/auto", "true"), mountsClass),
-		newDeployment("worker", is(fleet.ReloadAnnotation, "secretproviderclass/v*"), mountsClass),
-		newDeployment("other", is("secret.reloader.stakater.com/auto", "true"), mountsClass))
-	shared.RunLeader(ctx, t, atOnce()...)
+	s.create(newDeployment("web", annotated("secretproviderclass.reloader.stakater.com/auto", "true"), mountsClass),
+		newDeployment("worker", annotated(fleet.ReloadAnnotation, "secretproviderclass/v*"), mountsClass),
+		newDeployment("other", annotated("secret.reloader.stakater.com/auto", "true"), mountsClass))
+	shared.RunLeader(ctx, t, immediateArgs()...)
 	s.waitForAbsent(web, class) // the driver is not installed yet
 	if err := shared.InstallResource(ctx, configreload.PodStatusesResource, "SecretProviderClassPodStatus"); err != nil {
 		t.Fatal(err)
 	}
-	recorded := func(version string) {
+	waitForRecorded := func(version string) {
 		t.Helper()
 		for _, object := range []string{web, worker} {
 			s.waitForStateOf(object, map[string]string{class: classHash(version)[:16]})
@@ -65,16 +65,16 @@ func TestLongCSISecretsOnTheAPIServer(t *testing.T) {
 	statuses := configreload.PodStatusesResource.Resource + "/"
 	// Pods come and mount what there is. That is no change, also if it is newer.
 	s.createStatus(podStatus("web-1", "1"))
-	recorded("1")
+	waitForRecorded("1")
 	s.createStatus(podStatus("web-2", "2"))
-	recorded("2")
+	waitForRecorded("2")
 	// What a running pod gets anew is one.
 	rotate := func(pod, version string) {
 		t.Helper()
 		s.patch(statuses+pod, fmt.Sprintf(`{"status":{"objects":[{"id":"secret/db","version":%q}]}}`, version))
 	}
 	rotate("web-1", "3")
-	recorded("3")
+	waitForRecorded("3")
 	rotate("web-2", "3") // the other pod gets the same
 	s.patch(statuses+"web-1", `{"metadata":{"labels":{"a":"b"}}}`)
 	// The pods of the rollout come, and the old ones go.
@@ -83,16 +83,16 @@ func TestLongCSISecretsOnTheAPIServer(t *testing.T) {
 		s.delete(statuses + pod)
 	}
 	rotate("web-3", "4")
-	recorded("4")
+	waitForRecorded("4")
 	s.eventually(func() error {
 		if got := marks(s.template(web))["STAKATER_VAULT_SECRETPROVIDERCLASS"]; got != classHash("4") {
 			return errors.New("marked with " + got)
 		}
 		return nil
 	})
-	lastWord(t)
-	readLog(t, begin)
-	if diff := cmp.Diff(map[string]int{web: 2, worker: 2}, s.counts()); diff != "" {
+	waitUntilIdle(t)
+	readAuditLog(t, begin)
+	if diff := cmp.Diff(map[string]int{web: 2, worker: 2}, s.countRollouts()); diff != "" {
 		t.Errorf("rollouts (-want +got):\n%s", diff)
 	}
 }

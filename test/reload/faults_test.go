@@ -17,9 +17,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// behindProxy starts a manager that reaches the API server through a proxy, and waits until it has
+// runBehindProxy starts a manager that reaches the API server through a proxy, and waits until it has
 // read everything.
-func behindProxy(t *testing.T, args []string) *faultproxy.Proxy {
+func runBehindProxy(t *testing.T, args []string) *faultproxy.Proxy {
 	t.Helper()
 	ctx := fleet.Context(t)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
@@ -31,20 +31,20 @@ func behindProxy(t *testing.T, args []string) *faultproxy.Proxy {
 	return proxy
 }
 
-// to returns a matcher of requests for an object of the namespace.
-func (s testNamespace) to(object string) func(*http.Request) bool {
+// requestsTo returns a matcher of requests for an object of the namespace.
+func (s testNamespace) requestsTo(object string) func(*http.Request) bool {
 	path := "/namespaces/" + s.namespace + "/" + object
 	return func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, path) }
 }
 
-// awaitOnly waits until an object is marked for the source as it is now, and checks that it has
+// expectRollouts waits until an object is marked for the source as it is now, and checks that it has
 // been rolled n times in all, each time for other data.
-func (s testNamespace) awaitOnly(begin time.Time, n int, sources map[string]string) {
+func (s testNamespace) expectRollouts(begin time.Time, n int, sources map[string]string) {
 	s.t.Helper()
 	for object, source := range sources {
 		s.waitForMark(object, source)
 	}
-	readLog(s.t, begin)
+	readAuditLog(s.t, begin)
 	for object := range sources {
 		all := s.rollouts(object)
 		if len(all) != n {
@@ -63,18 +63,18 @@ func TestFailuresAreRetriedToOneRollout(t *testing.T) {
 	const patch, get = http.MethodPatch, http.MethodGet
 	faults := map[string][]faultproxy.Rule{
 		"nothing":                    nil,
-		"conflict":                   {{Match: method(patch), Times: 1, Status: 409}},
-		"many-conflicts":             {{Match: method(patch), Times: 5, Status: 409}},
-		"conflict-and-read-fails":    {{Match: method(patch), Times: 1, Status: 409}, {Match: method(get), Times: 1, Status: 500}},
-		"conflict-and-read-hangs":    {{Match: method(patch), Times: 1, Status: 409}, {Match: method(get), Times: 1, Delay: 2 * time.Second}},
-		"told-to-wait":               {{Match: method(patch), Times: 2, Status: 429, RetryAfter: time.Second}},
-		"internal-error":             {{Match: method(patch), Times: 2, Status: 500}},
-		"unavailable":                {{Match: method(patch), Times: 2, Status: 503}},
-		"timed-out-by-server":        {{Match: method(patch), Times: 2, Status: 504}},
-		"forbidden":                  {{Match: method(patch), Times: 2, Status: 403}},
-		"slow":                       {{Match: method(patch), Times: 1, Delay: 3 * time.Second}},
-		"done-but-never-answered":    {{Match: method(patch), Times: 1, DropResponse: true}},
-		"conflict-then-not-answered": {{Match: method(patch), Times: 1, Status: 409}, {Match: method(patch), Times: 1, DropResponse: true}},
+		"conflict":                   {{Match: hasMethod(patch), Times: 1, Status: 409}},
+		"many-conflicts":             {{Match: hasMethod(patch), Times: 5, Status: 409}},
+		"conflict-and-read-fails":    {{Match: hasMethod(patch), Times: 1, Status: 409}, {Match: hasMethod(get), Times: 1, Status: 500}},
+		"conflict-and-read-hangs":    {{Match: hasMethod(patch), Times: 1, Status: 409}, {Match: hasMethod(get), Times: 1, Delay: 2 * time.Second}},
+		"told-to-wait":               {{Match: hasMethod(patch), Times: 2, Status: 429, RetryAfter: time.Second}},
+		"internal-error":             {{Match: hasMethod(patch), Times: 2, Status: 500}},
+		"unavailable":                {{Match: hasMethod(patch), Times: 2, Status: 503}},
+		"timed-out-by-server":        {{Match: hasMethod(patch), Times: 2, Status: 504}},
+		"forbidden":                  {{Match: hasMethod(patch), Times: 2, Status: 403}},
+		"slow":                       {{Match: hasMethod(patch), Times: 1, Delay: 3 * time.Second}},
+		"done-but-never-answered":    {{Match: hasMethod(patch), Times: 1, DropResponse: true}},
+		"conflict-then-not-answered": {{Match: hasMethod(patch), Times: 1, Status: 409}, {Match: hasMethod(patch), Times: 1, DropResponse: true}},
 	}
 	begin := time.Now()
 	s := newTestNamespace(t, nil)
@@ -83,28 +83,28 @@ func TestFailuresAreRetriedToOneRollout(t *testing.T) {
 		s.configMap(name, "0")
 		// A mark by annotation contains the time, so that a repetition is a rollout even with the
 		// same hash.
-		s.create(newDeployment(name, is(auto, "true"), uses("configmap/"+name)),
-			newDeployment(name+"-annotated", is(fleet.ReloadAnnotation, "auto"), uses("configmap/"+name)))
+		s.create(newDeployment(name, annotated(auto, "true"), uses("configmap/"+name)),
+			newDeployment(name+"-annotated", annotated(fleet.ReloadAnnotation, "auto"), uses("configmap/"+name)))
 		sources["deployments/"+name], sources["deployments/"+name+"-annotated"] = "configmap/"+name, "configmap/"+name
 	}
-	proxy := behindProxy(t, atOnce("--config-reload-concurrent-syncs=32"))
+	proxy := runBehindProxy(t, immediateArgs("--config-reload-concurrent-syncs=32"))
 	for object, source := range sources {
 		s.waitForState(object, source)
 	}
 
-	applied := map[string]*faultproxy.ActiveRule{}
+	activeRules := map[string]*faultproxy.ActiveRule{}
 	for object, source := range sources {
 		for i, rule := range faults[strings.TrimPrefix(source, "configmap/")] {
-			ofMethod, ofObject := rule.Match, s.to(object)
-			rule.Match = func(r *http.Request) bool { return ofMethod(r) && ofObject(r) }
-			applied[fmt.Sprintf("%s, rule %d", object, i)] = proxy.Add(rule)
+			matchesMethod, matchesObject := rule.Match, s.requestsTo(object)
+			rule.Match = func(r *http.Request) bool { return matchesMethod(r) && matchesObject(r) }
+			activeRules[fmt.Sprintf("%s, rule %d", object, i)] = proxy.Add(rule)
 		}
 	}
 	for name := range faults {
 		s.configMap(name, "1")
 	}
-	s.awaitOnly(begin, 1, sources)
-	for name, rule := range applied {
+	s.expectRollouts(begin, 1, sources)
+	for name, rule := range activeRules {
 		if rule.Hits() == 0 {
 			t.Errorf("%s was never applied", name)
 		}
@@ -114,7 +114,7 @@ func TestFailuresAreRetriedToOneRollout(t *testing.T) {
 	names := slices.Sorted(maps.Keys(faults))
 	for i, mode := range []faultproxy.Mode{faultproxy.Reset, faultproxy.Hang} {
 		round := fmt.Sprint(i + 2)
-		patched := proxy.Add(faultproxy.Rule{Match: method(patch)})
+		patched := proxy.Add(faultproxy.Rule{Match: hasMethod(patch)})
 		for _, name := range names[:3] {
 			s.configMap(name, round)
 		}
@@ -134,7 +134,7 @@ func TestFailuresAreRetriedToOneRollout(t *testing.T) {
 			})
 		}
 		proxy.Heal()
-		s.awaitOnly(begin, i+2, sources)
+		s.expectRollouts(begin, i+2, sources)
 		patched.Remove()
 	}
 }
@@ -142,12 +142,12 @@ func TestFailuresAreRetriedToOneRollout(t *testing.T) {
 func TestJobSurvivesALostAnswer(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	create := func(r *http.Request) bool {
-		return method(http.MethodPost)(r) && s.to("jobs")(r) && r.URL.Query().Get("dryRun") == ""
+		return hasMethod(http.MethodPost)(r) && s.requestsTo("jobs")(r) && r.URL.Query().Get("dryRun") == ""
 	}
-	remove := func(r *http.Request) bool { return method(http.MethodDelete)(r) && s.to("jobs/import")(r) }
+	remove := func(r *http.Request) bool { return hasMethod(http.MethodDelete)(r) && s.requestsTo("jobs/import")(r) }
 	s.configMap("app-config", "0")
-	s.create(newJob("import", is(auto, "true"), uses("configmap/app-config")))
-	proxy := behindProxy(t, atOnce())
+	s.create(newJob("import", annotated(auto, "true"), uses("configmap/app-config")))
+	proxy := runBehindProxy(t, immediateArgs())
 	deletion := func(r faultproxy.Request) bool { return r.Method == http.MethodDelete }
 	round := 0
 	for _, fault := range []struct {
@@ -178,7 +178,7 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 			})
 			s.patch("jobs/import", `{"metadata":{"finalizers":null}}`)
 		}
-		s.replaced("jobs/import", before)
+		s.waitForReplacement("jobs/import", before)
 		if fault.finalizer {
 			s.patch("jobs/import", `{"metadata":{"finalizers":null}}`) // the new Job has it too
 		}
@@ -189,6 +189,6 @@ func TestJobSurvivesALostAnswer(t *testing.T) {
 	}
 }
 
-func method(m string) func(*http.Request) bool {
+func hasMethod(m string) func(*http.Request) bool {
 	return func(r *http.Request) bool { return r.Method == m }
 }

@@ -20,16 +20,16 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// ignored is an item of ignoreDifferences in an Application of Argo CD.
-type ignored struct {
+// ignoreRule is an item of ignoreDifferences in an Application of Argo CD.
+type ignoreRule struct {
 	Group, Kind           string
 	ManagedFieldsManagers []string
 	JSONPointers          []string
 	JQPathExpressions     []string
 }
 
-// documented returns what the documentation tells Argo CD to ignore.
-func documented(t *testing.T) (list []ignored) {
+// documentedRules returns what the documentation tells Argo CD to ignore.
+func documentedRules(t *testing.T) (list []ignoreRule) {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/controllers/config-reload.md")
 	if err != nil {
@@ -37,7 +37,7 @@ func documented(t *testing.T) (list []ignored) {
 	}
 	for block := range strings.SplitSeq(string(text), "```yaml\n") {
 		var app struct {
-			Spec struct{ IgnoreDifferences []ignored }
+			Spec struct{ IgnoreDifferences []ignoreRule }
 		}
 		block, _, _ = strings.Cut(block, "```")
 		if strings.Contains(block, "ignoreDifferences") {
@@ -50,25 +50,25 @@ func documented(t *testing.T) (list []ignored) {
 	return list
 }
 
-// variablesOfOurs is the documented expression for variables. The test removes them without jq.
-const variablesOfOurs = `.spec.template.spec.containers[].env[]? | select(.name | startswith("STAKATER_"))`
+// ourVariables is the documented expression for variables. The test removes them without jq.
+const ourVariables = `.spec.template.spec.containers[].env[]? | select(.name | startswith("STAKATER_"))`
 
 // What the documentation tells Argo CD to ignore is all that a reload changes.
 func TestGitOpsIgnoreRulesCoverAReload(t *testing.T) {
-	list := documented(t)
-	if len(list) != 2 || len(list[0].ManagedFieldsManagers) != 1 || len(list[1].JSONPointers) != 3 || !slices.Equal(list[1].JQPathExpressions, []string{variablesOfOurs}) {
+	list := documentedRules(t)
+	if len(list) != 2 || len(list[0].ManagedFieldsManagers) != 1 || len(list[1].JSONPointers) != 3 || !slices.Equal(list[1].JQPathExpressions, []string{ourVariables}) {
 		t.Fatalf("the documentation says %+v", list)
 	}
 	manager, paths := list[0].ManagedFieldsManagers[0], list[1]
 	s := newTestNamespace(t, nil)
 	s.configMap("app-config", "blue")
-	s.create(newDeployment("web", is(auto, "true"), uses(cm)), newDeployment("worker", is(fleet.ReloadAnnotation, "auto"), uses(cm)))
-	shared.RunLeader(fleet.Context(t), t, atOnce()...)
+	s.create(newDeployment("web", annotated(auto, "true"), uses(cm)), newDeployment("worker", annotated(fleet.ReloadAnnotation, "auto"), uses(cm)))
+	shared.RunLeader(fleet.Context(t), t, immediateArgs()...)
 	for _, object := range []string{web, worker} {
 		s.waitForState(object, cm)
 	}
 	before := map[string]*unstructured.Unstructured{web: s.get(web), worker: s.get(worker)}
-	paint(s, "red")
+	changeColor(s, "red")
 	s.waitForMark(worker, cm)
 	for object, mark := range map[string]string{web: `k:{\"name\":\"STAKATER_APP_CONFIG_CONFIGMAP\"}`, worker: "f:quartermaster.dev/reloaded-from"} {
 		after := s.get(object)
@@ -83,13 +83,13 @@ func TestGitOpsIgnoreRulesCoverAReload(t *testing.T) {
 				t.Errorf("%s: %s owns %s, want %s among it", object, manager, owned, field)
 			}
 		}
-		if diff := cmp.Diff(paths.without(t, before[object]), paths.without(t, after)); diff != "" {
+		if diff := cmp.Diff(paths.stripIgnored(t, before[object]), paths.stripIgnored(t, after)); diff != "" {
 			t.Errorf("%s differs in what is not ignored (-before +after):\n%s", object, diff)
 		}
 	}
 
 	// Flux applies the manifest on the server. It takes away nothing that it does not own.
-	manifest := newDeployment("web", is(auto, "true"), uses(cm))
+	manifest := newDeployment("web", annotated(auto, "true"), uses(cm))
 	data, err := json.Marshal(map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "web", "annotations": manifest.Annotations}, "spec": manifest.Spec})
 	if err != nil {
 		t.Fatal(err)
@@ -102,8 +102,8 @@ func TestGitOpsIgnoreRulesCoverAReload(t *testing.T) {
 	s.waitForState(web, cm)
 }
 
-// without returns metadata and spec of an object without what is to be ignored.
-func (i ignored) without(t *testing.T, o *unstructured.Unstructured) map[string]any {
+// stripIgnored returns metadata and spec of an object without what is to be ignored.
+func (i ignoreRule) stripIgnored(t *testing.T, o *unstructured.Unstructured) map[string]any {
 	t.Helper()
 	c := o.DeepCopy()
 	for _, pointer := range i.JSONPointers {

@@ -38,9 +38,9 @@ func newBurst(t *testing.T, size int) burst {
 	b := burst{newTestNamespace(t, nil), size}
 	for i := range b.size {
 		b.configMap(b.source(i), "round 0")
-		annotations := is(auto, "true")
+		annotations := annotated(auto, "true")
 		if i%2 == 1 {
-			annotations = is(fleet.ReloadAnnotation, "auto")
+			annotations = annotated(fleet.ReloadAnnotation, "auto")
 		}
 		b.create(newDeployment(fmt.Sprintf("app-%d", i), annotations, uses("configmap/"+b.source(i))))
 	}
@@ -58,8 +58,8 @@ func hashOf(content string) string {
 	return hex.EncodeToString(policy.DigestConfigMap(newConfigMap("", content)))
 }
 
-// change gives all ConfigMaps the content of the round.
-func (b burst) change(round int) {
+// changeAll gives all ConfigMaps the content of the round.
+func (b burst) changeAll(round int) {
 	b.t.Helper()
 	for i := range b.size {
 		b.changeOne(i, round)
@@ -85,11 +85,11 @@ func (b burst) waitForRound(round int) {
 	})
 }
 
-// start changes all ConfigMaps again and again until the returned function is called, which changes
+// startChanging changes all ConfigMaps again and again until the returned function is called, which changes
 // them once more and returns how often they were changed.
-func (b burst) start() (end func() (rounds int)) {
+func (b burst) startChanging() (end func() (rounds int)) {
 	b.t.Helper()
-	over := make(chan struct{})
+	done := make(chan struct{})
 	rounds := 0
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -97,23 +97,23 @@ func (b burst) start() (end func() (rounds int)) {
 		defer tick.Stop()
 		for last := false; !last; {
 			select {
-			case <-over:
+			case <-done:
 				last = true
 			case <-tick.C:
 			}
 			rounds++
-			b.change(rounds)
+			b.changeAll(rounds)
 		}
 	})
 	return func() int {
-		close(over)
+		close(done)
 		running.Wait()
 		return rounds
 	}
 }
 
-// rolled returns nil once at least n Deployments have been rolled.
-func (b burst) rolled(n int) error {
+// checkRolled returns nil once at least n Deployments have been rolled.
+func (b burst) checkRolled(n int) error {
 	got := 0
 	for i := range b.size {
 		if len(rollouts.Find(objectName("deployments", b.namespace, fmt.Sprintf("app-%d", i)))) > 0 {
@@ -144,16 +144,16 @@ func roundOf(hashes []string, rounds int) int {
 	return -1
 }
 
-// judge checks that the rollouts of each Deployment are for increasing rounds, none twice, and the
+// judgeRounds checks that the rollouts of each Deployment are for increasing rounds, none twice, and the
 // last for the last round. It returns the number of rollouts for each manager's
 // Pod; those that only a watch has shown are under the empty name.
-func (b burst) judge(rounds int) map[string]int {
+func (b burst) judgeRounds(rounds int) map[string]int {
 	b.t.Helper()
-	by := map[string]int{}
+	rolloutsByPod := map[string]int{}
 	for i := range b.size {
 		last := 0
 		for _, v := range b.rollouts(b.object(i)) {
-			by[v.Writer]++
+			rolloutsByPod[v.Writer]++
 			hashes := hashesOf(marks(v.PodTemplateSpec))
 			round := roundOf(hashes, rounds)
 			if round <= last {
@@ -165,7 +165,7 @@ func (b burst) judge(rounds int) map[string]int {
 			b.t.Errorf("the last rollout of %s was for round %d, not %d: a change is lost", b.object(i), last, rounds)
 		}
 	}
-	return by
+	return rolloutsByPod
 }
 
 // TestHandoverInABurstRepeatsNothing checks that nothing is lost and nothing rolled twice.
@@ -181,27 +181,27 @@ func TestHandoverInABurstRepeatsNothing(t *testing.T) {
 			ctx := fleet.Context(t)
 			begin := time.Now()
 			b := newBurst(t, burstSize)
-			old := shared.RunLeader(ctx, t, atOnce(tc.args...)...)
-			next := shared.RunStandby(ctx, t, atOnce(tc.args...)...)
+			old := shared.RunLeader(ctx, t, immediateArgs(tc.args...)...)
+			next := shared.RunStandby(ctx, t, immediateArgs(tc.args...)...)
 			for i := range b.size {
 				b.waitForState(b.object(i), "configmap/"+b.source(i))
 			}
 
-			end := sync.OnceValue(b.start())
+			end := sync.OnceValue(b.startChanging())
 			defer end()
-			b.eventually(func() error { return b.rolled(b.size / 3) })
+			b.eventually(func() error { return b.checkRolled(b.size / 3) })
 			if err := old.Signal(tc.signal); err != nil {
 				t.Fatal(err)
 			}
 			shared.WaitForLeader(ctx, t, next)
 			rounds := end()
 			b.waitForRound(rounds)
-			readLog(t, begin)
-			by := b.judge(rounds)
-			if by[old.Pod] == 0 || by[next.Pod] == 0 {
-				t.Errorf("rollouts by Pod: %v, want some by %s and some by %s", by, old.Pod, next.Pod)
+			readAuditLog(t, begin)
+			rolloutsByPod := b.judgeRounds(rounds)
+			if rolloutsByPod[old.Pod] == 0 || rolloutsByPod[next.Pod] == 0 {
+				t.Errorf("rollouts by Pod: %v, want some by %s and some by %s", rolloutsByPod, old.Pod, next.Pod)
 			}
-			t.Logf("rollouts by Pod: %v", by)
+			t.Logf("rollouts by Pod: %v", rolloutsByPod)
 		})
 	}
 }
@@ -213,13 +213,13 @@ func TestLongHandoverMissesNothing(t *testing.T) {
 	ctx := fleet.Context(t)
 	begin := time.Now()
 	b := newBurst(t, handovers*each)
-	managers := []*cluster.Manager{shared.RunLeader(ctx, t, atOnce()...)}
+	managers := []*cluster.Manager{shared.RunLeader(ctx, t, immediateArgs()...)}
 	for i := range b.size {
 		b.waitForState(b.object(i), "configmap/"+b.source(i))
 	}
 	for n := range handovers {
 		old := managers[n]
-		next := shared.RunStandby(ctx, t, atOnce()...)
+		next := shared.RunStandby(ctx, t, immediateArgs()...)
 		for i := n * each; i < (n+1)*each; i++ {
 			if i == n*each+each/4 {
 				if err := old.Signal(syscall.SIGTERM); err != nil {
@@ -227,7 +227,7 @@ func TestLongHandoverMissesNothing(t *testing.T) {
 				}
 			}
 			b.changeOne(i, 1)
-			b.create(newDeployment(fmt.Sprintf("new-%d", i), is(fleet.ReloadAnnotation, "auto"), uses("configmap/"+b.source(i))))
+			b.create(newDeployment(fmt.Sprintf("new-%d", i), annotated(fleet.ReloadAnnotation, "auto"), uses("configmap/"+b.source(i))))
 		}
 		shared.WaitForLeader(ctx, t, next)
 		managers = append(managers, next)
@@ -236,31 +236,31 @@ func TestLongHandoverMissesNothing(t *testing.T) {
 	for i := range b.size {
 		b.waitForState(fmt.Sprintf("deployments/new-%d", i), "configmap/"+b.source(i))
 	}
-	readLog(t, begin)
-	by := b.judge(1)
+	readAuditLog(t, begin)
+	rolloutsByPod := b.judgeRounds(1)
 	for _, m := range managers {
-		if by[m.Pod] == 0 {
+		if rolloutsByPod[m.Pod] == 0 {
 			t.Errorf("%s has rolled nothing", m.Pod)
 		}
 	}
-	t.Logf("rollouts by Pod: %v", by)
+	t.Logf("rollouts by Pod: %v", rolloutsByPod)
 }
 
 // What the new leader's caches have is from before the change that the old one rolled for, and stays
 // so for a while.
 func TestLeaderWithAnOldCacheRollsNothingBack(t *testing.T) {
 	const configMaps, deployments = "configmaps", "deployments"
-	for name, old := range map[string][]string{ // which become new in this order
+	for name, staleResources := range map[string][]string{ // which become new in this order
 		"the cache of ConfigMaps is old":                 {configMaps},
 		"the cache of Deployments is old":                {deployments},
 		"both caches are old, and ConfigMaps come last":  {deployments, configMaps},
 		"both caches are old, and Deployments come last": {configMaps, deployments},
 	} {
-		t.Run(name, func(t *testing.T) { takeoverWithOldCaches(t, old) })
+		t.Run(name, func(t *testing.T) { takeoverWithOldCaches(t, staleResources) })
 	}
 }
 
-func takeoverWithOldCaches(t *testing.T, old []string) {
+func takeoverWithOldCaches(t *testing.T, staleResources []string) {
 	t.Helper()
 	const other = "configmap/other"
 	ctx := fleet.Context(t)
@@ -269,21 +269,21 @@ func takeoverWithOldCaches(t *testing.T, old []string) {
 	s.configMap("app-config", "blue")
 	s.configMap("other", "blue")
 	// A mark by annotation contains the time, so that each rollout is one more.
-	s.create(newDeployment("web", is(fleet.ReloadAnnotation, "auto"), uses(cm)))
-	leader := shared.RunLeader(ctx, t, atOnce()...)
+	s.create(newDeployment("web", annotated(fleet.ReloadAnnotation, "auto"), uses(cm)))
+	leader := shared.RunLeader(ctx, t, immediateArgs()...)
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
-	next := shared.Run(t, replica, cluster.ManagerOptions{Args: atOnce()})
+	next := shared.Run(t, replica, cluster.ManagerOptions{Args: immediateArgs()})
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(next) })
 	s.waitForState(web, cm)
 
-	holds, watches := map[string]chan struct{}{}, []*faultproxy.ActiveRule{}
+	releases, watches := map[string]chan struct{}{}, []*faultproxy.ActiveRule{}
 	for resource, path := range map[string]string{
 		"configmaps": "/api/v1/configmaps", "deployments": "/apis/apps/v1/deployments", "statefulsets": "/apis/apps/v1/statefulsets",
 	} {
 		rule := faultproxy.Rule{Match: func(r *http.Request) bool { return r.URL.Path == path }}
-		if slices.Contains(old, resource) {
-			holds[resource] = make(chan struct{})
-			rule.Hold = holds[resource]
+		if slices.Contains(staleResources, resource) {
+			releases[resource] = make(chan struct{})
+			rule.Hold = releases[resource]
 		}
 		watches = append(watches, proxy.Add(rule))
 	}
@@ -294,26 +294,26 @@ func takeoverWithOldCaches(t *testing.T, old []string) {
 			t.Fatal(err)
 		}
 	}
-	paint(s, "red")
+	changeColor(s, "red")
 	// It asks the API server for what it has only an old version of.
-	last := old[len(old)-1]
-	asked := s.to(map[string]string{"configmaps": "configmaps", "deployments": web}[last])
-	asks := proxy.Add(faultproxy.Rule{Match: func(r *http.Request) bool { return r.Method == http.MethodGet && asked(r) }})
+	last := staleResources[len(staleResources)-1]
+	matchesLast := s.requestsTo(map[string]string{"configmaps": "configmaps", "deployments": web}[last])
+	reads := proxy.Add(faultproxy.Rule{Match: func(r *http.Request) bool { return r.Method == http.MethodGet && matchesLast(r) }})
 	if err := leader.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	shared.WaitForLeader(ctx, t, next)
 	// When the controller records a workload that comes later, it has looked at all earlier workloads.
-	s.create(newStatefulSet("later", is(fleet.ReloadAnnotation, "auto"), uses(other)))
+	s.create(newStatefulSet("later", annotated(fleet.ReloadAnnotation, "auto"), uses(other)))
 	s.waitForState("statefulsets/later", other)
-	for _, resource := range old {
+	for _, resource := range staleResources {
 		if resource == last {
-			if err := asks.WaitHits(ctx, 1); err != nil {
+			if err := reads.WaitHits(ctx, 1); err != nil {
 				t.Error(err)
 			}
 		}
-		close(holds[resource])
+		close(releases[resource])
 	}
-	paint(s, "green")
-	s.awaitOnly(begin, 2, map[string]string{web: cm})
+	changeColor(s, "green")
+	s.expectRollouts(begin, 2, map[string]string{web: cm})
 }

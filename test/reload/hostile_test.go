@@ -32,8 +32,8 @@ func TestLongHostileListKeepsNobodyWaiting(t *testing.T) {
 		hostile.create(newDeployment(fmt.Sprint("app-", i), nil))
 	}
 	victim.configMap("app-config", "0")
-	victim.create(newDeployment("web", is(auto, "true"), uses("configmap/app-config")))
-	shared.RunReleased(ctx, t, atOnce()...)
+	victim.create(newDeployment("web", annotated(auto, "true"), uses("configmap/app-config")))
+	shared.RunReleased(ctx, t, immediateArgs()...)
 	victim.waitForState("deployments/web", "configmap/app-config")
 	deployments := shared.Admin.AppsV1().Deployments
 	median := rolloutMedian(ctx, victim, func(string) {})
@@ -49,16 +49,16 @@ func TestLongHostileListKeepsNobodyWaiting(t *testing.T) {
 		for part := range 4 {
 			writers.Go(func() {
 				for i := part; writing.Err() == nil; i += 4 {
-					patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": is(configMapReload, list(i))}}) // cannot fail
+					patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotated(configMapReload, list(i))}}) // cannot fail
 					_, _ = deployments(hostile.namespace).Patch(writing, fmt.Sprint("app-", i%100), types.MergePatchType, patch, metav1.PatchOptions{})
 				}
 			})
 		}
-		took := median(name)
+		elapsed := median(name)
 		stop()
 		writers.Wait()
-		if took > quiet+3*time.Second {
-			t.Errorf("%s: another namespace's rollout takes %v, alone %v", name, took, quiet)
+		if elapsed > quiet+3*time.Second {
+			t.Errorf("%s: another namespace's rollout takes %v, alone %v", name, elapsed, quiet)
 		}
 	}
 }
@@ -73,23 +73,23 @@ func TestLongDueWorkloadsKeepNobodyWaiting(t *testing.T) {
 		ns.configMap("app-config", "0")
 	}
 	for i := range 300 {
-		busy.create(newDeployment(fmt.Sprint("app-", i), is(auto, "true"), uses("configmap/app-config")))
+		busy.create(newDeployment(fmt.Sprint("app-", i), annotated(auto, "true"), uses("configmap/app-config")))
 	}
-	victim.create(newDeployment("web", is(auto, "true"), uses("configmap/app-config")))
-	shared.RunReleased(ctx, t, atOnce()...)
+	victim.create(newDeployment("web", annotated(auto, "true"), uses("configmap/app-config")))
+	shared.RunReleased(ctx, t, immediateArgs()...)
 	for i := range 300 {
 		busy.waitForState(fmt.Sprint("deployments/app-", i), "configmap/app-config")
 	}
 	victim.waitForState("deployments/web", "configmap/app-config")
 	quiet := rolloutMedian(ctx, victim, func(string) {})("alone")
-	took := rolloutMedian(ctx, victim, func(value string) { busy.configMap("app-config", value) })("while 300 are due")
-	if took > quiet+time.Second {
-		t.Errorf("another namespace's rollout takes %v, alone %v", took, quiet)
+	elapsed := rolloutMedian(ctx, victim, func(value string) { busy.configMap("app-config", value) })("while 300 are due")
+	if elapsed > quiet+time.Second {
+		t.Errorf("another namespace's rollout takes %v, alone %v", elapsed, quiet)
 	}
 }
 
 // rolloutMedian returns a function that measures rollouts of the victim's web. Each begins by calling begin.
-func rolloutMedian(ctx context.Context, victim testNamespace, begin func(value string)) func(during string) time.Duration {
+func rolloutMedian(ctx context.Context, victim testNamespace, prepare func(value string)) func(during string) time.Duration {
 	latency := shared.NewLatency(ctx, victim.t)
 	generation := func() int64 {
 		web, err := shared.Admin.AppsV1().Deployments(victim.namespace).Get(ctx, "web", metav1.GetOptions{})
@@ -102,7 +102,7 @@ func rolloutMedian(ctx context.Context, victim testNamespace, begin func(value s
 		victim.t.Helper()
 		var before int64
 		return latency.Median(during, func(value string) {
-			begin(value)
+			prepare(value)
 			before = generation()
 			victim.configMap("app-config", value)
 		}, func(string) bool { return generation() > before })

@@ -15,9 +15,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// TestInterleavingsOfSourceAndWorkload holds the patch of a reload at the proxy and lets something
+// TestInterleavedChangesRollOnceEach holds the patch of a reload at the proxy and lets something
 // happen meanwhile.
-func TestInterleavingsOfSourceAndWorkload(t *testing.T) {
+func TestInterleavedChangesRollOnceEach(t *testing.T) {
 	const image, otherSource = `{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"next","envFrom":[{"configMapRef":{"name":"app-config"}}]}]}}}}`,
 		`{"spec":{"template":{"spec":{"containers":[{"name":"web","image":"web","envFrom":[{"configMapRef":{"name":"other"}}]}]}}}}`
 	const other = "configmap/other"
@@ -61,14 +61,14 @@ func TestInterleavingsOfSourceAndWorkload(t *testing.T) {
 		"the workload opts out": {
 			meanwhile: func(s testNamespace) { s.patch(web, `{"metadata":{"annotations":{"`+auto+`":"false"}}}`) },
 			then: func(s testNamespace) {
-				s.eventually(func() error { return diff("", s.annotation(web, fleet.StateAnnotation)) })
+				s.eventually(func() error { return diffError("", s.annotation(web, fleet.StateAnnotation)) })
 			}},
 		"the workload comes to use another source": {
 			meanwhile: func(s testNamespace) { s.patch(web, otherSource) },
 			then:      func(s testNamespace) { s.waitForState(web, other) }},
 		"the workload is deleted": {meanwhile: func(s testNamespace) { s.delete(web) }},
 		"the workload is created again": {
-			meanwhile: func(s testNamespace) { s.delete(web); webUsesAgain(s) }, then: recorded},
+			meanwhile: func(s testNamespace) { s.delete(web); recreateWeb(s) }, then: recorded},
 		"the state is removed": {
 			meanwhile: func(s testNamespace) { s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`) }, then: marked, colors: []string{"red"}},
 		"the state is made to say that it was done, which only the manager says": {
@@ -78,27 +78,27 @@ func TestInterleavingsOfSourceAndWorkload(t *testing.T) {
 	}
 	begin := time.Now()
 	namespaces := map[string]testNamespace{}
-	proxy := behindProxy(t, atOnce("--config-reload-concurrent-syncs=32"))
+	proxy := runBehindProxy(t, immediateArgs("--config-reload-concurrent-syncs=32"))
 	for name := range scenarios {
 		s := newTestNamespace(t, nil)
 		s.configMap("other", "blue")
-		webUses(s)
+		createWeb(s)
 		namespaces[name] = s
 	}
 	t.Run("interleaved", func(t *testing.T) {
 		for name, tc := range scenarios {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				s := namespaces[name].in(t)
+				s := namespaces[name].forSubtest(t)
 				s.waitForState(web, cm)
 				s.waitForController(web)
 				release := make(chan struct{})
-				toWeb := s.to(web)
-				held := proxy.Add(faultproxy.Rule{Times: 1, Hold: release, Match: func(r *http.Request) bool {
-					return r.Method == http.MethodPatch && toWeb(r)
+				matchesWeb := s.requestsTo(web)
+				heldPatch := proxy.Add(faultproxy.Rule{Times: 1, Hold: release, Match: func(r *http.Request) bool {
+					return r.Method == http.MethodPatch && matchesWeb(r)
 				}})
 				s.configMap("app-config", "red")
-				err := held.WaitHits(fleet.Context(t), 1)
+				err := heldPatch.WaitHits(fleet.Context(t), 1)
 				if tc.meanwhile != nil && err == nil {
 					tc.meanwhile(s)
 				}
@@ -112,16 +112,16 @@ func TestInterleavingsOfSourceAndWorkload(t *testing.T) {
 			})
 		}
 	})
-	lastWord(t)
-	readLog(t, begin)
+	waitUntilIdle(t)
+	readAuditLog(t, begin)
 	for name, tc := range scenarios {
 		t.Run("rollouts/"+name, func(t *testing.T) {
 			var want, got []string
 			for _, color := range tc.colors {
 				want = append(want, hashOf(color))
 			}
-			for _, v := range namespaces[name].in(t).rollouts(web) {
-				got = append(got, marks(v.PodTemplateSpec)[variable(cm)])
+			for _, v := range namespaces[name].forSubtest(t).rollouts(web) {
+				got = append(got, marks(v.PodTemplateSpec)[variableName(cm)])
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("hashes of the rollouts (-want +got):\n%s", diff)

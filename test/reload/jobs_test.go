@@ -25,13 +25,13 @@ func controlledBy(cronJob *unstructured.Unstructured) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "batch/v1", Kind: "CronJob", Name: cronJob.GetName(), UID: cronJob.GetUID(), Controller: ptr.To(true)}
 }
 
-// replaced waits until another Job has taken the place of the one with the UID before.
-func (s testNamespace) replaced(job string, before types.UID) {
+// waitForReplacement waits until another Job has taken the place of the one with the UID before.
+func (s testNamespace) waitForReplacement(job string, oldUID types.UID) {
 	s.t.Helper()
 	s.eventually(func() error {
 		client, name := s.client(job)
 		o, err := client.Get(s.t.Context(), name, metav1.GetOptions{})
-		if err == nil && o.GetUID() == before {
+		if err == nil && o.GetUID() == oldUID {
 			err = errors.New("the Job is the old one")
 		}
 		return err
@@ -41,7 +41,7 @@ func (s testNamespace) replaced(job string, before types.UID) {
 func jobScenarios() map[string]scenario {
 	const job, cron = "jobs/import", "cronjobs/report"
 	source := func(s testNamespace) { s.configMap("app-config", "blue") }
-	jobs := func(s testNamespace, n int) {
+	waitForJobs := func(s testNamespace, n int) {
 		s.t.Helper()
 		s.eventually(func() error {
 			if got := s.list("jobs"); len(got) != n {
@@ -52,15 +52,15 @@ func jobScenarios() map[string]scenario {
 	}
 	return map[string]scenario{
 		"a Job is replaced, and what changes while no manager runs does not run it again": {
-			given: func(s testNamespace) { source(s); s.create(newJob("import", is(auto, "true"), uses(cm))) },
+			given: func(s testNamespace) { source(s); s.create(newJob("import", annotated(auto, "true"), uses(cm))) },
 			when: func(s testNamespace) {
 				before := s.get(job).GetUID()
 				s.configMap("app-config", "red")
-				s.replaced(job, before)
+				s.waitForReplacement(job, before)
 				s.waitForMark(job, cm)
 				s.configMap("uid", string(s.get(job).GetUID()))
 			},
-			down: func(s testNamespace) { s.configMap("app-config", "green") },
+			whileDown: func(s testNamespace) { s.configMap("app-config", "green") },
 			then: func(s testNamespace) {
 				want, _, _ := unstructured.NestedString(s.get("configmaps/uid").Object, "data", "content")
 				if got := string(s.get(job).GetUID()); got != want {
@@ -71,7 +71,7 @@ func jobScenarios() map[string]scenario {
 		"a finished Job runs again": {
 			given: func(s testNamespace) {
 				source(s)
-				j := newJob("import", is(auto, "true"), uses(cm))
+				j := newJob("import", annotated(auto, "true"), uses(cm))
 				j.Spec.Completions = ptr.To[int32](0) // so that its controller completes it at once
 				s.create(j)
 			},
@@ -84,16 +84,16 @@ func jobScenarios() map[string]scenario {
 				})
 				before := s.get(job).GetUID()
 				s.configMap("app-config", "red")
-				s.replaced(job, before)
+				s.waitForReplacement(job, before)
 				s.waitForMark(job, cm)
 			},
 		},
 		"a CronJob runs once for each change, also for one that was made while no manager ran": {
-			given: func(s testNamespace) { source(s); s.create(newCronJob("report", is(auto, "true"), uses(cm))) },
+			given: func(s testNamespace) { source(s); s.create(newCronJob("report", annotated(auto, "true"), uses(cm))) },
 			when: func(s testNamespace) {
 				s.waitForState(cron, cm)
 				s.configMap("app-config", "red")
-				jobs(s, 1)
+				waitForJobs(s, 1)
 				s.waitForState(cron, cm)
 				run := s.get("jobs/" + s.list("jobs")[0])
 				if diff := cmp.Diff([]metav1.OwnerReference{controlledBy(s.get(cron))}, run.GetOwnerReferences()); diff != "" {
@@ -104,19 +104,19 @@ func jobScenarios() map[string]scenario {
 				}
 				s.waitForMark("jobs/"+run.GetName(), cm)
 			},
-			down: func(s testNamespace) { s.configMap("app-config", "green") },
+			whileDown: func(s testNamespace) { s.configMap("app-config", "green") },
 			then: func(s testNamespace) {
 				s.waitForState(cron, cm)
-				jobs(s, 2)
+				waitForJobs(s, 2)
 				s.configMap("app-config", "red") // there is a Job for this data already
-				jobs(s, 3)
+				waitForJobs(s, 3)
 				s.waitForState(cron, cm)
 			},
 		},
 		"a suspended CronJob runs when the source is named, and else is skipped": {
 			given: func(s testNamespace) {
 				source(s)
-				for name, annotations := range map[string]map[string]string{"report": is(auto, "true"), "named": is(configMapReload, "app-config")} {
+				for name, annotations := range map[string]map[string]string{"report": annotated(auto, "true"), "named": annotated(configMapReload, "app-config")} {
 					c := newCronJob(name, annotations, uses(cm))
 					c.Spec.Suspend = ptr.To(true)
 					s.create(c)
@@ -129,33 +129,33 @@ func jobScenarios() map[string]scenario {
 				s.waitForEvent(cron, "ReloadSkipped", 1)
 				s.waitForState(cron, cm)
 				s.waitForState("cronjobs/named", cm)
-				jobs(s, 1)
+				waitForJobs(s, 1)
 			},
-			then: func(s testNamespace) { jobs(s, 1) },
+			then: func(s testNamespace) { waitForJobs(s, 1) },
 		},
 		"a CronJob that forbids concurrency waits for the previous reload's Job, which its controller does not count": {
 			given: func(s testNamespace) {
 				source(s)
-				webUsesAgain(s)
-				c := newCronJob("report", is(configMapReload, "app-config"), uses(cm))
+				recreateWeb(s)
+				c := newCronJob("report", annotated(configMapReload, "app-config"), uses(cm))
 				c.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent
 				s.create(c)
 			},
 			when: func(s testNamespace) {
 				s.waitForState(cron, cm)
 				s.waitForState(web, cm)
-				paint(s, "red")
-				jobs(s, 1)
+				changeColor(s, "red")
+				waitForJobs(s, 1)
 				s.waitForState(cron, cm)
 				first := s.list("jobs")[0]
-				paint(s, "green") // rolls the Deployment, without waiting
+				changeColor(s, "green") // rolls the Deployment, without waiting
 				s.waitForEvent(cron, "ReloadWaits", 1)
-				jobs(s, 1)
+				waitForJobs(s, 1)
 				if hash := s.hash(cm); strings.Contains(s.annotation(cron, fleet.StateAnnotation), hash[:16]) {
 					s.t.Error("the change is recorded before the Job has run for it")
 				}
 				s.delete("jobs/" + first)
-				jobs(s, 1)
+				waitForJobs(s, 1)
 				s.waitForState(cron, cm)
 				s.waitForMark("jobs/"+s.list("jobs")[0], cm)
 			},
@@ -164,16 +164,16 @@ func jobScenarios() map[string]scenario {
 		"a Job of a CronJob is left alone": {
 			given: func(s testNamespace) {
 				source(s)
-				webUsesAgain(s)
+				recreateWeb(s)
 				s.create(newCronJob("report", nil, uses(cm)))
-				j := newJob("import", is(auto, "true"), uses(cm))
+				j := newJob("import", annotated(auto, "true"), uses(cm))
 				j.OwnerReferences = []metav1.OwnerReference{controlledBy(s.get(cron))}
 				s.create(j)
 			},
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				before := s.get(job).GetUID()
-				paint(s, "red")
+				changeColor(s, "red")
 				if s.get(job).GetUID() != before {
 					s.t.Error("the Job was replaced")
 				}
@@ -190,10 +190,10 @@ func TestLongCronJobRunNeedsNoList(t *testing.T) {
 	s := newTestNamespace(t, nil)
 	const cron = "cronjobs/report"
 	s.configMap("app-config", "blue")
-	c := newCronJob("report", is(configMapReload, "app-config"), uses(cm))
+	c := newCronJob("report", annotated(configMapReload, "app-config"), uses(cm))
 	c.Spec.ConcurrencyPolicy = batchv1.ForbidConcurrent
 	s.create(c)
-	shared.RunLeader(ctx, t, atOnce()...)
+	shared.RunLeader(ctx, t, immediateArgs()...)
 	s.waitForState(cron, cm)
 	s.configMap("app-config", "red")
 	s.waitForState(cron, cm)

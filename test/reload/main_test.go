@@ -33,28 +33,28 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	os.Exit(fleet.Main(m, &shared, fleet.Options{Components: []string{"compat-reloader"}}, prepare))
+	os.Exit(fleet.Main(m, &shared, fleet.Options{Components: []string{"compat-reloader"}}, prepareCluster))
 }
 
-// prepare defines the resource of Argo Rollouts and begins to watch.
-func prepare(ctx context.Context) error {
+// prepareCluster defines the resource of Argo Rollouts and begins to watch.
+func prepareCluster(ctx context.Context) error {
 	if err := shared.InstallResource(ctx, configreload.RolloutsResource, "Rollout"); err != nil {
 		return err
 	}
 	for _, resource := range rolledResources {
 		client := shared.Objects.Resource(resource)
-		none, err := client.List(ctx, metav1.ListOptions{Limit: 1})
+		existing, err := client.List(ctx, metav1.ListOptions{Limit: 1})
 		if err != nil {
 			return err
 		}
 		// The API server ends the watch of a client that is too slow, as on a busy machine.
-		versions, err := toolswatch.NewRetryWatcherWithContext(ctx, none.GetResourceVersion(), &cache.ListWatch{
+		versions, err := toolswatch.NewRetryWatcherWithContext(ctx, existing.GetResourceVersion(), &cache.ListWatch{
 			WatchFuncWithContext: client.Watch,
 		})
 		if err != nil {
 			return err
 		}
-		go follow(ctx, resource, versions)
+		go followVersions(ctx, resource, versions)
 	}
 	return nil
 }
@@ -79,9 +79,9 @@ func resourceOf(name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Version: "v1", Resource: name}
 }
 
-// follow adds every version to rollouts. testNamespace.rollouts fails for a version that it missed, because
-// the watch broke and could not go on from where it was.
-func follow(ctx context.Context, resource schema.GroupVersionResource, versions watch.Interface) {
+// followVersions adds every version to rollouts. testNamespace.rollouts fails for a version that it missed,
+// because the watch broke and could not go on from where it was.
+func followVersions(ctx context.Context, resource schema.GroupVersionResource, versions watch.Interface) {
 	defer versions.Stop()
 	for {
 		select {
@@ -104,8 +104,8 @@ func objectName(resource, namespace, name string) string {
 	return strings.Join([]string{resource, namespace, name}, "/")
 }
 
-// readLog adds the audit log's patches since begin.
-func readLog(t testing.TB, begin time.Time) {
+// readAuditLog adds the audit log's patches since begin.
+func readAuditLog(t testing.TB, begin time.Time) {
 	t.Helper()
 	events, err := shared.AuditEvents()
 	if err != nil {
@@ -120,9 +120,9 @@ func readLog(t testing.TB, begin time.Time) {
 	}
 }
 
-// atOnce returns the flags of managers that act on each change at once. The installation sets
+// immediateArgs returns the flags of managers that act on each change at once. The installation sets
 // --compat=reloader.
-func atOnce(more ...string) []string {
+func immediateArgs(more ...string) []string {
 	return append([]string{"--controllers=config-reload", "--config-reload-quiet-period=0s"}, more...)
 }
 

@@ -18,12 +18,12 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// asOriginal writes to a workload what stakater/Reloader writes when the source changes: only the
+// markAsOriginal writes to a workload what stakater/Reloader writes when the source changes: only the
 // mark, under its own field manager.
-func (s testNamespace) asOriginal(object, strategy, source, hash string) {
+func (s testNamespace) markAsOriginal(object, strategy, source, hash string) {
 	s.t.Helper()
 	template := map[string]any{"spec": map[string]any{"containers": []any{map[string]any{
-		"name": "web", "env": []any{map[string]any{"name": variable(source), "value": hash}}}}}}
+		"name": "web", "env": []any{map[string]any{"name": variableName(source), "value": hash}}}}}}
 	if strategy == "annotations" {
 		template = map[string]any{"metadata": map[string]any{"annotations": map[string]any{lastReloaded: reloadedFrom(s.namespace, source, hash)}}}
 	}
@@ -55,25 +55,25 @@ func TestMigrationRollsNothing(t *testing.T) {
 			}
 			s.secret("db", "before")
 			s.create(
-				newDeployment("web", is(auto, "true"), uses(cm), uses(secret)),
-				newStatefulSet("web", is(configMapReload, "app-config", secretReload, "db")),
-				newDaemonSet("web", is(search, "true", auto, "false", secretReload, "d.*"), mounts(cm, false)),
-				newDeployment("fresh", is(auto, "true"), uses(cm)),
-				newDeployment("missed", is(auto, "true"), uses(cm)),
-				newDeployment("bystander", is(auto, "true"), uses(other)),
+				newDeployment("web", annotated(auto, "true"), uses(cm), uses(secret)),
+				newStatefulSet("web", annotated(configMapReload, "app-config", secretReload, "db")),
+				newDaemonSet("web", annotated(search, "true", auto, "false", secretReload, "d.*"), mounts(cm, false)),
+				newDeployment("fresh", annotated(auto, "true"), uses(cm)),
+				newDeployment("missed", annotated(auto, "true"), uses(cm)),
+				newDeployment("bystander", annotated(auto, "true"), uses(other)),
 				newDeployment("silent", nil, uses(cm)),
 			)
 			s.patch("configmaps/app-config", `{"metadata":{"annotations":{"`+match+`":"true"}}}`)
 			marked := []string{"deployments/web", "statefulsets/web", "daemonsets/web"}
 			for _, object := range marked {
-				s.asOriginal(object, strategy, cm, s.hash(cm))
-				s.asOriginal(object, strategy, secret, s.hash(secret))
+				s.markAsOriginal(object, strategy, cm, s.hash(cm))
+				s.markAsOriginal(object, strategy, secret, s.hash(secret))
 			}
 			// Its last change came while the original was down.
-			s.asOriginal("deployments/missed", strategy, cm, stale)
+			s.markAsOriginal("deployments/missed", strategy, cm, stale)
 
 			before := s.templates()
-			m := shared.RunLeader(fleet.Context(t), t, atOnce("--config-reload-strategy="+strategy)...)
+			m := shared.RunLeader(fleet.Context(t), t, immediateArgs("--config-reload-strategy="+strategy)...)
 			for _, object := range marked {
 				s.waitForState(object, cm, secret)
 			}
@@ -81,9 +81,9 @@ func TestMigrationRollsNothing(t *testing.T) {
 			s.waitForState("deployments/missed", cm)
 			s.waitForState("deployments/bystander", other)
 			// Once this workload was decided on, all others have been decided on.
-			s.create(newDeployment("last", is(auto, "true"), uses("configmap/late")))
+			s.create(newDeployment("last", annotated(auto, "true"), uses("configmap/late")))
 			s.waitForState("deployments/last", "configmap/late")
-			readLog(t, begin)
+			readAuditLog(t, begin)
 			for _, object := range rollouts.Objects() {
 				for _, v := range rollouts.Find(object) {
 					if v.Writer == m.Pod {
@@ -96,7 +96,7 @@ func TestMigrationRollsNothing(t *testing.T) {
 			}), "\n")); diff != "" {
 				t.Errorf("templates (-before +after the switch):\n%s", diff)
 			}
-			want := s.counts() // by the original
+			want := s.countRollouts() // by the original
 			if t.Failed() {
 				return
 			}
@@ -113,23 +113,23 @@ func TestMigrationRollsNothing(t *testing.T) {
 			}
 			// The API server logs a write after a watch has shown it.
 			s.eventually(func() error {
-				readLog(t, begin)
+				readAuditLog(t, begin)
 				for object := range want {
-					if by := s.rollouts(object); len(by) == 0 || by[len(by)-1].Writer == "" {
+					if list := s.rollouts(object); len(list) == 0 || list[len(list)-1].Writer == "" {
 						return fmt.Errorf("the audit log does not say who has rolled %s last", object)
 					}
 				}
 				return nil
 			})
-			if diff := cmp.Diff(want, s.counts()); diff != "" {
+			if diff := cmp.Diff(want, s.countRollouts()); diff != "" {
 				t.Errorf("rollouts after one change (-want +got):\n%s", diff)
 			}
 			for object := range want {
-				if by := s.rollouts(object); by[len(by)-1].Writer != m.Pod {
-					t.Errorf("the last rollout of %s is by %s", object, by[len(by)-1].Writer)
+				if list := s.rollouts(object); list[len(list)-1].Writer != m.Pod {
+					t.Errorf("the last rollout of %s is by %s", object, list[len(list)-1].Writer)
 				}
 			}
-			if got := fmt.Sprint(s.eventsOf("deployments/bystander", "Reloaded"), s.eventsOf("deployments/silent", "Reloaded")); got != "0 0" {
+			if got := fmt.Sprint(s.countEvents("deployments/bystander", "Reloaded"), s.countEvents("deployments/silent", "Reloaded")); got != "0 0" {
 				t.Errorf("Events Reloaded on those that were not rolled: %s", got)
 			}
 		})

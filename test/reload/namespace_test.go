@@ -37,8 +37,8 @@ func newTestNamespace(t *testing.T, labels map[string]string) testNamespace {
 	return testNamespace{t, shared.NewNamespace(t.Context(), t, labels)}
 }
 
-// in returns the same namespace for a subtest.
-func (s testNamespace) in(t *testing.T) testNamespace {
+// forSubtest returns the same namespace for a subtest.
+func (s testNamespace) forSubtest(t *testing.T) testNamespace {
 	t.Helper()
 	return testNamespace{t, s.namespace}
 }
@@ -157,8 +157,8 @@ func (s testNamespace) list(resource string) []string {
 	return names
 }
 
-// eventsOf counts the Events about an object.
-func (s testNamespace) eventsOf(object, reason string) int {
+// countEvents counts the Events about an object.
+func (s testNamespace) countEvents(object, reason string) int {
 	s.t.Helper()
 	_, name := s.client(object)
 	list, err := shared.Admin.CoreV1().Events(s.namespace).List(s.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
@@ -176,7 +176,7 @@ func (s testNamespace) eventsOf(object, reason string) int {
 func (s testNamespace) waitForEvent(object, reason string, n int) {
 	s.t.Helper()
 	s.eventually(func() error {
-		if got := s.eventsOf(object, reason); got != n {
+		if got := s.countEvents(object, reason); got != n {
 			return fmt.Errorf("%d Events %s on %s, want %d", got, reason, object, n)
 		}
 		return nil
@@ -235,8 +235,8 @@ func (s testNamespace) waitForController(object string) {
 	s.t.Helper()
 	s.eventually(func() error {
 		o := s.get(object)
-		if seen, _, _ := unstructured.NestedInt64(o.Object, "status", "observedGeneration"); seen != o.GetGeneration() {
-			return fmt.Errorf("the controller of %s has seen generation %d of %d", object, seen, o.GetGeneration())
+		if observed, _, _ := unstructured.NestedInt64(o.Object, "status", "observedGeneration"); observed != o.GetGeneration() {
+			return fmt.Errorf("the controller of %s has seen generation %d of %d", object, observed, o.GetGeneration())
 		}
 		return nil
 	})
@@ -249,7 +249,7 @@ func (s testNamespace) waitForMark(object, source string) {
 	want := s.hash(source)
 	s.eventually(func() error {
 		got := marks(s.template(object))
-		if got[variable(source)] != want && got[source] != want {
+		if got[variableName(source)] != want && got[source] != want {
 			return fmt.Errorf("marks of %s are %v, want %s of %s", object, got, want, source)
 		}
 		return nil
@@ -303,9 +303,9 @@ func (s testNamespace) rollouts(object string) []judge.Template {
 	return list
 }
 
-// counts returns the numbers of rollouts in the namespace, without objects that had none. Read the
+// countRollouts returns the numbers of rollouts in the namespace, without objects that had none. Read the
 // log before.
-func (s testNamespace) counts() map[string]int {
+func (s testNamespace) countRollouts() map[string]int {
 	s.t.Helper()
 	got := map[string]int{}
 	for _, full := range rollouts.Objects() {

@@ -31,8 +31,8 @@ const (
 	nativeMark = "quartermaster.dev/reloaded-from"
 )
 
-// is returns annotations from keys and values.
-func is(pairs ...string) map[string]string {
+// annotated returns annotations from keys and values.
+func annotated(pairs ...string) map[string]string {
 	a := map[string]string{}
 	for i := 0; i < len(pairs); i += 2 {
 		a[pairs[i]] = pairs[i+1]
@@ -57,13 +57,13 @@ type option func(*corev1.PodTemplateSpec)
 func uses(source string) option {
 	typ, name, _ := strings.Cut(source, "/")
 	return func(t *corev1.PodTemplateSpec) {
-		from := corev1.EnvFromSource{}
+		envFrom := corev1.EnvFromSource{}
 		if typ == "secret" {
-			from.SecretRef = &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}
+			envFrom.SecretRef = &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}
 		} else {
-			from.ConfigMapRef = &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}
+			envFrom.ConfigMapRef = &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}}
 		}
-		t.Spec.Containers[0].EnvFrom = append(t.Spec.Containers[0].EnvFrom, from)
+		t.Spec.Containers[0].EnvFrom = append(t.Spec.Containers[0].EnvFrom, envFrom)
 	}
 }
 
@@ -169,9 +169,9 @@ func newRollout(name string, annotations map[string]string, options ...option) *
 	return u
 }
 
-// variable returns the variable with which stakater/Reloader marks configmap/NAME or secret/NAME.
+// variableName returns the variable with which stakater/Reloader marks configmap/NAME or secret/NAME.
 // The names here contain no special characters.
-func variable(source string) string {
+func variableName(source string) string {
 	typ, name, _ := strings.Cut(source, "/")
 	return "STAKATER_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_")) + "_" + strings.ToUpper(typ)
 }

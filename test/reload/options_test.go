@@ -17,7 +17,7 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-func TestOptionsOnTheAPIServer(t *testing.T) {
+func TestOptionsTakeEffect(t *testing.T) {
 	shared.InstallWith(t.Context(), t, "argo-rollouts")
 	// --config-reload-namespace-selector needs it besides the manager's own roles.
 	shared.Grant(t.Context(), t, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"list", "watch"}})
@@ -29,16 +29,16 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 			s.create(newRollout("web", annotations, uses(cm)))
 		}
 	}
-	unknown := func(s testNamespace) {
+	expectUnknownField := func(s testNamespace) {
 		s.t.Helper()
 		if got, _, _ := unstructured.NestedString(s.get(rollout).Object, "spec", "strategy", "canary", "unknown"); got != "25" {
 			s.t.Errorf("the field that nobody knows is %q", got)
 		}
 	}
-	play(t, atOnce("--config-reload-namespace-selector=team:shop", "--config-reload-on-create", "--config-reload-on-delete", "--config-reload-auto-all",
+	playScenarios(t, immediateArgs("--config-reload-namespace-selector=team:shop", "--config-reload-on-create", "--config-reload-on-delete", "--config-reload-auto-all",
 		"--config-reload-source-selector=reload!=no"), map[string]scenario{
 		"an Argo Rollout is marked by a variable, its other fields stay": {
-			labels: shopLabels, given: givenRollout(is(auto, "true")),
+			labels: shopLabels, given: givenRollout(annotated(auto, "true")),
 			when: func(s testNamespace) {
 				for _, color := range []string{"red", "green"} {
 					s.waitForState(rollout, cm)
@@ -46,38 +46,38 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 					s.waitForMark(rollout, cm)
 				}
 			},
-			down:   func(s testNamespace) { s.configMap("app-config", "yellow") },
-			then:   func(s testNamespace) { s.waitForMark(rollout, cm); unknown(s) },
-			rolled: map[string]int{rollout: 3},
+			whileDown: func(s testNamespace) { s.configMap("app-config", "yellow") },
+			then:      func(s testNamespace) { s.waitForMark(rollout, cm); expectUnknownField(s) },
+			rolled:    map[string]int{rollout: 3},
 		},
 		"an Argo Rollout by annotation": {
-			labels: shopLabels, given: givenRollout(is(fleet.ReloadAnnotation, "auto")),
+			labels: shopLabels, given: givenRollout(annotated(fleet.ReloadAnnotation, "auto")),
 			when: func(s testNamespace) {
 				s.waitForState(rollout, cm)
 				s.configMap("app-config", "red")
 				s.waitForMark(rollout, cm)
-				unknown(s)
+				expectUnknownField(s)
 			},
 			rolled: map[string]int{rollout: 1},
 		},
 		"an Argo Rollout that wants to be restarted": {
-			labels: shopLabels, given: givenRollout(is(auto, "true", "reloader.stakater.com/rollout-strategy", "restart")),
+			labels: shopLabels, given: givenRollout(annotated(auto, "true", "reloader.stakater.com/rollout-strategy", "restart")),
 			when: func(s testNamespace) {
 				s.waitForState(rollout, cm)
 				s.configMap("app-config", "red")
 				s.waitForState(rollout, cm)
-				at, _, _ := unstructured.NestedString(s.get(rollout).Object, "spec", "restartAt")
-				if _, err := time.Parse(time.RFC3339, at); err != nil {
+				restartAt, _, _ := unstructured.NestedString(s.get(rollout).Object, "spec", "restartAt")
+				if _, err := time.Parse(time.RFC3339, restartAt); err != nil {
 					s.t.Errorf("restartAt: %v", err)
 				}
-				unknown(s)
+				expectUnknownField(s)
 			},
 		},
 		"a namespace outside of the selector is left alone, until it has the label": {
-			given: justWeb,
+			given: createPlainWeb,
 			when:  func(s testNamespace) { s.configMap("app-config", "red") },
 			// This happens while no manager runs, which might see it only after the label.
-			down: func(s testNamespace) { s.configMap("app-config", "green") },
+			whileDown: func(s testNamespace) { s.configMap("app-config", "green") },
 			then: func(s testNamespace) {
 				if got := s.annotation(web, fleet.StateAnnotation); got != "" {
 					s.t.Errorf("state %s", got)
@@ -87,19 +87,19 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 					s.t.Fatal(err)
 				}
 				s.waitForState(web, cm)
-				paint(s, "yellow")
+				changeColor(s, "yellow")
 			},
 			rolled: map[string]int{web: 1},
 		},
 		"a source that appears rolls, and so does one that disappears": {
 			labels: shopLabels,
-			given:  func(s testNamespace) { webUsesAgain(s) },
+			given:  func(s testNamespace) { recreateWeb(s) },
 			when: func(s testNamespace) {
 				s.waitForAbsent(web, cm)
 				s.configMap("app-config", "blue")
 				s.waitForMark(web, cm)
 				s.delete("configmaps/app-config")
-				s.eventually(func() error { return diff(map[string]string{}, marks(s.template(web))) })
+				s.eventually(func() error { return diffError(map[string]string{}, marks(s.template(web))) })
 			},
 			rolled: map[string]int{web: 2},
 		},
@@ -108,7 +108,7 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 			given: func(s testNamespace) {
 				c := newConfigMap("app-config", "blue")
 				c.Labels = map[string]string{"reload": "no"}
-				s.create(c, newDeployment("web", is(auto, "true"), uses(cm)))
+				s.create(c, newDeployment("web", annotated(auto, "true"), uses(cm)))
 			},
 			when: func(s testNamespace) {
 				s.waitForAbsent(web, cm)
@@ -124,19 +124,19 @@ func TestOptionsOnTheAPIServer(t *testing.T) {
 			labels: shopLabels,
 			given: func(s testNamespace) {
 				s.configMap("app-config", "blue")
-				s.create(newDeployment("web", nil, uses(cm)), newDeployment("worker", is(auto, "no"), uses(cm)),
-					newDeployment("native", is(fleet.ReloadAnnotation, "off"), uses(cm)))
+				s.create(newDeployment("web", nil, uses(cm)), newDeployment("worker", annotated(auto, "no"), uses(cm)),
+					newDeployment("native", annotated(fleet.ReloadAnnotation, "off"), uses(cm)))
 			},
-			when:   func(s testNamespace) { s.waitForState(web, cm); paint(s, "red") },
+			when:   func(s testNamespace) { s.waitForState(web, cm); changeColor(s, "red") },
 			rolled: map[string]int{web: 1},
 		},
 	})
 }
 
-func TestQuietPeriodOnTheAPIServer(t *testing.T) {
-	play(t, []string{"--controllers=config-reload", "--config-reload-quiet-period=2s", "--config-reload-max-delay=3s"}, map[string]scenario{
+func TestQuietPeriodMergesChanges(t *testing.T) {
+	playScenarios(t, []string{"--controllers=config-reload", "--config-reload-quiet-period=2s", "--config-reload-max-delay=3s"}, map[string]scenario{
 		"changes within it are one rollout": {
-			given: justWeb,
+			given: createPlainWeb,
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				for _, color := range []string{"red", "green", "yellow"} {
@@ -148,15 +148,15 @@ func TestQuietPeriodOnTheAPIServer(t *testing.T) {
 		},
 		"what the original, which still runs, has rolled is not rolled again": {
 			given: func(s testNamespace) {
-				webUses(s)
+				createWeb(s)
 				s.configMap("other", "blue")
-				s.create(newDeployment("worker", is(auto, "true"), uses("configmap/other")))
+				s.create(newDeployment("worker", annotated(auto, "true"), uses("configmap/other")))
 			},
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.waitForState(worker, "configmap/other")
 				s.configMap("app-config", "red")
-				s.asOriginal(web, "env-vars", cm, s.hash(cm))
+				s.markAsOriginal(web, "env-vars", cm, s.hash(cm))
 				s.waitForState(web, cm)
 				s.configMap("other", "red")
 				s.waitForMark(worker, "configmap/other")
@@ -168,11 +168,11 @@ func TestQuietPeriodOnTheAPIServer(t *testing.T) {
 
 func TestDryRunSendsNothing(t *testing.T) {
 	begin := time.Now()
-	managers := play(t, atOnce("--config-reload-dry-run"), map[string]scenario{
+	managers := playScenarios(t, immediateArgs("--config-reload-dry-run"), map[string]scenario{
 		"a dry run tells what it would do": {
 			given: func(s testNamespace) {
-				webUses(s)
-				s.create(newJob("import", is(auto, "true"), uses(cm)), newCronJob("report", is(auto, "true"), uses(cm)))
+				createWeb(s)
+				s.create(newJob("import", annotated(auto, "true"), uses(cm)), newCronJob("report", annotated(auto, "true"), uses(cm)))
 			},
 			when: func(s testNamespace) {
 				s.configMap("app-config", "red")
@@ -199,10 +199,10 @@ func TestOriginalThatStillRunsIsNamed(t *testing.T) {
 	original := newDeployment("reloader-reloader", nil)
 	original.Spec.Replicas = ptr.To[int32](1)
 	original.Spec.Template.Spec.Containers[0].Image = "ghcr.io/stakater/reloader:v1.4.21"
-	off := newDeployment("off-reloader", nil)
-	off.Spec.Template.Spec.Containers[0].Image = "ghcr.io/stakater/reloader:v1.4.21"
-	s.create(original, off, newDeployment("reloader-of-something-else", nil))
-	m := shared.RunLeader(ctx, t, atOnce()...)
+	stopped := newDeployment("off-reloader", nil)
+	stopped.Spec.Template.Spec.Containers[0].Image = "ghcr.io/stakater/reloader:v1.4.21"
+	s.create(original, stopped, newDeployment("reloader-of-something-else", nil))
+	m := shared.RunLeader(ctx, t, immediateArgs()...)
 	line, err := m.WaitForLine(ctx, `deployment="`+s.namespace+`/reloader-reloader"`)
 	if err != nil {
 		t.Fatal(err)

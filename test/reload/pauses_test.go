@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// pausedFor waits until web is paused, and returns since when.
-func pausedFor(s testNamespace) time.Time {
+// waitForPause waits until web is paused, and returns since when.
+func waitForPause(s testNamespace) time.Time {
 	s.t.Helper()
 	var since time.Time
 	s.eventually(func() error {
@@ -27,8 +27,8 @@ func pausedFor(s testNamespace) time.Time {
 	return since
 }
 
-// resumed waits until web is not paused and has no time of a pause.
-func resumed(s testNamespace) {
+// waitForResume waits until web is not paused and has no time of a pause.
+func waitForResume(s testNamespace) {
 	s.t.Helper()
 	s.eventually(func() error {
 		o := s.get(web)
@@ -40,31 +40,31 @@ func resumed(s testNamespace) {
 	})
 }
 
-func pauses(period string) func(s testNamespace) {
+func createPausingWeb(period string) func(s testNamespace) {
 	return func(s testNamespace) {
 		s.configMap("app-config", "blue")
-		s.create(newDeployment("web", is(auto, "true", pausePeriod, period), uses(cm)))
+		s.create(newDeployment("web", annotated(auto, "true", pausePeriod, period), uses(cm)))
 	}
 }
 
-func paintAndPause(s testNamespace) {
+func changeColorAndPause(s testNamespace) {
 	s.waitForState(web, cm)
-	paint(s, "red")
-	pausedFor(s)
+	changeColor(s, "red")
+	waitForPause(s)
 }
 
 var pauseScenarios = map[string]scenario{
 	"a pause ends after its period, and a change within it does not extend it": {
-		given: pauses("4s"),
+		given: createPausingWeb("4s"),
 		when: func(s testNamespace) {
 			s.waitForState(web, cm)
-			paint(s, "red")
-			since := pausedFor(s)
-			paint(s, "green")
-			if again := pausedFor(s); !again.Equal(since) {
-				s.t.Errorf("paused since %s, not %s", again, since)
+			changeColor(s, "red")
+			since := waitForPause(s)
+			changeColor(s, "green")
+			if laterSince := waitForPause(s); !laterSince.Equal(since) {
+				s.t.Errorf("paused since %s, not %s", laterSince, since)
 			}
-			resumed(s)
+			waitForResume(s)
 			if end := time.Now(); end.Before(since.Add(4 * time.Second)) {
 				s.t.Errorf("resumed at %s, paused since %s for 4s", end, since)
 			}
@@ -72,22 +72,22 @@ var pauseScenarios = map[string]scenario{
 		rolled: map[string]int{web: 2},
 	},
 	"a pause that is overdue when the next manager starts ends then": {
-		given:  pauses("1h"),
-		when:   paintAndPause,
-		down:   func(s testNamespace) { s.patch(web, `{"metadata":{"annotations":{"`+pausePeriod+`":"1s"}}}`) },
-		then:   resumed,
-		rolled: map[string]int{web: 1},
+		given:     createPausingWeb("1h"),
+		when:      changeColorAndPause,
+		whileDown: func(s testNamespace) { s.patch(web, `{"metadata":{"annotations":{"`+pausePeriod+`":"1s"}}}`) },
+		then:      waitForResume,
+		rolled:    map[string]int{web: 1},
 	},
 	"somebody else's pause is never ended": {
 		given: func(s testNamespace) {
 			s.configMap("app-config", "blue")
-			d := newDeployment("web", is(auto, "true", pausePeriod, "1s"), uses(cm))
+			d := newDeployment("web", annotated(auto, "true", pausePeriod, "1s"), uses(cm))
 			d.Spec.Paused = true
 			s.create(d)
 		},
-		when: func(s testNamespace) { s.waitForState(web, cm); paint(s, "red") },
+		when: func(s testNamespace) { s.waitForState(web, cm); changeColor(s, "red") },
 		then: func(s testNamespace) {
-			paint(s, "green")
+			changeColor(s, "green")
 			if paused, _, _ := unstructured.NestedBool(s.get(web).Object, "spec", "paused"); !paused {
 				s.t.Error("resumed")
 			}

@@ -19,19 +19,19 @@ import (
 
 // scenario is what happens in a namespace of its own. All fields are optional.
 type scenario struct {
-	labels map[string]string     // of the namespace
-	given  func(s testNamespace) // before the first manager starts
-	when   func(s testNamespace) // while it runs
-	down   func(s testNamespace) // while none runs
-	then   func(s testNamespace) // while the second one runs
+	labels    map[string]string     // of the namespace
+	given     func(s testNamespace) // before the first manager starts
+	when      func(s testNamespace) // while it runs
+	whileDown func(s testNamespace) // while none runs
+	then      func(s testNamespace) // while the second one runs
 	// rolled is the number of rollouts by both managers together. Objects that are not in it are
 	// not rolled.
 	rolled map[string]int
 }
 
-// play runs all scenarios with the same two managers, one after the other, and returns the
+// playScenarios runs all scenarios with the same two managers, one after the other, and returns the
 // managers.
-func play(t *testing.T, args []string, scenarios map[string]scenario) (managers []*cluster.Manager) {
+func playScenarios(t *testing.T, args []string, scenarios map[string]scenario) (managers []*cluster.Manager) {
 	t.Helper()
 	begin := time.Now()
 	namespaces := map[string]testNamespace{}
@@ -39,7 +39,7 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 	for _, name := range names {
 		namespaces[name] = newTestNamespace(t, scenarios[name].labels)
 	}
-	each := func(title string, parallel bool, part func(scenario) func(testNamespace)) {
+	forEach := func(title string, parallel bool, part func(scenario) func(testNamespace)) {
 		t.Helper()
 		ok := t.Run(title, func(t *testing.T) {
 			for _, name := range names {
@@ -51,7 +51,7 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 					if parallel {
 						t.Parallel()
 					}
-					do(namespaces[name].in(t))
+					do(namespaces[name].forSubtest(t))
 				})
 			}
 		})
@@ -59,7 +59,7 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 			t.FailNow()
 		}
 	}
-	lead := func() *cluster.Manager {
+	startLeader := func() *cluster.Manager {
 		t.Helper()
 		ctx := fleet.Context(t)
 		m := shared.RunLeader(ctx, t, args...)
@@ -70,24 +70,24 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 		return m
 	}
 
-	each("given", false, func(s scenario) func(testNamespace) { return s.given })
-	first := lead()
-	each("when", true, func(s scenario) func(testNamespace) { return s.when })
+	forEach("given", false, func(s scenario) func(testNamespace) { return s.given })
+	first := startLeader()
+	forEach("when", true, func(s scenario) func(testNamespace) { return s.when })
 	if err := first.Stop(t.Context(), fleet.Patience); err != nil {
 		t.Fatal(err)
 	}
-	each("while no manager runs", false, func(s scenario) func(testNamespace) { return s.down })
-	lead()
-	each("then", true, func(s scenario) func(testNamespace) { return s.then })
-	lastWord(t)
-	readLog(t, begin)
+	forEach("while no manager runs", false, func(s scenario) func(testNamespace) { return s.whileDown })
+	startLeader()
+	forEach("then", true, func(s scenario) func(testNamespace) { return s.then })
+	waitUntilIdle(t)
+	readAuditLog(t, begin)
 	for _, name := range names {
 		t.Run("rollouts/"+name, func(t *testing.T) {
 			want := scenarios[name].rolled
 			if want == nil {
 				want = map[string]int{}
 			}
-			if diff := cmp.Diff(want, namespaces[name].in(t).counts()); diff != "" {
+			if diff := cmp.Diff(want, namespaces[name].forSubtest(t).countRollouts()); diff != "" {
 				t.Errorf("rollouts (-want +got):\n%s", diff)
 			}
 		})
@@ -95,17 +95,17 @@ func play(t *testing.T, args []string, scenarios map[string]scenario) (managers 
 	return managers
 }
 
-// lastWord changes a source of a new Deployment until that is reloaded, and then one of a Deployment
+// waitUntilIdle changes a source of a new Deployment until that is reloaded, and then one of a Deployment
 // with a delay. What has not been rolled by then will not be rolled.
-func lastWord(t *testing.T) {
+func waitUntilIdle(t *testing.T) {
 	t.Helper()
 	s := newTestNamespace(t, map[string]string{"team": "shop"}) // so that a selector selects it
 	s.configMap("later", "0")
 	// This takes longer than what is rolled at once.
-	delayed := is(fleet.ReloadAnnotation, "auto", "quartermaster.dev/reload-delay", "2s")
-	s.create(newDeployment("later", delayed, uses("configmap/later")), newDeployment("last", is(fleet.ReloadAnnotation, "auto"), uses("configmap/last")))
+	delayed := annotated(fleet.ReloadAnnotation, "auto", "quartermaster.dev/reload-delay", "2s")
+	s.create(newDeployment("later", delayed, uses("configmap/later")), newDeployment("last", annotated(fleet.ReloadAnnotation, "auto"), uses("configmap/last")))
 	reloaded := func(name string) bool {
-		return s.eventsOf("deployments/"+name, "Reloaded")+s.eventsOf("deployments/"+name, "WouldReload") > 0
+		return s.countEvents("deployments/"+name, "Reloaded")+s.countEvents("deployments/"+name, "WouldReload") > 0
 	}
 	changes := 0
 	s.eventually(func() error {

@@ -25,23 +25,23 @@ const (
 	worker = "deployments/worker"
 )
 
-// webUses creates the source app-config and Deployment web, which is rolled for everything that it
+// createWeb creates the source app-config and Deployment web, which is rolled for everything that it
 // references.
-func webUses(s testNamespace, options ...option) {
+func createWeb(s testNamespace, options ...option) {
 	s.configMap("app-config", "blue")
-	s.create(newDeployment("web", is(auto, "true"), append([]option{uses(cm)}, options...)...))
+	s.create(newDeployment("web", annotated(auto, "true"), append([]option{uses(cm)}, options...)...))
 }
 
-func justWeb(s testNamespace) { webUses(s) }
+func createPlainWeb(s testNamespace) { createWeb(s) }
 
-// paint changes app-config and waits until web is marked.
-func paint(s testNamespace, color string) {
+// changeColor changes app-config and waits until web is marked.
+func changeColor(s testNamespace, color string) {
 	s.configMap("app-config", color)
 	s.waitForMark(web, cm)
 }
 
-// twoRevisions rolls web once.
-func twoRevisions(s testNamespace) {
+// makeTwoRevisions rolls web once.
+func makeTwoRevisions(s testNamespace) {
 	s.waitForState(web, cm)
 	// kube-controller-manager keeps the template and the annotations of each revision.
 	s.eventually(func() error {
@@ -52,7 +52,7 @@ func twoRevisions(s testNamespace) {
 		}
 		return errors.New("no ReplicaSet with the state")
 	})
-	paint(s, "red")
+	changeColor(s, "red")
 	s.eventually(func() error {
 		if n := len(s.list("replicasets")); n != 2 {
 			return fmt.Errorf("%d ReplicaSets", n)
@@ -61,7 +61,7 @@ func twoRevisions(s testNamespace) {
 	})
 }
 
-func undo(s testNamespace) {
+func undoRollout(s testNamespace) {
 	s.kubectl("rollout", "undo", "deployment/web")
 	s.waitForState(web, cm) // the undo brings the older one back too
 	if got := marks(s.template(web)); len(got) > 0 {
@@ -69,13 +69,13 @@ func undo(s testNamespace) {
 	}
 }
 
-func TestRolloutsOnTheAPIServer(t *testing.T) {
+func TestSourcesRollTheirWorkloads(t *testing.T) {
 	scenarios := map[string]scenario{
 		"a ConfigMap and a Secret roll every kind that references them, once each": {
 			given: func(s testNamespace) {
 				s.secret("db", "s3cr3t")
-				webUses(s, uses(db))
-				s.create(newStatefulSet("web", is(auto, "true"), uses(cm), uses(db)), newDaemonSet("web", is(auto, "true"), uses(cm), uses(db)))
+				createWeb(s, uses(db))
+				s.create(newStatefulSet("web", annotated(auto, "true"), uses(cm), uses(db)), newDaemonSet("web", annotated(auto, "true"), uses(cm), uses(db)))
 			},
 			when: func(s testNamespace) {
 				all := []string{web, "statefulsets/web", "daemonsets/web"}
@@ -94,16 +94,16 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			rolled: map[string]int{web: 2, "statefulsets/web": 2, "daemonsets/web": 2},
 		},
 		"what is in a source's metadata rolls nothing": {
-			given: justWeb,
+			given: createPlainWeb,
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.patch("configmaps/app-config", `{"metadata":{"labels":{"a":"b"},"annotations":{"c":"d"}}}`)
 			},
 		},
 		"changes while no manager runs are one rollout after the start": {
-			given: justWeb,
+			given: createPlainWeb,
 			when:  func(s testNamespace) { s.waitForState(web, cm) },
-			down: func(s testNamespace) {
+			whileDown: func(s testNamespace) {
 				for _, color := range []string{"red", "green", "yellow"} {
 					s.configMap("app-config", color)
 				}
@@ -112,34 +112,34 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			rolled: map[string]int{web: 1},
 		},
 		"a change there and back while no manager runs rolls nothing": {
-			given: justWeb,
+			given: createPlainWeb,
 			when:  func(s testNamespace) { s.waitForState(web, cm) },
-			down: func(s testNamespace) {
+			whileDown: func(s testNamespace) {
 				s.configMap("app-config", "red")
 				s.configMap("app-config", "blue")
 			},
 			then: func(s testNamespace) { s.waitForState(web, cm) },
 		},
 		"a source that is created again with the same data rolls nothing, with other data once": {
-			given: justWeb,
+			given: createPlainWeb,
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.delete("configmaps/app-config")
 				s.configMap("app-config", "blue")
 				s.waitForState(web, cm)
 				s.delete("configmaps/app-config")
-				paint(s, "red")
+				changeColor(s, "red")
 			},
 			rolled: map[string]int{web: 1},
 		},
 		"a source that is created again while no manager runs rolls nothing with the same data": {
 			given: func(s testNamespace) {
-				webUses(s)
+				createWeb(s)
 				s.configMap("other", "blue")
-				s.create(newDeployment("worker", is(auto, "true"), uses("configmap/other")))
+				s.create(newDeployment("worker", annotated(auto, "true"), uses("configmap/other")))
 			},
 			when: func(s testNamespace) { s.waitForState(web, cm); s.waitForState(worker, "configmap/other") },
-			down: func(s testNamespace) {
+			whileDown: func(s testNamespace) {
 				s.delete("configmaps/app-config")
 				s.configMap("app-config", "red")
 				s.delete("configmaps/other")
@@ -149,12 +149,12 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			rolled: map[string]int{web: 1},
 		},
 		"a source that appears is recorded, its next change rolls": {
-			given: func(s testNamespace) { s.create(newDeployment("web", is(auto, "true"), uses(cm))) },
+			given: func(s testNamespace) { s.create(newDeployment("web", annotated(auto, "true"), uses(cm))) },
 			when: func(s testNamespace) {
 				s.waitForAbsent(web, cm)
 				s.configMap("app-config", "blue")
 				s.waitForState(web, cm)
-				paint(s, "red")
+				changeColor(s, "red")
 			},
 			rolled: map[string]int{web: 1},
 		},
@@ -162,61 +162,61 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			given: func(s testNamespace) {
 				c := newConfigMap("app-config", "blue")
 				c.Immutable = ptr.To(true)
-				s.create(c, newDeployment("web", is(auto, "true"), uses(cm)))
+				s.create(c, newDeployment("web", annotated(auto, "true"), uses(cm)))
 			},
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.delete("configmaps/app-config")
-				paint(s, "red")
+				changeColor(s, "red")
 			},
 			rolled: map[string]int{web: 1},
 		},
 		"a workload that is created again begins anew, also while no manager runs": {
-			given: justWeb,
+			given: createPlainWeb,
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.delete(web)
 				s.configMap("app-config", "red")
-				webUsesAgain(s)
+				recreateWeb(s)
 				s.waitForState(web, cm)
-				paint(s, "green")
+				changeColor(s, "green")
 			},
-			down: func(s testNamespace) {
+			whileDown: func(s testNamespace) {
 				s.delete(web)
 				s.configMap("app-config", "yellow")
-				webUsesAgain(s)
+				recreateWeb(s)
 			},
 			then:   func(s testNamespace) { s.waitForState(web, cm) },
 			rolled: map[string]int{web: 1},
 		},
 		"a state that somebody removes is written again, and rolls nothing": {
-			given: justWeb,
+			given: createPlainWeb,
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`)
 				s.waitForState(web, cm)
-				paint(s, "red")
+				changeColor(s, "red")
 			},
-			down:   func(s testNamespace) { s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`) },
-			then:   func(s testNamespace) { s.waitForState(web, cm) },
-			rolled: map[string]int{web: 1},
+			whileDown: func(s testNamespace) { s.patch(web, `{"metadata":{"annotations":{"`+fleet.StateAnnotation+`":null}}}`) },
+			then:      func(s testNamespace) { s.waitForState(web, cm) },
+			rolled:    map[string]int{web: 1},
 		},
 		"a rollout that is undone stays undone, and what is recorded stands": {
-			given: justWeb,
+			given: createPlainWeb,
 			when: func(s testNamespace) {
-				twoRevisions(s)
-				undo(s)
+				makeTwoRevisions(s)
+				undoRollout(s)
 			},
 			rolled: map[string]int{web: 1},
 		},
 		"a rollout of another manager that is undone stays undone": {
-			given: justWeb,
-			when:  twoRevisions,
+			given: createPlainWeb,
+			when:  makeTwoRevisions,
 			then: func(s testNamespace) {
 				// What was there at the start comes first.
-				s.create(newDeployment("worker", is(auto, "true"), uses(cm)))
+				s.create(newDeployment("worker", annotated(auto, "true"), uses(cm)))
 				s.waitForState(worker, cm)
-				undo(s)
+				undoRollout(s)
 			},
 			rolled: map[string]int{web: 1},
 		},
@@ -224,16 +224,16 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			given: func(s testNamespace) {
 				release := newSecret("release", "1")
 				release.Type = "helm.sh/release.v1"
-				s.create(release, newDeployment("web", is(auto, "true"), uses("secret/release")))
+				s.create(release, newDeployment("web", annotated(auto, "true"), uses("secret/release")))
 			},
-			when: func(s testNamespace) { s.waitForAbsent(web, "secret/release"); s.secret("release", "2") },
-			down: func(s testNamespace) { s.secret("release", "3") },
+			when:      func(s testNamespace) { s.waitForAbsent(web, "secret/release"); s.secret("release", "2") },
+			whileDown: func(s testNamespace) { s.secret("release", "3") },
 		},
 		"a token of a ServiceAccount that is rotated rolls": {
 			given: func(s testNamespace) {
 				token := newSecret("token", "1")
 				token.Type = corev1.SecretTypeServiceAccountToken
-				token.Annotations = is(corev1.ServiceAccountNameKey, "default")
+				token.Annotations = annotated(corev1.ServiceAccountNameKey, "default")
 				s.eventually(func() error {
 					if !slices.Contains(s.list("serviceaccounts"), "default") {
 						return errors.New("no ServiceAccount default")
@@ -247,7 +247,7 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 					}
 					return nil
 				})
-				s.create(newDeployment("web", is(auto, "true"), uses("secret/token")))
+				s.create(newDeployment("web", annotated(auto, "true"), uses("secret/token")))
 			},
 			when: func(s testNamespace) {
 				s.waitForState(web, "secret/token")
@@ -257,15 +257,15 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 			rolled: map[string]int{web: 1},
 		},
 		"a manifest that is copied with its state begins anew": {
-			given: justWeb,
+			given: createPlainWeb,
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				other := newTestNamespace(s.t, nil)
 				other.configMap("app-config", "red")
-				copied := newDeployment("web", is(auto, "true", fleet.StateAnnotation, s.annotation(web, fleet.StateAnnotation)), uses(cm))
+				copied := newDeployment("web", annotated(auto, "true", fleet.StateAnnotation, s.annotation(web, fleet.StateAnnotation)), uses(cm))
 				other.create(copied)
 				other.waitForState(web, cm)
-				if got := other.eventsOf(web, "Reloaded"); got != 0 {
+				if got := other.countEvents(web, "Reloaded"); got != 0 {
 					s.t.Errorf("the copy was rolled %d times", got)
 				}
 			},
@@ -273,13 +273,13 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 		"the container that mounts a projected volume is marked, never an init container": {
 			given: func(s testNamespace) {
 				s.configMap("app-config", "blue")
-				s.create(newDeployment("web", is(auto, "true"), sidecar, mounts(cm, false)),
-					newDeployment("worker", is(auto, "true"), sidecar, mounts(cm, true)))
+				s.create(newDeployment("web", annotated(auto, "true"), sidecar, mounts(cm, false)),
+					newDeployment("worker", annotated(auto, "true"), sidecar, mounts(cm, true)))
 			},
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.waitForState(worker, cm)
-				paint(s, "red")
+				changeColor(s, "red")
 				s.waitForMark(worker, cm)
 				for object, marked := range map[string]int{web: 1, worker: 0} {
 					template := s.template(object)
@@ -297,14 +297,14 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 		},
 		"nothing of an annotation parses: one Event, nothing else, the others go on": {
 			given: func(s testNamespace) {
-				webUses(s)
-				s.create(newDeployment("worker", is(configMapReload, "["), uses(cm)), newDeployment("native", is(fleet.ReloadAnnotation, "configmaps/x"), uses(cm)))
+				createWeb(s)
+				s.create(newDeployment("worker", annotated(configMapReload, "["), uses(cm)), newDeployment("native", annotated(fleet.ReloadAnnotation, "configmaps/x"), uses(cm)))
 			},
 			when: func(s testNamespace) {
 				s.waitForState(web, cm)
 				s.waitForEvent(worker, "InvalidReloadAnnotation", 1)
 				s.waitForEvent("deployments/native", "InvalidReloadAnnotation", 1)
-				paint(s, "red")
+				changeColor(s, "red")
 				for _, object := range []string{worker, "deployments/native"} {
 					if got := s.annotation(object, fleet.StateAnnotation); got != "" {
 						s.t.Errorf("%s has state %s", object, got)
@@ -316,12 +316,12 @@ func TestRolloutsOnTheAPIServer(t *testing.T) {
 	}
 	maps.Copy(scenarios, jobScenarios())
 	maps.Copy(scenarios, pauseScenarios)
-	play(t, atOnce(), scenarios)
+	playScenarios(t, immediateArgs(), scenarios)
 }
 
-func webUsesAgain(s testNamespace) { s.create(newDeployment("web", is(auto, "true"), uses(cm))) }
+func recreateWeb(s testNamespace) { s.create(newDeployment("web", annotated(auto, "true"), uses(cm))) }
 
-func diff(want, got any) error {
+func diffError(want, got any) error {
 	if d := cmp.Diff(want, got); d != "" {
 		return fmt.Errorf("(-want +got):\n%s", d)
 	}

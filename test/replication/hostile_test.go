@@ -51,11 +51,11 @@ func TestLongHostileSourceKeepsNobodyWaiting(t *testing.T) {
 				}
 			})
 		}
-		took := median(name)
+		elapsed := median(name)
 		stop()
 		writers.Wait()
-		if took > quiet+2*time.Second {
-			t.Errorf("%s: a pull takes %v, alone %v", name, took, quiet)
+		if elapsed > quiet+2*time.Second {
+			t.Errorf("%s: a pull takes %v, alone %v", name, elapsed, quiet)
 		}
 	}
 
@@ -89,11 +89,11 @@ func TestLongHostileSourceKeepsNobodyWaiting(t *testing.T) {
 	measureDuring("200 sources with slow patterns", func(i int) (string, string) { return flap(fmt.Sprint("slow200/s-", i%200), i) })
 
 	f.secret("a/wide", "k=v", f.annotated("Q:push-to=labels: group={id},fan=yes"))
-	if took := median("while 200 targets are created"); took > quiet+time.Second {
-		t.Errorf("while 200 targets of a namespace are due, another's pull takes %v, alone %v", took, quiet)
+	if elapsed := median("while 200 targets are created"); elapsed > quiet+time.Second {
+		t.Errorf("while 200 targets of a namespace are due, another's pull takes %v, alone %v", elapsed, quiet)
 	}
 	f.edit("a/wide", func(s *corev1.Secret) { s.Data["k"] = []byte("w") })
-	if took := median("while 200 targets are updated"); took > quiet+time.Second {
-		t.Errorf("while 200 targets of a namespace are due, another's pull takes %v, alone %v", took, quiet)
+	if elapsed := median("while 200 targets are updated"); elapsed > quiet+time.Second {
+		t.Errorf("while 200 targets of a namespace are due, another's pull takes %v, alone %v", elapsed, quiet)
 	}
 }

@@ -27,19 +27,19 @@ func TestMigrationWritesNothing(t *testing.T) {
 				f.secret("a/s", "k=v", f.annotated("R:reflection-allowed=true", "R:reflection-auto-enabled=true",
 					"R:reflection-allowed-namespaces={b},{c}", "R:reflection-auto-namespaces={b},{c}"))
 				version := f.get("a/s").ResourceVersion
-				made := func(auto string) func(*corev1.Secret) {
+				madeByReflector := func(auto string) func(*corev1.Secret) {
 					return f.annotated("R:reflects={a}/s", "R:auto-reflects="+auto, "R:reflected-version="+version, "R:reflected-at=2026-01-01T00:00:00.1234567+00:00")
 				}
-				f.secret("b/s", "k=v", made("True"))
-				f.secret("c/s", "k=v", made("True"), f.annotated("R:reflected-at=\"2024-01-01T00:00:00+00:00\""))
-				f.secret("b/mirror", "k=v", made("False"), func(s *corev1.Secret) { s.Labels = map[string]string{"own": "1"} })
+				f.secret("b/s", "k=v", madeByReflector("True"))
+				f.secret("c/s", "k=v", madeByReflector("True"), f.annotated("R:reflected-at=\"2024-01-01T00:00:00+00:00\""))
+				f.secret("b/mirror", "k=v", madeByReflector("False"), func(s *corev1.Secret) { s.Labels = map[string]string{"own": "1"} })
 				f.secret("c/mirror", "", f.annotated("R:reflects={a}/gone"))
 				f.secret("a/foreign", "k=v", f.annotated("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={b}"))
 				f.secret("b/foreign", "own=1", f.annotated("example.com/x=y"))
 				// A mirror that the reflector has converted: a tool applies it.
-				f.secret("b/converted", "k=v", made("True"), f.annotated("R:reflects={a}/converted", "kubectl.kubernetes.io/last-applied-configuration={}"))
+				f.secret("b/converted", "k=v", madeByReflector("True"), f.annotated("R:reflects={a}/converted", "kubectl.kubernetes.io/last-applied-configuration={}"))
 				f.secret("a/converted", "k=v", f.annotated("R:reflection-allowed=true", "R:reflection-auto-enabled=true", "R:reflection-auto-namespaces={c}"))
-				f.secret("c/converted", "k=v", made("True"), f.annotated("R:reflects={a}/converted"))
+				f.secret("c/converted", "k=v", madeByReflector("True"), f.annotated("R:reflects={a}/converted"))
 			},
 			change: func(f *fixture) {
 				f.edit("a/s", holding("k=w"))
@@ -52,11 +52,11 @@ func TestMigrationWritesNothing(t *testing.T) {
 			setup: func(f *fixture) {
 				f.secret("a/s", "k=v j=w", f.annotated("M:replicate-to={b}", "M:replicate-to-matching=group={id},name=c",
 					"M:replication-allowed=true", "M:replication-allowed-namespaces={b}"), func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} })
-				made := f.annotated("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+f.get("a/s").ResourceVersion, "M:replicated-keys=j,k")
+				madeByReplicator := f.annotated("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version="+f.get("a/s").ResourceVersion, "M:replicated-keys=j,k")
 				labelled := func(s *corev1.Secret) { s.Labels = map[string]string{"team": "x"} }
-				f.secret("b/s", "k=v j=w", made, labelled)
-				f.secret("c/s", "k=v j=w own=1", made, labelled)
-				f.secret("b/pulled", "k=v j=w own=1", made, f.annotated("M:replicate-from={a}/s"))
+				f.secret("b/s", "k=v j=w", madeByReplicator, labelled)
+				f.secret("c/s", "k=v j=w own=1", madeByReplicator, labelled)
+				f.secret("b/pulled", "k=v j=w own=1", madeByReplicator, f.annotated("M:replicate-from={a}/s"))
 				f.secret("c/orphan", "k=v", f.annotated("M:replicated-at=2026-01-01T00:00:00Z", "M:replicated-from-version=1", "M:replicated-keys=k"))
 				f.secret("c/pulled", "own=1", f.annotated("M:replicate-from={a}/s"))
 			},

@@ -151,10 +151,10 @@ func TestMemoryForgetsAReplacedObject(t *testing.T) {
 	write := func(uid types.UID, version string) {
 		m.update(webKey, uid, now, func(e *entry) { e.writtenVersion = version })
 	}
-	expect := func(what string, uid types.UID, last, written string) {
+	expect := func(name string, uid types.UID, last, written string) {
 		t.Helper()
 		if e := m.get(webKey, uid); e.lastState != last || e.writtenVersion != written {
-			t.Errorf("%s: %+v", what, e)
+			t.Errorf("%s: %+v", name, e)
 		}
 	}
 	m.update(webKey, "old", now, func(e *entry) { e.lastState = "x" })

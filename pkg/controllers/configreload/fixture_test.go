@@ -332,10 +332,10 @@ func toJSON(v any) string {
 	return string(data)
 }
 
-func expectEqual[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
+func expectEqual[T any](t testing.TB, name string, want, got T, options ...cmp.Option) {
 	t.Helper()
 	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
+		t.Errorf("%s (-want +got):\n%s", name, diff)
 	}
 }
 

@@ -86,16 +86,16 @@ func TestReconcileRunsACronJobOncePerChange(t *testing.T) {
 	foreignJob := run("run-1")
 	foreignJob.OwnerReferences[0].UID = "cj-0"
 	// unrecorded changes the ConfigMap, so that a Job is created, and refuses the next n patches of its CronJob.
-	unrecorded := func(n int, then func(f *fixture)) func(f *fixture) {
+	unrecorded := func(n int, next func(f *fixture)) func(f *fixture) {
 		return func(f *fixture) {
 			f.refuseNext(n, "patch", "cronjobs", errTryAgain)
 			f.put(1500*time.Millisecond, cm2())
-			then(f)
+			next(f)
 		}
 	}
 
 	runCases(t, map[string]reconcileCase{
-		"a change runs the CronJob once": given(objectList{cm1(), byAuto(nil)}, func(f *fixture) {
+		"a change runs the CronJob once": newCase(objectList{cm1(), byAuto(nil)}, func(f *fixture) {
 			f.put(2*time.Second, cm2())
 			// The name of a run depends on the version of the source.
 			version := controllertest.Get[corev1.ConfigMap](f.Host, "shop", "app-config").ResourceVersion
@@ -111,35 +111,35 @@ func TestReconcileRunsACronJobOncePerChange(t *testing.T) {
 			}}
 			expectEqual(f.t, "Jobs", want, f.jobs(), ignoreServerFields)
 		}, ran),
-		"a suspended CronJob is not run under auto": given(objectList{cm1(), byAuto(suspended)}, changeCM,
+		"a suspended CronJob is not run under auto": newCase(objectList{cm1(), byAuto(suspended)}, changeCM,
 			[]string{state}, "Normal ReloadSkipped Suspended, not reloaded for ConfigMap shop/app-config"),
 		"a suspended CronJob is run for a named source":                               {objects: objectList{cm1(), byName(suspended)}, change: changeCM, want: ran},
-		"a CronJob that forbids concurrency is not run under auto while it is active": given(objectList{cm1(), byAuto(busy)}, changeCM, []string{state}, skipped),
-		"a CronJob that forbids concurrency waits, for a named source, until it is not active": given(objectList{cm1(), byName(busy)}, func(f *fixture) { f.put(5*time.Minute, cm2()).expectWriteCount(0); f.Put(byName(forbid)) },
+		"a CronJob that forbids concurrency is not run under auto while it is active": newCase(objectList{cm1(), byAuto(busy)}, changeCM, []string{state}, skipped),
+		"a CronJob that forbids concurrency waits, for a named source, until it is not active": newCase(objectList{cm1(), byName(busy)}, func(f *fixture) { f.put(5*time.Minute, cm2()).expectWriteCount(0); f.Put(byName(forbid)) },
 			ran, waits, reloadedEvent),
-		"a Job of ours counts as active until it is complete": given(objectList{cm1(), byName(forbid), run("run-1")}, func(f *fixture) {
+		"a Job of ours counts as active until it is complete": newCase(objectList{cm1(), byName(forbid), run("run-1")}, func(f *fixture) {
 			f.put(5*time.Minute, cm2())
 			f.expectRequests(map[string]int{"list deployments": 1}) // for the original
 			f.put(10*time.Second, run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
 		}, ran, waits, reloadedEvent),
 		"a Job of ours counts as active until it has failed": {objects: objectList{cm1(), byName(forbid), run("run-1", batchv1.JobFailed)}, change: changeCM, want: ran},
-		"one unfinished Job among several skips the reload": given(objectList{cm1(), byAuto(forbid), run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)}, changeCM,
+		"one unfinished Job among several skips the reload": newCase(objectList{cm1(), byAuto(forbid), run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)}, changeCM,
 			[]string{state}, skipped),
 		"somebody else's Job does not count":         {objects: objectList{cm1(), byName(forbid), foreignJob}, change: changeCM, want: ran},
 		"where concurrency is allowed no Job counts": {objects: objectList{cm1(), byName(nil), run("run-1")}, change: changeCM, want: ran},
-		"a repetition does not wait for the Job that it has created": given(objectList{cm1(), byName(forbid)}, func(f *fixture) { f.refuseNext(1, "patch", "cronjobs", errTryAgain); changeCM(f) },
+		"a repetition does not wait for the Job that it has created": newCase(objectList{cm1(), byName(forbid)}, func(f *fixture) { f.refuseNext(1, "patch", "cronjobs", errTryAgain); changeCM(f) },
 			[]string{create, state, state}, reloadedEvent, refused),
-		"a repetition neither skips the reload nor creates a Job again that is gone": given(objectList{cm1(), byAuto(forbid)}, unrecorded(2, func(f *fixture) { f.Delete(f.jobs()[0]); f.advance(time.Minute) }),
+		"a repetition neither skips the reload nor creates a Job again that is gone": newCase(objectList{cm1(), byAuto(forbid)}, unrecorded(2, func(f *fixture) { f.Delete(f.jobs()[0]); f.advance(time.Minute) }),
 			[]string{create, state, state, state}, reloadedEvent, refused, refused),
-		"a repetition is not skipped as the CronJob is suspended by now": given(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(byAuto(suspended)) }),
+		"a repetition is not skipped as the CronJob is suspended by now": newCase(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(byAuto(suspended)) }),
 			[]string{create, state, state}, reloadedEvent, refused),
-		"a CronJob does not run again as the source has a label more by now": given(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(labelled(cm2())) }),
+		"a CronJob does not run again as the source has a label more by now": newCase(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(labelled(cm2())) }),
 			[]string{create, state, state}, reloadedEvent, refused),
-		"a new leader does not run a CronJob again": given(objectList{cm1(), byAuto(forbid)}, unrecorded(1, func(f *fixture) { f.Restart() }),
+		"a new leader does not run a CronJob again": newCase(objectList{cm1(), byAuto(forbid)}, unrecorded(1, func(f *fixture) { f.Restart() }),
 			[]string{create, state, state}, reloadedEvent, refused),
-		"a CronJob runs again as the source has gone back and come again": given(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(cm1()); f.advance(10 * time.Millisecond); changeCM(f) }),
+		"a CronJob runs again as the source has gone back and come again": newCase(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(cm1()); f.advance(10 * time.Millisecond); changeCM(f) }),
 			[]string{create, state, create, state}, reloadedEvent, refused),
-		"a CronJob runs again as another source has changed too": given(objectList{cm1(), db1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, hash1, dbKey, dbHash1))}, unrecorded(1, changeDB),
+		"a CronJob runs again as another source has changed too": newCase(objectList{cm1(), db1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, hash1, dbKey, dbHash1))}, unrecorded(1, changeDB),
 			[]string{create, recorded(cmKey, hash2, dbKey, dbHash1), create, recorded(cmKey, hash2, dbKey, dbHash2)}, reloadedBothEvent, refused),
 		"a repetition finds its Job though the state is another by now": {
 			objects: objectList{cm1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, hash1, dbKey, ""))},
@@ -147,7 +147,7 @@ func TestReconcileRunsACronJobOncePerChange(t *testing.T) {
 			want:    []string{create, recorded(cmKey, hash2, dbKey, ""), recorded(cmKey, hash2, dbKey, dbHash1)},
 			events:  []string{reloadedEvent, refused},
 		},
-		"a dry run says that a suspended CronJob would be skipped": given(objectList{cm1(), byAuto(suspended)}, changeCM,
+		"a dry run says that a suspended CronJob would be skipped": newCase(objectList{cm1(), byAuto(suspended)}, changeCM,
 			nil, "Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config").withConfig(func(c *config) { c.DryRun = true }),
 		"annotations of the Job template's own metadata are not read": {objects: objectList{cm1(), cronJob(nil)}, change: changeCM},
 	})
@@ -179,14 +179,14 @@ func rollout(t *testing.T, template *corev1.PodTemplateSpec, annotations ...stri
 func TestReconcilePatchesRollouts(t *testing.T) {
 	stateOf := func(pairs ...string) string { return stateOn("Rollout/shop/web", pairs...) }
 	oldState, newState := stateOf(cmKey, hash1), stateOf(cmKey, hash2)
-	other := variableSet("OTHER", "x")
+	otherVar := variableSet("OTHER", "x")
 	fromSecret := func(t *corev1.PodTemplateSpec) {
 		t.Spec.Containers[0].EnvFrom = append(t.Spec.Containers[0].EnvFrom, corev1.EnvFromSource{
 			SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "db"}},
 		})
 	}
-	marked := pod(other, variableSet(cmVar, hash1), reads("app-config"))
-	two := pod(other, variableSet(dbVar, dbHash1), variableSet(cmVar, hash1), reads("app-config"), fromSecret)
+	marked := pod(otherVar, variableSet(cmVar, hash1), reads("app-config"))
+	two := pod(otherVar, variableSet(dbVar, dbHash1), variableSet(cmVar, hash1), reads("app-config"), fromSecret)
 	current, bare := pod(reads("app-config"), variableSet(cmVar, hash2)), pod(reads("app-config"), fromSecret)
 	patch := func(state string, spec object) string {
 		return "patch rollouts/web " + toJSON(object{"metadata": object{"annotations": object{nativeState: state}}, "spec": spec})
@@ -198,7 +198,7 @@ func TestReconcilePatchesRollouts(t *testing.T) {
 		failOnError(t, err)
 		return patch(state, object{"template": object{"spec": object{"containers": list}}})
 	}
-	replaced := containers(newState, other, variableSet(cmVar, hash2), reads("app-config"))
+	replaced := containers(newState, otherVar, variableSet(cmVar, hash2), reads("app-config"))
 	// row has a Rollout with this template and this state.
 	row := func(configure func(*config), template *corev1.PodTemplateSpec, state string, change func(f *fixture), want ...string) reconcileCase {
 		return reconcileCase{
@@ -219,17 +219,17 @@ func TestReconcilePatchesRollouts(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
 		"the first variable of a container is added": row(plain, &web, oldState, changeCM, containers(newState, reads("app-config"), variableSet(cmVar, hash2))),
 		"several variables are each replaced where they stand": both(&two,
-			other, variableSet(dbVar, dbHash2), variableSet(cmVar, hash2), reads("app-config"), fromSecret),
+			otherVar, variableSet(dbVar, dbHash2), variableSet(cmVar, hash2), reads("app-config"), fromSecret),
 		"several variables are added one after the other": both(&bare, reads("app-config"), fromSecret, variableSet(dbVar, dbHash2), variableSet(cmVar, hash2)),
 		"on-delete removes it where it stands": row(onDelete, &marked, oldState, deleteCM,
-			containers(stateOf(cmKey, ""), other, reads("app-config"))),
+			containers(stateOf(cmKey, ""), otherVar, reads("app-config"))),
 		"a conflict is decided on again": row(plain, &marked, oldState, func(f *fixture) {
 			f.refuseNext(1, "patch", "rollouts", apierrors.NewConflict(configreload.RolloutsResource.GroupResource(), "web", errTryAgain))
 			f.put(time.Minute, cm2()).expectNoErrors()
 		}, replaced, replaced),
 		"the annotations strategy is a merge patch": row(strategyAnnotations, &web, oldState, changeCM,
 			patch(newState, object{"template": object{"metadata": object{"annotations": object{compatMark: markOf(hash2, 1)}}}})),
-		"the strategy restart marks nothing, and a variable that an earlier configuration left tells nothing": given(objectList{rolloutDefinition, cm1(), restarted}, changeCM,
+		"the strategy restart marks nothing, and a variable that an earlier configuration left tells nothing": newCase(objectList{rolloutDefinition, cm1(), restarted}, changeCM,
 			[]string{patch(newState, object{"restartAt": second(1)})}).withConfig(argo),
 		"without the flag Rollouts are left alone": {objects: objectList{rolloutDefinition, cm1(), rollout(t, &web, kAuto, "true", nativeState, oldState)}, change: changeCM},
 	})
@@ -241,7 +241,7 @@ func TestKindsAreRolledAlike(t *testing.T) {
 		workload.SetNamespace("shop")
 		workload.SetName("web")
 		annotated(workload, kAuto, "true", kPause, "5m", nativeState, stateOn(kind+"/shop/web", cmKey, hash1))
-		return given(objectList{cm1(), workload.(runtime.Object)}, changeCM, []string{envOn(resource+"/web", stateOn(kind+"/shop/web", cmKey, hash2), "web/"+cmVar, hash2)})
+		return newCase(objectList{cm1(), workload.(runtime.Object)}, changeCM, []string{envOn(resource+"/web", stateOn(kind+"/shop/web", cmKey, hash2), "web/"+cmVar, hash2)})
 	}
 	runCases(t, map[string]reconcileCase{
 		"a StatefulSet": row("StatefulSet", "statefulsets", &appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Template: web}}),
@@ -277,7 +277,7 @@ func terminate(j *batchv1.Job) {
 func TestReconcileReplacesJobs(t *testing.T) {
 	replaced := []string{tryJob, deleteJob, createJob}
 	runCases(t, map[string]reconcileCase{
-		"a Job is deleted and created again, also a finished one": given(objectList{cm1(), job(nil)}, func(f *fixture) {
+		"a Job is deleted and created again, also a finished one": newCase(objectList{cm1(), job(nil)}, func(f *fixture) {
 			f.put(2*time.Second, cm2())
 			want := &batchv1.Job{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{kAuto: "true"}},
@@ -287,7 +287,7 @@ func TestReconcileReplacesJobs(t *testing.T) {
 			expectEqual(f.t, "Job", want, f.job(), ignoreServerFields)
 			expectEqual(f.t, "it is still the old Job", false, f.job().UID == "job-1")
 		}, replaced),
-		"a Job of a CronJob is left alone": given(objectList{cm1(), job(func(j *batchv1.Job) {
+		"a Job of a CronJob is left alone": newCase(objectList{cm1(), job(func(j *batchv1.Job) {
 			j.OwnerReferences = []metav1.OwnerReference{{Kind: "CronJob", Name: "web", Controller: ptr.To(true)}}
 		})}, changeCM, nil),
 		"a Job with a manual selector is left alone": {

@@ -38,7 +38,7 @@ func TestReconcileDecidesAgainOnAConflict(t *testing.T) {
 	pausedBefore.Spec.Paused = true
 	successor, green := deploy(web, kAuto, "true"), hashOf("color", "green")
 	successor.UID = "successor"
-	rolls, none := []string{reloadedEvent}, []string{}
+	rolls, noEvents := []string{reloadedEvent}, []string{}
 	// meanwhile returns a row in which somebody writes between the decision and the patch, which is no failure.
 	meanwhile := func(write func(f *fixture), events []string, want ...string) reconcileCase {
 		return reconcileCase{want: want, events: events, change: func(f *fixture) {
@@ -58,16 +58,16 @@ func TestReconcileDecidesAgainOnAConflict(t *testing.T) {
 		"the change is still to be made": meanwhile((*fixture).touchWeb, rolls, rollPatch, rollPatch),
 		"a second manager has made the change already": meanwhile(func(f *fixture) {
 			f.Put(autoWeb(marked(hash2), recordedOn(f.web().ResourceVersion, state2)))
-		}, none, rollPatch),
+		}, noEvents, rollPatch),
 		"somebody wrote what it would have written, and the template stays as it is": meanwhile(func(f *fixture) { f.Put(autoWeb(marked(hash2), state2)) },
 			rolls, rollPatch, envWithoutState("web/"+cmVar, hash2)),
-		"the workload is gone":   meanwhile(func(f *fixture) { f.Delete(f.web()) }, none, rollPatch),
-		"the workload opted out": meanwhile(func(f *fixture) { f.Put(deploy(web, nativeState, state1)) }, none, rollPatch, statePatch("")),
+		"the workload is gone":   meanwhile(func(f *fixture) { f.Delete(f.web()) }, noEvents, rollPatch),
+		"the workload opted out": meanwhile(func(f *fixture) { f.Put(deploy(web, nativeState, state1)) }, noEvents, rollPatch, statePatch("")),
 		// If the state is removed while a reload is being written, it is known from the version that the reload was
 		// decided on, even if the watch is late.
 		"the state is removed": meanwhile(func(f *fixture) { f.Lag(time.Second, "deployments"); f.Put(deploy(web, kAuto, "true")) }, rolls, rollPatch, rollPatch),
 		// When the response to a write arrives, there is another object of that name, of which more is known.
-		"a late response is not the successor's": given(nil, func(f *fixture) {
+		"a late response is not the successor's": newCase(nil, func(f *fixture) {
 			f.Latency(30 * time.Second)
 			f.put(10*time.Second, cm2())
 			f.Delete(f.web())
@@ -75,7 +75,7 @@ func TestReconcileDecidesAgainOnAConflict(t *testing.T) {
 			f.Put(cm("app-config", "color", "green"))
 			f.advance(time.Hour)
 		}, []string{rollPatch, envPatch(stateOf(cmKey, green), "web/"+cmVar, green)}, reloadedEvent, reloadedEvent),
-		"a conflict without end is tried again": given(nil, func(f *fixture) {
+		"a conflict without end is tried again": newCase(nil, func(f *fixture) {
 			refused(3*4, errConflict, changeCM)(f)
 			f.expectNoErrors()
 			f.expectMetric(3, "reloads_total", "kind", "Deployment", "result", "error")
@@ -319,7 +319,7 @@ func TestEventOfManySourcesIsCut(t *testing.T) {
 
 func TestReconcileWritesOncePerChange(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
-		"a change is one request, though the cache is late and the workload is reconciled again meanwhile": given(nil, func(f *fixture) {
+		"a change is one request, though the cache is late and the workload is reconciled again meanwhile": newCase(nil, func(f *fixture) {
 			f.Lag(500*time.Millisecond, "deployments")
 			f.forgetRequests()
 			f.put(100*time.Millisecond, cm2())
@@ -328,7 +328,7 @@ func TestReconcileWritesOncePerChange(t *testing.T) {
 			f.expectMetric(1, "source_changes_total", "event", "update")
 			f.expectMetric(1, "lag_seconds")
 		}, rollPatches).withConfig(quietPeriod(0)),
-		"a change during the patch is acted on at once": given(nil, func(f *fixture) {
+		"a change during the patch is acted on at once": newCase(nil, func(f *fixture) {
 			f.beforeFirst("patch", "deployments", func() { <-time.After(100 * time.Millisecond) })
 			f.put(50*time.Millisecond, cm2())
 			f.put(60*time.Millisecond, cm1()).expectWriteCount(2)
@@ -362,16 +362,16 @@ func TestReloadUsesTheNewestVersionOfASource(t *testing.T) {
 		then      []runtime.Object
 		failures  int // of the comparison
 		want      []string
-		asked     int
+		lists     int // requests for the version of a source
 	}
 	bubbles(t, map[string]row{
 		"a source that is newer than the workload is not asked for": {then: objectList{workload, cm2()}, want: rollPatches},
-		"a source that is older is asked for again if asking fails": {then: objectList{cm2(), workload}, failures: 3, want: rollPatches, asked: 4},
-		"a source that is gone rolls nothing":                       {objects: objectList{cm2()}, late: func(f *fixture) { f.Delete(cm2()) }, then: objectList{workload}, asked: 10},
-		"a source that is gone is asked for under on-delete":        {configure: onDelete, then: objectList{withMark}, want: unmarked, asked: 1},
-		"a source that only the cache does not have rolls nothing":  {configure: onDelete, late: changeCM, then: objectList{withMark}, asked: 10},
+		"a source that is older is asked for again if asking fails": {then: objectList{cm2(), workload}, failures: 3, want: rollPatches, lists: 4},
+		"a source that is gone rolls nothing":                       {objects: objectList{cm2()}, late: func(f *fixture) { f.Delete(cm2()) }, then: objectList{workload}, lists: 10},
+		"a source that is gone is asked for under on-delete":        {configure: onDelete, then: objectList{withMark}, want: unmarked, lists: 1},
+		"a source that only the cache does not have rolls nothing":  {configure: onDelete, late: changeCM, then: objectList{withMark}, lists: 10},
 		"a source that the selector leaves out counts as deleted": {
-			configure: func(c *config) { onDelete(c); c.SourceSelector = []string{"env=prod"} }, then: objectList{cm2(), withMark}, want: unmarked, asked: 1,
+			configure: func(c *config) { onDelete(c); c.SourceSelector = []string{"env=prod"} }, then: objectList{cm2(), withMark}, want: unmarked, lists: 1,
 		},
 		"a Secret of a Helm release counts as deleted": {
 			configure: onDelete, then: objectList{helmSecret("1"), autoWeb(pod(readsSecret("db"), variableSet(dbVar, dbHash1)), stateOf(dbKey, dbHash1))},
@@ -394,7 +394,7 @@ func TestReloadUsesTheNewestVersionOfASource(t *testing.T) {
 			f.Restart(func() { f.Put(tc.then...) })
 		}
 		f.advance(9500 * time.Millisecond).expectWrites(tc.want...)
-		expectEqual(t, "lists of ConfigMaps", tc.asked, f.countRequests()["list configmaps"])
+		expectEqual(t, "lists of ConfigMaps", tc.lists, f.countRequests()["list configmaps"])
 	})
 }
 
@@ -460,11 +460,11 @@ func TestNamespaceWithManyChangesDelaysNoOther(t *testing.T) {
 		f.put(100*time.Millisecond, changed)
 		start := time.Now()
 		f.put(time.Minute, cm2())
-		if took, most := rolled["shop"].Sub(start), f.cfg.QuietPeriod+time.Second; took > most {
-			t.Errorf("the other namespace's workload was rolled after %v, want %v at most", took, most)
+		if elapsed, limit := rolled["shop"].Sub(start), f.cfg.QuietPeriod+time.Second; elapsed > limit {
+			t.Errorf("the other namespace's workload was rolled after %v, want %v at most", elapsed, limit)
 		}
-		if took := rolled["noisy"].Sub(start); took < 7*time.Second {
-			t.Errorf("all was done after %v, so nothing waited", took)
+		if elapsed := rolled["noisy"].Sub(start); elapsed < 7*time.Second {
+			t.Errorf("all was done after %v, so nothing waited", elapsed)
 		}
 	})
 }

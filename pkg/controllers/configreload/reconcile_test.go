@@ -48,8 +48,8 @@ type reconcileCase struct {
 	events    []string
 }
 
-// given returns a row with these objects. Its Events are those of a reload unless it has others.
-func given(objects objectList, change func(f *fixture), want []string, events ...string) reconcileCase {
+// newCase returns a row with these objects. Its Events are those of a reload unless it has others.
+func newCase(objects objectList, change func(f *fixture), want []string, events ...string) reconcileCase {
 	return reconcileCase{objects: objects, change: change, want: want, events: events}
 }
 
@@ -134,18 +134,18 @@ func TestReconcileObeysAnnotations(t *testing.T) {
 	}
 
 	runCases(t, map[string]reconcileCase{
-		"without compatibility the original's annotations mean nothing, and it is not looked for": given(objectList{cm1(), deploy(web, kAuto, "true")},
+		"without compatibility the original's annotations mean nothing, and it is not looked for": newCase(objectList{cm1(), deploy(web, kAuto, "true")},
 			func(f *fixture) { changeCM(f); f.expectRequests(map[string]int{}) }, nil).withConfig(withoutCompat),
 		"auto demands a reference": {objects: objectList{cm1(), deploy(pod(), kAuto, "true")}, change: changeCM},
 		"a named source needs no reference, and marks the first container": row([]string{envPatch(state2, "a/"+cmVar, hash2)},
 			pod(containersNamed("a", "b")), kCM, "app-config"),
 		"items are regular expressions, trimmed": webRow(rollPatches, kCM, "[x], app-.*"),
-		"an item that does not compile is reported, and the others count": given(objectList{cm1(), deploy(web, kCM, "[, app-config", nativeState, state1)}, changeCM,
+		"an item that does not compile is reported, and the others count": newCase(objectList{cm1(), deploy(web, kCM, "[, app-config", nativeState, state1)}, changeCM,
 			rollPatches, reloadedEvent, invalidEvent+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"),
-		"several items that do not compile are one Event": given(objectList{deploy(web, kCM, "[, (", kAuto, "false")}, nil,
+		"several items that do not compile are one Event": newCase(objectList{deploy(web, kCM, "[, (", kAuto, "false")}, nil,
 			nil, invalidEvent+kCM+`: item "[": error parsing regexp: missing closing ]: `+"`[$`"+`; item "(": error parsing regexp: missing closing ): `+"`^($`"),
 		"annotations of the template count if the workload has none": row(rollPatches, pod(reads("app-config"), onTemplate(kAuto, "true"))),
-		"the fall-back to the template is decided for each type": given(objectList{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db"), onTemplate(kAuto, "true")), kSecret, "db", nativeState, stateOf(cmKey, hash1, dbKey, dbHash1))}, changeCM,
+		"the fall-back to the template is decided for each type": newCase(objectList{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db"), onTemplate(kAuto, "true")), kSecret, "db", nativeState, stateOf(cmKey, hash1, dbKey, dbHash1))}, changeCM,
 			[]string{envPatch(stateOf(cmKey, hash2, dbKey, dbHash1), "web/"+cmVar, hash2)}),
 		"the presence of a key on the workload stops the fall-back":     row(unrecorded, pod(reads("app-config"), onTemplate(kAuto, "true")), kAuto, ""),
 		"auto=false vetoes no named source":                             webRow(rollPatches, kAuto, "false", kCM, "app-config"),
@@ -154,7 +154,7 @@ func TestReconcileObeysAnnotations(t *testing.T) {
 		"ignore must be exactly true":                                   sourceRow(rollPatches, kIgnore, "True"),
 		"an exclusion beats a named match":                              webRow(unrecorded, kCM, "app-config", kCMExclude, "other, app-config"),
 		"an exclusion on the template does not count":                   row(rollPatches, pod(reads("app-config"), onTemplate(kCMExclude, "app-config")), kCM, "app-config"),
-		"search rolls for a source with match": given(objectList{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, state1)}, func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
+		"search rolls for a source with match": newCase(objectList{annotated(cm1(), kMatch, "true"), deploy(web, kSearch, "true", nativeState, state1)}, func(f *fixture) { f.Put(annotated(cm2(), kMatch, "true")) },
 			rollPatches),
 		"auto-all rolls a workload without annotations":        webRow(rollPatches).withConfig(autoAll),
 		"auto-all leaves one that opts out":                    webRow(unrecorded, kAuto, "no").withConfig(autoAll),
@@ -169,7 +169,7 @@ func TestReconcileObeysAnnotations(t *testing.T) {
 			func(c *config) { c.AnnotationKeys = map[string]string{"auto": "example.org/auto"} }),
 
 		// native annotations
-		"native annotations beat the others and mark by annotation": given(objectList{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), nativeReload, "auto,!secret/db", kAuto, "false", nativeState, state1)}, func(f *fixture) { changeDB(f); f.advance(time.Minute); changeCM(f) },
+		"native annotations beat the others and mark by annotation": newCase(objectList{cm1(), db1(), deploy(pod(reads("app-config"), readsSecret("db")), nativeReload, "auto,!secret/db", kAuto, "false", nativeState, state1)}, func(f *fixture) { changeDB(f); f.advance(time.Minute); changeCM(f) },
 			[]string{annotationPatch(state2, nativeMark, hash2, 61)}),
 		"off beats auto-all":                                 webRow(unrecorded, nativeReload, "off").withConfig(autoAll),
 		"native annotations count without compatibility":     webRow([]string{annotationPatch(state2, nativeMark, hash2, 1)}, nativeReload, "auto").withConfig(withoutCompat),
@@ -179,11 +179,11 @@ func TestReconcileObeysAnnotations(t *testing.T) {
 		"native annotations leave old variables as they are": row([]string{annotationPatch(state2, nativeMark, hash2, 1)}, marked(hash1), nativeReload, "auto"),
 		"the template's native annotation counts if the workload has none": row([]string{annotationPatch(state2, nativeMark, hash2, 1)},
 			pod(reads("app-config"), onTemplate(nativeReload, "configmap/app-config"))),
-		"an item that is no good is reported once, and the others count": given(objectList{cm1(), deploy(web, nativeReload, "auto, pod/x", nativeState, state1)}, func(f *fixture) { f.advance(time.Minute); changeCM(f) },
+		"an item that is no good is reported once, and the others count": newCase(objectList{cm1(), deploy(web, nativeReload, "auto, pod/x", nativeState, state1)}, func(f *fixture) { f.advance(time.Minute); changeCM(f) },
 			[]string{annotationPatch(state2, nativeMark, hash2, 61)}, reloadedEvent, invalidEvent+nativeReload+`: item "pod/x": is none of off, auto, TYPE/NAME, !TYPE/NAME with TYPE configmap, secret or secretproviderclass`),
-		"a delay of its own replaces the quiet period, and stretches the longest one": given(objectList{cm1(), deploy(web, nativeReload, "auto", nativeDelay, "1m", nativeState, state1)}, func(f *fixture) { changeCM(f); f.advance(59 * time.Second); f.expectWriteCount(0) },
+		"a delay of its own replaces the quiet period, and stretches the longest one": newCase(objectList{cm1(), deploy(web, nativeReload, "auto", nativeDelay, "1m", nativeState, state1)}, func(f *fixture) { changeCM(f); f.advance(59 * time.Second); f.expectWriteCount(0) },
 			[]string{annotationPatch(state2, nativeMark, hash2, 60)}),
-		"a delay that is no good is reported": given(objectList{deploy(pod(), nativeReload, "off", nativeDelay, "0s")}, nil,
+		"a delay that is no good is reported": newCase(objectList{deploy(pod(), nativeReload, "off", nativeDelay, "0s")}, nil,
 			nil, invalidEvent+nativeDelay+`: "0s" is not a positive duration`),
 	})
 }
@@ -257,23 +257,23 @@ func TestReconcileStaysInItsScope(t *testing.T) {
 	sourceSelector := func(c *config) { c.SourceSelector = []string{"env:prod"} }
 
 	runCases(t, map[string]reconcileCase{
-		"a namespace outside the selector is left alone, until it becomes selected": given(objectList{namespace(), cm1(), autoWeb(web, state1)}, func(f *fixture) { f.put(time.Minute, cm2()); f.expectWriteCount(0); f.Put(labelled(namespace())) },
+		"a namespace outside the selector is left alone, until it becomes selected": newCase(objectList{namespace(), cm1(), autoWeb(web, state1)}, func(f *fixture) { f.put(time.Minute, cm2()); f.expectWriteCount(0); f.Put(labelled(namespace())) },
 			rollPatches).withConfig(selector("env=prod")),
-		"Secrets of Helm releases do not count": given(objectList{helmSecret("1"), autoWeb(pod(readsSecret("db")), stateOf(dbKey, ""))}, func(f *fixture) { f.Put(helmSecret("2")) },
+		"Secrets of Helm releases do not count": newCase(objectList{helmSecret("1"), autoWeb(pod(readsSecret("db")), stateOf(dbKey, ""))}, func(f *fixture) { f.Put(helmSecret("2")) },
 			nil),
 		"only the namespaces of the flag are worked in":           {configure: workedIn([]string{"other"}, nil), change: changeCM},
 		"a namespace that is included and excluded is left alone": {configure: workedIn(shop, shop), change: changeCM},
-		"including namespaces switches the selector off": given(objectList{namespace(), cm1(), autoWeb(web, state1)}, changeCM,
+		"including namespaces switches the selector off": newCase(objectList{namespace(), cm1(), autoWeb(web, state1)}, changeCM,
 			rollPatches).withConfig(func(c *config) { c.IncludeNamespaces, c.NamespaceSelector = shop, []string{"env=prod"} }),
-		"a source that loses its label looks deleted": given(objectList{labelled(cm1()), autoWeb(marked(hash1), state1)}, func(f *fixture) { f.Put(cm1()) },
+		"a source that loses its label looks deleted": newCase(objectList{labelled(cm1()), autoWeb(marked(hash1), state1)}, func(f *fixture) { f.Put(cm1()) },
 			[]string{envPatch(stateAbsent, "web/"+cmVar, "")}).withConfig(func(c *config) { sourceSelector(c); onDelete(c) }),
-		"a dry run writes nothing, and has one Event for each change": given(objectList{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, state1), paused}, func(f *fixture) {
+		"a dry run writes nothing, and has one Event for each change": newCase(objectList{cm1(), deploy(web, kAuto, "true", kPause, "5m", nativeState, state1), paused}, func(f *fixture) {
 			f.put(time.Minute, cm2()).expectEvents(would)
 			f.touchWeb() // it is decided on again, with nothing new
 			f.advance(time.Minute)
 			f.put(time.Minute, cm1()).expectMetric(2, "reloads_total", "result", "dry_run")
 		}, nil, would).withConfig(func(c *config) { c.DryRun = true }),
-		"a source of another namespace is none of this one's business": given(nil, func(f *fixture) { other := cm2(); other.Namespace = "depot"; f.Put(other) }, nil),
+		"a source of another namespace is none of this one's business": newCase(nil, func(f *fixture) { other := cm2(); other.Namespace = "depot"; f.Put(other) }, nil),
 	})
 }
 

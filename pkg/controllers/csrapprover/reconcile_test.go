@@ -37,11 +37,11 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 	for name, tc := range map[string]struct {
 		flags   []string
 		objects []runtime.Object
-		do      func(f *fixture)
+		run     func(f *fixture)
 	}{
 		"a name with an address, and an address alone, are approved": {
 			objects: []runtime.Object{r1},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.expect(approvalWrites("r1"), approvedEvent+`r1 is approved`)
 				f.put(request("r2", "n1", "10.0.0.1"))
 				f.expect(approvalWrites("r2"), approvedEvent+"r2")
@@ -53,7 +53,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"what no kubelet has sent is ignored": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				other, account, group := request("other", "n1", "n1"), request("account", "n1", "n1"), request("group", "n1", "n1")
 				other.Spec.SignerName = certificatesv1.KubeAPIServerClientKubeletSignerName
 				account.Spec.Username = "system:serviceaccount:a:b"
@@ -65,7 +65,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"another common name waits, and is read once": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				stranger := request("r1", "n2", "n1", "10.0.0.1")
 				stranger.Spec.Username = "system:node:n1"
 				f.put(stranger)
@@ -82,7 +82,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"a request is approved when the Node lists its address": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.put(request("r1", "n1", "10.0.0.2"))
 				f.expect(nil, notApprovedEvent+`r1 is not approved: check 9: |"10.0.0.2"`)
 				f.put(node("n1", "10.0.0.1", "10.0.0.2"))
@@ -92,7 +92,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"a request is approved when the other Node with its address is deleted": {
 			objects: []runtime.Object{node("n2", "10.0.0.1"), r1},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.expect(nil, notApprovedEvent+`r1 is not approved: check 11: |"10.0.0.1"`)
 				f.Delete(node("n2"))
 				f.Settle()
@@ -101,7 +101,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"a request is approved when the other Node loses its address": {
 			objects: []runtime.Object{node("n2", "10.0.0.1"), r1},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.expect(nil, notApprovedEvent)
 				f.put(node("n2", "10.0.0.3"))
 				f.expect(approvalWrites("r1"), approvedEvent)
@@ -109,7 +109,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"nodes that claim each other's addresses get nothing, and who has its own alone does": {
 			objects: []runtime.Object{node("n2", "10.0.0.1"), node("n3", "10.0.0.3")},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				for _, r := range []runtime.Object{r1, request("r2", "n2", "10.0.0.1"), request("r3", "n3", "10.0.0.3")} {
 					f.put(r)
 				}
@@ -118,7 +118,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"an endpoint of the API server is approved once the Node is one of the control plane": {
 			objects: []runtime.Object{node("n1", "10.0.0.250"), request("r1", "n1", "10.0.0.250")},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.expect(nil, notApprovedEvent+"r1 is not approved: check 12: ")
 				labelled := node("n1", "10.0.0.250")
 				labelled.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""}
@@ -129,11 +129,11 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		"an endpoint in another form of its address counts": {
 			flags:   []string{"--csr-approver-ip-ranges=fd00::/64"},
 			objects: []runtime.Object{node("n1", "fd00::1"), endpoints("FD00:0::01"), request("r1", "n1", "fd00::1")},
-			do:      func(f *fixture) { f.expect(nil, notApprovedEvent+"r1 is not approved: check 12: ") },
+			run:     func(f *fixture) { f.expect(nil, notApprovedEvent+"r1 is not approved: check 12: ") },
 		},
 		"an endpoint that goes is noticed within minutes": {
 			objects: []runtime.Object{node("n1", "10.0.0.250"), request("r1", "n1", "10.0.0.250")},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.expect(nil, notApprovedEvent)
 				f.Delete(endpoints("10.0.0.250"))
 				f.Sleep(4 * time.Minute)
@@ -143,7 +143,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"a request waits for its Node to be created": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.put(request("r1", "n9", "n9", "10.0.0.9"))
 				f.expectNoReads()
 				f.Sleep(10 * time.Second)
@@ -154,7 +154,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"20 of 21 requests within a minute are approved, and the last when they are gone": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				many := numberedObjects("r%02d", 21, func(name string) runtime.Object { return request(name, "n1", "n1") })
 				f.put(many...)
 				f.Sleep(time.Minute)
@@ -171,7 +171,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"the limit counts approvals of the last hour only": {
 			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=1"},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				before := withCondition(request("before", "n1", "n1"), certificatesv1.CertificateApproved)
 				before.Status.Conditions[0].LastUpdateTime = metav1.NewTime(time.Now().Add(-58 * time.Minute))
 				f.put(before)
@@ -186,7 +186,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"200 nodes, more than an index has values, do not count for each other": {
 			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=1"},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				var nodes, requests []runtime.Object
 				for i := range 200 {
 					name, address := fmt.Sprintf("m%d", i), fmt.Sprintf("10.0.0.%d", 2+i)
@@ -208,7 +208,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"an approval that failed does not count once its request waits": {
 			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=1"},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.OnWrite(func(controllertest.Request) error {
 					f.OnWrite(nil)
 					f.Put(node("n1", "10.0.0.9")) // so that r1, which has failed, waits when it is tried again
@@ -222,7 +222,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"a limit of 0 approves everything": {
 			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=0"},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.put(numberedObjects("r%02d", 30, func(name string) runtime.Object { return request(name, "n1", "n1") })...)
 				if n := f.countApproved(); n != 30 {
 					f.Errorf("%d are approved", n)
@@ -230,7 +230,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"approvals that the cache does not show yet count": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.Lag(10 * time.Second)
 				f.put(numberedObjects("r%02d", 40, func(name string) runtime.Object { return request(name, "n1", "n1") })...)
 				if n := f.countApproved(); n != 20 {
@@ -239,7 +239,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"a new leader counts the approvals of its predecessor": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				newObject := func(name string) runtime.Object { return request(name, "n1", "n1") }
 				f.put(numberedObjects("a%02d", 10, newObject)...)
 				f.Restart(func() { f.Put(numberedObjects("b%02d", 20, newObject)...) })
@@ -251,7 +251,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"deny-final denies what is final, and nothing else": {
 			flags: []string{"--csr-approver-deny-final"},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				final := request("final", "n2", "n1")
 				final.Spec.Username = "system:node:n1"
 				f.put(final)
@@ -264,7 +264,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"what is decided already is ignored": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				signed := request("signed", "n1", "n1")
 				signed.Status.Certificate = []byte("x")
 				f.put(withCondition(request("approved", "n1", "n1"), certificatesv1.CertificateApproved),
@@ -279,7 +279,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"a request that somebody approves meanwhile is left as it is": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.beforeFirstWrite(func() { f.Put(withCondition(r1, certificatesv1.CertificateApproved)) })
 				f.put(r1)
 				f.expect([]string{approvalWrites("r1")[0] + ": Conflict"})
@@ -289,7 +289,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"a request that somebody denies meanwhile is left as it is": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.beforeFirstWrite(func() { f.Put(withCondition(r1, certificatesv1.CertificateDenied)) })
 				f.put(r1)
 				f.expect([]string{approvalWrites("r1")[0] + ": Conflict"})
@@ -299,7 +299,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"a request that somebody deletes meanwhile is forgotten": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.beforeFirstWrite(func() { f.Delete(r1) })
 				f.put(r1)
 				f.expect([]string{approvalWrites("r1")[0] + ": NotFound"})
@@ -310,7 +310,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"a request whose label changes meanwhile is decided on again": {
 			flags: []string{"--csr-approver-max-approvals-per-node-per-hour=1"},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				labelled := r1.DeepCopy()
 				labelled.Labels = map[string]string{"a": "b"}
 				f.beforeFirstWrite(func() { f.Put(labelled) })
@@ -322,7 +322,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"a request whose label changes all the time is retried with back-off": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.OnWrite(func(controllertest.Request) error { return conflict() })
 				f.put(r1)
 				f.Sleep(time.Minute / 2) // at once, twice; after 1, 3, 7 and 15 s, twice each
@@ -333,7 +333,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"--csr-approver-dry-run approves nothing": {
 			flags: []string{"--csr-approver-dry-run", "--csr-approver-deny-final"},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				stranger := request("r2", "n2", "n1")
 				stranger.Spec.Username = "system:node:n1"
 				f.put(r1)
@@ -345,14 +345,14 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"--dry-run approves nothing": {
 			flags: []string{"--dry-run"},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.put(r1)
 				f.expect(nil)
 				f.expectMetric(1, "requests_total", "result", "dry_run")
 			},
 		},
 		"nothing is looked up by DNS": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				resolver := net.DefaultResolver
 				f.Cleanup(func() { net.DefaultResolver = resolver })
 				net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
@@ -365,7 +365,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"hundreds of requests that fail delay no other node's, and write few Events": {
 			objects: []runtime.Object{node("n2", "10.0.0.2")},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.Put(numberedObjects("r%03d", 500, func(name string) runtime.Object { return request(name, "n1", "n1.evil.example") })...)
 				f.put(request("good", "n2", "n2"))
 				if diff := cmp.Diff(approvalWrites("good"), f.Writes()); diff != "" {
@@ -383,7 +383,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"the requests of an approval are few": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.put(r1)
 				want := "get certificatesigningrequests.certificates.k8s.io r1\nget nodes n1\nget services default/kubernetes\nlist endpointslices.discovery.k8s.io default"
 				if got := strings.Join(f.takeReads(), "\n"); got != want {
@@ -396,7 +396,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"a request that waits costs nothing, whatever a kubelet reports": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.put(request("r1", "n1", "10.0.0.2"))
 				f.takeReads()
 				for i := range 10 {
@@ -410,7 +410,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"the cache has a Node that is gone": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.Lag(time.Minute, "nodes")
 				f.Delete(node("n1"))
 				f.put(r1)
@@ -421,7 +421,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"the cache does not know yet that the Node has lost an address": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.Lag(time.Minute, "nodes")
 				f.Put(node("n1", "10.0.0.3"))
 				f.put(r1)
@@ -429,7 +429,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"the request is another one of the same name, of another signer, when it is read": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.Lag(time.Second, "nodes")
 				other := r1.DeepCopy()
 				other.Spec.SignerName = certificatesv1.KubeAPIServerClientKubeletSignerName
@@ -445,7 +445,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 		"the request is another node's of the same name when it is read": {
 			objects: []runtime.Object{node("n2", "10.0.0.2")},
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				other := request("r1", "n2", "n2")
 				f.OnRead(func(r controllertest.Request) error {
 					if r.Verb == "get" && strings.HasPrefix(r.Resource, "certificates") {
@@ -462,7 +462,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"a refusal is tried again after minutes, told once, and a problem until then": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.OnWrite(func(controllertest.Request) error { return forbidden() })
 				f.put(r1)
 				f.put(request("r2", "n1", "n1"))
@@ -485,7 +485,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			},
 		},
 		"an error is tried again soon": {
-			do: func(f *fixture) {
+			run: func(f *fixture) {
 				f.OnRead(func(r controllertest.Request) error {
 					if strings.HasPrefix(r.Resource, "services") {
 						return apierrors.NewInternalError(errors.New("x"))
@@ -501,7 +501,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { tc.do(newFixture(t, tc.flags, tc.objects...)) })
+			synctest.Test(t, func(t *testing.T) { tc.run(newFixture(t, tc.flags, tc.objects...)) })
 		})
 	}
 }

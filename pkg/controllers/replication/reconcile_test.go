@@ -45,16 +45,16 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 		f.remove("a/s").expectAfter(time.Hour, "create b/s")
 	}
 	runCases(t, map[string]reconcileCase{
-		"an automatic source reaches every namespace that is not protected": given(func(f *fixture) {
+		"an automatic source reaches every namespace that is not protected": newCase(func(f *fixture) {
 			f.expectRequests("create b/s, create c/s")
 			f.expectEvents("NamespaceProtected Replicated")
 			f.expectMetric(2, "targets", "dialect", "reflector", "state", "in_sync")
 		}, secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")),
-		"a namespace that is created gets its copies": given(func(f *fixture) { f.Put(namespace("new-1")); f.expectAfter(time.Second, "create new-1/s") },
+		"a namespace that is created gets its copies": newCase(func(f *fixture) { f.Put(namespace("new-1")); f.expectAfter(time.Second, "create new-1/s") },
 			secret("a/s", "v", "Q:push-to=new-*")),
-		"an orphan is found after a restart": given(func(f *fixture) { f.restart(func() { f.remove("a/s") }); f.expectAfter(6*time.Second, "delete b/s") },
+		"an orphan is found after a restart": newCase(func(f *fixture) { f.restart(func() { f.remove("a/s") }); f.expectAfter(6*time.Second, "delete b/s") },
 			secret("a/s", "v", "Q:push-to=b")),
-		"M16: markers are added a few per second": given(func(f *fixture) {
+		"M16: markers are added a few per second": newCase(func(f *fixture) {
 			for i := range 20 {
 				name := fmt.Sprintf("s%d", i)
 				f.Put(secret("b/"+name, "v", "M:replicated-keys=k", "M:replicated-at=x"), secret("a/"+name, "v", "M:replicate-to=b"))
@@ -69,9 +69,9 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 			f.advance(3 * time.Second)
 			f.expectCopies(20, 20)
 		}),
-		"M21: a source that goes during a fan-out leaves what was made, which is deleted": given(func(f *fixture) {
+		"M21: a source that goes during a fan-out leaves what was made, which is deleted": newCase(func(f *fixture) {
 			created := 0
-			f.before("create", func(_ controllertest.Request) error {
+			f.beforeRequest("create", func(_ controllertest.Request) error {
 				if created++; created == 100 {
 					f.remove("a/s")
 				}
@@ -84,13 +84,13 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 			}
 			f.expectCopies(0, 0)
 		}, manyNamespaces(500)...),
-		"N9: a refused write is tried again, and told once, without the quota of its namespace": given(func(f *fixture) {
-			left := 5
-			f.before("create", func(r controllertest.Request) error {
-				if r.Namespace != "b" || left == 0 {
+		"N9: a refused write is tried again, and told once, without the quota of its namespace": newCase(func(f *fixture) {
+			remaining := 5
+			f.beforeRequest("create", func(r controllertest.Request) error {
+				if r.Namespace != "b" || remaining == 0 {
 					return nil
 				}
-				left--
+				remaining--
 				return refusal("exceeded quota: q, requested: secrets=1, used: secrets=41, limited: secrets=41")
 			})
 			f.Put(secret("a/s", "v", "Q:push-to=b,c"))
@@ -101,7 +101,7 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 			f.expectAfter(time.Minute, "create b/s")
 			f.expectMetric(5, "writes_total", "result", "error")
 		}),
-		"a target that appears while the source is read is not written as if it were a new copy": given(func(f *fixture) {
+		"a target that appears while the source is read is not written as if it were a new copy": newCase(func(f *fixture) {
 			f.beforeFirst("get", func() error {
 				target := secret("b/s", "", "Q:pull-from=a/s")
 				target.Labels = map[string]string{"theirs": "yes"}
@@ -116,8 +116,8 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 				f.t.Errorf("labels %v, annotations %v, keys %d", got.Labels, got.Annotations, len(got.Data))
 			}
 		}),
-		"N10: a namespace that terminates before the cache knows is no error": given(func(f *fixture) {
-			f.before("create", func(r controllertest.Request) error {
+		"N10: a namespace that terminates before the cache knows is no error": newCase(func(f *fixture) {
+			f.beforeRequest("create", func(r controllertest.Request) error {
 				if r.Namespace == "c" {
 					return nil
 				}
@@ -129,62 +129,62 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 			f.expectAfter(9*time.Minute, "create b/s, create b/s, create c/s") // again after namespaceRetry
 			f.expectMetric(0, "writes_total", "result", "error")
 		}),
-		"N11: a conflict is decided on again": given(func(f *fixture) {
+		"N11: a conflict is decided on again": newCase(func(f *fixture) {
 			f.expectAfter(time.Second, "create b/s")
 			f.beforeFirst("update", func() error { return apierrors.NewConflict(corev1.Resource("secrets"), "s", errors.New("changed")) })
 			f.edit("a/s", holding("w")).expectAfter(500*time.Millisecond, "get a/s, get a/s, get b/s, get b/s, update b/s, update b/s", allVerbs...)
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"a creation that comes too late is decided on again": given(func(f *fixture) {
+		"a creation that comes too late is decided on again": newCase(func(f *fixture) {
 			f.Lag(10*time.Second, "secrets")
 			f.expectAfter(time.Minute, "create c/s")
 			f.Put(secret("b/s", "own"))
 			f.edit("a/s", annotate("Q:push-to=b,c")).advance(time.Minute)
 			f.expectValue("b/s", "own")
 		}, secret("a/s", "v", "Q:push-to=c")),
-		"N15: a dry run persists nothing": given(func(f *fixture) { f.expectRequests("dry run: create b/s, dry run: create c/s"); f.expectEvents("") },
+		"N15: a dry run persists nothing": newCase(func(f *fixture) { f.expectRequests("dry run: create b/s, dry run: create c/s"); f.expectEvents("") },
 			secret("a/s", "v", "R:reflection-allowed=true", "R:reflection-auto-enabled=true")).withConfig(dryRun),
-		"N18: the live source decides, whatever the cache says": given(func(f *fixture) {
+		"N18: the live source decides, whatever the cache says": newCase(func(f *fixture) {
 			f.Lag(time.Minute, "secrets")
 			f.edit("b/t", annotate("Q:pull-from=a/s")).advance(30 * time.Second)
 			f.edit("a/s", annotate("Q:allow-pull")).expectAfter(10*time.Minute, "")
 		}, secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "old", "Q:pull-from=a/none")),
-		"N18: a copy is not deleted if the live source wants it": given(func(f *fixture) {
+		"N18: a copy is not deleted if the live source wants it": newCase(func(f *fixture) {
 			f.Lag(time.Minute, "secrets")
 			f.expectAfter(5*time.Minute, "create b/s")
 			f.edit("a/s", annotate("Q:push-to")).advance(30 * time.Second)
 			f.edit("a/s", annotate("Q:push-to=b")).expectAfter(10*time.Minute, "get a/s, get b/s", allVerbs...)
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"a source that went while its namespace was disabled is missed when the label goes": given(func(f *fixture) { disable(f); f.Put(namespace("a")); f.expectAfter(6*time.Second, "delete b/s") },
+		"a source that went while its namespace was disabled is missed when the label goes": newCase(func(f *fixture) { disable(f); f.Put(namespace("a")); f.expectAfter(6*time.Second, "delete b/s") },
 			secret("a/s", "v", "Q:push-to=b")),
-		"a source that went while its namespace was disabled is missed when the namespace goes": given(func(f *fixture) {
+		"a source that went while its namespace was disabled is missed when the namespace goes": newCase(func(f *fixture) {
 			disable(f)
 			f.Delete(disabled("a"))
 			f.expectAfter(9*time.Minute, "")
 			f.expectAfter(2*time.Minute, "delete b/s")
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"with namespaces a source that cannot be read is not gone": given(func(f *fixture) { f.expectAfter(time.Hour, "", allVerbs...) },
+		"with namespaces a source that cannot be read is not gone": newCase(func(f *fixture) { f.expectAfter(time.Hour, "", allVerbs...) },
 			secret("b/t", "v", "M:replicate-from=a/s", "M:replicated-from-version=1", "M:replicated-keys=k",
 				`Q:source={"copy":"b/t","dialect":"replicator","mode":"pull","source":"a/s","uid":"1"}`),
 			secret("b/s", "v", "R:reflects=a/s", "R:auto-reflects=True")).withConfig(nil, "--namespaces=b"),
-		"N19: what is in sync costs no request": given(func(f *fixture) {
+		"N19: what is in sync costs no request": newCase(func(f *fixture) {
 			f.advance(time.Minute)
 			f.expectCopies(300, 300)
 			f.restart()
 			f.edit("a/s", annotate("x=y")).expectAfter(time.Minute, "", allVerbs...)
 		}, manyNamespaces(300, secret("a/s", "v", "Q:push-to=n-*"))...),
-		"N20: a repair that does not last is made ever more seldom": given(func(f *fixture) {
+		"N20: a repair that does not last is made ever more seldom": newCase(func(f *fixture) {
 			f.expectAfter(time.Second, "create b/s")
 			fight(f, "b/s")
 			f.expectEvent("Warning DriftFight a/s: b/s is changed again and again, at last by test; it is repaired ever more seldom")
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"N20: a repair of a dry run that does not last is made ever more seldom": given(func(f *fixture) { fight(f, "b/t") },
+		"N20: a repair of a dry run that does not last is made ever more seldom": newCase(func(f *fixture) { fight(f, "b/t") },
 			secret("a/s", "v", "Q:allow-pull=b"), secret("b/t", "", "Q:pull-from=a/s")).withConfig(dryRun),
-		"a drift is reported, and the next one again after ten minutes": given(func(f *fixture) {
+		"a drift is reported, and the next one again after ten minutes": newCase(func(f *fixture) {
 			f.remove("b/s").advance(11 * time.Minute)
 			f.remove("c/s").advance(time.Second)
 			f.expectEvent("Normal DriftRepaired a/s: repaired c/s")
 		}, secret("a/s", "v", "Q:push-to=*")),
-		"with namespaces no Namespace is read": given(func(f *fixture) { f.expectRequests("create b/s") },
+		"with namespaces no Namespace is read": newCase(func(f *fixture) { f.expectRequests("create b/s") },
 			secret("a/s", "v", "Q:push-to=*")).withConfig(nil, "--namespaces=a,b"),
 	})
 }
@@ -193,7 +193,7 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 // package policy has the others.
 func TestTenantDelaysNoOther(t *testing.T) {
 	runCases(t, map[string]reconcileCase{
-		"a copy does not change hands while its source is away for a moment, and comes back": given(func(f *fixture) {
+		"a copy does not change hands while its source is away for a moment, and comes back": newCase(func(f *fixture) {
 			f.remove("a/s").advance(4 * time.Second)
 			f.Put(secret("a/s", "v", "Q:push-to=b"))
 			f.expectAfter(time.Minute, "create b/s")
@@ -202,38 +202,38 @@ func TestTenantDelaysNoOther(t *testing.T) {
 			f.expectAfter(time.Second, "create b/s, delete b/s")
 			f.expectValue("b/s", "v")
 		}, secret("a/s", "v", "Q:push-to=b"), secret("c/s", "attack", "Q:push-to=b")),
-		"a restored backup loses no copy while its source's namespace is not there yet": given(func(f *fixture) {
+		"a restored backup loses no copy while its source's namespace is not there yet": newCase(func(f *fixture) {
 			f.Put(secret("b/s", "v", `Q:source={"copy":"b/s","dialect":"native","mode":"push","source":"later/s","uid":"1"}`))
 			f.advance(9 * time.Minute)
 			f.Put(namespace("later"), secret("later/s", "v", "Q:push-to=b"))
 			f.expectAfter(time.Hour, "")
 		}),
-		"a replacement that has no annotations for a moment deletes nothing": given(func(f *fixture) {
+		"a replacement that has no annotations for a moment deletes nothing": newCase(func(f *fixture) {
 			f.edit("a/s", annotate("Q:push-to")).advance(4 * time.Second)
 			f.edit("a/s", annotate("Q:push-to=b,c")).expectAfter(time.Hour, "create b/s, create c/s")
 			f.edit("a/s", annotate("Q:push-to=b")).expectAfter(4*time.Second, "")
 			f.expectAfter(2*time.Second, "delete c/s")
 		}, secret("a/s", "v", "Q:push-to=b,c")),
-		"a copy that cannot be created again is not deleted": given(func(f *fixture) {
+		"a copy that cannot be created again is not deleted": newCase(func(f *fixture) {
 			f.edit("b/s", func(s *corev1.Secret) { s.Immutable = new(true) }).expectAfter(time.Second, "create b/s")
-			f.before("create", func(controllertest.Request) error { return refusal("denied by a policy") })
+			f.beforeRequest("create", func(controllertest.Request) error { return refusal("denied by a policy") })
 			f.edit("a/s", holding("w")).expectAfter(100*time.Millisecond, "dry run: create b/s")
 			f.expectValue("b/s", "v")
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"a source that grows too large in too many namespaces keeps its copies as they are": given(func(f *fixture) {
+		"a source that grows too large in too many namespaces keeps its copies as they are": newCase(func(f *fixture) {
 			f.advance(time.Minute)
 			f.takeRequests()
 			f.edit("a/s", holding(strings.Repeat("v", 1<<20))).expectAfter(time.Minute, "")
 			f.expectCopies(100, 100)
 		}, manyNamespaces(100, secret("a/s", "v", "Q:push-to=n-*"))...),
-		"without the flag a native push counts nowhere, and copies that exist stay until their source goes": given(func(f *fixture) {
+		"without the flag a native push counts nowhere, and copies that exist stay until their source goes": newCase(func(f *fixture) {
 			f.cfg.PushNamespaces = ""
 			f.restart()
 			f.edit("a/s", holding("w"), annotate("Q:push-to=b,c")).expectAfter(time.Hour, "")
 			f.expectEvents("PushForbidden Replicated")
 			f.remove("a/s").expectAfter(time.Minute, "delete b/s")
 		}, secret("a/s", "v", "Q:push-to=b")),
-		"a source with 400 targets, which take 3 s, takes turns with others": given(func(f *fixture) {
+		"a source with 400 targets, which take 3 s, takes turns with others": newCase(func(f *fixture) {
 			f.advance(time.Second)
 			f.Put(secret("a/wide", "v", "Q:push-to=n-*"))
 			f.advance(time.Second)
@@ -305,8 +305,8 @@ type reconcileCase struct {
 	run       func(f *fixture)
 }
 
-// given returns a row with what happens, and the objects at the start.
-func given(run func(f *fixture), objects ...runtime.Object) reconcileCase {
+// newCase returns a row with what happens, and the objects at the start.
+func newCase(run func(f *fixture), objects ...runtime.Object) reconcileCase {
 	return reconcileCase{objects: objects, run: run}
 }
 
@@ -352,9 +352,9 @@ func refusal(text string) *apierrors.StatusError {
 	return apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "s", errors.New(text))
 }
 
-// before calls hook before each request for a Secret with that verb, dry runs included. It may refuse
+// beforeRequest calls hook before each request for a Secret with that verb, dry runs included. It may refuse
 // the request.
-func (f *fixture) before(verb string, hook func(controllertest.Request) error) {
+func (f *fixture) beforeRequest(verb string, hook func(controllertest.Request) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.hooks = append(f.hooks, func(r controllertest.Request) error {
@@ -368,7 +368,7 @@ func (f *fixture) before(verb string, hook func(controllertest.Request) error) {
 // beforeFirst calls hook before the first request for a Secret with that verb.
 func (f *fixture) beforeFirst(verb string, hook func() error) {
 	var once sync.Once
-	f.before(verb, func(controllertest.Request) (err error) {
+	f.beforeRequest(verb, func(controllertest.Request) (err error) {
 		once.Do(func() { err = hook() })
 		return err
 	})

@@ -20,10 +20,10 @@ import (
 )
 
 func main() {
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGUSR1)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR1)
 	go func() {
-		for range asked {
+		for range signals {
 			if err := dump(os.Getenv("HEAP_DUMP")); err != nil {
 				fmt.Fprintln(os.Stderr, "dump:", err)
 			}

@@ -32,13 +32,13 @@ func (n *names) isEmpty() bool { return len(n.exact) == 0 && !n.hasPatterns() }
 // hasPatterns reports whether anything but an exact name is in the list.
 func (n *names) hasPatterns() bool { return len(n.globs) > 0 || n.re != nil || n.hasExpressions }
 
-func (n *names) has(name string) bool {
+func (n *names) hasExact(name string) bool {
 	_, ok := n.exact[name]
 	return ok
 }
 
 func (n *names) match(name string) bool {
-	return n.has(name) || n.hasPatterns() && patternlock.Do(func() bool {
+	return n.hasExact(name) || n.hasPatterns() && patternlock.Do(func() bool {
 		return glob.MatchAny(n.globs, name) || n.re != nil && n.re.MatchString(name)
 	})
 }

@@ -352,8 +352,8 @@ func TestHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			meta := metav1.ObjectMeta{Annotations: map[string]string{annotation[0]: annotation[1]}}
 			d := &appsv1.Deployment{ObjectMeta: meta, Spec: appsv1.DeploymentSpec{Template: corev1.PodTemplateSpec{ObjectMeta: meta}}}
-			if kept := len(k.DigestWorkload(d)); kept > 16<<10 {
-				t.Errorf("the cache keeps %d bytes of the template", kept)
+			if size := len(k.DigestWorkload(d)); size > 16<<10 {
+				t.Errorf("the cache keeps %d bytes of the template", size)
 			}
 			w, err := NewWorkload(&Kind{Name: "Deployment"}, d, "config-reload")
 			if err != nil {

@@ -100,7 +100,9 @@ func (s *Selection) match(key SourceKey, source Source) Match {
 
 // namesExactly reports whether an item is exactly the source's name, so that the source's absence is
 // recorded.
-func (s *Selection) namesExactly(key SourceKey) bool { return s.types[key.Type].named.has(key.Name) }
+func (s *Selection) namesExactly(key SourceKey) bool {
+	return s.types[key.Type].named.hasExact(key.Name)
+}
 
 // Names yields the sources that are named exactly.
 func (s *Selection) Names(yield func(SourceKey) bool) {
@@ -137,11 +139,11 @@ func (p Problem) String() string { return p.key + ": " + Truncate(p.text) }
 
 // Truncate shortens a text so that it fits into an Event, which holds 1 KiB in all.
 func Truncate(text string) string {
-	const most = 500
-	if len(text) <= most {
+	const maxLength = 500
+	if len(text) <= maxLength {
 		return text
 	}
-	return strings.ToValidUTF8(text[:most], "") + "..."
+	return strings.ToValidUTF8(text[:maxLength], "") + "..."
 }
 
 // emptySelection is the selection of a workload that is rolled through another object: a Job through its
@@ -223,16 +225,16 @@ func (k *AnnotationKeys) parseType(s *Selection, typ SourceType, meta, template 
 		selection.auto = k.autoAll
 		return
 	}
-	from := meta
+	annotations := meta
 	if !slices.ContainsFunc([]string{k.reload[typ], k.auto, k.typedAuto[typ], k.search}, func(key string) bool {
 		_, ok := meta[key]
 		return ok
 	}) {
-		from = template
+		annotations = template
 	}
-	selection.search = from[k.search] == "true"
-	selection.auto = isTrue(from[k.auto]) || isTrue(from[k.typedAuto[typ]]) ||
-		k.autoAll && from[k.auto] == "" && from[k.typedAuto[typ]] == ""
+	selection.search = annotations[k.search] == "true"
+	selection.auto = isTrue(annotations[k.auto]) || isTrue(annotations[k.typedAuto[typ]]) ||
+		k.autoAll && annotations[k.auto] == "" && annotations[k.typedAuto[typ]] == ""
 
 	if len(meta[k.exclude[typ]]) > maxList {
 		selection.rejectsAll = true
@@ -242,14 +244,14 @@ func (k *AnnotationKeys) parseType(s *Selection, typ SourceType, meta, template 
 	for item := range splitItems(meta[k.exclude[typ]]) {
 		selection.excluded.add(item)
 	}
-	if len(from[k.reload[typ]]) > maxList {
+	if len(annotations[k.reload[typ]]) > maxList {
 		s.addProblem(k.reload[typ], errListTooLong.Error())
 		return
 	}
 	var problems []string
 	var expressions []*syntax.Regexp
 	steps := maxSteps
-	for item := range splitItems(from[k.reload[typ]]) {
+	for item := range splitItems(annotations[k.reload[typ]]) {
 		if isName(item) {
 			selection.named.add(item)
 		}

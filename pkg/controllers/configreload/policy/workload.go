@@ -370,15 +370,15 @@ const variablePrefix = "STAKATER_"
 func variableName(key SourceKey) string {
 	var b strings.Builder
 	b.WriteString(variablePrefix)
-	kept := false // the last character was kept
+	lastKept := false // the last character was kept
 	for _, r := range strings.ToUpper(key.Name) {
 		stays := r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
 		if stays {
 			b.WriteRune(r)
-		} else if kept {
+		} else if lastKept {
 			b.WriteByte('_')
 		}
-		kept = stays
+		lastKept = stays
 	}
 	b.WriteByte('_')
 	b.WriteString(key.Type.markType())

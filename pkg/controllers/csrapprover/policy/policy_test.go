@@ -40,14 +40,14 @@ var key = func() ed25519.PrivateKey {
 
 // fixture is what a row changes: a request of the kubelet of node n1, and the cluster.
 type fixture struct {
-	template  x509.CertificateRequest
-	key       crypto.Signer
-	encode    func(der []byte) []byte
-	csr       certificatesv1.CertificateSigningRequest
-	options   Options
-	node      corev1.Node
-	others    []corev1.Node
-	apiServer []string // the API server's
+	template   x509.CertificateRequest
+	key        crypto.Signer
+	encode     func(der []byte) []byte
+	csr        certificatesv1.CertificateSigningRequest
+	options    Options
+	node       corev1.Node
+	otherNodes []corev1.Node
+	apiServer  []string // the API server's
 }
 
 func newFixture() *fixture {
@@ -97,7 +97,7 @@ func (f *fixture) failedChecks(t *testing.T) string {
 	requested, problems := f.options.ParseRequest(&f.csr)
 	if len(problems) == 0 {
 		problems = f.options.Judge(&requested, &f.node, func(name string) bool {
-			return slices.ContainsFunc(f.others, func(other corev1.Node) bool {
+			return slices.ContainsFunc(f.otherNodes, func(other corev1.Node) bool {
 				return other.Name == name || slices.Contains(NodeNames(&other), name)
 			})
 		})
@@ -249,13 +249,13 @@ func TestEachCheckFailsWhatItForbids(t *testing.T) {
 		"a dot in the node's name matches a dot only": {allOf(requests([]string{"nx1"}), func(f *fixture) {
 			f.csr.Spec.Username, f.template.Subject.CommonName, f.node = "system:node:n.1", "system:node:n.1", nodeWith("n.1", "nx1")
 		}), "10"},
-		"an address that another Node lists fails check 11":                     {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "n2", "10.0.0.1")} }, "11"},
-		"an address that is another Node's host name fails check 11":            {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "10.0.0.1")} }, "11"},
-		"an address that another Node lists in the form of IPv6 fails check 11": {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "n2", "::ffff:10.0.0.1")} }, "11"},
+		"an address that another Node lists fails check 11":                     {func(f *fixture) { f.otherNodes = []corev1.Node{nodeWith("n2", "n2", "10.0.0.1")} }, "11"},
+		"an address that is another Node's host name fails check 11":            {func(f *fixture) { f.otherNodes = []corev1.Node{nodeWith("n2", "10.0.0.1")} }, "11"},
+		"an address that another Node lists in the form of IPv6 fails check 11": {func(f *fixture) { f.otherNodes = []corev1.Node{nodeWith("n2", "n2", "::ffff:10.0.0.1")} }, "11"},
 		"a DNS name that is another Node's name fails check 11": {allOf(requests([]string{"n2"}), func(f *fixture) {
-			f.node, f.options.DNSRegex, f.others = nodeWith("n1", "n2"), ".*", []corev1.Node{nodeWith("n2", "host2")}
+			f.node, f.options.DNSRegex, f.otherNodes = nodeWith("n1", "n2"), ".*", []corev1.Node{nodeWith("n2", "host2")}
 		}), "11"},
-		"another Node with other addresses does not matter":    {func(f *fixture) { f.others = []corev1.Node{nodeWith("n2", "n2", "10.0.0.2")} }, ""},
+		"another Node with other addresses does not matter":    {func(f *fixture) { f.otherNodes = []corev1.Node{nodeWith("n2", "n2", "10.0.0.2")} }, ""},
 		"kubernetes.default.svc fails check 7":                 {allOf(requests([]string{"kubernetes.default.svc"}), func(f *fixture) { f.node, f.options.DNSRegex = nodeWith("n1", "kubernetes.default.svc"), ".*" }), "7"},
 		"kubernetes fails check 7 in upper case too":           {requests([]string{"Kubernetes"}), "7"},
 		"kubernetes.default with another domain fails check 7": {requests([]string{"kubernetes.default.example"}), "7"},

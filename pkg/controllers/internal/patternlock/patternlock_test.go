@@ -12,7 +12,7 @@ import (
 
 // TestDoRunsOneAtATime has a call that panics among others, since a worker's panic is recovered.
 func TestDoRunsOneAtATime(t *testing.T) {
-	var running, most atomic.Int32
+	var running, maxRunning atomic.Int32
 	var callers sync.WaitGroup
 	for i := range 8 {
 		callers.Go(func() {
@@ -20,8 +20,8 @@ func TestDoRunsOneAtATime(t *testing.T) {
 			for range 100 {
 				Do(func() bool {
 					defer running.Add(-1)
-					if now := running.Add(1); now > most.Load() {
-						most.Store(now)
+					if now := running.Add(1); now > maxRunning.Load() {
+						maxRunning.Store(now)
 					}
 					runtime.Gosched()
 					if i == 0 {
@@ -33,7 +33,7 @@ func TestDoRunsOneAtATime(t *testing.T) {
 		})
 	}
 	callers.Wait()
-	if most.Load() != 1 {
-		t.Errorf("%d calls ran at once", most.Load())
+	if maxRunning.Load() != 1 {
+		t.Errorf("%d calls ran at once", maxRunning.Load())
 	}
 }

@@ -58,7 +58,7 @@ func (e evaluation) match(key, grammar string, parse func(string) matcher, until
 
 // matchNative returns whether push-to or allow-pull names the namespace.
 func (e evaluation) matchNative(key string) Verdict {
-	if !e.source.has(key) {
+	if !e.source.hasAnnotation(key) {
 		return no
 	}
 	return e.match(key, "clauses", e.matchers.clauses, noDotNetTime)
@@ -103,7 +103,7 @@ func (e evaluation) matchReflectorList(key, selector string) Verdict {
 // replicatorPushes returns the replicator's push.
 func (e evaluation) replicatorPushes() Verdict {
 	v := e.match(replicateTo, "go", goRegexList, noDotNetTime)
-	if e.source.has(replicateToMatching) && v.Answer != Yes {
+	if e.source.hasAnnotation(replicateToMatching) && v.Answer != Yes {
 		v = v.or(e.match(replicateToMatching, "selector", e.matchers.selector, noDotNetTime))
 	}
 	return v
@@ -136,12 +136,12 @@ func (e *Evaluator) pushClaim(source *Object, home, ns *Namespace, now time.Time
 	best := claim{source: source}
 	for _, next := range []struct {
 		Dialect
-		ask func() Verdict
+		evaluate func() Verdict
 	}{{Native, func() Verdict { return eval.matchNative(PushTo) }}, {Reflector, eval.reflectorPushes}, {Replicator, eval.replicatorPushes}} {
 		if best.Answer == Yes || !e.hasPushKey(source, next.Dialect) || !e.mayPush(next.Dialect, source, home) {
 			continue
 		}
-		if v := next.ask(); v.Answer > best.Answer {
+		if v := next.evaluate(); v.Answer > best.Answer {
 			best.Verdict, best.dialect = v, next.Dialect
 		}
 	}

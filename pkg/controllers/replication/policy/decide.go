@@ -187,8 +187,8 @@ func (e *Evaluator) decidePush(plan *Plan, view View, key Key, target *Object, r
 // the source's present version, or must have named it when this run first looked: markers are written slowly.
 func (e *Evaluator) makerOf(target *Object, knownMaker Key, claims []claim, ns *Namespace, now time.Time) *claim {
 	i := slices.IndexFunc(claims, func(c claim) bool {
-		made := c.source.Version == target.Annotations[replicatedFrom] || c.source.Key == knownMaker
-		return made && evaluation{e, c.source, ns, now}.replicatorPushes().Answer != No
+		isMaker := c.source.Version == target.Annotations[replicatedFrom] || c.source.Key == knownMaker
+		return isMaker && evaluation{e, c.source, ns, now}.replicatorPushes().Answer != No
 	})
 	if i < 0 {
 		return nil
@@ -257,7 +257,7 @@ func (e *Evaluator) releaseCopy(plan *Plan, view View, target *Object, role role
 	source := view.Get(plan.Source)
 	switch {
 	case !e.enabled(role.dialect), source != nil && source.Deleting:
-	case !contested && role.dialect == Native && e.PushNamespaces == "" && source != nil && source.has(PushTo):
+	case !contested && role.dialect == Native && e.PushNamespaces == "" && source != nil && source.hasAnnotation(PushTo):
 		// The flag was never set, so nobody has forbidden this source to push.
 		plan.Problems = append(plan.Problems, Problem{source.Key, PushForbidden, forbiddenPush.Text})
 	case !e.mustWait(plan, view, target, now):
@@ -323,7 +323,7 @@ func (e *Evaluator) decidePull(plan *Plan, view View, target *Object, role role,
 		}
 	}
 	switch differs := !maps.Equal(desiredContent(role.dialect, source.Content, target.Content, copiedKeys(target, role)), target.Content); {
-	case !differs && (target.has(replicatedKeys) || role.dialect != Replicator) && (role.marker == nil || role.marker.sourceName == role.source):
+	case !differs && (target.hasAnnotation(replicatedKeys) || role.dialect != Replicator) && (role.marker == nil || role.marker.sourceName == role.source):
 		plan.State = InSync
 	case target.Immutable:
 		plan.State = Refused
@@ -382,7 +382,7 @@ func (e *Evaluator) compareCopy(plan *Plan, source, target *Object, role role) {
 	differs := !same
 	if plan.Dialect == Replicator {
 		labels := overlayLabels(target.Labels, role.marker, e.copiedLabels(source.Annotations, source.Labels))
-		differs = differs || !target.has(replicatedKeys) || !maps.Equal(labels, target.Labels)
+		differs = differs || !target.hasAnnotation(replicatedKeys) || !maps.Equal(labels, target.Labels)
 	}
 	switch {
 	case differs:

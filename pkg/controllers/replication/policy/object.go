@@ -74,7 +74,7 @@ const (
 	tooLongValue = "\x00"
 )
 
-func (o *Object) has(annotation string) bool {
+func (o *Object) hasAnnotation(annotation string) bool {
 	_, has := o.Annotations[annotation]
 	return has
 }

@@ -58,7 +58,7 @@ func (o *Options) roleOf(obj *Object) role {
 		return role{kind: pushCopy, dialect: Reflector, source: source}
 	case o.hasAnyPushKey(obj):
 		return role{kind: pushSource}
-	case m == nil && o.Replicator && obj.has(replicatedFrom) && obj.has(replicatedKeys):
+	case m == nil && o.Replicator && obj.hasAnnotation(replicatedFrom) && obj.hasAnnotation(replicatedKeys):
 		// With a marker, it would be a pull target that was detached.
 		return role{kind: unmarkedCopy, dialect: Replicator}
 	}
@@ -102,9 +102,9 @@ func (o *Options) hasPushKey(obj *Object, dialect Dialect) bool {
 	case dialect == Reflector:
 		return isTrue(obj.Annotations[autoEnabled])
 	case dialect == Replicator:
-		return obj.has(replicateTo) || obj.has(replicateToMatching)
+		return obj.hasAnnotation(replicateTo) || obj.hasAnnotation(replicateToMatching)
 	}
-	return obj.has(PushTo)
+	return obj.hasAnnotation(PushTo)
 }
 
 // isTrue is how the reflector reads a boolean.
