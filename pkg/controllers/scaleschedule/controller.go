@@ -60,10 +60,10 @@ type controller struct {
 
 var _ controllers.Controller = &controller{}
 
-// newController returns the controller. cfg must have passed Validate. watched are the kinds with their
-// informers, namespaces is nil if Namespaces do not count. Clients made from config write only while this
-// replica leads.
-func newController(cfg Config, watched []*kind, namespaces *informers.Informer[*informers.Object], client kubernetes.Interface, config *rest.Config,
+// newController returns the controller. cfg must have passed Validate. watchedKinds have their informers,
+// namespaces is nil if Namespaces do not count. Clients made from config write only while this replica leads.
+func newController(
+	cfg Config, watchedKinds []*kind, namespaces *informers.Informer[*informers.Object], client kubernetes.Interface, config *rest.Config,
 	events record.EventRecorder, loop controllers.LoopOptions, reg controllers.MetricsRegistry,
 ) (*controller, error) {
 	objects, err := newAPI(config)
@@ -75,13 +75,13 @@ func newController(cfg Config, watched []*kind, namespaces *informers.Informer[*
 		limit = rate.Limit(cfg.MaxWritesPerSecond)
 	}
 	c := &controller{
-		cfg: cfg, evaluator: cfg.evaluator(), kinds: watched, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
+		cfg: cfg, evaluator: cfg.evaluator(), kinds: watchedKinds, client: client, objects: objects, limiter: rate.NewLimiter(limit, 1), events: events,
 		memory: newMemory(), onceNotices: notices.New(math.MaxInt64), repeatedNotices: notices.New(noticeInterval),
 	}
 	c.metrics = newDomainMetrics(reg, c)
 	loop.MaxBackoff, loop.Background = maxBackoff, c.resyncWorkloads
 	var watches []controllers.Watch[objectKey]
-	for _, k := range watched {
+	for _, k := range watchedKinds {
 		watches = append(watches, c.watch(k))
 	}
 	if namespaces != nil {

@@ -30,15 +30,15 @@ func Entry() controllers.Entry {
 		Permissions:  func(s controllers.Settings) []rbacv1.PolicyRule { return flags.withSettings(s).permissions() },
 		New: func(h controllers.Host) (controllers.Controller, error) {
 			cfg := flags.withSettings(h.Settings)
-			watched := cfg.watched()
-			for _, k := range watched {
+			kinds := cfg.watchedKinds()
+			for _, k := range kinds {
 				k.informer = informers.For[*informers.Object](h, k.resource)
 			}
 			var namespaces *informers.Informer[*informers.Object]
 			if len(cfg.Scope) == 0 {
 				namespaces = informers.For[*informers.Object](h, informers.Namespaces)
 			}
-			return newController(*cfg, watched, namespaces, h.Client, h.RESTConfig, h.Events, h.LoopOptions, h.Metrics)
+			return newController(*cfg, kinds, namespaces, h.Client, h.RESTConfig, h.Events, h.LoopOptions, h.Metrics)
 		},
 	}
 }

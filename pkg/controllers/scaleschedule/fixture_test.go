@@ -151,18 +151,18 @@ func annotationMap(pairs []string) map[string]string {
 	return annotations
 }
 
-// meta is the metadata of an object that was created an hour ago.
-func meta(name string, annotations ...string) metav1.ObjectMeta {
+// objectMeta returns the metadata of an object that was created an hour ago.
+func objectMeta(name string, annotations ...string) metav1.ObjectMeta {
 	namespace, name, _ := strings.Cut(name, "/")
 	return metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: annotationMap(annotations), CreationTimestamp: metav1.NewTime(time.Now().Add(-time.Hour))}
 }
 
 func deployment(name string, replicas int32, annotations ...string) *appsv1.Deployment {
-	return &appsv1.Deployment{ObjectMeta: meta(name, annotations...), Spec: appsv1.DeploymentSpec{Replicas: &replicas}}
+	return &appsv1.Deployment{ObjectMeta: objectMeta(name, annotations...), Spec: appsv1.DeploymentSpec{Replicas: &replicas}}
 }
 
 func namespace(name string, annotations ...string) *corev1.Namespace {
-	return &corev1.Namespace{ObjectMeta: meta("/"+name, annotations...)}
+	return &corev1.Namespace{ObjectMeta: objectMeta("/"+name, annotations...)}
 }
 
 // span returns a span from one time after now until another.
@@ -280,7 +280,7 @@ func withKind(name string) func(*scaleschedule.Config) {
 
 // autoscaler has at least 4 and at most 6 replicas.
 func autoscaler(name, kind, target string, annotations ...string) *autoscalingv2.HorizontalPodAutoscaler {
-	return &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: meta(name, annotations...), Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
+	return &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: objectMeta(name, annotations...), Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
 		MinReplicas: ptr.To[int32](4), MaxReplicas: 6, ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: kind, Name: target}}}
 }
 
@@ -295,7 +295,7 @@ func definition(group, version, kind, plural string) *unstructured.Unstructured 
 
 func customObject(apiVersion, kind, name string, spec map[string]any, annotations ...string) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{"apiVersion": apiVersion, "kind": kind, "spec": spec}}
-	m := meta(name, annotations...)
+	m := objectMeta(name, annotations...)
 	u.SetNamespace(m.Namespace)
 	u.SetName(m.Name)
 	u.SetCreationTimestamp(m.CreationTimestamp)

@@ -40,8 +40,8 @@ func kinds() []*kind {
 	}
 }
 
-// watched returns the kinds that cfg names, and those that are watched besides.
-func (c *Config) watched() []*kind {
+// watchedKinds returns the kinds that cfg names, and those that are watched besides.
+func (c *Config) watchedKinds() []*kind {
 	return slices.DeleteFunc(kinds(), func(k *kind) bool { return !c.scales(k) && k.Kind != policy.Autoscaler })
 }
 
@@ -51,7 +51,7 @@ func (c *Config) scales(k *kind) bool { return slices.Contains(c.Kinds, k.plural
 // needs returns what the cache keeps.
 func (c *Config) needs() (needs []informers.Need) {
 	evaluator := c.evaluator()
-	for _, k := range c.watched() {
+	for _, k := range c.watchedKinds() {
 		needs = append(needs, informers.Need{Resource: k.resource, Digest: informers.DigestOf(evaluator.Digest), Optional: k.optional})
 	}
 	if len(c.Scope) == 0 {
@@ -65,7 +65,7 @@ func (c *Config) permissions() (rules []rbacv1.PolicyRule) {
 	allow := func(resource schema.GroupVersionResource, verbs ...string) {
 		rules = append(rules, rbacv1.PolicyRule{APIGroups: []string{resource.Group}, Resources: []string{resource.Resource}, Verbs: verbs})
 	}
-	for _, k := range c.watched() {
+	for _, k := range c.watchedKinds() {
 		if c.scales(k) {
 			allow(k.resource, "get", "patch")
 		}

@@ -17,7 +17,7 @@ import (
 // on it.
 func TestMemoryForgetsAReplacedObject(t *testing.T) {
 	m, k := newMemory(), objectKey{kinds()[0], cache.NewObjectName("shop", "a")}
-	m.update(k, "1", func(e *entry) { e.History = policy.History{Contests: 3, Raised: time.Unix(1, 0)} })
+	m.update(k, "1", func(e *entry) { e.History = policy.History{Contests: 3, RaisedAt: time.Unix(1, 0)} })
 	if e := m.get(k, "1"); e.Contests != 3 || m.countContested() != 1 {
 		t.Errorf("%+v", e)
 	}

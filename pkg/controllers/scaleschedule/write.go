@@ -119,7 +119,7 @@ func (c *controller) write(ctx context.Context, workload *workloadState, plan *p
 		switch {
 		case plan.Repeated:
 			e.Contests++
-			e.Raised = time.Time{}
+			e.RaisedAt = time.Time{}
 		case plan.Action == policy.RestoreRecord:
 			e.RecordRestored, e.LostRecord = true, 0
 		}

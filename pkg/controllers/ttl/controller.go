@@ -129,7 +129,7 @@ func (c *controller) reconcile(ctx context.Context, key objectKey) (time.Duratio
 // seen: somebody may just have restored it from a backup, or given it a deadline by mistake. For a new
 // leader, every object that is due at the start is such an object.
 func (c *controller) graceLeft(rec *dueRecord, decision *policy.Decision, now time.Time) time.Duration {
-	if c.dryRun(decision) || decision.Deadline.After(rec.firstSeen) {
+	if c.isDryRun(decision) || decision.Deadline.After(rec.firstSeen) {
 		return 0
 	}
 	return max(c.cfg.Grace-now.Sub(rec.firstSeen), 0)
@@ -171,8 +171,8 @@ func (c *controller) breakerOf(decision *policy.Decision) *policy.Breaker {
 	return c.breaker
 }
 
-// dryRun reports whether the decision deletes nothing.
-func (c *controller) dryRun(decision *policy.Decision) bool { return c.cfg.DryRun || decision.DryRun }
+// isDryRun reports whether the decision deletes nothing.
+func (c *controller) isDryRun(decision *policy.Decision) bool { return c.cfg.DryRun || decision.DryRun }
 
 // lookDelay returns when to look at an object again; 0 means at its next change.
 func lookDelay(decision *policy.Decision, now time.Time) time.Duration {

@@ -78,7 +78,7 @@ func (c *controller) expire(
 	}
 	logger := klog.FromContext(ctx).WithValues(
 		"annotation", decision.Key, "rule", decision.Rule, "value", decision.Value, "deadline", decision.Deadline)
-	if c.dryRun(&decision) {
+	if c.isDryRun(&decision) {
 		text := "would be deleted because of " + decision.Explanation()
 		if c.recordEventOnce(key, uid, corev1.EventTypeNormal, reasonWouldDelete, text) {
 			logger.Info("Dry run: would delete")

@@ -77,19 +77,19 @@ func (c Config) withSettings(s controllers.Settings) *Config {
 
 // typeNeed returns what is kept of a type.
 func typeNeed(options policy.Options, typ policy.Type, typeRules *typeRules) informers.Need {
-	n := informers.Need{
+	need := informers.Need{
 		Resource: typ.GroupVersionResource, ClusterScoped: !typ.Namespaced, Filter: options.Annotated,
 		Annotations: append(options.Keys(), corev1.MirrorPodAnnotationKey), MaxAnnotation: policy.MaxValue,
 		Fields: informers.OwnerReferences | informers.CreationTimestamp,
 	}
 	if typeRules != nil {
-		n.Filter, n.Digest, n.Fields = typeRules.mayExpire, informers.DigestOf(typeRules.digest), 0
+		need.Filter, need.Digest, need.Fields = typeRules.mayExpire, informers.DigestOf(typeRules.digest), 0
 		if !typeRules.NeedsWhole {
-			n.Form = informers.Metadata
+			need.Form = informers.Metadata
 		}
 	}
-	if n.Resource == informers.Secrets {
-		n.FieldSelector = informers.NotHelm
+	if need.Resource == informers.Secrets {
+		need.FieldSelector = informers.NotHelm
 	}
-	return n
+	return need
 }

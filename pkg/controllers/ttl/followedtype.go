@@ -184,23 +184,23 @@ type TypeStatus struct {
 
 func (t *followedType) status(now time.Time) TypeStatus {
 	following := t.following.Status()
-	s := TypeStatus{Resource: t.GroupResource().String(), Version: t.Version, Synced: following.Synced, Problem: following.Problem}
-	if s.Problem == "" && t.pauseLeft(now) > 0 {
-		s.Problem = "paused for a minute: the API server's clock differs, or a request took 5 s or more; see the log"
+	status := TypeStatus{Resource: t.GroupResource().String(), Version: t.Version, Synced: following.Synced, Problem: following.Problem}
+	if status.Problem == "" && t.pauseLeft(now) > 0 {
+		status.Problem = "paused for a minute: the API server's clock differs, or a request took 5 s or more; see the log"
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s.Tracked = t.objectCount
+	status.Tracked = t.objectCount
 	next := policy.Never
 	for _, r := range t.records {
 		if !r.deadline.After(now) {
-			s.Overdue++
+			status.Overdue++
 		} else if r.deadline.Before(next) {
 			next = r.deadline
-			s.NextDeadline = &next
+			status.NextDeadline = &next
 		}
 	}
-	return s
+	return status
 }
 
 // typeStatuses returns the state of all types, by name.

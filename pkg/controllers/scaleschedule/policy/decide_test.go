@@ -66,35 +66,35 @@ func (s *state) object() runtime.Object {
 	if s.age == 0 {
 		s.age = time.Hour
 	}
-	m := metav1.ObjectMeta{Namespace: "shop", Name: "a", CreationTimestamp: metav1.NewTime(now.Add(-s.age)), Annotations: s.annotations,
+	metadata := metav1.ObjectMeta{Namespace: "shop", Name: "a", CreationTimestamp: metav1.NewTime(now.Add(-s.age)), Annotations: s.annotations,
 		Labels: map[string]string{"app": "a"}}
 	if s.owned {
-		m.OwnerReferences = []metav1.OwnerReference{{APIVersion: "keda.sh/v1alpha1", Kind: "ScaledObject", Controller: ptrTo(true)}}
+		metadata.OwnerReferences = []metav1.OwnerReference{{APIVersion: "keda.sh/v1alpha1", Kind: "ScaledObject", Controller: ptrTo(true)}}
 	}
 	n := int32(s.replicas)
 	switch s.kind {
 	case Deployment:
-		return &appsv1.Deployment{ObjectMeta: m, Spec: appsv1.DeploymentSpec{Replicas: &n}}
+		return &appsv1.Deployment{ObjectMeta: metadata, Spec: appsv1.DeploymentSpec{Replicas: &n}}
 	case StatefulSet:
-		return &appsv1.StatefulSet{ObjectMeta: m, Spec: appsv1.StatefulSetSpec{Replicas: &n}}
+		return &appsv1.StatefulSet{ObjectMeta: metadata, Spec: appsv1.StatefulSetSpec{Replicas: &n}}
 	case CronJob:
-		return &batchv1.CronJob{ObjectMeta: m, Spec: batchv1.CronJobSpec{Suspend: ptrTo(n == 0)}}
+		return &batchv1.CronJob{ObjectMeta: metadata, Spec: batchv1.CronJobSpec{Suspend: ptrTo(n == 0)}}
 	case Autoscaler:
-		return &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: m, Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &n, MaxReplicas: int32(s.max)}}
+		return &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metadata, Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MinReplicas: &n, MaxReplicas: int32(s.max)}}
 	}
 	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{}}}
 	if s.kind == Rollout {
 		u.Object["spec"] = map[string]any{"replicas": s.replicas}
 	}
 	u.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: string(s.kind)})
-	u.SetAnnotations(m.Annotations)
-	u.SetCreationTimestamp(m.CreationTimestamp)
+	u.SetAnnotations(metadata.Annotations)
+	u.SetCreationTimestamp(metadata.CreationTimestamp)
 	return u
 }
 
 // decide passes the state through the cache, and returns the verdict, the plan, the patch and the reasons of
 // the warnings.
-func (s *state) decide(t *testing.T, now time.Time) (v Verdict, p Plan, patch, reasons string) {
+func (s *state) decide(t *testing.T, now time.Time) (verdict Verdict, plan Plan, patch, reasons string) {
 	t.Helper()
 	o := testOptions()
 	if s.options != nil {
@@ -103,19 +103,19 @@ func (s *state) decide(t *testing.T, now time.Time) (v Verdict, p Plan, patch, r
 	evaluator := mustEvaluator(t, o)
 	workload := Decode(evaluator.Digest(s.object()))
 	ns := Decode(evaluator.DigestNamespace(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Annotations: s.namespace}}))
-	v = evaluator.Decide(&workload, &ns, now)
-	p = evaluator.Plan(&workload, s.kind, &v, s.rival, s.history, now)
+	verdict = evaluator.Decide(&workload, &ns, now)
+	plan = evaluator.Plan(&workload, s.kind, &verdict, s.rival, s.history, now)
 	var warnings []string
-	for _, problem := range v.Problems {
+	for _, problem := range verdict.Problems {
 		warnings = append(warnings, problem.Reason)
 	}
-	if p.Problem != nil {
-		warnings = append(warnings, p.Problem.Reason)
+	if plan.Problem != nil {
+		warnings = append(warnings, plan.Problem.Reason)
 	}
-	if p.Action != Nothing {
-		patch = string(evaluator.Patch(&workload, s.kind, &p, "7"))
+	if plan.Action != Nothing {
+		patch = string(evaluator.Patch(&workload, s.kind, &plan, "7"))
 	}
-	return v, p, patch, strings.Join(warnings, " ")
+	return verdict, plan, patch, strings.Join(warnings, " ")
 }
 
 // TestDecideAndPlanFollowTheSchedule has the patch and the warnings for one state of a workload.
@@ -176,9 +176,9 @@ func TestDecideAndPlanFollowTheSchedule(t *testing.T) {
 		"a workload whose schedule is gone comes up":                                          {state{replicas: zero, annotations: annotations{recordKey: "3"}}, upPatch, "", 0},
 		"a workload that somebody stopped stays down in its uptime":                           {state{replicas: zero, annotations: annotations{ds + "uptime": spanNow}}, none, "", 0},
 		"a workload that somebody raises is left alone at first":                              {state{replicas: 2, annotations: annotations{ds + "downtime": spanNow, recordKey: "3"}}, none, "", 0},
-		"a workload that somebody raised 15 minutes ago goes down again":                      {state{replicas: 2, annotations: annotations{ds + "downtime": spanNow, recordKey: "3"}, history: History{Raised: now.Add(-15 * time.Minute)}}, downPatch, "", 0},
-		"the larger number of a raised workload becomes the record":                           {state{replicas: 5, annotations: annotations{ds + "downtime": spanNow, recordKey: "3"}, history: History{Raised: now.Add(-15 * time.Minute), Contests: 2}}, strings.Replace(downPatch, "3", "5", 1), "", 0},
-		"a workload that is raised for the fourth time is left alone":                         {state{replicas: 5, annotations: annotations{ds + "downtime": spanNow, recordKey: "3"}, history: History{Raised: now.Add(-15 * time.Minute), Contests: 3}}, none, ScaleContested, 0},
+		"a workload that somebody raised 15 minutes ago goes down again":                      {state{replicas: 2, annotations: annotations{ds + "downtime": spanNow, recordKey: "3"}, history: History{RaisedAt: now.Add(-15 * time.Minute)}}, downPatch, "", 0},
+		"the larger number of a raised workload becomes the record":                           {state{replicas: 5, annotations: annotations{ds + "downtime": spanNow, recordKey: "3"}, history: History{RaisedAt: now.Add(-15 * time.Minute), Contests: 2}}, strings.Replace(downPatch, "3", "5", 1), "", 0},
+		"a workload that is raised for the fourth time is left alone":                         {state{replicas: 5, annotations: annotations{ds + "downtime": spanNow, recordKey: "3"}, history: History{RaisedAt: now.Add(-15 * time.Minute), Contests: 3}}, none, ScaleContested, 0},
 		"a workload above its record keeps its number when it comes up":                       {state{replicas: 4, annotations: annotations{ds + "uptime": spanNow, recordKey: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
 		"a workload below its target keeps its number when it comes up":                       {state{replicas: zero, annotations: annotations{ds + "uptime": spanNow, ds + "downtime-replicas": "1", recordKey: "3"}}, `{"metadata":{"annotations":{"downscaler/original-replicas":null},"resourceVersion":"7"}}`, "", 0},
 		"a record that somebody removed is put back":                                          {state{replicas: zero, annotations: annotations{ds + "downtime": spanNow}, history: History{LostRecord: 3}}, `{"metadata":{"annotations":{"downscaler/original-replicas":"3"},"resourceVersion":"7"}}`, "", 0},
@@ -317,8 +317,8 @@ func TestSelectorExcludesWorkloads(t *testing.T) {
 	for selector, want := range map[string]bool{"app=a": false, "app!=a": true, "": false} {
 		o := testOptions()
 		o.Selector = selector
-		g := state{}
-		if w := Decode(mustEvaluator(t, o).Digest(g.object())); w.Unselected != want {
+		s := state{}
+		if w := Decode(mustEvaluator(t, o).Digest(s.object())); w.Unselected != want {
 			t.Errorf("%q: unselected is %t", selector, w.Unselected)
 		}
 	}

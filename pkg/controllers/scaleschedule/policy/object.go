@@ -61,8 +61,8 @@ var errTooLong = errors.New("is too long")
 
 // Values are the annotations of one object that count.
 type Values struct {
-	text [keyCount]string
-	set  uint16
+	text   [keyCount]string
+	keySet uint16
 	// compat says that they are of the family downscaler/. That does not concern the record.
 	compat bool
 }
@@ -70,7 +70,7 @@ type Values struct {
 // has reports whether one of the keys is set.
 func (v *Values) has(keys ...Key) bool {
 	for _, k := range keys {
-		if v.set&(1<<k) != 0 {
+		if v.keySet&(1<<k) != 0 {
 			return true
 		}
 	}
@@ -79,7 +79,7 @@ func (v *Values) has(keys ...Key) bool {
 
 func (v *Values) put(k Key, text string) {
 	v.text[k] = text
-	v.set |= 1 << k
+	v.keySet |= 1 << k
 }
 
 // annotation returns the name of a key as it is on the object.
@@ -100,39 +100,39 @@ func recordNames(withCompat bool) (own, other string) {
 }
 
 // valuesOf returns what counts of an object's annotations.
-func valuesOf(annotations map[string]string, withCompat bool) (v Values) {
+func valuesOf(annotations map[string]string, withCompat bool) (values Values) {
 	read := func(prefix string) {
 		total := 0
-		for k := range Record {
-			if text, ok := annotations[prefix+keyNames[k]]; ok {
+		for key := range Record {
+			if text, ok := annotations[prefix+keyNames[key]]; ok {
 				if total += len(text); len(text) > MaxValue {
 					text = tooLong
 				}
-				v.put(k, text)
+				values.put(key, text)
 			}
 		}
 		if total > maxTotal {
-			for k := range Record {
-				if v.has(k) {
-					v.text[k] = tooLong
+			for key := range Record {
+				if values.has(key) {
+					values.text[key] = tooLong
 				}
 			}
 		}
 	}
-	if read(nativePrefix); v.set == 0 && withCompat {
+	if read(nativePrefix); values.keySet == 0 && withCompat {
 		read(compatPrefix)
-		v.compat = true
+		values.compat = true
 	}
 	own, other := recordNames(withCompat)
-	for k, name := range map[Key]string{Record: own, OtherRecord: other} {
+	for key, name := range map[Key]string{Record: own, OtherRecord: other} {
 		if text, ok := annotations[name]; ok && name != "" {
 			if len(text) > len("2147483647") {
 				text = tooLong
 			}
-			v.put(k, text)
+			values.put(key, text)
 		}
 	}
-	return v
+	return values
 }
 
 // Object is what the cache keeps of a workload, a Namespace or who scales a workload.
@@ -172,7 +172,7 @@ func bit(set bool, b byte) byte {
 
 // Encode returns the object as the cache keeps it; nil if there is nothing in it.
 func (o *Object) Encode() []byte {
-	if o.set == 0 && o.Number == 0 && o.Created.IsZero() && o.ScaleTarget == "" {
+	if o.keySet == 0 && o.Number == 0 && o.Created.IsZero() && o.ScaleTarget == "" {
 		return nil // a Namespace
 	}
 	b := []byte{bit(o.compat, bitCompat) | bit(o.Unselected, bitUnselected) | bit(o.Owned, bitOwned) | bit(o.Unreadable, bitUnreadable)}
@@ -193,9 +193,9 @@ func appendText(b []byte, text string) []byte {
 }
 
 // Decode returns what Encode has encoded.
-func Decode(digest []byte) (o Object) {
+func Decode(digest []byte) (object Object) {
 	if len(digest) == 0 {
-		return o
+		return object
 	}
 	text := func() string {
 		size, n := binary.Uvarint(digest)
@@ -210,16 +210,16 @@ func Decode(digest []byte) (o Object) {
 	}
 	flags := digest[0]
 	digest = digest[1:]
-	o.compat, o.Unselected, o.Owned, o.Unreadable = flags&bitCompat != 0, flags&bitUnselected != 0, flags&bitOwned != 0, flags&bitUnreadable != 0
-	o.Number, o.Max = uvarint(), uvarint()
-	o.Created = time.Unix(uvarint(), 0)
-	o.ScaleTarget = text()
+	object.compat, object.Unselected, object.Owned, object.Unreadable = flags&bitCompat != 0, flags&bitUnselected != 0, flags&bitOwned != 0, flags&bitUnreadable != 0
+	object.Number, object.Max = uvarint(), uvarint()
+	object.Created = time.Unix(uvarint(), 0)
+	object.ScaleTarget = text()
 	for len(digest) > 0 {
 		k := Key(digest[0])
 		digest = digest[1:]
-		o.put(k, text())
+		object.put(k, text())
 	}
-	return o
+	return object
 }
 
 // HasRecord reports whether the object has a record.

@@ -33,8 +33,8 @@ const maxContests = 3
 // History is what others did to a workload while it is to be down, and what was done about it. It begins anew
 // with each run and each downtime.
 type History struct {
-	// Raised is when it was first seen above its target, with a record.
-	Raised time.Time
+	// RaisedAt is when it was first seen above its target, with a record.
+	RaisedAt time.Time
 	// Contests is how often it was scaled down again.
 	Contests int
 	// LostRecord is a record that somebody has removed while nothing else changed; 0 if there is none.
@@ -44,7 +44,7 @@ type History struct {
 }
 
 // Contested reports whether the workload is left to whoever has raised it.
-func (r *History) Contested() bool { return r.Contests >= maxContests && !r.Raised.IsZero() }
+func (h *History) Contested() bool { return h.Contests >= maxContests && !h.RaisedAt.IsZero() }
 
 // Action is what is written.
 type Action uint8
@@ -143,22 +143,22 @@ func (o *Object) planUp(kind Kind, recorded, target int64) (plan Plan) {
 func (e *Evaluator) planDown(plan *Plan, workload *Object, recorded, target int64, now time.Time) {
 	history := &plan.History
 	if workload.Number <= target {
-		history.Raised = time.Time{}
+		history.RaisedAt = time.Time{}
 		if !workload.HasRecord() && history.LostRecord > target && !history.RecordRestored {
 			plan.Action, plan.Record = RestoreRecord, history.LostRecord
 		}
 		return
 	}
 	if workload.HasRecord() {
-		if history.Raised.IsZero() {
-			history.Raised = now
+		if history.RaisedAt.IsZero() {
+			history.RaisedAt = now
 		}
 		if history.Contested() {
 			plan.Problem = &Problem{ScopeWorkload, ScaleContested, DowntimeReplicas, fmt.Sprintf(
 				"it was scaled down again %d times and raised each time, so it is left as it is until the next boundary", maxContests)}
 			return
 		}
-		if plan.Wait = history.Raised.Add(e.Hold).Sub(now); plan.Wait > 0 {
+		if plan.Wait = history.RaisedAt.Add(e.Hold).Sub(now); plan.Wait > 0 {
 			return
 		}
 		plan.Wait, plan.Repeated = 0, true

@@ -153,9 +153,9 @@ func TestDayThatBeginsTwiceStaysInside(t *testing.T) {
 	}
 }
 
-func tail(changes []change, from int) string {
-	if from >= len(changes) {
+func tail(changes []change, start int) string {
+	if start >= len(changes) {
 		return "none"
 	}
-	return fmt.Sprint(changes[from:min(from+2, len(changes))])
+	return fmt.Sprint(changes[start:min(start+2, len(changes))])
 }

@@ -143,8 +143,8 @@ func IsCopyOrMirror(t Type, obj metav1.Object) bool {
 	return false
 }
 
-// comesBack reports whether Kubernetes makes the object again as soon as it is deleted.
-func comesBack(t Type, obj metav1.Object) bool {
+// isRecreated reports whether Kubernetes makes the object again as soon as it is deleted.
+func isRecreated(t Type, obj metav1.Object) bool {
 	switch t.GroupResource() {
 	case schema.GroupResource{Resource: "configmaps"}:
 		return obj.GetName() == "kube-root-ca.crt"
@@ -156,7 +156,7 @@ func comesBack(t Type, obj metav1.Object) bool {
 
 // MayRulesDecide reports whether rules may decide on the object: no annotation does, and it may be deleted.
 func (o *Options) MayRulesDecide(t Type, obj metav1.Object) bool {
-	return obj.GetDeletionTimestamp() == nil && !o.Annotated(obj) && !IsCopyOrMirror(t, obj) && !comesBack(t, obj) && o.protection(t, obj) == ""
+	return obj.GetDeletionTimestamp() == nil && !o.Annotated(obj) && !IsCopyOrMirror(t, obj) && !isRecreated(t, obj) && o.protection(t, obj) == ""
 }
 
 // protection returns why the object must not be deleted, or "".
@@ -238,21 +238,21 @@ func (o *Options) Decide(typ Type, obj metav1.Object, now time.Time) Decision {
 	}
 	var claims []claim
 	var pairs []string
-	for _, a := range annotations {
-		value, found := obj.GetAnnotations()[a.key]
-		if !found || !o.familyCounts(a.family, typ) {
+	for _, annotation := range annotations {
+		value, found := obj.GetAnnotations()[annotation.key]
+		if !found || !o.familyCounts(annotation.family, typ) {
 			continue
 		}
 		if len(value) > MaxValue {
-			addProblem(InvalidTTL, a.key, "%s: the value %v; the object is not deleted", a.key, errTooLong)
+			addProblem(InvalidTTL, annotation.key, "%s: the value %v; the object is not deleted", annotation.key, errTooLong)
 			continue
 		}
-		deadline, err := a.deadline(value, obj)
+		deadline, err := annotation.deadline(value, obj)
 		if err != nil {
-			addProblem(InvalidTTL, a.key, "%s: %q %v; the object is not deleted", a.key, value, err)
+			addProblem(InvalidTTL, annotation.key, "%s: %q %v; the object is not deleted", annotation.key, value, err)
 		}
-		claims = append(claims, claim{a.key, value, deadline})
-		pairs = append(pairs, a.key+"="+value)
+		claims = append(claims, claim{annotation.key, value, deadline})
+		pairs = append(pairs, annotation.key+"="+value)
 	}
 	if len(claims) == 0 || len(decision.Problems) > 0 {
 		return decision

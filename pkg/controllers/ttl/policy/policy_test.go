@@ -341,7 +341,7 @@ var durations = map[string]time.Duration{
 	"15250w": 15250 * 7 * 24 * time.Hour, "9223372036854775807ns": 1<<63 - 1, "0.12500000000000000000000001d": 3 * time.Hour,
 }
 
-var noDurations = []string{"", "5", "d", "1 h", " 1h", "1h ", "1H", "1D", "1mo", "1y", "15251w", "9223372036854775808ns", "15250w1w", "+", "-", ".", ".h",
+var invalidDurations = []string{"", "5", "d", "1 h", " 1h", "1h ", "1H", "1D", "1mo", "1y", "15251w", "9223372036854775808ns", "15250w1w", "+", "-", ".", ".h",
 	"--1h", "+-1h", "1.2.3h", "1h5", "00", "0.0", "forever", "1e3s", "99999999999999999999h", "\u0661h"}
 
 func TestParseDurationAddsUpItsUnits(t *testing.T) {
@@ -350,7 +350,7 @@ func TestParseDurationAddsUpItsUnits(t *testing.T) {
 			t.Errorf("%q: %v, %v; want %v", s, got, err, want)
 		}
 	}
-	for _, s := range noDurations {
+	for _, s := range invalidDurations {
 		if got, err := ParseDuration(s); err == nil {
 			t.Errorf("%q: %v, want an error", s, got)
 		}

@@ -76,23 +76,23 @@ func newCompiler() (*compiler, error) {
 
 // compile compiles the expressions of a rule.
 func (r *Rule) compile(c *compiler, bad func(field, format string, args ...any)) {
-	for _, e := range []struct {
+	for _, expression := range []struct {
 		field, text string
 		want        *cel.Type
 		program     *cel.Program
 	}{{"when", r.When, cel.BoolType, &r.when}, {"since", r.Since, cel.TimestampType, &r.since}} {
-		if strings.TrimSpace(e.text) == "" {
+		if strings.TrimSpace(expression.text) == "" {
 			continue
 		}
 		env, hint := c.whole, ""
 		if r.wildcard {
 			env, hint = c.metadata, "; a rule for every type reads "+readableFields
 		}
-		program, err := compileExpression(env, e.text, e.want)
+		program, err := compileExpression(env, expression.text, expression.want)
 		if err != nil {
-			bad(e.field, "%v%s", err, hint)
+			bad(expression.field, "%v%s", err, hint)
 		}
-		*e.program = program
+		*expression.program = program
 	}
 }
 

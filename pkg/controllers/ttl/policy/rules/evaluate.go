@@ -40,9 +40,9 @@ const (
 	TooCostly
 	TooSlow
 	MissingField
-	Mistyped
+	WrongType
 	NoTime
-	Failed
+	EvaluationFailed
 )
 
 // String returns the problem as part of a sentence about a rule.
@@ -130,25 +130,25 @@ func (t *TypeRules) Evaluate(obj metav1.Object) (Verdict, error) {
 	defer cancel()
 	e := &evaluation{ctx: ctx, rules: t, obj: obj}
 	for _, number := range t.rules {
-		r := &t.set.rules[number-1]
-		if r.wildcard && metav1.GetControllerOfNoCopy(obj) != nil {
+		rule := &t.set.rules[number-1]
+		if rule.wildcard && metav1.GetControllerOfNoCopy(obj) != nil {
 			continue
 		}
-		if r.when != nil {
-			matched, err := evaluate[types.Bool](e, r, r.when)
+		if rule.when != nil {
+			matched, err := evaluate[types.Bool](e, rule, rule.when)
 			if err != nil {
-				return Verdict{Rule: number, Problem: problemOf(err, Failed)}, err
+				return Verdict{Rule: number, Problem: problemOf(err, EvaluationFailed)}, err
 			}
 			if !matched {
 				continue
 			}
 		}
-		if r.forever {
+		if rule.forever {
 			return Verdict{}, nil
 		}
 		since := obj.GetCreationTimestamp().Time
-		if r.since != nil {
-			value, err := evaluate[types.Timestamp](e, r, r.since)
+		if rule.since != nil {
+			value, err := evaluate[types.Timestamp](e, rule, rule.since)
 			if err != nil {
 				return Verdict{Rule: number, Problem: problemOf(err, NoTime)}, err
 			}
@@ -206,7 +206,7 @@ func problemOf(err error, fallback Problem) Problem {
 	case strings.HasPrefix(err.Error(), "no such key"):
 		return MissingField
 	case errors.Is(err, errType), strings.HasPrefix(err.Error(), "no such overload"):
-		return Mistyped
+		return WrongType
 	}
 	return fallback
 }

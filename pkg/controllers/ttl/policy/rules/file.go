@@ -103,7 +103,7 @@ func Parse(text []byte) (*Set, error) {
 	var errs []error
 	usedNames, versions := map[string]bool{}, map[schema.GroupResource]string{}
 	for i, text := range file.Rules {
-		r, ruleLabel := &set.rules[i], fmt.Sprintf("rule number %d", i+1)
+		rule, ruleLabel := &set.rules[i], fmt.Sprintf("rule number %d", i+1)
 		bad := func(field, format string, args ...any) {
 			errs = append(errs, fmt.Errorf("%s: %s: %s", ruleLabel, field, fmt.Sprintf(format, args...)))
 		}
@@ -113,17 +113,17 @@ func Parse(text []byte) (*Set, error) {
 		}
 		decoder := json.NewDecoder(bytes.NewReader(text))
 		decoder.DisallowUnknownFields()
-		if err := decoder.Decode(r); err != nil {
+		if err := decoder.Decode(rule); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", ruleLabel, err))
 			continue
 		}
-		if usedNames[r.Name] {
+		if usedNames[rule.Name] {
 			bad("name", "another rule has it")
 		}
-		usedNames[r.Name] = true
-		r.validate(bad)
-		r.compile(compiler, bad)
-		for _, item := range r.resources {
+		usedNames[rule.Name] = true
+		rule.validate(bad)
+		rule.compile(compiler, bad)
+		for _, item := range rule.resources {
 			if version, found := versions[item.GroupResource()]; found && version != item.Version {
 				bad("resources", "another rule has %s in another version", item.GroupResource())
 			}
@@ -174,30 +174,30 @@ var validVersion = regexp.MustCompile(`^v[1-9][0-9]*((alpha|beta)[1-9][0-9]*)?$`
 
 // parseResource parses plural or plural.group of a built-in type, plural.version.group of any type,
 // * or *.group.
-func parseResource(item string) (r schema.GroupVersionResource, err error) {
+func parseResource(item string) (resource schema.GroupVersionResource, err error) {
 	plural, rest, qualified := strings.Cut(item, ".")
-	r = schema.GroupVersionResource{Resource: plural, Group: rest}
+	resource = schema.GroupVersionResource{Resource: plural, Group: rest}
 	if plural == "*" {
 		if !qualified {
-			r.Group = "*"
+			resource.Group = "*"
 		}
-		return r, nil
+		return resource, nil
 	}
 	if plural == "" || strings.ContainsAny(item, "*/ ") {
-		return r, errors.New("is none of plural, plural.group, plural.version.group, *.group, *")
+		return resource, errors.New("is none of plural, plural.group, plural.version.group, *.group, *")
 	}
 	if version, group, _ := strings.Cut(rest, "."); validVersion.MatchString(version) {
-		r.Version, r.Group = version, group
-		return r, nil
+		resource.Version, resource.Group = version, group
+		return resource, nil
 	}
-	for _, version := range clientscheme.Scheme.PrioritizedVersionsForGroup(r.Group) {
+	for _, version := range clientscheme.Scheme.PrioritizedVersionsForGroup(resource.Group) {
 		for kind := range clientscheme.Scheme.KnownTypes(version) {
 			if known, _ := meta.UnsafeGuessKindToResource(version.WithKind(kind)); known.Resource == plural {
-				return r, nil
+				return resource, nil
 			}
 		}
 	}
-	return r, errors.New("is no built-in type; another type is named with its version, such as widgets.v1.example.com")
+	return resource, errors.New("is no built-in type; another type is named with its version, such as widgets.v1.example.com")
 }
 
 // itemMatches reports whether an item of a rule names the type.
