@@ -41,24 +41,24 @@ func (l *load) delays(changes int) []time.Duration {
 	return delays
 }
 
-// blackHole returns the delays in c1 without and with c2 behind a black hole, and logs them.
-func (l *load) blackHole(manager string) (without, with []time.Duration) {
+// measureBlackHole returns the delays in c1 without and with c2 behind a black hole, and logs them.
+func (l *load) measureBlackHole(manager string) (usual, partitioned []time.Duration) {
 	l.Helper()
 	changes := fleet.Setting(l.T, "CHANGES", 1000)
 	for range 2 {
 		l.settle()
-		without = append(without, l.delays(changes)...)
+		usual = append(usual, l.delays(changes)...)
 		l.proxy.Partition(faultproxy.Hang)
 		// At first the manager does not know, later the member is not ready.
-		with = append(with, l.delays(changes)...)
+		partitioned = append(partitioned, l.delays(changes)...)
 		l.proxy.Heal()
 	}
-	slices.Sort(without)
-	slices.Sort(with)
-	for what, delays := range map[string][]time.Duration{"without a black hole": without, "with one": with} {
-		l.Logf("%s, %d changes %s: p50 %s, p99 %s, most %s", manager, len(delays), what, quantile(delays, 0.5), quantile(delays, 0.99), quantile(delays, 1))
+	slices.Sort(usual)
+	slices.Sort(partitioned)
+	for title, delays := range map[string][]time.Duration{"without a black hole": usual, "with one": partitioned} {
+		l.Logf("%s, %d changes %s: p50 %s, p99 %s, most %s", manager, len(delays), title, quantile(delays, 0.5), quantile(delays, 0.99), quantile(delays, 1))
 	}
-	return without, with
+	return usual, partitioned
 }
 
 func quantile(sorted []time.Duration, q float64) time.Duration {
@@ -71,38 +71,38 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 // 99th percentile, and twice; the bounds leave room for a busy machine.
 func TestLongBlackHole(t *testing.T) {
 	m := newMembers(t, time.Hour, cluster.Options{WithoutControllerManager: true})
-	m.detour()
+	m.useProxy()
 	l := m.newLoad(40)
 	ours := m.runOurs()
-	without, with := l.blackHole("federation")
-	if quantile(with, 0.5) > 2*quantile(without, 0.5)+20*time.Millisecond {
+	usual, partitioned := l.measureBlackHole("federation")
+	if quantile(partitioned, 0.5) > 2*quantile(usual, 0.5)+20*time.Millisecond {
 		t.Error("the member behind the black hole delays the other")
 	}
-	var usual, away, hanging []time.Duration
+	var usualReleases, awayReleases, hangingReleases []time.Duration
 	for range 5 {
-		usual = append(usual, l.release(ours))
+		usualReleases = append(usualReleases, l.measureRelease(ours))
 		ours = m.runOurs()
 		l.settle()
 		m.proxy.Partition(faultproxy.Hang)
-		hanging = append(hanging, l.release(ours))
+		hangingReleases = append(hangingReleases, l.measureRelease(ours))
 		ours = m.runOurs()
-		m.ready("c2", "Offline=True")
-		away = append(away, l.release(ours))
+		m.waitForCondition("c2", "Offline=True")
+		awayReleases = append(awayReleases, l.measureRelease(ours))
 		m.proxy.Heal()
 		ours = m.runOurs()
 		l.settle()
 	}
-	for _, times := range [][]time.Duration{usual, away, hanging} {
+	for _, times := range [][]time.Duration{usualReleases, awayReleases, hangingReleases} {
 		slices.Sort(times)
 	}
-	t.Logf("from SIGTERM until the Lease is released: %v, with a member that is away %v, with one that went away 2 s ago %v", usual, away, hanging)
-	if hanging[2] > 2*usual[2]+time.Second || away[2] > 2*usual[2]+time.Second {
+	t.Logf("from SIGTERM until the Lease is released: %v, with a member that is away %v, with one that went away 2 s ago %v", usualReleases, awayReleases, hangingReleases)
+	if hangingReleases[2] > 2*usualReleases[2]+time.Second || awayReleases[2] > 2*usualReleases[2]+time.Second {
 		t.Error("the member behind the black hole delays the release of the Lease")
 	}
 }
 
-// release ends the leader under load and returns how long it took until the Lease was released.
-func (l *load) release(leader *cluster.Manager) time.Duration {
+// measureRelease ends the leader under load and returns how long it took until the Lease was released.
+func (l *load) measureRelease(leader *cluster.Manager) time.Duration {
 	l.Helper()
 	ctx, stop := context.WithCancel(l.ctx)
 	done := make(chan error)
@@ -133,13 +133,13 @@ func (l *load) release(leader *cluster.Manager) time.Duration {
 // TestLongKubeFedBlackHole measures KubeFed's manager and ours with and without a member behind a black hole.
 func TestLongKubeFedBlackHole(t *testing.T) {
 	k := newKubeFed(t)
-	k.detour()
+	k.useProxy()
 	l := k.newLoad(40)
 	theirs := k.runKubeFed()
-	l.blackHole("KubeFed")
+	l.measureBlackHole("KubeFed")
 	if err := theirs.Stop(k.ctx, 30*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	k.runOurs()
-	l.blackHole("federation")
+	l.measureBlackHole("federation")
 }

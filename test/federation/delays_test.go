@@ -17,22 +17,22 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// compare compares how long changes take until they are written in the members that answer, usually and while
-// something happens.
-func (s *scene) compare(what string, happens func(change func())) {
+// compareDelays compares how long changes take until they are written in the members that answer, usually and
+// while something happens.
+func (s *scene) compareDelays(title string, disturb func(change func())) {
 	s.Helper()
-	var without, with []time.Duration
+	var usual, disturbed []time.Duration
 	for range 2 {
-		s.propagated()
-		without = append(without, s.delays()...)
-		happens(func() { with = append(with, s.delays()...) })
+		s.waitUntilPropagated()
+		usual = append(usual, s.delays()...)
+		disturb(func() { disturbed = append(disturbed, s.delays()...) })
 	}
-	slices.Sort(without)
-	slices.Sort(with)
+	slices.Sort(usual)
+	slices.Sort(disturbed)
 	s.Logf("time until a change is written in a member: p50 %s, p99 %s; while %s: p50 %s, p99 %s",
-		quantile(without, 0.5), quantile(without, 0.99), what, quantile(with, 0.5), quantile(with, 0.99))
-	if quantile(with, 0.5) > 2*quantile(without, 0.5)+20*time.Millisecond {
-		s.Errorf("changes take longer while %s", what)
+		quantile(usual, 0.5), quantile(usual, 0.99), title, quantile(disturbed, 0.5), quantile(disturbed, 0.99))
+	if quantile(disturbed, 0.5) > 2*quantile(usual, 0.5)+20*time.Millisecond {
+		s.Errorf("changes take longer while %s", title)
 	}
 }
 
@@ -40,24 +40,24 @@ func (s *scene) compare(what string, happens func(change func())) {
 // member that answers.
 func (s *scene) delays() (delays []time.Duration) {
 	s.Helper()
-	changed := map[string]time.Time{}
+	changeTimes := map[string]time.Time{}
 	for i := range min(fleet.Setting(s.T, "CHANGES", 200), s.objects) {
 		u := object(s.T, fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}", i))
 		u.SetNamespace(s.members.shop)
-		changed[u.GetName()] = time.Now()
+		changeTimes[u.GetName()] = time.Now()
 		s.patch(u, fmt.Sprintf(`{"spec":{"template":{"data":{"content":"changed at %d"}}}}`, time.Now().UnixNano()))
 		fleet.Wait(s.ctx, 300*time.Millisecond)
 	}
-	want := s.size * len(changed)
-	if s.away != "" {
-		want -= len(changed)
+	want := s.size * len(changeTimes)
+	if s.hangingMember != "" {
+		want -= len(changeTimes)
 	}
 	fleet.Eventually(fleet.Within(s.ctx, s.T, fleet.Patience), s.T, func() error {
 		fleet.Wait(s.ctx, time.Second)
 		delays = nil
-		for path, at := range s.sent() {
-			if since, ok := changed[path[strings.LastIndex(path, "/")+1:]]; ok && at.After(since) {
-				delays = append(delays, at.Sub(since))
+		for path, at := range s.writeTimes() {
+			if changeTime, isChanged := changeTimes[path[strings.LastIndex(path, "/")+1:]]; isChanged && at.After(changeTime) {
+				delays = append(delays, at.Sub(changeTime))
 			}
 		}
 		if len(delays) < want {
@@ -77,11 +77,11 @@ func TestLongRemoteStatuses(t *testing.T) {
 	shared.InstallWith(m.ctx, t, "federation")
 	m.configure(`{"featureGates":[{"name":"RawResourceStatusCollection","configuration":"Enabled"}]}`)
 	config := object(t, "kind: FederatedTypeConfig, metadata: {name: deployments.apps}")
-	collect := func(m *members, value string) { m.patch(config, `{"spec":{"statusCollection":"`+value+`"}}`) }
-	t.Cleanup(func() { collect(&members{T: t, ctx: context.Background()}, "Disabled") })
+	setCollection := func(m *members, value string) { m.patch(config, `{"spec":{"statusCollection":"`+value+`"}}`) }
+	t.Cleanup(func() { setCollection(&members{T: t, ctx: context.Background()}, "Disabled") })
 	m.runReleased()
 	s := newScene(m, 2, 200, fleet.Setting(t, "DEPLOYMENTS", 1000))
-	s.propagated()
+	s.waitUntilPropagated()
 	ctx, stop := context.WithCancel(m.ctx)
 	defer stop()
 	go func() {
@@ -89,35 +89,35 @@ func TestLongRemoteStatuses(t *testing.T) {
 			s.version.Add(1)
 		}
 	}()
-	s.compare("the statuses of other objects are collected", func(change func()) {
-		collect(m, "Enabled")
-		s.collected(s.version.Load())
+	s.compareDelays("the statuses of other objects are collected", func(change func()) {
+		setCollection(m, "Enabled")
+		s.waitForStatuses(s.version.Load())
 		begin := time.Now()
 		change()
-		took := time.Since(begin)
-		writes, all, most := map[string]int{}, 0, 0
+		elapsed := time.Since(begin)
+		writes, total, most := map[string]int{}, 0, 0
 		for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool {
 			return e.Verb == "patch" && e.ObjectRef != nil && e.ObjectRef.Namespace == m.shop && e.ObjectRef.Resource == "federateddeployments" && e.ObjectRef.Subresource == "status"
 		}) {
 			writes[e.ObjectRef.Name]++
-			all, most = all+1, max(most, writes[e.ObjectRef.Name])
+			total, most = total+1, max(most, writes[e.ObjectRef.Name])
 		}
-		t.Logf("%d statuses changed each second for %s: %d writes, %d at most of one object", s.deployments, took.Round(time.Second), all, most)
-		if limit := int((took+time.Second)/(5*time.Second)) + 1; most > limit { // a request may be late
+		t.Logf("%d statuses changed each second for %s: %d writes, %d at most of one object", s.deployments, elapsed.Round(time.Second), total, most)
+		if limit := int((elapsed+time.Second)/(5*time.Second)) + 1; most > limit { // a request may be late
 			t.Errorf("want %d writes of one object at most", limit)
 		}
-		s.collected(s.version.Load())
-		collect(m, "Disabled")
+		s.waitForStatuses(s.version.Load())
+		setCollection(m, "Disabled")
 	})
 }
 
-// collected waits until every federated Deployment has a status from each member that is not older than a
-// version.
-func (s *scene) collected(version int64) {
+// waitForStatuses waits until every federated Deployment has a status from each member that is not older than
+// a version.
+func (s *scene) waitForStatuses(version int64) {
 	s.Helper()
 	fleet.Eventually(fleet.Within(s.ctx, s.T, 5*time.Minute), s.T, func() error {
 		fleet.Wait(s.ctx, 2*time.Second)
-		list, err := s.all(s.ctx, "FederatedDeployment")
+		list, err := s.listObjects(s.ctx, "FederatedDeployment")
 		if err != nil {
 			return err
 		}

@@ -30,22 +30,22 @@ var (
 	dnsEndpoints   = schema.GroupVersionResource{Group: "externaldns.k8s.io", Version: "v1alpha1", Resource: "dnsendpoints"}
 )
 
-// named are two members with the Service test-service, as in KubeFed's guide to multi-cluster DNS.
-type named struct{ *joining }
+// dnsMembers are two members with the Service test-service, as in KubeFed's guide to multi-cluster DNS.
+type dnsMembers struct{ *joinFixture }
 
-func (n *named) admin(member string) (kubernetes.Interface, dynamic.Interface) {
+func (n *dnsMembers) admin(member string) (kubernetes.Interface, dynamic.Interface) {
 	if member == "c1" {
 		return shared.Admin, n.c1
 	}
 	return n.admin2, n.c2
 }
 
-// node says where a member's only Node is, as "ZONE REGION"; "" is nowhere.
-func (n *named) node(member, where string) {
+// setNode says where a member's only Node is, as "ZONE REGION"; "" is nowhere.
+func (n *dnsMembers) setNode(member, topology string) {
 	n.Helper()
 	admin, _ := n.admin(member)
 	labels := `{"topology.kubernetes.io/zone":null,"topology.kubernetes.io/region":null}`
-	if zone, region, ok := strings.Cut(where, " "); ok {
+	if zone, region, ok := strings.Cut(topology, " "); ok {
 		labels = fmt.Sprintf(`{"topology.kubernetes.io/zone":%q,"topology.kubernetes.io/region":%q}`, zone, region)
 	}
 	_, err := admin.CoreV1().Nodes().Create(n.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "dns"}}, metav1.CreateOptions{})
@@ -59,20 +59,20 @@ func (n *named) node(member, where string) {
 	}
 }
 
-// balance gives a member's Service and Ingress a load balancer, as a cloud does.
-func (n *named) balance(member, address string) {
+// setLoadBalancer gives a member's Service and Ingress a load balancer, as a cloud does.
+func (n *dnsMembers) setLoadBalancer(member, address string) {
 	n.Helper()
-	_, in := n.admin(member)
+	_, cluster := n.admin(member)
 	for resource, name := range map[schema.GroupVersionResource]string{services: "test-service", ingresses: "test-ingress"} {
-		n.has(in, resource, n.shop, name, managed)
-		if _, err := in.Resource(resource).Namespace(n.shop).Patch(n.ctx, name, types.MergePatchType, []byte(`{"status":{"loadBalancer":{"ingress":[`+address+`]}}}`), metav1.PatchOptions{}, "status"); err != nil {
+		n.waitForObject(cluster, resource, n.shop, name, managed)
+		if _, err := cluster.Resource(resource).Namespace(n.shop).Patch(n.ctx, name, types.MergePatchType, []byte(`{"status":{"loadBalancer":{"ingress":[`+address+`]}}}`), metav1.PatchOptions{}, "status"); err != nil {
 			n.Fatal(err)
 		}
 	}
 }
 
-// serve gives a member's Service a Pod, which is ready or not, as a kubelet does.
-func (n *named) serve(member, ready string) {
+// setPod gives a member's Service a Pod, which is ready or not, as a kubelet does.
+func (n *dnsMembers) setPod(member, ready string) {
 	n.Helper()
 	admin, _ := n.admin(member)
 	pods := admin.CoreV1().Pods(n.shop)
@@ -88,12 +88,12 @@ func (n *named) serve(member, ready string) {
 	})
 }
 
-// endpoint waits until a DNSEndpoint has these records: "NAME TTL TYPE TARGETS", with P for what the names of
-// the Service begin with and D for the domain.
-func (n *named) endpoint(name string, want ...string) {
+// waitForEndpoint waits until a DNSEndpoint has these records: "NAME TTL TYPE TARGETS", with P for what the
+// names of the Service begin with and D for the domain.
+func (n *dnsMembers) waitForEndpoint(name string, want ...string) {
 	n.Helper()
 	short := strings.NewReplacer("test-service."+n.shop+".test-domain.svc", "P", n.shop, "test-namespace", "your.domain.name", "D")
-	n.has(n.c1, dnsEndpoints, n.shop, name, func(u *unstructured.Unstructured) bool {
+	n.waitForObject(n.c1, dnsEndpoints, n.shop, name, func(u *unstructured.Unstructured) bool {
 		var got []string
 		all, _, _ := unstructured.NestedSlice(u.Object, "spec", "endpoints")
 		for _, e := range all {
@@ -104,33 +104,33 @@ func (n *named) endpoint(name string, want ...string) {
 	})
 }
 
-// reach changes where the host looks for c2.
-func (n *named) reach(url, condition string) {
+// setEndpoint changes where the host looks for c2.
+func (n *dnsMembers) setEndpoint(url, condition string) {
 	n.Helper()
 	n.patch(object(n.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"spec":{"apiEndpoint":%q}}`, url))
-	n.ready("c2", condition)
+	n.waitForCondition("c2", condition)
 }
 
 // TestDNSRecordsReachExternalDNS begins with the example of KubeFed's guide to multi-cluster DNS. Names are
 // resolved in TestDNSRecordBecomesADNSEndpoint of pkg/controllers/federation, which has a resolver of its
 // own.
 func TestDNSRecordsReachExternalDNS(t *testing.T) {
-	n := &named{newJoining(t, 6*fleet.Patience)}
+	n := &dnsMembers{newJoinFixture(t, 6*fleet.Patience)}
 	n.shop = shared.NewNamespace(n.ctx, t, nil) // test-namespace in the example
 	shared.InstallWith(n.ctx, t, "federation", "federation-dns")
-	n.node("c1", "us-west1-b us-west1")
-	n.node("c2", "us-west1-b us-west1")
+	n.setNode("c1", "us-west1-b us-west1")
+	n.setNode("c2", "us-west1-b us-west1")
 	n.run(shared.Binary, "join", "c1", "--dns")
 	n.run(shared.Binary, "join", "c2", "--dns")
 	n.configure(`{"clusterHealthCheck":{"period":"2s"}}`)
 	shared.RunLeader(n.ctx, t, "--controllers=federation", "--federation-unsafe-endpoints", "--federation-dns")
-	n.open(n.shop)
-	n.create("kind: FederatedService, metadata: {name: test-service}, spec: {template: {spec: {type: LoadBalancer, selector: {app: d}, ports: [{port: 80}]}}, " + both + "}")
-	n.create("kind: FederatedIngress, metadata: {name: test-ingress}, spec: {template: {spec: {defaultBackend: {service: {name: test-service, port: {number: 80}}}}}, " + both + "}")
-	n.balance("c1", `{"ip":"192.0.2.1"}`)
-	n.balance("c2", `{"ip":"192.0.2.2"}`)
-	n.serve("c1", "True")
-	n.serve("c2", "True")
+	n.federateNamespace(n.shop)
+	n.create("kind: FederatedService, metadata: {name: test-service}, spec: {template: {spec: {type: LoadBalancer, selector: {app: d}, ports: [{port: 80}]}}, " + bothMembers + "}")
+	n.create("kind: FederatedIngress, metadata: {name: test-ingress}, spec: {template: {spec: {defaultBackend: {service: {name: test-service, port: {number: 80}}}}}, " + bothMembers + "}")
+	n.setLoadBalancer("c1", `{"ip":"192.0.2.1"}`)
+	n.setLoadBalancer("c2", `{"ip":"192.0.2.2"}`)
+	n.setPod("c1", "True")
+	n.setPod("c2", "True")
 	domain := object(t, "kind: Domain, metadata: {name: test-domain}, domain: your.domain.name")
 	if _, err := client(domain).Create(n.ctx, domain, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -140,12 +140,12 @@ func TestDNSRecordsReachExternalDNS(t *testing.T) {
 
 	// The example, field by field. Its records have another order, which means nothing.
 	const cluster = `{"cluster":%q,"loadBalancer":{"ingress":[{"ip":%q}]},"region":"us-west1","zones":["us-west1-b"]}`
-	n.has(n.c1, serviceRecords, n.shop, "test-service", func(u *unstructured.Unstructured) bool {
+	n.waitForObject(n.c1, serviceRecords, n.shop, "test-service", func(u *unstructured.Unstructured) bool {
 		got, err := json.Marshal(u.Object["status"])
 		return err == nil && string(got) == fmt.Sprintf(`{"dns":[`+cluster+`,`+cluster+`],"domain":"your.domain.name"}`, "c1", "192.0.2.1", "c2", "192.0.2.2")
 	})
 	const example = `{"dnsName":"test-service.test-namespace.test-domain.svc%s.your.domain.name","recordTTL":300,"recordType":"A","targets":["192.0.2.1","192.0.2.2"]}`
-	n.has(n.c1, dnsEndpoints, n.shop, "service-test-service", func(u *unstructured.Unstructured) bool {
+	n.waitForObject(n.c1, dnsEndpoints, n.shop, "service-test-service", func(u *unstructured.Unstructured) bool {
 		got, err := json.Marshal(u.Object["spec"])
 		return err == nil && strings.ReplaceAll(string(got), n.shop, "test-namespace") == fmt.Sprintf(`{"endpoints":[`+example+`,`+example+`,`+example+`]}`, ".us-west1-b.us-west1", ".us-west1", "") &&
 			u.GetKind() == "DNSEndpoint" && len(u.GetLabels()) == 0 && len(u.GetAnnotations()) == 0 && u.Object["status"] == nil
@@ -153,54 +153,54 @@ func TestDNSRecordsReachExternalDNS(t *testing.T) {
 	const zone, region, all = "P.us-west1-b.us-west1.D", "P.us-west1.D", "P.D"
 
 	t.Run("load balancers of clusters whose Service has endpoints", func(t *testing.T) {
-		n := n.under(t)
-		n.serve("c2", "False")
-		n.endpoint("service-test-service", zone+" 300 A [192.0.2.1]", region+" 300 A [192.0.2.1]", all+" 300 A [192.0.2.1]")
+		n := n.forDNSSubtest(t)
+		n.setPod("c2", "False")
+		n.waitForEndpoint("service-test-service", zone+" 300 A [192.0.2.1]", region+" 300 A [192.0.2.1]", all+" 300 A [192.0.2.1]")
 		n.patch(record, `{"spec":{"allowServiceWithoutEndpoints":true}}`)
-		n.endpoint("service-test-service", zone+" 300 A [192.0.2.1 192.0.2.2]", region+" 300 A [192.0.2.1 192.0.2.2]", all+" 300 A [192.0.2.1 192.0.2.2]")
+		n.waitForEndpoint("service-test-service", zone+" 300 A [192.0.2.1 192.0.2.2]", region+" 300 A [192.0.2.1 192.0.2.2]", all+" 300 A [192.0.2.1 192.0.2.2]")
 		n.patch(record, `{"spec":{"allowServiceWithoutEndpoints":null}}`)
-		n.endpoint("service-test-service", zone+" 300 A [192.0.2.1]", region+" 300 A [192.0.2.1]", all+" 300 A [192.0.2.1]")
-		n.serve("c2", "True")
-		n.endpoint("service-test-service", zone+" 300 A [192.0.2.1 192.0.2.2]", region+" 300 A [192.0.2.1 192.0.2.2]", all+" 300 A [192.0.2.1 192.0.2.2]")
+		n.waitForEndpoint("service-test-service", zone+" 300 A [192.0.2.1]", region+" 300 A [192.0.2.1]", all+" 300 A [192.0.2.1]")
+		n.setPod("c2", "True")
+		n.waitForEndpoint("service-test-service", zone+" 300 A [192.0.2.1 192.0.2.2]", region+" 300 A [192.0.2.1 192.0.2.2]", all+" 300 A [192.0.2.1 192.0.2.2]")
 	})
 	t.Run("a cluster that is not ready keeps its last", func(t *testing.T) {
-		n := n.under(t)
-		n.reach("https://127.0.0.1:1", "Offline=True")
+		n := n.forDNSSubtest(t)
+		n.setEndpoint("https://127.0.0.1:1", "Offline=True")
 		n.patch(record, `{"spec":{"recordTTL":null}}`)
-		n.endpoint("service-test-service", zone+" 180 A [192.0.2.1 192.0.2.2]", region+" 180 A [192.0.2.1 192.0.2.2]", all+" 180 A [192.0.2.1 192.0.2.2]")
+		n.waitForEndpoint("service-test-service", zone+" 180 A [192.0.2.1 192.0.2.2]", region+" 180 A [192.0.2.1 192.0.2.2]", all+" 180 A [192.0.2.1 192.0.2.2]")
 	})
 	t.Run("zones and region are those of the Nodes", func(t *testing.T) {
-		n := n.under(t)
-		n.node("c2", "a eu") // read when the cluster is back
-		n.reach(n.second.URL(), "Ready=True")
-		n.endpoint("service-test-service", "P.a.eu.D 180 A [192.0.2.2]", "P.eu.D 180 A [192.0.2.2]",
+		n := n.forDNSSubtest(t)
+		n.setNode("c2", "a eu") // read when the cluster is back
+		n.setEndpoint(n.second.URL(), "Ready=True")
+		n.waitForEndpoint("service-test-service", "P.a.eu.D 180 A [192.0.2.2]", "P.eu.D 180 A [192.0.2.2]",
 			zone+" 180 A [192.0.2.1]", region+" 180 A [192.0.2.1]", all+" 180 A [192.0.2.1 192.0.2.2]")
 	})
 	t.Run("without addresses a CNAME to the next, the last omitted", func(t *testing.T) {
-		n := n.under(t)
-		n.serve("c2", "False")
-		n.endpoint("service-test-service", "P.a.eu.D 180 CNAME [P.eu.D]", "P.eu.D 180 CNAME [P.D]",
+		n := n.forDNSSubtest(t)
+		n.setPod("c2", "False")
+		n.waitForEndpoint("service-test-service", "P.a.eu.D 180 CNAME [P.eu.D]", "P.eu.D 180 CNAME [P.D]",
 			zone+" 180 A [192.0.2.1]", region+" 180 A [192.0.2.1]", all+" 180 A [192.0.2.1]")
-		n.serve("c1", "False")
-		n.endpoint("service-test-service", "P.a.eu.D 180 CNAME [P.eu.D]", "P.eu.D 180 CNAME [P.D]", zone+" 180 CNAME ["+region+"]", region+" 180 CNAME [P.D]")
-		n.serve("c1", "True")
-		n.serve("c2", "True")
-		n.endpoint("service-test-service", "P.a.eu.D 180 A [192.0.2.2]", "P.eu.D 180 A [192.0.2.2]",
+		n.setPod("c1", "False")
+		n.waitForEndpoint("service-test-service", "P.a.eu.D 180 CNAME [P.eu.D]", "P.eu.D 180 CNAME [P.D]", zone+" 180 CNAME ["+region+"]", region+" 180 CNAME [P.D]")
+		n.setPod("c1", "True")
+		n.setPod("c2", "True")
+		n.waitForEndpoint("service-test-service", "P.a.eu.D 180 A [192.0.2.2]", "P.eu.D 180 A [192.0.2.2]",
 			zone+" 180 A [192.0.2.1]", region+" 180 A [192.0.2.1]", all+" 180 A [192.0.2.1 192.0.2.2]")
 	})
 	t.Run("a cluster without region has only the domain", func(t *testing.T) {
-		n := n.under(t)
-		n.reach("https://127.0.0.1:1", "Offline=True")
-		n.node("c2", "")
-		n.reach(n.second.URL(), "Ready=True")
-		n.endpoint("service-test-service", zone+" 180 A [192.0.2.1]", region+" 180 A [192.0.2.1]", all+" 180 A [192.0.2.1 192.0.2.2]")
+		n := n.forDNSSubtest(t)
+		n.setEndpoint("https://127.0.0.1:1", "Offline=True")
+		n.setNode("c2", "")
+		n.setEndpoint(n.second.URL(), "Ready=True")
+		n.waitForEndpoint("service-test-service", zone+" 180 A [192.0.2.1]", region+" 180 A [192.0.2.1]", all+" 180 A [192.0.2.1 192.0.2.2]")
 	})
 	t.Run("externalName in place of the name, with a label, and a prefix", func(t *testing.T) {
-		n := n.under(t)
+		n := n.forDNSSubtest(t)
 		n.patch(record, `{"spec":{"externalName":"www","dnsPrefix":"shop"}}`)
-		n.endpoint("service-test-service", "shop.D 180 CNAME [www.test-namespace.test-domain.svc.D]", "www.test-namespace.test-domain.svc.us-west1-b.us-west1.D 180 A [192.0.2.1]",
+		n.waitForEndpoint("service-test-service", "shop.D 180 CNAME [www.test-namespace.test-domain.svc.D]", "www.test-namespace.test-domain.svc.us-west1-b.us-west1.D 180 A [192.0.2.1]",
 			"www.test-namespace.test-domain.svc.us-west1.D 180 A [192.0.2.1]", "www.test-namespace.test-domain.svc.D 180 A [192.0.2.1 192.0.2.2]")
-		n.has(n.c1, dnsEndpoints, n.shop, "service-test-service", func(u *unstructured.Unstructured) bool {
+		n.waitForObject(n.c1, dnsEndpoints, n.shop, "service-test-service", func(u *unstructured.Unstructured) bool {
 			list, _, _ := unstructured.NestedSlice(u.Object, "spec", "endpoints")
 			var labels []any
 			for _, e := range list {
@@ -210,12 +210,12 @@ func TestDNSRecordsReachExternalDNS(t *testing.T) {
 		})
 	})
 	t.Run("an IngressDNSRecord has all load balancers", func(t *testing.T) {
-		n := n.under(t)
+		n := n.forDNSSubtest(t)
 		n.create("kind: IngressDNSRecord, metadata: {name: test-ingress}, spec: {hosts: [ingress.example.com], recordTTL: 300}")
-		n.endpoint("ingress-test-ingress", "ingress.example.com 300 A [192.0.2.1 192.0.2.2]")
+		n.waitForEndpoint("ingress-test-ingress", "ingress.example.com 300 A [192.0.2.1 192.0.2.2]")
 	})
 	t.Run("a record that is wrong writes nothing", func(t *testing.T) {
-		n := n.under(t)
+		n := n.forDNSSubtest(t)
 		wrong := n.create("kind: ServiceDNSRecord, metadata: {name: wrong}, spec: {domainRef: test-domain, dnsPrefix: test-service." + n.shop + ".test-domain.svc}")
 		fleet.Eventually(fleet.Within(n.ctx, t, fleet.Patience), t, func() error {
 			list, err := shared.Admin.CoreV1().Events(n.shop).List(n.ctx, metav1.ListOptions{FieldSelector: "reason=InvalidDNSRecord,involvedObject.name=wrong"})
@@ -224,26 +224,26 @@ func TestDNSRecordsReachExternalDNS(t *testing.T) {
 			}
 			return err
 		})
-		n.has(n.c1, dnsEndpoints, n.shop, "service-wrong", nil)
+		n.waitForObject(n.c1, dnsEndpoints, n.shop, "service-wrong", nil)
 	})
 	t.Run("the DNSEndpoint goes with its record", func(t *testing.T) {
-		n := n.under(t)
+		n := n.forDNSSubtest(t)
 		n.deleteAll([]*unstructured.Unstructured{record})
-		n.has(n.c1, dnsEndpoints, n.shop, "service-test-service", nil)
+		n.waitForObject(n.c1, dnsEndpoints, n.shop, "service-test-service", nil)
 	})
-	if _, refused := n.used(); len(refused) > 0 {
+	if _, refused := n.memberRequests(); len(refused) > 0 {
 		t.Errorf("refused were %q", refused)
 	}
 	// The Namespaces end after the Pods, which have no kubelet that would confirm their end.
-	for _, in := range []kubernetes.Interface{shared.Admin, n.admin2} {
-		if err := in.CoreV1().Pods(n.shop).Delete(n.ctx, "p", *metav1.NewDeleteOptions(0)); err != nil {
+	for _, admin := range []kubernetes.Interface{shared.Admin, n.admin2} {
+		if err := admin.CoreV1().Pods(n.shop).Delete(n.ctx, "p", *metav1.NewDeleteOptions(0)); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// under returns the members for a subtest.
-func (n *named) under(t *testing.T) *named {
+// forDNSSubtest returns the members for a subtest.
+func (n *dnsMembers) forDNSSubtest(t *testing.T) *dnsMembers {
 	t.Helper()
-	return &named{&joining{n.in(t), n.kubeconfig}}
+	return &dnsMembers{&joinFixture{n.forSubtest(t), n.kubeconfig}}
 }

@@ -41,7 +41,7 @@ func newCampaign(t *testing.T) *campaign {
 	}
 	t.Logf("SEED=%d", seed)
 	m := newMembers(t, time.Hour, cluster.Options{WithoutControllerManager: true})
-	m.detour()
+	m.useProxy()
 	// Removals and the health of members must not take longer than a fault.
 	m.configure(`{"controllerDuration":{"availableDelay":"1s"},"clusterHealthCheck":{"period":"1s","timeout":"1s","failureThreshold":2}}`)
 	c := &campaign{load: m.newLoad(40), rand: rand.New(rand.NewPCG(seed, 0)), record: m.newRecord()}
@@ -52,14 +52,14 @@ func newCampaign(t *testing.T) *campaign {
 	})
 	for i := range c.replicas {
 		c.replicas[i] = shared.NewReplica(m.ctx, t)
-		c.start(i)
+		c.startReplica(i)
 	}
 	c.settle()
 	return c
 }
 
-// start begins a life of a replica, with additional arguments.
-func (c *campaign) start(i int, more ...string) {
+// startReplica begins a life of a replica, with additional arguments.
+func (c *campaign) startReplica(i int, more ...string) {
 	c.Helper()
 	c.lives++
 	var err error
@@ -71,8 +71,8 @@ func (c *campaign) start(i int, more ...string) {
 	fleet.StopAtEnd(c.T, c.managers[i])
 }
 
-// leader waits until a replica other than the given one leads.
-func (c *campaign) leader(except int) (leader int) {
+// awaitLeader waits until a replica other than the given one leads.
+func (c *campaign) awaitLeader(except int) (leader int) {
 	c.Helper()
 	fleet.Eventually(fleet.Within(c.ctx, c.T, fleet.Patience), c.T, func() error {
 		holder := shared.HolderPod(c.ctx, c.T)
@@ -85,8 +85,8 @@ func (c *campaign) leader(except int) (leader int) {
 	return leader
 }
 
-// answering adds a rule to the member's proxy for a while.
-func (c *campaign) answering(rule faultproxy.Rule) {
+// applyRule adds a rule to the member's proxy for a while.
+func (c *campaign) applyRule(rule faultproxy.Rule) {
 	active := c.proxy.Add(rule)
 	fleet.Wait(c.ctx, 3*time.Second)
 	active.Remove()
@@ -97,11 +97,11 @@ const stoppedLeader = "the leader is stopped until another leads"
 // faults happen to the leader, or to the member c2. A fault has ended when its function returns.
 var faults = map[string]func(*campaign){
 	stoppedLeader: func(c *campaign) {
-		i := c.leader(-1)
+		i := c.awaitLeader(-1)
 		if err := c.managers[i].Signal(syscall.SIGSTOP); err != nil {
 			c.Fatal(err)
 		}
-		c.leader(i)
+		c.awaitLeader(i)
 		fleet.Wait(c.ctx, 2*time.Second) // it writes
 		if err := c.managers[i].Signal(syscall.SIGCONT); err != nil {
 			c.Fatal(err)
@@ -109,13 +109,13 @@ var faults = map[string]func(*campaign){
 		if err := c.managers[i].Wait(c.ctx); c.managers[i].ExitCode() != 1 {
 			c.Errorf("the former leader ended with %d (%v), want 1", c.managers[i].ExitCode(), err)
 		}
-		c.start(i)
+		c.startReplica(i)
 	},
 	"the leader is killed": func(c *campaign) {
-		i := c.leader(-1)
+		i := c.awaitLeader(-1)
 		c.managers[i].Kill()
-		c.leader(i)
-		c.start(i)
+		c.awaitLeader(i)
+		c.startReplica(i)
 	},
 	"the member is behind a black hole": func(c *campaign) {
 		c.proxy.Partition(faultproxy.Hang)
@@ -128,11 +128,11 @@ var faults = map[string]func(*campaign){
 		c.proxy.Heal()
 	},
 	"the member answers 429": func(c *campaign) {
-		c.answering(faultproxy.Rule{Status: http.StatusTooManyRequests, RetryAfter: time.Second})
+		c.applyRule(faultproxy.Rule{Status: http.StatusTooManyRequests, RetryAfter: time.Second})
 	},
-	"the member answers 500":     func(c *campaign) { c.answering(faultproxy.Rule{Status: http.StatusInternalServerError}) },
-	"the member is slow":         func(c *campaign) { c.answering(faultproxy.Rule{Delay: time.Second}) },
-	"answers to writes are lost": func(c *campaign) { c.answering(faultproxy.Rule{Match: isMemberWrite, DropResponse: true}) },
+	"the member answers 500":     func(c *campaign) { c.applyRule(faultproxy.Rule{Status: http.StatusInternalServerError}) },
+	"the member is slow":         func(c *campaign) { c.applyRule(faultproxy.Rule{Delay: time.Second}) },
+	"answers to writes are lost": func(c *campaign) { c.applyRule(faultproxy.Rule{Match: isMemberWrite, DropResponse: true}) },
 	"the member's API server is stopped": func(c *campaign) {
 		if err := c.second.SignalAPIServer(syscall.SIGSTOP); err != nil {
 			c.Fatal(err)
@@ -172,7 +172,7 @@ func (c *campaign) inject(name string) {
 	begin := time.Now()
 	for i, m := range c.managers {
 		if m.ExitCode() >= 0 {
-			c.start(i) // a busy machine can end a term, and a kubelet would start the manager again
+			c.startReplica(i) // a busy machine can end a term, and a kubelet would start the manager again
 		}
 	}
 	ctx, stop := context.WithCancel(c.ctx)
@@ -186,7 +186,7 @@ func (c *campaign) inject(name string) {
 		c.Fatalf("%s: the load ended: %v", name, err)
 	}
 	ended := time.Now()
-	err := c.settled()
+	err := c.waitUntilSettled()
 	got := c.record.read().Judge()
 	c.Logf("%s: %s, settled after %s; %d writes and of these %d deletions so far", name, ended.Sub(begin).Round(time.Second), time.Since(ended).Round(time.Second), got.Writes, got.Deletions)
 	if wrong := got.Findings(); len(wrong) > 0 {
@@ -201,12 +201,12 @@ func (c *campaign) inject(name string) {
 // another seed in each run.
 func TestLongFaults(t *testing.T) {
 	c := newCampaign(t)
-	all := slices.Sorted(maps.Keys(faults))
-	for i := range fleet.Setting(t, "FAULTS", len(all)) {
-		if i%len(all) == 0 {
-			c.rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	names := slices.Sorted(maps.Keys(faults))
+	for i := range fleet.Setting(t, "FAULTS", len(names)) {
+		if i%len(names) == 0 {
+			c.rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		}
-		c.inject(all[i%len(all)])
+		c.inject(names[i%len(names)])
 	}
 	if got := c.record.read().Judge(); got.Deletions == 0 {
 		t.Error("nothing was deleted: the load is too weak")

@@ -37,18 +37,18 @@ type fixture struct {
 	manager *cluster.Manager
 }
 
-// both calls a function for each member.
-func (p *scenario) both(do func(in dynamic.Interface)) {
+// forEachMember calls a function for each member.
+func (p *scenario) forEachMember(visit func(member dynamic.Interface)) {
 	p.Helper()
-	for _, in := range []dynamic.Interface{p.c1, p.c2} {
-		do(in)
+	for _, member := range []dynamic.Interface{p.c1, p.c2} {
+		visit(member)
 	}
 }
 
-// content waits until f has the content in a member.
-func (p *scenario) content(in dynamic.Interface, want string) {
+// waitForContent waits until f has the content in a member.
+func (p *scenario) waitForContent(member dynamic.Interface, want string) {
 	p.Helper()
-	p.has(in, configMaps, p.shop, "f", field(want, "data", "a"))
+	p.waitForObject(member, configMaps, p.shop, "f", hasField(want, "data", "a"))
 }
 
 // change gives the template of f a content, and perhaps changes other fields of its spec.
@@ -58,36 +58,36 @@ func (p *scenario) change(content, others string) {
 }
 
 // patchByHand changes an object of the scenario in a member, as a person would.
-func (p *scenario) patchByHand(in dynamic.Interface, resource schema.GroupVersionResource, namespace, name, patch string) {
+func (p *scenario) patchByHand(member dynamic.Interface, resource schema.GroupVersionResource, namespace, name, patch string) {
 	p.Helper()
-	if _, err := in.Resource(resource).Namespace(namespace).Patch(p.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+	if _, err := member.Resource(resource).Namespace(namespace).Patch(p.ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		p.Fatal(err)
 	}
 }
 
-// reason waits until f is not propagated for a reason.
-func (p *scenario) reason(want string) {
+// waitForReason waits until f is not propagated for a reason.
+func (p *scenario) waitForReason(want string) {
 	p.Helper()
-	p.has(p.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedconfigmaps"}, p.shop, "f", func(u *unstructured.Unstructured) bool {
+	p.waitForObject(p.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federatedconfigmaps"}, p.shop, "f", func(u *unstructured.Unstructured) bool {
 		conditions := policy.ReadFederated(u).Status.Conditions
 		return len(conditions) == 1 && conditions[0].Reason == want
 	})
 }
 
-// runs waits until a type runs or does not.
-func (p *scenario) runs(name, want string) {
+// waitForType waits until a type runs or does not.
+func (p *scenario) waitForType(name, want string) {
 	p.Helper()
-	p.has(p.c1, typeConfigs, namespace, name, func(u *unstructured.Unstructured) bool {
-		is, _, _ := unstructured.NestedString(u.Object, "status", "propagationController")
-		return is == want && policy.ReadTypeConfig(u).Status.ObservedGeneration == u.GetGeneration()
+	p.waitForObject(p.c1, typeConfigs, namespace, name, func(u *unstructured.Unstructured) bool {
+		state, _, _ := unstructured.NestedString(u.Object, "status", "propagationController")
+		return state == want && policy.ReadTypeConfig(u).Status.ObservedGeneration == u.GetGeneration()
 	})
 }
 
-// wrote checks how many writes of the scenario there were in a member.
-func (p *scenario) wrote(tails map[string][]*cluster.AuditTail, member string, want int) {
+// wantWrites checks how many writes of the scenario there were in a member.
+func (p *scenario) wantWrites(tails map[string][]*cluster.AuditTail, member string, want int) {
 	p.Helper()
 	var writes []string
-	for _, w := range p.written(tails) {
+	for _, w := range p.memberWrites(tails) {
 		if strings.HasPrefix(w, member) && strings.Contains(w, "/namespaces/"+p.shop+"/") {
 			writes = append(writes, w)
 		}
@@ -97,20 +97,20 @@ func (p *scenario) wrote(tails map[string][]*cluster.AuditTail, member string, w
 	}
 }
 
-// many federates 50 ConfigMaps in the clusters with the label of the scenario, which c2 has.
-func (p *scenario) many() (last *unstructured.Unstructured) {
+// federateMany federates 50 ConfigMaps in the clusters with the label of the scenario, which c2 has.
+func (p *scenario) federateMany() (last *unstructured.Unstructured) {
 	p.Helper()
 	p.forbidRemovals()
 	p.patch(object(p.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, p.shop))
 	for i := range 50 {
 		last = p.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: many-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {%s: ''}}}}", i, p.shop))
 	}
-	p.status(last, "c2=")
+	p.waitForStatus(last, "c2=")
 	return last
 }
 
-// allowRemovals allows what many has made to be removed and, since this counts for a minute, what placement
-// removes in the scenarios that follow.
+// allowRemovals allows what federateMany has made to be removed and, since this counts for a minute, what
+// placement removes in the scenarios that follow.
 func (m *members) allowRemovals() {
 	m.Helper()
 	until := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
@@ -123,8 +123,8 @@ func (m *members) forbidRemovals() {
 	m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"annotations":{%q:null}}}`, policy.AllowRemovalsAnnotation))
 }
 
-// federate defines a type, its federated type, and a FederatedTypeConfig.
-func (p *scenario) federate(kind, plural string, target schema.GroupVersionResource) *unstructured.Unstructured {
+// defineType defines a type, its federated type, and a FederatedTypeConfig.
+func (p *scenario) defineType(kind, plural string, target schema.GroupVersionResource) *unstructured.Unstructured {
 	p.Helper()
 	federated := schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federated" + plural}
 	err := errors.Join(fleet.DefineResource(p.ctx, p.c1, target, kind), fleet.DefineResource(p.ctx, p.c1, federated, "Federated"+kind, "status"))
@@ -133,13 +133,13 @@ func (p *scenario) federate(kind, plural string, target schema.GroupVersionResou
 	}
 	config := object(p.T, fmt.Sprintf("kind: FederatedTypeConfig, metadata: {name: %s}, spec: {propagation: Enabled, targetType: {version: %s, kind: %s, scope: Namespaced}, "+
 		"federatedType: {group: types.kubefed.io, version: v1beta1, kind: Federated%s, scope: Namespaced}}", target.GroupResource(), target.Version, kind, kind))
-	p.config(config)
-	p.runs(config.GetName(), "Running")
-	return p.create(fmt.Sprintf("kind: Federated%s, metadata: {name: w}, spec: {template: {spec: {a: b}}, %s}", kind, both))
+	p.createConfig(config)
+	p.waitForType(config.GetName(), "Running")
+	return p.create(fmt.Sprintf("kind: Federated%s, metadata: {name: w}, spec: {template: {spec: {a: b}}, %s}", kind, bothMembers))
 }
 
-// config creates a FederatedTypeConfig for the rest of the scenario.
-func (p *scenario) config(config *unstructured.Unstructured) {
+// createConfig creates a FederatedTypeConfig for the rest of the scenario.
+func (p *scenario) createConfig(config *unstructured.Unstructured) {
 	p.Helper()
 	if _, err := client(config).Create(p.ctx, config, metav1.CreateOptions{}); err != nil {
 		p.Fatal(err)
@@ -147,8 +147,8 @@ func (p *scenario) config(config *unstructured.Unstructured) {
 	p.Cleanup(func() { _ = client(config).Delete(context.Background(), config.GetName(), metav1.DeleteOptions{}) })
 }
 
-// there creates a ConfigMap in c2 that the host does not know.
-func (m *members) there(name string, labels map[string]string) {
+// createStray creates a ConfigMap in c2 that the host does not know.
+func (m *members) createStray(name string, labels map[string]string) {
 	m.Helper()
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
 	if _, err := m.admin2.CoreV1().ConfigMaps(m.shop).Create(m.ctx, cm, metav1.CreateOptions{}); err != nil {
@@ -156,8 +156,8 @@ func (m *members) there(name string, labels map[string]string) {
 	}
 }
 
-// lead starts the manager, and waits until it leads.
-func (s *fixture) lead() {
+// startLeader starts the manager, and waits until it leads.
+func (s *fixture) startLeader() {
 	s.Helper()
 	s.manager = shared.RunLeader(s.ctx, s.T, "--controllers=federation", "--federation-unsafe-endpoints")
 }
@@ -167,20 +167,20 @@ func (s *fixture) lead() {
 func (s *fixture) reinstall() {
 	s.Helper()
 	begin := time.Now()
-	all := shared.Admin.CoreV1().Namespaces()
-	if err := all.Delete(s.ctx, namespace, metav1.DeleteOptions{}); err != nil {
+	client := shared.Admin.CoreV1().Namespaces()
+	if err := client.Delete(s.ctx, namespace, metav1.DeleteOptions{}); err != nil {
 		s.Fatal(err)
 	}
 	fleet.Eventually(fleet.Within(s.ctx, s.T, fleet.Patience), s.T, func() error {
-		_, err := all.Get(s.ctx, namespace, metav1.GetOptions{})
+		_, err := client.Get(s.ctx, namespace, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			return nil
 		case err == nil:
 			err = errors.New("the federation namespace is not gone")
 		}
-		if time.Since(begin) > settled {
-			err = errors.Join(err, s.release())
+		if time.Since(begin) > quietTime {
+			err = errors.Join(err, s.removeFinalizers())
 		}
 		return err
 	})
@@ -188,7 +188,7 @@ func (s *fixture) reinstall() {
 		s.Fatal(err)
 	}
 	expectRefusals(begin)
-	s.configure(quick)
+	s.configure(quickConfig)
 	s.joinBoth("cluster-admin")
 }
 
@@ -201,9 +201,9 @@ func expectRefusals(since time.Time) {
 	})
 }
 
-// release takes the finalizers off the FederatedTypeConfigs. The manager cannot, if its role in their
-// namespace is deleted before them.
-func (s *fixture) release() error {
+// removeFinalizers takes the finalizers off the FederatedTypeConfigs. The manager cannot, if its role in
+// their namespace is deleted before them.
+func (s *fixture) removeFinalizers() error {
 	config := object(s.T, "kind: FederatedTypeConfig")
 	list, err := client(config).List(s.ctx, metav1.ListOptions{})
 	if err != nil {
@@ -218,5 +218,5 @@ func (s *fixture) release() error {
 	return nil
 }
 
-// quick is a KubeFedConfig with which removals wait for no longer than a test.
-const quick = `{"controllerDuration":{"availableDelay":"2s"}}`
+// quickConfig is a KubeFedConfig with which removals wait for no longer than a test.
+const quickConfig = `{"controllerDuration":{"availableDelay":"2s"}}`

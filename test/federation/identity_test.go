@@ -32,15 +32,15 @@ import (
 // endpoint is a server in front of one control plane after another.
 type endpoint struct {
 	*httptest.Server
-	behind atomic.Pointer[httputil.ReverseProxy] // nil while there is none
+	controlPlane atomic.Pointer[httputil.ReverseProxy] // nil while there is none
 }
 
 func newEndpoint(t *testing.T) *endpoint {
 	t.Helper()
 	e := &endpoint{}
 	e.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if behind := e.behind.Load(); behind != nil {
-			behind.ServeHTTP(w, r)
+		if controlPlane := e.controlPlane.Load(); controlPlane != nil {
+			controlPlane.ServeHTTP(w, r)
 			return
 		}
 		http.Error(w, "there is no control plane", http.StatusBadGateway)
@@ -52,10 +52,10 @@ func newEndpoint(t *testing.T) *endpoint {
 	return e
 }
 
-// lead leads to a control plane, or to none.
-func (e *endpoint) lead(t *testing.T, c *cluster.Cluster) {
+// leadTo leads to a control plane, or to none.
+func (e *endpoint) leadTo(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
-	var behind *httputil.ReverseProxy
+	var controlPlane *httputil.ReverseProxy
 	if c != nil {
 		target, err := url.Parse(c.URL())
 		if err != nil {
@@ -63,10 +63,10 @@ func (e *endpoint) lead(t *testing.T, c *cluster.Cluster) {
 		}
 		roots := x509.NewCertPool()
 		roots.AppendCertsFromPEM(c.AdminConfig().CAData)
-		behind = &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, ErrorLog: log.New(io.Discard, "", 0),
+		controlPlane = &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, ErrorLog: log.New(io.Discard, "", 0),
 			Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true, DisableCompression: true}}
 	}
-	e.behind.Store(behind)
+	e.controlPlane.Store(controlPlane)
 	e.CloseClientConnections()
 }
 
@@ -99,41 +99,41 @@ func TestReplacedMemberGetsItsObjectsAgain(t *testing.T) {
 	}
 	m.join("c1", shared.URL(), shared.AdminConfig().CAData, token)
 	e := newEndpoint(t)
-	e.lead(t, m.second)
+	e.leadTo(t, m.second)
 	m.join("c2", e.URL, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: e.Certificate().Raw}), "older-token")
 	shared.RunLeader(m.ctx, t, "--controllers=federation", "--federation-unsafe-endpoints")
 	m.shop = shared.NewNamespace(m.ctx, t, nil)
-	m.open(m.shop)
+	m.federateNamespace(m.shop)
 	objects := m.createMany(0, 20, "b")
 	for _, f := range objects {
-		m.status(f, "c1= c2=")
+		m.waitForStatus(f, "c1= c2=")
 	}
 
-	e.lead(t, nil)
-	m.ready("c2", "Ready=False")
-	e.lead(t, third)
+	e.leadTo(t, nil)
+	m.waitForCondition("c2", "Ready=False")
+	e.leadTo(t, third)
 	rebuilt, err := dynamic.NewForConfig(third.AdminConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range objects {
-		m.has(rebuilt, configMaps, m.shop, f.GetName(), field("b", "data", "a"))
-		m.status(f, "c1= c2=")
+		m.waitForObject(rebuilt, configMaps, m.shop, f.GetName(), hasField("b", "data", "a"))
+		m.waitForStatus(f, "c1= c2=")
 	}
 	list, err := shared.Admin.CoreV1().Events(namespace).List(m.ctx, metav1.ListOptions{FieldSelector: "reason=" + policy.ClusterReplaced})
 	if err != nil || len(list.Items) == 0 {
 		t.Errorf("there is no Event %s: %v", policy.ClusterReplaced, err)
 	}
 	m.patch(objects[0], `{"spec":{"placement":{"clusters":[{"name":"c1"}]}}}`)
-	m.status(objects[0], "c1= c2="+policy.RemovalHeld)
+	m.waitForStatus(objects[0], "c1= c2="+policy.RemovalHeld)
 
 	m.join("c3", third.URL(), third.AdminConfig().CAData, "younger-token")
-	m.ready("c3", "ConfigMalformed=True")
+	m.waitForCondition("c3", "ConfigMalformed=True")
 	m.patch(objects[1], `{"spec":{"placement":{"clusters":[{"name":"c1"},{"name":"c3"}]}}}`)
-	m.has(m.c1, configMaps, m.shop, "f-1", managed)
-	fleet.Wait(m.ctx, settled)
-	m.has(rebuilt, configMaps, m.shop, "f-0", managed)
-	m.has(rebuilt, configMaps, m.shop, "f-1", func(u *unstructured.Unstructured) bool { return managed(u) && u.GetDeletionTimestamp() == nil })
+	m.waitForObject(m.c1, configMaps, m.shop, "f-1", managed)
+	fleet.Wait(m.ctx, quietTime)
+	m.waitForObject(rebuilt, configMaps, m.shop, "f-0", managed)
+	m.waitForObject(rebuilt, configMaps, m.shop, "f-1", func(u *unstructured.Unstructured) bool { return managed(u) && u.GetDeletionTimestamp() == nil })
 	events, err := third.AuditEvents()
 	if err != nil {
 		t.Fatal(err)

@@ -39,16 +39,16 @@ const (
 	joinedRole    = "kubefed-controller-manager:" + joinedAccount
 )
 
-// joining are two control planes that a person lets join and leave.
-type joining struct {
+// joinFixture are two control planes that a person lets join and leave.
+type joinFixture struct {
 	*members
 	kubeconfig string // with the contexts c1, which is the current one, and c2
 }
 
-func newJoining(t *testing.T, patience time.Duration) *joining {
+func newJoinFixture(t *testing.T, patience time.Duration) *joinFixture {
 	t.Helper()
 	// As clusters of before Kubernetes 1.34 do, c2 does not list by a watch.
-	j := &joining{members: newPlanes(t, patience, cluster.Options{FeatureGates: "WatchList=false"}), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	j := &joinFixture{members: newPlanes(t, patience, cluster.Options{FeatureGates: "WatchList=false"}), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
 	contexts := api.NewConfig()
 	for name, c := range map[string]*cluster.Cluster{"c1": shared.Cluster, "c2": j.second} {
 		config := c.AdminConfig()
@@ -69,7 +69,7 @@ func newJoining(t *testing.T, patience time.Duration) *joining {
 }
 
 // run runs a command, such as join c2, of our program or of kubefedctl.
-func (j *joining) run(program string, args ...string) {
+func (j *joinFixture) run(program string, args ...string) {
 	j.Helper()
 	if out, err := j.try(program, args...); err != nil {
 		j.Fatalf("%s: %v\n%s", args, err, out)
@@ -77,7 +77,7 @@ func (j *joining) run(program string, args ...string) {
 }
 
 // try runs a command that may fail, and returns what it has printed.
-func (j *joining) try(program string, args ...string) (string, error) {
+func (j *joinFixture) try(program string, args ...string) (string, error) {
 	if program == shared.Binary {
 		args = append([]string{"federation"}, args...)
 	}
@@ -85,19 +85,19 @@ func (j *joining) try(program string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// left checks that nothing of a join is left but the namespace, which kubefedctl deletes.
-func (j *joining) left(stays bool) {
+// wantUnjoined checks that nothing of a join is left but the namespace, which kubefedctl deletes.
+func (j *joinFixture) wantUnjoined(namespaceStays bool) {
 	j.Helper()
-	j.has(j.c2, roles, "", joinedRole, nil)
-	j.has(j.c2, bindings, "", joinedRole, nil)
-	j.has(j.c2, accounts, namespace, joinedAccount, nil)
-	j.has(j.c2, secrets, namespace, joinedAccount, nil)
-	if stays {
-		j.has(j.c2, namespaces, "", namespace, func(u *unstructured.Unstructured) bool { return u.GetDeletionTimestamp() == nil })
+	j.waitForObject(j.c2, roles, "", joinedRole, nil)
+	j.waitForObject(j.c2, bindings, "", joinedRole, nil)
+	j.waitForObject(j.c2, accounts, namespace, joinedAccount, nil)
+	j.waitForObject(j.c2, secrets, namespace, joinedAccount, nil)
+	if namespaceStays {
+		j.waitForObject(j.c2, namespaces, "", namespace, func(u *unstructured.Unstructured) bool { return u.GetDeletionTimestamp() == nil })
 	} else {
-		j.has(j.c2, namespaces, "", namespace, nil)
+		j.waitForObject(j.c2, namespaces, "", namespace, nil)
 	}
-	j.has(j.c1, schema.GroupVersionResource{Group: "core.kubefed.io", Version: "v1beta1", Resource: "kubefedclusters"}, namespace, "c2", nil)
+	j.waitForObject(j.c1, schema.GroupVersionResource{Group: "core.kubefed.io", Version: "v1beta1", Resource: "kubefedclusters"}, namespace, "c2", nil)
 	list, err := shared.Admin.CoreV1().Secrets(namespace).List(j.ctx, metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeOpaque)})
 	if err != nil {
 		j.Fatal(err)
@@ -109,30 +109,30 @@ func (j *joining) left(stays bool) {
 	}
 }
 
-// used returns the verbs of the manager's requests for resources in c2, and the requests that c2 refused.
-func (j *joining) used() (verbs []string, refused []string) {
+// memberRequests returns the verbs of the manager's requests for resources in c2, and those that c2 refused.
+func (j *joinFixture) memberRequests() (verbs []string, refused []string) {
 	j.Helper()
 	events, err := j.second.AuditEvents()
 	if err != nil {
 		j.Fatal(err)
 	}
-	seen := map[string]bool{}
+	verbSet := map[string]bool{}
 	for _, e := range events {
 		if e.User.Username != "system:serviceaccount:"+namespace+":"+joinedAccount || e.ObjectRef == nil {
 			continue
 		}
-		seen[e.Verb] = true
+		verbSet[e.Verb] = true
 		if !fleet.Allowed(e) {
 			refused = append(refused, e.Verb+" "+e.RequestURI)
 		}
 	}
-	return slices.Sorted(maps.Keys(seen)), refused
+	return slices.Sorted(maps.Keys(verbSet)), refused
 }
 
-// TestJoinAndUnjoin works with what join grants, and nothing else.
-func TestJoinAndUnjoin(t *testing.T) {
-	j := newJoining(t, 6*fleet.Patience)
-	j.configure(quick)
+// TestJoinGrantsWhatTheManagerNeeds works with what join grants, and nothing else.
+func TestJoinGrantsWhatTheManagerNeeds(t *testing.T) {
+	j := newJoinFixture(t, 6*fleet.Patience)
+	j.configure(quickConfig)
 	j.run(shared.Binary, "join", "c1")
 	j.run(shared.Binary, "join", "c2", "--dry-run")
 	for _, flag := range []string{"--secret-name=X_Y", "--kubefed-namespace=nope", "--secret-name=c1-token"} { // the host refuses the Secret, or c1 has it
@@ -140,45 +140,45 @@ func TestJoinAndUnjoin(t *testing.T) {
 			t.Errorf("%s: no error\n%s", flag, out)
 		}
 	}
-	j.left(false)
-	j.has(j.c2, namespaces, "", "nope", nil)
+	j.wantUnjoined(false)
+	j.waitForObject(j.c2, namespaces, "", "nope", nil)
 	j.run(shared.Binary, "join", "c2", "--host-cluster-context=c1", "--cluster-context=c2", "--kubefed-namespace="+namespace)
 	shared.RunLeader(j.ctx, t, "--controllers=federation", "--federation-unsafe-endpoints")
 	j.shop = shared.NewNamespace(j.ctx, t, nil)
-	j.open(j.shop)
-	f := j.create("kind: FederatedConfigMap, metadata: {name: f}, spec: {template: {data: {a: b}}, " + both + "}")
-	j.status(f, "c1= c2=")
+	j.federateNamespace(j.shop)
+	f := j.create("kind: FederatedConfigMap, metadata: {name: f}, spec: {template: {data: {a: b}}, " + bothMembers + "}")
+	j.waitForStatus(f, "c1= c2=")
 	j.patch(f, `{"spec":{"template":{"data":{"a":"c"}}}}`)
-	j.has(j.c2, configMaps, j.shop, "f", field("c", "data", "a"))
-	j.there("stray", map[string]string{"kubefed.io/managed": "true"})
-	j.has(j.c2, configMaps, j.shop, "stray", func(u *unstructured.Unstructured) bool { return !managed(u) })
+	j.waitForObject(j.c2, configMaps, j.shop, "f", hasField("c", "data", "a"))
+	j.createStray("stray", map[string]string{"kubefed.io/managed": "true"})
+	j.waitForObject(j.c2, configMaps, j.shop, "stray", func(u *unstructured.Unstructured) bool { return !managed(u) })
 	j.patch(f, `{"spec":{"placement":{"clusters":[{"name":"c1"}]}}}`)
-	j.has(j.c2, configMaps, j.shop, "f", nil)
+	j.waitForObject(j.c2, configMaps, j.shop, "f", nil)
 	j.patch(f, `{"spec":{"placement":{"clusters":[{"name":"c1"},{"name":"c2"}]}}}`)
-	j.status(f, "c1= c2=")
-	verbs, refused := j.used()
+	j.waitForStatus(f, "c1= c2=")
+	verbs, refused := j.memberRequests()
 	if want := []string{"create", "delete", "get", "list", "patch", "update", "watch"}; !slices.Equal(verbs, want) || len(refused) > 0 {
 		t.Errorf("used are the verbs %q, want %q; refused were %q", verbs, want, refused)
 	}
 
 	// A new type, and a role with more than the manager has, need another join.
 	p := &scenario{members: j.members}
-	w := p.federate("Sprocket", "sprockets", schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"})
+	federatedSprocket := p.defineType("Sprocket", "sprockets", schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"})
 	if err := fleet.DefineResource(j.ctx, j.c2, schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "sprockets"}, "Sprocket"); err != nil {
 		t.Fatal(err)
 	}
-	role := object(t, fmt.Sprintf("kind: FederatedClusterRole, metadata: {name: %s}, spec: {template: {rules: [{apiGroups: ['example.com'], resources: [levers], verbs: [get]}]}, %s}", j.shop, both))
+	role := object(t, fmt.Sprintf("kind: FederatedClusterRole, metadata: {name: %s}, spec: {template: {rules: [{apiGroups: ['example.com'], resources: [levers], verbs: [get]}]}, %s}", j.shop, bothMembers))
 	if _, err := client(role).Create(j.ctx, role, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	j.status(w, "c1=RetrievalFailed c2=RetrievalFailed")
-	j.status(role, "c1=CreationFailed c2=CreationFailed")
+	j.waitForStatus(federatedSprocket, "c1=RetrievalFailed c2=RetrievalFailed")
+	j.waitForStatus(role, "c1=CreationFailed c2=CreationFailed")
 	j.run(shared.Binary, "join", "c1", "--rbac-types")
 	j.run(shared.Binary, "join", "c2", "--rbac-types")
-	j.status(role, "c1= c2=")
-	j.status(w, "c1= c2=")
-	j.deleteAll([]*unstructured.Unstructured{role, w})
-	j.gone([]*unstructured.Unstructured{role, w})
+	j.waitForStatus(role, "c1= c2=")
+	j.waitForStatus(federatedSprocket, "c1= c2=")
+	j.deleteAll([]*unstructured.Unstructured{role, federatedSprocket})
+	j.waitUntilGone([]*unstructured.Unstructured{role, federatedSprocket})
 
 	// What a failed join or somebody else has left.
 	for resource, name := range map[schema.GroupVersionResource]string{roles: joinedRole, bindings: joinedRole, accounts: joinedAccount} {
@@ -192,7 +192,7 @@ func TestJoinAndUnjoin(t *testing.T) {
 	}
 	j.run(shared.Binary, "join", "c2")
 	j.patch(f, `{"spec":{"template":{"data":{"a":"d"}}}}`)
-	j.has(j.c2, configMaps, j.shop, "f", field("d", "data", "a"))
+	j.waitForObject(j.c2, configMaps, j.shop, "f", hasField("d", "data", "a"))
 
 	const note = "note: " // of another name of the host
 	if out, err := j.try(shared.Binary, "unjoin", "c2", "--host-cluster-name=other", "--dry-run"); err != nil || !strings.Contains(out, note) {
@@ -207,16 +207,16 @@ func TestJoinAndUnjoin(t *testing.T) {
 	if out, err := j.try(shared.Binary, "unjoin", "c2"); err != nil || strings.Contains(out, note) {
 		t.Errorf("%v\n%s", err, out)
 	}
-	j.left(true)
+	j.wantUnjoined(true)
 	j.run(shared.Binary, "unjoin", "c2") // there is nothing left to do
-	j.has(j.c2, configMaps, j.shop, "f", managed)
-	j.status(f, "c1=")
+	j.waitForObject(j.c2, configMaps, j.shop, "f", managed)
+	j.waitForStatus(f, "c1=")
 }
 
 // TestLongKubeFedJoin lets kubefedctl undo what join does, and the reverse.
 func TestLongKubeFedJoin(t *testing.T) {
-	asked(t)
-	j := newJoining(t, 6*fleet.Patience)
+	requireKubeFed(t)
+	j := newJoinFixture(t, 6*fleet.Patience)
 	k := &kubefed{members: j.members}
 	var err error
 	if k.box, err = sandbox.New(k.ctx, ""); err != nil {
@@ -226,7 +226,7 @@ func TestLongKubeFedJoin(t *testing.T) {
 	kubefedctl := k.build("kubefedctl", "build", "sigs.k8s.io/kubefed/cmd/kubefedctl")
 	j.run(shared.Binary, "join", "c2")
 	j.run(kubefedctl, "unjoin", "c2", "--host-cluster-context=c1")
-	j.left(false)
+	j.wantUnjoined(false)
 	j.run(kubefedctl, "join", "c2", "--host-cluster-context=c1")
 	j.run(shared.Binary, "join", "c2")
 	u, err := j.c2.Resource(roles).Get(j.ctx, joinedRole, metav1.GetOptions{})
@@ -234,8 +234,8 @@ func TestLongKubeFedJoin(t *testing.T) {
 		t.Errorf("the role of kubefedctl is %v (%v)", u, err)
 	}
 	j.run(shared.Binary, "unjoin", "c2")
-	j.left(true)
+	j.wantUnjoined(true)
 	j.run(kubefedctl, "join", "c2", "--host-cluster-context=c1")
 	j.run(shared.Binary, "unjoin", "c2")
-	j.left(true)
+	j.wantUnjoined(true)
 }

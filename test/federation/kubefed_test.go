@@ -78,12 +78,12 @@ type kubefed struct {
 // programs.
 func newKubeFed(t *testing.T) *kubefed {
 	t.Helper()
-	asked(t)
+	requireKubeFed(t)
 	return withKubeFed(newMembers(t, time.Hour, cluster.Options{}), "Disabled")
 }
 
-// asked skips a test with KubeFed's programs unless the environment asks for them.
-func asked(t *testing.T) {
+// requireKubeFed skips a test with KubeFed's programs unless the environment asks for them.
+func requireKubeFed(t *testing.T) {
 	t.Helper()
 	if fleet.Setting(t, "KUBEFED", 0) == 0 {
 		t.Skip("make kubefed runs it")
@@ -126,11 +126,11 @@ func (k *kubefed) goCommand(args ...string) string {
 	}
 	run := exec.CommandContext(k.ctx, "go", args...)
 	run.Dir = filepath.Join(root, "hack", "kubefed")
-	var said bytes.Buffer
-	run.Stderr = &said
+	var stderr bytes.Buffer
+	run.Stderr = &stderr
 	out, err := run.Output()
 	if err != nil {
-		k.Fatalf("%v: %s", err, said.String())
+		k.Fatalf("%v: %s", err, stderr.String())
 	}
 	return strings.TrimSpace(string(out))
 }
@@ -139,9 +139,9 @@ func (k *kubefed) goCommand(args ...string) string {
 // ReplicaSchedulingPreferences.
 func (k *kubefed) buildSuite() string {
 	k.Helper()
-	own := filepath.Join(k.box.Dir, "kubefed-module")
-	file := filepath.Join(own, "test", "e2e", "scheduling.go")
-	err := os.CopyFS(own, os.DirFS(k.goCommand("list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kubefed")))
+	module := filepath.Join(k.box.Dir, "kubefed-module")
+	file := filepath.Join(module, "test", "e2e", "scheduling.go")
+	err := os.CopyFS(module, os.DirFS(k.goCommand("list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kubefed")))
 	text, readErr := os.ReadFile(file)
 	mod, modErr := os.ReadFile(k.goCommand("env", "GOMOD"))
 	sum, sumErr := os.ReadFile(filepath.Join(filepath.Dir(k.goCommand("env", "GOMOD")), "go.sum"))
@@ -156,17 +156,17 @@ func (k *kubefed) buildSuite() string {
 	}
 	modfile := filepath.Join(k.box.Dir, "go.mod")
 	err = errors.Join(os.Chmod(file, 0o600), os.WriteFile(file, text, 0o600), os.WriteFile(filepath.Join(k.box.Dir, "go.sum"), sum, 0o600),
-		os.WriteFile(modfile, append(mod, "\nreplace sigs.k8s.io/kubefed => "+own+"\n"...), 0o600))
+		os.WriteFile(modfile, append(mod, "\nreplace sigs.k8s.io/kubefed => "+module+"\n"...), 0o600))
 	if err != nil {
 		k.Fatal(err)
 	}
 	return k.build("suite", "test", "-modfile="+modfile, "-vet=off", "-c", ".")
 }
 
-// in returns the federation for a subtest.
-func (k *kubefed) in(t *testing.T) *kubefed {
+// forSubtest returns the federation for a subtest.
+func (k *kubefed) forSubtest(t *testing.T) *kubefed {
 	t.Helper()
-	return &kubefed{k.members.in(t), k.box, k.manager}
+	return &kubefed{k.members.forSubtest(t), k.box, k.manager}
 }
 
 // runOurs starts our manager with the controller alone, and waits until it leads.
@@ -203,18 +203,18 @@ func (k *kubefed) runKubeFed() *sandbox.Process {
 }
 
 // joinAgain lets both clusters join whenever there is another FederatedTypeConfig, until ctx ends.
-func (j *joining) joinAgain(ctx context.Context) {
+func (j *joinFixture) joinAgain(ctx context.Context) {
 	config, before := object(j.T, "kind: FederatedTypeConfig"), ""
 	for fleet.Wait(ctx, 200*time.Millisecond); ctx.Err() == nil; fleet.Wait(ctx, 200*time.Millisecond) {
 		list, err := client(config).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			continue
 		}
-		now := ""
+		after := ""
 		for _, u := range list.Items {
-			now += u.GetName() + " "
+			after += u.GetName() + " "
 		}
-		if now == before {
+		if after == before {
 			continue
 		}
 		for _, name := range []string{"c1", "c2"} {
@@ -223,12 +223,12 @@ func (j *joining) joinAgain(ctx context.Context) {
 				j.Errorf("join %s: %v\n%s", name, err, out)
 			}
 		}
-		before = now
+		before = after
 	}
 }
 
 // permitSuite permits what the suite itself does in members, with the manager's tokens.
-func (j *joining) permitSuite() {
+func (j *joinFixture) permitSuite() {
 	j.Helper()
 	for account, admin := range map[string]kubernetes.Interface{"c1-c1": shared.Admin, joinedAccount: j.admin2} {
 		meta := metav1.ObjectMeta{Name: "suite"}
@@ -254,8 +254,8 @@ func (j *joining) permitSuite() {
 // TestLongKubeFedSuite runs KubeFed's tests several times in a row, with either manager. Its members have
 // joined by our command.
 func TestLongKubeFedSuite(t *testing.T) {
-	asked(t)
-	j := newJoining(t, time.Hour)
+	requireKubeFed(t)
+	j := newJoinFixture(t, time.Hour)
 	k := withKubeFed(j.members, "Enabled")
 	k.patch(object(t, "kind: KubeFedConfig, metadata: {name: kubefed}"), `{"spec":{"leaderElect":{"leaseDuration":"5m","renewDeadline":"4m","retryPeriod":"2s"}}}`)
 	for _, name := range []string{"deployments.apps", "jobs.batch", "replicasets.apps"} {
@@ -281,14 +281,14 @@ func TestLongKubeFedSuite(t *testing.T) {
 		name string
 		run  func(*kubefed)
 	}{
-		{"federation", func(k *kubefed) { k.runOurs(patient...) }},
+		{"federation", func(k *kubefed) { k.runOurs(patientArgs...) }},
 		{"KubeFed", func(k *kubefed) { k.runKubeFed() }},
 	} {
 		t.Run(manager.name, func(t *testing.T) {
-			k := k.in(t)
+			k := k.forSubtest(t)
 			manager.run(k)
-			k.ready("c1", "Ready=True")
-			k.ready("c2", "Ready=True")
+			k.waitForCondition("c1", "Ready=True")
+			k.waitForCondition("c2", "Ready=True")
 			for i := range fleet.Setting(t, "KUBEFED", 0) {
 				begin := time.Now()
 				p, err := k.box.Start(suite)
@@ -296,32 +296,32 @@ func TestLongKubeFedSuite(t *testing.T) {
 					t.Fatal(err)
 				}
 				err = p.Wait(k.ctx)
-				said, readErr := os.ReadFile(p.Log)
+				log, readErr := os.ReadFile(p.Log)
 				if readErr != nil {
 					t.Fatal(readErr)
 				}
-				last := lastRun(string(said))
+				last := lastRun(string(log))
 				if err != nil || !strings.Contains(last, fmt.Sprintf("%d Passed | 0 Failed", len(specs))) {
 					t.Fatalf("run %d: %v\n%s", i+1, err, last)
 				}
 				t.Logf("run %d: %d of %d in %s", i+1, len(specs), len(specs), time.Since(begin).Round(time.Second))
-				k.cleaned()
+				k.waitForCleanup()
 			}
 		})
 	}
 }
 
 // lastRun returns what the last run of the suite has said.
-func lastRun(said string) string {
-	return said[max(0, strings.LastIndex(said, "Running Suite:")):]
+func lastRun(log string) string {
+	return log[max(0, strings.LastIndex(log, "Running Suite:")):]
 }
 
-// cleaned waits until no namespace of the suite is left: whoever deletes a namespace waits for its
+// waitForCleanup waits until no namespace of the suite is left: whoever deletes a namespace waits for its
 // federated objects.
-func (k *kubefed) cleaned() {
+func (k *kubefed) waitForCleanup() {
 	k.Helper()
 	fleet.Eventually(fleet.Within(k.ctx, k.T, fleet.Patience), k.T, func() error {
-		var left []string
+		var remaining []string
 		for _, c := range []*cluster.Cluster{shared.Cluster, k.second} {
 			list, err := c.Admin.CoreV1().Namespaces().List(k.ctx, metav1.ListOptions{})
 			if err != nil {
@@ -329,12 +329,12 @@ func (k *kubefed) cleaned() {
 			}
 			for _, ns := range list.Items {
 				if strings.HasPrefix(ns.Name, "e2e-tests-") {
-					left = append(left, ns.Name)
+					remaining = append(remaining, ns.Name)
 				}
 			}
 		}
-		if len(left) > 0 {
-			return fmt.Errorf("left of the suite: %s", strings.Join(slices.Compact(left), " "))
+		if len(remaining) > 0 {
+			return fmt.Errorf("left of the suite: %s", strings.Join(slices.Compact(remaining), " "))
 		}
 		return nil
 	})

@@ -34,7 +34,7 @@ type record struct {
 func (m *members) newRecord() *record {
 	m.Helper()
 	lease := types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: fleet.LeaseName}
-	return &record{judge.NewMembers(judge.New(lease, fleet.StateAnnotation, fleet.IsReplica)), m.T, m.audit()}
+	return &record{judge.NewMembers(judge.New(lease, fleet.StateAnnotation, fleet.IsReplica)), m.T, m.tailAudits()}
 }
 
 // read adds what is new in the logs.
@@ -72,9 +72,9 @@ func (m *members) newLoad(size int) *load {
 	m.Helper()
 	l := &load{members: m, size: size}
 	m.shop = shared.NewNamespace(m.ctx, m.T, nil)
-	objects := []*unstructured.Unstructured{m.open(m.shop)}
+	objects := []*unstructured.Unstructured{m.federateNamespace(m.shop)}
 	for i := range size {
-		u := l.next(i)
+		u := l.nextObject(i)
 		if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
 			m.Fatal(err)
 		}
@@ -95,17 +95,17 @@ func (m *members) newLoad(size int) *load {
 	return l
 }
 
-// next returns an object with the next content.
-func (l *load) next(i int) *unstructured.Unstructured {
+// nextObject returns an object with the next content.
+func (l *load) nextObject(i int) *unstructured.Unstructured {
 	l.content++
-	u := object(l.T, fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {content: '%d'}}, %s}", i, l.content, both))
+	u := object(l.T, fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {content: '%d'}}, %s}", i, l.content, bothMembers))
 	u.SetNamespace(l.shop)
 	return u
 }
 
 // change gives an object the next content.
 func (l *load) change(ctx context.Context, i int) error {
-	u := l.next(i)
+	u := l.nextObject(i)
 	patch := fmt.Appendf(nil, `{"spec":{"template":{"data":{"content":"%d"}}}}`, l.content)
 	_, err := client(u).Patch(ctx, u.GetName(), types.MergePatchType, patch, metav1.PatchOptions{})
 	return err
@@ -115,7 +115,7 @@ func (l *load) change(ctx context.Context, i int) error {
 func (l *load) run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		fleet.Wait(ctx, 40*time.Millisecond)
-		err := l.step(context.WithoutCancel(ctx), rand.IntN(l.size), rand.IntN(100))
+		err := l.changeByChance(context.WithoutCancel(ctx), rand.IntN(l.size), rand.IntN(100))
 		if err != nil {
 			return err
 		}
@@ -123,27 +123,27 @@ func (l *load) run(ctx context.Context) error {
 	return nil
 }
 
-// step does something to an object, depending on chance, which is below 100.
-func (l *load) step(ctx context.Context, i, chance int) error {
-	u := l.next(i)
-	is, err := client(u).Get(ctx, u.GetName(), metav1.GetOptions{})
+// changeByChance does something to an object, depending on chance, which is below 100.
+func (l *load) changeByChance(ctx context.Context, i, chance int) error {
+	u := l.nextObject(i)
+	current, err := client(u).Get(ctx, u.GetName(), metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		_, err = client(u).Create(ctx, u, metav1.CreateOptions{})
 		return err
 	case err != nil:
 		return err
-	case is.GetDeletionTimestamp() != nil:
+	case current.GetDeletionTimestamp() != nil:
 		return nil
 	case i%2 == 0 || chance >= 20:
 		err = l.change(ctx, i)
 	case chance >= 5:
 		clusters := `[{"name":"c1"},{"name":"c2"}]`
-		if len(policy.ReadFederated(is).Placement.Clusters) == 2 {
+		if len(policy.ReadFederated(current).Placement.Clusters) == 2 {
 			clusters = fmt.Sprintf(`[{"name":"c%d"}]`, 1+chance%2)
 		}
 		_, err = client(u).Patch(ctx, u.GetName(), types.MergePatchType, []byte(`{"spec":{"placement":{"clusters":`+clusters+`}}}`), metav1.PatchOptions{})
-	case len(is.GetFinalizers()) > 0: // otherwise the audit log would not show it
+	case len(current.GetFinalizers()) > 0: // otherwise the audit log would not show it
 		err = client(u).Delete(ctx, u.GetName(), metav1.DeleteOptions{})
 	}
 	if apierrors.IsNotFound(err) {
@@ -155,15 +155,15 @@ func (l *load) step(ctx context.Context, i, chance int) error {
 // settle waits until each member has exactly what the host wants.
 func (l *load) settle() {
 	l.Helper()
-	if err := l.settled(); err != nil {
+	if err := l.waitUntilSettled(); err != nil {
 		l.Fatal(err)
 	}
 }
 
-func (l *load) settled() error {
+func (l *load) waitUntilSettled() error {
 	l.Helper()
 	return fleet.Poll(fleet.Within(l.ctx, l.T, 2*fleet.Patience), func() error {
-		list, err := client(l.next(0)).List(l.ctx, metav1.ListOptions{})
+		list, err := client(l.nextObject(0)).List(l.ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -192,15 +192,15 @@ func (l *load) settled() error {
 
 // contents returns the contents of the managed ConfigMaps of each member, by name.
 func (l *load) contents() (map[string]map[string]string, error) {
-	all := map[string]map[string]string{"c1": {}, "c2": {}}
-	for name, in := range map[string]kubernetes.Interface{"c1": shared.Admin, "c2": l.admin2} {
-		list, err := in.CoreV1().ConfigMaps(l.shop).List(l.ctx, metav1.ListOptions{LabelSelector: policy.ManagedLabel + "=true"})
+	contents := map[string]map[string]string{"c1": {}, "c2": {}}
+	for name, admin := range map[string]kubernetes.Interface{"c1": shared.Admin, "c2": l.admin2} {
+		list, err := admin.CoreV1().ConfigMaps(l.shop).List(l.ctx, metav1.ListOptions{LabelSelector: policy.ManagedLabel + "=true"})
 		if err != nil {
 			return nil, err
 		}
 		for _, cm := range list.Items {
-			all[name][cm.Name] = cm.Data["content"]
+			contents[name][cm.Name] = cm.Data["content"]
 		}
 	}
-	return all, nil
+	return contents, nil
 }

@@ -38,7 +38,7 @@ type members struct {
 	c1, c2 dynamic.Interface
 	second *cluster.Cluster     // c2
 	admin2 kubernetes.Interface // of c2
-	proxy  *faultproxy.Proxy    // in front of c2, after detour
+	proxy  *faultproxy.Proxy    // in front of c2, after useProxy
 	shop   string               // the namespace of federated objects
 }
 
@@ -87,11 +87,11 @@ func newPlanes(t *testing.T, patience time.Duration, o cluster.Options) *members
 func (m *members) joinBoth(role string) {
 	m.Helper()
 	for name, c := range map[string]*cluster.Cluster{"c1": shared.Cluster, "c2": m.second} {
-		may := role
+		clusterRole := role
 		if name == "c1" {
-			may = "cluster-admin"
+			clusterRole = "cluster-admin"
 		}
-		token, err := c.NewAccount(m.ctx, metav1.NamespaceSystem, account, may)
+		token, err := c.NewAccount(m.ctx, metav1.NamespaceSystem, account, clusterRole)
 		if err != nil {
 			m.Fatal(err)
 		}
@@ -99,12 +99,12 @@ func (m *members) joinBoth(role string) {
 	}
 }
 
-// in returns the members for a subtest.
-func (m *members) in(t *testing.T) *members {
+// forSubtest returns the members for a subtest.
+func (m *members) forSubtest(t *testing.T) *members {
 	t.Helper()
-	of := *m
-	of.T = t
-	return &of
+	copied := *m
+	copied.T = t
+	return &copied
 }
 
 const (
@@ -163,8 +163,8 @@ func (m *members) leave(name string) {
 	}
 }
 
-// detour leads the manager to c2 by a proxy.
-func (m *members) detour() {
+// useProxy leads the manager to c2 by a proxy.
+func (m *members) useProxy() {
 	m.Helper()
 	var err error
 	if m.proxy, err = faultproxy.Start(m.second.AdminConfig()); err != nil {
@@ -191,12 +191,12 @@ func (m *members) configure(spec string) {
 	})
 }
 
-// audit begins to read the audit logs of the members.
-func (m *members) audit() map[string][]*cluster.AuditTail {
+// tailAudits begins to read the audit logs of the members.
+func (m *members) tailAudits() map[string][]*cluster.AuditTail {
 	m.Helper()
 	first, err := shared.TailAudit()
-	second, err2 := m.second.TailAudit()
-	if err := errors.Join(err, err2); err != nil {
+	second, secondErr := m.second.TailAudit()
+	if err := errors.Join(err, secondErr); err != nil {
 		m.Fatal(err)
 	}
 	return map[string][]*cluster.AuditTail{"c1": first, "c2": second}
@@ -207,9 +207,9 @@ func isWrite(e auditv1.Event) bool {
 	return e.User.Username == memberAccount && cluster.AuditWrite(e)
 }
 
-// written returns what was written in the members by whoever manages them, since the tails were
+// memberWrites returns what was written in the members by whoever manages them, since the tails were
 // made.
-func (m *members) written(tails map[string][]*cluster.AuditTail) (writes []string) {
+func (m *members) memberWrites(tails map[string][]*cluster.AuditTail) (writes []string) {
 	m.Helper()
 	for member, tails := range tails {
 		for _, tail := range tails {
@@ -245,10 +245,10 @@ func marshal(t *testing.T, v any) []byte {
 	return data
 }
 
-// open federates a namespace.
-func (m *members) open(name string) *unstructured.Unstructured {
+// federateNamespace federates a namespace.
+func (m *members) federateNamespace(name string) *unstructured.Unstructured {
 	m.Helper()
-	u := object(m.T, "kind: FederatedNamespace, metadata: {name: "+name+"}, spec: {"+both+"}")
+	u := object(m.T, "kind: FederatedNamespace, metadata: {name: "+name+"}, spec: {"+bothMembers+"}")
 	u.SetNamespace(name)
 	if _, err := client(u).Create(m.ctx, u, metav1.CreateOptions{}); err != nil {
 		m.Fatal(err)
@@ -274,11 +274,11 @@ func (m *members) patch(u *unstructured.Unstructured, patch string) {
 	}
 }
 
-// has waits until a member has an object of which the check is true; nil waits until it is gone.
-func (m *members) has(in dynamic.Interface, resource schema.GroupVersionResource, namespace, name string, check func(*unstructured.Unstructured) bool) {
+// waitForObject waits until a member has an object of which the check is true; nil waits until it is gone.
+func (m *members) waitForObject(member dynamic.Interface, resource schema.GroupVersionResource, namespace, name string, check func(*unstructured.Unstructured) bool) {
 	m.Helper()
 	fleet.Eventually(fleet.Within(m.ctx, m.T, fleet.Patience), m.T, func() error {
-		u, err := in.Resource(resource).Namespace(namespace).Get(m.ctx, name, metav1.GetOptions{})
+		u, err := member.Resource(resource).Namespace(namespace).Get(m.ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err) && check == nil:
 			return nil
@@ -293,8 +293,8 @@ func (m *members) has(in dynamic.Interface, resource schema.GroupVersionResource
 	})
 }
 
-// status waits until the federated object has a status, such as "c1= c2=APINotAvailable".
-func (m *members) status(f *unstructured.Unstructured, want string) {
+// waitForStatus waits until the federated object has a status, such as "c1= c2=APINotAvailable".
+func (m *members) waitForStatus(f *unstructured.Unstructured, want string) {
 	m.Helper()
 	fleet.Eventually(fleet.Within(m.ctx, m.T, fleet.Patience), m.T, func() error {
 		u, err := client(f).Get(m.ctx, f.GetName(), metav1.GetOptions{})
@@ -316,10 +316,10 @@ func statuses(f *unstructured.Unstructured) (all []string) {
 	return all
 }
 
-// ready waits until a KubeFedCluster has this condition.
-func (m *members) ready(name, want string) {
+// waitForCondition waits until a KubeFedCluster has this condition.
+func (m *members) waitForCondition(name, want string) {
 	m.Helper()
-	m.has(m.c1, schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedclusters"}, namespace, name, func(u *unstructured.Unstructured) bool {
+	m.waitForObject(m.c1, schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedclusters"}, namespace, name, func(u *unstructured.Unstructured) bool {
 		conditions := policy.ReadCluster(u).Status.Conditions
 		return len(conditions) > 0 && conditions[0].Type+"="+conditions[0].Status == want
 	})
@@ -327,8 +327,8 @@ func (m *members) ready(name, want string) {
 
 func managed(u *unstructured.Unstructured) bool { return u.GetLabels()[policy.ManagedLabel] == "true" }
 
-// field returns a check of a field, which is also that the object is managed.
-func field(want any, path ...string) func(*unstructured.Unstructured) bool {
+// hasField returns a check of a field, which is also that the object is managed.
+func hasField(want any, path ...string) func(*unstructured.Unstructured) bool {
 	return func(u *unstructured.Unstructured) bool {
 		value, _, err := unstructured.NestedFieldNoCopy(u.Object, path...)
 		return err == nil && managed(u) && fmt.Sprint(value) == fmt.Sprint(want)

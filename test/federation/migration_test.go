@@ -21,35 +21,35 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// each is how many objects of each type migrate.
-const each = 20
+// objectsPerType is how many objects of each type migrate.
+const objectsPerType = 20
 
-const pods = "selector: {matchLabels: {app: x}}, template: {metadata: {labels: {app: x}}, spec: {containers: [{name: c, image: example.com/c}]}}"
+const podTemplate = "selector: {matchLabels: {app: x}}, template: {metadata: {labels: {app: x}}, spec: {containers: [{name: c, image: example.com/c}]}}"
 
-// migrating are the specs of federated objects by their kinds. Overrides are of all sorts that
+// migratedSpecs are the specs of federated objects by their kinds. Overrides are of all sorts that
 // KubeFed and federation take in the same way.
-var migrating = map[string]string{
+var migratedSpecs = map[string]string{
 	"Namespace":      "template: {metadata: {labels: {team: a}}}",
 	"ConfigMap":      "template: {data: {a: b}}, overrides: [{clusterName: c2, clusterOverrides: [{path: /data/a, value: c}, {op: add, path: /metadata/annotations, value: {x: 'y'}}]}]",
 	"Secret":         "template: {type: Opaque, stringData: {a: b}}",
 	"Service":        "template: {spec: {type: NodePort, selector: {app: x}, ports: [{name: http, port: 80}]}}",
 	"ServiceAccount": "template: {automountServiceAccountToken: false}",
-	"Deployment":     "retainReplicas: true, template: {metadata: {labels: {app: x}}, spec: {replicas: 1, " + pods + "}}, overrides: [{clusterName: c1, clusterOverrides: [{path: /spec/template/spec/containers/0/image, value: example.com/d}]}]",
-	"ReplicaSet":     "template: {spec: {replicas: 0, " + pods + "}}, overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 1}]}]",
-	"Job":            "template: {spec: {manualSelector: true, suspend: true, " + strings.Replace(pods, "spec: {", "spec: {restartPolicy: Never, ", 1) + "}}",
+	"Deployment":     "retainReplicas: true, template: {metadata: {labels: {app: x}}, spec: {replicas: 1, " + podTemplate + "}}, overrides: [{clusterName: c1, clusterOverrides: [{path: /spec/template/spec/containers/0/image, value: example.com/d}]}]",
+	"ReplicaSet":     "template: {spec: {replicas: 0, " + podTemplate + "}}, overrides: [{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 1}]}]",
+	"Job":            "template: {spec: {manualSelector: true, suspend: true, " + strings.Replace(podTemplate, "spec: {", "spec: {restartPolicy: Never, ", 1) + "}}",
 	"Ingress":        "template: {spec: {defaultBackend: {service: {name: x, port: {number: 80}}}}}",
 	"ClusterRole":    "template: {rules: [{apiGroups: [''], resources: [pods], verbs: [get]}]}, overrides: [{clusterName: c2, clusterOverrides: [{op: add, path: /metadata/labels, value: {a: b}}]}]",
 }
 
-// federate creates all federated objects.
-func (k *kubefed) federate() (all []*unstructured.Unstructured) {
+// federateAll creates all federated objects.
+func (k *kubefed) federateAll() (all []*unstructured.Unstructured) {
 	k.Helper()
-	for i := range each {
+	for i := range objectsPerType {
 		name := fmt.Sprintf("shop-%d", i)
 		if _, err := shared.Admin.CoreV1().Namespaces().Create(k.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			k.Fatal(err)
 		}
-		for kind, spec := range migrating {
+		for kind, spec := range migratedSpecs {
 			u := object(k.T, fmt.Sprintf("kind: Federated%s, metadata: {name: %s}, spec: {%s, placement: {clusterSelector: {}}}", kind, name, spec))
 			if kind != "ClusterRole" {
 				u.SetNamespace(name)
@@ -64,46 +64,46 @@ func (k *kubefed) federate() (all []*unstructured.Unstructured) {
 	return all
 }
 
-// propagated waits until the objects are well in both members, in their present generation, and
+// waitUntilPropagated waits until the objects are well in both members, in their present generation, and
 // returns the generations.
-func (k *kubefed) propagated(all []*unstructured.Unstructured) map[string]int64 {
+func (k *kubefed) waitUntilPropagated(all []*unstructured.Unstructured) map[string]int64 {
 	k.Helper()
 	generations := map[string]int64{}
 	for _, u := range all {
 		fleet.Eventually(fleet.Within(k.ctx, k.T, fleet.Patience), k.T, func() error {
-			is, err := client(u).Get(k.ctx, u.GetName(), metav1.GetOptions{})
+			current, err := client(u).Get(k.ctx, u.GetName(), metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
-			status := policy.ReadFederated(is).Status
-			if status.ObservedGeneration != is.GetGeneration() || len(status.Conditions) != 1 || status.Conditions[0].Status != "True" || len(status.Clusters) != 2 {
-				return fmt.Errorf("%s %s: %v", is.GetKind(), is.GetName(), is.Object["status"])
+			status := policy.ReadFederated(current).Status
+			if status.ObservedGeneration != current.GetGeneration() || len(status.Conditions) != 1 || status.Conditions[0].Status != "True" || len(status.Clusters) != 2 {
+				return fmt.Errorf("%s %s: %v", current.GetKind(), current.GetName(), current.Object["status"])
 			}
-			generations[is.GetKind()+" "+is.GetName()] = is.GetGeneration()
+			generations[current.GetKind()+" "+current.GetName()] = current.GetGeneration()
 			return nil
 		})
 	}
 	return generations
 }
 
-// takesOver checks that a manager that has begun to lead writes nothing in the members, changes no
+// wantTakeover checks that a manager that has begun to lead writes nothing in the members, changes no
 // spec, and then propagates a change of an object of each type.
-func (k *kubefed) takesOver(all []*unstructured.Unstructured, tails map[string][]*cluster.AuditTail, before map[string]int64, label string) {
+func (k *kubefed) wantTakeover(all []*unstructured.Unstructured, tails map[string][]*cluster.AuditTail, before map[string]int64, label string) {
 	k.Helper()
 	// In this time each looks at all objects, and after availableDelay once more.
 	fleet.Wait(k.ctx, 45*time.Second)
-	if writes := k.written(tails); len(writes) > 0 {
+	if writes := k.memberWrites(tails); len(writes) > 0 {
 		k.Errorf("%d writes in members:\n%s", len(writes), strings.Join(writes, "\n"))
 	}
-	if after := k.propagated(all); !maps.Equal(before, after) {
+	if after := k.waitUntilPropagated(all); !maps.Equal(before, after) {
 		k.Errorf("specs have changed: %v, before %v", after, before)
 	}
-	for _, u := range all[:len(migrating)] {
+	for _, u := range all[:len(migratedSpecs)] {
 		k.patch(u, fmt.Sprintf(`{"spec":{"template":{"metadata":{"labels":{"by":%q}}}}}`, label))
 	}
-	k.propagated(all)
+	k.waitUntilPropagated(all)
 	const want = 2 * 10
-	if writes := k.written(tails); len(writes) != want || slices.ContainsFunc(writes, func(w string) bool { return !strings.Contains(w, "shop-0") }) {
+	if writes := k.memberWrites(tails); len(writes) != want || slices.ContainsFunc(writes, func(w string) bool { return !strings.Contains(w, "shop-0") }) {
 		k.Errorf("%d writes in members after a change of an object of each type, want %d:\n%s", len(writes), want, strings.Join(writes, "\n"))
 	}
 	k.Logf("%s has taken over %d objects", label, len(all))
@@ -113,36 +113,36 @@ func (k *kubefed) takesOver(all []*unstructured.Unstructured, tails map[string][
 func TestLongKubeFedMigration(t *testing.T) {
 	k := newKubeFed(t)
 	theirs := k.runKubeFed()
-	k.ready("c1", "Ready=True")
-	k.ready("c2", "Ready=True")
-	all := k.federate()
-	k.propagated(all)
+	k.waitForCondition("c1", "Ready=True")
+	k.waitForCondition("c2", "Ready=True")
+	all := k.federateAll()
+	k.waitUntilPropagated(all)
 	fleet.Wait(k.ctx, 30*time.Second) // until it has looked at all again
-	before := k.propagated(all)
+	before := k.waitUntilPropagated(all)
 	if err := theirs.Stop(k.ctx, 30*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	tails := k.audit()
+	tails := k.tailAudits()
 	ours := k.runOurs()
 	token, err := shared.AdminToken(k.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fleet.Eventually(k.ctx, t, func() error { return works(ours, token, 2) })
-	k.takesOver(all, tails, before, "federation")
+	fleet.Eventually(k.ctx, t, func() error { return checkIdle(ours, token, 2) })
+	k.wantTakeover(all, tails, before, "federation")
 
-	before = k.propagated(all)
+	before = k.waitUntilPropagated(all)
 	if err := ours.Stop(k.ctx, 30*time.Second); err != nil || ours.ExitCode() != 0 {
 		t.Fatalf("%v, exit code %d", err, ours.ExitCode())
 	}
 	shared.FreeLease(t, ours)
-	tails = k.audit()
+	tails = k.tailAudits()
 	k.runKubeFed()
-	k.takesOver(all, tails, before, "KubeFed")
+	k.wantTakeover(all, tails, before, "KubeFed")
 }
 
-// works returns nil if a manager has listed all types in its members and has nothing to do there.
-func works(m *cluster.Manager, token string, members int) error {
+// checkIdle returns nil if a manager has listed all types in its members and has nothing to do there.
+func checkIdle(m *cluster.Manager, token string, members int) error {
 	_, body, err := fleet.Get(m.SecureURL+"/debug/controllers/federation", token)
 	if err != nil {
 		return err
@@ -167,7 +167,7 @@ func works(m *cluster.Manager, token string, members int) error {
 				synced++
 			}
 		}
-		if c.Ready && synced == len(migrating) && c.Queue == 0 {
+		if c.Ready && synced == len(migratedSpecs) && c.Queue == 0 {
 			ready++
 		}
 	}

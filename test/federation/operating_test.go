@@ -28,13 +28,13 @@ import (
 
 // operator runs the commands of docs/operate/federation.md.
 type operator struct {
-	*joining
-	dir    string
-	blocks []string
-	ran    map[int]bool
+	*joinFixture
+	dir      string
+	blocks   []string
+	executed map[int]bool
 }
 
-func newOperator(j *joining) *operator {
+func newOperator(j *joinFixture) *operator {
 	j.Helper()
 	root, err := controlplane.Root()
 	if err != nil {
@@ -44,7 +44,7 @@ func newOperator(j *joining) *operator {
 	if err != nil {
 		j.Fatal(err)
 	}
-	o := &operator{joining: j, dir: j.TempDir(), ran: map[int]bool{}}
+	o := &operator{joinFixture: j, dir: j.TempDir(), executed: map[int]bool{}}
 	for _, page := range all {
 		if page.Path == "docs/operate/federation.md" {
 			for _, b := range page.Blocks {
@@ -60,23 +60,23 @@ func newOperator(j *joining) *operator {
 	return o
 }
 
-// runs runs the only block of the page with a text, and checks that it succeeds and prints another text.
-func (o *operator) runs(with, prints string) {
+// runBlock runs the only block of the page with a text, and checks that it succeeds and prints another text.
+func (o *operator) runBlock(text, want string) {
 	o.Helper()
-	if out, err := o.output(with); err != nil || !strings.Contains(out, prints) {
-		o.Fatalf("the block with %q: %v, want the output %q:\n%s", with, err, prints, out)
+	if out, err := o.blockOutput(text); err != nil || !strings.Contains(out, want) {
+		o.Fatalf("the block with %q: %v, want the output %q:\n%s", text, err, want, out)
 	}
 }
 
-// output runs the only block of the page with a text, and returns its output and the error of its exit code.
-func (o *operator) output(with string) (string, error) {
+// blockOutput runs the only block of the page with a text, and returns its output and the error of its exit.
+func (o *operator) blockOutput(text string) (string, error) {
 	o.Helper()
-	has := func(script string) bool { return strings.Contains(script, with) }
-	i := slices.IndexFunc(o.blocks, has)
-	if i < 0 || slices.IndexFunc(o.blocks[i+1:], has) >= 0 {
-		o.Fatalf("not one block of the page has %q", with)
+	hasText := func(script string) bool { return strings.Contains(script, text) }
+	i := slices.IndexFunc(o.blocks, hasText)
+	if i < 0 || slices.IndexFunc(o.blocks[i+1:], hasText) >= 0 {
+		o.Fatalf("not one block of the page has %q", text)
 	}
-	o.ran[i] = true
+	o.executed[i] = true
 	cmd := exec.CommandContext(o.ctx, "bash", "-eo", "pipefail", "-c", o.blocks[i])
 	cmd.Dir, cmd.Env = o.dir, append(os.Environ(), "PATH="+o.dir+":"+os.Getenv("PATH"), "KUBECONFIG="+o.kubeconfig)
 	out, err := cmd.CombinedOutput()
@@ -86,57 +86,57 @@ func (o *operator) output(with string) (string, error) {
 // TestLongOperatorsCommands brings about what each section of docs/operate/federation.md is for, and runs its
 // commands.
 func TestLongOperatorsCommands(t *testing.T) {
-	o := newOperator(newJoining(t, 6*fleet.Patience))
+	o := newOperator(newJoinFixture(t, 6*fleet.Patience))
 	const health = `{"controllerDuration":{"availableDelay":"1s"},"clusterHealthCheck":{"period":"1s","timeout":"1s","failureThreshold":2}}`
 	o.configure(health)
 	join := func() {
 		o.run(shared.Binary, "join", "c1")
 		o.run(shared.Binary, "join", "c2")
-		o.label("region", `"eu"`)
+		o.setLabel("region", `"eu"`)
 	}
 	join()
-	o.detour()
-	shared.RunLeader(o.ctx, t, absenceArgs...)
+	o.useProxy()
+	shared.RunLeader(o.ctx, t, shortGraceArgs...)
 	if _, err := shared.Admin.CoreV1().Namespaces().Create(o.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: o.shop}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	o.open(o.shop)
+	o.federateNamespace(o.shop)
 	var all []*unstructured.Unstructured
 	for i := range 20 {
 		all = append(all, o.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {region: eu}}}}", i)))
 	}
 	last := all[len(all)-1]
-	o.status(last, "c2=")
-	o.runs("--user=jane", "yes")
-	if out, err := o.output("can-i update federatednamespaces"); err == nil || !strings.Contains(out, "no") {
+	o.waitForStatus(last, "c2=")
+	o.runBlock("--user=jane", "yes")
+	if out, err := o.blockOutput("can-i update federatednamespaces"); err == nil || !strings.Contains(out, "no") {
 		t.Errorf("a tenant may update FederatedNamespaces: %v\n%s", err, out)
 	}
 
-	o.label("region", "null")
-	o.status(last, "c2=RemovalHeld")
-	o.runs("events", "RemovalsHeld")
-	o.runs("-l '!kubefed.io/managed'", "c2 RemovalHeld FederatedConfigMap shop/f-19")
-	o.runs("RemovalHeld not-well | sort", "c2 RemovalHeld FederatedConfigMap shop/f-19")
-	o.runs("annotate --overwrite", "")
-	o.status(last, "")
-	o.label("region", `"eu"`)
-	o.status(last, "c2=")
+	o.setLabel("region", "null")
+	o.waitForStatus(last, "c2=RemovalHeld")
+	o.runBlock("events", "RemovalsHeld")
+	o.runBlock("-l '!kubefed.io/managed'", "c2 RemovalHeld FederatedConfigMap shop/f-19")
+	o.runBlock("RemovalHeld not-well | sort", "c2 RemovalHeld FederatedConfigMap shop/f-19")
+	o.runBlock("annotate --overwrite", "")
+	o.waitForStatus(last, "")
+	o.setLabel("region", `"eu"`)
+	o.waitForStatus(last, "c2=")
 
 	o.proxy.Partition(faultproxy.Hang)
-	o.ready("c2", "Offline=True")
+	o.waitForCondition("c2", "Offline=True")
 	o.deleteAll(all[:1])
-	o.gone(all[:1])
-	o.runs("federation-written-off", "Offline=True")
+	o.waitUntilGone(all[:1])
+	o.runBlock("federation-written-off", "Offline=True")
 	o.proxy.Heal()
-	o.settledAway()
+	o.waitForRemovals()
 
 	byHand := &scenario{members: o.members}
 	byHand.patchByHand(o.c2, configMaps, o.shop, "f-1", `{"metadata":{"finalizers":["example.com/mine"]}}`)
 	o.deleteAll(all[1:2])
-	o.status(all[1], "c2=WaitingForRemoval")
-	o.runs("propagationController", "example.com/mine")
+	o.waitForStatus(all[1], "c2=WaitingForRemoval")
+	o.runBlock("propagationController", "example.com/mine")
 	byHand.patchByHand(o.c2, configMaps, o.shop, "f-1", `{"metadata":{"finalizers":null}}`)
-	o.gone(all[1:2])
+	o.waitUntilGone(all[1:2])
 
 	c2 := object(t, "kind: KubeFedCluster, metadata: {name: c2}")
 	kubeFedClusters := schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedclusters"}
@@ -153,39 +153,39 @@ func TestLongOperatorsCommands(t *testing.T) {
 		}
 		return err
 	})
-	o.runs("-o wide", "f-19")
-	o.runs(policy.ClusterUIDAnnotation+"-", "")
-	o.has(o.c1, kubeFedClusters, namespace, "c2", func(u *unstructured.Unstructured) bool { return identity(u) == identity(before) })
+	o.runBlock("-o wide", "f-19")
+	o.runBlock(policy.ClusterUIDAnnotation+"-", "")
+	o.waitForObject(o.c1, kubeFedClusters, namespace, "c2", func(u *unstructured.Unstructured) bool { return identity(u) == identity(before) })
 
-	o.runs("federatedtypeconfigs,kubefedconfigs", "")
+	o.runBlock("federatedtypeconfigs,kubefedconfigs", "")
 	begin := time.Now()
 	if err := shared.Admin.CoreV1().Namespaces().Delete(o.ctx, namespace, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	fleet.Wait(o.ctx, settled)
-	o.runs("kubectl wait --for=delete", "")
+	fleet.Wait(o.ctx, quietTime)
+	o.runBlock("kubectl wait --for=delete", "")
 	if err := shared.InstallComponents(o.ctx, "federation"); err != nil {
 		t.Fatal(err)
 	}
 	expectRefusals(begin)
 	o.configure(health)
-	o.runs("manager federation join c2", "")
-	o.status(last, "c2=")
+	o.runBlock("manager federation join c2", "")
+	o.waitForStatus(last, "c2=")
 
-	o.runs("until ", "")
-	o.left(true)
+	o.runBlock("until ", "")
+	o.wantUnjoined(true)
 	join()
-	o.runs("unjoin c2 --force", "")
-	o.left(true)
+	o.runBlock("unjoin c2 --force", "")
+	o.wantUnjoined(true)
 	for i, block := range o.blocks {
-		if !o.ran[i] {
+		if !o.executed[i] {
 			t.Errorf("was not run:\n%s", block)
 		}
 	}
 }
 
-// label gives c2 a label.
-func (m *members) label(key, value string) {
+// setLabel gives c2 a label.
+func (m *members) setLabel(key, value string) {
 	m.Helper()
 	m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, key, value))
 }

@@ -19,10 +19,10 @@ import (
 
 // runPods waits until a member has so many Pods, and plays scheduler and kubelet: so many are ready, and the
 // others have had no Node for long.
-func (m *members) runPods(in kubernetes.Interface, pods, ready int) {
+func (m *members) runPods(admin kubernetes.Interface, pods, ready int) {
 	m.Helper()
 	fleet.Eventually(fleet.Within(m.ctx, m.T, fleet.Patience), m.T, func() error {
-		list, err := in.CoreV1().Pods(m.shop).List(m.ctx, metav1.ListOptions{LabelSelector: "app=d"})
+		list, err := admin.CoreV1().Pods(m.shop).List(m.ctx, metav1.ListOptions{LabelSelector: "app=d"})
 		if err != nil {
 			return err
 		}
@@ -36,7 +36,7 @@ func (m *members) runPods(in kubernetes.Interface, pods, ready int) {
 				status.Phase, status.Conditions = corev1.PodPending, []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
 					Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.NewTime(time.Now().Add(-5 * time.Minute))}}
 			}
-			if _, err := in.CoreV1().Pods(m.shop).UpdateStatus(m.ctx, &list.Items[i], metav1.UpdateOptions{}); err != nil {
+			if _, err := admin.CoreV1().Pods(m.shop).UpdateStatus(m.ctx, &list.Items[i], metav1.UpdateOptions{}); err != nil {
 				return err
 			}
 		}
@@ -48,22 +48,22 @@ func (m *members) runPods(in kubernetes.Interface, pods, ready int) {
 func TestReplicasThatFindNoNodeMove(t *testing.T) {
 	m := newMembers(t, 4*fleet.Patience, cluster.Options{}, "namespaces", "deployments", "pods")
 	shared.RunLeader(m.ctx, t, "--controllers=*,federation", "--federation-unsafe-endpoints")
-	m.ready("c1", "Ready=True")
-	m.ready("c2", "Ready=True")
+	m.waitForCondition("c1", "Ready=True")
+	m.waitForCondition("c2", "Ready=True")
 	m.shop = shared.NewNamespace(m.ctx, t, nil)
-	m.open(m.shop)
-	placed, _, _ := strings.Cut(deployment, ", "+both)
+	m.federateNamespace(m.shop)
+	placed, _, _ := strings.Cut(deployment, ", "+bothMembers)
 	d := m.create(placed + ", placement: {}}")
 	preference := m.create("kind: ReplicaSchedulingPreference, metadata: {name: d}, spec: {targetKind: FederatedDeployment, totalReplicas: 4}")
-	m.has(m.c1, deployments, m.shop, "d", field(2, "spec", "replicas"))
-	m.has(m.c2, deployments, m.shop, "d", field(2, "spec", "replicas"))
-	m.status(d, "c1= c2=")
+	m.waitForObject(m.c1, deployments, m.shop, "d", hasField(2, "spec", "replicas"))
+	m.waitForObject(m.c2, deployments, m.shop, "d", hasField(2, "spec", "replicas"))
+	m.waitForStatus(d, "c1= c2=")
 
 	m.runPods(shared.Admin, 2, 2)
 	m.runPods(m.admin2, 2, 1)
-	m.has(m.c1, deployments, m.shop, "d", field(2, "status", "readyReplicas"))
-	m.has(m.c2, deployments, m.shop, "d", field(1, "status", "readyReplicas"))
+	m.waitForObject(m.c1, deployments, m.shop, "d", hasField(2, "status", "readyReplicas"))
+	m.waitForObject(m.c2, deployments, m.shop, "d", hasField(1, "status", "readyReplicas"))
 	m.patch(preference, `{"spec":{"totalReplicas":5}}`) // or what runs is read after two minutes
-	m.has(m.c1, deployments, m.shop, "d", field(4, "spec", "replicas"))
-	m.has(m.c2, deployments, m.shop, "d", field(1, "spec", "replicas"))
+	m.waitForObject(m.c1, deployments, m.shop, "d", hasField(4, "spec", "replicas"))
+	m.waitForObject(m.c2, deployments, m.shop, "d", hasField(1, "spec", "replicas"))
 }

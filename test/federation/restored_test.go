@@ -19,13 +19,13 @@ import (
 // TestRestoredHostHoldsRemovals places objects in c2 after the host was backed up, and restores the host.
 func TestRestoredHostHoldsRemovals(t *testing.T) {
 	m := newMembers(t, 12*fleet.Patience, cluster.Options{WithoutControllerManager: true})
-	m.configure(quick)
+	m.configure(quickConfig)
 	for name, running := range map[string]bool{"while a manager runs": true, "while no manager runs": false} {
 		t.Run(name, func(t *testing.T) {
-			m := m.in(t)
+			m := m.forSubtest(t)
 			m.forbidRemovals() // which the other run has allowed
 			m.shop = shared.NewNamespace(m.ctx, t, nil)
-			m.open(m.shop)
+			m.federateNamespace(m.shop)
 			replica, life := shared.NewReplica(m.ctx, t), 0
 			start := func() *cluster.Manager {
 				life++
@@ -40,9 +40,9 @@ func TestRestoredHostHoldsRemovals(t *testing.T) {
 			manager, backup := start(), "backup-"+m.shop
 			named := m.create("kind: FederatedConfigMap, metadata: {name: named}, spec: {template: {data: {a: b}}, placement: {clusters: [{name: c1}]}}")
 			labelled := m.create("kind: FederatedConfigMap, metadata: {name: labelled}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {" + m.shop + ": ''}}}}")
-			before := m.create("kind: FederatedConfigMap, metadata: {name: before}, spec: {template: {data: {a: b}}, " + both + "}")
-			m.status(named, "c1=")
-			m.status(before, "c1= c2=")
+			before := m.create("kind: FederatedConfigMap, metadata: {name: before}, spec: {template: {data: {a: b}}, " + bothMembers + "}")
+			m.waitForStatus(named, "c1=")
+			m.waitForStatus(before, "c1= c2=")
 			m.stop(manager.Process) // it would not survive a slow backup
 			if err := shared.Backup(m.ctx, backup); err != nil {
 				t.Fatal(err)
@@ -50,11 +50,11 @@ func TestRestoredHostHoldsRemovals(t *testing.T) {
 			manager = start()
 			m.patch(named, `{"spec":{"placement":{"clusters":[{"name":"c1"},{"name":"c2"}]}}}`)
 			m.patch(object(t, "kind: KubeFedCluster, metadata: {name: c2}"), fmt.Sprintf(`{"metadata":{"labels":{%q:""}}}`, m.shop))
-			after := m.create("kind: FederatedConfigMap, metadata: {name: after}, spec: {template: {data: {a: b}}, " + both + "}")
-			m.status(named, "c1= c2=")
-			m.status(labelled, "c2=")
-			m.status(after, "c1= c2=")
-			tails := m.audit()
+			after := m.create("kind: FederatedConfigMap, metadata: {name: after}, spec: {template: {data: {a: b}}, " + bothMembers + "}")
+			m.waitForStatus(named, "c1= c2=")
+			m.waitForStatus(labelled, "c2=")
+			m.waitForStatus(after, "c1= c2=")
+			tails := m.tailAudits()
 			if !running {
 				m.stop(manager.Process)
 			}
@@ -67,19 +67,19 @@ func TestRestoredHostHoldsRemovals(t *testing.T) {
 				}
 			}
 			start()
-			m.status(named, "c1= c2=RemovalHeld")
-			m.status(labelled, "c2=RemovalHeld")
-			m.status(before, "c1= c2=")
-			m.has(m.c2, configMaps, m.shop, after.GetName(), func(u *unstructured.Unstructured) bool { return !managed(u) })
-			fleet.Wait(m.ctx, settled)
-			for _, w := range m.written(tails) {
+			m.waitForStatus(named, "c1= c2=RemovalHeld")
+			m.waitForStatus(labelled, "c2=RemovalHeld")
+			m.waitForStatus(before, "c1= c2=")
+			m.waitForObject(m.c2, configMaps, m.shop, after.GetName(), func(u *unstructured.Unstructured) bool { return !managed(u) })
+			fleet.Wait(m.ctx, quietTime)
+			for _, w := range m.memberWrites(tails) {
 				if strings.Contains(w, " delete ") {
 					t.Error(w)
 				}
 			}
 			m.allowRemovals()
-			m.has(m.c2, configMaps, m.shop, named.GetName(), nil)
-			m.has(m.c2, configMaps, m.shop, labelled.GetName(), nil)
+			m.waitForObject(m.c2, configMaps, m.shop, named.GetName(), nil)
+			m.waitForObject(m.c2, configMaps, m.shop, labelled.GetName(), nil)
 			if _, err := client(after).Get(m.ctx, after.GetName(), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 				t.Errorf("the host was not restored: %v", err)
 			}

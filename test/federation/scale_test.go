@@ -31,7 +31,7 @@ import (
 // scene is a federation of simulated members whose objects are as the host wants them.
 type scene struct {
 	*members
-	*simulated
+	*simulatedMembers
 	size int // members
 }
 
@@ -43,31 +43,31 @@ func (m *members) runReleased(args ...string) *cluster.Manager {
 		m.Fatal(err)
 	}
 	ours := shared.Run(m.T, shared.NewReplica(m.ctx, m.T), cluster.ManagerOptions{Binary: binary, Env: []string{"GODEBUG=gctrace=1", "KUBE_CACHE_MUTATION_DETECTOR=false"},
-		Args: slices.Concat(patient, []string{"--controllers=federation", "--federation-unsafe-endpoints"}, args)})
+		Args: slices.Concat(patientArgs, []string{"--controllers=federation", "--federation-unsafe-endpoints"}, args)})
 	shared.WaitForLeader(m.ctx, m.T, ours)
 	return ours
 }
 
-// fast are flags with which federating many objects takes less time.
-var fast = []string{"--kube-api-qps=500", "--kube-api-burst=1000", "--federation-cluster-qps=500"}
+// fastFlags are flags with which federating many objects takes less time.
+var fastFlags = []string{"--kube-api-qps=500", "--kube-api-burst=1000", "--federation-cluster-qps=500"}
 
-// everywhere is the placement in all simulated members.
-const everywhere = "placement: {clusterSelector: {matchLabels: {simulated: ''}}}"
+// simulatedPlacement is the placement in all simulated members.
+const simulatedPlacement = "placement: {clusterSelector: {matchLabels: {simulated: ''}}}"
 
 // newScene joins members and federates their objects.
 func newScene(m *members, size, objects, deployments int) *scene {
 	m.Helper()
 	m.shop = shared.NewNamespace(m.ctx, m.T, nil)
-	s := &scene{m, newSimulated(m.T, m.shop, objects, deployments), size}
+	s := &scene{m, newSimulatedMembers(m.T, m.shop, objects, deployments), size}
 	for i := range size {
 		name := fmt.Sprintf("s%d", i)
 		m.join(name, s.URL+"/"+name, s.ca(), "token")
 		m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: "+name+"}"), `{"metadata":{"labels":{"simulated":""}}}`)
 	}
 	m.Cleanup(s.discard)
-	m.create("kind: FederatedNamespace, metadata: {name: " + m.shop + "}, spec: {" + everywhere + "}")
-	s.createAll(objects, "kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {content: '%[1]d', filler: "+s.filler+"}}, "+everywhere+"}")
-	s.createAll(deployments, "kind: FederatedDeployment, metadata: {name: d-%d}, spec: {template: {spec: {}}, "+everywhere+"}")
+	m.create("kind: FederatedNamespace, metadata: {name: " + m.shop + "}, spec: {" + simulatedPlacement + "}")
+	s.createAll(objects, "kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {content: '%[1]d', filler: "+s.filler+"}}, "+simulatedPlacement+"}")
+	s.createAll(deployments, "kind: FederatedDeployment, metadata: {name: d-%d}, spec: {template: {spec: {}}, "+simulatedPlacement+"}")
 	return s
 }
 
@@ -91,8 +91,8 @@ func (s *scene) createAll(n int, text string) {
 	creating.Wait()
 }
 
-// all lists the federated objects of a kind.
-func (s *scene) all(ctx context.Context, kind string) (*unstructured.UnstructuredList, error) {
+// listObjects lists the federated objects of a kind.
+func (s *scene) listObjects(ctx context.Context, kind string) (*unstructured.UnstructuredList, error) {
 	u := object(s.T, "kind: "+kind)
 	u.SetNamespace(s.members.shop)
 	return client(u).List(ctx, metav1.ListOptions{})
@@ -103,7 +103,7 @@ func (s *scene) discard() {
 	s.Helper()
 	ctx := context.Background()
 	for _, kind := range []string{"FederatedConfigMap", "FederatedDeployment", "FederatedNamespace"} {
-		list, err := s.all(ctx, kind)
+		list, err := s.listObjects(ctx, kind)
 		if err != nil {
 			s.Error(err)
 			continue
@@ -120,13 +120,13 @@ func (s *scene) discard() {
 	}
 }
 
-// propagated waits until the host says of all objects that they are well in all members.
-func (s *scene) propagated() {
+// waitUntilPropagated waits until the host says of all objects that they are well in all members.
+func (s *scene) waitUntilPropagated() {
 	s.Helper()
 	fleet.Eventually(fleet.Within(s.ctx, s.T, 20*time.Minute), s.T, func() error {
 		fleet.Wait(s.ctx, 2*time.Second)
 		for _, kind := range []string{"FederatedConfigMap", "FederatedDeployment"} {
-			list, err := s.all(s.ctx, kind)
+			list, err := s.listObjects(s.ctx, kind)
 			if err != nil {
 				return err
 			}
@@ -140,17 +140,17 @@ func (s *scene) propagated() {
 	})
 }
 
-// propagates changes an object and waits until whoever leads has written it in each member.
-func (s *scene) propagates() {
+// propagateChange changes an object and waits until whoever leads has written it in each member.
+func (s *scene) propagateChange() {
 	s.Helper()
-	s.counted()
+	s.takeRequests()
 	u := object(s.T, "kind: FederatedConfigMap, metadata: {name: f-0}")
 	u.SetNamespace(s.members.shop)
 	s.patch(u, fmt.Sprintf(`{"spec":{"template":{"data":{"content":"changed at %d"}}}}`, time.Now().UnixNano()))
 	written := map[string]bool{}
 	fleet.Eventually(fleet.Within(s.ctx, s.T, 5*time.Minute), s.T, func() error {
 		fleet.Wait(s.ctx, time.Second)
-		for request := range s.counted() {
+		for request := range s.takeRequests() {
 			if strings.HasPrefix(request, http.MethodPut) && strings.HasSuffix(request, "/f-0") {
 				written[request] = true
 			}
@@ -162,14 +162,14 @@ func (s *scene) propagates() {
 	})
 }
 
-// listed waits until a manager of ours has listed everything, and longer than removals wait.
-func (s *scene) listed(m *cluster.Manager) {
+// waitUntilListed waits until a manager of ours has listed everything, and longer than removals wait.
+func (s *scene) waitUntilListed(m *cluster.Manager) {
 	s.Helper()
 	token, err := shared.AdminToken(s.ctx)
 	if err != nil {
 		s.Fatal(err)
 	}
-	fleet.Eventually(fleet.Within(s.ctx, s.T, 5*time.Minute), s.T, func() error { return works(m, token, s.size) })
+	fleet.Eventually(fleet.Within(s.ctx, s.T, 5*time.Minute), s.T, func() error { return checkIdle(m, token, s.size) })
 	fleet.Wait(s.ctx, 45*time.Second)
 }
 
@@ -227,40 +227,40 @@ func TestLongRestartReadsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := &members{T: t, ctx: fleet.Within(t.Context(), t, time.Hour), c1: shared.Objects}
 			shared.InstallWith(m.ctx, t, "federation")
-			ours := m.runReleased(fast...)
+			ours := m.runReleased(fastFlags...)
 			idle := m.ourHeap(ours)
 			s := newScene(m, fleet.Setting(t, "MEMBERS", test.members), fleet.Setting(t, "OBJECTS", test.objects), 0)
-			s.propagated()
-			if len(s.counted()) < s.size*s.objects {
+			s.waitUntilPropagated()
+			if len(s.takeRequests()) < s.size*s.objects {
 				t.Fatal("not all requests are counted")
 			}
 			t.Logf("live heap after federating them: %d MiB", m.ourHeap(ours))
 			s.stop(ours.Process)
 
 			ours = m.runReleased()
-			s.listed(ours)
-			requests := s.counted()
+			s.waitUntilListed(ours)
+			requests := s.takeRequests()
 			heap := m.ourHeap(ours)
 			t.Logf("after a restart: %d GETs and writes; live heap %d MiB, idle %d MiB", len(requests), heap, idle)
 			if len(requests) > 0 {
-				t.Errorf("GETs and writes, such as: %v", some(requests))
+				t.Errorf("GETs and writes, such as: %v", sample(requests))
 			}
 			if heap-idle > test.heap {
 				t.Errorf("the live heap has grown by %d MiB, want %d MiB at most", heap-idle, test.heap)
 			}
-			s.compare("one of the others is away", func(change func()) {
+			s.compareDelays("one of the others is away", func(change func()) {
 				s.hang("s0") // at first the manager does not know, later the member is not ready
 				change()
-				s.ready("s0", "Offline=True")
+				s.waitForCondition("s0", "Offline=True")
 				s.hang("")
-				s.ready("s0", "Ready=True")
+				s.waitForCondition("s0", "Ready=True")
 			})
 		})
 	}
 }
 
-// some returns a few of the requests.
-func some(requests map[string]int) (few []string) {
+// sample returns a few of the requests.
+func sample(requests map[string]int) (few []string) {
 	for request := range requests {
 		if few = append(few, request); len(few) == 5 {
 			break
@@ -274,23 +274,23 @@ func some(requests map[string]int) (few []string) {
 func TestLongKubeFedMemory(t *testing.T) {
 	k := newKubeFed(t)
 	theirs := k.runKubeFed()
-	k.ready("c2", "Ready=True")
+	k.waitForCondition("c2", "Ready=True")
 	fleet.Wait(k.ctx, time.Minute)
 	idle := k.liveHeap(theirs, func() error { return nil })
 	k.stop(theirs)
-	manager := k.runReleased(fast...)
+	manager := k.runReleased(fastFlags...)
 	ours := k.ourHeap(manager)
 	s := newScene(k.members, fleet.Setting(t, "MEMBERS", 5), fleet.Setting(t, "OBJECTS", 2000), 0)
-	s.propagated()
-	s.propagates()
+	s.waitUntilPropagated()
+	s.propagateChange()
 	ours = k.ourHeap(manager) - ours
 	k.stop(manager.Process)
 	theirs = k.runKubeFed()
 	fleet.Wait(k.ctx, 2*time.Minute)
-	s.propagates()
-	grown := k.liveHeap(theirs, func() error { return nil }) - idle
-	t.Logf("%d members with %d objects each: the live heap of federation grows by %d MiB, that of KubeFed by %d MiB", s.size, s.objects, ours, grown)
-	if 5*ours > grown {
+	s.propagateChange()
+	kubeFedGrowth := k.liveHeap(theirs, func() error { return nil }) - idle
+	t.Logf("%d members with %d objects each: the live heap of federation grows by %d MiB, that of KubeFed by %d MiB", s.size, s.objects, ours, kubeFedGrowth)
+	if 5*ours > kubeFedGrowth {
 		t.Error("federation's grows by more than a fifth of KubeFed's")
 	}
 }
@@ -300,17 +300,17 @@ func TestLongKubeFedMemory(t *testing.T) {
 func TestLongKubeFedFirstWrite(t *testing.T) {
 	k := newKubeFed(t)
 	l := k.newLoad(fleet.Setting(t, "OBJECTS", 2000))
-	manager := k.runReleased(fast...)
+	manager := k.runReleased(fastFlags...)
 	l.settle()
-	list, err := client(l.next(0)).List(k.ctx, metav1.ListOptions{})
+	list, err := client(l.nextObject(0)).List(k.ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all []*unstructured.Unstructured
+	var objects []*unstructured.Unstructured
 	for i := range list.Items {
-		all = append(all, &list.Items[i])
+		objects = append(objects, &list.Items[i])
 	}
-	k.propagated(all)
+	k.waitUntilPropagated(objects)
 	k.stop(manager.Process)
 	first := map[string][]time.Duration{}
 	for round := range fleet.Setting(t, "ROUNDS", 3) {
@@ -322,25 +322,25 @@ func TestLongKubeFedFirstWrite(t *testing.T) {
 				if err != nil && !apierrors.IsNotFound(err) {
 					t.Fatal(err)
 				}
-				began := time.Now()
+				begin := time.Now()
 				m := k.runReleased()
-				acquired := shared.AuditSince(t, began, func(e auditv1.Event) bool { return fleet.IsRenewal(e, m.Pod) })
+				acquired := shared.AuditSince(t, begin, func(e auditv1.Event) bool { return fleet.IsRenewal(e, m.Pod) })
 				return m.Process, acquired[0].StageTimestamp.Time
 			},
 		} {
 			if err := l.change(k.ctx, round); err != nil {
 				t.Fatal(err)
 			}
-			tails := k.audit()
-			process, leads := lead()
-			first[name] = append(first[name], k.firstWrite(tails["c2"]).Sub(leads).Round(time.Millisecond))
+			tails := k.tailAudits()
+			process, leadTime := lead()
+			first[name] = append(first[name], k.firstWrite(tails["c2"]).Sub(leadTime).Round(time.Millisecond))
 			l.settle()
 			fleet.Wait(k.ctx, 10*time.Second) // it records what it has written
 			k.stop(process)
 		}
 	}
-	for _, of := range first {
-		slices.Sort(of)
+	for _, durations := range first {
+		slices.Sort(durations)
 	}
 	t.Logf("from leading until the first write in a member with %d objects: %v", l.size, first)
 	if 2*first["federation"][1] > first["KubeFed"][1] {

@@ -21,46 +21,46 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-const settled = 3 * time.Second // in which nothing may happen
+const quietTime = 3 * time.Second // in which nothing may happen
 
 var scenarios = map[string]func(*scenario){
 	"a type that is switched off is not written until it is on again": func(p *scenario) {
 		config := object(p.T, "kind: FederatedTypeConfig, metadata: {name: configmaps}")
 		p.patch(config, `{"spec":{"propagation":"Disabled"}}`)
-		p.runs("configmaps", "NotRunning")
-		fleet.Wait(p.ctx, settled) // what is under way ends
+		p.waitForType("configmaps", "NotRunning")
+		fleet.Wait(p.ctx, quietTime) // what is under way ends
 		p.change("c", "")
-		fleet.Wait(p.ctx, settled)
-		p.both(func(in dynamic.Interface) { p.content(in, "b") })
+		fleet.Wait(p.ctx, quietTime)
+		p.forEachMember(func(member dynamic.Interface) { p.waitForContent(member, "b") })
 		p.patch(config, `{"spec":{"propagation":"Enabled"}}`)
-		p.both(func(in dynamic.Interface) { p.content(in, "c") })
+		p.forEachMember(func(member dynamic.Interface) { p.waitForContent(member, "c") })
 	},
 	"without the type of Namespaces nothing runs and nothing is removed": func(p *scenario) {
 		config := object(p.T, "kind: FederatedTypeConfig, metadata: {name: namespaces}")
-		is, err := client(config).Get(p.ctx, "namespaces", metav1.GetOptions{})
+		existing, err := client(config).Get(p.ctx, "namespaces", metav1.GetOptions{})
 		if err == nil {
 			err = client(config).Delete(p.ctx, "namespaces", metav1.DeleteOptions{})
 		}
 		if err != nil {
 			p.Fatal(err)
 		}
-		p.runs("configmaps", "NotRunning")
-		fleet.Wait(p.ctx, settled) // what is under way ends
+		p.waitForType("configmaps", "NotRunning")
+		fleet.Wait(p.ctx, quietTime) // what is under way ends
 		p.change("c", `,"placement":{"clusters":[{"name":"c1"}]}`)
-		fleet.Wait(p.ctx, settled)
-		p.both(func(in dynamic.Interface) { p.content(in, "b") })
-		config.Object["spec"] = is.Object["spec"]
+		fleet.Wait(p.ctx, quietTime)
+		p.forEachMember(func(member dynamic.Interface) { p.waitForContent(member, "b") })
+		config.Object["spec"] = existing.Object["spec"]
 		if _, err := client(config).Create(p.ctx, config, metav1.CreateOptions{}); err != nil {
 			p.Fatal(err)
 		}
-		p.content(p.c1, "c")
-		p.has(p.c2, configMaps, p.shop, "f", nil)
+		p.waitForContent(p.c1, "c")
+		p.waitForObject(p.c2, configMaps, p.shop, "f", nil)
 	},
 	"a malformed selector removes nothing": func(p *scenario) {
 		p.change("c", `,"placement":{"clusters":null,"clusterSelector":{"matchExpressions":[{"key":"a","operator":"Near"}]}}`)
-		p.reason(policy.ComputePlacementFailed)
-		fleet.Wait(p.ctx, settled)
-		p.both(func(in dynamic.Interface) { p.content(in, "b") })
+		p.waitForReason(policy.ComputePlacementFailed)
+		fleet.Wait(p.ctx, quietTime)
+		p.forEachMember(func(member dynamic.Interface) { p.waitForContent(member, "b") })
 	},
 	"without a FederatedNamespace an object is removed": func(p *scenario) {
 		u := object(p.T, "kind: FederatedNamespace, metadata: {name: "+p.shop+"}")
@@ -68,32 +68,32 @@ var scenarios = map[string]func(*scenario){
 		if err := client(u).Delete(p.ctx, p.shop, metav1.DeleteOptions{}); err != nil {
 			p.Fatal(err)
 		}
-		p.reason(policy.NamespaceNotFederated)
-		p.both(func(in dynamic.Interface) { p.has(in, configMaps, p.shop, "f", nil) })
+		p.waitForReason(policy.NamespaceNotFederated)
+		p.forEachMember(func(member dynamic.Interface) { p.waitForObject(member, configMaps, p.shop, "f", nil) })
 	},
 	"the host's own Namespace stays when it is deselected": func(p *scenario) {
 		u := object(p.T, "kind: FederatedNamespace, metadata: {name: "+p.shop+"}")
 		u.SetNamespace(p.shop)
 		p.patch(u, `{"spec":{"placement":{"clusters":[{"name":"c2"}]}}}`)
-		p.has(p.c1, namespaces, "", p.shop, func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
-		p.has(p.c1, configMaps, p.shop, "f", nil)
-		p.content(p.c2, "b")
+		p.waitForObject(p.c1, namespaces, "", p.shop, func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
+		p.waitForObject(p.c1, configMaps, p.shop, "f", nil)
+		p.waitForContent(p.c2, "b")
 	},
 	"a Namespace that was there before stays when it is deselected": func(p *scenario) {
 		name := shared.NewNamespace(p.ctx, p.T, nil)
 		if _, err := p.admin2.CoreV1().Namespaces().Create(p.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			p.Fatal(err)
 		}
-		u := p.open(name)
-		p.has(p.c2, namespaces, "", name, managed)
+		u := p.federateNamespace(name)
+		p.waitForObject(p.c2, namespaces, "", name, managed)
 		p.patch(u, `{"spec":{"placement":{"clusters":[]}}}`)
-		p.has(p.c2, namespaces, "", name, func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
+		p.waitForObject(p.c2, namespaces, "", name, func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
 	},
 	"what a member adds to an object stays": func(p *scenario) {
 		p.patchByHand(p.c2, configMaps, p.shop, "f", `{"metadata":{"annotations":{"x":"y"},"finalizers":["example.com/mine"]}}`)
 		p.change("c", "")
-		p.content(p.c2, "c")
-		p.has(p.c2, configMaps, p.shop, "f", func(u *unstructured.Unstructured) bool {
+		p.waitForContent(p.c2, "c")
+		p.waitForObject(p.c2, configMaps, p.shop, "f", func(u *unstructured.Unstructured) bool {
 			return u.GetAnnotations()["x"] == "y" && len(u.GetFinalizers()) == 1
 		})
 		p.patchByHand(p.c2, configMaps, p.shop, "f", `{"metadata":{"finalizers":null}}`)
@@ -103,7 +103,7 @@ var scenarios = map[string]func(*scenario){
 		u := object(p.T, "kind: FederatedNamespace, metadata: {name: "+p.shop+"}")
 		u.SetNamespace(p.shop)
 		p.patch(u, `{"spec":{"template":{"metadata":{"labels":{"team":"a"}}}}}`)
-		p.has(p.c2, namespaces, "", p.shop, func(u *unstructured.Unstructured) bool {
+		p.waitForObject(p.c2, namespaces, "", p.shop, func(u *unstructured.Unstructured) bool {
 			return managed(u) && u.GetLabels()["x"] == "y" && u.GetLabels()["team"] == "a"
 		})
 	},
@@ -113,19 +113,19 @@ var scenarios = map[string]func(*scenario){
 		annotated := func(u *unstructured.Unstructured) bool {
 			return u.GetAnnotations()["foo"] == "bar" && u.GetAnnotations()[revision] != ""
 		}
-		p.has(p.c2, deployments, p.shop, "d", annotated)
-		fleet.Wait(p.ctx, settled)
-		tails := p.audit()
+		p.waitForObject(p.c2, deployments, p.shop, "d", annotated)
+		fleet.Wait(p.ctx, quietTime)
+		tails := p.tailAudits()
 		p.patchByHand(p.c2, deployments, p.shop, "d", `{"metadata":{"annotations":{"foo":null}}}`)
-		p.has(p.c2, deployments, p.shop, "d", annotated)
-		fleet.Wait(p.ctx, settled)
-		p.wrote(tails, "c2", 1)
+		p.waitForObject(p.c2, deployments, p.shop, "d", annotated)
+		fleet.Wait(p.ctx, quietTime)
+		p.wantWrites(tails, "c2", 1)
 	},
 	"an override that fails stops its member only": func(p *scenario) {
 		p.change("c", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"path":"/x/y","value":1}]}]`)
-		p.status(p.f, "c1=ApplyOverridesFailed c2=")
-		p.content(p.c2, "c")
-		p.content(p.c1, "b")
+		p.waitForStatus(p.f, "c1=ApplyOverridesFailed c2=")
+		p.waitForContent(p.c2, "c")
+		p.waitForContent(p.c1, "b")
 	},
 	"an override leads to no other object": func(p *scenario) {
 		for _, o := range []string{
@@ -134,49 +134,49 @@ var scenarios = map[string]func(*scenario){
 			`"path":"/metadata/resourceVersion","value":"1"`, `"path":"/apiVersion","value":"apps/v1"`,
 		} {
 			p.change("b", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{`+o+`}]}]`)
-			p.status(p.f, "c1=ApplyOverridesFailed c2=")
+			p.waitForStatus(p.f, "c1=ApplyOverridesFailed c2=")
 			p.change("b", `,"overrides":null`)
-			p.status(p.f, "c1= c2=")
+			p.waitForStatus(p.f, "c1= c2=")
 		}
-		p.has(p.c1, configMaps, "kube-system", "f", nil)
+		p.waitForObject(p.c1, configMaps, "kube-system", "f", nil)
 	},
 	"an override cannot drop the label": func(p *scenario) {
 		p.change("c", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"op":"add","path":"/metadata/labels","value":{"x":"y"}}]}]`)
-		p.content(p.c1, "c") // and managed
+		p.waitForContent(p.c1, "c") // and managed
 	},
 	"an object that was there is overwritten": func(p *scenario) {
-		p.there("g", nil)
-		p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, " + both + "}")
-		p.has(p.c2, configMaps, p.shop, "g", field("b", "data", "a"))
+		p.createStray("g", nil)
+		p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, " + bothMembers + "}")
+		p.waitForObject(p.c2, configMaps, p.shop, "g", hasField("b", "data", "a"))
 	},
 	"an object that was there is not adopted if that is off": func(p *scenario) {
 		p.configure(`{"syncController":{"adoptResources":"Disabled"}}`)
-		p.there("g", nil)
-		p.status(p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, "+both+"}"), "c1= c2=AlreadyExists")
-		p.has(p.c2, configMaps, p.shop, "g", func(u *unstructured.Unstructured) bool { return !managed(u) })
+		p.createStray("g", nil)
+		p.waitForStatus(p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, "+bothMembers+"}"), "c1= c2=AlreadyExists")
+		p.waitForObject(p.c2, configMaps, p.shop, "g", func(u *unstructured.Unstructured) bool { return !managed(u) })
 	},
 	"an object with the label false is left alone": func(p *scenario) {
-		p.there("g", map[string]string{policy.ManagedLabel: "false"})
-		p.status(p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, "+both+"}"), "c1= c2=ManagedLabelFalse")
-		p.has(p.c2, configMaps, p.shop, "g", func(u *unstructured.Unstructured) bool { return u.Object["data"] == nil })
+		p.createStray("g", map[string]string{policy.ManagedLabel: "false"})
+		p.waitForStatus(p.create("kind: FederatedConfigMap, metadata: {name: g}, spec: {template: {data: {a: b}}, "+bothMembers+"}"), "c1= c2=ManagedLabelFalse")
+		p.waitForObject(p.c2, configMaps, p.shop, "g", func(u *unstructured.Unstructured) bool { return u.Object["data"] == nil })
 	},
 	"an override of one member writes nothing in another": func(p *scenario) {
-		tails := p.audit()
+		tails := p.tailAudits()
 		p.change("b", `,"overrides":[{"clusterName":"c1","clusterOverrides":[{"path":"/data/a","value":"x"}]}]`)
-		p.content(p.c1, "x")
-		fleet.Wait(p.ctx, settled)
-		p.wrote(tails, "c2", 0)
+		p.waitForContent(p.c1, "x")
+		fleet.Wait(p.ctx, quietTime)
+		p.wantWrites(tails, "c2", 0)
 	},
 	"a restart reads and writes nothing in members": func(p *scenario) {
 		p.stop(p.fixture.manager.Process)
-		tails := p.audit()
-		p.fixture.lead()
+		tails := p.tailAudits()
+		p.fixture.startLeader()
 		token, err := shared.AdminToken(p.ctx)
 		if err != nil {
 			p.Fatal(err)
 		}
-		fleet.Eventually(p.ctx, p.T, func() error { return works(p.fixture.manager, token, 2) })
-		fleet.Wait(p.ctx, settled)
+		fleet.Eventually(p.ctx, p.T, func() error { return checkIdle(p.fixture.manager, token, 2) })
+		fleet.Wait(p.ctx, quietTime)
 		for member, tails := range tails {
 			for _, tail := range tails {
 				events, err := tail.Read()
@@ -192,9 +192,9 @@ var scenarios = map[string]func(*scenario){
 		}
 	},
 	"what somebody reverts each time is written ever less often": func(p *scenario) {
-		tails := p.audit()
+		tails := p.tailAudits()
 		for range 5 {
-			p.content(p.c2, "b")
+			p.waitForContent(p.c2, "b")
 			p.patchByHand(p.c2, configMaps, p.shop, "f", `{"data":{"a":"mine"}}`)
 		}
 		fleet.Eventually(p.ctx, p.T, func() error {
@@ -204,35 +204,35 @@ var scenarios = map[string]func(*scenario){
 			}
 			return err
 		})
-		fleet.Wait(p.ctx, settled)
-		p.wrote(tails, "c2", 5)
+		fleet.Wait(p.ctx, quietTime)
+		p.wantWrites(tails, "c2", 5)
 	},
 	"a malformed deleteoption waits": func(p *scenario) {
 		p.patch(p.f, `{"metadata":{"annotations":{"kubefed.io/deleteoption":"{"}}}`)
 		if err := client(p.f).Delete(p.ctx, "f", metav1.DeleteOptions{}); err != nil {
 			p.Fatal(err)
 		}
-		p.status(p.f, "c1=WaitingForRemoval c2=WaitingForRemoval")
-		p.both(func(in dynamic.Interface) { p.content(in, "b") })
+		p.waitForStatus(p.f, "c1=WaitingForRemoval c2=WaitingForRemoval")
+		p.forEachMember(func(member dynamic.Interface) { p.waitForContent(member, "b") })
 		p.patch(p.f, `{"metadata":{"annotations":{"kubefed.io/deleteoption":null}}}`)
-		p.both(func(in dynamic.Interface) { p.has(in, configMaps, p.shop, "f", nil) })
+		p.forEachMember(func(member dynamic.Interface) { p.waitForObject(member, configMaps, p.shop, "f", nil) })
 	},
 	"many removals by a label wait until they are allowed": func(p *scenario) {
-		last := p.many()
+		last := p.federateMany()
 		c2 := object(p.T, "kind: KubeFedCluster, metadata: {name: c2}")
 		p.patch(c2, fmt.Sprintf(`{"metadata":{"labels":{%q:null}}}`, p.shop))
-		p.status(last, "c2=RemovalHeld")
-		p.has(p.c2, configMaps, p.shop, last.GetName(), managed)
+		p.waitForStatus(last, "c2=RemovalHeld")
+		p.waitForObject(p.c2, configMaps, p.shop, last.GetName(), managed)
 		p.allowRemovals()
-		p.has(p.c2, configMaps, p.shop, last.GetName(), nil)
-		p.status(last, "")
+		p.waitForObject(p.c2, configMaps, p.shop, last.GetName(), nil)
+		p.waitForStatus(last, "")
 	},
 	"removals wait when the federation namespace is deleted and clusters join again without labels": func(p *scenario) {
-		last := p.many()
+		last := p.federateMany()
 		p.fixture.reinstall()
-		p.status(last, "c2=RemovalHeld")
-		p.has(p.c2, configMaps, p.shop, last.GetName(), managed)
-		p.content(p.c1, "b")
+		p.waitForStatus(last, "c2=RemovalHeld")
+		p.waitForObject(p.c2, configMaps, p.shop, last.GetName(), managed)
+		p.waitForContent(p.c1, "b")
 		p.allowRemovals()
 	},
 	"the status of objects in members is copied where gate and type ask for it": func(p *scenario) {
@@ -241,7 +241,7 @@ var scenarios = map[string]func(*scenario){
 		p.patch(config, `{"spec":{"statusCollection":"Enabled"}}`)
 		p.Cleanup(func() { p.patch(config, `{"spec":{"statusCollection":"Disabled"}}`) })
 		d := p.create(deployment)
-		p.has(p.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federateddeployments"}, p.shop, d.GetName(), func(u *unstructured.Unstructured) bool {
+		p.waitForObject(p.c1, schema.GroupVersionResource{Group: "types.kubefed.io", Version: "v1beta1", Resource: "federateddeployments"}, p.shop, d.GetName(), func(u *unstructured.Unstructured) bool {
 			clusters := policy.ReadFederated(u).Status.Clusters
 			for _, c := range clusters {
 				if status, _ := c.RemoteStatus.(map[string]any); status["observedGeneration"] == nil {
@@ -253,19 +253,19 @@ var scenarios = map[string]func(*scenario){
 	},
 	"a type of one's own runs, reaches a member that gets it later, and stays when its federated type goes": func(p *scenario) {
 		target := schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
-		w := p.federate("Widget", "widgets", target)
-		p.status(w, "c1= c2=APINotAvailable")
+		w := p.defineType("Widget", "widgets", target)
+		p.waitForStatus(w, "c1= c2=APINotAvailable")
 		if err := fleet.DefineResource(p.ctx, p.c2, target, "Widget"); err != nil {
 			p.Fatal(err)
 		}
-		p.status(w, "c1= c2=")
-		p.both(func(in dynamic.Interface) { p.has(in, target, p.shop, "w", managed) })
+		p.waitForStatus(w, "c1= c2=")
+		p.forEachMember(func(member dynamic.Interface) { p.waitForObject(member, target, p.shop, "w", managed) })
 		if err := p.c1.Resource(definitions).Delete(p.ctx, "federatedwidgets.types.kubefed.io", metav1.DeleteOptions{}); err != nil {
 			p.Fatal(err)
 		}
-		p.has(p.c1, definitions, "", "federatedwidgets.types.kubefed.io", nil)
-		p.both(func(in dynamic.Interface) {
-			p.has(in, target, p.shop, "w", func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
+		p.waitForObject(p.c1, definitions, "", "federatedwidgets.types.kubefed.io", nil)
+		p.forEachMember(func(member dynamic.Interface) {
+			p.waitForObject(member, target, p.shop, "w", func(u *unstructured.Unstructured) bool { return !managed(u) && u.GetDeletionTimestamp() == nil })
 		})
 	},
 	"an override of the apiVersion reaches a member of another version": func(p *scenario) {
@@ -275,15 +275,15 @@ var scenarios = map[string]func(*scenario){
 		if err := fleet.DefineResource(p.ctx, p.c2, older, "Gadget"); err != nil {
 			p.Fatal(err)
 		}
-		w := p.federate("Gadget", "gadgets", target)
+		w := p.defineType("Gadget", "gadgets", target)
 		p.patch(w, `{"spec":{"overrides":[{"clusterName":"c2","clusterOverrides":[{"path":"/apiVersion","value":"example.com/v1beta1"}]}]}}`)
-		p.status(w, "c1= c2=")
-		p.has(p.c2, older, p.shop, "w", managed)
+		p.waitForStatus(w, "c1= c2=")
+		p.waitForObject(p.c2, older, p.shop, "w", managed)
 	},
 	"a type whose target is itself federated does not run": func(p *scenario) {
-		p.config(object(p.T, "kind: FederatedTypeConfig, metadata: {name: federatedconfigmaps.types.kubefed.io}, spec: {propagation: Enabled, targetType: {version: v1beta1, kind: FederatedConfigMap, "+
+		p.createConfig(object(p.T, "kind: FederatedTypeConfig, metadata: {name: federatedconfigmaps.types.kubefed.io}, spec: {propagation: Enabled, targetType: {version: v1beta1, kind: FederatedConfigMap, "+
 			"scope: Namespaced}, federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedSecret, scope: Namespaced}}"))
-		p.runs("federatedconfigmaps.types.kubefed.io", "NotRunning")
+		p.waitForType("federatedconfigmaps.types.kubefed.io", "NotRunning")
 	},
 }
 
@@ -291,18 +291,18 @@ var scenarios = map[string]func(*scenario){
 // scenario after the other.
 func TestFederatedObjectLifecycles(t *testing.T) {
 	s := &fixture{members: newMembers(t, 15*time.Minute, cluster.Options{})}
-	s.configure(quick)
-	s.lead()
-	s.ready("c1", "Ready=True")
-	s.ready("c2", "Ready=True")
-	for name, run := range scenarios {
+	s.configure(quickConfig)
+	s.startLeader()
+	s.waitForCondition("c1", "Ready=True")
+	s.waitForCondition("c2", "Ready=True")
+	for name, test := range scenarios {
 		t.Run(name, func(t *testing.T) {
-			p := &scenario{members: s.in(t), fixture: s}
+			p := &scenario{members: s.forSubtest(t), fixture: s}
 			p.shop = shared.NewNamespace(p.ctx, t, nil)
-			p.open(p.shop)
-			p.f = p.create("kind: FederatedConfigMap, metadata: {name: f}, spec: {template: {data: {a: b}}, " + both + "}")
-			p.status(p.f, "c1= c2=")
-			run(p)
+			p.federateNamespace(p.shop)
+			p.f = p.create("kind: FederatedConfigMap, metadata: {name: f}, spec: {template: {data: {a: b}}, " + bothMembers + "}")
+			p.waitForStatus(p.f, "c1= c2=")
+			test(p)
 		})
 	}
 }

@@ -25,10 +25,10 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// simulated are members at /s0, /s1, ... of one server. Each serves the ten types, and has the same managed
-// Namespace with managed ConfigMaps and Deployments. Only the status of Deployments changes: an update is
-// answered with what is there, as if it were the same, and every other write fails.
-type simulated struct {
+// simulatedMembers are members at /s0, /s1, ... of one server. Each serves the ten types, and has the same
+// managed Namespace with managed ConfigMaps and Deployments. Only the status of Deployments changes: an
+// update is answered with what is there, as if it were the same, and every other write fails.
+type simulatedMembers struct {
 	*httptest.Server
 	shop        string // the Namespace
 	objects     int    // ConfigMaps
@@ -36,10 +36,10 @@ type simulated struct {
 	version     atomic.Int64 // of the status of all Deployments
 	filler      string       // makes a ConfigMap as large as ConfigMaps are
 
-	mu       sync.Mutex
-	requests map[string]int       // GETs of objects, and writes, by method and path
-	puts     map[string]time.Time // when an object was last written, by path
-	away     string               // the member that does not answer
+	mu            sync.Mutex
+	requests      map[string]int       // GETs of objects, and writes, by method and path
+	puts          map[string]time.Time // when an object was last written, by path
+	hangingMember string               // the member that does not answer
 }
 
 // targets are the resources of the ten types, with their kinds, by group and version.
@@ -51,9 +51,9 @@ var targets = map[string]map[string]string{
 	"rbac.authorization.k8s.io/v1": {"clusterroles": "ClusterRole"},
 }
 
-func newSimulated(t *testing.T, shop string, objects, deployments int) *simulated {
+func newSimulatedMembers(t *testing.T, shop string, objects, deployments int) *simulatedMembers {
 	t.Helper()
-	s := &simulated{shop: shop, objects: objects, deployments: deployments, filler: strings.Repeat("x", 1000), requests: map[string]int{}, puts: map[string]time.Time{}}
+	s := &simulatedMembers{shop: shop, objects: objects, deployments: deployments, filler: strings.Repeat("x", 1000), requests: map[string]int{}, puts: map[string]time.Time{}}
 	s.Server = httptest.NewUnstartedServer(s)
 	s.EnableHTTP2 = true
 	s.StartTLS()
@@ -65,112 +65,112 @@ func newSimulated(t *testing.T, shop string, objects, deployments int) *simulate
 }
 
 // ca is what a KubeFedCluster trusts.
-func (s *simulated) ca() []byte {
+func (s *simulatedMembers) ca() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 }
 
-// counted returns the GETs of objects and the writes since the last call, and how many each was.
-func (s *simulated) counted() map[string]int {
+// takeRequests returns the GETs of objects and the writes since the last call, and how many each was.
+func (s *simulatedMembers) takeRequests() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	counted := s.requests
+	requests := s.requests
 	s.requests = map[string]int{}
-	return counted
+	return requests
 }
 
-// sent returns when objects were last written, by path.
-func (s *simulated) sent() map[string]time.Time {
+// writeTimes returns when objects were last written, by path.
+func (s *simulatedMembers) writeTimes() map[string]time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.puts)
 }
 
 // hang leaves new requests to a member without an answer, and answers all others; "" answers all.
-func (s *simulated) hang(member string) {
+func (s *simulatedMembers) hang(member string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.away = member
+	s.hangingMember = member
 }
 
 // ServeHTTP implements http.Handler.
-func (s *simulated) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *simulatedMembers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	if len(parts) == 1 {
 		http.NotFound(w, r)
 		return
 	}
 	s.mu.Lock()
-	hangs := parts[0] == s.away
+	hangs := parts[0] == s.hangingMember
 	s.mu.Unlock()
 	if hangs {
 		<-r.Context().Done()
 		return
 	}
 	parts = parts[1:] // without the member
-	if group, is := map[string]int{"api": 2, "apis": 3}[parts[0]]; is && len(parts) > group {
+	if group, isAPI := map[string]int{"api": 2, "apis": 3}[parts[0]]; isAPI && len(parts) > group {
 		gv := strings.Join(parts[1:group], "/")
 		switch parts = parts[group:]; {
 		case len(parts) < 3 && targets[gv][parts[0]] == "", len(parts) == 2 && parts[1] == metav1.NamespaceSystem: // nothing says which cluster it is
-			fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+			writeFailure(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		case len(parts) > 1 || r.Method != http.MethodGet: // a name, or a namespace
-			s.object(w, r, parts)
+			s.serveObject(w, r, parts)
 		case r.URL.Query().Has("watch"):
-			s.watch(w, r, parts[0])
+			s.serveWatch(w, r, parts[0])
 		default:
-			s.list(w, r, gv, parts[0])
+			s.serveList(w, r, gv, parts[0])
 		}
 		return
 	}
-	s.describe(w, r, strings.Join(parts, "/"))
+	s.serveDiscovery(w, r, strings.Join(parts, "/"))
 }
 
-func answer(w http.ResponseWriter, code int, body any) {
+func writeJSON(w http.ResponseWriter, code int, body any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(body)
 }
 
-func fail(w http.ResponseWriter, code int, reason metav1.StatusReason) {
-	answer(w, code, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: int32(code), Reason: reason})
+func writeFailure(w http.ResponseWriter, code int, reason metav1.StatusReason) {
+	writeJSON(w, code, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: int32(code), Reason: reason})
 }
 
-// describe serves health, version and discovery.
-func (s *simulated) describe(w http.ResponseWriter, r *http.Request, path string) {
+// serveDiscovery serves health, version and discovery.
+func (s *simulatedMembers) serveDiscovery(w http.ResponseWriter, r *http.Request, path string) {
 	switch gv, isAPI := strings.CutPrefix(strings.TrimPrefix(path, "apis/"), "api/"); {
 	case path == "healthz":
 		fmt.Fprint(w, "ok")
 	case path == "version":
-		answer(w, http.StatusOK, map[string]string{"gitVersion": "v1.36.0", "major": "1", "minor": "36"})
+		writeJSON(w, http.StatusOK, map[string]string{"gitVersion": "v1.36.0", "major": "1", "minor": "36"})
 	case path == "api":
-		answer(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
+		writeJSON(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
 	case path == "apis":
 		groups := metav1.APIGroupList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroupList"}}
 		for gv := range targets {
 			if group, version, ok := strings.Cut(gv, "/"); ok {
-				of := metav1.GroupVersionForDiscovery{GroupVersion: gv, Version: version}
-				groups.Groups = append(groups.Groups, metav1.APIGroup{Name: group, Versions: []metav1.GroupVersionForDiscovery{of}, PreferredVersion: of})
+				version := metav1.GroupVersionForDiscovery{GroupVersion: gv, Version: version}
+				groups.Groups = append(groups.Groups, metav1.APIGroup{Name: group, Versions: []metav1.GroupVersionForDiscovery{version}, PreferredVersion: version})
 			}
 		}
-		answer(w, http.StatusOK, groups)
+		writeJSON(w, http.StatusOK, groups)
 	case (isAPI || strings.HasPrefix(path, "apis/")) && targets[gv] != nil:
 		list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: gv}
 		for resource, kind := range targets[gv] {
 			list.APIResources = append(list.APIResources, metav1.APIResource{Name: resource, Kind: kind, Verbs: metav1.Verbs{"get", "list", "watch", "create", "update", "delete"},
 				Namespaced: !slices.Contains([]string{"Namespace", "ClusterRole"}, kind)})
 		}
-		answer(w, http.StatusOK, list)
+		writeJSON(w, http.StatusOK, list)
 	default:
 		http.NotFound(w, r)
 	}
 }
 
 // configMap returns the object of a number.
-func (s *simulated) configMap(i int) map[string]any {
+func (s *simulatedMembers) configMap(i int) map[string]any {
 	return map[string]any{"apiVersion": "v1", "kind": "ConfigMap", "data": map[string]any{"content": strconv.Itoa(i), "filler": s.filler}, "metadata": metadata(fmt.Sprintf("f-%d", i), s.shop)}
 }
 
 // deployment returns the object of a number, with the present status.
-func (s *simulated) deployment(i int) map[string]any {
+func (s *simulatedMembers) deployment(i int) map[string]any {
 	version := 1 + s.version.Load()
 	meta := metadata(fmt.Sprintf("d-%d", i), s.shop)
 	meta["generation"], meta["resourceVersion"] = 1, strconv.FormatInt(version, 10)
@@ -186,12 +186,12 @@ func metadata(name, namespace string) map[string]any {
 }
 
 // namespace returns the Namespace of all objects.
-func (s *simulated) namespace() map[string]any {
+func (s *simulatedMembers) namespace() map[string]any {
 	return map[string]any{"apiVersion": "v1", "kind": "Namespace", "spec": map[string]any{}, "metadata": metadata(s.shop, "")}
 }
 
-// list serves a page of a resource, with or without more than the metadata.
-func (s *simulated) list(w http.ResponseWriter, r *http.Request, gv, resource string) {
+// serveList serves a page of a resource, with or without more than the metadata.
+func (s *simulatedMembers) serveList(w http.ResponseWriter, r *http.Request, gv, resource string) {
 	end := map[string]int{"configmaps": s.objects, "deployments": s.deployments, "namespaces": 1}[resource]
 	begin, _ := strconv.Atoi(r.URL.Query().Get("continue"))
 	meta := map[string]any{"resourceVersion": "1"}
@@ -200,8 +200,8 @@ func (s *simulated) list(w http.ResponseWriter, r *http.Request, gv, resource st
 		meta["continue"] = strconv.Itoa(end)
 	}
 	list := map[string]any{"apiVersion": gv, "kind": targets[gv][resource] + "List", "metadata": meta}
-	only := strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList")
-	if only {
+	metadataOnly := strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList")
+	if metadataOnly {
 		list["apiVersion"], list["kind"] = "meta.k8s.io/v1", "PartialObjectMetadataList"
 	}
 	items := []any{}
@@ -213,19 +213,19 @@ func (s *simulated) list(w http.ResponseWriter, r *http.Request, gv, resource st
 		case "deployments":
 			object = s.deployment(i)
 		}
-		if only {
+		if metadataOnly {
 			object = map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": object["metadata"]}
 		}
 		items = append(items, object)
 	}
 	list["items"] = items
-	answer(w, http.StatusOK, list)
+	writeJSON(w, http.StatusOK, list)
 }
 
-// watch shows how the status of Deployments changes until its client leaves. A list cannot be streamed.
-func (s *simulated) watch(w http.ResponseWriter, r *http.Request, resource string) {
+// serveWatch shows how the status of Deployments changes until its client leaves. A list cannot be streamed.
+func (s *simulatedMembers) serveWatch(w http.ResponseWriter, r *http.Request, resource string) {
 	if r.URL.Query().Has("sendInitialEvents") {
-		fail(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
+		writeFailure(w, http.StatusUnprocessableEntity, metav1.StatusReasonInvalid)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -242,8 +242,8 @@ func (s *simulated) watch(w http.ResponseWriter, r *http.Request, resource strin
 	<-r.Context().Done()
 }
 
-// object serves and counts a request for an object.
-func (s *simulated) object(w http.ResponseWriter, r *http.Request, parts []string) {
+// serveObject serves and counts a request for an object.
+func (s *simulatedMembers) serveObject(w http.ResponseWriter, r *http.Request, parts []string) {
 	s.mu.Lock()
 	s.requests[r.Method+" "+r.URL.Path]++
 	if r.Method == http.MethodPut {
@@ -254,14 +254,14 @@ func (s *simulated) object(w http.ResponseWriter, r *http.Request, parts []strin
 	i, err := strconv.Atoi(strings.TrimLeft(name, "fd-"))
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodPut:
-		fail(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
+		writeFailure(w, http.StatusInternalServerError, metav1.StatusReasonInternalError)
 	case len(parts) == 2 && parts[1] == s.shop:
-		answer(w, http.StatusOK, s.namespace())
+		writeJSON(w, http.StatusOK, s.namespace())
 	case err == nil && name[0] == 'd' && i < s.deployments:
-		answer(w, http.StatusOK, s.deployment(i))
+		writeJSON(w, http.StatusOK, s.deployment(i))
 	case err == nil && name[0] == 'f' && i < s.objects:
-		answer(w, http.StatusOK, s.configMap(i))
+		writeJSON(w, http.StatusOK, s.configMap(i))
 	default:
-		fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
+		writeFailure(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 	}
 }

@@ -113,15 +113,15 @@ func TestTypesRunOnARealControlPlane(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all []policy.TypeConfig
+	var configs []policy.TypeConfig
 	for i := range list.Items {
-		all = append(all, policy.ReadTypeConfig(&list.Items[i]))
+		configs = append(configs, policy.ReadTypeConfig(&list.Items[i]))
 	}
-	if len(all) != 10 {
-		t.Errorf("%d types, want 10", len(all))
+	if len(configs) != 10 {
+		t.Errorf("%d types, want 10", len(configs))
 	}
-	for _, c := range all {
-		runs, warning := c.Runs(all, policy.DefaultConfig(), func(gr schema.GroupResource) bool {
+	for _, c := range configs {
+		runs, warning := c.Runs(configs, policy.DefaultConfig(), func(gr schema.GroupResource) bool {
 			_, err := shared.Objects.Resource(definitions).Get(ctx, gr.String(), metav1.GetOptions{})
 			return err == nil
 		})
@@ -168,52 +168,52 @@ func TestManagerWithoutFederationReadsNothingOfIt(t *testing.T) {
 
 func TestSchemasOfKubeFedRefuseMistakes(t *testing.T) {
 	const (
-		widgets = "kind: FederatedTypeConfig, metadata: {name: widgets.example.com}, spec: {propagation: Enabled, "
-		target  = "targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}"
-		of      = "federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, scope: Namespaced}"
-		cluster = "kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1', secretRef: {name: s}"
+		widgets       = "kind: FederatedTypeConfig, metadata: {name: widgets.example.com}, spec: {propagation: Enabled, "
+		target        = "targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}"
+		federatedType = "federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, scope: Namespaced}"
+		cluster       = "kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1', secretRef: {name: s}"
 	)
 	tests := map[string]struct {
 		object string
-		// refused is a part of the message.
-		refused string
+		// problem is a part of the message.
+		problem string
 	}{
 		"a cluster":                 {object: cluster + "}"},
 		"a cluster with everything": {object: cluster + ", caBundle: Y2E=, disabledTLSValidations: [SubjectName, ValidityPeriod], proxyURL: 'socks5://p:1080'}"},
-		"an empty apiEndpoint":      {object: "kind: KubeFedCluster, spec: {apiEndpoint: '', secretRef: {name: s}}", refused: "spec.apiEndpoint"},
-		"no apiEndpoint":            {object: "kind: KubeFedCluster, spec: {secretRef: {name: s}}", refused: "spec.apiEndpoint"},
-		"no Secret":                 {object: "kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1'}", refused: "spec.secretRef"},
-		"a Secret without a name":   {object: "kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1', secretRef: {name: ''}}", refused: "spec.secretRef.name"},
+		"an empty apiEndpoint":      {object: "kind: KubeFedCluster, spec: {apiEndpoint: '', secretRef: {name: s}}", problem: "spec.apiEndpoint"},
+		"no apiEndpoint":            {object: "kind: KubeFedCluster, spec: {secretRef: {name: s}}", problem: "spec.apiEndpoint"},
+		"no Secret":                 {object: "kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1'}", problem: "spec.secretRef"},
+		"a Secret without a name":   {object: "kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1', secretRef: {name: ''}}", problem: "spec.secretRef.name"},
 		"* alone":                   {object: cluster + ", disabledTLSValidations: ['*']}"},
-		"* and something else":      {object: cluster + ", disabledTLSValidations: ['*', SubjectName]}", refused: "stands alone"},
-		"an unknown check":          {object: cluster + ", disabledTLSValidations: [Revocation]}", refused: "disabledTLSValidations"},
-		"a proxy of another scheme": {object: cluster + ", proxyURL: 'ftp://p'}", refused: "proxyURL"},
+		"* and something else":      {object: cluster + ", disabledTLSValidations: ['*', SubjectName]}", problem: "stands alone"},
+		"an unknown check":          {object: cluster + ", disabledTLSValidations: [Revocation]}", problem: "disabledTLSValidations"},
+		"a proxy of another scheme": {object: cluster + ", proxyURL: 'ftp://p'}", problem: "proxyURL"},
 		"an empty proxy":            {object: cluster + ", proxyURL: ''}"},
-		"a type":                    {object: widgets + target + ", " + of + "}"},
-		"a type that takes plural and group from its name": {object: widgets + "targetType: {version: v1, kind: Widget, scope: Namespaced}, " + of + "}"},
-		"a type of another plural":                         {object: strings.Replace(widgets, "widgets", "gadgets", 1) + target + ", " + of + "}", refused: "target's plural"},
-		"a type of another group":                          {object: strings.Replace(widgets, "example.com", "example.org", 1) + target + ", " + of + "}", refused: "target's group"},
-		"a type whose name lacks the group":                {object: strings.Replace(widgets, ".example.com", "", 1) + target + ", " + of + "}", refused: "target's group"},
-		"a federated group without a dot":                  {object: widgets + target + ", " + strings.Replace(of, "types.kubefed.io", "types", 1) + "}", refused: "has a dot"},
-		"a target without a kind":                          {object: widgets + "targetType: {version: v1, scope: Namespaced}, " + of + "}", refused: "targetType.kind"},
-		"a target of an unknown scope":                     {object: widgets + "targetType: {version: v1, kind: Widget, scope: Wide}, " + of + "}", refused: "targetType.scope"},
-		"a type without a federated type":                  {object: widgets + target + "}", refused: "federatedType"},
-		"propagation that is neither on nor off":           {object: strings.Replace(widgets, "Enabled", "Perhaps", 1) + target + ", " + of + "}", refused: "propagation"},
-		"status collection that is neither on nor off":     {object: widgets + "statusCollection: Perhaps, " + target + ", " + of + "}", refused: "statusCollection"},
+		"a type":                    {object: widgets + target + ", " + federatedType + "}"},
+		"a type that takes plural and group from its name": {object: widgets + "targetType: {version: v1, kind: Widget, scope: Namespaced}, " + federatedType + "}"},
+		"a type of another plural":                         {object: strings.Replace(widgets, "widgets", "gadgets", 1) + target + ", " + federatedType + "}", problem: "target's plural"},
+		"a type of another group":                          {object: strings.Replace(widgets, "example.com", "example.org", 1) + target + ", " + federatedType + "}", problem: "target's group"},
+		"a type whose name lacks the group":                {object: strings.Replace(widgets, ".example.com", "", 1) + target + ", " + federatedType + "}", problem: "target's group"},
+		"a federated group without a dot":                  {object: widgets + target + ", " + strings.Replace(federatedType, "types.kubefed.io", "types", 1) + "}", problem: "has a dot"},
+		"a target without a kind":                          {object: widgets + "targetType: {version: v1, scope: Namespaced}, " + federatedType + "}", problem: "targetType.kind"},
+		"a target of an unknown scope":                     {object: widgets + "targetType: {version: v1, kind: Widget, scope: Wide}, " + federatedType + "}", problem: "targetType.scope"},
+		"a type without a federated type":                  {object: widgets + target + "}", problem: "federatedType"},
+		"propagation that is neither on nor off":           {object: strings.Replace(widgets, "Enabled", "Perhaps", 1) + target + ", " + federatedType + "}", problem: "propagation"},
+		"status collection that is neither on nor off":     {object: widgets + "statusCollection: Perhaps, " + target + ", " + federatedType + "}", problem: "statusCollection"},
 		"a configuration with what KubeFed alone reads": {object: "kind: KubeFedConfig, spec: {scope: Namespaced, leaderElect: {resourceLock: configmaps}, controllerDuration: {cacheSyncTimeout: 5m}, " +
 			"syncController: {maxConcurrentReconciles: 1}, statusController: {maxConcurrentReconciles: 1}}"},
-		"a configuration of an unknown scope":          {object: "kind: KubeFedConfig, spec: {scope: Galaxy}", refused: "spec.scope"},
-		"a configuration without a scope":              {object: "kind: KubeFedConfig, spec: {}", refused: "spec.scope"},
-		"a threshold of 0":                             {object: "kind: KubeFedConfig, spec: {scope: Cluster, clusterHealthCheck: {failureThreshold: 0}}", refused: "failureThreshold"},
-		"a gate that is neither on nor off":            {object: "kind: KubeFedConfig, spec: {scope: Cluster, featureGates: [{name: PushReconciler, configuration: Perhaps}]}", refused: "configuration"},
-		"adoption that is neither on nor off":          {object: "kind: KubeFedConfig, spec: {scope: Cluster, syncController: {adoptResources: Perhaps}}", refused: "adoptResources"},
-		"a federated object with an unknown operation": {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: move, path: /x}]}]}", refused: "op"},
-		"an operation without a path":                  {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: add}]}]}", refused: "path"},
+		"a configuration of an unknown scope":          {object: "kind: KubeFedConfig, spec: {scope: Galaxy}", problem: "spec.scope"},
+		"a configuration without a scope":              {object: "kind: KubeFedConfig, spec: {}", problem: "spec.scope"},
+		"a threshold of 0":                             {object: "kind: KubeFedConfig, spec: {scope: Cluster, clusterHealthCheck: {failureThreshold: 0}}", problem: "failureThreshold"},
+		"a gate that is neither on nor off":            {object: "kind: KubeFedConfig, spec: {scope: Cluster, featureGates: [{name: PushReconciler, configuration: Perhaps}]}", problem: "configuration"},
+		"adoption that is neither on nor off":          {object: "kind: KubeFedConfig, spec: {scope: Cluster, syncController: {adoptResources: Perhaps}}", problem: "adoptResources"},
+		"a federated object with an unknown operation": {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: move, path: /x}]}]}", problem: "op"},
+		"an operation without a path":                  {object: "kind: FederatedConfigMap, spec: {overrides: [{clusterName: c, clusterOverrides: [{op: add}]}]}", problem: "path"},
 		"a preference with everything": {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedReplicaSet, totalReplicas: 9, rebalance: true, intersectWithClusterSelector: true, " +
 			"clusters: {c: {minReplicas: 1, maxReplicas: 2, weight: 3}, '*': {}}}"},
-		"a preference without a total":            {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedDeployment}", refused: "totalReplicas"},
-		"a preference of a type without replicas": {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedConfigMap, totalReplicas: 1}", refused: "targetKind"},
-		"a negative weight":                       {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedDeployment, totalReplicas: 1, clusters: {c: {weight: -1}}}", refused: "weight"},
+		"a preference without a total":            {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedDeployment}", problem: "totalReplicas"},
+		"a preference of a type without replicas": {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedConfigMap, totalReplicas: 1}", problem: "targetKind"},
+		"a negative weight":                       {object: "kind: ReplicaSchedulingPreference, spec: {targetKind: FederatedDeployment, totalReplicas: 1, clusters: {c: {weight: -1}}}", problem: "weight"},
 		"replicas that are retained":              {object: "kind: FederatedDeployment, spec: {retainReplicas: true}"},
 		"a federated object without a spec":       {object: "kind: FederatedClusterRole"},
 		"what was written where, in a namespace":  {object: "kind: PropagatedVersion"},
@@ -223,8 +223,8 @@ func TestSchemasOfKubeFedRefuseMistakes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			u := object(t, test.object)
 			_, err := client(u).Create(t.Context(), u, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldValidation: metav1.FieldValidationStrict})
-			if test.refused == "" && err != nil || test.refused != "" && (err == nil || !strings.Contains(err.Error(), test.refused)) {
-				t.Errorf("%v, want %q", err, test.refused)
+			if test.problem == "" && err != nil || test.problem != "" && (err == nil || !strings.Contains(err.Error(), test.problem)) {
+				t.Errorf("%v, want %q", err, test.problem)
 			}
 		})
 	}
@@ -268,9 +268,9 @@ func TestStatusIsStored(t *testing.T) {
 	propagated := policy.Propagated{Versions: policy.Versions{Template: "t", Overrides: "o"}, Clusters: map[string]string{"c": "gen:1"}}
 	runs, _ := (&policy.TypeConfig{Generation: 1}).NextStatus(true, policy.DefaultConfig())
 	tests := map[string]struct {
-		object string
-		status any
-		same   func(*unstructured.Unstructured) bool
+		object   string
+		status   any
+		isStored func(*unstructured.Unstructured) bool
 	}{
 		"the status of a KubeFedCluster": {"kind: KubeFedCluster, spec: {apiEndpoint: 'https://c1', secretRef: {name: s}}", cluster, func(u *unstructured.Unstructured) bool {
 			_, write := policy.ReadCluster(u).Status.Next(policy.Health{State: policy.NoAnswer}, "", now)
@@ -304,7 +304,7 @@ func TestStatusIsStored(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !test.same(stored) {
+			if !test.isStored(stored) {
 				t.Errorf("stored as %v", stored.Object["status"])
 			}
 		})

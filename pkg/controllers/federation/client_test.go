@@ -67,7 +67,7 @@ func NewServer(t *testing.T) *Server {
 	return s
 }
 
-func (s *Server) read(context.Context) (map[string][]byte, error) {
+func (s *Server) readSecret(context.Context) (map[string][]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reads++
@@ -84,14 +84,14 @@ func (s *Server) Spec() policy.ClusterSpec {
 	return spec
 }
 
-// client returns a client that has read the token.
-func (s *Server) client(t *testing.T, change func(*policy.ClusterSpec)) *client {
+// newClient returns a client that has read the token.
+func (s *Server) newClient(t *testing.T, change func(*policy.ClusterSpec)) *client {
 	t.Helper()
 	spec := s.Spec()
 	if change != nil {
 		change(&spec)
 	}
-	c, err := newClient(spec, true, s.read, s.clock)
+	c, err := newClient(spec, true, s.readSecret, s.clock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestProbeTellsHowAClusterAnswers(t *testing.T) {
 		"another word than ok is unwell":  {health: answer(200, "failing"), want: policy.Unhealthy},
 		"another code than 200 is unwell": {health: answer(500, "ok"), want: policy.Unhealthy},
 		"an answer 401 is unwell":         {health: answer(401, "ok"), want: policy.Unhealthy},
-		"a body without end is unwell":    {health: func(w http.ResponseWriter, r *http.Request) { write(r, w, "ok") }, want: policy.Unhealthy},
+		"a body without end is unwell":    {health: func(w http.ResponseWriter, r *http.Request) { writeForever(r, w, "ok") }, want: policy.Unhealthy},
 		"a redirect is unwell": {health: func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/version", http.StatusFound)
 		}, want: policy.Unhealthy},
@@ -154,7 +154,7 @@ func TestProbeTellsHowAClusterAnswers(t *testing.T) {
 			if test.health != nil {
 				server.health = test.health
 			}
-			c := server.client(t, test.spec)
+			c := server.newClient(t, test.spec)
 			if test.closed {
 				server.Close()
 			}
@@ -173,8 +173,8 @@ func TestProbeTellsHowAClusterAnswers(t *testing.T) {
 	}
 }
 
-// write sends the word again and again, until the reader has had enough.
-func write(r *http.Request, w io.Writer, word string) {
+// writeForever sends the word again and again, until the reader has had enough.
+func writeForever(r *http.Request, w io.Writer, word string) {
 	for r.Context().Err() == nil {
 		if _, err := fmt.Fprint(w, word); err != nil {
 			return
@@ -185,8 +185,8 @@ func write(r *http.Request, w io.Writer, word string) {
 // TestAnswerIsBounded has a server that never ends an answer.
 func TestAnswerIsBounded(t *testing.T) {
 	server := NewServer(t)
-	server.health = func(w http.ResponseWriter, r *http.Request) { write(r, w, strings.Repeat("x", 64<<10)) }
-	c := server.client(t, nil)
+	server.health = func(w http.ResponseWriter, r *http.Request) { writeForever(r, w, strings.Repeat("x", 64<<10)) }
+	c := server.newClient(t, nil)
 	for query, want := range map[string]int64{"": maxObject, "?labelSelector=a": maxList, "?labelSelector=a&watch=true": maxList + 1} {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/healthz"+query, nil)
 		if err != nil {
@@ -210,7 +210,7 @@ func TestCertificateHasToNameTheAddress(t *testing.T) {
 	for address, want := range map[string]bool{"127.0.0.1": true, "127.0.0.2": false} {
 		spec := server.Spec()
 		spec.APIEndpoint = "https://" + address
-		c, err := newClient(spec, true, server.read, server.clock)
+		c, err := newClient(spec, true, server.readSecret, server.clock)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -225,7 +225,7 @@ func TestDialChecksAddress(t *testing.T) {
 	server := NewServer(t)
 	spec := server.Spec()
 	spec.APIEndpoint = strings.Replace(spec.APIEndpoint, "127.0.0.1", "localhost", 1)
-	c, err := newClient(spec, false, server.read, server.clock)
+	c, err := newClient(spec, false, server.readSecret, server.clock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,13 +240,13 @@ func TestDialChecksAddress(t *testing.T) {
 // TestTokenIsReadAgainWhenItIsRefused follows the tokens of requests through rotations.
 func TestTokenIsReadAgainWhenItIsRefused(t *testing.T) {
 	server := NewServer(t)
-	valid := "good"
+	validToken := "good"
 	server.health = func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Authorization") != "Bearer "+valid {
+		if r.Header.Get("Authorization") != "Bearer "+validToken {
 			w.WriteHeader(http.StatusUnauthorized)
 		}
 	}
-	c := server.client(t, nil)
+	c := server.newClient(t, nil)
 	get := func(after time.Duration) {
 		t.Helper()
 		server.clock.SetTime(server.clock.Now().Add(after))
@@ -260,12 +260,12 @@ func TestTokenIsReadAgainWhenItIsRefused(t *testing.T) {
 		}
 	}
 	get(0)
-	valid, server.secret = "new", map[string][]byte{"token": []byte("new")}
+	validToken, server.secret = "new", map[string][]byte{"token": []byte("new")}
 	get(tokenRetryInterval - time.Second)
 	get(0) // read a moment ago
 	get(time.Second)
 	get(0)
-	valid, server.secret = "newer", nil
+	validToken, server.secret = "newer", nil
 	get(tokenRetryInterval)
 	server.secret = map[string][]byte{"token": []byte("newer")}
 	get(tokenRetryInterval - time.Second)
@@ -293,7 +293,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	server.health = func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, other.URL+"/healthz", http.StatusTemporaryRedirect)
 	}
-	response, err := (&http.Client{Transport: server.client(t, nil)}).Get(server.URL + "/healthz")
+	response, err := (&http.Client{Transport: server.newClient(t, nil)}).Get(server.URL + "/healthz")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,12 +308,12 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 func TestProxyOfTheClusterIsUsedAndNoOther(t *testing.T) {
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
 	server := NewServer(t)
-	if result, _, problem := server.client(t, nil).probe(t.Context(), 10*time.Second); result != policy.Healthy {
+	if result, _, problem := server.newClient(t, nil).probe(t.Context(), 10*time.Second); result != policy.Healthy {
 		t.Errorf("the proxy of the environment counts: %s", problem)
 	}
-	var asked []string
+	var requests []string
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked = append(asked, r.Method+" "+r.Host)
+		requests = append(requests, r.Method+" "+r.Host)
 		if r.Header.Get("Authorization") != "" {
 			t.Error("the proxy has seen the token")
 		}
@@ -334,34 +334,34 @@ func TestProxyOfTheClusterIsUsedAndNoOther(t *testing.T) {
 		_, _ = io.Copy(caller, server)
 	}))
 	t.Cleanup(proxy.Close)
-	c := server.client(t, func(s *policy.ClusterSpec) { s.ProxyURL = proxy.URL })
+	c := server.newClient(t, func(s *policy.ClusterSpec) { s.ProxyURL = proxy.URL })
 	result, _, problem := c.probe(t.Context(), 10*time.Second)
 	// A proxy with TLS is checked by the system's roots, whatever the KubeFedCluster says of the API server.
 	proxy.Close()
 	secured := httptest.NewTLSServer(http.NotFoundHandler())
 	t.Cleanup(secured.Close)
-	c = server.client(t, func(s *policy.ClusterSpec) { s.ProxyURL, s.DisabledTLSValidations = secured.URL, []string{"*"} })
+	c = server.newClient(t, func(s *policy.ClusterSpec) { s.ProxyURL, s.DisabledTLSValidations = secured.URL, []string{"*"} })
 	if result, _, problem := c.probe(t.Context(), 10*time.Second); result != policy.NoAnswer || !strings.Contains(problem, "certificate") {
 		t.Errorf("a proxy with a certificate of its own: %v %s", result, problem)
 	}
-	if want := []string{"CONNECT " + strings.TrimPrefix(server.URL, "https://")}; result != policy.Healthy || !slices.Equal(asked, want) {
-		t.Errorf("%v %s, asked %v, want %v", result, problem, asked, want)
+	if want := []string{"CONNECT " + strings.TrimPrefix(server.URL, "https://")}; result != policy.Healthy || !slices.Equal(requests, want) {
+		t.Errorf("%v %s, asked %v, want %v", result, problem, requests, want)
 	}
 }
 
-// Answer is that to probes from now on.
-func (s *Server) Answer(code int) {
+// SetAnswer sets the answer to probes from now on.
+func (s *Server) SetAnswer(code int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.health = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code); fmt.Fprint(w, "ok") }
 }
 
-// Asked are the tokens that came.
-func (s *Server) Asked() []string {
+// Tokens returns the tokens that came.
+func (s *Server) Tokens() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.tokens)
 }
 
 // Probes counts the requests.
-func (s *Server) Probes() int { return len(s.Asked()) }
+func (s *Server) Probes() int { return len(s.Tokens()) }

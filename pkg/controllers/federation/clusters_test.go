@@ -29,8 +29,8 @@ func secret(name, token string) *corev1.Secret {
 	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string][]byte{"token": []byte(token)}}
 }
 
-// joined is the KubeFedCluster of a cluster, with a Secret of its own name.
-func joined(name string, spec policy.ClusterSpec) *unstructured.Unstructured {
+// newKubeFedCluster returns the KubeFedCluster of a cluster, with a Secret of its own name.
+func newKubeFedCluster(name string, spec policy.ClusterSpec) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
 		"apiEndpoint": spec.APIEndpoint, "caBundle": base64.StdEncoding.EncodeToString(spec.CABundle), "secretRef": map[string]any{"name": name}}}}
 	u.SetGroupVersionKind(federation.KubeFedClusters.GroupVersion().WithKind("KubeFedCluster"))
@@ -78,7 +78,7 @@ func (h host) conditions(name string) string {
 	return strings.Join(texts, ", ")
 }
 
-func (h host) is(name, want string) {
+func (h host) wantConditions(name, want string) {
 	h.Helper()
 	if got := h.conditions(name); got != want {
 		h.Errorf("%s is %q, want %q", name, got, want)
@@ -89,7 +89,7 @@ func (h host) is(name, want string) {
 	}
 }
 
-func (h host) wrote(want ...string) {
+func (h host) wantWrites(want ...string) {
 	h.Helper()
 	if got := h.Writes(); !slices.Equal(got, want) {
 		h.Errorf("wrote %q, want %q", got, want)
@@ -97,40 +97,40 @@ func (h host) wrote(want ...string) {
 }
 
 const (
-	readyNow     = "Ready=True ClusterReady"
-	notReady     = "Ready=False ClusterNotReady, Offline=False ClusterReachable"
-	malformedNow = "ConfigMalformed=True ClusterConfigMalformed, Ready=False ClusterConfigMalformed"
-	offline      = "Offline=True ClusterNotReachable, Ready=False ClusterNotReachable"
-	patched      = "patch kubefedclusters.core.kubefed.io/status " + namespace + "/"
+	readyConditions     = "Ready=True ClusterReady"
+	notReadyConditions  = "Ready=False ClusterNotReady, Offline=False ClusterReachable"
+	malformedConditions = "ConfigMalformed=True ClusterConfigMalformed, Ready=False ClusterConfigMalformed"
+	offlineConditions   = "Offline=True ClusterNotReachable, Ready=False ClusterNotReachable"
+	statusPatch         = "patch kubefedclusters.core.kubefed.io/status " + namespace + "/"
 )
 
 func TestClusterIsProbedWhileItIsJoined(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"))
-		h.is("c1", readyNow)
-		h.wrote(patched + "c1")
+		h := newHost(t, true, newKubeFedCluster("c1", server.Spec()), secret("c1", "good"))
+		h.wantConditions("c1", readyConditions)
+		h.wantWrites(statusPatch + "c1")
 		h.Sleep(4 * time.Minute)
-		h.wrote()
+		h.wantWrites()
 		if n := server.Probes(); n != 2*25+1 {
 			t.Errorf("%d requests, want two for each of 25 probes, and one for its UID", n)
 		}
 		h.Sleep(time.Minute + time.Second)
-		h.wrote(patched + "c1") // since the status was five minutes old
-		server.Answer(500)
+		h.wantWrites(statusPatch + "c1") // since the status was five minutes old
+		server.SetAnswer(500)
 		h.Sleep(20 * time.Second)
-		h.is("c1", readyNow)
+		h.wantConditions("c1", readyConditions)
 		h.Sleep(10 * time.Second)
-		h.is("c1", notReady)
-		h.wrote(patched + "c1")
-		server.Answer(200)
+		h.wantConditions("c1", notReadyConditions)
+		h.wantWrites(statusPatch + "c1")
+		server.SetAnswer(200)
 		h.Sleep(10 * time.Second)
-		h.is("c1", readyNow)
-		h.wrote(patched + "c1")
+		h.wantConditions("c1", readyConditions)
+		h.wantWrites(statusPatch + "c1")
 		if _, since := federation.Ready(h.Controller("federation"), "c1"); time.Since(since) > 10*time.Second {
 			t.Errorf("ready since %v", since)
 		}
-		h.Delete(joined("c1", server.Spec()))
+		h.Delete(newKubeFedCluster("c1", server.Spec()))
 		h.Settle()
 		if ready, _ := federation.Ready(h.Controller("federation"), "c1"); ready {
 			t.Error("a cluster without a KubeFedCluster is ready")
@@ -146,30 +146,30 @@ func TestClusterIsProbedWhileItIsJoined(t *testing.T) {
 func TestNewLeaderStartsFromTheStatusOfClusters(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"))
-		h.is("c1", readyNow)
-		server.Answer(500)
+		h := newHost(t, true, newKubeFedCluster("c1", server.Spec()), secret("c1", "good"))
+		h.wantConditions("c1", readyConditions)
+		server.SetAnswer(500)
 		h.Restart()
 		h.Settle()
-		h.is("c1", readyNow)
+		h.wantConditions("c1", readyConditions)
 		h.Sleep(20 * time.Second)
-		h.is("c1", notReady)
+		h.wantConditions("c1", notReadyConditions)
 	})
 }
 
 func TestMalformedClusterStopsNoOther(t *testing.T) {
-	server, gone := federation.NewServer(t), federation.NewServer(t)
-	gone.Close()
+	server, stopped := federation.NewServer(t), federation.NewServer(t)
+	stopped.Close()
 	synctest.Test(t, func(t *testing.T) {
-		http := server.Spec()
-		http.APIEndpoint = strings.Replace(http.APIEndpoint, "https", "http", 1)
-		h := newHost(t, true, joined("well", server.Spec()), secret("well", "good"), joined("without", server.Spec()), joined("blank", server.Spec()), secret("blank", " "),
-			joined("gone", gone.Spec()), secret("gone", "good"), joined("ca", policy.ClusterSpec{APIEndpoint: server.URL, CABundle: []byte("x")}), secret("ca", "good"))
-		h.is("well", readyNow)
-		h.is("without", malformedNow)
-		h.is("blank", malformedNow)
-		h.is("ca", malformedNow)
-		h.is("gone", offline)
+		insecureSpec := server.Spec()
+		insecureSpec.APIEndpoint = strings.Replace(insecureSpec.APIEndpoint, "https", "http", 1)
+		h := newHost(t, true, newKubeFedCluster("well", server.Spec()), secret("well", "good"), newKubeFedCluster("without", server.Spec()), newKubeFedCluster("blank", server.Spec()), secret("blank", " "),
+			newKubeFedCluster("gone", stopped.Spec()), secret("gone", "good"), newKubeFedCluster("ca", policy.ClusterSpec{APIEndpoint: server.URL, CABundle: []byte("x")}), secret("ca", "good"))
+		h.wantConditions("well", readyConditions)
+		h.wantConditions("without", malformedConditions)
+		h.wantConditions("blank", malformedConditions)
+		h.wantConditions("ca", malformedConditions)
+		h.wantConditions("gone", offlineConditions)
 		events := h.Events()
 		slices.Sort(events)
 		var reasons []string
@@ -183,19 +183,19 @@ func TestMalformedClusterStopsNoOther(t *testing.T) {
 		}
 		h.Put(secret("without", "good"))
 		h.Settle() // at once
-		h.is("without", readyNow)
+		h.wantConditions("without", readyConditions)
 		h.Delete(secret("well", "good"))
 		h.Settle()
-		h.is("well", malformedNow)
-		h.is("without", readyNow)
+		h.wantConditions("well", malformedConditions)
+		h.wantConditions("without", readyConditions)
 	})
 }
 
 func TestUnsafeEndpointIsNotAsked(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, false, joined("c1", server.Spec()), secret("c1", "good"))
-		h.is("c1", malformedNow)
+		h := newHost(t, false, newKubeFedCluster("c1", server.Spec()), secret("c1", "good"))
+		h.wantConditions("c1", malformedConditions)
 		if server.Probes() > 0 {
 			t.Error("it was asked nevertheless")
 		}
@@ -205,7 +205,7 @@ func TestUnsafeEndpointIsNotAsked(t *testing.T) {
 func TestChangedSpecIsUsedAtOnce(t *testing.T) {
 	server, other := federation.NewServer(t), federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"))
+		h := newHost(t, true, newKubeFedCluster("c1", server.Spec()), secret("c1", "good"))
 		changed := h.get("c1")
 		if err := unstructured.SetNestedField(changed.Object, other.URL, "spec", "apiEndpoint"); err != nil {
 			t.Fatal(err)
@@ -219,7 +219,7 @@ func TestChangedSpecIsUsedAtOnce(t *testing.T) {
 		if other.Probes() == 0 || server.Probes() != before {
 			t.Errorf("%d requests of the new endpoint, %d of the old one", other.Probes(), server.Probes()-before)
 		}
-		h.is("c1", readyNow)
+		h.wantConditions("c1", readyConditions)
 		h.Sleep(time.Minute)
 		if events := h.Events(); len(events) != 1 || !strings.HasPrefix(events[0], "Warning InsecureTLS "+namespace+"/c1: ") {
 			t.Errorf("Events %q", events)
@@ -230,7 +230,7 @@ func TestChangedSpecIsUsedAtOnce(t *testing.T) {
 		}
 		h.Put(changed)
 		h.Settle()
-		h.is("c1", malformedNow)
+		h.wantConditions("c1", malformedConditions)
 	})
 }
 
@@ -238,15 +238,15 @@ func TestChangedSpecIsUsedAtOnce(t *testing.T) {
 func TestRotatedTokenIsUsedAtOnce(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		h := newHost(t, true, joined("c1", server.Spec()), secret("c1", "good"), joined("c2", server.Spec()), secret("c2", "other"))
+		h := newHost(t, true, newKubeFedCluster("c1", server.Spec()), secret("c1", "good"), newKubeFedCluster("c2", server.Spec()), secret("c2", "other"))
 		before := server.Probes()
 		h.Put(secret("c1", "new"))
 		h.Settle()
-		if got, want := server.Asked()[before:], []string{"new", "new"}; !slices.Equal(got, want) {
+		if got, want := server.Tokens()[before:], []string{"new", "new"}; !slices.Equal(got, want) {
 			t.Errorf("tokens %q, want %q: no other cluster is asked", got, want)
 		}
-		h.is("c1", readyNow)
-		h.wrote(patched+"c1", patched+"c2")
+		h.wantConditions("c1", readyConditions)
+		h.wantWrites(statusPatch+"c1", statusPatch+"c2")
 	})
 }
 
@@ -255,20 +255,20 @@ func TestRotatedTokenIsUsedAtOnce(t *testing.T) {
 func TestKubeFedConfigSetsTheProbes(t *testing.T) {
 	server := federation.NewServer(t)
 	synctest.Test(t, func(t *testing.T) {
-		config := func(in, period string) *unstructured.Unstructured {
+		config := func(configNamespace, period string) *unstructured.Unstructured {
 			u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"scope": "Cluster", "clusterHealthCheck": map[string]any{"period": period, "failureThreshold": int64(1)}}}}
 			u.SetGroupVersionKind(federation.KubeFedConfigs.GroupVersion().WithKind("KubeFedConfig"))
-			u.SetNamespace(in)
+			u.SetNamespace(configNamespace)
 			u.SetName(policy.ConfigName)
 			return u
 		}
-		elsewhere := joined("c2", server.Spec())
+		elsewhere := newKubeFedCluster("c2", server.Spec())
 		elsewhere.SetNamespace("shop")
-		h := newHost(t, true, config(namespace, "1s"), config("shop", "1h"), joined("c1", server.Spec()), secret("c1", "good"), elsewhere)
-		h.wrote(patched + "c1")
-		server.Answer(500)
+		h := newHost(t, true, config(namespace, "1s"), config("shop", "1h"), newKubeFedCluster("c1", server.Spec()), secret("c1", "good"), elsewhere)
+		h.wantWrites(statusPatch + "c1")
+		server.SetAnswer(500)
 		h.Sleep(2 * time.Second) // two probes, whatever the first one waits for
-		h.is("c1", notReady)
-		h.wrote(patched + "c1")
+		h.wantConditions("c1", notReadyConditions)
+		h.wantWrites(statusPatch + "c1")
 	})
 }

@@ -17,7 +17,7 @@ import (
 // namespace are to be written, each of which takes a while. These statuses are written one by one.
 func TestChangesDoNotWaitForStatuses(t *testing.T) {
 	const size, latency = 300, 10 * time.Millisecond
-	for name, happens := range map[string]func(f *fed){
+	for name, disturb := range map[string]func(f *fed){
 		"a cluster goes away": func(f *fed) { f.c2.Cut() },
 		"the statuses of their objects change": func(f *fed) {
 			for i := range size {
@@ -27,16 +27,16 @@ func TestChangesDoNotWaitForStatuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFed(t, collecting(t))
+				f := newFed(t, collectingConfig(t))
 				f.set(f.Host, "FederatedTypeConfig", namespace, "deployments.apps", "Enabled", "spec", "statusCollection")
 				for i := range size {
-					f.Put(federated(t, "ConfigMap", fmt.Sprintf("f-%d", i), "{template: {data: {a: b}}, "+both+"}"),
-						federated(t, "Deployment", fmt.Sprintf("d-%d", i), "{template: {spec: {replicas: 1}}, "+both+"}"))
+					f.Put(federated(t, "ConfigMap", fmt.Sprintf("f-%d", i), "{template: {data: {a: b}}, "+bothClusters+"}"),
+						federated(t, "Deployment", fmt.Sprintf("d-%d", i), "{template: {spec: {replicas: 1}}, "+bothClusters+"}"))
 				}
 				f.Sleep(time.Minute)
 				f.Latency(latency)
-				written := make(chan struct{}, 2*size)
-				f.c1.OnWrite(func(controllertest.Request) error { written <- struct{}{}; return nil })
+				writes := make(chan struct{}, 2*size)
+				f.c1.OnWrite(func(controllertest.Request) error { writes <- struct{}{}; return nil })
 				statuses := make(chan time.Time, 4*size)
 				f.OnWrite(func(r controllertest.Request) error {
 					if strings.HasPrefix(r.Resource, "federated") {
@@ -44,15 +44,15 @@ func TestChangesDoNotWaitForStatuses(t *testing.T) {
 					}
 					return nil
 				})
-				happens(f)
-				began := <-statuses
+				disturb(f)
+				begin := <-statuses
 				for i := range 5 {
 					f.set(f.Host, "FederatedConfigMap", "shop", fmt.Sprintf("f-%d", i*size/5), "{a: c}", "spec", "template", "data")
 				}
 				for range 5 {
-					<-written
+					<-writes
 				}
-				if took := time.Since(began); took > 10*latency {
+				if took := time.Since(begin); took > 10*latency {
 					t.Errorf("the changes took %s", took)
 				}
 				<-time.After(time.Second)

@@ -48,26 +48,26 @@ func (r *resolver) set(host string, answer any) {
 	r.names["ip4 "+host+"."] = answer
 }
 
-// named is a fed with DNS.
-type named struct {
+// dnsFed is a fed with DNS.
+type dnsFed struct {
 	*fed
 	names *resolver
 }
 
-// newNamed returns a fed with the Domain fed, which is ex.org, and the Service and the Ingress web in both
+// newDNSFed returns a fed with the Domain fed, which is ex.org, and the Service and the Ingress web in both
 // clusters. The Nodes of c1 are in the region eu and the zone a, those of c2 have no labels.
-func newNamed(t *testing.T) *named {
+func newDNSFed(t *testing.T) *dnsFed {
 	t.Helper()
 	names := &resolver{names: map[string]any{}}
 	federation.SetLookup(t, names.LookupNetIP)
-	n := &named{newFedWith(t, []string{"--federation-dns"}), names}
+	n := &dnsFed{newFedWith(t, []string{"--federation-dns"}), names}
 	n.Put(object(t, "{apiVersion: multiclusterdns.kubefed.io/v1alpha1, kind: Domain, metadata: {namespace: "+namespace+", name: fed}, domain: ex.org}"),
-		federated(t, "Service", "web", "{template: {spec: {type: LoadBalancer, ports: [{port: 80}]}}, "+both+"}"),
-		federated(t, "Ingress", "web", "{template: {spec: {defaultBackend: {service: {name: web, port: {number: 80}}}}}, "+both+"}"))
+		federated(t, "Service", "web", "{template: {spec: {type: LoadBalancer, ports: [{port: 80}]}}, "+bothClusters+"}"),
+		federated(t, "Ingress", "web", "{template: {spec: {defaultBackend: {service: {name: web, port: {number: 80}}}}}, "+bothClusters+"}"))
 	n.Sleep(10 * time.Second)
 	for c, address := range map[*controllertest.Cluster]string{n.c1: "1.1.1.1", n.c2: "2.2.2.2"} {
-		n.balance(c, "{ip: "+address+"}")
-		n.endpoints(c, "[{addresses: [10.0.0.1]}]")
+		n.setLoadBalancer(c, "{ip: "+address+"}")
+		n.setEndpoints(c, "[{addresses: [10.0.0.1]}]")
 		c.Put(object(t, "{apiVersion: v1, kind: Node, metadata: {name: node}}"))
 	}
 	n.Sleep(time.Second)
@@ -75,27 +75,27 @@ func newNamed(t *testing.T) *named {
 	return n
 }
 
-// wroteDNS returns the writes of records and DNSEndpoints since the last call.
-func (n *named) wroteDNS() []string {
+// dnsWrites returns the writes of records and DNSEndpoints since the last call.
+func (n *dnsFed) dnsWrites() []string {
 	return slices.DeleteFunc(n.Writes(), func(w string) bool { return !strings.Contains(w, "dns") })
 }
 
-// balance gives the Service and the Ingress a load balancer.
-func (n *named) balance(c *controllertest.Cluster, addresses string) {
+// setLoadBalancer gives the Service and the Ingress a load balancer.
+func (n *dnsFed) setLoadBalancer(c *controllertest.Cluster, addresses string) {
 	n.t.Helper()
 	for _, kind := range []string{"Service", "Ingress"} {
 		n.set(c, kind, "shop", "web", "["+addresses+"]", "status", "loadBalancer", "ingress")
 	}
 }
 
-// endpoints gives the Service the EndpointSlice that Kubernetes would make.
-func (n *named) endpoints(c *controllertest.Cluster, endpoints string) {
+// setEndpoints gives the Service the EndpointSlice that Kubernetes would make.
+func (n *dnsFed) setEndpoints(c *controllertest.Cluster, endpoints string) {
 	n.t.Helper()
 	c.Put(object(n.t, "{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {namespace: shop, name: web-x, labels: {kubefed.io/managed: 'true', kubernetes.io/service-name: web}}, addressType: IPv4, endpoints: "+endpoints+"}"))
 }
 
-// record is a ServiceDNSRecord or, if the spec has hosts, an IngressDNSRecord.
-func record(t *testing.T, spec string) *unstructured.Unstructured {
+// dnsRecord is a ServiceDNSRecord or, if the spec has hosts, an IngressDNSRecord.
+func dnsRecord(t *testing.T, spec string) *unstructured.Unstructured {
 	t.Helper()
 	kind := "ServiceDNSRecord"
 	if strings.Contains(spec, "hosts") {
@@ -104,9 +104,9 @@ func record(t *testing.T, spec string) *unstructured.Unstructured {
 	return object(t, "{apiVersion: multiclusterdns.kubefed.io/v1alpha1, kind: "+kind+", metadata: {namespace: shop, name: web}, spec: {"+spec+"}}")
 }
 
-// records checks the records of a DNSEndpoint, such as "NAME A 1.1.1.1", without what all names of the
+// wantRecords checks the records of a DNSEndpoint, such as "NAME A 1.1.1.1", without what all names of the
 // Service begin with.
-func (n *named) records(name string, want ...string) {
+func (n *dnsFed) wantRecords(name string, want ...string) {
 	n.t.Helper()
 	var got []string
 	if u := n.get(n.Host, "DNSEndpoint", "shop", name); u == nil {
@@ -123,145 +123,145 @@ func (n *named) records(name string, want ...string) {
 	}
 }
 
-const wroteEndpoint = "apply dnsendpoints.externaldns.k8s.io shop/service-web"
+const endpointApply = "apply dnsendpoints.externaldns.k8s.io shop/service-web"
 
 func TestDNSRecordBecomesADNSEndpoint(t *testing.T) {
 	const service, name = "domainRef: fed", "service-web"
-	away := func(n *named) {
+	cutOff := func(n *dnsFed) {
 		n.c1.Cut()
 		n.Sleep(time.Minute)
 	}
-	for name, test := range map[string]func(n *named){
-		"load balancers of both clusters": func(n *named) {
-			n.Put(record(n.t, service))
+	for name, test := range map[string]func(n *dnsFed){
+		"load balancers of both clusters": func(n *dnsFed) {
+			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
-			n.records(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
-			if writes := n.wroteDNS(); !slices.Equal(writes, []string{"patch servicednsrecords.multiclusterdns.kubefed.io/status shop/web", wroteEndpoint}) {
+			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			if writes := n.dnsWrites(); !slices.Equal(writes, []string{"patch servicednsrecords.multiclusterdns.kubefed.io/status shop/web", endpointApply}) {
 				n.t.Errorf("wrote %q", writes)
 			}
 			n.Sleep(9 * time.Minute)
-			if writes := n.wroteDNS(); len(writes) > 0 {
+			if writes := n.dnsWrites(); len(writes) > 0 {
 				n.t.Errorf("wrote %q without a change", writes)
 			}
 		},
-		"a new leader writes nothing": func(n *named) {
-			n.balance(n.c1, "{hostname: lb.example.com}")
+		"a new leader writes nothing": func(n *dnsFed) {
+			n.setLoadBalancer(n.c1, "{hostname: lb.example.com}")
 			n.names.set("lb.example.com", "9.9.9.9")
-			n.Put(record(n.t, service))
+			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
 			n.Writes()
 			n.names.set("lb.example.com", errors.New("refused"))
 			n.Restart()
 			n.Sleep(5 * time.Minute)
-			n.records(name, "P.ex.org A [2.2.2.2 9.9.9.9]")
-			if writes := n.wroteDNS(); len(writes) > 0 {
+			n.wantRecords(name, "P.ex.org A [2.2.2.2 9.9.9.9]")
+			if writes := n.dnsWrites(); len(writes) > 0 {
 				n.t.Errorf("wrote %q", writes)
 			}
 		},
-		"a load balancer that changes": func(n *named) {
-			n.Put(record(n.t, service))
+		"a load balancer that changes": func(n *dnsFed) {
+			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
-			n.balance(n.c1, "{ip: 1.1.1.2}")
+			n.setLoadBalancer(n.c1, "{ip: 1.1.1.2}")
 			n.Sleep(time.Second)
-			n.records(name, "P.ex.org A [1.1.1.2 2.2.2.2]")
+			n.wantRecords(name, "P.ex.org A [1.1.1.2 2.2.2.2]")
 		},
-		"a Service without ready endpoints": func(n *named) {
-			n.Put(record(n.t, service))
+		"a Service without ready endpoints": func(n *dnsFed) {
+			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
-			n.endpoints(n.c1, "[{addresses: [10.0.0.1], conditions: {ready: false}}]")
+			n.setEndpoints(n.c1, "[{addresses: [10.0.0.1], conditions: {ready: false}}]")
 			n.Sleep(time.Second)
-			n.records(name, "P.ex.org A [2.2.2.2]")
+			n.wantRecords(name, "P.ex.org A [2.2.2.2]")
 			n.set(n.Host, "ServiceDNSRecord", "shop", "web", "true", "spec", "allowServiceWithoutEndpoints")
 			n.Sleep(time.Second)
-			n.records(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 		},
-		"a cluster that is away keeps its last": func(n *named) {
-			n.Put(record(n.t, service))
+		"a cluster that is away keeps its last": func(n *dnsFed) {
+			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
-			away(n)
+			cutOff(n)
 			n.set(n.Host, "ServiceDNSRecord", "shop", "web", "7", "spec", "recordTTL")
 			n.Sleep(20 * time.Second)
-			n.records(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 			n.Delete(n.get(n.Host, "KubeFedCluster", namespace, "c1"))
 			n.Sleep(20 * time.Second)
-			n.records(name, "P.ex.org A [2.2.2.2]")
+			n.wantRecords(name, "P.ex.org A [2.2.2.2]")
 		},
-		"host names are resolved every minute, and a failure keeps the last answer": func(n *named) {
-			n.balance(n.c1, "{hostname: lb.example.com}")
+		"host names are resolved every minute, and a failure keeps the last answer": func(n *dnsFed) {
+			n.setLoadBalancer(n.c1, "{hostname: lb.example.com}")
 			n.names.set("lb.example.com", "9.9.9.9")
-			n.Put(record(n.t, service))
+			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
-			n.records(name, "P.ex.org A [2.2.2.2 9.9.9.9]")
+			n.wantRecords(name, "P.ex.org A [2.2.2.2 9.9.9.9]")
 			n.names.set("lb.example.com", nil)
 			n.Sleep(2 * time.Minute)
-			n.balance(n.c2, "{ip: 2.2.2.3}")
+			n.setLoadBalancer(n.c2, "{ip: 2.2.2.3}")
 			n.Sleep(time.Second)
-			n.records(name, "P.ex.org A [2.2.2.3 9.9.9.9]")
+			n.wantRecords(name, "P.ex.org A [2.2.2.3 9.9.9.9]")
 			n.names.set("lb.example.com", "9.9.9.8")
 			n.Sleep(2 * time.Minute)
-			n.records(name, "P.ex.org A [2.2.2.3 9.9.9.8]")
+			n.wantRecords(name, "P.ex.org A [2.2.2.3 9.9.9.8]")
 		},
-		"zones and region of the Nodes": func(n *named) {
-			n.Put(record(n.t, service))
+		"zones and region of the Nodes": func(n *dnsFed) {
+			n.Put(dnsRecord(n.t, service))
 			n.c1.Put(object(n.t, "{apiVersion: v1, kind: Node, metadata: {name: node, labels: {topology.kubernetes.io/zone: a, topology.kubernetes.io/region: eu}}}"))
 			n.Sleep(11 * time.Minute)
-			n.records(name, "P.a.eu.ex.org A [1.1.1.1]", "P.eu.ex.org A [1.1.1.1]", "P.ex.org A [1.1.1.1 2.2.2.2]")
-			n.endpoints(n.c1, "[]")
+			n.wantRecords(name, "P.a.eu.ex.org A [1.1.1.1]", "P.eu.ex.org A [1.1.1.1]", "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.setEndpoints(n.c1, "[]")
 			n.Sleep(time.Second)
-			n.records(name, "P.a.eu.ex.org CNAME [P.eu.ex.org]", "P.eu.ex.org CNAME [P.ex.org]", "P.ex.org A [2.2.2.2]")
+			n.wantRecords(name, "P.a.eu.ex.org CNAME [P.eu.ex.org]", "P.eu.ex.org CNAME [P.ex.org]", "P.ex.org A [2.2.2.2]")
 			n.c1.Put(object(n.t, "{apiVersion: v1, kind: Node, metadata: {name: node}}"))
 			n.Sleep(11 * time.Minute)
-			n.records(name, "P.ex.org A [2.2.2.2]")
+			n.wantRecords(name, "P.ex.org A [2.2.2.2]")
 		},
-		"an Ingress": func(n *named) {
-			n.Put(record(n.t, "hosts: [a.org, '*.b.org']"))
+		"an Ingress": func(n *dnsFed) {
+			n.Put(dnsRecord(n.t, "hosts: [a.org, '*.b.org']"))
 			n.Sleep(20 * time.Second)
-			n.records("ingress-web", "*.b.org A [1.1.1.1 2.2.2.2]", "a.org A [1.1.1.1 2.2.2.2]")
+			n.wantRecords("ingress-web", "*.b.org A [1.1.1.1 2.2.2.2]", "a.org A [1.1.1.1 2.2.2.2]")
 		},
-		"a DNSEndpoint that somebody changes": func(n *named) {
-			n.Put(record(n.t, service))
+		"a DNSEndpoint that somebody changes": func(n *dnsFed) {
+			n.Put(dnsRecord(n.t, service))
 			n.Sleep(20 * time.Second)
 			n.set(n.Host, "DNSEndpoint", "shop", name, "[{dnsName: bank.ex.org, targets: [6.6.6.6]}]", "spec", "endpoints")
 			n.Sleep(time.Second)
-			n.records(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 			n.Delete(n.get(n.Host, "DNSEndpoint", "shop", name))
 			n.Sleep(time.Second)
-			n.records(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 			owners := n.get(n.Host, "DNSEndpoint", "shop", name).GetOwnerReferences()
 			if len(owners) != 1 || owners[0].Kind != "ServiceDNSRecord" || owners[0].UID != n.get(n.Host, "ServiceDNSRecord", "shop", "web").GetUID() {
 				n.t.Errorf("owned by %v", owners)
 			}
 		},
-		"no Domain yet": func(n *named) {
-			n.Put(record(n.t, "domainRef: other"))
+		"no Domain yet": func(n *dnsFed) {
+			n.Put(dnsRecord(n.t, "domainRef: other"))
 			n.Sleep(20 * time.Second)
-			n.records(name, "gone")
-			n.warned("DomainMissing")
+			n.wantRecords(name, "gone")
+			n.wantWarnings("DomainMissing")
 			n.Put(object(n.t, "{apiVersion: multiclusterdns.kubefed.io/v1alpha1, kind: Domain, metadata: {namespace: "+namespace+", name: other}, domain: other.org}"))
 			n.Sleep(time.Second)
-			n.records(name, "web.shop.other.svc.other.org A [1.1.1.1 2.2.2.2]")
+			n.wantRecords(name, "web.shop.other.svc.other.org A [1.1.1.1 2.2.2.2]")
 		},
-		"hostile records": func(n *named) {
-			n.Put(record(n.t, "hosts: ["+strings.Repeat("a.org, ", 5000)+"a.org]"), record(n.t, service+", dnsPrefix: web.bank.fed.svc"))
+		"hostile records": func(n *dnsFed) {
+			n.Put(dnsRecord(n.t, "hosts: ["+strings.Repeat("a.org, ", 5000)+"a.org]"), dnsRecord(n.t, service+", dnsPrefix: web.bank.fed.svc"))
 			n.Sleep(20 * time.Second)
-			n.records(name, "gone")
-			n.records("ingress-web", "gone")
-			n.warned("InvalidDNSRecord")
+			n.wantRecords(name, "gone")
+			n.wantRecords("ingress-web", "gone")
+			n.wantWarnings("InvalidDNSRecord")
 			for _, spec := range []string{"externalName: 'a b'", "dnsPrefix: " + strings.Repeat("x", 300), "recordTTL: -1", "recordTTL: long", "externalName: " + strings.Repeat("x", 64), "domainRef: " + strings.Repeat("x", 300)} {
-				n.Put(record(n.t, strings.TrimPrefix(spec, "domainRef: fed, ")+map[bool]string{true: "", false: ", " + service}[strings.HasPrefix(spec, "domainRef")]))
+				n.Put(dnsRecord(n.t, strings.TrimPrefix(spec, "domainRef: fed, ")+map[bool]string{true: "", false: ", " + service}[strings.HasPrefix(spec, "domainRef")]))
 				n.Sleep(5 * time.Second)
-				n.records(name, "gone")
+				n.wantRecords(name, "gone")
 			}
 			if all := slices.DeleteFunc(n.Events(), func(e string) bool { return !strings.Contains(e, "InvalidDNSRecord") }); len(all) != 6 {
 				n.t.Errorf("%d Events:\n%s", len(all), strings.Join(all, "\n"))
 			}
-			n.Put(record(n.t, service))
+			n.Put(dnsRecord(n.t, service))
 			n.Sleep(5 * time.Second)
-			n.records(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
+			n.wantRecords(name, "P.ex.org A [1.1.1.1 2.2.2.2]")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test(newNamed(t)) })
+			synctest.Test(t, func(t *testing.T) { test(newDNSFed(t)) })
 		})
 	}
 }

@@ -40,7 +40,7 @@ func Running(c controllers.Controller) []policy.TypeConfig {
 }
 
 // EndLoop ends what a cluster's loop follows, as its early end does. The returned function is its next start.
-func EndLoop(c controllers.Controller, name string) (again func(context.Context)) {
+func EndLoop(c controllers.Controller, name string) (restart func(context.Context)) {
 	r := c.(*controller).readyCluster(name)
 	ended, end := context.WithCancel(context.Background())
 	end()

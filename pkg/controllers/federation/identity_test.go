@@ -27,8 +27,8 @@ func kubeSystem(uid string) *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: types.UID(uid)}}
 }
 
-// identified checks the recorded UID of a cluster, and whether the cluster is ready.
-func (f *fed) identified(name, uid string, ready bool) {
+// wantIdentity checks the recorded UID of a cluster, and whether the cluster is ready.
+func (f *fed) wantIdentity(name, uid string, ready bool) {
 	f.t.Helper()
 	u := f.get(f.Host, "KubeFedCluster", namespace, name)
 	if got := u.GetAnnotations()[policy.ClusterUIDAnnotation]; got != uid {
@@ -39,12 +39,12 @@ func (f *fed) identified(name, uid string, ready bool) {
 	}
 }
 
-// again lets a cluster be asked which one it is, since a probe fails.
-func (f *fed) again(meanwhile func()) {
+// reidentify lets a cluster be asked which one it is, since a probe fails.
+func (f *fed) reidentify(change func()) {
 	f.t.Helper()
 	f.c2.Cut()
 	f.Sleep(11 * time.Second)
-	meanwhile()
+	change()
 	f.c2.Restore()
 	f.Sleep(time.Minute)
 }
@@ -54,82 +54,82 @@ func (f *fed) again(meanwhile func()) {
 func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"a cluster that is rebuilt behind its endpoint gets everything, and loses nothing": func(f *fed) {
-			f.again(func() {
+			f.reidentify(func() {
 				f.c2.Delete(f.get(f.c2, "ConfigMap", "shop", "f"), f.get(f.c2, "Namespace", "", "shop"), kubeSystem(""))
 				f.c2.Put(kubeSystem("three"))
 			})
-			if w := f.c2.Writes(); len(w) != 2 || !slices.Contains(w, created) || !slices.Contains(w, "create namespaces shop") {
+			if w := f.c2.Writes(); len(w) != 2 || !slices.Contains(w, configMapCreate) || !slices.Contains(w, "create namespaces shop") {
 				f.t.Errorf("wrote %q", w)
 			}
-			f.warned(policy.ClusterReplaced)
-			f.identified("c2", "two", true)
+			f.wantWarnings(policy.ClusterReplaced)
+			f.wantIdentity("c2", "two", true)
 		},
 		"placement deletes nothing in a replaced cluster until the annotation is deleted": func(f *fed) {
-			f.again(func() {
+			f.reidentify(func() {
 				f.c2.Delete(kubeSystem(""))
 				f.c2.Put(kubeSystem("three"))
 			})
-			f.setF("{clusters: [{name: c1}]}", "placement")
+			f.setSpec("{clusters: [{name: c1}]}", "placement")
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "{quartermaster.dev/cluster-uid: two, quartermaster.dev/allow-removals: '2100-01-01T00:00:00Z'}", "metadata", "annotations")
 			f.c2.Put(object(f.t, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: shop, name: other, labels: {kubefed.io/managed: 'true'}}}"))
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c2)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
+			f.wantWrites(f.c2)
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
 			f.Sleep(2 * time.Minute)
-			f.has(f.c2, "gone")
-			f.identified("c2", "three", true)
+			f.wantConfigMap(f.c2, "gone")
+			f.wantIdentity("c2", "three", true)
 		},
 		"a deleted F is removed in a replaced cluster": func(f *fed) {
-			f.again(func() {
+			f.reidentify(func() {
 				f.c2.Delete(kubeSystem(""))
 				f.c2.Put(kubeSystem("three"))
 			})
 			f.Delete(configMap(f.t))
 			f.Sleep(time.Minute)
-			f.wrote(f.c2, deleted)
-			f.status("FederatedConfigMap", "f", "gone")
+			f.wantWrites(f.c2, configMapDelete)
+			f.wantStatus("FederatedConfigMap", "f", "gone")
 		},
 		"what a cluster owes is not removed in its successor": func(f *fed) {
-			f.writtenOff()
+			f.writeOff()
 			f.c2.Delete(kubeSystem(""))
 			f.c2.Put(kubeSystem("three"))
-			f.back()
-			f.wrote(f.c2)
-			f.has(f.c2, "managed")
+			f.endOutage()
+			f.wantWrites(f.c2)
+			f.wantConfigMap(f.c2, "managed")
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
 			f.Sleep(2 * time.Minute)
-			f.wrote(f.c2, deleted)
+			f.wantWrites(f.c2, configMapDelete)
 		},
 		"a restart, and an absence, replace nothing": func(f *fed) {
-			f.again(func() {})
+			f.reidentify(func() {})
 			f.Restart()
 			f.Sleep(time.Minute)
-			f.warned()
-			f.identified("c2", "two", true)
+			f.wantWarnings()
+			f.wantIdentity("c2", "two", true)
 		},
 		"a cluster that is joined twice is written once": func(f *fed) {
 			f.Put(secret("c3", "two"), kubeFedCluster(f.c2, "c3"))
-			f.setF("{clusters: [{name: c1}, {name: c3}]}", "placement")
+			f.setSpec("{clusters: [{name: c1}, {name: c3}]}", "placement")
 			f.Sleep(20 * time.Minute)
-			f.identified("c3", "", false)
-			f.identified("c2", "two", true)
-			f.wrote(f.c2, deleted) // by c2
-			f.warned("MalformedClusterConfig")
+			f.wantIdentity("c3", "", false)
+			f.wantIdentity("c2", "two", true)
+			f.wantWrites(f.c2, configMapDelete) // by c2
+			f.wantWarnings("MalformedClusterConfig")
 			f.Delete(kubeFedCluster(f.c2, "c2"))
 			f.Sleep(2 * time.Minute)
-			f.identified("c3", "two", true)
+			f.wantIdentity("c3", "two", true)
 		},
 		"an older KubeFedCluster that is led to a joined cluster takes nothing from it": func(f *fed) {
 			f.Put(secret("c1", "two"))
 			f.set(f.Host, "KubeFedCluster", namespace, "c1", f.c2.Address, "spec", "apiEndpoint")
 			f.Sleep(time.Minute)
-			f.setF("{data: {a: c}}", "template")
+			f.setSpec("{data: {a: c}}", "template")
 			f.Sleep(2 * time.Minute)
-			f.identified("c1", "one", false)
-			f.identified("c2", "two", true)
-			f.wrote(f.c2, updated)
-			f.warned(policy.ClusterReplaced, "MalformedClusterConfig")
+			f.wantIdentity("c1", "one", false)
+			f.wantIdentity("c2", "two", true)
+			f.wantWrites(f.c2, configMapUpdate)
+			f.wantWarnings(policy.ClusterReplaced, "MalformedClusterConfig")
 		},
 		"a cluster is joined twice while nobody leads": func(f *fed) {
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
@@ -139,12 +139,12 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 				f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
 				f.set(f.c2, "ConfigMap", "shop", "f", "mine", "data", "a")
 				f.Put(secret("c3", "two"), kubeFedCluster(f.c2, "c3"))
-				f.setF("{clusters: [{name: c1}, {name: c3}]}", "placement")
+				f.setSpec("{clusters: [{name: c1}, {name: c3}]}", "placement")
 				f.c2.Writes()
 			})
 			f.Sleep(time.Minute)
-			f.wrote(f.c2, deleted) // by c2
-			f.identified("c3", "", false)
+			f.wantWrites(f.c2, configMapDelete) // by c2
+			f.wantIdentity("c3", "", false)
 		},
 		"a UID that may not be read": func(f *fed) {
 			f.c2.OnRead(func(r controllertest.Request) error {
@@ -156,7 +156,7 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			f.set(f.Host, "KubeFedCluster", namespace, "c2", "", "metadata", "annotations")
 			f.Restart()
 			f.Sleep(time.Minute)
-			f.identified("c2", "", true)
+			f.wantIdentity("c2", "", true)
 		},
 		"while a cluster does not say which one it is, it is not written": func(f *fed) {
 			f.c2.OnRead(func(r controllertest.Request) error {
@@ -167,11 +167,11 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 			})
 			f.Restart(func() { f.set(f.c2, "ConfigMap", "shop", "f", "mine", "data", "a") })
 			f.Sleep(2 * time.Minute)
-			f.wrote(f.c2)
-			f.identified("c2", "two", false)
+			f.wantWrites(f.c2)
+			f.wantIdentity("c2", "two", false)
 			f.c2.OnRead(nil)
 			f.Sleep(time.Minute)
-			f.wrote(f.c2, updated)
+			f.wantWrites(f.c2, configMapUpdate)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -181,9 +181,9 @@ func TestClusterThatIsReplacedLosesNothing(t *testing.T) {
 				f.c2.Put(kubeSystem("two"))
 				f.Restart()
 				f.Put(configMap(t))
-				f.Sleep(settling)
-				f.identified("c1", "one", true)
-				f.identified("c2", "two", true)
+				f.Sleep(settleTime)
+				f.wantIdentity("c1", "one", true)
+				f.wantIdentity("c2", "two", true)
 				for _, host := range []apiServer{f.Host, f.c1, f.c2} {
 					host.Writes()
 				}

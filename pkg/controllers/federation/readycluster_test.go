@@ -38,14 +38,14 @@ func TestLoopOfAClusterIsStartedAgain(t *testing.T) {
 		r := c.readyCluster("c1")
 		for range 2 {
 			ctx, end := context.WithCancel(t.Context())
-			ended := make(chan error)
-			go func() { ended <- loop.Run(ctx) }()
+			done := make(chan error)
+			go func() { done <- loop.Run(ctx) }()
 			synctest.Wait()
 			if !r.running.Load() {
 				t.Error("the loop runs, and its cluster is not followed")
 			}
 			end()
-			if err := <-ended; err != nil || r.running.Load() {
+			if err := <-done; err != nil || r.running.Load() {
 				t.Errorf("it has ended with the error %v, running %v", err, r.running.Load())
 			}
 		}

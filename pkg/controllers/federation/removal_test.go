@@ -26,15 +26,15 @@ func TestRemovalGuardHoldsUntilRemovalsAreAllowed(t *testing.T) {
 		for i := range 20 {
 			f.Put(federated(t, "ConfigMap", fmt.Sprintf("f%d", i), "{template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {name: c2}}}}"))
 		}
-		f.Sleep(settling)
+		f.Sleep(settleTime)
 		if n := len(f.c2.Writes()); n != 21 {
 			t.Fatalf("%d writes", n)
 		}
 		f.change(f.Host, "KubeFedCluster", namespace, "c2", func(u *unstructured.Unstructured) { u.SetLabels(nil) })
 		f.Sleep(10 * time.Minute)
-		f.wrote(f.c2)
-		f.warned(policy.RemovalsHeld)
-		f.status("FederatedConfigMap", "f7", "CheckClusters c2=RemovalHeld")
+		f.wantWrites(f.c2)
+		f.wantWarnings(policy.RemovalsHeld)
+		f.wantStatus("FederatedConfigMap", "f7", "CheckClusters c2=RemovalHeld")
 		if n := f.Metric(federation.MetricPrefix+"held_removals", "cluster", "c2"); n != 20 {
 			t.Errorf("%v removals held", n)
 		}
@@ -45,15 +45,15 @@ func TestRemovalGuardHoldsUntilRemovalsAreAllowed(t *testing.T) {
 		if n := len(f.c2.Writes()); n != 20 {
 			t.Errorf("%d writes after it was allowed", n)
 		}
-		f.status("FederatedConfigMap", "f7", "")
+		f.wantStatus("FederatedConfigMap", "f7", "")
 	})
 }
 
 // TestRemovalGuardCountsRemovalsOfTheLastMinute has placements that change one after the other.
 func TestRemovalGuardCountsRemovalsOfTheLastMinute(t *testing.T) {
 	for name, test := range map[string]struct {
-		every   time.Duration
-		deletes int
+		interval  time.Duration
+		deletions int
 	}{
 		"one soon after the other counts together": {400 * time.Millisecond, 20},
 		"one long after the other counts alone":    {time.Minute, 40},
@@ -64,15 +64,15 @@ func TestRemovalGuardCountsRemovalsOfTheLastMinute(t *testing.T) {
 				for i := range 40 {
 					f.Put(federated(t, "ConfigMap", fmt.Sprintf("f%d", i), "{template: {data: {a: b}}, placement: {clusters: [{name: c2}]}}"))
 				}
-				f.Sleep(settling)
+				f.Sleep(settleTime)
 				f.c2.Writes()
 				for i := range 40 {
 					f.set(f.Host, "FederatedConfigMap", "shop", fmt.Sprintf("f%d", i), "{clusters: []}", "spec", "placement")
-					f.Sleep(test.every)
+					f.Sleep(test.interval)
 				}
 				f.Sleep(10 * time.Minute)
-				if n := len(f.c2.Writes()); n != test.deletes {
-					t.Errorf("%d deletions, want %d", n, test.deletes)
+				if n := len(f.c2.Writes()); n != test.deletions {
+					t.Errorf("%d deletions, want %d", n, test.deletions)
 				}
 			})
 		})
@@ -85,8 +85,8 @@ func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 		"the host's own Namespace loses its label when it is deselected": func(f *fed) {
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusters: []}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, "patch namespaces shop")
-			f.wrote(f.c2, "delete namespaces shop")
+			f.wantWrites(f.c1, "patch namespaces shop")
+			f.wantWrites(f.c2, "delete namespaces shop")
 		},
 		"an adopted Namespace loses its label when it is deselected": func(f *fed) {
 			f.c2.Put(object(f.t, "{apiVersion: v1, kind: Namespace, metadata: {name: old}}"))
@@ -94,33 +94,33 @@ func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 			u.SetNamespace("old")
 			f.Put(u)
 			f.Sleep(time.Minute)
-			f.wrote(f.c2, "create namespaces old: AlreadyExists", "update namespaces old")
+			f.wantWrites(f.c2, "create namespaces old: AlreadyExists", "update namespaces old")
 			f.set(f.Host, "FederatedNamespace", "old", "old", "{clusters: []}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.wrote(f.c2, "patch namespaces old")
+			f.wantWrites(f.c2, "patch namespaces old")
 		},
 		"protected ones are never written": func(f *fed) {
-			u := federated(f.t, "Namespace", "kube-system", "{"+both+"}")
+			u := federated(f.t, "Namespace", "kube-system", "{"+bothClusters+"}")
 			u.SetNamespace("kube-system")
 			f.Put(u)
 			f.Sleep(time.Minute)
-			f.wrote(f.c2)
+			f.wantWrites(f.c2)
 		},
 		"one with another name than its namespace": func(f *fed) {
-			f.Put(federated(f.t, "Namespace", "other", "{"+both+"}"))
+			f.Put(federated(f.t, "Namespace", "other", "{"+bothClusters+"}"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c2)
-			f.warned(policy.InvalidName)
+			f.wantWrites(f.c2)
+			f.wantWarnings(policy.InvalidName)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFed(t)
-				own := f.get(f.Host, "Namespace", "", "shop")
-				own.SetLabels(map[string]string{policy.ManagedLabel: "true"})
+				hostNamespace := f.get(f.Host, "Namespace", "", "shop")
+				hostNamespace.SetLabels(map[string]string{policy.ManagedLabel: "true"})
 				f.c1.OnWrite(func(controllertest.Request) error { return errors.New("not before the host's own Namespace is there") })
-				f.c1.Delete(own)
-				f.c1.Put(own)
+				f.c1.Delete(hostNamespace)
+				f.c1.Put(hostNamespace)
 				f.c1.OnWrite(nil)
 				f.Sleep(time.Minute)
 				f.c1.Writes()
@@ -131,8 +131,8 @@ func TestNamespaceLosesItsLabelOrIsDeleted(t *testing.T) {
 	}
 }
 
-// TestAdoptExisting has an object that was in a cluster before the federated object.
-func TestAdoptExisting(t *testing.T) {
+// TestExistingObjectIsOverwrittenIfAdoptionIsOn has an object that was there before the federated one.
+func TestExistingObjectIsOverwrittenIfAdoptionIsOn(t *testing.T) {
 	for name, adopt := range map[string]bool{"it is overwritten": true, "adoption is off": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -147,13 +147,13 @@ func TestAdoptExisting(t *testing.T) {
 				f.Put(configMap(t))
 				f.Sleep(20 * time.Minute)
 				if adopt {
-					f.wrote(f.c1, created+": AlreadyExists", updated)
-					f.has(f.c1, "managed")
+					f.wantWrites(f.c1, configMapCreate+": AlreadyExists", configMapUpdate)
+					f.wantConfigMap(f.c1, "managed")
 					return
 				}
-				f.wrote(f.c1, created+": AlreadyExists")
-				f.has(f.c1, "unlabelled")
-				f.status("FederatedConfigMap", "f", "CheckClusters c1=AlreadyExists c2=")
+				f.wantWrites(f.c1, configMapCreate+": AlreadyExists")
+				f.wantConfigMap(f.c1, "unlabelled")
+				f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=AlreadyExists c2=")
 			})
 		})
 	}
@@ -170,26 +170,26 @@ func definition(t *testing.T, kind, plural, group, version string) *unstructured
 func TestRemovalWaitsForLists(t *testing.T) {
 	for plural, meanwhile := range map[string]string{"federatedconfigmaps": "gone", "federatednamespaces": "c1= c2="} {
 		t.Run(plural, func(t *testing.T) {
-			run(t, func(f *fed) {
-				served := func(is bool) {
+			runWithConfigMap(t, func(f *fed) {
+				setServed := func(served bool) {
 					f.change(f.Host, "CustomResourceDefinition", "", plural+".types.kubefed.io", func(u *unstructured.Unstructured) {
 						versions := u.Object["spec"].(map[string]any)["versions"].([]any)
-						versions[0].(map[string]any)["served"] = is
+						versions[0].(map[string]any)["served"] = served
 					})
 				}
-				f.Restart(func() { served(false) })
-				f.Sleep(settling)
+				f.Restart(func() { setServed(false) })
+				f.Sleep(settleTime)
 				f.set(f.c1, "ConfigMap", "shop", "f", "mine", "data", "a") // c1 looks at it
 				f.Sleep(20 * time.Minute)
-				f.wrote(f.c1)
-				f.wrote(f.c2)
-				f.status("FederatedConfigMap", "f", meanwhile)
-				served(true)
-				f.setF("c", "template", "data", "a")
+				f.wantWrites(f.c1)
+				f.wantWrites(f.c2)
+				f.wantStatus("FederatedConfigMap", "f", meanwhile)
+				setServed(true)
+				f.setSpec("c", "template", "data", "a")
 				f.Sleep(20 * time.Minute)
-				f.wrote(f.c1, updated)
-				f.wrote(f.c2, updated)
-				f.status("FederatedConfigMap", "f", "c1= c2=")
+				f.wantWrites(f.c1, configMapUpdate)
+				f.wantWrites(f.c2, configMapUpdate)
+				f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
 			})
 		})
 	}
@@ -201,38 +201,38 @@ func TestFederatedNamespacesGoWithTheirDefinition(t *testing.T) {
 	const definition = "federatednamespaces.types.kubefed.io"
 	for name, lag := range map[string]time.Duration{"the cache learns of the definition at once": 0, "the cache learns of the definition later": 2 * time.Second} {
 		t.Run(name, func(t *testing.T) {
-			run(t, func(f *fed) {
+			runWithConfigMap(t, func(f *fed) {
 				f.Lag(lag, "customresourcedefinitions")
 				f.change(f.Host, "CustomResourceDefinition", "", definition, func(u *unstructured.Unstructured) {
 					u.SetFinalizers([]string{"customresourcecleanup.apiextensions.k8s.io"})
 					u.SetDeletionTimestamp(&metav1.Time{Time: time.Now()})
 				})
 				f.Delete(f.get(f.Host, "FederatedNamespace", "shop", "shop"))
-				<-time.After(settling) // removals are tried again and again
+				<-time.After(settleTime) // removals are tried again and again
 				f.change(f.Host, "CustomResourceDefinition", "", definition, func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 				f.Sleep(5 * time.Minute)
 				for _, c := range []*controllertest.Cluster{f.c1, f.c2} {
-					f.wrote(c, "patch namespaces shop")
-					f.has(c, "managed")
+					f.wantWrites(c, "patch namespaces shop")
+					f.wantConfigMap(c, "managed")
 				}
-				f.status("FederatedNamespace", "shop", "gone")
+				f.wantStatus("FederatedNamespace", "shop", "gone")
 			})
 		})
 	}
 }
 
-// widgets is a type of its own, which c1 serves and c2 does not.
-func widgets(f *fed) {
+// addWidgets adds a type of its own, which c1 serves and c2 does not.
+func addWidgets(f *fed) {
 	f.t.Helper()
 	f.c1.Put(definition(f.t, "Widget", "widgets", "example.com", "v1"))
 	f.Put(definition(f.t, "FederatedWidget", "federatedwidgets", "types.kubefed.io", "v1"),
 		object(f.t, "{apiVersion: core.kubefed.io/v1beta1, kind: FederatedTypeConfig, metadata: {namespace: "+namespace+", name: widgets.example.com}, spec: {propagation: Enabled, "+
 			"targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}, "+
 			"federatedType: {group: types.kubefed.io, version: v1, kind: FederatedWidget, pluralName: federatedwidgets, scope: Namespaced}}}"))
-	u := federated(f.t, "Widget", "w", "{template: {spec: {a: b}}, "+both+"}")
+	u := federated(f.t, "Widget", "w", "{template: {spec: {a: b}}, "+bothClusters+"}")
 	u.SetAPIVersion("types.kubefed.io/v1")
 	f.Put(u)
-	f.Sleep(settling)
+	f.Sleep(settleTime)
 }
 
 func TestCustomTypeIsPropagated(t *testing.T) {
@@ -240,31 +240,31 @@ func TestCustomTypeIsPropagated(t *testing.T) {
 	resources["Widget"] = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 	for name, test := range map[string]func(f *fed){
 		"c2 gets its objects when it begins to serve the type": func(f *fed) {
-			f.wrote(f.c1, "create widgets.example.com shop/w")
-			f.status("FederatedWidget", "w", "CheckClusters c1= c2=APINotAvailable")
+			f.wantWrites(f.c1, "create widgets.example.com shop/w")
+			f.wantStatus("FederatedWidget", "w", "CheckClusters c1= c2=APINotAvailable")
 			f.c2.Put(definition(f.t, "Widget", "widgets", "example.com", "v1"))
 			f.Sleep(10 * time.Minute)
-			f.wrote(f.c2, "create widgets.example.com shop/w")
-			f.status("FederatedWidget", "w", "c1= c2=")
+			f.wantWrites(f.c2, "create widgets.example.com shop/w")
+			f.wantStatus("FederatedWidget", "w", "c1= c2=")
 		},
 		"c2 gets the version that its override names": func(f *fed) {
 			f.c2.Put(definition(f.t, "Widget", "widgets", "example.com", "v1beta1"))
 			f.set(f.Host, "FederatedWidget", "shop", "w", "[{clusterName: c2, clusterOverrides: [{path: /apiVersion, value: example.com/v1beta1}]}]", "spec", "overrides")
 			f.Sleep(10 * time.Minute)
-			f.wrote(f.c2, "create widgets.example.com shop/w")
-			f.status("FederatedWidget", "w", "c1= c2=")
+			f.wantWrites(f.c2, "create widgets.example.com shop/w")
+			f.wantStatus("FederatedWidget", "w", "c1= c2=")
 			f.set(f.Host, "FederatedWidget", "shop", "w", "c", "spec", "template", "spec", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c2, "update widgets.example.com shop/w")
+			f.wantWrites(f.c2, "update widgets.example.com shop/w")
 			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c2, "delete widgets.example.com shop/w")
-			f.status("FederatedWidget", "w", "gone")
+			f.wantWrites(f.c2, "delete widgets.example.com shop/w")
+			f.wantStatus("FederatedWidget", "w", "gone")
 		},
 		"F is deleted while c2 lacks the API": func(f *fed) {
 			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w"))
 			f.Sleep(time.Minute)
-			f.status("FederatedWidget", "w", "gone")
+			f.wantStatus("FederatedWidget", "w", "gone")
 		},
 		"objects lose their label when the federated type's definition is deleted": func(f *fed) {
 			f.c1.Writes()
@@ -275,8 +275,8 @@ func TestCustomTypeIsPropagated(t *testing.T) {
 			})
 			f.Delete(f.get(f.Host, "FederatedWidget", "shop", "w")) // as the API server does next
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, "patch widgets.example.com shop/w")
-			f.status("FederatedWidget", "w", "gone")
+			f.wantWrites(f.c1, "patch widgets.example.com shop/w")
+			f.wantStatus("FederatedWidget", "w", "gone")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -284,7 +284,7 @@ func TestCustomTypeIsPropagated(t *testing.T) {
 				f := newFed(t)
 				f.c1.Writes()
 				f.c2.Writes()
-				widgets(f)
+				addWidgets(f)
 				test(f)
 			})
 		})

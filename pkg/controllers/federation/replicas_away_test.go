@@ -16,65 +16,65 @@ import (
 
 // TestReplicasLeaveAClusterThatIsAway begins with five replicas in each cluster.
 func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
-	// away cuts c2 off for a time, and then lets it be there for two minutes.
-	away := func(f *fed, d time.Duration) {
+	// cutOff cuts c2 off for a time, and then lets it be there for two minutes.
+	cutOff := func(f *fed, d time.Duration) {
 		f.c2.Cut()
 		f.Sleep(d - 10*time.Second)
-		f.runAll(f.c1)
+		f.setAllReady(f.c1)
 		f.Sleep(10 * time.Second)
 		f.c2.Restore()
 		f.Sleep(2 * time.Minute)
-		f.runAll(f.c1, f.c2)
+		f.setAllReady(f.c1, f.c2)
 		f.Sleep(time.Second)
 	}
 	for name, test := range map[string]func(f *fed){
 		"for 30 s: nothing moves": func(f *fed) {
-			away(f, 30*time.Second)
-			f.spreads("c1=5 c2=5")
-			f.wroteApp(f.c1)
-			f.wroteApp(f.c2)
-			if n := count(f.Host, wroteSpread); n != 0 {
+			cutOff(f, 30*time.Second)
+			f.wantSpread("c1=5 c2=5")
+			f.wantDeploymentWrites(f.c1)
+			f.wantDeploymentWrites(f.c2)
+			if n := countWrites(f.Host, spreadUpdate); n != 0 {
 				f.t.Errorf("%d writes", n)
 			}
 		},
 		"for 2 min: replicas move, and the Deployment is not deleted": func(f *fed) {
-			away(f, 2*time.Minute)
-			f.wroteApp(f.c1, "update deployments.apps shop/d")
-			f.wroteApp(f.c2, "update deployments.apps shop/d")
-			f.spreads("c1=10 c2=0") // what runs stays
+			cutOff(f, 2*time.Minute)
+			f.wantDeploymentWrites(f.c1, "update deployments.apps shop/d")
+			f.wantDeploymentWrites(f.c2, "update deployments.apps shop/d")
+			f.wantSpread("c1=10 c2=0") // what runs stays
 		},
 		"for 2 min, with rebalance: replicas move there and back": func(f *fed) {
-			f.Put(preference(f.t, ofDeployment+"totalReplicas: 10, rebalance: true"))
+			f.Put(preference(f.t, deploymentTarget+"totalReplicas: 10, rebalance: true"))
 			f.Sleep(10 * time.Second)
-			away(f, 2*time.Minute)
-			f.spreads("c1=5 c2=5")
-			if n := count(f.c2, deletedApp); n != 0 {
+			cutOff(f, 2*time.Minute)
+			f.wantSpread("c1=5 c2=5")
+			if n := countWrites(f.c2, deploymentDelete); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
-			if n := count(f.Host, wroteSpread); n != 2 {
+			if n := countWrites(f.Host, spreadUpdate); n != 2 {
 				f.t.Errorf("%d writes", n)
 			}
 		},
 		"ten times in an hour for 30 s: nothing moves": func(f *fed) {
 			for range 10 {
-				away(f, 30*time.Second)
+				cutOff(f, 30*time.Second)
 				f.Sleep(200 * time.Second)
 			}
-			f.spreads("c1=5 c2=5")
-			f.wroteApp(f.c2)
+			f.wantSpread("c1=5 c2=5")
+			f.wantDeploymentWrites(f.c2)
 		},
 		"ten times in an hour for 2 min: nothing is deleted": func(f *fed) {
-			f.Put(preference(f.t, ofDeployment+"totalReplicas: 10, rebalance: true"))
+			f.Put(preference(f.t, deploymentTarget+"totalReplicas: 10, rebalance: true"))
 			f.Sleep(10 * time.Second)
 			for range 10 {
-				away(f, 2*time.Minute)
+				cutOff(f, 2*time.Minute)
 				f.Sleep(2 * time.Minute)
 			}
-			f.spreads("c1=5 c2=5")
-			if n := count(f.c2, deletedApp); n != 0 {
+			f.wantSpread("c1=5 c2=5")
+			if n := countWrites(f.c2, deploymentDelete); n != 0 {
 				f.t.Errorf("c2 lost its Deployment %d times", n)
 			}
-			if n := count(f.Host, wroteSpread); n != 20 {
+			if n := countWrites(f.Host, spreadUpdate); n != 20 {
 				f.t.Errorf("%d writes", n)
 			}
 		},
@@ -87,30 +87,30 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 				f.Sleep(time.Second)
 			}
 			f.Sleep(58 * time.Second)
-			f.spreads("c1=5 c2=5")
+			f.wantSpread("c1=5 c2=5")
 			f.Sleep(4 * time.Second)
-			f.spreads("c1=10")
+			f.wantSpread("c1=10")
 		},
 		"the cluster is back, and the plan cannot be written yet": func(f *fed) {
 			f.c2.Cut()
 			f.Sleep(2 * time.Minute)
-			f.spreads("c1=10")
+			f.wantSpread("c1=10")
 			f.OnWrite(func(r controllertest.Request) error {
-				if strings.HasPrefix(r.String(), wroteSpread) {
+				if strings.HasPrefix(r.String(), spreadUpdate) {
 					return errors.New("no space left")
 				}
 				return nil
 			})
 			f.c2.Restore()
 			f.Sleep(10 * time.Minute)
-			f.wroteApp(f.c2)
-			f.status("FederatedDeployment", "d", "CheckClusters c1= c2=WaitingForRemoval")
+			f.wantDeploymentWrites(f.c2)
+			f.wantStatus("FederatedDeployment", "d", "CheckClusters c1= c2=WaitingForRemoval")
 			f.OnWrite(nil)
 			f.Sleep(10 * time.Minute)
-			if n := count(f.c2, deletedApp); n != 0 {
+			if n := countWrites(f.c2, deploymentDelete); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
-			f.status("FederatedDeployment", "d", "c1= c2=")
+			f.wantStatus("FederatedDeployment", "d", "c1= c2=")
 		},
 		"the cluster is back under a new leader": func(f *fed) {
 			f.c2.Cut()
@@ -118,10 +118,10 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			f.c2.Restore()
 			f.Restart()
 			f.Sleep(10 * time.Minute)
-			if n := count(f.c2, deletedApp); n != 0 {
+			if n := countWrites(f.c2, deploymentDelete); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
-			f.status("FederatedDeployment", "d", "c1= c2=")
+			f.wantStatus("FederatedDeployment", "d", "c1= c2=")
 		},
 		"another is away when it is back": func(f *fed) {
 			f.c2.Cut()
@@ -130,10 +130,10 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			f.Sleep(30 * time.Second)
 			f.c2.Restore()
 			f.Sleep(10 * time.Minute)
-			if n := count(f.c2, deletedApp); n != 0 {
+			if n := countWrites(f.c2, deploymentDelete); n != 0 {
 				f.t.Error("c2 lost its Deployment")
 			}
-			f.spreads("c2=10")
+			f.wantSpread("c2=10")
 		},
 		"the preference goes while it is away: placement rules": func(f *fed) {
 			f.c2.Cut()
@@ -141,17 +141,17 @@ func TestReplicasLeaveAClusterThatIsAway(t *testing.T) {
 			f.Delete(preference(f.t, "x: y"))
 			f.c2.Restore()
 			f.Sleep(time.Minute)
-			f.wroteApp(f.c2, deletedApp)
+			f.wantDeploymentWrites(f.c2, deploymentDelete)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFed(t)
-				f.Put(app(t, "placement: {}"), preference(t, ofDeployment+"totalReplicas: 10"))
-				f.Sleep(settling)
-				f.runAll(f.c1, f.c2)
-				f.Sleep(settling)
-				f.spreads("c1=5 c2=5")
+				f.Put(federatedDeployment(t, "placement: {}"), preference(t, deploymentTarget+"totalReplicas: 10"))
+				f.Sleep(settleTime)
+				f.setAllReady(f.c1, f.c2)
+				f.Sleep(settleTime)
+				f.wantSpread("c1=5 c2=5")
 				f.Writes()
 				f.c1.Writes()
 				f.c2.Writes()

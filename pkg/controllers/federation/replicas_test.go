@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	wroteSpread = "update federateddeployments.types.kubefed.io shop/d"
-	deletedApp  = "delete deployments.apps shop/d"
+	spreadUpdate     = "update federateddeployments.types.kubefed.io shop/d"
+	deploymentDelete = "delete deployments.apps shop/d"
 )
 
 // preference is a ReplicaSchedulingPreference for the federated object d.
@@ -31,11 +31,11 @@ func preference(t *testing.T, spec string) *unstructured.Unstructured {
 	return object(t, "{apiVersion: scheduling.kubefed.io/v1alpha1, kind: ReplicaSchedulingPreference, metadata: {namespace: shop, name: d}, spec: {"+spec+"}}")
 }
 
-// ofDeployment begins the spec of a preference for a FederatedDeployment.
-const ofDeployment = "targetKind: FederatedDeployment, "
+// deploymentTarget begins the spec of a preference for a FederatedDeployment.
+const deploymentTarget = "targetKind: FederatedDeployment, "
 
-// app is a federated Deployment, which no cluster is to have before it has a preference.
-func app(t *testing.T, spec string) *unstructured.Unstructured {
+// federatedDeployment is a federated Deployment, which no cluster is to have before it has a preference.
+func federatedDeployment(t *testing.T, spec string) *unstructured.Unstructured {
 	t.Helper()
 	return federated(t, "Deployment", "d", "{template: {spec: {selector: {matchLabels: {app: d}}}}, "+spec+"}")
 }
@@ -53,56 +53,56 @@ func (f *fed) spread(kind string) string {
 			replicas[item.(map[string]any)["clusterName"]] += strings.TrimPrefix(fmt.Sprint(operation["path"], "=", operation["value"]), "/spec/replicas")
 		}
 	}
-	var all []string
+	var texts []string
 	placed, _, _ := unstructured.NestedSlice(u.Object, "spec", "placement", "clusters")
 	for _, item := range placed {
 		name := item.(map[string]any)["name"]
-		all = append(all, fmt.Sprint(name, replicas[name]))
+		texts = append(texts, fmt.Sprint(name, replicas[name]))
 		delete(replicas, name)
 	}
 	for name, n := range replicas {
-		all = append(all, fmt.Sprint("not in ", name, n))
+		texts = append(texts, fmt.Sprint("not in ", name, n))
 	}
-	return strings.Join(all, " ")
+	return strings.Join(texts, " ")
 }
 
-// spreads checks where the federated Deployment is placed, and its replicas.
-func (f *fed) spreads(want string) {
+// wantSpread checks where the federated Deployment is placed, and its replicas.
+func (f *fed) wantSpread(want string) {
 	f.t.Helper()
 	if got := f.spread("FederatedDeployment"); got != want {
 		f.t.Errorf("%s, want %s", got, want)
 	}
 }
 
-// run makes replicas of the Deployment ready, as its controller does, and shows the rest as Pods without a
-// Node.
-func (f *fed) run(c *controllertest.Cluster, ready int64) {
+// setReady makes replicas of the Deployment ready, as its controller does, and shows the rest as Pods without
+// a Node.
+func (f *fed) setReady(c *controllertest.Cluster, ready int64) {
 	f.t.Helper()
 	u := f.get(c, "Deployment", "shop", "d")
-	asked, _, _ := unstructured.NestedInt64(u.Object, "spec", "replicas")
-	for i := range asked {
+	replicas, _, _ := unstructured.NestedInt64(u.Object, "spec", "replicas")
+	for i := range replicas {
 		status := "{phase: Running, conditions: [{type: Ready, status: 'True'}]}"
 		if i >= ready {
 			status = fmt.Sprintf("{phase: Pending, conditions: [{type: PodScheduled, status: 'False', reason: Unschedulable, lastTransitionTime: '%s'}]}", time.Now().UTC().Format(time.RFC3339))
 		}
 		c.Put(object(f.t, fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {namespace: shop, name: d%d, labels: {app: d}}, status: %s}", i, status)))
 	}
-	f.set(c, "Deployment", "shop", "d", fmt.Sprint(min(ready, asked)), "status", "readyReplicas")
+	f.set(c, "Deployment", "shop", "d", fmt.Sprint(min(ready, replicas)), "status", "readyReplicas")
 }
 
-// runAll makes all replicas ready that are asked for.
-func (f *fed) runAll(clusters ...*controllertest.Cluster) {
+// setAllReady makes all replicas ready that are asked for.
+func (f *fed) setAllReady(clusters ...*controllertest.Cluster) {
 	f.t.Helper()
 	for _, c := range clusters {
-		f.run(c, 1000)
+		f.setReady(c, 1000)
 	}
 }
 
-// count returns how often the host or a cluster was written in this way since the last call, and forgets the
-// rest.
-func count(on apiServer, write string) int {
+// countWrites returns how often the host or a cluster was written in this way since the last call, and
+// forgets the rest.
+func countWrites(server apiServer, write string) int {
 	n := 0
-	for _, text := range on.Writes() {
+	for _, text := range server.Writes() {
 		if text == write {
 			n++
 		}
@@ -110,8 +110,8 @@ func count(on apiServer, write string) int {
 	return n
 }
 
-// wroteApp checks the writes of the Deployment in a cluster since the last call, without repetitions.
-func (f *fed) wroteApp(c *controllertest.Cluster, want ...string) {
+// wantDeploymentWrites checks the Deployment's writes in a cluster since the last call, without repetitions.
+func (f *fed) wantDeploymentWrites(c *controllertest.Cluster, want ...string) {
 	f.t.Helper()
 	writes := slices.DeleteFunc(c.Writes(), func(text string) bool { return !strings.Contains(text, "deployments.apps") })
 	if got := slices.Compact(writes); !slices.Equal(got, want) {
@@ -124,16 +124,16 @@ func (f *fed) wroteApp(c *controllertest.Cluster, want ...string) {
 func TestReplicasFollowThePreference(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"equal parts by default": func(f *fed) {
-			f.Put(app(f.t, "placement: {}"), preference(f.t, ofDeployment+"totalReplicas: 9"))
+			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 9"))
 			f.Sleep(time.Minute)
-			f.spreads("c1=5 c2=4")
-			f.wroteApp(f.c1, "create deployments.apps shop/d")
-			if n := count(f.Host, wroteSpread); n != 1 {
+			f.wantSpread("c1=5 c2=4")
+			f.wantDeploymentWrites(f.c1, "create deployments.apps shop/d")
+			if n := countWrites(f.Host, spreadUpdate); n != 1 {
 				f.t.Errorf("%d writes", n)
 			}
-			f.runAll(f.c1, f.c2)
+			f.setAllReady(f.c1, f.c2)
 			f.Sleep(20 * time.Minute)
-			if n := count(f.Host, wroteSpread); n != 0 {
+			if n := countWrites(f.Host, spreadUpdate); n != 0 {
 				f.t.Errorf("%d writes without a change", n)
 			}
 			if n := f.Metric(federation.MetricPrefix + "replica_writes_total"); n != 1 {
@@ -141,123 +141,123 @@ func TestReplicasFollowThePreference(t *testing.T) {
 			}
 		},
 		"a preference that changes": func(f *fed) {
-			f.Put(app(f.t, "placement: {}"), preference(f.t, ofDeployment+"totalReplicas: 9"))
+			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 9"))
 			f.Sleep(time.Minute)
-			f.Put(preference(f.t, ofDeployment+"totalReplicas: 9, clusters: {c1: {weight: 1, maxReplicas: 2}, '*': {weight: 1}}"))
+			f.Put(preference(f.t, deploymentTarget+"totalReplicas: 9, clusters: {c1: {weight: 1, maxReplicas: 2}, '*': {weight: 1}}"))
 			f.Sleep(time.Minute)
-			f.spreads("c1=2 c2=7")
+			f.wantSpread("c1=2 c2=7")
 		},
 		"a preference that goes leaves all as it is": func(f *fed) {
-			f.Put(app(f.t, "placement: {}"), preference(f.t, ofDeployment+"totalReplicas: 9"))
+			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 9"))
 			f.Sleep(time.Minute)
 			f.Delete(preference(f.t, "x: y"))
 			f.Sleep(time.Minute)
-			f.spreads("c1=5 c2=4")
+			f.wantSpread("c1=5 c2=4")
 		},
 		"other overrides stay, in their order": func(f *fed) {
-			f.Put(app(f.t, "placement: {clusters: [{name: c9}]}, overrides: [{clusterName: c9, clusterOverrides: [{path: /spec/replicas, value: 3}, {path: /spec/paused, value: true}]}, "+
+			f.Put(federatedDeployment(f.t, "placement: {clusters: [{name: c9}]}, overrides: [{clusterName: c9, clusterOverrides: [{path: /spec/replicas, value: 3}, {path: /spec/paused, value: true}]}, "+
 				"{clusterName: c2, clusterOverrides: [{path: /spec/replicas, value: 1}, {path: /spec/paused, value: true}]}]"),
-				preference(f.t, ofDeployment+"totalReplicas: 2"))
+				preference(f.t, deploymentTarget+"totalReplicas: 2"))
 			f.Sleep(time.Minute)
-			f.spreads("c1=1 c2=1/spec/paused=true not in c9/spec/paused=true")
-			if n := count(f.Host, wroteSpread); n != 1 {
+			f.wantSpread("c1=1 c2=1/spec/paused=true not in c9/spec/paused=true")
+			if n := countWrites(f.Host, spreadUpdate); n != 1 {
 				f.t.Errorf("%d writes", n)
 			}
 		},
 		"somebody else changes the replicas": func(f *fed) {
-			f.Put(app(f.t, "placement: {}"), preference(f.t, ofDeployment+"totalReplicas: 2"))
+			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 2"))
 			f.Sleep(time.Minute)
 			f.set(f.Host, "FederatedDeployment", "shop", "d", "[]", "spec", "overrides")
 			f.Sleep(10 * time.Second)
-			f.spreads("c1=1 c2=1")
+			f.wantSpread("c1=1 c2=1")
 		},
 		"the selectors of F and its namespace": func(f *fed) {
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusters: [{name: c1}, {name: c2}], clusterSelector: {}}", "spec", "placement")
-			f.Put(app(f.t, "placement: {clusterSelector: {matchLabels: {name: c2}}}"), preference(f.t, ofDeployment+"totalReplicas: 9, intersectWithClusterSelector: true"))
+			f.Put(federatedDeployment(f.t, "placement: {clusterSelector: {matchLabels: {name: c2}}}"), preference(f.t, deploymentTarget+"totalReplicas: 9, intersectWithClusterSelector: true"))
 			f.Sleep(time.Minute)
-			f.spreads("c2=9")
+			f.wantSpread("c2=9")
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusterSelector: {matchLabels: {name: c1}}}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.spreads("c2=9") // no cluster, no write
+			f.wantSpread("c2=9") // no cluster, no write
 			f.change(f.Host, "KubeFedCluster", namespace, "c1", func(u *unstructured.Unstructured) { u.SetLabels(map[string]string{"name": "c2"}) })
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusterSelector: {matchLabels: {name: c2}}}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.spreads("c1=5 c2=4")
+			f.wantSpread("c1=5 c2=4")
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "spec", "placement")
 			f.Sleep(time.Minute)
-			f.warned("ComputePlacementFailed", "InvalidPreference")
-			f.spreads("c1=5 c2=4")
+			f.wantWarnings("ComputePlacementFailed", "InvalidPreference")
+			f.wantSpread("c1=5 c2=4")
 		},
 		"numbers that are wrong": func(f *fed) {
-			f.Put(app(f.t, "placement: {clusters: [{name: c1}]}"), preference(f.t, ofDeployment+"totalReplicas: 9, clusters: {c1: {weight: -1}}"))
+			f.Put(federatedDeployment(f.t, "placement: {clusters: [{name: c1}]}"), preference(f.t, deploymentTarget+"totalReplicas: 9, clusters: {c1: {weight: -1}}"))
 			f.Sleep(time.Minute)
 			f.set(f.Host, "FederatedDeployment", "shop", "d", "true", "spec", "retainReplicas") // it is decided on again
 			f.Sleep(time.Minute)
-			f.spreads("c1")
-			f.warned("InvalidPreference")
+			f.wantSpread("c1")
+			f.wantWarnings("InvalidPreference")
 			if n := len(slices.DeleteFunc(f.Events(), func(text string) bool { return !strings.Contains(text, "InvalidPreference") })); n != 1 {
 				f.t.Errorf("%d Events", n)
 			}
 		},
 		"the gate is off, then on": func(f *fed) {
-			gate := func(is string) {
+			setGate := func(state string) {
 				f.Put(object(f.t, "{apiVersion: core.kubefed.io/v1beta1, kind: KubeFedConfig, metadata: {namespace: "+namespace+", name: kubefed}, "+
-					"spec: {scope: Cluster, featureGates: [{name: SchedulerPreferences, configuration: "+is+"}]}}"))
+					"spec: {scope: Cluster, featureGates: [{name: SchedulerPreferences, configuration: "+state+"}]}}"))
 			}
-			gate("Disabled")
+			setGate("Disabled")
 			f.Settle() // the cache may learn of the preference first
-			f.Put(app(f.t, "placement: {clusters: [{name: c1}]}"), preference(f.t, ofDeployment+"totalReplicas: 2"))
+			f.Put(federatedDeployment(f.t, "placement: {clusters: [{name: c1}]}"), preference(f.t, deploymentTarget+"totalReplicas: 2"))
 			f.Sleep(time.Minute)
-			f.spreads("c1")
-			gate("Enabled")
+			f.wantSpread("c1")
+			setGate("Enabled")
 			f.Sleep(10 * time.Second)
-			f.spreads("c1=1 c2=1")
+			f.wantSpread("c1=1 c2=1")
 		},
 		"the federated object comes later": func(f *fed) {
-			f.Put(preference(f.t, ofDeployment+"totalReplicas: 2"))
+			f.Put(preference(f.t, deploymentTarget+"totalReplicas: 2"))
 			f.Sleep(time.Minute)
-			f.Put(app(f.t, "placement: {}"))
+			f.Put(federatedDeployment(f.t, "placement: {}"))
 			f.Sleep(10 * time.Second)
-			f.spreads("c1=1 c2=1")
+			f.wantSpread("c1=1 c2=1")
 		},
 		"a FederatedReplicaSet": func(f *fed) {
-			f.Put(federated(f.t, "ReplicaSet", "d", "{template: {spec: {selector: {matchLabels: {app: d}}}}}"), app(f.t, "placement: {}"),
+			f.Put(federated(f.t, "ReplicaSet", "d", "{template: {spec: {selector: {matchLabels: {app: d}}}}}"), federatedDeployment(f.t, "placement: {}"),
 				preference(f.t, "targetKind: FederatedReplicaSet, totalReplicas: 2"))
 			f.Sleep(time.Minute)
 			if got := f.spread("FederatedReplicaSet"); got != "c1=1 c2=1" {
 				f.t.Error(got)
 			}
-			f.spreads("")
+			f.wantSpread("")
 		},
 		"a cluster is joined": func(f *fed) {
 			c3 := f.AddCluster("c3")
-			f.Put(app(f.t, "placement: {}"), preference(f.t, ofDeployment+"totalReplicas: 9, rebalance: true"), secret("c3", "three"))
+			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 9, rebalance: true"), secret("c3", "three"))
 			f.Sleep(time.Minute)
 			f.Put(kubeFedCluster(c3, "c3"))
 			f.Sleep(time.Minute)
-			f.spreads("c1=3 c2=3 c3=3")
+			f.wantSpread("c1=3 c2=3 c3=3")
 		},
 		"Pods that have had no Node for a minute go elsewhere": func(f *fed) {
-			f.Put(app(f.t, "placement: {}"), preference(f.t, ofDeployment+"totalReplicas: 8"))
+			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 8"))
 			f.Sleep(20 * time.Second)
-			f.spreads("c1=4 c2=4")
-			f.runAll(f.c1)
-			f.run(f.c2, 1)
+			f.wantSpread("c1=4 c2=4")
+			f.setAllReady(f.c1)
+			f.setReady(f.c2, 1)
 			f.Sleep(50 * time.Second)
-			f.spreads("c1=4 c2=4")
+			f.wantSpread("c1=4 c2=4")
 			f.Sleep(time.Minute)
-			f.spreads("c1=7 c2=1")
+			f.wantSpread("c1=7 c2=1")
 		},
 		"with rebalance some wait, to see when there is room again": func(f *fed) {
-			f.Put(app(f.t, "placement: {}"), preference(f.t, ofDeployment+"totalReplicas: 8, rebalance: true"))
+			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 8, rebalance: true"))
 			f.Sleep(20 * time.Second)
-			f.runAll(f.c1)
-			f.run(f.c2, 1)
+			f.setAllReady(f.c1)
+			f.setReady(f.c2, 1)
 			f.Sleep(2 * time.Minute)
-			f.spreads("c1=7 c2=4")
-			f.runAll(f.c1, f.c2)
+			f.wantSpread("c1=7 c2=4")
+			f.setAllReady(f.c1, f.c2)
 			f.Sleep(3 * time.Minute)
-			f.spreads("c1=4 c2=4")
+			f.wantSpread("c1=4 c2=4")
 		},
 		"a cluster does not tell its Pods": func(f *fed) {
 			f.c2.OnRead(func(r controllertest.Request) error {
@@ -266,15 +266,15 @@ func TestReplicasFollowThePreference(t *testing.T) {
 				}
 				return apierrors.NewForbidden(schema.GroupResource{Resource: r.Resource}, "", errors.New("a test"))
 			})
-			f.Put(app(f.t, "placement: {}"), preference(f.t, ofDeployment+"totalReplicas: 8"))
+			f.Put(federatedDeployment(f.t, "placement: {}"), preference(f.t, deploymentTarget+"totalReplicas: 8"))
 			f.Sleep(20 * time.Second)
-			f.spreads("c1=4 c2=4") // there was nothing yet
-			f.Put(preference(f.t, ofDeployment+"totalReplicas: 9"))
+			f.wantSpread("c1=4 c2=4") // there was nothing yet
+			f.Put(preference(f.t, deploymentTarget+"totalReplicas: 9"))
 			f.Sleep(20 * time.Second)
-			f.spreads("c1=4 c2=4")
+			f.wantSpread("c1=4 c2=4")
 			f.c2.OnRead(nil)
 			f.Sleep(time.Minute)
-			f.spreads("c1=5 c2=4")
+			f.wantSpread("c1=5 c2=4")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

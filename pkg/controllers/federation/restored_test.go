@@ -14,8 +14,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// restored puts the host back to before c2 was placed.
-func (f *fed) restored() {
+// restoreHost puts the host back to before c2 was placed.
+func (f *fed) restoreHost() {
 	f.t.Helper()
 	f.change(f.Host, "PropagatedVersion", "shop", "configmap-f", func(u *unstructured.Unstructured) {
 		recorded := policy.ReadPropagated(u)
@@ -23,48 +23,48 @@ func (f *fed) restored() {
 			f.t.Fatal(err)
 		}
 	})
-	f.setF("{clusters: [{name: c1}]}", "placement")
+	f.setSpec("{clusters: [{name: c1}]}", "placement")
 }
 
-// allow allows removals in c2 for an hour.
-func (f *fed) allow() {
+// allowRemovals allows removals in c2 for an hour.
+func (f *fed) allowRemovals() {
 	f.t.Helper()
 	f.set(f.Host, "KubeFedCluster", namespace, "c2", time.Now().Add(time.Hour).UTC().Format("'"+time.RFC3339+"'"), "metadata", "annotations", policy.AllowRemovalsAnnotation)
 }
 
-// held checks that c2 keeps its object until that may be deleted, and then loses it.
-func (f *fed) held() {
+// wantRemovalHeld checks that c2 keeps its object until that may be deleted, and then loses it.
+func (f *fed) wantRemovalHeld() {
 	f.t.Helper()
 	f.Sleep(20 * time.Minute)
-	f.wrote(f.c2)
-	f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
-	f.warned(policy.RemovalsHeld)
-	f.allow()
+	f.wantWrites(f.c2)
+	f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
+	f.wantWarnings(policy.RemovalsHeld)
+	f.allowRemovals()
 	f.Sleep(10 * time.Second)
-	f.wrote(f.c2, deleted)
-	f.status("FederatedConfigMap", "f", "c1=")
-	f.propagated("c1")
+	f.wantWrites(f.c2, configMapDelete)
+	f.wantStatus("FederatedConfigMap", "f", "c1=")
+	f.wantPropagated("c1")
 }
 
 // TestPlacementDeletesWhatIsRecorded begins with the federated object in both clusters.
 func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"the host is restored to before c2 was placed while the manager runs": func(f *fed) {
-			f.restored()
-			f.held()
+			f.restoreHost()
+			f.wantRemovalHeld()
 		},
 		"the host is restored to before c2 was placed while no manager runs": func(f *fed) {
-			f.Restart(f.restored)
-			f.held()
+			f.Restart(f.restoreHost)
+			f.wantRemovalHeld()
 		},
 		"the cache has the record that a restore has lost": func(f *fed) {
 			f.Lag(time.Minute, "propagatedversions")
-			f.restored()
-			<-time.After(settling)
+			f.restoreHost()
+			<-time.After(settleTime)
 			f.Lag(0, "propagatedversions")
 			f.Sleep(time.Second)
-			f.wrote(f.c2)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
+			f.wantWrites(f.c2)
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=RemovalHeld")
 		},
 		"the host is restored to before F was created": func(f *fed) {
 			f.Restart(func() {
@@ -72,14 +72,14 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 				f.change(f.Host, "FederatedConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 				f.Delete(configMap(f.t))
 			})
-			f.Sleep(settling)
-			f.wrote(f.c2, edited)
-			f.has(f.c2, "unlabelled")
+			f.Sleep(settleTime)
+			f.wantWrites(f.c2, configMapPatch)
+			f.wantConfigMap(f.c2, "unlabelled")
 		},
 		"somebody deletes the record": func(f *fed) {
 			f.Delete(f.get(f.Host, "PropagatedVersion", "shop", "configmap-f"))
-			f.setF("{clusters: [{name: c1}]}", "placement")
-			f.held()
+			f.setSpec("{clusters: [{name: c1}]}", "placement")
+			f.wantRemovalHeld()
 		},
 		"the record belongs to another object of the name of F": func(f *fed) {
 			f.change(f.Host, "PropagatedVersion", "shop", "configmap-f", func(u *unstructured.Unstructured) {
@@ -87,83 +87,83 @@ func TestPlacementDeletesWhatIsRecorded(t *testing.T) {
 				owners[0].UID = "another"
 				u.SetOwnerReferences(owners)
 			})
-			f.setF("{clusters: [{name: c1}]}", "placement")
-			f.held()
+			f.setSpec("{clusters: [{name: c1}]}", "placement")
+			f.wantRemovalHeld()
 		},
 		"F is placed in c2 again, and its record is written again": func(f *fed) {
-			f.restored()
-			f.Sleep(settling)
-			f.setF("{clusters: [{name: c1}, {name: c2}]}", "placement")
-			f.Sleep(settling)
-			f.status("FederatedConfigMap", "f", "c1= c2=")
-			f.propagated("c1", "c2")
+			f.restoreHost()
+			f.Sleep(settleTime)
+			f.setSpec("{clusters: [{name: c1}, {name: c2}]}", "placement")
+			f.Sleep(settleTime)
+			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
+			f.wantPropagated("c1", "c2")
 			f.c2.Writes()
-			f.setF("{clusters: [{name: c1}]}", "placement")
-			f.Sleep(settling)
-			f.wrote(f.c2, deleted)
+			f.setSpec("{clusters: [{name: c1}]}", "placement")
+			f.Sleep(settleTime)
+			f.wantWrites(f.c2, configMapDelete)
 		},
 		"c2 is deselected while it is away, and a new leader finds the record": func(f *fed) {
 			f.c2.Cut()
 			f.Sleep(time.Minute)
-			f.setF("{clusters: [{name: c1}]}", "placement")
-			f.setF("c", "template", "data", "a")
+			f.setSpec("{clusters: [{name: c1}]}", "placement")
+			f.setSpec("c", "template", "data", "a")
 			f.Sleep(10 * time.Minute)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.Restart()
 			f.c2.Restore()
 			f.Sleep(2 * time.Minute)
-			f.wrote(f.c2, deleted)
-			f.status("FederatedConfigMap", "f", "c1=")
-			f.propagated("c1")
+			f.wantWrites(f.c2, configMapDelete)
+			f.wantStatus("FederatedConfigMap", "f", "c1=")
+			f.wantPropagated("c1")
 		},
 		"c2 is deselected before its object is recorded": func(f *fed) {
-			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+both+"}"))
+			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+bothClusters+"}"))
 			f.c1.Hang() // until it has a result, nothing is recorded
 			f.Sleep(time.Second)
-			f.wrote(f.c2, "create configmaps shop/g")
+			f.wantWrites(f.c2, "create configmaps shop/g")
 			f.set(f.Host, "FederatedConfigMap", "shop", "g", "{clusters: [{name: c1}]}", "spec", "placement")
-			f.Sleep(settling)
-			f.wrote(f.c2, "delete configmaps shop/g")
+			f.Sleep(settleTime)
+			f.wantWrites(f.c2, "delete configmaps shop/g")
 		},
 		"c2 is deselected between two leaders, when c1 has hung since g was created": func(f *fed) {
 			f.c1.Hang()
-			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+both+"}"))
+			f.Put(federated(f.t, "ConfigMap", "g", "{template: {data: {a: b}}, "+bothClusters+"}"))
 			f.Sleep(time.Second)
-			f.wrote(f.c2, "create configmaps shop/g")
+			f.wantWrites(f.c2, "create configmaps shop/g")
 			f.Restart(func() {
 				f.set(f.Host, "FederatedConfigMap", "shop", "g", "{clusters: [{name: c1}]}", "spec", "placement")
 			})
 			f.Sleep(2 * time.Minute)
-			f.wrote(f.c2, "delete configmaps shop/g")
+			f.wantWrites(f.c2, "delete configmaps shop/g")
 		},
 		"F has the record of an earlier F, which the garbage collector deletes later": func(f *fed) {
-			earlier := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
+			earlierRecord := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
 			f.Delete(configMap(f.t))
-			f.Sleep(settling)
-			earlier.SetResourceVersion("")
-			f.Put(earlier, configMap(f.t))
-			f.Sleep(settling)
-			f.status("FederatedConfigMap", "f", "c1= c2=")
-			f.propagated("c1", "c2")
-			own := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
-			if of := f.get(f.Host, "FederatedConfigMap", "shop", "f").GetUID(); own.GetUID() == earlier.GetUID() || policy.ReadPropagated(own).Owner != of {
-				f.t.Errorf("the record is %v of %v", own.GetUID(), own.GetOwnerReferences())
+			f.Sleep(settleTime)
+			earlierRecord.SetResourceVersion("")
+			f.Put(earlierRecord, configMap(f.t))
+			f.Sleep(settleTime)
+			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
+			f.wantPropagated("c1", "c2")
+			record := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f")
+			if uid := f.get(f.Host, "FederatedConfigMap", "shop", "f").GetUID(); record.GetUID() == earlierRecord.GetUID() || policy.ReadPropagated(record).Owner != uid {
+				f.t.Errorf("the record is %v of %v", record.GetUID(), record.GetOwnerReferences())
 			}
 			f.c2.Writes()
-			f.setF("{clusters: [{name: c1}]}", "placement")
-			f.Sleep(settling)
-			f.wrote(f.c2, deleted)
-			f.propagated("c1")
+			f.setSpec("{clusters: [{name: c1}]}", "placement")
+			f.Sleep(settleTime)
+			f.wantWrites(f.c2, configMapDelete)
+			f.wantPropagated("c1")
 		},
 		"F is replaced by another of its name": func(f *fed) {
 			f.Delete(configMap(f.t))
-			f.Sleep(settling)
+			f.Sleep(settleTime)
 			if f.get(f.Host, "PropagatedVersion", "shop", "configmap-f") != nil {
 				f.t.Error("the record has outlived F")
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) { run(t, test) })
+		t.Run(name, func(t *testing.T) { runWithConfigMap(t, test) })
 	}
 }
 
@@ -174,16 +174,16 @@ func TestClustersJoinAgainWithoutLabels(t *testing.T) {
 		for i := range 5 {
 			f.Put(federated(t, "ConfigMap", fmt.Sprintf("f%d", i), "{template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {name: c2}}}}"))
 		}
-		f.Sleep(settling)
+		f.Sleep(settleTime)
 		f.c2.Writes()
 		c2 := f.get(f.Host, "KubeFedCluster", namespace, "c2")
 		f.Delete(c2)
 		f.Sleep(time.Minute)
-		f.Put(joined("c2", policy.ClusterSpec{APIEndpoint: f.c2.Address}))
+		f.Put(newKubeFedCluster("c2", policy.ClusterSpec{APIEndpoint: f.c2.Address}))
 		f.Sleep(10 * time.Minute)
-		f.wrote(f.c2, "update namespaces shop (unchanged)")
-		f.status("FederatedConfigMap", "f3", "CheckClusters c2=RemovalHeld")
-		f.allow()
+		f.wantWrites(f.c2, "update namespaces shop (unchanged)")
+		f.wantStatus("FederatedConfigMap", "f3", "CheckClusters c2=RemovalHeld")
+		f.allowRemovals()
 		f.Sleep(10 * time.Second)
 		if n := len(f.c2.Writes()); n != 5 {
 			t.Errorf("%d writes after it was allowed", n)

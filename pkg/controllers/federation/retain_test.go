@@ -22,9 +22,9 @@ import (
 func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 	// deployment creates a FederatedDeployment, scales its object in c1 from 1 to 3, and changes the template.
 	deployment := func(f *fed, retain string) any {
-		f.Put(federated(f.t, "Deployment", "d", "{"+retain+"template: {spec: {replicas: 1}}, "+both+"}"))
+		f.Put(federated(f.t, "Deployment", "d", "{"+retain+"template: {spec: {replicas: 1}}, "+bothClusters+"}"))
 		f.Sleep(time.Minute)
-		f.wrote(f.c1, "create deployments.apps shop/d")
+		f.wantWrites(f.c1, "create deployments.apps shop/d")
 		f.set(f.c1, "Deployment", "shop", "d", "3", "spec", "replicas")
 		f.Sleep(time.Minute)
 		f.set(f.Host, "FederatedDeployment", "shop", "d", "true", "spec", "template", "spec", "paused")
@@ -33,7 +33,7 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 		if spec["paused"] != true {
 			f.t.Errorf("%v", spec)
 		}
-		f.status("FederatedDeployment", "d", "c1= c2=")
+		f.wantStatus("FederatedDeployment", "d", "c1= c2=")
 		return spec["replicas"]
 	}
 	for name, test := range map[string]func(f *fed){
@@ -48,9 +48,9 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 			}
 		},
 		"changes of what is retained are no conflict, however many": func(f *fed) {
-			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+both+"}"))
+			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+bothClusters+"}"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, "create jobs.batch shop/j")
+			f.wantWrites(f.c1, "create jobs.batch shop/j")
 			for range 10 {
 				f.set(f.c1, "Job", "shop", "j", fmt.Sprintf("{matchLabels: {at: '%d'}}", time.Now().Unix()), "spec", "selector")
 				f.Sleep(time.Second)
@@ -60,26 +60,26 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 			}
 		},
 		"a Job keeps its generated selector": func(f *fed) {
-			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+both+"}"))
+			f.Put(federated(f.t, "Job", "j", "{template: {spec: {template: {spec: {restartPolicy: Never}}}}, "+bothClusters+"}"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, "create jobs.batch shop/j")
+			f.wantWrites(f.c1, "create jobs.batch shop/j")
 			// As an API server does when it creates a Job.
 			generated := "{batch.kubernetes.io/controller-uid: '7'}"
 			f.set(f.c1, "Job", "shop", "j", "{matchLabels: "+generated+"}", "spec", "selector")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, "update jobs.batch shop/j (unchanged)")
+			f.wantWrites(f.c1, "update jobs.batch shop/j (unchanged)")
 			f.set(f.c1, "Job", "shop", "j", generated, "spec", "template", "metadata", "labels")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, "update jobs.batch shop/j (unchanged)")
+			f.wantWrites(f.c1, "update jobs.batch shop/j (unchanged)")
 			f.set(f.Host, "FederatedJob", "shop", "j", "{x: 'y'}", "spec", "template", "metadata", "labels")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, "update jobs.batch shop/j")
+			f.wantWrites(f.c1, "update jobs.batch shop/j")
 			u := f.get(f.c1, "Job", "shop", "j")
 			spec := u.Object["spec"].(map[string]any)
 			if u.GetLabels()["x"] != "y" || spec["selector"] == nil || spec["template"].(map[string]any)["metadata"] == nil {
 				f.t.Errorf("%v", u.Object)
 			}
-			f.status("FederatedJob", "j", "c1= c2=")
+			f.wantStatus("FederatedJob", "j", "c1= c2=")
 			deleted := ""
 			f.c1.OnWrite(func(r controllertest.Request) error {
 				if r.Verb == "delete" {
@@ -102,9 +102,9 @@ func TestFieldsOfTheClusterAreRetained(t *testing.T) {
 				}
 				return nil
 			})
-			f.setF("{a: c}", "template", "data")
+			f.setSpec("{a: c}", "template", "data")
 			f.Sleep(time.Minute)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1=RetrievalFailed c2=")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=RetrievalFailed c2=")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -21,132 +21,132 @@ import (
 )
 
 const (
-	created = "create configmaps shop/f"
-	updated = "update configmaps shop/f"
-	deleted = "delete configmaps shop/f"
-	edited  = "patch configmaps shop/f"
+	configMapCreate = "create configmaps shop/f"
+	configMapUpdate = "update configmaps shop/f"
+	configMapDelete = "delete configmaps shop/f"
+	configMapPatch  = "patch configmaps shop/f"
 )
 
-// TestSyncScenarios begins with the federated object in both clusters.
-func TestSyncScenarios(t *testing.T) {
+// TestClustersFollowTheFederatedObject begins with the federated object in both clusters.
+func TestClustersFollowTheFederatedObject(t *testing.T) {
 	for name, test := range map[string]func(f *fed){
 		"F is in both": func(f *fed) {
-			f.status("FederatedConfigMap", "f", "c1= c2=")
-			f.propagated("c1", "c2")
-			f.has(f.c1, "managed")
+			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
+			f.wantPropagated("c1", "c2")
+			f.wantConfigMap(f.c1, "managed")
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1)
-			f.wrote(f.c2)
-			f.warned()
+			f.wantWrites(f.c1)
+			f.wantWrites(f.c2)
+			f.wantWarnings()
 		},
 		"F changes": func(f *fed) {
-			f.setF("c", "template", "data", "a")
+			f.setSpec("c", "template", "data", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, updated)
-			f.wrote(f.c2, updated)
-			f.status("FederatedConfigMap", "f", "c1= c2=")
+			f.wantWrites(f.c1, configMapUpdate)
+			f.wantWrites(f.c2, configMapUpdate)
+			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
 		},
 		"the loop of c1 ends early and is started again": func(f *fed) {
-			again := federation.EndLoop(f.Controller(federation.Name), "c1")
-			f.setF("c", "template", "data", "a")
+			restart := federation.EndLoop(f.Controller(federation.Name), "c1")
+			f.setSpec("c", "template", "data", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1)
-			f.wrote(f.c2, updated)
-			again(f.t.Context())
+			f.wantWrites(f.c1)
+			f.wantWrites(f.c2, configMapUpdate)
+			restart(f.t.Context())
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, updated)
+			f.wantWrites(f.c1, configMapUpdate)
 		},
 		"c1 hangs, and c2 goes on": func(f *fed) {
 			f.c1.Hang()
-			f.setF("c", "template", "data", "a")
+			f.setSpec("c", "template", "data", "a")
 			f.Sleep(5 * time.Second)
-			f.wrote(f.c2, updated)
+			f.wantWrites(f.c2, configMapUpdate)
 			f.Sleep(2 * time.Minute)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1=ClusterNotReady c2=")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=ClusterNotReady c2=")
 			f.c1.Restore()
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, updated)
-			f.status("FederatedConfigMap", "f", "c1= c2=")
+			f.wantWrites(f.c1, configMapUpdate)
+			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
 		},
 		"a new leader finds that c2 does not answer": func(f *fed) {
 			f.Restart(f.c2.Cut)
 			f.Sleep(45 * time.Second)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 		},
 		"a new cluster is not ready": func(f *fed) {
 			f.set(f.Host, "FederatedNamespace", "shop", "shop", "{clusterSelector: {}}", "spec", "placement")
-			f.setF("{clusterSelector: {}}", "placement")
+			f.setSpec("{clusterSelector: {}}", "placement")
 			f.Sleep(time.Minute)
 			f.Put(kubeFedCluster(f.c1, "c3"))
 			f.Sleep(10 * time.Second)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2= c3=ClusterNotReady")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2= c3=ClusterNotReady")
 		},
 		"the Secret of c1 is gone, and c2 goes on": func(f *fed) {
 			f.Delete(secret("c1", "one"))
 			f.Sleep(time.Second)
-			f.setF("c", "template", "data", "a")
+			f.setSpec("c", "template", "data", "a")
 			f.Sleep(5 * time.Second)
-			f.wrote(f.c1)
-			f.wrote(f.c2, updated)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1=ClusterNotReady c2=")
+			f.wantWrites(f.c1)
+			f.wantWrites(f.c2, configMapUpdate)
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=ClusterNotReady c2=")
 			f.Put(secret("c1", "one"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, updated)
+			f.wantWrites(f.c1, configMapUpdate)
 		},
 		"a rotated token is used at the next request": func(f *fed) {
 			lists := func() float64 { return f.Metric("quartermaster_informer_lists_total", "cluster", "c1") }
 			before := lists()
 			f.Put(secret("c1", "other"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1)
+			f.wantWrites(f.c1)
 			if after := lists(); before == 0 || after != before {
 				f.t.Errorf("%v lists, before %v", after, before)
 			}
-			f.setF("c", "template", "data", "a")
+			f.setSpec("c", "template", "data", "a")
 			f.Sleep(time.Second)
-			f.wrote(f.c1, updated)
+			f.wantWrites(f.c1, configMapUpdate)
 		},
 		"a type that is switched off writes nothing": func(f *fed) {
 			f.set(f.Host, "FederatedTypeConfig", namespace, "configmaps", "Disabled", "spec", "propagation")
 			f.Sleep(time.Second)
-			f.setF("c", "template", "data", "a")
+			f.setSpec("c", "template", "data", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1)
+			f.wantWrites(f.c1)
 			f.set(f.Host, "FederatedTypeConfig", namespace, "configmaps", "Enabled", "spec", "propagation")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, updated)
-			f.wrote(f.c2, updated)
+			f.wantWrites(f.c1, configMapUpdate)
+			f.wantWrites(f.c2, configMapUpdate)
 		},
 		"types with namespaces stop without the FederatedTypeConfig of Namespaces": func(f *fed) {
 			f.Delete(f.get(f.Host, "FederatedTypeConfig", namespace, "namespaces"))
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1)
-			f.wrote(f.c2)
-			f.has(f.c1, "managed")
-			f.warned("NamespaceTypeMissing")
+			f.wantWrites(f.c1)
+			f.wantWrites(f.c2)
+			f.wantConfigMap(f.c1, "managed")
+			f.wantWarnings("NamespaceTypeMissing")
 		},
 		"a malformed selector changes nothing in the clusters": func(f *fed) {
-			f.setF("{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "placement")
+			f.setSpec("{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "placement")
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1)
-			f.wrote(f.c2)
-			f.status("FederatedConfigMap", "f", "ComputePlacementFailed")
+			f.wantWrites(f.c1)
+			f.wantWrites(f.c2)
+			f.wantStatus("FederatedConfigMap", "f", "ComputePlacementFailed")
 		},
 		"nothing is placed without a FederatedNamespace": func(f *fed) {
 			f.change(f.Host, "FederatedNamespace", "shop", "shop", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 			f.Delete(f.get(f.Host, "FederatedNamespace", "shop", "shop"))
-			f.Sleep(settling)
-			f.status("FederatedConfigMap", "f", "NamespaceNotFederated")
-			f.has(f.c1, "gone")
-			f.has(f.c2, "gone")
+			f.Sleep(settleTime)
+			f.wantStatus("FederatedConfigMap", "f", "NamespaceNotFederated")
+			f.wantConfigMap(f.c1, "gone")
+			f.wantConfigMap(f.c2, "gone")
 		},
 		"the object in c2 is deleted when c2 is deselected": func(f *fed) {
-			f.setF("{clusters: [{name: c1}]}", "placement")
+			f.setSpec("{clusters: [{name: c1}]}", "placement")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1)
-			f.wrote(f.c2, deleted)
-			f.status("FederatedConfigMap", "f", "c1=")
-			f.propagated("c1")
+			f.wantWrites(f.c1)
+			f.wantWrites(f.c2, configMapDelete)
+			f.wantStatus("FederatedConfigMap", "f", "c1=")
+			f.wantPropagated("c1")
 		},
 		"a cluster's annotations and finalizers stay": func(f *fed) {
 			f.change(f.c1, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) {
@@ -154,7 +154,7 @@ func TestSyncScenarios(t *testing.T) {
 				u.SetFinalizers([]string{"example.com/mine"})
 			})
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, updated+" (unchanged)")
+			f.wantWrites(f.c1, configMapUpdate+" (unchanged)")
 			u := f.get(f.c1, "ConfigMap", "shop", "f")
 			if u.GetAnnotations()["x"] != "y" || len(u.GetFinalizers()) != 1 {
 				f.t.Errorf("%v", u.Object["metadata"])
@@ -173,59 +173,59 @@ func TestSyncScenarios(t *testing.T) {
 			f.set(f.c1, "ConfigMap", "shop", "f", "{revision: '7'}", "metadata", "annotations")
 			f.Sleep(time.Minute)
 			f.c1.Writes()
-			f.setF("[{clusterName: c1, clusterOverrides: [{op: add, path: /metadata/annotations, value: {foo: bar}}]}]", "overrides")
+			f.setSpec("[{clusterName: c1, clusterOverrides: [{op: add, path: /metadata/annotations, value: {foo: bar}}]}]", "overrides")
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1, updated)
-			f.wrote(f.c2)
+			f.wantWrites(f.c1, configMapUpdate)
+			f.wantWrites(f.c2)
 			if a := f.get(f.c1, "ConfigMap", "shop", "f").GetAnnotations(); a["foo"] != "bar" || a["revision"] != "7" {
 				f.t.Errorf("annotations %v", a)
 			}
 			f.change(f.c1, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetAnnotations(map[string]string{"revision": "7"}) })
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1, updated)
+			f.wantWrites(f.c1, configMapUpdate)
 		},
 		"an override of a missing path fails in its own cluster only": func(f *fed) {
-			f.setF("[{clusterName: c1, clusterOverrides: [{path: /x/y, value: 1}]}]", "overrides")
-			f.setF("c", "template", "data", "a")
+			f.setSpec("[{clusterName: c1, clusterOverrides: [{path: /x/y, value: 1}]}]", "overrides")
+			f.setSpec("c", "template", "data", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1)
-			f.wrote(f.c2, updated)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1=ApplyOverridesFailed c2=")
-			f.propagated("c1", "c2")
-			f.warned("UpdateInClusterFailed")
+			f.wantWrites(f.c1)
+			f.wantWrites(f.c2, configMapUpdate)
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=ApplyOverridesFailed c2=")
+			f.wantPropagated("c1", "c2")
+			f.wantWarnings("UpdateInClusterFailed")
 		},
 		"an override to another namespace is refused": func(f *fed) {
-			f.setF("[{clusterName: c1, clusterOverrides: [{path: /metadata, value: {name: f, namespace: kube-system}}]}]", "overrides")
+			f.setSpec("[{clusterName: c1, clusterOverrides: [{path: /metadata, value: {name: f, namespace: kube-system}}]}]", "overrides")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1=ApplyOverridesFailed c2=")
+			f.wantWrites(f.c1)
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=ApplyOverridesFailed c2=")
 		},
 		"an override cannot drop the managed label": func(f *fed) {
-			f.setF("[{clusterName: c1, clusterOverrides: [{path: /metadata/labels, value: {x: 'y'}}]}]", "overrides")
+			f.setSpec("[{clusterName: c1, clusterOverrides: [{path: /metadata/labels, value: {x: 'y'}}]}]", "overrides")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, updated)
+			f.wantWrites(f.c1, configMapUpdate)
 			if l := f.get(f.c1, "ConfigMap", "shop", "f").GetLabels(); l[policy.ManagedLabel] != "true" || l["x"] != "y" {
 				f.t.Errorf("labels %v", l)
 			}
 		},
 		"an object labelled as not managed is left alone": func(f *fed) {
 			f.set(f.c1, "ConfigMap", "shop", "f", "{kubefed.io/managed: 'false'}", "metadata", "labels")
-			f.setF("c", "template", "data", "a")
+			f.setSpec("c", "template", "data", "a")
 			f.Sleep(20 * time.Minute)
 			for _, w := range f.c1.Writes() {
 				if !strings.HasSuffix(w, ": AlreadyExists") {
 					f.t.Errorf("wrote %q", w)
 				}
 			}
-			f.wrote(f.c2, updated)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1=ManagedLabelFalse c2=")
+			f.wantWrites(f.c2, configMapUpdate)
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=ManagedLabelFalse c2=")
 		},
 		"a changed override of c1 writes in c1 alone": func(f *fed) {
-			f.setF("[{clusterName: c1, clusterOverrides: [{path: /data/a, value: x}]}]", "overrides")
+			f.setSpec("[{clusterName: c1, clusterOverrides: [{path: /data/a, value: x}]}]", "overrides")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, updated)
-			f.wrote(f.c2)
-			f.propagated("c1", "c2")
+			f.wantWrites(f.c1, configMapUpdate)
+			f.wantWrites(f.c2)
+			f.wantPropagated("c1", "c2")
 		},
 		"a restart writes nothing": func(f *fed) {
 			f.OnRead(func(r controllertest.Request) error {
@@ -245,10 +245,10 @@ func TestSyncScenarios(t *testing.T) {
 			f.Restart()
 			f.Sleep(20 * time.Minute)
 			f.OnRead(nil)
-			f.wrote(f.c1)
-			f.wrote(f.c2)
+			f.wantWrites(f.c1)
+			f.wantWrites(f.c2)
 			for _, w := range f.Writes() {
-				if !strings.HasPrefix(w, patched) {
+				if !strings.HasPrefix(w, statusPatch) {
 					f.t.Errorf("wrote %q on the host", w)
 				}
 			}
@@ -256,8 +256,8 @@ func TestSyncScenarios(t *testing.T) {
 		"drift is put right with one write": func(f *fed) {
 			f.set(f.c1, "ConfigMap", "shop", "f", "mine", "data", "a")
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, updated)
-			f.wrote(f.c2)
+			f.wantWrites(f.c1, configMapUpdate)
+			f.wantWrites(f.c2)
 			if u := f.get(f.c1, "ConfigMap", "shop", "f"); u.Object["data"].(map[string]any)["a"] != "b" {
 				f.t.Errorf("%v", u.Object)
 			}
@@ -271,14 +271,14 @@ func TestSyncScenarios(t *testing.T) {
 				f.t.Errorf("%d writes in 20 s, want 5", n)
 			}
 			f.Sleep(20 * time.Minute)
-			f.warned("UpdateConflict")
-			f.has(f.c1, "managed")
-			f.status("FederatedConfigMap", "f", "c1= c2=")
+			f.wantWarnings("UpdateConflict")
+			f.wantConfigMap(f.c1, "managed")
+			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
 		},
 		"a managed object without a federated object loses its label": func(f *fed) {
 			f.c1.Put(object(f.t, "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: shop, name: other, labels: {kubefed.io/managed: 'true', x: 'y'}}}"))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, "patch configmaps shop/other")
+			f.wantWrites(f.c1, "patch configmaps shop/other")
 			if l := f.get(f.c1, "ConfigMap", "shop", "other").GetLabels(); len(l) != 1 {
 				f.t.Errorf("labels %v", l)
 			}
@@ -286,89 +286,89 @@ func TestSyncScenarios(t *testing.T) {
 		"deleting F deletes its objects in all clusters": func(f *fed) {
 			f.Delete(configMap(f.t))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, deleted)
-			f.wrote(f.c2, deleted)
-			f.status("FederatedConfigMap", "f", "gone")
+			f.wantWrites(f.c1, configMapDelete)
+			f.wantWrites(f.c2, configMapDelete)
+			f.wantStatus("FederatedConfigMap", "f", "gone")
 		},
 		"F is deleted, and a cluster keeps its object for a while": func(f *fed) {
 			f.change(f.c1, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
 			f.Sleep(time.Minute)
 			f.Delete(configMap(f.t))
 			f.Sleep(20 * time.Minute)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1=WaitingForRemoval c2=")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=WaitingForRemoval c2=")
 			f.change(f.c1, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 			f.Sleep(time.Minute)
-			f.status("FederatedConfigMap", "f", "gone")
+			f.wantStatus("FederatedConfigMap", "f", "gone")
 		},
 		"deleting an orphaning F leaves its objects": func(f *fed) {
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/orphan: 'true'}", "metadata", "annotations")
 			f.Sleep(time.Second)
 			f.Delete(configMap(f.t))
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, edited)
-			f.has(f.c1, "unlabelled")
-			f.has(f.c2, "unlabelled")
-			f.status("FederatedConfigMap", "f", "gone")
+			f.wantWrites(f.c1, configMapPatch)
+			f.wantConfigMap(f.c1, "unlabelled")
+			f.wantConfigMap(f.c2, "unlabelled")
+			f.wantStatus("FederatedConfigMap", "f", "gone")
 		},
 		"a malformed deleteoption deletes nothing": func(f *fed) {
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/deleteoption: soon}", "metadata", "annotations")
 			f.Sleep(time.Second)
 			f.Delete(configMap(f.t))
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c1)
-			f.warned("InvalidDeleteOptions")
+			f.wantWrites(f.c1)
+			f.wantWarnings("InvalidDeleteOptions")
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/deleteoption: '{\"gracePeriodSeconds\":7}'}", "metadata", "annotations")
 			var body string
 			f.c1.OnWrite(func(r controllertest.Request) error { body = string(r.Body); return nil })
 			f.Sleep(time.Minute)
-			f.wrote(f.c1, deleted)
+			f.wantWrites(f.c1, configMapDelete)
 			if !strings.Contains(body, `"gracePeriodSeconds":7`) || !strings.Contains(body, `"resourceVersion"`) || !strings.Contains(body, `"uid"`) {
 				f.t.Error(body)
 			}
-			f.status("FederatedConfigMap", "f", "gone")
+			f.wantStatus("FederatedConfigMap", "f", "gone")
 		},
 		"a cluster that leaves keeps its objects": func(f *fed) {
 			f.Delete(kubeFedCluster(f.c2, "c2"))
 			f.Sleep(20 * time.Minute)
-			f.wrote(f.c2)
-			f.has(f.c2, "managed")
-			f.status("FederatedConfigMap", "f", "c1=")
-			f.propagated("c1")
+			f.wantWrites(f.c2)
+			f.wantConfigMap(f.c2, "managed")
+			f.wantStatus("FederatedConfigMap", "f", "c1=")
+			f.wantPropagated("c1")
 		},
 		"federation rests while KubeFed leads": func(f *fed) {
-			lock := func(n int) {
+			renewLock := func(n int) {
 				f.Put(object(f.t, fmt.Sprintf("{apiVersion: v1, kind: ConfigMap, metadata: {namespace: %s, name: %s, "+
 					"annotations: {control-plane.alpha.kubernetes.io/leader: '%d'}}}", namespace, federation.KubeFedLock, n)))
 			}
-			lock(1)
+			renewLock(1)
 			for n := range 30 {
-				lock(n)
+				renewLock(n)
 				f.Sleep(5 * time.Second)
 				if n == 12 {
-					f.setF("c", "template", "data", "a")
+					f.setSpec("c", "template", "data", "a")
 				}
 			}
-			f.wrote(f.c1)
+			f.wantWrites(f.c1)
 			f.Sleep(2 * time.Minute)
-			f.wrote(f.c1, updated)
+			f.wantWrites(f.c1, configMapUpdate)
 		},
 		"a lock that KubeFed has left long ago delays no leader": func(f *fed) {
 			f.Put(object(f.t, fmt.Sprintf("{apiVersion: v1, kind: ConfigMap, metadata: {namespace: %s, name: %s, "+
 				"annotations: {control-plane.alpha.kubernetes.io/leader: '{\"renewTime\":%q}'}}}", namespace, federation.KubeFedLock, time.Now().Add(-2*time.Hour).UTC().Format(time.RFC3339))))
-			f.Restart(func() { f.setF("c", "template", "data", "a") })
+			f.Restart(func() { f.setSpec("c", "template", "data", "a") })
 			f.Sleep(10 * time.Second)
-			f.wrote(f.c1, updated)
+			f.wantWrites(f.c1, configMapUpdate)
 		},
 		"a write in a cluster fails, and is tried again": func(f *fed) {
 			f.c1.OnWrite(func(controllertest.Request) error { return errors.New("no space left") })
-			f.setF("c", "template", "data", "a")
+			f.setSpec("c", "template", "data", "a")
 			f.Sleep(5 * time.Second)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1=UpdateFailed c2=")
-			f.wrote(f.c2, updated)
-			f.warned("UpdateInClusterFailed")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=UpdateFailed c2=")
+			f.wantWrites(f.c2, configMapUpdate)
+			f.wantWarnings("UpdateInClusterFailed")
 			f.c1.OnWrite(nil)
 			f.Sleep(20 * time.Minute)
-			f.status("FederatedConfigMap", "f", "c1= c2=")
+			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
 		},
 		"a cluster answers 403 for a type": func(f *fed) {
 			refuse := func(r controllertest.Request) error {
@@ -378,11 +378,11 @@ func TestSyncScenarios(t *testing.T) {
 				return nil
 			}
 			f.c1.OnWrite(refuse)
-			f.setF("c", "template", "data", "a")
-			f.Put(federated(f.t, "Secret", "s", "{template: {stringData: {a: b}}, "+both+"}"))
+			f.setSpec("c", "template", "data", "a")
+			f.Put(federated(f.t, "Secret", "s", "{template: {stringData: {a: b}}, "+bothClusters+"}"))
 			f.Sleep(5 * time.Second)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1=UpdateFailed c2=")
-			if w := f.c2.Writes(); !slices.Contains(w, updated) || !slices.Contains(w, "create secrets shop/s") {
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=UpdateFailed c2=")
+			if w := f.c2.Writes(); !slices.Contains(w, configMapUpdate) || !slices.Contains(w, "create secrets shop/s") {
 				f.t.Errorf("wrote %q", w)
 			}
 			if w := f.c1.Writes(); !slices.Contains(w, "create secrets shop/s") {
@@ -390,6 +390,6 @@ func TestSyncScenarios(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) { run(t, test) })
+		t.Run(name, func(t *testing.T) { runWithConfigMap(t, test) })
 	}
 }

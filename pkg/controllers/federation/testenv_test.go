@@ -42,8 +42,8 @@ type apiServer interface {
 	RESTConfig() *rest.Config
 }
 
-// settling is longer than availableDelay, after which placement may delete.
-const settling = 30 * time.Second
+// settleTime is longer than availableDelay, after which placement may delete.
+const settleTime = 30 * time.Second
 
 // object reads an object from YAML.
 func object(t *testing.T, text string) *unstructured.Unstructured {
@@ -65,17 +65,17 @@ func federated(t *testing.T, kind, name, spec string) *unstructured.Unstructured
 	return object(t, fmt.Sprintf("{apiVersion: types.kubefed.io/v1beta1, kind: Federated%s, metadata: {namespace: shop, name: %s}, spec: %s}", kind, name, spec))
 }
 
-const both = "placement: {clusters: [{name: c1}, {name: c2}]}"
+const bothClusters = "placement: {clusters: [{name: c1}, {name: c2}]}"
 
 // configMap is the federated object of most rows.
 func configMap(t *testing.T) *unstructured.Unstructured {
 	t.Helper()
-	return federated(t, "ConfigMap", "f", "{template: {data: {a: b}}, "+both+"}")
+	return federated(t, "ConfigMap", "f", "{template: {data: {a: b}}, "+bothClusters+"}")
 }
 
 func kubeFedCluster(c *controllertest.Cluster, name string) *unstructured.Unstructured {
 	spec := policy.ClusterSpec{APIEndpoint: c.Address}
-	u := joined(name, spec)
+	u := newKubeFedCluster(name, spec)
 	u.SetLabels(map[string]string{"name": name})
 	return u
 }
@@ -95,21 +95,21 @@ func newFedWith(t *testing.T, flags []string, objects ...runtime.Object) *fed {
 	f.c1, f.c2 = host.AddCluster("c1"), host.AddCluster("c2")
 	f.Put(secret("c1", "one"), secret("c2", "two"))
 	f.Settle()
-	f.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, federated(t, "Namespace", "shop", "{"+both+"}"),
+	f.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, federated(t, "Namespace", "shop", "{"+bothClusters+"}"),
 		kubeFedCluster(f.c1, "c1"), kubeFedCluster(f.c2, "c2"))
 	f.Put(objects...)
-	f.Sleep(settling)
+	f.Sleep(settleTime)
 	return f
 }
 
-// run runs a test with the federated object in both clusters.
-func run(t *testing.T, test func(f *fed)) {
+// runWithConfigMap runs a test with the federated object in both clusters.
+func runWithConfigMap(t *testing.T, test func(f *fed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		f := newFed(t, configMap(t))
 		for _, c := range []*controllertest.Cluster{f.c1, f.c2} {
 			writes := c.Writes()
-			if slices.Sort(writes); !slices.Equal(writes, []string{created, "create namespaces shop"}) {
+			if slices.Sort(writes); !slices.Equal(writes, []string{configMapCreate, "create namespaces shop"}) {
 				t.Errorf("wrote %q", writes)
 			}
 		}
@@ -118,10 +118,10 @@ func run(t *testing.T, test func(f *fed)) {
 	})
 }
 
-// wrote checks what was written since the last call.
-func (f *fed) wrote(on apiServer, want ...string) {
+// wantWrites checks what was written since the last call.
+func (f *fed) wantWrites(server apiServer, want ...string) {
 	f.t.Helper()
-	if got := on.Writes(); !slices.Equal(got, want) {
+	if got := server.Writes(); !slices.Equal(got, want) {
 		f.t.Errorf("wrote %q, want %q", got, want)
 	}
 }
@@ -144,15 +144,15 @@ var resources = map[string]schema.GroupVersionResource{
 }
 
 // get returns an object, or nil.
-func (f *fed) get(on apiServer, kind, namespace, name string) *unstructured.Unstructured {
+func (f *fed) get(server apiServer, kind, namespace, name string) *unstructured.Unstructured {
 	f.t.Helper()
-	client := f.clients[on]
+	client := f.clients[server]
 	if client == nil {
 		var err error
-		if client, err = dynamic.NewForConfig(on.RESTConfig()); err != nil {
+		if client, err = dynamic.NewForConfig(server.RESTConfig()); err != nil {
 			f.t.Fatal(err)
 		}
-		f.clients[on] = client
+		f.clients[server] = client
 	}
 	u, err := client.Resource(resources[kind]).Namespace(namespace).Get(f.t.Context(), name, metav1.GetOptions{})
 	if err != nil {
@@ -162,20 +162,20 @@ func (f *fed) get(on apiServer, kind, namespace, name string) *unstructured.Unst
 }
 
 // change changes an object by a function, as somebody else does.
-func (f *fed) change(on apiServer, kind, namespace, name string, with func(*unstructured.Unstructured)) {
+func (f *fed) change(server apiServer, kind, namespace, name string, mutate func(*unstructured.Unstructured)) {
 	f.t.Helper()
-	u := f.get(on, kind, namespace, name)
+	u := f.get(server, kind, namespace, name)
 	if u == nil {
 		f.t.Fatalf("there is no %s %s/%s", kind, namespace, name)
 	}
-	with(u)
-	on.Put(u)
+	mutate(u)
+	server.Put(u)
 }
 
 // set changes a field, whose value is YAML; "" removes it.
-func (f *fed) set(on apiServer, kind, namespace, name, value string, path ...string) {
+func (f *fed) set(server apiServer, kind, namespace, name, value string, path ...string) {
 	f.t.Helper()
-	f.change(on, kind, namespace, name, func(u *unstructured.Unstructured) {
+	f.change(server, kind, namespace, name, func(u *unstructured.Unstructured) {
 		if value == "" {
 			unstructured.RemoveNestedField(u.Object, path...)
 			return
@@ -186,14 +186,14 @@ func (f *fed) set(on apiServer, kind, namespace, name, value string, path ...str
 	})
 }
 
-// setF changes a field of the spec of the federated object.
-func (f *fed) setF(value string, path ...string) {
+// setSpec changes a field of the spec of the federated object.
+func (f *fed) setSpec(value string, path ...string) {
 	f.t.Helper()
 	f.set(f.Host, "FederatedConfigMap", "shop", "f", value, append([]string{"spec"}, path...)...)
 }
 
-// status is the status of the federated object, such as "CheckClusters c1=APINotAvailable c2=".
-func (f *fed) status(kind, name, want string) {
+// wantStatus checks the status of the federated object, such as "CheckClusters c1=APINotAvailable c2=".
+func (f *fed) wantStatus(kind, name, want string) {
 	f.t.Helper()
 	u := f.get(f.Host, kind, "shop", name)
 	if u == nil {
@@ -217,8 +217,8 @@ func (f *fed) status(kind, name, want string) {
 	}
 }
 
-// propagated checks which clusters the PropagatedVersion of the federated object has.
-func (f *fed) propagated(want ...string) {
+// wantPropagated checks which clusters the PropagatedVersion of the federated object has.
+func (f *fed) wantPropagated(want ...string) {
 	f.t.Helper()
 	var got []string
 	if u := f.get(f.Host, "PropagatedVersion", "shop", "configmap-f"); u != nil {
@@ -229,8 +229,8 @@ func (f *fed) propagated(want ...string) {
 	}
 }
 
-// warned checks the reasons of all Warnings so far, without repetitions.
-func (f *fed) warned(want ...string) {
+// wantWarnings checks the reasons of all Warnings so far, without repetitions.
+func (f *fed) wantWarnings(want ...string) {
 	f.t.Helper()
 	var got []string
 	for _, event := range f.Events() {
@@ -244,17 +244,17 @@ func (f *fed) warned(want ...string) {
 	}
 }
 
-// has checks whether a cluster has the ConfigMap of the federated object, and whether it is managed.
-func (f *fed) has(on *controllertest.Cluster, want string) {
+// wantConfigMap checks whether a cluster has the federated object's ConfigMap, and whether it is managed.
+func (f *fed) wantConfigMap(cluster *controllertest.Cluster, want string) {
 	f.t.Helper()
 	got := "gone"
-	if u := f.get(on, "ConfigMap", "shop", "f"); u != nil {
+	if u := f.get(cluster, "ConfigMap", "shop", "f"); u != nil {
 		got = "unlabelled"
 		if u.GetLabels()[policy.ManagedLabel] == "true" {
 			got = "managed"
 		}
 	}
 	if got != want {
-		f.t.Errorf("%s is %s, want %s", on.Address, got, want)
+		f.t.Errorf("%s is %s, want %s", cluster.Address, got, want)
 	}
 }

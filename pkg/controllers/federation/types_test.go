@@ -67,12 +67,12 @@ func (e *typesEnv) change(name, value string, path ...string) {
 	e.Settle()
 }
 
-// doNotRun checks that these types do not run, and all others of the ten do, as their status says.
-func (e *typesEnv) doNotRun(names ...string) {
+// wantRunningExcept checks that these types do not run, and all others of the ten do, as their status says.
+func (e *typesEnv) wantRunningExcept(names ...string) {
 	e.Helper()
 	var running []string
-	for _, of := range federation.Running(e.Controller("federation")) {
-		running = append(running, of.Name)
+	for _, config := range federation.Running(e.Controller("federation")) {
+		running = append(running, config.Name)
 	}
 	for name := range e.types {
 		runs := !slices.Contains(names, name)
@@ -86,7 +86,7 @@ func (e *typesEnv) doNotRun(names ...string) {
 	}
 }
 
-func (e *typesEnv) warned(want ...string) {
+func (e *typesEnv) wantWarnings(want ...string) {
 	e.Helper()
 	var got []string
 	for _, event := range e.Events() {
@@ -102,15 +102,15 @@ const typePatch = "patch federatedtypeconfigs.core.kubefed.io"
 func TestEveryTypeOfKubeFedGetsAStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newTypesEnv(t)
-		e.doNotRun()
+		e.wantRunningExcept()
 		if writes := e.Writes(); len(writes) != 20 {
 			t.Errorf("%d writes, want a finalizer and a status for each of ten: %q", len(writes), writes)
 		}
 		e.Restart()
 		e.Settle()
-		e.doNotRun()
-		e.wrote()
-		e.warned()
+		e.wantRunningExcept()
+		e.wantWrites()
+		e.wantWarnings()
 	})
 }
 
@@ -119,11 +119,11 @@ func TestTypeThatIsDisabledStops(t *testing.T) {
 		e := newTypesEnv(t)
 		e.Writes()
 		e.change("secrets", "Disabled", "propagation")
-		e.doNotRun("secrets")
+		e.wantRunningExcept("secrets")
 		e.change("secrets", "Enabled", "propagation")
-		e.doNotRun()
-		e.wrote(typePatch+"/status "+namespace+"/secrets", typePatch+"/status "+namespace+"/secrets")
-		e.warned()
+		e.wantRunningExcept()
+		e.wantWrites(typePatch+"/status "+namespace+"/secrets", typePatch+"/status "+namespace+"/secrets")
+		e.wantWarnings()
 	})
 }
 
@@ -133,11 +133,11 @@ func TestTypeRunsWhileItsDefinitionExists(t *testing.T) {
 		e := newTypesEnv(t)
 		e.Delete(e.definitions["federatedsecrets.types.kubefed.io"])
 		e.Settle()
-		e.doNotRun("secrets")
-		e.warned("FederatedTypeMissing " + namespace + "/secrets:")
+		e.wantRunningExcept("secrets")
+		e.wantWarnings("FederatedTypeMissing " + namespace + "/secrets:")
 		e.Put(e.definitions["federatedsecrets.types.kubefed.io"])
 		e.Settle()
-		e.doNotRun()
+		e.wantRunningExcept()
 	})
 }
 
@@ -156,7 +156,7 @@ func TestNamespacedTypesNeedTheTypeNamespaces(t *testing.T) {
 				others = append(others, name)
 			}
 		}
-		e.doNotRun(others...)
+		e.wantRunningExcept(others...)
 		if writes := e.Writes(); !slices.Contains(writes, typePatch+" "+namespace+"/namespaces") || len(writes) != 9 {
 			t.Errorf("%q, want the finalizer of namespaces to go, and eight statuses", writes)
 		}
@@ -183,33 +183,33 @@ func TestTypeMayNotRun(t *testing.T) {
 		e.types[u.GetName()] = u
 		e.Put(u)
 		e.Settle()
-		e.doNotRun(u.GetName())
-		e.warned("UnsupportedType " + namespace + "/" + u.GetName() + ":")
+		e.wantRunningExcept(u.GetName())
+		e.wantWarnings("UnsupportedType " + namespace + "/" + u.GetName() + ":")
 	})
 }
 
 // TestTwoTypesOfOneFederatedTypeDoNotRun has a FederatedTypeConfig that names the federated type of another.
 // The other objects are those that clusters would lose, or be given.
 func TestTwoTypesOfOneFederatedTypeDoNotRun(t *testing.T) {
-	for name, others := range map[string]string{"secrets": "FederatedSecret", "namespaces": "FederatedNamespace"} {
+	for name, ownKind := range map[string]string{"secrets": "FederatedSecret", "namespaces": "FederatedNamespace"} {
 		t.Run(name, func(t *testing.T) {
-			run(t, func(f *fed) {
-				f.Put(federated(t, "Secret", "f", "{template: {data: {a: Yg==}}, "+both+"}"))
-				f.Sleep(settling)
+			runWithConfigMap(t, func(f *fed) {
+				f.Put(federated(t, "Secret", "f", "{template: {data: {a: Yg==}}, "+bothClusters+"}"))
+				f.Sleep(settleTime)
 				f.c1.Writes()
 				f.c2.Writes()
-				use := func(kind string) {
+				setFederatedKind := func(kind string) {
 					f.change(f.Host, "FederatedTypeConfig", namespace, name, func(u *unstructured.Unstructured) {
 						federatedType := u.Object["spec"].(map[string]any)["federatedType"].(map[string]any)
 						federatedType["kind"], federatedType["pluralName"] = kind, strings.ToLower(kind)+"s"
 					})
 				}
-				use("FederatedConfigMap")
-				f.Sleep(settling)
-				f.setF("{clusters: [{name: c1}]}", "placement")
+				setFederatedKind("FederatedConfigMap")
+				f.Sleep(settleTime)
+				f.setSpec("{clusters: [{name: c1}]}", "placement")
 				f.Sleep(time.Minute)
-				f.wrote(f.c1)
-				f.wrote(f.c2)
+				f.wantWrites(f.c1)
+				f.wantWrites(f.c2)
 				for _, name := range []string{name, "configmaps"} {
 					if !slices.ContainsFunc(f.Events(), func(event string) bool {
 						return strings.HasPrefix(event, "Warning UnsupportedType "+namespace+"/"+name+": federatedconfigmaps.types.kubefed.io is the federated type of ")
@@ -217,10 +217,10 @@ func TestTwoTypesOfOneFederatedTypeDoNotRun(t *testing.T) {
 						t.Errorf("no Warning on %s: %q", name, f.Events())
 					}
 				}
-				use(others)
-				f.Sleep(settling)
-				f.wrote(f.c1)
-				f.wrote(f.c2, deleted)
+				setFederatedKind(ownKind)
+				f.Sleep(settleTime)
+				f.wantWrites(f.c1)
+				f.wantWrites(f.c2, configMapDelete)
 			})
 		})
 	}
@@ -241,8 +241,8 @@ func TestGatePushReconcilerStopsEveryType(t *testing.T) {
 		for name := range e.types {
 			names = append(names, name)
 		}
-		e.doNotRun(names...)
-		e.warned()
+		e.wantRunningExcept(names...)
+		e.wantWarnings()
 	})
 }
 

@@ -16,22 +16,22 @@ import (
 
 // TestWriteOffCoversANamespaceOfTheHost deletes a Namespace of the host with all that is federated in it.
 func TestWriteOffCoversANamespaceOfTheHost(t *testing.T) {
-	run(t, func(f *fed) {
+	runWithConfigMap(t, func(f *fed) {
 		f.c2.Cut()
 		f.Sleep(time.Minute)
 		f.Delete(configMap(f.t), federated(f.t, "Namespace", "shop", "{}"))
 		f.Sleep(6 * time.Minute)
-		f.status("FederatedConfigMap", "f", "gone")
-		f.status("FederatedNamespace", "shop", "gone")
-		if n := len(f.records()); n != 2 {
+		f.wantStatus("FederatedConfigMap", "f", "gone")
+		f.wantStatus("FederatedNamespace", "shop", "gone")
+		if n := len(f.writeOffRecords()); n != 2 {
 			f.t.Errorf("%d records", n)
 		}
-		f.back()
+		f.endOutage()
 		got := f.c2.Writes()
-		if slices.Sort(got); !slices.Equal(got, []string{deleted, "delete namespaces shop"}) {
+		if slices.Sort(got); !slices.Equal(got, []string{configMapDelete, "delete namespaces shop"}) {
 			t.Errorf("wrote %q", got)
 		}
-		f.noRecords()
+		f.wantNoRecords()
 	})
 }
 
@@ -39,12 +39,12 @@ func TestWriteOffCoversANamespaceOfTheHost(t *testing.T) {
 func TestGraceOfZeroWritesNothingOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFedWith(t, []string{"--federation-unreachable-grace-period=0"}, configMap(t))
-		f.away()
+		f.deleteDuringOutage()
 		f.Sleep(20 * time.Minute)
-		f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
-		f.back()
-		f.has(f.c2, "gone")
-		f.status("FederatedConfigMap", "f", "gone")
+		f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+		f.endOutage()
+		f.wantConfigMap(f.c2, "gone")
+		f.wantStatus("FederatedConfigMap", "f", "gone")
 	})
 }
 
@@ -53,12 +53,12 @@ func TestGraceOfZeroWritesNothingOff(t *testing.T) {
 func TestLongAbsenceOfAClusterIsMadeGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFed(t)
-		named := func(i int, content string) *unstructured.Unstructured {
-			return federated(t, "ConfigMap", fmt.Sprintf("f-%d", i), fmt.Sprintf("{template: {data: {a: %s}}, %s}", content, both))
+		numbered := func(i int, content string) *unstructured.Unstructured {
+			return federated(t, "ConfigMap", fmt.Sprintf("f-%d", i), fmt.Sprintf("{template: {data: {a: %s}}, %s}", content, bothClusters))
 		}
-		const size, again = 500, 100 // the first half is deleted, and some of it made again
+		const size, recreated = 500, 100 // the first half is deleted, and some of it made again
 		for i := range 2 * size {
-			f.Put(named(i, "b"))
+			f.Put(numbered(i, "b"))
 		}
 		f.Sleep(5 * time.Minute)
 		if n := len(f.c2.Writes()); n != 2*size+1 {
@@ -67,8 +67,8 @@ func TestLongAbsenceOfAClusterIsMadeGood(t *testing.T) {
 		f.c2.Cut()
 		f.Sleep(10 * time.Minute)
 		for i := range size {
-			f.Delete(named(i, "b"))
-			f.Put(named(size+i, "changed"))
+			f.Delete(numbered(i, "b"))
+			f.Put(numbered(size+i, "changed"))
 		}
 		f.Sleep(6 * time.Minute)
 		for i := range 2 * size {
@@ -76,26 +76,26 @@ func TestLongAbsenceOfAClusterIsMadeGood(t *testing.T) {
 				t.Errorf("%s exists, or not", name)
 			}
 		}
-		if n := len(f.records()); n != size {
+		if n := len(f.writeOffRecords()); n != size {
 			t.Errorf("%d records", n)
 		}
-		for i := range again {
-			f.Put(named(i, "again"))
+		for i := range recreated {
+			f.Put(numbered(i, "again"))
 		}
 		f.Sleep(44 * time.Minute)
 		f.c2.Restore()
 		f.Sleep(70 * time.Second) // a probe, and a minute
-		wrote := map[string]int{}
+		writes := map[string]int{}
 		for _, w := range f.c2.Writes() {
-			wrote[strings.Fields(w)[0]]++
+			writes[strings.Fields(w)[0]]++
 			i := 0
-			if _, err := fmt.Sscanf(w, "delete configmaps shop/f-%d", &i); err == nil && (i < again || i >= size) {
+			if _, err := fmt.Sscanf(w, "delete configmaps shop/f-%d", &i); err == nil && (i < recreated || i >= size) {
 				t.Error(w)
 			}
 		}
-		if wrote["delete"] != size-again || wrote["update"] != size+again || len(wrote) != 2 {
-			t.Errorf("wrote %v in c2", wrote)
+		if writes["delete"] != size-recreated || writes["update"] != size+recreated || len(writes) != 2 {
+			t.Errorf("wrote %v in c2", writes)
 		}
-		f.noRecords()
+		f.wantNoRecords()
 	})
 }

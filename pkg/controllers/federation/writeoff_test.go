@@ -19,8 +19,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// records returns the records of removals that were written off.
-func (f *fed) records() (all []policy.WriteOff) {
+// writeOffRecords returns the records of removals that were written off.
+func (f *fed) writeOffRecords() (records []policy.WriteOff) {
 	f.t.Helper()
 	for _, object := range controllertest.List[corev1.ConfigMap](f.Host) {
 		if object.Labels[policy.WriteOffLabel] == "" {
@@ -30,50 +30,50 @@ func (f *fed) records() (all []policy.WriteOff) {
 		if err != nil {
 			f.t.Error(err)
 		}
-		all = append(all, record)
+		records = append(records, record)
 	}
-	if n := f.Metric(federation.MetricPrefix + "written_off_removals"); int(n) != len(all) {
-		f.t.Errorf("%v removals are written off, and there are %d records", n, len(all))
+	if n := f.Metric(federation.MetricPrefix + "written_off_removals"); int(n) != len(records) {
+		f.t.Errorf("%v removals are written off, and there are %d records", n, len(records))
 	}
-	return all
+	return records
 }
 
-// away cuts c2 off and, a minute later, deletes the federated object.
-func (f *fed) away() {
+// deleteDuringOutage cuts c2 off and, a minute later, deletes the federated object.
+func (f *fed) deleteDuringOutage() {
 	f.t.Helper()
 	f.c2.Cut()
 	f.Sleep(time.Minute)
 	f.Delete(configMap(f.t))
 }
 
-// writtenOff is away, and waits until the federated object has been written off.
-func (f *fed) writtenOff() {
+// writeOff deletes the federated object while c2 is cut off, and waits until it has been written off.
+func (f *fed) writeOff() {
 	f.t.Helper()
-	f.away()
+	f.deleteDuringOutage()
 	f.Sleep(5*time.Minute + time.Second)
-	f.status("FederatedConfigMap", "f", "gone")
-	if n := len(f.records()); n != 1 {
+	f.wantStatus("FederatedConfigMap", "f", "gone")
+	if n := len(f.writeOffRecords()); n != 1 {
 		f.t.Fatalf("%d records", n)
 	}
 }
 
-// back lets c2 return.
-func (f *fed) back() {
+// endOutage lets c2 return.
+func (f *fed) endOutage() {
 	f.t.Helper()
 	f.c2.Restore()
 	f.Sleep(time.Minute)
 }
 
-// noRecords checks that no record is left.
-func (f *fed) noRecords() {
+// wantNoRecords checks that no record is left.
+func (f *fed) wantNoRecords() {
 	f.t.Helper()
-	if all := f.records(); len(all) > 0 {
+	if all := f.writeOffRecords(); len(all) > 0 {
 		f.t.Errorf("the records %v are left", all)
 	}
 }
 
-// remade is the object in c2 as somebody else has made it at a time.
-func (f *fed) remade(at time.Time) *unstructured.Unstructured {
+// replacement returns the object in c2 as somebody else has made it at a time.
+func (f *fed) replacement(at time.Time) *unstructured.Unstructured {
 	f.t.Helper()
 	u := f.get(f.c2, "ConfigMap", "shop", "f")
 	u.SetUID("")
@@ -86,23 +86,23 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 	const record = "configmaps " + namespace + "/federation-written-off-"
 	for name, test := range map[string]func(f *fed){
 		"F goes after the grace, and its object when c2 is back": func(f *fed) {
-			f.away()
+			f.deleteDuringOutage()
 			f.Sleep(4*time.Minute + 50*time.Second)
-			f.has(f.c1, "gone")
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.wantConfigMap(f.c1, "gone")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.Writes()
 			f.Sleep(11 * time.Second)
-			f.status("FederatedConfigMap", "f", "gone")
+			f.wantStatus("FederatedConfigMap", "f", "gone")
 			if w := f.Writes(); len(w) != 3 || !strings.HasPrefix(w[0], "create "+record) || w[2] != "patch federatedconfigmaps.types.kubefed.io shop/f" {
 				f.t.Errorf("wrote %q, want the record before the finalizer", w)
 			}
-			if all := f.records(); len(all) != 1 || all[0].UID == "" {
+			if all := f.writeOffRecords(); len(all) != 1 || all[0].UID == "" {
 				f.t.Errorf("records %v", all)
 			}
 			f.Sleep(20 * time.Minute)
-			f.back()
-			f.wrote(f.c2, deleted)
-			f.noRecords()
+			f.endOutage()
+			f.wantWrites(f.c2, configMapDelete)
+			f.wantNoRecords()
 			if events := f.Events(); !slices.ContainsFunc(events, func(e string) bool { return strings.HasPrefix(e, "Normal WrittenOff ") }) {
 				f.t.Errorf("Events %q", events)
 			}
@@ -112,9 +112,9 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.Sleep(20 * time.Minute)
 			f.Delete(configMap(f.t))
 			f.Sleep(4 * time.Minute)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.Sleep(2 * time.Minute)
-			f.status("FederatedConfigMap", "f", "gone")
+			f.wantStatus("FederatedConfigMap", "f", "gone")
 		},
 		"F is deleted, and c2 is away ever again but never for the grace": func(f *fed) {
 			f.change(f.c2, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
@@ -126,120 +126,120 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 				f.c2.Restore()
 				f.Sleep(time.Minute)
 			}
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=WaitingForRemoval")
-			f.noRecords()
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=WaitingForRemoval")
+			f.wantNoRecords()
 		},
 		"F is created again, and c2 keeps its object": func(f *fed) {
-			f.writtenOff()
-			again := configMap(f.t)
-			again.Object["spec"].(map[string]any)["template"] = map[string]any{"data": map[string]any{"a": "c"}}
-			f.Put(again)
+			f.writeOff()
+			recreated := configMap(f.t)
+			recreated.Object["spec"].(map[string]any)["template"] = map[string]any{"data": map[string]any{"a": "c"}}
+			f.Put(recreated)
 			f.Sleep(time.Minute)
-			f.back()
-			f.wrote(f.c2, updated)
-			f.noRecords()
-			f.status("FederatedConfigMap", "f", "c1= c2=")
+			f.endOutage()
+			f.wantWrites(f.c2, configMapUpdate)
+			f.wantNoRecords()
+			f.wantStatus("FederatedConfigMap", "f", "c1= c2=")
 		},
 		"F is created again just before the removal": func(f *fed) {
-			f.writtenOff()
+			f.writeOff()
 			f.c2.OnRead(func(r controllertest.Request) error {
 				if r.Verb == "get" && f.get(f.Host, "FederatedConfigMap", "shop", "f") == nil {
 					f.Put(configMap(f.t)) // when its absence has been read
 				}
 				return nil
 			})
-			f.back()
-			f.has(f.c2, "managed")
-			if w := f.c2.Writes(); slices.Contains(w, deleted) || slices.Contains(w, edited) {
+			f.endOutage()
+			f.wantConfigMap(f.c2, "managed")
+			if w := f.c2.Writes(); slices.Contains(w, configMapDelete) || slices.Contains(w, configMapPatch) {
 				f.t.Errorf("wrote %q", w)
 			}
 		},
 		"F is created and deleted again, with other options": func(f *fed) {
-			f.writtenOff()
-			again := configMap(f.t)
-			again.SetAnnotations(map[string]string{policy.DeleteOptionAnnotation: `{"gracePeriodSeconds":7}`})
-			f.Put(again)
+			f.writeOff()
+			recreated := configMap(f.t)
+			recreated.SetAnnotations(map[string]string{policy.DeleteOptionAnnotation: `{"gracePeriodSeconds":7}`})
+			f.Put(recreated)
 			f.Sleep(time.Minute)
-			f.Delete(again)
+			f.Delete(recreated)
 			f.Sleep(6 * time.Minute)
-			f.status("FederatedConfigMap", "f", "gone")
-			if n := len(f.records()); n != 1 {
+			f.wantStatus("FederatedConfigMap", "f", "gone")
+			if n := len(f.writeOffRecords()); n != 1 {
 				f.t.Errorf("%d records", n)
 			}
 			var body string
 			f.c2.OnWrite(func(r controllertest.Request) error { body = string(r.Body); return nil })
-			f.back()
-			f.wrote(f.c2, deleted)
+			f.endOutage()
+			f.wantWrites(f.c2, configMapDelete)
 			if !strings.Contains(body, `"gracePeriodSeconds":7`) || !strings.Contains(body, `"resourceVersion"`) || !strings.Contains(body, `"uid"`) {
 				f.t.Error(body)
 			}
-			f.noRecords()
+			f.wantNoRecords()
 		},
 		"the object in c2 is made anew before c2 is back": func(f *fed) {
-			f.writtenOff()
-			anew := f.remade(time.Now())
-			f.c2.Delete(anew)
-			f.c2.Put(anew)
-			f.back()
-			f.has(f.c2, "unlabelled")
-			f.noRecords()
+			f.writeOff()
+			replacement := f.replacement(time.Now())
+			f.c2.Delete(replacement)
+			f.c2.Put(replacement)
+			f.endOutage()
+			f.wantConfigMap(f.c2, "unlabelled")
+			f.wantNoRecords()
 		},
 		"the object in c2 is made anew, and its clock is behind": func(f *fed) {
-			f.writtenOff()
-			anew := f.remade(time.Now().Add(-24 * time.Hour))
-			f.c2.Delete(anew)
-			f.c2.Put(anew)
-			f.back()
-			f.has(f.c2, "unlabelled")
-			f.noRecords()
+			f.writeOff()
+			replacement := f.replacement(time.Now().Add(-24 * time.Hour))
+			f.c2.Delete(replacement)
+			f.c2.Put(replacement)
+			f.endOutage()
+			f.wantConfigMap(f.c2, "unlabelled")
+			f.wantNoRecords()
 		},
 		"the object in c2 is made anew, and the leader has never seen c2": func(f *fed) {
-			f.away()
+			f.deleteDuringOutage()
 			f.Restart()
 			f.Sleep(6 * time.Minute)
-			if all := f.records(); len(all) != 1 || all[0].UID != "" {
+			if all := f.writeOffRecords(); len(all) != 1 || all[0].UID != "" {
 				f.t.Errorf("records %v", all)
 			}
-			anew := f.remade(time.Now())
-			f.c2.Delete(anew)
-			f.c2.Put(anew)
-			f.back()
-			f.has(f.c2, "unlabelled")
-			f.noRecords()
+			replacement := f.replacement(time.Now())
+			f.c2.Delete(replacement)
+			f.c2.Put(replacement)
+			f.endOutage()
+			f.wantConfigMap(f.c2, "unlabelled")
+			f.wantNoRecords()
 		},
 		"the leader has never seen c2": func(f *fed) {
-			f.away()
+			f.deleteDuringOutage()
 			f.Restart()
 			f.Sleep(6 * time.Minute)
-			f.back()
-			f.wrote(f.c2, deleted)
-			f.noRecords()
+			f.endOutage()
+			f.wantWrites(f.c2, configMapDelete)
+			f.wantNoRecords()
 		},
 		"a new leader sees for itself that c2 is away": func(f *fed) {
-			f.away()
+			f.deleteDuringOutage()
 			f.Sleep(4 * time.Minute)
 			f.Restart(func() { <-time.After(2 * time.Minute) })
 			f.Sleep(10 * time.Second)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.Sleep(time.Minute)
-			f.status("FederatedConfigMap", "f", "gone")
+			f.wantStatus("FederatedConfigMap", "f", "gone")
 		},
 		"the record is lost, and c2 keeps its object": func(f *fed) {
-			f.writtenOff()
+			f.writeOff()
 			for _, object := range controllertest.List[corev1.ConfigMap](f.Host) {
 				f.Delete(object)
 			}
-			f.back()
-			f.has(f.c2, "unlabelled")
+			f.endOutage()
+			f.wantConfigMap(f.c2, "unlabelled")
 		},
 		"the cache does not know of the record yet": func(f *fed) {
-			f.away()
+			f.deleteDuringOutage()
 			f.Lag(3*time.Second, "configmaps")
 			<-time.After(5*time.Minute + 10*time.Millisecond)
 			f.c2.Restore()
 			f.Put(secret("c2", "other")) // a probe at once
 			f.Sleep(time.Minute)
-			f.wrote(f.c2, deleted)
+			f.wantWrites(f.c2, configMapDelete)
 		},
 		"the record cannot be written": func(f *fed) {
 			f.OnWrite(func(r controllertest.Request) error {
@@ -248,12 +248,12 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 				}
 				return nil
 			})
-			f.away()
+			f.deleteDuringOutage()
 			f.Sleep(20 * time.Minute)
-			f.status("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1= c2=ClusterNotReady")
 			f.OnWrite(nil)
 			f.Sleep(10 * time.Minute)
-			f.status("FederatedConfigMap", "f", "gone")
+			f.wantStatus("FederatedConfigMap", "f", "gone")
 		},
 		"the manager ends between the record and the finalizer, and c2 is back": func(f *fed) {
 			f.OnWrite(func(r controllertest.Request) error {
@@ -262,62 +262,62 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 				}
 				return nil
 			})
-			f.away()
+			f.deleteDuringOutage()
 			f.Sleep(10 * time.Minute)
-			if n := len(f.records()); n != 1 {
+			if n := len(f.writeOffRecords()); n != 1 {
 				f.t.Errorf("%d records", n)
 			}
 			f.OnWrite(nil)
 			f.Restart(f.c2.Restore)
 			f.Sleep(time.Minute)
-			f.wrote(f.c2, deleted)
-			f.status("FederatedConfigMap", "f", "gone")
-			f.noRecords()
+			f.wantWrites(f.c2, configMapDelete)
+			f.wantStatus("FederatedConfigMap", "f", "gone")
+			f.wantNoRecords()
 		},
 		"c2 is away again before its object is gone": func(f *fed) {
 			f.change(f.c2, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers([]string{"example.com/mine"}) })
 			f.Sleep(time.Minute)
 			f.c2.Writes()
-			f.writtenOff()
-			f.back()
-			f.wrote(f.c2, deleted)
-			if n := len(f.records()); n != 1 {
+			f.writeOff()
+			f.endOutage()
+			f.wantWrites(f.c2, configMapDelete)
+			if n := len(f.writeOffRecords()); n != 1 {
 				f.t.Errorf("%d records while c2 has its object", n)
 			}
 			f.change(f.c2, "ConfigMap", "shop", "f", func(u *unstructured.Unstructured) { u.SetFinalizers(nil) })
 			f.Sleep(time.Minute)
-			f.noRecords()
+			f.wantNoRecords()
 		},
 		"an orphaning F goes without a record": func(f *fed) {
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/orphan: 'true'}", "metadata", "annotations")
-			f.away()
+			f.deleteDuringOutage()
 			f.Sleep(6 * time.Minute)
-			f.status("FederatedConfigMap", "f", "gone")
-			f.noRecords()
+			f.wantStatus("FederatedConfigMap", "f", "gone")
+			f.wantNoRecords()
 			if events := strings.Join(f.Events(), " "); !strings.Contains(events, `cluster "c2" has been away for long; its object stays there`) {
 				f.t.Errorf("Events %q", events)
 			}
-			f.back()
-			f.has(f.c2, "unlabelled")
+			f.endOutage()
+			f.wantConfigMap(f.c2, "unlabelled")
 		},
 		"a malformed deleteoption waits": func(f *fed) {
 			f.set(f.Host, "FederatedConfigMap", "shop", "f", "{kubefed.io/deleteoption: soon}", "metadata", "annotations")
-			f.away()
+			f.deleteDuringOutage()
 			f.Sleep(20 * time.Minute)
-			f.noRecords()
-			f.warned("InvalidDeleteOptions", "RetrievingClusterHealthFailed")
-			f.status("FederatedConfigMap", "f", "CheckClusters c1=WaitingForRemoval c2=ClusterNotReady")
+			f.wantNoRecords()
+			f.wantWarnings("InvalidDeleteOptions", "RetrievingClusterHealthFailed")
+			f.wantStatus("FederatedConfigMap", "f", "CheckClusters c1=WaitingForRemoval c2=ClusterNotReady")
 		},
 		"a cluster that leaves takes its records along and keeps its objects": func(f *fed) {
-			f.writtenOff()
+			f.writeOff()
 			f.Delete(kubeFedCluster(f.c2, "c2"))
 			f.Sleep(time.Minute)
-			f.noRecords()
+			f.wantNoRecords()
 			f.c2.Restore()
 			f.Sleep(time.Minute)
-			f.has(f.c2, "managed")
+			f.wantConfigMap(f.c2, "managed")
 		},
 	} {
-		t.Run(name, func(t *testing.T) { run(t, test) })
+		t.Run(name, func(t *testing.T) { runWithConfigMap(t, test) })
 	}
 }

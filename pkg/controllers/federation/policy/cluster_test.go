@@ -57,21 +57,21 @@ func typeOf(kind string) *TypeConfig {
 	if kind == "ClusterRole" {
 		target.Group = "rbac.authorization.k8s.io"
 	}
-	of := Resource{Group: "types.kubefed.io", Version: "v1beta1", Kind: "Federated" + kind, PluralName: defaultPlural("Federated" + kind), Scope: target.Scope}
+	federatedType := Resource{Group: "types.kubefed.io", Version: "v1beta1", Kind: "Federated" + kind, PluralName: defaultPlural("Federated" + kind), Scope: target.Scope}
 	if kind == "Namespace" {
-		of.Scope = "Namespaced"
+		federatedType.Scope = "Namespaced"
 	}
-	return &TypeConfig{Name: target.GroupResource().String(), TypeSpec: TypeSpec{Target: target, Federated: of, Propagation: enabled}}
+	return &TypeConfig{Name: target.GroupResource().String(), TypeSpec: TypeSpec{Target: target, Federated: federatedType, Propagation: enabled}}
 }
 
-func equal(t *testing.T, got, want any) {
+func wantEqual(t *testing.T, got, want any) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("got, want:\n%s", diff)
 	}
 }
 
-func TestReadConfig(t *testing.T) {
+func TestInvalidConfigFieldsGetDefaults(t *testing.T) {
 	change := func(change func(*Config)) Config {
 		c := DefaultConfig()
 		change(&c)
@@ -108,7 +108,7 @@ func TestReadConfig(t *testing.T) {
 			if (err != nil) != test.errors {
 				t.Error(err)
 			}
-			equal(t, got, test.want)
+			wantEqual(t, got, test.want)
 		})
 	}
 }
@@ -180,7 +180,7 @@ func TestConditionsTellTheResultOfTheProbe(t *testing.T) {
 			for _, c := range status.Conditions {
 				got = append(got, [4]string{c.Type, c.Status, c.Reason, c.Message})
 			}
-			equal(t, got, test.want)
+			wantEqual(t, got, test.want)
 		})
 	}
 }
@@ -236,13 +236,13 @@ func TestProbeErrorIsCutTo256Bytes(t *testing.T) {
 	}
 }
 
-func TestReadCluster(t *testing.T) {
+func TestMalformedClusterIsReadNevertheless(t *testing.T) {
 	c := ReadCluster(object(t, "metadata: {name: c1, labels: {a: b}}, "+
 		"spec: {apiEndpoint: 'https://c1', caBundle: Y2E=, secretRef: {name: s}, disabledTLSValidations: ['*'], proxyURL: 'socks5://p:1'}, status: {region: eu, conditions: 7}"))
 	want := Cluster{Name: "c1", Labels: map[string]string{"a": "b"},
 		Spec: ClusterSpec{APIEndpoint: "https://c1", CABundle: []byte("ca"), DisabledTLSValidations: []string{"*"}, ProxyURL: "socks5://p:1"}}
 	want.Spec.SecretRef.Name = "s"
-	equal(t, c, want)
+	wantEqual(t, c, want)
 	c = ReadCluster(object(t, "metadata: {name: c1, labels: {a: b}}, spec: {caBundle: '!'}"))
 	if c.Malformed == nil || c.Labels["a"] != "b" {
 		t.Errorf("a cluster with a malformed spec: %v", c)

@@ -18,39 +18,39 @@ import (
 )
 
 func TestConnectionFollowsTheClusterSpec(t *testing.T) {
-	ca := certificate(t, nil, "ca", now, now.Add(time.Hour))
+	ca := newCertificate(t, nil, "ca", now, now.Add(time.Hour))
 	tests := map[string]struct {
 		spec     func(*ClusterSpec)
 		unsafe   bool
 		endpoint string
-		bad      string
+		problem  string
 		insecure bool
 	}{
 		"a name":                            {endpoint: "https://c1.example"},
 		"without a scheme it is https":      {spec: func(s *ClusterSpec) { s.APIEndpoint = "10.1.2.3:6443" }, endpoint: "https://10.1.2.3:6443"},
 		"a path":                            {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://proxy.example/clusters/c1" }, endpoint: "https://proxy.example/clusters/c1"},
-		"empty":                             {spec: func(s *ClusterSpec) { s.APIEndpoint = "" }, bad: "apiEndpoint"},
-		"no host":                           {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://:443" }, bad: "apiEndpoint"},
-		"no URL":                            {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://a b" }, bad: "apiEndpoint"},
-		"http is refused":                   {spec: func(s *ClusterSpec) { s.APIEndpoint = "http://c1.example" }, bad: "must be https"},
+		"empty":                             {spec: func(s *ClusterSpec) { s.APIEndpoint = "" }, problem: "apiEndpoint"},
+		"no host":                           {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://:443" }, problem: "apiEndpoint"},
+		"no URL":                            {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://a b" }, problem: "apiEndpoint"},
+		"http is refused":                   {spec: func(s *ClusterSpec) { s.APIEndpoint = "http://c1.example" }, problem: "must be https"},
 		"http where unsafe is allowed":      {spec: func(s *ClusterSpec) { s.APIEndpoint = "http://127.0.0.1:8080" }, unsafe: true, endpoint: "http://127.0.0.1:8080"},
-		"another scheme, even where unsafe": {spec: func(s *ClusterSpec) { s.APIEndpoint = "ftp://c1.example" }, unsafe: true, bad: "must be https"},
-		"a password":                        {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://me:secret@c1.example" }, bad: "no more than"},
-		"a query":                           {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://c1.example/?a=b" }, bad: "no more than"},
-		"a link-local address is refused":   {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://169.254.169.254" }, bad: "link-local"},
-		"a link-local address in the form of IPv6 is refused": {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://[::ffff:169.254.169.254]" }, bad: "link-local"},
+		"another scheme, even where unsafe": {spec: func(s *ClusterSpec) { s.APIEndpoint = "ftp://c1.example" }, unsafe: true, problem: "must be https"},
+		"a password":                        {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://me:secret@c1.example" }, problem: "no more than"},
+		"a query":                           {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://c1.example/?a=b" }, problem: "no more than"},
+		"a link-local address is refused":   {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://169.254.169.254" }, problem: "link-local"},
+		"a link-local address in the form of IPv6 is refused": {spec: func(s *ClusterSpec) { s.APIEndpoint = "https://[::ffff:169.254.169.254]" }, problem: "link-local"},
 		"a proxy":                            {spec: func(s *ClusterSpec) { s.ProxyURL = "socks5://proxy.example:1080" }, endpoint: "https://c1.example"},
-		"a proxy of another scheme":          {spec: func(s *ClusterSpec) { s.ProxyURL = "file:///etc/passwd" }, bad: "proxyURL"},
-		"a proxy of an unknown scheme":       {spec: func(s *ClusterSpec) { s.ProxyURL = "gopher://proxy.example" }, bad: "proxyURL"},
-		"a proxy on the manager's own host":  {spec: func(s *ClusterSpec) { s.ProxyURL = "http://127.0.0.1" }, bad: "loopback"},
-		"a proxy that is no URL":             {spec: func(s *ClusterSpec) { s.ProxyURL = "http://me:secret@a b" }, bad: "proxyURL"},
-		"no Secret":                          {spec: func(s *ClusterSpec) { s.SecretRef.Name = "" }, bad: "secretRef"},
+		"a proxy of another scheme":          {spec: func(s *ClusterSpec) { s.ProxyURL = "file:///etc/passwd" }, problem: "proxyURL"},
+		"a proxy of an unknown scheme":       {spec: func(s *ClusterSpec) { s.ProxyURL = "gopher://proxy.example" }, problem: "proxyURL"},
+		"a proxy on the manager's own host":  {spec: func(s *ClusterSpec) { s.ProxyURL = "http://127.0.0.1" }, problem: "loopback"},
+		"a proxy that is no URL":             {spec: func(s *ClusterSpec) { s.ProxyURL = "http://me:secret@a b" }, problem: "proxyURL"},
+		"no Secret":                          {spec: func(s *ClusterSpec) { s.SecretRef.Name = "" }, problem: "secretRef"},
 		"a CA":                               {spec: func(s *ClusterSpec) { s.CABundle = ca.pem }, endpoint: "https://c1.example"},
-		"a CA that is none":                  {spec: func(s *ClusterSpec) { s.CABundle = []byte("ca") }, bad: "caBundle"},
+		"a CA that is none":                  {spec: func(s *ClusterSpec) { s.CABundle = []byte("ca") }, problem: "caBundle"},
 		"no check at all":                    {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"*"} }, endpoint: "https://c1.example", insecure: true},
 		"no check of the name and the times": {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"SubjectName", "ValidityPeriod"} }, endpoint: "https://c1.example", insecure: true},
-		"* and something else":               {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"*", "SubjectName"} }, bad: "disabledTLS"},
-		"an unknown check":                   {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"Revocation"} }, bad: "disabledTLS"},
+		"* and something else":               {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"*", "SubjectName"} }, problem: "disabledTLS"},
+		"an unknown check":                   {spec: func(s *ClusterSpec) { s.DisabledTLSValidations = []string{"Revocation"} }, problem: "disabledTLS"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -60,9 +60,9 @@ func TestConnectionFollowsTheClusterSpec(t *testing.T) {
 				test.spec(&spec)
 			}
 			c, err := spec.Connection(test.unsafe)
-			if test.bad != "" {
-				if err == nil || !strings.Contains(err.Error(), test.bad) || strings.Contains(err.Error(), "secret@") {
-					t.Errorf("%v, want %q", err, test.bad)
+			if test.problem != "" {
+				if err == nil || !strings.Contains(err.Error(), test.problem) || strings.Contains(err.Error(), "secret@") {
+					t.Errorf("%v, want %q", err, test.problem)
 				}
 				return
 			}
@@ -89,7 +89,7 @@ func TestCheckAddressRefusesLocalAddresses(t *testing.T) {
 	}
 }
 
-func TestParseToken(t *testing.T) {
+func TestTokenMustFitIntoAHeader(t *testing.T) {
 	tests := map[string]struct {
 		secret map[string][]byte
 		want   string
@@ -116,23 +116,23 @@ func TestParseToken(t *testing.T) {
 	}
 }
 
-type signed struct {
+type signedCertificate struct {
 	*x509.Certificate
 	pem []byte
 	key *ecdsa.PrivateKey
 }
 
-func certificate(t *testing.T, by *signed, name string, from, to time.Time) *signed {
+func newCertificate(t *testing.T, issuer *signedCertificate, name string, notBefore, notAfter time.Time) *signedCertificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: from, NotAfter: to, DNSNames: []string{name},
-		BasicConstraintsValid: true, IsCA: by == nil, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: notBefore, NotAfter: notAfter, DNSNames: []string{name},
+		BasicConstraintsValid: true, IsCA: issuer == nil, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
 	parent, parentKey := template, key
-	if by != nil {
-		parent, parentKey = by.Certificate, by.key
+	if issuer != nil {
+		parent, parentKey = issuer.Certificate, issuer.key
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
 	if err != nil {
@@ -142,13 +142,13 @@ func certificate(t *testing.T, by *signed, name string, from, to time.Time) *sig
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &signed{c, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key}
+	return &signedCertificate{c, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key}
 }
 
 func TestConnectionVerifiesItsChain(t *testing.T) {
-	ca := certificate(t, nil, "ca", now.Add(-time.Hour), now.Add(time.Hour))
-	other := certificate(t, nil, "ca", now.Add(-time.Hour), now.Add(time.Hour))
-	leaf := certificate(t, ca, "c1.example", now.Add(-2*time.Minute), now.Add(-time.Minute))
+	ca := newCertificate(t, nil, "ca", now.Add(-time.Hour), now.Add(time.Hour))
+	other := newCertificate(t, nil, "ca", now.Add(-time.Hour), now.Add(time.Hour))
+	leaf := newCertificate(t, ca, "c1.example", now.Add(-2*time.Minute), now.Add(-time.Minute))
 	roots := x509.NewCertPool()
 	roots.AddCert(ca.Certificate)
 	tests := map[string]struct {
@@ -164,7 +164,7 @@ func TestConnectionVerifiesItsChain(t *testing.T) {
 		"a certificate that is not valid yet, without a check of its time": {c: Connection{NoTimeCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c1.example", after: -time.Hour, want: true},
 		"a certificate for another name":                                   {chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second},
 		"a certificate for another name, without a check of the name":      {c: Connection{NoNameCheck: true}, chain: []*x509.Certificate{leaf.Certificate}, name: "c2.example", after: -90 * time.Second, want: true},
-		"an unchecked name lets no CA pass":                                {c: Connection{NoNameCheck: true, NoTimeCheck: true}, chain: []*x509.Certificate{certificate(t, other, "c1.example", now, now.Add(time.Hour)).Certificate}, name: "c1.example"},
+		"an unchecked name lets no CA pass":                                {c: Connection{NoNameCheck: true, NoTimeCheck: true}, chain: []*x509.Certificate{newCertificate(t, other, "c1.example", now, now.Add(time.Hour)).Certificate}, name: "c1.example"},
 		"nothing is checked":                                               {c: Connection{NoTLSChecks: true}, name: "c2.example", want: true},
 		"a server without a certificate":                                   {name: "c1.example"},
 	}

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func TestDecide(t *testing.T) {
+func TestDecisionFollowsFromTheState(t *testing.T) {
 	const labels, annotations = 1, 2
 	live := func(version string) *LiveObject {
 		return &LiveObject{Version: version, Labels: labels, Annotations: annotations}
@@ -18,7 +18,7 @@ func TestDecide(t *testing.T) {
 	deleting := &LiveObject{Version: "gen:1", Deleting: true}
 	plain := OverrideDigest{Labels: labels}
 	annotated := OverrideDigest{Labels: labels, Annotations: true}
-	seen, other := uint64(annotations), uint64(annotations+1)
+	knownHash, otherHash := uint64(annotations), uint64(annotations+1)
 	tests := map[string]struct {
 		state State
 		want  Action
@@ -36,9 +36,9 @@ func TestDecide(t *testing.T) {
 		"a Namespace with labels of its own needs nothing":                           {State{Exists: true, Wanted: true, Live: live("rv:7"), WrittenVersion: "rv:7", Rendered: OverrideDigest{Labels: labels + 1}}, Nothing},
 		"an object that drifted is updated":                                          {State{Exists: true, Wanted: true, Live: live("gen:2"), WrittenVersion: "gen:1", Rendered: plain}, Update},
 		"an object of which no write is known is updated":                            {State{Exists: true, Wanted: true, Live: live("gen:1"), Rendered: plain}, Update},
-		"annotations of others change, and none are overridden":                      {State{Exists: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: plain, LiveAnnotations: &other}, Nothing},
-		"overridden annotations as seen":                                             {State{Exists: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: annotated, LiveAnnotations: &seen}, Nothing},
-		"overridden annotations changed":                                             {State{Exists: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: annotated, LiveAnnotations: &other}, Update},
+		"annotations of others change, and none are overridden":                      {State{Exists: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: plain, LiveAnnotations: &otherHash}, Nothing},
+		"overridden annotations as seen":                                             {State{Exists: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: annotated, LiveAnnotations: &knownHash}, Nothing},
+		"overridden annotations changed":                                             {State{Exists: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: annotated, LiveAnnotations: &otherHash}, Update},
 		"overridden annotations after a restart":                                     {State{Exists: true, Wanted: true, Live: live("gen:1"), WrittenVersion: "gen:1", Rendered: annotated}, Update},
 		"the host's own Namespace loses its label if not wanted":                     {State{Exists: true, Live: live("rv:7"), IsHostNamespace: true}, Unlabel},
 		"an object that is not wanted is removed":                                    {State{Exists: true, Live: live("gen:1")}, Remove},
@@ -57,36 +57,36 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func TestAdoptExisting(t *testing.T) {
+func TestAdoptionIsRefusedByLabelAndConfig(t *testing.T) {
 	label := func(value string) map[string]string { return map[string]string{ManagedLabel: value} }
-	adopt, not := DefaultConfig(), DefaultConfig()
-	not.AdoptResources = false
+	adopting, refusing := DefaultConfig(), DefaultConfig()
+	refusing.AdoptResources = false
 	tests := map[string]struct {
-		labels map[string]string
-		own    bool
-		config Config
-		status string
+		labels          map[string]string
+		isHostNamespace bool
+		config          Config
+		status          string
 	}{
-		"an object that was there is adopted":                         {config: adopt},
-		"an object that was there is refused if adoption is off":      {config: not, status: AlreadyExists},
-		"the host's own, adoption is off":                             {config: not, own: true},
-		"an object labelled as not managed is refused":                {labels: label("false"), config: adopt, status: ManagedLabelFalse},
-		"the host's own Namespace labelled as not managed is refused": {labels: label("false"), own: true, config: adopt, status: ManagedLabelFalse},
-		"labelled, and the cache did not know":                        {labels: label("true"), config: not},
-		"labelled with a word":                                        {labels: label("yes"), config: not, status: AlreadyExists},
-		"other labels, and it may be adopted":                         {labels: map[string]string{"a": "b"}, config: adopt},
-		"other labels, and it may not be taken":                       {labels: map[string]string{"a": "b"}, config: not, status: AlreadyExists},
+		"an object that was there is adopted":                         {config: adopting},
+		"an object that was there is refused if adoption is off":      {config: refusing, status: AlreadyExists},
+		"the host's own, adoption is off":                             {config: refusing, isHostNamespace: true},
+		"an object labelled as not managed is refused":                {labels: label("false"), config: adopting, status: ManagedLabelFalse},
+		"the host's own Namespace labelled as not managed is refused": {labels: label("false"), isHostNamespace: true, config: adopting, status: ManagedLabelFalse},
+		"labelled, and the cache did not know":                        {labels: label("true"), config: refusing},
+		"labelled with a word":                                        {labels: label("yes"), config: refusing, status: AlreadyExists},
+		"other labels, and it may be adopted":                         {labels: map[string]string{"a": "b"}, config: adopting},
+		"other labels, and it may not be taken":                       {labels: map[string]string{"a": "b"}, config: refusing, status: AlreadyExists},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			if status := AdoptionRefusal(&metav1.ObjectMeta{Labels: test.labels}, test.own, test.config); status != test.status {
+			if status := AdoptionRefusal(&metav1.ObjectMeta{Labels: test.labels}, test.isHostNamespace, test.config); status != test.status {
 				t.Errorf("got %q, want %q", status, test.status)
 			}
 		})
 	}
 }
 
-func TestActionToRemove(t *testing.T) {
+func TestOnlyManagedObjectsAreRemoved(t *testing.T) {
 	label, deleted := map[string]string{ManagedLabel: "true"}, metav1.NewTime(now)
 	adopted := map[string]string{AdoptedAnnotation: "true"}
 	tests := map[string]struct {
@@ -115,24 +115,24 @@ func TestActionToRemove(t *testing.T) {
 func TestRemovalsWaitAndAreHeldByTheGuard(t *testing.T) {
 	const delay = 20 * time.Second
 	settled := Removals{ReadySince: now.Add(-delay), Deletions: 20, Managed: 20}
-	with := func(change func(*Removals)) Removals { r := settled; change(&r); return r }
+	settledWith := func(change func(*Removals)) Removals { r := settled; change(&r); return r }
 	tests := map[string]struct {
 		removals Removals
 		guard    int
 		want     string
 		wait     time.Duration
 	}{
-		"the cluster has been ready for 5 s":                          {removals: with(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), guard: 100, want: WaitingForRemoval, wait: 15 * time.Second},
-		"a replaced cluster, even if removals are allowed":            {removals: with(func(r *Removals) { r.Replaced, r.AllowedUntil = true, now.Add(time.Second) }), guard: 100, want: RemovalHeld},
+		"the cluster has been ready for 5 s":                          {removals: settledWith(func(r *Removals) { r.ReadySince = now.Add(-5 * time.Second) }), guard: 100, want: WaitingForRemoval, wait: 15 * time.Second},
+		"a replaced cluster, even if removals are allowed":            {removals: settledWith(func(r *Removals) { r.Replaced, r.AllowedUntil = true, now.Add(time.Second) }), guard: 100, want: RemovalHeld},
 		"the guard holds the removal of all of 20 objects":            {removals: settled, guard: 50, want: RemovalHeld},
-		"the guard lets an allowed removal of all of 20 objects pass": {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 50},
-		"all of 20, allowed until now":                                {removals: with(func(r *Removals) { r.AllowedUntil = now }), guard: 50, want: RemovalHeld},
-		"10 of 10":                                                    {removals: with(func(r *Removals) { r.Deletions, r.Managed = 10, 10 }), guard: 50},
-		"11 of 11":                                                    {removals: with(func(r *Removals) { r.Deletions, r.Managed = 11, 11 }), guard: 50, want: RemovalHeld},
-		"50 of 100":                                                   {removals: with(func(r *Removals) { r.Deletions, r.Managed = 50, 100 }), guard: 50},
-		"51 of 100":                                                   {removals: with(func(r *Removals) { r.Deletions, r.Managed = 51, 100 }), guard: 50, want: RemovalHeld},
-		"a guard of 0 holds a single one":                             {removals: with(func(r *Removals) { r.Deletions, r.Managed = 1, 100 }), guard: 0, want: RemovalHeld},
-		"a guard of 0, allowed":                                       {removals: with(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 0},
+		"the guard lets an allowed removal of all of 20 objects pass": {removals: settledWith(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 50},
+		"all of 20, allowed until now":                                {removals: settledWith(func(r *Removals) { r.AllowedUntil = now }), guard: 50, want: RemovalHeld},
+		"10 of 10":                                                    {removals: settledWith(func(r *Removals) { r.Deletions, r.Managed = 10, 10 }), guard: 50},
+		"11 of 11":                                                    {removals: settledWith(func(r *Removals) { r.Deletions, r.Managed = 11, 11 }), guard: 50, want: RemovalHeld},
+		"50 of 100":                                                   {removals: settledWith(func(r *Removals) { r.Deletions, r.Managed = 50, 100 }), guard: 50},
+		"51 of 100":                                                   {removals: settledWith(func(r *Removals) { r.Deletions, r.Managed = 51, 100 }), guard: 50, want: RemovalHeld},
+		"a guard of 0 holds a single one":                             {removals: settledWith(func(r *Removals) { r.Deletions, r.Managed = 1, 100 }), guard: 0, want: RemovalHeld},
+		"a guard of 0, allowed":                                       {removals: settledWith(func(r *Removals) { r.AllowedUntil = now.Add(time.Second) }), guard: 0},
 		"a guard of 100 holds nothing":                                {removals: settled, guard: 100},
 	}
 	for name, test := range tests {
@@ -144,7 +144,7 @@ func TestRemovalsWaitAndAreHeldByTheGuard(t *testing.T) {
 	}
 }
 
-func TestDeleteOptions(t *testing.T) {
+func TestDeleteOptionsComeFromTheAnnotation(t *testing.T) {
 	five, orphan := int64(5), metav1.DeletePropagationOrphan
 	tests := map[string]struct {
 		annotation string
@@ -170,26 +170,26 @@ func TestDeleteOptions(t *testing.T) {
 			if (err != nil) != test.malformed {
 				t.Error(err)
 			}
-			equal(t, got, test.want)
+			wantEqual(t, got, test.want)
 		})
 	}
 }
 
-func TestObjectThatWasReadIsPresent(t *testing.T) {
+func TestManagedObjectMustBeGoneFirst(t *testing.T) {
 	deleted, label := metav1.NewTime(now), map[string]string{ManagedLabel: "true"}
 	for name, test := range map[string]struct {
-		live metav1.ObjectMeta
-		own  bool
-		want bool
+		live            metav1.ObjectMeta
+		isHostNamespace bool
+		want            bool
 	}{
 		"an unlabelled object is not":                                   {live: metav1.ObjectMeta{}},
 		"a managed object is":                                           {live: metav1.ObjectMeta{Labels: label}, want: true},
 		"a managed object that is being deleted is":                     {live: metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, want: true},
-		"the host's own Namespace is":                                   {live: metav1.ObjectMeta{Labels: label}, own: true, want: true},
-		"the host's own Namespace that is being deleted counts as gone": {live: metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, own: true},
+		"the host's own Namespace is":                                   {live: metav1.ObjectMeta{Labels: label}, isHostNamespace: true, want: true},
+		"the host's own Namespace that is being deleted counts as gone": {live: metav1.ObjectMeta{Labels: label, DeletionTimestamp: &deleted}, isHostNamespace: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := MustBeGone(&test.live, test.own); got != test.want {
+			if got := MustBeGone(&test.live, test.isHostNamespace); got != test.want {
 				t.Error(got)
 			}
 		})

@@ -55,7 +55,7 @@ func clusterDNS(text string) ClusterDNS {
 }
 
 func TestEndpointsFollowTheTopology(t *testing.T) {
-	const service, short = `"domainRef":"fed"`, "web.shop.fed.svc."
+	const service, prefix = `"domainRef":"fed"`, "web.shop.fed.svc."
 	var many []string
 	for i := range 100 {
 		many = append(many, fmt.Sprint("10.0.0.", 100+i))
@@ -66,30 +66,30 @@ func TestEndpointsFollowTheTopology(t *testing.T) {
 		want     []string // NAME TTL TYPE TARGETS
 	}{
 		"zone, region and domain": {service, []string{"c1 eu a 1.1.1.1"},
-			[]string{short + "a.eu.ex.org 180 A 1.1.1.1", short + "eu.ex.org 180 A 1.1.1.1", short + "ex.org 180 A 1.1.1.1"}},
+			[]string{prefix + "a.eu.ex.org 180 A 1.1.1.1", prefix + "eu.ex.org 180 A 1.1.1.1", prefix + "ex.org 180 A 1.1.1.1"}},
 		"addresses of several clusters": {service, []string{"c1 eu a 1.1.1.2,1.1.1.1", "c2 eu b 2.2.2.2", "c3 us a 3.3.3.3"}, []string{
-			short + "a.eu.ex.org 180 A 1.1.1.1 1.1.1.2", short + "a.us.ex.org 180 A 3.3.3.3", short + "b.eu.ex.org 180 A 2.2.2.2",
-			short + "eu.ex.org 180 A 1.1.1.1 1.1.1.2 2.2.2.2", short + "ex.org 180 A 1.1.1.1 1.1.1.2 2.2.2.2 3.3.3.3", short + "us.ex.org 180 A 3.3.3.3"}},
-		"each zone of a cluster": {service, []string{"c1 eu a,b 1.1.1.1"}, []string{short + "a.eu.ex.org 180 A 1.1.1.1", short + "b.eu.ex.org 180 A 1.1.1.1",
-			short + "eu.ex.org 180 A 1.1.1.1", short + "ex.org 180 A 1.1.1.1"}},
+			prefix + "a.eu.ex.org 180 A 1.1.1.1 1.1.1.2", prefix + "a.us.ex.org 180 A 3.3.3.3", prefix + "b.eu.ex.org 180 A 2.2.2.2",
+			prefix + "eu.ex.org 180 A 1.1.1.1 1.1.1.2 2.2.2.2", prefix + "ex.org 180 A 1.1.1.1 1.1.1.2 2.2.2.2 3.3.3.3", prefix + "us.ex.org 180 A 3.3.3.3"}},
+		"each zone of a cluster": {service, []string{"c1 eu a,b 1.1.1.1"}, []string{prefix + "a.eu.ex.org 180 A 1.1.1.1", prefix + "b.eu.ex.org 180 A 1.1.1.1",
+			prefix + "eu.ex.org 180 A 1.1.1.1", prefix + "ex.org 180 A 1.1.1.1"}},
 		"a zone without addresses leads to its region": {service, []string{"c1 eu a -", "c2 eu b 2.2.2.2"}, []string{
-			short + "a.eu.ex.org 180 CNAME " + short + "eu.ex.org", short + "b.eu.ex.org 180 A 2.2.2.2", short + "eu.ex.org 180 A 2.2.2.2", short + "ex.org 180 A 2.2.2.2"}},
+			prefix + "a.eu.ex.org 180 CNAME " + prefix + "eu.ex.org", prefix + "b.eu.ex.org 180 A 2.2.2.2", prefix + "eu.ex.org 180 A 2.2.2.2", prefix + "ex.org 180 A 2.2.2.2"}},
 		"a region without addresses leads to the domain": {service, []string{"c1 eu a -", "c2 us b 2.2.2.2"}, []string{
-			short + "a.eu.ex.org 180 CNAME " + short + "eu.ex.org", short + "b.us.ex.org 180 A 2.2.2.2",
-			short + "eu.ex.org 180 CNAME " + short + "ex.org", short + "ex.org 180 A 2.2.2.2", short + "us.ex.org 180 A 2.2.2.2"}},
+			prefix + "a.eu.ex.org 180 CNAME " + prefix + "eu.ex.org", prefix + "b.us.ex.org 180 A 2.2.2.2",
+			prefix + "eu.ex.org 180 CNAME " + prefix + "ex.org", prefix + "ex.org 180 A 2.2.2.2", prefix + "us.ex.org 180 A 2.2.2.2"}},
 		"no addresses at all": {service, []string{"c1 eu a -"}, []string{
-			short + "a.eu.ex.org 180 CNAME " + short + "eu.ex.org", short + "eu.ex.org 180 CNAME " + short + "ex.org"}},
-		"a cluster without region has the domain only":   {service, []string{"c1 - a 1.1.1.1"}, []string{short + "ex.org 180 A 1.1.1.1"}},
-		"a cluster with a region and no zone":            {service, []string{"c1 eu - 1.1.1.1"}, []string{short + "eu.ex.org 180 A 1.1.1.1", short + "ex.org 180 A 1.1.1.1"}},
-		"one name twice: A beats CNAME, targets unite":   {service, []string{"c1 eu a -", "c2 eu a 2.2.2.2,1.1.1.1", "c3 eu a 1.1.1.1"}, []string{short + "a.eu.ex.org 180 A 1.1.1.1 2.2.2.2", short + "eu.ex.org 180 A 1.1.1.1 2.2.2.2", short + "ex.org 180 A 1.1.1.1 2.2.2.2"}},
-		"host names are resolved":                        {service, []string{"c1 - - lb.example.com,1.1.1.1"}, []string{short + "ex.org 180 A 1.1.1.1 9.9.9.1 9.9.9.2"}},
-		"host names that lead nowhere":                   {service, []string{"c1 eu - gone.example.com"}, []string{short + "eu.ex.org 180 CNAME " + short + "ex.org"}},
-		"what is no address":                             {service, []string{"c1 - - 1.1.1.1.1,1.1.1.1"}, []string{short + "ex.org 180 A 1.1.1.1"}},
-		"more addresses than may be used":                {service, []string{"c1 - - " + strings.Join(many[:100], ",")}, []string{short + "ex.org 180 A " + strings.Join(many[:maxAddresses], " ")}},
-		"A records have no IPv6 addresses":               {service, []string{"c1 - - fd00::1,1.1.1.1"}, []string{short + "ex.org 180 A 1.1.1.1"}},
-		"a TTL":                                          {service + `,"recordTTL":300`, []string{"c1 - - 1.1.1.1"}, []string{short + "ex.org 300 A 1.1.1.1"}},
+			prefix + "a.eu.ex.org 180 CNAME " + prefix + "eu.ex.org", prefix + "eu.ex.org 180 CNAME " + prefix + "ex.org"}},
+		"a cluster without region has the domain only":   {service, []string{"c1 - a 1.1.1.1"}, []string{prefix + "ex.org 180 A 1.1.1.1"}},
+		"a cluster with a region and no zone":            {service, []string{"c1 eu - 1.1.1.1"}, []string{prefix + "eu.ex.org 180 A 1.1.1.1", prefix + "ex.org 180 A 1.1.1.1"}},
+		"one name twice: A beats CNAME, targets unite":   {service, []string{"c1 eu a -", "c2 eu a 2.2.2.2,1.1.1.1", "c3 eu a 1.1.1.1"}, []string{prefix + "a.eu.ex.org 180 A 1.1.1.1 2.2.2.2", prefix + "eu.ex.org 180 A 1.1.1.1 2.2.2.2", prefix + "ex.org 180 A 1.1.1.1 2.2.2.2"}},
+		"host names are resolved":                        {service, []string{"c1 - - lb.example.com,1.1.1.1"}, []string{prefix + "ex.org 180 A 1.1.1.1 9.9.9.1 9.9.9.2"}},
+		"host names that lead nowhere":                   {service, []string{"c1 eu - gone.example.com"}, []string{prefix + "eu.ex.org 180 CNAME " + prefix + "ex.org"}},
+		"what is no address":                             {service, []string{"c1 - - 1.1.1.1.1,1.1.1.1"}, []string{prefix + "ex.org 180 A 1.1.1.1"}},
+		"more addresses than may be used":                {service, []string{"c1 - - " + strings.Join(many[:100], ",")}, []string{prefix + "ex.org 180 A " + strings.Join(many[:maxAddresses], " ")}},
+		"A records have no IPv6 addresses":               {service, []string{"c1 - - fd00::1,1.1.1.1"}, []string{prefix + "ex.org 180 A 1.1.1.1"}},
+		"a TTL":                                          {service + `,"recordTTL":300`, []string{"c1 - - 1.1.1.1"}, []string{prefix + "ex.org 300 A 1.1.1.1"}},
 		"externalName in place of the name, and a label": {service + `,"externalName":"www"`, []string{"c1 - - 1.1.1.1"}, []string{"www.shop.fed.svc.ex.org 180 A 1.1.1.1 serviceName=web"}},
-		"a prefix":                     {service + `,"dnsPrefix":"www"`, []string{"c1 - - 1.1.1.1"}, []string{short + "ex.org 180 A 1.1.1.1", "www.ex.org 180 CNAME " + short + "ex.org"}},
+		"a prefix":                     {service + `,"dnsPrefix":"www"`, []string{"c1 - - 1.1.1.1"}, []string{prefix + "ex.org 180 A 1.1.1.1", "www.ex.org 180 CNAME " + prefix + "ex.org"}},
 		"a prefix has no label":        {service + `,"dnsPrefix":"p","externalName":"www"`, nil, []string{"p.ex.org 180 CNAME www.shop.fed.svc.ex.org"}},
 		"no clusters":                  {service, nil, nil},
 		"hosts of an Ingress":          {`"hosts":["b.org","*.a.org","b.org"],"recordTTL":7`, []string{"c1 eu a 1.1.1.1", "c2 us b 2.2.2.2"}, []string{"*.a.org 7 A 1.1.1.1 2.2.2.2", "b.org 7 A 1.1.1.1 2.2.2.2"}},
@@ -125,7 +125,7 @@ func TestEndpointsFollowTheTopology(t *testing.T) {
 	}
 }
 
-func TestCheckDNSRecord(t *testing.T) {
+func TestInvalidDNSRecordHasAProblem(t *testing.T) {
 	const service, name = `"domainRef":"fed"`, "must be a DNS name"
 	hosts := func(n int) string {
 		return `"hosts":["` + strings.TrimSuffix(strings.Repeat(`a.org","`, n), `","`) + `"]`
@@ -183,7 +183,7 @@ func TestReadDNSRecordReadsTheStatusOfEachCluster(t *testing.T) {
 	}
 }
 
-func TestReadLoadBalancer(t *testing.T) {
+func TestLoadBalancerAddressesAreLimited(t *testing.T) {
 	many := make([]string, 1000)
 	for i := range many {
 		many[i] = fmt.Sprintf(`{"ip":"10.0.%d.%d"}`, i/256, i%256)
@@ -234,7 +234,7 @@ func TestTopologyIsThatOfTheNodes(t *testing.T) {
 	}
 }
 
-func TestSummarizeEndpointSlice(t *testing.T) {
+func TestEndpointSliceSummaryNamesTheReadyService(t *testing.T) {
 	yes, no := true, false
 	for name, test := range map[string]struct {
 		endpoints []discoveryv1.Endpoint

@@ -16,15 +16,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// overridden renders a federated object with these overrides of c1.
-func overridden(kind, template, operations, live string) rendering {
+// overrideRendering renders a federated object with these overrides of c1.
+func overrideRendering(kind, template, operations, live string) rendering {
 	return rendering{kind: kind, live: live, spec: "template: {" + template + "}, overrides: [{clusterName: c1, clusterOverrides: [" + operations + "]}]"}
 }
 
-func (r rendering) is(want string) rendering { r.want = want; return r }
+func (r rendering) wants(want string) rendering { r.want = want; return r }
 
-// paths are operations that add as many members.
-func paths(n int) string {
+// addOperations returns operations that add as many members.
+func addOperations(n int) string {
 	var b strings.Builder
 	for i := range n {
 		fmt.Fprintf(&b, "{path: /data/a%d, value: c},", i)
@@ -38,60 +38,60 @@ func TestOverridesChangeTheTemplate(t *testing.T) {
 		head = "apiVersion: v1, kind: ConfigMap, "
 	)
 	cm := func(operations string) rendering {
-		return overridden("", "data: {a: b}, list: [x, w, z]", operations, "")
+		return overrideRendering("", "data: {a: b}, list: [x, w, z]", operations, "")
 	}
-	update := func(operations string) rendering { return overridden("", "data: {a: b}", operations, live) }
+	update := func(operations string) rendering { return overrideRendering("", "data: {a: b}", operations, live) }
 	data := func(data string) string { return head + managed("") + ", data: {" + data + "}, list: [x, w, z]" }
 	list := func(list string) string { return head + managed("") + ", data: {a: b}, list: [" + list + "]" }
 	updated := func(annotations string) string {
 		return head + managed(", uid: u, resourceVersion: '7', ownerReferences: [{name: o}], annotations: {"+annotations+"}") + ", data: {a: b}"
 	}
-	refused := func(r rendering) rendering { r.fails = ApplyOverridesFailed; return r }
+	refused := func(r rendering) rendering { r.failStatus = ApplyOverridesFailed; return r }
 	tests := map[string]rendering{
-		"replace is the default":                            cm("{path: /data/a, value: c}").is(data("a: c")),
-		"replace of a missing member sets it":               cm("{op: replace, path: /data/new, value: c}").is(data("a: b, new: c")),
+		"replace is the default":                            cm("{path: /data/a, value: c}").wants(data("a: c")),
+		"replace of a missing member sets it":               cm("{op: replace, path: /data/new, value: c}").wants(data("a: b, new: c")),
 		"replace below a missing parent is refused":         refused(cm("{path: /x/y, value: c}")),
 		"replace of a missing index":                        refused(cm("{path: /list/3, value: c}")),
-		"replace of an index":                               cm("{path: /list/0, value: c}").is(list("c, w, z")),
-		"replace of the last":                               cm("{path: /list/-1, value: c}").is(list("x, w, c")),
+		"replace of an index":                               cm("{path: /list/0, value: c}").wants(list("c, w, z")),
+		"replace of the last":                               cm("{path: /list/-1, value: c}").wants(list("x, w, c")),
 		"replace of -4":                                     refused(cm("{path: /list/-4, value: c}")),
 		"replace of an index that is text":                  refused(cm("{path: /list/a, value: c}")),
 		"replace below a text":                              refused(cm("{path: /data/a/b, value: c}")),
-		"add a member":                                      cm("{op: add, path: /data/new, value: c}").is(data("a: b, new: c")),
-		"add in a list":                                     cm("{op: add, path: /list/1, value: c}").is(list("x, c, w, z")),
-		"add at the end":                                    cm("{op: add, path: /list/-, value: c}").is(list("x, w, z, c")),
-		"add as the last":                                   cm("{op: add, path: /list/-1, value: c}").is(list("x, w, z, c")),
+		"add a member":                                      cm("{op: add, path: /data/new, value: c}").wants(data("a: b, new: c")),
+		"add in a list":                                     cm("{op: add, path: /list/1, value: c}").wants(list("x, c, w, z")),
+		"add at the end":                                    cm("{op: add, path: /list/-, value: c}").wants(list("x, w, z, c")),
+		"add as the last":                                   cm("{op: add, path: /list/-1, value: c}").wants(list("x, w, z, c")),
 		"add after the end":                                 refused(cm("{op: add, path: /list/4, value: c}")),
-		"remove a member":                                   cm("{op: remove, path: /data/a}").is(data("")),
+		"remove a member":                                   cm("{op: remove, path: /data/a}").wants(data("")),
 		"remove a missing member":                           refused(cm("{op: remove, path: /data/new}")),
-		"remove from a list":                                cm("{op: remove, path: /list/0}").is(list("w, z")),
-		"remove the last":                                   cm("{op: remove, path: /list/-1}").is(list("x, w")),
+		"remove from a list":                                cm("{op: remove, path: /list/0}").wants(list("w, z")),
+		"remove the last":                                   cm("{op: remove, path: /list/-1}").wants(list("x, w")),
 		"remove a missing index":                            refused(cm("{op: remove, path: /list/3}")),
-		"a value of null, and none":                         cm("{path: /data/a, value: null}, {path: /data/b}").is(data("a: null, b: null")),
-		"operations in their order":                         cm("{op: remove, path: /list/0}, {path: /list/00, value: c}").is(list("c, z")),
-		"escaped slashes and tildes":                        cm("{path: /data/a~1b~0c, value: d}").is(data("a: b, a/b~c: d")),
-		"a member without a name":                           cm("{path: /data/, value: c}").is(data("a: b, '': c")),
+		"a value of null, and none":                         cm("{path: /data/a, value: null}, {path: /data/b}").wants(data("a: null, b: null")),
+		"operations in their order":                         cm("{op: remove, path: /list/0}, {path: /list/00, value: c}").wants(list("c, z")),
+		"escaped slashes and tildes":                        cm("{path: /data/a~1b~0c, value: d}").wants(data("a: b, a/b~c: d")),
+		"a member without a name":                           cm("{path: /data/, value: c}").wants(data("a: b, '': c")),
 		"a path twice":                                      refused(cm("{path: /data/a, value: c}, {op: add, path: /data/a, value: c}")),
 		"a path twice, once with a text before it":          refused(cm("{path: /data/a, value: c}, {op: add, path: x/data/a, value: c}")),
 		"an operation that is none":                         refused(cm("{op: move, from: /data, path: /x}")),
 		"a test":                                            refused(cm("{op: test, path: /data/a, value: b}")),
 		"a path without a slash":                            refused(cm("{path: data, value: c}")),
-		"the cluster twice":                                 {spec: "template: {}, overrides: [{clusterName: c1}, {clusterName: c1}]", fails: ApplyOverridesFailed},
+		"the cluster twice":                                 {spec: "template: {}, overrides: [{clusterName: c1}, {clusterName: c1}]", failStatus: ApplyOverridesFailed},
 		"another cluster twice":                             {spec: "template: {}, overrides: [{clusterName: c2}, {clusterName: c2}]", want: head + managed("")},
-		"overrides that are text":                           {spec: "template: {}, overrides: text", fails: ApplyOverridesFailed},
+		"overrides that are text":                           {spec: "template: {}, overrides: text", failStatus: ApplyOverridesFailed},
 		"a path that is a number":                           refused(cm("{path: 1, value: c}")),
-		"an override may name another version of the group": overridden("Deployment", "", "{path: /apiVersion, value: apps/v1beta1}", "").is("apiVersion: apps/v1beta1, kind: Deployment, " + managed("")),
-		"an override may not name another group":            refused(overridden("Deployment", "", "{path: /apiVersion, value: example.com/v1}", "")),
+		"an override may name another version of the group": overrideRendering("Deployment", "", "{path: /apiVersion, value: apps/v1beta1}", "").wants("apiVersion: apps/v1beta1, kind: Deployment, " + managed("")),
+		"an override may not name another group":            refused(overrideRendering("Deployment", "", "{path: /apiVersion, value: example.com/v1}", "")),
 		"an override may not give a group to a type of the core group": refused(cm("{path: /apiVersion, value: apps/v1}")),
 		"an override without the version":                              refused(cm("{op: remove, path: /apiVersion}")),
 		"an override of everything may not change the namespace":       refused(cm(`{path: "", value: {apiVersion: v1, kind: ConfigMap, metadata: {name: f, namespace: other}}}`)),
-		"all, as it was":                         cm(`{path: "", value: {apiVersion: v1, kind: ConfigMap, metadata: {name: f, namespace: ns}}}`).is(head + managed("")),
+		"all, as it was":                         cm(`{path: "", value: {apiVersion: v1, kind: ConfigMap, metadata: {name: f, namespace: ns}}}`).wants(head + managed("")),
 		"all, without the version that is there": refused(update(`{path: "", value: {apiVersion: v1, kind: ConfigMap, metadata: {name: f, namespace: ns}}}`)),
 		"all, by a list":                         refused(cm(`{path: "", value: []}`)),
 		"all, by nothing":                        refused(cm(`{path: ""}`)),
 		"all, by nothing at all":                 refused(cm(`{op: remove, path: ""}`)),
 		"an override of metadata may not change the namespace": refused(cm("{path: /metadata, value: {name: f, namespace: other}}")),
-		"metadata as it was":               cm("{path: /metadata, value: {name: f, namespace: ns}}").is(head + managed("") + ", data: {a: b}, list: [x, w, z]"),
+		"metadata as it was":               cm("{path: /metadata, value: {name: f, namespace: ns}}").wants(head + managed("") + ", data: {a: b}, list: [x, w, z]"),
 		"an override without the metadata": refused(cm("{op: remove, path: /metadata}")),
 		"metadata that is text":            refused(cm("{path: /metadata, value: f}")),
 		"an override may not change the kind by a path with a text before it": refused(cm("{path: x/kind, value: Secret}")),
@@ -99,7 +99,7 @@ func TestOverridesChangeTheTemplate(t *testing.T) {
 		"an override without the kind":                       refused(cm("{op: remove, path: /kind}")),
 		"an override of the name":                            refused(cm("{path: /metadata/name, value: g}")),
 		"an override of the namespace":                       refused(cm("{path: x/metadata/namespace, value: other}")),
-		"a namespace for a Namespace":                        refused(overridden("Namespace", "", "{path: /metadata/namespace, value: other}", "")),
+		"a namespace for a Namespace":                        refused(overrideRendering("Namespace", "", "{path: /metadata/namespace, value: other}", "")),
 		"an override may not set the resourceVersion":        refused(cm("{path: /metadata/resourceVersion, value: '1'}")),
 		"another version of the object":                      refused(update("{path: /metadata/resourceVersion, value: '1'}")),
 		"no version of the object":                           refused(update("{op: remove, path: /metadata/resourceVersion}")),
@@ -111,19 +111,19 @@ func TestOverridesChangeTheTemplate(t *testing.T) {
 		"an override with another owner":                     refused(update("{op: add, path: /metadata/ownerReferences/0, value: {name: a}}")),
 		"another owner in its place":                         refused(update("{path: /metadata/ownerReferences/0, value: {name: a}}")),
 		"another name of an owner":                           refused(update("{path: /metadata/ownerReferences/0/name, value: a}")),
-		"finalizers":                                         cm("{path: /metadata/finalizers, value: [a/b]}").is(head + managed(", finalizers: [a/b]") + ", data: {a: b}, list: [x, w, z]"),
-		"an override of all labels keeps the managed label":  cm("{path: /metadata/labels, value: {x: v}}").is(head + "metadata: {name: f, namespace: ns, labels: {kubefed.io/managed: 'true', x: v}}, data: {a: b}, list: [x, w, z]"),
-		"an override cannot set the managed label to false":  cm("{path: /metadata/labels, value: {kubefed.io/managed: 'false'}}").is(data("a: b")),
-		"labels are null":                                    cm("{path: /metadata/labels, value: null}").is(data("a: b")),
+		"finalizers":                                         cm("{path: /metadata/finalizers, value: [a/b]}").wants(head + managed(", finalizers: [a/b]") + ", data: {a: b}, list: [x, w, z]"),
+		"an override of all labels keeps the managed label":  cm("{path: /metadata/labels, value: {x: v}}").wants(head + "metadata: {name: f, namespace: ns, labels: {kubefed.io/managed: 'true', x: v}}, data: {a: b}, list: [x, w, z]"),
+		"an override cannot set the managed label to false":  cm("{path: /metadata/labels, value: {kubefed.io/managed: 'false'}}").wants(data("a: b")),
+		"labels are null":                                    cm("{path: /metadata/labels, value: null}").wants(data("a: b")),
 		"labels are numbers":                                 refused(cm("{path: /metadata/labels, value: {a: 1}}")),
 		"labels are text":                                    refused(cm("{path: /metadata/labels, value: a}")),
-		"annotations of a new object":                        cm("{op: add, path: /metadata/annotations, value: {foo: bar}}").is(head + managed(", annotations: {foo: bar}") + ", data: {a: b}, list: [x, w, z]"),
-		"all annotations, and the cluster's stay":            update("{op: add, path: /metadata/annotations, value: {foo: bar}}").is(updated("foo: bar, revision: '1'")),
-		"replace all annotations, and they stay":             update("{path: /metadata/annotations, value: {foo: bar, revision: '2'}}").is(updated("foo: bar, revision: '2'")),
-		"an override may set all annotations and remove one": update("{op: add, path: /metadata/annotations, value: {foo: bar}}, {op: remove, path: /metadata/annotations/foo}").is(updated("revision: '1'")),
-		"all annotations, and the cluster's is removed":      update("{op: add, path: /metadata/annotations, value: {foo: bar}}, {op: remove, path: /metadata/annotations/revision}").is(updated("foo: bar")),
+		"annotations of a new object":                        cm("{op: add, path: /metadata/annotations, value: {foo: bar}}").wants(head + managed(", annotations: {foo: bar}") + ", data: {a: b}, list: [x, w, z]"),
+		"all annotations, and the cluster's stay":            update("{op: add, path: /metadata/annotations, value: {foo: bar}}").wants(updated("foo: bar, revision: '1'")),
+		"replace all annotations, and they stay":             update("{path: /metadata/annotations, value: {foo: bar, revision: '2'}}").wants(updated("foo: bar, revision: '2'")),
+		"an override may set all annotations and remove one": update("{op: add, path: /metadata/annotations, value: {foo: bar}}, {op: remove, path: /metadata/annotations/foo}").wants(updated("revision: '1'")),
+		"all annotations, and the cluster's is removed":      update("{op: add, path: /metadata/annotations, value: {foo: bar}}, {op: remove, path: /metadata/annotations/revision}").wants(updated("foo: bar")),
 		"over 1.5 MiB":                                       refused(cm("{path: /data/a, value: " + strings.Repeat("a", maxObject) + "}")),
-		"over 10,000 operations":                             refused(cm(paths(maxOperations + 1))),
+		"over 10,000 operations":                             refused(cm(addOperations(maxOperations + 1))),
 		"deeper than the object":                             refused(cm("{path: " + strings.Repeat("/a", 100_000) + ", value: c}")),
 	}
 	for name, test := range tests {
@@ -161,11 +161,11 @@ func FuzzOverrides(f *testing.F) {
 	f.Add(`null`, `[{"path":"/metadata/ownerReferences/0/name","value":"p"}]`, true)
 	f.Fuzz(func(t *testing.T, template, operations string, exists bool) {
 		u := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": "f", "namespace": "ns"}}}
-		var spec, list any
-		if json.Unmarshal([]byte(template), &spec) != nil || json.Unmarshal([]byte(operations), &list) != nil {
+		var spec, overrides any
+		if json.Unmarshal([]byte(template), &spec) != nil || json.Unmarshal([]byte(operations), &overrides) != nil {
 			t.Skip()
 		}
-		u.Object["spec"] = map[string]any{"template": spec, "overrides": []any{map[string]any{"clusterName": "c1", "clusterOverrides": list}}}
+		u.Object["spec"] = map[string]any{"template": spec, "overrides": []any{map[string]any{"clusterName": "c1", "clusterOverrides": overrides}}}
 		request := RenderRequest{Type: typeOf("ConfigMap"), Federated: ReadFederated(u), Cluster: "c1"}
 		if exists {
 			request.Live = &unstructured.Unstructured{}
@@ -175,7 +175,7 @@ func FuzzOverrides(f *testing.F) {
 		}
 		before := u.DeepCopy()
 		got, err := Render(request)
-		equal(t, u, before)
+		wantEqual(t, u, before)
 		digest := ReadDigest(SummarizeFederated(u))
 		if err != nil {
 			return
@@ -185,19 +185,19 @@ func FuzzOverrides(f *testing.F) {
 			t.Fatal(err)
 		}
 		// What the API server reads may differ from what was checked.
-		var read unstructured.Unstructured
-		if err := read.UnmarshalJSON(sent); err != nil {
+		var decoded unstructured.Unstructured
+		if err := decoded.UnmarshalJSON(sent); err != nil {
 			t.Fatal(err)
 		}
 		version, uid := "", types.UID("")
 		if exists {
 			version, uid = "7", "u"
 		}
-		if read.GetKind() != "ConfigMap" || read.GroupVersionKind().Group != "" || read.GetName() != "f" || read.GetNamespace() != "ns" ||
-			read.GetResourceVersion() != version || read.GetUID() != uid || exists && fmt.Sprint(read.Object["metadata"].(map[string]any)["ownerReferences"]) != "[map[name:o]]" || !exists && read.GetOwnerReferences() != nil || read.GetLabels()[ManagedLabel] != "true" || len(sent) > maxObject+1 {
+		if decoded.GetKind() != "ConfigMap" || decoded.GroupVersionKind().Group != "" || decoded.GetName() != "f" || decoded.GetNamespace() != "ns" ||
+			decoded.GetResourceVersion() != version || decoded.GetUID() != uid || exists && fmt.Sprint(decoded.Object["metadata"].(map[string]any)["ownerReferences"]) != "[map[name:o]]" || !exists && decoded.GetOwnerReferences() != nil || decoded.GetLabels()[ManagedLabel] != "true" || len(sent) > maxObject+1 {
 			t.Fatalf("%s and %s give %s", template, operations, sent)
 		}
-		if labels := hashStrings(read.GetLabels()); digest.ForCluster("c1").Labels != labels {
+		if labels := hashStrings(decoded.GetLabels()); digest.ForCluster("c1").Labels != labels {
 			t.Fatalf("%s and %s give other labels than their digest says: %s", template, operations, sent)
 		}
 	})

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-func TestRemoteStatusOfAnObject(t *testing.T) {
+func TestSummaryKeepsTheStatusOfAnObject(t *testing.T) {
 	custom := func(status any) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"generation": int64(300)}, "status": status}}
 	}
@@ -44,7 +44,7 @@ func TestRemoteStatusOfAnObject(t *testing.T) {
 	}
 }
 
-func TestSetRemoteStatuses(t *testing.T) {
+func TestTooLargeRemoteStatusesAreLeftOut(t *testing.T) {
 	statuses, results := map[string]RemoteStatus{"gone": RemoteStatus(`{}`)}, []ClusterResult{}
 	for i := range 20 { // 19 of them are more than there is room for
 		name := fmt.Sprintf("c%02d", 19-i)
@@ -56,7 +56,7 @@ func TestSetRemoteStatuses(t *testing.T) {
 		t.Errorf("left out are %q, want %q", got, want)
 	}
 	for _, r := range results {
-		if out := slices.Contains([]string{"c03", "c17", "c18"}, r.Name); out != (r.RemoteStatus == nil) {
+		if leftOut := slices.Contains([]string{"c03", "c17", "c18"}, r.Name); leftOut != (r.RemoteStatus == nil) {
 			t.Errorf("%s has the status %.20v", r.Name, r.RemoteStatus)
 		}
 	}

@@ -13,11 +13,11 @@ import (
 type rendering struct {
 	kind string // of the target; default: ConfigMap
 	spec string
-	// live is the object of the cluster, "" to create it. own is that it is the host's own Namespace.
-	live string
-	own  bool
-	// want is the object, or fails the status of the cluster.
-	want, fails string
+	// live is the object of the cluster, "" to create it.
+	live            string
+	isHostNamespace bool
+	// want is the object, or failStatus the status of the cluster.
+	want, failStatus string
 }
 
 // run renders for the cluster c1.
@@ -27,7 +27,7 @@ func (r rendering) run(t *testing.T) {
 		r.kind = "ConfigMap"
 	}
 	f := object(t, "spec: {"+r.spec+"}")
-	request := RenderRequest{Type: typeOf(r.kind), Federated: ReadFederated(f), Cluster: "c1", IsHostNamespace: r.own}
+	request := RenderRequest{Type: typeOf(r.kind), Federated: ReadFederated(f), Cluster: "c1", IsHostNamespace: r.isHostNamespace}
 	before := f.DeepCopy()
 	var live *unstructured.Unstructured
 	if r.live != "" {
@@ -35,14 +35,14 @@ func (r rendering) run(t *testing.T) {
 		live = request.Live.DeepCopy()
 	}
 	got, err := Render(request)
-	equal(t, f, before)
+	wantEqual(t, f, before)
 	if live != nil {
-		equal(t, request.Live, live)
+		wantEqual(t, request.Live, live)
 	}
-	if r.fails != "" {
+	if r.failStatus != "" {
 		failure := (*Failure)(nil)
-		if !errors.As(err, &failure) || failure.Status != r.fails {
-			t.Errorf("%v and %v, want %s", got, err, r.fails)
+		if !errors.As(err, &failure) || failure.Status != r.failStatus {
+			t.Errorf("%v and %v, want %s", got, err, r.failStatus)
 		}
 		return
 	}
@@ -53,10 +53,10 @@ func (r rendering) run(t *testing.T) {
 	// What JSON cannot tell apart is the same.
 	wantJSON, _ := want.MarshalJSON()
 	gotJSON, _ := got.MarshalJSON()
-	equal(t, string(gotJSON), string(wantJSON))
+	wantEqual(t, string(gotJSON), string(wantJSON))
 }
 
-// managed is the metadata of an object f in ns with the label, and more.
+// managed returns the metadata of an object f in ns with the label, and more.
 func managed(more string) string {
 	return "metadata: {name: f, namespace: ns, labels: {kubefed.io/managed: 'true'}" + more + "}"
 }
@@ -67,11 +67,11 @@ func TestRenderMakesTheObjectOfACluster(t *testing.T) {
 		"a template":                     {spec: "template: {data: {a: b}}", want: cm + managed("") + ", data: {a: b}"},
 		"an object without a template":   {spec: "placement: {}", want: cm + managed("")},
 		"a template that is null":        {spec: "template: null", want: cm + managed("")},
-		"a template that is text":        {spec: "template: text", fails: ComputeResourceFailed},
+		"a template that is text":        {spec: "template: text", failStatus: ComputeResourceFailed},
 		"labels of the template":         {spec: "template: {metadata: {labels: {a: b}}}", want: cm + "metadata: {name: f, namespace: ns, labels: {a: b, kubefed.io/managed: 'true'}}"},
 		"labels that are null":           {spec: "template: {metadata: {labels: null}}", want: cm + managed("")},
-		"labels that are numbers":        {spec: "template: {metadata: {labels: {a: 1}}}", fails: ComputeResourceFailed},
-		"labels that are text":           {spec: "template: {metadata: {labels: a}}", fails: ComputeResourceFailed},
+		"labels that are numbers":        {spec: "template: {metadata: {labels: {a: 1}}}", failStatus: ComputeResourceFailed},
+		"labels that are text":           {spec: "template: {metadata: {labels: a}}", failStatus: ComputeResourceFailed},
 		"a label that says not managed":  {spec: "template: {metadata: {labels: {kubefed.io/managed: 'false'}}}", want: cm + managed("")},
 		"a status":                       {spec: "template: {data: {a: b}, status: {a: b}}", want: cm + managed("") + ", data: {a: b}"},
 		"all other metadata is dropped":  {spec: "template: {metadata: {name: g, namespace: other, generateName: g-, annotations: {a: b}, finalizers: [a/b], ownerReferences: [{name: a}], uid: u}}", want: cm + managed("")},
@@ -79,9 +79,9 @@ func TestRenderMakesTheObjectOfACluster(t *testing.T) {
 		"a template of another version":  {kind: "Deployment", spec: "template: {apiVersion: apps/v1beta1}", want: "apiVersion: apps/v1beta1, kind: Deployment, " + managed("")},
 		"a template without a version":   {kind: "Deployment", spec: "template: {}", want: "apiVersion: apps/v1, kind: Deployment, " + managed("")},
 		"an empty version":               {kind: "Deployment", spec: "template: {apiVersion: ''}", want: "apiVersion: apps/v1, kind: Deployment, " + managed("")},
-		"a template of another group":    {kind: "Deployment", spec: "template: {apiVersion: example.com/v1}", fails: ComputeResourceFailed},
-		"a version that is none":         {kind: "Deployment", spec: "template: {apiVersion: apps/v1/x}", fails: ComputeResourceFailed},
-		"a version that is a number":     {spec: "template: {apiVersion: 1}", fails: ComputeResourceFailed},
+		"a template of another group":    {kind: "Deployment", spec: "template: {apiVersion: example.com/v1}", failStatus: ComputeResourceFailed},
+		"a version that is none":         {kind: "Deployment", spec: "template: {apiVersion: apps/v1/x}", failStatus: ComputeResourceFailed},
+		"a version that is a number":     {spec: "template: {apiVersion: 1}", failStatus: ComputeResourceFailed},
 		"a Namespace is in no namespace": {kind: "Namespace", spec: "template: {}", want: "apiVersion: v1, kind: Namespace, metadata: {name: f, labels: {kubefed.io/managed: 'true'}}"},
 		"overrides of another cluster":   {spec: "template: {data: {a: b}}, overrides: [{clusterName: c2, clusterOverrides: [{path: /data/a, value: c}]}]", want: cm + managed("") + ", data: {a: b}"},
 	}
@@ -120,7 +120,7 @@ func TestRenderKeepsWhatBelongsToTheCluster(t *testing.T) {
 			want: ns + "labels: {kubefed.io/managed: 'true'}, annotations: {x: v, quartermaster.dev/federation-adopted: 'true'}}"},
 		"a Namespace that was adopted stays adopted": {kind: "Namespace", spec: "template: {}", live: "metadata: {name: f, labels: {kubefed.io/managed: 'true'}, annotations: {quartermaster.dev/federation-adopted: 'true'}}",
 			want: ns + "labels: {kubefed.io/managed: 'true'}, annotations: {quartermaster.dev/federation-adopted: 'true'}}"},
-		"the host's own is not adopted": {kind: "Namespace", own: true, spec: "template: {}", live: "metadata: {name: f}", want: ns + "labels: {kubefed.io/managed: 'true'}}"},
+		"the host's own is not adopted": {kind: "Namespace", isHostNamespace: true, spec: "template: {}", live: "metadata: {name: f}", want: ns + "labels: {kubefed.io/managed: 'true'}}"},
 		"other objects are not adopted": {spec: "template: {}", live: "metadata: {name: f, namespace: ns}", want: cm + managed("")},
 		"an override drops the annotations of a Namespace that was there before": {kind: "Namespace", live: "metadata: {name: f, annotations: {x: v}}",
 			spec: "template: {}, overrides: [{clusterName: c1, clusterOverrides: [{op: remove, path: /metadata/annotations}]}]",
@@ -138,7 +138,7 @@ func TestRenderKeepsWhatBelongsToTheCluster(t *testing.T) {
 			want: "apiVersion: v1, kind: PersistentVolume, " + managed(rv) + ", spec: {claimRef: {namespace: ns, name: c, uid: u}}"},
 		"another claim in the template": {kind: "PersistentVolume", spec: "template: {spec: {claimRef: {namespace: ns, name: d}}}", live: live + "spec: {claimRef: {namespace: ns, name: c, uid: u}}",
 			want: "apiVersion: v1, kind: PersistentVolume, " + managed(rv) + ", spec: {claimRef: {namespace: ns, name: d}}"},
-		"a claim that is text": {kind: "PersistentVolume", spec: "template: {spec: {claimRef: x}}", live: live + "spec: {claimRef: {name: c}}", fails: FieldRetentionFailed},
+		"a claim that is text": {kind: "PersistentVolume", spec: "template: {spec: {claimRef: x}}", live: live + "spec: {claimRef: {name: c}}", failStatus: FieldRetentionFailed},
 		"a volume's name and a storage class": {kind: "PersistentVolumeClaim", spec: "template: {spec: {}}", live: live + "spec: {volumeName: v, storageClassName: s}",
 			want: "apiVersion: v1, kind: PersistentVolumeClaim, " + managed(rv) + ", spec: {volumeName: v, storageClassName: s}"},
 		"a storage class in the template": {kind: "PersistentVolumeClaim", spec: "template: {spec: {storageClassName: ''}}", live: live + "spec: {volumeName: v, storageClassName: s}",
@@ -152,7 +152,7 @@ func TestRenderKeepsWhatBelongsToTheCluster(t *testing.T) {
 		"a load balancer's class":                 {kind: "Service", spec: "template: {spec: {type: LoadBalancer}}", live: live + "spec: {type: LoadBalancer, loadBalancerClass: x/y, clusterIP: 10.0.0.1}", want: service + managed(rv) + ", spec: {type: LoadBalancer, loadBalancerClass: x/y}"},
 		"a load balancer's class in the template": {kind: "Service", spec: "template: {spec: {loadBalancerClass: a/b}}", live: live + "spec: {loadBalancerClass: x/y}", want: service + managed(rv) + ", spec: {loadBalancerClass: a/b}"},
 		"a Service without":                       {kind: "Service", spec: "template: {spec: {}}", live: live + "spec: {clusterIP: 10.0.0.1}", want: service + managed(rv) + ", spec: {}"},
-		"a Service whose spec is text":            {kind: "Service", spec: "template: {spec: x}", live: live + "spec: {loadBalancerClass: x/y}", fails: FieldRetentionFailed},
+		"a Service whose spec is text":            {kind: "Service", spec: "template: {spec: x}", live: live + "spec: {loadBalancerClass: x/y}", failStatus: FieldRetentionFailed},
 		"secrets of a ServiceAccount":             {kind: "ServiceAccount", spec: "template: {}", live: live + "secrets: [{name: s}]", want: account + managed(rv) + ", secrets: [{name: s}]"},
 		"secrets in the template":                 {kind: "ServiceAccount", spec: "template: {secrets: [{name: mine}]}", live: live + "secrets: [{name: s}]", want: account + managed(rv) + ", secrets: [{name: mine}]"},
 		"an empty list in the template":           {kind: "ServiceAccount", spec: "template: {secrets: []}", live: live + "secrets: [{name: s}]", want: account + managed(rv) + ", secrets: [{name: s}]"},
@@ -162,16 +162,16 @@ func TestRenderKeepsWhatBelongsToTheCluster(t *testing.T) {
 		"a Job with manualSelector": {kind: "Job", spec: "template: {spec: {manualSelector: true, selector: {matchLabels: {x: v}}, " + jobSpec + "}}", live: live + "spec: {" + jobLive + "}",
 			want: job + managed(rv) + ", spec: {manualSelector: true, selector: {matchLabels: {x: v}}, " + jobSpec + "}"},
 		"a Job without a spec in the cluster":                        {kind: "Job", spec: "template: {spec: {" + jobSpec + "}}", live: live + "x: v", want: job + managed(rv) + ", spec: {" + jobSpec + "}"},
-		"a Job whose manualSelector is text":                         {kind: "Job", spec: "template: {spec: {manualSelector: x}}", live: live + "spec: {" + jobLive + "}", fails: FieldRetentionFailed},
-		"a Job whose template is text":                               {kind: "Job", spec: "template: {spec: {template: x}}", live: live + "spec: {" + jobLive + "}", fails: FieldRetentionFailed},
+		"a Job whose manualSelector is text":                         {kind: "Job", spec: "template: {spec: {manualSelector: x}}", live: live + "spec: {" + jobLive + "}", failStatus: FieldRetentionFailed},
+		"a Job whose template is text":                               {kind: "Job", spec: "template: {spec: {template: x}}", live: live + "spec: {" + jobLive + "}", failStatus: FieldRetentionFailed},
 		"retainReplicas keeps the cluster's replicas":                {kind: "Deployment", spec: replicas + ", retainReplicas: true", live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 7}"},
 		"the template's replicas are written without retainReplicas": {kind: "Deployment", spec: replicas, live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
 		"retainReplicas is false":                                    {kind: "Deployment", spec: replicas + ", retainReplicas: false", live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
-		"retainReplicas is text":                                     {kind: "Deployment", spec: replicas + ", retainReplicas: x", live: live + "spec: {replicas: 7}", fails: FieldRetentionFailed},
+		"retainReplicas is text":                                     {kind: "Deployment", spec: replicas + ", retainReplicas: x", live: live + "spec: {replicas: 7}", failStatus: FieldRetentionFailed},
 		"retainReplicas of a custom resource":                        {kind: "Widget", spec: "template: {}, retainReplicas: true", live: live + "spec: {replicas: 7}", want: widget + managed(rv) + ", spec: {replicas: 7}"},
 		"retainReplicas and none in it":                              {kind: "Deployment", spec: replicas + ", retainReplicas: true", live: live + "spec: {}", want: deploy + managed(rv) + ", spec: {replicas: 3}"},
 		"retainReplicas of a new object":                             {kind: "Deployment", spec: replicas + ", retainReplicas: true", want: deploy + managed("") + ", spec: {replicas: 3}"},
-		"retainReplicas, and the spec is text":                       {kind: "Deployment", spec: "template: {spec: x}, retainReplicas: true", live: live + "spec: {replicas: 7}", fails: FieldRetentionFailed},
+		"retainReplicas, and the spec is text":                       {kind: "Deployment", spec: "template: {spec: x}, retainReplicas: true", live: live + "spec: {replicas: 7}", failStatus: FieldRetentionFailed},
 		"an override of what is retained": {kind: "Deployment", spec: replicas + ", retainReplicas: true, overrides: [{clusterName: c1, clusterOverrides: [{path: /spec/replicas, value: 1}]}]",
 			live: live + "spec: {replicas: 7}", want: deploy + managed(rv) + ", spec: {replicas: 1}"},
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-func TestReadReplicaPreference(t *testing.T) {
+func TestInvalidReplicaPreferenceIsRefused(t *testing.T) {
 	tests := map[string]struct{ spec, want string }{
 		"all fields":                        {spec: "targetKind: FederatedReplicaSet, totalReplicas: 5, rebalance: true, intersectWithClusterSelector: true, clusters: {a: {minReplicas: 1, maxReplicas: 0, weight: 2}}"},
 		"the largest numbers":               {spec: "targetKind: FederatedDeployment, totalReplicas: 2147483647, clusters: {a: {weight: 2147483647}}"},
@@ -46,10 +46,10 @@ func TestSpreadWritesPlacementAndReplicas(t *testing.T) {
 	}
 	plan := map[string]int64{"a": 1, "b": 2}
 	tests := map[string]struct {
-		spec string
-		plan map[string]int64
-		want string // "" is no change
-		fail string
+		spec    string
+		plan    map[string]int64
+		want    string // "" is no change
+		problem string
 	}{
 		"as planned":                         {spec: placed + "overrides: [" + replicas("b", 2) + ", " + replicas("a", 1) + "]"},
 		"as planned, with an operation":      {spec: placed + "overrides: [{clusterName: a, clusterOverrides: [{op: replace, path: /spec/replicas, value: 1}]}, " + replicas("b", 2) + "]"},
@@ -65,9 +65,9 @@ func TestSpreadWritesPlacementAndReplicas(t *testing.T) {
 			spec: placed + "overrides: [{clusterName: c, clusterOverrides: [{path: /x, value: null}, {path: /spec/replicas, value: 1}]}, {clusterName: a, clusterOverrides: [{path: /spec/replicas, value: 7}, {op: add, path: /y, value: 9007199254740993}]}, {clusterName: d}]",
 			want: placed + "overrides: [{clusterName: c, clusterOverrides: [{path: /x, value: null}]}, {clusterName: a, clusterOverrides: [{path: /spec/replicas, value: 1}, {op: add, path: /y, value: 9007199254740993}]}, {clusterName: d}, " + replicas("b", 2) + "]"},
 		"a malformed placement":           {spec: "placement: everywhere", want: "placement: {clusters: [{name: a}, {name: b}]}, overrides: [" + replicas("a", 1) + ", " + replicas("b", 2) + "]"},
-		"overrides that are text":         {spec: "overrides: all", fail: "overrides: must be a list"},
-		"an override that is text":        {spec: "overrides: [all]", fail: "overrides: each"},
-		"operations that are text":        {spec: "overrides: [{clusterName: a, clusterOverrides: all}]", fail: "overrides: each"},
+		"overrides that are text":         {spec: "overrides: all", problem: "overrides: must be a list"},
+		"an override that is text":        {spec: "overrides: [all]", problem: "overrides: each"},
+		"operations that are text":        {spec: "overrides: [{clusterName: a, clusterOverrides: all}]", problem: "overrides: each"},
 		"an operation that is text stays": {spec: placed + "overrides: [{clusterName: a, clusterOverrides: [all]}, " + replicas("b", 2) + "]", want: placed + "overrides: [{clusterName: a, clusterOverrides: [all, {path: /spec/replicas, value: 1}]}, " + replicas("b", 2) + "]"},
 	}
 	for name, test := range tests {
@@ -88,9 +88,9 @@ func TestSpreadWritesPlacementAndReplicas(t *testing.T) {
 			if text(u) != text(before) {
 				t.Error("the object was changed in place")
 			}
-			if err != nil || test.fail != "" {
-				if err == nil || test.fail == "" || !strings.Contains(err.Error(), test.fail) {
-					t.Errorf("%v, want %q", err, test.fail)
+			if err != nil || test.problem != "" {
+				if err == nil || test.problem == "" || !strings.Contains(err.Error(), test.problem) {
+					t.Errorf("%v, want %q", err, test.problem)
 				}
 				return
 			}
@@ -101,7 +101,7 @@ func TestSpreadWritesPlacementAndReplicas(t *testing.T) {
 				if got, want := text(spread), text(object(t, "spec: {"+test.want+"}")); got != want {
 					t.Errorf("%s, want %s", got, want)
 				}
-				if _, again, _ := Spread(spread, test.plan); again {
+				if _, changedAgain, _ := Spread(spread, test.plan); changedAgain {
 					t.Error("changed again")
 				}
 			}
@@ -109,7 +109,7 @@ func TestSpreadWritesPlacementAndReplicas(t *testing.T) {
 	}
 }
 
-func TestSelectClusters(t *testing.T) {
+func TestBothSelectorsSelectClusters(t *testing.T) {
 	clusters := []Cluster{{Name: "c"}, {Name: "a", Labels: map[string]string{"size": "big", "zone": "1"}}, {Name: "b", Labels: map[string]string{"size": "big"}}}
 	const all = "{clusterSelector: {}}"
 	tests := map[string]struct{ federated, namespace, want string }{
@@ -140,7 +140,7 @@ func TestSelectClusters(t *testing.T) {
 	}
 }
 
-func TestReadWorkload(t *testing.T) {
+func TestWorkloadCountsItsPods(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	const selector = "selector: {matchLabels: {a: b}}"
 	tests := map[string]struct {

@@ -12,8 +12,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// texts returns rules as "GROUP: RESOURCES: VERBS".
-func texts(rules []rbacv1.PolicyRule) (all []string) {
+// ruleTexts returns rules as "GROUP: RESOURCES: VERBS".
+func ruleTexts(rules []rbacv1.PolicyRule) (all []string) {
 	for _, r := range rules {
 		all = append(all, fmt.Sprintf("%s: %s: %s", strings.Join(r.APIGroups, ","),
 			strings.Join(slices.Concat(r.Resources, r.ResourceNames, r.NonResourceURLs), " "), strings.Join(r.Verbs, " ")))
@@ -23,7 +23,7 @@ func texts(rules []rbacv1.PolicyRule) (all []string) {
 
 func TestClusterRulesGrantWhatTypesNeed(t *testing.T) {
 	const verbs = "get list watch create update patch delete"
-	always := []string{": namespaces kube-system: get", ": /healthz /version: get"}
+	commonRules := []string{": namespaces kube-system: get", ": /healthz /version: get"}
 	for name, test := range map[string]struct {
 		targets []string // group/plural
 		roles   bool
@@ -45,7 +45,7 @@ func TestClusterRulesGrantWhatTypesNeed(t *testing.T) {
 				group, plural, _ := strings.Cut(target, "/")
 				all = append(all, TypeConfig{TypeSpec: TypeSpec{Target: Resource{Group: group, PluralName: plural}}})
 			}
-			if got, want := texts(ClusterRules(all, test.roles, test.dns)), append(test.want, always...); !slices.Equal(got, want) {
+			if got, want := ruleTexts(ClusterRules(all, test.roles, test.dns)), append(test.want, commonRules...); !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		})

@@ -10,16 +10,16 @@ import (
 )
 
 func TestPropagationConditionHasItsReason(t *testing.T) {
-	well, bad := []ClusterResult{{Name: "c1"}}, []ClusterResult{{Name: "c1", Status: CreationFailed}}
+	healthy, failed := []ClusterResult{{Name: "c1"}}, []ClusterResult{{Name: "c1", Status: CreationFailed}}
 	tests := map[string]struct {
 		reason       string
 		clusters     []ClusterResult
 		status, want string
 	}{
-		"all is well":                             {clusters: well, status: "True"},
+		"all is well":                             {clusters: healthy, status: "True"},
 		"no cluster at all":                       {status: "True"},
-		"a cluster is not well":                   {clusters: bad, status: "False", want: CheckClusters},
-		"the object's namespace is not federated": {reason: NamespaceNotFederated, clusters: bad, status: "False", want: NamespaceNotFederated},
+		"a cluster is not well":                   {clusters: failed, status: "False", want: CheckClusters},
+		"the object's namespace is not federated": {reason: NamespaceNotFederated, clusters: failed, status: "False", want: NamespaceNotFederated},
 		"the placement fails":                     {reason: ComputePlacementFailed, status: "False", want: ComputePlacementFailed},
 	}
 	for name, test := range tests {
@@ -28,8 +28,8 @@ func TestPropagationConditionHasItsReason(t *testing.T) {
 			if !write || got.ObservedGeneration != 2 {
 				t.Errorf("written: %t, %v", write, got)
 			}
-			const at = "2026-11-24T12:00:00Z"
-			equal(t, got.Conditions, []FederatedCondition{{"Propagation", test.status, at, at, test.want}})
+			const timestamp = "2026-11-24T12:00:00Z"
+			wantEqual(t, got.Conditions, []FederatedCondition{{"Propagation", test.status, timestamp, timestamp, test.want}})
 		})
 	}
 }
@@ -38,26 +38,26 @@ func TestStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 	const first, later = "2026-11-24T12:00:00Z", "2026-11-24T12:01:00Z"
 	before := FederatedStatus{ObservedGeneration: 2, Conditions: []FederatedCondition{{Propagation, "False", first, first, CheckClusters}},
 		Clusters: []ClusterResult{{Name: "c2", Status: UpdateFailed}, {Name: "c1", RemoteStatus: map[string]any{"replicas": float64(3)}}}}
-	same := func() Conclusion {
+	sameConclusion := func() Conclusion {
 		return Conclusion{Generation: 2, Clusters: []ClusterResult{{Name: "c1", RemoteStatus: map[string]any{"replicas": int64(3)}}, {Name: "c2", Status: UpdateFailed}}}
 	}
-	with := func(change func(*Conclusion)) Conclusion { c := same(); change(&c); return c }
+	conclusionWith := func(change func(*Conclusion)) Conclusion { c := sameConclusion(); change(&c); return c }
 	tests := map[string]struct {
-		before           FederatedStatus
-		conclusion       Conclusion
-		write            bool
-		updated, changed string
+		before                     FederatedStatus
+		conclusion                 Conclusion
+		write                      bool
+		updateTime, transitionTime string
 	}{
-		"only the order differs":           {before: before, conclusion: same(), updated: first, changed: first},
-		"something was written":            {before: before, conclusion: with(func(c *Conclusion) { c.Wrote = true }), write: true, updated: later, changed: first},
-		"another status of a cluster":      {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[1].Status = UpdateFailed + "x" }), write: true, updated: later, changed: first},
-		"a cluster more":                   {before: before, conclusion: with(func(c *Conclusion) { c.Clusters = append(c.Clusters, ClusterResult{Name: "c3"}) }), write: true, updated: later, changed: first},
-		"another remote status":            {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[0].RemoteStatus = nil }), write: true, updated: later, changed: first},
-		"a cluster has recovered":          {before: before, conclusion: with(func(c *Conclusion) { c.Clusters[1].Status = "" }), write: true, updated: later, changed: later},
-		"another reason":                   {before: before, conclusion: with(func(c *Conclusion) { c.Reason = NamespaceNotFederated }), write: true, updated: later, changed: first},
-		"only the generation":              {before: before, conclusion: with(func(c *Conclusion) { c.Generation = 3 }), write: true, updated: first, changed: first},
-		"no status yet":                    {conclusion: same(), write: true, updated: later, changed: later},
-		"a condition that does not belong": {before: FederatedStatus{2, append([]FederatedCondition{{Type: "Other"}}, before.Conditions...), before.Clusters}, conclusion: same(), write: true, updated: first, changed: first},
+		"only the order differs":           {before: before, conclusion: sameConclusion(), updateTime: first, transitionTime: first},
+		"something was written":            {before: before, conclusion: conclusionWith(func(c *Conclusion) { c.Wrote = true }), write: true, updateTime: later, transitionTime: first},
+		"another status of a cluster":      {before: before, conclusion: conclusionWith(func(c *Conclusion) { c.Clusters[1].Status = UpdateFailed + "x" }), write: true, updateTime: later, transitionTime: first},
+		"a cluster more":                   {before: before, conclusion: conclusionWith(func(c *Conclusion) { c.Clusters = append(c.Clusters, ClusterResult{Name: "c3"}) }), write: true, updateTime: later, transitionTime: first},
+		"another remote status":            {before: before, conclusion: conclusionWith(func(c *Conclusion) { c.Clusters[0].RemoteStatus = nil }), write: true, updateTime: later, transitionTime: first},
+		"a cluster has recovered":          {before: before, conclusion: conclusionWith(func(c *Conclusion) { c.Clusters[1].Status = "" }), write: true, updateTime: later, transitionTime: later},
+		"another reason":                   {before: before, conclusion: conclusionWith(func(c *Conclusion) { c.Reason = NamespaceNotFederated }), write: true, updateTime: later, transitionTime: first},
+		"only the generation":              {before: before, conclusion: conclusionWith(func(c *Conclusion) { c.Generation = 3 }), write: true, updateTime: first, transitionTime: first},
+		"no status yet":                    {conclusion: sameConclusion(), write: true, updateTime: later, transitionTime: later},
+		"a condition that does not belong": {before: FederatedStatus{2, append([]FederatedCondition{{Type: "Other"}}, before.Conditions...), before.Clusters}, conclusion: sameConclusion(), write: true, updateTime: first, transitionTime: first},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -65,7 +65,7 @@ func TestStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 			if write != test.write {
 				t.Errorf("written: %t", write)
 			}
-			if c := got.Conditions[0]; len(got.Conditions) != 1 || c.LastUpdateTime != test.updated || c.LastTransitionTime != test.changed {
+			if c := got.Conditions[0]; len(got.Conditions) != 1 || c.LastUpdateTime != test.updateTime || c.LastTransitionTime != test.transitionTime {
 				t.Errorf("%+v", got.Conditions)
 			}
 			if got.Clusters[0].Name != "c1" {
@@ -77,13 +77,13 @@ func TestStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 		})
 	}
 	// A status that was written and read again is the same.
-	written, _ := FederatedStatus{}.Next(same(), now)
+	written, _ := FederatedStatus{}.Next(sameConclusion(), now)
 	data, err := json.Marshal(map[string]any{"status": written})
 	if err != nil {
 		t.Fatal(err)
 	}
-	read := ReadFederated(object(t, string(data[1:len(data)-1]))).Status
-	if _, write := read.Next(same(), now.Add(time.Minute)); write || read.Hash() != written.Hash() {
+	stored := ReadFederated(object(t, string(data[1:len(data)-1]))).Status
+	if _, write := stored.Next(sameConclusion(), now.Add(time.Minute)); write || stored.Hash() != written.Hash() {
 		t.Errorf("written again: %t", write)
 	}
 	if got := ReadFederated(object(t, "status: {clusters: 7}")).Status; got.Hash() != (FederatedStatus{}).Hash() {

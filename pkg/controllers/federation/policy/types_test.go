@@ -14,7 +14,7 @@ import (
 const widgets = "targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}, " +
 	"federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, pluralName: federatedwidgets, scope: Namespaced}"
 
-func TestReadTypeConfig(t *testing.T) {
+func TestTypeConfigIsCompletedAndValidated(t *testing.T) {
 	const federatedWidget = "federatedType: {group: types.kubefed.io, version: v1beta1, kind: FederatedWidget, scope: Namespaced}, propagation: Enabled"
 	const target = "targetType: {version: v1, kind: Widget, scope: Namespaced}"
 	tests := map[string]struct {
@@ -42,7 +42,7 @@ func TestReadTypeConfig(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := ReadTypeConfig(object(t, "metadata: {name: "+test.name+"}, spec: {"+test.spec+"}"))
-			equal(t, [3]string{got.Target.PluralName, got.Target.Group, got.Federated.PluralName}, test.want)
+			wantEqual(t, [3]string{got.Target.PluralName, got.Target.Group, got.Federated.PluralName}, test.want)
 			if (got.Invalid == nil) != (test.invalid == "") || got.Invalid != nil && !strings.Contains(got.Invalid.Error(), test.invalid) {
 				t.Errorf("%v, want %q", got.Invalid, test.invalid)
 			}
@@ -69,7 +69,7 @@ func TestTypeRunsOnlyIfItsTargetIsSupported(t *testing.T) {
 	tests := map[string]struct {
 		change  func(*TypeConfig)
 		kind    string // of the type; default: Widget
-		without string // no FederatedTypeConfig or CustomResourceDefinition of this name
+		missing string // no FederatedTypeConfig or CustomResourceDefinition of this name
 		config  Config
 		warning string
 		stops   bool
@@ -79,10 +79,10 @@ func TestTypeRunsOnlyIfItsTargetIsSupported(t *testing.T) {
 		"a type that is being deleted stops":                              {change: func(c *TypeConfig) { c.Deleting = true }, stops: true},
 		"the gate PushReconciler is off":                                  {config: Config{SchedulerPreferences: true}, stops: true},
 		"the federation is restricted to a namespace":                     {config: Config{PushReconciler: true, Namespaced: true}, stops: true},
-		"no CustomResourceDefinition":                                     {without: "federatedwidgets.types.kubefed.io", warning: FederatedTypeMissing},
-		"a type with namespaces needs the FederatedTypeConfig namespaces": {without: "namespaces", warning: NamespaceTypeMissing},
-		"no CustomResourceDefinition of FederatedNamespace":               {without: "federatednamespaces.types.kubefed.io", warning: NamespaceTypeMissing},
-		"a type without namespaces needs no namespaces":                   {kind: "ClusterRole", without: "namespaces"},
+		"no CustomResourceDefinition":                                     {missing: "federatedwidgets.types.kubefed.io", warning: FederatedTypeMissing},
+		"a type with namespaces needs the FederatedTypeConfig namespaces": {missing: "namespaces", warning: NamespaceTypeMissing},
+		"no CustomResourceDefinition of FederatedNamespace":               {missing: "federatednamespaces.types.kubefed.io", warning: NamespaceTypeMissing},
+		"a type without namespaces needs no namespaces":                   {kind: "ClusterRole", missing: "namespaces"},
 		"a target in types.kubefed.io that is not a federated type runs":  {change: target("types.kubefed.io", "widgets")},
 		"a federated type cannot be a target":                             {change: target("types.kubefed.io", "federatednamespaces"), warning: UnsupportedType},
 		"the target is its own federated type":                            {change: target("types.kubefed.io", "federatedwidgets"), warning: UnsupportedType},
@@ -113,8 +113,8 @@ func TestTypeRunsOnlyIfItsTargetIsSupported(t *testing.T) {
 				test.change(c)
 			}
 			c.Invalid = c.validate()
-			all := slices.DeleteFunc([]TypeConfig{*typeOf("Namespace"), *c}, func(c TypeConfig) bool { return c.Name == test.without })
-			runs, warning := c.Runs(all, test.config, func(gr schema.GroupResource) bool { return gr.String() != test.without })
+			all := slices.DeleteFunc([]TypeConfig{*typeOf("Namespace"), *c}, func(c TypeConfig) bool { return c.Name == test.missing })
+			runs, warning := c.Runs(all, test.config, func(gr schema.GroupResource) bool { return gr.String() != test.missing })
 			if warning.Reason != test.warning || runs != (test.warning == "" && !test.stops) {
 				t.Errorf("%t %v, want %q", runs, warning, test.warning)
 			}
@@ -139,7 +139,7 @@ func TestTypeStatusShowsWhatRuns(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, write := c.NextStatus(test.runs, test.config)
-			equal(t, got, test.want)
+			wantEqual(t, got, test.want)
 			again := *c
 			again.Status = got
 			if _, writeAgain := again.NextStatus(test.runs, test.config); !write || writeAgain {
@@ -150,9 +150,9 @@ func TestTypeStatusShowsWhatRuns(t *testing.T) {
 }
 
 func TestStatusOfAClusterThatServesAType(t *testing.T) {
-	for serving, want := range map[Availability]string{NotListed: CachedRetrievalFailed, Synced: "", Absent: APINotAvailable, Forbidden: RetrievalFailed} {
-		t.Run(string(serving), func(t *testing.T) {
-			if got := serving.Status(); got != want {
+	for availability, want := range map[Availability]string{NotListed: CachedRetrievalFailed, Synced: "", Absent: APINotAvailable, Forbidden: RetrievalFailed} {
+		t.Run(string(availability), func(t *testing.T) {
+			if got := availability.Status(); got != want {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		})

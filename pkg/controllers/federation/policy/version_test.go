@@ -42,7 +42,7 @@ func TestVersionsHashTemplateAndOverrides(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			equal(t, ReadFederated(object(t, "spec: "+test.spec)).Versions(), test.want)
+			wantEqual(t, ReadFederated(object(t, "spec: "+test.spec)).Versions(), test.want)
 		})
 	}
 }
@@ -55,39 +55,39 @@ type rawJSON string
 func (r rawJSON) MarshalJSON() ([]byte, error) { return []byte(r), nil }
 
 func TestPropagatedNameIsValidAndUnique(t *testing.T) {
-	seen := map[string]bool{}
-	for name, whole := range map[string]bool{"f": true, strings.Repeat("f", 243): true, strings.Repeat("f", 244): false, strings.Repeat("f", 243) + "g": false,
+	names := map[string]bool{}
+	for name, fits := range map[string]bool{"f": true, strings.Repeat("f", 243): true, strings.Repeat("f", 244): false, strings.Repeat("f", 243) + "g": false,
 		strings.Repeat("f", 209) + "." + strings.Repeat("f", 40): false} {
 		got := PropagatedName(typeOf("ConfigMap"), name)
-		if problems := validation.IsDNS1123Subdomain(got); len(problems) > 0 || seen[got] || (got == "configmap-"+name) != whole {
+		if problems := validation.IsDNS1123Subdomain(got); len(problems) > 0 || names[got] || (got == "configmap-"+name) != fits {
 			t.Errorf("%s has the PropagatedVersion %s, %q", name, got, problems)
 		}
-		seen[got] = true
+		names[got] = true
 	}
 }
 
 func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
-	of := func(clusters map[string]string) Propagated {
+	propagatedTo := func(clusters map[string]string) Propagated {
 		return Propagated{Versions: Versions{"t", "o"}, Clusters: clusters}
 	}
-	p := of(map[string]string{"b": "rv:2", "a": "gen:1"})
-	equal(t, p.Status()["clusterVersions"], []clusterVersion{{"a", "gen:1"}, {"b", "rv:2"}})
-	read := ReadPropagated(object(t, "status: {templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}"))
-	if !read.Equal(p) {
-		t.Errorf("another order is another PropagatedVersion: %v", read)
+	propagated := propagatedTo(map[string]string{"b": "rv:2", "a": "gen:1"})
+	wantEqual(t, propagated.Status()["clusterVersions"], []clusterVersion{{"a", "gen:1"}, {"b", "rv:2"}})
+	reordered := ReadPropagated(object(t, "status: {templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}"))
+	if !reordered.Equal(propagated) {
+		t.Errorf("another order is another PropagatedVersion: %v", reordered)
 	}
-	for what, other := range map[string]Propagated{"version": of(map[string]string{"b": "rv:3", "a": "gen:1"}), "cluster": of(map[string]string{"a": "gen:1"}),
-		"template": {Versions: Versions{"u", "o"}, Clusters: p.Clusters}} {
-		if p.Equal(other) {
+	for what, other := range map[string]Propagated{"version": propagatedTo(map[string]string{"b": "rv:3", "a": "gen:1"}), "cluster": propagatedTo(map[string]string{"a": "gen:1"}),
+		"template": {Versions: Versions{"u", "o"}, Clusters: propagated.Clusters}} {
+		if propagated.Equal(other) {
 			t.Errorf("another %s is the same", what)
 		}
 	}
 	for _, text := range []string{"{templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}", "{overridesVersion: o}", "{}"} {
 		u := object(t, "metadata: {ownerReferences: [{uid: '7'}]}, status: "+text)
-		equal(t, ReadPropagatedSummary(SummarizePropagated(u)), ReadPropagated(u))
+		wantEqual(t, ReadPropagatedSummary(SummarizePropagated(u)), ReadPropagated(u))
 	}
-	equal(t, ReadPropagatedSummary(nil), Propagated{})
-	equal(t, ReadPropagated(object(t, "status: {clusterVersions: 7}")), Propagated{})
+	wantEqual(t, ReadPropagatedSummary(nil), Propagated{})
+	wantEqual(t, ReadPropagated(object(t, "status: {clusterVersions: 7}")), Propagated{})
 	if none := ReadPropagated(object(t, "spec: {}")); !none.Equal(Propagated{}) {
 		t.Error(none)
 	}
@@ -100,33 +100,33 @@ func TestPropagatedVersionsHoldUntilTheSpecChanges(t *testing.T) {
 		return ", overrides: [{clusterName: c3}, {clusterName: " + cluster + ", clusterOverrides: [{path: /data/a, value: " + value + "}]}]"
 	}
 	tests := map[string]struct {
-		written, was, is string // specs; was is "" after a restart
-		want             string
+		written, before, after string // specs; before is "" after a restart
+		want                   string
 	}{
-		"all versions hold after a restart if the template is the same": {written: template, is: template, want: "c1 c2"},
-		"F is as it was":       {written: template, was: template, is: template, want: "c1 c2"},
-		"the template changed": {written: template, was: template, is: "template: {}"},
-		"the version of c1 is void when its override changes":          {written: template + override("c1", "x"), was: template + override("c1", "x"), is: template + override("c1", "z"), want: "c2"},
-		"all versions are void after a restart if an override changed": {written: template + override("c1", "x"), is: template + override("c1", "z")},
-		"c1 is no longer overridden":                                   {written: template + override("c1", "x"), was: template + override("c1", "x"), is: template, want: "c2"},
-		"an override of a cluster that holds nothing":                  {written: template, was: template, is: template + override("c4", "x"), want: "c1 c2"},
-		"F had changed when it was written":                            {written: template, was: template + override("c1", "x"), is: template + override("c1", "z")},
-		"the overrides of another cluster cannot be read":              {written: template, was: template, is: template + ", overrides: text"},
-		"c1 is named twice":                                            {written: template + override("c1", "x"), was: template + override("c1", "x"), is: template + strings.Replace(override("c1", "x"), "c3", "c1", 1), want: "c2"},
-		"c1 is named once more": {written: template + override("c1", "x"), was: template + override("c1", "x"), want: "c2",
-			is: template + override("c1", "x")[:len(override("c1", "x"))-1] + ", {clusterName: c1}]"},
-		"nothing but the placement changed":                   {written: template, was: template, is: template + ", placement: {clusters: []}", want: "c1 c2"},
-		"the overrides could not be read when it was written": {written: template + ", overrides: text", is: template + ", overrides: text"},
+		"all versions hold after a restart if the template is the same": {written: template, after: template, want: "c1 c2"},
+		"F is as it was":       {written: template, before: template, after: template, want: "c1 c2"},
+		"the template changed": {written: template, before: template, after: "template: {}"},
+		"the version of c1 is void when its override changes":          {written: template + override("c1", "x"), before: template + override("c1", "x"), after: template + override("c1", "z"), want: "c2"},
+		"all versions are void after a restart if an override changed": {written: template + override("c1", "x"), after: template + override("c1", "z")},
+		"c1 is no longer overridden":                                   {written: template + override("c1", "x"), before: template + override("c1", "x"), after: template, want: "c2"},
+		"an override of a cluster that holds nothing":                  {written: template, before: template, after: template + override("c4", "x"), want: "c1 c2"},
+		"F had changed when it was written":                            {written: template, before: template + override("c1", "x"), after: template + override("c1", "z")},
+		"the overrides of another cluster cannot be read":              {written: template, before: template, after: template + ", overrides: text"},
+		"c1 is named twice":                                            {written: template + override("c1", "x"), before: template + override("c1", "x"), after: template + strings.Replace(override("c1", "x"), "c3", "c1", 1), want: "c2"},
+		"c1 is named once more": {written: template + override("c1", "x"), before: template + override("c1", "x"), want: "c2",
+			after: template + override("c1", "x")[:len(override("c1", "x"))-1] + ", {clusterName: c1}]"},
+		"nothing but the placement changed":                   {written: template, before: template, after: template + ", placement: {clusters: []}", want: "c1 c2"},
+		"the overrides could not be read when it was written": {written: template + ", overrides: text", after: template + ", overrides: text"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			p := Propagated{Versions: federated(t, test.written).Versions(), Clusters: map[string]string{"c1": "gen:1", "c2": "rv:2"}}
-			var was *Digest
-			if test.was != "" {
-				d := federated(t, test.was).Digest()
-				was = &d
+			var before *Digest
+			if test.before != "" {
+				d := federated(t, test.before).Digest()
+				before = &d
 			}
-			got := p.ValidVersions(was, federated(t, test.is).Digest())
+			got := p.ValidVersions(before, federated(t, test.after).Digest())
 			if names := slices.Sorted(maps.Keys(got)); strings.Join(names, " ") != test.want {
 				t.Errorf("%v, want %s", got, test.want)
 			}
@@ -140,7 +140,7 @@ func TestDigestKeepsWhatDecides(t *testing.T) {
 		"{clusterName: c1, clusterOverrides: [{op: add, path: /metadata/annotations, value: {a: b}}]}]"
 	f := object(t, "metadata: {name: f, namespace: ns, finalizers: [kubefed.io/sync-controller]}, spec: {"+spec+"}")
 	d := ReadDigest(SummarizeFederated(f))
-	equal(t, d, ReadFederated(f).Digest())
+	wantEqual(t, d, ReadFederated(f).Digest())
 	if d.Versions.Template == "" || !d.HasFinalizer || !slices.Equal(d.Placement.Clusters, []string{"c1"}) {
 		t.Errorf("%+v", d)
 	}
@@ -181,7 +181,7 @@ func TestLiveObjectIsReadBackFromItsSummary(t *testing.T) {
 				t.Errorf("%d bytes", len(summary))
 			}
 			got := ReadLiveObject(&test.object, summary)
-			equal(t, got, test.want)
+			wantEqual(t, got, test.want)
 			if got.Version != ObjectVersion(&test.object) {
 				t.Errorf("version %s", got.Version)
 			}

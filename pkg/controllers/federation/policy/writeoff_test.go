@@ -17,7 +17,7 @@ func TestWriteOffWaitsForTheGracePeriod(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
 	for name, test := range map[string]struct {
-		away    policy.Outage
+		outage  policy.Outage
 		deleted time.Time
 		want    time.Duration
 	}{
@@ -28,19 +28,19 @@ func TestWriteOffWaitsForTheGracePeriod(t *testing.T) {
 		"a minute ago, this process has not seen it": {policy.Outage{Since: ago(time.Minute)}, ago(time.Hour), 4 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := test.away.RemainingGrace(test.deleted, 5*time.Minute, now); got != test.want {
+			if got := test.outage.RemainingGrace(test.deleted, 5*time.Minute, now); got != test.want {
 				t.Errorf("%s, want %s", got, test.want)
 			}
 		})
 	}
 }
 
-func TestWrittenOffCoversOnlyTheDeletedObject(t *testing.T) {
+func TestWriteOffCoversOnlyTheDeletedObject(t *testing.T) {
 	deleted := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	for name, test := range map[string]struct {
-		known, uid types.UID
-		made       time.Duration // after the deletion
-		want       bool
+		recorded, uid types.UID
+		createdAfter  time.Duration // after the deletion
+		want          bool
 	}{
 		"the object that was seen":                {"a", "a", -time.Hour, true},
 		"an older object of another UID":          {"a", "b", -time.Hour, false},
@@ -50,25 +50,25 @@ func TestWrittenOffCoversOnlyTheDeletedObject(t *testing.T) {
 		"one of the same second, no UID is known": {"", "b", 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			live := &metav1.ObjectMeta{UID: test.uid, CreationTimestamp: metav1.NewTime(deleted.Add(test.made))}
-			if got := (policy.WriteOff{UID: test.known, Deleted: deleted}).Covers(live); got != test.want {
+			live := &metav1.ObjectMeta{UID: test.uid, CreationTimestamp: metav1.NewTime(deleted.Add(test.createdAfter))}
+			if got := (policy.WriteOff{UID: test.recorded, Deleted: deleted}).Covers(live); got != test.want {
 				t.Errorf("covers: %t, want %t", got, test.want)
 			}
 		})
 	}
 }
 
-func TestReadWrittenOff(t *testing.T) {
+func TestWriteOffIsReadOnlyUnderItsName(t *testing.T) {
 	record := policy.WriteOff{Cluster: "c2", Type: "configmaps", Namespace: "shop", Name: "f", FederatedUID: "1", Deleted: time.Unix(1, 0).UTC()}
 	name := policy.WriteOffName("c2", "configmaps", "shop", "f")
 	if read, err := policy.ReadWriteOff(name, record.Data()); err != nil || read.Cluster != "c2" || !read.Deleted.Equal(record.Deleted) {
 		t.Errorf("read %v, %v", read, err)
 	}
-	without := record
-	without.Deleted = time.Time{}
-	for what, data := range map[string]map[string]string{"no data": nil, "no JSON": {"record": "x"}, "a record without a time": without.Data()} {
+	timeless := record
+	timeless.Deleted = time.Time{}
+	for title, data := range map[string]map[string]string{"no data": nil, "no JSON": {"record": "x"}, "a record without a time": timeless.Data()} {
 		if _, err := policy.ReadWriteOff(name, data); err == nil {
-			t.Errorf("%s can be read", what)
+			t.Errorf("%s can be read", title)
 		}
 	}
 	if _, err := policy.ReadWriteOff("federation-written-off-other", record.Data()); err == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/replicas"
 )
 
-// numbers are by the letter of a cluster, such as "A10 B70".
-func numbers(t *testing.T, text string) map[string]int64 {
+// parseNumbers reads numbers by the letter of a cluster, such as "A10 B70".
+func parseNumbers(t *testing.T, text string) map[string]int64 {
 	t.Helper()
 	all := map[string]int64{}
 	for _, word := range strings.Fields(text) {
@@ -28,8 +28,8 @@ func numbers(t *testing.T, text string) map[string]int64 {
 	return all
 }
 
-// shares is how the tests write a plan: the plans in the order of the clusters, then the overflows.
-func shares(clusters []string, plan map[string]replicas.Share) string {
+// formatPlan writes a plan as the tests do: the plans in the order of the clusters, then the overflows.
+func formatPlan(clusters []string, plan map[string]replicas.Share) string {
 	var plans, overflows []string
 	for _, name := range clusters {
 		plans = append(plans, fmt.Sprint(plan[name].Plan))
@@ -42,7 +42,7 @@ func shares(clusters []string, plan map[string]replicas.Share) string {
 
 func weight(n int64) replicas.Preference { return replicas.Preference{Weight: n} }
 
-func TestPlan(t *testing.T) {
+func TestPlanFollowsThePreferences(t *testing.T) {
 	all := map[string]replicas.Preference{replicas.AnyCluster: weight(1)}
 	tests := map[string]struct {
 		total             int64
@@ -80,8 +80,8 @@ func TestPlan(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			clusters := strings.Split(test.clusters, "")
-			got := shares(clusters, replicas.Plan(replicas.Input{Total: test.total, Rebalance: test.rebalance, Preferences: test.preferences, Clusters: clusters,
-				Current: numbers(t, test.current), Capacity: numbers(t, test.capacity), Key: test.key}))
+			got := formatPlan(clusters, replicas.Plan(replicas.Input{Total: test.total, Rebalance: test.rebalance, Preferences: test.preferences, Clusters: clusters,
+				Current: parseNumbers(t, test.current), Capacity: parseNumbers(t, test.capacity), Key: test.key}))
 			if got != test.want {
 				t.Errorf("%s, want %s", got, test.want)
 			}
@@ -89,42 +89,42 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// random returns any input. Small numbers meet limits more often, large ones may overflow.
-func random(r *rand.Rand) replicas.Input {
+// randomInput returns any input. Small numbers meet limits more often, large ones may overflow.
+func randomInput(r *rand.Rand) replicas.Input {
 	bound := []int64{3, 20, 1000, replicas.MaxNumber}[r.IntN(4)]
 	number := func() int64 { return r.Int64N(bound + 1) }
-	in := replicas.Input{Total: number(), Rebalance: r.IntN(2) == 0, Key: []string{"", "shop/web"}[r.IntN(2)],
+	input := replicas.Input{Total: number(), Rebalance: r.IntN(2) == 0, Key: []string{"", "shop/web"}[r.IntN(2)],
 		Preferences: map[string]replicas.Preference{}, Current: map[string]int64{}, Capacity: map[string]int64{}}
 	clusters := []string{"A", "B", "C", "D", "E", "F"}
-	in.Clusters = clusters[:r.IntN(len(clusters)+1)]
-	for _, name := range append([]string{replicas.AnyCluster}, in.Clusters...) {
+	input.Clusters = clusters[:r.IntN(len(clusters)+1)]
+	for _, name := range append([]string{replicas.AnyCluster}, input.Clusters...) {
 		if r.IntN(3) > 0 {
 			p := replicas.Preference{Weight: number() * r.Int64N(2), Min: number() * r.Int64N(2)}
 			if r.IntN(2) == 0 {
 				p.Max = new(number())
 			}
-			in.Preferences[name] = p
+			input.Preferences[name] = p
 		}
 		if r.IntN(3) == 0 {
-			in.Current[name] = number()
+			input.Current[name] = number()
 		}
 		if r.IntN(3) == 0 {
-			in.Capacity[name] = number()
+			input.Capacity[name] = number()
 		}
 	}
-	return in
+	return input
 }
 
-// wrong says what is wrong with a plan, or returns "".
-func wrong(in replicas.Input, plan map[string]replicas.Share) string {
+// planProblem says what is wrong with a plan, or returns "".
+func planProblem(input replicas.Input, plan map[string]replicas.Share) string {
 	sum := int64(0)
-	for _, name := range in.Clusters {
+	for _, name := range input.Clusters {
 		share, has := plan[name]
-		preference, own := in.Preferences[name]
-		if !own {
-			preference = in.Preferences[replicas.AnyCluster]
+		preference, hasOwn := input.Preferences[name]
+		if !hasOwn {
+			preference = input.Preferences[replicas.AnyCluster]
 		}
-		capacity, known := in.Capacity[name]
+		capacity, known := input.Capacity[name]
 		sum += share.Plan
 		switch {
 		case !has:
@@ -139,16 +139,16 @@ func wrong(in replicas.Input, plan map[string]replicas.Share) string {
 			return name + " overflows without a capacity"
 		}
 	}
-	if sum > in.Total {
+	if sum > input.Total {
 		return "more than the total"
 	}
-	if len(plan) != len(in.Clusters) {
+	if len(plan) != len(input.Clusters) {
 		return "a share of a cluster that there is not"
 	}
 	return ""
 }
 
-func TestPlanOfRandomInputs(t *testing.T) { checkPlans(t, 100_000) }
+func TestPlansStayWithinTheirLimits(t *testing.T) { checkPlans(t, 100_000) }
 
 func TestLongPlanOfAMillionInputs(t *testing.T) { checkPlans(t, 1_000_000) }
 
@@ -157,18 +157,18 @@ func checkPlans(t *testing.T, n int) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(1, 2))
 	for range n {
-		in := random(r)
-		plan := replicas.Plan(in)
-		if problem := wrong(in, plan); problem != "" {
-			t.Fatalf("%+v\n%s: %s", in, shares(in.Clusters, plan), problem)
+		input := randomInput(r)
+		plan := replicas.Plan(input)
+		if problem := planProblem(input, plan); problem != "" {
+			t.Fatalf("%+v\n%s: %s", input, formatPlan(input.Clusters, plan), problem)
 		}
-		other := in
-		other.Clusters = slices.Clone(in.Clusters)
-		r.Shuffle(len(other.Clusters), func(i, j int) {
-			other.Clusters[i], other.Clusters[j] = other.Clusters[j], other.Clusters[i]
+		shuffled := input
+		shuffled.Clusters = slices.Clone(input.Clusters)
+		r.Shuffle(len(shuffled.Clusters), func(i, j int) {
+			shuffled.Clusters[i], shuffled.Clusters[j] = shuffled.Clusters[j], shuffled.Clusters[i]
 		})
-		if again := replicas.Plan(other); !maps.Equal(plan, again) {
-			t.Fatalf("%+v\n%s, in another order %s", in, shares(in.Clusters, plan), shares(in.Clusters, again))
+		if shuffledPlan := replicas.Plan(shuffled); !maps.Equal(plan, shuffledPlan) {
+			t.Fatalf("%+v\n%s, in another order %s", input, formatPlan(input.Clusters, plan), formatPlan(input.Clusters, shuffledPlan))
 		}
 	}
 }
