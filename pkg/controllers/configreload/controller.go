@@ -177,9 +177,9 @@ func (c *controller) cachedUID(key policy.QueueKey) types.UID {
 // settleDelay is how soon the controller looks again if an event, which usually comes sooner, does not.
 const settleDelay = time.Second
 
-// pauseRetry is how soon the end of a pause is retried after a failure, also if other failures of
+// pauseRetryDelay is how soon the end of a pause is retried after a failure, also if other failures of
 // the workload have made its back-off longer.
-const pauseRetry = 10 * time.Second
+const pauseRetryDelay = 10 * time.Second
 
 // reconcileVersion decides on one version of a workload and does what is due. A conflict is reported as a
 // failure only if last is set.
@@ -200,7 +200,7 @@ func (c *controller) reconcileVersion(ctx context.Context, k *kind, w *policy.Wo
 	}
 	if step != policy.PauseStands && !c.cfg.DryRun {
 		if err := c.endPause(ctx, k, w, step); err != nil {
-			return pauseRetry, err
+			return pauseRetryDelay, err
 		}
 		return 0, nil
 	}
@@ -221,7 +221,7 @@ func (c *controller) reconcileVersion(ctx context.Context, k *kind, w *policy.Wo
 		plan.Problems = append(slices.Clone(plan.Problems), policy.StateProblem(err))
 	}
 	c.reportProblems(ctx, k, w, &e, plan.Problems)
-	behind, err := c.cacheIsBehind(ctx, facts, plan.Trusted)
+	behind, err := c.cacheIsBehind(ctx, facts, plan.TrustedSources)
 	if err != nil {
 		return pauseLeft, err
 	}
@@ -310,12 +310,12 @@ func (c *controller) collectFacts(w *policy.Workload, selection *policy.Selectio
 		c.extendWindow(w, selection, source, change)
 	}
 	*e = c.memory.get(w.QueueKey, w.UID)
-	return &policy.Facts{Workload: w, Selection: selection, Recorded: recorded, Sources: sources, Window: e.window, Now: now}, nil, err
+	return &policy.Facts{Workload: w, Selection: selection, RecordedState: recorded, Sources: sources, Window: e.window, Now: now}, nil, err
 }
 
 // recordedState returns what was last recorded of w; nil if nothing was.
 func (c *controller) recordedState(w *policy.Workload, e *entry) (policy.State, error) {
-	return policy.ParseState(w.Recorded(e.lastState), w.QueueKey)
+	return policy.ParseState(w.LatestState(e.lastState), w.QueueKey)
 }
 
 // keepsStateInMemory reports whether the state of w is kept in memory, not on the workload.

@@ -24,9 +24,9 @@ import (
 )
 
 const (
-	// activeJobPoll is how often the controller checks a running CronJob that must not run twice at
+	// activeJobPollInterval is how often the controller checks a running CronJob that must not run twice at
 	// once. Usually an event reports the end earlier.
-	activeJobPoll = 10 * time.Second
+	activeJobPollInterval = 10 * time.Second
 	// maxCronJobName leaves room for the suffix of a Job's name (63).
 	maxCronJobName = 52
 
@@ -49,8 +49,8 @@ func (c *controller) runCronJob(ctx context.Context, k *kind, facts *policy.Fact
 	// If the same reload is decided on again, its Job was created but the state was not written. The
 	// name contains the versions of the sources, so a Job of that name is ours.
 	ran := maps.Equal(e.lastRun.hashes, hashes) || c.cachedJob(w.Namespace, name) != nil
-	if w.ForbidsConcurrent && !ran && plan.ByName() && c.cacheHasActiveJob(w.UID) {
-		return outcome{retryAfter: activeJobPoll}, nil // without a request, for as long as it takes
+	if w.ForbidsConcurrent && !ran && plan.HasNamedSource() && c.cacheHasActiveJob(w.UID) {
+		return outcome{retryAfter: activeJobPollInterval}, nil // without a request, for as long as it takes
 	}
 	obj, err := k.get(ctx, w.ObjectName)
 	if err != nil {
@@ -69,12 +69,12 @@ func (c *controller) runCronJob(ctx context.Context, k *kind, facts *policy.Fact
 	var out outcome
 	switch {
 	case ran:
-	case w.Suspended && !plan.ByName():
+	case w.Suspended && !plan.HasNamedSource():
 		out.skipReason = suspended
-	case isActive && !plan.ByName():
+	case isActive && !plan.HasNamedSource():
 		out.skipReason = "A Job is active"
 	case isActive:
-		return outcome{retryAfter: activeJobPoll}, nil
+		return outcome{retryAfter: activeJobPollInterval}, nil
 	default:
 		job := c.newRunJob(live, name, facts, plan)
 		_, err := c.client.BatchV1().Jobs(w.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})

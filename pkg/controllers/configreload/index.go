@@ -171,7 +171,7 @@ func (c *controller) lookUpSources(
 			if steps += selection.Steps(key); steps > maxScan {
 				return nil, nil, c.keys.ScanProblem(selection, typ)
 			}
-			if selection.ByName(key) == policy.Named {
+			if selection.MatchName(key) == policy.Named {
 				addSource(key)
 			}
 		}

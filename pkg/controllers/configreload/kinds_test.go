@@ -63,10 +63,10 @@ func TestReconcileRunsACronJobOncePerChange(t *testing.T) {
 	ran := []string{create, state}
 
 	type option = func(*batchv1.CronJob)
-	byAuto := func(change option) *batchv1.CronJob {
+	autoCronJob := func(change option) *batchv1.CronJob {
 		return cronJob(change, kAuto, "true", nativeState, stateOf(cmKey, hash1))
 	}
-	byName := func(change option) *batchv1.CronJob {
+	namedCronJob := func(change option) *batchv1.CronJob {
 		return cronJob(change, kCM, "app-config", nativeState, stateOf(cmKey, hash1))
 	}
 	suspended := func(cj *batchv1.CronJob) { cj.Spec.Suspend = ptr.To(true) }
@@ -95,7 +95,7 @@ func TestReconcileRunsACronJobOncePerChange(t *testing.T) {
 	}
 
 	runCases(t, map[string]reconcileCase{
-		"a change runs the CronJob once": newCase(objectList{cm1(), byAuto(nil)}, func(f *fixture) {
+		"a change runs the CronJob once": newCase(objectList{cm1(), autoCronJob(nil)}, func(f *fixture) {
 			f.put(2*time.Second, cm2())
 			// The name of a run depends on the version of the source.
 			version := controllertest.Get[corev1.ConfigMap](f.Host, "shop", "app-config").ResourceVersion
@@ -111,33 +111,33 @@ func TestReconcileRunsACronJobOncePerChange(t *testing.T) {
 			}}
 			expectEqual(f.t, "Jobs", want, f.jobs(), ignoreServerFields)
 		}, ran),
-		"a suspended CronJob is not run under auto": newCase(objectList{cm1(), byAuto(suspended)}, changeCM,
+		"a suspended CronJob is not run under auto": newCase(objectList{cm1(), autoCronJob(suspended)}, changeCM,
 			[]string{state}, "Normal ReloadSkipped Suspended, not reloaded for ConfigMap shop/app-config"),
-		"a suspended CronJob is run for a named source":                               {objects: objectList{cm1(), byName(suspended)}, change: changeCM, want: ran},
-		"a CronJob that forbids concurrency is not run under auto while it is active": newCase(objectList{cm1(), byAuto(busy)}, changeCM, []string{state}, skipped),
-		"a CronJob that forbids concurrency waits, for a named source, until it is not active": newCase(objectList{cm1(), byName(busy)}, func(f *fixture) { f.put(5*time.Minute, cm2()).expectWriteCount(0); f.Put(byName(forbid)) },
+		"a suspended CronJob is run for a named source":                               {objects: objectList{cm1(), namedCronJob(suspended)}, change: changeCM, want: ran},
+		"a CronJob that forbids concurrency is not run under auto while it is active": newCase(objectList{cm1(), autoCronJob(busy)}, changeCM, []string{state}, skipped),
+		"a CronJob that forbids concurrency waits, for a named source, until it is not active": newCase(objectList{cm1(), namedCronJob(busy)}, func(f *fixture) { f.put(5*time.Minute, cm2()).expectWriteCount(0); f.Put(namedCronJob(forbid)) },
 			ran, waits, reloadedEvent),
-		"a Job of ours counts as active until it is complete": newCase(objectList{cm1(), byName(forbid), run("run-1")}, func(f *fixture) {
+		"a Job of ours counts as active until it is complete": newCase(objectList{cm1(), namedCronJob(forbid), run("run-1")}, func(f *fixture) {
 			f.put(5*time.Minute, cm2())
 			f.expectRequests(map[string]int{"list deployments": 1}) // for the original
 			f.put(10*time.Second, run("run-1", batchv1.JobSuspended, batchv1.JobComplete))
 		}, ran, waits, reloadedEvent),
-		"a Job of ours counts as active until it has failed": {objects: objectList{cm1(), byName(forbid), run("run-1", batchv1.JobFailed)}, change: changeCM, want: ran},
-		"one unfinished Job among several skips the reload": newCase(objectList{cm1(), byAuto(forbid), run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)}, changeCM,
+		"a Job of ours counts as active until it has failed": {objects: objectList{cm1(), namedCronJob(forbid), run("run-1", batchv1.JobFailed)}, change: changeCM, want: ran},
+		"one unfinished Job among several skips the reload": newCase(objectList{cm1(), autoCronJob(forbid), run("run-1", batchv1.JobComplete), run("run-2", batchv1.JobSuspended), run("run-3", batchv1.JobFailed)}, changeCM,
 			[]string{state}, skipped),
-		"somebody else's Job does not count":         {objects: objectList{cm1(), byName(forbid), foreignJob}, change: changeCM, want: ran},
-		"where concurrency is allowed no Job counts": {objects: objectList{cm1(), byName(nil), run("run-1")}, change: changeCM, want: ran},
-		"a repetition does not wait for the Job that it has created": newCase(objectList{cm1(), byName(forbid)}, func(f *fixture) { f.refuseNext(1, "patch", "cronjobs", errTryAgain); changeCM(f) },
+		"somebody else's Job does not count":         {objects: objectList{cm1(), namedCronJob(forbid), foreignJob}, change: changeCM, want: ran},
+		"where concurrency is allowed no Job counts": {objects: objectList{cm1(), namedCronJob(nil), run("run-1")}, change: changeCM, want: ran},
+		"a repetition does not wait for the Job that it has created": newCase(objectList{cm1(), namedCronJob(forbid)}, func(f *fixture) { f.refuseNext(1, "patch", "cronjobs", errTryAgain); changeCM(f) },
 			[]string{create, state, state}, reloadedEvent, refused),
-		"a repetition neither skips the reload nor creates a Job again that is gone": newCase(objectList{cm1(), byAuto(forbid)}, unrecorded(2, func(f *fixture) { f.Delete(f.jobs()[0]); f.advance(time.Minute) }),
+		"a repetition neither skips the reload nor creates a Job again that is gone": newCase(objectList{cm1(), autoCronJob(forbid)}, unrecorded(2, func(f *fixture) { f.Delete(f.jobs()[0]); f.advance(time.Minute) }),
 			[]string{create, state, state, state}, reloadedEvent, refused, refused),
-		"a repetition is not skipped as the CronJob is suspended by now": newCase(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(byAuto(suspended)) }),
+		"a repetition is not skipped as the CronJob is suspended by now": newCase(objectList{cm1(), autoCronJob(nil)}, unrecorded(1, func(f *fixture) { f.Put(autoCronJob(suspended)) }),
 			[]string{create, state, state}, reloadedEvent, refused),
-		"a CronJob does not run again as the source has a label more by now": newCase(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(labelled(cm2())) }),
+		"a CronJob does not run again as the source has a label more by now": newCase(objectList{cm1(), autoCronJob(nil)}, unrecorded(1, func(f *fixture) { f.Put(labelled(cm2())) }),
 			[]string{create, state, state}, reloadedEvent, refused),
-		"a new leader does not run a CronJob again": newCase(objectList{cm1(), byAuto(forbid)}, unrecorded(1, func(f *fixture) { f.Restart() }),
+		"a new leader does not run a CronJob again": newCase(objectList{cm1(), autoCronJob(forbid)}, unrecorded(1, func(f *fixture) { f.Restart() }),
 			[]string{create, state, state}, reloadedEvent, refused),
-		"a CronJob runs again as the source has gone back and come again": newCase(objectList{cm1(), byAuto(nil)}, unrecorded(1, func(f *fixture) { f.Put(cm1()); f.advance(10 * time.Millisecond); changeCM(f) }),
+		"a CronJob runs again as the source has gone back and come again": newCase(objectList{cm1(), autoCronJob(nil)}, unrecorded(1, func(f *fixture) { f.Put(cm1()); f.advance(10 * time.Millisecond); changeCM(f) }),
 			[]string{create, state, create, state}, reloadedEvent, refused),
 		"a CronJob runs again as another source has changed too": newCase(objectList{cm1(), db1(), cronJob(alsoReadsDB, kAuto, "true", nativeState, stateOf(cmKey, hash1, dbKey, dbHash1))}, unrecorded(1, changeDB),
 			[]string{create, recorded(cmKey, hash2, dbKey, dbHash1), create, recorded(cmKey, hash2, dbKey, dbHash2)}, reloadedBothEvent, refused),
@@ -147,7 +147,7 @@ func TestReconcileRunsACronJobOncePerChange(t *testing.T) {
 			want:    []string{create, recorded(cmKey, hash2, dbKey, ""), recorded(cmKey, hash2, dbKey, dbHash1)},
 			events:  []string{reloadedEvent, refused},
 		},
-		"a dry run says that a suspended CronJob would be skipped": newCase(objectList{cm1(), byAuto(suspended)}, changeCM,
+		"a dry run says that a suspended CronJob would be skipped": newCase(objectList{cm1(), autoCronJob(suspended)}, changeCM,
 			nil, "Normal ReloadSkipped Suspended, would not reload for ConfigMap shop/app-config").withConfig(func(c *config) { c.DryRun = true }),
 		"annotations of the Job template's own metadata are not read": {objects: objectList{cm1(), cronJob(nil)}, change: changeCM},
 	})

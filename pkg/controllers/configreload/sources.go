@@ -130,7 +130,7 @@ func (c *controller) extendWindow(w *policy.Workload, selection *policy.Selectio
 		return
 	}
 	c.memory.update(w.QueueKey, w.UID, time.Now(), func(current *entry) {
-		if current.window.Add(source, e.before.Recorded(), e.first, e.last) {
+		if current.window.Add(source, e.before.RecordedHash(), e.first, e.last) {
 			c.metrics.coalescedChanges.Inc()
 		}
 		if ranHash, ok := current.lastRun.hashes[source]; ok && ranHash != e.after.Hash {

@@ -199,11 +199,11 @@ func resumePatch() string {
 }
 
 func TestReconcileEndsItsOwnPauses(t *testing.T) {
-	// row has a Deployment with these annotations besides; pausedBy is one that is paused.
+	// row has a Deployment with these annotations besides; pausedRow has one that is paused.
 	row := func(annotations ...string) objectList {
 		return objectList{cm1(), deploy(web, append(annotations, kAuto, "true", nativeState, state1)...)}
 	}
-	pausedBy := func(annotations ...string) objectList {
+	pausedRow := func(annotations ...string) objectList {
 		list := row(annotations...)
 		list[1].(*appsv1.Deployment).Spec.Paused = true
 		return list
@@ -221,15 +221,15 @@ func TestReconcileEndsItsOwnPauses(t *testing.T) {
 			f.Restart()
 			f.advance(2*time.Minute + 59*time.Second).expectWriteCount(1)
 		}, []string{patchWithPause, resumePatch()}),
-		"a pause that ended while no manager ran ends at the start":           {objects: pausedBy(kPause, "5m", kPausedAt, second(-600)), want: []string{resumePatch()}},
-		"a Deployment that somebody else paused is patched and never resumed": {objects: pausedBy(kPause, "5m"), change: changeCM, want: rollPatches},
+		"a pause that ended while no manager ran ends at the start":           {objects: pausedRow(kPause, "5m", kPausedAt, second(-600)), want: []string{resumePatch()}},
+		"a Deployment that somebody else paused is patched and never resumed": {objects: pausedRow(kPause, "5m"), change: changeCM, want: rollPatches},
 		"a pause that somebody ended leaves its time to be removed": newCase(row(kPause, "5m", kPausedAt, second(0)), nil,
 			[]string{"patch deployments/web " + toJSON(object{"metadata": object{"annotations": object{kPausedAt: nil}}})}),
 		"a period that does not parse reloads without a pause": newCase(row(kPause, "soon"), changeCM,
 			rollPatches, reloadedEvent, "Warning InvalidPausePeriod Reloaded without a pause: "+kPause+`: time: invalid duration "soon"`),
 		"a period that is not positive reloads without a pause": newCase(row(kPause, "-5m"), changeCM,
 			rollPatches, reloadedEvent, "Warning InvalidPausePeriod Reloaded without a pause: "+kPause+": -5m0s is not positive"),
-		"a pause lasts its period at most, though it is looked at again and again": newCase(pausedBy(kPause, "5m", kPausedAt, "2100-01-01T00:00:00Z"), func(f *fixture) {
+		"a pause lasts its period at most, though it is looked at again and again": newCase(pausedRow(kPause, "5m", kPausedAt, "2100-01-01T00:00:00Z"), func(f *fixture) {
 			for range 4 {
 				f.advance(time.Minute)
 				f.touchWeb()
@@ -237,11 +237,11 @@ func TestReconcileEndsItsOwnPauses(t *testing.T) {
 			f.advance(50 * time.Second).expectPaused(true)
 			f.advance(11 * time.Second).expectPaused(false)
 		}, []string{resumePatch()}),
-		"a time that does not parse resumes now": {objects: pausedBy(kPause, "5m", kPausedAt, "yesterday"), want: []string{resumePatch()}},
-		"a period that is gone resumes now":      {objects: pausedBy(kPausedAt, second(0)), want: []string{resumePatch()}},
-		"a pause of a workload with native annotations is still resumed": newCase(pausedBy(nativeReload, "off", kPause, "5m", kPausedAt, second(0)), nil,
+		"a time that does not parse resumes now": {objects: pausedRow(kPause, "5m", kPausedAt, "yesterday"), want: []string{resumePatch()}},
+		"a period that is gone resumes now":      {objects: pausedRow(kPausedAt, second(0)), want: []string{resumePatch()}},
+		"a pause of a workload with native annotations is still resumed": newCase(pausedRow(nativeReload, "off", kPause, "5m", kPausedAt, second(0)), nil,
 			[]string{resumePatch(), statePatch("")}),
-		"without compatibility a pause is not ours to end": newCase(pausedBy(nativeReload, "auto", kPause, "5m", kPausedAt, "yesterday"), nil, nil).withConfig(withoutCompat),
+		"without compatibility a pause is not ours to end": newCase(pausedRow(nativeReload, "auto", kPause, "5m", kPausedAt, "yesterday"), nil, nil).withConfig(withoutCompat),
 	})
 }
 

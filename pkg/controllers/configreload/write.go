@@ -50,7 +50,7 @@ func (c *controller) reloadWorkload(ctx context.Context, k *kind, facts *policy.
 	w := facts.Workload
 	names := namesOf(w, plan)
 	if c.cfg.DryRun {
-		if w.Suspended && !plan.ByName() {
+		if w.Suspended && !plan.HasNamedSource() {
 			c.announceReload(ctx, k, w, reasonSkipped, suspended+", would not reload for "+names, resultSkipped)
 		} else {
 			c.announceReload(ctx, k, w, reasonWouldReload, "Would reload for "+names, resultDryRun)
@@ -144,19 +144,19 @@ func (c *controller) recordState(ctx context.Context, k *kind, facts *policy.Fac
 		c.memory.update(w.QueueKey, w.UID, now, func(current *entry) { current.window.Open(now) })
 	}
 	if plan.State == nil {
-		return plan.After, nil
+		return plan.RequeueAfter, nil
 	}
 	patch, changes := policy.MetadataPatch(w, plan.State)
 	if c.keepsStateInMemory(w) || !changes {
 		c.finishPlan(w, plan, e, "")
-		return plan.After, nil
+		return plan.RequeueAfter, nil
 	}
 	// Somebody else has changed the record. A tool that changes it again and again must not cause a
 	// write each time.
-	changedByOthers := e.lastState != "" && !facts.Recorded.IsRecordedOn(w)
+	changedByOthers := e.lastState != "" && !facts.RecordedState.IsRecordedOn(w)
 	if remaining := e.rewrittenAt.Add(rewriteInterval).Sub(now); changedByOthers && !e.rewrittenAt.IsZero() && remaining > 0 {
 		c.finishPlan(w, plan, e, "")
-		return soonest(plan.After, remaining), nil
+		return soonest(plan.RequeueAfter, remaining), nil
 	}
 	version, err := c.sendPatch(ctx, k, w, k.mergeType, patch)
 	switch {
@@ -174,7 +174,7 @@ func (c *controller) recordState(ctx context.Context, k *kind, facts *policy.Fac
 	if changedByOthers {
 		c.memory.update(w.QueueKey, w.UID, now, func(current *entry) { current.rewrittenAt = now })
 	}
-	return plan.After, nil
+	return plan.RequeueAfter, nil
 }
 
 // endPause resumes a Deployment, or removes the time of a pause that is over.
@@ -227,12 +227,12 @@ func (c *controller) announceReload(ctx context.Context, k *kind, w *policy.Work
 // reportWait sends one Event that a reload waits for the end of a Job, which may take forever.
 func (c *controller) reportWait(ctx context.Context, k *kind, facts *policy.Facts, names string) {
 	w := facts.Workload
-	if facts.Window.Waits {
+	if facts.Window.WaitReported {
 		return
 	}
 	workloadLogger(ctx, w).V(2).Info("Reload waits for a Job to finish")
 	c.events.Eventf(reference(k, w), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", policy.Truncate(names))
-	c.memory.update(w.QueueKey, w.UID, facts.Now, func(current *entry) { current.window.Waits = true })
+	c.memory.update(w.QueueKey, w.UID, facts.Now, func(current *entry) { current.window.WaitReported = true })
 }
 
 // namesOf returns type, name and namespace of the reloads' sources.

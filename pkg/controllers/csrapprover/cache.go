@@ -73,9 +73,9 @@ func digestRequest(seed maphash.Seed, csr *certificatesv1.CertificateSigningRequ
 
 // request is what the cache has of a request.
 type request struct {
-	state    state
-	node     hash      // 0 if its sender is no kubelet
-	approved time.Time // zero if that is unknown
+	state      state
+	node       hash      // 0 if its sender is no kubelet
+	approvedAt time.Time // zero if that is unknown
 }
 
 func requestOf(o *informers.Object) request {
@@ -85,7 +85,7 @@ func requestOf(o *informers.Object) request {
 	}
 	r := request{state: state(d[0]), node: hash(binary.BigEndian.Uint64(d[1:]))}
 	if seconds := binary.BigEndian.Uint32(d[9:]); seconds > 0 {
-		r.approved = time.Unix(int64(seconds), 0)
+		r.approvedAt = time.Unix(int64(seconds), 0)
 	}
 	return r
 }

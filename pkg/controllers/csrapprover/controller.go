@@ -71,7 +71,7 @@ func newController(cfg Config, seed maphash.Seed, requests, nodes *informers.Inf
 	}
 	c := &controller{
 		cfg: cfg, seed: seed, requests: requests, nodes: nodes, client: client, events: events,
-		memory: newMemory(), notices: notices.New(maxForbidden),
+		memory: newMemory(), notices: notices.New(maxRefusalDelay),
 	}
 	c.metrics = newDomainMetrics(reg, c.memory)
 	c.addIndexes()
@@ -179,7 +179,7 @@ func (c *controller) withinLimit(key requestKey, reserve bool) bool {
 	defer c.memory.mu.Unlock()
 	within := c.cfg.MaxApprovalsPerNodePerHour == 0 || c.approvals(key) < c.cfg.MaxApprovalsPerNodePerHour
 	if within && reserve {
-		c.memory.sent[key.name] = key.node
+		c.memory.sentApprovals[key.name] = key.node
 	}
 	return within
 }
@@ -187,15 +187,15 @@ func (c *controller) withinLimit(key requestKey, reserve bool) bool {
 // approvals returns how many other requests of the node were approved a short while ago. The caller holds
 // memory.mu.
 func (c *controller) approvals(key requestKey) (n int) {
-	for name, node := range c.memory.sent {
+	for name, node := range c.memory.sentApprovals {
 		if node == key.node && name != key.name {
 			n++
 		}
 	}
 	now := time.Now()
 	for _, o := range c.requests.ByIndex(nodeIndex, key.node.bucket()) {
-		_, counted := c.memory.sent[o.GetName()]
-		if r := requestOf(o); !counted && r.node == key.node && (r.approved.IsZero() || now.Sub(r.approved) < limitWindow) {
+		_, counted := c.memory.sentApprovals[o.GetName()]
+		if r := requestOf(o); !counted && r.node == key.node && (r.approvedAt.IsZero() || now.Sub(r.approvedAt) < limitWindow) {
 			n++
 		}
 	}

@@ -16,9 +16,9 @@
 // The state, besides the cache:
 //
 //	state           what it is                         set by              cleared by
-//	waiting         why a request waits, its refusals  a failed check, or  the request is decided or gone
+//	waitStates      why a request waits, its refusals  a failed check, or  the request is decided or gone
 //	                                                   a refusal
-//	sent            approvals that the cache may lack  an approval         the request is decided or gone
+//	sentApprovals   approvals that the cache may lack  an approval         the request is decided or gone
 //	apiServerNames  the API server's addresses         a read              its age
 //	notices         when refusals were told            an Event            its age
 package csrapprover

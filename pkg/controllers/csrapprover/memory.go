@@ -11,10 +11,10 @@ import (
 
 // memory is what a run remembers of requests, by name, until the cache shows that they are decided or gone.
 type memory struct {
-	mu      sync.Mutex
-	waiting map[string]waitState
-	// sent has the nodes of requests of which an approval was sent. The cache may not show it yet.
-	sent map[string]hash
+	mu         sync.Mutex
+	waitStates map[string]waitState
+	// sentApprovals has the nodes of requests of which an approval was sent. The cache may not show it yet.
+	sentApprovals map[string]hash
 }
 
 // waitState says why a request waits. Its size matters, since there may be thousands.
@@ -26,14 +26,14 @@ type waitState struct {
 }
 
 func newMemory() *memory {
-	return &memory{waiting: map[string]waitState{}, sent: map[string]hash{}}
+	return &memory{waitStates: map[string]waitState{}, sentApprovals: map[string]hash{}}
 }
 
 func (m *memory) forget(name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.waiting, name)
-	delete(m.sent, name)
+	delete(m.waitStates, name)
+	delete(m.sentApprovals, name)
 }
 
 // recordWait notes why a request waits, and reports whether that is new.
@@ -44,9 +44,9 @@ func (m *memory) recordWait(name string, problems []policy.Problem) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before, waited := m.waiting[name]
-	m.waiting[name] = current
-	delete(m.sent, name)
+	before, waited := m.waitStates[name]
+	m.waitStates[name] = current
+	delete(m.sentApprovals, name)
 	return !waited || before.checks != current.checks
 }
 
@@ -54,16 +54,16 @@ func (m *memory) recordWait(name string, problems []policy.Problem) bool {
 func (m *memory) isFinal(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.waiting[name].checks&(1<<policy.CheckNodeExists-2) != 0
+	return m.waitStates[name].checks&(1<<policy.CheckNodeExists-2) != 0
 }
 
 // recordRefusal notes a refusal, and returns how many came before it.
 func (m *memory) recordRefusal(name string) (before uint8) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	w := m.waiting[name]
+	w := m.waitStates[name]
 	before, w.refusals = w.refusals, min(w.refusals+1, 100)
-	m.waiting[name] = w
+	m.waitStates[name] = w
 	return before
 }
 
@@ -71,7 +71,7 @@ func (m *memory) recordRefusal(name string) (before uint8) {
 func (m *memory) count(matches func(waitState) bool) (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, w := range m.waiting {
+	for _, w := range m.waitStates {
 		if matches(w) {
 			n++
 		}

@@ -29,8 +29,8 @@ const (
 
 // A refused request is seldom allowed soon.
 const (
-	minForbidden = 5 * time.Minute
-	maxForbidden = time.Hour
+	minRefusalDelay = 5 * time.Minute
+	maxRefusalDelay = time.Hour
 )
 
 // maxMessage is the length of an Event's message that any API server accepts.
@@ -99,7 +99,7 @@ func (c *controller) handleRefusal(ctx context.Context, key requestKey, err erro
 				corev1.EventTypeWarning, reasonForbidden, truncate(err.Error()))
 		}
 	}
-	return min(minForbidden<<min(c.memory.recordRefusal(key.name), 10), maxForbidden)
+	return min(minRefusalDelay<<min(c.memory.recordRefusal(key.name), 10), maxRefusalDelay)
 }
 
 func describe(problems []policy.Problem) string {

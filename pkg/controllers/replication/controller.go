@@ -50,16 +50,16 @@ type informerSet struct {
 
 // controller copies objects.
 type controller struct {
-	cfg       Config
-	evaluator *policy.Evaluator
-	digester  *policy.Digester
-	informers informerSet
-	client    kubernetes.Interface
-	events    record.EventRecorder
-	metrics   *domainMetrics
-	memory    *memory
-	writes    *rate.Limiter
-	loop      *controllers.Loop[task]
+	cfg          Config
+	evaluator    *policy.Evaluator
+	digester     *policy.Digester
+	informers    informerSet
+	client       kubernetes.Interface
+	events       record.EventRecorder
+	metrics      *domainMetrics
+	memory       *memory
+	writeLimiter *rate.Limiter
+	loop         *controllers.Loop[task]
 }
 
 var _ controllers.Controller = &controller{}
@@ -72,7 +72,7 @@ func newController(cfg Config, digester *policy.Digester, set informerSet, clien
 	cfg.NoNamespaces, cfg.Options.MaxSpread = len(cfg.Scope) > 0, cfg.MaxSpread.Value()
 	c := &controller{
 		cfg: cfg, digester: digester, informers: set, client: client, events: events,
-		writes: rate.NewLimiter(writesPerSecond, writesAtOnce),
+		writeLimiter: rate.NewLimiter(writesPerSecond, writesAtOnce),
 	}
 	c.metrics = newDomainMetrics(reg, cfg.CopiedKinds())
 	c.memory = newMemory(c.metrics)
@@ -122,7 +122,7 @@ func (c *controller) reconcileTarget(ctx context.Context, key policy.Key, now ti
 	c.memory.setTarget(key, &plan, now)
 	c.report(plan.Problems)
 	if plan.Action == policy.Nothing {
-		return plan.After, nil
+		return plan.RequeueAfter, nil
 	}
 	klog.FromContext(ctx).V(4).Info("Decided from the cache", "action", plan.Action, "source", plan.Source.String())
 	version := ""
@@ -132,7 +132,7 @@ func (c *controller) reconcileTarget(ctx context.Context, key policy.Key, now ti
 	if wait := c.memory.writeDelay(key, plan.Action, version, now); wait > 0 {
 		return wait, nil
 	}
-	if err := c.writes.Wait(ctx); err != nil {
+	if err := c.writeLimiter.Wait(ctx); err != nil {
 		return 0, err
 	}
 	isOutdated := func(err error) bool { return errors.Is(err, errOutdated) }
@@ -159,7 +159,7 @@ func (c *controller) decideLive(ctx context.Context, key, source policy.Key, fir
 		if plan.Action == policy.Nothing {
 			c.memory.setTarget(key, &plan, time.Now())
 			c.report(plan.Problems)
-			return plan.After, nil
+			return plan.RequeueAfter, nil
 		}
 		if _, read := view.bodies[plan.Source]; read {
 			return c.write(ctx, key, &plan, view)

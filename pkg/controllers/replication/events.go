@@ -135,7 +135,7 @@ func (c *controller) expandSource(ctx context.Context, key policy.Key, now time.
 	} else {
 		s := c.survey(obj, now)
 		c.report(s.Problems)
-		namespaces, after = s.Wanted, s.After
+		namespaces, after = s.Namespaces, s.RequeueAfter
 	}
 	for _, copied := range c.indexedKeys(key.Kind, copyPrefix+key.NamespacedName.String()) {
 		namespaces = append(namespaces, copied.Namespace)

@@ -16,28 +16,29 @@ import (
 )
 
 const (
-	// A drift is repaired at once, the next one firstRepair after the last repair at the earliest, then
-	// twice as long after it, up to maxRepair. After quietRepair without a drift the count starts again.
-	firstRepair = time.Second
-	maxRepair   = 5 * time.Minute
-	quietRepair = 30 * time.Minute
-	// fightAfter is the number of repairs after which the source's owner is told.
-	fightAfter = 5
+	// A drift is repaired at once, the next one firstRepairDelay after the last repair at the earliest, then
+	// twice as long after it, up to maxRepairDelay. After driftQuietPeriod without a drift the count starts
+	// again.
+	firstRepairDelay = time.Second
+	maxRepairDelay   = 5 * time.Minute
+	driftQuietPeriod = 30 * time.Minute
+	// fightThreshold is the number of repairs after which the source's owner is told.
+	fightThreshold = 5
 	// marksPerSecond limits the markers that are added to copies of the replicator; a copy that has to wait
-	// is tried again after markRetry.
+	// is tried again after markRetryDelay.
 	marksPerSecond = 5
-	markRetry      = time.Second
+	markRetryDelay = time.Second
 	// eventInterval is the least time between two Events of one object and reason.
 	eventInterval = 10 * time.Minute
 )
 
 // memory is what a run remembers of each target and of each source.
 type memory struct {
-	metrics *domainMetrics
-	marks   *rate.Limiter
-	notices *notices.Memory // the Events that were sent lately
-	mu      sync.Mutex
-	targets map[policy.Key]*entry
+	metrics     *domainMetrics
+	markLimiter *rate.Limiter
+	notices     *notices.Memory // the Events that were sent lately
+	mu          sync.Mutex
+	targets     map[policy.Key]*entry
 	// sources are the numbers of namespaces for which pushing sources count, and no more: anybody may have many
 	// sources.
 	sources map[policy.Key]int
@@ -65,7 +66,7 @@ type event struct {
 }
 
 func newMemory(m *domainMetrics) *memory {
-	mem := &memory{metrics: m, marks: rate.NewLimiter(marksPerSecond, marksPerSecond), notices: notices.New(eventInterval)}
+	mem := &memory{metrics: m, markLimiter: rate.NewLimiter(marksPerSecond, marksPerSecond), notices: notices.New(eventInterval)}
 	mem.clear()
 	return mem
 }
@@ -150,8 +151,8 @@ func (m *memory) writeDelay(key policy.Key, action policy.Action, source string,
 	if source == e.sourceVersion && source != "" {
 		wait = max(e.nextRepair.Sub(now), 0)
 	}
-	if wait == 0 && action == policy.Mark && !m.marks.AllowN(now, 1) {
-		wait = markRetry // the limiter reserves nothing, else each attempt would reserve again
+	if wait == 0 && action == policy.Mark && !m.markLimiter.AllowN(now, 1) {
+		wait = markRetryDelay // the limiter reserves nothing, else each attempt would reserve again
 	}
 	return wait
 }
@@ -167,14 +168,14 @@ func (m *memory) recordWrite(key policy.Key, source string, now time.Time) int {
 	switch {
 	case e.sourceVersion != source:
 		e.repairs = 0
-	case now.Sub(e.nextRepair) > quietRepair:
+	case now.Sub(e.nextRepair) > driftQuietPeriod:
 		e.repairs = 1
 	default:
 		e.repairs++
 	}
 	e.sourceVersion, e.nextRepair = source, now
 	if e.repairs > 0 {
-		e.nextRepair = now.Add(min(firstRepair<<min(e.repairs-1, 10), maxRepair))
+		e.nextRepair = now.Add(min(firstRepairDelay<<min(e.repairs-1, 10), maxRepairDelay))
 	}
 	return e.repairs
 }

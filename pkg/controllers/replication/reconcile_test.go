@@ -126,7 +126,7 @@ func TestReconcileSendsTheDocumentedRequests(t *testing.T) {
 				return err
 			})
 			f.Put(secret("a/s", "v", "Q:push-to=b,c"))
-			f.expectAfter(9*time.Minute, "create b/s, create b/s, create c/s") // again after namespaceRetry
+			f.expectAfter(9*time.Minute, "create b/s, create b/s, create c/s") // again after namespaceRetryDelay
 			f.expectMetric(0, "writes_total", "result", "error")
 		}),
 		"N11: a conflict is decided on again": newCase(func(f *fixture) {

@@ -67,7 +67,7 @@ func (c *controller) write(ctx context.Context, key policy.Key, plan *policy.Pla
 		reason, text = reasonRepaired, "repaired "
 	}
 	c.recordEvent(c.eventObject(key, plan), corev1.EventTypeNormal, reason, text+key.NamespacedName.String())
-	if repairs >= fightAfter {
+	if repairs >= fightThreshold {
 		c.recordEvent(c.eventObject(key, plan), corev1.EventTypeWarning, reasonFight,
 			key.NamespacedName.String()+" is changed again and again"+lastManager(target)+"; it is repaired ever more seldom")
 	}
@@ -97,15 +97,15 @@ func lastManager(b *policy.Body) string {
 // errOutdated says that the target has changed since the decision.
 var errOutdated = errors.New("the target has changed since it was read")
 
-// namespaceRetry is when to try again in a namespace that is terminating or missing, as the API server
-// says: its cache may be behind, and with --namespaces no event reports a new namespace.
-const namespaceRetry = 5 * time.Minute
+// namespaceRetryDelay is how soon to try again in a namespace that is terminating or missing, as the API
+// server says: its cache may be behind, and with --namespaces no event reports a new namespace.
+const namespaceRetryDelay = 5 * time.Minute
 
 // handleWriteError returns when the loop should retry a failed write, and the error.
 func (c *controller) handleWriteError(ctx context.Context, key policy.Key, plan *policy.Plan, err error) (time.Duration, error) {
 	switch {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), controllers.IsNamespaceMissing(err):
-		return namespaceRetry, nil
+		return namespaceRetryDelay, nil
 	case apierrors.IsAlreadyExists(err), plan.Action != policy.Create && (apierrors.IsConflict(err) || apierrors.IsNotFound(err)):
 		return 0, fmt.Errorf("%w: %w", errOutdated, err)
 	case controllers.IsNotLeading(err), ctx.Err() != nil:

@@ -20,10 +20,10 @@ type Facts struct {
 	Selection *Selection
 	// Sources are the cached sources that the workload references, names or has recorded.
 	Sources map[SourceKey]Source
-	// Recorded is what was last recorded of the workload; nil if nothing ever was.
-	Recorded State
-	Window   Window
-	Now      time.Time
+	// RecordedState is what was last recorded of the workload; nil if nothing ever was.
+	RecordedState State
+	Window        Window
+	Now           time.Time
 }
 
 // Reload is one source that makes the workload roll.
@@ -41,22 +41,22 @@ type Plan struct {
 	State State
 	// Reloads are due now, in the order of the changes.
 	Reloads []Reload
-	// Trusted are the sources for which the cached data replace what is recorded, with or without a
+	// TrustedSources are the sources for which the cached data replace what is recorded, with or without a
 	// reload. An old cache must not, see cacheIsBehind in configreload.
-	Trusted []SourceKey
+	TrustedSources []SourceKey
 	// Pending is set if there are reloads, or the window may still bring some; decide again after this
 	// time.
-	Pending bool
-	After   time.Duration
+	Pending      bool
+	RequeueAfter time.Duration
 	// OpensWindow is set if there is a difference without a window; open a window.
 	OpensWindow bool
 	// Problems are the problems of the selection, and of the sources that they select.
 	Problems []Problem
 }
 
-// ByName reports whether a reload is for a source named by an annotation, so that it needs no
+// HasNamedSource reports whether a reload is for a source named by an annotation, so that it needs no
 // reference.
-func (p *Plan) ByName() bool {
+func (p *Plan) HasNamedSource() bool {
 	return slices.ContainsFunc(p.Reloads, func(r Reload) bool { return r.match == Named })
 }
 
@@ -85,8 +85,8 @@ func (o *Options) Decide(facts *Facts) Plan {
 		if r != nil {
 			reloads = append(reloads, *r)
 		}
-		if recorded, known := facts.Recorded[key]; r != nil || known && value != recorded {
-			plan.Trusted = append(plan.Trusted, key)
+		if recorded, known := facts.RecordedState[key]; r != nil || known && value != recorded {
+			plan.TrustedSources = append(plan.TrustedSources, key)
 		}
 		next[key] = value
 	}
@@ -94,13 +94,13 @@ func (o *Options) Decide(facts *Facts) Plan {
 		// If the disappearance of a source rolls the workload, the source is forgotten with it.
 		if _, r := o.decideSource(facts, key); r != nil {
 			reloads = append(reloads, *r)
-			plan.Trusted = append(plan.Trusted, key)
+			plan.TrustedSources = append(plan.TrustedSources, key)
 		}
 	}
 
 	due, wait := o.windowOver(facts, reloads)
 	if !due {
-		plan.Trusted, plan.Pending, plan.After, plan.OpensWindow = nil, true, wait, !facts.Window.IsOpen()
+		plan.TrustedSources, plan.Pending, plan.RequeueAfter, plan.OpensWindow = nil, true, wait, !facts.Window.IsOpen()
 		return plan
 	}
 	// This is the order in which the reloads are written. Among changes of one instant, the first
@@ -135,7 +135,7 @@ func (o *Options) windowOver(facts *Facts, reloads []Reload) (bool, time.Duratio
 // recorded absent source counts as matched.
 func (f *Facts) match(key SourceKey) Match {
 	s := f.Sources[key]
-	if _, known := f.Recorded[key]; known && !s.Exists() {
+	if _, known := f.RecordedState[key]; known && !s.Exists() {
 		s.Matched = true
 	}
 	return f.Selection.match(key, s)
@@ -144,7 +144,7 @@ func (f *Facts) match(key SourceKey) Match {
 // watchSet returns the sources whose state is recorded: each that is referenced or named, and neither
 // excluded nor ignored. tooMany is set if there are more than MaxSources.
 func (f *Facts) watchSet() (list []SourceKey, tooMany bool) {
-	set, byPattern := map[SourceKey]bool{}, map[SourceKey]bool{}
+	set, patternSet := map[SourceKey]bool{}, map[SourceKey]bool{}
 	for _, key := range f.Workload.References() {
 		set[key] = f.match(key) != No
 	}
@@ -152,10 +152,10 @@ func (f *Facts) watchSet() (list []SourceKey, tooMany bool) {
 		set[key] = set[key] || f.match(key) == Named
 	}
 	for key, s := range f.Sources {
-		byPattern[key] = !set[key] && s.Exists() && f.match(key) == Named && !f.Selection.namesExactly(key)
+		patternSet[key] = !set[key] && s.Exists() && f.match(key) == Named && !f.Selection.namesExactly(key)
 	}
 	list, tooMany = collectSources(set)
-	more, alsoTooMany := collectSources(byPattern)
+	more, alsoTooMany := collectSources(patternSet)
 	list = append(list, more...)
 	slices.SortFunc(list, compareKeys)
 	return list, tooMany || alsoTooMany
@@ -164,7 +164,7 @@ func (f *Facts) watchSet() (list []SourceKey, tooMany bool) {
 // patternOnlySources returns the recorded sources that are gone and that only a pattern names.
 func (f *Facts) patternOnlySources() []SourceKey {
 	set := map[SourceKey]bool{}
-	for key, value := range f.Recorded {
+	for key, value := range f.RecordedState {
 		set[key] = value != "" && !f.Sources[key].Exists() && f.match(key) == Named && !f.Selection.namesExactly(key)
 	}
 	for _, key := range f.Workload.References() {
@@ -190,8 +190,8 @@ func collectSources(set map[SourceKey]bool) (list []SourceKey, tooMany bool) {
 func (o *Options) decideSource(facts *Facts, key SourceKey) (string, *Reload) {
 	w, source, change := facts.Workload, facts.Sources[key], facts.Window.Changes[key]
 	reload := &Reload{Key: key, match: facts.match(key), Hash: source.Hash, changed: change.At}
-	current := source.Recorded()
-	recorded, known := facts.Recorded[key]
+	current := source.RecordedHash()
+	recorded, known := facts.RecordedState[key]
 	if !known && !change.At.IsZero() {
 		recorded, known = change.Before, true
 	}

@@ -55,9 +55,9 @@ func (s *Selection) Empty() bool {
 	return !slices.ContainsFunc(s.types[:], func(t typeSelection) bool { return t.auto || t.search || !t.named.isEmpty() })
 }
 
-// ByName returns how the lists of names select a source: No if it is excluded, Named if an item names
+// MatchName returns how the lists of names select a source: No if it is excluded, Named if an item names
 // it, else Auto. It takes about as many steps as Steps says.
-func (s *Selection) ByName(key SourceKey) Match {
+func (s *Selection) MatchName(key SourceKey) Match {
 	t := &s.types[key.Type]
 	switch {
 	case t.rejectsAll || t.excluded.match(key.Name):
@@ -77,7 +77,7 @@ func (k *AnnotationKeys) ScanProblem(s *Selection, typ SourceType) *Problem {
 	return &Problem{key, "its patterns take too long to match against all names in the namespace, so nothing rolls the workload"}
 }
 
-// Steps returns about how many steps ByName takes.
+// Steps returns about how many steps MatchName takes.
 func (s *Selection) Steps(key SourceKey) int {
 	t := &s.types[key.Type]
 	return (1 + t.named.steps + t.excluded.steps) * (1 + len(key.Name))
@@ -86,11 +86,11 @@ func (s *Selection) Steps(key SourceKey) int {
 // match decides as the original does: an exclusion beats a name, a name beats everything else, and
 // nothing but an exclusion vetoes a name.
 func (s *Selection) match(key SourceKey, source Source) Match {
-	t, byName := &s.types[key.Type], s.ByName(key)
+	t, nameMatch := &s.types[key.Type], s.MatchName(key)
 	switch {
-	case source.Ignored, byName == No:
+	case source.Ignored, nameMatch == No:
 		return No
-	case byName == Named:
+	case nameMatch == Named:
 		return Named
 	case t.search && source.Matched, t.auto:
 		return Auto

@@ -94,8 +94,8 @@ func (s Source) Same(o Source) bool {
 // Exists reports whether the source exists and counts.
 func (s Source) Exists() bool { return s.Hash != "" }
 
-// Recorded returns the hash as recorded in the state; empty for an absent source.
-func (s Source) Recorded() string { return s.Hash[:min(len(s.Hash), stateDigits)] }
+// RecordedHash returns the hash as recorded in the state; empty for an absent source.
+func (s Source) RecordedHash() string { return s.Hash[:min(len(s.Hash), stateDigits)] }
 
 // Newer reports whether version a is later than b. It is false if one of them is unknown.
 func Newer(a, b string) bool {

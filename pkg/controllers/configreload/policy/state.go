@@ -76,22 +76,22 @@ func recordedVersion(text string, owner QueueKey) string {
 	return raw[versionField]
 }
 
-// Recorded returns the later of two states: last, which a run remembers and may be empty, and the
+// LatestState returns the later of two states: runState, which a run remembers and may be empty, and the
 // annotation of w. Whoever writes an older annotation back brings the older version with it. The write
-// of a predecessor that the cache learns of late is on the version from which last was read, or later.
-func (w *Workload) Recorded(last string) string {
+// of a predecessor that the cache learns of late is on the version from which runState was read, or later.
+func (w *Workload) LatestState(runState string) string {
 	if w.Kind.Stateless {
-		return last
+		return runState
 	}
 	annotation := w.Meta[StateKey]
-	if last == "" {
+	if runState == "" {
 		return annotation
 	}
 	version := recordedVersion(annotation, w.QueueKey)
-	if Newer(w.Version, version) && !Newer(recordedVersion(last, w.QueueKey), version) {
+	if Newer(w.Version, version) && !Newer(recordedVersion(runState, w.QueueKey), version) {
 		return annotation
 	}
-	return last
+	return runState
 }
 
 // IsRecordedOn reports whether the annotation of w is this state; an empty state has no annotation.

@@ -16,8 +16,8 @@ type Window struct {
 	// ChangeCount counts the changes, so that a change during the write of a reload is not dropped with the
 	// window.
 	ChangeCount int
-	// Waits is set when the Event about waiting for a Job was sent.
-	Waits bool
+	// WaitReported is set when the Event about waiting for a Job was sent.
+	WaitReported bool
 }
 
 // Change is the change of a source during a window.
@@ -65,7 +65,7 @@ func (w *Window) Close(decided *Window, now time.Time) {
 		*w = Window{ChangeCount: w.ChangeCount}
 		return
 	}
-	w.First, w.Waits = now, false
+	w.First, w.WaitReported = now, false
 }
 
 // Clone returns a copy that shares nothing with w.

@@ -19,12 +19,12 @@ const maxNotices = 4096
 type Memory struct {
 	interval time.Duration
 	mu       sync.Mutex
-	sent     *lru.Cache
+	sentAt   *lru.Cache
 }
 
 // New returns an empty memory. The same notice is due again after interval.
 func New(interval time.Duration) *Memory {
-	return &Memory{interval: interval, sent: lru.New(maxNotices)}
+	return &Memory{interval: interval, sentAt: lru.New(maxNotices)}
 }
 
 // Due reports whether a notice is to be sent at now, and remembers it as sent if so. The notice must be
@@ -32,12 +32,12 @@ func New(interval time.Duration) *Memory {
 func (m *Memory) Due(notice any, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if sentAt, found := m.sent.Get(notice); found && now.Sub(sentAt.(time.Time)) < m.interval {
+	if sentAt, found := m.sentAt.Get(notice); found && now.Sub(sentAt.(time.Time)) < m.interval {
 		return false
 	}
-	m.sent.Add(notice, now)
+	m.sentAt.Add(notice, now)
 	return true
 }
 
 // Clear forgets all notices.
-func (m *Memory) Clear() { m.sent.Clear() }
+func (m *Memory) Clear() { m.sentAt.Clear() }

@@ -210,13 +210,13 @@ func (e *Evaluator) spreadVerdict(source *Object, namespaces int) Verdict {
 
 // Survey is what a source asks for in all namespaces.
 type Survey struct {
-	// Wanted are the namespaces that the source's annotations select.
-	Wanted []string
+	// Namespaces are the namespaces that the source's annotations select.
+	Namespaces []string
 	// Spread is for how many namespaces the source counts: for all if the evaluation took too long.
 	Spread   int
 	Problems []Problem
-	// After is when to ask again; 0 means at the next event.
-	After time.Duration
+	// RequeueAfter is when to ask again; 0 means at the next event.
+	RequeueAfter time.Duration
 }
 
 // Survey evaluates a pushing source for all namespaces, and reports its problems. There is one survey at a
@@ -232,7 +232,7 @@ func (e *Evaluator) Survey(view View, source *Object, namespaces []*Namespace, n
 			s.Problems = append(s.Problems, Problem{source.Key, v.Reason, v.Text})
 		}
 		if v.Reason == PatternTimeout {
-			s.After = timeoutPause
+			s.RequeueAfter = timeoutPause
 		}
 	}
 	for _, dialect := range Dialects {
@@ -254,14 +254,14 @@ func (e *Evaluator) Survey(view View, source *Object, namespaces []*Namespace, n
 			return e.pushClaim(source, home, ns, now)
 		})
 		if c.Answer == Yes {
-			s.Wanted = append(s.Wanted, ns.Name)
+			s.Namespaces = append(s.Namespaces, ns.Name)
 		}
 		addProblem(c.Verdict)
 		if used > listTimeout && e.hasPushKey(source, Reflector) {
 			e.matchers.pauseNamespace(source.Namespace, now) // so the other namespaces take no time
 		}
 	}
-	if s.Spread = len(s.Wanted); s.After > 0 {
+	if s.Spread = len(s.Namespaces); s.RequeueAfter > 0 {
 		s.Spread = len(namespaces)
 	}
 	addProblem(e.spreadVerdict(source, s.Spread))

@@ -85,8 +85,8 @@ type Plan struct {
 	Adopted bool
 	// Unwanted says that the target loses its data, or would but for the grace.
 	Unwanted Unwanted
-	// After is when to decide again; 0 means at the next event.
-	After time.Duration
+	// RequeueAfter is when to decide again; 0 means at the next event.
+	RequeueAfter time.Duration
 }
 
 func (p *Plan) addProblem(object Key, reason, format string, args ...any) {
@@ -96,7 +96,7 @@ func (p *Plan) addProblem(object Key, reason, format string, args ...any) {
 // addHeld reports why a claim is held, to the source.
 func (p *Plan) addHeld(object Key, v Verdict) {
 	if v.Reason == PatternTimeout {
-		p.After = timeoutPause
+		p.RequeueAfter = timeoutPause
 	}
 	if v.Reason != "" {
 		p.Problems = append(p.Problems, Problem{object, v.Reason, v.Text})
@@ -126,8 +126,8 @@ func (e *Evaluator) Decide(view View, key Key, now time.Time) Plan {
 	switch {
 	case plan.Action != Nothing:
 		plan.State = Due
-	case plan.State == Refused && plan.After == 0:
-		plan.After = refusedRecheck // nothing refers to its source, so no event tells when the source stops asking
+	case plan.State == Refused && plan.RequeueAfter == 0:
+		plan.RequeueAfter = refusedRecheckInterval // nothing refers to its source, so no event tells when the source stops asking
 	}
 	return plan
 }
@@ -224,8 +224,8 @@ func strongestClaim(claims []claim, owner Key) *claim {
 	return &claims[i]
 }
 
-// refusedRecheck is when a target in the state Refused is decided on again.
-const refusedRecheck = 30 * time.Minute
+// refusedRecheckInterval is how soon a target in the state Refused is decided on again.
+const refusedRecheckInterval = 30 * time.Minute
 
 // missingGrace is the grace of a target whose source's namespace does not exist: a backup may be
 // restored in any order.
@@ -246,8 +246,8 @@ func (e *Evaluator) mustWait(plan *Plan, view View, target *Object, now time.Tim
 	if home == nil {
 		plan.Unwanted, grace = Homeless, max(grace, missingGrace)
 	}
-	plan.After = max(view.UnwantedSince(target.Key, plan.Unwanted, now).Add(grace).Sub(now), 0)
-	return plan.After > 0
+	plan.RequeueAfter = max(view.UnwantedSince(target.Key, plan.Unwanted, now).Add(grace).Sub(now), 0)
+	return plan.RequeueAfter > 0
 }
 
 // releaseCopy removes a copy that its source does not want. contested says that another source wants its

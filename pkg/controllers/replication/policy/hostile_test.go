@@ -154,8 +154,8 @@ func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
 	f.now = f.now.Add(time.Second)
 	expect("c", "yes")
 	expect(long, tooLong)
-	if s := f.survey(f.Get(NewKey(Secret, "a", "s")), f.now); s.After != timeoutPause {
-		t.Errorf("the source is looked at again after %v", s.After)
+	if s := f.survey(f.Get(NewKey(Secret, "a", "s")), f.now); s.RequeueAfter != timeoutPause {
+		t.Errorf("the source is looked at again after %v", s.RequeueAfter)
 	}
 }
 
@@ -191,8 +191,8 @@ func TestPatternsTooSlowCountForAllNamespaces(t *testing.T) {
 	}
 	f.put(secret("c/s", "k=v", autoPush(strings.Repeat("(x+)_,", 60)+"b")))
 	s := f.survey(f.Get(NewKey(Secret, "c", "s")), f.now)
-	if s.Spread != len(f.ns) || s.After != timeoutPause || len(s.Problems) != 1 || s.Problems[0].Reason != PatternTimeout {
-		t.Errorf("counts for %d namespaces, problems %v, again after %v", s.Spread, s.Problems, s.After)
+	if s.Spread != len(f.ns) || s.RequeueAfter != timeoutPause || len(s.Problems) != 1 || s.Problems[0].Reason != PatternTimeout {
+		t.Errorf("counts for %d namespaces, problems %v, again after %v", s.Spread, s.Problems, s.RequeueAfter)
 	}
 }
 
@@ -219,7 +219,7 @@ func TestPatternTimeLimitDoesNotCountWaiting(t *testing.T) {
 		return true
 	})
 	<-begun
-	if s := f.survey(f.Get(NewKey(Secret, "c", "s")), f.now); len(s.Wanted) == 0 || s.After != 0 {
+	if s := f.survey(f.Get(NewKey(Secret, "c", "s")), f.now); len(s.Namespaces) == 0 || s.RequeueAfter != 0 {
 		t.Errorf("%+v", s)
 	}
 }

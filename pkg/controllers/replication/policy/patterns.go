@@ -53,13 +53,13 @@ var noDotNetTime time.Time
 // matchers keeps parsed values.
 type matchers struct {
 	parsed *lru.Cache // the matchers, by grammar and text
-	// paused says until when no .NET pattern of a namespace is run, because one of its lists took too long.
-	paused           *lru.Cache
+	// pausedUntil says until when no .NET pattern of a namespace is run, because one of its lists took too long.
+	pausedUntil      *lru.Cache
 	labelsUnreadable bool // set if the labels of Namespaces are unreadable
 }
 
 func newMatchers(labelsUnreadable bool) *matchers {
-	return &matchers{parsed: lru.New(maxParsed), paused: lru.New(maxPaused), labelsUnreadable: labelsUnreadable}
+	return &matchers{parsed: lru.New(maxParsed), pausedUntil: lru.New(maxPaused), labelsUnreadable: labelsUnreadable}
 }
 
 // get returns the matcher for a text in the grammar that parse reads.
@@ -131,7 +131,7 @@ func (e evaluation) matchDotNetList(key string) Verdict {
 		return v
 	}
 	author := e.source.Namespace
-	if until, paused := e.matchers.paused.Get(author); paused && e.now.Before(until.(time.Time)) {
+	if until, paused := e.matchers.pausedUntil.Get(author); paused && e.now.Before(until.(time.Time)) {
 		return held(PatternTimeout, key+": a pattern in this namespace took too long to match a while ago")
 	}
 	if v = e.match(key, "net", listParser(dotNetRegex), time.Now().Add(listTimeout)); v.Reason == PatternTimeout {
@@ -141,7 +141,7 @@ func (e evaluation) matchDotNetList(key string) Verdict {
 }
 
 func (m *matchers) pauseNamespace(author string, now time.Time) {
-	m.paused.Add(author, now.Add(timeoutPause))
+	m.pausedUntil.Add(author, now.Add(timeoutPause))
 }
 
 // plainGlob returns an item as a glob if nothing in it is special but .* for any text: most items are like
