@@ -9,14 +9,14 @@ import "slices"
 
 // Every reports whether is holds for err or for an error that err wraps. If err joins errors, is must hold
 // for err or for each of them.
-func Every(err error, is func(error) bool) bool {
+func Every(err error, match func(error) bool) bool {
 	parts := Parts(err)
-	return is(err) || len(parts) > 0 && !slices.ContainsFunc(parts, func(err error) bool { return !Every(err, is) })
+	return match(err) || len(parts) > 0 && !slices.ContainsFunc(parts, func(err error) bool { return !Every(err, match) })
 }
 
 // Any reports whether is holds for err, or for an error that err wraps or joins.
-func Any(err error, is func(error) bool) bool {
-	return is(err) || slices.ContainsFunc(Parts(err), func(err error) bool { return Any(err, is) })
+func Any(err error, match func(error) bool) bool {
+	return match(err) || slices.ContainsFunc(Parts(err), func(err error) bool { return Any(err, match) })
 }
 
 // Parts returns the errors that err wraps or joins.

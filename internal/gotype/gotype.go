@@ -58,15 +58,15 @@ func ClientConfig(config *rest.Config, version schema.GroupVersion, codecs runti
 // resources, so otherKind compares the usual plurals: another kind is returned if its plural is the
 // resource's name and the plural of kind is not.
 func otherKind(scheme *runtime.Scheme, kind schema.GroupVersionKind, resource schema.GroupVersionResource) string {
-	isOf := func(kind schema.GroupVersionKind) bool {
+	matches := func(kind schema.GroupVersionKind) bool {
 		plural, singular := meta.UnsafeGuessKindToResource(kind)
 		return plural == resource || singular == resource
 	}
-	if isOf(kind) {
+	if matches(kind) {
 		return ""
 	}
 	for name := range scheme.KnownTypes(resource.GroupVersion()) {
-		if isOf(resource.GroupVersion().WithKind(name)) {
+		if matches(resource.GroupVersion().WithKind(name)) {
 			return name
 		}
 	}

@@ -20,18 +20,19 @@ type Lifetime struct {
 	Lane     uint8
 }
 
-// With returns a copy of ctx for Run of a controller. When ctx ends, the controller must drain; when work
-// ends, the contexts of its reconciles end too. The fence stops writes to the API server. The contexts stop
-// the rest, such as a request to another service. leading is closed when this replica begins to lead.
-func With(ctx, work context.Context, leading <-chan struct{}) context.Context {
-	return Lifetime{Run: ctx, Work: work, Leading: leading}.In(ctx)
+// NewContext returns a copy of ctx for Run of a controller. When ctx ends, the controller must drain; when
+// work ends, the contexts of its reconciles end too. The fence stops writes to the API server. The contexts
+// stop the rest, such as a request to another service. leading is closed when this replica begins to lead.
+func NewContext(ctx, work context.Context, leading <-chan struct{}) context.Context {
+	return Lifetime{Run: ctx, Work: work, Leading: leading}.AddTo(ctx)
 }
 
-// In returns a copy of ctx of which Of returns l.
-func (l Lifetime) In(ctx context.Context) context.Context { return context.WithValue(ctx, key{}, l) }
+// AddTo returns a copy of ctx of which FromContext returns l.
+func (l Lifetime) AddTo(ctx context.Context) context.Context { return context.WithValue(ctx, key{}, l) }
 
-// Of returns what With has put into ctx. Without it, Run is ctx, Work does not end and the replica leads.
-func Of(ctx context.Context) Lifetime {
+// FromContext returns what NewContext has put into ctx. Without it, Run is ctx, Work does not end and the
+// replica leads.
+func FromContext(ctx context.Context) Lifetime {
 	if l, ok := ctx.Value(key{}).(Lifetime); ok {
 		return l
 	}

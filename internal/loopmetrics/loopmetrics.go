@@ -138,8 +138,8 @@ func newComputedGauge(name, help string, labels ...string) *computedGauge {
 
 // add returns false if there is a value with these labels.
 func (c *computedGauge) add(controller, loop, cluster string, value func() float64) bool {
-	_, taken := c.values.LoadOrStore([3]string{controller, loop, cluster}, value)
-	return !taken
+	_, exists := c.values.LoadOrStore([3]string{controller, loop, cluster}, value)
+	return !exists
 }
 
 func (c *computedGauge) remove(controller, loop, cluster string) {

@@ -60,13 +60,13 @@ func (d *Discovery) Version(ctx context.Context, resource schema.GroupResource) 
 		return "", err
 	}
 	notFound := apierrors.NewNotFound(resource, "")
-	at := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == resource.Group })
-	if at < 0 {
+	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == resource.Group })
+	if i < 0 {
 		return "", notFound
 	}
-	preferred := groups[at].PreferredVersion
-	others := slices.DeleteFunc(groups[at].Versions, func(v metav1.GroupVersionForDiscovery) bool { return v == preferred })
-	for _, v := range slices.Insert(others, 0, preferred) {
+	preferred := groups[i].PreferredVersion
+	versions := slices.DeleteFunc(groups[i].Versions, func(v metav1.GroupVersionForDiscovery) bool { return v == preferred })
+	for _, v := range slices.Insert(versions, 0, preferred) {
 		resources, err := d.Resources(ctx, resource.WithVersion(v.Version).GroupVersion())
 		if err != nil {
 			return "", err

@@ -251,7 +251,7 @@ func TestEveryReplicaThatHasDrainedIsNotLate(t *testing.T) {
 
 func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 	stuck := func(ctx context.Context) error {
-		<-lifetime.Of(ctx).Run.Done() // by which loops in other clusters learn of it
+		<-lifetime.FromContext(ctx).Run.Done() // by which loops in other clusters learn of it
 		<-time.After(time.Hour)
 		return nil
 	}
@@ -272,7 +272,7 @@ func TestEveryReplicaStopsWithTheProcess(t *testing.T) {
 			c.status = tc.status
 			leaders, other, _ := host(t, untilTheEnd)
 			all := hostedControllers{leaders, here}
-			stop := all.withEveryReplica(true).start(lifetime.With(t.Context(), t.Context(), nil), 20*time.Second)
+			stop := all.withEveryReplica(true).start(lifetime.NewContext(t.Context(), t.Context(), nil), 20*time.Second)
 			<-time.After(time.Minute)
 			synctest.Wait()
 			if len(c.starts) != 1 || len(other.starts) != 0 {

@@ -172,7 +172,7 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 	leading := make(chan struct{})
 	// The controllers of every replica run from here on.
 	everywhere, onLeader := p.controllers.withEveryReplica(true), p.controllers.withEveryReplica(false)
-	stopEverywhere := everywhere.start(lifetime.With(ctx, work, leading), p.options.Generic.ShutdownTimeout)
+	stopEverywhere := everywhere.start(lifetime.NewContext(ctx, work, leading), p.options.Generic.ShutdownTimeout)
 	if fence := serverFence(p.options); fence != apifence.Unknown {
 		p.lock.SetServerFence(ctx, fence)
 	}
@@ -180,7 +180,7 @@ func (p *process) lead(ctx, processCtx context.Context) error {
 	err := p.lock.Run(ctx, func(ctx context.Context) error {
 		close(leading)
 		p.cache.Start(processCtx) // a no-op on a warm standby
-		return onLeader.run(lifetime.With(ctx, work, leading))
+		return onLeader.run(lifetime.NewContext(ctx, work, leading))
 	})
 	if err != nil {
 		err = errors.Join(err, onLeader.unfinished(time.Now()))

@@ -165,10 +165,10 @@ func (h hostedControllers) withEveryReplica(everyReplica bool) hostedControllers
 // when they have drained. If the drain takes longer than timeout, the error wraps election.ErrUnfinished.
 func (h hostedControllers) start(ctx context.Context, timeout time.Duration) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
-	term := lifetime.Of(ctx)
+	term := lifetime.FromContext(ctx)
 	term.Run = ctx // by which loops in other clusters learn of the drain
 	drained := make(chan error, 1)
-	go func() { drained <- h.run(term.In(ctx)) }()
+	go func() { drained <- h.run(term.AddTo(ctx)) }()
 	timedOut := make(chan struct{})
 	context.AfterFunc(ctx, func() { time.AfterFunc(timeout, func() { close(timedOut) }) })
 	return func() error {

@@ -16,14 +16,14 @@ import (
 // workContext returns the context of reconciles. It does not end with ctx but with Work of the lifetime, and
 // for the same cause. cutOff ends it and releases its resources.
 func workContext(ctx context.Context) (work context.Context, cutOff context.CancelCauseFunc) {
-	term := lifetime.Of(ctx)
+	term := lifetime.FromContext(ctx)
 	// A loop of another cluster outlasts the end of Run, but its reconciles must learn of it.
 	draining, drain := context.WithCancel(ctx)
 	unlinkRun := context.AfterFunc(term.Run, drain)
 	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	unlinkWork := context.AfterFunc(term.Work, func() { cancel(context.Cause(term.Work)) })
 	term.Draining = draining.Done()
-	return term.In(work), func(cause error) {
+	return term.AddTo(work), func(cause error) {
 		unlinkRun()
 		drain()
 		unlinkWork()
@@ -35,7 +35,7 @@ func workContext(ctx context.Context) (work context.Context, cutOff context.Canc
 // ctx, begins to drain: the reconcile should end soon, at a place from which its successor can go on. It may
 // still write. For any other context, Draining returns nil.
 func Draining(ctx context.Context) <-chan struct{} {
-	return lifetime.Of(ctx).Draining
+	return lifetime.FromContext(ctx).Draining
 }
 
 // drain takes no more keys, and calls cutOff if the reconciles in flight do not end in time. Call drained

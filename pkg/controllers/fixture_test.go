@@ -218,7 +218,7 @@ func (f *fixture) run() {
 	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), f.logger.WithValues("key", "of the reconcile that runs the loop")))
 	stopped := make(chan error, 1)
 	f.stop, f.stopped = stop, sync.OnceValue(func() error { return <-stopped })
-	go func() { stopped <- f.loop.Run(lifetime.With(ctx, klog.NewContext(f.work, f.logger), f.leading)) }()
+	go func() { stopped <- f.loop.Run(lifetime.NewContext(ctx, klog.NewContext(f.work, f.logger), f.leading)) }()
 	f.Cleanup(f.end)
 	synctest.Wait()
 }

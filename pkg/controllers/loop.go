@@ -159,7 +159,7 @@ func (l *Loop[K]) Enqueue(keys ...K) {
 func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
 	if q := l.queueOfRun(); q != nil {
 		for _, key := range keys {
-			q.ready.add(key, lane(lifetime.Of(ctx).Lane), tenant, tenant == q.ready.lanes.tenantOf(key))
+			q.ready.add(key, lane(lifetime.FromContext(ctx).Lane), tenant, tenant == q.ready.lanes.tenantOf(key))
 		}
 	}
 }
@@ -188,11 +188,11 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 		}
 	}
 	// ctx may be that of another loop's reconcile, whose key, lane and end are not this loop's.
-	term := lifetime.Of(ctx)
+	term := lifetime.FromContext(ctx)
 	term.Draining, term.Lane = nil, uint8(laneChanges)
 	logger := klog.FromContext(term.Work).WithValues(values...)
 	// The goroutines of the workers inherit the labels, and those of the queue unless Loops has made it.
-	pprof.Do(klog.NewContext(term.In(ctx), logger), pprof.Labels(labels...), func(ctx context.Context) {
+	pprof.Do(klog.NewContext(term.AddTo(ctx), logger), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
 	return err

@@ -256,9 +256,9 @@ func TestLoopRunsItsBackground(t *testing.T) {
 				pass(tc.takes)
 				return 0, nil
 			}, tc.background)
-			term := lifetime.Of(t.Context())
+			term := lifetime.FromContext(t.Context())
 			term.Draining = closed()
-			ctx, cancel := context.WithTimeout(term.In(t.Context()), tc.ctx)
+			ctx, cancel := context.WithTimeout(term.AddTo(t.Context()), tc.ctx)
 			defer cancel()
 			begun := time.Now()
 			err := l.Run(ctx)
@@ -661,7 +661,7 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 func TestReconcileLearnsOfTheDrain(t *testing.T) {
 	same(t, "drain of a context that is not of a reconcile", nil, Draining(t.Context()))
 	run, end := context.WithCancel(t.Context())
-	work, _ := workContext(context.WithoutCancel(lifetime.With(run, t.Context(), nil))) // as of a loop of another cluster
+	work, _ := workContext(context.WithoutCancel(lifetime.NewContext(run, t.Context(), nil))) // as of a loop of another cluster
 	end()
 	<-Draining(work)
 	synctest.Test(t, func(t *testing.T) {

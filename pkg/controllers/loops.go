@@ -31,7 +31,7 @@ func (l Loops) Run(ctx context.Context) error {
 			openQueue(klog.Logger)
 			dropQueue()
 		}); ok {
-			one.openQueue(klog.FromContext(lifetime.Of(ctx).Work))
+			one.openQueue(klog.FromContext(lifetime.FromContext(ctx).Work))
 			defer one.dropQueue()
 		}
 	}

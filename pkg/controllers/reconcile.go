@@ -31,14 +31,14 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter 
 	if ctx.Err() != nil {
 		return true // a queue that shuts down still hands out what it has
 	}
-	term, failures := lifetime.Of(work), limiter.NumRequeues(key)
+	term, failures := lifetime.FromContext(work), limiter.NumRequeues(key)
 	if l.lacks(metav1.NamespaceAll) && l.lacks(q.ready.lanes.tenantOf(key)) { // almost never calls a Tenant
 		q.ready.lanes.keepTurn(it, true, failures > 0)
 		q.AddAfter(key, lackingRetry)
 		return true
 	}
 	term.Lane = uint8(from)
-	o := l.reconcileOnce(term.In(work), key, failures)
+	o := l.reconcileOnce(term.AddTo(work), key, failures)
 	q.ready.lanes.keepTurn(it, o.retry || o.after > 0, failures > 0)
 	if o.retry && (o.result != loopmetrics.NotLeading || !l.waitToLead(work, key)) {
 		delay := limiter.When(key)
@@ -69,7 +69,7 @@ func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
 	l.mu.Lock() // retryWaiting sees the key if leading is open now
 	defer l.mu.Unlock()
 	select {
-	case <-lifetime.Of(ctx).Leading:
+	case <-lifetime.FromContext(ctx).Leading:
 		return false
 	default:
 		l.waiting[key] = struct{}{}
@@ -80,7 +80,7 @@ func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
 // retryWaiting enqueues the keys of waitToLead when this replica begins to lead.
 func (l *Loop[K]) retryWaiting(ctx context.Context, q *queue[K]) {
 	select {
-	case <-lifetime.Of(ctx).Leading:
+	case <-lifetime.FromContext(ctx).Leading:
 	case <-ctx.Done():
 		return
 	}

@@ -35,7 +35,7 @@ type Handler struct {
 
 	mu     sync.Mutex // guards checks; requests read served
 	checks []Check
-	served atomic.Pointer[http.ServeMux]
+	mux    atomic.Pointer[http.ServeMux]
 }
 
 // NewHandler returns a handler for path, such as "/livez", with the ping check and the given ones.
@@ -57,7 +57,7 @@ func (h *Handler) Add(checks ...Check) error {
 	defer h.mu.Unlock()
 	all := slices.Clone(h.checks)
 	for _, c := range checks {
-		if slices.ContainsFunc(all, func(have Check) bool { return have.Name() == c.Name() }) {
+		if slices.ContainsFunc(all, func(existing Check) bool { return existing.Name() == c.Name() }) {
 			return fmt.Errorf("health check %q is on %s already", c.Name(), h.path)
 		}
 		all = append(all, c)
@@ -70,21 +70,21 @@ func (h *Handler) Add(checks ...Check) error {
 // rebuild creates a new mux, since the library takes all checks of a path at once.
 func (h *Handler) rebuild(checks []Check) {
 	mux := http.NewServeMux()
-	withheld := make([]Check, len(checks))
+	wrapped := make([]Check, len(checks))
 	for i, check := range checks {
-		withheld[i] = NamedCheck(check.Name(), func(r *http.Request) error { return h.withhold(r, check) })
+		wrapped[i] = NamedCheck(check.Name(), func(r *http.Request) error { return h.withholdReason(r, check) })
 	}
-	healthz.InstallPathHandler(mux, h.path, withheld...)
-	h.served.Store(mux)
+	healthz.InstallPathHandler(mux, h.path, wrapped...)
+	h.mux.Store(mux)
 }
 
 // errWithheld is the only reason that a check's own path shows.
 var errWithheld = errors.New("reason withheld; --v=2 logs it, and the /debug pages of the secure port show it")
 
-// withhold calls check. It returns the check's error only on the path of all checks, where the
+// withholdReason calls check. It returns the check's error only on the path of all checks, where the
 // library logs it and does not send it. On a check's own path the library would send it, and
 // everyone may read that path.
-func (h *Handler) withhold(r *http.Request, check Check) error {
+func (h *Handler) withholdReason(r *http.Request, check Check) error {
 	err := check.Check(r)
 	if err == nil || r.URL.Path == h.path {
 		return err
@@ -95,5 +95,5 @@ func (h *Handler) withhold(r *http.Request, check Check) error {
 
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	h.served.Load().ServeHTTP(w, r)
+	h.mux.Load().ServeHTTP(w, r)
 }

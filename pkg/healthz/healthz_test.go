@@ -36,7 +36,7 @@ func TestHandlerReportsEachCheck(t *testing.T) {
 		path   string
 		code   int
 		want   []string
-		not    string
+		absent string
 	}{
 		"without checks it answers ok":             {nil, "/livez", 200, []string{"ok"}, ""},
 		"verbose lists every check":                {[]Check{fine}, "/livez?verbose", 200, []string{"[+]ping ok", "[+]fine ok"}, ""},
@@ -59,8 +59,8 @@ func TestHandlerReportsEachCheck(t *testing.T) {
 					t.Errorf("body lacks %q:\n%s", want, body)
 				}
 			}
-			if tc.not != "" && strings.Contains(body, tc.not) {
-				t.Errorf("body shows %q to an anonymous client:\n%s", tc.not, body)
+			if tc.absent != "" && strings.Contains(body, tc.absent) {
+				t.Errorf("body shows %q to an anonymous client:\n%s", tc.absent, body)
 			}
 		})
 	}

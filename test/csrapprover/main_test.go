@@ -177,7 +177,7 @@ func (w *fixture) deleteRequest(request string) {
 }
 
 // state returns the conditions of a request by their types, and whether it is signed.
-func (w *fixture) state(request string) (state string, waitUntilSigned bool) {
+func (w *fixture) state(request string) (state string, signed bool) {
 	w.Helper()
 	r, err := shared.Admin.CertificatesV1().CertificateSigningRequests().Get(w.ctx, request, metav1.GetOptions{})
 	if err != nil {
@@ -194,8 +194,8 @@ func (w *fixture) state(request string) (state string, waitUntilSigned bool) {
 func (w *fixture) waitUntilSigned(request string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
-		if state, waitUntilSigned := w.state(request); state != "Approved" || !waitUntilSigned {
-			return fmt.Errorf("request %s is %q, signed: %t", request, state, waitUntilSigned)
+		if state, signed := w.state(request); state != "Approved" || !signed {
+			return fmt.Errorf("request %s is %q, signed: %t", request, state, signed)
 		}
 		return nil
 	})

@@ -125,12 +125,12 @@ func TestLongGrowthByRequestsIsLogged(t *testing.T) {
 		return memory
 	}
 	var names, requests []string
-	grow := func(createNodes int) {
+	grow := func(total int) {
 		t.Helper()
-		names = append(names, w.createNodes(len(names), createNodes)...)
-		sent := make([]string, 2*createNodes-len(requests))
+		names = append(names, w.createNodes(len(names), total)...)
+		sent := make([]string, 2*total-len(requests))
 		parallel(len(sent), func(i int) {
-			n := names[(len(requests)+i)%createNodes]
+			n := names[(len(requests)+i)%total]
 			sent[i] = w.create(n, newRequest(n, "wait.example.com"))
 		})
 		requests = append(requests, sent...)

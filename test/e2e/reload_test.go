@@ -62,8 +62,8 @@ func reloads(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 			return err
 		})
 		c.waitForRollout(ctx, t, namespace, "shop")
-		pods, readLogs := c.readLogs(ctx, t, namespace, "shop")
-		if err := judgeReload(pods, readLogs, color+" "+color); err != nil {
+		pods, logs := c.readLogs(ctx, t, namespace, "shop")
+		if err := judgeReload(pods, logs, color+" "+color); err != nil {
 			t.Error(err)
 		}
 	}

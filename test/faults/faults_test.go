@@ -60,22 +60,22 @@ var faults = []fault{
 	{name: "standby partitioned, connections hang", inject: partition(faultproxy.Hang, pickStandby)},
 	{name: "standby partitioned, connections reset", inject: partition(faultproxy.Reset, pickStandby)},
 	{name: "lease writes delayed", inject: func(ctx context.Context, d *drill) error {
-		return d.applyRule(ctx, d.randomReplicas(), d.randomDuration(1000, 6000), faultproxy.Rule{Match: isLeaseWrite, Delay: d.randomDuration(100, 3000)})
+		return d.rule(ctx, d.randomReplicas(), d.randomDuration(1000, 6000), faultproxy.Rule{Match: isLeaseWrite, Delay: d.randomDuration(100, 3000)})
 	}},
 	{name: "responses to lease writes lost", inject: func(ctx context.Context, d *drill) error {
-		return d.applyRule(ctx, d.randomReplicas(), d.randomDuration(500, 6000), faultproxy.Rule{Match: isLeaseWrite, DropResponse: true})
+		return d.rule(ctx, d.randomReplicas(), d.randomDuration(500, 6000), faultproxy.Rule{Match: isLeaseWrite, DropResponse: true})
 	}},
 	{name: "responses to work lost", inject: func(ctx context.Context, d *drill) error {
-		return d.applyRule(ctx, d.replicas, d.randomDuration(500, 3000), faultproxy.Rule{Match: isWork, DropResponse: true})
+		return d.rule(ctx, d.replicas, d.randomDuration(500, 3000), faultproxy.Rule{Match: isWork, DropResponse: true})
 	}},
 	{name: "work delayed", inject: func(ctx context.Context, d *drill) error {
-		return d.applyRule(ctx, d.replicas, d.randomDuration(500, 4000), faultproxy.Rule{Match: isWork, Delay: d.randomDuration(100, 3000)})
+		return d.rule(ctx, d.replicas, d.randomDuration(500, 4000), faultproxy.Rule{Match: isWork, Delay: d.randomDuration(100, 3000)})
 	}},
 	{name: "storm of 429", inject: func(ctx context.Context, d *drill) error {
-		return d.applyRule(ctx, d.randomReplicas(), d.randomDuration(500, 5000), faultproxy.Rule{Match: d.randomMatch(), Status: http.StatusTooManyRequests, RetryAfter: time.Second})
+		return d.rule(ctx, d.randomReplicas(), d.randomDuration(500, 5000), faultproxy.Rule{Match: d.randomMatch(), Status: http.StatusTooManyRequests, RetryAfter: time.Second})
 	}},
 	{name: "storm of 500", inject: func(ctx context.Context, d *drill) error {
-		return d.applyRule(ctx, d.randomReplicas(), d.randomDuration(500, 5000), faultproxy.Rule{Match: d.randomMatch(), Status: http.StatusInternalServerError})
+		return d.rule(ctx, d.randomReplicas(), d.randomDuration(500, 5000), faultproxy.Rule{Match: d.randomMatch(), Status: http.StatusInternalServerError})
 	}},
 	{name: "API server restarted", exclusive: true, inject: func(ctx context.Context, _ *drill) error { return shared.RestartAPIServer(ctx) }},
 	{name: "API server killed", exclusive: true, inject: func(ctx context.Context, d *drill) error {
@@ -146,9 +146,9 @@ func (d *drill) randomMatch() func(*http.Request) bool {
 }
 
 // applyRule applies a rule at the replicas' proxies for a while.
-func (d *drill) applyRule(ctx context.Context, targets replicas, duration time.Duration, applyRule faultproxy.Rule) error {
+func (d *drill) rule(ctx context.Context, targets replicas, duration time.Duration, rule faultproxy.Rule) error {
 	for _, r := range targets {
-		defer r.proxy.Add(applyRule).Remove()
+		defer r.proxy.Add(rule).Remove()
 	}
 	fleet.Wait(ctx, duration)
 	return nil

@@ -73,23 +73,23 @@ func TestResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	ctx := fleet.Context(t)
 	namespace := shared.NewNamespace(ctx, t, nil)
 	c := newCache(t, shared.AdminConfig(), informers.Need{Resource: widgets, Optional: true})
-	widget := func(version, name string) {
+	createWidget := func(version, name string) {
 		t.Helper()
 		gvr := widgets.GroupResource().WithVersion(version)
 		waitUntilServed(ctx, t, gvr)
 		create(ctx, t, gvr, namespace, map[string]any{"apiVersion": gvr.GroupVersion().String(), "kind": "Widget", "metadata": map[string]any{"name": name}})
 	}
 	// The server has the resource in this version, or not at all.
-	follows := func(version string) {
+	waitForVersion := func(version string) {
 		absent := version == ""
 		t.Helper()
 		fleet.Eventually(ctx, t, func() error {
-			s := c.of(t, "widgets")
+			s := c.resourceStatus(t, "widgets")
 			if !s.Synced || s.Absent != absent || s.Problem != "" {
 				return fmt.Errorf("synced %t, absent %t, problem %q", s.Synced, s.Absent, s.Problem)
 			}
 			if absent {
-				return c.holds(widgets, nil)
+				return c.checkObjects(widgets, nil)
 			}
 			list, err := shared.Objects.Resource(widgets.GroupResource().WithVersion(version)).List(ctx, metav1.ListOptions{})
 			if err != nil {
@@ -97,16 +97,16 @@ func TestResourceIsInstalledChangedAndRemoved(t *testing.T) {
 			}
 			var want []string
 			for i := range list.Items {
-				want = append(want, described(&list.Items[i]))
+				want = append(want, describe(&list.Items[i]))
 			}
-			return c.holds(widgets, want)
+			return c.checkObjects(widgets, want)
 		})
 	}
 
-	follows("")
+	waitForVersion("")
 	create(ctx, t, crds, "", crd(widgets.GroupResource(), "Widget", []string{"v1beta1"}))
-	widget("v1beta1", "first")
-	follows("v1beta1")
+	createWidget("v1beta1", "first")
+	waitForVersion("v1beta1")
 
 	// The watched version is removed; another takes its place.
 	changed := crd(widgets.GroupResource(), "Widget", []string{"v1", "v1beta1"}, "v1beta1")
@@ -117,16 +117,16 @@ func TestResourceIsInstalledChangedAndRemoved(t *testing.T) {
 	if _, err := shared.Objects.Resource(crds).Patch(ctx, widgets.GroupResource().String(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	widget("v1", "second")
-	follows("v1")
-	if s := c.of(t, "widgets"); s.Objects != 2 || s.Relists == 0 {
+	createWidget("v1", "second")
+	waitForVersion("v1")
+	if s := c.resourceStatus(t, "widgets"); s.Objects != 2 || s.Relists == 0 {
 		t.Errorf("%d objects after %d relists", s.Objects, s.Relists)
 	}
 
 	if err := shared.Objects.Resource(crds).Delete(ctx, widgets.GroupResource().String(), metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	follows("")
+	waitForVersion("")
 }
 
 func TestAggregatedAPIDownConcernsNobodyElse(t *testing.T) {
@@ -153,19 +153,19 @@ func TestAggregatedAPIDownConcernsNobodyElse(t *testing.T) {
 	c := newCacheWith(t, shared.AdminConfig(), cfg)
 	c.waitUntilHealthy(ctx, t, "test")
 	c.waitUntilHealthy(ctx, t, "other") // which needs discovery too
-	if n := c.of(t, "leases").Objects; n == 0 {
+	if n := c.resourceStatus(t, "leases").Objects; n == 0 {
 		t.Error("no Leases")
 	}
-	fleet.Eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+	fleet.Eventually(ctx, t, func() error { return c.checkCurrent(ctx) })
 	c.waitForProblem(ctx, t, "concerned", "things.down.example.com", "ServiceUnavailable")
-	if s := c.of(t, "things"); s.Synced {
+	if s := c.resourceStatus(t, "things"); s.Synced {
 		t.Error("an API that is down was taken for one that has no such resource")
 	}
 	if err := shared.Objects.Resource(apiServices).Delete(ctx, "v1.down.example.com", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	c.waitUntilHealthy(ctx, t, "concerned")
-	if s := c.of(t, "things"); !s.Absent {
+	if s := c.resourceStatus(t, "things"); !s.Absent {
 		t.Errorf("absent %t", s.Absent)
 	}
 }

@@ -51,8 +51,8 @@ func (l *SprocketList) DeepCopyObject() runtime.Object {
 	return &out
 }
 
-// typeOf is a digest that shows which type the function got.
-func typeOf(obj runtime.Object) []byte { return []byte(reflect.TypeOf(obj).String()) }
+// digestType is a digest that shows which type the function got.
+func digestType(obj runtime.Object) []byte { return []byte(reflect.TypeOf(obj).String()) }
 
 func TestCacheHoldsEachResourceInItsForm(t *testing.T) {
 	ctx := fleet.Context(t)
@@ -60,40 +60,40 @@ func TestCacheHoldsEachResourceInItsForm(t *testing.T) {
 	sprockets := schema.GroupVersionResource{Group: "forms.example.com", Version: "v1", Resource: "sprockets"}
 	create(ctx, t, crds, "", crd(sprockets.GroupResource(), "Sprocket", []string{"v1"}))
 	waitUntilServed(ctx, t, sprockets)
-	object := func(gvr schema.GroupVersionResource, kind, in string, more map[string]any) {
+	createObject := func(gvr schema.GroupVersionResource, kind, namespace string, fields map[string]any) {
 		o := map[string]any{"apiVersion": gvr.GroupVersion().String(), "kind": kind, "metadata": map[string]any{"name": "forms"}}
-		for key, value := range more {
+		for key, value := range fields {
 			o[key] = value
 		}
-		create(ctx, t, gvr, in, o)
+		create(ctx, t, gvr, namespace, o)
 	}
 	core, networking := corev1.SchemeGroupVersion, networkingv1.SchemeGroupVersion
-	object(sprockets, "Sprocket", namespace, map[string]any{"spec": map[string]any{"teeth": int64(7)}})
+	createObject(sprockets, "Sprocket", namespace, map[string]any{"spec": map[string]any{"teeth": int64(7)}})
 	create(ctx, t, sprockets, namespace, map[string]any{"apiVersion": sprockets.GroupVersion().String(), "kind": "Sprocket",
 		"metadata": map[string]any{"name": "misfit"}, "spec": map[string]any{"teeth": "many"}})
-	object(core.WithResource("services"), "Service", namespace, map[string]any{"spec": map[string]any{"ports": []any{map[string]any{"port": int64(80)}}}})
-	object(core.WithResource("nodes"), "Node", "", nil)
-	object(core.WithResource("persistentvolumes"), "PersistentVolume", "", map[string]any{"spec": map[string]any{
+	createObject(core.WithResource("services"), "Service", namespace, map[string]any{"spec": map[string]any{"ports": []any{map[string]any{"port": int64(80)}}}})
+	createObject(core.WithResource("nodes"), "Node", "", nil)
+	createObject(core.WithResource("persistentvolumes"), "PersistentVolume", "", map[string]any{"spec": map[string]any{
 		"capacity": map[string]any{"storage": "1Gi"}, "accessModes": []any{"ReadWriteOnce"}, "hostPath": map[string]any{"path": "/x"}}})
-	object(networking.WithResource("ingresses"), "Ingress", namespace, map[string]any{"spec": map[string]any{
+	createObject(networking.WithResource("ingresses"), "Ingress", namespace, map[string]any{"spec": map[string]any{
 		"defaultBackend": map[string]any{"service": map[string]any{"name": "forms", "port": map[string]any{"number": int64(80)}}}}})
 
 	for _, contentType := range []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON} {
 		for name, tc := range map[string]struct {
-			need  informers.Need
-			known bool // the scheme has Sprocket
-			list  func(*cache, schema.GroupVersionResource) []any
-			want  string // the type in the cache, or the type that the digest got
+			need     informers.Need
+			inScheme bool // the scheme has Sprocket
+			list     func(*cache, schema.GroupVersionResource) []any
+			want     string // the type in the cache, or the type that the digest got
 		}{
 			"Services with their content":         {informers.Need{Resource: core.WithResource("services"), Form: informers.Typed}, false, listed[*corev1.Service], "*v1.Service"},
 			"Nodes with their content":            {informers.Need{Resource: core.WithResource("nodes"), Form: informers.Typed, ClusterScoped: true}, false, listed[*corev1.Node], "*v1.Node"},
-			"PersistentVolumes by a digest":       {informers.Need{Resource: core.WithResource("persistentvolumes"), Digest: informers.DigestOf(typeOf)}, false, listed[*informers.Object], "*v1.PersistentVolume"},
-			"Ingresses by a digest":               {informers.Need{Resource: networking.WithResource("ingresses"), Digest: informers.DigestOf(typeOf)}, false, listed[*informers.Object], "*v1.Ingress"},
+			"PersistentVolumes by a digest":       {informers.Need{Resource: core.WithResource("persistentvolumes"), Digest: informers.DigestOf(digestType)}, false, listed[*informers.Object], "*v1.PersistentVolume"},
+			"Ingresses by a digest":               {informers.Need{Resource: networking.WithResource("ingresses"), Digest: informers.DigestOf(digestType)}, false, listed[*informers.Object], "*v1.Ingress"},
 			"Ingresses as metadata":               {informers.Need{Resource: networking.WithResource("ingresses")}, false, listed[*informers.Object], ""},
 			"a custom resource typed":             {informers.Need{Resource: sprockets, Form: informers.Typed}, true, listed[*Sprocket], "*informers.Sprocket"},
-			"a custom resource by a typed digest": {informers.Need{Resource: sprockets, Digest: informers.DigestOf(typeOf)}, true, listed[*informers.Object], "*informers.Sprocket"},
+			"a custom resource by a typed digest": {informers.Need{Resource: sprockets, Digest: informers.DigestOf(digestType)}, true, listed[*informers.Object], "*informers.Sprocket"},
 			"a custom resource unstructured":      {informers.Need{Resource: sprockets, Form: informers.Unstructured}, false, listed[*unstructured.Unstructured], "*unstructured.Unstructured"},
-			"a custom resource by a digest":       {informers.Need{Resource: sprockets, Digest: informers.DigestOf(typeOf)}, false, listed[*informers.Object], "*unstructured.Unstructured"},
+			"a custom resource by a digest":       {informers.Need{Resource: sprockets, Digest: informers.DigestOf(digestType)}, false, listed[*informers.Object], "*unstructured.Unstructured"},
 			"a custom resource as metadata":       {informers.Need{Resource: sprockets}, true, listed[*informers.Object], ""},
 		} {
 			t.Run(name+" in "+contentType, func(t *testing.T) {
@@ -101,7 +101,7 @@ func TestCacheHoldsEachResourceInItsForm(t *testing.T) {
 				if err := clientscheme.AddToScheme(scheme); err != nil {
 					t.Fatal(err)
 				}
-				if tc.known {
+				if tc.inScheme {
 					scheme.AddKnownTypes(sprockets.GroupVersion(), &Sprocket{}, &SprocketList{})
 					metav1.AddToGroupVersion(scheme, sprockets.GroupVersion())
 				}
@@ -113,7 +113,7 @@ func TestCacheHoldsEachResourceInItsForm(t *testing.T) {
 				fleet.Eventually(ctx, t, func() error {
 					for _, obj := range tc.list(c, tc.need.Resource) {
 						if obj.(metav1.Object).GetName() == "forms" {
-							return isOf(obj, tc.want)
+							return checkType(obj, tc.want)
 						}
 					}
 					return fmt.Errorf("not in the cache: %w", c.Problem("test"))
@@ -139,7 +139,7 @@ func listed[T any](c *cache, gvr schema.GroupVersionResource) (list []any) {
 	return list
 }
 
-func isOf(obj any, want string) error {
+func checkType(obj any, want string) error {
 	got := reflect.TypeOf(obj).String()
 	if reduced, ok := obj.(*informers.Object); ok {
 		got = string(reduced.Digest("test"))

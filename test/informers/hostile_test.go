@@ -52,9 +52,9 @@ func hostileData() map[string]map[string][]byte {
 	}
 }
 
-// plant creates every hostile object of every resource that a manager caches. Protobuf carries what
+// createHostile creates every hostile object of every resource that a manager caches. Protobuf carries what
 // JSON cannot.
-func plant(ctx context.Context, t *testing.T, client kubernetes.Interface, namespace string) {
+func createHostile(ctx context.Context, t *testing.T, client kubernetes.Interface, namespace string) {
 	t.Helper()
 	must := func(_ any, err error) {
 		t.Helper()
@@ -106,7 +106,7 @@ func TestLongHostileObjectsEndNoManager(t *testing.T) {
 			leader := shared.RunLeader(ctx, t, args...)
 			s.WaitUntilKnown(ctx, t, "web")
 
-			plant(ctx, t, client, s.Namespace) // by the watch
+			createHostile(ctx, t, client, s.Namespace) // by the watch
 			standby := shared.RunStandby(ctx, t, args...)
 			// The list, with objects deleted in the middle of it.
 			late := shared.RunReplica(ctx, t, args...)

@@ -77,7 +77,7 @@ func (c *cache) waitForProblem(ctx context.Context, t *testing.T, controller str
 	})
 }
 
-func (c *cache) of(t *testing.T, resource string) informers.ResourceStatus {
+func (c *cache) resourceStatus(t *testing.T, resource string) informers.ResourceStatus {
 	t.Helper()
 	for _, r := range c.Status().Resources {
 		if r.Resource == resource {
@@ -107,12 +107,12 @@ func (c *cache) metric(t *testing.T, name, resource string) float64 {
 	return 0
 }
 
-// holds returns an error unless the cache of the resource has exactly the given objects, each as
+// checkObjects returns an error unless the cache of the resource has exactly the given objects, each as
 // "NAMESPACE/NAME VERSION".
-func (c *cache) holds(gvr schema.GroupVersionResource, want []string) error {
+func (c *cache) checkObjects(gvr schema.GroupVersionResource, want []string) error {
 	var got []string
 	for _, obj := range informers.For[metav1.Object](c.ForController("test"), gvr).List("", nil) {
-		got = append(got, described(obj))
+		got = append(got, describe(obj))
 	}
 	slices.Sort(got)
 	slices.Sort(want)
@@ -122,7 +122,7 @@ func (c *cache) holds(gvr schema.GroupVersionResource, want []string) error {
 	return nil
 }
 
-func described(obj metav1.Object) string {
+func describe(obj metav1.Object) string {
 	return obj.GetNamespace() + "/" + obj.GetName() + " " + obj.GetResourceVersion()
 }
 
@@ -150,8 +150,8 @@ func digest(obj runtime.Object) []byte {
 	return h.Sum(nil)
 }
 
-// isCurrent returns an error unless the cache of sourceNeeds equals the server's objects.
-func (c *cache) isCurrent(ctx context.Context) error {
+// checkCurrent returns an error unless the cache of sourceNeeds equals the server's objects.
+func (c *cache) checkCurrent(ctx context.Context) error {
 	secrets, err := shared.Admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{FieldSelector: informers.NotHelm})
 	if err != nil {
 		return err
@@ -160,12 +160,12 @@ func (c *cache) isCurrent(ctx context.Context) error {
 	var want []string
 	for i := range secrets.Items {
 		s := &secrets.Items[i]
-		want = append(want, described(s))
+		want = append(want, describe(s))
 		if o, ok := cached.Get(toolscache.MetaObjectToName(s)); ok && string(o.Digest("test")) != string(digest(s)) {
 			return fmt.Errorf("the digest of Secret %s/%s is that of other content", s.Namespace, s.Name)
 		}
 	}
-	if err := c.holds(informers.Secrets, want); err != nil {
+	if err := c.checkObjects(informers.Secrets, want); err != nil {
 		return err
 	}
 	configMaps, err := shared.Admin.CoreV1().ConfigMaps("").List(ctx, metav1.ListOptions{})
@@ -174,9 +174,9 @@ func (c *cache) isCurrent(ctx context.Context) error {
 	}
 	want = nil
 	for i := range configMaps.Items {
-		want = append(want, described(&configMaps.Items[i]))
+		want = append(want, describe(&configMaps.Items[i]))
 	}
-	if err := c.holds(informers.ConfigMaps, want); err != nil {
+	if err := c.checkObjects(informers.ConfigMaps, want); err != nil {
 		return err
 	}
 	deployments, err := shared.Admin.AppsV1().Deployments("").List(ctx, metav1.ListOptions{})
@@ -185,7 +185,7 @@ func (c *cache) isCurrent(ctx context.Context) error {
 	}
 	want = nil
 	for i := range deployments.Items {
-		want = append(want, described(&deployments.Items[i]))
+		want = append(want, describe(&deployments.Items[i]))
 	}
-	return c.holds(informers.Deployments, want)
+	return c.checkObjects(informers.Deployments, want)
 }

@@ -63,14 +63,14 @@ func mustStatus(t *testing.T, m *cluster.Manager) informers.Status {
 	return s
 }
 
-// reads returns the URIs of the lists and watches in all namespaces with which the Pod's manager
+// cacheReads returns the URIs of the lists and watches in all namespaces with which the Pod's manager
 // filled its cache, by resource. A watch is in the audit log twice, and counts once. The host
 // itself watches only single objects: its Lease, and the ConfigMap with the authentication
 // configuration.
-func reads(t *testing.T, pod string) map[string][]string {
+func cacheReads(t *testing.T, pod string) map[string][]string {
 	t.Helper()
 	seen, uris := map[string]bool{}, map[string][]string{}
-	for _, e := range requestsOf(t, pod) {
+	for _, e := range auditedRequests(t, pod) {
 		if id := string(e.AuditID); (e.Verb == "watch" || e.Verb == "list") && e.ObjectRef.Namespace == "" && !seen[id] {
 			seen[id] = true
 			uris[e.ObjectRef.Resource] = append(uris[e.ObjectRef.Resource], e.RequestURI)
@@ -79,8 +79,8 @@ func reads(t *testing.T, pod string) map[string][]string {
 	return uris
 }
 
-// requestsOf returns the audit log's events of requests for objects by the Pod's manager.
-func requestsOf(t *testing.T, pod string) []auditv1.Event {
+// auditedRequests returns the audit log's events of requests for objects by the Pod's manager.
+func auditedRequests(t *testing.T, pod string) []auditv1.Event {
 	t.Helper()
 	return shared.AuditSince(t, time.Time{}, func(e auditv1.Event) bool { return cluster.AuditPod(e) == pod && e.ObjectRef != nil })
 }

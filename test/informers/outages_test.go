@@ -17,16 +17,16 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// through returns the configuration of a new replica that goes through the proxy.
-func through(ctx context.Context, t *testing.T, proxy *faultproxy.Proxy) *rest.Config {
+// proxiedConfig returns the configuration of a new replica that goes through the proxy.
+func proxiedConfig(ctx context.Context, t *testing.T, proxy *faultproxy.Proxy) *rest.Config {
 	t.Helper()
 	config := shared.NewReplica(ctx, t).Config()
 	config.Host, config.CAData = proxy.URL(), proxy.CA()
 	return config
 }
 
-// stir adds, changes and removes a Secret, and changes a ConfigMap.
-func stir(ctx context.Context, t *testing.T, s fleet.Sample) {
+// changeSample adds, changes and removes a Secret, and changes a ConfigMap.
+func changeSample(ctx context.Context, t *testing.T, s fleet.Sample) {
 	t.Helper()
 	s.CreateSecret(ctx, t, "added", "", "1")
 	s.SetSecret(ctx, t, "second")
@@ -44,14 +44,14 @@ func newStirredSample(ctx context.Context, t *testing.T) fleet.Sample {
 	return s
 }
 
-// resumed reports whether a request is a watch that continues another one.
-func resumed(r *http.Request) bool {
+// isResumed reports whether a request is a watch that continues another one.
+func isResumed(r *http.Request) bool {
 	q := r.URL.Query()
 	return q.Get("watch") == "true" && q.Get("resourceVersion") != ""
 }
 
-// cutOff ends all connections. New ones are accepted.
-func cutOff(proxy *faultproxy.Proxy) {
+// resetConnections ends all connections. New ones are accepted.
+func resetConnections(proxy *faultproxy.Proxy) {
 	proxy.Partition(faultproxy.Reset)
 	proxy.Heal()
 }
@@ -63,14 +63,14 @@ const outagePatience = 10 * time.Minute
 // TestLongCacheIsCurrentAfterAnOutage checks that the cache shows the outage, and equals the server after it.
 func TestLongCacheIsCurrentAfterAnOutage(t *testing.T) {
 	t.Parallel()
-	failing := func(status int, retryAfter time.Duration) func(*testing.T, *faultproxy.Proxy) func() {
+	refuseReads := func(status int, retryAfter time.Duration) func(*testing.T, *faultproxy.Proxy) func() {
 		return func(_ *testing.T, proxy *faultproxy.Proxy) func() {
 			rule := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodGet, "/"), Status: status, RetryAfter: retryAfter})
-			cutOff(proxy)
+			resetConnections(proxy)
 			return rule.Remove
 		}
 	}
-	reported := func(verb, text string) func(context.Context, *testing.T, *cache) {
+	waitForFailure := func(verb, text string) func(context.Context, *testing.T, *cache) {
 		return func(ctx context.Context, t *testing.T, c *cache) {
 			t.Helper()
 			for _, resource := range []string{"secrets", "configmaps", "deployments.apps"} {
@@ -82,28 +82,28 @@ func TestLongCacheIsCurrentAfterAnOutage(t *testing.T) {
 		}
 	}
 	for name, tc := range map[string]struct {
-		// breaks starts the outage and returns a function that ends it.
-		breaks func(*testing.T, *faultproxy.Proxy) (heal func())
-		// shows waits until the outage is visible.
-		shows   func(context.Context, *testing.T, *cache)
-		relists bool // all objects must be read again
+		// begin starts the outage and returns a function that ends it.
+		begin func(*testing.T, *faultproxy.Proxy) (heal func())
+		// waitForOutage waits until the outage is visible.
+		waitForOutage func(context.Context, *testing.T, *cache)
+		relists       bool // all objects must be read again
 	}{
 		"connections are closed, and none is accepted for a while": {
-			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
+			begin: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
 				proxy.Partition(faultproxy.Reset)
 				return proxy.Heal
 			},
-			shows: reported("watch", "no usable answer"),
+			waitForOutage: waitForFailure("watch", "no usable answer"),
 		},
 		"nothing arrives, no bookmark either": {
-			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
+			begin: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
 				proxy.Partition(faultproxy.Hang)
 				return proxy.Heal
 			},
-			shows: func(ctx context.Context, t *testing.T, c *cache) {
+			waitForOutage: func(ctx context.Context, t *testing.T, c *cache) {
 				t.Helper()
 				fleet.Eventually(ctx, t, func() error {
-					s := c.of(t, "secrets")
+					s := c.resourceStatus(t, "secrets")
 					metric := c.metric(t, "quartermaster_informer_last_activity_age_seconds", "secrets")
 					if s.LastActivityAge.Duration < 2*time.Minute || metric < 120 {
 						return fmt.Errorf("the last activity was %s ago, by the metric %v s", s.LastActivityAge, metric)
@@ -112,15 +112,15 @@ func TestLongCacheIsCurrentAfterAnOutage(t *testing.T) {
 				})
 			},
 		},
-		"the server returns 429": {breaks: failing(http.StatusTooManyRequests, time.Second), shows: reported("list", "TooManyRequests")},
-		"the server returns 500": {breaks: failing(http.StatusInternalServerError, 0), shows: reported("watch", "InternalError")},
+		"the server returns 429": {begin: refuseReads(http.StatusTooManyRequests, time.Second), waitForOutage: waitForFailure("list", "TooManyRequests")},
+		"the server returns 500": {begin: refuseReads(http.StatusInternalServerError, 0), waitForOutage: waitForFailure("watch", "InternalError")},
 		"the version has expired, as when bookmarks are lost": {
-			breaks: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
-				rule := proxy.Add(faultproxy.Rule{Match: resumed, Status: http.StatusGone})
-				cutOff(proxy)
+			begin: func(_ *testing.T, proxy *faultproxy.Proxy) func() {
+				rule := proxy.Add(faultproxy.Rule{Match: isResumed, Status: http.StatusGone})
+				resetConnections(proxy)
 				return rule.Remove
 			},
-			shows: func(ctx context.Context, t *testing.T, c *cache) {
+			waitForOutage: func(ctx context.Context, t *testing.T, c *cache) {
 				t.Helper()
 				fleet.Eventually(ctx, t, func() error {
 					if n := c.metric(t, "quartermaster_informer_relists_total", "secrets"); n == 0 {
@@ -128,7 +128,7 @@ func TestLongCacheIsCurrentAfterAnOutage(t *testing.T) {
 					}
 					return nil
 				})
-				if f := c.of(t, "secrets").LastFailure; f == nil || f.Verb != "watch" {
+				if f := c.resourceStatus(t, "secrets").LastFailure; f == nil || f.Verb != "watch" {
 					t.Errorf("the last failure is %v", f)
 				}
 			},
@@ -140,20 +140,20 @@ func TestLongCacheIsCurrentAfterAnOutage(t *testing.T) {
 			ctx := fleet.Within(t.Context(), t, outagePatience)
 			s := newStirredSample(ctx, t)
 			proxy := shared.NewProxy(t)
-			c := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
+			c := newCache(t, proxiedConfig(ctx, t, proxy), sourceNeeds()...)
 			c.waitUntilHealthy(ctx, t, "test")
-			fleet.Eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+			fleet.Eventually(ctx, t, func() error { return c.checkCurrent(ctx) })
 
-			heal := tc.breaks(t, proxy)
-			stir(ctx, t, s)
-			tc.shows(ctx, t, c)
+			heal := tc.begin(t, proxy)
+			changeSample(ctx, t, s)
+			tc.waitForOutage(ctx, t, c)
 			if err := c.CheckSync(nil); err != nil {
 				t.Errorf("a replica that had synced becomes unready: %v", err)
 			}
 			heal()
-			fleet.Eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+			fleet.Eventually(ctx, t, func() error { return c.checkCurrent(ctx) })
 			c.waitUntilHealthy(ctx, t, "test")
-			if n := c.of(t, "secrets").Relists; tc.relists && n == 0 {
+			if n := c.resourceStatus(t, "secrets").Relists; tc.relists && n == 0 {
 				t.Error("no relist")
 			}
 		})
@@ -166,13 +166,13 @@ func TestCacheIsCurrentAfterTheServerRestarts(t *testing.T) {
 	proxy := shared.NewProxy(t)
 	direct := newCache(t, shared.NewReplica(ctx, t).Config(), sourceNeeds()...)
 	// This one returns when the server has forgotten what happened after its last version.
-	away := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
-	for _, c := range []*cache{direct, away} {
+	partitioned := newCache(t, proxiedConfig(ctx, t, proxy), sourceNeeds()...)
+	for _, c := range []*cache{direct, partitioned} {
 		c.waitUntilHealthy(ctx, t, "test")
-		fleet.Eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+		fleet.Eventually(ctx, t, func() error { return c.checkCurrent(ctx) })
 	}
 	proxy.Partition(faultproxy.Reset)
-	stir(ctx, t, s)
+	changeSample(ctx, t, s)
 	t.Cleanup(func() { // for the other tests, if this one fails
 		if err := shared.StartAPIServer(context.Background()); err != nil {
 			t.Error(err)
@@ -184,11 +184,11 @@ func TestCacheIsCurrentAfterTheServerRestarts(t *testing.T) {
 	}
 	s.CreateSecret(ctx, t, "added-later", "", "1")
 	proxy.Heal()
-	for _, c := range []*cache{direct, away} {
-		fleet.Eventually(ctx, t, func() error { return c.isCurrent(ctx) })
+	for _, c := range []*cache{direct, partitioned} {
+		fleet.Eventually(ctx, t, func() error { return c.checkCurrent(ctx) })
 		c.waitUntilHealthy(ctx, t, "test")
 	}
-	if n := away.of(t, "secrets").Relists; n == 0 {
+	if n := partitioned.resourceStatus(t, "secrets").Relists; n == 0 {
 		t.Error("no relist: the version had not expired")
 	}
 }
@@ -205,15 +205,15 @@ func TestCacheIsCurrentWithoutBookmarks(t *testing.T) {
 		return r.URL.Query().Get("watch") == "true" && r.URL.Query().Get("sendInitialEvents") != "true"
 	}
 	proxy.Add(faultproxy.Rule{Match: watches, DropBookmarks: true})
-	c := newCache(t, through(ctx, t, proxy), sourceNeeds()...)
+	c := newCache(t, proxiedConfig(ctx, t, proxy), sourceNeeds()...)
 	c.waitUntilHealthy(ctx, t, "test")
-	fleet.Eventually(ctx, t, func() error { return c.isCurrent(ctx) })
-	stir(ctx, t, s)
-	fleet.Eventually(ctx, t, func() error { return c.isCurrent(ctx) })
-	cutOff(proxy)
+	fleet.Eventually(ctx, t, func() error { return c.checkCurrent(ctx) })
+	changeSample(ctx, t, s)
+	fleet.Eventually(ctx, t, func() error { return c.checkCurrent(ctx) })
+	resetConnections(proxy)
 	s.CreateSecret(ctx, t, "added-later", "", "1")
-	fleet.Eventually(ctx, t, func() error { return c.isCurrent(ctx) })
-	if n := c.of(t, "secrets").Lists; n == 0 {
+	fleet.Eventually(ctx, t, func() error { return c.checkCurrent(ctx) })
+	if n := c.resourceStatus(t, "secrets").Lists; n == 0 {
 		t.Error("no list")
 	}
 }

@@ -52,15 +52,15 @@ func TestMissingPermissionConcernsOneController(t *testing.T) {
 		check = "/healthz/controller-config-reload"
 		other = "/healthz/controller-greeter"
 	)
-	is := func(m *cluster.Manager, path string, code int, parts ...string) {
+	waitForCode := func(m *cluster.Manager, path string, code int, parts ...string) {
 		t.Helper()
 		fleet.Eventually(ctx, t, func() error { return fleet.Answers(m.InsecureURL+path, "", code, parts...) })
 	}
 
 	// The check withholds the reason, which the debug page shows to who may see it.
-	isDenied := func(m *cluster.Manager) {
+	waitUntilDenied := func(m *cluster.Manager) {
 		t.Helper()
-		is(m, check, http.StatusInternalServerError)
+		waitForCode(m, check, http.StatusInternalServerError)
 		fleet.Eventually(ctx, t, func() error {
 			return fleet.Answers(m.SecureURL+"/debug/controllers/config-reload", token, http.StatusOK, "cannot watch secrets: Forbidden")
 		})
@@ -72,13 +72,13 @@ func TestMissingPermissionConcernsOneController(t *testing.T) {
 	replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 	m := shared.Run(t, replica, cluster.ManagerOptions{})
 	shared.WaitForLeader(ctx, t, m)
-	isDenied(m)
-	is(m, "/readyz", http.StatusOK) // a rollout continues
+	waitUntilDenied(m)
+	waitForCode(m, "/readyz", http.StatusOK) // a rollout continues
 	s.Greet(ctx, t, "while-denied")
-	is(m, other, http.StatusOK)
+	waitForCode(m, other, http.StatusOK)
 	allowSecrets(ctx, t, true)
-	is(m, check, http.StatusOK)
-	is(m, "/readyz", http.StatusOK)
+	waitForCode(m, check, http.StatusOK)
+	waitForCode(m, "/readyz", http.StatusOK)
 	s.WaitUntilKnown(ctx, t, "web")
 
 	// Permission is withdrawn. The server does not end an accepted watch, so this shows when the
@@ -86,16 +86,16 @@ func TestMissingPermissionConcernsOneController(t *testing.T) {
 	allowSecrets(ctx, t, false)
 	proxy.Partition(faultproxy.Reset)
 	proxy.Heal()
-	isDenied(m)
+	waitUntilDenied(m)
 	s.Greet(ctx, t, "while-withdrawn")
-	is(m, other, http.StatusOK)
+	waitForCode(m, other, http.StatusOK)
 	if err := fleet.Answers(m.InsecureURL+"/readyz", "", http.StatusOK); err != nil {
 		t.Errorf("a synced replica became unready: %v", err)
 	}
 	s.Paint(ctx, t, "red") // what the cache still receives is acted on
 	s.WaitForReplicaSets(ctx, t, "web", 2)
 	allowSecrets(ctx, t, true)
-	is(m, check, http.StatusOK)
+	waitForCode(m, check, http.StatusOK)
 	s.SetSecret(ctx, t, "second")
 	s.WaitForReplicaSets(ctx, t, "web", 3)
 }

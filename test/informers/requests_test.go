@@ -25,14 +25,14 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// accepted collects the content types that watches of all namespaces through a proxy accept, by
+// acceptRecorder collects the content types that watches of all namespaces through a proxy accept, by
 // resource.
-type accepted struct {
+type acceptRecorder struct {
 	mu    sync.Mutex
 	forms map[string]string
 }
 
-func (a *accepted) note(r *http.Request) bool {
+func (a *acceptRecorder) record(r *http.Request) bool {
 	if r.URL.Query().Get("watch") != "" && !strings.Contains(r.URL.Path, "/namespaces/") {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -47,7 +47,7 @@ const (
 )
 
 func TestRequestsAreOneWatchPerResource(t *testing.T) {
-	both := []string{"config-reload", "greeter"}
+	controllers := []string{"config-reload", "greeter"}
 	workloads := []string{"cronjobs", "daemonsets", "deployments", "jobs", "statefulsets"}
 	all := map[string]string{"configmaps": wholeObject, "secrets": wholeObject}
 	for _, resource := range workloads {
@@ -59,7 +59,7 @@ func TestRequestsAreOneWatchPerResource(t *testing.T) {
 		configMaps  *informers.ResourceStatus
 	}{
 		"two controllers that need ConfigMaps in different forms": {"*", all,
-			&informers.ResourceStatus{For: both, Form: "content digest"}},
+			&informers.ResourceStatus{For: controllers, Form: "content digest"}},
 		"one that needs metadata": {"*,-config-reload", map[string]string{"configmaps": metadataOnly},
 			&informers.ResourceStatus{For: []string{"greeter"}, Form: "metadata"}},
 		"none": {"-config-reload,-greeter", nil, nil},
@@ -69,8 +69,8 @@ func TestRequestsAreOneWatchPerResource(t *testing.T) {
 			s := shared.NewSample(ctx, t)
 			s.CreateSecret(ctx, t, "release", "helm.sh/release.v1", "chart")
 			replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
-			accept := &accepted{forms: map[string]string{}}
-			proxy.Add(faultproxy.Rule{Match: accept.note})
+			accept := &acceptRecorder{forms: map[string]string{}}
+			proxy.Add(faultproxy.Rule{Match: accept.record})
 			m := shared.Run(t, replica, cluster.ManagerOptions{Args: []string{"--controllers=" + tc.controllers}})
 			if _, err := m.WaitForLine(ctx, "Competing for the Lease"); err != nil {
 				t.Fatal(err)
@@ -85,7 +85,7 @@ func TestRequestsAreOneWatchPerResource(t *testing.T) {
 				s.WaitForReplicaSets(ctx, t, "web", 2)
 			}
 
-			uris := reads(t, m.Pod)
+			uris := cacheReads(t, m.Pod)
 			if diff := cmp.Diff(slices.Sorted(maps.Keys(tc.accept)), slices.Sorted(maps.Keys(uris))); diff != "" {
 				t.Errorf("resources that were listed or watched (-want +got):\n%s", diff)
 			}

@@ -18,12 +18,12 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// writes returns the requests of the Pod's manager that are meant to change something: no reads, no
+// attemptedWrites returns the requests of the Pod's manager that are meant to change something: no reads, no
 // reviews of permissions, and no dry runs such as the probe for the fence in the API server.
-func writes(t *testing.T, pod string) []string {
+func attemptedWrites(t *testing.T, pod string) []string {
 	t.Helper()
 	var uris []string
-	for _, e := range requestsOf(t, pod) {
+	for _, e := range auditedRequests(t, pod) {
 		review := e.ObjectRef.APIGroup == "authentication.k8s.io" || e.ObjectRef.APIGroup == "authorization.k8s.io"
 		if e.Verb != "get" && e.Verb != "list" && e.Verb != "watch" && !review && !strings.HasSuffix(e.RequestURI, "?dryRun=All") {
 			uris = append(uris, e.Verb+" "+e.RequestURI)
@@ -48,8 +48,8 @@ func queueAdds(t *testing.T, m *cluster.Manager) string {
 	return "0" // the queue is created when the controller runs
 }
 
-// leadsSynced waits until m leads and its caches have synced.
-func leadsSynced(t *testing.T, m *cluster.Manager) {
+// waitUntilLeading waits until m leads and its caches have synced.
+func waitUntilLeading(t *testing.T, m *cluster.Manager) {
 	t.Helper()
 	ctx := fleet.Context(t)
 	shared.WaitForLeader(ctx, t, m)
@@ -107,22 +107,22 @@ func TestWarmStandbyHasCachesAndWaits(t *testing.T) {
 	if adds := queueAdds(t, standby); adds != "0" {
 		t.Errorf("%s keys were added to the standby's queue", adds)
 	}
-	if len(writes(t, leader.Pod)) == 0 {
+	if len(attemptedWrites(t, leader.Pod)) == 0 {
 		t.Error("the leader has written nothing: the test does not see writes")
 	}
-	if diff := cmp.Diff([]string(nil), writes(t, standby.Pod)); diff != "" {
+	if diff := cmp.Diff([]string(nil), attemptedWrites(t, standby.Pod)); diff != "" {
 		t.Errorf("writes of the standby (-want +got):\n%s", diff)
 	}
 
 	// When it leads, it needs nothing but its cache.
-	read := reads(t, standby.Pod)
+	read := cacheReads(t, standby.Pod)
 	if err := leader.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	leadsSynced(t, standby)
+	waitUntilLeading(t, standby)
 	s.Paint(ctx, t, "green")
 	s.WaitForReplicaSets(ctx, t, "web", 5)
-	if diff := cmp.Diff(read, reads(t, standby.Pod)); diff != "" {
+	if diff := cmp.Diff(read, cacheReads(t, standby.Pod)); diff != "" {
 		t.Errorf("lists and watches of the new leader (-before +after):\n%s", diff)
 	}
 }
@@ -146,7 +146,7 @@ func TestColdStandbyReadsNothingUntilItLeads(t *testing.T) {
 	fleet.Eventually(ctx, t, func() error { return fleet.Answers(standby.InsecureURL+"/readyz", "", http.StatusOK) })
 	s.Paint(ctx, t, "red")
 	s.WaitForReplicaSets(ctx, t, "web", 2)
-	if diff := cmp.Diff(map[string][]string{}, reads(t, standby.Pod)); diff != "" {
+	if diff := cmp.Diff(map[string][]string{}, cacheReads(t, standby.Pod)); diff != "" {
 		t.Errorf("lists and watches (-want +got):\n%s", diff)
 	}
 	st := mustStatus(t, standby)
@@ -162,8 +162,8 @@ func TestColdStandbyReadsNothingUntilItLeads(t *testing.T) {
 	if err := leader.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	leadsSynced(t, standby)
-	for resource, uris := range reads(t, standby.Pod) {
+	waitUntilLeading(t, standby)
+	for resource, uris := range cacheReads(t, standby.Pod) {
 		checkStream(t, resource, uris)
 	}
 	if err := fleet.Answers(standby.InsecureURL+"/readyz", "", http.StatusOK, "ok"); err != nil {

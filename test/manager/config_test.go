@@ -36,8 +36,8 @@ func writeFile(t *testing.T, text []byte) string {
 	return path
 }
 
-// shows waits until a path of the manager's secure port returns a body with all of the texts.
-func shows(ctx context.Context, t *testing.T, m *cluster.Manager, token, path string, texts ...string) {
+// waitForBody waits until a path of the manager's secure port returns a body with all of the texts.
+func waitForBody(ctx context.Context, t *testing.T, m *cluster.Manager, token, path string, texts ...string) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
 		code, body, err := fleet.Get(m.SecureURL+path, token)
@@ -93,8 +93,8 @@ func TestConfigurationFileIsInForceAndShown(t *testing.T) {
 
 	// The output of /configz and of --print-effective-config are files with the same result.
 	printed := printConfig(ctx, t, writeFile(t, config))
-	if again := printConfig(ctx, t, writeFile(t, printed)); string(again) != string(printed) {
-		t.Errorf("what is printed is read as something else:\n%s", cmp.Diff(string(printed), string(again)))
+	if reprinted := printConfig(ctx, t, writeFile(t, printed)); string(reprinted) != string(printed) {
+		t.Errorf("what is printed is read as something else:\n%s", cmp.Diff(string(printed), string(reprinted)))
 	}
 }
 

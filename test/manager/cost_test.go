@@ -27,8 +27,8 @@ import (
 const (
 	starts        = 3  // of a leader, for each median
 	hostileValues = 10 // of each kind
-	pushTo        = "quartermaster.dev/push-to"
-	reloadList    = "configmap.reloader.stakater.com/reload"
+	pushKey       = "quartermaster.dev/push-to"
+	reloadKey     = "configmap.reloader.stakater.com/reload"
 )
 
 // All controllers, and what they need.
@@ -52,39 +52,39 @@ func TestLongHostileValuesCostAStartLittle(t *testing.T) {
 	shared.InstallWith(ctx, t, allComponents...)
 	manyNamespaces(ctx, t, 2000)
 	c := costs{ctx: ctx, t: t, binary: binary, owner: shared.NewNamespace(ctx, t, nil), victim: shared.NewNamespace(ctx, t, nil)}
-	c.configMap(c.owner, "s", map[string]string{pushTo: c.victim})
+	c.createConfigMap(c.owner, "s", map[string]string{pushKey: c.victim})
 	hostile := shared.NewNamespace(ctx, t, nil)
 	for i := range 300 {
-		c.configMap(hostile, strings.Repeat("a", 200)+fmt.Sprint(i), nil)
+		c.createConfigMap(hostile, strings.Repeat("a", 200)+fmt.Sprint(i), nil)
 	}
-	costlyGlobs := list(64, strings.Repeat("*a", 31)+"b")
+	costlyGlobs := repeatItem(64, strings.Repeat("*a", 31)+"b")
 	baseCPU, baseCopy := c.measure("none")
 	for name, annotations := range map[string]map[string]string{
-		"replication: push-to of 200 KiB":                {pushTo: strings.Repeat("*", 200<<10) + "x"},
-		"replication: push-to of the costliest globs":    {pushTo: costlyGlobs},
+		"replication: push-to of 200 KiB":                {pushKey: strings.Repeat("*", 200<<10) + "x"},
+		"replication: push-to of the costliest globs":    {pushKey: costlyGlobs},
 		"replication: replicate-to of 200 KiB":           {"replicator.v1.mittwald.de/replicate-to": strings.Repeat("(a?)*", 40<<10)},
-		"replication: replicate-to of costly patterns":   {"replicator.v1.mittwald.de/replicate-to": list(60, "(a?){70}b")},
+		"replication: replicate-to of costly patterns":   {"replicator.v1.mittwald.de/replicate-to": repeatItem(60, "(a?){70}b")},
 		"ttl: expires of 200 KiB":                        {"quartermaster.dev/expires": strings.Repeat("1h", 100<<10)},
-		"config-reload: a list of 200 KiB":               {reloadList: strings.Repeat("(a?)*", 40<<10)},
-		"config-reload: a list of 200 KiB of names":      {reloadList: list(20<<10, "a-name-xx")},
-		"config-reload: a list of costly patterns":       {reloadList: list(60, "(a?){70}b")},
-		"config-reload: native, 200 KiB of globs":        {fleet.ReloadAnnotation: list(3000, "configmap/"+strings.Repeat("*a", 28)+"b")},
-		"config-reload: native, fewer of the same globs": {fleet.ReloadAnnotation: list(60, "configmap/"+strings.Repeat("*a", 28)+"b")},
+		"config-reload: a list of 200 KiB":               {reloadKey: strings.Repeat("(a?)*", 40<<10)},
+		"config-reload: a list of 200 KiB of names":      {reloadKey: repeatItem(20<<10, "a-name-xx")},
+		"config-reload: a list of costly patterns":       {reloadKey: repeatItem(60, "(a?){70}b")},
+		"config-reload: native, 200 KiB of globs":        {fleet.ReloadAnnotation: repeatItem(3000, "configmap/"+strings.Repeat("*a", 28)+"b")},
+		"config-reload: native, fewer of the same globs": {fleet.ReloadAnnotation: repeatItem(60, "configmap/"+strings.Repeat("*a", 28)+"b")},
 	} {
 		if strings.HasPrefix(name, "config-reload") {
-			c.deployments(hostile, hostileValues, annotations)
+			c.createDeployments(hostile, hostileValues, annotations)
 		} else {
 			for i := range hostileValues {
-				c.configMap(hostile, fmt.Sprint("hostile-", i), annotations)
+				c.createConfigMap(hostile, fmt.Sprint("hostile-", i), annotations)
 			}
 		}
-		cpu, untilCopy := c.measure(name)
+		cpu, copyDelay := c.measure(name)
 		perValue := (cpu - baseCPU) / hostileValues
-		t.Logf("%s: %v of CPU time for a value, a copy %v later", name, perValue.Round(100*time.Microsecond), (untilCopy - baseCopy).Round(time.Millisecond))
-		if perValue > 500*time.Millisecond || untilCopy-baseCopy > 2*time.Second {
+		t.Logf("%s: %v of CPU time for a value, a copy %v later", name, perValue.Round(100*time.Microsecond), (copyDelay - baseCopy).Round(time.Millisecond))
+		if perValue > 500*time.Millisecond || copyDelay-baseCopy > 2*time.Second {
 			t.Errorf("%s is expensive", name)
 		}
-		c.remove(hostile)
+		c.removeHostile(hostile)
 	}
 }
 
@@ -96,17 +96,17 @@ func TestLongCostlyPatternsKeepNobodyWaiting(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 10*time.Minute)
 	shared.InstallWith(ctx, t, allComponents...)
 	c := costs{ctx: ctx, t: t, owner: shared.NewNamespace(ctx, t, nil), victim: shared.NewNamespace(ctx, t, nil)}
-	c.configMap(c.owner, "s", map[string]string{pushTo: c.victim})
+	c.createConfigMap(c.owner, "s", map[string]string{pushKey: c.victim})
 	hostile := shared.NewNamespace(ctx, t, nil)
-	parallel(8000, func(i int) { c.configMap(hostile, strings.Repeat("a", 100)+fmt.Sprint(i), nil) })
-	c.deployments(hostile, 100, nil)
+	parallel(8000, func(i int) { c.createConfigMap(hostile, strings.Repeat("a", 100)+fmt.Sprint(i), nil) })
+	c.createDeployments(hostile, 100, nil)
 	for i := range 100 {
-		c.configMap(hostile, fmt.Sprint("hostile-", i), nil)
+		c.createConfigMap(hostile, fmt.Sprint("hostile-", i), nil)
 	}
 	shared.RunReleased(ctx, t, allControllers...)
 	latency := shared.NewLatency(ctx, t)
-	median := func(during string) time.Duration {
-		return latency.Median(during, c.set, c.copied)
+	median := func(situation string) time.Duration {
+		return latency.Median(situation, c.setSource, c.isCopied)
 	}
 	quiet := median("alone")
 	writing, stop := context.WithCancel(ctx)
@@ -115,7 +115,7 @@ func TestLongCostlyPatternsKeepNobodyWaiting(t *testing.T) {
 		writers.Go(func() {
 			for i := part; writing.Err() == nil; i += 4 {
 				name := fmt.Sprint("hostile-", i%100)
-				patch := `{"metadata":{"annotations":{"` + reloadList + `":"n` + fmt.Sprint(i) + strings.Repeat(",a.*a.*a.*b", 10) + `","` + pushTo + `":"n` + fmt.Sprint(i) + `*,*a*a*b"}}}`
+				patch := `{"metadata":{"annotations":{"` + reloadKey + `":"n` + fmt.Sprint(i) + strings.Repeat(",a.*a.*a.*b", 10) + `","` + pushKey + `":"n` + fmt.Sprint(i) + `*,*a*a*b"}}}`
 				_, _ = shared.Admin.AppsV1().Deployments(hostile).Patch(writing, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 				_, _ = shared.Admin.CoreV1().ConfigMaps(hostile).Patch(writing, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 			}
@@ -129,8 +129,8 @@ func TestLongCostlyPatternsKeepNobodyWaiting(t *testing.T) {
 	}
 }
 
-// list returns an item n times, joined by commas.
-func list(n int, item string) string {
+// repeatItem returns an item n times, joined by commas.
+func repeatItem(n int, item string) string {
 	return strings.TrimSuffix(strings.Repeat(item+",", n), ",")
 }
 
@@ -169,24 +169,24 @@ type costs struct {
 
 // measure returns the medians of the CPU time that leaders took, and of the time until they had made the
 // copy.
-func (c *costs) measure(with string) (cpu, untilCopy time.Duration) {
+func (c *costs) measure(situation string) (cpu, copyDelay time.Duration) {
 	c.t.Helper()
 	var cpus, copies []time.Duration
 	for range starts {
-		cpu, untilCopy := c.start()
-		cpus, copies = append(cpus, cpu), append(copies, untilCopy)
+		cpu, copyDelay := c.measureStart()
+		cpus, copies = append(cpus, cpu), append(copies, copyDelay)
 	}
 	slices.Sort(cpus)
 	slices.Sort(copies)
-	c.t.Logf("%s: CPU time %v, copies after %v", with, cpus, copies)
+	c.t.Logf("%s: CPU time %v, copies after %v", situation, cpus, copies)
 	return cpus[starts/2], copies[starts/2]
 }
 
-func (c *costs) start() (cpu, untilCopy time.Duration) {
+func (c *costs) measureStart() (cpu, copyDelay time.Duration) {
 	c.t.Helper()
 	c.value++
 	want := fmt.Sprint(c.value)
-	c.set(want)
+	c.setSource(want)
 	m, err := shared.StartManager(shared.NewReplica(c.ctx, c.t), cluster.ManagerOptions{Binary: c.binary, Args: allControllers})
 	if err != nil {
 		c.t.Fatal(err)
@@ -195,18 +195,18 @@ func (c *costs) start() (cpu, untilCopy time.Duration) {
 	defer func() { _ = m.Stop(context.WithoutCancel(c.ctx), fleet.Patience) }() // it releases the Lease, so that the next one need not wait
 	shared.WaitForLeader(c.ctx, c.t, m)
 	begin := time.Now()
-	for !c.copied(want) {
+	for !c.isCopied(want) {
 		if time.Since(begin) > fleet.Patience {
 			c.t.Fatalf("no copy within %v", fleet.Patience)
 		}
 	}
-	untilCopy = time.Since(begin)
+	copyDelay = time.Since(begin)
 	fleet.Wait(c.ctx, 5*time.Second)
-	return cpuTime(c.t, m.PID()), untilCopy
+	return cpuTime(c.t, m.PID()), copyDelay
 }
 
-// set changes the other tenant's source.
-func (c *costs) set(value string) {
+// setSource changes the other tenant's source.
+func (c *costs) setSource(value string) {
 	c.t.Helper()
 	patch := []byte(`{"data":{"k":"` + value + `"}}`)
 	if _, err := shared.Admin.CoreV1().ConfigMaps(c.owner).Patch(c.ctx, "s", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
@@ -214,8 +214,8 @@ func (c *costs) set(value string) {
 	}
 }
 
-// copied reports whether the copy has the value.
-func (c *costs) copied(value string) bool {
+// isCopied reports whether the copy has the value.
+func (c *costs) isCopied(value string) bool {
 	c.t.Helper()
 	cm, err := shared.Admin.CoreV1().ConfigMaps(c.victim).Get(c.ctx, "s", metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -224,7 +224,7 @@ func (c *costs) copied(value string) bool {
 	return err == nil && cm.Data["k"] == value
 }
 
-func (c *costs) configMap(namespace, name string, annotations map[string]string) {
+func (c *costs) createConfigMap(namespace, name string, annotations map[string]string) {
 	c.t.Helper()
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}
 	if _, err := shared.Admin.CoreV1().ConfigMaps(namespace).Create(c.ctx, cm, metav1.CreateOptions{}); err != nil {
@@ -232,7 +232,7 @@ func (c *costs) configMap(namespace, name string, annotations map[string]string)
 	}
 }
 
-func (c *costs) deployments(namespace string, n int, annotations map[string]string) {
+func (c *costs) createDeployments(namespace string, n int, annotations map[string]string) {
 	c.t.Helper()
 	for i := range n {
 		d := cluster.NewDeployment(fmt.Sprint("hostile-", i), "none", annotations)
@@ -243,8 +243,8 @@ func (c *costs) deployments(namespace string, n int, annotations map[string]stri
 	}
 }
 
-// remove deletes the hostile objects of a namespace.
-func (c *costs) remove(namespace string) {
+// removeHostile deletes the hostile objects of a namespace.
+func (c *costs) removeHostile(namespace string) {
 	c.t.Helper()
 	for i := range hostileValues {
 		name := fmt.Sprint("hostile-", i)

@@ -58,10 +58,10 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 		// as manager rbac --dry-run has it
 		rbacv1.PolicyRule{APIGroups: []string{"apiregistration.k8s.io"}, Resources: []string{"apiservices"}, Verbs: []string{"get"}})
 	sample := newDrySample(ctx, t)
-	h := host(ctx, t, controllers.Entry{Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return everything }}, true)
+	h := runHosted(ctx, t, controllers.Entry{Permissions: func(controllers.Settings) []rbacv1.PolicyRule { return everything }}, true)
 	before := sample.versions(ctx, t)
 
-	inJSON, err := kubernetes.NewForConfig(h.RESTConfig)
+	jsonClient, err := kubernetes.NewForConfig(h.RESTConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,82 +89,82 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 
 	sent := 0
 	for name, tc := range map[string]struct {
-		try     func() error
+		send    func() error
 		refused bool
 	}{
-		"create": {try: func() error {
+		"create": {send: func() error {
 			_, err := core.ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "new"}}, metav1.CreateOptions{})
 			return err
 		}},
-		"update": {try: func() error { _, err := core.ConfigMaps(ns).Update(ctx, red, metav1.UpdateOptions{}); return err }},
-		"patch, JSON": {try: func() error {
+		"update": {send: func() error { _, err := core.ConfigMaps(ns).Update(ctx, red, metav1.UpdateOptions{}); return err }},
+		"patch, JSON": {send: func() error {
 			_, err := core.ConfigMaps(ns).Patch(ctx, "a", types.JSONPatchType, []byte(`[{"op":"add","path":"/data","value":{"a":"b"}}]`), metav1.PatchOptions{})
 			return err
 		}},
-		"patch, merge": {try: func() error {
+		"patch, merge": {send: func() error {
 			_, err := core.ConfigMaps(ns).Patch(ctx, "a", types.MergePatchType, []byte(`{"data":{"a":"b"}}`), metav1.PatchOptions{})
 			return err
 		}},
-		"patch, strategic merge": {try: func() error {
+		"patch, strategic merge": {send: func() error {
 			_, err := core.ConfigMaps(ns).Patch(ctx, "a", types.StrategicMergePatchType, []byte(`{"data":{"a":"b"}}`), metav1.PatchOptions{})
 			return err
 		}},
-		"patch, apply": {try: func() error {
+		"patch, apply": {send: func() error {
 			_, err := core.ConfigMaps(ns).Apply(ctx, corev1apply.ConfigMap("a", ns).WithData(map[string]string{"a": "b"}), force)
 			return err
 		}},
-		"apply of what does not exist": {try: func() error {
+		"apply of what does not exist": {send: func() error {
 			_, err := core.ConfigMaps(ns).Apply(ctx, corev1apply.ConfigMap("new", ns).WithData(map[string]string{"a": "b"}), force)
 			return err
 		}},
-		"delete":                    {try: func() error { return core.ConfigMaps(ns).Delete(ctx, "a", metav1.DeleteOptions{}) }},
-		"delete of one of this UID": {try: func() error { return core.ConfigMaps(ns).Delete(ctx, "a", uid) }},
-		"delete in the foreground":  {try: func() error { return apps.Deployments(ns).Delete(ctx, "web", foreground) }},
-		"delete of a collection": {try: func() error {
+		"delete":                    {send: func() error { return core.ConfigMaps(ns).Delete(ctx, "a", metav1.DeleteOptions{}) }},
+		"delete of one of this UID": {send: func() error { return core.ConfigMaps(ns).Delete(ctx, "a", uid) }},
+		"delete in the foreground":  {send: func() error { return apps.Deployments(ns).Delete(ctx, "web", foreground) }},
+		"delete of a collection": {send: func() error {
 			return core.ConfigMaps(ns).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 		}},
-		"delete of a Pod, at once":    {try: func() error { return core.Pods(ns).Delete(ctx, "running", *metav1.NewDeleteOptions(0)) }},
-		"delete of a namespace":       {try: func() error { return core.Namespaces().Delete(ctx, ns, metav1.DeleteOptions{}) }},
-		"delete in JSON":              {try: func() error { return inJSON.CoreV1().ConfigMaps(ns).Delete(ctx, "a", uid) }},
-		"delete by a dynamic client":  {try: func() error { return dynamicGadgets.Delete(ctx, "a", metav1.DeleteOptions{}) }},
-		"delete by a metadata client": {try: func() error { return meta.Resource(gadgets).Namespace(ns).Delete(ctx, "a", metav1.DeleteOptions{}) }},
-		"delete of a collection by a dynamic client": {try: func() error {
+		"delete of a Pod, at once":    {send: func() error { return core.Pods(ns).Delete(ctx, "running", *metav1.NewDeleteOptions(0)) }},
+		"delete of a namespace":       {send: func() error { return core.Namespaces().Delete(ctx, ns, metav1.DeleteOptions{}) }},
+		"delete in JSON":              {send: func() error { return jsonClient.CoreV1().ConfigMaps(ns).Delete(ctx, "a", uid) }},
+		"delete by a dynamic client":  {send: func() error { return dynamicGadgets.Delete(ctx, "a", metav1.DeleteOptions{}) }},
+		"delete by a metadata client": {send: func() error { return meta.Resource(gadgets).Namespace(ns).Delete(ctx, "a", metav1.DeleteOptions{}) }},
+		"delete of a collection by a dynamic client": {send: func() error {
 			return dynamicGadgets.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 		}},
-		"delete of a collection by a metadata client": {try: func() error {
+		"delete of a collection by a metadata client": {send: func() error {
 			return meta.Resource(gadgets).Namespace(ns).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 		}},
-		"raw delete without a body": {try: func() error { return raw.Delete().AbsPath(path, "configmaps/a").Do(ctx).Error() }},
-		"raw delete without a content type": {try: func() error {
+		"raw delete without a body": {send: func() error { return raw.Delete().AbsPath(path, "configmaps/a").Do(ctx).Error() }},
+		"raw delete without a content type": {send: func() error {
 			return raw.Delete().AbsPath(path, "configmaps/a").Body([]byte(`{"kind":"DeleteOptions","apiVersion":"v1"}`)).Do(ctx).Error()
 		}},
-		"raw delete in another form than JSON": {refused: true, try: func() error {
+		"raw delete in another form than JSON": {refused: true, send: func() error {
 			return raw.Delete().AbsPath(path, "configmaps/a").SetHeader("Content-Type", "application/yaml").Body([]byte("kind: DeleteOptions\napiVersion: v1\n")).Do(ctx).Error()
 		}},
-		"raw create": {try: func() error {
+		"raw create": {send: func() error {
 			return raw.Post().AbsPath(path, "configmaps").SetHeader("Content-Type", "application/json").
 				Body([]byte(`{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"new"}}`)).Do(ctx).Error()
 		}},
-		"eviction of a Pod that waits": {try: func() error {
+		"eviction of a Pod that waits": {send: func() error {
 			return core.Pods(ns).EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "pending"}})
 		}},
-		"eviction of a Pod that runs, with options": {try: func() error {
+		"eviction of a Pod that runs, with options": {send: func() error {
 			return core.Pods(ns).EvictV1(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "running"}, DeleteOptions: metav1.NewDeleteOptions(0)})
 		}},
-		"binding": {try: func() error {
+		"binding": {send: func() error {
 			return core.Pods(ns).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "pending"}, Target: corev1.ObjectReference{Kind: "Node", Name: "n"}}, metav1.CreateOptions{})
 		}},
-		"binding in its old form": {try: func() error {
+		"binding in its old form": {send: func() error {
 			return raw.Post().AbsPath(path, "bindings").SetHeader("Content-Type", "application/json").
 				Body([]byte(`{"kind":"Binding","apiVersion":"v1","metadata":{"name":"pending"},"target":{"kind":"Node","name":"n"}}`)).Do(ctx).Error()
 		}},
-		"status": {try: func() error {
+		"status": {send: func() error {
 			pod := sample.pod.DeepCopy()
 			pod.Status.Message = "changed"
 			_, err := core.Pods(ns).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
 			return err
 		}},
-		"ephemeral container": {try: func() error {
+		"ephemeral container": {send: func() error {
 			pod := sample.pod.DeepCopy()
 			pod.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 				Name: "e", Image: "x", TerminationMessagePolicy: corev1.TerminationMessageReadFile, ImagePullPolicy: corev1.PullAlways,
@@ -172,59 +172,59 @@ func TestDryRunOfEveryVerbAndForm(t *testing.T) {
 			_, err := core.Pods(ns).UpdateEphemeralContainers(ctx, "running", pod, metav1.UpdateOptions{})
 			return err
 		}},
-		"scale": {try: func() error {
+		"scale": {send: func() error {
 			_, err := apps.Deployments(ns).UpdateScale(ctx, "web", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: ns}, Spec: autoscalingv1.ScaleSpec{Replicas: 7}}, metav1.UpdateOptions{})
 			return err
 		}},
-		"scale, apply": {try: func() error {
+		"scale, apply": {send: func() error {
 			_, err := apps.Deployments(ns).ApplyScale(ctx, "web", autoscalingv1apply.Scale().WithSpec(autoscalingv1apply.ScaleSpec().WithReplicas(7)), force)
 			return err
 		}},
-		"finalization of a namespace": {try: func() error {
+		"finalization of a namespace": {send: func() error {
 			_, err := core.Namespaces().Finalize(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}, metav1.UpdateOptions{})
 			return err
 		}},
-		"create by a dynamic client": {try: func() error { _, err := dynamicGadgets.Create(ctx, gadget("new"), metav1.CreateOptions{}); return err }},
-		"update by a dynamic client": {try: func() error {
+		"create by a dynamic client": {send: func() error { _, err := dynamicGadgets.Create(ctx, gadget("new"), metav1.CreateOptions{}); return err }},
+		"update by a dynamic client": {send: func() error {
 			changed := gadget("a")
 			changed.SetResourceVersion(before["gadgets/a"])
 			_, err := dynamicGadgets.Update(ctx, changed, metav1.UpdateOptions{})
 			return err
 		}},
-		"apply by a dynamic client":   {try: func() error { _, err := dynamicGadgets.Apply(ctx, "a", gadget("a"), force); return err }},
-		"status of a custom resource": {try: func() error { _, err := dynamicGadgets.ApplyStatus(ctx, "a", gadget("a"), force); return err }},
-		"scale of a custom resource": {try: func() error {
+		"apply by a dynamic client":   {send: func() error { _, err := dynamicGadgets.Apply(ctx, "a", gadget("a"), force); return err }},
+		"status of a custom resource": {send: func() error { _, err := dynamicGadgets.ApplyStatus(ctx, "a", gadget("a"), force); return err }},
+		"scale of a custom resource": {send: func() error {
 			_, err := dynamicGadgets.Patch(ctx, "a", types.MergePatchType, []byte(`{"spec":{"replicas":7}}`), metav1.PatchOptions{}, "scale")
 			return err
 		}},
-		"patch by a metadata client": {try: func() error {
+		"patch by a metadata client": {send: func() error {
 			_, err := meta.Resource(gadgets).Namespace(ns).Patch(ctx, "a", types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`), metav1.PatchOptions{})
 			return err
 		}},
 
-		"token": {refused: true, try: func() error {
+		"token": {refused: true, send: func() error {
 			_, err := core.ServiceAccounts(ns).CreateToken(ctx, "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 			return err
 		}},
-		"command in a container": {refused: true, try: func() error {
+		"command in a container": {refused: true, send: func() error {
 			return raw.Post().AbsPath(path, "pods/running/exec").Param("command", "rm").Do(ctx).Error()
 		}},
-		"command in a container by GET": {refused: true, try: func() error {
+		"command in a container by GET": {refused: true, send: func() error {
 			return raw.Get().AbsPath(path, "pods/running/exec").Param("command", "rm").Do(ctx).Error()
 		}},
-		"attach":                 {refused: true, try: func() error { return raw.Post().AbsPath(path, "pods/running/attach").Do(ctx).Error() }},
-		"portforward":            {refused: true, try: func() error { return raw.Post().AbsPath(path, "pods/running/portforward").Do(ctx).Error() }},
-		"proxy of a Pod by POST": {refused: true, try: func() error { return raw.Post().AbsPath(path, "pods/running/proxy/x").Do(ctx).Error() }},
-		"proxy of a Pod by GET":  {refused: true, try: func() error { _, err := core.Pods(ns).ProxyGet("", "running", "", "x", nil).DoRaw(ctx); return err }},
-		"what is no resource":    {refused: true, try: func() error { return raw.Put().AbsPath("/debug/flags/v").Body([]byte("9")).Do(ctx).Error() }},
-		"aggregated API": {refused: true, try: func() error {
+		"attach":                 {refused: true, send: func() error { return raw.Post().AbsPath(path, "pods/running/attach").Do(ctx).Error() }},
+		"portforward":            {refused: true, send: func() error { return raw.Post().AbsPath(path, "pods/running/portforward").Do(ctx).Error() }},
+		"proxy of a Pod by POST": {refused: true, send: func() error { return raw.Post().AbsPath(path, "pods/running/proxy/x").Do(ctx).Error() }},
+		"proxy of a Pod by GET":  {refused: true, send: func() error { _, err := core.Pods(ns).ProxyGet("", "running", "", "x", nil).DoRaw(ctx); return err }},
+		"what is no resource":    {refused: true, send: func() error { return raw.Put().AbsPath("/debug/flags/v").Body([]byte("9")).Do(ctx).Error() }},
+		"aggregated API": {refused: true, send: func() error {
 			_, err := dyn.Resource(schema.GroupVersionResource{Group: "aggregated.example.com", Version: "v1", Resource: "things"}).
 				Create(ctx, gadget("new"), metav1.CreateOptions{})
 			return err
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := tc.try()
+			err := tc.send()
 			var refused *controllers.DryRunError
 			switch {
 			case tc.refused && !errors.As(err, &refused):

@@ -37,9 +37,9 @@ func (h *hosted) Run(ctx context.Context) error {
 
 func (h *hosted) Status() controllers.Status { return controllers.Status{} }
 
-// host runs a manager with one controller, made from the given entry, until the test ends or stops
+// runHosted runs a manager with one controller, made from the given entry, until the test ends or stops
 // it. It returns once the controller runs.
-func host(ctx context.Context, t *testing.T, entry controllers.Entry, dryRun bool) *hosted {
+func runHosted(ctx context.Context, t *testing.T, entry controllers.Entry, dryRun bool) *hosted {
 	t.Helper()
 	h := &hosted{leading: make(chan struct{})}
 	entry.Name, entry.Summary = "hosted", "does what a test says"

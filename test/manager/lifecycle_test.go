@@ -44,11 +44,11 @@ func TestStandbyWritesNothing(t *testing.T) {
 	// There must be no request at all, not even a refused one or one for a Lease. The probe for the
 	// fence is a dry run that is always refused.
 	for _, e := range shared.AuditSince(t, begin, func(e auditv1.Event) bool { return cluster.AuditPod(e) == standby.Pod }) {
-		asksForFence := e.ObjectRef != nil && e.ObjectRef.Resource == "namespaces" && strings.HasSuffix(e.RequestURI, "?dryRun=All")
+		isProbe := e.ObjectRef != nil && e.ObjectRef.Resource == "namespaces" && strings.HasSuffix(e.RequestURI, "?dryRun=All")
 		switch e.Verb {
 		case "get", "list", "watch":
 		default:
-			if !asksForFence && e.ObjectRef.APIGroup != "authentication.k8s.io" && e.ObjectRef.APIGroup != "authorization.k8s.io" {
+			if !isProbe && e.ObjectRef.APIGroup != "authentication.k8s.io" && e.ObjectRef.APIGroup != "authorization.k8s.io" {
 				t.Errorf("the standby tried to write: %s %s", e.Verb, e.RequestURI)
 			}
 		}

@@ -183,7 +183,7 @@ func TestEveryReplicaControllerWritesOnlyOnTheLeader(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	painted := func(name, color string) func() error {
+	checkPainted := func(name, color string) func() error {
 		return func() error {
 			configMap, err := shared.Admin.CoreV1().ConfigMaps(ns).Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
@@ -204,23 +204,23 @@ func TestEveryReplicaControllerWritesOnlyOnTheLeader(t *testing.T) {
 		}
 	}
 	create("door", "blue")
-	fleet.Eventually(ctx, t, painted("door", "blue"))
+	fleet.Eventually(ctx, t, checkPainted("door", "blue"))
 
 	// The owner is told of a change of what it owns.
 	if err := shared.Admin.CoreV1().ConfigMaps(ns).Delete(ctx, "door", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	fleet.Eventually(ctx, t, painted("door", "blue"))
+	fleet.Eventually(ctx, t, checkPainted("door", "blue"))
 
-	for who, url := range map[string]string{"the leader": leaderURL, "the standby": standbyURL} {
+	for replica, url := range map[string]string{"the leader": leaderURL, "the standby": standbyURL} {
 		fleet.Eventually(ctx, t, func() error {
 			return fleet.Answers(url+"/controllers/painter/"+ns, token, http.StatusOK, "door is blue")
 		})
 		if err := fleet.Answers(url+"/controllers/painter/"+ns, "", http.StatusForbidden); err != nil {
-			t.Errorf("%s, without a permission: %v", who, err)
+			t.Errorf("%s, without a permission: %v", replica, err)
 		}
 		if err := fleet.Answers(url+"/metrics", token, http.StatusOK, `quartermaster_controller_reconciles_total{cluster="",controller="painter"`); err != nil {
-			t.Errorf("metrics of %s: %v", who, err)
+			t.Errorf("metrics of %s: %v", replica, err)
 		}
 	}
 
@@ -237,20 +237,20 @@ func TestEveryReplicaControllerWritesOnlyOnTheLeader(t *testing.T) {
 		t.Errorf("the standby has written %s", sent[0].RequestURI)
 	}
 	// Nor would the API server let it: the same write, with the token of the standby and without its fence.
-	if err := asPod(ctx, t, standby, ns); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "quartermaster-fence") {
+	if err := writePastFence(ctx, t, standby, ns); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "quartermaster-fence") {
 		t.Errorf("the API server answered %v to a write of the standby", err)
 	}
 
 	stopLeader()
 	create("wall", "green")
-	fleet.Eventually(ctx, t, painted("wall", "green"))
+	fleet.Eventually(ctx, t, checkPainted("wall", "green"))
 	if shared.HolderPod(ctx, t) != standby.pod {
 		t.Errorf("%s leads, want %s", shared.HolderPod(ctx, t), standby.pod)
 	}
 }
 
-// asPod writes with the credentials of the manager, past its clients.
-func asPod(ctx context.Context, t *testing.T, p *painter, ns string) error {
+// writePastFence writes with the credentials of the manager, past its clients.
+func writePastFence(ctx context.Context, t *testing.T, p *painter, ns string) error {
 	t.Helper()
 	config := rest.CopyConfig(p.RESTConfig)
 	config.WrapTransport = nil // the fences and what goes with them

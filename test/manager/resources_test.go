@@ -35,7 +35,7 @@ func TestTypedCustomResourceIsWrittenAndHasEvents(t *testing.T) {
 	if err := addGadgets(scheme.Scheme); err != nil {
 		t.Fatal(err)
 	}
-	h := host(ctx, t, gadgetEntry, false)
+	h := runHosted(ctx, t, gadgetEntry, false)
 
 	config := rest.CopyConfig(h.RESTConfig)
 	gv := gadgets.GroupVersion()
@@ -85,7 +85,7 @@ func TestTypedCustomResourceIsWrittenAndHasEvents(t *testing.T) {
 func TestDrainSendsItsEvents(t *testing.T) {
 	ctx := fleet.Context(t)
 	ns := shared.NewNamespace(ctx, t, nil)
-	h := host(ctx, t, gadgetEntry, false)
+	h := runHosted(ctx, t, gadgetEntry, false)
 	h.drain = func() {
 		h.Events.Event(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "app-config", Namespace: ns}}, corev1.EventTypeNormal, "Drained", "the last word")
 	}

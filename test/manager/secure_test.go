@@ -46,12 +46,12 @@ func newCA(t *testing.T, name string) ca {
 	return ca{cert, key}
 }
 
-func (c ca) pem() string {
+func (c ca) certPEM() string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.cert.Raw}))
 }
 
-// client issues a client certificate.
-func (c ca) client(t *testing.T, subject pkix.Name) tls.Certificate {
+// issueClientCert issues a client certificate.
+func (c ca) issueClientCert(t *testing.T, subject pkix.Name) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -69,9 +69,9 @@ func (c ca) client(t *testing.T, subject pkix.Name) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// answers returns an error unless a manager's /debug/leader returns code to a client with the
+// checkCode returns an error unless a manager's /debug/leader returns code to a client with the
 // certificate.
-func answers(url string, cert tls.Certificate, header http.Header, code int) error {
+func checkCode(url string, cert tls.Certificate, header http.Header, code int) error {
 	config := &tls.Config{InsecureSkipVerify: true}
 	// The certificate is sent even if the manager does not ask for certificates of its CA.
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &cert, nil }
@@ -117,14 +117,14 @@ func TestClientCertificatesFollowTheClustersCAs(t *testing.T) {
 	ctx := fleet.Context(t)
 	m := shared.RunReplica(ctx, t)
 	admins := pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}
-	asAdmin := http.Header{"X-Remote-User": {"root"}, "X-Remote-Group": {"system:masters"}}
+	adminHeader := http.Header{"X-Remote-User": {"root"}, "X-Remote-Group": {"system:masters"}}
 
 	config := shared.AdminConfig()
 	published, err := tls.X509KeyPair(config.CertData, config.KeyData)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fleet.Eventually(ctx, t, func() error { return answers(m.SecureURL, published, nil, http.StatusOK) })
+	fleet.Eventually(ctx, t, func() error { return checkCode(m.SecureURL, published, nil, http.StatusOK) })
 
 	for name, tc := range map[string]struct {
 		key     string // in the ConfigMap
@@ -132,25 +132,25 @@ func TestClientCertificatesFollowTheClustersCAs(t *testing.T) {
 		header  http.Header
 	}{
 		"users":         {"client-ca-file", admins, nil},
-		"front proxies": {"requestheader-client-ca-file", pkix.Name{CommonName: "front-proxy-client"}, asAdmin},
+		"front proxies": {"requestheader-client-ca-file", pkix.Name{CommonName: "front-proxy-client"}, adminHeader},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ca := newCA(t, "new-"+tc.key)
-			cert := ca.client(t, tc.subject)
-			if err := answers(m.SecureURL, cert, tc.header, http.StatusUnauthorized); err != nil {
+			cert := ca.issueClientCert(t, tc.subject)
+			if err := checkCode(m.SecureURL, cert, tc.header, http.StatusUnauthorized); err != nil {
 				t.Fatalf("before: %v", err)
 			}
-			withdraw := func(data map[string]string) { data[tc.key] = strings.Replace(data[tc.key], ca.pem(), "", 1) }
+			withdraw := func(data map[string]string) { data[tc.key] = strings.Replace(data[tc.key], ca.certPEM(), "", 1) }
 			t.Cleanup(func() { changeAuthentication(context.Background(), t, withdraw) })
-			changeAuthentication(ctx, t, func(data map[string]string) { data[tc.key] += ca.pem() })
-			fleet.Eventually(ctx, t, func() error { return answers(m.SecureURL, cert, tc.header, http.StatusOK) })
+			changeAuthentication(ctx, t, func(data map[string]string) { data[tc.key] += ca.certPEM() })
+			fleet.Eventually(ctx, t, func() error { return checkCode(m.SecureURL, cert, tc.header, http.StatusOK) })
 			if tc.header != nil {
-				if err := answers(m.SecureURL, tls.Certificate{}, tc.header, http.StatusForbidden); err != nil {
+				if err := checkCode(m.SecureURL, tls.Certificate{}, tc.header, http.StatusForbidden); err != nil {
 					t.Errorf("the headers without the certificate: %v", err)
 				}
 			}
 			changeAuthentication(ctx, t, withdraw)
-			fleet.Eventually(ctx, t, func() error { return answers(m.SecureURL, cert, tc.header, http.StatusUnauthorized) })
+			fleet.Eventually(ctx, t, func() error { return checkCode(m.SecureURL, cert, tc.header, http.StatusUnauthorized) })
 		})
 	}
 	if m.ExitCode() != -1 {
@@ -167,7 +167,7 @@ func TestLogLevelCanBeChanged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put := func(token, level string) (int, string) {
+	putLevel := func(token, level string) (int, string) {
 		t.Helper()
 		request, err := http.NewRequestWithContext(ctx, http.MethodPut, m.SecureURL+"/debug/flags/v", strings.NewReader(level))
 		if err != nil {
@@ -188,24 +188,24 @@ func TestLogLevelCanBeChanged(t *testing.T) {
 		}
 		return response.StatusCode, string(body)
 	}
-	forbidden := func(path string) {
+	requestForbidden := func(path string) {
 		t.Helper()
 		if err := fleet.Answers(m.SecureURL+path, "", http.StatusForbidden); err != nil {
 			t.Fatal(err)
 		}
 	}
 
-	if code, body := put("", "4"); code != http.StatusForbidden {
+	if code, body := putLevel("", "4"); code != http.StatusForbidden {
 		t.Errorf("without permission: %d %s", code, body)
 	}
-	forbidden("/debug/before")
-	if code, body := put(everything, "much"); code != http.StatusBadRequest {
+	requestForbidden("/debug/before")
+	if code, body := putLevel(everything, "much"); code != http.StatusBadRequest {
 		t.Errorf("a level that is none: %d %s", code, body)
 	}
-	if code, body := put(everything, "4"); code != http.StatusOK {
+	if code, body := putLevel(everything, "4"); code != http.StatusOK {
 		t.Fatalf("%d %s", code, body)
 	}
-	forbidden("/debug/after")
+	requestForbidden("/debug/after")
 	for line := range m.Lines(ctx) {
 		if strings.Contains(line, "/debug/before") {
 			t.Errorf("logged at level 0: %s", line)

@@ -96,8 +96,8 @@ func TestStatusShowsTwoReplicas(t *testing.T) {
 	standby := shared.RunStandby(ctx, t, fleet.ShortTimings...)
 	// The leader has tested the fence, and its controller runs.
 	token := shared.NewToken(ctx, t, "status-reader", "cluster-admin")
-	shows(ctx, t, leader, token, "/debug/leader?format=json", `"serverFence": "Enforced"`)
-	shows(ctx, t, leader, token, "/debug/controllers/config-reload", `"phase": "Running"`)
+	waitForBody(ctx, t, leader, token, "/debug/leader?format=json", `"serverFence": "Enforced"`)
+	waitForBody(ctx, t, leader, token, "/debug/controllers/config-reload", `"phase": "Running"`)
 	endpoints := []string{"--endpoint=" + leader.SecureURL, "--endpoint=" + standby.SecureURL, "--endpoint-insecure"}
 	lease := shared.Lease(ctx, t)
 
@@ -112,8 +112,8 @@ func TestStatusShowsTwoReplicas(t *testing.T) {
 		}
 		phases := map[string][2]string{leader.Pod: {"Leading", "Running"}, standby.Pod: {"Standby", "Stopped"}}
 		for _, r := range s.Replicas {
-			want, ours := phases[r.Name]
-			if !ours {
+			want, expected := phases[r.Name]
+			if !expected {
 				continue // the Pod of another test
 			}
 			delete(phases, r.Name)
@@ -172,7 +172,7 @@ func TestStatusShowsTwoReplicas(t *testing.T) {
 		fleet.Eventually(ctx, t, func() error {
 			_, errs, code := runStatus(ctx, t)
 			if code != 1 || strings.TrimSpace(errs) != "Error: nobody leads" {
-				return fleetError(errs)
+				return stillLeadsError(errs)
 			}
 			return nil
 		})
@@ -189,6 +189,6 @@ func TestStatusShowsTwoReplicas(t *testing.T) {
 	})
 }
 
-type fleetError string
+type stillLeadsError string
 
-func (e fleetError) Error() string { return "it still says: " + string(e) }
+func (e stillLeadsError) Error() string { return "it still says: " + string(e) }

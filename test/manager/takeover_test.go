@@ -17,9 +17,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// early is less than the time after which a Lease of the default duration, 15 s, can have expired,
+// earlyLimit is less than the time after which a Lease of the default duration, 15 s, can have expired,
 // since it was renewed at most 2 s before, and much more than a takeover on evidence takes.
-const early = 10 * time.Second
+const earlyLimit = 10 * time.Second
 
 // TestStandbyTakesOverOnEvidence ends a leader, or lets it seem to have ended, with the default timings and
 // checks by the Lease that another holds it before it has expired, and that it works.
@@ -138,7 +138,7 @@ func expectEarly(ctx context.Context, t *testing.T, ended time.Time) {
 	t.Helper()
 	took := shared.Lease(ctx, t).Spec.AcquireTime.Sub(ended)
 	t.Logf("the Lease was taken after %s", took)
-	if took > early {
+	if took > earlyLimit {
 		t.Errorf("the Lease was taken after %s, when it had expired", took)
 	}
 }

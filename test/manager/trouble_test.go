@@ -24,8 +24,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// says waits until url returns the code and a body that contains every part.
-func says(ctx context.Context, t *testing.T, url, token string, code int, parts ...string) {
+// waitForAnswer waits until url returns the code and a body that contains every part.
+func waitForAnswer(ctx context.Context, t *testing.T, url, token string, code int, parts ...string) {
 	t.Helper()
 	fleet.Eventually(ctx, t, func() error {
 		got, body, err := fleet.Get(url, token)
@@ -73,22 +73,22 @@ func TestTroubledControllerDisturbsNoOther(t *testing.T) {
 	fleet.Eventually(ctx, t, func() error { return fleet.Ready(standby) })
 
 	// Each trouble shows at its controller and nowhere else, the reason to those who may see it.
-	check := func(name string, code int, parts ...string) {
+	waitForHealth := func(name string, code int, parts ...string) {
 		t.Helper()
-		says(ctx, t, m.InsecureURL+"/healthz/controller-"+name, "", code, parts...)
+		waitForAnswer(ctx, t, m.InsecureURL+"/healthz/controller-"+name, "", code, parts...)
 	}
-	explains := func(name, reason string) {
+	waitForReason := func(name, reason string) {
 		t.Helper()
-		check(name, http.StatusInternalServerError, "reason withheld")
-		says(ctx, t, m.SecureURL+"/debug/controllers/"+name, token, http.StatusOK, reason)
+		waitForHealth(name, http.StatusInternalServerError, "reason withheld")
+		waitForAnswer(ctx, t, m.SecureURL+"/debug/controllers/"+name, token, http.StatusOK, reason)
 	}
-	explains("absent", "cannot list doodads.test.example.com: NotFound")
-	explains("forbidden", "cannot list leases.coordination.k8s.io: Forbidden")
-	explains("failing", "stopped unexpectedly")
-	explains("poisoned", "panics on 1 objects of configmaps, one of them "+s.Namespace+"/poisoned")
-	check("config-reload", http.StatusOK, "ok")
-	says(ctx, t, m.InsecureURL+"/livez", "", http.StatusOK, "ok")
-	says(ctx, t, m.SecureURL+"/metrics", token, http.StatusOK,
+	waitForReason("absent", "cannot list doodads.test.example.com: NotFound")
+	waitForReason("forbidden", "cannot list leases.coordination.k8s.io: Forbidden")
+	waitForReason("failing", "stopped unexpectedly")
+	waitForReason("poisoned", "panics on 1 objects of configmaps, one of them "+s.Namespace+"/poisoned")
+	waitForHealth("config-reload", http.StatusOK, "ok")
+	waitForAnswer(ctx, t, m.InsecureURL+"/livez", "", http.StatusOK, "ok")
+	waitForAnswer(ctx, t, m.SecureURL+"/metrics", token, http.StatusOK,
 		`quartermaster_controller_problem{controller="absent"} 1`,
 		`quartermaster_controller_problem{controller="forbidden"} 1`,
 		`quartermaster_controller_problem{controller="failing"} 1`,
@@ -123,12 +123,12 @@ func TestTroubledControllerDisturbsNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = shared.Kubectl(context.Background(), "delete", "crd", doodads.GroupResource().String()) })
-	check("absent", http.StatusOK, "ok")
+	waitForHealth("absent", http.StatusOK, "ok")
 	poisoned.Annotations = nil
 	if _, err := configMaps.Update(ctx, poisoned, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	check("poisoned", http.StatusOK, "ok")
+	waitForHealth("poisoned", http.StatusOK, "ok")
 	if m.ExitCode() != -1 || standby.ExitCode() != -1 {
 		t.Errorf("a manager ended, with %d or %d", m.ExitCode(), standby.ExitCode())
 	}
@@ -158,7 +158,7 @@ func TestControllerThatHangsKeepsTheLease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx := fleet.Context(t)
 			begin := time.Now()
-			withGreeter, err := cluster.BuildProgram(ctx, "examples/manager", fleet.Race())
+			binary, err := cluster.BuildProgram(ctx, "examples/manager", fleet.Race())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -174,7 +174,7 @@ func TestControllerThatHangsKeepsTheLease(t *testing.T) {
 			}
 			replica, proxy := shared.NewReplicaBehindProxy(ctx, t)
 			patch := proxy.Add(faultproxy.Rule{Match: faultproxy.Path(http.MethodPatch, "/namespaces/"+s.Namespace+"/configmaps/greeted"), Hold: make(chan struct{})})
-			m := shared.Run(t, replica, cluster.ManagerOptions{Binary: withGreeter, Args: append([]string{"--controllers=-config-reload", "--shutdown-timeout=3s"}, args...)})
+			m := shared.Run(t, replica, cluster.ManagerOptions{Binary: binary, Args: append([]string{"--controllers=-config-reload", "--shutdown-timeout=3s"}, args...)})
 			if err := patch.WaitHits(ctx, 1); err != nil {
 				t.Fatal(err)
 			}

@@ -42,13 +42,13 @@ func testWebhook(t *testing.T, listens bool) {
 		m := shared.RunStandby(ctx, t)
 		standbys[m.Pod] = m
 	}
-	back := webhookIsAway(ctx, t, listens)
+	removeWebhook := installDeadWebhook(ctx, t, listens)
 	leader.Kill()
 
 	// awaitHolder waits until another than those holds the Lease.
-	awaitHolder := func(others ...string) (pod string) {
+	awaitHolder := func(former ...string) (pod string) {
 		fleet.Eventually(ctx, t, func() error {
-			if pod = shared.HolderPod(ctx, t); pod == "" || strings.Contains(strings.Join(others, " "), pod) {
+			if pod = shared.HolderPod(ctx, t); pod == "" || strings.Contains(strings.Join(former, " "), pod) {
 				return fmt.Errorf("%q holds the Lease", pod)
 			}
 			return nil
@@ -56,7 +56,7 @@ func testWebhook(t *testing.T, listens bool) {
 		return pod
 	}
 	second := awaitHolder(leader.Pod)
-	took := time.Now()
+	acquired := time.Now()
 	stuck := standbys[second]
 	fleet.Eventually(ctx, t, func() error {
 		code, body, err := fleet.Get(stuck.SecureURL+"/readyz?verbose", token)
@@ -65,18 +65,18 @@ func testWebhook(t *testing.T, listens bool) {
 		}
 		return nil
 	})
-	unready := time.Since(took)
+	unready := time.Since(acquired)
 	if _, metrics, err := fleet.Get(stuck.SecureURL+"/metrics", token); err != nil ||
 		!strings.Contains(metrics, `quartermaster_leader_election_is_leader{lease_namespace="kube-system",name="quartermaster"} 0`) {
 		t.Errorf("is_leader is not 0: %v", err)
 	}
 	third := awaitHolder(leader.Pod, second)
-	tried := time.Since(took)
-	t.Logf("%s says that it is not ready %s after it took the Lease; %s tries after %s", second, unready, third, tried)
-	if unready > renewDeadline+slack || tried > lease+30*time.Second {
+	retried := time.Since(acquired)
+	t.Logf("%s says that it is not ready %s after it took the Lease; %s tries after %s", second, unready, third, retried)
+	if unready > renewDeadline+slack || retried > lease+30*time.Second {
 		t.Errorf("that is late")
 	}
-	back()
+	removeWebhook()
 	fleet.Eventually(ctx, t, func() error {
 		_, body, err := fleet.Get(standbys[third].SecureURL+"/debug/leader?format=json", token)
 		if err != nil || !strings.Contains(body, `"phase": "Leading"`) {
@@ -86,9 +86,9 @@ func testWebhook(t *testing.T, listens bool) {
 	})
 }
 
-// webhookIsAway installs a webhook that nobody serves on changes of the leader's Namespace, and returns
+// installDeadWebhook installs a webhook that nobody serves on changes of the leader's Namespace, and returns
 // what removes it.
-func webhookIsAway(ctx context.Context, t *testing.T, listens bool) (back func()) {
+func installDeadWebhook(ctx context.Context, t *testing.T, listens bool) (removeWebhook func()) {
 	t.Helper()
 	address := "127.0.0.1:1"
 	if listens { // and the kernel accepts the connections

@@ -43,7 +43,7 @@ func TestLongReleaseIsReproducible(t *testing.T) {
 	makeRelease(t, second, "umask 077; touch -d 2001-01-01 LICENSE; "+
 		"TZ=Pacific/Auckland GOFLAGS=-tags=netgo GOAMD64=v3 make release RELEASED='"+platforms+"' VERSION="+version+" LDFLAGS= PLATFORMS=linux/386")
 
-	if diff := cmp.Diff(strings.Split(sums(t, first), "\n"), strings.Split(sums(t, second), "\n")); diff != "" {
+	if diff := cmp.Diff(strings.Split(verifiedSums(t, first), "\n"), strings.Split(verifiedSums(t, second), "\n")); diff != "" {
 		t.Errorf("-first +second:\n%s", diff)
 	}
 
@@ -91,7 +91,7 @@ func makeRelease(t *testing.T, dir, script string) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	run(t, root, `git ls-files -z --cached --others --exclude-standard --deduplicate | while IFS= read -r -d '' f; do
+	runScript(t, root, `git ls-files -z --cached --others --exclude-standard --deduplicate | while IFS= read -r -d '' f; do
 		if [ -e "$f" ]; then printf '%s\0' "$f"; fi; done | tar --null -T - -cf - | tar -xf - -C '`+dir+`'`)
 	changelog := filepath.Join(dir, "CHANGELOG.md")
 	text, err := os.ReadFile(changelog)
@@ -102,11 +102,11 @@ func makeRelease(t *testing.T, dir, script string) {
 	if err := os.WriteFile(changelog, []byte(released), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	run(t, dir, "git init -q; git add .; git commit -q -m 'The same commit'")
-	run(t, dir, script)
+	runScript(t, dir, "git init -q; git add .; git commit -q -m 'The same commit'")
+	runScript(t, dir, script)
 }
 
-func run(t *testing.T, dir, script string) {
+func runScript(t *testing.T, dir, script string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "bash", "-e", "-o", "pipefail", "-c", script)
 	cmd.Dir = dir
@@ -118,9 +118,9 @@ func run(t *testing.T, dir, script string) {
 	}
 }
 
-func sums(t *testing.T, dir string) string {
+func verifiedSums(t *testing.T, dir string) string {
 	t.Helper()
-	run(t, filepath.Join(dir, "dist"), "sha256sum --quiet -c SHA256SUMS")
+	runScript(t, filepath.Join(dir, "dist"), "sha256sum --quiet -c SHA256SUMS")
 	text, err := os.ReadFile(filepath.Join(dir, "dist", "SHA256SUMS"))
 	if err != nil {
 		t.Fatal(err)

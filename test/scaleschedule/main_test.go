@@ -52,8 +52,8 @@ const (
 
 // args are the arguments of managers in which config-reload does not run, and nothing is too young to be
 // scaled.
-func args(more ...string) []string {
-	return append([]string{"--controllers=-config-reload", "--insecure-metrics", "--scale-schedule-grace-period=0"}, more...)
+func args(flags ...string) []string {
+	return append([]string{"--controllers=-config-reload", "--insecure-metrics", "--scale-schedule-grace-period=0"}, flags...)
 }
 
 // fixture is a namespace with Deployments.
@@ -135,8 +135,8 @@ func (w *fixture) states() map[string]int {
 	return states
 }
 
-// await waits until so many Deployments are in a state.
-func (w *fixture) await(want string, n int) {
+// waitForState waits until so many Deployments are in a state.
+func (w *fixture) waitForState(want string, n int) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
 		if states := w.states(); states[want] < n {
@@ -164,9 +164,9 @@ func (w *fixture) patches(since time.Time) map[string][]string {
 	return all
 }
 
-// oncePerWorkload holds that no Deployment was scaled twice, and that all but a few have their write in the
-// log: it has no answer to what was in flight when a leader was killed.
-func (w *fixture) oncePerWorkload(since time.Time, n, unanswered int, part string) {
+// expectOneWriteEach holds that no Deployment was scaled twice, and that all but a few have their write in
+// the log: it has no answer to what was in flight when a leader was killed.
+func (w *fixture) expectOneWriteEach(since time.Time, n, unanswered int, part string) {
 	w.Helper()
 	scaled := func() (count int) {
 		for name, patches := range w.patches(since) {
@@ -190,8 +190,8 @@ func (w *fixture) oncePerWorkload(since time.Time, n, unanswered int, part strin
 	})
 }
 
-// tellsOf waits for an Event on a Deployment.
-func (w *fixture) tellsOf(name, reason string) {
+// waitForEvent waits for an Event on a Deployment.
+func (w *fixture) waitForEvent(name, reason string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
 		events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})

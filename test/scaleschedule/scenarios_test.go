@@ -22,8 +22,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// soon returns a downtime that begins in d, and does not end.
-func soon(d time.Duration) string {
+// downtimeIn returns a downtime that begins in d, and does not end.
+func downtimeIn(d time.Duration) string {
 	return "from " + time.Now().Add(d).UTC().Format(time.RFC3339Nano)
 }
 
@@ -49,14 +49,14 @@ func TestWorkloadGoesDownAndUp(t *testing.T) {
 			return err
 		}
 	}
-	w.annotate(prefix+"downtime", soon(2*time.Second))
-	w.await("0 (3)", 1)
+	w.annotate(prefix+"downtime", downtimeIn(2*time.Second))
+	w.waitForState("0 (3)", 1)
 	fleet.Eventually(w.ctx, t, suspended(true, "1"))
-	w.tellsOf("a", "ScaledDown")
+	w.waitForEvent("a", "ScaledDown")
 	w.annotate(prefix+"downtime", "")
-	w.await("3", 1)
+	w.waitForState("3", 1)
 	fleet.Eventually(w.ctx, t, suspended(false, ""))
-	w.tellsOf("a", "ScaledUp")
+	w.waitForEvent("a", "ScaledUp")
 }
 
 // TestAutoscalerTakesThePatch is what the real type makes of the patch, and of an index by its target.
@@ -72,8 +72,8 @@ func TestAutoscalerTakesThePatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	shared.RunLeader(w.ctx, t, args()...)
-	w.await("1 (3)", 1)
-	w.tellsOf("a", "ScaledByOther")
+	w.waitForState("1 (3)", 1)
+	w.waitForEvent("a", "ScaledByOther")
 	if states := w.states(); states["3"] != 1 {
 		t.Errorf("%v", states)
 	}
@@ -86,7 +86,7 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 		w.deploy(fmt.Sprintf("a%d", i), nil)
 	}
 	shared.RunLeader(w.ctx, t, args("--scale-schedule-max-writes-per-second=0")...)
-	w.annotate(prefix+"downtime", soon(time.Second))
+	w.annotate(prefix+"downtime", downtimeIn(time.Second))
 	writing, stop := context.WithTimeout(w.ctx, 4*time.Second)
 	defer stop()
 	deployments := shared.Admin.AppsV1().Deployments(w.namespace)
@@ -94,8 +94,8 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{"n":"%d"}}}`, n)
 		_, _ = deployments.Patch(writing, fmt.Sprintf("a%d", n%20), types.MergePatchType, patch, metav1.PatchOptions{})
 	}
-	w.await("0 (3)", 20)
-	w.oncePerWorkload(w.begin, 20, 0, `"downscaler/original-replicas":"3"`)
+	w.waitForState("0 (3)", 20)
+	w.expectOneWriteEach(w.begin, 20, 0, `"downscaler/original-replicas":"3"`)
 }
 
 // TestLongLeaderIsKilledAtTheBoundary kills the leader while it scales 500 Deployments down and up. Each
@@ -112,12 +112,12 @@ func TestLongLeaderIsKilledAtTheBoundary(t *testing.T) {
 	for kill := range kills {
 		want, part, begin := "0 (3)", `"downscaler/original-replicas":"3"`, time.Now()
 		if kill%2 == 0 {
-			w.annotate(prefix+"downtime", soon(time.Second))
+			w.annotate(prefix+"downtime", downtimeIn(time.Second))
 		} else {
 			want, part = "3", `"replicas":3`
 			w.annotate(prefix+"downtime", "until "+time.Now().Add(time.Second).UTC().Format(time.RFC3339Nano))
 		}
-		w.await(want, 50+20*kill)
+		w.waitForState(want, 50+20*kill)
 		leader.Kill()
 		if left := workloads - w.states()[want]; left == 0 {
 			t.Logf("kill %d came too late", kill)
@@ -125,15 +125,15 @@ func TestLongLeaderIsKilledAtTheBoundary(t *testing.T) {
 			t.Logf("kill %d left %d of %d", kill, left, workloads)
 		}
 		shared.WaitForLeader(w.ctx, t, standby)
-		w.await(want, workloads)
+		w.waitForState(want, workloads)
 		leader, standby = standby, shared.RunStandby(w.ctx, t, flags...)
-		w.oncePerWorkload(begin, workloads, workers, part)
+		w.expectOneWriteEach(begin, workloads, workers, part)
 	}
 }
 
-// TestLongFiveHundredAtOnce logs how long 500 Deployments take at the limit of the default, and how long
-// requests of somebody else take before and meanwhile.
-func TestLongFiveHundredAtOnce(t *testing.T) {
+// TestLongFiveHundredAtOnceAreScaledOnce logs how long 500 Deployments take at the limit of the default, and
+// how long requests of somebody else take before and meanwhile.
+func TestLongFiveHundredAtOnceAreScaledOnce(t *testing.T) {
 	const workloads = 500
 	w := newFixture(t, 5*time.Minute)
 	w.deployAll(workloads)
@@ -162,7 +162,7 @@ func TestLongFiveHundredAtOnce(t *testing.T) {
 	due := time.Now().Add(20 * time.Second)
 	w.annotate(prefix+"downtime", "from "+due.UTC().Format(time.RFC3339Nano))
 	fleet.Wait(w.ctx, time.Until(due.Add(25*time.Second))) // to list all of them would be a load of its own
-	w.await("0 (3)", workloads)
+	w.waitForState("0 (3)", workloads)
 	stop()
 	probes := <-result
 	var first, last time.Time
@@ -180,10 +180,10 @@ func TestLongFiveHundredAtOnce(t *testing.T) {
 		t.Errorf("the first write %v before the boundary", due.Sub(first))
 	}
 	t.Logf("the first write %v after the boundary, the last %v", first.Sub(due), last.Sub(due))
-	median := func(from, to time.Time) time.Duration {
+	median := func(begin, end time.Time) time.Duration {
 		var took []time.Duration
 		for _, p := range probes {
-			if p.at.After(from) && p.at.Before(to) {
+			if p.at.After(begin) && p.at.Before(end) {
 				took = append(took, p.took)
 			}
 		}
@@ -194,7 +194,7 @@ func TestLongFiveHundredAtOnce(t *testing.T) {
 		return took[len(took)/2]
 	}
 	t.Logf("the median of another user's PATCH is %v before and %v meanwhile", median(due.Add(-15*time.Second), due), median(due, last))
-	w.oncePerWorkload(due.Add(-time.Second), workloads, 0, `"downscaler/original-replicas":"3"`)
+	w.expectOneWriteEach(due.Add(-time.Second), workloads, 0, `"downscaler/original-replicas":"3"`)
 }
 
 // TestLongIdleLeaderSendsNoRequests counts the requests of a leader with 500 Deployments in 50 Namespaces
@@ -203,10 +203,10 @@ func TestLongIdleLeaderSendsNoRequests(t *testing.T) {
 	idle := time.Duration(fleet.Setting(t, "SCALE_IDLE_MINUTES", 5)) * time.Minute
 	w := newFixture(t, idle+10*time.Minute)
 	for range 50 {
-		in := *w
-		in.namespace = shared.NewNamespace(w.ctx, t, nil)
-		in.annotate(prefix+"uptime", "Mon-Sun 00:00-24:00 Europe/Berlin")
-		in.deployAll(10)
+		other := *w
+		other.namespace = shared.NewNamespace(w.ctx, t, nil)
+		other.annotate(prefix+"uptime", "Mon-Sun 00:00-24:00 Europe/Berlin")
+		other.deployAll(10)
 	}
 	m := shared.RunReleased(w.ctx, t, args()...)
 	fleet.Wait(w.ctx, 10*time.Second)
@@ -228,9 +228,9 @@ func TestLongIdleLeaderSendsNoRequests(t *testing.T) {
 	}
 }
 
-// TestLongMemory logs the resident memory of a leader in an empty cluster and with 5,000 Deployments that
-// have a schedule, in 50 Namespaces.
-func TestLongMemory(t *testing.T) {
+// TestLongGrowthByDeploymentsIsLogged logs the resident memory of a leader in an empty cluster and with 5,000
+// Deployments that have a schedule, in 50 Namespaces.
+func TestLongGrowthByDeploymentsIsLogged(t *testing.T) {
 	w := newFixture(t, 20*time.Minute)
 	measure := func() fleet.Memory {
 		t.Helper()
@@ -246,10 +246,10 @@ func TestLongMemory(t *testing.T) {
 	}
 	empty := measure()
 	for range 50 {
-		in := *w
-		in.namespace = shared.NewNamespace(w.ctx, t, nil)
-		in.annotate(prefix+"uptime", "Mon-Sun 00:00-24:00 Europe/Berlin")
-		in.deployAll(100)
+		other := *w
+		other.namespace = shared.NewNamespace(w.ctx, t, nil)
+		other.annotate(prefix+"uptime", "Mon-Sun 00:00-24:00 Europe/Berlin")
+		other.deployAll(100)
 	}
 	t.Logf("5,000 Deployments take %v", measure().Minus(empty))
 }

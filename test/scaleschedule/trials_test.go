@@ -27,7 +27,7 @@ func (w *fixture) patch(name, patch string) {
 // TestMigrationWritesNothing takes over at night, with an original's flags. What the original has scaled down
 // comes up when it is to be up.
 func TestMigrationWritesNothing(t *testing.T) {
-	for name, of := range map[string]struct {
+	for name, original := range map[string]struct {
 		flags []string
 		// night is the key, and its value, with which workloads of the Namespace are down; kept of one that is not.
 		night, kept [2]string
@@ -43,28 +43,28 @@ func TestMigrationWritesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newFixture(t, 2*fleet.Patience)
-			flags := args(of.flags...)
-			w.annotate(prefix+of.night[0], of.night[1])
+			flags := args(original.flags...)
+			w.annotate(prefix+original.night[0], original.night[1])
 			w.deploy("down", nil)
 			w.patch("down", `{"metadata":{"annotations":{"downscaler/original-replicas":"3"}},"spec":{"replicas":0}}`)
 			w.deploy("stopped", nil)
 			w.patch("stopped", `{"spec":{"replicas":0}}`)
-			w.deploy("kept", map[string]string{prefix + of.kept[0]: of.kept[1]})
+			w.deploy("kept", map[string]string{prefix + original.kept[0]: original.kept[1]})
 			w.deploy("invalid", map[string]string{prefix + "uptime": "Mon-Fri 8-18 PST"})
 			dry := shared.RunLeader(w.ctx, t, append(flags, "--scale-schedule-dry-run")...)
-			w.tellsOf("invalid", "InvalidSchedule")
+			w.waitForEvent("invalid", "InvalidSchedule")
 			if err := dry.Stop(w.ctx, fleet.Patience); err != nil {
 				t.Error(err)
 			}
 			shared.RunLeader(w.ctx, t, flags...)
 			w.deploy("new", nil)
-			w.await("0 (3)", 2) // new, and down
+			w.waitForState("0 (3)", 2) // new, and down
 			patches := w.patches(w.begin)
 			if delete(patches, "new"); len(patches) > 0 {
 				t.Errorf("the migration has written %q", patches)
 			}
-			w.annotate(prefix+of.night[0], "")
-			w.await("3", 4)
+			w.annotate(prefix+original.night[0], "")
+			w.waitForState("3", 4)
 			if states := w.states(); states["0"] != 1 {
 				t.Errorf("%v", states)
 			}
@@ -85,14 +85,14 @@ func TestLongTenantWithNonsenseDelaysNobody(t *testing.T) {
 		"from 0001-01-01T00:00:00+14:00, until 9999-12-31T23:59:59.999999999-12:00", "2147483648", "1ns", "Mon-Mon 00:00-24:00 Antarctica/Troll",
 	}
 	keys := []string{"uptime", "downtime", "force-uptime", "exclude", "exclude-until", "downtime-replicas", "grace-period", "original-replicas"}
-	some := func(i int) map[string]string {
+	nonsenseAnnotations := func(i int) map[string]string {
 		return map[string]string{prefix + keys[i%len(keys)]: nonsense[i%len(nonsense)], prefix + "downscale-period": nonsense[(i+2)%len(nonsense)][:min(100, len(nonsense[(i+2)%len(nonsense)]))]}
 	}
 	var creating sync.WaitGroup
 	for part := range 10 {
 		creating.Go(func() {
 			for i := part; i < workloads; i += 10 {
-				w.deploy(fmt.Sprintf("a%d", i), some(i))
+				w.deploy(fmt.Sprintf("a%d", i), nonsenseAnnotations(i))
 			}
 		})
 	}
@@ -116,7 +116,7 @@ func TestLongTenantWithNonsenseDelaysNobody(t *testing.T) {
 	other.deploy("a", nil)
 	begin := time.Now()
 	other.annotate(prefix+"downtime", "always")
-	other.await("0 (3)", 1)
+	other.waitForState("0 (3)", 1)
 	t.Logf("somebody else's Deployment was scaled %v after its annotation", time.Since(begin).Round(time.Millisecond))
 	fleet.Wait(w.ctx, 20*time.Second)
 	stop()

@@ -22,8 +22,8 @@ import (
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
-// deletesOf selects the deletions of a ConfigMap.
-func deletesOf(name string) func(*http.Request) bool {
+// matchDelete selects the deletions of a ConfigMap.
+func matchDelete(name string) func(*http.Request) bool {
 	return func(r *http.Request) bool {
 		return r.Method == http.MethodDelete && strings.HasSuffix(r.URL.Path, "/configmaps/"+name)
 	}
@@ -36,12 +36,12 @@ func TestLeaderDiesBetweenItsRequests(t *testing.T) {
 	replica, proxy := shared.NewReplicaBehindProxy(w.ctx, t)
 	never := make(chan struct{})
 	defer close(never)
-	replaced := proxy.Add(faultproxy.Rule{Match: deletesOf("replaced"), Hold: never})
-	kept := proxy.Add(faultproxy.Rule{Match: deletesOf("kept"), Hold: never})
+	replaced := proxy.Add(faultproxy.Rule{Match: matchDelete("replaced"), Hold: never})
+	kept := proxy.Add(faultproxy.Rule{Match: matchDelete("kept"), Hold: never})
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args(fleet.ShortTimings...)})
 	shared.WaitForLeader(w.ctx, t, m)
-	old := w.create("replaced", in(0))
-	w.create("kept", in(0))
+	old := w.createConfigMap("replaced", expiresIn(0))
+	w.createConfigMap("kept", expiresIn(0))
 	for _, rule := range []*faultproxy.ActiveRule{replaced, kept} {
 		if err := rule.WaitHits(w.ctx, 1); err != nil {
 			t.Fatal(err)
@@ -51,18 +51,18 @@ func TestLeaderDiesBetweenItsRequests(t *testing.T) {
 	if err := maps.Delete(w.ctx, "replaced", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	successor := w.create("replaced", nil)
+	successor := w.createConfigMap("replaced", nil)
 	if successor.UID == old.UID {
 		t.Fatal("it is the same object")
 	}
 	m.Kill()
 	shared.RunLeader(w.ctx, t, args(fleet.ShortTimings...)...)
-	w.gone("kept")
+	w.waitUntilGone("kept")
 	w.settle()
 	if now, err := maps.Get(w.ctx, "replaced", metav1.GetOptions{}); err != nil || now.UID != successor.UID || now.DeletionTimestamp != nil {
 		t.Errorf("%v, %v", now, err)
 	}
-	w.deleted("configmaps/kept")
+	w.expectDeleted("configmaps/kept")
 }
 
 // TestFailuresAreRetriedToTheEnd answers the first deletions of an object in other ways, and replaces one
@@ -76,15 +76,15 @@ func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 	}
 	for name, rules := range faults {
 		for _, rule := range rules {
-			rule.Match = deletesOf(name)
+			rule.Match = matchDelete(name)
 			proxy.Add(rule)
 		}
 	}
 	hold := make(chan struct{})
-	held := proxy.Add(faultproxy.Rule{Match: deletesOf("replaced"), Hold: hold, Times: 1})
+	held := proxy.Add(faultproxy.Rule{Match: matchDelete("replaced"), Hold: hold, Times: 1})
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: args("--ttl-concurrent-syncs=4")})
 	shared.WaitForLeader(w.ctx, t, m)
-	w.create("replaced", in(0))
+	w.createConfigMap("replaced", expiresIn(0))
 	if err := held.WaitHits(w.ctx, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -92,32 +92,32 @@ func TestFailuresAreRetriedToTheEnd(t *testing.T) {
 	if err := maps.Delete(w.ctx, "replaced", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.create("replaced", nil)
+	w.createConfigMap("replaced", nil)
 	close(hold) // the request that names the old object arrives now
 	var want []string
 	for name := range faults {
-		w.create(name, in(0))
+		w.createConfigMap(name, expiresIn(0))
 		want = append(want, "configmaps/"+name)
 	}
 	for name := range faults {
-		w.gone(name)
+		w.waitUntilGone(name)
 	}
 	w.settle()
 	if _, err := maps.Get(w.ctx, "replaced", metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
-	w.deleted(want...)
+	w.expectDeleted(want...)
 }
 
-// TestLongThousandDueAtOnce has as many objects of a namespace due in the same second as the breaker
-// permits, and then one more. It logs how long they took, and how long requests of somebody else
-// took before and meanwhile.
-func TestLongThousandDueAtOnce(t *testing.T) {
+// TestLongThousandDueAtOnceAreDeleted has as many objects of a namespace due in the same second as the
+// breaker permits, and then one more. It logs how long they took, and how long requests of somebody else took
+// before and meanwhile.
+func TestLongThousandDueAtOnceAreDeleted(t *testing.T) {
 	const objects = 1000
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, 2*fleet.Patience)
 	m := shared.RunLeader(w.ctx, t, args(fmt.Sprintf("--ttl-max-deletions-per-minute=%d", objects))...)
-	annotations := in(time.Minute)
+	annotations := expiresIn(time.Minute)
 	deadline, err := time.Parse(time.RFC3339Nano, annotations["quartermaster.dev/expires"])
 	if err != nil {
 		t.Fatal(err)
@@ -126,7 +126,7 @@ func TestLongThousandDueAtOnce(t *testing.T) {
 	for part := range 10 {
 		creating.Go(func() {
 			for i := range objects / 10 {
-				w.create(fmt.Sprintf("cm-%d-%d", part, i), annotations)
+				w.createConfigMap(fmt.Sprintf("cm-%d-%d", part, i), annotations)
 			}
 		})
 	}
@@ -135,7 +135,7 @@ func TestLongThousandDueAtOnce(t *testing.T) {
 	if deadline.Sub(begin) < 5*time.Second {
 		t.Fatalf("creating %d objects took until %v before the deadline", objects, deadline.Sub(begin))
 	}
-	stop := w.probe()
+	stop := w.startProbes()
 	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
 	fleet.Eventually(w.ctx, t, func() error {
 		list, err := maps.List(w.ctx, metav1.ListOptions{Limit: 3}) // all of them would be a load of its own
@@ -154,12 +154,12 @@ func TestLongThousandDueAtOnce(t *testing.T) {
 	t.Logf("all gone %v after the deadline", last.Sub(deadline))
 	t.Logf("a read and a write of somebody else before:    %s", latencies(probes, begin, deadline))
 	t.Logf("a read and a write of somebody else meanwhile: %s", latencies(probes, deadline, last))
-	w.create("one-more", in(0))
+	w.createConfigMap("one-more", expiresIn(0))
 	fleet.Eventually(w.ctx, t, func() error {
 		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, "quartermaster_ttl_breaker_open 0", "quartermaster_ttl_stopped_namespaces 1",
 			`quartermaster_ttl_breaker_trips_total{scope="namespace"} 1`, "quartermaster_ttl_overdue_objects 1")
 	})
-	w.told(metav1.NamespaceSystem, m.Pod, "TTLBreakerOpen")
+	w.waitForEvent(metav1.NamespaceSystem, m.Pod, "TTLBreakerOpen")
 	other := newFixture(t)
 	other.settle() // another namespace's
 	if _, err := maps.Get(w.ctx, "one-more", metav1.GetOptions{}); err != nil {
@@ -173,9 +173,9 @@ type probe struct {
 	took  time.Duration
 }
 
-// probe sends probes, 20 a second if they take no time, until it is stopped.
-func (w *fixture) probe() (stop func() []probe) {
-	w.create("somebody-elses", nil)
+// startProbes sends probes, 20 a second if they take no time, until it is stopped.
+func (w *fixture) startProbes() (stop func() []probe) {
+	w.createConfigMap("somebody-elses", nil)
 	maps := shared.Admin.CoreV1().ConfigMaps(w.namespace)
 	ctx, cancel := context.WithCancel(w.ctx)
 	result := make(chan []probe)
@@ -203,10 +203,10 @@ func (w *fixture) probe() (stop func() []probe) {
 }
 
 // latencies describes the probes that began between two times.
-func latencies(probes []probe, from, to time.Time) string {
+func latencies(probes []probe, begin, end time.Time) string {
 	var took []time.Duration
 	for _, p := range probes {
-		if p.begin.After(from) && p.begin.Before(to) {
+		if p.begin.After(begin) && p.begin.Before(end) {
 			took = append(took, p.took)
 		}
 	}
@@ -214,6 +214,6 @@ func latencies(probes []probe, from, to time.Time) string {
 		return "none"
 	}
 	slices.Sort(took)
-	at := func(part int) time.Duration { return took[(len(took)-1)*part/100].Round(10 * time.Microsecond) }
-	return fmt.Sprintf("median %v, 90%% within %v, 99%% within %v, of %d", at(50), at(90), at(99), len(took))
+	percentile := func(part int) time.Duration { return took[(len(took)-1)*part/100].Round(10 * time.Microsecond) }
+	return fmt.Sprintf("median %v, 90%% within %v, 99%% within %v, of %d", percentile(50), percentile(90), percentile(99), len(took))
 }

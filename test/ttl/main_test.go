@@ -42,8 +42,8 @@ func TestMain(m *testing.M) {
 
 // args are the arguments of managers in which config-reload does not run, and ttl deletes at once what is
 // due when it is first seen. The installation switches on ttl, all types and both dialects.
-func args(more ...string) []string {
-	return append([]string{"--controllers=-config-reload", "--insecure-metrics", "--ttl-grace-period=0"}, more...)
+func args(flags ...string) []string {
+	return append([]string{"--controllers=-config-reload", "--insecure-metrics", "--ttl-grace-period=0"}, flags...)
 }
 
 // fixture is a namespace.
@@ -61,18 +61,18 @@ func newFixture(t *testing.T) *fixture {
 	return w
 }
 
-// in returns the native annotation of a deadline.
-func in(d time.Duration) map[string]string {
+// expiresIn returns the native annotation of a deadline.
+func expiresIn(d time.Duration) map[string]string {
 	return map[string]string{"quartermaster.dev/expires": time.Now().Add(d).UTC().Format(time.RFC3339Nano)}
 }
 
-// create creates a ConfigMap.
-func (w *fixture) create(name string, annotations map[string]string) *corev1.ConfigMap {
+// createConfigMap creates a ConfigMap.
+func (w *fixture) createConfigMap(name string, annotations map[string]string) *corev1.ConfigMap {
 	w.Helper()
-	return w.createIn(w.namespace, name, annotations)
+	return w.createConfigMapIn(w.namespace, name, annotations)
 }
 
-func (w *fixture) createIn(namespace, name string, annotations map[string]string) *corev1.ConfigMap {
+func (w *fixture) createConfigMapIn(namespace, name string, annotations map[string]string) *corev1.ConfigMap {
 	w.Helper()
 	cm, err := shared.Admin.CoreV1().ConfigMaps(namespace).Create(w.ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}}, metav1.CreateOptions{})
@@ -82,8 +82,8 @@ func (w *fixture) createIn(namespace, name string, annotations map[string]string
 	return cm
 }
 
-// gone waits until an object does not exist.
-func gone[T any](w *fixture, get func(context.Context, string, metav1.GetOptions) (T, error), name string) {
+// waitUntilGone waits until an object does not exist.
+func waitUntilGone[T any](w *fixture, get func(context.Context, string, metav1.GetOptions) (T, error), name string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
 		_, err := get(w.ctx, name, metav1.GetOptions{})
@@ -94,39 +94,39 @@ func gone[T any](w *fixture, get func(context.Context, string, metav1.GetOptions
 	})
 }
 
-func (w *fixture) gone(names ...string) {
+func (w *fixture) waitUntilGone(names ...string) {
 	w.Helper()
 	for _, name := range names {
-		gone(w, shared.Admin.CoreV1().ConfigMaps(w.namespace).Get, name)
+		waitUntilGone(w, shared.Admin.CoreV1().ConfigMaps(w.namespace).Get, name)
 	}
 }
 
-// rules writes a file of rules, in which NS is the namespace, and returns its path.
-func (w *fixture) rules(text string) string {
+// writeRules writes a file of rules, in which NS is the namespace, and returns its path.
+func (w *fixture) writeRules(text string) string {
 	w.Helper()
-	return w.file("rules:" + strings.ReplaceAll(text, "NS", w.namespace))
+	return w.writeFile("rules:" + strings.ReplaceAll(text, "NS", w.namespace))
 }
 
-// file writes a file, and returns its path.
-func (w *fixture) file(text string) string {
+// writeFile writes a file, and returns its path.
+func (w *fixture) writeFile(text string) string {
 	w.Helper()
-	file := filepath.Join(w.TempDir(), "rules.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+	path := filepath.Join(w.TempDir(), "rules.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		w.Fatal(err)
 	}
-	return file
+	return path
 }
 
 // settle waits until the controller has decided on everything that happened before.
 func (w *fixture) settle() {
 	w.Helper()
 	name := fmt.Sprintf("canary-%d", time.Now().UnixNano())
-	w.create(name, in(0))
-	w.gone(name)
+	w.createConfigMap(name, expiresIn(0))
+	w.waitUntilGone(name)
 }
 
-// told waits for an Event.
-func (w *fixture) told(namespace, name, reason string) {
+// waitForEvent waits for an Event.
+func (w *fixture) waitForEvent(namespace, name, reason string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error {
 		events, err := shared.Admin.CoreV1().Events(namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",reason=" + reason})
@@ -169,8 +169,8 @@ func (w *fixture) deletions() (list []deletion) {
 	return list
 }
 
-// deleted compares what managers have deleted in the namespace, canaries left out.
-func (w *fixture) deleted(want ...string) {
+// expectDeleted compares what managers have deleted in the namespace, canaries left out.
+func (w *fixture) expectDeleted(want ...string) {
 	w.Helper()
 	var got []string
 	fleet.Eventually(w.ctx, w, func() error { // an object is gone before its deletion is in the audit log

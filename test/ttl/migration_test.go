@@ -24,10 +24,10 @@ func TestMigrationWritesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, of := range map[string]struct {
+	for name, original := range map[string]struct {
 		file string
-		// create creates what the original leaves behind, and returns the names of what is due after 1 s.
-		create func(w *fixture) []string
+		// createLeftovers creates what the original leaves behind, and returns the names of what is due after 1 s.
+		createLeftovers func(w *fixture) []string
 	}{
 		"kube-janitor with a rules file": {
 			file: `rules:
@@ -42,45 +42,45 @@ func TestMigrationWritesNothing(t *testing.T) {
   when: object.metadata.name.startsWith('pr-')
   ttl: 4h
 `,
-			create: func(w *fixture) []string {
-				w.create("without-label", nil)
-				w.create("forever", map[string]string{"janitor/ttl": "forever"})
-				w.create("notified", map[string]string{"janitor/ttl": "7d", "janitor/notified": "yes"})
-				w.job("pr-1")
+			createLeftovers: func(w *fixture) []string {
+				w.createConfigMap("without-label", nil)
+				w.createConfigMap("forever", map[string]string{"janitor/ttl": "forever"})
+				w.createConfigMap("notified", map[string]string{"janitor/ttl": "7d", "janitor/notified": "yes"})
+				w.createJob("pr-1")
 				return []string{"without-label", "pr-1"}
 			},
 		},
 		"kube-cleanup-operator with its defaults": {
 			file: string(example),
-			create: func(w *fixture) []string {
+			createLeftovers: func(w *fixture) []string {
 				for _, name := range []string{"succeeded", "failed", "runs"} {
-					w.job(name)
+					w.createJob(name)
 				}
-				w.end("succeeded", corev1.PodSucceeded)
-				w.end("failed", corev1.PodFailed)
-				w.pod("evicted", corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted"})
-				w.pod("orphaned", corev1.PodStatus{Phase: corev1.PodSucceeded})
-				w.pod("not-ready", corev1.PodStatus{Phase: corev1.PodRunning})
+				w.endJob("succeeded", corev1.PodSucceeded)
+				w.endJob("failed", corev1.PodFailed)
+				w.createPod("evicted", corev1.PodStatus{Phase: corev1.PodFailed, Reason: "Evicted"})
+				w.createPod("orphaned", corev1.PodStatus{Phase: corev1.PodSucceeded})
+				w.createPod("not-ready", corev1.PodStatus{Phase: corev1.PodRunning})
 				return []string{"succeeded", "evicted", "orphaned"}
 			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newFixture(t)
-			short := of.file
+			short := original.file
 			for _, ttl := range []string{"15m", "1h", "4h", "4d"} {
 				short = strings.ReplaceAll(short, "ttl: "+ttl, "ttl: 1s")
 			}
-			in := "--ttl-include-namespaces=" + w.namespace
-			due := of.create(w)
-			dry := shared.RunLeader(w.ctx, t, args(in, "--ttl-dry-run", "--ttl-rules="+w.file(short))...)
+			namespaceFlag := "--ttl-include-namespaces=" + w.namespace
+			due := original.createLeftovers(w)
+			dry := shared.RunLeader(w.ctx, t, args(namespaceFlag, "--ttl-dry-run", "--ttl-rules="+w.writeFile(short))...)
 			for _, name := range due {
-				w.told(w.namespace, name, "WouldDeleteExpiredTTL")
+				w.waitForEvent(w.namespace, name, "WouldDeleteExpiredTTL")
 			}
 			if err := dry.Stop(w.ctx, fleet.Patience); err != nil {
 				t.Error(err)
 			}
-			shared.RunLeader(w.ctx, t, args(in, "--ttl-rules="+w.file(of.file))...)
+			shared.RunLeader(w.ctx, t, args(namespaceFlag, "--ttl-rules="+w.writeFile(original.file))...)
 			w.settle()
 			for _, e := range shared.AuditSince(t, w.begin, func(e auditv1.Event) bool {
 				return cluster.AuditPod(e) != "" && e.ObjectRef != nil && e.ObjectRef.Namespace == w.namespace && e.ObjectRef.Resource != "events" &&
@@ -88,15 +88,15 @@ func TestMigrationWritesNothing(t *testing.T) {
 			}) {
 				t.Errorf("the migration has sent %s %s", e.Verb, e.RequestURI)
 			}
-			if told := w.events("WouldDeleteExpiredTTL"); told != len(due) {
-				t.Errorf("%d objects are due, want %q", told, due)
+			if reported := w.countEvents("WouldDeleteExpiredTTL"); reported != len(due) {
+				t.Errorf("%d objects are due, want %q", reported, due)
 			}
 		})
 	}
 }
 
-// pod creates a Pod without an owner, in a state that a kubelet reports.
-func (w *fixture) pod(name string, status corev1.PodStatus) {
+// createPod creates a Pod without an owner, in a state that a kubelet reports.
+func (w *fixture) createPod(name string, status corev1.PodStatus) {
 	w.Helper()
 	pods := shared.Admin.CoreV1().Pods(w.namespace)
 	pod, err := pods.Create(w.ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: podTemplate().Spec}, metav1.CreateOptions{})
@@ -110,8 +110,8 @@ func (w *fixture) pod(name string, status corev1.PodStatus) {
 	}
 }
 
-// events counts the Events of a reason in the namespace.
-func (w *fixture) events(reason string) int {
+// countEvents counts the Events of a reason in the namespace.
+func (w *fixture) countEvents(reason string) int {
 	w.Helper()
 	events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "reason=" + reason})
 	if err != nil {

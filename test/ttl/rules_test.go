@@ -39,8 +39,8 @@ const ruleR = `
   since: timestamp(object.status.completionTime)
   ttl: 2s`
 
-// job creates a Job, whose Pod never starts.
-func (w *fixture) job(name string) {
+// createJob creates a Job, whose Pod never starts.
+func (w *fixture) createJob(name string) {
 	w.Helper()
 	if _, err := shared.Admin.BatchV1().Jobs(w.namespace).Create(w.ctx, &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](0), Template: podTemplate()}}, metav1.CreateOptions{}); err != nil {
@@ -48,8 +48,8 @@ func (w *fixture) job(name string) {
 	}
 }
 
-// end ends the Pod of a Job, as a kubelet does.
-func (w *fixture) end(name string, phase corev1.PodPhase) {
+// endJob ends the Pod of a Job, as a kubelet does.
+func (w *fixture) endJob(name string, phase corev1.PodPhase) {
 	w.Helper()
 	pods := shared.Admin.CoreV1().Pods(w.namespace)
 	fleet.Eventually(w.ctx, w, func() error {
@@ -67,8 +67,8 @@ func (w *fixture) end(name string, phase corev1.PodPhase) {
 	})
 }
 
-// metric waits until a metric of the manager has a value.
-func (w *fixture) metric(m *cluster.Manager, line string) {
+// waitForMetric waits until a metric of the manager has a value.
+func (w *fixture) waitForMetric(m *cluster.Manager, line string) {
 	w.Helper()
 	fleet.Eventually(w.ctx, w, func() error { return fleet.Answers(m.InsecureURL+"/metrics", "", 200, line) })
 }
@@ -77,7 +77,7 @@ func (w *fixture) metric(m *cluster.Manager, line string) {
 func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 	w := newFixture(t)
 	temp := newFixture(t)
-	m := shared.RunLeader(w.ctx, t, args("--v=2", "--ttl-rules="+w.rules(ruleR+`
+	m := shared.RunLeader(w.ctx, t, args("--v=2", "--ttl-rules="+w.writeRules(ruleR+`
 - {name: temp, resources: ["*"], when: "object.metadata.?namespace.orValue('') == '`+temp.namespace+`'", ttl: 20s}
 - {name: widgets, resources: [widgets.v1.example.com], when: object.metadata.namespace == 'NS' && object.spec.old, ttl: 0s}
 - {name: expensive, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.data.exists(a, object.data.exists(b, object.data[a] == object.data[b] + 'x'))", ttl: 0s}
@@ -94,15 +94,15 @@ func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 
 	// Jobs that are done, run, fail, and are kept by an annotation.
 	for _, name := range []string{"done", "runs", "fails", "kept"} {
-		w.job(name)
+		w.createJob(name)
 	}
 	w.annotate("job/kept", "quartermaster.dev/ttl=forever")
-	w.end("done", corev1.PodSucceeded)
-	w.end("kept", corev1.PodSucceeded)
-	w.end("fails", corev1.PodFailed)
+	w.endJob("done", corev1.PodSucceeded)
+	w.endJob("kept", corev1.PodSucceeded)
+	w.endJob("fails", corev1.PodFailed)
 	jobs, pods := shared.Admin.BatchV1().Jobs(w.namespace), shared.Admin.CoreV1().Pods(w.namespace)
-	gone(w, jobs.Get, "done")
-	w.told(w.namespace, "done", "DeletedExpiredTTL")
+	waitUntilGone(w, jobs.Get, "done")
+	w.waitForEvent(w.namespace, "done", "DeletedExpiredTTL")
 	fleet.Eventually(w.ctx, t, func() error {
 		list, err := pods.List(w.ctx, metav1.ListOptions{LabelSelector: "job-name=done"})
 		if err == nil && len(list.Items) > 0 {
@@ -110,23 +110,23 @@ func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 		}
 		return err
 	})
-	w.metric(m, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="success",rule="r"} 1`)
+	w.waitForMetric(m, `quartermaster_ttl_deletions_total{group="batch",resource="jobs",result="success",rule="r"} 1`)
 
 	// A rule that fails, and an expensive object, keep nobody waiting.
 	if _, err := shared.Admin.CoreV1().PersistentVolumeClaims(w.namespace).Create(w.ctx, newClaim("missing"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.metric(m, `quartermaster_ttl_rule_errors_total{rule="missing"} 1`)
+	w.waitForMetric(m, `quartermaster_ttl_rule_errors_total{rule="missing"} 1`)
 	hostile := map[string]string{}
 	for i := range 10_000 {
 		hostile[fmt.Sprintf("key-%d", i)] = fmt.Sprintf("%080d", i)
 	}
-	begin := cpu(t, m)
+	begin := cpuTime(t, m)
 	if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "hostile"}, Data: hostile}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.metric(m, `quartermaster_ttl_rule_errors_total{rule="expensive"} 1`)
-	t.Logf("CPU time for an expensive ConfigMap of 1 MB: %v", cpu(t, m)-begin)
+	w.waitForMetric(m, `quartermaster_ttl_rule_errors_total{rule="expensive"} 1`)
+	t.Logf("CPU time for an expensive ConfigMap of 1 MB: %v", cpuTime(t, m)-begin)
 	w.settle()
 
 	// A type that comes later.
@@ -140,7 +140,7 @@ func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 	})
 	widget := func(namespace, name string, old bool) {
 		fleet.Eventually(w.ctx, t, func() error {
-			_, err := shared.Objects.Resource(widgets).Namespace(namespace).Create(w.ctx, object("example.com/v1", "Widget", name, map[string]any{"spec": map[string]any{"old": old}}), metav1.CreateOptions{})
+			_, err := shared.Objects.Resource(widgets).Namespace(namespace).Create(w.ctx, newObject("example.com/v1", "Widget", name, map[string]any{"spec": map[string]any{"old": old}}), metav1.CreateOptions{})
 			return err
 		})
 	}
@@ -148,18 +148,18 @@ func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 	widget(w.namespace, "new", false)
 	widget(temp.namespace, "temporary", false)
 	for namespace, name := range map[string]string{w.namespace: "old", temp.namespace: "temporary"} {
-		gone(w, func(ctx context.Context, name string, opts metav1.GetOptions) (any, error) {
+		waitUntilGone(w, func(ctx context.Context, name string, opts metav1.GetOptions) (any, error) {
 			return shared.Objects.Resource(widgets).Namespace(namespace).Get(ctx, name, opts)
 		}, name)
 	}
 
-	gone(w, deployments.Get, "d")
+	waitUntilGone(w, deployments.Get, "d")
 	w.settle()
 	if _, err := jobs.Get(w.ctx, "fails", metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
-	w.deleted("jobs/done", "widgets/old")
-	temp.deleted("deployments/d", "widgets/temporary") // and neither its Pods, nor kube-root-ca.crt, nor the ServiceAccount default
+	w.expectDeleted("jobs/done", "widgets/old")
+	temp.expectDeleted("deployments/d", "widgets/temporary") // and neither its Pods, nor kube-root-ca.crt, nor the ServiceAccount default
 	if log := m.Tail(10_000); strings.Contains(log, strings.Repeat("0", 70)) || !strings.Contains(log, "A rule cannot be evaluated") {
 		t.Error("the log has a value, or no rule that cannot be evaluated")
 	}
@@ -176,7 +176,7 @@ func TestRulesDeleteOnTheAPIServer(t *testing.T) {
 // that it may, as fast as the API server lets them, and somebody else's ConfigMaps that a rule deletes.
 func TestLongTenantWithExpensiveObjects(t *testing.T) {
 	w, other := newFixture(t), newFixture(t)
-	m := shared.RunReleased(w.ctx, t, args("--ttl-max-deletions-per-minute=0", "--ttl-rules="+w.rules(`
+	m := shared.RunReleased(w.ctx, t, args("--ttl-max-deletions-per-minute=0", "--ttl-rules="+w.writeRules(`
 - {name: expensive, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.data.exists(a, object.data.exists(b, object.data[a] == object.data[b] + 'x'))", ttl: 0s}
 - {name: old, resources: [configmaps], when: "object.metadata.namespace == '`+other.namespace+`' && object.?data.old.orValue('') == 'yes'", ttl: 0s}`))...)
 	hostile := map[string]string{}
@@ -196,20 +196,20 @@ func TestLongTenantWithExpensiveObjects(t *testing.T) {
 			}
 		})
 	}
-	begin, spent, longest := time.Now(), cpu(t, m), time.Duration(0)
+	begin, spent, longest := time.Now(), cpuTime(t, m), time.Duration(0)
 	for i := range 15 {
 		name, created := fmt.Sprintf("old-%d", i), time.Now()
 		if _, err := shared.Admin.CoreV1().ConfigMaps(other.namespace).Create(w.ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"old": "yes"}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		other.gone(name)
+		other.waitUntilGone(name)
 		longest = max(longest, time.Since(created))
 		fleet.Wait(w.ctx, time.Second)
 	}
 	stop()
 	tenants.Wait()
 	t.Logf("%d writes of 0.8 MB in %v took %v of CPU time; somebody else's ConfigMap was deleted after %v at most", writes.Load(),
-		time.Since(begin).Round(time.Second), cpu(t, m)-spent, longest.Round(time.Millisecond))
+		time.Since(begin).Round(time.Second), cpuTime(t, m)-spent, longest.Round(time.Millisecond))
 }
 
 func newClaim(name string) *corev1.PersistentVolumeClaim {
@@ -220,7 +220,7 @@ func newClaim(name string) *corev1.PersistentVolumeClaim {
 
 func TestFileWithAMistakeFailsTheStart(t *testing.T) {
 	w := newFixture(t)
-	m, err := shared.StartManager(shared.NewReplica(w.ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args("--ttl-rules=" + w.rules("\n- {name: bad, resources: ['*'], when: has(object.spec), ttl: 1h}"))})
+	m, err := shared.StartManager(shared.NewReplica(w.ctx, t), cluster.ManagerOptions{Binary: shared.Binary, Args: args("--ttl-rules=" + w.writeRules("\n- {name: bad, resources: ['*'], when: has(object.spec), ttl: 1h}"))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +242,7 @@ func TestLeaderDiesBetweenTheRequestsOfARule(t *testing.T) {
 	held := proxy.Add(faultproxy.Rule{Hold: never, Match: func(r *http.Request) bool {
 		return r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "/configmaps/cm-")
 	}})
-	flags := args(append([]string{"--ttl-max-deletions-per-minute=0", "--ttl-rules=" + w.rules(`
+	flags := args(append([]string{"--ttl-max-deletions-per-minute=0", "--ttl-rules=" + w.writeRules(`
 - {name: r, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.?data.old.orValue('') == 'yes'", ttl: 10s}`)}, fleet.ShortTimings...)...)
 	m := shared.Run(t, replica, cluster.ManagerOptions{Args: flags})
 	shared.WaitForLeader(w.ctx, t, m)
@@ -261,9 +261,9 @@ func TestLeaderDiesBetweenTheRequestsOfARule(t *testing.T) {
 	m.Kill()
 	shared.RunLeader(w.ctx, t, flags...)
 	for i := range 100 {
-		w.gone(fmt.Sprintf("cm-%d", i))
+		w.waitUntilGone(fmt.Sprintf("cm-%d", i))
 	}
-	w.deleted(want...)
+	w.expectDeleted(want...)
 }
 
 func TestRuleOfAForbiddenTypeStopsNoOther(t *testing.T) {
@@ -275,7 +275,7 @@ func TestRuleOfAForbiddenTypeStopsNoOther(t *testing.T) {
 	}
 	kept := r.Rules[:0]
 	for _, rule := range r.Rules {
-		if of := rule.Resources[0]; of != "*" && of != "persistentvolumeclaims" {
+		if resource := rule.Resources[0]; resource != "*" && resource != "persistentvolumeclaims" {
 			kept = append(kept, rule)
 		}
 	}
@@ -285,15 +285,15 @@ func TestRuleOfAForbiddenTypeStopsNoOther(t *testing.T) {
 	}
 	t.Cleanup(func() { shared.InstallWith(context.Background(), t) })
 	shared.ExpectRefusals(func(e auditv1.Event) bool { return e.Verb == "list" || e.Verb == "watch" })
-	m := shared.RunLeader(w.ctx, t, args("--ttl-rules="+w.rules(`
+	m := shared.RunLeader(w.ctx, t, args("--ttl-rules="+w.writeRules(`
 - {name: claims, resources: [persistentvolumeclaims], ttl: 0s}
 - {name: maps, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.?data.old.orValue('') == 'yes'", ttl: 0s}`))...)
 	if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Create(w.ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "cm"}, Data: map[string]string{"old": "yes"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.gone("cm")
-	w.deleted("configmaps/cm")
+	w.waitUntilGone("cm")
+	w.expectDeleted("configmaps/cm")
 	fleet.Eventually(w.ctx, t, func() error {
 		return fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_controller_problem{controller="ttl"} 0`)
 	})
@@ -308,7 +308,7 @@ func TestCommandShowsWhatRulesDelete(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	file := w.rules(`
+	file := w.writeRules(`
 - {name: r, resources: [configmaps], when: "object.metadata.namespace == 'NS' && object.data.old == 'yes'", ttl: 0s}`)
 	begin := time.Now()
 	out, err := exec.CommandContext(w.ctx, shared.Binary, "ttl", "test", file, "--kubeconfig="+shared.Kubeconfig()).CombinedOutput()
@@ -326,14 +326,14 @@ func TestCommandShowsWhatRulesDelete(t *testing.T) {
 		}
 	}
 	shared.RunLeader(w.ctx, t, args("--ttl-rules="+file)...)
-	w.gone("old")
+	w.waitUntilGone("old")
 	w.settle()
-	w.deleted("configmaps/old")
+	w.expectDeleted("configmaps/old")
 }
 
-// TestLongMemoryOfRules logs by how much ten rules over OBJECTS (20,000) Pods, Jobs and claims make a leader
-// larger, if they choose none of these, and all.
-func TestLongMemoryOfRules(t *testing.T) {
+// TestLongGrowthByRulesIsLogged logs by how much ten rules over OBJECTS (20,000) Pods, Jobs and claims make a
+// leader larger, if they choose none of these, and all.
+func TestLongGrowthByRulesIsLogged(t *testing.T) {
 	w := newFixture(t)
 	w.ctx = fleet.Within(t.Context(), t, 40*time.Minute)
 	objects, rounds := fleet.Setting(t, "OBJECTS", 20_000), fleet.Setting(t, "MEMORY_ROUNDS", 2)
@@ -369,26 +369,26 @@ func TestLongMemoryOfRules(t *testing.T) {
 		for i := range 10 {
 			fmt.Fprintf(&text, "\n- {name: r%d, resources: [pods, jobs.batch, persistentvolumeclaims], ttl: 30d, when: \"object.metadata.namespace == 'NS' && object.?status.conditions.orValue([]).exists(c, c.type == 'T%d' && c.status == 'True') || %s\"}", i, i, when)
 		}
-		return "--ttl-rules=" + w.rules(text.String())
+		return "--ttl-rules=" + w.writeRules(text.String())
 	}
 	types := "--ttl-include-resources=pods,jobs.batch,persistentvolumeclaims"
-	var without fleet.Memory
-	for _, of := range []struct {
+	var baseline fleet.Memory
+	for _, variant := range []struct {
 		name string
 		args []string
 	}{{"without rules", nil}, {"with rules that choose none", []string{rules("object.metadata.?labels.x.orValue('') != ''")}}, {"with rules that choose all", []string{rules("object.metadata.namespace == 'NS'")}}} {
 		for round := range rounds {
-			m := shared.RunReleased(w.ctx, t, append(args(types), of.args...)...)
+			m := shared.RunReleased(w.ctx, t, append(args(types), variant.args...)...)
 			fleet.Eventually(w.ctx, t, func() error {
 				return fleet.Answers(m.InsecureURL+"/metrics", "", 200, "quartermaster_ttl_watched_types 3")
 			})
-			took := cpu(t, m)
+			took := cpuTime(t, m)
 			fleet.Wait(w.ctx, time.Duration(fleet.Setting(t, "TTL_SETTLE", 150))*time.Second) // Go collects garbage every 2 minutes
 			memory := shared.MemoryOf(w.ctx, t, m)
-			if of.args == nil && (round == 0 || memory.Resident < without.Resident) {
-				without = memory
+			if variant.args == nil && (round == 0 || memory.Resident < baseline.Resident) {
+				baseline = memory
 			}
-			t.Logf("%s, %d: %v, %v of CPU time for the start; growth: %v", of.name, round, memory, took, memory.Minus(without))
+			t.Logf("%s, %d: %v, %v of CPU time for the start; growth: %v", variant.name, round, memory, took, memory.Minus(baseline))
 			m.Kill()
 			shared.FreeLease(t, m)
 		}

@@ -19,8 +19,8 @@ import (
 
 const ttlControllerTTL = "k8s-ttl-controller.twin.sh/ttl"
 
-// TestScenarios has what depends on the API server, in one leader.
-func TestScenarios(t *testing.T) {
+// TestWhatIsDueIsDeletedInTime has what depends on the API server, in one leader.
+func TestWhatIsDueIsDeletedInTime(t *testing.T) {
 	ctx := fleet.Within(t.Context(), t, 5*time.Minute)
 	m := shared.RunLeader(ctx, t, args("--v=4", "--ttl-max-deletions-per-minute=0")...)
 	scenarios := map[string]func(w *fixture){
@@ -28,16 +28,16 @@ func TestScenarios(t *testing.T) {
 			deadlines := map[string]time.Time{}
 			for i := range 5 {
 				name := fmt.Sprintf("cm-%d", i)
-				annotations := in(2*time.Second + time.Duration(i)*100*time.Millisecond)
+				annotations := expiresIn(2*time.Second + time.Duration(i)*100*time.Millisecond)
 				deadlines[name], _ = time.Parse(time.RFC3339Nano, annotations["quartermaster.dev/expires"])
-				w.create(name, annotations)
+				w.createConfigMap(name, annotations)
 			}
-			w.create("stays", map[string]string{ttlControllerTTL: "1h"})
+			w.createConfigMap("stays", map[string]string{ttlControllerTTL: "1h"})
 			for name := range deadlines {
-				w.gone(name)
+				w.waitUntilGone(name)
 			}
-			w.told(w.namespace, "cm-0", "DeletedExpiredTTL")
-			w.deleted("configmaps/cm-0", "configmaps/cm-1", "configmaps/cm-2", "configmaps/cm-3", "configmaps/cm-4")
+			w.waitForEvent(w.namespace, "cm-0", "DeletedExpiredTTL")
+			w.expectDeleted("configmaps/cm-0", "configmaps/cm-1", "configmaps/cm-2", "configmaps/cm-3", "configmaps/cm-4")
 			for _, d := range w.deletions() {
 				if deadline, ok := deadlines[d.ObjectRef.Name]; ok {
 					late := d.StageTimestamp.Sub(deadline)
@@ -68,35 +68,35 @@ func TestScenarios(t *testing.T) {
 			}
 			count(func(n int) bool { return n == 1 })
 			w.annotate("job/job", ttlControllerTTL+"=0s")
-			gone(w, jobs.Get, "job")
+			waitUntilGone(w, jobs.Get, "job")
 			count(func(n int) bool { return n == 0 })
-			w.deleted("jobs/job")
+			w.expectDeleted("jobs/job")
 		},
 		"the copy on a ReplicaSet does nothing": func(w *fixture) {
 			deployments := shared.Admin.AppsV1().Deployments(w.namespace)
 			template := podTemplate()
 			template.Spec.RestartPolicy = corev1.RestartPolicyAlways
-			_, err := deployments.Create(w.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d", Annotations: in(3 * time.Second)},
+			_, err := deployments.Create(w.ctx, &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: "d", Annotations: expiresIn(3 * time.Second)},
 				Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: template.Labels}, Template: template}}, metav1.CreateOptions{})
 			if err != nil {
 				w.Fatal(err)
 			}
-			gone(w, deployments.Get, "d")
-			w.deleted("deployments/d")
+			waitUntilGone(w, deployments.Get, "d")
+			w.expectDeleted("deployments/d")
 		},
 		"a Namespace goes, with what is in it": func(w *fixture) {
-			w.create("inside", nil)
+			w.createConfigMap("inside", nil)
 			w.annotate("namespace/"+w.namespace, "janitor/ttl=0s")
-			gone(w, shared.Admin.CoreV1().Namespaces().Get, w.namespace)
+			waitUntilGone(w, shared.Admin.CoreV1().Namespaces().Get, w.namespace)
 		},
 		"what is protected stays": func(w *fixture) {
 			if _, err := shared.Admin.CoreV1().Namespaces().Create(w.ctx, &corev1.Namespace{
-				ObjectMeta: metav1.ObjectMeta{Name: "kube-" + w.namespace, Annotations: in(0)}}, metav1.CreateOptions{}); err != nil {
+				ObjectMeta: metav1.ObjectMeta{Name: "kube-" + w.namespace, Annotations: expiresIn(0)}}, metav1.CreateOptions{}); err != nil {
 				w.Fatal(err)
 			}
-			w.createIn(metav1.NamespaceSystem, w.namespace, in(0))
-			w.told(metav1.NamespaceSystem, w.namespace, "TTLProtected")
-			w.told(metav1.NamespaceDefault, "kube-"+w.namespace, "TTLProtected")
+			w.createConfigMapIn(metav1.NamespaceSystem, w.namespace, expiresIn(0))
+			w.waitForEvent(metav1.NamespaceSystem, w.namespace, "TTLProtected")
+			w.waitForEvent(metav1.NamespaceDefault, "kube-"+w.namespace, "TTLProtected")
 			w.settle()
 			if _, err := shared.Admin.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(w.ctx, w.namespace, metav1.GetOptions{}); err != nil {
 				w.Error(err)
@@ -110,14 +110,14 @@ func TestScenarios(t *testing.T) {
 					w.Fatal(err)
 				}
 			}
-			gone(w, roles.Get, "controllers-"+w.namespace)
+			waitUntilGone(w, roles.Get, "controllers-"+w.namespace)
 			w.settle()
 			if _, err := roles.Get(w.ctx, "janitors-"+w.namespace, metav1.GetOptions{}); err != nil {
 				w.Error(err)
 			}
 		},
 		"a Node is not even watched": func(w *fixture) {
-			if _, err := shared.Admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.namespace, Annotations: in(0)}}, metav1.CreateOptions{}); err != nil {
+			if _, err := shared.Admin.CoreV1().Nodes().Create(w.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.namespace, Annotations: expiresIn(0)}}, metav1.CreateOptions{}); err != nil {
 				w.Fatal(err)
 			}
 			w.settle()
@@ -126,36 +126,36 @@ func TestScenarios(t *testing.T) {
 			}
 		},
 		"an invalid value": func(w *fixture) {
-			w.create("cm", map[string]string{ttlControllerTTL: "0s", "k8s-ttl-controller.twin.sh/refreshed-at": "yesterday"})
-			w.told(w.namespace, "cm", "InvalidTTL")
+			w.createConfigMap("cm", map[string]string{ttlControllerTTL: "0s", "k8s-ttl-controller.twin.sh/refreshed-at": "yesterday"})
+			w.waitForEvent(w.namespace, "cm", "InvalidTTL")
 			w.settle()
 			w.annotate("configmap/cm", "k8s-ttl-controller.twin.sh/refreshed-at-")
-			w.gone("cm")
+			w.waitUntilGone("cm")
 		},
 		"annotations that come and change": func(w *fixture) {
-			w.create("cm", nil)
-			w.create("prolonged", in(10*time.Second)) // a busy machine must prolong it in time
+			w.createConfigMap("cm", nil)
+			w.createConfigMap("prolonged", expiresIn(10*time.Second)) // a busy machine must prolong it in time
 			w.annotate("configmap/prolonged", "quartermaster.dev/expires=2200-01-01")
 			w.annotate("configmap/cm", ttlControllerTTL+"=0s")
-			w.gone("cm")
+			w.waitUntilGone("cm")
 			<-time.After(10 * time.Second)
 			w.settle()
-			w.deleted("configmaps/cm")
+			w.expectDeleted("configmaps/cm")
 		},
 		"a finalizer is waited for": func(w *fixture) {
-			cm := w.create("cm", nil)
-			cm.Finalizers, cm.Annotations = []string{"example.com/wait"}, in(0)
+			cm := w.createConfigMap("cm", nil)
+			cm.Finalizers, cm.Annotations = []string{"example.com/wait"}, expiresIn(0)
 			if _, err := shared.Admin.CoreV1().ConfigMaps(w.namespace).Update(w.ctx, cm, metav1.UpdateOptions{}); err != nil {
 				w.Fatal(err)
 			}
-			w.told(w.namespace, "cm", "DeletedExpiredTTL")
+			w.waitForEvent(w.namespace, "cm", "DeletedExpiredTTL")
 			w.annotate("configmap/cm", "a=b")
 			w.settle()
-			w.deleted("configmaps/cm")
+			w.expectDeleted("configmaps/cm")
 			if _, err := shared.Kubectl(w.ctx, "-n", w.namespace, "patch", "configmap", "cm", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`); err != nil {
 				w.Fatal(err)
 			}
-			w.gone("cm")
+			w.waitUntilGone("cm")
 		},
 	}
 	t.Run("at once", func(t *testing.T) {

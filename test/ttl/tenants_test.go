@@ -26,25 +26,25 @@ func TestGraceHoldsAfterARestore(t *testing.T) {
 	m := shared.RunLeader(w.ctx, t, flags...)
 	past := map[string]string{"quartermaster.dev/expires": "2020-01-01"}
 	earliest := map[string]time.Time{"restored": time.Now().Add(grace)}
-	w.create("restored", past)
-	w.told(w.namespace, "restored", "WillDeleteExpiredTTL")
-	w.create("kept", past)
-	w.told(w.namespace, "kept", "WillDeleteExpiredTTL")
+	w.createConfigMap("restored", past)
+	w.waitForEvent(w.namespace, "restored", "WillDeleteExpiredTTL")
+	w.createConfigMap("kept", past)
+	w.waitForEvent(w.namespace, "kept", "WillDeleteExpiredTTL")
 	w.annotate("configmap/kept", "quartermaster.dev/expires-")
-	w.gone("restored")
+	w.waitUntilGone("restored")
 	m.Kill()
 	shared.FreeLease(t, m)
-	w.create("found", past)
+	w.createConfigMap("found", past)
 	earliest["found"] = time.Now().Add(grace)
 	shared.RunLeader(w.ctx, t, flags...)
-	w.told(w.namespace, "found", "WillDeleteExpiredTTL")
-	w.gone("found")
+	w.waitForEvent(w.namespace, "found", "WillDeleteExpiredTTL")
+	w.waitUntilGone("found")
 	for _, d := range w.deletions() {
 		if at := earliest[d.ObjectRef.Name]; d.ObjectRef.Namespace == w.namespace && d.RequestReceivedTimestamp.Time.Before(at) {
 			t.Errorf("%s was deleted %v too early", d.ObjectRef.Name, at.Sub(d.RequestReceivedTimestamp.Time))
 		}
 	}
-	w.deleted("configmaps/found", "configmaps/restored")
+	w.expectDeleted("configmaps/found", "configmaps/restored")
 }
 
 // TestLongHugeValuesAreReportedBriefly has annotations as long as the API server accepts. It logs the CPU
@@ -54,13 +54,13 @@ func TestLongHugeValuesAreReportedBriefly(t *testing.T) {
 	m := shared.RunLeader(w.ctx, t, args()...)
 	other.settle()
 	value := strings.Repeat("1h", 127<<10)
-	begin := cpu(t, m)
-	w.create("huge", map[string]string{"quartermaster.dev/expires": value})
-	w.told(w.namespace, "huge", "InvalidTTL")
-	t.Logf("CPU time for one, with the poll for its Event: %v", cpu(t, m)-begin)
+	begin := cpuTime(t, m)
+	w.createConfigMap("huge", map[string]string{"quartermaster.dev/expires": value})
+	w.waitForEvent(w.namespace, "huge", "InvalidTTL")
+	t.Logf("CPU time for one, with the poll for its Event: %v", cpuTime(t, m)-begin)
 	other.settle()
 	for i := range 19 {
-		w.create(fmt.Sprint("huge-", i), map[string]string{ttlControllerTTL: value})
+		w.createConfigMap(fmt.Sprint("huge-", i), map[string]string{ttlControllerTTL: value})
 	}
 	events, err := shared.Admin.CoreV1().Events(w.namespace).List(w.ctx, metav1.ListOptions{FieldSelector: "reason=InvalidTTL"})
 	if err != nil {
@@ -78,12 +78,12 @@ func TestLongHugeValuesAreReportedBriefly(t *testing.T) {
 	shared.FreeLease(t, m)
 	m = shared.RunLeader(w.ctx, t, args()...)
 	other.settle()
-	t.Logf("CPU time of a start with twenty: %v", cpu(t, m))
-	w.deleted()
+	t.Logf("CPU time of a start with twenty: %v", cpuTime(t, m))
+	w.expectDeleted()
 }
 
-// cpu returns the CPU time that a manager has taken.
-func cpu(t *testing.T, m *cluster.Manager) time.Duration {
+// cpuTime returns the CPU time that a manager has taken.
+func cpuTime(t *testing.T, m *cluster.Manager) time.Duration {
 	t.Helper()
 	_, body, err := fleet.Get(m.InsecureURL+"/metrics", "")
 	if err != nil {

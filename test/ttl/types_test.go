@@ -28,7 +28,7 @@ var (
 	apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 )
 
-func object(apiVersion, kind, name string, fields map[string]any) *unstructured.Unstructured {
+func newObject(apiVersion, kind, name string, fields map[string]any) *unstructured.Unstructured {
 	o := &unstructured.Unstructured{Object: fields}
 	o.SetAPIVersion(apiVersion)
 	o.SetKind(kind)
@@ -37,14 +37,14 @@ func object(apiVersion, kind, name string, fields map[string]any) *unstructured.
 }
 
 func widgetDefinition() *unstructured.Unstructured {
-	return object("apiextensions.k8s.io/v1", "CustomResourceDefinition", "widgets.example.com", map[string]any{"spec": map[string]any{
+	return newObject("apiextensions.k8s.io/v1", "CustomResourceDefinition", "widgets.example.com", map[string]any{"spec": map[string]any{
 		"group": "example.com", "scope": "Namespaced", "names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
 		"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
 	}})
 }
 
-// watches counts the watches of a resource that a manager has begun and ended.
-func (w *fixture) watches(resource string) (began, ended int) {
+// countWatches counts the watches of a resource that a manager has begun and ended.
+func (w *fixture) countWatches(resource string) (began, ended int) {
 	w.Helper()
 	for _, e := range shared.AuditSince(w, w.begin, func(e auditv1.Event) bool {
 		return cluster.AuditPod(e) != "" && e.Verb == "watch" && e.ObjectRef != nil && e.ObjectRef.Resource == resource && e.ResponseStatus != nil && e.ResponseStatus.Code == 200
@@ -84,19 +84,19 @@ func TestTypeComesAndGoes(t *testing.T) {
 		}
 		objects := shared.Objects.Resource(widgets).Namespace(w.namespace)
 		fleet.Eventually(w.ctx, t, func() error {
-			o := object("example.com/v1", "Widget", "w", map[string]any{})
+			o := newObject("example.com/v1", "Widget", "w", map[string]any{})
 			o.SetAnnotations(map[string]string{ttlControllerTTL: "0"})
 			_, err := objects.Create(w.ctx, o, metav1.CreateOptions{})
 			return err
 		})
-		gone(w, func(ctx context.Context, name string, opts metav1.GetOptions) (*unstructured.Unstructured, error) {
+		waitUntilGone(w, func(ctx context.Context, name string, opts metav1.GetOptions) (*unstructured.Unstructured, error) {
 			return objects.Get(ctx, name, opts)
 		}, "w")
 		if err := shared.Objects.Resource(definitions).Delete(w.ctx, "widgets.example.com", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		fleet.Eventually(w.ctx, t, func() error {
-			if began, ended := w.watches("widgets"); began <= round || began != ended {
+			if began, ended := w.countWatches("widgets"); began <= round || began != ended {
 				return fmt.Errorf("%d watches have begun, %d have ended", began, ended)
 			}
 			if now := goroutines(t, m); before == 0 {
@@ -107,22 +107,22 @@ func TestTypeComesAndGoes(t *testing.T) {
 			return nil
 		})
 	}
-	began, _ := w.watches("widgets")
+	began, _ := w.countWatches("widgets")
 	<-time.After(2 * time.Second)
-	if again, _ := w.watches("widgets"); again != began {
-		t.Errorf("%d watches of a type that is gone", again-began)
+	if later, _ := w.countWatches("widgets"); later != began {
+		t.Errorf("%d watches of a type that is gone", later-began)
 	}
 	// It goes on where it was.
-	w.create("cm", in(0))
-	w.gone("cm")
-	w.deleted("configmaps/cm", "widgets/w", "widgets/w")
+	w.createConfigMap("cm", expiresIn(0))
+	w.waitUntilGone("cm")
+	w.expectDeleted("configmaps/cm", "widgets/w", "widgets/w")
 }
 
 // TestTypeWhoseAPIIsDownDisturbsNobody has an APIService whose Service does not exist, before the manager
 // starts.
 func TestTypeWhoseAPIIsDownDisturbsNobody(t *testing.T) {
 	w := newFixture(t)
-	down := object("apiregistration.k8s.io/v1", "APIService", "v1.down.example.com", map[string]any{"spec": map[string]any{
+	down := newObject("apiregistration.k8s.io/v1", "APIService", "v1.down.example.com", map[string]any{"spec": map[string]any{
 		"group": "down.example.com", "version": "v1", "groupPriorityMinimum": int64(1000), "versionPriority": int64(15), "insecureSkipTLSVerify": true,
 		"service": map[string]any{"namespace": w.namespace, "name": "nobody"},
 	}})
@@ -135,9 +135,9 @@ func TestTypeWhoseAPIIsDownDisturbsNobody(t *testing.T) {
 		}
 	})
 	m := shared.RunLeader(w.ctx, t, args()...)
-	w.create("cm", in(0))
-	w.gone("cm")
-	w.deleted("configmaps/cm")
+	w.createConfigMap("cm", expiresIn(0))
+	w.waitUntilGone("cm")
+	w.expectDeleted("configmaps/cm")
 	fleet.Eventually(w.ctx, t, func() error {
 		if log := m.Tail(1000); !strings.Contains(log, "down.example.com") || strings.Contains(log, "panic") {
 			return fmt.Errorf("the log does not name the group: %s", log)
@@ -182,10 +182,10 @@ func TestTypesThatAreForbiddenStopNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.annotate("secret/s", ttlControllerTTL+"=0") // which it may list for config-reload's sake, and no more
-	w.told(w.namespace, "s", "FailedToDeleteExpiredTTL")
-	w.create("cm", in(0))
-	w.gone("cm")
-	w.deleted("configmaps/cm")
+	w.waitForEvent(w.namespace, "s", "FailedToDeleteExpiredTTL")
+	w.createConfigMap("cm", expiresIn(0))
+	w.waitUntilGone("cm")
+	w.expectDeleted("configmaps/cm")
 	if err := fleet.Answers(m.InsecureURL+"/metrics", "", 200, `quartermaster_controller_problem{controller="ttl"} 0`); err != nil {
 		t.Error(err)
 	}

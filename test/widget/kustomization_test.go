@@ -75,7 +75,7 @@ func TestKustomizationIsComplete(t *testing.T) {
 		t.Fatal(err)
 	}
 	fleet.Eventually(ctx, t, func() error {
-		if count(ctx, t, widgets, namespace, reports("Progressing")) != 1 {
+		if count(ctx, t, widgets, namespace, hasReason("Progressing")) != 1 {
 			return errors.New("the Widget has no condition")
 		}
 		events, err := shared.Admin.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.kind=Widget"})
@@ -84,7 +84,7 @@ func TestKustomizationIsComplete(t *testing.T) {
 		}
 		return err
 	})
-	if count(ctx, t, deployments, namespace, owned) != 1 || count(ctx, t, configMaps, namespace, owned) != 1 {
+	if count(ctx, t, deployments, namespace, isOwned) != 1 || count(ctx, t, configMaps, namespace, isOwned) != 1 {
 		t.Error("the Widget has not its objects")
 	}
 
@@ -138,8 +138,8 @@ func awaitPods(ctx context.Context, t *testing.T) (pods []corev1.Pod) {
 // ownFence is the name that the commands in the documentation give the policy.
 const ownFence = apifence.PolicyName + "-widget"
 
-// copied fails if a copy of an object or the dashboard is not the build's.
-const copied = `
+// checkCopies fails if a copy of an object or the dashboard is not the build's.
+const checkCopies = `
 test "$(kubectl -n kube-system get services,servicemonitors,prometheusrules -l app.kubernetes.io/name=widget -o name | wc -l)" = 3
 if kubectl -n kube-system get prometheusrules widget -o yaml | cat - widget.json | grep -o 'job=[\]*"quartermaster'; then exit 1; fi`
 
@@ -159,7 +159,7 @@ func runCommandsOfTheDocs(ctx context.Context, t *testing.T) {
 	if len(commands) != 3 {
 		t.Fatalf("docs/extend/fence-and-alerts.md has %d blocks of commands", len(commands))
 	}
-	sh := exec.CommandContext(ctx, "sh", "-ec", string(slices.Concat(commands[0][1], commands[1][1], commands[2][1]))+copied)
+	sh := exec.CommandContext(ctx, "sh", "-ec", string(slices.Concat(commands[0][1], commands[1][1], commands[2][1]))+checkCopies)
 	sh.Dir = dir
 	sh.Env = append(os.Environ(), "KUBECONFIG="+shared.Kubeconfig(), "HOME="+shared.Dir(),
 		"PATH="+filepath.Dir(shared.Cluster.Binary("kubectl"))+":"+os.Getenv("PATH"))

@@ -102,8 +102,8 @@ func (f fixture) widget(message string) *unstructured.Unstructured {
 	}}
 }
 
-// created creates widget(message).
-func (f fixture) created(message string) *unstructured.Unstructured {
+// createWidget creates widget(message).
+func (f fixture) createWidget(message string) *unstructured.Unstructured {
 	f.Helper()
 	return f.must(f.widgets.Create(f.ctx, f.widget(message), metav1.CreateOptions{}))
 }
@@ -133,9 +133,9 @@ func (f fixture) must(obj *unstructured.Unstructured, err error) *unstructured.U
 }
 
 // expect reports an error that is not of the kind that is expected.
-func (f fixture) expect(is func(error) bool, err error) {
+func (f fixture) expect(matches func(error) bool, err error) {
 	f.Helper()
-	if !is(err) {
+	if !matches(err) {
 		f.Errorf("the error is %v (%s)", err, apierrors.ReasonForError(err))
 	}
 }
@@ -165,8 +165,8 @@ func setReady(obj *unstructured.Unstructured, n int64) {
 // semantics returns what controllers rely on.
 func semantics() map[string]func(f fixture) {
 	all := creations()
-	for _, more := range []map[string]func(f fixture){updates(), patches(), applies(), deletions(), reads()} {
-		maps.Copy(all, more)
+	for _, others := range []map[string]func(f fixture){updates(), patches(), applies(), deletions(), reads()} {
+		maps.Copy(all, others)
 	}
 	return all
 }
@@ -183,7 +183,7 @@ func creations() map[string]func(f fixture) {
 			}
 		},
 		"a second creation is refused": func(f fixture) {
-			f.created("")
+			f.createWidget("")
 			_, err := f.widgets.Create(f.ctx, f.widget(""), metav1.CreateOptions{})
 			f.expect(apierrors.IsAlreadyExists, err)
 		},
@@ -238,7 +238,7 @@ func creations() map[string]func(f fixture) {
 func updates() map[string]func(f fixture) {
 	return map[string]func(f fixture){
 		"an update keeps the status, and raises the generation with the spec": func(f fixture) {
-			obj := f.created("red")
+			obj := f.createWidget("red")
 			setReady(obj, 3)
 			obj = f.must(f.widgets.UpdateStatus(f.ctx, obj, metav1.UpdateOptions{}))
 			if obj.GetGeneration() != 1 || ready(obj) != 3 {
@@ -251,7 +251,7 @@ func updates() map[string]func(f fixture) {
 			}
 		},
 		"an update of the metadata leaves the generation": func(f fixture) {
-			obj := f.created("red")
+			obj := f.createWidget("red")
 			obj.SetLabels(map[string]string{"x": "y"})
 			obj.SetFinalizers([]string{"example.com/f"})
 			if got := f.update(obj); got.GetGeneration() != 1 || got.GetLabels()["x"] != "y" || len(got.GetFinalizers()) != 1 {
@@ -260,7 +260,7 @@ func updates() map[string]func(f fixture) {
 			f.patch(`{"metadata":{"finalizers":null}}`) // so that the namespace can go
 		},
 		"an update of the status changes neither spec nor metadata": func(f fixture) {
-			obj := f.created("red")
+			obj := f.createWidget("red")
 			setMessage(obj, "blue")
 			obj.SetLabels(map[string]string{"x": "y"})
 			if obj = f.must(f.widgets.UpdateStatus(f.ctx, obj, metav1.UpdateOptions{})); message(obj) != "red" || len(obj.GetLabels()) > 0 {
@@ -268,7 +268,7 @@ func updates() map[string]func(f fixture) {
 			}
 		},
 		"an update of an old version is a conflict, and so is one of the status": func(f fixture) {
-			old := f.created("red")
+			old := f.createWidget("red")
 			f.patch(`{"spec":{"message":"blue"}}`)
 			_, err := f.widgets.Update(f.ctx, old.DeepCopy(), metav1.UpdateOptions{})
 			f.expect(apierrors.IsConflict, err)
@@ -277,13 +277,13 @@ func updates() map[string]func(f fixture) {
 			f.expect(apierrors.IsConflict, err)
 		},
 		"an update of another UID is a conflict": func(f fixture) {
-			obj := f.created("red")
+			obj := f.createWidget("red")
 			obj.SetUID("00000000-0000-4000-8000-00000000000f")
 			_, err := f.widgets.Update(f.ctx, obj, metav1.UpdateOptions{})
 			f.expect(apierrors.IsConflict, err)
 		},
 		"an update of a custom resource without a version is invalid": func(f fixture) {
-			obj := f.created("")
+			obj := f.createWidget("")
 			obj.SetResourceVersion("")
 			_, err := f.widgets.Update(f.ctx, obj, metav1.UpdateOptions{})
 			f.expect(apierrors.IsInvalid, err)
@@ -299,13 +299,13 @@ func updates() map[string]func(f fixture) {
 			}
 		},
 		"an update that changes nothing keeps the version": func(f fixture) {
-			obj := f.created("red")
-			if again := f.update(obj.DeepCopy()); again.GetResourceVersion() != obj.GetResourceVersion() {
-				f.Errorf("version %s, then %s", obj.GetResourceVersion(), again.GetResourceVersion())
+			obj := f.createWidget("red")
+			if unchanged := f.update(obj.DeepCopy()); unchanged.GetResourceVersion() != obj.GetResourceVersion() {
+				f.Errorf("version %s, then %s", obj.GetResourceVersion(), unchanged.GetResourceVersion())
 			}
 		},
 		"an update of what is not there is not found": func(f fixture) {
-			obj := f.created("red")
+			obj := f.createWidget("red")
 			if err := f.widgets.Delete(f.ctx, "a", metav1.DeleteOptions{}); err != nil {
 				f.Fatal(err)
 			}
@@ -320,14 +320,14 @@ func updates() map[string]func(f fixture) {
 func patches() map[string]func(f fixture) {
 	return map[string]func(f fixture){
 		"a merge patch with an old version is a conflict": func(f fixture) {
-			old := f.created("").GetResourceVersion()
+			old := f.createWidget("").GetResourceVersion()
 			f.patch(`{"spec":{"message":"blue"}}`)
 			_, err := f.widgets.Patch(f.ctx, "a", types.MergePatchType,
 				[]byte(`{"metadata":{"resourceVersion":"`+old+`"},"spec":{"message":"green"}}`), metav1.PatchOptions{})
 			f.expect(apierrors.IsConflict, err)
 		},
 		"a merge patch of the status changes that only": func(f fixture) {
-			f.created("red")
+			f.createWidget("red")
 			got := f.patch(`{"spec":{"message":"blue"},"status":{"readyReplicas":2}}`, "status")
 			if message(got) != "red" || ready(got) != 2 || got.GetGeneration() != 1 {
 				f.Error(got)
@@ -338,18 +338,18 @@ func patches() map[string]func(f fixture) {
 			}
 		},
 		"a patch that changes nothing keeps the version": func(f fixture) {
-			obj := f.created("red")
-			if again := f.patch(`{"spec":{"message":"red"}}`); again.GetResourceVersion() != obj.GetResourceVersion() {
-				f.Errorf("version %s, then %s", obj.GetResourceVersion(), again.GetResourceVersion())
+			obj := f.createWidget("red")
+			if unchanged := f.patch(`{"spec":{"message":"red"}}`); unchanged.GetResourceVersion() != obj.GetResourceVersion() {
+				f.Errorf("version %s, then %s", obj.GetResourceVersion(), unchanged.GetResourceVersion())
 			}
 		},
 		"a JSON patch whose test fails is invalid": func(f fixture) {
-			f.created("red")
+			f.createWidget("red")
 			_, err := f.widgets.Patch(f.ctx, "a", types.JSONPatchType, []byte(`[{"op":"test","path":"/spec/message","value":"blue"}]`), metav1.PatchOptions{})
 			f.expect(apierrors.IsInvalid, err)
 		},
 		"a custom resource has no strategic merge patch": func(f fixture) {
-			f.created("")
+			f.createWidget("")
 			_, err := f.widgets.Patch(f.ctx, "a", types.StrategicMergePatchType, []byte(`{}`), metav1.PatchOptions{})
 			f.expect(apierrors.IsUnsupportedMediaType, err)
 		},
@@ -414,7 +414,7 @@ func applies() map[string]func(f fixture) {
 			}
 		},
 		"an apply of the status changes that only, and a forced one takes it over": func(f fixture) {
-			f.created("red")
+			f.createWidget("red")
 			status := f.widget("blue")
 			setReady(status, 2)
 			got := f.must(f.widgets.ApplyStatus(f.ctx, "a", status, metav1.ApplyOptions{FieldManager: "m", Force: true}))
@@ -437,7 +437,7 @@ func deletions() map[string]func(f fixture) {
 	}
 	return map[string]func(f fixture){
 		"an object is not found after its deletion": func(f fixture) {
-			f.created("")
+			f.createWidget("")
 			if err := remove(f, nil); err != nil {
 				f.Fatal(err)
 			}
@@ -446,16 +446,16 @@ func deletions() map[string]func(f fixture) {
 			f.expect(apierrors.IsNotFound, remove(f, nil))
 		},
 		"an object of the same name has another UID": func(f fixture) {
-			first := f.created("").GetUID()
+			first := f.createWidget("").GetUID()
 			if err := remove(f, nil); err != nil {
 				f.Fatal(err)
 			}
-			if second := f.created("").GetUID(); second == first {
+			if second := f.createWidget("").GetUID(); second == first {
 				f.Errorf("both have %s", first)
 			}
 		},
 		"an object with a finalizer goes when that is removed": func(f fixture) {
-			obj := f.created("")
+			obj := f.createWidget("")
 			obj.SetFinalizers([]string{"example.com/f"})
 			f.update(obj)
 			for range 2 { // the second changes nothing
@@ -466,13 +466,13 @@ func deletions() map[string]func(f fixture) {
 					f.Fatalf("not marked: %v", obj)
 				}
 			}
-			more := obj.DeepCopy()
-			more.SetFinalizers([]string{"example.com/f", "example.com/g"})
-			_, err := f.widgets.Update(f.ctx, more, metav1.UpdateOptions{})
+			extended := obj.DeepCopy()
+			extended.SetFinalizers([]string{"example.com/f", "example.com/g"})
+			_, err := f.widgets.Update(f.ctx, extended, metav1.UpdateOptions{})
 			f.expect(apierrors.IsInvalid, err)
-			back := obj.DeepCopy()
-			back.SetDeletionTimestamp(nil)
-			if got := f.update(back); got.GetDeletionTimestamp() == nil {
+			restored := obj.DeepCopy()
+			restored.SetDeletionTimestamp(nil)
+			if got := f.update(restored); got.GetDeletionTimestamp() == nil {
 				f.Error("an update takes the deletion back")
 			}
 			obj = f.get()
@@ -482,14 +482,14 @@ func deletions() map[string]func(f fixture) {
 			f.expect(apierrors.IsNotFound, err)
 		},
 		"a deletion of another UID is a conflict": func(f fixture) {
-			obj := f.created("")
+			obj := f.createWidget("")
 			f.expect(apierrors.IsConflict, remove(f, metav1.NewUIDPreconditions("other")))
 			if err := remove(f, metav1.NewUIDPreconditions(string(obj.GetUID()))); err != nil {
 				f.Error(err)
 			}
 		},
 		"a deletion of another version is a conflict": func(f fixture) {
-			old := f.created("")
+			old := f.createWidget("")
 			f.patch(`{"spec":{"message":"blue"}}`)
 			f.expect(apierrors.IsConflict, remove(f, &metav1.Preconditions{UID: ptr.To(old.GetUID()), ResourceVersion: ptr.To(old.GetResourceVersion())}))
 			if err := remove(f, &metav1.Preconditions{UID: ptr.To(old.GetUID()), ResourceVersion: ptr.To(f.get().GetResourceVersion())}); err != nil {
@@ -497,14 +497,14 @@ func deletions() map[string]func(f fixture) {
 			}
 		},
 		"a deletion as a dry run deletes nothing": func(f fixture) {
-			f.created("")
+			f.createWidget("")
 			if err := f.widgets.Delete(f.ctx, "a", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 				f.Fatal(err)
 			}
 			f.get()
 		},
 		"a deletion of a collection takes what the selector selects": func(f fixture) {
-			f.created("")
+			f.createWidget("")
 			f.patch(`{"metadata":{"labels":{"x":"y"}}}`)
 			for _, selector := range []string{"x=z", "x=y"} {
 				if err := f.widgets.DeleteCollection(f.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector}); err != nil {

@@ -26,9 +26,9 @@ import (
 
 var shared *fleet.Fleet
 
-// asQuartermaster makes the build use the Lease and the ServiceAccount of the installation that the
+// leaseFlag makes the build use the Lease and the ServiceAccount of the installation that the
 // fleet has.
-const asQuartermaster = "--leader-elect-resource-name=quartermaster"
+const leaseFlag = "--leader-elect-resource-name=quartermaster"
 
 func TestMain(m *testing.M) {
 	os.Exit(fleet.Main(m, &shared, fleet.Options{Program: "examples/widget"}, install))
@@ -44,7 +44,7 @@ func install(ctx context.Context) error {
 	if err := shared.WaitForCRDs(ctx, widgetCRD); err != nil {
 		return err
 	}
-	roles, err := exec.CommandContext(ctx, shared.Binary, "rbac", asQuartermaster).Output()
+	roles, err := exec.CommandContext(ctx, shared.Binary, "rbac", leaseFlag).Output()
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ var (
 )
 
 // count returns how many objects in a namespace fit.
-func count(ctx context.Context, t *testing.T, resource schema.GroupVersionResource, namespace string, fits func(*unstructured.Unstructured) bool) int {
+func count(ctx context.Context, t *testing.T, resource schema.GroupVersionResource, namespace string, match func(*unstructured.Unstructured) bool) int {
 	t.Helper()
 	list, err := shared.Objects.Resource(resource).Namespace(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -71,16 +71,16 @@ func count(ctx context.Context, t *testing.T, resource schema.GroupVersionResour
 	}
 	n := 0
 	for i := range list.Items {
-		if fits(&list.Items[i]) {
+		if match(&list.Items[i]) {
 			n++
 		}
 	}
 	return n
 }
 
-func owned(o *unstructured.Unstructured) bool { return metav1.GetControllerOf(o) != nil }
+func isOwned(o *unstructured.Unstructured) bool { return metav1.GetControllerOf(o) != nil }
 
-func reports(reason string) func(*unstructured.Unstructured) bool {
+func hasReason(reason string) func(*unstructured.Unstructured) bool {
 	return func(o *unstructured.Unstructured) bool {
 		conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
 		if len(conditions) != 1 {
@@ -90,9 +90,9 @@ func reports(reason string) func(*unstructured.Unstructured) bool {
 	}
 }
 
-// TestLongHandover creates Widgets and deletes them again. In the middle of either, the leader
+// TestLongHandoverFinishesTheWork creates Widgets and deletes them again. In the middle of either, the leader
 // is told to stop, and the other replica does the rest.
-func TestLongHandover(t *testing.T) {
+func TestLongHandoverFinishesTheWork(t *testing.T) {
 	const all = 60
 	ctx := fleet.Within(t.Context(), t, 2*fleet.Patience)
 	begin := time.Now()
@@ -111,15 +111,15 @@ func TestLongHandover(t *testing.T) {
 			return nil
 		})
 	}
-	leader := shared.RunLeader(ctx, t, asQuartermaster)
-	standby := shared.RunStandby(ctx, t, asQuartermaster)
+	leader := shared.RunLeader(ctx, t, leaseFlag)
+	standby := shared.RunStandby(ctx, t, leaseFlag)
 	handover := func() {
 		t.Helper()
 		if err := leader.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
 		shared.WaitForLeader(ctx, t, standby)
-		leader, standby = standby, shared.RunStandby(ctx, t, asQuartermaster)
+		leader, standby = standby, shared.RunStandby(ctx, t, leaseFlag)
 	}
 
 	for i := range all {
@@ -134,8 +134,8 @@ func TestLongHandover(t *testing.T) {
 		}
 	}
 	await("each Widget has its objects and its condition", func() bool {
-		return count(ctx, t, widgets, namespace, reports("Progressing")) == all &&
-			count(ctx, t, deployments, namespace, owned) == all && count(ctx, t, configMaps, namespace, owned) == all
+		return count(ctx, t, widgets, namespace, hasReason("Progressing")) == all &&
+			count(ctx, t, deployments, namespace, isOwned) == all && count(ctx, t, configMaps, namespace, isOwned) == all
 	})
 
 	// A change of the shared ConfigMap reaches all.
@@ -158,7 +158,7 @@ func TestLongHandover(t *testing.T) {
 	handover()
 	await("all are gone, with what they owned", func() bool {
 		return count(ctx, t, widgets, namespace, func(*unstructured.Unstructured) bool { return true }) == 0 &&
-			count(ctx, t, deployments, namespace, owned) == 0 && count(ctx, t, configMaps, namespace, owned) == 0
+			count(ctx, t, deployments, namespace, isOwned) == 0 && count(ctx, t, configMaps, namespace, isOwned) == 0
 	})
 
 	// Nothing was created twice, and no write of a controller was refused but for a conflict.

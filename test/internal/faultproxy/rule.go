@@ -70,7 +70,7 @@ func (a *ActiveRule) WaitHits(ctx context.Context, n int) error {
 func (p *Proxy) applyingRules(r *http.Request) []*ActiveRule {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var applyingRules []*ActiveRule
+	var rules []*ActiveRule
 	for _, a := range slices.Clone(p.rules) {
 		if a.Match != nil && !a.Match(r) {
 			continue
@@ -81,12 +81,12 @@ func (p *Proxy) applyingRules(r *http.Request) []*ActiveRule {
 		if a.Times > 0 && a.hits >= a.Times {
 			a.remove()
 		}
-		applyingRules = append(applyingRules, a)
+		rules = append(rules, a)
 		if a.Status != 0 {
 			break // it responds, so later rules do not see the request
 		}
 	}
-	return applyingRules
+	return rules
 }
 
 // waitAsRuled waits as the rule says and reports whether the client is still connected.
