@@ -73,23 +73,23 @@ func TestLongBlackHole(t *testing.T) {
 	m := newMembers(t, time.Hour, cluster.Options{WithoutControllerManager: true})
 	m.useProxy()
 	l := m.newLoad(40)
-	ours := m.runOurs()
+	manager := m.runOurs()
 	usual, partitioned := l.measureBlackHole("federation")
 	if quantile(partitioned, 0.5) > 2*quantile(usual, 0.5)+20*time.Millisecond {
 		t.Error("the member behind the black hole delays the other")
 	}
 	var usualReleases, awayReleases, hangingReleases []time.Duration
 	for range 5 {
-		usualReleases = append(usualReleases, l.measureRelease(ours))
-		ours = m.runOurs()
+		usualReleases = append(usualReleases, l.measureRelease(manager))
+		manager = m.runOurs()
 		l.settle()
 		m.proxy.Partition(faultproxy.Hang)
-		hangingReleases = append(hangingReleases, l.measureRelease(ours))
-		ours = m.runOurs()
+		hangingReleases = append(hangingReleases, l.measureRelease(manager))
+		manager = m.runOurs()
 		m.waitForCondition("c2", "Offline=True")
-		awayReleases = append(awayReleases, l.measureRelease(ours))
+		awayReleases = append(awayReleases, l.measureRelease(manager))
 		m.proxy.Heal()
-		ours = m.runOurs()
+		manager = m.runOurs()
 		l.settle()
 	}
 	for _, times := range [][]time.Duration{usualReleases, awayReleases, hangingReleases} {
@@ -135,9 +135,9 @@ func TestLongKubeFedBlackHole(t *testing.T) {
 	k := newKubeFed(t)
 	k.useProxy()
 	l := k.newLoad(40)
-	theirs := k.runKubeFed()
+	kubeFedManager := k.runKubeFed()
 	l.measureBlackHole("KubeFed")
-	if err := theirs.Stop(k.ctx, 30*time.Second); err != nil {
+	if err := kubeFedManager.Stop(k.ctx, 30*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	k.runOurs()

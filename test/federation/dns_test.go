@@ -95,8 +95,8 @@ func (n *dnsMembers) waitForEndpoint(name string, want ...string) {
 	short := strings.NewReplacer("test-service."+n.shop+".test-domain.svc", "P", n.shop, "test-namespace", "your.domain.name", "D")
 	n.waitForObject(n.c1, dnsEndpoints, n.shop, name, func(u *unstructured.Unstructured) bool {
 		var got []string
-		all, _, _ := unstructured.NestedSlice(u.Object, "spec", "endpoints")
-		for _, e := range all {
+		endpoints, _, _ := unstructured.NestedSlice(u.Object, "spec", "endpoints")
+		for _, e := range endpoints {
 			e := e.(map[string]any)
 			got = append(got, short.Replace(fmt.Sprint(e["dnsName"], " ", e["recordTTL"], " ", e["recordType"], " ", e["targets"])))
 		}

@@ -165,9 +165,9 @@ var faults = map[string]func(*campaign){
 
 func isMemberWrite(r *http.Request) bool { return r.Method != http.MethodGet }
 
-// inject injects a fault under load. Then all members must have what the host wants, and nothing that
+// injectFault injects a fault under load. Then all members must have what the host wants, and nothing that
 // happened so far may be wrong.
-func (c *campaign) inject(name string) {
+func (c *campaign) injectFault(name string) {
 	c.Helper()
 	begin := time.Now()
 	for i, m := range c.managers {
@@ -206,7 +206,7 @@ func TestLongFaults(t *testing.T) {
 		if i%len(names) == 0 {
 			c.rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 		}
-		c.inject(names[i%len(names)])
+		c.injectFault(names[i%len(names)])
 	}
 	if got := c.record.read().Judge(); got.Deletions == 0 {
 		t.Error("nothing was deleted: the load is too weak")
@@ -217,6 +217,6 @@ func TestLongFaults(t *testing.T) {
 func TestLongStoppedLeaders(t *testing.T) {
 	c := newCampaign(t)
 	for range fleet.Setting(t, "FAULTS", 20) {
-		c.inject(stoppedLeader)
+		c.injectFault(stoppedLeader)
 	}
 }

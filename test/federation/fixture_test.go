@@ -162,9 +162,9 @@ func (s *fixture) startLeader() {
 	s.manager = shared.RunLeader(s.ctx, s.T, "--controllers=federation", "--federation-unsafe-endpoints")
 }
 
-// reinstall deletes the federation namespace with all that is in it, installs the federation again, and joins
-// the members without labels.
-func (s *fixture) reinstall() {
+// reinstallFederation deletes the federation namespace with all that is in it, installs the federation again,
+// and joins the members without labels.
+func (s *fixture) reinstallFederation() {
 	s.Helper()
 	begin := time.Now()
 	client := shared.Admin.CoreV1().Namespaces()

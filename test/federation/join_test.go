@@ -71,13 +71,13 @@ func newJoinFixture(t *testing.T, patience time.Duration) *joinFixture {
 // run runs a command, such as join c2, of our program or of kubefedctl.
 func (j *joinFixture) run(program string, args ...string) {
 	j.Helper()
-	if out, err := j.try(program, args...); err != nil {
+	if out, err := j.runOutput(program, args...); err != nil {
 		j.Fatalf("%s: %v\n%s", args, err, out)
 	}
 }
 
-// try runs a command that may fail, and returns what it has printed.
-func (j *joinFixture) try(program string, args ...string) (string, error) {
+// runOutput runs a command that may fail, and returns what it has printed.
+func (j *joinFixture) runOutput(program string, args ...string) (string, error) {
 	if program == shared.Binary {
 		args = append([]string{"federation"}, args...)
 	}
@@ -136,7 +136,7 @@ func TestJoinGrantsWhatTheManagerNeeds(t *testing.T) {
 	j.run(shared.Binary, "join", "c1")
 	j.run(shared.Binary, "join", "c2", "--dry-run")
 	for _, flag := range []string{"--secret-name=X_Y", "--kubefed-namespace=nope", "--secret-name=c1-token"} { // the host refuses the Secret, or c1 has it
-		if out, err := j.try(shared.Binary, "join", "c2", flag); err == nil {
+		if out, err := j.runOutput(shared.Binary, "join", "c2", flag); err == nil {
 			t.Errorf("%s: no error\n%s", flag, out)
 		}
 	}
@@ -195,16 +195,16 @@ func TestJoinGrantsWhatTheManagerNeeds(t *testing.T) {
 	j.waitForObject(j.c2, configMaps, j.shop, "f", hasField("d", "data", "a"))
 
 	const note = "note: " // of another name of the host
-	if out, err := j.try(shared.Binary, "unjoin", "c2", "--host-cluster-name=other", "--dry-run"); err != nil || !strings.Contains(out, note) {
+	if out, err := j.runOutput(shared.Binary, "unjoin", "c2", "--host-cluster-name=other", "--dry-run"); err != nil || !strings.Contains(out, note) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	c1 := object(t, "kind: KubeFedCluster, metadata: {name: c1}")
 	j.patch(c1, `{"spec":{"secretRef":{"name":"c2-token"}}}`)
-	if out, err := j.try(shared.Binary, "unjoin", "c2", "--dry-run"); err != nil || !strings.Contains(out, "secrets/c2-token in the host stays") {
+	if out, err := j.runOutput(shared.Binary, "unjoin", "c2", "--dry-run"); err != nil || !strings.Contains(out, "secrets/c2-token in the host stays") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	j.patch(c1, `{"spec":{"secretRef":{"name":"c1-token"}}}`)
-	if out, err := j.try(shared.Binary, "unjoin", "c2"); err != nil || strings.Contains(out, note) {
+	if out, err := j.runOutput(shared.Binary, "unjoin", "c2"); err != nil || strings.Contains(out, note) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	j.wantUnjoined(true)
@@ -223,7 +223,7 @@ func TestLongKubeFedJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = k.box.Close() })
-	kubefedctl := k.build("kubefedctl", "build", "sigs.k8s.io/kubefed/cmd/kubefedctl")
+	kubefedctl := k.buildProgram("kubefedctl", "build", "sigs.k8s.io/kubefed/cmd/kubefedctl")
 	j.run(shared.Binary, "join", "c2")
 	j.run(kubefedctl, "unjoin", "c2", "--host-cluster-context=c1")
 	j.wantUnjoined(false)

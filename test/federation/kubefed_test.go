@@ -99,7 +99,7 @@ func withKubeFed(m *members, collection string) *kubefed {
 		k.Fatal(err)
 	}
 	k.Cleanup(func() { _ = k.box.Close() })
-	k.manager = k.build("kubefed", "build", "sigs.k8s.io/kubefed/cmd/controller-manager")
+	k.manager = k.buildProgram("kubefed", "build", "sigs.k8s.io/kubefed/cmd/controller-manager")
 	// KubeFed's manager needs what its webhook would add.
 	k.patch(object(k.T, "kind: KubeFedConfig, metadata: {name: kubefed}"), `{"spec":{"controllerDuration":{"availableDelay":"20s","unavailableDelay":"60s","cacheSyncTimeout":"5m"},
 		"leaderElect":{"leaseDuration":"15s","renewDeadline":"10s","retryPeriod":"5s","resourceLock":"configmaps"},
@@ -109,8 +109,8 @@ func withKubeFed(m *members, collection string) *kubefed {
 	return k
 }
 
-// build builds a program of hack/kubefed by a command of go.
-func (k *kubefed) build(name, command string, args ...string) string {
+// buildProgram builds a program of hack/kubefed by a command of go.
+func (k *kubefed) buildProgram(name, command string, args ...string) string {
 	k.Helper()
 	path := filepath.Join(k.box.Dir, name)
 	k.goCommand(append([]string{command, "-o", path}, args...)...)
@@ -160,7 +160,7 @@ func (k *kubefed) buildSuite() string {
 	if err != nil {
 		k.Fatal(err)
 	}
-	return k.build("suite", "test", "-modfile="+modfile, "-vet=off", "-c", ".")
+	return k.buildProgram("suite", "test", "-modfile="+modfile, "-vet=off", "-c", ".")
 }
 
 // forSubtest returns the federation for a subtest.

@@ -59,7 +59,7 @@ func newMembers(t *testing.T, patience time.Duration, o cluster.Options, resourc
 	role := "cluster-admin"
 	if len(resources) > 0 {
 		role = memberRole
-		m.permit(resources...)
+		m.permitResources(resources...)
 	}
 	m.joinBoth(role)
 	return m
@@ -117,9 +117,9 @@ const (
 // memberRole is a ClusterRole of the manager in c2.
 const memberRole = "federation-member"
 
-// permit lets the manager work with these resources in c2, and with no others, if its role there is
+// permitResources lets the manager work with these resources in c2, and with no others, if its role there is
 // memberRole.
-func (m *members) permit(resources ...string) {
+func (m *members) permitResources(resources ...string) {
 	m.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: memberRole}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{"*"}, Resources: resources, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}},
@@ -309,11 +309,11 @@ func (m *members) waitForStatus(f *unstructured.Unstructured, want string) {
 }
 
 // statuses returns the statuses of the clusters, such as "c1=".
-func statuses(f *unstructured.Unstructured) (all []string) {
+func statuses(f *unstructured.Unstructured) (texts []string) {
 	for _, c := range policy.ReadFederated(f).Status.Clusters {
-		all = append(all, c.Name+"="+c.Status)
+		texts = append(texts, c.Name+"="+c.Status)
 	}
-	return all
+	return texts
 }
 
 // waitForCondition waits until a KubeFedCluster has this condition.

@@ -42,7 +42,7 @@ var migratedSpecs = map[string]string{
 }
 
 // federateAll creates all federated objects.
-func (k *kubefed) federateAll() (all []*unstructured.Unstructured) {
+func (k *kubefed) federateAll() (objects []*unstructured.Unstructured) {
 	k.Helper()
 	for i := range objectsPerType {
 		name := fmt.Sprintf("shop-%d", i)
@@ -58,18 +58,18 @@ func (k *kubefed) federateAll() (all []*unstructured.Unstructured) {
 			if err != nil {
 				k.Fatal(err)
 			}
-			all = append(all, created)
+			objects = append(objects, created)
 		}
 	}
-	return all
+	return objects
 }
 
 // waitUntilPropagated waits until the objects are well in both members, in their present generation, and
 // returns the generations.
-func (k *kubefed) waitUntilPropagated(all []*unstructured.Unstructured) map[string]int64 {
+func (k *kubefed) waitUntilPropagated(objects []*unstructured.Unstructured) map[string]int64 {
 	k.Helper()
 	generations := map[string]int64{}
-	for _, u := range all {
+	for _, u := range objects {
 		fleet.Eventually(fleet.Within(k.ctx, k.T, fleet.Patience), k.T, func() error {
 			current, err := client(u).Get(k.ctx, u.GetName(), metav1.GetOptions{})
 			if err != nil {
@@ -88,57 +88,57 @@ func (k *kubefed) waitUntilPropagated(all []*unstructured.Unstructured) map[stri
 
 // wantTakeover checks that a manager that has begun to lead writes nothing in the members, changes no
 // spec, and then propagates a change of an object of each type.
-func (k *kubefed) wantTakeover(all []*unstructured.Unstructured, tails map[string][]*cluster.AuditTail, before map[string]int64, label string) {
+func (k *kubefed) wantTakeover(objects []*unstructured.Unstructured, tails map[string][]*cluster.AuditTail, before map[string]int64, label string) {
 	k.Helper()
 	// In this time each looks at all objects, and after availableDelay once more.
 	fleet.Wait(k.ctx, 45*time.Second)
 	if writes := k.memberWrites(tails); len(writes) > 0 {
 		k.Errorf("%d writes in members:\n%s", len(writes), strings.Join(writes, "\n"))
 	}
-	if after := k.waitUntilPropagated(all); !maps.Equal(before, after) {
+	if after := k.waitUntilPropagated(objects); !maps.Equal(before, after) {
 		k.Errorf("specs have changed: %v, before %v", after, before)
 	}
-	for _, u := range all[:len(migratedSpecs)] {
+	for _, u := range objects[:len(migratedSpecs)] {
 		k.patch(u, fmt.Sprintf(`{"spec":{"template":{"metadata":{"labels":{"by":%q}}}}}`, label))
 	}
-	k.waitUntilPropagated(all)
+	k.waitUntilPropagated(objects)
 	const want = 2 * 10
 	if writes := k.memberWrites(tails); len(writes) != want || slices.ContainsFunc(writes, func(w string) bool { return !strings.Contains(w, "shop-0") }) {
 		k.Errorf("%d writes in members after a change of an object of each type, want %d:\n%s", len(writes), want, strings.Join(writes, "\n"))
 	}
-	k.Logf("%s has taken over %d objects", label, len(all))
+	k.Logf("%s has taken over %d objects", label, len(objects))
 }
 
 // TestLongKubeFedMigration hands over what KubeFed's manager has propagated, and back.
 func TestLongKubeFedMigration(t *testing.T) {
 	k := newKubeFed(t)
-	theirs := k.runKubeFed()
+	kubeFedManager := k.runKubeFed()
 	k.waitForCondition("c1", "Ready=True")
 	k.waitForCondition("c2", "Ready=True")
-	all := k.federateAll()
-	k.waitUntilPropagated(all)
+	objects := k.federateAll()
+	k.waitUntilPropagated(objects)
 	fleet.Wait(k.ctx, 30*time.Second) // until it has looked at all again
-	before := k.waitUntilPropagated(all)
-	if err := theirs.Stop(k.ctx, 30*time.Second); err != nil {
+	before := k.waitUntilPropagated(objects)
+	if err := kubeFedManager.Stop(k.ctx, 30*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	tails := k.tailAudits()
-	ours := k.runOurs()
+	manager := k.runOurs()
 	token, err := shared.AdminToken(k.ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fleet.Eventually(k.ctx, t, func() error { return checkIdle(ours, token, 2) })
-	k.wantTakeover(all, tails, before, "federation")
+	fleet.Eventually(k.ctx, t, func() error { return checkIdle(manager, token, 2) })
+	k.wantTakeover(objects, tails, before, "federation")
 
-	before = k.waitUntilPropagated(all)
-	if err := ours.Stop(k.ctx, 30*time.Second); err != nil || ours.ExitCode() != 0 {
-		t.Fatalf("%v, exit code %d", err, ours.ExitCode())
+	before = k.waitUntilPropagated(objects)
+	if err := manager.Stop(k.ctx, 30*time.Second); err != nil || manager.ExitCode() != 0 {
+		t.Fatalf("%v, exit code %d", err, manager.ExitCode())
 	}
-	shared.FreeLease(t, ours)
+	shared.FreeLease(t, manager)
 	tails = k.tailAudits()
 	k.runKubeFed()
-	k.wantTakeover(all, tails, before, "KubeFed")
+	k.wantTakeover(objects, tails, before, "KubeFed")
 }
 
 // checkIdle returns nil if a manager has listed all types in its members and has nothing to do there.

@@ -101,11 +101,11 @@ func TestLongOperatorsCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.federateNamespace(o.shop)
-	var all []*unstructured.Unstructured
+	var objects []*unstructured.Unstructured
 	for i := range 20 {
-		all = append(all, o.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {region: eu}}}}", i)))
+		objects = append(objects, o.create(fmt.Sprintf("kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {a: b}}, placement: {clusterSelector: {matchLabels: {region: eu}}}}", i)))
 	}
-	last := all[len(all)-1]
+	last := objects[len(objects)-1]
 	o.waitForStatus(last, "c2=")
 	o.runBlock("--user=jane", "yes")
 	if out, err := o.blockOutput("can-i update federatednamespaces"); err == nil || !strings.Contains(out, "no") {
@@ -124,19 +124,19 @@ func TestLongOperatorsCommands(t *testing.T) {
 
 	o.proxy.Partition(faultproxy.Hang)
 	o.waitForCondition("c2", "Offline=True")
-	o.deleteAll(all[:1])
-	o.waitUntilGone(all[:1])
+	o.deleteAll(objects[:1])
+	o.waitUntilGone(objects[:1])
 	o.runBlock("federation-written-off", "Offline=True")
 	o.proxy.Heal()
 	o.waitForRemovals()
 
 	byHand := &scenario{members: o.members}
 	byHand.patchByHand(o.c2, configMaps, o.shop, "f-1", `{"metadata":{"finalizers":["example.com/mine"]}}`)
-	o.deleteAll(all[1:2])
-	o.waitForStatus(all[1], "c2=WaitingForRemoval")
+	o.deleteAll(objects[1:2])
+	o.waitForStatus(objects[1], "c2=WaitingForRemoval")
 	o.runBlock("propagationController", "example.com/mine")
 	byHand.patchByHand(o.c2, configMaps, o.shop, "f-1", `{"metadata":{"finalizers":null}}`)
-	o.waitUntilGone(all[1:2])
+	o.waitUntilGone(objects[1:2])
 
 	c2 := object(t, "kind: KubeFedCluster, metadata: {name: c2}")
 	kubeFedClusters := schema.GroupVersionResource{Group: policy.CoreGroup, Version: "v1beta1", Resource: "kubefedclusters"}

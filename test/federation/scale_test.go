@@ -42,10 +42,10 @@ func (m *members) runReleased(args ...string) *cluster.Manager {
 	if err != nil {
 		m.Fatal(err)
 	}
-	ours := shared.Run(m.T, shared.NewReplica(m.ctx, m.T), cluster.ManagerOptions{Binary: binary, Env: []string{"GODEBUG=gctrace=1", "KUBE_CACHE_MUTATION_DETECTOR=false"},
+	manager := shared.Run(m.T, shared.NewReplica(m.ctx, m.T), cluster.ManagerOptions{Binary: binary, Env: []string{"GODEBUG=gctrace=1", "KUBE_CACHE_MUTATION_DETECTOR=false"},
 		Args: slices.Concat(patientArgs, []string{"--controllers=federation", "--federation-unsafe-endpoints"}, args)})
-	shared.WaitForLeader(m.ctx, m.T, ours)
-	return ours
+	shared.WaitForLeader(m.ctx, m.T, manager)
+	return manager
 }
 
 // fastFlags are flags with which federating many objects takes less time.
@@ -64,7 +64,7 @@ func newScene(m *members, size, objects, deployments int) *scene {
 		m.join(name, s.URL+"/"+name, s.ca(), "token")
 		m.patch(object(m.T, "kind: KubeFedCluster, metadata: {name: "+name+"}"), `{"metadata":{"labels":{"simulated":""}}}`)
 	}
-	m.Cleanup(s.discard)
+	m.Cleanup(s.discardObjects)
 	m.create("kind: FederatedNamespace, metadata: {name: " + m.shop + "}, spec: {" + simulatedPlacement + "}")
 	s.createAll(objects, "kind: FederatedConfigMap, metadata: {name: f-%d}, spec: {template: {data: {content: '%[1]d', filler: "+s.filler+"}}, "+simulatedPlacement+"}")
 	s.createAll(deployments, "kind: FederatedDeployment, metadata: {name: d-%d}, spec: {template: {spec: {}}, "+simulatedPlacement+"}")
@@ -98,8 +98,8 @@ func (s *scene) listObjects(ctx context.Context, kind string) (*unstructured.Uns
 	return client(u).List(ctx, metav1.ListOptions{})
 }
 
-// discard deletes the federated objects. No manager need be left.
-func (s *scene) discard() {
+// discardObjects deletes the federated objects. No manager need be left.
+func (s *scene) discardObjects() {
 	s.Helper()
 	ctx := context.Background()
 	for _, kind := range []string{"FederatedConfigMap", "FederatedDeployment", "FederatedNamespace"} {
@@ -177,14 +177,14 @@ func (s *scene) waitUntilListed(m *cluster.Manager) {
 var gcTrace = regexp.MustCompile(`(?m)^gc \d+ @.* \d+->\d+->(\d+) MB`)
 
 // ourHeap is liveHeap for our manager, which collects when it is asked to.
-func (m *members) ourHeap(ours *cluster.Manager) int {
+func (m *members) ourHeap(manager *cluster.Manager) int {
 	m.Helper()
 	token, err := shared.AdminToken(m.ctx)
 	if err != nil {
 		m.Fatal(err)
 	}
-	return m.liveHeap(ours.Process, func() error {
-		return fleet.Answers(ours.SecureURL+"/debug/pprof/heap?gc=1", token, http.StatusOK)
+	return m.liveHeap(manager.Process, func() error {
+		return fleet.Answers(manager.SecureURL+"/debug/pprof/heap?gc=1", token, http.StatusOK)
 	})
 }
 
@@ -227,20 +227,20 @@ func TestLongRestartReadsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := &members{T: t, ctx: fleet.Within(t.Context(), t, time.Hour), c1: shared.Objects}
 			shared.InstallWith(m.ctx, t, "federation")
-			ours := m.runReleased(fastFlags...)
-			idle := m.ourHeap(ours)
+			manager := m.runReleased(fastFlags...)
+			idle := m.ourHeap(manager)
 			s := newScene(m, fleet.Setting(t, "MEMBERS", test.members), fleet.Setting(t, "OBJECTS", test.objects), 0)
 			s.waitUntilPropagated()
 			if len(s.takeRequests()) < s.size*s.objects {
 				t.Fatal("not all requests are counted")
 			}
-			t.Logf("live heap after federating them: %d MiB", m.ourHeap(ours))
-			s.stop(ours.Process)
+			t.Logf("live heap after federating them: %d MiB", m.ourHeap(manager))
+			s.stop(manager.Process)
 
-			ours = m.runReleased()
-			s.waitUntilListed(ours)
+			manager = m.runReleased()
+			s.waitUntilListed(manager)
 			requests := s.takeRequests()
-			heap := m.ourHeap(ours)
+			heap := m.ourHeap(manager)
 			t.Logf("after a restart: %d GETs and writes; live heap %d MiB, idle %d MiB", len(requests), heap, idle)
 			if len(requests) > 0 {
 				t.Errorf("GETs and writes, such as: %v", sample(requests))
@@ -249,10 +249,10 @@ func TestLongRestartReadsNothing(t *testing.T) {
 				t.Errorf("the live heap has grown by %d MiB, want %d MiB at most", heap-idle, test.heap)
 			}
 			s.compareDelays("one of the others is away", func(change func()) {
-				s.hang("s0") // at first the manager does not know, later the member is not ready
+				s.setHanging("s0") // at first the manager does not know, later the member is not ready
 				change()
 				s.waitForCondition("s0", "Offline=True")
-				s.hang("")
+				s.setHanging("")
 				s.waitForCondition("s0", "Ready=True")
 			})
 		})
@@ -273,24 +273,24 @@ func sample(requests map[string]int) (few []string) {
 // 2,000 objects.
 func TestLongKubeFedMemory(t *testing.T) {
 	k := newKubeFed(t)
-	theirs := k.runKubeFed()
+	kubeFedManager := k.runKubeFed()
 	k.waitForCondition("c2", "Ready=True")
 	fleet.Wait(k.ctx, time.Minute)
-	idle := k.liveHeap(theirs, func() error { return nil })
-	k.stop(theirs)
+	idle := k.liveHeap(kubeFedManager, func() error { return nil })
+	k.stop(kubeFedManager)
 	manager := k.runReleased(fastFlags...)
-	ours := k.ourHeap(manager)
+	ourGrowth := k.ourHeap(manager)
 	s := newScene(k.members, fleet.Setting(t, "MEMBERS", 5), fleet.Setting(t, "OBJECTS", 2000), 0)
 	s.waitUntilPropagated()
 	s.propagateChange()
-	ours = k.ourHeap(manager) - ours
+	ourGrowth = k.ourHeap(manager) - ourGrowth
 	k.stop(manager.Process)
-	theirs = k.runKubeFed()
+	kubeFedManager = k.runKubeFed()
 	fleet.Wait(k.ctx, 2*time.Minute)
 	s.propagateChange()
-	kubeFedGrowth := k.liveHeap(theirs, func() error { return nil }) - idle
-	t.Logf("%d members with %d objects each: the live heap of federation grows by %d MiB, that of KubeFed by %d MiB", s.size, s.objects, ours, kubeFedGrowth)
-	if 5*ours > kubeFedGrowth {
+	kubeFedGrowth := k.liveHeap(kubeFedManager, func() error { return nil }) - idle
+	t.Logf("%d members with %d objects each: the live heap of federation grows by %d MiB, that of KubeFed by %d MiB", s.size, s.objects, ourGrowth, kubeFedGrowth)
+	if 5*ourGrowth > kubeFedGrowth {
 		t.Error("federation's grows by more than a fifth of KubeFed's")
 	}
 }

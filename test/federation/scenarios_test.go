@@ -229,7 +229,7 @@ var scenarios = map[string]func(*scenario){
 	},
 	"removals wait when the federation namespace is deleted and clusters join again without labels": func(p *scenario) {
 		last := p.federateMany()
-		p.fixture.reinstall()
+		p.fixture.reinstallFederation()
 		p.waitForStatus(last, "c2=RemovalHeld")
 		p.waitForObject(p.c2, configMaps, p.shop, last.GetName(), managed)
 		p.waitForContent(p.c1, "b")

@@ -85,8 +85,8 @@ func (s *simulatedMembers) writeTimes() map[string]time.Time {
 	return maps.Clone(s.puts)
 }
 
-// hang leaves new requests to a member without an answer, and answers all others; "" answers all.
-func (s *simulatedMembers) hang(member string) {
+// setHanging leaves new requests to a member without an answer, and answers all others; "" answers all.
+func (s *simulatedMembers) setHanging(member string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.hangingMember = member

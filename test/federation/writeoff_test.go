@@ -280,7 +280,7 @@ func TestForbiddenTypeIsWrittenOff(t *testing.T) {
 	f := m.createMany(0, 2, "b")
 	m.waitForStatus(f[0], "c1= c2=")
 	m.waitForStatus(f[1], "c1= c2=")
-	m.permit("namespaces")
+	m.permitResources("namespaces")
 	m.stop(manager.Process) // its watches would go on
 	shared.RunLeader(m.ctx, t, shortGraceArgs...)
 	m.waitForStatus(f[1], "c1= c2=RetrievalFailed")
@@ -297,7 +297,7 @@ func TestForbiddenTypeIsWrittenOff(t *testing.T) {
 	if names, err := m.pendingRemovals(); err != nil || len(names) != 1 {
 		t.Errorf("recorded are the removals %q, want that of f-0: %v", names, err)
 	}
-	m.permit("namespaces", "configmaps")
+	m.permitResources("namespaces", "configmaps")
 	current := m.waitForRemovals()
 	if _, exists := current["f-0"]; exists {
 		t.Error("f-0 is still there")
@@ -320,7 +320,7 @@ func TestLongWriteOffsSurviveKills(t *testing.T) {
 		c.replicas[i] = shared.NewReplica(m.ctx, t)
 		c.startReplica(i, args...)
 	}
-	kill := func() {
+	killLeader := func() {
 		i := c.awaitLeader(-1)
 		c.managers[i].Kill()
 		for i, manager := range c.managers {
@@ -346,7 +346,7 @@ func TestLongWriteOffsSurviveKills(t *testing.T) {
 			return err
 		})
 		fleet.Wait(m.ctx, rand.N(2*time.Second))
-		kill()
+		killLeader()
 		m.waitUntilGone(objects)
 		if names, err := m.pendingRemovals(); err != nil || len(names) != size {
 			t.Errorf("round %d: %d removals are recorded, want %d: %v", round, len(names), size, err)
@@ -362,7 +362,7 @@ func TestLongWriteOffsSurviveKills(t *testing.T) {
 		}
 		m.proxy.Heal()
 		fleet.Wait(m.ctx, rand.N(3*time.Second))
-		kill()
+		killLeader()
 		remaining := m.waitForRemovals()
 		for _, u := range objects {
 			if _, exists := remaining[u.GetName()]; exists != newer[u.GetName()] {

@@ -66,26 +66,26 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 // Validate returns all problems, joined; each names its flag.
 func (c *Config) Validate(s controllers.Settings) error {
 	var errs []error
-	bad := func(flag, format string, args ...any) {
+	addError := func(flag, format string, args ...any) {
 		errs = append(errs, fmt.Errorf("--"+flagPrefix+flag+": "+format, args...))
 	}
 	if problems := validation.IsDNS1123Label(c.Namespace); len(problems) > 0 {
-		bad("namespace", "must be the name of a namespace, got %q: %s", c.Namespace, problems[0])
+		addError("namespace", "must be the name of a namespace, got %q: %s", c.Namespace, problems[0])
 	}
 	if slices.Contains(s.OwnNamespaces, c.Namespace) {
-		bad("namespace", "%s is a namespace of the manager itself: its roles would cover the manager's own objects", c.Namespace)
+		addError("namespace", "%s is a namespace of the manager itself: its roles would cover the manager's own objects", c.Namespace)
 	}
 	if c.UnreachableGracePeriod < 0 {
-		bad("unreachable-grace-period", "must not be negative, got %s", c.UnreachableGracePeriod)
+		addError("unreachable-grace-period", "must not be negative, got %s", c.UnreachableGracePeriod)
 	}
 	if c.RemovalGuard < 0 || c.RemovalGuard > 100 {
-		bad("removal-guard", "must be 0 to 100, got %d", c.RemovalGuard)
+		addError("removal-guard", "must be 0 to 100, got %d", c.RemovalGuard)
 	}
 	if c.ClusterQPS < 1 {
-		bad("cluster-qps", "must be at least 1, got %d", c.ClusterQPS)
+		addError("cluster-qps", "must be at least 1, got %d", c.ClusterQPS)
 	}
 	if problems := validation.IsDNS1123Subdomain(c.DNSEndpointGroup); len(problems) > 0 {
-		bad("dns-endpoint-group", "must be an API group, got %q: %s", c.DNSEndpointGroup, problems[0])
+		addError("dns-endpoint-group", "must be an API group, got %q: %s", c.DNSEndpointGroup, problems[0])
 	}
 	return errors.Join(errs...)
 }

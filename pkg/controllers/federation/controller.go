@@ -159,11 +159,11 @@ func (c *controller) definitionChanged(e controllers.Event[metav1.Object]) []que
 func everyType(*federatedType) bool { return true }
 
 // federatedKeys returns the keys of all federated objects of some types.
-func (c *controller) federatedKeys(selects func(*federatedType) bool) (keys []key) {
+func (c *controller) federatedKeys(matches func(*federatedType) bool) (keys []key) {
 	c.mu.Lock()
 	var selected []*federatedType
 	for _, t := range c.federatedTypes {
-		if selects(t) {
+		if matches(t) {
 			selected = append(selected, t)
 		}
 	}

@@ -52,8 +52,8 @@ func TestChangesDoNotWaitForStatuses(t *testing.T) {
 				for range 5 {
 					<-writes
 				}
-				if took := time.Since(begin); took > 10*latency {
-					t.Errorf("the changes took %s", took)
+				if elapsed := time.Since(begin); elapsed > 10*latency {
+					t.Errorf("the changes took %s", elapsed)
 				}
 				<-time.After(time.Second)
 				if n := len(statuses); n > 70 {

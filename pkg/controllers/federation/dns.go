@@ -68,7 +68,7 @@ func newDNSLoop(c *controller, options controllers.LoopOptions) (*dnsLoop, error
 	type event = controllers.Event[*unstructured.Unstructured]
 	l := &dnsLoop{c: c, records: map[string]*informers.Informer[*unstructured.Unstructured]{},
 		domains: informers.For[*unstructured.Unstructured](c.host, domains), endpoints: informers.For[*unstructured.Unstructured](c.host, c.cfg.dnsEndpoints())}
-	all := func(event) (keys []queuedKey) {
+	everyRecord := func(event) (keys []queuedKey) {
 		for kind, records := range l.records {
 			for _, name := range objectNames(records, metav1.NamespaceAll) {
 				keys = append(keys, newQueuedKey(key{kind, name}))
@@ -76,7 +76,7 @@ func newDNSLoop(c *controller, options controllers.LoopOptions) (*dnsLoop, error
 		}
 		return keys
 	}
-	watches := []controllers.Watch[queuedKey]{controllers.WatchChanges(l.domains, all), controllers.WatchChanges(c.informers.clusters, all,
+	watches := []controllers.Watch[queuedKey]{controllers.WatchChanges(l.domains, everyRecord), controllers.WatchChanges(c.informers.clusters, everyRecord,
 		clusterChanges(func(c policy.Cluster) any { return c.Status.Topology }))}
 	for kind, resource := range dnsRecords {
 		l.records[kind] = informers.For[*unstructured.Unstructured](c.host, resource)
@@ -175,17 +175,17 @@ func (l *dnsLoop) clusterDNS(k key, record *policy.DNSRecord) (clusters []policy
 
 // loadBalancer returns the load balancer of an object of the cluster, and whether it is known. A Service that
 // has no ready endpoints has none.
-func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (none []policy.LoadBalancerIngress, known bool) {
+func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (ingress []policy.LoadBalancerIngress, known bool) {
 	availability := r.availability(k.kind)
 	object, exists := r.cachedObject(k)
 	if availability != policy.Synced || !exists {
-		return none, availability == policy.Synced || availability == policy.Absent
+		return ingress, availability == policy.Synced || availability == policy.Absent
 	}
 	r.c.mu.Lock()
 	endpoints := r.endpoints // they are followed before any type is
 	r.c.mu.Unlock()
 	if !record.IsIngress && !record.Spec.AllowEmpty && len(endpoints.ByIndex(serviceIndex, k.ObjectName.String())) == 0 {
-		return none, availabilityOf(endpoints.Status()) == policy.Synced
+		return ingress, availabilityOf(endpoints.Status()) == policy.Synced
 	}
 	return policy.ReadLoadBalancer(policy.ReadRemoteStatus(object.Digest(Name))), true
 }

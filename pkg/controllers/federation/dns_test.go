@@ -112,8 +112,8 @@ func (n *dnsFed) wantRecords(name string, want ...string) {
 	if u := n.get(n.Host, "DNSEndpoint", "shop", name); u == nil {
 		got = []string{"gone"}
 	} else {
-		all, _, _ := unstructured.NestedSlice(u.Object, "spec", "endpoints")
-		for _, e := range all {
+		endpoints, _, _ := unstructured.NestedSlice(u.Object, "spec", "endpoints")
+		for _, e := range endpoints {
 			text := fmt.Sprint(e.(map[string]any)["dnsName"], " ", e.(map[string]any)["recordType"], " ", e.(map[string]any)["targets"])
 			got = append(got, strings.ReplaceAll(text, "web.shop.fed.svc", "P"))
 		}
@@ -252,8 +252,8 @@ func TestDNSRecordBecomesADNSEndpoint(t *testing.T) {
 				n.Sleep(5 * time.Second)
 				n.wantRecords(name, "gone")
 			}
-			if all := slices.DeleteFunc(n.Events(), func(e string) bool { return !strings.Contains(e, "InvalidDNSRecord") }); len(all) != 6 {
-				n.t.Errorf("%d Events:\n%s", len(all), strings.Join(all, "\n"))
+			if events := slices.DeleteFunc(n.Events(), func(e string) bool { return !strings.Contains(e, "InvalidDNSRecord") }); len(events) != 6 {
+				n.t.Errorf("%d Events:\n%s", len(events), strings.Join(events, "\n"))
 			}
 			n.Put(dnsRecord(n.t, service))
 			n.Sleep(5 * time.Second)

@@ -135,11 +135,11 @@ func (m *membership) join(ctx context.Context) error {
 	existing, err := m.host.Resource(kubeFedClusters).Namespace(m.namespace).Get(ctx, m.name, metav1.GetOptions{})
 	switch {
 	case err == nil && m.errorOnExisting:
-		return fmt.Errorf("--error-on-existing: there is %s", m.describe(m.host, kubeFedClusters, m.name))
+		return fmt.Errorf("--error-on-existing: there is %s", m.describeObject(m.host, kubeFedClusters, m.name))
 	case err == nil:
 		m.secretName = cmp.Or(m.secretName, policy.ReadCluster(existing).Spec.SecretRef.Name)
 	case !apierrors.IsNotFound(err):
-		return fmt.Errorf("get %s: %w", m.describe(m.host, kubeFedClusters, m.name), err)
+		return fmt.Errorf("get %s: %w", m.describeObject(m.host, kubeFedClusters, m.name), err)
 	}
 	m.secretName = cmp.Or(m.secretName, m.defaultSecretName())
 	switch other, err := m.secretSharer(ctx, m.secretName); {
@@ -239,13 +239,13 @@ func (m *membership) resourceClient(client dynamic.Interface, resource schema.Gr
 	return client.Resource(resource).Namespace(m.namespace)
 }
 
-// describe names an object in errors and in what is printed.
-func (m *membership) describe(client dynamic.Interface, resource schema.GroupVersionResource, name string) string {
-	place := "cluster " + m.name
+// describeObject names an object in errors and in what is printed.
+func (m *membership) describeObject(client dynamic.Interface, resource schema.GroupVersionResource, name string) string {
+	location := "cluster " + m.name
 	if client == m.host {
-		place = "the host"
+		location = "the host"
 	}
-	return fmt.Sprintf("%s/%s in %s", resource.Resource, name, place)
+	return fmt.Sprintf("%s/%s in %s", resource.Resource, name, location)
 }
 
 // apply makes an object what it should be, whoever has made it, and prints that.
@@ -270,7 +270,7 @@ func (m *membership) applyObject(ctx context.Context, client dynamic.Interface, 
 
 // printResult prints what was done, or would be with --dry-run.
 func (m *membership) printResult(verb string, client dynamic.Interface, resource schema.GroupVersionResource, name string, err error) error {
-	text := verb + " " + m.describe(client, resource, name)
+	text := verb + " " + m.describeObject(client, resource, name)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s: %w", text, err)
@@ -284,7 +284,7 @@ func (m *membership) printResult(verb string, client dynamic.Interface, resource
 func (m *membership) unjoin(ctx context.Context) error {
 	existing, err := m.host.Resource(kubeFedClusters).Namespace(m.namespace).Get(ctx, m.name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("get %s: %w", m.describe(m.host, kubeFedClusters, m.name), err)
+		return fmt.Errorf("get %s: %w", m.describeObject(m.host, kubeFedClusters, m.name), err)
 	}
 	secret := m.defaultSecretName() // of a join that has failed before the KubeFedCluster
 	if err == nil {
@@ -294,7 +294,7 @@ func (m *membership) unjoin(ctx context.Context) error {
 	case err != nil:
 		return err
 	case other != "":
-		_, err = fmt.Fprintf(m.out, "note: %s stays, since the KubeFedCluster %s names it too\n", m.describe(m.host, secretsResource, secret), other)
+		_, err = fmt.Fprintf(m.out, "note: %s stays, since the KubeFedCluster %s names it too\n", m.describeObject(m.host, secretsResource, secret), other)
 		if err != nil {
 			return err
 		}
@@ -310,7 +310,7 @@ func (m *membership) unjoin(ctx context.Context) error {
 		return nil
 	}
 	if _, accountErr := m.resourceClient(m.cluster, accountsResource).Get(ctx, m.accountName(), metav1.GetOptions{}); err == nil && apierrors.IsNotFound(accountErr) {
-		_, err := fmt.Fprintf(m.out, "note: %s is not there; if the cluster joined with another --host-cluster-name or --cluster-context, run unjoin with these too\n", m.describe(m.cluster, accountsResource, m.accountName()))
+		_, err := fmt.Fprintf(m.out, "note: %s is not there; if the cluster joined with another --host-cluster-name or --cluster-context, run unjoin with these too\n", m.describeObject(m.cluster, accountsResource, m.accountName()))
 		if err != nil {
 			return err
 		}

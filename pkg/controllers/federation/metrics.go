@@ -15,7 +15,7 @@ const metricPrefix = "quartermaster_federation_"
 type domainMetrics struct {
 	ready, pending, held, writtenOff *metrics.GaugeVec
 	lag                              *metrics.HistogramVec
-	spreads                          *metrics.Counter
+	replicaWrites                    *metrics.Counter
 
 	clusters map[string]bool // the clusters that have series; only setGauges uses it
 }
@@ -32,11 +32,11 @@ func newDomainMetrics(reg controllers.MetricsRegistry) *domainMetrics {
 		lag: metrics.NewHistogramVec(&metrics.HistogramOpts{Name: metricPrefix + "lag_seconds", StabilityLevel: metrics.ALPHA,
 			Help:    "Time from when a change was seen until it was written in the cluster.",
 			Buckets: []float64{0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300}}, []string{"cluster"}),
-		spreads: metrics.NewCounter(&metrics.CounterOpts{Name: metricPrefix + "replica_writes_total", StabilityLevel: metrics.ALPHA,
+		replicaWrites: metrics.NewCounter(&metrics.CounterOpts{Name: metricPrefix + "replica_writes_total", StabilityLevel: metrics.ALPHA,
 			Help: "Federated objects written because the replicas of their clusters were planned anew."}),
 		clusters: map[string]bool{},
 	}
-	reg.MustRegister(m.ready, m.pending, m.held, m.writtenOff, m.lag, m.spreads)
+	reg.MustRegister(m.ready, m.pending, m.held, m.writtenOff, m.lag, m.replicaWrites)
 	return m
 }
 

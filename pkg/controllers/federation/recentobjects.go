@@ -81,6 +81,6 @@ func notOlder(object *unstructured.Unstructured, version string) bool {
 		return object == nil && version == ""
 	}
 	have, err := strconv.ParseUint(object.GetResourceVersion(), 10, 64)
-	cached, err2 := strconv.ParseUint(version, 10, 64)
-	return err == nil && err2 == nil && have >= cached
+	cached, cachedErr := strconv.ParseUint(version, 10, 64)
+	return err == nil && cachedErr == nil && have >= cached
 }

@@ -168,7 +168,7 @@ func definition(t *testing.T, kind, plural, group, version string) *unstructured
 // TestRemovalWaitsForLists has a new leader whose API server does not serve a type
 // that is needed to know what is wanted: it lists nothing, and a GET finds nothing either.
 func TestRemovalWaitsForLists(t *testing.T) {
-	for plural, meanwhile := range map[string]string{"federatedconfigmaps": "gone", "federatednamespaces": "c1= c2="} {
+	for plural, waitingStatus := range map[string]string{"federatedconfigmaps": "gone", "federatednamespaces": "c1= c2="} {
 		t.Run(plural, func(t *testing.T) {
 			runWithConfigMap(t, func(f *fed) {
 				setServed := func(served bool) {
@@ -183,7 +183,7 @@ func TestRemovalWaitsForLists(t *testing.T) {
 				f.Sleep(20 * time.Minute)
 				f.wantWrites(f.c1)
 				f.wantWrites(f.c2)
-				f.wantStatus("FederatedConfigMap", "f", meanwhile)
+				f.wantStatus("FederatedConfigMap", "f", waitingStatus)
 				setServed(true)
 				f.setSpec("c", "template", "data", "a")
 				f.Sleep(20 * time.Minute)

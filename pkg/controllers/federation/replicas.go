@@ -65,12 +65,12 @@ func newSpreader(c *controller, loop controllers.LoopOptions) (*spreader, error)
 	s := &spreader{c: c}
 	loop.Workers = replicaWorkers
 	var err error
-	all := func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
+	everyPreference := func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 		return objectNames(c.informers.preferences, metav1.NamespaceAll)
 	}
 	labelsOrReadiness := clusterChanges(func(c policy.Cluster) any { return []any{c.Labels, policy.StartHealth(c.Status).Ready()} })
 	s.Loop, err = controllers.NewLoop(loop, s.reconcile, controllers.WatchSelf(c.informers.preferences),
-		controllers.WatchChanges(c.informers.clusters, all, labelsOrReadiness), controllers.WatchChanges(c.informers.configs, all))
+		controllers.WatchChanges(c.informers.clusters, everyPreference, labelsOrReadiness), controllers.WatchChanges(c.informers.configs, everyPreference))
 	return s, err
 }
 
@@ -220,7 +220,7 @@ func (s *spreader) write(ctx context.Context, v *view, spread *unstructured.Unst
 		return fmt.Errorf("replicas of %s %s: %w", v.Federated.Kind, v.key.ObjectName, err)
 	}
 	s.c.recentObjects.put(v.key, written)
-	s.c.metrics.spreads.Inc()
+	s.c.metrics.replicaWrites.Inc()
 	klog.FromContext(ctx).V(2).Info("Wrote the replicas of a federated object", "object", klog.KRef(v.key.Namespace, v.key.Name))
 	return nil
 }
@@ -228,13 +228,13 @@ func (s *spreader) write(ctx context.Context, v *view, spread *unstructured.Unst
 // availableClusters returns the clusters of a plan. If there can be no plan yet, it returns how long to wait:
 // a cluster is not known yet, or the federated object is placed in one that has not been away for the delay.
 // A plan without that cluster would move its replicas, a plan with it needs to know what runs there.
-func (s *spreader) availableClusters(clusters []policy.Cluster, federated *policy.Federated, delay time.Duration, now time.Time) (usable []*readyCluster, wait time.Duration) {
+func (s *spreader) availableClusters(clusters []policy.Cluster, federated *policy.Federated, delay time.Duration, now time.Time) (available []*readyCluster, wait time.Duration) {
 	for _, cluster := range clusters {
 		state, r := s.c.clusters.state(cluster.Name), s.c.readyCluster(cluster.Name)
 		remaining := time.Duration(0)
 		switch since, away := cluster.NotReadySince(); {
 		case r != nil && state.health.Ready():
-			usable = append(usable, r)
+			available = append(available, r)
 		case state.health.Ready(), !state.probed:
 			remaining = time.Second
 		case !slices.Contains(federated.Placement.Clusters, cluster.Name):
@@ -247,7 +247,7 @@ func (s *spreader) availableClusters(clusters []policy.Cluster, federated *polic
 			wait = remaining
 		}
 	}
-	return usable, wait
+	return available, wait
 }
 
 // readWorkloads reads what runs in the clusters, and returns when to read again even without an event.

@@ -275,12 +275,12 @@ func (c *controller) writeOutcomes(ctx context.Context, v *view, outcomes map[st
 		}
 		last := record.results[name]
 		written := last != nil && last.version != ""
-		if (v.propagated.Has(name) || written && record.dirty) && (v.wanted(name) || !outcome.cleared) {
+		if (v.propagated.HasVersion(name) || written && record.dirty) && (v.wanted(name) || !outcome.cleared) {
 			versions[name] = v.validVersions[name] // empty if the cluster has an older content
 		}
 		if written && v.wanted(name) && last.content == v.digest.ContentHash(name) {
 			versions[name] = last.version
-			hasNewVersion = hasNewVersion || !v.propagated.Has(name)
+			hasNewVersion = hasNewVersion || !v.propagated.HasVersion(name)
 		}
 	}
 	// While a cluster has no result, the status waits for it. The versions of new objects must not: a later
@@ -372,10 +372,10 @@ func (c *controller) dropRecord(v *view) {
 }
 
 // dropResults drops the results of a cluster for some types.
-func (c *controller) dropResults(cluster string, selects func(*federatedType) bool) {
+func (c *controller) dropResults(cluster string, matches func(*federatedType) bool) {
 	c.mu.Lock()
 	for k, record := range c.records {
-		if t := c.federatedTypes[k.kind]; t != nil && selects(t) {
+		if t := c.federatedTypes[k.kind]; t != nil && matches(t) {
 			delete(record.results, cluster)
 		}
 	}

@@ -111,7 +111,7 @@ func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Du
 }
 
 // setState notes what was decided on a type. It reports whether its warning is a new one.
-func (l *typeLoop) setState(t typeState) (warns bool) {
+func (l *typeLoop) setState(t typeState) (isNew bool) {
 	state, _ := l.states.Swap(t.Name, t)
 	before, _ := state.(typeState)
 	return t.warning.Reason != "" && t.warning != before.warning

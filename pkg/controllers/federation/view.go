@@ -183,7 +183,7 @@ func (c *controller) hasPropagatedTo(ctx context.Context, v *view, cluster strin
 		return false, ignoreNotFound(err)
 	}
 	propagated := policy.ReadPropagated(object)
-	return propagated.Owner == v.object.GetUID() && propagated.Has(cluster), nil
+	return propagated.Owner == v.object.GetUID() && propagated.HasVersion(cluster), nil
 }
 
 // computeFingerprint returns the hash of what the view asks of clusters.
@@ -203,7 +203,7 @@ func (v *view) wanted(cluster string) bool {
 
 // expected reports whether the federated object is placed in a cluster, or has it in its PropagatedVersion.
 func (v *view) expected(cluster string) bool {
-	return slices.Contains(v.placedClusters, cluster) || v.propagated.Has(cluster)
+	return slices.Contains(v.placedClusters, cluster) || v.propagated.HasVersion(cluster)
 }
 
 // objectState returns the input of policy.Decide. Live is nil if the cluster has no managed object.

@@ -109,9 +109,9 @@ func (w *work) recordEvent(reason string, err error) {
 	if err != nil {
 		w.cluster.c.mu.Lock()
 		last := w.cluster.c.records[w.key].resultOf(w.cluster.name)
-		same := last != nil && last.status == w.status
+		repeated := last != nil && last.status == w.status
 		w.cluster.c.mu.Unlock()
-		if same {
+		if repeated {
 			return
 		}
 		kind, reason, text = corev1.EventTypeWarning, reason+"Failed", text+": "+truncatedError{err}.Error()

@@ -67,8 +67,8 @@ func (f *fed) endOutage() {
 // wantNoRecords checks that no record is left.
 func (f *fed) wantNoRecords() {
 	f.t.Helper()
-	if all := f.writeOffRecords(); len(all) > 0 {
-		f.t.Errorf("the records %v are left", all)
+	if records := f.writeOffRecords(); len(records) > 0 {
+		f.t.Errorf("the records %v are left", records)
 	}
 }
 
@@ -96,8 +96,8 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			if w := f.Writes(); len(w) != 3 || !strings.HasPrefix(w[0], "create "+record) || w[2] != "patch federatedconfigmaps.types.kubefed.io shop/f" {
 				f.t.Errorf("wrote %q, want the record before the finalizer", w)
 			}
-			if all := f.writeOffRecords(); len(all) != 1 || all[0].UID == "" {
-				f.t.Errorf("records %v", all)
+			if records := f.writeOffRecords(); len(records) != 1 || records[0].UID == "" {
+				f.t.Errorf("records %v", records)
 			}
 			f.Sleep(20 * time.Minute)
 			f.endOutage()
@@ -197,8 +197,8 @@ func TestWriteOffRemovesTheObjectLater(t *testing.T) {
 			f.deleteDuringOutage()
 			f.Restart()
 			f.Sleep(6 * time.Minute)
-			if all := f.writeOffRecords(); len(all) != 1 || all[0].UID != "" {
-				f.t.Errorf("records %v", all)
+			if records := f.writeOffRecords(); len(records) != 1 || records[0].UID != "" {
+				f.t.Errorf("records %v", records)
 			}
 			replacement := f.replacement(time.Now())
 			f.c2.Delete(replacement)

@@ -59,16 +59,16 @@ func (f *Federated) Operations(cluster string) ([]Operation, error) {
 	if len(operations) > maxOperations {
 		return nil, fmt.Errorf("over %d overrides", maxOperations)
 	}
-	seen := make(map[string]bool, len(operations))
+	paths := make(map[string]bool, len(operations))
 	for _, o := range operations {
 		if !slices.Contains([]string{"", opAdd, opRemove, opReplace}, o.Op) {
 			return nil, fmt.Errorf("op: must be add, remove or replace, got %q", truncate(o.Op, 64))
 		}
 		_, path, _ := strings.Cut(o.Path, "/")
-		if seen[path] {
+		if paths[path] {
 			return nil, fmt.Errorf("the path %q is overridden twice", truncate(o.Path, maxError))
 		}
-		seen[path] = true
+		paths[path] = true
 	}
 	return operations, nil
 }

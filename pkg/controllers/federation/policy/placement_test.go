@@ -13,9 +13,9 @@ import (
 // TestPlaceIntersectsNamespaceAndObject has clusters a, b and c; a and b have the label size: big.
 func TestPlaceIntersectsNamespaceAndObject(t *testing.T) {
 	clusters := []Cluster{{Name: "c"}, {Name: "a", Labels: map[string]string{"size": "big", "zone": "1"}}, {Name: "b", Labels: map[string]string{"size": "big"}}}
-	const all, none = "placement: {clusterSelector: {}}", "-"
+	const everyCluster, absent = "placement: {clusterSelector: {}}", "-"
 	tests := map[string]struct {
-		kind, spec, namespace string // namespace is the spec of its FederatedNamespace; "" selects all, none is no such
+		kind, spec, namespace string // namespace is the spec of its FederatedNamespace; "" selects everyCluster, absent is no such
 		want                  string
 		reason                string
 	}{
@@ -29,7 +29,7 @@ func TestPlaceIntersectsNamespaceAndObject(t *testing.T) {
 		"no list and no selector":                   {spec: "placement: {}"},
 		"no placement":                              {spec: "template: {}"},
 		"a list that is null":                       {spec: "placement: {clusters: null, clusterSelector: {}}", want: "a b c"},
-		"an empty selector":                         {spec: all, want: "a b c"},
+		"an empty selector":                         {spec: everyCluster, want: "a b c"},
 		"labels":                                    {spec: "placement: {clusterSelector: {matchLabels: {size: big}}}", want: "a b"},
 		"labels and expressions":                    {spec: "placement: {clusterSelector: {matchLabels: {size: big}, matchExpressions: [{key: zone, operator: DoesNotExist}]}}", want: "b"},
 		"labels that no cluster has":                {spec: "placement: {clusterSelector: {matchLabels: {size: small}}}"},
@@ -39,15 +39,15 @@ func TestPlaceIntersectsNamespaceAndObject(t *testing.T) {
 		"a list of text":                            {spec: "placement: {clusters: [a]}", reason: ComputePlacementFailed},
 		"a cluster without a name":                  {spec: "placement: {clusters: [{}]}", reason: ComputePlacementFailed},
 		"a placement that is text":                  {spec: "placement: everywhere", reason: ComputePlacementFailed},
-		"an object without its FederatedNamespace is placed nowhere":            {spec: all, namespace: none, reason: NamespaceNotFederated},
-		"an object is placed where its namespace is placed":                     {spec: all, namespace: "placement: {clusters: [{name: a}]}", want: "a"},
+		"an object without its FederatedNamespace is placed nowhere":            {spec: everyCluster, namespace: absent, reason: NamespaceNotFederated},
+		"an object is placed where its namespace is placed":                     {spec: everyCluster, namespace: "placement: {clusters: [{name: a}]}", want: "a"},
 		"the placements of the object and of its namespace are both restricted": {spec: "placement: {clusters: [{name: a}, {name: c}]}", namespace: "placement: {clusterSelector: {matchLabels: {size: big}}}", want: "a"},
-		"the namespace is placed nowhere":                                       {spec: all, namespace: "template: {}"},
-		"the placement of the namespace is malformed":                           {spec: all, namespace: "placement: {clusterSelector: all}", reason: ComputePlacementFailed},
-		"a type without namespaces":                                             {kind: "ClusterRole", spec: all, namespace: none, want: "a b c"},
-		"a FederatedNamespace asks no other":                                    {kind: "Namespace", spec: all, namespace: none, want: "a b c"},
-		"a malformed placement without a FederatedNamespace":                    {spec: "placement: everywhere", namespace: none, reason: ComputePlacementFailed},
-		"a spec that is text":                                                   {spec: none, reason: ComputePlacementFailed},
+		"the namespace is placed nowhere":                                       {spec: everyCluster, namespace: "template: {}"},
+		"the placement of the namespace is malformed":                           {spec: everyCluster, namespace: "placement: {clusterSelector: all}", reason: ComputePlacementFailed},
+		"a type without namespaces":                                             {kind: "ClusterRole", spec: everyCluster, namespace: absent, want: "a b c"},
+		"a FederatedNamespace asks no other":                                    {kind: "Namespace", spec: everyCluster, namespace: absent, want: "a b c"},
+		"a malformed placement without a FederatedNamespace":                    {spec: "placement: everywhere", namespace: absent, reason: ComputePlacementFailed},
+		"a spec that is text":                                                   {spec: absent, reason: ComputePlacementFailed},
 		"a placement is the same after being cached":                            {spec: "placement: {clusters: []}"},
 	}
 	for name, test := range tests {
@@ -57,13 +57,13 @@ func TestPlaceIntersectsNamespaceAndObject(t *testing.T) {
 			}
 			var namespace *Placement
 			if test.namespace == "" {
-				test.namespace = all
+				test.namespace = everyCluster
 			}
-			if test.namespace != none {
+			if test.namespace != absent {
 				namespace = &federated(t, test.namespace).Placement
 			}
 			f := federated(t, test.spec)
-			if test.spec == none {
+			if test.spec == absent {
 				f = ReadFederated(object(t, "spec: text"))
 			}
 			data, err := json.Marshal(f.Placement)

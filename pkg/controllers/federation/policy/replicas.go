@@ -45,12 +45,12 @@ func ReadReplicaPreference(u *unstructured.Unstructured) (p ReplicaPreference, e
 	case p.TotalReplicas == nil:
 		return p, errors.New("totalReplicas: must be set")
 	}
-	valid := func(n int64) bool { return n >= 0 && n <= replicas.MaxNumber }
-	if !valid(*p.TotalReplicas) {
+	inRange := func(n int64) bool { return n >= 0 && n <= replicas.MaxNumber }
+	if !inRange(*p.TotalReplicas) {
 		return p, fmt.Errorf("totalReplicas: must be 0 to %d", replicas.MaxNumber)
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Clusters)) {
-		if c := p.Clusters[name]; !valid(c.Min) || !valid(c.Weight) || c.Max != nil && !valid(*c.Max) {
+		if c := p.Clusters[name]; !inRange(c.Min) || !inRange(c.Weight) || c.Max != nil && !inRange(*c.Max) {
 			return p, fmt.Errorf("clusters[%q]: each number must be 0 to %d", truncate(name, 64), replicas.MaxNumber)
 		}
 	}
@@ -143,7 +143,7 @@ func overrideReplicas(overrides any, plan map[string]int64) ([]any, error) {
 			return nil, errors.New("overrides: each must be an object with a list clusterOverrides")
 		}
 		name, _ := fields["clusterName"].(string)
-		want, wanted := missing[name]
+		count, planned := missing[name]
 		delete(missing, name)
 		kept := make([]any, 0, len(operations)+1)
 		for _, o := range operations {
@@ -151,15 +151,15 @@ func overrideReplicas(overrides any, plan map[string]int64) ([]any, error) {
 			switch {
 			case operation["path"] != replicasPath:
 				kept = append(kept, o)
-			case wanted:
-				if operation["value"] != want || operation["op"] == opRemove {
-					o = replicasOverride(want)
+			case planned:
+				if operation["value"] != count || operation["op"] == opRemove {
+					o = replicasOverride(count)
 				}
-				kept, wanted = append(kept, o), false
+				kept, planned = append(kept, o), false
 			}
 		}
-		if wanted {
-			kept = append(kept, replicasOverride(want))
+		if planned {
+			kept = append(kept, replicasOverride(count))
 		}
 		if len(kept) > 0 || len(operations) == 0 {
 			changed := maps.Clone(fields)

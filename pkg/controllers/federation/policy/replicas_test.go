@@ -111,16 +111,16 @@ func TestSpreadWritesPlacementAndReplicas(t *testing.T) {
 
 func TestBothSelectorsSelectClusters(t *testing.T) {
 	clusters := []Cluster{{Name: "c"}, {Name: "a", Labels: map[string]string{"size": "big", "zone": "1"}}, {Name: "b", Labels: map[string]string{"size": "big"}}}
-	const all = "{clusterSelector: {}}"
+	const everyCluster = "{clusterSelector: {}}"
 	tests := map[string]struct{ federated, namespace, want string }{
-		"both select all":                {all, all, "c a b"},
+		"both select all":                {everyCluster, everyCluster, "c a b"},
 		"both select some":               {"{clusterSelector: {matchLabels: {size: big}}}", "{clusterSelector: {matchLabels: {zone: '1'}}}", "a"},
 		"lists do not count":             {"{clusters: [], clusterSelector: {}}", "{clusters: [{name: b}], clusterSelector: {matchLabels: {size: big}}}", "a b"},
-		"no selector of F":               {"{clusters: [{name: a}]}", all, ""},
-		"no selector of its namespace":   {all, "{clusters: [{name: a}]}", ""},
-		"no FederatedNamespace":          {all, "", ""},
-		"a selector of F that is wrong":  {"{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", all, "error"},
-		"a selector of its namespace is": {all, "{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "error"},
+		"no selector of F":               {"{clusters: [{name: a}]}", everyCluster, ""},
+		"no selector of its namespace":   {everyCluster, "{clusters: [{name: a}]}", ""},
+		"no FederatedNamespace":          {everyCluster, "", ""},
+		"a selector of F that is wrong":  {"{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", everyCluster, "error"},
+		"a selector of its namespace is": {everyCluster, "{clusterSelector: {matchExpressions: [{key: a, operator: Near}]}}", "error"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -13,22 +13,22 @@ import (
 )
 
 // ruleTexts returns rules as "GROUP: RESOURCES: VERBS".
-func ruleTexts(rules []rbacv1.PolicyRule) (all []string) {
+func ruleTexts(rules []rbacv1.PolicyRule) (texts []string) {
 	for _, r := range rules {
-		all = append(all, fmt.Sprintf("%s: %s: %s", strings.Join(r.APIGroups, ","),
+		texts = append(texts, fmt.Sprintf("%s: %s: %s", strings.Join(r.APIGroups, ","),
 			strings.Join(slices.Concat(r.Resources, r.ResourceNames, r.NonResourceURLs), " "), strings.Join(r.Verbs, " ")))
 	}
-	return all
+	return texts
 }
 
 func TestClusterRulesGrantWhatTypesNeed(t *testing.T) {
 	const verbs = "get list watch create update patch delete"
 	commonRules := []string{": namespaces kube-system: get", ": /healthz /version: get"}
 	for name, test := range map[string]struct {
-		targets []string // group/plural
-		roles   bool
-		dns     bool
-		want    []string
+		targets    []string // group/plural
+		allowRoles bool
+		allowDNS   bool
+		want       []string
 	}{
 		"no types":                             {},
 		"types of several groups":              {[]string{"/secrets", "batch/jobs", "/configmaps"}, false, false, []string{": configmaps secrets: " + verbs, "batch: jobs: " + verbs}},
@@ -40,12 +40,12 @@ func TestClusterRulesGrantWhatTypesNeed(t *testing.T) {
 		"what is never propagated":             {[]string{"/nodes", "core.kubefed.io/kubefedclusters"}, false, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var all []TypeConfig
+			var configs []TypeConfig
 			for _, target := range test.targets {
 				group, plural, _ := strings.Cut(target, "/")
-				all = append(all, TypeConfig{TypeSpec: TypeSpec{Target: Resource{Group: group, PluralName: plural}}})
+				configs = append(configs, TypeConfig{TypeSpec: TypeSpec{Target: Resource{Group: group, PluralName: plural}}})
 			}
-			if got, want := ruleTexts(ClusterRules(all, test.roles, test.dns)), append(test.want, commonRules...); !slices.Equal(got, want) {
+			if got, want := ruleTexts(ClusterRules(configs, test.allowRoles, test.allowDNS)), append(test.want, commonRules...); !slices.Equal(got, want) {
 				t.Errorf("got %q, want %q", got, want)
 			}
 		})

@@ -106,11 +106,11 @@ func defaultPlural(kind string) string {
 }
 
 func (t *TypeConfig) validate() error {
-	named := []Resource{t.Target, t.Federated}
+	resources := []Resource{t.Target, t.Federated}
 	if t.StatusType != nil {
-		named = append(named, *t.StatusType)
+		resources = append(resources, *t.StatusType)
 	}
-	for _, r := range named {
+	for _, r := range resources {
 		if r.Kind == "" || r.Version == "" || r.PluralName == "" {
 			return errors.New("a type must have a kind, a version and a plural")
 		}
@@ -134,42 +134,42 @@ func (t *TypeConfig) validate() error {
 }
 
 // Runs reports whether a type runs. If it does not and somebody should know, the warning says why.
-// All are the FederatedTypeConfigs of the federation namespace, and exists says whether there is a
+// configs are the FederatedTypeConfigs of the federation namespace, and exists says whether there is a
 // CustomResourceDefinition.
-func (t *TypeConfig) Runs(all []TypeConfig, c Config, exists func(schema.GroupResource) bool) (bool, Problem) {
+func (t *TypeConfig) Runs(configs []TypeConfig, c Config, exists func(schema.GroupResource) bool) (bool, Problem) {
 	switch {
 	case t.Deleting, t.Propagation == disabled, !c.PushReconciler, c.Namespaced:
 		return false, Problem{}
 	case t.Invalid != nil:
 		return false, Problem{UnsupportedType, t.Invalid.Error()}
 	}
-	if reason := t.unsupportedReason(all); reason != "" {
+	if reason := t.unsupportedReason(configs); reason != "" {
 		return false, Problem{UnsupportedType, reason}
 	}
 	if !exists(t.Federated.GroupResource()) {
 		return false, Problem{FederatedTypeMissing, fmt.Sprintf("there is no CustomResourceDefinition %s", t.Federated.GroupResource())}
 	}
-	if _, follows := Namespaces(all, exists); t.Target.Namespaced() && !follows {
+	if _, follows := Namespaces(configs, exists); t.Target.Namespaced() && !follows {
 		return false, Problem{NamespaceTypeMissing, "a namespaced target needs the FederatedTypeConfig namespaces and its CustomResourceDefinition"}
 	}
 	return true, Problem{}
 }
 
 // Namespaces returns the FederatedTypeConfig of Namespaces, and whether FederatedNamespaces can be followed.
-func Namespaces(all []TypeConfig, exists func(schema.GroupResource) bool) (t TypeConfig, follows bool) {
-	i := slices.IndexFunc(all, func(t TypeConfig) bool { return t.Name == NamespacesType })
+func Namespaces(configs []TypeConfig, exists func(schema.GroupResource) bool) (t TypeConfig, follows bool) {
+	i := slices.IndexFunc(configs, func(t TypeConfig) bool { return t.Name == NamespacesType })
 	if i < 0 {
 		return t, false
 	}
-	t = all[i]
-	return t, t.Invalid == nil && !t.Deleting && t.unsupportedReason(all) == "" && exists(t.Federated.GroupResource())
+	t = configs[i]
+	return t, t.Invalid == nil && !t.Deleting && t.unsupportedReason(configs) == "" && exists(t.Federated.GroupResource())
 }
 
 // unsupportedReason returns why the target must not be written in clusters, or "". Of two types that have one
 // federated type neither runs: nobody knows which one is the mistake.
-func (t *TypeConfig) unsupportedReason(all []TypeConfig) string {
+func (t *TypeConfig) unsupportedReason(configs []TypeConfig) string {
 	target := t.Target.GroupResource()
-	for _, other := range all {
+	for _, other := range configs {
 		if other.Name != t.Name && other.Federated.GroupResource() == t.Federated.GroupResource() {
 			return fmt.Sprintf("%s is the federated type of %s too", t.Federated.GroupResource(), other.Name)
 		}
@@ -198,13 +198,13 @@ func (t *TypeConfig) NextStatus(runs bool, c Config) (TypeStatus, bool) {
 	return next, next != t.Status
 }
 
-// ClusterRules returns what the manager must be allowed in a cluster to propagate some types. With roles, it
-// may also write roles that hold more than its own rules, if there is a type for them: it is an administrator
-// then. With dns, it may read what DNS records need besides.
-func ClusterRules(all []TypeConfig, roles, dns bool) []rbacv1.PolicyRule {
+// ClusterRules returns what the manager must be allowed in a cluster to propagate some types. With
+// allowRoles, it may also write roles that hold more than its own rules, if there is a type for them: it is
+// an administrator then. With allowDNS, it may read what DNS records need besides.
+func ClusterRules(configs []TypeConfig, allowRoles, allowDNS bool) []rbacv1.PolicyRule {
 	targets := map[string][]string{}
-	for _, t := range all {
-		if t.Invalid == nil && t.unsupportedReason(all) == "" {
+	for _, t := range configs {
+		if t.Invalid == nil && t.unsupportedReason(configs) == "" {
 			targets[t.Target.Group] = append(targets[t.Target.Group], t.Target.PluralName)
 		}
 	}
@@ -216,13 +216,13 @@ func ClusterRules(all []TypeConfig, roles, dns bool) []rbacv1.PolicyRule {
 		slices.Sort(targets[group])
 		addRule(group, targets[group], "get", "list", "watch", "create", "update", "patch", "delete")
 	}
-	if roles && len(targets[rbacv1.GroupName]) > 0 {
+	if allowRoles && len(targets[rbacv1.GroupName]) > 0 {
 		addRule(rbacv1.GroupName, []string{"clusterroles", "roles"}, "bind", "escalate")
 	}
 	if slices.ContainsFunc([]string{"deployments", "replicasets"}, func(t string) bool { return slices.Contains(targets["apps"], t) }) {
 		addRule("", []string{"pods"}, "list") // for replicas
 	}
-	if dns {
+	if allowDNS {
 		addRule("", []string{"nodes"}, "list")
 		addRule("discovery.k8s.io", []string{"endpointslices"}, "list", "watch")
 	}

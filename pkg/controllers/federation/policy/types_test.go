@@ -113,8 +113,8 @@ func TestTypeRunsOnlyIfItsTargetIsSupported(t *testing.T) {
 				test.change(c)
 			}
 			c.Invalid = c.validate()
-			all := slices.DeleteFunc([]TypeConfig{*typeOf("Namespace"), *c}, func(c TypeConfig) bool { return c.Name == test.missing })
-			runs, warning := c.Runs(all, test.config, func(gr schema.GroupResource) bool { return gr.String() != test.missing })
+			configs := slices.DeleteFunc([]TypeConfig{*typeOf("Namespace"), *c}, func(c TypeConfig) bool { return c.Name == test.missing })
+			runs, warning := c.Runs(configs, test.config, func(gr schema.GroupResource) bool { return gr.String() != test.missing })
 			if warning.Reason != test.warning || runs != (test.warning == "" && !test.stops) {
 				t.Errorf("%t %v, want %q", runs, warning, test.warning)
 			}
@@ -140,9 +140,9 @@ func TestTypeStatusShowsWhatRuns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got, write := c.NextStatus(test.runs, test.config)
 			wantEqual(t, got, test.want)
-			again := *c
-			again.Status = got
-			if _, writeAgain := again.NextStatus(test.runs, test.config); !write || writeAgain {
+			next := *c
+			next.Status = got
+			if _, writeAgain := next.NextStatus(test.runs, test.config); !write || writeAgain {
 				t.Errorf("written: %t, and again: %t", write, writeAgain)
 			}
 		})

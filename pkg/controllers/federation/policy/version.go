@@ -115,8 +115,8 @@ func ReadPropagatedSummary(summary []byte) (p Propagated) {
 	return p
 }
 
-// Has reports whether there is a version of a cluster.
-func (p Propagated) Has(cluster string) bool {
+// HasVersion reports whether there is a version of a cluster.
+func (p Propagated) HasVersion(cluster string) bool {
 	_, has := p.Clusters[cluster]
 	return has
 }

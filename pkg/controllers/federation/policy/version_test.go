@@ -76,10 +76,10 @@ func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 	if !reordered.Equal(propagated) {
 		t.Errorf("another order is another PropagatedVersion: %v", reordered)
 	}
-	for what, other := range map[string]Propagated{"version": propagatedTo(map[string]string{"b": "rv:3", "a": "gen:1"}), "cluster": propagatedTo(map[string]string{"a": "gen:1"}),
+	for title, other := range map[string]Propagated{"version": propagatedTo(map[string]string{"b": "rv:3", "a": "gen:1"}), "cluster": propagatedTo(map[string]string{"a": "gen:1"}),
 		"template": {Versions: Versions{"u", "o"}, Clusters: propagated.Clusters}} {
 		if propagated.Equal(other) {
-			t.Errorf("another %s is the same", what)
+			t.Errorf("another %s is the same", title)
 		}
 	}
 	for _, text := range []string{"{templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}", "{overridesVersion: o}", "{}"} {

@@ -67,34 +67,34 @@ type cluster struct {
 // Plan returns the share of each cluster.
 func Plan(input Input) map[string]Share {
 	shares := make(map[string]Share, len(input.Clusters))
-	all := make([]*cluster, 0, len(input.Clusters))
+	clusters := make([]*cluster, 0, len(input.Clusters))
 	for _, name := range input.Clusters {
 		shares[name] = Share{}
 		if c := input.cluster(name); c != nil {
-			all = append(all, c)
+			clusters = append(clusters, c)
 		}
 	}
-	slices.SortFunc(all, func(a, b *cluster) int {
+	slices.SortFunc(clusters, func(a, b *cluster) int {
 		return cmp.Or(cmp.Compare(b.weight, a.weight), cmp.Compare(a.hash, b.hash), cmp.Compare(a.name, b.name))
 	})
 	left := input.Total
-	for _, c := range all {
+	for _, c := range clusters {
 		c.plan = min(c.min, c.max, c.capacity, left)
 		left -= c.plan
 	}
 	if !input.Rebalance {
-		for _, c := range all {
+		for _, c := range clusters {
 			c.kept = max(0, min(input.Current[c.name], c.max, c.capacity)-c.plan)
 			c.kept = min(c.kept, left)
 			c.plan += c.kept
 			left -= c.kept
 		}
 	}
-	open := all
+	open := clusters
 	for changed := true; changed && left > 0; {
 		open, left, changed = distribute(open, left)
 	}
-	for _, c := range all {
+	for _, c := range clusters {
 		if !input.Rebalance {
 			c.overflow = min(c.overflow, left)
 		}

@@ -17,15 +17,15 @@ import (
 // parseNumbers reads numbers by the letter of a cluster, such as "A10 B70".
 func parseNumbers(t *testing.T, text string) map[string]int64 {
 	t.Helper()
-	all := map[string]int64{}
+	numbers := map[string]int64{}
 	for _, word := range strings.Fields(text) {
 		var n int64
 		if _, err := fmt.Sscan(word[1:], &n); err != nil {
 			t.Fatalf("%s: %v", word, err)
 		}
-		all[word[:1]] = n
+		numbers[word[:1]] = n
 	}
-	return all
+	return numbers
 }
 
 // formatPlan writes a plan as the tests do: the plans in the order of the clusters, then the overflows.
@@ -43,7 +43,7 @@ func formatPlan(clusters []string, plan map[string]replicas.Share) string {
 func weight(n int64) replicas.Preference { return replicas.Preference{Weight: n} }
 
 func TestPlanFollowsThePreferences(t *testing.T) {
-	all := map[string]replicas.Preference{replicas.AnyCluster: weight(1)}
+	equalWeights := map[string]replicas.Preference{replicas.AnyCluster: weight(1)}
 	tests := map[string]struct {
 		total             int64
 		clusters          string
@@ -53,15 +53,15 @@ func TestPlanFollowsThePreferences(t *testing.T) {
 		key               string
 		want              string
 	}{
-		"equal clusters differ by one":                                {total: 50, clusters: "ABC", preferences: all, want: "16 17 17"},
-		"the key decides where the one is":                            {total: 50, clusters: "ABC", preferences: all, key: "shop/web", want: "17 17 16"},
+		"equal clusters differ by one":                                {total: 50, clusters: "ABC", preferences: equalWeights, want: "16 17 17"},
+		"the key decides where the one is":                            {total: 50, clusters: "ABC", preferences: equalWeights, key: "shop/web", want: "17 17 16"},
 		"no preferences are equal weights":                            {total: 50, clusters: "ABC", want: "16 17 17"},
-		"running replicas stay":                                       {total: 50, clusters: "ABC", preferences: all, current: "C30", want: "10 10 30"},
-		"running replicas stay up to the total":                       {total: 50, clusters: "AB", preferences: all, current: "A10 B70", want: "0 50"},
-		"running replicas move with rebalance":                        {total: 50, clusters: "AB", preferences: all, rebalance: true, current: "A10 B70", want: "25 25"},
-		"what cannot run overflows":                                   {total: 50, clusters: "ABC", preferences: all, rebalance: true, capacity: "C10", want: "20 20 10; C7"},
+		"running replicas stay":                                       {total: 50, clusters: "ABC", preferences: equalWeights, current: "C30", want: "10 10 30"},
+		"running replicas stay up to the total":                       {total: 50, clusters: "AB", preferences: equalWeights, current: "A10 B70", want: "0 50"},
+		"running replicas move with rebalance":                        {total: 50, clusters: "AB", preferences: equalWeights, rebalance: true, current: "A10 B70", want: "25 25"},
+		"what cannot run overflows":                                   {total: 50, clusters: "ABC", preferences: equalWeights, rebalance: true, capacity: "C10", want: "20 20 10; C7"},
 		"what runs nowhere overflows":                                 {total: 60, clusters: "ABC", preferences: map[string]replicas.Preference{"A": weight(1), "B": weight(1)}, capacity: "A10 B10", want: "10 10 0; A20 B20"},
-		"overflow is dropped when all replicas run without rebalance": {total: 50, clusters: "ABC", preferences: all, capacity: "C10", want: "20 20 10"},
+		"overflow is dropped when all replicas run without rebalance": {total: 50, clusters: "ABC", preferences: equalWeights, capacity: "C10", want: "20 20 10"},
 		"a minimum without a weight":                                  {total: 50, clusters: "ABC", preferences: map[string]replicas.Preference{replicas.AnyCluster: {Min: 20}}, want: "10 20 20"},
 		"a minimum over the capacity":                                 {total: 50, clusters: "ABC", preferences: map[string]replicas.Preference{replicas.AnyCluster: {Min: 20}}, capacity: "B10", want: "20 10 20"},
 		"weights, maxima and a capacity": {total: 71, clusters: "ABCD", rebalance: true, capacity: "C10", want: "10 41 10 10; C11", preferences: map[string]replicas.Preference{
