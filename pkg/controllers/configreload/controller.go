@@ -130,17 +130,17 @@ func (c *controller) reconcile(ctx context.Context, key policy.QueueKey) (time.D
 		c.changes.take(key, nil)
 		return 0, nil
 	}
-	w, err := policy.NewWorkload(&k.Kind, obj, Name)
-	if err != nil || !known && c.keys.RequestsNothing(w) {
+	workload, err := policy.NewWorkload(&k.Kind, obj, Name)
+	if err != nil || !known && c.keys.RequestsNothing(workload) {
 		c.changes.take(key, nil)
 		return 0, err
 	}
-	e := c.memory.get(key, w.UID)
-	if e.isBehind(w.Version) {
+	e := c.memory.get(key, workload.UID)
+	if e.isBehind(workload.Version) {
 		return 0, nil // the write will arrive as the cache's next event
 	}
 	if e.writtenVersion != "" {
-		c.memory.update(key, w.UID, time.Now(), func(e *entry) { e.writtenVersion = "" })
+		c.memory.update(key, workload.UID, time.Now(), func(e *entry) { e.writtenVersion = "" })
 	}
 	var after time.Duration // a pause may end then, also if the workload cannot be read
 	return retrystale.Do(isOutdated, func(first, last bool) (_ time.Duration, err error) {
@@ -154,13 +154,13 @@ func (c *controller) reconcile(ctx context.Context, key policy.QueueKey) (time.D
 			if err != nil {
 				return after, fmt.Errorf("get %s: %w", key, err)
 			}
-			before := w
-			if w, err = policy.NewWorkload(&k.Kind, live, Name); err != nil {
+			before := workload
+			if workload, err = policy.NewWorkload(&k.Kind, live, Name); err != nil {
 				return 0, err
 			}
-			w.InheritVersions(before)
+			workload.InheritVersions(before)
 		}
-		after, err = c.reconcileVersion(ctx, k, w, last)
+		after, err = c.reconcileVersion(ctx, k, workload, last)
 		return after, err
 	})
 }
@@ -183,44 +183,44 @@ const pauseRetryDelay = 10 * time.Second
 
 // reconcileVersion decides on one version of a workload and does what is due. A conflict is reported as a
 // failure only if last is set.
-func (c *controller) reconcileVersion(ctx context.Context, k *kind, w *policy.Workload, last bool) (time.Duration, error) {
-	if w.Deleting {
+func (c *controller) reconcileVersion(ctx context.Context, k *kind, workload *policy.Workload, last bool) (time.Duration, error) {
+	if workload.Deleting {
 		return 0, nil
 	}
-	if selected := c.memory.selectedSince(w.Namespace); policy.Newer(selected, w.ContentVersion) {
-		w.ContentVersion = selected
+	if selected := c.memory.selectedSince(workload.Namespace); policy.Newer(selected, workload.ContentVersion) {
+		workload.ContentVersion = selected
 	}
 	now := time.Now()
-	selection := c.keys.Selection(w)
-	e := c.memory.get(w.QueueKey, w.UID)
+	selection := c.keys.Selection(workload)
+	e := c.memory.get(workload.QueueKey, workload.UID)
 
-	step, pause := c.keys.PauseState(w, selection, e.pause, now)
+	step, pause := c.keys.PauseState(workload, selection, e.pause, now)
 	if pause != e.pause {
-		c.memory.update(w.QueueKey, w.UID, now, func(current *entry) { current.pause = pause })
+		c.memory.update(workload.QueueKey, workload.UID, now, func(current *entry) { current.pause = pause })
 	}
 	if step != policy.PauseStands && !c.cfg.DryRun {
-		if err := c.endPause(ctx, k, w, step); err != nil {
+		if err := c.endPause(ctx, k, workload, step); err != nil {
 			return pauseRetryDelay, err
 		}
 		return 0, nil
 	}
 	pauseLeft := max(pause.Until.Sub(now), 0)
-	if !c.cfg.CSI && c.keys.RequestsCSI(w) {
+	if !c.cfg.CSI && c.keys.RequestsCSI(workload) {
 		c.csiOnce.Do(func() {
-			workloadLogger(ctx, w).Info("Annotations for secretproviderclasses have no effect without --config-reload-csi; logged once")
+			workloadLogger(ctx, workload).Info("Annotations for secretproviderclasses have no effect without --config-reload-csi; logged once")
 		})
 	}
 
-	facts, problem, err := c.collectFacts(w, selection, &e, now)
+	facts, problem, err := c.collectFacts(workload, selection, &e, now)
 	if problem != nil {
-		c.reportProblems(ctx, k, w, &e, append(slices.Clone(selection.Problems), *problem))
+		c.reportProblems(ctx, k, workload, &e, append(slices.Clone(selection.Problems), *problem))
 		return pauseLeft, nil
 	}
 	plan := c.cfg.Decide(facts)
 	if err != nil {
 		plan.Problems = append(slices.Clone(plan.Problems), policy.StateProblem(err))
 	}
-	c.reportProblems(ctx, k, w, &e, plan.Problems)
+	c.reportProblems(ctx, k, workload, &e, plan.Problems)
 	behind, err := c.cacheIsBehind(ctx, facts, plan.TrustedSources)
 	if err != nil {
 		return pauseLeft, err
@@ -246,18 +246,18 @@ func (c *controller) reconcileVersion(ctx context.Context, k *kind, w *policy.Wo
 // while the record on the workload may be newer. A version of a source that is newer
 // than the workload's is safe; for any other, the API server is asked whether it is the latest.
 func (c *controller) cacheIsBehind(ctx context.Context, facts *policy.Facts, keys []policy.SourceKey) (bool, error) {
-	w := facts.Workload
+	workload := facts.Workload
 	for _, key := range keys {
 		cached := facts.Sources[key]
-		if key.Type == policy.SecretProviderClass || policy.Newer(cached.Version, w.Version) {
+		if key.Type == policy.SecretProviderClass || policy.Newer(cached.Version, workload.Version) {
 			continue // this process has seen each change of a class
 		}
-		live, err := c.liveVersion(ctx, w.Namespace, key)
+		live, err := c.liveVersion(ctx, workload.Namespace, key)
 		if err != nil {
 			return false, fmt.Errorf("check whether the cache is behind: %w", err)
 		}
 		if live != cached.Version {
-			workloadLogger(ctx, w).V(2).Info("The cache of sources is behind", "source", key, "cached", cached.Version)
+			workloadLogger(ctx, workload).V(2).Info("The cache of sources is behind", "source", key, "cached", cached.Version)
 			return true, nil
 		}
 	}
@@ -297,30 +297,30 @@ func soonest(a, b time.Duration) time.Duration {
 	return a
 }
 
-// collectFacts collects what the decision on w depends on, unless there is a problem with its patterns. The
-// error says that the state annotation could not be parsed; then nothing is recorded.
-func (c *controller) collectFacts(w *policy.Workload, selection *policy.Selection, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
-	recorded, err := c.recordedState(w, e)
-	sources, watched, problem := c.lookUpSources(w, selection, recorded)
+// collectFacts collects what the decision on the workload depends on, unless there is a problem with its
+// patterns. The error says that the state annotation could not be parsed; then nothing is recorded.
+func (c *controller) collectFacts(workload *policy.Workload, selection *policy.Selection, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
+	recorded, err := c.recordedState(workload, e)
+	sources, watched, problem := c.lookUpSources(workload, selection, recorded)
 	if problem != nil {
 		return nil, problem, err
 	}
 	// Changes that the workload has not been handed yet belong to this decision too.
-	for source, change := range c.changes.take(w.QueueKey, watched) {
-		c.extendWindow(w, selection, source, change)
+	for source, change := range c.changes.take(workload.QueueKey, watched) {
+		c.extendWindow(workload, selection, source, change)
 	}
-	*e = c.memory.get(w.QueueKey, w.UID)
-	return &policy.Facts{Workload: w, Selection: selection, RecordedState: recorded, Sources: sources, Window: e.window, Now: now}, nil, err
+	*e = c.memory.get(workload.QueueKey, workload.UID)
+	return &policy.Facts{Workload: workload, Selection: selection, RecordedState: recorded, Sources: sources, Window: e.window, Now: now}, nil, err
 }
 
-// recordedState returns what was last recorded of w; nil if nothing was.
-func (c *controller) recordedState(w *policy.Workload, e *entry) (policy.State, error) {
-	return policy.ParseState(w.LatestState(e.lastState), w.QueueKey)
+// recordedState returns what was last recorded of the workload; nil if nothing was.
+func (c *controller) recordedState(workload *policy.Workload, e *entry) (policy.State, error) {
+	return policy.ParseState(workload.LatestState(e.lastState), workload.QueueKey)
 }
 
-// keepsStateInMemory reports whether the state of w is kept in memory, not on the workload.
-func (c *controller) keepsStateInMemory(w *policy.Workload) bool {
-	return c.cfg.DryRun || w.Kind.Stateless
+// keepsStateInMemory reports whether the workload's state is kept in memory, not in its annotation.
+func (c *controller) keepsStateInMemory(workload *policy.Workload) bool {
+	return c.cfg.DryRun || workload.Kind.Stateless
 }
 
 // isSelected reports whether the controller works in a namespace.
@@ -338,6 +338,6 @@ func (c *controller) isSelected(namespace string) bool {
 }
 
 // workloadLogger returns a logger with the workload's name.
-func workloadLogger(ctx context.Context, w *policy.Workload) klog.Logger {
-	return klog.FromContext(ctx).WithValues("kind", w.QueueKey.Kind, "workload", w.ObjectName)
+func workloadLogger(ctx context.Context, workload *policy.Workload) klog.Logger {
+	return klog.FromContext(ctx).WithValues("kind", workload.QueueKey.Kind, "workload", workload.ObjectName)
 }

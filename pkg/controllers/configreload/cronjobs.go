@@ -44,24 +44,24 @@ const suspended = "Suspended"
 
 // runCronJob runs a CronJob once, outside of its schedule.
 func (c *controller) runCronJob(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry) (outcome, error) {
-	w := facts.Workload
+	workload := facts.Workload
 	name, hashes := runName(facts, plan), plan.Hashes()
 	// If the same reload is decided on again, its Job was created but the state was not written. The
 	// name contains the versions of the sources, so a Job of that name is ours.
-	ran := maps.Equal(e.lastRun.hashes, hashes) || c.cachedJob(w.Namespace, name) != nil
-	if w.ForbidsConcurrent && !ran && plan.HasNamedSource() && c.cacheHasActiveJob(w.UID) {
+	ran := maps.Equal(e.lastRun.hashes, hashes) || c.cachedJob(workload.Namespace, name) != nil
+	if workload.ForbidsConcurrent && !ran && plan.HasNamedSource() && c.cacheHasActiveJob(workload.UID) {
 		return outcome{retryAfter: activeJobPollInterval}, nil // without a request, for as long as it takes
 	}
-	obj, err := k.get(ctx, w.ObjectName)
+	obj, err := k.get(ctx, workload.ObjectName)
 	if err != nil {
 		return outcome{}, err
 	}
 	live := obj.(*batchv1.CronJob)
-	if live.ResourceVersion != w.Version {
-		return outcome{}, errOutdated(w)
+	if live.ResourceVersion != workload.Version {
+		return outcome{}, errOutdated(workload)
 	}
 	var isActive bool
-	if w.ForbidsConcurrent && !ran {
+	if workload.ForbidsConcurrent && !ran {
 		if isActive, err = c.hasActiveJob(ctx, live, e); err != nil {
 			return outcome{}, err
 		}
@@ -69,7 +69,7 @@ func (c *controller) runCronJob(ctx context.Context, k *kind, facts *policy.Fact
 	var out outcome
 	switch {
 	case ran:
-	case w.Suspended && !plan.HasNamedSource():
+	case workload.Suspended && !plan.HasNamedSource():
 		out.skipReason = suspended
 	case isActive && !plan.HasNamedSource():
 		out.skipReason = "A Job is active"
@@ -77,16 +77,16 @@ func (c *controller) runCronJob(ctx context.Context, k *kind, facts *policy.Fact
 		return outcome{retryAfter: activeJobPollInterval}, nil
 	default:
 		job := c.newRunJob(live, name, facts, plan)
-		_, err := c.client.BatchV1().Jobs(w.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
+		_, err := c.client.BatchV1().Jobs(workload.Namespace).Create(ctx, job, metav1.CreateOptions{FieldManager: fieldManager})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return outcome{}, err
 		}
 		// The Job may be deleted before the state is written, for instance because it finished and
 		// has a TTL.
-		c.memory.update(w.QueueKey, w.UID, facts.Now, func(current *entry) { current.lastRun = cronJobRun{name: name, hashes: hashes} })
+		c.memory.update(workload.QueueKey, workload.UID, facts.Now, func(current *entry) { current.lastRun = cronJobRun{name: name, hashes: hashes} })
 	}
-	if patch, changes := policy.MetadataPatch(w, plan.State); changes {
-		out.version, err = c.sendPatch(ctx, k, w, k.mergeType, patch)
+	if patch, changes := policy.MetadataPatch(workload, plan.State); changes {
+		out.version, err = c.sendPatch(ctx, k, workload, k.mergeType, patch)
 	}
 	return out, err
 }
@@ -113,8 +113,8 @@ func (c *controller) hasActiveJob(ctx context.Context, cj *batchv1.CronJob, e *e
 // cacheHasActiveJob reports whether the cache has a Job of the CronJob that has not finished.
 func (c *controller) cacheHasActiveJob(cronJob types.UID) bool {
 	return slices.ContainsFunc(c.informers.Jobs.ByIndex(cronJobIndex, string(cronJob)), func(obj metav1.Object) bool {
-		w, err := policy.NewWorkload(&jobKind, obj, Name)
-		return err == nil && !w.Finished
+		workload, err := policy.NewWorkload(&jobKind, obj, Name)
+		return err == nil && !workload.Finished
 	})
 }
 
@@ -128,12 +128,12 @@ func (c *controller) cachedJob(namespace, name string) metav1.Object {
 // so that a retry does not create a second Job. The versions matter because a source may go back to
 // data for which a Job still exists.
 func runName(facts *policy.Facts, plan *policy.Plan) string {
-	w, s := facts.Workload, plan.Hashes()
+	workload, s := facts.Workload, plan.Hashes()
 	for key, hash := range s {
 		s[key] = hash + "@" + facts.Sources[key].Version
 	}
-	sum := sha256.Sum256([]byte(string(w.UID) + s.Text(w.QueueKey, "")))
-	return cutName(w.Name) + "-" + hex.EncodeToString(sum[:4])
+	sum := sha256.Sum256([]byte(string(workload.UID) + s.Text(workload.QueueKey, "")))
+	return cutName(workload.Name) + "-" + hex.EncodeToString(sum[:4])
 }
 
 // cutName shortens a name to leave room for a suffix, and cuts characters that must not precede a suffix.

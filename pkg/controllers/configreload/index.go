@@ -54,28 +54,28 @@ func sourceIndexValue(namespace string, key policy.SourceKey) string {
 
 // indexBySource leaves out an object that cannot be read; its reconcile reports it.
 func (c *controller) indexBySource(k *kind, obj metav1.Object) []string {
-	w, err := policy.NewWorkload(&k.Kind, obj, Name)
+	workload, err := policy.NewWorkload(&k.Kind, obj, Name)
 	if err != nil {
 		return nil
 	}
-	selection := c.keys.Outline(w)
+	selection := c.keys.Outline(workload)
 	if selection.Empty() {
 		return nil
 	}
 	if slices.ContainsFunc(policy.SourceTypes, selection.NamesByPattern) {
-		return []string{w.Namespace + "/" + patternValue}
+		return []string{workload.Namespace + "/" + patternValue}
 	}
 	var values []string
-	for _, key := range w.References() {
+	for _, key := range workload.References() {
 		if selection.TakesReferenced(key.Type) {
-			values = append(values, sourceIndexValue(w.Namespace, key))
+			values = append(values, sourceIndexValue(workload.Namespace, key))
 		}
 	}
 	for key := range selection.Names {
-		values = append(values, sourceIndexValue(w.Namespace, key))
+		values = append(values, sourceIndexValue(workload.Namespace, key))
 	}
 	if len(values) > maxIndexed {
-		return []string{w.Namespace + "/" + patternValue}
+		return []string{workload.Namespace + "/" + patternValue}
 	}
 	slices.Sort(values)
 	return slices.Compact(values)
@@ -89,11 +89,11 @@ const maxIndexed = 300
 var jobKind = policy.Kind{Name: "Job"}
 
 func indexByCronJob(obj metav1.Object) []string {
-	w, err := policy.NewWorkload(&jobKind, obj, Name)
-	if err != nil || w.CronJob == "" {
+	workload, err := policy.NewWorkload(&jobKind, obj, Name)
+	if err != nil || workload.CronJob == "" {
 		return nil
 	}
-	return []string{string(w.CronJob)}
+	return []string{string(workload.CronJob)}
 }
 
 func indexByClass(s cachedSource) []string {
@@ -140,19 +140,19 @@ func (c *controller) readSource(obj cachedSource) policy.Source {
 // patterns of one workload: about 0.05 s. Ten patterns such as app-.* and 3,000 names take half as many.
 const maxScan = 2 << 20
 
-// lookUpSources returns the cached sources that may concern w, and the keys of these sources and of absent
-// sources that would concern w. If the patterns of w take too long, it returns that problem.
+// lookUpSources returns the cached sources that may concern the workload, and the keys of these sources and
+// of absent sources that would concern it. If its patterns take too long, the problem is returned alone.
 func (c *controller) lookUpSources(
-	w *policy.Workload, selection *policy.Selection, recorded policy.State,
+	workload *policy.Workload, selection *policy.Selection, recorded policy.State,
 ) (sources map[policy.SourceKey]policy.Source, watched map[policy.SourceKey]bool, problem *policy.Problem) {
 	sources, watched = map[policy.SourceKey]policy.Source{}, map[policy.SourceKey]bool{}
 	addSource := func(key policy.SourceKey) {
 		watched[key] = true
-		if obj := c.cachedSource(w.Namespace, key); obj != nil {
+		if obj := c.cachedSource(workload.Namespace, key); obj != nil {
 			sources[key] = c.readSource(obj)
 		}
 	}
-	for _, key := range w.References() {
+	for _, key := range workload.References() {
 		addSource(key)
 	}
 	for key := range recorded {
@@ -166,7 +166,7 @@ func (c *controller) lookUpSources(
 		if !selection.NamesByPattern(typ) {
 			continue
 		}
-		for _, obj := range informer.List(w.Namespace, nil) {
+		for _, obj := range informer.List(workload.Namespace, nil) {
 			key := policy.SourceKey{Type: typ, Name: sourceName(typ, obj)}
 			if steps += selection.Steps(key); steps > maxScan {
 				return nil, nil, c.keys.ScanProblem(selection, typ)

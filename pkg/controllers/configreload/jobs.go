@@ -40,14 +40,14 @@ type replacement struct {
 // replaceJob deletes a Job and creates it again. The Job is lost only if the process is killed or
 // its term ends between the two, see recreateJob.
 func (c *controller) replaceJob(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (outcome, error) {
-	w := facts.Workload
-	jobs := c.client.BatchV1().Jobs(w.Namespace)
-	live, err := jobs.Get(ctx, w.Name, metav1.GetOptions{})
+	workload := facts.Workload
+	jobs := c.client.BatchV1().Jobs(workload.Namespace)
+	live, err := jobs.Get(ctx, workload.Name, metav1.GetOptions{})
 	if err != nil {
 		return outcome{}, err
 	}
-	if live.ResourceVersion != w.Version || live.UID != w.UID {
-		return outcome{}, errOutdated(w)
+	if live.ResourceVersion != workload.Version || live.UID != workload.UID {
+		return outcome{}, errOutdated(workload)
 	}
 	if ptr.Deref(live.Spec.ManualSelector, false) {
 		return outcome{skipReason: "The selector is manual"}, nil
@@ -61,18 +61,18 @@ func (c *controller) replaceJob(ctx context.Context, k *kind, facts *policy.Fact
 	if _, err := jobs.Create(ctx, trial, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}, FieldManager: fieldManager}); err != nil {
 		return outcome{}, fmt.Errorf("try the new Job: %w", err)
 	}
-	r := &replacement{workload: w, names: namesOf(w, plan), job: job}
+	r := &replacement{workload: workload, names: namesOf(workload, plan), job: job}
 	// The replacement is noted first, because the deletion may take effect although its response is lost.
-	c.memory.update(w.QueueKey, w.UID, time.Now(), func(e *entry) { e.replacement = r })
-	err = c.deleteJob(ctx, w.QueueKey, metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
+	c.memory.update(workload.QueueKey, workload.UID, time.Now(), func(e *entry) { e.replacement = r })
+	err = c.deleteJob(ctx, workload.QueueKey, metav1.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion})
 	if err != nil {
 		if isRefusal(err) {
-			c.memory.update(w.QueueKey, w.UID, time.Now(), func(e *entry) { e.replacement = nil })
+			c.memory.update(workload.QueueKey, workload.UID, time.Now(), func(e *entry) { e.replacement = nil })
 		}
 		return outcome{}, err
 	}
 	r.deleted = true
-	if _, err := c.recreateJob(ctx, k, w.QueueKey, r); err != nil {
+	if _, err := c.recreateJob(ctx, k, workload.QueueKey, r); err != nil {
 		// The queue returns to recreateJob, which reports an error that lasts.
 		klog.FromContext(ctx).Info("Cannot yet create the Job that replaces a deleted Job", "err", err)
 	}

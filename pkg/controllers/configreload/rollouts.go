@@ -23,24 +23,24 @@ func (c rolloutClient) Get(ctx context.Context, name string, opts metav1.GetOpti
 
 // patchRollout reloads an Argo Rollout.
 func (c *controller) patchRollout(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, _ *entry) (outcome, error) {
-	w := facts.Workload
+	workload := facts.Workload
 	patch, err := c.cfg.MergePatch(facts, plan, func() ([]any, error) {
-		live, err := k.get(ctx, w.ObjectName)
+		live, err := k.get(ctx, workload.ObjectName)
 		if err != nil {
 			return nil, err
 		}
-		if live.GetResourceVersion() != w.Version {
-			return nil, errOutdated(w)
+		if live.GetResourceVersion() != workload.Version {
+			return nil, errOutdated(workload)
 		}
 		containers, _, err := unstructured.NestedSlice(live.(*unstructured.Unstructured).Object, "spec", "template", "spec", "containers")
 		if err != nil {
-			return nil, fmt.Errorf("containers of %s: %w", w.QueueKey, err)
+			return nil, fmt.Errorf("containers of %s: %w", workload.QueueKey, err)
 		}
 		return containers, nil
 	})
 	if err != nil {
 		return outcome{}, err
 	}
-	version, err := c.sendPatch(ctx, k, w, k.mergeType, patch)
+	version, err := c.sendPatch(ctx, k, workload, k.mergeType, patch)
 	return outcome{version: version}, err
 }

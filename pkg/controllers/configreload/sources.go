@@ -121,15 +121,15 @@ func (c *controller) reconcileSource(ctx context.Context, key policy.QueueKey) {
 	}
 }
 
-// extendWindow opens or extends the window of w, if a change of a source matters to it: its data changed, or
-// it begins to count with the data that it has.
-func (c *controller) extendWindow(w *policy.Workload, selection *policy.Selection, source policy.SourceKey, e change) {
-	if !policy.Concerns(w, selection, source, e.before, e.after) ||
+// extendWindow opens or extends the window of the workload, if a change of a source matters to it: its data
+// changed, or it begins to count with the data that it has.
+func (c *controller) extendWindow(workload *policy.Workload, selection *policy.Selection, source policy.SourceKey, e change) {
+	if !policy.Concerns(workload, selection, source, e.before, e.after) ||
 		// If an annotation of the source changed, the record may have to change.
-		e.before.Hash == e.after.Hash && policy.Concerns(w, selection, source, e.before, policy.Source{}) {
+		e.before.Hash == e.after.Hash && policy.Concerns(workload, selection, source, e.before, policy.Source{}) {
 		return
 	}
-	c.memory.update(w.QueueKey, w.UID, time.Now(), func(current *entry) {
+	c.memory.update(workload.QueueKey, workload.UID, time.Now(), func(current *entry) {
 		if current.window.Add(source, e.before.RecordedHash(), e.first, e.last) {
 			c.metrics.coalescedChanges.Inc()
 		}

@@ -47,15 +47,15 @@ type outcome struct {
 
 // reloadWorkload does what is due and then reports it.
 func (c *controller) reloadWorkload(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry, last bool) (time.Duration, error) {
-	w := facts.Workload
-	names := namesOf(w, plan)
+	workload := facts.Workload
+	names := namesOf(workload, plan)
 	if c.cfg.DryRun {
-		if w.Suspended && !plan.HasNamedSource() {
-			c.announceReload(ctx, k, w, reasonSkipped, suspended+", would not reload for "+names, resultSkipped)
+		if workload.Suspended && !plan.HasNamedSource() {
+			c.announceReload(ctx, k, workload, reasonSkipped, suspended+", would not reload for "+names, resultSkipped)
 		} else {
-			c.announceReload(ctx, k, w, reasonWouldReload, "Would reload for "+names, resultDryRun)
+			c.announceReload(ctx, k, workload, reasonWouldReload, "Would reload for "+names, resultDryRun)
 		}
-		c.finishPlan(w, plan, e, "")
+		c.finishPlan(workload, plan, e, "")
 		return 0, nil
 	}
 	out, err := k.reload(ctx, k, facts, plan, e)
@@ -64,23 +64,23 @@ func (c *controller) reloadWorkload(ctx context.Context, k *kind, facts *policy.
 		return 0, err // not a failure of this reload: it is decided on again
 	case err != nil:
 		c.metrics.reloads.WithLabelValues(k.Name, resultError).Inc()
-		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", policy.Truncate(names), policy.Truncate(err.Error()))
-		return 0, fmt.Errorf("reload %s: %w", w.QueueKey, err)
+		c.events.Eventf(reference(k, workload), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", policy.Truncate(names), policy.Truncate(err.Error()))
+		return 0, fmt.Errorf("reload %s: %w", workload.QueueKey, err)
 	case out.handedOn:
 		return settleDelay, nil
 	case out.retryAfter > 0:
 		c.reportWait(ctx, k, facts, names)
 		return out.retryAfter, nil
 	case out.skipReason != "":
-		c.announceReload(ctx, k, w, reasonSkipped, out.skipReason+", not reloaded for "+names, resultSkipped)
+		c.announceReload(ctx, k, workload, reasonSkipped, out.skipReason+", not reloaded for "+names, resultSkipped)
 	default:
-		c.announceReload(ctx, k, w, reasonReloaded, "Reloaded for "+names, resultSuccess)
+		c.announceReload(ctx, k, workload, reasonReloaded, "Reloaded for "+names, resultSuccess)
 		c.metrics.lag.Observe(time.Since(facts.Window.First).Seconds())
 		if bad := facts.Selection.BadPause; bad != nil && k.Pauses {
-			c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
+			c.events.Event(reference(k, workload), corev1.EventTypeWarning, reasonInvalidPause, "Reloaded without a pause: "+bad.String())
 		}
 	}
-	c.finishPlan(w, plan, e, out.version)
+	c.finishPlan(workload, plan, e, out.version)
 	return 0, nil
 }
 
@@ -89,8 +89,8 @@ func (c *controller) reloadWorkload(ctx context.Context, k *kind, facts *policy.
 func isOutdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
 // errOutdated makes reconcile decide again on the live object.
-func errOutdated(w *policy.Workload) error {
-	return apierrors.NewConflict(schema.GroupResource{Resource: w.QueueKey.Kind}, w.Name, fmt.Errorf("is not at version %s any more", w.Version))
+func errOutdated(workload *policy.Workload) error {
+	return apierrors.NewConflict(schema.GroupResource{Resource: workload.QueueKey.Kind}, workload.Name, fmt.Errorf("is not at version %s any more", workload.Version))
 }
 
 // isRefusal reports whether a request certainly changed nothing.
@@ -110,82 +110,82 @@ func (c *controller) patchTemplate(ctx context.Context, k *kind, facts *policy.F
 }
 
 // sendPatch sends a patch and returns the new version.
-func (c *controller) sendPatch(ctx context.Context, k *kind, w *policy.Workload, patchType types.PatchType, patch any) (string, error) {
+func (c *controller) sendPatch(ctx context.Context, k *kind, workload *policy.Workload, patchType types.PatchType, patch any) (string, error) {
 	data, err := json.Marshal(patch)
 	if err != nil {
 		return "", fmt.Errorf("marshal patch: %w", err)
 	}
-	return k.patch(ctx, w.ObjectName, patchType, data)
+	return k.patch(ctx, workload.ObjectName, patchType, data)
 }
 
 // finishPlan notes that a plan was carried out: its state is recorded by the write that made version, by an
 // earlier write, or in memory.
-func (c *controller) finishPlan(w *policy.Workload, plan *policy.Plan, e *entry, version string) {
+func (c *controller) finishPlan(workload *policy.Workload, plan *policy.Plan, e *entry, version string) {
 	now := time.Now()
-	c.memory.update(w.QueueKey, w.UID, now, func(current *entry) {
+	c.memory.update(workload.QueueKey, workload.UID, now, func(current *entry) {
 		if !plan.Pending {
 			current.window.Close(&e.window, now)
 			current.lastRun.hashes = nil
 		}
-		if version != "" && version != w.Version {
+		if version != "" && version != workload.Version {
 			current.writtenVersion = version
 		}
 		// A workload that never had anything to record takes no memory.
 		if len(plan.State) > 0 || version != "" || current.lastState != "" {
-			current.lastState = plan.State.Text(w.QueueKey, w.Version)
+			current.lastState = plan.State.Text(workload.QueueKey, workload.Version)
 		}
 	})
 }
 
 // recordState writes the state alone, if it differs from the state on the workload.
 func (c *controller) recordState(ctx context.Context, k *kind, facts *policy.Facts, plan *policy.Plan, e *entry, last bool) (time.Duration, error) {
-	w, now := facts.Workload, facts.Now
+	workload, now := facts.Workload, facts.Now
 	if plan.OpensWindow {
-		c.memory.update(w.QueueKey, w.UID, now, func(current *entry) { current.window.Open(now) })
+		c.memory.update(workload.QueueKey, workload.UID, now, func(current *entry) { current.window.Open(now) })
 	}
 	if plan.State == nil {
 		return plan.RequeueAfter, nil
 	}
-	patch, changes := policy.MetadataPatch(w, plan.State)
-	if c.keepsStateInMemory(w) || !changes {
-		c.finishPlan(w, plan, e, "")
+	patch, changes := policy.MetadataPatch(workload, plan.State)
+	if c.keepsStateInMemory(workload) || !changes {
+		c.finishPlan(workload, plan, e, "")
 		return plan.RequeueAfter, nil
 	}
 	// Somebody else has changed the record. A tool that changes it again and again must not cause a
 	// write each time.
-	changedByOthers := e.lastState != "" && !facts.RecordedState.IsRecordedOn(w)
+	changedByOthers := e.lastState != "" && !facts.RecordedState.IsRecordedOn(workload)
 	if remaining := e.rewrittenAt.Add(rewriteInterval).Sub(now); changedByOthers && !e.rewrittenAt.IsZero() && remaining > 0 {
-		c.finishPlan(w, plan, e, "")
+		c.finishPlan(workload, plan, e, "")
 		return soonest(plan.RequeueAfter, remaining), nil
 	}
-	version, err := c.sendPatch(ctx, k, w, k.mergeType, patch)
+	version, err := c.sendPatch(ctx, k, workload, k.mergeType, patch)
 	switch {
 	case isOutdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
 		return 0, err // not a failure: it is decided on again
 	case err != nil:
 		c.metrics.stateWrites.WithLabelValues(resultError).Inc()
-		c.events.Eventf(reference(k, w), corev1.EventTypeWarning, reasonNotRecorded,
+		c.events.Eventf(reference(k, workload), corev1.EventTypeWarning, reasonNotRecorded,
 			"The state of its sources could not be recorded, so a change while no manager runs may be missed: %s", policy.Truncate(err.Error()))
-		return 0, fmt.Errorf("record state of %s: %w", w.QueueKey, err)
+		return 0, fmt.Errorf("record state of %s: %w", workload.QueueKey, err)
 	}
 	c.metrics.stateWrites.WithLabelValues(resultSuccess).Inc()
-	workloadLogger(ctx, w).V(2).Info("State recorded", "sources", len(plan.State))
-	c.finishPlan(w, plan, e, version)
+	workloadLogger(ctx, workload).V(2).Info("State recorded", "sources", len(plan.State))
+	c.finishPlan(workload, plan, e, version)
 	if changedByOthers {
-		c.memory.update(w.QueueKey, w.UID, now, func(current *entry) { current.rewrittenAt = now })
+		c.memory.update(workload.QueueKey, workload.UID, now, func(current *entry) { current.rewrittenAt = now })
 	}
 	return plan.RequeueAfter, nil
 }
 
 // endPause resumes a Deployment, or removes the time of a pause that is over.
-func (c *controller) endPause(ctx context.Context, k *kind, w *policy.Workload, step policy.PauseStep) error {
-	version, err := c.sendPatch(ctx, k, w, k.mergeType, c.keys.PausePatch(w, step))
+func (c *controller) endPause(ctx context.Context, k *kind, workload *policy.Workload, step policy.PauseStep) error {
+	version, err := c.sendPatch(ctx, k, workload, k.mergeType, c.keys.PausePatch(workload, step))
 	if err != nil {
-		return fmt.Errorf("end pause of %s: %w", w.QueueKey, err)
+		return fmt.Errorf("end pause of %s: %w", workload.QueueKey, err)
 	}
-	workloadLogger(ctx, w).V(2).Info("Pause ended", "resumed", step == policy.PauseEnds)
-	c.memory.update(w.QueueKey, w.UID, time.Now(), func(current *entry) {
-		if version != w.Version {
+	workloadLogger(ctx, workload).V(2).Info("Pause ended", "resumed", step == policy.PauseEnds)
+	c.memory.update(workload.QueueKey, workload.UID, time.Now(), func(current *entry) {
+		if version != workload.Version {
 			current.writtenVersion = version
 		}
 	})
@@ -193,7 +193,7 @@ func (c *controller) endPause(ctx context.Context, k *kind, w *policy.Workload, 
 }
 
 // reportProblems reports annotations that could not be parsed, once for each set of them.
-func (c *controller) reportProblems(ctx context.Context, k *kind, w *policy.Workload, e *entry, problems []policy.Problem) {
+func (c *controller) reportProblems(ctx context.Context, k *kind, workload *policy.Workload, e *entry, problems []policy.Problem) {
 	texts := make([]string, len(problems))
 	for i, p := range problems {
 		texts[i] = p.String()
@@ -207,47 +207,47 @@ func (c *controller) reportProblems(ctx context.Context, k *kind, w *policy.Work
 			continue
 		}
 		c.metrics.invalidAnnotations.Inc()
-		workloadLogger(ctx, w).V(2).Info("Annotation is invalid", "problem", text)
-		c.events.Event(reference(k, w), corev1.EventTypeWarning, reasonInvalid, text)
+		workloadLogger(ctx, workload).V(2).Info("Annotation is invalid", "problem", text)
+		c.events.Event(reference(k, workload), corev1.EventTypeWarning, reasonInvalid, text)
 	}
-	c.memory.update(w.QueueKey, w.UID, time.Now(), func(current *entry) { current.reportedProblems = joined })
+	c.memory.update(workload.QueueKey, workload.UID, time.Now(), func(current *entry) { current.reportedProblems = joined })
 }
 
 // announceReload logs, counts and records one Normal Event for all reloads of a plan.
-func (c *controller) announceReload(ctx context.Context, k *kind, w *policy.Workload, reason, text, result string) {
+func (c *controller) announceReload(ctx context.Context, k *kind, workload *policy.Workload, reason, text, result string) {
 	level := 2
 	if result == resultDryRun {
 		level = 0 // a dry run leaves nothing but this line
 	}
-	workloadLogger(ctx, w).V(level).Info("Handled a reload", "result", result, "detail", text)
+	workloadLogger(ctx, workload).V(level).Info("Handled a reload", "result", result, "detail", text)
 	c.metrics.reloads.WithLabelValues(k.Name, result).Inc()
-	c.events.Event(reference(k, w), corev1.EventTypeNormal, reason, policy.Truncate(text))
+	c.events.Event(reference(k, workload), corev1.EventTypeNormal, reason, policy.Truncate(text))
 }
 
 // reportWait sends one Event that a reload waits for the end of a Job, which may take forever.
 func (c *controller) reportWait(ctx context.Context, k *kind, facts *policy.Facts, names string) {
-	w := facts.Workload
+	workload := facts.Workload
 	if facts.Window.WaitReported {
 		return
 	}
-	workloadLogger(ctx, w).V(2).Info("Reload waits for a Job to finish")
-	c.events.Eventf(reference(k, w), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", policy.Truncate(names))
-	c.memory.update(w.QueueKey, w.UID, facts.Now, func(current *entry) { current.window.WaitReported = true })
+	workloadLogger(ctx, workload).V(2).Info("Reload waits for a Job to finish")
+	c.events.Eventf(reference(k, workload), corev1.EventTypeNormal, reasonWaits, "A Job is active and concurrencyPolicy is Forbid, waits to reload for %s", policy.Truncate(names))
+	c.memory.update(workload.QueueKey, workload.UID, facts.Now, func(current *entry) { current.window.WaitReported = true })
 }
 
 // namesOf returns type, name and namespace of the reloads' sources.
-func namesOf(w *policy.Workload, plan *policy.Plan) string {
+func namesOf(workload *policy.Workload, plan *policy.Plan) string {
 	list := make([]string, len(plan.Reloads))
 	for i, r := range plan.Reloads {
-		list[i] = r.Key.Type.Kind() + " " + w.Namespace + "/" + r.Key.Name
+		list[i] = r.Key.Type.Kind() + " " + workload.Namespace + "/" + r.Key.Name
 	}
 	return strings.Join(list, ", ")
 }
 
 // reference returns the object that an Event is about.
-func reference(k *kind, w *policy.Workload) *corev1.ObjectReference {
+func reference(k *kind, workload *policy.Workload) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
 		APIVersion: k.resource.GroupVersion().String(), Kind: k.Name,
-		Namespace: w.Namespace, Name: w.Name, UID: w.UID, ResourceVersion: w.Version,
+		Namespace: workload.Namespace, Name: workload.Name, UID: workload.UID, ResourceVersion: workload.Version,
 	}
 }

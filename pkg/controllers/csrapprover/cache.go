@@ -78,13 +78,13 @@ type request struct {
 	approvedAt time.Time // zero if that is unknown
 }
 
-func requestOf(o *informers.Object) request {
-	d := o.Digest(Name)
-	if len(d) < 13 {
+func requestOf(obj *informers.Object) request {
+	digest := obj.Digest(Name)
+	if len(digest) < 13 {
 		return request{} // its digest has panicked
 	}
-	r := request{state: state(d[0]), node: hash(binary.BigEndian.Uint64(d[1:]))}
-	if seconds := binary.BigEndian.Uint32(d[9:]); seconds > 0 {
+	r := request{state: state(digest[0]), node: hash(binary.BigEndian.Uint64(digest[1:]))}
+	if seconds := binary.BigEndian.Uint32(digest[9:]); seconds > 0 {
 		r.approvedAt = time.Unix(int64(seconds), 0)
 	}
 	return r
@@ -100,12 +100,12 @@ func digestNode(node *corev1.Node) []byte {
 }
 
 // namesOf returns the names and addresses of a Node; nil if there is none.
-func namesOf(o *informers.Object) []string {
-	if o == nil {
+func namesOf(obj *informers.Object) []string {
+	if obj == nil {
 		return nil
 	}
-	d := o.Digest(Name)
-	return append(strings.Fields(string(d[min(len(d), 1):])), o.GetName())
+	digest := obj.Digest(Name)
+	return append(strings.Fields(string(digest[min(len(digest), 1):])), obj.GetName())
 }
 
 // The indexes.
@@ -118,14 +118,14 @@ func (c *controller) hash(name string) hash { return hash(maphash.String(c.seed,
 
 func (c *controller) addIndexes() {
 	// A request that waits is looked up by its node only when a Node changes, which is seldom.
-	c.requests.AddIndex(nodeIndex, func(o *informers.Object) []string {
-		if r := requestOf(o); r.state == approved {
+	c.requests.AddIndex(nodeIndex, func(obj *informers.Object) []string {
+		if r := requestOf(obj); r.state == approved {
 			return []string{r.node.bucket()}
 		}
 		return nil
 	})
-	c.nodes.AddIndex(nameIndex, func(o *informers.Object) (buckets []string) {
-		for _, name := range namesOf(o) {
+	c.nodes.AddIndex(nameIndex, func(obj *informers.Object) (buckets []string) {
+		for _, name := range namesOf(obj) {
 			buckets = append(buckets, c.hash(name).bucket())
 		}
 		return buckets
@@ -134,9 +134,9 @@ func (c *controller) addIndexes() {
 
 // node returns the Node whose name has a hash; nil if there is none.
 func (c *controller) node(h hash) *informers.Object {
-	for _, o := range c.nodes.ByIndex(nameIndex, h.bucket()) {
-		if c.hash(o.GetName()) == h {
-			return o
+	for _, obj := range c.nodes.ByIndex(nameIndex, h.bucket()) {
+		if c.hash(obj.GetName()) == h {
+			return obj
 		}
 	}
 	return nil
@@ -144,9 +144,9 @@ func (c *controller) node(h hash) *informers.Object {
 
 // nodesNamed returns the names of the Nodes that have a name or an address.
 func (c *controller) nodesNamed(name string) (nodes []string) {
-	for _, o := range c.nodes.ByIndex(nameIndex, c.hash(name).bucket()) {
-		if slices.Contains(namesOf(o), name) {
-			nodes = append(nodes, o.GetName())
+	for _, obj := range c.nodes.ByIndex(nameIndex, c.hash(name).bucket()) {
+		if slices.Contains(namesOf(obj), name) {
+			nodes = append(nodes, obj.GetName())
 		}
 	}
 	return nodes
@@ -170,15 +170,15 @@ func unchanged(event controllers.Event[*informers.Object]) bool {
 
 // requestChanged maps a change of a request to its key.
 func (c *controller) requestChanged(event controllers.Event[*informers.Object]) []requestKey {
-	o := event.New
-	if o == nil {
-		o = event.Old
+	obj := event.New
+	if obj == nil {
+		obj = event.Old
 	}
-	r := requestOf(o)
+	r := requestOf(obj)
 	if unchanged(event) || event.Old == nil && r.state != pending {
 		return nil
 	}
-	return []requestKey{{r.node, o.GetName()}}
+	return []requestKey{{r.node, obj.GetName()}}
 }
 
 // nodeChanged maps a change of a Node to the requests that wait, of itself and of the Nodes that share a name
@@ -193,9 +193,9 @@ func (c *controller) nodeChanged(event controllers.Event[*informers.Object]) (ke
 			affectedNodes[c.hash(node)] = true
 		}
 	}
-	for _, o := range c.requests.List(metav1.NamespaceAll, nil) {
-		if r := requestOf(o); r.state == pending && affectedNodes[r.node] && !c.memory.isFinal(o.GetName()) {
-			keys = append(keys, requestKey{r.node, o.GetName()})
+	for _, obj := range c.requests.List(metav1.NamespaceAll, nil) {
+		if r := requestOf(obj); r.state == pending && affectedNodes[r.node] && !c.memory.isFinal(obj.GetName()) {
+			keys = append(keys, requestKey{r.node, obj.GetName()})
 		}
 	}
 	return keys

@@ -93,9 +93,9 @@ func (c *controller) Status() controllers.Status {
 }
 
 func (c *controller) reconcile(ctx context.Context, key requestKey) (time.Duration, error) {
-	o, exists := c.requests.Get(cache.NewObjectName("", key.name))
+	obj, exists := c.requests.Get(cache.NewObjectName("", key.name))
 	switch {
-	case !exists || requestOf(o).state != pending:
+	case !exists || requestOf(obj).state != pending:
 		c.memory.forget(key.name)
 		return 0, nil
 	case key.node == 0:
@@ -193,9 +193,9 @@ func (c *controller) approvals(key requestKey) (n int) {
 		}
 	}
 	now := time.Now()
-	for _, o := range c.requests.ByIndex(nodeIndex, key.node.bucket()) {
-		_, counted := c.memory.sentApprovals[o.GetName()]
-		if r := requestOf(o); !counted && r.node == key.node && (r.approvedAt.IsZero() || now.Sub(r.approvedAt) < limitWindow) {
+	for _, obj := range c.requests.ByIndex(nodeIndex, key.node.bucket()) {
+		_, counted := c.memory.sentApprovals[obj.GetName()]
+		if r := requestOf(obj); !counted && r.node == key.node && (r.approvedAt.IsZero() || now.Sub(r.approvedAt) < limitWindow) {
 			n++
 		}
 	}

@@ -58,9 +58,9 @@ func TestCacheTakesAtMostTwoAndAHalfMiB(t *testing.T) {
 	empty, _ := newFullCache(t, 0, 0)
 	full, c := newFullCache(t, servedNodes, servedRequests)
 	waiting := liveHeap()
-	for _, o := range c.requests.List("", nil) {
-		if requestOf(o).state == pending {
-			c.memory.recordWait(o.GetName(), problem(policy.CheckNodeAddresses))
+	for _, obj := range c.requests.List("", nil) {
+		if requestOf(obj).state == pending {
+			c.memory.recordWait(obj.GetName(), problem(policy.CheckNodeAddresses))
 		}
 	}
 	waiting = liveHeap() - waiting

@@ -115,7 +115,7 @@ func truncate(text string) string { return strings.ToValidUTF8(text[:min(len(tex
 // recordEvent records an Event on the Node of a request, if it exists: so the API server's limit of Events is
 // a limit for each node.
 func (c *controller) recordEvent(key requestKey, eventType, reason, text string) {
-	if o := c.node(key.node); o != nil {
-		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: o.GetName(), UID: o.GetUID()}, eventType, reason, truncate(text))
+	if obj := c.node(key.node); obj != nil {
+		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: obj.GetName(), UID: obj.GetUID()}, eventType, reason, truncate(text))
 	}
 }

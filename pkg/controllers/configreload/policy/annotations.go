@@ -125,10 +125,10 @@ func (k *AnnotationKeys) SourceKeys() []string {
 func (k *AnnotationKeys) WorkloadKeys() []string { return k.workloadKeys }
 
 // RequestsCSI reports whether an annotation asks for CSI secrets.
-func (k *AnnotationKeys) RequestsCSI(w *Workload) bool {
+func (k *AnnotationKeys) RequestsCSI(workload *Workload) bool {
 	const t = SecretProviderClass
 	return k.compat && slices.ContainsFunc([]string{k.typedAuto[t], k.reload[t], k.exclude[t]}, func(key string) bool {
-		_, ok := annotationOrTemplate(w.Meta, w.Template, key)
+		_, ok := annotationOrTemplate(workload.Meta, workload.Template, key)
 		return ok
 	})
 }

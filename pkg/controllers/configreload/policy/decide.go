@@ -188,7 +188,7 @@ func collectSources(set map[SourceKey]bool) (list []SourceKey, tooMany bool) {
 // decideSource compares one source with its record. It returns the value to record once everything is
 // done, and the reload if there is one.
 func (o *Options) decideSource(facts *Facts, key SourceKey) (string, *Reload) {
-	w, source, change := facts.Workload, facts.Sources[key], facts.Window.Changes[key]
+	workload, source, change := facts.Workload, facts.Sources[key], facts.Window.Changes[key]
 	reload := &Reload{Key: key, match: facts.match(key), Hash: source.Hash, changed: change.At}
 	current := source.RecordedHash()
 	recorded, known := facts.RecordedState[key]
@@ -197,7 +197,7 @@ func (o *Options) decideSource(facts *Facts, key SourceKey) (string, *Reload) {
 	}
 	appeared, gone := recorded == "", current == ""
 	var marked bool
-	reload.container, marked = w.chooseContainer(key, reload.match)
+	reload.container, marked = workload.chooseContainer(key, reload.match)
 	switch {
 	case !marked:
 		return current, nil
@@ -207,10 +207,10 @@ func (o *Options) decideSource(facts *Facts, key SourceKey) (string, *Reload) {
 	case known && recorded == current:
 		return current, nil
 	// The pods began with this data. An older state was recorded since the cache of sources was behind.
-	case Newer(w.CreatedVersion, cmp.Or(source.ChangedVersion, source.Version)):
+	case Newer(workload.CreatedVersion, cmp.Or(source.ChangedVersion, source.Version)):
 		return current, nil
 	// The pods may have read the data before the change, though nothing recorded them.
-	case appeared && Newer(source.ChangedVersion, w.ContentVersion):
+	case appeared && Newer(source.ChangedVersion, workload.ContentVersion):
 		return current, reload
 	case !known, appeared && !o.OnCreate:
 		return current, nil
@@ -218,7 +218,7 @@ func (o *Options) decideSource(facts *Facts, key SourceKey) (string, *Reload) {
 	case gone && !o.OnDelete:
 		return recorded, nil
 	// There is no variable to remove; the original does not roll either.
-	case gone && !o.marksByAnnotation(facts) && !slices.Contains(w.Containers[reload.container].Vars, variableName(key)):
+	case gone && !o.marksByAnnotation(facts) && !slices.Contains(workload.Containers[reload.container].Vars, variableName(key)):
 		return current, nil
 	}
 	return current, reload
@@ -229,11 +229,11 @@ func (o *Options) marksByAnnotation(facts *Facts) bool {
 }
 
 // Concerns reports whether a workload selects a source, before or after a change of it.
-func Concerns(w *Workload, s *Selection, key SourceKey, before, after Source) bool {
+func Concerns(workload *Workload, s *Selection, key SourceKey, before, after Source) bool {
 	selects := func(source Source) bool {
 		m := s.match(key, source)
 		// The workload may have been found by its patterns.
-		return source.Exists() && (m == Named || m == Auto && w.RefersTo(key))
+		return source.Exists() && (m == Named || m == Auto && workload.RefersTo(key))
 	}
 	return selects(before) || selects(after)
 }

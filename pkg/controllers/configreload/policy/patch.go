@@ -15,16 +15,16 @@ type Object = map[string]any
 // MetadataPatch records a state and changes nothing else; an empty state removes the annotation. The
 // patch contains the resourceVersion, so that a write based on an outdated read is refused. changes
 // is false if the annotation is there already.
-func MetadataPatch(w *Workload, s State) (patch Object, changes bool) {
+func MetadataPatch(workload *Workload, s State) (patch Object, changes bool) {
 	annotations := Object{}
-	changes = !s.IsRecordedOn(w)
+	changes = !s.IsRecordedOn(workload)
 	switch {
 	case changes && len(s) == 0:
 		annotations[StateKey] = nil
 	case changes:
-		annotations[StateKey] = s.Text(w.QueueKey, w.Version)
+		annotations[StateKey] = s.Text(workload.QueueKey, workload.Version)
 	}
-	return Object{"metadata": Object{"resourceVersion": w.Version, "annotations": annotations}}, changes
+	return Object{"metadata": Object{"resourceVersion": workload.Version, "annotations": annotations}}, changes
 }
 
 // TemplatePatch returns a strategic merge patch with everything that a reload changes: marks, state
@@ -80,12 +80,12 @@ func (o *Options) Mark(facts *Facts, plan *Plan, template *corev1.PodTemplateSpe
 }
 
 // templatePatch returns the part of a strategic merge patch below spec.template.
-func (m *marks) templatePatch(w *Workload) Object {
+func (m *marks) templatePatch(workload *Workload) Object {
 	if m.key != "" {
 		return Object{"metadata": Object{"annotations": Object{m.key: m.value}}}
 	}
 	var containers []Object
-	for i := range w.Containers {
+	for i := range workload.Containers {
 		var env []Object
 		for _, e := range m.env {
 			switch {
@@ -97,16 +97,16 @@ func (m *marks) templatePatch(w *Workload) Object {
 			}
 		}
 		if env != nil {
-			containers = append(containers, Object{"name": w.Containers[i].Name, "env": env})
+			containers = append(containers, Object{"name": workload.Containers[i].Name, "env": env})
 		}
 	}
 	return Object{"spec": Object{"containers": containers}}
 }
 
 // PausePatch ends a pause, or removes what is left of a pause that somebody else ended.
-func (k *AnnotationKeys) PausePatch(w *Workload, step PauseStep) Object {
+func (k *AnnotationKeys) PausePatch(workload *Workload, step PauseStep) Object {
 	patch := Object{"metadata": Object{
-		"resourceVersion": w.Version,
+		"resourceVersion": workload.Version,
 		"annotations":     Object{k.pauseAt: nil},
 	}}
 	if step == PauseEnds {

@@ -29,12 +29,12 @@ type Pause struct {
 // PauseState decides on a pause by the annotations and by what the run has seen of it, so that a restart
 // or another leader comes to the same decision. The rest of a pause is at most its period, even if the
 // pause began in the future. The zero Pause means that no pause of ours is active.
-func (k *AnnotationKeys) PauseState(w *Workload, s *Selection, known Pause, now time.Time) (PauseStep, Pause) {
-	since, hasTime := w.Meta[k.pauseAt]
-	if !k.compat || !w.Kind.Pauses || !hasTime {
+func (k *AnnotationKeys) PauseState(workload *Workload, s *Selection, known Pause, now time.Time) (PauseStep, Pause) {
+	since, hasTime := workload.Meta[k.pauseAt]
+	if !k.compat || !workload.Kind.Pauses || !hasTime {
 		return PauseStands, Pause{}
 	}
-	if !w.Paused {
+	if !workload.Paused {
 		return PauseOver, Pause{}
 	}
 	started, err := time.Parse(time.RFC3339, since)
@@ -51,9 +51,9 @@ func (k *AnnotationKeys) PauseState(w *Workload, s *Selection, known Pause, now 
 }
 
 // PausedByUs reports whether the workload carries the time of a pause.
-func (k *AnnotationKeys) PausedByUs(w *Workload) bool {
-	_, hasTime := w.Meta[k.pauseAt]
-	return hasTime && k.compat && w.Kind.Pauses
+func (k *AnnotationKeys) PausedByUs(workload *Workload) bool {
+	_, hasTime := workload.Meta[k.pauseAt]
+	return hasTime && k.compat && workload.Kind.Pauses
 }
 
 // parsePause reads how long a reload pauses a Deployment.

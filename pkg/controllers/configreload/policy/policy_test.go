@@ -355,11 +355,11 @@ func TestHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
 			if size := len(k.DigestWorkload(d)); size > 16<<10 {
 				t.Errorf("the cache keeps %d bytes of the template", size)
 			}
-			w, err := NewWorkload(&Kind{Name: "Deployment"}, d, "config-reload")
+			workload, err := NewWorkload(&Kind{Name: "Deployment"}, d, "config-reload")
 			if err != nil {
 				t.Fatal(err)
 			}
-			selection := k.Selection(w)
+			selection := k.Selection(workload)
 			if len(selection.Problems) != 1 || !strings.HasPrefix(selection.Problems[0].String(), annotation[0]+": ") || len(selection.Problems[0].String()) > 600 {
 				t.Errorf("problems %v, want one that names the annotation", selection.Problems)
 			}

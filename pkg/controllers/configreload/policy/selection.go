@@ -151,11 +151,11 @@ func Truncate(text string) string {
 var emptySelection = &Selection{}
 
 // Selection returns what a workload selects.
-func (k *AnnotationKeys) Selection(w *Workload) *Selection {
-	if w.RolledElsewhere {
+func (k *AnnotationKeys) Selection(workload *Workload) *Selection {
+	if workload.RolledElsewhere {
 		return emptySelection
 	}
-	return k.parseSelection(clipAll(w.Meta, k.selectionKeys), clipAll(w.Template, k.selectionKeys))
+	return k.parseSelection(clipAll(workload.Meta, k.selectionKeys), clipAll(workload.Template, k.selectionKeys))
 }
 
 // clip shortens a value of an annotation: a value of more than maxList bytes is refused, an annotation may
@@ -175,8 +175,8 @@ func clipAll(annotations map[string]string, keys []string) map[string]string {
 
 // Outline returns the selection of a workload without its expressions; it only says whether it is empty.
 // It is for an index, where the events of all workloads wait.
-func (k *AnnotationKeys) Outline(w *Workload) *Selection {
-	return k.fillSelection(&Selection{isOutline: true}, clipAll(w.Meta, k.selectionKeys), clipAll(w.Template, k.selectionKeys))
+func (k *AnnotationKeys) Outline(workload *Workload) *Selection {
+	return k.fillSelection(&Selection{isOutline: true}, clipAll(workload.Meta, k.selectionKeys), clipAll(workload.Template, k.selectionKeys))
 }
 
 // parseSelection reads the annotations of a workload (meta) and of its template.

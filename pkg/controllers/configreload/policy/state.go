@@ -77,8 +77,9 @@ func recordedVersion(text string, owner QueueKey) string {
 }
 
 // LatestState returns the later of two states: runState, which a run remembers and may be empty, and the
-// annotation of w. Whoever writes an older annotation back brings the older version with it. The write
-// of a predecessor that the cache learns of late is on the version from which runState was read, or later.
+// annotation of the workload. Whoever writes an older annotation back brings the older version with it. The
+// write of a predecessor that the cache learns of late is on the version from which runState was read, or
+// later.
 func (w *Workload) LatestState(runState string) string {
 	if w.Kind.Stateless {
 		return runState
@@ -94,13 +95,13 @@ func (w *Workload) LatestState(runState string) string {
 	return runState
 }
 
-// IsRecordedOn reports whether the annotation of w is this state; an empty state has no annotation.
-func (s State) IsRecordedOn(w *Workload) bool {
-	annotation, annotated := w.Meta[StateKey]
+// IsRecordedOn reports whether the workload's annotation is this state; an empty state has no annotation.
+func (s State) IsRecordedOn(workload *Workload) bool {
+	annotation, annotated := workload.Meta[StateKey]
 	if len(s) == 0 {
 		return !annotated
 	}
-	return annotation == s.Text(w.QueueKey, recordedVersion(annotation, w.QueueKey))
+	return annotation == s.Text(workload.QueueKey, recordedVersion(annotation, workload.QueueKey))
 }
 
 // StateProblem reports an annotation that ParseState could not read.

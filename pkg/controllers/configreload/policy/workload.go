@@ -145,7 +145,7 @@ func NewWorkload(kind *Kind, obj any, controller string) (*Workload, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", kind.Name, err)
 	}
-	w := &Workload{
+	workload := &Workload{
 		QueueKey: QueueKey{Kind: kind.Name, ObjectName: cache.MetaObjectToName(m)},
 		Kind:     kind,
 		UID:      m.GetUID(),
@@ -154,18 +154,18 @@ func NewWorkload(kind *Kind, obj any, controller string) (*Workload, error) {
 		Meta:     m.GetAnnotations(),
 	}
 	if cached, ok := obj.(Cached); ok {
-		w.ContentVersion, w.CreatedVersion = cmp.Or(cached.ChangedVersion(), cached.FirstVersion()), cached.CreatedVersion()
-		err = json.Unmarshal(cached.Digest(controller), &w.Content)
+		workload.ContentVersion, workload.CreatedVersion = cmp.Or(cached.ChangedVersion(), cached.FirstVersion()), cached.CreatedVersion()
+		err = json.Unmarshal(cached.Digest(controller), &workload.Content)
 	} else {
-		w.Content, err = describeWorkload(obj)
+		workload.Content, err = describeWorkload(obj)
 	}
-	if err == nil && w.Problem != "" {
-		err = errors.New(w.Problem)
+	if err == nil && workload.Problem != "" {
+		err = errors.New(workload.Problem)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", w.QueueKey, err)
+		return nil, fmt.Errorf("%s: %w", workload.QueueKey, err)
 	}
-	return w, nil
+	return workload, nil
 }
 
 // InheritVersions takes over the versions from the cached workload when it is now read live.
@@ -387,8 +387,8 @@ func variableName(key SourceKey) string {
 
 // RequestsNothing reports whether there is nothing to do for the workload: it asks for no source, and has
 // none of our annotations.
-func (k *AnnotationKeys) RequestsNothing(w *Workload) bool {
-	_, recorded := w.Meta[StateKey]
-	s := k.Selection(w)
-	return s.Empty() && len(s.Problems) == 0 && !recorded && !k.PausedByUs(w)
+func (k *AnnotationKeys) RequestsNothing(workload *Workload) bool {
+	_, recorded := workload.Meta[StateKey]
+	s := k.Selection(workload)
+	return s.Empty() && len(s.Problems) == 0 && !recorded && !k.PausedByUs(workload)
 }

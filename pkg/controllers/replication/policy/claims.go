@@ -221,7 +221,7 @@ type Survey struct {
 
 // Survey evaluates a pushing source for all namespaces, and reports its problems. There is one survey at a
 // time, and it ends soon: else the surveys of one tenant would occupy all workers.
-func (e *Evaluator) Survey(view View, source *Object, namespaces []*Namespace, now time.Time) (s Survey) {
+func (e *Evaluator) Survey(view View, source *Object, namespaces []*Namespace, now time.Time) (survey Survey) {
 	e.surveys.Lock()
 	defer e.surveys.Unlock()
 	home := view.Namespace(source.Namespace)
@@ -229,10 +229,10 @@ func (e *Evaluator) Survey(view View, source *Object, namespaces []*Namespace, n
 	addProblem := func(v Verdict) {
 		if v.Answer == Held && v.Reason != "" && !reported[v.Reason] {
 			reported[v.Reason] = true
-			s.Problems = append(s.Problems, Problem{source.Key, v.Reason, v.Text})
+			survey.Problems = append(survey.Problems, Problem{source.Key, v.Reason, v.Text})
 		}
 		if v.Reason == PatternTimeout {
-			s.RequeueAfter = timeoutPause
+			survey.RequeueAfter = timeoutPause
 		}
 	}
 	for _, dialect := range Dialects {
@@ -254,18 +254,18 @@ func (e *Evaluator) Survey(view View, source *Object, namespaces []*Namespace, n
 			return e.pushClaim(source, home, ns, now)
 		})
 		if c.Answer == Yes {
-			s.Namespaces = append(s.Namespaces, ns.Name)
+			survey.Namespaces = append(survey.Namespaces, ns.Name)
 		}
 		addProblem(c.Verdict)
 		if used > listTimeout && e.hasPushKey(source, Reflector) {
 			e.matchers.pauseNamespace(source.Namespace, now) // so the other namespaces take no time
 		}
 	}
-	if s.Spread = len(s.Namespaces); s.RequeueAfter > 0 {
-		s.Spread = len(namespaces)
+	if survey.Spread = len(survey.Namespaces); survey.RequeueAfter > 0 {
+		survey.Spread = len(namespaces)
 	}
-	addProblem(e.spreadVerdict(source, s.Spread))
-	return s
+	addProblem(e.spreadVerdict(source, survey.Spread))
+	return survey
 }
 
 var forbiddenPush = held(PushForbidden, "--replication-push-namespaces does not allow a push from this namespace")

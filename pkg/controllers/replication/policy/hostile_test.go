@@ -154,8 +154,8 @@ func TestPatternsEndAtTheFirstThatIsSlow(t *testing.T) {
 	f.now = f.now.Add(time.Second)
 	expect("c", "yes")
 	expect(long, tooLong)
-	if s := f.survey(f.Get(NewKey(Secret, "a", "s")), f.now); s.RequeueAfter != timeoutPause {
-		t.Errorf("the source is looked at again after %v", s.RequeueAfter)
+	if survey := f.survey(f.Get(NewKey(Secret, "a", "s")), f.now); survey.RequeueAfter != timeoutPause {
+		t.Errorf("the source is looked at again after %v", survey.RequeueAfter)
 	}
 }
 
@@ -190,9 +190,9 @@ func TestPatternsTooSlowCountForAllNamespaces(t *testing.T) {
 		f.addNamespaces(fmt.Sprintf("%s-%d", strings.Repeat("x", 55), i))
 	}
 	f.put(secret("c/s", "k=v", autoPush(strings.Repeat("(x+)_,", 60)+"b")))
-	s := f.survey(f.Get(NewKey(Secret, "c", "s")), f.now)
-	if s.Spread != len(f.ns) || s.RequeueAfter != timeoutPause || len(s.Problems) != 1 || s.Problems[0].Reason != PatternTimeout {
-		t.Errorf("counts for %d namespaces, problems %v, again after %v", s.Spread, s.Problems, s.RequeueAfter)
+	survey := f.survey(f.Get(NewKey(Secret, "c", "s")), f.now)
+	if survey.Spread != len(f.ns) || survey.RequeueAfter != timeoutPause || len(survey.Problems) != 1 || survey.Problems[0].Reason != PatternTimeout {
+		t.Errorf("counts for %d namespaces, problems %v, again after %v", survey.Spread, survey.Problems, survey.RequeueAfter)
 	}
 }
 
@@ -219,8 +219,8 @@ func TestPatternTimeLimitDoesNotCountWaiting(t *testing.T) {
 		return true
 	})
 	<-begun
-	if s := f.survey(f.Get(NewKey(Secret, "c", "s")), f.now); len(s.Namespaces) == 0 || s.RequeueAfter != 0 {
-		t.Errorf("%+v", s)
+	if survey := f.survey(f.Get(NewKey(Secret, "c", "s")), f.now); len(survey.Namespaces) == 0 || survey.RequeueAfter != 0 {
+		t.Errorf("%+v", survey)
 	}
 }
 

@@ -160,11 +160,11 @@ func matchPlain(pattern string) matcher {
 // dotNetRegex parses an item of the reflector's lists: a .NET regular expression, not anchored, whose
 // first match must be as long as the whole name.
 func dotNetRegex(item string) matcher {
-	re, err := regexp2.Compile(item)
+	expression, err := regexp2.Compile(item)
 	if err != nil {
 		return always(held(InvalidPattern, invalidText(item)))
 	}
-	re.MatchTimeout = matchTimeout
+	expression.MatchTimeout = matchTimeout
 	return func(ns *Namespace, until time.Time) Verdict {
 		switch {
 		case until.Equal(noDotNetTime):
@@ -172,7 +172,7 @@ func dotNetRegex(item string) matcher {
 		case time.Now().After(until):
 			return held(PatternTimeout, "its patterns take too long to match")
 		}
-		match, err := re.FindStringMatch(ns.Name)
+		match, err := expression.FindStringMatch(ns.Name)
 		switch {
 		case errors.Is(err, regexp2.ErrBacktrackingStackLimit):
 			return held(InvalidPattern, fmt.Sprintf("pattern %.80q needs too much memory to match", item))
@@ -244,10 +244,10 @@ func (m *matchers) strictSelector(text string) matcher {
 	requirements, _ := labels.ParseToRequirements(text) // selector reports the error
 	equalKeys := map[string]bool{}
 	for _, r := range requirements {
-		op := r.Operator()
-		isEquality := op == selection.Equals || op == selection.DoubleEquals
-		if op == selection.GreaterThan || op == selection.LessThan ||
-			(op == selection.In || op == selection.NotIn) && r.Values().Has("") || isEquality && equalKeys[r.Key()] {
+		operator := r.Operator()
+		isEquality := operator == selection.Equals || operator == selection.DoubleEquals
+		if operator == selection.GreaterThan || operator == selection.LessThan ||
+			(operator == selection.In || operator == selection.NotIn) && r.Values().Has("") || isEquality && equalKeys[r.Key()] {
 			return always(held(InvalidAnnotation, "is a label selector that the reflector reads in another way"))
 		}
 		equalKeys[r.Key()] = equalKeys[r.Key()] || isEquality
