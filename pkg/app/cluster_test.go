@@ -171,7 +171,9 @@ func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 		synctest.Wait()
 		same(t, "runs", 3, loop.runs)
 		lines(t, one.problem(time.Hour), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
-		s := newHosted("one", &scripted{}, &informers.ClusterCache{}, one, p.loopMetrics, time.Hour).Status()
+		h := newHosted("one", &informers.ClusterCache{}, one, p.loopMetrics, time.Hour)
+		h.controller = &scripted{}
+		s := h.Status()
 		same(t, "in flight", []controllers.InFlight{{Key: "shop/a in cluster far"}}, s.InFlight)
 		<-time.After(2 * time.Hour)
 		lines(t, one.problem(time.Hour), "the loop of cluster far has been draining for 2h0m0s, longer than --controller-stuck-after=1h0m0s")

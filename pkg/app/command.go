@@ -178,7 +178,7 @@ func (o *Options) addEntryCommands(root *cobra.Command) error {
 			continue
 		}
 		var cmd *cobra.Command
-		if err := recovered("controller "+e.Name+": Command", func() error { cmd = e.Command(o.connect); return nil }); err != nil {
+		if err := recovered(e.Name, "Command", func() error { cmd = e.Command(o.connect); return nil }); err != nil {
 			errs = append(errs, err)
 			continue
 		}

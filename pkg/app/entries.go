@@ -64,8 +64,8 @@ func NewScheme(entries []controllers.Entry) (*runtime.Scheme, error) {
 		if e.AddToScheme == nil {
 			continue
 		}
-		if err := recovered("panicked", func() error { return e.AddToScheme(scheme) }); err != nil {
-			return nil, fmt.Errorf("controller %s: AddToScheme: %w", e.Name, err)
+		if err := recovered(e.Name, "AddToScheme", func() error { return e.AddToScheme(scheme) }); err != nil {
+			return nil, err
 		}
 	}
 	return scheme, nil
@@ -93,7 +93,7 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 	settings := o.Settings()
 	for _, e := range r.entries {
 		var needs []informers.Need
-		if err := recovered("Needs or Permissions", func() (err error) {
+		errs = append(errs, recovered(e.Name, "Needs or Permissions", func() (err error) {
 			if e.Needs != nil {
 				needs, err = e.Needs(settings)
 			}
@@ -101,13 +101,11 @@ func (o *Options) collectRequirements() (r requirements, err error) {
 				r.grants[e.Name], err = GrantsOf(e, settings, needs)
 			}
 			return err
-		}); err != nil {
-			errs = append(errs, fmt.Errorf("controller %s: %w", e.Name, err))
-		}
+		}))
 		r.cache.Declare(e.Name, needs...)
 	}
-	if len(errs) > 0 {
-		return r, errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return r, err
 	}
 	return r, r.cache.Check()
 }

@@ -220,7 +220,7 @@ func TestRBACRefusesWhatTheStartRefuses(t *testing.T) {
 			[]string{"one: secrets: the namespace b is not in --namespaces"}},
 		"needs that fail": {[]controllers.Entry{failing("one"), failing("two")}, []string{"controller one: cannot tell", "controller two: cannot tell"}},
 		"a scheme that fails": {[]controllers.Entry{{Name: "one", AddToScheme: func(*runtime.Scheme) error { return errors.New("no") }}},
-			[]string{"controller one: AddToScheme: no"}},
+			[]string{"controller one: no"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var entries []controllers.Entry

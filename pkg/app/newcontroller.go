@@ -8,12 +8,13 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
-	"sync/atomic"
+	"time"
 
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
@@ -24,79 +25,82 @@ import (
 func (p *process) newControllers(entries []controllers.Entry) (all hostedControllers, err error) {
 	var errs []error
 	for _, entry := range entries {
-		c, err := p.newController(entry)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("controller %s: %w", entry.Name, err))
-			continue
-		}
-		all = append(all, c)
+		errs = append(errs, recovered(entry.Name, "New", func() error {
+			c, err := p.newController(entry)
+			all = append(all, c)
+			return err
+		}))
 	}
 	return all, errors.Join(errs...)
 }
 
 // newController builds the controller of an entry.
 func (p *process) newController(entry controllers.Entry) (*hostedController, error) {
-	host, err := p.host(entry.Name)
+	clusters := &openClusters{process: p, controller: entry.Name}
+	h := newHosted(entry.Name, p.cache, clusters, p.loopMetrics, p.options.Generic.ControllerStuckAfter)
+	h.everyReplica = entry.EveryReplica
+	clients, err := p.clientsOf(entry.Name, p.clients.forController(entry.Name), p.clients.kinds)
 	if err != nil {
 		return nil, err
 	}
-	var handler http.Handler
-	var built atomic.Bool
-	host.Handle = func(h http.Handler) {
-		if h == nil || handler != nil || built.Load() {
-			panic(panics.Mistake("calls Host.Handle with nil, twice or after New"))
-		}
-		handler = h
+	h.controller, err = entry.New(controllers.Host{
+		Clients:     clients,
+		Settings:    p.options.Settings(),
+		Cache:       p.cache.ForController(entry.Name),
+		Events:      p.events.recorder(p.options.name + "-" + entry.Name),
+		LoopOptions: controllers.LoopOptions{Name: entry.Name, Workers: *p.options.workers[entry.Name], Metrics: p.loopMetrics},
+		Metrics:     p.metrics,
+		Handle:      h.handle,
+		Cluster:     h.openCluster,
+	})
+	if err == nil && h.controller == nil {
+		err = errors.New("no controller was returned by New")
 	}
-	clusters := &openClusters{process: p, controller: entry.Name}
-	host.Cluster = func(name string, config *rest.Config) (*controllers.Cluster, error) {
-		if !built.Load() { // the cluster would be closed when Run ends, and be missing in the next Run
-			panic(panics.Mistake("calls Host.Cluster in New; call it in Run or in a reconcile"))
-		}
-		return clusters.open(name, config)
-	}
-	var c controllers.Controller
-	if err := recovered("New", func() (err error) { c, err = entry.New(host); return err }); err != nil {
-		return nil, err
-	}
-	built.Store(true)
-	if c == nil {
-		return nil, errors.New("no controller was returned by New")
-	}
-	h := newHosted(entry.Name, c, p.cache, clusters, p.loopMetrics, p.options.Generic.ControllerStuckAfter)
-	h.everyReplica = entry.EveryReplica
-	if handler != nil {
-		h.handler = h.withoutPanics(handler)
-	}
-	return h, nil
+	h.built.Store(true)
+	return h, err
 }
 
-// recovered calls a function of an entry. If the function panics, recovered returns an error with the stack,
-// or the Mistake that a function of the host has found.
-func recovered(name string, f func() error) (err error) {
+// handle implements Host.Handle.
+func (h *hostedController) handle(handler http.Handler) {
+	if handler == nil || h.handler != nil || h.built.Load() {
+		panic(panics.Mistake("calls Host.Handle with nil, twice or after New"))
+	}
+	h.handler = h.withoutPanics(handler)
+}
+
+// openCluster implements Host.Cluster. A cluster that New opens would be closed when Run ends, and be missing
+// in the next Run.
+func (h *hostedController) openCluster(name string, config *rest.Config) (*controllers.Cluster, error) {
+	if !h.built.Load() {
+		panic(panics.Mistake("calls Host.Cluster in New; call it in Run or in a reconcile"))
+	}
+	return h.clusters.open(name, config)
+}
+
+// slowFunction is how long a function of an entry may take before the log names it: no probe is answered yet,
+// and nothing else would show which controller it is that the process waits for.
+const slowFunction = 10 * time.Second
+
+// recovered calls a function of a controller's entry. The error names the controller. If the function panics,
+// the error has the stack, or is the Mistake that a function of the host has found.
+func recovered(controller, function string, f func() error) (err error) {
+	slow := time.AfterFunc(slowFunction, func() {
+		klog.Background().Info("Still waiting for a function of a controller", "controller", controller, "function", function)
+	})
+	defer slow.Stop()
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
 		case panics.Mistake:
 			err = r
 		default:
-			err = fmt.Errorf("%s: panic: %v\n%s", name, r, debug.Stack()) // at the start no object has been read
+			err = fmt.Errorf("%s: panic: %v\n%s", function, r, debug.Stack()) // at the start no object has been read
+		}
+		if err != nil {
+			err = fmt.Errorf("controller %s: %w", controller, err)
 		}
 	}()
 	return f()
-}
-
-// host returns the host of a controller, without Handle and Cluster.
-func (p *process) host(name string) (controllers.Host, error) {
-	all, err := p.clientsOf(name, p.clients.forController(name), p.clients.kinds)
-	return controllers.Host{
-		Clients:     all,
-		Settings:    p.options.Settings(),
-		Cache:       p.cache.ForController(name),
-		Events:      p.events.recorder(p.options.name + "-" + name),
-		LoopOptions: controllers.LoopOptions{Name: name, Workers: *p.options.workers[name], Metrics: p.loopMetrics},
-		Metrics:     p.metrics,
-	}, err
 }
 
 // clientsOf returns a controller's clients of the API server to which config leads.

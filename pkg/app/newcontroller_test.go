@@ -156,6 +156,18 @@ func TestEntryMustBuildAController(t *testing.T) {
 	lines(t, err, "the informers have been shut down")
 }
 
+func TestFunctionOfAnEntryThatHangsIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		defer klog.CaptureState().Restore()
+		var named atomic.Int32
+		klog.SetLogger(funcr.New(func(_, line string) { named.Add(int32(strings.Count(line, `"controller"="one" "function"="New"`))) }, funcr.Options{}))
+		for _, takes := range []time.Duration{time.Second, time.Minute} {
+			must(t, recovered("one", "New", func() error { <-time.After(takes); return nil }))
+		}
+		same(t, "lines of the log that name the function", int32(1), named.Load())
+	})
+}
+
 func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
 
 // builtProcess builds a process as Run does.
@@ -340,7 +352,9 @@ func host(t *testing.T, runs ...func(context.Context) error) (*hostedController,
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
 	c := &scripted{runs: runs, begun: time.Now()}
-	return newHosted("x", c, &informers.ClusterCache{}, &openClusters{}, loopmetrics.New(registry), time.Minute), c, registry
+	h := newHosted("x", &informers.ClusterCache{}, &openClusters{}, loopmetrics.New(registry), time.Minute)
+	h.controller = c
+	return h, c, registry
 }
 
 // series compares a metric of the controller with want.

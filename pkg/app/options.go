@@ -168,7 +168,7 @@ const workersFlag = "-concurrent-syncs"
 func (o *Options) addEntryFlags(e controllers.Entry, sets *cliflag.NamedFlagSets) error {
 	controller, workers := "controller "+e.Name, e.Workers
 	o.workers[e.Name] = &workers
-	return recovered(controller+": AddFlags", func() error {
+	return recovered(e.Name, "AddFlags", func() error {
 		if e.Config != nil {
 			e.Config.AddFlags(sets.FlagSet(controller))
 		}
@@ -230,7 +230,9 @@ func (o *Options) validateEntry(e controllers.Entry) error {
 		errs = append(errs, fmt.Errorf("--%s%s: must be at least 1, got %d", e.Name, workersFlag, n))
 	}
 	if e.Config != nil {
-		errs = append(errs, recovered("controller "+e.Name+": Validate", func() error { return e.Config.Validate(o.Settings()) }))
+		var invalid error // its lines begin with a flag
+		err := recovered(e.Name, "Validate", func() error { invalid = e.Config.Validate(o.Settings()); return nil })
+		errs = append(errs, err, invalid)
 	}
 	return errors.Join(errs...)
 }

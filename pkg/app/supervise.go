@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -39,19 +40,19 @@ type hostedController struct {
 
 	stuckAfter   time.Duration // how long a reconcile or a drain may take, for the health check
 	everyReplica bool
+	built        atomic.Bool  // New has returned
 	handler      http.Handler // of the paths under /controllers/NAME/; nil if it serves none
 
 	statusPanicked sync.Once // the first panic of Status is logged
 	statusCalls    singleflight.Group
 }
 
-// newHosted returns c as a hosted controller. Its health check, its metric and its status report
-// the same problems.
+// newHosted returns a hosted controller without the controller itself. Its health check, its metric and its
+// status report the same problems.
 func newHosted(
-	name string, c controllers.Controller, cache *informers.ClusterCache, clusters *openClusters,
-	m *loopmetrics.Metrics, stuckAfter time.Duration,
+	name string, cache *informers.ClusterCache, clusters *openClusters, m *loopmetrics.Metrics, stuckAfter time.Duration,
 ) *hostedController {
-	h := &hostedController{controller: c, name: name, cache: cache, clusters: clusters, metrics: m, stuckAfter: stuckAfter}
+	h := &hostedController{name: name, cache: cache, clusters: clusters, metrics: m, stuckAfter: stuckAfter}
 	h.health = healthz.NamedCheck("controller-"+name, func(*http.Request) error { _, err := h.check(); return err })
 	m.AddController(name, func() error { return h.health.Check(nil) })
 	return h
