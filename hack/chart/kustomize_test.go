@@ -106,7 +106,7 @@ func TestChartElsewhereHasOtherNames(t *testing.T) {
 	}
 	for key, object := range elsewhere {
 		switch _, name, _ := strings.Cut(key, " "); {
-		case strings.HasPrefix(name, "ops/"), strings.HasSuffix(name, "-ops"):
+		case strings.HasPrefix(name, "ops/"), strings.HasSuffix(name, "-ops"), strings.HasSuffix(name, ".ops"):
 		default:
 			t.Errorf("%s is called as in kube-system", key)
 		}

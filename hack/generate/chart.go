@@ -64,7 +64,7 @@ const rolesHeader = "# Written by make generate from what manager rbac prints. D
 // The namespace of the federation is a flag. Names of roles there end in the installation's namespace.
 const (
 	federationNamespace  = "kube-federation-system"
-	otherNamespaceSuffix = "-kube-system"
+	otherNamespaceSuffix = ".kube-system"
 )
 
 // The rules for each type that ttl may delete are made like the rules for this type.
@@ -284,7 +284,7 @@ func setScopes(roles []*chartRole, base []object) error {
 	}
 	for _, r := range roles {
 		for _, o := range scoped {
-			if strings.HasSuffix(o.Kind, "Role") && o.Namespace != federationNamespace && o.Namespace != metav1.NamespaceDefault && strings.TrimSuffix(o.Name, "-release") == "quartermaster-"+r.Name {
+			if strings.HasSuffix(o.Kind, "Role") && o.Namespace != federationNamespace && o.Namespace != metav1.NamespaceDefault && strings.TrimSuffix(o.Name, ".release") == "quartermaster-"+r.Name {
 				r.Scopes = append(r.Scopes, cmp.Or(o.Namespace, "cluster"))
 			}
 		}

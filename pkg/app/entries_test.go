@@ -195,7 +195,7 @@ func TestBuildPrintsItsOwnNameEverywhere(t *testing.T) {
 		names = append(names, match[1])
 	}
 	slices.Sort(names)
-	want := []string{"shopkeeper", "shopkeeper-api-servers", "shopkeeper-api-servers-kube-system", "shopkeeper-authentication-reader",
+	want := []string{"shopkeeper", "shopkeeper-api-servers", "shopkeeper-api-servers.kube-system", "shopkeeper-authentication-reader",
 		"shopkeeper-controller-shelves", "shopkeeper-events", "shopkeeper-fence", "shopkeeper-host", "shopkeeper-reviews"}
 	same(t, "the names of roles and accounts", want, slices.Compact(names))
 	if !strings.Contains(roles, "- kind: ServiceAccount\n  name: shopkeeper\n  namespace: kube-system\n") {
@@ -319,7 +319,7 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 	}
 	fence := []string{
 		"quartermaster-fence: get,patch namespaces,quartermaster-leader",
-		"quartermaster-api-servers-kube-system in default: get endpointslices,kubernetes",
+		"quartermaster-api-servers.kube-system in default: get endpointslices,kubernetes",
 		"quartermaster-api-servers in kube-system: list leases",
 	}
 	secure := []string{
@@ -338,17 +338,17 @@ func TestRBACGrantsWhatTheFlagsAskFor(t *testing.T) {
 		"without an election there is no Lease":         {args: []string{"--leader-elect=false"}, rules: slices.Concat(events, secure, controller(""))},
 		"the Namespace that names the leader is called after the Lease": {
 			args: []string{"--leader-elect-resource-namespace=home", "--secure-port=0", "--controllers=-config-reload"},
-			rules: slices.Concat(host("home"), []string{"quartermaster-events-home: create,patch events",
-				"quartermaster-fence-home: get,patch namespaces,quartermaster-leader-home",
-				"quartermaster-api-servers-home in default: get endpointslices,kubernetes",
-				"quartermaster-api-servers-home in kube-system: list leases"}),
+			rules: slices.Concat(host("home"), []string{"quartermaster-events.home: create,patch events",
+				"quartermaster-fence.home: get,patch namespaces,quartermaster-leader-home",
+				"quartermaster-api-servers.home in default: get endpointslices,kubernetes",
+				"quartermaster-api-servers.home in kube-system: list leases"}),
 		},
 		"in two namespaces nothing is granted in the cluster, and Events of the Lease are in its own": {
 			args: []string{"--namespaces=a,b", "--leader-elect-resource-namespace=home", "--secure-port=0"},
 			rules: slices.Concat(host("home"),
-				[]string{"quartermaster-events-home in a: create,patch events", "quartermaster-events-home in b: create,patch events",
+				[]string{"quartermaster-events.home in a: create,patch events", "quartermaster-events.home in b: create,patch events",
 					"quartermaster-events in home: create,patch events"},
-				controller("-home in a"), controller("-home in b")),
+				controller(".home in a"), controller(".home in b")),
 		},
 		"the Lease's own namespace may be one of those": {
 			args:  []string{"--namespaces=home", "--leader-elect-resource-namespace=home", "--secure-port=0"},
