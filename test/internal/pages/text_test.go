@@ -81,6 +81,9 @@ func TestDocsNameMakeTargetsThatExist(t *testing.T) {
 // does not match.
 var testReference = regexp.MustCompile("`(Test[A-Z]\\w+)`")
 
+// makefileTest is a test that the Makefile names, or several with one beginning, or the beginning of names.
+var makefileTest = regexp.MustCompile(`\bTest(?:\(([\w|]+)\)|(\w+))(\$\$)?`)
+
 func TestDocsNameTestsThatExist(t *testing.T) {
 	var tests strings.Builder
 	err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
@@ -107,7 +110,19 @@ func TestDocsNameTestsThatExist(t *testing.T) {
 			}
 		}
 	}
-	if found < 4 {
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range makefileTest.FindAllStringSubmatch(string(makefile), -1) {
+		for name := range strings.SplitSeq(m[1]+m[2], "|") {
+			found++
+			if name += strings.ReplaceAll(m[3], "$$", "("); !strings.Contains(tests.String(), "func Test"+name) {
+				t.Errorf("the Makefile names the test Test%s, which does not exist", strings.TrimSuffix(name, "("))
+			}
+		}
+	}
+	if found < 15 {
 		t.Errorf("%d names of tests: these are not all", found)
 	}
 }
