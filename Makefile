@@ -17,7 +17,7 @@ VULN    = "$$(go -C '$(CURDIR)/hack/tools' tool -n govulncheck)"
 # test depends on. Less garbage collection takes a fifth of the processor time from the tests.
 TEST        := GOGC=400 go test -vet=off
 # Go caches the results: test/internal/fleet reads what the started programs are built from.
-INTEGRATION := KUBE_CACHE_MUTATION_DETECTOR=true $(TEST) -timeout 20m
+INTEGRATION := CONTROLPLANE=1 KUBE_CACHE_MUTATION_DETECTOR=true $(TEST) -timeout 20m
 
 # The image's name, without a tag, and its platforms.
 IMAGE     ?= quartermaster
@@ -87,6 +87,9 @@ release: .cache/bin/release ## Write the release VERSION=vX.Y.Z to dist/ (10 min
 	.cache/bin/release --version='$(VERSION)' $(RELEASED)
 
 ##@ Check
+
+.PHONY: check
+check: lint test-unit ## Run lint and test-unit, as before each commit (5 min).
 
 .PHONY: test
 test: test-unit test-integration ## Run the unit and integration tests (8 min).

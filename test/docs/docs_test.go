@@ -22,6 +22,7 @@ import (
 // namespaces team-a and team-b, the first with what other operators have left there.
 // test/internal/pages holds that every command is run or says why not.
 func TestLongDocsCommands(t *testing.T) {
+	fleet.Require(t)
 	root, err := controlplane.Root()
 	if err != nil {
 		t.Fatal(err)

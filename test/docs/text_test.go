@@ -19,6 +19,7 @@ import (
 // readerWithoutCluster also returns the pages.
 func readerWithoutCluster(t *testing.T) (*reader, []*pages.Page) {
 	t.Helper()
+	fleet.Require(t)
 	root, err := controlplane.Root()
 	if err != nil {
 		t.Fatal(err)

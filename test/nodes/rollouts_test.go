@@ -30,6 +30,7 @@ type sample struct {
 
 // TestLongRolloutsEnd needs two programs more than the other tests, which cluster.Start builds.
 func TestLongRolloutsEnd(t *testing.T) {
+	fleet.Require(t)
 	f, err := fleet.Start(context.Background(), fleet.Options{Cluster: cluster.Options{Nodes: 2}, Components: []string{"compat-reloader"}})
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -200,11 +201,35 @@ func (f *Fleet) RunStandby(ctx context.Context, t testing.TB, args ...string) *c
 	return m
 }
 
+const (
+	unwanted = "these tests need a control plane: run them with make, or with -run"
+	noTests  = "testing: warning: no tests to run\n" // go test then says so beside the package
+)
+
+// Wanted reports whether tests on a control plane are asked for: by make, which sets CONTROLPLANE, or by
+// name. `go test ./...` would build one first, and then take an hour.
+func Wanted() bool {
+	flag.Parse()
+	return os.Getenv("CONTROLPLANE") != "" || flag.Lookup("test.run").Value.String()+flag.Lookup("test.list").Value.String() != ""
+}
+
+// Require skips a test unless it is Wanted, for a package without Main.
+func Require(t testing.TB) {
+	t.Helper()
+	if !Wanted() {
+		t.Skip(unwanted)
+	}
+}
+
 // Main calls the preparations, runs the tests of a package with a fleet in *f, and returns the exit
 // code. The code is 1 also if a manager was refused a request that no test expects to be refused.
 // The context of the preparations ends after the tests. However the program ends, the fleet ends
-// with it.
+// with it. It runs no tests unless they are Wanted.
 func Main(m *testing.M, f **Fleet, o Options, prepare ...func(context.Context) error) int {
+	if !Wanted() {
+		fmt.Println(noTests + unwanted)
+		return 0
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	fail := func(err error) int {
