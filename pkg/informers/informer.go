@@ -4,11 +4,13 @@
 package informers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -148,14 +150,22 @@ type event struct {
 	initial  bool // the informer had not synced, or the listener was added later and the object was there
 }
 
+// object returns the newest state that the event has.
+func (e event) object() *Object { return cmp.Or(e.new, e.old) }
+
+// minMerge is how many events of a call that hangs have to wait before any are merged.
+const minMerge = 1000
+
 // listener calls a function of a controller with each event, one at a time. A slow function delays no other.
 type listener struct {
 	call    func(event)
 	removed atomic.Bool
 
 	mu      sync.Mutex
-	events  []event
+	events  []event // which wait
 	running bool
+	begun   time.Time // when the present call began
+	merged  int       // how many events the last merge left
 }
 
 // notify queues an event for all listeners. The caller holds mu.
@@ -200,11 +210,7 @@ func (i *informer) listen(controller string, call func(event)) (remove func()) {
 		if i.stopped.Load() {
 			return
 		}
-		o := e.new
-		if o == nil {
-			o = e.old
-		}
-		contain(o, func() { call(e) })
+		contain(e.object(), func() { call(e) })
 	}}
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -223,26 +229,61 @@ func (l *listener) add(e event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.events = append(l.events, e)
-	if !l.running {
-		l.running = true
+	switch {
+	case !l.running:
+		l.running, l.begun = true, time.Now()
 		go l.run()
+	case len(l.events) >= max(minMerge, 2*l.merged) && time.Since(l.begun) >= stuckCall:
+		l.merge()
 	}
 }
 
-// run returns when it has no more events.
+// merge merges the events of each object into one, as if a relist showed the change, since writes while a
+// function hangs must not fill the memory. An object that came and went leaves none. Initial events stay as
+// they are: there is a limited number of them, and watches drop them. The caller holds mu.
+//
+// While a function is only slow, nothing is merged: a reconcile may have seen in the cache what was between.
+func (l *listener) merge() {
+	var events []event
+	indexes := map[string]int{} // in events, by object
+	for _, e := range l.events {
+		key := e.object().key()
+		index, found := indexes[key]
+		switch {
+		case e.initial:
+			delete(indexes, key) // the next event comes after this one
+		case found:
+			events[index].new = e.new
+			continue
+		default:
+			indexes[key] = len(events)
+		}
+		events = append(events, e)
+	}
+	l.events = slices.DeleteFunc(events, func(e event) bool { return e.object() == nil })
+	l.merged = len(l.events)
+}
+
+// run returns when no event waits.
 func (l *listener) run() {
 	for {
-		l.mu.Lock()
-		events := l.events
-		l.events = nil
-		if len(events) == 0 {
-			l.running = false
-			l.mu.Unlock()
+		e, found := l.next()
+		if !found {
 			return
 		}
-		l.mu.Unlock()
-		for _, e := range events {
-			l.call(e)
-		}
+		l.call(e)
 	}
+}
+
+// next takes the first event that waits.
+func (l *listener) next() (e event, found bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.events) == 0 {
+		l.events, l.running = nil, false
+		return event{}, false
+	}
+	e, l.events[0] = l.events[0], event{}
+	l.events, l.begun = l.events[1:], time.Now()
+	return e, true
 }
