@@ -39,8 +39,8 @@ type badObjects struct {
 	misfits  map[cache.ObjectName]struct{} // a problem of all controllers
 }
 
-// ofEvents begins the names of functions that are called with events.
-const ofEvents = "event "
+// eventPrefix begins the names of functions that are called with events.
+const eventPrefix = "event "
 
 // badCall is a function of a controller and an object, on which the last call of the function panicked.
 type badCall struct {
@@ -150,7 +150,7 @@ func (b *badObjects) problem(controller string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, c := range b.running {
-		allWait := !strings.HasPrefix(c.function, ofEvents) // a handler has a queue of its own
+		allWait := !strings.HasPrefix(c.function, eventPrefix) // a handler has a queue of its own
 		if age := time.Since(c.since); age >= stuckCall && (allWait || c.controller == controller) {
 			return fmt.Errorf("%s of %s has not returned for %s of %s for %s",
 				c.function, c.controller, c.object, b.resource, age.Round(time.Second))

@@ -313,7 +313,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 	debug.FreeOSMemory()
 	before := resident()
 	var all []*Following[*Object]
-	h := &told{}
+	h := &recorder{}
 	for i := range servedTypes {
 		need := ttlNeed
 		need.Resource = schema.GroupVersionResource{Group: fmt.Sprintf("g%d.example.com", i%30), Version: "v1", Resource: fmt.Sprintf("resources%d", i)}
@@ -328,7 +328,7 @@ func TestFollowOf300TypesTakesAtMost40MiB(t *testing.T) {
 		peak = max(peak, resident()-before)
 		return !slices.ContainsFunc(all, func(w *Following[*Object]) bool { return !w.Status().Synced })
 	})
-	eventually(t, "the handler to be told of each object", func() bool {
+	eventually(t, "the handler to be called with each object", func() bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		return len(h.lines) == servedTypes

@@ -255,11 +255,11 @@ func (c *ClusterCache) Shutdown() {
 func (c *ClusterCache) Problem(controller string) error {
 	started := c.started()
 	var errs []error
-	for at, i := range c.allInformers() {
+	for n, i := range c.allInformers() {
 		if i.plan.need(controller) == nil {
 			continue
 		}
-		if declared := at < len(c.informers); declared && started {
+		if declared := n < len(c.informers); declared && started {
 			errs = append(errs, i.problem())
 		}
 		errs = append(errs, i.bad.problem(controller))

@@ -160,39 +160,39 @@ func expiring(name, ttl string) *corev1.Secret {
 	return s
 }
 
-// told records what a handler is told.
-type told struct {
+// recorder records the calls of a handler.
+type recorder struct {
 	mu    sync.Mutex
 	lines []string
 }
 
-func (h *told) add(format string, args ...any) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.lines = append(h.lines, fmt.Sprintf(format, args...))
+func (r *recorder) add(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lines = append(r.lines, fmt.Sprintf(format, args...))
 }
 
-func (h *told) handle(old, current *Object, _ bool) {
+func (r *recorder) handle(old, current *Object, _ bool) {
 	switch {
 	case current == nil:
-		h.add("-%s", old.GetName())
+		r.add("-%s", old.GetName())
 	case old == nil:
-		h.add("+%s=%s", current.GetName(), current.GetAnnotations()["ttl"])
+		r.add("+%s=%s", current.GetName(), current.GetAnnotations()["ttl"])
 	default:
-		h.add("~%s=%s", current.GetName(), current.GetAnnotations()["ttl"])
+		r.add("~%s=%s", current.GetName(), current.GetAnnotations()["ttl"])
 	}
 }
 
-// want compares what the handler was told since the last time, sorted: a list names its objects in no order.
-func (h *told) want(t testing.TB, want ...string) {
+// want compares the calls since the last time, sorted: a list names its objects in no order.
+func (r *recorder) want(t testing.TB, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	slices.Sort(h.lines)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slices.Sort(r.lines)
 	slices.Sort(want)
-	same(t, "told", want, h.lines, cmpopts.EquateEmpty())
-	h.lines = nil
+	same(t, "calls of the handler", want, r.lines, cmpopts.EquateEmpty())
+	r.lines = nil
 }
 
 // followSecrets follows the Secrets of a cluster.
@@ -212,7 +212,7 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			c := newCluster(named("plain", "1"), expiring("a", "1h"), expiring("b", "1h"))
 			c.noStreams = noStreams
-			f, h := newTestCache(t, c), &told{}
+			f, h := newTestCache(t, c), &recorder{}
 			w := followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), h.handle)
 			h.want(t, "+a=1h", "+b=1h")
 			same(t, "synced, and objects", []any{true, 2}, []any{w.Status().Synced, w.Status().Objects})
@@ -254,8 +254,8 @@ type bubble struct{ *testing.T }
 
 // TestFollow follows a cluster with the expiring Secrets a and b.
 func TestFollow(t *testing.T) {
-	for name, run := range map[string]func(t bubble, f *ClusterCache, c *cluster, h *told){
-		"it keeps the form of the need": func(t bubble, f *ClusterCache, c *cluster, h *told) {
+	for name, run := range map[string]func(t bubble, f *ClusterCache, c *cluster, h *recorder){
+		"it keeps the form of the need": func(t bubble, f *ClusterCache, c *cluster, h *recorder) {
 			need := Need{controller: "sync", LabelSelector: "managed=true", Form: Metadata, Digest: DigestOf(func(o metav1.Object) []byte {
 				return []byte(o.GetResourceVersion())
 			})}
@@ -272,14 +272,14 @@ func TestFollow(t *testing.T) {
 			}
 			same(t, "form that it asks for", Metadata, w.plan.decodedAs)
 		},
-		"it goes on after its first list": func(t bubble, f *ClusterCache, c *cluster, h *told) {
+		"it goes on after its first list": func(t bubble, f *ClusterCache, c *cluster, h *recorder) {
 			w := followSecrets(t, f, c, ttlNeed, nil, h.handle)
 			<-w.Synced()
 			h.want(t, "+a=1h", "+b=1h")
 			c.put(expiring("c", "1h"))
 			h.want(t, "+c=1h")
 		},
-		"it returns the type of the need": func(t bubble, f *ClusterCache, _ *cluster, _ *told) {
+		"it returns the type of the need": func(t bubble, f *ClusterCache, _ *cluster, _ *recorder) {
 			need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}
 			w, err := Follow[*corev1.Secret](f.ForController("sync"), need)
 			must(t, err)
@@ -295,7 +295,7 @@ func TestFollow(t *testing.T) {
 			}
 			same(t, "number that is followed", 1, len(f.followed))
 		},
-		"it ends with the Run that began it": func(t bubble, f *ClusterCache, c *cluster, h *told) {
+		"it ends with the Run that began it": func(t bubble, f *ClusterCache, c *cluster, h *recorder) {
 			followSecrets(t, f, c, ttlNeed, nil, func(_, _ *Object, _ bool) {}) // by Entry.New
 			f.Start(t.Context())
 			followSecrets(t, f, c, ttlNeed, nil, h.handle)
@@ -306,7 +306,7 @@ func TestFollow(t *testing.T) {
 			h.want(t)
 			same(t, "number that is followed", 2, len(f.followed))
 		},
-		"it may be stopped by its handler": func(t bubble, f *ClusterCache, c *cluster, _ *told) {
+		"it may be stopped by its handler": func(t bubble, f *ClusterCache, c *cluster, _ *recorder) {
 			calls, ready := 0, make(chan struct{})
 			var w *Following[*Object]
 			w = followSecrets(t, f, c, ttlNeed, nil, func(_, _ *Object, _ bool) {
@@ -320,10 +320,10 @@ func TestFollow(t *testing.T) {
 			f.Shutdown()
 			same(t, "calls", 1, calls)
 		},
-		"lists wait for each other": func(t bubble, f *ClusterCache, slow *cluster, h *told) {
+		"lists wait for each other": func(t bubble, f *ClusterCache, slow *cluster, h *recorder) {
 			slow.endless = true
 			quick, lists := newCluster(expiring("x", "1h")), make(chan struct{}, 1)
-			followSecrets(t, f, slow, ttlNeed, lists, (&told{}).handle)
+			followSecrets(t, f, slow, ttlNeed, lists, (&recorder{}).handle)
 			synctest.Wait()
 			followSecrets(t, f, quick, ttlNeed, lists, h.handle)
 			pass(listSlotTimeout - time.Second)
@@ -333,7 +333,7 @@ func TestFollow(t *testing.T) {
 			quick.put(expiring("y", "1h"))
 			h.want(t, "+y=1h")
 		},
-		"it contains panics of its handler": func(t bubble, f *ClusterCache, c *cluster, h *told) {
+		"it contains panics of its handler": func(t bubble, f *ClusterCache, c *cluster, h *recorder) {
 			followSecrets(t, f, c, ttlNeed, make(chan struct{}, 1), func(old, current *Object, initial bool) {
 				if current.GetName() == "a" {
 					panic("a")
@@ -348,7 +348,7 @@ func TestFollow(t *testing.T) {
 	} {
 		inBubble(t, name, func(t *testing.T) {
 			c := newCluster(expiring("a", "1h"), expiring("b", "1h"))
-			run(bubble{t}, newTestCache(t, c), c, &told{})
+			run(bubble{t}, newTestCache(t, c), c, &recorder{})
 		})
 	}
 }

@@ -31,7 +31,7 @@
 //	source.go, decode.go, anyversion.go        how a resource is asked for and decoded
 //	feed.go, requests.go, firstlists.go        lists and watches of one informer
 //	reduce.go, object.go, history.go           what is kept of an object
-//	informer.go, store.go, badobjects.go       the cached objects, and who is told of a change
+//	informer.go, store.go, badobjects.go       the cached objects, and the calls for each change
 //	state.go, failures.go, status.go, metrics.go   what the requests came to
 //
 // The informers run on the leader and on a warm standby.

@@ -63,7 +63,7 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 	}
 	logger := klog.LoggerWithValues(klog.Background(), "controller", c.controller, "cluster", cluster.cfg.Cluster)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
-	i.cancel, i.ofRun = cancel, cluster.running
+	i.cancel, i.duringRun = cancel, cluster.running
 	cluster.followed = append(cluster.followed, i)
 	cluster.start(ctx, i)
 	return i, nil
@@ -72,7 +72,7 @@ func (c Cache) follow(need Need, t reflect.Type) (*informer, error) {
 // EndRun stops what the controller has followed since Start, since its Run has returned.
 func (c *ClusterCache) EndRun(controller string) {
 	for _, i := range c.followedInformers() {
-		if i.ofRun && i.plan.need(controller) != nil {
+		if i.duringRun && i.plan.need(controller) != nil {
 			c.unfollow(i)
 		}
 	}
@@ -100,6 +100,6 @@ func (f *Following[T]) Stop() { f.cluster.unfollow(f.informer) }
 // returns the status of the first namespace that has a problem, otherwise of the first namespace.
 func (f *Following[T]) Status() ResourceStatus {
 	all := f.status()
-	at := max(0, slices.IndexFunc(all, func(s ResourceStatus) bool { return s.Problem != "" }))
-	return all[at]
+	index := max(0, slices.IndexFunc(all, func(s ResourceStatus) bool { return s.Problem != "" }))
+	return all[index]
 }

@@ -33,7 +33,7 @@ type informer struct {
 	handlers  atomic.Int64       // how many handlers and mappings there have been
 	stopped   atomic.Bool        // listeners are not called any more
 	cancel    context.CancelFunc // ends the feeds of a followed resource
-	ofRun     bool               // followed since Start
+	duringRun bool               // followed after Start, so that EndRun ends it
 }
 
 func newInformer(p *plan, countPanic func(controller string)) *informer {
@@ -205,7 +205,7 @@ func (i *informer) containPanics(controller, kind string) (contain func(object m
 // listen adds a listener, and first queues an addition for each cached object. The returned function removes
 // the listener; a call that is in progress goes on.
 func (i *informer) listen(controller string, call func(event)) (remove func()) {
-	contain, end := i.containPanics(controller, ofEvents+"handler")
+	contain, end := i.containPanics(controller, eventPrefix+"handler")
 	l := &listener{call: func(e event) {
 		if i.stopped.Load() {
 			return

@@ -126,7 +126,7 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestCache(t, c, reloadNeed)
-		h, slow, block := &told{}, &told{}, make(chan struct{})
+		h, slow, block := &recorder{}, &recorder{}, make(chan struct{})
 		f.informers[0].listen("slow", func(e event) { <-block; slow.handle(e.old, e.new, e.initial) })
 		f.informers[0].listen("reload", func(e event) {
 			h.handle(e.old, e.new, e.initial)
@@ -147,11 +147,11 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		c.remove("shop/c")
 		pass(time.Minute)
 		want := []string{"+a=", "initial", "+b=", "~b=", "-a", "-b", "+c=", "-c"}
-		same(t, "the other one was told", want, h.lines)
-		same(t, "the slow one was told at first", nil, slow.lines)
+		same(t, "calls of the other one", want, h.lines)
+		same(t, "calls of the slow one at first", nil, slow.lines)
 		close(block)
 		synctest.Wait()
-		same(t, "the slow one was told", slices.Delete(want, 1, 2), slow.lines)
+		same(t, "calls of the slow one", slices.Delete(want, 1, 2), slow.lines)
 	})
 }
 
@@ -202,7 +202,7 @@ func TestRemovedHandlerIsNotCalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestCache(t, c, reloadNeed)
-		removed, other := &told{}, &told{}
+		removed, other := &recorder{}, &recorder{}
 		informer := For[*Object](f.ForController("reload"), Secrets)
 		remove := informer.AddHandler(removed.handle)
 		informer.AddHandler(other.handle)
@@ -281,7 +281,7 @@ func TestNamespaceInTroubleDisturbsNoOther(t *testing.T) {
 			f.Start(t.Context())
 			pass(failingAfter)
 			must(t, f.CheckSync(nil))
-			i, late := f.informers[0], &told{}
+			i, late := f.informers[0], &recorder{}
 			i.listen("reload", func(e event) {
 				if e.old == nil && !e.initial && e.new.GetName() == "x" {
 					late.add("%s", e.new.key())
@@ -515,13 +515,13 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 }
 
 func TestFunctionThatHangsIsAProblem(t *testing.T) {
-	for function, ofOther := range map[string]string{"Digest": "Digest of reload has not returned for shop/a of secrets for 1m0s", "event mapping 1": "<nil>"} {
+	for function, othersProblem := range map[string]string{"Digest": "Digest of reload has not returned for shop/a of secrets for 1m0s", "event mapping 1": "<nil>"} {
 		synctest.Test(t, func(t *testing.T) {
 			p, goOn := newBadObjects("secrets", func(string) {}), make(chan struct{})
 			go p.contain("reload", function, named("a", "1"), func() { <-goOn })
 			pass(stuckCall)
 			same(t, "problem", function+" of reload has not returned for shop/a of secrets for 1m0s", fmt.Sprint(p.problem("reload")))
-			same(t, "problem of another controller", ofOther, fmt.Sprint(p.problem("other")))
+			same(t, "problem of another controller", othersProblem, fmt.Sprint(p.problem("other")))
 			close(goOn)
 			pass(0)
 			must(t, p.problem("reload"))

@@ -61,8 +61,8 @@ func objectAs[T any](o *Object) T {
 
 func objectsAs[T any](stored []*Object) []T {
 	list := make([]T, len(stored))
-	for at, o := range stored {
-		list[at] = objectAs[T](o)
+	for n, o := range stored {
+		list[n] = objectAs[T](o)
 	}
 	return list
 }

@@ -54,15 +54,15 @@ func newPlans(needs []Need, scheme *runtime.Scheme, namespaces []string) ([]*pla
 		if err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", n.controller, resourceName(n.Resource), err)
 		}
-		at := slices.IndexFunc(plans, func(p *plan) bool { return p.canServe(n, n.decodedAs(scheme)) })
-		if at < 0 {
+		index := slices.IndexFunc(plans, func(p *plan) bool { return p.canServe(n, n.decodedAs(scheme)) })
+		if index < 0 {
 			plans = append(plans, &plan{
 				resource: n.Resource, clusterScoped: n.ClusterScoped, optional: n.Optional, decodedAs: Metadata,
 				namespace: n.Namespace, labelSelector: n.LabelSelector, fieldSelector: n.FieldSelector,
 			})
-			at = len(plans) - 1
+			index = len(plans) - 1
 		}
-		plans[at].add(n, n.decodedAs(scheme))
+		plans[index].add(n, n.decodedAs(scheme))
 	}
 	return plans, nil
 }
@@ -117,11 +117,11 @@ func (p *plan) form() string {
 
 // need returns what the named controller needs, or nil.
 func (p *plan) need(controller string) *Need {
-	at := slices.IndexFunc(p.needs, func(n Need) bool { return n.controller == controller })
-	if at < 0 {
+	index := slices.IndexFunc(p.needs, func(n Need) bool { return n.controller == controller })
+	if index < 0 {
 		return nil
 	}
-	return &p.needs[at]
+	return &p.needs[index]
 }
 
 func (p *plan) controllers() []string {

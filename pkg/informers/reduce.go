@@ -40,8 +40,8 @@ func (i *informer) reduce(obj any) (any, error) {
 		other.Namespace, other.Name, other.UID = m.GetNamespace(), m.GetName(), m.GetUID()
 		return other, nil
 	}
-	for at := range i.plan.needs { // a need with a Filter has a plan of its own
-		if n := &i.plan.needs[at]; n.Filter != nil && !i.filter(n, m) {
+	for index := range i.plan.needs { // a need with a Filter has a plan of its own
+		if n := &i.plan.needs[index]; n.Filter != nil && !i.filter(n, m) {
 			return unwanted, nil
 		}
 	}
@@ -73,8 +73,8 @@ func (i *informer) reduce(obj any) (any, error) {
 func (i *informer) pack(m metav1.Object, obj runtime.Object) string {
 	var buffer [128]byte // enough for most, and not on the heap
 	b := buffer[:0]
-	for at := range i.plan.digests {
-		sum := i.digest(&i.plan.digests[at], m, obj)
+	for n := range i.plan.digests {
+		sum := i.digest(&i.plan.digests[n], m, obj)
 		b = binary.AppendUvarint(b, uint64(len(sum)))
 		b = append(b, sum...)
 	}
@@ -103,8 +103,8 @@ func (i *informer) filter(n *Need, m metav1.Object) (wanted bool) {
 // metadata returns the declared parts of an object's metadata, and whether there are any.
 func (i *informer) metadata(m metav1.Object) (kept metav1.ObjectMeta, needed bool) {
 	annotations := m.GetAnnotations()
-	for at := range i.plan.needs {
-		n := &i.plan.needs[at]
+	for index := range i.plan.needs {
+		n := &i.plan.needs[index]
 		for _, key := range n.Annotations {
 			value, ok := annotations[key]
 			if !ok {

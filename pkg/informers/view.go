@@ -165,7 +165,7 @@ func (i *Informer[T]) Objects() []metav1.Object {
 // until a call for the object succeeds, the object is gone, or the watch has ended. After end, contain calls
 // nothing.
 func (i *Informer[T]) ContainPanics() (contain func(object metav1.Object, call func()), end func()) {
-	return i.containPanics(i.need.controller, ofEvents+"mapping")
+	return i.containPanics(i.need.controller, eventPrefix+"mapping")
 }
 
 // KeepsOwnerReferences reports whether the cache has them for this controller. It is for the watches of
