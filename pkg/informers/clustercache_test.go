@@ -234,10 +234,7 @@ func TestFollowKeepsOnlyWhatIsWanted(t *testing.T) {
 			if o, ok := w.Get(cache.NewObjectName("shop", "c")); !ok || len(o.GetAnnotations()) != 1 {
 				t.Errorf("kept %v", o)
 			}
-			if all := w.List("", nil); len(all) != 1 || all[0].GetName() != "c" {
-				t.Errorf("has %v", all)
-			}
-
+			same(t, "all objects", "[shop/c]", fmt.Sprint(w.List("", nil)))
 			requests := c.count()
 			w.Stop()
 			w.AddHandler(h.handle)
@@ -264,20 +261,9 @@ func TestFollow(t *testing.T) {
 			if o, ok := w.Get(cache.NewObjectName("shop", "a")); !ok || string(o.Digest("sync")) != "101" {
 				t.Errorf("kept %v", o)
 			}
-			if _, ok := w.Get(cache.NewObjectName("shop", "c")); ok {
-				t.Error("has what is not there")
-			}
-			if got := c.requests[0]; !strings.Contains(got, "labels=managed=true") {
-				t.Errorf("asked %s", got)
-			}
+			_, exists := w.Get(cache.NewObjectName("shop", "c"))
+			same(t, "has what is not there, and asks by labels", []bool{false, true}, []bool{exists, strings.Contains(c.requests[0], "labels=managed=true")})
 			same(t, "form that it asks for", Metadata, w.plan.decodedAs)
-		},
-		"it goes on after its first list": func(t bubble, f *ClusterCache, c *cluster, h *recorder) {
-			w := followSecrets(t, f, c, ttlNeed, nil, h.handle)
-			<-w.Synced()
-			h.want(t, "+a=1h", "+b=1h")
-			c.put(expiring("c", "1h"))
-			h.want(t, "+c=1h")
 		},
 		"it returns the type of the need": func(t bubble, f *ClusterCache, _ *cluster, _ *recorder) {
 			need := Need{Resource: Secrets, Form: Typed, Content: true, Namespace: "shop"}

@@ -126,7 +126,8 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(named("a", "1"))
 		f := newTestCache(t, c, reloadNeed)
-		h, slow, block := &recorder{}, &recorder{}, make(chan struct{})
+		h, slow, removed, block := &recorder{}, &recorder{}, &recorder{}, make(chan struct{})
+		remove := For[*Object](f.ForController("reload"), Secrets).AddHandler(removed.handle)
 		f.informers[0].listen("slow", func(e event) { <-block; slow.handle(e.old, e.new, e.initial) })
 		f.informers[0].listen("reload", func(e event) {
 			h.handle(e.old, e.new, e.initial)
@@ -135,6 +136,7 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 			}
 		})
 		startSynced(t, f)
+		remove()
 		c.put(named("b", "1"))
 		c.put(named("b", "2"))
 		c.remove("shop/a")
@@ -151,6 +153,7 @@ func TestListenerHearsEverythingInOrder(t *testing.T) {
 		same(t, "calls of the slow one at first", nil, slow.lines)
 		close(block)
 		synctest.Wait()
+		removed.want(t, "+a=")
 		same(t, "calls of the slow one", slices.Delete(want, 1, 2), slow.lines)
 	})
 }
@@ -195,22 +198,6 @@ func TestEventsThatWaitForAFunctionThatHangsAreMerged(t *testing.T) {
 		for _, o := range i.objects.list() {
 			same(t, "the handler knows the newest state of "+o.key(), true, o == state[o.key()])
 		}
-	})
-}
-
-func TestRemovedHandlerIsNotCalled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newCluster(named("a", "1"))
-		f := newTestCache(t, c, reloadNeed)
-		removed, other := &recorder{}, &recorder{}
-		informer := For[*Object](f.ForController("reload"), Secrets)
-		remove := informer.AddHandler(removed.handle)
-		informer.AddHandler(other.handle)
-		startSynced(t, f)
-		remove()
-		c.put(named("b", "1"))
-		removed.want(t, "+a=")
-		other.want(t, "+a=", "+b=")
 	})
 }
 
@@ -345,25 +332,19 @@ func TestNamespaceRefusedForAMomentIsWaitedFor(t *testing.T) {
 		inBubble(t, name, func(t *testing.T) {
 			a, b := newCluster(in("a", "x", "1")), newCluster(in("b", "x", "1"))
 			start, refusals := time.Now(), 0
-			a.failWith(func(string) error {
-				switch {
-				case tc.before != nil && time.Since(start) < 2*failingAfter:
-					return tc.before
-				case tc.both && time.Since(start) <= time.Minute:
-					return forbidden
-				}
-				return nil
-			})
-			b.failWith(func(string) error {
-				switch {
-				case tc.before != nil && time.Since(start) < 2*failingAfter:
-					return tc.before
-				case tc.both && time.Since(start) > time.Minute || !tc.both && !tc.stays && refusals == 2: // a streamed list, and pages
+			failIf := func(isRefused func() bool) func(string) error {
+				return func(string) error {
+					switch {
+					case tc.before != nil && time.Since(start) < 2*failingAfter:
+						return tc.before
+					case tc.both && time.Since(start) <= time.Minute, !tc.both && isRefused():
+						return forbidden
+					}
 					return nil
 				}
-				refusals++
-				return forbidden
-			})
+			}
+			a.failWith(failIf(func() bool { return false }))
+			b.failWith(failIf(func() bool { refusals++; return tc.stays || refusals <= 2 })) // a streamed list, and pages
 			f := inNamespaces(t, map[string]*cluster{"a": a, "b": b})
 			startSynced(t, f)
 			wantNames(t, f, tc.want...)
@@ -416,13 +397,10 @@ func TestPanicOfAFunctionIsContained(t *testing.T) {
 			startSynced(t, f)
 
 			wantNames(t, f, "shop/bad", "shop/fine")
-			if got := fmt.Sprint(f.Problem("bad")); !strings.Contains(got, "shop/bad") || strings.Contains(got, "nobody") {
-				t.Errorf("problem %v", got)
-			}
+			wantProblem(t, f, "bad", "shop/bad")
+			same(t, "the problem shows the value", false, strings.Contains(f.Problem("bad").Error(), "nobody"))
 			must(t, f.Problem("reload"))
-			if !slices.Contains(counted, "bad") || slices.Contains(counted, "reload") {
-				t.Errorf("counted %v", counted)
-			}
+			same(t, "counted", []bool{true, false}, []bool{slices.Contains(counted, "bad"), slices.Contains(counted, "reload")})
 			r.mended = true
 			c.put(named("bad", "2"))
 			synctest.Wait()
@@ -509,9 +487,7 @@ func TestMisfitsDoNotSilenceAPanic(t *testing.T) {
 		p.addMisfit(&misfit{PartialObjectMetadata: metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n)}}})
 	}
 	p.contain("reload", "Digest", named("a", "1"), func() { panic("x") })
-	if logged != 1 || p.countMisfits() != maxBad {
-		t.Errorf("%d panics logged, %d misfits", logged, p.countMisfits())
-	}
+	same(t, "panics that were logged, and misfits", []int{1, maxBad}, []int{logged, p.countMisfits()})
 }
 
 func TestFunctionThatHangsIsAProblem(t *testing.T) {
@@ -579,11 +555,7 @@ func testMisfit(t *testing.T, need Need, misfit func(metav1.ObjectMeta) any) {
 		t.Helper()
 		same(t, "cached", want, names(owner))
 		same(t, "misfits", misfits, i.bad.countMisfits())
-		for _, controller := range []string{"a", "b"} {
-			if err := owner.Problem(controller); (err != nil) != (misfits > 0) {
-				t.Errorf("problem of %s: %v", controller, err)
-			}
-		}
+		same(t, "it is a problem of both", []bool{misfits > 0, misfits > 0}, []bool{owner.Problem("a") != nil, owner.Problem("b") != nil})
 	}
 	fits := func(name string) any {
 		return &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, ResourceVersion: "5"}}
