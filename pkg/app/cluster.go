@@ -77,12 +77,15 @@ func (c *otherCluster) runningLoops() []*runningLoop {
 	return slices.Clone(c.loops)
 }
 
-// addStatus adds what the loops in other clusters do to the status of the controller.
+// addStatus adds what the loops in other clusters do to the status of the controller, and leaves alone the
+// arrays of both, which their authors may retain.
 func (o *openClusters) addStatus(s *controllers.Status) {
+	s.InFlight = slices.Clip(s.InFlight)
 	for _, c := range o.list() {
 		for _, l := range c.runningLoops() {
 			one := l.Status()
 			l.restarts.saw(one.Phase)
+			one.InFlight = slices.Clone(one.InFlight)
 			for i := range one.InFlight {
 				one.InFlight[i].Key += " in cluster " + c.name
 			}

@@ -140,45 +140,31 @@ func TestClusterRunsALoopUntilItIsStoppedOrTheClusterIsClosed(t *testing.T) {
 	}
 }
 
-// failingLoop ends with an error, then panics, and then runs until its context ends.
-type failingLoop struct{ runs int }
-
-func (l *failingLoop) Run(ctx context.Context) error {
-	switch l.runs++; l.runs {
-	case 1:
-		return errors.New("ended early")
-	case 2:
-		panic("a bug")
-	}
-	<-ctx.Done()
-	return ctx.Err()
-}
-
-func (*failingLoop) Status() controllers.Status {
-	return controllers.Status{Phase: controllers.PhaseDraining, InFlight: []controllers.InFlight{{Key: "shop/a"}}}
-}
-func (*failingLoop) Close() {}
-
 func TestClusterRestartsALoopThatEndsEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
-		p, loop := &process{loopMetrics: loopmetrics.New(metrics.NewKubeRegistry())}, &failingLoop{}
+		p := &process{loopMetrics: loopmetrics.New(metrics.NewKubeRegistry())}
+		loop := &scripted{runs: []func(context.Context) error{fails, func(context.Context) error { panic("a bug") }, untilTheEnd},
+			status: controllers.Status{Phase: controllers.PhaseDraining, InFlight: []controllers.InFlight{{Key: "shop/a"}}}}
 		one := &openClusters{process: p, controller: "one"}
 		far := &otherCluster{of: one, name: "far", cache: &informers.ClusterCache{}, life: ctx, end: end, release: func() {}}
 		one.all = []*otherCluster{far}
 		far.Go(t.Context(), loop)
 		<-time.After(time.Minute)
 		synctest.Wait()
-		same(t, "runs", 3, loop.runs)
+		same(t, "runs", 3, len(loop.starts))
 		lines(t, one.problem(time.Hour), "the loop of cluster far stopped unexpectedly, 2 times so far; it is restarted after 10s")
 		h := newHosted("one", &informers.ClusterCache{}, one, p.loopMetrics, time.Hour)
-		h.controller = &scripted{}
-		s := h.Status()
-		same(t, "in flight", []controllers.InFlight{{Key: "shop/a in cluster far"}}, s.InFlight)
+		retained := []controllers.InFlight{{Key: "shop/b"}, {}}
+		h.controller = &scripted{status: controllers.Status{InFlight: retained[:1]}}
+		for range 2 {
+			same(t, "in flight", []controllers.InFlight{{Key: "shop/b"}, {Key: "shop/a in cluster far"}}, h.Status().InFlight)
+		}
+		same(t, "the array of the controller", controllers.InFlight{}, retained[1])
 		<-time.After(2 * time.Hour)
 		lines(t, one.problem(time.Hour), "the loop of cluster far has been draining for 2h0m0s, longer than --controller-stuck-after=1h0m0s")
 		far.close()
-		same(t, "runs after the end", 3, loop.runs)
+		same(t, "runs after the end", 3, len(loop.starts))
 	})
 }
 

@@ -337,6 +337,8 @@ func (s *scripted) Status() controllers.Status {
 	return s.status
 }
 
+func (*scripted) Close() {} // as a loop of another cluster
+
 // inBubble runs a row of a table in a bubble of fake time.
 func inBubble(t *testing.T, name string, row func(t *testing.T)) {
 	t.Helper()
