@@ -6,6 +6,7 @@
 package loopmetrics
 
 import (
+	"path"
 	"sync"
 	"time"
 
@@ -29,8 +30,12 @@ var Results = []string{Success, Requeue, Conflict, Error, Terminal, NotLeading, 
 // Loop has the labels of a loop's series.
 type Loop struct{ Controller, Name, Cluster string }
 
-// Metrics holds the metrics of all controllers of a process: the loop's and the host's. Depth, latency and
-// retries of the queues come from client-go's workqueue provider.
+// String returns the label name of the queue's series.
+func (l Loop) String() string { return path.Join(l.Controller, l.Name, l.Cluster) }
+
+// Metrics holds the metrics of all controllers of a process: the loop's and the host's. Those of the queues
+// have the names and the help of component-base, since dashboards know them, and an author's controller may
+// have a queue of client-go's.
 type Metrics struct {
 	reconciles *metrics.CounterVec
 	duration   *metrics.HistogramVec
@@ -38,6 +43,10 @@ type Metrics struct {
 	restarts   *metrics.CounterVec
 	longest    *computedGauge
 	problem    *computedGauge
+	depth      *computedGauge
+	adds       *metrics.CounterVec
+	retries    *metrics.CounterVec
+	waits      *metrics.HistogramVec
 }
 
 // New registers the metrics with reg. It panics if they are registered already.
@@ -65,11 +74,29 @@ func New(reg metrics.KubeRegistry) *Metrics {
 			StabilityLevel: metrics.ALPHA,
 		}, []string{"controller"}),
 		longest: newComputedGauge("quartermaster_controller_longest_running_reconcile_seconds",
-			"Age of the oldest reconcile in flight, by controller and loop; 0 if none is.", "controller", "loop", "cluster"),
+			"Age of the oldest reconcile in flight, by controller and loop; 0 if none is.", metrics.ALPHA, "controller", "loop", "cluster"),
 		problem: newComputedGauge("quartermaster_controller_problem",
-			"1 while the health check of the controller fails, else 0, by controller.", "controller"),
+			"1 while the health check of the controller fails, else 0, by controller.", metrics.ALPHA, "controller"),
+		depth: newComputedGauge("workqueue_depth", "Current depth of workqueue", metrics.BETA, "name"),
+		adds: metrics.NewCounterVec(&metrics.CounterOpts{
+			Name:           "workqueue_adds_total",
+			Help:           "Total number of adds handled by workqueue",
+			StabilityLevel: metrics.BETA,
+		}, []string{"name"}),
+		retries: metrics.NewCounterVec(&metrics.CounterOpts{
+			Name:           "workqueue_retries_total",
+			Help:           "Total number of retries handled by workqueue",
+			StabilityLevel: metrics.BETA,
+		}, []string{"name"}),
+		waits: metrics.NewHistogramVec(&metrics.HistogramOpts{
+			Name:           "workqueue_queue_duration_seconds",
+			Help:           "How long in seconds an item stays in workqueue before being requested.",
+			Buckets:        metrics.ExponentialBuckets(10e-9, 10, 10),
+			StabilityLevel: metrics.BETA,
+		}, []string{"name"}),
 	}
-	reg.MustRegister(m.reconciles, m.duration, m.panics, m.restarts)
+	reg.MustRegister(m.reconciles, m.duration, m.panics, m.restarts, m.adds, m.retries, m.waits)
+	reg.CustomMustRegister(m.depth)
 	reg.CustomMustRegister(m.longest)
 	reg.CustomMustRegister(m.problem)
 	return m
@@ -77,7 +104,7 @@ func New(reg metrics.KubeRegistry) *Metrics {
 
 // AddLoop initialises the series of a loop to zero, so that rates and alerts work from the first scrape. It
 // returns false if another loop has these series.
-func (m *Metrics) AddLoop(l Loop, longest func() time.Duration) bool {
+func (m *Metrics) AddLoop(l Loop, depth func() int, longest func() time.Duration) bool {
 	if !m.longest.add(l.Controller, l.Name, l.Cluster, func() float64 { return longest().Seconds() }) {
 		return false
 	}
@@ -86,6 +113,7 @@ func (m *Metrics) AddLoop(l Loop, longest func() time.Duration) bool {
 	}
 	m.duration.WithLabelValues(l.Controller, l.Name, l.Cluster)
 	m.panics.WithLabelValues(l.Controller).Add(0)
+	m.depth.add(l.String(), "", "", func() float64 { return float64(depth()) })
 	return true
 }
 
@@ -96,12 +124,29 @@ func (m *Metrics) RemoveLoop(l Loop) {
 	}
 	m.duration.Delete(map[string]string{"controller": l.Controller, "loop": l.Name, "cluster": l.Cluster})
 	m.longest.remove(l.Controller, l.Name, l.Cluster)
+	m.depth.remove(l.String(), "", "")
+	for _, series := range []interface{ Delete(map[string]string) bool }{m.adds, m.retries, m.waits} {
+		series.Delete(map[string]string{"name": l.String()})
+	}
 }
 
 // Observe counts a reconcile.
 func (m *Metrics) Observe(l Loop, result string, took time.Duration) {
 	m.reconciles.WithLabelValues(l.Controller, l.Name, l.Cluster, result).Inc()
 	m.duration.WithLabelValues(l.Controller, l.Name, l.Cluster).Observe(took.Seconds())
+}
+
+// Queue has the series of a loop's queue: the keys that became due, the keys that come back after a reconcile,
+// and how many seconds keys were due until a worker took them.
+type Queue struct {
+	Adds, Retries metrics.CounterMetric
+	Waits         metrics.ObserverMetric
+}
+
+// Queue returns the series of a loop's queue.
+func (m *Metrics) Queue(l Loop) Queue {
+	name := l.String()
+	return Queue{m.adds.WithLabelValues(name), m.retries.WithLabelValues(name), m.waits.WithLabelValues(name)}
 }
 
 // AddController creates the series of a controller: its restarts and panics, and whether its health check
@@ -132,8 +177,8 @@ type computedGauge struct {
 	values sync.Map // of func() float64, by [3]string: controller, loop and cluster
 }
 
-func newComputedGauge(name, help string, labels ...string) *computedGauge {
-	return &computedGauge{desc: metrics.NewDesc(name, help, labels, nil, metrics.ALPHA, ""), labels: len(labels)}
+func newComputedGauge(name, help string, stability metrics.StabilityLevel, labels ...string) *computedGauge {
+	return &computedGauge{desc: metrics.NewDesc(name, help, labels, nil, stability, ""), labels: len(labels)}
 }
 
 // add returns false if there is a value with these labels.

@@ -25,7 +25,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"sigs.k8s.io/yaml"
@@ -369,11 +368,10 @@ func allControllers(t *testing.T) *process {
 	p, err := builtProcess(t, o)
 	must(t, err)
 
-	// The libraries register their metrics with the first request and the first queue.
+	// The libraries register their metrics with the first request.
 	client, err := p.connection.typed(p.connection.named("test"))
 	must(t, err)
 	_, err = client.CoreV1().ConfigMaps("shop").Get(t.Context(), "x", metav1.GetOptions{})
 	must(t, err)
-	workqueue.NewNamed("test").ShutDown()
 	return p
 }

@@ -28,7 +28,6 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	"k8s.io/component-base/metrics/prometheus/slis"
 	_ "k8s.io/component-base/metrics/prometheus/version"
-	_ "k8s.io/component-base/metrics/prometheus/workqueue"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/pkg/election/witness"

@@ -40,12 +40,12 @@ func Draining(ctx context.Context) <-chan struct{} {
 
 // drain takes no more keys, and calls cutOff if the reconciles in flight do not end in time. Call drained
 // when they have ended.
-func (l *Loop[K]) drain(ctx context.Context, q *queue[K], cutOff context.CancelCauseFunc) (drained func()) {
+func (l *Loop[K]) drain(ctx context.Context, cutOff context.CancelCauseFunc) (drained func()) {
 	logger := klog.FromContext(ctx)
 	l.setPhase(PhaseDraining)
 	l.admitAdded(nil)
 	logger.Info("Loop is draining", "inFlight", l.Status().InFlight)
-	q.ShutDown()
+	l.queue.close()
 	d := l.opts.DrainTimeout
 	if d == 0 {
 		return func() {}

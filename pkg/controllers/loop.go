@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/client-go/util/workqueue"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
@@ -26,14 +26,12 @@ const quietConflicts = 3
 type Loop[K comparable] struct {
 	opts      LoopOptions
 	reconcile func(context.Context, K) (time.Duration, error)
+	queue     *queue[K] // open while the loop runs
 	mappers   []*mapper[K]
 
 	mu       sync.Mutex
 	phase    Phase
-	queue    *queue[K]
-	opened   bool // set while queue is that of a run that has not begun
 	inFlight map[K]InFlight
-	waiting  map[K]struct{} // keys that wait until this replica leads
 	counts   struct{ reconciles, errors, panics uint64 }
 	lastErr  *LastError
 	added    []*mapper[K]     // the mappers of watches that Watch added
@@ -66,22 +64,24 @@ func NewLoop[K comparable](
 	if reconcile == nil {
 		return nil, fmt.Errorf("loop %s: reconcile is nil", opts)
 	}
-	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]InFlight{}}
+	l := &Loop[K]{opts: opts, reconcile: reconcile, queue: newQueue[K](opts.Metrics.Queue(opts.labels())), phase: PhaseStopped, inFlight: map[K]InFlight{}}
 	for _, w := range watches {
 		if w.mistake != nil {
 			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)
 		}
 	}
-	if !opts.Metrics.AddLoop(opts.labels(), func() time.Duration {
+	depth := func() int { return l.Status().QueueDepth }
+	longest := func() time.Duration {
 		_, running := l.Status().LongestRunning(time.Now())
 		return running
-	}) {
+	}
+	if !opts.Metrics.AddLoop(opts.labels(), depth, longest) {
 		return nil, fmt.Errorf("loop %s: there is a loop of this name; "+
 			"each has a LoopOptions.Loop of its own, and one that has ended must be closed", opts)
 	}
 	mappers := make([]*mapper[K], len(watches))
 	for i, w := range watches {
-		mappers[i] = newMapper(w) // without mu: an index function that hangs must not hang the status
+		mappers[i] = newMapper(l, w) // without mu: an index function that hangs must not hang the status
 	}
 	l.mu.Lock() // a scrape may ask for the status already
 	defer l.mu.Unlock()
@@ -100,7 +100,7 @@ func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 	if watch.mistake != nil {
 		return nil, fmt.Errorf("loop %s: watch: %w", l.opts, watch.mistake)
 	}
-	m := newMapper(watch)
+	m := newMapper(l, watch)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -114,7 +114,7 @@ func (l *Loop[K]) Watch(watch Watch[K]) (remove func(), err error) {
 	return func() {
 		m.remove()
 		go func() {
-			m.stop() // until then Run waits for the mapping
+			m.close() // until then Run waits for the mapping
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.added = slices.DeleteFunc(l.added, func(other *mapper[K]) bool { return other == m })
@@ -144,11 +144,11 @@ func (l *Loop[K]) Close() {
 // While the loop is not running, Enqueue drops the keys, as the loop drops events; what must not be missed is
 // enqueued again when Run begins, by a watch or by the caller. Enqueue may be called at any time and does not
 // block.
-func (l *Loop[K]) Enqueue(keys ...K) {
-	if q := l.queueOfRun(); q != nil {
-		for _, key := range keys {
-			q.ready.add(key, laneChanges, q.ready.lanes.tenantOf(key), true)
-		}
+func (l *Loop[K]) Enqueue(keys ...K) { l.enqueue(laneChanges, keys) }
+
+func (l *Loop[K]) enqueue(in lane, keys []K) {
+	for _, key := range keys {
+		l.queue.add(key, in, l.ownTurn(key))
 	}
 }
 
@@ -157,18 +157,25 @@ func (l *Loop[K]) Enqueue(keys ...K) {
 // context of the reconcile: if the key of the reconcile was in the queue only because an object was shown
 // again, the new keys wait behind changes too.
 func (l *Loop[K]) EnqueueFor(ctx context.Context, tenant string, keys ...K) {
-	if q := l.queueOfRun(); q != nil {
-		for _, key := range keys {
-			q.ready.add(key, lane(lifetime.FromContext(ctx).Lane), tenant, tenant == q.ready.lanes.tenantOf(key))
-		}
+	for _, key := range keys {
+		l.queue.add(key, lane(lifetime.FromContext(ctx).Lane), turn{tenant, tenant == l.ownTurn(key).tenant})
 	}
 }
 
-// queueOfRun returns the queue of the run, which drops keys once it has shut down; nil before the first run.
-func (l *Loop[K]) queueOfRun() *queue[K] {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.queue
+// ownTurn returns the turn of the key's own tenant. The tenant of a key whose Tenant panics has no name: the
+// panic would end the process, and each new leader has the key again.
+func (l *Loop[K]) ownTurn(key K) turn {
+	own := turn{own: true}
+	switch k := any(key).(type) {
+	case cache.ObjectName:
+		own.tenant = k.Namespace
+	case interface{ Tenant() string }:
+		if stack, err := panics.Recover(func() error { own.tenant = k.Tenant(); return nil }); stack != nil {
+			l.opts.Metrics.Panicked(l.opts.Name)
+			klog.Background().Error(err, "Tenant of a key panicked", "loop", l.opts, "stack", string(stack))
+		}
+	}
+	return own
 }
 
 // Run waits until the informers of the watches have synced. Then it reconciles until ctx ends: the keys
@@ -191,7 +198,7 @@ func (l *Loop[K]) Run(ctx context.Context) (err error) {
 	term := lifetime.FromContext(ctx)
 	term.Draining, term.Lane = nil, uint8(laneChanges)
 	logger := klog.FromContext(term.Work).WithValues(values...)
-	// The goroutines of the workers inherit the labels, and those of the queue unless Loops has made it.
+	// The goroutines of the workers inherit the labels.
 	pprof.Do(klog.NewContext(term.AddTo(ctx), logger), pprof.Labels(labels...), func(ctx context.Context) {
 		err = l.run(ctx)
 	})
@@ -202,12 +209,11 @@ func (l *Loop[K]) run(parent context.Context) error {
 	ctx, stop := context.WithCancel(parent) // ends when no more keys are to be taken
 	defer stop()
 	logger := klog.FromContext(ctx)
-	q, err := l.start(&logger)
-	if err != nil {
+	if err := l.start(); err != nil {
 		return err
 	}
 	defer l.setPhase(PhaseStopped)
-	defer q.close()
+	defer l.queue.close()
 
 	for _, m := range l.mappers {
 		select {
@@ -219,14 +225,14 @@ func (l *Loop[K]) run(parent context.Context) error {
 	// All gates open before the first reconcile: what changes after that reconcile read it must enqueue
 	// the key again.
 	for _, m := range l.mappers {
-		m.start(q)
-		defer m.stop()
+		m.open()
+		defer m.close()
 	}
 
 	work, cutOff := workContext(ctx)
 	defer cutOff(nil)
 	var workers sync.WaitGroup
-	l.startWorkers(ctx, work, q, &workers)
+	l.startWorkers(ctx, work, &workers)
 	defer l.closeAdded()
 	logger.Info("Loop started", "workers", l.opts.Workers)
 
@@ -238,7 +244,7 @@ func (l *Loop[K]) run(parent context.Context) error {
 		background = nil // it has been read
 		stop()
 	}
-	drained := l.drain(ctx, q, cutOff)
+	drained := l.drain(ctx, cutOff)
 	workers.Wait()
 	drained()
 	if background != nil {
@@ -252,29 +258,35 @@ func (l *Loop[K]) run(parent context.Context) error {
 	return backgroundErr
 }
 
-// startWorkers starts the workers and the goroutines that fill q, until ctx has ended and q is empty.
-func (l *Loop[K]) startWorkers(ctx, work context.Context, q *queue[K], workers *sync.WaitGroup) {
+// startWorkers starts the workers and the goroutines that fill the queue, until ctx has ended and
+// the queue is closed.
+func (l *Loop[K]) startWorkers(ctx, work context.Context, workers *sync.WaitGroup) {
 	l.admitAdded(func(m *mapper[K]) {
-		m.start(q) // before the first reconcile, like the mappers of NewLoop
+		m.open() // before the first reconcile, like the mappers of NewLoop
 		workers.Go(func() {
 			select {
 			case <-m.watch.synced():
-				replay(ctx, q, m)
+				l.replay(ctx, m)
 			case <-m.removed:
 			case <-ctx.Done():
 			}
 		})
 	})
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[K](l.opts.MinBackoff, l.opts.MaxBackoff)
 	for range l.opts.Workers {
 		workers.Go(func() {
-			for l.reconcileNext(ctx, work, q, limiter) {
+			for l.reconcileNext(ctx, work) {
 			}
 		})
 	}
-	workers.Go(func() { l.retryWaiting(ctx, q) })
 	workers.Go(func() {
-		replay(ctx, q, slices.DeleteFunc(slices.Clone(l.mappers), func(m *mapper[K]) bool { return !m.watch.primary })...)
+		select {
+		case <-lifetime.FromContext(ctx).Leading:
+			l.queue.unpark()
+		case <-ctx.Done():
+		}
+	})
+	workers.Go(func() {
+		l.replay(ctx, slices.DeleteFunc(slices.Clone(l.mappers), func(m *mapper[K]) bool { return !m.watch.primary })...)
 		l.setPhase(PhaseRunning)
 	})
 }
@@ -299,7 +311,7 @@ func (l *Loop[K]) admitAdded(admit func(*mapper[K])) {
 
 func (l *Loop[K]) closeAdded() {
 	for _, m := range l.addedWatches() {
-		m.stop()
+		m.close()
 	}
 }
 
@@ -326,37 +338,26 @@ func (l *Loop[K]) background(ctx context.Context) <-chan error {
 	return ended
 }
 
-// start creates the queue of one run. It returns an error if the loop is already running.
-func (l *Loop[K]) start(logger *klog.Logger) (*queue[K], error) {
+// start begins a run. It returns an error if the loop is already running.
+func (l *Loop[K]) start() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.phase != PhaseStopped {
-		return nil, fmt.Errorf("loop %s is already running", l.opts)
+		return fmt.Errorf("loop %s is already running", l.opts)
 	}
 	l.phase = PhaseSyncing
-	if !l.opened {
-		l.queue = newQueue[K](l.opts, logger)
-	}
-	l.opened, l.waiting = false, map[K]struct{}{}
-	return l.queue, nil
+	l.queue.open()
+	return nil
 }
 
-// openQueue makes the queue of the next run, if the loop is not running. Run or dropQueue must follow.
-func (l *Loop[K]) openQueue(logger klog.Logger) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.phase == PhaseStopped {
-		l.queue, l.opened = newQueue[K](l.opts, &logger), true
-	}
-}
+// openQueue lets Enqueue add keys before Run begins. dropQueue ends that, unless Run has begun.
+func (l *Loop[K]) openQueue() { l.queue.open() }
 
-// dropQueue ends a queue of which no run has begun.
 func (l *Loop[K]) dropQueue() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.opened {
+	if l.phase == PhaseStopped {
 		l.queue.close()
-		l.queue, l.opened = nil, false
 	}
 }
 

@@ -89,6 +89,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 			}
 			f.run()
 			pass(24 * time.Hour)
+			synctest.Wait()
 			same(t, "calls", tc.want, got)
 			if counters(t, f.registry, "test")[tc.result] == 0 {
 				t.Errorf("no reconcile was counted as %s", tc.result)
@@ -164,8 +165,8 @@ func TestPanicOfAKeyStopsNoOtherKey(t *testing.T) {
 		}
 		f.run()
 		pass(time.Minute)
-		same(t, "calls", map[string]int{"bad": 4, "good": 1}, calls)
 		status := f.loop.Status()
+		same(t, "calls", map[string]int{"bad": 4, "good": 1}, calls)
 		same(t, "panics, errors and reconciles", []uint64{3, 0, 5}, []uint64{status.Panics, status.Errors, status.Reconciles})
 		if status.LastError == nil || status.LastError.Key != "shop/bad" || !strings.Contains(status.LastError.Text, "nil pointer") {
 			t.Errorf("last error = %+v, want the panic of shop/bad", status.LastError)
@@ -312,6 +313,7 @@ func TestRefusedKeyIsTriedWhenLeading(t *testing.T) {
 		f.expect("a after 0s", "b after 1h0m0s", "b after 1h40m0s")
 		close(f.leading)
 		pass(time.Hour)
+		synctest.Wait()
 		slices.Sort(f.log)
 		f.expect("a after 2h0m0s", "b after 2h0m0s", "b after 2h20m0s")
 	})
@@ -398,8 +400,8 @@ func TestStatusShowsAKeyWhoseStringHangs(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- l.Run(ctx) }()
 		pass(time.Minute)
-		same(t, "Tenant is called as part of the mapping", true, contained)
 		text, running := l.Status().LongestRunning(time.Now())
+		same(t, "Tenant is called as part of the mapping", true, contained)
 		same(t, "longest running", []any{"a key whose String has not returned", time.Minute}, []any{text, running})
 		close(key.speaks)
 		cancel()
@@ -466,8 +468,8 @@ func TestLoopsLeaveNoQueueBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // which waits for the goroutines of the queue
 		f := newFixture(t)
 		f.build()
-		if err := (Loops{unable{f.loop}}).Run(t.Context()); err == nil || f.loop.queue != nil {
-			t.Errorf("Run returned %v and left the queue %v", err, f.loop.queue)
+		if err := (Loops{unable{f.loop}}).Run(t.Context()); err == nil || f.loop.queue.items != nil {
+			t.Errorf("Run returned %v and left the queue %v", err, f.loop.queue.items)
 		}
 	})
 }

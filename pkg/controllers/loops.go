@@ -9,9 +9,6 @@ import (
 	"slices"
 	"sync"
 
-	"k8s.io/klog/v2"
-
-	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
@@ -23,15 +20,15 @@ type Loops []Controller
 func (l Loops) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	// All have their queues before one runs. Otherwise a loop that begins late drops what another enqueues at
+	// All queues are open before one runs. Otherwise a loop that begins late drops what another enqueues at
 	// its start, which no watch shows again: when a cluster has gone, federation's loop of clusters enqueues
 	// the objects whose status says so.
 	for _, loop := range l {
 		if one, ok := loop.(interface {
-			openQueue(klog.Logger)
+			openQueue()
 			dropQueue()
 		}); ok {
-			one.openQueue(klog.FromContext(lifetime.FromContext(ctx).Work))
+			one.openQueue()
 			defer one.dropQueue()
 		}
 	}

@@ -16,17 +16,18 @@ import (
 // mapper maps the events of one watch to keys. Its handler is registered by NewLoop, and a gate drops the
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
+	loop    *Loop[K]
 	watch   Watch[K]
 	newest  func(cache.ObjectName) // the registration's; nil for WaitFor
 	remove  func()                 // ends the registration, once
 	removed chan struct{}          // closed by remove
 
-	mu    sync.Mutex // held while the mapping is called
-	queue *queue[K]  // the queue of the run; nil while there is none: the gate is closed
+	mu     sync.Mutex // held while the mapping is called
+	opened bool       // the gate
 }
 
-func newMapper[K comparable](watch Watch[K]) *mapper[K] {
-	m := &mapper[K]{watch: watch, removed: make(chan struct{})}
+func newMapper[K comparable](loop *Loop[K], watch Watch[K]) *mapper[K] {
+	m := &mapper[K]{loop: loop, watch: watch, removed: make(chan struct{})}
 	remove := func() {}
 	if watch.register != nil {
 		r := watch.register(m)
@@ -39,40 +40,33 @@ func newMapper[K comparable](watch Watch[K]) *mapper[K] {
 	return m
 }
 
-// start opens the gate: events get to the queue.
-func (m *mapper[K]) start(q *queue[K]) {
+// open opens the gate: events get to the queue.
+func (m *mapper[K]) open() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.queue = q
+	m.opened = true
 }
 
-// stop closes the gate. It waits for a mapping that is under way.
-func (m *mapper[K]) stop() {
+// close closes the gate. It waits for a mapping that is under way.
+func (m *mapper[K]) close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.queue = nil
+	m.opened = false
 }
 
 // ifOpen calls mapping if the gate is open.
 func (m *mapper[K]) ifOpen(mapping func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.queue != nil {
+	if m.opened {
 		mapping()
-	}
-}
-
-// enqueue adds keys to a lane. The caller holds mu.
-func (m *mapper[K]) enqueue(in lane, keys []K) {
-	for _, key := range keys {
-		m.queue.ready.add(key, in, m.queue.ready.lanes.tenantOf(key), true)
 	}
 }
 
 // replay maps the objects in the caches of watches, as fast as the queue takes them, and returns early if ctx
 // ends. The objects that changed last come first: what changed while nobody led has work to do, and most
 // others have none. Namespaces take turns, as in the queue.
-func replay[K comparable](ctx context.Context, q *queue[K], mappers ...*mapper[K]) {
+func (l *Loop[K]) replay(ctx context.Context, mappers ...*mapper[K]) {
 	type cached struct { // without the object, which may be replaced long before its turn
 		mapper  *mapper[K]
 		name    cache.ObjectName
@@ -98,7 +92,7 @@ func replay[K comparable](ctx context.Context, q *queue[K], mappers ...*mapper[K
 	}
 	slices.SortStableFunc(all, func(a, b cached) int { return cmp.Compare(a.turn, b.turn) })
 	for _, o := range all {
-		if !q.ready.lanes.waitForRoom(ctx) {
+		if !l.queue.waitForRoom(ctx) {
 			return
 		}
 		select {

@@ -8,7 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
+	"math"
 	"time"
 
 	"k8s.io/component-base/metrics"
@@ -33,7 +33,7 @@ type LoopOptions struct {
 	// profiles.
 	Loop string
 	// Cluster is set for a loop that works in another cluster, see Cluster.LoopOptions. It is the label
-	// cluster. The queue of such a loop has no metrics, since they would stay when the cluster goes.
+	// cluster.
 	Cluster string
 	// Workers is the number of keys reconciled at once; default 1. A key is never with two workers at once. The
 	// host sets what --NAME-concurrent-syncs says if the entry has Workers.
@@ -56,7 +56,12 @@ type LoopOptions struct {
 
 // String returns the name for people, and the label name of the queue's metrics: CONTROLLER/LOOP/CLUSTER,
 // without what is empty.
-func (o LoopOptions) String() string { return path.Join(o.Name, o.Loop, o.Cluster) }
+func (o LoopOptions) String() string { return o.labels().String() }
+
+// backoff returns the back-off of a key that has failed before, this often in a row.
+func (o LoopOptions) backoff(failures int) time.Duration {
+	return time.Duration(min(float64(o.MinBackoff)*math.Pow(2, float64(failures)), float64(o.MaxBackoff)))
+}
 
 // labels returns the labels of the loop's metrics.
 func (o LoopOptions) labels() loopmetrics.Loop {

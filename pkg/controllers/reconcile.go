@@ -10,7 +10,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/errtree"
@@ -19,38 +18,29 @@ import (
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
 )
 
-// reconcileNext takes one key and reconciles it, unless ctx has ended. It returns false when the queue has
-// shut down.
-func (l *Loop[K]) reconcileNext(ctx, work context.Context, q *queue[K], limiter workqueue.TypedRateLimiter[K]) bool {
-	key, shutdown := q.Get()
-	if shutdown {
+// reconcileNext takes one key and reconciles it, unless ctx has ended. It returns false when no more keys are
+// to be taken.
+func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
+	it := l.queue.take()
+	if it == nil || ctx.Err() != nil {
 		return false
 	}
-	defer q.Done(key)
-	it, from := q.ready.lanes.takenItem(key)
-	if ctx.Err() != nil {
-		return true // a queue that shuts down still hands out what it has
-	}
-	term, failures := lifetime.FromContext(work), limiter.NumRequeues(key)
-	if l.lacks(metav1.NamespaceAll) && l.lacks(q.ready.lanes.tenantOf(key)) { // almost never calls a Tenant
-		q.ready.lanes.keepTurn(it, true, failures > 0)
-		q.AddAfter(key, lackingRetry)
+	if l.lacks(metav1.NamespaceAll) && l.lacks(l.ownTurn(it.key).tenant) { // almost never calls a Tenant
+		l.queue.done(it, lackingRetry, it.failures)
 		return true
 	}
-	term.Lane = uint8(from)
-	o := l.reconcileOnce(term.AddTo(work), key, failures)
-	q.ready.lanes.keepTurn(it, o.retry || o.after > 0, failures > 0)
-	if o.retry && (o.result != loopmetrics.NotLeading || !l.waitToLead(work, key)) {
-		delay := limiter.When(key)
+	term := lifetime.FromContext(work)
+	term.Lane = uint8(it.lane)
+	o := l.reconcileOnce(term.AddTo(work), it.key, it.failures)
+	switch {
+	case !o.retry, o.result == loopmetrics.NotLeading && l.queue.park(it, term.Leading):
+		l.queue.done(it, o.after, 0)
+	default:
+		delay := l.opts.backoff(it.failures)
 		if o.after > 0 {
 			delay = min(delay, o.after)
 		}
-		q.AddAfter(key, max(delay, o.notBefore))
-		return true
-	}
-	limiter.Forget(key)
-	if o.after > 0 {
-		q.AddAfter(key, o.after)
+		l.queue.done(it, max(delay, o.notBefore), it.failures+1)
 	}
 	return true
 }
@@ -62,35 +52,6 @@ const lackingRetry = 10 * time.Second
 // objects there would seem to be gone.
 func (l *Loop[K]) lacks(namespace string) bool {
 	return slices.ContainsFunc(l.mappers, func(m *mapper[K]) bool { return m.watch.lacks(namespace) })
-}
-
-// waitToLead lets a key wait until this replica leads. It returns false if the replica leads already.
-func (l *Loop[K]) waitToLead(ctx context.Context, key K) bool {
-	l.mu.Lock() // retryWaiting sees the key if leading is open now
-	defer l.mu.Unlock()
-	select {
-	case <-lifetime.FromContext(ctx).Leading:
-		return false
-	default:
-		l.waiting[key] = struct{}{}
-		return true
-	}
-}
-
-// retryWaiting enqueues the keys of waitToLead when this replica begins to lead.
-func (l *Loop[K]) retryWaiting(ctx context.Context, q *queue[K]) {
-	select {
-	case <-lifetime.FromContext(ctx).Leading:
-	case <-ctx.Done():
-		return
-	}
-	l.mu.Lock()
-	waiting := l.waiting
-	l.waiting = nil
-	l.mu.Unlock()
-	for key := range waiting {
-		q.ready.Add(key)
-	}
 }
 
 // outcome is what came of a reconcile.

@@ -78,14 +78,12 @@ func (l *Loop[K]) Status() Status {
 		Name:       l.opts.String(),
 		Phase:      l.phase,
 		Workers:    l.opts.Workers,
+		QueueDepth: l.queue.len(),
 		InFlight:   make([]InFlight, 0, len(l.inFlight)),
 		Reconciles: l.counts.reconciles,
 		Errors:     l.counts.errors,
 		Panics:     l.counts.panics,
 		LastError:  l.lastErr,
-	}
-	if l.queue != nil {
-		s.QueueDepth = l.queue.Len()
 	}
 	for _, reconcile := range l.inFlight {
 		s.InFlight = append(s.InFlight, reconcile)

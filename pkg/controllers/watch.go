@@ -110,7 +110,7 @@ func newWatch[T metav1.Object, K comparable](
 				chosen = !isNil(objectOf(e)) && !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
 			})
 			if chosen {
-				containMapping(object, func() { m.enqueue(in, keys(e)) }) // with Tenant of the keys
+				containMapping(object, func() { m.loop.enqueue(in, keys(e)) }) // with Tenant of the keys
 			}
 		}
 		removeHandler := informer.AddHandler(func(old, current T, initial bool) {

@@ -8,56 +8,61 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
-	"k8s.io/klog/v2"
 	"pgregory.net/rapid"
+
+	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 )
 
 func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
-	logger := klog.Background()
-	q := newQueue[K](LoopOptions{}, &logger)
-	t.Cleanup(q.ShutDown)
+	q := newQueue[K](loopmetrics.New(metrics.NewKubeRegistry()).Queue(loopmetrics.Loop{}))
+	q.open()
+	t.Cleanup(q.close)
 	return q
 }
 
-// expectEmpty fails if anything is left in the lanes, but for the last rounds of some tenants.
-func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, l *lanes[K]) {
-	left := len(l.noted) + l.Len() + len(l.taken) + len(l.turns)
-	for _, r := range l.rounds {
-		if left += r.due.Len(); left != 0 || len(r.last) > 100 {
-			t.Errorf("left in empty lanes: noted %v, %d queued, %d tenants", l.noted, l.Len(), len(r.last))
+// expectEmpty fails if anything is left in the queue, but for the last rounds of some tenants.
+func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, q *queue[K]) {
+	for _, r := range q.rounds {
+		if left := len(q.items) + q.len() + q.delayed.Len() + r.keys.Len(); left != 0 || len(r.last) > 100 {
+			t.Errorf("left in an empty queue: %v, %d due, %d delayed, %d tenants", q.items, q.len(), q.delayed.Len(), len(r.last))
 		}
 	}
 }
 
-func TestLanesForgetTenants(t *testing.T) {
+func TestQueueForgetsTenants(t *testing.T) {
 	q := testQueue[string](t)
 	for i := range 10_000 {
-		q.ready.add("a", laneShown, fmt.Sprint(i), false)
+		q.add("a", laneShown, turn{tenant: fmt.Sprint(i)})
 		if i%2 == 0 {
-			q.Add("a") // so that a is taken from there
+			q.add("a", laneChanges, turn{}) // so that a is taken from there
 		}
-		key, _ := q.Get()
-		q.ready.lanes.takenItem(key)
-		q.Done(key)
+		q.done(q.take(), 0, 0)
 	}
-	expectEmpty(t, q.ready.lanes)
+	expectEmpty(t, q)
 }
 
-func TestLanesStoreNothingAfterShutdown(t *testing.T) {
+func TestClosedQueueStoresNothing(t *testing.T) {
 	q := testQueue[string](t)
-	q.ShutDown()
-	q.ready.add("a", laneChanges, "shop", false)
-	q.Add("b")
-	expectEmpty(t, q.ready.lanes)
+	q.add("a", laneShown, turn{})
+	q.add("b", laneShown, turn{})
+	taken := q.take()
+	q.close()
+	q.add("c", laneChanges, turn{})
+	q.unpark()
+	q.endDelays() // the timer may have ended just before
+	q.done(taken, 1, 1)
+	if it := q.take(); it != nil || len(q.items)+q.len() > 0 || !q.waitForRoom(t.Context()) {
+		t.Errorf("a closed queue gives %v and has %v", it, q.items)
+	}
 }
 
 // tenantKey is a key with a tenant of its own.
@@ -65,83 +70,89 @@ type tenantKey struct{ tenant, name string }
 
 func (k tenantKey) Tenant() string { return k.tenant }
 
-func TestLanesKnowTheTenantOfAKey(t *testing.T) {
-	f := newFixture(t)
-	f.logger = funcr.New(func(_, line string) { f.say("%s", strings.Split(line, ` "stack"=`)[0]) }, funcr.Options{})
-	q := newQueue[any](f.opts, &f.logger)
-	defer q.ShutDown()
+func TestLoopKnowsTheTenantOfAKey(t *testing.T) {
+	registry := metrics.NewKubeRegistry()
+	l, err := NewLoop(LoopOptions{Name: "test", Metrics: loopmetrics.New(registry)}, func(context.Context, any) (time.Duration, error) { return 0, nil })
+	must(t, err)
 	for key, want := range map[any]string{
 		cache.NewObjectName("shop", "a"): "shop",
 		tenantKey{"shop", "a"}:           "shop",
 		"a":                              "",
 		(*tenantKey)(nil):                "", // its method panics
 	} {
-		same(t, fmt.Sprintf("tenant of %v", key), want, q.ready.lanes.tenantOf(key))
+		same(t, fmt.Sprintf("turn of %v", key), turn{want, true}, l.ownTurn(key), cmp.AllowUnexported(turn{}))
 	}
-	f.expect(`"msg"="Tenant of a key panicked" "error"="panic: value method github.com/quartermaster-dev/quartermaster/pkg/controllers.tenantKey.Tenant called using nil *tenantKey pointer" "key"="<nil>"`)
-	panics, _ := testutil.GetCounterValuesFromGatherer(f.registry, "quartermaster_controller_panics_total", nil, "controller")
+	panics, _ := testutil.GetCounterValuesFromGatherer(registry, "quartermaster_controller_panics_total", nil, "controller")
 	same(t, "panics counted", map[string]float64{"test": 1}, panics)
 }
 
-// model is what lanes do, written without regard to cost: for each lane the keys in the order in which they
-// are taken.
+// model is what a queue does, written without regard to cost: for each lane the due keys in the order in which
+// they are taken.
 type model struct {
 	lanes  [2]modelLane
 	inARow int
-	last   map[string]added  // of each key: the tenant and own, since it was taken
-	busy   map[string]added  // keys that are being reconciled, and are not taken before that has ended
-	turns  map[string]string // in which keys come back, unless in their own
+	now    int // in hours
+	keys   map[string]*modelKey
+	parked string // the key that comes back when the replica leads
 }
 
 type modelLane struct {
-	keys    []added
+	due     []dueKey
 	present int            // the round of the last key that was taken
 	last    map[string]int // round of each tenant
 }
 
-type added struct {
-	key    string
-	in     lane
-	tenant string
-	own    bool // whether the key's own tenant has added it
-	round  int
+type dueKey struct {
+	key   string
+	round int
 }
 
-func (m *model) add(a added) {
-	l := &m.lanes[a.in]
-	last := m.last[a.key]
-	m.last[a.key] = added{tenant: last.tenant, own: last.own || a.own}
-	a.round = max(l.present, l.last[a.tenant]) + 1
-	if i := slices.IndexFunc(l.keys, func(k added) bool { return k.key == a.key }); i >= 0 {
-		if l.keys[i].round <= a.round {
-			return
+type modelKey struct {
+	turn     turn // in which it is due
+	back     turn // in which it comes back
+	busy     bool // it is being reconciled, and not taken before that has ended
+	failures int
+	backAt   int // 0 if it is not delayed
+}
+
+func (m *model) add(key string, in lane, t turn) {
+	l, k := &m.lanes[in], m.keys[key]
+	round := max(l.present, l.last[t.tenant]) + 1
+	i := slices.IndexFunc(l.due, func(d dueKey) bool { return d.key == key })
+	if later := i >= 0 && l.due[i].round <= round; !later {
+		if i >= 0 {
+			l.due = slices.Delete(l.due, i, i+1)
 		}
-		l.keys = slices.Delete(l.keys, i, i+1)
+		l.last[t.tenant] = round
+		l.due = append(l.due, dueKey{key, round})
+		slices.SortStableFunc(l.due, func(a, b dueKey) int { return a.round - b.round })
+		if !k.turn.own {
+			k.turn = t
+		}
 	}
-	l.last[a.tenant] = a.round
-	m.last[a.key] = added{tenant: a.tenant, own: last.own || a.own}
-	l.keys = append(l.keys, a)
-	slices.SortStableFunc(l.keys, func(a, b added) int { return a.round - b.round })
+	if t.own {
+		k.turn = t
+	}
 }
 
-// queued returns the keys of a lane that may be taken.
-func (m *model) queued(in lane) []added {
-	return slices.DeleteFunc(slices.Clone(m.lanes[in].keys), func(a added) bool { _, busy := m.busy[a.key]; return busy })
+// free returns the keys of a lane that may be taken.
+func (m *model) free(in lane) []dueKey {
+	return slices.DeleteFunc(slices.Clone(m.lanes[in].due), func(d dueKey) bool { return m.keys[d.key].busy })
 }
 
 // len returns the number of keys that may be taken.
 func (m *model) len() int {
 	keys := map[string]bool{}
-	for _, a := range append(m.queued(laneChanges), m.queued(laneShown)...) {
-		keys[a.key] = true
+	for _, d := range append(m.free(laneChanges), m.free(laneShown)...) {
+		keys[d.key] = true
 	}
 	return len(keys)
 }
 
-// take returns the next key, and laneShown if that is the only lane in which it is queued.
+// take returns the next key, and laneShown if that is the only lane in which it is due.
 func (m *model) take() (key string, in lane) {
-	changes, shown := m.queued(laneChanges), m.queued(laneShown)
-	from, first := laneChanges, append(changes, added{})[0]
+	changes, shown := m.free(laneChanges), m.free(laneShown)
+	from, first := laneChanges, append(changes, dueKey{})[0]
 	if len(changes) == 0 || m.inARow >= 4 && len(shown) > 0 {
 		from, first = laneShown, shown[0]
 	}
@@ -149,81 +160,112 @@ func (m *model) take() (key string, in lane) {
 		m.inARow = 0
 	}
 	m.lanes[from].present = max(m.lanes[from].present, first.round)
-	is := func(a added) bool { return a.key == first.key }
-	if in = laneShown; slices.ContainsFunc(changes, is) {
+	isFirst := func(d dueKey) bool { return d.key == first.key }
+	if in = laneShown; slices.ContainsFunc(changes, isFirst) {
 		in = laneChanges
 	}
 	for i := range m.lanes {
-		m.lanes[i].keys = slices.DeleteFunc(m.lanes[i].keys, is)
+		m.lanes[i].due = slices.DeleteFunc(m.lanes[i].due, isFirst)
 	}
-	m.busy[first.key] = m.last[first.key]
-	delete(m.last, first.key)
+	k := m.keys[first.key]
+	if k.turn.own || k.backAt == 0 {
+		k.back = k.turn
+	}
+	k.busy, k.turn = true, turn{}
 	return first.key, in
 }
 
-func TestLanesDoWhatTheirModelDoes(t *testing.T) {
+// pass lets an hour pass. With the queue, only the delays become shorter by an hour.
+func (m *model) pass(q *queue[string]) {
+	m.now++
+	var delayed []*item[string]
+	for it, found := q.delayed.DeleteMin(); found; it, found = q.delayed.DeleteMin() {
+		it.backAt = it.backAt.Add(-time.Hour)
+		delayed = append(delayed, it)
+	}
+	for _, it := range delayed {
+		q.delayed.ReplaceOrInsert(it)
+	}
+	q.endDelays()
+	for _, it := range delayed { // in their order
+		if k := m.keys[it.key]; k.backAt == m.now {
+			k.backAt = 0
+			m.add(it.key, laneChanges, k.back)
+		}
+	}
+}
+
+func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		q := testQueue[string](t)
-		m := &model{lanes: [2]modelLane{{last: map[string]int{}}, {last: map[string]int{}}}, last: map[string]added{}, busy: map[string]added{}, turns: map[string]string{}}
-		items := map[string]*item[string]{}
-		some := func(what string, n int) string { return what + fmt.Sprint(rapid.IntRange(0, n-1).Draw(t, what)) }
+		m := &model{lanes: [2]modelLane{{last: map[string]int{}}, {last: map[string]int{}}}, keys: map[string]*modelKey{}}
+		for i := range 8 {
+			m.keys[fmt.Sprint(i)] = &modelKey{}
+		}
+		taken, leading := map[string]*item[string]{}, make(chan struct{})
+		some := func(what string, n int) int { return rapid.IntRange(0, n-1).Draw(t, what) }
 		take := func(t *rapid.T) {
-			if q.Len() == 0 {
+			if q.len() == 0 {
 				t.Skip("empty")
 			}
-			got, _ := q.Get()
-			if _, busy := m.busy[got]; busy {
-				t.Fatalf("%s was taken twice at once", got)
+			it := q.take()
+			if m.keys[it.key].busy {
+				t.Fatalf("%s was taken twice at once", it.key)
 			}
-			it, from := q.ready.lanes.takenItem(got)
-			items[got] = it
-			if want, lane := m.take(); got != want || from != lane {
-				t.Fatalf("took %s from lane %d, want %s from %d", got, from, want, lane)
+			taken[it.key] = it
+			want, in := m.take()
+			if k := m.keys[want]; it.key != want || it.lane != in || it.failures != k.failures || it.back != k.back {
+				t.Fatalf("took %+v, want %s from %d, which is %+v", it, want, in, k)
 			}
 		}
 		done := func(t *rapid.T) {
-			if len(m.busy) == 0 {
-				t.Skip("none is busy")
+			if len(taken) == 0 {
+				t.Skip("none is taken")
 			}
-			key := rapid.SampledFrom(slices.Sorted(maps.Keys(m.busy))).Draw(t, "done")
-			comesBack, failedBefore := rapid.Bool().Draw(t, "comes back"), rapid.Bool().Draw(t, "failed before")
-			q.ready.lanes.keepTurn(items[key], comesBack, failedBefore)
-			if taken := m.busy[key]; taken.own || !comesBack {
-				delete(m.turns, key)
-			} else if !failedBefore {
-				m.turns[key] = taken.tenant
+			key := rapid.SampledFrom(slices.Sorted(maps.Keys(taken))).Draw(t, "done")
+			k, after := m.keys[key], some("after", 4)
+			if k.busy, k.failures = false, 0; after > 0 {
+				k.failures = some("failures", 3)
+				if k.backAt == 0 || k.backAt > m.now+after {
+					k.backAt = m.now + after
+				}
 			}
-			q.Done(key)
-			delete(m.busy, key)
+			if m.parked == "" && some("park", 2) > 0 && q.park(taken[key], leading) {
+				m.parked = key
+			}
+			q.done(taken[key], time.Duration(after)*time.Hour, k.failures)
+			delete(taken, key)
+		}
+		lead := func(*rapid.T) {
+			if q.unpark(); m.parked != "" {
+				m.add(m.parked, laneChanges, m.keys[m.parked].back)
+			}
+			leading, m.parked = closed(), ""
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"add for a tenant": func(t *rapid.T) {
-				a := added{key: some("key", 8), in: lane(rapid.IntRange(0, 1).Draw(t, "lane")), tenant: some("tenant", 4), own: rapid.Bool().Draw(t, "own")}
-				q.ready.add(a.key, a.in, a.tenant, a.own)
-				m.add(a)
+			"add": func(*rapid.T) {
+				key, in, who := fmt.Sprint(some("key", 8)), lane(some("lane", 2)), turn{fmt.Sprint(some("tenant", 4)), some("own", 2) > 0}
+				q.add(key, in, who)
+				m.add(key, in, who)
 			},
-			"add as a delay does": func(*rapid.T) {
-				key := some("key", 8)
-				q.AddAfter(key, 0)
-				tenant, kept := m.turns[key]
-				m.add(added{key: key, in: laneChanges, tenant: tenant, own: !kept})
-			},
-			"take": take, "take again": take, "done": done,
+			"take": take, "done": done, "pass": func(*rapid.T) { m.pass(q) }, "lead": lead,
 			"": func(t *rapid.T) {
-				if got, want := q.Len(), m.len(); got != want || !maps.Equal(q.ready.lanes.turns, m.turns) {
-					t.Fatalf("%d keys are queued, want %d; turns %v, want %v", got, want, q.ready.lanes.turns, m.turns)
+				if got, want := q.len(), m.len(); got != want {
+					t.Fatalf("%d keys are due, want %d", got, want)
 				}
 			},
 		})
-		for len(m.busy) > 0 || q.Len() > 0 {
-			if q.Len() > 0 {
+		for lead(t); len(q.items) > 0; m.pass(q) {
+			for q.len() > 0 {
 				take(t)
-			} else {
-				done(t)
 			}
+			for _, it := range taken {
+				q.done(it, 0, 0)
+				m.keys[it.key].busy, m.keys[it.key].failures = false, 0
+			}
+			clear(taken)
 		}
-		clear(q.ready.lanes.turns) // the same as those of the model
-		expectEmpty(t, q.ready.lanes)
+		expectEmpty(t, q)
 	})
 }
 
@@ -334,15 +376,14 @@ func TestRoomInTheQueueWakesEveryReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := testQueue[int](t)
 		for i := range replayAhead {
-			q.ready.add(i, laneShown, "", true)
+			q.add(i, laneShown, turn{})
 		}
 		var waiting sync.WaitGroup
 		for range 3 {
-			waiting.Go(func() { q.ready.lanes.waitForRoom(t.Context()) })
+			waiting.Go(func() { q.waitForRoom(t.Context()) })
 		}
 		synctest.Wait()
-		key, _ := q.Get()
-		q.Done(key)
+		q.take()
 		waiting.Wait()
 	})
 }
