@@ -18,7 +18,6 @@ import (
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/json"
 	sigsyaml "sigs.k8s.io/yaml"
@@ -114,116 +113,99 @@ type managerConfiguration struct {
 	Flags      map[string]yaml.Node `yaml:"flags"`
 }
 
-// setFlag sets a flag to a value of the file, unless the command line has set it. The value has the form that
-// getItems returns, or is a text as on the command line.
+// setFlag sets a flag to a value of the file, unless the command line has set it. The value is a text as on the
+// command line or, if the flag takes one, a list or a map. An empty map changes nothing.
 func setFlag(f *pflag.Flag, value *yaml.Node) error {
-	flagKind, itemsBefore := getItems(f.Value)
-	kind := flagKind
-	var items []string
-	var err error
+	list, takesList := f.Value.(pflag.SliceValue)
+	takesOne := !takesList && !takesMap(f.Value)
 	switch {
 	case value.ShortTag() == "!!null":
 		return errors.New("has no value")
-	case kind == yaml.SequenceNode && value.Kind == kind:
-		err = value.Decode(&items)
-	case kind == yaml.MappingNode && value.Kind == kind:
+	case takesList && value.Kind == yaml.SequenceNode:
+		var items []string
+		if err := value.Decode(&items); err != nil || f.Changed {
+			return err
+		}
+		return list.Replace(items)
+	case takesMap(f.Value) && value.Kind == yaml.MappingNode:
 		var pairs map[string]string
-		err = value.Decode(&pairs)
-		for _, key := range slices.Sorted(maps.Keys(pairs)) {
-			items = append(items, key+"="+pairs[key])
+		if err := value.Decode(&pairs); err != nil || f.Changed || len(pairs) == 0 {
+			return err
 		}
-	default:
-		var text string
-		err = value.Decode(&text)
-		if flagKind != yaml.ScalarNode && strings.ContainsAny(text, "\r\n") {
-			// The flag would take the first line and drop the others.
-			return errors.New("must be a list or a map, or a single line as on the command line")
-		}
-		kind, items = yaml.ScalarNode, []string{text}
+		return f.Value.Set(joinPairs(pairs))
+	}
+	var text string
+	err := value.Decode(&text)
+	if !takesOne && strings.ContainsAny(text, "\r\n") { // the flag would take the first line and drop the others
+		return errors.New("must be a list or a map, or a single line as on the command line")
 	}
 	if err != nil || f.Changed {
 		return err
 	}
-	if err := setItems(f.Value, kind, items); err != nil {
-		_ = setItems(f.Value, flagKind, itemsBefore) // else Validate would also report the values that are zero now
-		return err
+	before := f.Value.String()
+	if err = f.Value.Set(text); err != nil && takesOne {
+		_ = f.Value.Set(before) // else Validate would also report the value, which is zero now
 	}
-	return nil
+	return err
 }
 
-// getItems returns how the file represents a flag's value, and what the value consists of: the
-// items of a list, KEY=VALUE for each key of a map, or a single text.
-func getItems(v pflag.Value) (kind yaml.Kind, items []string) {
-	if slice, ok := v.(pflag.SliceValue); ok {
-		return yaml.SequenceNode, slice.GetSlice()
-	}
-	if t := v.Type(); t == "mapStringBool" || strings.HasPrefix(t, "stringTo") {
-		text := strings.TrimSuffix(strings.TrimPrefix(v.String(), "["), "]")
-		items, _ = csv.NewReader(strings.NewReader(text)).Read() // fails only if there are none
-		return yaml.MappingNode, items
-	}
-	return yaml.ScalarNode, []string{v.String()}
+// takesMap reports whether a flag takes KEY=VALUE.
+func takesMap(v pflag.Value) bool {
+	return v.Type() == "mapStringBool" || strings.HasPrefix(v.Type(), "stringTo")
 }
 
-// setItems sets v to items; it is the reverse of getItems. An empty map changes nothing.
-func setItems(v pflag.Value, kind yaml.Kind, items []string) error {
-	if slice, ok := v.(pflag.SliceValue); ok && kind == yaml.SequenceNode {
-		return slice.Replace(items)
+// joinPairs returns the pairs as on the command line. One is there twice, since pflag does not read a text with
+// a single "=" as CSV.
+func joinPairs(pairs map[string]string) string {
+	var items []string
+	for _, key := range slices.Sorted(maps.Keys(pairs)) {
+		items = append(items, key+"="+pairs[key])
 	}
-	if kind == yaml.MappingNode && len(items) > 0 {
-		var text strings.Builder
-		w := csv.NewWriter(&text)
-		// The first item twice, since pflag does not read a text with a single "=" as CSV.
-		_ = w.Write(append(items, items[0]))
-		w.Flush()
-		items = []string{strings.TrimSuffix(text.String(), "\n")}
-	}
-	var errs []error
-	for _, item := range items {
-		errs = append(errs, v.Set(item))
-	}
-	return errors.Join(errs...)
+	var text strings.Builder
+	w := csv.NewWriter(&text)
+	_ = w.Write(append(items, items[0]))
+	w.Flush()
+	return strings.TrimSuffix(text.String(), "\n")
 }
 
 // effectiveConfig returns what the flags and --config result in, in the form of the file.
-func (o *Options) effectiveConfig() *unstructured.Unstructured {
+func (o *Options) effectiveConfig() map[string]any {
 	flags := map[string]any{}
 	for name, f := range o.fileFlags() {
 		flags[name] = fileValue(f.Value)
 	}
-	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": groupVersion.String(), "kind": configurationKind, "flags": flags,
-	}}
+	return map[string]any{"apiVersion": groupVersion.String(), "kind": configurationKind, "flags": flags}
 }
 
 // printConfig writes effectiveConfig as YAML.
 func (o *Options) printConfig(w io.Writer) error {
-	flags, err := sigsyaml.Marshal(map[string]any{"flags": o.effectiveConfig().Object["flags"]})
+	flags, err := sigsyaml.Marshal(map[string]any{"flags": o.effectiveConfig()["flags"]})
 	if err == nil {
 		_, err = fmt.Fprintf(w, "apiVersion: %s\nkind: %s\n%s", groupVersion, configurationKind, flags)
 	}
 	return err
 }
 
-// fileValue returns the value of a flag in the form of the file.
+// fileValue returns the value of a flag in the form of the file: a list, a map or a scalar.
 func fileValue(v pflag.Value) any {
-	kind, items := getItems(v)
-	switch kind {
-	case yaml.SequenceNode:
+	if slice, ok := v.(pflag.SliceValue); ok {
 		list := []any{}
-		for _, item := range items {
+		for _, item := range slice.GetSlice() {
 			list = append(list, scalar(v, item))
 		}
 		return list
-	case yaml.MappingNode:
-		table := map[string]any{}
-		for _, pair := range items {
-			key, value, _ := strings.Cut(pair, "=")
-			table[key] = scalar(v, value)
-		}
-		return table
 	}
-	return scalar(v, items[0])
+	if !takesMap(v) {
+		return scalar(v, v.String())
+	}
+	text := strings.TrimSuffix(strings.TrimPrefix(v.String(), "["), "]")
+	pairs, _ := csv.NewReader(strings.NewReader(text)).Read() // fails only if there are none
+	table := map[string]any{}
+	for _, pair := range pairs {
+		key, value, _ := strings.Cut(pair, "=")
+		table[key] = scalar(v, value)
+	}
+	return table
 }
 
 // scalar returns a number or a boolean as such, so that the file needs no quotes. The value of a
