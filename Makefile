@@ -106,16 +106,16 @@ test-unit: ## Run the tests that need no control plane (3 min).
 .PHONY: test-integration
 test-integration: controlplane ## Run the tests on a real control plane (5 min).
 	@# Several packages at a time, since they often wait, and the longest one in two processes.
-	@$(MAKE) -j3 federation-slow federation-rest test-others
+	@$(MAKE) -j3 test-federation-slow test-federation-rest test-others
 
 # These take half of the time of the tests of federation, which use one host after the other.
 SLOW_FEDERATION_TESTS := ^Test(DNSRecordsReachExternalDNS|ForbiddenTypeIsWrittenOff|ReplacedMemberGetsItsObjectsAgain|RestoredHostHoldsRemovals|WrittenOffRemovalIsMadeLater)$$
-.PHONY: federation-slow federation-rest test-others
-federation-slow: controlplane ## Run the slow half of the tests of federation (4 min).
+.PHONY: test-federation-slow test-federation-rest test-others
+test-federation-slow: controlplane # Half of the time of the tests of federation.
 	$(INTEGRATION) -run '$(SLOW_FEDERATION_TESTS)' ./test/federation
-federation-rest: controlplane ## Run the other half (4 min).
+test-federation-rest: controlplane # The other half.
 	$(INTEGRATION) -skip '^TestLong|$(SLOW_FEDERATION_TESTS)' ./test/federation
-test-others: controlplane ## Run the other tests on a real control plane (5 min).
+test-others: controlplane # All other tests on a real control plane, those that take longest first.
 	@# An assignment, so that a package that go list cannot load is a failure.
 	others=$$(go list ./test/... | grep -v -e /faults -e /federation -e /servers -e /internal/) && \
 	$(INTEGRATION) -skip '^TestLong' -p 3 ./test/reload ./test/manager ./test/deploy $$others
@@ -144,6 +144,7 @@ test-long: test-race test-chart test-election ## Run race, chart, election and l
 	$(TEST) -run '^TestLong' ./pkg/...
 	@# ./test/servers plays one round; all ten take an hour. ./test/faults has short leases, so it runs alone, with
 	@# a new seed each time.
+	@# In reverse order, since servers and scaleschedule take longest.
 	RACE=1 ROUNDS=1 $(INTEGRATION) -timeout 90m -p 4 $$(go list ./test/... | grep -v /faults | sort -r)
 	SEED=0 FAULTS=25 $(INTEGRATION) ./test/faults
 
@@ -189,7 +190,7 @@ mutants: ## Break each rule of the elector; the simulation must notice (minutes)
 	MUTANTS=all $(TEST) ./pkg/election -run '^TestMutants$$' -v -timeout 60m -parallel 2
 
 .PHONY: faults
-faults: ## Play FAULTS random faults on three real managers, judged by the audit log.
+faults: controlplane ## Play FAULTS random faults on three real managers, judged by the audit log.
 	FAULTS=$(or $(FAULTS),1000) SEED=$(or $(SEED),1) $(TEST) ./test/faults -run '^TestFaultsLetNobodyWriteWithoutLeading$$' -v -timeout 0 -count=1
 
 .PHONY: kubefed

@@ -136,8 +136,8 @@ func (m *Metrics) Observe(l Loop, result string, took time.Duration) {
 	m.duration.WithLabelValues(l.Controller, l.Name, l.Cluster).Observe(took.Seconds())
 }
 
-// Queue has the series of a loop's queue: the keys that became due, the keys that come back after a reconcile,
-// and how many seconds keys were due until a worker took them.
+// Queue has the series of a loop's queue: the keys that became due, the keys that come back after a
+// reconcile, and how many seconds keys were due until a worker took them.
 type Queue struct {
 	Adds, Retries metrics.CounterMetric
 	Waits         metrics.ObserverMetric

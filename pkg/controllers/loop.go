@@ -146,9 +146,9 @@ func (l *Loop[K]) Close() {
 // block.
 func (l *Loop[K]) Enqueue(keys ...K) { l.enqueue(laneChanges, keys) }
 
-func (l *Loop[K]) enqueue(in lane, keys []K) {
+func (l *Loop[K]) enqueue(ln lane, keys []K) {
 	for _, key := range keys {
-		l.queue.add(key, in, l.ownTurn(key))
+		l.queue.add(key, ln, l.ownTurn(key))
 	}
 }
 
@@ -344,6 +344,9 @@ func (l *Loop[K]) start() error {
 	defer l.mu.Unlock()
 	if l.phase != PhaseStopped {
 		return fmt.Errorf("loop %s is already running", l.opts)
+	}
+	if l.closed {
+		return fmt.Errorf("loop %s is closed", l.opts)
 	}
 	l.phase = PhaseSyncing
 	l.queue.open()

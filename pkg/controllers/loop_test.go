@@ -482,7 +482,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 		must(t, err)
 		for _, family := range families {
 			for _, metric := range family.GetMetric() {
-				if testutil.LabelsMatch(metric, map[string]string{"cluster": "far"}) {
+				if testutil.LabelsMatch(metric, map[string]string{"cluster": "far"}) || testutil.LabelsMatch(metric, map[string]string{"name": "x/y/far"}) {
 					names = append(names, family.GetName())
 				}
 			}
@@ -493,7 +493,8 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	must(t, err)
 	_, err = NewLoop(LoopOptions{Name: "x", Metrics: m}, nothing)
 	must(t, err)
-	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total"}
+	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total",
+		"workqueue_adds_total", "workqueue_depth", "workqueue_queue_duration_seconds", "workqueue_retries_total"}
 	same(t, "series", want, series())
 	same(t, "name", "x/y/far", l.Status().Name)
 	l.Close()
@@ -576,8 +577,8 @@ func TestClosedLoopHasNoHandler(t *testing.T) {
 	must(t, err)
 	closed := f.loop
 	closed.Close()
-	if _, err = closed.Watch(f.configMaps.self()); err == nil {
-		t.Error("a closed loop took a watch")
+	if _, err = closed.Watch(f.configMaps.self()); err == nil || closed.Run(t.Context()) == nil {
+		t.Error("a closed loop took a watch, or ran")
 	}
 	f.build()
 	closed.Close()

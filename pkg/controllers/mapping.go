@@ -16,11 +16,11 @@ import (
 // mapper maps the events of one watch to keys. Its handler is registered by NewLoop, and a gate drops the
 // events that come while the loop does not run, so that nothing piles up on a standby.
 type mapper[K comparable] struct {
-	loop    *Loop[K]
-	watch   Watch[K]
-	newest  func(cache.ObjectName) // the registration's; nil for WaitFor
-	remove  func()                 // ends the registration, once
-	removed chan struct{}          // closed by remove
+	loop      *Loop[K]
+	watch     Watch[K]
+	mapCached func(cache.ObjectName) // the registration's; nil for WaitFor
+	remove    func()                 // ends the registration, once
+	removed   chan struct{}          // closed by remove
 
 	mu     sync.Mutex // held while the mapping is called
 	opened bool       // the gate
@@ -31,7 +31,7 @@ func newMapper[K comparable](loop *Loop[K], watch Watch[K]) *mapper[K] {
 	remove := func() {}
 	if watch.register != nil {
 		r := watch.register(m)
-		m.newest, remove = r.newest, r.remove
+		m.mapCached, remove = r.mapCached, r.remove
 	}
 	m.remove = sync.OnceFunc(func() {
 		close(m.removed)
@@ -98,7 +98,7 @@ func (l *Loop[K]) replay(ctx context.Context, mappers ...*mapper[K]) {
 		select {
 		case <-o.mapper.removed:
 		default:
-			o.mapper.newest(o.name)
+			o.mapper.mapCached(o.name)
 		}
 	}
 }

@@ -49,16 +49,16 @@ const replayAhead = 500
 type queue[K comparable] struct {
 	metrics loopmetrics.Queue
 
-	mu      sync.Mutex
-	items   map[K]*item[K] // nil while the queue is closed
-	rounds  [2]rounds[K]   // the due keys of each lane, but those that a worker has
-	depth   int            // number of keys in rounds
-	inARow  int            // keys taken from laneChanges since the last one from laneShown
-	delayed *btree.BTree[*item[K]]
-	delays  uint64      // keys that have been delayed so far
-	timer   *time.Timer // of the first delayed key
-	ready   *sync.Cond  // signals that a key is due
-	room    *sync.Cond  // broadcasts when laneShown may have become shorter
+	mu            sync.Mutex
+	items         map[K]*item[K] // nil while the queue is closed
+	rounds        [2]rounds[K]   // the due keys of each lane, but those that a worker has
+	depth         int            // number of keys in rounds
+	changesInARow int            // keys taken from laneChanges since the last one from laneShown
+	delayed       *btree.BTree[*item[K]]
+	lastDelaySeq  uint64      // of the key that was delayed last
+	timer         *time.Timer // of the first delayed key
+	ready         *sync.Cond  // signals that a key is due
+	room          *sync.Cond  // broadcasts when laneShown may have become shorter
 }
 
 // item is a key for as long as it is due, taken, delayed or parked.
@@ -67,15 +67,15 @@ type item[K comparable] struct {
 	due   [2]uint64 // in each lane, round*perRound + order; 0 if it is not due there
 	turn  turn      // in which it is due
 	since time.Time // when it became due
-	taken bool      // a worker has it: if it is due, then for the time after that
+	taken bool      // a worker has it: even if it is due, it is taken again only when the worker is done
 
 	// Set when a worker takes it:
-	lane lane // laneShown if it was not due in laneChanges
-	back turn // in which it comes back
+	lane       lane // laneShown if it was not due in laneChanges
+	returnTurn turn // in which it comes back
 
 	failures int       // how often in a row reconcile has failed for it
-	backAt   time.Time // when it comes back; zero if it is not delayed
-	delay    uint64    // its number among the delayed
+	returnAt time.Time // when it comes back; zero if it is not delayed
+	delaySeq uint64    // tells keys apart that come back at the same time
 	parked   bool      // it comes back when this replica leads
 }
 
@@ -90,11 +90,11 @@ const perRound = 1 << 28
 
 // rounds has the due keys of a lane.
 type rounds[K comparable] struct {
-	keys    *btree.BTree[*item[K]]
-	present uint64            // the latest round of which a key was taken
-	last    map[string]uint64 // round of each tenant; it counts only if it is later than the present one
-	sweepAt int               // length of last
-	added   uint64            // keys so far
+	keys         *btree.BTree[*item[K]]
+	presentRound uint64            // the latest round of which a key was taken
+	lastRound    map[string]uint64 // round of each tenant; it counts only if it is later than the present one
+	sweepAt      int               // length of lastRound
+	added        uint64            // keys so far
 }
 
 // newQueue returns a closed queue.
@@ -116,10 +116,10 @@ func (q *queue[K]) open() {
 	q.items = map[K]*item[K]{}
 	for i := range q.rounds {
 		less := func(a, b *item[K]) bool { return a.due[i] < b.due[i] }
-		q.rounds[i] = rounds[K]{keys: btree.New(32, less), last: map[string]uint64{}}
+		q.rounds[i] = rounds[K]{keys: btree.New(32, less), lastRound: map[string]uint64{}}
 	}
 	q.delayed = btree.New(32, func(a, b *item[K]) bool {
-		return a.backAt.Before(b.backAt) || a.backAt.Equal(b.backAt) && a.delay < b.delay
+		return a.returnAt.Before(b.returnAt) || a.returnAt.Equal(b.returnAt) && a.delaySeq < b.delaySeq
 	})
 }
 
@@ -140,8 +140,8 @@ func (q *queue[K]) len() int {
 	return q.depth
 }
 
-// add adds a key to a lane. While a worker has the key, that is for the time after it.
-func (q *queue[K]) add(key K, in lane, t turn) {
+// add adds a key to a lane. A key that a worker has can be taken again only when the worker is done.
+func (q *queue[K]) add(key K, ln lane, t turn) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.items == nil {
@@ -152,19 +152,19 @@ func (q *queue[K]) add(key K, in lane, t turn) {
 		it = &item[K]{key: key}
 		q.items[key] = it
 	}
-	q.makeDue(it, in, t)
+	q.makeDue(it, ln, t)
 }
 
 // makeDue makes a key due in a lane, unless it is due there earlier. The caller holds mu.
-func (q *queue[K]) makeDue(it *item[K], in lane, t turn) {
+func (q *queue[K]) makeDue(it *item[K], ln lane, t turn) {
 	first := it.due == [2]uint64{}
 	if first {
 		it.since, it.turn = time.Now(), turn{}
 		q.metrics.Adds.Inc()
 	}
-	r := &q.rounds[in]
-	round := max(r.present, r.last[t.tenant]) + 1
-	earlier := it.due[in] == 0 || round < it.due[in]/perRound
+	r := &q.rounds[ln]
+	round := max(r.presentRound, r.lastRound[t.tenant]) + 1
+	earlier := it.due[ln] == 0 || round < it.due[ln]/perRound
 	if t.own || earlier && !it.turn.own {
 		it.turn = t
 	}
@@ -174,7 +174,7 @@ func (q *queue[K]) makeDue(it *item[K], in lane, t turn) {
 	if !first {
 		r.keys.Delete(it) // unless a worker has it
 	}
-	it.due[in] = round*perRound + r.added%perRound
+	it.due[ln] = round*perRound + r.added%perRound
 	switch {
 	case it.taken:
 	case first:
@@ -182,11 +182,11 @@ func (q *queue[K]) makeDue(it *item[K], in lane, t turn) {
 	default:
 		r.keys.ReplaceOrInsert(it)
 	}
-	r.last[t.tenant] = round
+	r.lastRound[t.tenant] = round
 	r.added++
-	if len(r.last) > r.sweepAt {
-		maps.DeleteFunc(r.last, func(_ string, last uint64) bool { return last <= r.present })
-		r.sweepAt = 2*len(r.last) + 100
+	if len(r.lastRound) > r.sweepAt {
+		maps.DeleteFunc(r.lastRound, func(_ string, last uint64) bool { return last <= r.presentRound })
+		r.sweepAt = 2*len(r.lastRound) + 100
 	}
 }
 
@@ -212,13 +212,13 @@ func (q *queue[K]) take() *item[K] {
 		return nil
 	}
 	from := laneChanges
-	q.inARow++
-	if q.rounds[laneChanges].keys.Len() == 0 || q.inARow > changesFirst && q.rounds[laneShown].keys.Len() > 0 {
-		from, q.inARow = laneShown, 0
+	q.changesInARow++
+	if q.rounds[laneChanges].keys.Len() == 0 || q.changesInARow > changesFirst && q.rounds[laneShown].keys.Len() > 0 {
+		from, q.changesInARow = laneShown, 0
 	}
 	r := &q.rounds[from]
 	it, _ := r.keys.Min()
-	r.present = max(r.present, it.due[from]/perRound) // it may have been due while a worker had it
+	r.presentRound = max(r.presentRound, it.due[from]/perRound) // it may have been due while a worker had it
 	if it.lane = laneChanges; it.due[laneChanges] == 0 {
 		it.lane = laneShown
 	}
@@ -230,10 +230,10 @@ func (q *queue[K]) take() *item[K] {
 	q.depth--
 	it.taken, it.due = true, [2]uint64{}
 	// It comes back in the turn in which it was due: for instance, a source in team has 300 targets in shop, and
-	// all fail. In the turns of shop, a change in shop would wait for them. Nor can team delay what comes back for
-	// shop by adding it again.
-	if it.turn.own || it.backAt.IsZero() {
-		it.back = it.turn
+	// all fail. In the turns of shop, a change in shop would wait for them. Nor can team delay what comes back
+	// for shop by adding it again.
+	if it.turn.own || it.returnAt.IsZero() {
+		it.returnTurn = it.turn
 	}
 	q.metrics.Waits.Observe(time.Since(it.since).Seconds())
 	q.room.Broadcast()
@@ -259,7 +259,7 @@ func (q *queue[K]) unpark() {
 	for _, it := range q.items {
 		if it.parked {
 			it.parked = false
-			q.makeDue(it, laneChanges, it.back)
+			q.makeDue(it, laneChanges, it.returnTurn)
 		}
 	}
 }
@@ -280,21 +280,21 @@ func (q *queue[K]) done(it *item[K], after time.Duration, failures int) {
 	switch {
 	case it.due != [2]uint64{}:
 		q.push(it)
-	case it.backAt.IsZero() && !it.parked:
+	case it.returnAt.IsZero() && !it.parked:
 		delete(q.items, it.key)
 	}
 }
 
 // delayUntil lets a key come back at a time, or earlier if that was decided before. The caller holds mu.
 func (q *queue[K]) delayUntil(it *item[K], at time.Time) {
-	if !it.backAt.IsZero() {
-		if !at.Before(it.backAt) {
+	if !it.returnAt.IsZero() {
+		if !at.Before(it.returnAt) {
 			return
 		}
 		q.delayed.Delete(it)
 	}
-	q.delays++
-	it.backAt, it.delay = at, q.delays
+	q.lastDelaySeq++
+	it.returnAt, it.delaySeq = at, q.lastDelaySeq
 	q.delayed.ReplaceOrInsert(it)
 	if first, _ := q.delayed.Min(); first == it {
 		q.timer.Reset(time.Until(at))
@@ -310,13 +310,13 @@ func (q *queue[K]) endDelays() {
 		if !found {
 			return
 		}
-		if left := time.Until(it.backAt); left > 0 {
+		if left := time.Until(it.returnAt); left > 0 {
 			q.timer.Reset(left)
 			return
 		}
 		q.delayed.Delete(it)
-		it.backAt = time.Time{}
-		q.makeDue(it, laneChanges, it.back)
+		it.returnAt = time.Time{}
+		q.makeDue(it, laneChanges, it.returnTurn)
 	}
 }
 

@@ -4,6 +4,7 @@
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -13,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
@@ -32,8 +32,8 @@ func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
 // expectEmpty fails if anything is left in the queue, but for the last rounds of some tenants.
 func expectEmpty[K comparable](t interface{ Errorf(string, ...any) }, q *queue[K]) {
 	for _, r := range q.rounds {
-		if left := len(q.items) + q.len() + q.delayed.Len() + r.keys.Len(); left != 0 || len(r.last) > 100 {
-			t.Errorf("left in an empty queue: %v, %d due, %d delayed, %d tenants", q.items, q.len(), q.delayed.Len(), len(r.last))
+		if left := len(q.items) + q.len() + q.delayed.Len() + r.keys.Len(); left != 0 || len(r.lastRound) > 100 {
+			t.Errorf("left in an empty queue: %v, %d due, %d delayed, %d tenants", q.items, q.len(), q.delayed.Len(), len(r.lastRound))
 		}
 	}
 }
@@ -71,8 +71,8 @@ type tenantKey struct{ tenant, name string }
 func (k tenantKey) Tenant() string { return k.tenant }
 
 func TestLoopKnowsTheTenantOfAKey(t *testing.T) {
-	registry := metrics.NewKubeRegistry()
-	l, err := NewLoop(LoopOptions{Name: "test", Metrics: loopmetrics.New(registry)}, func(context.Context, any) (time.Duration, error) { return 0, nil })
+	f := newFixture(t)
+	l, err := NewLoop(f.opts, func(context.Context, any) (time.Duration, error) { return 0, nil })
 	must(t, err)
 	for key, want := range map[any]string{
 		cache.NewObjectName("shop", "a"): "shop",
@@ -80,14 +80,16 @@ func TestLoopKnowsTheTenantOfAKey(t *testing.T) {
 		"a":                              "",
 		(*tenantKey)(nil):                "", // its method panics
 	} {
-		same(t, fmt.Sprintf("turn of %v", key), turn{want, true}, l.ownTurn(key), cmp.AllowUnexported(turn{}))
+		if got := l.ownTurn(key); got != (turn{want, true}) {
+			t.Errorf("the turn of %v is %v, want %s", key, got, want)
+		}
 	}
-	panics, _ := testutil.GetCounterValuesFromGatherer(registry, "quartermaster_controller_panics_total", nil, "controller")
+	panics, _ := testutil.GetCounterValuesFromGatherer(f.registry, "quartermaster_controller_panics_total", nil, "controller")
 	same(t, "panics counted", map[string]float64{"test": 1}, panics)
 }
 
-// model is what a queue does, written without regard to cost: for each lane the due keys in the order in which
-// they are taken.
+// model is what a queue does, written without regard to cost: for each lane the due keys in the order in
+// which they are taken.
 type model struct {
 	lanes  [2]modelLane
 	inARow int
@@ -115,8 +117,8 @@ type modelKey struct {
 	backAt   int // 0 if it is not delayed
 }
 
-func (m *model) add(key string, in lane, t turn) {
-	l, k := &m.lanes[in], m.keys[key]
+func (m *model) add(key string, ln lane, t turn) {
+	l, k := &m.lanes[ln], m.keys[key]
 	round := max(l.present, l.last[t.tenant]) + 1
 	i := slices.IndexFunc(l.due, func(d dueKey) bool { return d.key == key })
 	if later := i >= 0 && l.due[i].round <= round; !later {
@@ -136,8 +138,8 @@ func (m *model) add(key string, in lane, t turn) {
 }
 
 // free returns the keys of a lane that may be taken.
-func (m *model) free(in lane) []dueKey {
-	return slices.DeleteFunc(slices.Clone(m.lanes[in].due), func(d dueKey) bool { return m.keys[d.key].busy })
+func (m *model) free(ln lane) []dueKey {
+	return slices.DeleteFunc(slices.Clone(m.lanes[ln].due), func(d dueKey) bool { return m.keys[d.key].busy })
 }
 
 // len returns the number of keys that may be taken.
@@ -150,7 +152,7 @@ func (m *model) len() int {
 }
 
 // take returns the next key, and laneShown if that is the only lane in which it is due.
-func (m *model) take() (key string, in lane) {
+func (m *model) take() (key string, ln lane) {
 	changes, shown := m.free(laneChanges), m.free(laneShown)
 	from, first := laneChanges, append(changes, dueKey{})[0]
 	if len(changes) == 0 || m.inARow >= 4 && len(shown) > 0 {
@@ -161,8 +163,8 @@ func (m *model) take() (key string, in lane) {
 	}
 	m.lanes[from].present = max(m.lanes[from].present, first.round)
 	isFirst := func(d dueKey) bool { return d.key == first.key }
-	if in = laneShown; slices.ContainsFunc(changes, isFirst) {
-		in = laneChanges
+	if ln = laneShown; slices.ContainsFunc(changes, isFirst) {
+		ln = laneChanges
 	}
 	for i := range m.lanes {
 		m.lanes[i].due = slices.DeleteFunc(m.lanes[i].due, isFirst)
@@ -172,20 +174,18 @@ func (m *model) take() (key string, in lane) {
 		k.back = k.turn
 	}
 	k.busy, k.turn = true, turn{}
-	return first.key, in
+	return first.key, ln
 }
 
 // pass lets an hour pass. With the queue, only the delays become shorter by an hour.
 func (m *model) pass(q *queue[string]) {
 	m.now++
 	var delayed []*item[string]
-	for it, found := q.delayed.DeleteMin(); found; it, found = q.delayed.DeleteMin() {
-		it.backAt = it.backAt.Add(-time.Hour)
+	q.delayed.Ascend(func(it *item[string]) bool {
+		it.returnAt = it.returnAt.Add(-time.Hour)
 		delayed = append(delayed, it)
-	}
-	for _, it := range delayed {
-		q.delayed.ReplaceOrInsert(it)
-	}
+		return true
+	})
 	q.endDelays()
 	for _, it := range delayed { // in their order
 		if k := m.keys[it.key]; k.backAt == m.now {
@@ -213,9 +213,9 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 				t.Fatalf("%s was taken twice at once", it.key)
 			}
 			taken[it.key] = it
-			want, in := m.take()
-			if k := m.keys[want]; it.key != want || it.lane != in || it.failures != k.failures || it.back != k.back {
-				t.Fatalf("took %+v, want %s from %d, which is %+v", it, want, in, k)
+			want, ln := m.take()
+			if k := m.keys[want]; it.key != want || it.lane != ln || it.failures != k.failures || it.returnTurn != k.back {
+				t.Fatalf("took %+v, want %s from %d, which is %+v", it, want, ln, k)
 			}
 		}
 		done := func(t *rapid.T) {
@@ -226,9 +226,7 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 			k, after := m.keys[key], some("after", 4)
 			if k.busy, k.failures = false, 0; after > 0 {
 				k.failures = some("failures", 3)
-				if k.backAt == 0 || k.backAt > m.now+after {
-					k.backAt = m.now + after
-				}
+				k.backAt = min(cmp.Or(k.backAt, m.now+after), m.now+after)
 			}
 			if m.parked == "" && some("park", 2) > 0 && q.park(taken[key], leading) {
 				m.parked = key
@@ -244,9 +242,9 @@ func TestQueueDoesWhatItsModelDoes(t *testing.T) {
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"add": func(*rapid.T) {
-				key, in, who := fmt.Sprint(some("key", 8)), lane(some("lane", 2)), turn{fmt.Sprint(some("tenant", 4)), some("own", 2) > 0}
-				q.add(key, in, who)
-				m.add(key, in, who)
+				key, ln, who := fmt.Sprint(some("key", 8)), lane(some("lane", 2)), turn{fmt.Sprint(some("tenant", 4)), some("own", 2) > 0}
+				q.add(key, ln, who)
+				m.add(key, ln, who)
 			},
 			"take": take, "done": done, "pass": func(*rapid.T) { m.pass(q) }, "lead": lead,
 			"": func(t *rapid.T) {

@@ -25,7 +25,8 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	if it == nil || ctx.Err() != nil {
 		return false
 	}
-	if l.lacks(metav1.NamespaceAll) && l.lacks(l.ownTurn(it.key).tenant) { // almost never calls a Tenant
+	// The first condition is cheap and almost always false, so Tenant, a function of the controller, is rarely called.
+	if l.lacks(metav1.NamespaceAll) && l.lacks(l.ownTurn(it.key).tenant) {
 		l.queue.done(it, lackingRetry, it.failures)
 		return true
 	}

@@ -32,10 +32,10 @@ type Watch[K comparable] struct {
 
 // registration is what one loop has of a watch.
 type registration[K comparable] struct {
-	// newest maps the newest state of an object in the cache. That state includes each change whose event the
-	// gate of the mapper dropped, and is not older than any state that has been mapped.
-	newest func(object cache.ObjectName)
-	remove func() // ends the mapping of events
+	// mapCached maps the newest state of an object in the cache. That state includes each change whose event
+	// the gate of the mapper dropped, and is not older than any state that has been mapped.
+	mapCached func(object cache.ObjectName)
+	remove    func() // ends the mapping of events
 }
 
 // watchable is what a watch asks of an [informers.Informer].
@@ -102,7 +102,7 @@ func newWatch[T metav1.Object, K comparable](
 		// Two: a choice that says no must not clear the record of a mapping that panicked.
 		containChoice, endChoice := informer.ContainPanics()
 		containMapping, endMapping := informer.ContainPanics()
-		mapEvent := func(in lane, object metav1.Object, get func() Event[T]) {
+		mapEvent := func(ln lane, object metav1.Object, get func() Event[T]) {
 			var e Event[T]
 			chosen := false
 			containChoice(object, func() {
@@ -110,7 +110,7 @@ func newWatch[T metav1.Object, K comparable](
 				chosen = !isNil(objectOf(e)) && !slices.ContainsFunc(only, func(keep func(Event[T]) bool) bool { return !keep(e) })
 			})
 			if chosen {
-				containMapping(object, func() { m.loop.enqueue(in, keys(e)) }) // with Tenant of the keys
+				containMapping(object, func() { m.loop.enqueue(ln, keys(e)) }) // with Tenant of the keys
 			}
 		}
 		removeHandler := informer.AddHandler(func(old, current T, initial bool) {
@@ -119,7 +119,7 @@ func newWatch[T metav1.Object, K comparable](
 				m.ifOpen(func() { mapEvent(laneOfEvent(e), objectOf(e), func() Event[T] { return e }) })
 			}
 		})
-		newest := func(name cache.ObjectName) {
+		mapCached := func(name cache.ObjectName) {
 			object := &metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}
 			m.ifOpen(func() {
 				mapEvent(laneShown, object, func() Event[T] {
@@ -128,7 +128,7 @@ func newWatch[T metav1.Object, K comparable](
 				})
 			})
 		}
-		return registration[K]{newest, func() { removeHandler(); endChoice(); endMapping() }}
+		return registration[K]{mapCached, func() { removeHandler(); endChoice(); endMapping() }}
 	}
 	return Watch[K]{synced: informer.Synced, lacks: informer.Lacks, list: informer.Objects, register: register, primary: primary}
 }
