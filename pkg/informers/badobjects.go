@@ -26,8 +26,8 @@ const maxBad = 1000
 const stuckCall = time.Minute
 
 // badObjects recovers panics of the controllers' functions that are called with the objects of one resource.
-// It remembers the objects on which a function panics or hangs, and the misfits. None ends the process, nor a
-// panic or a misfit the work of other controllers.
+// It remembers the objects on which a function panics or hangs, and the misfits. None of them ends the
+// process. A panic or a misfit does not stop other controllers; a call that hangs may.
 type badObjects struct {
 	resource   string
 	countPanic func(controller string) // called for every panic

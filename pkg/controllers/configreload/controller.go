@@ -142,7 +142,8 @@ func (c *controller) reconcile(ctx context.Context, key policy.QueueKey) (time.D
 	if e.writtenVersion != "" {
 		c.memory.update(key, workload.UID, time.Now(), func(e *entry) { e.writtenVersion = "" })
 	}
-	var after time.Duration // a pause may end then, also if the workload cannot be read
+	// If the workload cannot be read for another attempt, the end of its pause keeps its timer.
+	var after time.Duration
 	return retrystale.Do(isOutdated, func(first, last bool) (_ time.Duration, err error) {
 		if !first {
 			klog.FromContext(ctx).V(4).Info("Workload has changed, reading it live")

@@ -49,8 +49,9 @@ const (
 // can have two names with one hash.
 type hash uint64
 
-// bucket is a value of an index, one of 160: the store has a set for each value, and a set for each name
-// would take more memory than a Node does.
+// bucket is the hash's value in an index, one of 160: with three names and addresses for each of 5,000 Nodes,
+// a value has about 100 Nodes. The store keeps a set for each value, and a set for each name would take more
+// memory than a Node does.
 func (h hash) bucket() string { return string([]byte{byte(h % 160)}) }
 
 // digestRequest returns the state, the hash of the node, 0 if the sender is no kubelet, and when the request

@@ -50,7 +50,8 @@ func (m *memory) recordWait(name string, problems []policy.Problem) bool {
 	return !waited || before.checks != current.checks
 }
 
-// isFinal reports whether a request has failed a check for good: what it asks for never changes.
+// isFinal reports whether a request has failed a check for good. The checks before CheckNodeExists judge only
+// the request, which never changes; their bits are 1 to CheckNodeExists-1.
 func (m *memory) isFinal(name string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -232,7 +232,7 @@ func (c *controller) isHostNamespace(t *federatedType, k key, uid types.UID) boo
 	return exists && namespace.GetUID() == uid
 }
 
-// joinedClusters returns the KubeFedClusters, sorted by name. Nobody changes them.
+// joinedClusters returns the KubeFedClusters, sorted by name. Callers share the slice and must not change it.
 func (c *controller) joinedClusters() []policy.Cluster {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -272,8 +272,8 @@ func (c *controller) readFederated(ctx context.Context, v *view) (*policy.Federa
 
 // definitionDeleted reports whether the federated object of a view is being deleted, or its
 // FederatedNamespace is gone, because the definition of its type is being deleted. The cache may learn of the
-// definition later than of the object, so the API server is asked. One answer serves all objects that were
-// seen so before it.
+// definition later than of the object, so the API server is asked. The answer also counts for each object of
+// the type that was first seen in its state before the answer.
 func (c *controller) definitionDeleted(ctx context.Context, v *view, t *federatedType) (bool, error) {
 	c.mu.Lock()
 	seenAt := time.Now()
@@ -299,8 +299,8 @@ func (c *controller) definitionDeleted(ctx context.Context, v *view, t *federate
 	return false, nil
 }
 
-// readNamespace reads the FederatedNamespace of a view. If it may be gone because its definition is deleted,
-// nobody knows where it would be.
+// readNamespace reads the FederatedNamespace of a view. If the FederatedNamespace may be gone because its
+// definition is deleted, the placement is unknown: the result is an error, so that nothing is removed.
 func (c *controller) readNamespace(ctx context.Context, v *view) (*unstructured.Unstructured, error) {
 	c.mu.Lock()
 	namespaces := c.federatedTypes[policy.NamespacesType]

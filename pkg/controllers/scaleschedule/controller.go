@@ -30,9 +30,9 @@ import (
 // Name is the name of the controller.
 const Name = "scale-schedule"
 
-// horizon is how early a workload gets a timer for its boundary. Earlier it has none, since a timer takes
-// more memory than a workload in the cache. Every workload comes up twice in this time. So after a step of
-// the clock, a workload is at most half of it late.
+// horizon is how long before its next boundary a workload gets a timer. Earlier it has none, since a timer
+// takes more memory than a workload in the cache. All workloads are enqueued every horizon/2, so after a step
+// of the clock a workload is at most 30 minutes late.
 const horizon = time.Hour
 
 // targetIndex is an index of what scales workloads, by NAMESPACE/KIND/NAME of the workload.

@@ -66,7 +66,7 @@ func (c *controller) expire(
 		return c.pause(key, cachedDecision, now), nil
 	}
 	var verdict rules.Verdict
-	if cachedDecision.Rule != "" { // else the rules decide on the event with which the annotation goes
+	if cachedDecision.Rule != "" { // an annotation outranks the rules, and its removal is an event of its own
 		verdict, _ = key.rules.verdict(live)
 	}
 	decision := c.decide(key, live, verdict, now)
@@ -132,9 +132,9 @@ func (c *controller) clockSkewed(ctx context.Context, key objectKey, serverTime,
 	return true
 }
 
-// reportBreaker reports, in the log, in a metric and by an Event, that the deletion of k has opened the
-// breaker. Only the log names the namespace: the Events of the manager's Pod are for whoever may read that
-// namespace.
+// reportBreaker reports, in the log, in a metric and by an Event, that the breaker has refused the deletion
+// of the key's object and is now open. Only the log names the namespace: the Events of the manager's Pod are
+// for whoever may read that namespace.
 func (c *controller) reportBreaker(ctx context.Context, key objectKey, decision *policy.Decision, scope policy.Scope) {
 	c.metrics.trips.WithLabelValues(string(scope)).Inc()
 	logger := klog.FromContext(ctx)

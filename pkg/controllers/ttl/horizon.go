@@ -15,10 +15,11 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 )
 
-// horizon is how early an object gets a record and a timer. Earlier, it has neither: a cluster has tens of
-// thousands of objects that a rule deletes in days, and a record and a timer take twice the memory of an
-// object in the cache. A look through the caches, twice in this time, finds what comes nearer. After a step
-// of the clock, a deletion is at most this late.
+// horizon is how long before its deadline an object gets a record and a timer. Earlier it has neither: a
+// cluster has tens of thousands of objects that a rule deletes in days, and a record and a timer take twice
+// the memory of an object in the cache. Every horizon/2, a look through the caches finds the objects that
+// have come nearer. A timer may last a whole horizon, so after a step of the clock a deletion is at most an
+// hour late.
 const horizon = time.Hour
 
 // withinHorizon reports whether an object is due within the horizon, or overdue.

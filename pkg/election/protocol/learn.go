@@ -22,8 +22,8 @@ func (p *State) isExpired(now time.Duration) bool {
 	return now >= p.claimExpires-SettleTime
 }
 
-// isFreed reports whether the Lease is free in a later version (rule 4). Within a term, the holder
-// must have released it, or it must have been free before.
+// isFreed reports whether the Lease is free in a later version (rule 4). Within a term, a free Lease counts
+// only if its holder released it or if the version before was free too.
 func (p *State) isFreed(later *coordinationv1.Lease) bool {
 	if p.lease == nil || TermOf(p.lease) != TermOf(later) || isFree(p.lease) {
 		return isFree(later)

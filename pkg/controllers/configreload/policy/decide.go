@@ -76,7 +76,7 @@ func (o *Options) Decide(facts *Facts) Plan {
 	var reloads []Reload
 	watched, tooMany := facts.watchSet()
 	if tooMany {
-		// Without the number of sources, which would make each change of it another problem.
+		// The text omits the number of sources: with it, each change of the number would cause another Event.
 		plan.Problems = append(slices.Clone(plan.Problems), Problem{"sources", fmt.Sprintf(
 			"the workload refers to more than %d, or its patterns name more; only the first by name are watched", MaxSources)})
 	}

@@ -60,7 +60,7 @@ func StartHealth(s ClusterStatus) Health {
 // Ready reports whether the cluster is ready.
 func (h Health) Ready() bool { return h.State == Healthy }
 
-// maxError is how many bytes of another cluster's words are repeated.
+// maxError limits the text of an error that is repeated in a condition or another error, in bytes.
 const maxError = 256
 
 // Next returns the health after a probe.

@@ -34,7 +34,7 @@ type Breaker struct {
 	mu    sync.Mutex
 	total tally
 	// namespaces has each namespace that had a deletion, until it is forgotten: after a minute without
-	// deletions, unless it is stopped. The total limits how many there are.
+	// deletions, unless it is stopped. The limit of all namespaces together bounds the size of the map.
 	namespaces map[string]*tally
 	lastForget time.Time // when idle namespaces were last forgotten
 }
