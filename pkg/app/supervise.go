@@ -167,25 +167,15 @@ func (h hostedControllers) withEveryReplica(everyReplica bool) hostedControllers
 func (h hostedControllers) start(ctx context.Context, timeout time.Duration) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	term := lifetime.FromContext(ctx)
-	term.Run = ctx // by which loops in other clusters learn of the drain
-	drained := make(chan error, 1)
-	go func() { drained <- h.run(term.AddTo(ctx)) }()
-	timedOut := make(chan struct{})
-	context.AfterFunc(ctx, func() { time.AfterFunc(timeout, func() { close(timedOut) }) })
-	return func() error {
-		cancel()
-		select {
-		case err := <-drained:
-			return err
-		case <-timedOut:
-			if len(drained) > 0 { // stop was called late, and select chose one of the two
-				return <-drained
-			}
-			return errors.Join(
-				fmt.Errorf("%w: the controllers with EveryReplica did not drain within %s", election.ErrUnfinished, timeout),
-				h.unfinished(time.Now()))
-		}
+	term.Run = ctx               // by which loops in other clusters learn of the drain
+	ended := make(chan error, 2) // the first error counts, even if stop is called late
+	go func() { ended <- h.run(term.AddTo(ctx)) }()
+	giveUp := func() {
+		err := fmt.Errorf("%w: the controllers with EveryReplica did not drain within %s", election.ErrUnfinished, timeout)
+		ended <- errors.Join(err, h.unfinished(time.Now()))
 	}
+	context.AfterFunc(ctx, func() { time.AfterFunc(timeout, giveUp) })
+	return func() error { cancel(); return <-ended }
 }
 
 // run starts all controllers, and returns when ctx has ended and each of them has drained. The error wraps
@@ -201,10 +191,10 @@ func (h hostedControllers) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// statuses returns what status returns for each controller.
-func (h hostedControllers) statuses(status func(*hostedController) controllers.Status) []controllers.Status {
+// statuses returns the status of each controller.
+func (h hostedControllers) statuses() []controllers.Status {
 	all := make([]controllers.Status, len(h))
-	atOnce(h, func(i int, c *hostedController) { all[i] = status(c) })
+	atOnce(h, func(i int, c *hostedController) { all[i] = c.Status() })
 	return all
 }
 
@@ -228,15 +218,14 @@ func atOnce[T any](all []T, do func(at int, one T)) {
 // any.
 func (h hostedControllers) unfinished(now time.Time) error {
 	var errs []error
-	for i, s := range h.statuses(func(c *hostedController) controllers.Status { s, _ := c.controllerStatus(); return s }) {
+	for _, s := range h.statuses() {
 		for _, reconcile := range s.InFlight {
-			age := now.Sub(reconcile.Since).Round(time.Second)
 			errs = append(errs, fmt.Errorf("controller %s has been reconciling %s for %s and did not stop",
-				h[i].name, reconcile.Key, age))
+				s.Name, reconcile.Key, now.Sub(reconcile.Since).Round(time.Second)))
 		}
 		if len(s.InFlight) == 0 && s.Phase == controllers.PhaseDraining {
 			errs = append(errs, fmt.Errorf("controller %s did not stop, although it reconciles nothing: "+
-				"its Background or the mapping of a watch goes on", h[i].name))
+				"its Background or the mapping of a watch goes on", s.Name))
 		}
 	}
 	return errors.Join(errs...)
@@ -248,8 +237,8 @@ func (h hostedControllers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/debug/controllers/")
 	asked := slices.DeleteFunc(slices.Clone(h), func(c *hostedController) bool { return name != "" && name != c.name })
 	all := map[string]controllers.Status{}
-	for i, s := range asked.statuses((*hostedController).Status) {
-		all[asked[i].name] = s
+	for _, s := range asked.statuses() {
+		all[s.Name] = s
 	}
 	if name == "" {
 		writeJSON(w, all)
