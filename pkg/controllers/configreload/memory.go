@@ -92,7 +92,7 @@ func (m *memory) update(key policy.QueueKey, uid types.UID, now time.Time, chang
 		return
 	default:
 		e = &entry{uid: uid}
-		// The name of a cached object is part of a longer text.
+		// The name of a cached object is a substring, which would keep a longer text in memory.
 		key.Name = strings.Clone(key.Name)
 	}
 	change(e)

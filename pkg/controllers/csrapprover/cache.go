@@ -27,7 +27,8 @@ var (
 	nodeResource    = corev1.SchemeGroupVersion.WithResource("nodes")
 )
 
-// needs are digests: of a request its state and a hash of its node, of a Node its names and addresses.
+// needs returns what the cache keeps: of a request its state, its node's hash and the time of its approval,
+// of a Node its role, names and addresses.
 func needs(seed maphash.Seed) []informers.Need {
 	digestRequest := func(csr *certificatesv1.CertificateSigningRequest) []byte { return digestRequest(seed, csr) }
 	return []informers.Need{
@@ -54,8 +55,8 @@ type hash uint64
 // memory than a Node does.
 func (h hash) bucket() string { return string([]byte{byte(h % 160)}) }
 
-// digestRequest returns the state, the hash of the node, 0 if the sender is no kubelet, and when the request
-// was approved, in seconds.
+// digestRequest returns the state, the hash of the node (0 if the sender is no kubelet) and the time of the
+// approval, in seconds since 1970.
 func digestRequest(seed maphash.Seed, csr *certificatesv1.CertificateSigningRequest) []byte {
 	s, approvedAt, node := pending, int64(0), uint64(0)
 	if policy.Decided(csr) {
@@ -82,7 +83,7 @@ type request struct {
 func requestOf(obj *informers.Object) request {
 	digest := obj.Digest(Name)
 	if len(digest) < 13 {
-		return request{} // its digest has panicked
+		return request{} // digestRequest has panicked
 	}
 	r := request{state: state(digest[0]), node: hash(binary.BigEndian.Uint64(digest[1:]))}
 	if seconds := binary.BigEndian.Uint32(digest[9:]); seconds > 0 {
@@ -118,7 +119,7 @@ const (
 func (c *controller) hash(name string) hash { return hash(maphash.String(c.seed, name)) }
 
 func (c *controller) addIndexes() {
-	// A request that waits is looked up by its node only when a Node changes, which is seldom.
+	// Waiting requests are not indexed: they are looked up by node only when a Node changes, which is seldom.
 	c.requests.AddIndex(nodeIndex, func(obj *informers.Object) []string {
 		if r := requestOf(obj); r.state == approved {
 			return []string{r.node.bucket()}
@@ -183,7 +184,7 @@ func (c *controller) requestChanged(event controllers.Event[*informers.Object]) 
 }
 
 // nodeChanged maps a change of a Node to the requests that wait, of itself and of the Nodes that share a name
-// or an address with it. It leaves out what no Node can mend.
+// or an address with it. It leaves out requests that have failed a check for good.
 func (c *controller) nodeChanged(event controllers.Event[*informers.Object]) (keys []requestKey) {
 	if unchanged(event) {
 		return nil

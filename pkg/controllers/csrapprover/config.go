@@ -24,7 +24,7 @@ type Config struct {
 
 	// MaxApprovalsPerNodePerHour is how many requests of a node are approved within an hour; 0 means no limit.
 	MaxApprovalsPerNodePerHour int
-	// DenyFinal denies what can never be approved.
+	// DenyFinal denies requests that can never be approved.
 	DenyFinal bool
 	// DryRun approves and denies nothing.
 	DryRun bool
@@ -52,8 +52,8 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.DryRun, flagPrefix+"dry-run", c.DryRun, "Approve and deny nothing. Log what would be approved.")
 }
 
-// Validate returns all problems, joined; each names its flag. It is called for a controller that is not
-// enabled too, so New requires what has no default.
+// Validate returns all problems, joined; each names its flag. The host also validates controllers that are
+// not enabled, so New, not Validate, requires the flags that have no default.
 func (c *Config) Validate(controllers.Settings) error {
 	var errs []error
 	bad := func(flag, format string, args ...any) {

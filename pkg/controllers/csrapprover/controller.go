@@ -112,7 +112,7 @@ func (c *controller) reconcile(ctx context.Context, key requestKey) (time.Durati
 	return after, err
 }
 
-// decide reads a request and decides on it. What the cache shows to fail costs no request of ours.
+// decide reads a request and decides on it. A request that fails a check by the cache alone is not read.
 func (c *controller) decide(ctx context.Context, key requestKey) (time.Duration, error) {
 	if !c.withinLimit(key, false) {
 		return c.reportWait(ctx, key, problem(policy.CheckRate)), nil
@@ -148,7 +148,8 @@ func (c *controller) decide(ctx context.Context, key requestKey) (time.Duration,
 	return 0, c.write(ctx, key, csr, certificatesv1.CertificateApproved, "every name and address is the Node's")
 }
 
-// judgeRequest returns the checks of what the cluster says that a request fails.
+// judgeRequest returns the failed checks of a request that depend on the Nodes and on the API server's
+// addresses.
 func (c *controller) judgeRequest(ctx context.Context, nodeName string, requested *policy.CertificateNames) ([]policy.Problem, error) {
 	node, err := c.client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -172,7 +173,7 @@ func (c *controller) judgeRequest(ctx context.Context, nodeName string, requeste
 	return policy.JudgeAPIServer(requested, apiServer), err
 }
 
-// withinLimit reports whether one more request of the node may be approved. If take is set, the request
+// withinLimit reports whether one more request of the node may be approved. If reserve is set, the request
 // counts as approved from now on.
 func (c *controller) withinLimit(key requestKey, reserve bool) bool {
 	c.memory.mu.Lock()

@@ -36,7 +36,7 @@ func (m *memory) forget(name string) {
 	delete(m.sentApprovals, name)
 }
 
-// recordWait notes why a request waits, and reports whether that is new.
+// recordWait notes why a request waits, and reports whether the failed checks are new.
 func (m *memory) recordWait(name string, problems []policy.Problem) bool {
 	current := waitState{checks: 1}
 	for _, p := range problems {
@@ -68,7 +68,7 @@ func (m *memory) recordRefusal(name string) (before uint8) {
 	return before
 }
 
-// count returns how many requests wait for such reasons.
+// count returns how many waiting requests match.
 func (m *memory) count(matches func(waitState) bool) (n int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -27,13 +27,13 @@ const (
 	reasonForbidden         = "ServingCertificateForbidden"
 )
 
-// A refused request is seldom allowed soon.
+// The delays after the API server has refused a request: permissions seldom change soon.
 const (
 	minRefusalDelay = 5 * time.Minute
 	maxRefusalDelay = time.Hour
 )
 
-// maxMessage is the length of an Event's message that any API server accepts.
+// maxMessage is the longest message of an Event that every API server accepts, in bytes.
 const maxMessage = 1024
 
 // write approves or denies exactly the request that was read.
@@ -112,8 +112,8 @@ func describe(problems []policy.Problem) string {
 
 func truncate(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxMessage)], "") }
 
-// recordEvent records an Event on the Node of a request, if it exists: so the API server's limit of Events is
-// a limit for each node.
+// recordEvent records an Event on the Node of a request, if the Node exists: so the API server, which limits
+// the Events of an object, limits them for each node.
 func (c *controller) recordEvent(key requestKey, eventType, reason, text string) {
 	if obj := c.node(key.node); obj != nil {
 		c.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: obj.GetName(), UID: obj.GetUID()}, eventType, reason, truncate(text))

@@ -33,16 +33,16 @@ const Name = "replication"
 // originalsSelector has the label that the originals' charts and manifests set.
 const originalsSelector = "app.kubernetes.io/name in (reflector,kubernetes-reflector,replicator,kubernetes-replicator)"
 
-// writesPerSecond limits a fan-out: on an API server with two cores, other users' requests would take
-// several times as long. A few targets at once do not wait.
+// writesPerSecond limits a fan-out: on an API server with two cores, other users' requests would take several
+// times as long. The first writesAtOnce writes do not wait.
 const (
 	writesPerSecond = 120
 	writesAtOnce    = 20
 )
 
-// informerSet is the caches that the controller reads. Secrets and ConfigMaps are stored as
-// [policy.Cached], with the result of [policy.Digester.Digest]. Of Namespaces, the labels and the
-// times of creation and deletion are read; they are nil with Config.Scope.
+// informerSet is the caches that the controller reads. Secrets and ConfigMaps are stored as [policy.Cached],
+// with the result of [policy.Digester.Digest]. Namespaces is nil with Config.Scope; otherwise the controller
+// reads only their labels and times of creation and deletion.
 type informerSet struct {
 	Objects    map[policy.Kind]*informers.Informer[policy.Cached]
 	Namespaces *informers.Informer[metav1.Object]
@@ -149,7 +149,7 @@ func (c *controller) decideLive(ctx context.Context, key, source policy.Key, fir
 	if !first || c.Get(key) != nil {
 		unread = append(unread, key)
 	} else {
-		view.bodies[key] = nil // even if the cache has it by now, since the decision is without it
+		view.bodies[key] = nil // even if the cache has the target by now: the decision was to create it
 	}
 	for {
 		if err := view.read(ctx, unread); err != nil {
@@ -174,7 +174,7 @@ type liveView struct {
 	bodies map[policy.Key]*policy.Body // nil: does not exist
 }
 
-// read reads objects at once: a pull target waits for it.
+// read reads objects, all at the same time.
 func (l liveView) read(ctx context.Context, keys []policy.Key) error {
 	bodies, errs := make([]*policy.Body, len(keys)), make([]error, len(keys))
 	var wg sync.WaitGroup

@@ -88,7 +88,7 @@ func (c *controller) watches() (list []controllers.Watch[task]) {
 		}))
 	}
 	if c.informers.Namespaces != nil {
-		// The sources that push to them are mapped when a run begins.
+		// Only later changes: when a run begins, the events of the sources enqueue their copies.
 		list = append(list, controllers.WatchChanges(c.informers.Namespaces, namespaceChanged))
 	}
 	return list
@@ -150,16 +150,16 @@ func (c *controller) expandSource(ctx context.Context, key policy.Key, now time.
 	return after
 }
 
-// survey evaluates a source for all namespaces, and remembers for how many it counts.
+// survey evaluates a source for all namespaces, and remembers for how many namespaces the source counts.
 func (c *controller) survey(obj *policy.Object, now time.Time) policy.Survey {
 	s := c.evaluator.Survey(c, obj, c.namespaces(), now)
 	c.memory.setSource(obj.Key, s.Spread)
 	return s
 }
 
-// expandNamespace enqueues the targets in a namespace. A copy that a source may push there is enqueued in
-// the source's turn; its reconcile finds out whether the source does. The labels and the end of a namespace
-// also matter to targets elsewhere, so the targets of the namespace's sources are enqueued too.
+// expandNamespace enqueues the targets in a namespace. A copy that a source may push there is enqueued in the
+// source's turn; the copy's reconcile finds out whether the source pushes there. The labels and the end of a
+// namespace also matter to targets elsewhere, so the targets of the namespace's sources are enqueued too.
 func (c *controller) expandNamespace(ctx context.Context, name string) {
 	for kind := range c.informers.Objects {
 		for _, pusher := range c.indexedKeys(kind, pushPrefix) {

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// A drift is repaired at once, the next one firstRepairDelay after the last repair at the earliest, then
-	// twice as long after it, up to maxRepairDelay. After driftQuietPeriod without a drift the count starts
-	// again.
+	// The first drift is repaired at once, the next one firstRepairDelay after the first repair at the earliest.
+	// The delay doubles with each further repair, up to maxRepairDelay. After driftQuietPeriod without a drift
+	// the count starts again.
 	firstRepairDelay = time.Second
 	maxRepairDelay   = 5 * time.Minute
 	driftQuietPeriod = 30 * time.Minute
@@ -39,16 +39,16 @@ type memory struct {
 	notices     *notices.Memory // the Events that were sent lately
 	mu          sync.Mutex
 	targets     map[policy.Key]*entry
-	// sources are the numbers of namespaces for which pushing sources count, and no more: anybody may have many
-	// sources.
+	// sources has the number of namespaces for which each pushing source counts, and nothing else of a source,
+	// since anybody may have many.
 	sources map[policy.Key]int
 }
 
 // entry is what is remembered of a target.
 type entry struct {
 	state metrics.GaugeMetric // the gauge that counts the target
-	// sourceVersion is the version of the source that was written last. To write it again repairs a drift, which
-	// may happen from nextRepair on.
+	// sourceVersion is the version of the source that was written last. A write of the same version again
+	// repairs a drift, and waits until nextRepair.
 	sourceVersion string
 	repairs       int
 	nextRepair    time.Time
@@ -59,7 +59,7 @@ type entry struct {
 	maker         policy.Key
 }
 
-// event is the notice of an Event.
+// event is the key of an Event's notice.
 type event struct {
 	object policy.Key
 	reason string
@@ -95,7 +95,7 @@ func (m *memory) setTarget(key policy.Key, plan *policy.Plan, now time.Time) {
 	}
 	if e == nil {
 		e = &entry{}
-		// The name of a cached object is part of a longer text.
+		// The names of a cached object are substrings, which would keep a longer text in memory.
 		m.targets[policy.NewKey(key.Kind, strings.Clone(key.Namespace), strings.Clone(key.Name))] = e
 	}
 	e.state = m.metrics.targets.WithLabelValues(string(key.Kind), string(plan.Dialect), string(plan.Mode), string(plan.State))

@@ -94,7 +94,7 @@ func newController(
 	return c, err
 }
 
-// watch maps an object to itself, and what scales a workload to the workload too.
+// watch maps an object to its own key, and an object that scales a workload also to the workload's key.
 func (c *controller) watch(k *kind) controllers.Watch[objectKey] {
 	isScaler := k.Kind == policy.Autoscaler || k.Kind == policy.ScaledObject
 	if isScaler {
@@ -155,7 +155,7 @@ func (c *controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if c.cfg.Compat {
-		// Their manifests agree on no label.
+		// The originals' manifests have no label in common, so only the image tells.
 		wg.Go(func() {
 			originals.Warn(ctx, c.client, c.cfg.Scope, "", "kube-downscaler", "gokubedownscaler")
 		})
@@ -183,7 +183,7 @@ func (c *controller) reconcile(ctx context.Context, key objectKey) (time.Duratio
 	}
 	namespace, known := c.namespace(key.Namespace)
 	if !known {
-		return 0, nil // it comes up when the cache has its Namespace, which may say that it is to be down
+		return 0, nil // the event of its Namespace, which may want it down, enqueues it
 	}
 	now := time.Now()
 	workload := &workloadState{key, &object, obj.GetUID(), obj.GetResourceVersion(), namespace}
@@ -200,7 +200,7 @@ func (c *controller) reconcile(ctx context.Context, key objectKey) (time.Duratio
 		c.memory.update(key, workload.uid, func(latest *entry) {
 			lost := latest.LostRecord
 			if latest.History = plan.History; lost != previous.LostRecord {
-				latest.LostRecord = lost // a handler was faster
+				latest.LostRecord = lost // a handler has recorded it meanwhile
 			}
 		})
 	}
@@ -236,7 +236,7 @@ func shorterDelay(a, b time.Duration) time.Duration {
 	return a
 }
 
-// namespace returns what counts of a Namespace, and whether that is known.
+// namespace returns what the cache keeps of a Namespace, and whether the cache has the Namespace.
 func (c *controller) namespace(name string) (*policy.Object, bool) {
 	if c.namespaces == nil {
 		return &policy.Object{}, true
@@ -263,8 +263,8 @@ func (c *controller) resyncWorkloads(ctx context.Context) error {
 	}
 }
 
-// enqueueWorkloads enqueues the workloads of a Namespace that has changed. It enqueues all if the name is
-// empty, but those that the API server has refused, which have a timer.
+// enqueueWorkloads enqueues the workloads of a Namespace that has changed. If the name is empty, it enqueues
+// all workloads except those whose last write failed, which have a timer.
 func (c *controller) enqueueWorkloads(ctx context.Context, namespace string) {
 	for _, k := range c.kinds {
 		if !c.cfg.scales(k) {
@@ -279,7 +279,7 @@ func (c *controller) enqueueWorkloads(ctx context.Context, namespace string) {
 	}
 }
 
-// rival returns who scales a workload besides.
+// rival returns what else scales a workload.
 func (c *controller) rival(key objectKey) policy.Rival {
 	rival := policy.RivalNone
 	for _, other := range c.kinds {

@@ -21,7 +21,7 @@ type kind struct {
 	// plural is the name in the flag.
 	plural   string
 	resource schema.GroupVersionResource
-	// optional says that the resource may be missing.
+	// optional says that the cluster need not have the resource.
 	optional bool
 	informer *informers.Informer[*informers.Object]
 }
@@ -40,7 +40,7 @@ func kinds() []*kind {
 	}
 }
 
-// watchedKinds returns the kinds that cfg names, and those that are watched besides.
+// watchedKinds returns the kinds that cfg names, and HorizontalPodAutoscalers, which may scale workloads.
 func (c *Config) watchedKinds() []*kind {
 	return slices.DeleteFunc(kinds(), func(k *kind) bool { return !c.scales(k) && k.Kind != policy.Autoscaler })
 }

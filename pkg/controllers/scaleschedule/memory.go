@@ -48,7 +48,7 @@ func (m *memory) update(key objectKey, uid types.UID, change func(*entry)) {
 	e := m.entries[key]
 	if e == nil || e.uid != uid {
 		e = &entry{uid: uid}
-		// The names of a cached object are part of a longer text.
+		// The names of a cached object are substrings, which would keep a longer text in memory.
 		key.ObjectName = cache.NewObjectName(strings.Clone(key.Namespace), strings.Clone(key.Name))
 	}
 	if change(e); *e == (entry{uid: uid}) {

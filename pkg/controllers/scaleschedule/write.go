@@ -30,7 +30,7 @@ const (
 	// maxBackoff is how long a failed write waits at most. After a conflict, the event of the change comes
 	// sooner.
 	maxBackoff = time.Minute
-	// What the API server refuses is seldom allowed soon.
+	// The delays after a refusal: permissions seldom change soon.
 	minForbidden = 5 * time.Minute
 	maxForbidden = time.Hour
 	// noticeInterval is the time after which an owner is told again of a refusal.
@@ -104,8 +104,8 @@ func (c *controller) write(ctx context.Context, workload *workloadState, plan *p
 	if wait > 0 {
 		return wait, nil
 	}
-	// The worker waits for its turn, not the key: so the queue's order decides who is next, and a tenant
-	// with many workloads delays nobody.
+	// The worker waits for the limiter here, and does not requeue the key: so the queue's order decides who is
+	// next, and a tenant with many workloads delays nobody.
 	if err := c.limiter.Wait(ctx); err != nil {
 		return 0, err
 	}
@@ -152,7 +152,7 @@ func planEvent(workload *workloadState, plan *policy.Plan, downReason, upReason 
 		policy.DescribeNumber(workload.Kind, plan.Number))
 }
 
-// reportDryRun tells what a dry run does not write, unless it is what was reported last.
+// reportDryRun reports the write that a dry run omits, unless the last report was of the same action.
 func (c *controller) reportDryRun(ctx context.Context, workload *workloadState, plan *policy.Plan, reported policy.Action) {
 	if plan.Action == reported {
 		return
@@ -165,8 +165,8 @@ func (c *controller) reportDryRun(ctx context.Context, workload *workloadState, 
 	}
 }
 
-// clockPause returns how long nothing is written since this clock and the API server's are too far apart.
-// It asks for the API server's clock once a minute.
+// clockPause returns how long writes must wait because this clock and the API server's are too far apart; 0
+// means not at all. It asks for the API server's clock once a minute.
 func (c *controller) clockPause(ctx context.Context, workload *workloadState) (time.Duration, error) {
 	if c.cfg.MaxClockSkew == 0 {
 		return 0, nil

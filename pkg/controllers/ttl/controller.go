@@ -42,7 +42,8 @@ type controller struct {
 	objects objects
 	events  record.EventRecorder
 	metrics *domainMetrics
-	// Rules have a breaker of their own, so that a new rule with a backlog stops no annotations.
+	// Rules have a breaker of their own, so that the backlog of a new rule does not stop deletions by
+	// annotations.
 	breaker, ruleBreaker *policy.Breaker
 	// onceNotices are what owners are told once, repeatedNotices what they are told again, faultNotices the
 	// log lines about rules.
@@ -83,7 +84,7 @@ func (c *controller) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if len(c.cfg.Compat) > 0 {
-		// Their manifests agree on no label.
+		// The originals' manifests have no label in common, so only the image tells.
 		wg.Go(func() {
 			originals.Warn(ctx, c.client, c.cfg.Scope, "", "k8s-ttl-controller", "kube-janitor")
 		})
@@ -147,7 +148,7 @@ func (c *controller) pause(key objectKey, decision *policy.Decision, now time.Ti
 	return pause
 }
 
-// decide decides on a state of an object, on which the rules have the verdict, and tells its owner the
+// decide decides on a state of an object and the rules' verdict on it, and tells the object's owner the
 // warnings.
 func (c *controller) decide(key objectKey, obj metav1.Object, verdict rules.Verdict, now time.Time) policy.Decision {
 	if verdict.Rule != 0 {

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// A forbidden deletion is seldom allowed soon.
+	// The delays after a forbidden deletion: permissions seldom change soon.
 	minForbidden = 5 * time.Minute
 	maxForbidden = time.Hour
 	// After a conflict, the object is read and decided on again nearly at once. Only an object that
@@ -61,7 +61,7 @@ func (c *controller) expire(
 	case err != nil:
 		return c.handleFailure(ctx, key, rec, cachedDecision, uid, start, "get", err)
 	case live.GetUID() != uid:
-		return 0, nil // its own event is on its way
+		return 0, nil // a new object of this name, whose event is on its way
 	case c.clockSkewed(ctx, key, serverTime, now):
 		return c.pause(key, cachedDecision, now), nil
 	}
@@ -115,7 +115,7 @@ func (c *controller) expire(
 
 // clockSkewed reports whether this clock and the API server's are too far apart. serverTime is the API
 // server's clock at now, in whole seconds, and zero if it is unknown. An aggregated API has its own clock, so
-// only the type is left alone.
+// only deletions of the object's type pause.
 func (c *controller) clockSkewed(ctx context.Context, key objectKey, serverTime, now time.Time) bool {
 	if c.cfg.MaxClockSkew == 0 || serverTime.IsZero() {
 		return false

@@ -72,7 +72,7 @@ func (t *followedType) put(name cache.ObjectName, r *dueRecord) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case t.records == nil: // it has been stopped
+	case t.records == nil: // the type has been stopped
 	case r == nil:
 		delete(t.records, name)
 	default:

@@ -39,9 +39,8 @@ func (r *typeRules) verdict(obj metav1.Object) (rules.Verdict, error) {
 	return r.Evaluate(obj)
 }
 
-// digest is what the cache keeps of an object: the verdict of the rules or, of an annotated object, when it
-// was created. It is called when the object changes. The cache would keep a field of the metadata as several
-// hundred bytes.
+// digest returns what the cache keeps of an object: the verdict of the rules or, of an annotated object, the
+// creationTimestamp, which takes several hundred bytes as a field of the cached metadata.
 func (r *typeRules) digest(o metav1.Object) []byte {
 	if created := o.GetCreationTimestamp(); r.options.Annotated(o) && !created.IsZero() {
 		return binary.BigEndian.AppendUint64(nil, uint64(created.Unix()))
@@ -65,7 +64,7 @@ type datedObject struct {
 	created metav1.Time
 }
 
-// GetCreationTimestamp returns the time.
+// GetCreationTimestamp returns the time in the digest.
 func (d datedObject) GetCreationTimestamp() metav1.Time { return d.created }
 
 // withDate returns the cached object with the time in its digest, if one is there.
@@ -93,8 +92,8 @@ type RuleFault struct {
 	Time   time.Time `json:"time"`
 }
 
-// reportFault reports an object for which a rule cannot be evaluated: anybody may make many, so there is no
-// Event.
+// reportFault reports an object for which a rule cannot be evaluated. It records no Event, since anybody may
+// create many such objects.
 func (c *controller) reportFault(ctx context.Context, key objectKey, verdict rules.Verdict) {
 	rule, now := c.rules.RuleOf(verdict).Name, time.Now()
 	c.metrics.ruleErrors.WithLabelValues(rule).Inc()

@@ -26,7 +26,7 @@ const (
 	// discoveryInterval is how often to look for new types where their definitions cannot be watched.
 	discoveryInterval = 5 * time.Minute
 	// definitionDelay is how long to wait after a change of a definition: it takes the API server a moment to
-	// serve the type, and there is seldom only one.
+	// serve the type, and several definitions often change together.
 	definitionDelay = 2 * time.Second
 )
 
@@ -160,7 +160,7 @@ func (f *follower) apply(ctx context.Context, types []policy.Type, downGroups []
 	for _, t := range f.selectTypes(types) {
 		wanted[t.GroupResource()] = f.rules.PinVersion(t)
 	}
-	for resource, followed := range f.types { // nobody else writes it
+	for resource, followed := range f.types { // only this goroutine writes f.types
 		if t, found := wanted[resource]; found && t == followed.Type || slices.Contains(downGroups, resource.Group) {
 			delete(wanted, resource)
 			continue

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// maxAddresses is how many addresses of a Node count. Its kubelet writes them.
+// maxAddresses is how many addresses of a Node count: its kubelet writes them, and could write any number.
 const maxAddresses = 64
 
 // controlPlane is a label that kubelets cannot set, see the admission plugin NodeRestriction.

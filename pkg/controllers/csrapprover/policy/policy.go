@@ -19,7 +19,7 @@ import (
 // Check is the number of a check.
 type Check int
 
-// The checks. A request that fails the first is not a kubelet's, and is ignored.
+// The checks. A request that fails CheckRequester is not a kubelet's, and is ignored.
 const (
 	CheckRequester Check = 1 + iota
 	CheckEncoding
@@ -58,7 +58,7 @@ type Problem struct {
 	Names []string
 }
 
-// maxShownNames is how many names a text has. Whoever sends a request chooses them.
+// maxShownNames limits the names in a text: the sender of a request chooses how many there are.
 const maxShownNames = 3
 
 // String describes the problem in ASCII.

@@ -101,7 +101,8 @@ func decodePEM(text []byte) *x509.CertificateRequest {
 }
 
 // isSubject reports whether the subject has the user as its common name, the group of nodes as its
-// organisation, and nothing else. A second common name would be the first for another reader.
+// organisation, and nothing else. A second common name is forbidden: another parser may take it for the only
+// one.
 func isSubject(request *x509.CertificateRequest, user string) bool {
 	s := &request.Subject
 	return s.CommonName == user && slices.Equal(s.Organization, []string{"system:nodes"}) && len(s.Names) == 2
@@ -119,7 +120,8 @@ var (
 	keyUsage       = asn1.ObjectIdentifier{2, 5, 29, 15}
 )
 
-// readNames returns what the request asks for. If that is forbidden, ok is false and wrong has the names.
+// readNames returns what the request asks for. If some of the names are forbidden, ok is false and wrong has
+// them.
 func readNames(request *x509.CertificateRequest) (requested CertificateNames, wrong []string, ok bool) {
 	count := len(request.DNSNames) + len(request.IPAddresses)
 	if count == 0 || count > maxNames {

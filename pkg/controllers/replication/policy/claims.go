@@ -258,7 +258,7 @@ func (e *Evaluator) Survey(view View, source *Object, namespaces []*Namespace, n
 		}
 		addProblem(c.Verdict)
 		if used > listTimeout && e.hasPushKey(source, Reflector) {
-			e.matchers.pauseNamespace(source.Namespace, now) // so the other namespaces take no time
+			e.matchers.pauseNamespace(source.Namespace, now) // the evaluation of the other namespaces then ends at once
 		}
 	}
 	if survey.Spread = len(survey.Namespaces); survey.RequeueAfter > 0 {

@@ -73,9 +73,9 @@ func (b *Body) ConfigMap() *corev1.ConfigMap {
 	return cm
 }
 
-// desiredContent returns what a target holds after a write, of values or of their hashes. The replicator
-// dialect keeps the target's content except for the replicated keys, and lays the source's content over
-// it; a key is in one section only. The other dialects replace everything.
+// desiredContent returns what a target holds after a write; V is a value or the hash of a value. The
+// replicator dialect keeps the target's content except for the replicated keys, and lays the source's content
+// over it; each key is then in one section only. The other dialects replace everything.
 func desiredContent[V any](dialect Dialect, source, target map[Slot]V, copied []string) map[Slot]V {
 	if dialect != Replicator {
 		return source

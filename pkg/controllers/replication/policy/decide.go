@@ -83,7 +83,7 @@ type Plan struct {
 	Problems []Problem
 	// Adopted says that the replicator made the target from Source.
 	Adopted bool
-	// Unwanted says that the target loses its data, or would but for the grace.
+	// Unwanted says why the target loses its data, now or after its grace.
 	Unwanted Unwanted
 	// RequeueAfter is when to decide again; 0 means at the next event.
 	RequeueAfter time.Duration
@@ -147,7 +147,7 @@ func (e *Evaluator) decidePush(plan *Plan, view View, key Key, target *Object, r
 	winner := strongestClaim(claims, owner)
 	switch {
 	case role.kind == pushCopy && copyVerdict(target).Answer != Yes:
-		plan.State = OnHold // nobody can tell which keys are its own
+		plan.State = OnHold // nothing tells which of the target's keys are its own
 		return
 	case winner == nil && role.kind != pushCopy:
 		return
@@ -237,9 +237,9 @@ func (e *Evaluator) mustWait(plan *Plan, view View, target *Object, now time.Tim
 	home := view.Namespace(plan.Source.Namespace)
 	switch {
 	case home.isLabelled(labelDisabled):
-		return true // the event of its label or its end decides again
+		return true // a change of the Namespace enqueues the target again
 	case e.NoNamespaces && home == nil:
-		return true // --namespaces leaves it out
+		return true // --namespaces leaves the source's namespace out
 	}
 	grace := e.DeletionGrace
 	plan.Unwanted = Withdrawn

@@ -120,7 +120,7 @@ func (e *Evaluator) Decide(workload, namespace *Object, now time.Time) Verdict {
 			d.Desired = Down
 		}
 	default:
-		// Both are asked, so that Next is right.
+		// Evaluate both spans even if one decides: each may have the next change.
 		up, down := d.inside(uptime), d.inside(downtime)
 		d.Desired = Up
 		if down || !up && d.values[scheduleScope].has(Uptime) {

@@ -63,7 +63,7 @@ var errTooLong = errors.New("is too long")
 type Values struct {
 	text   [keyCount]string
 	keySet uint16
-	// compat says that they are of the family downscaler/. That does not concern the record.
+	// compat says that the values are of the family downscaler/. The record may be of either family.
 	compat bool
 }
 
@@ -135,7 +135,7 @@ func valuesOf(annotations map[string]string, withCompat bool) (values Values) {
 	return values
 }
 
-// Object is what the cache keeps of a workload, a Namespace or who scales a workload.
+// Object is what the cache keeps of a workload, a Namespace or an object that scales a workload.
 type Object struct {
 	Values
 	// Number is what the controller changes: of a CronJob 0 if it is suspended, else 1; of a ScaledObject the
@@ -225,8 +225,7 @@ func Decode(digest []byte) (object Object) {
 // HasRecord reports whether the object has a record.
 func (o *Object) HasRecord() bool { return o.has(Record, OtherRecord) }
 
-// LostRecord returns the record of a workload that is gone from its next state while its number stayed; 0 if
-// there is none.
+// LostRecord returns the workload's record if the next state has the same number but no record, otherwise 0.
 func (o *Object) LostRecord(next *Object, kind Kind) int64 {
 	if !o.HasRecord() || next.HasRecord() || o.Number != next.Number {
 		return 0
@@ -247,7 +246,7 @@ func (o *Object) record(kind Kind) (largest int64, err error) {
 		n, err := strconv.ParseInt(o.text[k], 10, 64)
 		switch {
 		case kind == CronJob:
-			n = 1 // the originals do not document theirs
+			n = 1 // the originals do not document the value of their record
 		case kind == ScaledObject && n == -1:
 			n = Unpaused
 		case err != nil || n < 0 || n > math.MaxInt32:
@@ -258,7 +257,7 @@ func (o *Object) record(kind Kind) (largest int64, err error) {
 	return largest, nil
 }
 
-// truncate returns a text that is short enough for an Event. It may be a tenant's.
+// truncate shortens a text, which a tenant may have written, so that it fits into an Event.
 func truncate(text string) string {
 	const limit = 60
 	switch {

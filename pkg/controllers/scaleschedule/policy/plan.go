@@ -63,7 +63,7 @@ type Plan struct {
 	Action Action
 	// Number and Record are what is written. A record is written by ScaleDown and RestoreRecord.
 	Number, Record int64
-	// Repeated says that the workload is scaled down again.
+	// Repeated says that the workload is scaled down again, after somebody has raised it.
 	Repeated bool
 	// Wait is when to look again; 0 is at the next change.
 	Wait time.Duration
@@ -72,7 +72,7 @@ type Plan struct {
 	Problem *Problem
 }
 
-// Rival says who scales the workload besides.
+// Rival says what else scales the workload.
 type Rival uint8
 
 // The rivals.

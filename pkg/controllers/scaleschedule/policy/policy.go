@@ -7,7 +7,7 @@
 //	spans.go, zones.go  the grammar of spans, and what the clock on the wall shows
 //	policy.go           what the flags say
 //	object.go           what the cache keeps of an object
-//	digest.go           how the cache reduces an object to that
+//	digest.go           how the cache reduces an object
 //	decide.go           whether a workload is to be up or down
 //	plan.go             what is to be written
 package policy
@@ -28,11 +28,11 @@ import (
 // Options are the rules that flags set.
 type Options struct {
 	DefaultUptime, DefaultDowntime, UpscalePeriod, DownscalePeriod, ForceUptime, ForceDowntime string
-	// Timezone and Weekdays are for spans without them; empty if they must have them.
+	// Timezone and Weekdays are for spans that name none; empty if every span must name its own.
 	Timezone, Weekdays string
 	DowntimeReplicas   int
 	GracePeriod        time.Duration
-	// Explicit leaves alone what does not have the key exclude, on the workload or its Namespace.
+	// Explicit leaves a workload alone if neither the workload nor its Namespace has the key exclude.
 	Explicit bool
 	// IncludeNamespaces, ExcludeNamespaces and ExcludeNames are globs. No IncludeNamespaces means all;
 	// exclusion wins.

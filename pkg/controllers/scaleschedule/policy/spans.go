@@ -19,7 +19,7 @@ const (
 	maxItem  = 100 // bytes
 )
 
-// Spans are spans of time. A time is inside if it is inside any of them.
+// Spans are spans of time. A time is inside Spans if it is inside any span.
 type Spans []span
 
 // span is one item of a value.

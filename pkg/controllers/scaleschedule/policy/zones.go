@@ -57,13 +57,14 @@ func clockAt(zone *time.Location, t time.Time) clock {
 }
 
 // firstMoment returns the first moment at which the clock shows the given minute of a day, or a later one. So
-// a time that is skipped is the moment of the skip, and one that is there twice is the earlier.
+// a time that the clock skips is the moment of the skip, and a time that it shows twice is the earlier
+// moment.
 func (c clock) firstMoment(year int, month time.Month, day, minute int) time.Time {
 	wall := time.Date(year, month, day, 0, minute, 0, 0, time.UTC)
 	if t := wall.Add(-c.offset); c.covers(t.Add(-maxOffset)) && c.covers(t) {
 		return t
 	}
-	// Before it in every zone. From there on, the offsets are looked at in turn.
+	// Begin before the moment in every zone, and look at each offset from there on.
 	for t := wall.Add(-maxOffset); ; {
 		c = clockAt(c.zone, t)
 		at := wall.Add(-c.offset)

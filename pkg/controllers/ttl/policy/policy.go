@@ -194,11 +194,11 @@ type Problem struct{ Reason, Key, Text string }
 
 // Decision says what becomes of an object.
 type Decision struct {
-	// Deadline is when it is due. Key and Value are the annotation that wins.
+	// Deadline is when the object is due. Key and Value are the annotation that wins.
 	Deadline   time.Time
 	Key, Value string
-	// Rule is the name of the rule that decides in place of an annotation. Since is when its time
-	// begins, DryRun says that it deletes nothing.
+	// Rule is the name of the rule that decides in place of an annotation. Since is when the rule's time begins,
+	// DryRun says that the rule deletes nothing.
 	Rule     string
 	Since    time.Time
 	DryRun   bool

@@ -24,8 +24,8 @@ const (
 	stepsPerClockCheck = 10
 )
 
-// slowFunctions are functions that take as much time or memory as two texts or lists multiplied, which a
-// tenant may have written. CEL counts the cost of a call when it has returned.
+// slowFunctions take time or memory in proportion to the product of two texts or lists, which a tenant may
+// have written. CEL counts the cost of a call only after the call has returned.
 var slowFunctions = []string{
 	"distinct", "flatten", "indexOf", "join", "lastIndexOf", "replace", "sets.contains", "sets.equivalent", "sets.intersects",
 }
@@ -39,13 +39,11 @@ type compiler struct {
 	metadata *cel.Env // object has the metadata that rules for every type may read
 }
 
-// readableFields is what rules for every type may read: what is in the metadata, and is kept for no other
-// reason.
+// readableFields names the only fields that rules for every type may read: objects of every type have them.
 const readableFields = "metadata.name, namespace, labels, ownerReferences and creationTimestamp"
 
 func newCompiler() (*compiler, error) {
-	// The library keeps one environment for each version, and the authorizer of the secure port has
-	// this one.
+	// The library keeps one environment for each version. The authorizer of the secure port uses the same one.
 	base := environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()).StoredExpressionsEnv()
 	wholeEnv, err := base.Extend(cel.Variable("object", cel.DynType))
 	if err != nil {
@@ -58,7 +56,7 @@ func newCompiler() (*compiler, error) {
 		}
 		return apiservercel.NewObjectType(name, declFields)
 	}
-	// The names of the types are none that an expression has.
+	// No expression has a variable or a type of these names.
 	text, boolean := apiservercel.StringType, apiservercel.BoolType
 	owner := newObjectType("rules.Owner", map[string]*apiservercel.DeclType{
 		"apiVersion": text, "kind": text, "name": text, "uid": text, "controller": boolean, "blockOwnerDeletion": boolean})

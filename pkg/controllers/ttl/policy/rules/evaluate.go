@@ -25,9 +25,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 )
 
-// maxTime is a limit for what CEL does not count as cost, such as the length of texts that a loop
-// compares. Only a loop of stepsPerClockCheck steps can meet it. It is longer than a process waits for its
-// share of a CPU.
+// maxTime is a limit for what CEL does not count as cost, such as the length of texts that a loop compares.
+// CEL looks at the clock only every stepsPerClockCheck steps of a loop. The limit is longer than a process
+// waits for its share of a CPU.
 const maxTime = 250 * time.Millisecond
 
 // Problem is why a rule does not let an object expire. It names nothing of the object, which may be a
@@ -121,10 +121,10 @@ func (s *Set) ForType(t policy.Type) *TypeRules {
 	return typeRules
 }
 
-// Evaluate returns the verdict of the first rule that matches an object, or that cannot be
-// evaluated; the error, which may have values of the object, says more about a problem. The object
-// must be a whole one if NeedsWhole is set. It is not changed. Objects that another object controls go
-// with that one, so rules for every type leave them alone.
+// Evaluate returns the verdict of the first rule that matches an object, or that cannot be evaluated; the
+// error, which may have values of the object, says more about a problem. The object must be a whole one if
+// NeedsWhole is set. Evaluate does not change it. Objects with a controller are deleted with the controller,
+// so rules for every type leave them alone.
 func (t *TypeRules) Evaluate(obj metav1.Object) (Verdict, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), maxTime)
 	defer cancel()
@@ -155,7 +155,7 @@ func (t *TypeRules) Evaluate(obj metav1.Object) (Verdict, error) {
 			since = value.Time
 		}
 		if since.Unix() < 0 {
-			return Verdict{}, nil // also without a creationTimestamp; such a field means something else
+			return Verdict{}, nil // before 1970, like an absent creationTimestamp: the field has another meaning
 		}
 		return Verdict{Rule: number, Since: since.Add(time.Second - 1).Unix()}, nil // rounded up
 	}

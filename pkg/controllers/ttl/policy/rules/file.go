@@ -1,9 +1,8 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rules reads the file of rules for objects without annotations, and says which rule
-// decides on an object, and since when. What it says depends on the object alone, so that it holds
-// until the object changes.
+// Package rules reads the file of rules for objects without annotations, and says which rule decides on an
+// object, and since when. The verdict depends on the object alone, so it holds until the object changes.
 //
 //	file.go      the file, and every mistake in it
 //	compile.go   the expressions
