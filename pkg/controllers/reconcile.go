@@ -25,7 +25,8 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	if it == nil || ctx.Err() != nil {
 		return false
 	}
-	// The first condition is cheap and almost always false, so Tenant, the controller's function, is rarely called.
+	// The first condition is cheap and almost always false, so Tenant, a controller's function, is rarely
+	// called.
 	if l.lacks(metav1.NamespaceAll) && l.lacks(l.ownTurn(it.key).tenant) {
 		l.queue.done(it, lackingRetry, it.failures)
 		return true
