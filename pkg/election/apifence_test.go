@@ -29,6 +29,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
@@ -205,7 +206,7 @@ type fenceTest struct {
 }
 
 func newFenceTest(s *fenceServer) *fenceTest {
-	lock := must(NewLock(testConfig(), Candidate{Identity: "r_1", Client: newStoreClient(s.leases, "r_1"), Events: &testEvents{}, Clock: newBubbleClock(), Metrics: testMetrics(),
+	lock := assert.Must(NewLock(testConfig(), Candidate{Identity: "r_1", Client: newStoreClient(s.leases, "r_1"), Events: &testEvents{}, Clock: newBubbleClock(), Metrics: testMetrics(),
 		Namespaces: namespaces{s, "r"}}))
 	f := &fenceTest{fenceServer: s, lock: lock}
 	client := &http.Client{Transport: lock.Fence(s.writes("r", &f.sent))}
@@ -215,7 +216,7 @@ func newFenceTest(s *fenceServer) *fenceTest {
 			return err
 		}
 		defer func() { _ = resp.Body.Close() }()
-		if body := must(io.ReadAll(resp.Body)); resp.StatusCode != http.StatusOK || string(body) != "content" {
+		if body := assert.Must(io.ReadAll(resp.Body)); resp.StatusCode != http.StatusOK || string(body) != "content" {
 			return fmt.Errorf("%d: %s", resp.StatusCode, body)
 		}
 		return nil
@@ -612,7 +613,7 @@ func TestServerFenceRefusesWrites(t *testing.T) {
 
 func TestSetServerFence(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	lock := must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: must(display.NewMetrics(registry, "quartermaster"))}))
+	lock := assert.Must(NewLock(testConfig(), Candidate{Identity: "r", Metrics: assert.Must(display.NewMetrics(registry, "quartermaster"))}))
 	lock.SetServerFence(klog.NewContext(t.Context(), logr.Discard()), apifence.Absent)
 	want := `
 		# HELP quartermaster_leader_election_server_fence [ALPHA] Whether the API server refuses writes of replicas that do not hold the Lease: 1 for the state that was found, 0 for the others.
@@ -629,7 +630,7 @@ func TestSetServerFence(t *testing.T) {
 
 func TestMetricsAreRegisteredOnce(t *testing.T) {
 	registry := metrics.NewKubeRegistry()
-	must(display.NewMetrics(registry, "quartermaster"))
+	assert.Must(display.NewMetrics(registry, "quartermaster"))
 	if _, err := display.NewMetrics(registry, "quartermaster"); err == nil {
 		t.Error("the metrics were registered twice")
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -44,9 +45,7 @@ func TestClientConfigSharesNothing(t *testing.T) {
 		config = rest.CopyConfig(config)
 		config.WrapTransport = nil
 		transport, err := rest.TransportFor(config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		transports[transport] = true
 	}
 	if len(transports) != 3 {
@@ -76,24 +75,18 @@ func TestClientDialsAnewAfterATimeout(t *testing.T) {
 		_, _ = w.Write([]byte(`{"kind":"Lease","apiVersion":"coordination.k8s.io/v1"}`))
 	})
 	client, err := kubernetes.NewForConfig(ClientConfig(config))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	get := func(timeout time.Duration) error {
 		ctx, cancel := context.WithTimeout(t.Context(), timeout)
 		defer cancel()
 		_, err := client.CoordinationV1().Leases("ns").Get(ctx, "lease", metav1.GetOptions{})
 		return err
 	}
-	if err := get(time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, get(time.Minute))
 	if err := get(50 * time.Millisecond); err == nil {
 		t.Fatal("the request that hangs has succeeded")
 	}
-	if err := get(time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, get(time.Minute))
 	mu.Lock()
 	defer mu.Unlock()
 	if connections[1] != connections[2] || connections[2] == connections[3] {
@@ -127,9 +120,7 @@ func TestClientLeavesRetryAfterToItsCaller(t *testing.T) {
 				test.answer(w)
 			})
 			client, err := kubernetes.NewForConfig(ClientConfig(config))
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			_, err = client.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
 			if f := failureOf(err); f.Kind != protocol.FailRefused || f.After != test.after || requests.Load() != 1 {
 				t.Errorf("%d requests, error %v, which means %+v", requests.Load(), err, f)
@@ -145,9 +136,7 @@ func TestClientConfigKeepsADialer(t *testing.T) {
 		return nil, context.Canceled
 	}})
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := client.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{}); err == nil || !dialed {
 		t.Errorf("dialed %t, error %v", dialed, err)
 	}

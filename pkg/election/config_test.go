@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -74,14 +74,10 @@ func TestAddFlags(t *testing.T) {
 	cfg := testConfig()
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	cfg.AddFlags(fs)
-	if err := fs.Parse([]string{"--leader-elect-lease-duration=3s", "--leader-elect-resource-name=other", "--leader-elect=false"}); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, fs.Parse([]string{"--leader-elect-lease-duration=3s", "--leader-elect-resource-name=other", "--leader-elect=false"}))
 	want := testConfig()
 	want.LeaseDuration.Duration, want.ResourceName, want.LeaderElect = 3*time.Second, "other", false
-	if diff := cmp.Diff(want, cfg); diff != "" {
-		t.Error(diff)
-	}
+	assert.Equal(t, "configuration", want, cfg)
 }
 
 // TestHungRequestDoesNotEndTheTerm checks that one hanging request does not end the term.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -35,9 +36,7 @@ func startClientGo(t *testing.T, store *simStore, name string) *testReplica {
 			OnStoppedLeading: func() {},
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	ctx, stop := context.WithCancelCause(klog.NewContext(t.Context(), logr.Discard()))
 	r.stop = stop
 	go func() {

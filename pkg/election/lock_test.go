@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
@@ -54,7 +55,7 @@ func TestServeHTTP(t *testing.T) {
 }
 
 func TestLockBeforeRunHasNoState(t *testing.T) {
-	lock := must(NewLock(testConfig(), Candidate{Identity: "r"}))
+	lock := assert.Must(NewLock(testConfig(), Candidate{Identity: "r"}))
 	if s := shown(lock); s.Phase != "NotStarted" {
 		t.Errorf("it shows %+v", s)
 	}

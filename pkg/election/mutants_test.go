@@ -13,6 +13,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // mutant breaks one rule of docs/adr/0003-leader-election.md, or of the fence in the API server, by
@@ -188,27 +190,17 @@ func quotedRules() string {
 func runMutant(t *testing.T, m mutant) ([]byte, error) {
 	t.Helper()
 	source, err := os.ReadFile(m.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if n := bytes.Count(source, []byte(m.old)); n != 1 {
 		t.Fatalf("%s: found %d times: %s", m.file, n, m.old)
 	}
 	path, err := filepath.Abs(m.file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	edited, list := filepath.Join(t.TempDir(), "edited.go"), filepath.Join(t.TempDir(), "overlay.json")
-	if err := os.WriteFile(edited, bytes.Replace(source, []byte(m.old), []byte(m.new), 1), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(edited, bytes.Replace(source, []byte(m.old), []byte(m.new), 1), 0o600))
 	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{path: edited}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(list, overlay, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, os.WriteFile(list, overlay, 0o600))
 	seeds := setting(t, "MUTANT_SEEDS", 2000)
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-ldflags=-s -w", "-overlay", list, "-failfast",
 		"-run", "^TestSimulat(ion$|ed)", "-skip", "^TestSimulated(StaleWrites|StrictPlansAreStrong)$", ".")

@@ -19,6 +19,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
@@ -56,7 +57,7 @@ func TestLastingRefusalsAreProblems(t *testing.T) {
 				}
 				registry, logged := metrics.NewKubeRegistry(), 0
 				client := newStoreClient(store, "r")
-				lock := must(NewLock(testConfig(), Candidate{Identity: "r", Client: client, Clock: newBubbleClock(), Metrics: must(display.NewMetrics(registry, "x"))}))
+				lock := assert.Must(NewLock(testConfig(), Candidate{Identity: "r", Client: client, Clock: newBubbleClock(), Metrics: assert.Must(display.NewMetrics(registry, "x"))}))
 				logger := funcr.New(func(_, args string) {
 					if strings.Contains(args, "refuses a request for the Lease") {
 						logged++
@@ -116,7 +117,7 @@ func TestLeaseCreatedByOthersIsTaken(t *testing.T) {
 		client.set(func(c *storeClient) {
 			c.fail["create"] = apierrors.NewForbidden(leaseResource, "lease", errors.New("no"))
 		})
-		lock := must(NewLock(testConfig(), Candidate{Identity: "r", Client: client, Clock: newBubbleClock()}))
+		lock := assert.Must(NewLock(testConfig(), Candidate{Identity: "r", Client: client, Clock: newBubbleClock()}))
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- lock.Run(ctx, func(ctx context.Context) error { <-ctx.Done(); return nil }) }()

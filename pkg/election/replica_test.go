@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
@@ -166,9 +167,7 @@ func startReplicaWith(t *testing.T, store *simStore, name string, cfg Config,
 		leave: make(chan error), done: make(chan error, 1), events: &testEvents{}}
 	lock, err := NewLock(cfg, Candidate{Identity: name, Client: r.client, Events: r.events,
 		Clock: newBubbleClock(), Metrics: testMetrics()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	r.lock = lock
 	if lead == nil {
 		lead = func(ctx context.Context) error {

@@ -13,6 +13,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -55,7 +56,7 @@ func TestStoreIsRestored(t *testing.T) {
 				<-leader.led
 				standby := startReplica(t, store, "standby", testConfig())
 				pass(time.Second)
-				snapshot := must(store.get()).DeepCopy()
+				snapshot := assert.Must(store.get()).DeepCopy()
 				test.snapshot(snapshot)
 				pass(time.Minute)
 				start, before := time.Now(), standby.client.total()

@@ -12,10 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -41,9 +41,7 @@ func TestHandoverTakesMilliseconds(t *testing.T) {
 		second.end()
 		store.background.Wait()
 		want := []string{"Normal LeaderElection %s %s", "Normal LeaderElection %s %s"}
-		if diff := cmp.Diff(want, first.events.seen); diff != "" {
-			t.Error(diff)
-		}
+		assert.Equal(t, "Events", want, first.events.seen)
 	})
 }
 
@@ -60,9 +58,7 @@ func TestFailoverIsAtTheExpiry(t *testing.T) {
 				first.client.link.set(func(l *simLink) { l.dead = true })
 				first.client.set(func(c *storeClient) { c.fail["update"] = errors.New("network is down") })
 				lease, err := store.get()
-				if err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, err)
 				<-second.led
 				took := time.Since(lease.Spec.RenewTime.Time)
 				if took < cfg.LeaseDuration.Duration || took > cfg.LeaseDuration.Duration+20*time.Millisecond {
@@ -374,10 +370,8 @@ func TestElectionIsOff(t *testing.T) {
 	<-r.led
 	resp, err := r.lock.Fence(roundTripper(func(*http.Request) (*http.Response, error) {
 		return &http.Response{Body: http.NoBody}, nil
-	})).RoundTrip(must(http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	})).RoundTrip(assert.Must(http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", nil)))
+	assert.NoError(t, err)
 	_ = resp.Body.Close()
 	r.leave <- errLead
 	if err := <-r.done; !errors.Is(err, errLead) {
@@ -412,13 +406,6 @@ func TestElectionIsOffAndDrainEnds(t *testing.T) {
 		}
 		close(unwedge)
 	})
-}
-
-func must[T any](value T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return value
 }
 
 func TestLockServesOneRun(t *testing.T) {

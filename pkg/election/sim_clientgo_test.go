@@ -17,6 +17,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/writefence"
@@ -109,9 +110,7 @@ func (f contextFence) RoundTrip(req *http.Request) (*http.Response, error) {
 // client-go's elector, or it would be too weak.
 func TestSimulationFindsFaultsOfClientGo(t *testing.T) {
 	m, err := display.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	const enough = 100
 	found := runSeeds(t, 1, enough, theirs, m, clientFence).found
 	for rule, fault := range map[string]string{

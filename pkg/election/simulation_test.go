@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/display"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
@@ -37,9 +38,7 @@ var (
 // prints the seed and the history; SEEDS=1 in the environment and -first-seed=SEED repeat it.
 func TestSimulation(t *testing.T) {
 	m, err := display.NewMetrics(metrics.NewKubeRegistry(), "quartermaster")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	began := time.Now()
 	seeds := setting(t, "SEEDS", 200)
 	sum := runSeeds(t, *firstSeed, seeds, ours, m, drawFences)

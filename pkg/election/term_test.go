@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -274,7 +275,7 @@ func TestWriteWithoutAnAnswerHoldsUpTheRelease(t *testing.T) {
 				transport := r.lock.Fence(roundTripper(func(*http.Request) (*http.Response, error) {
 					return &http.Response{StatusCode: test.code, Body: http.NoBody}, test.err
 				}))
-				resp, err := transport.RoundTrip(must(http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", nil)))
+				resp, err := transport.RoundTrip(assert.Must(http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", nil)))
 				if err == nil {
 					_ = resp.Body.Close()
 				}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 type elector struct{ expired time.Duration }
@@ -72,9 +74,7 @@ func TestHandlerTakesChecksWhileServing(t *testing.T) {
 	defer server.Close()
 	status := func() int {
 		resp, err := http.Get(server.URL + "/readyz")
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		defer func() { _ = resp.Body.Close() }()
 		return resp.StatusCode
 	}
@@ -82,9 +82,7 @@ func TestHandlerTakesChecksWhileServing(t *testing.T) {
 		t.Fatalf("before: %d", got)
 	}
 	late := NamedCheck("late", func(*http.Request) error { return errors.New("not yet") })
-	if err := h.Add(late); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, h.Add(late))
 	if got := status(); got != 500 {
 		t.Errorf("after a failing check was added: %d, want 500", got)
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -72,7 +73,7 @@ func recordVersions[T any](t *testing.T, c *cluster, informer cache.SharedIndexI
 	}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(o any) { add(o, false) }, UpdateFunc: func(_, o any) { add(o, false) }, DeleteFunc: func(o any) { add(o, true) }})
-	must(t, err)
+	assert.NoError(t, err)
 }
 
 // recorded returns what was seen so far.
@@ -86,7 +87,7 @@ func (c *cluster) recorded() ([]version[*corev1.Pod], []version[*coordinationv1.
 func (c *cluster) replicas(ctx context.Context, t *testing.T) (live []corev1.Pod) {
 	t.Helper()
 	list, err := c.CoreV1().Pods(home).List(ctx, metav1.ListOptions{LabelSelector: replicas})
-	must(t, err)
+	assert.NoError(t, err)
 	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return !isLive(&pod) })
 }
 
@@ -94,7 +95,7 @@ func (c *cluster) replicas(ctx context.Context, t *testing.T) (live []corev1.Pod
 func (c *cluster) leader(ctx context.Context, t *testing.T) (leader, standby *corev1.Pod) {
 	t.Helper()
 	lease, err := c.CoordinationV1().Leases(home).Get(ctx, fleet.LeaseName, metav1.GetOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	for _, pod := range c.replicas(ctx, t) {
 		if pod.Name == holderPod(lease) {
 			leader = &pod
@@ -169,10 +170,10 @@ func (c *cluster) podClient(ctx context.Context, t *testing.T, pod *corev1.Pod) 
 	token, err := c.CoreV1().ServiceAccounts(home).CreateToken(ctx, pod.Spec.ServiceAccountName, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &authenticationv1.BoundObjectReference{
 			Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}}}, metav1.CreateOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	config := rest.AnonymousClientConfig(c.config)
 	config.BearerToken = token.Status.Token
 	client, err := kubernetes.NewForConfig(config)
-	must(t, err)
+	assert.NoError(t, err)
 	return client
 }

@@ -24,6 +24,7 @@ import (
 
 	local "github.com/quartermaster-dev/quartermaster/hack/cluster"
 	"github.com/quartermaster-dev/quartermaster/hack/cluster/controlplane"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/apifence"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -102,7 +103,7 @@ func (c *cluster) connect(ctx context.Context, t *testing.T) {
 		t.Fatal(err)
 	}
 	nodes, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	for _, node := range nodes.Items {
 		if !node.Spec.Unschedulable && !slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return taint.Effect == corev1.TaintEffectNoSchedule }) {
 			c.nodes++
@@ -119,7 +120,7 @@ func (c *cluster) connect(ctx context.Context, t *testing.T) {
 func install(ctx context.Context, t *testing.T, c *cluster, method installer) {
 	t.Helper()
 	begin := time.Now()
-	must(t, method.install(ctx))
+	assert.NoError(t, method.install(ctx))
 	c.waitForRollout(ctx, t, home, "quartermaster")
 	c.expectLeaderSoon(ctx, t, begin)
 	c.expectSpread(ctx, t)
@@ -147,11 +148,11 @@ func (c *cluster) expectLeaderSoon(ctx context.Context, t *testing.T, begin time
 // podSecurity has the API server check a Pod of the Deployment in a namespace that is restricted.
 func podSecurity(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	d, err := c.AppsV1().Deployments(home).Get(ctx, "quartermaster", metav1.GetOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	namespace := c.newNamespace(ctx, t)
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: d.Spec.Template.Spec.ServiceAccountName}}
 	_, err = c.CoreV1().ServiceAccounts(namespace).Create(ctx, account, metav1.CreateOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "manager"}, Spec: d.Spec.Template.Spec}
 	pod.Spec.PriorityClassName = "" // many clusters admit it in kube-system only
 	if _, err := c.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
@@ -168,7 +169,7 @@ func (c *cluster) newNamespace(ctx context.Context, t *testing.T) string {
 
 func status(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	text, err := c.run(ctx, "", "go", "run", "./cmd/manager", "status")
-	must(t, err)
+	assert.NoError(t, err)
 	leader, standby := c.leader(ctx, t)
 	for _, want := range []string{"Leader:        " + leader.Name + " ", leader.Spec.NodeName, standby.Name, "Installed"} {
 		if !strings.Contains(text, want) {
@@ -203,7 +204,7 @@ func restart(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 
 func (c *cluster) roll(ctx context.Context, t *testing.T) {
 	t.Helper()
-	must(t, c.kubectl(ctx, "-n="+home, "rollout", "restart", "deployment/quartermaster"))
+	assert.NoError(t, c.kubectl(ctx, "-n="+home, "rollout", "restart", "deployment/quartermaster"))
 	c.waitForRollout(ctx, t, home, "quartermaster")
 }
 
@@ -232,12 +233,12 @@ func drain(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	}
 	leader, _ := c.leader(ctx, t)
 	begin := time.Now()
-	t.Cleanup(func() { must(t, c.kubectl(context.Background(), "uncordon", leader.Spec.NodeName)) })
-	must(t, c.kubectl(ctx, "drain", leader.Spec.NodeName, "--pod-selector="+replicas, "--ignore-daemonsets"))
+	t.Cleanup(func() { assert.NoError(t, c.kubectl(context.Background(), "uncordon", leader.Spec.NodeName)) })
+	assert.NoError(t, c.kubectl(ctx, "drain", leader.Spec.NodeName, "--pod-selector="+replicas, "--ignore-daemonsets"))
 	c.expectHandover(ctx, t, begin, true, afterRelease)
 	c.waitForRollout(ctx, t, home, "quartermaster")
 	c.expectGoodEnds(t, begin)
-	must(t, c.kubectl(ctx, "uncordon", leader.Spec.NodeName))
+	assert.NoError(t, c.kubectl(ctx, "uncordon", leader.Spec.NodeName))
 	for range 3 {
 		c.roll(ctx, t)
 		c.expectSpread(ctx, t)
@@ -255,7 +256,7 @@ func crash(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 		TargetContainerName:      "manager"})
 	begin := time.Now()
 	_, err := c.CoreV1().Pods(home).UpdateEphemeralContainers(ctx, leader.Name, leader, metav1.UpdateOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	if h := c.expectHandover(ctx, t, begin, false, afterCrash); h.released {
 		t.Error("the leader has released the Lease")
 	}
@@ -272,7 +273,7 @@ func crash(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 func forceDelete(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	leader, _ := c.leader(ctx, t)
 	begin := time.Now()
-	must(t, c.CoreV1().Pods(home).Delete(ctx, leader.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
+	assert.NoError(t, c.CoreV1().Pods(home).Delete(ctx, leader.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	c.expectHandover(ctx, t, begin, false, afterCrash)
 	c.waitForRollout(ctx, t, home, "quartermaster")
 }
@@ -280,7 +281,7 @@ func forceDelete(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 func scale(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	for _, n := range []int{1, 2, 3, 2} {
 		begin := time.Now()
-		must(t, c.kubectl(ctx, "-n="+home, "scale", "deployment/quartermaster", fmt.Sprint("--replicas=", n)))
+		assert.NoError(t, c.kubectl(ctx, "-n="+home, "scale", "deployment/quartermaster", fmt.Sprint("--replicas=", n)))
 		c.waitForRollout(ctx, t, home, "quartermaster")
 		c.expectGoodEnds(t, begin)
 		fleet.Eventually(ctx, t, func() error {
@@ -299,7 +300,7 @@ func upgradeAndRollBack(ctx context.Context, t *testing.T, c *cluster, method in
 		wantUpgraded bool
 	}{{method.upgrade, true}, {method.rollBack, false}} {
 		begin := time.Now()
-		must(t, step.do(ctx))
+		assert.NoError(t, step.do(ctx))
 		c.waitForRollout(ctx, t, home, "quartermaster")
 		for _, pod := range c.replicas(ctx, t) {
 			if slices.Contains(pod.Spec.Containers[0].Args, upgradeFlag) != step.wantUpgraded {
@@ -326,7 +327,7 @@ func (c *cluster) waitUntilGone(ctx context.Context, t *testing.T) {
 // uninstallInOrder follows docs/operate/operating.md.
 func uninstallInOrder(ctx context.Context, t *testing.T, c *cluster, method installer) {
 	begin := time.Now()
-	must(t, c.kubectl(ctx, "-n="+home, "delete", "deployment/quartermaster", "--cascade=foreground"))
+	assert.NoError(t, c.kubectl(ctx, "-n="+home, "delete", "deployment/quartermaster", "--cascade=foreground"))
 	c.waitUntilGone(ctx, t)
 	c.expectGoodEnds(t, begin)
 	lease, err := c.CoordinationV1().Leases(home).Get(ctx, fleet.LeaseName, metav1.GetOptions{})
@@ -343,14 +344,7 @@ func uninstallAtOnce(ctx context.Context, t *testing.T, c *cluster, method insta
 // reinstall uninstalls and installs.
 func (c *cluster) reinstall(ctx context.Context, t *testing.T, method installer) {
 	t.Helper()
-	must(t, method.uninstall(ctx))
+	assert.NoError(t, method.uninstall(ctx))
 	install(ctx, t, c, method)
 	fence(ctx, t, c, method)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

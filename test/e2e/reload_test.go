@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	local "github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -26,7 +27,7 @@ func reloads(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	maps := c.CoreV1().ConfigMaps(namespace)
 	colors := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "colors"}, Data: map[string]string{"color": "0"}}
 	_, err := maps.Create(ctx, colors, metav1.CreateOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	shop := local.NewDeployment("shop", "colors", map[string]string{fleet.ReloadAnnotation: "auto"})
 	shop.Spec.Replicas = ptr.To[int32](size)
 	pod := &shop.Spec.Template.Spec
@@ -40,7 +41,7 @@ func reloads(ctx context.Context, t *testing.T, c *cluster, _ installer) {
 	web.Command = []string{"sh", "-c", `echo "$color $(cat /colors/color)"; exec sleep 1000000`}
 	web.VolumeMounts = []corev1.VolumeMount{{Name: "colors", MountPath: "/colors"}}
 	_, err = c.AppsV1().Deployments(namespace).Create(ctx, shop, metav1.CreateOptions{})
-	must(t, err)
+	assert.NoError(t, err)
 	fleet.Eventually(ctx, t, func() error {
 		d, err := c.AppsV1().Deployments(namespace).Get(ctx, "shop", metav1.GetOptions{})
 		if err == nil && d.Annotations[fleet.StateAnnotation] == "" {
@@ -84,7 +85,7 @@ func unprivileged() *corev1.SecurityContext {
 func (c *cluster) readLogs(ctx context.Context, t *testing.T, namespace, app string) ([]corev1.Pod, map[string]string) {
 	t.Helper()
 	pods, err := c.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
-	must(t, err)
+	assert.NoError(t, err)
 	text := map[string]string{}
 	for _, pod := range pods.Items {
 		stream, err := c.CoreV1().Pods(namespace).GetLogs(pod.Name, &corev1.PodLogOptions{}).Stream(ctx)

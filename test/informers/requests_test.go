@@ -13,13 +13,13 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/metadata"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -86,15 +86,11 @@ func TestRequestsAreOneWatchPerResource(t *testing.T) {
 			}
 
 			uris := cacheReads(t, m.Pod)
-			if diff := cmp.Diff(slices.Sorted(maps.Keys(tc.accept)), slices.Sorted(maps.Keys(uris))); diff != "" {
-				t.Errorf("resources that were listed or watched (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "resources that were listed or watched", slices.Sorted(maps.Keys(tc.accept)), slices.Sorted(maps.Keys(uris)))
 			for resource, uris := range uris {
 				checkStream(t, resource, uris)
 			}
-			if diff := cmp.Diff(tc.accept, accept.forms, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("accepted forms (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "accepted forms", tc.accept, accept.forms, cmpopts.EquateEmpty())
 			if tc.configMaps == nil {
 				return // there need not be a manager to ask
 			}
@@ -102,9 +98,7 @@ func TestRequestsAreOneWatchPerResource(t *testing.T) {
 				switch r.Resource {
 				case "configmaps":
 					got := &informers.ResourceStatus{For: r.For, Form: r.Form}
-					if diff := cmp.Diff(tc.configMaps, got); diff != "" {
-						t.Errorf("ConfigMaps are (-want +got):\n%s", diff)
-					}
+					assert.Equal(t, "ConfigMaps", tc.configMaps, got)
 				case "secrets":
 					all, err := shared.Admin.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
 					if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
@@ -110,9 +111,7 @@ func TestWarmStandbyHasCachesAndWaits(t *testing.T) {
 	if len(attemptedWrites(t, leader.Pod)) == 0 {
 		t.Error("the leader has written nothing: the test does not see writes")
 	}
-	if diff := cmp.Diff([]string(nil), attemptedWrites(t, standby.Pod)); diff != "" {
-		t.Errorf("writes of the standby (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "writes of the standby", []string(nil), attemptedWrites(t, standby.Pod))
 
 	// When it leads, it needs nothing but its cache.
 	read := cacheReads(t, standby.Pod)
@@ -146,9 +145,7 @@ func TestColdStandbyReadsNothingUntilItLeads(t *testing.T) {
 	fleet.Eventually(ctx, t, func() error { return fleet.Answers(standby.InsecureURL+"/readyz", "", http.StatusOK) })
 	s.Paint(ctx, t, "red")
 	s.WaitForReplicaSets(ctx, t, "web", 2)
-	if diff := cmp.Diff(map[string][]string{}, cacheReads(t, standby.Pod)); diff != "" {
-		t.Errorf("lists and watches (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "lists and watches", map[string][]string{}, cacheReads(t, standby.Pod))
 	st := mustStatus(t, standby)
 	for _, r := range st.Resources {
 		if r.Synced || r.Objects != 0 {

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -121,7 +122,5 @@ func TestBrokenConfigurationFileStopsTheStart(t *testing.T) {
 	}
 	want := "Error: " + path + `:4: v: strconv.ParseUint: parsing "many": invalid syntax` + "\n" +
 		path + `:5: dryrun: not a flag that the file can set` + "\n"
-	if diff := cmp.Diff(want, string(out)); diff != "" {
-		t.Error(diff)
-	}
+	assert.Equal(t, "printed", want, string(out))
 }

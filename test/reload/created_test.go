@@ -12,8 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -54,9 +53,7 @@ func (p pairs) expectOneRolloutEach(begin time.Time) {
 	for i := range p.n {
 		want[p.object(i)] = 1
 	}
-	if diff := cmp.Diff(want, p.countRollouts()); diff != "" {
-		p.t.Errorf("rollouts (-want +got):\n%s", diff)
-	}
+	assert.Equal(p.t, "rollouts", want, p.countRollouts())
 }
 
 func TestCreationThenChangeRolls(t *testing.T) {
@@ -116,9 +113,7 @@ func TestCreationAfterTheChangeRollsNothing(t *testing.T) {
 	}
 	waitUntilIdle(t)
 	readAuditLog(t, begin)
-	if diff := cmp.Diff(map[string]int{}, p.countRollouts()); diff != "" {
-		t.Errorf("rollouts (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "rollouts", map[string]int{}, p.countRollouts())
 }
 
 // Whoever asks to be rolled from now on is not rolled for what changed before.
@@ -140,9 +135,7 @@ func TestAnnotatingRollsNothing(t *testing.T) {
 	readAuditLog(t, begin)
 	got := s.countRollouts()
 	delete(got, worker) // of its old source, unless its new one was faster
-	if diff := cmp.Diff(map[string]int{}, got); diff != "" {
-		t.Errorf("rollouts (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "rollouts", map[string]int{}, got)
 }
 
 // A tool that brings everything back to what an exported manifest says does not make a loop.
@@ -173,9 +166,7 @@ func TestRevertingToolIsNoLoop(t *testing.T) {
 		s.waitForMark(last, lastSource) // what has not been rolled by then will not be
 	}
 	readAuditLog(t, begin)
-	if diff := cmp.Diff(map[string]int{web: 3, last: 2}, s.countRollouts()); diff != "" {
-		t.Errorf("rollouts for three changes (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "rollouts for three changes", map[string]int{web: 3, last: 2}, s.countRollouts())
 	if n := s.countEvents(web, "Reloaded"); n != 3 {
 		t.Errorf("%d Events Reloaded, want 3", n)
 	}

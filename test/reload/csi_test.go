@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -92,9 +92,7 @@ func TestLongCSISecretRollsWhenItRotates(t *testing.T) {
 	})
 	waitUntilIdle(t)
 	readAuditLog(t, begin)
-	if diff := cmp.Diff(map[string]int{web: 2, worker: 2}, s.countRollouts()); diff != "" {
-		t.Errorf("rollouts (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "rollouts", map[string]int{web: 2, worker: 2}, s.countRollouts())
 }
 
 func (s testNamespace) createStatus(o *unstructured.Unstructured) {

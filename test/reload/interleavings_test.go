@@ -9,8 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/faultproxy"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
@@ -123,9 +122,7 @@ func TestInterleavedChangesRollOnceEach(t *testing.T) {
 			for _, v := range namespaces[name].forSubtest(t).rollouts(web) {
 				got = append(got, marks(v.PodTemplateSpec)[variableName(cm)])
 			}
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("hashes of the rollouts (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "hashes of the rollouts", want, got)
 		})
 	}
 }

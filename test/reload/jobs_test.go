@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	batchv1 "k8s.io/api/batch/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -18,6 +17,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -96,9 +96,7 @@ func jobScenarios() map[string]scenario {
 				waitForJobs(s, 1)
 				s.waitForState(cron, cm)
 				run := s.get("jobs/" + s.list("jobs")[0])
-				if diff := cmp.Diff([]metav1.OwnerReference{controlledBy(s.get(cron))}, run.GetOwnerReferences()); diff != "" {
-					s.t.Errorf("owners (-want +got):\n%s", diff)
-				}
+				assert.Equal(s.t, "owners", []metav1.OwnerReference{controlledBy(s.get(cron))}, run.GetOwnerReferences())
 				if got := run.GetAnnotations()["cronjob.kubernetes.io/instantiate"]; got != "manual" {
 					s.t.Errorf("instantiate %q", got)
 				}

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -121,9 +122,7 @@ func TestMigrationRollsNothing(t *testing.T) {
 				}
 				return nil
 			})
-			if diff := cmp.Diff(want, s.countRollouts()); diff != "" {
-				t.Errorf("rollouts after one change (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "rollouts after one change", want, s.countRollouts())
 			for object := range want {
 				if list := s.rollouts(object); list[len(list)-1].Writer != m.Pod {
 					t.Errorf("the last rollout of %s is by %s", object, list[len(list)-1].Writer)

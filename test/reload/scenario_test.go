@@ -11,9 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/quartermaster-dev/quartermaster/hack/cluster"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/test/internal/fleet"
 )
 
@@ -87,9 +86,7 @@ func playScenarios(t *testing.T, args []string, scenarios map[string]scenario) (
 			if want == nil {
 				want = map[string]int{}
 			}
-			if diff := cmp.Diff(want, namespaces[name].forSubtest(t).countRollouts()); diff != "" {
-				t.Errorf("rollouts (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "rollouts", want, namespaces[name].forSubtest(t).countRollouts())
 		})
 	}
 	return managers

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -24,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
@@ -92,9 +92,7 @@ func writeKubeconfig(t *testing.T, cluster string) string {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	text := `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],
 clusters: [{name: c, cluster: {` + cluster + `}}], users: [{name: u, user: {token: t}}]}`
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -105,9 +103,7 @@ func TestEndpointOnLoopbackNeedsNoProxy(t *testing.T) {
 	kubeconfig := writeKubeconfig(t, `server: "https://unused", proxy-url: "http://127.0.0.1:1"`)
 	o := options{kubeconfig: kubeconfig, endpointInsecure: true, timeout: 10 * time.Second}
 	config, err := o.clientConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	url := newManager(t, "/debug/leader", "/debug/controllers/")
 	for _, endpoint := range []string{url, strings.Replace(url, "127.0.0.1", "localhost", 1)} {
 		o.endpoints = []string{endpoint}
@@ -227,9 +223,7 @@ func TestControlCharactersAreNotPrinted(t *testing.T) {
 		Problems: []string{bad + "\n" + bad},
 	}
 	var out strings.Builder
-	if err := r.write(&out, "", time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, r.write(&out, "", time.Now()))
 	if strings.ContainsAny(out.String(), "\x1b\t\r\u009b\u202e") || strings.Count(out.String(), "e\ufffd[2J\ufffdx") != 14 {
 		t.Errorf("%q", out.String())
 	}
@@ -278,10 +272,6 @@ Not all could be read:
   list Pods: forbidden
 `
 	var got strings.Builder
-	if err := r.write(&got, "", now); err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got.String()); diff != "" {
-		t.Error(diff)
-	}
+	assert.NoError(t, r.write(&got, "", now))
+	assert.Equal(t, "table", want, got.String())
 }

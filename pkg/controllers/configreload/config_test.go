@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 )
@@ -35,9 +36,7 @@ func TestFlagsFillTheConfig(t *testing.T) {
 		--config-reload-exclude-kinds=jobs,pods --config-reload-argo-rollouts --config-reload-annotation-key=nothing=no=key
 		--config-reload-annotation-key=ignore=example.org/ignore --config-reload-quiet-period=-1ns --config-reload-max-delay=-2ns
 		--config-reload-dry-run --config-reload-csi`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	want := Config{
 		Options: policy.Options{
 			Strategy: "env", AutoAll: true, OnCreate: true, OnDelete: true,
@@ -47,9 +46,7 @@ func TestFlagsFillTheConfig(t *testing.T) {
 		SourceSelector: []string{"=="}, ExcludeSources: []string{"configMaps", "Secrets", "pods"}, ExcludeKinds: []string{"jobs", "pods"},
 		ArgoRollouts: true, CSI: true, DryRun: true,
 	}
-	if diff := cmp.Diff(want, cfg); diff != "" {
-		t.Errorf("configuration differs (-want +got):\n%s", diff)
-	}
+	assert.Equal(t, "configuration", want, cfg)
 	if err = cfg.Validate(controllers.Settings{}); err == nil {
 		t.Fatal("no error")
 	}
@@ -78,9 +75,7 @@ func TestSelectorFlagTakesColonsAndStars(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := parseSelector(tc.items)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			if !s.Matches(tc.wants) || tc.leaves != nil && s.Matches(tc.leaves) {
 				t.Errorf("%v does not select %v, or selects %v", s, tc.wants, tc.leaves)
 			}
@@ -108,9 +103,7 @@ func TestPermissionsAreOnlyThoseUsed(t *testing.T) {
 			for _, rule := range permissions(cfg) {
 				got = append(got, fmt.Sprint(rule.APIGroups, rule.Resources, rule.Verbs))
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("rules differ (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "rules", tc.want, got)
 		})
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -27,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
@@ -165,7 +165,7 @@ func (f *fixture) applyRequest(r controllertest.Request) error {
 // expectRequests compares the counts of the requests since the last call of forgetRequests.
 func (f *fixture) expectRequests(want map[string]int) {
 	f.t.Helper()
-	expectEqual(f.t, "requests", want, f.countRequests())
+	assert.Equal(f.t, "requests", want, f.countRequests())
 }
 
 // advance lets time pass, with everything that happens in it. It and put return the fixture, so that what
@@ -255,7 +255,7 @@ func (f *fixture) writes() []string {
 func (f *fixture) patchBody(patch []byte) string {
 	f.t.Helper()
 	var body map[string]any
-	failOnError(f.t, json.Unmarshal(patch, &body))
+	assert.NoError(f.t, json.Unmarshal(patch, &body))
 	m, _ := body["metadata"].(map[string]any)
 	a, _ := m["annotations"].(map[string]any)
 	version, _ := m["resourceVersion"].(string)
@@ -281,7 +281,7 @@ func (f *fixture) patchBody(patch []byte) string {
 // expectWrites compares the writes so far.
 func (f *fixture) expectWrites(want ...string) {
 	f.t.Helper()
-	expectEqual(f.t, "writes", want, f.writes(), cmpopts.EquateEmpty())
+	assert.Equal(f.t, "writes", want, f.writes(), cmpopts.EquateEmpty())
 }
 
 // expectWriteCount compares the number of writes so far.
@@ -295,7 +295,7 @@ func (f *fixture) expectWriteCount(want int) {
 // expectEvents compares the Events since the last call of events, sorted.
 func (f *fixture) expectEvents(want ...string) {
 	f.t.Helper()
-	expectEqual(f.t, "Events", want, f.events(), cmpopts.EquateEmpty())
+	assert.Equal(f.t, "Events", want, f.events(), cmpopts.EquateEmpty())
 }
 
 // events returns the Events since the last call, sorted.
@@ -314,12 +314,12 @@ func (f *fixture) events() (list []string) {
 // expectMetric compares the sum of a metric over the series with these labels.
 func (f *fixture) expectMetric(want float64, name string, labels ...string) {
 	f.t.Helper()
-	expectEqual(f.t, name, want, f.Metric("quartermaster_config_reload_"+name, labels...))
+	assert.Equal(f.t, name, want, f.Metric("quartermaster_config_reload_"+name, labels...))
 }
 
 func (f *fixture) expectNoErrors() {
 	f.t.Helper()
-	expectEqual(f.t, "reconciles failed", 0, f.status().Errors)
+	assert.Equal(f.t, "reconciles failed", 0, f.status().Errors)
 }
 
 func (f *fixture) status() controllers.Status { return f.Controller(configreload.Name).Status() }
@@ -330,18 +330,4 @@ func toJSON(v any) string {
 		panic(err)
 	}
 	return string(data)
-}
-
-func expectEqual[T any](t testing.TB, name string, want, got T, options ...cmp.Option) {
-	t.Helper()
-	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", name, diff)
-	}
-}
-
-func failOnError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

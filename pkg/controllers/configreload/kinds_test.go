@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
@@ -109,7 +110,7 @@ func TestReconcileRunsACronJobOncePerChange(t *testing.T) {
 				},
 				Spec: batchv1.JobSpec{Template: marked(hash2)},
 			}}
-			expectEqual(f.t, "Jobs", want, f.jobs(), ignoreServerFields)
+			assert.Equal(f.t, "Jobs", want, f.jobs(), ignoreServerFields)
 		}, ran),
 		"a suspended CronJob is not run under auto": newCase(objectList{cm1(), autoCronJob(suspended)}, changeCM,
 			[]string{state}, "Normal ReloadSkipped Suspended, not reloaded for ConfigMap shop/app-config"),
@@ -170,7 +171,7 @@ func rollout(t *testing.T, template *corev1.PodTemplateSpec, annotations ...stri
 	}}
 	if template != nil {
 		object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
-		failOnError(t, err)
+		assert.NoError(t, err)
 		u.Object["spec"].(map[string]any)["template"] = object
 	}
 	return annotated(u, annotations...)
@@ -195,7 +196,7 @@ func TestReconcilePatchesRollouts(t *testing.T) {
 	containers := func(state string, options ...podOption) string {
 		template := pod(options...)
 		list, _, err := unstructured.NestedSlice(rollout(t, &template).Object, "spec", "template", "spec", "containers")
-		failOnError(t, err)
+		assert.NoError(t, err)
 		return patch(state, object{"template": object{"spec": object{"containers": list}}})
 	}
 	replaced := containers(newState, otherVar, variableSet(cmVar, hash2), reads("app-config"))
@@ -284,8 +285,8 @@ func TestReconcileReplacesJobs(t *testing.T) {
 				Spec:       batchv1.JobSpec{Template: marked(hash2)},
 			}
 			want.Spec.Template.Labels = map[string]string{"app": "web"}
-			expectEqual(f.t, "Job", want, f.job(), ignoreServerFields)
-			expectEqual(f.t, "it is still the old Job", false, f.job().UID == "job-1")
+			assert.Equal(f.t, "Job", want, f.job(), ignoreServerFields)
+			assert.Equal(f.t, "it is still the old Job", false, f.job().UID == "job-1")
 		}, replaced),
 		"a Job of a CronJob is left alone": newCase(objectList{cm1(), job(func(j *batchv1.Job) {
 			j.OwnerReferences = []metav1.OwnerReference{{Kind: "CronJob", Name: "web", Controller: ptr.To(true)}}
@@ -419,8 +420,8 @@ func TestChangeNearAJobsCreationIsNotLost(t *testing.T) {
 		for _, job := range f.jobs() {
 			mark = job.Spec.Template.Spec.Containers[0].Env[0].Value
 		}
-		expectEqual(t, "mark", tc.want, mark)
-		expectEqual(t, "replacements", tc.n, f.countRequests()["try jobs"])
+		assert.Equal(t, "mark", tc.want, mark)
+		assert.Equal(t, "replacements", tc.n, f.countRequests()["try jobs"])
 		f.expectMetric(0, "pending_workloads")
 	})
 }

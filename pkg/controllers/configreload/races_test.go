@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"pgregory.net/rapid"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
@@ -147,7 +148,7 @@ func TestTakeoverRollsEachChangeOnce(t *testing.T) {
 		version := ""
 		f.Restart(func() { tc.change(f); version = f.web().ResourceVersion })
 		f.advance(2 * time.Minute).expectWrites(tc.want...)
-		expectEqual(t, "rolls", tc.rolls, f.web().ResourceVersion != version)
+		assert.Equal(t, "rolls", tc.rolls, f.web().ResourceVersion != version)
 	})
 }
 
@@ -268,10 +269,10 @@ var faults = map[string]answer{
 func (f *fixture) recordMarks() *[]string {
 	var values []string
 	client, err := kubernetes.NewForConfig(f.RESTConfig())
-	failOnError(f.t, err)
+	assert.NoError(f.t, err)
 	last := f.web()
 	watch, err := client.AppsV1().Deployments("shop").Watch(f.t.Context(), metav1.ListOptions{ResourceVersion: last.ResourceVersion})
-	failOnError(f.t, err)
+	assert.NoError(f.t, err)
 	go func() {
 		for event := range watch.ResultChan() {
 			d, ok := event.Object.(*appsv1.Deployment)
@@ -308,7 +309,7 @@ func TestEventOfManySourcesIsCut(t *testing.T) {
 		f.refuseNext(1, "patch", "deployments", errTryAgain)
 		change("2")
 		events := f.events()
-		expectEqual(t, "Events, a failure and a reload", 2, len(events))
+		assert.Equal(t, "Events, a failure and a reload", 2, len(events))
 		for _, e := range events {
 			if len(e) > 1100 {
 				t.Errorf("an Event of %d bytes: %s", len(e), e)
@@ -394,7 +395,7 @@ func TestReloadUsesTheNewestVersionOfASource(t *testing.T) {
 			f.Restart(func() { f.Put(tc.then...) })
 		}
 		f.advance(9500 * time.Millisecond).expectWrites(tc.want...)
-		expectEqual(t, "lists of ConfigMaps", tc.lists, f.countRequests()["list configmaps"])
+		assert.Equal(t, "lists of ConfigMaps", tc.lists, f.countRequests()["list configmaps"])
 	})
 }
 
@@ -480,7 +481,7 @@ func TestUnusedSourceWakesNoWorker(t *testing.T) {
 			f.put(time.Minute, change)
 			return f.status().Reconciles - before
 		}
-		expectEqual(t, "reconciles for a ConfigMap that nobody uses", 0, reconciles(newSource))
-		expectEqual(t, "a reconcile for the ConfigMap of the Deployment", true, reconciles(cm2()) > 0)
+		assert.Equal(t, "reconciles for a ConfigMap that nobody uses", 0, reconciles(newSource))
+		assert.Equal(t, "a reconcile for the ConfigMap of the Deployment", true, reconciles(cm2()) > 0)
 	})
 }

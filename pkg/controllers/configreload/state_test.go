@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
@@ -179,7 +180,7 @@ func TestMaxDelayEndsAWindow(t *testing.T) {
 		// The second window opens with the first change after the first patch, at 30.4 s. The
 		// changes after the second window are quiet at 60.8 + 3 s.
 		want := []time.Duration{30 * time.Second, 60400 * time.Millisecond, 63800 * time.Millisecond}
-		expectEqual(t, "patches", want, patchTimes)
+		assert.Equal(t, "patches", want, patchTimes)
 		f.expectMetric(30, "coalesced_changes_total")
 	})
 }
@@ -279,7 +280,7 @@ func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 		fail(f)
 		f.advance(period - 3*time.Second).expectPaused(true)
 		f.advance(3 * time.Second)
-		expectEqual(t, "attempts to end the pause when it was over", 1, ends.Load())
+		assert.Equal(t, "attempts to end the pause when it was over", 1, ends.Load())
 		f.advance(20 * time.Second) // for the second refusal
 		f.expectPaused(false)
 	})
@@ -287,5 +288,5 @@ func TestPauseEndsInTimeThoughAReloadFails(t *testing.T) {
 
 func (f *fixture) expectPaused(want bool) {
 	f.t.Helper()
-	expectEqual(f.t, "paused", want, f.web().Spec.Paused)
+	assert.Equal(f.t, "paused", want, f.web().Spec.Paused)
 }

@@ -18,7 +18,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -32,7 +31,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/quartermaster-dev/quartermaster/examples/greeter"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/configreload"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
@@ -65,31 +66,18 @@ func doing(name string, do func(context.Context, controllers.Host) error, rules 
 	return e
 }
 
-func expect(t *testing.T, what string, got, want []string) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-// inBubble runs a row of a table in a bubble of fake time.
-func inBubble(t *testing.T, name string, row func(t *testing.T)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
-}
-
 func TestHostRunsAnEntryAsInProduction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := controllertest.NewHost(t, greeter.Entry(), asking("a"))
-		expect(t, "writes", h.Writes(), []string{"patch configmaps shop/a"})
+		assert.Equal(t, "writes", []string{"patch configmaps shop/a"}, h.Writes())
 		h.Restart()
 		h.Sleep(24 * time.Hour)
-		expect(t, "writes after a day", h.Writes(), nil)
+		assert.Equal(t, "writes after a day", nil, h.Writes())
 
 		h.Latency(time.Minute)
 		h.Put(asking("c"))
 		<-time.After(30 * time.Second)
-		expect(t, "a write before its response", h.Writes(), []string{"patch configmaps shop/c"})
+		assert.Equal(t, "a write before its response", []string{"patch configmaps shop/c"}, h.Writes())
 		if n := len(h.Events()); n != 1 {
 			t.Errorf("%d Events before the response, want 1", n)
 		}
@@ -101,7 +89,7 @@ func TestHostRunsAnEntryAsInProduction(t *testing.T) {
 		h.Settle()
 		h.OnWrite(nil)
 		h.Sleep(2 * time.Second)
-		expect(t, "writes with back-off", h.Writes(), []string{"patch configmaps shop/b: no luck", "patch configmaps shop/b"})
+		assert.Equal(t, "writes with back-off", []string{"patch configmaps shop/b: no luck", "patch configmaps shop/b"}, h.Writes())
 	})
 }
 
@@ -117,7 +105,7 @@ func TestPatchFinalizersRefusesAnOldVersion(t *testing.T) {
 			}
 			return controllers.TerminalError(h.PatchFinalizers(ctx, informers.ConfigMaps, read, []string{"example.com/keep"}))
 		}), asking("a"))
-		expect(t, "writes", h.Writes(), []string{"patch configmaps shop/a", "patch configmaps shop/a: Conflict"})
+		assert.Equal(t, "writes", []string{"patch configmaps shop/a", "patch configmaps shop/a: Conflict"}, h.Writes())
 		if a := controllertest.Get[corev1.ConfigMap](h, "shop", "a"); !slices.Equal(a.Finalizers, []string{"example.com/keep"}) {
 			t.Errorf("finalizers %q", a.Finalizers)
 		}
@@ -146,7 +134,7 @@ func TestHookMeetsWritesOneByOne(t *testing.T) {
 			h.Put(asking("a"))
 			h.Sleep(5 * time.Second)
 			slices.Sort(seen)
-			expect(t, "writes that the hook saw", seen, []string{"apply configmaps shop/y", "apply configmaps shop/z"})
+			assert.Equal(t, "writes that the hook saw", []string{"apply configmaps shop/y", "apply configmaps shop/z"}, seen)
 			seen = nil
 		}
 		if most != 1 {
@@ -164,7 +152,7 @@ func TestEventsNameTheirController(t *testing.T) {
 		h := controllertest.Setup{Entries: []controllers.Entry{doing("copy", tells), doing("re-copy", tells)}}.NewHost(t, asking("a"))
 		got := h.Events()
 		slices.Sort(got)
-		expect(t, "Events", got, []string{"copy: Normal Seen shop/a: by copy", "re-copy: Normal Seen shop/a: by re-copy"})
+		assert.Equal(t, "Events", []string{"copy: Normal Seen shop/a: by copy", "re-copy: Normal Seen shop/a: by re-copy"}, got)
 	})
 }
 
@@ -182,14 +170,14 @@ func TestStandbyWritesOnlyWhenItLeads(t *testing.T) {
 		e.EveryReplica = true
 		h := controllertest.Setup{Entries: []controllers.Entry{e}, Standby: true}.NewHost(t, asking("a"))
 		h.Sleep(10 * time.Second)
-		expect(t, "writes", h.Writes(), []string{"apply configmaps shop/made"})
+		assert.Equal(t, "writes", []string{"apply configmaps shop/made"}, h.Writes())
 		h.Sleep(time.Hour)
 		if n := refused.Load(); n != 2 {
 			t.Errorf("%d writes were refused, want one of each replica before it led", n)
 		}
-		expect(t, "writes while the standby stands by", h.Writes(), nil)
+		assert.Equal(t, "writes while the standby stands by", nil, h.Writes())
 		h.Restart()
-		expect(t, "writes of the second leader", h.Writes(), []string{"apply configmaps shop/made (unchanged)"})
+		assert.Equal(t, "writes of the second leader", []string{"apply configmaps shop/made (unchanged)"}, h.Writes())
 	})
 }
 
@@ -202,7 +190,7 @@ func TestTermEndsInTheMiddleOfAWrite(t *testing.T) {
 		"the API server carries it out": {nil, []string{"apply configmaps shop/made", "apply configmaps shop/made (unchanged)", "apply configmaps shop/more"}},
 		"the API server refuses it":     {errors.New("no luck"), []string{"apply configmaps shop/made: no luck", "apply configmaps shop/made", "apply configmaps shop/more"}},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			var made, more error // of the former leader
 			h := controllertest.Setup{Standby: true, Entries: []controllers.Entry{doing("keeper", func(ctx context.Context, h controllers.Host) error {
 				first, second := h.Apply(ctx, corev1ac.ConfigMap("made", "shop")), h.Apply(ctx, corev1ac.ConfigMap("more", "shop"))
@@ -214,14 +202,14 @@ func TestTermEndsInTheMiddleOfAWrite(t *testing.T) {
 			h.OnWrite(func(controllertest.Request) error { h.OnWrite(nil); h.Depose(); return tc.answer })
 			h.Put(asking("a"))
 			h.Sleep(time.Minute)
-			expect(t, "writes", h.Writes(), tc.want)
+			assert.Equal(t, "writes", tc.want, h.Writes())
 			if !controllers.IsOutcomeUnknown(errors.Join(more, made)) || !controllers.IsNotLeading(more) || controllers.IsOutcomeUnknown(more) {
 				t.Errorf("the writes of the former leader failed with %v, and with %v", made, more)
 			}
 			h.Restart()
 			h.Depose()
 			h.Sleep(time.Minute)
-			expect(t, "writes of new replicas", h.Writes(), slices.Repeat([]string{"apply configmaps shop/made (unchanged)", "apply configmaps shop/more (unchanged)"}, 2))
+			assert.Equal(t, "writes of new replicas", slices.Repeat([]string{"apply configmaps shop/made (unchanged)", "apply configmaps shop/more (unchanged)"}, 2), h.Writes())
 		})
 	}
 }
@@ -259,13 +247,13 @@ func TestApplyRefusesEscalation(t *testing.T) {
 		"a binding to a role that the controller may bind":    {binding("ClusterRole", "deletes"), append(may("bind", "clusterroles", "deletes"), mayApply...), bindingMade},
 		"a binding to a role that does not exist":             {binding("Role", "none"), mayApply, bindingMade + ": NotFound"},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			h := controllertest.NewHost(t, doing("grants", func(ctx context.Context, h controllers.Host) error {
 				return controllers.TerminalError(tc.do(ctx, h))
 			}, tc.may...),
 				&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "reads"}, Rules: reads},
 				&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "deletes"}, Rules: deletes}, asking("a"))
-			expect(t, "writes", h.Writes(), []string{tc.want})
+			assert.Equal(t, "writes", []string{tc.want}, h.Writes())
 		})
 	}
 }
@@ -344,7 +332,7 @@ func TestHostNamesTheControllerOfAMistake(t *testing.T) {
 		"a second Depose":                    {func(*entry) {}, "there is no standby for Depose: Setup.Standby adds one"},
 		"a reconcile that outlasts its term": {func(e *entry) { *e = doing("greeter", slow) }, "HolderChanged\ncontroller greeter has been reconciling shop/a for"},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			failsWith(t, test.want, func(f *failures) {
 				e := greeter.Entry()
 				test.change(&e)
@@ -536,7 +524,7 @@ func TestBuiltInControllersWorkTogether(t *testing.T) {
 			Flags:   []string{"--replication-push-namespaces=*", "--ttl-include-resources=secrets"},
 			Standby: true,
 		}.NewHost(t, source, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "b"}})
-		expect(t, "writes", h.Writes(), []string{"replication: create secrets b/s"})
+		assert.Equal(t, "writes", []string{"replication: create secrets b/s"}, h.Writes())
 		h.Put(web)
 		h.Sleep(time.Minute)
 		h.Writes() // config-reload may record what it has seen
@@ -544,11 +532,11 @@ func TestBuiltInControllersWorkTogether(t *testing.T) {
 		source.Data["k"] = []byte("w")
 		h.Put(source)
 		h.Sleep(time.Minute)
-		expect(t, "writes after a change", h.Writes(), []string{"replication: update secrets b/s", "config-reload: patch deployments.apps b/web"})
+		assert.Equal(t, "writes after a change", []string{"replication: update secrets b/s", "config-reload: patch deployments.apps b/web"}, h.Writes())
 
 		h.Restart()
 		h.Sleep(2 * time.Hour)
-		expect(t, "writes of the standby", h.Writes(), []string{"ttl: delete secrets a/s", "replication: delete secrets b/s"})
+		assert.Equal(t, "writes of the standby", []string{"ttl: delete secrets a/s", "replication: delete secrets b/s"}, h.Writes())
 	})
 }
 
@@ -577,7 +565,7 @@ func TestControllerWorksInAnotherCluster(t *testing.T) {
 			return nil
 		}, hook: func(kubernetes.Interface) error { return errors.New("met") }, events: []string{"Normal Seen shop/a: by the test"}},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			var far *controllertest.Cluster
 			h := controllertest.NewHost(t, doing("copier", func(ctx context.Context, h controllers.Host) error {
 				c, err := h.Cluster("far", &rest.Config{Host: far.Address, BearerToken: "token", TLSClientConfig: rest.TLSClientConfig{CAData: far.CA}})
@@ -597,9 +585,9 @@ func TestControllerWorksInAnotherCluster(t *testing.T) {
 			}
 			h.Put(asking("a"))
 			h.Sleep(5 * time.Second)
-			expect(t, "writes in the cluster", far.Writes(), tc.writes)
-			expect(t, "Events in the cluster", far.Events(), tc.events)
-			expect(t, "writes in our own", h.Writes(), nil)
+			assert.Equal(t, "writes in the cluster", tc.writes, far.Writes())
+			assert.Equal(t, "Events in the cluster", tc.events, far.Events())
+			assert.Equal(t, "writes in our own", nil, h.Writes())
 			copied := controllertest.Get[corev1.ConfigMap](far, "shop", "a")
 			if name == "an apply" && (copied == nil || copied.Data["greeting"] != "hello" || len(copied.ManagedFields) == 0 || copied.ManagedFields[0].Manager != "copier") {
 				t.Errorf("the cluster has %+v", copied)
@@ -621,6 +609,6 @@ func TestControllerReachesAnotherService(t *testing.T) {
 			return h.Apply(ctx, corev1ac.ConfigMap(string(name), "shop"))
 		}), asking("a"))
 		h.Sleep(time.Hour) // with an idle connection
-		expect(t, "writes", h.Writes(), []string{"apply configmaps shop/example.com"})
+		assert.Equal(t, "writes", []string{"apply configmaps shop/example.com"}, h.Writes())
 	})
 }

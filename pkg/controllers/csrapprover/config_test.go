@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
 
@@ -31,9 +31,7 @@ func TestMistakesNameTheirFlags(t *testing.T) {
 			cfg := NewConfig()
 			fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 			cfg.AddFlags(fs)
-			if err := fs.Parse(strings.Split(tc.flags, " ")); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, fs.Parse(strings.Split(tc.flags, " ")))
 			var got []string
 			if err := cfg.Validate(controllers.Settings{}); err != nil {
 				for line := range strings.SplitSeq(err.Error(), "\n") {
@@ -41,9 +39,7 @@ func TestMistakesNameTheirFlags(t *testing.T) {
 					got = append(got, flag)
 				}
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Error(diff)
-			}
+			assert.Equal(t, "configuration", tc.want, got)
 		})
 	}
 }
@@ -63,9 +59,7 @@ func TestPermissionsAreForOneSigner(t *testing.T) {
 		for _, verb := range rule.Verbs {
 			if verb == "approve" {
 				ok = true
-				if diff := cmp.Diff([]string{"kubernetes.io/kubelet-serving"}, rule.ResourceNames); diff != "" {
-					t.Error(diff)
-				}
+				assert.Equal(t, "names of the rule", []string{"kubernetes.io/kubelet-serving"}, rule.ResourceNames)
 			}
 		}
 	}

@@ -16,13 +16,13 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover"
@@ -123,9 +123,7 @@ func (f *fixture) put(objects ...runtime.Object) {
 // expect compares the writes since the last call, and the new Events: words that each contains.
 func (f *fixture) expect(writes []string, events ...string) {
 	f.Helper()
-	if diff := cmp.Diff(writes, f.Writes()); diff != "" {
-		f.Errorf("writes (-want +got):\n%s", diff)
-	}
+	assert.Equal(f, "writes", writes, f.Writes())
 	all := f.Events()
 	fresh := all[min(f.comparedEvents, len(all)):]
 	f.comparedEvents = len(all)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/csrapprover/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
@@ -97,14 +98,10 @@ func newFullCache(t *testing.T, nodes, requests int) (int64, *controller) {
 	cfg := informers.CacheConfig{Scheme: scheme.Scheme}
 	cfg.Declare(Name, needs(seed)...)
 	caches, err := informers.NewCaches(metrics.NewKubeRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	before := liveHeap()
 	f, err := caches.AddCluster(cfg, config, func(string) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(f.Shutdown)
 	c := &controller{seed: seed, requests: informers.For[*informers.Object](f.ForController(Name), requestResource), nodes: informers.For[*informers.Object](f.ForController(Name), nodeResource), memory: newMemory()}
 	c.addIndexes()

@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 )
 
@@ -368,9 +368,7 @@ func TestReconcileApprovesOnlyWhatPasses(t *testing.T) {
 			run: func(f *fixture) {
 				f.Put(numberedObjects("r%03d", 500, func(name string) runtime.Object { return request(name, "n1", "n1.evil.example") })...)
 				f.put(request("good", "n2", "n2"))
-				if diff := cmp.Diff(approvalWrites("good"), f.Writes()); diff != "" {
-					f.Error(diff)
-				}
+				assert.Equal(f, "writes", approvalWrites("good"), f.Writes())
 				var events int32 // those that client-go combines are written again
 				for _, e := range controllertest.List[corev1.Event](f.Host) {
 					events += e.Count

@@ -24,6 +24,7 @@ import (
 	"go.uber.org/goleak"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
@@ -92,12 +93,8 @@ func (s *Server) newClient(t *testing.T, change func(*policy.ClusterSpec)) *clie
 		change(&spec)
 	}
 	c, err := newClient(spec, true, s.readSecret, s.clock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.renewToken(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
+	assert.NoError(t, c.renewToken(t.Context()))
 	t.Cleanup(c.close)
 	return c
 }
@@ -189,13 +186,9 @@ func TestAnswerIsBounded(t *testing.T) {
 	c := server.newClient(t, nil)
 	for query, want := range map[string]int64{"": maxObject, "?labelSelector=a": maxList, "?labelSelector=a&watch=true": maxList + 1} {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/healthz"+query, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		response, err := c.RoundTrip(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		n, err := io.Copy(io.Discard, io.LimitReader(response.Body, maxList+1))
 		_ = response.Body.Close()
 		if n != want || (want > maxList) != (err == nil) || err != nil && !errors.As(err, new(*http.MaxBytesError)) {
@@ -211,9 +204,7 @@ func TestCertificateHasToNameTheAddress(t *testing.T) {
 		spec := server.Spec()
 		spec.APIEndpoint = "https://" + address
 		c, err := newClient(spec, true, server.readSecret, server.clock)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		verify := c.transport.TLSClientConfig.VerifyConnection
 		if err := verify(tls.ConnectionState{PeerCertificates: []*x509.Certificate{server.Certificate()}}); (err == nil) != want {
 			t.Errorf("%s: %v", address, err)
@@ -226,9 +217,7 @@ func TestDialChecksAddress(t *testing.T) {
 	spec := server.Spec()
 	spec.APIEndpoint = strings.Replace(spec.APIEndpoint, "127.0.0.1", "localhost", 1)
 	c, err := newClient(spec, false, server.readSecret, server.clock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if result, _, problem := c.probe(t.Context(), 10*time.Second); result != policy.NoAnswer || !strings.Contains(problem, "loopback") {
 		t.Errorf("%v, %q", result, problem)
 	}
@@ -251,9 +240,7 @@ func TestTokenIsReadAgainWhenItIsRefused(t *testing.T) {
 		t.Helper()
 		server.clock.SetTime(server.clock.Now().Add(after))
 		response, err := (&http.Client{Transport: c}).Get(server.URL + "/healthz")
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		response.Body.Close()
 		if response.ProtoMajor != 1 { // the server of the test has no HTTP/2
 			t.Error(response.Proto)
@@ -294,9 +281,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 		http.Redirect(w, r, other.URL+"/healthz", http.StatusTemporaryRedirect)
 	}
 	response, err := (&http.Client{Transport: server.newClient(t, nil)}).Get(server.URL + "/healthz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	response.Body.Close()
 	if response.StatusCode != http.StatusTemporaryRedirect || len(other.tokens) > 0 {
 		t.Errorf("%d, and tokens %v elsewhere", response.StatusCode, other.tokens)

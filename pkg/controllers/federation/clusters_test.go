@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation"
@@ -57,13 +58,9 @@ func newHost(t *testing.T, unsafe bool, objects ...runtime.Object) host {
 func (h host) get(name string) *unstructured.Unstructured {
 	h.Helper()
 	client, err := dynamic.NewForConfig(h.RESTConfig())
-	if err != nil {
-		h.Fatal(err)
-	}
+	assert.NoError(h, err)
 	u, err := client.Resource(federation.KubeFedClusters).Namespace(namespace).Get(h.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		h.Fatal(err)
-	}
+	assert.NoError(h, err)
 	return u
 }
 
@@ -207,12 +204,8 @@ func TestChangedSpecIsUsedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, true, newKubeFedCluster("c1", server.Spec()), secret("c1", "good"))
 		changed := h.get("c1")
-		if err := unstructured.SetNestedField(changed.Object, other.URL, "spec", "apiEndpoint"); err != nil {
-			t.Fatal(err)
-		}
-		if err := unstructured.SetNestedStringSlice(changed.Object, []string{"*"}, "spec", "disabledTLSValidations"); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, unstructured.SetNestedField(changed.Object, other.URL, "spec", "apiEndpoint"))
+		assert.NoError(t, unstructured.SetNestedStringSlice(changed.Object, []string{"*"}, "spec", "disabledTLSValidations"))
 		before := server.Probes()
 		h.Put(changed)
 		h.Settle() // at once, not after the period
@@ -225,9 +218,7 @@ func TestChangedSpecIsUsedAtOnce(t *testing.T) {
 			t.Errorf("Events %q", events)
 		}
 		changed = h.get("c1")
-		if err := unstructured.SetNestedField(changed.Object, "ftp://c1.example", "spec", "apiEndpoint"); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, unstructured.SetNestedField(changed.Object, "ftp://c1.example", "spec", "apiEndpoint"))
 		h.Put(changed)
 		h.Settle()
 		h.wantConditions("c1", malformedConditions)

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 )
@@ -32,9 +33,7 @@ func TestLoopOfAClusterIsStartedAgain(t *testing.T) {
 		if c.loop, err = newKeyLoop(options, nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.openCluster(t.Context(), "c1", &client{cluster: cluster, transport: &http.Transport{}}); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, c.openCluster(t.Context(), "c1", &client{cluster: cluster, transport: &http.Transport{}}))
 		r := c.readyCluster("c1")
 		for range 2 {
 			ctx, end := context.WithCancel(t.Context())

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
@@ -19,9 +20,7 @@ func (f *fed) restoreHost() {
 	f.t.Helper()
 	f.change(f.Host, "PropagatedVersion", "shop", "configmap-f", func(u *unstructured.Unstructured) {
 		recorded := policy.ReadPropagated(u)
-		if err := unstructured.SetNestedSlice(u.Object, []any{map[string]any{"clusterName": "c1", "version": recorded.Clusters["c1"]}}, "status", "clusterVersions"); err != nil {
-			f.t.Fatal(err)
-		}
+		assert.NoError(f.t, unstructured.SetNestedSlice(u.Object, []any{map[string]any{"clusterName": "c1", "version": recorded.Clusters["c1"]}}, "status", "clusterVersions"))
 	})
 	f.setSpec("{clusters: [{name: c1}]}", "placement")
 }

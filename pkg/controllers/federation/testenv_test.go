@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation"
@@ -180,9 +181,7 @@ func (f *fed) set(server apiServer, kind, namespace, name, value string, path ..
 			unstructured.RemoveNestedField(u.Object, path...)
 			return
 		}
-		if err := unstructured.SetNestedField(u.Object, object(f.t, "{apiVersion: v1, kind: V, x: "+value+"}").Object["x"], path...); err != nil {
-			f.t.Fatal(err)
-		}
+		assert.NoError(f.t, unstructured.SetNestedField(u.Object, object(f.t, "{apiVersion: v1, kind: V, x: "+value+"}").Object["x"], path...))
 	})
 }
 

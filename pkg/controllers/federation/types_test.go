@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
@@ -46,13 +47,9 @@ func newTypesEnv(t *testing.T) *typesEnv {
 func (e *typesEnv) get(name string) *unstructured.Unstructured {
 	e.Helper()
 	client, err := dynamic.NewForConfig(e.RESTConfig())
-	if err != nil {
-		e.Fatal(err)
-	}
+	assert.NoError(e, err)
 	u, err := client.Resource(federation.FederatedTypeConfigs).Namespace(namespace).Get(e.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		e.Fatal(err)
-	}
+	assert.NoError(e, err)
 	return u
 }
 
@@ -60,9 +57,7 @@ func (e *typesEnv) get(name string) *unstructured.Unstructured {
 func (e *typesEnv) change(name, value string, path ...string) {
 	e.Helper()
 	u := e.get(name)
-	if err := unstructured.SetNestedField(u.Object, value, append([]string{"spec"}, path...)...); err != nil {
-		e.Fatal(err)
-	}
+	assert.NoError(e, unstructured.SetNestedField(u.Object, value, append([]string{"spec"}, path...)...))
 	e.Put(u)
 	e.Settle()
 }
@@ -173,13 +168,9 @@ func TestTypeMayNotRun(t *testing.T) {
 		u.SetName("federatedconfigmaps.types.kubefed.io")
 		u.SetResourceVersion("")
 		for key, value := range map[string]string{"group": "types.kubefed.io", "version": "v1beta1", "kind": "FederatedConfigMap", "pluralName": "federatedconfigmaps"} {
-			if err := unstructured.SetNestedField(u.Object, value, "spec", "targetType", key); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, unstructured.SetNestedField(u.Object, value, "spec", "targetType", key))
 		}
-		if err := unstructured.SetNestedField(u.Object, "federatedothers", "spec", "federatedType", "pluralName"); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, unstructured.SetNestedField(u.Object, "federatedothers", "spec", "federatedType", "pluralName"))
 		e.types[u.GetName()] = u
 		e.Put(u)
 		e.Settle()

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule"
@@ -247,9 +248,7 @@ func (f *fixture) takeRecords() (records []string) {
 	defer f.mu.Unlock()
 	for _, body := range f.bodies {
 		var sent metav1.PartialObjectMetadata
-		if err := json.Unmarshal([]byte(body), &sent); err != nil {
-			f.Fatal(err)
-		}
+		assert.NoError(f, json.Unmarshal([]byte(body), &sent))
 		records = append(records, sent.Annotations[recordKey])
 	}
 	f.bodies = nil
@@ -311,14 +310,10 @@ func scaledObject(name, target string, annotations ...string) *unstructured.Unst
 func (f *fixture) scaledObject() *unstructured.Unstructured {
 	f.Helper()
 	client, err := dynamic.NewForConfig(f.RESTConfig())
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	resource := schema.GroupVersionResource{Group: "keda.sh", Version: "v1alpha1", Resource: "scaledobjects"}
 	u, err := client.Resource(resource).Namespace("shop").Get(f.Context(), "s", metav1.GetOptions{})
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	return u
 }
 

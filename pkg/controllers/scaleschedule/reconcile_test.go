@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/scaleschedule"
 )
@@ -538,9 +539,7 @@ func TestLongYearKeepsItsSchedule(t *testing.T) {
 		}
 		for _, name := range zones {
 			zone, err := time.LoadLocation(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			var want []string
 			up := true // as it was before
 			day, reached := 0, [2]bool{}

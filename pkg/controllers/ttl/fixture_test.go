@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
@@ -91,9 +92,7 @@ func newFixture(t *testing.T, r row) *fixture {
 func (f *fixture) writeRules(rules string) {
 	f.Helper()
 	f.cfg.RulesFile = filepath.Join(f.TempDir(), "rules.yaml")
-	if err := os.WriteFile(f.cfg.RulesFile, []byte("rules:"+rules), 0o600); err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, os.WriteFile(f.cfg.RulesFile, []byte("rules:"+rules), 0o600))
 }
 
 // start starts the manager on what was put before, and these objects. It and what changes objects return the

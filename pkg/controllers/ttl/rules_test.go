@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/controllertest"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl"
@@ -224,9 +225,7 @@ func TestCommandShowsWhatRulesDelete(t *testing.T) {
 		var out bytes.Buffer
 		cmd.SetOut(&out)
 		cmd.SetArgs([]string{"test", f.cfg.RulesFile})
-		if err := cmd.ExecuteContext(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, cmd.ExecuteContext(t.Context()))
 		want := `NAMESPACE   NAME           RULE   SINCE                  DUE
 shop        jobs.batch/j   r      1999-12-31T22:00:00Z   1999-12-31T23:00:00Z
 temp        configmaps/c   temp   1999-12-31T22:00:00Z   1999-12-31T23:00:00Z

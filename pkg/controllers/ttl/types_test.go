@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/metrics"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy/rules"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
@@ -58,13 +59,9 @@ func TestDiscoveryFindsDeletableTypes(t *testing.T) {
 func newFollower(t *testing.T, set *rules.Set, accept func(informers.Need) error) *follower {
 	t.Helper()
 	caches, err := informers.NewCaches(metrics.NewKubeRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	cluster, err := caches.AddCluster(informers.CacheConfig{Scheme: scheme.Scheme}, &rest.Config{Host: "http://127.0.0.1:1"}, func(string) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(cluster.Shutdown)
 	follow := func(need informers.Need, _ func(old, current metav1.Object, initial bool)) (*informers.Following[metav1.Object], error) {
 		if err := accept(need); err != nil {
@@ -114,9 +111,7 @@ func TestTypeWithAProblemDisturbsNoOther(t *testing.T) {
 // The expressions of a rule are about one version.
 func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 	set, err := rules.Parse([]byte("rules: [{name: r, resources: [widgets.v1.example.com], ttl: 1h}]"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var followed []informers.Need
 	f := newFollower(t, set, func(need informers.Need) error { followed = append(followed, need); return nil })
 	preferred := widgets
@@ -132,9 +127,7 @@ func TestTypeIsFollowedInTheVersionOfItsRule(t *testing.T) {
 // An object that goes while the cache is looked through gets no record, since no event would remove it.
 func TestWhatIsGoneIsNotRecorded(t *testing.T) {
 	followed, err := newFollower(t, nil, func(informers.Need) error { return nil }).followType(t.Context(), pods)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	name := cache.NewObjectName("shop", "p")
 	if followed.addRecord(name, time.Time{}) || followed.records[name] != nil {
 		t.Error("it is recorded")

@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // answers is an API server that answers a dry run with these words, or without a policy if there are none.
@@ -104,9 +106,7 @@ func TestDirectoryFindsTheAPIServers(t *testing.T) {
 	client := fake.NewClientset(slice, forged, identity("a", now, apiServer), identity("stands still", now.Add(-59*time.Minute), apiServer),
 		identity("has expired", now.Add(-61*time.Minute), apiServer), identity("somebody else", now, nil))
 	known, count, err := NewDirectory(&rest.Config{Host: "https://balancer"}, client).List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	var addresses []string
 	for _, server := range known {
 		addresses = append(addresses, server.Address)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -23,18 +24,11 @@ type setClock struct{ now time.Duration }
 
 func (c *setClock) Now() time.Duration { return c.now }
 
-func must[T any](value T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return value
-}
-
 // TestDisplayLeadsWhenControllersRun checks the metric is_leader and the phase.
 func TestDisplayLeadsWhenControllersRun(t *testing.T) {
 	clock := &setClock{}
-	d := New(leaseName, "r", 10*time.Second, clock, nil, must(NewMetrics(metrics.NewKubeRegistry(), "x")))
-	leading := func() bool { return must(testutil.GetGaugeMetricValue(d.metrics.gauge(d.metrics.leading))) == 1 }
+	d := New(leaseName, "r", 10*time.Second, clock, nil, assert.Must(NewMetrics(metrics.NewKubeRegistry(), "x")))
+	leading := func() bool { return assert.Must(testutil.GetGaugeMetricValue(d.metrics.gauge(d.metrics.leading))) == 1 }
 	held := protocol.View{Holding: true, OwesUntil: time.Second}
 	d.Update(held, false)
 	if leading() || d.Status(0).Phase != "Starting" {
@@ -95,13 +89,13 @@ func TestHealthFollowsRenewals(t *testing.T) {
 }
 
 func TestMetricsOfTwoLocksAreDistinct(t *testing.T) {
-	m := must(NewMetrics(metrics.NewKubeRegistry(), "x"))
+	m := assert.Must(NewMetrics(metrics.NewKubeRegistry(), "x"))
 	one := m.forLease(leaseName)
 	other := leaseName
 	other.Namespace = "other"
 	two := m.forLease(other)
 	one.set(one.leading, true)
-	if must(testutil.GetGaugeMetricValue(two.gauge(two.leading))) != 0 {
+	if assert.Must(testutil.GetGaugeMetricValue(two.gauge(two.leading))) != 0 {
 		t.Error("they share a series")
 	}
 }

@@ -20,6 +20,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/election/protocol"
 )
 
@@ -66,9 +67,7 @@ func (r *recorder) Accept() (net.Conn, error) {
 func newLeader(t *testing.T, address string) *leader {
 	t.Helper()
 	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	w := New(netip.MustParseAddrPort(listener.Addr().String()), fmt.Sprintf("pod_%d", count.Add(1)))
 	ctx, stop := context.WithCancel(t.Context())
 	mux := http.NewServeMux()
@@ -231,9 +230,7 @@ func TestHungProcessIsNotGone(t *testing.T) {
 	t.Parallel()
 	l := newLeader(t, "127.0.0.1:0")
 	proxy, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	t.Cleanup(func() { _ = proxy.Close() })
 	gate := &gate{}
 	go gate.serve(proxy, l.Address())

@@ -19,19 +19,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // bubbleClock is the clock of a bubble.
 type bubbleClock struct{ origin time.Time }
 
 func (c bubbleClock) Now() time.Duration { return time.Since(c.origin) }
-
-func must[T any](value T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return value
-}
 
 // setClock is a clock that shows the time it is set to.
 type setClock struct{ now atomic.Int64 }
@@ -89,9 +84,7 @@ func TestFenceAdmits(t *testing.T) {
 				return &http.Response{Body: http.NoBody}, nil
 			}))
 			req, err := http.NewRequestWithContext(t.Context(), test.method, "http://api/x", strings.NewReader("{}"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			req.Method = test.method
 			resp, err := transport.RoundTrip(req)
 			if err == nil {
@@ -132,7 +125,7 @@ func TestIsWrite(t *testing.T) {
 		"/api/v1/nodes/n/proxy/run":                                                          true,
 		"/k8s/clusters/c/api/v1/nodes/n/proxy/":                                              true,
 	} {
-		req := must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://api"+path, nil))
+		req := assert.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://api"+path, nil))
 		if got := IsWrite(req); got != want {
 			t.Errorf("GET %s: got %t", path, got)
 		}
@@ -144,9 +137,7 @@ func TestFenceCountsRefusals(t *testing.T) {
 	client := &http.Client{Transport: f.Transport(http.DefaultTransport)}
 	for _, method := range []string{http.MethodPatch, http.MethodPatch, http.MethodDelete, "BREW"} {
 		req, err := http.NewRequestWithContext(t.Context(), method, "http://api/x", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		if _, err := client.Do(req); !errors.Is(err, ErrNotLeading) { //nolint:bodyclose // there is no response
 			t.Fatal(err)
 		}
@@ -171,9 +162,7 @@ func TestFenceClosesTheBodyThatItRefuses(t *testing.T) {
 	f, _ := newTestFence(&setClock{})
 	body := &closeRecorder{Reader: strings.NewReader("{}")}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if _, err := f.Transport(http.DefaultTransport).RoundTrip(req); !errors.Is(err, ErrNotLeading) || !body.closed { //nolint:bodyclose // there is no response
 		t.Errorf("error %v, closed %t", err, body.closed)
 	}
@@ -190,9 +179,7 @@ func TestFenceEndsWritesInFlight(t *testing.T) {
 			return nil, req.Context().Err()
 		}))
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, "http://api/x", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		start := clock.Now()
 		_, err = transport.RoundTrip(req) //nolint:bodyclose // there is no response
 		var unknown interface{ OutcomeUnknown() bool }
@@ -230,9 +217,7 @@ func TestFenceAsksAgainBeforeTheBodyEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clock.set(0)
 			req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, server.URL, body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			if _, err = transport.RoundTrip(req); !errors.Is(err, ErrNotLeading) { //nolint:bodyclose // there is no response
 				t.Error(err)
 			}
@@ -260,13 +245,9 @@ func TestFenceLeavesTheResponseReadable(t *testing.T) {
 	}))
 	defer server.Close()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader("{}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	resp, err := f.Transport(http.DefaultTransport).RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	close(more)
 	body, err := io.ReadAll(resp.Body)
 	if err != nil || string(body) != "later" {
@@ -336,9 +317,7 @@ func TestFenceRefusalIsATypedErrorAtOnce(t *testing.T) {
 		})
 	})
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	_, err = client.CoreV1().ConfigMaps("ns").Create(context.Background(), &corev1.ConfigMap{}, metav1.CreateOptions{})
 	if !errors.Is(err, ErrNotLeading) || requests.Load() != 1 {
 		t.Errorf("%d requests, error %v", requests.Load(), err)
@@ -354,7 +333,7 @@ func TestFenceIgnoresWritesElsewhere(t *testing.T) {
 			return nil, context.Cause(req.Context())
 		})
 		write := func(ctx context.Context) error {
-			req := must(http.NewRequestWithContext(ctx, http.MethodPut, "http://api/x", nil))
+			req := assert.Must(http.NewRequestWithContext(ctx, http.MethodPut, "http://api/x", nil))
 			_, err := f.TransportElsewhere(hangs).RoundTrip(req) //nolint:bodyclose // there is no response
 			return err
 		}

@@ -9,13 +9,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // parseHistory builds the history of a test from a list of steps; each is one revision of etcd, from 1
@@ -171,9 +172,7 @@ func TestJudgeFindsWritesOfOthers(t *testing.T) {
 			for _, f := range got.Findings {
 				findings = append(findings, fmt.Sprintf("%d %s", f.Revision, f.Verdict))
 			}
-			if diff := cmp.Diff(tc.findings, findings); diff != "" {
-				t.Errorf("findings (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "findings", tc.findings, findings)
 			if len(got.Acquisitions) != tc.acquisitions || got.Unlogged != tc.unlogged {
 				t.Errorf("%d acquisitions, %d unlogged, want %d, %d", len(got.Acquisitions), got.Unlogged, tc.acquisitions, tc.unlogged)
 			}

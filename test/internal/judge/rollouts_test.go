@@ -7,11 +7,12 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 func TestJudgeFindsRolloutsAndTheirAuthors(t *testing.T) {
@@ -75,9 +76,7 @@ func TestJudgeFindsRolloutsAndTheirAuthors(t *testing.T) {
 			for _, v := range r.Find(object) {
 				got = append(got, fmt.Sprintf("%d %s", v.Revision, v.Writer))
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("rollouts (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "rollouts", tc.want, got)
 		})
 	}
 }

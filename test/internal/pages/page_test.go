@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 const root = "../../.."
@@ -145,9 +145,7 @@ func TestParseChecksEachBlock(t *testing.T) {
 			if tc.want.Anchors == nil {
 				tc.want.Anchors = map[string]bool{}
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("page (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "page", tc.want, got)
 		})
 	}
 }

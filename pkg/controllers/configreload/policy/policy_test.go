@@ -13,7 +13,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -23,6 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 const (
@@ -278,9 +279,7 @@ func TestWorkloadCachedReadsAsLive(t *testing.T) {
 	}
 	template := references()
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&template)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	k := compatKeys()
 	for name, tc := range map[string]struct {
 		obj  runtime.Object
@@ -303,24 +302,14 @@ func TestWorkloadCachedReadsAsLive(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := tc.obj.DeepCopyObject()
 			cached, err := NewWorkload(&Kind{Name: "Kind"}, reduce(k, tc.obj), "config-reload")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(before, tc.obj); diff != "" {
-				t.Errorf("the object has changed (-before +after):\n%s", diff)
-			}
+			assert.NoError(t, err)
+			assert.Equal(t, "object, which shall not change", before, tc.obj)
 			cached.AnnotationSum = 0 // which only the cache has
-			if diff := cmp.Diff(tc.want, cached.Content); diff != "" {
-				t.Errorf("cached (-want +got):\n%s", diff)
-			}
+			assert.Equal(t, "cached", tc.want, cached.Content)
 			live, err := NewWorkload(&Kind{Name: "Kind"}, tc.obj.(metav1.Object), "config-reload")
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			delete(live.Template, "example.com/other") // the only other difference
-			if diff := cmp.Diff(live, cached, cmpopts.IgnoreUnexported(Workload{}), cmpopts.IgnoreFields(Workload{}, "ContentVersion")); diff != "" {
-				t.Errorf("live and cached differ (-live +cached):\n%s", diff)
-			}
+			assert.Equal(t, "Workload of the cached object", live, cached, cmpopts.IgnoreUnexported(Workload{}), cmpopts.IgnoreFields(Workload{}, "ContentVersion"))
 		})
 	}
 }
@@ -356,9 +345,7 @@ func TestHugeAnnotationIsRefusedAndNotKept(t *testing.T) {
 				t.Errorf("the cache keeps %d bytes of the template", size)
 			}
 			workload, err := NewWorkload(&Kind{Name: "Deployment"}, d, "config-reload")
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			selection := k.Selection(workload)
 			if len(selection.Problems) != 1 || !strings.HasPrefix(selection.Problems[0].String(), annotation[0]+": ") || len(selection.Problems[0].String()) > 600 {
 				t.Errorf("problems %v, want one that names the annotation", selection.Problems)

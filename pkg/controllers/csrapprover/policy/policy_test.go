@@ -23,11 +23,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 var key = func() ed25519.PrivateKey {
@@ -87,9 +88,7 @@ func nodeWith(name, host string, addresses ...string) corev1.Node {
 func (f *fixture) failedChecks(t *testing.T) string {
 	t.Helper()
 	der, err := x509.CreateCertificateRequest(rand.Reader, &f.template, f.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	f.csr.Spec.Request = f.encode(der)
 	if NodeName(&f.csr) == "" {
 		return "1"
@@ -405,9 +404,7 @@ func TestWrongOptionsNameTheirFlags(t *testing.T) {
 			tc.change(&o)
 			var flags []string
 			o.Validate(func(flag, _ string, _ ...any) { flags = append(flags, flag) })
-			if diff := cmp.Diff(tc.flags, flags); diff != "" {
-				t.Error(diff)
-			}
+			assert.Equal(t, "flags", tc.flags, flags)
 		})
 	}
 }
@@ -416,9 +413,7 @@ func TestWrongOptionsNameTheirFlags(t *testing.T) {
 func FuzzRequest(f *testing.F) {
 	fixture := newFixture()
 	der, err := x509.CreateCertificateRequest(rand.Reader, &fixture.template, key)
-	if err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, err)
 	f.Add(toPEM(der), false)
 	f.Add(der, true)
 	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\n-----END CERTIFICATE REQUEST-----"), false)

@@ -8,9 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 var now = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
@@ -64,13 +65,6 @@ func typeOf(kind string) *TypeConfig {
 	return &TypeConfig{Name: target.GroupResource().String(), TypeSpec: TypeSpec{Target: target, Federated: federatedType, Propagation: enabled}}
 }
 
-func wantEqual(t *testing.T, got, want any) {
-	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("got, want:\n%s", diff)
-	}
-}
-
 func TestInvalidConfigFieldsGetDefaults(t *testing.T) {
 	change := func(change func(*Config)) Config {
 		c := DefaultConfig()
@@ -108,7 +102,7 @@ func TestInvalidConfigFieldsGetDefaults(t *testing.T) {
 			if (err != nil) != test.errors {
 				t.Error(err)
 			}
-			wantEqual(t, got, test.want)
+			assert.Equal(t, "configuration", test.want, got)
 		})
 	}
 }
@@ -180,7 +174,7 @@ func TestConditionsTellTheResultOfTheProbe(t *testing.T) {
 			for _, c := range status.Conditions {
 				got = append(got, [4]string{c.Type, c.Status, c.Reason, c.Message})
 			}
-			wantEqual(t, got, test.want)
+			assert.Equal(t, "conditions", test.want, got)
 		})
 	}
 }
@@ -242,7 +236,7 @@ func TestMalformedClusterIsReadNevertheless(t *testing.T) {
 	want := Cluster{Name: "c1", Labels: map[string]string{"a": "b"},
 		Spec: ClusterSpec{APIEndpoint: "https://c1", CABundle: []byte("ca"), DisabledTLSValidations: []string{"*"}, ProxyURL: "socks5://p:1"}}
 	want.Spec.SecretRef.Name = "s"
-	wantEqual(t, c, want)
+	assert.Equal(t, "cluster", want, c)
 	c = ReadCluster(object(t, "metadata: {name: c1, labels: {a: b}}, spec: {caBundle: '!'}"))
 	if c.Malformed == nil || c.Labels["a"] != "b" {
 		t.Errorf("a cluster with a malformed spec: %v", c)

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 func TestConnectionFollowsTheClusterSpec(t *testing.T) {
@@ -125,9 +127,7 @@ type signedCertificate struct {
 func newCertificate(t *testing.T, issuer *signedCertificate, name string, notBefore, notAfter time.Time) *signedCertificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: notBefore, NotAfter: notAfter, DNSNames: []string{name},
 		BasicConstraintsValid: true, IsCA: issuer == nil, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature}
 	parent, parentKey := template, key
@@ -135,13 +135,9 @@ func newCertificate(t *testing.T, issuer *signedCertificate, name string, notBef
 		parent, parentKey = issuer.Certificate, issuer.key
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	c, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return &signedCertificate{c, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key}
 }
 

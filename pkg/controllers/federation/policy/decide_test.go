@@ -8,6 +8,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 func TestDecisionFollowsFromTheState(t *testing.T) {
@@ -170,7 +172,7 @@ func TestDeleteOptionsComeFromTheAnnotation(t *testing.T) {
 			if (err != nil) != test.malformed {
 				t.Error(err)
 			}
-			wantEqual(t, got, test.want)
+			assert.Equal(t, "options", test.want, got)
 		})
 	}
 }

@@ -16,6 +16,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // readDNSRecord reads a ServiceDNSRecord of this name in the namespace shop, or an IngressDNSRecord if the
@@ -28,9 +30,7 @@ func readDNSRecord(t *testing.T, name, spec, domain string) (*DNSRecord, Problem
 		kind = "IngressDNSRecord"
 	}
 	err := u.UnmarshalJSON(fmt.Appendf(nil, `{"apiVersion":"v1","kind":%q,"metadata":{"namespace":"shop","name":%q},"spec":{%s}}`, kind, name, spec))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	fed, other := &unstructured.Unstructured{Object: map[string]any{"domain": domain}}, &unstructured.Unstructured{Object: map[string]any{"domain": "other.org"}}
 	fed.SetName("fed")
 	other.SetName("other")

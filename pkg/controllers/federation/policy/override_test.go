@@ -14,6 +14,8 @@ import (
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // overrideRendering renders a federated object with these overrides of c1.
@@ -139,9 +141,7 @@ func TestOverridesOfALongListStayCheap(t *testing.T) {
 	}
 	f := &Federated{Name: "f", Namespace: "ns", Template: map[string]any{"list": []any{}}, overrides: []clusterOverrides{{"c1", operations}}}
 	got, err := Render(RenderRequest{Type: typeOf("ConfigMap"), Federated: f, Cluster: "c1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if list := got.Object["list"].([]any); len(list) != maxOperations {
 		t.Errorf("%d items", len(list))
 	}
@@ -169,26 +169,20 @@ func FuzzOverrides(f *testing.F) {
 		request := RenderRequest{Type: typeOf("ConfigMap"), Federated: ReadFederated(u), Cluster: "c1"}
 		if exists {
 			request.Live = &unstructured.Unstructured{}
-			if err := request.Live.UnmarshalJSON([]byte(fuzzLive)); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, request.Live.UnmarshalJSON([]byte(fuzzLive)))
 		}
 		before := u.DeepCopy()
 		got, err := Render(request)
-		wantEqual(t, u, before)
+		assert.Equal(t, "federated object after Render", before, u)
 		digest := ReadDigest(SummarizeFederated(u))
 		if err != nil {
 			return
 		}
 		sent, err := got.MarshalJSON()
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		// What the API server reads may differ from what was checked.
 		var decoded unstructured.Unstructured
-		if err := decoded.UnmarshalJSON(sent); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, decoded.UnmarshalJSON(sent))
 		version, uid := "", types.UID("")
 		if exists {
 			version, uid = "7", "u"
@@ -243,9 +237,7 @@ func FuzzPatch(f *testing.F) {
 			return
 		}
 		var wanted any
-		if err := json.Unmarshal(want, &wanted); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, json.Unmarshal(want, &wanted))
 		gotJSON, _ := json.Marshal(got)
 		wantJSON, _ := json.Marshal(wanted)
 		if !bytes.Equal(gotJSON, wantJSON) {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // TestPlaceIntersectsNamespaceAndObject has clusters a, b and c; a and b have the label size: big.
@@ -67,13 +69,9 @@ func TestPlaceIntersectsNamespaceAndObject(t *testing.T) {
 				f = ReadFederated(object(t, "spec: text"))
 			}
 			data, err := json.Marshal(f.Placement)
-			if err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, err)
 			var cached Placement
-			if err := json.Unmarshal(data, &cached); err != nil {
-				t.Fatal(err)
-			}
+			assert.NoError(t, json.Unmarshal(data, &cached))
 			for _, placement := range []Placement{f.Placement, cached} {
 				got, reason, err := Place(typeOf(test.kind), placement, namespace, clusters)
 				if strings.Join(got, " ") != test.want || reason != test.reason || (err != nil) != (reason == ComputePlacementFailed) {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 type rendering struct {
@@ -35,9 +37,9 @@ func (r rendering) run(t *testing.T) {
 		live = request.Live.DeepCopy()
 	}
 	got, err := Render(request)
-	wantEqual(t, f, before)
+	assert.Equal(t, "federated object after Render", before, f)
 	if live != nil {
-		wantEqual(t, request.Live, live)
+		assert.Equal(t, "live object after Render", live, request.Live)
 	}
 	if r.failStatus != "" {
 		failure := (*Failure)(nil)
@@ -46,14 +48,12 @@ func (r rendering) run(t *testing.T) {
 		}
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	want := object(t, r.want)
 	// What JSON cannot tell apart is the same.
 	wantJSON, _ := want.MarshalJSON()
 	gotJSON, _ := got.MarshalJSON()
-	wantEqual(t, string(gotJSON), string(wantJSON))
+	assert.Equal(t, "rendered object", string(wantJSON), string(gotJSON))
 }
 
 // managed returns the metadata of an object f in ns with the label, and more.

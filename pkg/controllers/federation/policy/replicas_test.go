@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 func TestInvalidReplicaPreferenceIsRefused(t *testing.T) {
@@ -80,9 +82,7 @@ func TestSpreadWritesPlacementAndReplicas(t *testing.T) {
 			spread, changed, err := Spread(u, test.plan)
 			text := func(object any) string {
 				data, err := json.Marshal(object)
-				if err != nil {
-					t.Fatal(err)
-				}
+				assert.NoError(t, err)
 				return string(data)
 			}
 			if text(u) != text(before) {

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"testing"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 func TestPropagationConditionHasItsReason(t *testing.T) {
@@ -29,7 +31,7 @@ func TestPropagationConditionHasItsReason(t *testing.T) {
 				t.Errorf("written: %t, %v", write, got)
 			}
 			const timestamp = "2026-11-24T12:00:00Z"
-			wantEqual(t, got.Conditions, []FederatedCondition{{"Propagation", test.status, timestamp, timestamp, test.want}})
+			assert.Equal(t, "conditions", []FederatedCondition{{"Propagation", test.status, timestamp, timestamp, test.want}}, got.Conditions)
 		})
 	}
 }
@@ -79,9 +81,7 @@ func TestStatusIsWrittenOnlyWhenNeeded(t *testing.T) {
 	// A status that was written and read again is the same.
 	written, _ := FederatedStatus{}.Next(sameConclusion(), now)
 	data, err := json.Marshal(map[string]any{"status": written})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	stored := ReadFederated(object(t, string(data[1:len(data)-1]))).Status
 	if _, write := stored.Next(sameConclusion(), now.Add(time.Minute)); write || stored.Hash() != written.Hash() {
 		t.Errorf("written again: %t", write)

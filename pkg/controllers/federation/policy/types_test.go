@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 const widgets = "targetType: {group: example.com, version: v1, kind: Widget, pluralName: widgets, scope: Namespaced}, " +
@@ -42,7 +44,7 @@ func TestTypeConfigIsCompletedAndValidated(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := ReadTypeConfig(object(t, "metadata: {name: "+test.name+"}, spec: {"+test.spec+"}"))
-			wantEqual(t, [3]string{got.Target.PluralName, got.Target.Group, got.Federated.PluralName}, test.want)
+			assert.Equal(t, "names", test.want, [3]string{got.Target.PluralName, got.Target.Group, got.Federated.PluralName})
 			if (got.Invalid == nil) != (test.invalid == "") || got.Invalid != nil && !strings.Contains(got.Invalid.Error(), test.invalid) {
 				t.Errorf("%v, want %q", got.Invalid, test.invalid)
 			}
@@ -139,7 +141,7 @@ func TestTypeStatusShowsWhatRuns(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, write := c.NextStatus(test.runs, test.config)
-			wantEqual(t, got, test.want)
+			assert.Equal(t, "status", test.want, got)
 			next := *c
 			next.Status = got
 			if _, writeAgain := next.NextStatus(test.runs, test.config); !write || writeAgain {

@@ -13,6 +13,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 func TestVersionsHashTemplateAndOverrides(t *testing.T) {
@@ -42,7 +44,7 @@ func TestVersionsHashTemplateAndOverrides(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			wantEqual(t, ReadFederated(object(t, "spec: "+test.spec)).Versions(), test.want)
+			assert.Equal(t, "versions", test.want, ReadFederated(object(t, "spec: "+test.spec)).Versions())
 		})
 	}
 }
@@ -71,7 +73,7 @@ func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 		return Propagated{Versions: Versions{"t", "o"}, Clusters: clusters}
 	}
 	propagated := propagatedTo(map[string]string{"b": "rv:2", "a": "gen:1"})
-	wantEqual(t, propagated.Status()["clusterVersions"], []clusterVersion{{"a", "gen:1"}, {"b", "rv:2"}})
+	assert.Equal[any](t, "versions of clusters", []clusterVersion{{"a", "gen:1"}, {"b", "rv:2"}}, propagated.Status()["clusterVersions"])
 	reordered := ReadPropagated(object(t, "status: {templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}"))
 	if !reordered.Equal(propagated) {
 		t.Errorf("another order is another PropagatedVersion: %v", reordered)
@@ -84,10 +86,10 @@ func TestPropagatedIsTheSameInAnyOrder(t *testing.T) {
 	}
 	for _, text := range []string{"{templateVersion: t, overridesVersion: o, clusterVersions: [{clusterName: b, version: 'rv:2'}, {clusterName: a, version: 'gen:1'}]}", "{overridesVersion: o}", "{}"} {
 		u := object(t, "metadata: {ownerReferences: [{uid: '7'}]}, status: "+text)
-		wantEqual(t, ReadPropagatedSummary(SummarizePropagated(u)), ReadPropagated(u))
+		assert.Equal(t, "what a summary tells", ReadPropagated(u), ReadPropagatedSummary(SummarizePropagated(u)))
 	}
-	wantEqual(t, ReadPropagatedSummary(nil), Propagated{})
-	wantEqual(t, ReadPropagated(object(t, "status: {clusterVersions: 7}")), Propagated{})
+	assert.Equal(t, "what no summary tells", Propagated{}, ReadPropagatedSummary(nil))
+	assert.Equal(t, "what malformed versions tell", Propagated{}, ReadPropagated(object(t, "status: {clusterVersions: 7}")))
 	if none := ReadPropagated(object(t, "spec: {}")); !none.Equal(Propagated{}) {
 		t.Error(none)
 	}
@@ -140,7 +142,7 @@ func TestDigestKeepsWhatDecides(t *testing.T) {
 		"{clusterName: c1, clusterOverrides: [{op: add, path: /metadata/annotations, value: {a: b}}]}]"
 	f := object(t, "metadata: {name: f, namespace: ns, finalizers: [kubefed.io/sync-controller]}, spec: {"+spec+"}")
 	d := ReadDigest(SummarizeFederated(f))
-	wantEqual(t, d, ReadFederated(f).Digest())
+	assert.Equal(t, "digest", ReadFederated(f).Digest(), d)
 	if d.Versions.Template == "" || !d.HasFinalizer || !slices.Equal(d.Placement.Clusters, []string{"c1"}) {
 		t.Errorf("%+v", d)
 	}
@@ -181,7 +183,7 @@ func TestLiveObjectIsReadBackFromItsSummary(t *testing.T) {
 				t.Errorf("%d bytes", len(summary))
 			}
 			got := ReadLiveObject(&test.object, summary)
-			wantEqual(t, got, test.want)
+			assert.Equal(t, "live object", test.want, got)
 			if got.Version != ObjectVersion(&test.object) {
 				t.Errorf("version %s", got.Version)
 			}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 func mustTime(text string) time.Time {
@@ -92,9 +94,7 @@ func TestSpansFollowSummerTime(t *testing.T) {
 		"a last hour, and what follows upon": {"23:30-00:30 Africa/Cairo", "2026-10-29", "20:30 22:30"},
 	} {
 		spans, err := ParseSpans(test.item, everyDay)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		var got []string
 		begin := mustTime(test.night + "T12:00:00Z")
 		before, _ := spans.Contains(begin)
@@ -170,9 +170,7 @@ func BenchmarkAt(b *testing.B) {
 	for name, now := range map[string]string{"in a season": "2026-07-01T12:00:00Z", "on a change": "2026-03-29T00:30:00Z"} {
 		b.Run(name, func(b *testing.B) {
 			spans, err := ParseSpans(hostileSpans(), Defaults{})
-			if err != nil {
-				b.Fatal(err)
-			}
+			assert.NoError(b, err)
 			for b.Loop() {
 				spans.Contains(mustTime(now))
 			}

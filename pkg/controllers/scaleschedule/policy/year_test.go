@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // change is a moment at which a workload goes inside of a span, or outside.
@@ -76,9 +78,7 @@ func wallClockChanges(zone *time.Location, year int) [][]change {
 func boundaryChanges(t *testing.T, item string, year int) (changes []change) {
 	t.Helper()
 	spans, err := ParseSpans(item, Defaults{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	begin, end := time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(year+1, 1, 1, 0, 0, 0, 0, time.UTC)
 	before, _ := spans.Contains(begin.Add(-time.Minute))
 	steps := 0
@@ -117,9 +117,7 @@ func TestSpansChangeAsTheWallClockShows(t *testing.T) {
 		{"UTC", []int{2028}},
 	} {
 		zone, err := ParseZone(test.zone)
-		if err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, err)
 		for _, year := range test.years {
 			tables := wallClockChanges(zone, year)
 			for i, want := range tables {
@@ -143,9 +141,7 @@ func TestSpansChangeAsTheWallClockShows(t *testing.T) {
 // Sunday had begun for a minute.
 func TestDayThatBeginsTwiceStaysInside(t *testing.T) {
 	spans, err := ParseSpans("Sun-Sun 0-24 America/St_Johns", Defaults{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	for now := mustTime("2010-11-07T02:30:00Z"); now.Before(mustTime("2010-11-07T05:00:00Z")); now = now.Add(time.Minute) {
 		if inside, next := spans.Contains(now); !inside || !next.After(now) {
 			t.Errorf("at %v, on the wall %v: inside is %t, the next boundary %v", now, now.In(spans[0].(weeklySpan).zone), inside, next)

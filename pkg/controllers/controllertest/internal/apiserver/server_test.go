@@ -18,6 +18,8 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 )
 
 // fixture is a server with the custom resource gadgetries and a client of it.
@@ -45,12 +47,8 @@ func newFixture(t *testing.T) fixture {
 func (f fixture) put(text string) {
 	f.Helper()
 	obj := &unstructured.Unstructured{}
-	if err := obj.UnmarshalJSON([]byte(text)); err != nil {
-		f.Fatal(err)
-	}
-	if err := f.server.Put(obj); err != nil {
-		f.Fatal(err)
-	}
+	assert.NoError(f, obj.UnmarshalJSON([]byte(text)))
+	assert.NoError(f, f.server.Put(obj))
 }
 
 // What the server has in common with the real one is tested on both, in test/widget.
@@ -100,9 +98,7 @@ func TestWatchShowsWhatItsSelectorSelects(t *testing.T) {
 	f := newFixture(t)
 	events, err := f.kube.CoreV1().ConfigMaps("shop").Watch(f.ctx, metav1.ListOptions{LabelSelector: "x=y", SendInitialEvents: ptr.To(true),
 		ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer events.Stop()
 	for _, labels := range []string{`"x":"n"`, `"x":"y"`, `"x":"y","z":"1"`, `"x":"n"`} {
 		f.put(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"shop","name":"a","labels":{` + labels + `}}}`)

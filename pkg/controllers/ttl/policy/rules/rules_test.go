@@ -26,6 +26,7 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/ttl/policy"
 )
 
@@ -53,9 +54,7 @@ var completedAt = time.Date(2030, 1, 10, 10, 0, 0, 0, time.UTC)
 func parse(t testing.TB, text string) *Set {
 	t.Helper()
 	set, err := Parse([]byte("rules:" + text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	return set
 }
 
@@ -63,9 +62,7 @@ func parse(t testing.TB, text string) *Set {
 func object(t testing.TB, typ policy.Type, text string) (objects []metav1.Object) {
 	t.Helper()
 	untyped := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal([]byte(text), &untyped.Object); err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, yaml.Unmarshal([]byte(text), &untyped.Object))
 	if untyped.Object == nil {
 		untyped.Object = map[string]any{}
 	}
@@ -77,9 +74,7 @@ func object(t testing.TB, typ policy.Type, text string) (objects []metav1.Object
 	untyped.SetCreationTimestamp(metav1.NewTime(completedAt.Add(-2 * time.Hour)))
 	objects = append(objects, untyped)
 	if typed, err := clientscheme.Scheme.New(typ.GroupVersion().WithKind(typ.Kind)); err == nil {
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(untyped.Object, typed); err != nil {
-			t.Fatal(err)
-		}
+		assert.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(untyped.Object, typed))
 		typed.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{}) // as the cache decodes it
 		objects = append(objects, typed.(metav1.Object))
 	}
@@ -374,18 +369,14 @@ func TestNoValueIsRetained(t *testing.T) {
 		}
 	}
 	file, err := os.Create(filepath.Join(t.TempDir(), "heap"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	defer file.Close()
 	for range 3 { // pools survive one collection
 		goruntime.GC()
 	}
 	debug.WriteHeapDump(file.Fd())
 	dump, err := os.ReadFile(file.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	assert.NoError(t, err)
 	if !bytes.Contains(dump, []byte(kept)) {
 		t.Fatal("the dump does not even hold what is kept: the search proves nothing")
 	}
