@@ -18,7 +18,7 @@ type bar struct {
 	limit                     string // a number with its unit, or a factor with " times that of " and another subject
 }
 
-// readBars reads that table.
+// readBars reads the table of bars.
 func readBars(dir string) (bars []bar, err error) {
 	readme, err := os.ReadFile(filepath.Join(dir, "README.md"))
 	if err != nil {

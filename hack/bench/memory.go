@@ -33,7 +33,7 @@ type measuredProcess struct {
 	pair *pair
 }
 
-// startsMeasured reports whether starts and takeovers of it are measured.
+// startsMeasured reports whether starts and takeovers of the process are measured.
 func (m *measuredProcess) startsMeasured() bool { return !m.leads && m.name != kcm }
 
 // measuredProcesses returns the processes with the given rows, all if rows is nil, in the order in which

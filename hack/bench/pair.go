@@ -105,9 +105,9 @@ func (p *pair) takeover(ctx context.Context, sig syscall.Signal) (t takeover, er
 	}
 	p.takeovers++
 	triggerName := fmt.Sprintf("trigger-%d", p.takeovers)
-	// The leader ends at a random point of the period in which leaders renew and standbys poll, but
-	// only after the standby has seen a renewal: for a Lease that it has only found, the claim counts
-	// from then.
+	// The leader ends at a random point of the period in which leaders renew and standbys poll, but only after
+	// the standby has seen a renewal: until then, the standby counts the claim from the moment at which it found
+	// the Lease.
 	pause := 500*time.Millisecond + rand.N(2500*time.Millisecond)
 	if sig != syscall.SIGTERM {
 		pause += 2 * time.Second

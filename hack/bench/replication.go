@@ -25,10 +25,10 @@ var fanSizes = []int{200, 2000}
 // copiesInOrder is the number of copies that a new leader finds in order.
 const copiesInOrder = 1000
 
-// replicationFlags switch it on.
+// replicationFlags switch the controller replication on.
 var replicationFlags = []string{"--controllers=*,replication", "--compat=reflector,replicator", "--replication-push-namespaces=*"}
 
-// replication measures the controller of that name.
+// replication measures the controller replication.
 func (b *bench) replication(ctx context.Context) error {
 	s := managerSubject(b, b.binaries.manager, replicationFlags...)
 	if !b.opts.wants(s.name) {

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 )
 
-// Backup copies the store to a folder of the cluster's directory, which must not exist. Nothing answers
+// Backup copies the store to a folder of the cluster's directory, which must not exist. No API server answers
 // meanwhile.
 func (c *Cluster) Backup(ctx context.Context, name string) error {
 	return c.whileStopped(ctx, func(store string) error { return copyStore(filepath.Join(c.box.Dir, name), store) })

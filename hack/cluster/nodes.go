@@ -84,8 +84,8 @@ func (c *Cluster) createNodes(ctx context.Context, n int) error {
 	return nil
 }
 
-// permitKubelets grants what a kubelet may, for each of the nodes, and to watch their Leases: a kubelet
-// gets its own.
+// permitKubelets grants the user of the simulated kubelets the rights of a kubelet, for all nodes, and to
+// watch their Leases. A kubelet may only get its own Lease.
 func permitKubelets(ctx context.Context, client kubernetes.Interface) error {
 	_, err := client.RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: kubeletUser},

@@ -70,7 +70,7 @@ const (
 // The rules for each type that ttl may delete are made like the rules for this type.
 const anyType = "plural.group"
 
-// baseFlags switches on what settings only change.
+// baseFlags enable the controllers whose rules the settings change.
 var baseFlags = []string{"--controllers=*,replication,ttl,federation,csr-approver,scale-schedule", "--scale-schedule-kinds=", "--ttl-include-resources=" + anyType}
 
 // settings are the flags that add rules to baseFlags, or take some away, by the name under which
@@ -136,7 +136,7 @@ func withBaseFlags(flags ...string) []string {
 }
 
 func chartRoles() (roles []*chartRole, err error) {
-	// role returns the role, to which it adds nothing if it is there.
+	// role returns the role of that name in roles, and adds an empty one if there is none.
 	role := func(o object) *chartRole {
 		name := strings.TrimPrefix(o.Name, "quartermaster-")
 		i := slices.IndexFunc(roles, func(r *chartRole) bool { return r.Name == name })
@@ -239,7 +239,7 @@ func (r *chartRole) recordSetting(setting string, granted []rbacv1.PolicyRule) {
 	}
 }
 
-// recordExclusions notes which items of lists take away what other settings bring about.
+// recordExclusions notes the items of lists that take the rule away, whatever other settings have added it.
 func (c *chartRule) recordExclusions(lists []string, granted func(when, item string) ([]rbacv1.PolicyRule, error)) error {
 	for _, item := range lists {
 		kept := len(c.When) == 0
@@ -257,7 +257,7 @@ func (c *chartRule) recordExclusions(lists []string, granted func(when, item str
 	return nil
 }
 
-// recordPairs notes which two items of lists take away together what each of them leaves.
+// recordPairs notes a pair of items of lists that together take the rule away, though each alone leaves it.
 func (c *chartRule) recordPairs(lists []string, granted func(one, other string) ([]rbacv1.PolicyRule, error)) error {
 	for i, one := range lists {
 		for _, other := range lists[:i] {

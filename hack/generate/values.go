@@ -97,7 +97,7 @@ type values struct {
 	ExtraVolumes                  []corev1.Volume                   `json:"extraVolumes"`
 	ExtraVolumeMounts             []corev1.VolumeMount              `json:"extraVolumeMounts"`
 
-	// Helm gives every chart this one if it is a part of another.
+	// Helm adds this value to a chart that is part of another chart.
 	Global map[string]any `json:"global"`
 }
 
@@ -273,8 +273,8 @@ func chartReadme(dir string) ([]byte, error) {
 // switches are values that need no comment, since the comment of their group is about them.
 var switches = []string{"enabled", "create", "repository"}
 
-// tableRows writes a row for each value that has a comment. It stands for those below it that have
-// none.
+// tableRows writes a row for each value that has a comment. The row also stands for the values below it that
+// have no comment.
 func tableRows(table *bytes.Buffer, path string, mapping *yaml.Node) error {
 	for i := 0; i < len(mapping.Content); i += 2 {
 		key, value := mapping.Content[i], mapping.Content[i+1]

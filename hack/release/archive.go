@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// file is one of an archive.
+// file is a file of an archive.
 type file struct {
 	Name    string
 	Mode    fs.FileMode

@@ -27,11 +27,11 @@ func NewContext(ctx, work context.Context, leading <-chan struct{}) context.Cont
 	return Lifetime{Run: ctx, Work: work, Leading: leading}.AddTo(ctx)
 }
 
-// AddTo returns a copy of ctx of which FromContext returns l.
+// AddTo returns a copy of ctx from which FromContext returns l.
 func (l Lifetime) AddTo(ctx context.Context) context.Context { return context.WithValue(ctx, key{}, l) }
 
-// FromContext returns what NewContext has put into ctx. Without it, Run is ctx, Work does not end and the
-// replica leads.
+// FromContext returns what NewContext has put into ctx. For a ctx without a Lifetime, Run is ctx, Work does
+// not end and the replica leads.
 func FromContext(ctx context.Context) Lifetime {
 	if l, ok := ctx.Value(key{}).(Lifetime); ok {
 		return l

@@ -197,7 +197,7 @@ func (c *computedGauge) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- c
 // CollectWithStability implements metrics.StableCollector.
 func (c *computedGauge) CollectWithStability(ch chan<- metrics.Metric) {
 	var computing sync.WaitGroup
-	for key, value := range c.values.Range { // at once, since a value may wait for a controller
+	for key, value := range c.values.Range { // concurrently, since the function of a value may wait for a controller
 		computing.Go(func() {
 			labels := key.([3]string)
 			ch <- metrics.NewLazyConstMetric(c.desc, metrics.GaugeValue, value.(func() float64)(), labels[:c.labels]...)

@@ -12,9 +12,9 @@ import (
 	"sync/atomic"
 )
 
-// Recover calls f, a function of a controller. If f panics, it returns the panic as an error, with
-// the stack. It does the same if the Error method of f's error panics, such as for a nil pointer. The
-// error returned is only text: no method of the controller's error is called later, outside of Recover.
+// Recover calls f, a function of a controller. If f panics, it returns the panic as an error, with the stack.
+// It does the same if the Error method of f's error panics, such as for a nil pointer. The returned error is
+// only text, so that no method of the controller's error is called outside of Recover.
 func Recover(f func() error) (stack []byte, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -28,7 +28,8 @@ func Recover(f func() error) (stack []byte, err error) {
 	return nil, nil
 }
 
-// Raised is what a goroutine panics with that passes on the panic of another one. Recover returns the stack.
+// Raised is the value with which a goroutine passes on the panic of another goroutine. Recover returns the
+// stack in it.
 type Raised struct {
 	Value any
 	Stack []byte

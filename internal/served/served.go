@@ -1,10 +1,10 @@
 // Copyright The Quartermaster Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package served asks an API server by discovery what it serves. It asks for the resources of one version
-// of a group at a time, so that an aggregated API that is down affects only those who need it. A server
-// without any group is no API server: a load balancer without a backend may answer 404 to everything, and
-// that says nothing of any resource.
+// Package served asks an API server by discovery what it serves. It asks for the resources of one version of
+// a group at a time, so that an aggregated API that is down affects only the controllers that need it. A
+// server without any group is no API server: a load balancer without a backend may answer 404 to everything,
+// and such an answer does not say that a resource is absent.
 package served
 
 import (
@@ -53,7 +53,7 @@ func (d *Discovery) Resources(ctx context.Context, version schema.GroupVersion) 
 // Version returns a version in which the server has the resource: the group's preferred version or, if the
 // resource is not in it, another. It returns a NotFound error if the server has the resource in none.
 func (d *Discovery) Version(ctx context.Context, resource schema.GroupResource) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout) // the client may have none
+	ctx, cancel := context.WithTimeout(ctx, Timeout) // the client may have no time-out
 	defer cancel()
 	groups, err := d.groups(ctx)
 	if err != nil {

@@ -51,9 +51,9 @@ func newKinds(config *rest.Config) (*kinds, error) {
 	return &kinds{discovery: served.New(client), versions: lru.New(maxVersions)}, nil
 }
 
-// mapping returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL
-// at most unless the request fails, and waits for the answer until ctx ends. A known kind is returned at
-// once; every knownKindTTL the API server is asked beside and, if that fails, again by the next call.
+// mapping returns the resource of a kind. For an unknown kind it asks the API server, every unknownKindTTL at
+// most unless the request fails, and waits for the answer until ctx ends. A known kind is returned at once;
+// every knownKindTTL, the API server is asked in the background; if that fails, the next call asks again.
 func (k *kinds) mapping(ctx context.Context, kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	version := kind.GroupVersion()
 	known, _ := k.versions.Get(version)

@@ -68,8 +68,8 @@ func (h *hostedController) handle(handler http.Handler) {
 	h.handler = h.withoutPanics(handler)
 }
 
-// openCluster implements Host.Cluster. A cluster that New opens would be closed when Run ends, and be missing
-// in the next Run.
+// openCluster implements Host.Cluster. New must not open a cluster: the host would close it when Run ends,
+// and the next Run would lack it.
 func (h *hostedController) openCluster(name string, config *rest.Config) (*controllers.Cluster, error) {
 	if !h.built.Load() {
 		panic(panics.Mistake("calls Host.Cluster in New; call it in Run or in a reconcile"))

@@ -48,14 +48,14 @@ func (c Clients) apply(ctx context.Context, configs []runtime.ApplyConfiguration
 			return err
 		}
 		if targets[p.target] {
-			// Each would remove what the other has set, since both are of one field manager.
+			// Each of the two would remove the fields that the other has set, since both have the same field manager.
 			return fmt.Errorf("apply %s %s: it is among the objects twice", p.kind, p.object)
 		}
 		patches[i], targets[p.target] = p, true
 	}
 	errs := make([]error, len(patches))
 	var requests errgroup.Group
-	requests.SetLimit(10) // the API server gives all controllers of the process one queue
+	requests.SetLimit(10) // priority and fairness has one queue for all controllers of the process
 	for i, p := range patches {
 		requests.Go(func() error { errs[i] = c.send(ctx, p, subresources); return nil })
 	}
@@ -64,8 +64,8 @@ func (c Clients) apply(ctx context.Context, configs []runtime.ApplyConfiguration
 }
 
 // PatchFinalizers sets the finalizers of an object, unless somebody has changed it since obj was read: that
-// is a conflict. It needs the verb patch. An *informers.Object is refused: most of them have no finalizers,
-// so that the patch would remove those of others.
+// is a conflict. It needs the verb patch. An *informers.Object is refused: most needs do not keep finalizers,
+// so the patch would remove those of others.
 func (c Clients) PatchFinalizers(
 	ctx context.Context, resource schema.GroupVersionResource, obj metav1.Object, finalizers []string,
 ) error {
@@ -149,7 +149,7 @@ func (c Clients) patchOf(ctx context.Context, config runtime.ApplyConfiguration)
 }
 
 func (c Clients) send(ctx context.Context, p patch, subresources []string) error {
-	// Field validation would parse the patch again, to find fields that are there twice. Unknown ones are
+	// Field validation would parse the patch again, to find fields that are there twice. Unknown fields are
 	// errors in any case.
 	opts := metav1.PatchOptions{FieldManager: c.FieldManager, Force: ptr.To(true), FieldValidation: metav1.FieldValidationIgnore}
 	// Of the response, only the metadata is asked for.

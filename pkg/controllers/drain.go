@@ -39,7 +39,7 @@ func Draining(ctx context.Context) <-chan struct{} {
 }
 
 // drain takes no more keys, and calls cutOff if the reconciles in flight do not end in time. Call drained
-// when they have ended.
+// when these reconciles have ended.
 func (l *Loop[K]) drain(ctx context.Context, cutOff context.CancelCauseFunc) (drained func()) {
 	logger := klog.FromContext(ctx)
 	l.setPhase(PhaseDraining)

@@ -116,7 +116,8 @@ type Cluster struct {
 	// the oldest of them began, since the other API server may not answer. Go runs the loop, and closes it; a
 	// loop that is not passed to Go has to be closed.
 	LoopOptions LoopOptions
-	// Go runs a loop until Close or stop is called, and then closes the loop. stop waits for that.
+	// Go runs a loop until Close or stop is called, and then closes the loop. stop waits until the loop has
+	// closed.
 	//
 	//   - ctx is the context of Run or of a reconcile, and tells the loop whether this replica leads. The loop
 	//     outlasts ctx. Its channel of Draining is closed when the controller is told to drain.

@@ -20,9 +20,9 @@ type Loops []Controller
 func (l Loops) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	// All queues are open before one runs. Otherwise a loop that begins late drops what another enqueues at
-	// its start, which no watch shows again: when a cluster has gone, federation's loop of clusters enqueues
-	// the objects whose status says so.
+	// All queues open before any loop runs. Otherwise a loop that begins late drops keys that another loop
+	// enqueues at its start, and no watch shows their objects again: when a cluster has gone, federation's loop
+	// of clusters enqueues the objects whose status names the cluster.
 	for _, loop := range l {
 		if one, ok := loop.(interface {
 			openQueue()

@@ -51,7 +51,7 @@ const (
 	PhaseStopped Phase = "Stopped"
 	// PhaseSyncing is the phase in which Run waits for the informers, and then maps the objects in them.
 	PhaseSyncing Phase = "Syncing"
-	// PhaseRunning is the phase after that. Reconciles begin in PhaseSyncing.
+	// PhaseRunning follows PhaseSyncing, in which the first reconciles begin.
 	PhaseRunning Phase = "Running"
 	// PhaseDraining is the phase in which Run finishes what is in flight and takes no more keys.
 	PhaseDraining Phase = "Draining"

@@ -37,7 +37,7 @@ type controller struct {
 	cfg       Config
 	keys      *policy.AnnotationKeys
 	informers informerSet
-	sources   map[policy.SourceType]*informers.Informer[cachedSource] // without those that are ignored
+	sources   map[policy.SourceType]*informers.Informer[cachedSource] // without sources that are ignored
 	kinds     map[string]*kind
 	client    kubernetes.Interface
 	metadata  metadata.Interface
@@ -46,7 +46,7 @@ type controller struct {
 	loop      *controllers.Loop[policy.QueueKey]
 	memory    *memory
 	selector  labels.Selector // of namespaces
-	csiOnce   sync.Once       // guards the line about CSI secrets
+	csiOnce   sync.Once       // logs the line about CSI secrets once
 	changes   *changes
 }
 
@@ -175,7 +175,7 @@ func (c *controller) cachedUID(key policy.QueueKey) types.UID {
 	return obj.GetUID()
 }
 
-// settleDelay is how soon the controller looks again if an event, which usually comes sooner, does not.
+// settleDelay is how soon a workload is looked at again if the event that is expected sooner does not come.
 const settleDelay = time.Second
 
 // pauseRetryDelay is how soon the end of a pause is retried after a failure, also if other failures of
@@ -227,7 +227,7 @@ func (c *controller) reconcileVersion(ctx context.Context, k *kind, workload *po
 		return pauseLeft, err
 	}
 	if behind {
-		return soonest(settleDelay, pauseLeft), nil // the event comes sooner
+		return soonest(settleDelay, pauseLeft), nil // the event of the source comes sooner
 	}
 	var after time.Duration
 	switch {
@@ -242,10 +242,10 @@ func (c *controller) reconcileVersion(ctx context.Context, k *kind, workload *po
 	return soonest(after, pauseLeft), nil
 }
 
-// cacheIsBehind reports whether the cached version of a source is outdated, so that a write would record
-// old data. The cache of sources may lag by any time, also on a replica that has just begun to lead,
-// while the record on the workload may be newer. A version of a source that is newer
-// than the workload's is safe; for any other, the API server is asked whether it is the latest.
+// cacheIsBehind reports whether the cached version of a source is outdated, so that a write would record old
+// data. The cache of sources may lag by any time, also on a replica that has just begun to lead, while the
+// record on the workload may be newer. A version of a source that is newer than the workload's is safe. For
+// any other, the API server is asked whether the version is the latest.
 func (c *controller) cacheIsBehind(ctx context.Context, facts *policy.Facts, keys []policy.SourceKey) (bool, error) {
 	workload := facts.Workload
 	for _, key := range keys {
@@ -266,7 +266,8 @@ func (c *controller) cacheIsBehind(ctx context.Context, facts *policy.Facts, key
 }
 
 // liveVersion returns the resourceVersion that a source has in the API server now, or "" if there is none or
-// the cache leaves it out. It is a list, since the controller may not get sources.
+// the cache leaves it out. It sends a list request, since the controller's role does not permit it to get
+// sources.
 func (c *controller) liveVersion(ctx context.Context, namespace string, key policy.SourceKey) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()
@@ -299,14 +300,14 @@ func soonest(a, b time.Duration) time.Duration {
 }
 
 // collectFacts collects what the decision on the workload depends on, unless there is a problem with its
-// patterns. The error says that the state annotation could not be parsed; then nothing is recorded.
+// patterns. The error says that the state annotation could not be parsed; the recorded state is then nil.
 func (c *controller) collectFacts(workload *policy.Workload, selection *policy.Selection, e *entry, now time.Time) (*policy.Facts, *policy.Problem, error) {
 	recorded, err := c.recordedState(workload, e)
 	sources, watched, problem := c.lookUpSources(workload, selection, recorded)
 	if problem != nil {
 		return nil, problem, err
 	}
-	// Changes that the workload has not been handed yet belong to this decision too.
+	// The changes of watched sources that are not distributed yet belong to this decision too.
 	for source, change := range c.changes.take(workload.QueueKey, watched) {
 		c.extendWindow(workload, selection, source, change)
 	}

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// activeJobPollInterval is how often the controller checks a running CronJob that must not run twice at
-	// once. Usually an event reports the end earlier.
+	// activeJobPollInterval is how often the controller checks whether the Job of a CronJob that forbids
+	// concurrency has ended. Usually the Job's event comes earlier.
 	activeJobPollInterval = 10 * time.Second
 	// maxCronJobName leaves room for the suffix of a Job's name (63).
 	maxCronJobName = 52
@@ -50,7 +50,7 @@ func (c *controller) runCronJob(ctx context.Context, k *kind, facts *policy.Fact
 	// name contains the versions of the sources, so a Job of that name is ours.
 	ran := maps.Equal(e.lastRun.hashes, hashes) || c.cachedJob(workload.Namespace, name) != nil
 	if workload.ForbidsConcurrent && !ran && plan.HasNamedSource() && c.cacheHasActiveJob(workload.UID) {
-		return outcome{retryAfter: activeJobPollInterval}, nil // without a request, for as long as it takes
+		return outcome{retryAfter: activeJobPollInterval}, nil // without a request, for as long as the Job runs
 	}
 	obj, err := k.get(ctx, workload.ObjectName)
 	if err != nil {

@@ -28,7 +28,8 @@ func (c *controller) watches() []controllers.Watch[policy.QueueKey] {
 		}))
 	}
 	if k := c.kinds["Job"]; c.informers.Jobs != nil && k == nil {
-		// The CronJobs' Jobs are read from the cache, which has to be synced.
+		// No key depends on these Jobs, but the loop must wait until their cache, which runCronJob reads, has
+		// synced.
 		list = append(list, controllers.WatchChanges(c.informers.Jobs, func(controllers.Event[metav1.Object]) []policy.QueueKey { return nil }))
 	}
 	for typ, informer := range c.sources {
@@ -56,14 +57,15 @@ func (c *controller) sourceChanged(typ policy.SourceType, event controllers.Even
 		return nil // a new version alone is not a change
 	}
 	if typ == policy.SecretProviderClass {
-		// One of many pods that comes or goes is not a change, see policy.
+		// A pod that comes or goes changes no data of the class, see decideSource in policy.
 		if !before.Exists() {
 			before = after
 		} else if !after.Exists() {
 			after = before
 		}
 	}
-	// Most sources concern nobody. A workload that comes to use the source later finds it changed.
+	// Most sources concern no workload. A workload that begins to use the source later compares it with its
+	// record.
 	if !c.affectsAny(obj.GetNamespace(), policy.SourceKey{Type: typ, Name: name}) {
 		return nil
 	}

@@ -33,7 +33,7 @@ type replacement struct {
 	workload *policy.Workload
 	names    string // of the sources
 	job      *batchv1.Job
-	deleted  bool          // else the outcome of the deletion is unknown
+	deleted  bool          // if not set, the outcome of the deletion is unknown
 	wait     time.Duration // before the next attempt to create the Job while the old Job terminates
 }
 
@@ -73,7 +73,7 @@ func (c *controller) replaceJob(ctx context.Context, k *kind, facts *policy.Fact
 	}
 	r.deleted = true
 	if _, err := c.recreateJob(ctx, k, workload.QueueKey, r); err != nil {
-		// The queue returns to recreateJob, which reports an error that lasts.
+		// The next reconcile of the key calls recreateJob again, which reports an error that lasts.
 		klog.FromContext(ctx).Info("Cannot yet create the Job that replaces a deleted Job", "err", err)
 	}
 	return outcome{handedOn: true}, nil
@@ -113,7 +113,7 @@ func (c *controller) recreateJob(ctx context.Context, k *kind, key policy.QueueK
 		// The first deletion may have taken effect. The UID keeps this deletion from another Job.
 		err := c.deleteJob(ctx, key, metav1.Preconditions{UID: &r.workload.UID})
 		if apierrors.IsConflict(err) {
-			c.memory.forget(key) // somebody else has replaced it
+			c.memory.forget(key) // somebody else has replaced the Job
 			return 0, nil
 		}
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -143,7 +143,7 @@ func (c *controller) recreateJob(ctx context.Context, k *kind, key policy.QueueK
 	}
 	c.announceReload(ctx, k, r.workload, reasonReloaded, "Reloaded for "+r.names, resultSuccess)
 	c.memory.forget(key)
-	return settleDelay, nil // its event arrives sooner
+	return settleDelay, nil // the event of the new Job arrives sooner
 }
 
 func (c *controller) giveUpJob(ctx context.Context, key policy.QueueKey, reason string) {
@@ -152,7 +152,7 @@ func (c *controller) giveUpJob(ctx context.Context, key policy.QueueKey, reason 
 	c.memory.forget(key)
 }
 
-// giveUpJobs is called at the end of a run.
+// giveUpJobs gives up, at the end of a run, the Jobs that are not created again yet.
 func (c *controller) giveUpJobs(ctx context.Context) {
 	for key, r := range c.memory.replacements() {
 		if r.deleted {

@@ -99,7 +99,7 @@ func resources(cfg Config) []schema.GroupVersionResource {
 			list = append(list, kindInfos[i].resource)
 		}
 	}
-	// Whether a CronJob runs is known by its Jobs.
+	// The Jobs of a CronJob tell whether it runs.
 	if slices.Contains(list, cronJobsResource) && !slices.Contains(list, jobsResource) {
 		list = append(list, jobsResource)
 	}

@@ -16,7 +16,7 @@ import (
 // entry is what a run remembers of one workload; the package comment has a table of the fields.
 type entry struct {
 	uid              types.UID
-	lastState        string // the state, as the text of an annotation; empty: none is known
+	lastState        string // the state, as the text of an annotation; empty if no state is known
 	window           policy.Window
 	writtenVersion   string // a resourceVersion
 	rewrittenAt      time.Time
@@ -42,10 +42,11 @@ func (e *entry) isBehind(version string) bool { return policy.Newer(e.writtenVer
 type memory struct {
 	mu      sync.Mutex
 	entries map[policy.QueueKey]*entry
-	// selectedVersions holds, for each namespace that was selected during this run, the version since when.
+	// selectedVersions holds, for each namespace that was selected during this run, the version that selected
+	// it.
 	selectedVersions map[string]string
-	// cachedUID returns the UID of the object that is now in the cache. It is called under the lock,
-	// so that nobody else has seen a later UID.
+	// cachedUID returns the UID of the object that is now in the cache. It is called under the lock, so that no
+	// other worker can act on a later UID in between.
 	cachedUID func(policy.QueueKey) types.UID
 }
 

@@ -21,7 +21,8 @@ type change struct {
 	first, last   time.Time
 }
 
-// merge returns the change merged with a later change. A source that is again as it was has not changed.
+// merge returns the change merged with a later change. A source that is the same again as before the first
+// change has not changed.
 func (c change) merge(later change) change {
 	if !c.before.Same(c.after) {
 		later.before = c.before
@@ -83,8 +84,8 @@ func (c *changes) distribute(key policy.QueueKey, source policy.SourceKey, workl
 	return ok
 }
 
-// take returns the changes that a workload was handed, and the pending changes of the watched sources,
-// which it may be handed again.
+// take returns the changes that a workload was handed, and the pending changes of the watched sources. The
+// reconcile of such a source may hand the same change to the workload again.
 func (c *changes) take(workload policy.QueueKey, watched map[policy.SourceKey]bool) map[policy.SourceKey]change {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -121,8 +122,8 @@ func (c *controller) reconcileSource(ctx context.Context, key policy.QueueKey) {
 	}
 }
 
-// extendWindow opens or extends the window of the workload, if a change of a source matters to it: its data
-// changed, or it begins to count with the data that it has.
+// extendWindow opens or extends the window of the workload, if a change of a source matters to it: the
+// source's data changed, or the source begins to count with the data that it has.
 func (c *controller) extendWindow(workload *policy.Workload, selection *policy.Selection, source policy.SourceKey, e change) {
 	if !policy.Concerns(workload, selection, source, e.before, e.after) ||
 		// If an annotation of the source changed, the record may have to change.

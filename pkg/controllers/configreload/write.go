@@ -61,7 +61,7 @@ func (c *controller) reloadWorkload(ctx context.Context, k *kind, facts *policy.
 	out, err := k.reload(ctx, k, facts, plan, e)
 	switch {
 	case isOutdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
-		return 0, err // not a failure of this reload: it is decided on again
+		return 0, err // not a failure of this reload: the decision is made again
 	case err != nil:
 		c.metrics.reloads.WithLabelValues(k.Name, resultError).Inc()
 		c.events.Eventf(reference(k, workload), corev1.EventTypeWarning, reasonFailed, "Reload for %s failed: %s", policy.Truncate(names), policy.Truncate(err.Error()))
@@ -84,8 +84,8 @@ func (c *controller) reloadWorkload(ctx context.Context, k *kind, facts *policy.
 	return 0, nil
 }
 
-// isOutdated reports whether the workload has changed or is gone. Admission may return the same
-// errors for other reasons, so a live read has to confirm it.
+// isOutdated reports whether the workload has changed or is gone. Admission may return the same errors for
+// other reasons, so a live read has to confirm the change.
 func isOutdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
 // errOutdated makes reconcile decide again on the live object.
@@ -97,7 +97,7 @@ func errOutdated(workload *policy.Workload) error {
 func isRefusal(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
-		return controllers.IsNotLeading(err) && !controllers.IsOutcomeUnknown(err) // other errors may be broken connections
+		return controllers.IsNotLeading(err) && !controllers.IsOutcomeUnknown(err) // other errors may mean a lost answer
 	}
 	code := status.Status().Code
 	return code >= 400 && code < 500 && code != http.StatusRequestTimeout
@@ -161,7 +161,7 @@ func (c *controller) recordState(ctx context.Context, k *kind, facts *policy.Fac
 	version, err := c.sendPatch(ctx, k, workload, k.mergeType, patch)
 	switch {
 	case isOutdated(err) && !last, controllers.IsNotLeading(err), err != nil && ctx.Err() != nil:
-		return 0, err // not a failure: it is decided on again
+		return 0, err // not a failure: the decision is made again
 	case err != nil:
 		c.metrics.stateWrites.WithLabelValues(resultError).Inc()
 		c.events.Eventf(reference(k, workload), corev1.EventTypeWarning, reasonNotRecorded,

@@ -56,9 +56,9 @@ type HasAPIServer interface{ apiServer() *APIServer }
 
 func (s *APIServer) apiServer() *APIServer { return s }
 
-// Lag delays the events of these resources, such as deployments, to the cache from now on; without
-// resources, all events. Without a delay, the cache has each write before the controller has the response;
-// with more than [APIServer.Latency], later. In production, either happens.
+// Lag delays the events of these resources, such as deployments, to the cache from now on; without resources,
+// all events. Without a delay, the cache has each write before the controller has the response; with a delay
+// longer than [APIServer.Latency], after it. In production, either happens.
 func (s *APIServer) Lag(d time.Duration, resources ...string) {
 	if len(resources) == 0 {
 		clear(s.lags)
@@ -82,8 +82,8 @@ func (s *APIServer) setTiming() {
 }
 
 // Relist ends all watches and lets none be resumed, as an API server does after an outage: the cache lists
-// everything again within a minute, and shows it to the controllers. What is put meanwhile is only in the
-// list.
+// everything again within a minute, and shows it to the controllers. Objects that are put meanwhile are only
+// in the list, not in events.
 func (s *APIServer) Relist() { s.server.Expire() }
 
 // SetClock sets the clock of the API server, which its responses tell. Each resource may have an API server

@@ -40,7 +40,7 @@ type Cluster struct {
 	server *httptest.Server
 	token  atomic.Pointer[string] // each request must have it; nil: none
 	cut    atomic.Bool
-	hangs  atomic.Pointer[chan struct{}] // closed when the server hangs no more; nil: it does not hang
+	hangs  atomic.Pointer[chan struct{}] // closed by Restore; nil: the server does not hang
 }
 
 // AddCluster adds an API server at http://NAME.test with the given objects. It allows every request, whatever
@@ -123,7 +123,7 @@ func (h *Host) openCluster(
 	open func(string, *rest.Config) (*controllers.Cluster, error), name string, config *rest.Config,
 ) (*controllers.Cluster, error) {
 	if config == nil || config.Host == "" {
-		return open(name, config) // which refuses the configuration
+		return open(name, config) // open refuses the configuration
 	}
 	at := slices.IndexFunc(h.clusters, func(c *Cluster) bool { return c.Address == config.Host })
 	if at < 0 && config.Transport != nil {
@@ -158,13 +158,13 @@ func (c *Cluster) Cut() {
 	c.server.CloseClientConnections()
 }
 
-// Hang lets each request that begins from now on wait for ever. What a watch shows goes on.
+// Hang lets each request that begins from now on wait for ever. Watches that have begun go on.
 func (c *Cluster) Hang() {
 	hangs := make(chan struct{})
 	c.hangs.CompareAndSwap(nil, &hangs)
 }
 
-// Restore ends Cut and Hang. What hung gets no answer.
+// Restore ends Cut and Hang. Requests that hung get no answer.
 func (c *Cluster) Restore() {
 	c.cut.Store(false)
 	if hangs := c.hangs.Swap(nil); hangs != nil {

@@ -88,10 +88,10 @@ func (s Setup) NewHost(t testing.TB, objects ...runtime.Object) *Host {
 		h.leader.stop()
 		server.CloseClientConnections()
 		server.Close()
-		<-time.After(time.Minute) // client-go's queues look every few seconds whether they have ended
+		<-time.After(time.Minute) // client-go's queues check every few seconds whether they have been shut down
 	})
 	if s.Standby {
-		// If there were no Lease, the first leader would wait: it might just have been deleted.
+		// Without a Lease, the first leader would wait: the Lease might just have been deleted.
 		h.Put(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: leaseName}})
 	}
 	if s.Prepare != nil {
@@ -153,8 +153,8 @@ func (h *Host) Depose() {
 	h.deposed = append(h.deposed, h.leader)
 	h.leader, h.standby = h.standby, nil
 	h.Put(lease)
-	// Settle would wait for the request whose hook this may be. The clock goes on when the leader has seen the
-	// Lease and closed the fence.
+	// Depose may be called in a hook, for whose request Settle would wait. The clock goes on when the leader has
+	// seen the Lease and closed the fence.
 	<-time.After(slices.Max(slices.Collect(maps.Values(h.lags))) + time.Millisecond)
 }
 

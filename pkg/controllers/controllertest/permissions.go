@@ -21,7 +21,7 @@ import (
 const testAgent = "the-test"
 
 // cacheAgent ends the user agent of the cache, which reads what is in Needs, and what controllers follow, by
-// the controllers' rules. What the manager's other clients may do is not the controllers' business.
+// the controllers' rules. The permissions of controllers do not apply to the manager's other clients.
 const cacheAgent = "informers"
 
 // agentOf returns the last part of the user agent: the name of a controller, for its requests.
@@ -98,8 +98,8 @@ func (s *APIServer) Forbid(resources ...string) {
 	s.forbidden = resources
 }
 
-// callHook calls the hook of OnRead or OnWrite for a controller or the cache. A hook's own request would wait
-// for the hook, and the manager's other clients are not the controllers' business.
+// callHook calls the hook of OnRead or OnWrite for a controller or the cache. It calls no hook for the hook's
+// own requests, which would wait for the hook, and none for the manager's other clients.
 func (s *APIServer) callHook(r apiserver.Request) error {
 	if !forControllers(agentOf(r)) {
 		return nil
@@ -111,8 +111,8 @@ func (s *APIServer) callHook(r apiserver.Request) error {
 		hook = s.onRead
 	}
 	s.mu.Unlock()
-	// An apply that creates is admitted twice. The second time the server is locked, and the hook has
-	// seen the write.
+	// An apply that creates is admitted twice. The second time, the server is locked and the hook was called
+	// already.
 	creates := r.Verb == "create" && r.Patch == types.ApplyPatchType
 	if hook == nil || creates || r.Verb == "watch" || agentOf(r) == cacheAgent && r.Name == "" {
 		return nil

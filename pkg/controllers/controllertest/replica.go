@@ -56,7 +56,7 @@ func (h *Host) start() *replica {
 	o.Election.LeaderElect = h.setup.Standby
 	o.Election.ResourceName = leaseName
 	o.ElectionClock = bubbleClock(time.Now())
-	// So that an hour costs few requests.
+	// With these long durations, an hour of the bubble's clock costs few requests.
 	o.Election.LeaseDuration.Duration, o.Election.RenewDeadline.Duration, o.Election.RetryPeriod.Duration = time.Minute, 40*time.Second, 10*time.Second
 	o.Secure.BindPort, o.Insecure.Port = 0, 0
 	if err := errors.Join(o.Parse(h.setup.Flags), o.Check()); err != nil {
@@ -79,7 +79,7 @@ func (h *Host) start() *replica {
 		cancel()
 		err := <-ended
 		if lost := (*election.LostError)(nil); r.deposed && errors.As(err, &lost) && err.Error() == lost.Error() {
-			err = nil // a controller that does not end would add to it
+			err = nil // the fence has ended the term, and controllers that do not end would add errors
 		}
 		if err != nil {
 			h.t.Errorf("the manager ended with an error: %v", err)

@@ -85,7 +85,8 @@ func (s *APIServer) OnRead(hook func(Request) error) {
 //	update widgets.example.com/status shop/a: Conflict
 //	dry run: delete pods shop/a
 //
-// Events are not among them. With several entries, each begins with the name of its entry and a colon.
+// Events are not among the writes. With several entries, each line begins with the name of its entry and a
+// colon.
 func (s *APIServer) Writes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,7 +143,7 @@ func (s *APIServer) Events() []string {
 	var texts []string
 	for _, e := range events {
 		_, name, _ := strings.Cut(strings.TrimPrefix(e.Source.Component, buildPrefix), "-")
-		if s.hasEntry(name) { // else it is the manager's own
+		if s.hasEntry(name) { // other Events are the manager's own
 			texts = append(texts, s.withEntryName(name, fmt.Sprintf("%s %s %s: %s",
 				e.Type, e.Reason, path.Join(e.InvolvedObject.Namespace, e.InvolvedObject.Name), e.Message)))
 		}

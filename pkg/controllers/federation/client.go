@@ -28,13 +28,12 @@ import (
 const (
 	// tokenRetryInterval is how long to wait before a token that the cluster refuses is read again.
 	tokenRetryInterval = 10 * time.Second
-	// maxHeader and maxBody limit what a cluster can make the manager hold of an answer to a probe.
+	// maxHeader, maxHealth and maxBody limit how many bytes of the answer to a probe the manager holds.
 	maxHeader = 64 << 10
 	maxHealth = 1 << 10
 	maxBody   = 64 << 10
-	// maxObject limits every other answer, maxList a page of a list. An API server stores objects
-	// of up to 1.5 MiB, and somebody in the cluster may make each of a page as large as that: then
-	// its other objects must still be read.
+	// maxObject limits every other answer, maxList a page of a list. An API server stores objects of up to 1.5
+	// MiB, so a page of a few objects that somebody in the cluster has made that large is still read.
 	maxObject = 4 << 20
 	maxList   = 32 << 20
 )
@@ -46,7 +45,7 @@ type client struct {
 	transport  *http.Transport
 	readSecret func(context.Context) (map[string][]byte, error)
 	clock      clock.PassiveClock
-	// cluster is what the host has opened with it.
+	// cluster is what the host has opened with this client.
 	cluster *controllers.Cluster
 
 	mu     sync.Mutex
@@ -76,11 +75,11 @@ func newTransport(c policy.Connection, unsafe bool) *http.Transport {
 	}}
 	t := &http.Transport{
 		DialContext: dialer.DialContext, Proxy: func(*http.Request) (*url.URL, error) { return c.Proxy, nil },
-		// Pings find out that a connection leads nowhere, which would otherwise be used for ever.
+		// Pings close a connection that leads nowhere, which would otherwise be used for ever.
 		ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second}, TLSHandshakeTimeout: 10 * time.Second, IdleConnTimeout: 90 * time.Second, MaxResponseHeaderBytes: maxHeader,
 		TLSClientConfig: &tls.Config{
 			MinVersion: tls.VersionTLS12,
-			// VerifyConnection does what this switches off, as far as the KubeFedCluster wants it.
+			// VerifyConnection makes the checks that this switches off, except those that the KubeFedCluster disables.
 			InsecureSkipVerify: true,
 			VerifyConnection: func(s tls.ConnectionState) error {
 				return c.Verify(s.PeerCertificates, c.Endpoint.Hostname(), time.Now())
@@ -136,7 +135,7 @@ func (c *client) send(t *http.Transport, r *http.Request) (*http.Response, error
 		response.Header.Del("Location")
 	}
 	if response.StatusCode == http.StatusUnauthorized && c.mayRenewToken() {
-		_ = c.renewToken(r.Context()) // the 401 is the answer; a Secret without a token shows when it changes
+		_ = c.renewToken(r.Context()) // the caller gets the 401; a Secret without a token is reported when it changes
 	}
 	return response, nil
 }
@@ -173,7 +172,7 @@ func (c *client) SetDial(dial func(ctx context.Context, network, address string)
 	c.transport.DialContext = dial
 }
 
-// close ends the connections that are idle. Those in use end with their requests.
+// close ends the connections that are idle. Connections in use end with their requests.
 func (c *client) close() {
 	if c.cluster != nil {
 		c.cluster.Close()

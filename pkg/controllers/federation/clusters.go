@@ -66,8 +66,8 @@ type probedCluster struct {
 	clusterState
 }
 
-// clusterState is what others read of a probed cluster, under the mu of clusterLoop. The zero value is for a
-// cluster that is not known.
+// clusterState is what other loops read of a probed cluster, under the mu of clusterLoop. The zero value is
+// for a cluster that is not known.
 type clusterState struct {
 	health policy.Health
 	// probed is set once this process has probed the cluster.
@@ -78,17 +78,17 @@ type clusterState struct {
 	failures int64
 	// uid is the UID of the cluster's Namespace kube-system. It is empty if it may not be read.
 	uid types.UID
-	// replaced is set if the KubeFedCluster led to another cluster before: what is there now was not put there
-	// by this federation, so placement deletes nothing.
+	// replaced is set if the KubeFedCluster led to another cluster before: this federation did not put the
+	// present objects there, so placement deletes none.
 	replaced bool
 }
 
-// newClusterLoop returns the loop of the clusters of the federation namespace. It calls setClient of the
-// controller when it has probed a cluster, with its client, which is nil if the cluster is not ready.
+// newClusterLoop returns the loop of the clusters of the federation namespace. After each probe it calls
+// setClient of the controller with the cluster's client, which is nil if the cluster is not ready.
 func newClusterLoop(c *controller, loop controllers.LoopOptions) (*clusterLoop, error) {
 	l := &clusterLoop{c: c, clusters: map[string]*probedCluster{}}
 	loop.Workers, loop.DrainTimeout = probeWorkers, drainTimeout
-	// Not the status, which the loop writes itself.
+	// Changes of the status do not count, since the loop itself writes the status.
 	changes := controllers.WatchSelf(c.informers.clusters, controllers.GenerationChanged)
 	var err error
 	l.Loop, err = controllers.NewLoop(loop, l.reconcile, changes, controllers.WaitFor[cache.ObjectName](c.informers.configs), controllers.WatchChanges(c.informers.secrets, l.secretChanged))
@@ -124,7 +124,7 @@ func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time
 	} else {
 		result, version, problem = cluster.client.probe(ctx, config.ProbeTimeout)
 		if ctx.Err() != nil {
-			return 0, ctx.Err() // the manager ends: that says nothing of the cluster
+			return 0, ctx.Err() // the manager ends: a failed probe then says nothing of the cluster
 		}
 	}
 	identityKnown, requeueAfter := false, config.ProbePeriod
@@ -204,8 +204,8 @@ func (l *clusterLoop) closeClients() {
 	closing.Wait()
 }
 
-// connect gives a cluster its client, if it has none or the spec has changed, and its token, if the
-// Secret has changed. An error means that it is not known whether there is one.
+// connect makes the client of a cluster if it has none or its spec has changed, and reads the token if the
+// Secret has changed. An error means that it is not known whether the cluster has a token.
 func (l *clusterLoop) connect(ctx context.Context, cluster *probedCluster, object *unstructured.Unstructured, kubeFedCluster policy.Cluster) error {
 	version := ""
 	if secret, exists := l.c.informers.secrets.Get(cache.ObjectName{Namespace: l.c.cfg.Namespace, Name: kubeFedCluster.Spec.SecretRef.Name}); exists {

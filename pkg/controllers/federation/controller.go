@@ -30,15 +30,16 @@ const (
 	kubeFedLock = "kubefed-controller-manager"
 	// kubeFedRenewPeriod is the longest time between two renewals of the lock by KubeFed.
 	kubeFedRenewPeriod = 20 * time.Second
-	// staleLockAge is how old the last renewal of the lock must be to show at once that KubeFed does not lead:
-	// more than two clocks differ. After a migration the lock stays, and each new leader finds it.
+	// staleLockAge is how old the last renewal of the lock must be to show at once that KubeFed does not lead.
+	// Clocks differ by less. After a migration the lock stays, and without this age each new leader would wait
+	// kubeFedRenewPeriod.
 	staleLockAge = time.Hour
 	// pollInterval is how often the states of watches are polled while a watch has no complete list,
 	// idlePollInterval how often otherwise: no event reports a state.
 	pollInterval, idlePollInterval = 250 * time.Millisecond, time.Second
 	// drainTimeout is how long probes, and requests to clusters, may go on when the process is to end. A cluster
-	// that does not answer delays the release of the Lease by this. The next leader does not know the outcome
-	// of a write that is cut off, and looks at the object.
+	// that does not answer delays the release of the Lease by this. The next leader reads each object, so a
+	// write that is cut off does no harm.
 	drainTimeout = 100 * time.Millisecond
 )
 
@@ -122,7 +123,7 @@ func newController(cfg Config, h controllers.Host) (*controller, error) {
 	}
 	writeOffs, err := c.newWriteOffLoop(loopOptions("written-off"))
 	c.Loops = append(c.Loops, c.loop, c.clusters, c.types, c.statuses, c.replicas, writeOffs)
-	// Also while the loop does not run.
+	// The list must also be dropped while the loop, which calls clusterChanged, does not run.
 	c.informers.clusters.AddHandler(func(_, _ *unstructured.Unstructured, _ bool) { c.dropClusterList() })
 	c.metrics = newDomainMetrics(h.Metrics)
 	return c, err
@@ -135,7 +136,7 @@ func (c *controller) clusterChanged(e controllers.Event[*unstructured.Unstructur
 	}
 	c.dropClusterList()
 	if e.Old != nil && e.New != nil {
-		c.dropResults(e.New.GetName(), everyType) // removals may be allowed now
+		c.dropResults(e.New.GetName(), everyType) // the annotations may allow removals now
 	}
 	return queuedKeys(c.federatedKeys(everyType))
 }
@@ -186,8 +187,8 @@ func (c *controller) Run(ctx context.Context) error {
 	return c.Loops.Run(ctx)
 }
 
-// readKubeFedLock returns what says who holds the lock of KubeFed's election, and when it was renewed; "" is
-// nobody. stale is set if nobody has renewed it for so long that KubeFed cannot lead.
+// readKubeFedLock returns a text that names the holders of KubeFed's lock and their last renewals; "" means
+// that nobody holds it. stale is set if nobody has renewed it for so long that KubeFed cannot lead.
 func (c *controller) readKubeFedLock(ctx context.Context) (holders string, stale bool, err error) {
 	const annotation = "control-plane.alpha.kubernetes.io/leader"
 	stale = true
@@ -233,8 +234,8 @@ func (c *controller) waitForKubeFed(ctx context.Context) error {
 	return err
 }
 
-// watchForKubeFed returns an error when KubeFed begins to lead, and Run then waits for its end. Before it
-// returns, it ends the loops of the clusters.
+// watchForKubeFed returns an error when KubeFed begins to lead, so that Run starts again and waits until
+// KubeFed has ended. Before it returns, it ends the loops of the clusters.
 func (c *controller) watchForKubeFed(ctx context.Context) error {
 	defer func() {
 		var clusters sync.WaitGroup
@@ -258,7 +259,7 @@ type clusterStatus struct {
 	// Types are Synced, Absent, Forbidden or NotListed, by FederatedTypeConfig.
 	Types map[string]string `json:"types,omitempty"`
 	Queue int               `json:"queue"`
-	// Pending and Held are removals that wait, and of these those that wait for somebody's permission.
+	// Pending counts the removals that wait, Held those of them that wait for somebody's permission.
 	Pending int `json:"pendingRemovals"`
 	Held    int `json:"heldRemovals"`
 	// WrittenOff are removals that the cluster owes since its federated objects are gone.

@@ -174,7 +174,7 @@ func (l *dnsLoop) clusterDNS(k key, record *policy.DNSRecord) (clusters []policy
 }
 
 // loadBalancer returns the load balancer of an object of the cluster, and whether it is known. A Service that
-// has no ready endpoints has none.
+// has no ready endpoints counts as one without a load balancer.
 func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (ingress []policy.LoadBalancerIngress, known bool) {
 	availability := r.availability(k.kind)
 	object, exists := r.cachedObject(k)
@@ -182,7 +182,7 @@ func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (ingress []
 		return ingress, availability == policy.Synced || availability == policy.Absent
 	}
 	r.c.mu.Lock()
-	endpoints := r.endpoints // they are followed before any type is
+	endpoints := r.endpoints // EndpointSlices are followed before any type is
 	r.c.mu.Unlock()
 	if !record.IsIngress && !record.Spec.AllowEmpty && len(endpoints.ByIndex(serviceIndex, k.ObjectName.String())) == 0 {
 		return ingress, availabilityOf(endpoints.Status()) == policy.Synced
@@ -190,8 +190,8 @@ func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (ingress []
 	return policy.ReadLoadBalancer(policy.ReadRemoteStatus(object.Digest(Name))), true
 }
 
-// resolveHosts resolves the host names of load balancers. A failure keeps the last answer. complete is unset
-// if it is not known whether a name without a last answer exists.
+// resolveHosts resolves the host names of load balancers. A failure keeps the last answer. complete is false
+// if a name that has no last answer could not be looked up.
 func resolveHosts(ctx context.Context, clusters []policy.ClusterDNS, last map[string][]netip.Addr) (answers map[string][]netip.Addr, complete bool) {
 	answers, complete = map[string][]netip.Addr{}, true
 	var mu sync.Mutex
@@ -221,8 +221,8 @@ func resolveHosts(ctx context.Context, clusters []policy.ClusterDNS, last map[st
 	return answers, complete
 }
 
-// write writes the DNSEndpoint of a record. One that exists has the last answers, and stays until the new
-// ones are complete.
+// write writes the DNSEndpoint of a record. An existing DNSEndpoint has the last answers, and stays until the
+// new answers are complete.
 func (l *dnsLoop) write(ctx context.Context, record *unstructured.Unstructured, endpoints []map[string]any, complete bool) error {
 	resource, name := l.c.cfg.dnsEndpoints(), strings.TrimSuffix(strings.ToLower(record.GetKind()), "dnsrecord")+"-"+record.GetName()
 	existing, exists := l.endpoints.Get(cache.NewObjectName(record.GetNamespace(), name))

@@ -44,7 +44,8 @@ func Entry() controllers.Entry {
 	}
 }
 
-// needs returns what is known before any type is: a federated type is followed while it runs.
+// needs returns the resources that do not depend on a FederatedTypeConfig: a federated type is followed while
+// it runs.
 func (c *Config) needs() []informers.Need {
 	whole := func(n informers.Need) informers.Need {
 		n.Namespace, n.Form = c.Namespace, informers.Unstructured

@@ -55,7 +55,7 @@ func (c *controller) followedTypes() map[string]*federatedType {
 // followTypes follows the types that run, and FederatedNamespaces if they can be, and no others.
 func (c *controller) followTypes(ctx context.Context) {
 	wanted := map[string]*federatedType{}
-	// Namespaces place others even if Namespaces themselves are not propagated.
+	// FederatedNamespaces place other objects even if Namespaces are not propagated.
 	if namespaces, follows := policy.Namespaces(c.types.typeConfigs(), c.types.isDefined); follows {
 		wanted[namespaces.Name] = &federatedType{TypeConfig: namespaces}
 	}
@@ -104,7 +104,8 @@ func (c *controller) followType(t *federatedType) (err error) {
 		Annotations: []string{policy.OrphanAnnotation, policy.DeleteOptionAnnotation}, MaxAnnotation: 4096,
 		Digest: informers.DigestOf(policy.SummarizeFederated),
 	}
-	// The handler waits until the type is in the map, so that what it enqueues is found.
+	// The lock makes the handler wait until the type is in the map, so that reconciles find the type of the
+	// enqueued keys.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if t.following, err = informers.Follow[*informers.Object](c.host, need); err != nil {
@@ -170,8 +171,8 @@ func digestOf(o *informers.Object) policy.Digest { return policy.ReadDigest(o.Di
 type typeWatch struct {
 	following *informers.Following[*informers.Object]
 	federated *federatedType
-	// availability is what the watch has found out, since when it last changed. Only the goroutine of
-	// followObjects changes them, under the mu of the controller.
+	// availability is what the watch has found out, since is when availability last changed. Only the goroutine
+	// of followObjects changes the two, under the mu of the controller.
 	availability policy.Availability
 	since        time.Time
 }
@@ -273,7 +274,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
 	if !r.running.Load() {
-		following.Stop() // the loop has ended meanwhile, and what it followed is stopped already
+		following.Stop() // the loop has ended meanwhile, and its other watches are stopped already
 		return
 	}
 	r.watches[t.Name] = &typeWatch{following: following, federated: t, availability: policy.NotListed}

@@ -24,9 +24,9 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// removeFinalizer lets the federated object go, after its PropagatedVersion: the garbage collector would
-// delete that later, perhaps when a new federated object of this name has it. One that the cache does not
-// have yet is left to the garbage collector.
+// removeFinalizer deletes the PropagatedVersion and then lets the federated object go. The garbage collector
+// would delete the PropagatedVersion later, perhaps when a new federated object of this name uses it; it does
+// delete one that the cache does not have yet.
 func (c *controller) removeFinalizer(ctx context.Context, v *view) error {
 	if object, exists := c.propagatedVersion(v); exists {
 		client, _, kind := c.propagatedVersionClient(v)
@@ -70,7 +70,7 @@ func setFinalizer(ctx context.Context, client dynamic.ResourceInterface, object 
 	} else {
 		finalizers = slices.DeleteFunc(finalizers, func(f string) bool { return f == finalizer })
 	}
-	// With the resourceVersion, since the list of others is replaced.
+	// With the resourceVersion, since the patch replaces the finalizers of others too.
 	return patch(ctx, client, object.GetName(), map[string]any{
 		"metadata": map[string]any{"resourceVersion": object.GetResourceVersion(), "finalizers": finalizers}})
 }
@@ -109,8 +109,8 @@ func (c *controller) writePropagatedVersion(ctx context.Context, v *view, next p
 	name, status := v.propagatedName(), map[string]any{"status": next.Status()}
 	object, err := patch(ctx, client, name.Name, status, "status")
 	if err == nil && object != nil && policy.ReadPropagated(object).Owner != v.object.GetUID() {
-		// It belongs to an earlier federated object of this name. The garbage collector may be about to delete it
-		// by its UID, so another takes its place.
+		// The PropagatedVersion belongs to an earlier federated object of this name. The garbage collector may be
+		// about to delete it by its UID, so it is made anew.
 		err = ignoreNotFound(client.Delete(ctx, name.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(object.GetUID()))}))
 		object = nil
 	}

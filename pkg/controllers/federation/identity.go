@@ -19,11 +19,12 @@ import (
 	"github.com/quartermaster-dev/quartermaster/pkg/controllers/federation/policy"
 )
 
-// olderRecheckInterval is how often a KubeFedCluster looks whether one that may come first has been probed.
+// olderRecheckInterval is how often a KubeFedCluster checks whether another one, which may precede it, has
+// been probed.
 const olderRecheckInterval = 200 * time.Millisecond
 
 // identify returns the result of a probe of a cluster that is well, once it is known which cluster that is.
-// While this is false, the cluster must not be opened: another KubeFedCluster may lead to it.
+// While known is false, the cluster must not be opened: another KubeFedCluster may lead to it.
 func (l *clusterLoop) identify(ctx context.Context, cluster *probedCluster, object *unstructured.Unstructured, timeout time.Duration) (result policy.ProbeResult, problem string, known bool) {
 	if !cluster.identified {
 		uid, result, problem := cluster.client.readIdentity(ctx, timeout)
@@ -110,7 +111,8 @@ func (c *client) readIdentity(ctx context.Context, timeout time.Duration) (uid t
 	return namespace.UID, policy.Healthy, ""
 }
 
-// isStatus reports whether a body is of an API server. A load balancer without a backend may answer 404 too.
+// isStatus reports whether a body is an API server's Status: a load balancer without a backend may answer 404
+// too.
 func isStatus(body []byte) bool {
 	var status metav1.Status
 	return json.Unmarshal(body, &status) == nil && status.Kind == "Status"

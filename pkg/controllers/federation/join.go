@@ -156,7 +156,7 @@ func (m *membership) join(ctx context.Context) error {
 	for i := range configs.Items {
 		types = append(types, policy.ReadTypeConfig(&configs.Items[i]))
 	}
-	// What the host refuses must be known before the cluster has anything.
+	// A refusal of the host must be known before anything is written in the cluster.
 	secret := map[string]any{"data": map[string]any{"token": ""}}
 	if _, err := m.applyObject(ctx, m.host, secretsResource, "Secret", m.secretName, secret, metav1.DryRunAll); err != nil {
 		return m.printResult("apply", m.host, secretsResource, m.secretName, err)
@@ -207,8 +207,8 @@ func (m *membership) join(ctx context.Context) error {
 }
 
 // awaitToken returns the token of the ServiceAccount and the certificates of the cluster, in base64, when the
-// cluster has issued them. The cluster deletes the token of a former ServiceAccount, and a new one is made
-// then.
+// cluster has issued them. If the cluster deletes the token because it belongs to a former ServiceAccount,
+// awaitToken makes a new one.
 func (m *membership) awaitToken(ctx context.Context) (token, ca string, err error) {
 	err = wait.PollUntilContextTimeout(ctx, time.Second, tokenTimeout, true, func(ctx context.Context) (bool, error) {
 		secret, err := m.applyObject(ctx, m.cluster, secretsResource, "Secret", m.accountName(), map[string]any{"type": string(corev1.SecretTypeServiceAccountToken),
@@ -248,14 +248,13 @@ func (m *membership) describeObject(client dynamic.Interface, resource schema.Gr
 	return fmt.Sprintf("%s/%s in %s", resource.Resource, name, location)
 }
 
-// apply makes an object what it should be, whoever has made it, and prints that.
+// apply creates or changes an object, whoever has made it, and prints the result.
 func (m *membership) apply(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any) error {
 	_, err := m.applyObject(ctx, client, resource, kind, name, fields)
 	return m.printResult("apply", client, resource, name, err)
 }
 
-// applyObject applies an object and returns the result. With --dry-run, it sends only what is a dry run
-// itself.
+// applyObject applies an object and returns the result. With --dry-run, it sends dry runs only.
 func (m *membership) applyObject(ctx context.Context, client dynamic.Interface, resource schema.GroupVersionResource, kind, name string, fields map[string]any, dryRun ...string) (*unstructured.Unstructured, error) {
 	object := &unstructured.Unstructured{Object: map[string]any{}}
 	maps.Copy(object.Object, fields)
@@ -286,7 +285,7 @@ func (m *membership) unjoin(ctx context.Context) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("get %s: %w", m.describeObject(m.host, kubeFedClusters, m.name), err)
 	}
-	secret := m.defaultSecretName() // of a join that has failed before the KubeFedCluster
+	secret := m.defaultSecretName() // of a join that failed before it wrote the KubeFedCluster
 	if err == nil {
 		secret = policy.ReadCluster(existing).Spec.SecretRef.Name
 	}
@@ -298,7 +297,7 @@ func (m *membership) unjoin(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-	default: // the KubeFedCluster goes after the Secret, since it says which one that is
+	default: // before the KubeFedCluster, which names the Secret
 		if err := m.remove(ctx, m.host, secretsResource, secret); err != nil {
 			return err
 		}

@@ -24,7 +24,7 @@ type key struct {
 // String returns TYPE NAMESPACE/NAME, for logs.
 func (k key) String() string { return k.kind + " " + k.ObjectName.String() }
 
-// queuedKey is a key in 8 bytes instead of 48, for what each cluster has. The maps of a queue never shrink.
+// queuedKey is a key in 8 bytes instead of 48: each cluster has a queue, whose maps never shrink.
 type queuedKey struct{ unique.Handle[key] }
 
 // Tenant returns the namespace, in whose turn the queue takes the key.
@@ -53,8 +53,8 @@ func newKeyLoop(options controllers.LoopOptions, reconcile func(context.Context,
 // Enqueue adds keys to the queue, see [controllers.Loop.Enqueue].
 func (l keyLoop) Enqueue(keys ...key) { l.Loop.Enqueue(queuedKeys(keys)...) }
 
-// EnqueueFor adds keys in the turn of a cluster that has changed, or of a type: a federated object that
-// somebody changes need not wait for all of them.
+// EnqueueFor adds keys in the turn of a tenant, which is a cluster that has changed or a type: so a federated
+// object that somebody changes need not wait for all these keys.
 func (l keyLoop) EnqueueFor(turn string, keys ...key) {
 	l.Loop.EnqueueFor(context.Background(), turn, queuedKeys(keys)...)
 }

@@ -50,11 +50,12 @@ type readyCluster struct {
 	sweptAt        time.Time
 }
 
-// removalWindow is how long a deletion by placement counts, so that one change after the other counts.
+// removalWindow is how long a deletion by placement counts, so that the guard adds up changes that follow
+// each other.
 const removalWindow = time.Minute
 
-// removalCount is how many objects of a cluster placement would delete or has deleted lately, of how many
-// managed ones.
+// removalCount has the number of objects of a cluster that placement would delete or has deleted lately, and
+// the number of managed objects.
 type removalCount struct {
 	epoch              uint64
 	countedAt          time.Time
@@ -113,8 +114,8 @@ func (c *controller) openCluster(ctx context.Context, name string, client *clien
 	return nil
 }
 
-// runBackground notes that the loop takes keys. When it ends, so do the watches, and followObjects starts
-// others if the loop is started again.
+// runBackground notes that the loop takes keys. When the loop ends, its watches end too; followObjects starts
+// new ones if the loop is started again.
 func (r *readyCluster) runBackground(ctx context.Context) error {
 	if r.c.dns != nil {
 		endpoints, err := r.c.dns.followEndpointSlices(r)
@@ -196,7 +197,7 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 	v, runs := r.c.viewOf(k)
 	switch {
 	case !runs, v.err != nil && !v.deleting,
-		v.object != nil && v.IsNamespace() && k.Name != k.Namespace, v.object != nil && !v.digest.HasFinalizer, // the host's loop comes first
+		v.object != nil && v.IsNamespace() && k.Name != k.Namespace, v.object != nil && !v.digest.HasFinalizer, // the host's loop is first
 		r.availability(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
 		r.c.withdrawResult(k, r.name)
 		return 0, nil
@@ -227,7 +228,7 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 		r.c.withdrawResult(k, r.name)
 	}
 	if w.noAnswer {
-		r.c.clusters.Enqueue(cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: r.name}) // is it still there?
+		r.c.clusters.Enqueue(cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: r.name}) // probe it: the cluster may be gone
 	}
 	return w.requeueAfter, cmp.Or(err, w.err)
 }
@@ -266,7 +267,7 @@ func (w *work) confirmAbsent(ctx context.Context) error {
 			return w.setFailed(policy.RetrievalFailed, err)
 		}
 		if live != nil && policy.MustBeGone(live, w.isHostNamespace(live)) {
-			return w.setWaiting(policy.WaitingForRemoval, time.Second) // the cache will show it
+			return w.setWaiting(policy.WaitingForRemoval, time.Second) // the cache does not have the object yet
 		}
 	}
 	w.cleared = true

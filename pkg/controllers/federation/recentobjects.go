@@ -15,11 +15,11 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// recentObjectLife is how long a federated object that was read serves all clusters.
+// recentObjectLife is how long one read of a federated object serves the loops of all clusters.
 const recentObjectLife = 5 * time.Second
 
-// recentObjects are federated objects as they were read a moment ago. All clusters that write one at the same
-// time share a request.
+// recentObjects are federated objects as they were read a moment ago. The loops of clusters that need the
+// same one at the same time share a request.
 type recentObjects struct {
 	entries sync.Map // of *recentObject, by key
 }
@@ -50,7 +50,7 @@ func (b *recentObjects) get(ctx context.Context, k key, version string, client d
 	return object, nil
 }
 
-// put takes what a write has returned.
+// put stores the object that a write has returned.
 func (b *recentObjects) put(k key, object *unstructured.Unstructured) {
 	entry := b.entry(k)
 	entry.mu.Lock()
@@ -63,7 +63,7 @@ func (b *recentObjects) entry(k key) *recentObject {
 	return entry.(*recentObject)
 }
 
-// removeExpired drops what is too old.
+// removeExpired drops the objects that were read too long ago.
 func (b *recentObjects) removeExpired() {
 	for k, value := range b.entries.Range {
 		if entry := value.(*recentObject); entry.mu.TryLock() {

@@ -33,12 +33,12 @@ const (
 	replicaWorkers = 5
 	// replicaReadInterval is how often the clusters are read for a preference, at most.
 	replicaReadInterval = 5 * time.Second
-	// podRecheckInterval is how often they are read while not all Pods are ready: no event says that a Pod has
-	// had no Node for long.
+	// podRecheckInterval is how often the clusters are read while not all Pods are ready: no event says that a
+	// Pod has had no Node for long.
 	podRecheckInterval = 30 * time.Second
-	// settleTime is how long after a write what runs is not read again, if the preference and the clusters
-	// are the same. The replicas that were moved are not ready at once: they would go back to a cluster
-	// that is full, and come again.
+	// settleTime is how long after a write the running replicas are not read again, if the preference and the
+	// clusters are the same. Moved replicas are not ready at once, so a new plan would move them back to a
+	// cluster that is full, and then move them again.
 	settleTime = 2 * time.Minute
 	// podPageSize is the length of a page of Pods.
 	podPageSize = 100
@@ -53,8 +53,7 @@ type spreader struct {
 
 // decision is what was last decided on a preference.
 type decision struct {
-	// decidedAt is when it was made, with all that was known then; writtenAt is when the federated object was
-	// last written.
+	// decidedAt is when the decision was made; writtenAt is when the federated object was last written.
 	decidedAt, writtenAt time.Time
 	input                replicas.Input
 	// text is for people.
@@ -91,8 +90,8 @@ func (s *spreader) spreads(k key) bool {
 	return preference.Type() == k.kind
 }
 
-// enqueuePreference enqueues the preference of a federated object when that has changed, or its object in a
-// cluster.
+// enqueuePreference enqueues the preference of a federated object that has changed, or whose object in a
+// cluster has.
 func (s *spreader) enqueuePreference(k key) {
 	if s.spreads(k) {
 		s.Enqueue(k.ObjectName)
@@ -147,8 +146,8 @@ func (s *spreader) refusePreference(object *unstructured.Unstructured, problem e
 	return decision{text: text}
 }
 
-// decide writes the federated object of a preference, if that plans something else than before. It returns
-// the decision, without a text if it must wait, and when to decide again even without an event.
+// decide writes the federated object of a preference, if the plan is another than before. It returns the
+// decision, without a text if it must wait, and when to decide again even without an event.
 func (s *spreader) decide(ctx context.Context, object *unstructured.Unstructured, now time.Time) (d decision, requeueAfter time.Duration, err error) {
 	config := s.c.settings(ctx)
 	preference, err := policy.ReadReplicaPreference(object)
@@ -239,7 +238,7 @@ func (s *spreader) availableClusters(clusters []policy.Cluster, federated *polic
 			remaining = time.Second
 		case !slices.Contains(federated.Placement.Clusters, cluster.Name):
 		case !away:
-			remaining = time.Second // its status will say so
+			remaining = time.Second // its status does not yet say since when it is away
 		default:
 			remaining = since.Add(delay + time.Second).Sub(now) // the status has whole seconds
 		}

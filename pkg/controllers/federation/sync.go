@@ -50,8 +50,8 @@ type keyRecord struct {
 // result is what the loop of a cluster has reported of a key.
 type result struct {
 	fingerprint uint64
-	// reconciled is set when the cluster's loop has reconciled the fingerprint. Until then, the key is in its
-	// queue.
+	// reconciled is set when the cluster's loop has reconciled the fingerprint. Until then, the key is in the
+	// loop's queue.
 	reconciled bool
 	status     string
 	// version is the object's version after the last write of this content.
@@ -102,7 +102,7 @@ func (c *controller) updateFingerprint(v *view) *keyRecord {
 func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error) {
 	v, runs := c.viewOf(k)
 	if runs && !v.inputsListed {
-		return pollInterval, nil // an object that is not listed yet must not look as if it did not exist
+		return pollInterval, nil // an object that is not listed yet must not count as absent
 	}
 	if !runs || v.object == nil {
 		c.mu.Lock()
@@ -129,7 +129,7 @@ func (c *controller) reconcile(ctx context.Context, k key) (time.Duration, error
 	case v.deleting:
 		return 0, nil
 	default:
-		return 0, c.ensureFinalizer(ctx, v, true) // its event is next: no cluster is written before that
+		return 0, c.ensureFinalizer(ctx, v, true) // the event of this write comes next; no cluster is written before
 	}
 	outcomes := c.outcomes(v)
 	wait, err := c.writeOffClusters(ctx, v, outcomes)
@@ -179,7 +179,7 @@ func (c *controller) clusterOutcome(v *view, name string, r *readyCluster) outco
 		case !state.probed:
 			return outcome{pending: true}
 		case state.health.Ready():
-			return outcome{status: policy.ClientRetrievalFailed, pending: true} // its loop begins in a moment
+			return outcome{status: policy.ClientRetrievalFailed, pending: true} // the cluster's loop begins in a moment
 		}
 		return outcome{status: policy.ClusterNotReady}
 	}
@@ -356,7 +356,7 @@ func (c *controller) dropRecord(v *view) {
 		return
 	}
 	record.statusPaced = false
-	if record.dirty || v.collects || // the record holds the time of the status' last write
+	if record.dirty || v.collects || // collected statuses are written at intervals, for which the record has the last time
 		record.fingerprint != v.fingerprint || len(record.events) > 0 {
 		return
 	}
@@ -367,7 +367,7 @@ func (c *controller) dropRecord(v *view) {
 	}
 	delete(c.records, v.key)
 	if len(c.records) == 0 {
-		c.records = map[key]*keyRecord{} // a map that has been large stays large
+		c.records = map[key]*keyRecord{} // a map does not shrink
 	}
 }
 

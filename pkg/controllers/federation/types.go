@@ -39,7 +39,8 @@ func newTypeLoop(c *controller, loop controllers.LoopOptions) (*typeLoop, error)
 	l := &typeLoop{c: c}
 	var err error
 	l.Loop, err = controllers.NewLoop(loop, l.reconcile,
-		// One type may need another type, or be the federated type of another, so each change concerns all.
+		// One FederatedTypeConfig may depend on another, or have the same federated type, so each change concerns
+		// all.
 		controllers.WatchMapped(c.informers.types, func(e controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
 			return append(l.names(), cache.MetaObjectToName(cmp.Or(e.New, e.Old)))
 		}, controllers.GenerationChanged),

@@ -26,13 +26,13 @@ import (
 // federatedType is a type whose federated objects are followed.
 type federatedType struct {
 	policy.TypeConfig
-	// runs is set if the type is propagated. FederatedNamespaces are followed even if they are not, since they
-	// place other objects.
+	// runs is set if the type is propagated. FederatedNamespaces are followed even if they are not propagated,
+	// since they place other objects.
 	runs bool
 	// collects is set if the status of the objects in clusters is copied into the federated objects.
 	collects  bool
 	following *informers.Following[*informers.Object]
-	unwatch   func() // ends the loop's watch of it
+	unwatch   func() // ends the loop's watch of following
 	client    dynamic.NamespaceableResourceInterface
 	// definedAt is when the API server last said that the CustomResourceDefinition is not being deleted. It is
 	// under the controller's mu.
@@ -140,8 +140,8 @@ func (c *controller) propagatedVersion(v *view) (*informers.Object, bool) {
 	return versions.Get(v.propagatedName())
 }
 
-// propagatedOf returns what the cached PropagatedVersion says. One that an earlier federated object of this
-// name has left counts as none.
+// propagatedOf returns what the cached PropagatedVersion says. A PropagatedVersion that an earlier federated
+// object of this name has left counts as none.
 func (c *controller) propagatedOf(v *view) policy.Propagated {
 	object, exists := c.propagatedVersion(v)
 	if !exists {
@@ -164,10 +164,10 @@ func (c *controller) propagatedVersionClient(v *view) (client dynamic.ResourceIn
 	return c.host.Dynamic.Resource(resource).Namespace(v.key.Namespace), resource, kind
 }
 
-// hasPropagatedTo reports whether federation wrote the object of a cluster, as far as the host knows. A host
-// that was restored does not know what was placed later. The PropagatedVersion is read from the API server,
-// since the cache may still have one that is lost. A version that has yet to be written there counts; a
-// PropagatedVersion of another federated object does not.
+// hasPropagatedTo reports whether federation wrote the object of a cluster, as far as the host knows. A
+// restored host does not know what was placed after the backup. The PropagatedVersion is read from the API
+// server, since the cache may still have it after a restore has removed it. A version that this process has
+// yet to write there counts; a PropagatedVersion of another federated object does not.
 func (c *controller) hasPropagatedTo(ctx context.Context, v *view, cluster string) (bool, error) {
 	c.mu.Lock()
 	record := c.records[v.key]
@@ -319,8 +319,8 @@ func (c *controller) readNamespace(ctx context.Context, v *view) (*unstructured.
 }
 
 // stillWanted reads the federated object and its FederatedNamespace from the API server, and reports whether
-// the federated object is to be in the cluster, and whether it exists: what a cache says is not enough to
-// remove something.
+// the federated object is to be in the cluster, and whether it exists: a cache may be behind, and must not
+// cause a removal.
 func (c *controller) stillWanted(ctx context.Context, v *view, cluster string) (wanted, exists bool, err error) {
 	federated, err := c.readFederated(ctx, v)
 	if federated == nil || err != nil || federated.Deleting {

@@ -38,8 +38,8 @@ func (w *work) clientFor(apiVersion string) dynamic.ResourceInterface {
 	return w.cluster.client.cluster.Dynamic.Resource(resource).Namespace(w.targetName(w.key).Namespace)
 }
 
-// get returns the cluster's object, or nil if there is none. It is read in the version in which it is
-// written: the cluster may not serve another.
+// get returns the cluster's object, or nil if there is none. It reads the object in the API version in which
+// it is written: the cluster may serve no other.
 func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
 	version := ""
 	if federated, err := w.cluster.c.readFederated(ctx, w.view); err == nil && federated != nil {
@@ -68,7 +68,7 @@ func (w *work) setFailed(status string, err error) error {
 	}
 	reason, timeout := eventReasons[status], net.Error(nil)
 	if refused := (*policy.Failure)(nil); errors.As(err, &refused) {
-		status = refused.Status // not retried: only a change of what it is rendered from can help
+		status = refused.Status // not retried: only a change of the federated object can help
 	} else {
 		if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
 			status, w.noAnswer = policy.TimedOutStatus(status), true
@@ -119,11 +119,11 @@ func (w *work) recordEvent(reason string, err error) {
 	w.cluster.c.recordEvent(w.view, kind, reason, text)
 }
 
-// create writes the object, or takes over one that is there.
+// create creates the object, or updates one that exists already.
 func (w *work) create(ctx context.Context) error {
 	federated, err := w.cluster.c.readFederated(ctx, w.view)
 	if federated == nil || err != nil {
-		w.noOutcome = true // if it is gone, an event follows
+		w.noOutcome = true // if the federated object is gone, an event follows
 		return err
 	}
 	object, err := policy.Render(policy.RenderRequest{Type: &w.TypeConfig, Federated: federated, Cluster: w.cluster.name})
@@ -153,7 +153,7 @@ func isTypeAbsent(err error) bool {
 	return errors.As(err, &status) && (status.Status().Details == nil || status.Status().Details.Kind != "namespaces")
 }
 
-// update reads the object, and writes it if it is not as it should be.
+// update reads the object, and writes it unless it is as rendered.
 func (w *work) update(ctx context.Context) error {
 	federated, err := w.cluster.c.readFederated(ctx, w.view)
 	if federated == nil || err != nil {
@@ -165,10 +165,10 @@ func (w *work) update(ctx context.Context) error {
 	case err != nil:
 		return w.setFailed(policy.RetrievalFailed, err)
 	case live == nil:
-		w.noOutcome, w.requeueAfter = true, time.Second // the cache will show it
+		w.noOutcome, w.requeueAfter = true, time.Second // the cache will show that the object is gone
 		return nil
 	case live.GetDeletionTimestamp() != nil:
-		return w.setWaiting(policy.WaitingForRemoval, 5*time.Second) // without the label, no event follows
+		return w.setWaiting(policy.WaitingForRemoval, 5*time.Second) // no event follows for an object without the label
 	}
 	if status := policy.AdoptionRefusal(live, w.isHostNamespace(live), w.cluster.c.settings(ctx)); status != "" {
 		return w.setWaiting(status, 0)
@@ -200,7 +200,7 @@ func (w *work) update(ctx context.Context) error {
 		return w.setFailed(policy.UpdateFailed, err)
 	}
 	w.cluster.c.mu.Lock()
-	// A write that changes nothing reverts nothing: the change was to a field that is retained.
+	// A write that changes nothing is not contested: somebody has changed a field that is retained.
 	contested := updated.GetResourceVersion() != live.GetResourceVersion() && repeats.AddWrite(content, now)
 	w.cluster.c.mu.Unlock()
 	if contested {
@@ -256,7 +256,7 @@ func (w *work) remove(ctx context.Context, deletes bool) error {
 			return err
 		}
 		if options, err = c.deleteOptions(w.view, federated); err != nil {
-			return w.setWaiting(policy.WaitingForRemoval, 0) // until the annotation changes
+			return w.setWaiting(policy.WaitingForRemoval, 0) // wait until the annotation with the DeleteOptions changes
 		}
 		deleted, err := c.definitionDeleted(ctx, w.view, w.federatedType)
 		if err != nil {
@@ -294,11 +294,11 @@ func (w *work) remove(ctx context.Context, deletes bool) error {
 	return w.removeLive(ctx, live, deletes, options)
 }
 
-// holdRemoval reports whether a deletion by placement must wait. The outcome says so then.
+// holdRemoval reports whether a deletion by placement must wait, and sets the outcome if so.
 func (w *work) holdRemoval(ctx context.Context) (bool, error) {
 	c, removals := w.cluster.c, w.cluster.removals()
 	if c.replicas.undecided(w.key, removals.ReadySince) {
-		// The plan that moved the replicas away does not know yet that the cluster is back.
+		// The replicas were moved away while the cluster was not ready; the next plan may place some here again.
 		return true, w.setWaiting(policy.WaitingForRemoval, time.Second)
 	}
 	status, wait := removals.Hold(c.settings(ctx).AvailableDelay, c.cfg.RemovalGuard, time.Now())
@@ -332,11 +332,11 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 		action = policy.Unlabel
 	}
 	uid, version := live.GetUID(), live.GetResourceVersion()
-	w.status = policy.WaitingForRemoval // until the cache shows it
+	w.status = policy.WaitingForRemoval // until the cache shows that the object is gone
 	switch action {
 	case policy.Remove:
 		if kind := live.GetKind(); options.PropagationPolicy == nil && (kind == "Job" || kind == "ReplicationController") {
-			// The API server's default for these two would leave their Pods running.
+			// For these two kinds, the API server's default would leave their Pods running.
 			options.PropagationPolicy = new(metav1.DeletePropagationBackground)
 		}
 		if w.object != nil && !w.deleting { // by placement

@@ -99,7 +99,7 @@ func (c *controller) writeOffClusters(ctx context.Context, v *view, outcomes map
 		}
 		outage, away := c.clusterOutage(ctx, v.Name, name)
 		if !away {
-			return 0, nil // its result is awaited first
+			return 0, nil // the cluster's result is awaited first
 		}
 		wait = max(wait, outage.RemainingGrace(v.object.GetDeletionTimestamp().Time, c.cfg.UnreachableGracePeriod, time.Now()))
 		due = append(due, name)
@@ -117,8 +117,8 @@ func (c *controller) writeOffClusters(ctx context.Context, v *view, outcomes map
 	return 0, nil
 }
 
-// clusterOutage returns what is known of a cluster that is not ready or refuses a type, and false if it is
-// there.
+// clusterOutage returns what is known of a cluster that is not ready or refuses a type; false means that the
+// cluster is ready and does not refuse the type.
 func (c *controller) clusterOutage(ctx context.Context, kind, cluster string) (policy.Outage, bool) {
 	if r := c.readyCluster(cluster); r != nil {
 		c.mu.Lock()
@@ -142,7 +142,7 @@ func (c *controller) writeOffCluster(ctx context.Context, v *view, cluster strin
 	}
 	options, err := c.deleteOptions(v, federated)
 	if err != nil {
-		return false, nil // until the annotation changes
+		return false, nil // wait until the annotation with the DeleteOptions changes
 	}
 	definitionDeleted, err := c.definitionDeleted(ctx, v, v.federatedType)
 	if err != nil {
@@ -176,7 +176,7 @@ func (c *controller) saveWriteOff(ctx context.Context, record policy.WriteOff) e
 		return err
 	}
 	if written, err := policy.ReadWriteOff(existing.Name, existing.Data); err == nil && written.FederatedUID == record.FederatedUID {
-		return nil // before a crash
+		return nil // written before a crash
 	}
 	object.UID, object.ResourceVersion = existing.UID, existing.ResourceVersion
 	_, err = client.Update(ctx, object, metav1.UpdateOptions{})
@@ -184,8 +184,8 @@ func (c *controller) saveWriteOff(ctx context.Context, record policy.WriteOff) e
 }
 
 // owedRemoval reports whether the managed object of a federated object that is gone is to be deleted, with
-// which options. The federated object must have been found absent before: then the record of its removal has
-// been written.
+// which options. Call it after the federated object was found absent: from then on the record of its removal
+// exists.
 func (w *work) owedRemoval(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
 	name := policy.WriteOffName(w.cluster.name, w.key.kind, w.key.Namespace, w.key.Name)
 	object, err := w.cluster.c.host.Client.CoreV1().ConfigMaps(w.cluster.c.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
@@ -193,10 +193,10 @@ func (w *work) owedRemoval(ctx context.Context, live metav1.Object) (deletes boo
 		return false, options, ignoreNotFound(err)
 	}
 	record, err := policy.ReadWriteOff(name, object.Data)
-	if err != nil || !record.Covers(live) { // the loop of the records says what is wrong
+	if err != nil || !record.Covers(live) { // the loop of the records reports an invalid record
 		return false, options, nil
 	}
-	_, err = w.client.Namespace(w.key.Namespace).Get(ctx, w.key.Name, metav1.GetOptions{}) // not one of a moment ago
+	_, err = w.client.Namespace(w.key.Namespace).Get(ctx, w.key.Name, metav1.GetOptions{}) // a new read, not one of recentObjects
 	switch {
 	case apierrors.IsNotFound(err):
 		return true, record.Options, nil
@@ -206,8 +206,8 @@ func (w *work) owedRemoval(ctx context.Context, live metav1.Object) (deletes boo
 	return false, options, err
 }
 
-// settleWriteOff deletes the record of an object once the cluster does not have that object any more, or is
-// to have it again.
+// settleWriteOff deletes the record of an object once the object is gone from the cluster, or is placed there
+// again.
 func (r *readyCluster) settleWriteOff(ctx context.Context, v *view) error {
 	name := cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: policy.WriteOffName(r.name, v.key.kind, v.key.Namespace, v.key.Name)}
 	object, exists := r.c.informers.writeOffs.Get(name)
@@ -233,7 +233,7 @@ func (r *readyCluster) keepWatches() {
 		r.c.endedWatches[r.name] = watches
 	}
 	for name, watch := range r.watches {
-		if watch.availability == policy.Synced { // otherwise what was seen before still counts
+		if watch.availability == policy.Synced { // otherwise the earlier watch still counts
 			watches[name] = watch
 		}
 	}

@@ -15,8 +15,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// With these words the policy refuses a write. It refuses a dry run, the probe, with the same words, and
-// always.
+// The messages with which the policy refuses a write. It refuses the probe, a dry run, always and with the
+// same messages.
 const (
 	refusal         = PolicyName + ": written by "
 	refusalOfPod    = refusal + "Pod %s, "
@@ -35,9 +35,9 @@ const (
 	verdictForeign   verdict = "has a fence of another installation, which refuses this ServiceAccount's writes"
 )
 
-// ask finds out how an API server judges this replica: by a dry run. The policy refuses it in any
-// case, and its message says which Pod and which leader it sees. Reading the policy would not show whether
-// it is bound, is enforced and recognises the replica's token, nor whether the API server's watch of the
+// ask finds out by a dry run how an API server judges this replica. The policy always refuses the dry run,
+// with a message that says which Pod and which leader it sees. Reading the policy would not show whether it
+// is bound, is enforced and recognises the replica's token, nor whether the API server's watch of the
 // Namespace lags.
 func (f *Fence) ask(ctx context.Context, client NamespaceClient) (verdict, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.RequestTimeout)
@@ -53,8 +53,8 @@ func (f *Fence) ask(ctx context.Context, client NamespaceClient) (verdict, error
 	case strings.Contains(err.Error(), refusal):
 		return verdictMisjudges, nil
 	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "cannot patch resource"):
-		// The authorizer refused: the permission is installed with the policy. Webhooks and other
-		// policies refuse with the same code.
+		// The authorizer refused, so there is no policy: the permission is installed with it. The text tells, since
+		// webhooks and other policies refuse with the same code.
 		return verdictAbsent, nil
 	}
 	return verdictNone, fmt.Errorf("dry-run patch of Namespace %s: %w", f.name, err)
@@ -79,7 +79,7 @@ func (f *Fence) Run(ctx context.Context) {
 	}
 }
 
-// found tells the state after an answer that does not show a mistake.
+// found calls Found with the state that an answer shows; verdictNone shows none.
 func (f *Fence) found(ctx context.Context, judged verdict) {
 	switch {
 	case judged == verdictAbsent:

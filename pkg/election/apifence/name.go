@@ -23,8 +23,8 @@ import (
 // arrives: see docs/adr/0006-fence-namespace.md.
 
 const (
-	// lagPatience is how long an API server may refuse the leader before something must be wrong: its
-	// watch shows the name after milliseconds.
+	// lagPatience is how long an API server may refuse the leader before something must be wrong: the API
+	// server's watch shows the name after milliseconds.
 	lagPatience = 2 * time.Second
 
 	backoffMin = 2 * time.Millisecond
@@ -72,7 +72,7 @@ func (f *Fence) nameLeader(ctx context.Context, leads bool) error {
 	}
 	barred := f.Clock.Now() // since when this replica is not admitted
 	backoff := backoffMin
-	if leads { // no write waits for this, and each that an API server refuses begins it anew
+	if leads { // writes do not wait for this call, and each refused write causes another
 		backoff = backoffMax / 4
 	}
 	for ; ; backoff = min(2*backoff, backoffMax) {

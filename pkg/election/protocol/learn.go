@@ -36,7 +36,7 @@ func (p *State) isFreed(later *coordinationv1.Lease) bool {
 func (p *State) learn(lease *coordinationv1.Lease, now time.Duration, gapless bool) {
 	switch {
 	case lease == nil && p.lease == nil && p.known: // nothing new
-	case lease != nil && p.lease != nil && !isNewer(lease, p.lease): // a late echo
+	case lease != nil && p.lease != nil && !isNewer(lease, p.lease): // an old version, shown late
 	case p.holding:
 		p.judgeTerm(lease, now)
 		p.setLease(lease, now)
@@ -83,7 +83,7 @@ func (p *State) judgeClaim(lease *coordinationv1.Lease, now time.Duration, gaple
 	case before == nil:
 	case isSameHolding(before, lease):
 	case isFree(before) && isNext(before, lease):
-	case gapless && isNext(before, lease) && noteOf(lease).Early: // it carries the obligation, and its claim covers it
+	case gapless && isNext(before, lease) && noteOf(lease).Early: // its claim covers the earlier claims, see holderNote
 	case !p.isExpired(now) || !gapless: // rule 5; another UID is never without a gap
 		p.distrustUntil = max(p.freeAt(), now+max(p.own.Lease, p.duration))
 	}

@@ -12,8 +12,8 @@ import (
 
 const (
 	// MaxLease is the longest lease duration, also for electors of client-go that compete for the Lease. A
-	// longer one in a Lease is taken for an edit, and counts as this: a standby remembers it however the
-	// Lease is repaired, and would not lead again before it is restarted.
+	// longer duration in a Lease must be an edit, and counts as MaxLease: a standby remembers the duration even
+	// after the Lease is repaired, and would otherwise not lead before it is restarted.
 	MaxLease = 10 * time.Minute
 
 	// ClockRateError is by how much, as a fraction, the clock of a replica may run too fast or too

@@ -102,7 +102,7 @@ func (w *Witness) ServeHTTP(resp http.ResponseWriter, req *http.Request) {
 // Watch implements election.Witness.
 func (w *Witness) Watch(ctx context.Context, process protocol.Watched, report func(protocol.LeaderState)) {
 	if process.Address == w.address && protocol.PodOf(process.Holder) == protocol.PodOf(w.identity) {
-		// The kubelet starts a container when the last one has ended.
+		// The process ran in this Pod before: the kubelet starts a container only when the last one has ended.
 		report(protocol.LeaderGone)
 		return
 	}
@@ -154,7 +154,7 @@ func (w *Witness) Watch(ctx context.Context, process protocol.Watched, report fu
 
 // dial returns the response of the process, which goes on until ctx ends.
 func dial(ctx context.Context, transport *http.Transport, process protocol.Watched) (io.ReadCloser, error) {
-	address, err := netip.ParseAddrPort(process.Address) // whoever may edit the Lease must not choose more
+	address, err := netip.ParseAddrPort(process.Address) // an edited Lease must choose no more than this
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ type Plan struct {
 	// Reloads are due now, in the order of the changes.
 	Reloads []Reload
 	// TrustedSources are the sources for which the cached data replace what is recorded, with or without a
-	// reload. An old cache must not, see cacheIsBehind in configreload.
+	// reload. Data of an outdated cache must not replace it, see cacheIsBehind in configreload.
 	TrustedSources []SourceKey
 	// Pending is set if there are reloads, or the window may still bring some; decide again after this
 	// time.
@@ -50,7 +50,7 @@ type Plan struct {
 	RequeueAfter time.Duration
 	// OpensWindow is set if there is a difference without a window; open a window.
 	OpensWindow bool
-	// Problems are the problems of the selection, and of the sources that they select.
+	// Problems are the problems of the selection and of the selected sources.
 	Problems []Problem
 }
 
@@ -91,7 +91,7 @@ func (o *Options) Decide(facts *Facts) Plan {
 		next[key] = value
 	}
 	for _, key := range facts.patternOnlySources() {
-		// If the disappearance of a source rolls the workload, the source is forgotten with it.
+		// The reload for a source that has disappeared also drops the source from the state.
 		if _, r := o.decideSource(facts, key); r != nil {
 			reloads = append(reloads, *r)
 			plan.TrustedSources = append(plan.TrustedSources, key)
@@ -201,15 +201,15 @@ func (o *Options) decideSource(facts *Facts, key SourceKey) (string, *Reload) {
 	switch {
 	case !marked:
 		return current, nil
-	// Pods come and go with their mounts. Only a new mount of a running pod is a change.
+	// A class has data only while pods mount it. Only a new mount of a running pod is a change.
 	case key.Type == SecretProviderClass && source.ChangedVersion == "":
 		return cmp.Or(current, recorded), nil
 	case known && recorded == current:
 		return current, nil
-	// The pods began with this data. An older state was recorded since the cache of sources was behind.
+	// The pods began with this data. A recorded older state came from a cache of sources that was behind.
 	case Newer(workload.CreatedVersion, cmp.Or(source.ChangedVersion, source.Version)):
 		return current, nil
-	// The pods may have read the data before the change, though nothing recorded them.
+	// The pods may have read the source before it changed, although no state recorded it then.
 	case appeared && Newer(source.ChangedVersion, workload.ContentVersion):
 		return current, reload
 	case !known, appeared && !o.OnCreate:
@@ -232,7 +232,8 @@ func (o *Options) marksByAnnotation(facts *Facts) bool {
 func Concerns(workload *Workload, s *Selection, key SourceKey, before, after Source) bool {
 	selects := func(source Source) bool {
 		m := s.match(key, source)
-		// The workload may have been found by its patterns.
+		// The index finds a workload with patterns for every source, so match must confirm that it selects this
+		// one.
 		return source.Exists() && (m == Named || m == Auto && workload.RefersTo(key))
 	}
 	return selects(before) || selects(after)

@@ -18,7 +18,7 @@ const (
 	PauseOver                    // somebody resumed it: remove the time only
 )
 
-// Pause is when a run expects a pause to end. The time stays while the annotations stay as they are, since
+// Pause is when a run expects a pause to end. Until stays the same as long as the annotations do, since
 // clocks may jump.
 type Pause struct {
 	since  string
@@ -26,9 +26,9 @@ type Pause struct {
 	Until  time.Time
 }
 
-// PauseState decides on a pause by the annotations and by what the run has seen of it, so that a restart
-// or another leader comes to the same decision. The rest of a pause is at most its period, even if the
-// pause began in the future. The zero Pause means that no pause of ours is active.
+// PauseState decides on a pause by the annotations and by the pause that the run knows, so that a restart or
+// another leader comes to the same decision. The rest of a pause is at most its period, even if the pause
+// began in the future. The zero Pause means that no pause of ours is active.
 func (k *AnnotationKeys) PauseState(workload *Workload, s *Selection, known Pause, now time.Time) (PauseStep, Pause) {
 	since, hasTime := workload.Meta[k.pauseAt]
 	if !k.compat || !workload.Kind.Pauses || !hasTime {

@@ -30,9 +30,9 @@ type Selection struct {
 	isOutline bool // see [AnnotationKeys.Outline]
 	native    bool // the workload has the native annotation, so it is marked by annotation under the native key
 	types     [NumTypes]typeSelection
-	// Delay replaces the quiet period; 0 does not.
+	// Delay replaces the quiet period; 0 keeps it.
 	Delay time.Duration
-	// pause is how long a reload pauses a Deployment; 0 does not.
+	// pause is how long a reload pauses a Deployment; 0 means not at all.
 	pause time.Duration
 	// Problems are the annotations that could not be parsed. BadPause is the problem of a pause that the
 	// next reload leaves out, or nil.
@@ -45,8 +45,8 @@ type typeSelection struct {
 	search   bool
 	named    names
 	excluded names
-	// rejectsAll is set if the list of exclusions is too long. Then nothing matches: it is better not to
-	// roll at all than to roll for something excluded.
+	// rejectsAll is set if the list of exclusions is too long. Then no source matches: it is better not to roll
+	// at all than to roll for an excluded source.
 	rejectsAll bool
 }
 
@@ -173,8 +173,8 @@ func clipAll(annotations map[string]string, keys []string) map[string]string {
 	return clipped
 }
 
-// Outline returns the selection of a workload without its expressions; it only says whether it is empty.
-// It is for an index, where the events of all workloads wait.
+// Outline returns the selection of a workload without its expressions; it only says whether it is empty. It
+// is for an index, whose function holds up the events of all workloads.
 func (k *AnnotationKeys) Outline(workload *Workload) *Selection {
 	return k.fillSelection(&Selection{isOutline: true}, clipAll(workload.Meta, k.selectionKeys), clipAll(workload.Template, k.selectionKeys))
 }
@@ -287,7 +287,7 @@ func isTrue(text string) bool {
 	return err == nil && b
 }
 
-// addProblem reports the items of one annotation that do not count. It keeps only as much as is shown.
+// addProblem reports the items of one annotation that do not count. It keeps only as much as an Event shows.
 func (s *Selection) addProblem(key string, items ...string) {
 	if len(items) > 0 {
 		s.Problems = append(s.Problems, Problem{key, Truncate(strings.Join(items, "; "))})

@@ -32,7 +32,7 @@ func ParseState(text string, owner QueueKey) (State, error) {
 	if err := json.Unmarshal([]byte(text), &raw); err != nil {
 		return nil, fmt.Errorf("not a JSON object of strings: %w", err)
 	}
-	// The states of the first release have no such field.
+	// The states of the first release have no owner field.
 	if stateOwner, ok := raw[ownerField]; ok && stateOwner != owner.String() {
 		return nil, nil
 	}
@@ -77,9 +77,9 @@ func recordedVersion(text string, owner QueueKey) string {
 }
 
 // LatestState returns the later of two states: runState, which a run remembers and may be empty, and the
-// annotation of the workload. Whoever writes an older annotation back brings the older version with it. The
-// write of a predecessor that the cache learns of late is on the version from which runState was read, or
-// later.
+// annotation of the workload. An older annotation that somebody writes back has its older version in it. The
+// write of a predecessor that the cache learns of late has the version from which runState was read, or a
+// later one.
 func (w *Workload) LatestState(runState string) string {
 	if w.Kind.Stateless {
 		return runState

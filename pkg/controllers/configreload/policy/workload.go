@@ -27,12 +27,12 @@ import (
 // Kind is what decisions need to know of a kind of workload.
 type Kind struct {
 	Name string // as in a manifest
-	// Pauses is set if a reload may pause it: Deployments.
+	// Pauses is set if a reload may pause a workload of the kind: Deployments.
 	Pauses bool
-	// Restarts is set if a field may restart it in place of a mark: Argo Rollouts.
+	// Restarts is set if a field may restart a workload of the kind in place of a mark: Argo Rollouts.
 	Restarts bool
-	// Stateless is set if no state is recorded on it: Jobs are many, and a late second run is worse
-	// than none.
+	// Stateless is set if no state is recorded on workloads of the kind: Jobs are many, and a late second run is
+	// worse than none.
 	Stateless bool
 }
 
@@ -79,8 +79,8 @@ type Content struct {
 	Finished          bool                   `json:"f,omitempty"` // Jobs
 	CronJob           types.UID              `json:"j,omitempty"` // of the CronJob that controls a Job
 	RolledElsewhere   bool                   `json:"e,omitempty"` // rolled through another object
-	// AnnotationSum distinguishes the annotations of the workload, so that the cache notices when it begins
-	// to ask for something. Only the cache has it.
+	// AnnotationSum distinguishes the annotations of the workload, so that its digest changes when the workload
+	// begins to select sources. Only the cached content has the sum.
 	AnnotationSum uint32 `json:"a,omitempty"`
 	// Problem is why the workload cannot be read; if it is set, the rest is empty.
 	Problem string `json:"x,omitempty"`
@@ -168,7 +168,7 @@ func NewWorkload(kind *Kind, obj any, controller string) (*Workload, error) {
 	return workload, nil
 }
 
-// InheritVersions takes over the versions from the cached workload when it is now read live.
+// InheritVersions gives a workload that was read live the versions of the cached workload.
 func (w *Workload) InheritVersions(cached *Workload) {
 	w.ContentVersion = w.Version
 	if w.UID == cached.UID {
@@ -317,8 +317,9 @@ func (c *Content) describeContainers(list []corev1.Container) []Container {
 	return out
 }
 
-// References returns every source that a container of the template uses, in order and without
-// duplicates. Volumes that nobody mounts do not count. There may be thousands, so they are found once.
+// References returns every source that a container of the template uses, in order and without duplicates.
+// Volumes that nobody mounts do not count. There may be thousands of references, so the workload keeps the
+// list.
 func (w *Workload) References() []SourceKey {
 	if w.references != nil {
 		return w.references

@@ -67,7 +67,8 @@ func ReadCluster(u *unstructured.Unstructured) Cluster {
 	return c
 }
 
-// OlderCluster reports whether a KubeFedCluster is older than another. Of two of one second, one is.
+// OlderCluster reports whether a KubeFedCluster is older than another. Of two that were created in the same
+// second, one counts as older.
 func OlderCluster(a, b metav1.Object) bool {
 	created := a.GetCreationTimestamp()
 	return cmp.Or(created.Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName())) < 0
@@ -95,7 +96,7 @@ func (s ClusterStatus) Next(health Health, kubernetesVersion string, now time.Ti
 	for i := range next.Conditions {
 		c := &next.Conditions[i]
 		c.LastProbeTime, c.LastTransitionTime = metav1.NewTime(now), &metav1.Time{Time: now}
-		var old ClusterCondition // of another status if there was none
+		var old ClusterCondition // the zero condition if there was none
 		if j := slices.IndexFunc(s.Conditions, func(o ClusterCondition) bool { return o.Type == c.Type }); j >= 0 {
 			old = s.Conditions[j]
 		}

@@ -86,7 +86,7 @@ func parseEndpoint(s string, unsafe bool) (*url.URL, error) {
 	return u, checkHost(u, unsafe)
 }
 
-// checkHost checks a host that is an address. One that is a name is checked when it is dialled.
+// checkHost checks a host that is an address. A host name is checked when it is dialled, by its address.
 func checkHost(u *url.URL, unsafe bool) error {
 	if ip, err := netip.ParseAddr(u.Hostname()); err == nil {
 		return CheckAddress(ip, unsafe)

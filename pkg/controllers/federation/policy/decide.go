@@ -15,13 +15,13 @@ type Action int
 
 // The actions.
 const (
-	// Nothing is to be done. What is not wanted is gone, or counts as gone.
+	// Nothing is to be done: for instance, an object that is not wanted is gone, or counts as gone.
 	Nothing Action = iota
 	// Wait until the cluster has deleted the object: WaitingForRemoval.
 	Wait
-	// Create it. If it is there already, AdoptionRefusal decides.
+	// Create creates the object. If one exists already, AdoptionRefusal decides.
 	Create
-	// Update reads the object, renders it and, if that is another, writes it with its resourceVersion.
+	// Update reads the object, renders it and, if the result differs, writes it with its resourceVersion.
 	Update
 	// Remove reads the object, and ActionToRemove decides.
 	Remove
@@ -52,7 +52,7 @@ type State struct {
 func Decide(s State) Action {
 	switch live := s.Live; {
 	case live != nil && live.Deleting && s.IsHostNamespace:
-		return Nothing // it and the federated object would wait for each other
+		return Nothing // the Namespace and its federated object would wait for each other
 	case live != nil && live.Deleting:
 		return Wait
 	case s.Wanted && live == nil:
@@ -79,7 +79,7 @@ func (s State) decideWanted() Action {
 }
 
 // AdoptionRefusal returns the status of a cluster in which a create has found an object that must stay as it
-// is, which is not tried again, or "". An object with the label is ours: the cache was late.
+// is, which is not tried again, or "". An object with the managed label is ours, and the cache was late.
 func AdoptionRefusal(live metav1.Object, isHostNamespace bool, c Config) (status string) {
 	switch label := live.GetLabels()[ManagedLabel]; {
 	case label == "false":
@@ -90,8 +90,8 @@ func AdoptionRefusal(live metav1.Object, isHostNamespace bool, c Config) (status
 	return ""
 }
 
-// ActionToRemove returns what to do with an object that is not wanted, once it was read: what a cache says is
-// not enough to delete.
+// ActionToRemove returns what to do with an object that is not wanted and was just read: a cache may be
+// behind, and must not cause a deletion.
 func ActionToRemove(t *TypeConfig, live metav1.Object) Action {
 	switch {
 	case live.GetLabels()[ManagedLabel] != "true":
@@ -111,8 +111,8 @@ const (
 	maxRepeat    = 10 * time.Minute
 )
 
-// Repeats are the writes of the same content to an object. Somebody who reverts each of them would
-// otherwise have it written without end. The zero value has no writes.
+// Repeats are the writes of the same content to an object. Otherwise somebody who reverts each write would
+// cause writes without end. The zero value has no writes.
 type Repeats struct {
 	content uint64
 	// times has the times of the last five writes.

@@ -44,7 +44,7 @@ type DNSRecord struct {
 		// AllowEmpty lets load balancers count even if nothing is behind them.
 		AllowEmpty bool `json:"allowServiceWithoutEndpoints"`
 	}
-	// Domain is the domain of a ServiceDNSRecord, as its Domain has it now.
+	// Domain is the domain of a ServiceDNSRecord: the one that its Domain object has now.
 	Domain string
 	Status DNSStatus
 	// LastByCluster is what the status says of each cluster.
@@ -78,8 +78,8 @@ type Topology struct {
 	Region string   `json:"region,omitempty"`
 }
 
-// ReadDNSRecord reads a ServiceDNSRecord or an IngressDNSRecord, and its domain of all Domains. The problem
-// is why nothing may be written for the record. A status that cannot be read counts as none.
+// ReadDNSRecord reads a ServiceDNSRecord or an IngressDNSRecord, and finds its domain among the Domains. The
+// problem is why nothing may be written for the record. A status that cannot be read counts as none.
 func ReadDNSRecord(u *unstructured.Unstructured, domains []*unstructured.Unstructured) (*DNSRecord, Problem) {
 	r := &DNSRecord{Namespace: u.GetNamespace(), Name: u.GetName(), IsIngress: u.GetKind() == "IngressDNSRecord", Status: statusOf[DNSStatus](u), LastByCluster: map[string]ClusterDNS{}}
 	for _, c := range r.Status.DNS {
@@ -182,7 +182,7 @@ func (r *DNSRecord) Endpoints(clusters []ClusterDNS, answers map[string][]netip.
 // ReadLoadBalancer reads the load balancer in the status of a Service or an Ingress. What is malformed there
 // counts as absent.
 func ReadLoadBalancer(status RemoteStatus) []LoadBalancerIngress {
-	var c ClusterDNS // the field has the same name there
+	var c ClusterDNS // the status of a Service or an Ingress has the field of the same name
 	_ = json.Unmarshal(status, &c)
 	return c.LoadBalancer.Ingress[:min(len(c.LoadBalancer.Ingress), maxAddresses)]
 }

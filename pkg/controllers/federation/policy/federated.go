@@ -26,7 +26,7 @@ type Federated struct {
 	hasSpec        bool
 	retainReplicas any
 	overrides      []clusterOverrides
-	// malformed is why the overrides cannot be read. All clusters fail, since any may be meant.
+	// malformed is why the overrides cannot be read. Then all clusters fail, since the overrides may be for any.
 	malformed error
 }
 
@@ -94,7 +94,7 @@ func (f *Federated) Digest() Digest {
 	for _, cluster := range f.overrides {
 		operations := cluster.ClusterOverrides
 		if i := slices.IndexFunc(d.Overrides, func(o OverrideDigest) bool { return o.Cluster == cluster.ClusterName }); i >= 0 {
-			d.Overrides[i].Hash ^= hashJSON(cluster) // named twice, which fails
+			d.Overrides[i].Hash ^= hashJSON(cluster) // named twice, which is an error for the cluster
 			continue
 		}
 		d.Overrides = append(d.Overrides, OverrideDigest{Cluster: cluster.ClusterName, Hash: hashJSON(operations),
@@ -124,7 +124,8 @@ func SummarizeFederated(u *unstructured.Unstructured) []byte {
 	return data
 }
 
-// ReadDigest reads what SummarizeFederated returned. With anything else, the placement is malformed.
+// ReadDigest reads what SummarizeFederated returned. For any other bytes, the digest has a malformed
+// placement.
 func ReadDigest(summary []byte) (d Digest) {
 	if json.Unmarshal(summary, &d) != nil {
 		d.Placement.Malformed = "it cannot be read"

@@ -37,7 +37,7 @@ const (
 	// maxOperations is what API servers allow in a JSON patch. More of them could insert into a long
 	// list again and again, which takes a core for seconds.
 	maxOperations = 10_000
-	// maxObject is the most that a cluster's store takes.
+	// maxObject is the largest object that etcd takes by default, in bytes: 1.5 MiB.
 	maxObject = 3 << 19
 )
 
@@ -165,8 +165,8 @@ func (o Operation) applyAt(node any, path []string) (any, error) {
 	return nil, errMissing
 }
 
-// listIndex returns the index that a key means in a list of n items. If one is to be added, there is one
-// more place, and "-" is the last.
+// listIndex returns the index that a key means in a list of n items. If adds is set, there is one more index,
+// which "-" means too.
 func listIndex(key string, n int, adds bool) (int, error) {
 	if adds {
 		if n++; key == "-" {
@@ -200,7 +200,7 @@ func applyOverrides(object map[string]any, operations []Operation) (map[string]a
 			return nil, fmt.Errorf("%s %q: %w", cmp.Or(o.Op, opReplace), truncate(o.Path, maxError), err)
 		}
 	}
-	patched := document.(map[string]any) // apply keeps it one
+	patched := document.(map[string]any) // apply does not change its type
 	if after := identityOf(patched); !reflect.DeepEqual(before, after) {
 		return nil, errors.New("overrides may not change kind, group, name, namespace, uid, resourceVersion and ownerReferences")
 	}

@@ -33,7 +33,7 @@ type Removals struct {
 }
 
 // Hold returns the status of a deletion by placement that must wait, and for how long if that is known. ""
-// lets it go ahead. The guard is in per cent: 0 holds every deletion by placement, 100 none.
+// lets the deletion go ahead. The guard is in per cent: 0 holds every deletion by placement, 100 none.
 func (r Removals) Hold(availableDelay time.Duration, guard int, now time.Time) (status string, wait time.Duration) {
 	settled := r.ReadySince.Add(availableDelay)
 	switch {
@@ -83,7 +83,7 @@ func (f *Federated) DeleteOptions() (options metav1.DeleteOptions, err error) {
 }
 
 // MustBeGone reports whether an object that was read must be gone before a deleted federated object may go.
-// The host's own Namespace need not be once it is being deleted.
+// The host's own Namespace need not be gone: it is enough that it is being deleted.
 func MustBeGone(live metav1.Object, isHostNamespace bool) bool {
 	return live.GetLabels()[ManagedLabel] == "true" && (!isHostNamespace || live.GetDeletionTimestamp() == nil)
 }
@@ -149,7 +149,7 @@ func (w WriteOff) Covers(live metav1.Object) bool {
 type Outage struct {
 	// Since is when the cluster became not ready or, if it is ready, when it began to refuse the type.
 	Since time.Time
-	// Confirmed is set once this process has seen that itself.
+	// Confirmed is set once this process itself has seen the outage.
 	Confirmed bool
 }
 

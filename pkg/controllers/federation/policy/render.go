@@ -91,8 +91,8 @@ func (r RenderRequest) renderTemplate() (map[string]any, error) {
 	return object, nil
 }
 
-// markManaged sets the label that makes an object a managed one, and keeps an adopted Namespace one that is
-// never deleted, whatever the overrides made of it.
+// markManaged sets the managed label and, on an adopted Namespace, the annotation that protects it from
+// deletion, whatever the overrides have changed.
 func (r RenderRequest) markManaged(object map[string]any) error {
 	labels, err := labelsOf(object)
 	if err != nil {
@@ -132,8 +132,8 @@ func labelsOf(object map[string]any) (map[string]any, error) {
 // generatedPodLabels are set by the API server in the template of a Job that selects its Pods by them.
 var generatedPodLabels = []string{"batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name", "controller-uid", "job-name"}
 
-// clusterFields are set by the cluster in objects of a kind. Some cannot be taken off again, and without the
-// others the object loses what it is bound to.
+// clusterFields are set by the cluster in objects of a kind. Some cannot be removed again, and without the
+// others the object loses the object to which it is bound.
 var clusterFields = map[schema.GroupKind][][]string{
 	{Kind: "Service"}:                             {{"spec", "loadBalancerClass"}},
 	{Kind: "ServiceAccount"}:                      {{"secrets"}},
@@ -207,7 +207,7 @@ func copyField(object, live map[string]any, path ...string) error {
 }
 
 // retainClaim keeps the UID of the claim that is bound to a volume. A template may name the claim, but does
-// not know its UID, and a claim whose volume does not have it is lost.
+// not know its UID, and a claim whose volume lacks the UID becomes Lost.
 func retainClaim(object, live map[string]any) error {
 	for _, field := range []string{"namespace", "name"} {
 		wanted, _, err := unstructured.NestedString(object, "spec", "claimRef", field)

@@ -48,7 +48,7 @@ func md5OfJSON(v any) string {
 // Propagated is what a PropagatedVersion says.
 type Propagated struct {
 	Versions
-	// Owner is the UID of the federated object. An earlier one of the same name may have left its
+	// Owner is the UID of the federated object: an earlier object of the same name may have left its
 	// PropagatedVersion.
 	Owner types.UID
 	// Clusters are the last written versions of clusters' objects. The version of an older content is empty.
@@ -61,8 +61,9 @@ type clusterVersion struct {
 	Version string `json:"version"`
 }
 
-// PropagatedName returns the name of the PropagatedVersion of a federated object. One that would be too long
-// ends with a hash instead. (KubeFed writes none then: the API server refuses its name.)
+// PropagatedName returns the name of the PropagatedVersion of a federated object. A name that would be too
+// long is cut and ends with a hash. (KubeFed then writes no PropagatedVersion: the API server refuses its
+// name.)
 func PropagatedName(t *TypeConfig, name string) string {
 	name = strings.ToLower(t.Target.Kind) + "-" + name
 	if len(name) > validation.DNS1123SubdomainMaxLength {
@@ -126,9 +127,10 @@ func (p Propagated) Equal(other Propagated) bool {
 	return p.Versions == other.Versions && maps.Equal(p.Clusters, other.Clusters)
 }
 
-// ValidVersions returns the versions of clusters that still should have what was written: of all clusters if
-// the federated object is as it was. previous is its digest when the PropagatedVersion was written, or nil if
-// this process does not know it; with it, clusters whose own overrides are the same keep their versions.
+// ValidVersions returns the versions of the clusters whose content is still as written: of all clusters if
+// the federated object has not changed. previous is the digest of the federated object when the
+// PropagatedVersion was written, or nil if this process does not know it. With previous, clusters whose own
+// overrides are the same keep their versions.
 func (p Propagated) ValidVersions(previous *Digest, current Digest) map[string]string {
 	valid := map[string]string{}
 	if current.Versions.Overrides == "" {
@@ -176,8 +178,8 @@ func hashStrings(m map[string]string) uint64 {
 	return hashJSON(m)
 }
 
-// ReadLiveObject joins a cached object and what SummarizeLiveObject returned. Without that the object has no
-// version, and is read.
+// ReadLiveObject joins a cached object and what SummarizeLiveObject returned. Without a summary the object
+// has no version, so that it is read.
 func ReadLiveObject(o metav1.Object, summary []byte) LiveObject {
 	live := LiveObject{UID: o.GetUID(), Deleting: o.GetDeletionTimestamp() != nil}
 	if len(summary) < 17 {

@@ -15,7 +15,7 @@ import (
 // Preference is what a cluster should get.
 type Preference struct {
 	Min int64 `json:"minReplicas"`
-	// Max is nil if there is no limit. It is stronger than Min.
+	// Max is nil if there is no limit. It takes precedence over Min.
 	Max    *int64 `json:"maxReplicas"`
 	Weight int64  `json:"weight"`
 }
@@ -35,11 +35,11 @@ type Input struct {
 	// Preferences are by cluster. If there are none, all clusters have the weight 1.
 	Preferences map[string]Preference
 	Clusters    []string
-	// Current is how many replicas are ready, Capacity how many can run. A cluster that is missing has none
-	// ready, or a capacity that is not known.
+	// Current is how many replicas are ready, Capacity how many can run. A cluster that is missing in Current
+	// has none ready; the capacity of one that is missing in Capacity is not known.
 	Current, Capacity map[string]int64
 	// Key is NAMESPACE/NAME. Its hash decides which of several clusters with the same weight gets the replicas
-	// that are left over, so that these are not always in the same cluster.
+	// that are left over, so that it is not the same cluster for every workload.
 	Key string
 }
 

@@ -76,8 +76,8 @@ func matchesPrefix(name, part string) bool {
 	return true
 }
 
-// ExpressionSize returns about how many steps an expression takes for each character of a name, and how
-// many instructions it is compiled to, which writes repetitions out. Plain text takes few. The parser
+// ExpressionSize returns about how many steps an expression takes for each character of a name, and to how
+// many instructions it is compiled: each repetition is written out. Plain text takes few steps. The parser
 // limits nested repetitions to 1,000 in all.
 func ExpressionSize(re *syntax.Regexp) int {
 	n := 1 + len(re.Rune) // the ranges of a class
@@ -87,5 +87,5 @@ func ExpressionSize(re *syntax.Regexp) int {
 	for _, sub := range re.Sub {
 		n += ExpressionSize(sub)
 	}
-	return n * max(1, re.Min, re.Max) // 0 but for a repetition
+	return n * max(1, re.Min, re.Max) // Min and Max are 0 except for a repetition
 }

@@ -23,7 +23,7 @@ func (s *Server) escalates(c call) error {
 	c.DryRun, c.metadata = true, false
 	_, written, _, err := s.execute(c)
 	if err != nil {
-		return nil // the write fails with the same error
+		return nil // the write itself fails with the same error
 	}
 	var role rbacv1.ClusterRole // or a Role: both have the same rules
 	convert := runtime.DefaultUnstructuredConverter.FromUnstructured

@@ -66,7 +66,7 @@ func (c *call) read(req *http.Request) (err error) {
 		}
 	}
 	if name, ok := c.selector.fields.RequiresExactMatch("metadata.name"); ok && c.Name == "" && req.Method == http.MethodGet {
-		c.Name = name // which RBAC is about
+		c.Name = name // RBAC judges by this name
 	}
 	if strings.Contains(accept, "as=Table") {
 		return unsupported("tables")
@@ -208,8 +208,8 @@ func (s *Server) update(c call) (*object, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	// The real API server would store the update, and the user's next `kubectl apply` would remove nothing. Of
-	// an update of a custom resource's status it takes the status alone.
+	// The real API server would store the update, and the user's next `kubectl apply` would then remove no
+	// field. From an update of a custom resource's status it takes only the status.
 	if _, had := current.GetAnnotations()[corev1.LastAppliedConfigAnnotation]; had && (!c.resource.custom || c.Subresource != "status") {
 		if _, has := obj.GetAnnotations()[corev1.LastAppliedConfigAnnotation]; !has {
 			return nil, false, apierrors.NewBadRequest("the update removes " + corev1.LastAppliedConfigAnnotation +

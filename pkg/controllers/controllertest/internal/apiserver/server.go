@@ -7,10 +7,10 @@
 //
 // As in the API server, a role or binding may grant only what its author may do.
 //
-// It keeps resourceVersions, UIDs, generations, managedFields, deletionTimestamps with finalizers and
-// the status as a subresource. It has no validation, no admission, no conversion between versions,
-// no garbage collector and no other controller; of the defaults it has only the type of a Secret. What
-// it does not serve, it refuses with an error that says so.
+// It keeps resourceVersions, UIDs, generations, managedFields, deletionTimestamps with finalizers and the
+// status as a subresource. It has no validation, no admission, no conversion between versions, no garbage
+// collector and no other controller; of the defaults it has only the type of a Secret. A request that it does
+// not support fails with an error that says so.
 package apiserver
 
 import (

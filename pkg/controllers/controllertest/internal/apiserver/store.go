@@ -226,7 +226,7 @@ func (s *Server) finish(r *resource, current, obj *object, dryRun bool) (_ *obje
 		return obj, true, nil
 	}
 	if obj.GetDeletionTimestamp() != nil && len(obj.GetFinalizers()) == 0 {
-		s.objects[k] = obj // what the watches see last
+		s.objects[k] = obj // the last state that watches see
 		s.commit(k, nil)
 		return obj, true, nil
 	}
@@ -245,7 +245,8 @@ func desired(r *resource, obj *object) map[string]any {
 	return parts
 }
 
-// sameButManagers compares without the times of managedFields, which alone make no write.
+// sameButManagers compares two objects without the times of managedFields: a change of these alone is not
+// written.
 func sameButManagers(a, b *object) bool {
 	a, b = a.DeepCopy(), b.DeepCopy()
 	for _, obj := range []*object{a, b} {
