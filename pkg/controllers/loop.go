@@ -64,7 +64,8 @@ func NewLoop[K comparable](
 	if reconcile == nil {
 		return nil, fmt.Errorf("loop %s: reconcile is nil", opts)
 	}
-	l := &Loop[K]{opts: opts, reconcile: reconcile, queue: newQueue[K](opts.Metrics.Queue(opts.labels())), phase: PhaseStopped, inFlight: map[K]InFlight{}}
+	l := &Loop[K]{opts: opts, reconcile: reconcile, phase: PhaseStopped, inFlight: map[K]InFlight{}}
+	l.queue = newQueue[K](opts.Metrics.Queue(opts.labels()))
 	for _, w := range watches {
 		if w.mistake != nil {
 			return nil, fmt.Errorf("loop %s: watch: %w", opts, w.mistake)

@@ -64,7 +64,7 @@ type queue[K comparable] struct {
 // item is a key for as long as it is due, taken, delayed or parked.
 type item[K comparable] struct {
 	key   K
-	due   [2]uint64 // in each lane, round*perRound + order; 0 if it is not due there
+	due   [2]place  // in each lane; zero if it is not due there
 	turn  turn      // in which it is due
 	since time.Time // when it became due
 	taken bool      // a worker has it: even if it is due, it is taken again only when the worker is done
@@ -79,14 +79,20 @@ type item[K comparable] struct {
 	parked   bool      // it comes back when this replica leads
 }
 
+func (it *item[K]) isDue() bool { return it.due != [2]place{} }
+
 // turn says whose turn it is.
 type turn struct {
 	tenant string
 	own    bool // whether that is the tenant of the key itself
 }
 
-// perRound is more than the keys that are added to a lane while one waits. It leaves 36 bits for the round.
-const perRound = 1 << 28
+// place says when a key is taken from its lane: in which round, and after how many keys that were ever added.
+type place struct{ round, order uint64 }
+
+func (p place) before(other place) bool {
+	return p.round < other.round || p.round == other.round && p.order < other.order
+}
 
 // rounds has the due keys of a lane.
 type rounds[K comparable] struct {
@@ -115,7 +121,7 @@ func (q *queue[K]) open() {
 	}
 	q.items = map[K]*item[K]{}
 	for i := range q.rounds {
-		less := func(a, b *item[K]) bool { return a.due[i] < b.due[i] }
+		less := func(a, b *item[K]) bool { return a.due[i].before(b.due[i]) }
 		q.rounds[i] = rounds[K]{keys: btree.New(32, less), lastRound: map[string]uint64{}}
 	}
 	q.delayed = btree.New(32, func(a, b *item[K]) bool {
@@ -157,14 +163,14 @@ func (q *queue[K]) add(key K, ln lane, t turn) {
 
 // makeDue makes a key due in a lane, unless it is due there earlier. The caller holds mu.
 func (q *queue[K]) makeDue(it *item[K], ln lane, t turn) {
-	first := it.due == [2]uint64{}
+	first := !it.isDue()
 	if first {
 		it.since, it.turn = time.Now(), turn{}
 		q.metrics.Adds.Inc()
 	}
 	r := &q.rounds[ln]
 	round := max(r.presentRound, r.lastRound[t.tenant]) + 1
-	earlier := it.due[ln] == 0 || round < it.due[ln]/perRound
+	earlier := it.due[ln] == (place{}) || round < it.due[ln].round
 	if t.own || earlier && !it.turn.own {
 		it.turn = t
 	}
@@ -174,7 +180,7 @@ func (q *queue[K]) makeDue(it *item[K], ln lane, t turn) {
 	if !first {
 		r.keys.Delete(it) // unless a worker has it
 	}
-	it.due[ln] = round*perRound + r.added%perRound
+	it.due[ln] = place{round, r.added}
 	switch {
 	case it.taken:
 	case first:
@@ -193,7 +199,7 @@ func (q *queue[K]) makeDue(it *item[K], ln lane, t turn) {
 // push offers a due key to the workers. The caller holds mu.
 func (q *queue[K]) push(it *item[K]) {
 	for i, due := range it.due {
-		if due != 0 {
+		if due != (place{}) {
 			q.rounds[i].keys.ReplaceOrInsert(it)
 		}
 	}
@@ -218,17 +224,18 @@ func (q *queue[K]) take() *item[K] {
 	}
 	r := &q.rounds[from]
 	it, _ := r.keys.Min()
-	r.presentRound = max(r.presentRound, it.due[from]/perRound) // it may have been due while a worker had it
-	if it.lane = laneChanges; it.due[laneChanges] == 0 {
+	r.presentRound = max(r.presentRound, it.due[from].round) // it may have been due while a worker had it
+	it.lane = laneChanges
+	if it.due[laneChanges] == (place{}) {
 		it.lane = laneShown
 	}
 	for i, due := range it.due {
-		if due != 0 {
+		if due != (place{}) {
 			q.rounds[i].keys.Delete(it)
 		}
 	}
 	q.depth--
-	it.taken, it.due = true, [2]uint64{}
+	it.taken, it.due = true, [2]place{}
 	// It comes back in the turn in which it was due: for instance, a source in team has 300 targets in shop, and
 	// all fail. In the turns of shop, a change in shop would wait for them. Nor can team delay what comes back
 	// for shop by adding it again.
@@ -278,7 +285,7 @@ func (q *queue[K]) done(it *item[K], after time.Duration, failures int) {
 		q.delayUntil(it, time.Now().Add(after))
 	}
 	switch {
-	case it.due != [2]uint64{}:
+	case it.isDue():
 		q.push(it)
 	case it.returnAt.IsZero() && !it.parked:
 		delete(q.items, it.key)
