@@ -119,18 +119,16 @@ func TestClusterRunsALoopUntilItIsStoppedOrTheClusterIsClosed(t *testing.T) {
 	for range 2 {
 		stop := c.Go(reconcile, loop)
 		same(t, "the loop", "begins, <nil>", <-loop)
-		for range 2 {
-			stop()
-		}
+		stop()
+		stop()
 		if len(loop) != 2 || <-loop != "ends" || <-loop != "is closed" {
 			t.Error("stop has not waited until the loop was closed")
 		}
 	}
 	c.Go(reconcile, loop)
 	same(t, "the loop", "begins, <nil>", <-loop)
-	for range 2 {
-		c.Close()
-	}
+	c.Close()
+	c.Close()
 	if len(loop) != 2 || <-loop != "ends" || <-loop != "is closed" {
 		t.Error("Close has not waited until the loop was closed")
 	}

@@ -113,8 +113,8 @@ type managerConfiguration struct {
 	Flags      map[string]yaml.Node `yaml:"flags"`
 }
 
-// setFlag sets a flag to a value of the file, unless the command line has set it. The value is a text as on the
-// command line or, if the flag takes one, a list or a map. An empty map changes nothing.
+// setFlag sets a flag to a value of the file, unless the command line has set it. The value is a text as on
+// the command line or, if the flag takes one, a list or a map. An empty map changes nothing.
 func setFlag(f *pflag.Flag, value *yaml.Node) error {
 	list, takesList := f.Value.(pflag.SliceValue)
 	takesOne := !takesList && !takesMap(f.Value)
@@ -154,8 +154,8 @@ func takesMap(v pflag.Value) bool {
 	return v.Type() == "mapStringBool" || strings.HasPrefix(v.Type(), "stringTo")
 }
 
-// joinPairs returns the pairs as on the command line. One is there twice, since pflag does not read a text with
-// a single "=" as CSV.
+// joinPairs returns the pairs as on the command line. One is there twice, since pflag does not read a text
+// with a single "=" as CSV.
 func joinPairs(pairs map[string]string) string {
 	var items []string
 	for _, key := range slices.Sorted(maps.Keys(pairs)) {

@@ -139,8 +139,8 @@ func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
 
 // roleName tells the installations of a cluster apart: applying one installation's roles must not replace
 // another's. Names of Roles in the installation's own namespace, home, and of the default installation's
-// ClusterRoles get no suffix. It begins with a dot, which no name of a controller has: config-NAMESPACE may be
-// another controller.
+// ClusterRoles get no suffix. It begins with a dot, which no name of a controller has: config-NAMESPACE may
+// be another controller.
 func roleName(name, namespace, home string) string {
 	if namespace == home || namespace == metav1.NamespaceAll && home == metav1.NamespaceSystem {
 		return name
