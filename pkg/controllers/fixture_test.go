@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
@@ -256,19 +256,13 @@ func (f *fixture) said() []string {
 // expect compares what has happened since the last call with want.
 func (f *fixture) expect(want ...string) {
 	f.Helper()
-	same(f, "what happened", want, f.said())
+	assert.Equal(f, "what happened", want, f.said())
 }
 
 func closed() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
-}
-
-// inBubble runs a row of a table in a bubble of fake time.
-func inBubble(t *testing.T, name string, row func(t *testing.T)) {
-	t.Helper()
-	t.Run(name, func(t *testing.T) { synctest.Test(t, row) })
 }
 
 func pass(d time.Duration) { <-time.After(d) }
@@ -290,17 +284,3 @@ func textOf(cm *corev1.ConfigMap) string {
 }
 
 func nothing(context.Context, cache.ObjectName) (time.Duration, error) { return 0, nil }
-
-func same[T any](t testing.TB, what string, want, got T, options ...cmp.Option) {
-	t.Helper()
-	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}

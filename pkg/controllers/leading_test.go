@@ -25,7 +25,9 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/utils/ptr"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
+	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 	"github.com/quartermaster-dev/quartermaster/pkg/informers"
 )
 
@@ -80,7 +82,7 @@ func TestLeaderLooksAtEveryPrimaryObject(t *testing.T) {
 		s.put("1", "c")
 		s.expectAll()
 		status := s.loop.Status()
-		same(t, "status of a standby", []any{PhaseStopped, 0, uint64(0)}, []any{status.Phase, status.QueueDepth, status.Reconciles})
+		assert.Equal(t, "status of a standby", []any{PhaseStopped, 0, uint64(0)}, []any{status.Phase, status.QueueDepth, status.Reconciles})
 		s.run()
 		s.expectAll("map a none->2", "map b none->1", "map c none->1", "reconcile a 2/1", "reconcile b 1/2", "reconcile c 1/none")
 		s.others.put("3", "a")
@@ -130,7 +132,7 @@ func TestLeaderBeginsWithoutLosingChanges(t *testing.T) {
 		"a new ConfigMap":             {func(s *standby) { s.configMaps.put("1", "new") }, "reconcile new 1/none"},
 	} {
 		for moment, at := range moments {
-			inBubble(t, change+" "+moment, func(t *testing.T) {
+			subtest.InBubble(t, change+" "+moment, func(t *testing.T) {
 				s := newStandby(t, "a", "b", "c")
 				at(s, sync.OnceFunc(func() {
 					tc.of(s)
@@ -143,7 +145,7 @@ func TestLeaderBeginsWithoutLosingChanges(t *testing.T) {
 						last = line
 					}
 				}
-				same(t, fmt.Sprint("the last one of ", log), tc.want, last)
+				assert.Equal(t, fmt.Sprint("the last one of ", log), tc.want, last)
 			})
 		}
 	}
@@ -194,15 +196,15 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 	m := loopmetrics.New(metrics.NewKubeRegistry())
 	fine := LoopOptions{Name: "x", Metrics: m}
 	caches, err := informers.NewCaches(metrics.NewKubeRegistry())
-	must(t, err)
+	assert.NoError(t, err)
 	cfg := informers.CacheConfig{Scheme: scheme.Scheme}
 	cfg.Declare("x", informers.Need{Resource: informers.Jobs})
 	cluster, err := caches.AddCluster(cfg, &rest.Config{}, func(string) {})
-	must(t, err)
+	assert.NoError(t, err)
 	jobs := informers.For[metav1.Object](cluster.ForController("x"), informers.Jobs)
 	for _, loop := range []LoopOptions{{Name: "two", Loop: "a", Metrics: m}, {Name: "two", Cluster: "far", Metrics: m}} {
 		_, err := NewLoop(loop, nothing)
-		must(t, err)
+		assert.NoError(t, err)
 	}
 	for name, tc := range map[string]struct {
 		opts      LoopOptions
@@ -226,7 +228,7 @@ func TestLoopMistakesAreErrors(t *testing.T) {
 		"owners that the cache lacks":   {fine, nothing, []Watch[cache.ObjectName]{WatchOwner(jobs, schema.GroupKind{})}, "loop x: watch: WatchOwner needs owner references, but the controller's need has no Fields: OwnerReferences"},
 	} {
 		_, err := NewLoop(tc.opts, tc.reconcile, tc.watches...)
-		same(t, "mistake: "+name, cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
+		assert.Equal(t, "mistake: "+name, cmp.Or(tc.want, "<nil>"), fmt.Sprint(err))
 	}
 }
 
@@ -281,8 +283,8 @@ func TestWatchOwner(t *testing.T) {
 			for _, key := range ownersOf(tc.event, widget, noNamespace) {
 				ofCluster = append(ofCluster, key.String())
 			}
-			same(t, "keys", tc.want, got)
-			same(t, "keys of owners without a namespace", wantOfCluster, ofCluster)
+			assert.Equal(t, "keys", tc.want, got)
+			assert.Equal(t, "keys of owners without a namespace", wantOfCluster, ofCluster)
 		})
 	}
 }
@@ -304,7 +306,7 @@ func TestGenerationChangedLeavesOutStatusChanges(t *testing.T) {
 		"one without generations": {changed{Old: with(0, 0), New: with(0, 0)}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			same(t, "kept with the Go type", tc.kept, GenerationChanged(tc.event))
+			assert.Equal(t, "kept with the Go type", tc.kept, GenerationChanged(tc.event))
 			var untyped Event[metav1.Object]
 			if tc.event.Old != nil {
 				untyped.Old = tc.event.Old
@@ -312,7 +314,7 @@ func TestGenerationChangedLeavesOutStatusChanges(t *testing.T) {
 			if tc.event.New != nil {
 				untyped.New = tc.event.New
 			}
-			same(t, "kept with the interface", tc.kept, GenerationChanged(untyped))
+			assert.Equal(t, "kept with the interface", tc.kept, GenerationChanged(untyped))
 		})
 	}
 }

@@ -26,9 +26,11 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/lifetime"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
 	"github.com/quartermaster-dev/quartermaster/internal/panics"
+	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 )
 
 // refusal is an error like the fence's.
@@ -75,7 +77,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 		"a refusal of the fence is a result of its own":  {0, []outcome{{err: fmt.Errorf("patch: %w", refusal{})}}, []int{0, 1}, loopmetrics.NotLeading},
 		"a refusal hides no other error":                 {0, []outcome{{err: errors.Join(refusal{}, bad)}}, []int{0, 1}, loopmetrics.Error},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			f := newFixture(t, "a")
 			f.opts.MaxBackoff = tc.maxBackoff
 			var got []int
@@ -90,7 +92,7 @@ func TestLoopRequeuesAsAReconcileAsks(t *testing.T) {
 			f.run()
 			pass(24 * time.Hour)
 			synctest.Wait()
-			same(t, "calls", tc.want, got)
+			assert.Equal(t, "calls", tc.want, got)
 			if counters(t, f.registry, "test")[tc.result] == 0 {
 				t.Errorf("no reconcile was counted as %s", tc.result)
 			}
@@ -122,7 +124,7 @@ func TestReconcileEndsInTime(t *testing.T) {
 // TestReconcileIsLoggedAndProfiledAsItself has a loop that another reconcile runs.
 func TestReconcileIsLoggedAndProfiledAsItself(t *testing.T) {
 	for loop, logged := range map[string]string{"": `"controller"="test"`, "main": `"controller"="test" "loop"="main"`} {
-		inBubble(t, "loop "+loop, func(t *testing.T) {
+		subtest.InBubble(t, "loop "+loop, func(t *testing.T) {
 			f := newFixture(t, "a")
 			f.opts.Loop = loop
 			f.logger = funcr.New(func(_, line string) { f.say("%s", line) }, funcr.Options{})
@@ -166,24 +168,24 @@ func TestPanicOfAKeyStopsNoOtherKey(t *testing.T) {
 		f.run()
 		pass(time.Minute)
 		status := f.loop.Status()
-		same(t, "calls", map[string]int{"bad": 4, "good": 1}, calls)
-		same(t, "panics, errors and reconciles", []uint64{3, 0, 5}, []uint64{status.Panics, status.Errors, status.Reconciles})
+		assert.Equal(t, "calls", map[string]int{"bad": 4, "good": 1}, calls)
+		assert.Equal(t, "panics, errors and reconciles", []uint64{3, 0, 5}, []uint64{status.Panics, status.Errors, status.Reconciles})
 		if status.LastError == nil || status.LastError.Key != "shop/bad" || !strings.Contains(status.LastError.Text, "nil pointer") {
 			t.Errorf("last error = %+v, want the panic of shop/bad", status.LastError)
 		}
-		same(t, "panics counted", 3, counters(t, f.registry, "test")[loopmetrics.Panic])
+		assert.Equal(t, "panics counted", 3, counters(t, f.registry, "test")[loopmetrics.Panic])
 	})
 }
 
 func TestLoopWaitsForAllInformers(t *testing.T) {
 	for name, syncs := range map[string]bool{"until it is to end": false, "until they have synced, and then maps each object once": true} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			f, other := newFixture(t, "a"), newMemory("1", "b")
 			other.synced = make(chan struct{})
 			f.build(f.configMaps.self(), other.self())
 			f.run()
 			pass(time.Hour)
-			same(t, "phase", PhaseSyncing, f.loop.Status().Phase)
+			assert.Equal(t, "phase", PhaseSyncing, f.loop.Status().Phase)
 			f.expect()
 			if syncs {
 				close(other.synced)
@@ -195,7 +197,7 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 			}
 			f.loop.Enqueue(cache.ObjectName{Name: "x"})
 			f.end()
-			same(t, "keys left in the queue", 0, f.loop.Status().QueueDepth)
+			assert.Equal(t, "keys left in the queue", 0, f.loop.Status().QueueDepth)
 		})
 	}
 }
@@ -218,7 +220,7 @@ func withBackground(t *testing.T, reconcile func(context.Context, string) (time.
 	var l *Loop[string]
 	l, err := NewLoop(LoopOptions{Name: "x", Metrics: loopmetrics.New(metrics.NewKubeRegistry()),
 		Background: func(ctx context.Context) error { return background(ctx, l) }}, reconcile)
-	must(t, err)
+	assert.NoError(t, err)
 	return l
 }
 
@@ -250,7 +252,7 @@ func TestLoopRunsItsBackground(t *testing.T) {
 		"Run ends when the function returns":                                                    {func(context.Context, *Loop[string]) error { return nil }, 0, time.Minute, "", "LoopOptions.Background returned before its context ended", 0},
 		"a panic is contained":                                                                  {func(context.Context, *Loop[string]) error { panic("secret") }, 0, time.Minute, "", "panic: a value of type string", 0},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			var keys []string
 			l := withBackground(t, func(_ context.Context, key string) (time.Duration, error) {
 				keys = append(keys, key)
@@ -266,7 +268,7 @@ func TestLoopRunsItsBackground(t *testing.T) {
 			if got := strings.Join(keys, " "); got != tc.keys || (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err {
 				t.Errorf("reconciled %q, error %v; want %q, %q", got, err, tc.keys, tc.err)
 			}
-			same(t, "when Run returned, and the phase", []any{tc.ends, PhaseStopped}, []any{time.Since(begun), l.Status().Phase})
+			assert.Equal(t, "when Run returned, and the phase", []any{tc.ends, PhaseStopped}, []any{time.Since(begun), l.Status().Phase})
 		})
 	}
 }
@@ -330,9 +332,9 @@ func TestMappingThatPanicsIsContainedByTheInformer(t *testing.T) {
 			return ownName(e)
 		}, func(e Event[*corev1.ConfigMap]) bool { return textOf(e.New) != "left out" }))
 		f.run()
-		same(t, "panics of a new leader", []string{"other", "bad"}, f.configMaps.panicked)
+		assert.Equal(t, "panics of a new leader", []string{"other", "bad"}, f.configMaps.panicked)
 		f.put("2", "bad")
-		same(t, "panics after an event", []string{"other", "bad", "bad"}, f.configMaps.panicked)
+		assert.Equal(t, "panics after an event", []string{"other", "bad", "bad"}, f.configMaps.panicked)
 		f.put("left out", "bad")
 		if !slices.Contains(slices.Collect(maps.Values(f.configMaps.panicking)), true) {
 			t.Error("an event that is not mapped ended the problem of the mapping")
@@ -368,15 +370,15 @@ func TestStatusShowsTheLongestRunningReconcile(t *testing.T) {
 		f.opts.Workers = 2
 		f.reconcile = func(context.Context, cache.ObjectName) (time.Duration, error) { pass(time.Hour); return 0, nil }
 		f.build(f.configMaps.self())
-		same(t, "status before Run", Status{Name: "test", Phase: PhaseStopped, Workers: 2, InFlight: []InFlight{}}, f.loop.Status())
+		assert.Equal(t, "status before Run", Status{Name: "test", Phase: PhaseStopped, Workers: 2, InFlight: []InFlight{}}, f.loop.Status())
 		f.run()
 		pass(time.Minute)
-		same(t, "in flight", []InFlight{{Key: "shop/slow", Since: f.begun}}, f.loop.Status().InFlight)
+		assert.Equal(t, "in flight", []InFlight{{Key: "shop/slow", Since: f.begun}}, f.loop.Status().InFlight)
 		key, running := Status{InFlight: []InFlight{{Key: "", Since: f.begun}, {Key: "a", Since: time.Now()}}}.LongestRunning(time.Now())
-		same(t, "longest running", []any{"", time.Minute}, []any{key, running})
+		assert.Equal(t, "longest running", []any{"", time.Minute}, []any{key, running})
 		const longest = "quartermaster_controller_longest_running_reconcile_seconds"
 		want := "# HELP " + longest + " [ALPHA] Age of the oldest reconcile in flight, by controller and loop; 0 if none is.\n# TYPE " + longest + " gauge\n" + longest + `{cluster="",controller="test",loop=""} 60` + "\n"
-		must(t, testutil.GatherAndCompare(f.registry, strings.NewReader(want), longest))
+		assert.NoError(t, testutil.GatherAndCompare(f.registry, strings.NewReader(want), longest))
 	})
 }
 
@@ -395,17 +397,17 @@ func TestStatusShowsAKeyWhoseStringHangs(t *testing.T) {
 		key := &mute{make(chan struct{}), func() string { contained = configMaps.calls.Load() > 0; return "" }}
 		l, err := NewLoop(LoopOptions{Name: "x"}, func(context.Context, *mute) (time.Duration, error) { return 0, nil },
 			newWatch(configMaps, true, func(Event[*corev1.ConfigMap]) []*mute { return []*mute{key} }, nil))
-		must(t, err)
+		assert.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- l.Run(ctx) }()
 		pass(time.Minute)
 		text, running := l.Status().LongestRunning(time.Now())
-		same(t, "Tenant is called as part of the mapping", true, contained)
-		same(t, "longest running", []any{"a key whose String has not returned", time.Minute}, []any{text, running})
+		assert.Equal(t, "Tenant is called as part of the mapping", true, contained)
+		assert.Equal(t, "longest running", []any{"a key whose String has not returned", time.Minute}, []any{text, running})
 		close(key.speaks)
 		cancel()
-		must(t, <-ended)
+		assert.NoError(t, <-ended)
 	})
 }
 
@@ -430,12 +432,12 @@ func TestLoopsHaveOneStatusAndEndTogether(t *testing.T) {
 		fixed{Status{Phase: PhaseSyncing, Workers: 2, QueueDepth: 3, InFlight: []InFlight{{Key: "b"}}, Reconciles: 4, Errors: 1, Panics: 1, LastError: late}, nil},
 		fixed{Status{Phase: PhaseStopped, Panics: 1}, nil},
 	}
-	same(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
+	assert.Equal(t, "status", Status{Phase: PhaseSyncing, Workers: 3, QueueDepth: 5, InFlight: []InFlight{{Key: "a"}, {Key: "b"}}, Reconciles: 7, Errors: 1, Panics: 2, LastError: late}, l.Status())
 	if err := l.Run(t.Context()); !errors.Is(err, context.Canceled) {
 		t.Errorf("when one loop ends, Run returns %v", err)
 	}
 	stack, _ := panics.Recover(func() error { return Loops{nil}.Run(t.Context()) })
-	same(t, "Run panics with a loop and has its stack", true, stack != nil && !strings.Contains(string(stack), "panics.Recover"))
+	assert.Equal(t, "Run panics with a loop and has its stack", true, stack != nil && !strings.Contains(string(stack), "panics.Recover"))
 }
 
 func TestLoopsDropNothingAtTheirStart(t *testing.T) {
@@ -454,7 +456,7 @@ func TestLoopsDropNothingAtTheirStart(t *testing.T) {
 			synctest.Wait()
 			f.expect("a")
 			cancel()
-			must(t, <-ended)
+			assert.NoError(t, <-ended)
 		})
 	}
 }
@@ -479,7 +481,7 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 	m := loopmetrics.New(registry)
 	series := func() (names []string) {
 		families, err := registry.Gather()
-		must(t, err)
+		assert.NoError(t, err)
 		for _, family := range families {
 			for _, metric := range family.GetMetric() {
 				if testutil.LabelsMatch(metric, map[string]string{"cluster": "far"}) || testutil.LabelsMatch(metric, map[string]string{"name": "x/y/far"}) {
@@ -490,16 +492,16 @@ func TestMetricsOfAClusterEndWithItsLoop(t *testing.T) {
 		return slices.Compact(names)
 	}
 	l, err := NewLoop(LoopOptions{Name: "x", Loop: "y", Cluster: "far", Metrics: m}, nothing)
-	must(t, err)
+	assert.NoError(t, err)
 	_, err = NewLoop(LoopOptions{Name: "x", Metrics: m}, nothing)
-	must(t, err)
+	assert.NoError(t, err)
 	want := []string{"quartermaster_controller_longest_running_reconcile_seconds", "quartermaster_controller_reconcile_duration_seconds", "quartermaster_controller_reconciles_total",
 		"workqueue_adds_total", "workqueue_depth", "workqueue_queue_duration_seconds", "workqueue_retries_total"}
-	same(t, "series", want, series())
-	same(t, "name", "x/y/far", l.Status().Name)
+	assert.Equal(t, "series", want, series())
+	assert.Equal(t, "name", "x/y/far", l.Status().Name)
 	l.Close()
-	same(t, "series that are left", nil, series())
-	same(t, "results of the loop of our own cluster", len(loopmetrics.Results), len(counters(t, registry, "x")))
+	assert.Equal(t, "series that are left", nil, series())
+	assert.Equal(t, "results of the loop of our own cluster", len(loopmetrics.Results), len(counters(t, registry, "x")))
 }
 
 func TestWatchOfTwoLoopsOutlivesOne(t *testing.T) {
@@ -521,7 +523,7 @@ func TestWatchOfTwoLoopsOutlivesOne(t *testing.T) {
 
 func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 	for name, before := range map[string]bool{"before the loop runs": true, "while the loop runs": false} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			f, other := newFixture(t, "a"), newMemory("1", "b", "c")
 			other.synced = make(chan struct{})
 			if f.build(f.configMaps.self()); !before {
@@ -536,7 +538,7 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 				watch = other.mapped(mapping)
 			}
 			remove, err := f.loop.Watch(watch)
-			must(t, err)
+			assert.NoError(t, err)
 			if before {
 				f.run()
 			}
@@ -553,13 +555,13 @@ func TestWatchIsAddedWithoutHoldingUpTheLoop(t *testing.T) {
 			f.end()
 			put("3")
 			f.run()
-			same(t, "what the next run does", []string{"a", "b", "maps"}, slices.Sorted(slices.Values(f.said())))
+			assert.Equal(t, "what the next run does", []string{"a", "b", "maps"}, slices.Sorted(slices.Values(f.said())))
 			remove()
 			put("4")
 			f.end()
 			f.run()
 			f.expect("a")
-			same(t, "added watches", 0, len(f.loop.added))
+			assert.Equal(t, "added watches", 0, len(f.loop.added))
 			for _, mistake := range []Watch[cache.ObjectName]{WatchSelf[*corev1.ConfigMap](nil), {synced: f.configMaps.Synced}} {
 				if _, err = f.loop.Watch(mistake); err == nil {
 					t.Error("a watch that maps nothing was accepted")
@@ -574,7 +576,7 @@ func TestClosedLoopHasNoHandler(t *testing.T) {
 	f.build(f.configMaps.self(), Watch[cache.ObjectName]{synced: f.configMaps.Synced})
 	f.configMaps.panicking = map[int]bool{1: true, 2: true}
 	_, err := f.loop.Watch(f.configMaps.self())
-	must(t, err)
+	assert.NoError(t, err)
 	closed := f.loop
 	closed.Close()
 	if _, err = closed.Watch(f.configMaps.self()); err == nil || closed.Run(t.Context()) == nil {
@@ -582,9 +584,9 @@ func TestClosedLoopHasNoHandler(t *testing.T) {
 	}
 	f.build()
 	closed.Close()
-	same(t, "results of the next loop with metrics", len(loopmetrics.Results), len(counters(t, f.registry, "test")))
-	same(t, "handlers", 0, len(f.configMaps.handlers))
-	same(t, "functions whose panics count", 0, len(f.configMaps.panicking))
+	assert.Equal(t, "results of the next loop with metrics", len(loopmetrics.Results), len(counters(t, f.registry, "test")))
+	assert.Equal(t, "handlers", 0, len(f.configMaps.handlers))
+	assert.Equal(t, "functions whose panics count", 0, len(f.configMaps.panicking))
 }
 
 // counters returns the reconciles of one controller by result.
@@ -592,7 +594,7 @@ func counters(t *testing.T, gatherer metrics.Gatherer, controller string) map[st
 	t.Helper()
 	values, err := testutil.GetCounterValuesFromGatherer(gatherer, "quartermaster_controller_reconciles_total",
 		map[string]string{"controller": controller}, "result")
-	must(t, err)
+	assert.NoError(t, err)
 	return values
 }
 
@@ -617,7 +619,7 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 		"a cluster that has hung for longer has no time left":               {cluster: "far", own: 5 * time.Second, running: time.Minute, cause: inFar},
 		"the cluster of the manager itself has the whole time":              {own: 5 * time.Second, running: time.Minute, ends: 5 * time.Second, cause: inTest},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			f := newFixture(t, "a", "b", "c")
 			f.opts.Cluster, f.opts.DrainTimeout = tc.cluster, tc.own
 			work, cutOff := context.WithCancelCause(t.Context())
@@ -638,31 +640,31 @@ func TestDrainEndsReconcilesInTime(t *testing.T) {
 			f.run()
 			pass(tc.running)
 			running := f.loop.Status()
-			same(t, "phase while running, and keys queued", []any{PhaseRunning, 2}, []any{running.Phase, running.QueueDepth})
+			assert.Equal(t, "phase while running, and keys queued", []any{PhaseRunning, 2}, []any{running.Phase, running.QueueDepth})
 			f.stop()
 			synctest.Wait()
 			if tc.ends > 0 {
-				same(t, "phase after the context ended", PhaseDraining, f.loop.Status().Phase)
+				assert.Equal(t, "phase after the context ended", PhaseDraining, f.loop.Status().Phase)
 			}
 			if tc.cutAfter > 0 {
 				defer time.AfterFunc(tc.cutAfter, func() { cutOff(errors.New(hosts)) }).Stop()
 			}
 			f.end()
-			same(t, "time that Run took to return", tc.ends, time.Since(f.begun)-tc.running)
+			assert.Equal(t, "time that Run took to return", tc.ends, time.Since(f.begun)-tc.running)
 			f.expect("began") // the queued keys must not be taken while draining
 			got := f.loop.Status()
-			same(t, "phase after Run, and keys in flight", []any{PhaseStopped, 0}, []any{got.Phase, len(got.InFlight)})
+			assert.Equal(t, "phase after Run, and keys in flight", []any{PhaseStopped, 0}, []any{got.Phase, len(got.InFlight)})
 			var want *LastError
 			if tc.cause != "" {
 				want = &LastError{Key: "shop/c", Text: tc.cause, Time: time.Now()}
 			}
-			same(t, "last error", want, got.LastError)
+			assert.Equal(t, "last error", want, got.LastError)
 		})
 	}
 }
 
 func TestReconcileLearnsOfTheDrain(t *testing.T) {
-	same(t, "drain of a context that is not of a reconcile", nil, Draining(t.Context()))
+	assert.Equal(t, "drain of a context that is not of a reconcile", nil, Draining(t.Context()))
 	run, end := context.WithCancel(t.Context())
 	work, _ := workContext(context.WithoutCancel(lifetime.NewContext(run, t.Context(), nil))) // as of a loop of another cluster
 	end()
@@ -680,6 +682,6 @@ func TestReconcileLearnsOfTheDrain(t *testing.T) {
 		f.run()
 		pass(time.Minute)
 		f.end()
-		same(t, "when Run returned, and the last error", []any{time.Minute, (*LastError)(nil)}, []any{time.Since(f.begun), f.loop.Status().LastError})
+		assert.Equal(t, "when Run returned, and the last error", []any{time.Minute, (*LastError)(nil)}, []any{time.Since(f.begun), f.loop.Status().LastError})
 	})
 }

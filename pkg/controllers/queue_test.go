@@ -19,7 +19,9 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"pgregory.net/rapid"
 
+	"github.com/quartermaster-dev/quartermaster/internal/assert"
 	"github.com/quartermaster-dev/quartermaster/internal/loopmetrics"
+	"github.com/quartermaster-dev/quartermaster/internal/subtest"
 )
 
 func testQueue[K comparable](t interface{ Cleanup(func()) }) *queue[K] {
@@ -73,7 +75,7 @@ func (k tenantKey) Tenant() string { return k.tenant }
 func TestLoopKnowsTheTenantOfAKey(t *testing.T) {
 	f := newFixture(t)
 	l, err := NewLoop(f.opts, func(context.Context, any) (time.Duration, error) { return 0, nil })
-	must(t, err)
+	assert.NoError(t, err)
 	for key, want := range map[any]string{
 		cache.NewObjectName("shop", "a"): "shop",
 		tenantKey{"shop", "a"}:           "shop",
@@ -85,7 +87,7 @@ func TestLoopKnowsTheTenantOfAKey(t *testing.T) {
 		}
 	}
 	panics, _ := testutil.GetCounterValuesFromGatherer(f.registry, "quartermaster_controller_panics_total", nil, "controller")
-	same(t, "panics counted", map[string]float64{"test": 1}, panics)
+	assert.Equal(t, "panics counted", map[string]float64{"test": 1}, panics)
 }
 
 // model is what a queue does, written without regard to cost: for each lane the due keys in the order in
@@ -346,7 +348,7 @@ func TestFairnessOfChangesAgainstDueKeys(t *testing.T) {
 			return time.Until(f.begun.Add(time.Minute)) // all at once
 		}},
 	} {
-		inBubble(t, name, func(t *testing.T) {
+		subtest.InBubble(t, name, func(t *testing.T) {
 			f := newPaced(t, tc.reconcile)
 			tc.begin(f)
 			for i := range 5 {
@@ -401,6 +403,6 @@ func TestReplayWaitsForTheQueue(t *testing.T) {
 		pass((busy + 10) * pace)
 		synctest.Wait()
 		s := f.loop.Status()
-		same(t, "reconciles, keys queued and phase", []any{uint64(busy + 2), 0, PhaseRunning}, []any{s.Reconciles, s.QueueDepth, s.Phase})
+		assert.Equal(t, "reconciles, keys queued and phase", []any{uint64(busy + 2), 0, PhaseRunning}, []any{s.Reconciles, s.QueueDepth, s.Phase})
 	})
 }
