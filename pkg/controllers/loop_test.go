@@ -205,7 +205,7 @@ func TestLoopWaitsForAllInformers(t *testing.T) {
 func TestKeyWaitsWhileACacheLacksItsNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, other := newFixture(t, "a", "team/b"), newMemory("1")
-		other.lacks = func(namespace string) bool { return namespace != "shop" && time.Since(f.begun) < time.Hour }
+		other.lacks = func(namespace string) bool { return namespace == "team" && time.Since(f.begun) < time.Hour }
 		f.build(f.configMaps.self(), other.self())
 		f.run()
 		pass(time.Hour - time.Second)

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/quartermaster-dev/quartermaster/internal/errtree"
@@ -25,9 +24,11 @@ func (l *Loop[K]) reconcileNext(ctx, work context.Context) bool {
 	if it == nil || ctx.Err() != nil {
 		return false
 	}
-	// The first condition is cheap and almost always false, so Tenant, a controller's function, is rarely
-	// called.
-	if l.lacks(metav1.NamespaceAll) && l.lacks(l.ownTurn(it.key).tenant) {
+	tenant := it.returnTurn.tenant
+	if !it.returnTurn.own {
+		tenant = l.ownTurn(it.key).tenant
+	}
+	if l.lacks(tenant) {
 		l.queue.done(it, lackingRetry, it.failures)
 		return true
 	}

@@ -26,10 +26,9 @@ func (l *firstLists) answeredAt() time.Time {
 	return l.first
 }
 
-// lacks reports whether nothing is known of the part of the cache that the feed fills: it was never filled,
-// and the API server, while it answers another feed, does not refuse this one. A server that answers none may
-// just have started.
-func (f *feed) lacks() bool {
+// missing reports whether the feed has not filled its part of the cache yet, and the API server does not
+// refuse its list while it answers another feed. A server that answers none may just have started.
+func (f *feed) missing() bool {
 	answered := f.informer.lists.answeredAt()
 	return !f.state.filled() && (answered.IsZero() || !f.state.refusedSince(answered))
 }
@@ -38,7 +37,7 @@ func (f *feed) lacks() bool {
 // also if its list hangs.
 func (f *feed) waitedFor() bool {
 	answered := f.informer.lists.answeredAt()
-	return f.lacks() && (answered.IsZero() || time.Since(answered) < failingAfter)
+	return f.missing() && (answered.IsZero() || time.Since(answered) < failingAfter)
 }
 
 // reviewFirstLists closes answered and synced if it is time, as after a list or a failure.
@@ -61,13 +60,14 @@ func (i *informer) reviewFirstLists() {
 }
 
 // Lacks reports whether nothing is known of a namespace, although the cache has synced: its first list hangs
-// or fails, and is not refused. For a name that is not one of --namespaces, Lacks reports whether that is so
-// of any.
+// or fails. For a name that is not one of --namespaces, Lacks reports whether that is so of any whose list is
+// not refused.
 func (i *informer) Lacks(namespace string) bool {
-	if at := slices.IndexFunc(i.feeds, func(f *feed) bool { return f.covers(namespace) }); at >= 0 {
-		return i.feeds[at].lacks()
+	index := slices.IndexFunc(i.feeds, func(f *feed) bool { return f.covers(namespace) })
+	if index < 0 {
+		return slices.ContainsFunc(i.feeds, (*feed).missing)
 	}
-	return slices.ContainsFunc(i.feeds, (*feed).lacks)
+	return !i.feeds[index].state.filled()
 }
 
 func isClosed(c <-chan struct{}) bool {
