@@ -239,12 +239,9 @@ func TestIndexFollowsTheObjects(t *testing.T) {
 	s.put("b", nil)
 	s.put("b", nil)
 	check(map[string]string{"4": "a@42", "2": "a@42"})
-	if _, exists := s.byIndex("other", "2"); exists {
-		t.Error("there is an index that was not added")
-	}
-	if keys := s.keys(); !slices.Equal(keys, []string{"a"}) || len(s.list()) != 1 || s.get("b") != nil {
-		t.Errorf("the store has %v", keys)
-	}
+	_, exists := s.byIndex("other", "2")
+	same(t, "an index that was not added exists, and b", []bool{false, false}, []bool{exists, s.get("b") != nil})
+	same(t, "keys and objects", "[a] [a]", fmt.Sprint(s.keys(), s.list()))
 }
 
 // TestSetHasWhatAMapHas fills a set and empties it again, several times, with changes in random order.

@@ -155,9 +155,8 @@ func TestPagesTooSlowAreAskedForAtOnce(t *testing.T) {
 		f := newTestCache(t, c, reloadNeed)
 		f.Start(t.Context())
 		pass(time.Minute)
-		if s := secretsStatus(f); s.Objects != pageSize+1 || s.Lists != 1 || s.Failures != 0 {
-			t.Errorf("%d objects, %d lists, %d failures", s.Objects, s.Lists, s.Failures)
-		}
+		s := secretsStatus(f)
+		same(t, "objects, lists and failures", []int64{pageSize + 1, 1, 0}, []int64{int64(s.Objects), s.Lists, s.Failures})
 	})
 }
 
@@ -219,9 +218,8 @@ func TestPermissionMissingConcernsItsController(t *testing.T) {
 			must(t, f.CheckSync(nil))
 			c.failWith(nil)
 			pass(3 * time.Minute)
-			if err, logged := f.Problem("reload"), f.informers[0].feeds[0].state.logged; err != nil || logged != "" {
-				t.Errorf("problem after the permission was granted: %v; still takes %q for logged", err, logged)
-			}
+			must(t, f.Problem("reload"))
+			same(t, "failure that counts as logged after the permission was granted", "", f.informers[0].feeds[0].state.logged)
 		})
 	}
 }
@@ -260,9 +258,8 @@ func TestCacheKeepsItsObjectsWhenRequestsFail(t *testing.T) {
 			pass(tc.after)
 			wantNames(t, f, want...)
 			wantProblem(t, f, "reload", tc.problem)
-			if err := f.CheckSync(nil); err != nil || secretsStatus(f).Absent || feed.state.logged == "" {
-				t.Errorf("informers-sync: %v, absent: %t, logged: %q", err, secretsStatus(f).Absent, feed.state.logged)
-			}
+			must(t, f.CheckSync(nil))
+			same(t, "it is absent, and the failure was logged", []bool{false, true}, []bool{secretsStatus(f).Absent, feed.state.logged != ""})
 		})
 	}
 }
@@ -314,9 +311,8 @@ func TestReadinessWaitsUnlessRefused(t *testing.T) {
 			wantProblem(t, f, "reload", "secrets")
 			c.failWith(nil)
 			pass(3 * time.Minute)
-			if err := f.CheckSync(nil); err != nil || !hasSynced(f, "reload") {
-				t.Errorf("after it works again: synced %t, informers-sync %v", hasSynced(f, "reload"), err)
-			}
+			must(t, f.CheckSync(nil))
+			same(t, "synced after it works again", true, hasSynced(f, "reload"))
 		})
 	}
 }
@@ -334,9 +330,8 @@ func TestReadinessIgnoresOneFailingResource(t *testing.T) {
 		healthy.failWith(nil)
 		pass(2 * time.Minute)
 		must(t, f.CheckSync(nil))
-		if f.Problem("reload") == nil || f.Problem("other") != nil {
-			t.Errorf("problems: of the controller %v, of the other %v", f.Problem("reload"), f.Problem("other"))
-		}
+		wantProblem(t, f, "reload", "secrets")
+		must(t, f.Problem("other"))
 	})
 }
 
