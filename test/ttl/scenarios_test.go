@@ -102,7 +102,7 @@ func TestWhatIsDueIsDeletedInTime(t *testing.T) {
 				w.Error(err)
 			}
 		},
-		"a ClusterRole": func(w *fixture) {
+		"a ClusterRole with an annotation of kube-janitor stays": func(w *fixture) {
 			roles := shared.Admin.RbacV1().ClusterRoles()
 			for name, key := range map[string]string{"janitors-": "janitor/ttl", "controllers-": ttlControllerTTL} {
 				if _, err := roles.Create(w.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{
@@ -125,7 +125,7 @@ func TestWhatIsDueIsDeletedInTime(t *testing.T) {
 				w.Error(err)
 			}
 		},
-		"an invalid value": func(w *fixture) {
+		"an object with an invalid value stays until it is removed": func(w *fixture) {
 			w.createConfigMap("cm", map[string]string{ttlControllerTTL: "0s", "k8s-ttl-controller.twin.sh/refreshed-at": "yesterday"})
 			w.waitForEvent(w.namespace, "cm", "InvalidTTL")
 			w.settle()

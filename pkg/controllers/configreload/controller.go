@@ -227,7 +227,7 @@ func (c *controller) reconcileVersion(ctx context.Context, k *kind, workload *po
 		return pauseLeft, err
 	}
 	if behind {
-		return soonest(settleDelay, pauseLeft), nil // the event of the source comes sooner
+		return shorterDelay(settleDelay, pauseLeft), nil // the event of the source comes sooner
 	}
 	var after time.Duration
 	switch {
@@ -239,7 +239,7 @@ func (c *controller) reconcileVersion(ctx context.Context, k *kind, workload *po
 	if err != nil {
 		return pauseLeft, err // a failing reload does not delay the end of a pause
 	}
-	return soonest(after, pauseLeft), nil
+	return shorterDelay(after, pauseLeft), nil
 }
 
 // cacheIsBehind reports whether the cached version of a source is outdated, so that a write would record old
@@ -291,8 +291,8 @@ func (c *controller) liveVersion(ctx context.Context, namespace string, key poli
 // liveTimeout is a little longer than kube-apiserver's default --request-timeout.
 const liveTimeout = 70 * time.Second
 
-// soonest returns the shorter delay. Zero asks for nothing and is ignored.
-func soonest(a, b time.Duration) time.Duration {
+// shorterDelay returns the shorter delay. Zero asks for nothing and is ignored.
+func shorterDelay(a, b time.Duration) time.Duration {
 	if a == 0 || b > 0 && b < a {
 		return b
 	}

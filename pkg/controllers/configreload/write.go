@@ -156,7 +156,7 @@ func (c *controller) recordState(ctx context.Context, k *kind, facts *policy.Fac
 	changedByOthers := e.lastState != "" && !facts.RecordedState.IsRecordedOn(workload)
 	if remaining := e.rewrittenAt.Add(rewriteInterval).Sub(now); changedByOthers && !e.rewrittenAt.IsZero() && remaining > 0 {
 		c.finishPlan(workload, plan, e, "")
-		return soonest(plan.RequeueAfter, remaining), nil
+		return shorterDelay(plan.RequeueAfter, remaining), nil
 	}
 	version, err := c.sendPatch(ctx, k, workload, k.mergeType, patch)
 	switch {

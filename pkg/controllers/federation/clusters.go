@@ -44,7 +44,7 @@ const probeWorkers = 20
 // clusterLoop probes the KubeFedClusters and holds the health of each.
 type clusterLoop struct {
 	*controllers.Loop[cache.ObjectName]
-	c *controller
+	controller *controller
 
 	mu       sync.Mutex
 	clusters map[string]*probedCluster
@@ -86,7 +86,7 @@ type clusterState struct {
 // newClusterLoop returns the loop of the clusters of the federation namespace. After each probe it calls
 // setClient of the controller with the cluster's client, which is nil if the cluster is not ready.
 func newClusterLoop(c *controller, loop controllers.LoopOptions) (*clusterLoop, error) {
-	l := &clusterLoop{c: c, clusters: map[string]*probedCluster{}}
+	l := &clusterLoop{controller: c, clusters: map[string]*probedCluster{}}
 	loop.Workers, loop.DrainTimeout = probeWorkers, drainTimeout
 	// Changes of the status do not count, since the loop itself writes the status.
 	changes := controllers.WatchSelf(c.informers.clusters, controllers.GenerationChanged)
@@ -107,12 +107,12 @@ func (l *clusterLoop) state(name string) (state clusterState) {
 
 // reconcile probes a cluster, and again after the period.
 func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	object, exists := l.c.informers.clusters.Get(key)
+	object, exists := l.controller.informers.clusters.Get(key)
 	if !exists {
 		l.removeCluster(ctx, key.Name)
 		return 0, nil
 	}
-	config, kubeFedCluster := l.c.settings(ctx), policy.ReadCluster(object)
+	config, kubeFedCluster := l.controller.settings(ctx), policy.ReadCluster(object)
 	cluster := l.ensureCluster(kubeFedCluster)
 	if err := l.connect(ctx, cluster, object, kubeFedCluster); err != nil {
 		return config.ProbePeriod, err
@@ -138,9 +138,9 @@ func (l *clusterLoop) reconcile(ctx context.Context, key cache.ObjectName) (time
 	l.setHealth(ctx, cluster, object, result, cluster.health.Next(result, problem, config))
 	switch {
 	case !cluster.health.Ready():
-		l.c.setClient(ctx, kubeFedCluster.Name, nil)
+		l.controller.setClient(ctx, kubeFedCluster.Name, nil)
 	case identityKnown:
-		l.c.setClient(ctx, kubeFedCluster.Name, cluster.client)
+		l.controller.setClient(ctx, kubeFedCluster.Name, cluster.client)
 	case result == policy.Healthy:
 		requeueAfter = olderRecheckInterval
 	}
@@ -181,7 +181,7 @@ func (l *clusterLoop) removeCluster(ctx context.Context, name string) {
 
 // disconnect closes the client of a cluster, once nobody uses it.
 func (l *clusterLoop) disconnect(ctx context.Context, name string, cluster *probedCluster) {
-	l.c.setClient(ctx, name, nil)
+	l.controller.setClient(ctx, name, nil)
 	if cluster.client != nil {
 		cluster.client.close()
 		cluster.client = nil
@@ -208,7 +208,7 @@ func (l *clusterLoop) closeClients() {
 // Secret has changed. An error means that it is not known whether the cluster has a token.
 func (l *clusterLoop) connect(ctx context.Context, cluster *probedCluster, object *unstructured.Unstructured, kubeFedCluster policy.Cluster) error {
 	version := ""
-	if secret, exists := l.c.informers.secrets.Get(cache.ObjectName{Namespace: l.c.cfg.Namespace, Name: kubeFedCluster.Spec.SecretRef.Name}); exists {
+	if secret, exists := l.controller.informers.secrets.Get(cache.ObjectName{Namespace: l.controller.cfg.Namespace, Name: kubeFedCluster.Spec.SecretRef.Name}); exists {
 		version = string(secret.GetUID()) + "/" + secret.GetResourceVersion()
 	}
 	sameSpec := cluster.client != nil && kubeFedCluster.Malformed == nil && reflect.DeepEqual(cluster.spec, kubeFedCluster.Spec)
@@ -220,7 +220,7 @@ func (l *clusterLoop) connect(ctx context.Context, cluster *probedCluster, objec
 	}
 	client, problem := cluster.client, kubeFedCluster.Malformed
 	if !sameSpec && problem == nil {
-		client, problem = newClient(kubeFedCluster.Spec, l.c.cfg.UnsafeEndpoints, l.secretReader(kubeFedCluster.Spec.SecretRef.Name), clock.RealClock{})
+		client, problem = newClient(kubeFedCluster.Spec, l.controller.cfg.UnsafeEndpoints, l.secretReader(kubeFedCluster.Spec.SecretRef.Name), clock.RealClock{})
 	}
 	if problem == nil && version == "" {
 		problem = errors.New("there is no such Secret")
@@ -234,7 +234,7 @@ func (l *clusterLoop) connect(ctx context.Context, cluster *probedCluster, objec
 		}
 	}
 	if problem == nil && !sameSpec {
-		client.cluster, problem = l.c.host.Cluster(kubeFedCluster.Name, client.config(l.c.cfg.ClusterQPS))
+		client.cluster, problem = l.controller.host.Cluster(kubeFedCluster.Name, client.config(l.controller.cfg.ClusterQPS))
 	}
 	cluster.spec, cluster.secret, cluster.problem = kubeFedCluster.Spec, version, problem
 	if problem != nil {
@@ -244,7 +244,7 @@ func (l *clusterLoop) connect(ctx context.Context, cluster *probedCluster, objec
 	}
 	cluster.client = client
 	if !sameSpec && client.connection.Insecure() {
-		l.c.host.Events.Event(object, corev1.EventTypeWarning, "InsecureTLS", "disabledTLSValidations lets others pretend to be the API server, and get the token")
+		l.controller.host.Events.Event(object, corev1.EventTypeWarning, "InsecureTLS", "disabledTLSValidations lets others pretend to be the API server, and get the token")
 	}
 	return nil
 }
@@ -252,7 +252,7 @@ func (l *clusterLoop) connect(ctx context.Context, cluster *probedCluster, objec
 // secretChanged returns the clusters whose token a Secret has.
 func (l *clusterLoop) secretChanged(e controllers.Event[metav1.Object]) (keys []cache.ObjectName) {
 	secret := cmp.Or(e.New, e.Old)
-	for _, object := range l.c.informers.clusters.List(l.c.cfg.Namespace, nil) {
+	for _, object := range l.controller.informers.clusters.List(l.controller.cfg.Namespace, nil) {
 		if policy.ReadCluster(object).Spec.SecretRef.Name == secret.GetName() {
 			keys = append(keys, cache.MetaObjectToName(object))
 		}
@@ -262,7 +262,7 @@ func (l *clusterLoop) secretChanged(e controllers.Event[metav1.Object]) (keys []
 
 func (l *clusterLoop) secretReader(name string) func(context.Context) (map[string][]byte, error) {
 	return func(ctx context.Context) (map[string][]byte, error) {
-		secret, err := l.c.host.Client.CoreV1().Secrets(l.c.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
+		secret, err := l.controller.host.Client.CoreV1().Secrets(l.controller.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return nil, err
 		}
@@ -289,14 +289,14 @@ func (l *clusterLoop) setHealth(ctx context.Context, cluster *probedCluster, obj
 		klog.FromContext(ctx).Info("Cluster readiness changed", "cluster", klog.KObj(object), "ready", next.Ready())
 	}
 	if !next.Ready() && (before.Ready() || !probed) {
-		l.c.recheckObjects()
+		l.controller.recheckObjects()
 	}
 	switch next.State {
 	case before.State:
 	case policy.NoClient:
-		l.c.host.Events.Event(object, corev1.EventTypeWarning, "MalformedClusterConfig", next.Error)
+		l.controller.host.Events.Event(object, corev1.EventTypeWarning, "MalformedClusterConfig", next.Error)
 	case policy.NoAnswer:
-		l.c.host.Events.Event(object, corev1.EventTypeWarning, "RetrievingClusterHealthFailed", "the cluster does not answer: "+next.Error)
+		l.controller.host.Events.Event(object, corev1.EventTypeWarning, "RetrievingClusterHealthFailed", "the cluster does not answer: "+next.Error)
 	}
 }
 
@@ -310,6 +310,6 @@ func (l *clusterLoop) writeStatus(ctx context.Context, kubeFedCluster policy.Clu
 	if !changed {
 		return nil
 	}
-	_, err := patch(ctx, l.c.federationClient(kubeFedClusters), kubeFedCluster.Name, map[string]any{"status": fields}, "status")
+	_, err := patch(ctx, l.controller.federationClient(kubeFedClusters), kubeFedCluster.Name, map[string]any{"status": fields}, "status")
 	return err
 }

@@ -57,7 +57,7 @@ var lookupNetIP = net.DefaultResolver.LookupNetIP
 // the objects that have the load balancers: the name of their FederatedTypeConfig.
 type dnsLoop struct {
 	keyLoop
-	c                  *controller
+	controller         *controller
 	records            map[string]*informers.Informer[*unstructured.Unstructured]
 	domains, endpoints *informers.Informer[*unstructured.Unstructured]
 	// outcomes are, by key, the policy.Problem for which nothing was last written, or the last answers.
@@ -66,7 +66,7 @@ type dnsLoop struct {
 
 func newDNSLoop(c *controller, options controllers.LoopOptions) (*dnsLoop, error) {
 	type event = controllers.Event[*unstructured.Unstructured]
-	l := &dnsLoop{c: c, records: map[string]*informers.Informer[*unstructured.Unstructured]{},
+	l := &dnsLoop{controller: c, records: map[string]*informers.Informer[*unstructured.Unstructured]{},
 		domains: informers.For[*unstructured.Unstructured](c.host, domains), endpoints: informers.For[*unstructured.Unstructured](c.host, c.cfg.dnsEndpoints())}
 	everyRecord := func(event) (keys []queuedKey) {
 		for kind, records := range l.records {
@@ -131,16 +131,16 @@ func (l *dnsLoop) reconcile(ctx context.Context, k key) (time.Duration, error) {
 		l.outcomes.Delete(k)
 		return 0, nil // the garbage collector deletes the DNSEndpoint
 	}
-	record, problem := policy.ReadDNSRecord(object, l.domains.List(l.c.cfg.Namespace, nil))
+	record, problem := policy.ReadDNSRecord(object, l.domains.List(l.controller.cfg.Namespace, nil))
 	if problem.Reason != "" {
 		if last, _ := l.outcomes.Swap(k, problem); last != any(problem) {
-			l.c.host.Events.Event(object, corev1.EventTypeWarning, problem.Reason, problem.Text)
+			l.controller.host.Events.Event(object, corev1.EventTypeWarning, problem.Reason, problem.Text)
 		}
 		return 0, nil
 	}
 	clusters := l.clusterDNS(k, record)
 	if status := (policy.DNSStatus{Domain: record.Domain, DNS: clusters}); !reflect.DeepEqual(status, record.Status) {
-		client := l.c.host.Dynamic.Resource(dnsRecords[k.kind]).Namespace(k.Namespace)
+		client := l.controller.host.Dynamic.Resource(dnsRecords[k.kind]).Namespace(k.Namespace)
 		if _, err := patch(ctx, client, k.Name, map[string]any{"status": status}, "status"); err != nil {
 			return 0, fmt.Errorf("status of %s %s: %w", object.GetKind(), k.ObjectName, err)
 		}
@@ -155,12 +155,12 @@ func (l *dnsLoop) reconcile(ctx context.Context, k key) (time.Duration, error) {
 // clusterDNS returns what is known of the clusters. A cluster of which nothing is known keeps what the status
 // says.
 func (l *dnsLoop) clusterDNS(k key, record *policy.DNSRecord) (clusters []policy.ClusterDNS) {
-	for _, cluster := range l.c.joinedClusters() {
+	for _, cluster := range l.controller.joinedClusters() {
 		current, known := policy.ClusterDNS{Cluster: cluster.Name}, false
 		if !record.IsIngress {
 			current.Topology = cluster.Status.Topology
 		}
-		if r := l.c.readyCluster(cluster.Name); r != nil {
+		if r := l.controller.readyCluster(cluster.Name); r != nil {
 			current.LoadBalancer.Ingress, known = r.loadBalancer(k, record)
 		}
 		if !known {
@@ -181,9 +181,9 @@ func (r *readyCluster) loadBalancer(k key, record *policy.DNSRecord) (ingress []
 	if availability != policy.Synced || !exists {
 		return ingress, availability == policy.Synced || availability == policy.Absent
 	}
-	r.c.mu.Lock()
+	r.controller.mu.Lock()
 	endpoints := r.endpoints // EndpointSlices are followed before any type is
-	r.c.mu.Unlock()
+	r.controller.mu.Unlock()
 	if !record.IsIngress && !record.Spec.AllowEmpty && len(endpoints.ByIndex(serviceIndex, k.ObjectName.String())) == 0 {
 		return ingress, availabilityOf(endpoints.Status()) == policy.Synced
 	}
@@ -224,7 +224,7 @@ func resolveHosts(ctx context.Context, clusters []policy.ClusterDNS, last map[st
 // write writes the DNSEndpoint of a record. An existing DNSEndpoint has the last answers, and stays until the
 // new answers are complete.
 func (l *dnsLoop) write(ctx context.Context, record *unstructured.Unstructured, endpoints []map[string]any, complete bool) error {
-	resource, name := l.c.cfg.dnsEndpoints(), strings.TrimSuffix(strings.ToLower(record.GetKind()), "dnsrecord")+"-"+record.GetName()
+	resource, name := l.controller.cfg.dnsEndpoints(), strings.TrimSuffix(strings.ToLower(record.GetKind()), "dnsrecord")+"-"+record.GetName()
 	existing, exists := l.endpoints.Get(cache.NewObjectName(record.GetNamespace(), name))
 	spec := map[string]any{"endpoints": endpoints}
 	owned := exists && slices.ContainsFunc(existing.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.UID == record.GetUID() })
@@ -235,7 +235,7 @@ func (l *dnsLoop) write(ctx context.Context, record *unstructured.Unstructured, 
 	desired.SetGroupVersionKind(resource.GroupVersion().WithKind("DNSEndpoint"))
 	desired.SetName(name)
 	desired.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: record.GetAPIVersion(), Kind: record.GetKind(), Name: record.GetName(), UID: record.GetUID()}})
-	_, err := l.c.host.Dynamic.Resource(resource).Namespace(record.GetNamespace()).Apply(ctx, name, desired, metav1.ApplyOptions{FieldManager: Name, Force: true})
+	_, err := l.controller.host.Dynamic.Resource(resource).Namespace(record.GetNamespace()).Apply(ctx, name, desired, metav1.ApplyOptions{FieldManager: Name, Force: true})
 	if err != nil {
 		return fmt.Errorf("DNSEndpoint %s/%s: %w", record.GetNamespace(), name, err)
 	}
@@ -245,7 +245,7 @@ func (l *dnsLoop) write(ctx context.Context, record *unstructured.Unstructured, 
 
 // readTopology reads in which zones and region the Nodes of a cluster are, page by page, if that is due.
 func (l *clusterLoop) readTopology(ctx context.Context, cluster *probedCluster, timeout time.Duration) {
-	if !l.c.cfg.DNS || time.Since(cluster.topologyReadAt) < topologyInterval {
+	if !l.controller.cfg.DNS || time.Since(cluster.topologyReadAt) < topologyInterval {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)

@@ -196,7 +196,7 @@ func (r *readyCluster) syncWatches(ctx context.Context) (unlisted bool) {
 	if !r.running.Load() {
 		return true
 	}
-	wanted, watches := r.c.followedTypes(), r.watchesByType()
+	wanted, watches := r.controller.followedTypes(), r.watchesByType()
 	for name, watch := range watches {
 		if wanted[name] != watch.federated {
 			r.stopWatch(name)
@@ -224,12 +224,12 @@ func (r *readyCluster) syncWatches(ctx context.Context) (unlisted bool) {
 
 // setAvailability notes a new state of the watch of a type.
 func (r *readyCluster) setAvailability(watch *typeWatch, state policy.Availability, now time.Time) {
-	r.c.mu.Lock()
+	r.controller.mu.Lock()
 	watch.availability, watch.since = state, now
 	if state == policy.Synced {
-		delete(r.c.endedWatches[r.name], watch.federated.Name)
+		delete(r.controller.endedWatches[r.name], watch.federated.Name)
 	}
-	r.c.mu.Unlock()
+	r.controller.mu.Unlock()
 	r.enqueueType(watch)
 }
 
@@ -240,7 +240,7 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 		LabelSelector: policy.ManagedLabel + "=true", Form: informers.Metadata, Optional: true,
 		Digest: informers.DigestOf(policy.SummarizeLiveObject),
 	}
-	if t.collects || r.c.dns != nil && r.c.dns.records[t.Name] != nil {
+	if t.collects || r.controller.dns != nil && r.controller.dns.records[t.Name] != nil {
 		need.Resource.Version, need.Form, need.Digest = t.Target.Version, informers.Reduced, informers.DigestOf(policy.SummarizeWithStatus)
 	}
 	following, err := informers.Follow[*informers.Object](r.client.cluster, need)
@@ -258,21 +258,21 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 		}
 		k := t.keyOf(cache.MetaObjectToName(object))
 		if gone {
-			r.c.mu.Lock()
+			r.controller.mu.Lock()
 			delete(r.liveAnnotations, k)
-			r.c.mu.Unlock()
+			r.controller.mu.Unlock()
 		}
 		if gone || old == nil || readLiveObject(old) != readLiveObject(object) {
 			r.loop.Enqueue(k) // a change of the status alone needs no write
 		}
-		r.c.replicas.enqueuePreference(k)
-		r.c.dns.enqueueRecord(k)
+		r.controller.replicas.enqueuePreference(k)
+		r.controller.dns.enqueueRecord(k)
 		if t.collects {
-			r.c.statuses.Enqueue(k)
+			r.controller.statuses.Enqueue(k)
 		}
 	})
-	r.c.mu.Lock()
-	defer r.c.mu.Unlock()
+	r.controller.mu.Lock()
+	defer r.controller.mu.Unlock()
 	if !r.running.Load() {
 		following.Stop() // the loop has ended meanwhile, and its other watches are stopped already
 		return
@@ -285,27 +285,27 @@ func (r *readyCluster) startWatch(ctx context.Context, t *federatedType) {
 func (r *readyCluster) enqueueType(watch *typeWatch) {
 	for _, object := range watch.following.List(metav1.NamespaceAll, nil) {
 		k := watch.federated.keyOf(cache.MetaObjectToName(object))
-		r.c.dns.enqueueRecord(k)
+		r.controller.dns.enqueueRecord(k)
 		if _, exists := watch.federated.following.Get(k.ObjectName); !exists {
 			r.loop.Enqueue(k)
 		}
 	}
-	for _, record := range r.c.clusterWriteOffs(r.name) {
+	for _, record := range r.controller.clusterWriteOffs(r.name) {
 		if record.Type == watch.federated.Name {
 			r.loop.Enqueue(writeOffKey(record))
 		}
 	}
 	isType := func(t *federatedType) bool { return t == watch.federated }
-	r.c.dropResults(r.name, isType)
-	r.c.loop.EnqueueFor(r.name, r.c.federatedKeys(isType)...)
+	r.controller.dropResults(r.name, isType)
+	r.controller.loop.EnqueueFor(r.name, r.controller.federatedKeys(isType)...)
 }
 
 // stopWatch stops the watch of a type in the cluster.
 func (r *readyCluster) stopWatch(name string) {
-	r.c.mu.Lock()
+	r.controller.mu.Lock()
 	watch := r.watches[name]
 	delete(r.watches, name)
-	r.c.mu.Unlock()
+	r.controller.mu.Unlock()
 	if watch != nil {
 		watch.following.Stop()
 	}

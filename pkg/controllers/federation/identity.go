@@ -41,7 +41,7 @@ func (l *clusterLoop) identify(ctx context.Context, cluster *probedCluster, obje
 	recordedUID := types.UID(object.GetAnnotations()[policy.ClusterUIDAnnotation])
 	replaced := recordedUID != "" && recordedUID != cluster.uid
 	if replaced && !cluster.replaced {
-		l.c.host.Events.Eventf(object, corev1.EventTypeWarning, policy.ClusterReplaced, "another cluster is behind the endpoint than before; placement deletes nothing there until the annotation %s is deleted", policy.ClusterUIDAnnotation)
+		l.controller.host.Events.Eventf(object, corev1.EventTypeWarning, policy.ClusterReplaced, "another cluster is behind the endpoint than before; placement deletes nothing there until the annotation %s is deleted", policy.ClusterUIDAnnotation)
 	}
 	l.mu.Lock()
 	cluster.replaced = replaced
@@ -63,7 +63,7 @@ func (l *clusterLoop) precedingCluster(object *unstructured.Unstructured, uid ty
 		return types.UID(o.GetAnnotations()[policy.ClusterUIDAnnotation])
 	}
 	known = true
-	for _, other := range l.c.informers.clusters.List(l.c.cfg.Namespace, nil) {
+	for _, other := range l.controller.informers.clusters.List(l.controller.cfg.Namespace, nil) {
 		precedes := policy.OlderCluster(other, object)
 		if otherMatches := recordedUID(other) == uid; otherMatches != (recordedUID(object) == uid) {
 			precedes = otherMatches
@@ -86,7 +86,7 @@ func (l *clusterLoop) writeIdentity(ctx context.Context, cluster *probedCluster,
 	if cluster.uid == "" || !cluster.health.Ready() || object.GetAnnotations()[policy.ClusterUIDAnnotation] != "" {
 		return nil
 	}
-	_, err := patch(ctx, l.c.federationClient(kubeFedClusters), object.GetName(), map[string]any{
+	_, err := patch(ctx, l.controller.federationClient(kubeFedClusters), object.GetName(), map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{policy.ClusterUIDAnnotation: cluster.uid}}})
 	return err
 }

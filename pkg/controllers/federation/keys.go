@@ -55,8 +55,8 @@ func (l keyLoop) Enqueue(keys ...key) { l.Loop.Enqueue(queuedKeys(keys)...) }
 
 // EnqueueFor adds keys in the turn of a tenant, which is a cluster that has changed or a type: so a federated
 // object that somebody changes need not wait for all these keys.
-func (l keyLoop) EnqueueFor(turn string, keys ...key) {
-	l.Loop.EnqueueFor(context.Background(), turn, queuedKeys(keys)...)
+func (l keyLoop) EnqueueFor(tenant string, keys ...key) {
+	l.Loop.EnqueueFor(context.Background(), tenant, queuedKeys(keys)...)
 }
 
 // objectNames returns the names of all objects of a namespace, or of all namespaces.

@@ -27,7 +27,7 @@ const (
 
 // readyCluster is a cluster while it is ready: the watches of its objects, and the loop that writes them.
 type readyCluster struct {
-	c          *controller
+	controller *controller
 	name       string
 	client     *client
 	loop       keyLoop
@@ -94,7 +94,7 @@ func (c *controller) setClient(ctx context.Context, name string, client *client)
 
 // openCluster runs the loop of a cluster.
 func (c *controller) openCluster(ctx context.Context, name string, client *client) (err error) {
-	r := &readyCluster{c: c, name: name, client: client,
+	r := &readyCluster{controller: c, name: name, client: client,
 		watches: map[string]*typeWatch{}, recentRemovals: map[types.UID]time.Time{}, liveAnnotations: map[key]*uint64{}, repeats: map[queuedKey]*policy.Repeats{}}
 	options := client.cluster.LoopOptions
 	options.Loop = "sync"
@@ -117,15 +117,15 @@ func (c *controller) openCluster(ctx context.Context, name string, client *clien
 // runBackground notes that the loop takes keys. When the loop ends, its watches end too; followObjects starts
 // new ones if the loop is started again.
 func (r *readyCluster) runBackground(ctx context.Context) error {
-	if r.c.dns != nil {
-		endpoints, err := r.c.dns.followEndpointSlices(r)
+	if r.controller.dns != nil {
+		endpoints, err := r.controller.dns.followEndpointSlices(r)
 		if err != nil {
 			return err
 		}
 		defer endpoints.Stop()
-		r.c.mu.Lock()
+		r.controller.mu.Lock()
 		r.endpoints = endpoints
-		r.c.mu.Unlock()
+		r.controller.mu.Unlock()
 	}
 	r.running.Store(true)
 	<-ctx.Done()
@@ -138,16 +138,16 @@ func (r *readyCluster) runBackground(ctx context.Context) error {
 
 // watchesByType returns the watches, by the name of the FederatedTypeConfig.
 func (r *readyCluster) watchesByType() map[string]*typeWatch {
-	r.c.mu.Lock()
-	defer r.c.mu.Unlock()
+	r.controller.mu.Lock()
+	defer r.controller.mu.Unlock()
 	return maps.Clone(r.watches)
 }
 
 // cachedObject returns the managed object of a key as the cache has it.
 func (r *readyCluster) cachedObject(k key) (*informers.Object, bool) {
-	r.c.mu.Lock()
+	r.controller.mu.Lock()
 	watch := r.watches[k.kind]
-	r.c.mu.Unlock()
+	r.controller.mu.Unlock()
 	if watch == nil {
 		return nil, false
 	}
@@ -156,8 +156,8 @@ func (r *readyCluster) cachedObject(k key) (*informers.Object, bool) {
 
 // availability returns the state of the watch of a type.
 func (r *readyCluster) availability(kind string) policy.Availability {
-	r.c.mu.Lock()
-	defer r.c.mu.Unlock()
+	r.controller.mu.Lock()
+	defer r.controller.mu.Unlock()
 	if watch := r.watches[kind]; watch != nil {
 		return watch.availability
 	}
@@ -194,18 +194,18 @@ func (r *readyCluster) hasObject(k key) bool {
 
 // reconcile does what a key needs in the cluster, and reports the outcome.
 func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, error) {
-	v, runs := r.c.viewOf(k)
+	v, runs := r.controller.viewOf(k)
 	switch {
 	case !runs, v.err != nil && !v.deleting,
 		v.object != nil && v.IsNamespace() && k.Name != k.Namespace, v.object != nil && !v.digest.HasFinalizer, // the host's loop is first
 		r.availability(k.kind).Status() != "": // nothing is known of the type, or the cluster does not have it
-		r.c.withdrawResult(k, r.name)
+		r.controller.withdrawResult(k, r.name)
 		return 0, nil
 	}
 	if err := r.settleWriteOff(ctx, v); err != nil {
 		return 0, err
 	}
-	w := &work{view: v, cluster: r, state: r.c.objectState(v, r)}
+	w := &objectWriter{view: v, cluster: r, state: r.controller.objectState(v, r)}
 	var err error
 	switch policy.Decide(w.state) {
 	case policy.Nothing:
@@ -223,19 +223,19 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 	}
 	switch noOutcome := w.noOutcome || err != nil; {
 	case !noOutcome && v.object != nil:
-		r.c.reportResult(v, r.name, w.result, w.wrote)
+		r.controller.reportResult(v, r.name, w.result, w.wrote)
 	case noOutcome && w.requeueAfter == 0 && err == nil:
-		r.c.withdrawResult(k, r.name)
+		r.controller.withdrawResult(k, r.name)
 	}
 	if w.noAnswer {
-		r.c.clusters.Enqueue(cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: r.name}) // probe it: the cluster may be gone
+		r.controller.clusters.Enqueue(cache.ObjectName{Namespace: r.controller.cfg.Namespace, Name: r.name}) // probe it: the cluster may be gone
 	}
 	return w.requeueAfter, cmp.Or(err, w.err)
 }
 
-// work is one reconcile of a key in a cluster, and its outcome. Its methods return an error if there is no
+// objectWriter makes one reconcile of a key in a cluster, and has the outcome. Its methods return an error if there is no
 // outcome to report.
-type work struct {
+type objectWriter struct {
 	*view
 	cluster *readyCluster
 	state   policy.State
@@ -250,14 +250,14 @@ type work struct {
 }
 
 // setWaiting sets an outcome that will change.
-func (w *work) setWaiting(status string, requeueAfter time.Duration) error {
+func (w *objectWriter) setWaiting(status string, requeueAfter time.Duration) error {
 	w.status, w.requeueAfter = status, requeueAfter
 	return nil
 }
 
 // confirmAbsent reads the cluster before a deleted federated object may go, and before the PropagatedVersion
 // loses an object that is not wanted, if an empty cache does not prove that the object is absent.
-func (w *work) confirmAbsent(ctx context.Context) error {
+func (w *objectWriter) confirmAbsent(ctx context.Context) error {
 	if w.object == nil || w.wanted(w.cluster.name) {
 		return nil
 	}
@@ -279,8 +279,8 @@ func (r *readyCluster) sweepRepeats(now time.Time) {
 	if now.Sub(r.sweptAt) < time.Minute {
 		return
 	}
-	r.c.mu.Lock()
-	defer r.c.mu.Unlock()
+	r.controller.mu.Lock()
+	defer r.controller.mu.Unlock()
 	r.sweptAt = now
 	for k, repeats := range r.repeats {
 		if repeats.Idle(now) {
@@ -291,9 +291,9 @@ func (r *readyCluster) sweepRepeats(now time.Time) {
 
 // removals returns what policy needs to know before placement deletes an object in the cluster.
 func (r *readyCluster) removals() policy.Removals {
-	state, count := r.c.clusters.state(r.name), r.countRemovals()
+	state, count := r.controller.clusters.state(r.name), r.countRemovals()
 	removals := policy.Removals{ReadySince: state.readySince, Replaced: state.replaced, Deletions: count.deletions, Managed: count.managed}
-	if object, joined := r.c.kubeFedCluster(r.name); joined {
+	if object, joined := r.controller.kubeFedCluster(r.name); joined {
 		removals.AllowedUntil = policy.AllowedUntil(object)
 	}
 	return removals
@@ -302,12 +302,12 @@ func (r *readyCluster) removals() policy.Removals {
 // countRemovals counts the objects that placement would delete in the cluster or has deleted lately. It looks
 // at every object, but not again within a second if no placement has changed.
 func (r *readyCluster) countRemovals() removalCount {
-	epoch, now := r.c.epoch.Load(), time.Now()
-	r.c.mu.Lock()
+	epoch, now := r.controller.epoch.Load(), time.Now()
+	r.controller.mu.Lock()
 	last := r.lastRemovalCount
 	maps.DeleteFunc(r.recentRemovals, func(_ types.UID, at time.Time) bool { return now.Sub(at) >= removalWindow })
 	recent := maps.Clone(r.recentRemovals)
-	r.c.mu.Unlock()
+	r.controller.mu.Unlock()
 	if last.epoch == epoch && now.Sub(last.countedAt) < time.Second {
 		return last
 	}
@@ -318,17 +318,17 @@ func (r *readyCluster) countRemovals() removalCount {
 				continue
 			}
 			count.managed++
-			v, runs := r.c.viewOf(watch.federated.keyOf(cache.MetaObjectToName(object)))
+			v, runs := r.controller.viewOf(watch.federated.keyOf(cache.MetaObjectToName(object)))
 			if !runs || v.object == nil || v.deleting || v.keepUnwanted || v.err != nil || v.wanted(r.name) || object.GetDeletionTimestamp() != nil {
 				continue
 			}
-			if !r.c.isHostNamespace(v.federatedType, v.key, object.GetUID()) {
+			if !r.controller.isHostNamespace(v.federatedType, v.key, object.GetUID()) {
 				count.deletions++
 			}
 		}
 	}
-	r.c.mu.Lock()
+	r.controller.mu.Lock()
 	r.lastRemovalCount = count
-	r.c.mu.Unlock()
+	r.controller.mu.Unlock()
 	return count
 }

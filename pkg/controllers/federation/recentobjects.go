@@ -32,8 +32,8 @@ type recentObject struct {
 
 // get returns a federated object, at least as new as the version, which the cache has, or nil if the
 // object does not exist.
-func (b *recentObjects) get(ctx context.Context, k key, version string, client dynamic.NamespaceableResourceInterface) (*unstructured.Unstructured, error) {
-	entry := b.entry(k)
+func (r *recentObjects) get(ctx context.Context, k key, version string, client dynamic.NamespaceableResourceInterface) (*unstructured.Unstructured, error) {
+	entry := r.entry(k)
 	entry.mu.Lock()
 	defer entry.mu.Unlock()
 	if !entry.at.IsZero() && time.Since(entry.at) < recentObjectLife && notOlder(entry.object, version) {
@@ -51,24 +51,24 @@ func (b *recentObjects) get(ctx context.Context, k key, version string, client d
 }
 
 // put stores the object that a write has returned.
-func (b *recentObjects) put(k key, object *unstructured.Unstructured) {
-	entry := b.entry(k)
+func (r *recentObjects) put(k key, object *unstructured.Unstructured) {
+	entry := r.entry(k)
 	entry.mu.Lock()
 	defer entry.mu.Unlock()
 	entry.object, entry.at = object, time.Now()
 }
 
-func (b *recentObjects) entry(k key) *recentObject {
-	entry, _ := b.entries.LoadOrStore(k, &recentObject{})
+func (r *recentObjects) entry(k key) *recentObject {
+	entry, _ := r.entries.LoadOrStore(k, &recentObject{})
 	return entry.(*recentObject)
 }
 
 // removeExpired drops the objects that were read too long ago.
-func (b *recentObjects) removeExpired() {
-	for k, value := range b.entries.Range {
+func (r *recentObjects) removeExpired() {
+	for k, value := range r.entries.Range {
 		if entry := value.(*recentObject); entry.mu.TryLock() {
 			if time.Since(entry.at) >= recentObjectLife {
-				b.entries.Delete(k)
+				r.entries.Delete(k)
 			}
 			entry.mu.Unlock()
 		}

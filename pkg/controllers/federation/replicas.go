@@ -47,8 +47,8 @@ const (
 // spreader writes placement and replicas of the federated objects that have a ReplicaSchedulingPreference.
 type spreader struct {
 	*controllers.Loop[cache.ObjectName]
-	c         *controller
-	decisions sync.Map // of decision, by name
+	controller *controller
+	decisions  sync.Map // of decision, by name
 }
 
 // decision is what was last decided on a preference.
@@ -61,7 +61,7 @@ type decision struct {
 }
 
 func newSpreader(c *controller, loop controllers.LoopOptions) (*spreader, error) {
-	s := &spreader{c: c}
+	s := &spreader{controller: c}
 	loop.Workers = replicaWorkers
 	var err error
 	everyPreference := func(controllers.Event[*unstructured.Unstructured]) []cache.ObjectName {
@@ -82,7 +82,7 @@ func clusterChanges(property func(policy.Cluster) any) func(controllers.Event[*u
 
 // spreads reports whether there is a preference for a federated object.
 func (s *spreader) spreads(k key) bool {
-	object, exists := s.c.informers.preferences.Get(k.ObjectName)
+	object, exists := s.controller.informers.preferences.Get(k.ObjectName)
 	if !exists {
 		return false
 	}
@@ -121,7 +121,7 @@ func (s *spreader) decisionTexts() map[string]string {
 
 func (s *spreader) reconcile(ctx context.Context, name cache.ObjectName) (time.Duration, error) {
 	now := time.Now()
-	object, exists := s.c.informers.preferences.Get(name)
+	object, exists := s.controller.informers.preferences.Get(name)
 	if !exists {
 		s.decisions.Delete(name)
 		return 0, nil
@@ -141,7 +141,7 @@ func (s *spreader) reconcile(ctx context.Context, name cache.ObjectName) (time.D
 func (s *spreader) refusePreference(object *unstructured.Unstructured, problem error) decision {
 	text := "invalid: " + problem.Error()
 	if s.lastDecision(cache.MetaObjectToName(object)).text != text {
-		s.c.host.Events.Event(object, corev1.EventTypeWarning, policy.InvalidPreference, problem.Error())
+		s.controller.host.Events.Event(object, corev1.EventTypeWarning, policy.InvalidPreference, problem.Error())
 	}
 	return decision{text: text}
 }
@@ -149,7 +149,7 @@ func (s *spreader) refusePreference(object *unstructured.Unstructured, problem e
 // decide writes the federated object of a preference, if the plan is another than before. It returns the
 // decision, without a text if it must wait, and when to decide again even without an event.
 func (s *spreader) decide(ctx context.Context, object *unstructured.Unstructured, now time.Time) (d decision, requeueAfter time.Duration, err error) {
-	config := s.c.settings(ctx)
+	config := s.controller.settings(ctx)
 	preference, err := policy.ReadReplicaPreference(object)
 	switch {
 	case !config.SchedulerPreferences:
@@ -157,17 +157,17 @@ func (s *spreader) decide(ctx context.Context, object *unstructured.Unstructured
 	case err != nil:
 		return s.refusePreference(object, err), 0, nil
 	}
-	v, runs := s.c.viewOf(key{preference.Type(), cache.MetaObjectToName(object)})
+	v, runs := s.controller.viewOf(key{preference.Type(), cache.MetaObjectToName(object)})
 	if !runs || v.object == nil || v.deleting {
 		return d, 0, nil // an event follows when there is something to place
 	}
-	federated, err := s.c.readObject(ctx, v.federatedType, v.key.ObjectName)
+	federated, err := s.controller.readObject(ctx, v.federatedType, v.key.ObjectName)
 	if federated == nil || err != nil {
 		return d, 0, err
 	}
-	clusters := s.c.joinedClusters()
+	clusters := s.controller.joinedClusters()
 	if preference.Intersect {
-		namespace, err := s.c.readNamespace(ctx, v)
+		namespace, err := s.controller.readNamespace(ctx, v)
 		if err != nil {
 			return d, 0, err
 		}
@@ -218,8 +218,8 @@ func (s *spreader) write(ctx context.Context, v *view, spread *unstructured.Unst
 	if err != nil {
 		return fmt.Errorf("replicas of %s %s: %w", v.Federated.Kind, v.key.ObjectName, err)
 	}
-	s.c.recentObjects.put(v.key, written)
-	s.c.metrics.replicaWrites.Inc()
+	s.controller.recentObjects.put(v.key, written)
+	s.controller.metrics.replicaWrites.Inc()
 	klog.FromContext(ctx).V(2).Info("Wrote the replicas of a federated object", "object", klog.KRef(v.key.Namespace, v.key.Name))
 	return nil
 }
@@ -229,7 +229,7 @@ func (s *spreader) write(ctx context.Context, v *view, spread *unstructured.Unst
 // A plan without that cluster would move its replicas, a plan with it needs to know what runs there.
 func (s *spreader) availableClusters(clusters []policy.Cluster, federated *policy.Federated, delay time.Duration, now time.Time) (available []*readyCluster, wait time.Duration) {
 	for _, cluster := range clusters {
-		state, r := s.c.clusters.state(cluster.Name), s.c.readyCluster(cluster.Name)
+		state, r := s.controller.clusters.state(cluster.Name), s.controller.readyCluster(cluster.Name)
 		remaining := time.Duration(0)
 		switch since, away := cluster.NotReadySince(); {
 		case r != nil && state.health.Ready():
@@ -262,7 +262,7 @@ func (s *spreader) readWorkloads(ctx context.Context, v *view, ready []*readyClu
 			mu.Lock()
 			defer mu.Unlock()
 			if readErr != nil {
-				r.c.clusters.Enqueue(cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: r.name}) // is it still there?
+				r.controller.clusters.Enqueue(cache.ObjectName{Namespace: r.controller.cfg.Namespace, Name: r.name}) // is it still there?
 				err = errors.Join(err, fmt.Errorf("replicas in cluster %s: %w", r.name, truncatedError{readErr}))
 			}
 			if workload.Ready != workload.Replicas {

@@ -23,8 +23,8 @@ import (
 // typeLoop decides which types are propagated, and writes the status of FederatedTypeConfigs.
 type typeLoop struct {
 	*controllers.Loop[cache.ObjectName]
-	c      *controller
-	states sync.Map // the last typeStates, by name
+	controller *controller
+	states     sync.Map // the last typeStates, by name
 }
 
 // typeState is what was last decided on a FederatedTypeConfig.
@@ -36,7 +36,7 @@ type typeState struct {
 
 // newTypeLoop returns the loop of the FederatedTypeConfigs of the federation namespace.
 func newTypeLoop(c *controller, loop controllers.LoopOptions) (*typeLoop, error) {
-	l := &typeLoop{c: c}
+	l := &typeLoop{controller: c}
 	var err error
 	l.Loop, err = controllers.NewLoop(loop, l.reconcile,
 		// One FederatedTypeConfig may depend on another, or have the same federated type, so each change concerns
@@ -58,7 +58,7 @@ func newTypeLoop(c *controller, loop controllers.LoopOptions) (*typeLoop, error)
 
 // names returns the names of all FederatedTypeConfigs.
 func (l *typeLoop) names() []cache.ObjectName {
-	return objectNames(l.c.informers.types, l.c.cfg.Namespace)
+	return objectNames(l.controller.informers.types, l.controller.cfg.Namespace)
 }
 
 // runningTypes returns the types that run.
@@ -73,35 +73,35 @@ func (l *typeLoop) runningTypes() (types []policy.TypeConfig) {
 
 // isDefined reports whether there is a CustomResourceDefinition.
 func (l *typeLoop) isDefined(r schema.GroupResource) bool {
-	_, exists := l.c.informers.definitions.Get(cache.ObjectName{Name: r.String()})
+	_, exists := l.controller.informers.definitions.Get(cache.ObjectName{Name: r.String()})
 	return exists
 }
 
 // typeConfigs returns all FederatedTypeConfigs.
 func (l *typeLoop) typeConfigs() (configs []policy.TypeConfig) {
-	for _, object := range l.c.informers.types.List(l.c.cfg.Namespace, nil) {
+	for _, object := range l.controller.informers.types.List(l.controller.cfg.Namespace, nil) {
 		configs = append(configs, policy.ReadTypeConfig(object))
 	}
 	return configs
 }
 
 func (l *typeLoop) reconcile(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	object, exists := l.c.informers.types.Get(key)
+	object, exists := l.controller.informers.types.Get(key)
 	if !exists {
 		l.states.Delete(key.Name)
 		return 0, nil
 	}
-	t, client := policy.ReadTypeConfig(object), l.c.federationClient(federatedTypeConfigs)
+	t, client := policy.ReadTypeConfig(object), l.controller.federationClient(federatedTypeConfigs)
 	if t.Deleting {
 		l.setState(typeState{TypeConfig: t})
 	}
 	if _, err := setFinalizer(ctx, client, object, policy.TypeFinalizer, !t.Deleting); err != nil || t.Deleting {
 		return 0, err
 	}
-	config := l.c.settings(ctx)
+	config := l.controller.settings(ctx)
 	runs, warning := t.Runs(l.typeConfigs(), config, l.isDefined)
 	if l.setState(typeState{t, runs, warning}) {
-		l.c.host.Events.Event(object, corev1.EventTypeWarning, warning.Reason, warning.Text)
+		l.controller.host.Events.Event(object, corev1.EventTypeWarning, warning.Reason, warning.Text)
 	}
 	status, changed := t.NextStatus(runs, config)
 	if !changed {

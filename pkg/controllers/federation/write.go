@@ -29,7 +29,7 @@ const recheckInterval = time.Minute
 
 // clientFor returns the client for an object of the target type in the cluster, in the version of the given
 // apiVersion.
-func (w *work) clientFor(apiVersion string) dynamic.ResourceInterface {
+func (w *objectWriter) clientFor(apiVersion string) dynamic.ResourceInterface {
 	gv, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil || gv.Version == "" {
 		gv.Version = w.Target.Version
@@ -40,9 +40,9 @@ func (w *work) clientFor(apiVersion string) dynamic.ResourceInterface {
 
 // get returns the cluster's object, or nil if there is none. It reads the object in the API version in which
 // it is written: the cluster may serve no other.
-func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
+func (w *objectWriter) get(ctx context.Context) (*unstructured.Unstructured, error) {
 	version := ""
-	if federated, err := w.cluster.c.readFederated(ctx, w.view); err == nil && federated != nil {
+	if federated, err := w.cluster.controller.readFederated(ctx, w.view); err == nil && federated != nil {
 		if rendered, err := policy.Render(policy.RenderRequest{Type: &w.TypeConfig, Federated: federated, Cluster: w.cluster.name}); err == nil {
 			version = rendered.GetAPIVersion()
 		}
@@ -56,13 +56,13 @@ func (w *work) get(ctx context.Context) (*unstructured.Unstructured, error) {
 }
 
 // isHostNamespace reports whether an object that was read is the host's own Namespace.
-func (w *work) isHostNamespace(live metav1.Object) bool {
-	return w.cluster.c.isHostNamespace(w.federatedType, w.key, live.GetUID())
+func (w *objectWriter) isHostNamespace(live metav1.Object) bool {
+	return w.cluster.controller.isHostNamespace(w.federatedType, w.key, live.GetUID())
 }
 
 // setFailed sets why the cluster does not have its object. The request is retried, unless policy refused the
 // object. After a conflict, or when the term is over, there is no outcome.
-func (w *work) setFailed(status string, err error) error {
+func (w *objectWriter) setFailed(status string, err error) error {
 	if controllers.IsNotLeading(err) || apierrors.IsConflict(err) {
 		return err
 	}
@@ -101,27 +101,27 @@ var eventTexts = map[string]string{"CreateInCluster": "Creating", "UpdateInClust
 
 // recordEvent records an Event on the federated object: the write, or its failure if the status of the
 // cluster is new.
-func (w *work) recordEvent(reason string, err error) {
+func (w *objectWriter) recordEvent(reason string, err error) {
 	if reason == "" || w.object == nil {
 		return
 	}
 	kind, text := corev1.EventTypeNormal, fmt.Sprintf("%s %s in cluster %q", eventTexts[reason], describeTarget(w.view), w.cluster.name)
 	if err != nil {
-		w.cluster.c.mu.Lock()
-		last := w.cluster.c.records[w.key].resultOf(w.cluster.name)
+		w.cluster.controller.mu.Lock()
+		last := w.cluster.controller.records[w.key].resultOf(w.cluster.name)
 		repeated := last != nil && last.status == w.status
-		w.cluster.c.mu.Unlock()
+		w.cluster.controller.mu.Unlock()
 		if repeated {
 			return
 		}
 		kind, reason, text = corev1.EventTypeWarning, reason+"Failed", text+": "+truncatedError{err}.Error()
 	}
-	w.cluster.c.recordEvent(w.view, kind, reason, text)
+	w.cluster.controller.recordEvent(w.view, kind, reason, text)
 }
 
 // create creates the object, or updates one that exists already.
-func (w *work) create(ctx context.Context) error {
-	federated, err := w.cluster.c.readFederated(ctx, w.view)
+func (w *objectWriter) create(ctx context.Context) error {
+	federated, err := w.cluster.controller.readFederated(ctx, w.view)
 	if federated == nil || err != nil {
 		w.noOutcome = true // if the federated object is gone, an event follows
 		return err
@@ -154,8 +154,8 @@ func isTypeAbsent(err error) bool {
 }
 
 // update reads the object, and writes it unless it is as rendered.
-func (w *work) update(ctx context.Context) error {
-	federated, err := w.cluster.c.readFederated(ctx, w.view)
+func (w *objectWriter) update(ctx context.Context) error {
+	federated, err := w.cluster.controller.readFederated(ctx, w.view)
 	if federated == nil || err != nil {
 		w.noOutcome = true
 		return err
@@ -170,7 +170,7 @@ func (w *work) update(ctx context.Context) error {
 	case live.GetDeletionTimestamp() != nil:
 		return w.setWaiting(policy.WaitingForRemoval, 5*time.Second) // no event follows for an object without the label
 	}
-	if status := policy.AdoptionRefusal(live, w.isHostNamespace(live), w.cluster.c.settings(ctx)); status != "" {
+	if status := policy.AdoptionRefusal(live, w.isHostNamespace(live), w.cluster.controller.settings(ctx)); status != "" {
 		return w.setWaiting(status, 0)
 	}
 	object, err := policy.Render(policy.RenderRequest{Type: &w.TypeConfig, Federated: federated, Cluster: w.cluster.name, Live: live, IsHostNamespace: w.isHostNamespace(live)})
@@ -184,14 +184,14 @@ func (w *work) update(ctx context.Context) error {
 		return nil
 	}
 	now := time.Now()
-	w.cluster.c.mu.Lock()
+	w.cluster.controller.mu.Lock()
 	repeats := w.cluster.repeats[newQueuedKey(w.key)]
 	if repeats == nil {
 		repeats = &policy.Repeats{}
 		w.cluster.repeats[newQueuedKey(w.key)] = repeats
 	}
 	wait := repeats.NextWrite(content).Sub(now)
-	w.cluster.c.mu.Unlock()
+	w.cluster.controller.mu.Unlock()
 	if wait > 0 {
 		return w.setWaiting(policy.UpdateFailed, wait)
 	}
@@ -199,12 +199,12 @@ func (w *work) update(ctx context.Context) error {
 	if err != nil {
 		return w.setFailed(policy.UpdateFailed, err)
 	}
-	w.cluster.c.mu.Lock()
+	w.cluster.controller.mu.Lock()
 	// A write that changes nothing is not contested: somebody has changed a field that is retained.
 	contested := updated.GetResourceVersion() != live.GetResourceVersion() && repeats.AddWrite(content, now)
-	w.cluster.c.mu.Unlock()
+	w.cluster.controller.mu.Unlock()
 	if contested {
-		w.cluster.c.warnOnce(w.view, policy.Problem{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts the object in cluster %q again and again", w.cluster.name)})
+		w.cluster.controller.warnOnce(w.view, policy.Problem{Reason: policy.UpdateConflict, Text: fmt.Sprintf("somebody reverts the object in cluster %q again and again", w.cluster.name)})
 	}
 	w.recordWrite(federated, updated, "UpdateInCluster")
 	return nil
@@ -212,7 +212,7 @@ func (w *work) update(ctx context.Context) error {
 
 // needsNoWrite reports whether the object that was read needs no write: the cache was late, or this process
 // did not know its annotations.
-func (w *work) needsNoWrite(live, object *unstructured.Unstructured, rendered policy.OverrideDigest) bool {
+func (w *objectWriter) needsNoWrite(live, object *unstructured.Unstructured, rendered policy.OverrideDigest) bool {
 	if live.GetLabels()[policy.ManagedLabel] != "true" || !maps.Equal(live.GetAnnotations(), object.GetAnnotations()) {
 		return false
 	}
@@ -222,7 +222,7 @@ func (w *work) needsNoWrite(live, object *unstructured.Unstructured, rendered po
 }
 
 // recordWrite notes a write of the content of the federated object.
-func (w *work) recordWrite(federated *policy.Federated, object *unstructured.Unstructured, reason string) {
+func (w *objectWriter) recordWrite(federated *policy.Federated, object *unstructured.Unstructured, reason string) {
 	digest := federated.Digest()
 	w.wrote = true
 	w.rememberVersion(object, digest.ContentHash(w.cluster.name), digest.ForCluster(w.cluster.name).Annotations)
@@ -230,20 +230,20 @@ func (w *work) recordWrite(federated *policy.Federated, object *unstructured.Uns
 }
 
 // rememberVersion notes the version of an object that has the content.
-func (w *work) rememberVersion(object *unstructured.Unstructured, content uint64, annotations bool) {
+func (w *objectWriter) rememberVersion(object *unstructured.Unstructured, content uint64, annotations bool) {
 	w.status, w.version, w.content = "", policy.ObjectVersion(object), content
 	if !annotations {
 		return
 	}
 	cached := policy.ReadLiveObject(object, policy.SummarizeLiveObject(object))
-	w.cluster.c.mu.Lock()
+	w.cluster.controller.mu.Lock()
 	w.cluster.liveAnnotations[w.key] = &cached.Annotations
-	w.cluster.c.mu.Unlock()
+	w.cluster.controller.mu.Unlock()
 }
 
 // remove deletes the object, or takes the label off.
-func (w *work) remove(ctx context.Context, deletes bool) error {
-	c := w.cluster.c
+func (w *objectWriter) remove(ctx context.Context, deletes bool) error {
+	c := w.cluster.controller
 	if !w.inputsListed {
 		w.noOutcome, w.requeueAfter = true, time.Second
 		return nil
@@ -295,8 +295,8 @@ func (w *work) remove(ctx context.Context, deletes bool) error {
 }
 
 // holdRemoval reports whether a deletion by placement must wait, and sets the outcome if so.
-func (w *work) holdRemoval(ctx context.Context) (bool, error) {
-	c, removals := w.cluster.c, w.cluster.removals()
+func (w *objectWriter) holdRemoval(ctx context.Context) (bool, error) {
+	c, removals := w.cluster.controller, w.cluster.removals()
 	if c.replicas.undecided(w.key, removals.ReadySince) {
 		// The replicas were moved away while the cluster was not ready; the next plan may place some here again.
 		return true, w.setWaiting(policy.WaitingForRemoval, time.Second)
@@ -323,7 +323,7 @@ func (w *work) holdRemoval(ctx context.Context) (bool, error) {
 }
 
 // removeLive removes an object that was read a moment ago, and no other.
-func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, deletes bool, options metav1.DeleteOptions) error {
+func (w *objectWriter) removeLive(ctx context.Context, live *unstructured.Unstructured, deletes bool, options metav1.DeleteOptions) error {
 	if live == nil {
 		return w.setWaiting(policy.WaitingForRemoval, recheckInterval) // the cache will show that it is gone
 	}
@@ -340,9 +340,9 @@ func (w *work) removeLive(ctx context.Context, live *unstructured.Unstructured, 
 			options.PropagationPolicy = new(metav1.DeletePropagationBackground)
 		}
 		if w.object != nil && !w.deleting { // by placement
-			w.cluster.c.mu.Lock()
+			w.cluster.controller.mu.Lock()
 			w.cluster.recentRemovals[uid] = time.Now()
-			w.cluster.c.mu.Unlock()
+			w.cluster.controller.mu.Unlock()
 		}
 		options.Preconditions = &metav1.Preconditions{UID: &uid, ResourceVersion: &version}
 		if err := w.clientFor(live.GetAPIVersion()).Delete(ctx, w.key.Name, options); err != nil && !apierrors.IsNotFound(err) {

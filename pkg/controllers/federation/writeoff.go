@@ -186,9 +186,9 @@ func (c *controller) saveWriteOff(ctx context.Context, record policy.WriteOff) e
 // owedRemoval reports whether the managed object of a federated object that is gone is to be deleted, with
 // which options. Call it after the federated object was found absent: from then on the record of its removal
 // exists.
-func (w *work) owedRemoval(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
+func (w *objectWriter) owedRemoval(ctx context.Context, live metav1.Object) (deletes bool, options metav1.DeleteOptions, err error) {
 	name := policy.WriteOffName(w.cluster.name, w.key.kind, w.key.Namespace, w.key.Name)
-	object, err := w.cluster.c.host.Client.CoreV1().ConfigMaps(w.cluster.c.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
+	object, err := w.cluster.controller.host.Client.CoreV1().ConfigMaps(w.cluster.controller.cfg.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return false, options, ignoreNotFound(err)
 	}
@@ -209,28 +209,28 @@ func (w *work) owedRemoval(ctx context.Context, live metav1.Object) (deletes boo
 // settleWriteOff deletes the record of an object once the object is gone from the cluster, or is placed there
 // again.
 func (r *readyCluster) settleWriteOff(ctx context.Context, v *view) error {
-	name := cache.ObjectName{Namespace: r.c.cfg.Namespace, Name: policy.WriteOffName(r.name, v.key.kind, v.key.Namespace, v.key.Name)}
-	object, exists := r.c.informers.writeOffs.Get(name)
+	name := cache.ObjectName{Namespace: r.controller.cfg.Namespace, Name: policy.WriteOffName(r.name, v.key.kind, v.key.Namespace, v.key.Name)}
+	object, exists := r.controller.informers.writeOffs.Get(name)
 	if !exists || r.hasObject(v.key) && !v.wanted(r.name) {
 		return nil
 	}
-	return r.c.deleteWriteOff(ctx, object)
+	return r.controller.deleteWriteOff(ctx, object)
 }
 
 // keepWatches keeps what was last seen of a cluster's objects while the cluster is away, for the records of
 // removals.
 func (r *readyCluster) keepWatches() {
-	_, joined := r.c.kubeFedCluster(r.name)
-	r.c.mu.Lock()
-	defer r.c.mu.Unlock()
+	_, joined := r.controller.kubeFedCluster(r.name)
+	r.controller.mu.Lock()
+	defer r.controller.mu.Unlock()
 	if !joined {
-		delete(r.c.endedWatches, r.name)
+		delete(r.controller.endedWatches, r.name)
 		return
 	}
-	watches := r.c.endedWatches[r.name]
+	watches := r.controller.endedWatches[r.name]
 	if watches == nil {
 		watches = map[string]*typeWatch{}
-		r.c.endedWatches[r.name] = watches
+		r.controller.endedWatches[r.name] = watches
 	}
 	for name, watch := range r.watches {
 		if watch.availability == policy.Synced { // otherwise the earlier watch still counts

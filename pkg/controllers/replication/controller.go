@@ -250,7 +250,9 @@ func (c *controller) Spread(obj *policy.Object, now time.Time) int {
 }
 
 // Maker implements policy.View.
-func (c *controller) Maker(target policy.Key) policy.Key { return c.memory.target(target).maker }
+func (c *controller) Maker(target policy.Key) policy.Key {
+	return c.memory.target(target).unmarkedSource
+}
 
 // UnwantedSince implements policy.View.
 func (c *controller) UnwantedSince(target policy.Key, reason policy.Unwanted, now time.Time) time.Time {

@@ -46,17 +46,17 @@ type memory struct {
 
 // entry is what is remembered of a target.
 type entry struct {
-	state metrics.GaugeMetric // the gauge that counts the target
+	gauge metrics.GaugeMetric // counts the targets in the same state as this one
 	// sourceVersion is the version of the source that was written last. A write of the same version again
 	// repairs a drift, and waits until nextRepair.
 	sourceVersion string
 	repairs       int
 	nextRepair    time.Time
-	// unwanted is why nobody wants the target, and since when; maker is the source of a copy without a
+	// unwanted is why nobody wants the target, and since when; unmarkedSource is the source of a copy without a
 	// marker.
-	unwanted      policy.Unwanted
-	unwantedSince time.Time
-	maker         policy.Key
+	unwanted       policy.Unwanted
+	unwantedSince  time.Time
+	unmarkedSource policy.Key
 }
 
 // event is the key of an Event's notice.
@@ -75,7 +75,7 @@ func (m *memory) clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, e := range m.targets {
-		e.state.Dec()
+		e.gauge.Dec()
 	}
 	m.targets, m.sources = map[policy.Key]*entry{}, map[policy.Key]int{}
 	m.notices.Clear()
@@ -87,7 +87,7 @@ func (m *memory) setTarget(key policy.Key, plan *policy.Plan, now time.Time) {
 	defer m.mu.Unlock()
 	e := m.targets[key]
 	if e != nil {
-		e.state.Dec()
+		e.gauge.Dec()
 	}
 	if plan.State == "" {
 		delete(m.targets, key)
@@ -98,14 +98,14 @@ func (m *memory) setTarget(key policy.Key, plan *policy.Plan, now time.Time) {
 		// The names of a cached object are substrings, which would keep a longer text in memory.
 		m.targets[policy.NewKey(key.Kind, strings.Clone(key.Namespace), strings.Clone(key.Name))] = e
 	}
-	e.state = m.metrics.targets.WithLabelValues(string(key.Kind), string(plan.Dialect), string(plan.Mode), string(plan.State))
-	e.state.Inc()
+	e.gauge = m.metrics.targets.WithLabelValues(string(key.Kind), string(plan.Dialect), string(plan.Mode), string(plan.State))
+	e.gauge.Inc()
 	if plan.Unwanted != e.unwanted {
 		e.unwanted, e.unwantedSince = plan.Unwanted, now
 	}
-	e.maker = policy.Key{}
+	e.unmarkedSource = policy.Key{}
 	if plan.Adopted {
-		e.maker = plan.Source
+		e.unmarkedSource = plan.Source
 	}
 }
 

@@ -42,22 +42,22 @@ type Recorder struct {
 // NewRecorder begins to watch before the test's replicas exist.
 func (f *Fleet) NewRecorder(ctx context.Context, t testing.TB, w *Workloads) *Recorder {
 	t.Helper()
-	v := &Recorder{
+	r := &Recorder{
 		History:   judge.New(types.NamespacedName{Namespace: metav1.NamespaceSystem, Name: LeaseName}, StateAnnotation, IsReplica),
 		workloads: w,
 	}
 	var err error
-	if v.logs, err = f.TailAudit(); err != nil {
+	if r.logs, err = f.TailAudit(); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var watches sync.WaitGroup
 	leases, deployments := f.Admin.CoordinationV1().Leases(metav1.NamespaceSystem), f.Admin.AppsV1().Deployments(w.Namespace)
 	watches.Go(func() {
-		v.followVersions(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return leases.List(ctx, o) }, leases.Watch)
+		r.followVersions(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return leases.List(ctx, o) }, leases.Watch)
 	})
 	watches.Go(func() {
-		v.followVersions(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		r.followVersions(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			return deployments.List(ctx, o)
 		}, deployments.Watch)
 	})
@@ -65,7 +65,7 @@ func (f *Fleet) NewRecorder(ctx context.Context, t testing.TB, w *Workloads) *Re
 		cancel()
 		watches.Wait()
 	})
-	return v
+	return r
 }
 
 // followVersions sees every version of a resource's objects, except for those that come and go while the

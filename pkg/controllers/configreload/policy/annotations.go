@@ -128,7 +128,7 @@ func (k *AnnotationKeys) WorkloadKeys() []string { return k.workloadKeys }
 func (k *AnnotationKeys) RequestsCSI(workload *Workload) bool {
 	const t = SecretProviderClass
 	return k.compat && slices.ContainsFunc([]string{k.typedAuto[t], k.reload[t], k.exclude[t]}, func(key string) bool {
-		_, ok := annotationOrTemplate(workload.Meta, workload.Template, key)
+		_, ok := annotationOrTemplate(workload.Annotations, workload.TemplateAnnotations, key)
 		return ok
 	})
 }

@@ -90,7 +90,7 @@ func (o *Options) Decide(facts *Facts) Plan {
 		}
 		next[key] = value
 	}
-	for _, key := range facts.patternOnlySources() {
+	for _, key := range facts.goneSourcesNamedByPattern() {
 		// The reload for a source that has disappeared also drops the source from the state.
 		if _, r := o.decideSource(facts, key); r != nil {
 			reloads = append(reloads, *r)
@@ -161,8 +161,8 @@ func (f *Facts) watchSet() (list []SourceKey, tooMany bool) {
 	return list, tooMany || alsoTooMany
 }
 
-// patternOnlySources returns the recorded sources that are gone and that only a pattern names.
-func (f *Facts) patternOnlySources() []SourceKey {
+// goneSourcesNamedByPattern returns the recorded sources that are gone and that only a pattern names.
+func (f *Facts) goneSourcesNamedByPattern() []SourceKey {
 	set := map[SourceKey]bool{}
 	for key, value := range f.RecordedState {
 		set[key] = value != "" && !f.Sources[key].Exists() && f.match(key) == Named && !f.Selection.namesExactly(key)

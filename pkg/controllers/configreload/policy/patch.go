@@ -67,7 +67,7 @@ func (o *Options) MergePatch(facts *Facts, plan *Plan, containers func() ([]any,
 
 // mustRestart reports whether the workload is an Argo Rollout that takes no mark.
 func (o *Options) mustRestart(facts *Facts) bool {
-	return o.Compat && !facts.Selection.native && facts.Workload.Kind.Restarts && facts.Workload.Meta[compatStrategy] == rolloutRestart
+	return o.Compat && !facts.Selection.native && facts.Workload.Kind.Restarts && facts.Workload.Annotations[compatStrategy] == rolloutRestart
 }
 
 // rolloutRestart is the value of compatStrategy that asks for a restart instead of a mark.

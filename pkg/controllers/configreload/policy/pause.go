@@ -30,7 +30,7 @@ type Pause struct {
 // another leader comes to the same decision. The rest of a pause is at most its period, even if the pause
 // began in the future. The zero Pause means that no pause of ours is active.
 func (k *AnnotationKeys) PauseState(workload *Workload, s *Selection, known Pause, now time.Time) (PauseStep, Pause) {
-	since, hasTime := workload.Meta[k.pauseAt]
+	since, hasTime := workload.Annotations[k.pauseAt]
 	if !k.compat || !workload.Kind.Pauses || !hasTime {
 		return PauseStands, Pause{}
 	}
@@ -52,7 +52,7 @@ func (k *AnnotationKeys) PauseState(workload *Workload, s *Selection, known Paus
 
 // PausedByUs reports whether the workload carries the time of a pause.
 func (k *AnnotationKeys) PausedByUs(workload *Workload) bool {
-	_, hasTime := workload.Meta[k.pauseAt]
+	_, hasTime := workload.Annotations[k.pauseAt]
 	return hasTime && k.compat && workload.Kind.Pauses
 }
 

@@ -178,7 +178,7 @@ func TestOutlineParsesNoExpressions(t *testing.T) {
 		"a name with dots": {"a.b", true, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			selection := k.Outline(&Workload{Kind: &Kind{Name: "Deployment"}, Meta: map[string]string{kCM: tc.list}})
+			selection := k.Outline(&Workload{Kind: &Kind{Name: "Deployment"}, Annotations: map[string]string{kCM: tc.list}})
 			names := 0
 			for range selection.Names {
 				names++
@@ -265,8 +265,8 @@ func TestWorkloadCachedReadsAsLive(t *testing.T) {
 	owned.OwnerReferences = []metav1.OwnerReference{{Kind: "Widget"}, {Kind: "CronJob", UID: "c", Controller: ptr.To(true)}}
 	full := func() Content {
 		return Content{
-			Template: map[string]string{kAuto: "true", nativeMark: "mark"},
-			Inits:    []Container{{Name: "init", Mounts: []string{"secret"}, Env: []SourceKey{{ConfigMap, "c"}, {Secret, ""}}}},
+			TemplateAnnotations: map[string]string{kAuto: "true", nativeMark: "mark"},
+			Inits:               []Container{{Name: "init", Mounts: []string{"secret"}, Env: []SourceKey{{ConfigMap, "c"}, {Secret, ""}}}},
 			Containers: []Container{{Name: "web", Mounts: []string{"cm", "both"}, Vars: []string{"STAKATER_APP_CONFIG_CONFIGMAP"},
 				Env: []SourceKey{{Secret, "db"}, {ConfigMap, "app-config"}, {Secret, "s"}}}},
 			Volumes: map[string][]SourceKey{"cm": {{ConfigMap, "files"}}, "secret": {{Secret, "certs"}}, "both": {{ConfigMap, "p"}, {Secret, "q"}}},
@@ -308,7 +308,7 @@ func TestWorkloadCachedReadsAsLive(t *testing.T) {
 			assert.Equal(t, "cached", tc.want, cached.Content)
 			live, err := NewWorkload(&Kind{Name: "Kind"}, tc.obj.(metav1.Object), "config-reload")
 			assert.NoError(t, err)
-			delete(live.Template, "example.com/other") // the only other difference
+			delete(live.TemplateAnnotations, "example.com/other") // the only other difference
 			assert.Equal(t, "Workload of the cached object", live, cached, cmpopts.IgnoreUnexported(Workload{}), cmpopts.IgnoreFields(Workload{}, "ContentVersion"))
 		})
 	}

@@ -155,7 +155,7 @@ func (k *AnnotationKeys) Selection(workload *Workload) *Selection {
 	if workload.RolledElsewhere {
 		return emptySelection
 	}
-	return k.parseSelection(clipAll(workload.Meta, k.selectionKeys), clipAll(workload.Template, k.selectionKeys))
+	return k.parseSelection(clipAll(workload.Annotations, k.selectionKeys), clipAll(workload.TemplateAnnotations, k.selectionKeys))
 }
 
 // clip shortens a value of an annotation: a value of more than maxList bytes is refused, an annotation may
@@ -176,7 +176,7 @@ func clipAll(annotations map[string]string, keys []string) map[string]string {
 // Outline returns the selection of a workload without its expressions; it only says whether it is empty. It
 // is for an index, whose function holds up the events of all workloads.
 func (k *AnnotationKeys) Outline(workload *Workload) *Selection {
-	return k.fillSelection(&Selection{isOutline: true}, clipAll(workload.Meta, k.selectionKeys), clipAll(workload.Template, k.selectionKeys))
+	return k.fillSelection(&Selection{isOutline: true}, clipAll(workload.Annotations, k.selectionKeys), clipAll(workload.TemplateAnnotations, k.selectionKeys))
 }
 
 // parseSelection reads the annotations of a workload (meta) and of its template.

@@ -84,7 +84,7 @@ func (w *Workload) LatestState(runState string) string {
 	if w.Kind.Stateless {
 		return runState
 	}
-	annotation := w.Meta[StateKey]
+	annotation := w.Annotations[StateKey]
 	if runState == "" {
 		return annotation
 	}
@@ -97,7 +97,7 @@ func (w *Workload) LatestState(runState string) string {
 
 // IsRecordedOn reports whether the workload's annotation is this state; an empty state has no annotation.
 func (s State) IsRecordedOn(workload *Workload) bool {
-	annotation, annotated := workload.Meta[StateKey]
+	annotation, annotated := workload.Annotations[StateKey]
 	if len(s) == 0 {
 		return !annotated
 	}

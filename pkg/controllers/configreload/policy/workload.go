@@ -60,7 +60,7 @@ type Workload struct {
 	// CreatedVersion is the version at the creation; empty if this process has not seen the creation.
 	CreatedVersion string
 	Deleting       bool
-	Meta           map[string]string // annotations
+	Annotations    map[string]string
 	Content
 	references []SourceKey // see References
 }
@@ -69,16 +69,16 @@ type Workload struct {
 // JSON from [AnnotationKeys.DigestWorkload], one for each workload of the cluster, so the names are short and
 // empty fields are left out.
 type Content struct {
-	Template          map[string]string      `json:"t,omitempty"` // annotations of the pod template
-	Inits             []Container            `json:"i,omitempty"`
-	Containers        []Container            `json:"c,omitempty"`
-	Volumes           map[string][]SourceKey `json:"v,omitempty"` // the sources of volumes, by the volume's name
-	Paused            bool                   `json:"p,omitempty"` // Deployments
-	Suspended         bool                   `json:"s,omitempty"` // CronJobs
-	ForbidsConcurrent bool                   `json:"b,omitempty"` // CronJobs: two Jobs at once
-	Finished          bool                   `json:"f,omitempty"` // Jobs
-	CronJob           types.UID              `json:"j,omitempty"` // of the CronJob that controls a Job
-	RolledElsewhere   bool                   `json:"e,omitempty"` // rolled through another object
+	TemplateAnnotations map[string]string      `json:"t,omitempty"`
+	Inits               []Container            `json:"i,omitempty"`
+	Containers          []Container            `json:"c,omitempty"`
+	Volumes             map[string][]SourceKey `json:"v,omitempty"` // the sources of volumes, by the volume's name
+	Paused              bool                   `json:"p,omitempty"` // Deployments
+	Suspended           bool                   `json:"s,omitempty"` // CronJobs
+	ForbidsConcurrent   bool                   `json:"b,omitempty"` // CronJobs: two Jobs at once
+	Finished            bool                   `json:"f,omitempty"` // Jobs
+	CronJob             types.UID              `json:"j,omitempty"` // of the CronJob that controls a Job
+	RolledElsewhere     bool                   `json:"e,omitempty"` // rolled through another object
 	// AnnotationSum distinguishes the annotations of the workload, so that its digest changes when the workload
 	// begins to select sources. Only the cached content has the sum.
 	AnnotationSum uint32 `json:"a,omitempty"`
@@ -102,7 +102,7 @@ func (k *AnnotationKeys) DigestWorkload(obj runtime.Object) []byte {
 	} else {
 		c.AnnotationSum = k.annotationSum(obj.(metav1.Object).GetAnnotations())
 	}
-	c.Template = clipAll(c.Template, k.workloadKeys)
+	c.TemplateAnnotations = clipAll(c.TemplateAnnotations, k.workloadKeys)
 	data, _ := json.Marshal(c) // strings always marshal
 	return data
 }
@@ -146,12 +146,12 @@ func NewWorkload(kind *Kind, obj any, controller string) (*Workload, error) {
 		return nil, fmt.Errorf("%s: %w", kind.Name, err)
 	}
 	workload := &Workload{
-		QueueKey: QueueKey{Kind: kind.Name, ObjectName: cache.MetaObjectToName(m)},
-		Kind:     kind,
-		UID:      m.GetUID(),
-		Version:  m.GetResourceVersion(),
-		Deleting: m.GetDeletionTimestamp() != nil,
-		Meta:     m.GetAnnotations(),
+		QueueKey:    QueueKey{Kind: kind.Name, ObjectName: cache.MetaObjectToName(m)},
+		Kind:        kind,
+		UID:         m.GetUID(),
+		Version:     m.GetResourceVersion(),
+		Deleting:    m.GetDeletionTimestamp() != nil,
+		Annotations: m.GetAnnotations(),
 	}
 	if cached, ok := obj.(Cached); ok {
 		workload.ContentVersion, workload.CreatedVersion = cmp.Or(cached.ChangedVersion(), cached.FirstVersion()), cached.CreatedVersion()
@@ -239,7 +239,7 @@ func JobFinished(job *batchv1.Job) bool {
 }
 
 func describeTemplate(template *corev1.PodTemplateSpec) Content {
-	c := Content{Template: template.Annotations}
+	c := Content{TemplateAnnotations: template.Annotations}
 	for i := range template.Spec.Volumes {
 		v := &template.Spec.Volumes[i]
 		if sources := volumeSources(v); len(sources) > 0 {
@@ -389,7 +389,7 @@ func variableName(key SourceKey) string {
 // RequestsNothing reports whether there is nothing to do for the workload: it asks for no source, and has
 // none of our annotations.
 func (k *AnnotationKeys) RequestsNothing(workload *Workload) bool {
-	_, recorded := workload.Meta[StateKey]
+	_, recorded := workload.Annotations[StateKey]
 	s := k.Selection(workload)
 	return s.Empty() && len(s.Problems) == 0 && !recorded && !k.PausedByUs(workload)
 }
