@@ -135,7 +135,7 @@ func (b *bench) updateObjects(ctx context.Context, d dataSet, n int) (time.Durat
 	begin := time.Now()
 	err := parallel(ctx, 16, n, func(ctx context.Context, i int) error {
 		value := content(min(d.size, 1024))["key-0"]
-		// Every second object is a ConfigMap if there are any. They come after those that
+		// Every second object is a ConfigMap if there are any. The changed objects come after the objects that
 		// Deployments use.
 		i, isSecret := i/2, i%2 == 0
 		if d.configMaps == 0 {

@@ -34,7 +34,7 @@ type environment struct {
 func (b *bench) readEnvironment(ctx context.Context, loadBefore string) environment {
 	env := environment{
 		Date: b.begin.UTC().Format(time.DateTime) + " UTC",
-		// What the manager is built from has no changes: run has checked that, unless the figures go elsewhere.
+		// run has checked that the manager's sources have no changes, unless the figures go elsewhere.
 		Commit:     commandOutput(ctx, b.root, "git", "describe", "--tags", "--always"),
 		Go:         strings.TrimPrefix(runtime.Version(), "go"),
 		Kubernetes: strings.TrimPrefix(commandOutput(ctx, b.root, b.cluster.Binary("kube-controller-manager"), "--version"), "Kubernetes "),

@@ -25,7 +25,8 @@ listed, nor are values that exist only from their first occurrence on, such as m
 ` + "`quartermaster_replication_problems_total`" + `.
 `
 
-// metricsGroups are the sections of the page, by the prefix of a metric. The last one takes what is left.
+// metricsGroups are the sections of the page, by the prefix of a metric. The last section takes the metrics
+// that no other prefix matches.
 var metricsGroups = []struct{ prefix, title string }{
 	{"quartermaster_leader_election_", "Election"},
 	{"quartermaster_controller_", "All controllers"},

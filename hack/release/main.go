@@ -185,7 +185,7 @@ func (r release) build(ctx context.Context) error {
 		args = append(args, binaryPath(platform))
 	}
 	cmd := exec.CommandContext(ctx, "make", args...)
-	// Variables and options that the user gave make do not change what is released.
+	// Variables and options on make's command line must not change what is released.
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKEFLAGS=") })
 	cmd.Env = append(cmd.Env, fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix()))
 	cmd.Stdout, cmd.Stderr = r.Log, r.Log

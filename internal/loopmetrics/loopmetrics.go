@@ -33,8 +33,8 @@ type Loop struct{ Controller, Name, Cluster string }
 // String returns the label name of the queue's series.
 func (l Loop) String() string { return path.Join(l.Controller, l.Name, l.Cluster) }
 
-// Metrics holds the metrics of all controllers of a process: the loop's and the host's. Those of the queues
-// have the names and the help of component-base, since dashboards know them, and an author's controller may
+// Metrics holds the metrics of all controllers of a process: the loop's and the host's. The metrics of queues
+// have the names and the help of component-base, since dashboards know these, and an author's controller may
 // have a queue of client-go's.
 type Metrics struct {
 	reconciles *metrics.CounterVec

@@ -59,7 +59,8 @@ const defaultName = "quartermaster"
 // BuildOption is what a program puts into its build of the manager: see [With] and [Named].
 type BuildOption func(*Options)
 
-// With adds controllers to a build. They are built in this order. Those of Quartermaster are builtin.Entries.
+// With adds controllers to a build. They are built in this order. builtin.Entries has the controllers of
+// Quartermaster.
 func With(entries ...controllers.Entry) BuildOption {
 	return func(o *Options) { o.entries = append(o.entries, entries...) }
 }

@@ -94,7 +94,8 @@ func ControllerReference(owner metav1.Object, kind schema.GroupVersionKind) *app
 		WithName(owner.GetName()).WithUID(owner.GetUID()).WithController(true).WithBlockOwnerDeletion(true)
 }
 
-// checkPath refuses a name that would lead to another path of the API. Clients.Metadata sends it as it is.
+// checkPath refuses a name that would lead to another path of the API, since Clients.Metadata puts names into
+// paths as they are.
 func checkPath(name cache.ObjectName) error {
 	for _, part := range []string{name.Namespace, name.Name} {
 		if problems := rest.IsValidPathSegmentName(part); len(problems) > 0 {

@@ -99,7 +99,7 @@ func (c *controller) Run(ctx context.Context) error {
 	defer wg.Wait()
 	if c.cfg.Compat {
 		wg.Go(func() {
-			originals.Warn(ctx, c.client, c.cfg.Scope, "", "stakater/reloader") // its manifests agree on no label
+			originals.Warn(ctx, c.client, c.cfg.Scope, "", "stakater/reloader") // the original's manifests have no label in common
 		})
 	}
 	err := c.loop.Run(ctx)

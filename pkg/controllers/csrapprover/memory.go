@@ -63,7 +63,7 @@ func (m *memory) recordRefusal(name string) (before uint8) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := m.waitStates[name]
-	before, w.refusals = w.refusals, min(w.refusals+1, 100)
+	before, w.refusals = w.refusals, min(w.refusals+1, 100) // the delay has long reached its maximum
 	m.waitStates[name] = w
 	return before
 }

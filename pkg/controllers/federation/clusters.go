@@ -270,7 +270,7 @@ func (l *clusterLoop) secretReader(name string) func(context.Context) (map[strin
 	}
 }
 
-// setHealth takes the health after a probe, and says what has become worse.
+// setHealth stores the health after a probe, and reports what has become worse.
 func (l *clusterLoop) setHealth(ctx context.Context, cluster *probedCluster, object *unstructured.Unstructured, result policy.ProbeResult, next policy.Health) {
 	before, probed := cluster.health, cluster.probed
 	l.mu.Lock()

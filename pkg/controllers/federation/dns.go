@@ -40,6 +40,7 @@ var (
 )
 
 const (
+	// dnsWorkers is how many records are reconciled at once.
 	dnsWorkers = 5
 	// topologyInterval is how often the Nodes of a cluster are read, nodePageSize the length of a page of them.
 	topologyInterval = 10 * time.Minute

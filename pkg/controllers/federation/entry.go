@@ -76,8 +76,8 @@ func policyRule(group string, resources []string, verbs ...string) rbacv1.Policy
 	return rbacv1.PolicyRule{APIGroups: []string{group}, Resources: resources, Verbs: verbs}
 }
 
-// permissions holds for the types that deploy/federation installs. Whoever federates with types of
-// another group grants that.
+// permissions holds for the types that deploy/federation installs. For federated types of another group, the
+// administrator has to grant such rules.
 func (c *Config) permissions() []rbacv1.PolicyRule {
 	rules := []rbacv1.PolicyRule{
 		policyRule("types.kubefed.io", []string{"*"}, "get", "list", "watch", "update", "patch"),

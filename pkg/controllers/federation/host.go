@@ -156,7 +156,7 @@ func (c *controller) writeStatus(ctx context.Context, v *view, conclusion policy
 	}
 	status, changed := federated.Status.Next(conclusion, now)
 	if changed {
-		// null where a list is empty: a merge leaves what is absent.
+		// null for an empty list: a merge patch leaves absent fields as they are.
 		fields := map[string]any{"observedGeneration": status.ObservedGeneration, "conditions": status.Conditions, "clusters": nil}
 		if len(status.Clusters) > 0 {
 			fields["clusters"] = status.Clusters
@@ -215,8 +215,8 @@ func (t *federatedType) statusInterval() time.Duration {
 	return statusInterval
 }
 
-// paceStatus lets the loop of the host, which alone writes statuses, write one that no write in a cluster has
-// changed.
+// paceStatus lets the loop of the host, which alone writes statuses, write one that follows from no write in
+// a cluster.
 func (c *controller) paceStatus(ctx context.Context, k key) (time.Duration, error) {
 	c.mu.Lock()
 	record, t := c.ensureRecord(k), c.federatedTypes[k.kind]

@@ -20,6 +20,7 @@ import (
 )
 
 const (
+	// clusterWorkers is how many objects of one cluster are reconciled at once.
 	clusterWorkers = 5
 	// clusterTimeout limits a request to a cluster.
 	clusterTimeout = 10 * time.Second

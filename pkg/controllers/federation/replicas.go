@@ -30,6 +30,7 @@ import (
 var replicaSchedulingPreferences = schema.GroupVersionResource{Group: policy.SchedulingGroup, Version: "v1alpha1", Resource: "replicaschedulingpreferences"}
 
 const (
+	// replicaWorkers is how many preferences are reconciled at once.
 	replicaWorkers = 5
 	// replicaReadInterval is how often the clusters are read for a preference, at most.
 	replicaReadInterval = 5 * time.Second

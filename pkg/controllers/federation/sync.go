@@ -17,6 +17,7 @@ import (
 )
 
 const (
+	// syncWorkers is how many federated objects are reconciled on the host at once.
 	syncWorkers = 10
 	// statusInterval is how often the status of the federated object is written at most.
 	statusInterval = time.Second

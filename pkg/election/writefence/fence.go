@@ -39,8 +39,8 @@ func (notLeading) NotLeading() bool       { return true }
 func (e notLeading) OutcomeUnknown() bool { return e.inFlight }
 func (e notLeading) Is(target error) bool { return target == ErrNotLeading || target == error(e) }
 
-// endedError is ErrTermEnded of one write, with the error of its connection. Both are of one cause, so they
-// are not joined.
+// endedError is ErrTermEnded of one write, with the error of its connection. The two errors have one cause,
+// so they are not joined.
 type endedError struct {
 	notLeading
 	method, path string

@@ -18,6 +18,7 @@ import (
 )
 
 const (
+	// maxRequest limits the PEM text of a request, in bytes, maxNames the names and addresses in a request.
 	maxRequest = 16 << 10
 	maxNames   = 32
 	pemType    = "CERTIFICATE REQUEST"

@@ -126,6 +126,7 @@ func (c Connection) Verify(chain []*x509.Certificate, name string, now time.Time
 	return err
 }
 
+// maxToken limits a token, in bytes: each request sends it in a header.
 const maxToken = 16 << 10
 
 // ParseToken returns the bearer token of a Secret. The error does not repeat it.

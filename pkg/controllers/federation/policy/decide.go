@@ -104,6 +104,8 @@ func ActionToRemove(t *TypeConfig, live metav1.Object) Action {
 	return Remove
 }
 
+// After freeRepeats writes of the same content within repeatWindow, the next write waits for minRepeat, and
+// each further one for twice as long, up to maxRepeat.
 const (
 	repeatWindow = 10 * time.Minute
 	freeRepeats  = 5
@@ -115,7 +117,7 @@ const (
 // cause writes without end. The zero value has no writes.
 type Repeats struct {
 	content uint64
-	// times has the times of the last five writes.
+	// times has the times of the last freeRepeats writes.
 	times []time.Time
 	wait  time.Duration
 }

@@ -133,8 +133,8 @@ func ReadDigest(summary []byte) (d Digest) {
 	return d
 }
 
-// labels returns the labels of the object in a cluster with these overrides. Operations elsewhere
-// cannot change them, and one that fails fails in Render too.
+// labels returns the labels of the object in a cluster with these overrides. Operations on other fields
+// cannot change labels, and an operation that fails here fails in Render too.
 func (f *Federated) labels(operations []Operation) map[string]any {
 	template, _ := f.Template.(map[string]any)
 	metadata, _ := template["metadata"].(map[string]any)

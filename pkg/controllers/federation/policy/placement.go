@@ -67,10 +67,10 @@ func (p Placement) clusterFilter() (func(Cluster) bool, error) {
 	return func(c Cluster) bool { return selector.Matches(labels.Set(c.Labels)) }, nil
 }
 
-// Place returns the names of the clusters, sorted, in which the federated object belongs, of those that
-// exist. Namespace is the placement of the FederatedNamespace of a namespaced target, and nil if there is
-// none. The reason is the reason of the condition: with ComputePlacementFailed nothing may be written, with
-// NamespaceNotFederated the federated object belongs nowhere.
+// Place returns the sorted names of the existing clusters in which the federated object belongs. Namespace is
+// the placement of the FederatedNamespace of a namespaced target, and nil if there is none. The reason is the
+// reason of the condition: with ComputePlacementFailed nothing may be written, with NamespaceNotFederated the
+// federated object belongs nowhere.
 func Place(t *TypeConfig, placement Placement, namespace *Placement, clusters []Cluster) (names []string, reason string, err error) {
 	selected, err := placement.clusterFilter()
 	if err != nil {

@@ -135,8 +135,8 @@ func sortedByName(results []ClusterResult) []ClusterResult {
 }
 
 const (
-	// maxRemoteStatus is how long the status of an object may be, in JSON, to be copied into the federated
-	// object; maxRemoteStatuses is how long the statuses of all clusters may be.
+	// maxRemoteStatus is how long the status of an object may be, in bytes of JSON, to be copied into the
+	// federated object; maxRemoteStatuses is how long the statuses of all clusters together may be.
 	maxRemoteStatus   = 32 << 10
 	maxRemoteStatuses = 512 << 10
 )

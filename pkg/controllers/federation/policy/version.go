@@ -182,7 +182,7 @@ func hashStrings(m map[string]string) uint64 {
 // has no version, so that it is read.
 func ReadLiveObject(o metav1.Object, summary []byte) LiveObject {
 	live := LiveObject{UID: o.GetUID(), Deleting: o.GetDeletionTimestamp() != nil}
-	if len(summary) < 17 {
+	if len(summary) < 17 { // two hashes of 8 bytes, and the generation
 		return live
 	}
 	live.Version = "rv:" + o.GetResourceVersion()

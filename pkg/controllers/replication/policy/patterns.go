@@ -203,14 +203,14 @@ func goRegexList(text string) matcher {
 }
 
 // goRegex parses an item of the replicator's lists: RE2, anchored. The original anchors the expression
-// without a group around it. A name that only the original's reading matches is ambiguous.
+// without a group around it. A name that only the expression without a group matches is ambiguous.
 func goRegex(item string) matcher {
 	grouped, err := regexp.Compile("^(?:" + item + ")$")
 	ungrouped, ungroupedErr := regexp.Compile("^" + strings.TrimSuffix(strings.TrimPrefix(item, "^"), "$") + "$")
 	if err != nil || ungroupedErr != nil {
 		return always(held(InvalidPattern, invalidText(item)))
 	}
-	ambiguous := strings.ContainsAny(item, "|^$") // else both readings are the same
+	ambiguous := strings.ContainsAny(item, "|^$") // without these, both expressions match the same names
 	return func(ns *Namespace, _ time.Time) Verdict {
 		switch {
 		case grouped.MatchString(ns.Name):

@@ -69,9 +69,9 @@ type decision struct {
 // Decide returns how a workload is to be at now. namespace is what counts of its Namespace.
 //
 // A key counts from the most specific scope that sets it: the workload, else its Namespace, else the flags.
-// Of uptime, downtime and the two periods only those of one scope count, and so it is with the two forces: a
-// workload with "uptime: always" stays up, whatever downtime its Namespace has. The first of these rules that
-// applies decides:
+// Of uptime, downtime and the two periods, only those of one scope count; of the two forces too: a workload
+// with "uptime: always" stays up, whatever downtime its Namespace has. The first of these rules that applies
+// decides:
 //
 //   - A value that is invalid, such as "downtime: 8-18 PST": as it is, with a warning.
 //   - exclude and exclude-until: as it is. "exclude-until: 2026-12-27" leaves it alone until that day.

@@ -24,7 +24,8 @@ func ParseZone(name string) (*time.Location, error) {
 	if zone := zoneCache.zones[name]; zone != nil {
 		return zone, nil
 	}
-	// Names begin with a capital. Go knows Local, too, and a system has files such as posixrules.
+	// Names begin with a capital and have fewer than 40 bytes. Go knows Local, too, and a system has files such
+	// as posixrules.
 	if name == "" || name[0] < 'A' || name[0] > 'Z' || name == "Local" || len(name) > 40 {
 		return nil, errZone
 	}
@@ -69,7 +70,7 @@ func (c clock) firstMoment(year int, month time.Month, day, minute int) time.Tim
 		c = clockAt(c.zone, t)
 		at := wall.Add(-c.offset)
 		if at.Before(t) {
-			at = t // it was skipped, or the clock shows more already
+			at = t // the clock skips this time, or shows a later one at t already
 		}
 		if c.end.IsZero() || at.Before(c.end) {
 			return at
