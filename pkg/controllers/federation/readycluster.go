@@ -234,8 +234,8 @@ func (r *readyCluster) reconcile(ctx context.Context, k key) (time.Duration, err
 	return w.requeueAfter, cmp.Or(err, w.err)
 }
 
-// objectWriter makes one reconcile of a key in a cluster, and has the outcome. Its methods return an error if there is no
-// outcome to report.
+// objectWriter makes one reconcile of a key in a cluster, and has the outcome. Its methods return an error if
+// there is no outcome to report.
 type objectWriter struct {
 	*view
 	cluster *readyCluster
